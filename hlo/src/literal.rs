@@ -1,0 +1,225 @@
+//! `Literal`: a tensor value in host memory.
+//!
+//! Constants of a graph, batches, and what comes back from a device are all literals. The storage is
+//! aligned to 64 bytes, which is what XLA's CPU backend needs to use host memory without a copy.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use bytemuck::{Pod, Zeroable};
+use half::{bf16, f16};
+
+use crate::DType;
+
+/// A Rust type that is the host form of a [`DType`]. `pred` travels as `u8` and is made with
+/// [`Literal::pred`].
+pub trait Element: Pod + PartialEq + fmt::Debug {
+    /// The dtype of values of this type.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($ty:ty => $dtype:ident),*) => { $(impl Element for $ty { const DTYPE: DType = DType::$dtype; })* };
+}
+elements!(f64 => F64, f32 => F32, bf16 => Bf16, f16 => F16, i64 => I64, i32 => I32, u64 => U64, u32 => U32, u8 => U8);
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// A dense row-major tensor in host memory: dtype, dims and 64-byte aligned bytes.
+#[derive(Clone)]
+pub struct Literal {
+    dtype: DType,
+    dims: Vec<usize>,
+    lines: Vec<Line>,
+}
+
+impl Literal {
+    /// All zeros (`false` for `pred`).
+    pub fn zeros(dtype: DType, dims: &[usize]) -> Self {
+        let bytes = dims.iter().product::<usize>() * dtype.size_bytes();
+        Self { dtype, dims: dims.to_vec(), lines: vec![Line([0; 64]); bytes.div_ceil(64)] }
+    }
+
+    /// From values in row-major order.
+    ///
+    /// # Panics
+    /// If the number of values is not the product of `dims`.
+    pub fn from_slice<T: Element>(dims: &[usize], values: &[T]) -> Self {
+        let mut literal = Self::zeros(T::DTYPE, dims);
+        literal.as_mut_slice::<T>().copy_from_slice(values);
+        literal
+    }
+
+    /// A rank-0 value.
+    pub fn scalar<T: Element>(value: T) -> Self {
+        Self::from_slice(&[], &[value])
+    }
+
+    /// A `pred` tensor.
+    ///
+    /// # Panics
+    /// If the number of values is not the product of `dims`.
+    pub fn pred(dims: &[usize], values: &[bool]) -> Self {
+        let mut literal = Self::zeros(DType::Pred, dims);
+        assert_eq!(literal.num_elements(), values.len(), "number of values for dims {dims:?}");
+        for (byte, value) in literal.bytes_mut().iter_mut().zip(values) {
+            *byte = u8::from(*value);
+        }
+        literal
+    }
+
+    /// A float tensor from f64 values, each rounded to `dtype` (nearest, ties to even); an integer
+    /// or `pred` tensor from values that must be whole.
+    ///
+    /// # Panics
+    /// If the number of values is not the product of `dims`.
+    pub fn from_f64(dtype: DType, dims: &[usize], values: &[f64]) -> Self {
+        macro_rules! cast {
+            ($ty:ty) => {
+                Self::from_slice(dims, &values.iter().map(|v| *v as $ty).collect::<Vec<_>>())
+            };
+        }
+        match dtype {
+            DType::F64 => Self::from_slice(dims, values),
+            DType::F32 => cast!(f32),
+            DType::Bf16 => Self::from_slice(
+                dims,
+                &values.iter().map(|v| bf16::from_f64(*v)).collect::<Vec<_>>(),
+            ),
+            DType::F16 => Self::from_slice(
+                dims,
+                &values.iter().map(|v| f16::from_f64(*v)).collect::<Vec<_>>(),
+            ),
+            DType::I64 => cast!(i64),
+            DType::I32 => cast!(i32),
+            DType::U64 => cast!(u64),
+            DType::U32 => cast!(u32),
+            DType::U8 => cast!(u8),
+            DType::Pred => Self::pred(dims, &values.iter().map(|v| *v != 0.0).collect::<Vec<_>>()),
+        }
+    }
+
+    /// Every element as f64: exact for floats, for `pred` and for integers below 2^53.
+    pub fn to_f64(&self) -> Vec<f64> {
+        macro_rules! cast {
+            ($ty:ty) => {
+                self.as_slice::<$ty>().iter().map(|v| *v as f64).collect()
+            };
+        }
+        match self.dtype {
+            DType::F64 => self.as_slice::<f64>().to_vec(),
+            DType::F32 => cast!(f32),
+            DType::Bf16 => self.as_slice::<bf16>().iter().map(|v| v.to_f64()).collect(),
+            DType::F16 => self.as_slice::<f16>().iter().map(|v| v.to_f64()).collect(),
+            DType::I64 => cast!(i64),
+            DType::I32 => cast!(i32),
+            DType::U64 => cast!(u64),
+            DType::U32 => cast!(u32),
+            DType::U8 => cast!(u8),
+            DType::Pred => self.bytes().iter().map(|v| f64::from(*v)).collect(),
+        }
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Size of each dimension.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// Product of the dims.
+    pub fn num_elements(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Length in bytes.
+    pub fn num_bytes(&self) -> usize {
+        self.num_elements() * self.dtype.size_bytes()
+    }
+
+    /// The elements, row-major, as bytes in the host's byte order; the start is 64-byte aligned.
+    pub fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.num_bytes()]
+    }
+
+    /// [`Self::bytes`], to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let num_bytes = self.num_bytes();
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..num_bytes]
+    }
+
+    /// The elements, row-major.
+    ///
+    /// # Panics
+    /// If `T` is not this literal's dtype.
+    pub fn as_slice<T: Element>(&self) -> &[T] {
+        assert_eq!(self.dtype, T::DTYPE, "literal's dtype");
+        bytemuck::cast_slice(self.bytes())
+    }
+
+    /// [`Self::as_slice`], to write.
+    ///
+    /// # Panics
+    /// If `T` is not this literal's dtype.
+    pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
+        assert_eq!(self.dtype, T::DTYPE, "literal's dtype");
+        bytemuck::cast_slice_mut(self.bytes_mut())
+    }
+}
+
+/// Equal bits, so that NaN equals itself and `0.0` differs from `-0.0`: what merging constants and
+/// comparing replicas need.
+impl PartialEq for Literal {
+    fn eq(&self, other: &Self) -> bool {
+        self.dtype == other.dtype && self.dims == other.dims && self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for Literal {}
+
+impl Hash for Literal {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.dtype, &self.dims, self.bytes()).hash(state);
+    }
+}
+
+impl fmt::Debug for Literal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let values = self.to_f64();
+        let shown = &values[..values.len().min(16)];
+        let more = if shown.len() < values.len() { " .." } else { "" };
+        write!(f, "{}{:?} {shown:?}{more}", self.dtype, self.dims)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn storage_is_aligned_and_values_survive() {
+        let literal = Literal::from_slice(&[3], &[1.5f32, -2.0, 3.0]);
+        assert_eq!(literal.bytes().as_ptr() as usize % 64, 0);
+        assert_eq!(literal.as_slice::<f32>(), [1.5, -2.0, 3.0]);
+        assert_eq!(literal.num_bytes(), 12);
+    }
+
+    #[test]
+    fn every_dtype_round_trips_through_f64() {
+        for dtype in DType::ALL {
+            let literal = Literal::from_f64(dtype, &[2], &[0.0, 1.0]);
+            assert_eq!(literal.to_f64(), [0.0, 1.0], "{dtype}");
+        }
+    }
+
+    #[test]
+    fn equality_is_of_bits() {
+        assert_eq!(Literal::scalar(f32::NAN), Literal::scalar(f32::NAN));
+        assert_ne!(Literal::scalar(0.0f32), Literal::scalar(-0.0f32));
+    }
+}

@@ -1,0 +1,1 @@
+//! Layers and architectures, written for one device.

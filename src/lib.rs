@@ -1,0 +1,6 @@
+//! Synchronous distributed training on XLA.
+
+pub mod config;
+pub mod data;
+pub mod optim;
+pub mod pjrt;
