@@ -9,7 +9,7 @@ impl Tracer {
         self.apply(Op::ReplicaId { axes: axes.into() }, &[])
     }
 
-    /// One all_reduce of several tensors, which may differ in dtype and dims.
+    /// One all_reduce of several tensors of one dtype, which may differ in dims.
     #[track_caller]
     pub fn all_reduce<'g>(
         &'g self,

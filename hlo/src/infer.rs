@@ -38,6 +38,8 @@ fn num_operands(op: &Op) -> Option<usize> {
         Op::Binary(_) | Op::Compare(_) | Op::Pad { .. } | Op::DotGeneral(_) => Some(2),
         Op::Select | Op::Clamp => Some(3),
         Op::Concatenate { .. }
+        | Op::DynamicSlice { .. }
+        | Op::DynamicUpdateSlice
         | Op::While { .. }
         | Op::OptimizationBarrier
         | Op::AllReduce { .. } => None,
@@ -111,6 +113,19 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
             one(t[0].with_dims(&permutation.iter().map(|dim| t[0].dims[*dim]).collect::<Vec<_>>()))
         }
         Op::Slice { start, limit, strides } => one(slice(t[0], start, limit, strides)?),
+        Op::DynamicSlice { sizes } => {
+            let (x, start) = t.split_first().ok_or("takes an operand")?;
+            window(x, sizes, start)?;
+            one(x.with_dims(sizes))
+        }
+        Op::DynamicUpdateSlice => {
+            let [x, update, start @ ..] = t else {
+                return Err("takes an operand and an update".into());
+            };
+            ensure(x.dtype == update.dtype, || "the update is of another dtype".into())?;
+            window(x, &update.dims, start)?;
+            one((*x).clone())
+        }
         Op::Pad { low, high, interior } => one(pad(t, low, high, interior)?),
         Op::Concatenate { dim } => one(concatenate(t, *dim)?),
         Op::Reduce { reduction, dims } => {
@@ -232,6 +247,18 @@ fn slice(
     Ok(x.with_dims(&dims))
 }
 
+fn window(x: &TensorType, sizes: &[usize], start: &[&TensorType]) -> Result<(), String> {
+    let fits = sizes.len() == x.rank() && sizes.iter().zip(&x.dims).all(|(size, dim)| size <= dim);
+    ensure(fits, || format!("a window of {sizes:?} does not fit into dims {:?}", x.dims))?;
+    let is_index = |ty: &&TensorType| ty.dims.is_empty() && ty.dtype.is_integer();
+    ensure(start.len() == x.rank() && start.iter().all(is_index), || {
+        format!("the start is {} integer scalars, one a dim", x.rank())
+    })?;
+    ensure(start.windows(2).all(|pair| pair[0].dtype == pair[1].dtype), || {
+        "the start's scalars are of different dtypes".into()
+    })
+}
+
 fn pad(
     t: &[&TensorType],
     low: &[i64],
@@ -327,7 +354,8 @@ fn while_loop(t: &[&TensorType], regions: &Regions) -> Types {
 }
 
 fn all_reduce(t: &[&TensorType], reduction: Reduction, axes: AxisSet) -> Types {
-    ensure(!t.is_empty(), || "takes at least one operand".into())?;
+    let first = t.first().ok_or("takes at least one operand")?;
+    ensure(t.iter().all(|ty| ty.dtype == first.dtype), || "operands are of one dtype".into())?;
     t.iter()
         .map(|ty| {
             reduction_dtype(reduction, ty.dtype)?;
@@ -365,6 +393,7 @@ fn permute_pairs(pairs: &[(usize, usize)], size: usize) -> Result<(), String> {
         indices.sort_unstable();
         indices.windows(2).all(|pair| pair[0] != pair[1]) && indices.iter().all(|i| *i < size)
     };
+    ensure(!pairs.is_empty(), || "names no pair".into())?;
     let sources = pairs.iter().map(|pair| pair.0).collect();
     let targets = pairs.iter().map(|pair| pair.1).collect();
     ensure(unique(sources) && unique(targets), || {

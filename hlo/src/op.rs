@@ -67,6 +67,15 @@ pub enum Op {
         /// Step, at least 1.
         strides: Vec<usize>,
     },
+    /// `dynamic_slice(x, start...)`: `sizes` elements from `start`, one integer scalar a dim, moved into
+    /// range where the slice would reach beyond an edge.
+    DynamicSlice {
+        /// Result dims.
+        sizes: Vec<usize>,
+    },
+    /// `dynamic_update_slice(x, update, start...)`: x with `update` written at `start`, which is moved
+    /// into range as for [`Op::DynamicSlice`].
+    DynamicUpdateSlice,
     /// `pad(x, value)`: edges may be negative (cut off); `interior` goes between elements.
     Pad {
         /// Before each dim.
@@ -171,6 +180,8 @@ impl Op {
             Op::Reshape { .. } => "reshape",
             Op::Transpose { .. } => "transpose",
             Op::Slice { .. } => "slice",
+            Op::DynamicSlice { .. } => "dynamic_slice",
+            Op::DynamicUpdateSlice => "dynamic_update_slice",
             Op::Pad { .. } => "pad",
             Op::Concatenate { .. } => "concatenate",
             Op::Reduce { .. } => "reduce",

@@ -58,8 +58,6 @@ unary_methods! {
     log_plus_one => LogPlusOne;
     /// 1 / (1 + e^-x).
     logistic => Logistic;
-    /// Bitwise, or logical for `pred`.
-    not => Not;
     /// Nearest whole number, ties to even.
     round_nearest_even => RoundNearestEven;
     /// 1 / sqrt(x).
@@ -167,6 +165,14 @@ operators! {
     Sub, sub => Subtract;
     Mul, mul => Multiply;
     Div, div => Divide;
+}
+
+impl<'g> std::ops::Not for Tensor<'g> {
+    type Output = Tensor<'g>;
+    #[track_caller]
+    fn not(self) -> Tensor<'g> {
+        self.tracer().apply(Op::Unary(Unary::Not), &[self])
+    }
 }
 
 impl<'g> std::ops::Neg for Tensor<'g> {

@@ -54,6 +54,39 @@ impl<'g> Tensor<'g> {
         self.slice(&starts, &limits, &strides)
     }
 
+    /// `sizes` elements from `start` (integer scalars, one a dim), moved into range at the edges.
+    #[must_use]
+    #[track_caller]
+    pub fn dynamic_slice(self, start: &[Tensor<'g>], sizes: &[usize]) -> Tensor<'g> {
+        let operands = [&[self], start].concat();
+        self.tracer().apply(Op::DynamicSlice { sizes: sizes.to_vec() }, &operands)
+    }
+
+    /// This tensor with `update` written at `start` (integer scalars, one a dim), moved into range at
+    /// the edges.
+    #[must_use]
+    #[track_caller]
+    pub fn dynamic_update_slice(self, update: Tensor<'g>, start: &[Tensor<'g>]) -> Tensor<'g> {
+        let operands = [&[self, update], start].concat();
+        self.tracer().apply(Op::DynamicUpdateSlice, &operands)
+    }
+
+    /// Slice `index` (an integer scalar) along dim 0, which disappears: `[n, ..] -> [..]`.
+    #[must_use]
+    #[track_caller]
+    pub fn index_leading(self, index: Tensor<'g>) -> Tensor<'g> {
+        let dims = self.shape();
+        let Some((_, rest)) = dims.split_first() else {
+            self.reject("dynamic_slice", "a scalar has no dim to index");
+            return self;
+        };
+        let zero = index.full_like(0.0);
+        let mut start = vec![zero; dims.len()];
+        start[0] = index;
+        let sizes = [&[1], rest].concat();
+        self.dynamic_slice(&start, &sizes).reshape(rest)
+    }
+
     /// `value` (a number or scalar tensor) around and between the elements. Negative edges cut off.
     #[must_use]
     #[track_caller]
