@@ -6,11 +6,13 @@
 //! with N simulated replicas. Everything here happens when tracing: no IO, no devices, no training.
 
 mod collective;
+mod count;
 mod dtype;
 mod error;
 pub mod grad;
 mod graph;
 mod infer;
+mod interp;
 mod literal;
 mod mesh;
 mod op;
@@ -23,10 +25,12 @@ mod tree;
 mod types;
 mod verify;
 
+pub use count::{CollectiveCost, Cost, count};
 pub use dtype::DType;
 pub use error::Error;
 pub use grad::{grad, vjp};
 pub use graph::{Graph, Input, Node, Output, ValueId};
+pub use interp::{InterpError, interpret};
 pub use literal::{Element, Literal};
 pub use mesh::{Axis, AxisSet, Mesh, Sharding, UnevenShard};
 pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
