@@ -13,7 +13,7 @@ pub struct Cost {
     pub transcendentals: u64,
     /// Bytes that ops read and write if nothing is fused: an upper bound of the memory traffic. Ops
     /// that only change a type (reshape, bitcast, vary, ...) move nothing; a slice reads what it
-    /// returns.
+    /// returns, and an update of a slice happens in place.
     pub bytes: u64,
     /// Every collective, in program order.
     pub collectives: Vec<CollectiveCost>,
@@ -131,6 +131,8 @@ fn work(graph: &Graph, node: &Node) -> Work {
         | Op::BroadcastInDim { .. }
         | Op::Transpose { .. }
         | Op::Slice { .. }
+        | Op::DynamicSlice { .. }
+        | Op::DynamicUpdateSlice
         | Op::Pad { .. }
         | Op::Concatenate { .. } => Work::Move,
         Op::Input { .. }
@@ -147,12 +149,14 @@ fn work(graph: &Graph, node: &Node) -> Work {
 
 /// Bytes a node reads and writes.
 fn traffic(graph: &Graph, node: &Node) -> u64 {
-    let written: u64 = node.results().map(|value| bytes(graph.ty(value))).sum();
-    let read = match node.op {
-        Op::Slice { .. } => written,
-        _ => operands(graph, node).map(bytes).sum(),
+    let results = || node.results().map(|value| bytes(graph.ty(value))).sum::<u64>();
+    let read_and_written = match node.op {
+        Op::Slice { .. } | Op::DynamicSlice { .. } => [results(), results()],
+        // In place: only the update is read and written.
+        Op::DynamicUpdateSlice => [bytes(graph.ty(node.operands[1])); 2],
+        _ => [operands(graph, node).map(bytes).sum(), results()],
     };
-    read.saturating_add(written)
+    read_and_written.iter().sum()
 }
 
 fn operands<'g>(graph: &'g Graph, node: &'g Node) -> impl Iterator<Item = &'g TensorType> {

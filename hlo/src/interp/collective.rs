@@ -9,11 +9,11 @@ use super::movement::{concatenate, piece};
 use crate::{Literal, Reduction};
 
 pub(super) fn all_reduce(reduction: Reduction, group: &[&Literal]) -> Replicas {
-    vec![Arc::new(reduced(reduction, group)); group.len()]
+    everywhere(reduced(reduction, group), group)
 }
 
 pub(super) fn all_gather(group: &[&Literal], dim: usize) -> Replicas {
-    vec![Arc::new(concatenate(group, dim)); group.len()]
+    everywhere(concatenate(group, dim), group)
 }
 
 pub(super) fn reduce_scatter(group: &[&Literal], dim: usize) -> Replicas {
@@ -39,6 +39,11 @@ pub(super) fn collective_permute(group: &[&Literal], pairs: &[(usize, usize)]) -
         })
     };
     (0..group.len()).map(received).collect()
+}
+
+fn everywhere(value: Literal, group: &[&Literal]) -> Replicas {
+    let value = Arc::new(value);
+    vec![value; group.len()]
 }
 
 /// ((x0 + x1) + x2) + x3, rounded after each.

@@ -2,7 +2,7 @@
 //!
 //! An operand's or result's elements are found by [`offsets`]: from a first offset, a stride per dim.
 
-use super::from_ints;
+use super::{from_ints, ints};
 use crate::{DType, Literal, TensorType};
 
 /// `base + index . strides` for each index of `dims`, row-major.
@@ -62,6 +62,27 @@ pub(super) fn slice(x: &Literal, dims: &[usize], start: &[usize], steps: &[usize
     let base = start.iter().zip(&strides).map(|(start, stride)| start * stride).sum();
     let strides: Vec<_> = strides.iter().zip(steps).map(|(stride, step)| stride * step).collect();
     read(x, dims, base, &strides)
+}
+
+pub(super) fn dynamic_slice(x: &Literal, sizes: &[usize], start: &[&Literal]) -> Literal {
+    slice(x, sizes, &into_range(x.dims(), sizes, start), &vec![1; sizes.len()])
+}
+
+pub(super) fn dynamic_update_slice(x: &Literal, update: &Literal, start: &[&Literal]) -> Literal {
+    let strides = row_major(x.dims());
+    let start = into_range(x.dims(), update.dims(), start);
+    let base = start.iter().zip(&strides).map(|(start, stride)| start * stride).sum();
+    let mut result = x.clone();
+    for (from, to) in offsets(base, update.dims(), &strides).into_iter().enumerate() {
+        copy(update, from, &mut result, to);
+    }
+    result
+}
+
+/// The start nearest to the one asked for at which a window of `sizes` lies within `dims`.
+fn into_range(dims: &[usize], sizes: &[usize], start: &[&Literal]) -> Vec<usize> {
+    let last = dims.iter().zip(sizes).map(|(dim, size)| dim - size);
+    last.zip(start).map(|(last, start)| ints(start)[0].clamp(0, last as i128) as usize).collect()
 }
 
 /// Piece number `index` of `pieces` equal ones along `dim`.
