@@ -1,6 +1,6 @@
 //! Elementwise ops, comparison, selection and conversion.
 
-use crate::{Binary, Comparison, DType, Op, Tensor, Unary};
+use crate::{Binary, Comparison, DType, Literal, Op, Tensor, Unary};
 
 /// The second operand of an elementwise op: a tensor, or a number that becomes a constant of the
 /// first one's type. A tensor of rank 0 is broadcast; other dims must be equal.
@@ -21,6 +21,23 @@ impl<'g> From<Tensor<'g>> for Operand<'g> {
 impl From<f64> for Operand<'_> {
     fn from(number: f64) -> Self {
         Operand::Number(number)
+    }
+}
+
+impl<'g> Operand<'g> {
+    /// The operand of `op` as a tensor; a number in `like`'s dtype, which must have it.
+    #[track_caller]
+    pub(super) fn tensor_like(self, like: Tensor<'g>, op: &'static str) -> Tensor<'g> {
+        let number = match self {
+            Operand::Tensor(tensor) => return tensor,
+            Operand::Number(number) => number,
+        };
+        let dtype = like.dtype();
+        let literal = Literal::from_f64(dtype, &[], &[number]);
+        if !dtype.is_float() && literal.to_f64() != [number] {
+            like.reject(op, format!("{number} is no {dtype}"));
+        }
+        like.tracer().constant(literal)
     }
 }
 
@@ -122,16 +139,7 @@ binary_methods! {
 
 #[track_caller]
 fn binary<'g>(op: Op, lhs: Tensor<'g>, rhs: Operand<'g>) -> Tensor<'g> {
-    let rhs = match rhs {
-        Operand::Tensor(tensor) => tensor,
-        Operand::Number(number) => {
-            let dtype = lhs.dtype();
-            if !dtype.is_float() && number.fract() != 0.0 {
-                lhs.reject(op.name(), format!("{number} is no {dtype}"));
-            }
-            lhs.tracer().scalar(dtype, number)
-        }
-    };
+    let rhs = rhs.tensor_like(lhs, op.name());
     let [lhs, rhs] = match (lhs.rank(), rhs.rank()) {
         (0, 1..) => [lhs.broadcast_in_dim(&rhs.shape(), &[]), rhs],
         (1.., 0) => [lhs, rhs.broadcast_in_dim(&lhs.shape(), &[])],
@@ -153,8 +161,9 @@ macro_rules! operators {
             type Output = Tensor<'g>;
             #[track_caller]
             fn $method(self, other: Tensor<'g>) -> Tensor<'g> {
-                let number = other.tracer().scalar(other.dtype(), self);
-                binary(Op::Binary(Binary::$op), number, other.into())
+                let op = Op::Binary(Binary::$op);
+                let number = Operand::Number(self).tensor_like(other, op.name());
+                binary(op, number, other.into())
             }
         }
     )* };
@@ -197,10 +206,8 @@ impl<'g> Tensor<'g> {
     #[must_use]
     #[track_caller]
     pub fn clamp(self, min: impl Into<Operand<'g>>, max: impl Into<Operand<'g>>) -> Tensor<'g> {
-        let [min, max] = [min.into(), max.into()].map(|bound| match bound {
-            Operand::Tensor(tensor) => tensor,
-            Operand::Number(number) => self.tracer().scalar(self.dtype(), number),
-        });
+        let min = min.into().tensor_like(self, Op::Clamp.name());
+        let max = max.into().tensor_like(self, Op::Clamp.name());
         self.tracer().apply(Op::Clamp, &[min, self, max])
     }
 
