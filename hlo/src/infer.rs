@@ -22,13 +22,17 @@ pub(crate) fn infer(op: &Op, operands: &[&TensorType], mesh: &Mesh) -> Types {
         same_varying(operands)?;
     }
     let results = results(op, operands, mesh)?;
-    for ty in &results {
-        let elements = ty.dims.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim));
-        ensure(elements.is_some_and(|n| n <= MAX_ELEMENTS), || {
-            format!("the result {ty} has more than 2^40 elements")
-        })?;
-    }
+    results.iter().try_for_each(check_size)?;
     Ok(results)
+}
+
+/// Is the type of a size that later arithmetic on it cannot overflow? A dim of size 0 does not excuse
+/// the others.
+pub(crate) fn check_size(ty: &TensorType) -> Result<(), String> {
+    let elements = ty.dims.iter().try_fold(1usize, |n, dim| n.checked_mul((*dim).max(1)));
+    ensure(elements.is_some_and(|n| n <= MAX_ELEMENTS), || {
+        format!("{ty} has more than 2^40 elements")
+    })
 }
 
 /// How many operands an op takes; `None` for variadic ones.
@@ -275,10 +279,12 @@ fn pad(
     })?;
     let mut dims = vec![];
     for dim in 0..rank {
-        let inner = x.dims[dim] + x.dims[dim].saturating_sub(1) * interior[dim];
-        let size = inner as i64 + low[dim] + high[dim];
-        ensure(size >= 0, || format!("dim {dim} would have size {size}"))?;
-        dims.push(size as usize);
+        // Wide, since edges and interior may be anything.
+        let gaps = x.dims[dim].saturating_sub(1) as i128 * interior[dim] as i128;
+        let size = x.dims[dim] as i128 + gaps + i128::from(low[dim]) + i128::from(high[dim]);
+        let size =
+            usize::try_from(size).map_err(|_| format!("dim {dim} would have size {size}"))?;
+        dims.push(size);
     }
     Ok(x.with_dims(&dims))
 }

@@ -14,6 +14,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::graph::Output;
+use crate::infer::check_size;
 use crate::{AxisSet, DType, Error, Graph, Literal, Mesh, Op, TensorType, ValueId};
 
 /// Traces `f` into a graph for the replicas of `mesh`.
@@ -85,6 +86,10 @@ impl Tracer {
     /// A named input.
     #[track_caller]
     pub fn input(&self, name: impl Into<String>, ty: TensorType) -> Tensor<'_> {
+        if let Err(message) = check_size(&ty) {
+            self.fail("input", &[], message);
+            return self.poison();
+        }
         let location = self.caller(Location::caller());
         let value = self.graph.borrow_mut().input(name, ty, location);
         Tensor { tracer: self, value: Some(value) }
@@ -301,24 +306,25 @@ impl<'g> Tensor<'g> {
     #[track_caller]
     pub fn dims<const N: usize>(&self) -> [usize; N] {
         let dims = self.shape();
-        <[usize; N]>::try_from(dims).unwrap_or_else(|dims| {
-            if self.value.is_some() {
-                let message = format!("has {} dims where {N} are needed", dims.len());
-                self.tracer.fail("dims", &[*self], message);
+        match <[usize; N]>::try_from(dims) {
+            Ok(dims) => dims,
+            Err(dims) => {
+                self.reject("dims", format!("has {} dims where {N} are needed", dims.len()));
+                [1; N]
             }
-            [1; N]
-        })
+        }
     }
 
     /// Size of one dim; behind an error, and if there is no such dim, 1.
     #[track_caller]
     pub fn dim(&self, dim: usize) -> usize {
-        self.shape().get(dim).copied().unwrap_or_else(|| {
-            if self.value.is_some() {
-                self.tracer.fail("dim", &[*self], format!("there is no dim {dim}"));
+        match self.shape().get(dim) {
+            Some(size) => *size,
+            None => {
+                self.reject("dim", format!("there is no dim {dim}"));
+                1
             }
-            1
-        })
+        }
     }
 
     /// Product of the dims.
