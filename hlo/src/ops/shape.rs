@@ -97,10 +97,7 @@ impl<'g> Tensor<'g> {
         high: &[i64],
         interior: &[usize],
     ) -> Tensor<'g> {
-        let value = match value.into() {
-            super::Operand::Tensor(tensor) => tensor,
-            super::Operand::Number(number) => self.tracer().scalar(self.dtype(), number),
-        };
+        let value = value.into().tensor_like(self, "pad");
         let (low, high, interior) = (low.to_vec(), high.to_vec(), interior.to_vec());
         self.tracer().apply(Op::Pad { low, high, interior }, &[self, value])
     }
@@ -139,7 +136,10 @@ impl<'g> Tensor<'g> {
         let mut dims = self.shape();
         let kept: Vec<_> = (0..dims.len()).collect();
         dims.push(num_classes);
-        let index = self.tracer().iota(self.dtype(), &dims, dims.len() - 1);
-        self.broadcast_in_dim(&dims, &kept).equal(index)
+        // u8 cannot count further: the index would start anew and match again.
+        let narrow = self.dtype() == DType::U8 && num_classes > 256;
+        let indices = if narrow { self.convert(DType::U32) } else { self };
+        let index = self.tracer().iota(indices.dtype(), &dims, dims.len() - 1);
+        indices.broadcast_in_dim(&dims, &kept).equal(index)
     }
 }
