@@ -145,7 +145,7 @@ fn run(graph: &Graph, inputs: &[Replicas], running: &[bool]) -> Result<Vec<Repli
     let mut values: Vec<Replicas> = Vec::with_capacity(graph.num_values());
     for node in graph.nodes() {
         for ty in node.results().map(|value| graph.ty(value)) {
-            let elements = ty.dims.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim));
+            let elements = ty.dims.iter().try_fold(1usize, |n, dim| n.checked_mul((*dim).max(1)));
             if elements.is_none_or(|elements| elements > MAX_ELEMENTS) {
                 let (op, location, ty) = (node.op.name(), node.location, ty.clone());
                 return Err(InterpError::TooLarge { op, location, ty });
