@@ -215,7 +215,7 @@ fn bad_files_say_what_to_change() {
         ("data = 4", "data = \"all\"", &["mesh.data: found string \"all\"", "\"auto\""]),
         ("data = 4", "data = 0", &["mesh.data: found 0", "1 or more"]),
         ("data = 4", "tensor = 2", &["mesh.tensor: unknown key", "known here: data"]),
-        ("[mesh]", "mesh = 4\n[mesh]", &["TOML"]),
+        ("[mesh]\n", "[[mesh]]\n", &["mesh: found a list; allowed: a section, [mesh]"]),
         ("[model]", "mesh = 4\n[model]", &["TOML", "mesh"]),
     ];
     for (good, bad, expected) in cases {
