@@ -95,11 +95,11 @@ impl Rows {
     fn push(&mut self, text: &str, line: usize, path: &Path) -> Result<(), Error> {
         let path = || path.to_owned();
         let columns: Vec<_> = text.split(',').map(str::trim).collect();
-        let [pixels @ .., label] = columns.as_slice() else { return Ok(()) };
-        if pixels.len() != NUM_PIXELS {
+        if columns.len() != NUM_PIXELS + 1 {
             let (found, expected) = (columns.len(), NUM_PIXELS + 1);
             return Err(Error::NumColumns { path: path(), line, found, expected });
         }
+        let (pixels, label) = (&columns[..NUM_PIXELS], columns[NUM_PIXELS]);
         for (index, pixel) in pixels.iter().enumerate() {
             let value = pixel.parse().ok().filter(|value: &u8| *value <= MAX_PIXEL);
             let value = value.ok_or_else(|| Error::Pixel {
@@ -171,7 +171,8 @@ mod tests {
         let whole = std::fs::read(shipped()).unwrap();
         let cases = [
             (b"0,1,2\n".to_vec(), "not a whole gzip file"),
-            (vec![], "0 rows"),
+            (vec![], "not a whole gzip file"),
+            (gzip(""), "0 rows"),
             (whole[..whole.len() / 2].to_vec(), "not a whole gzip file"),
             (gzip(&good), "has 1 rows, but the set has 1797"),
             (with("1,2,3"), "line 2: 3 columns, but a row has 65"),

@@ -65,7 +65,7 @@ impl Source for Synthetic {
     fn read(&self, example: u64, out: &mut [&mut [u8]]) -> Result<(), Error> {
         let id = checked_index(example, self.num_examples)? as u32;
         let [bits, _] = threefry2x32(self.labels_key, [id, 0]);
-        let label = (u64::from(bits) * self.num_classes as u64 >> 32) as u32;
+        let label = ((u64::from(bits) * self.num_classes as u64) >> 32) as u32;
         for (feature, bytes) in out[0].chunks_exact_mut(size_of::<f32>()).enumerate() {
             let feature = feature as u32;
             let centre = bell(threefry2x32(self.centres_key, [label, feature]));
