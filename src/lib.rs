@@ -2,5 +2,6 @@
 
 pub mod config;
 pub mod data;
+pub mod metrics;
 pub mod optim;
 pub mod pjrt;

@@ -1,1 +1,3 @@
 //! Layers and architectures, written for one device.
+
+pub mod mlp;

@@ -1,1 +1,3 @@
-//! (see ARCHITECTURE.md)
+//! How parameters move: optimizers and the schedules of their learning rate.
+
+pub mod schedule;
