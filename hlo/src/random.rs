@@ -193,6 +193,11 @@ impl<'g> Window<'g> {
         Ok(Self { global: global.to_vec(), start: start.collect(), local })
     }
 
+    /// Size of each dim here.
+    pub fn dims(&self) -> &[usize] {
+        &self.local
+    }
+
     /// The counter of each element: its index along dim 0, and its row-major index over the others.
     #[track_caller]
     fn counter(&self, t: &'g Tracer) -> [Tensor<'g>; 2] {

@@ -292,6 +292,11 @@ impl<'g> Tensor<'g> {
         self.ty().varying
     }
 
+    /// Does the value follow from the program text alone? Then no gradient flows into it.
+    pub fn is_constant(&self) -> bool {
+        self.value.is_some_and(|value| self.tracer.graph().is_constant(value))
+    }
+
     /// Number of dims.
     pub fn rank(&self) -> usize {
         self.ty().rank()

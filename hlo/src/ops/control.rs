@@ -98,8 +98,7 @@ impl Tracer {
         let mut changed = false;
         for (start, output) in carried.iter_mut().zip(body.outputs()) {
             let missing = body.ty(output.value).varying.minus(start.varying());
-            let no_gradient = !start.dtype().is_float()
-                || start.value().is_some_and(|value| self.graph().is_constant(value));
+            let no_gradient = !start.dtype().is_float() || start.is_constant();
             if !missing.is_empty() && no_gradient {
                 *start = start.vary(missing);
                 changed = true;
