@@ -1,0 +1,369 @@
+//! Values on devices.
+
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use hlo::{DType, Literal};
+
+use super::abi::*;
+use super::client::{Client, Placement};
+use super::event::Event;
+use super::plugin::call;
+use super::{Error, Result};
+
+/// Dtype and dims of a value on one replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ValueType {
+    pub dtype: DType,
+    pub dims: Box<[usize]>,
+}
+
+/// One value on all addressable replicas: one device buffer each, of the same dtype and dims, not
+/// necessarily of the same content.
+///
+/// It keeps its client alive. There is no `Clone`: a value given to [`super::Arg::Donate`] is gone,
+/// and the borrow checker knows.
+pub struct Buffers {
+    block: Arc<Block>,
+    index: usize,
+}
+
+/// What one launch or one upload made: all its values share one allocation for their pointers and one
+/// reference to the client, because a step makes and destroys hundreds of small values.
+pub(super) struct Block {
+    pub client: Client,
+    pub types: Arc<[ValueType]>,
+    pub placement: Placement,
+    /// `[replica][value]`, the order in which PJRT fills them in. Each value's pointers belong to the
+    /// one [`Buffers`] with its index.
+    pub pointers: Box<[*mut PJRT_Buffer]>,
+}
+
+// SAFETY: PJRT's functions on buffers may be called from any thread; the pointers are not written
+// after the block was made, and each is freed by the one `Buffers` that owns it.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// One `Buffers` for every value of the block. Must be called once: the results own the pointers.
+    pub fn into_values(self) -> Vec<Buffers> {
+        let block = Arc::new(self);
+        (0..block.types.len()).map(|index| Buffers { block: block.clone(), index }).collect()
+    }
+}
+
+impl Buffers {
+    pub(super) fn block(&self) -> &Block {
+        &self.block
+    }
+
+    pub(super) fn value_type(&self) -> &ValueType {
+        &self.block.types[self.index]
+    }
+
+    pub(super) fn pointer(&self, replica: usize) -> *mut PJRT_Buffer {
+        self.block.pointers[replica * self.block.types.len() + self.index]
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.value_type().dtype
+    }
+
+    /// Size of each dimension, on one replica.
+    pub fn dims(&self) -> &[usize] {
+        &self.value_type().dims
+    }
+
+    /// Bytes of the value on one replica, as a host holds them: without a device's padding.
+    pub fn num_bytes(&self) -> usize {
+        self.dims().iter().product::<usize>() * self.dtype().size_bytes()
+    }
+
+    /// Number of addressable replicas that hold the value.
+    pub fn num_replicas(&self) -> usize {
+        self.block.placement.len()
+    }
+
+    /// The client on whose devices the value lies.
+    pub fn client(&self) -> &Client {
+        &self.block.client
+    }
+
+    /// Is the value there on every replica? False while the program that computes it runs.
+    ///
+    /// # Errors
+    /// When the plugin cannot say.
+    pub fn is_ready(&self) -> Result<bool> {
+        for replica in 0..self.num_replicas() {
+            if !self.ready_event(replica)?.is_ready()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Blocks until the value is there on every replica.
+    ///
+    /// # Errors
+    /// [`Error::Replica`] when the program that computes it failed.
+    pub fn wait(&self) -> Result<()> {
+        for replica in 0..self.num_replicas() {
+            self.ready_event(replica)?
+                .wait()
+                .map_err(|source| Error::Replica { replica, source: Box::new(source) })?;
+        }
+        Ok(())
+    }
+
+    fn ready_event(&self, replica: usize) -> Result<Event> {
+        let plugin = *self.client().plugin();
+        let mut args = PJRT_Buffer_ReadyEvent_Args {
+            buffer: self.pointer(replica),
+            ..PJRT_Buffer_ReadyEvent_Args::new()
+        };
+        // SAFETY: the buffer is live until `self` is dropped.
+        unsafe { call!(plugin, PJRT_Buffer_ReadyEvent, args) }?;
+        Ok(Event::new(plugin, args.event))
+    }
+
+    /// Starts copying one replica's value to the host.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchReplica`], or what the plugin reports.
+    pub fn to_host(&self, replica: usize) -> Result<Pending> {
+        if replica >= self.num_replicas() {
+            return Err(Error::NoSuchReplica { replica, num_replicas: self.num_replicas() });
+        }
+        let plugin = *self.client().plugin();
+        let mut literal = Literal::zeros(self.dtype(), self.dims());
+        let bytes = literal.bytes_mut();
+        // Devices may hold dims in another order; the host's order is asked for explicitly.
+        let minor_to_major: Vec<i64> = (0..self.dims().len() as i64).rev().collect();
+        let mut layout = PJRT_Buffer_MemoryLayout {
+            tiled: PJRT_Buffer_MemoryLayout_Tiled {
+                minor_to_major: minor_to_major.as_ptr(),
+                minor_to_major_size: minor_to_major.len(),
+                ..PJRT_Buffer_MemoryLayout_Tiled::new()
+            },
+            r#type: MEMORY_LAYOUT_TILED,
+            ..PJRT_Buffer_MemoryLayout::new()
+        };
+        let mut args = PJRT_Buffer_ToHostBuffer_Args {
+            src: self.pointer(replica),
+            host_layout: &raw mut layout,
+            dst: bytes.as_mut_ptr().cast(),
+            dst_size: bytes.len(),
+            ..PJRT_Buffer_ToHostBuffer_Args::new()
+        };
+        // SAFETY: the buffer is live; the layout lives through the call; the destination has the
+        // value's size and lives, unmoved and unread, in `Pending` until the event is ready.
+        unsafe { call!(plugin, PJRT_Buffer_ToHostBuffer, args) }?;
+        Ok(Pending {
+            literal: Some(literal),
+            event: Event::new(plugin, args.event),
+            _client: self.client().clone(),
+        })
+    }
+
+    /// One replica's value on the host: [`Self::to_host`], waited for.
+    ///
+    /// # Errors
+    /// As [`Self::to_host`], and [`Error::Replica`] when the program that computes the value failed.
+    pub fn read(&self, replica: usize) -> Result<Literal> {
+        self.to_host(replica)?
+            .wait()
+            .map_err(|source| Error::Replica { replica, source: Box::new(source) })
+    }
+
+    /// The address of one replica's bytes, where the plugin has such a thing. For telling whether two
+    /// values share memory, not for reading.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchReplica`], or what the plugin reports.
+    pub fn address(&self, replica: usize) -> Result<usize> {
+        if replica >= self.num_replicas() {
+            return Err(Error::NoSuchReplica { replica, num_replicas: self.num_replicas() });
+        }
+        let mut args = PJRT_Buffer_UnsafePointer_Args {
+            buffer: self.pointer(replica),
+            ..PJRT_Buffer_UnsafePointer_Args::new()
+        };
+        // SAFETY: the buffer is live until `self` is dropped.
+        unsafe { call!(self.client().plugin(), PJRT_Buffer_UnsafePointer, args) }?;
+        Ok(args.buffer_pointer)
+    }
+}
+
+impl fmt::Debug for Buffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?} on {} replicas", self.dtype(), self.dims(), self.num_replicas())
+    }
+}
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        let api = self.block.client.plugin().api();
+        let Some(destroy) = api.PJRT_Buffer_Destroy else { return };
+        let mut args = PJRT_Buffer_Destroy_Args::new();
+        for replica in 0..self.num_replicas() {
+            args.buffer = self.pointer(replica);
+            // SAFETY: the pointer is owned by `self`, live, and not used afterwards. Work in flight
+            // that reads the memory keeps it alive inside the plugin.
+            let error = unsafe { destroy(&mut args) };
+            let _ = self.block.client.plugin().check("PJRT_Buffer_Destroy", error);
+        }
+    }
+}
+
+/// A copy to the host under way.
+#[derive(Debug)]
+pub struct Pending {
+    literal: Option<Literal>,
+    event: Event,
+    _client: Client,
+}
+
+impl Pending {
+    /// Has the copy finished, or failed?
+    ///
+    /// # Errors
+    /// When the plugin cannot say.
+    pub fn is_ready(&self) -> Result<bool> {
+        self.event.is_ready()
+    }
+
+    /// Blocks until the value is on the host.
+    ///
+    /// # Errors
+    /// What the plugin reports: a failed copy, or the failure of the program that computes the value.
+    pub fn wait(mut self) -> Result<Literal> {
+        self.event.wait()?;
+        Ok(self.literal.take().unwrap_or_else(|| unreachable!("taken only here")))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // The plugin may still be writing into the literal.
+        if self.literal.is_some() {
+            let _ = self.event.wait();
+        }
+    }
+}
+
+/// Below this a copy during the call is cheaper than lending the memory: the event that says when the
+/// memory is free again costs about a microsecond.
+const ZERO_COPY_BYTES: usize = 4096;
+
+/// Makes one value from one literal per device of `placement`.
+pub(super) fn upload(
+    client: &Client,
+    placement: &Placement,
+    literals: &[Arc<Literal>],
+) -> Result<Buffers> {
+    let invalid = |reason: String| Err(Error::Upload { reason });
+    if literals.len() != placement.len() {
+        return invalid(format!("{} literals for {} devices", literals.len(), placement.len()));
+    }
+    let Some(first) = literals.first() else { return invalid("no literal".into()) };
+    for (replica, literal) in literals.iter().enumerate() {
+        if literal.dtype() != first.dtype() || literal.dims() != first.dims() {
+            return invalid(format!(
+                "the literal for replica {replica} is {}{:?}, that for replica 0 is {}{:?}",
+                literal.dtype(),
+                literal.dims(),
+                first.dtype(),
+                first.dims()
+            ));
+        }
+    }
+    let value_type = ValueType { dtype: first.dtype(), dims: first.dims().into() };
+    let mut pointers = vec![ptr::null_mut(); literals.len()].into_boxed_slice();
+    for (replica, literal) in literals.iter().enumerate() {
+        match upload_one(client, placement.device(replica), literal) {
+            Ok(pointer) => pointers[replica] = pointer,
+            Err(error) => {
+                // Frees what was uploaded; destroying null is allowed.
+                let types = Arc::new([value_type]);
+                drop(
+                    Block { client: client.clone(), types, placement: placement.clone(), pointers }
+                        .into_values(),
+                );
+                return Err(error);
+            }
+        }
+    }
+    let block = Arc::new(Block {
+        client: client.clone(),
+        types: Arc::new([value_type]),
+        placement: placement.clone(),
+        pointers,
+    });
+    Ok(Buffers { block, index: 0 })
+}
+
+fn upload_one(client: &Client, device: usize, literal: &Arc<Literal>) -> Result<*mut PJRT_Buffer> {
+    let dims: Vec<i64> = literal.dims().iter().map(|dim| *dim as i64).collect();
+    let zero_copy = literal.num_bytes() >= ZERO_COPY_BYTES;
+    let mut args = PJRT_Client_BufferFromHostBuffer_Args {
+        client: client.raw(),
+        data: literal.bytes().as_ptr().cast(),
+        r#type: buffer_type(literal.dtype()),
+        dims: dims.as_ptr(),
+        num_dims: dims.len(),
+        host_buffer_semantics: if zero_copy {
+            host_buffer_semantics::IMMUTABLE_ZERO_COPY
+        } else {
+            host_buffer_semantics::IMMUTABLE_ONLY_DURING_CALL
+        },
+        device: client.raw_device(device),
+        ..PJRT_Client_BufferFromHostBuffer_Args::new()
+    };
+    // SAFETY: client and device are live; dims live through the call; the literal has the bytes that
+    // dtype and dims say. With zero copy it is kept, unchanged since behind an `Arc`, until the event
+    // says that the plugin has no more use for it.
+    unsafe { call!(client.plugin(), PJRT_Client_BufferFromHostBuffer, args) }?;
+    let done = Event::new(*client.plugin(), args.done_with_host_buffer);
+    if zero_copy {
+        done.keep_until_ready(literal.clone())?;
+    }
+    Ok(args.buffer)
+}
+
+/// `PJRT_Buffer_Type` of each dtype.
+const BUFFER_TYPES: [(DType, i32); 10] = [
+    (DType::Pred, 1),
+    (DType::I32, 4),
+    (DType::I64, 5),
+    (DType::U8, 6),
+    (DType::U32, 8),
+    (DType::U64, 9),
+    (DType::F16, 10),
+    (DType::F32, 11),
+    (DType::F64, 12),
+    (DType::Bf16, 13),
+];
+
+fn buffer_type(dtype: DType) -> i32 {
+    BUFFER_TYPES.iter().find(|row| row.0 == dtype).map_or(0, |row| row.1)
+}
+
+/// The dtype with PJRT's number, or none for a type that `hlo` does not have.
+pub(super) fn dtype_of(buffer_type: i32) -> Option<DType> {
+    BUFFER_TYPES.iter().find(|row| row.1 == buffer_type).map(|row| row.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_dtype_has_a_buffer_type() {
+        for dtype in DType::ALL {
+            assert_eq!(dtype_of(buffer_type(dtype)), Some(dtype));
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! A client: one plugin's devices, ready to compile for and to run on.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex};
+
+use hlo::Literal;
+
+use super::abi::*;
+use super::buffer::{self, Buffers};
+use super::event::Completion;
+use super::executable::Scratch;
+use super::key_value::{self, KeyValueStore};
+use super::plugin::{call, string};
+use super::{Code, Error, Plugin, Result, Value, value};
+
+/// Launches that may be in flight at once. XLA's CPU backend hangs when about a hundred
+/// multi-replica launches queue up; a few are enough to keep any device busy.
+const MAX_IN_FLIGHT: usize = 8;
+
+/// The devices of one plugin in this process. Cheap to clone; clones are the same client, and
+/// whatever was made through it keeps it alive.
+#[derive(Clone)]
+pub struct Client(Arc<Inner>);
+
+struct Inner {
+    plugin: Plugin,
+    raw: *mut PJRT_Client,
+    devices: Vec<Device>,
+    placement: Placement,
+    platform_name: String,
+    platform_version: String,
+    process_index: usize,
+    in_flight: Mutex<InFlight>,
+    /// Called by the plugin for as long as the client lives.
+    _key_value_store: Option<Box<Arc<dyn KeyValueStore>>>,
+}
+
+// SAFETY: PJRT's functions on clients and devices may be called from any thread; everything else in
+// `Inner` is immutable or behind the mutex.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// The launches that may still run, oldest first, and the number that the next one gets.
+struct InFlight {
+    launches: VecDeque<Completion>,
+    next_launch_id: i32,
+    scratch: Scratch,
+}
+
+/// Which addressable devices a value lies on or a program runs on, replica by replica: indices into
+/// [`Client::devices`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement(Arc<[usize]>);
+
+impl Placement {
+    pub(super) fn new(devices: impl IntoIterator<Item = usize>) -> Self {
+        Self(devices.into_iter().collect())
+    }
+
+    /// The index of the device of `replica`.
+    pub(super) fn device(&self, replica: usize) -> usize {
+        self.0[replica]
+    }
+
+    /// Equal, and in the usual case known to be without looking at the devices.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+    }
+}
+
+impl Deref for Placement {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        &self.0
+    }
+}
+
+/// What is known of one addressable device.
+#[derive(Debug)]
+pub struct Device {
+    raw: *mut PJRT_Device,
+    /// Unique among the devices of all processes; what a device assignment is written in.
+    pub id: i32,
+    /// The number that the hardware has on this machine, -1 where there is none.
+    pub local_hardware_id: i32,
+    /// The process that can address it.
+    pub process_index: usize,
+    /// The vendor's name for its model.
+    pub kind: String,
+    /// The plugin's description.
+    pub debug_string: String,
+    /// Coordinates, memory sizes and so on, by name.
+    pub attributes: BTreeMap<String, Value>,
+}
+
+/// What a device's allocator says of itself, in bytes. Plugins leave out what they do not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// Allocated now.
+    pub bytes_in_use: u64,
+    /// Most that was allocated at once.
+    pub peak_bytes_in_use: Option<u64>,
+    /// What may be allocated.
+    pub bytes_limit: Option<u64>,
+    /// The largest block that can be allocated now.
+    pub largest_free_block_bytes: Option<u64>,
+}
+
+/// Options of the CPU plugin. It ignores others silently, so they are refused here.
+const CPU_OPTIONS: [&str; 1] = ["cpu_device_count"];
+
+impl Client {
+    /// Makes a client. `options` are the plugin's own; `store` lets the plugin's instances in several
+    /// processes find each other, and is called until the client is gone.
+    ///
+    /// # Errors
+    /// [`Error::ClientOption`] for options that the CPU plugin would ignore or abort on; otherwise
+    /// what the plugin reports.
+    pub fn new(
+        plugin: &Plugin,
+        options: &[(&str, Value)],
+        store: Option<Arc<dyn KeyValueStore>>,
+    ) -> Result<Self> {
+        for (name, value) in options {
+            check_option(name, value)?;
+        }
+        let named: Vec<PJRT_NamedValue> =
+            options.iter().map(|(name, value)| value::named(name, value)).collect();
+        let store = store.map(Box::new);
+        let mut args = PJRT_Client_Create_Args {
+            create_options: named.as_ptr(),
+            num_options: named.len(),
+            ..PJRT_Client_Create_Args::new()
+        };
+        if let Some(store) = &store {
+            key_value::attach(store, &mut args);
+        }
+        // SAFETY: the options live through the call; the key-value store lives, boxed at one address,
+        // until the client is destroyed.
+        unsafe { call!(plugin, PJRT_Client_Create, args) }?;
+        let mut inner = Inner {
+            plugin: *plugin,
+            raw: args.client,
+            devices: Vec::new(),
+            placement: Placement::new([]),
+            platform_name: String::new(),
+            platform_version: String::new(),
+            process_index: 0,
+            in_flight: Mutex::new(InFlight { launches: VecDeque::new(), next_launch_id: 1, scratch: Scratch::default() }),
+            _key_value_store: store,
+        };
+        inner.describe()?;
+        if inner.platform_name == "cpu"
+            && let Some((name, _)) = options.iter().find(|(name, _)| !CPU_OPTIONS.contains(name))
+        {
+            return Err(Error::ClientOption {
+                name: (*name).to_owned(),
+                reason: format!("the CPU plugin does not know it; it knows {}", CPU_OPTIONS.join(", ")),
+            });
+        }
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// A client of the CPU plugin with `num_devices` virtual devices that share the host's cores.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; `num_devices` must be at least 1.
+    pub fn cpu(plugin: &Plugin, num_devices: usize) -> Result<Self> {
+        let count = Value::Int64(i64::try_from(num_devices).unwrap_or(i64::MAX));
+        Self::new(plugin, &[("cpu_device_count", count)], None)
+    }
+
+    /// The plugin.
+    pub fn plugin(&self) -> &Plugin {
+        &self.0.plugin
+    }
+
+    /// `cpu`, `cuda`, `tpu`.
+    pub fn platform_name(&self) -> &str {
+        &self.0.platform_name
+    }
+
+    /// The plugin's own words on its version.
+    pub fn platform_version(&self) -> &str {
+        &self.0.platform_version
+    }
+
+    /// This process among those that form one client, 0 when it is alone.
+    pub fn process_index(&self) -> usize {
+        self.0.process_index
+    }
+
+    /// The devices that this process can use.
+    pub fn devices(&self) -> &[Device] {
+        &self.0.devices
+    }
+
+    /// All addressable devices, in order: where a program runs whose replicas are as many.
+    pub fn placement(&self) -> &Placement {
+        &self.0.placement
+    }
+
+    /// The allocator's figures for the device with index `device`, or none where the plugin does not
+    /// count.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchReplica`] for an index past the devices; otherwise what the plugin reports.
+    pub fn memory_stats(&self, device: usize) -> Result<Option<MemoryStats>> {
+        let Some(found) = self.devices().get(device) else {
+            return Err(Error::NoSuchReplica { replica: device, num_replicas: self.devices().len() });
+        };
+        let mut args =
+            PJRT_Device_MemoryStats_Args { device: found.raw, ..PJRT_Device_MemoryStats_Args::new() };
+        // SAFETY: the device lives as long as the client.
+        match unsafe { call!(self.plugin(), PJRT_Device_MemoryStats, args) } {
+            Err(Error::Pjrt { code: Code::Unimplemented, .. } | Error::NoSuchCall { .. }) => Ok(None),
+            Err(error) => Err(error),
+            Ok(()) => {
+                let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
+                let given = |value: i64, is_set: bool| is_set.then_some(bytes(value));
+                Ok(Some(MemoryStats {
+                    bytes_in_use: bytes(args.bytes_in_use),
+                    peak_bytes_in_use: given(args.peak_bytes_in_use, args.peak_bytes_in_use_is_set),
+                    bytes_limit: given(args.bytes_limit, args.bytes_limit_is_set),
+                    largest_free_block_bytes: given(
+                        args.largest_free_block_bytes,
+                        args.largest_free_block_bytes_is_set,
+                    ),
+                }))
+            }
+        }
+    }
+
+    /// Puts one literal on each addressable device, in the order of [`Self::devices`]. All must have
+    /// one dtype and dims. Larger literals are lent to the plugin rather than copied where it can use
+    /// host memory in place.
+    ///
+    /// # Errors
+    /// [`Error::Upload`] when number, dtypes or dims do not fit, or what the plugin reports.
+    pub fn upload(&self, literals: &[Arc<Literal>]) -> Result<Buffers> {
+        self.upload_on(&self.0.placement, literals)
+    }
+
+    /// Puts the same literal on every addressable device.
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    pub fn upload_replicated(&self, literal: Arc<Literal>) -> Result<Buffers> {
+        self.upload_on(&self.0.placement, &vec![literal; self.devices().len()])
+    }
+
+    /// [`Self::upload`] for the devices of an executable that runs on some of them, or in another
+    /// order: see [`super::Executable::placement`].
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    pub fn upload_on(&self, placement: &Placement, literals: &[Arc<Literal>]) -> Result<Buffers> {
+        if placement.iter().any(|device| *device >= self.devices().len()) {
+            return Err(Error::Upload {
+                reason: format!("devices {:?} of {}", &placement[..], self.devices().len()),
+            });
+        }
+        buffer::upload(self, placement, literals)
+    }
+
+    pub(super) fn raw(&self) -> *mut PJRT_Client {
+        self.0.raw
+    }
+
+    pub(super) fn raw_device(&self, index: usize) -> *mut PJRT_Device {
+        self.0.devices[index].raw
+    }
+
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Runs `launch` with the next launch id. Launches of one client go out one at a time, so that
+    /// every device meets them in the same order. Blocks while too many are in flight.
+    pub(super) fn launch(
+        &self,
+        launch: impl FnOnce(i32, &mut Scratch) -> Result<Completion>,
+    ) -> Result<Completion> {
+        let mut in_flight = self.0.in_flight.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        while in_flight.launches.front().is_some_and(Completion::is_finished) {
+            in_flight.launches.pop_front();
+        }
+        if in_flight.launches.len() >= MAX_IN_FLIGHT
+            && let Some(oldest) = in_flight.launches.pop_front()
+        {
+            // Its error, if any, is seen by whoever waits for that launch or its results.
+            let _ = oldest.wait();
+        }
+        let launch_id = in_flight.next_launch_id;
+        // 0 would mean that the launch has no number.
+        in_flight.next_launch_id = launch_id.checked_add(1).unwrap_or(1);
+        let completion = launch(launch_id, &mut in_flight.scratch)?;
+        in_flight.launches.push_back(completion.clone());
+        Ok(completion)
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Client({}, {} devices)", self.platform_name(), self.devices().len())
+    }
+}
+
+impl Inner {
+    /// Fills in what never changes over the life of a client.
+    fn describe(&mut self) -> Result<()> {
+        let (plugin, client) = (self.plugin, self.raw);
+        let mut name = PJRT_Client_PlatformName_Args { client, ..PJRT_Client_PlatformName_Args::new() };
+        let mut version =
+            PJRT_Client_PlatformVersion_Args { client, ..PJRT_Client_PlatformVersion_Args::new() };
+        let mut index =
+            PJRT_Client_ProcessIndex_Args { client, ..PJRT_Client_ProcessIndex_Args::new() };
+        let mut devices = PJRT_Client_AddressableDevices_Args {
+            client,
+            ..PJRT_Client_AddressableDevices_Args::new()
+        };
+        // SAFETY: the client is live, and the strings and the array live as long as it does.
+        unsafe {
+            call!(plugin, PJRT_Client_PlatformName, name)?;
+            call!(plugin, PJRT_Client_PlatformVersion, version)?;
+            call!(plugin, PJRT_Client_ProcessIndex, index)?;
+            call!(plugin, PJRT_Client_AddressableDevices, devices)?;
+            self.platform_name = string(name.platform_name, name.platform_name_size);
+            self.platform_version = string(version.platform_version, version.platform_version_size);
+            self.process_index = usize::try_from(index.process_index).unwrap_or(0);
+            for at in 0..devices.num_addressable_devices {
+                self.devices.push(describe_device(plugin, *devices.addressable_devices.add(at))?);
+            }
+        }
+        self.placement = Placement::new(0..self.devices.len());
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let in_flight = self.in_flight.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for launch in in_flight.launches.drain(..) {
+            let _ = launch.wait();
+        }
+        let mut args =
+            PJRT_Client_Destroy_Args { client: self.raw, ..PJRT_Client_Destroy_Args::new() };
+        // SAFETY: nothing made through the client exists any more, since all of it holds the `Arc`
+        // around `self`, and no launch is in flight.
+        let _ = unsafe { call!(self.plugin, PJRT_Client_Destroy, args) };
+    }
+}
+
+/// # Safety
+/// `device` must be a live device of a client of `plugin`.
+unsafe fn describe_device(plugin: Plugin, device: *mut PJRT_Device) -> Result<Device> {
+    let mut description =
+        PJRT_Device_GetDescription_Args { device, ..PJRT_Device_GetDescription_Args::new() };
+    let mut hardware =
+        PJRT_Device_LocalHardwareId_Args { device, ..PJRT_Device_LocalHardwareId_Args::new() };
+    // SAFETY: by this function's contract.
+    unsafe {
+        call!(plugin, PJRT_Device_GetDescription, description)?;
+        call!(plugin, PJRT_Device_LocalHardwareId, hardware)?;
+    }
+    let device_description = description.device_description;
+    let mut id =
+        PJRT_DeviceDescription_Id_Args { device_description, ..PJRT_DeviceDescription_Id_Args::new() };
+    let mut process = PJRT_DeviceDescription_ProcessIndex_Args {
+        device_description,
+        ..PJRT_DeviceDescription_ProcessIndex_Args::new()
+    };
+    let mut kind = PJRT_DeviceDescription_Kind_Args {
+        device_description,
+        ..PJRT_DeviceDescription_Kind_Args::new()
+    };
+    let mut debug = PJRT_DeviceDescription_DebugString_Args {
+        device_description,
+        ..PJRT_DeviceDescription_DebugString_Args::new()
+    };
+    let mut attributes = PJRT_DeviceDescription_Attributes_Args {
+        device_description,
+        ..PJRT_DeviceDescription_Attributes_Args::new()
+    };
+    // SAFETY: a description lives as long as its device; strings and array live as long as the
+    // description and are copied here.
+    unsafe {
+        call!(plugin, PJRT_DeviceDescription_Id, id)?;
+        call!(plugin, PJRT_DeviceDescription_ProcessIndex, process)?;
+        call!(plugin, PJRT_DeviceDescription_Kind, kind)?;
+        call!(plugin, PJRT_DeviceDescription_DebugString, debug)?;
+        call!(plugin, PJRT_DeviceDescription_Attributes, attributes)?;
+        Ok(Device {
+            raw: device,
+            id: id.id,
+            local_hardware_id: hardware.local_hardware_id,
+            process_index: usize::try_from(process.process_index).unwrap_or(0),
+            kind: string(kind.device_kind, kind.device_kind_size),
+            debug_string: string(debug.debug_string, debug.debug_string_size),
+            attributes: value::read_all(attributes.attributes, attributes.num_attributes),
+        })
+    }
+}
+
+/// Refuses what makes the CPU plugin end the process. The plugin's platform is known only once a
+/// client exists, so this goes by the option's name.
+fn check_option(name: &str, value: &Value) -> Result<()> {
+    let invalid = |reason: String| Err(Error::ClientOption { name: name.to_owned(), reason });
+    match (name, value) {
+        ("cpu_device_count", Value::Int64(1..=4096)) => Ok(()),
+        ("cpu_device_count", Value::Int64(count)) => {
+            invalid(format!("{count} devices; it must be between 1 and 4096"))
+        }
+        ("cpu_device_count", other) => {
+            invalid(format!("it must be an Int64, not a {}", other.kind()))
+        }
+        _ => Ok(()),
+    }
+}

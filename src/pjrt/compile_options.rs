@@ -1,0 +1,154 @@
+//! What a compiler is told besides the program, and its encoding as XLA's `CompileOptionsProto`.
+
+use std::collections::{BTreeMap, HashSet};
+
+use prost::Message;
+
+use super::{Client, Error, Result};
+
+/// Options of one compilation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CompileOptions {
+    /// The device id of each replica. By default the first addressable devices of the client in
+    /// their order. It is always sent: plugins' own defaults differ (a TPU's is a ring).
+    pub device_assignment: Option<Vec<i32>>,
+    /// XLA options by name, as in `XLA_FLAGS` but for this compilation only.
+    pub overrides: BTreeMap<String, OverrideValue>,
+}
+
+/// The value of an XLA option.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OverrideValue {
+    /// Text, or the name of an enum's value.
+    String(String),
+    /// A truth value.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A float.
+    Double(f64),
+}
+
+impl CompileOptions {
+    /// The device ids that `num_replicas` replicas run on.
+    pub(super) fn assignment(&self, client: &Client, num_replicas: usize) -> Result<Vec<i32>> {
+        let Some(assignment) = &self.device_assignment else {
+            let devices = client.devices();
+            if num_replicas == 0 || num_replicas > devices.len() {
+                return Err(Error::TooFewDevices { needed: num_replicas, available: devices.len() });
+            }
+            return Ok(devices[..num_replicas].iter().map(|device| device.id).collect());
+        };
+        let invalid = |reason: String| {
+            Err(Error::DeviceAssignment { assignment: assignment.clone(), reason })
+        };
+        if assignment.len() != num_replicas {
+            return invalid(format!("the program has {num_replicas} replicas"));
+        }
+        let mut seen = HashSet::new();
+        if let Some(id) = assignment.iter().find(|id| !seen.insert(**id)) {
+            return invalid(format!("device {id} stands in it twice"));
+        }
+        let addressable = |id: &&i32| client.devices().iter().any(|device| device.id == **id);
+        if !assignment.iter().any(|id| addressable(&id)) {
+            return invalid("none of these devices belongs to this process".into());
+        }
+        Ok(assignment.clone())
+    }
+
+    /// The bytes that PJRT takes.
+    pub(super) fn encode(&self, assignment: &[i32]) -> Vec<u8> {
+        let num_replicas = assignment.len();
+        let devices = ComputationDevice {
+            replica_device_ids: assignment.iter().map(|id| i64::from(*id)).collect(),
+        };
+        CompileOptionsProto {
+            executable_build_options: Some(ExecutableBuildOptionsProto {
+                device_ordinal: -1,
+                num_replicas: num_replicas as i64,
+                num_partitions: 1,
+                device_assignment: Some(DeviceAssignmentProto {
+                    replica_count: num_replicas as i32,
+                    computation_count: 1,
+                    computation_devices: vec![devices],
+                }),
+            }),
+            env_option_overrides: self
+                .overrides
+                .iter()
+                .map(|(name, value)| (name.clone(), OptionOverrideProto { value: Some(value.into()) }))
+                .collect(),
+        }
+        .encode_to_vec()
+    }
+}
+
+/// `xla.CompileOptionsProto`, as far as it is used here.
+#[derive(Clone, PartialEq, Message)]
+struct CompileOptionsProto {
+    #[prost(message, optional, tag = "3")]
+    executable_build_options: Option<ExecutableBuildOptionsProto>,
+    #[prost(btree_map = "string, message", tag = "7")]
+    env_option_overrides: BTreeMap<String, OptionOverrideProto>,
+}
+
+/// `xla.ExecutableBuildOptionsProto`. A device ordinal other than -1 would pin the program to it.
+#[derive(Clone, PartialEq, Message)]
+struct ExecutableBuildOptionsProto {
+    #[prost(int64, tag = "1")]
+    device_ordinal: i64,
+    #[prost(int64, tag = "4")]
+    num_replicas: i64,
+    #[prost(int64, tag = "5")]
+    num_partitions: i64,
+    #[prost(message, optional, tag = "9")]
+    device_assignment: Option<DeviceAssignmentProto>,
+}
+
+/// `xla.DeviceAssignmentProto`.
+#[derive(Clone, PartialEq, Message)]
+struct DeviceAssignmentProto {
+    #[prost(int32, tag = "1")]
+    replica_count: i32,
+    #[prost(int32, tag = "2")]
+    computation_count: i32,
+    #[prost(message, repeated, tag = "3")]
+    computation_devices: Vec<ComputationDevice>,
+}
+
+/// `xla.DeviceAssignmentProto.ComputationDevice`: the devices of one partition, by replica.
+#[derive(Clone, PartialEq, Message)]
+struct ComputationDevice {
+    #[prost(int64, repeated, tag = "1")]
+    replica_device_ids: Vec<i64>,
+}
+
+/// `xla.OptionOverrideProto`.
+#[derive(Clone, PartialEq, Message)]
+struct OptionOverrideProto {
+    #[prost(oneof = "OverrideProto", tags = "1, 2, 3, 4")]
+    value: Option<OverrideProto>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+enum OverrideProto {
+    #[prost(string, tag = "1")]
+    String(String),
+    #[prost(bool, tag = "2")]
+    Bool(bool),
+    #[prost(int64, tag = "3")]
+    Int(i64),
+    #[prost(double, tag = "4")]
+    Double(f64),
+}
+
+impl From<&OverrideValue> for OverrideProto {
+    fn from(value: &OverrideValue) -> Self {
+        match value {
+            OverrideValue::String(value) => OverrideProto::String(value.clone()),
+            OverrideValue::Bool(value) => OverrideProto::Bool(*value),
+            OverrideValue::Int(value) => OverrideProto::Int(*value),
+            OverrideValue::Double(value) => OverrideProto::Double(*value),
+        }
+    }
+}

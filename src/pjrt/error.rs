@@ -1,0 +1,280 @@
+//! What can go wrong between a program and a device.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use hlo::DType;
+
+use super::install::InstallError;
+
+/// Result of this module's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A failure of loading a plugin, compiling, moving data or executing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The plugin reported a failure.
+    #[error("{call}: {code}: {message}")]
+    Pjrt {
+        /// The function of the C API.
+        call: &'static str,
+        /// PJRT's error code.
+        code: Code,
+        /// The plugin's words.
+        message: String,
+    },
+    /// One replica of a launch failed.
+    #[error("replica {replica} failed: {source}")]
+    Replica {
+        /// Index of the replica in the program.
+        replica: usize,
+        /// What its device reported.
+        source: Box<Error>,
+    },
+    /// The plugin does not have a function of the API.
+    #[error("the plugin has no {call}; it needs a newer version of the plugin")]
+    NoSuchCall {
+        /// The function of the C API.
+        call: &'static str,
+    },
+
+    /// The file cannot be read.
+    #[error("cannot read the plugin {path}: {source}")]
+    UnreadablePlugin {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The file is not a PJRT plugin.
+    #[error(
+        "{path} is not a PJRT plugin: {reason}. Give the path of a plugin's .so file, or a name \
+         (cpu, cuda, tpu) that `lockstep plugin install` knows"
+    )]
+    NotAPlugin {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The plugin is a shared library for another processor.
+    #[error("{path} is built for {found}, but this machine is {host}; install the plugin again on this machine")]
+    WrongArchitecture {
+        /// The file.
+        path: PathBuf,
+        /// The processor that it is for.
+        found: String,
+        /// The processor of this machine.
+        host: &'static str,
+    },
+    /// The plugin speaks another major version of the C API.
+    #[error(
+        "{path} has PJRT C API {major}.{minor}, but this program speaks {}.x; use another version of the plugin",
+        super::abi::API_MAJOR
+    )]
+    IncompatibleAbi {
+        /// The file.
+        path: PathBuf,
+        /// The plugin's major version.
+        major: i32,
+        /// The plugin's minor version.
+        minor: i32,
+    },
+    /// XLA ends the process when it meets a flag that it does not know.
+    #[error("XLA_FLAGS holds {flag}, which {path} does not know and would abort on; remove it from XLA_FLAGS")]
+    UnknownXlaFlag {
+        /// The flag, as it stands in the environment.
+        flag: String,
+        /// The plugin.
+        path: PathBuf,
+    },
+    /// A client option that the plugin would ignore or abort on.
+    #[error("client option {name}: {reason}")]
+    ClientOption {
+        /// The option's name.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// The program needs more devices than the client has.
+    #[error(
+        "the program runs on {needed} replicas, but the client has {available} addressable devices; \
+         make the mesh smaller or the client larger"
+    )]
+    TooFewDevices {
+        /// Replicas of the program.
+        needed: usize,
+        /// Addressable devices of the client.
+        available: usize,
+    },
+    /// A list of devices is not one distinct addressable device per replica.
+    #[error("device assignment {assignment:?}: {reason}")]
+    DeviceAssignment {
+        /// The device ids that were given.
+        assignment: Vec<i32>,
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// The text of a program and its declared border differ.
+    #[error("the program's text does not agree with its declared {what}: {reason}")]
+    ProgramBorder {
+        /// `inputs`, `outputs` or `replicas`.
+        what: &'static str,
+        /// How they differ.
+        reason: String,
+    },
+    /// Bytes that are no serialized executable, or that hold another program.
+    #[error("cannot load the serialized executable: {reason}")]
+    Serialized {
+        /// What is wrong with them.
+        reason: String,
+    },
+
+    /// Wrong number of arguments for an executable.
+    #[error("the executable takes {expected} arguments, but {found} were given")]
+    ArgumentCount {
+        /// Inputs of the program.
+        expected: usize,
+        /// Arguments given.
+        found: usize,
+    },
+    /// An argument of the wrong dtype or shape.
+    #[error("argument {index} ({name}) must be {expected_dtype}{expected_dims:?}, but is {dtype}{dims:?}")]
+    ArgumentType {
+        /// Position among the arguments.
+        index: usize,
+        /// Path of the leaf.
+        name: String,
+        /// The program's dtype.
+        expected_dtype: DType,
+        /// The program's dims, on one replica.
+        expected_dims: Vec<usize>,
+        /// The argument's dtype.
+        dtype: DType,
+        /// The argument's dims.
+        dims: Vec<usize>,
+    },
+    /// An argument that lies on other devices than those the executable runs on.
+    #[error("argument {index} ({name}) lies on devices {found:?}, but the executable runs on {expected:?}")]
+    ArgumentDevices {
+        /// Position among the arguments.
+        index: usize,
+        /// Path of the leaf.
+        name: String,
+        /// Indices of the executable's devices.
+        expected: Vec<usize>,
+        /// Indices of the argument's devices.
+        found: Vec<usize>,
+    },
+    /// An argument that belongs to another client.
+    #[error("argument {index} ({name}) belongs to another client; upload it through this executable's client")]
+    ArgumentClient {
+        /// Position among the arguments.
+        index: usize,
+        /// Path of the leaf.
+        name: String,
+    },
+    /// Literals to be uploaded together must be one per device, of one dtype and shape.
+    #[error("cannot upload: {reason}")]
+    Upload {
+        /// What is wrong with the literals.
+        reason: String,
+    },
+    /// There is no such replica.
+    #[error("replica {replica} was asked for, but the value has {num_replicas}")]
+    NoSuchReplica {
+        /// The index asked for.
+        replica: usize,
+        /// How many there are.
+        num_replicas: usize,
+    },
+
+    /// A plugin could not be found or installed.
+    #[error(transparent)]
+    Install(#[from] InstallError),
+}
+
+/// PJRT's error codes, which are those of Abseil's `Status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// The operation was cancelled.
+    Cancelled,
+    /// No further information.
+    Unknown,
+    /// An argument that is wrong whatever the state of the system.
+    InvalidArgument,
+    /// Time ran out.
+    DeadlineExceeded,
+    /// Something asked for does not exist.
+    NotFound,
+    /// Something to be created exists.
+    AlreadyExists,
+    /// Not allowed.
+    PermissionDenied,
+    /// Out of memory, or of another resource.
+    ResourceExhausted,
+    /// The system is not in the state that the operation needs.
+    FailedPrecondition,
+    /// Stopped because of a conflict.
+    Aborted,
+    /// Past the valid range.
+    OutOfRange,
+    /// Not implemented by this plugin.
+    Unimplemented,
+    /// A broken invariant inside the plugin.
+    Internal,
+    /// The service cannot be reached now.
+    Unavailable,
+    /// Unrecoverable loss or corruption of data.
+    DataLoss,
+    /// No valid credentials.
+    Unauthenticated,
+    /// A number that this version does not know.
+    Other(i32),
+}
+
+const CODES: [(Code, i32, &str); 16] = [
+    (Code::Cancelled, 1, "CANCELLED"),
+    (Code::Unknown, 2, "UNKNOWN"),
+    (Code::InvalidArgument, 3, "INVALID_ARGUMENT"),
+    (Code::DeadlineExceeded, 4, "DEADLINE_EXCEEDED"),
+    (Code::NotFound, 5, "NOT_FOUND"),
+    (Code::AlreadyExists, 6, "ALREADY_EXISTS"),
+    (Code::PermissionDenied, 7, "PERMISSION_DENIED"),
+    (Code::ResourceExhausted, 8, "RESOURCE_EXHAUSTED"),
+    (Code::FailedPrecondition, 9, "FAILED_PRECONDITION"),
+    (Code::Aborted, 10, "ABORTED"),
+    (Code::OutOfRange, 11, "OUT_OF_RANGE"),
+    (Code::Unimplemented, 12, "UNIMPLEMENTED"),
+    (Code::Internal, 13, "INTERNAL"),
+    (Code::Unavailable, 14, "UNAVAILABLE"),
+    (Code::DataLoss, 15, "DATA_LOSS"),
+    (Code::Unauthenticated, 16, "UNAUTHENTICATED"),
+];
+
+impl Code {
+    /// The code with PJRT's number.
+    pub fn from_raw(raw: i32) -> Self {
+        CODES.iter().find(|row| row.1 == raw).map_or(Code::Other(raw), |row| row.0)
+    }
+
+    /// PJRT's number of the code.
+    pub fn raw(self) -> i32 {
+        match self {
+            Code::Other(raw) => raw,
+            code => CODES.iter().find(|row| row.0 == code).map_or(2, |row| row.1),
+        }
+    }
+}
+
+/// PJRT's name: `INVALID_ARGUMENT`.
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match CODES.iter().find(|row| row.0 == *self) {
+            Some(row) => f.write_str(row.2),
+            None => write!(f, "error code {}", self.raw()),
+        }
+    }
+}

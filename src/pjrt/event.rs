@@ -1,0 +1,136 @@
+//! Completion of asynchronous work.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::abi::*;
+use super::plugin::call;
+use super::{Error, Plugin, Result};
+
+/// Owns a `PJRT_Event`: becomes ready once the work behind it has finished or failed.
+#[derive(Debug)]
+pub(super) struct Event {
+    plugin: Plugin,
+    raw: *mut PJRT_Event,
+}
+
+// SAFETY: PJRT's functions on events may be called from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above; no function here changes the handle.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Takes over an event; null stands for work that is already done.
+    pub fn new(plugin: Plugin, raw: *mut PJRT_Event) -> Self {
+        Self { plugin, raw }
+    }
+
+    /// Blocks until the event is ready. May be called again, with the same result.
+    pub fn wait(&self) -> Result<()> {
+        if self.raw.is_null() {
+            return Ok(());
+        }
+        let mut args = PJRT_Event_Await_Args { event: self.raw, ..PJRT_Event_Await_Args::new() };
+        // SAFETY: the event is live until `self` is dropped.
+        unsafe { call!(self.plugin, PJRT_Event_Await, args) }
+    }
+
+    /// Has the work finished or failed?
+    pub fn is_ready(&self) -> Result<bool> {
+        if self.raw.is_null() {
+            return Ok(true);
+        }
+        let mut args = PJRT_Event_IsReady_Args { event: self.raw, ..PJRT_Event_IsReady_Args::new() };
+        // SAFETY: the event is live until `self` is dropped.
+        unsafe { call!(self.plugin, PJRT_Event_IsReady, args) }?;
+        Ok(args.is_ready)
+    }
+
+    /// Drops `value` once the event is ready, on a thread of the plugin.
+    pub fn keep_until_ready<T: Send + 'static>(&self, value: T) -> Result<()> {
+        if self.raw.is_null() {
+            return Ok(());
+        }
+        let user_arg = Box::into_raw(Box::new((self.plugin, value)));
+        let mut args = PJRT_Event_OnReady_Args {
+            event: self.raw,
+            callback: Some(drop_kept::<T>),
+            user_arg: user_arg.cast(),
+            ..PJRT_Event_OnReady_Args::new()
+        };
+        // SAFETY: the callback is called exactly once with `user_arg`, whether or not this event
+        // object still exists then; it is the only one to free it. When the registration fails
+        // nobody will call it, and the value is leaked rather than freed under a running transfer.
+        unsafe { call!(self.plugin, PJRT_Event_OnReady, args) }
+    }
+}
+
+extern "C" fn drop_kept<T>(error: *mut PJRT_Error, user_arg: *mut c_void) {
+    // SAFETY: `user_arg` is the box that `keep_until_ready` made for this call.
+    let kept = unsafe { Box::from_raw(user_arg.cast::<(Plugin, T)>()) };
+    // Whoever waits for the data sees the error; here it only has to be freed.
+    let _ = kept.0.check("PJRT_Event_OnReady", error);
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.raw.is_null() {
+            return;
+        }
+        let mut args = PJRT_Event_Destroy_Args { event: self.raw, ..PJRT_Event_Destroy_Args::new() };
+        // SAFETY: the event is owned by `self` and not used afterwards. Work in flight goes on.
+        let _ = unsafe { call!(self.plugin, PJRT_Event_Destroy, args) };
+    }
+}
+
+/// The end of one launch on all its devices. Clones stand for the same launch.
+#[derive(Clone, Debug)]
+pub struct Completion(Arc<Launched>);
+
+#[derive(Debug)]
+struct Launched {
+    /// One event per addressable replica, in the order of the replicas.
+    events: Box<[Event]>,
+    finished: AtomicBool,
+}
+
+impl Completion {
+    pub(super) fn new(events: Box<[Event]>) -> Self {
+        Self(Arc::new(Launched { events, finished: AtomicBool::new(false) }))
+    }
+
+    /// Blocks until every device has finished.
+    ///
+    /// # Errors
+    /// [`Error::Replica`] of the first replica that failed.
+    pub fn wait(&self) -> Result<()> {
+        let mut first_error = None;
+        for (replica, event) in self.0.events.iter().enumerate() {
+            if let Err(source) = event.wait() {
+                first_error.get_or_insert(Error::Replica { replica, source: Box::new(source) });
+            }
+        }
+        self.0.finished.store(true, Ordering::Release);
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// Has every device finished, or failed?
+    ///
+    /// # Errors
+    /// When the plugin cannot say.
+    pub fn is_ready(&self) -> Result<bool> {
+        for event in &self.0.events {
+            if !event.is_ready()? {
+                return Ok(false);
+            }
+        }
+        self.0.finished.store(true, Ordering::Release);
+        Ok(true)
+    }
+
+    /// Is it known, without asking the plugin, that the launch has ended?
+    pub(super) fn is_finished(&self) -> bool {
+        self.0.finished.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,5 @@
+//! placeholder for the first build
+/// x
+#[derive(Debug, thiserror::Error)]
+#[error("x")]
+pub struct InstallError;

@@ -1,0 +1,291 @@
+//! A plugin: a shared library that brings a compiler and a runtime for one kind of device.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_char;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::Mutex;
+
+use super::abi::{self, *};
+use super::{Code, Error, Result, Value};
+
+/// A loaded and initialised plugin. A cheap handle: plugins stay loaded until the process ends.
+#[derive(Clone, Copy)]
+pub struct Plugin(&'static Loaded);
+
+struct Loaded {
+    path: PathBuf,
+    api: PJRT_Api,
+    version: (i32, i32),
+    extensions: Vec<i32>,
+    attributes: BTreeMap<String, Value>,
+}
+
+// SAFETY: the function pointers of the API may be called from any thread, and `api` is never written
+// after it was filled in. Its raw pointers are to static data of a library that is never unloaded.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
+
+/// Every plugin of this process by its canonical path: a library must be initialised only once.
+static LOADED: Mutex<Option<HashMap<PathBuf, Plugin>>> = Mutex::new(None);
+
+impl Plugin {
+    /// Loads the shared library at `path` and initialises it. The same file gives the same plugin.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is no shared library for this processor, has no `GetPjrtApi`,
+    /// speaks another major version of the C API, or would abort on a flag in `XLA_FLAGS`.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let given = path.as_ref();
+        let path = given
+            .canonicalize()
+            .map_err(|source| Error::UnreadablePlugin { path: given.to_path_buf(), source })?;
+        let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let loaded = loaded.get_or_insert_default();
+        if let Some(plugin) = loaded.get(&path) {
+            return Ok(*plugin);
+        }
+        check_elf(&path)?;
+        if let Ok(flags) = std::env::var("XLA_FLAGS") {
+            check_xla_flags(&path, &flags)?;
+        }
+        let plugin = load_library(&path)?;
+        loaded.insert(path, plugin);
+        Ok(plugin)
+    }
+
+    /// The canonical path of the library.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Major and minor version of the PJRT C API that the plugin was built with.
+    pub fn api_version(&self) -> (i32, i32) {
+        self.0.version
+    }
+
+    /// The types of the extensions that the plugin has, as `PJRT_Extension_Type` numbers them.
+    pub fn extensions(&self) -> &[i32] {
+        &self.0.extensions
+    }
+
+    /// What the plugin says of itself: `xla_version`, `stablehlo_current_version` and so on.
+    pub fn attributes(&self) -> &BTreeMap<String, Value> {
+        &self.0.attributes
+    }
+
+    pub(super) fn api(&self) -> &'static PJRT_Api {
+        &self.0.api
+    }
+
+    /// Turns what a call returned into a result, and frees the error object.
+    pub(super) fn check(&self, call: &'static str, error: *mut PJRT_Error) -> Result<()> {
+        if error.is_null() { Ok(()) } else { Err(take_error(self.api(), call, error)) }
+    }
+}
+
+/// Calls `$function` of the plugin's API with `&mut $args` and gives a `Result<()>`. Must stand in an
+/// unsafe block: every pointer in the arguments must be valid for that function.
+macro_rules! call {
+    ($plugin:expr, $function:ident, $args:expr) => {{
+        let plugin: &$crate::pjrt::Plugin = &$plugin;
+        match plugin.api().$function {
+            Some(function) => plugin.check(stringify!($function), function(&mut $args)),
+            None => Err($crate::pjrt::Error::NoSuchCall { call: stringify!($function) }),
+        }
+    }};
+}
+pub(super) use call;
+
+impl fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plugin").field("path", &self.path()).field("api", &self.api_version()).finish()
+    }
+}
+
+fn take_error(api: &PJRT_Api, call: &'static str, error: *mut PJRT_Error) -> Error {
+    let mut code = PJRT_Error_GetCode_Args { error, ..PJRT_Error_GetCode_Args::new() };
+    let mut message = PJRT_Error_Message_Args { error, ..PJRT_Error_Message_Args::new() };
+    let mut destroy = PJRT_Error_Destroy_Args { error, ..PJRT_Error_Destroy_Args::new() };
+    let mut text = String::new();
+    // SAFETY: `error` is a live error object that this function owns; the message is copied before
+    // the object is destroyed, and it is not used afterwards.
+    unsafe {
+        if let Some(function) = api.PJRT_Error_GetCode {
+            function(&mut code);
+        }
+        if let Some(function) = api.PJRT_Error_Message {
+            function(&mut message);
+            text = string(message.message, message.message_size);
+        }
+        if let Some(function) = api.PJRT_Error_Destroy {
+            function(&mut destroy);
+        }
+    }
+    Error::Pjrt { call, code: Code::from_raw(code.code), message: text }
+}
+
+/// Copies a string of the plugin.
+///
+/// # Safety
+/// `data` must be null or point to `size` readable bytes.
+pub(super) unsafe fn string(data: *const c_char, size: usize) -> String {
+    if data.is_null() {
+        return String::new();
+    }
+    // SAFETY: by this function's contract.
+    let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The ELF machine numbers of the processors that plugins exist for.
+const MACHINES: [(u16, &str); 2] = [(62, "x86_64"), (183, "aarch64")];
+
+/// Says what is wrong with a file before the dynamic loader is let near it: the loader's own words
+/// do not name the processor.
+fn check_elf(path: &Path) -> Result<()> {
+    let unreadable = |source| Error::UnreadablePlugin { path: path.to_path_buf(), source };
+    let mut header = Vec::with_capacity(20);
+    File::open(path)
+        .and_then(|file| file.take(20).read_to_end(&mut header))
+        .map_err(unreadable)?;
+    if header.len() < 20 || &header[..4] != b"\x7fELF" {
+        return Err(Error::NotAPlugin {
+            path: path.to_path_buf(),
+            reason: "it is no shared library".into(),
+        });
+    }
+    let machine = u16::from_le_bytes([header[18], header[19]]);
+    let found = MACHINES.iter().find(|row| row.0 == machine).map(|row| row.1);
+    if found != Some(std::env::consts::ARCH) {
+        return Err(Error::WrongArchitecture {
+            path: path.to_path_buf(),
+            found: found.map_or_else(|| format!("ELF machine {machine}"), str::to_owned),
+            host: std::env::consts::ARCH,
+        });
+    }
+    Ok(())
+}
+
+/// Looks for the flags' names in the library: XLA registers them from literals, so a name that is
+/// nowhere in the file is one that XLA would end the process for. Reads the file only when there are
+/// flags.
+fn check_xla_flags(path: &Path, flags: &str) -> Result<()> {
+    let names: Vec<&str> = flags
+        .split_whitespace()
+        .filter_map(|token| token.strip_prefix("--"))
+        .map(|token| token.split('=').next().unwrap_or(token))
+        .collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let bytes = std::fs::read(path)
+        .map_err(|source| Error::UnreadablePlugin { path: path.to_path_buf(), source })?;
+    let holds = |name: &str| {
+        let mut literal = name.as_bytes().to_vec();
+        literal.push(0);
+        contains(&bytes, &literal)
+    };
+    // A library that does not even hold this one keeps its flags in another form: say nothing.
+    if !holds("xla_force_host_platform_device_count") {
+        return Ok(());
+    }
+    match names.into_iter().find(|name| !holds(name)) {
+        Some(name) => {
+            Err(Error::UnknownXlaFlag { flag: format!("--{name}"), path: path.to_path_buf() })
+        }
+        None => Ok(()),
+    }
+}
+
+fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    let first = needle[0];
+    let mut from = 0;
+    while let Some(at) = haystack[from..].iter().position(|byte| *byte == first) {
+        if haystack[from + at..].starts_with(needle) {
+            return true;
+        }
+        from += at + 1;
+    }
+    false
+}
+
+fn load_library(path: &Path) -> Result<Plugin> {
+    let not_a_plugin = |reason: String| Error::NotAPlugin { path: path.to_path_buf(), reason };
+    // SAFETY: loading runs the library's initialisers. That this file may run its code in this
+    // process is what naming it as a plugin means; nothing better can be checked.
+    let library =
+        unsafe { libloading::Library::new(path) }.map_err(|error| not_a_plugin(error.to_string()))?;
+    // SAFETY: every PJRT plugin exports this symbol with this type.
+    let get_api = unsafe { library.get::<unsafe extern "C" fn() -> *const PJRT_Api>(b"GetPjrtApi\0") }
+        .map_err(|_| not_a_plugin("it has no function GetPjrtApi".into()))?;
+    // SAFETY: the function takes nothing and returns null or static data.
+    let raw = unsafe { get_api() };
+    // Threads of the plugin and objects with destructors of its own outlive any scope here.
+    std::mem::forget(library);
+    if raw.is_null() {
+        return Err(not_a_plugin("GetPjrtApi returned null".into()));
+    }
+    let mut api = PJRT_Api::new();
+    // SAFETY: the table begins with its own size in bytes. Copying no more than that, and no more
+    // than we know, leaves functions that an older plugin lacks as `None`.
+    unsafe {
+        let size = (*raw).struct_size.min(size_of::<PJRT_Api>());
+        ptr::copy_nonoverlapping(raw.cast::<u8>(), (&raw mut api).cast::<u8>(), size);
+    }
+    let version = (api.pjrt_api_version.major_version, api.pjrt_api_version.minor_version);
+    if version.0 != abi::API_MAJOR {
+        return Err(Error::IncompatibleAbi {
+            path: path.to_path_buf(),
+            major: version.0,
+            minor: version.1,
+        });
+    }
+    let mut extensions = Vec::new();
+    let mut next = api.extension_start;
+    while !next.is_null() {
+        // SAFETY: the chain consists of static objects that begin as PJRT_Extension_Base does.
+        let extension = unsafe { &*next };
+        extensions.push(extension.r#type);
+        next = extension.next;
+    }
+    let mut loaded =
+        Loaded { path: path.to_path_buf(), api, version, extensions, attributes: BTreeMap::new() };
+    initialise(&mut loaded)?;
+    Ok(Plugin(Box::leak(Box::new(loaded))))
+}
+
+fn initialise(loaded: &mut Loaded) -> Result<()> {
+    let check = |call, error: *mut PJRT_Error| {
+        if error.is_null() { Ok(()) } else { Err(take_error(&loaded.api, call, error)) }
+    };
+    if let Some(initialize) = loaded.api.PJRT_Plugin_Initialize {
+        // SAFETY: called once per library, before any other function of it.
+        let error = unsafe { initialize(&mut PJRT_Plugin_Initialize_Args::new()) };
+        check("PJRT_Plugin_Initialize", error)?;
+    }
+    if let Some(attributes) = loaded.api.PJRT_Plugin_Attributes {
+        let mut args = PJRT_Plugin_Attributes_Args::new();
+        // SAFETY: the plugin is initialised; the arguments are out parameters.
+        check("PJRT_Plugin_Attributes", unsafe { attributes(&mut args) })?;
+        // SAFETY: the plugin filled in an array of that many named values.
+        loaded.attributes = unsafe { super::value::read_all(args.attributes, args.num_attributes) };
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contains_finds_what_is_there_and_nothing_else() {
+        assert!(contains(b"aab\0c", b"ab\0"));
+        assert!(!contains(b"aab", b"ab\0"));
+        assert!(!contains(b"", b"ab"));
+    }
+}

@@ -1,0 +1,109 @@
+//! Named values: client options, and the attributes of plugins and devices.
+
+use std::collections::BTreeMap;
+use std::ffi::c_char;
+use std::fmt;
+
+use super::abi::*;
+
+/// A value that PJRT attaches to a name.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Text.
+    String(String),
+    /// An integer.
+    Int64(i64),
+    /// A list of integers: versions, coordinates.
+    Int64List(Vec<i64>),
+    /// A single-precision float.
+    Float(f32),
+    /// A truth value.
+    Bool(bool),
+}
+
+impl Value {
+    /// `String`, `Int64`, `Int64List`, `Float` or `Bool`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Value::String(_) => "String",
+            Value::Int64(_) => "Int64",
+            Value::Int64List(_) => "Int64List",
+            Value::Float(_) => "Float",
+            Value::Bool(_) => "Bool",
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::String(value) => f.write_str(value),
+            Value::Int64(value) => write!(f, "{value}"),
+            Value::Int64List(value) => write!(f, "{value:?}"),
+            Value::Float(value) => write!(f, "{value}"),
+            Value::Bool(value) => write!(f, "{value}"),
+        }
+    }
+}
+
+/// The C form of a name and its value, which it points into: valid while both live.
+pub(super) fn named(name: &str, value: &Value) -> PJRT_NamedValue {
+    let (r#type, string_value, value_size) = match value {
+        Value::String(text) => (
+            named_value::STRING,
+            NamedValueUnion { string_value: text.as_ptr().cast::<c_char>() },
+            text.len(),
+        ),
+        Value::Int64(number) => (named_value::INT64, NamedValueUnion { int64_value: *number }, 1),
+        Value::Int64List(list) => (
+            named_value::INT64_LIST,
+            NamedValueUnion { int64_array_value: list.as_ptr() },
+            list.len(),
+        ),
+        Value::Float(number) => (named_value::FLOAT, NamedValueUnion { float_value: *number }, 1),
+        Value::Bool(truth) => (named_value::BOOL, NamedValueUnion { bool_value: *truth }, 1),
+    };
+    PJRT_NamedValue {
+        name: name.as_ptr().cast(),
+        name_size: name.len(),
+        r#type,
+        string_value,
+        value_size,
+        ..PJRT_NamedValue::new()
+    }
+}
+
+/// Copies an array of named values; those of a type unknown to this version are left out.
+///
+/// # Safety
+/// `first` must be null or point to `count` named values.
+pub(super) unsafe fn read_all(
+    first: *const PJRT_NamedValue,
+    count: usize,
+) -> BTreeMap<String, Value> {
+    let mut values = BTreeMap::new();
+    if first.is_null() {
+        return values;
+    }
+    // SAFETY: by this function's contract.
+    for named in unsafe { std::slice::from_raw_parts(first, count) } {
+        let (size, value) = (named.value_size, named.string_value);
+        // SAFETY: `type` says which member of the union was written, `value_size` how many elements
+        // its pointer has; the same holds for the name.
+        unsafe {
+            let value = match named.r#type {
+                named_value::STRING => Value::String(super::plugin::string(value.string_value, size)),
+                named_value::INT64 => Value::Int64(value.int64_value),
+                named_value::INT64_LIST if size == 0 => Value::Int64List(Vec::new()),
+                named_value::INT64_LIST => Value::Int64List(
+                    std::slice::from_raw_parts(value.int64_array_value, size).to_vec(),
+                ),
+                named_value::FLOAT => Value::Float(value.float_value),
+                named_value::BOOL => Value::Bool(value.bool_value),
+                _ => continue,
+            };
+            values.insert(super::plugin::string(named.name, named.name_size), value);
+        }
+    }
+    values
+}
