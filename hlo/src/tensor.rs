@@ -96,11 +96,13 @@ impl Tracer {
     }
 
     /// A named output that is the same on every replica.
+    #[track_caller]
     pub fn output(&self, name: impl Into<String>, tensor: Tensor<'_>) {
         self.output_with(name, tensor, AxisSet::EMPTY, None);
     }
 
     /// A named output that may vary over `varying`.
+    #[track_caller]
     pub fn output_varying(&self, name: impl Into<String>, tensor: Tensor<'_>, varying: AxisSet) {
         self.output_with(name, tensor, varying, None);
     }
@@ -120,6 +122,7 @@ impl Tracer {
         }
     }
 
+    #[track_caller]
     fn output_with(
         &self,
         name: impl Into<String>,
@@ -160,14 +163,14 @@ impl Tracer {
     /// Records an op with one result.
     #[track_caller]
     pub(crate) fn apply<'g>(&'g self, op: Op, operands: &[Tensor<'g>]) -> Tensor<'g> {
-        let first = self.record(op, operands, Location::caller());
+        let first = self.record(op, operands);
         Tensor { tracer: self, value: first }
     }
 
     /// Records an op with as many results as operands.
     #[track_caller]
     pub(crate) fn apply_variadic<'g>(&'g self, op: Op, operands: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
-        match self.record(op, operands, Location::caller()) {
+        match self.record(op, operands) {
             Some(first) => {
                 let graph = self.graph.borrow();
                 let values = graph.node_of(first).results();
@@ -177,13 +180,9 @@ impl Tracer {
         }
     }
 
-    fn record(
-        &self,
-        op: Op,
-        operands: &[Tensor<'_>],
-        caller: &'static Location<'static>,
-    ) -> Option<ValueId> {
-        let location = self.caller(caller);
+    #[track_caller]
+    fn record(&self, op: Op, operands: &[Tensor<'_>]) -> Option<ValueId> {
+        let location = self.caller(Location::caller());
         let mut values = self.values_of(op.name(), operands)?;
         let mut graph = self.graph.borrow_mut();
         if !matches!(op, Op::AllReduce { .. } | Op::OptimizationBarrier | Op::While { .. }) {
@@ -200,6 +199,7 @@ impl Tracer {
     }
 
     /// The values behind tensors of this tracer; `None` if one has none or is another tracer's.
+    #[track_caller]
     fn values_of(&self, op: &'static str, tensors: &[Tensor<'_>]) -> Option<Vec<ValueId>> {
         if tensors.iter().any(|tensor| !std::ptr::eq(tensor.tracer, self)) {
             let message = "an operand belongs to another graph; a loop's body gets outer values \
