@@ -148,7 +148,11 @@ fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
         (
             "fori",
             two,
-            |t, x| t.fori_loop(4, &[x], |i, carried| vec![carried[0] + i.convert(DType::F32)])[0],
+            |t, x| {
+                t.fori_loop(4, &[x], |i, carried| {
+                    vec![carried[0] + i.convert(DType::F32).vary(carried[0].varying())]
+                })[0]
+            },
             vec![vec![7., 16.], vec![8., 26.]],
         ),
         ("fori of no trip", two, |t, x| t.fori_loop(0, &[x], |_, x| vec![x[0] * 0.0])[0], {
