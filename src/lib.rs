@@ -2,5 +2,8 @@
 
 pub mod config;
 pub mod data;
+pub mod metrics;
 pub mod optim;
+pub mod parallel;
 pub mod pjrt;
+pub mod step;

@@ -85,6 +85,29 @@ impl DType {
         matches!(self, I64 | I32 | U64 | U32 | U8)
     }
 
+    /// The value of this float dtype nearest to `value`, ties to even; for other dtypes `value` itself.
+    ///
+    /// Rounds once. The `half` crate's conversions from f64 do not: they drop the low bits of the
+    /// significand before they look for a tie, or go through f32.
+    pub fn round(self, value: f64) -> f64 {
+        let (fraction_bits, exponents) = match self {
+            F32 => return f64::from(value as f32),
+            Bf16 => (7, -126..=127),
+            F16 => (10, -14..=15),
+            _ => return value,
+        };
+        if !value.is_finite() {
+            return value;
+        }
+        let power_of_two = |exponent: i32| f64::from_bits(((exponent + 1023) as u64) << 52);
+        let exponent = (value.to_bits() >> 52 & 0x7ff) as i32 - 1023;
+        // Below the smallest exponent the spacing of subnormals stays the same.
+        let spacing = power_of_two(exponent.max(*exponents.start()) - fraction_bits);
+        let rounded = (value / spacing).round_ties_even() * spacing;
+        let overflows = rounded.abs() >= power_of_two(exponents.end() + 1);
+        if overflows { f64::INFINITY.copysign(value) } else { rounded }
+    }
+
     /// True for the unsigned integers.
     pub const fn is_unsigned(self) -> bool {
         matches!(self, U64 | U32 | U8)
@@ -94,5 +117,43 @@ impl DType {
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_to_nearest_even_and_happens_once() {
+        let two = |exponent: i32| 2f64.powi(exponent);
+        let cases = [
+            (F32, 1.0 + two(-24), 1.0),
+            (F32, 1.0 + two(-24) + two(-50), 1.0 + two(-23)),
+            (Bf16, 1.0 + two(-8), 1.0),
+            (Bf16, 1.0 + 3.0 * two(-8), 1.0 + two(-6)),
+            // Through f32, or without the low 32 bits, these two would be ties.
+            (Bf16, 1.0 + two(-8) + two(-50), 1.0 + two(-7)),
+            (F16, 1.0 + two(-11) + two(-50), 1.0 + two(-10)),
+            (F16, 1.0 + two(-11), 1.0),
+            (F16, 65519.0, 65504.0),
+            (F16, 65520.0, f64::INFINITY),
+            (F16, -1e300, f64::NEG_INFINITY),
+            (F16, two(-24), two(-24)),
+            (F16, two(-25), 0.0),
+            (F16, two(-25) * (1.0 + two(-40)), two(-24)),
+            (F16, 3.0 * two(-25), two(-23)),
+            (F16, two(-14) - two(-26), two(-14)),
+            (Bf16, two(-133), two(-133)),
+            (Bf16, -two(-134), -0.0),
+            (Bf16, f64::MIN_POSITIVE / 2.0, 0.0),
+            (Bf16, f64::MAX, f64::INFINITY),
+            (F64, 0.1, 0.1),
+        ];
+        for (dtype, value, expected) in cases {
+            let rounded = dtype.round(value);
+            assert_eq!(rounded.to_bits(), expected.to_bits(), "{dtype} {value:e}: {rounded:e}");
+        }
+        assert!(F16.round(f64::NAN).is_nan());
     }
 }

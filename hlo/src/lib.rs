@@ -1,16 +1,42 @@
 //! Tracing to StableHLO with types that know where replicas may differ.
+//!
+//! A program is [traced](trace) into a [`Graph`] for the replicas of a [`Mesh`]; collectives are
+//! ordinary ops of the graph. [`grad`] and the passes make graphs from graphs, [`verify`] holds their
+//! invariants, lower writes StableHLO text, and interpret evaluates a graph slowly and exactly
+//! with N simulated replicas. Everything here happens when tracing: no IO, no devices, no training.
 
+mod collective;
+mod count;
 mod dtype;
+mod error;
+pub mod grad;
+mod graph;
+mod infer;
+mod interp;
 mod literal;
 mod mesh;
+mod op;
+mod ops;
+pub mod passes;
 pub mod random;
 mod stablehlo;
+mod tensor;
 mod tree;
 mod types;
+mod verify;
 
+pub use count::{CollectiveCost, Cost, count};
 pub use dtype::DType;
+pub use error::Error;
+pub use grad::{grad, vjp};
+pub use graph::{Graph, Input, Node, Output, ValueId};
+pub use interp::{InterpError, interpret};
 pub use literal::{Element, Literal};
 pub use mesh::{Axis, AxisSet, Mesh, Sharding, UnevenShard};
-pub use stablehlo::{Program, ProgramInput, ProgramOutput};
+pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
+pub use ops::Operand;
+pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower};
+pub use tensor::{Tensor, Tracer, trace};
 pub use tree::Tree;
 pub use types::TensorType;
+pub use verify::{VerifyError, verify};

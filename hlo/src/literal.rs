@@ -81,17 +81,18 @@ impl Literal {
                 Self::from_slice(dims, &values.iter().map(|v| *v as $ty).collect::<Vec<_>>())
             };
         }
+        // Rounded first, so that the conversion is exact: see `DType::round`.
+        macro_rules! half {
+            ($ty:ty) => {{
+                let round = |v: &f64| <$ty>::from_f64(dtype.round(*v));
+                Self::from_slice(dims, &values.iter().map(round).collect::<Vec<_>>())
+            }};
+        }
         match dtype {
             DType::F64 => Self::from_slice(dims, values),
             DType::F32 => cast!(f32),
-            DType::Bf16 => Self::from_slice(
-                dims,
-                &values.iter().map(|v| bf16::from_f64(*v)).collect::<Vec<_>>(),
-            ),
-            DType::F16 => Self::from_slice(
-                dims,
-                &values.iter().map(|v| f16::from_f64(*v)).collect::<Vec<_>>(),
-            ),
+            DType::Bf16 => half!(bf16),
+            DType::F16 => half!(f16),
             DType::I64 => cast!(i64),
             DType::I32 => cast!(i32),
             DType::U64 => cast!(u64),
@@ -215,6 +216,15 @@ mod tests {
             let literal = Literal::from_f64(dtype, &[2], &[0.0, 1.0]);
             assert_eq!(literal.to_f64(), [0.0, 1.0], "{dtype}");
         }
+    }
+
+    #[test]
+    fn half_precision_is_rounded_once() {
+        let above_tie = |exponent: i32| 1.0 + 2f64.powi(exponent) + 2f64.powi(-50);
+        let bf16 = Literal::from_f64(DType::Bf16, &[], &[above_tie(-8)]);
+        assert_eq!(bf16.to_f64(), [1.0 + 2f64.powi(-7)]);
+        let f16 = Literal::from_f64(DType::F16, &[], &[above_tie(-11)]);
+        assert_eq!(f16.to_f64(), [1.0 + 2f64.powi(-10)]);
     }
 
     #[test]

@@ -1,6 +1,14 @@
 //! Graph to StableHLO text.
+//!
+//! One op a line, numbered in order, so that two dumps can be compared line by line. Source lines stand
+//! behind the ops as locations, leaf names behind the arguments and results as comments. `vary` and
+//! `stop_gradient` are types' business and print nothing.
 
-use crate::TensorType;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::panic::Location;
+
+use crate::{AxisSet, DType, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId};
 
 /// What a plugin compiles: the text of a module and the types at its border.
 #[derive(Clone, Debug)]
@@ -46,5 +54,513 @@ impl Program {
             out.push('\n');
         }
         out
+    }
+}
+
+/// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those of
+/// the graph's mesh, and state is donated to its next value.
+pub fn lower(graph: &Graph, name: &str) -> Program {
+    let num_replicas = graph.mesh().num_replicas();
+    let mut donated_to: Vec<Option<usize>> = vec![None; graph.inputs().len()];
+    for (index, output) in graph.outputs().iter().enumerate() {
+        if let Some(input) = output.donated_input {
+            donated_to[input] = Some(index);
+        }
+    }
+
+    let mut writer = Writer { mesh: *graph.mesh(), ..Writer::default() };
+    let _ = writeln!(
+        writer.text,
+        "module @{name} attributes {{mhlo.num_replicas = {num_replicas} : i32, \
+         mhlo.num_partitions = 1 : i32}} {{\n  func.func public @main("
+    );
+    let mut names = vec![String::new(); graph.num_values()];
+    for (index, input) in graph.inputs().iter().enumerate() {
+        let donation = donated_to[index]
+            .map_or(String::new(), |output| format!(" {{tf.aliasing_output = {output} : i32}}"));
+        let comma = if index + 1 < graph.inputs().len() { "," } else { "" };
+        let ty = mlir_type(graph.ty(input.value));
+        let _ = writeln!(writer.text, "    %arg{index}: {ty}{donation}{comma} // {}", input.name);
+        names[input.value.index()] = format!("%arg{index}");
+    }
+    writer.text.push_str("  ) -> (\n");
+    for (index, output) in graph.outputs().iter().enumerate() {
+        let comma = if index + 1 < graph.outputs().len() { "," } else { "" };
+        let ty = mlir_type(graph.ty(output.value));
+        let _ = writeln!(writer.text, "    {ty}{comma} // {}", output.name);
+    }
+    writer.text.push_str("  ) {\n");
+    writer.region(graph, names, 4, "return");
+    writer.text.push_str("  }\n}\n");
+    writer.locations();
+
+    Program {
+        text: writer.text,
+        num_replicas,
+        inputs: graph
+            .inputs()
+            .iter()
+            .zip(donated_to)
+            .map(|(input, donated)| ProgramInput {
+                name: input.name.clone(),
+                ty: graph.ty(input.value).clone(),
+                donated: donated.is_some(),
+            })
+            .collect(),
+        outputs: graph
+            .outputs()
+            .iter()
+            .map(|output| ProgramOutput {
+                name: output.name.clone(),
+                ty: graph.ty(output.value).clone(),
+            })
+            .collect(),
+    }
+}
+
+struct Writer {
+    text: String,
+    mesh: Mesh,
+    num_names: usize,
+    locations: HashMap<&'static Location<'static>, usize>,
+    location_order: Vec<&'static Location<'static>>,
+}
+
+impl Default for Writer {
+    fn default() -> Self {
+        Self {
+            text: String::new(),
+            mesh: Mesh::SINGLE,
+            num_names: 0,
+            locations: HashMap::new(),
+            location_order: vec![],
+        }
+    }
+}
+
+/// The part of a graph that is being written: names of its values, and the identities of its
+/// reductions, which are written once.
+struct Scope<'a> {
+    graph: &'a Graph,
+    names: Vec<String>,
+    identities: HashMap<(DType, Reduction), String>,
+    indent: usize,
+}
+
+impl Scope<'_> {
+    fn name(&self, value: ValueId) -> &str {
+        &self.names[value.index()]
+    }
+
+    fn list(&self, values: &[ValueId]) -> String {
+        values.iter().map(|value| self.name(*value)).collect::<Vec<_>>().join(", ")
+    }
+
+    fn types(&self, values: impl IntoIterator<Item = ValueId>) -> String {
+        let types: Vec<_> =
+            values.into_iter().map(|value| mlir_type(self.graph.ty(value))).collect();
+        types.join(", ")
+    }
+
+    fn pad(&self) -> String {
+        " ".repeat(self.indent)
+    }
+}
+
+impl Writer {
+    /// Writes a graph's nodes and, with the given word, its outputs.
+    fn region(&mut self, graph: &Graph, names: Vec<String>, indent: usize, terminator: &str) {
+        let mut scope = Scope { graph, names, identities: HashMap::new(), indent };
+        for node in graph.nodes() {
+            self.node(&mut scope, node);
+        }
+        let outputs: Vec<_> = graph.outputs().iter().map(|output| output.value).collect();
+        let pad = scope.pad();
+        let _ = match outputs.is_empty() {
+            true => writeln!(self.text, "{pad}{terminator}"),
+            false => writeln!(
+                self.text,
+                "{pad}{terminator} {} : {}",
+                scope.list(&outputs),
+                scope.types(outputs.iter().copied())
+            ),
+        };
+    }
+
+    fn node(&mut self, scope: &mut Scope<'_>, node: &Node) {
+        match &node.op {
+            Op::Input { .. } => return,
+            Op::Vary { .. } | Op::StopGradient => {
+                scope.names[node.result().index()] = scope.name(node.operands[0]).to_owned();
+                return;
+            }
+            Op::ReplicaId { axes } => {
+                scope.names[node.result().index()] = self.replica_id(scope, node, *axes);
+                return;
+            }
+            _ => {}
+        }
+        let body = match &node.op {
+            Op::While { .. } => self.while_body(scope, node),
+            Op::Reduce { reduction, dims } => {
+                let dtype = scope.graph.ty(node.operands[0]).dtype;
+                let identity = self.identity(scope, node, dtype, *reduction);
+                format!(
+                    "stablehlo.reduce({} init: {identity}) applies stablehlo.{} across dimensions = \
+                     {dims:?} : ({}, {}) -> {}",
+                    scope.name(node.operands[0]),
+                    reduction.name(),
+                    scope.types([node.operands[0]]),
+                    mlir_type(&TensorType::new(dtype, &[])),
+                    scope.types(node.results())
+                )
+            }
+            _ => expression(scope, node, &self.mesh),
+        };
+        let results: Vec<_> = node.results().collect();
+        let name = self.fresh();
+        match &results[..] {
+            [one] => scope.names[one.index()] = name.clone(),
+            many => {
+                for (i, result) in many.iter().enumerate() {
+                    scope.names[result.index()] = format!("{name}#{i}");
+                }
+            }
+        }
+        let arity = if results.len() == 1 { String::new() } else { format!(":{}", results.len()) };
+        self.line(scope, node, &format!("{name}{arity} = {body}"));
+    }
+
+    fn line(&mut self, scope: &Scope<'_>, node: &Node, code: &str) {
+        let location = self.location(node.location);
+        let _ = writeln!(self.text, "{}{code} loc(#loc{location})", scope.pad());
+    }
+
+    fn fresh(&mut self) -> String {
+        self.num_names += 1;
+        format!("%{}", self.num_names - 1)
+    }
+
+    /// The replica's index along `axes`, from its number.
+    fn replica_id(&mut self, scope: &Scope<'_>, node: &Node, axes: AxisSet) -> String {
+        let whole = self.mesh.group_size(axes) == self.mesh.num_replicas();
+        let id = self.fresh();
+        if !whole && self.mesh.group_size(axes) == 1 {
+            self.line(scope, node, &format!("{id} = stablehlo.constant dense<0> : tensor<ui32>"));
+            return id;
+        }
+        self.line(scope, node, &format!("{id} = stablehlo.replica_id : tensor<ui32>"));
+        if whole {
+            return id;
+        }
+        let mut index: Option<String> = None;
+        for axis in axes.iter() {
+            let size = self.mesh.size(axis);
+            let divided = self.u32_op(scope, node, "divide", &id, self.mesh.stride(axis));
+            let along = self.u32_op(scope, node, "remainder", &divided, size);
+            index = Some(match index {
+                None => along,
+                Some(outer) => {
+                    let outer = self.u32_op(scope, node, "multiply", &outer, size);
+                    let sum = self.fresh();
+                    let code = format!("{sum} = stablehlo.add {outer}, {along} : tensor<ui32>");
+                    self.line(scope, node, &code);
+                    sum
+                }
+            });
+        }
+        index.unwrap_or(id)
+    }
+
+    fn u32_op(&mut self, scope: &Scope<'_>, node: &Node, op: &str, x: &str, by: usize) -> String {
+        let (constant, result) = (self.fresh(), self.fresh());
+        let code = format!("{constant} = stablehlo.constant dense<{by}> : tensor<ui32>");
+        self.line(scope, node, &code);
+        let code = format!("{result} = stablehlo.{op} {x}, {constant} : tensor<ui32>");
+        self.line(scope, node, &code);
+        result
+    }
+
+    /// The constant that a reduction starts from.
+    fn identity(
+        &mut self,
+        scope: &mut Scope<'_>,
+        node: &Node,
+        dtype: DType,
+        reduction: Reduction,
+    ) -> String {
+        if let Some(name) = scope.identities.get(&(dtype, reduction)) {
+            return name.clone();
+        }
+        let name = self.fresh();
+        let value = identity(dtype, reduction);
+        let code = format!("{name} = {}", constant(&value));
+        self.line(scope, node, &code);
+        scope.identities.insert((dtype, reduction), name.clone());
+        name
+    }
+
+    /// A `while` with its two regions, from behind the `=` to the last brace.
+    fn while_body(&mut self, scope: &Scope<'_>, node: &Node) -> String {
+        let Op::While { regions, .. } = &node.op else { return String::new() };
+        let carried: Vec<_> = node.operands.iter().map(|_| self.fresh()).collect();
+        let starts = carried
+            .iter()
+            .zip(&node.operands)
+            .map(|(name, value)| format!("{name} = {}", scope.name(*value)))
+            .collect::<Vec<_>>();
+        // Written aside, since the result's name stands before it.
+        let before = std::mem::take(&mut self.text);
+        let pad = scope.pad();
+        let types = scope.types(node.operands.iter().copied());
+        let _ = writeln!(self.text, "stablehlo.while({}) : {types}", starts.join(", "));
+        for (word, region) in [("cond", &regions.cond), ("} do", &regions.body)] {
+            let _ = writeln!(self.text, "{pad}{word} {{");
+            let mut names = vec![String::new(); region.num_values()];
+            for (input, name) in region.inputs().iter().zip(&carried) {
+                names[input.value.index()].clone_from(name);
+            }
+            self.region(region, names, scope.indent + 2, "stablehlo.return");
+        }
+        let _ = write!(self.text, "{pad}}}");
+        std::mem::replace(&mut self.text, before)
+    }
+
+    fn location(&mut self, location: &'static Location<'static>) -> usize {
+        let next = self.location_order.len();
+        *self.locations.entry(location).or_insert_with(|| {
+            self.location_order.push(location);
+            next
+        })
+    }
+
+    fn locations(&mut self) {
+        for (index, location) in self.location_order.iter().enumerate() {
+            let (file, line, column) = (location.file(), location.line(), location.column());
+            let _ = writeln!(self.text, "#loc{index} = loc({file:?}:{line}:{column})");
+        }
+    }
+}
+
+/// An op that is one line, from behind the `=`.
+fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh) -> String {
+    let name = node.op.name();
+    let operands = scope.list(&node.operands);
+    let result = scope.types(node.results());
+    let signature = || format!("({}) -> {result}", scope.types(node.operands.iter().copied()));
+    match &node.op {
+        Op::Constant(literal) => constant(literal),
+        Op::Iota { dim, .. } => format!("stablehlo.iota dim = {dim} : {result}"),
+        Op::Unary(crate::Unary::IsFinite) | Op::Convert(_) | Op::BitcastConvert(_) => {
+            format!("stablehlo.{name} {operands} : {}", signature())
+        }
+        Op::Unary(_) | Op::Binary(_) => format!("stablehlo.{name} {operands} : {result}"),
+        Op::Compare(direction) => {
+            let dtype = scope.graph.ty(node.operands[0]).dtype;
+            let kind = match dtype {
+                dtype if dtype.is_float() => "FLOAT",
+                dtype if dtype.is_unsigned() || dtype == DType::Pred => "UNSIGNED",
+                _ => "SIGNED",
+            };
+            format!("stablehlo.compare {}, {operands}, {kind} : {}", direction.name(), signature())
+        }
+        Op::Select => {
+            let types = scope.types([node.operands[0], node.operands[1]]);
+            format!("stablehlo.select {operands} : {types}")
+        }
+        Op::Clamp | Op::Reshape { .. } => format!("stablehlo.{name} {operands} : {}", signature()),
+        Op::BroadcastInDim { broadcast_dims: dims, .. } | Op::Transpose { permutation: dims } => {
+            format!("stablehlo.{name} {operands}, dims = {dims:?} : {}", signature())
+        }
+        Op::Slice { start, limit, strides } => {
+            let ranges: Vec<_> = (0..start.len())
+                .map(|dim| format!("{}:{}:{}", start[dim], limit[dim], strides[dim]))
+                .collect();
+            format!("stablehlo.slice {operands} [{}] : {}", ranges.join(", "), signature())
+        }
+        Op::DynamicSlice { sizes } => {
+            format!("stablehlo.dynamic_slice {operands}, sizes = {sizes:?} : {}", signature())
+        }
+        Op::DynamicUpdateSlice => {
+            format!("stablehlo.dynamic_update_slice {operands} : {}", signature())
+        }
+        Op::Pad { low, high, interior } => format!(
+            "stablehlo.pad {operands}, low = {low:?}, high = {high:?}, interior = {interior:?} : {}",
+            signature()
+        ),
+        Op::Concatenate { dim } => {
+            format!("stablehlo.concatenate {operands}, dim = {dim} : {}", signature())
+        }
+        Op::DotGeneral(dims) => {
+            let batching = match dims.lhs_batch.is_empty() {
+                true => String::new(),
+                false => format!("batching_dims = {:?} x {:?}, ", dims.lhs_batch, dims.rhs_batch),
+            };
+            format!(
+                "stablehlo.dot_general {operands}, {batching}contracting_dims = {:?} x {:?} : {}",
+                dims.lhs_contracting,
+                dims.rhs_contracting,
+                signature()
+            )
+        }
+        Op::OptimizationBarrier => format!("stablehlo.optimization_barrier {operands} : {result}"),
+        Op::AllReduce { reduction, axes } => {
+            let results = if node.results().len() == 1 { result } else { format!("({result})") };
+            format!(
+                "\"stablehlo.all_reduce\"({operands}) <{{{}}}> {} : ({}) -> {results}",
+                replica_groups(mesh, *axes),
+                reducer(*reduction, scope.graph.ty(node.operands[0]).dtype),
+                scope.types(node.operands.iter().copied()),
+            )
+        }
+        Op::AllGather { dim, axis } => format!(
+            "\"stablehlo.all_gather\"({operands}) <{{all_gather_dim = {dim} : i64, {}}}> : {}",
+            replica_groups(mesh, (*axis).into()),
+            signature()
+        ),
+        Op::ReduceScatter { dim, axis } => format!(
+            "\"stablehlo.reduce_scatter\"({operands}) <{{{}, scatter_dimension = {dim} : i64}}> {} : {}",
+            replica_groups(mesh, (*axis).into()),
+            reducer(Reduction::Sum, scope.graph.ty(node.operands[0]).dtype),
+            signature()
+        ),
+        Op::AllToAll { split_dim, concat_dim, axis } => format!(
+            "\"stablehlo.all_to_all\"({operands}) <{{concat_dimension = {concat_dim} : i64, {}, \
+             split_count = {} : i64, split_dimension = {split_dim} : i64}}> : {}",
+            replica_groups(mesh, (*axis).into()),
+            mesh.size(*axis),
+            signature()
+        ),
+        Op::CollectivePermute { pairs, axis } => {
+            let groups = mesh.groups((*axis).into());
+            let pairs: Vec<_> = groups
+                .iter()
+                .flat_map(|group| pairs.iter().map(|(from, to)| vec![group[*from], group[*to]]))
+                .collect();
+            format!(
+                "\"stablehlo.collective_permute\"({operands}) <{{source_target_pairs = dense<{pairs:?}> \
+                 : tensor<{}x2xi64>}}> : {}",
+                pairs.len(),
+                signature()
+            )
+        }
+        Op::Input { .. }
+        | Op::Reduce { .. }
+        | Op::While { .. }
+        | Op::ReplicaId { .. }
+        | Op::Vary { .. }
+        | Op::StopGradient => unreachable!("written by `Writer::node`"),
+    }
+}
+
+fn replica_groups(mesh: &Mesh, axes: AxisSet) -> String {
+    let groups = mesh.groups(axes);
+    let (rows, columns) = (groups.len(), mesh.group_size(axes));
+    format!("replica_groups = dense<{groups:?}> : tensor<{rows}x{columns}xi64>")
+}
+
+/// The region of a collective that reduces, on one line.
+fn reducer(reduction: Reduction, dtype: DType) -> String {
+    let ty = mlir_type(&TensorType::new(dtype, &[]));
+    format!(
+        "({{ ^bb0(%x: {ty}, %y: {ty}): %r = stablehlo.{} %x, %y : {ty} stablehlo.return %r : {ty} }})",
+        reduction.name()
+    )
+}
+
+/// The value that a reduction starts from: what changes nothing.
+pub(crate) fn identity(dtype: DType, reduction: Reduction) -> Literal {
+    macro_rules! limit {
+        ($which:ident, $float:expr) => {
+            match dtype {
+                DType::I64 => Literal::scalar(i64::$which),
+                DType::I32 => Literal::scalar(i32::$which),
+                DType::U64 => Literal::scalar(u64::$which),
+                DType::U32 => Literal::scalar(u32::$which),
+                DType::U8 => Literal::scalar(u8::$which),
+                float_or_pred => Literal::from_f64(float_or_pred, &[], &[$float]),
+            }
+        };
+    }
+    match reduction {
+        Reduction::Sum | Reduction::Or => Literal::zeros(dtype, &[]),
+        Reduction::And => Literal::from_f64(dtype, &[], &[1.0]),
+        Reduction::Max => limit!(MIN, f64::NEG_INFINITY),
+        Reduction::Min => limit!(MAX, f64::INFINITY),
+    }
+}
+
+/// `tensor<8x64xf32>`.
+fn mlir_type(ty: &TensorType) -> String {
+    let mut out = String::from("tensor<");
+    for dim in &ty.dims {
+        let _ = write!(out, "{dim}x");
+    }
+    out.push_str(ty.dtype.mlir());
+    out.push('>');
+    out
+}
+
+/// Up to this many elements a constant is written element by element, beyond it as its bytes.
+const MAX_WRITTEN_ELEMENTS: usize = 64;
+
+fn constant(literal: &Literal) -> String {
+    let ty = mlir_type(&TensorType::new(literal.dtype(), literal.dims()));
+    let as_bytes = literal.num_elements() > MAX_WRITTEN_ELEMENTS && literal.dtype() != DType::Pred;
+    let value = if as_bytes {
+        let hex: String = literal.bytes().iter().map(|byte| format!("{byte:02X}")).collect();
+        format!("\"0x{hex}\"")
+    } else {
+        nested(&elements(literal), literal.dims())
+    };
+    format!("stablehlo.constant dense<{value}> : {ty}")
+}
+
+/// `[[1, 2], [3, 4]]`; an element for rank 0; nothing for a tensor without elements.
+fn nested(elements: &[String], dims: &[usize]) -> String {
+    match dims {
+        _ if elements.is_empty() => String::new(),
+        [] => elements[0].clone(),
+        [first, rest @ ..] => {
+            let rows = elements.chunks(elements.len() / first).map(|row| nested(row, rest));
+            format!("[{}]", rows.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+fn elements(literal: &Literal) -> Vec<String> {
+    macro_rules! integers {
+        ($ty:ty) => {
+            literal.as_slice::<$ty>().iter().map(ToString::to_string).collect()
+        };
+    }
+    match literal.dtype() {
+        DType::I64 => integers!(i64),
+        DType::I32 => integers!(i32),
+        DType::U64 => integers!(u64),
+        DType::U32 => integers!(u32),
+        DType::U8 => integers!(u8),
+        DType::Pred => literal.bytes().iter().map(|byte| (*byte != 0).to_string()).collect(),
+        float => {
+            let width = float.size_bytes();
+            let bits = literal.bytes().chunks(width).map(|bytes| {
+                let hex: String = bytes.iter().rev().map(|byte| format!("{byte:02X}")).collect();
+                format!("0x{hex}")
+            });
+            literal.to_f64().iter().zip(bits).map(|(value, bits)| decimal(*value, bits)).collect()
+        }
+    }
+}
+
+/// The shortest decimal that reads back as the same f64, and so as the same narrower float; MLIR wants
+/// a point before the exponent, and bits where there is no decimal.
+fn decimal(value: f64, bits: String) -> String {
+    if !value.is_finite() {
+        return bits;
+    }
+    let text = format!("{value:e}");
+    match text.split_once('e') {
+        Some((mantissa, exponent)) if !mantissa.contains('.') => format!("{mantissa}.0e{exponent}"),
+        _ => text,
     }
 }

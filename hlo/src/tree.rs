@@ -90,6 +90,17 @@ impl<T> Tree<T> {
     }
 }
 
+/// The leaf at a path that is known to be there.
+///
+/// # Panics
+/// If it is not.
+impl<T> std::ops::Index<&str> for Tree<T> {
+    type Output = T;
+    fn index(&self, path: &str) -> &T {
+        &self.leaves[path]
+    }
+}
+
 impl<T> FromIterator<(String, T)> for Tree<T> {
     fn from_iter<I: IntoIterator<Item = (String, T)>>(leaves: I) -> Self {
         Self { leaves: leaves.into_iter().collect() }

@@ -1,1 +1,30 @@
 //! Layers and architectures, written for one device.
+//!
+//! A layer is a function of a [`Scope`], which hands it its parameters, and of tensors. It knows nothing
+//! of replicas: batches and parameters arrive so that ordinary maths on them is right on any number
+//! of them. A model turns a batch into a [`Loss`], which is sums, never means.
+
+pub mod layers;
+pub mod loss;
+pub mod mlp;
+mod scope;
+
+pub use loss::{Batch, Loss};
+pub use scope::{Initializer, Parameter, Scope, Training};
+
+/// A model: declares its parameters in the scope, and computes the loss of a batch.
+///
+/// Implemented by every function and closure of this shape.
+pub trait Model {
+    /// The loss of the examples in `batch`.
+    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g>;
+}
+
+impl<F> Model for F
+where
+    F: for<'g> Fn(&Scope<'g>, &Batch<'g>) -> Loss<'g>,
+{
+    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        self(scope, batch)
+    }
+}

@@ -1,0 +1,172 @@
+//! What a graph costs: arithmetic, memory traffic and collectives, loops multiplied out.
+
+use crate::{Binary, Graph, Node, Op, TensorType, Unary};
+
+/// The cost of running a graph once, **on one replica**.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Arithmetic operations; a fused multiply-add counts 2. A dot is 2 * batch * m * n * k, an
+    /// elementwise op 1 for each element of its result, a reduction 1 for each element that goes away.
+    /// The additions inside collectives are not counted.
+    pub flops: u64,
+    /// Elements of exponentials, logarithms, roots, powers, sines and the like; not in `flops`.
+    pub transcendentals: u64,
+    /// Bytes that ops read and write if nothing is fused: an upper bound of the memory traffic. Ops
+    /// that only change a type (reshape, bitcast, vary, ...) move nothing; a slice reads what it
+    /// returns, and an update of a slice happens in place.
+    pub bytes: u64,
+    /// Every collective, in program order.
+    pub collectives: Vec<CollectiveCost>,
+    /// Is there a loop whose trip count is not known? It counts as run once.
+    pub has_unknown_loops: bool,
+}
+
+/// One collective of a graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CollectiveCost {
+    /// StableHLO's name: `all_reduce`, `all_gather`, ...
+    pub kind: &'static str,
+    /// Bytes of all operands, on one replica, of one run.
+    pub bytes: u64,
+    /// Replicas that meet in one group; 1 where the mesh has size 1 along the axes.
+    pub group_size: usize,
+    /// Groups that do so side by side.
+    pub num_groups: usize,
+    /// How often it runs, loops multiplied out.
+    pub count: u64,
+}
+
+/// The cost of `graph`, per replica.
+///
+/// ```
+/// use hlo::{DType, Mesh, TensorType, count, trace};
+///
+/// let graph = trace(Mesh::SINGLE, |t| {
+///     let x = t.input("x", TensorType::new(DType::F32, &[8, 4]));
+///     let w = t.input("w", TensorType::new(DType::F32, &[4, 16]));
+///     t.output("y", x.dot(w));
+/// })?;
+/// let cost = count(&graph);
+/// assert_eq!(cost.flops, 2 * 8 * 4 * 16);
+/// assert_eq!(cost.bytes, 4 * (8 * 4 + 4 * 16 + 8 * 16));
+/// # Ok::<(), hlo::Error>(())
+/// ```
+pub fn count(graph: &Graph) -> Cost {
+    let mut cost = Cost::default();
+    add_graph(&mut cost, graph, 1);
+    cost
+}
+
+/// Adds a graph or region that runs `times` times.
+fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
+    for node in graph.nodes() {
+        if let Op::While { regions, trip_count } = &node.op {
+            cost.has_unknown_loops |= trip_count.is_none();
+            let trips = trip_count.unwrap_or(1);
+            // The condition is asked once more than it holds.
+            add_graph(cost, &regions.cond, times.saturating_mul(trips.saturating_add(1)));
+            add_graph(cost, &regions.body, times.saturating_mul(trips));
+            continue;
+        }
+        let add = |to: &mut u64, amount: u64| *to = to.saturating_add(amount.saturating_mul(times));
+        match work(graph, node) {
+            Work::Flops(flops) => add(&mut cost.flops, flops),
+            Work::Transcendentals(elements) => add(&mut cost.transcendentals, elements),
+            Work::Collective => cost.collectives.push(CollectiveCost {
+                kind: node.op.name(),
+                bytes: operands(graph, node).map(bytes).sum(),
+                group_size: graph.mesh().group_size(node.op.collective_axes()),
+                num_groups: graph.mesh().groups(node.op.collective_axes()).len(),
+                count: times,
+            }),
+            Work::Move => {}
+            Work::Nothing => continue,
+        }
+        add(&mut cost.bytes, traffic(graph, node));
+    }
+}
+
+/// What a node does besides reading and writing memory.
+enum Work {
+    Flops(u64),
+    Transcendentals(u64),
+    Collective,
+    Move,
+    /// Not even that.
+    Nothing,
+}
+
+fn work(graph: &Graph, node: &Node) -> Work {
+    let result = elements(graph.ty(node.result()));
+    let operand = |i: usize| graph.ty(node.operands[i]);
+    match &node.op {
+        Op::Unary(
+            Unary::Cosine
+            | Unary::Exponential
+            | Unary::ExponentialMinusOne
+            | Unary::Log
+            | Unary::LogPlusOne
+            | Unary::Logistic
+            | Unary::Rsqrt
+            | Unary::Sine
+            | Unary::Sqrt
+            | Unary::Tanh,
+        )
+        | Op::Binary(Binary::Power) => Work::Transcendentals(result),
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Clamp | Op::Convert(_) => {
+            Work::Flops(result)
+        }
+        Op::Reduce { .. } => Work::Flops(elements(operand(0)).saturating_sub(result)),
+        Op::DotGeneral(dims) => {
+            let contracted = dims.lhs_contracting.iter().map(|dim| operand(0).dims[*dim] as u64);
+            let k = contracted.fold(1, u64::saturating_mul);
+            Work::Flops(result.saturating_mul(k).saturating_mul(2))
+        }
+        Op::AllReduce { .. }
+        | Op::AllGather { .. }
+        | Op::ReduceScatter { .. }
+        | Op::AllToAll { .. }
+        | Op::CollectivePermute { .. } => Work::Collective,
+        Op::Iota { .. }
+        | Op::BroadcastInDim { .. }
+        | Op::Transpose { .. }
+        | Op::Slice { .. }
+        | Op::DynamicSlice { .. }
+        | Op::DynamicUpdateSlice
+        | Op::Pad { .. }
+        | Op::Concatenate { .. } => Work::Move,
+        Op::Input { .. }
+        | Op::Constant(_)
+        | Op::BitcastConvert(_)
+        | Op::Reshape { .. }
+        | Op::While { .. }
+        | Op::OptimizationBarrier
+        | Op::ReplicaId { .. }
+        | Op::Vary { .. }
+        | Op::StopGradient => Work::Nothing,
+    }
+}
+
+/// Bytes a node reads and writes.
+fn traffic(graph: &Graph, node: &Node) -> u64 {
+    let results = || node.results().map(|value| bytes(graph.ty(value))).sum::<u64>();
+    let read_and_written = match node.op {
+        Op::Slice { .. } | Op::DynamicSlice { .. } => [results(), results()],
+        // In place: only the update is read and written.
+        Op::DynamicUpdateSlice => [bytes(graph.ty(node.operands[1])); 2],
+        _ => [operands(graph, node).map(bytes).sum(), results()],
+    };
+    read_and_written.iter().sum()
+}
+
+fn operands<'g>(graph: &'g Graph, node: &'g Node) -> impl Iterator<Item = &'g TensorType> {
+    node.operands.iter().map(|value| graph.ty(*value))
+}
+
+fn elements(ty: &TensorType) -> u64 {
+    ty.num_elements() as u64
+}
+
+fn bytes(ty: &TensorType) -> u64 {
+    ty.num_bytes() as u64
+}

@@ -1,0 +1,31 @@
+//! The error of tracing.
+
+use std::fmt;
+use std::panic::Location;
+
+use crate::TensorType;
+
+/// The first thing that went wrong while a graph was traced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// Which op.
+    pub op: &'static str,
+    /// The types it was given.
+    pub operands: Vec<TensorType>,
+    /// What is wrong and what to change.
+    pub message: String,
+    /// The line of the caller that asked for the op.
+    pub location: &'static Location<'static>,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}(", self.op)?;
+        for (i, ty) in self.operands.iter().enumerate() {
+            write!(f, "{}{ty}", if i > 0 { ", " } else { "" })?;
+        }
+        write!(f, ") at {}: {}", self.location, self.message)
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,455 @@
+//! Reverse-mode differentiation. Gradients are ordinary ops appended to the same graph.
+//!
+//! # What is differentiated, on many replicas
+//!
+//! A value whose type varies over no axis is one number that all replicas hold. A value that varies
+//! over `data` is N numbers, one a replica. [`grad`] of a scalar loss differentiates **the sum of the
+//! loss over the axes over which it varies**: of the one number, or of the N numbers' sum. With that,
+//! the rules of the collectives follow from their meaning, and a cotangent always has exactly the type
+//! of its value, varying axes included (checked at every node):
+//!
+//! | op | VJP |
+//! |---|---|
+//! | `vary` (hand a replicated value to the replicas) | `all_reduce` sum |
+//! | `all_reduce` sum | `vary` |
+//! | `all_gather` | `reduce_scatter` |
+//! | `reduce_scatter` | `all_gather` |
+//! | `all_to_all` | `all_to_all` back |
+//! | `collective_permute` | `collective_permute` back |
+//!
+//! So the gradient all_reduce of data-parallel training *is* the derivative of handing a parameter to
+//! the replicas. It appears once for each `vary`, and cannot be forgotten: a replicated parameter does
+//! not meet a varying batch without one.
+//!
+//! # The two wrong ways this prevents
+//!
+//! Without varying axes in the types, `all_reduce` must be given a VJP that is right for only some
+//! of its uses:
+//!
+//! 1. **`all_reduce` as the VJP of `all_reduce`.** A loss behind an all_reduce (a global mean, a batch
+//!    norm, a tensor-parallel layer) then sums N equal cotangents: gradients N times too large, which a
+//!    tuned learning rate hides until N changes.
+//! 2. **The identity as the VJP of everything.** A data-parallel loss that is reduced by hand inside
+//!    the differentiated function then gives every replica the gradient of its own part of the batch:
+//!    the replicas drift apart without an error.
+//!
+//! Here the first is `vary`, not a sum, and the second does not type-check: the cotangent of a
+//! replicated parameter must itself be replicated. `tests/lockstep_gradients.rs` holds data-parallel,
+//! tensor-parallel and sharded losses on 4 replicas against one replica with the whole batch.
+
+use crate::{
+    Binary, Comparison, DotDims, Op, Reduction, Tensor, TensorType, Tracer, Unary, ValueId,
+};
+
+/// Gradients of the scalar `loss` with respect to each of `wrt`, in their types. Zeros where the loss
+/// does not depend on one. Where the loss varies over axes, the gradient is of its sum over them.
+///
+/// ```
+/// use hlo::{DType, Literal, Mesh, TensorType, grad, interpret, trace};
+///
+/// let graph = trace(Mesh::SINGLE, |t| {
+///     let x = t.input("x", TensorType::new(DType::F64, &[3]));
+///     let loss = (x * x).sum();
+///     t.output("gradient", grad(loss, &[x])[0]);
+/// })?;
+/// let x = Literal::from_slice(&[3], &[1.0, 2.0, 3.0]);
+/// let outputs = interpret(&graph, &[vec![x]]).unwrap();
+/// assert_eq!(outputs[0][0].to_f64(), [2.0, 4.0, 6.0]);
+/// # Ok::<(), hlo::Error>(())
+/// ```
+#[track_caller]
+pub fn grad<'g>(loss: Tensor<'g>, wrt: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    if loss.rank() != 0 || !loss.dtype().is_float() {
+        loss.reject("grad", "the loss must be a float scalar; sum it");
+    }
+    vjp(&[(loss, loss.full_like(1.0))], wrt)
+}
+
+/// Vector-Jacobian product: given cotangents of some values, in their types, the cotangents of `wrt`.
+/// [`grad`] is this with a cotangent of 1.
+#[track_caller]
+pub fn vjp<'g>(cotangents: &[(Tensor<'g>, Tensor<'g>)], wrt: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    let Some(tracer) = cotangents.first().map(|(value, _)| value.tracer()) else {
+        return wrt.iter().map(|x| x.full_like(0.0)).collect();
+    };
+    let poison = || wrt.iter().map(|_| tracer.poison()).collect::<Vec<_>>();
+    let mut backward = Backward::new(tracer, wrt);
+    for (value, cotangent) in cotangents {
+        let Some(id) = value.value() else { return poison() };
+        backward.add(id, *cotangent, value.ty());
+    }
+    if backward.run().is_none() {
+        return poison();
+    }
+    wrt.iter()
+        .map(|x| x.value().and_then(|id| backward.cotangents[id.index()]))
+        .zip(wrt)
+        .map(|(cotangent, x)| cotangent.unwrap_or_else(|| x.full_like(0.0)))
+        .collect()
+}
+
+struct Backward<'g> {
+    tracer: &'g Tracer,
+    /// Does the value depend on one of those differentiated for?
+    active: Vec<bool>,
+    cotangents: Vec<Option<Tensor<'g>>>,
+}
+
+impl<'g> Backward<'g> {
+    fn new(tracer: &'g Tracer, wrt: &[Tensor<'g>]) -> Self {
+        let graph = tracer.graph();
+        let mut active = vec![false; graph.num_values()];
+        for id in wrt.iter().filter_map(Tensor::value) {
+            active[id.index()] = true;
+        }
+        for node in graph.nodes() {
+            let depends = node.operands.iter().any(|operand| active[operand.index()]);
+            for result in node.results().filter(|_| depends) {
+                active[result.index()] = graph.ty(result).dtype.is_float();
+            }
+        }
+        let cotangents = vec![None; active.len()];
+        Self { tracer, active, cotangents }
+    }
+
+    /// Adds to the cotangent of a value.
+    fn add(&mut self, id: ValueId, cotangent: Tensor<'g>, expected: TensorType) {
+        if cotangent.value().is_some() && cotangent.ty() != expected {
+            cotangent.reject("grad", format!("is a cotangent of a value of type {expected}"));
+        }
+        let sum = &mut self.cotangents[id.index()];
+        *sum = Some(sum.map_or(cotangent, |sum| sum + cotangent));
+    }
+
+    /// Walks the nodes backwards; `None` behind an error.
+    fn run(&mut self) -> Option<()> {
+        let num_nodes = self.tracer.graph().nodes().len();
+        for index in (0..num_nodes).rev() {
+            let node = {
+                let graph = self.tracer.graph();
+                let node = &graph.nodes()[index];
+                let wanted = node.operands.iter().any(|id| self.is_active(*id));
+                let reached = node
+                    .results()
+                    .any(|id| self.cotangents.get(id.index()).is_some_and(Option::is_some));
+                if !(wanted && reached) {
+                    continue;
+                }
+                node.clone()
+            };
+            let tensor = |id: ValueId| self.tracer.tensor(id);
+            let operands: Vec<_> = node.operands.iter().copied().map(tensor).collect();
+            let results: Vec<_> = node.results().map(tensor).collect();
+            let cotangents: Vec<_> = node.results().map(|id| self.cotangents[id.index()]).collect();
+            let rule = || rule(&node.op, &operands, &results, &cotangents);
+            match self.tracer.at(node.location, rule) {
+                Ok(operand_cotangents) => {
+                    for (id, cotangent) in node.operands.iter().zip(operand_cotangents) {
+                        if let (true, Some(cotangent)) = (self.is_active(*id), cotangent) {
+                            let expected = self.tracer.graph().ty(*id).clone();
+                            self.tracer.at(node.location, || self.add(*id, cotangent, expected));
+                        }
+                    }
+                }
+                Err(message) => {
+                    self.tracer.at(node.location, || {
+                        self.tracer.fail(node.op.name(), &operands, message);
+                    });
+                    return None;
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn is_active(&self, id: ValueId) -> bool {
+        self.active.get(id.index()).copied().unwrap_or(false)
+    }
+}
+
+type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
+
+/// The VJP rules: given an op's operands `x`, results `y` and the results' cotangents, the cotangents
+/// of the operands; `None` is zero.
+fn rule<'g>(
+    op: &Op,
+    x: &[Tensor<'g>],
+    y: &[Tensor<'g>],
+    cotangents: &[Option<Tensor<'g>>],
+) -> Cotangents<'g> {
+    // Ops with one result have a cotangent here, or they would not have been reached.
+    let Some(ct) = cotangents.iter().flatten().next().copied() else {
+        return Ok(vec![None; x.len()]);
+    };
+    let one = |cotangent| Ok(vec![Some(cotangent)]);
+    match op {
+        Op::Input { .. } | Op::Constant(_) | Op::Iota { .. } | Op::ReplicaId { .. } => Ok(vec![]),
+        Op::Unary(op) => Ok(vec![unary(*op, x[0], y[0], ct)]),
+        Op::Binary(op) => Ok(binary(*op, x[0], x[1], y[0], ct)),
+        Op::Compare(_) => Ok(vec![None, None]),
+        Op::Select => {
+            let zero = ct.full_like(0.0);
+            Ok(vec![None, Some(x[0].select(ct, zero)), Some(x[0].select(zero, ct))])
+        }
+        Op::Clamp => Ok(clamp(x, ct)),
+        Op::Convert(_) => one(ct.convert(x[0].dtype())),
+        Op::BitcastConvert(_) | Op::StopGradient => Ok(vec![None]),
+        Op::BroadcastInDim { broadcast_dims, .. } => one(unbroadcast(x[0], broadcast_dims, ct)),
+        Op::Reshape { .. } => one(ct.reshape(&x[0].shape())),
+        Op::Transpose { permutation } => one(ct.transpose(&inverse(permutation))),
+        Op::Slice { start, limit: _, strides } => one(unslice(x[0], start, strides, ct)),
+        Op::DynamicSlice { .. } => {
+            let zeros = x[0].full_like(0.0);
+            Ok(with_no_start(vec![Some(zeros.dynamic_update_slice(ct, &x[1..]))], x))
+        }
+        Op::DynamicUpdateSlice => {
+            let (update, start) = (x[1], &x[2..]);
+            let kept = ct.dynamic_update_slice(update.full_like(0.0), start);
+            let written = ct.dynamic_slice(start, &update.shape());
+            Ok(with_no_start(vec![Some(kept), Some(written)], x))
+        }
+        Op::Pad { low, high, interior } => {
+            let inner = unpad(x[0], low, high, interior, ct);
+            Ok(vec![Some(inner), Some(ct.sum() - inner.sum())])
+        }
+        Op::Concatenate { dim } => Ok(unconcatenate(x, *dim, ct)),
+        Op::Reduce { reduction, dims } => Ok(vec![reduce(*reduction, dims, x[0], y[0], ct)]),
+        Op::DotGeneral(dims) => Ok(dot_general(dims, x[0], x[1], ct)),
+        Op::While { .. } => {
+            Err("a loop is not reverse-differentiable; take the gradient inside its body".into())
+        }
+        Op::OptimizationBarrier => Ok(barrier(ct.tracer(), cotangents)),
+        Op::Vary { axes } => one(ct.all_reduce(Reduction::Sum, *axes)),
+        Op::AllReduce { reduction: Reduction::Sum, axes } => {
+            Ok(cotangents.iter().map(|ct| ct.map(|ct| ct.vary(*axes))).collect())
+        }
+        Op::AllReduce { reduction, .. } => Err(format!(
+            "all_reduce {} is not differentiable; put `stop_gradient` before it",
+            reduction.name()
+        )),
+        Op::AllGather { dim, axis } => one(ct.reduce_scatter(*dim, *axis)),
+        Op::ReduceScatter { dim, axis } => one(ct.all_gather(*dim, *axis)),
+        Op::AllToAll { split_dim, concat_dim, axis } => {
+            one(ct.all_to_all(*concat_dim, *split_dim, *axis))
+        }
+        Op::CollectivePermute { pairs, axis } => {
+            let back: Vec<_> = pairs.iter().map(|(source, target)| (*target, *source)).collect();
+            one(ct.collective_permute(&back, *axis))
+        }
+    }
+}
+
+fn unary<'g>(op: Unary, x: Tensor<'g>, y: Tensor<'g>, ct: Tensor<'g>) -> Option<Tensor<'g>> {
+    match op {
+        Unary::Abs => Some(ct * x.sign()),
+        Unary::Cosine => Some(-(ct * x.sine())),
+        Unary::Exponential => Some(ct * y),
+        Unary::ExponentialMinusOne => Some(ct * (y + 1.0)),
+        Unary::Log => Some(ct / x),
+        Unary::LogPlusOne => Some(ct / (x + 1.0)),
+        Unary::Logistic => Some(ct * (y * (1.0 - y))),
+        Unary::Negate => Some(-ct),
+        Unary::Rsqrt => Some(ct * (y * y * y) * -0.5),
+        Unary::Sine => Some(ct * x.cosine()),
+        Unary::Sqrt => Some(ct * 0.5 / y),
+        Unary::Tanh => Some(ct * (1.0 - y * y)),
+        // Constant between their jumps, or not differentiable at all.
+        Unary::Ceil
+        | Unary::Floor
+        | Unary::IsFinite
+        | Unary::Not
+        | Unary::RoundNearestEven
+        | Unary::Sign => None,
+    }
+}
+
+fn binary<'g>(
+    op: Binary,
+    a: Tensor<'g>,
+    b: Tensor<'g>,
+    y: Tensor<'g>,
+    ct: Tensor<'g>,
+) -> Vec<Option<Tensor<'g>>> {
+    match op {
+        Binary::Add => vec![Some(ct), Some(ct)],
+        Binary::Subtract => vec![Some(ct), Some(-ct)],
+        Binary::Multiply => vec![Some(ct * b), Some(ct * a)],
+        Binary::Divide => vec![Some(ct / b), Some(-(ct * y / b))],
+        Binary::Remainder => vec![Some(ct), Some(-(ct * ((a - y) / b)))],
+        Binary::Power => {
+            // 0^b has no logarithm, but also no slope in b where it is defined.
+            let log = a.equal(0.0).select(a.full_like(0.0), a.log());
+            // b * a^(b - 1), which is 0 and not 0 * inf where b is 0.
+            let slope = b.equal(0.0).select(b.full_like(0.0), b * a.power(b - 1.0));
+            vec![Some(ct * slope), Some(ct * y * log)]
+        }
+        Binary::Maximum => chosen(a, b, Comparison::Gt, ct),
+        Binary::Minimum => chosen(a, b, Comparison::Lt, ct),
+        Binary::And
+        | Binary::Or
+        | Binary::Xor
+        | Binary::ShiftLeft
+        | Binary::ShiftRightArithmetic
+        | Binary::ShiftRightLogical => vec![None, None],
+    }
+}
+
+/// Cotangents of maximum or minimum: to the operand that was taken, half to each on a tie.
+fn chosen<'g>(
+    a: Tensor<'g>,
+    b: Tensor<'g>,
+    wins: Comparison,
+    ct: Tensor<'g>,
+) -> Vec<Option<Tensor<'g>>> {
+    let zero = ct.full_like(0.0);
+    let tie = a.equal(b).select(ct * 0.5, zero);
+    let [takes_a, takes_b] =
+        if wins == Comparison::Gt { [a.greater(b), b.greater(a)] } else { [a.less(b), b.less(a)] };
+    vec![Some(takes_a.select(ct, tie)), Some(takes_b.select(ct, tie))]
+}
+
+fn clamp<'g>(x: &[Tensor<'g>], ct: Tensor<'g>) -> Vec<Option<Tensor<'g>>> {
+    let zero = ct.full_like(0.0);
+    let (below, above) = (x[1].less(x[0]), x[1].greater(x[2]));
+    let part = |here: Tensor<'g>, bound: Tensor<'g>| {
+        let part = here.select(ct, zero);
+        Some(if bound.rank() < part.rank() { part.sum() } else { part })
+    };
+    vec![part(below, x[0]), Some(below.or(above).select(zero, ct)), part(above, x[2])]
+}
+
+fn unbroadcast<'g>(x: Tensor<'g>, broadcast_dims: &[usize], ct: Tensor<'g>) -> Tensor<'g> {
+    let (from, to) = (x.shape(), ct.shape());
+    let kept = |dim: usize| {
+        broadcast_dims.iter().position(|d| *d == dim).is_some_and(|i| from[i] == to[dim])
+    };
+    let summed: Vec<_> = (0..to.len()).filter(|dim| !kept(*dim)).collect();
+    if summed.is_empty() { ct } else { ct.reduce_sum(&summed).reshape(&from) }
+}
+
+fn unslice<'g>(x: Tensor<'g>, start: &[usize], strides: &[usize], ct: Tensor<'g>) -> Tensor<'g> {
+    let (from, taken) = (x.shape(), ct.shape());
+    let interior: Vec<_> = strides.iter().map(|stride| stride - 1).collect();
+    let low: Vec<_> = start.iter().map(|start| *start as i64).collect();
+    let high: Vec<_> = (0..from.len())
+        .map(|dim| {
+            let covered = taken[dim] + taken[dim].saturating_sub(1) * interior[dim] + start[dim];
+            from[dim] as i64 - covered as i64
+        })
+        .collect();
+    ct.pad(0.0, &low, &high, &interior)
+}
+
+/// Pads with no cotangents for the integers behind the float operands.
+fn with_no_start<'g>(
+    mut cotangents: Vec<Option<Tensor<'g>>>,
+    x: &[Tensor<'g>],
+) -> Vec<Option<Tensor<'g>>> {
+    cotangents.resize(x.len(), None);
+    cotangents
+}
+
+/// The part of a padded result's cotangent that belongs to the operand: negative padding puts back
+/// what was cut off, then a strided slice skips what was put between.
+fn unpad<'g>(
+    x: Tensor<'g>,
+    low: &[i64],
+    high: &[i64],
+    interior: &[usize],
+    ct: Tensor<'g>,
+) -> Tensor<'g> {
+    let negated = |edges: &[i64]| edges.iter().map(|edge| -edge).collect::<Vec<_>>();
+    let none = vec![0; interior.len()];
+    let spread = ct.pad(0.0, &negated(low), &negated(high), &none);
+    let strides: Vec<_> = interior.iter().map(|between| between + 1).collect();
+    let taken = spread.slice(&none, &spread.shape(), &strides);
+    taken.reshape(&x.shape())
+}
+
+fn unconcatenate<'g>(x: &[Tensor<'g>], dim: usize, ct: Tensor<'g>) -> Vec<Option<Tensor<'g>>> {
+    let mut start = 0;
+    x.iter()
+        .map(|x| {
+            let limit = start + x.dim(dim);
+            let part = ct.slice_dim(dim, start, limit);
+            start = limit;
+            Some(part)
+        })
+        .collect()
+}
+
+fn reduce<'g>(
+    reduction: Reduction,
+    dims: &[usize],
+    x: Tensor<'g>,
+    y: Tensor<'g>,
+    ct: Tensor<'g>,
+) -> Option<Tensor<'g>> {
+    let kept: Vec<_> = (0..x.rank()).filter(|dim| !dims.contains(dim)).collect();
+    match reduction {
+        Reduction::Sum => Some(ct.broadcast_like(x, &kept)),
+        // Shared equally where several elements are the greatest.
+        Reduction::Max | Reduction::Min => {
+            let here = x.equal(y.broadcast_like(x, &kept)).convert(ct.dtype());
+            let share = ct / here.reduce_sum(dims);
+            Some(here * share.broadcast_like(x, &kept))
+        }
+        Reduction::And | Reduction::Or => None,
+    }
+}
+
+/// With result dims (batch, lhs free, rhs free): the cotangent of the left operand contracts the
+/// right one's free dims and comes out as (batch, lhs free, contracted), to be put back in place.
+fn dot_general<'g>(
+    dims: &DotDims,
+    lhs: Tensor<'g>,
+    rhs: Tensor<'g>,
+    ct: Tensor<'g>,
+) -> Vec<Option<Tensor<'g>>> {
+    let (lhs_free, rhs_free) = (dims.lhs_free(lhs.rank()), dims.rhs_free(rhs.rank()));
+    let num_batch = dims.lhs_batch.len();
+    let batch: Vec<_> = (0..num_batch).collect();
+    let ct_lhs: Vec<_> = (num_batch..num_batch + lhs_free.len()).collect();
+    let ct_rhs: Vec<_> = (num_batch + lhs_free.len()..ct.rank()).collect();
+
+    let lhs_ct =
+        ct.dot_general(rhs, DotDims::contract(&ct_rhs, &rhs_free).batch(&batch, &dims.rhs_batch));
+    let lhs_dims = in_order_of(&dims.lhs_contracting, &dims.rhs_contracting);
+    let lhs_ct = put_back(lhs_ct, &[&dims.lhs_batch, &lhs_free, &lhs_dims]);
+
+    // (batch, contracted, rhs free) comes from the left operand first, so that no result needs a
+    // transpose where the dims stand in their usual order.
+    let rhs_ct =
+        lhs.dot_general(ct, DotDims::contract(&lhs_free, &ct_lhs).batch(&dims.lhs_batch, &batch));
+    let rhs_dims = in_order_of(&dims.rhs_contracting, &dims.lhs_contracting);
+    let rhs_ct = put_back(rhs_ct, &[&dims.rhs_batch, &rhs_dims, &rhs_free]);
+    vec![Some(lhs_ct), Some(rhs_ct)]
+}
+
+/// `dims` in the order that sorts `by`: a product keeps an operand's free dims in increasing order.
+fn in_order_of(dims: &[usize], by: &[usize]) -> Vec<usize> {
+    let mut pairs: Vec<_> = by.iter().zip(dims).collect();
+    pairs.sort_unstable();
+    pairs.into_iter().map(|(_, dim)| *dim).collect()
+}
+
+/// Transposes so that the dims, which stand for `dims` in order, come to their places.
+fn put_back<'g>(x: Tensor<'g>, dims: &[&[usize]]) -> Tensor<'g> {
+    let permutation = inverse(&dims.concat());
+    if permutation.is_sorted() { x } else { x.transpose(&permutation) }
+}
+
+fn inverse(permutation: &[usize]) -> Vec<usize> {
+    let mut inverse = vec![0; permutation.len()];
+    for (to, from) in permutation.iter().enumerate() {
+        inverse[*from] = to;
+    }
+    inverse
+}
+
+/// A barrier in the backward pass too, over the cotangents that are there.
+fn barrier<'g>(tracer: &'g Tracer, cotangents: &[Option<Tensor<'g>>]) -> Vec<Option<Tensor<'g>>> {
+    let present: Vec<_> = cotangents.iter().flatten().copied().collect();
+    let mut barred = tracer.optimization_barrier(&present).into_iter();
+    cotangents.iter().map(|ct| ct.and_then(|_| barred.next())).collect()
+}

@@ -1,0 +1,190 @@
+//! The graph: an append-only arena of nodes, operands before users.
+
+use std::panic::Location;
+
+use crate::infer::infer;
+use crate::{AxisSet, Error, Mesh, Op, TensorType};
+
+/// One value of a [`Graph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(u32);
+
+impl ValueId {
+    /// Position among the graph's values.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// An op applied to values.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// What is done.
+    pub op: Op,
+    /// To what; all made before this node.
+    pub operands: Vec<ValueId>,
+    /// Where in the source it was asked for.
+    pub location: &'static Location<'static>,
+    first_result: u32,
+    num_results: u32,
+}
+
+impl Node {
+    /// The values this node makes.
+    pub fn results(&self) -> impl ExactSizeIterator<Item = ValueId> + use<> {
+        (self.first_result..self.first_result + self.num_results).map(ValueId)
+    }
+
+    /// The first, for most ops the only, result.
+    pub fn result(&self) -> ValueId {
+        ValueId(self.first_result)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Value {
+    ty: TensorType,
+    node: u32,
+    is_constant: bool,
+}
+
+/// A named input.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// The leaf's path.
+    pub name: String,
+    /// Its value.
+    pub value: ValueId,
+}
+
+/// A named output.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// The leaf's path.
+    pub name: String,
+    /// Its value.
+    pub value: ValueId,
+    /// The axes over which the value is allowed to vary: [`crate::verify`] rejects more.
+    pub varying: AxisSet,
+    /// The input whose memory this output takes over: it is the next state of that leaf.
+    pub donated_input: Option<usize>,
+}
+
+/// A traced program: nodes in an order in which operands come before users, named inputs and outputs.
+#[derive(Clone, Debug)]
+pub struct Graph {
+    mesh: Mesh,
+    nodes: Vec<Node>,
+    values: Vec<Value>,
+    inputs: Vec<Input>,
+    outputs: Vec<Output>,
+}
+
+impl Graph {
+    /// A graph without nodes, for the replicas of `mesh`.
+    pub fn new(mesh: Mesh) -> Self {
+        Self { mesh, nodes: vec![], values: vec![], inputs: vec![], outputs: vec![] }
+    }
+
+    /// The mesh whose axes the types and collectives name.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Nodes, operands before users.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Inputs, in order.
+    pub fn inputs(&self) -> &[Input] {
+        &self.inputs
+    }
+
+    /// Outputs, in order.
+    pub fn outputs(&self) -> &[Output] {
+        &self.outputs
+    }
+
+    /// Number of values: every [`ValueId::index`] is below it.
+    pub fn num_values(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Type of a value.
+    pub fn ty(&self, value: ValueId) -> &TensorType {
+        &self.values[value.index()].ty
+    }
+
+    /// The node that makes a value.
+    pub fn node_of(&self, value: ValueId) -> &Node {
+        &self.nodes[self.values[value.index()].node as usize]
+    }
+
+    /// Does the value follow from the program text alone, so that no gradient can flow into it and
+    /// every replica holds the same?
+    pub fn is_constant(&self, value: ValueId) -> bool {
+        self.values[value.index()].is_constant
+    }
+
+    /// Appends a named input.
+    pub fn input(
+        &mut self,
+        name: impl Into<String>,
+        ty: TensorType,
+        location: &'static Location<'static>,
+    ) -> ValueId {
+        let op = Op::Input { index: self.inputs.len() };
+        let value = self.append(op, &[], vec![ty], location);
+        self.inputs.push(Input { name: name.into(), value });
+        value
+    }
+
+    /// Appends a node; its result types are inferred.
+    pub fn push(
+        &mut self,
+        op: Op,
+        operands: &[ValueId],
+        location: &'static Location<'static>,
+    ) -> Result<ValueId, Error> {
+        let types: Vec<_> = operands.iter().map(|value| self.ty(*value)).collect();
+        match infer(&op, &types, &self.mesh) {
+            Ok(results) => Ok(self.append(op, operands, results, location)),
+            Err(message) => Err(Error {
+                op: op.name(),
+                operands: types.into_iter().cloned().collect(),
+                message,
+                location,
+            }),
+        }
+    }
+
+    /// Appends a named output.
+    pub fn output(&mut self, output: Output) {
+        self.outputs.push(output);
+    }
+
+    fn append(
+        &mut self,
+        op: Op,
+        operands: &[ValueId],
+        results: Vec<TensorType>,
+        location: &'static Location<'static>,
+    ) -> ValueId {
+        let follows_operands =
+            !matches!(op, Op::Input { .. } | Op::ReplicaId { .. } | Op::While { .. });
+        let is_constant =
+            follows_operands && operands.iter().all(|operand| self.is_constant(*operand));
+        let node = self.nodes.len() as u32;
+        let first_result = self.values.len() as u32;
+        self.nodes.push(Node {
+            op,
+            operands: operands.to_vec(),
+            location,
+            first_result,
+            num_results: results.len() as u32,
+        });
+        self.values.extend(results.into_iter().map(|ty| Value { ty, node, is_constant }));
+        ValueId(first_result)
+    }
+}

@@ -1,0 +1,437 @@
+//! The result types of every op, and what its operands must be.
+//!
+//! The rules for `varying`: operands of an op must vary over the same axes, because mixing a value
+//! that is the same everywhere with one that differs is where gradients get lost (see `grad`).
+//! [`Op::Vary`] adds axes, [`Op::AllReduce`] removes them; the other collectives keep theirs.
+
+use crate::{AxisSet, Binary, DType, DotDims, Mesh, Op, Reduction, Regions, TensorType, Unary};
+
+type Types = Result<Vec<TensorType>, String>;
+
+/// More elements than any tensor of a program may have: keeps sizes far from overflow.
+const MAX_ELEMENTS: usize = 1 << 40;
+
+/// The types of the results of `op` on operands of the given types, or what is wrong.
+pub(crate) fn infer(op: &Op, operands: &[&TensorType], mesh: &Mesh) -> Types {
+    if let Some(expected) = num_operands(op) {
+        ensure(operands.len() == expected, || {
+            format!("takes {expected} operands, got {}", operands.len())
+        })?;
+    }
+    if !matches!(op, Op::AllReduce { .. } | Op::OptimizationBarrier | Op::While { .. }) {
+        same_varying(operands)?;
+    }
+    let results = results(op, operands, mesh)?;
+    results.iter().try_for_each(check_size)?;
+    Ok(results)
+}
+
+/// Is the type of a size that later arithmetic on it cannot overflow? A dim of size 0 does not excuse
+/// the others.
+pub(crate) fn check_size(ty: &TensorType) -> Result<(), String> {
+    let elements = ty.dims.iter().try_fold(1usize, |n, dim| n.checked_mul((*dim).max(1)));
+    ensure(elements.is_some_and(|n| n <= MAX_ELEMENTS), || {
+        format!("{ty} has more than 2^40 elements")
+    })
+}
+
+/// How many operands an op takes; `None` for variadic ones.
+fn num_operands(op: &Op) -> Option<usize> {
+    match op {
+        Op::Input { .. } | Op::Constant(_) | Op::Iota { .. } | Op::ReplicaId { .. } => Some(0),
+        Op::Binary(_) | Op::Compare(_) | Op::Pad { .. } | Op::DotGeneral(_) => Some(2),
+        Op::Select | Op::Clamp => Some(3),
+        Op::Concatenate { .. }
+        | Op::DynamicSlice { .. }
+        | Op::DynamicUpdateSlice
+        | Op::While { .. }
+        | Op::OptimizationBarrier
+        | Op::AllReduce { .. } => None,
+        _ => Some(1),
+    }
+}
+
+fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
+    let one = |ty: TensorType| Ok(vec![ty]);
+    match op {
+        Op::Input { .. } => Err("inputs are made with `Graph::input`".into()),
+        Op::Constant(literal) => one(TensorType::new(literal.dtype(), literal.dims())),
+        Op::Iota { dtype, dims, dim } => {
+            ensure(*dim < dims.len(), || format!("dim {dim} of rank {}", dims.len()))?;
+            ensure(*dtype != DType::Pred, || "counts in an integer or float dtype".into())?;
+            one(TensorType::new(*dtype, dims))
+        }
+        Op::Unary(op) => one(unary(*op, t[0])?),
+        Op::Binary(op) => {
+            same(t)?;
+            binary_dtype(*op, t[0].dtype)?;
+            one(t[0].clone())
+        }
+        Op::Compare(_) => {
+            same(t)?;
+            one(t[0].with_dtype(DType::Pred))
+        }
+        Op::Select => {
+            same(&t[1..])?;
+            ensure(t[0].dtype == DType::Pred && t[0].dims == t[1].dims, || {
+                format!("the first operand must be pred{:?}", t[1].dims)
+            })?;
+            one(t[1].clone())
+        }
+        Op::Clamp => {
+            for bound in [t[0], t[2]] {
+                let fits = bound.dims.is_empty() || bound.dims == t[1].dims;
+                ensure(fits && bound.dtype == t[1].dtype, || {
+                    format!("bounds must be {} or a scalar of its dtype", t[1])
+                })?;
+            }
+            ensure(t[1].dtype != DType::Pred, || "pred has no order".into())?;
+            one(t[1].clone())
+        }
+        Op::Convert(dtype) => one(t[0].with_dtype(*dtype)),
+        Op::BitcastConvert(dtype) => {
+            let widths = (dtype.size_bits(), t[0].dtype.size_bits());
+            let pred = *dtype == DType::Pred || t[0].dtype == DType::Pred;
+            ensure(widths.0 == widths.1 && !pred, || {
+                format!("{dtype} and {} are not of one width", t[0].dtype)
+            })?;
+            one(t[0].with_dtype(*dtype))
+        }
+        Op::BroadcastInDim { dims, broadcast_dims } => {
+            broadcast_in_dim(t[0], dims, broadcast_dims)?;
+            one(t[0].with_dims(dims))
+        }
+        Op::Reshape { dims } => {
+            let elements = dims.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim));
+            ensure(elements == Some(t[0].num_elements()), || {
+                format!("{} elements do not fill dims {dims:?}", t[0].num_elements())
+            })?;
+            one(t[0].with_dims(dims))
+        }
+        Op::Transpose { permutation } => {
+            let mut sorted = permutation.clone();
+            sorted.sort_unstable();
+            ensure(sorted.iter().copied().eq(0..t[0].rank()), || {
+                format!("{permutation:?} is no permutation of {} dims", t[0].rank())
+            })?;
+            one(t[0].with_dims(&permutation.iter().map(|dim| t[0].dims[*dim]).collect::<Vec<_>>()))
+        }
+        Op::Slice { start, limit, strides } => one(slice(t[0], start, limit, strides)?),
+        Op::DynamicSlice { sizes } => {
+            let (x, start) = t.split_first().ok_or("takes an operand")?;
+            window(x, sizes, start)?;
+            one(x.with_dims(sizes))
+        }
+        Op::DynamicUpdateSlice => {
+            let [x, update, start @ ..] = t else {
+                return Err("takes an operand and an update".into());
+            };
+            ensure(x.dtype == update.dtype, || "the update is of another dtype".into())?;
+            window(x, &update.dims, start)?;
+            one((*x).clone())
+        }
+        Op::Pad { low, high, interior } => one(pad(t, low, high, interior)?),
+        Op::Concatenate { dim } => one(concatenate(t, *dim)?),
+        Op::Reduce { reduction, dims } => {
+            reduction_dtype(*reduction, t[0].dtype)?;
+            increasing(dims, t[0].rank())?;
+            let kept: Vec<_> = (0..t[0].rank()).filter(|dim| !dims.contains(dim)).collect();
+            one(t[0].with_dims(&kept.iter().map(|dim| t[0].dims[*dim]).collect::<Vec<_>>()))
+        }
+        Op::DotGeneral(dims) => one(dot_general(t[0], t[1], dims)?),
+        Op::While { regions, .. } => while_loop(t, regions, mesh),
+        Op::OptimizationBarrier => {
+            ensure(!t.is_empty(), || "takes at least one operand".into())?;
+            Ok(t.iter().map(|ty| (*ty).clone()).collect())
+        }
+        Op::ReplicaId { axes } => one(TensorType::new(DType::U32, &[]).varying(*axes)),
+        Op::Vary { axes } => {
+            ensure(t[0].varying.intersection(*axes).is_empty(), || {
+                format!("the operand varies over some of {axes} already")
+            })?;
+            one(t[0].clone().varying(t[0].varying | *axes))
+        }
+        Op::StopGradient => one(t[0].clone()),
+        Op::AllReduce { reduction, axes } => all_reduce(t, *reduction, *axes),
+        Op::AllGather { dim, axis } => {
+            collective(t[0], (*axis).into(), &[*dim])?;
+            let mut dims = t[0].dims.clone();
+            dims[*dim] *= mesh.size(*axis);
+            one(t[0].with_dims(&dims))
+        }
+        Op::ReduceScatter { dim, axis } => {
+            collective(t[0], (*axis).into(), &[*dim])?;
+            reduction_dtype(Reduction::Sum, t[0].dtype)?;
+            one(t[0].with_dims(&cut(t[0], *dim, mesh.size(*axis))?))
+        }
+        Op::AllToAll { split_dim, concat_dim, axis } => {
+            collective(t[0], (*axis).into(), &[*split_dim, *concat_dim])?;
+            let mut dims = cut(t[0], *split_dim, mesh.size(*axis))?;
+            dims[*concat_dim] *= mesh.size(*axis);
+            one(t[0].with_dims(&dims))
+        }
+        Op::CollectivePermute { pairs, axis } => {
+            collective(t[0], (*axis).into(), &[])?;
+            permute_pairs(pairs, mesh.size(*axis))?;
+            one(t[0].clone())
+        }
+    }
+}
+
+fn unary(op: Unary, ty: &TensorType) -> Result<TensorType, String> {
+    let ok = match op {
+        Unary::Not => ty.dtype.is_integer() || ty.dtype == DType::Pred,
+        Unary::Negate => ty.dtype.is_float() || ty.dtype.is_integer(),
+        Unary::Abs | Unary::Sign => {
+            ty.dtype.is_float() || ty.dtype.is_integer() && !ty.dtype.is_unsigned()
+        }
+        _ => ty.dtype.is_float(),
+    };
+    ensure(ok, || format!("is not defined for {}", ty.dtype))?;
+    Ok(if op == Unary::IsFinite { ty.with_dtype(DType::Pred) } else { ty.clone() })
+}
+
+fn binary_dtype(op: Binary, dtype: DType) -> Result<(), String> {
+    use Binary::*;
+    let ok = match op {
+        And | Or | Xor => !dtype.is_float(),
+        ShiftLeft | ShiftRightArithmetic | ShiftRightLogical => dtype.is_integer(),
+        Maximum | Minimum | Add | Multiply => true,
+        Divide | Remainder | Subtract => dtype != DType::Pred,
+        Power => dtype.is_float(),
+    };
+    ensure(ok, || format!("is not defined for {dtype}"))
+}
+
+fn reduction_dtype(reduction: Reduction, dtype: DType) -> Result<(), String> {
+    let logical = matches!(reduction, Reduction::And | Reduction::Or);
+    ensure(logical == (dtype == DType::Pred), || {
+        format!("reduction {} is not defined for {dtype}", reduction.name())
+    })
+}
+
+fn broadcast_in_dim(
+    x: &TensorType,
+    dims: &[usize],
+    broadcast_dims: &[usize],
+) -> Result<(), String> {
+    ensure(broadcast_dims.len() == x.rank(), || {
+        format!("{} broadcast dims for an operand of rank {}", broadcast_dims.len(), x.rank())
+    })?;
+    increasing(broadcast_dims, dims.len())?;
+    for (size, dim) in x.dims.iter().zip(broadcast_dims) {
+        ensure(*size == dims[*dim] || *size == 1, || {
+            format!("size {size} does not become dim {dim} of {dims:?}")
+        })?;
+    }
+    Ok(())
+}
+
+fn slice(
+    x: &TensorType,
+    start: &[usize],
+    limit: &[usize],
+    strides: &[usize],
+) -> Result<TensorType, String> {
+    let rank = x.rank();
+    ensure([start.len(), limit.len(), strides.len()] == [rank; 3], || {
+        format!("start, limit and strides need {rank} entries")
+    })?;
+    let mut dims = vec![];
+    for dim in 0..rank {
+        let (from, to, stride) = (start[dim], limit[dim], strides[dim]);
+        ensure(from <= to && to <= x.dims[dim] && stride > 0, || {
+            format!(
+                "{from}..{to} in steps of {stride} is not within dim {dim} of size {}",
+                x.dims[dim]
+            )
+        })?;
+        dims.push((to - from).div_ceil(stride));
+    }
+    Ok(x.with_dims(&dims))
+}
+
+fn window(x: &TensorType, sizes: &[usize], start: &[&TensorType]) -> Result<(), String> {
+    let fits = sizes.len() == x.rank() && sizes.iter().zip(&x.dims).all(|(size, dim)| size <= dim);
+    ensure(fits, || format!("a window of {sizes:?} does not fit into dims {:?}", x.dims))?;
+    let is_index = |ty: &&TensorType| ty.dims.is_empty() && ty.dtype.is_integer();
+    ensure(start.len() == x.rank() && start.iter().all(is_index), || {
+        format!("the start is {} integer scalars, one a dim", x.rank())
+    })?;
+    ensure(start.windows(2).all(|pair| pair[0].dtype == pair[1].dtype), || {
+        "the start's scalars are of different dtypes".into()
+    })
+}
+
+fn pad(
+    t: &[&TensorType],
+    low: &[i64],
+    high: &[i64],
+    interior: &[usize],
+) -> Result<TensorType, String> {
+    let (x, value) = (t[0], t[1]);
+    let rank = x.rank();
+    ensure(value.dims.is_empty() && value.dtype == x.dtype, || {
+        format!("the padding must be a {} scalar", x.dtype)
+    })?;
+    ensure([low.len(), high.len(), interior.len()] == [rank; 3], || {
+        format!("low, high and interior need {rank} entries")
+    })?;
+    let mut dims = vec![];
+    for dim in 0..rank {
+        // Wide, since edges and interior may be anything.
+        let gaps = x.dims[dim].saturating_sub(1) as i128 * interior[dim] as i128;
+        let size = x.dims[dim] as i128 + gaps + i128::from(low[dim]) + i128::from(high[dim]);
+        let size =
+            usize::try_from(size).map_err(|_| format!("dim {dim} would have size {size}"))?;
+        dims.push(size);
+    }
+    Ok(x.with_dims(&dims))
+}
+
+fn concatenate(t: &[&TensorType], dim: usize) -> Result<TensorType, String> {
+    let first = t.first().ok_or("takes at least one operand")?;
+    ensure(dim < first.rank(), || format!("dim {dim} of rank {}", first.rank()))?;
+    let mut dims = first.dims.clone();
+    dims[dim] = 0;
+    for ty in t {
+        let fits = ty.dtype == first.dtype
+            && ty.rank() == first.rank()
+            && (0..first.rank()).all(|d| d == dim || ty.dims[d] == first.dims[d]);
+        ensure(fits, || format!("operands may differ in dim {dim} only"))?;
+        dims[dim] += ty.dims[dim];
+    }
+    Ok(first.with_dims(&dims))
+}
+
+fn dot_general(lhs: &TensorType, rhs: &TensorType, dims: &DotDims) -> Result<TensorType, String> {
+    ensure(lhs.dtype == rhs.dtype && lhs.dtype != DType::Pred, || {
+        "operands must be of one numeric dtype".into()
+    })?;
+    for (lhs_dims, rhs_dims, role) in [
+        (&dims.lhs_batch, &dims.rhs_batch, "batch"),
+        (&dims.lhs_contracting, &dims.rhs_contracting, "contracting"),
+    ] {
+        ensure(lhs_dims.len() == rhs_dims.len(), || format!("{role} dims come in pairs"))?;
+        for (l, r) in lhs_dims.iter().zip(rhs_dims) {
+            let sizes = (lhs.dims.get(*l), rhs.dims.get(*r));
+            ensure(sizes.0.is_some() && sizes.0 == sizes.1, || {
+                format!("{role} dims {l} and {r} do not meet")
+            })?;
+        }
+    }
+    let lhs_free = dims.lhs_free(lhs.rank());
+    let rhs_free = dims.rhs_free(rhs.rank());
+    let used = dims.lhs_batch.len() + dims.lhs_contracting.len();
+    ensure(lhs_free.len() + used == lhs.rank() && rhs_free.len() + used == rhs.rank(), || {
+        "a dim is named twice".into()
+    })?;
+    let result: Vec<_> = dims
+        .lhs_batch
+        .iter()
+        .chain(&lhs_free)
+        .map(|d| lhs.dims[*d])
+        .chain(rhs_free.iter().map(|d| rhs.dims[*d]))
+        .collect();
+    Ok(lhs.with_dims(&result))
+}
+
+fn while_loop(t: &[&TensorType], regions: &Regions, mesh: &Mesh) -> Types {
+    let Regions { cond, body } = regions;
+    let carried: Vec<_> = t.iter().map(|ty| (*ty).clone()).collect();
+    for (region, name) in [(cond, "condition"), (body, "body")] {
+        ensure(region.mesh() == mesh, || {
+            format!("the {name} is for the replicas of another mesh")
+        })?;
+        let inputs = region.inputs().iter().map(|input| region.ty(input.value));
+        ensure(inputs.eq(t.iter().copied()), || {
+            format!("the {name} takes other types than the values carried")
+        })?;
+    }
+    let outputs: Vec<_> = body.outputs().iter().map(|output| body.ty(output.value)).collect();
+    ensure(outputs.iter().copied().eq(t.iter().copied()), || {
+        let first = outputs.iter().zip(t).position(|(new, old)| new != old);
+        let mismatch = first.map_or("another number of values".into(), |i| {
+            format!("{} for carried value {i} of type {}", outputs[i], t[i])
+        });
+        format!("the body returns {mismatch}")
+    })?;
+    let cond_types: Vec<_> = cond.outputs().iter().map(|output| cond.ty(output.value)).collect();
+    let is_pred = matches!(&cond_types[..], [ty] if ty.dtype == DType::Pred && ty.dims.is_empty());
+    ensure(is_pred, || "the condition must return one pred scalar".into())?;
+    Ok(carried)
+}
+
+fn all_reduce(t: &[&TensorType], reduction: Reduction, axes: AxisSet) -> Types {
+    let first = t.first().ok_or("takes at least one operand")?;
+    ensure(t.iter().all(|ty| ty.dtype == first.dtype), || "operands are of one dtype".into())?;
+    t.iter()
+        .map(|ty| {
+            reduction_dtype(reduction, ty.dtype)?;
+            collective(ty, axes, &[])?;
+            Ok((*ty).clone().varying(ty.varying.minus(axes)))
+        })
+        .collect()
+}
+
+/// A collective over axes along which its operand is the same everywhere is a mistake: a sum would
+/// come out a multiple of what was meant.
+fn collective(ty: &TensorType, axes: AxisSet, dims: &[usize]) -> Result<(), String> {
+    ensure(axes.is_subset(ty.varying) && !axes.is_empty(), || {
+        format!(
+            "the operand does not vary over all of {axes}; hand it over with `vary` if it should"
+        )
+    })?;
+    for dim in dims {
+        ensure(*dim < ty.rank(), || format!("dim {dim} of rank {}", ty.rank()))?;
+    }
+    Ok(())
+}
+
+fn cut(ty: &TensorType, dim: usize, pieces: usize) -> Result<Vec<usize>, String> {
+    let mut dims = ty.dims.clone();
+    ensure(dims[dim].is_multiple_of(pieces), || {
+        format!("dim {dim} of size {} does not divide by {pieces} replicas", dims[dim])
+    })?;
+    dims[dim] /= pieces;
+    Ok(dims)
+}
+
+fn permute_pairs(pairs: &[(usize, usize)], size: usize) -> Result<(), String> {
+    let unique = |mut indices: Vec<usize>| {
+        indices.sort_unstable();
+        indices.windows(2).all(|pair| pair[0] != pair[1]) && indices.iter().all(|i| *i < size)
+    };
+    ensure(!pairs.is_empty(), || "names no pair".into())?;
+    let sources = pairs.iter().map(|pair| pair.0).collect();
+    let targets = pairs.iter().map(|pair| pair.1).collect();
+    ensure(unique(sources) && unique(targets), || {
+        format!("pairs {pairs:?} name an index twice or one not below {size}")
+    })
+}
+
+fn same(t: &[&TensorType]) -> Result<(), String> {
+    ensure(t.windows(2).all(|pair| pair[0].dtype == pair[1].dtype), || {
+        "operands are of different dtypes; convert one".into()
+    })?;
+    ensure(t.windows(2).all(|pair| pair[0].dims == pair[1].dims), || {
+        "operands are of different dims; broadcast one".into()
+    })
+}
+
+fn same_varying(t: &[&TensorType]) -> Result<(), String> {
+    ensure(t.windows(2).all(|pair| pair[0].varying == pair[1].varying), || {
+        "one operand is the same on all replicas where the other varies; `vary` says that gradients \
+         through it are to be summed over them"
+            .into()
+    })
+}
+
+fn increasing(dims: &[usize], rank: usize) -> Result<(), String> {
+    let ok = dims.windows(2).all(|pair| pair[0] < pair[1]) && dims.iter().all(|dim| *dim < rank);
+    ensure(ok, || format!("dims {dims:?} must be increasing and below the rank {rank}"))
+}
+
+fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(message()) }
+}

@@ -1,0 +1,360 @@
+//! The closed set of operations, in StableHLO's names.
+//!
+//! Adding an op is a variant here and a line in each table: [`crate::infer`] (result types),
+//! `grad` (its VJP), `interp` (its value), `stablehlo` (its text) and `count` (its cost).
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use crate::{Axis, AxisSet, DType, Graph, Literal};
+
+/// One operation; its operands and result types stand in the graph's node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// The graph's input number `index`.
+    Input {
+        /// Position among the graph's inputs.
+        index: usize,
+    },
+    /// A value known when tracing.
+    Constant(Arc<Literal>),
+    /// Counts up along `dim`, the same along the others.
+    Iota {
+        /// Result dtype: an integer or a float.
+        dtype: DType,
+        /// Result dims.
+        dims: Vec<usize>,
+        /// The dim along which the value is the index.
+        dim: usize,
+    },
+    /// An elementwise function of one operand.
+    Unary(Unary),
+    /// An elementwise function of two operands of one type.
+    Binary(Binary),
+    /// Elementwise comparison; the result is `pred`.
+    Compare(Comparison),
+    /// `select(pred, on_true, on_false)`, elementwise.
+    Select,
+    /// `clamp(min, x, max)`: min and max are of x's type, or scalars of its dtype.
+    Clamp,
+    /// Change of dtype by value.
+    Convert(DType),
+    /// Change of dtype by bits, between dtypes of one width.
+    BitcastConvert(DType),
+    /// Operand dim `i` becomes result dim `broadcast_dims[i]`; size 1 is stretched, other dims are new.
+    BroadcastInDim {
+        /// Result dims.
+        dims: Vec<usize>,
+        /// Where each operand dim goes; strictly increasing.
+        broadcast_dims: Vec<usize>,
+    },
+    /// The same elements, row-major, under other dims.
+    Reshape {
+        /// Result dims.
+        dims: Vec<usize>,
+    },
+    /// Result dim `i` is operand dim `permutation[i]`.
+    Transpose {
+        /// A permutation of the dims.
+        permutation: Vec<usize>,
+    },
+    /// Elements `start..limit` in steps of `strides`, for each dim.
+    Slice {
+        /// First index.
+        start: Vec<usize>,
+        /// One past the last index.
+        limit: Vec<usize>,
+        /// Step, at least 1.
+        strides: Vec<usize>,
+    },
+    /// `dynamic_slice(x, start...)`: `sizes` elements from `start`, one integer scalar a dim, moved into
+    /// range where the slice would reach beyond an edge.
+    DynamicSlice {
+        /// Result dims.
+        sizes: Vec<usize>,
+    },
+    /// `dynamic_update_slice(x, update, start...)`: x with `update` written at `start`, which is moved
+    /// into range as for [`Op::DynamicSlice`].
+    DynamicUpdateSlice,
+    /// `pad(x, value)`: edges may be negative (cut off); `interior` goes between elements.
+    Pad {
+        /// Before each dim.
+        low: Vec<i64>,
+        /// Behind each dim.
+        high: Vec<i64>,
+        /// Between neighbours.
+        interior: Vec<usize>,
+    },
+    /// Operands one behind the other along `dim`.
+    Concatenate {
+        /// The dim along which they are joined.
+        dim: usize,
+    },
+    /// Reduction over `dims`, which disappear.
+    Reduce {
+        /// What is computed.
+        reduction: Reduction,
+        /// Strictly increasing.
+        dims: Vec<usize>,
+    },
+    /// Generalised matrix product; result dims are batch, lhs free, rhs free.
+    DotGeneral(DotDims),
+    /// `while(init...)`: results are the carried values when the condition is false.
+    While {
+        /// Condition and body.
+        regions: Arc<Regions>,
+        /// How often the body runs, where known: `count` multiplies by it.
+        trip_count: Option<u64>,
+    },
+    /// The operands, unchanged; nothing is moved or merged across.
+    OptimizationBarrier,
+    /// This replica's index along `axes`, a u32 scalar that varies over just these axes.
+    ReplicaId {
+        /// Which axes.
+        axes: AxisSet,
+    },
+    /// The operand, unchanged, typed as varying over `axes` too. Costs nothing; its VJP is the
+    /// `all_reduce` that synchronous training is about.
+    Vary {
+        /// The axes added to the type.
+        axes: AxisSet,
+    },
+    /// The operand, unchanged; gradients end here.
+    StopGradient,
+    /// Reduction over the replicas along `axes`; variadic. The result varies over none of them.
+    AllReduce {
+        /// What is computed.
+        reduction: Reduction,
+        /// Which axes.
+        axes: AxisSet,
+    },
+    /// The shards of the replicas along `axis`, one behind the other along `dim`.
+    AllGather {
+        /// The dim along which shards are joined.
+        dim: usize,
+        /// Which axis.
+        axis: Axis,
+    },
+    /// Sum over the replicas along `axis`, of which each keeps its shard of `dim`.
+    ReduceScatter {
+        /// The dim that is cut.
+        dim: usize,
+        /// Which axis.
+        axis: Axis,
+    },
+    /// Cuts `split_dim` into pieces, sends piece `i` to replica `i` along `axis`, and joins what
+    /// comes in along `concat_dim`.
+    AllToAll {
+        /// The dim that is cut.
+        split_dim: usize,
+        /// The dim along which pieces are joined.
+        concat_dim: usize,
+        /// Which axis.
+        axis: Axis,
+    },
+    /// Sends the value from index `source` to index `target` along `axis`, for each pair; a replica
+    /// that nobody sends to gets zeros.
+    CollectivePermute {
+        /// `(source, target)`; no source and no target twice.
+        pairs: Vec<(usize, usize)>,
+        /// Which axis.
+        axis: Axis,
+    },
+}
+
+impl Op {
+    /// StableHLO's name of the op (ours for `input`, `vary` and `stop_gradient`).
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Input { .. } => "input",
+            Op::Constant(_) => "constant",
+            Op::Iota { .. } => "iota",
+            Op::Unary(op) => op.name(),
+            Op::Binary(op) => op.name(),
+            Op::Compare(_) => "compare",
+            Op::Select => "select",
+            Op::Clamp => "clamp",
+            Op::Convert(_) => "convert",
+            Op::BitcastConvert(_) => "bitcast_convert",
+            Op::BroadcastInDim { .. } => "broadcast_in_dim",
+            Op::Reshape { .. } => "reshape",
+            Op::Transpose { .. } => "transpose",
+            Op::Slice { .. } => "slice",
+            Op::DynamicSlice { .. } => "dynamic_slice",
+            Op::DynamicUpdateSlice => "dynamic_update_slice",
+            Op::Pad { .. } => "pad",
+            Op::Concatenate { .. } => "concatenate",
+            Op::Reduce { .. } => "reduce",
+            Op::DotGeneral(_) => "dot_general",
+            Op::While { .. } => "while",
+            Op::OptimizationBarrier => "optimization_barrier",
+            Op::ReplicaId { .. } => "replica_id",
+            Op::Vary { .. } => "vary",
+            Op::StopGradient => "stop_gradient",
+            Op::AllReduce { .. } => "all_reduce",
+            Op::AllGather { .. } => "all_gather",
+            Op::ReduceScatter { .. } => "reduce_scatter",
+            Op::AllToAll { .. } => "all_to_all",
+            Op::CollectivePermute { .. } => "collective_permute",
+        }
+    }
+
+    /// The axes over which replicas meet in this op; none for ops that are not collectives.
+    pub fn collective_axes(&self) -> AxisSet {
+        match self {
+            Op::AllReduce { axes, .. } => *axes,
+            Op::AllGather { axis, .. }
+            | Op::ReduceScatter { axis, .. }
+            | Op::AllToAll { axis, .. }
+            | Op::CollectivePermute { axis, .. } => (*axis).into(),
+            _ => AxisSet::EMPTY,
+        }
+    }
+}
+
+macro_rules! named {
+    ($(#[$meta:meta])* $name:ident { $($variant:ident = $text:literal, $doc:literal;)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $(#[doc = $doc] $variant,)* }
+        impl $name {
+            /// Every variant.
+            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
+            /// StableHLO's name.
+            pub const fn name(self) -> &'static str {
+                match self { $($name::$variant => $text,)* }
+            }
+        }
+    };
+}
+
+named! {
+    /// Elementwise functions of one operand.
+    Unary {
+        Abs = "abs", "Absolute value.";
+        Ceil = "ceil", "Least whole number not below.";
+        Cosine = "cosine", "Cosine of radians.";
+        Exponential = "exponential", "e^x.";
+        ExponentialMinusOne = "exponential_minus_one", "e^x - 1, accurate near 0.";
+        Floor = "floor", "Greatest whole number not above.";
+        IsFinite = "is_finite", "Neither infinite nor NaN; the result is `pred`.";
+        Log = "log", "Natural logarithm.";
+        LogPlusOne = "log_plus_one", "log(1 + x), accurate near 0.";
+        Logistic = "logistic", "1 / (1 + e^-x).";
+        Negate = "negate", "-x.";
+        Not = "not", "Bitwise, or logical for `pred`.";
+        RoundNearestEven = "round_nearest_even", "Nearest whole number, ties to even.";
+        Rsqrt = "rsqrt", "1 / sqrt(x).";
+        Sign = "sign", "-1, 0 or 1; NaN stays.";
+        Sine = "sine", "Sine of radians.";
+        Sqrt = "sqrt", "Square root.";
+        Tanh = "tanh", "Hyperbolic tangent.";
+    }
+}
+
+named! {
+    /// Elementwise functions of two operands.
+    Binary {
+        Add = "add", "x + y (`or` for pred).";
+        And = "and", "Bitwise, or logical for `pred`.";
+        Divide = "divide", "x / y; integers round towards zero.";
+        Maximum = "maximum", "The greater; NaN wins.";
+        Minimum = "minimum", "The lesser; NaN wins.";
+        Multiply = "multiply", "x * y (`and` for pred).";
+        Or = "or", "Bitwise, or logical for `pred`.";
+        Power = "power", "x^y.";
+        Remainder = "remainder", "x - y * trunc(x / y): the sign of x.";
+        ShiftLeft = "shift_left", "x << y; 0 where y is not below the width.";
+        ShiftRightArithmetic = "shift_right_arithmetic", "x >> y, copying the sign bit.";
+        ShiftRightLogical = "shift_right_logical", "x >> y, filling with zeros.";
+        Subtract = "subtract", "x - y.";
+        Xor = "xor", "Bitwise, or logical for `pred`.";
+    }
+}
+
+named! {
+    /// Directions of [`Op::Compare`]. NaN is unequal to everything and in no order.
+    Comparison {
+        Eq = "EQ", "Equal.";
+        Ne = "NE", "Not equal.";
+        Lt = "LT", "Less.";
+        Le = "LE", "Less or equal.";
+        Gt = "GT", "Greater.";
+        Ge = "GE", "Greater or equal.";
+    }
+}
+
+named! {
+    /// What a reduction computes. `sum` is called `add` in StableHLO.
+    Reduction {
+        Sum = "add", "Sum; of integers modulo 2^width.";
+        Max = "maximum", "Greatest.";
+        Min = "minimum", "Least.";
+        And = "and", "All; for `pred`.";
+        Or = "or", "Any; for `pred`.";
+    }
+}
+
+/// Which dims of a [`Op::DotGeneral`] are batch dims and which are contracted, pairwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct DotDims {
+    /// Batch dims of the left operand.
+    pub lhs_batch: Vec<usize>,
+    /// Batch dims of the right operand, paired with `lhs_batch`.
+    pub rhs_batch: Vec<usize>,
+    /// Contracted dims of the left operand.
+    pub lhs_contracting: Vec<usize>,
+    /// Contracted dims of the right operand, paired with `lhs_contracting`.
+    pub rhs_contracting: Vec<usize>,
+}
+
+impl DotDims {
+    /// Contraction of `lhs` dims with `rhs` dims, without batch dims.
+    pub fn contract(lhs: &[usize], rhs: &[usize]) -> Self {
+        Self { lhs_contracting: lhs.to_vec(), rhs_contracting: rhs.to_vec(), ..Self::default() }
+    }
+
+    /// Adds batch dims.
+    #[must_use]
+    pub fn batch(self, lhs: &[usize], rhs: &[usize]) -> Self {
+        Self { lhs_batch: lhs.to_vec(), rhs_batch: rhs.to_vec(), ..self }
+    }
+
+    /// Dims of the left operand that are neither batch nor contracted.
+    pub fn lhs_free(&self, rank: usize) -> Vec<usize> {
+        free_dims(rank, &self.lhs_batch, &self.lhs_contracting)
+    }
+
+    /// Dims of the right operand that are neither batch nor contracted.
+    pub fn rhs_free(&self, rank: usize) -> Vec<usize> {
+        free_dims(rank, &self.rhs_batch, &self.rhs_contracting)
+    }
+}
+
+fn free_dims(rank: usize, batch: &[usize], contracting: &[usize]) -> Vec<usize> {
+    (0..rank).filter(|dim| !batch.contains(dim) && !contracting.contains(dim)).collect()
+}
+
+/// The condition and body of a `while`: graphs whose inputs are the carried values. Two loops are
+/// equal only if they are the same loop, so loops are never merged.
+#[derive(Debug)]
+pub struct Regions {
+    /// Carried values to one `pred` scalar.
+    pub cond: Graph,
+    /// Carried values to carried values.
+    pub body: Graph,
+}
+
+impl PartialEq for Regions {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Regions {}
+
+impl Hash for Regions {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        std::ptr::hash(self, state);
+    }
+}

@@ -1,0 +1,101 @@
+//! Passes: graphs from graphs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::graph::Output;
+use crate::op::Regions;
+use crate::{Graph, Node, Op, ValueId};
+
+/// Removes nodes that no output depends on. Inputs stay, since they are the program's signature.
+pub fn eliminate_dead_code(graph: &Graph) -> Graph {
+    let mut live = vec![false; graph.num_values()];
+    for output in graph.outputs() {
+        live[output.value.index()] = true;
+    }
+    for node in graph.nodes().iter().rev() {
+        if node.results().any(|result| live[result.index()]) {
+            for operand in &node.operands {
+                live[operand.index()] = true;
+            }
+        }
+    }
+    rebuild(graph, |new, node, operands| {
+        let keep = node.results().any(|result| live[result.index()]);
+        keep.then(|| push(new, node, node.op.clone(), operands))
+    })
+}
+
+/// Merges nodes that compute the same from the same operands, in loops too.
+///
+/// Barriers are never merged, so values on the two sides of an `optimization_barrier` stay apart: what
+/// is recomputed behind a barrier is recomputed. Collectives are merged, since equal ones on equal
+/// operands give equal results.
+pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
+    let mut seen: HashMap<(Op, Vec<ValueId>), ValueId> = HashMap::new();
+    rebuild(graph, |new, node, operands| {
+        let op = match &node.op {
+            Op::While { regions, trip_count } => {
+                let cond = merge_common_subexpressions(&regions.cond);
+                let body = merge_common_subexpressions(&regions.body);
+                let (regions, trip_count) = (Arc::new(Regions { cond, body }), *trip_count);
+                return Some(push(new, node, Op::While { regions, trip_count }, operands));
+            }
+            Op::OptimizationBarrier => {
+                return Some(push(new, node, node.op.clone(), operands));
+            }
+            op => op.clone(),
+        };
+        let key = (op, operands.to_vec());
+        if let Some(value) = seen.get(&key) {
+            return Some(*value);
+        }
+        let value = push(new, node, key.0.clone(), operands);
+        seen.insert(key, value);
+        Some(value)
+    })
+}
+
+/// Both passes: what is lowered, and what `lockstep hlo` prints.
+pub fn simplify(graph: &Graph) -> Graph {
+    eliminate_dead_code(&merge_common_subexpressions(graph))
+}
+
+/// Copies a graph node by node. `f` gets the new graph, the old node and its new operands, and says
+/// which value of the new graph is the node's first result, or `None` where nothing uses it. Inputs and
+/// outputs are copied by themselves.
+pub fn rebuild(
+    graph: &Graph,
+    mut f: impl FnMut(&mut Graph, &Node, &[ValueId]) -> Option<ValueId>,
+) -> Graph {
+    let mut new = Graph::new(*graph.mesh());
+    let mut map: Vec<Option<ValueId>> = vec![None; graph.num_values()];
+    for node in graph.nodes() {
+        let operands: Option<Vec<_>> =
+            node.operands.iter().map(|operand| map[operand.index()]).collect();
+        let first = operands.and_then(|operands| match &node.op {
+            Op::Input { index } => {
+                let input = &graph.inputs()[*index];
+                let ty = graph.ty(input.value).clone();
+                Some(new.input(input.name.clone(), ty, node.location))
+            }
+            _ => f(&mut new, node, &operands),
+        });
+        if let Some(first) = first {
+            let results = new.node_of(first).results();
+            for (old, new) in node.results().zip(results) {
+                map[old.index()] = Some(new);
+            }
+        }
+    }
+    for output in graph.outputs() {
+        if let Some(value) = map[output.value.index()] {
+            new.output(Output { value, ..output.clone() });
+        }
+    }
+    new
+}
+
+fn push(graph: &mut Graph, node: &Node, op: Op, operands: &[ValueId]) -> ValueId {
+    graph.push(op, operands, node.location).expect("a copied node fits its copied operands")
+}

@@ -1,0 +1,364 @@
+//! `Tensor<'g>`: a copyable handle on a value of a graph that is being traced.
+//!
+//! Tracing does not return `Result`. The [`Tracer`] keeps the first error with its op, operand types
+//! and the caller's line; ops on a tensor that an error left without a value do nothing; [`trace`]
+//! returns the error.
+//!
+//! **Where operands vary differently**: constants and values of integer and `pred` dtype are handed
+//! over with `vary` by themselves, since no gradient flows through them. A float value that was
+//! computed is not: whether its gradient is to be summed over the replicas is the author's to say.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::graph::Output;
+use crate::infer::check_size;
+use crate::{AxisSet, DType, Error, Graph, Literal, Mesh, Op, TensorType, ValueId};
+
+/// Traces `f` into a graph for the replicas of `mesh`.
+///
+/// ```
+/// use hlo::{DType, Mesh, TensorType, trace};
+///
+/// let graph = trace(Mesh::SINGLE, |t| {
+///     let x = t.input("x", TensorType::new(DType::F32, &[8, 4]));
+///     t.output("y", (x * 2.0).reduce_sum(&[1]));
+/// })?;
+/// assert_eq!(graph.ty(graph.outputs()[0].value), &TensorType::new(DType::F32, &[8]));
+///
+/// let error = trace(Mesh::SINGLE, |t| {
+///     let x = t.input("x", TensorType::new(DType::F32, &[8, 4]));
+///     let y = t.input("y", TensorType::new(DType::F32, &[4, 8]));
+///     t.output("z", x + y);
+/// });
+/// assert!(error.unwrap_err().to_string().starts_with("add(f32[8, 4], f32[4, 8]) at "));
+/// # Ok::<(), hlo::Error>(())
+/// ```
+///
+/// # Errors
+/// The first op whose operands did not fit.
+pub fn trace(mesh: Mesh, f: impl FnOnce(&Tracer)) -> Result<Graph, Error> {
+    let tracer = Tracer::new(mesh);
+    f(&tracer);
+    tracer.finish()
+}
+
+/// Records ops into a graph.
+#[derive(Debug)]
+pub struct Tracer {
+    graph: RefCell<Graph>,
+    error: RefCell<Option<Error>>,
+    /// While gradients are made: the line of the op whose gradient it is.
+    location: Cell<Option<&'static Location<'static>>>,
+}
+
+/// A value of the graph that `'g`'s tracer records.
+#[derive(Clone, Copy)]
+pub struct Tensor<'g> {
+    tracer: &'g Tracer,
+    /// `None` behind an error.
+    value: Option<ValueId>,
+}
+
+impl Tracer {
+    pub(crate) fn new(mesh: Mesh) -> Self {
+        Self {
+            graph: RefCell::new(Graph::new(mesh)),
+            error: RefCell::new(None),
+            location: Cell::new(None),
+        }
+    }
+
+    pub(crate) fn finish(self) -> Result<Graph, Error> {
+        match self.error.into_inner() {
+            Some(error) => Err(error),
+            None => Ok(self.graph.into_inner()),
+        }
+    }
+
+    /// The mesh that is traced for.
+    pub fn mesh(&self) -> Mesh {
+        *self.graph.borrow().mesh()
+    }
+
+    /// A named input.
+    #[track_caller]
+    pub fn input(&self, name: impl Into<String>, ty: TensorType) -> Tensor<'_> {
+        if let Err(message) = check_size(&ty) {
+            self.fail("input", &[], message);
+            return self.poison();
+        }
+        let location = self.caller(Location::caller());
+        let value = self.graph.borrow_mut().input(name, ty, location);
+        Tensor { tracer: self, value: Some(value) }
+    }
+
+    /// A named output that is the same on every replica.
+    #[track_caller]
+    pub fn output(&self, name: impl Into<String>, tensor: Tensor<'_>) {
+        self.output_with(name, tensor, AxisSet::EMPTY, None);
+    }
+
+    /// A named output that may vary over `varying`.
+    #[track_caller]
+    pub fn output_varying(&self, name: impl Into<String>, tensor: Tensor<'_>, varying: AxisSet) {
+        self.output_with(name, tensor, varying, None);
+    }
+
+    /// The next value of the state leaf that is the input of this name: same name, same type, at most
+    /// as varying, and in the same memory.
+    #[track_caller]
+    pub fn next_state(&self, name: &str, tensor: Tensor<'_>) {
+        let found = {
+            let graph = self.graph.borrow();
+            let index = graph.inputs().iter().position(|input| input.name == name);
+            index.map(|index| (index, graph.ty(graph.inputs()[index].value).varying))
+        };
+        match found {
+            Some((index, varying)) => self.output_with(name, tensor, varying, Some(index)),
+            None => self.fail("next_state", &[tensor], format!("no input is named `{name}`")),
+        }
+    }
+
+    #[track_caller]
+    fn output_with(
+        &self,
+        name: impl Into<String>,
+        tensor: Tensor<'_>,
+        varying: AxisSet,
+        donated_input: Option<usize>,
+    ) {
+        if let Some([value]) = self.values_of("output", &[tensor]).as_deref() {
+            let (name, value) = (name.into(), *value);
+            self.graph.borrow_mut().output(Output { name, value, varying, donated_input });
+        }
+    }
+
+    /// A value known now.
+    #[track_caller]
+    pub fn constant(&self, literal: Literal) -> Tensor<'_> {
+        self.apply(Op::Constant(Arc::new(literal)), &[])
+    }
+
+    /// A rank-0 constant, rounded to `dtype`.
+    #[track_caller]
+    pub fn scalar(&self, dtype: DType, value: f64) -> Tensor<'_> {
+        self.constant(Literal::from_f64(dtype, &[], &[value]))
+    }
+
+    /// `value` everywhere.
+    #[track_caller]
+    pub fn full(&self, dtype: DType, dims: &[usize], value: f64) -> Tensor<'_> {
+        self.scalar(dtype, value).broadcast_in_dim(dims, &[])
+    }
+
+    /// The index along `dim`.
+    #[track_caller]
+    pub fn iota(&self, dtype: DType, dims: &[usize], dim: usize) -> Tensor<'_> {
+        self.apply(Op::Iota { dtype, dims: dims.to_vec(), dim }, &[])
+    }
+
+    /// Records an op with one result.
+    #[track_caller]
+    pub(crate) fn apply<'g>(&'g self, op: Op, operands: &[Tensor<'g>]) -> Tensor<'g> {
+        let first = self.record(op, operands);
+        Tensor { tracer: self, value: first }
+    }
+
+    /// Records an op with as many results as operands.
+    #[track_caller]
+    pub(crate) fn apply_variadic<'g>(&'g self, op: Op, operands: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+        match self.record(op, operands) {
+            Some(first) => {
+                let graph = self.graph.borrow();
+                let values = graph.node_of(first).results();
+                values.map(|value| Tensor { tracer: self, value: Some(value) }).collect()
+            }
+            None => vec![Tensor { tracer: self, value: None }; operands.len()],
+        }
+    }
+
+    #[track_caller]
+    fn record(&self, op: Op, operands: &[Tensor<'_>]) -> Option<ValueId> {
+        let location = self.caller(Location::caller());
+        let mut values = self.values_of(op.name(), operands)?;
+        let mut graph = self.graph.borrow_mut();
+        if !matches!(op, Op::AllReduce { .. } | Op::OptimizationBarrier | Op::While { .. }) {
+            vary_where_no_gradient_flows(&mut graph, &mut values, location);
+        }
+        match graph.push(op, &values, location) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                drop(graph);
+                self.keep_first(error);
+                None
+            }
+        }
+    }
+
+    /// The values behind tensors of this tracer; `None` if one has none or is another tracer's.
+    #[track_caller]
+    fn values_of(&self, op: &'static str, tensors: &[Tensor<'_>]) -> Option<Vec<ValueId>> {
+        if tensors.iter().any(|tensor| !std::ptr::eq(tensor.tracer, self)) {
+            let message = "an operand belongs to another graph; a loop's body gets outer values \
+                           through the values it carries";
+            self.fail(op, &[], message.into());
+            return None;
+        }
+        tensors.iter().map(|tensor| tensor.value).collect()
+    }
+
+    /// Records an error, if it is the first.
+    #[track_caller]
+    pub(crate) fn fail(&self, op: &'static str, operands: &[Tensor<'_>], message: String) {
+        let operands = operands.iter().map(Tensor::ty).collect();
+        let location = self.caller(Location::caller());
+        self.keep_first(Error { op, operands, message, location });
+    }
+
+    pub(crate) fn keep_first(&self, error: Error) {
+        self.error.borrow_mut().get_or_insert(error);
+    }
+
+    fn caller(&self, caller: &'static Location<'static>) -> &'static Location<'static> {
+        self.location.get().unwrap_or(caller)
+    }
+
+    /// Runs `f` with every op placed at `location` instead of its caller's line.
+    pub(crate) fn at<T>(&self, location: &'static Location<'static>, f: impl FnOnce() -> T) -> T {
+        let before = self.location.replace(Some(location));
+        let result = f();
+        self.location.set(before);
+        result
+    }
+
+    pub(crate) fn graph(&self) -> std::cell::Ref<'_, Graph> {
+        self.graph.borrow()
+    }
+
+    pub(crate) fn tensor(&self, value: ValueId) -> Tensor<'_> {
+        Tensor { tracer: self, value: Some(value) }
+    }
+
+    pub(crate) fn poison(&self) -> Tensor<'_> {
+        Tensor { tracer: self, value: None }
+    }
+}
+
+fn vary_where_no_gradient_flows(
+    graph: &mut Graph,
+    values: &mut [ValueId],
+    location: &'static Location<'static>,
+) {
+    let all = values.iter().fold(AxisSet::EMPTY, |all, value| all | graph.ty(*value).varying);
+    for value in values {
+        let ty = graph.ty(*value);
+        let missing = all.minus(ty.varying);
+        let no_gradient = !ty.dtype.is_float() || graph.is_constant(*value);
+        if !missing.is_empty() && no_gradient {
+            let op = Op::Vary { axes: missing };
+            *value = graph.push(op, &[*value], location).expect("vary adds missing axes");
+        }
+    }
+}
+
+impl<'g> Tensor<'g> {
+    /// The tracer that records this tensor's graph.
+    pub fn tracer(&self) -> &'g Tracer {
+        self.tracer
+    }
+
+    pub(crate) fn value(&self) -> Option<ValueId> {
+        self.value
+    }
+
+    /// Type; behind an error `f32[]`.
+    pub fn ty(&self) -> TensorType {
+        match self.value {
+            Some(value) => self.tracer.graph().ty(value).clone(),
+            None => TensorType::new(DType::F32, &[]),
+        }
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.ty().dtype
+    }
+
+    /// The axes over which the value may differ between replicas.
+    pub fn varying(&self) -> AxisSet {
+        self.ty().varying
+    }
+
+    /// Does the value follow from the program text alone? Then no gradient flows into it.
+    pub fn is_constant(&self) -> bool {
+        self.value.is_some_and(|value| self.tracer.graph().is_constant(value))
+    }
+
+    /// Number of dims.
+    pub fn rank(&self) -> usize {
+        self.ty().rank()
+    }
+
+    /// The dims as a list; [`Self::dims`] is safer where their number is known.
+    pub fn shape(&self) -> Vec<usize> {
+        self.ty().dims
+    }
+
+    /// The dims, of which there must be `N`. Behind an error, and if there are not `N`, all ones.
+    #[track_caller]
+    pub fn dims<const N: usize>(&self) -> [usize; N] {
+        let dims = self.shape();
+        match <[usize; N]>::try_from(dims) {
+            Ok(dims) => dims,
+            Err(dims) => {
+                self.reject("dims", format!("has {} dims where {N} are needed", dims.len()));
+                [1; N]
+            }
+        }
+    }
+
+    /// Size of one dim; behind an error, and if there is no such dim, 1.
+    #[track_caller]
+    pub fn dim(&self, dim: usize) -> usize {
+        match self.shape().get(dim) {
+            Some(size) => *size,
+            None => {
+                self.reject("dim", format!("there is no dim {dim}"));
+                1
+            }
+        }
+    }
+
+    /// Product of the dims.
+    pub fn num_elements(&self) -> usize {
+        self.ty().num_elements()
+    }
+
+    /// `value` everywhere, with this tensor's type.
+    #[track_caller]
+    pub fn full_like(&self, value: f64) -> Tensor<'g> {
+        let ty = self.ty();
+        self.tracer.full(ty.dtype, &ty.dims, value).vary(ty.varying)
+    }
+
+    /// Records an error about this tensor, if it is the first: for layers that check more than an
+    /// op does.
+    #[track_caller]
+    pub fn reject(&self, op: &'static str, message: impl Into<String>) {
+        if self.value.is_some() {
+            self.tracer.fail(op, &[*self], message.into());
+        }
+    }
+}
+
+impl fmt::Debug for Tensor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.value {
+            Some(value) => write!(f, "%{}: {}", value.index(), self.ty()),
+            None => f.write_str("(no value)"),
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! `y = keep * x / (1 - rate)`, with `keep` true with probability `1 - rate`
+
+use hlo::Tensor;
+use hlo::random::Window;
+
+use crate::Scope;
+
+/// Dropout of `[rows, ..]`, where the rows belong to the batch's examples in order, equally many to
+/// each. What is dropped follows (seed, step, the scope's path, the example's place in the global
+/// batch), not the replica. Nothing is dropped in evaluation. Srivastava et al., "Dropout" (2014); the
+/// scaling by `1 / (1 - rate)` is done in training, so that evaluation needs none.
+///
+/// ```
+/// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
+/// use models::{Scope, layers::dropout};
+///
+/// let evaluation = trace(Mesh::SINGLE, |t| {
+///     let x = t.input("x", TensorType::new(DType::F32, &[8, 64]));
+///     t.output("y", dropout(&Scope::declare(t, DType::F32, AxisSet::EMPTY), x, 0.5));
+/// })?;
+/// assert_eq!(evaluation.outputs()[0].value, evaluation.inputs()[0].value);
+/// # Ok::<(), hlo::Error>(())
+/// ```
+#[track_caller]
+pub fn dropout<'g>(scope: &Scope<'g>, x: Tensor<'g>, rate: f64) -> Tensor<'g> {
+    let Some(training) = scope.training().filter(|_| rate > 0.0) else { return x };
+    let rows_per_example = x.dim(0) / training.num_examples.max(1);
+    let first_row = training.first_example * rows_per_example as f64;
+    let key = training.key.fold_in_path(&scope.path("dropout"));
+    let keep = key.bernoulli(1.0 - rate, &Window::rows(first_row, &x.shape()));
+    keep.select(x / (1.0 - rate), x.full_like(0.0))
+}

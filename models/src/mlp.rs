@@ -1,0 +1,51 @@
+//! `mlp`: a stack of fully connected layers that ends in a classifier.
+
+use serde::{Deserialize, Serialize};
+
+use crate::layers::{MlpBlock, linear, mlp_block};
+use crate::loss::cross_entropy;
+use crate::{Batch, Initializer, Loss, Model, Scope};
+
+/// What a configuration says about an MLP. The size of the input and the number of classes come from
+/// the data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Features of each hidden layer, in order; an empty list is a linear classifier.
+    pub hidden: Vec<usize>,
+    /// Probability, 0 to below 1, with which a hidden feature is dropped in training.
+    pub dropout: f64,
+    /// Is each hidden layer normalised before its activation?
+    pub layer_norm: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { hidden: vec![256, 256], dropout: 0.0, layer_norm: true }
+    }
+}
+
+/// An MLP for a known number of classes. Parameters are `blocks.I.linear.{weight, bias}`,
+/// `blocks.I.norm.{weight, bias}` and `head.{weight, bias}`.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    /// Its layers.
+    pub config: Config,
+    /// Number of classes.
+    pub num_classes: usize,
+}
+
+impl Model for Mlp {
+    /// Cross-entropy of `y` (integer `[b]`) under the logits for `x` (float `[b, features]`).
+    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        let Config { hidden, dropout, layer_norm } = &self.config;
+        let mut x = batch.field("x");
+        for (index, num_out) in hidden.iter().enumerate() {
+            let block = MlpBlock { num_out: *num_out, layer_norm: *layer_norm, dropout: *dropout };
+            x = mlp_block(&scope.at("blocks").at(index), x, block);
+        }
+        let initializer = Initializer::lecun_normal(x.dim(1));
+        let logits = linear(&scope.at("head"), x, self.num_classes, initializer);
+        cross_entropy(logits, batch.field("y"), batch.weight)
+    }
+}

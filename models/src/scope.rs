@@ -1,0 +1,200 @@
+//! `Scope`: how a layer declares its parameters.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use hlo::random::{Key, Window};
+use hlo::{AxisSet, DType, Tensor, TensorType, Tracer, Tree};
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initializer {
+    /// All zeros.
+    Zeros,
+    /// All ones.
+    Ones,
+    /// Normal with mean 0 and this standard deviation.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+    /// Uniform in `[-limit, limit)`.
+    Uniform {
+        /// Half the width.
+        limit: f64,
+    },
+}
+
+impl Initializer {
+    /// Normal with standard deviation `sqrt(2 / fan_in)`, which keeps the variance of activations
+    /// through ReLU. He, Zhang, Ren and Sun, "Delving deep into rectifiers" (2015), section 2.2.
+    pub fn he_normal(fan_in: usize) -> Self {
+        Initializer::Normal { std: (2.0 / fan_in as f64).sqrt() }
+    }
+
+    /// Normal with standard deviation `sqrt(1 / fan_in)`. LeCun, Bottou, Orr and Müller, "Efficient
+    /// backprop" (1998), section 4.6.
+    pub fn lecun_normal(fan_in: usize) -> Self {
+        Initializer::Normal { std: (1.0 / fan_in as f64).sqrt() }
+    }
+
+    /// The values of the window's elements, under the parameter's own key.
+    #[track_caller]
+    pub fn draw<'g>(self, key: Key<'g>, window: &Window<'g>, dtype: DType) -> Tensor<'g> {
+        let t = key.words()[0].tracer();
+        match self {
+            Initializer::Zeros => t.full(dtype, window.dims(), 0.0),
+            Initializer::Ones => t.full(dtype, window.dims(), 1.0),
+            Initializer::Normal { std } => key.normal(window, dtype) * std,
+            Initializer::Uniform { limit } => (key.uniform(window, dtype) * 2.0 - 1.0) * limit,
+        }
+    }
+}
+
+/// What a layer says of a parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// Global dims.
+    pub dims: Vec<usize>,
+    /// Element type in which it is kept.
+    pub dtype: DType,
+    /// How it starts.
+    pub initializer: Initializer,
+}
+
+/// What is there in training and not in evaluation.
+#[derive(Clone, Copy, Debug)]
+pub struct Training<'g> {
+    /// Key of this step's random numbers.
+    pub key: Key<'g>,
+    /// Global index of this replica's first example: a u32 scalar.
+    pub first_example: Tensor<'g>,
+    /// Number of examples here.
+    pub num_examples: usize,
+}
+
+/// A place in the tree of parameters, and where their values come from.
+///
+/// ```
+/// use hlo::{AxisSet, DType, Mesh, trace};
+/// use models::{Initializer, Scope};
+///
+/// trace(Mesh::SINGLE, |t| {
+///     let scope = Scope::declare(t, DType::F32, AxisSet::EMPTY);
+///     let weight = scope.at("head").param("weight", &[10, 64], Initializer::Zeros);
+///     assert_eq!(weight.dims(), [10, 64]);
+///     assert!(scope.parameters().get("head.weight").is_some());
+/// })?;
+/// # Ok::<(), hlo::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Scope<'g> {
+    shared: Rc<Shared<'g>>,
+    prefix: String,
+}
+
+struct Shared<'g> {
+    tracer: &'g Tracer,
+    dtype: DType,
+    source: Source<'g>,
+    declared: RefCell<Tree<Parameter>>,
+    training: Option<Training<'g>>,
+}
+
+/// Where the tensors to compute with come from.
+enum Source<'g> {
+    /// They become inputs of the graph.
+    Declare { varying: AxisSet },
+    /// They are given.
+    Bind(Tree<Tensor<'g>>),
+}
+
+impl<'g> Scope<'g> {
+    /// A scope in which every parameter becomes an input of the graph, to find out what they are. They
+    /// are typed as handed out over `varying`, the axes over which the batch varies.
+    pub fn declare(tracer: &'g Tracer, dtype: DType, varying: AxisSet) -> Self {
+        Self::new(tracer, dtype, Source::Declare { varying }, None)
+    }
+
+    /// A scope in which parameters have the given values, for evaluation or for `training`.
+    pub fn bind(
+        tracer: &'g Tracer,
+        dtype: DType,
+        values: Tree<Tensor<'g>>,
+        training: Option<Training<'g>>,
+    ) -> Self {
+        Self::new(tracer, dtype, Source::Bind(values), training)
+    }
+
+    fn new(
+        tracer: &'g Tracer,
+        dtype: DType,
+        source: Source<'g>,
+        training: Option<Training<'g>>,
+    ) -> Self {
+        let declared = RefCell::new(Tree::new());
+        Self {
+            shared: Rc::new(Shared { tracer, dtype, source, declared, training }),
+            prefix: String::new(),
+        }
+    }
+
+    /// The scope below, under `name`.
+    #[must_use]
+    pub fn at(&self, name: impl std::fmt::Display) -> Self {
+        Self { shared: self.shared.clone(), prefix: self.path(&name.to_string()) }
+    }
+
+    /// This scope's path followed by `name`.
+    pub fn path(&self, name: &str) -> String {
+        if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
+    }
+
+    /// The parameter `name` of this scope, declared by its global dims, as the tensor to compute with.
+    #[track_caller]
+    pub fn param(&self, name: &str, dims: &[usize], initializer: Initializer) -> Tensor<'g> {
+        let path = self.path(name);
+        let Shared { tracer, dtype, source, declared, .. } = &*self.shared;
+        let parameter = Parameter { dims: dims.to_vec(), dtype: *dtype, initializer };
+        let tensor = match source {
+            Source::Bind(values) => values.get(&path).copied(),
+            Source::Declare { varying } => {
+                let ty = TensorType::new(*dtype, dims).varying(*varying);
+                Some(tracer.input(path.clone(), ty))
+            }
+        };
+        let before = declared.borrow_mut().insert(path.clone(), parameter);
+        match tensor {
+            Some(tensor) if before.is_none() => {
+                if tensor.shape() != dims {
+                    tensor.reject("param", format!("`{path}` is declared with dims {dims:?}"));
+                }
+                tensor
+            }
+            Some(tensor) => {
+                tensor.reject("param", format!("`{path}` is declared twice"));
+                tensor
+            }
+            None => {
+                let missing = tracer.full(*dtype, dims, 0.0);
+                missing.reject("param", format!("there is no value for the parameter `{path}`"));
+                missing
+            }
+        }
+    }
+
+    /// What has been declared so far, in order.
+    pub fn parameters(&self) -> Tree<Parameter> {
+        self.shared.declared.borrow().clone()
+    }
+
+    /// The element type of parameters.
+    pub fn dtype(&self) -> DType {
+        self.shared.dtype
+    }
+
+    /// What is there in training only.
+    pub fn training(&self) -> Option<Training<'g>> {
+        self.shared.training
+    }
+}

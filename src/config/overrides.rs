@@ -1,0 +1,104 @@
+//! `--set section.key=value`: changes to the file's tables before they are read.
+
+use toml::{Table, Value};
+
+use super::error::Error;
+use super::keys::SectionInfo;
+
+/// One `--set` argument.
+pub(super) struct Override<'a> {
+    /// As given.
+    pub argument: &'a str,
+    /// `section.key`, or deeper.
+    pub path: Vec<&'a str>,
+    value: Value,
+}
+
+/// Reads `section.key=value`.
+pub(super) fn parse(argument: &str) -> Result<Override<'_>, Error> {
+    let error =
+        |problem: &str| Error::Set { argument: argument.to_owned(), problem: problem.to_owned() };
+    let (path, text) =
+        argument.split_once('=').ok_or_else(|| error("write it as section.key=value"))?;
+    let path: Vec<_> = path.trim().split('.').map(str::trim).collect();
+    if path.len() < 2 || path.iter().any(|part| part.is_empty()) {
+        return Err(error("write it as section.key=value, for example train.steps=100"));
+    }
+    let value = parse_value(text.trim()).ok_or_else(|| error("the value is not valid TOML"))?;
+    Ok(Override { argument, path, value })
+}
+
+/// A TOML value, or a bare word as a string. `None` if it opens like a list, a table or a string and
+/// does not end like one.
+fn parse_value(text: &str) -> Option<Value> {
+    if let Ok(mut table) = toml::from_str::<Table>(&format!("value = {text}"))
+        && table.len() == 1
+        && let Some(value) = table.remove("value")
+    {
+        return Some(value);
+    }
+    if text.starts_with(['[', '{', '"', '\'']) { None } else { Some(text.into()) }
+}
+
+/// Puts the values into the file's tables, later ones over earlier ones. Setting one side of an
+/// exclusive pair clears the other; setting a section's `name` or `source` clears the keys in the file
+/// that belong to other choices only.
+pub(super) fn apply(
+    file: &mut Table,
+    overrides: &[Override<'_>],
+    sections: &[SectionInfo],
+) -> Result<(), Error> {
+    for set in overrides {
+        if let (Some(section), Value::String(choice)) = (tagged(set, sections), &set.value)
+            && let Some(Value::Table(table)) = file.get_mut(section.name)
+        {
+            let kept = (section.keys)(choice);
+            let elsewhere: Vec<_> =
+                section.choices.iter().flat_map(|choice| (section.keys)(choice)).collect();
+            let foreign = |key: &str| elsewhere.contains(&key) && !kept.contains(&key);
+            table.retain(|key, _| !foreign(key));
+        }
+    }
+    for set in overrides {
+        for section in sections.iter().filter(|section| section.name == set.path[0]) {
+            if let Some(Value::Table(table)) = file.get_mut(section.name) {
+                for (left, right) in section.exclusive {
+                    let cleared = match set.path[1] {
+                        key if left.contains(&key) => right,
+                        key if right.contains(&key) => left,
+                        _ => continue,
+                    };
+                    table.retain(|key, _| !cleared.contains(&key));
+                }
+            }
+        }
+        insert(file, set)?;
+    }
+    Ok(())
+}
+
+/// The section whose tag is set.
+fn tagged<'a>(set: &Override<'_>, sections: &'a [SectionInfo]) -> Option<&'a SectionInfo> {
+    let section = sections.iter().find(|section| section.name == set.path[0])?;
+    (set.path.len() == 2 && section.tag == Some(set.path[1])).then_some(section)
+}
+
+fn insert(file: &mut Table, set: &Override<'_>) -> Result<(), Error> {
+    let mut table = file;
+    let (last, outer) = match set.path.split_last() {
+        Some(split) => split,
+        None => return Ok(()),
+    };
+    for (depth, part) in outer.iter().enumerate() {
+        let entry = table.entry(*part).or_insert_with(|| Value::Table(Table::new()));
+        table = match entry {
+            Value::Table(table) => table,
+            _ => {
+                let problem = format!("{} is not a table", set.path[..=depth].join("."));
+                return Err(Error::Set { argument: set.argument.to_owned(), problem });
+            }
+        };
+    }
+    table.insert((*last).to_owned(), set.value.clone());
+    Ok(())
+}

@@ -1,0 +1,367 @@
+//! The short sections: `[model]`, `[data]`, `[mesh]`, `[parallel]`, `[device]`, `[compile]`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use toml::Table;
+
+use super::error::{KeyError, nearest, require};
+use super::keys::{Section, choices, field_names, read_keys};
+
+choices! {
+    /// `[model]`: the architecture, picked by `name`.
+    pub enum Model by "name" {
+        /// Fully connected layers.
+        "mlp" => Mlp(models::mlp::Config),
+    }
+}
+
+impl Section for Model {
+    const NAME: &'static str = "model";
+    const TAG: Option<&'static str> = Some(Self::TAG);
+    const CHOICES: &'static [&'static str] = Self::NAMES;
+
+    fn keys(choice: &str) -> Vec<&'static str> {
+        Self::keys_of(choice)
+    }
+
+    fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
+        let model = Self::read_choice(choice, table)?;
+        let Self::Mlp(mlp) = &model;
+        let sizes = format!("{:?}", mlp.hidden);
+        let allowed = "a list of whole numbers, each 1 or more";
+        require(mlp.hidden.iter().all(|size| *size > 0), "hidden", sizes, allowed)?;
+        let fraction = (0.0..1.0).contains(&mlp.dropout);
+        require(fraction, "dropout", mlp.dropout, "a number from 0 to below 1")?;
+        Ok(model)
+    }
+}
+
+choices! {
+    /// `[data]`: where the examples come from, picked by `source`.
+    pub enum Data by "source" {
+        /// Images of handwritten digits, from a file.
+        "digits" => Digits(Digits),
+        /// A classification task that is computed, not read.
+        "synthetic" => Synthetic(Synthetic),
+    }
+}
+
+/// Images of handwritten digits, from a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Digits {
+    /// The `.csv.gz` file. Relative to the configuration; made absolute when that is read, so that a
+    /// copy of the configuration beside the results names the same file.
+    pub path: PathBuf,
+}
+
+/// A classification task that is computed from the seed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Synthetic {
+    /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
+    pub num_examples: usize,
+    /// Numbers in an example. Default 64.
+    pub features: usize,
+    /// Default 10.
+    pub classes: usize,
+}
+
+impl Default for Synthetic {
+    fn default() -> Self {
+        Self { num_examples: 4096, features: 64, classes: 10 }
+    }
+}
+
+impl Section for Data {
+    const NAME: &'static str = "data";
+    const TAG: Option<&'static str> = Some(Self::TAG);
+    const CHOICES: &'static [&'static str] = Self::NAMES;
+
+    fn keys(choice: &str) -> Vec<&'static str> {
+        Self::keys_of(choice)
+    }
+
+    fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
+        let data = Self::read_choice(choice, table)?;
+        if let Self::Synthetic(Synthetic { num_examples, features, classes }) = &data {
+            let counts = [("num_examples", *num_examples), ("features", *features)];
+            for (key, value) in counts {
+                let counted = (1..=MAX_COUNT).contains(&value);
+                require(counted, key, value, "a whole number from 1 to 4294967295")?;
+            }
+            let counted = (2..=MAX_COUNT).contains(classes);
+            require(counted, "classes", classes, "a whole number from 2 to 4294967295")?;
+        }
+        Ok(data)
+    }
+}
+
+/// What a word of a threefry counter holds: examples, features and classes are counted in one each.
+const MAX_COUNT: usize = u32::MAX as usize;
+
+/// `[mesh]`: how many replicas there are along each axis.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Mesh {
+    /// Replicas that hold the parameters whole and cut the batch. Default `"auto"`.
+    pub data: AutoOr<usize>,
+}
+
+impl Mesh {
+    /// The number of replicas where `num_devices` devices could be had: `"auto"` takes them all.
+    pub fn num_replicas(&self, num_devices: usize) -> usize {
+        self.data.or(num_devices)
+    }
+}
+
+impl Section for Mesh {
+    const NAME: &'static str = "mesh";
+
+    fn keys(_choice: &str) -> Vec<&'static str> {
+        field_names::<Self>().to_vec()
+    }
+
+    fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
+        let mesh: Self = read_keys(table)?;
+        require(mesh.data != AutoOr::Value(0), "data", 0, "\"auto\" or a whole number, 1 or more")?;
+        Ok(mesh)
+    }
+}
+
+/// `[parallel]`: how the step is spread.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Parallel {
+    /// Bytes of gradients that one collective reduces together; 0 reduces each by itself. Default
+    /// `"auto"`: what is best on the backend.
+    pub bucket_bytes: AutoOr<usize>,
+}
+
+impl Section for Parallel {
+    const NAME: &'static str = "parallel";
+
+    fn keys(_choice: &str) -> Vec<&'static str> {
+        field_names::<Self>().to_vec()
+    }
+
+    fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
+        read_keys(table)
+    }
+}
+
+/// `"auto"`, or a value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AutoOr<T> {
+    /// `"auto"`.
+    #[default]
+    Auto,
+    /// The value itself.
+    Value(T),
+}
+
+impl<T: Copy> AutoOr<T> {
+    /// The value, or what `"auto"` stands for here.
+    pub fn or(&self, auto: T) -> T {
+        match self {
+            Self::Auto => auto,
+            Self::Value(value) => *value,
+        }
+    }
+}
+
+impl Serialize for AutoOr<usize> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Value(value) => value.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for AutoOr<usize> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AutoOrCount;
+        impl Visitor<'_> for AutoOrCount {
+            type Value = AutoOr<usize>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"auto\" or a whole number, 0 or more")
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Self::Value, E> {
+                match word {
+                    "auto" => Ok(AutoOr::Auto),
+                    other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
+                }
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Self::Value, E> {
+                let invalid = |_| E::invalid_value(de::Unexpected::Signed(value), &self);
+                usize::try_from(value).map(AutoOr::Value).map_err(invalid)
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Self::Value, E> {
+                let invalid = |_| E::invalid_value(de::Unexpected::Unsigned(value), &self);
+                usize::try_from(value).map(AutoOr::Value).map_err(invalid)
+            }
+        }
+        deserializer.deserialize_any(AutoOrCount)
+    }
+}
+
+/// `[device]`: what the program runs on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    /// The PJRT plugin. Default `cpu`.
+    pub backend: Backend,
+}
+
+impl Section for Device {
+    const NAME: &'static str = "device";
+
+    fn keys(_choice: &str) -> Vec<&'static str> {
+        field_names::<Self>().to_vec()
+    }
+
+    fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
+        read_keys(table)
+    }
+}
+
+/// A PJRT plugin: by name, or by the path of its library.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// `"cpu"`: XLA on the host, with as many devices as the mesh asks for.
+    #[default]
+    Cpu,
+    /// `"cuda"`: NVIDIA GPUs.
+    Cuda,
+    /// `"tpu"`: Google TPUs.
+    Tpu,
+    /// The library of a plugin. In a file it is relative to the configuration, and absolute once
+    /// that is read.
+    Path(PathBuf),
+}
+
+impl Backend {
+    const NAMES: [&'static str; 3] = ["cpu", "cuda", "tpu"];
+
+    /// From a name, or a path, which has a `/` in it.
+    ///
+    /// # Errors
+    /// A word that is neither, with the nearest name.
+    pub fn parse(word: &str) -> Result<Self, UnknownBackend> {
+        match word {
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda),
+            "tpu" => Ok(Self::Tpu),
+            path if path.contains('/') => Ok(Self::Path(path.into())),
+            other => Err(UnknownBackend(other.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda => f.write_str("cuda"),
+            Self::Tpu => f.write_str("tpu"),
+            Self::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// A word that names no backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownBackend(String);
+
+impl fmt::Display for UnknownBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is no backend", self.0)?;
+        if let Some(name) = nearest(&self.0, &Backend::NAMES) {
+            write!(f, ", did you mean {name:?}?")?;
+        }
+        write!(
+            f,
+            "; allowed: {}, or the path of a plugin, with a / in it",
+            Backend::NAMES.join(", ")
+        )
+    }
+}
+
+impl std::error::Error for UnknownBackend {}
+
+impl Serialize for Backend {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Backend {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        Self::parse(&word).map_err(de::Error::custom)
+    }
+}
+
+/// `[compile]`: what is asked of XLA.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Compile {
+    /// XLA options by name. Default none.
+    pub overrides: BTreeMap<String, OptionValue>,
+    /// Are compiled programs kept on disk and found again? Default true.
+    pub cache: bool,
+}
+
+impl Default for Compile {
+    fn default() -> Self {
+        Self { overrides: BTreeMap::new(), cache: true }
+    }
+}
+
+/// The value of an XLA option.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "an XLA option is true, false, a number or a string")]
+pub enum OptionValue {
+    /// `true` or `false`.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A number with a point.
+    Float(f64),
+    /// A string, enums among them.
+    Text(String),
+}
+
+impl Section for Compile {
+    const NAME: &'static str = "compile";
+
+    fn keys(_choice: &str) -> Vec<&'static str> {
+        field_names::<Self>().to_vec()
+    }
+
+    fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
+        read_keys(table)
+    }
+}
+
+/// Makes the paths in a configuration absolute; relative ones are relative to `dir`.
+pub(super) fn resolve_paths(data: &mut Data, device: &mut Device, dir: &Path) {
+    let resolve = |path: &mut PathBuf| {
+        let joined = dir.join(&*path);
+        *path = std::path::absolute(&joined).unwrap_or(joined);
+    };
+    if let Data::Digits(digits) = data {
+        resolve(&mut digits.path);
+    }
+    if let Backend::Path(path) = &mut device.backend {
+        resolve(path);
+    }
+}

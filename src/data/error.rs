@@ -1,0 +1,107 @@
+//! What can be wrong with data.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Data that cannot be read or put into batches.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file is not there, or not for us to read.
+    #[error("cannot read the data file {}: {source}; set data.path", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The file is not gzip, or ends too early.
+    #[error("{} is not a whole gzip file: {source}; get it anew or set data.path", path.display())]
+    Gzip {
+        /// The file.
+        path: PathBuf,
+        /// Where decompression failed.
+        source: io::Error,
+    },
+    /// The wrong number of rows.
+    #[error("{} has {found} rows, but the set has {expected}: get the file anew", path.display())]
+    NumRows {
+        /// The file.
+        path: PathBuf,
+        /// Rows there are.
+        found: usize,
+        /// Rows there should be.
+        expected: usize,
+    },
+    /// The wrong number of columns.
+    #[error("{} line {line}: {found} columns, but a row has {expected}", path.display())]
+    NumColumns {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// Columns there are.
+        found: usize,
+        /// Columns there should be.
+        expected: usize,
+    },
+    /// A pixel that is none.
+    #[error(
+        "{} line {line}, column {column}: found {found:?}, but a pixel is a whole number, 0 to {max}",
+        path.display()
+    )]
+    Pixel {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The column, from 1.
+        column: usize,
+        /// What stands there.
+        found: String,
+        /// The highest value.
+        max: u8,
+    },
+    /// A label that is none.
+    #[error(
+        "{} line {line}: found label {found:?}, but a label is a whole number, 0 to {max}",
+        path.display()
+    )]
+    Label {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What stands there.
+        found: String,
+        /// The highest label.
+        max: usize,
+    },
+    /// An id behind the last example.
+    #[error("example {example} was asked for, but the source has {num_examples}")]
+    NoSuchExample {
+        /// The id.
+        example: u64,
+        /// Examples there are.
+        num_examples: u64,
+    },
+    /// A batch that replicas cannot share evenly.
+    #[error(
+        "a batch of {batch} cannot be cut over {num_replicas} replicas; make it a multiple of them"
+    )]
+    UnevenBatch {
+        /// Examples in the batch.
+        batch: usize,
+        /// Replicas to share it.
+        num_replicas: usize,
+    },
+    /// A batch that the source cannot fill.
+    #[error(
+        "a batch of {batch} is more than the {num_examples} examples there are; make it smaller"
+    )]
+    BatchExceedsData {
+        /// Examples in the batch.
+        batch: usize,
+        /// Examples there are.
+        num_examples: u64,
+    },
+}

@@ -1,0 +1,126 @@
+//! Batches assembled and sent on their way by a thread, ahead of the loop.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use std::{error, io, thread};
+
+use super::{Error, HostBatch};
+
+/// A thread that assembles the next batches and hands each to a closure, which starts the transfer to
+/// the devices: at most `depth` of them wait, finished, for the loop.
+///
+/// Dropping it stops the thread and joins it, after the batch that it is working on.
+pub struct Prefetch<T, E> {
+    receiver: Option<Receiver<Result<T, PrefetchError<E>>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the closure made of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prefetched<T> {
+    /// The closure's result.
+    pub batch: T,
+    /// How long the loop waited for it: the step's `data_wait`.
+    pub waited: Duration,
+}
+
+/// Why there is no next batch. No other follows.
+#[derive(Debug, thiserror::Error)]
+pub enum PrefetchError<E> {
+    /// The batch could not be assembled.
+    #[error(transparent)]
+    Data(#[from] Error),
+    /// The closure failed.
+    #[error("cannot transfer a batch: {0}")]
+    Transfer(E),
+    /// The thread panicked.
+    #[error("the data thread panicked: {0}; this is a bug of Lockstep or of the data source")]
+    Panicked(String),
+    /// The thread could not be started.
+    #[error("cannot start the data thread: {0}; is the number of threads limited?")]
+    Spawn(io::Error),
+}
+
+impl<T, E> Prefetch<T, E>
+where
+    T: Send + 'static,
+    E: error::Error + Send + 'static,
+{
+    /// Starts the thread on `batches`, for example [`super::TrainBatches::range`]. A depth of 1 keeps the
+    /// transfer one step ahead; 0 counts as 1.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn start(
+        batches: impl Iterator<Item = Result<HostBatch, Error>> + Send + 'static,
+        depth: usize,
+        transfer: impl FnMut(HostBatch) -> Result<T, E> + Send + 'static,
+    ) -> Result<Self, PrefetchError<E>> {
+        // The thread holds one finished batch itself while it waits for a place in the channel.
+        let (sender, receiver) = sync_channel(depth.max(1) - 1);
+        let run = move || {
+            // The panic is passed on as an error: the loop must neither hang nor die of it.
+            let result = catch_unwind(AssertUnwindSafe(|| produce(batches, transfer, &sender)));
+            if let Err(payload) = result {
+                let message = payload
+                    .downcast_ref::<&str>()
+                    .map(|text| text.to_string())
+                    .or_else(|| payload.downcast_ref::<String>().cloned())
+                    .unwrap_or_else(|| "no message".to_owned());
+                // Nobody listens any more when the receiver has been dropped.
+                let _ = sender.send(Err(PrefetchError::Panicked(message)));
+            }
+        };
+        let thread = thread::Builder::new().name("prefetch".to_owned()).spawn(run);
+        let thread = thread.map_err(PrefetchError::Spawn)?;
+        Ok(Self { receiver: Some(receiver), thread: Some(thread) })
+    }
+}
+
+impl<T, E> Prefetch<T, E> {
+    /// The next batch, in order; `None` behind the last one or behind an error.
+    #[expect(clippy::should_implement_trait, reason = "an iterator would not be told of the wait")]
+    pub fn next(&mut self) -> Option<Result<Prefetched<T>, PrefetchError<E>>> {
+        let start = Instant::now();
+        let received = self.receiver.as_ref()?.recv();
+        let waited = start.elapsed();
+        match received {
+            Ok(Ok(batch)) => Some(Ok(Prefetched { batch, waited })),
+            Ok(Err(error)) => {
+                self.receiver = None;
+                Some(Err(error))
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+impl<T, E> Drop for Prefetch<T, E> {
+    fn drop(&mut self) {
+        // First the receiver: a thread that waits for a place in the channel is woken by its end.
+        self.receiver = None;
+        if let Some(thread) = self.thread.take() {
+            // Panics inside were caught; one in a destructor of what was prefetched ends here.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Until the batches end, one fails, or nobody listens.
+fn produce<T, E>(
+    batches: impl Iterator<Item = Result<HostBatch, Error>>,
+    mut transfer: impl FnMut(HostBatch) -> Result<T, E>,
+    sender: &SyncSender<Result<T, PrefetchError<E>>>,
+) {
+    for batch in batches {
+        let result = batch
+            .map_err(PrefetchError::Data)
+            .and_then(|batch| transfer(batch).map_err(PrefetchError::Transfer));
+        let failed = result.is_err();
+        if sender.send(result).is_err() || failed {
+            return;
+        }
+    }
+}

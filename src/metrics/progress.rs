@@ -1,0 +1,223 @@
+//! What a person sees of a run: a bar on a terminal, a line every few seconds elsewhere.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Shows step, loss, examples per second and the time left, on stderr.
+pub struct Progress {
+    view: View,
+    rate: Rate,
+    global_batch: usize,
+    total_steps: u64,
+}
+
+enum View {
+    Bar(ProgressBar),
+    Lines { out: Box<dyn Write + Send>, every: Duration, last: Option<Instant> },
+}
+
+const LINE_EVERY: Duration = Duration::from_secs(5);
+const REDRAWS_PER_SEC: u8 = 10;
+
+impl Progress {
+    /// A bar if stderr is a terminal, else a line every five seconds. `first_step` is not 0 for a run that
+    /// continues.
+    pub fn new(first_step: u64, total_steps: u64, global_batch: usize) -> Self {
+        let err = io::stderr();
+        if !err.is_terminal() {
+            return Self::lines(Box::new(err), LINE_EVERY, first_step, total_steps, global_batch);
+        }
+        let target = ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SEC);
+        let bar = ProgressBar::with_draw_target(Some(total_steps), target);
+        let template = "{bar:30} {pos}/{len} {msg}";
+        // A template that does not parse would show the default bar.
+        bar.set_style(
+            ProgressStyle::with_template(template).unwrap_or(ProgressStyle::default_bar()),
+        );
+        bar.set_position(first_step);
+        Self { view: View::Bar(bar), rate: Rate::new(first_step), global_batch, total_steps }
+    }
+
+    /// Lines into `out`, at most one `every` so often.
+    pub fn lines(
+        out: Box<dyn Write + Send>,
+        every: Duration,
+        first_step: u64,
+        total_steps: u64,
+        global_batch: usize,
+    ) -> Self {
+        let view = View::Lines { out, every, last: None };
+        Self { view, rate: Rate::new(first_step), global_batch, total_steps }
+    }
+
+    /// A step has been taken: `num_steps` in all, the last with this mean loss.
+    pub fn step(&mut self, num_steps: u64, loss: f64) {
+        let now = Instant::now();
+        self.rate.update(num_steps, now);
+        let state = || state(&self.rate, self.global_batch, self.total_steps, num_steps, loss);
+        match &mut self.view {
+            View::Bar(bar) => {
+                bar.set_position(num_steps);
+                bar.set_message(state());
+            }
+            View::Lines { out, every, last } => {
+                let is_due = last.is_none_or(|last| now - last >= *every);
+                if is_due || num_steps == self.total_steps {
+                    *last = Some(now);
+                    // Who closed stderr does not want to see progress; the run goes on.
+                    let _ = writeln!(out, "step {num_steps}/{} {}", self.total_steps, state());
+                }
+            }
+        }
+    }
+
+    /// A line of text above the bar, or among the lines.
+    pub fn message(&mut self, text: &str) {
+        match &mut self.view {
+            View::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
+            View::Lines { out, .. } => {
+                // As above.
+                let _ = writeln!(out, "{text}");
+            }
+        }
+    }
+
+    /// Leaves the bar as it is and ends it. Dropping does the same.
+    pub fn finish(&mut self) {
+        if let View::Bar(bar) = &self.view
+            && !bar.is_finished()
+        {
+            bar.abandon();
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// `loss 0.1234  5120 examples/s  1m05s left`.
+fn state(rate: &Rate, global_batch: usize, total: u64, num_steps: u64, loss: f64) -> String {
+    let mut text = format!("loss {loss:.4}");
+    if let Some(steps_per_sec) = rate.steps_per_sec {
+        let examples_per_sec = steps_per_sec * global_batch as f64;
+        let secs_left = total.saturating_sub(num_steps) as f64 / steps_per_sec;
+        text += &format!("  {examples_per_sec:.0} examples/s  {} left", in_words(secs_left));
+    }
+    text
+}
+
+/// Steps per second, of which the last few seconds count most.
+struct Rate {
+    step: u64,
+    since: Option<Instant>,
+    steps_per_sec: Option<f64>,
+}
+
+impl Rate {
+    /// Time constant of the average.
+    const SECS: f64 = 5.0;
+    /// Steps are taken together until this much time has passed: single short ones scatter.
+    const SAMPLE: Duration = Duration::from_millis(100);
+
+    fn new(first_step: u64) -> Self {
+        Self { step: first_step, since: None, steps_per_sec: None }
+    }
+
+    fn update(&mut self, num_steps: u64, now: Instant) {
+        // The first step compiles and warms up: the clock starts at its end.
+        let Some(since) = self.since else {
+            (self.step, self.since) = (num_steps, Some(now));
+            return;
+        };
+        let elapsed = now - since;
+        if elapsed < Self::SAMPLE && self.steps_per_sec.is_some() || elapsed.is_zero() {
+            return;
+        }
+        let sample = num_steps.saturating_sub(self.step) as f64 / elapsed.as_secs_f64();
+        let weight = 1.0 - (-elapsed.as_secs_f64() / Self::SECS).exp();
+        let before = self.steps_per_sec.unwrap_or(sample);
+        self.steps_per_sec = Some(before + weight * (sample - before));
+        (self.step, self.since) = (num_steps, Some(now));
+    }
+}
+
+fn in_words(secs: f64) -> String {
+    // The conversion saturates: a rate of 0 leaves no finite time.
+    let secs = secs.round() as u64;
+    match (secs / 3600, secs / 60 % 60, secs % 60) {
+        (0, 0, s) => format!("{s}s"),
+        (0, m, s) => format!("{m}m{s:02}s"),
+        (h, m, _) if h < 10_000 => format!("{h}h{m:02}m"),
+        _ => "a long time".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_come_now_and_then_and_at_the_end() {
+        let out = Shared::default();
+        let hour = Duration::from_secs(3600);
+        let mut progress = Progress::lines(Box::new(out.clone()), hour, 0, 20, 64);
+        for step in 1..=20 {
+            progress.step(step, 1.0 / step as f64);
+            if step == 10 {
+                progress.message("halfway");
+            }
+        }
+        progress.finish();
+        let text = String::from_utf8(out.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert_eq!(lines[..2], ["step 1/20 loss 1.0000", "halfway"]);
+        assert!(lines[2].starts_with("step 20/20 loss 0.0500  "), "{text}");
+        assert!(lines[2].ends_with(" examples/s  0s left"), "{text}");
+    }
+
+    #[test]
+    fn the_rate_leaves_the_first_step_out_and_follows() {
+        let start = Instant::now();
+        let mut rate = Rate::new(0);
+        rate.update(1, start + Duration::from_secs(60));
+        assert_eq!(rate.steps_per_sec, None);
+        for second in 1..=10 {
+            rate.update(1 + 10 * second, start + Duration::from_secs(60 + second));
+        }
+        assert!((rate.steps_per_sec.unwrap() - 10.0).abs() < 1e-9);
+        for second in 11..=40 {
+            rate.update(101 + 20 * (second - 10), start + Duration::from_secs(60 + second));
+        }
+        assert!((rate.steps_per_sec.unwrap() - 20.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn times_are_short() {
+        let cases =
+            [(0.4, "0s"), (65.0, "1m05s"), (7260.0, "2h01m"), (f64::INFINITY, "a long time")];
+        for (secs, expected) in cases {
+            assert_eq!(in_words(secs), expected);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! `m = b1 m + (1 - b1) u; v = b2 v + (1 - b2) u^2`, result `(m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)`
+
+use hlo::{Tensor, TensorType, Tree};
+
+use super::{Context, Transformation, like_params};
+
+/// Adam's scaling, with bias correction for update number t = 1, 2, ..; state `first_moment.PATH` and
+/// `second_moment.PATH`. Kingma and Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1.
+///
+/// ```
+/// use hlo::{DType, TensorType, Tree};
+/// use lockstep::optim::{Transformation, scale_by_adam};
+///
+/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// let state = scale_by_adam(0.9, 0.999, 1e-8).init(&params);
+/// assert_eq!(state.paths().collect::<Vec<_>>(), ["first_moment.w", "second_moment.w"]);
+/// ```
+pub fn scale_by_adam(beta1: f64, beta2: f64, epsilon: f64) -> impl Transformation {
+    Adam { beta1, beta2, epsilon }
+}
+
+struct Adam {
+    beta1: f64,
+    beta2: f64,
+    epsilon: f64,
+}
+
+impl Transformation for Adam {
+    fn init(&self, params: &Tree<TensorType>) -> Tree<TensorType> {
+        let mut state = like_params("first_moment", params);
+        state.extend(like_params("second_moment", params));
+        state
+    }
+
+    fn update<'g>(
+        &self,
+        updates: Tree<Tensor<'g>>,
+        state: &mut Tree<Tensor<'g>>,
+        context: &Context<'g>,
+    ) -> Tree<Tensor<'g>> {
+        updates.map(|path, update| {
+            let mut decayed = |name: &str, beta: f64, value: Tensor<'g>| {
+                let average = state.get_mut(&format!("{name}.{path}"))?;
+                *average = *average * beta + value * (1.0 - beta);
+                let t = context.num_updates.convert(update.dtype()) + 1.0;
+                let correction = 1.0 - t.full_like(beta).power(t);
+                Some(*average / correction)
+            };
+            let first = decayed("first_moment", self.beta1, *update);
+            let second = decayed("second_moment", self.beta2, *update * *update);
+            match (first, second) {
+                (Some(first), Some(second)) => first / (second.sqrt() + self.epsilon),
+                _ => {
+                    update.reject("adam", format!("there is no state for `{path}`"));
+                    *update
+                }
+            }
+        })
+    }
+}

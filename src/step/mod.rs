@@ -1,0 +1,216 @@
+//! The step: loss, gradient, accumulation and update as one graph. Belongs to the trace phase.
+//!
+//! ```text
+//! init:  seed                                  -> state
+//! step:  state, seed, learning_rate, batch     -> state, metrics, replica_loss
+//! eval:  params, batch with weights            -> sums
+//! proof: state                                 -> fingerprints, their minimum and maximum
+//! ```
+//! `state` is `params.*`, `opt_state.*`, `step` and `num_skipped`, under the same paths in all graphs, in
+//! checkpoints and in messages.
+
+mod eval;
+mod proof;
+mod train;
+
+use hlo::random::{Key, Window};
+use hlo::{Axis, DType, Graph, Mesh, Tensor, TensorType, Tracer, Tree, trace, verify};
+use models::{Batch, Model, Parameter, Scope, Training};
+
+use crate::config::OnNonfinite;
+use crate::optim::Transformation;
+use crate::parallel::Policy;
+
+pub use eval::trace_eval;
+pub use proof::trace_proof;
+pub use train::{METRICS, trace_grad, trace_loss, trace_step};
+
+/// A field of the batch: its name, and dtype and dims of one example.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchField {
+    /// Name, as models ask for it.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Dims of one example.
+    pub dims: Vec<usize>,
+}
+
+/// Everything that decides what a step is.
+#[derive(Clone, Copy)]
+pub struct StepSpec<'a> {
+    /// The model, written for one device.
+    pub model: &'a dyn Model,
+    /// The fields of a batch.
+    pub fields: &'a [BatchField],
+    /// The replicas.
+    pub mesh: Mesh,
+    /// Examples of one forward and backward pass on one replica.
+    pub microbatch: usize,
+    /// Passes whose gradients are summed before the all_reduce.
+    pub num_microbatches: usize,
+    /// Element type of parameters, optimizer state and computation: f32 or f64.
+    pub dtype: DType,
+    /// The update rule.
+    pub optimizer: &'a dyn Transformation,
+    /// How the step is spread.
+    pub policy: Policy,
+    /// What happens where the loss or a gradient is not finite.
+    pub on_nonfinite: OnNonfinite,
+}
+
+/// A step that cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// An op whose operands do not fit.
+    #[error("the model does not trace: {0}")]
+    Trace(#[from] hlo::Error),
+    /// A graph that would lose lockstep, or another broken invariant.
+    #[error("the step is rejected: {0}")]
+    Verify(#[from] hlo::VerifyError),
+    /// A parameter that cannot be cut as the policy asks.
+    #[error("the parameter `{path}` cannot be sharded: {source}")]
+    Shard {
+        /// Its path.
+        path: String,
+        /// Which dim.
+        source: hlo::UnevenShard,
+    },
+}
+
+/// Name of the input that holds the seed: u32 `[2]`, high word first.
+pub const SEED: &str = "seed";
+/// Name of the input that holds the learning rate: f32 scalar.
+pub const LEARNING_RATE: &str = "learning_rate";
+/// Prefix of the parameters' paths in the state.
+pub const PARAMS: &str = "params";
+/// Prefix of the optimizer state's paths in the state.
+pub const OPT_STATE: &str = "opt_state";
+/// Path of the number of steps taken, in the state: u32 scalar.
+pub const STEP: &str = "step";
+/// Path of the number of updates skipped as not finite, in the state: u32 scalar.
+pub const NUM_SKIPPED: &str = "num_skipped";
+
+impl StepSpec<'_> {
+    /// Examples of one step on one replica.
+    pub fn batch_per_replica(&self) -> usize {
+        self.microbatch * self.num_microbatches
+    }
+
+    /// The model's parameters, in the order in which it declares them.
+    ///
+    /// # Errors
+    /// A model that does not trace.
+    pub fn parameters(&self) -> Result<Tree<Parameter>, StepError> {
+        let mut parameters = Tree::new();
+        trace(self.mesh, |t| {
+            let scope = Scope::declare(t, self.dtype, self.policy.batch_axes());
+            self.model.loss(&scope, &self.batch_inputs(t, self.microbatch));
+            parameters = scope.parameters();
+        })?;
+        Ok(parameters)
+    }
+
+    /// Type of every leaf of the state, on one replica.
+    ///
+    /// # Errors
+    /// As [`Self::parameters`].
+    pub fn state_types(&self) -> Result<Tree<TensorType>, StepError> {
+        let params = self.param_types(&self.parameters()?)?;
+        let opt_state = self.optimizer.init(&params);
+        let mut state = params.prefixed(PARAMS);
+        state.extend(opt_state.prefixed(OPT_STATE));
+        for counter in [STEP, NUM_SKIPPED] {
+            state.insert(counter, TensorType::new(DType::U32, &[]));
+        }
+        Ok(state)
+    }
+
+    fn param_types(&self, parameters: &Tree<Parameter>) -> Result<Tree<TensorType>, StepError> {
+        let local = |path: &str, parameter: &Parameter| -> Result<TensorType, StepError> {
+            let sharding = self.policy.param_sharding(parameter.dims.len());
+            let dims = sharding
+                .local_shape(&parameter.dims, &self.mesh)
+                .map_err(|source| StepError::Shard { path: path.to_owned(), source })?;
+            Ok(TensorType::new(parameter.dtype, &dims).varying(sharding.varying()))
+        };
+        parameters.iter().map(|(path, p)| Ok((path.to_owned(), local(path, p)?))).collect()
+    }
+
+    /// The fields of a batch of `size` examples a replica, as inputs `batch.NAME`.
+    fn batch_inputs<'g>(&self, t: &'g Tracer, size: usize) -> Batch<'g> {
+        let fields = self.fields.iter().map(|field| {
+            let dims = [&[size], &field.dims[..]].concat();
+            let ty = TensorType::new(field.dtype, &dims).varying(self.policy.batch_axes());
+            let x = t.input(format!("batch.{}", field.name), ty);
+            (field.name.clone(), self.in_compute_dtype(x))
+        });
+        Batch { fields: fields.collect(), weight: self.ones(t, size) }
+    }
+
+    /// Float fields in the dtype that is computed in.
+    fn in_compute_dtype<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
+        if x.dtype().is_float() { x.convert(self.dtype) } else { x }
+    }
+
+    /// The weight of each of `size` examples that all count.
+    fn ones<'g>(&self, t: &'g Tracer, size: usize) -> Tensor<'g> {
+        t.full(self.dtype, &[size], 1.0).vary(self.policy.batch_axes())
+    }
+}
+
+/// The program that makes the state from the seed, on every replica by itself: identical without a
+/// broadcast, since the numbers follow from the seed and the elements' global indices.
+///
+/// # Errors
+/// A model that does not trace.
+pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
+    let parameters = spec.parameters()?;
+    let types = spec.state_types()?;
+    let mut uneven = Ok(());
+    let graph = trace(spec.mesh, |t| {
+        let key = Key::from_seed(t.input(SEED, TensorType::new(DType::U32, &[2])));
+        for (path, ty) in types.iter() {
+            let parameter =
+                path.strip_prefix(PARAMS).and_then(|rest| parameters.get(rest.strip_prefix('.')?));
+            let start = match parameter {
+                Some(parameter) => {
+                    let sharding = spec.policy.param_sharding(parameter.dims.len());
+                    match Window::shard(t, &parameter.dims, &sharding) {
+                        Ok(window) => {
+                            let key = key.fold_in_path(path);
+                            parameter.initializer.draw(key, &window, ty.dtype)
+                        }
+                        Err(source) => {
+                            uneven = Err(StepError::Shard { path: path.to_owned(), source });
+                            continue;
+                        }
+                    }
+                }
+                None => t.full(ty.dtype, &ty.dims, 0.0),
+            };
+            t.output_varying(path, start, ty.varying);
+        }
+    })?;
+    uneven?;
+    finish(graph)
+}
+
+/// Checks a traced graph and removes what nothing needs.
+fn finish(graph: Graph) -> Result<Graph, StepError> {
+    verify(&graph)?;
+    let graph = hlo::passes::simplify(&graph);
+    debug_assert_eq!(verify(&graph), Ok(()));
+    Ok(graph)
+}
+
+/// What dropout needs to know of this step.
+fn training<'g>(spec: &StepSpec<'_>, seed: Tensor<'g>, step: Tensor<'g>) -> Training<'g> {
+    let t = seed.tracer();
+    let replica = t.replica_id(Axis::Data);
+    Training {
+        key: Key::from_seed(seed).fold_in(step),
+        first_example: replica * spec.batch_per_replica() as f64,
+        num_examples: spec.microbatch,
+    }
+}

@@ -1,0 +1,244 @@
+//! The graphs of training: loss, gradient, step.
+
+use hlo::random::Key;
+use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tracer, Tree, grad, trace, vjp};
+use models::{Batch, Scope, Training};
+
+use super::{
+    LEARNING_RATE, NUM_SKIPPED, OPT_STATE, PARAMS, SEED, STEP, StepError, StepSpec, finish,
+    training,
+};
+use crate::config::OnNonfinite;
+use crate::optim::Context;
+
+/// What the step's `metrics` output holds, in order: `[4]` of the dtype that is computed in, the same
+/// on every replica. The loss is the global batch's mean; `num_skipped` counts the updates that were
+/// left out so far.
+pub const METRICS: [&str; 4] = ["loss", "grad_norm", "weight", "num_skipped"];
+
+/// The mean loss of a batch: params, step, seed, batch -> loss.
+///
+/// # Errors
+/// A model that does not trace.
+pub fn trace_loss(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
+    let types = without_optimizer(&spec.state_types()?);
+    finish(trace(spec.mesh, |t| {
+        let inputs = Inputs::new(t, spec, &types);
+        let sums = accumulate(spec, &inputs, false);
+        t.output("loss", global(spec, sums.loss) / global(spec, sums.weight));
+    })?)
+}
+
+/// The gradient of the mean loss of a batch: params, step, seed, batch -> loss, gradients.
+///
+/// # Errors
+/// A model that does not trace, or that would lose lockstep.
+pub fn trace_grad(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
+    let types = without_optimizer(&spec.state_types()?);
+    finish(trace(spec.mesh, |t| {
+        let inputs = Inputs::new(t, spec, &types);
+        let gradients = gradients(spec, &inputs);
+        t.output("loss", gradients.loss);
+        for ((path, gradient), param) in gradients.mean.iter().zip(inputs.params().values()) {
+            t.output_varying(format!("gradients.{path}"), *gradient, param.varying());
+        }
+    })?)
+}
+
+/// One step of training: state, seed, batch, learning rate -> state, metrics, replica_loss.
+///
+/// The state is donated to the next one. Where the loss or the norm of the gradients is not finite, the
+/// state stays as it was, `step` and `num_skipped` excepted; with [`OnNonfinite::Stop`] it then stays so
+/// for good, so that launches already on their way change nothing. That is decided from all_reduced
+/// values, so identically on all replicas. `replica_loss` is each replica's own mean loss, unreduced: it
+/// tells which one it was.
+///
+/// # Errors
+/// A model that does not trace, or that would lose lockstep.
+pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
+    let types = spec.state_types()?;
+    finish(trace(spec.mesh, |t| {
+        let inputs = Inputs::new(t, spec, &types);
+        let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));
+        let Gradients { mean, loss, weight, replica_loss } = gradients(spec, &inputs);
+
+        let squares = mean.values().map(|gradient| (*gradient * *gradient).sum());
+        let no_parameters = || t.scalar(spec.dtype, 0.0);
+        let grad_norm =
+            squares.reduce(|sum, square| sum + square).unwrap_or_else(no_parameters).sqrt();
+        let finite = loss.is_finite().and(grad_norm.is_finite());
+        let apply = match spec.on_nonfinite {
+            OnNonfinite::Skip => finite,
+            OnNonfinite::Stop => finite.and(inputs.num_skipped.equal(0.0)),
+        };
+
+        let params = inputs.params();
+        let num_updates = inputs.step - inputs.num_skipped;
+        let context = Context { params: params.clone(), num_updates, learning_rate };
+        let mut opt_state = inputs.state.subtree(OPT_STATE);
+        let updates = spec.optimizer.update(mean, &mut opt_state, &context);
+        let updated = params.iter().zip(updates.values());
+        let mut next: Tree<_> =
+            updated.map(|((path, param), update)| (path.to_owned(), *param + *update)).collect();
+        next = next.prefixed(PARAMS);
+        next.extend(opt_state.prefixed(OPT_STATE));
+        for ((path, next), before) in next.iter().zip(inputs.state.values()) {
+            t.next_state(path, apply.select(*next, *before));
+        }
+        let num_skipped = inputs.num_skipped + (!apply).convert(DType::U32);
+        t.next_state(STEP, inputs.step + 1.0);
+        t.next_state(NUM_SKIPPED, num_skipped);
+
+        let [first, rest @ ..] = [loss, grad_norm, weight, num_skipped.convert(spec.dtype)]
+            .map(|metric| metric.reshape(&[1]));
+        t.output("metrics", first.concatenate(&rest, 0));
+        t.output_varying("replica_loss", replica_loss, spec.policy.batch_axes());
+    })?)
+}
+
+fn without_optimizer(types: &Tree<TensorType>) -> Tree<TensorType> {
+    let is_kept = |path: &&str| !path.starts_with(OPT_STATE);
+    types.paths().filter(is_kept).map(|path| (path.to_owned(), types[path].clone())).collect()
+}
+
+/// The inputs that loss, gradient and step share.
+struct Inputs<'g> {
+    state: Tree<Tensor<'g>>,
+    step: Tensor<'g>,
+    num_skipped: Tensor<'g>,
+    batch: Batch<'g>,
+    training: Training<'g>,
+}
+
+impl<'g> Inputs<'g> {
+    fn new(t: &'g Tracer, spec: &StepSpec<'_>, types: &Tree<TensorType>) -> Self {
+        let state = types.map(|path, ty| t.input(path, ty.clone()));
+        let (step, num_skipped) = (state[STEP], state[NUM_SKIPPED]);
+        let seed = t.input(SEED, TensorType::new(DType::U32, &[2]));
+        let batch = spec.batch_inputs(t, spec.batch_per_replica());
+        Self { training: training(spec, seed, step), state, step, num_skipped, batch }
+    }
+
+    fn params(&self) -> Tree<Tensor<'g>> {
+        self.state.subtree(PARAMS)
+    }
+}
+
+/// Gradients of the global batch's mean loss, and the numbers that go with them.
+struct Gradients<'g> {
+    /// Under the parameters' paths.
+    mean: Tree<Tensor<'g>>,
+    loss: Tensor<'g>,
+    weight: Tensor<'g>,
+    /// This replica's own mean loss.
+    replica_loss: Tensor<'g>,
+}
+
+fn gradients<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>) -> Gradients<'g> {
+    let Sums { loss, weight, handed_out, gradients } = accumulate(spec, inputs, true);
+    // The all_reduce of the gradients is the derivative of handing out the parameters.
+    let params = inputs.params();
+    let kept: Vec<_> = params.values().copied().collect();
+    let cotangents: Vec<_> = handed_out.into_iter().zip(gradients).collect();
+    let totals = vjp(&cotangents, &kept);
+    let total_weight = global(spec, weight);
+    let scale = 1.0 / total_weight;
+    let paths = params.paths().map(str::to_owned);
+    Gradients {
+        mean: paths.zip(totals).map(|(path, total)| (path, total * scale)).collect(),
+        loss: global(spec, loss) * scale,
+        weight: total_weight,
+        replica_loss: (loss / weight).vary(spec.policy.batch_axes()),
+    }
+}
+
+/// The sum over the whole batch, of a sum over what the replicas hold of it.
+fn global<'g>(spec: &StepSpec<'_>, local: Tensor<'g>) -> Tensor<'g> {
+    let axes = local.varying().intersection(spec.policy.batch_axes());
+    if axes.is_empty() { local } else { local.all_reduce(Reduction::Sum, axes) }
+}
+
+/// Sums over a replica's part of the batch.
+struct Sums<'g> {
+    loss: Tensor<'g>,
+    weight: Tensor<'g>,
+    /// The parameters that were computed with.
+    handed_out: Vec<Tensor<'g>>,
+    /// Gradients of `loss` with respect to `handed_out`, before any all_reduce.
+    gradients: Vec<Tensor<'g>>,
+}
+
+/// Runs the microbatches one after the other and adds up; parameters are handed out once, before.
+fn accumulate<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>, differentiate: bool) -> Sums<'g> {
+    let Inputs { batch, training, .. } = inputs;
+    let t = inputs.step.tracer();
+    let params = inputs.params().map(|_, param| spec.policy.hand_out(*param));
+    let handed_out: Vec<_> = params.values().copied().collect();
+    if spec.num_microbatches == 1 {
+        let sums = microbatch(spec, &params, batch, *training, differentiate);
+        let [loss, weight] = [sums[0], sums[1]];
+        return Sums { loss, weight, handed_out, gradients: sums[2..].to_vec() };
+    }
+
+    let num_differentiated = if differentiate { handed_out.len() } else { 0 };
+    let num_sums = 2 + num_differentiated;
+    let zero_like = |x: &Tensor<'g>| t.full(x.dtype(), &x.shape(), 0.0);
+    let mut carried = vec![t.scalar(spec.dtype, 0.0); 2];
+    carried.extend(handed_out[..num_differentiated].iter().map(zero_like));
+    // From here on unchanged: what the body needs from outside.
+    carried.extend(&handed_out);
+    let [key_high, key_low] = training.key.words();
+    carried.extend([key_high, key_low, training.first_example]);
+    let cut = |x: &Tensor<'g>| {
+        let sizes = [&[spec.num_microbatches, spec.microbatch], &x.shape()[1..]].concat();
+        x.reshape(&sizes)
+    };
+    carried.extend(batch.fields.values().map(cut));
+
+    let results = t.fori_loop(spec.num_microbatches as u32, &carried, |index, carried| {
+        let (sums, outer) = carried.split_at(num_sums);
+        let (values, rest) = outer.split_at(params.len());
+        let params = params.paths().map(str::to_owned).zip(values.iter().copied()).collect();
+        let [key_high, key_low, first_example] = [rest[0], rest[1], rest[2]];
+        let training = Training {
+            key: Key::from_words([key_high, key_low]),
+            first_example: first_example + index * spec.microbatch as f64,
+            num_examples: spec.microbatch,
+        };
+        let fields = batch.fields.paths().map(str::to_owned).zip(&rest[3..]);
+        let fields = fields.map(|(name, x)| (name, x.index_leading(index))).collect();
+        let weight = spec.ones(index.tracer(), spec.microbatch);
+        let batch = Batch { fields, weight };
+        let more = microbatch(spec, &params, &batch, training, differentiate);
+        let next = sums.iter().zip(more).map(|(sum, more)| *sum + more);
+        next.chain(outer.iter().copied()).collect()
+    });
+    let [loss, weight] = [results[0], results[1]];
+    Sums { loss, weight, handed_out, gradients: results[2..num_sums].to_vec() }
+}
+
+/// Loss, weight and, if asked for, gradients of one microbatch.
+fn microbatch<'g>(
+    spec: &StepSpec<'_>,
+    params: &Tree<Tensor<'g>>,
+    batch: &Batch<'g>,
+    training: Training<'g>,
+    differentiate: bool,
+) -> Vec<Tensor<'g>> {
+    let t = batch.weight.tracer();
+    let scope = Scope::bind(t, spec.dtype, params.clone(), Some(training));
+    let loss = spec.model.loss(&scope, batch);
+    // A weight that is a constant counts this replica's examples.
+    let weight =
+        if loss.weight.is_constant() { loss.weight.vary(loss.sum.varying()) } else { loss.weight };
+    if weight.varying() != loss.sum.varying() {
+        let message = "the sum of the losses and the sum of the weights must vary over the same axes: \
+                       both are sums over this replica's examples, or both over the global batch";
+        weight.reject("loss", message);
+    }
+    let mut sums = vec![loss.sum, weight];
+    if differentiate {
+        sums.extend(grad(loss.sum, &params.values().copied().collect::<Vec<_>>()));
+    }
+    sums
+}

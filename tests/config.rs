@@ -1,0 +1,275 @@
+//! Configurations that are refused, with what the message must say, and ones that are not.
+
+use std::path::Path;
+
+use lockstep::config::{
+    AutoOr, Backend, BatchSize, Config, Data, Error, Length, Model, OnNonfinite, Optimizer,
+    OptionValue, Peak, Precision, Shape, Warmup, known_keys,
+};
+
+const GOOD: &str = r#"
+[model]
+name = "mlp"
+hidden = [32, 16]
+[data]
+source = "digits"
+path = "data/digits.csv.gz"
+[train]
+global_batch = 64
+steps = 500
+[optimizer]
+name = "adamw"
+beta1 = 0.8
+weight_decay = 0.1
+[schedule]
+name = "cosine"
+peak = 6e-4
+warmup_steps = 100
+floor = 0.1
+[mesh]
+data = 4
+"#;
+
+fn parse(text: &str, sets: &[&str]) -> Result<Config, Error> {
+    let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
+    Config::parse(text, Path::new("/runs/good.toml"), &sets)
+}
+
+fn good(sets: &[&str]) -> Config {
+    parse(GOOD, sets).unwrap_or_else(|error| panic!("{sets:?}: {error}"))
+}
+
+#[test]
+fn values_and_defaults_are_read() {
+    let config = good(&[]);
+    let Model::Mlp(mlp) = &config.model;
+    assert_eq!(
+        (mlp.hidden.as_slice(), mlp.dropout, mlp.layer_norm),
+        ([32, 16].as_slice(), 0.0, true)
+    );
+    assert_eq!(config.train.batch, BatchSize::Global(64));
+    assert_eq!(config.train.length, Length::Steps(500));
+    assert_eq!((config.train.seed, config.train.eval_every), (0, 0));
+    assert_eq!((config.train.num_microbatches, config.train.check_lockstep_every), (1, 50));
+    assert_eq!(config.train.on_nonfinite, OnNonfinite::Stop);
+    assert_eq!(config.train.precision, Precision::F32);
+    let Optimizer::AdamW(adamw) = &config.optimizer else { panic!("{:?}", config.optimizer) };
+    assert_eq!((adamw.beta1, adamw.beta2, adamw.weight_decay), (0.8, 0.999, 0.1));
+    assert_eq!(config.schedule.peak, Peak::Rate(6e-4));
+    assert_eq!(config.schedule.warmup, Warmup::Steps(100));
+    assert_eq!(config.mesh.data, AutoOr::Value(4));
+    assert_eq!(config.parallel.bucket_bytes, AutoOr::Auto);
+    assert_eq!(config.device.backend, Backend::Cpu);
+    assert!(config.compile.cache && config.compile.overrides.is_empty());
+    assert_eq!(config.batch_plan(4).unwrap().microbatch(), 16);
+}
+
+#[test]
+fn paths_are_relative_to_the_file() {
+    let Data::Digits(digits) = good(&[]).data else { panic!("digits") };
+    assert_eq!(digits.path, Path::new("/runs/data/digits.csv.gz"));
+    let config = good(&["data.path=/a/b.gz", "device.backend=plugins/p.so"]);
+    let Data::Digits(digits) = &config.data else { panic!("digits") };
+    assert_eq!(digits.path, Path::new("/a/b.gz"));
+    assert_eq!(config.device.backend, Backend::Path("/runs/plugins/p.so".into()));
+}
+
+#[test]
+fn set_reaches_keys_and_clears_the_other_of_a_pair() {
+    let config = good(&["train.epochs=3", "train.batch_per_replica=8", "train.on_nonfinite=skip"]);
+    assert_eq!(config.train.length, Length::Epochs(3));
+    assert_eq!(config.train.batch, BatchSize::PerReplica(8));
+    assert_eq!(config.train.on_nonfinite, OnNonfinite::Skip);
+
+    let config = good(&["schedule.base_lr=0.1", "schedule.base_batch=256"]);
+    assert_eq!(config.schedule.peak, Peak::Scaled { base_lr: 0.1, base_batch: 256 });
+    let config = good(&["schedule.warmup_epochs=0.5", "train.precision = f64"]);
+    assert_eq!(config.schedule.warmup, Warmup::Epochs(0.5));
+    assert_eq!(config.train.precision, Precision::F64);
+
+    let config = good(&["train.epochs=3", "train.steps=7", "train.steps=8", "model.hidden=[]"]);
+    assert_eq!(config.train.length, Length::Steps(8));
+    let Model::Mlp(mlp) = &config.model;
+    assert!(mlp.hidden.is_empty());
+
+    let sets = ["mesh.data=auto", "compile.overrides.xla_a=true", "compile.overrides.xla_b=word"];
+    let config = good(&sets);
+    assert_eq!(config.mesh.num_replicas(8), 8);
+    assert_eq!(config.compile.overrides["xla_a"], OptionValue::Bool(true));
+    assert_eq!(config.compile.overrides["xla_b"], OptionValue::Text("word".into()));
+}
+
+#[test]
+fn setting_a_choice_clears_the_keys_of_the_others() {
+    let config = good(&["optimizer.momentum=0.5", "optimizer.name=sgd", "schedule.name=constant"]);
+    let Optimizer::Sgd(sgd) = &config.optimizer else { panic!("{:?}", config.optimizer) };
+    assert_eq!((sgd.momentum, sgd.weight_decay), (0.5, 0.1));
+    assert!(matches!(config.schedule.shape, Shape::Constant(_)));
+    let config = good(&["data.source=synthetic"]);
+    assert!(matches!(config.data, Data::Synthetic(_)));
+}
+
+#[test]
+fn a_configuration_survives_being_written() {
+    let variants: [&[&str]; 4] = [
+        &[],
+        &["train.epochs=3", "optimizer.name=sgd", "schedule.base_lr=0.1", "schedule.base_batch=32"],
+        &["data.source=synthetic", "mesh.data=auto", "schedule.name=step", "device.backend=/p.so"],
+        &["compile.overrides.a=1", "compile.overrides.b=0.5", "schedule.warmup_epochs=2"],
+    ];
+    for sets in variants {
+        let config = good(sets);
+        let text = config.to_toml().unwrap();
+        let again = Config::parse(&text, Path::new("/elsewhere/config.toml"), &[]);
+        assert_eq!(again.unwrap_or_else(|error| panic!("{error}\n{text}")), config);
+    }
+}
+
+#[test]
+fn the_examples_are_valid() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let mut num_read = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            Config::load(&path, &[]).unwrap_or_else(|error| panic!("{error}"));
+            num_read += 1;
+        }
+    }
+    assert!(num_read > 0);
+}
+
+#[test]
+fn every_key_that_is_written_is_known() {
+    let known = known_keys();
+    let table: toml::Table = toml::from_str(&good(&[]).to_toml().unwrap()).unwrap();
+    for (section, values) in &table {
+        for key in values.as_table().unwrap().keys() {
+            assert!(known.contains(&format!("{section}.{key}")), "{section}.{key}");
+        }
+    }
+    for key in
+        ["train.batch_per_replica", "optimizer.nesterov", "schedule.boundaries", "data.source"]
+    {
+        assert!(known.iter().any(|known| known == key), "{key}");
+    }
+}
+
+/// What is put in the place of a piece of GOOD, and fragments of the message.
+#[test]
+fn bad_files_say_what_to_change() {
+    const NO_TRAIN: &str = "[train]\nglobal_batch = 64\nsteps = 500\n";
+    let cases: &[(&str, &str, &[&str])] = &[
+        ("[train]", "[trian]", &["/runs/good.toml: trian: unknown", "\"train\"?", "compile"]),
+        ("steps = 500", "stepz = 500", &["train.stepz: unknown key", "\"steps\"?", "global_batch"]),
+        ("floor", "flor", &["schedule.flor", "did you mean \"floor\"?"]),
+        ("\"cosine\"", "\"constant\"", &["schedule.floor: unknown key", "warmup_steps"]),
+        ("beta1", "momentum", &["optimizer.momentum: unknown key", "beta2"]),
+        ("hidden", "hiden", &["model.hiden", "\"hidden\"?"]),
+        ("name = \"mlp\"", "", &["model.name: missing", "\"mlp\""]),
+        ("\"mlp\"", "\"mpl\"", &["model.name: found \"mpl\", did you mean \"mlp\"?"]),
+        ("\"adamw\"", "3", &["optimizer.name: found integer `3`", "\"sgd\", \"adamw\""]),
+        ("\"digits\"", "\"digit\"", &["data.source", "\"digits\"?", "\"synthetic\""]),
+        ("path = \"data/digits.csv.gz\"", "", &["data.path: missing"]),
+        ("path = \"data/digits.csv.gz\"", "path = 1", &["data.path: found integer `1`", "path"]),
+        (NO_TRAIN, "", &["train.global_batch: missing", "train.batch_per_replica"]),
+        ("steps = 500", "", &["train.steps: missing", "train.epochs"]),
+        ("steps = 500", "steps = 5\nepochs = 2", &["train.epochs", "combined with train.steps"]),
+        ("peak = 6e-4", "peak = 1.0\nbase_lr = 0.1", &["schedule.base_lr", "schedule.peak"]),
+        ("peak = 6e-4", "base_lr = 0.1", &["schedule.base_batch: missing"]),
+        ("peak = 6e-4", "base_batch = 2", &["schedule.base_lr: missing"]),
+        ("peak = 6e-4", "", &["schedule.peak: missing", "schedule.base_lr"]),
+        ("peak = 6e-4", "peak = -1.0", &["schedule.peak: found -1", "above 0"]),
+        ("peak = 6e-4", "peak = nan", &["schedule.peak: found NaN"]),
+        ("floor = 0.1", "floor = 1.5", &["schedule.floor: found 1.5", "0 to 1"]),
+        ("steps = 500", "steps = \"x\"", &["train.steps: found string \"x\"", "a whole number"]),
+        ("steps = 500", "steps = -5", &["train.steps: found integer `-5`", "0 or more"]),
+        ("steps = 500", "steps = 0", &["train.steps: found 0; allowed: a whole number, 1 or more"]),
+        ("steps = 500", "steps = 1.5", &["train.steps: found floating point `1.5`"]),
+        ("global_batch = 64", "global_batch = 0", &["train.global_batch: found 0"]),
+        ("global_batch = 64", "global_batch = 66", &["train.global_batch", "64 or 68"]),
+        ("[32, 16]", "[32, 0]", &["model.hidden: found [32, 0]"]),
+        ("[32, 16]", "7", &["model.hidden: found integer `7`; allowed: a list"]),
+        ("[32, 16]", "[\"a\"]", &["model.hidden: found string \"a\"", "whole number"]),
+        ("hidden", "dropout = 1.0\nhidden", &["model.dropout: found 1", "0 to below 1"]),
+        ("hidden", "layer_norm = 1\nhidden", &["model.layer_norm", "true or false"]),
+        (
+            "steps = 500",
+            "steps = 500\nprecision = \"bf16\"",
+            &["train.precision", "\"f32\", \"f64\""],
+        ),
+        (
+            "steps = 500",
+            "steps = 5\non_nonfinite = \"stopp\"",
+            &["train.on_nonfinite", "\"stop\"?"],
+        ),
+        (
+            "steps = 500",
+            "steps = 5\non_nonfinite = 1",
+            &["train.on_nonfinite", "\"stop\", \"skip\""],
+        ),
+        ("steps = 500", "steps = 5\nnum_microbatches = 0", &["train.num_microbatches: found 0"]),
+        ("beta1 = 0.8", "beta1 = 1.0", &["optimizer.beta1: found 1", "below 1"]),
+        ("beta1 = 0.8", "epsilon = 0", &["optimizer.epsilon: found 0", "above 0"]),
+        ("weight_decay = 0.1", "weight_decay = inf", &["optimizer.weight_decay: found inf"]),
+        ("data = 4", "data = \"all\"", &["mesh.data: found string \"all\"", "\"auto\""]),
+        ("data = 4", "data = 0", &["mesh.data: found 0", "1 or more"]),
+        ("data = 4", "tensor = 2", &["mesh.tensor: unknown key", "known here: data"]),
+        ("[mesh]\n", "[[mesh]]\n", &["mesh: found a list; allowed: a section, [mesh]"]),
+        ("[model]", "mesh = 4\n[model]", &["TOML", "mesh"]),
+    ];
+    for (good, bad, expected) in cases {
+        assert!(GOOD.contains(good), "{good}");
+        let error = parse(&GOOD.replacen(good, bad, 1), &[]).expect_err(bad).to_string();
+        for fragment in *expected {
+            assert!(error.contains(fragment), "{bad:?}: {fragment:?} is not in: {error}");
+        }
+    }
+}
+
+#[test]
+fn bad_set_arguments_say_what_to_change() {
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["train.stepz=5"], &["--set train.stepz=5: train.stepz: unknown", "\"steps\"?"]),
+        (&["trian.steps=5"], &["--set trian.steps=5: trian: unknown", "\"train\"?"]),
+        (&["train.steps"], &["--set train.steps: ", "section.key=value"]),
+        (&["steps=5"], &["--set steps=5", "section.key=value"]),
+        (&["train..steps=5"], &["section.key=value"]),
+        (&["model.hidden=[1,"], &["not valid TOML"]),
+        (&["train.steps.a=5"], &["train.steps is not a table"]),
+        (&["train.steps=many"], &["--set train.steps=many: train.steps: found string \"many\""]),
+        (&["mesh.data=3"], &["train.global_batch", "63 or 66"]),
+        (&["device.backend=gpu"], &["device.backend", "\"gpu\" is no backend", "cuda"]),
+        (&["compile.overrides.a=[1]"], &["compile.overrides.a", "XLA option"]),
+        (
+            &["optimizer.name=sgd", "optimizer.momentum=1"],
+            &["momentum=1: optimizer.momentum: found 1"],
+        ),
+        (
+            &["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.nesterov=true"],
+            &["optimizer.nesterov: found true"],
+        ),
+        (&["schedule.name=step", "schedule.boundaries=[5, 5]"], &["schedule.boundaries", "rising"]),
+        (&["schedule.name=step", "schedule.factor=0"], &["schedule.factor: found 0"]),
+        (&["schedule.warmup_epochs=-1"], &["schedule.warmup_epochs: found -1"]),
+        (&["data.source=synthetic", "data.classes=1"], &["data.classes: found 1", "from 2"]),
+        (&["data.source=synthetic", "data.features=0"], &["data.features: found 0"]),
+    ];
+    for (sets, expected) in cases {
+        let error = parse(GOOD, sets).expect_err(&format!("{sets:?}")).to_string();
+        for fragment in *expected {
+            assert!(error.contains(fragment), "{sets:?}: {fragment:?} is not in: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_file_and_a_broken_one_are_named() {
+    let error = Config::load(Path::new("/no/such.toml"), &[]).unwrap_err().to_string();
+    assert!(error.contains("/no/such.toml"), "{error}");
+    let error = parse("[train\n", &[]).unwrap_err().to_string();
+    assert!(
+        error.contains("/runs/good.toml is not valid TOML") && error.contains("line 1"),
+        "{error}"
+    );
+}

@@ -1,0 +1,228 @@
+//! Batches on any number of replicas, evaluation that covers everything once, and the data thread.
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use hlo::{DType, Literal};
+use lockstep::config::{self, Config};
+use lockstep::data::{
+    Error, EvalBatches, HostBatch, Prefetch, PrefetchError, Source, Synthetic, TrainBatches, open,
+};
+
+fn source(num_examples: usize) -> Arc<dyn Source> {
+    Arc::new(Synthetic::splits(3, num_examples, 2, 4).0)
+}
+
+/// The values of a field over all replicas, in order.
+fn whole(batch: &HostBatch, field: &str) -> Vec<f64> {
+    let pieces = batch.fields.get(field).unwrap();
+    pieces.iter().flat_map(|literal| literal.to_f64()).collect()
+}
+
+#[test]
+fn the_global_batch_is_the_same_on_any_number_of_replicas() {
+    let source = source(100);
+    let batches = |n| TrainBatches::new(source.clone(), 7, 16, n).unwrap();
+    for k in [0, 1, 5, 6, 1000] {
+        let one = batches(1).get(k).unwrap();
+        assert_eq!(one.index, k);
+        for n in [2, 4, 8] {
+            let cut = batches(n).get(k).unwrap();
+            let x = cut.fields.get("x").unwrap();
+            assert_eq!((x.len(), x[0].dims(), x[0].dtype()), (n, &[16 / n, 2][..], DType::F32));
+            let y = cut.fields.get("y").unwrap();
+            assert_eq!((y.len(), y[0].dims(), y[0].dtype()), (n, &[16 / n][..], DType::I32));
+            for field in ["x", "y"] {
+                assert_eq!(whole(&cut, field), whole(&one, field), "{field}, batch {k}, {n}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_continues_in_the_middle_as_if_it_had_not_stopped() {
+    let batches = |n| TrainBatches::new(source(100), 7, 16, n).unwrap();
+    let all: Vec<_> = batches(4).range(0, 20).map(Result::unwrap).collect();
+    let rest: Vec<_> = batches(4).range(13, 20).map(Result::unwrap).collect();
+    assert_eq!(all[13..], rest);
+    let elsewhere: Vec<_> =
+        batches(2).range(13, 20).map(|batch| whole(&batch.unwrap(), "x")).collect();
+    assert_eq!(rest.iter().map(|batch| whole(batch, "x")).collect::<Vec<_>>(), elsewhere);
+}
+
+#[test]
+fn evaluation_covers_each_example_once_on_any_number_of_replicas() {
+    for num_examples in [1, 15, 16, 17, 100] {
+        let source = source(num_examples);
+        let expected = TrainBatches::new(source.clone(), 0, 1, 1).unwrap();
+        let mut expected: Vec<_> = expected
+            .range(0, num_examples as u64)
+            .map(|batch| whole(&batch.unwrap(), "x"))
+            .collect();
+        expected.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        for n in [1, 2, 4, 8] {
+            let batches = EvalBatches::new(source.clone(), 16, n).unwrap();
+            let mut seen = vec![];
+            let mut num_read = 0;
+            for (k, batch) in batches.iter().enumerate() {
+                let batch = batch.unwrap();
+                assert_eq!(batch.index, k as u64);
+                let weight = batch.fields.get("weight").unwrap();
+                assert_eq!((weight[0].dims(), weight[0].dtype()), (&[16 / n][..], DType::F32));
+                let names: Vec<_> = batch.fields.paths().collect();
+                assert_eq!(names, batches.fields().iter().map(|f| f.name).collect::<Vec<_>>());
+                for (x, weight) in whole(&batch, "x").chunks(2).zip(whole(&batch, "weight")) {
+                    assert!(weight == 0.0 || weight == 1.0);
+                    if weight == 1.0 {
+                        seen.push(x.to_vec());
+                    }
+                }
+                num_read += 1;
+            }
+            assert_eq!(num_read, batches.num_batches());
+            seen.sort_by(|a, b| a.partial_cmp(b).unwrap());
+            assert_eq!(seen, expected, "{num_examples} examples on {n} replicas");
+        }
+    }
+}
+
+#[test]
+fn batches_that_cannot_be_are_refused() {
+    let cases = [
+        (TrainBatches::new(source(100), 0, 10, 4).err(), "multiple"),
+        (TrainBatches::new(source(100), 0, 0, 4).err(), "multiple"),
+        (TrainBatches::new(source(100), 0, 128, 4).err(), "more than the 100 examples"),
+        (EvalBatches::new(source(100), 10, 0).err(), "multiple"),
+        (EvalBatches::new(source(100), 10, 1).unwrap().get(10).err(), "example 100"),
+    ];
+    for (error, expected) in cases {
+        let message = error.expect(expected).to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn the_example_opens() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/digits.toml");
+    let config = Config::load(&path, &[]).unwrap();
+    let splits = open(&config.data, config.train.seed).unwrap();
+    assert_eq!((splits.train.num_examples(), splits.eval.num_examples()), (1437, 360));
+    let missing = config::Data::Digits(config::Digits { path: "/no/such.csv.gz".into() });
+    assert!(matches!(open(&missing, 0), Err(Error::Read { .. })));
+}
+
+fn endless() -> impl Iterator<Item = Result<HostBatch, Error>> + Send {
+    TrainBatches::new(source(100), 0, 8, 2).unwrap().range(0, u64::MAX)
+}
+
+#[test]
+fn prefetch_keeps_the_order_and_stays_within_its_depth() {
+    let num_made = Arc::new(AtomicUsize::new(0));
+    let counter = num_made.clone();
+    let batches = TrainBatches::new(source(100), 0, 8, 2).unwrap().range(5, 25);
+    let mut prefetch = Prefetch::start(batches, 3, move |batch: HostBatch| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        Ok::<_, Infallible>(batch.index)
+    })
+    .unwrap();
+    for index in 5..25 {
+        let next = prefetch.next().unwrap().unwrap();
+        assert_eq!(next.batch, index);
+        if index == 7 {
+            sleep(Duration::from_millis(100));
+        }
+        assert!(num_made.load(Ordering::SeqCst) as u64 <= index - 5 + 1 + 3);
+    }
+    assert!(prefetch.next().is_none());
+    assert!(prefetch.next().is_none());
+}
+
+#[test]
+fn prefetch_says_how_long_the_loop_waited() {
+    let slow = |batch: HostBatch| {
+        sleep(Duration::from_millis(50));
+        Ok::<_, Infallible>(batch)
+    };
+    let mut prefetch = Prefetch::start(endless(), 1, slow).unwrap();
+    prefetch.next().unwrap().unwrap();
+    assert!(prefetch.next().unwrap().unwrap().waited > Duration::from_millis(20));
+    sleep(Duration::from_millis(300));
+    assert!(prefetch.next().unwrap().unwrap().waited < Duration::from_millis(20));
+}
+
+#[test]
+fn prefetch_stops_when_it_is_dropped_full() {
+    struct Held(Arc<AtomicUsize>);
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    for depth in [0, 1, 4] {
+        let num_held = Arc::new(AtomicUsize::new(0));
+        let held = num_held.clone();
+        let prefetch = Prefetch::start(endless(), depth, move |_| {
+            held.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, Infallible>(Held(held.clone()))
+        })
+        .unwrap();
+        while num_held.load(Ordering::SeqCst) < depth.max(1) {
+            sleep(Duration::from_millis(1));
+        }
+        let start = Instant::now();
+        drop(prefetch);
+        assert!(start.elapsed() < Duration::from_secs(1));
+        assert_eq!(num_held.load(Ordering::SeqCst), 0, "everything prefetched is freed");
+    }
+}
+
+#[test]
+fn prefetch_passes_errors_and_panics_on() {
+    let failing = |batch: HostBatch| match batch.index {
+        2 => Err(std::fmt::Error),
+        index => Ok(index),
+    };
+    let mut prefetch = Prefetch::start(endless(), 2, failing).unwrap();
+    assert_eq!(prefetch.next().unwrap().unwrap().batch, 0);
+    assert_eq!(prefetch.next().unwrap().unwrap().batch, 1);
+    assert!(matches!(prefetch.next(), Some(Err(PrefetchError::Transfer(_)))));
+    assert!(prefetch.next().is_none());
+
+    let broken = [Err(Error::NoSuchExample { example: 9, num_examples: 5 })];
+    let transfer = |_| Ok::<(), Infallible>(());
+    let mut prefetch = Prefetch::start(broken.into_iter(), 2, transfer).unwrap();
+    let message = prefetch.next().unwrap().err().unwrap().to_string();
+    assert!(message.contains("example 9"), "{message}");
+
+    let panicking = |_| -> Result<Literal, Infallible> { panic!("on purpose") };
+    let mut prefetch = Prefetch::start(endless(), 2, panicking).unwrap();
+    let message = prefetch.next().unwrap().err().unwrap().to_string();
+    assert!(message.contains("panicked: on purpose"), "{message}");
+    assert!(prefetch.next().is_none());
+}
+
+#[test]
+fn prefetch_thread_ends_with_its_batches() {
+    let dropped = Arc::new(AtomicBool::new(false));
+    struct Flag(Arc<AtomicBool>);
+    impl Drop for Flag {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let flag = Flag(dropped.clone());
+    let batches = TrainBatches::new(source(100), 0, 8, 2).unwrap().range(0, 1);
+    let mut prefetch = Prefetch::start(batches, 2, move |_| {
+        let _kept = &flag;
+        Ok::<_, Infallible>(())
+    })
+    .unwrap();
+    prefetch.next().unwrap().unwrap();
+    assert!(prefetch.next().is_none());
+    drop(prefetch);
+    assert!(dropped.load(Ordering::SeqCst));
+}
