@@ -4,9 +4,9 @@
 //! and the caller's line; ops on a tensor that an error left without a value do nothing; [`trace`]
 //! returns the error.
 //!
-//! **Where operands vary differently**: constants and values of integer and `pred` dtype are handed
-//! over with `vary` by themselves, since no gradient flows through them. A float value that was
-//! computed is not: whether its gradient is to be summed over the replicas is the author's to say.
+//! **Where operands vary differently**: values that follow from constants, integers and `pred` alone are
+//! handed over with `vary` by themselves, since no gradient flows into them. Another float value is not:
+//! whether its gradient is to be summed over the replicas is the author's to say.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -238,6 +238,18 @@ impl Tracer {
         self.graph.borrow()
     }
 
+    /// Inputs of a loop's region, which carry on what `starts` are.
+    pub(crate) fn carried_inputs(&self, starts: &[Tensor<'_>]) -> Vec<Tensor<'_>> {
+        let input = |(i, start): (usize, &Tensor<'_>)| {
+            let input = self.input(format!("carried.{i}"), start.ty());
+            if let (true, Some(value)) = (start.is_gradient_free(), input.value) {
+                self.graph.borrow_mut().mark_gradient_free(value);
+            }
+            input
+        };
+        starts.iter().enumerate().map(input).collect()
+    }
+
     pub(crate) fn tensor(&self, value: ValueId) -> Tensor<'_> {
         Tensor { tracer: self, value: Some(value) }
     }
@@ -256,8 +268,7 @@ fn vary_where_no_gradient_flows(
     for value in values {
         let ty = graph.ty(*value);
         let missing = all.minus(ty.varying);
-        let no_gradient = !ty.dtype.is_float() || graph.is_constant(*value);
-        if !missing.is_empty() && no_gradient {
+        if !missing.is_empty() && graph.is_gradient_free(*value) {
             let op = Op::Vary { axes: missing };
             *value = graph.push(op, &[*value], location).expect("vary adds missing axes");
         }
@@ -292,9 +303,9 @@ impl<'g> Tensor<'g> {
         self.ty().varying
     }
 
-    /// Does the value follow from the program text alone? Then no gradient flows into it.
-    pub fn is_constant(&self) -> bool {
-        self.value.is_some_and(|value| self.tracer.graph().is_constant(value))
+    /// Does the value follow from constants, integers and `pred` alone? Then no gradient flows into it.
+    pub fn is_gradient_free(&self) -> bool {
+        self.value.is_some_and(|value| self.tracer.graph().is_gradient_free(value))
     }
 
     /// Number of dims.

@@ -65,8 +65,7 @@ pub enum Error {
     /// The proof found replicas that differ.
     #[error(
         "lockstep is lost after step {step}: `{leaf}` differs on replica {replicas}; a device or its \
-         memory is faulty, or a program is not deterministic. Nothing was saved behind the last \
-         check that passed"
+         memory is faulty, or a program is not deterministic. These parameters are not saved"
     )]
     LockstepLost {
         /// Steps taken.

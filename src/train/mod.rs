@@ -15,7 +15,7 @@ mod setup;
 mod trainer;
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -111,20 +111,15 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     run.progress.finish();
     let written = run.writer.take().map_or(Ok(()), MetricsWriter::finish);
 
-    // Whatever ended the steps: parameters that are sound are kept. Those behind a failed proof are not.
-    let sound = !matches!(ended, Err(Error::LockstepLost { .. } | Error::Pjrt(_)));
-    if sound {
-        let params = trainer.params()?;
-        let summary = run.summary(&trainer, params_fingerprint(&params));
-        if let Some(dir) = &options.out {
-            params_file::save(&dir.join(params_file::FILE), &params)?;
-            summary.save(dir)?;
-        }
-        let interrupted = ended?;
-        written?;
-        return Ok(Outcome { summary, interrupted });
-    }
-    ended.and(written.map(|()| unreachable!("an unsound end is an error")).map_err(Error::from))
+    // Whatever ended the steps: what is sound is kept. What a failed proof or launch leaves is not.
+    let saved = match &ended {
+        Err(Error::LockstepLost { .. } | Error::Pjrt(_)) => None,
+        _ => Some(run.save(&trainer, options.out.as_deref())),
+    };
+    let interrupted = ended?;
+    written?;
+    let summary = saved.unwrap_or_else(|| unreachable!("an unsound end is an error"))?;
+    Ok(Outcome { summary, interrupted })
 }
 
 fn describe_devices(client: &Client, config: &Config) -> String {
@@ -274,9 +269,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn summary(&self, trainer: &Trainer, params_fingerprint: String) -> Summary {
+    /// Writes parameters and summary, if there is a directory for them.
+    fn save(&self, trainer: &Trainer, out: Option<&Path>) -> Result<Summary, Error> {
+        let params = trainer.params()?;
         let eval = self.last_eval.as_ref();
-        Summary {
+        let summary = Summary {
             steps: trainer.steps_taken(),
             num_replicas: self.plan.mesh.num_replicas(),
             global_batch: self.plan.batch.global_batch(),
@@ -285,8 +282,13 @@ impl Run<'_> {
             eval_accuracy: eval.and_then(|eval| eval.metrics.get("accuracy").copied()),
             median_step_ms: self.timer.median_ms(),
             first_step_secs: self.timer.first_step_secs(),
-            params_fingerprint,
+            params_fingerprint: params_fingerprint(&params),
+        };
+        if let Some(dir) = out {
+            params_file::save(&dir.join(params_file::FILE), &params)?;
+            summary.save(dir)?;
         }
+        Ok(summary)
     }
 }
 
