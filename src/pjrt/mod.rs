@@ -6,6 +6,7 @@
 mod abi;
 mod border;
 mod buffer;
+mod cache;
 mod client;
 mod compile_options;
 mod error;
@@ -20,6 +21,7 @@ mod value;
 
 pub use abi::{API_MAJOR, API_MINOR, EXTENSION_BASE, FieldLayout, LAYOUTS, StructLayout};
 pub use buffer::{Buffers, Pending};
+pub use cache::{CacheOutcome, compile_cached};
 pub use client::{Client, Device, MemoryStats, Placement};
 pub use compile_options::{CompileOptions, OverrideValue};
 pub use error::{Code, Error, Result};
