@@ -1,6 +1,9 @@
 //! Clients and their devices.
 
-use lockstep::pjrt::{Client, Error, Value};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockstep::pjrt::{Client, Code, Error, KeyValueError, KeyValueStore, Value};
 
 use crate::programs::{client, plugin};
 
@@ -32,6 +35,31 @@ fn options_that_the_plugin_would_abort_on_or_ignore_are_refused() {
         "memory_fraction"
     );
     assert!(Client::cpu(&plugin(), 0).is_err());
+}
+
+struct NoStore;
+
+impl KeyValueStore for NoStore {
+    fn get(&self, _: &[u8], _: Duration) -> Result<Vec<u8>, KeyValueError> {
+        self.try_get(&[])
+    }
+
+    fn try_get(&self, _: &[u8]) -> Result<Vec<u8>, KeyValueError> {
+        Err(KeyValueError { code: Code::NotFound, message: "an empty store".into() })
+    }
+
+    fn put(&self, _: &[u8], _: &[u8]) -> Result<(), KeyValueError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_key_value_store_lives_as_long_as_the_client() {
+    let store = Arc::new(NoStore);
+    let client = Client::new(&plugin(), &[], Some(store.clone())).unwrap();
+    assert_eq!(Arc::strong_count(&store), 2);
+    drop(client);
+    assert_eq!(Arc::strong_count(&store), 1);
 }
 
 #[test]

@@ -67,8 +67,8 @@ fn other_devices() {
     let x = client.upload_replicated(Arc::new(Literal::zeros(DType::F32, &[2]))).unwrap();
     let error = executable.execute(vec![Arg::Borrow(&x)]).unwrap_err();
     assert!(matches!(error, Error::ArgumentDevices { index: 0, .. }), "{error}");
-    let y = vec![Arc::new(Literal::from_slice(&[2], &[1f32, 2.0])); 2];
-    let y = client.upload_on(executable.placement(), &y).unwrap();
+    let ones = Arc::new(Literal::from_slice(&[2], &[1f32, 2.0]));
+    let y = client.upload_on(executable.placement(), &[ones.clone(), ones]).unwrap();
     let launch = executable.execute(vec![Arg::Borrow(&y)]).unwrap();
     assert_eq!(launch.outputs[0].read(1).unwrap().to_f64(), [2.0, 4.0]);
 }
