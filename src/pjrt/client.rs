@@ -250,8 +250,8 @@ impl Client {
     }
 
     /// Puts one literal on each addressable device, in the order of [`Self::devices`]. All must have
-    /// one dtype and dims. Larger literals are lent to the plugin rather than copied where it can use
-    /// host memory in place.
+    /// one dtype and dims. Literals are lent to the plugin rather than copied where it can use host
+    /// memory in place, which takes about a microsecond whatever their size.
     ///
     /// # Errors
     /// [`Error::Upload`] when number, dtypes or dims do not fit, or what the plugin reports.
