@@ -61,7 +61,7 @@ fn an_argument_given_to_a_program_that_does_not_donate_it_is_only_freed() {
 
 #[test]
 fn hundreds_of_launches_may_be_queued_without_waiting() {
-    for num_replicas in [1, 2, 4] {
+    for num_replicas in [1, 2, 4, 8] {
         let client = client(num_replicas);
         let executable =
             client.compile(&accumulate(num_replicas, 64), &CompileOptions::default()).unwrap();
