@@ -9,6 +9,7 @@ use super::border;
 use super::buffer::{ValueType, dtype_of};
 use super::client::{Client, Placement};
 use super::plugin::call;
+use super::sealed;
 use super::{CompileOptions, Error, Executable, Plugin, Result};
 
 impl Client {
@@ -44,9 +45,10 @@ impl Client {
     /// with the same plugin. [`super::compile_cached`] makes sure of that.
     ///
     /// # Errors
-    /// [`Error::Serialized`] when the bytes hold another program, or what the plugin reports.
+    /// [`Error::Serialized`] when the bytes are damaged or of another program, or what the plugin reports.
     pub fn deserialize(&self, program: &Program, bytes: &[u8]) -> Result<Executable> {
         border::check_inputs(program)?;
+        let bytes = sealed::unseal(&sealed::digest(program), bytes)?;
         let mut args = PJRT_Executable_DeserializeAndLoad_Args {
             client: self.raw(),
             serialized_executable: bytes.as_ptr().cast(),
@@ -55,12 +57,7 @@ impl Client {
         };
         // SAFETY: the client is live; the bytes live through the call, which reads them.
         unsafe { call!(self.plugin(), PJRT_Executable_DeserializeAndLoad, args) }?;
-        Executable::new(self, args.loaded_executable, program).map_err(|error| match error {
-            Error::ProgramBorder { what, reason } => {
-                Error::Serialized { reason: format!("its {what} differ: {reason}") }
-            }
-            other => other,
-        })
+        Executable::new(self, args.loaded_executable, program)
     }
 }
 
@@ -72,6 +69,7 @@ impl Executable {
             client: client.clone(),
             loaded,
             raw: ptr::null_mut(),
+            program_digest: sealed::digest(program),
             inputs: program.inputs.clone(),
             outputs: program.outputs.clone(),
             num_replicas: program.num_replicas,

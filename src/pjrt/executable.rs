@@ -19,6 +19,7 @@ pub struct Executable {
     pub(super) loaded: *mut PJRT_LoadedExecutable,
     /// The view of `loaded` that answers questions.
     pub(super) raw: *mut PJRT_Executable,
+    pub(super) program_digest: [u8; 32],
     pub(super) inputs: Vec<ProgramInput>,
     pub(super) outputs: Vec<ProgramOutput>,
     pub(super) num_replicas: usize,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::abi::*;
 use super::plugin::{call, string};
-use super::{Executable, Result, Value, value};
+use super::{Executable, Result, Value, sealed, value};
 
 /// Bytes that a compiled program needs on each device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl Executable {
         }
     }
 
-    /// The compiled program as bytes, for [`Client::deserialize`] with the same plugin on the same
+    /// The compiled program as bytes, for [`Client::deserialize`](super::Client::deserialize) with the same plugin on the same
     /// kind of machine.
     ///
     /// # Errors
@@ -127,7 +127,7 @@ impl Executable {
         unsafe {
             call!(self.client.plugin(), PJRT_Executable_Serialize, args)?;
             let (data, size) = (args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size);
-            let bytes = std::slice::from_raw_parts(data, size).to_vec();
+            let bytes = sealed::seal(&self.program_digest, std::slice::from_raw_parts(data, size));
             if let Some(delete) = args.serialized_executable_deleter {
                 delete(args.serialized_executable);
             }

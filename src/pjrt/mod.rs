@@ -57,6 +57,7 @@ mod install;
 mod key_value;
 mod pinned;
 mod plugin;
+mod sealed;
 mod value;
 
 pub use abi::{API_MAJOR, API_MINOR, EXTENSION_BASE, FieldLayout, LAYOUTS, StructLayout};

@@ -236,5 +236,10 @@ fn a_serialized_executable_runs_the_same_and_in_its_own_program_only() {
     assert_eq!(run(&client(2)), *f32s(&[4.5; 4]));
     let other = first.deserialize(&accumulate(2, 5), &bytes).unwrap_err();
     assert!(matches!(other, Error::Serialized { .. }), "{other}");
-    first.deserialize(&program, b"neither").unwrap_err();
+    let mut flipped = bytes.clone();
+    flipped[bytes.len() / 2] ^= 1;
+    for damaged in [b"neither", &bytes[..bytes.len() - 1], &flipped] {
+        let error = first.deserialize(&program, damaged).unwrap_err();
+        assert!(matches!(error, Error::Serialized { .. }), "{error}");
+    }
 }
