@@ -27,7 +27,11 @@ pub(super) fn check_inputs(program: &Program) -> Result<()> {
     if arguments.len() != program.inputs.len() {
         return differ(
             "inputs",
-            format!("@main takes {}, the declaration has {}", arguments.len(), program.inputs.len()),
+            format!(
+                "@main takes {}, the declaration has {}",
+                arguments.len(),
+                program.inputs.len()
+            ),
         );
     }
     for (argument, input) in arguments.iter().zip(&program.inputs) {
@@ -37,7 +41,10 @@ pub(super) fn check_inputs(program: &Program) -> Result<()> {
         if dtype != input.ty.dtype || dims != input.ty.dims {
             return differ(
                 "inputs",
-                format!("{} is {dtype}{dims:?} in the text and {} in the declaration", input.name, input.ty),
+                format!(
+                    "{} is {dtype}{dims:?} in the text and {} in the declaration",
+                    input.name, input.ty
+                ),
             );
         }
         let donated =

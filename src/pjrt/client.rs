@@ -150,7 +150,11 @@ impl Client {
             platform_name: String::new(),
             platform_version: String::new(),
             process_index: 0,
-            in_flight: Mutex::new(InFlight { launches: VecDeque::new(), next_launch_id: 1, scratch: Scratch::default() }),
+            in_flight: Mutex::new(InFlight {
+                launches: VecDeque::new(),
+                next_launch_id: 1,
+                scratch: Scratch::default(),
+            }),
             _key_value_store: store,
         };
         inner.describe()?;
@@ -159,7 +163,10 @@ impl Client {
         {
             return Err(Error::ClientOption {
                 name: (*name).to_owned(),
-                reason: format!("the CPU plugin does not know it; it knows {}", CPU_OPTIONS.join(", ")),
+                reason: format!(
+                    "the CPU plugin does not know it; it knows {}",
+                    CPU_OPTIONS.join(", ")
+                ),
             });
         }
         Ok(Self(Arc::new(inner)))
@@ -211,13 +218,20 @@ impl Client {
     /// [`Error::NoSuchReplica`] for an index past the devices; otherwise what the plugin reports.
     pub fn memory_stats(&self, device: usize) -> Result<Option<MemoryStats>> {
         let Some(found) = self.devices().get(device) else {
-            return Err(Error::NoSuchReplica { replica: device, num_replicas: self.devices().len() });
+            return Err(Error::NoSuchReplica {
+                replica: device,
+                num_replicas: self.devices().len(),
+            });
         };
-        let mut args =
-            PJRT_Device_MemoryStats_Args { device: found.raw, ..PJRT_Device_MemoryStats_Args::new() };
+        let mut args = PJRT_Device_MemoryStats_Args {
+            device: found.raw,
+            ..PJRT_Device_MemoryStats_Args::new()
+        };
         // SAFETY: the device lives as long as the client.
         match unsafe { call!(self.plugin(), PJRT_Device_MemoryStats, args) } {
-            Err(Error::Pjrt { code: Code::Unimplemented, .. } | Error::NoSuchCall { .. }) => Ok(None),
+            Err(Error::Pjrt { code: Code::Unimplemented, .. } | Error::NoSuchCall { .. }) => {
+                Ok(None)
+            }
             Err(error) => Err(error),
             Ok(()) => {
                 let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
@@ -285,7 +299,8 @@ impl Client {
         &self,
         launch: impl FnOnce(i32, &mut Scratch) -> Result<Completion>,
     ) -> Result<Completion> {
-        let mut in_flight = self.0.in_flight.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut in_flight =
+            self.0.in_flight.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         while in_flight.launches.front().is_some_and(Completion::is_finished) {
             in_flight.launches.pop_front();
         }
@@ -314,7 +329,8 @@ impl Inner {
     /// Fills in what never changes over the life of a client.
     fn describe(&mut self) -> Result<()> {
         let (plugin, client) = (self.plugin, self.raw);
-        let mut name = PJRT_Client_PlatformName_Args { client, ..PJRT_Client_PlatformName_Args::new() };
+        let mut name =
+            PJRT_Client_PlatformName_Args { client, ..PJRT_Client_PlatformName_Args::new() };
         let mut version =
             PJRT_Client_PlatformVersion_Args { client, ..PJRT_Client_PlatformVersion_Args::new() };
         let mut index =
@@ -368,8 +384,10 @@ unsafe fn describe_device(plugin: Plugin, device: *mut PJRT_Device) -> Result<De
         call!(plugin, PJRT_Device_LocalHardwareId, hardware)?;
     }
     let device_description = description.device_description;
-    let mut id =
-        PJRT_DeviceDescription_Id_Args { device_description, ..PJRT_DeviceDescription_Id_Args::new() };
+    let mut id = PJRT_DeviceDescription_Id_Args {
+        device_description,
+        ..PJRT_DeviceDescription_Id_Args::new()
+    };
     let mut process = PJRT_DeviceDescription_ProcessIndex_Args {
         device_description,
         ..PJRT_DeviceDescription_ProcessIndex_Args::new()

@@ -35,7 +35,10 @@ impl CompileOptions {
         let Some(assignment) = &self.device_assignment else {
             let devices = client.devices();
             if num_replicas == 0 || num_replicas > devices.len() {
-                return Err(Error::TooFewDevices { needed: num_replicas, available: devices.len() });
+                return Err(Error::TooFewDevices {
+                    needed: num_replicas,
+                    available: devices.len(),
+                });
             }
             return Ok(devices[..num_replicas].iter().map(|device| device.id).collect());
         };
@@ -76,7 +79,9 @@ impl CompileOptions {
             env_option_overrides: self
                 .overrides
                 .iter()
-                .map(|(name, value)| (name.clone(), OptionOverrideProto { value: Some(value.into()) }))
+                .map(|(name, value)| {
+                    (name.clone(), OptionOverrideProto { value: Some(value.into()) })
+                })
                 .collect(),
         }
         .encode_to_vec()

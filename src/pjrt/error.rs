@@ -59,7 +59,9 @@ pub enum Error {
         reason: String,
     },
     /// The plugin is a shared library for another processor.
-    #[error("{path} is built for {found}, but this machine is {host}; install the plugin again on this machine")]
+    #[error(
+        "{path} is built for {found}, but this machine is {host}; install the plugin again on this machine"
+    )]
     WrongArchitecture {
         /// The file.
         path: PathBuf,
@@ -82,7 +84,9 @@ pub enum Error {
         minor: i32,
     },
     /// XLA ends the process when it meets a flag that it does not know.
-    #[error("XLA_FLAGS holds {flag}, which {path} does not know and would abort on; remove it from XLA_FLAGS")]
+    #[error(
+        "XLA_FLAGS holds {flag}, which {path} does not know and would abort on; remove it from XLA_FLAGS"
+    )]
     UnknownXlaFlag {
         /// The flag, as it stands in the environment.
         flag: String,
@@ -141,7 +145,9 @@ pub enum Error {
         found: usize,
     },
     /// An argument of the wrong dtype or shape.
-    #[error("argument {index} ({name}) must be {expected_dtype}{expected_dims:?}, but is {dtype}{dims:?}")]
+    #[error(
+        "argument {index} ({name}) must be {expected_dtype}{expected_dims:?}, but is {dtype}{dims:?}"
+    )]
     ArgumentType {
         /// Position among the arguments.
         index: usize,
@@ -157,7 +163,9 @@ pub enum Error {
         dims: Vec<usize>,
     },
     /// An argument that lies on other devices than those the executable runs on.
-    #[error("argument {index} ({name}) lies on devices {found:?}, but the executable runs on {expected:?}")]
+    #[error(
+        "argument {index} ({name}) lies on devices {found:?}, but the executable runs on {expected:?}"
+    )]
     ArgumentDevices {
         /// Position among the arguments.
         index: usize,
@@ -169,7 +177,9 @@ pub enum Error {
         found: Vec<usize>,
     },
     /// An argument that belongs to another client.
-    #[error("argument {index} ({name}) belongs to another client; upload it through this executable's client")]
+    #[error(
+        "argument {index} ({name}) belongs to another client; upload it through this executable's client"
+    )]
     ArgumentClient {
         /// Position among the arguments.
         index: usize,

@@ -41,7 +41,8 @@ impl Event {
         if self.raw.is_null() {
             return Ok(true);
         }
-        let mut args = PJRT_Event_IsReady_Args { event: self.raw, ..PJRT_Event_IsReady_Args::new() };
+        let mut args =
+            PJRT_Event_IsReady_Args { event: self.raw, ..PJRT_Event_IsReady_Args::new() };
         // SAFETY: the event is live until `self` is dropped.
         unsafe { call!(self.plugin, PJRT_Event_IsReady, args) }?;
         Ok(args.is_ready)
@@ -78,7 +79,8 @@ impl Drop for Event {
         if self.raw.is_null() {
             return;
         }
-        let mut args = PJRT_Event_Destroy_Args { event: self.raw, ..PJRT_Event_Destroy_Args::new() };
+        let mut args =
+            PJRT_Event_Destroy_Args { event: self.raw, ..PJRT_Event_Destroy_Args::new() };
         // SAFETY: the event is owned by `self` and not used afterwards. Work in flight goes on.
         let _ = unsafe { call!(self.plugin, PJRT_Event_Destroy, args) };
     }

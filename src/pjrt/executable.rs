@@ -187,8 +187,10 @@ impl Executable {
     fn check_border(&self) -> Result<()> {
         let differ = |what, reason: String| Err(Error::ProgramBorder { what, reason });
         let executable = self.raw;
-        let mut replicas =
-            PJRT_Executable_NumReplicas_Args { executable, ..PJRT_Executable_NumReplicas_Args::new() };
+        let mut replicas = PJRT_Executable_NumReplicas_Args {
+            executable,
+            ..PJRT_Executable_NumReplicas_Args::new()
+        };
         // SAFETY: the executable is live.
         unsafe { call!(self.client.plugin(), PJRT_Executable_NumReplicas, replicas) }?;
         if replicas.num_replicas != self.num_replicas {
@@ -206,11 +208,15 @@ impl Executable {
         }
         for (output, found) in self.outputs.iter().zip(found) {
             if found.as_ref() != Some(&value_type(&output.ty)) {
-                let found = found
-                    .map_or("of a type unknown here".into(), |ty| format!("{}{:?}", ty.dtype, ty.dims));
+                let found = found.map_or("of a type unknown here".into(), |ty| {
+                    format!("{}{:?}", ty.dtype, ty.dims)
+                });
                 return differ(
                     "outputs",
-                    format!("{} is {found} in the text and {} in the declaration", output.name, output.ty),
+                    format!(
+                        "{} is {found} in the text and {} in the declaration",
+                        output.name, output.ty
+                    ),
                 );
             }
         }
@@ -229,8 +235,10 @@ impl Executable {
             executable,
             ..PJRT_Executable_OutputDimensions_Args::new()
         };
-        let mut count =
-            PJRT_Executable_NumOutputs_Args { executable, ..PJRT_Executable_NumOutputs_Args::new() };
+        let mut count = PJRT_Executable_NumOutputs_Args {
+            executable,
+            ..PJRT_Executable_NumOutputs_Args::new()
+        };
         let mut found = Vec::new();
         // SAFETY: the executable is live, and owns arrays of one type and one number of dims per
         // output, and of all their dims behind each other.
@@ -524,8 +532,10 @@ impl fmt::Debug for Executable {
 impl Drop for Executable {
     fn drop(&mut self) {
         let plugin = *self.client.plugin();
-        let mut view =
-            PJRT_Executable_Destroy_Args { executable: self.raw, ..PJRT_Executable_Destroy_Args::new() };
+        let mut view = PJRT_Executable_Destroy_Args {
+            executable: self.raw,
+            ..PJRT_Executable_Destroy_Args::new()
+        };
         let mut loaded = PJRT_LoadedExecutable_Destroy_Args {
             executable: self.loaded,
             ..PJRT_LoadedExecutable_Destroy_Args::new()

@@ -103,7 +103,10 @@ pub(super) use call;
 
 impl fmt::Debug for Plugin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Plugin").field("path", &self.path()).field("api", &self.api_version()).finish()
+        f.debug_struct("Plugin")
+            .field("path", &self.path())
+            .field("api", &self.api_version())
+            .finish()
     }
 }
 
@@ -150,9 +153,7 @@ const MACHINES: [(u16, &str); 2] = [(62, "x86_64"), (183, "aarch64")];
 fn check_elf(path: &Path) -> Result<()> {
     let unreadable = |source| Error::UnreadablePlugin { path: path.to_path_buf(), source };
     let mut header = Vec::with_capacity(20);
-    File::open(path)
-        .and_then(|file| file.take(20).read_to_end(&mut header))
-        .map_err(unreadable)?;
+    File::open(path).and_then(|file| file.take(20).read_to_end(&mut header)).map_err(unreadable)?;
     if header.len() < 20 || &header[..4] != b"\x7fELF" {
         return Err(Error::NotAPlugin {
             path: path.to_path_buf(),
@@ -218,11 +219,12 @@ fn load_library(path: &Path) -> Result<Plugin> {
     let not_a_plugin = |reason: String| Error::NotAPlugin { path: path.to_path_buf(), reason };
     // SAFETY: loading runs the library's initialisers. That this file may run its code in this
     // process is what naming it as a plugin means; nothing better can be checked.
-    let library =
-        unsafe { libloading::Library::new(path) }.map_err(|error| not_a_plugin(error.to_string()))?;
+    let library = unsafe { libloading::Library::new(path) }
+        .map_err(|error| not_a_plugin(error.to_string()))?;
     // SAFETY: every PJRT plugin exports this symbol with this type.
-    let get_api = unsafe { library.get::<unsafe extern "C" fn() -> *const PJRT_Api>(b"GetPjrtApi\0") }
-        .map_err(|_| not_a_plugin("it has no function GetPjrtApi".into()))?;
+    let get_api =
+        unsafe { library.get::<unsafe extern "C" fn() -> *const PJRT_Api>(b"GetPjrtApi\0") }
+            .map_err(|_| not_a_plugin("it has no function GetPjrtApi".into()))?;
     // SAFETY: the function takes nothing and returns null or static data.
     let raw = unsafe { get_api() };
     // Threads of the plugin and objects with destructors of its own outlive any scope here.

@@ -92,7 +92,9 @@ pub(super) unsafe fn read_all(
         // its pointer has; the same holds for the name.
         unsafe {
             let value = match named.r#type {
-                named_value::STRING => Value::String(super::plugin::string(value.string_value, size)),
+                named_value::STRING => {
+                    Value::String(super::plugin::string(value.string_value, size))
+                }
                 named_value::INT64 => Value::Int64(value.int64_value),
                 named_value::INT64_LIST if size == 0 => Value::Int64List(Vec::new()),
                 named_value::INT64_LIST => Value::Int64List(

@@ -1,0 +1,132 @@
+//! Finding plugins on this machine.
+//!
+//! A path is taken as it is. A name is looked for in our own cache first: looking there costs
+//! microseconds, while asking Python where it keeps a package costs 30 to 50 ms of every start, and
+//! what lies in the cache is the version that this program was tested with. An installed Python
+//! package comes next, so that a machine that was prepared with `jax` or `libtpu` needs no download.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::install::{InstallError, InstallOptions, install, installed};
+use super::pinned::{PLUGINS, Pinned, pinned};
+
+/// A plugin on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The name or path that it was asked for by.
+    pub name: String,
+    /// Its shared library.
+    pub path: PathBuf,
+    /// Its version, where known.
+    pub version: Option<String>,
+    /// Where it was found.
+    pub source: Source,
+}
+
+/// Where a plugin was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Its path was given.
+    Path,
+    /// Our own cache.
+    Cache,
+    /// A package installed in the user's Python.
+    Python,
+}
+
+/// A plugin that can be installed.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// `cpu`, `cuda`, `tpu`.
+    pub name: &'static str,
+    /// The version that would be installed.
+    pub version: &'static str,
+    /// Where it is, if it is on this machine.
+    pub found: Option<Found>,
+}
+
+/// The plugin called `name` (`cpu`, `cuda`, `tpu`, or the path of a .so file) if it is on this
+/// machine. Whether a path is a plugin is seen when it is loaded.
+///
+/// # Errors
+/// [`InstallError::UnknownName`] for other names.
+pub fn find(name: &str, options: &InstallOptions) -> Result<Option<Found>, InstallError> {
+    if name.contains('/') || name.ends_with(".so") {
+        let path = PathBuf::from(name);
+        return Ok(Some(Found { name: name.into(), path, version: None, source: Source::Path }));
+    }
+    let plugin = pinned(name).ok_or_else(|| InstallError::UnknownName { name: name.into() })?;
+    Ok(installed(plugin, options).or_else(|| in_python(plugin, &options.python)))
+}
+
+/// [`find`]; the CPU plugin is installed when it is not there, after telling `say` so. The others are
+/// large and need their hardware, so they are installed only when asked for.
+///
+/// # Errors
+/// [`InstallError::NotInstalled`], or why the CPU plugin could not be installed.
+pub fn find_or_install(
+    name: &str,
+    options: &InstallOptions,
+    say: impl Fn(&str),
+) -> Result<Found, InstallError> {
+    if let Some(found) = find(name, options)? {
+        return Ok(found);
+    }
+    match pinned(name) {
+        Some(plugin) if plugin.name == "cpu" => {
+            say(&format!(
+                "fetching the CPU plugin with pip, once: {} {}",
+                plugin.packages[0].distribution,
+                plugin.version()
+            ));
+            install(name, options)
+        }
+        Some(plugin) => Err(InstallError::NotInstalled { name: plugin.name }),
+        None => Err(InstallError::UnknownName { name: name.into() }),
+    }
+}
+
+/// Every plugin that can be installed, and where it is if it is on this machine.
+pub fn list(options: &InstallOptions) -> Vec<Listed> {
+    PLUGINS
+        .iter()
+        .map(|plugin| Listed {
+            name: plugin.name,
+            version: plugin.version(),
+            found: installed(plugin, options).or_else(|| in_python(plugin, &options.python)),
+        })
+        .collect()
+}
+
+/// Prints the directory of a package and the version of its distribution, without importing it.
+const ASK_PYTHON: &str = "
+import importlib.metadata, importlib.util, sys
+try:
+    spec = importlib.util.find_spec(sys.argv[1])
+except ImportError:
+    spec = None
+if spec and spec.submodule_search_locations:
+    print(list(spec.submodule_search_locations)[0])
+    try:
+        print(importlib.metadata.version(sys.argv[2]))
+    except importlib.metadata.PackageNotFoundError:
+        pass
+";
+
+fn in_python(plugin: &'static Pinned, python: &Path) -> Option<Found> {
+    let module = plugin.directory.replace('/', ".");
+    let output = Command::new(python)
+        .args(["-c", ASK_PYTHON, &module, plugin.packages[0].distribution])
+        .output()
+        .ok()?;
+    let said = String::from_utf8(output.stdout).ok()?;
+    let mut lines = said.lines();
+    let path = Path::new(lines.next()?).join(plugin.library);
+    path.is_file().then(|| Found {
+        name: plugin.name.to_owned(),
+        path,
+        version: lines.next().map(str::to_owned),
+        source: Source::Python,
+    })
+}
