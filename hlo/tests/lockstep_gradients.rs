@@ -357,6 +357,29 @@ fn a_collective_in_a_loop_that_replicas_may_leave_at_different_times_is_rejected
     assert!(error.to_string().contains("some would wait for ever"), "{error}");
 }
 
+/// Replicas that leave a loop in different rounds carry different values out of it, also of what is the
+/// same for all of them in every round.
+#[test]
+fn what_comes_out_of_a_loop_that_replicas_leave_at_different_times_varies() {
+    let graph = trace(Mesh::data(2), |t| {
+        let limit = t.input("limit", TensorType::new(DType::U32, &[]).varying(Axis::Data.into()));
+        let rounds = t.input("rounds", TensorType::new(DType::U32, &[]));
+        let results = t.while_loop(
+            &[rounds, limit],
+            |carried| carried[0].less(carried[1]),
+            |carried| vec![carried[0] + 1.0, carried[1]],
+        );
+        t.next_state("rounds", results[0]);
+    })
+    .unwrap();
+    let of = |values: [u32; 2]| values.map(Literal::scalar).to_vec();
+    let outputs = interpret(&graph, &[of([2, 3]), of([0, 0])]).unwrap();
+    assert_eq!(outputs[0], of([2, 3]));
+    let error = verify(&graph).unwrap_err();
+    let VerifyError::LosesLockstep { name, excess, .. } = &error else { panic!("{error}") };
+    assert_eq!((name.as_str(), *excess), ("rounds", Axis::Data.into()));
+}
+
 #[test]
 fn a_loop_whose_collective_runs_over_other_axes_than_its_condition_is_fine() {
     let graph = trace(Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 2)]), |t| {
