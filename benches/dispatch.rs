@@ -72,9 +72,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn program(num_replicas: usize) -> Program {
     let ty = TensorType::new(DType::F32, &[DIM]);
     let array = format!("tensor<{DIM}xf32>");
-    let list = |each: &dyn Fn(usize) -> String| {
-        (0..NUM_ARRAYS).map(each).collect::<Vec<_>>().join(", ")
-    };
+    let list =
+        |each: &dyn Fn(usize) -> String| (0..NUM_ARRAYS).map(each).collect::<Vec<_>>().join(", ");
     let mut text = format!(
         "module @dispatch attributes {{mhlo.num_replicas = {num_replicas} : i32, mhlo.num_partitions = 1 : i32}} {{\n\
          func.func public @main({}) -> ({}) {{\n  %one = stablehlo.constant dense<1.0> : {array}\n",
@@ -97,8 +96,6 @@ fn program(num_replicas: usize) -> Program {
         inputs: (0..NUM_ARRAYS)
             .map(|k| ProgramInput { name: name(k), ty: ty.clone(), donated: true })
             .collect(),
-        outputs: (0..NUM_ARRAYS)
-            .map(|k| ProgramOutput { name: name(k), ty: ty.clone() })
-            .collect(),
+        outputs: (0..NUM_ARRAYS).map(|k| ProgramOutput { name: name(k), ty: ty.clone() }).collect(),
     }
 }

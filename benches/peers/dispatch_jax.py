@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 parser = argparse.ArgumentParser()
 parser.add_argument("--replicas", type=int, default=1)
 parser.add_argument("--steps", type=int, default=2000)
+parser.add_argument("--wait", choices=["all", "one"], default="all", help="arrays waited for")
 args = parser.parse_args()
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", args.replicas)
@@ -40,7 +41,7 @@ micros = []
 for index in range(WARM_UP + args.steps):
     started = time.perf_counter()
     state = step(state)
-    jax.block_until_ready(state)
+    jax.block_until_ready(state if args.wait == "all" else state[-1])
     if index >= WARM_UP:
         micros.append((time.perf_counter() - started) * 1e6)
 

@@ -53,6 +53,17 @@ macro_rules! opaque {
     ($($name:ident)*) => { $( #[repr(C)] pub(super) struct $name { _opaque: [u8; 0] } )* };
 }
 
+/// A struct of the C API that begins with its size and an extension chain.
+pub(super) trait CStruct: Sized {
+    /// The fields in order.
+    const FIELDS: &[FieldLayout];
+    /// The row of [`LAYOUTS`].
+    const LAYOUT: StructLayout;
+
+    /// All fields zero or null but `struct_size`.
+    fn new() -> Self;
+}
+
 macro_rules! structs {
     ($($name:ident { $($field:ident: $ty:ty,)* })*) => {
         $(
@@ -63,9 +74,8 @@ macro_rules! structs {
                 $(pub $field: $ty,)*
             }
 
-            impl $name {
-                /// All fields zero or null but `struct_size`.
-                pub fn new() -> Self {
+            impl CStruct for $name {
+                fn new() -> Self {
                     // SAFETY: every field is an integer, a bool, a raw pointer, an optional function
                     // pointer, or a struct or union of these: all zero bits is a value of each.
                     let zeroed: Self = unsafe { std::mem::zeroed() };
@@ -99,7 +109,7 @@ macro_rules! structs {
         )*
 
         /// The layout of every declared struct that begins with its size and an extension chain.
-        pub const LAYOUTS: &[StructLayout] = &[$($name::LAYOUT),*];
+        pub const LAYOUTS: &[StructLayout] = &[$(<$name as CStruct>::LAYOUT),*];
     };
 }
 
@@ -321,7 +331,6 @@ structs! {
     }
 
     PJRT_Buffer_Destroy_Args { buffer: *mut PJRT_Buffer, }
-    PJRT_Buffer_OnDeviceSizeInBytes_Args { buffer: *mut PJRT_Buffer, on_device_size_in_bytes: usize, }
     PJRT_Buffer_ReadyEvent_Args { buffer: *mut PJRT_Buffer, event: *mut PJRT_Event, }
     PJRT_Buffer_UnsafePointer_Args { buffer: *mut PJRT_Buffer, buffer_pointer: usize, }
     PJRT_Buffer_MemoryLayout_Tiled {
@@ -400,7 +409,7 @@ structs! {
         PJRT_Buffer_UnpaddedDimensions: Uncalled,
         PJRT_Buffer_DynamicDimensionIndices: Uncalled,
         PJRT_Buffer_GetMemoryLayout: Uncalled,
-        PJRT_Buffer_OnDeviceSizeInBytes: Call<PJRT_Buffer_OnDeviceSizeInBytes_Args>,
+        PJRT_Buffer_OnDeviceSizeInBytes: Uncalled,
         PJRT_Buffer_Device: Uncalled,
         PJRT_Buffer_Memory: Uncalled,
         PJRT_Buffer_Delete: Uncalled,

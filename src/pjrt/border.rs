@@ -13,6 +13,7 @@ use super::{Error, Result};
 pub(super) fn check_inputs(program: &Program) -> Result<()> {
     let differ = |what, reason: String| Err(Error::ProgramBorder { what, reason });
     let text = program.text.as_str();
+    check_mode(text)?;
     if let Some(found) = number_after(text, "mhlo.num_replicas =")
         && found != program.num_replicas
     {
@@ -61,6 +62,25 @@ pub(super) fn check_inputs(program: &Program) -> Result<()> {
                 ),
             );
         }
+    }
+    Ok(())
+}
+
+/// Programs run as replicas of one partition. There XLA's CPU compiler ends the process over a
+/// collective with a device channel, and the generator behind `stablehlo.rng` draws other numbers on
+/// every replica.
+fn check_mode(text: &str) -> Result<()> {
+    let forbidden = |reason: &str| Err(Error::ForbiddenProgram { reason: reason.into() });
+    if number_after(text, "mhlo.num_partitions =").is_some_and(|partitions| partitions != 1) {
+        return forbidden("it has more than one partition; spread it over replicas");
+    }
+    if text.contains("#stablehlo.channel_handle") {
+        return forbidden("it has a collective with a channel handle; replica groups need none");
+    }
+    if text.contains("stablehlo.rng ") || text.contains("\"stablehlo.rng\"") {
+        return forbidden(
+            "stablehlo.rng draws other numbers on every replica; use a counter-based generator",
+        );
     }
     Ok(())
 }

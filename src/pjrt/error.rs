@@ -129,6 +129,12 @@ pub enum Error {
         /// How they differ.
         reason: String,
     },
+    /// A program that would end the process, or in which replicas would differ.
+    #[error("the program cannot be compiled: {reason}")]
+    ForbiddenProgram {
+        /// What is in it.
+        reason: String,
+    },
     /// Bytes that are no serialized executable, or that hold another program.
     #[error("cannot load the serialized executable: {reason}")]
     Serialized {

@@ -1,11 +1,49 @@
-//! PJRT: the C interface through which XLA's compilers and runtimes for CPU, TPU and GPU are reached.
-//! The only place with unsafe code.
+//! The runtime: everything that touches a device goes through here, and all unsafe code is here.
+//!
+//! PJRT is the C interface through which XLA's compilers and runtimes for CPU, TPU and GPU are
+//! reached. Each comes as a plugin, a shared library loaded at run time. In the order of use:
+//!
+//! 1. [`find_or_install`] says where a plugin is, [`Plugin::load`] loads it once per process.
+//! 2. A [`Client`] has the devices. [`Client::compile`], or [`compile_cached`] with a directory for
+//!    compiled programs, makes an [`Executable`] from a program's text (the **compile** phase).
+//! 3. [`Client::upload`] puts values on the devices. [`Executable::execute`] starts a program on all
+//!    replicas and returns at once with [`Buffers`], which further launches may take; [`Launch::done`]
+//!    is waited for, [`Buffers::to_host`] brings values back (the **run** phase).
+//!
+//! What the types keep true: a value given away with [`Arg::Donate`] cannot be used again; whatever
+//! was made through a client keeps it alive; handles may move between threads. What is checked before
+//! a plugin sees it: everything that it would answer with the end of the process, or that would leave
+//! a client hanging, see [`Executable::execute`] and [`Client::compile`].
+//!
+//! ```
+//! use std::sync::Arc;
+//! use hlo::{DType, Literal, Program, ProgramInput, ProgramOutput, TensorType};
+//! use lockstep::pjrt::{Arg, Client, CompileOptions, InstallOptions, Plugin, find_or_install};
+//!
+//! let found = find_or_install("cpu", &InstallOptions::from_env()?, |line| eprintln!("{line}"))?;
+//! let client = Client::cpu(&Plugin::load(&found.path)?, 2)?;
+//! let ty = TensorType::new(DType::F32, &[3]);
+//! let double = Program {
+//!     text: "module { func.func public @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+//!         %y = stablehlo.add %x, %x : tensor<3xf32>
+//!         return %y : tensor<3xf32> } }".into(),
+//!     num_replicas: 2,
+//!     inputs: vec![ProgramInput { name: "x".into(), ty: ty.clone(), donated: false }],
+//!     outputs: vec![ProgramOutput { name: "y".into(), ty }],
+//! };
+//! let executable = client.compile(&double, &CompileOptions::default())?;
+//! let x = client.upload_replicated(Arc::new(Literal::from_slice(&[3], &[1f32, 2.0, 3.0])))?;
+//! let launch = executable.execute(vec![Arg::Borrow(&x)])?;
+//! assert_eq!(launch.outputs[0].read(1)?.to_f64(), [2.0, 4.0, 6.0]);
+//! # Ok::<(), lockstep::pjrt::Error>(())
+//! ```
 
 #![allow(unsafe_code)]
 
 mod abi;
 mod border;
 mod buffer;
+mod cache;
 mod client;
 mod compile_options;
 mod error;
@@ -20,6 +58,7 @@ mod value;
 
 pub use abi::{API_MAJOR, API_MINOR, EXTENSION_BASE, FieldLayout, LAYOUTS, StructLayout};
 pub use buffer::{Buffers, Pending};
+pub use cache::{CacheOutcome, compile_cached};
 pub use client::{Client, Device, MemoryStats, Placement};
 pub use compile_options::{CompileOptions, OverrideValue};
 pub use error::{Code, Error, Result};

@@ -50,6 +50,9 @@ impl Plugin {
             return Ok(*plugin);
         }
         check_elf(&path)?;
+        if loaded.is_empty() {
+            quiet_logs();
+        }
         if let Ok(flags) = std::env::var("XLA_FLAGS") {
             check_xla_flags(&path, &flags)?;
         }
@@ -213,6 +216,17 @@ fn contains(haystack: &[u8], needle: &[u8]) -> bool {
         from += at + 1;
     }
     false
+}
+
+/// Plugins print informational lines on stderr, where our own output goes, unless this variable says
+/// otherwise. A value set by the user is kept.
+fn quiet_logs() {
+    const LEVEL: &str = "TF_CPP_MIN_LOG_LEVEL";
+    if std::env::var_os(LEVEL).is_none() {
+        // SAFETY: Rust's own reads of the environment are synchronised with this. Code that reads it
+        // without synchronisation is C code on another thread, and no plugin is loaded yet.
+        unsafe { std::env::set_var(LEVEL, "1") };
+    }
 }
 
 fn load_library(path: &Path) -> Result<Plugin> {

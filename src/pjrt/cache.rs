@@ -1,0 +1,159 @@
+//! Compiled programs on disk.
+//!
+//! An entry is found by a hash of everything that the compiler's output depends on: the program
+//! without its source locations, the options, the plugin, the devices, the host's processor and
+//! `XLA_FLAGS`. Entries carry their own checksum and are written under another name first, so that
+//! neither a crash nor two processes at once can leave one that is half written. Nothing is ever
+//! removed; the directory may be deleted at any time.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use hlo::Program;
+use sha2::{Digest, Sha256};
+
+use super::install::hex;
+use super::{Client, CompileOptions, Error, Executable, Result};
+
+/// What the cache had to do with an [`Executable`].
+#[derive(Debug)]
+pub enum CacheOutcome {
+    /// Compiled; no cache was asked for.
+    Off,
+    /// Loaded from the cache.
+    Hit,
+    /// Compiled and stored.
+    Stored,
+    /// Compiled and stored, because the entry that was there could not be used.
+    Replaced {
+        /// What was wrong with the entry.
+        reason: String,
+    },
+    /// Compiled, but not stored. Worth telling the user once: every start will compile again.
+    NotStored {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What an entry begins with: a name for the format, then the SHA-256 of the rest of the file.
+const MAGIC: &[u8] = b"lockstep executable 1\n";
+const HEADER: usize = MAGIC.len() + 32;
+
+/// [`Client::compile`], by way of the entries in `cache_dir`. Trouble with the cache is never an
+/// error: the program is compiled, and the outcome says what was wrong.
+///
+/// # Errors
+/// As [`Client::compile`].
+pub fn compile_cached(
+    client: &Client,
+    program: &Program,
+    options: &CompileOptions,
+    cache_dir: Option<&Path>,
+) -> Result<(Executable, CacheOutcome)> {
+    let Some(cache_dir) = cache_dir else {
+        return Ok((client.compile(program, options)?, CacheOutcome::Off));
+    };
+    let entry = cache_dir.join(format!("{}.xla", key(client, program, options)?));
+    let damage = match read(&entry) {
+        Ok(bytes) => match client.deserialize(program, &bytes[HEADER..]) {
+            Ok(executable) => return Ok((executable, CacheOutcome::Hit)),
+            Err(error) => Some(error.to_string()),
+        },
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Some(error.to_string()),
+        // Absent, or in a place that cannot be read, which writing will find out.
+        Err(_) => None,
+    };
+    let executable = client.compile(program, options)?;
+    let outcome = match store(&executable, cache_dir, &entry) {
+        Ok(()) => damage.map_or(CacheOutcome::Stored, |reason| CacheOutcome::Replaced { reason }),
+        Err(reason) => CacheOutcome::NotStored { reason },
+    };
+    Ok((executable, outcome))
+}
+
+/// Everything that the result of compiling depends on, hashed. Fields are preceded by their lengths,
+/// so that no two different lists of fields give the same bytes.
+fn key(client: &Client, program: &Program, options: &CompileOptions) -> Result<String> {
+    let mut hasher = Sha256::new();
+    let mut add = |bytes: &[u8]| {
+        hasher.update((bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    add(MAGIC);
+    add(program.text_without_locations().as_bytes());
+    add(&options.encode(&options.assignment(client, program.num_replicas)?));
+    add(plugin_identity(client.plugin().path())?.as_bytes());
+    add(client.platform_name().as_bytes());
+    add(client.platform_version().as_bytes());
+    for device in client.devices() {
+        add(device.kind.as_bytes());
+    }
+    add(processor().as_bytes());
+    add(std::env::var("XLA_FLAGS").unwrap_or_default().as_bytes());
+    Ok(hex(&hasher.finalize()))
+}
+
+/// Path, size and time of change stand for the content: hashing 260 MB would cost more than many
+/// compilations.
+fn plugin_identity(path: &Path) -> Result<String> {
+    let unreadable = |source| Error::UnreadablePlugin { path: path.to_path_buf(), source };
+    let metadata = fs::metadata(path).map_err(unreadable)?;
+    let modified = metadata.modified().map_err(unreadable)?;
+    Ok(format!("{} {} {modified:?}", path.display(), metadata.len()))
+}
+
+/// The model and features of the first processor, for which a CPU compiler generates code.
+fn processor() -> String {
+    const FIELDS: [&str; 8] = [
+        "vendor_id",
+        "model name",
+        "flags",
+        "Features",
+        "CPU implementer",
+        "CPU architecture",
+        "CPU variant",
+        "CPU part",
+    ];
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let first = info.split("\n\n").next().unwrap_or_default();
+    let is_relevant =
+        |line: &&str| line.split(':').next().is_some_and(|name| FIELDS.contains(&name.trim()));
+    let relevant: Vec<&str> = first.lines().filter(is_relevant).collect();
+    format!("{} {}", std::env::consts::ARCH, relevant.join("\n"))
+}
+
+/// The whole entry, header included. `InvalidData` when it is damaged.
+fn read(entry: &Path) -> io::Result<Vec<u8>> {
+    let bytes = fs::read(entry)?;
+    let damaged = |reason: &str| {
+        Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: {reason}", entry.display())))
+    };
+    if bytes.len() < HEADER || !bytes.starts_with(MAGIC) {
+        return damaged("it does not begin as a compiled program does");
+    }
+    if Sha256::digest(&bytes[HEADER..])[..] != bytes[MAGIC.len()..HEADER] {
+        return damaged("its checksum is wrong");
+    }
+    Ok(bytes)
+}
+
+fn store(executable: &Executable, cache_dir: &Path, entry: &PathBuf) -> Result<(), String> {
+    let bytes = executable.serialize().map_err(|error| error.to_string())?;
+    let write = || -> io::Result<()> {
+        fs::create_dir_all(cache_dir)?;
+        let mut file = tempfile::NamedTempFile::new_in(cache_dir)?;
+        file.write_all(MAGIC)?;
+        file.write_all(&Sha256::digest(&bytes))?;
+        file.write_all(&bytes)?;
+        file.persist(entry).map_err(|error| error.error)?;
+        Ok(())
+    };
+    write().map_err(|error| {
+        format!(
+            "cannot write to the compile cache at {}: {error}; set LOCKSTEP_CACHE to a directory that can be written",
+            cache_dir.display()
+        )
+    })
+}

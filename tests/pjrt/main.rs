@@ -1,0 +1,22 @@
+//! The layer on PJRT, run on the CPU plugin, which is installed if need be.
+//!
+//! | file | what it shows |
+//! |---|---|
+//! | `abi` | every declared C struct has the header's size and offsets |
+//! | `plugin` | loading: what is no plugin, for another processor, loaded twice, flags that would abort |
+//! | `client` | options, devices, clients beside each other |
+//! | `buffers` | upload and read-back of every dtype, zero copy, lifetimes |
+//! | `execute` | collectives, donation, pipelining, overrides, queries |
+//! | `rejected` | every argument that would wedge the client is refused, and the client goes on |
+//! | `cache` | compiled programs on disk: hits, damage, two processes, no place to write |
+//! | `install` | pip, hashes, no network, no Python, two installs at once |
+
+mod abi;
+mod buffers;
+mod cache;
+mod client;
+mod execute;
+mod install;
+mod plugin;
+mod programs;
+mod rejected;
