@@ -2,7 +2,8 @@
 //!
 //! The rules for `varying`: operands of an op must vary over the same axes, because mixing a value
 //! that is the same everywhere with one that differs is where gradients get lost (see `grad`).
-//! [`Op::Vary`] adds axes, [`Op::AllReduce`] removes them; the other collectives keep theirs.
+//! [`Op::Vary`] adds axes, [`Op::AllReduce`] removes them; the other collectives keep theirs. What comes
+//! out of a loop varies over the axes of its condition too.
 
 use crate::{AxisSet, Binary, DType, DotDims, Mesh, Op, Reduction, Regions, TensorType, Unary};
 
@@ -338,7 +339,7 @@ fn dot_general(lhs: &TensorType, rhs: &TensorType, dims: &DotDims) -> Result<Ten
 
 fn while_loop(t: &[&TensorType], regions: &Regions, mesh: &Mesh) -> Types {
     let Regions { cond, body } = regions;
-    let carried: Vec<_> = t.iter().map(|ty| (*ty).clone()).collect();
+    let carried = t.iter().copied();
     for (region, name) in [(cond, "condition"), (body, "body")] {
         ensure(region.mesh() == mesh, || {
             format!("the {name} is for the replicas of another mesh")
@@ -359,7 +360,9 @@ fn while_loop(t: &[&TensorType], regions: &Regions, mesh: &Mesh) -> Types {
     let cond_types: Vec<_> = cond.outputs().iter().map(|output| cond.ty(output.value)).collect();
     let is_pred = matches!(&cond_types[..], [ty] if ty.dtype == DType::Pred && ty.dims.is_empty());
     ensure(is_pred, || "the condition must return one pred scalar".into())?;
-    Ok(carried)
+    // Replicas that leave in different rounds leave with different values.
+    let leaves_over = cond_types[0].varying;
+    Ok(carried.map(|ty| ty.clone().varying(ty.varying | leaves_over)).collect())
 }
 
 fn all_reduce(t: &[&TensorType], reduction: Reduction, axes: AxisSet) -> Types {
