@@ -35,6 +35,12 @@ pub enum Error {
     /// The plugin, its compiler or the devices.
     #[error(transparent)]
     Pjrt(#[from] pjrt::Error),
+    /// Compiling a program beside the run.
+    #[error("cannot compile the evaluation or the lockstep proof: {reason}")]
+    Compile {
+        /// What the compiler reported.
+        reason: String,
+    },
     /// Writing metrics.
     #[error(transparent)]
     Metrics(#[from] metrics::Error),

@@ -142,6 +142,16 @@ impl Trainer {
         pending.into_iter().map(|(name, pending)| Ok((name, pending.wait()?))).collect()
     }
 
+    /// Waits until nothing is being compiled any more.
+    ///
+    /// # Errors
+    /// What the compiler reports.
+    pub fn finish_compiling(&self) -> Result<(), Error> {
+        self.programs.eval.get()?;
+        self.programs.proof.get()?;
+        Ok(())
+    }
+
     /// Replaces the step's program by another of the same signature.
     pub(super) fn replace_step(&mut self, step: Executable) {
         self.programs.step = step;
@@ -218,7 +228,7 @@ impl Trainer {
     /// [`Error::LockstepLost`] with the first leaf that differs and the replicas it differs on.
     pub fn prove_lockstep(&self) -> Result<(), Error> {
         let args = self.state.values().map(Arg::Borrow).collect();
-        let outputs = self.programs.proof.execute(args)?.outputs;
+        let outputs = self.programs.proof.get()?.execute(args)?.outputs;
         let [fingerprints, min, max] = &outputs[..] else {
             unreachable!("the proof's program has three outputs");
         };
@@ -243,8 +253,8 @@ impl Trainer {
         let num_replicas = self.seed.num_replicas();
         let size = plan.batch.microbatch() * num_replicas;
         let batches = EvalBatches::new(source.clone(), size, num_replicas)?;
-        let sender =
-            BatchSender { client: self.client.clone(), names: batch_names(&self.programs.eval) };
+        let program = self.programs.eval.get()?;
+        let sender = BatchSender { client: self.client.clone(), names: batch_names(program) };
         let params = || self.state.iter().filter(|(path, _)| path.starts_with(PARAMS));
         let mut sums = vec![0.0; 2 + self.programs.eval_metrics.len()];
         let mut add = |pending: Pending| -> Result<(), Error> {
@@ -259,7 +269,7 @@ impl Trainer {
             let batch = sender.send(batch?)?;
             let mut args: Vec<_> = params().map(|(_, leaf)| Arg::Borrow(leaf)).collect();
             args.extend(batch.fields.into_iter().map(Arg::Donate));
-            let launch = self.programs.eval.execute(args)?;
+            let launch = program.execute(args)?;
             if let Some(before) = before.replace(launch.outputs[0].to_host(0)?) {
                 add(before)?;
             }
