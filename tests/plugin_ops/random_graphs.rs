@@ -22,7 +22,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 use crate::agreement::{Agreement, disagreement};
 use crate::support;
 
-const NUM_CASES: u32 = 48;
+const NUM_CASES: u32 = 96;
 const MAX_ELEMENTS: usize = 256;
 
 #[test]
