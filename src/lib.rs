@@ -1,5 +1,6 @@
 //! Synchronous distributed training on XLA.
 
+pub mod cli;
 pub mod config;
 pub mod data;
 pub mod metrics;
@@ -7,3 +8,4 @@ pub mod optim;
 pub mod parallel;
 pub mod pjrt;
 pub mod step;
+pub mod train;

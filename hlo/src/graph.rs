@@ -45,7 +45,7 @@ impl Node {
 struct Value {
     ty: TensorType,
     node: u32,
-    is_constant: bool,
+    is_gradient_free: bool,
 }
 
 /// A named input.
@@ -121,10 +121,10 @@ impl Graph {
         &self.nodes[self.values[value.index()].node as usize]
     }
 
-    /// Does the value follow from the program text alone, so that no gradient can flow into it and
-    /// every replica holds the same?
-    pub fn is_constant(&self, value: ValueId) -> bool {
-        self.values[value.index()].is_constant
+    /// Does the value follow from constants, integers and `pred` alone, so that no gradient flows into
+    /// it?
+    pub fn is_gradient_free(&self, value: ValueId) -> bool {
+        self.values[value.index()].is_gradient_free
     }
 
     /// Appends a named input.
@@ -138,6 +138,12 @@ impl Graph {
         let value = self.append(op, &[], vec![ty], location);
         self.inputs.push(Input { name: name.into(), value });
         value
+    }
+
+    /// Declares that no gradient flows into an input: a loop's carried value that starts as one which is
+    /// free of gradients.
+    pub(crate) fn mark_gradient_free(&mut self, input: ValueId) {
+        self.values[input.index()].is_gradient_free = true;
     }
 
     /// Appends a node; its result types are inferred.
@@ -171,10 +177,9 @@ impl Graph {
         results: Vec<TensorType>,
         location: &'static Location<'static>,
     ) -> ValueId {
-        let follows_operands =
-            !matches!(op, Op::Input { .. } | Op::ReplicaId { .. } | Op::While { .. });
-        let is_constant =
-            follows_operands && operands.iter().all(|operand| self.is_constant(*operand));
+        let is_input = matches!(op, Op::Input { .. });
+        let from_gradient_free =
+            !is_input && operands.iter().all(|operand| self.is_gradient_free(*operand));
         let node = self.nodes.len() as u32;
         let first_result = self.values.len() as u32;
         self.nodes.push(Node {
@@ -184,7 +189,10 @@ impl Graph {
             first_result,
             num_results: results.len() as u32,
         });
-        self.values.extend(results.into_iter().map(|ty| Value { ty, node, is_constant }));
+        self.values.extend(results.into_iter().map(|ty| {
+            let is_gradient_free = from_gradient_free || !ty.dtype.is_float();
+            Value { ty, node, is_gradient_free }
+        }));
         ValueId(first_result)
     }
 }

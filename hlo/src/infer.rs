@@ -140,7 +140,7 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
             one(t[0].with_dims(&kept.iter().map(|dim| t[0].dims[*dim]).collect::<Vec<_>>()))
         }
         Op::DotGeneral(dims) => one(dot_general(t[0], t[1], dims)?),
-        Op::While { regions, .. } => while_loop(t, regions),
+        Op::While { regions, .. } => while_loop(t, regions, mesh),
         Op::OptimizationBarrier => {
             ensure(!t.is_empty(), || "takes at least one operand".into())?;
             Ok(t.iter().map(|ty| (*ty).clone()).collect())
@@ -337,10 +337,13 @@ fn dot_general(lhs: &TensorType, rhs: &TensorType, dims: &DotDims) -> Result<Ten
     Ok(lhs.with_dims(&result))
 }
 
-fn while_loop(t: &[&TensorType], regions: &Regions) -> Types {
+fn while_loop(t: &[&TensorType], regions: &Regions, mesh: &Mesh) -> Types {
     let Regions { cond, body } = regions;
     let carried = t.iter().copied();
     for (region, name) in [(cond, "condition"), (body, "body")] {
+        ensure(region.mesh() == mesh, || {
+            format!("the {name} is for the replicas of another mesh")
+        })?;
         let inputs = region.inputs().iter().map(|input| region.ty(input.value));
         ensure(inputs.eq(t.iter().copied()), || {
             format!("the {name} takes other types than the values carried")

@@ -1,7 +1,7 @@
 //! Tracing to StableHLO with types that know where replicas may differ.
 //!
 //! A program is [traced](trace) into a [`Graph`] for the replicas of a [`Mesh`]; collectives are
-//! ordinary ops of the graph. [`grad`] and the passes make graphs from graphs, [`verify`] holds their
+//! ordinary ops of the graph. [`mod@grad`] and the passes make graphs from graphs, [`verify`] holds their
 //! invariants, lower writes StableHLO text, and interpret evaluates a graph slowly and exactly
 //! with N simulated replicas. Everything here happens when tracing: no IO, no devices, no training.
 
@@ -35,7 +35,7 @@ pub use literal::{Element, Literal};
 pub use mesh::{Axis, AxisSet, Mesh, Sharding, UnevenShard};
 pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
 pub use ops::Operand;
-pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower};
+pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower, lower_isolated};
 pub use tensor::{Tensor, Tracer, trace};
 pub use tree::Tree;
 pub use types::TensorType;

@@ -60,6 +60,23 @@ impl Program {
 /// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those of
 /// the graph's mesh, and state is donated to its next value.
 pub fn lower(graph: &Graph, name: &str) -> Program {
+    lower_with_groups(graph, name, Mesh::groups)
+}
+
+/// [`lower`], but every replica meets only itself in each all_reduce: the same work without
+/// communication, to be timed beside it. Its results are not those of the program.
+///
+/// Of the collectives only all_reduce keeps its shape in a group of one; a graph with others gives a
+/// program that does not compile.
+pub fn lower_isolated(graph: &Graph, name: &str) -> Program {
+    let alone = |mesh: &Mesh, _: AxisSet| (0..mesh.num_replicas()).map(|r| vec![r]).collect();
+    lower_with_groups(graph, name, alone)
+}
+
+/// The replica groups of a collective over axes.
+type Groups = fn(&Mesh, AxisSet) -> Vec<Vec<usize>>;
+
+fn lower_with_groups(graph: &Graph, name: &str, groups: Groups) -> Program {
     let num_replicas = graph.mesh().num_replicas();
     let mut donated_to: Vec<Option<usize>> = vec![None; graph.inputs().len()];
     for (index, output) in graph.outputs().iter().enumerate() {
@@ -68,7 +85,7 @@ pub fn lower(graph: &Graph, name: &str) -> Program {
         }
     }
 
-    let mut writer = Writer { mesh: *graph.mesh(), ..Writer::default() };
+    let mut writer = Writer::new(*graph.mesh(), groups);
     let _ = writeln!(
         writer.text,
         "module @{name} attributes {{mhlo.num_replicas = {num_replicas} : i32, \
@@ -121,20 +138,16 @@ pub fn lower(graph: &Graph, name: &str) -> Program {
 struct Writer {
     text: String,
     mesh: Mesh,
+    groups: Groups,
     num_names: usize,
     locations: HashMap<&'static Location<'static>, usize>,
     location_order: Vec<&'static Location<'static>>,
 }
 
-impl Default for Writer {
-    fn default() -> Self {
-        Self {
-            text: String::new(),
-            mesh: Mesh::SINGLE,
-            num_names: 0,
-            locations: HashMap::new(),
-            location_order: vec![],
-        }
+impl Writer {
+    fn new(mesh: Mesh, groups: Groups) -> Self {
+        let (locations, location_order) = (HashMap::new(), vec![]);
+        Self { text: String::new(), mesh, groups, num_names: 0, locations, location_order }
     }
 }
 
@@ -215,7 +228,7 @@ impl Writer {
                     scope.types(node.results())
                 )
             }
-            _ => expression(scope, node, &self.mesh),
+            _ => expression(scope, node, &self.mesh, self.groups),
         };
         let results: Vec<_> = node.results().collect();
         let name = self.fresh();
@@ -343,7 +356,7 @@ impl Writer {
 }
 
 /// An op that is one line, from behind the `=`.
-fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh) -> String {
+fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> String {
     let name = node.op.name();
     let operands = scope.list(&node.operands);
     let result = scope.types(node.results());
@@ -408,26 +421,26 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh) -> String {
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
             format!(
                 "\"stablehlo.all_reduce\"({operands}) <{{{}}}> {} : ({}) -> {results}",
-                replica_groups(mesh, *axes),
+                replica_groups(&groups(mesh, *axes)),
                 reducer(*reduction, scope.graph.ty(node.operands[0]).dtype),
                 scope.types(node.operands.iter().copied()),
             )
         }
         Op::AllGather { dim, axis } => format!(
             "\"stablehlo.all_gather\"({operands}) <{{all_gather_dim = {dim} : i64, {}}}> : {}",
-            replica_groups(mesh, (*axis).into()),
+            replica_groups(&groups(mesh, (*axis).into())),
             signature()
         ),
         Op::ReduceScatter { dim, axis } => format!(
             "\"stablehlo.reduce_scatter\"({operands}) <{{{}, scatter_dimension = {dim} : i64}}> {} : {}",
-            replica_groups(mesh, (*axis).into()),
+            replica_groups(&groups(mesh, (*axis).into())),
             reducer(Reduction::Sum, scope.graph.ty(node.operands[0]).dtype),
             signature()
         ),
         Op::AllToAll { split_dim, concat_dim, axis } => format!(
             "\"stablehlo.all_to_all\"({operands}) <{{concat_dimension = {concat_dim} : i64, {}, \
              split_count = {} : i64, split_dimension = {split_dim} : i64}}> : {}",
-            replica_groups(mesh, (*axis).into()),
+            replica_groups(&groups(mesh, (*axis).into())),
             mesh.size(*axis),
             signature()
         ),
@@ -453,9 +466,8 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh) -> String {
     }
 }
 
-fn replica_groups(mesh: &Mesh, axes: AxisSet) -> String {
-    let groups = mesh.groups(axes);
-    let (rows, columns) = (groups.len(), mesh.group_size(axes));
+fn replica_groups(groups: &[Vec<usize>]) -> String {
+    let (rows, columns) = (groups.len(), groups.first().map_or(0, Vec::len));
     format!("replica_groups = dense<{groups:?}> : tensor<{rows}x{columns}xi64>")
 }
 

@@ -4,9 +4,9 @@
 //! and the caller's line; ops on a tensor that an error left without a value do nothing; [`trace`]
 //! returns the error.
 //!
-//! **Where operands vary differently**: constants and values of integer and `pred` dtype are handed
-//! over with `vary` by themselves, since no gradient flows through them. A float value that was
-//! computed is not: whether its gradient is to be summed over the replicas is the author's to say.
+//! **Where operands vary differently**: values that follow from constants, integers and `pred` alone are
+//! handed over with `vary` by themselves, since no gradient flows into them. Another float value is not:
+//! whether its gradient is to be summed over the replicas is the author's to say.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -96,11 +96,13 @@ impl Tracer {
     }
 
     /// A named output that is the same on every replica.
+    #[track_caller]
     pub fn output(&self, name: impl Into<String>, tensor: Tensor<'_>) {
         self.output_with(name, tensor, AxisSet::EMPTY, None);
     }
 
     /// A named output that may vary over `varying`.
+    #[track_caller]
     pub fn output_varying(&self, name: impl Into<String>, tensor: Tensor<'_>, varying: AxisSet) {
         self.output_with(name, tensor, varying, None);
     }
@@ -120,6 +122,7 @@ impl Tracer {
         }
     }
 
+    #[track_caller]
     fn output_with(
         &self,
         name: impl Into<String>,
@@ -160,14 +163,14 @@ impl Tracer {
     /// Records an op with one result.
     #[track_caller]
     pub(crate) fn apply<'g>(&'g self, op: Op, operands: &[Tensor<'g>]) -> Tensor<'g> {
-        let first = self.record(op, operands, Location::caller());
+        let first = self.record(op, operands);
         Tensor { tracer: self, value: first }
     }
 
     /// Records an op with as many results as operands.
     #[track_caller]
     pub(crate) fn apply_variadic<'g>(&'g self, op: Op, operands: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
-        match self.record(op, operands, Location::caller()) {
+        match self.record(op, operands) {
             Some(first) => {
                 let graph = self.graph.borrow();
                 let values = graph.node_of(first).results();
@@ -177,13 +180,9 @@ impl Tracer {
         }
     }
 
-    fn record(
-        &self,
-        op: Op,
-        operands: &[Tensor<'_>],
-        caller: &'static Location<'static>,
-    ) -> Option<ValueId> {
-        let location = self.caller(caller);
+    #[track_caller]
+    fn record(&self, op: Op, operands: &[Tensor<'_>]) -> Option<ValueId> {
+        let location = self.caller(Location::caller());
         let mut values = self.values_of(op.name(), operands)?;
         let mut graph = self.graph.borrow_mut();
         if !matches!(op, Op::AllReduce { .. } | Op::OptimizationBarrier | Op::While { .. }) {
@@ -200,6 +199,7 @@ impl Tracer {
     }
 
     /// The values behind tensors of this tracer; `None` if one has none or is another tracer's.
+    #[track_caller]
     fn values_of(&self, op: &'static str, tensors: &[Tensor<'_>]) -> Option<Vec<ValueId>> {
         if tensors.iter().any(|tensor| !std::ptr::eq(tensor.tracer, self)) {
             let message = "an operand belongs to another graph; a loop's body gets outer values \
@@ -238,6 +238,18 @@ impl Tracer {
         self.graph.borrow()
     }
 
+    /// Inputs of a loop's region, which carry on what `starts` are.
+    pub(crate) fn carried_inputs(&self, starts: &[Tensor<'_>]) -> Vec<Tensor<'_>> {
+        let input = |(i, start): (usize, &Tensor<'_>)| {
+            let input = self.input(format!("carried.{i}"), start.ty());
+            if let (true, Some(value)) = (start.is_gradient_free(), input.value) {
+                self.graph.borrow_mut().mark_gradient_free(value);
+            }
+            input
+        };
+        starts.iter().enumerate().map(input).collect()
+    }
+
     pub(crate) fn tensor(&self, value: ValueId) -> Tensor<'_> {
         Tensor { tracer: self, value: Some(value) }
     }
@@ -256,8 +268,7 @@ fn vary_where_no_gradient_flows(
     for value in values {
         let ty = graph.ty(*value);
         let missing = all.minus(ty.varying);
-        let no_gradient = !ty.dtype.is_float() || graph.is_constant(*value);
-        if !missing.is_empty() && no_gradient {
+        if !missing.is_empty() && graph.is_gradient_free(*value) {
             let op = Op::Vary { axes: missing };
             *value = graph.push(op, &[*value], location).expect("vary adds missing axes");
         }
@@ -292,9 +303,9 @@ impl<'g> Tensor<'g> {
         self.ty().varying
     }
 
-    /// Does the value follow from the program text alone? Then no gradient flows into it.
-    pub fn is_constant(&self) -> bool {
-        self.value.is_some_and(|value| self.tracer.graph().is_constant(value))
+    /// Does the value follow from constants, integers and `pred` alone? Then no gradient flows into it.
+    pub fn is_gradient_free(&self) -> bool {
+        self.value.is_some_and(|value| self.tracer.graph().is_gradient_free(value))
     }
 
     /// Number of dims.

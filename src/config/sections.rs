@@ -88,20 +88,22 @@ impl Section for Data {
     fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
         let data = Self::read_choice(choice, table)?;
         if let Self::Synthetic(Synthetic { num_examples, features, classes }) = &data {
-            let counts = [("num_examples", *num_examples), ("features", *features)];
-            for (key, value) in counts {
-                let counted = (1..=MAX_COUNT).contains(&value);
-                require(counted, key, value, "a whole number from 1 to 4294967295")?;
+            let counts = [
+                ("num_examples", *num_examples, 1, u32::MAX as usize),
+                ("features", *features, 1, MAX_FEATURES),
+                ("classes", *classes, 2, MAX_FEATURES),
+            ];
+            for (key, value, min, max) in counts {
+                let allowed = format!("a whole number from {min} to {max}");
+                require((min..=max).contains(&value), key, value, &allowed)?;
             }
-            let counted = (2..=MAX_COUNT).contains(classes);
-            require(counted, "classes", classes, "a whole number from 2 to 4294967295")?;
         }
         Ok(data)
     }
 }
 
-/// What a word of a threefry counter holds: examples, features and classes are counted in one each.
-const MAX_COUNT: usize = u32::MAX as usize;
+/// Far more than is of use; a slip of the finger should not ask for terabytes.
+const MAX_FEATURES: usize = 1 << 20;
 
 /// `[mesh]`: how many replicas there are along each axis.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

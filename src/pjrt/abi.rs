@@ -166,7 +166,6 @@ pub(super) mod named_value {
 }
 
 pub(super) mod host_buffer_semantics {
-    pub const IMMUTABLE_ONLY_DURING_CALL: i32 = 0;
     pub const IMMUTABLE_ZERO_COPY: i32 = 2;
 }
 

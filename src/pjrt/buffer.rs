@@ -254,10 +254,6 @@ impl Drop for Pending {
     }
 }
 
-/// Below this a copy during the call is cheaper than lending the memory: the event that says when the
-/// memory is free again costs about a microsecond.
-const ZERO_COPY_BYTES: usize = 4096;
-
 /// Makes one value from one literal per device of `placement`.
 pub(super) fn upload(
     client: &Client,
@@ -307,29 +303,22 @@ pub(super) fn upload(
 
 fn upload_one(client: &Client, device: usize, literal: &Arc<Literal>) -> Result<*mut PJRT_Buffer> {
     let dims: Vec<i64> = literal.dims().iter().map(|dim| *dim as i64).collect();
-    let zero_copy = literal.num_bytes() >= ZERO_COPY_BYTES;
     let mut args = PJRT_Client_BufferFromHostBuffer_Args {
         client: client.raw(),
         data: literal.bytes().as_ptr().cast(),
         r#type: buffer_type(literal.dtype()),
         dims: dims.as_ptr(),
         num_dims: dims.len(),
-        host_buffer_semantics: if zero_copy {
-            host_buffer_semantics::IMMUTABLE_ZERO_COPY
-        } else {
-            host_buffer_semantics::IMMUTABLE_ONLY_DURING_CALL
-        },
+        host_buffer_semantics: host_buffer_semantics::IMMUTABLE_ZERO_COPY,
         device: client.raw_device(device),
         ..PJRT_Client_BufferFromHostBuffer_Args::new()
     };
     // SAFETY: client and device are live; dims live through the call; the literal has the bytes that
-    // dtype and dims say. With zero copy it is kept, unchanged since behind an `Arc`, until the event
-    // says that the plugin has no more use for it.
+    // dtype and dims say, and is kept, unchanged since behind an `Arc`, until the event says that the
+    // plugin has no more use for it.
     unsafe { call!(client.plugin(), PJRT_Client_BufferFromHostBuffer, args) }?;
     let done = Event::new(*client.plugin(), args.done_with_host_buffer);
-    if zero_copy {
-        done.keep_until_ready(literal.clone())?;
-    }
+    done.keep_until_ready(literal.clone())?;
     Ok(args.buffer)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! An entry is found by a hash of everything that the compiler's output depends on: the program
 //! without its source locations, the options, the plugin, the devices, the host's processor and
-//! `XLA_FLAGS`. Entries carry their own checksum and are written under another name first, so that
+//! `XLA_FLAGS`. Entries are sealed with a checksum and written under another name first, so that
 //! neither a crash nor two processes at once can leave one that is half written. Nothing is ever
 //! removed; the directory may be deleted at any time.
 
@@ -37,10 +37,6 @@ pub enum CacheOutcome {
     },
 }
 
-/// What an entry begins with: a name for the format, then the SHA-256 of the rest of the file.
-const MAGIC: &[u8] = b"lockstep executable 1\n";
-const HEADER: usize = MAGIC.len() + 32;
-
 /// [`Client::compile`], by way of the entries in `cache_dir`. Trouble with the cache is never an
 /// error: the program is compiled, and the outcome says what was wrong.
 ///
@@ -56,12 +52,11 @@ pub fn compile_cached(
         return Ok((client.compile(program, options)?, CacheOutcome::Off));
     };
     let entry = cache_dir.join(format!("{}.xla", key(client, program, options)?));
-    let damage = match read(&entry) {
-        Ok(bytes) => match client.deserialize(program, &bytes[HEADER..]) {
+    let damage = match fs::read(&entry) {
+        Ok(bytes) => match client.deserialize(program, &bytes) {
             Ok(executable) => return Ok((executable, CacheOutcome::Hit)),
             Err(error) => Some(error.to_string()),
         },
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => Some(error.to_string()),
         // Absent, or in a place that cannot be read, which writing will find out.
         Err(_) => None,
     };
@@ -81,7 +76,7 @@ fn key(client: &Client, program: &Program, options: &CompileOptions) -> Result<S
         hasher.update((bytes.len() as u64).to_le_bytes());
         hasher.update(bytes);
     };
-    add(MAGIC);
+    add(b"compiled program 1");
     add(program.text_without_locations().as_bytes());
     add(&options.encode(&options.assignment(client, program.num_replicas)?));
     add(plugin_identity(client.plugin().path())?.as_bytes());
@@ -124,28 +119,11 @@ fn processor() -> String {
     format!("{} {}", std::env::consts::ARCH, relevant.join("\n"))
 }
 
-/// The whole entry, header included. `InvalidData` when it is damaged.
-fn read(entry: &Path) -> io::Result<Vec<u8>> {
-    let bytes = fs::read(entry)?;
-    let damaged = |reason: &str| {
-        Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: {reason}", entry.display())))
-    };
-    if bytes.len() < HEADER || !bytes.starts_with(MAGIC) {
-        return damaged("it does not begin as a compiled program does");
-    }
-    if Sha256::digest(&bytes[HEADER..])[..] != bytes[MAGIC.len()..HEADER] {
-        return damaged("its checksum is wrong");
-    }
-    Ok(bytes)
-}
-
 fn store(executable: &Executable, cache_dir: &Path, entry: &PathBuf) -> Result<(), String> {
     let bytes = executable.serialize().map_err(|error| error.to_string())?;
     let write = || -> io::Result<()> {
         fs::create_dir_all(cache_dir)?;
         let mut file = tempfile::NamedTempFile::new_in(cache_dir)?;
-        file.write_all(MAGIC)?;
-        file.write_all(&Sha256::digest(&bytes))?;
         file.write_all(&bytes)?;
         file.persist(entry).map_err(|error| error.error)?;
         Ok(())

@@ -1,6 +1,6 @@
 //! A client: one plugin's devices, ready to compile for and to run on.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
@@ -9,11 +9,12 @@ use hlo::Literal;
 
 use super::abi::*;
 use super::buffer::{self, Buffers};
+use super::device::{Device, MemoryStats, describe_device};
 use super::event::Completion;
 use super::executable::Scratch;
 use super::key_value::{self, KeyValueStore};
 use super::plugin::{call, string};
-use super::{Code, Error, Plugin, Result, Value, value};
+use super::{Error, Plugin, Result, Value, value};
 
 /// Launches that may be in flight at once. XLA's CPU backend hangs when about a hundred
 /// multi-replica launches queue up; a few are enough to keep any device busy.
@@ -77,37 +78,6 @@ impl Deref for Placement {
     fn deref(&self) -> &[usize] {
         &self.0
     }
-}
-
-/// What is known of one addressable device.
-#[derive(Debug)]
-pub struct Device {
-    raw: *mut PJRT_Device,
-    /// Unique among the devices of all processes; what a device assignment is written in.
-    pub id: i32,
-    /// The number that the hardware has on this machine, -1 where there is none.
-    pub local_hardware_id: i32,
-    /// The process that can address it.
-    pub process_index: usize,
-    /// The vendor's name for its model.
-    pub kind: String,
-    /// The plugin's description.
-    pub debug_string: String,
-    /// Coordinates, memory sizes and so on, by name.
-    pub attributes: BTreeMap<String, Value>,
-}
-
-/// What a device's allocator says of itself, in bytes. Plugins leave out what they do not count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryStats {
-    /// Allocated now.
-    pub bytes_in_use: u64,
-    /// Most that was allocated at once.
-    pub peak_bytes_in_use: Option<u64>,
-    /// What may be allocated.
-    pub bytes_limit: Option<u64>,
-    /// The largest block that can be allocated now.
-    pub largest_free_block_bytes: Option<u64>,
 }
 
 /// Options of the CPU plugin. It ignores others silently, so they are refused here.
@@ -223,35 +193,12 @@ impl Client {
                 num_replicas: self.devices().len(),
             });
         };
-        let mut args = PJRT_Device_MemoryStats_Args {
-            device: found.raw,
-            ..PJRT_Device_MemoryStats_Args::new()
-        };
-        // SAFETY: the device lives as long as the client.
-        match unsafe { call!(self.plugin(), PJRT_Device_MemoryStats, args) } {
-            Err(Error::Pjrt { code: Code::Unimplemented, .. } | Error::NoSuchCall { .. }) => {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-            Ok(()) => {
-                let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
-                let given = |value: i64, is_set: bool| is_set.then_some(bytes(value));
-                Ok(Some(MemoryStats {
-                    bytes_in_use: bytes(args.bytes_in_use),
-                    peak_bytes_in_use: given(args.peak_bytes_in_use, args.peak_bytes_in_use_is_set),
-                    bytes_limit: given(args.bytes_limit, args.bytes_limit_is_set),
-                    largest_free_block_bytes: given(
-                        args.largest_free_block_bytes,
-                        args.largest_free_block_bytes_is_set,
-                    ),
-                }))
-            }
-        }
+        found.memory_stats(self.plugin())
     }
 
     /// Puts one literal on each addressable device, in the order of [`Self::devices`]. All must have
-    /// one dtype and dims. Larger literals are lent to the plugin rather than copied where it can use
-    /// host memory in place.
+    /// one dtype and dims. Literals are lent to the plugin rather than copied where it can use host
+    /// memory in place, which takes about a microsecond whatever their size.
     ///
     /// # Errors
     /// [`Error::Upload`] when number, dtypes or dims do not fit, or what the plugin reports.
@@ -368,59 +315,6 @@ impl Drop for Inner {
         // SAFETY: nothing made through the client exists any more, since all of it holds the `Arc`
         // around `self`, and no launch is in flight.
         let _ = unsafe { call!(self.plugin, PJRT_Client_Destroy, args) };
-    }
-}
-
-/// # Safety
-/// `device` must be a live device of a client of `plugin`.
-unsafe fn describe_device(plugin: Plugin, device: *mut PJRT_Device) -> Result<Device> {
-    let mut description =
-        PJRT_Device_GetDescription_Args { device, ..PJRT_Device_GetDescription_Args::new() };
-    let mut hardware =
-        PJRT_Device_LocalHardwareId_Args { device, ..PJRT_Device_LocalHardwareId_Args::new() };
-    // SAFETY: by this function's contract.
-    unsafe {
-        call!(plugin, PJRT_Device_GetDescription, description)?;
-        call!(plugin, PJRT_Device_LocalHardwareId, hardware)?;
-    }
-    let device_description = description.device_description;
-    let mut id = PJRT_DeviceDescription_Id_Args {
-        device_description,
-        ..PJRT_DeviceDescription_Id_Args::new()
-    };
-    let mut process = PJRT_DeviceDescription_ProcessIndex_Args {
-        device_description,
-        ..PJRT_DeviceDescription_ProcessIndex_Args::new()
-    };
-    let mut kind = PJRT_DeviceDescription_Kind_Args {
-        device_description,
-        ..PJRT_DeviceDescription_Kind_Args::new()
-    };
-    let mut debug = PJRT_DeviceDescription_DebugString_Args {
-        device_description,
-        ..PJRT_DeviceDescription_DebugString_Args::new()
-    };
-    let mut attributes = PJRT_DeviceDescription_Attributes_Args {
-        device_description,
-        ..PJRT_DeviceDescription_Attributes_Args::new()
-    };
-    // SAFETY: a description lives as long as its device; strings and array live as long as the
-    // description and are copied here.
-    unsafe {
-        call!(plugin, PJRT_DeviceDescription_Id, id)?;
-        call!(plugin, PJRT_DeviceDescription_ProcessIndex, process)?;
-        call!(plugin, PJRT_DeviceDescription_Kind, kind)?;
-        call!(plugin, PJRT_DeviceDescription_DebugString, debug)?;
-        call!(plugin, PJRT_DeviceDescription_Attributes, attributes)?;
-        Ok(Device {
-            raw: device,
-            id: id.id,
-            local_hardware_id: hardware.local_hardware_id,
-            process_index: usize::try_from(process.process_index).unwrap_or(0),
-            kind: string(kind.device_kind, kind.device_kind_size),
-            debug_string: string(debug.debug_string, debug.debug_string_size),
-            attributes: value::read_all(attributes.attributes, attributes.num_attributes),
-        })
     }
 }
 

@@ -102,7 +102,8 @@ impl Completion {
         Self(Arc::new(Launched { events, finished: AtomicBool::new(false) }))
     }
 
-    /// Blocks until every device has finished.
+    /// Blocks until every device has finished. When one replica fails while others wait for it in a
+    /// collective, XLA's CPU backend ends the process after its own time limit.
     ///
     /// # Errors
     /// [`Error::Replica`] of the first replica that failed.

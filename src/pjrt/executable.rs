@@ -1,32 +1,30 @@
 //! Compiled programs, and running them.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-use hlo::{Program, ProgramInput, ProgramOutput, TensorType};
+use hlo::{ProgramInput, ProgramOutput};
 
 use super::abi::*;
-use super::border;
-use super::buffer::{Block, Buffers, ValueType, dtype_of};
+use super::buffer::{Block, Buffers, ValueType};
 use super::client::{Client, Placement};
 use super::event::{Completion, Event};
-use super::plugin::{call, string};
-use super::value;
-use super::{CompileOptions, Error, Plugin, Result, Value};
+use super::plugin::call;
+use super::{Error, Result};
 
 /// A program compiled for a client's devices, loaded and ready to run. It keeps its client alive.
 pub struct Executable {
-    client: Client,
-    loaded: *mut PJRT_LoadedExecutable,
+    pub(super) client: Client,
+    pub(super) loaded: *mut PJRT_LoadedExecutable,
     /// The view of `loaded` that answers questions.
-    raw: *mut PJRT_Executable,
-    inputs: Vec<ProgramInput>,
-    outputs: Vec<ProgramOutput>,
-    num_replicas: usize,
-    placement: Placement,
-    output_types: Arc<[ValueType]>,
+    pub(super) raw: *mut PJRT_Executable,
+    pub(super) program_digest: [u8; 32],
+    pub(super) inputs: Vec<ProgramInput>,
+    pub(super) outputs: Vec<ProgramOutput>,
+    pub(super) num_replicas: usize,
+    pub(super) placement: Placement,
+    pub(super) output_types: Arc<[ValueType]>,
 }
 
 // SAFETY: PJRT's functions on executables may be called from any thread; nothing in here is written
@@ -63,23 +61,6 @@ pub struct Launch {
     pub done: Completion,
 }
 
-/// Bytes that a compiled program needs on each device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CompiledMemory {
-    /// The code.
-    pub generated_code_bytes: u64,
-    /// The arguments.
-    pub argument_bytes: u64,
-    /// The results.
-    pub output_bytes: u64,
-    /// Results that take over the memory of donated arguments, contained in `output_bytes`.
-    pub alias_bytes: u64,
-    /// Intermediate values.
-    pub temporary_bytes: u64,
-    /// The most that is alive at once, 0 where the plugin does not say.
-    pub peak_bytes: u64,
-}
-
 /// Pointer arrays of a launch, reused by the next one.
 #[derive(Default)]
 pub(super) struct Scratch {
@@ -90,176 +71,7 @@ pub(super) struct Scratch {
     non_donatable: Vec<i64>,
 }
 
-impl Client {
-    /// Compiles a program for as many of this client's devices as it has replicas.
-    ///
-    /// # Errors
-    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::ProgramBorder`], or what the
-    /// compiler reports, which for an unknown override is INVALID_ARGUMENT.
-    pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Executable> {
-        border::check_inputs(program)?;
-        let encoded = options.encode(&options.assignment(self, program.num_replicas)?);
-        let format = "mlir";
-        let c_program = PJRT_Program {
-            code: program.text.as_ptr().cast_mut().cast(),
-            code_size: program.text.len(),
-            format: format.as_ptr().cast(),
-            format_size: format.len(),
-            ..PJRT_Program::new()
-        };
-        let mut args = PJRT_Client_Compile_Args {
-            client: self.raw(),
-            program: &raw const c_program,
-            compile_options: encoded.as_ptr().cast(),
-            compile_options_size: encoded.len(),
-            ..PJRT_Client_Compile_Args::new()
-        };
-        // SAFETY: the client is live; program and options live through the call, which reads them.
-        unsafe { call!(self.plugin(), PJRT_Client_Compile, args) }?;
-        Executable::new(self, args.executable, program)
-    }
-
-    /// Loads what [`Executable::serialize`] made from the same program on the same kind of machine
-    /// with the same plugin. [`super::compile_cached`] makes sure of that.
-    ///
-    /// # Errors
-    /// [`Error::Serialized`] when the bytes hold another program, or what the plugin reports.
-    pub fn deserialize(&self, program: &Program, bytes: &[u8]) -> Result<Executable> {
-        border::check_inputs(program)?;
-        let mut args = PJRT_Executable_DeserializeAndLoad_Args {
-            client: self.raw(),
-            serialized_executable: bytes.as_ptr().cast(),
-            serialized_executable_size: bytes.len(),
-            ..PJRT_Executable_DeserializeAndLoad_Args::new()
-        };
-        // SAFETY: the client is live; the bytes live through the call, which reads them.
-        unsafe { call!(self.plugin(), PJRT_Executable_DeserializeAndLoad, args) }?;
-        Executable::new(self, args.loaded_executable, program).map_err(|error| match error {
-            Error::ProgramBorder { what, reason } => {
-                Error::Serialized { reason: format!("its {what} differ: {reason}") }
-            }
-            other => other,
-        })
-    }
-}
-
 impl Executable {
-    /// Takes over a loaded executable and holds what it says of itself against the program.
-    fn new(client: &Client, loaded: *mut PJRT_LoadedExecutable, program: &Program) -> Result<Self> {
-        let plugin = *client.plugin();
-        let mut executable = Self {
-            client: client.clone(),
-            loaded,
-            raw: ptr::null_mut(),
-            inputs: program.inputs.clone(),
-            outputs: program.outputs.clone(),
-            num_replicas: program.num_replicas,
-            placement: Placement::new([]),
-            output_types: program.outputs.iter().map(|output| value_type(&output.ty)).collect(),
-        };
-        let mut get = PJRT_LoadedExecutable_GetExecutable_Args {
-            loaded_executable: loaded,
-            ..PJRT_LoadedExecutable_GetExecutable_Args::new()
-        };
-        let mut devices = PJRT_LoadedExecutable_AddressableDevices_Args {
-            executable: loaded,
-            ..PJRT_LoadedExecutable_AddressableDevices_Args::new()
-        };
-        // SAFETY: the executable is live; the array of devices lives as long as it does.
-        let raw_devices = unsafe {
-            call!(plugin, PJRT_LoadedExecutable_GetExecutable, get)?;
-            executable.raw = get.executable;
-            call!(plugin, PJRT_LoadedExecutable_AddressableDevices, devices)?;
-            std::slice::from_raw_parts(devices.addressable_devices, devices.num_addressable_devices)
-        };
-        let index_of = |raw: &*mut PJRT_Device| {
-            (0..client.devices().len()).find(|index| client.raw_device(*index) == *raw)
-        };
-        executable.placement = Placement::new(raw_devices.iter().filter_map(index_of));
-        executable.check_border()?;
-        if executable.placement.is(client.placement()) {
-            // One allocation for all, so that comparing is comparing pointers.
-            executable.placement = client.placement().clone();
-        }
-        Ok(executable)
-    }
-
-    fn check_border(&self) -> Result<()> {
-        let differ = |what, reason: String| Err(Error::ProgramBorder { what, reason });
-        let executable = self.raw;
-        let mut replicas = PJRT_Executable_NumReplicas_Args {
-            executable,
-            ..PJRT_Executable_NumReplicas_Args::new()
-        };
-        // SAFETY: the executable is live.
-        unsafe { call!(self.client.plugin(), PJRT_Executable_NumReplicas, replicas) }?;
-        if replicas.num_replicas != self.num_replicas {
-            return differ(
-                "replicas",
-                format!("compiled for {}, declared {}", replicas.num_replicas, self.num_replicas),
-            );
-        }
-        let found = self.plugin_output_types()?;
-        if found.len() != self.outputs.len() {
-            return differ(
-                "outputs",
-                format!("@main gives {}, the declaration has {}", found.len(), self.outputs.len()),
-            );
-        }
-        for (output, found) in self.outputs.iter().zip(found) {
-            if found.as_ref() != Some(&value_type(&output.ty)) {
-                let found = found.map_or("of a type unknown here".into(), |ty| {
-                    format!("{}{:?}", ty.dtype, ty.dims)
-                });
-                return differ(
-                    "outputs",
-                    format!(
-                        "{} is {found} in the text and {} in the declaration",
-                        output.name, output.ty
-                    ),
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// What the plugin says the results are; none for a dtype that `hlo` does not have.
-    fn plugin_output_types(&self) -> Result<Vec<Option<ValueType>>> {
-        let plugin: &Plugin = self.client.plugin();
-        let executable = self.raw;
-        let mut types = PJRT_Executable_OutputElementTypes_Args {
-            executable,
-            ..PJRT_Executable_OutputElementTypes_Args::new()
-        };
-        let mut dims = PJRT_Executable_OutputDimensions_Args {
-            executable,
-            ..PJRT_Executable_OutputDimensions_Args::new()
-        };
-        let mut count = PJRT_Executable_NumOutputs_Args {
-            executable,
-            ..PJRT_Executable_NumOutputs_Args::new()
-        };
-        let mut found = Vec::new();
-        // SAFETY: the executable is live, and owns arrays of one type and one number of dims per
-        // output, and of all their dims behind each other.
-        unsafe {
-            call!(plugin, PJRT_Executable_NumOutputs, count)?;
-            call!(plugin, PJRT_Executable_OutputElementTypes, types)?;
-            call!(plugin, PJRT_Executable_OutputDimensions, dims)?;
-            let mut next_dim = dims.dims;
-            for output in 0..count.num_outputs {
-                let rank = *dims.dim_sizes.add(output);
-                let sizes: Box<[usize]> = (0..rank).map(|at| *next_dim.add(at) as usize).collect();
-                next_dim = next_dim.add(rank);
-                found.push(
-                    dtype_of(*types.output_types.add(output))
-                        .map(|dtype| ValueType { dtype, dims: sizes }),
-                );
-            }
-        }
-        Ok(found)
-    }
-
     /// The client it was compiled for.
     pub fn client(&self) -> &Client {
         &self.client
@@ -404,117 +216,6 @@ impl Executable {
         let events = scratch.events.iter().map(|raw| Event::new(plugin, *raw)).collect();
         Ok(Completion::new(events))
     }
-
-    /// What the program needs on each device, as compiled.
-    ///
-    /// # Errors
-    /// What the plugin reports.
-    pub fn memory(&self) -> Result<CompiledMemory> {
-        let mut args = PJRT_Executable_GetCompiledMemoryStats_Args {
-            executable: self.raw,
-            ..PJRT_Executable_GetCompiledMemoryStats_Args::new()
-        };
-        // SAFETY: the executable is live.
-        unsafe { call!(self.client.plugin(), PJRT_Executable_GetCompiledMemoryStats, args) }?;
-        let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
-        Ok(CompiledMemory {
-            generated_code_bytes: bytes(args.generated_code_size_in_bytes),
-            argument_bytes: bytes(args.argument_size_in_bytes),
-            output_bytes: bytes(args.output_size_in_bytes),
-            alias_bytes: bytes(args.alias_size_in_bytes),
-            temporary_bytes: bytes(args.temp_size_in_bytes),
-            peak_bytes: bytes(args.peak_memory_in_bytes),
-        })
-    }
-
-    /// The compiler's own estimates by name: `flops`, `bytes accessed` and so on. Bodies of loops
-    /// count once.
-    ///
-    /// # Errors
-    /// What the plugin reports; GPU plugins have no such analysis.
-    pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
-        let mut args = PJRT_Executable_GetCostAnalysis_Args {
-            executable: self.raw,
-            ..PJRT_Executable_GetCostAnalysis_Args::new()
-        };
-        // SAFETY: the executable is live and owns the array, which is copied here.
-        let properties = unsafe {
-            call!(self.client.plugin(), PJRT_Executable_GetCostAnalysis, args)?;
-            value::read_all(args.properties, args.num_properties)
-        };
-        Ok(properties
-            .into_iter()
-            .filter_map(|(name, value)| match value {
-                Value::Float(value) => Some((name, f64::from(value))),
-                Value::Int64(value) => Some((name, value as f64)),
-                _ => None,
-            })
-            .collect())
-    }
-
-    /// The optimised program as the plugin hands it out, with the name of its format: for XLA's own
-    /// backends `hlo_with_config`, a protocol buffer whose field 1 is the HloModuleProto.
-    ///
-    /// # Errors
-    /// What the plugin reports.
-    pub fn optimized_program(&self) -> Result<(String, Vec<u8>)> {
-        let mut program = PJRT_Program::new();
-        let mut args = PJRT_Executable_OptimizedProgram_Args {
-            executable: self.raw,
-            program: &raw mut program,
-            ..PJRT_Executable_OptimizedProgram_Args::new()
-        };
-        // SAFETY: the executable is live; without code the call only says how much room it needs.
-        unsafe { call!(self.client.plugin(), PJRT_Executable_OptimizedProgram, args) }?;
-        let mut code = vec![0u8; program.code_size];
-        program.code = code.as_mut_ptr().cast();
-        args.program = &raw mut program;
-        // SAFETY: as above; `code` has the room asked for. The format is owned by the plugin.
-        let format = unsafe {
-            call!(self.client.plugin(), PJRT_Executable_OptimizedProgram, args)?;
-            string(program.format, program.format_size)
-        };
-        Ok((format, code))
-    }
-
-    /// A name that equal programs compiled with equal options share.
-    ///
-    /// # Errors
-    /// What the plugin reports.
-    pub fn fingerprint(&self) -> Result<String> {
-        let mut args = PJRT_Executable_Fingerprint_Args {
-            executable: self.raw,
-            ..PJRT_Executable_Fingerprint_Args::new()
-        };
-        // SAFETY: the executable is live and owns the string.
-        unsafe {
-            call!(self.client.plugin(), PJRT_Executable_Fingerprint, args)?;
-            Ok(string(args.executable_fingerprint, args.executable_fingerprint_size))
-        }
-    }
-
-    /// The compiled program as bytes, for [`Client::deserialize`] with the same plugin on the same
-    /// kind of machine.
-    ///
-    /// # Errors
-    /// What the plugin reports.
-    pub fn serialize(&self) -> Result<Vec<u8>> {
-        let mut args = PJRT_Executable_Serialize_Args {
-            executable: self.raw,
-            ..PJRT_Executable_Serialize_Args::new()
-        };
-        // SAFETY: the executable is live; the bytes live until the deleter is called, once, after
-        // they were copied.
-        unsafe {
-            call!(self.client.plugin(), PJRT_Executable_Serialize, args)?;
-            let (data, size) = (args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size);
-            let bytes = std::slice::from_raw_parts(data, size).to_vec();
-            if let Some(delete) = args.serialized_executable_deleter {
-                delete(args.serialized_executable);
-            }
-            Ok(bytes)
-        }
-    }
 }
 
 impl fmt::Debug for Executable {
@@ -547,8 +248,4 @@ impl Drop for Executable {
             let _ = call!(plugin, PJRT_LoadedExecutable_Destroy, loaded);
         }
     }
-}
-
-fn value_type(ty: &TensorType) -> ValueType {
-    ValueType { dtype: ty.dtype, dims: ty.dims.as_slice().into() }
 }

@@ -360,8 +360,9 @@ fn unpack(wheel: &Path, package: &Package, tree: &Path) -> Result<(), InstallErr
             return Err(broken(format!("entry {index} points out of the wheel")));
         };
         let name = inside.to_string_lossy().into_owned();
-        let header = name.starts_with("nvidia/") && name.contains("/include/");
-        if entry.is_dir() || header || !name.starts_with(package.keep) {
+        let development =
+            name.starts_with("nvidia/") && (name.contains("/include/") || name.ends_with(".a"));
+        if entry.is_dir() || development || !name.starts_with(package.keep) {
             continue;
         }
         let path = tree.join(&inside);

@@ -1,8 +1,13 @@
 //! The plugins that can be installed: which wheels, of which version, with which hash.
 //!
-//! The hashes are those of the wheels that `pip` chose on 2026-11-20 for Linux. The CPU plugin's two
-//! wheels were unpacked and looked into, and the x86-64 one is what the tests run. The TPU and CUDA
-//! wheels were chosen from pip's report without fetching them: the CUDA set has several gigabytes.
+//! The hashes are those of the wheels that `pip` chose for Linux on 2026-11-20. The CPU plugin's
+//! wheels were looked into for both processors, and the x86-64 one is what the tests run. The TPU
+//! plugin was installed and loaded, without a TPU. The CUDA set, which has several gigabytes, was
+//! never fetched as a whole: of the x86-64 wheels the plugin's own was loaded, without a GPU, and two
+//! of NVIDIA's were looked into; the others' hashes come from pip's report.
+//!
+//! The CUDA plugin finds NVIDIA's libraries by its own run path, `../../nvidia/cu13/lib` and the
+//! like, so the set is what that path reaches: NVSHMEM, which `jax` lists too, is not on it.
 
 /// A plugin that `lockstep plugin install` knows.
 #[derive(Debug)]
@@ -29,7 +34,7 @@ pub(super) struct Package {
     pub distribution: &'static str,
     /// The pinned version.
     pub version: &'static str,
-    /// The part of the wheel that is unpacked. C headers of NVIDIA's libraries are left out.
+    /// The part of the wheel that is unpacked. C headers and static libraries of NVIDIA's are left out.
     pub keep: &'static str,
     /// The wheel's hash for each processor that it exists for.
     pub sha256: &'static [(&'static str, &'static str)],
@@ -184,15 +189,6 @@ pub(super) const PLUGINS: &[Pinned] = &[
                 sha256: &[
                     ("x86_64", "280d7cb9649704145f074b8dbde500de04ce02d0872e066e20a83c17bcaa93eb"),
                     ("aarch64", "893f6f9a55b2720ed94913b5ba3332e972da8c78dfa2863d0244403dbd528ffc"),
-                ],
-            },
-            Package {
-                distribution: "nvidia-nvshmem-cu13",
-                version: "3.8.0",
-                keep: "nvidia/",
-                sha256: &[
-                    ("x86_64", "81a4d1f666543e6d34df6d2ff940c7da1435e34e186aab6f3c2b48861b64ef38"),
-                    ("aarch64", "8120175024f52a64323cfc5d645e95ac7345f1ee243a998d140ce19163285294"),
                 ],
             },
             Package {

@@ -77,10 +77,8 @@ pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
         let context = Context { params: params.clone(), num_updates, learning_rate };
         let mut opt_state = inputs.state.subtree(OPT_STATE);
         let updates = spec.optimizer.update(mean, &mut opt_state, &context);
-        let updated = params.iter().zip(updates.values());
-        let mut next: Tree<_> =
-            updated.map(|((path, param), update)| (path.to_owned(), *param + *update)).collect();
-        next = next.prefixed(PARAMS);
+        let mut next =
+            params.map(|path, param| apply_update(path, *param, updates[path])).prefixed(PARAMS);
         next.extend(opt_state.prefixed(OPT_STATE));
         for ((path, next), before) in next.iter().zip(inputs.state.values()) {
             t.next_state(path, apply.select(*next, *before));
@@ -94,6 +92,19 @@ pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
         t.output("metrics", first.concatenate(&rest, 0));
         t.output_varying("replica_loss", replica_loss, spec.policy.batch_axes());
     })?)
+}
+
+/// The parameter with its update added. An update that differs between replicas where the parameter does
+/// not would end lockstep, so it is refused under the parameter's name.
+fn apply_update<'g>(path: &str, param: Tensor<'g>, update: Tensor<'g>) -> Tensor<'g> {
+    let excess = update.varying().minus(param.varying());
+    if !excess.is_empty() {
+        let message = format!(
+            "`{PARAMS}.{path}` would lose lockstep: its update may differ between replicas over {excess}"
+        );
+        update.reject("update", message);
+    }
+    param + update
 }
 
 fn without_optimizer(types: &Tree<TensorType>) -> Tree<TensorType> {
@@ -229,8 +240,10 @@ fn microbatch<'g>(
     let scope = Scope::bind(t, spec.dtype, params.clone(), Some(training));
     let loss = spec.model.loss(&scope, batch);
     // A weight that is a constant counts this replica's examples.
-    let weight =
-        if loss.weight.is_constant() { loss.weight.vary(loss.sum.varying()) } else { loss.weight };
+    let weight = match loss.weight.is_gradient_free() {
+        true => loss.weight.vary(loss.sum.varying()),
+        false => loss.weight,
+    };
     if weight.varying() != loss.sum.varying() {
         let message = "the sum of the losses and the sum of the weights must vary over the same axes: \
                        both are sums over this replica's examples, or both over the global batch";

@@ -22,7 +22,6 @@ fn every_struct_has_the_size_and_offsets_of_the_header() {
         let _ = writeln!(expected, "{} {} {}", layout.name, layout.size, layout.struct_size);
         for field in layout.fields {
             let name = field.name.trim_start_matches("r#");
-            // The table of functions stops at the last one that is called.
             let _ = writeln!(source, "  FIELD({}, {name})", layout.name);
             let _ = writeln!(expected, "{}.{name} {} {}", layout.name, field.offset, field.size);
         }

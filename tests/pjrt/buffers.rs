@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use hlo::{DType, Literal};
-use lockstep::pjrt::Error;
+use lockstep::pjrt::{Arg, CompileOptions, Error};
 
-use crate::programs::client;
+use crate::programs::{accumulate, client};
 
 #[test]
 fn every_dtype_and_rank_comes_back_as_it_went() {
@@ -42,7 +42,7 @@ fn replicas_may_hold_different_values() {
 }
 
 #[test]
-fn large_literals_are_lent_and_given_back() {
+fn literals_are_lent_and_given_back() {
     let client = client(2);
     let literal = Arc::new(Literal::from_slice(&[4096], &vec![1.5f32; 4096]));
     let buffers = client.upload_replicated(literal.clone()).unwrap();
@@ -56,6 +56,22 @@ fn large_literals_are_lent_and_given_back() {
         std::thread::yield_now();
     }
     assert_eq!(Arc::strong_count(&literal), 1, "given back once the buffers are gone");
+}
+
+/// Lent memory is the caller's: a program that updates its argument in place must copy it first.
+#[test]
+fn a_lent_literal_survives_being_donated() {
+    let client = client(2);
+    let executable = client.compile(&accumulate(2, 4096), &CompileOptions::default()).unwrap();
+    let literal = Arc::new(Literal::from_slice(&[4096], &vec![1.5f32; 4096]));
+    for _ in 0..10 {
+        let state = client.upload_replicated(literal.clone()).unwrap();
+        let x = client.upload_replicated(literal.clone()).unwrap();
+        let launch = executable.execute(vec![Arg::Donate(state), Arg::Donate(x)]).unwrap();
+        assert_eq!(launch.outputs[0].read(1).unwrap().as_slice::<f32>(), vec![4.5; 4096]);
+        assert_eq!(launch.outputs[0].read(0).unwrap().as_slice::<f32>(), vec![4.5; 4096]);
+    }
+    assert_eq!(literal.as_slice::<f32>(), vec![1.5; 4096]);
 }
 
 #[test]

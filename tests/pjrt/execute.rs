@@ -61,7 +61,7 @@ fn an_argument_given_to_a_program_that_does_not_donate_it_is_only_freed() {
 
 #[test]
 fn hundreds_of_launches_may_be_queued_without_waiting() {
-    for num_replicas in [1, 2, 4] {
+    for num_replicas in [1, 2, 4, 8] {
         let client = client(num_replicas);
         let executable =
             client.compile(&accumulate(num_replicas, 64), &CompileOptions::default()).unwrap();
@@ -225,14 +225,21 @@ fn a_serialized_executable_runs_the_same_and_in_its_own_program_only() {
         let executable = client.deserialize(&program, &bytes).unwrap();
         let x = client.upload_replicated(f32s(&[1.0; 4])).unwrap();
         let state = client.upload_replicated(f32s(&[0.5; 4])).unwrap();
+        let launch = executable.execute(vec![Arg::Donate(state), Arg::Borrow(&x)]).unwrap();
+        let state = launch.outputs.into_iter().next().unwrap();
         let address = state.address(0).unwrap();
         let launch = executable.execute(vec![Arg::Donate(state), Arg::Borrow(&x)]).unwrap();
         assert_eq!(launch.outputs[0].address(0).unwrap(), address, "donation is kept");
         launch.outputs[0].read(1).unwrap()
     };
-    assert_eq!(run(&first), *f32s(&[2.5; 4]));
-    assert_eq!(run(&client(2)), *f32s(&[2.5; 4]));
+    assert_eq!(run(&first), *f32s(&[4.5; 4]));
+    assert_eq!(run(&client(2)), *f32s(&[4.5; 4]));
     let other = first.deserialize(&accumulate(2, 5), &bytes).unwrap_err();
     assert!(matches!(other, Error::Serialized { .. }), "{other}");
-    first.deserialize(&program, b"neither").unwrap_err();
+    let mut flipped = bytes.clone();
+    flipped[bytes.len() / 2] ^= 1;
+    for damaged in [b"neither", &bytes[..bytes.len() - 1], &flipped] {
+        let error = first.deserialize(&program, damaged).unwrap_err();
+        assert!(matches!(error, Error::Serialized { .. }), "{error}");
+    }
 }

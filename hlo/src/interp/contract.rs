@@ -81,7 +81,7 @@ pub(super) fn dot_general(lhs: &Literal, rhs: &Literal, dot: &DotDims, dims: &[u
     };
     if lhs.dtype().is_float() {
         let (x, y) = (lhs.to_f64(), rhs.to_f64());
-        let product = |(i, j): Rows| x[i].iter().zip(&y[j]).map(|(x, y)| x * y).sum::<f64>();
+        let product = |(i, j): Rows| x[i].iter().zip(&y[j]).fold(0.0, |sum, (x, y)| sum + x * y);
         let values: Vec<_> = rows().map(product).collect();
         Literal::from_f64(lhs.dtype(), dims, &values)
     } else {

@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::op::Regions;
-use crate::{AxisSet, DType, Error, Graph, Op, Tensor, TensorType, Tracer};
+use crate::{AxisSet, DType, Error, Graph, Op, Tensor, Tracer};
 
 impl Tracer {
     /// Repeats `body` on the carried values while `cond` holds. Both see outer values only if they are
@@ -55,9 +55,8 @@ impl Tracer {
         // A carried value that starts as a constant may vary once the body has added to it: then its
         // start is handed over too. Each round adds an axis somewhere, so this ends.
         let regions = loop {
-            let types: Vec<_> = carried.iter().map(Tensor::ty).collect();
-            let regions = self.region(&types, &cond).and_then(|cond| {
-                let body = self.region(&types, &body)?;
+            let regions = self.region(&carried, &cond).and_then(|cond| {
+                let body = self.region(&carried, &body)?;
                 Ok(Regions { cond, body })
             });
             match regions {
@@ -77,15 +76,11 @@ impl Tracer {
     /// Traces a loop's region: a graph whose inputs have the types of the carried values.
     fn region(
         &self,
-        types: &[TensorType],
+        starts: &[Tensor<'_>],
         f: &impl for<'b> Fn(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
     ) -> Result<Graph, Error> {
         let tracer = Tracer::new(self.mesh());
-        let carried: Vec<_> = types
-            .iter()
-            .enumerate()
-            .map(|(i, ty)| tracer.input(format!("carried.{i}"), ty.clone()))
-            .collect();
+        let carried = tracer.carried_inputs(starts);
         for (i, result) in f(&carried).into_iter().enumerate() {
             tracer.output_varying(format!("carried.{i}"), result, AxisSet::ALL);
         }
@@ -98,8 +93,7 @@ impl Tracer {
         let mut changed = false;
         for (start, output) in carried.iter_mut().zip(body.outputs()) {
             let missing = body.ty(output.value).varying.minus(start.varying());
-            let no_gradient = !start.dtype().is_float() || start.is_constant();
-            if !missing.is_empty() && no_gradient {
+            if !missing.is_empty() && start.is_gradient_free() {
                 *start = start.vary(missing);
                 changed = true;
             }

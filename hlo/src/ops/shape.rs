@@ -3,10 +3,14 @@
 use crate::{DType, Op, Tensor};
 
 impl<'g> Tensor<'g> {
-    /// Dim `i` becomes dim `broadcast_dims[i]` of `dims`; size 1 is stretched, other dims are new.
+    /// Dim `i` becomes dim `broadcast_dims[i]` of `dims`; size 1 is stretched, other dims are new. The
+    /// tensor itself where nothing changes.
     #[must_use]
     #[track_caller]
     pub fn broadcast_in_dim(self, dims: &[usize], broadcast_dims: &[usize]) -> Tensor<'g> {
+        if self.shape() == dims && broadcast_dims.iter().copied().eq(0..dims.len()) {
+            return self;
+        }
         let (dims, broadcast_dims) = (dims.to_vec(), broadcast_dims.to_vec());
         self.tracer().apply(Op::BroadcastInDim { dims, broadcast_dims }, &[self])
     }

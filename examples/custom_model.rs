@@ -1,0 +1,37 @@
+//! A model of one's own in the training loop: a small network with a residual connection.
+//!
+//!     cargo run --release --example custom_model
+//!
+//! Data, batch arithmetic, optimizer and schedule are those of `examples/digits.toml`: 64 = 16 examples *
+//! 1 microbatch * 4 replicas. Only the model is another. It is written for one device; that it runs on
+//! four is not its business.
+
+use std::path::Path;
+
+use lockstep::config::Config;
+use lockstep::{data, train};
+use models::layers::{layer_norm, linear};
+use models::loss::cross_entropy;
+use models::{Batch, Initializer, Loss, Scope};
+
+/// `x = relu(W x); x = x + relu(norm(W' x)); logits = W'' x`
+fn residual_mlp<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+    let width = 128;
+    let he = Initializer::he_normal;
+    let x = batch.field("x");
+    let x = linear(&scope.at("stem"), x, width, he(x.dim(1))).maximum(0.0);
+    let branch = linear(&scope.at("branch"), x, width, he(width));
+    let x = x + layer_norm(&scope.at("norm"), branch).maximum(0.0);
+    let logits = linear(&scope.at("head"), x, 10, Initializer::lecun_normal(width));
+    cross_entropy(logits, batch.field("y"), batch.weight)
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/digits.toml");
+    let config = Config::load(&file, &[])?;
+    let splits = data::open(&config.data, config.train.seed)?;
+    let job = train::Job { config: &config, model: &residual_mlp, splits: &splits };
+    let outcome = train::train(&job, &train::Options::default())?;
+    println!("test accuracy {:.4}", outcome.summary.eval_accuracy.unwrap_or(f64::NAN));
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! What graphs cost, against arithmetic by hand.
+
+use hlo::{Axis, CollectiveCost, Cost, DType, Mesh, Reduction, TensorType, Tracer, count, trace};
+
+fn cost(mesh: Mesh, build: impl FnOnce(&Tracer)) -> Cost {
+    count(&trace(mesh, build).unwrap_or_else(|error| panic!("{error}")))
+}
+
+fn f32s(dims: &[usize]) -> TensorType {
+    TensorType::new(DType::F32, dims)
+}
+
+#[test]
+fn two_layers_cost_what_arithmetic_by_hand_says() {
+    let cost = cost(Mesh::SINGLE, |t| {
+        let x = t.input("x", f32s(&[8, 4]));
+        let w1 = t.input("w1", f32s(&[4, 16]));
+        let b1 = t.input("b1", f32s(&[16]));
+        let w2 = t.input("w2", f32s(&[16, 2]));
+        let sum = x.dot(w1);
+        let hidden = (sum + b1.broadcast_like(sum, &[1])).maximum(0.0);
+        t.output("y", hidden.dot(w2).tanh().reduce_sum(&[0]));
+    });
+    let (batch, input, hidden, output) = (8, 4, 16, 2);
+    let flops = [
+        2 * batch * input * hidden,  // dot
+        batch * hidden,              // add
+        batch * hidden,              // maximum
+        2 * batch * hidden * output, // dot
+        (batch - 1) * output,        // reduce
+    ];
+    let elements = [
+        batch * input + input * hidden + batch * hidden,
+        hidden + batch * hidden, // broadcast of the bias
+        3 * batch * hidden,
+        1 + batch * hidden, // broadcast of 0.0
+        3 * batch * hidden,
+        batch * hidden + hidden * output + batch * output,
+        2 * batch * output, // tanh
+        batch * output + output,
+    ];
+    let expected = Cost {
+        flops: flops.iter().sum(),
+        transcendentals: batch * output,
+        bytes: 4 * elements.iter().sum::<u64>(),
+        ..Cost::default()
+    };
+    assert_eq!(cost, expected);
+    assert_eq!((cost.flops, cost.bytes), (1806, 5964));
+}
+
+#[test]
+fn what_only_changes_a_type_costs_nothing_and_a_slice_reads_what_it_returns() {
+    let free = cost(Mesh::data(2), |t| {
+        let x = t.input("x", f32s(&[4, 4]));
+        let x = t.optimization_barrier(&[x.reshape(&[16]).stop_gradient()])[0];
+        t.output_varying("y", x.bitcast_convert(DType::U32).vary(Axis::Data), Axis::Data.into());
+    });
+    assert_eq!(free, Cost::default());
+
+    let sliced = cost(Mesh::SINGLE, |t| {
+        let x = t.input("x", f32s(&[1000, 2]));
+        let row = x.slice_dim(0, 3, 4);
+        let zero = t.scalar(DType::I32, 0.0);
+        t.output("x", x.dynamic_update_slice(row, &[zero, zero]));
+    });
+    assert_eq!(sliced, Cost { bytes: 4 * (2 + 2 + 2 + 2), ..Cost::default() });
+}
+
+#[test]
+fn loops_are_multiplied_out() {
+    let mesh = Mesh::new(&[(Axis::Data, 4), (Axis::Tensor, 2)]);
+    let cost = cost(mesh, |t| {
+        let x = t.input("x", f32s(&[6]).varying(Axis::Data.into()));
+        let outer = t.fori_loop(3, &[x], |_, x| {
+            x[0].tracer().fori_loop(2, x, |_, x| {
+                vec![x[0].all_reduce(Reduction::Sum, Axis::Data).vary(Axis::Data)]
+            })
+        });
+        let gathered = outer[0].all_gather(0, Axis::Data);
+        t.output_varying("y", gathered, Axis::Data.into());
+    });
+    let reduce = CollectiveCost {
+        kind: "all_reduce",
+        bytes: 6 * 4,
+        group_size: 4,
+        num_groups: 2,
+        count: 3 * 2,
+    };
+    let gather = CollectiveCost { kind: "all_gather", count: 1, ..reduce.clone() };
+    assert_eq!(cost.collectives, [reduce, gather]);
+    // Each loop compares its counter once more than it adds 1 to it.
+    let (outer_counts, inner_counts) = ((3 + 1) + 3, (2 + 1) + 2);
+    assert_eq!(cost.flops, outer_counts + 3 * inner_counts);
+    // A comparison of u32 reads 4 + 4 and writes 1, an addition moves 3 * 4.
+    let (outer_bytes, inner_bytes) = (4 * 9 + 3 * 12, 3 * 9 + 2 * 12);
+    let collective_bytes = 6 * (24 + 24) + (24 + 4 * 24);
+    assert_eq!(cost.bytes, outer_bytes + 3 * inner_bytes + collective_bytes);
+    assert!(!cost.has_unknown_loops);
+}
+
+#[test]
+fn a_loop_of_unknown_length_counts_once_and_is_said() {
+    let cost = cost(Mesh::SINGLE, |t| {
+        let x = t.input("x", f32s(&[]));
+        t.output("y", t.while_loop(&[x], |x| x[0].less(9.0), |x| vec![x[0].exponential()])[0]);
+    });
+    assert_eq!(cost.transcendentals, 1);
+    assert!(cost.has_unknown_loops);
+}

@@ -1,0 +1,415 @@
+//! Every op that a replica does by itself, in the interpreter, against values worked out by hand: one
+//! table. Transcendental values are those of Python 3.11's `math`.
+
+use std::collections::BTreeSet;
+
+use half::{bf16, f16};
+use hlo::{
+    Binary, Comparison, DType, DotDims, Element, Literal, Mesh, Op, Reduction, Tensor, Tracer,
+    Unary, interpret, trace,
+};
+
+type Case = (&'static str, for<'t> fn(&'t Tracer) -> Tensor<'t>, Literal);
+
+const NAN: f32 = f32::NAN;
+const INF: f32 = f32::INFINITY;
+
+/// A constant of one dim.
+fn c<'t, T: Element>(t: &'t Tracer, values: &[T]) -> Tensor<'t> {
+    t.constant(v(values))
+}
+
+/// 0.0, 1.0, 2.0, ... in `dims`.
+fn counted<'t>(t: &'t Tracer, dims: &[usize]) -> Tensor<'t> {
+    let values: Vec<_> = (0..dims.iter().product::<usize>()).map(|i| i as f32).collect();
+    c(t, &values).reshape(dims)
+}
+
+fn empty<'t>(t: &'t Tracer, dtype: DType) -> Tensor<'t> {
+    t.constant(Literal::zeros(dtype, &[2, 0]))
+}
+
+fn p<'t>(t: &'t Tracer, values: &[bool]) -> Tensor<'t> {
+    t.constant(bools(values))
+}
+
+/// An expected value of one dim.
+fn v<T: Element>(values: &[T]) -> Literal {
+    Literal::from_slice(&[values.len()], values)
+}
+
+/// An expected value of more dims.
+fn d<T: Element>(dims: &[usize], values: &[T]) -> Literal {
+    Literal::from_slice(dims, values)
+}
+
+fn bools(values: &[bool]) -> Literal {
+    Literal::pred(&[values.len()], values)
+}
+
+fn bf16s(values: &[f64]) -> Literal {
+    Literal::from_f64(DType::Bf16, &[values.len()], values)
+}
+
+fn elementwise() -> Vec<Case> {
+    vec![
+        ("abs", |t| c(t, &[-1.5f32, -0.0, NAN]).abs(), v(&[1.5f32, 0.0, NAN])),
+        ("abs of the least i32", |t| c(t, &[-3, i32::MIN]).abs(), v(&[3, i32::MIN])),
+        ("ceil", |t| c(t, &[1.2f32, -1.2]).ceil(), v(&[2f32, -1.0])),
+        ("cosine", |t| c(t, &[0f32, 1.0]).cosine(), v(&[1f32, 0.540_302_3])),
+        ("exp", |t| c(t, &[-0.5f32, -INF]).exponential(), v(&[0.606_530_67f32, 0.0])),
+        ("exp overflows", |t| c(t, &[89f32]).exponential(), v(&[INF])),
+        (
+            "expm1",
+            |t| c(t, &[1e-5f64]).exponential_minus_one(),
+            v(&[1.000_005_000_016_666_8e-5f64]),
+        ),
+        ("floor", |t| c(t, &[1.8f32, -1.2]).floor(), v(&[1f32, -2.0])),
+        ("is_finite", |t| c(t, &[1f32, INF, NAN]).is_finite(), bools(&[true, false, false])),
+        ("log", |t| c(t, &[10f32, 0.0, -1.0]).log(), v(&[std::f32::consts::LN_10, -INF, NAN])),
+        ("log1p", |t| c(t, &[1e-5f64]).log_plus_one(), v(&[9.999_950_000_333_332e-6f64])),
+        ("logistic", |t| c(t, &[2f32, -INF]).logistic(), v(&[0.880_797_1f32, 0.0])),
+        ("negate", |t| -c(t, &[1f32, 0.0]), v(&[-1f32, -0.0])),
+        ("negate wraps", |t| -c(t, &[1, i32::MIN]), v(&[-1, i32::MIN])),
+        ("negate of unsigned wraps", |t| -c(t, &[1u8]), v(&[255u8])),
+        ("not", |t| !c(t, &[0i32, 5]), v(&[-1, -6])),
+        ("not of unsigned", |t| !c(t, &[1u8]), v(&[254u8])),
+        ("not of pred", |t| !p(t, &[true, false]), bools(&[false, true])),
+        (
+            "round",
+            |t| c(t, &[0.5f32, 1.5, 2.5, -0.5]).round_nearest_even(),
+            v(&[0f32, 2.0, 2.0, -0.0]),
+        ),
+        ("rsqrt", |t| c(t, &[3f32, 0.0]).rsqrt(), v(&[0.577_350_26f32, INF])),
+        ("sign", |t| c(t, &[-3f32, -0.0, NAN, INF]).sign(), v(&[-1f32, -0.0, NAN, 1.0])),
+        ("sign of i32", |t| c(t, &[-3, 0, 9]).sign(), v(&[-1, 0, 1])),
+        ("sine", |t| c(t, &[1f32]).sine(), v(&[0.841_470_96f32])),
+        ("sqrt", |t| c(t, &[2f32, -1.0]).sqrt(), v(&[std::f32::consts::SQRT_2, NAN])),
+        ("tanh", |t| c(t, &[0.5f32, INF]).tanh(), v(&[0.462_117_16f32, 1.0])),
+        ("add rounds to f32", |t| c(t, &[1e8f32]) + c(t, &[3f32]), v(&[1e8f32])),
+        ("add in f64", |t| c(t, &[1e8f64]) + c(t, &[3f64]), v(&[100_000_003f64])),
+        ("add, ties to even", |t| t.constant(bf16s(&[1.0, 1.0078125])) + 0.00390625, {
+            bf16s(&[1.0, 1.015625])
+        }),
+        ("add overflows f16", |t| c(t, &[f16::MAX, f16::MAX]) + c(t, &[f16::ONE, f16::MAX]), {
+            v(&[f16::MAX, f16::INFINITY])
+        }),
+        ("add wraps", |t| c(t, &[i32::MAX]) + 1.0, v(&[i32::MIN])),
+        ("add wraps u64", |t| c(t, &[u64::MAX]) + c(t, &[2u64]), v(&[1u64])),
+        ("add of pred", |t| p(t, &[true, true, false]) + p(t, &[true, false, false]), {
+            bools(&[true, true, false])
+        }),
+        ("and", |t| c(t, &[-4i32]).and(c(t, &[7])), v(&[4])),
+        ("and of pred", |t| p(t, &[true, true]).and(p(t, &[true, false])), bools(&[true, false])),
+        ("divide", |t| c(t, &[1f32, 1.0, 0.0]) / c(t, &[3f32, 0.0, 0.0]), {
+            v(&[1f32 / 3.0, INF, NAN])
+        }),
+        ("divide of i32", |t| c(t, &[7, -7, 5, i32::MIN]) / c(t, &[2, 2, 0, -1]), {
+            v(&[3, -3, -1, i32::MIN])
+        }),
+        ("divide of u32", |t| c(t, &[7u32, u32::MAX]) / c(t, &[0u32, 2]), {
+            v(&[u32::MAX, u32::MAX / 2])
+        }),
+        ("maximum", |t| c(t, &[1f32, NAN, 1.0, -0.0]).maximum(c(t, &[2f32, 1.0, NAN, 0.0])), {
+            v(&[2f32, NAN, NAN, 0.0])
+        }),
+        ("maximum of u8", |t| c(t, &[200u8]).maximum(c(t, &[100u8])), v(&[200u8])),
+        ("minimum", |t| c(t, &[1f32, NAN, 1.0, 0.0]).minimum(c(t, &[2f32, 1.0, NAN, -0.0])), {
+            v(&[1f32, NAN, NAN, -0.0])
+        }),
+        ("minimum of i64", |t| c(t, &[i64::MIN]).minimum(c(t, &[1i64])), v(&[i64::MIN])),
+        ("multiply", |t| c(t, &[3f32, 0.0]) * c(t, &[-2f32, INF]), v(&[-6f32, NAN])),
+        ("multiply wraps", |t| c(t, &[u64::MAX]) * c(t, &[u64::MAX]), v(&[1u64])),
+        ("multiply of pred", |t| p(t, &[true, true]) * p(t, &[true, false]), {
+            bools(&[true, false])
+        }),
+        ("or", |t| c(t, &[5u32]).or(c(t, &[6u32])), v(&[7u32])),
+        ("power", |t| c(t, &[2f32, -8.0, 0.0]).power(c(t, &[0.5f32, 3.0, 0.0])), {
+            v(&[std::f32::consts::SQRT_2, -512.0, 1.0])
+        }),
+        ("power of a negative", |t| c(t, &[-1f32]).power(0.5), v(&[NAN])),
+        ("remainder", |t| c(t, &[-7.5f32, 7.5]).remainder(c(t, &[2f32, -2.0])), {
+            v(&[-1.5f32, 1.5])
+        }),
+        (
+            "remainder of i32",
+            |t| c(t, &[7, -7, 5, i32::MIN]).remainder(c(t, &[-3, 3, 0, -1])),
+            v(&[1, -1, 5, 0]),
+        ),
+        ("shift_left", |t| c(t, &[1, -1, 1]).shift_left(c(t, &[31, 32, -1])), {
+            v(&[i32::MIN, 0, 0])
+        }),
+        (
+            "shift_right_arithmetic",
+            |t| c(t, &[-8, -8, 8]).shift_right_arithmetic(c(t, &[1, 40, 32])),
+            v(&[-4, -1, 0]),
+        ),
+        ("top bit of u8", |t| c(t, &[0x80u8]).shift_right_arithmetic(1.0), v(&[0xc0u8])),
+        (
+            "shift_right_logical",
+            |t| c(t, &[-1, -1]).shift_right_logical(c(t, &[28, 32])),
+            v(&[15, 0]),
+        ),
+        ("subtract", |t| 1.0 - c(t, &[0.25f32]), v(&[0.75f32])),
+        ("subtract wraps", |t| c(t, &[1u32]) - c(t, &[2u32]), v(&[u32::MAX])),
+        ("xor", |t| c(t, &[5u8]).xor(c(t, &[6u8])), v(&[3u8])),
+        ("xor of pred", |t| p(t, &[true, true]).xor(p(t, &[true, false])), bools(&[false, true])),
+    ]
+}
+
+fn choice_and_conversion() -> Vec<Case> {
+    vec![
+        ("equal", |t| c(t, &[1f32, NAN, 0.0]).equal(c(t, &[1f32, NAN, -0.0])), {
+            bools(&[true, false, true])
+        }),
+        ("not_equal", |t| c(t, &[1f32, NAN]).not_equal(c(t, &[1f32, NAN])), bools(&[false, true])),
+        ("less", |t| c(t, &[1f32, NAN]).less(2.0), bools(&[true, false])),
+        ("less_equal", |t| c(t, &[2f32, NAN]).less_equal(2.0), bools(&[true, false])),
+        ("greater", |t| c(t, &[3f32, NAN]).greater(2.0), bools(&[true, false])),
+        ("greater_equal", |t| c(t, &[2f32, NAN]).greater_equal(2.0), bools(&[true, false])),
+        ("less of i32", |t| c(t, &[-1]).less(c(t, &[1])), bools(&[true])),
+        ("less of u32", |t| c(t, &[u32::MAX]).less(c(t, &[1u32])), bools(&[false])),
+        (
+            "select",
+            |t| p(t, &[true, false]).select(c(t, &[1f32, 2.0]), c(t, &[NAN, 4.0])),
+            v(&[1f32, 4.0]),
+        ),
+        ("select by a scalar", |t| p(t, &[false]).reshape(&[]).select(c(t, &[1]), c(t, &[2])), {
+            v(&[2])
+        }),
+        ("clamp", |t| c(t, &[-1f32, 0.5, 2.0, NAN]).clamp(0.0, 1.0), v(&[0f32, 0.5, 1.0, NAN])),
+        ("clamp by tensors", |t| c(t, &[5, 5]).clamp(c(t, &[0, 6]), c(t, &[3, 9])), v(&[3, 6])),
+        ("clamp with crossed bounds", |t| c(t, &[1]).clamp(5.0, 3.0), v(&[3])),
+        ("f32 to i32", |t| c(t, &[NAN, 3.9, -3.9, 1e20, -INF]).convert(DType::I32), {
+            v(&[0, 3, -3, i32::MAX, i32::MIN])
+        }),
+        ("f32 to u8", |t| c(t, &[NAN, 3.9, -3.9, 1e20]).convert(DType::U8), v(&[0u8, 3, 0, 255])),
+        ("f64 to u64", |t| c(t, &[1e30f64]).convert(DType::U64), v(&[u64::MAX])),
+        ("f32 to pred", |t| c(t, &[NAN, 0.0, -0.0, 0.5]).convert(DType::Pred), {
+            bools(&[true, false, false, true])
+        }),
+        ("f64 to bf16", |t| c(t, &[1.0 + 2f64.powi(-8) + 2f64.powi(-50)]).convert(DType::Bf16), {
+            bf16s(&[1.0078125])
+        }),
+        ("f64 to f16", |t| c(t, &[65520f64, 2f64.powi(-25)]).convert(DType::F16), {
+            v(&[f16::INFINITY, f16::ZERO])
+        }),
+        ("i32 to u8", |t| c(t, &[-1, 300]).convert(DType::U8), v(&[255u8, 44])),
+        ("i32 to pred", |t| c(t, &[256, 0]).convert(DType::Pred), bools(&[true, false])),
+        // Just above a tie between 2^60 and 2^60 + 2^37, which f64 takes for a tie.
+        ("i64 to f32", |t| c(t, &[(1i64 << 60) + (1 << 36) + 1, i64::MIN]).convert(DType::F32), {
+            v(&[(1i64 << 60) as f32 + (1i64 << 37) as f32, -(2f32.powi(63))])
+        }),
+        ("u64 to f64", |t| c(t, &[u64::MAX]).convert(DType::F64), v(&[2f64.powi(64)])),
+        ("pred to f32", |t| p(t, &[true, false]).convert(DType::F32), v(&[1f32, 0.0])),
+        ("bits of f32", |t| c(t, &[1f32]).bitcast_convert(DType::U32), v(&[0x3f80_0000u32])),
+        ("bits of bf16", |t| c(t, &[bf16::ONE]).bitcast_convert(DType::F16), {
+            v(&[f16::from_bits(0x3f80)])
+        }),
+        (
+            "bits of a signalling NaN stay",
+            |t| c(t, &[0x7fa0_0001]).bitcast_convert(DType::F32).reshape(&[1, 1]).reshape(&[1]),
+            v(&[f32::from_bits(0x7fa0_0001)]),
+        ),
+        ("stop_gradient", |t| c(t, &[1f32]).stop_gradient(), v(&[1f32])),
+        ("barrier", |t| t.optimization_barrier(&[c(t, &[1]), c(t, &[2])])[1], v(&[2])),
+    ]
+}
+
+fn movement() -> Vec<Case> {
+    vec![
+        ("iota", |t| t.iota(DType::F32, &[2, 3], 1), d(&[2, 3], &[0f32, 1.0, 2.0, 0.0, 1.0, 2.0])),
+        ("iota in u8", |t| t.iota(DType::U8, &[3, 1], 0), d(&[3, 1], &[0u8, 1, 2])),
+        ("broadcast of a scalar", |t| t.full(DType::I32, &[3], 7.0), v(&[7, 7, 7])),
+        (
+            "broadcast stretches",
+            |t| counted(t, &[2, 1]).broadcast_in_dim(&[2, 2, 2], &[0, 2]),
+            d(&[2, 2, 2], &[0f32, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]),
+        ),
+        ("reshape", |t| counted(t, &[2, 2]).reshape(&[4]), v(&[0f32, 1.0, 2.0, 3.0])),
+        (
+            "transpose",
+            |t| counted(t, &[1, 2, 3]).transpose(&[2, 0, 1]),
+            d(&[3, 1, 2], &[0f32, 3.0, 1.0, 4.0, 2.0, 5.0]),
+        ),
+        (
+            "slice",
+            |t| counted(t, &[3, 4]).slice(&[1, 0], &[3, 4], &[1, 3]),
+            d(&[2, 2], &[4f32, 7.0, 8.0, 11.0]),
+        ),
+        ("empty slice", |t| counted(t, &[3]).slice_dim(0, 3, 3), v::<f32>(&[])),
+        (
+            "dynamic_slice",
+            |t| counted(t, &[3, 3]).dynamic_slice(&[i(t, 1), i(t, 2)], &[2, 1]),
+            d(&[2, 1], &[5f32, 8.0]),
+        ),
+        (
+            "dynamic_slice moves into range",
+            |t| counted(t, &[3, 3]).dynamic_slice(&[i(t, -5), i(t, 5)], &[1, 2]),
+            d(&[1, 2], &[1f32, 2.0]),
+        ),
+        (
+            "dynamic_update_slice",
+            |t| {
+                counted(t, &[2, 2])
+                    .dynamic_update_slice(t.full(DType::F32, &[1, 2], 9.0), &[i(t, 7), i(t, 0)])
+            },
+            d(&[2, 2], &[0f32, 1.0, 9.0, 9.0]),
+        ),
+        ("index_leading", |t| counted(t, &[3, 2]).index_leading(i(t, 1)), v(&[2f32, 3.0])),
+        ("pad", |t| c(t, &[1, 2, 3]).pad(9.0, &[1], &[-1], &[1]), v(&[9, 1, 9, 2, 9])),
+        ("pad cuts off", |t| c(t, &[1, 2, 3]).pad(9.0, &[-1], &[0], &[1]), v(&[9, 2, 9, 3])),
+        (
+            "pad of two dims",
+            |t| counted(t, &[1, 2]).pad(-1.0, &[1, 0], &[0, 1], &[0, 0]),
+            d(&[2, 3], &[-1f32, -1.0, -1.0, 0.0, 1.0, -1.0]),
+        ),
+        (
+            "concatenate",
+            |t| counted(t, &[2, 1]).concatenate(&[t.full(DType::F32, &[2, 2], 7.0)], 1),
+            d(&[2, 3], &[0f32, 7.0, 7.0, 1.0, 7.0, 7.0]),
+        ),
+        ("one_hot", |t| c(t, &[1u8, 5]).one_hot(3, DType::I32), {
+            d(&[2, 3], &[0, 1, 0, 0, 0, 0])
+        }),
+        ("one_hot beyond u8", |t| c(t, &[5u8]).one_hot(300, DType::I32).sum().reshape(&[1]), {
+            v(&[1])
+        }),
+        (
+            "take_along_last_dim",
+            |t| counted(t, &[2, 3]).take_along_last_dim(c(t, &[2, 9])),
+            v(&[2f32, 0.0]),
+        ),
+    ]
+}
+
+/// An index.
+fn i(t: &Tracer, value: i32) -> Tensor<'_> {
+    t.constant(Literal::scalar(value))
+}
+
+fn contraction() -> Vec<Case> {
+    vec![
+        ("sum", |t| counted(t, &[2, 3]).reduce_sum(&[0]), v(&[3f32, 5.0, 7.0])),
+        ("sum of all", |t| counted(t, &[2, 3]).sum().reshape(&[1]), v(&[15f32])),
+        ("sum rounds once", |t| t.constant(bf16s(&[1.0, 0.00390625, 0.00390625])).sum(), {
+            Literal::from_f64(DType::Bf16, &[], &[1.0078125])
+        }),
+        ("sum wraps", |t| c(t, &[200u8, 100]).sum(), Literal::scalar(44u8)),
+        ("sum over no dim", |t| c(t, &[1, 2]).reduce_sum(&[]), v(&[1, 2])),
+        ("max", |t| counted(t, &[2, 3]).reduce_max(&[1]), v(&[2f32, 5.0])),
+        ("max with NaN", |t| c(t, &[1f32, NAN, 2.0]).reduce_max(&[0]), Literal::scalar(NAN)),
+        ("min", |t| counted(t, &[2, 3]).reduce_min(&[1]), v(&[0f32, 3.0])),
+        (
+            "and",
+            |t| p(t, &[true, true, true, false]).reshape(&[2, 2]).reduce(Reduction::And, &[1]),
+            bools(&[true, false]),
+        ),
+        (
+            "or",
+            |t| p(t, &[false, false, true, false]).reshape(&[2, 2]).reduce(Reduction::Or, &[1]),
+            bools(&[false, true]),
+        ),
+        ("sum of nothing", |t| empty(t, DType::F32).reduce_sum(&[1]), v(&[0f32, 0.0])),
+        ("max of nothing", |t| empty(t, DType::F16).reduce_max(&[1]), {
+            v(&[f16::NEG_INFINITY, f16::NEG_INFINITY])
+        }),
+        ("min of nothing", |t| empty(t, DType::F64).reduce_min(&[1]), {
+            v(&[f64::INFINITY, f64::INFINITY])
+        }),
+        ("max of no i32", |t| empty(t, DType::I32).reduce_max(&[1]), v(&[i32::MIN, i32::MIN])),
+        ("min of no u8", |t| empty(t, DType::U8).reduce_min(&[1]), v(&[255u8, 255])),
+        ("and of nothing", |t| empty(t, DType::Pred).reduce(Reduction::And, &[1]), {
+            bools(&[true, true])
+        }),
+        ("or of nothing", |t| empty(t, DType::Pred).reduce(Reduction::Or, &[1]), {
+            bools(&[false, false])
+        }),
+        (
+            "dot",
+            |t| counted(t, &[2, 3]).dot(counted(t, &[3, 2])),
+            d(&[2, 2], &[10f32, 13.0, 28.0, 40.0]),
+        ),
+        (
+            "dot with batch and transposed",
+            |t| {
+                let dims = DotDims::contract(&[1], &[2]).batch(&[2], &[0]);
+                counted(t, &[1, 2, 2]).dot_general(counted(t, &[2, 1, 2]), dims)
+            },
+            // Batch b: (x[0, 0, b], x[0, 1, b]) . y[b, 0, :]
+            d(&[2, 1, 1], &[2f32, 11.0]),
+        ),
+        (
+            "dot over two dims",
+            |t| {
+                counted(t, &[2, 2])
+                    .dot_general(counted(t, &[2, 2]), DotDims::contract(&[0, 1], &[1, 0]))
+            },
+            // sum of x[i, j] * y[j, i] = 0 * 0 + 1 * 2 + 2 * 1 + 3 * 3
+            Literal::scalar(13f32),
+        ),
+        (
+            "outer product",
+            |t| c(t, &[1, 2]).dot_general(c(t, &[3, 4]), DotDims::default()),
+            d(&[2, 2], &[3, 4, 6, 8]),
+        ),
+        ("dot wraps", |t| c(t, &[u64::MAX, 1]).dot(c(t, &[u64::MAX, 1])), Literal::scalar(2u64)),
+        (
+            "dot over nothing",
+            |t| empty(t, DType::F32).dot(empty(t, DType::F32).reshape(&[0, 1])),
+            d(&[2, 1], &[0f32, 0.0]),
+        ),
+        (
+            "dot rounds once",
+            |t| {
+                t.constant(bf16s(&[1.0, 0.0625, 0.0625]))
+                    .dot(t.constant(bf16s(&[1.0, 0.0625, 0.0625])))
+            },
+            Literal::from_f64(DType::Bf16, &[], &[1.0078125]),
+        ),
+    ]
+}
+
+/// Equal bits, or NaN where NaN is expected.
+fn agree(got: &Literal, expected: &Literal) -> bool {
+    let same_value = |(x, y): (f64, f64)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
+    let is_float = expected.dtype().is_float();
+    let same_type = got.dtype() == expected.dtype() && got.dims() == expected.dims();
+    let values = || got.to_f64().into_iter().zip(expected.to_f64());
+    got == expected || is_float && same_type && values().all(same_value)
+}
+
+/// The op's name; for a comparison or reduction also which.
+fn names(op: &Op) -> Vec<&'static str> {
+    match op {
+        Op::Compare(comparison) => vec![op.name(), comparison.name()],
+        Op::Reduce { reduction, .. } => vec![op.name(), reduction.name()],
+        _ => vec![op.name()],
+    }
+}
+
+#[test]
+fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
+    let mut covered = BTreeSet::new();
+    let tables = [elementwise(), choice_and_conversion(), movement(), contraction()];
+    for (name, build, expected) in tables.into_iter().flatten() {
+        let graph = trace(Mesh::SINGLE, |t| t.output("result", build(t)))
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        covered.extend(graph.nodes().iter().flat_map(|node| names(&node.op)));
+        let got = interpret(&graph, &[]).unwrap();
+        assert!(agree(&got[0][0], &expected), "{name}: {:?}, not {expected:?}", got[0][0]);
+    }
+
+    let families = [
+        Unary::ALL.iter().map(|op| op.name()).collect::<Vec<_>>(),
+        Binary::ALL.iter().map(|op| op.name()).collect(),
+        Comparison::ALL.iter().map(|op| op.name()).collect(),
+        Reduction::ALL.iter().map(|op| op.name()).collect(),
+    ];
+    let others = "constant iota compare select clamp convert bitcast_convert broadcast_in_dim \
+                  reshape transpose slice dynamic_slice dynamic_update_slice pad concatenate \
+                  reduce dot_general optimization_barrier stop_gradient";
+    let all = families.into_iter().flatten().chain(others.split_whitespace());
+    let missing: Vec<_> = all.filter(|name| !covered.contains(name)).collect();
+    assert!(missing.is_empty(), "no case for {missing:?}");
+}

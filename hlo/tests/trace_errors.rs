@@ -1,0 +1,177 @@
+//! Wrong calls, and what tracing says about each: the op, what is wrong, and the caller's line.
+
+use hlo::{
+    Axis, AxisSet, DType, DotDims, Error, Literal, Mesh, Reduction, Tensor, TensorType, Tracer,
+    trace,
+};
+
+use Axis::{Data, Tensor as Model};
+
+/// The op that is at fault, a part of the message, the line where the case begins, and the call.
+type Case = (&'static str, &'static str, u32, for<'t> fn(&'t Tracer));
+
+#[track_caller]
+fn x<'t>(t: &'t Tracer, dims: &[usize]) -> Tensor<'t> {
+    t.input("x", TensorType::new(DType::F32, dims))
+}
+
+#[track_caller]
+fn int<'t>(t: &'t Tracer, dims: &[usize]) -> Tensor<'t> {
+    t.input("i", TensorType::new(DType::I32, dims))
+}
+
+#[track_caller]
+fn u32s<'t>(t: &'t Tracer, dims: &[usize]) -> Tensor<'t> {
+    t.input("u", TensorType::new(DType::U32, dims))
+}
+
+#[track_caller]
+fn pred<'t>(t: &'t Tracer, dims: &[usize]) -> Tensor<'t> {
+    t.input("p", TensorType::new(DType::Pred, dims))
+}
+
+/// Varies over `data`.
+#[track_caller]
+fn shard<'t>(t: &'t Tracer, dims: &[usize]) -> Tensor<'t> {
+    t.input("s", TensorType::new(DType::F32, dims).varying(Data.into()))
+}
+
+/// The op itself is wanted for its error.
+fn wrong<T>(_: T) {}
+
+#[rustfmt::skip]
+fn elementwise() -> Vec<Case> {
+    vec![
+        ("add", "different dims; broadcast one", line!(), |t| wrong(x(t, &[2]) + x(t, &[3]))),
+        ("add", "different dims", line!(), |t| wrong(x(t, &[2]) + x(t, &[2, 1]))),
+        ("multiply", "different dtypes; convert one", line!(), |t| wrong(x(t, &[2]) * int(t, &[2]))),
+        ("subtract", "not defined for pred", line!(), |t| wrong(pred(t, &[2]) - pred(t, &[2]))),
+        ("divide", "`vary` says", line!(), |t| wrong(shard(t, &[2]) / x(t, &[2]))),
+        ("power", "not defined for i32", line!(), |t| wrong(int(t, &[2]).power(2.0))),
+        ("and", "not defined for f32", line!(), |t| wrong(x(t, &[2]).and(1.0))),
+        ("shift_left", "not defined for pred", line!(), |t| wrong(pred(t, &[]).shift_left(1.0))),
+        ("add", "1.5 is no i32", line!(), |t| wrong(int(t, &[2]) + 1.5)),
+        ("subtract", "0.5 is no i32", line!(), |t| wrong(0.5 - int(t, &[2]))),
+        ("maximum", "-1 is no u32", line!(), |t| wrong(u32s(t, &[2]).maximum(-1.0))),
+        ("multiply", "NaN is no i32", line!(), |t| wrong(int(t, &[2]) * f64::NAN)),
+        ("compare", "4294967296 is no u32", line!(), |t| wrong(u32s(t, &[2]).less(4294967296.0))),
+        ("or", "2 is no pred", line!(), |t| wrong(pred(t, &[2]).or(2.0))),
+        ("exponential", "not defined for i32", line!(), |t| wrong(int(t, &[2]).exponential())),
+        ("not", "not defined for f32", line!(), |t| wrong(!x(t, &[2]))),
+        ("negate", "not defined for pred", line!(), |t| wrong(-pred(t, &[2]))),
+        ("abs", "not defined for u32", line!(), |t| wrong(u32s(t, &[2]).abs())),
+        ("compare", "different dtypes", line!(), |t| wrong(x(t, &[2]).equal(int(t, &[2])))),
+        ("select", "must be pred[2]", line!(), |t| wrong(x(t, &[2]).select(x(t, &[2]), x(t, &[2])))),
+        ("select", "must be pred[2]", line!(), |t| wrong(pred(t, &[3]).select(x(t, &[2]), x(t, &[2])))),
+        ("select", "different dims", line!(), |t| wrong(pred(t, &[2]).select(x(t, &[2]), x(t, &[3])))),
+        ("clamp", "bounds must be f32[2]", line!(), |t| wrong(x(t, &[2]).clamp(x(t, &[3]), 1.0))),
+        ("clamp", "0.5 is no i32", line!(), |t| wrong(int(t, &[2]).clamp(0.0, 0.5))),
+        ("clamp", "pred has no order", line!(), |t| wrong(pred(t, &[2]).clamp(0.0, 1.0))),
+        ("bitcast_convert", "not of one width", line!(), |t| wrong(x(t, &[2]).bitcast_convert(DType::F64))),
+        ("bitcast_convert", "not of one width", line!(), |t| wrong(pred(t, &[2]).bitcast_convert(DType::U8))),
+    ]
+}
+
+#[rustfmt::skip]
+fn shapes() -> Vec<Case> {
+    const HUGE: usize = 1 << 21;
+    vec![
+        ("iota", "dim 1 of rank 1", line!(), |t| wrong(t.iota(DType::F32, &[2], 1))),
+        ("iota", "integer or float", line!(), |t| wrong(t.iota(DType::Pred, &[2], 0))),
+        ("broadcast_in_dim", "more than 2^40", line!(), |t| wrong(t.full(DType::F32, &[HUGE, HUGE], 0.0))),
+        ("broadcast_in_dim", "more than 2^40", line!(), |t| wrong(t.full(DType::F32, &[usize::MAX, 0], 0.0))),
+        ("broadcast_in_dim", "1 broadcast dims for an operand of rank 2", line!(), |t| wrong(x(t, &[2, 2]).broadcast_in_dim(&[2], &[0]))),
+        ("broadcast_in_dim", "must be increasing", line!(), |t| wrong(x(t, &[2, 2]).broadcast_in_dim(&[2, 2], &[1, 0]))),
+        ("broadcast_in_dim", "size 2 does not become dim 0", line!(), |t| wrong(x(t, &[2]).broadcast_in_dim(&[3], &[0]))),
+        ("input", "more than 2^40", line!(), |t| wrong(x(t, &[usize::MAX, 2]))),
+        ("reshape", "6 elements do not fill dims [4]", line!(), |t| wrong(x(t, &[2, 3]).reshape(&[4]))),
+        ("reshape", "do not fill", line!(), |t| wrong(x(t, &[0]).reshape(&[usize::MAX, 2, 0]))),
+        ("transpose", "no permutation of 2 dims", line!(), |t| wrong(x(t, &[2, 3]).transpose(&[0, 0]))),
+        ("slice", "need 1 entries", line!(), |t| wrong(x(t, &[2]).slice(&[], &[], &[]))),
+        ("slice", "1..4 in steps of 1 is not within dim 0 of size 3", line!(), |t| wrong(x(t, &[3]).slice_dim(0, 1, 4))),
+        ("slice", "in steps of 0", line!(), |t| wrong(x(t, &[3]).slice(&[0], &[3], &[0]))),
+        ("slice", "there is no dim 1", line!(), |t| wrong(x(t, &[3]).slice_dim(1, 0, 1))),
+        ("dynamic_slice", "a window of [4] does not fit", line!(), |t| wrong(x(t, &[3]).dynamic_slice(&[int(t, &[])], &[4]))),
+        ("dynamic_slice", "1 integer scalars", line!(), |t| wrong(x(t, &[3]).dynamic_slice(&[x(t, &[])], &[1]))),
+        ("dynamic_slice", "different dtypes", line!(), |t| wrong(x(t, &[3, 3]).dynamic_slice(&[int(t, &[]), u32s(t, &[])], &[1, 1]))),
+        ("dynamic_update_slice", "another dtype", line!(), |t| wrong(x(t, &[3]).dynamic_update_slice(int(t, &[1]), &[int(t, &[])]))),
+        ("dynamic_slice", "a scalar has no dim", line!(), |t| wrong(x(t, &[]).index_leading(int(t, &[])))),
+        ("pad", "need 1 entries", line!(), |t| wrong(x(t, &[2]).pad(0.0, &[], &[], &[]))),
+        ("pad", "would have size -1", line!(), |t| wrong(x(t, &[2]).pad(0.0, &[-3], &[0], &[0]))),
+        ("pad", "more than 2^40", line!(), |t| wrong(x(t, &[2]).pad(0.0, &[i64::MAX], &[0], &[0]))),
+        ("pad", "would have size", line!(), |t| wrong(x(t, &[9]).pad(0.0, &[i64::MAX], &[i64::MAX], &[usize::MAX]))),
+        ("pad", "must be a f32 scalar", line!(), |t| wrong(x(t, &[2]).pad(int(t, &[]), &[0], &[0], &[0]))),
+        ("pad", "0.5 is no i32", line!(), |t| wrong(int(t, &[2]).pad(0.5, &[0], &[0], &[0]))),
+        ("concatenate", "dim 1 of rank 1", line!(), |t| wrong(x(t, &[2]).concatenate(&[x(t, &[2])], 1))),
+        ("concatenate", "differ in dim 0 only", line!(), |t| wrong(x(t, &[2, 3]).concatenate(&[x(t, &[2, 4])], 0))),
+        ("reduce", "must be increasing", line!(), |t| wrong(x(t, &[2, 3]).reduce_sum(&[2]))),
+        ("reduce", "add is not defined for pred", line!(), |t| wrong(pred(t, &[2]).reduce_sum(&[0]))),
+        ("reduce", "and is not defined for f32", line!(), |t| wrong(x(t, &[2]).reduce(Reduction::And, &[0]))),
+        ("dot_general", "contracting dims 1 and 0 do not meet", line!(), |t| wrong(x(t, &[2, 3]).dot(x(t, &[2, 3])))),
+        ("dot_general", "do not meet", line!(), |t| wrong(x(t, &[]).dot(x(t, &[2])))),
+        ("dot_general", "one numeric dtype", line!(), |t| wrong(x(t, &[2]).dot(int(t, &[2])))),
+        ("dot_general", "come in pairs", line!(), |t| wrong(x(t, &[2]).dot_general(x(t, &[2]), DotDims::contract(&[0], &[])))),
+        ("dot_general", "named twice", line!(), |t| wrong(x(t, &[2, 2]).dot_general(x(t, &[2, 2]), DotDims::contract(&[0], &[0]).batch(&[0], &[0])))),
+        ("dims", "has 2 dims where 3 are needed", line!(), |t| wrong(x(t, &[2, 3]).dims::<3>())),
+        ("dim", "there is no dim 2", line!(), |t| wrong(x(t, &[2, 3]).dim(2))),
+    ]
+}
+
+/// On a mesh with 2 replicas along `data`.
+#[rustfmt::skip]
+fn replicas() -> Vec<Case> {
+    vec![
+        ("all_reduce", "does not vary over all of {data}", line!(), |t| wrong(x(t, &[2]).all_reduce(Reduction::Sum, Data))),
+        ("all_reduce", "does not vary over all of {data, tensor}", line!(), |t| wrong(shard(t, &[2]).all_reduce(Reduction::Sum, AxisSet::of(&[Data, Model])))),
+        ("all_reduce", "does not vary", line!(), |t| wrong(shard(t, &[2]).all_reduce(Reduction::Sum, AxisSet::EMPTY))),
+        ("all_reduce", "or is not defined for f32", line!(), |t| wrong(shard(t, &[2]).all_reduce(Reduction::Or, Data))),
+        ("all_reduce", "at least one operand", line!(), |t| wrong(t.all_reduce(&[], Reduction::Sum, Data))),
+        ("all_reduce", "of one dtype", line!(), |t| wrong(t.all_reduce(&[shard(t, &[]), int(t, &[]).vary(Data)], Reduction::Sum, Data))),
+        ("all_gather", "does not vary over all of {tensor}", line!(), |t| wrong(shard(t, &[2]).all_gather(0, Model))),
+        ("all_gather", "dim 1 of rank 1", line!(), |t| wrong(shard(t, &[2]).all_gather(1, Data))),
+        ("reduce_scatter", "size 3 does not divide by 2", line!(), |t| wrong(shard(t, &[3]).reduce_scatter(0, Data))),
+        ("all_to_all", "size 3 does not divide by 2", line!(), |t| wrong(shard(t, &[3, 2]).all_to_all(0, 1, Data))),
+        ("collective_permute", "not below 2", line!(), |t| wrong(shard(t, &[3]).collective_permute(&[(0, 2)], Data))),
+        ("collective_permute", "an index twice", line!(), |t| wrong(shard(t, &[3]).collective_permute(&[(0, 1), (1, 1)], Data))),
+        ("collective_permute", "names no pair", line!(), |t| wrong(shard(t, &[3]).collective_permute(&[], Data))),
+        ("optimization_barrier", "at least one operand", line!(), |t| wrong(t.optimization_barrier(&[]))),
+        ("concatenate", "`vary` says", line!(), |t| wrong(shard(t, &[2]).concatenate(&[x(t, &[2])], 0))),
+        ("next_state", "no input is named `y`", line!(), |t| t.next_state("y", x(t, &[]))),
+        ("while", "must return one pred scalar", line!(), |t| wrong(t.while_loop(&[x(t, &[])], |x| x[0], |x| x.to_vec()))),
+        ("while", "f32[1] for carried value 0 of type f32[]", line!(), |t| wrong(t.while_loop(&[x(t, &[])], |x| x[0].less(1.0), |x| vec![x[0].reshape(&[1])]))),
+        ("while", "another number of values", line!(), |t| wrong(t.while_loop(&[x(t, &[])], |x| x[0].less(1.0), |_| vec![]))),
+        ("while", "for carried value 1 of type f32[]", line!(), |t| wrong(t.fori_loop(2, &[x(t, &[])], |_, x| vec![x[0].vary(Data)]))),
+        ("add", "belongs to another graph", line!(), |t| { let outer = x(t, &[]); wrong(t.fori_loop(2, &[outer], |_, x| { wrong(x[0] + outer); x.to_vec() })) }),
+        ("add", "belongs to another graph", line!(), |t| { let outer = x(t, &[]); wrong(t.fori_loop(2, &[outer], |_, x| { wrong(outer + x[0]); x.to_vec() })) }),
+        ("output", "belongs to another graph", line!(), |t| { let outer = x(t, &[]); wrong(t.fori_loop(2, &[outer], |_, x| { x[0].tracer().output("y", outer); x.to_vec() })) }),
+        ("exponential", "not defined for i32", line!(), |t| wrong(t.fori_loop(2, &[int(t, &[])], |_, x| vec![x[0].exponential()]))),
+    ]
+}
+
+#[test]
+fn wrong_calls_are_reported_with_op_reason_and_line() {
+    for (op, fragment, line, call) in [elementwise(), shapes(), replicas()].into_iter().flatten() {
+        let error = match trace(Mesh::data(2), call) {
+            Ok(_) => panic!("line {line}: {op} was traced"),
+            Err(error) => error,
+        };
+        assert_eq!(error.op, op, "line {line}: {error}");
+        assert!(error.message.contains(fragment), "line {line}: {error}");
+        assert_eq!((error.location.file(), error.location.line()), (file!(), line), "{error}");
+    }
+}
+
+#[test]
+fn the_first_error_is_the_one_reported() {
+    let traced: Result<_, Error> = trace(Mesh::SINGLE, |t| {
+        let broken = x(t, &[2]) + x(t, &[3]);
+        let later = (broken * int(t, &[7])).reduce_sum(&[9]);
+        t.output("y", later.dot(t.constant(Literal::scalar(1u8))));
+    });
+    let error = traced.unwrap_err();
+    assert_eq!(error.op, "add");
+    assert_eq!(
+        error.operands.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["f32[2]", "f32[3]"]
+    );
+}

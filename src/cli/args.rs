@@ -1,0 +1,114 @@
+//! The arguments, in one table.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Synchronous distributed training on XLA.
+#[derive(Debug, Parser)]
+#[command(name = "lockstep", version, about, arg_required_else_help = true)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train, evaluate, and write metrics, summary and parameters to --out
+    Train {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Directory for metrics.jsonl, summary.json and params.safetensors
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Start from these parameters (safetensors) instead of the seed's
+        #[arg(long, value_name = "FILE")]
+        init: Option<PathBuf>,
+        /// Print the summary as one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the program as StableHLO: the all_reduce can be read in it
+    Hlo {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// How much of it
+        #[arg(long, value_enum, default_value_t = Stage::Step)]
+        stage: Stage,
+    },
+    /// Time the step, the host's part of it, and the way to the first one
+    Bench {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Steps that are counted
+        #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+        steps: u32,
+        /// Use compiled programs of earlier runs
+        #[arg(long)]
+        warm: bool,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List or install PJRT plugins
+    Plugin {
+        #[command(subcommand)]
+        command: PluginCommand,
+    },
+    /// Say what is on this machine, and what is wrong with it
+    Doctor {
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// What to do with plugins.
+#[derive(Debug, Subcommand)]
+pub enum PluginCommand {
+    /// Plugins, their versions and where they are
+    List {
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Fetch a plugin (cpu, cuda or tpu) with your own pip, and unpack it into your cache
+    Install {
+        /// cpu, cuda or tpu
+        name: String,
+    },
+}
+
+/// A configuration and changes to it.
+#[derive(Debug, clap::Args)]
+pub struct ConfigArgs {
+    /// Configuration file (TOML)
+    pub config: PathBuf,
+    /// Change a key of the configuration; may be given several times
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+    /// cpu, cuda, tpu, or the path of a plugin: short for --set device.backend=..
+    #[arg(long)]
+    backend: Option<String>,
+}
+
+impl ConfigArgs {
+    /// All changes, in order.
+    pub fn sets(&self) -> Vec<String> {
+        let backend = self.backend.iter().map(|name| format!("device.backend={name}"));
+        self.set.iter().cloned().chain(backend).collect()
+    }
+}
+
+/// How much of the program to print.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Stage {
+    /// The mean loss of a batch
+    Loss,
+    /// Its gradient, all_reduced
+    Grad,
+    /// The whole step
+    Step,
+}

@@ -1,0 +1,147 @@
+//! The command line: one match on the command.
+//!
+//! Figures go to stdout, everything said on the way to stderr. Exit codes: 0, 1 for errors, 2 for
+//! wrong usage.
+
+mod args;
+mod doctor;
+mod plugin;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use models::Model;
+use models::mlp::Mlp;
+
+use crate::config::{self, Config};
+use crate::data::{self, Splits};
+use crate::{step, train};
+use args::{Args, Command, ConfigArgs, Stage};
+
+/// Runs the command that the process was started with. `started` is when that was.
+pub fn main(started: Instant) -> ExitCode {
+    let args = Args::parse();
+    match run(args.command, started) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command, started: Instant) -> Result<ExitCode> {
+    match command {
+        Command::Train { config, out, init, json } => train(&config, out, init, json, started),
+        Command::Hlo { config, stage } => hlo(&config, stage),
+        Command::Bench { config, steps, warm, json } => {
+            bench(&config, steps as usize, warm, json, started)
+        }
+        Command::Plugin { command } => plugin::run(&command),
+        Command::Doctor { json } => doctor::run(json),
+    }
+}
+
+/// A configuration with the data and the model that it names.
+struct Loaded {
+    config: Config,
+    splits: Splits,
+    model: Box<dyn Model>,
+}
+
+impl Loaded {
+    fn new(args: &ConfigArgs) -> Result<Self> {
+        let config = Config::load(&args.config, &args.sets())?;
+        let splits = data::open(&config.data, config.train.seed)?;
+        let num_classes = splits.train.num_classes();
+        let model: Box<dyn Model> = match &config.model {
+            config::Model::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
+        };
+        Ok(Self { config, splits, model })
+    }
+
+    fn job(&self) -> train::Job<'_> {
+        train::Job { config: &self.config, model: &*self.model, splits: &self.splits }
+    }
+}
+
+fn train(
+    config: &ConfigArgs,
+    out: Option<PathBuf>,
+    init: Option<PathBuf>,
+    json: bool,
+    started: Instant,
+) -> Result<ExitCode> {
+    let loaded = Loaded::new(config)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // The second signal ends the process at once: the step may be the thing that hangs.
+        let at_once = signal_hook::flag::register_conditional_shutdown(signal, 1, stop.clone());
+        at_once.and_then(|_| signal_hook::flag::register(signal, stop.clone()))?;
+    }
+    let options = train::Options { started, out, init, stop };
+    let train::Outcome { summary, interrupted } = train::train(&loaded.job(), &options)?;
+    if json {
+        print_line(&serde_json::to_string(&summary)?)?;
+    } else if let (Some(accuracy), Some(loss)) = (summary.eval_accuracy, summary.eval_loss) {
+        let steps = summary.steps;
+        print_line(&format!("test accuracy {accuracy:.4}, loss {loss:.4}, after {steps} steps"))?;
+    } else if interrupted {
+        print_line(&format!("stopped after {} steps", summary.steps))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn hlo(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
+    let Loaded { config, splits, model } = Loaded::new(config)?;
+    let plan = train::Plan::new(&config, &splits, train::num_replicas_on_host(&config))?;
+    let spec = plan.spec(&*model);
+    let (graph, name) = match stage {
+        Stage::Loss => (step::trace_loss(&spec)?, "loss"),
+        Stage::Grad => (step::trace_grad(&spec)?, "grad"),
+        Stage::Step => (step::trace_step(&spec)?, "step"),
+    };
+    let graph = train::group(graph, plan.compile.bucket_bytes);
+    print_line(::hlo::lower(&graph, name).text.trim_end())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn bench(
+    config: &ConfigArgs,
+    steps: usize,
+    warm: bool,
+    json: bool,
+    started: Instant,
+) -> Result<ExitCode> {
+    let mut loaded = Loaded::new(config)?;
+    loaded.config.compile.cache &= warm;
+    let result = train::bench(&loaded.job(), steps, started)?;
+    if json {
+        print_line(&serde_json::to_string(&result)?)?;
+    } else {
+        let train::BenchResult { median_step_ms, host_ms_per_step, compute_only_ms, .. } = result;
+        print_line(&format!(
+            "replicas               {}\n\
+             step                   {median_step_ms:.3} ms (median of {steps}, each waited for)\n\
+             step, no collectives   {compute_only_ms:.3} ms\n\
+             host, a step           {host_ms_per_step:.3} ms\n\
+             start to first step    {:.3} s",
+            result.num_replicas, result.first_step_secs
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A line on stdout. Who has closed it does not want more: that is no error.
+fn print_line(text: &str) -> Result<()> {
+    match writeln!(io::stdout().lock(), "{text}") {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.context("cannot write to stdout"),
+    }
+}

@@ -1,0 +1,185 @@
+//! From a program's text to an [`Executable`].
+
+use std::ptr;
+
+use hlo::{Program, TensorType};
+
+use super::abi::*;
+use super::border;
+use super::buffer::{ValueType, dtype_of};
+use super::client::{Client, Placement};
+use super::plugin::call;
+use super::sealed;
+use super::{CompileOptions, Error, Executable, Plugin, Result};
+
+impl Client {
+    /// Compiles a program for as many of this client's devices as it has replicas.
+    ///
+    /// # Errors
+    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::ProgramBorder`], or what the
+    /// compiler reports, which for an unknown override is INVALID_ARGUMENT.
+    pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Executable> {
+        border::check_inputs(program)?;
+        let encoded = options.encode(&options.assignment(self, program.num_replicas)?);
+        let format = "mlir";
+        let c_program = PJRT_Program {
+            code: program.text.as_ptr().cast_mut().cast(),
+            code_size: program.text.len(),
+            format: format.as_ptr().cast(),
+            format_size: format.len(),
+            ..PJRT_Program::new()
+        };
+        let mut args = PJRT_Client_Compile_Args {
+            client: self.raw(),
+            program: &raw const c_program,
+            compile_options: encoded.as_ptr().cast(),
+            compile_options_size: encoded.len(),
+            ..PJRT_Client_Compile_Args::new()
+        };
+        // SAFETY: the client is live; program and options live through the call, which reads them.
+        unsafe { call!(self.plugin(), PJRT_Client_Compile, args) }?;
+        Executable::new(self, args.executable, program)
+    }
+
+    /// Loads what [`Executable::serialize`] made from the same program on the same kind of machine
+    /// with the same plugin. [`super::compile_cached`] makes sure of that.
+    ///
+    /// # Errors
+    /// [`Error::Serialized`] when the bytes are damaged or of another program, or what the plugin reports.
+    pub fn deserialize(&self, program: &Program, bytes: &[u8]) -> Result<Executable> {
+        border::check_inputs(program)?;
+        let bytes = sealed::unseal(&sealed::digest(program), bytes)?;
+        let mut args = PJRT_Executable_DeserializeAndLoad_Args {
+            client: self.raw(),
+            serialized_executable: bytes.as_ptr().cast(),
+            serialized_executable_size: bytes.len(),
+            ..PJRT_Executable_DeserializeAndLoad_Args::new()
+        };
+        // SAFETY: the client is live; the bytes live through the call, which reads them.
+        unsafe { call!(self.plugin(), PJRT_Executable_DeserializeAndLoad, args) }?;
+        Executable::new(self, args.loaded_executable, program)
+    }
+}
+
+impl Executable {
+    /// Takes over a loaded executable and holds what it says of itself against the program.
+    fn new(client: &Client, loaded: *mut PJRT_LoadedExecutable, program: &Program) -> Result<Self> {
+        let plugin = *client.plugin();
+        let mut executable = Self {
+            client: client.clone(),
+            loaded,
+            raw: ptr::null_mut(),
+            program_digest: sealed::digest(program),
+            inputs: program.inputs.clone(),
+            outputs: program.outputs.clone(),
+            num_replicas: program.num_replicas,
+            placement: Placement::new([]),
+            output_types: program.outputs.iter().map(|output| value_type(&output.ty)).collect(),
+        };
+        let mut get = PJRT_LoadedExecutable_GetExecutable_Args {
+            loaded_executable: loaded,
+            ..PJRT_LoadedExecutable_GetExecutable_Args::new()
+        };
+        let mut devices = PJRT_LoadedExecutable_AddressableDevices_Args {
+            executable: loaded,
+            ..PJRT_LoadedExecutable_AddressableDevices_Args::new()
+        };
+        // SAFETY: the executable is live; the array of devices lives as long as it does.
+        let raw_devices = unsafe {
+            call!(plugin, PJRT_LoadedExecutable_GetExecutable, get)?;
+            executable.raw = get.executable;
+            call!(plugin, PJRT_LoadedExecutable_AddressableDevices, devices)?;
+            std::slice::from_raw_parts(devices.addressable_devices, devices.num_addressable_devices)
+        };
+        let index_of = |raw: &*mut PJRT_Device| {
+            (0..client.devices().len()).find(|index| client.raw_device(*index) == *raw)
+        };
+        executable.placement = Placement::new(raw_devices.iter().filter_map(index_of));
+        executable.check_border()?;
+        if executable.placement.is(client.placement()) {
+            // One allocation for all, so that comparing is comparing pointers.
+            executable.placement = client.placement().clone();
+        }
+        Ok(executable)
+    }
+
+    fn check_border(&self) -> Result<()> {
+        let differ = |what, reason: String| Err(Error::ProgramBorder { what, reason });
+        let executable = self.raw;
+        let mut replicas = PJRT_Executable_NumReplicas_Args {
+            executable,
+            ..PJRT_Executable_NumReplicas_Args::new()
+        };
+        // SAFETY: the executable is live.
+        unsafe { call!(self.client.plugin(), PJRT_Executable_NumReplicas, replicas) }?;
+        if replicas.num_replicas != self.num_replicas {
+            return differ(
+                "replicas",
+                format!("compiled for {}, declared {}", replicas.num_replicas, self.num_replicas),
+            );
+        }
+        let found = self.plugin_output_types()?;
+        if found.len() != self.outputs.len() {
+            return differ(
+                "outputs",
+                format!("@main gives {}, the declaration has {}", found.len(), self.outputs.len()),
+            );
+        }
+        for (output, found) in self.outputs.iter().zip(found) {
+            if found.as_ref() != Some(&value_type(&output.ty)) {
+                let found = found.map_or("of a type unknown here".into(), |ty| {
+                    format!("{}{:?}", ty.dtype, ty.dims)
+                });
+                return differ(
+                    "outputs",
+                    format!(
+                        "{} is {found} in the text and {} in the declaration",
+                        output.name, output.ty
+                    ),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// What the plugin says the results are; none for a dtype that `hlo` does not have.
+    fn plugin_output_types(&self) -> Result<Vec<Option<ValueType>>> {
+        let plugin: &Plugin = self.client.plugin();
+        let executable = self.raw;
+        let mut types = PJRT_Executable_OutputElementTypes_Args {
+            executable,
+            ..PJRT_Executable_OutputElementTypes_Args::new()
+        };
+        let mut dims = PJRT_Executable_OutputDimensions_Args {
+            executable,
+            ..PJRT_Executable_OutputDimensions_Args::new()
+        };
+        let mut count = PJRT_Executable_NumOutputs_Args {
+            executable,
+            ..PJRT_Executable_NumOutputs_Args::new()
+        };
+        let mut found = Vec::new();
+        // SAFETY: the executable is live, and owns arrays of one type and one number of dims per
+        // output, and of all their dims behind each other.
+        unsafe {
+            call!(plugin, PJRT_Executable_NumOutputs, count)?;
+            call!(plugin, PJRT_Executable_OutputElementTypes, types)?;
+            call!(plugin, PJRT_Executable_OutputDimensions, dims)?;
+            let mut next_dim = dims.dims;
+            for output in 0..count.num_outputs {
+                let rank = *dims.dim_sizes.add(output);
+                let sizes: Box<[usize]> = (0..rank).map(|at| *next_dim.add(at) as usize).collect();
+                next_dim = next_dim.add(rank);
+                found.push(
+                    dtype_of(*types.output_types.add(output))
+                        .map(|dtype| ValueType { dtype, dims: sizes }),
+                );
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn value_type(ty: &TensorType) -> ValueType {
+    ValueType { dtype: ty.dtype, dims: ty.dims.as_slice().into() }
+}

@@ -1,0 +1,137 @@
+//! What a compiled program says of itself.
+
+use std::collections::BTreeMap;
+
+use super::abi::*;
+use super::plugin::{call, string};
+use super::{Executable, Result, Value, sealed, value};
+
+/// Bytes that a compiled program needs on each device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompiledMemory {
+    /// The code.
+    pub generated_code_bytes: u64,
+    /// The arguments.
+    pub argument_bytes: u64,
+    /// The results.
+    pub output_bytes: u64,
+    /// Results that take over the memory of donated arguments, contained in `output_bytes`.
+    pub alias_bytes: u64,
+    /// Intermediate values.
+    pub temporary_bytes: u64,
+    /// The most that is alive at once, 0 where the plugin does not say.
+    pub peak_bytes: u64,
+}
+
+impl Executable {
+    /// What the program needs on each device, as compiled.
+    ///
+    /// # Errors
+    /// What the plugin reports.
+    pub fn memory(&self) -> Result<CompiledMemory> {
+        let mut args = PJRT_Executable_GetCompiledMemoryStats_Args {
+            executable: self.raw,
+            ..PJRT_Executable_GetCompiledMemoryStats_Args::new()
+        };
+        // SAFETY: the executable is live.
+        unsafe { call!(self.client.plugin(), PJRT_Executable_GetCompiledMemoryStats, args) }?;
+        let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
+        Ok(CompiledMemory {
+            generated_code_bytes: bytes(args.generated_code_size_in_bytes),
+            argument_bytes: bytes(args.argument_size_in_bytes),
+            output_bytes: bytes(args.output_size_in_bytes),
+            alias_bytes: bytes(args.alias_size_in_bytes),
+            temporary_bytes: bytes(args.temp_size_in_bytes),
+            peak_bytes: bytes(args.peak_memory_in_bytes),
+        })
+    }
+
+    /// The compiler's own estimates by name: `flops`, `bytes accessed` and so on. Bodies of loops
+    /// count once.
+    ///
+    /// # Errors
+    /// What the plugin reports; GPU plugins have no such analysis.
+    pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
+        let mut args = PJRT_Executable_GetCostAnalysis_Args {
+            executable: self.raw,
+            ..PJRT_Executable_GetCostAnalysis_Args::new()
+        };
+        // SAFETY: the executable is live and owns the array, which is copied here.
+        let properties = unsafe {
+            call!(self.client.plugin(), PJRT_Executable_GetCostAnalysis, args)?;
+            value::read_all(args.properties, args.num_properties)
+        };
+        Ok(properties
+            .into_iter()
+            .filter_map(|(name, value)| match value {
+                Value::Float(value) => Some((name, f64::from(value))),
+                Value::Int64(value) => Some((name, value as f64)),
+                _ => None,
+            })
+            .collect())
+    }
+
+    /// The optimised program as the plugin hands it out, with the name of its format: for XLA's own
+    /// backends `hlo_with_config`, a protocol buffer whose field 1 is the HloModuleProto.
+    ///
+    /// # Errors
+    /// What the plugin reports.
+    pub fn optimized_program(&self) -> Result<(String, Vec<u8>)> {
+        let mut program = PJRT_Program::new();
+        let mut args = PJRT_Executable_OptimizedProgram_Args {
+            executable: self.raw,
+            program: &raw mut program,
+            ..PJRT_Executable_OptimizedProgram_Args::new()
+        };
+        // SAFETY: the executable is live; without code the call only says how much room it needs.
+        unsafe { call!(self.client.plugin(), PJRT_Executable_OptimizedProgram, args) }?;
+        let mut code = vec![0u8; program.code_size];
+        program.code = code.as_mut_ptr().cast();
+        args.program = &raw mut program;
+        // SAFETY: as above; `code` has the room asked for. The format is owned by the plugin.
+        let format = unsafe {
+            call!(self.client.plugin(), PJRT_Executable_OptimizedProgram, args)?;
+            string(program.format, program.format_size)
+        };
+        Ok((format, code))
+    }
+
+    /// A name that equal programs compiled with equal options share.
+    ///
+    /// # Errors
+    /// What the plugin reports.
+    pub fn fingerprint(&self) -> Result<String> {
+        let mut args = PJRT_Executable_Fingerprint_Args {
+            executable: self.raw,
+            ..PJRT_Executable_Fingerprint_Args::new()
+        };
+        // SAFETY: the executable is live and owns the string.
+        unsafe {
+            call!(self.client.plugin(), PJRT_Executable_Fingerprint, args)?;
+            Ok(string(args.executable_fingerprint, args.executable_fingerprint_size))
+        }
+    }
+
+    /// The compiled program as bytes, for [`Client::deserialize`](super::Client::deserialize) with the same plugin on the same
+    /// kind of machine.
+    ///
+    /// # Errors
+    /// What the plugin reports.
+    pub fn serialize(&self) -> Result<Vec<u8>> {
+        let mut args = PJRT_Executable_Serialize_Args {
+            executable: self.raw,
+            ..PJRT_Executable_Serialize_Args::new()
+        };
+        // SAFETY: the executable is live; the bytes live until the deleter is called, once, after
+        // they were copied.
+        unsafe {
+            call!(self.client.plugin(), PJRT_Executable_Serialize, args)?;
+            let (data, size) = (args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size);
+            let bytes = sealed::seal(&self.program_digest, std::slice::from_raw_parts(data, size));
+            if let Some(delete) = args.serialized_executable_deleter {
+                delete(args.serialized_executable);
+            }
+            Ok(bytes)
+        }
+    }
+}

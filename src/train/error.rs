@@ -1,0 +1,88 @@
+//! What can end a run before its last step.
+
+use std::path::PathBuf;
+
+use crate::config::{BatchError, RunLengthError};
+use crate::data::PrefetchError;
+use crate::step::StepError;
+use crate::{data, metrics, optim, pjrt};
+
+/// Why a run could not start, or stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The global batch cannot be cut.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// The run cannot be counted in steps.
+    #[error(transparent)]
+    RunLength(#[from] RunLengthError),
+    /// The learning rates cannot be resolved.
+    #[error(transparent)]
+    Schedule(#[from] optim::schedule::Error),
+    /// The model, or the step made of it.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// Reading examples.
+    #[error(transparent)]
+    Data(#[from] data::Error),
+    /// Reading examples ahead.
+    #[error(transparent)]
+    Prefetch(#[from] PrefetchError<pjrt::Error>),
+    /// The plugin is not there and cannot be installed.
+    #[error(transparent)]
+    Install(#[from] pjrt::InstallError),
+    /// The plugin, its compiler or the devices.
+    #[error(transparent)]
+    Pjrt(#[from] pjrt::Error),
+    /// Writing metrics.
+    #[error(transparent)]
+    Metrics(#[from] metrics::Error),
+    /// More replicas than there are devices.
+    #[error(
+        "the mesh asks for {num_replicas} replicas, but the backend `{backend}` has {num_devices} \
+         devices; set mesh.data to {num_devices} or less, or to \"auto\""
+    )]
+    TooManyReplicas {
+        /// Replicas of the mesh.
+        num_replicas: usize,
+        /// The backend's name.
+        backend: String,
+        /// Devices it has.
+        num_devices: usize,
+    },
+    /// The loss or a gradient is infinite or NaN.
+    #[error(
+        "step {step}: {what}; the parameters are left as they were before it. Lower the rate or warm up \
+         longer, or set train.on_nonfinite = \"skip\" to leave such updates out and go on"
+    )]
+    NonFinite {
+        /// The step, from 0.
+        step: u64,
+        /// Which value, and on which replicas.
+        what: String,
+    },
+    /// The proof found replicas that differ.
+    #[error(
+        "lockstep is lost after step {step}: `{leaf}` differs on replica {replicas}; a device or its \
+         memory is faulty, or a program is not deterministic. These parameters are not saved"
+    )]
+    LockstepLost {
+        /// Steps taken.
+        step: u64,
+        /// Path of the first leaf that differs.
+        leaf: String,
+        /// The replicas that differ from most, or all groups where there is no majority.
+        replicas: String,
+    },
+    /// Parameters could not be read or written.
+    #[error("cannot {verb} the parameters {}: {reason}", path.display())]
+    Params {
+        /// `read` or `write`.
+        verb: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}

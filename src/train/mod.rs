@@ -1,0 +1,303 @@
+//! The training loop. Belongs to the run phase.
+//!
+//! ```text
+//! data thread: batch k+1 -> devices      loop: batch k, rate k -> launch -> state, numbers of step k
+//! ```
+//! Launches are asynchronous: the loop runs up to [`MAX_IN_FLIGHT`] steps ahead of the numbers that it
+//! writes down, and waits only where it needs a value.
+
+mod bench;
+mod error;
+pub mod params_file;
+mod programs;
+mod report;
+mod setup;
+mod trainer;
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use models::Model;
+
+use crate::config::{Config, OnNonfinite};
+use crate::data::{Prefetch, Splits, TrainBatches};
+use crate::metrics::{EvalMetrics, MetricsWriter, Progress, StepMetrics, StepTimer, Summary};
+use crate::pjrt::Client;
+
+pub use bench::{BenchResult, bench};
+pub use error::Error;
+pub use programs::{CompileSettings, Programs, group, step_graph};
+pub use report::{describe_batch, describe_synchronisation};
+pub use setup::{Plan, num_replicas_on_host, open_devices};
+pub use trainer::{
+    BatchSender, DeviceBatch, EvalResult, PendingStep, StepResult, Trainer, params_fingerprint,
+};
+
+/// Steps whose numbers may be outstanding. More would not make the devices busier, and would let the
+/// host run far ahead of a step that is to stop the run.
+const MAX_IN_FLIGHT: usize = 2;
+
+/// What to train, on what.
+pub struct Job<'a> {
+    /// The configuration.
+    pub config: &'a Config,
+    /// The model.
+    pub model: &'a dyn Model,
+    /// The data.
+    pub splits: &'a Splits,
+}
+
+/// Where a run begins and what it leaves behind.
+pub struct Options {
+    /// When the process started, as well as it is known.
+    pub started: Instant,
+    /// Directory for metrics, summary and parameters; without one nothing is written.
+    pub out: Option<PathBuf>,
+    /// Parameters to start from, instead of those that follow from the seed.
+    pub init: Option<PathBuf>,
+    /// Set from outside (by a signal) to end the run behind the step that is under way.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { started: Instant::now(), out: None, init: None, stop: Arc::default() }
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// What `summary.json` holds.
+    pub summary: Summary,
+    /// Was it ended from outside, before its last step?
+    pub interrupted: bool,
+}
+
+/// Trains from the first step to the last: opens the devices, compiles, runs the loop, evaluates, and
+/// writes `metrics.jsonl`, `params.safetensors` and `summary.json` if there is a directory for them.
+///
+/// # Errors
+/// See [`Error`]. What there is by then has been written: metrics up to the step, and the parameters if
+/// they are sound.
+pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
+    // Before anything that takes time: a run that could not be written down does not start.
+    let mut writer = options.out.as_deref().map(MetricsWriter::create).transpose()?;
+    let (client, num_replicas) = open_devices(job.config, |text| eprintln!("{text}"))?;
+    let plan = Plan::new(job.config, job.splits, num_replicas)?;
+    let mut trainer = Trainer::new(&client, &plan, job.model, job.config.train.seed)?;
+    if let Some(path) = &options.init {
+        trainer.set_params(params_file::load(path, &trainer.param_types())?)?;
+    }
+    eprintln!("{}", describe_devices(&client, job.config));
+    eprintln!("{}", describe_batch(&plan));
+    eprintln!("{}", describe_synchronisation(&trainer));
+
+    let mut run = Run {
+        job,
+        plan: &plan,
+        progress: Progress::new(0, plan.run.total_steps(), plan.batch.global_batch()),
+        timer: StepTimer::new(options.started),
+        writer: writer.take(),
+        last_loss: None,
+        last_eval: None,
+        num_skipped: 0,
+        last_end: Instant::now(),
+    };
+    let ended = run.steps(&mut trainer, &options.stop);
+    run.progress.finish();
+    let written = run.writer.take().map_or(Ok(()), MetricsWriter::finish);
+
+    // Whatever ended the steps: what is sound is kept. What a failed proof or launch leaves is not.
+    let saved = match &ended {
+        Err(Error::LockstepLost { .. } | Error::Pjrt(_)) => None,
+        _ => Some(run.save(&trainer, options.out.as_deref())),
+    };
+    let interrupted = ended?;
+    written?;
+    let summary = saved.unwrap_or_else(|| unreachable!("an unsound end is an error"))?;
+    Ok(Outcome { summary, interrupted })
+}
+
+fn describe_devices(client: &Client, config: &Config) -> String {
+    let (platform, version) = (client.platform_name(), client.platform_version());
+    let backend = &config.device.backend;
+    format!("backend {backend}: {platform} {version}, {} devices", client.devices().len())
+}
+
+/// The state of the loop on the host.
+struct Run<'a> {
+    job: &'a Job<'a>,
+    plan: &'a Plan,
+    progress: Progress,
+    timer: StepTimer,
+    writer: Option<MetricsWriter>,
+    last_loss: Option<f64>,
+    last_eval: Option<EvalResult>,
+    num_skipped: u64,
+    /// When the step before ended.
+    last_end: Instant,
+}
+
+/// A step in flight, and what the host has spent on it.
+struct InFlight {
+    pending: PendingStep,
+    host: Duration,
+    data_wait: Duration,
+}
+
+impl Run<'_> {
+    /// All steps, proofs and evaluations. Was it interrupted?
+    fn steps(&mut self, trainer: &mut Trainer, stop: &AtomicBool) -> Result<bool, Error> {
+        let config = &self.job.config.train;
+        let total = self.plan.run.total_steps();
+        let batches = TrainBatches::new(
+            self.job.splits.train.clone(),
+            config.seed,
+            self.plan.batch.global_batch(),
+            self.plan.mesh.num_replicas(),
+        )?;
+        let sender = trainer.batch_sender();
+        let mut prefetch =
+            Prefetch::start(batches.range(0, total), 1, move |batch| sender.send(batch))?;
+        let mut in_flight = VecDeque::new();
+        self.last_end = Instant::now();
+        let mut interrupted = false;
+        for step in 0..total {
+            if stop.load(Ordering::Relaxed) {
+                interrupted = true;
+                break;
+            }
+            let Some(batch) = prefetch.next() else { break };
+            let batch = batch?;
+            let launched = Instant::now();
+            let pending = trainer.step(batch.batch, self.plan.schedule.lr(step))?;
+            let (host, data_wait) = (launched.elapsed(), batch.waited);
+            in_flight.push_back(InFlight { pending, host, data_wait });
+
+            let is_due = |every: u64| every > 0 && (step + 1) % every == 0;
+            let prove = is_due(config.check_lockstep_every) || step + 1 == total;
+            let evaluate = is_due(config.eval_every) && step + 1 < total;
+            let keep = if prove || evaluate { 0 } else { MAX_IN_FLIGHT };
+            self.finish(trainer, &mut in_flight, keep)?;
+            if prove && config.check_lockstep_every > 0 {
+                trainer.prove_lockstep()?;
+            }
+            if evaluate {
+                self.evaluate(trainer)?;
+            }
+        }
+        self.finish(trainer, &mut in_flight, 0)?;
+        if interrupted {
+            let text = format!("stopped by a signal after {} steps", trainer.steps_taken());
+            self.progress.message(&text);
+        } else {
+            self.evaluate(trainer)?;
+        }
+        Ok(interrupted)
+    }
+
+    /// Waits for the numbers of all but the last `keep` steps, and writes them down.
+    fn finish(
+        &mut self,
+        trainer: &mut Trainer,
+        in_flight: &mut VecDeque<InFlight>,
+        keep: usize,
+    ) -> Result<(), Error> {
+        while in_flight.len() > keep {
+            let Some(InFlight { pending, host, data_wait }) = in_flight.pop_front() else { break };
+            let result = trainer.finish(pending)?;
+            let end = Instant::now();
+            let took = end - std::mem::replace(&mut self.last_end, end);
+            self.timer.record(took);
+            self.record(&result, took, host, data_wait)?;
+        }
+        Ok(())
+    }
+
+    fn record(
+        &mut self,
+        result: &StepResult,
+        took: Duration,
+        host: Duration,
+        data_wait: Duration,
+    ) -> Result<(), Error> {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        if let Some(writer) = &mut self.writer {
+            writer.step(&StepMetrics {
+                step: result.step,
+                loss: result.loss,
+                lr: result.lr,
+                grad_norm: result.grad_norm,
+                step_ms: ms(took),
+                host_ms: ms(host),
+                data_wait_ms: ms(data_wait),
+                examples_per_sec: self.plan.batch.global_batch() as f64 / took.as_secs_f64(),
+            })?;
+        }
+        self.progress.step(result.step + 1, result.loss);
+        self.last_loss = Some(result.loss);
+        if result.num_skipped > self.num_skipped {
+            self.num_skipped = result.num_skipped;
+            let what = describe_nonfinite(result);
+            if self.plan.on_nonfinite == OnNonfinite::Stop {
+                return Err(Error::NonFinite { step: result.step, what });
+            }
+            let text = format!("step {}: {what}; its update was left out", result.step);
+            self.progress.message(&text);
+        }
+        Ok(())
+    }
+
+    fn evaluate(&mut self, trainer: &Trainer) -> Result<(), Error> {
+        let eval = trainer.evaluate(&self.job.splits.eval, self.plan)?;
+        let accuracy = eval.metrics.get("accuracy").copied();
+        let step = trainer.steps_taken();
+        let accuracy_text = accuracy.map_or(String::new(), |a| format!(", accuracy {a:.4}"));
+        let text = format!("evaluation after {step} steps: loss {:.4}{accuracy_text}", eval.loss);
+        self.progress.message(&text);
+        if let Some(writer) = &mut self.writer {
+            let eval_accuracy = accuracy.unwrap_or(f64::NAN);
+            writer.eval(&EvalMetrics { step, eval_loss: eval.loss, eval_accuracy })?;
+        }
+        self.last_eval = Some(eval);
+        // Its time is not the next step's.
+        self.last_end = Instant::now();
+        Ok(())
+    }
+
+    /// Writes parameters and summary, if there is a directory for them.
+    fn save(&self, trainer: &Trainer, out: Option<&Path>) -> Result<Summary, Error> {
+        let params = trainer.params()?;
+        let eval = self.last_eval.as_ref();
+        let summary = Summary {
+            steps: trainer.steps_taken(),
+            num_replicas: self.plan.mesh.num_replicas(),
+            global_batch: self.plan.batch.global_batch(),
+            final_loss: self.last_loss,
+            eval_loss: eval.map(|eval| eval.loss),
+            eval_accuracy: eval.and_then(|eval| eval.metrics.get("accuracy").copied()),
+            median_step_ms: self.timer.median_ms(),
+            first_step_secs: self.timer.first_step_secs(),
+            params_fingerprint: params_fingerprint(&params),
+        };
+        if let Some(dir) = out {
+            params_file::save(&dir.join(params_file::FILE), &params)?;
+            summary.save(dir)?;
+        }
+        Ok(summary)
+    }
+}
+
+fn describe_nonfinite(result: &StepResult) -> String {
+    let replicas: Vec<_> = result.nonfinite_replicas.iter().map(usize::to_string).collect();
+    match (&replicas[..], result.loss.is_finite()) {
+        ([], true) => format!("the gradient's norm is {}", result.grad_norm),
+        ([], false) => format!("the loss is {}", result.loss),
+        ([one], _) => format!("the loss is not finite on replica {one}"),
+        (many, _) => format!("the loss is not finite on replicas {}", many.join(", ")),
+    }
+}

@@ -1,0 +1,154 @@
+//! From a configuration to devices, mesh and specification: what `train`, `bench` and `hlo` share.
+
+use std::path::PathBuf;
+use std::thread;
+
+use hlo::{DType, Mesh};
+use models::Model;
+
+use super::{CompileSettings, Error};
+use crate::config::{AutoOr, Backend, BatchPlan, Config, OnNonfinite, OptionValue, RunLength};
+use crate::data::Splits;
+use crate::optim::{self, Transformation, schedule::Schedule};
+use crate::parallel::Policy;
+use crate::pjrt::{self, Client, CompileOptions, InstallOptions, OverrideValue, Plugin};
+use crate::step::{BatchField, StepSpec};
+
+/// More devices than this the CPU backend is not asked for: each takes threads.
+const MAX_CPU_DEVICES: usize = 256;
+
+/// All_reduces are grouped into one on the CPU, where each is a meeting of threads. Elsewhere XLA's own
+/// combiner does it, which overlaps them with the backward pass.
+fn auto_bucket_bytes(backend: &Backend) -> usize {
+    if *backend == Backend::Cpu { usize::MAX } else { 0 }
+}
+
+/// A configuration resolved against the data and the number of replicas: everything that is known before
+/// a plugin is loaded.
+pub struct Plan {
+    /// The arithmetic of the global batch.
+    pub batch: BatchPlan,
+    /// The length of the run.
+    pub run: RunLength,
+    /// The learning rates.
+    pub schedule: Schedule,
+    /// The replicas.
+    pub mesh: Mesh,
+    /// The update rule.
+    pub optimizer: Box<dyn Transformation>,
+    /// The fields of a batch.
+    pub fields: Vec<BatchField>,
+    /// Element type of parameters and computation.
+    pub dtype: DType,
+    /// What happens where the loss is not finite.
+    pub on_nonfinite: OnNonfinite,
+    /// How programs are compiled.
+    pub compile: CompileSettings,
+}
+
+impl Plan {
+    /// Resolves a configuration for `num_replicas`.
+    ///
+    /// # Errors
+    /// A batch that does not divide, a run or a schedule that does not fit.
+    pub fn new(config: &Config, splits: &Splits, num_replicas: usize) -> Result<Self, Error> {
+        let batch = config.batch_plan(num_replicas)?;
+        let num_examples = usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX);
+        let run = RunLength::new(config.train.length, num_examples, batch.global_batch())?;
+        let field = |field: &crate::data::Field| BatchField {
+            name: field.name.to_owned(),
+            dtype: field.dtype,
+            dims: field.dims.clone(),
+        };
+        let bucket_bytes =
+            config.parallel.bucket_bytes.or(auto_bucket_bytes(&config.device.backend));
+        Ok(Self {
+            schedule: Schedule::new(&config.schedule, &run, batch.global_batch())?,
+            batch,
+            run,
+            mesh: Mesh::data(num_replicas),
+            optimizer: optim::from_config(&config.optimizer),
+            fields: splits.train.fields().iter().map(field).collect(),
+            dtype: config.train.precision.dtype(),
+            on_nonfinite: config.train.on_nonfinite,
+            compile: CompileSettings {
+                options: compile_options(config),
+                bucket_bytes: bucket_bytes as u64,
+                cache_dir: cache_dir(config)?,
+            },
+        })
+    }
+
+    /// The specification of the step for a model.
+    pub fn spec<'a>(&'a self, model: &'a dyn Model) -> StepSpec<'a> {
+        StepSpec {
+            model,
+            fields: &self.fields,
+            mesh: self.mesh,
+            microbatch: self.batch.microbatch(),
+            num_microbatches: self.batch.num_microbatches(),
+            dtype: self.dtype,
+            optimizer: &*self.optimizer,
+            policy: Policy,
+            on_nonfinite: self.on_nonfinite,
+        }
+    }
+}
+
+fn compile_options(config: &Config) -> CompileOptions {
+    let value = |value: &OptionValue| match value {
+        OptionValue::Bool(value) => OverrideValue::Bool(*value),
+        OptionValue::Int(value) => OverrideValue::Int(*value),
+        OptionValue::Float(value) => OverrideValue::Double(*value),
+        OptionValue::Text(value) => OverrideValue::String(value.clone()),
+    };
+    let overrides = &config.compile.overrides;
+    CompileOptions {
+        overrides: overrides.iter().map(|(name, v)| (name.clone(), value(v))).collect(),
+        ..CompileOptions::default()
+    }
+}
+
+fn cache_dir(config: &Config) -> Result<Option<PathBuf>, Error> {
+    if !config.compile.cache {
+        return Ok(None);
+    }
+    Ok(Some(InstallOptions::from_env()?.compile_cache_dir()))
+}
+
+/// The number of replicas where no plugin is asked: `mesh.data`, and for `"auto"` the cores, which is
+/// what it means on the CPU backend.
+pub fn num_replicas_on_host(config: &Config) -> usize {
+    match config.mesh.data {
+        AutoOr::Value(num_replicas) => num_replicas,
+        AutoOr::Auto => thread::available_parallelism().map_or(1, usize::from),
+    }
+}
+
+/// Finds the plugin (installing the CPU's if need be, and `say`ing so), and opens the devices.
+///
+/// # Errors
+/// No plugin, or fewer devices than the mesh asks for.
+pub fn open_devices(config: &Config, say: impl Fn(&str)) -> Result<(Client, usize), Error> {
+    let backend = &config.device.backend;
+    let too_many = |num_replicas, num_devices| {
+        Err(Error::TooManyReplicas { num_replicas, backend: backend.to_string(), num_devices })
+    };
+    let on_host = num_replicas_on_host(config);
+    if *backend == Backend::Cpu && on_host > MAX_CPU_DEVICES {
+        return too_many(on_host, MAX_CPU_DEVICES);
+    }
+    let found = pjrt::find_or_install(&backend.to_string(), &InstallOptions::from_env()?, say)?;
+    let plugin = Plugin::load(found.path)?;
+    // A plugin by path may be any platform's; only the CPU's by name is known to make devices to order.
+    let client = match backend {
+        Backend::Cpu => Client::cpu(&plugin, on_host)?,
+        _ => Client::new(&plugin, &[], None)?,
+    };
+    let num_devices = client.devices().len();
+    let num_replicas = config.mesh.num_replicas(num_devices);
+    if num_replicas > num_devices {
+        return too_many(num_replicas, num_devices);
+    }
+    Ok((client, num_replicas))
+}

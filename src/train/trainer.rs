@@ -1,0 +1,359 @@
+//! `Trainer`: the state on the devices, and the programs that act on it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hlo::{Graph, Literal, TensorType, Tree};
+use models::Model;
+use sha2::{Digest, Sha256};
+
+use super::{Error, Plan, Programs, step_graph};
+use crate::data::{EvalBatches, HostBatch, Source};
+use crate::pjrt::{Arg, Buffers, Client, Executable, Pending};
+use crate::step::PARAMS;
+
+/// A batch on its way to the devices: a value for each of the step's `batch.*` inputs, in order.
+pub struct DeviceBatch {
+    /// Which batch of the run.
+    pub index: u64,
+    fields: Vec<Buffers>,
+}
+
+/// A step that has been launched; its numbers are on their way back.
+pub struct PendingStep {
+    /// The step, from 0.
+    pub step: u64,
+    /// Its learning rate.
+    pub lr: f64,
+    metrics: Pending,
+    replica_loss: Buffers,
+}
+
+/// The numbers of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepResult {
+    /// The step, from 0.
+    pub step: u64,
+    /// Its learning rate.
+    pub lr: f64,
+    /// Mean loss over the global batch.
+    pub loss: f64,
+    /// Norm of the whole gradient.
+    pub grad_norm: f64,
+    /// Updates left out so far as not finite, this one included.
+    pub num_skipped: u64,
+    /// Replicas whose own loss is not finite; looked at only where an update was left out.
+    pub nonfinite_replicas: Vec<usize>,
+}
+
+/// Means over the evaluation split.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EvalResult {
+    /// Mean loss.
+    pub loss: f64,
+    /// The model's metrics by name.
+    pub metrics: BTreeMap<&'static str, f64>,
+}
+
+/// Holds the state and steps it.
+pub struct Trainer {
+    client: Client,
+    programs: Programs,
+    state: Tree<Buffers>,
+    types: Tree<TensorType>,
+    seed: Buffers,
+    steps_taken: u64,
+    num_skipped: u64,
+    /// The step's graph as compiled, for reports.
+    step_graph: Graph,
+}
+
+impl Trainer {
+    /// Compiles the programs and makes the state from the seed, on every replica by itself.
+    ///
+    /// # Errors
+    /// A model that does not trace, what the compiler reports, a launch that fails.
+    pub fn new(client: &Client, plan: &Plan, model: &dyn Model, seed: u64) -> Result<Self, Error> {
+        let spec = plan.spec(model);
+        let types = spec.state_types()?;
+        let step_graph = step_graph(&spec, plan.compile.bucket_bytes)?;
+        let programs = Programs::compile(client, &spec, &step_graph, &plan.compile)?;
+        let words = [(seed >> 32) as u32, seed as u32];
+        let seed = upload_replicated(client, plan, Literal::from_slice(&[2], &words))?;
+        let launch = programs.init.execute(vec![Arg::Borrow(&seed)])?;
+        let state = types.paths().map(str::to_owned).zip(launch.outputs).collect();
+        let client = client.clone();
+        Ok(Self {
+            client,
+            programs,
+            state,
+            types,
+            seed,
+            steps_taken: 0,
+            num_skipped: 0,
+            step_graph,
+        })
+    }
+
+    /// The state, leaf by leaf.
+    pub fn state(&self) -> &Tree<Buffers> {
+        &self.state
+    }
+
+    /// Replaces one leaf: to start from given parameters, or to test that a fault is found.
+    ///
+    /// # Errors
+    /// A number of literals, dtype or dims that do not fit, once they are used; an upload that fails.
+    pub fn replace_leaf(&mut self, path: &str, per_replica: &[Arc<Literal>]) -> Result<(), Error> {
+        let buffers = self.client.upload(per_replica)?;
+        self.state.insert(path, buffers);
+        Ok(())
+    }
+
+    /// Replaces all parameters, on every replica.
+    ///
+    /// # Errors
+    /// As [`Self::replace_leaf`].
+    pub fn set_params(&mut self, params: Tree<Literal>) -> Result<(), Error> {
+        let num_replicas = self.seed.num_replicas();
+        for (path, literal) in params {
+            let copies = vec![Arc::new(literal); num_replicas];
+            self.replace_leaf(&format!("{PARAMS}.{path}"), &copies)?;
+        }
+        Ok(())
+    }
+
+    /// Types of the parameters, without the prefix that the state gives them.
+    pub fn param_types(&self) -> Tree<TensorType> {
+        self.types.subtree(PARAMS)
+    }
+
+    /// The parameters, as replica 0 holds them.
+    ///
+    /// # Errors
+    /// A launch or a transfer that fails.
+    pub fn params(&self) -> Result<Tree<Literal>, Error> {
+        let is_param = |path: &&str| path.starts_with(PARAMS);
+        let pending = self.state.paths().filter(is_param).map(|path| {
+            let name = path[PARAMS.len() + 1..].to_owned();
+            Ok((name, self.state[path].to_host(0)?))
+        });
+        let pending: Vec<_> = pending.collect::<Result<_, Error>>()?;
+        pending.into_iter().map(|(name, pending)| Ok((name, pending.wait()?))).collect()
+    }
+
+    /// Replaces the step's program by another of the same signature.
+    pub(super) fn replace_step(&mut self, step: Executable) {
+        self.programs.step = step;
+    }
+
+    /// Steps taken since the start.
+    pub fn steps_taken(&self) -> u64 {
+        self.steps_taken
+    }
+
+    /// The graph of the step as it is compiled.
+    pub fn step_graph(&self) -> &Graph {
+        &self.step_graph
+    }
+
+    /// A function that sends batches to the devices, for the data thread.
+    pub fn batch_sender(&self) -> BatchSender {
+        BatchSender { client: self.client.clone(), names: batch_names(&self.programs.step) }
+    }
+
+    /// Launches a step. It does not wait for it.
+    ///
+    /// # Errors
+    /// A batch that does not fit, or a launch that fails: then the state is lost.
+    pub fn step(&mut self, batch: DeviceBatch, lr: f64) -> Result<PendingStep, Error> {
+        let num_replicas = self.seed.num_replicas();
+        let rate = Arc::new(Literal::scalar(lr as f32));
+        let rate = self.client.upload(&vec![rate; num_replicas])?;
+        let num_leaves = self.state.len();
+        let (paths, leaves): (Vec<_>, Vec<_>) = std::mem::take(&mut self.state).into_iter().unzip();
+        let mut args = Vec::with_capacity(num_leaves + batch.fields.len() + 2);
+        args.extend(leaves.into_iter().map(Arg::Donate));
+        args.push(Arg::Borrow(&self.seed));
+        args.extend(batch.fields.into_iter().map(Arg::Donate));
+        args.push(Arg::Donate(rate));
+        let mut outputs = self.programs.step.execute(args)?.outputs;
+        let replica_loss = outputs.pop();
+        let metrics = outputs.pop();
+        self.state = paths.into_iter().zip(outputs).collect();
+        let (Some(metrics), Some(replica_loss)) = (metrics, replica_loss) else {
+            unreachable!("the step's program has these outputs");
+        };
+        let step = self.steps_taken;
+        self.steps_taken += 1;
+        Ok(PendingStep { step, lr, metrics: metrics.to_host(0)?, replica_loss })
+    }
+
+    /// Waits for a step's numbers.
+    ///
+    /// # Errors
+    /// A launch or a transfer that failed.
+    pub fn finish(&mut self, pending: PendingStep) -> Result<StepResult, Error> {
+        let PendingStep { step, lr, metrics, replica_loss } = pending;
+        let metrics = metrics.wait()?.to_f64();
+        let [loss, grad_norm, _weight, num_skipped] = metrics[..] else {
+            unreachable!("the step's program returns four metrics");
+        };
+        let num_skipped = num_skipped as u64;
+        let mut nonfinite_replicas = vec![];
+        if num_skipped > self.num_skipped {
+            for replica in 0..replica_loss.num_replicas() {
+                if !replica_loss.read(replica)?.to_f64()[0].is_finite() {
+                    nonfinite_replicas.push(replica);
+                }
+            }
+        }
+        self.num_skipped = num_skipped;
+        Ok(StepResult { step, lr, loss, grad_norm, num_skipped, nonfinite_replicas })
+    }
+
+    /// Compares the state of all replicas: the lockstep proof.
+    ///
+    /// # Errors
+    /// [`Error::LockstepLost`] with the first leaf that differs and the replicas it differs on.
+    pub fn prove_lockstep(&self) -> Result<(), Error> {
+        let args = self.state.values().map(Arg::Borrow).collect();
+        let outputs = self.programs.proof.execute(args)?.outputs;
+        let [fingerprints, min, max] = &outputs[..] else {
+            unreachable!("the proof's program has three outputs");
+        };
+        let (min, max) = (min.read(0)?, max.read(0)?);
+        let leaves = min.as_slice::<u32>().iter().zip(max.as_slice::<u32>());
+        let Some(leaf) = leaves.clone().position(|(min, max)| min != max) else { return Ok(()) };
+        let prints = (0..fingerprints.num_replicas())
+            .map(|replica| Ok(fingerprints.read(replica)?.as_slice::<u32>()[leaf]))
+            .collect::<Result<Vec<_>, Error>>()?;
+        Err(Error::LockstepLost {
+            step: self.steps_taken,
+            leaf: self.types.paths().nth(leaf).unwrap_or_default().to_owned(),
+            replicas: odd_ones_out(&prints),
+        })
+    }
+
+    /// Means over a split, each example counted once.
+    ///
+    /// # Errors
+    /// Examples that cannot be read, a launch that fails.
+    pub fn evaluate(&self, source: &Arc<dyn Source>, plan: &Plan) -> Result<EvalResult, Error> {
+        let num_replicas = self.seed.num_replicas();
+        let size = plan.batch.microbatch() * num_replicas;
+        let batches = EvalBatches::new(source.clone(), size, num_replicas)?;
+        let sender =
+            BatchSender { client: self.client.clone(), names: batch_names(&self.programs.eval) };
+        let params = || self.state.iter().filter(|(path, _)| path.starts_with(PARAMS));
+        let mut sums = vec![0.0; 2 + self.programs.eval_metrics.len()];
+        let mut add = |pending: Pending| -> Result<(), Error> {
+            for (sum, more) in sums.iter_mut().zip(pending.wait()?.to_f64()) {
+                *sum += more;
+            }
+            Ok(())
+        };
+        // One batch ahead, so that the devices do not wait for the host.
+        let mut before: Option<Pending> = None;
+        for batch in batches.iter() {
+            let batch = sender.send(batch?)?;
+            let mut args: Vec<_> = params().map(|(_, leaf)| Arg::Borrow(leaf)).collect();
+            args.extend(batch.fields.into_iter().map(Arg::Donate));
+            let launch = self.programs.eval.execute(args)?;
+            if let Some(before) = before.replace(launch.outputs[0].to_host(0)?) {
+                add(before)?;
+            }
+        }
+        before.map(add).transpose()?;
+        let weight = sums[1];
+        let metrics = self.programs.eval_metrics.iter().zip(&sums[2..]);
+        let metrics = metrics.map(|(name, sum)| (*name, sum / weight)).collect();
+        Ok(EvalResult { loss: sums[0] / weight, metrics })
+    }
+
+    /// Waits until everything launched has been done.
+    ///
+    /// # Errors
+    /// A launch that failed.
+    pub fn wait(&self) -> Result<(), Error> {
+        for leaf in self.state.values() {
+            leaf.wait()?;
+        }
+        Ok(())
+    }
+}
+
+/// Sends batches to the devices.
+#[derive(Clone)]
+pub struct BatchSender {
+    client: Client,
+    /// Names of the fields, in the order of the program's inputs.
+    names: Vec<String>,
+}
+
+impl BatchSender {
+    /// Starts the transfer of a batch.
+    ///
+    /// # Errors
+    /// A transfer that cannot be started.
+    pub fn send(&self, batch: HostBatch) -> Result<DeviceBatch, crate::pjrt::Error> {
+        let HostBatch { index, fields } = batch;
+        let fields = self.names.iter().map(|name| self.client.upload(&fields[name]));
+        Ok(DeviceBatch { index, fields: fields.collect::<Result<_, _>>()? })
+    }
+}
+
+fn batch_names(executable: &Executable) -> Vec<String> {
+    let inputs = executable.inputs().iter();
+    inputs.filter_map(|input| input.name.strip_prefix("batch.").map(str::to_owned)).collect()
+}
+
+fn upload_replicated(client: &Client, plan: &Plan, literal: Literal) -> Result<Buffers, Error> {
+    let copies = vec![Arc::new(literal); plan.mesh.num_replicas()];
+    Ok(client.upload(&copies)?)
+}
+
+/// The replicas whose value is not the most frequent one; where none is in the majority, who agrees with
+/// whom.
+fn odd_ones_out(values: &[u32]) -> String {
+    let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for (replica, value) in values.iter().enumerate() {
+        groups.entry(*value).or_default().push(replica);
+    }
+    let list =
+        |replicas: &[usize]| replicas.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    match groups.values().find(|group| group.len() * 2 > values.len()) {
+        Some(majority) => {
+            let odd: Vec<_> = (0..values.len()).filter(|r| !majority.contains(r)).collect();
+            list(&odd)
+        }
+        None => {
+            let groups: Vec<_> =
+                groups.values().map(|group| format!("{{{}}}", list(group))).collect();
+            groups.join(" against ")
+        }
+    }
+}
+
+/// Hex of SHA-256 over paths and bits, in the order of the model.
+pub fn params_fingerprint(params: &Tree<Literal>) -> String {
+    let mut hash = Sha256::new();
+    for (path, literal) in params.iter() {
+        hash.update((path.len() as u64).to_le_bytes());
+        hash.update(path);
+        hash.update(literal.bytes());
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_odd_replica_is_named() {
+        assert_eq!(odd_ones_out(&[7, 7, 9, 7]), "2");
+        assert_eq!(odd_ones_out(&[1, 2]), "{0} against {1}");
+        assert_eq!(odd_ones_out(&[5, 5, 6, 6]), "{0, 1} against {2, 3}");
+    }
+}

@@ -1,0 +1,244 @@
+//! What the project promises, on real devices and data: N replicas are one machine on the whole batch,
+//! runs repeat bit for bit, and a replica that leaves lockstep is found.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hlo::{AxisSet, DType, Literal, Tensor, TensorType, Tree};
+use lockstep::config::{self, Config};
+use lockstep::data::{self, Splits, TrainBatches};
+use lockstep::optim::{Context, Transformation};
+use lockstep::step::{self, StepError};
+use lockstep::train::{Error, Plan, Trainer, open_devices, params_fingerprint};
+use models::mlp::Mlp;
+
+/// Digits with everything on that could depend on N: dropout, layer norm, momentum of both kinds.
+fn load(sets: &[&str]) -> (Config, Splits, Mlp) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/digits.toml");
+    let all = ["model.hidden=[48, 32]", "model.dropout=0.2"].iter().chain(sets);
+    let config = Config::load(&file, &all.map(|set| set.to_string()).collect::<Vec<_>>()).unwrap();
+    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let config::Model::Mlp(mlp) = config.model.clone();
+    let model = Mlp { config: mlp, num_classes: splits.train.num_classes() };
+    (config, splits, model)
+}
+
+struct Run {
+    trainer: Trainer,
+    plan: Plan,
+    batches: TrainBatches,
+    losses: Vec<f64>,
+}
+
+impl Run {
+    fn new(sets: &[&str]) -> Self {
+        let (config, splits, model) = load(sets);
+        let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
+        let plan = Plan::new(&config, &splits, num_replicas).unwrap();
+        let trainer = Trainer::new(&client, &plan, &model, config.train.seed).unwrap();
+        let (batch, seed) = (plan.batch.global_batch(), config.train.seed);
+        let batches = TrainBatches::new(splits.train, seed, batch, num_replicas).unwrap();
+        Self { trainer, plan, batches, losses: vec![] }
+    }
+
+    fn steps(mut self, num_steps: u64) -> Self {
+        let sender = self.trainer.batch_sender();
+        for _ in 0..num_steps {
+            let step = self.trainer.steps_taken();
+            let batch = sender.send(self.batches.get(step).unwrap()).unwrap();
+            let pending = self.trainer.step(batch, self.plan.schedule.lr(step)).unwrap();
+            self.losses.push(self.trainer.finish(pending).unwrap().loss);
+        }
+        self
+    }
+
+    fn fingerprint(&self) -> String {
+        params_fingerprint(&self.trainer.params().unwrap())
+    }
+
+    /// One leaf's value on each replica.
+    fn leaf(&self, path: &str) -> Vec<Literal> {
+        let leaf = &self.trainer.state()[path];
+        (0..leaf.num_replicas()).map(|replica| leaf.read(replica).unwrap()).collect()
+    }
+}
+
+fn worst_relative_difference(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
+}
+
+#[test]
+fn loss_curves_agree_on_any_number_of_replicas() {
+    for (optimizer, peak) in [("sgd", 0.1), ("adamw", 2e-3)] {
+        for (precision, tolerance) in [("f32", 1e-4), ("f64", 1e-10)] {
+            let losses = |num_replicas: usize| {
+                let sets = [
+                    format!("mesh.data={num_replicas}"),
+                    format!("train.precision={precision}"),
+                    format!("optimizer.name={optimizer}"),
+                    format!("schedule.peak={peak}"),
+                ];
+                Run::new(&sets.each_ref().map(String::as_str)).steps(50).losses
+            };
+            let one = losses(1);
+            assert!(one[49] < one[0] * 0.7, "{optimizer} does not learn: {one:?}");
+            for num_replicas in [2, 4, 8] {
+                let worst = worst_relative_difference(&one, &losses(num_replicas));
+                let case = format!("{optimizer} {precision} on {num_replicas} replicas");
+                assert!(worst < tolerance, "{case}: {worst:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn microbatches_change_nothing_beyond_rounding() {
+    let losses = |num_microbatches: usize| {
+        let set = format!("train.num_microbatches={num_microbatches}");
+        Run::new(&[&set, "train.precision=f64", "mesh.data=2"]).steps(30).losses
+    };
+    let one = losses(1);
+    for num_microbatches in [2, 8] {
+        let worst = worst_relative_difference(&one, &losses(num_microbatches));
+        assert!(worst < 1e-10, "{num_microbatches} microbatches: {worst:e}");
+    }
+}
+
+#[test]
+fn grouping_of_all_reduces_changes_no_bit() {
+    let run = |bytes: usize| {
+        let set = format!("parallel.bucket_bytes={bytes}");
+        Run::new(&[&set, "mesh.data=4"]).steps(20)
+    };
+    let alone = run(0);
+    for bytes in [1 << 12, 1 << 30] {
+        let grouped = run(bytes);
+        assert_eq!(grouped.losses, alone.losses, "buckets of {bytes} bytes");
+        assert_eq!(grouped.fingerprint(), alone.fingerprint(), "buckets of {bytes} bytes");
+    }
+}
+
+#[test]
+fn runs_repeat_and_replicas_stay_equal_bit_for_bit() {
+    let run = || Run::new(&["mesh.data=4"]).steps(200);
+    let (first, second) = (run(), run());
+    assert_eq!(first.losses, second.losses);
+    assert_eq!(first.fingerprint(), second.fingerprint());
+    first.trainer.prove_lockstep().unwrap();
+    for path in first.trainer.state().paths() {
+        let values = first.leaf(path);
+        assert!(values.iter().all(|value| *value == values[0]), "{path} differs");
+    }
+}
+
+#[test]
+fn another_seed_is_another_run() {
+    let first_loss = |seed: &str| Run::new(&[seed, "mesh.data=1"]).steps(1).losses[0];
+    assert_ne!(first_loss("train.seed=0"), first_loss("train.seed=1"));
+}
+
+#[test]
+fn one_flipped_bit_is_found_with_step_leaf_and_replica() {
+    let leaf = "params.blocks.1.linear.weight";
+    let mut run = Run::new(&["mesh.data=4"]).steps(7);
+    run.trainer.prove_lockstep().unwrap();
+    let mut values = run.leaf(leaf);
+    // The lowest bit of the mantissa of one element.
+    values[2].bytes_mut()[4 * 100] ^= 1;
+    let values: Vec<_> = values.into_iter().map(Arc::new).collect();
+    run.trainer.replace_leaf(leaf, &values).unwrap();
+    let run = run.steps(3);
+    match run.trainer.prove_lockstep().unwrap_err() {
+        Error::LockstepLost { step, leaf: found, replicas } => {
+            assert_eq!((step, &*found, &*replicas), (10, leaf, "2"));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// An update that depends on the replica: what a forgotten synchronisation comes down to.
+struct Drifting;
+
+impl Transformation for Drifting {
+    fn init(&self, _params: &Tree<TensorType>) -> Tree<TensorType> {
+        Tree::new()
+    }
+
+    fn update<'g>(
+        &self,
+        updates: Tree<Tensor<'g>>,
+        _state: &mut Tree<Tensor<'g>>,
+        context: &Context<'g>,
+    ) -> Tree<Tensor<'g>> {
+        let replica = context.num_updates.tracer().replica_id(AxisSet::of(&[hlo::Axis::Data]));
+        updates.map(|path, update| {
+            let drift = replica.convert(update.dtype());
+            if path == "head.bias" { update.vary(hlo::Axis::Data) + drift } else { *update }
+        })
+    }
+}
+
+#[test]
+fn an_update_that_is_not_synchronised_does_not_trace() {
+    let (config, splits, model) = load(&["mesh.data=4"]);
+    let mut plan = Plan::new(&config, &splits, 4).unwrap();
+    plan.optimizer = Box::new(Drifting);
+    let error = step::trace_step(&plan.spec(&model)).unwrap_err();
+    assert!(matches!(error, StepError::Trace(_) | StepError::Verify(_)));
+    let message = error.to_string();
+    assert!(message.contains("params.head.bias"), "{message}");
+}
+
+#[test]
+fn a_model_that_reduces_its_own_loss_gives_the_same_gradients() {
+    // The sum over the global batch, made by the model itself: nothing is to be added a second time.
+    fn reduced<'g>(scope: &models::Scope<'g>, batch: &models::Batch<'g>) -> models::Loss<'g> {
+        let mut loss = plain(scope, batch);
+        for sum in [&mut loss.sum, &mut loss.weight] {
+            *sum = sum.all_reduce(hlo::Reduction::Sum, hlo::Axis::Data);
+        }
+        loss
+    }
+    fn plain<'g>(scope: &models::Scope<'g>, batch: &models::Batch<'g>) -> models::Loss<'g> {
+        let logits = models::layers::linear(
+            &scope.at("head"),
+            batch.field("x"),
+            10,
+            models::Initializer::lecun_normal(64),
+        );
+        models::loss::cross_entropy(logits, batch.field("y"), batch.weight)
+    }
+    let (config, splits, _) = load(&["mesh.data=4", "train.precision=f64"]);
+    let plan = Plan::new(&config, &splits, 4).unwrap();
+    let gradients = |model: &dyn models::Model| {
+        let graph = step::trace_grad(&plan.spec(model)).unwrap();
+        let inputs: Vec<_> = graph
+            .inputs()
+            .iter()
+            .map(|input| {
+                let ty = graph.ty(input.value);
+                (0..4).map(|replica| example_value(ty, replica)).collect()
+            })
+            .collect();
+        hlo::interpret(&graph, &inputs).unwrap()
+    };
+    let (expected, found) = (gradients(&plain), gradients(&reduced));
+    for (expected, found) in expected.iter().zip(&found) {
+        let (expected, found) = (expected[0].to_f64(), found[0].to_f64());
+        for (expected, found) in expected.iter().zip(&found) {
+            assert!((expected - found).abs() <= 1e-12 * expected.abs().max(1e-3));
+        }
+    }
+}
+
+/// Values that differ between replicas only where the type says that they may.
+fn example_value(ty: &TensorType, replica: usize) -> Literal {
+    let shift = if ty.varying.is_empty() { 0 } else { replica };
+    let value = |i: usize| match ty.dtype {
+        DType::I32 | DType::U32 => ((i * 7 + shift * 3) % 10) as f64,
+        _ => ((i * 37 + shift * 11) % 101) as f64 / 101.0 - 0.4,
+    };
+    let values: Vec<_> = (0..ty.num_elements()).map(value).collect();
+    Literal::from_f64(ty.dtype, &ty.dims, &values)
+}
