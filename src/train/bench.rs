@@ -6,7 +6,7 @@ use hlo::lower_isolated;
 
 use super::{DeviceBatch, Error, Job, Plan, Trainer, open_devices};
 use crate::data::TrainBatches;
-use crate::metrics::{StepTimer, median};
+use crate::metrics::{StepTimer, median, say};
 
 /// What `bench` prints, one line of JSON.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -31,7 +31,7 @@ const WARMUP: usize = 3;
 /// # Errors
 /// As [`super::train`].
 pub fn bench(job: &Job<'_>, num_steps: usize, started: Instant) -> Result<BenchResult, Error> {
-    let (client, num_replicas) = open_devices(job.config, |text| eprintln!("{text}"))?;
+    let (client, num_replicas) = open_devices(job.config, say)?;
     let plan = Plan::new(job.config, job.splits, num_replicas)?;
     let seed = job.config.train.seed;
     let mut trainer = Trainer::new(&client, &plan, job.model, seed)?;
