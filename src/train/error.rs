@@ -81,6 +81,14 @@ pub enum Error {
         /// The replicas that differ from most, or all groups where there is no majority.
         replicas: String,
     },
+    /// A value that does not fit the leaf of the state it was given for.
+    #[error("cannot replace `{path}`: {reason}")]
+    Leaf {
+        /// The leaf's path.
+        path: String,
+        /// Why.
+        reason: String,
+    },
     /// Parameters could not be read or written.
     #[error("cannot {verb} the parameters {}: {reason}", path.display())]
     Params {

@@ -78,8 +78,9 @@ impl Trainer {
         let types = spec.state_types()?;
         let step_graph = step_graph(&spec, plan.compile.bucket_bytes)?;
         let programs = Programs::compile(client, &spec, &step_graph, &plan.compile)?;
+        let num_replicas = plan.mesh.num_replicas();
         let words = [(seed >> 32) as u32, seed as u32];
-        let seed = upload_replicated(client, plan, Literal::from_slice(&[2], &words))?;
+        let seed = client.upload(&replicated(Literal::from_slice(&[2], &words), num_replicas))?;
         let launch = programs.init.execute(vec![Arg::Borrow(&seed)])?;
         let state = types.paths().map(str::to_owned).zip(launch.outputs).collect();
         let client = client.clone();
@@ -103,8 +104,14 @@ impl Trainer {
     /// Replaces one leaf: to start from given parameters, or to test that a fault is found.
     ///
     /// # Errors
-    /// A number of literals, dtype or dims that do not fit, once they are used; an upload that fails.
+    /// A path that is none of the state's, dtype or dims that are not the leaf's, an upload that fails.
     pub fn replace_leaf(&mut self, path: &str, per_replica: &[Arc<Literal>]) -> Result<(), Error> {
+        let failed = |reason: String| Error::Leaf { path: path.to_owned(), reason };
+        let ty = self.types.get(path).ok_or_else(|| failed("the state has no such leaf".into()))?;
+        let fits = |x: &Arc<Literal>| x.dtype() == ty.dtype && x.dims() == ty.dims;
+        if !per_replica.iter().all(fits) || per_replica.len() != self.seed.num_replicas() {
+            return Err(failed(format!("it takes a {ty} for each replica")));
+        }
         let buffers = self.client.upload(per_replica)?;
         self.state.insert(path, buffers);
         Ok(())
@@ -117,7 +124,7 @@ impl Trainer {
     pub fn set_params(&mut self, params: Tree<Literal>) -> Result<(), Error> {
         let num_replicas = self.seed.num_replicas();
         for (path, literal) in params {
-            let copies = vec![Arc::new(literal); num_replicas];
+            let copies = replicated(literal, num_replicas);
             self.replace_leaf(&format!("{PARAMS}.{path}"), &copies)?;
         }
         Ok(())
@@ -178,8 +185,7 @@ impl Trainer {
     /// A batch that does not fit, or a launch that fails: then the state is lost.
     pub fn step(&mut self, batch: DeviceBatch, lr: f64) -> Result<PendingStep, Error> {
         let num_replicas = self.seed.num_replicas();
-        let rate = Arc::new(Literal::scalar(lr as f32));
-        let rate = self.client.upload(&vec![rate; num_replicas])?;
+        let rate = self.client.upload(&replicated(Literal::scalar(lr as f32), num_replicas))?;
         let num_leaves = self.state.len();
         let (paths, leaves): (Vec<_>, Vec<_>) = std::mem::take(&mut self.state).into_iter().unzip();
         let mut args = Vec::with_capacity(num_leaves + batch.fields.len() + 2);
@@ -318,9 +324,9 @@ fn batch_names(executable: &Executable) -> Vec<String> {
     inputs.filter_map(|input| input.name.strip_prefix("batch.").map(str::to_owned)).collect()
 }
 
-fn upload_replicated(client: &Client, plan: &Plan, literal: Literal) -> Result<Buffers, Error> {
-    let copies = vec![Arc::new(literal); plan.mesh.num_replicas()];
-    Ok(client.upload(&copies)?)
+/// The same value for each replica.
+fn replicated(literal: Literal, num_replicas: usize) -> Vec<Arc<Literal>> {
+    std::iter::repeat_n(Arc::new(literal), num_replicas).collect()
 }
 
 /// The replicas whose value is not the most frequent one; where none is in the majority, who agrees with
