@@ -53,9 +53,11 @@ pub fn bench(job: &Job<'_>, num_steps: usize, started: Instant) -> Result<BenchR
 
     timed(&mut trainer, 0)?;
     let graph = trainer.step_graph().clone();
-    let isolated = client.compile(&lower_isolated(&graph, "step"), &plan.compile.options)?;
+    let isolated = plan.compile.compile(&client, &lower_isolated(&graph, "step"))?;
     let mut alone = Trainer::new(&client, &plan, job.model, seed)?;
     alone.replace_step(isolated);
+    trainer.finish_compiling()?;
+    alone.finish_compiling()?;
 
     let (mut steps, mut hosts, mut alones) = (vec![], vec![], vec![]);
     for index in 0..num_steps + WARMUP {
