@@ -195,8 +195,8 @@ fn bad_files_say_what_to_change() {
         ("hidden", "layer_norm = 1\nhidden", &["model.layer_norm", "true or false"]),
         (
             "steps = 500",
-            "steps = 500\nprecision = \"bf16\"",
-            &["train.precision", "\"f32\", \"f64\""],
+            "steps = 500\nprecision = \"f16\"",
+            &["train.precision", "\"f32\", \"bf16\", \"f64\""],
         ),
         (
             "steps = 500",

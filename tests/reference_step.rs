@@ -114,7 +114,7 @@ impl Setting {
             mesh: Mesh::data(self.num_replicas),
             microbatch: BATCH / self.num_replicas / self.num_microbatches,
             num_microbatches: self.num_microbatches,
-            dtype: self.dtype,
+            precision: models::Precision::uniform(self.dtype),
             optimizer,
             policy: Policy,
             on_nonfinite: OnNonfinite::Stop,

@@ -45,7 +45,7 @@ pub struct Loss<'g> {
 ///
 /// `sum_i w_i * -log softmax(logits_i)[label_i]`, and `sum_i w_i`.
 ///
-/// - `logits_bc`: float `[b, c]`
+/// - `logits_bc`: float `[b, c]`; computed in f32 or wider
 /// - `labels_b`: integer `[b]`, each below c
 /// - `weight_b`: float `[b]`
 ///
@@ -70,6 +70,7 @@ pub fn cross_entropy<'g>(
     labels_b: Tensor<'g>,
     weight_b: Tensor<'g>,
 ) -> Loss<'g> {
+    let logits_bc = logits_bc.convert(logits_bc.dtype().accumulation());
     let weight_b = weight_b.convert(logits_bc.dtype());
     let log_likelihood_b = logits_bc.log_softmax().take_along_last_dim(labels_b);
     // Correct where no other class scores as high: a tie is no answer.

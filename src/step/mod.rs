@@ -15,7 +15,7 @@ mod train;
 
 use hlo::random::{Key, Window};
 use hlo::{Axis, DType, Graph, Mesh, Tensor, TensorType, Tracer, Tree, trace, verify};
-use models::{Batch, Model, Parameter, Scope, Training};
+use models::{Batch, Model, Parameter, Precision, Scope, Training};
 
 use crate::config::OnNonfinite;
 use crate::optim::Transformation;
@@ -49,8 +49,8 @@ pub struct StepSpec<'a> {
     pub microbatch: usize,
     /// Passes whose gradients are summed before the all_reduce.
     pub num_microbatches: usize,
-    /// Element type of parameters, optimizer state and computation: f32 or f64.
-    pub dtype: DType,
+    /// Element types of parameters and computation.
+    pub precision: Precision,
     /// The update rule.
     pub optimizer: &'a dyn Transformation,
     /// How the step is spread.
@@ -104,7 +104,7 @@ impl StepSpec<'_> {
     pub fn parameters(&self) -> Result<Tree<Parameter>, StepError> {
         let mut parameters = Tree::new();
         trace(self.mesh, |t| {
-            let scope = Scope::declare(t, self.dtype, self.policy.batch_axes());
+            let scope = Scope::declare(t, self.precision, self.policy.batch_axes());
             self.model.loss(&scope, &self.batch_inputs(t, self.microbatch));
             parameters = scope.parameters();
         })?;
@@ -148,14 +148,14 @@ impl StepSpec<'_> {
         Batch { fields: fields.collect(), weight: self.ones(t, size) }
     }
 
-    /// Float fields in the dtype that is computed in.
+    /// Float fields in the compute dtype.
     fn in_compute_dtype<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
-        if x.dtype().is_float() { x.convert(self.dtype) } else { x }
+        if x.dtype().is_float() { x.convert(self.precision.compute) } else { x }
     }
 
     /// The weight of each of `size` examples that all count.
     fn ones<'g>(&self, t: &'g Tracer, size: usize) -> Tensor<'g> {
-        t.full(self.dtype, &[size], 1.0).vary(self.policy.batch_axes())
+        t.full(self.precision.params, &[size], 1.0).vary(self.policy.batch_axes())
     }
 }
 
