@@ -49,7 +49,7 @@ fn not_float(dtype: DType) -> bool {
     !dtype.is_float()
 }
 
-fn pred(dtype: DType) -> bool {
+fn only_pred(dtype: DType) -> bool {
     dtype == DType::Pred
 }
 
@@ -130,6 +130,13 @@ fn comparison_cases() -> Vec<Case> {
             x[2].equal(x[2]).select(x[0], x[1])
         }),
         case("clamp", numeric, Exact, &three, |x| x[0].clamp(x[1], x[2])),
+        case(
+            "clamp between a scalar and a tensor",
+            numeric,
+            Exact,
+            &[CORNERS, small(&[]), CORNERS],
+            |x| x[0].clamp(x[1], x[2]),
+        ),
         case("clamp between scalars", numeric, Exact, &[CORNERS, small(&[]), small(&[])], |x| {
             x[0].clamp(x[1], x[2])
         }),
@@ -239,8 +246,10 @@ fn contracting_cases() -> Vec<Case> {
         case("reduce minimum of nothing", numeric, Exact, &[small(&[3, 0])], |x| {
             x[0].reduce_min(&[1])
         }),
-        case("reduce and", pred, Bits, &[small(&[3, 2])], |x| x[0].reduce(Reduction::And, &[1])),
-        case("reduce or", pred, Bits, &[small(&[3, 2])], |x| x[0].reduce(Reduction::Or, &[1])),
+        case("reduce and", only_pred, Bits, &[small(&[3, 2])], |x| {
+            x[0].reduce(Reduction::And, &[1])
+        }),
+        case("reduce or", only_pred, Bits, &[small(&[3, 2])], |x| x[0].reduce(Reduction::Or, &[1])),
         case("dot_general", numeric, ulps_of_one(16.0), &[small(&[3, 4]), small(&[4, 5])], |x| {
             x[0].dot(x[1])
         }),
@@ -305,10 +314,10 @@ fn collective_cases() -> Vec<Case> {
         case("all_reduce minimum", numeric, Exact, &[MATRIX], |x| {
             x[0].all_reduce(Reduction::Min, Axis::Tensor)
         }),
-        case("all_reduce and", pred, Bits, &[MATRIX], |x| {
+        case("all_reduce and", only_pred, Bits, &[MATRIX], |x| {
             x[0].all_reduce(Reduction::And, Axis::Data)
         }),
-        case("all_reduce or", pred, Bits, &[MATRIX], |x| {
+        case("all_reduce or", only_pred, Bits, &[MATRIX], |x| {
             x[0].all_reduce(Reduction::Or, Axis::Data)
         }),
         case("all_reduce, then vary", numeric, Exact, &[MATRIX], |x| {
@@ -385,15 +394,27 @@ fn meshes() -> [Mesh; 3] {
     [Mesh::SINGLE, Mesh::data(4), Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 2)])]
 }
 
-#[test]
-fn every_op_means_the_same_to_the_interpreter_and_to_xla() {
-    let mut wrong = vec![];
-    for dtype in DType::ALL {
-        for mesh in meshes() {
-            wrong.extend(check(dtype, mesh));
-        }
-    }
+fn agrees(dtype: DType) {
+    let wrong: Vec<_> = meshes().into_iter().flat_map(|mesh| check(dtype, mesh)).collect();
     assert!(wrong.is_empty(), "{} values differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// A test for each dtype, so that they run beside each other.
+macro_rules! every_op_means_the_same_to_the_interpreter_and_to_xla {
+    ($($test:ident: $dtype:ident,)*) => {
+        $(#[test] fn $test() { agrees(DType::$dtype); })*
+        const TESTED: &[DType] = &[$(DType::$dtype,)*];
+    };
+}
+every_op_means_the_same_to_the_interpreter_and_to_xla! {
+    f64: F64, f32: F32, bf16: Bf16, f16: F16,
+    i64: I64, i32: I32, u64: U64, u32: U32, u8: U8,
+    pred: Pred,
+}
+
+#[test]
+fn every_dtype_is_tested() {
+    assert_eq!(TESTED, DType::ALL);
 }
 
 #[test]
