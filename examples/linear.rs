@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         vec![a - 2.0 * b + 3.0 * c]
     };
     let ys = client.upload(&shards(&truth, &[8]))?;
-    let mut w = client.upload(&vec![Arc::new(Literal::zeros(DType::F32, &[3])); 4])?;
+    let mut w = client.upload_replicated(Arc::new(Literal::zeros(DType::F32, &[3])))?;
     for index in 0..100 {
         let args = vec![Arg::Donate(w), Arg::Borrow(&xs), Arg::Borrow(&ys)];
         // `w` is gone from here on, by type: its memory is the next one's.

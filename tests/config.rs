@@ -232,6 +232,11 @@ fn bad_set_arguments_say_what_to_change() {
     let cases: &[(&[&str], &[&str])] = &[
         (&["train.stepz=5"], &["--set train.stepz=5: train.stepz: unknown", "\"steps\"?"]),
         (&["trian.steps=5"], &["--set trian.steps=5: trian: unknown", "\"train\"?"]),
+        (&["train.seed=9223372036854775808"], &["the number is larger than 64 bits"]),
+        (&["train.lr=5"], &["train.lr: unknown key, did you mean \"schedule.peak\"?"]),
+        (&["train.batch_size=5"], &["did you mean \"train.global_batch\"?"]),
+        (&["schedule.epochs=5"], &["did you mean \"train.epochs\"?"]),
+        (&["mesh.name=a"], &["mesh.name: unknown key; known"]),
         (&["train.steps"], &["--set train.steps: ", "section.key=value"]),
         (&["steps=5"], &["--set steps=5", "section.key=value"]),
         (&["train..steps=5"], &["section.key=value"]),
@@ -239,7 +244,10 @@ fn bad_set_arguments_say_what_to_change() {
         (&["train.steps.a=5"], &["train.steps is not a table"]),
         (&["train.steps=many"], &["--set train.steps=many: train.steps: found string \"many\""]),
         (&["mesh.data=3"], &["train.global_batch", "63 or 66"]),
-        (&["device.backend=gpu"], &["device.backend", "\"gpu\" is no backend", "cuda"]),
+        (
+            &["device.backend=gpu"],
+            &["device.backend", "\"gpu\" is no backend, did you mean \"cuda\"?"],
+        ),
         (&["compile.overrides.a=[1]"], &["compile.overrides.a", "XLA option"]),
         (
             &["optimizer.name=sgd", "optimizer.momentum=1"],

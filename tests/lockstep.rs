@@ -161,10 +161,6 @@ fn one_flipped_bit_is_found_with_step_leaf_and_replica() {
 struct Drifting;
 
 impl Transformation for Drifting {
-    fn init(&self, _params: &Tree<TensorType>) -> Tree<TensorType> {
-        Tree::new()
-    }
-
     fn update<'g>(
         &self,
         updates: Tree<Tensor<'g>>,

@@ -19,12 +19,14 @@ impl<'g> Batch<'g> {
     /// The field of this name; an error of the trace if the data has none.
     #[track_caller]
     pub fn field(&self, name: &str) -> Tensor<'g> {
-        self.fields.get(name).copied().unwrap_or_else(|| {
+        // Not in a closure, which would be the caller that is named.
+        let Some(field) = self.fields.get(name) else {
             let names: Vec<_> = self.fields.paths().collect();
             let message = format!("the data has no field `{name}`; it has {}", names.join(", "));
             self.weight.reject("batch", message);
-            self.weight
-        })
+            return self.weight;
+        };
+        *field
     }
 }
 

@@ -8,7 +8,7 @@ use ::hlo::{Axis, DType, Literal, Mesh, Reduction, TensorType, lower, trace};
 use anyhow::Result;
 use serde::Serialize;
 
-use super::print_line;
+use super::{in_words, print_line};
 use crate::pjrt::{self, Arg, Client, CompileOptions, InstallOptions, Plugin};
 
 /// What was found.
@@ -91,7 +91,7 @@ fn examine(listed: &pjrt::Listed) -> PluginReport {
     };
     report.path = Some(found.path.display().to_string());
     if let Err(error) = probe(listed.name, &found.path, &mut report) {
-        report.problem = Some(format!("{error:#}"));
+        report.problem = Some(in_words(&error));
     }
     report
 }

@@ -21,6 +21,7 @@ use models::mlp::Mlp;
 
 use crate::config::{self, Config};
 use crate::data::{self, Splits};
+use crate::metrics::say;
 use crate::{step, train};
 use args::{Args, Command, ConfigArgs, Stage};
 
@@ -30,7 +31,7 @@ pub fn main(started: Instant) -> ExitCode {
     match run(args.command, started) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            say(&format!("error: {}", in_words(&error)));
             ExitCode::FAILURE
         }
     }
@@ -138,10 +139,41 @@ fn bench(
     Ok(ExitCode::SUCCESS)
 }
 
+/// An error with its causes; a cause that the message above it has told already is left out.
+fn in_words(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(|cause| cause.to_string()) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text += &format!(": {cause}");
+        }
+    }
+    text
+}
+
 /// A line on stdout. Who has closed it does not want more: that is no error.
 fn print_line(text: &str) -> Result<()> {
     match writeln!(io::stdout().lock(), "{text}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.context("cannot write to stdout"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let file = || io::Error::other("no such file");
+        let told = metrics_error(file());
+        assert_eq!(in_words(&told.into()), "cannot write a: no such file");
+        let untold = anyhow::Error::from(file()).context("cannot start");
+        assert_eq!(in_words(&untold), "cannot start: no such file");
+    }
+
+    fn metrics_error(source: io::Error) -> crate::metrics::Error {
+        crate::metrics::Error::Write { path: "a".into(), source }
     }
 }

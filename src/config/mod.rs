@@ -103,7 +103,7 @@ impl Config {
             .map_err(|source| Error::Parse { path: path.to_owned(), source: Box::new(source) })?;
         let sets = sets.iter().map(|set| overrides::parse(set)).collect::<Result<Vec<_>, _>>()?;
         overrides::apply(&mut file, &sets, &SECTIONS)?;
-        let mut config = Self::read(&file).map_err(|error| {
+        let mut config = Self::read(&file).map_err(in_other_sections).map_err(|error| {
             let is_set = |set: &&overrides::Override<'_>| {
                 let key = set.path.join(".");
                 key == error.key || key.starts_with(&format!("{}.", error.key))
@@ -167,6 +167,30 @@ impl Config {
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
         toml::to_string(self)
     }
+}
+
+/// Keys under the names that other programs give them.
+const SYNONYMS: [(&str, &str); 3] = [
+    ("lr", "schedule.peak"),
+    ("learning_rate", "schedule.peak"),
+    ("batch_size", "train.global_batch"),
+];
+
+/// For an unknown key, the one that another section has under the same name, if there is just one.
+fn in_other_sections(mut error: KeyError) -> KeyError {
+    let Problem::Unknown { nearest, .. } = &mut error.problem else { return error };
+    let (section, key) = error.key.split_once('.').unwrap_or(("", &error.key));
+    let synonym = SYNONYMS.iter().find(|row| row.0 == key).map(|row| row.1.to_owned());
+    let known = known_keys();
+    let same_name = |known: &&String| {
+        known.split_once('.').is_some_and(|(other, name)| name == key && other != section)
+    };
+    let mut same = known.iter().filter(same_name);
+    let only = same.next().filter(|_| same.next().is_none()).cloned();
+    if let Some(other) = synonym.or(only) {
+        *nearest = Some(other);
+    }
+    error
 }
 
 /// Every key there is, as `section.key`, for all choices of `name` and `source`: what `--set` reaches.

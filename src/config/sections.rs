@@ -286,7 +286,12 @@ pub struct UnknownBackend(String);
 impl fmt::Display for UnknownBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} is no backend", self.0)?;
-        if let Some(name) = nearest(&self.0, &Backend::NAMES) {
+        // The letters of "gpu" are nearest to those of another backend.
+        let meant = match self.0.as_str() {
+            "gpu" | "nvidia" => Some("cuda".to_owned()),
+            word => nearest(word, &Backend::NAMES),
+        };
+        if let Some(name) = meant {
             write!(f, ", did you mean {name:?}?")?;
         }
         write!(

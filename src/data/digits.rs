@@ -1,7 +1,7 @@
 //! Handwritten digits: 1797 real 8x8 images (see `examples/data/ATTRIBUTION.md`).
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -79,8 +79,12 @@ impl Source for Digits {
 
 impl Rows {
     fn load(path: &Path) -> Result<Self, Error> {
-        let file =
-            File::open(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let unreadable = |source| Error::Read { path: path.to_owned(), source };
+        let file = File::open(path).map_err(unreadable)?;
+        // A directory can be opened, and fails only when it is read.
+        if file.metadata().map_err(unreadable)?.is_dir() {
+            return Err(unreadable(ErrorKind::IsADirectory.into()));
+        }
         let decoder = MultiGzDecoder::new(BufReader::new(file));
         let mut rows = Self { pixels: vec![], labels: vec![] };
         for (index, line) in BufReader::new(decoder).lines().enumerate() {
@@ -191,5 +195,7 @@ mod tests {
         }
         let error = Digits::load(Path::new("/no/digits.csv.gz")).err().unwrap().to_string();
         assert!(error.contains("/no/digits.csv.gz") && error.contains("data.path"), "{error}");
+        let error = Digits::load(Path::new("/")).err().unwrap().to_string();
+        assert!(error.contains("cannot read the data file /: is a directory"), "{error}");
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file is not there, or not for us to read.
-    #[error("cannot read the data file {}: {source}; set data.path", path.display())]
+    #[error("cannot read the data file {}: {source}; set data.path, from the configuration's directory on", path.display())]
     Read {
         /// The file.
         path: PathBuf,

@@ -11,10 +11,10 @@ mod writer;
 use std::io;
 use std::path::PathBuf;
 
-pub use progress::Progress;
+pub use progress::{Progress, say};
 pub use summary::Summary;
 pub use timer::{StepTimer, median};
-pub use writer::{EvalMetrics, MetricsWriter, StepMetrics};
+pub use writer::{EvalMetrics, MetricsWriter, StepMetrics, check_out_dir};
 
 /// A place that cannot be written to.
 #[derive(Debug, thiserror::Error)]

@@ -5,6 +5,12 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+/// A line on stderr, for whoever watches.
+pub fn say(text: &str) {
+    // Who closed stderr does not want to be told; what is going on goes on.
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
 /// Shows step, loss, examples per second and the time left, on stderr.
 pub struct Progress {
     view: View,
@@ -76,7 +82,7 @@ impl Progress {
     /// A line of text above the bar, or among the lines.
     pub fn message(&mut self, text: &str) {
         match &mut self.view {
-            View::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
+            View::Bar(bar) => bar.suspend(|| say(text)),
             View::Lines { out, .. } => {
                 // As above.
                 let _ = writeln!(out, "{text}");

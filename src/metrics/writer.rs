@@ -43,6 +43,24 @@ pub struct EvalMetrics {
     pub eval_accuracy: f64,
 }
 
+/// Makes the directory if it is not there, and sees whether files can be made in it and its metrics
+/// written, without changing what an earlier run left there. To be called before anything that takes
+/// time: a run that could not be written down does not start.
+///
+/// # Errors
+/// If the directory cannot be made or written to.
+pub fn check_out_dir(dir: &Path) -> Result<(), Error> {
+    let check = || -> io::Result<()> {
+        fs::create_dir_all(dir)?;
+        tempfile::tempfile_in(dir)?;
+        match File::options().append(true).open(dir.join(MetricsWriter::FILE)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    };
+    check().map_err(|source| Error::OutDir { dir: dir.to_owned(), source })
+}
+
 /// Writes `DIR/metrics.jsonl` on a thread, so that a slow disk does not hold a step up. Lines reach the
 /// file within a second, and at the end.
 pub struct MetricsWriter {
@@ -55,8 +73,7 @@ impl MetricsWriter {
     /// The name of the file.
     pub const FILE: &'static str = "metrics.jsonl";
 
-    /// Makes the directory if it is not there, and an empty file in it. To be called before training, so
-    /// that a run which could not be written down does not start.
+    /// Makes the directory if it is not there, and an empty file in it.
     ///
     /// # Errors
     /// If the directory cannot be made or written to, or no thread can be started.
@@ -204,9 +221,26 @@ mod tests {
     #[test]
     fn a_directory_that_cannot_be_made_fails_before_the_run() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let error = MetricsWriter::create(&file.path().join("out")).err().unwrap().to_string();
-        assert!(error.contains("cannot write into the output directory"), "{error}");
-        assert!(error.contains("--out"), "{error}");
+        let out = file.path().join("out");
+        for error in [MetricsWriter::create(&out).err(), check_out_dir(&out).err()] {
+            let error = error.unwrap().to_string();
+            assert!(error.contains("cannot write into the output directory"), "{error}");
+            assert!(error.contains("--out"), "{error}");
+        }
+    }
+
+    #[test]
+    fn checking_a_directory_leaves_it_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        check_out_dir(&dir.path().join("new/run")).unwrap();
+        let metrics = dir.path().join(MetricsWriter::FILE);
+        fs::write(&metrics, "earlier").unwrap();
+        check_out_dir(dir.path()).unwrap();
+        assert_eq!(fs::read_to_string(&metrics).unwrap(), "earlier");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        fs::remove_file(&metrics).unwrap();
+        fs::create_dir(&metrics).unwrap();
+        check_out_dir(dir.path()).unwrap_err();
     }
 
     #[test]

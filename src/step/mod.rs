@@ -167,33 +167,22 @@ impl StepSpec<'_> {
 pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
     let parameters = spec.parameters()?;
     let types = spec.state_types()?;
-    let mut uneven = Ok(());
-    let graph = trace(spec.mesh, |t| {
+    finish(trace(spec.mesh, |t| {
         let key = Key::from_seed(t.input(SEED, TensorType::new(DType::U32, &[2])));
         for (path, ty) in types.iter() {
-            let parameter =
-                path.strip_prefix(PARAMS).and_then(|rest| parameters.get(rest.strip_prefix('.')?));
-            let start = match parameter {
-                Some(parameter) => {
-                    let sharding = spec.policy.param_sharding(parameter.dims.len());
-                    match Window::shard(t, &parameter.dims, &sharding) {
-                        Ok(window) => {
-                            let key = key.fold_in_path(path);
-                            parameter.initializer.draw(key, &window, ty.dtype)
-                        }
-                        Err(source) => {
-                            uneven = Err(StepError::Shard { path: path.to_owned(), source });
-                            continue;
-                        }
-                    }
+            let name = path.strip_prefix(PARAMS).and_then(|rest| rest.strip_prefix('.'));
+            let start = match name.and_then(|name| parameters.get(name)) {
+                Some(Parameter { dims, initializer, .. }) => {
+                    let sharding = spec.policy.param_sharding(dims.len());
+                    let window = Window::shard(t, dims, &sharding);
+                    let window = window.unwrap_or_else(|_| unreachable!("its type was cut before"));
+                    initializer.draw(key.fold_in_path(path), &window, ty.dtype)
                 }
                 None => t.full(ty.dtype, &ty.dims, 0.0),
             };
             t.output_varying(path, start, ty.varying);
         }
-    })?;
-    uneven?;
-    finish(graph)
+    })?)
 }
 
 /// Checks a traced graph and removes what nothing needs.

@@ -6,7 +6,7 @@ use hlo::lower_isolated;
 
 use super::{DeviceBatch, Error, Job, Plan, Trainer, open_devices};
 use crate::data::TrainBatches;
-use crate::metrics::{StepTimer, median};
+use crate::metrics::{StepTimer, median, say};
 
 /// What `bench` prints, one line of JSON.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -31,7 +31,7 @@ const WARMUP: usize = 3;
 /// # Errors
 /// As [`super::train`].
 pub fn bench(job: &Job<'_>, num_steps: usize, started: Instant) -> Result<BenchResult, Error> {
-    let (client, num_replicas) = open_devices(job.config, |text| eprintln!("{text}"))?;
+    let (client, num_replicas) = open_devices(job.config, say)?;
     let plan = Plan::new(job.config, job.splits, num_replicas)?;
     let seed = job.config.train.seed;
     let mut trainer = Trainer::new(&client, &plan, job.model, seed)?;
@@ -53,9 +53,11 @@ pub fn bench(job: &Job<'_>, num_steps: usize, started: Instant) -> Result<BenchR
 
     timed(&mut trainer, 0)?;
     let graph = trainer.step_graph().clone();
-    let isolated = client.compile(&lower_isolated(&graph, "step"), &plan.compile.options)?;
+    let isolated = plan.compile.compile(&client, &lower_isolated(&graph, "step"))?;
     let mut alone = Trainer::new(&client, &plan, job.model, seed)?;
     alone.replace_step(isolated);
+    trainer.finish_compiling()?;
+    alone.finish_compiling()?;
 
     let (mut steps, mut hosts, mut alones) = (vec![], vec![], vec![]);
     for index in 0..num_steps + WARMUP {

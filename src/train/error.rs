@@ -35,6 +35,12 @@ pub enum Error {
     /// The plugin, its compiler or the devices.
     #[error(transparent)]
     Pjrt(#[from] pjrt::Error),
+    /// Compiling a program beside the run.
+    #[error("cannot compile the evaluation or the lockstep proof: {reason}")]
+    Compile {
+        /// What the compiler reported.
+        reason: String,
+    },
     /// Writing metrics.
     #[error(transparent)]
     Metrics(#[from] metrics::Error),
@@ -74,6 +80,14 @@ pub enum Error {
         leaf: String,
         /// The replicas that differ from most, or all groups where there is no majority.
         replicas: String,
+    },
+    /// A value that does not fit the leaf of the state it was given for.
+    #[error("cannot replace `{path}`: {reason}")]
+    Leaf {
+        /// The leaf's path.
+        path: String,
+        /// Why.
+        reason: String,
     },
     /// Parameters could not be read or written.
     #[error("cannot {verb} the parameters {}: {reason}", path.display())]

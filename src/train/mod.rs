@@ -24,7 +24,9 @@ use models::Model;
 
 use crate::config::{Config, OnNonfinite};
 use crate::data::{Prefetch, Splits, TrainBatches};
-use crate::metrics::{EvalMetrics, MetricsWriter, Progress, StepMetrics, StepTimer, Summary};
+use crate::metrics::{
+    EvalMetrics, MetricsWriter, Progress, StepMetrics, StepTimer, Summary, check_out_dir, say,
+};
 use crate::pjrt::Client;
 
 pub use bench::{BenchResult, bench};
@@ -85,23 +87,26 @@ pub struct Outcome {
 /// they are sound.
 pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     // Before anything that takes time: a run that could not be written down does not start.
-    let mut writer = options.out.as_deref().map(MetricsWriter::create).transpose()?;
-    let (client, num_replicas) = open_devices(job.config, |text| eprintln!("{text}"))?;
+    options.out.as_deref().map(check_out_dir).transpose()?;
+    let (client, num_replicas) = open_devices(job.config, say)?;
     let plan = Plan::new(job.config, job.splits, num_replicas)?;
     let mut trainer = Trainer::new(&client, &plan, job.model, job.config.train.seed)?;
     if let Some(path) = &options.init {
         trainer.set_params(params_file::load(path, &trainer.param_types())?)?;
     }
-    eprintln!("{}", describe_devices(&client, job.config));
-    eprintln!("{}", describe_batch(&plan));
-    eprintln!("{}", describe_synchronisation(&trainer));
+    say(&describe_devices(&client, job.config));
+    say(&describe_batch(&plan));
+    say(&describe_synchronisation(&trainer));
 
+    // Only now, for it empties the file of a run before.
+    let writer = options.out.as_deref().map(MetricsWriter::create).transpose()?;
     let mut run = Run {
         job,
         plan: &plan,
         progress: Progress::new(0, plan.run.total_steps(), plan.batch.global_batch()),
         timer: StepTimer::new(options.started),
-        writer: writer.take(),
+        writer,
+        num_steps: 0,
         last_loss: None,
         last_eval: None,
         num_skipped: 0,
@@ -125,7 +130,9 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
 fn describe_devices(client: &Client, config: &Config) -> String {
     let (platform, version) = (client.platform_name(), client.platform_version());
     let backend = &config.device.backend;
-    format!("backend {backend}: {platform} {version}, {} devices", client.devices().len())
+    // Most plugins begin the version with the platform.
+    let platform = if version.starts_with(platform) { "" } else { &format!("{platform} ") };
+    format!("backend {backend}: {platform}{version}, {} devices", client.devices().len())
 }
 
 /// The state of the loop on the host.
@@ -135,6 +142,9 @@ struct Run<'a> {
     progress: Progress,
     timer: StepTimer,
     writer: Option<MetricsWriter>,
+    /// Steps whose numbers are known. A step that stops the run is the last of them, and those that
+    /// were launched behind it have changed nothing.
+    num_steps: u64,
     last_loss: Option<f64>,
     last_eval: Option<EvalResult>,
     num_skipped: u64,
@@ -172,7 +182,14 @@ impl Run<'_> {
                 break;
             }
             let Some(batch) = prefetch.next() else { break };
-            let batch = batch?;
+            let batch = match batch {
+                Ok(batch) => batch,
+                Err(error) => {
+                    // What was launched before is part of the run, and of the parameters.
+                    self.finish(trainer, &mut in_flight, 0)?;
+                    return Err(error.into());
+                }
+            };
             let launched = Instant::now();
             let pending = trainer.step(batch.batch, self.plan.schedule.lr(step))?;
             let (host, data_wait) = (launched.elapsed(), batch.waited);
@@ -239,6 +256,7 @@ impl Run<'_> {
             })?;
         }
         self.progress.step(result.step + 1, result.loss);
+        self.num_steps = result.step + 1;
         self.last_loss = Some(result.loss);
         if result.num_skipped > self.num_skipped {
             self.num_skipped = result.num_skipped;
@@ -246,7 +264,8 @@ impl Run<'_> {
             if self.plan.on_nonfinite == OnNonfinite::Stop {
                 return Err(Error::NonFinite { step: result.step, what });
             }
-            let text = format!("step {}: {what}; its update was left out", result.step);
+            let (step, count) = (result.step, result.num_skipped);
+            let text = format!("step {step}: {what}; its update was left out ({count} so far)");
             self.progress.message(&text);
         }
         Ok(())
@@ -274,7 +293,7 @@ impl Run<'_> {
         let params = trainer.params()?;
         let eval = self.last_eval.as_ref();
         let summary = Summary {
-            steps: trainer.steps_taken(),
+            steps: self.num_steps,
             num_replicas: self.plan.mesh.num_replicas(),
             global_batch: self.plan.batch.global_batch(),
             final_loss: self.last_loss,

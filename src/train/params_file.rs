@@ -1,6 +1,8 @@
 //! Parameters on disk: safetensors, under the parameters' paths.
 
 use std::borrow::Cow;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use hlo::{DType, Literal, TensorType, Tree};
@@ -21,7 +23,10 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
     let bytes = safetensors::serialize(views, None).map_err(|error| failed(error.to_string()))?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let write = || -> std::io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(dir)?;
+        // As any other new file: the process's umask takes its part away.
+        let permissions = Permissions::from_mode(0o666);
+        let mut file =
+            tempfile::Builder::new().prefix(".params").permissions(permissions).tempfile_in(dir)?;
         std::io::Write::write_all(&mut file, &bytes)?;
         file.as_file().sync_all()?;
         file.persist(path)?;

@@ -1,24 +1,27 @@
 //! The compiled programs of a run.
 
-use std::thread;
+use std::path::PathBuf;
+use std::sync::{Mutex, Once, OnceLock};
+use std::thread::{self, JoinHandle};
 
-use hlo::{Graph, lower};
+use hlo::{Graph, Program, lower};
 
 use super::Error;
 use crate::parallel::group_all_reduces;
-use crate::pjrt::{Client, CompileOptions, Executable};
+use crate::pjrt::{self, CacheOutcome, Client, CompileOptions, Executable, compile_cached};
 use crate::step::{self, StepSpec};
 
-/// Everything that is compiled before the first step.
+/// Everything that is compiled for a run. What the first step does not need is compiled on a thread
+/// while the first steps run.
 pub struct Programs {
     /// seed -> state.
     pub init: Executable,
     /// state, seed, batch, learning rate -> state, metrics, replica_loss.
     pub step: Executable,
     /// params, batch, weight -> sums.
-    pub eval: Executable,
+    pub eval: Background,
     /// state -> fingerprints, min, max.
-    pub proof: Executable,
+    pub proof: Background,
     /// Names of the metrics behind loss and weight in the sums of `eval`.
     pub eval_metrics: Vec<&'static str>,
 }
@@ -31,7 +34,25 @@ pub struct CompileSettings {
     /// All_reduces are grouped up to this many bytes; 0 groups none.
     pub bucket_bytes: u64,
     /// Where compiled programs are kept.
-    pub cache_dir: Option<std::path::PathBuf>,
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl CompileSettings {
+    /// Compiles a program, or finds it compiled. A cache that cannot be written to is no reason to stop,
+    /// but said.
+    pub(super) fn compile(
+        &self,
+        client: &Client,
+        program: &Program,
+    ) -> Result<Executable, pjrt::Error> {
+        let dir = self.cache_dir.as_deref();
+        let (executable, outcome) = compile_cached(client, program, &self.options, dir)?;
+        if let CacheOutcome::NotStored { reason } = outcome {
+            static SAID: Once = Once::new();
+            SAID.call_once(|| eprintln!("compiled programs are not kept: {reason}"));
+        }
+        Ok(executable)
+    }
 }
 
 /// The step as it is compiled: traced, and its all_reduces grouped.
@@ -48,8 +69,7 @@ pub fn group(graph: Graph, bucket_bytes: u64) -> Graph {
 }
 
 impl Programs {
-    /// Traces and compiles, several at a time: they do not depend on each other, and a compiler does not
-    /// fill the cores.
+    /// Traces all programs, and compiles those that the first step needs.
     ///
     /// # Errors
     /// A model that does not trace, or what the compiler reports.
@@ -59,20 +79,59 @@ impl Programs {
         step_graph: &Graph,
         settings: &CompileSettings,
     ) -> Result<Self, Error> {
-        let init = step::trace_init(spec)?;
+        let init = lower(&step::trace_init(spec)?, "init");
+        let step = lower(step_graph, "step");
         let (eval, eval_metrics) = step::trace_eval(spec)?;
-        let proof = step::trace_proof(spec.mesh, &spec.state_types()?)?;
-        let named = [("step", step_graph), ("init", &init), ("eval", &eval), ("proof", &proof)];
-        let compiled = thread::scope(|scope| {
-            let threads = named.map(|(name, graph)| {
-                scope.spawn(move || client.compile(&lower(graph, name), &settings.options))
-            });
-            threads.map(|thread| match thread.join() {
-                Ok(result) => result,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
+        let eval = lower(&eval, "eval");
+        let proof = lower(&step::trace_proof(spec.mesh, &spec.state_types()?)?, "proof");
+        let (init, step) = thread::scope(|scope| {
+            let init = scope.spawn(|| settings.compile(client, &init));
+            let step = settings.compile(client, &step);
+            (init.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), step)
         });
-        let [step, init, eval, proof] = compiled;
-        Ok(Self { init: init?, step: step?, eval: eval?, proof: proof?, eval_metrics })
+        Ok(Self {
+            init: init?,
+            step: step?,
+            eval: Background::start(client, eval, settings),
+            proof: Background::start(client, proof, settings),
+            eval_metrics,
+        })
+    }
+}
+
+/// A program that is being compiled on a thread.
+pub struct Background {
+    thread: Mutex<Option<JoinHandle<Result<Executable, pjrt::Error>>>>,
+    done: OnceLock<Result<Executable, String>>,
+}
+
+impl Background {
+    fn start(client: &Client, program: Program, settings: &CompileSettings) -> Self {
+        let (client, settings) = (client.clone(), settings.clone());
+        let compile = move || settings.compile(&client, &program);
+        Self { thread: Mutex::new(Some(thread::spawn(compile))), done: OnceLock::new() }
+    }
+
+    /// The program; waits for it if need be.
+    ///
+    /// # Errors
+    /// What the compiler reports.
+    pub fn get(&self) -> Result<&Executable, Error> {
+        let done = self.done.get_or_init(|| {
+            let thread = self.thread.lock().ok().and_then(|mut thread| thread.take());
+            match thread.map(JoinHandle::join) {
+                Some(Ok(result)) => result.map_err(|error| error.to_string()),
+                Some(Err(_)) | None => Err("the compiling thread panicked".into()),
+            }
+        });
+        done.as_ref().map_err(|reason| Error::Compile { reason: reason.clone() })
+    }
+}
+
+/// A process must not end while a compiler runs on one of its threads.
+impl Drop for Background {
+    fn drop(&mut self) {
+        // Nobody is left to be told of an error.
+        let _ = self.get();
     }
 }

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Error, Plan, Programs, step_graph};
 use crate::data::{EvalBatches, HostBatch, Source};
-use crate::pjrt::{Arg, Buffers, Client, Executable, Pending};
+use crate::pjrt::{Arg, Buffers, Client, Executable, Pending, Placement};
 use crate::step::PARAMS;
 
 /// A batch on its way to the devices: a value for each of the step's `batch.*` inputs, in order.
@@ -78,8 +78,9 @@ impl Trainer {
         let types = spec.state_types()?;
         let step_graph = step_graph(&spec, plan.compile.bucket_bytes)?;
         let programs = Programs::compile(client, &spec, &step_graph, &plan.compile)?;
-        let words = [(seed >> 32) as u32, seed as u32];
-        let seed = upload_replicated(client, plan, Literal::from_slice(&[2], &words))?;
+        let num_replicas = plan.mesh.num_replicas();
+        let seed = Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]);
+        let seed = client.upload_on(programs.init.placement(), &replicated(seed, num_replicas))?;
         let launch = programs.init.execute(vec![Arg::Borrow(&seed)])?;
         let state = types.paths().map(str::to_owned).zip(launch.outputs).collect();
         let client = client.clone();
@@ -103,9 +104,15 @@ impl Trainer {
     /// Replaces one leaf: to start from given parameters, or to test that a fault is found.
     ///
     /// # Errors
-    /// A number of literals, dtype or dims that do not fit, once they are used; an upload that fails.
+    /// A path that is none of the state's, dtype or dims that are not the leaf's, an upload that fails.
     pub fn replace_leaf(&mut self, path: &str, per_replica: &[Arc<Literal>]) -> Result<(), Error> {
-        let buffers = self.client.upload(per_replica)?;
+        let failed = |reason: String| Error::Leaf { path: path.to_owned(), reason };
+        let ty = self.types.get(path).ok_or_else(|| failed("the state has no such leaf".into()))?;
+        let fits = |x: &Arc<Literal>| x.dtype() == ty.dtype && x.dims() == ty.dims;
+        if !per_replica.iter().all(fits) || per_replica.len() != self.seed.num_replicas() {
+            return Err(failed(format!("it takes a {ty} for each replica")));
+        }
+        let buffers = self.client.upload_on(self.programs.step.placement(), per_replica)?;
         self.state.insert(path, buffers);
         Ok(())
     }
@@ -117,7 +124,7 @@ impl Trainer {
     pub fn set_params(&mut self, params: Tree<Literal>) -> Result<(), Error> {
         let num_replicas = self.seed.num_replicas();
         for (path, literal) in params {
-            let copies = vec![Arc::new(literal); num_replicas];
+            let copies = replicated(literal, num_replicas);
             self.replace_leaf(&format!("{PARAMS}.{path}"), &copies)?;
         }
         Ok(())
@@ -142,6 +149,16 @@ impl Trainer {
         pending.into_iter().map(|(name, pending)| Ok((name, pending.wait()?))).collect()
     }
 
+    /// Waits until nothing is being compiled any more.
+    ///
+    /// # Errors
+    /// What the compiler reports.
+    pub fn finish_compiling(&self) -> Result<(), Error> {
+        self.programs.eval.get()?;
+        self.programs.proof.get()?;
+        Ok(())
+    }
+
     /// Replaces the step's program by another of the same signature.
     pub(super) fn replace_step(&mut self, step: Executable) {
         self.programs.step = step;
@@ -159,7 +176,7 @@ impl Trainer {
 
     /// A function that sends batches to the devices, for the data thread.
     pub fn batch_sender(&self) -> BatchSender {
-        BatchSender { client: self.client.clone(), names: batch_names(&self.programs.step) }
+        BatchSender::new(&self.programs.step)
     }
 
     /// Launches a step. It does not wait for it.
@@ -168,8 +185,8 @@ impl Trainer {
     /// A batch that does not fit, or a launch that fails: then the state is lost.
     pub fn step(&mut self, batch: DeviceBatch, lr: f64) -> Result<PendingStep, Error> {
         let num_replicas = self.seed.num_replicas();
-        let rate = Arc::new(Literal::scalar(lr as f32));
-        let rate = self.client.upload(&vec![rate; num_replicas])?;
+        let rate = replicated(Literal::scalar(lr as f32), num_replicas);
+        let rate = self.client.upload_on(self.programs.step.placement(), &rate)?;
         let num_leaves = self.state.len();
         let (paths, leaves): (Vec<_>, Vec<_>) = std::mem::take(&mut self.state).into_iter().unzip();
         let mut args = Vec::with_capacity(num_leaves + batch.fields.len() + 2);
@@ -218,7 +235,7 @@ impl Trainer {
     /// [`Error::LockstepLost`] with the first leaf that differs and the replicas it differs on.
     pub fn prove_lockstep(&self) -> Result<(), Error> {
         let args = self.state.values().map(Arg::Borrow).collect();
-        let outputs = self.programs.proof.execute(args)?.outputs;
+        let outputs = self.programs.proof.get()?.execute(args)?.outputs;
         let [fingerprints, min, max] = &outputs[..] else {
             unreachable!("the proof's program has three outputs");
         };
@@ -243,8 +260,8 @@ impl Trainer {
         let num_replicas = self.seed.num_replicas();
         let size = plan.batch.microbatch() * num_replicas;
         let batches = EvalBatches::new(source.clone(), size, num_replicas)?;
-        let sender =
-            BatchSender { client: self.client.clone(), names: batch_names(&self.programs.eval) };
+        let program = self.programs.eval.get()?;
+        let sender = BatchSender::new(program);
         let params = || self.state.iter().filter(|(path, _)| path.starts_with(PARAMS));
         let mut sums = vec![0.0; 2 + self.programs.eval_metrics.len()];
         let mut add = |pending: Pending| -> Result<(), Error> {
@@ -259,7 +276,7 @@ impl Trainer {
             let batch = sender.send(batch?)?;
             let mut args: Vec<_> = params().map(|(_, leaf)| Arg::Borrow(leaf)).collect();
             args.extend(batch.fields.into_iter().map(Arg::Donate));
-            let launch = self.programs.eval.execute(args)?;
+            let launch = program.execute(args)?;
             if let Some(before) = before.replace(launch.outputs[0].to_host(0)?) {
                 add(before)?;
             }
@@ -287,30 +304,34 @@ impl Trainer {
 #[derive(Clone)]
 pub struct BatchSender {
     client: Client,
+    placement: Placement,
     /// Names of the fields, in the order of the program's inputs.
     names: Vec<String>,
 }
 
 impl BatchSender {
+    fn new(program: &Executable) -> Self {
+        let inputs = program.inputs().iter();
+        let names = inputs.filter_map(|input| input.name.strip_prefix("batch.")).map(str::to_owned);
+        let (client, placement) = (program.client().clone(), program.placement().clone());
+        Self { client, placement, names: names.collect() }
+    }
+
     /// Starts the transfer of a batch.
     ///
     /// # Errors
     /// A transfer that cannot be started.
     pub fn send(&self, batch: HostBatch) -> Result<DeviceBatch, crate::pjrt::Error> {
         let HostBatch { index, fields } = batch;
-        let fields = self.names.iter().map(|name| self.client.upload(&fields[name]));
+        let upload = |name: &String| self.client.upload_on(&self.placement, &fields[name]);
+        let fields = self.names.iter().map(upload);
         Ok(DeviceBatch { index, fields: fields.collect::<Result<_, _>>()? })
     }
 }
 
-fn batch_names(executable: &Executable) -> Vec<String> {
-    let inputs = executable.inputs().iter();
-    inputs.filter_map(|input| input.name.strip_prefix("batch.").map(str::to_owned)).collect()
-}
-
-fn upload_replicated(client: &Client, plan: &Plan, literal: Literal) -> Result<Buffers, Error> {
-    let copies = vec![Arc::new(literal); plan.mesh.num_replicas()];
-    Ok(client.upload(&copies)?)
+/// The same value for each replica.
+fn replicated(literal: Literal, num_replicas: usize) -> Vec<Arc<Literal>> {
+    std::iter::repeat_n(Arc::new(literal), num_replicas).collect()
 }
 
 /// The replicas whose value is not the most frequent one; where none is in the majority, who agrees with
