@@ -21,8 +21,9 @@ pub fn client() -> &'static Client {
 }
 
 /// `hlo::interpret` on the plugin: `inputs[i][r]` is input `i` on replica `r`, and so the outputs.
-/// By default XLA's CPU backend keeps bf16 values in f32 between ops, and lets a NaN lose against a number
-/// in maximum, minimum and clamp; the overrides make it do what StableHLO says.
+/// By default XLA's CPU backend keeps bf16 values in f32 between ops, lets a NaN lose in clamps and in
+/// reductions by maximum and minimum, and has no order of 0 and -0; the overrides make it do what
+/// StableHLO says.
 pub fn run(graph: &Graph, inputs: &[Vec<Literal>]) -> Result<Vec<Vec<Literal>>> {
     let overrides = ["xla_allow_excess_precision", "xla_cpu_enable_fast_min_max"]
         .map(|name| (name.to_owned(), OverrideValue::Bool(false)));
