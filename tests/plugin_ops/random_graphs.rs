@@ -147,7 +147,9 @@ impl Recipe {
                 return Err(format!("{pass} changes the values"));
             }
         }
-        let got = support::run(&simple, &inputs).map_err(|error| error.to_string())?;
+        let got =
+            support::compile(&simple).and_then(|executable| support::run(&executable, &inputs));
+        let got = got.map_err(|error| error.to_string())?;
         let agreement = match self.exact {
             true => Agreement::Ulps { ulps: 0.0, floor: 0.0 },
             false => Agreement::Ulps { ulps: 512.0, floor: 1.0 },
