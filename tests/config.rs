@@ -75,6 +75,15 @@ fn paths_are_relative_to_the_file() {
 }
 
 #[test]
+fn text_has_defaults() {
+    let Data::Text(text) = good(&["data.source=text", "data.path=src"]).data else {
+        panic!("text")
+    };
+    assert_eq!((text.path.as_path(), text.context), (Path::new("/runs/src"), 256));
+    assert!(text.extensions.is_empty() && text.eval_fraction == 0.1);
+}
+
+#[test]
 fn set_reaches_keys_and_clears_the_other_of_a_pair() {
     let config = good(&["train.epochs=3", "train.batch_per_replica=8", "train.on_nonfinite=skip"]);
     assert_eq!(config.train.length, Length::Epochs(3));
@@ -111,10 +120,11 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
 
 #[test]
 fn a_configuration_survives_being_written() {
-    let variants: [&[&str]; 4] = [
+    let variants: [&[&str]; 5] = [
         &[],
         &["train.epochs=3", "optimizer.name=sgd", "schedule.base_lr=0.1", "schedule.base_batch=32"],
         &["data.source=synthetic", "mesh.data=auto", "schedule.name=step", "device.backend=/p.so"],
+        &["data.source=text", "data.path=a", "data.extensions=['rs']", "data.context=64"],
         &["compile.overrides.a=1", "compile.overrides.b=0.5", "schedule.warmup_epochs=2"],
     ];
     for sets in variants {
@@ -261,6 +271,12 @@ fn bad_set_arguments_say_what_to_change() {
         (&["schedule.warmup_epochs=-1"], &["schedule.warmup_epochs: found -1"]),
         (&["data.source=synthetic", "data.classes=1"], &["data.classes: found 1", "from 2"]),
         (&["data.source=synthetic", "data.features=0"], &["data.features: found 0"]),
+        (&["data.source=text", "data.context=0"], &["data.context: found 0", "from 1"]),
+        (
+            &["data.source=text", "data.eval_fraction=1"],
+            &["data.eval_fraction: found 1", "below 1"],
+        ),
+        (&["data.source=text", "data.extensions=rs"], &["data.extensions: found string", "a list"]),
     ];
     for (sets, expected) in cases {
         let error = parse(GOOD, sets).expect_err(&format!("{sets:?}")).to_string();

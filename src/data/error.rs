@@ -14,6 +14,28 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
+    /// A folder without a file to read.
+    #[error("{} holds no file{}; set data.path{}", path.display(), that_ends_in(extensions), or_extensions(extensions))]
+    NoFiles {
+        /// The folder.
+        path: PathBuf,
+        /// The extensions that were looked for; none are all.
+        extensions: Vec<String>,
+    },
+    /// Not enough for an example in each split.
+    #[error(
+        "{} holds {found} tokens, but training and evaluation take at least one window of {window} \
+         each; set data.path to more, or make data.context smaller",
+        path.display()
+    )]
+    TooFewTokens {
+        /// The file or folder.
+        path: PathBuf,
+        /// Tokens there are.
+        found: u64,
+        /// Tokens of an example.
+        window: u64,
+    },
     /// The file is not gzip, or ends too early.
     #[error("{} is not a whole gzip file: {source}; get it anew or set data.path", path.display())]
     Gzip {
@@ -104,4 +126,14 @@ pub enum Error {
         /// Examples there are.
         num_examples: u64,
     },
+}
+
+fn that_ends_in(extensions: &[String]) -> String {
+    let dotted: Vec<_> =
+        extensions.iter().map(|word| format!(".{}", word.trim_start_matches('.'))).collect();
+    if dotted.is_empty() { String::new() } else { format!(" that ends in {}", dotted.join(" or ")) }
+}
+
+fn or_extensions(extensions: &[String]) -> &'static str {
+    if extensions.is_empty() { "" } else { " or data.extensions" }
 }

@@ -7,10 +7,13 @@
 mod batch;
 mod digits;
 mod error;
+mod files;
 mod prefetch;
 mod sampler;
 mod source;
 mod synthetic;
+mod text;
+mod windows;
 
 use std::sync::Arc;
 
@@ -23,6 +26,7 @@ pub use prefetch::{Prefetch, PrefetchError, Prefetched};
 pub use sampler::Sampler;
 pub use source::{Field, Source};
 pub use synthetic::Synthetic;
+pub use text::Text;
 
 /// The two parts of a data set; no example is in both.
 #[derive(Clone)]
@@ -33,20 +37,30 @@ pub struct Splits {
     pub eval: Arc<dyn Source>,
 }
 
+impl Splits {
+    fn of<S: Source + 'static>(train: S, eval: S) -> Self {
+        Self { train: Arc::new(train), eval: Arc::new(eval) }
+    }
+}
+
 /// Opens the source that a configuration names. `seed` is `train.seed`: computed data follow from it.
 ///
 /// # Errors
-/// A file that cannot be read or is not what it should be, with the line.
+/// A file that cannot be read or is not what it should be, with the place.
 pub fn open(config: &config::Data, seed: u64) -> Result<Splits, Error> {
     Ok(match config {
         config::Data::Digits(config::Digits { path }) => {
             let (train, eval) = Digits::load(path)?;
-            Splits { train: Arc::new(train), eval: Arc::new(eval) }
+            Splits::of(train, eval)
+        }
+        config::Data::Text(config) => {
+            let (train, eval) = Text::load(config)?;
+            Splits::of(train, eval)
         }
         config::Data::Synthetic(config) => {
             let (train, eval) =
                 Synthetic::splits(seed, config.num_examples, config.features, config.classes);
-            Splits { train: Arc::new(train), eval: Arc::new(eval) }
+            Splits::of(train, eval)
         }
     })
 }
