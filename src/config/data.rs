@@ -6,15 +6,19 @@ use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::error::{KeyError, require};
-use super::keys::{Section, choices};
+use super::keys::{Exclusive, Section, choices};
 
 choices! {
     /// `[data]`: where the examples come from, picked by `source`.
     pub enum Data by "source" {
         /// Images of handwritten digits, from a file.
         "digits" => Digits(Digits),
+        /// Images and labels in the format of MNIST.
+        "idx" => Idx(Idx),
         /// Bytes of a file or a folder.
         "text" => Text(Text),
+        /// Text that was tokenised before.
+        "tokens" => Tokens(Tokens),
         /// A classification task that is computed, not read.
         "synthetic" => Synthetic(Synthetic),
     }
@@ -46,6 +50,80 @@ pub struct Text {
     pub eval_fraction: f64,
 }
 
+/// Text that was tokenised before: little-endian numbers and nothing else.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tokens {
+    /// The file.
+    pub path: PathBuf,
+    /// The file for evaluation; without it the end of `path` is held out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_path: Option<PathBuf>,
+    /// What is held out of `path` for evaluation, at its end, if there is no `eval_path`. Default 0.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_fraction: Option<f64>,
+    /// `u16` or `u32`. Default `u16`.
+    #[serde(default)]
+    pub dtype: TokenType,
+    /// Number of tokens there are; ids are below it.
+    pub vocab_size: usize,
+    /// Tokens that a prediction sees at most; an example is one more. Default 1024.
+    #[serde(default = "token_context")]
+    pub context: usize,
+}
+
+impl Tokens {
+    /// [`Self::eval_fraction`], or its default.
+    pub fn eval_fraction(&self) -> f64 {
+        self.eval_fraction.unwrap_or_else(tenth)
+    }
+}
+
+/// How a token is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenType {
+    /// Two bytes.
+    #[default]
+    U16,
+    /// Four bytes.
+    U32,
+}
+
+impl TokenType {
+    /// Bytes of a token.
+    pub const fn num_bytes(self) -> usize {
+        match self {
+            Self::U16 => 2,
+            Self::U32 => 4,
+        }
+    }
+}
+
+/// Images and labels in the format of MNIST. A file may also be gzipped, and have `.gz` behind its name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Idx {
+    /// The folder with the four files.
+    pub path: PathBuf,
+    /// Default `train-images-idx3-ubyte`.
+    #[serde(default = "train_images")]
+    pub train_images: String,
+    /// Default `train-labels-idx1-ubyte`.
+    #[serde(default = "train_labels")]
+    pub train_labels: String,
+    /// Default `t10k-images-idx3-ubyte`.
+    #[serde(default = "eval_images")]
+    pub eval_images: String,
+    /// Default `t10k-labels-idx1-ubyte`.
+    #[serde(default = "eval_labels")]
+    pub eval_labels: String,
+    /// Labels are below it. Default 10.
+    #[serde(default = "ten")]
+    pub classes: usize,
+    /// Is an image `[H * W]`, as an MLP takes it, and not `[1, H, W]`? Default false.
+    #[serde(default)]
+    pub flat: bool,
+}
+
 /// A classification task that is computed from the seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -68,6 +146,30 @@ fn text_context() -> usize {
     256
 }
 
+fn token_context() -> usize {
+    1024
+}
+
+fn train_images() -> String {
+    "train-images-idx3-ubyte".to_owned()
+}
+
+fn train_labels() -> String {
+    "train-labels-idx1-ubyte".to_owned()
+}
+
+fn eval_images() -> String {
+    "t10k-images-idx3-ubyte".to_owned()
+}
+
+fn eval_labels() -> String {
+    "t10k-labels-idx1-ubyte".to_owned()
+}
+
+fn ten() -> usize {
+    10
+}
+
 fn tenth() -> f64 {
     0.1
 }
@@ -77,7 +179,11 @@ impl Data {
     pub(super) fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
         match self {
             Self::Digits(digits) => vec![&mut digits.path],
+            Self::Idx(idx) => vec![&mut idx.path],
             Self::Text(text) => vec![&mut text.path],
+            Self::Tokens(tokens) => {
+                [&mut tokens.path].into_iter().chain(&mut tokens.eval_path).collect()
+            }
             Self::Synthetic(_) => vec![],
         }
     }
@@ -85,6 +191,16 @@ impl Data {
     fn check(&self) -> Result<(), KeyError> {
         match self {
             Self::Digits(_) => Ok(()),
+            Self::Idx(idx) => check_count("classes", idx.classes, 1, 256),
+            Self::Tokens(tokens) => {
+                check_count("context", tokens.context, 1, MAX_CONTEXT)?;
+                let max = match tokens.dtype {
+                    TokenType::U16 => 1 << 16,
+                    TokenType::U32 => i32::MAX as usize,
+                };
+                check_count("vocab_size", tokens.vocab_size, 1, max)?;
+                check_fraction(tokens.eval_fraction())
+            }
             Self::Text(text) => {
                 check_count("context", text.context, 1, MAX_CONTEXT)?;
                 check_fraction(text.eval_fraction)
@@ -102,6 +218,8 @@ impl Section for Data {
     const NAME: &'static str = "data";
     const TAG: Option<&'static str> = Some(Self::TAG);
     const CHOICES: &'static [&'static str] = Self::NAMES;
+
+    const EXCLUSIVE: &'static [Exclusive] = &[(&["eval_path"], &["eval_fraction"])];
 
     fn keys(choice: &str) -> Vec<&'static str> {
         Self::keys_of(choice)

@@ -8,11 +8,13 @@ mod batch;
 mod digits;
 mod error;
 mod files;
+mod idx;
 mod prefetch;
 mod sampler;
 mod source;
 mod synthetic;
 mod text;
+mod tokens;
 mod windows;
 
 use std::sync::Arc;
@@ -22,11 +24,13 @@ use crate::config;
 pub use batch::{EvalBatches, HostBatch, TrainBatches};
 pub use digits::Digits;
 pub use error::Error;
+pub use idx::Idx;
 pub use prefetch::{Prefetch, PrefetchError, Prefetched};
 pub use sampler::Sampler;
 pub use source::{Field, Source};
 pub use synthetic::Synthetic;
 pub use text::Text;
+pub use tokens::Tokens;
 
 /// The two parts of a data set; no example is in both.
 #[derive(Clone)]
@@ -53,8 +57,16 @@ pub fn open(config: &config::Data, seed: u64) -> Result<Splits, Error> {
             let (train, eval) = Digits::load(path)?;
             Splits::of(train, eval)
         }
+        config::Data::Idx(config) => {
+            let (train, eval) = Idx::load(config)?;
+            Splits::of(train, eval)
+        }
         config::Data::Text(config) => {
             let (train, eval) = Text::load(config)?;
+            Splits::of(train, eval)
+        }
+        config::Data::Tokens(config) => {
+            let (train, eval) = Tokens::open(config)?;
             Splits::of(train, eval)
         }
         config::Data::Synthetic(config) => {
