@@ -138,13 +138,14 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
 
 #[test]
 fn a_configuration_survives_being_written() {
-    let variants: [&[&str]; 8] = [
+    let variants: [&[&str]; 9] = [
         &[],
         &["train.epochs=3", "optimizer.name=sgd", "schedule.base_lr=0.1", "schedule.base_batch=32"],
         &["data.source=synthetic", "mesh.data=auto", "schedule.name=step", "device.backend=/p.so"],
         &["data.source=text", "data.path=a", "data.extensions=['rs']", "data.context=64"],
         &["data.source=tokens", "data.vocab_size=70000", "data.dtype=u32", "data.eval_path=b"],
         &["data.source=tokens", "data.vocab_size=256", "data.eval_fraction=0.5"],
+        &["data.source=cifar10", "data.augment=false"],
         &["data.source=idx", "data.flat=true", "data.classes=47"],
         &["compile.overrides.a=1", "compile.overrides.b=0.5", "schedule.warmup_epochs=2"],
     ];
@@ -292,6 +293,7 @@ fn bad_set_arguments_say_what_to_change() {
         (&["schedule.warmup_epochs=-1"], &["schedule.warmup_epochs: found -1"]),
         (&["data.source=synthetic", "data.classes=1"], &["data.classes: found 1", "from 2"]),
         (&["data.source=synthetic", "data.features=0"], &["data.features: found 0"]),
+        (&["data.source=cifar10", "data.augment=1"], &["data.augment", "true or false"]),
         (&["data.source=idx", "data.classes=257"], &["data.classes: found 257", "1 to 256"]),
         (&["data.source=tokens"], &["data.vocab_size: missing"]),
         (&["data.source=tokens", "data.vocab_size=65537"], &["data.vocab_size", "1 to 65536"]),

@@ -13,6 +13,8 @@ choices! {
     pub enum Data by "source" {
         /// Images of handwritten digits, from a file.
         "digits" => Digits(Digits),
+        /// The binary version of CIFAR-10.
+        "cifar10" => Cifar10(Cifar10),
         /// Images and labels in the format of MNIST.
         "idx" => Idx(Idx),
         /// Bytes of a file or a folder.
@@ -124,6 +126,16 @@ pub struct Idx {
     pub flat: bool,
 }
 
+/// The binary version of CIFAR-10.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cifar10 {
+    /// The folder with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
+    pub path: PathBuf,
+    /// Are training images cropped and mirrored at random? Default true.
+    #[serde(default = "yes")]
+    pub augment: bool,
+}
+
 /// A classification task that is computed from the seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -166,6 +178,10 @@ fn eval_labels() -> String {
     "t10k-labels-idx1-ubyte".to_owned()
 }
 
+fn yes() -> bool {
+    true
+}
+
 fn ten() -> usize {
     10
 }
@@ -179,6 +195,7 @@ impl Data {
     pub(super) fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
         match self {
             Self::Digits(digits) => vec![&mut digits.path],
+            Self::Cifar10(cifar10) => vec![&mut cifar10.path],
             Self::Idx(idx) => vec![&mut idx.path],
             Self::Text(text) => vec![&mut text.path],
             Self::Tokens(tokens) => {
@@ -190,7 +207,7 @@ impl Data {
 
     fn check(&self) -> Result<(), KeyError> {
         match self {
-            Self::Digits(_) => Ok(()),
+            Self::Cifar10(_) | Self::Digits(_) => Ok(()),
             Self::Idx(idx) => check_count("classes", idx.classes, 1, 256),
             Self::Tokens(tokens) => {
                 check_count("context", tokens.context, 1, MAX_CONTEXT)?;

@@ -95,7 +95,7 @@ impl Source for Idx {
         &self.fields
     }
 
-    fn read(&self, example: u64, out: &mut [&mut [u8]]) -> Result<(), Error> {
+    fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
         let index = checked_index(example, self.num_examples())?;
         let size = self.pixels.len() / self.labels.len();
         let pixels = &self.pixels[index * size..][..size];
@@ -229,7 +229,7 @@ mod tests {
     fn read_example(source: &Idx, id: u64) -> (Vec<f32>, i32) {
         let (mut x, mut y) = ([0f32; 6], [0]);
         let mut out = [bytemuck::cast_slice_mut(&mut x), bytemuck::cast_slice_mut(&mut y)];
-        source.read(id, &mut out).unwrap();
+        source.read(id, None, &mut out).unwrap();
         (x.to_vec(), y[0])
     }
 

@@ -4,7 +4,9 @@
 //! of the seed that does not know the number of replicas; [`TrainBatches`] and [`EvalBatches`] put them
 //! into literals, one for each replica; [`Prefetch`] does so on a thread, ahead of the loop (phase: run).
 
+mod augment;
 mod batch;
+mod cifar10;
 mod digits;
 mod error;
 mod files;
@@ -22,6 +24,7 @@ use std::sync::Arc;
 use crate::config;
 
 pub use batch::{EvalBatches, HostBatch, TrainBatches};
+pub use cifar10::Cifar10;
 pub use digits::Digits;
 pub use error::Error;
 pub use idx::Idx;
@@ -47,12 +50,17 @@ impl Splits {
     }
 }
 
-/// Opens the source that a configuration names. `seed` is `train.seed`: computed data follow from it.
+/// Opens the source that a configuration names. `seed` is `train.seed`: computed data and the random changes to
+/// training images follow from it.
 ///
 /// # Errors
 /// A file that cannot be read or is not what it should be, with the place.
 pub fn open(config: &config::Data, seed: u64) -> Result<Splits, Error> {
     Ok(match config {
+        config::Data::Cifar10(config) => {
+            let (train, eval) = Cifar10::load(config, seed)?;
+            Splits::of(train, eval)
+        }
         config::Data::Digits(config::Digits { path }) => {
             let (train, eval) = Digits::load(path)?;
             Splits::of(train, eval)

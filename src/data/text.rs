@@ -58,7 +58,7 @@ impl Source for Text {
         self.windows.fields()
     }
 
-    fn read(&self, example: u64, out: &mut [&mut [u8]]) -> Result<(), Error> {
+    fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
         let tokens = self.windows.tokens_of(example)?;
         let bytes = &self.bytes[tokens.start as usize..tokens.end as usize];
         let tokens: Vec<_> = bytes.iter().map(|byte| i32::from(*byte)).collect();
@@ -82,7 +82,7 @@ mod tests {
         let context = source.fields()[0].dims[0];
         let (mut x, mut y) = (vec![0; context], vec![0; context]);
         let mut out = [bytemuck::cast_slice_mut(&mut x), bytemuck::cast_slice_mut(&mut y)];
-        source.read(id, &mut out).unwrap();
+        source.read(id, None, &mut out).unwrap();
         (x, y)
     }
 
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(read(&train, 0), (vec![0, 1], vec![1, 2]));
         assert_eq!(read(&train, 1), (vec![3, 4], vec![4, 5]));
         assert_eq!(read(&eval, 0), (vec![6, 7], vec![7, 255]));
-        let message = train.read(2, &mut [&mut [0; 8], &mut [0; 8]]).unwrap_err().to_string();
+        let message = train.read(2, None, &mut [&mut [0; 8], &mut [0; 8]]).unwrap_err().to_string();
         assert!(message.contains("example 2"), "{message}");
     }
 

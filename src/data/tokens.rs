@@ -71,7 +71,7 @@ impl Source for Tokens {
         self.windows.fields()
     }
 
-    fn read(&self, example: u64, out: &mut [&mut [u8]]) -> Result<(), Error> {
+    fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
         let range = self.windows.tokens_of(example)?;
         let tokens = self.file.read(range.start, (range.end - range.start) as usize)?;
         if let Some(index) = tokens.iter().position(|token| *token as usize >= self.vocab_size) {
@@ -146,7 +146,7 @@ mod tests {
     fn read(source: &Tokens, id: u64) -> Result<(Vec<i32>, Vec<i32>), String> {
         let (mut x, mut y) = (vec![0; 2], vec![0; 2]);
         let mut out = [bytemuck::cast_slice_mut(&mut x), bytemuck::cast_slice_mut(&mut y)];
-        source.read(id, &mut out).map_err(|error| error.to_string())?;
+        source.read(id, None, &mut out).map_err(|error| error.to_string())?;
         Ok((x, y))
     }
 
