@@ -51,7 +51,8 @@ impl TrainBatches {
     /// If an example cannot be read.
     pub fn get(&self, k: u64) -> Result<HostBatch, Error> {
         let ids = self.sampler.batch(k);
-        let fields = assemble(self.source.as_ref(), &ids, self.num_replicas)?;
+        let fields =
+            assemble(self.source.as_ref(), &ids, Some(self.sampler.epoch(k)), self.num_replicas)?;
         Ok(HostBatch { index: k, fields })
     }
 
@@ -121,7 +122,7 @@ impl EvalBatches {
         let ids: Vec<_> = places.clone().map(|place| place.min(num_examples - 1)).collect();
         let weights: Vec<_> =
             places.map(|place| if place < num_examples { 1f32 } else { 0.0 }).collect();
-        let mut fields = assemble(self.source.as_ref(), &ids, self.num_replicas)?;
+        let mut fields = assemble(self.source.as_ref(), &ids, None, self.num_replicas)?;
         let per_replica = self.global_batch / self.num_replicas;
         let weights = weights
             .chunks_exact(per_replica)
@@ -149,6 +150,7 @@ fn check_even(batch: usize, num_replicas: usize) -> Result<(), Error> {
 fn assemble(
     source: &dyn Source,
     ids: &[u64],
+    epoch: Option<u64>,
     num_replicas: usize,
 ) -> Result<Tree<Vec<Arc<Literal>>>, Error> {
     let per_replica = ids.len() / num_replicas;
@@ -173,7 +175,7 @@ fn assemble(
                     first
                 })
                 .collect();
-            source.read(*id, &mut example)?;
+            source.read(*id, epoch, &mut example)?;
         }
         for (pieces, literal) in pieces.iter_mut().zip(literals) {
             pieces.push(Arc::new(literal));
