@@ -121,6 +121,9 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         Err(Error::LockstepLost { .. } | Error::Pjrt(_)) => None,
         _ => Some(run.save(&trainer, options.out.as_deref())),
     };
+    if let Some(report) = job.splits.skipped_report() {
+        say(&report);
+    }
     let interrupted = ended?;
     written?;
     let summary = saved.unwrap_or_else(|| unreachable!("an unsound end is an error"))?;
