@@ -199,11 +199,11 @@ impl Run<'_> {
             in_flight.push_back(InFlight { pending, host, data_wait });
 
             let is_due = |every: u64| every > 0 && (step + 1) % every == 0;
-            let prove = is_due(config.check_lockstep_every) || step + 1 == total;
+            let prove = is_due(config.check_lockstep_every) && step + 1 < total;
             let evaluate = is_due(config.eval_every) && step + 1 < total;
             let keep = if prove || evaluate { 0 } else { MAX_IN_FLIGHT };
             self.finish(trainer, &mut in_flight, keep)?;
-            if prove && config.check_lockstep_every > 0 {
+            if prove {
                 trainer.prove_lockstep()?;
             }
             if evaluate {
@@ -211,6 +211,10 @@ impl Run<'_> {
             }
         }
         self.finish(trainer, &mut in_flight, 0)?;
+        if config.check_lockstep_every > 0 {
+            // What is saved has been proved.
+            trainer.prove_lockstep()?;
+        }
         if interrupted {
             let text = format!("stopped by a signal after {} steps", trainer.steps_taken());
             self.progress.message(&text);
