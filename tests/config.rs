@@ -138,7 +138,7 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
 
 #[test]
 fn a_configuration_survives_being_written() {
-    let variants: [&[&str]; 9] = [
+    let variants: [&[&str]; 10] = [
         &[],
         &["train.epochs=3", "optimizer.name=sgd", "schedule.base_lr=0.1", "schedule.base_batch=32"],
         &["data.source=synthetic", "mesh.data=auto", "schedule.name=step", "device.backend=/p.so"],
@@ -146,6 +146,7 @@ fn a_configuration_survives_being_written() {
         &["data.source=tokens", "data.vocab_size=70000", "data.dtype=u32", "data.eval_path=b"],
         &["data.source=tokens", "data.vocab_size=256", "data.eval_fraction=0.5"],
         &["data.source=cifar10", "data.augment=false"],
+        &["data.source=image_folder", "data.eval_path=v", "data.on_broken=skip"],
         &["data.source=idx", "data.flat=true", "data.classes=47"],
         &["compile.overrides.a=1", "compile.overrides.b=0.5", "schedule.warmup_epochs=2"],
     ];
@@ -295,6 +296,14 @@ fn bad_set_arguments_say_what_to_change() {
         (&["data.source=synthetic", "data.classes=1"], &["data.classes: found 1", "from 2"]),
         (&["data.source=synthetic", "data.features=0"], &["data.features: found 0"]),
         (&["data.source=cifar10", "data.augment=1"], &["data.augment", "true or false"]),
+        (
+            &["data.source=image_folder", "data.eval_resize=128"],
+            &["data.eval_resize: found 128", "from 224"],
+        ),
+        (
+            &["data.source=image_folder", "data.on_broken=ignore"],
+            &["data.on_broken: found \"ignore\"", "\"stop\", \"skip\""],
+        ),
         (&["data.source=idx", "data.classes=257"], &["data.classes: found 257", "1 to 256"]),
         (&["data.source=tokens"], &["data.vocab_size: missing"]),
         (&["data.source=tokens", "data.vocab_size=65537"], &["data.vocab_size", "1 to 65536"]),

@@ -17,6 +17,8 @@ choices! {
         "cifar10" => Cifar10(Cifar10),
         /// Images and labels in the format of MNIST.
         "idx" => Idx(Idx),
+        /// A folder of images for each class.
+        "image_folder" => ImageFolder(ImageFolder),
         /// Bytes of a file or a folder.
         "text" => Text(Text),
         /// Text that was tokenised before.
@@ -136,6 +138,57 @@ pub struct Cifar10 {
     pub augment: bool,
 }
 
+/// A folder of JPEG and PNG images for each class; classes are numbered in the order of their names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ImageFolder {
+    /// The folder with the classes' folders, such as ImageNet's `train`.
+    pub path: PathBuf,
+    /// The same for evaluation, such as ImageNet's `val`; without it a part of each class in `path` is
+    /// held out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_path: Option<PathBuf>,
+    /// What is held out of each class, at its end, if there is no `eval_path`. Default 0.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_fraction: Option<f64>,
+    /// Rows and columns of an example. Default 224.
+    #[serde(default = "image_size")]
+    pub image_size: usize,
+    /// The shorter side that an image is scaled to for evaluation, before the centre is taken. Default
+    /// 8/7 of `image_size`, as 256 of 224.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_resize: Option<usize>,
+    /// Are training images cropped and mirrored at random? Default true.
+    #[serde(default = "yes")]
+    pub augment: bool,
+    /// What to do about a file that cannot be decoded. Default `stop`.
+    #[serde(default)]
+    pub on_broken: OnBroken,
+}
+
+impl ImageFolder {
+    /// [`Self::eval_fraction`], or its default.
+    pub fn eval_fraction(&self) -> f64 {
+        self.eval_fraction.unwrap_or_else(tenth)
+    }
+
+    /// [`Self::eval_resize`], or its default.
+    pub fn eval_resize(&self) -> usize {
+        self.eval_resize.unwrap_or(self.image_size * 8 / 7)
+    }
+}
+
+/// What to do about an example that cannot be decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnBroken {
+    /// The run stops, naming the file.
+    #[default]
+    Stop,
+    /// In training the next example takes its place, in evaluation it does not count; the run reports
+    /// how many and which at its end.
+    Skip,
+}
+
 /// A classification task that is computed from the seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -178,6 +231,10 @@ fn eval_labels() -> String {
     "t10k-labels-idx1-ubyte".to_owned()
 }
 
+fn image_size() -> usize {
+    224
+}
+
 fn yes() -> bool {
     true
 }
@@ -196,6 +253,9 @@ impl Data {
         match self {
             Self::Digits(digits) => vec![&mut digits.path],
             Self::Cifar10(cifar10) => vec![&mut cifar10.path],
+            Self::ImageFolder(images) => {
+                [&mut images.path].into_iter().chain(&mut images.eval_path).collect()
+            }
             Self::Idx(idx) => vec![&mut idx.path],
             Self::Text(text) => vec![&mut text.path],
             Self::Tokens(tokens) => {
@@ -208,6 +268,11 @@ impl Data {
     fn check(&self) -> Result<(), KeyError> {
         match self {
             Self::Cifar10(_) | Self::Digits(_) => Ok(()),
+            Self::ImageFolder(images) => {
+                check_count("image_size", images.image_size, 1, MAX_SIDE)?;
+                check_count("eval_resize", images.eval_resize(), images.image_size, 2 * MAX_SIDE)?;
+                check_fraction(images.eval_fraction())
+            }
             Self::Idx(idx) => check_count("classes", idx.classes, 1, 256),
             Self::Tokens(tokens) => {
                 check_count("context", tokens.context, 1, MAX_CONTEXT)?;
@@ -252,6 +317,7 @@ impl Section for Data {
 /// Far more than is of use; a slip of the finger should not ask for terabytes.
 const MAX_FEATURES: usize = 1 << 20;
 const MAX_CONTEXT: usize = 1 << 24;
+const MAX_SIDE: usize = 1 << 13;
 
 fn check_count(key: &str, value: usize, min: usize, max: usize) -> Result<(), KeyError> {
     let allowed = format!("a whole number from {min} to {max}");

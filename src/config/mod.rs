@@ -35,7 +35,9 @@ use serde::Serialize;
 use toml::Table;
 
 pub use batch::{BatchError, BatchPlan, RunLength, RunLengthError};
-pub use data::{Cifar10, Data, Digits, Idx, Synthetic, Text, TokenType, Tokens};
+pub use data::{
+    Cifar10, Data, Digits, Idx, ImageFolder, OnBroken, Synthetic, Text, TokenType, Tokens,
+};
 pub use error::{Error, Problem};
 pub use optimizer::{AdamW, Optimizer, Sgd};
 pub use schedule::{Constant, Decay, Peak, Schedule, Shape, StepDecay, Warmup};

@@ -31,6 +31,25 @@ impl Draws {
         ((u64::from(self.word()) * u64::from(end)) >> 32) as u32
     }
 
+    /// 0 to below 1, in steps of 2^-32.
+    pub fn unit(&mut self) -> f64 {
+        f64::from(self.word()) / 2f64.powi(32)
+    }
+
+    /// `low * (high / low)^u` for a uniform u: the logarithm is uniform. By square roots, one for each
+    /// binary digit of u, because all machines round these alike, and not a library's exponential.
+    pub fn log_uniform(&mut self, low: f64, high: f64) -> f64 {
+        let word = self.word();
+        let (mut value, mut factor) = (low, high / low);
+        for bit in (0..u32::BITS).rev() {
+            factor = factor.sqrt();
+            if word >> bit & 1 == 1 {
+                value *= factor;
+            }
+        }
+        value
+    }
+
     /// Heads or tails.
     pub fn coin(&mut self) -> bool {
         self.below(2) == 1
@@ -54,6 +73,19 @@ mod tests {
         }
         assert_eq!(draws(7, 1 << 40, 3), draws(7, 1 << 40, 3));
         assert_ne!(draws(7, 1 << 40, 3), draws(7, 0, 3));
+    }
+
+    #[test]
+    fn the_logarithm_is_uniform() {
+        let mut sum = 0.0;
+        for example in 0..4000 {
+            let value = Draws::new(0, 0, example).log_uniform(0.75, 4.0 / 3.0);
+            let mut again = Draws::new(0, 0, example);
+            let expected = 0.75 * (16f64 / 9.0).powf(again.unit());
+            assert!((value / expected - 1.0).abs() < 1e-12);
+            sum += value.ln();
+        }
+        assert!((sum / 4000.0).abs() < 0.01, "{sum}");
     }
 
     /// Chi-square over 9000 examples, 8 degrees of freedom; 32 is exceeded once in ten thousand tries.

@@ -129,6 +129,48 @@ pub enum Error {
         /// The highest class.
         max: usize,
     },
+    /// An image that cannot be decoded.
+    #[error(
+        "cannot decode {}: {reason}; replace the file, or leave such files out with \
+         data.on_broken = \"skip\"",
+        path.display()
+    )]
+    Image {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A folder without a folder for any class.
+    #[error(
+        "{} has no folders in it; data.path takes a folder with a folder of images for each class",
+        path.display()
+    )]
+    NoClasses {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A class that is evaluated but never trained.
+    #[error(
+        "{} is no class of training: {} has no folder of that name",
+        path.display(), train.display()
+    )]
+    UnknownClass {
+        /// The class's folder.
+        path: PathBuf,
+        /// The folder for training.
+        train: PathBuf,
+    },
+    /// No class has enough images for one to be held out.
+    #[error(
+        "nothing of {} is held out for evaluation; make data.eval_fraction larger or set \
+         data.eval_path",
+        path.display()
+    )]
+    NothingHeldOut {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The file is not gzip, or ends too early.
     #[error("{} is not a whole gzip file: {source}; get it anew or set data.path", path.display())]
     Gzip {

@@ -11,8 +11,11 @@ mod digits;
 mod error;
 mod files;
 mod idx;
+mod image;
+mod image_folder;
 mod prefetch;
 mod sampler;
+mod skipped;
 mod source;
 mod synthetic;
 mod text;
@@ -28,8 +31,10 @@ pub use cifar10::Cifar10;
 pub use digits::Digits;
 pub use error::Error;
 pub use idx::Idx;
+pub use image_folder::ImageFolder;
 pub use prefetch::{Prefetch, PrefetchError, Prefetched};
 pub use sampler::Sampler;
+pub use skipped::Skipped;
 pub use source::{Field, Source};
 pub use synthetic::Synthetic;
 pub use text::Text;
@@ -45,6 +50,16 @@ pub struct Splits {
 }
 
 impl Splits {
+    /// What was left out of either part as broken, if anything was.
+    pub fn skipped_report(&self) -> Option<String> {
+        let parts = [("training", &self.train), ("evaluation", &self.eval)];
+        let reports: Vec<_> = parts
+            .iter()
+            .filter_map(|(name, part)| Some(format!("{name}: {}", part.skipped()?.report()?)))
+            .collect();
+        (!reports.is_empty()).then(|| reports.join("\n"))
+    }
+
     fn of<S: Source + 'static>(train: S, eval: S) -> Self {
         Self { train: Arc::new(train), eval: Arc::new(eval) }
     }
@@ -67,6 +82,10 @@ pub fn open(config: &config::Data, seed: u64) -> Result<Splits, Error> {
         }
         config::Data::Idx(config) => {
             let (train, eval) = Idx::load(config)?;
+            Splits::of(train, eval)
+        }
+        config::Data::ImageFolder(config) => {
+            let (train, eval) = ImageFolder::open(config, seed)?;
             Splits::of(train, eval)
         }
         config::Data::Text(config) => {

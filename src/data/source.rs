@@ -2,7 +2,7 @@
 
 use hlo::DType;
 
-use super::Error;
+use super::{Error, Skipped};
 
 /// One part of every example: an image, a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +42,16 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// If there is no such example, or it cannot be read.
     fn read(&self, example: u64, epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error>;
+
+    /// Does reading an example take so long that several threads should share a batch?
+    fn is_costly(&self) -> bool {
+        false
+    }
+
+    /// Where examples that cannot be decoded are noted, if the run is to go on without them.
+    fn skipped(&self) -> Option<&Skipped> {
+        None
+    }
 }
 
 /// The id as an index, if there is such an example.

@@ -123,6 +123,9 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         Err(Error::LockstepLost { .. } | Error::Pjrt(_)) => None,
         _ => Some(run.save(&trainer, options.out.as_deref())),
     };
+    if let Some(report) = job.splits.skipped_report() {
+        say(&report);
+    }
     let interrupted = ended?;
     held?;
     written?;
