@@ -8,7 +8,10 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::panic::Location;
 
-use crate::{AxisSet, DType, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId};
+use crate::{
+    AxisSet, Convolution, DType, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
+    WindowDim,
+};
 
 /// What a plugin compiles: the text of a module and the types at its border.
 #[derive(Clone, Debug)]
@@ -416,6 +419,10 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 signature()
             )
         }
+        Op::Convolution(forward) => {
+            format!("stablehlo.convolution({operands}) {} : {}", convolution(forward), signature())
+        }
+        Op::Reverse { dims } => format!("stablehlo.reverse {operands}, dims = {dims:?} : {result}"),
         Op::OptimizationBarrier => format!("stablehlo.optimization_barrier {operands} : {result}"),
         Op::AllReduce { reduction, axes } => {
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
@@ -464,6 +471,33 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         | Op::Vary { .. }
         | Op::StopGradient => unreachable!("written by `Writer::node`"),
     }
+}
+
+/// Dim numbers, window and groups.
+fn convolution(convolution: &Convolution) -> String {
+    let Convolution { dims, window, feature_group_count, batch_group_count } = convolution;
+    // The name of each dim's role, in the order of the dims.
+    let roles = |roles: &[usize], first_two: [&str; 2]| {
+        let mut names = vec![String::new(); roles.len()];
+        for (i, dim) in roles.iter().enumerate() {
+            names[*dim] =
+                first_two.get(i).map_or_else(|| (i - 2).to_string(), |name| (*name).into());
+        }
+        format!("[{}]", names.join(", "))
+    };
+    let each = |of: fn(&WindowDim) -> usize| window.iter().map(of).collect::<Vec<_>>();
+    let pad: Vec<_> = window.iter().map(|dim| [dim.low, dim.high]).collect();
+    format!(
+        "dim_numbers = {}x{}->{}, window = {{stride = {:?}, pad = {pad:?}, lhs_dilate = {:?}, \
+         rhs_dilate = {:?}}} {{batch_group_count = {batch_group_count} : i64, \
+         feature_group_count = {feature_group_count} : i64}}",
+        roles(&dims.lhs, ["b", "f"]),
+        roles(&dims.rhs, ["o", "i"]),
+        roles(&dims.result, ["b", "f"]),
+        each(|dim| dim.stride),
+        each(|dim| dim.base_dilation),
+        each(|dim| dim.window_dilation),
+    )
 }
 
 fn replica_groups(groups: &[Vec<usize>]) -> String {

@@ -1,6 +1,9 @@
 //! What graphs cost, against arithmetic by hand.
 
-use hlo::{Axis, CollectiveCost, Cost, DType, Mesh, Reduction, TensorType, Tracer, count, trace};
+use hlo::{
+    Axis, CollectiveCost, Convolution, Cost, DType, Mesh, Reduction, TensorType, Tracer, count,
+    trace,
+};
 
 fn cost(mesh: Mesh, build: impl FnOnce(&Tracer)) -> Cost {
     count(&trace(mesh, build).unwrap_or_else(|error| panic!("{error}")))
@@ -47,6 +50,23 @@ fn two_layers_cost_what_arithmetic_by_hand_says() {
     };
     assert_eq!(cost, expected);
     assert_eq!((cost.flops, cost.bytes), (1806, 5964));
+}
+
+#[test]
+fn a_convolution_counts_products_with_elements_of_its_input() {
+    let convolution = |convolution: Convolution| {
+        cost(Mesh::SINGLE, |t| {
+            let x = t.input("x", f32s(&[2, 3, 8, 8]));
+            let w = t.input("w", f32s(&[4, 3, 3, 3]));
+            t.output("y", x.convolution(w, convolution));
+        })
+    };
+    let inside = convolution(Convolution::new(2));
+    assert_eq!(inside.flops, 2 * (2 * 4) * (6 * 6) * (3 * 3 * 3));
+    // Along a padded dim of 8 the outer two places meet 2 elements each, the other six 3.
+    let padded = convolution(Convolution::new(2).padding(1));
+    assert_eq!(padded.flops, 2 * (2 * 4) * 3 * 22 * 22);
+    assert_eq!(padded.bytes, 4 * (2 * 3 * 64 + 4 * 3 * 9 + 2 * 4 * 64));
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! What can be done with tensors, by family.
 
 mod control;
+pub(crate) mod convolution;
 mod dot;
 mod elementwise;
 mod reduce;
 mod shape;
 
+pub use convolution::{Convolution, ConvolutionDims};
 pub use elementwise::Operand;
