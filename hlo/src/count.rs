@@ -132,6 +132,12 @@ fn work(graph: &Graph, node: &Node) -> Work {
             let products = convolution.num_products(lhs, rhs, y).saturating_mul(inputs);
             Work::Flops(pairs.saturating_mul(products).saturating_mul(2))
         }
+        Op::ReduceWindow { window, .. } => {
+            let met = window.num_met(operand(0), graph.ty(node.result()));
+            Work::Flops(met.saturating_sub(result))
+        }
+        // As many comparisons as a maximum takes, and an addition for each place.
+        Op::SelectAndScatter { window } => Work::Flops(window.num_met(operand(0), operand(1))),
         Op::AllReduce { .. }
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }

@@ -37,7 +37,7 @@
 //! replicated parameter must itself be replicated. `tests/lockstep_gradients.rs` holds data-parallel,
 //! tensor-parallel and sharded losses on 4 replicas against one replica with the whole batch.
 
-use crate::ops::convolution;
+use crate::ops::{convolution, pooling};
 use crate::{
     Binary, Comparison, DotDims, Op, Reduction, Tensor, TensorType, Tracer, Unary, ValueId,
 };
@@ -220,6 +220,12 @@ fn rule<'g>(
             Ok(convolution::vjp(forward, x[0], x[1], ct).map(Some).to_vec())
         }
         Op::Reverse { dims } => one(ct.reverse(dims)),
+        Op::ReduceWindow { reduction, window } => {
+            Ok(vec![pooling::reduce_window_vjp(*reduction, window, x[0], ct)?])
+        }
+        Op::SelectAndScatter { window } => {
+            Ok(vec![None, Some(pooling::source_cotangent(window, x[0], x[1], ct))])
+        }
         Op::While { .. } => {
             Err("a loop is not reverse-differentiable; take the gradient inside its body".into())
         }

@@ -35,7 +35,7 @@ pub use interp::{InterpError, interpret};
 pub use literal::{Element, Literal};
 pub use mesh::{Axis, AxisSet, Mesh, Sharding, UnevenShard};
 pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
-pub use ops::{Convolution, ConvolutionDims, Operand};
+pub use ops::{Convolution, ConvolutionDims, Operand, Window};
 pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower, lower_isolated};
 pub use tensor::{Tensor, Tracer, trace};
 pub use tree::Tree;

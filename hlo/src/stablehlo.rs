@@ -10,7 +10,7 @@ use std::panic::Location;
 
 use crate::{
     AxisSet, Convolution, DType, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
-    WindowDim,
+    Window, WindowDim,
 };
 
 /// What a plugin compiles: the text of a module and the types at its border.
@@ -230,6 +230,16 @@ impl Writer {
                     mlir_type(&TensorType::new(dtype, &[])),
                     scope.types(node.results())
                 )
+            }
+            Op::ReduceWindow { reduction, window } => {
+                let dtype = scope.graph.ty(node.operands[0]).dtype;
+                let identity = self.identity(scope, node, dtype, *reduction);
+                reduce_window(scope, node, *reduction, window, &identity)
+            }
+            Op::SelectAndScatter { window } => {
+                let dtype = scope.graph.ty(node.operands[0]).dtype;
+                let zero = self.identity(scope, node, dtype, Reduction::Sum);
+                select_and_scatter(scope, node, window, &zero)
             }
             _ => expression(scope, node, &self.mesh, self.groups),
         };
@@ -466,6 +476,8 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         }
         Op::Input { .. }
         | Op::Reduce { .. }
+        | Op::ReduceWindow { .. }
+        | Op::SelectAndScatter { .. }
         | Op::While { .. }
         | Op::ReplicaId { .. }
         | Op::Vary { .. }
@@ -498,6 +510,68 @@ fn convolution(convolution: &Convolution) -> String {
         each(|dim| dim.base_dilation),
         each(|dim| dim.window_dilation),
     )
+}
+
+fn reduce_window(
+    scope: &Scope<'_>,
+    node: &Node,
+    reduction: Reduction,
+    window: &Window,
+    identity: &str,
+) -> String {
+    let ty = scope.graph.ty(node.operands[0]);
+    format!(
+        "\"stablehlo.reduce_window\"({}, {identity}) <{{base_dilations = {}, {}, \
+         window_dilations = {}, {}}}> {} : ({}, {}) -> {}",
+        scope.list(&node.operands),
+        window_array(window, |dim| dim.base_dilation),
+        window_padding(window),
+        window_array(window, |dim| dim.window_dilation),
+        window_sizes_and_strides(window),
+        reducer(reduction, ty.dtype),
+        scope.types(node.operands.iter().copied()),
+        mlir_type(&TensorType::new(ty.dtype, &[])),
+        scope.types(node.results()),
+    )
+}
+
+fn select_and_scatter(scope: &Scope<'_>, node: &Node, window: &Window, zero: &str) -> String {
+    let dtype = scope.graph.ty(node.operands[0]).dtype;
+    let ty = mlir_type(&TensorType::new(dtype, &[]));
+    let add = reducer(Reduction::Sum, dtype);
+    format!(
+        "\"stablehlo.select_and_scatter\"({}, {zero}) <{{{}, {}}}> ({{ ^bb0(%x: {ty}, %y: {ty}): \
+         %r = stablehlo.compare GE, %x, %y, FLOAT : ({ty}, {ty}) -> tensor<i1> \
+         stablehlo.return %r : tensor<i1> }}, {} : ({}, {ty}) -> {}",
+        scope.list(&node.operands),
+        window_padding(window),
+        window_sizes_and_strides(window),
+        add.trim_start_matches('('),
+        scope.types(node.operands.iter().copied()),
+        scope.types(node.results()),
+    )
+}
+
+fn window_padding(window: &Window) -> String {
+    let pad: Vec<_> = window.dims.iter().map(|dim| [dim.low, dim.high]).collect();
+    format!("padding = dense<{pad:?}> : tensor<{}x2xi64>", pad.len())
+}
+
+fn window_sizes_and_strides(window: &Window) -> String {
+    format!(
+        "window_dimensions = {}, window_strides = {}",
+        i64_array(&window.sizes),
+        window_array(window, |dim| dim.stride)
+    )
+}
+
+fn window_array(window: &Window, of: fn(&WindowDim) -> usize) -> String {
+    i64_array(&window.dims.iter().map(of).collect::<Vec<_>>())
+}
+
+fn i64_array(values: &[usize]) -> String {
+    let values: Vec<_> = values.iter().map(usize::to_string).collect();
+    format!("array<i64: {}>", values.join(", "))
 }
 
 fn replica_groups(groups: &[Vec<usize>]) -> String {

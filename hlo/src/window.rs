@@ -60,6 +60,13 @@ impl WindowDim {
         let index = usize::try_from(p / dilation).ok().filter(|_| p >= 0 && p % dilation == 0);
         index.filter(|index| *index < base)
     }
+
+    /// How often an element of the base is met, from all places together.
+    pub(crate) fn num_met(&self, places: usize, window: usize, base: usize) -> u64 {
+        let is_met = |place, w| self.base_index(place, w, base).is_some();
+        let meets = |place| (0..window).filter(|w| is_met(place, *w)).count();
+        (0..places).map(|place| meets(place) as u64).sum()
+    }
 }
 
 /// The extent of `size` elements that stand `dilation` apart.

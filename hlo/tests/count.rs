@@ -1,8 +1,8 @@
 //! What graphs cost, against arithmetic by hand.
 
 use hlo::{
-    Axis, CollectiveCost, Convolution, Cost, DType, Mesh, Reduction, TensorType, Tracer, count,
-    trace,
+    Axis, CollectiveCost, Convolution, Cost, DType, Mesh, Reduction, TensorType, Tracer, Window,
+    count, trace,
 };
 
 fn cost(mesh: Mesh, build: impl FnOnce(&Tracer)) -> Cost {
@@ -67,6 +67,25 @@ fn a_convolution_counts_products_with_elements_of_its_input() {
     let padded = convolution(Convolution::new(2).padding(1));
     assert_eq!(padded.flops, 2 * (2 * 4) * 3 * 22 * 22);
     assert_eq!(padded.bytes, 4 * (2 * 3 * 64 + 4 * 3 * 9 + 2 * 4 * 64));
+}
+
+#[test]
+fn a_window_counts_what_it_meets() {
+    let pooled = |reduction| {
+        cost(Mesh::SINGLE, |t| {
+            let x = t.input("x", f32s(&[1, 2, 8, 8]));
+            t.output("y", x.reduce_window(reduction, Window::nchw(3, 2, 1)));
+        })
+    };
+    // Four places along each dim, of which the first meets 2 elements and the others 3.
+    assert_eq!(pooled(Reduction::Sum).flops, 2 * (11 * 11 - 4 * 4));
+    assert_eq!(pooled(Reduction::Max).bytes, 4 * 2 * (8 * 8 + 4 * 4));
+    let scattered = cost(Mesh::SINGLE, |t| {
+        let x = t.input("x", f32s(&[1, 2, 8, 8]));
+        let source = t.input("source", f32s(&[1, 2, 4, 4]));
+        t.output("y", x.select_and_scatter(source, Window::nchw(3, 2, 1)));
+    });
+    assert_eq!(scattered.flops, 2 * 11 * 11);
 }
 
 #[test]

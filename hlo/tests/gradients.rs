@@ -13,7 +13,8 @@ use std::panic::Location;
 
 use hlo::{
     Axis, AxisSet, Binary, Convolution, ConvolutionDims, DType, DotDims, Graph, Literal, Mesh, Op,
-    Reduction, Tensor, TensorType, Tracer, Unary, WindowDim, grad, interpret, trace, verify, vjp,
+    Reduction, Tensor, TensorType, Tracer, Unary, Window, WindowDim, grad, interpret, trace,
+    verify, vjp,
 };
 
 const STEP: f64 = 1e-5;
@@ -274,6 +275,28 @@ fn convolving_cases() -> Vec<Case> {
                 )
             },
         ),
+        single("reduce_window add", &[image], |x| {
+            x[0].reduce_window(Reduction::Sum, Window::nchw(3, 2, 1))
+        }),
+        single("reduce_window add with dilations and negative padding", &[image], |x| {
+            let mut window = Window::nchw(2, 2, -1);
+            (window.dims[2].base_dilation, window.dims[3].window_dilation) = (3, 2);
+            window.dims[3].high = 2;
+            x[0].reduce_window(Reduction::Sum, window)
+        }),
+        single("reduce_window maximum", &[image], |x| {
+            x[0].reduce_window(Reduction::Max, Window::nchw(3, 2, 1))
+        }),
+        single("reduce_window minimum", &[image], |x| {
+            x[0].reduce_window(Reduction::Min, Window::nchw(2, 1, 0))
+        }),
+        single("select_and_scatter", &[image, within(&[2, 2, 3, 2], -1.0, 1.0)], |x| {
+            x[0].select_and_scatter(x[1], Window::nchw(3, 2, 1))
+        }),
+        single("gradient of a maximum over windows", &[image], |x| {
+            let y = x[0].reduce_window(Reduction::Max, Window::nchw(3, 2, 1));
+            grad((y * y).sum(), x)[0]
+        }),
         single(
             "gradient of a convolution",
             &[within(&[1, 2, 4], -1.0, 1.0), within(&[2, 2, 3], -1.0, 1.0)],
@@ -398,6 +421,8 @@ fn the_table_covers_every_op() {
         "dot_general",
         "convolution",
         "reverse",
+        "reduce_window",
+        "select_and_scatter",
         "optimization_barrier",
         "vary",
         "stop_gradient",

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use half::{bf16, f16};
 use hlo::{
     Binary, Comparison, Convolution, DType, DotDims, Element, Literal, Mesh, Op, Reduction, Tensor,
-    Tracer, Unary, interpret, trace,
+    Tracer, Unary, Window, interpret, trace,
 };
 
 type Case = (&'static str, for<'t> fn(&'t Tracer) -> Tensor<'t>, Literal);
@@ -434,6 +434,40 @@ fn windows() -> Vec<Case> {
             },
             d(&[1, 1, 3], &[10, 201, 20]),
         ),
+        (
+            "reduce_window",
+            |t| counted(t, &[1, 1, 3, 3]).reduce_window(Reduction::Sum, Window::nchw(2, 1, 0)),
+            d(&[1, 1, 2, 2], &[8f32, 12.0, 20.0, 24.0]),
+        ),
+        (
+            "padding counts for nothing in a maximum",
+            |t| {
+                let x = counted(t, &[1, 1, 2, 2]) - 9.0;
+                x.reduce_window(Reduction::Max, Window::nchw(3, 2, 1))
+            },
+            d(&[1, 1, 1, 1], &[-6f32]),
+        ),
+        (
+            "reduce_window of i32 with a dilated window",
+            |t| {
+                let mut window = Window::nchw(2, 1, 0);
+                window.dims[3].window_dilation = 2;
+                let x = c(t, &[5, 1, 3, 2, 9, 4]).reshape(&[1, 1, 2, 3]);
+                x.reduce_window(Reduction::Min, window)
+            },
+            d(&[1, 1, 1, 1], &[2]),
+        ),
+        (
+            "select_and_scatter adds to the first of equals",
+            |t| {
+                let x = c(t, &[1f32, 7.0, 7.0, 2.0, 0.0, 3.0]).reshape(&[1, 1, 1, 6]);
+                let mut window = Window::nchw(1, 1, 0);
+                window.sizes[3] = 3;
+                x.select_and_scatter(counted(t, &[1, 1, 1, 4]) + 1.0, window)
+            },
+            // Windows 1 7 7, 7 7 2, 7 2 0, 2 0 3.
+            d(&[1, 1, 1, 6], &[0f32, 3.0, 3.0, 0.0, 0.0, 4.0]),
+        ),
     ]
 }
 
@@ -475,7 +509,8 @@ fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
     ];
     let others = "constant iota compare select clamp convert bitcast_convert broadcast_in_dim \
                   reshape transpose slice dynamic_slice dynamic_update_slice pad concatenate \
-                  reduce dot_general convolution reverse optimization_barrier stop_gradient";
+                  reduce dot_general convolution reverse reduce_window select_and_scatter \
+                  optimization_barrier stop_gradient";
     let all = families.into_iter().flatten().chain(others.split_whitespace());
     let missing: Vec<_> = all.filter(|name| !covered.contains(name)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");

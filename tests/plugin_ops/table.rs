@@ -7,8 +7,8 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use hlo::{
-    Axis, AxisSet, Binary, Comparison, Convolution, DType, DotDims, Graph, Literal, Mesh, Op, Reduction, Tensor,
-    TensorType, Unary, interpret, trace, verify,
+    Axis, AxisSet, Binary, Comparison, Convolution, DType, DotDims, Graph, Literal, Mesh, Op,
+    Reduction, Tensor, TensorType, Unary, Window, interpret, trace, verify,
 };
 
 use crate::agreement::{Agreement, disagreement};
@@ -302,6 +302,23 @@ fn contracting_cases() -> Vec<Case> {
                 gradients[0].reshape(&[48]).concatenate(&[gradients[1].reshape(&[36])], 0)
             },
         ),
+        case("reduce_window add", numeric, ulps_of_one(16.0), &[IMAGE], |x| {
+            x[0].reduce_window(Reduction::Sum, Window::nchw(3, 2, 1))
+        }),
+        case("reduce_window maximum", numeric, Exact, &[IMAGE], |x| {
+            x[0].reduce_window(Reduction::Max, Window::nchw(3, 2, 1))
+        }),
+        case("reduce_window minimum, dilated", numeric, Exact, &[IMAGE], |x| {
+            let mut window = Window::nchw(2, 1, 0);
+            (window.dims[2].window_dilation, window.dims[3].high) = (2, -1);
+            x[0].reduce_window(Reduction::Min, window)
+        }),
+        case("reduce_window and", pred, Bits, &[IMAGE], |x| {
+            x[0].reduce_window(Reduction::And, Window::nchw(2, 2, 0))
+        }),
+        case("select_and_scatter", float, ulps_of_one(16.0), &[IMAGE, small(&[2, 2, 3, 2])], |x| {
+            x[0].select_and_scatter(x[1], Window::nchw(3, 2, 1))
+        }),
         case("while", numeric, Exact, &[MATRIX], |x| {
             x[0].tracer().fori_loop(3, &[x[0]], |_, x| vec![x[0] + x[0]])[0]
         }),
@@ -487,7 +504,15 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
             "collective_permute",
             "constant",
         ];
-        let of_numbers = ["clamp", "iota", "dot_general", "convolution", "while", "reduce_scatter"];
+        let of_numbers = [
+            "clamp",
+            "iota",
+            "dot_general",
+            "convolution",
+            "reduce_window",
+            "while",
+            "reduce_scatter",
+        ];
         let of_numbers = of_numbers.iter().filter(|_| numeric(dtype));
         for op in everywhere.iter().chain(of_numbers) {
             let is_covered = covered.iter().any(|(name, of)| {

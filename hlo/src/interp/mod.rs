@@ -226,6 +226,12 @@ fn eval(
             each(&|x| window::convolution(x[0], x[1], convolution, &ty.dims))
         }
         Op::Reverse { dims } => each(&|x| movement::reverse(x[0], dims)),
+        Op::ReduceWindow { reduction, window } => {
+            each(&|x| window::reduce_window(*reduction, x[0], window, &ty.dims))
+        }
+        Op::SelectAndScatter { window } => {
+            each(&|x| window::select_and_scatter(x[0], x[1], window))
+        }
         Op::While { regions, .. } => while_loop(&regions.cond, &regions.body, operands, running),
         Op::ReplicaId { axes } => {
             let index = |replica| Literal::scalar(mesh.index(replica, *axes) as u32);

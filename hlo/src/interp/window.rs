@@ -1,8 +1,10 @@
-//! Windows that slide: convolutions, element by element.
+//! Windows that slide: convolutions and pooling, element by element.
 
+use super::contract::{float_identity, int_identity, step};
+use super::elementwise::{float_binary, int_binary};
 use super::movement::{offsets, row_major};
 use super::{from_ints, ints};
-use crate::{Convolution, Literal, WindowDim};
+use crate::{Convolution, Literal, Reduction, Window, WindowDim};
 
 /// A product's elements: where they lie in input and kernel.
 type Product = (usize, usize);
@@ -77,4 +79,56 @@ fn indices(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> {
     offsets(0, dims, &strides).into_iter().map(move |offset| {
         strides.iter().zip(dims).map(|(stride, dim)| offset / stride % dim).collect()
     })
+}
+
+/// For each place, row-major, the offsets of the elements that the window meets there, row-major.
+fn met_at_each_place(base: &[usize], window: &Window, places: &[usize]) -> Vec<Vec<usize>> {
+    let strides = row_major(base);
+    let at_place = |at: Vec<usize>| {
+        let along = (0..base.len())
+            .map(|i| met(&window.dims[i], at[i], window.sizes[i], base[i]).into_iter());
+        along.zip(&strides).fold(vec![0], |offsets, (met, stride)| {
+            let met: Vec<_> = met.map(|(index, _)| index * stride).collect();
+            offsets.iter().flat_map(|from| met.iter().map(move |by| from + by)).collect()
+        })
+    };
+    indices(places).map(at_place).collect()
+}
+
+/// `dims` are those of the result.
+pub(super) fn reduce_window(
+    reduction: Reduction,
+    x: &Literal,
+    window: &Window,
+    dims: &[usize],
+) -> Literal {
+    let op = step(reduction);
+    let windows = met_at_each_place(x.dims(), window, dims);
+    if x.dtype().is_float() {
+        let (x, dtype) = (x.to_f64(), x.dtype());
+        let identity = float_identity(reduction);
+        let reduced = |at: &Vec<usize>| at.iter().fold(identity, |r, i| float_binary(op, r, x[*i]));
+        Literal::from_f64(dtype, dims, &windows.iter().map(reduced).collect::<Vec<_>>())
+    } else {
+        let (x, dtype) = (ints(x), x.dtype());
+        let identity = int_identity(reduction, dtype);
+        let reduced =
+            |at: &Vec<usize>| at.iter().fold(identity, |r, i| int_binary(op, dtype, r, x[*i]));
+        from_ints(dtype, dims, &windows.iter().map(reduced).collect::<Vec<_>>())
+    }
+}
+
+/// Of equals the first is selected; a NaN is followed by whatever comes next.
+pub(super) fn select_and_scatter(x: &Literal, source: &Literal, window: &Window) -> Literal {
+    let (values, source_values) = (x.to_f64(), source.to_f64());
+    let mut result = vec![0.0; values.len()];
+    let windows = met_at_each_place(x.dims(), window, source.dims());
+    for (at, value) in windows.into_iter().zip(source_values) {
+        let selected =
+            at.into_iter().reduce(|best, i| if values[best] >= values[i] { best } else { i });
+        if let Some(selected) = selected {
+            result[selected] += value;
+        }
+    }
+    Literal::from_f64(x.dtype(), x.dims(), &result)
 }

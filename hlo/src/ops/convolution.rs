@@ -137,12 +137,8 @@ impl Convolution {
     pub(crate) fn num_products(&self, lhs: &TensorType, rhs: &TensorType, y: &TensorType) -> u64 {
         let along = |(i, window): (usize, &WindowDim)| {
             let size = |ty: &TensorType, roles: &[usize]| ty.dims[roles[i + 2]];
-            let base = size(lhs, &self.dims.lhs);
-            let elements = size(rhs, &self.dims.rhs);
-            let meets = |place| {
-                (0..elements).filter(|k| window.base_index(place, *k, base).is_some()).count()
-            };
-            (0..size(y, &self.dims.result)).map(|place| meets(place) as u64).sum::<u64>()
+            let places = size(y, &self.dims.result);
+            window.num_met(places, size(rhs, &self.dims.rhs), size(lhs, &self.dims.lhs))
         };
         self.window.iter().enumerate().map(along).fold(1, u64::saturating_mul)
     }
