@@ -1,5 +1,6 @@
 //! What a graph costs: arithmetic, memory traffic and collectives, loops multiplied out.
 
+use crate::region::expand;
 use crate::{Binary, Graph, Node, Op, TensorType, Unary};
 
 /// The cost of running a graph once, **on one replica**.
@@ -53,7 +54,7 @@ pub struct CollectiveCost {
 /// ```
 pub fn count(graph: &Graph) -> Cost {
     let mut cost = Cost::default();
-    add_graph(&mut cost, graph, 1);
+    add_graph(&mut cost, &expand(graph), 1);
     cost
 }
 
@@ -122,6 +123,9 @@ fn work(graph: &Graph, node: &Node) -> Work {
             let k = contracted.fold(1, u64::saturating_mul);
             Work::Flops(result.saturating_mul(k).saturating_mul(2))
         }
+        Op::Scan(_) | Op::Remat(_) => unreachable!("written as other ops by `expand`"),
+        Op::Gather { .. } => Work::Move,
+        Op::Scatter { .. } => Work::Flops(elements(operand(2))),
         Op::AllReduce { .. }
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }
@@ -154,6 +158,13 @@ fn traffic(graph: &Graph, node: &Node) -> u64 {
         Op::Slice { .. } | Op::DynamicSlice { .. } => [results(), results()],
         // In place: only the update is read and written.
         Op::DynamicUpdateSlice => [bytes(graph.ty(node.operands[1])); 2],
+        // The rows that are named, and the indices.
+        Op::Gather { .. } => [results() + bytes(graph.ty(node.operands[1])), results()],
+        // In place: the updates and indices, and twice the rows that they go to.
+        Op::Scatter { .. } => {
+            let [indices, updates] = [1, 2].map(|i| bytes(graph.ty(node.operands[i])));
+            [indices + 2 * updates, updates]
+        }
         _ => [operands(graph, node).map(bytes).sum(), results()],
     };
     read_and_written.iter().sum()

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::panic::Location;
 
+use crate::ops::gather;
+use crate::region::expand;
 use crate::{AxisSet, DType, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId};
 
 /// What a plugin compiles: the text of a module and the types at its border.
@@ -77,6 +79,7 @@ pub fn lower_isolated(graph: &Graph, name: &str) -> Program {
 type Groups = fn(&Mesh, AxisSet) -> Vec<Vec<usize>>;
 
 fn lower_with_groups(graph: &Graph, name: &str, groups: Groups) -> Program {
+    let graph = &*expand(graph);
     let num_replicas = graph.mesh().num_replicas();
     let mut donated_to: Vec<Option<usize>> = vec![None; graph.inputs().len()];
     for (index, output) in graph.outputs().iter().enumerate() {
@@ -416,6 +419,20 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 signature()
             )
         }
+        Op::Gather { num_batch } => {
+            let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
+            let attributes = gather::gather_attributes(x, indices, *num_batch);
+            format!("\"stablehlo.gather\"({operands}) <{{{attributes}}}> : {}", signature())
+        }
+        Op::Scatter { num_batch } => {
+            let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
+            let attributes = gather::scatter_attributes(x, indices, *num_batch);
+            let reducer = reducer(Reduction::Sum, x.dtype);
+            format!(
+                "\"stablehlo.scatter\"({operands}) <{{{attributes}}}> {reducer} : {}",
+                signature()
+            )
+        }
         Op::OptimizationBarrier => format!("stablehlo.optimization_barrier {operands} : {result}"),
         Op::AllReduce { reduction, axes } => {
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
@@ -457,6 +474,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 signature()
             )
         }
+        Op::Scan(_) | Op::Remat(_) => unreachable!("written as other ops by `expand`"),
         Op::Input { .. }
         | Op::Reduce { .. }
         | Op::While { .. }

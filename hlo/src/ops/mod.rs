@@ -3,7 +3,9 @@
 mod control;
 mod dot;
 mod elementwise;
+pub(crate) mod gather;
 mod reduce;
+mod scan;
 mod shape;
 
 pub use elementwise::Operand;
