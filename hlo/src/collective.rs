@@ -32,6 +32,7 @@ impl<'g> Tensor<'g> {
     }
 
     /// Reduction over the replicas along `axes`; the result is the same on all of them.
+    /// Where a maximum or minimum meets a NaN, which of them remains is the backend's.
     #[must_use]
     #[track_caller]
     pub fn all_reduce(self, reduction: Reduction, axes: impl Into<AxisSet>) -> Tensor<'g> {

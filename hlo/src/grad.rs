@@ -335,7 +335,12 @@ fn unbroadcast<'g>(x: Tensor<'g>, broadcast_dims: &[usize], ct: Tensor<'g>) -> T
         broadcast_dims.iter().position(|d| *d == dim).is_some_and(|i| from[i] == to[dim])
     };
     let summed: Vec<_> = (0..to.len()).filter(|dim| !kept(*dim)).collect();
-    if summed.is_empty() { ct } else { ct.reduce_sum(&summed).reshape(&from) }
+    if summed.is_empty() {
+        return ct;
+    }
+    let sum = ct.reduce_sum(&summed);
+    // Stretched dims of size 1 come back.
+    if sum.shape() == from { sum } else { sum.reshape(&from) }
 }
 
 fn unslice<'g>(x: Tensor<'g>, start: &[usize], strides: &[usize], ct: Tensor<'g>) -> Tensor<'g> {

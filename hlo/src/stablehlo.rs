@@ -10,7 +10,9 @@ use std::panic::Location;
 
 use crate::ops::gather;
 use crate::region::expand;
-use crate::{AxisSet, DType, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId};
+use crate::{
+    AxisSet, DType, DotDims, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
+};
 
 /// What a plugin compiles: the text of a module and the types at its border.
 #[derive(Clone, Debug)]
@@ -231,6 +233,19 @@ impl Writer {
                     scope.types(node.results())
                 )
             }
+            Op::DotGeneral(dims) => {
+                // Said in the program, so that no backend accumulates in a narrow dtype.
+                let narrow = scope.graph.ty(node.result());
+                let wide = mlir_type(&narrow.with_dtype(narrow.dtype.accumulation()));
+                let dot = dot_general(scope, node, dims, &wide);
+                if narrow.dtype == narrow.dtype.accumulation() {
+                    dot
+                } else {
+                    let name = self.fresh();
+                    self.line(scope, node, &format!("{name} = {dot}"));
+                    format!("stablehlo.convert {name} : ({wide}) -> {}", mlir_type(narrow))
+                }
+            }
             _ => expression(scope, node, &self.mesh, self.groups),
         };
         let results: Vec<_> = node.results().collect();
@@ -407,18 +422,6 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         Op::Concatenate { dim } => {
             format!("stablehlo.concatenate {operands}, dim = {dim} : {}", signature())
         }
-        Op::DotGeneral(dims) => {
-            let batching = match dims.lhs_batch.is_empty() {
-                true => String::new(),
-                false => format!("batching_dims = {:?} x {:?}, ", dims.lhs_batch, dims.rhs_batch),
-            };
-            format!(
-                "stablehlo.dot_general {operands}, {batching}contracting_dims = {:?} x {:?} : {}",
-                dims.lhs_contracting,
-                dims.rhs_contracting,
-                signature()
-            )
-        }
         Op::Gather { num_batch } => {
             let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
             let attributes = gather::gather_attributes(x, indices, *num_batch);
@@ -477,11 +480,26 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         Op::Scan(_) | Op::Remat(_) => unreachable!("written as other ops by `expand`"),
         Op::Input { .. }
         | Op::Reduce { .. }
+        | Op::DotGeneral(_)
         | Op::While { .. }
         | Op::ReplicaId { .. }
         | Op::Vary { .. }
         | Op::StopGradient => unreachable!("written by `Writer::node`"),
     }
+}
+
+fn dot_general(scope: &Scope<'_>, node: &Node, dims: &DotDims, result: &str) -> String {
+    let batching = match dims.lhs_batch.is_empty() {
+        true => String::new(),
+        false => format!("batching_dims = {:?} x {:?}, ", dims.lhs_batch, dims.rhs_batch),
+    };
+    format!(
+        "stablehlo.dot_general {}, {batching}contracting_dims = {:?} x {:?} : ({}) -> {result}",
+        scope.list(&node.operands),
+        dims.lhs_contracting,
+        dims.rhs_contracting,
+        scope.types(node.operands.iter().copied()),
+    )
 }
 
 fn replica_groups(groups: &[Vec<usize>]) -> String {

@@ -1,10 +1,11 @@
 //! From a configuration to devices, mesh and specification: what `train`, `bench` and `hlo` share.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::thread;
 
-use hlo::{DType, Mesh};
-use models::Model;
+use hlo::Mesh;
+use models::{Model, Precision};
 
 use super::{CompileSettings, Error};
 use crate::config::{AutoOr, Backend, BatchPlan, Config, OnNonfinite, OptionValue, RunLength};
@@ -38,8 +39,8 @@ pub struct Plan {
     pub optimizer: Box<dyn Transformation>,
     /// The fields of a batch.
     pub fields: Vec<BatchField>,
-    /// Element type of parameters and computation.
-    pub dtype: DType,
+    /// Element types of parameters and computation.
+    pub precision: Precision,
     /// What happens where the loss is not finite.
     pub on_nonfinite: OnNonfinite,
     /// How programs are compiled.
@@ -69,7 +70,7 @@ impl Plan {
             mesh: Mesh::data(num_replicas),
             optimizer: optim::from_config(&config.optimizer),
             fields: splits.train.fields().iter().map(field).collect(),
-            dtype: config.train.precision.dtype(),
+            precision: config.train.precision.dtypes(),
             on_nonfinite: config.train.on_nonfinite,
             compile: CompileSettings {
                 options: compile_options(config),
@@ -87,7 +88,7 @@ impl Plan {
             mesh: self.mesh,
             microbatch: self.batch.microbatch(),
             num_microbatches: self.batch.num_microbatches(),
-            dtype: self.dtype,
+            precision: self.precision,
             optimizer: &*self.optimizer,
             policy: Policy,
             on_nonfinite: self.on_nonfinite,
@@ -102,11 +103,16 @@ fn compile_options(config: &Config) -> CompileOptions {
         OptionValue::Float(value) => OverrideValue::Double(*value),
         OptionValue::Text(value) => OverrideValue::String(value.clone()),
     };
-    let overrides = &config.compile.overrides;
-    CompileOptions {
-        overrides: overrides.iter().map(|(name, v)| (name.clone(), value(v))).collect(),
-        ..CompileOptions::default()
+    let overrides = config.compile.overrides.iter();
+    let mut overrides: BTreeMap<_, _> =
+        overrides.map(|(name, v)| (name.clone(), value(v))).collect();
+    if config.device.backend == Backend::Cpu {
+        // By default a clamp, or a maximum over a dim, drops NaN there. A run must see them; measured, it
+        // costs nothing.
+        let name = "xla_cpu_enable_fast_min_max".to_owned();
+        overrides.entry(name).or_insert(OverrideValue::Bool(false));
     }
+    CompileOptions { overrides, ..CompileOptions::default() }
 }
 
 fn cache_dir(config: &Config) -> Result<Option<PathBuf>, Error> {

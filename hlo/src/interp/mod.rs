@@ -4,7 +4,8 @@
 //! Every value has its dtype's bits; an op computes in f64, or in integers wide enough for all dtypes,
 //! and rounds (or wraps) its result once. A sum, also inside a dot, is added up in f64 and rounded at
 //! its end; an all_reduce adds replicas in the order of their group and rounds after each, which is
-//! bitwise what XLA's CPU backend does. Belongs to **trace**: no plugin.
+//! bitwise what XLA's CPU backend does (but for bf16, which that adds in f32). Belongs to **trace**: no
+//! plugin. The root package's `tests/plugin_ops` holds every op against that backend.
 //!
 //! Each op is a line in [`eval`]; what it computes stands in one module per family.
 
