@@ -120,6 +120,6 @@ fn with_body(scan: &Scan, pass: fn(&Graph) -> Graph) -> Op {
     Op::Scan(Scan { body: Region::new(pass(&scan.body.graph)), ..scan.clone() })
 }
 
-fn push(graph: &mut Graph, node: &Node, op: Op, operands: &[ValueId]) -> ValueId {
+pub(crate) fn push(graph: &mut Graph, node: &Node, op: Op, operands: &[ValueId]) -> ValueId {
     graph.push(op, operands, node.location).expect("a copied node fits its copied operands")
 }

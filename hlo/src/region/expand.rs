@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Scan, stacked};
 use crate::op::Regions;
-use crate::passes::rebuild_values;
+use crate::passes::{self, rebuild_values};
 use crate::tensor::Tracer;
 use crate::{AxisSet, DType, Graph, Literal, Node, Op, Tensor, TensorType, ValueId};
 
@@ -41,22 +41,17 @@ fn needs_expansion(graph: &Graph) -> bool {
 
 /// Appends a graph's nodes, with these values as its inputs; its outputs.
 pub(crate) fn inline(new: &mut Graph, graph: &Graph, inputs: &[ValueId]) -> Vec<ValueId> {
-    let mut map: Vec<Option<ValueId>> = vec![None; graph.num_values()];
-    let mapped = |map: &[Option<ValueId>], value: &ValueId| {
-        map[value.index()].expect("operands stand before their users")
-    };
+    // By the old values' index, which is the order in which nodes make them.
+    let mut map: Vec<ValueId> = Vec::with_capacity(graph.num_values());
     for node in graph.nodes() {
         if let Op::Input { index } = &node.op {
-            map[node.result().index()] = Some(inputs[*index]);
+            map.push(inputs[*index]);
             continue;
         }
-        let operands: Vec<_> = node.operands.iter().map(|operand| mapped(&map, operand)).collect();
-        let results = push(new, node, node.op.clone(), &operands);
-        for (old, new) in node.results().zip(results) {
-            map[old.index()] = Some(new);
-        }
+        let operands: Vec<_> = node.operands.iter().map(|operand| map[operand.index()]).collect();
+        map.extend(push(new, node, node.op.clone(), &operands));
     }
-    graph.outputs().iter().map(|output| mapped(&map, &output.value)).collect()
+    graph.outputs().iter().map(|output| map[output.value.index()]).collect()
 }
 
 /// Carries a counter, the constants, the carried values, the stacks that are read and those that are
@@ -126,7 +121,6 @@ fn zeros(new: &mut Graph, node: &Node, ty: &TensorType) -> ValueId {
 }
 
 pub(super) fn push(new: &mut Graph, node: &Node, op: Op, operands: &[ValueId]) -> Vec<ValueId> {
-    let pushed = new.push(op, operands, node.location);
-    let first = pushed.expect("a copied node fits its copied operands");
+    let first = passes::push(new, node, op, operands);
     new.node_of(first).results().collect()
 }

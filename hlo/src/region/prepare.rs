@@ -37,7 +37,7 @@ pub(crate) fn prepare(graph: &Graph) -> Graph {
                 if let Some(values) = written.get(&longest.result()) {
                     return Some(values.clone());
                 }
-                let Op::Scan(scan) = &longest.op else { unreachable!("a scan extends a scan") };
+                let Op::Scan(scan) = &longest.op else { return None };
                 let body = Arc::new(Region { graph: prepare(&scan.body.graph), extends: None });
                 let values = push(new, node, Op::Scan(Scan { body, ..scan.clone() }), operands);
                 written.insert(longest.result(), values.clone());
