@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::panic::Location;
 
+use crate::ops::gather;
+use crate::region::expand;
 use crate::{
     AxisSet, Convolution, DType, DotDims, Graph, Literal, Mesh, Node, Op, Reduction, TensorType,
     ValueId, Window, WindowDim,
@@ -80,6 +82,7 @@ pub fn lower_isolated(graph: &Graph, name: &str) -> Program {
 type Groups = fn(&Mesh, AxisSet) -> Vec<Vec<usize>>;
 
 fn lower_with_groups(graph: &Graph, name: &str, groups: Groups) -> Program {
+    let graph = &*expand(graph);
     let num_replicas = graph.mesh().num_replicas();
     let mut donated_to: Vec<Option<usize>> = vec![None; graph.inputs().len()];
     for (index, output) in graph.outputs().iter().enumerate() {
@@ -444,6 +447,20 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
             format!("stablehlo.concatenate {operands}, dim = {dim} : {}", signature())
         }
         Op::Reverse { dims } => format!("stablehlo.reverse {operands}, dims = {dims:?} : {result}"),
+        Op::Gather { num_batch } => {
+            let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
+            let attributes = gather::gather_attributes(x, indices, *num_batch);
+            format!("\"stablehlo.gather\"({operands}) <{{{attributes}}}> : {}", signature())
+        }
+        Op::Scatter { num_batch } => {
+            let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
+            let attributes = gather::scatter_attributes(x, indices, *num_batch);
+            let reducer = reducer(Reduction::Sum, x.dtype);
+            format!(
+                "\"stablehlo.scatter\"({operands}) <{{{attributes}}}> {reducer} : {}",
+                signature()
+            )
+        }
         Op::OptimizationBarrier => format!("stablehlo.optimization_barrier {operands} : {result}"),
         Op::AllReduce { reduction, axes } => {
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
@@ -485,6 +502,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 signature()
             )
         }
+        Op::Scan(_) | Op::Remat(_) => unreachable!("written as other ops by `expand`"),
         Op::Input { .. }
         | Op::Reduce { .. }
         | Op::DotGeneral(_)

@@ -63,6 +63,7 @@ impl Loaded {
         let num_classes = splits.train.num_classes();
         let model: Box<dyn Model> = match &config.model {
             config::Model::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
+            config::Model::Gpt(gpt) => Box::new(gpt.model()),
         };
         Ok(Self { config, splits, model })
     }

@@ -17,6 +17,8 @@ choices! {
     pub enum Model by "name" {
         /// Fully connected layers.
         "mlp" => Mlp(models::mlp::Config),
+        /// A decoder-only transformer.
+        "gpt" => Gpt(models::gpt::Config),
     }
 }
 
@@ -31,15 +33,41 @@ impl Section for Model {
 
     fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
         let model = Self::read_choice(choice, table)?;
-        let Self::Mlp(mlp) = &model;
-        let sizes = format!("{:?}", mlp.hidden);
-        let allowed = "a list of whole numbers, each 1 or more";
-        require(mlp.hidden.iter().all(|size| *size > 0), "hidden", sizes, allowed)?;
-        let fraction = (0.0..1.0).contains(&mlp.dropout);
-        require(fraction, "dropout", mlp.dropout, "a number from 0 to below 1")?;
+        match &model {
+            Self::Mlp(mlp) => check_mlp(mlp)?,
+            Self::Gpt(gpt) => check_gpt(gpt)?,
+        }
         Ok(model)
     }
 }
+
+fn check_mlp(mlp: &models::mlp::Config) -> Result<(), KeyError> {
+    let sizes = format!("{:?}", mlp.hidden);
+    let allowed = "a list of whole numbers, each 1 or more";
+    require(mlp.hidden.iter().all(|size| *size > 0), "hidden", sizes, allowed)?;
+    let fraction = (0.0..1.0).contains(&mlp.dropout);
+    require(fraction, "dropout", mlp.dropout, "a number from 0 to below 1")
+}
+
+fn check_gpt(gpt: &models::gpt::Config) -> Result<(), KeyError> {
+    let models::gpt::Gpt { num_layers, width, num_heads, context, vocabulary, .. } = gpt.model();
+    let sizes = [
+        ("num_layers", num_layers),
+        ("width", width),
+        ("num_heads", num_heads),
+        ("context", context),
+        ("vocabulary", vocabulary),
+    ];
+    for (key, value) in sizes {
+        let allowed = format!("a whole number from 1 to {MAX_SIZE}");
+        require((1..=MAX_SIZE).contains(&value), key, value, &allowed)?;
+    }
+    let allowed = format!("a number that divides the width, {width}");
+    require(width.is_multiple_of(num_heads), "num_heads", num_heads, &allowed)
+}
+
+/// Far more than is of use; a slip of the finger should not ask for terabytes.
+const MAX_SIZE: usize = 1 << 20;
 
 /// `[mesh]`: how many replicas there are along each axis.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -1,11 +1,21 @@
 //! Layers, one a file.
 
+mod attention;
 mod dropout;
+mod embedding;
+mod feed_forward;
 mod layer_norm;
 mod linear;
 mod mlp_block;
+mod rms_norm;
+mod rotary;
 
+pub use attention::{Attention, attention};
 pub use dropout::dropout;
+pub use embedding::{Embedding, embedding};
+pub use feed_forward::{feed_forward, gelu, silu, swiglu};
 pub use layer_norm::layer_norm;
 pub use linear::linear;
 pub use mlp_block::{MlpBlock, mlp_block};
+pub use rms_norm::rms_norm;
+pub use rotary::rotary;
