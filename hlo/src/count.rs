@@ -5,7 +5,8 @@ use crate::{Binary, Graph, Node, Op, TensorType, Unary};
 /// The cost of running a graph once, **on one replica**.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Arithmetic operations; a fused multiply-add counts 2. A dot is 2 * batch * m * n * k, an
+    /// Arithmetic operations; a fused multiply-add counts 2. A dot is 2 * batch * m * n * k, a
+    /// convolution 2 for each product with an element of its input (not with padding), an
     /// elementwise op 1 for each element of its result, a reduction 1 for each element that goes away.
     /// The additions inside collectives are not counted.
     pub flops: u64,
@@ -122,6 +123,21 @@ fn work(graph: &Graph, node: &Node) -> Work {
             let k = contracted.fold(1, u64::saturating_mul);
             Work::Flops(result.saturating_mul(k).saturating_mul(2))
         }
+        Op::Convolution(convolution) => {
+            let (lhs, rhs) = (operand(0), operand(1));
+            let y = graph.ty(node.result());
+            let roles = &convolution.dims;
+            let pairs = (y.dims[roles.result[0]] * y.dims[roles.result[1]]) as u64;
+            let inputs = rhs.dims[roles.rhs[1]] as u64;
+            let products = convolution.num_products(lhs, rhs, y).saturating_mul(inputs);
+            Work::Flops(pairs.saturating_mul(products).saturating_mul(2))
+        }
+        Op::ReduceWindow { window, .. } => {
+            let met = window.num_met(operand(0), graph.ty(node.result()));
+            Work::Flops(met.saturating_sub(result))
+        }
+        // As many comparisons as a maximum takes, and an addition for each place.
+        Op::SelectAndScatter { window } => Work::Flops(window.num_met(operand(0), operand(1))),
         Op::AllReduce { .. }
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }
@@ -134,6 +150,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice
         | Op::Pad { .. }
+        | Op::Reverse { .. }
         | Op::Concatenate { .. } => Work::Move,
         Op::Input { .. }
         | Op::Constant(_)

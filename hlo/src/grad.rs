@@ -37,6 +37,7 @@
 //! replicated parameter must itself be replicated. `tests/lockstep_gradients.rs` holds data-parallel,
 //! tensor-parallel and sharded losses on 4 replicas against one replica with the whole batch.
 
+use crate::ops::{convolution, pooling};
 use crate::{
     Binary, Comparison, DotDims, Op, Reduction, Tensor, TensorType, Tracer, Unary, ValueId,
 };
@@ -215,6 +216,16 @@ fn rule<'g>(
         Op::Concatenate { dim } => Ok(unconcatenate(x, *dim, ct)),
         Op::Reduce { reduction, dims } => Ok(vec![reduce(*reduction, dims, x[0], y[0], ct)]),
         Op::DotGeneral(dims) => Ok(dot_general(dims, x[0], x[1], ct)),
+        Op::Convolution(forward) => {
+            Ok(convolution::vjp(forward, x[0], x[1], ct).map(Some).to_vec())
+        }
+        Op::Reverse { dims } => one(ct.reverse(dims)),
+        Op::ReduceWindow { reduction, window } => {
+            Ok(vec![pooling::reduce_window_vjp(*reduction, window, x[0], ct)?])
+        }
+        Op::SelectAndScatter { window } => {
+            Ok(vec![None, Some(pooling::source_cotangent(window, x[0], x[1], ct))])
+        }
         Op::While { .. } => {
             Err("a loop is not reverse-differentiable; take the gradient inside its body".into())
         }
@@ -329,7 +340,7 @@ fn unbroadcast<'g>(x: Tensor<'g>, broadcast_dims: &[usize], ct: Tensor<'g>) -> T
     }
     let sum = ct.reduce_sum(&summed);
     // Stretched dims of size 1 come back.
-    if sum.shape() == from { sum } else { sum.reshape(&from) }
+    sum.reshape(&from)
 }
 
 fn unslice<'g>(x: Tensor<'g>, start: &[usize], strides: &[usize], ct: Tensor<'g>) -> Tensor<'g> {

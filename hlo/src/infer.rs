@@ -41,6 +41,7 @@ fn num_operands(op: &Op) -> Option<usize> {
     match op {
         Op::Input { .. } | Op::Constant(_) | Op::Iota { .. } | Op::ReplicaId { .. } => Some(0),
         Op::Binary(_) | Op::Compare(_) | Op::Pad { .. } | Op::DotGeneral(_) => Some(2),
+        Op::Convolution(_) | Op::SelectAndScatter { .. } => Some(2),
         Op::Select | Op::Clamp => Some(3),
         Op::Concatenate { .. }
         | Op::DynamicSlice { .. }
@@ -140,6 +141,25 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
             one(t[0].with_dims(&kept.iter().map(|dim| t[0].dims[*dim]).collect::<Vec<_>>()))
         }
         Op::DotGeneral(dims) => one(dot_general(t[0], t[1], dims)?),
+        Op::Convolution(convolution) => one(convolution.infer(t[0], t[1])?),
+        Op::Reverse { dims } => {
+            increasing(dims, t[0].rank())?;
+            one(t[0].clone())
+        }
+        Op::ReduceWindow { reduction, window } => {
+            reduction_dtype(*reduction, t[0].dtype)?;
+            one(t[0].with_dims(&window.places(&t[0].dims)?))
+        }
+        Op::SelectAndScatter { window } => {
+            let (x, source) = (t[0], t[1]);
+            ensure(x.dtype.is_float(), || "is a gradient, and so of floats".into())?;
+            ensure(!window.is_dilated(), || "the window must have no dilations".into())?;
+            let places = window.places(&x.dims)?;
+            ensure(source.dtype == x.dtype && source.dims == places, || {
+                format!("the source must be {}, an element for each place", x.with_dims(&places))
+            })?;
+            one(x.clone())
+        }
         Op::While { regions, .. } => while_loop(t, regions, mesh),
         Op::OptimizationBarrier => {
             ensure(!t.is_empty(), || "takes at least one operand".into())?;

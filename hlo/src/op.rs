@@ -6,7 +6,7 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::{Axis, AxisSet, DType, Graph, Literal};
+use crate::{Axis, AxisSet, Convolution, DType, Graph, Literal, Window};
 
 /// One operation; its operands and result types stand in the graph's node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -99,6 +99,26 @@ pub enum Op {
     },
     /// Generalised matrix product; result dims are batch, lhs free, rhs free.
     DotGeneral(DotDims),
+    /// Convolution of an input with a kernel.
+    Convolution(Convolution),
+    /// The elements in the opposite order along `dims`.
+    Reverse {
+        /// Strictly increasing.
+        dims: Vec<usize>,
+    },
+    /// Reduction of what a window meets, at each of its places.
+    ReduceWindow {
+        /// What is computed.
+        reduction: Reduction,
+        /// The window.
+        window: Window,
+    },
+    /// `select_and_scatter(x, source)`: for each place of the window, adds `source`'s element to where
+    /// `x` is greatest in it (the first of equals).
+    SelectAndScatter {
+        /// The window, without dilations.
+        window: Window,
+    },
     /// `while(init...)`: results are the carried values when the condition is false.
     While {
         /// Condition and body.
@@ -186,6 +206,10 @@ impl Op {
             Op::Concatenate { .. } => "concatenate",
             Op::Reduce { .. } => "reduce",
             Op::DotGeneral(_) => "dot_general",
+            Op::Convolution(_) => "convolution",
+            Op::Reverse { .. } => "reverse",
+            Op::ReduceWindow { .. } => "reduce_window",
+            Op::SelectAndScatter { .. } => "select_and_scatter",
             Op::While { .. } => "while",
             Op::OptimizationBarrier => "optimization_barrier",
             Op::ReplicaId { .. } => "replica_id",

@@ -9,7 +9,8 @@ use std::fmt::Write as _;
 use std::panic::Location;
 
 use crate::{
-    AxisSet, DType, DotDims, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
+    AxisSet, Convolution, DType, DotDims, Graph, Literal, Mesh, Node, Op, Reduction, TensorType,
+    ValueId, Window, WindowDim,
 };
 
 /// What a plugin compiles: the text of a module and the types at its border.
@@ -231,17 +232,20 @@ impl Writer {
                 )
             }
             Op::DotGeneral(dims) => {
-                // Said in the program, so that no backend accumulates in a narrow dtype.
-                let narrow = scope.graph.ty(node.result());
-                let wide = mlir_type(&narrow.with_dtype(narrow.dtype.accumulation()));
-                let dot = dot_general(scope, node, dims, &wide);
-                if narrow.dtype == narrow.dtype.accumulation() {
-                    dot
-                } else {
-                    let name = self.fresh();
-                    self.line(scope, node, &format!("{name} = {dot}"));
-                    format!("stablehlo.convert {name} : ({wide}) -> {}", mlir_type(narrow))
-                }
+                self.accumulated(scope, node, |result| dot_general(scope, node, dims, result))
+            }
+            Op::Convolution(forward) => {
+                self.accumulated(scope, node, |result| convolution(scope, node, forward, result))
+            }
+            Op::ReduceWindow { reduction, window } => {
+                let dtype = scope.graph.ty(node.operands[0]).dtype;
+                let identity = self.identity(scope, node, dtype, *reduction);
+                reduce_window(scope, node, *reduction, window, &identity)
+            }
+            Op::SelectAndScatter { window } => {
+                let dtype = scope.graph.ty(node.operands[0]).dtype;
+                let zero = self.identity(scope, node, dtype, Reduction::Sum);
+                select_and_scatter(scope, node, window, &zero)
             }
             _ => expression(scope, node, &self.mesh, self.groups),
         };
@@ -257,6 +261,26 @@ impl Writer {
         }
         let arity = if results.len() == 1 { String::new() } else { format!(":{}", results.len()) };
         self.line(scope, node, &format!("{name}{arity} = {body}"));
+    }
+
+    /// An op that sums products, written for the given result type. In the program that is never a
+    /// narrow dtype, so that no backend accumulates in one.
+    fn accumulated(
+        &mut self,
+        scope: &Scope<'_>,
+        node: &Node,
+        write: impl Fn(&str) -> String,
+    ) -> String {
+        let narrow = scope.graph.ty(node.result());
+        let wide = narrow.with_dtype(narrow.dtype.accumulation());
+        let (narrow, wide) = (mlir_type(narrow), mlir_type(&wide));
+        let code = write(&wide);
+        if narrow == wide {
+            return code;
+        }
+        let name = self.fresh();
+        self.line(scope, node, &format!("{name} = {code}"));
+        format!("stablehlo.convert {name} : ({wide}) -> {narrow}")
     }
 
     fn line(&mut self, scope: &Scope<'_>, node: &Node, code: &str) {
@@ -419,6 +443,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         Op::Concatenate { dim } => {
             format!("stablehlo.concatenate {operands}, dim = {dim} : {}", signature())
         }
+        Op::Reverse { dims } => format!("stablehlo.reverse {operands}, dims = {dims:?} : {result}"),
         Op::OptimizationBarrier => format!("stablehlo.optimization_barrier {operands} : {result}"),
         Op::AllReduce { reduction, axes } => {
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
@@ -463,6 +488,9 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         Op::Input { .. }
         | Op::Reduce { .. }
         | Op::DotGeneral(_)
+        | Op::Convolution(_)
+        | Op::ReduceWindow { .. }
+        | Op::SelectAndScatter { .. }
         | Op::While { .. }
         | Op::ReplicaId { .. }
         | Op::Vary { .. }
@@ -482,6 +510,96 @@ fn dot_general(scope: &Scope<'_>, node: &Node, dims: &DotDims, result: &str) -> 
         dims.rhs_contracting,
         scope.types(node.operands.iter().copied()),
     )
+}
+
+fn convolution(scope: &Scope<'_>, node: &Node, convolution: &Convolution, result: &str) -> String {
+    let Convolution { dims, window, feature_group_count, batch_group_count } = convolution;
+    // The name of each dim's role, in the order of the dims.
+    let roles = |roles: &[usize], first_two: [&str; 2]| {
+        let mut names = vec![String::new(); roles.len()];
+        for (i, dim) in roles.iter().enumerate() {
+            names[*dim] =
+                first_two.get(i).map_or_else(|| (i - 2).to_string(), |name| (*name).into());
+        }
+        format!("[{}]", names.join(", "))
+    };
+    let each = |of: fn(&WindowDim) -> usize| window.iter().map(of).collect::<Vec<_>>();
+    let pad: Vec<_> = window.iter().map(|dim| [dim.low, dim.high]).collect();
+    format!(
+        "stablehlo.convolution({}) dim_numbers = {}x{}->{}, window = {{stride = {:?}, pad = {pad:?}, lhs_dilate = {:?}, \
+         rhs_dilate = {:?}}} {{batch_group_count = {batch_group_count} : i64, \
+         feature_group_count = {feature_group_count} : i64}} : ({}) -> {result}",
+        scope.list(&node.operands),
+        roles(&dims.lhs, ["b", "f"]),
+        roles(&dims.rhs, ["o", "i"]),
+        roles(&dims.result, ["b", "f"]),
+        each(|dim| dim.stride),
+        each(|dim| dim.base_dilation),
+        each(|dim| dim.window_dilation),
+        scope.types(node.operands.iter().copied()),
+    )
+}
+
+fn reduce_window(
+    scope: &Scope<'_>,
+    node: &Node,
+    reduction: Reduction,
+    window: &Window,
+    identity: &str,
+) -> String {
+    let ty = scope.graph.ty(node.operands[0]);
+    format!(
+        "\"stablehlo.reduce_window\"({}, {identity}) <{{base_dilations = {}, {}, \
+         window_dilations = {}, {}}}> {} : ({}, {}) -> {}",
+        scope.list(&node.operands),
+        window_array(window, |dim| dim.base_dilation),
+        window_padding(window),
+        window_array(window, |dim| dim.window_dilation),
+        window_sizes_and_strides(window),
+        reducer(reduction, ty.dtype),
+        scope.types(node.operands.iter().copied()),
+        mlir_type(&TensorType::new(ty.dtype, &[])),
+        scope.types(node.results()),
+    )
+}
+
+fn select_and_scatter(scope: &Scope<'_>, node: &Node, window: &Window, zero: &str) -> String {
+    let dtype = scope.graph.ty(node.operands[0]).dtype;
+    let ty = mlir_type(&TensorType::new(dtype, &[]));
+    let add = reducer(Reduction::Sum, dtype);
+    format!(
+        "\"stablehlo.select_and_scatter\"({}, {zero}) <{{{}, {}}}> ({{ ^bb0(%x: {ty}, %y: {ty}): \
+         %r = stablehlo.compare GE, %x, %y, FLOAT : ({ty}, {ty}) -> tensor<i1> \
+         stablehlo.return %r : tensor<i1> }}, {} : ({}, {ty}) -> {}",
+        scope.list(&node.operands),
+        window_padding(window),
+        window_sizes_and_strides(window),
+        add.trim_start_matches('('),
+        scope.types(node.operands.iter().copied()),
+        scope.types(node.results()),
+    )
+}
+
+fn window_padding(window: &Window) -> String {
+    let pad: Vec<_> = window.dims.iter().map(|dim| [dim.low, dim.high]).collect();
+    format!("padding = dense<{pad:?}> : tensor<{}x2xi64>", pad.len())
+}
+
+fn window_sizes_and_strides(window: &Window) -> String {
+    format!(
+        "window_dimensions = {}, window_strides = {}",
+        i64_array(&window.sizes),
+        window_array(window, |dim| dim.stride)
+    )
+}
+
+fn window_array(window: &Window, of: fn(&WindowDim) -> usize) -> String {
+    i64_array(&window.dims.iter().map(of).collect::<Vec<_>>())
+}
+
+fn i64_array(values: &[usize]) -> String {
+    let values: Vec<_> = values.iter().map(usize::to_string).collect();
+    format!("array<i64: {}>", values.join(", "))
 }
 
 fn replica_groups(groups: &[Vec<usize>]) -> String {

@@ -1,6 +1,9 @@
 //! What graphs cost, against arithmetic by hand.
 
-use hlo::{Axis, CollectiveCost, Cost, DType, Mesh, Reduction, TensorType, Tracer, count, trace};
+use hlo::{
+    Axis, CollectiveCost, Convolution, Cost, DType, Mesh, Reduction, TensorType, Tracer, Window,
+    count, trace,
+};
 
 fn cost(mesh: Mesh, build: impl FnOnce(&Tracer)) -> Cost {
     count(&trace(mesh, build).unwrap_or_else(|error| panic!("{error}")))
@@ -47,6 +50,42 @@ fn two_layers_cost_what_arithmetic_by_hand_says() {
     };
     assert_eq!(cost, expected);
     assert_eq!((cost.flops, cost.bytes), (1806, 5964));
+}
+
+#[test]
+fn a_convolution_counts_products_with_elements_of_its_input() {
+    let convolution = |convolution: Convolution| {
+        cost(Mesh::SINGLE, |t| {
+            let x = t.input("x", f32s(&[2, 3, 8, 8]));
+            let w = t.input("w", f32s(&[4, 3, 3, 3]));
+            t.output("y", x.convolution(w, convolution));
+        })
+    };
+    let inside = convolution(Convolution::new(2));
+    assert_eq!(inside.flops, 2 * (2 * 4) * (6 * 6) * (3 * 3 * 3));
+    // Along a padded dim of 8 the outer two places meet 2 elements each, the other six 3.
+    let padded = convolution(Convolution::new(2).padding(1));
+    assert_eq!(padded.flops, 2 * (2 * 4) * 3 * 22 * 22);
+    assert_eq!(padded.bytes, 4 * (2 * 3 * 64 + 4 * 3 * 9 + 2 * 4 * 64));
+}
+
+#[test]
+fn a_window_counts_what_it_meets() {
+    let pooled = |reduction| {
+        cost(Mesh::SINGLE, |t| {
+            let x = t.input("x", f32s(&[1, 2, 8, 8]));
+            t.output("y", x.reduce_window(reduction, Window::nchw(3, 2, 1)));
+        })
+    };
+    // Four places along each dim, of which the first meets 2 elements and the others 3.
+    assert_eq!(pooled(Reduction::Sum).flops, 2 * (11 * 11 - 4 * 4));
+    assert_eq!(pooled(Reduction::Max).bytes, 4 * 2 * (8 * 8 + 4 * 4));
+    let scattered = cost(Mesh::SINGLE, |t| {
+        let x = t.input("x", f32s(&[1, 2, 8, 8]));
+        let source = t.input("source", f32s(&[1, 2, 4, 4]));
+        t.output("y", x.select_and_scatter(source, Window::nchw(3, 2, 1)));
+    });
+    assert_eq!(scattered.flops, 2 * 11 * 11);
 }
 
 #[test]

@@ -12,8 +12,9 @@ use std::collections::BTreeSet;
 use std::panic::Location;
 
 use hlo::{
-    Axis, AxisSet, Binary, DType, DotDims, Graph, Literal, Mesh, Op, Reduction, Tensor, TensorType,
-    Tracer, Unary, grad, interpret, trace, verify, vjp,
+    Axis, AxisSet, Binary, Convolution, ConvolutionDims, DType, DotDims, Graph, Literal, Mesh, Op,
+    Reduction, Tensor, TensorType, Tracer, Unary, Window, WindowDim, grad, interpret, trace,
+    verify, vjp,
 };
 
 const STEP: f64 = 1e-5;
@@ -219,6 +220,94 @@ fn contracting_cases() -> Vec<Case> {
     ]
 }
 
+fn convolving_cases() -> Vec<Case> {
+    let image = within(&[2, 2, 5, 4], -1.0, 1.0);
+    let plain = [image, within(&[3, 2, 3, 2], -1.0, 1.0)];
+    vec![
+        single("reverse", &[within(&[2, 3, 2], -1.0, 1.0)], |x| x[0].reverse(&[0, 2])),
+        single("convolution", &plain, |x| x[0].convolution(x[1], Convolution::new(2))),
+        single("convolution with stride and padding", &plain, |x| {
+            x[0].convolution(x[1], Convolution::new(2).stride(2).padding(1))
+        }),
+        single(
+            "convolution that leaves elements out",
+            &[image, within(&[2, 2, 2, 1], -1.0, 1.0)],
+            |x| x[0].convolution(x[1], Convolution::new(2).stride(3)),
+        ),
+        single("convolution with uneven padding and dilations", &plain, |x| {
+            let mut uneven = Convolution::new(2);
+            let [rows, columns] = &mut uneven.window[..] else { return x[0] };
+            *rows = WindowDim { stride: 2, low: -1, high: 3, base_dilation: 2, window_dilation: 1 };
+            *columns =
+                WindowDim { stride: 1, low: 2, high: 0, base_dilation: 1, window_dilation: 3 };
+            x[0].convolution(x[1], uneven)
+        }),
+        single(
+            "convolution in groups",
+            &[within(&[2, 4, 4, 3], -1.0, 1.0), within(&[6, 2, 2, 2], -1.0, 1.0)],
+            |x| x[0].convolution(x[1], Convolution::new(2).stride(2).padding(1).groups(2)),
+        ),
+        single(
+            "depthwise convolution",
+            &[within(&[1, 3, 4], -1.0, 1.0), within(&[3, 1, 2], -1.0, 1.0)],
+            |x| x[0].convolution(x[1], Convolution::new(1).padding(1).groups(3)),
+        ),
+        single(
+            "convolution in groups of the batch",
+            &[within(&[4, 2, 4], -1.0, 1.0), within(&[6, 2, 3], -1.0, 1.0)],
+            |x| {
+                x[0].convolution(
+                    x[1],
+                    Convolution { batch_group_count: 2, ..Convolution::new(1).padding(1) },
+                )
+            },
+        ),
+        single(
+            "convolution with dims in another order",
+            &[within(&[4, 2, 5, 2], -1.0, 1.0), within(&[2, 3, 1, 4], -1.0, 1.0)],
+            |x| {
+                // Input [h, n, w, i], kernel [h, w, i / 2, o], result [w, o, h, n].
+                let (lhs, rhs) = (vec![1, 3, 0, 2], vec![3, 2, 0, 1]);
+                let dims = ConvolutionDims { lhs, rhs, result: vec![3, 1, 2, 0] };
+                x[0].convolution(
+                    x[1],
+                    Convolution { dims, ..Convolution::new(2).padding(1).groups(2) },
+                )
+            },
+        ),
+        single("reduce_window add", &[image], |x| {
+            x[0].reduce_window(Reduction::Sum, Window::nchw(3, 2, 1))
+        }),
+        single("reduce_window add with dilations and negative padding", &[image], |x| {
+            let mut window = Window::nchw(2, 2, -1);
+            (window.dims[2].base_dilation, window.dims[3].window_dilation) = (3, 2);
+            window.dims[3].high = 2;
+            x[0].reduce_window(Reduction::Sum, window)
+        }),
+        single("reduce_window maximum", &[image], |x| {
+            x[0].reduce_window(Reduction::Max, Window::nchw(3, 2, 1))
+        }),
+        single("reduce_window minimum", &[image], |x| {
+            x[0].reduce_window(Reduction::Min, Window::nchw(2, 1, 0))
+        }),
+        single("select_and_scatter", &[image, within(&[2, 2, 3, 2], -1.0, 1.0)], |x| {
+            x[0].select_and_scatter(x[1], Window::nchw(3, 2, 1))
+        }),
+        single("gradient of a maximum over windows", &[image], |x| {
+            let y = x[0].reduce_window(Reduction::Max, Window::nchw(3, 2, 1));
+            grad((y * y).sum(), x)[0]
+        }),
+        single(
+            "gradient of a convolution",
+            &[within(&[1, 2, 4], -1.0, 1.0), within(&[2, 2, 3], -1.0, 1.0)],
+            |x| {
+                let y = x[0].convolution(x[1], Convolution::new(1).stride(2).padding(1));
+                grad((y * y).sum(), x)[1]
+            },
+        ),
+    ]
+}
+
 fn collective_cases() -> Vec<Case> {
     let data = || over(&[2, 4], &[Axis::Data]);
     let both = || over(&[4, 4], &[Axis::Data, Axis::Tensor]);
@@ -286,6 +375,7 @@ fn cases() -> Vec<Case> {
         choosing_cases(),
         moving_cases(),
         contracting_cases(),
+        convolving_cases(),
         collective_cases(),
         second_order_cases(),
     ]
@@ -329,6 +419,10 @@ fn the_table_covers_every_op() {
         "concatenate",
         "reduce",
         "dot_general",
+        "convolution",
+        "reverse",
+        "reduce_window",
+        "select_and_scatter",
         "optimization_barrier",
         "vary",
         "stop_gradient",

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use half::{bf16, f16};
 use hlo::{
-    Binary, Comparison, DType, DotDims, Element, Literal, Mesh, Op, Reduction, Tensor, Tracer,
-    Unary, interpret, trace,
+    Binary, Comparison, Convolution, DType, DotDims, Element, Literal, Mesh, Op, Reduction, Tensor,
+    Tracer, Unary, Window, interpret, trace,
 };
 
 type Case = (&'static str, for<'t> fn(&'t Tracer) -> Tensor<'t>, Literal);
@@ -370,6 +370,107 @@ fn contraction() -> Vec<Case> {
     ]
 }
 
+fn windows() -> Vec<Case> {
+    vec![
+        ("reverse", |t| counted(t, &[2, 3]).reverse(&[1]), {
+            d(&[2, 3], &[2f32, 1.0, 0.0, 5.0, 4.0, 3.0])
+        }),
+        ("reverse of both", |t| counted(t, &[2, 2]).reverse(&[0, 1]), {
+            d(&[2, 2], &[3f32, 2.0, 1.0, 0.0])
+        }),
+        (
+            "convolution",
+            // Kernel [1, 10]: x[i] + 10 x[i + 1].
+            |t| {
+                let w = c(t, &[1f32, 10.0]).reshape(&[1, 1, 2]);
+                counted(t, &[1, 1, 4]).convolution(w, Convolution::new(1))
+            },
+            d(&[1, 1, 3], &[10f32, 21.0, 32.0]),
+        ),
+        (
+            "convolution with stride and padding",
+            |t| {
+                let w = c(t, &[1f32, 10.0, 100.0]).reshape(&[1, 1, 3]);
+                counted(t, &[1, 1, 4]).convolution(w, Convolution::new(1).stride(2).padding(1))
+            },
+            d(&[1, 1, 2], &[100f32, 321.0]),
+        ),
+        (
+            "convolution of two features into two, in i32",
+            |t| {
+                let x = c(t, &[1, 2, 3, 4]).reshape(&[1, 2, 2]);
+                let w = c(t, &[1, 10, 100, 1000]).reshape(&[2, 2, 1]);
+                x.convolution(w, Convolution::new(1))
+            },
+            // Output 0 is x0 + 10 x1, output 1 is 100 x0 + 1000 x1.
+            d(&[1, 2, 2], &[31, 42, 3100, 4200]),
+        ),
+        (
+            "convolution in groups",
+            |t| {
+                let x = c(t, &[1, 2]).reshape(&[1, 2, 1]);
+                let w = c(t, &[1, 10, 100, 1000]).reshape(&[4, 1, 1]);
+                x.convolution(w, Convolution::new(1).groups(2))
+            },
+            d(&[1, 4, 1], &[1, 10, 200, 2000]),
+        ),
+        (
+            "convolution in groups of the batch",
+            |t| {
+                let x = c(t, &[1, 2]).reshape(&[2, 1, 1]);
+                let w = c(t, &[1, 10]).reshape(&[2, 1, 1]);
+                x.convolution(w, Convolution { batch_group_count: 2, ..Convolution::new(1) })
+            },
+            d(&[1, 2, 1], &[1, 20]),
+        ),
+        (
+            "convolution of a dilated input",
+            |t| {
+                let mut spread = Convolution::new(1).padding(1);
+                spread.window[0].base_dilation = 2;
+                // 0 1 0 2 0 with kernel [1, 10, 100].
+                let w = c(t, &[1, 10, 100]).reshape(&[1, 1, 3]);
+                c(t, &[1, 2]).reshape(&[1, 1, 2]).convolution(w, spread)
+            },
+            d(&[1, 1, 3], &[10, 201, 20]),
+        ),
+        (
+            "reduce_window",
+            |t| counted(t, &[1, 1, 3, 3]).reduce_window(Reduction::Sum, Window::nchw(2, 1, 0)),
+            d(&[1, 1, 2, 2], &[8f32, 12.0, 20.0, 24.0]),
+        ),
+        (
+            "padding counts for nothing in a maximum",
+            |t| {
+                let x = counted(t, &[1, 1, 2, 2]) - 9.0;
+                x.reduce_window(Reduction::Max, Window::nchw(3, 2, 1))
+            },
+            d(&[1, 1, 1, 1], &[-6f32]),
+        ),
+        (
+            "reduce_window of i32 with a dilated window",
+            |t| {
+                let mut window = Window::nchw(2, 1, 0);
+                window.dims[3].window_dilation = 2;
+                let x = c(t, &[5, 1, 3, 2, 9, 4]).reshape(&[1, 1, 2, 3]);
+                x.reduce_window(Reduction::Min, window)
+            },
+            d(&[1, 1, 1, 1], &[2]),
+        ),
+        (
+            "select_and_scatter adds to the first of equals",
+            |t| {
+                let x = c(t, &[1f32, 7.0, 7.0, 2.0, 0.0, 3.0]).reshape(&[1, 1, 1, 6]);
+                let mut window = Window::nchw(1, 1, 0);
+                window.sizes[3] = 3;
+                x.select_and_scatter(counted(t, &[1, 1, 1, 4]) + 1.0, window)
+            },
+            // Windows 1 7 7, 7 7 2, 7 2 0, 2 0 3.
+            d(&[1, 1, 1, 6], &[0f32, 3.0, 3.0, 0.0, 0.0, 4.0]),
+        ),
+    ]
+}
+
 /// Equal bits, or NaN where NaN is expected.
 fn agree(got: &Literal, expected: &Literal) -> bool {
     let same_value = |(x, y): (f64, f64)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
@@ -391,7 +492,7 @@ fn names(op: &Op) -> Vec<&'static str> {
 #[test]
 fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
     let mut covered = BTreeSet::new();
-    let tables = [elementwise(), choice_and_conversion(), movement(), contraction()];
+    let tables = [elementwise(), choice_and_conversion(), movement(), contraction(), windows()];
     for (name, build, expected) in tables.into_iter().flatten() {
         let graph = trace(Mesh::SINGLE, |t| t.output("result", build(t)))
             .unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -408,7 +509,8 @@ fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
     ];
     let others = "constant iota compare select clamp convert bitcast_convert broadcast_in_dim \
                   reshape transpose slice dynamic_slice dynamic_update_slice pad concatenate \
-                  reduce dot_general optimization_barrier stop_gradient";
+                  reduce dot_general convolution reverse reduce_window select_and_scatter \
+                  optimization_barrier stop_gradient";
     let all = families.into_iter().flatten().chain(others.split_whitespace());
     let missing: Vec<_> = all.filter(|name| !covered.contains(name)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");

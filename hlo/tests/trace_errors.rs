@@ -1,8 +1,8 @@
 //! Wrong calls, and what tracing says about each: the op, what is wrong, and the caller's line.
 
 use hlo::{
-    Axis, AxisSet, DType, DotDims, Error, Literal, Mesh, Reduction, Tensor, TensorType, Tracer,
-    trace,
+    Axis, AxisSet, Convolution, DType, DotDims, Error, Literal, Mesh, Reduction, Tensor,
+    TensorType, Tracer, Window, trace,
 };
 
 use Axis::{Data, Tensor as Model};
@@ -112,6 +112,23 @@ fn shapes() -> Vec<Case> {
         ("dot_general", "one numeric dtype", line!(), |t| wrong(x(t, &[2]).dot(int(t, &[2])))),
         ("dot_general", "come in pairs", line!(), |t| wrong(x(t, &[2]).dot_general(x(t, &[2]), DotDims::contract(&[0], &[])))),
         ("dot_general", "named twice", line!(), |t| wrong(x(t, &[2, 2]).dot_general(x(t, &[2, 2]), DotDims::contract(&[0], &[0]).batch(&[0], &[0])))),
+        ("reverse", "must be increasing", line!(), |t| wrong(x(t, &[2, 3]).reverse(&[2]))),
+        ("convolution", "input has 2 features, but the kernel takes 3 in each of 1 groups", line!(), |t| wrong(x(t, &[1, 2, 5]).convolution(x(t, &[4, 3, 3]), Convolution::new(1)))),
+        ("convolution", "need 4 dims of the input, which has 3", line!(), |t| wrong(x(t, &[1, 2, 5]).convolution(x(t, &[4, 2, 3]), Convolution::new(2)))),
+        ("convolution", "one numeric dtype", line!(), |t| wrong(x(t, &[1, 2, 5]).convolution(int(t, &[4, 2, 3]), Convolution::new(1)))),
+        ("convolution", "do not divide into 2 groups", line!(), |t| wrong(x(t, &[1, 4, 5]).convolution(x(t, &[3, 2, 3]), Convolution::new(1).groups(2)))),
+        ("convolution", "spatial dim 0: strides and dilations are at least 1", line!(), |t| wrong(x(t, &[1, 2, 5]).convolution(x(t, &[3, 2, 3]), Convolution::new(1).stride(0)))),
+        ("convolution", "padding -3 and -3 leaves -1 of 5 elements", line!(), |t| wrong(x(t, &[1, 2, 5]).convolution(x(t, &[3, 2, 3]), Convolution::new(1).padding(-3)))),
+        ("convolution", "groups are 1 or more", line!(), |t| wrong(x(t, &[1, 2, 5]).convolution(x(t, &[3, 2, 3]), Convolution::new(1).groups(0)))),
+        ("convolution", "dot_general", line!(), |t| wrong(x(t, &[1, 2]).convolution(x(t, &[3, 2]), Convolution::new(0)))),
+        ("convolution", "does not give each of 3 dims a role", line!(), |t| { let mut twice = Convolution::new(1); twice.dims.rhs = vec![0, 1, 1]; wrong(x(t, &[1, 2, 5]).convolution(x(t, &[3, 2, 3]), twice)) }),
+        ("reduce_window", "the window needs 2 dims", line!(), |t| wrong(x(t, &[2, 3]).reduce_window(Reduction::Sum, Window::nchw(2, 1, 0)))),
+        ("reduce_window", "dim 2: padding -2 and -2 leaves -1 of 3", line!(), |t| wrong(x(t, &[1, 1, 3, 5]).reduce_window(Reduction::Sum, Window::nchw(2, 1, -2)))),
+        ("reduce_window", "dim 2: a window has 1 element or more", line!(), |t| wrong(x(t, &[1, 1, 3, 3]).reduce_window(Reduction::Sum, Window::nchw(0, 1, 0)))),
+        ("reduce_window", "add is not defined for pred", line!(), |t| wrong(pred(t, &[1, 1, 3, 3]).reduce_window(Reduction::Sum, Window::nchw(2, 1, 0)))),
+        ("select_and_scatter", "source must be f32[1, 1, 2, 2]", line!(), |t| wrong(x(t, &[1, 1, 3, 3]).select_and_scatter(x(t, &[1, 1, 3, 3]), Window::nchw(2, 1, 0)))),
+        ("select_and_scatter", "no dilations", line!(), |t| { let mut window = Window::nchw(2, 1, 0); window.dims[2].window_dilation = 2; wrong(x(t, &[1, 1, 3, 3]).select_and_scatter(x(t, &[1, 1, 1, 2]), window)) }),
+        ("select_and_scatter", "of floats", line!(), |t| wrong(int(t, &[1, 1, 3, 3]).select_and_scatter(int(t, &[1, 1, 2, 2]), Window::nchw(2, 1, 0)))),
         ("dims", "has 2 dims where 3 are needed", line!(), |t| wrong(x(t, &[2, 3]).dims::<3>())),
         ("dim", "there is no dim 2", line!(), |t| wrong(x(t, &[2, 3]).dim(2))),
     ]

@@ -6,8 +6,8 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use hlo::{
-    Axis, AxisSet, Binary, Comparison, DType, DotDims, Graph, Literal, Mesh, Op, Reduction, Tensor,
-    TensorType, Unary, interpret, trace, verify,
+    Axis, AxisSet, Binary, Comparison, Convolution, DType, DotDims, Graph, Literal, Mesh, Op,
+    Reduction, Tensor, TensorType, Unary, Window, interpret, trace, verify,
 };
 
 use crate::agreement::{Agreement, disagreement};
@@ -56,6 +56,8 @@ fn only_pred(dtype: DType) -> bool {
 const CORNERS: Input = Input { dims: &[64], values: Values::Corners };
 const SMALL: Input = Input { dims: &[64], values: Values::Between(-3.0, 3.0) };
 const MATRIX: Input = Input { dims: &[4, 8], values: Values::Between(-2.0, 2.0) };
+
+const IMAGE: Input = small(&[2, 2, 5, 4]);
 
 const fn small(dims: &'static [usize]) -> Input {
     Input { dims, values: Values::Between(-2.0, 2.0) }
@@ -234,7 +236,10 @@ fn contracting_cases() -> Vec<Case> {
     let cube = [small(&[3, 4, 5])];
     let corners = [Input { dims: &[8, 8], values: Values::Corners }];
     vec![
-        case("reduce add", numeric, ulps_of_one(12.0), &cube, |x| x[0].reduce_sum(&[0, 2])),
+        // Not `reduce_sum`, which accumulates what is narrow in f32.
+        case("reduce add", numeric, ulps_of_one(12.0), &cube, |x| {
+            x[0].reduce(Reduction::Sum, &[0, 2])
+        }),
         case("reduce add of all", numeric, ulps_of_one(30.0), &cube, |x| x[0].sum()),
         case("reduce add of nothing", numeric, Exact, &[small(&[0, 3])], |x| x[0].reduce_sum(&[0])),
         case("reduce maximum", numeric, Exact, &corners, |x| x[0].reduce_max(&[1])),
@@ -269,6 +274,62 @@ fn contracting_cases() -> Vec<Case> {
             &[small(&[3, 2, 4, 2]), small(&[2, 4, 2, 3])],
             |x| x[0].dot_general(x[1], DotDims::contract(&[2, 0], &[1, 3]).batch(&[3], &[2])),
         ),
+        case("reverse", any, Bits, &[small(&[2, 3, 4])], |x| x[0].reverse(&[0, 2])),
+        case("convolution", numeric, ulps_of_one(64.0), &[IMAGE, small(&[4, 2, 3, 2])], |x| {
+            x[0].convolution(x[1], Convolution::new(2).stride(2).padding(1))
+        }),
+        case(
+            "convolution with dilations and uneven padding",
+            numeric,
+            ulps_of_one(64.0),
+            &[IMAGE, small(&[4, 2, 3, 2])],
+            |x| {
+                let mut uneven = Convolution::new(2).stride(2);
+                uneven.window[0].base_dilation = 3;
+                (uneven.window[1].window_dilation, uneven.window[1].low) = (2, 3);
+                uneven.window[1].high = -1;
+                x[0].convolution(x[1], uneven)
+            },
+        ),
+        case(
+            "convolution in groups, and its gradients",
+            |dtype| matches!(dtype, DType::F32 | DType::F64),
+            ulps_of_one(256.0),
+            &[IMAGE, small(&[4, 1, 3, 2])],
+            |x| {
+                let y = x[0].convolution(x[1], Convolution::new(2).stride(2).padding(1).groups(2));
+                let gradients = hlo::grad((y * y).sum(), x);
+                gradients[0].reshape(&[80]).concatenate(&[gradients[1].reshape(&[24])], 0)
+            },
+        ),
+        case(
+            "convolution of one dim, and its gradients",
+            |dtype| matches!(dtype, DType::F32 | DType::F64),
+            ulps_of_one(256.0),
+            &[small(&[2, 3, 8]), small(&[4, 3, 3])],
+            |x| {
+                let y = x[0].convolution(x[1], Convolution::new(1).stride(2).padding(1));
+                let gradients = hlo::grad((y * y).sum(), x);
+                gradients[0].reshape(&[48]).concatenate(&[gradients[1].reshape(&[36])], 0)
+            },
+        ),
+        case("reduce_window add", numeric, ulps_of_one(16.0), &[IMAGE], |x| {
+            x[0].reduce_window(Reduction::Sum, Window::nchw(3, 2, 1))
+        }),
+        case("reduce_window maximum", numeric, Exact, &[IMAGE], |x| {
+            x[0].reduce_window(Reduction::Max, Window::nchw(3, 2, 1))
+        }),
+        case("reduce_window minimum, dilated", numeric, Exact, &[IMAGE], |x| {
+            let mut window = Window::nchw(2, 1, 0);
+            (window.dims[2].window_dilation, window.dims[3].high) = (2, -1);
+            x[0].reduce_window(Reduction::Min, window)
+        }),
+        case("reduce_window and", only_pred, Bits, &[IMAGE], |x| {
+            x[0].reduce_window(Reduction::And, Window::nchw(2, 2, 0))
+        }),
+        case("select_and_scatter", float, ulps_of_one(16.0), &[IMAGE, small(&[2, 2, 3, 2])], |x| {
+            x[0].select_and_scatter(x[1], Window::nchw(3, 2, 1))
+        }),
         case("while", numeric, Exact, &[MATRIX], |x| {
             x[0].tracer().fori_loop(3, &[x[0]], |_, x| vec![x[0] + x[0]])[0]
         }),
@@ -461,6 +522,7 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
             "dynamic_slice",
             "dynamic_update_slice",
             "pad",
+            "reverse",
             "concatenate",
             "optimization_barrier",
             "all_gather",
@@ -468,7 +530,15 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
             "collective_permute",
             "constant",
         ];
-        let of_numbers = ["clamp", "iota", "dot_general", "while", "reduce_scatter"];
+        let of_numbers = [
+            "clamp",
+            "iota",
+            "dot_general",
+            "convolution",
+            "reduce_window",
+            "while",
+            "reduce_scatter",
+        ];
         let of_numbers = of_numbers.iter().filter(|_| numeric(dtype));
         for op in everywhere.iter().chain(of_numbers) {
             let is_covered = covered.iter().any(|(name, of)| {

@@ -44,7 +44,7 @@ pub(super) fn reduce(reduction: Reduction, x: &Literal, dims: &[usize]) -> Liter
     }
 }
 
-fn float_identity(reduction: Reduction) -> f64 {
+pub(super) fn float_identity(reduction: Reduction) -> f64 {
     match reduction {
         Reduction::Max => f64::NEG_INFINITY,
         Reduction::Min => f64::INFINITY,
@@ -52,7 +52,7 @@ fn float_identity(reduction: Reduction) -> f64 {
     }
 }
 
-fn int_identity(reduction: Reduction, dtype: DType) -> i128 {
+pub(super) fn int_identity(reduction: Reduction, dtype: DType) -> i128 {
     let (least, greatest) = int_range(dtype);
     match reduction {
         Reduction::Max => least,

@@ -13,6 +13,7 @@ mod collective;
 mod contract;
 mod elementwise;
 mod movement;
+mod window;
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -222,6 +223,16 @@ fn eval(
         Op::Concatenate { dim } => each(&|x| movement::concatenate(x, *dim)),
         Op::Reduce { reduction, dims } => each(&|x| contract::reduce(*reduction, x[0], dims)),
         Op::DotGeneral(dims) => each(&|x| contract::dot_general(x[0], x[1], dims, &ty.dims)),
+        Op::Convolution(convolution) => {
+            each(&|x| window::convolution(x[0], x[1], convolution, &ty.dims))
+        }
+        Op::Reverse { dims } => each(&|x| movement::reverse(x[0], dims)),
+        Op::ReduceWindow { reduction, window } => {
+            each(&|x| window::reduce_window(*reduction, x[0], window, &ty.dims))
+        }
+        Op::SelectAndScatter { window } => {
+            each(&|x| window::select_and_scatter(x[0], x[1], window))
+        }
         Op::While { regions, .. } => while_loop(&regions.cond, &regions.body, operands, running),
         Op::ReplicaId { axes } => {
             let index = |replica| Literal::scalar(mesh.index(replica, *axes) as u32);

@@ -64,6 +64,20 @@ pub(super) fn slice(x: &Literal, dims: &[usize], start: &[usize], steps: &[usize
     read(x, dims, base, &strides)
 }
 
+pub(super) fn reverse(x: &Literal, dims: &[usize]) -> Literal {
+    let mut from = vec![0];
+    for (dim, (size, stride)) in x.dims().iter().zip(row_major(x.dims())).enumerate() {
+        let place = |i: usize| if dims.contains(&dim) { size - 1 - i } else { i };
+        let along: Vec<_> = (0..*size).map(|i| place(i) * stride).collect();
+        from = from.iter().flat_map(|base| along.iter().map(move |i| base + i)).collect();
+    }
+    let mut result = x.clone();
+    for (to, from) in from.into_iter().enumerate() {
+        copy(x, from, &mut result, to);
+    }
+    result
+}
+
 pub(super) fn dynamic_slice(x: &Literal, sizes: &[usize], start: &[&Literal]) -> Literal {
     slice(x, sizes, &into_range(x.dims(), sizes, start), &vec![1; sizes.len()])
 }

@@ -1,9 +1,13 @@
 //! What can be done with tensors, by family.
 
 mod control;
+pub(crate) mod convolution;
 mod dot;
 mod elementwise;
+pub(crate) mod pooling;
 mod reduce;
 mod shape;
 
+pub use convolution::{Convolution, ConvolutionDims};
 pub use elementwise::Operand;
+pub use pooling::Window;

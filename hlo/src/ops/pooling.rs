@@ -1,0 +1,161 @@
+//! Reductions over windows that slide, and the gradient of their maximum.
+
+use crate::window::dilated;
+use crate::{Op, Reduction, Tensor, TensorType, WindowDim};
+
+/// A window over every dim of a tensor: its size, and how it moves.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Window {
+    /// Elements along each dim.
+    pub sizes: Vec<usize>,
+    /// How it moves along each dim.
+    pub dims: Vec<WindowDim>,
+}
+
+impl Window {
+    /// A window of `size` by `size` over the last two dims of `[n, c, h, w]`, with one stride and one
+    /// padding for all sides.
+    pub fn nchw(size: usize, stride: usize, padding: i64) -> Self {
+        let spatial = WindowDim { stride, low: padding, high: padding, ..WindowDim::default() };
+        let one = WindowDim::default();
+        Self { sizes: vec![1, 1, size, size], dims: vec![one, one, spatial, spatial] }
+    }
+
+    /// The dims of a result over a tensor of the given dims, or what is wrong.
+    pub(crate) fn places(&self, base: &[usize]) -> Result<Vec<usize>, String> {
+        let Self { sizes, dims } = self;
+        if [sizes.len(), dims.len()] != [base.len(); 2] {
+            return Err(format!("the window needs {} dims", base.len()));
+        }
+        let along = |i: usize| {
+            if sizes[i] == 0 {
+                return Err(format!("dim {i}: a window has 1 element or more"));
+            }
+            dims[i].num_places(base[i], sizes[i]).map_err(|message| format!("dim {i}: {message}"))
+        };
+        (0..base.len()).map(along).collect()
+    }
+
+    /// Elements of the base that the windows of all places meet, each as often as it is met.
+    pub(crate) fn num_met(&self, base: &TensorType, places: &TensorType) -> u64 {
+        let along = |i: usize| self.dims[i].num_met(places.dims[i], self.sizes[i], base.dims[i]);
+        (0..self.dims.len()).map(along).fold(1, u64::saturating_mul)
+    }
+
+    pub(crate) fn is_dilated(&self) -> bool {
+        self.dims.iter().any(|dim| dim.base_dilation > 1 || dim.window_dilation > 1)
+    }
+}
+
+impl<'g> Tensor<'g> {
+    /// Reduction of what a window meets, at each of its places. Padding counts for nothing.
+    ///
+    /// ```
+    /// use hlo::{DType, Mesh, Reduction, TensorType, Window, trace};
+    ///
+    /// trace(Mesh::SINGLE, |t| {
+    ///     let x = t.input("x", TensorType::new(DType::F32, &[8, 64, 112, 112]));
+    ///     let y = x.reduce_window(Reduction::Max, Window::nchw(3, 2, 1));
+    ///     assert_eq!(y.dims(), [8, 64, 56, 56]);
+    /// })?;
+    /// # Ok::<(), hlo::Error>(())
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn reduce_window(self, reduction: Reduction, window: Window) -> Tensor<'g> {
+        let dtype = self.dtype();
+        let accumulated = if reduction == Reduction::Sum { dtype.accumulation() } else { dtype };
+        let x = self.convert(accumulated);
+        self.tracer().apply(Op::ReduceWindow { reduction, window }, &[x]).convert(dtype)
+    }
+
+    /// For each place of the window: adds `source`'s element to where this tensor has its greatest
+    /// element in the window (the first of equals). The gradient of a maximum over windows.
+    #[must_use]
+    #[track_caller]
+    pub fn select_and_scatter(self, source: Tensor<'g>, window: Window) -> Tensor<'g> {
+        let dtype = self.dtype();
+        let operands = [self, source].map(|x| x.convert(dtype.accumulation()));
+        self.tracer().apply(Op::SelectAndScatter { window }, &operands).convert(dtype)
+    }
+}
+
+/// The cotangent of the operand of a reduction over windows.
+pub(crate) fn reduce_window_vjp<'g>(
+    reduction: Reduction,
+    window: &Window,
+    x: Tensor<'g>,
+    ct: Tensor<'g>,
+) -> Result<Option<Tensor<'g>>, String> {
+    match reduction {
+        Reduction::Sum => Ok(Some(sum_vjp(window, x, ct))),
+        Reduction::And | Reduction::Or => Ok(None),
+        _ if window.is_dilated() => Err(format!(
+            "the {} over a dilated window is not differentiable; slice with strides instead",
+            reduction.name()
+        )),
+        Reduction::Max => Ok(Some(x.select_and_scatter(ct, window.clone()))),
+        Reduction::Min => Ok(Some((-x).select_and_scatter(ct, window.clone()))),
+    }
+}
+
+/// Each element goes to all places whose window meets it: a sum over windows of the cotangent, spread by
+/// the stride.
+fn sum_vjp<'g>(window: &Window, x: Tensor<'g>, ct: Tensor<'g>) -> Tensor<'g> {
+    let (mut low, mut high, mut interior, mut dims) = (vec![], vec![], vec![], vec![]);
+    for (i, dim) in window.dims.iter().enumerate() {
+        let extent = dilated(window.sizes[i], dim.window_dilation);
+        let before = extent - 1 - i128::from(dim.low);
+        let after = dilated(x.dim(i), dim.base_dilation) + extent
+            - 1
+            - dilated(ct.dim(i), dim.stride)
+            - before;
+        low.push(before as i64);
+        high.push(after as i64);
+        interior.push(dim.stride - 1);
+        let (stride, window_dilation) = (dim.base_dilation, dim.window_dilation);
+        dims.push(WindowDim { stride, window_dilation, ..WindowDim::default() });
+    }
+    let spread = ct.pad(0.0, &low, &high, &interior);
+    spread.reduce_window(Reduction::Sum, Window { sizes: window.sizes.clone(), dims })
+}
+
+/// The cotangent of a `source` that was scattered: it is read where the source's element went. The window
+/// is walked element by element, as the op does it, with what was selected carried along.
+pub(crate) fn source_cotangent<'g>(
+    window: &Window,
+    x: Tensor<'g>,
+    source: Tensor<'g>,
+    ct: Tensor<'g>,
+) -> Tensor<'g> {
+    let edge = |edge: fn(&WindowDim) -> i64| window.dims.iter().map(edge).collect::<Vec<_>>();
+    let (low, high) = (edge(|dim| dim.low), edge(|dim| dim.high));
+    let none = vec![0; window.dims.len()];
+    let x = x.pad(f64::NEG_INFINITY, &low, &high, &none);
+    let ct = ct.pad(0.0, &low, &high, &none);
+    let strides: Vec<_> = window.dims.iter().map(|dim| dim.stride).collect();
+    let reach: Vec<_> = (0..strides.len())
+        .map(|i| (source.dim(i) * strides[i]).saturating_sub(strides[i] - 1))
+        .collect();
+    let mut selected: Option<(Tensor<'g>, Tensor<'g>)> = None;
+    for offset in offsets(&window.sizes) {
+        let limit: Vec<_> = offset.iter().zip(&reach).map(|(from, reach)| from + reach).collect();
+        let [candidate, read] = [x, ct].map(|of| of.slice(&offset, &limit, &strides));
+        selected = Some(match selected {
+            None => (candidate, read),
+            Some((greatest, value)) => {
+                let stays = greatest.greater_equal(candidate);
+                (stays.select(greatest, candidate), stays.select(value, read))
+            }
+        });
+    }
+    selected.map_or_else(|| source.full_like(0.0), |(_, value)| value)
+}
+
+/// Every index within a window, row-major.
+fn offsets(sizes: &[usize]) -> Vec<Vec<usize>> {
+    sizes.iter().fold(vec![vec![]], |offsets, size| {
+        let longer = |offset: &Vec<usize>, i| [&offset[..], &[i]].concat();
+        offsets.iter().flat_map(|offset| (0..*size).map(move |i| longer(offset, i))).collect()
+    })
+}
