@@ -213,8 +213,8 @@ fn broken_files_can_be_left_out() {
     let weights: Vec<_> = eval.iter().flat_map(|batch| whole(&batch.unwrap(), "weight")).collect();
     assert_eq!(weights, [1., 1., 0., 0.]);
     let report = splits.skipped_report().unwrap();
-    assert!(report.contains("training: 2 broken examples were left out"), "{report}");
-    assert!(report.contains("evaluation: 1 broken examples"), "{report}");
+    assert!(report.contains("training: broken examples left out: 2"), "{report}");
+    assert!(report.contains("evaluation: broken examples left out: 1\n"), "{report}");
     assert!(report.contains("bee/c.jpg") && report.contains("cat/more/d.png"), "{report}");
 
     for name in ["a.jpg", "b.JPEG", "c.jpg"] {

@@ -29,7 +29,7 @@ impl Skipped {
         if errors.is_empty() {
             return None;
         }
-        let mut report = format!("{} broken examples were left out:", errors.len());
+        let mut report = format!("broken examples left out: {}", errors.len());
         for error in errors.values().take(MAX_NAMED) {
             report.push_str("\n  ");
             report.push_str(error);
@@ -54,7 +54,7 @@ mod tests {
             skipped.note(example, &Error::Image { path, reason: "cut off".to_owned() });
         }
         let report = skipped.report().unwrap();
-        assert!(report.starts_with("12 broken examples were left out:\n"), "{report}");
+        assert!(report.starts_with("broken examples left out: 12\n"), "{report}");
         assert!(report.contains("09.jpg: cut off") && !report.contains("10.jpg"), "{report}");
         assert!(report.ends_with("and 2 more"), "{report}");
     }
