@@ -109,6 +109,14 @@ fn nothing_is_left_for_later_skipped_or_ignored() {
 }
 
 #[test]
+fn nothing_panics_where_a_reader_has_gone_away() {
+    let found = failures(&files(&["src", "hlo/src", "models/src"]), |file| {
+        has_word(file, &["print", "println", "eprint", "eprintln", "dbg"])
+    });
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
 fn what_can_fail_is_handled() {
     for file in files(&["src", "hlo/src", "models/src"]) {
         let lines = unwraps(&file.tokens);

@@ -195,8 +195,8 @@ fn bad_files_say_what_to_change() {
         ("hidden", "layer_norm = 1\nhidden", &["model.layer_norm", "true or false"]),
         (
             "steps = 500",
-            "steps = 500\nprecision = \"bf16\"",
-            &["train.precision", "\"f32\", \"f64\""],
+            "steps = 500\nprecision = \"f16\"",
+            &["train.precision", "\"f32\", \"bf16\", \"f64\""],
         ),
         (
             "steps = 500",
@@ -232,6 +232,7 @@ fn bad_set_arguments_say_what_to_change() {
     let cases: &[(&[&str], &[&str])] = &[
         (&["train.stepz=5"], &["--set train.stepz=5: train.stepz: unknown", "\"steps\"?"]),
         (&["trian.steps=5"], &["--set trian.steps=5: trian: unknown", "\"train\"?"]),
+        (&["train.seed=9223372036854775808"], &["the number is larger than 64 bits"]),
         (&["train.lr=5"], &["train.lr: unknown key, did you mean \"schedule.peak\"?"]),
         (&["train.batch_size=5"], &["did you mean \"train.global_batch\"?"]),
         (&["schedule.epochs=5"], &["did you mean \"train.epochs\"?"]),

@@ -86,10 +86,13 @@ fn adamw_steps_are_those_of_jax() {
 
 fn check(name: &str, optimizer: &dyn Transformation) {
     for setting in EXACT {
-        setting.check_steps(name, optimizer, |graph, inputs| interpret(graph, inputs).unwrap());
+        let graph = setting.with_spec(optimizer, |spec| trace_step(spec).unwrap());
+        setting.check_steps(name, &graph, |inputs| interpret(&graph, inputs).unwrap());
     }
     for setting in COMPILED {
-        setting.check_steps(name, optimizer, |graph, inputs| support::run(graph, inputs).unwrap());
+        let graph = setting.with_spec(optimizer, |spec| trace_step(spec).unwrap());
+        let executable = support::compile(&graph).unwrap();
+        setting.check_steps(name, &graph, |inputs| support::run(&executable, inputs).unwrap());
     }
 }
 
@@ -114,7 +117,7 @@ impl Setting {
             mesh: Mesh::data(self.num_replicas),
             microbatch: BATCH / self.num_replicas / self.num_microbatches,
             num_microbatches: self.num_microbatches,
-            dtype: self.dtype,
+            precision: models::Precision::uniform(self.dtype),
             optimizer,
             policy: Policy,
             on_nonfinite: OnNonfinite::Stop,
@@ -125,15 +128,14 @@ impl Setting {
     fn check_steps(
         &self,
         name: &str,
-        optimizer: &dyn Transformation,
-        run: impl Fn(&Graph, &[Vec<Literal>]) -> Vec<Vec<Literal>>,
+        graph: &Graph,
+        run: impl Fn(&[Vec<Literal>]) -> Vec<Vec<Literal>>,
     ) {
         let reference = reference();
         let learning_rate = number(&reference[name]["learning_rate"]);
-        let graph = self.with_spec(optimizer, |spec| trace_step(spec).unwrap());
-        let mut inputs = self.inputs(&graph, &reference, &reference["params"], learning_rate);
+        let mut inputs = self.inputs(graph, &reference, &reference["params"], learning_rate);
         for (index, step) in reference[name]["steps"].as_array().unwrap().iter().enumerate() {
-            let outputs = run(&graph, &inputs);
+            let outputs = run(&inputs);
             let mut num_leaves = 0;
             for (output, values) in graph.outputs().iter().zip(outputs) {
                 let what = format!("{name}, step {index}: {}", output.name);

@@ -76,8 +76,8 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
             Work::Collective => cost.collectives.push(CollectiveCost {
                 kind: node.op.name(),
                 bytes: operands(graph, node).map(bytes).sum(),
-                group_size: graph.mesh().group_size(node.op.collective_axes()),
-                num_groups: graph.mesh().groups(node.op.collective_axes()).len(),
+                group_size: node.op.replica_groups(graph.mesh())[0].len(),
+                num_groups: node.op.replica_groups(graph.mesh()).len(),
                 count: times,
             }),
             Work::Move => {}
@@ -139,6 +139,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
         // As many comparisons as a maximum takes, and an addition for each place.
         Op::SelectAndScatter { window } => Work::Flops(window.num_met(operand(0), operand(1))),
         Op::AllReduce { .. }
+        | Op::AllReduceWithin { .. }
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }
         | Op::AllToAll { .. }

@@ -80,6 +80,14 @@ impl DType {
         matches!(self, F64 | F32 | Bf16 | F16)
     }
 
+    /// The dtype in which sums of this one are to be accumulated: f32 for bf16 and f16.
+    pub const fn accumulation(self) -> DType {
+        match self {
+            Bf16 | F16 => F32,
+            other => other,
+        }
+    }
+
     /// True for the signed and unsigned integers; `pred` is not one.
     pub const fn is_integer(self) -> bool {
         matches!(self, I64 | I32 | U64 | U32 | U8)

@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `vary` (hand a replicated value to the replicas) | `all_reduce` sum |
 //! | `all_reduce` sum | `vary` |
+//! | `all_reduce_within` groups | the same |
 //! | `all_gather` | `reduce_scatter` |
 //! | `reduce_scatter` | `all_gather` |
 //! | `all_to_all` | `all_to_all` back |
@@ -226,6 +227,7 @@ fn rule<'g>(
         Op::SelectAndScatter { window } => {
             Ok(vec![None, Some(pooling::source_cotangent(window, x[0], x[1], ct))])
         }
+        Op::AllReduceWithin { axes, size } => one(ct.all_reduce_within(*axes, *size)),
         Op::While { .. } => {
             Err("a loop is not reverse-differentiable; take the gradient inside its body".into())
         }
@@ -335,7 +337,12 @@ fn unbroadcast<'g>(x: Tensor<'g>, broadcast_dims: &[usize], ct: Tensor<'g>) -> T
         broadcast_dims.iter().position(|d| *d == dim).is_some_and(|i| from[i] == to[dim])
     };
     let summed: Vec<_> = (0..to.len()).filter(|dim| !kept(*dim)).collect();
-    if summed.is_empty() { ct } else { ct.reduce_sum(&summed).reshape(&from) }
+    if summed.is_empty() {
+        return ct;
+    }
+    let sum = ct.reduce_sum(&summed);
+    // Stretched dims of size 1 come back.
+    if sum.shape() == from { sum } else { sum.reshape(&from) }
 }
 
 fn unslice<'g>(x: Tensor<'g>, start: &[usize], strides: &[usize], ct: Tensor<'g>) -> Tensor<'g> {

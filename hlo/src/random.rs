@@ -94,14 +94,17 @@ impl<'g> Key<'g> {
         threefry2x32_ops(self.words, window.counter(t))
     }
 
-    /// Uniform in `[0, 1)`, on a grid of 2^-24 (f64: 2^-53).
-    #[must_use]
+    /// Uniform in `[0, 1)`, on a grid that the dtype holds exactly: 2^-53 for f64, 2^-24 for f32, 2^-11
+    /// for f16, 2^-8 for bf16.
     #[track_caller]
     pub fn uniform(self, window: &Window<'g>, dtype: DType) -> Tensor<'g> {
         let bits = self.bits(window);
         match dtype {
             DType::F64 => unit_f64(bits[0], bits[1]),
-            _ => unit_f32(bits[0]).convert(dtype),
+            // A finer grid would round up to 1.
+            DType::F16 => unit(bits[0], 11).convert(dtype),
+            DType::Bf16 => unit(bits[0], 8).convert(dtype),
+            _ => unit(bits[0], 24).convert(dtype),
         }
     }
 
@@ -113,7 +116,7 @@ impl<'g> Key<'g> {
         let bits = self.bits(window);
         let [u, v] = match dtype {
             DType::F64 => bits.map(|word| word.convert(DType::F64) * 2f64.powi(-32)),
-            _ => bits.map(unit_f32),
+            _ => bits.map(|word| unit(word, 24)),
         };
         let radius = ((1.0 - u).log() * -2.0).sqrt();
         (radius * (v * TAU).cosine()).convert(dtype)
@@ -127,10 +130,11 @@ impl<'g> Key<'g> {
     }
 }
 
-/// The upper 24 bits as a fraction.
+/// The upper bits, 24 or fewer of them, as a fraction: f32.
 #[track_caller]
-fn unit_f32(word: Tensor<'_>) -> Tensor<'_> {
-    word.shift_right_logical(8.0).convert(DType::F32) * 2f64.powi(-24)
+fn unit(word: Tensor<'_>, num_bits: u32) -> Tensor<'_> {
+    let upper = word.shift_right_logical(f64::from(32 - num_bits)).convert(DType::F32);
+    upper * 0.5f64.powi(num_bits as i32)
 }
 
 /// 27 and 26 bits as a fraction of 53.
@@ -217,6 +221,7 @@ impl<'g> Window<'g> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Axis, AxisSet, Literal, TensorType, interpret, trace};
 
     /// Known answers of Random123 1.14 (`kat_vectors`, threefry2x32 with 20 rounds).
     const KNOWN: [([u32; 2], [u32; 2], [u32; 2]); 3] = [
@@ -225,10 +230,191 @@ mod tests {
         ([0x1319_8a2e, 0x0370_7344], [0x243f_6a88, 0x85a3_08d3], [0xc492_3a9c, 0x483d_f7a0]),
     ];
 
+    /// Draws with the key of `seed` and gives each replica's values.
+    fn draw(
+        mesh: Mesh,
+        seed: [u32; 2],
+        f: impl for<'g> FnOnce(&'g Tracer, Key<'g>) -> Tensor<'g>,
+    ) -> Vec<Literal> {
+        let graph = trace(mesh, |t| {
+            let key = Key::from_seed(t.input("seed", TensorType::new(DType::U32, &[2])));
+            t.output_varying("drawn", f(t, key), AxisSet::ALL);
+        });
+        let seed = vec![Literal::from_slice(&[2], &seed); mesh.num_replicas()];
+        interpret(&graph.unwrap(), &[seed]).unwrap().remove(0)
+    }
+
     #[test]
     fn threefry_on_the_host_matches_the_published_vectors() {
         for (key, counter, expected) in KNOWN {
             assert_eq!(threefry2x32(key, counter), expected);
+        }
+    }
+
+    #[test]
+    fn threefry_in_a_graph_is_that_of_the_host() {
+        let counters: Vec<[u32; 2]> = (0..50)
+            .map(|i| threefry2x32([5, 6], [0, i]))
+            .chain(KNOWN.map(|known| known.1))
+            .collect();
+        let words = |i: usize| -> Vec<u32> { counters.iter().map(|counter| counter[i]).collect() };
+        for (key, _, _) in KNOWN {
+            let drawn = draw(Mesh::SINGLE, key, |t, key| {
+                let counter =
+                    [0, 1].map(|i| t.constant(Literal::from_slice(&[counters.len()], &words(i))));
+                let [high, low] = threefry2x32_ops(key.words(), counter);
+                high.concatenate(&[low], 0)
+            });
+            let expected = |i: usize| counters.iter().map(move |c| threefry2x32(key, *c)[i]);
+            let expected: Vec<_> = expected(0).chain(expected(1)).collect();
+            assert_eq!(drawn[0].as_slice::<u32>(), expected);
+        }
+    }
+
+    #[test]
+    fn an_element_has_the_bits_of_its_global_index() {
+        let drawn = draw(Mesh::SINGLE, [1, 2], |_, key| key.bits(&Window::whole(&[2, 3, 4]))[0]);
+        let counter = |i: u32| [i / 12, i % 12];
+        let expected: Vec<_> = (0..24).map(|i| threefry2x32([1, 2], counter(i))[0]).collect();
+        assert_eq!(drawn[0].as_slice::<u32>(), expected);
+    }
+
+    #[test]
+    fn shards_are_pieces_of_what_one_replica_draws() {
+        let data = AxisSet::from(Axis::Data);
+        let both = AxisSet::of(&[Axis::Data, Axis::Tensor]);
+        let mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 2)]);
+        let global = [4, 6, 3];
+        for sharding in [
+            Sharding::replicated(3),
+            Sharding::leading(3, both),
+            Sharding::new(&[data, Axis::Tensor.into(), AxisSet::EMPTY]),
+            Sharding::new(&[AxisSet::EMPTY, data, AxisSet::EMPTY]),
+        ] {
+            for dtype in [DType::F32, DType::F64, DType::Bf16] {
+                let whole =
+                    draw(Mesh::SINGLE, [3, 4], |_, key| key.normal(&Window::whole(&global), dtype));
+                let whole = whole[0].to_f64();
+                let shards = draw(mesh, [3, 4], |t, key| {
+                    key.normal(&Window::shard(t, &global, &sharding).unwrap(), dtype)
+                });
+                for (replica, shard) in shards.iter().enumerate() {
+                    let local = sharding.local_shape(&global, &mesh).unwrap();
+                    let first: Vec<_> = (sharding.dims().iter().zip(&local))
+                        .map(|(axes, size)| mesh.index(replica, *axes) * size)
+                        .collect();
+                    let mut expected = vec![];
+                    for i in first[0]..first[0] + local[0] {
+                        for j in first[1]..first[1] + local[1] {
+                            let row = (i * global[1] + j) * global[2] + first[2];
+                            expected.extend_from_slice(&whole[row..row + local[2]]);
+                        }
+                    }
+                    assert_eq!(shard.to_f64(), expected, "{sharding:?} {dtype} replica {replica}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_the_batch_are_the_same_on_any_number_of_replicas() {
+        let of = |num_replicas: usize| -> Vec<f64> {
+            let drawn = draw(Mesh::data(num_replicas), [7, 8], |t, key| {
+                let local = 8 / num_replicas;
+                let first = t.replica_id(Axis::Data) * local as f64;
+                let key = key.fold_in(t.scalar(DType::U32, 3.0)).fold_in_path("blocks.0.dropout");
+                key.bernoulli(0.5, &Window::rows(first, &[local, 5]))
+            });
+            drawn.iter().flat_map(Literal::to_f64).collect()
+        };
+        let one = of(1);
+        assert!(one.contains(&0.0) && one.contains(&1.0));
+        for num_replicas in [2, 4, 8] {
+            assert_eq!(of(num_replicas), one, "{num_replicas} replicas");
+        }
+    }
+
+    #[test]
+    fn seed_step_and_path_each_give_other_bits() {
+        let bits = |seed, step: f64, path: &str| {
+            draw(Mesh::SINGLE, seed, |t, key| {
+                let key = key.fold_in(t.scalar(DType::U32, step)).fold_in_path(path);
+                key.bits(&Window::whole(&[4]))[0]
+            })
+        };
+        let all = [
+            bits([0, 1], 0.0, "a"),
+            bits([1, 0], 0.0, "a"),
+            bits([0, 1], 1.0, "a"),
+            bits([0, 1], 0.0, "b"),
+            bits([0, 1], 0.0, "a.b"),
+        ];
+        for (i, some) in all.iter().enumerate() {
+            assert!(all[..i].iter().all(|other| other != some), "stream {i} is another one's");
+        }
+        assert_eq!(all[0], bits([0, 1], 0.0, "a"));
+    }
+
+    const NUM_SAMPLES: usize = 1 << 15;
+
+    /// Four standard errors, which a right generator exceeds for one seed of 16 000.
+    fn assert_mean(what: &str, values: &[f64], mean: f64, variance: f64) {
+        let found = values.iter().sum::<f64>() / values.len() as f64;
+        let limit = 4.0 * (variance / values.len() as f64).sqrt();
+        assert!((found - mean).abs() < limit, "{what}: the mean is {found}, not {mean}");
+    }
+
+    #[test]
+    fn uniform_numbers_fill_the_interval_without_its_end() {
+        for (dtype, grid) in
+            [(DType::F64, 53), (DType::F32, 24), (DType::F16, 11), (DType::Bf16, 8)]
+        {
+            let drawn = draw(Mesh::SINGLE, [0, 9], |_, key| {
+                key.uniform(&Window::whole(&[NUM_SAMPLES]), dtype)
+            });
+            let values = drawn[0].to_f64();
+            let steps = |value: &f64| value * 2f64.powi(grid);
+            assert!(values.iter().all(|value| (0.0..1.0).contains(value)), "{dtype}");
+            assert!(values.iter().all(|value| steps(value).fract() == 0.0), "{dtype}");
+            // The last grid points are reached, or at least the last thousandth.
+            assert!(values.iter().any(|value| *value > 0.99), "{dtype}");
+            let middle = 0.5 - 0.5f64.powi(grid + 1);
+            assert_mean(&format!("{dtype}"), &values, middle, 1.0 / 12.0);
+            let squares: Vec<_> = values.iter().map(|value| (value - middle).powi(2)).collect();
+            assert_mean(&format!("{dtype}, squared"), &squares, 1.0 / 12.0, 1.0 / 180.0);
+        }
+    }
+
+    #[test]
+    fn normal_numbers_have_the_moments_of_the_normal_distribution() {
+        for dtype in [DType::F64, DType::F32] {
+            let drawn = draw(Mesh::SINGLE, [0, 10], |_, key| {
+                key.normal(&Window::whole(&[NUM_SAMPLES]), dtype)
+            });
+            let values = drawn[0].to_f64();
+            let power = |n: i32| values.iter().map(|x| x.powi(n)).collect::<Vec<_>>();
+            assert_mean("x", &power(1), 0.0, 1.0);
+            assert_mean("x^2", &power(2), 1.0, 2.0);
+            assert_mean("x^3", &power(3), 0.0, 15.0);
+            assert_mean("x^4", &power(4), 3.0, 96.0);
+            let neighbours: Vec<_> = values.windows(2).map(|pair| pair[0] * pair[1]).collect();
+            assert_mean("neighbours' product", &neighbours, 0.0, 1.0);
+        }
+    }
+
+    #[test]
+    fn bernoulli_holds_with_its_probability() {
+        for probability in [0.0, 0.1, 0.5, 0.9, 1.0] {
+            let drawn = draw(Mesh::SINGLE, [0, 11], |_, key| {
+                key.bernoulli(probability, &Window::whole(&[NUM_SAMPLES]))
+            });
+            let values = drawn[0].to_f64();
+            if probability == 0.0 || probability == 1.0 {
+                assert!(values.iter().all(|value| *value == probability));
+            } else {
+                let variance = probability * (1.0 - probability);
+                assert_mean("bernoulli", &values, probability, variance);
+            }
         }
     }
 }

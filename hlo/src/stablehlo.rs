@@ -4,13 +4,15 @@
 //! behind the ops as locations, leaf names behind the arguments and results as comments. `vary` and
 //! `stop_gradient` are types' business and print nothing.
 
+mod windows;
+
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::panic::Location;
 
+use crate::mesh::within;
 use crate::{
-    AxisSet, Convolution, DType, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
-    Window, WindowDim,
+    AxisSet, DType, DotDims, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
 };
 
 /// What a plugin compiles: the text of a module and the types at its border.
@@ -234,12 +236,17 @@ impl Writer {
             Op::ReduceWindow { reduction, window } => {
                 let dtype = scope.graph.ty(node.operands[0]).dtype;
                 let identity = self.identity(scope, node, dtype, *reduction);
-                reduce_window(scope, node, *reduction, window, &identity)
+                windows::reduce_window(scope, node, *reduction, window, &identity)
             }
             Op::SelectAndScatter { window } => {
                 let dtype = scope.graph.ty(node.operands[0]).dtype;
                 let zero = self.identity(scope, node, dtype, Reduction::Sum);
-                select_and_scatter(scope, node, window, &zero)
+                windows::select_and_scatter(scope, node, window, &zero)
+            }
+            Op::Convolution(forward) => self
+                .accumulated(scope, node, &|wide| windows::convolution(scope, node, forward, wide)),
+            Op::DotGeneral(dims) => {
+                self.accumulated(scope, node, &|wide| dot_general(scope, node, dims, wide))
             }
             _ => expression(scope, node, &self.mesh, self.groups),
         };
@@ -255,6 +262,25 @@ impl Writer {
         }
         let arity = if results.len() == 1 { String::new() } else { format!(":{}", results.len()) };
         self.line(scope, node, &format!("{name}{arity} = {body}"));
+    }
+
+    /// A sum of products, whose text `write`s it with the given result type: accumulated wide and then
+    /// rounded, said in the program, so that no backend accumulates in a narrow dtype.
+    fn accumulated(
+        &mut self,
+        scope: &Scope<'_>,
+        node: &Node,
+        write: &dyn Fn(&str) -> String,
+    ) -> String {
+        let narrow = scope.graph.ty(node.result());
+        let wide = mlir_type(&narrow.with_dtype(narrow.dtype.accumulation()));
+        let sum = write(&wide);
+        if narrow.dtype == narrow.dtype.accumulation() {
+            return sum;
+        }
+        let name = self.fresh();
+        self.line(scope, node, &format!("{name} = {sum}"));
+        format!("stablehlo.convert {name} : ({wide}) -> {}", mlir_type(narrow))
     }
 
     fn line(&mut self, scope: &Scope<'_>, node: &Node, code: &str) {
@@ -417,22 +443,6 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         Op::Concatenate { dim } => {
             format!("stablehlo.concatenate {operands}, dim = {dim} : {}", signature())
         }
-        Op::DotGeneral(dims) => {
-            let batching = match dims.lhs_batch.is_empty() {
-                true => String::new(),
-                false => format!("batching_dims = {:?} x {:?}, ", dims.lhs_batch, dims.rhs_batch),
-            };
-            format!(
-                "stablehlo.dot_general {operands}, {batching}contracting_dims = {:?} x {:?} : {}",
-                dims.lhs_contracting,
-                dims.rhs_contracting,
-                signature()
-            )
-        }
-        Op::Convolution(forward) => {
-            format!("stablehlo.convolution({operands}) {} : {}", convolution(forward), signature())
-        }
-        Op::Reverse { dims } => format!("stablehlo.reverse {operands}, dims = {dims:?} : {result}"),
         Op::OptimizationBarrier => format!("stablehlo.optimization_barrier {operands} : {result}"),
         Op::AllReduce { reduction, axes } => {
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
@@ -443,6 +453,13 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 scope.types(node.operands.iter().copied()),
             )
         }
+        Op::Reverse { dims } => format!("stablehlo.reverse {operands}, dims = {dims:?} : {result}"),
+        Op::AllReduceWithin { axes, size } => format!(
+            "\"stablehlo.all_reduce\"({operands}) <{{{}}}> {} : {}",
+            replica_groups(&within(groups(mesh, *axes), *size)),
+            reducer(Reduction::Sum, scope.graph.ty(node.operands[0]).dtype),
+            signature()
+        ),
         Op::AllGather { dim, axis } => format!(
             "\"stablehlo.all_gather\"({operands}) <{{all_gather_dim = {dim} : i64, {}}}> : {}",
             replica_groups(&groups(mesh, (*axis).into())),
@@ -476,6 +493,8 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         }
         Op::Input { .. }
         | Op::Reduce { .. }
+        | Op::DotGeneral(_)
+        | Op::Convolution(_)
         | Op::ReduceWindow { .. }
         | Op::SelectAndScatter { .. }
         | Op::While { .. }
@@ -485,93 +504,18 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
     }
 }
 
-/// Dim numbers, window and groups.
-fn convolution(convolution: &Convolution) -> String {
-    let Convolution { dims, window, feature_group_count, batch_group_count } = convolution;
-    // The name of each dim's role, in the order of the dims.
-    let roles = |roles: &[usize], first_two: [&str; 2]| {
-        let mut names = vec![String::new(); roles.len()];
-        for (i, dim) in roles.iter().enumerate() {
-            names[*dim] =
-                first_two.get(i).map_or_else(|| (i - 2).to_string(), |name| (*name).into());
-        }
-        format!("[{}]", names.join(", "))
+fn dot_general(scope: &Scope<'_>, node: &Node, dims: &DotDims, result: &str) -> String {
+    let batching = match dims.lhs_batch.is_empty() {
+        true => String::new(),
+        false => format!("batching_dims = {:?} x {:?}, ", dims.lhs_batch, dims.rhs_batch),
     };
-    let each = |of: fn(&WindowDim) -> usize| window.iter().map(of).collect::<Vec<_>>();
-    let pad: Vec<_> = window.iter().map(|dim| [dim.low, dim.high]).collect();
     format!(
-        "dim_numbers = {}x{}->{}, window = {{stride = {:?}, pad = {pad:?}, lhs_dilate = {:?}, \
-         rhs_dilate = {:?}}} {{batch_group_count = {batch_group_count} : i64, \
-         feature_group_count = {feature_group_count} : i64}}",
-        roles(&dims.lhs, ["b", "f"]),
-        roles(&dims.rhs, ["o", "i"]),
-        roles(&dims.result, ["b", "f"]),
-        each(|dim| dim.stride),
-        each(|dim| dim.base_dilation),
-        each(|dim| dim.window_dilation),
-    )
-}
-
-fn reduce_window(
-    scope: &Scope<'_>,
-    node: &Node,
-    reduction: Reduction,
-    window: &Window,
-    identity: &str,
-) -> String {
-    let ty = scope.graph.ty(node.operands[0]);
-    format!(
-        "\"stablehlo.reduce_window\"({}, {identity}) <{{base_dilations = {}, {}, \
-         window_dilations = {}, {}}}> {} : ({}, {}) -> {}",
+        "stablehlo.dot_general {}, {batching}contracting_dims = {:?} x {:?} : ({}) -> {result}",
         scope.list(&node.operands),
-        window_array(window, |dim| dim.base_dilation),
-        window_padding(window),
-        window_array(window, |dim| dim.window_dilation),
-        window_sizes_and_strides(window),
-        reducer(reduction, ty.dtype),
+        dims.lhs_contracting,
+        dims.rhs_contracting,
         scope.types(node.operands.iter().copied()),
-        mlir_type(&TensorType::new(ty.dtype, &[])),
-        scope.types(node.results()),
     )
-}
-
-fn select_and_scatter(scope: &Scope<'_>, node: &Node, window: &Window, zero: &str) -> String {
-    let dtype = scope.graph.ty(node.operands[0]).dtype;
-    let ty = mlir_type(&TensorType::new(dtype, &[]));
-    let add = reducer(Reduction::Sum, dtype);
-    format!(
-        "\"stablehlo.select_and_scatter\"({}, {zero}) <{{{}, {}}}> ({{ ^bb0(%x: {ty}, %y: {ty}): \
-         %r = stablehlo.compare GE, %x, %y, FLOAT : ({ty}, {ty}) -> tensor<i1> \
-         stablehlo.return %r : tensor<i1> }}, {} : ({}, {ty}) -> {}",
-        scope.list(&node.operands),
-        window_padding(window),
-        window_sizes_and_strides(window),
-        add.trim_start_matches('('),
-        scope.types(node.operands.iter().copied()),
-        scope.types(node.results()),
-    )
-}
-
-fn window_padding(window: &Window) -> String {
-    let pad: Vec<_> = window.dims.iter().map(|dim| [dim.low, dim.high]).collect();
-    format!("padding = dense<{pad:?}> : tensor<{}x2xi64>", pad.len())
-}
-
-fn window_sizes_and_strides(window: &Window) -> String {
-    format!(
-        "window_dimensions = {}, window_strides = {}",
-        i64_array(&window.sizes),
-        window_array(window, |dim| dim.stride)
-    )
-}
-
-fn window_array(window: &Window, of: fn(&WindowDim) -> usize) -> String {
-    i64_array(&window.dims.iter().map(of).collect::<Vec<_>>())
-}
-
-fn i64_array(values: &[usize]) -> String {
-    let values: Vec<_> = values.iter().map(usize::to_string).collect();
-    format!("array<i64: {}>", values.join(", "))
 }
 
 fn replica_groups(groups: &[Vec<usize>]) -> String {

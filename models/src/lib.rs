@@ -10,7 +10,7 @@ pub mod mlp;
 mod scope;
 
 pub use loss::{Batch, Loss};
-pub use scope::{Initializer, Parameter, Scope, Training};
+pub use scope::{Initializer, Parameter, Precision, Scope, Training};
 
 /// A model: declares its parameters in the scope, and computes the loss of a batch.
 ///

@@ -19,12 +19,14 @@ impl<'g> Batch<'g> {
     /// The field of this name; an error of the trace if the data has none.
     #[track_caller]
     pub fn field(&self, name: &str) -> Tensor<'g> {
-        self.fields.get(name).copied().unwrap_or_else(|| {
+        // Not in a closure, which would be the caller that is named.
+        let Some(field) = self.fields.get(name) else {
             let names: Vec<_> = self.fields.paths().collect();
             let message = format!("the data has no field `{name}`; it has {}", names.join(", "));
             self.weight.reject("batch", message);
-            self.weight
-        })
+            return self.weight;
+        };
+        *field
     }
 }
 
@@ -43,7 +45,7 @@ pub struct Loss<'g> {
 ///
 /// `sum_i w_i * -log softmax(logits_i)[label_i]`, and `sum_i w_i`.
 ///
-/// - `logits_bc`: float `[b, c]`
+/// - `logits_bc`: float `[b, c]`; computed in f32 or wider
 /// - `labels_b`: integer `[b]`, each below c
 /// - `weight_b`: float `[b]`
 ///
@@ -68,6 +70,7 @@ pub fn cross_entropy<'g>(
     labels_b: Tensor<'g>,
     weight_b: Tensor<'g>,
 ) -> Loss<'g> {
+    let logits_bc = logits_bc.convert(logits_bc.dtype().accumulation());
     let weight_b = weight_b.convert(logits_bc.dtype());
     let log_likelihood_b = logits_bc.log_softmax().take_along_last_dim(labels_b);
     // Correct where no other class scores as high: a tie is no answer.

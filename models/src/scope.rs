@@ -73,14 +73,30 @@ pub struct Training<'g> {
     pub num_examples: usize,
 }
 
+/// In which dtypes a model keeps its parameters and computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precision {
+    /// Of parameters, and with them of gradients, optimizer state, losses and metrics.
+    pub params: DType,
+    /// Of activations and matrix products. Sums are accumulated in f32 or wider all the same.
+    pub compute: DType,
+}
+
+impl Precision {
+    /// Everything in one dtype.
+    pub const fn uniform(dtype: DType) -> Self {
+        Self { params: dtype, compute: dtype }
+    }
+}
+
 /// A place in the tree of parameters, and where their values come from.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, trace};
-/// use models::{Initializer, Scope};
+/// use models::{Initializer, Precision, Scope};
 ///
 /// trace(Mesh::SINGLE, |t| {
-///     let scope = Scope::declare(t, DType::F32, AxisSet::EMPTY);
+///     let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
 ///     let weight = scope.at("head").param("weight", &[10, 64], Initializer::Zeros);
 ///     assert_eq!(weight.dims(), [10, 64]);
 ///     assert!(scope.parameters().get("head.weight").is_some());
@@ -95,7 +111,7 @@ pub struct Scope<'g> {
 
 struct Shared<'g> {
     tracer: &'g Tracer,
-    dtype: DType,
+    precision: Precision,
     source: Source<'g>,
     declared: RefCell<Tree<Parameter>>,
     training: Option<Training<'g>>,
@@ -112,29 +128,29 @@ enum Source<'g> {
 impl<'g> Scope<'g> {
     /// A scope in which every parameter becomes an input of the graph, to find out what they are. They
     /// are typed as handed out over `varying`, the axes over which the batch varies.
-    pub fn declare(tracer: &'g Tracer, dtype: DType, varying: AxisSet) -> Self {
-        Self::new(tracer, dtype, Source::Declare { varying }, None)
+    pub fn declare(tracer: &'g Tracer, precision: Precision, varying: AxisSet) -> Self {
+        Self::new(tracer, precision, Source::Declare { varying }, None)
     }
 
     /// A scope in which parameters have the given values, for evaluation or for `training`.
     pub fn bind(
         tracer: &'g Tracer,
-        dtype: DType,
+        precision: Precision,
         values: Tree<Tensor<'g>>,
         training: Option<Training<'g>>,
     ) -> Self {
-        Self::new(tracer, dtype, Source::Bind(values), training)
+        Self::new(tracer, precision, Source::Bind(values), training)
     }
 
     fn new(
         tracer: &'g Tracer,
-        dtype: DType,
+        precision: Precision,
         source: Source<'g>,
         training: Option<Training<'g>>,
     ) -> Self {
         let declared = RefCell::new(Tree::new());
         Self {
-            shared: Rc::new(Shared { tracer, dtype, source, declared, training }),
+            shared: Rc::new(Shared { tracer, precision, source, declared, training }),
             prefix: String::new(),
         }
     }
@@ -150,16 +166,29 @@ impl<'g> Scope<'g> {
         if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
     }
 
-    /// The parameter `name` of this scope, declared by its global dims, as the tensor to compute with.
+    /// The parameter `name` of this scope, declared by its global dims, as the tensor to compute with: in
+    /// the compute dtype.
     #[track_caller]
     pub fn param(&self, name: &str, dims: &[usize], initializer: Initializer) -> Tensor<'g> {
+        self.param_in_full(name, dims, initializer).convert(self.shared.precision.compute)
+    }
+
+    /// [`Self::param`] in the dtype that it is kept in: for norms and the like.
+    #[track_caller]
+    pub fn param_in_full(
+        &self,
+        name: &str,
+        dims: &[usize],
+        initializer: Initializer,
+    ) -> Tensor<'g> {
         let path = self.path(name);
-        let Shared { tracer, dtype, source, declared, .. } = &*self.shared;
-        let parameter = Parameter { dims: dims.to_vec(), dtype: *dtype, initializer };
+        let Shared { tracer, precision, source, declared, .. } = &*self.shared;
+        let dtype = precision.params;
+        let parameter = Parameter { dims: dims.to_vec(), dtype, initializer };
         let tensor = match source {
             Source::Bind(values) => values.get(&path).copied(),
             Source::Declare { varying } => {
-                let ty = TensorType::new(*dtype, dims).varying(*varying);
+                let ty = TensorType::new(dtype, dims).varying(*varying);
                 Some(tracer.input(path.clone(), ty))
             }
         };
@@ -176,7 +205,7 @@ impl<'g> Scope<'g> {
                 tensor
             }
             None => {
-                let missing = tracer.full(*dtype, dims, 0.0);
+                let missing = tracer.full(dtype, dims, 0.0);
                 missing.reject("param", format!("there is no value for the parameter `{path}`"));
                 missing
             }
@@ -188,9 +217,9 @@ impl<'g> Scope<'g> {
         self.shared.declared.borrow().clone()
     }
 
-    /// The element type of parameters.
-    pub fn dtype(&self) -> DType {
-        self.shared.dtype
+    /// The dtypes of parameters and of computation.
+    pub fn precision(&self) -> Precision {
+        self.shared.precision
     }
 
     /// What is there in training only.

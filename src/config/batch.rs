@@ -105,8 +105,9 @@ impl fmt::Display for BatchPlan {
 pub enum BatchError {
     /// It does not divide.
     #[error(
-        "train.{key} = {size} does not divide over {num_microbatches} microbatches on \
-         {data_parallel_size} replicas; the nearest that would: {}{above}",
+        "train.{key} = {size} does not divide over {}{data_parallel_size} replicas; \
+         the nearest that would: {}{above}",
+        if *num_microbatches == 1 { String::new() } else { format!("{num_microbatches} microbatches on ") },
         below.map(|below| format!("{below} or ")).unwrap_or_default()
     )]
     Uneven {
@@ -200,9 +201,14 @@ mod tests {
         let plan = BatchPlan::new(BatchSize::PerReplica(6), 3, 4).unwrap();
         assert_eq!((plan.global_batch(), plan.microbatch(), plan.batch_per_replica()), (24, 2, 6));
         let cases = [
-            (BatchSize::Global(66), 1, 4, "64 or 68"),
+            (BatchSize::Global(66), 1, 4, "over 4 replicas; the nearest that would: 64 or 68"),
             (BatchSize::Global(3), 1, 4, "would: 4"),
-            (BatchSize::Global(64), 3, 4, "60 or 72"),
+            (
+                BatchSize::Global(64),
+                3,
+                4,
+                "over 3 microbatches on 4 replicas; the nearest that would: 60",
+            ),
             (BatchSize::PerReplica(10), 4, 2, "8 or 12"),
             (BatchSize::Global(64), 0, 4, "at least 1"),
             (BatchSize::Global(64), 1, 0, "at least 1"),

@@ -24,7 +24,12 @@ pub(super) fn parse(argument: &str) -> Result<Override<'_>, Error> {
     if path.len() < 2 || path.iter().any(|part| part.is_empty()) {
         return Err(error("write it as section.key=value, for example train.steps=100"));
     }
-    let value = parse_value(text.trim()).ok_or_else(|| error("the value is not valid TOML"))?;
+    let text = text.trim();
+    let value = parse_value(text).ok_or_else(|| error("the value is not valid TOML"))?;
+    // As a bare word it would be called a string.
+    if value.is_str() && !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(error("the number is larger than 64 bits with a sign can hold"));
+    }
     Ok(Override { argument, path, value })
 }
 

@@ -25,7 +25,7 @@ pub struct Train {
     pub check_lockstep_every: u64,
     /// What to do about a loss that is not finite. Default `stop`.
     pub on_nonfinite: OnNonfinite,
-    /// The dtype of parameters and of all arithmetic. Default `f32`.
+    /// The dtypes of parameters and of arithmetic. Default `f32`.
     pub precision: Precision,
 }
 
@@ -58,23 +58,27 @@ pub enum OnNonfinite {
     Skip,
 }
 
-/// The dtype of parameters and of all arithmetic.
+/// The dtypes of parameters and of arithmetic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// binary32.
     #[default]
     F32,
+    /// bfloat16 for activations and matrix products; parameters, optimizer state, norms, softmax, loss
+    /// and all sums stay binary32.
+    Bf16,
     /// binary64: slow, for checking results against each other.
     F64,
 }
 
 impl Precision {
-    /// The dtype meant.
-    pub const fn dtype(self) -> DType {
+    /// The dtypes meant.
+    pub const fn dtypes(self) -> models::Precision {
         match self {
-            Precision::F32 => DType::F32,
-            Precision::F64 => DType::F64,
+            Precision::F32 => models::Precision::uniform(DType::F32),
+            Precision::Bf16 => models::Precision { params: DType::F32, compute: DType::Bf16 },
+            Precision::F64 => models::Precision::uniform(DType::F64),
         }
     }
 }

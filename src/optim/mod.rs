@@ -19,8 +19,11 @@ pub use weight_decay::add_decayed_weights;
 
 /// One link of an optimizer.
 pub trait Transformation {
-    /// The state leaves it keeps for parameters of the given types. They start as zeros.
-    fn init(&self, params: &Tree<TensorType>) -> Tree<TensorType>;
+    /// The state leaves it keeps for parameters of the given types: none, if not said otherwise. They
+    /// start as zeros.
+    fn init(&self, _params: &Tree<TensorType>) -> Tree<TensorType> {
+        Tree::new()
+    }
 
     /// The updates it makes of `updates` (the gradients, or what the links before made of them), with
     /// its state replaced by the next one. Paths and types of both stay as they are.
@@ -75,10 +78,6 @@ pub fn scale_by_learning_rate() -> impl Transformation {
 struct ScaleByLearningRate;
 
 impl Transformation for ScaleByLearningRate {
-    fn init(&self, _params: &Tree<TensorType>) -> Tree<TensorType> {
-        Tree::new()
-    }
-
     fn update<'g>(
         &self,
         updates: Tree<Tensor<'g>>,

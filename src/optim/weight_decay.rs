@@ -1,6 +1,6 @@
 //! `u + decay w`, for matrices
 
-use hlo::{Tensor, TensorType, Tree};
+use hlo::{Tensor, Tree};
 
 use super::{Context, Transformation};
 
@@ -36,10 +36,6 @@ struct DecayedWeights {
 }
 
 impl Transformation for DecayedWeights {
-    fn init(&self, _params: &Tree<TensorType>) -> Tree<TensorType> {
-        Tree::new()
-    }
-
     fn update<'g>(
         &self,
         updates: Tree<Tensor<'g>>,

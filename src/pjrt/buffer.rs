@@ -1,7 +1,6 @@
 //! Values on devices.
 
 use std::fmt;
-use std::ptr;
 use std::sync::Arc;
 
 use hlo::{DType, Literal};
@@ -51,6 +50,11 @@ impl Block {
     pub fn into_values(self) -> Vec<Buffers> {
         let block = Arc::new(self);
         (0..block.types.len()).map(|index| Buffers { block: block.clone(), index }).collect()
+    }
+
+    /// [`Self::into_values`] for a block of one.
+    pub fn into_value(self) -> Buffers {
+        Buffers { block: Arc::new(self), index: 0 }
     }
 }
 
@@ -254,74 +258,6 @@ impl Drop for Pending {
     }
 }
 
-/// Makes one value from one literal per device of `placement`.
-pub(super) fn upload(
-    client: &Client,
-    placement: &Placement,
-    literals: &[Arc<Literal>],
-) -> Result<Buffers> {
-    let invalid = |reason: String| Err(Error::Upload { reason });
-    if literals.len() != placement.len() {
-        return invalid(format!("{} literals for {} devices", literals.len(), placement.len()));
-    }
-    let Some(first) = literals.first() else { return invalid("no literal".into()) };
-    for (replica, literal) in literals.iter().enumerate() {
-        if literal.dtype() != first.dtype() || literal.dims() != first.dims() {
-            return invalid(format!(
-                "the literal for replica {replica} is {}{:?}, that for replica 0 is {}{:?}",
-                literal.dtype(),
-                literal.dims(),
-                first.dtype(),
-                first.dims()
-            ));
-        }
-    }
-    let value_type = ValueType { dtype: first.dtype(), dims: first.dims().into() };
-    let mut pointers = vec![ptr::null_mut(); literals.len()].into_boxed_slice();
-    for (replica, literal) in literals.iter().enumerate() {
-        match upload_one(client, placement.device(replica), literal) {
-            Ok(pointer) => pointers[replica] = pointer,
-            Err(error) => {
-                // Frees what was uploaded; destroying null is allowed.
-                let types = Arc::new([value_type]);
-                drop(
-                    Block { client: client.clone(), types, placement: placement.clone(), pointers }
-                        .into_values(),
-                );
-                return Err(error);
-            }
-        }
-    }
-    let block = Arc::new(Block {
-        client: client.clone(),
-        types: Arc::new([value_type]),
-        placement: placement.clone(),
-        pointers,
-    });
-    Ok(Buffers { block, index: 0 })
-}
-
-fn upload_one(client: &Client, device: usize, literal: &Arc<Literal>) -> Result<*mut PJRT_Buffer> {
-    let dims: Vec<i64> = literal.dims().iter().map(|dim| *dim as i64).collect();
-    let mut args = PJRT_Client_BufferFromHostBuffer_Args {
-        client: client.raw(),
-        data: literal.bytes().as_ptr().cast(),
-        r#type: buffer_type(literal.dtype()),
-        dims: dims.as_ptr(),
-        num_dims: dims.len(),
-        host_buffer_semantics: host_buffer_semantics::IMMUTABLE_ZERO_COPY,
-        device: client.raw_device(device),
-        ..PJRT_Client_BufferFromHostBuffer_Args::new()
-    };
-    // SAFETY: client and device are live; dims live through the call; the literal has the bytes that
-    // dtype and dims say, and is kept, unchanged since behind an `Arc`, until the event says that the
-    // plugin has no more use for it.
-    unsafe { call!(client.plugin(), PJRT_Client_BufferFromHostBuffer, args) }?;
-    let done = Event::new(*client.plugin(), args.done_with_host_buffer);
-    done.keep_until_ready(literal.clone())?;
-    Ok(args.buffer)
-}
-
 /// `PJRT_Buffer_Type` of each dtype.
 const BUFFER_TYPES: [(DType, i32); 10] = [
     (DType::Pred, 1),
@@ -336,7 +272,7 @@ const BUFFER_TYPES: [(DType, i32); 10] = [
     (DType::Bf16, 13),
 ];
 
-fn buffer_type(dtype: DType) -> i32 {
+pub(super) fn buffer_type(dtype: DType) -> i32 {
     BUFFER_TYPES.iter().find(|row| row.0 == dtype).map_or(0, |row| row.1)
 }
 

@@ -5,16 +5,13 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use hlo::Literal;
-
 use super::abi::*;
-use super::buffer::{self, Buffers};
 use super::device::{Device, MemoryStats, describe_device};
 use super::event::Completion;
-use super::executable::Scratch;
 use super::key_value::{self, KeyValueStore};
-use super::plugin::{call, string};
-use super::{Error, Plugin, Result, Value, value};
+use super::plugin::call;
+use super::value::{self, string};
+use super::{Error, Plugin, Result, Value};
 
 /// Launches that may be in flight at once. XLA's CPU backend hangs when about a hundred
 /// multi-replica launches queue up; a few are enough to keep any device busy.
@@ -82,6 +79,16 @@ impl Deref for Placement {
 
 /// Options of the CPU plugin. It ignores others silently, so they are refused here.
 const CPU_OPTIONS: [&str; 1] = ["cpu_device_count"];
+
+/// Pointer arrays of a launch, reused by the next one.
+#[derive(Default)]
+pub(super) struct Scratch {
+    pub arguments: Vec<*mut PJRT_Buffer>,
+    pub argument_lists: Vec<*const *mut PJRT_Buffer>,
+    pub output_lists: Vec<*mut *mut PJRT_Buffer>,
+    pub events: Vec<*mut PJRT_Event>,
+    pub non_donatable: Vec<i64>,
+}
 
 impl Client {
     /// Makes a client. `options` are the plugin's own; `store` lets the plugin's instances in several
@@ -194,38 +201,6 @@ impl Client {
             });
         };
         found.memory_stats(self.plugin())
-    }
-
-    /// Puts one literal on each addressable device, in the order of [`Self::devices`]. All must have
-    /// one dtype and dims. Literals are lent to the plugin rather than copied where it can use host
-    /// memory in place, which takes about a microsecond whatever their size.
-    ///
-    /// # Errors
-    /// [`Error::Upload`] when number, dtypes or dims do not fit, or what the plugin reports.
-    pub fn upload(&self, literals: &[Arc<Literal>]) -> Result<Buffers> {
-        self.upload_on(&self.0.placement, literals)
-    }
-
-    /// Puts the same literal on every addressable device.
-    ///
-    /// # Errors
-    /// As [`Self::upload`].
-    pub fn upload_replicated(&self, literal: Arc<Literal>) -> Result<Buffers> {
-        self.upload_on(&self.0.placement, &vec![literal; self.devices().len()])
-    }
-
-    /// [`Self::upload`] for the devices of an executable that runs on some of them, or in another
-    /// order: see [`super::Executable::placement`].
-    ///
-    /// # Errors
-    /// As [`Self::upload`].
-    pub fn upload_on(&self, placement: &Placement, literals: &[Arc<Literal>]) -> Result<Buffers> {
-        if placement.iter().any(|device| *device >= self.devices().len()) {
-            return Err(Error::Upload {
-                reason: format!("devices {:?} of {}", &placement[..], self.devices().len()),
-            });
-        }
-        buffer::upload(self, placement, literals)
     }
 
     pub(super) fn raw(&self) -> *mut PJRT_Client {

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::abi::*;
-use super::plugin::{call, string};
-use super::{Code, Error, Plugin, Result, Value, value};
+use super::plugin::call;
+use super::value::{self, string};
+use super::{Code, Error, Plugin, Result, Value};
 
 /// What is known of one addressable device.
 #[derive(Debug)]

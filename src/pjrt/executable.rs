@@ -8,7 +8,7 @@ use hlo::{ProgramInput, ProgramOutput};
 
 use super::abi::*;
 use super::buffer::{Block, Buffers, ValueType};
-use super::client::{Client, Placement};
+use super::client::{Client, Placement, Scratch};
 use super::event::{Completion, Event};
 use super::plugin::call;
 use super::{Error, Result};
@@ -59,16 +59,6 @@ pub struct Launch {
     pub outputs: Vec<Buffers>,
     /// The end of the launch on all devices.
     pub done: Completion,
-}
-
-/// Pointer arrays of a launch, reused by the next one.
-#[derive(Default)]
-pub(super) struct Scratch {
-    arguments: Vec<*mut PJRT_Buffer>,
-    argument_lists: Vec<*const *mut PJRT_Buffer>,
-    output_lists: Vec<*mut *mut PJRT_Buffer>,
-    events: Vec<*mut PJRT_Event>,
-    non_donatable: Vec<i64>,
 }
 
 impl Executable {

@@ -8,32 +8,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::install::{InstallError, InstallOptions, install, installed};
+use super::install::{Found, InstallError, InstallOptions, Source, install, installed};
 use super::pinned::{PLUGINS, Pinned, pinned};
-
-/// A plugin on this machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// The name or path that it was asked for by.
-    pub name: String,
-    /// Its shared library.
-    pub path: PathBuf,
-    /// Its version, where known.
-    pub version: Option<String>,
-    /// Where it was found.
-    pub source: Source,
-}
-
-/// Where a plugin was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// Its path was given.
-    Path,
-    /// Our own cache.
-    Cache,
-    /// A package installed in the user's Python.
-    Python,
-}
 
 /// A plugin that can be installed.
 #[derive(Clone, Debug)]

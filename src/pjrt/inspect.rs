@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::abi::*;
-use super::plugin::{call, string};
-use super::{Executable, Result, Value, sealed, value};
+use super::plugin::call;
+use super::value::{self, string};
+use super::{Executable, Result, Value, sealed};
 
 /// Bytes that a compiled program needs on each device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -14,7 +14,6 @@ use std::process::Command;
 use etcetera::BaseStrategy;
 use sha2::{Digest, Sha256};
 
-use super::find::{Found, Source};
 use super::pinned::{PLUGINS, Package, Pinned, pinned};
 
 /// Where plugins are put, and who fetches them.
@@ -49,6 +48,30 @@ impl InstallOptions {
     pub fn compile_cache_dir(&self) -> PathBuf {
         self.cache_dir.join("compiled")
     }
+}
+
+/// A plugin on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The name or path that it was asked for by.
+    pub name: String,
+    /// Its shared library.
+    pub path: PathBuf,
+    /// Its version, where known.
+    pub version: Option<String>,
+    /// Where it was found.
+    pub source: Source,
+}
+
+/// Where a plugin was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Its path was given.
+    Path,
+    /// Our own cache.
+    Cache,
+    /// A package installed in the user's Python.
+    Python,
 }
 
 /// Why a plugin could not be found or installed.

@@ -1,7 +1,6 @@
 //! A plugin: a shared library that brings a compiler and a runtime for one kind of device.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::c_char;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
@@ -10,6 +9,7 @@ use std::ptr;
 use std::sync::Mutex;
 
 use super::abi::{self, *};
+use super::value::{self, string};
 use super::{Code, Error, Result, Value};
 
 /// A loaded and initialised plugin. A cheap handle: plugins stay loaded until the process ends.
@@ -133,19 +133,6 @@ fn take_error(api: &PJRT_Api, call: &'static str, error: *mut PJRT_Error) -> Err
         }
     }
     Error::Pjrt { call, code: Code::from_raw(code.code), message: text }
-}
-
-/// Copies a string of the plugin.
-///
-/// # Safety
-/// `data` must be null or point to `size` readable bytes.
-pub(super) unsafe fn string(data: *const c_char, size: usize) -> String {
-    if data.is_null() {
-        return String::new();
-    }
-    // SAFETY: by this function's contract.
-    let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// The ELF machine numbers of the processors that plugins exist for.
@@ -289,7 +276,7 @@ fn initialise(loaded: &mut Loaded) -> Result<()> {
         // SAFETY: the plugin is initialised; the arguments are out parameters.
         check("PJRT_Plugin_Attributes", unsafe { attributes(&mut args) })?;
         // SAFETY: the plugin filled in an array of that many named values.
-        loaded.attributes = unsafe { super::value::read_all(args.attributes, args.num_attributes) };
+        loaded.attributes = unsafe { value::read_all(args.attributes, args.num_attributes) };
     }
     Ok(())
 }

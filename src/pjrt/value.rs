@@ -92,9 +92,7 @@ pub(super) unsafe fn read_all(
         // its pointer has; the same holds for the name.
         unsafe {
             let value = match named.r#type {
-                named_value::STRING => {
-                    Value::String(super::plugin::string(value.string_value, size))
-                }
+                named_value::STRING => Value::String(string(value.string_value, size)),
                 named_value::INT64 => Value::Int64(value.int64_value),
                 named_value::INT64_LIST if size == 0 => Value::Int64List(Vec::new()),
                 named_value::INT64_LIST => Value::Int64List(
@@ -104,8 +102,21 @@ pub(super) unsafe fn read_all(
                 named_value::BOOL => Value::Bool(value.bool_value),
                 _ => continue,
             };
-            values.insert(super::plugin::string(named.name, named.name_size), value);
+            values.insert(string(named.name, named.name_size), value);
         }
     }
     values
+}
+
+/// Copies a string of the plugin.
+///
+/// # Safety
+/// `data` must be null or point to `size` readable bytes.
+pub(super) unsafe fn string(data: *const c_char, size: usize) -> String {
+    if data.is_null() {
+        return String::new();
+    }
+    // SAFETY: by this function's contract.
+    let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
+    String::from_utf8_lossy(bytes).into_owned()
 }

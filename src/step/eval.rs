@@ -8,8 +8,8 @@ use super::{PARAMS, StepError, StepSpec, finish};
 /// Sums over an evaluation batch: params, batch, weight -> sums.
 ///
 /// `weight` is f32 `[b]` beside the fields, 0 for padding. `sums` holds the global sums of the loss, of
-/// the weights, and of each of the model's metrics, whose names are returned, as a vector of the dtype
-/// that is computed in, the same on every replica. The host adds up the batches and divides once.
+/// the weights, and of each of the model's metrics, whose names are returned, as a vector of the
+/// parameters' dtype, the same on every replica. The host adds up the batches and divides once.
 ///
 /// # Errors
 /// A model that does not trace.
@@ -22,15 +22,15 @@ pub fn trace_eval(spec: &StepSpec<'_>) -> Result<(Graph, Vec<&'static str>), Ste
         let Batch { fields, .. } = spec.batch_inputs(t, spec.microbatch);
         let axes: AxisSet = spec.policy.batch_axes();
         let ty = TensorType::new(hlo::DType::F32, &[spec.microbatch]).varying(axes);
-        let weight = t.input("batch.weight", ty).convert(spec.dtype);
-        let scope = Scope::bind(t, spec.dtype, params, None);
+        let weight = t.input("batch.weight", ty).convert(spec.precision.params);
+        let scope = Scope::bind(t, spec.precision, params, None);
         let loss = spec.model.loss(&scope, &Batch { fields, weight });
         names = loss.metrics.iter().map(|(name, _)| *name).collect();
         let metrics = loss.metrics.iter().map(|(_, sum)| *sum);
         let sums: Vec<_> = [loss.sum, loss.weight]
             .into_iter()
             .chain(metrics)
-            .map(|sum| sum.convert(spec.dtype).vary(axes).reshape(&[1]))
+            .map(|sum| sum.convert(spec.precision.params).vary(axes).reshape(&[1]))
             .collect();
         let sums = sums[0].concatenate(&sums[1..], 0);
         t.output("sums", sums.all_reduce(Reduction::Sum, axes));

@@ -15,7 +15,7 @@ mod train;
 
 use hlo::random::{Key, Window};
 use hlo::{Axis, DType, Graph, Mesh, Tensor, TensorType, Tracer, Tree, trace, verify};
-use models::{Batch, Model, Parameter, Scope, Training};
+use models::{Batch, Model, Parameter, Precision, Scope, Training};
 
 use crate::config::OnNonfinite;
 use crate::optim::Transformation;
@@ -49,8 +49,8 @@ pub struct StepSpec<'a> {
     pub microbatch: usize,
     /// Passes whose gradients are summed before the all_reduce.
     pub num_microbatches: usize,
-    /// Element type of parameters, optimizer state and computation: f32 or f64.
-    pub dtype: DType,
+    /// Element types of parameters and computation.
+    pub precision: Precision,
     /// The update rule.
     pub optimizer: &'a dyn Transformation,
     /// How the step is spread.
@@ -104,7 +104,7 @@ impl StepSpec<'_> {
     pub fn parameters(&self) -> Result<Tree<Parameter>, StepError> {
         let mut parameters = Tree::new();
         trace(self.mesh, |t| {
-            let scope = Scope::declare(t, self.dtype, self.policy.batch_axes());
+            let scope = Scope::declare(t, self.precision, self.policy.batch_axes());
             self.model.loss(&scope, &self.batch_inputs(t, self.microbatch));
             parameters = scope.parameters();
         })?;
@@ -148,14 +148,14 @@ impl StepSpec<'_> {
         Batch { fields: fields.collect(), weight: self.ones(t, size) }
     }
 
-    /// Float fields in the dtype that is computed in.
+    /// Float fields in the compute dtype.
     fn in_compute_dtype<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
-        if x.dtype().is_float() { x.convert(self.dtype) } else { x }
+        if x.dtype().is_float() { x.convert(self.precision.compute) } else { x }
     }
 
     /// The weight of each of `size` examples that all count.
     fn ones<'g>(&self, t: &'g Tracer, size: usize) -> Tensor<'g> {
-        t.full(self.dtype, &[size], 1.0).vary(self.policy.batch_axes())
+        t.full(self.precision.params, &[size], 1.0).vary(self.policy.batch_axes())
     }
 }
 
@@ -167,33 +167,22 @@ impl StepSpec<'_> {
 pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
     let parameters = spec.parameters()?;
     let types = spec.state_types()?;
-    let mut uneven = Ok(());
-    let graph = trace(spec.mesh, |t| {
+    finish(trace(spec.mesh, |t| {
         let key = Key::from_seed(t.input(SEED, TensorType::new(DType::U32, &[2])));
         for (path, ty) in types.iter() {
-            let parameter =
-                path.strip_prefix(PARAMS).and_then(|rest| parameters.get(rest.strip_prefix('.')?));
-            let start = match parameter {
-                Some(parameter) => {
-                    let sharding = spec.policy.param_sharding(parameter.dims.len());
-                    match Window::shard(t, &parameter.dims, &sharding) {
-                        Ok(window) => {
-                            let key = key.fold_in_path(path);
-                            parameter.initializer.draw(key, &window, ty.dtype)
-                        }
-                        Err(source) => {
-                            uneven = Err(StepError::Shard { path: path.to_owned(), source });
-                            continue;
-                        }
-                    }
+            let name = path.strip_prefix(PARAMS).and_then(|rest| rest.strip_prefix('.'));
+            let start = match name.and_then(|name| parameters.get(name)) {
+                Some(Parameter { dims, initializer, .. }) => {
+                    let sharding = spec.policy.param_sharding(dims.len());
+                    let window = Window::shard(t, dims, &sharding);
+                    let window = window.unwrap_or_else(|_| unreachable!("its type was cut before"));
+                    initializer.draw(key.fold_in_path(path), &window, ty.dtype)
                 }
                 None => t.full(ty.dtype, &ty.dims, 0.0),
             };
             t.output_varying(path, start, ty.varying);
         }
-    })?;
-    uneven?;
-    finish(graph)
+    })?)
 }
 
 /// Checks a traced graph and removes what nothing needs.

@@ -11,7 +11,7 @@ use super::{
 use crate::config::OnNonfinite;
 use crate::optim::Context;
 
-/// What the step's `metrics` output holds, in order: `[4]` of the dtype that is computed in, the same
+/// What the step's `metrics` output holds, in order: `[4]` of the parameters' dtype, the same
 /// on every replica. The loss is the global batch's mean; `num_skipped` counts the updates that were
 /// left out so far.
 pub const METRICS: [&str; 4] = ["loss", "grad_norm", "weight", "num_skipped"];
@@ -63,7 +63,7 @@ pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
         let Gradients { mean, loss, weight, replica_loss } = gradients(spec, &inputs);
 
         let squares = mean.values().map(|gradient| (*gradient * *gradient).sum());
-        let no_parameters = || t.scalar(spec.dtype, 0.0);
+        let no_parameters = || t.scalar(spec.precision.params, 0.0);
         let grad_norm =
             squares.reduce(|sum, square| sum + square).unwrap_or_else(no_parameters).sqrt();
         let finite = loss.is_finite().and(grad_norm.is_finite());
@@ -87,8 +87,9 @@ pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
         t.next_state(STEP, inputs.step + 1.0);
         t.next_state(NUM_SKIPPED, num_skipped);
 
-        let [first, rest @ ..] = [loss, grad_norm, weight, num_skipped.convert(spec.dtype)]
-            .map(|metric| metric.reshape(&[1]));
+        let [first, rest @ ..] =
+            [loss, grad_norm, weight, num_skipped.convert(spec.precision.params)]
+                .map(|metric| metric.reshape(&[1]));
         t.output("metrics", first.concatenate(&rest, 0));
         t.output_varying("replica_loss", replica_loss, spec.policy.batch_axes());
     })?)
@@ -194,7 +195,7 @@ fn accumulate<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>, differentiate: bool)
     let num_differentiated = if differentiate { handed_out.len() } else { 0 };
     let num_sums = 2 + num_differentiated;
     let zero_like = |x: &Tensor<'g>| t.full(x.dtype(), &x.shape(), 0.0);
-    let mut carried = vec![t.scalar(spec.dtype, 0.0); 2];
+    let mut carried = vec![t.scalar(spec.precision.params, 0.0); 2];
     carried.extend(handed_out[..num_differentiated].iter().map(zero_like));
     // From here on unchanged: what the body needs from outside.
     carried.extend(&handed_out);
@@ -237,7 +238,7 @@ fn microbatch<'g>(
     differentiate: bool,
 ) -> Vec<Tensor<'g>> {
     let t = batch.weight.tracer();
-    let scope = Scope::bind(t, spec.dtype, params.clone(), Some(training));
+    let scope = Scope::bind(t, spec.precision, params.clone(), Some(training));
     let loss = spec.model.loss(&scope, batch);
     // A weight that is a constant counts this replica's examples.
     let weight = match loss.weight.is_gradient_free() {
@@ -249,7 +250,8 @@ fn microbatch<'g>(
                        both are sums over this replica's examples, or both over the global batch";
         weight.reject("loss", message);
     }
-    let mut sums = vec![loss.sum, weight];
+    let dtype = spec.precision.params;
+    let mut sums = vec![loss.sum.convert(dtype), weight.convert(dtype)];
     if differentiate {
         sums.extend(grad(loss.sum, &params.values().copied().collect::<Vec<_>>()));
     }

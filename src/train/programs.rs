@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use hlo::{Graph, Program, lower};
 
 use super::Error;
+use crate::metrics::say;
 use crate::parallel::group_all_reduces;
 use crate::pjrt::{self, CacheOutcome, Client, CompileOptions, Executable, compile_cached};
 use crate::step::{self, StepSpec};
@@ -49,7 +50,7 @@ impl CompileSettings {
         let (executable, outcome) = compile_cached(client, program, &self.options, dir)?;
         if let CacheOutcome::NotStored { reason } = outcome {
             static SAID: Once = Once::new();
-            SAID.call_once(|| eprintln!("compiled programs are not kept: {reason}"));
+            SAID.call_once(|| say(&format!("compiled programs are not kept: {reason}")));
         }
         Ok(executable)
     }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::thread;
 
-use hlo::{DType, Mesh};
-use models::Model;
+use hlo::Mesh;
+use models::{Model, Precision};
 
 use super::{CompileSettings, Error};
 use crate::config::{AutoOr, Backend, BatchPlan, Config, OnNonfinite, OptionValue, RunLength};
@@ -38,8 +38,8 @@ pub struct Plan {
     pub optimizer: Box<dyn Transformation>,
     /// The fields of a batch.
     pub fields: Vec<BatchField>,
-    /// Element type of parameters and computation.
-    pub dtype: DType,
+    /// Element types of parameters and computation.
+    pub precision: Precision,
     /// What happens where the loss is not finite.
     pub on_nonfinite: OnNonfinite,
     /// How programs are compiled.
@@ -69,7 +69,7 @@ impl Plan {
             mesh: Mesh::data(num_replicas),
             optimizer: optim::from_config(&config.optimizer),
             fields: splits.train.fields().iter().map(field).collect(),
-            dtype: config.train.precision.dtype(),
+            precision: config.train.precision.dtypes(),
             on_nonfinite: config.train.on_nonfinite,
             compile: CompileSettings {
                 options: compile_options(config),
@@ -87,7 +87,7 @@ impl Plan {
             mesh: self.mesh,
             microbatch: self.batch.microbatch(),
             num_microbatches: self.batch.num_microbatches(),
-            dtype: self.dtype,
+            precision: self.precision,
             optimizer: &*self.optimizer,
             policy: Policy,
             on_nonfinite: self.on_nonfinite,

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Error, Plan, Programs, step_graph};
 use crate::data::{EvalBatches, HostBatch, Source};
-use crate::pjrt::{Arg, Buffers, Client, Executable, Pending};
+use crate::pjrt::{Arg, Buffers, Client, Executable, Pending, Placement};
 use crate::step::PARAMS;
 
 /// A batch on its way to the devices: a value for each of the step's `batch.*` inputs, in order.
@@ -79,8 +79,8 @@ impl Trainer {
         let step_graph = step_graph(&spec, plan.compile.bucket_bytes)?;
         let programs = Programs::compile(client, &spec, &step_graph, &plan.compile)?;
         let num_replicas = plan.mesh.num_replicas();
-        let words = [(seed >> 32) as u32, seed as u32];
-        let seed = client.upload(&replicated(Literal::from_slice(&[2], &words), num_replicas))?;
+        let seed = Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]);
+        let seed = client.upload_on(programs.init.placement(), &replicated(seed, num_replicas))?;
         let launch = programs.init.execute(vec![Arg::Borrow(&seed)])?;
         let state = types.paths().map(str::to_owned).zip(launch.outputs).collect();
         let client = client.clone();
@@ -112,7 +112,7 @@ impl Trainer {
         if !per_replica.iter().all(fits) || per_replica.len() != self.seed.num_replicas() {
             return Err(failed(format!("it takes a {ty} for each replica")));
         }
-        let buffers = self.client.upload(per_replica)?;
+        let buffers = self.client.upload_on(self.programs.step.placement(), per_replica)?;
         self.state.insert(path, buffers);
         Ok(())
     }
@@ -176,7 +176,7 @@ impl Trainer {
 
     /// A function that sends batches to the devices, for the data thread.
     pub fn batch_sender(&self) -> BatchSender {
-        BatchSender { client: self.client.clone(), names: batch_names(&self.programs.step) }
+        BatchSender::new(&self.programs.step)
     }
 
     /// Launches a step. It does not wait for it.
@@ -185,7 +185,8 @@ impl Trainer {
     /// A batch that does not fit, or a launch that fails: then the state is lost.
     pub fn step(&mut self, batch: DeviceBatch, lr: f64) -> Result<PendingStep, Error> {
         let num_replicas = self.seed.num_replicas();
-        let rate = self.client.upload(&replicated(Literal::scalar(lr as f32), num_replicas))?;
+        let rate = replicated(Literal::scalar(lr as f32), num_replicas);
+        let rate = self.client.upload_on(self.programs.step.placement(), &rate)?;
         let num_leaves = self.state.len();
         let (paths, leaves): (Vec<_>, Vec<_>) = std::mem::take(&mut self.state).into_iter().unzip();
         let mut args = Vec::with_capacity(num_leaves + batch.fields.len() + 2);
@@ -260,7 +261,7 @@ impl Trainer {
         let size = plan.batch.microbatch() * num_replicas;
         let batches = EvalBatches::new(source.clone(), size, num_replicas)?;
         let program = self.programs.eval.get()?;
-        let sender = BatchSender { client: self.client.clone(), names: batch_names(program) };
+        let sender = BatchSender::new(program);
         let params = || self.state.iter().filter(|(path, _)| path.starts_with(PARAMS));
         let mut sums = vec![0.0; 2 + self.programs.eval_metrics.len()];
         let mut add = |pending: Pending| -> Result<(), Error> {
@@ -303,25 +304,29 @@ impl Trainer {
 #[derive(Clone)]
 pub struct BatchSender {
     client: Client,
+    placement: Placement,
     /// Names of the fields, in the order of the program's inputs.
     names: Vec<String>,
 }
 
 impl BatchSender {
+    fn new(program: &Executable) -> Self {
+        let inputs = program.inputs().iter();
+        let names = inputs.filter_map(|input| input.name.strip_prefix("batch.")).map(str::to_owned);
+        let (client, placement) = (program.client().clone(), program.placement().clone());
+        Self { client, placement, names: names.collect() }
+    }
+
     /// Starts the transfer of a batch.
     ///
     /// # Errors
     /// A transfer that cannot be started.
     pub fn send(&self, batch: HostBatch) -> Result<DeviceBatch, crate::pjrt::Error> {
         let HostBatch { index, fields } = batch;
-        let fields = self.names.iter().map(|name| self.client.upload(&fields[name]));
+        let upload = |name: &String| self.client.upload_on(&self.placement, &fields[name]);
+        let fields = self.names.iter().map(upload);
         Ok(DeviceBatch { index, fields: fields.collect::<Result<_, _>>()? })
     }
-}
-
-fn batch_names(executable: &Executable) -> Vec<String> {
-    let inputs = executable.inputs().iter();
-    inputs.filter_map(|input| input.name.strip_prefix("batch.").map(str::to_owned)).collect()
 }
 
 /// The same value for each replica.

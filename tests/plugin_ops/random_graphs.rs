@@ -22,7 +22,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 use crate::agreement::{Agreement, disagreement};
 use crate::support;
 
-const NUM_CASES: u32 = 96;
+const NUM_CASES: u32 = 64;
 const MAX_ELEMENTS: usize = 256;
 
 #[test]
@@ -93,8 +93,10 @@ impl Recipe {
         let mesh = self.mesh();
         let value = |index: usize, ty: &TensorType, replica: usize| {
             let stream = (10 * index + mesh.index(replica, ty.varying)) as u32;
-            let mut values = support::uniform(stream, ty.num_elements(), -3.0, 3.0);
-            if self.exact || !ty.dtype.is_float() {
+            let whole = self.exact || !ty.dtype.is_float();
+            let limit = if whole { 3.0 } else { 1.0 };
+            let mut values = support::uniform(stream, ty.num_elements(), -limit, limit);
+            if whole {
                 values.iter_mut().for_each(|value| *value = value.round());
             }
             Literal::from_f64(ty.dtype, &ty.dims, &values)
@@ -145,7 +147,9 @@ impl Recipe {
                 return Err(format!("{pass} changes the values"));
             }
         }
-        let got = support::run(&simple, &inputs).map_err(|error| error.to_string())?;
+        let got =
+            support::compile(&simple).and_then(|executable| support::run(&executable, &inputs));
+        let got = got.map_err(|error| error.to_string())?;
         let agreement = match self.exact {
             true => Agreement::Ulps { ulps: 0.0, floor: 0.0 },
             false => Agreement::Ulps { ulps: 512.0, floor: 1.0 },
@@ -240,11 +244,11 @@ impl Recipe {
         (result.num_elements() <= MAX_ELEMENTS).then_some(result)
     }
 
-    /// Keeps what grows within a range in which f32 holds every whole number, and slopes are mild.
+    /// Keeps what grows within a range in which f32 holds every whole number, and errors do not grow.
     fn bounded<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
         match x.dtype().is_float() {
             true if self.exact => x.clamp(-16.0, 16.0),
-            true => x.sine(),
+            true => (x * 0.25).sine(),
             false => x,
         }
     }

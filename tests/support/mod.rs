@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 use hlo::random::threefry2x32;
 use hlo::{Graph, Literal, lower};
 use lockstep::pjrt::{
-    Arg, Client, CompileOptions, InstallOptions, OverrideValue, Plugin, Result, find_or_install,
+    Arg, Client, CompileOptions, Executable, InstallOptions, OverrideValue, Plugin, Result,
+    find_or_install,
 };
 
 /// One client with four devices for all tests of a target.
@@ -20,14 +21,18 @@ pub fn client() -> &'static Client {
     })
 }
 
-/// `hlo::interpret` on the plugin: `inputs[i][r]` is input `i` on replica `r`, and so the outputs.
-/// By default XLA's CPU backend keeps bf16 values in f32 between ops, and lets a NaN lose against a number
-/// in maximum, minimum and clamp; the overrides make it do what StableHLO says.
-pub fn run(graph: &Graph, inputs: &[Vec<Literal>]) -> Result<Vec<Vec<Literal>>> {
+/// A graph compiled to do what StableHLO says. By default XLA's CPU backend keeps bf16 values in f32
+/// between ops, lets a NaN lose in clamps and in reductions by maximum and minimum, and has no order of
+/// 0 and -0.
+pub fn compile(graph: &Graph) -> Result<Executable> {
     let overrides = ["xla_allow_excess_precision", "xla_cpu_enable_fast_min_max"]
         .map(|name| (name.to_owned(), OverrideValue::Bool(false)));
     let options = CompileOptions { overrides: overrides.into(), ..CompileOptions::default() };
-    let executable = client().compile(&lower(graph, "test"), &options)?;
+    client().compile(&lower(graph, "test"), &options)
+}
+
+/// `hlo::interpret` on the plugin: `inputs[i][r]` is input `i` on replica `r`, and so the outputs.
+pub fn run(executable: &Executable, inputs: &[Vec<Literal>]) -> Result<Vec<Vec<Literal>>> {
     let mut arguments = vec![];
     for input in inputs {
         let literals: Vec<_> = input.iter().cloned().map(Arc::new).collect();
@@ -35,7 +40,7 @@ pub fn run(graph: &Graph, inputs: &[Vec<Literal>]) -> Result<Vec<Vec<Literal>>> 
         arguments.push(Arg::Donate(buffers));
     }
     let outputs = executable.execute(arguments)?.outputs;
-    let replicas = 0..graph.mesh().num_replicas();
+    let replicas = 0..executable.num_replicas();
     outputs.iter().map(|output| replicas.clone().map(|r| output.read(r)).collect()).collect()
 }
 

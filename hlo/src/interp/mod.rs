@@ -4,7 +4,8 @@
 //! Every value has its dtype's bits; an op computes in f64, or in integers wide enough for all dtypes,
 //! and rounds (or wraps) its result once. A sum, also inside a dot, is added up in f64 and rounded at
 //! its end; an all_reduce adds replicas in the order of their group and rounds after each, which is
-//! bitwise what XLA's CPU backend does. Belongs to **trace**: no plugin.
+//! bitwise what XLA's CPU backend does (but for bf16, which that adds in f32). Belongs to **trace**: no
+//! plugin. The root package's `tests/plugin_ops` holds every op against that backend.
 //!
 //! Each op is a line in [`eval`]; what it computes stands in one module per family.
 
@@ -17,7 +18,7 @@ mod window;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::{DType, Graph, Literal, Node, Op, TensorType};
+use crate::{DType, Graph, Literal, Node, Op, Reduction, TensorType};
 
 /// One value: on each replica, in their order.
 type Replicas = Vec<Arc<Literal>>;
@@ -178,10 +179,10 @@ fn eval(
     };
     // An op that replica groups do together: the operand on each of a group to the result on each.
     let meet = |op: &dyn Fn(&[&Literal]) -> Replicas| {
-        let axes = node.op.collective_axes();
+        let groups = node.op.replica_groups(mesh);
         let each_operand = operands.iter().map(|operand| {
             let mut result = (*operand).clone();
-            for group in mesh.groups(axes) {
+            for group in groups.clone() {
                 if group.iter().any(|replica| running[*replica] != running[group[0]]) {
                     let (op, location) = (node.op.name(), node.location);
                     return Err(InterpError::LeftLoop { op, location, group });
@@ -232,6 +233,7 @@ fn eval(
         Op::SelectAndScatter { window } => {
             each(&|x| window::select_and_scatter(x[0], x[1], window))
         }
+        Op::AllReduceWithin { .. } => meet(&|x| collective::all_reduce(Reduction::Sum, x)),
         Op::While { regions, .. } => while_loop(&regions.cond, &regions.body, operands, running),
         Op::ReplicaId { axes } => {
             let index = |replica| Literal::scalar(mesh.index(replica, *axes) as u32);

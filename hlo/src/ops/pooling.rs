@@ -48,7 +48,8 @@ impl Window {
 }
 
 impl<'g> Tensor<'g> {
-    /// Reduction of what a window meets, at each of its places. Padding counts for nothing.
+    /// Reduction of what a window meets, at each of its places. Padding counts for nothing; sums
+    /// are accumulated in f32 where the dtype is narrower.
     ///
     /// ```
     /// use hlo::{DType, Mesh, Reduction, TensorType, Window, trace};
@@ -63,7 +64,10 @@ impl<'g> Tensor<'g> {
     #[must_use]
     #[track_caller]
     pub fn reduce_window(self, reduction: Reduction, window: Window) -> Tensor<'g> {
-        self.tracer().apply(Op::ReduceWindow { reduction, window }, &[self])
+        let dtype = self.dtype();
+        let sums = reduction == Reduction::Sum;
+        let x = if sums { self.convert(dtype.accumulation()) } else { self };
+        x.tracer().apply(Op::ReduceWindow { reduction, window }, &[x]).convert(dtype)
     }
 
     /// For each place of the window: adds `source`'s element to where this tensor has its greatest

@@ -10,11 +10,12 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::Reduce { reduction, dims: dims.to_vec() }, &[self])
     }
 
-    /// Sum over `dims`.
+    /// Sum over `dims`, accumulated in f32 where the dtype is narrower.
     #[must_use]
     #[track_caller]
     pub fn reduce_sum(self, dims: &[usize]) -> Tensor<'g> {
-        self.reduce(Reduction::Sum, dims)
+        let dtype = self.dtype();
+        self.convert(dtype.accumulation()).reduce(Reduction::Sum, dims).convert(dtype)
     }
 
     /// Greatest over `dims`.

@@ -12,11 +12,11 @@ use crate::Scope;
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
-/// use models::{Scope, layers::dropout};
+/// use models::{Precision, Scope, layers::dropout};
 ///
 /// let evaluation = trace(Mesh::SINGLE, |t| {
 ///     let x = t.input("x", TensorType::new(DType::F32, &[8, 64]));
-///     t.output("y", dropout(&Scope::declare(t, DType::F32, AxisSet::EMPTY), x, 0.5));
+///     t.output("y", dropout(&Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY), x, 0.5));
 /// })?;
 /// assert_eq!(evaluation.outputs()[0].value, evaluation.inputs()[0].value);
 /// # Ok::<(), hlo::Error>(())

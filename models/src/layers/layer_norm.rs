@@ -8,26 +8,30 @@ use crate::{Initializer, Scope};
 const EPSILON: f64 = 1e-5;
 
 /// Layer norm of `[b, d]` over d, with parameters `weight` `[d]` (ones) and `bias` `[d]` (zeros). The
-/// variance is the biased one. Ba, Kiros and Hinton, "Layer normalization" (2016).
+/// variance is the biased one. Computed in f32 or wider, whatever the dtype of x. Ba, Kiros and Hinton, "Layer normalization" (2016).
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
-/// use models::{Scope, layers::layer_norm};
+/// use models::{Precision, Scope, layers::layer_norm};
 ///
 /// trace(Mesh::SINGLE, |t| {
 ///     let x = t.input("x", TensorType::new(DType::F32, &[8, 64]));
-///     assert_eq!(layer_norm(&Scope::declare(t, DType::F32, AxisSet::EMPTY), x).dims(), [8, 64]);
+///     assert_eq!(layer_norm(&Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY), x).dims(), [8, 64]);
 /// })?;
 /// # Ok::<(), hlo::Error>(())
 /// ```
 #[track_caller]
 pub fn layer_norm<'g>(scope: &Scope<'g>, x_bd: Tensor<'g>) -> Tensor<'g> {
     let [_, d] = x_bd.dims();
-    let weight_d = scope.param("weight", &[d], Initializer::Ones);
-    let bias_d = scope.param("bias", &[d], Initializer::Zeros);
+    let weight_d = scope.param_in_full("weight", &[d], Initializer::Ones);
+    let bias_d = scope.param_in_full("bias", &[d], Initializer::Zeros);
+    let dtype = x_bd.dtype();
+    let x_bd = x_bd.convert(weight_d.dtype());
     let mean = |x_bd: Tensor<'g>| (x_bd.reduce_sum(&[1]) / d as f64).broadcast_like(x_bd, &[0]);
     let centered_bd = x_bd - mean(x_bd);
     let variance_bd = mean(centered_bd * centered_bd);
     let normalized_bd = centered_bd * (variance_bd + EPSILON).rsqrt();
-    normalized_bd * weight_d.broadcast_like(x_bd, &[1]) + bias_d.broadcast_like(x_bd, &[1])
+    let y_bd =
+        normalized_bd * weight_d.broadcast_like(x_bd, &[1]) + bias_d.broadcast_like(x_bd, &[1]);
+    y_bd.convert(dtype)
 }

@@ -9,11 +9,11 @@ use crate::{Initializer, Scope};
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
-/// use models::{Initializer, Scope, layers::linear};
+/// use models::{Initializer, Precision, Scope, layers::linear};
 ///
 /// trace(Mesh::SINGLE, |t| {
 ///     let x = t.input("x", TensorType::new(DType::F32, &[8, 64]));
-///     let y = linear(&Scope::declare(t, DType::F32, AxisSet::EMPTY), x, 10, Initializer::lecun_normal(64));
+///     let y = linear(&Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY), x, 10, Initializer::lecun_normal(64));
 ///     assert_eq!(y.dims(), [8, 10]);
 /// })?;
 /// # Ok::<(), hlo::Error>(())

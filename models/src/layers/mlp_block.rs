@@ -20,12 +20,12 @@ pub struct MlpBlock {
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
-/// use models::{Scope, layers::{MlpBlock, mlp_block}};
+/// use models::{Precision, Scope, layers::{MlpBlock, mlp_block}};
 ///
 /// trace(Mesh::SINGLE, |t| {
 ///     let x = t.input("x", TensorType::new(DType::F32, &[8, 64]));
 ///     let block = MlpBlock { num_out: 32, layer_norm: true, dropout: 0.1 };
-///     assert_eq!(mlp_block(&Scope::declare(t, DType::F32, AxisSet::EMPTY), x, block).dims(), [8, 32]);
+///     assert_eq!(mlp_block(&Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY), x, block).dims(), [8, 32]);
 /// })?;
 /// # Ok::<(), hlo::Error>(())
 /// ```

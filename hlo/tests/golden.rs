@@ -1,0 +1,213 @@
+//! The text of programs, as committed under `snapshots/`.
+//!
+//! What a plugin compiles, what a compile cache is keyed by, and what `lockstep hlo` prints, so a change
+//! is to be seen in review. Without source locations, which a test of their own looks at. After a
+//! change that is meant: `INSTA_UPDATE=always cargo test -p lockstep-hlo --test golden`, then read the diff.
+
+use hlo::passes::simplify;
+use hlo::{
+    Axis, AxisSet, Convolution, DType, DotDims, Graph, Literal, Mesh, Reduction, Tensor,
+    TensorType, Tracer, Window, grad, lower, trace, verify,
+};
+
+/// Text of a graph that passes `verify`.
+fn text(mesh: Mesh, f: impl FnOnce(&Tracer)) -> String {
+    let graph = trace(mesh, f).unwrap();
+    verify(&graph).unwrap();
+    lower(&graph, "golden").text_without_locations()
+}
+
+fn f32_input<'g>(t: &'g Tracer, name: &str, dims: &[usize]) -> Tensor<'g> {
+    t.input(name, TensorType::new(DType::F32, dims))
+}
+
+#[test]
+fn elementwise() {
+    let text = text(Mesh::SINGLE, |t| {
+        let (x, y) = (f32_input(t, "x", &[2, 3]), f32_input(t, "y", &[2, 3]));
+        t.output("unary", x.tanh());
+        t.output("binary", x / y);
+        t.output("number", 0.5 * x);
+        t.output("finite", x.is_finite());
+        t.output("select", x.less(y).select(x, y));
+        t.output("clamp", x.clamp(-1.0, y));
+        t.output("convert", x.convert(DType::Bf16));
+        t.output("bits", x.bitcast_convert(DType::U32).shift_right_logical(8.0));
+        let kinds = [DType::I32, DType::U8].map(|dtype| x.convert(dtype));
+        t.output("signed", kinds[0].greater_equal(7.0));
+        t.output("unsigned", !kinds[1].not_equal(7.0));
+    });
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn constants() {
+    let text = text(Mesh::SINGLE, |t| {
+        let output = |name: &str, literal: Literal| t.output(name, t.constant(literal));
+        output("scalar", Literal::scalar(1.5f32));
+        output("f64", Literal::from_slice(&[2, 2], &[0.1, 1e300, -0.0, 5e-324]));
+        output("f32", Literal::from_slice(&[3], &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]));
+        output("bf16", Literal::from_f64(DType::Bf16, &[2], &[1.0 / 3.0, f64::INFINITY]));
+        output("i64", Literal::from_slice(&[2], &[i64::MIN, i64::MAX]));
+        output("u8", Literal::from_slice(&[2], &[0u8, 255]));
+        output("pred", Literal::pred(&[2, 1], &[true, false]));
+        output("empty", Literal::zeros(DType::F32, &[0, 3]));
+        let many: Vec<u32> = (0..65).collect();
+        output("as_bytes", Literal::from_slice(&[65], &many));
+        t.output("iota", t.iota(DType::I32, &[2, 3], 1));
+    });
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn movement() {
+    let text = text(Mesh::SINGLE, |t| {
+        let (x, i) = (f32_input(t, "x", &[4, 6]), t.input("i", TensorType::new(DType::I32, &[])));
+        t.output("broadcast", x.broadcast_in_dim(&[4, 2, 6], &[0, 2]));
+        t.output("reshape", x.reshape(&[24]));
+        t.output("transpose", x.transpose(&[1, 0]));
+        t.output("slice", x.slice(&[1, 0], &[4, 6], &[1, 2]));
+        let window = x.dynamic_slice(&[i, i], &[1, 6]);
+        t.output("dynamic_slice", window);
+        t.output("dynamic_update_slice", x.dynamic_update_slice(window, &[i, i]));
+        t.output("pad", x.pad(0.0, &[1, -1], &[0, 2], &[0, 1]));
+        t.output("concatenate", x.concatenate(&[x], 1));
+    });
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn contraction() {
+    let text = text(Mesh::SINGLE, |t| {
+        let (x, y) = (f32_input(t, "x", &[5, 4, 6]), f32_input(t, "y", &[5, 3, 6]));
+        t.output("sum", x.reduce_sum(&[0, 2]));
+        t.output("max", x.reduce_max(&[1]));
+        t.output("min", x.reduce_min(&[1]));
+        t.output("again", y.reduce_sum(&[0]));
+        t.output("all", x.is_finite().reduce(Reduction::And, &[0, 1, 2]));
+        t.output("dot", x.dot_general(y, DotDims::contract(&[2], &[2]).batch(&[0], &[0])));
+        t.output("outer", x.dot_general(y, DotDims::default()));
+        let barred = t.optimization_barrier(&[x, y]);
+        t.output("barrier", barred[1]);
+    });
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn collectives() {
+    let both = AxisSet::of(&[Axis::Data, Axis::Tensor]);
+    let text = text(Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 2)]), |t| {
+        let x = t.input("x", TensorType::new(DType::F32, &[4, 8]).varying(both));
+        let output = |name: &str, x: Tensor<'_>| t.output_varying(name, x, x.varying());
+        output("all_reduce_data", x.all_reduce(Reduction::Sum, Axis::Data));
+        output("all_reduce_tensor", x.all_reduce(Reduction::Max, Axis::Tensor));
+        let sums = t.all_reduce(&[x, x.reduce_sum(&[1])], Reduction::Sum, both);
+        output("all_reduce_of_two", sums[1]);
+        output("all_gather", x.all_gather(1, Axis::Tensor));
+        output("reduce_scatter", x.reduce_scatter(0, Axis::Data));
+        output("all_to_all", x.all_to_all(0, 1, Axis::Tensor));
+        output("collective_permute", x.collective_permute(&[(0, 1), (1, 0)], Axis::Data));
+        output("replica_id", t.replica_id(both));
+        output("replica_id_data", t.replica_id(Axis::Data));
+        output("replica_id_pipeline", t.replica_id(Axis::Pipeline));
+    });
+    insta::assert_snapshot!(text);
+}
+
+/// The all_reduce of the gradients, with one group of all four replicas, between backward and update.
+fn data_parallel_step() -> Graph {
+    let graph = trace(Mesh::data(4), |t| {
+        let weight = f32_input(t, "params.weight", &[3]);
+        let bias = f32_input(t, "params.bias", &[]);
+        let of_batch = |dims| TensorType::new(DType::F32, dims).varying(Axis::Data.into());
+        let (x, y) = (t.input("batch.x", of_batch(&[2, 3])), t.input("batch.y", of_batch(&[2])));
+        let error = x.dot(weight.vary(Axis::Data)) + bias.vary(Axis::Data) - y;
+        let loss = (error * error).sum();
+        let gradients = grad(loss, &[weight, bias]);
+        t.next_state("params.weight", weight - gradients[0] * 0.125);
+        t.next_state("params.bias", bias - gradients[1] * 0.125);
+        t.output("loss", loss.all_reduce(Reduction::Sum, Axis::Data) / 8.0);
+    });
+    simplify(&graph.unwrap())
+}
+
+#[test]
+fn data_parallel_step_with_donated_state() {
+    let graph = data_parallel_step();
+    verify(&graph).unwrap();
+    let text = lower(&graph, "golden").text_without_locations();
+    // Two gradients and the loss, among all four; two leaves of state.
+    assert_eq!(text.matches("replica_groups = dense<[[0, 1, 2, 3]]>").count(), 3);
+    assert_eq!(text.matches("tf.aliasing_output").count(), 2);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn windows() {
+    let text = text(Mesh::SINGLE, |t| {
+        let (x, w) = (f32_input(t, "x", &[2, 3, 8, 8]), f32_input(t, "w", &[4, 3, 3, 3]));
+        let y = x.convolution(w, Convolution::new(2).stride(2).padding(1));
+        let pooled = y.reduce_window(Reduction::Max, Window::nchw(2, 2, 0));
+        let gradients = grad(pooled.sum(), &[x, w]);
+        t.output("loss", pooled.sum());
+        t.output("input", gradients[0]);
+        t.output("kernel", gradients[1]);
+        let narrow = x.convert(DType::Bf16);
+        t.output(
+            "groups",
+            narrow.convolution(
+                w.convert(DType::Bf16).slice_dim(1, 0, 1).slice_dim(0, 0, 3),
+                Convolution::new(2).groups(3),
+            ),
+        );
+        t.output("sums", narrow.reduce_window(Reduction::Sum, Window::nchw(8, 1, 0)));
+    });
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn loops() {
+    let text = text(Mesh::data(2), |t| {
+        let x = t.input("x", TensorType::new(DType::F32, &[3]).varying(Axis::Data.into()));
+        let results = t.fori_loop(5, &[x, t.full(DType::F32, &[], 0.0)], |_, carried| {
+            let x = carried[0] * 0.5;
+            let sum = x.sum().all_reduce(Reduction::Sum, Axis::Data);
+            vec![x, carried[1] + sum]
+        });
+        t.output_varying("x", results[0], Axis::Data.into());
+        t.output("sum", results[1]);
+    });
+    insta::assert_snapshot!(text);
+}
+
+/// Each op has its line, gradients that of the op they belong to, each line one definition.
+#[test]
+fn locations_are_lines_of_the_source() {
+    let program = lower(&data_parallel_step(), "golden");
+    let lines: Vec<_> = program.text.lines().collect();
+    let definitions: Vec<_> = lines.iter().filter(|line| line.starts_with("#loc")).collect();
+    assert!(definitions.len() > 5);
+    for (index, definition) in definitions.iter().enumerate() {
+        let of_this_file = format!("#loc{index} = loc(\"{}\":", file!());
+        assert!(definition.starts_with(&of_this_file), "{definition}");
+    }
+    let location_of = |op: &str| {
+        let line = lines.iter().find(|line| line.contains(op)).unwrap();
+        let (_, name) = line.rsplit_once(" loc(").unwrap();
+        let name = name.trim_end_matches(')');
+        definitions.iter().find(|line| line.starts_with(&format!("{name} = "))).unwrap()
+    };
+    let source_line = |op: &str| -> usize {
+        let definition = location_of(op);
+        definition.rsplit(':').nth(1).unwrap().parse().unwrap()
+    };
+    for (op, code) in [
+        ("stablehlo.dot_general", "x.dot(weight.vary(Axis::Data))"),
+        // The VJP of the `vary` in it.
+        ("stablehlo.all_reduce", "weight.vary(Axis::Data)"),
+        ("stablehlo.divide", "/ 8.0"),
+    ] {
+        let source = include_str!("golden.rs").lines().nth(source_line(op) - 1).unwrap();
+        assert!(source.contains(code), "{op} is said to come from: {source}");
+    }
+}

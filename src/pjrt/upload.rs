@@ -1,0 +1,103 @@
+//! From host memory to the devices.
+
+use std::ptr;
+use std::sync::Arc;
+
+use hlo::Literal;
+
+use super::abi::*;
+use super::buffer::{Block, Buffers, ValueType, buffer_type};
+use super::client::{Client, Placement};
+use super::event::Event;
+use super::plugin::call;
+use super::{Error, Result};
+
+impl Client {
+    /// Puts one literal on each addressable device, in the order of [`Self::devices`]. All must have
+    /// one dtype and dims. Literals are lent to the plugin rather than copied where it can use host
+    /// memory in place, which takes about a microsecond whatever their size.
+    ///
+    /// # Errors
+    /// [`Error::Upload`] when number, dtypes or dims do not fit, or what the plugin reports.
+    pub fn upload(&self, literals: &[Arc<Literal>]) -> Result<Buffers> {
+        self.upload_on(self.placement(), literals)
+    }
+
+    /// Puts the same literal on every addressable device.
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    pub fn upload_replicated(&self, literal: Arc<Literal>) -> Result<Buffers> {
+        self.upload_on(self.placement(), &vec![literal; self.devices().len()])
+    }
+
+    /// [`Self::upload`] for the devices of an executable that runs on some of them, or in another
+    /// order: see [`super::Executable::placement`].
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    pub fn upload_on(&self, placement: &Placement, literals: &[Arc<Literal>]) -> Result<Buffers> {
+        if placement.iter().any(|device| *device >= self.devices().len()) {
+            return Err(Error::Upload {
+                reason: format!("devices {:?} of {}", &placement[..], self.devices().len()),
+            });
+        }
+        upload(self, placement, literals)
+    }
+}
+
+/// Makes one value from one literal per device of `placement`.
+fn upload(client: &Client, placement: &Placement, literals: &[Arc<Literal>]) -> Result<Buffers> {
+    let invalid = |reason: String| Err(Error::Upload { reason });
+    if literals.len() != placement.len() {
+        return invalid(format!("{} literals for {} devices", literals.len(), placement.len()));
+    }
+    let Some(first) = literals.first() else { return invalid("no literal".into()) };
+    for (replica, literal) in literals.iter().enumerate() {
+        if literal.dtype() != first.dtype() || literal.dims() != first.dims() {
+            return invalid(format!(
+                "the literal for replica {replica} is {}{:?}, that for replica 0 is {}{:?}",
+                literal.dtype(),
+                literal.dims(),
+                first.dtype(),
+                first.dims()
+            ));
+        }
+    }
+    let value_type = ValueType { dtype: first.dtype(), dims: first.dims().into() };
+    let pointers = vec![ptr::null_mut(); literals.len()].into_boxed_slice();
+    let (client, placement, types) = (client.clone(), placement.clone(), Arc::new([value_type]));
+    // A block from the start: where an upload fails it frees those before it. Destroying null is allowed.
+    let mut block = Block { client, types, placement, pointers };
+    for (replica, literal) in literals.iter().enumerate() {
+        match upload_one(&block.client, block.placement.device(replica), literal) {
+            Ok(pointer) => block.pointers[replica] = pointer,
+            Err(error) => {
+                drop(block.into_value());
+                return Err(error);
+            }
+        }
+    }
+    Ok(block.into_value())
+}
+
+fn upload_one(client: &Client, device: usize, literal: &Arc<Literal>) -> Result<*mut PJRT_Buffer> {
+    let dims: Vec<i64> = literal.dims().iter().map(|dim| *dim as i64).collect();
+    let mut args = PJRT_Client_BufferFromHostBuffer_Args {
+        client: client.raw(),
+        data: literal.bytes().as_ptr().cast(),
+        r#type: buffer_type(literal.dtype()),
+        dims: dims.as_ptr(),
+        num_dims: dims.len(),
+        host_buffer_semantics: host_buffer_semantics::IMMUTABLE_ZERO_COPY,
+        device: client.raw_device(device),
+        ..PJRT_Client_BufferFromHostBuffer_Args::new()
+    };
+    // SAFETY: client and device are live; dims live through the call; the literal has the bytes that
+    // dtype and dims say, and is kept, unchanged since behind an `Arc`, until the event says that the
+    // plugin has no more use for it.
+    unsafe { call!(client.plugin(), PJRT_Client_BufferFromHostBuffer, args) }?;
+    let done = Event::new(*client.plugin(), args.done_with_host_buffer);
+    done.keep_until_ready(literal.clone())?;
+    Ok(args.buffer)
+}

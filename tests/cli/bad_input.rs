@@ -1,0 +1,217 @@
+//! What is refused: in words that say what to change, with exit code 1 (2 for wrong usage), and without
+//! touching what an earlier run left behind.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
+
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+
+use super::{DIGITS, file, lockstep, lockstep_with, metrics, summary, text, train_args};
+
+/// Runs it with `--out` a directory that holds an earlier run.
+#[track_caller]
+fn refused(mut args: Vec<String>, env: &[(&str, &Path)], fragments: &[&str]) -> String {
+    let out = tempfile::tempdir().unwrap();
+    let names = ["metrics.jsonl", "params.safetensors", "summary.json"];
+    for name in names {
+        file(out.path(), name, b"of an earlier run");
+    }
+    args.extend(["--out".to_owned(), text(out.path()).to_owned()]);
+    let done = lockstep_with(&args, env);
+    assert_eq!(done.code, Some(1), "{args:?}: {}", done.stderr);
+    assert_eq!(done.stdout, "", "{args:?}");
+    let errors = done.stderr.lines().filter(|line| line.starts_with("error: ")).count();
+    assert_eq!(errors, 1, "{args:?}: {}", done.stderr);
+    for fragment in fragments.iter().chain(&["error: "]) {
+        assert!(done.stderr.contains(fragment), "{args:?}: {fragment:?} is not in {}", done.stderr);
+    }
+    assert!(!done.stderr.contains("panicked"), "{args:?}: {}", done.stderr);
+    for name in names {
+        assert_eq!(fs::read(out.path().join(name)).unwrap(), b"of an earlier run", "{args:?}");
+    }
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), names.len(), "{args:?}");
+    done.stderr
+}
+
+#[test]
+fn keys_and_values() {
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["train.stepz=5"], &["train.stepz: unknown key, did you mean \"steps\"?"]),
+        (&["train.lr=0.1"], &["did you mean \"schedule.peak\"?"]),
+        (&["train.global_batch=66"], &["does not divide", "4 replicas", "64 or 68"]),
+        (&["train.global_batch=2000"], &["1437 training examples", "at most 1437"]),
+        (&["mesh.data=1000", "train.batch_per_replica=1"], &["1000 replicas", "`cpu` has 256"]),
+        (&["train.steps=0"], &["train.steps: found 0", "1 or more"]),
+        (&["train.steps=1"], &["warm-up of 22 steps is longer than the run of 1"]),
+        (&["schedule.peak=-1"], &["schedule.peak: found -1", "above 0"]),
+        (&["model.hidden=[1000000000, 1000000000]"], &["the model does not trace", "2^40"]),
+        (&["data.path=nowhere.gz"], &["cannot read the data file", "nowhere.gz", "data.path"]),
+        (&["data.path=."], &["cannot read the data file", "is a directory", "data.path"]),
+        (&["device.backend=gpu"], &["\"gpu\" is no backend, did you mean \"cuda\"?"]),
+        (&["device.backend=./nowhere.so"], &["cannot read the plugin", "nowhere.so"]),
+        (&["device.backend=./digits.toml"], &["is not a PJRT plugin"]),
+    ];
+    for (sets, fragments) in cases {
+        refused(train_args(sets, &[]), &[], fragments);
+    }
+}
+
+#[test]
+fn configuration_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = fs::read_to_string(DIGITS).unwrap();
+    let data = Path::new(DIGITS).with_file_name("data");
+    let good = good.replace("data/", &format!("{}/", text(&data)));
+    let cases: [(&str, &[u8], &[&str]); 4] = [
+        ("empty.toml", b"", &["empty.toml: model.name: missing; allowed: \"mlp\""]),
+        ("binary.toml", b"\xff\xfe[\0m\0", &["cannot read the configuration", "UTF-8"]),
+        ("broken.toml", b"[model\n", &["broken.toml is not valid TOML", "line 1"]),
+        (
+            "typo.toml",
+            &good.replace("[schedule]", "[scedule]").into_bytes(),
+            &["scedule: unknown key, did you mean \"schedule\"?"],
+        ),
+    ];
+    for (name, contents, fragments) in cases {
+        let path = file(dir.path(), name, contents);
+        refused(vec!["train".to_owned(), text(&path).to_owned()], &[], fragments);
+    }
+    for path in [dir.path(), &dir.path().join("nowhere.toml")] {
+        let fragments = ["cannot read the configuration", text(path), "(os error"];
+        let said = refused(vec!["train".to_owned(), text(path).to_owned()], &[], &fragments);
+        assert_eq!(said.matches("(os error").count(), 1, "{said}");
+    }
+
+    // As editors on Windows leave them, they are fine.
+    for contents in [good.replace('\n', "\r\n"), format!("\u{feff}{good}")] {
+        let path = file(dir.path(), "windows.toml", contents.as_bytes());
+        lockstep(&["hlo", text(&path)]).succeeded();
+    }
+}
+
+#[test]
+fn data_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let shipped = fs::read(Path::new(DIGITS).with_file_name("data/digits.csv.gz")).unwrap();
+    let truncated = file(dir.path(), "truncated.gz", &shipped[..shipped.len() / 2]);
+    let mut rows = String::new();
+    GzDecoder::new(&shipped[..]).read_to_string(&mut rows).unwrap();
+    let mut lines: Vec<_> = rows.lines().map(str::to_owned).collect();
+    let (pixels, _) = lines[2].rsplit_once(',').unwrap();
+    lines[2] = format!("{pixels},10");
+    let mut encoder = GzEncoder::new(vec![], Compression::fast());
+    encoder.write_all(lines.join("\n").as_bytes()).unwrap();
+    let mislabelled = file(dir.path(), "mislabelled.gz", &encoder.finish().unwrap());
+
+    let cases: [(&Path, &[&str]); 2] = [
+        (&truncated, &["truncated.gz is not a whole gzip file", "get it anew"]),
+        (&mislabelled, &["mislabelled.gz line 3: found label \"10\"", "0 to 9"]),
+    ];
+    for (path, fragments) in cases {
+        refused(train_args(&[&format!("data.path={}", text(path))], &[]), &[], fragments);
+    }
+}
+
+#[test]
+fn parameters_to_start_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = ["model.hidden=[8]", "train.epochs=1"];
+    lockstep(&train_args(&small, &["--out", text(dir.path())])).succeeded();
+    let other_model = dir.path().join("params.safetensors");
+    let bytes = fs::read(&other_model).unwrap();
+    let damaged = file(dir.path(), "damaged", &bytes[..bytes.len() - 3]);
+    let cases: [(&Path, &[&str]); 4] = [
+        (&other_model, &["`blocks.0.linear.weight` is F32[8, 64]", "model's is f32[256, 64]"]),
+        (&damaged, &["cannot read the parameters", "damaged"]),
+        (Path::new(DIGITS), &["digits.toml: it is no safetensors file, or damaged"]),
+        (&dir.path().join("nowhere"), &["cannot read the parameters", "nowhere"]),
+    ];
+    for (path, fragments) in cases {
+        refused(train_args(&[], &["--init", text(path)]), &[], fragments);
+    }
+}
+
+#[test]
+fn an_output_directory_that_cannot_be_written_stops_the_run_before_it_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let occupied = file(dir.path(), "file", b"mine");
+    for out in [occupied.join("below"), occupied.clone()] {
+        let done = lockstep(&train_args(&[], &["--out", text(&out)]));
+        assert_eq!(done.code, Some(1), "{}", done.stderr);
+        let expected = format!("error: cannot write into the output directory {}", text(&out));
+        assert!(done.stderr.starts_with(&expected), "{}", done.stderr);
+        assert!(done.stderr.contains("choose another with --out"), "{}", done.stderr);
+    }
+    assert_eq!(fs::read(&occupied).unwrap(), b"mine");
+}
+
+#[test]
+fn no_plugin_and_no_network() {
+    let cache = tempfile::tempdir().unwrap();
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli");
+    let script = tests.join("pip_offline.sh");
+    let offline = [("LOCKSTEP_CACHE", cache.path()), ("LOCKSTEP_PYTHON", &script)];
+    let fragments = ["No matching distribution", "pip download", "PIP_FIND_LINKS=wheels"];
+    let said = refused(train_args(&[], &[]), &offline, &fragments);
+    assert!(said.starts_with("fetching the CPU plugin with pip, once"), "{said}");
+
+    let nowhere = tests.join("no_such_python");
+    let no_python = [("LOCKSTEP_CACHE", cache.path()), ("LOCKSTEP_PYTHON", &nowhere)];
+    refused(train_args(&[], &[]), &no_python, &["cannot start", "LOCKSTEP_PYTHON"]);
+    let cuda = ["`lockstep plugin install cuda` does it"];
+    refused(train_args(&["device.backend=cuda"], &[]), &offline, &cuda);
+
+    // What is wrong with the machine is also what doctor says, and still a line of JSON.
+    let doctor = lockstep_with(&["doctor", "--json"], &offline);
+    assert_eq!(doctor.code, Some(1), "{}", doctor.stderr);
+    let problem = &doctor.json()["plugins"][0]["problem"];
+    assert!(problem.as_str().unwrap().contains("lockstep plugin install cpu"), "{problem}");
+    let listed = lockstep_with(&["plugin", "list", "--json"], &offline).succeeded().json();
+    assert!(listed[0]["path"].is_null(), "{listed}");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_the_run_and_keeps_what_there_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets =
+        ["optimizer.name=sgd", "schedule.peak=1e30", "schedule.warmup_steps=0", "mesh.data=2"];
+    let done = lockstep(&train_args(&sets, &["--out", text(dir.path())]));
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
+    let said = "error: step 1: the loss is not finite on replicas 0, 1; the parameters are left as they \
+                were before it";
+    assert!(done.stderr.contains(said), "{}", done.stderr);
+    assert!(done.stderr.contains("train.on_nonfinite = \"skip\""), "{}", done.stderr);
+    let lines = metrics(dir.path());
+    assert_eq!(lines.len(), 2);
+    assert!(lines[0]["loss"].is_number() && lines[1]["loss"].is_null());
+    let summary = summary(dir.path());
+    assert_eq!((&summary["steps"], summary["final_loss"].is_null()), (&2.into(), true));
+    assert!(dir.path().join("params.safetensors").is_file());
+}
+
+#[test]
+fn wrong_usage_exits_with_2() {
+    let cases: &[(&[&str], &str)] = &[
+        (&[], "Usage: lockstep <COMMAND>"),
+        (&["tran", DIGITS], "'train'"),
+        (&["train"], "<CONFIG>"),
+        (&["train", DIGITS, "--set"], "SECTION.KEY=VALUE"),
+        (&["train", DIGITS, "--steps", "5"], "--set"),
+        (&["train", DIGITS, "--out"], "--out <DIR>"),
+        (&["bench", DIGITS, "--steps", "0"], "0 is not in 1.."),
+        (&["hlo", DIGITS, "--stage", "gradient"], "loss, grad, step"),
+        (&["plugin", "instal", "cpu"], "'install'"),
+    ];
+    for (args, fragment) in cases {
+        let done = lockstep(args);
+        assert_eq!(done.code, Some(2), "{args:?}: {}", done.stderr);
+        assert_eq!(done.stdout, "", "{args:?}");
+        assert!(done.stderr.contains(fragment), "{args:?}: {}", done.stderr);
+    }
+    let done = lockstep(&["plugin", "install", "gpu"]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stderr.contains("known are cpu, cuda, tpu"), "{}", done.stderr);
+}

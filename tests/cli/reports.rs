@@ -1,0 +1,123 @@
+//! `hlo`, `bench`, `plugin` and `doctor`.
+
+use super::{DIGITS, keys, lockstep, set};
+
+/// The inputs of the program: name, type, and whether the caller gives the buffer away.
+fn inputs(program: &str) -> Vec<(&str, &str, bool)> {
+    let arguments = program.lines().filter(|line| line.trim_start().starts_with("%arg"));
+    let arguments = arguments.take_while(|line| line.contains(" // "));
+    arguments
+        .map(|line| {
+            let (declaration, name) = line.split_once(" // ").unwrap();
+            let (_, ty) = declaration.split_once(": ").unwrap();
+            let end = ty.find('>').unwrap() + 1;
+            (name, &ty[..end], declaration.contains("tf.aliasing_output"))
+        })
+        .collect()
+}
+
+/// The types that all_reduces over `groups` take, those of all of them together.
+fn reduced_types<'a>(program: &'a str, groups: &str) -> Vec<&'a str> {
+    let lines = program.lines().filter(|line| line.contains("stablehlo.all_reduce"));
+    let types = lines.flat_map(|line| {
+        assert!(line.contains(&format!("replica_groups = dense<{groups}>")), "{line}");
+        let (_, signature) = line.rsplit_once(") : (").unwrap_or_else(|| panic!("{line}"));
+        let (operands, _) = signature.split_once(") -> ").unwrap_or_else(|| panic!("{line}"));
+        operands.split(", ")
+    });
+    types.collect()
+}
+
+#[test]
+fn every_gradient_goes_through_an_all_reduce() {
+    for (stage, bucket_bytes) in [("step", "auto"), ("step", "0"), ("grad", "auto"), ("grad", "0")]
+    {
+        let set = format!("parallel.bucket_bytes={bucket_bytes}");
+        let done = lockstep(&["hlo", DIGITS, "--stage", stage, "--set", &set]).succeeded();
+        let program = &done.stdout;
+        let inputs = inputs(program);
+        let params: Vec<_> =
+            inputs.iter().filter(|(name, ..)| name.starts_with("params.")).collect();
+        assert_eq!(params.len(), 10, "two blocks of four, and the head's two");
+        let mut reduced = reduced_types(program, "[[0, 1, 2, 3]]");
+        for (name, ty, _) in params {
+            let at = reduced.iter().position(|reduced| reduced == ty);
+            reduced.remove(at.unwrap_or_else(|| panic!("{stage}: {name}: {ty} is not reduced")));
+        }
+        assert_eq!(reduced, ["tensor<f32>"; 2], "loss and weight are left");
+        let num_calls = program.matches("\"stablehlo.all_reduce\"").count();
+        assert_eq!(num_calls, if bucket_bytes == "0" { 12 } else { 1 }, "{stage}");
+    }
+}
+
+#[test]
+fn the_state_is_donated_and_nothing_else() {
+    let done = lockstep(&["hlo", DIGITS]).succeeded();
+    let inputs = inputs(&done.stdout);
+    // Ten parameters, two moments of each, `step` and `num_skipped`.
+    assert_eq!(inputs.iter().filter(|(.., donated)| *donated).count(), 32);
+    for (name, _, donated) in inputs {
+        let is_input = name == "seed" || name == "learning_rate" || name.starts_with("batch.");
+        assert_eq!(donated, !is_input, "{name}");
+    }
+}
+
+#[test]
+fn the_loss_alone_needs_two_sums() {
+    let done = lockstep(&["hlo", DIGITS, "--stage", "loss", "--set", "mesh.data=2"]).succeeded();
+    assert_eq!(reduced_types(&done.stdout, "[[0, 1]]"), ["tensor<f32>"; 2]);
+    assert!(inputs(&done.stdout).iter().all(|(.., donated)| !donated));
+}
+
+#[test]
+fn bench_prints_a_line_of_json() {
+    let args = ["bench", DIGITS, "--steps", "3", "--json", "--set", "mesh.data=2"];
+    let figures = lockstep(&args).succeeded().json();
+    let expected = [
+        "median_step_ms",
+        "host_ms_per_step",
+        "first_step_secs",
+        "compute_only_ms",
+        "num_replicas",
+    ];
+    assert_eq!(keys(&figures), set(&expected));
+    assert_eq!(figures["num_replicas"], 2);
+    for key in expected {
+        assert!(figures[key].as_f64().unwrap() > 0.0, "{key}: {figures}");
+    }
+    let text = lockstep(&["bench", DIGITS, "--steps", "2"]).succeeded().stdout;
+    assert!(text.contains("replicas               4\n"), "{text}");
+    assert!(text.contains("median of 2, each waited for"), "{text}");
+}
+
+#[test]
+fn plugins_are_listed() {
+    let listed = lockstep(&["plugin", "list", "--json"]).succeeded().json();
+    let plugins = listed.as_array().unwrap();
+    let names: Vec<_> = plugins.iter().map(|plugin| plugin["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["cpu", "cuda", "tpu"]);
+    for plugin in plugins {
+        let expected = ["name", "pinned_version", "installed_version", "path"];
+        assert_eq!(keys(plugin), set(&expected));
+    }
+    assert_eq!(plugins[0]["installed_version"], plugins[0]["pinned_version"]);
+    let path = plugins[0]["path"].as_str().unwrap();
+    assert!(lockstep(&["plugin", "list"]).succeeded().stdout.contains(path));
+    // Once installed, installing does no more than say where.
+    assert!(lockstep(&["plugin", "install", "cpu"]).succeeded().stdout.contains(path));
+}
+
+#[test]
+fn doctor_tries_the_cpu_plugin() {
+    // Its exit code also depends on other plugins that this machine may have.
+    let done = lockstep(&["doctor", "--json"]);
+    let report = done.json();
+    assert_eq!(keys(&report), set(&["os", "arch", "cores", "cache_dir", "plugins"]));
+    let cpu = &report["plugins"][0];
+    let expected = ["name", "path", "api_version", "platform", "num_devices", "problem"];
+    assert_eq!(keys(cpu), set(&expected));
+    assert_eq!((&cpu["name"], &cpu["platform"]), (&"cpu".into(), &"cpu".into()));
+    assert_eq!((&cpu["num_devices"], cpu["problem"].is_null()), (&2.into(), true), "{cpu}");
+    let text = lockstep(&["doctor"]).stdout;
+    assert!(text.contains(cpu["path"].as_str().unwrap()), "{text}");
+}

@@ -1,0 +1,129 @@
+//! What `train` achieves, says and leaves behind.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use super::{keys, lockstep, metrics, set, summary, text, train_args};
+
+const STEP_FIELDS: [&str; 8] =
+    ["step", "loss", "lr", "grad_norm", "step_ms", "host_ms", "data_wait_ms", "examples_per_sec"];
+const EVAL_FIELDS: [&str; 3] = ["step", "eval_loss", "eval_accuracy"];
+const SUMMARY_FIELDS: [&str; 9] = [
+    "steps",
+    "num_replicas",
+    "global_batch",
+    "final_loss",
+    "eval_loss",
+    "eval_accuracy",
+    "median_step_ms",
+    "first_step_secs",
+    "params_fingerprint",
+];
+
+#[test]
+fn digits_are_learned_on_any_number_of_replicas() {
+    super::install_plugin();
+    for num_replicas in [1, 2, 4, 8] {
+        let started = Instant::now();
+        let replicas = format!("mesh.data={num_replicas}");
+        let done = lockstep(&train_args(&[&replicas], &["--json"])).succeeded();
+        let took = started.elapsed();
+        let summary = done.json();
+        let accuracy = summary["eval_accuracy"].as_f64().unwrap();
+        assert!(accuracy >= 0.96, "{accuracy} on {num_replicas} replicas");
+        assert!(took < Duration::from_secs(30), "{took:?} on {num_replicas} replicas");
+        assert_eq!(
+            (&summary["num_replicas"], &summary["steps"]),
+            (&num_replicas.into(), &660.into())
+        );
+        let said =
+            format!("64 = {} microbatch * 1 num_microbatches * {num_replicas}", 64 / num_replicas);
+        assert!(done.stderr.contains(&said), "{}", done.stderr);
+    }
+}
+
+#[test]
+fn a_run_leaves_metrics_summary_and_parameters() {
+    let dir = tempfile::tempdir().unwrap();
+    // A directory that is not there yet.
+    let out = dir.path().join("runs/first");
+    let sets = ["train.epochs=2", "train.eval_every=20", "mesh.data=2"];
+    let done = lockstep(&train_args(&sets, &["--out", text(&out), "--json"])).succeeded();
+
+    let (evals, steps): (Vec<_>, Vec<_>) =
+        metrics(&out).into_iter().partition(|line| line.get("eval_loss").is_some());
+    for line in &steps {
+        assert_eq!(keys(line), set(&STEP_FIELDS));
+        assert!(line.as_object().unwrap().values().all(|value| value.is_number()), "{line}");
+    }
+    let numbers: Vec<_> = steps.iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (0..44).collect::<Vec<_>>());
+    for line in &evals {
+        assert_eq!(keys(line), set(&EVAL_FIELDS));
+    }
+    let after: Vec<_> = evals.iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(after, [20, 40, 44]);
+
+    let summary = summary(&out);
+    assert_eq!(done.json(), summary, "--json prints what summary.json holds");
+    assert_eq!(keys(&summary), set(&SUMMARY_FIELDS));
+    assert_eq!((&summary["steps"], &summary["global_batch"]), (&44.into(), &64.into()));
+    assert_eq!(summary["final_loss"], steps[43]["loss"]);
+    assert_eq!(summary["eval_accuracy"], evals[2]["eval_accuracy"]);
+    assert_eq!(summary["params_fingerprint"].as_str().unwrap().len(), 64);
+
+    // The same run again is the same bit for bit, and takes the place of the first.
+    let again = lockstep(&train_args(&sets, &["--out", text(&out), "--json"])).succeeded();
+    assert_eq!(again.json()["params_fingerprint"], summary["params_fingerprint"]);
+    assert_eq!(metrics(&out).len(), 47);
+    let mut left: Vec<_> =
+        fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["metrics.jsonl", "params.safetensors", "summary.json"]);
+
+    // A rate below half of the smallest difference between two f32 changes no parameter, so that what
+    // is evaluated is what was read; and on another number of replicas.
+    let still = [
+        "optimizer.name=sgd",
+        "schedule.peak=1e-30",
+        "schedule.warmup_steps=0",
+        "train.steps=1",
+        "mesh.data=4",
+    ];
+    let params = out.join("params.safetensors");
+    let read =
+        lockstep(&train_args(&still, &["--init", text(&params), "--json"])).succeeded().json();
+    assert_eq!(read["params_fingerprint"], summary["params_fingerprint"]);
+    assert_eq!(read["eval_accuracy"], summary["eval_accuracy"]);
+}
+
+#[test]
+fn without_json_the_outcome_is_a_line() {
+    let done = lockstep(&train_args(&["train.epochs=1", "mesh.data=1"], &[])).succeeded();
+    let line = done.stdout.trim_end();
+    assert!(line.starts_with("test accuracy 0.") && line.ends_with(" after 22 steps"), "{line}");
+}
+
+#[test]
+fn updates_that_are_not_finite_are_counted_and_left_out_if_asked_for() {
+    let sets = [
+        "optimizer.name=sgd",
+        "schedule.peak=1e30",
+        "schedule.warmup_steps=0",
+        "train.steps=5",
+        "train.on_nonfinite=skip",
+        "mesh.data=2",
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let done = lockstep(&train_args(&sets, &["--out", text(dir.path())])).succeeded();
+    // The first step's loss is that of the initial parameters, and its update is what blows up.
+    for (step, count) in [(1, 1), (4, 4)] {
+        let said = format!(
+            "step {step}: the loss is not finite on replicas 0, 1; its update was left out ({count} so far)"
+        );
+        assert!(done.stderr.contains(&said), "{}", done.stderr);
+    }
+    let summary = summary(dir.path());
+    assert_eq!((&summary["steps"], &summary["final_loss"]), (&5.into(), &serde_json::Value::Null));
+    assert_eq!(metrics(dir.path()).len(), 6, "five steps and the evaluation");
+}

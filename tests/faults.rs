@@ -1,0 +1,207 @@
+//! Faults that no configuration can express: a model that is wrong, data that is bad in one place or
+//! stops coming. Each is named, and what the run had done by then is kept.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use hlo::DType;
+use lockstep::config::Config;
+use lockstep::data::{self, Field, Sampler, Source, Splits};
+use lockstep::train::{self, Job, Options, Outcome};
+use models::mlp::Mlp;
+use models::{Batch, Initializer, Loss, Model, Scope, layers, loss};
+
+const NUM_REPLICAS: usize = 4;
+const NUM_STEPS: u64 = 12;
+
+/// Four replicas of a small classifier; `sets` on top.
+fn config(sets: &[&str]) -> Config {
+    let text = r#"
+        model = { name = "mlp", hidden = [8] }
+        data = { source = "synthetic" }
+        train = { global_batch = 16, steps = 12 }
+        optimizer = { name = "sgd" }
+        schedule = { name = "constant", peak = 0.1 }
+        mesh = { data = 4 }
+    "#;
+    let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
+    Config::parse(text, Path::new("faults.toml"), &sets).unwrap()
+}
+
+/// 256 examples of 8 numbers and a label, of which one is not as it should be.
+struct Examples {
+    fields: [Field; 2],
+    bad: Option<(u64, Bad)>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Bad {
+    NotANumber,
+    Unreadable,
+}
+
+impl Examples {
+    fn splits(bad: Option<(u64, Bad)>) -> Splits {
+        let fields = [
+            Field { name: "x", dtype: DType::F32, dims: vec![8] },
+            Field { name: "y", dtype: DType::I32, dims: vec![] },
+        ];
+        let eval = Self { fields: fields.clone(), bad: None };
+        Splits { train: Arc::new(Self { fields, bad }), eval: Arc::new(eval) }
+    }
+}
+
+impl Source for Examples {
+    fn num_examples(&self) -> u64 {
+        256
+    }
+
+    fn num_classes(&self) -> usize {
+        4
+    }
+
+    fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    fn read(&self, example: u64, out: &mut [&mut [u8]]) -> Result<(), data::Error> {
+        let bad = self.bad.filter(|(id, _)| *id == example).map(|(_, bad)| bad);
+        if bad == Some(Bad::Unreadable) {
+            return Err(data::Error::NoSuchExample { example, num_examples: example });
+        }
+        let mut x: [f32; 8] = std::array::from_fn(|i| ((example + i as u64) % 4) as f32);
+        if bad == Some(Bad::NotANumber) {
+            x[3] = f32::NAN;
+        }
+        out[0].copy_from_slice(bytemuck::cast_slice(&x));
+        out[1].copy_from_slice(&((example % 4) as i32).to_ne_bytes());
+        Ok(())
+    }
+}
+
+/// Trains with files in `out`.
+fn train(
+    sets: &[&str],
+    model: &dyn Model,
+    splits: &Splits,
+    out: &Path,
+) -> Result<Outcome, train::Error> {
+    let config = config(sets);
+    let options = Options { out: Some(out.to_owned()), ..Options::default() };
+    train::train(&Job { config: &config, model, splits }, &options)
+}
+
+fn mlp() -> Mlp {
+    Mlp { config: models::mlp::Config { hidden: vec![8], ..Default::default() }, num_classes: 4 }
+}
+
+fn num_lines(out: &Path) -> usize {
+    fs::read_to_string(out.join("metrics.jsonl")).unwrap().lines().count()
+}
+
+/// Steps of the summary.
+fn num_steps(out: &Path) -> u64 {
+    let text = fs::read_to_string(out.join("summary.json")).unwrap();
+    serde_json::from_str::<serde_json::Value>(&text).unwrap()["steps"].as_u64().unwrap()
+}
+
+/// The bad example comes in this step, to this replica.
+const STEP: u64 = 5;
+const REPLICA: usize = 2;
+
+/// The data with the bad example where it is expected, and its id.
+fn bad_splits(bad: Bad) -> (Splits, u64) {
+    let ids = Sampler::new(0, 256, 16).batch(STEP);
+    let example = ids[REPLICA * 16 / NUM_REPLICAS + 1];
+    (Examples::splits(Some((example, bad))), example)
+}
+
+#[test]
+fn an_example_that_is_not_a_number_is_traced_to_step_and_replica() {
+    let (splits, _) = bad_splits(Bad::NotANumber);
+    let dir = tempfile::tempdir().unwrap();
+    let error = train(&[], &mlp(), &splits, dir.path()).unwrap_err();
+    let expected = format!("step {STEP}: the loss is not finite on replica {REPLICA}; ");
+    assert!(error.to_string().starts_with(&expected), "{expected}: {error}");
+    assert!(matches!(error, train::Error::NonFinite { step: found, .. } if found == STEP));
+    assert_eq!((num_lines(dir.path()), num_steps(dir.path())), (STEP as usize + 1, STEP + 1));
+
+    // The parameters are those before that step: as if the run had been that long.
+    let stopped = fs::read(dir.path().join("params.safetensors")).unwrap();
+    let steps = format!("train.steps={STEP}");
+    train(&[&steps], &mlp(), &splits, dir.path()).unwrap();
+    assert_eq!(fs::read(dir.path().join("params.safetensors")).unwrap(), stopped);
+}
+
+#[test]
+fn an_example_that_is_not_a_number_can_be_left_out() {
+    let (splits, _) = bad_splits(Bad::NotANumber);
+    let dir = tempfile::tempdir().unwrap();
+    let skip = ["train.on_nonfinite=skip"];
+    let outcome = train(&skip, &mlp(), &splits, dir.path()).unwrap();
+    assert_eq!(outcome.summary.steps, NUM_STEPS);
+    assert!(outcome.summary.final_loss.is_some_and(f64::is_finite), "{:?}", outcome.summary);
+    let text = fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
+    let steps = text.lines().take(NUM_STEPS as usize).enumerate();
+    for (index, line) in steps {
+        assert_eq!(line.contains("\"loss\":null"), index as u64 == STEP, "{line}");
+    }
+}
+
+#[test]
+fn data_that_stop_coming_end_the_run_behind_the_last_step_that_had_them() {
+    let (splits, example) = bad_splits(Bad::Unreadable);
+    let dir = tempfile::tempdir().unwrap();
+    let error = train(&[], &mlp(), &splits, dir.path()).unwrap_err();
+    assert!(error.to_string().contains(&format!("example {example}")), "{error}");
+    assert_eq!((num_lines(dir.path()), num_steps(dir.path())), (STEP as usize, STEP));
+    assert!(dir.path().join("params.safetensors").is_file());
+}
+
+/// A model, what is said about it, and the line of this file that is at fault.
+type Case = (for<'g> fn(&Scope<'g>, &Batch<'g>) -> Loss<'g>, &'static [&'static str], u32);
+
+fn classify<'g>(batch: &Batch<'g>, logits: hlo::Tensor<'g>) -> Loss<'g> {
+    loss::cross_entropy(logits, batch.field("y"), batch.weight)
+}
+
+fn logits<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> hlo::Tensor<'g> {
+    layers::linear(&scope.at("head"), batch.field("x"), 4, Initializer::lecun_normal(8))
+}
+
+fn added<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+    classify(batch, logits(scope, batch) + batch.field("x"))
+}
+const ADDED: u32 = line!() - 2;
+
+fn reshaped<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+    classify(batch, logits(scope, batch).reshape(&[3, 5]))
+}
+const RESHAPED: u32 = line!() - 2;
+
+fn without_field<'g>(_: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+    classify(batch, batch.field("image"))
+}
+const WITHOUT_FIELD: u32 = line!() - 2;
+
+#[test]
+fn a_model_whose_shapes_do_not_meet_is_refused_with_op_and_line() {
+    let cases: [Case; 3] = [
+        (added, &["add(f32[4, 4]{data}, f32[4, 8]{data})", "different dims"], ADDED),
+        (reshaped, &["reshape(f32[4, 4]{data})", "[3, 5]"], RESHAPED),
+        (without_field, &["no field `image`; it has x, y"], WITHOUT_FIELD),
+    ];
+    for (model, fragments, line) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let error = train(&[], &model, &Examples::splits(None), dir.path()).unwrap_err();
+        let message = error.to_string();
+        let place = format!("tests/faults.rs:{line}:");
+        for fragment in
+            fragments.iter().copied().chain([place.as_str(), "the model does not trace"])
+        {
+            assert!(message.contains(fragment), "{fragment:?} is not in: {message}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was written");
+    }
+}
