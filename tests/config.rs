@@ -42,7 +42,7 @@ fn good(sets: &[&str]) -> Config {
 #[test]
 fn values_and_defaults_are_read() {
     let config = good(&[]);
-    let Model::Mlp(mlp) = &config.model;
+    let Model::Mlp(mlp) = &config.model else { panic!("{:?}", config.model) };
     assert_eq!(
         (mlp.hidden.as_slice(), mlp.dropout, mlp.layer_norm),
         ([32, 16].as_slice(), 0.0, true)
@@ -89,7 +89,7 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
 
     let config = good(&["train.epochs=3", "train.steps=7", "train.steps=8", "model.hidden=[]"]);
     assert_eq!(config.train.length, Length::Steps(8));
-    let Model::Mlp(mlp) = &config.model;
+    let Model::Mlp(mlp) = &config.model else { panic!("{:?}", config.model) };
     assert!(mlp.hidden.is_empty());
 
     let sets = ["mesh.data=auto", "compile.overrides.xla_a=true", "compile.overrides.xla_b=word"];

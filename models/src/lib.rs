@@ -7,10 +7,11 @@
 pub mod layers;
 pub mod loss;
 pub mod mlp;
+pub mod resnet;
 mod scope;
 
 pub use loss::{Batch, Loss};
-pub use scope::{Initializer, Parameter, Precision, Scope, Training};
+pub use scope::{Initializer, Parameter, Precision, RunningMean, Scope, Training};
 
 /// A model: declares its parameters in the scope, and computes the loss of a batch.
 ///

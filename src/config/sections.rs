@@ -16,6 +16,8 @@ choices! {
     pub enum Model by "name" {
         /// Fully connected layers.
         "mlp" => Mlp(models::mlp::Config),
+        /// Residual networks for images.
+        "resnet" => ResNet(models::resnet::Config),
     }
 }
 
@@ -30,12 +32,19 @@ impl Section for Model {
 
     fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
         let model = Self::read_choice(choice, table)?;
-        let Self::Mlp(mlp) = &model;
-        let sizes = format!("{:?}", mlp.hidden);
-        let allowed = "a list of whole numbers, each 1 or more";
-        require(mlp.hidden.iter().all(|size| *size > 0), "hidden", sizes, allowed)?;
-        let fraction = (0.0..1.0).contains(&mlp.dropout);
-        require(fraction, "dropout", mlp.dropout, "a number from 0 to below 1")?;
+        match &model {
+            Self::Mlp(mlp) => {
+                let sizes = format!("{:?}", mlp.hidden);
+                let allowed = "a list of whole numbers, each 1 or more";
+                require(mlp.hidden.iter().all(|size| *size > 0), "hidden", sizes, allowed)?;
+                let fraction = (0.0..1.0).contains(&mlp.dropout);
+                require(fraction, "dropout", mlp.dropout, "a number from 0 to below 1")?;
+            }
+            Self::ResNet(resnet) => {
+                let group = resnet.batch_norm_group;
+                require(group > 0, "batch_norm_group", group, "a whole number, 1 or more")?;
+            }
+        }
         Ok(model)
     }
 }
@@ -66,13 +75,15 @@ pub struct Synthetic {
     pub num_examples: usize,
     /// Numbers in an example. Default 64.
     pub features: usize,
+    /// Dims of an example, like `[3, 32, 32]` for an image. Default none: a row of `features`.
+    pub image: Vec<usize>,
     /// Default 10.
     pub classes: usize,
 }
 
 impl Default for Synthetic {
     fn default() -> Self {
-        Self { num_examples: 4096, features: 64, classes: 10 }
+        Self { num_examples: 4096, features: 64, image: vec![], classes: 10 }
     }
 }
 
@@ -87,7 +98,7 @@ impl Section for Data {
 
     fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
         let data = Self::read_choice(choice, table)?;
-        if let Self::Synthetic(Synthetic { num_examples, features, classes }) = &data {
+        if let Self::Synthetic(Synthetic { num_examples, features, image, classes }) = &data {
             let counts = [
                 ("num_examples", *num_examples, 1, u32::MAX as usize),
                 ("features", *features, 1, MAX_FEATURES),
@@ -97,6 +108,10 @@ impl Section for Data {
                 let allowed = format!("a whole number from {min} to {max}");
                 require((min..=max).contains(&value), key, value, &allowed)?;
             }
+            let size = image.iter().try_fold(1usize, |size, dim| size.checked_mul(*dim));
+            let fits = size.is_some_and(|size| (1..=MAX_FEATURES).contains(&size));
+            let allowed = format!("dims whose product is from 1 to {MAX_FEATURES}");
+            require(fits, "image", format!("{image:?}"), &allowed)?;
         }
         Ok(data)
     }
