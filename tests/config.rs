@@ -75,6 +75,33 @@ fn paths_are_relative_to_the_file() {
 }
 
 #[test]
+fn text_has_defaults() {
+    let Data::Text(text) = good(&["data.source=text", "data.path=src"]).data else {
+        panic!("text")
+    };
+    assert_eq!((text.path.as_path(), text.context), (Path::new("/runs/src"), 256));
+    assert!(text.extensions.is_empty() && text.eval_fraction == 0.1);
+}
+
+#[test]
+fn tokens_are_held_out_in_one_way() {
+    let tokens = ["data.source=tokens", "data.vocab_size=70000", "data.dtype=u32"];
+    let Data::Tokens(config) = good(&tokens).data else { panic!("tokens") };
+    assert_eq!((config.eval_fraction(), config.context), (0.1, 1024));
+    let eval_path = [&tokens[..], &["data.eval_path=b.bin"]].concat();
+    let Data::Tokens(config) = good(&eval_path).data else { panic!("tokens") };
+    assert_eq!(config.eval_path.as_deref(), Some(Path::new("/runs/b.bin")));
+    let text = GOOD.replace("\"digits\"", "\"tokens\"\nvocab_size = 9\neval_path = \"b\"");
+    let with_both = text.replace("eval_path", "eval_fraction = 0.5\neval_path");
+    let message = parse(&with_both, &[]).unwrap_err().to_string();
+    assert!(message.contains("cannot be combined with data.eval_path"), "{message}");
+    let Data::Tokens(config) = parse(&text, &["data.eval_fraction=0.5"]).unwrap().data else {
+        panic!("tokens")
+    };
+    assert_eq!((config.eval_path, config.eval_fraction), (None, Some(0.5)));
+}
+
+#[test]
 fn set_reaches_keys_and_clears_the_other_of_a_pair() {
     let config = good(&["train.epochs=3", "train.batch_per_replica=8", "train.on_nonfinite=skip"]);
     assert_eq!(config.train.length, Length::Epochs(3));
@@ -111,10 +138,16 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
 
 #[test]
 fn a_configuration_survives_being_written() {
-    let variants: [&[&str]; 4] = [
+    let variants: [&[&str]; 10] = [
         &[],
         &["train.epochs=3", "optimizer.name=sgd", "schedule.base_lr=0.1", "schedule.base_batch=32"],
         &["data.source=synthetic", "mesh.data=auto", "schedule.name=step", "device.backend=/p.so"],
+        &["data.source=text", "data.path=a", "data.extensions=['rs']", "data.context=64"],
+        &["data.source=tokens", "data.vocab_size=70000", "data.dtype=u32", "data.eval_path=b"],
+        &["data.source=tokens", "data.vocab_size=256", "data.eval_fraction=0.5"],
+        &["data.source=cifar10", "data.augment=false"],
+        &["data.source=image_folder", "data.eval_path=v", "data.on_broken=skip"],
+        &["data.source=idx", "data.flat=true", "data.classes=47"],
         &["compile.overrides.a=1", "compile.overrides.b=0.5", "schedule.warmup_epochs=2"],
     ];
     for sets in variants {
@@ -262,6 +295,28 @@ fn bad_set_arguments_say_what_to_change() {
         (&["schedule.warmup_epochs=-1"], &["schedule.warmup_epochs: found -1"]),
         (&["data.source=synthetic", "data.classes=1"], &["data.classes: found 1", "from 2"]),
         (&["data.source=synthetic", "data.features=0"], &["data.features: found 0"]),
+        (&["data.source=cifar10", "data.augment=1"], &["data.augment", "true or false"]),
+        (
+            &["data.source=image_folder", "data.eval_resize=128"],
+            &["data.eval_resize: found 128", "from 224"],
+        ),
+        (
+            &["data.source=image_folder", "data.on_broken=ignore"],
+            &["data.on_broken: found \"ignore\"", "\"stop\", \"skip\""],
+        ),
+        (&["data.source=idx", "data.classes=257"], &["data.classes: found 257", "1 to 256"]),
+        (&["data.source=tokens"], &["data.vocab_size: missing"]),
+        (&["data.source=tokens", "data.vocab_size=65537"], &["data.vocab_size", "1 to 65536"]),
+        (
+            &["data.source=tokens", "data.vocab_size=9", "data.dtype=u8"],
+            &["data.dtype", "\"u16\", \"u32\""],
+        ),
+        (&["data.source=text", "data.context=0"], &["data.context: found 0", "from 1"]),
+        (
+            &["data.source=text", "data.eval_fraction=1"],
+            &["data.eval_fraction: found 1", "below 1"],
+        ),
+        (&["data.source=text", "data.extensions=rs"], &["data.extensions: found string", "a list"]),
     ];
     for (sets, expected) in cases {
         let error = parse(GOOD, sets).expect_err(&format!("{sets:?}")).to_string();

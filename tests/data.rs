@@ -54,6 +54,38 @@ fn a_run_continues_in_the_middle_as_if_it_had_not_stopped() {
     assert_eq!(rest.iter().map(|batch| whole(batch, "x")).collect::<Vec<_>>(), elsewhere);
 }
 
+/// What is changed at random follows the example and the epoch, not the replica or the place in a run.
+#[test]
+fn augmented_pixels_are_the_same_on_any_number_of_replicas_and_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    for (index, name) in ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4"]
+        .into_iter()
+        .chain(["data_batch_5", "test_batch"])
+        .enumerate()
+    {
+        let bytes: Vec<_> = (0..4 * 3073)
+            .map(|place| if place % 3073 == 0 { index as u8 } else { (place * 7 + index) as u8 })
+            .collect();
+        std::fs::write(dir.path().join(format!("{name}.bin")), bytes).unwrap();
+    }
+    let config = config::Cifar10 { path: dir.path().to_owned(), augment: true };
+    let splits = open(&config::Data::Cifar10(config), 5).unwrap();
+    let batches = |n| TrainBatches::new(splits.train.clone(), 5, 8, n).unwrap();
+    // Two batches an epoch: epochs 0 to 3.
+    let all: Vec<_> = batches(1).range(0, 8).map(|batch| whole(&batch.unwrap(), "x")).collect();
+    for n in [2, 4, 8] {
+        let rest: Vec<_> =
+            batches(n).range(3, 8).map(|batch| whole(&batch.unwrap(), "x")).collect();
+        assert!(all[3..] == rest, "{n}");
+    }
+    let plain = EvalBatches::new(splits.train.clone(), 4, 1).unwrap();
+    let plain: Vec<_> = plain.iter().flat_map(|batch| whole(&batch.unwrap(), "x")).collect();
+    let images: Vec<_> = plain.chunks(3072).collect();
+    let seen = all.iter().flat_map(|batch| batch.chunks(3072));
+    let num_unchanged = seen.filter(|image| images.contains(image)).count();
+    assert!(num_unchanged <= 4, "{num_unchanged} of 64 images are as in the file");
+}
+
 #[test]
 fn evaluation_covers_each_example_once_on_any_number_of_replicas() {
     for num_examples in [1, 15, 16, 17, 100] {

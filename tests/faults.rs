@@ -65,7 +65,12 @@ impl Source for Examples {
         &self.fields
     }
 
-    fn read(&self, example: u64, out: &mut [&mut [u8]]) -> Result<(), data::Error> {
+    fn read(
+        &self,
+        example: u64,
+        _epoch: Option<u64>,
+        out: &mut [&mut [u8]],
+    ) -> Result<(), data::Error> {
         let bad = self.bad.filter(|(id, _)| *id == example).map(|(_, bad)| bad);
         if bad == Some(Bad::Unreadable) {
             return Err(data::Error::NoSuchExample { example, num_examples: example });

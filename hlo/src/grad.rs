@@ -342,7 +342,7 @@ fn unbroadcast<'g>(x: Tensor<'g>, broadcast_dims: &[usize], ct: Tensor<'g>) -> T
     }
     let sum = ct.reduce_sum(&summed);
     // Stretched dims of size 1 come back.
-    if sum.shape() == from { sum } else { sum.reshape(&from) }
+    sum.reshape(&from)
 }
 
 fn unslice<'g>(x: Tensor<'g>, start: &[usize], strides: &[usize], ct: Tensor<'g>) -> Tensor<'g> {

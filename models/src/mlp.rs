@@ -36,10 +36,12 @@ pub struct Mlp {
 }
 
 impl Model for Mlp {
-    /// Cross-entropy of `y` (integer `[b]`) under the logits for `x` (float `[b, features]`).
+    /// Cross-entropy of `y` (integer `[b]`) under the logits for `x` (float `[b, ..]`, flattened).
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
         let Config { hidden, dropout, layer_norm } = &self.config;
-        let mut x = batch.field("x");
+        let x = batch.field("x");
+        let num_examples = x.dim(0);
+        let mut x = x.reshape(&[num_examples, x.num_elements() / num_examples.max(1)]);
         for (index, num_out) in hidden.iter().enumerate() {
             let block = MlpBlock { num_out: *num_out, layer_norm: *layer_norm, dropout: *dropout };
             x = mlp_block(&scope.at("blocks").at(index), x, block);

@@ -20,6 +20,7 @@
 //! ```
 
 mod batch;
+mod data;
 mod error;
 mod keys;
 mod optimizer;
@@ -34,12 +35,14 @@ use serde::Serialize;
 use toml::Table;
 
 pub use batch::{BatchError, BatchPlan, RunLength, RunLengthError};
+pub use data::{
+    Cifar10, Data, Digits, Idx, ImageFolder, OnBroken, Synthetic, Text, TokenType, Tokens,
+};
 pub use error::{Error, Problem};
 pub use optimizer::{AdamW, Optimizer, Sgd};
 pub use schedule::{Constant, Decay, Peak, Schedule, Shape, StepDecay, Warmup};
 pub use sections::{
-    AutoOr, Backend, Compile, Data, Device, Digits, Mesh, Model, OptionValue, Parallel, Synthetic,
-    UnknownBackend,
+    AutoOr, Backend, Compile, Device, Mesh, Model, OptionValue, Parallel, UnknownBackend,
 };
 pub use train::{BatchSize, Length, OnNonfinite, Precision, Train};
 

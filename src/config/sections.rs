@@ -1,4 +1,4 @@
-//! The short sections: `[model]`, `[data]`, `[mesh]`, `[parallel]`, `[device]`, `[compile]`.
+//! The short sections: `[model]`, `[mesh]`, `[parallel]`, `[device]`, `[compile]`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,6 +8,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::Table;
 
+use super::data::Data;
 use super::error::{KeyError, nearest, require};
 use super::keys::{Section, choices, field_names, read_keys};
 
@@ -48,77 +49,6 @@ impl Section for Model {
         Ok(model)
     }
 }
-
-choices! {
-    /// `[data]`: where the examples come from, picked by `source`.
-    pub enum Data by "source" {
-        /// Images of handwritten digits, from a file.
-        "digits" => Digits(Digits),
-        /// A classification task that is computed, not read.
-        "synthetic" => Synthetic(Synthetic),
-    }
-}
-
-/// Images of handwritten digits, from a file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Digits {
-    /// The `.csv.gz` file. Relative to the configuration; made absolute when that is read, so that a
-    /// copy of the configuration beside the results names the same file.
-    pub path: PathBuf,
-}
-
-/// A classification task that is computed from the seed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Synthetic {
-    /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
-    pub num_examples: usize,
-    /// Numbers in an example. Default 64.
-    pub features: usize,
-    /// Dims of an example, like `[3, 32, 32]` for an image. Default none: a row of `features`.
-    pub image: Vec<usize>,
-    /// Default 10.
-    pub classes: usize,
-}
-
-impl Default for Synthetic {
-    fn default() -> Self {
-        Self { num_examples: 4096, features: 64, image: vec![], classes: 10 }
-    }
-}
-
-impl Section for Data {
-    const NAME: &'static str = "data";
-    const TAG: Option<&'static str> = Some(Self::TAG);
-    const CHOICES: &'static [&'static str] = Self::NAMES;
-
-    fn keys(choice: &str) -> Vec<&'static str> {
-        Self::keys_of(choice)
-    }
-
-    fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
-        let data = Self::read_choice(choice, table)?;
-        if let Self::Synthetic(Synthetic { num_examples, features, image, classes }) = &data {
-            let counts = [
-                ("num_examples", *num_examples, 1, u32::MAX as usize),
-                ("features", *features, 1, MAX_FEATURES),
-                ("classes", *classes, 2, MAX_FEATURES),
-            ];
-            for (key, value, min, max) in counts {
-                let allowed = format!("a whole number from {min} to {max}");
-                require((min..=max).contains(&value), key, value, &allowed)?;
-            }
-            let size = image.iter().try_fold(1usize, |size, dim| size.checked_mul(*dim));
-            let fits = size.is_some_and(|size| (1..=MAX_FEATURES).contains(&size));
-            let allowed = format!("dims whose product is from 1 to {MAX_FEATURES}");
-            require(fits, "image", format!("{image:?}"), &allowed)?;
-        }
-        Ok(data)
-    }
-}
-
-/// Far more than is of use; a slip of the finger should not ask for terabytes.
-const MAX_FEATURES: usize = 1 << 20;
 
 /// `[mesh]`: how many replicas there are along each axis.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -380,9 +310,7 @@ pub(super) fn resolve_paths(data: &mut Data, device: &mut Device, dir: &Path) {
         let joined = dir.join(&*path);
         *path = std::path::absolute(&joined).unwrap_or(joined);
     };
-    if let Data::Digits(digits) = data {
-        resolve(&mut digits.path);
-    }
+    data.paths_mut().into_iter().for_each(resolve);
     if let Backend::Path(path) = &mut device.backend {
         resolve(path);
     }

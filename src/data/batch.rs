@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hlo::{DType, Literal, Tree};
+use rayon::prelude::*;
 
 use super::{Error, Field, Sampler, Source};
 
@@ -51,8 +52,9 @@ impl TrainBatches {
     /// If an example cannot be read.
     pub fn get(&self, k: u64) -> Result<HostBatch, Error> {
         let ids = self.sampler.batch(k);
-        let fields = assemble(self.source.as_ref(), &ids, self.num_replicas)?;
-        Ok(HostBatch { index: k, fields })
+        let epoch = Some(self.sampler.epoch(k));
+        let batch = assemble(self.source.as_ref(), &ids, epoch, self.num_replicas)?;
+        Ok(HostBatch { index: k, fields: batch.fields })
     }
 
     /// The batches from `start` to before `end`, for [`super::Prefetch`]; `start` is the cursor of a run
@@ -69,7 +71,7 @@ impl TrainBatches {
 
 /// The batches of one evaluation: every example once, in the order of the source. The last batch is
 /// filled up with copies of the last example, and the field `weight` (f32, `[global_batch /
-/// num_replicas]`) is 1 for an example and 0 for a copy: sums of weighted losses are exact on any number
+/// num_replicas]`) is 1 for an example and 0 for a copy or a broken example that is left out: sums of weighted losses are exact on any number
 /// of replicas.
 #[derive(Clone)]
 pub struct EvalBatches {
@@ -119,9 +121,10 @@ impl EvalBatches {
         let first = k * self.global_batch as u64;
         let places = first..first + self.global_batch as u64;
         let ids: Vec<_> = places.clone().map(|place| place.min(num_examples - 1)).collect();
-        let weights: Vec<_> =
-            places.map(|place| if place < num_examples { 1f32 } else { 0.0 }).collect();
-        let mut fields = assemble(self.source.as_ref(), &ids, self.num_replicas)?;
+        let Assembled { mut fields, is_there } =
+            assemble(self.source.as_ref(), &ids, None, self.num_replicas)?;
+        let counts = places.zip(is_there).map(|(place, there)| there && place < num_examples);
+        let weights: Vec<_> = counts.map(|counts| if counts { 1f32 } else { 0.0 }).collect();
         let per_replica = self.global_batch / self.num_replicas;
         let weights = weights
             .chunks_exact(per_replica)
@@ -144,40 +147,90 @@ fn check_even(batch: usize, num_replicas: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// Examples put together, and for each whether it could be read.
+struct Assembled {
+    fields: Tree<Vec<Arc<Literal>>>,
+    is_there: Vec<bool>,
+}
+
 /// Reads the examples into literals, one of each field for each replica. The number of ids must be a
 /// multiple of the replicas.
 fn assemble(
     source: &dyn Source,
     ids: &[u64],
+    epoch: Option<u64>,
     num_replicas: usize,
-) -> Result<Tree<Vec<Arc<Literal>>>, Error> {
+) -> Result<Assembled, Error> {
     let per_replica = ids.len() / num_replicas;
     let fields = source.fields();
-    let mut pieces: Vec<Vec<_>> = vec![vec![]; fields.len()];
-    for ids in ids.chunks_exact(per_replica) {
-        let mut literals: Vec<_> = fields
-            .iter()
-            .map(|field| {
-                let dims: Vec<_> = [per_replica].iter().chain(&field.dims).copied().collect();
-                Literal::zeros(field.dtype, &dims)
-            })
-            .collect();
-        let mut rest: Vec<&mut [u8]> = literals.iter_mut().map(Literal::bytes_mut).collect();
-        for id in ids {
-            let mut example: Vec<&mut [u8]> = rest
-                .iter_mut()
-                .zip(fields)
-                .map(|(rest, field)| {
-                    let (first, others) = std::mem::take(rest).split_at_mut(field.num_bytes());
-                    *rest = others;
-                    first
-                })
-                .collect();
-            source.read(*id, &mut example)?;
+    let mut literals: Vec<Vec<_>> = (0..num_replicas)
+        .map(|_| {
+            let dims = fields.iter().map(|field| [&[per_replica], &field.dims[..]].concat());
+            fields
+                .iter()
+                .zip(dims)
+                .map(|(field, dims)| Literal::zeros(field.dtype, &dims))
+                .collect()
+        })
+        .collect();
+    // Every example's place in the literals, where it is written without being copied once more.
+    let mut places: Vec<Vec<&mut [u8]>> = ids.iter().map(|_| vec![]).collect();
+    for (literals, places) in literals.iter_mut().zip(places.chunks_exact_mut(per_replica)) {
+        for (literal, field) in literals.iter_mut().zip(fields) {
+            let mut rest = literal.bytes_mut();
+            for place in &mut *places {
+                let (first, others) = rest.split_at_mut(field.num_bytes());
+                place.push(first);
+                rest = others;
+            }
         }
+    }
+    let read = |(id, mut place): (&u64, Vec<&mut [u8]>)| read_one(source, *id, epoch, &mut place);
+    let results: Vec<_> = if source.is_costly() {
+        ids.par_iter().zip(places).map(read).collect()
+    } else {
+        ids.iter().zip(places).map(read).collect()
+    };
+    // The first error in the order of the batch, whichever thread met its own first.
+    let is_there = results.into_iter().collect::<Result<_, _>>()?;
+    let mut pieces: Vec<Vec<_>> = vec![vec![]; fields.len()];
+    for literals in literals {
         for (pieces, literal) in pieces.iter_mut().zip(literals) {
             pieces.push(Arc::new(literal));
         }
     }
-    Ok(fields.iter().zip(pieces).map(|(field, pieces)| (field.name.to_owned(), pieces)).collect())
+    let fields = fields.iter().zip(pieces).map(|(field, pieces)| (field.name.to_owned(), pieces));
+    Ok(Assembled { fields: fields.collect(), is_there })
+}
+
+/// Broken examples in a row that are gone past; more say that the folder is not what it should be.
+const MAX_BROKEN_RUN: u64 = 64;
+
+/// Reads an example. If it is broken and the source tolerates that, the next that is not takes its place
+/// in training: which one follows from the id alone, and in most folders it is of the same class. In
+/// evaluation nothing does, and the answer is false.
+fn read_one(
+    source: &dyn Source,
+    id: u64,
+    epoch: Option<u64>,
+    place: &mut [&mut [u8]],
+) -> Result<bool, Error> {
+    let num_examples = source.num_examples();
+    let mut first_error = None;
+    for offset in 0..MAX_BROKEN_RUN.min(num_examples) {
+        let id = if offset == 0 { id } else { (id + offset) % num_examples };
+        match (source.read(id, epoch, place), source.skipped()) {
+            (Ok(()), _) => return Ok(true),
+            (Err(error @ Error::Image { .. }), Some(skipped)) => {
+                skipped.note(id, &error);
+                first_error.get_or_insert(error);
+            }
+            (Err(error), _) => return Err(error),
+        }
+        if epoch.is_none() {
+            place.iter_mut().for_each(|bytes| bytes.fill(0));
+            return Ok(false);
+        }
+    }
+    Err(first_error.unwrap_or(Error::NoSuchExample { example: id, num_examples }))
 }

@@ -68,7 +68,7 @@ impl Source for Digits {
         &self.fields
     }
 
-    fn read(&self, example: u64, out: &mut [&mut [u8]]) -> Result<(), Error> {
+    fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
         let row = self.ids[checked_index(example, self.num_examples())?];
         let pixels = &self.rows.pixels[row * NUM_PIXELS..][..NUM_PIXELS];
         out[0].copy_from_slice(bytemuck::cast_slice(pixels));
@@ -162,7 +162,7 @@ mod tests {
         let (mut x, mut y) = ([0f32; 64], [0i32]);
         let mut read = |source: &Digits, id| {
             let mut out = [bytemuck::cast_slice_mut(&mut x), bytemuck::cast_slice_mut(&mut y)];
-            source.read(id, &mut out).map(|()| (x[2] * 16.0, y[0]))
+            source.read(id, None, &mut out).map(|()| (x[2] * 16.0, y[0]))
         };
         // Rows 0, 1 and 1795 of the file.
         assert_eq!(read(&test, 0).unwrap(), (5.0, 0));

@@ -4,25 +4,41 @@
 //! of the seed that does not know the number of replicas; [`TrainBatches`] and [`EvalBatches`] put them
 //! into literals, one for each replica; [`Prefetch`] does so on a thread, ahead of the loop (phase: run).
 
+mod augment;
 mod batch;
+mod cifar10;
 mod digits;
 mod error;
+mod files;
+mod idx;
+mod image;
+mod image_folder;
 mod prefetch;
 mod sampler;
+mod skipped;
 mod source;
 mod synthetic;
+mod text;
+mod tokens;
+mod windows;
 
 use std::sync::Arc;
 
 use crate::config;
 
 pub use batch::{EvalBatches, HostBatch, TrainBatches};
+pub use cifar10::Cifar10;
 pub use digits::Digits;
 pub use error::Error;
+pub use idx::Idx;
+pub use image_folder::ImageFolder;
 pub use prefetch::{Prefetch, PrefetchError, Prefetched};
 pub use sampler::Sampler;
+pub use skipped::Skipped;
 pub use source::{Field, Source};
 pub use synthetic::Synthetic;
+pub use text::Text;
+pub use tokens::Tokens;
 
 /// The two parts of a data set; no example is in both.
 #[derive(Clone)]
@@ -33,22 +49,59 @@ pub struct Splits {
     pub eval: Arc<dyn Source>,
 }
 
-/// Opens the source that a configuration names. `seed` is `train.seed`: computed data follow from it.
+impl Splits {
+    /// What was left out of either part as broken, if anything was.
+    pub fn skipped_report(&self) -> Option<String> {
+        let parts = [("training", &self.train), ("evaluation", &self.eval)];
+        let reports: Vec<_> = parts
+            .iter()
+            .filter_map(|(name, part)| Some(format!("{name}: {}", part.skipped()?.report()?)))
+            .collect();
+        (!reports.is_empty()).then(|| reports.join("\n"))
+    }
+
+    fn of<S: Source + 'static>(train: S, eval: S) -> Self {
+        Self { train: Arc::new(train), eval: Arc::new(eval) }
+    }
+}
+
+/// Opens the source that a configuration names. `seed` is `train.seed`: computed data and the random changes to
+/// training images follow from it.
 ///
 /// # Errors
-/// A file that cannot be read or is not what it should be, with the line.
+/// A file that cannot be read or is not what it should be, with the place.
 pub fn open(config: &config::Data, seed: u64) -> Result<Splits, Error> {
     Ok(match config {
+        config::Data::Cifar10(config) => {
+            let (train, eval) = Cifar10::load(config, seed)?;
+            Splits::of(train, eval)
+        }
         config::Data::Digits(config::Digits { path }) => {
             let (train, eval) = Digits::load(path)?;
-            Splits { train: Arc::new(train), eval: Arc::new(eval) }
+            Splits::of(train, eval)
+        }
+        config::Data::Idx(config) => {
+            let (train, eval) = Idx::load(config)?;
+            Splits::of(train, eval)
+        }
+        config::Data::ImageFolder(config) => {
+            let (train, eval) = ImageFolder::open(config, seed)?;
+            Splits::of(train, eval)
+        }
+        config::Data::Text(config) => {
+            let (train, eval) = Text::load(config)?;
+            Splits::of(train, eval)
+        }
+        config::Data::Tokens(config) => {
+            let (train, eval) = Tokens::open(config)?;
+            Splits::of(train, eval)
         }
         config::Data::Synthetic(config) => {
             let config::Synthetic { num_examples, features, image, classes } = config;
             let row = [*features];
             let dims = if image.is_empty() { &row[..] } else { image };
             let (train, eval) = Synthetic::splits(seed, *num_examples, dims, *classes);
-            Splits { train: Arc::new(train), eval: Arc::new(eval) }
+            Splits::of(train, eval)
         }
     })
 }

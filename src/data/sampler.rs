@@ -40,10 +40,17 @@ impl Sampler {
 
     /// The ids of batch `k`, counted from 0 over the whole run; empty if an epoch has no whole batch.
     pub fn batch(&self, k: u64) -> Vec<u64> {
-        let Some(epoch) = k.checked_div(self.batches_per_epoch()) else { return vec![] };
+        if self.batches_per_epoch() == 0 {
+            return vec![];
+        }
         let first = k % self.batches_per_epoch() * self.global_batch;
-        let key = self.epoch_key(epoch);
+        let key = self.epoch_key(self.epoch(k));
         (first..first + self.global_batch).map(|place| self.permute(key, place)).collect()
+    }
+
+    /// The epoch that batch `k` belongs to, from 0.
+    pub fn epoch(&self, k: u64) -> u64 {
+        k.checked_div(self.batches_per_epoch()).unwrap_or(0)
     }
 
     fn epoch_key(&self, epoch: u64) -> [u32; 2] {

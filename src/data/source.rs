@@ -2,7 +2,7 @@
 
 use hlo::DType;
 
-use super::Error;
+use super::{Error, Skipped};
 
 /// One part of every example: an image, a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,8 +22,8 @@ impl Field {
     }
 }
 
-/// Examples by id, 0 to [`Self::num_examples`]. What is read depends on the id only, so that any process
-/// may read any example, in any order and again.
+/// Examples by id, 0 to [`Self::num_examples`]. What is read depends on the id and the epoch only, so that
+/// any process may read any example, in any order and again.
 pub trait Source: Send + Sync {
     /// Number of examples.
     fn num_examples(&self) -> u64;
@@ -36,11 +36,22 @@ pub trait Source: Send + Sync {
 
     /// Writes one example: `out` has a slice for each field, in order, of [`Field::num_bytes`] bytes,
     /// elements row-major in the host's byte order. One call for all fields, so that what is decoded
-    /// together is decoded once.
+    /// together is decoded once. `epoch` keys what is changed at random for training; without it the
+    /// example is read as it is, for evaluation.
     ///
     /// # Errors
     /// If there is no such example, or it cannot be read.
-    fn read(&self, example: u64, out: &mut [&mut [u8]]) -> Result<(), Error>;
+    fn read(&self, example: u64, epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error>;
+
+    /// Does reading an example take so long that several threads should share a batch?
+    fn is_costly(&self) -> bool {
+        false
+    }
+
+    /// Where examples that cannot be decoded are noted, if the run is to go on without them.
+    fn skipped(&self) -> Option<&Skipped> {
+        None
+    }
 }
 
 /// The id as an index, if there is such an example.

@@ -62,7 +62,7 @@ impl Source for Synthetic {
         &self.fields
     }
 
-    fn read(&self, example: u64, out: &mut [&mut [u8]]) -> Result<(), Error> {
+    fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
         let id = checked_index(example, self.num_examples)? as u32;
         let [bits, _] = threefry2x32(self.labels_key, [id, 0]);
         let label = ((u64::from(bits) * self.num_classes as u64) >> 32) as u32;
@@ -95,7 +95,7 @@ mod tests {
         let mut x = vec![0f32; source.fields()[0].dims[0]];
         let mut y = [0i32];
         let mut out = [bytemuck::cast_slice_mut(&mut x), bytemuck::cast_slice_mut(&mut y)];
-        source.read(id, &mut out).unwrap();
+        source.read(id, None, &mut out).unwrap();
         (x, y[0])
     }
 
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(read(&train, 3), read(&Synthetic::splits(7, 100, &[4], 3).0, 3));
         assert_ne!(read(&train, 3), read(&Synthetic::splits(8, 100, &[4], 3).0, 3));
         assert_ne!(read(&train, 3), read(&eval, 3));
-        assert!(train.read(100, &mut [&mut [0; 16], &mut [0; 4]]).is_err());
+        assert!(train.read(100, None, &mut [&mut [0; 16], &mut [0; 4]]).is_err());
     }
 
     #[test]

@@ -30,17 +30,19 @@ pub struct StepMetrics {
     pub data_wait_ms: f64,
     /// Examples per second, over all replicas.
     pub examples_per_sec: f64,
+    /// The evaluation behind the step, if there was one: its fields stand in the step's line.
+    #[serde(flatten)]
+    pub eval: Option<EvalMetrics>,
 }
 
 /// One evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct EvalMetrics {
-    /// Steps taken before it.
-    pub step: u64,
     /// Mean loss over the evaluation split.
     pub eval_loss: f64,
-    /// Share of it that is classified correctly, 0 to 1.
-    pub eval_accuracy: f64,
+    /// Share of it that is classified correctly, 0 to 1, where the model says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_accuracy: Option<f64>,
 }
 
 /// Makes the directory if it is not there, and sees whether files can be made in it and its metrics
@@ -97,15 +99,13 @@ impl MetricsWriter {
     /// # Errors
     /// If an earlier line could not be written.
     pub fn step(&mut self, metrics: &StepMetrics) -> Result<(), Error> {
-        self.line(metrics)
-    }
-
-    /// Adds the line of an evaluation.
-    ///
-    /// # Errors
-    /// If an earlier line could not be written.
-    pub fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), Error> {
-        self.line(metrics)
+        let line = serde_json::to_string(metrics)
+            .map_err(|error| Error::Write { path: self.path.clone(), source: error.into() })?;
+        match &self.lines {
+            Some(lines) if lines.send(line).is_ok() => Ok(()),
+            // The thread ends early only when a write failed.
+            _ => self.end(),
+        }
     }
 
     /// Writes what is left and says whether all of it was written. Dropping does the same and says
@@ -115,16 +115,6 @@ impl MetricsWriter {
     /// If a line could not be written.
     pub fn finish(mut self) -> Result<(), Error> {
         self.end()
-    }
-
-    fn line(&mut self, metrics: &impl Serialize) -> Result<(), Error> {
-        let line = serde_json::to_string(metrics)
-            .map_err(|error| Error::Write { path: self.path.clone(), source: error.into() })?;
-        match &self.lines {
-            Some(lines) if lines.send(line).is_ok() => Ok(()),
-            // The thread ends early only when a write failed.
-            _ => self.end(),
-        }
     }
 
     fn end(&mut self) -> Result<(), Error> {
@@ -189,15 +179,18 @@ mod tests {
         let mut writer = MetricsWriter::create(&out).unwrap();
         for step in 0..100 {
             let loss = if step == 50 { f64::INFINITY } else { 0.5 };
-            writer.step(&StepMetrics { step, loss, lr: 1e-3, ..StepMetrics::default() }).unwrap();
+            let eval = EvalMetrics { eval_loss: 0.25, eval_accuracy: Some(0.75) };
+            let eval = (step == 99).then_some(eval);
+            let metrics = StepMetrics { step, loss, lr: 1e-3, eval, ..StepMetrics::default() };
+            writer.step(&metrics).unwrap();
         }
-        writer.eval(&EvalMetrics { step: 100, eval_loss: 0.25, eval_accuracy: 0.75 }).unwrap();
         writer.finish().unwrap();
         let lines = lines(&out);
-        assert_eq!(lines.len(), 101);
+        assert_eq!(lines.len(), 100);
         assert_eq!((&lines[7]["step"], &lines[7]["loss"]), (&7.into(), &0.5.into()));
         assert!(lines[50]["loss"].is_null());
-        assert_eq!(lines[100]["eval_accuracy"], 0.75);
+        assert_eq!(lines[99]["eval_accuracy"], 0.75);
+        assert!(lines[98].get("eval_accuracy").is_none());
         for key in ["lr", "grad_norm", "step_ms", "host_ms", "data_wait_ms", "examples_per_sec"] {
             assert!(lines[0].get(key).is_some(), "{key}");
         }

@@ -86,8 +86,8 @@ pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
         });
         next.extend(model_state.prefixed(MODEL_STATE));
         next.extend(opt_state.prefixed(OPT_STATE));
-        for ((path, next), before) in next.iter().zip(inputs.state.values()) {
-            t.next_state(path, apply.select(*next, *before));
+        for (path, next) in next.iter() {
+            t.next_state(path, apply.select(*next, inputs.state[path]));
         }
         let num_skipped = inputs.num_skipped + (!apply).convert(DType::U32);
         t.next_state(STEP, inputs.step + 1.0);

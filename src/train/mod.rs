@@ -106,6 +106,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         progress: Progress::new(0, plan.run.total_steps(), plan.batch.global_batch()),
         timer: StepTimer::new(options.started),
         writer,
+        held: None,
         num_steps: 0,
         last_loss: None,
         last_eval: None,
@@ -114,6 +115,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     };
     let ended = run.steps(&mut trainer, &options.stop);
     run.progress.finish();
+    let held = run.write_held();
     let written = run.writer.take().map_or(Ok(()), MetricsWriter::finish);
 
     // Whatever ended the steps: what is sound is kept. What a failed proof or launch leaves is not.
@@ -121,7 +123,11 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         Err(Error::LockstepLost { .. } | Error::Pjrt(_)) => None,
         _ => Some(run.save(&trainer, options.out.as_deref())),
     };
+    if let Some(report) = job.splits.skipped_report() {
+        say(&report);
+    }
     let interrupted = ended?;
+    held?;
     written?;
     let summary = saved.unwrap_or_else(|| unreachable!("an unsound end is an error"))?;
     Ok(Outcome { summary, interrupted })
@@ -142,6 +148,8 @@ struct Run<'a> {
     progress: Progress,
     timer: StepTimer,
     writer: Option<MetricsWriter>,
+    /// The line of a step behind which there is an evaluation, until that has been made.
+    held: Option<StepMetrics>,
     /// Steps whose numbers are known. A step that stops the run is the last of them, and those that
     /// were launched behind it have changed nothing.
     num_steps: u64,
@@ -195,12 +203,13 @@ impl Run<'_> {
             let (host, data_wait) = (launched.elapsed(), batch.waited);
             in_flight.push_back(InFlight { pending, host, data_wait });
 
-            let is_due = |every: u64| every > 0 && (step + 1) % every == 0;
-            let prove = is_due(config.check_lockstep_every) || step + 1 == total;
-            let evaluate = is_due(config.eval_every) && step + 1 < total;
+            let is_last = step + 1 == total;
+            let every = config.check_lockstep_every;
+            let prove = every > 0 && (step + 1).is_multiple_of(every) && !is_last;
+            let evaluate = self.is_evaluated_behind(step) && !is_last;
             let keep = if prove || evaluate { 0 } else { MAX_IN_FLIGHT };
             self.finish(trainer, &mut in_flight, keep)?;
-            if prove && config.check_lockstep_every > 0 {
+            if prove {
                 trainer.prove_lockstep()?;
             }
             if evaluate {
@@ -208,6 +217,10 @@ impl Run<'_> {
             }
         }
         self.finish(trainer, &mut in_flight, 0)?;
+        if config.check_lockstep_every > 0 {
+            // What is saved has been proved.
+            trainer.prove_lockstep()?;
+        }
         if interrupted {
             let text = format!("stopped by a signal after {} steps", trainer.steps_taken());
             self.progress.message(&text);
@@ -243,17 +256,20 @@ impl Run<'_> {
         data_wait: Duration,
     ) -> Result<(), Error> {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        if let Some(writer) = &mut self.writer {
-            writer.step(&StepMetrics {
-                step: result.step,
-                loss: result.loss,
-                lr: result.lr,
-                grad_norm: result.grad_norm,
-                step_ms: ms(took),
-                host_ms: ms(host),
-                data_wait_ms: ms(data_wait),
-                examples_per_sec: self.plan.batch.global_batch() as f64 / took.as_secs_f64(),
-            })?;
+        let metrics = StepMetrics {
+            step: result.step,
+            loss: result.loss,
+            lr: result.lr,
+            grad_norm: result.grad_norm,
+            step_ms: ms(took),
+            host_ms: ms(host),
+            data_wait_ms: ms(data_wait),
+            examples_per_sec: self.plan.batch.global_batch() as f64 / took.as_secs_f64(),
+            eval: None,
+        };
+        self.held = Some(metrics);
+        if !self.is_evaluated_behind(result.step) {
+            self.write_held()?;
         }
         self.progress.step(result.step + 1, result.loss);
         self.num_steps = result.step + 1;
@@ -278,13 +294,27 @@ impl Run<'_> {
         let accuracy_text = accuracy.map_or(String::new(), |a| format!(", accuracy {a:.4}"));
         let text = format!("evaluation after {step} steps: loss {:.4}{accuracy_text}", eval.loss);
         self.progress.message(&text);
-        if let Some(writer) = &mut self.writer {
-            let eval_accuracy = accuracy.unwrap_or(f64::NAN);
-            writer.eval(&EvalMetrics { step, eval_loss: eval.loss, eval_accuracy })?;
+        if let Some(held) = &mut self.held {
+            held.eval = Some(EvalMetrics { eval_loss: eval.loss, eval_accuracy: accuracy });
         }
+        self.write_held()?;
         self.last_eval = Some(eval);
         // Its time is not the next step's.
         self.last_end = Instant::now();
+        Ok(())
+    }
+
+    /// Is the evaluation split looked at behind this step? Its line waits for that.
+    fn is_evaluated_behind(&self, step: u64) -> bool {
+        let every = self.job.config.train.eval_every;
+        step + 1 == self.plan.run.total_steps() || every > 0 && (step + 1).is_multiple_of(every)
+    }
+
+    /// Writes the line that waits, if one does.
+    fn write_held(&mut self) -> Result<(), Error> {
+        if let (Some(writer), Some(metrics)) = (&mut self.writer, self.held.take()) {
+            writer.step(&metrics)?;
+        }
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! From a configuration to devices, mesh and specification: what `train`, `bench` and `hlo` share.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::thread;
 
@@ -102,11 +103,16 @@ fn compile_options(config: &Config) -> CompileOptions {
         OptionValue::Float(value) => OverrideValue::Double(*value),
         OptionValue::Text(value) => OverrideValue::String(value.clone()),
     };
-    let overrides = &config.compile.overrides;
-    CompileOptions {
-        overrides: overrides.iter().map(|(name, v)| (name.clone(), value(v))).collect(),
-        ..CompileOptions::default()
+    let overrides = config.compile.overrides.iter();
+    let mut overrides: BTreeMap<_, _> =
+        overrides.map(|(name, v)| (name.clone(), value(v))).collect();
+    if config.device.backend == Backend::Cpu {
+        // By default a clamp, or a maximum over a dim, drops NaN there. A run must see them; measured, it
+        // costs nothing.
+        let name = "xla_cpu_enable_fast_min_max".to_owned();
+        overrides.entry(name).or_insert(OverrideValue::Bool(false));
     }
+    CompileOptions { overrides, ..CompileOptions::default() }
 }
 
 fn cache_dir(config: &Config) -> Result<Option<PathBuf>, Error> {

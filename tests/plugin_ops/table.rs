@@ -48,6 +48,11 @@ fn not_float(dtype: DType) -> bool {
     !dtype.is_float()
 }
 
+/// The dtypes that `reduce_sum` adds up in f32.
+fn half(dtype: DType) -> bool {
+    dtype.is_float() && dtype.size_bits() == 16
+}
+
 /// Between replicas XLA adds bf16 in f32.
 fn not_bf16(dtype: DType) -> bool {
     numeric(dtype) && dtype != DType::Bf16
@@ -242,6 +247,9 @@ fn contracting_cases() -> Vec<Case> {
     let corners = [Input { dims: &[8, 8], values: Values::Corners }];
     vec![
         case("reduce add", numeric, ulps_of_one(12.0), &cube, |x| x[0].reduce_sum(&[0, 2])),
+        case("reduce add in its own dtype", half, ulps_of_one(24.0), &cube, |x| {
+            x[0].reduce(Reduction::Sum, &[0, 2])
+        }),
         case("reduce add of all", numeric, ulps_of_one(30.0), &cube, |x| x[0].sum()),
         case("reduce add of nothing", numeric, Exact, &[small(&[0, 3])], |x| x[0].reduce_sum(&[0])),
         case("reduce maximum", numeric, Exact, &corners, |x| x[0].reduce_max(&[1])),

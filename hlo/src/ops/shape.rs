@@ -22,10 +22,13 @@ impl<'g> Tensor<'g> {
         self.broadcast_in_dim(&other.shape(), broadcast_dims)
     }
 
-    /// The same elements, row-major, under other dims.
+    /// The same elements, row-major, under other dims; the tensor itself if it has them already.
     #[must_use]
     #[track_caller]
     pub fn reshape(self, dims: &[usize]) -> Tensor<'g> {
+        if self.shape() == dims {
+            return self;
+        }
         self.tracer().apply(Op::Reshape { dims: dims.to_vec() }, &[self])
     }
 

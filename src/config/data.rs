@@ -1,0 +1,337 @@
+//! `[data]`: where the examples come from.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use toml::Table;
+
+use super::error::{KeyError, require};
+use super::keys::{Exclusive, Section, choices};
+
+choices! {
+    /// `[data]`: where the examples come from, picked by `source`.
+    pub enum Data by "source" {
+        /// Images of handwritten digits, from a file.
+        "digits" => Digits(Digits),
+        /// The binary version of CIFAR-10.
+        "cifar10" => Cifar10(Cifar10),
+        /// Images and labels in the format of MNIST.
+        "idx" => Idx(Idx),
+        /// A folder of images for each class.
+        "image_folder" => ImageFolder(ImageFolder),
+        /// Bytes of a file or a folder.
+        "text" => Text(Text),
+        /// Text that was tokenised before.
+        "tokens" => Tokens(Tokens),
+        /// A classification task that is computed, not read.
+        "synthetic" => Synthetic(Synthetic),
+    }
+}
+
+// Every path below is relative to the configuration; it is made absolute when that is read, so that a
+// copy of the configuration beside the results names the same file.
+
+/// Images of handwritten digits, from a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Digits {
+    /// The `.csv.gz` file.
+    pub path: PathBuf,
+}
+
+/// The bytes of a file, or of all files in a folder: each byte is a token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Text {
+    /// The file or the folder.
+    pub path: PathBuf,
+    /// Of a folder only the files that end so, such as `["rs", "md"]`. Default: all.
+    #[serde(default)]
+    pub extensions: Vec<String>,
+    /// Tokens that a prediction sees at most; an example is one more. Default 256.
+    #[serde(default = "text_context")]
+    pub context: usize,
+    /// What is held out for evaluation, at the end. Default 0.1.
+    #[serde(default = "tenth")]
+    pub eval_fraction: f64,
+}
+
+/// Text that was tokenised before: little-endian numbers and nothing else.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tokens {
+    /// The file.
+    pub path: PathBuf,
+    /// The file for evaluation; without it the end of `path` is held out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_path: Option<PathBuf>,
+    /// What is held out of `path` for evaluation, at its end, if there is no `eval_path`. Default 0.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_fraction: Option<f64>,
+    /// `u16` or `u32`. Default `u16`.
+    #[serde(default)]
+    pub dtype: TokenType,
+    /// Number of tokens there are; ids are below it.
+    pub vocab_size: usize,
+    /// Tokens that a prediction sees at most; an example is one more. Default 1024.
+    #[serde(default = "token_context")]
+    pub context: usize,
+}
+
+impl Tokens {
+    /// [`Self::eval_fraction`], or its default.
+    pub fn eval_fraction(&self) -> f64 {
+        self.eval_fraction.unwrap_or_else(tenth)
+    }
+}
+
+/// How a token is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenType {
+    /// Two bytes.
+    #[default]
+    U16,
+    /// Four bytes.
+    U32,
+}
+
+impl TokenType {
+    /// Bytes of a token.
+    pub const fn num_bytes(self) -> usize {
+        match self {
+            Self::U16 => 2,
+            Self::U32 => 4,
+        }
+    }
+}
+
+/// Images and labels in the format of MNIST. A file may also be gzipped, and have `.gz` behind its name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Idx {
+    /// The folder with the four files.
+    pub path: PathBuf,
+    /// Default `train-images-idx3-ubyte`.
+    #[serde(default = "train_images")]
+    pub train_images: String,
+    /// Default `train-labels-idx1-ubyte`.
+    #[serde(default = "train_labels")]
+    pub train_labels: String,
+    /// Default `t10k-images-idx3-ubyte`.
+    #[serde(default = "eval_images")]
+    pub eval_images: String,
+    /// Default `t10k-labels-idx1-ubyte`.
+    #[serde(default = "eval_labels")]
+    pub eval_labels: String,
+    /// Labels are below it. Default 10.
+    #[serde(default = "ten")]
+    pub classes: usize,
+    /// Is an image `[H * W]`, as an MLP takes it, and not `[1, H, W]`? Default false.
+    #[serde(default)]
+    pub flat: bool,
+}
+
+/// The binary version of CIFAR-10.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cifar10 {
+    /// The folder with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
+    pub path: PathBuf,
+    /// Are training images cropped and mirrored at random? Default true.
+    #[serde(default = "yes")]
+    pub augment: bool,
+}
+
+/// A folder of JPEG and PNG images for each class; classes are numbered in the order of their names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ImageFolder {
+    /// The folder with the classes' folders, such as ImageNet's `train`.
+    pub path: PathBuf,
+    /// The same for evaluation, such as ImageNet's `val`; without it a part of each class in `path` is
+    /// held out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_path: Option<PathBuf>,
+    /// What is held out of each class, at its end, if there is no `eval_path`. Default 0.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_fraction: Option<f64>,
+    /// Rows and columns of an example. Default 224.
+    #[serde(default = "image_size")]
+    pub image_size: usize,
+    /// The shorter side that an image is scaled to for evaluation, before the centre is taken. Default
+    /// 8/7 of `image_size`, as 256 of 224.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_resize: Option<usize>,
+    /// Are training images cropped and mirrored at random? Default true.
+    #[serde(default = "yes")]
+    pub augment: bool,
+    /// What to do about a file that cannot be decoded. Default `stop`.
+    #[serde(default)]
+    pub on_broken: OnBroken,
+}
+
+impl ImageFolder {
+    /// [`Self::eval_fraction`], or its default.
+    pub fn eval_fraction(&self) -> f64 {
+        self.eval_fraction.unwrap_or_else(tenth)
+    }
+
+    /// [`Self::eval_resize`], or its default.
+    pub fn eval_resize(&self) -> usize {
+        self.eval_resize.unwrap_or(self.image_size * 8 / 7)
+    }
+}
+
+/// What to do about an example that cannot be decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnBroken {
+    /// The run stops, naming the file.
+    #[default]
+    Stop,
+    /// In training the next example takes its place, in evaluation it does not count; the run reports
+    /// how many and which at its end.
+    Skip,
+}
+
+/// A classification task that is computed from the seed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Synthetic {
+    /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
+    pub num_examples: usize,
+    /// Numbers in an example. Default 64.
+    pub features: usize,
+    /// Dims of an example, like `[3, 32, 32]` for an image. Default none: a row of `features`.
+    pub image: Vec<usize>,
+    /// Default 10.
+    pub classes: usize,
+}
+
+impl Default for Synthetic {
+    fn default() -> Self {
+        Self { num_examples: 4096, features: 64, image: vec![], classes: 10 }
+    }
+}
+
+fn text_context() -> usize {
+    256
+}
+
+fn token_context() -> usize {
+    1024
+}
+
+fn train_images() -> String {
+    "train-images-idx3-ubyte".to_owned()
+}
+
+fn train_labels() -> String {
+    "train-labels-idx1-ubyte".to_owned()
+}
+
+fn eval_images() -> String {
+    "t10k-images-idx3-ubyte".to_owned()
+}
+
+fn eval_labels() -> String {
+    "t10k-labels-idx1-ubyte".to_owned()
+}
+
+fn image_size() -> usize {
+    224
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn ten() -> usize {
+    10
+}
+
+fn tenth() -> f64 {
+    0.1
+}
+
+impl Data {
+    /// Every path that the section names.
+    pub(super) fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
+        match self {
+            Self::Digits(digits) => vec![&mut digits.path],
+            Self::Cifar10(cifar10) => vec![&mut cifar10.path],
+            Self::ImageFolder(images) => {
+                [&mut images.path].into_iter().chain(&mut images.eval_path).collect()
+            }
+            Self::Idx(idx) => vec![&mut idx.path],
+            Self::Text(text) => vec![&mut text.path],
+            Self::Tokens(tokens) => {
+                [&mut tokens.path].into_iter().chain(&mut tokens.eval_path).collect()
+            }
+            Self::Synthetic(_) => vec![],
+        }
+    }
+
+    fn check(&self) -> Result<(), KeyError> {
+        match self {
+            Self::Cifar10(_) | Self::Digits(_) => Ok(()),
+            Self::ImageFolder(images) => {
+                check_count("image_size", images.image_size, 1, MAX_SIDE)?;
+                check_count("eval_resize", images.eval_resize(), images.image_size, 2 * MAX_SIDE)?;
+                check_fraction(images.eval_fraction())
+            }
+            Self::Idx(idx) => check_count("classes", idx.classes, 1, 256),
+            Self::Tokens(tokens) => {
+                check_count("context", tokens.context, 1, MAX_CONTEXT)?;
+                let max = match tokens.dtype {
+                    TokenType::U16 => 1 << 16,
+                    TokenType::U32 => i32::MAX as usize,
+                };
+                check_count("vocab_size", tokens.vocab_size, 1, max)?;
+                check_fraction(tokens.eval_fraction())
+            }
+            Self::Text(text) => {
+                check_count("context", text.context, 1, MAX_CONTEXT)?;
+                check_fraction(text.eval_fraction)
+            }
+            Self::Synthetic(Synthetic { num_examples, features, image, classes }) => {
+                check_count("num_examples", *num_examples, 1, u32::MAX as usize)?;
+                check_count("features", *features, 1, MAX_FEATURES)?;
+                let size = image.iter().try_fold(1usize, |size, dim| size.checked_mul(*dim));
+                let fits = size.is_some_and(|size| (1..=MAX_FEATURES).contains(&size));
+                let allowed = format!("dims whose product is from 1 to {MAX_FEATURES}");
+                require(fits, "image", format!("{image:?}"), &allowed)?;
+                check_count("classes", *classes, 2, MAX_FEATURES)
+            }
+        }
+    }
+}
+
+impl Section for Data {
+    const NAME: &'static str = "data";
+    const TAG: Option<&'static str> = Some(Self::TAG);
+    const CHOICES: &'static [&'static str] = Self::NAMES;
+
+    const EXCLUSIVE: &'static [Exclusive] = &[(&["eval_path"], &["eval_fraction"])];
+
+    fn keys(choice: &str) -> Vec<&'static str> {
+        Self::keys_of(choice)
+    }
+
+    fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
+        let data = Self::read_choice(choice, table)?;
+        data.check()?;
+        Ok(data)
+    }
+}
+
+/// Far more than is of use; a slip of the finger should not ask for terabytes.
+const MAX_FEATURES: usize = 1 << 20;
+const MAX_CONTEXT: usize = 1 << 24;
+const MAX_SIDE: usize = 1 << 13;
+
+fn check_count(key: &str, value: usize, min: usize, max: usize) -> Result<(), KeyError> {
+    let allowed = format!("a whole number from {min} to {max}");
+    require((min..=max).contains(&value), key, value, &allowed)
+}
+
+/// Neither split may be empty: a run ends with an evaluation.
+fn check_fraction(value: f64) -> Result<(), KeyError> {
+    let holds = value > 0.0 && value < 1.0;
+    require(holds, "eval_fraction", value, "a number above 0 and below 1")
+}

@@ -1,0 +1,297 @@
+//! `idx`: images and labels in the format of MNIST.
+//!
+//! ```text
+//! images   00 00 08 03  N  H  W  then N x H x W bytes        labels   00 00 08 01  N  then N bytes
+//! ```
+//! Sizes are 32 bits, big-endian; a file may be gzipped. Y. LeCun, C. Cortes and C. Burges, "The MNIST
+//! database of handwritten digits" (1998). Both files are held in memory, as bytes.
+
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use flate2::bufread::MultiGzDecoder;
+use hlo::DType;
+
+use super::files::unreadable;
+use super::source::checked_index;
+use super::{Error, Field, Source};
+use crate::config;
+
+/// One split. Field `x` is f32 `[1, H, W]`, or `[H * W]` where the configuration says `flat`, scaled to
+/// 0..1; `y` is i32 `[]`.
+pub struct Idx {
+    pixels: Vec<u8>,
+    labels: Vec<u8>,
+    num_classes: usize,
+    fields: [Field; 2],
+}
+
+impl Idx {
+    /// Reads the four files of a folder: training split and evaluation split.
+    ///
+    /// # Errors
+    /// A file that is not there, that is not IDX, with more or fewer bytes than its header says, with
+    /// another number of labels than of images, or with a label that is no class; splits whose images
+    /// differ in size.
+    pub fn load(config: &config::Idx) -> Result<(Self, Self), Error> {
+        let train = Self::split(config, &config.train_images, &config.train_labels)?;
+        let eval = Self::split(config, &config.eval_images, &config.eval_labels)?;
+        let ([train_x, _], [eval_x, _]) = (&train.fields, &eval.fields);
+        if train_x != eval_x {
+            return Err(Error::Mismatch {
+                path: config.path.join(&config.eval_images),
+                found: format!("images of {:?}", eval_x.dims),
+                other: config.path.join(&config.train_images),
+                expected: format!("images of {:?}", train_x.dims),
+            });
+        }
+        Ok((train, eval))
+    }
+
+    fn split(config: &config::Idx, images: &str, labels: &str) -> Result<Self, Error> {
+        let (images_path, images) = read(&config.path, images)?;
+        let (labels_path, labels) = read(&config.path, labels)?;
+        let ([num_images, height, width], pixels) = parse::<3>(&images_path, images)?;
+        let ([num_labels], labels) = parse::<1>(&labels_path, labels)?;
+        if num_images != num_labels {
+            return Err(Error::Mismatch {
+                path: labels_path,
+                found: format!("{num_labels} labels"),
+                other: images_path,
+                expected: format!("{num_images} images"),
+            });
+        }
+        if pixels.is_empty() {
+            return Err(Error::NoExamples { path: images_path });
+        }
+        if let Some(index) = labels.iter().position(|label| usize::from(*label) >= config.classes) {
+            return Err(Error::LabelByte {
+                path: labels_path,
+                offset: header_bytes(1) + index,
+                found: labels[index],
+                max: config.classes - 1,
+            });
+        }
+        let dims = if config.flat { vec![height * width] } else { vec![1, height, width] };
+        let fields = [
+            Field { name: "x", dtype: DType::F32, dims },
+            Field { name: "y", dtype: DType::I32, dims: vec![] },
+        ];
+        Ok(Self { pixels, labels, num_classes: config.classes, fields })
+    }
+}
+
+impl Source for Idx {
+    fn num_examples(&self) -> u64 {
+        self.labels.len() as u64
+    }
+
+    fn num_classes(&self) -> usize {
+        self.num_classes
+    }
+
+    fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
+        let index = checked_index(example, self.num_examples())?;
+        let size = self.pixels.len() / self.labels.len();
+        let pixels = &self.pixels[index * size..][..size];
+        let (words, _) = out[0].as_chunks_mut();
+        for (word, pixel) in words.iter_mut().zip(pixels) {
+            *word = (f32::from(*pixel) / 255.0).to_ne_bytes();
+        }
+        out[1].copy_from_slice(&i32::from(self.labels[index]).to_ne_bytes());
+        Ok(())
+    }
+}
+
+/// Unsigned bytes: the only element type there is for images and labels.
+const U8: u8 = 0x08;
+
+const fn header_bytes(num_dims: usize) -> usize {
+    4 + 4 * num_dims
+}
+
+/// The bytes of a file, or of the same file with `.gz` behind its name.
+fn read(folder: &Path, name: &str) -> Result<(PathBuf, Vec<u8>), Error> {
+    let plain = folder.join(name);
+    let zipped = folder.join(format!("{name}.gz"));
+    let (path, bytes) = match fs::read(&plain) {
+        Err(error) if error.kind() == ErrorKind::NotFound && zipped.exists() => {
+            (zipped.clone(), fs::read(&zipped).map_err(|source| unreadable(&zipped, source))?)
+        }
+        other => (plain.clone(), other.map_err(|source| unreadable(&plain, source))?),
+    };
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok((path, bytes));
+    }
+    let mut unpacked = vec![];
+    match MultiGzDecoder::new(&bytes[..]).read_to_end(&mut unpacked) {
+        Ok(_) => Ok((path, unpacked)),
+        Err(source) => Err(Error::Gzip { path, source }),
+    }
+}
+
+/// The sizes in the header, and what follows it.
+fn parse<const DIMS: usize>(
+    path: &Path,
+    mut bytes: Vec<u8>,
+) -> Result<([usize; DIMS], Vec<u8>), Error> {
+    let magic = [0, 0, U8, DIMS as u8];
+    let found = &bytes[..bytes.len().min(4)];
+    if found != magic {
+        let (path, found) = (path.to_owned(), found.to_vec());
+        return Err(Error::Magic { path, found, expected: magic.to_vec() });
+    }
+    let num_bytes = |found: usize, expected: u128| Error::NumBytes {
+        path: path.to_owned(),
+        found: found as u64,
+        expected,
+    };
+    let Some((header, _)) = bytes.split_at_checked(header_bytes(DIMS)) else {
+        return Err(num_bytes(bytes.len(), header_bytes(DIMS) as u128));
+    };
+    let (words, _) = header[4..].as_chunks();
+    let mut dims = [0; DIMS];
+    for (dim, word) in dims.iter_mut().zip(words) {
+        *dim = u32::from_be_bytes(*word) as usize;
+    }
+    // Three factors of 32 bits: no overflow in 128.
+    let size: u128 = dims.iter().map(|dim| *dim as u128).product();
+    let expected = header_bytes(DIMS) as u128 + size;
+    if bytes.len() as u128 != expected {
+        return Err(num_bytes(bytes.len(), expected));
+    }
+    bytes.drain(..header_bytes(DIMS));
+    Ok((dims, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+
+    const NAMES: [&str; 4] = [
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    ];
+
+    fn idx(dims: &[u32], data: &[u8]) -> Vec<u8> {
+        let header = [0, 0, 8, dims.len() as u8];
+        let dims = dims.iter().flat_map(|dim| dim.to_be_bytes());
+        header.into_iter().chain(dims).chain(data.iter().copied()).collect()
+    }
+
+    /// Two training images of 2 x 3 and one for evaluation.
+    fn good() -> [Vec<u8>; 4] {
+        [
+            idx(&[2, 2, 3], &[0, 51, 102, 153, 204, 255, 1, 2, 3, 4, 5, 6]),
+            idx(&[2], &[9, 0]),
+            idx(&[1, 2, 3], &[255; 6]),
+            idx(&[1], &[4]),
+        ]
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(vec![], Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn load(files: &[(&str, Vec<u8>)], flat: bool) -> Result<(Idx, Idx), String> {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, bytes) in files {
+            fs::write(dir.path().join(name), bytes).unwrap();
+        }
+        let [train_images, train_labels, eval_images, eval_labels] = NAMES.map(str::to_owned);
+        let path = dir.path().to_owned();
+        let config = config::Idx {
+            path,
+            train_images,
+            train_labels,
+            eval_images,
+            eval_labels,
+            classes: 10,
+            flat,
+        };
+        Idx::load(&config).map_err(|error| error.to_string())
+    }
+
+    fn read_example(source: &Idx, id: u64) -> (Vec<f32>, i32) {
+        let (mut x, mut y) = ([0f32; 6], [0]);
+        let mut out = [bytemuck::cast_slice_mut(&mut x), bytemuck::cast_slice_mut(&mut y)];
+        source.read(id, None, &mut out).unwrap();
+        (x.to_vec(), y[0])
+    }
+
+    #[test]
+    fn plain_and_gzipped_files_hold_the_same_images() {
+        let plain: Vec<_> = NAMES.into_iter().zip(good()).collect();
+        let zipped: Vec<_> = plain.iter().map(|(name, bytes)| (*name, gzip(bytes))).collect();
+        let names = NAMES.map(|name| format!("{name}.gz"));
+        let renamed: Vec<_> = names
+            .iter()
+            .zip(&zipped)
+            .map(|(name, (_, bytes))| (&name[..], bytes.clone()))
+            .collect();
+        for files in [plain, zipped, renamed] {
+            let (train, eval) = load(&files, false).unwrap();
+            assert_eq!((train.num_examples(), eval.num_examples()), (2, 1));
+            assert_eq!((train.num_classes(), &train.fields()[0].dims[..]), (10, &[1, 2, 3][..]));
+            assert_eq!(read_example(&train, 0), (vec![0.0, 0.2, 0.4, 0.6, 0.8, 1.0], 9));
+            assert_eq!(read_example(&train, 1).1, 0);
+            assert_eq!(read_example(&eval, 0), (vec![1.0; 6], 4));
+            let (train, _) = load(&files, true).unwrap();
+            assert_eq!(train.fields()[0].dims, [6]);
+        }
+    }
+
+    #[test]
+    fn bad_files_are_named() {
+        let [images, labels, _, _] = good();
+        let flipped = |bytes: &[u8], at: usize, value: u8| {
+            let mut bytes = bytes.to_vec();
+            bytes[at] = value;
+            bytes
+        };
+        let with_more = [&images[..], &[0]].concat();
+        let cases = [
+            (0, flipped(&images, 2, 0x0d), "begins with 00 00 0d 03, but must with 00 00 08 03"),
+            (0, labels.clone(), "begins with 00 00 08 01"),
+            (0, vec![], "begins with nothing"),
+            (0, images[..9].to_vec(), "has 9 bytes, but its header takes or announces 16"),
+            (0, images[..27].to_vec(), "has 27 bytes, but its header takes or announces 28"),
+            (0, with_more, "has 29 bytes"),
+            (0, idx(&[u32::MAX; 3], &[0]), "announces 79228162458924105385300197391"),
+            (0, idx(&[0, 2, 3], &[]), "2 labels"),
+            (0, gzip(&images)[..20].to_vec(), "not a whole gzip file"),
+            (1, labels[..9].to_vec(), "train-labels-idx1-ubyte has 9 bytes"),
+            (1, idx(&[3], &[1, 2, 3]), "3 labels"),
+            (1, idx(&[2], &[1, 10]), "offset 9: label 10, but classes are 0 to 9"),
+            (2, idx(&[1, 3, 3], &[0; 9]), "[1, 3, 3]"),
+        ];
+        for (place, bytes, expected) in cases {
+            let mut files: Vec<_> = NAMES.into_iter().zip(good()).collect();
+            files[place].1 = bytes;
+            let message = load(&files, false).err().expect(expected);
+            assert!(message.contains(expected), "{expected}: {message}");
+        }
+        let mut files: Vec<_> = NAMES.into_iter().zip(good()).collect();
+        files[2].1 = idx(&[0, 2, 3], &[]);
+        files[3].1 = idx(&[0], &[]);
+        let message = load(&files, false).err().unwrap();
+        assert!(message.contains("t10k-images-idx3-ubyte holds no example"), "{message}");
+        files.pop();
+        let message = load(&files, false).err().unwrap();
+        assert!(message.contains("t10k-labels-idx1-ubyte") && message.contains("data.path"));
+    }
+}

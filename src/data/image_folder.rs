@@ -1,0 +1,182 @@
+//! `image_folder`: a folder of images for each class, as ImageNet is kept.
+//!
+//! For training a random crop of any size is stretched to a square and mirrored every other time; for
+//! evaluation the shorter side is scaled and the centre taken. Colours are then shifted and scaled as is
+//! usual for ImageNet. Files are decoded when they are wanted, on all processors.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use hlo::DType;
+
+use super::augment::Draws;
+use super::files::{is_hidden, list, unreadable};
+use super::image::{Rect, decode};
+use super::source::checked_index;
+use super::{Error, Field, Skipped, Source};
+use crate::config::{self, OnBroken};
+
+/// Mean and standard deviation of ImageNet's pixels, black 0 and white 1.
+const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
+const STD: [f32; 3] = [0.229, 0.224, 0.225];
+
+const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
+
+/// One split. Field `x` is f32 `[3, image_size, image_size]`; `y` is i32 `[]`, the place of the class
+/// among the sorted names of the training folders.
+pub struct ImageFolder {
+    files: Vec<Labelled>,
+    num_classes: usize,
+    image_size: u32,
+    eval_resize: u32,
+    /// None if images are never changed at random.
+    augment_seed: Option<u64>,
+    skipped: Option<Skipped>,
+    /// The value of each byte, by colour.
+    tables: [[f32; 256]; 3],
+    fields: [Field; 2],
+}
+
+struct Labelled {
+    path: PathBuf,
+    label: i32,
+}
+
+impl ImageFolder {
+    /// Lists the files, and returns the training split and the evaluation split: all of `eval_path`, or
+    /// the last part of each class.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed, that has no folders in it or one without images, or a class for
+    /// evaluation that training does not have. Images are not looked at yet.
+    pub fn open(config: &config::ImageFolder, seed: u64) -> Result<(Self, Self), Error> {
+        let classes = classes(&config.path)?;
+        let (mut train, mut eval) = (vec![], vec![]);
+        for (label, class) in classes.iter().enumerate() {
+            let mut files = labelled(&config.path.join(class), label)?;
+            if config.eval_path.is_none() {
+                // One file stays for training, or the class would be unknown.
+                let num_eval = (files.len() as f64 * config.eval_fraction()).round() as usize;
+                eval.extend(files.split_off(files.len() - num_eval.min(files.len() - 1)));
+            }
+            train.extend(files);
+        }
+        if let Some(eval_path) = &config.eval_path {
+            for class in self::classes(eval_path)? {
+                let path = eval_path.join(&class);
+                let Ok(label) = classes.binary_search(&class) else {
+                    return Err(Error::UnknownClass { path, train: config.path.clone() });
+                };
+                eval.extend(labelled(&path, label)?);
+            }
+        }
+        if eval.is_empty() {
+            return Err(Error::NothingHeldOut { path: config.path.clone() });
+        }
+        let augment_seed = config.augment.then_some(seed);
+        let split = |files, augment_seed| Self::new(config, files, classes.len(), augment_seed);
+        Ok((split(train, augment_seed), split(eval, None)))
+    }
+
+    fn new(
+        config: &config::ImageFolder,
+        files: Vec<Labelled>,
+        num_classes: usize,
+        augment_seed: Option<u64>,
+    ) -> Self {
+        let side = config.image_size;
+        let value = |colour: usize, byte: usize| (byte as f32 / 255.0 - MEAN[colour]) / STD[colour];
+        Self {
+            files,
+            num_classes,
+            // The configuration allows no side that u32 could not hold.
+            image_size: side as u32,
+            eval_resize: config.eval_resize() as u32,
+            augment_seed,
+            skipped: (config.on_broken == OnBroken::Skip).then(Skipped::default),
+            tables: [0, 1, 2].map(|colour| std::array::from_fn(|byte| value(colour, byte))),
+            fields: [
+                Field { name: "x", dtype: DType::F32, dims: vec![3, side, side] },
+                Field { name: "y", dtype: DType::I32, dims: vec![] },
+            ],
+        }
+    }
+
+    fn write_image(
+        &self,
+        bytes: &[u8],
+        draws: Option<Draws>,
+        out: &mut [u8],
+    ) -> Result<(), String> {
+        let image = decode(bytes)?;
+        let side = self.image_size;
+        let Some(mut draws) = draws else {
+            let image = image.resize_shorter_side(self.eval_resize)?;
+            let rect = Rect::centred(image.width, image.height, side, side);
+            image.write(rect, false, &self.tables, out);
+            return Ok(());
+        };
+        let rect = Rect::random(&mut draws, image.width, image.height);
+        let image = image.resize(rect, side, side)?;
+        let whole = Rect { left: 0, top: 0, width: side, height: side };
+        image.write(whole, draws.coin(), &self.tables, out);
+        Ok(())
+    }
+}
+
+impl Source for ImageFolder {
+    fn num_examples(&self) -> u64 {
+        self.files.len() as u64
+    }
+
+    fn num_classes(&self) -> usize {
+        self.num_classes
+    }
+
+    fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    fn read(&self, example: u64, epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
+        let file = &self.files[checked_index(example, self.num_examples())?];
+        let bytes = fs::read(&file.path).map_err(|source| unreadable(&file.path, source))?;
+        let draws = match (self.augment_seed, epoch) {
+            (Some(seed), Some(epoch)) => Some(Draws::new(seed, epoch, example)),
+            _ => None,
+        };
+        self.write_image(&bytes, draws, out[0])
+            .map_err(|reason| Error::Image { path: file.path.clone(), reason })?;
+        out[1].copy_from_slice(&file.label.to_ne_bytes());
+        Ok(())
+    }
+
+    fn is_costly(&self) -> bool {
+        true
+    }
+
+    fn skipped(&self) -> Option<&Skipped> {
+        self.skipped.as_ref()
+    }
+}
+
+/// The names of the folders, sorted; links to folders are folders here.
+fn classes(path: &Path) -> Result<Vec<OsString>, Error> {
+    let mut classes = vec![];
+    for entry in fs::read_dir(path).map_err(|source| unreadable(path, source))? {
+        let entry = entry.map_err(|source| unreadable(path, source))?;
+        if !is_hidden(&entry.file_name()) && entry.path().is_dir() {
+            classes.push(entry.file_name());
+        }
+    }
+    if classes.is_empty() {
+        return Err(Error::NoClasses { path: path.to_owned() });
+    }
+    classes.sort();
+    Ok(classes)
+}
+
+fn labelled(folder: &Path, label: usize) -> Result<Vec<Labelled>, Error> {
+    let files = list(folder, &EXTENSIONS.map(str::to_owned))?;
+    Ok(files.into_iter().map(|path| Labelled { path, label: label as i32 }).collect())
+}

@@ -1,0 +1,230 @@
+//! `tokens`: text that was tokenised before, as a file of u16 or u32 numbers, little-endian and nothing
+//! else. Files may be of any size: an example is read when it is wanted.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::files::unreadable;
+use super::windows::{self, Windows};
+use super::{Error, Field, Source};
+use crate::config::{self, TokenType};
+
+/// One split of a tokenised text. Field `x` is i32 `[context]`, a window of the tokens, and `y` i32
+/// `[context]` the token that follows each of them.
+pub struct Tokens {
+    file: Arc<TokenFile>,
+    windows: Windows,
+    vocab_size: usize,
+}
+
+struct TokenFile {
+    path: PathBuf,
+    file: File,
+    dtype: TokenType,
+    num_tokens: u64,
+}
+
+impl Tokens {
+    /// Opens the file and returns the training split and what is held out: all of `eval_path`, or the
+    /// end of the one file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, that ends within a token, or with too few tokens.
+    pub fn open(config: &config::Tokens) -> Result<(Self, Self), Error> {
+        let split = |file: &Arc<TokenFile>, windows| Self {
+            file: file.clone(),
+            windows,
+            vocab_size: config.vocab_size,
+        };
+        let file = Arc::new(TokenFile::open(&config.path, config.dtype)?);
+        let windows = Windows::new(config.context, file.num_tokens);
+        let Some(eval_path) = &config.eval_path else {
+            let (train, eval) = windows
+                .split(config.eval_fraction())
+                .ok_or_else(|| file.too_few_tokens(config.context))?;
+            return Ok((split(&file, train), split(&file, eval)));
+        };
+        let eval_file = Arc::new(TokenFile::open(eval_path, config.dtype)?);
+        let eval_windows = Windows::new(config.context, eval_file.num_tokens);
+        for (file, windows) in [(&file, &windows), (&eval_file, &eval_windows)] {
+            if windows.num_windows() == 0 {
+                return Err(file.too_few_tokens(config.context));
+            }
+        }
+        Ok((split(&file, windows), split(&eval_file, eval_windows)))
+    }
+}
+
+impl Source for Tokens {
+    fn num_examples(&self) -> u64 {
+        self.windows.num_windows()
+    }
+
+    fn num_classes(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn fields(&self) -> &[Field] {
+        self.windows.fields()
+    }
+
+    fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
+        let range = self.windows.tokens_of(example)?;
+        let tokens = self.file.read(range.start, (range.end - range.start) as usize)?;
+        if let Some(index) = tokens.iter().position(|token| *token as usize >= self.vocab_size) {
+            return Err(Error::Token {
+                path: self.file.path.clone(),
+                offset: (range.start + index as u64) * self.file.dtype.num_bytes() as u64,
+                found: tokens[index],
+                vocab_size: self.vocab_size,
+            });
+        }
+        // The configuration allows no vocabulary that i32 could not count.
+        let tokens: Vec<_> = tokens.into_iter().map(|token| token as i32).collect();
+        windows::write(&tokens, out);
+        Ok(())
+    }
+}
+
+impl TokenFile {
+    fn open(path: &Path, dtype: TokenType) -> Result<Self, Error> {
+        let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
+        let (metadata, file) = opened.map_err(|source| unreadable(path, source))?;
+        // A directory can be opened, and fails only when it is read.
+        if metadata.is_dir() {
+            return Err(unreadable(path, ErrorKind::IsADirectory.into()));
+        }
+        let (num_bytes, token_bytes) = (metadata.len(), dtype.num_bytes() as u64);
+        if !num_bytes.is_multiple_of(token_bytes) {
+            return Err(Error::NotWhole {
+                path: path.to_owned(),
+                found: num_bytes,
+                unit: format!("{token_bytes}-byte tokens"),
+                key: "data.dtype",
+            });
+        }
+        Ok(Self { path: path.to_owned(), file, dtype, num_tokens: num_bytes / token_bytes })
+    }
+
+    fn read(&self, first: u64, count: usize) -> Result<Vec<u32>, Error> {
+        let size = self.dtype.num_bytes();
+        let mut bytes = vec![0; count * size];
+        let read = self.file.read_exact_at(&mut bytes, first * size as u64);
+        read.map_err(|source| unreadable(&self.path, source))?;
+        Ok(match self.dtype {
+            TokenType::U16 => {
+                let (words, _) = bytes.as_chunks();
+                words.iter().map(|word| u32::from(u16::from_le_bytes(*word))).collect()
+            }
+            TokenType::U32 => {
+                let (words, _) = bytes.as_chunks();
+                words.iter().map(|word| u32::from_le_bytes(*word)).collect()
+            }
+        })
+    }
+
+    fn too_few_tokens(&self, context: usize) -> Error {
+        let (path, found, window) = (self.path.clone(), self.num_tokens, context as u64 + 1);
+        Error::TooFewTokens { path, found, window }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn config(path: PathBuf, dtype: TokenType) -> config::Tokens {
+        let (vocab_size, context) = (1000, 2);
+        config::Tokens { path, eval_path: None, eval_fraction: None, dtype, vocab_size, context }
+    }
+
+    fn read(source: &Tokens, id: u64) -> Result<(Vec<i32>, Vec<i32>), String> {
+        let (mut x, mut y) = (vec![0; 2], vec![0; 2]);
+        let mut out = [bytemuck::cast_slice_mut(&mut x), bytemuck::cast_slice_mut(&mut y)];
+        source.read(id, None, &mut out).map_err(|error| error.to_string())?;
+        Ok((x, y))
+    }
+
+    fn u16s(tokens: &[u16]) -> Vec<u8> {
+        tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn both_widths_are_read_and_split() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.bin");
+        let wide: Vec<_> = (990u32..1000).flat_map(u32::to_le_bytes).collect();
+        let narrow = u16s(&(990..1000).collect::<Vec<_>>());
+        for (bytes, dtype) in [(wide, TokenType::U32), (narrow, TokenType::U16)] {
+            fs::write(&path, bytes).unwrap();
+            let (train, eval) = Tokens::open(&config(path.clone(), dtype)).unwrap();
+            assert_eq!((train.num_examples(), eval.num_examples()), (2, 1));
+            assert_eq!(train.num_classes(), 1000);
+            assert_eq!(read(&train, 1), Ok((vec![993, 994], vec![994, 995])));
+            assert_eq!(read(&eval, 0), Ok((vec![996, 997], vec![997, 998])));
+            assert!(read(&eval, 1).unwrap_err().contains("example 1"));
+        }
+    }
+
+    #[test]
+    fn a_file_for_evaluation_leaves_the_other_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, eval_path] = ["a.bin", "b.bin"].map(|name| dir.path().join(name));
+        fs::write(&path, u16s(&[1, 2, 3, 4, 5, 6])).unwrap();
+        fs::write(&eval_path, u16s(&[7, 8, 9])).unwrap();
+        let mut config = config(path, TokenType::U16);
+        config.eval_path = Some(eval_path.clone());
+        let (train, eval) = Tokens::open(&config).unwrap();
+        assert_eq!((train.num_examples(), eval.num_examples()), (2, 1));
+        assert_eq!(read(&eval, 0), Ok((vec![7, 8], vec![8, 9])));
+        fs::write(&eval_path, u16s(&[7, 8])).unwrap();
+        let message = Tokens::open(&config).err().unwrap().to_string();
+        assert!(message.contains("b.bin holds 2 tokens"), "{message}");
+    }
+
+    #[test]
+    fn bad_files_are_named_with_the_offset() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.bin");
+        let open = |bytes: &[u8], dtype| {
+            fs::write(&path, bytes).unwrap();
+            Tokens::open(&config(path.clone(), dtype))
+        };
+        let message = |bytes: &[u8], dtype| open(bytes, dtype).err().unwrap().to_string();
+        let error = message(&[0; 21], TokenType::U16);
+        assert!(error.contains("21 bytes") && error.contains("2-byte tokens"), "{error}");
+        let error = message(&[0; 22], TokenType::U32);
+        assert!(error.contains("4-byte tokens") && error.contains("data.dtype"), "{error}");
+        assert!(message(&[], TokenType::U16).contains("holds 0 tokens"));
+        assert!(message(&[0; 10], TokenType::U16).contains("holds 5 tokens"));
+        let error = Tokens::open(&config("/".into(), TokenType::U16)).err().unwrap().to_string();
+        assert!(error.contains("cannot read the data file /: is a directory"), "{error}");
+
+        let (train, _) = open(&u16s(&[1, 2, 3, 4, 1000, 6, 7, 8, 9]), TokenType::U16).unwrap();
+        assert!(read(&train, 0).is_ok());
+        let error = read(&train, 1).unwrap_err();
+        assert!(error.contains("a.bin, offset 8: token 1000"), "{error}");
+        assert!(error.contains("data.vocab_size is 1000"), "{error}");
+
+        // Cut off after it was opened.
+        fs::write(&path, [0; 4]).unwrap();
+        assert!(read(&train, 0).unwrap_err().contains("a.bin"));
+    }
+
+    /// Only what is read has to be there: a file with a hole of 6 GB before its end.
+    #[test]
+    fn files_may_be_larger_than_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.bin");
+        let file = File::create(&path).unwrap();
+        let start = 6_000_000_000u64;
+        file.write_all_at(&u16s(&[1, 2, 3]), start).unwrap();
+        let (_, eval) = Tokens::open(&config(path, TokenType::U16)).unwrap();
+        assert_eq!(read(&eval, eval.num_examples() - 1), Ok((vec![1, 2], vec![2, 3])));
+    }
+}

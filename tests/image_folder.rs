@@ -1,0 +1,271 @@
+//! Folders of images: what is seen of them, on any number of replicas, and what happens to broken ones.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use lockstep::config::{self, OnBroken};
+use lockstep::data::{EvalBatches, HostBatch, ImageFolder, Source, Splits, TrainBatches, open};
+
+/// The image that a place and a number make: colours run along rows and columns, so that every part of
+/// it looks different.
+fn pixels(width: usize, height: usize, number: usize) -> Vec<u8> {
+    let pixel = |place: usize| {
+        let (row, column) = (place / width, place % width);
+        [column * 255 / width, row * 255 / height, (number * 40) % 256]
+    };
+    (0..width * height).flat_map(pixel).map(|value| value as u8).collect()
+}
+
+fn jpeg(width: usize, height: usize, number: usize) -> Vec<u8> {
+    let mut bytes = vec![];
+    jpeg_encoder::Encoder::new(&mut bytes, 95)
+        .encode(
+            &pixels(width, height, number),
+            width as u16,
+            height as u16,
+            jpeg_encoder::ColorType::Rgb,
+        )
+        .unwrap();
+    bytes
+}
+
+fn png(width: usize, height: usize, number: usize) -> Vec<u8> {
+    let mut bytes = vec![];
+    let mut encoder = png::Encoder::new(&mut bytes, width as u32, height as u32);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.write_header().unwrap().write_image_data(&pixels(width, height, number)).unwrap();
+    bytes
+}
+
+/// Three classes of four images, of which `names` says the order: `ant`, `bee`, `cat`.
+fn write_folder(root: &Path) {
+    for (label, class) in ["cat", "ant", "bee"].into_iter().enumerate() {
+        let folder = root.join(class);
+        fs::create_dir_all(folder.join("more")).unwrap();
+        let number = 4 * label;
+        fs::write(folder.join("a.jpg"), jpeg(48, 40, number)).unwrap();
+        fs::write(folder.join("b.JPEG"), jpeg(40, 60, number + 1)).unwrap();
+        // Decoded by what it is, not by its name.
+        fs::write(folder.join("c.jpg"), png(50, 50, number + 2)).unwrap();
+        fs::write(folder.join("more/d.png"), png(64, 33, number + 3)).unwrap();
+        fs::write(folder.join("notes.txt"), "no image").unwrap();
+    }
+}
+
+fn config(path: &Path) -> config::ImageFolder {
+    config::ImageFolder {
+        path: path.to_owned(),
+        eval_path: None,
+        eval_fraction: Some(0.25),
+        image_size: 28,
+        eval_resize: None,
+        augment: true,
+        on_broken: OnBroken::Stop,
+    }
+}
+
+fn open_folder(config: config::ImageFolder) -> Result<Splits, String> {
+    open(&config::Data::ImageFolder(config), 5).map_err(|error| error.to_string())
+}
+
+fn error_of(config: config::ImageFolder) -> String {
+    open_folder(config).err().expect("an error")
+}
+
+fn read(source: &Arc<dyn Source>, id: u64, epoch: Option<u64>) -> Result<(Vec<f32>, i32), String> {
+    let (mut x, mut y) = (vec![0f32; 3 * 28 * 28], [0]);
+    let mut out = [bytemuck::cast_slice_mut(&mut x), bytemuck::cast_slice_mut(&mut y)];
+    source.read(id, epoch, &mut out).map_err(|error| error.to_string())?;
+    Ok((x, y[0]))
+}
+
+fn whole(batch: &HostBatch, field: &str) -> Vec<f64> {
+    batch.fields[field].iter().flat_map(|literal| literal.to_f64()).collect()
+}
+
+#[test]
+fn classes_are_sorted_and_part_of_each_is_held_out() {
+    let dir = tempfile::tempdir().unwrap();
+    write_folder(dir.path());
+    let splits = open_folder(config(dir.path())).unwrap();
+    assert_eq!((splits.train.num_examples(), splits.eval.num_examples()), (9, 3));
+    assert_eq!(splits.train.num_classes(), 3);
+    assert_eq!(splits.train.fields()[0].dims, [3, 28, 28]);
+    let labels: Vec<_> = (0..9).map(|id| read(&splits.train, id, None).unwrap().1).collect();
+    assert_eq!(labels, [0, 0, 0, 1, 1, 1, 2, 2, 2]);
+    // A folder for evaluation is labelled by the names that training has.
+    let val = tempfile::tempdir().unwrap();
+    fs::create_dir(val.path().join("bee")).unwrap();
+    fs::write(val.path().join("bee/x.png"), png(30, 30, 0)).unwrap();
+    let with_val = config::ImageFolder {
+        eval_path: Some(val.path().to_owned()),
+        eval_fraction: None,
+        ..config(dir.path())
+    };
+    let splits = open_folder(with_val.clone()).unwrap();
+    assert_eq!((splits.train.num_examples(), splits.eval.num_examples()), (12, 1));
+    assert_eq!(read(&splits.eval, 0, None).unwrap().1, 1);
+    fs::create_dir(val.path().join("dog")).unwrap();
+    let message = error_of(with_val);
+    assert!(message.contains("dog is no class of training"), "{message}");
+}
+
+/// 64 x 33, its shorter side scaled to 32, of which the centre is seen.
+#[test]
+fn evaluation_sees_the_centre() {
+    let dir = tempfile::tempdir().unwrap();
+    write_folder(dir.path());
+    let splits = open_folder(config(dir.path())).unwrap();
+    let (x, _) = read(&splits.eval, 2, None).unwrap();
+    let byte = |colour: usize, row: usize, column: usize| {
+        let (mean, std) = ([0.485, 0.456, 0.406][colour], [0.229, 0.224, 0.225][colour]);
+        (f64::from(x[(colour * 28 + row) * 28 + column]) * std + mean) * 255.0
+    };
+    // Blue is the number 3 of the file; red runs from left to right, green from top to bottom.
+    assert!((byte(2, 13, 13) - 120.0).abs() < 1.0, "{}", byte(2, 13, 13));
+    for (place, fraction) in [(0, 17.5 / 62.0), (27, 44.5 / 62.0)] {
+        assert!((byte(0, 5, place) - fraction * 255.0).abs() < 5.0, "{}", byte(0, 5, place));
+    }
+    for (place, fraction) in [(0, 2.5 / 32.0), (27, 29.5 / 32.0)] {
+        assert!((byte(1, place, 9) - fraction * 255.0).abs() < 6.0, "{}", byte(1, place, 9));
+    }
+    assert_eq!(read(&splits.eval, 2, Some(9)).unwrap().0, x);
+}
+
+#[test]
+fn pixels_are_the_same_on_any_number_of_replicas_and_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    write_folder(dir.path());
+    let splits = open_folder(config(dir.path())).unwrap();
+    let batches = |n| TrainBatches::new(splits.train.clone(), 7, 4, n).unwrap();
+    // Two batches an epoch: epochs 0 to 2.
+    let all: Vec<_> = batches(1).range(0, 6).map(Result::unwrap).collect();
+    for n in [2, 4] {
+        let rest: Vec<_> = batches(n).range(3, 6).map(Result::unwrap).collect();
+        for (one, other) in all[3..].iter().zip(&rest) {
+            for field in ["x", "y"] {
+                assert!(whole(one, field) == whole(other, field), "{field} on {n}");
+            }
+        }
+    }
+    let crops: Vec<_> =
+        (0..4).map(|epoch| read(&splits.train, 1, Some(epoch)).unwrap().0).collect();
+    assert!((0..4).all(|a| (0..a).all(|b| crops[a] != crops[b])));
+    let plain = config::ImageFolder { augment: false, ..config(dir.path()) };
+    let plain = open_folder(plain).unwrap();
+    assert_eq!(read(&plain.train, 1, Some(0)), read(&splits.train, 1, None));
+}
+
+#[test]
+fn a_broken_file_is_named_and_ends_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = jpeg(48, 40, 0);
+    let mut damaged = png(50, 50, 0);
+    damaged[100] ^= 0xff;
+    let cases = [
+        (good[..good.len() / 2].to_vec(), "cannot decode"),
+        (good[..20].to_vec(), "cannot decode"),
+        (damaged, "cannot decode"),
+        (vec![], "the file is empty"),
+        (b"GIF89a".to_vec(), "neither a JPEG nor a PNG"),
+    ];
+    for (bytes, expected) in cases {
+        write_folder(dir.path());
+        fs::write(dir.path().join("bee/a.jpg"), bytes).unwrap();
+        let splits = open_folder(config(dir.path())).unwrap();
+        let message = read(&splits.train, 3, Some(0)).unwrap_err();
+        let fragments = [expected, "bee/a.jpg", "data.on_broken"];
+        assert!(fragments.iter().all(|part| message.contains(part)), "{message}");
+        let batches = TrainBatches::new(splits.train.clone(), 0, 9, 3).unwrap();
+        let message = batches.get(0).unwrap_err().to_string();
+        assert!(message.contains("bee/a.jpg"), "{message}");
+        assert_eq!(splits.skipped_report(), None);
+    }
+    // A file that is gone is no broken image: another machine may have it.
+    write_folder(dir.path());
+    let skip = config::ImageFolder { on_broken: OnBroken::Skip, ..config(dir.path()) };
+    let splits = open_folder(skip).unwrap();
+    fs::remove_file(dir.path().join("bee/a.jpg")).unwrap();
+    let batches = TrainBatches::new(splits.train.clone(), 0, 9, 3).unwrap();
+    assert!(batches.get(0).unwrap_err().to_string().contains("cannot read"));
+}
+
+#[test]
+fn broken_files_can_be_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    write_folder(dir.path());
+    for name in ["bee/b.JPEG", "bee/c.jpg", "cat/more/d.png"] {
+        fs::write(dir.path().join(name), "broken").unwrap();
+    }
+    let skip = config::ImageFolder { on_broken: OnBroken::Skip, ..config(dir.path()) };
+    let splits = open_folder(skip).unwrap();
+    let train = |n| TrainBatches::new(splits.train.clone(), 0, 9, n).unwrap();
+    let one = train(1).get(5).unwrap();
+    assert!(whole(&one, "x") == whole(&train(3).get(5).unwrap(), "x"));
+    // Examples 4 and 5 are broken; 6, the first of the cats, stands in for both.
+    let mut labels = whole(&one, "y");
+    labels.sort_by(f64::total_cmp);
+    assert_eq!(labels, [0., 0., 0., 1., 2., 2., 2., 2., 2.]);
+    assert_eq!(splits.train.skipped().unwrap().count(), 2);
+
+    let eval = EvalBatches::new(splits.eval.clone(), 2, 2).unwrap();
+    let weights: Vec<_> = eval.iter().flat_map(|batch| whole(&batch.unwrap(), "weight")).collect();
+    assert_eq!(weights, [1., 1., 0., 0.]);
+    let report = splits.skipped_report().unwrap();
+    assert!(report.contains("training: 2 broken examples were left out"), "{report}");
+    assert!(report.contains("evaluation: 1 broken examples"), "{report}");
+    assert!(report.contains("bee/c.jpg") && report.contains("cat/more/d.png"), "{report}");
+
+    for name in ["a.jpg", "b.JPEG", "c.jpg"] {
+        for class in ["ant", "bee", "cat"] {
+            fs::write(dir.path().join(class).join(name), "broken").unwrap();
+        }
+    }
+    assert!(train(1).get(0).unwrap_err().to_string().contains("cannot decode"));
+}
+
+#[test]
+fn folders_that_are_none_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let message = error_of(config(&dir.path().join("no")));
+    assert!(message.contains("cannot read") && message.contains("data.path"), "{message}");
+    let message = error_of(config(dir.path()));
+    assert!(message.contains("has no folders in it"), "{message}");
+    fs::create_dir(dir.path().join("ant")).unwrap();
+    let message = error_of(config(dir.path()));
+    assert!(message.contains("ant holds no file that ends in .jpg or .jpeg or .png"), "{message}");
+    fs::write(dir.path().join("ant/a.jpg"), jpeg(8, 8, 0)).unwrap();
+    let message = error_of(config(dir.path()));
+    assert!(message.contains("nothing of") && message.contains("data.eval_fraction"), "{message}");
+    let opened = ImageFolder::open(&config(Path::new("/")), 0);
+    assert!(opened.is_err());
+}
+
+#[test]
+fn grey_and_progressive_jpegs_are_decoded() {
+    let dir = tempfile::tempdir().unwrap();
+    write_folder(dir.path());
+    let grey: Vec<_> = (0..40 * 40).map(|place| (place % 40 * 6) as u8).collect();
+    let mut bytes = vec![];
+    jpeg_encoder::Encoder::new(&mut bytes, 95)
+        .encode(&grey, 40, 40, jpeg_encoder::ColorType::Luma)
+        .unwrap();
+    fs::write(dir.path().join("ant/a.jpg"), bytes).unwrap();
+    let mut bytes = vec![];
+    let mut encoder = jpeg_encoder::Encoder::new(&mut bytes, 95);
+    encoder.set_progressive(true);
+    encoder.encode(&pixels(40, 60, 1), 40, 60, jpeg_encoder::ColorType::Rgb).unwrap();
+    fs::write(dir.path().join("ant/c.jpg"), &bytes).unwrap();
+    let splits = open_folder(config(dir.path())).unwrap();
+    let (x, _) = read(&splits.train, 0, None).unwrap();
+    let raw = |colour: usize| f64::from(x[colour * 784 + 400]) * [0.229, 0.224, 0.225][colour];
+    assert!((raw(0) + 0.485 - raw(1) - 0.456).abs() < 1e-5, "grey has equal colours");
+    let (one, _) = read(&splits.train, 1, None).unwrap();
+    let (other, _) = read(&splits.train, 2, None).unwrap();
+    // Class `ant` is numbered from 4 on, so only blue differs: 5 x 40 there, 1 x 40 here.
+    let red = |x: &[f32]| x[..784].to_vec();
+    assert!(red(&one).iter().zip(red(&other)).all(|(a, b)| (a - b).abs() < 0.1));
+    fs::write(dir.path().join("ant/c.jpg"), &bytes[..bytes.len() * 2 / 3]).unwrap();
+    assert!(read(&splits.train, 2, None).unwrap_err().contains("ant/c.jpg"));
+}
