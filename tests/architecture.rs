@@ -34,8 +34,10 @@ const MAX_LINES: usize = 700;
 const FLAT_TABLES: [&str; 1] = ["src/pjrt/abi.rs"];
 
 /// Calls of `unwrap` and `expect` outside of tests: file, number, and why it cannot happen.
-const UNWRAPS: [(&str, usize, &str); 3] = [
+const UNWRAPS: [(&str, usize, &str); 5] = [
     ("hlo/src/passes.rs", 1, "a copied node fits its copied operands"),
+    ("hlo/src/region/expand.rs", 1, "a scan's types were checked, and its `while` has the same"),
+    ("hlo/src/region/vjp.rs", 2, "what a part needs was required into it, or is its input"),
     ("hlo/src/tensor.rs", 1, "the axes to add are those that are missing"),
     ("src/parallel/buckets.rs", 3, "nodes are copied in order, operands before users"),
 ];

@@ -40,9 +40,39 @@ fn good(sets: &[&str]) -> Config {
 }
 
 #[test]
+fn a_preset_gives_what_is_not_said() {
+    let gpt = |more: &[&str]| {
+        let text = GOOD.replace(&model_section(), "[model]\nname = \"gpt\"\n");
+        Config::parse(
+            &text,
+            Path::new("/runs/good.toml"),
+            &more.iter().map(|set| set.to_string()).collect::<Vec<_>>(),
+        )
+    };
+    let read = |more: &[&str]| match gpt(more).unwrap().model {
+        Model::Gpt(gpt) => gpt.model(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((read(&[]).width, read(&[]).vocabulary), (128, 256));
+    let large = read(&["model.preset=gpt2-774m", "model.num_layers=2", "model.scan_layers=true"]);
+    assert_eq!((large.num_layers, large.width, large.scan_layers), (2, 1280, true));
+    let error = gpt(&["model.num_heads=3"]).unwrap_err().to_string();
+    assert!(error.contains("divides the width, 128"), "{error}");
+    let error = gpt(&["model.preset=gpt2-124"]).unwrap_err().to_string();
+    assert!(error.contains("gpt2-124m"), "{error}");
+}
+
+/// The `[model]` section of [`GOOD`].
+fn model_section() -> String {
+    let (_, behind) = GOOD.split_once("[model]").unwrap();
+    let section = behind.split("\n[").next().unwrap();
+    format!("[model]{section}\n")
+}
+
+#[test]
 fn values_and_defaults_are_read() {
     let config = good(&[]);
-    let Model::Mlp(mlp) = &config.model else { panic!("{:?}", config.model) };
+    let Model::Mlp(mlp) = &config.model else { panic!("another model") };
     assert_eq!(
         (mlp.hidden.as_slice(), mlp.dropout, mlp.layer_norm),
         ([32, 16].as_slice(), 0.0, true)
@@ -116,7 +146,7 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
 
     let config = good(&["train.epochs=3", "train.steps=7", "train.steps=8", "model.hidden=[]"]);
     assert_eq!(config.train.length, Length::Steps(8));
-    let Model::Mlp(mlp) = &config.model else { panic!("{:?}", config.model) };
+    let Model::Mlp(mlp) = &config.model else { panic!("another model") };
     assert!(mlp.hidden.is_empty());
 
     let sets = ["mesh.data=auto", "compile.overrides.xla_a=true", "compile.overrides.xla_b=word"];

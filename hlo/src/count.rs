@@ -1,5 +1,6 @@
 //! What a graph costs: arithmetic, memory traffic and collectives, loops multiplied out.
 
+use crate::region::expand;
 use crate::{Binary, Graph, Node, Op, TensorType, Unary};
 
 /// The cost of running a graph once, **on one replica**.
@@ -54,7 +55,7 @@ pub struct CollectiveCost {
 /// ```
 pub fn count(graph: &Graph) -> Cost {
     let mut cost = Cost::default();
-    add_graph(&mut cost, graph, 1);
+    add_graph(&mut cost, &expand(graph), 1);
     cost
 }
 
@@ -138,6 +139,9 @@ fn work(graph: &Graph, node: &Node) -> Work {
         }
         // As many comparisons as a maximum takes, and an addition for each place.
         Op::SelectAndScatter { window } => Work::Flops(window.num_met(operand(0), operand(1))),
+        Op::Scan(_) | Op::Remat(_) => unreachable!("written as other ops by `expand`"),
+        Op::Gather { .. } => Work::Move,
+        Op::Scatter { .. } => Work::Flops(elements(operand(2))),
         Op::AllReduce { .. }
         | Op::AllReduceWithin { .. }
         | Op::AllGather { .. }
@@ -172,6 +176,13 @@ fn traffic(graph: &Graph, node: &Node) -> u64 {
         Op::Slice { .. } | Op::DynamicSlice { .. } => [results(), results()],
         // In place: only the update is read and written.
         Op::DynamicUpdateSlice => [bytes(graph.ty(node.operands[1])); 2],
+        // The rows that are named, and the indices.
+        Op::Gather { .. } => [results() + bytes(graph.ty(node.operands[1])), results()],
+        // In place: the updates and indices, and twice the rows that they go to.
+        Op::Scatter { .. } => {
+            let [indices, updates] = [1, 2].map(|i| bytes(graph.ty(node.operands[i])));
+            [indices + 2 * updates, updates]
+        }
         _ => [operands(graph, node).map(bytes).sum(), results()],
     };
     read_and_written.iter().sum()

@@ -38,7 +38,8 @@
 //! replicated parameter must itself be replicated. `tests/lockstep_gradients.rs` holds data-parallel,
 //! tensor-parallel and sharded losses on 4 replicas against one replica with the whole batch.
 
-use crate::ops::{convolution, pooling};
+use crate::ops::{convolution, gather, pooling};
+use crate::region;
 use crate::{
     Binary, Comparison, DotDims, Op, Reduction, Tensor, TensorType, Tracer, Unary, ValueId,
 };
@@ -231,6 +232,15 @@ fn rule<'g>(
         Op::While { .. } => {
             Err("a loop is not reverse-differentiable; take the gradient inside its body".into())
         }
+        Op::Gather { num_batch } => {
+            Ok(vec![Some(gather::gather_vjp(x[0], x[1], *num_batch, ct)), None])
+        }
+        Op::Scatter { num_batch } => {
+            let to_updates = gather::scatter_vjp(x[0], x[1], *num_batch, ct);
+            Ok(vec![Some(ct), None, Some(to_updates)])
+        }
+        Op::Scan(scan) => region::scan_vjp(scan, x, cotangents),
+        Op::Remat(body) => region::remat_vjp(body, x, cotangents),
         Op::OptimizationBarrier => Ok(barrier(ct.tracer(), cotangents)),
         Op::Vary { axes } => one(ct.all_reduce(Reduction::Sum, *axes)),
         Op::AllReduce { reduction: Reduction::Sum, axes } => {

@@ -5,6 +5,8 @@
 //! [`Op::Vary`] adds axes, [`Op::AllReduce`] removes them; the other collectives keep theirs. What comes
 //! out of a loop varies over the axes of its condition too.
 
+use crate::ops::gather;
+use crate::region;
 use crate::{AxisSet, Binary, DType, DotDims, Mesh, Op, Reduction, Regions, TensorType, Unary};
 
 type Types = Result<Vec<TensorType>, String>;
@@ -19,12 +21,24 @@ pub(crate) fn infer(op: &Op, operands: &[&TensorType], mesh: &Mesh) -> Types {
             format!("takes {expected} operands, got {}", operands.len())
         })?;
     }
-    if !matches!(op, Op::AllReduce { .. } | Op::OptimizationBarrier | Op::While { .. }) {
+    if !takes_any_varying(op) {
         same_varying(operands)?;
     }
     let results = results(op, operands, mesh)?;
     results.iter().try_for_each(check_size)?;
     Ok(results)
+}
+
+/// Ops with operands that have nothing to do with each other, or with regions that say what they take.
+pub(crate) fn takes_any_varying(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::AllReduce { .. }
+            | Op::OptimizationBarrier
+            | Op::While { .. }
+            | Op::Scan(_)
+            | Op::Remat(_)
+    )
 }
 
 /// Is the type of a size that later arithmetic on it cannot overflow? A dim of size 0 does not excuse
@@ -43,10 +57,14 @@ fn num_operands(op: &Op) -> Option<usize> {
         Op::Binary(_) | Op::Compare(_) | Op::Pad { .. } | Op::DotGeneral(_) => Some(2),
         Op::Convolution(_) | Op::SelectAndScatter { .. } => Some(2),
         Op::Select | Op::Clamp => Some(3),
+        Op::Gather { .. } => Some(2),
+        Op::Scatter { .. } => Some(3),
         Op::Concatenate { .. }
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice
         | Op::While { .. }
+        | Op::Scan(_)
+        | Op::Remat(_)
         | Op::OptimizationBarrier
         | Op::AllReduce { .. } => None,
         _ => Some(1),
@@ -170,6 +188,10 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
             one(t[0].clone())
         }
         Op::While { regions, .. } => while_loop(t, regions, mesh),
+        Op::Gather { num_batch } => one(gather::infer_gather(t[0], t[1], *num_batch)?),
+        Op::Scan(scan) => region::infer_scan(scan, t, mesh),
+        Op::Remat(body) => region::infer_remat(&body.graph, t, mesh),
+        Op::Scatter { num_batch } => one(gather::infer_scatter(t, *num_batch)?),
         Op::OptimizationBarrier => {
             ensure(!t.is_empty(), || "takes at least one operand".into())?;
             Ok(t.iter().map(|ty| (*ty).clone()).collect())

@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::mesh::within;
-use crate::{Axis, AxisSet, Convolution, DType, Graph, Literal, Mesh, Window};
+use crate::{Axis, AxisSet, Convolution, DType, Graph, Literal, Mesh, Region, Scan, Window};
 
 /// One operation; its operands and result types stand in the graph's node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -136,6 +136,24 @@ pub enum Op {
         /// How often the body runs, where known: `count` multiplies by it.
         trip_count: Option<u64>,
     },
+    /// `gather(x, indices)`: rows of `x` `[batch.., n, slice..]` at the integers `[batch.., index..]`, as
+    /// `[batch.., index.., slice..]`. An index out of range takes the nearest row.
+    Gather {
+        /// Leading dims that operand and indices share.
+        num_batch: usize,
+    },
+    /// `scatter(x, indices, updates)`: `x` with the updates `[batch.., index.., slice..]` added to its rows
+    /// at the indices. An index out of range is ignored.
+    Scatter {
+        /// Leading dims that operand, indices and updates share.
+        num_batch: usize,
+    },
+    /// `scan(consts.., init.., xs..) -> carried.., ys..`: a loop that reads and writes stacks, and that
+    /// gradients go through.
+    Scan(Scan),
+    /// `remat(x..)`: the body's results; its VJP computes the body again instead of keeping what is
+    /// inside.
+    Remat(Arc<Region>),
     /// The operands, unchanged; nothing is moved or merged across.
     OptimizationBarrier,
     /// This replica's index along `axes`, a u32 scalar that varies over just these axes.
@@ -193,7 +211,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// StableHLO's name of the op (ours for `input`, `vary`, `stop_gradient` and `all_reduce_within`).
+    /// StableHLO's name of the op (ours for `input`, `scan`, `remat`, `vary`, `stop_gradient` and
+    /// `all_reduce_within`).
     pub fn name(&self) -> &'static str {
         match self {
             Op::Input { .. } => "input",
@@ -222,6 +241,10 @@ impl Op {
             Op::SelectAndScatter { .. } => "select_and_scatter",
             Op::AllReduceWithin { .. } => "all_reduce_within",
             Op::While { .. } => "while",
+            Op::Gather { .. } => "gather",
+            Op::Scatter { .. } => "scatter",
+            Op::Scan(_) => "scan",
+            Op::Remat(_) => "remat",
             Op::OptimizationBarrier => "optimization_barrier",
             Op::ReplicaId { .. } => "replica_id",
             Op::Vary { .. } => "vary",

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::graph::Output;
 use crate::op::Regions;
-use crate::{Graph, Node, Op, ValueId};
+use crate::region::prepare;
+use crate::{Graph, Node, Op, Region, Scan, ValueId};
 
 /// Removes nodes that no output depends on. Inputs stay, since they are the program's signature.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
@@ -41,7 +42,13 @@ pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
                 let (regions, trip_count) = (Arc::new(Regions { cond, body }), *trip_count);
                 return Some(push(new, node, Op::While { regions, trip_count }, operands));
             }
-            Op::OptimizationBarrier => {
+            Op::Scan(scan) => {
+                // What the body's gradient was traced with and does not need goes with it.
+                let op =
+                    with_body(scan, |body| eliminate_dead_code(&merge_common_subexpressions(body)));
+                return Some(push(new, node, op, operands));
+            }
+            Op::OptimizationBarrier | Op::Remat(_) => {
                 return Some(push(new, node, node.op.clone(), operands));
             }
             op => op.clone(),
@@ -56,9 +63,10 @@ pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
     })
 }
 
-/// Both passes: what is lowered, and what `lockstep hlo` prints.
+/// Both passes, after gradients' regions are put in order: what is lowered, and what `lockstep hlo`
+/// prints.
 pub fn simplify(graph: &Graph) -> Graph {
-    eliminate_dead_code(&merge_common_subexpressions(graph))
+    eliminate_dead_code(&merge_common_subexpressions(&prepare(graph)))
 }
 
 /// Copies a graph node by node. `f` gets the new graph, the old node and its new operands, and says
@@ -68,21 +76,32 @@ pub fn rebuild(
     graph: &Graph,
     mut f: impl FnMut(&mut Graph, &Node, &[ValueId]) -> Option<ValueId>,
 ) -> Graph {
+    rebuild_values(graph, |new, node, operands| {
+        let first = f(new, node, operands)?;
+        Some(new.node_of(first).results().collect())
+    })
+}
+
+/// [`rebuild`] where a node may become several: `f` says which values are its results, at least as many
+/// as it had.
+pub(crate) fn rebuild_values(
+    graph: &Graph,
+    mut f: impl FnMut(&mut Graph, &Node, &[ValueId]) -> Option<Vec<ValueId>>,
+) -> Graph {
     let mut new = Graph::new(*graph.mesh());
     let mut map: Vec<Option<ValueId>> = vec![None; graph.num_values()];
     for node in graph.nodes() {
         let operands: Option<Vec<_>> =
             node.operands.iter().map(|operand| map[operand.index()]).collect();
-        let first = operands.and_then(|operands| match &node.op {
+        let results = operands.and_then(|operands| match &node.op {
             Op::Input { index } => {
                 let input = &graph.inputs()[*index];
                 let ty = graph.ty(input.value).clone();
-                Some(new.input(input.name.clone(), ty, node.location))
+                Some(vec![new.input(input.name.clone(), ty, node.location)])
             }
             _ => f(&mut new, node, &operands),
         });
-        if let Some(first) = first {
-            let results = new.node_of(first).results();
+        if let Some(results) = results {
             for (old, new) in node.results().zip(results) {
                 map[old.index()] = Some(new);
             }
@@ -96,6 +115,11 @@ pub fn rebuild(
     new
 }
 
-fn push(graph: &mut Graph, node: &Node, op: Op, operands: &[ValueId]) -> ValueId {
+/// A scan whose body went through a pass.
+fn with_body(scan: &Scan, pass: fn(&Graph) -> Graph) -> Op {
+    Op::Scan(Scan { body: Region::new(pass(&scan.body.graph)), ..scan.clone() })
+}
+
+pub(crate) fn push(graph: &mut Graph, node: &Node, op: Op, operands: &[ValueId]) -> ValueId {
     graph.push(op, operands, node.location).expect("a copied node fits its copied operands")
 }

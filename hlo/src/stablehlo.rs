@@ -11,6 +11,8 @@ use std::fmt::Write as _;
 use std::panic::Location;
 
 use crate::mesh::within;
+use crate::ops::gather;
+use crate::region::expand;
 use crate::{
     AxisSet, DType, DotDims, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
 };
@@ -82,6 +84,7 @@ pub fn lower_isolated(graph: &Graph, name: &str) -> Program {
 type Groups = fn(&Mesh, AxisSet) -> Vec<Vec<usize>>;
 
 fn lower_with_groups(graph: &Graph, name: &str, groups: Groups) -> Program {
+    let graph = &*expand(graph);
     let num_replicas = graph.mesh().num_replicas();
     let mut donated_to: Vec<Option<usize>> = vec![None; graph.inputs().len()];
     for (index, output) in graph.outputs().iter().enumerate() {
@@ -244,9 +247,9 @@ impl Writer {
                 windows::select_and_scatter(scope, node, window, &zero)
             }
             Op::Convolution(forward) => self
-                .accumulated(scope, node, &|wide| windows::convolution(scope, node, forward, wide)),
+                .accumulated(scope, node, |wide| windows::convolution(scope, node, forward, wide)),
             Op::DotGeneral(dims) => {
-                self.accumulated(scope, node, &|wide| dot_general(scope, node, dims, wide))
+                self.accumulated(scope, node, |wide| dot_general(scope, node, dims, wide))
             }
             _ => expression(scope, node, &self.mesh, self.groups),
         };
@@ -264,23 +267,24 @@ impl Writer {
         self.line(scope, node, &format!("{name}{arity} = {body}"));
     }
 
-    /// A sum of products, whose text `write`s it with the given result type: accumulated wide and then
-    /// rounded, said in the program, so that no backend accumulates in a narrow dtype.
+    /// An op that sums products, written for the given result type. In the program that is never a
+    /// narrow dtype, so that no backend accumulates in one.
     fn accumulated(
         &mut self,
         scope: &Scope<'_>,
         node: &Node,
-        write: &dyn Fn(&str) -> String,
+        write: impl Fn(&str) -> String,
     ) -> String {
         let narrow = scope.graph.ty(node.result());
-        let wide = mlir_type(&narrow.with_dtype(narrow.dtype.accumulation()));
-        let sum = write(&wide);
-        if narrow.dtype == narrow.dtype.accumulation() {
-            return sum;
+        let wide = narrow.with_dtype(narrow.dtype.accumulation());
+        let (narrow, wide) = (mlir_type(narrow), mlir_type(&wide));
+        let code = write(&wide);
+        if narrow == wide {
+            return code;
         }
         let name = self.fresh();
-        self.line(scope, node, &format!("{name} = {sum}"));
-        format!("stablehlo.convert {name} : ({wide}) -> {}", mlir_type(narrow))
+        self.line(scope, node, &format!("{name} = {code}"));
+        format!("stablehlo.convert {name} : ({wide}) -> {narrow}")
     }
 
     fn line(&mut self, scope: &Scope<'_>, node: &Node, code: &str) {
@@ -443,6 +447,20 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         Op::Concatenate { dim } => {
             format!("stablehlo.concatenate {operands}, dim = {dim} : {}", signature())
         }
+        Op::Gather { num_batch } => {
+            let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
+            let attributes = gather::gather_attributes(x, indices, *num_batch);
+            format!("\"stablehlo.gather\"({operands}) <{{{attributes}}}> : {}", signature())
+        }
+        Op::Scatter { num_batch } => {
+            let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
+            let attributes = gather::scatter_attributes(x, indices, *num_batch);
+            let reducer = reducer(Reduction::Sum, x.dtype);
+            format!(
+                "\"stablehlo.scatter\"({operands}) <{{{attributes}}}> {reducer} : {}",
+                signature()
+            )
+        }
         Op::OptimizationBarrier => format!("stablehlo.optimization_barrier {operands} : {result}"),
         Op::AllReduce { reduction, axes } => {
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
@@ -491,6 +509,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 signature()
             )
         }
+        Op::Scan(_) | Op::Remat(_) => unreachable!("written as other ops by `expand`"),
         Op::Input { .. }
         | Op::Reduce { .. }
         | Op::DotGeneral(_)

@@ -14,7 +14,8 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::graph::Output;
-use crate::infer::check_size;
+use crate::infer::{check_size, takes_any_varying};
+use crate::region;
 use crate::{AxisSet, DType, Error, Graph, Literal, Mesh, Op, TensorType, ValueId};
 
 /// Traces `f` into a graph for the replicas of `mesh`.
@@ -167,7 +168,7 @@ impl Tracer {
         Tensor { tracer: self, value: first }
     }
 
-    /// Records an op with as many results as operands.
+    /// Records an op with several results; behind an error as many as operands.
     #[track_caller]
     pub(crate) fn apply_variadic<'g>(&'g self, op: Op, operands: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
         match self.record(op, operands) {
@@ -185,7 +186,7 @@ impl Tracer {
         let location = self.caller(Location::caller());
         let mut values = self.values_of(op.name(), operands)?;
         let mut graph = self.graph.borrow_mut();
-        if !matches!(op, Op::AllReduce { .. } | Op::OptimizationBarrier | Op::While { .. }) {
+        if !takes_any_varying(&op) {
             vary_where_no_gradient_flows(&mut graph, &mut values, location);
         }
         match graph.push(op, &values, location) {
@@ -248,6 +249,30 @@ impl Tracer {
             input
         };
         starts.iter().enumerate().map(input).collect()
+    }
+
+    /// Inputs of a region, of which some are free of gradients.
+    pub(crate) fn region_inputs(&self, types: &[TensorType], is_free: &[bool]) -> Vec<Tensor<'_>> {
+        let input = |(i, (ty, is_free)): (usize, (&TensorType, &bool))| {
+            let input = self.input(format!("input.{i}"), ty.clone());
+            if let (true, Some(value)) = (*is_free, input.value) {
+                self.graph.borrow_mut().mark_gradient_free(value);
+            }
+            input
+        };
+        types.iter().zip(is_free).enumerate().map(input).collect()
+    }
+
+    /// Records a graph's nodes with these tensors as its inputs; its outputs.
+    pub(crate) fn inline<'g>(&'g self, graph: &Graph, inputs: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+        let values: Option<Vec<_>> = inputs.iter().map(|input| input.value).collect();
+        match values {
+            Some(values) => {
+                let outputs = region::inline(&mut self.graph.borrow_mut(), graph, &values);
+                outputs.into_iter().map(|value| self.tensor(value)).collect()
+            }
+            None => vec![self.poison(); graph.outputs().len()],
+        }
     }
 
     pub(crate) fn tensor(&self, value: ValueId) -> Tensor<'_> {

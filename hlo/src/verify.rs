@@ -1,7 +1,7 @@
 //! Whole-graph invariants as executable checks.
 
 use crate::infer::infer;
-use crate::{AxisSet, Graph, Op, TensorType};
+use crate::{AxisSet, Graph, Op, Scan, TensorType};
 
 /// A graph that breaks an invariant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -118,6 +118,9 @@ fn nodes(graph: &Graph) -> Result<(), VerifyError> {
         if !inferred.iter().eq(node.results().map(|result| graph.ty(result))) {
             return Err(malformed("its results have other types than its op gives".into()));
         }
+        if let Op::Scan(Scan { body, .. }) | Op::Remat(body) = &node.op {
+            nodes(&body.graph)?;
+        }
         if let Op::While { regions, .. } = &node.op {
             nodes(&regions.cond)?;
             nodes(&regions.body)?;
@@ -140,6 +143,7 @@ fn collective_axes(graph: &Graph) -> AxisSet {
             Op::While { regions, .. } => {
                 collective_axes(&regions.cond) | collective_axes(&regions.body)
             }
+            Op::Scan(Scan { body, .. }) | Op::Remat(body) => collective_axes(&body.graph),
             op => op.collective_axes(),
         };
         all | inner

@@ -107,6 +107,19 @@ fn what_only_changes_a_type_costs_nothing_and_a_slice_reads_what_it_returns() {
 }
 
 #[test]
+fn a_gather_reads_the_rows_it_returns_and_a_scatter_adds_in_place() {
+    let cost = cost(Mesh::SINGLE, |t| {
+        let table = t.input("table", f32s(&[1000, 2]));
+        let indices = t.input("indices", TensorType::new(DType::I32, &[3]));
+        let rows = table.take(indices);
+        t.output("table", table.scatter_add(indices, rows, 0));
+    });
+    let gather = 3 + 3 * 2 + 3 * 2;
+    let scatter = 3 + 3 * 2 + 2 * (3 * 2);
+    assert_eq!(cost, Cost { flops: 6, bytes: 4 * (gather + scatter), ..Cost::default() });
+}
+
+#[test]
 fn loops_are_multiplied_out() {
     let mesh = Mesh::new(&[(Axis::Data, 4), (Axis::Tensor, 2)]);
     let cost = cost(mesh, |t| {

@@ -114,6 +114,32 @@ fn collectives() {
     insta::assert_snapshot!(text);
 }
 
+#[test]
+fn rows() {
+    let text = text(Mesh::SINGLE, |t| {
+        let table = f32_input(t, "table", &[9, 4]);
+        let ids = t.input("ids", TensorType::new(DType::I32, &[2, 3]));
+        let rows = table.take(ids);
+        t.output("rows", rows);
+        t.output("table", table.scatter_add(ids, rows, 0));
+        let batch = f32_input(t, "batch", &[2, 5, 4]);
+        let in_batch = batch.gather(ids, 1);
+        t.output("in_batch", in_batch);
+        t.output("batch", batch.scatter_add(ids, in_batch, 1));
+    });
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn scans() {
+    let graph = trace(Mesh::SINGLE, |t| {
+        let (x, w) = (f32_input(t, "x", &[2]), f32_input(t, "w", &[3, 2]));
+        let (y, _) = t.scan(3, &[], &[x], &[w], |_, x, w| (vec![(x[0] * w[0]).sine()], vec![]));
+        t.output("gradient", grad(y[0].sum(), &[w])[0]);
+    });
+    insta::assert_snapshot!(lower(&simplify(&graph.unwrap()), "golden").text_without_locations());
+}
+
 /// The all_reduce of the gradients, with one group of all four replicas, between backward and update.
 fn data_parallel_step() -> Graph {
     let graph = trace(Mesh::data(4), |t| {

@@ -157,6 +157,44 @@ fn moving_cases() -> Vec<Case> {
         single("concatenate", &[matrix[0], within(&[3, 1], -1.0, 1.0)], |x| {
             x[0].concatenate(&[x[1], x[0]], 1)
         }),
+        single("gather", &[within(&[4, 3], -1.0, 1.0)], |x| {
+            // One row twice, one not at all, two moved into range.
+            x[0].take(x[0].tracer().constant(Literal::from_slice(&[2, 2], &[1, 1, -3, 9])))
+        }),
+        single("gather by u8", &[within(&[3], -1.0, 1.0)], |x| {
+            x[0].take(x[0].tracer().constant(Literal::from_slice(&[2], &[2u8, 9])))
+        }),
+        single("gather in a batch", &[within(&[2, 3, 2], -1.0, 1.0)], |x| {
+            x[0].gather(x[0].tracer().constant(Literal::from_slice(&[2, 2], &[1, 1, 2, 0])), 1)
+        }),
+        single("take_along_dim", &[within(&[3, 4], -1.0, 1.0)], |x| {
+            let indices = Literal::from_slice(&[2, 4], &[0, 2, 1, 1, 0, 0, 1, 2]);
+            x[0].take_along_dim(x[0].tracer().constant(indices), 0)
+        }),
+        single("scatter", &[within(&[3, 2], -1.0, 1.0), within(&[4, 2], -1.0, 1.0)], |x| {
+            let indices = x[0].tracer().constant(Literal::from_slice(&[4], &[1, 1, -1, 3]));
+            x[0].scatter_add(indices, x[1], 0)
+        }),
+        single(
+            "scatter in a batch",
+            &[within(&[2, 3], -1.0, 1.0), within(&[2, 2], -1.0, 1.0)],
+            |x| {
+                let indices =
+                    x[0].tracer().constant(Literal::from_slice(&[2, 2], &[1u32, 1, 7, 0]));
+                x[0].scatter_add(indices, x[1], 1)
+            },
+        ),
+        single("scan", &[within(&[2], -1.0, 1.0), within(&[3, 2], -1.0, 1.0)], |x| {
+            let (carried, ys) = x[0].tracer().scan(3, &[x[0]], &[x[0]], &[x[1]], |c, s, x| {
+                let next = (s[0] * x[0] + c[0]).sine();
+                (vec![next], vec![next * next])
+            });
+            carried[0] + ys[0].reduce_sum(&[0])
+        }),
+        single("remat", &[within(&[2], -1.0, 1.0), within(&[2], -1.0, 1.0)], |x| {
+            let y = x[0].tracer().remat(x, |x| vec![(x[0] * x[1]).sine(), x[1].tanh()]);
+            y[0] * y[1] * y[0]
+        }),
         single("optimization_barrier", &[matrix[0], within(&[3, 4], -1.0, 1.0)], |x| {
             let barred = x[0].tracer().optimization_barrier(&[x[0] * x[1], x[1]]);
             barred[0] * x[0]
@@ -358,6 +396,15 @@ fn second_order_cases() -> Vec<Case> {
     let any = [within(&[2, 3], -1.0, 1.0), within(&[3, 2], -1.0, 1.0)];
     vec![
         single("gradient of tanh of a dot", &any, |x| grad(x[0].dot(x[1]).tanh().sum(), x)[0]),
+        single("gradient of a scan", &any[..1], |x| {
+            let (y, _) = x[0].tracer().scan(2, &[], &[x[0].slice_dim(0, 0, 1)], x, |_, s, x| {
+                (vec![(s[0] * x[0].reshape(&[1, 3])).sine()], vec![])
+            });
+            grad(y[0].sum(), x)[0]
+        }),
+        single("gradient of a remat", &any[..1], |x| {
+            grad(x[0].tracer().remat(x, |x| vec![(x[0] * x[0].sine()).sum()])[0], x)[0]
+        }),
         single("gradient of log_softmax", &any[..1], |x| {
             grad((x[0].log_softmax() * x[0]).sum(), x)[0]
         }),
@@ -428,6 +475,10 @@ fn the_table_covers_every_op() {
         "reverse",
         "reduce_window",
         "select_and_scatter",
+        "gather",
+        "scatter",
+        "scan",
+        "remat",
         "optimization_barrier",
         "vary",
         "stop_gradient",

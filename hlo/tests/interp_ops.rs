@@ -280,6 +280,51 @@ fn movement() -> Vec<Case> {
             |t| counted(t, &[2, 3]).take_along_last_dim(c(t, &[2, 9])),
             v(&[2f32, 0.0]),
         ),
+        (
+            "scan",
+            |t| {
+                let (last, sums) = t.scan(3, &[], &[i(t, 1)], &[c(t, &[1, 2, 3])], |_, s, x| {
+                    (vec![s[0] + x[0]], vec![s[0] * x[0]])
+                });
+                sums[0].concatenate(&[last[0].reshape(&[1])], 0)
+            },
+            v(&[1, 4, 12, 7]),
+        ),
+        ("remat", |t| t.remat(&[i(t, 3)], |x| vec![x[0] * x[0]])[0], Literal::scalar(9)),
+        ("rows, moved into range", |t| counted(t, &[3, 2]).take(c(t, &[1, -5, 9, 2])), {
+            d(&[4, 2], &[2f32, 3.0, 0.0, 1.0, 4.0, 5.0, 4.0, 5.0])
+        }),
+        ("rows of rank 0", |t| c(t, &[5i32, 7]).take(c(t, &[1u8, 255]).reshape(&[2, 1])), {
+            d(&[2, 1], &[7, 7])
+        }),
+        (
+            "rows in a batch",
+            |t| counted(t, &[2, 2, 2]).gather(c(t, &[1, 0]).reshape(&[2, 1]), 1),
+            { d(&[2, 1, 2], &[2f32, 3.0, 4.0, 5.0]) },
+        ),
+        (
+            "take_along_dim",
+            |t| counted(t, &[2, 3]).take_along_dim(c(t, &[1, 0, 1]).reshape(&[1, 3]), 0),
+            d(&[1, 3], &[3f32, 1.0, 5.0]),
+        ),
+        (
+            "take_along_dim of the last",
+            |t| counted(t, &[2, 3]).take_along_dim(c(t, &[2, 2, 1, 0]).reshape(&[2, 2]), 1),
+            d(&[2, 2], &[2f32, 2.0, 4.0, 3.0]),
+        ),
+        (
+            "scatter_add, twice to one row, and out of range",
+            |t| counted(t, &[3]).scatter_add(c(t, &[2, 2, -1, 3]), c(t, &[1f32, 2.0, 4.0, 8.0]), 0),
+            v(&[0f32, 1.0, 5.0]),
+        ),
+        (
+            "scatter_add in a batch",
+            |t| {
+                let updates = counted(t, &[2, 1, 2]);
+                counted(t, &[2, 2, 2]).scatter_add(c(t, &[1, 0]).reshape(&[2, 1]), updates, 1)
+            },
+            d(&[2, 2, 2], &[0f32, 1.0, 2.0, 4.0, 6.0, 8.0, 6.0, 7.0]),
+        ),
     ]
 }
 
@@ -510,7 +555,7 @@ fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
     let others = "constant iota compare select clamp convert bitcast_convert broadcast_in_dim \
                   reshape transpose slice dynamic_slice dynamic_update_slice pad concatenate \
                   reduce dot_general convolution reverse reduce_window select_and_scatter \
-                  optimization_barrier stop_gradient";
+                  gather scatter scan remat optimization_barrier stop_gradient";
     let all = families.into_iter().flatten().chain(others.split_whitespace());
     let missing: Vec<_> = all.filter(|name| !covered.contains(name)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");

@@ -4,14 +4,17 @@
 //! of replicas: batches and parameters arrive so that ordinary maths on them is right on any number
 //! of them. A model turns a batch into a [`Loss`], which is sums, never means.
 
+pub mod gpt;
 pub mod layers;
 pub mod loss;
 pub mod mlp;
 pub mod resnet;
 mod scope;
+mod stack;
 
 pub use loss::{Batch, Loss};
 pub use scope::{Initializer, Parameter, Precision, RunningMean, Scope, Training};
+pub use stack::{Stack, stack};
 
 /// A model: declares its parameters in the scope, and computes the loss of a batch.
 ///

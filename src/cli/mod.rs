@@ -67,6 +67,7 @@ impl Loaded {
             config::Model::ResNet(resnet) => {
                 Box::new(ResNet { config: resnet.clone(), num_classes })
             }
+            config::Model::Gpt(gpt) => Box::new(gpt.model()),
         };
         Ok(Self { config, splits, model })
     }

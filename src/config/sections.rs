@@ -19,6 +19,8 @@ choices! {
         "mlp" => Mlp(models::mlp::Config),
         /// Residual networks for images.
         "resnet" => ResNet(models::resnet::Config),
+        /// A decoder-only transformer.
+        "gpt" => Gpt(models::gpt::Config),
     }
 }
 
@@ -34,21 +36,44 @@ impl Section for Model {
     fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
         let model = Self::read_choice(choice, table)?;
         match &model {
-            Self::Mlp(mlp) => {
-                let sizes = format!("{:?}", mlp.hidden);
-                let allowed = "a list of whole numbers, each 1 or more";
-                require(mlp.hidden.iter().all(|size| *size > 0), "hidden", sizes, allowed)?;
-                let fraction = (0.0..1.0).contains(&mlp.dropout);
-                require(fraction, "dropout", mlp.dropout, "a number from 0 to below 1")?;
-            }
+            Self::Mlp(mlp) => check_mlp(mlp)?,
             Self::ResNet(resnet) => {
                 let group = resnet.batch_norm_group;
                 require(group > 0, "batch_norm_group", group, "a whole number, 1 or more")?;
             }
+            Self::Gpt(gpt) => check_gpt(gpt)?,
         }
         Ok(model)
     }
 }
+
+fn check_mlp(mlp: &models::mlp::Config) -> Result<(), KeyError> {
+    let sizes = format!("{:?}", mlp.hidden);
+    let allowed = "a list of whole numbers, each 1 or more";
+    require(mlp.hidden.iter().all(|size| *size > 0), "hidden", sizes, allowed)?;
+    let fraction = (0.0..1.0).contains(&mlp.dropout);
+    require(fraction, "dropout", mlp.dropout, "a number from 0 to below 1")
+}
+
+fn check_gpt(gpt: &models::gpt::Config) -> Result<(), KeyError> {
+    let models::gpt::Gpt { num_layers, width, num_heads, context, vocabulary, .. } = gpt.model();
+    let sizes = [
+        ("num_layers", num_layers),
+        ("width", width),
+        ("num_heads", num_heads),
+        ("context", context),
+        ("vocabulary", vocabulary),
+    ];
+    for (key, value) in sizes {
+        let allowed = format!("a whole number from 1 to {MAX_SIZE}");
+        require((1..=MAX_SIZE).contains(&value), key, value, &allowed)?;
+    }
+    let allowed = format!("a number that divides the width, {width}");
+    require(width.is_multiple_of(num_heads), "num_heads", num_heads, &allowed)
+}
+
+/// Far more than is of use; a slip of the finger should not ask for terabytes.
+const MAX_SIZE: usize = 1 << 20;
 
 /// `[mesh]`: how many replicas there are along each axis.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

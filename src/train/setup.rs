@@ -111,6 +111,10 @@ fn compile_options(config: &Config) -> CompileOptions {
         // costs nothing.
         let name = "xla_cpu_enable_fast_min_max".to_owned();
         overrides.entry(name).or_insert(OverrideValue::Bool(false));
+        // Barriers are only there where something is to be computed again, and this pass removes them: what
+        // follows would merge it with what was computed before.
+        let expander = OverrideValue::String("cse_barrier_expander".to_owned());
+        overrides.entry("xla_disable_hlo_passes".to_owned()).or_insert(expander);
     }
     CompileOptions { overrides, ..CompileOptions::default() }
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use hlo::{
     Axis, AxisSet, Binary, Comparison, Convolution, DType, DotDims, Graph, Literal, Mesh, Op,
-    Reduction, Tensor, TensorType, Unary, Window, interpret, trace, verify,
+    Reduction, Tensor, TensorType, Unary, Window, grad, interpret, trace, verify,
 };
 
 use crate::agreement::{Agreement, disagreement};
@@ -46,11 +46,6 @@ fn with_sign(dtype: DType) -> bool {
 
 fn not_float(dtype: DType) -> bool {
     !dtype.is_float()
-}
-
-/// The dtypes that `reduce_sum` adds up in f32.
-fn half(dtype: DType) -> bool {
-    dtype.is_float() && dtype.size_bits() == 16
 }
 
 /// Between replicas XLA adds bf16 in f32.
@@ -235,6 +230,25 @@ fn moving_cases() -> Vec<Case> {
         case("concatenate", any, Bits, &[MATRIX, small(&[4, 3])], |x| {
             x[0].concatenate(&[x[1], x[0]], 1)
         }),
+        case("gather", any, Bits, &[MATRIX], |x| {
+            x[0].take(indices(x[0], &[2, 3], &[3, 1, -9, 90, 0, 1]))
+        }),
+        case("gather in a batch", any, Bits, &[small(&[2, 3, 2])], |x| {
+            x[0].gather(indices(x[0], &[2, 2], &[2, -1, 0, 3]), 1)
+        }),
+        case("take_along_dim", any, Bits, &[small(&[3, 2])], |x| {
+            x[0].take_along_dim(indices(x[0], &[2, 2], &[2, 0, 0, 1]), 0)
+        }),
+        case("scatter", numeric, ulps(2.0), &[MATRIX, small(&[6, 8])], |x| {
+            x[0].scatter_add(indices(x[0], &[6], &[3, 1, -9, 90, 3, 4]), x[1], 0)
+        }),
+        case(
+            "scatter in a batch",
+            numeric,
+            ulps(2.0),
+            &[small(&[2, 3, 2]), small(&[2, 2, 2])],
+            |x| x[0].scatter_add(indices(x[0], &[2, 2], &[2, 2, -1, 0]), x[1], 1),
+        ),
         case("optimization_barrier", any, Bits, &[MATRIX, SMALL], |x| {
             x[0].tracer().optimization_barrier(x)[1]
         }),
@@ -246,8 +260,8 @@ fn contracting_cases() -> Vec<Case> {
     let cube = [small(&[3, 4, 5])];
     let corners = [Input { dims: &[8, 8], values: Values::Corners }];
     vec![
-        case("reduce add", numeric, ulps_of_one(12.0), &cube, |x| x[0].reduce_sum(&[0, 2])),
-        case("reduce add in its own dtype", half, ulps_of_one(24.0), &cube, |x| {
+        // Not `reduce_sum`, which accumulates what is narrow in f32.
+        case("reduce add", numeric, ulps_of_one(12.0), &cube, |x| {
             x[0].reduce(Reduction::Sum, &[0, 2])
         }),
         case("reduce add of all", numeric, ulps_of_one(30.0), &cube, |x| x[0].sum()),
@@ -342,6 +356,27 @@ fn contracting_cases() -> Vec<Case> {
         }),
         case("while", numeric, Exact, &[MATRIX], |x| {
             x[0].tracer().fori_loop(3, &[x[0]], |_, x| vec![x[0] + x[0]])[0]
+        }),
+        case("scan", numeric, ulps_of_one(4.0), &[MATRIX, small(&[3, 4, 8])], |x| {
+            let (last, ys) = x[0]
+                .tracer()
+                .scan(3, &[], &x[..1], &x[1..], |_, s, x| (vec![s[0] + x[0]], vec![s[0]]));
+            last[0].reshape(&[1, 4, 8]).concatenate(&ys, 0)
+        }),
+        case(
+            "gradients of a scan",
+            |dtype| dtype.size_bytes() >= 4 && float(dtype),
+            ulps_of_one(64.0),
+            &[small(&[8]), small(&[3, 8])],
+            |x| {
+                let (last, _) = x[0].tracer().scan(3, &x[..1], &x[..1], &x[1..], |c, s, x| {
+                    (vec![(s[0] * x[0] + c[0]).tanh()], vec![])
+                });
+                grad(last[0].sum(), x)[1]
+            },
+        ),
+        case("remat", numeric, Exact, &[MATRIX], |x| {
+            x[0].tracer().remat(x, |x| vec![x[0] + x[0]])[0]
         }),
         case("while that each replica leaves by itself", numeric, Exact, &[MATRIX], |x| {
             let t = x[0].tracer();
@@ -538,6 +573,7 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
             "pad",
             "reverse",
             "concatenate",
+            "gather",
             "optimization_barrier",
             "all_gather",
             "all_to_all",
@@ -551,6 +587,9 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
             "convolution",
             "reduce_window",
             "while",
+            "scatter",
+            "scan",
+            "remat",
             "reduce_scatter",
         ];
         let of_numbers = of_numbers.iter().filter(|_| numeric(dtype));
@@ -576,6 +615,10 @@ fn name(op: &Op) -> String {
 
 fn start<'g>(x: Tensor<'g>, indices: [f64; 2]) -> [Tensor<'g>; 2] {
     indices.map(|index| x.tracer().scalar(DType::I32, index))
+}
+
+fn indices<'g>(x: Tensor<'g>, dims: &[usize], values: &[i32]) -> Tensor<'g> {
+    x.tracer().constant(Literal::from_slice(dims, values))
 }
 
 type Build = Rc<dyn for<'g> Fn(&[Tensor<'g>]) -> Tensor<'g>>;

@@ -12,7 +12,9 @@
 mod collective;
 mod contract;
 mod elementwise;
+mod gather;
 mod movement;
+mod region;
 mod window;
 
 use std::panic::Location;
@@ -196,7 +198,7 @@ fn eval(
         });
         each_operand.collect()
     };
-    let same = || Ok(operands.iter().map(|value| (*value).clone()).collect());
+    let same = || Ok(owned(operands));
     match &node.op {
         Op::Input { index } => Ok(vec![inputs[*index].clone()]),
         Op::Constant(literal) => Ok(vec![vec![Arc::clone(literal); mesh.num_replicas()]]),
@@ -235,6 +237,10 @@ fn eval(
         }
         Op::AllReduceWithin { .. } => meet(&|x| collective::all_reduce(Reduction::Sum, x)),
         Op::While { regions, .. } => while_loop(&regions.cond, &regions.body, operands, running),
+        Op::Gather { num_batch } => each(&|x| gather::gather(x[0], x[1], *num_batch, &ty.dims)),
+        Op::Scatter { num_batch } => each(&|x| gather::scatter(x[0], x[1], x[2], *num_batch)),
+        Op::Scan(scan) => region::scan(scan, operands, running),
+        Op::Remat(body) => run(&body.graph, &owned(operands), running),
         Op::ReplicaId { axes } => {
             let index = |replica| Literal::scalar(mesh.index(replica, *axes) as u32);
             Ok(vec![(0..mesh.num_replicas()).map(|replica| Arc::new(index(replica))).collect()])
@@ -250,13 +256,17 @@ fn eval(
     }
 }
 
+fn owned(values: &[&Replicas]) -> Vec<Replicas> {
+    values.iter().map(|value| (*value).clone()).collect()
+}
+
 fn while_loop(
     cond: &Graph,
     body: &Graph,
     init: &[&Replicas],
     running: &[bool],
 ) -> Result<Vec<Replicas>, InterpError> {
-    let mut carried: Vec<Replicas> = init.iter().map(|value| (*value).clone()).collect();
+    let mut carried = owned(init);
     let mut running = running.to_vec();
     loop {
         let holds = run(cond, &carried, &running)?;

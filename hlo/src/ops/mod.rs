@@ -4,8 +4,10 @@ mod control;
 pub(crate) mod convolution;
 mod dot;
 mod elementwise;
+pub(crate) mod gather;
 pub(crate) mod pooling;
 mod reduce;
+mod scan;
 mod shape;
 
 pub use convolution::{Convolution, ConvolutionDims};

@@ -65,9 +65,9 @@ impl<'g> Tensor<'g> {
     #[track_caller]
     pub fn reduce_window(self, reduction: Reduction, window: Window) -> Tensor<'g> {
         let dtype = self.dtype();
-        let sums = reduction == Reduction::Sum;
-        let x = if sums { self.convert(dtype.accumulation()) } else { self };
-        x.tracer().apply(Op::ReduceWindow { reduction, window }, &[x]).convert(dtype)
+        let accumulated = if reduction == Reduction::Sum { dtype.accumulation() } else { dtype };
+        let x = self.convert(accumulated);
+        self.tracer().apply(Op::ReduceWindow { reduction, window }, &[x]).convert(dtype)
     }
 
     /// For each place of the window: adds `source`'s element to where this tensor has its greatest
@@ -75,7 +75,9 @@ impl<'g> Tensor<'g> {
     #[must_use]
     #[track_caller]
     pub fn select_and_scatter(self, source: Tensor<'g>, window: Window) -> Tensor<'g> {
-        self.tracer().apply(Op::SelectAndScatter { window }, &[self, source])
+        let dtype = self.dtype();
+        let operands = [self, source].map(|x| x.convert(dtype.accumulation()));
+        self.tracer().apply(Op::SelectAndScatter { window }, &operands).convert(dtype)
     }
 }
 

@@ -1,0 +1,174 @@
+//! Loops with a gradient, and computing again instead of keeping.
+
+use crate::region::{Region, Scan};
+use crate::{AxisSet, Error, Graph, Op, Tensor, Tracer};
+
+impl Tracer {
+    /// Runs `body(consts, carried, slices) -> (carried, ys)` `length` times, with slice `i` of each of
+    /// `xs` `[length, ..]` in round `i`. Returns the last carried values, and what was returned as `ys`
+    /// stacked to `[length, ..]`. The body sees outer values only through its arguments. At least one
+    /// value is carried or stacked.
+    ///
+    /// Its gradient is a scan the other way round, for which the forward pass keeps what it needs of
+    /// every round; with [`Self::remat`] in the body, only the carried values.
+    ///
+    /// ```
+    /// use hlo::{DType, Literal, Mesh, TensorType, grad, interpret, trace};
+    ///
+    /// // y = x * w0 * w1 * w2
+    /// let graph = trace(Mesh::SINGLE, |t| {
+    ///     let x = t.input("x", TensorType::new(DType::F64, &[]));
+    ///     let w = t.input("w", TensorType::new(DType::F64, &[3]));
+    ///     let (y, _) = t.scan(3, &[], &[x], &[w], |_, x, w| (vec![x[0] * w[0]], vec![]));
+    ///     t.output("gradient", grad(y[0], &[w])[0]);
+    /// })?;
+    /// let inputs = [vec![Literal::scalar(2.0)], vec![Literal::from_slice(&[3], &[3.0, 4.0, 5.0])]];
+    /// assert_eq!(interpret(&graph, &inputs).unwrap()[0][0].to_f64(), [40.0, 30.0, 24.0]);
+    /// # Ok::<(), hlo::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn scan<'g>(
+        &'g self,
+        length: usize,
+        consts: &[Tensor<'g>],
+        init: &[Tensor<'g>],
+        xs: &[Tensor<'g>],
+        body: impl for<'b> Fn(
+            &[Tensor<'b>],
+            &[Tensor<'b>],
+            &[Tensor<'b>],
+        ) -> (Vec<Tensor<'b>>, Vec<Tensor<'b>>),
+    ) -> (Vec<Tensor<'g>>, Vec<Tensor<'g>>) {
+        let location = std::panic::Location::caller();
+        let mut init = init.to_vec();
+        let (num_consts, num_carried) = (consts.len(), init.len());
+        let num_ys = std::cell::Cell::new(0);
+        let mut free: Vec<_> = init.iter().map(Tensor::is_gradient_free).collect();
+        // A carried value that starts as a constant may vary, and gradients may flow into it, once the
+        // body has added to it. Each round finds another one, so this ends.
+        let graph = loop {
+            let operands = [consts, &init, xs].concat();
+            let is_free = |(i, x): (usize, &Tensor<'g>)| match i.checked_sub(num_consts) {
+                Some(carried) if carried < num_carried => free[carried],
+                _ => x.is_gradient_free(),
+            };
+            let is_free: Vec<_> = operands.iter().enumerate().map(is_free).collect();
+            let types: Option<Vec<_>> = operands
+                .iter()
+                .enumerate()
+                .map(|(i, x)| {
+                    let ty = x.ty();
+                    if i < num_consts + num_carried {
+                        return Some(ty);
+                    }
+                    let (first, rest) = ty.dims.split_first()?;
+                    (*first == length).then(|| ty.with_dims(rest))
+                })
+                .collect();
+            let Some(types) = types else {
+                let message =
+                    format!("each of `xs` is cut into {length} slices along its first dim");
+                self.fail("scan", xs, message);
+                return (vec![self.poison(); num_carried], vec![]);
+            };
+            let traced = region(self, &types, &is_free, |inputs| {
+                let (consts, rest) = inputs.split_at(num_consts);
+                let (carried, slices) = rest.split_at(num_carried);
+                let (mut next, ys) = body(consts, carried, slices);
+                num_ys.set(ys.len());
+                if next.len() != num_carried {
+                    let message = format!(
+                        "the body returns {} carried values where there are {num_carried}",
+                        next.len()
+                    );
+                    self.at(location, || self.fail("scan", &operands, message));
+                }
+                next.extend(ys);
+                next
+            });
+            let graph = match traced {
+                Ok(graph) => graph,
+                Err(error) => {
+                    self.keep_first(error);
+                    return (vec![self.poison(); num_carried], vec![self.poison(); num_ys.get()]);
+                }
+            };
+            let mut changed = false;
+            for ((start, free), output) in init.iter_mut().zip(&mut free).zip(graph.outputs()) {
+                let missing = graph.ty(output.value).varying.minus(start.varying());
+                if !missing.is_empty() && start.is_gradient_free() {
+                    *start = start.vary(missing);
+                    changed = true;
+                }
+                if *free && !graph.is_gradient_free(output.value) {
+                    *free = false;
+                    changed = true;
+                }
+            }
+            if !changed {
+                break graph;
+            }
+        };
+        let operands = [consts, &init, xs].concat();
+        let body = Region::new(graph);
+        let op = Op::Scan(Scan { body, length, num_consts, num_carried, reverse: false });
+        let mut results = self.apply_variadic(op, &operands);
+        results.resize(num_carried + num_ys.get(), self.poison());
+        let ys = results.split_off(num_carried);
+        (results, ys)
+    }
+
+    /// `body(x)`, of which the backward pass keeps only `x`: it computes the rest again. The same
+    /// values and gradients, bit for bit, in less memory for more time.
+    ///
+    /// ```
+    /// use hlo::{DType, Mesh, TensorType, grad, trace};
+    ///
+    /// let graph = trace(Mesh::SINGLE, |t| {
+    ///     let x = t.input("x", TensorType::new(DType::F32, &[4]));
+    ///     let y = t.remat(&[x], |x| vec![x[0].exponential().sine()]);
+    ///     t.output("gradient", grad(y[0].sum(), &[x])[0]);
+    /// })?;
+    /// assert_eq!(hlo::count(&hlo::passes::simplify(&graph)).transcendentals, 2 * 4);
+    /// # Ok::<(), hlo::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn remat<'g>(
+        &'g self,
+        x: &[Tensor<'g>],
+        body: impl for<'b> FnOnce(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
+    ) -> Vec<Tensor<'g>> {
+        let types: Vec<_> = x.iter().map(Tensor::ty).collect();
+        let is_free: Vec<_> = x.iter().map(Tensor::is_gradient_free).collect();
+        let mut num_results = 0;
+        let traced = region(self, &types, &is_free, |x| {
+            let results = body(x);
+            num_results = results.len();
+            results
+        });
+        let mut results = match traced {
+            Ok(graph) => self.apply_variadic(Op::Remat(Region::new(graph)), x),
+            Err(error) => {
+                self.keep_first(error);
+                vec![]
+            }
+        };
+        results.resize(num_results, self.poison());
+        results
+    }
+}
+
+/// Traces a region whose inputs are of the given types, some free of gradients.
+fn region(
+    outer: &Tracer,
+    types: &[crate::TensorType],
+    is_free: &[bool],
+    f: impl for<'b> FnOnce(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
+) -> Result<Graph, Error> {
+    let t = Tracer::new(outer.mesh());
+    let inputs = t.region_inputs(types, is_free);
+    for (i, result) in f(&inputs).into_iter().enumerate() {
+        t.output_varying(format!("output.{i}"), result, AxisSet::ALL);
+    }
+    t.finish()
+}

@@ -1,0 +1,73 @@
+//! What is done with regions before a graph is simplified.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::expand::{inline, push};
+use super::{Region, Scan};
+use crate::op::Regions;
+use crate::passes::rebuild_values;
+use crate::{Graph, Node, Op, ValueId};
+
+/// The graph with remats as their bodies' ops, and with one scan where a gradient extended another: the
+/// forward pass runs once and keeps the residuals. In loops too.
+///
+/// A recomputation stands behind its own barrier, so nothing that follows merges it with what it
+/// repeats.
+pub(crate) fn prepare(graph: &Graph) -> Graph {
+    let has = |is: fn(&Op) -> bool| graph.nodes().iter().any(|node| is(&node.op));
+    if !has(|op| matches!(op, Op::Scan(_) | Op::Remat(_) | Op::While { .. })) {
+        return graph.clone();
+    }
+    if has(|op| matches!(op, Op::Remat(_))) {
+        // A body may have remats of its own.
+        return prepare(&rebuild_values(graph, |new, node, operands| {
+            Some(match &node.op {
+                Op::Remat(body) => inline(new, &body.graph, operands),
+                op => push(new, node, op.clone(), operands),
+            })
+        }));
+    }
+    let longest = extended(graph);
+    let mut written: HashMap<ValueId, Vec<ValueId>> = HashMap::new();
+    rebuild_values(graph, |new, node, operands| {
+        let op = match &node.op {
+            Op::Scan(_) => {
+                let longest = longest.get(&node.result()).copied().unwrap_or(node);
+                if let Some(values) = written.get(&longest.result()) {
+                    return Some(values.clone());
+                }
+                let Op::Scan(scan) = &longest.op else { return None };
+                let body = Arc::new(Region { graph: prepare(&scan.body.graph), extends: None });
+                let values = push(new, node, Op::Scan(Scan { body, ..scan.clone() }), operands);
+                written.insert(longest.result(), values.clone());
+                return Some(values);
+            }
+            Op::While { regions, trip_count } => {
+                let [cond, body] = [&regions.cond, &regions.body].map(prepare);
+                let regions = Arc::new(Regions { cond, body });
+                Op::While { regions, trip_count: *trip_count }
+            }
+            op => op.clone(),
+        };
+        Some(push(new, node, op, operands))
+    })
+}
+
+/// For each scan that another one on the same operands extends, the last of the chain.
+fn extended(graph: &Graph) -> HashMap<ValueId, &Node> {
+    let mut of_body: HashMap<(*const Region, &[ValueId]), &Node> = HashMap::new();
+    let mut longest: HashMap<ValueId, &Node> = HashMap::new();
+    // Extensions stand behind what they extend, so going backwards the rest of a chain is known.
+    for node in graph.nodes().iter().rev() {
+        let Op::Scan(scan) = &node.op else { continue };
+        if let Some(extension) = of_body.get(&(Arc::as_ptr(&scan.body), &*node.operands)) {
+            let last = longest.get(&extension.result()).copied().unwrap_or(*extension);
+            longest.insert(node.result(), last);
+        }
+        if let Some(extends) = &scan.body.extends {
+            of_body.insert((Arc::as_ptr(extends), &*node.operands), node);
+        }
+    }
+    longest
+}

@@ -1,0 +1,336 @@
+//! The VJPs of scan and remat.
+
+use std::sync::Arc;
+
+use super::expand::push;
+use super::{Region, Scan};
+use crate::graph::Output;
+use crate::passes::eliminate_dead_code;
+use crate::tensor::Tracer;
+use crate::{AxisSet, Binary, Graph, Op, Tensor, ValueId, vjp};
+
+type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
+
+/// The body again, on operands behind a barrier, and its VJP. The cotangents go through the same barrier:
+/// nothing is computed again before it is needed, and in a scan none of it belongs to the forward pass.
+pub(crate) fn remat_vjp<'g>(
+    body: &Region,
+    x: &[Tensor<'g>],
+    cotangents: &[Option<Tensor<'g>>],
+) -> Cotangents<'g> {
+    let given: Vec<_> = cotangents.iter().flatten().copied().collect();
+    let t = given[0].tracer();
+    let barred = t.optimization_barrier(&[x, &given].concat());
+    let (inputs, mut given) = (&barred[..x.len()], barred[x.len()..].iter().copied());
+    let outputs = t.inline(&body.graph, inputs);
+    let seeds: Vec<_> = outputs
+        .into_iter()
+        .zip(cotangents)
+        .filter_map(|(output, ct)| Some((output, ct.and_then(|_| given.next())?)))
+        .collect();
+    let is_wanted = |x: &Tensor<'g>| x.dtype().is_float() && !x.is_gradient_free();
+    let wanted: Vec<bool> = x.iter().map(is_wanted).collect();
+    let wrt: Vec<_> = inputs.iter().zip(&wanted).filter(|(_, w)| **w).map(|(x, _)| *x).collect();
+    let mut found = vjp(&seeds, &wrt).into_iter();
+    Ok(wanted.into_iter().map(|wanted| if wanted { found.next() } else { None }).collect())
+}
+
+/// A scan the other way round. The body's VJP is traced in one graph with the body and cut in two: what
+/// does not depend on cotangents is the forward pass, whose values that the other part needs are
+/// **residuals**. The forward scan is extended by a stack of each; `prepare` then leaves out the scan
+/// that was there before.
+///
+/// Nothing is kept that the backward pass has anyway (constants, stacks that were read), that follows
+/// from constants alone, or that is only another shape of something smaller.
+pub(crate) fn scan_vjp<'g>(
+    scan: &Scan,
+    x: &[Tensor<'g>],
+    cotangents: &[Option<Tensor<'g>>],
+) -> Cotangents<'g> {
+    let Some(given) = cotangents.iter().flatten().next() else { return Ok(vec![None; x.len()]) };
+    let t = given.tracer();
+    let joint = Joint::trace(scan, cotangents).map_err(|error| {
+        let message = error.message.clone();
+        t.keep_first(error);
+        message
+    })?;
+    let parts = joint.cut();
+
+    let num_results = cotangents.len();
+    let residuals = match parts.residuals.is_empty() {
+        true => vec![],
+        false => {
+            let graph = joint.forward(&parts);
+            let body = Arc::new(Region { graph, extends: Some(Arc::clone(&scan.body)) });
+            let results = t.apply_variadic(Op::Scan(Scan { body, ..scan.clone() }), x);
+            results.get(num_results..).ok_or("the forward pass does not fit")?.to_vec()
+        }
+    };
+
+    let Scan { num_consts, num_carried, .. } = *scan;
+    let (consts, rest) = x.split_at(num_consts);
+    let (carried, xs) = rest.split_at(num_carried);
+    let pick = |tensors: &[Tensor<'g>], which: &[usize]| -> Vec<Tensor<'g>> {
+        which.iter().map(|i| tensors[*i]).collect()
+    };
+    let mut operands = pick(consts, &parts.used_consts);
+    operands.extend(joint.wanted_consts.iter().map(|i| consts[*i].full_like(0.0)));
+    let start = |i: &usize| cotangents[*i].unwrap_or_else(|| carried[*i].full_like(0.0));
+    operands.extend(joint.wanted_carried.iter().map(start));
+    operands.extend(pick(xs, &parts.used_xs));
+    operands.extend(residuals);
+    operands.extend(joint.given_ys.iter().filter_map(|j| cotangents[num_carried + j]));
+    let backward = Scan {
+        body: Region::new(joint.backward(&parts)),
+        length: scan.length,
+        num_consts: parts.used_consts.len(),
+        num_carried: joint.wanted_consts.len() + joint.wanted_carried.len(),
+        reverse: !scan.reverse,
+    };
+    let results = t.apply_variadic(Op::Scan(backward), &operands);
+
+    let mut found = vec![None; x.len()];
+    let firsts = [0, num_consts, num_consts + num_carried];
+    let wanted = [&joint.wanted_consts, &joint.wanted_carried, &joint.wanted_xs];
+    let places =
+        firsts.iter().zip(wanted).flat_map(|(first, of)| of.iter().map(move |i| first + i));
+    for (place, result) in places.zip(results) {
+        found[place] = Some(result);
+    }
+    Ok(found)
+}
+
+/// The body and its VJP in one graph. Inputs: the body's, cotangents of `wanted_carried`, of `given_ys`.
+/// Outputs: the body's, then cotangents of `wanted_consts`, `wanted_carried` and `wanted_xs`.
+struct Joint {
+    graph: Graph,
+    num_consts: usize,
+    /// Inputs and outputs of the body.
+    num_inputs: usize,
+    num_outputs: usize,
+    first_x: usize,
+    /// Which of the body's inputs are free of gradients.
+    free: Vec<bool>,
+    wanted_consts: Vec<usize>,
+    wanted_carried: Vec<usize>,
+    wanted_xs: Vec<usize>,
+    given_ys: Vec<usize>,
+}
+
+/// How a [`Joint`] falls apart.
+struct Parts {
+    /// Of each value: is it of the forward pass?
+    is_forward: Vec<bool>,
+    /// Of each value: does the backward pass compute it?
+    is_backward: Vec<bool>,
+    residuals: Vec<ValueId>,
+    used_consts: Vec<usize>,
+    used_xs: Vec<usize>,
+}
+
+impl Joint {
+    fn trace(scan: &Scan, cotangents: &[Option<Tensor<'_>>]) -> Result<Self, crate::Error> {
+        let body = &scan.body.graph;
+        let input_of = |i: usize| body.inputs()[i].value;
+        let (num_inputs, num_outputs) = (body.inputs().len(), body.outputs().len());
+        let free: Vec<_> = (0..num_inputs).map(|i| body.is_gradient_free(input_of(i))).collect();
+        let first_x = scan.num_consts + scan.num_carried;
+        let wanted = |first: usize, count: usize| -> Vec<usize> {
+            (0..count).filter(|i| !free[first + i]).collect()
+        };
+        let wanted_consts = wanted(0, scan.num_consts);
+        let wanted_carried = wanted(scan.num_consts, scan.num_carried);
+        let wanted_xs = wanted(first_x, scan.num_xs());
+        let given_ys: Vec<_> = (0..num_outputs - scan.num_carried)
+            .filter(|j| cotangents[scan.num_carried + j].is_some())
+            .collect();
+
+        let t = Tracer::new(*body.mesh());
+        let starts: Vec<_> = (0..num_inputs).map(|i| body.ty(input_of(i)).clone()).collect();
+        let inputs = t.region_inputs(&starts, &free);
+        let outputs = t.inline(body, &inputs);
+        let seeded = wanted_carried.iter().copied();
+        let seeded = seeded.chain(given_ys.iter().map(|j| scan.num_carried + j));
+        let seeds: Vec<_> = seeded
+            .map(|i| (outputs[i], t.input(format!("cotangent.{i}"), outputs[i].ty())))
+            .collect();
+        let firsts = [0, scan.num_consts, first_x];
+        let which = firsts.iter().zip([&wanted_consts, &wanted_carried, &wanted_xs]);
+        let inputs = &inputs;
+        let wrt: Vec<_> =
+            which.flat_map(|(first, of)| of.iter().map(move |i| inputs[first + i])).collect();
+        let found = vjp(&seeds, &wrt);
+        for (i, output) in outputs.into_iter().chain(found).enumerate() {
+            t.output_varying(format!("output.{i}"), output, AxisSet::ALL);
+        }
+        Ok(Self {
+            graph: eliminate_dead_code(&t.finish()?),
+            num_consts: scan.num_consts,
+            num_inputs,
+            num_outputs,
+            first_x,
+            free,
+            wanted_consts,
+            wanted_carried,
+            wanted_xs,
+            given_ys,
+        })
+    }
+
+    fn cut(&self) -> Parts {
+        let graph = &self.graph;
+        let mut is_forward = vec![false; graph.num_values()];
+        let mut is_constant = vec![false; graph.num_values()];
+        for node in graph.nodes() {
+            let all = |of: &[bool]| node.operands.iter().all(|operand| of[operand.index()]);
+            let [forward, constant] = match node.op {
+                Op::Input { index } => [index < self.num_inputs, index < self.num_consts],
+                _ => [all(&is_forward), all(&is_constant)],
+            };
+            for result in node.results() {
+                is_forward[result.index()] = forward;
+                is_constant[result.index()] = constant;
+            }
+        }
+        let mut is_backward: Vec<_> = is_forward.iter().map(|forward| !forward).collect();
+        let mut is_residual = vec![false; graph.num_values()];
+        let mut used = vec![false; self.num_inputs];
+        let mut require = |value: ValueId, is_backward: &mut [bool]| {
+            let node = graph.node_of(value);
+            let only_reshapes = matches!(
+                node.op,
+                Op::BroadcastInDim { .. } | Op::Reshape { .. } | Op::Vary { .. } | Op::StopGradient
+            );
+            match node.op {
+                _ if is_backward[value.index()] => {}
+                // What is carried is gone when the backward pass comes by.
+                Op::Input { index } if index < self.num_consts || index >= self.first_x => {
+                    used[index] = true;
+                }
+                _ if is_constant[value.index()] || only_reshapes => {
+                    for result in node.results() {
+                        is_backward[result.index()] = true;
+                    }
+                }
+                _ => is_residual[value.index()] = true,
+            }
+        };
+        for output in &graph.outputs()[self.num_outputs..] {
+            require(output.value, &mut is_backward);
+        }
+        for node in graph.nodes().iter().rev() {
+            if is_backward[node.result().index()] {
+                for operand in &node.operands {
+                    require(*operand, &mut is_backward);
+                }
+            }
+        }
+        let values = graph.nodes().iter().flat_map(|node| node.results());
+        Parts {
+            residuals: values.filter(|value| is_residual[value.index()]).collect(),
+            used_consts: (0..self.num_consts).filter(|i| used[*i]).collect(),
+            used_xs: (self.first_x..self.num_inputs)
+                .filter(|i| used[*i])
+                .map(|i| i - self.first_x)
+                .collect(),
+            is_forward,
+            is_backward,
+        }
+    }
+
+    /// The body with the residuals behind its results.
+    fn forward(&self, parts: &Parts) -> Graph {
+        let mut new = Graph::new(*self.graph.mesh());
+        let mut map = vec![None; self.graph.num_values()];
+        for (i, free) in self.free.iter().enumerate() {
+            let value = self.input(i, &mut new, &mut map);
+            if *free {
+                new.mark_gradient_free(value);
+            }
+        }
+        self.copy(&mut new, &mut map, &parts.is_forward);
+        let body = self.graph.outputs()[..self.num_outputs].iter().map(|output| output.value);
+        let outputs: Vec<_> = body.chain(parts.residuals.iter().copied()).collect();
+        finish(new, outputs.into_iter().map(|value| map[value.index()]))
+    }
+
+    /// Inputs: constants, the sums of the constants' cotangents, the carried values' cotangents, slices
+    /// that the body took, residuals, cotangents of the body's slices.
+    fn backward(&self, parts: &Parts) -> Graph {
+        let mut new = Graph::new(*self.graph.mesh());
+        let mut map = vec![None; self.graph.num_values()];
+        for i in &parts.used_consts {
+            self.input(*i, &mut new, &mut map);
+        }
+        let gradients = &self.graph.outputs()[self.num_outputs..];
+        let here = std::panic::Location::caller();
+        let sums: Vec<_> = gradients[..self.wanted_consts.len()]
+            .iter()
+            .map(|gradient| {
+                new.input(
+                    format!("sum.{}", gradient.name),
+                    self.graph.ty(gradient.value).clone(),
+                    here,
+                )
+            })
+            .collect();
+        let first_seed = self.num_inputs;
+        for i in 0..self.wanted_carried.len() {
+            self.input(first_seed + i, &mut new, &mut map);
+        }
+        for i in &parts.used_xs {
+            self.input(self.first_x + i, &mut new, &mut map);
+        }
+        for residual in &parts.residuals {
+            let (ty, name) = (self.graph.ty(*residual).clone(), residual.index());
+            map[residual.index()] = Some(new.input(format!("residual.{name}"), ty, here));
+        }
+        for i in 0..self.given_ys.len() {
+            self.input(first_seed + self.wanted_carried.len() + i, &mut new, &mut map);
+        }
+        self.copy(&mut new, &mut map, &parts.is_backward);
+        let mut outputs: Vec<_> =
+            gradients.iter().map(|gradient| map[gradient.value.index()]).collect();
+        for ((output, sum), gradient) in outputs.iter_mut().zip(&sums).zip(gradients) {
+            let node = self.graph.node_of(gradient.value);
+            let add = |more| push(&mut new, node, Op::Binary(Binary::Add), &[*sum, more])[0];
+            *output = output.map(add);
+        }
+        finish(new, outputs)
+    }
+
+    /// Input number `i` of this graph as the next input of another.
+    fn input(&self, i: usize, new: &mut Graph, map: &mut [Option<ValueId>]) -> ValueId {
+        let input = &self.graph.inputs()[i];
+        let location = self.graph.node_of(input.value).location;
+        let value = new.input(input.name.clone(), self.graph.ty(input.value).clone(), location);
+        map[input.value.index()] = Some(value);
+        value
+    }
+
+    /// Copies the nodes of a part. What is there already stays: a residual is not computed again.
+    fn copy(&self, new: &mut Graph, map: &mut [Option<ValueId>], part: &[bool]) {
+        for node in self.graph.nodes() {
+            let is_input = matches!(node.op, Op::Input { .. });
+            let first = node.result().index();
+            if is_input || !part[first] || map[first].is_some() {
+                continue;
+            }
+            let operands: Option<Vec<_>> =
+                node.operands.iter().map(|operand| map[operand.index()]).collect();
+            let operands = operands.expect("a part has what it needs");
+            for (old, new) in node.results().zip(push(new, node, node.op.clone(), &operands)) {
+                map[old.index()] = Some(new);
+            }
+        }
+    }
+}
+
+fn finish(mut graph: Graph, outputs: impl IntoIterator<Item = Option<ValueId>>) -> Graph {
+    for (i, value) in outputs.into_iter().enumerate() {
+        let value = value.expect("a part has its outputs");
+        let (name, varying) = (format!("output.{i}"), AxisSet::ALL);
+        graph.output(Output { name, value, varying, donated_input: None });
+    }
+    graph
+}

@@ -1,0 +1,176 @@
+//! `gpt`: a decoder-only transformer, as GPT-2.
+//!
+//! Radford, Wu, Child, Luan, Amodei and Sutskever, "Language models are unsupervised multitask learners"
+//! (2019), section 2.3: norms before attention and feed-forward, one behind the last block, weights from
+//! N(0, 0.02), those that write to the residual stream scaled by `1 / sqrt(2 num_layers)`.
+
+use hlo::Tensor;
+use serde::{Deserialize, Serialize};
+
+use crate::layers::{Attention, attention, embedding, feed_forward, layer_norm};
+use crate::loss::cross_entropy;
+use crate::{Batch, Initializer, Loss, Model, Scope, Stack, stack};
+
+/// Standard deviation of the weights at the start.
+const STD: f64 = 0.02;
+
+/// Published sizes, and a small one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Preset {
+    /// 4 layers of width 128, 4 heads, 128 bytes.
+    #[default]
+    #[serde(rename = "gpt-bytes")]
+    Bytes,
+    /// 124,439,808 parameters.
+    #[serde(rename = "gpt2-124m")]
+    Gpt2Small,
+    /// 354,823,168 parameters.
+    #[serde(rename = "gpt2-355m")]
+    Gpt2Medium,
+    /// 774,030,080 parameters.
+    #[serde(rename = "gpt2-774m")]
+    Gpt2Large,
+    /// 1,557,611,200 parameters.
+    #[serde(rename = "gpt2-1558m")]
+    Gpt2Xl,
+}
+
+/// Layers, width, heads, positions, vocabulary.
+struct Sizes(usize, usize, usize, usize, usize);
+
+impl Preset {
+    /// Every preset.
+    pub const ALL: [Preset; 5] =
+        [Self::Bytes, Self::Gpt2Small, Self::Gpt2Medium, Self::Gpt2Large, Self::Gpt2Xl];
+
+    fn sizes(self) -> Sizes {
+        match self {
+            Self::Bytes => Sizes(4, 128, 4, 128, 256),
+            Self::Gpt2Small => Sizes(12, 768, 12, 1024, 50257),
+            Self::Gpt2Medium => Sizes(24, 1024, 16, 1024, 50257),
+            Self::Gpt2Large => Sizes(36, 1280, 20, 1024, 50257),
+            Self::Gpt2Xl => Sizes(48, 1600, 25, 1024, 50257),
+        }
+    }
+}
+
+/// What a configuration says about a GPT: a preset, and what is to differ from it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Sizes, where they are not given. Default `gpt-bytes`.
+    pub preset: Preset,
+    /// Blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_layers: Option<usize>,
+    /// Width of the residual stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
+    /// Heads of attention; they divide the width.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_heads: Option<usize>,
+    /// Positions that the model knows; an example may have fewer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
+    /// Number of different tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<usize>,
+    /// Are the blocks a loop in the program? Default false: gradients in a loop cannot be all_reduced
+    /// while it runs.
+    pub scan_layers: bool,
+    /// Does the backward pass compute each block again instead of keeping its values? Default false.
+    pub remat: bool,
+}
+
+impl Config {
+    /// A preset as it is.
+    pub fn preset(preset: Preset) -> Self {
+        Self { preset, ..Self::default() }
+    }
+
+    /// The model.
+    pub fn model(&self) -> Gpt {
+        let Sizes(num_layers, width, num_heads, context, vocabulary) = self.preset.sizes();
+        Gpt {
+            num_layers: self.num_layers.unwrap_or(num_layers),
+            width: self.width.unwrap_or(width),
+            num_heads: self.num_heads.unwrap_or(num_heads),
+            context: self.context.unwrap_or(context),
+            vocabulary: self.vocabulary.unwrap_or(vocabulary),
+            scan_layers: self.scan_layers,
+            remat: self.remat,
+        }
+    }
+}
+
+/// A GPT of known sizes. Parameters are `embed.weight`, `position.weight`, `blocks.I.{norm1, attn.qkv,
+/// attn.out, norm2, mlp.up, mlp.down}.{weight, bias}` and `norm.{weight, bias}`; the head is `embed.weight`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpt {
+    /// Blocks.
+    pub num_layers: usize,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Heads of attention.
+    pub num_heads: usize,
+    /// Positions that the model knows.
+    pub context: usize,
+    /// Number of different tokens.
+    pub vocabulary: usize,
+    /// Are the blocks a loop?
+    pub scan_layers: bool,
+    /// Are they computed again in the backward pass?
+    pub remat: bool,
+}
+
+impl Gpt {
+    /// Logits `[b * t, vocabulary]` of what follows each of the tokens, integers `[b, t]`.
+    #[track_caller]
+    pub fn logits<'g>(&self, scope: &Scope<'g>, ids_bt: Tensor<'g>) -> Tensor<'g> {
+        let [batch, t] = ids_bt.dims();
+        if t > self.context {
+            let message = format!("{t} positions are more than the context of {}", self.context);
+            ids_bt.reject("gpt", message);
+        }
+        let weights = Initializer::Normal { std: STD };
+        // Each block writes to the residual stream twice.
+        let to_residual = Initializer::Normal { std: STD / (2.0 * self.num_layers as f64).sqrt() };
+        let table = embedding(&scope.at("embed"), self.vocabulary, self.width, weights);
+        let positions = scope.at("position").param("weight", &[self.context, self.width], weights);
+        let position_td = positions.slice_dim(0, 0, t.min(self.context));
+
+        let x_btd = table.embed(ids_bt);
+        let x_btd = x_btd + position_td.broadcast_like(x_btd, &[1, 2]);
+        let x_nd = x_btd.reshape(&[batch * t, self.width]);
+        let parts = Attention {
+            num_positions: t,
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_heads,
+            causal: true,
+            rotary: false,
+            qkv: weights,
+            out: to_residual,
+        };
+        let how = Stack { num_blocks: self.num_layers, scan: self.scan_layers, remat: self.remat };
+        let num_hidden = 4 * self.width;
+        let x_nd = stack(&scope.at("blocks"), x_nd, how, |scope, x_nd| {
+            let normal_nd = layer_norm(&scope.at("norm1"), x_nd);
+            let x_nd = x_nd + attention(&scope.at("attn"), normal_nd, parts);
+            let normal_nd = layer_norm(&scope.at("norm2"), x_nd);
+            x_nd + feed_forward(&scope.at("mlp"), normal_nd, num_hidden, weights, to_residual)
+        });
+        table.logits(layer_norm(&scope.at("norm"), x_nd))
+    }
+}
+
+impl Model for Gpt {
+    /// Cross-entropy of the next tokens `y` (integer `[b, t]`) behind the tokens `x` (integer `[b, t]`). Each
+    /// token has its example's weight, so the loss is a mean over tokens.
+    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        let (x_bt, y_bt) = (batch.field("x"), batch.field("y"));
+        let num_tokens = y_bt.ty().num_elements();
+        let logits_nv = self.logits(scope, x_bt);
+        let weight_n = batch.weight.broadcast_in_dim(&y_bt.shape(), &[0]).reshape(&[num_tokens]);
+        cross_entropy(logits_nv, y_bt.reshape(&[num_tokens]), weight_n)
+    }
+}

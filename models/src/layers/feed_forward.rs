@@ -1,0 +1,94 @@
+//! `y = gelu(x W_up^T) W_down^T`, and gated: `y = (silu(x W_gate^T) * x W_up^T) W_down^T`
+
+use hlo::{DotDims, Tensor};
+
+use crate::layers::linear;
+use crate::{Initializer, Scope};
+
+/// GELU in its tanh form: `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, as in GPT-2. Hendrycks
+/// and Gimpel, "Gaussian error linear units" (2016), section 2.
+///
+/// ```
+/// use hlo::{Literal, Mesh, interpret, trace};
+///
+/// let graph = trace(Mesh::SINGLE, |t| {
+///     t.output("y", models::layers::gelu(t.constant(Literal::from_slice(&[2], &[1.0, -1.0]))));
+/// })?;
+/// let y = interpret(&graph, &[]).unwrap()[0][0].to_f64();
+/// assert!((y[0] - 0.841192).abs() < 1e-6 && (y[1] + 0.158808).abs() < 1e-6);
+/// # Ok::<(), hlo::Error>(())
+/// ```
+#[must_use]
+#[track_caller]
+pub fn gelu(x: Tensor<'_>) -> Tensor<'_> {
+    let inner = (x + x * x * x * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();
+    x * 0.5 * (inner.tanh() + 1.0)
+}
+
+/// SiLU, also called swish: `x / (1 + e^-x)`.
+#[must_use]
+#[track_caller]
+pub fn silu(x: Tensor<'_>) -> Tensor<'_> {
+    x * x.logistic()
+}
+
+/// Two affine maps with GELU between: `[b, d] -> [b, d]`, with parameters `up.*` `[num_hidden, d]` and
+/// `down.*` `[d, num_hidden]`. Vaswani et al., "Attention is all you need" (2017), section 3.3.
+///
+/// ```
+/// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
+/// use models::{Initializer, Precision, Scope, layers::feed_forward};
+///
+/// trace(Mesh::SINGLE, |t| {
+///     let x = t.input("x", TensorType::new(DType::F32, &[8, 64]));
+///     let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
+///     let normal = Initializer::Normal { std: 0.02 };
+///     assert_eq!(feed_forward(&scope, x, 256, normal, normal).dims(), [8, 64]);
+/// })?;
+/// # Ok::<(), hlo::Error>(())
+/// ```
+#[track_caller]
+pub fn feed_forward<'g>(
+    scope: &Scope<'g>,
+    x_bd: Tensor<'g>,
+    num_hidden: usize,
+    up: Initializer,
+    down: Initializer,
+) -> Tensor<'g> {
+    let hidden_bh = gelu(linear(&scope.at("up"), x_bd, num_hidden, up));
+    linear(&scope.at("down"), hidden_bh, x_bd.dim(1), down)
+}
+
+/// A gated pair of linear maps without biases: `[b, d] -> [b, d]`, with parameters `gate.weight` and
+/// `up.weight` `[num_hidden, d]`, and `down.weight` `[d, num_hidden]`. Shazeer, "GLU variants improve
+/// transformer" (2020).
+///
+/// ```
+/// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
+/// use models::{Initializer, Precision, Scope, layers::swiglu};
+///
+/// trace(Mesh::SINGLE, |t| {
+///     let x = t.input("x", TensorType::new(DType::F32, &[8, 64]));
+///     let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
+///     let normal = Initializer::Normal { std: 0.02 };
+///     assert_eq!(swiglu(&scope, x, 176, normal, normal).dims(), [8, 64]);
+/// })?;
+/// # Ok::<(), hlo::Error>(())
+/// ```
+#[track_caller]
+pub fn swiglu<'g>(
+    scope: &Scope<'g>,
+    x_bd: Tensor<'g>,
+    num_hidden: usize,
+    up: Initializer,
+    down: Initializer,
+) -> Tensor<'g> {
+    let [_, d] = x_bd.dims();
+    let map = |name: &str, x: Tensor<'g>, dims: [usize; 2], initializer: Initializer| {
+        let weight_oi = scope.at(name).param("weight", &dims, initializer);
+        x.dot_general(weight_oi, DotDims::contract(&[1], &[1]))
+    };
+    let gate_bh = map("gate", x_bd, [num_hidden, d], up);
+    let up_bh = map("up", x_bd, [num_hidden, d], up);
+    map("down", silu(gate_bh) * up_bh, [d, num_hidden], down)
+}

@@ -1,0 +1,50 @@
+//! `(x_i, x_{i + d/2}) -> rotated by the angle t * base^(-2i/d)`, at position t
+
+use hlo::{Tensor, Tracer};
+
+/// The base of the angles' wavelengths.
+const BASE: f64 = 10_000.0;
+
+/// Rotary positions of `[b, t, d]` with even d: each pair of dims `(i, i + d/2)` is turned by an angle
+/// that grows with the position, so that products of two such vectors depend on their distance. Su et
+/// al., "RoFormer: enhanced transformer with rotary position embedding" (2021); pairs as in GPT-NeoX.
+///
+/// ```
+/// use hlo::{Literal, Mesh, interpret, trace};
+/// use models::layers::rotary;
+///
+/// let graph = trace(Mesh::SINGLE, |t| {
+///     let x = t.constant(Literal::from_slice(&[1, 2, 2], &[1.0, 0.0, 1.0, 0.0]));
+///     t.output("y", rotary(x));
+/// })?;
+/// let y = interpret(&graph, &[]).unwrap()[0][0].to_f64();
+/// let expected = [1.0, 0.0, 1f64.cos(), 1f64.sin()];
+/// assert!(y.iter().zip(expected).all(|(y, expected)| (y - expected).abs() < 1e-12));
+/// # Ok::<(), hlo::Error>(())
+/// ```
+#[must_use]
+#[track_caller]
+pub fn rotary<'g>(x_btd: Tensor<'g>) -> Tensor<'g> {
+    let [_, t, d] = x_btd.dims();
+    if !d.is_multiple_of(2) {
+        x_btd.reject("rotary", format!("{d} dims do not make pairs"));
+        return x_btd;
+    }
+    let first_bth = x_btd.slice_dim(2, 0, d / 2);
+    let second_bth = x_btd.slice_dim(2, d / 2, d);
+    let angles_th = angles(x_btd, t, d / 2);
+    let like =
+        |table_th: Tensor<'g>| table_th.convert(x_btd.dtype()).broadcast_like(first_bth, &[1, 2]);
+    let (cos_bth, sin_bth) = (like(angles_th.cosine()), like(angles_th.sine()));
+    let turned_bth = first_bth * cos_bth - second_bth * sin_bth;
+    turned_bth.concatenate(&[second_bth * cos_bth + first_bth * sin_bth], 2)
+}
+
+/// In f32 or wider: a position times a frequency has more digits than bf16.
+#[track_caller]
+fn angles<'g>(x: Tensor<'g>, t: usize, num_pairs: usize) -> Tensor<'g> {
+    let (tracer, dtype): (&'g Tracer, _) = (x.tracer(), x.dtype().accumulation());
+    let position_th = tracer.iota(dtype, &[t, num_pairs], 0);
+    let pair_th = tracer.iota(dtype, &[t, num_pairs], 1);
+    position_th * (pair_th * (-BASE.ln() / num_pairs as f64)).exponential()
+}

@@ -1,0 +1,153 @@
+//! GPT on real devices: N replicas agree, however blocks are run, and computing again saves memory.
+
+mod support;
+
+use std::path::Path;
+
+use hlo::{AxisSet, DType, Mesh, Tensor, TensorType, Tracer, Tree, grad, lower, passes, trace};
+use lockstep::config::{self, Config};
+use lockstep::data::{self, TrainBatches};
+use lockstep::pjrt::{CompileOptions, OverrideValue};
+use lockstep::train::{Plan, Trainer, open_devices};
+use models::gpt::{self, Gpt};
+use models::{Batch, Loss, Model, Precision, Scope};
+
+const CONFIG: &str = r#"
+[model]
+name = "gpt"
+num_layers = 2
+width = 32
+num_heads = 2
+context = 16
+vocabulary = 16
+[data]
+source = "synthetic"
+num_examples = 256
+features = 17
+[train]
+global_batch = 16
+steps = 20
+[optimizer]
+name = "adamw"
+[schedule]
+name = "constant"
+peak = 3e-3
+"#;
+
+/// A GPT on the synthetic task's numbers, cut into 16 levels: 17 of them are 16 tokens and what follows.
+struct OnLevels(Gpt);
+
+impl Model for OnLevels {
+    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        let x = batch.field("x").convert(DType::F32);
+        let tokens = (x * 2.0 + 8.0).clamp(0.0, 15.0).floor().convert(DType::I32);
+        let part = |name: &str, first: usize| -> (String, Tensor<'g>) {
+            (name.to_owned(), tokens.slice_dim(1, first, first + 16))
+        };
+        let fields = [part("x", 0), part("y", 1)].into_iter().collect();
+        self.0.loss(scope, &Batch { fields, weight: batch.weight })
+    }
+}
+
+fn losses(sets: &[String]) -> Vec<f64> {
+    let config = Config::parse(CONFIG, Path::new("/runs/gpt.toml"), sets).unwrap();
+    let config::Model::Gpt(gpt) = &config.model else { panic!("another model") };
+    let model = OnLevels(gpt.model());
+    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
+    let plan = Plan::new(&config, &splits, num_replicas).unwrap();
+    let mut trainer = Trainer::new(&client, &plan, &model, config.train.seed).unwrap();
+    let (seed, size) = (config.train.seed, plan.batch.global_batch());
+    let batches = TrainBatches::new(splits.train, seed, size, num_replicas).unwrap();
+    let sender = trainer.batch_sender();
+    (0..20)
+        .map(|step| {
+            let batch = sender.send(batches.get(step).unwrap()).unwrap();
+            let pending = trainer.step(batch, plan.schedule.lr(step)).unwrap();
+            trainer.finish(pending).unwrap().loss
+        })
+        .collect()
+}
+
+fn worst_relative_difference(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
+}
+
+#[test]
+fn loss_curves_agree_on_any_number_of_replicas_and_however_blocks_are_run() {
+    for (precision, tolerance) in [("f32", 1e-4), ("f64", 1e-10)] {
+        let run = |num_replicas: usize, scan: bool, remat: bool| {
+            losses(&[
+                format!("mesh.data={num_replicas}"),
+                format!("train.precision={precision}"),
+                format!("model.scan_layers={scan}"),
+                format!("model.remat={remat}"),
+            ])
+        };
+        let one = run(1, false, false);
+        assert!(one[19] < one[0] * 0.95, "it does not learn: {one:?}");
+        for (num_replicas, scan, remat) in [(2, false, true), (4, false, false), (4, true, true)] {
+            let worst = worst_relative_difference(&one, &run(num_replicas, scan, remat));
+            assert!(
+                worst < tolerance,
+                "{precision}, {num_replicas} replicas, scan {scan}, remat {remat}: {worst:e}"
+            );
+        }
+    }
+}
+
+fn batch(t: &Tracer) -> Batch<'_> {
+    let ids = |name: &str| t.input(name, TensorType::new(DType::I32, &[8, 128]));
+    let fields = ["x", "y"].map(|name| (name.to_owned(), ids(name)));
+    Batch { fields: fields.into_iter().collect(), weight: t.full(DType::F32, &[8], 1.0) }
+}
+
+/// Temporaries of the gradient of a GPT of 12 layers, in bytes.
+fn temporaries(scan_layers: bool, remat: bool, overrides: &[(&str, &str)]) -> u64 {
+    let model = gpt::Config {
+        num_layers: Some(12),
+        width: Some(64),
+        scan_layers,
+        remat,
+        ..gpt::Config::default()
+    }
+    .model();
+    let mut declared = Tree::new();
+    trace(Mesh::SINGLE, |t| {
+        let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
+        model.loss(&scope, &batch(t));
+        declared = scope.parameters();
+    })
+    .unwrap();
+    let graph = trace(Mesh::SINGLE, |t| {
+        let f32s = Precision::uniform(DType::F32);
+        let params = declared.map(|path, p| t.input(path, TensorType::new(p.dtype, &p.dims)));
+        let scope = Scope::bind(t, f32s, params.clone(), None);
+        let loss = model.loss(&scope, &batch(t));
+        t.output("loss", loss.sum);
+        let params: Vec<_> = params.values().copied().collect();
+        for (i, gradient) in grad(loss.sum, &params).into_iter().enumerate() {
+            t.output(format!("gradient.{i}"), gradient);
+        }
+    });
+    let program = lower(&passes::simplify(&graph.unwrap()), "gradient");
+    let text = |(name, value): &(&str, &str)| {
+        ((*name).to_owned(), OverrideValue::String((*value).to_owned()))
+    };
+    let overrides = overrides.iter().map(text).collect();
+    let options = CompileOptions { overrides, ..CompileOptions::default() };
+    let executable = support::client().compile(&program, &options).unwrap();
+    executable.memory().unwrap().temporary_bytes
+}
+
+#[test]
+fn computing_again_at_least_halves_the_temporaries_of_twelve_layers() {
+    // XLA's CPU backend removes barriers, and then merges what was to be computed again, unless it is
+    // told to leave them; a loop's body stays apart by itself.
+    let keep_barriers = ("xla_disable_hlo_passes", "cse_barrier_expander");
+    for (scan, overrides) in [(true, &[][..]), (false, &[keep_barriers][..])] {
+        let [kept, again] = [false, true].map(|remat| temporaries(scan, remat, overrides));
+        eprintln!("scan {scan}: temporaries {kept} bytes, computed again {again}");
+        assert!(again * 2 <= kept, "scan {scan}: {kept} bytes kept, {again} computed again");
+    }
+}
