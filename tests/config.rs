@@ -168,7 +168,7 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
 
 #[test]
 fn a_configuration_survives_being_written() {
-    let variants: [&[&str]; 10] = [
+    let variants: [&[&str]; 12] = [
         &[],
         &["train.epochs=3", "optimizer.name=sgd", "schedule.base_lr=0.1", "schedule.base_batch=32"],
         &["data.source=synthetic", "mesh.data=auto", "schedule.name=step", "device.backend=/p.so"],
@@ -178,6 +178,8 @@ fn a_configuration_survives_being_written() {
         &["data.source=cifar10", "data.augment=false"],
         &["data.source=image_folder", "data.eval_path=v", "data.on_broken=skip"],
         &["data.source=idx", "data.flat=true", "data.classes=47"],
+        &["data.source=synthetic", "data.image=[3, 32, 32]", "model.name=resnet"],
+        &["model.name=resnet", "model.preset=resnet50", "model.zero_init_last_scale=true"],
         &["compile.overrides.a=1", "compile.overrides.b=0.5", "schedule.warmup_epochs=2"],
     ];
     for sets in variants {
@@ -324,6 +326,18 @@ fn bad_set_arguments_say_what_to_change() {
         (&["schedule.name=step", "schedule.factor=0"], &["schedule.factor: found 0"]),
         (&["schedule.warmup_epochs=-1"], &["schedule.warmup_epochs: found -1"]),
         (&["data.source=synthetic", "data.classes=1"], &["data.classes: found 1", "from 2"]),
+        (
+            &["data.source=synthetic", "data.image=[3, 0]"],
+            &["data.image: found [3, 0]", "whose product is from 1"],
+        ),
+        (
+            &["model.name=resnet", "model.batch_norm_group=0"],
+            &["model.batch_norm_group: found 0", "1 or more"],
+        ),
+        (
+            &["model.name=resnet", "model.preset=resnet21"],
+            &["model.preset: found", "resnet21", "\"resnet20\""],
+        ),
         (&["data.source=synthetic", "data.features=0"], &["data.features: found 0"]),
         (&["data.source=cifar10", "data.augment=1"], &["data.augment", "true or false"]),
         (

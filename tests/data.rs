@@ -14,7 +14,7 @@ use lockstep::data::{
 };
 
 fn source(num_examples: usize) -> Arc<dyn Source> {
-    Arc::new(Synthetic::splits(3, num_examples, 2, 4).0)
+    Arc::new(Synthetic::splits(3, num_examples, &[2], 4).0)
 }
 
 /// The values of a field over all replicas, in order.

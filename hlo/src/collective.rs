@@ -39,6 +39,14 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::AllReduce { reduction, axes: axes.into() }, &[self])
     }
 
+    /// Sum over this replica's group of `size` neighbours along `axes`. Typed as varying over the axes
+    /// still, since another group has another sum.
+    #[must_use]
+    #[track_caller]
+    pub fn all_reduce_within(self, axes: impl Into<AxisSet>, size: usize) -> Tensor<'g> {
+        self.tracer().apply(Op::AllReduceWithin { axes: axes.into(), size }, &[self])
+    }
+
     /// The shards of the replicas along `axis`, joined along `dim`. Typed as varying over `axis`
     /// still, so that the gradient is summed where it is cut again.
     #[must_use]

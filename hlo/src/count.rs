@@ -77,8 +77,8 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
             Work::Collective => cost.collectives.push(CollectiveCost {
                 kind: node.op.name(),
                 bytes: operands(graph, node).map(bytes).sum(),
-                group_size: graph.mesh().group_size(node.op.collective_axes()),
-                num_groups: graph.mesh().groups(node.op.collective_axes()).len(),
+                group_size: node.op.replica_groups(graph.mesh())[0].len(),
+                num_groups: node.op.replica_groups(graph.mesh()).len(),
                 count: times,
             }),
             Work::Move => {}
@@ -143,6 +143,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
         Op::Gather { .. } => Work::Move,
         Op::Scatter { .. } => Work::Flops(elements(operand(2))),
         Op::AllReduce { .. }
+        | Op::AllReduceWithin { .. }
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }
         | Op::AllToAll { .. }

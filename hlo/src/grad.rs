@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `vary` (hand a replicated value to the replicas) | `all_reduce` sum |
 //! | `all_reduce` sum | `vary` |
+//! | `all_reduce_within` groups | the same |
 //! | `all_gather` | `reduce_scatter` |
 //! | `reduce_scatter` | `all_gather` |
 //! | `all_to_all` | `all_to_all` back |
@@ -227,6 +228,7 @@ fn rule<'g>(
         Op::SelectAndScatter { window } => {
             Ok(vec![None, Some(pooling::source_cotangent(window, x[0], x[1], ct))])
         }
+        Op::AllReduceWithin { axes, size } => one(ct.all_reduce_within(*axes, *size)),
         Op::While { .. } => {
             Err("a loop is not reverse-differentiable; take the gradient inside its body".into())
         }

@@ -178,6 +178,15 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
             })?;
             one(x.clone())
         }
+        Op::AllReduceWithin { axes, size } => {
+            reduction_dtype(Reduction::Sum, t[0].dtype)?;
+            collective(t[0], *axes, &[])?;
+            let along = mesh.group_size(*axes);
+            ensure(*size > 0 && along.is_multiple_of(*size), || {
+                format!("{along} replicas along {axes} do not divide into groups of {size}")
+            })?;
+            one(t[0].clone())
+        }
         Op::While { regions, .. } => while_loop(t, regions, mesh),
         Op::Gather { num_batch } => one(gather::infer_gather(t[0], t[1], *num_batch)?),
         Op::Scan(scan) => region::infer_scan(scan, t, mesh),

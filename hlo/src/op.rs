@@ -6,7 +6,8 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::{Axis, AxisSet, Convolution, DType, Graph, Literal, Region, Scan, Window};
+use crate::mesh::within;
+use crate::{Axis, AxisSet, Convolution, DType, Graph, Literal, Mesh, Region, Scan, Window};
 
 /// One operation; its operands and result types stand in the graph's node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -119,6 +120,15 @@ pub enum Op {
         /// The window, without dilations.
         window: Window,
     },
+    /// Sum over groups of `size` neighbours among the replicas along `axes`. The result varies over the
+    /// axes still, since groups get different sums; so the cotangents of a group's results differ too, and
+    /// each operand's is their sum over the same group: the op is its own VJP.
+    AllReduceWithin {
+        /// Which axes.
+        axes: AxisSet,
+        /// Replicas of a group; divides the number of replicas along the axes.
+        size: usize,
+    },
     /// `while(init...)`: results are the carried values when the condition is false.
     While {
         /// Condition and body.
@@ -201,7 +211,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// StableHLO's name of the op (ours for `input`, `scan`, `remat`, `vary` and `stop_gradient`).
+    /// StableHLO's name of the op (ours for `input`, `scan`, `remat`, `vary`, `stop_gradient` and
+    /// `all_reduce_within`).
     pub fn name(&self) -> &'static str {
         match self {
             Op::Input { .. } => "input",
@@ -228,6 +239,7 @@ impl Op {
             Op::Reverse { .. } => "reverse",
             Op::ReduceWindow { .. } => "reduce_window",
             Op::SelectAndScatter { .. } => "select_and_scatter",
+            Op::AllReduceWithin { .. } => "all_reduce_within",
             Op::While { .. } => "while",
             Op::Gather { .. } => "gather",
             Op::Scatter { .. } => "scatter",
@@ -245,10 +257,19 @@ impl Op {
         }
     }
 
+    /// The replicas that meet in this op, group by group; each by itself in ops that are no collectives.
+    pub fn replica_groups(&self, mesh: &Mesh) -> Vec<Vec<usize>> {
+        let groups = mesh.groups(self.collective_axes());
+        match self {
+            Op::AllReduceWithin { size, .. } => within(groups, *size),
+            _ => groups,
+        }
+    }
+
     /// The axes over which replicas meet in this op; none for ops that are not collectives.
     pub fn collective_axes(&self) -> AxisSet {
         match self {
-            Op::AllReduce { axes, .. } => *axes,
+            Op::AllReduce { axes, .. } | Op::AllReduceWithin { axes, .. } => *axes,
             Op::AllGather { axis, .. }
             | Op::ReduceScatter { axis, .. }
             | Op::AllToAll { axis, .. }

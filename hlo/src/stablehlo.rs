@@ -4,15 +4,17 @@
 //! behind the ops as locations, leaf names behind the arguments and results as comments. `vary` and
 //! `stop_gradient` are types' business and print nothing.
 
+mod windows;
+
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::panic::Location;
 
+use crate::mesh::within;
 use crate::ops::gather;
 use crate::region::expand;
 use crate::{
-    AxisSet, Convolution, DType, DotDims, Graph, Literal, Mesh, Node, Op, Reduction, TensorType,
-    ValueId, Window, WindowDim,
+    AxisSet, DType, DotDims, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
 };
 
 /// What a plugin compiles: the text of a module and the types at its border.
@@ -234,21 +236,20 @@ impl Writer {
                     scope.types(node.results())
                 )
             }
-            Op::DotGeneral(dims) => {
-                self.accumulated(scope, node, |result| dot_general(scope, node, dims, result))
-            }
-            Op::Convolution(forward) => {
-                self.accumulated(scope, node, |result| convolution(scope, node, forward, result))
-            }
             Op::ReduceWindow { reduction, window } => {
                 let dtype = scope.graph.ty(node.operands[0]).dtype;
                 let identity = self.identity(scope, node, dtype, *reduction);
-                reduce_window(scope, node, *reduction, window, &identity)
+                windows::reduce_window(scope, node, *reduction, window, &identity)
             }
             Op::SelectAndScatter { window } => {
                 let dtype = scope.graph.ty(node.operands[0]).dtype;
                 let zero = self.identity(scope, node, dtype, Reduction::Sum);
-                select_and_scatter(scope, node, window, &zero)
+                windows::select_and_scatter(scope, node, window, &zero)
+            }
+            Op::Convolution(forward) => self
+                .accumulated(scope, node, |wide| windows::convolution(scope, node, forward, wide)),
+            Op::DotGeneral(dims) => {
+                self.accumulated(scope, node, |wide| dot_general(scope, node, dims, wide))
             }
             _ => expression(scope, node, &self.mesh, self.groups),
         };
@@ -446,7 +447,6 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         Op::Concatenate { dim } => {
             format!("stablehlo.concatenate {operands}, dim = {dim} : {}", signature())
         }
-        Op::Reverse { dims } => format!("stablehlo.reverse {operands}, dims = {dims:?} : {result}"),
         Op::Gather { num_batch } => {
             let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
             let attributes = gather::gather_attributes(x, indices, *num_batch);
@@ -471,6 +471,13 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 scope.types(node.operands.iter().copied()),
             )
         }
+        Op::Reverse { dims } => format!("stablehlo.reverse {operands}, dims = {dims:?} : {result}"),
+        Op::AllReduceWithin { axes, size } => format!(
+            "\"stablehlo.all_reduce\"({operands}) <{{{}}}> {} : {}",
+            replica_groups(&within(groups(mesh, *axes), *size)),
+            reducer(Reduction::Sum, scope.graph.ty(node.operands[0]).dtype),
+            signature()
+        ),
         Op::AllGather { dim, axis } => format!(
             "\"stablehlo.all_gather\"({operands}) <{{all_gather_dim = {dim} : i64, {}}}> : {}",
             replica_groups(&groups(mesh, (*axis).into())),
@@ -528,96 +535,6 @@ fn dot_general(scope: &Scope<'_>, node: &Node, dims: &DotDims, result: &str) -> 
         dims.rhs_contracting,
         scope.types(node.operands.iter().copied()),
     )
-}
-
-fn convolution(scope: &Scope<'_>, node: &Node, convolution: &Convolution, result: &str) -> String {
-    let Convolution { dims, window, feature_group_count, batch_group_count } = convolution;
-    // The name of each dim's role, in the order of the dims.
-    let roles = |roles: &[usize], first_two: [&str; 2]| {
-        let mut names = vec![String::new(); roles.len()];
-        for (i, dim) in roles.iter().enumerate() {
-            names[*dim] =
-                first_two.get(i).map_or_else(|| (i - 2).to_string(), |name| (*name).into());
-        }
-        format!("[{}]", names.join(", "))
-    };
-    let each = |of: fn(&WindowDim) -> usize| window.iter().map(of).collect::<Vec<_>>();
-    let pad: Vec<_> = window.iter().map(|dim| [dim.low, dim.high]).collect();
-    format!(
-        "stablehlo.convolution({}) dim_numbers = {}x{}->{}, window = {{stride = {:?}, pad = {pad:?}, lhs_dilate = {:?}, \
-         rhs_dilate = {:?}}} {{batch_group_count = {batch_group_count} : i64, \
-         feature_group_count = {feature_group_count} : i64}} : ({}) -> {result}",
-        scope.list(&node.operands),
-        roles(&dims.lhs, ["b", "f"]),
-        roles(&dims.rhs, ["o", "i"]),
-        roles(&dims.result, ["b", "f"]),
-        each(|dim| dim.stride),
-        each(|dim| dim.base_dilation),
-        each(|dim| dim.window_dilation),
-        scope.types(node.operands.iter().copied()),
-    )
-}
-
-fn reduce_window(
-    scope: &Scope<'_>,
-    node: &Node,
-    reduction: Reduction,
-    window: &Window,
-    identity: &str,
-) -> String {
-    let ty = scope.graph.ty(node.operands[0]);
-    format!(
-        "\"stablehlo.reduce_window\"({}, {identity}) <{{base_dilations = {}, {}, \
-         window_dilations = {}, {}}}> {} : ({}, {}) -> {}",
-        scope.list(&node.operands),
-        window_array(window, |dim| dim.base_dilation),
-        window_padding(window),
-        window_array(window, |dim| dim.window_dilation),
-        window_sizes_and_strides(window),
-        reducer(reduction, ty.dtype),
-        scope.types(node.operands.iter().copied()),
-        mlir_type(&TensorType::new(ty.dtype, &[])),
-        scope.types(node.results()),
-    )
-}
-
-fn select_and_scatter(scope: &Scope<'_>, node: &Node, window: &Window, zero: &str) -> String {
-    let dtype = scope.graph.ty(node.operands[0]).dtype;
-    let ty = mlir_type(&TensorType::new(dtype, &[]));
-    let add = reducer(Reduction::Sum, dtype);
-    format!(
-        "\"stablehlo.select_and_scatter\"({}, {zero}) <{{{}, {}}}> ({{ ^bb0(%x: {ty}, %y: {ty}): \
-         %r = stablehlo.compare GE, %x, %y, FLOAT : ({ty}, {ty}) -> tensor<i1> \
-         stablehlo.return %r : tensor<i1> }}, {} : ({}, {ty}) -> {}",
-        scope.list(&node.operands),
-        window_padding(window),
-        window_sizes_and_strides(window),
-        add.trim_start_matches('('),
-        scope.types(node.operands.iter().copied()),
-        scope.types(node.results()),
-    )
-}
-
-fn window_padding(window: &Window) -> String {
-    let pad: Vec<_> = window.dims.iter().map(|dim| [dim.low, dim.high]).collect();
-    format!("padding = dense<{pad:?}> : tensor<{}x2xi64>", pad.len())
-}
-
-fn window_sizes_and_strides(window: &Window) -> String {
-    format!(
-        "window_dimensions = {}, window_strides = {}",
-        i64_array(&window.sizes),
-        window_array(window, |dim| dim.stride)
-    )
-}
-
-fn window_array(window: &Window, of: fn(&WindowDim) -> usize) -> String {
-    i64_array(&window.dims.iter().map(of).collect::<Vec<_>>())
-}
-
-fn i64_array(values: &[usize]) -> String {
-    let values: Vec<_> = values.iter().map(usize::to_string).collect();
-    format!("array<i64: {}>", values.join(", "))
 }
 
 fn replica_groups(groups: &[Vec<usize>]) -> String {

@@ -6,8 +6,8 @@
 
 use hlo::passes::simplify;
 use hlo::{
-    Axis, AxisSet, DType, DotDims, Graph, Literal, Mesh, Reduction, Tensor, TensorType, Tracer,
-    grad, lower, trace, verify,
+    Axis, AxisSet, Convolution, DType, DotDims, Graph, Literal, Mesh, Reduction, Tensor,
+    TensorType, Tracer, Window, grad, lower, trace, verify,
 };
 
 /// Text of a graph that passes `verify`.
@@ -165,6 +165,29 @@ fn data_parallel_step_with_donated_state() {
     // Two gradients and the loss, among all four; two leaves of state.
     assert_eq!(text.matches("replica_groups = dense<[[0, 1, 2, 3]]>").count(), 3);
     assert_eq!(text.matches("tf.aliasing_output").count(), 2);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn windows() {
+    let text = text(Mesh::SINGLE, |t| {
+        let (x, w) = (f32_input(t, "x", &[2, 3, 8, 8]), f32_input(t, "w", &[4, 3, 3, 3]));
+        let y = x.convolution(w, Convolution::new(2).stride(2).padding(1));
+        let pooled = y.reduce_window(Reduction::Max, Window::nchw(2, 2, 0));
+        let gradients = grad(pooled.sum(), &[x, w]);
+        t.output("loss", pooled.sum());
+        t.output("input", gradients[0]);
+        t.output("kernel", gradients[1]);
+        let narrow = x.convert(DType::Bf16);
+        t.output(
+            "groups",
+            narrow.convolution(
+                w.convert(DType::Bf16).slice_dim(1, 0, 1).slice_dim(0, 0, 3),
+                Convolution::new(2).groups(3),
+            ),
+        );
+        t.output("sums", narrow.reduce_window(Reduction::Sum, Window::nchw(8, 1, 0)));
+    });
     insta::assert_snapshot!(text);
 }
 

@@ -373,6 +373,11 @@ fn collective_cases() -> Vec<Case> {
             let total = (x[0] * x[0]).all_reduce(Reduction::Sum, Axis::Data);
             x[0] / total.sqrt().vary(Axis::Data)
         }),
+        four("all_reduce_within", &[both()], |x| {
+            // Groups of two out of four: each product is the group's own.
+            let axes = AxisSet::of(&[Axis::Data, Axis::Tensor]);
+            (x[0] * x[0]).all_reduce_within(axes, 2) * x[0]
+        }),
         four("all_gather", &[both()], |x| x[0].all_gather(1, Axis::Tensor)),
         four("reduce_scatter", &[both()], |x| x[0].reduce_scatter(0, Axis::Data)),
         four("all_to_all", &[both()], |x| x[0].all_to_all(0, 1, Axis::Tensor)),
@@ -478,6 +483,7 @@ fn the_table_covers_every_op() {
         "vary",
         "stop_gradient",
         "all_reduce",
+        "all_reduce_within",
         "all_gather",
         "reduce_scatter",
         "all_to_all",

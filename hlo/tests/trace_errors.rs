@@ -150,6 +150,8 @@ fn replicas() -> Vec<Case> {
         ("all_reduce", "or is not defined for f32", line!(), |t| wrong(shard(t, &[2]).all_reduce(Reduction::Or, Data))),
         ("all_reduce", "at least one operand", line!(), |t| wrong(t.all_reduce(&[], Reduction::Sum, Data))),
         ("all_reduce", "of one dtype", line!(), |t| wrong(t.all_reduce(&[shard(t, &[]), int(t, &[]).vary(Data)], Reduction::Sum, Data))),
+        ("all_reduce_within", "2 replicas along {data} do not divide into groups of 4", line!(), |t| wrong(shard(t, &[2]).all_reduce_within(Data, 4))),
+        ("all_reduce_within", "does not vary", line!(), |t| wrong(x(t, &[2]).all_reduce_within(Data, 2))),
         ("all_gather", "does not vary over all of {tensor}", line!(), |t| wrong(shard(t, &[2]).all_gather(0, Model))),
         ("all_gather", "dim 1 of rank 1", line!(), |t| wrong(shard(t, &[2]).all_gather(1, Data))),
         ("reduce_scatter", "size 3 does not divide by 2", line!(), |t| wrong(shard(t, &[3]).reduce_scatter(0, Data))),

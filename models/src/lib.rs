@@ -8,11 +8,12 @@ pub mod gpt;
 pub mod layers;
 pub mod loss;
 pub mod mlp;
+pub mod resnet;
 mod scope;
 mod stack;
 
 pub use loss::{Batch, Loss};
-pub use scope::{Initializer, Parameter, Precision, Scope, Training};
+pub use scope::{Initializer, Parameter, Precision, RunningMean, Scope, Training};
 pub use stack::{Stack, stack};
 
 /// A model: declares its parameters in the scope, and computes the loss of a batch.

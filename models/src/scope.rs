@@ -62,6 +62,20 @@ pub struct Parameter {
     pub initializer: Initializer,
 }
 
+/// A statistic that training observes and evaluation uses: a part of the model state. Each step moves it
+/// by `momentum * (observed - mean)`, where `observed` is the mean over replicas and microbatches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunningMean {
+    /// Dims, the same on every replica.
+    pub dims: Vec<usize>,
+    /// Element type: that of parameters.
+    pub dtype: DType,
+    /// The value that all elements start with.
+    pub start: f64,
+    /// How much of it a step replaces, 0 to 1.
+    pub momentum: f64,
+}
+
 /// What is there in training and not in evaluation.
 #[derive(Clone, Copy, Debug)]
 pub struct Training<'g> {
@@ -71,6 +85,8 @@ pub struct Training<'g> {
     pub first_example: Tensor<'g>,
     /// Number of examples here.
     pub num_examples: usize,
+    /// The axes over which the batch is cut: its examples lie on their replicas in order.
+    pub batch_axes: AxisSet,
 }
 
 /// In which dtypes a model keeps its parameters and computes.
@@ -114,6 +130,9 @@ struct Shared<'g> {
     precision: Precision,
     source: Source<'g>,
     declared: RefCell<Tree<Parameter>>,
+    running_means: RefCell<Tree<RunningMean>>,
+    model_state: RefCell<Tree<Tensor<'g>>>,
+    observed: RefCell<Tree<Tensor<'g>>>,
     training: Option<Training<'g>>,
 }
 
@@ -148,11 +167,73 @@ impl<'g> Scope<'g> {
         source: Source<'g>,
         training: Option<Training<'g>>,
     ) -> Self {
-        let declared = RefCell::new(Tree::new());
-        Self {
-            shared: Rc::new(Shared { tracer, precision, source, declared, training }),
-            prefix: String::new(),
+        let shared = Shared {
+            tracer,
+            precision,
+            source,
+            declared: RefCell::default(),
+            running_means: RefCell::default(),
+            model_state: RefCell::default(),
+            observed: RefCell::default(),
+            training,
+        };
+        Self { shared: Rc::new(shared), prefix: String::new() }
+    }
+
+    /// The same scope with values for the running means: for evaluation.
+    #[must_use]
+    pub fn with_model_state(self, model_state: Tree<Tensor<'g>>) -> Self {
+        *self.shared.model_state.borrow_mut() = model_state;
+        self
+    }
+
+    /// The running mean `name` of this scope: for evaluation. Training [observes](Self::observe) it.
+    #[track_caller]
+    pub fn running_mean(
+        &self,
+        name: &str,
+        dims: &[usize],
+        start: f64,
+        momentum: f64,
+    ) -> Tensor<'g> {
+        let path = self.path(name);
+        let Shared { tracer, precision, source, running_means, model_state, .. } = &*self.shared;
+        let dtype = precision.params;
+        let mean = RunningMean { dims: dims.to_vec(), dtype, start, momentum };
+        let before = running_means.borrow_mut().insert(path.clone(), mean);
+        let value = match source {
+            Source::Bind(_) => model_state.borrow().get(&path).copied(),
+            Source::Declare { varying } => Some(tracer.full(dtype, dims, start).vary(*varying)),
+        };
+        let value = value.unwrap_or_else(|| {
+            let missing = tracer.full(dtype, dims, start);
+            missing.reject("running_mean", format!("there is no value for `{path}`"));
+            missing
+        });
+        if before.is_some() {
+            value.reject("running_mean", format!("`{path}` is declared twice"));
         }
+        value
+    }
+
+    /// In training: what this replica's examples say of the running mean `name`.
+    #[track_caller]
+    pub fn observe(&self, name: &str, value: Tensor<'g>) {
+        let path = self.path(name);
+        let before = self.shared.observed.borrow_mut().insert(path.clone(), value);
+        if before.is_some() {
+            value.reject("observe", format!("`{path}` is observed twice"));
+        }
+    }
+
+    /// The running means declared so far, in order.
+    pub fn running_means(&self) -> Tree<RunningMean> {
+        self.shared.running_means.borrow().clone()
+    }
+
+    /// What has been observed so far.
+    pub fn observed(&self) -> Tree<Tensor<'g>> {
+        self.shared.observed.borrow().clone()
     }
 
     /// The scope below, under `name`.

@@ -18,6 +18,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use models::Model;
 use models::mlp::Mlp;
+use models::resnet::ResNet;
 
 use crate::config::{self, Config};
 use crate::data::{self, Splits};
@@ -63,6 +64,9 @@ impl Loaded {
         let num_classes = splits.train.num_classes();
         let model: Box<dyn Model> = match &config.model {
             config::Model::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
+            config::Model::ResNet(resnet) => {
+                Box::new(ResNet { config: resnet.clone(), num_classes })
+            }
             config::Model::Gpt(gpt) => Box::new(gpt.model()),
         };
         Ok(Self { config, splits, model })

@@ -197,13 +197,15 @@ pub struct Synthetic {
     pub num_examples: usize,
     /// Numbers in an example. Default 64.
     pub features: usize,
+    /// Dims of an example, like `[3, 32, 32]` for an image. Default none: a row of `features`.
+    pub image: Vec<usize>,
     /// Default 10.
     pub classes: usize,
 }
 
 impl Default for Synthetic {
     fn default() -> Self {
-        Self { num_examples: 4096, features: 64, classes: 10 }
+        Self { num_examples: 4096, features: 64, image: vec![], classes: 10 }
     }
 }
 
@@ -287,9 +289,13 @@ impl Data {
                 check_count("context", text.context, 1, MAX_CONTEXT)?;
                 check_fraction(text.eval_fraction)
             }
-            Self::Synthetic(Synthetic { num_examples, features, classes }) => {
+            Self::Synthetic(Synthetic { num_examples, features, image, classes }) => {
                 check_count("num_examples", *num_examples, 1, u32::MAX as usize)?;
                 check_count("features", *features, 1, MAX_FEATURES)?;
+                let size = image.iter().try_fold(1usize, |size, dim| size.checked_mul(*dim));
+                let fits = size.is_some_and(|size| (1..=MAX_FEATURES).contains(&size));
+                let allowed = format!("dims whose product is from 1 to {MAX_FEATURES}");
+                require(fits, "image", format!("{image:?}"), &allowed)?;
                 check_count("classes", *classes, 2, MAX_FEATURES)
             }
         }

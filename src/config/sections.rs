@@ -17,6 +17,8 @@ choices! {
     pub enum Model by "name" {
         /// Fully connected layers.
         "mlp" => Mlp(models::mlp::Config),
+        /// Residual networks for images.
+        "resnet" => ResNet(models::resnet::Config),
         /// A decoder-only transformer.
         "gpt" => Gpt(models::gpt::Config),
     }
@@ -35,6 +37,10 @@ impl Section for Model {
         let model = Self::read_choice(choice, table)?;
         match &model {
             Self::Mlp(mlp) => check_mlp(mlp)?,
+            Self::ResNet(resnet) => {
+                let group = resnet.batch_norm_group;
+                require(group > 0, "batch_norm_group", group, "a whole number, 1 or more")?;
+            }
             Self::Gpt(gpt) => check_gpt(gpt)?,
         }
         Ok(model)

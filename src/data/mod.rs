@@ -97,8 +97,10 @@ pub fn open(config: &config::Data, seed: u64) -> Result<Splits, Error> {
             Splits::of(train, eval)
         }
         config::Data::Synthetic(config) => {
-            let (train, eval) =
-                Synthetic::splits(seed, config.num_examples, config.features, config.classes);
+            let config::Synthetic { num_examples, features, image, classes } = config;
+            let row = [*features];
+            let dims = if image.is_empty() { &row[..] } else { image };
+            let (train, eval) = Synthetic::splits(seed, *num_examples, dims, *classes);
             Splits::of(train, eval)
         }
     })

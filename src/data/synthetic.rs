@@ -10,7 +10,7 @@ use hlo::random::threefry2x32;
 use super::source::checked_index;
 use super::{Error, Field, Source};
 
-/// One split of a synthetic task. Field `x` is f32 [features], centre plus noise of variance 1 each;
+/// One split of a synthetic task. Field `x` is f32, of the dims asked for, centre plus noise of variance 1 each;
 /// `y` is i32 [].
 pub struct Synthetic {
     centres_key: [u32; 2],
@@ -29,7 +29,7 @@ impl Synthetic {
     pub fn splits(
         seed: u64,
         num_examples: usize,
-        num_features: usize,
+        dims: &[usize],
         num_classes: usize,
     ) -> (Self, Self) {
         let seed_key = [seed as u32, (seed >> 32) as u32];
@@ -41,7 +41,7 @@ impl Synthetic {
             num_examples: num_examples as u64,
             num_classes,
             fields: [
-                Field { name: "x", dtype: DType::F32, dims: vec![num_features] },
+                Field { name: "x", dtype: DType::F32, dims: dims.to_vec() },
                 Field { name: "y", dtype: DType::I32, dims: vec![] },
             ],
         };
@@ -101,10 +101,10 @@ mod tests {
 
     #[test]
     fn examples_follow_from_the_seed_and_the_splits_differ() {
-        let (train, eval) = Synthetic::splits(7, 100, 4, 3);
+        let (train, eval) = Synthetic::splits(7, 100, &[4], 3);
         assert_eq!((train.num_examples(), eval.num_examples()), (100, 20));
-        assert_eq!(read(&train, 3), read(&Synthetic::splits(7, 100, 4, 3).0, 3));
-        assert_ne!(read(&train, 3), read(&Synthetic::splits(8, 100, 4, 3).0, 3));
+        assert_eq!(read(&train, 3), read(&Synthetic::splits(7, 100, &[4], 3).0, 3));
+        assert_ne!(read(&train, 3), read(&Synthetic::splits(8, 100, &[4], 3).0, 3));
         assert_ne!(read(&train, 3), read(&eval, 3));
         assert!(train.read(100, None, &mut [&mut [0; 16], &mut [0; 4]]).is_err());
     }
@@ -121,7 +121,7 @@ mod tests {
     /// The nearest mean of the training examples classifies the others.
     #[test]
     fn the_task_can_be_learned() {
-        let (train, eval) = Synthetic::splits(0, 1000, 32, 5);
+        let (train, eval) = Synthetic::splits(0, 1000, &[32], 5);
         let mut means = vec![(vec![0.0; 32], 0.0); 5];
         for id in 0..1000 {
             let (x, y) = read(&train, id);

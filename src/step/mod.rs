@@ -3,10 +3,10 @@
 //! ```text
 //! init:  seed                                  -> state
 //! step:  state, seed, learning_rate, batch     -> state, metrics, replica_loss
-//! eval:  params, batch with weights            -> sums
+//! eval:  params, model_state, batch, weights   -> sums
 //! proof: state                                 -> fingerprints, their minimum and maximum
 //! ```
-//! `state` is `params.*`, `opt_state.*`, `step` and `num_skipped`, under the same paths in all graphs, in
+//! `state` is `params.*`, `model_state.*`, `opt_state.*`, `step` and `num_skipped`, under the same paths in all graphs, in
 //! checkpoints and in messages.
 
 mod eval;
@@ -15,7 +15,7 @@ mod train;
 
 use hlo::random::{Key, Window};
 use hlo::{Axis, DType, Graph, Mesh, Tensor, TensorType, Tracer, Tree, trace, verify};
-use models::{Batch, Model, Parameter, Precision, Scope, Training};
+use models::{Batch, Model, Parameter, Precision, RunningMean, Scope, Training};
 
 use crate::config::OnNonfinite;
 use crate::optim::Transformation;
@@ -84,6 +84,8 @@ pub const SEED: &str = "seed";
 pub const LEARNING_RATE: &str = "learning_rate";
 /// Prefix of the parameters' paths in the state.
 pub const PARAMS: &str = "params";
+/// Prefix of the paths in the state of what training observes and evaluation uses: running means.
+pub const MODEL_STATE: &str = "model_state";
 /// Prefix of the optimizer state's paths in the state.
 pub const OPT_STATE: &str = "opt_state";
 /// Path of the number of steps taken, in the state: u32 scalar.
@@ -102,13 +104,18 @@ impl StepSpec<'_> {
     /// # Errors
     /// A model that does not trace.
     pub fn parameters(&self) -> Result<Tree<Parameter>, StepError> {
-        let mut parameters = Tree::new();
+        Ok(self.declarations()?.0)
+    }
+
+    /// What the model declares, in order: parameters and running means.
+    fn declarations(&self) -> Result<(Tree<Parameter>, Tree<RunningMean>), StepError> {
+        let mut declared = (Tree::new(), Tree::new());
         trace(self.mesh, |t| {
             let scope = Scope::declare(t, self.precision, self.policy.batch_axes());
             self.model.loss(&scope, &self.batch_inputs(t, self.microbatch));
-            parameters = scope.parameters();
+            declared = (scope.parameters(), scope.running_means());
         })?;
-        Ok(parameters)
+        Ok(declared)
     }
 
     /// Type of every leaf of the state, on one replica.
@@ -116,9 +123,12 @@ impl StepSpec<'_> {
     /// # Errors
     /// As [`Self::parameters`].
     pub fn state_types(&self) -> Result<Tree<TensorType>, StepError> {
-        let params = self.param_types(&self.parameters()?)?;
+        let (parameters, running_means) = self.declarations()?;
+        let params = self.param_types(&parameters)?;
         let opt_state = self.optimizer.init(&params);
         let mut state = params.prefixed(PARAMS);
+        let model_state = running_means.map(|_, mean| TensorType::new(mean.dtype, &mean.dims));
+        state.extend(model_state.prefixed(MODEL_STATE));
         state.extend(opt_state.prefixed(OPT_STATE));
         for counter in [STEP, NUM_SKIPPED] {
             state.insert(counter, TensorType::new(DType::U32, &[]));
@@ -165,7 +175,8 @@ impl StepSpec<'_> {
 /// # Errors
 /// A model that does not trace.
 pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
-    let parameters = spec.parameters()?;
+    let (parameters, running_means) = spec.declarations()?;
+    let running_means = running_means.prefixed(MODEL_STATE);
     let types = spec.state_types()?;
     finish(trace(spec.mesh, |t| {
         let key = Key::from_seed(t.input(SEED, TensorType::new(DType::U32, &[2])));
@@ -178,7 +189,10 @@ pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
                     let window = window.unwrap_or_else(|_| unreachable!("its type was cut before"));
                     initializer.draw(key.fold_in_path(path), &window, ty.dtype)
                 }
-                None => t.full(ty.dtype, &ty.dims, 0.0),
+                None => {
+                    let start = running_means.get(path).map_or(0.0, |mean| mean.start);
+                    t.full(ty.dtype, &ty.dims, start)
+                }
             };
             t.output_varying(path, start, ty.varying);
         }
@@ -201,5 +215,6 @@ fn training<'g>(spec: &StepSpec<'_>, seed: Tensor<'g>, step: Tensor<'g>) -> Trai
         key: Key::from_seed(seed).fold_in(step),
         first_example: replica * spec.batch_per_replica() as f64,
         num_examples: spec.microbatch,
+        batch_axes: spec.policy.batch_axes(),
     }
 }

@@ -5,8 +5,8 @@ use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tracer, Tree, grad, trace
 use models::{Batch, Scope, Training};
 
 use super::{
-    LEARNING_RATE, NUM_SKIPPED, OPT_STATE, PARAMS, SEED, STEP, StepError, StepSpec, finish,
-    training,
+    LEARNING_RATE, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, SEED, STEP, StepError, StepSpec,
+    finish, training,
 };
 use crate::config::OnNonfinite;
 use crate::optim::Context;
@@ -57,10 +57,11 @@ pub fn trace_grad(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
 /// A model that does not trace, or that would lose lockstep.
 pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
     let types = spec.state_types()?;
+    let (_, running_means) = spec.declarations()?;
     finish(trace(spec.mesh, |t| {
         let inputs = Inputs::new(t, spec, &types);
         let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));
-        let Gradients { mean, loss, weight, replica_loss } = gradients(spec, &inputs);
+        let Gradients { mean, loss, weight, replica_loss, observed } = gradients(spec, &inputs);
 
         let squares = mean.values().map(|gradient| (*gradient * *gradient).sum());
         let no_parameters = || t.scalar(spec.precision.params, 0.0);
@@ -79,6 +80,11 @@ pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
         let updates = spec.optimizer.update(mean, &mut opt_state, &context);
         let mut next =
             params.map(|path, param| apply_update(path, *param, updates[path])).prefixed(PARAMS);
+        let model_state = inputs.state.subtree(MODEL_STATE);
+        let model_state = model_state.map(|path, before| {
+            *before + (observed[path] - *before) * running_means[path].momentum
+        });
+        next.extend(model_state.prefixed(MODEL_STATE));
         next.extend(opt_state.prefixed(OPT_STATE));
         for (path, next) in next.iter() {
             t.next_state(path, apply.select(*next, inputs.state[path]));
@@ -144,10 +150,12 @@ struct Gradients<'g> {
     weight: Tensor<'g>,
     /// This replica's own mean loss.
     replica_loss: Tensor<'g>,
+    /// Means over replicas and microbatches, under the running means' paths.
+    observed: Tree<Tensor<'g>>,
 }
 
 fn gradients<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>) -> Gradients<'g> {
-    let Sums { loss, weight, handed_out, gradients } = accumulate(spec, inputs, true);
+    let Sums { loss, weight, handed_out, gradients, observed } = accumulate(spec, inputs, true);
     // The all_reduce of the gradients is the derivative of handing out the parameters.
     let params = inputs.params();
     let kept: Vec<_> = params.values().copied().collect();
@@ -161,7 +169,23 @@ fn gradients<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>) -> Gradients<'g> {
         loss: global(spec, loss) * scale,
         weight: total_weight,
         replica_loss: (loss / weight).vary(spec.policy.batch_axes()),
+        observed: observed_everywhere(spec, inputs, &observed),
     }
+}
+
+/// Means over replicas and microbatches, from each replica's sums: one collective for all of them.
+fn observed_everywhere<'g>(
+    spec: &StepSpec<'_>,
+    inputs: &Inputs<'g>,
+    sums: &[Tensor<'g>],
+) -> Tree<Tensor<'g>> {
+    let paths = inputs.state.subtree(MODEL_STATE);
+    let Some(first) = sums.first() else { return Tree::new() };
+    let axes = spec.policy.batch_axes();
+    let sums: Vec<_> = sums.iter().map(|sum| sum.vary(axes)).collect();
+    let totals = first.tracer().all_reduce(&sums, Reduction::Sum, axes);
+    let count = (spec.mesh.group_size(axes) * spec.num_microbatches) as f64;
+    paths.paths().map(str::to_owned).zip(totals.into_iter().map(|total| total / count)).collect()
 }
 
 /// The sum over the whole batch, of a sum over what the replicas hold of it.
@@ -178,6 +202,8 @@ struct Sums<'g> {
     handed_out: Vec<Tensor<'g>>,
     /// Gradients of `loss` with respect to `handed_out`, before any all_reduce.
     gradients: Vec<Tensor<'g>>,
+    /// What was observed of each running mean, added up over microbatches.
+    observed: Vec<Tensor<'g>>,
 }
 
 /// Runs the microbatches one after the other and adds up; parameters are handed out once, before.
@@ -186,17 +212,18 @@ fn accumulate<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>, differentiate: bool)
     let t = inputs.step.tracer();
     let params = inputs.params().map(|_, param| spec.policy.hand_out(*param));
     let handed_out: Vec<_> = params.values().copied().collect();
+    let model_state = inputs.state.subtree(MODEL_STATE).map(|_, mean| mean.ty());
     if spec.num_microbatches == 1 {
-        let sums = microbatch(spec, &params, batch, *training, differentiate);
-        let [loss, weight] = [sums[0], sums[1]];
-        return Sums { loss, weight, handed_out, gradients: sums[2..].to_vec() };
+        let sums = microbatch(spec, &params, &model_state, batch, *training, differentiate);
+        return Sums::new(&sums, handed_out, model_state.len());
     }
 
     let num_differentiated = if differentiate { handed_out.len() } else { 0 };
-    let num_sums = 2 + num_differentiated;
+    let num_sums = 2 + num_differentiated + model_state.len();
     let zero_like = |x: &Tensor<'g>| t.full(x.dtype(), &x.shape(), 0.0);
     let mut carried = vec![t.scalar(spec.precision.params, 0.0); 2];
     carried.extend(handed_out[..num_differentiated].iter().map(zero_like));
+    carried.extend(model_state.values().map(|ty| t.full(ty.dtype, &ty.dims, 0.0)));
     // From here on unchanged: what the body needs from outside.
     carried.extend(&handed_out);
     let [key_high, key_low] = training.key.words();
@@ -216,23 +243,33 @@ fn accumulate<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>, differentiate: bool)
             key: Key::from_words([key_high, key_low]),
             first_example: first_example + index * spec.microbatch as f64,
             num_examples: spec.microbatch,
+            batch_axes: spec.policy.batch_axes(),
         };
         let fields = batch.fields.paths().map(str::to_owned).zip(&rest[3..]);
         let fields = fields.map(|(name, x)| (name, x.index_leading(index))).collect();
         let weight = spec.ones(index.tracer(), spec.microbatch);
         let batch = Batch { fields, weight };
-        let more = microbatch(spec, &params, &batch, training, differentiate);
+        let more = microbatch(spec, &params, &model_state, &batch, training, differentiate);
         let next = sums.iter().zip(more).map(|(sum, more)| *sum + more);
         next.chain(outer.iter().copied()).collect()
     });
-    let [loss, weight] = [results[0], results[1]];
-    Sums { loss, weight, handed_out, gradients: results[2..num_sums].to_vec() }
+    Sums::new(&results[..num_sums], handed_out, model_state.len())
 }
 
-/// Loss, weight and, if asked for, gradients of one microbatch.
+impl<'g> Sums<'g> {
+    /// From what [`microbatch`] returns, added up.
+    fn new(sums: &[Tensor<'g>], handed_out: Vec<Tensor<'g>>, num_observed: usize) -> Self {
+        let (gradients, observed) = sums[2..].split_at(sums.len() - 2 - num_observed);
+        let (gradients, observed) = (gradients.to_vec(), observed.to_vec());
+        Self { loss: sums[0], weight: sums[1], handed_out, gradients, observed }
+    }
+}
+
+/// Loss, weight, gradients if asked for, and what was observed of each running mean, of one microbatch.
 fn microbatch<'g>(
     spec: &StepSpec<'_>,
     params: &Tree<Tensor<'g>>,
+    model_state: &Tree<TensorType>,
     batch: &Batch<'g>,
     training: Training<'g>,
     differentiate: bool,
@@ -255,5 +292,13 @@ fn microbatch<'g>(
     if differentiate {
         sums.extend(grad(loss.sum, &params.values().copied().collect::<Vec<_>>()));
     }
+    let observed = scope.observed();
+    sums.extend(model_state.iter().map(|(path, ty)| {
+        observed.get(path).copied().unwrap_or_else(|| {
+            let missing = t.full(ty.dtype, &ty.dims, 0.0);
+            missing.reject("observe", format!("training does not observe `{path}`"));
+            missing
+        })
+    }));
     sums
 }

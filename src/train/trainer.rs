@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::{Error, Plan, Programs, step_graph};
 use crate::data::{EvalBatches, HostBatch, Source};
 use crate::pjrt::{Arg, Buffers, Client, Executable, Pending, Placement};
-use crate::step::PARAMS;
+use crate::step::{MODEL_STATE, PARAMS};
 
 /// A batch on its way to the devices: a value for each of the step's `batch.*` inputs, in order.
 pub struct DeviceBatch {
@@ -262,7 +262,8 @@ impl Trainer {
         let batches = EvalBatches::new(source.clone(), size, num_replicas)?;
         let program = self.programs.eval.get()?;
         let sender = BatchSender::new(program);
-        let params = || self.state.iter().filter(|(path, _)| path.starts_with(PARAMS));
+        let is_used = |path: &str| path.starts_with(PARAMS) || path.starts_with(MODEL_STATE);
+        let params = || self.state.iter().filter(|(path, _)| is_used(path));
         let mut sums = vec![0.0; 2 + self.programs.eval_metrics.len()];
         let mut add = |pending: Pending| -> Result<(), Error> {
             for (sum, more) in sums.iter_mut().zip(pending.wait()?.to_f64()) {

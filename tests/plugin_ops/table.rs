@@ -48,6 +48,11 @@ fn not_float(dtype: DType) -> bool {
     !dtype.is_float()
 }
 
+/// Between replicas XLA adds bf16 in f32.
+fn not_bf16(dtype: DType) -> bool {
+    numeric(dtype) && dtype != DType::Bf16
+}
+
 fn only_pred(dtype: DType) -> bool {
     dtype == DType::Pred
 }
@@ -422,6 +427,10 @@ fn collective_cases() -> Vec<Case> {
         }),
         case("all_reduce, then vary", numeric, Exact, &[MATRIX], |x| {
             x[0].all_reduce(Reduction::Max, Axis::Data).vary(Axis::Data).maximum(x[0])
+        }),
+        case("all_reduce_within", not_bf16, Exact, &[MATRIX], |x| {
+            let size = x[0].tracer().mesh().size(Axis::Data);
+            x[0].all_reduce_within(Axis::Data, if size > 2 { 2 } else { size })
         }),
         case("all_gather", any, Bits, &[MATRIX], |x| x[0].all_gather(1, Axis::Data)),
         case("all_to_all", any, Bits, &[MATRIX], |x| x[0].all_to_all(1, 0, Axis::Data)),

@@ -20,7 +20,7 @@ mod window;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::{DType, Graph, Literal, Node, Op, TensorType};
+use crate::{DType, Graph, Literal, Node, Op, Reduction, TensorType};
 
 /// One value: on each replica, in their order.
 type Replicas = Vec<Arc<Literal>>;
@@ -181,10 +181,10 @@ fn eval(
     };
     // An op that replica groups do together: the operand on each of a group to the result on each.
     let meet = |op: &dyn Fn(&[&Literal]) -> Replicas| {
-        let axes = node.op.collective_axes();
+        let groups = node.op.replica_groups(mesh);
         let each_operand = operands.iter().map(|operand| {
             let mut result = (*operand).clone();
-            for group in mesh.groups(axes) {
+            for group in groups.clone() {
                 if group.iter().any(|replica| running[*replica] != running[group[0]]) {
                     let (op, location) = (node.op.name(), node.location);
                     return Err(InterpError::LeftLoop { op, location, group });
@@ -235,6 +235,7 @@ fn eval(
         Op::SelectAndScatter { window } => {
             each(&|x| window::select_and_scatter(x[0], x[1], window))
         }
+        Op::AllReduceWithin { .. } => meet(&|x| collective::all_reduce(Reduction::Sum, x)),
         Op::While { regions, .. } => while_loop(&regions.cond, &regions.body, operands, running),
         Op::Gather { num_batch } => each(&|x| gather::gather(x[0], x[1], *num_batch, &ty.dims)),
         Op::Scatter { num_batch } => each(&|x| gather::scatter(x[0], x[1], x[2], *num_batch)),

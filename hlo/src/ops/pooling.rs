@@ -48,7 +48,8 @@ impl Window {
 }
 
 impl<'g> Tensor<'g> {
-    /// Reduction of what a window meets, at each of its places. Padding counts for nothing.
+    /// Reduction of what a window meets, at each of its places. Padding counts for nothing; sums
+    /// are accumulated in f32 where the dtype is narrower.
     ///
     /// ```
     /// use hlo::{DType, Mesh, Reduction, TensorType, Window, trace};

@@ -1,12 +1,18 @@
 //! Layers, one a file.
 
 mod attention;
+mod batch_norm;
+mod conv2d;
 mod dropout;
 mod embedding;
 mod feed_forward;
 mod layer_norm;
 mod linear;
 mod mlp_block;
+mod pooling;
+
+pub use batch_norm::{BatchNorm, batch_norm};
+pub use conv2d::{Conv2d, conv2d};
 mod rms_norm;
 mod rotary;
 
@@ -17,5 +23,6 @@ pub use feed_forward::{feed_forward, gelu, silu, swiglu};
 pub use layer_norm::layer_norm;
 pub use linear::linear;
 pub use mlp_block::{MlpBlock, mlp_block};
+pub use pooling::{avg_pool, global_avg_pool, max_pool};
 pub use rms_norm::rms_norm;
 pub use rotary::rotary;

@@ -1,0 +1,43 @@
+//! `y[n, o, s] = sum over i, k of x[n, i, s * stride + k - padding] * w[o, i, k]`
+
+use hlo::{Convolution, Tensor};
+
+use crate::{Initializer, Scope};
+
+/// What a [`conv2d`] is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2d {
+    /// Features of the result.
+    pub num_out: usize,
+    /// Height and width of the kernel.
+    pub size: usize,
+    /// Step between two places of the kernel.
+    pub stride: usize,
+}
+
+/// Convolution of images `[n, c, h, w]`, with parameter `weight` `[out, c, size, size]`, no bias (a norm
+/// follows) and `(size - 1) / 2` zeros around, so that an odd kernel with stride 1 keeps h and w. Weights
+/// start normal with variance `2 / (out * size * size)`, which keeps the variance of gradients through
+/// ReLU: He, Zhang, Ren and Sun, "Delving deep into rectifiers" (2015), section 2.2, backward case.
+///
+/// ```
+/// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
+/// use models::{Precision, Scope, layers::{Conv2d, conv2d}};
+///
+/// trace(Mesh::SINGLE, |t| {
+///     let x = t.input("x", TensorType::new(DType::F32, &[8, 3, 32, 32]));
+///     let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
+///     let y = conv2d(&scope, x, Conv2d { num_out: 16, size: 3, stride: 2 });
+///     assert_eq!(y.dims(), [8, 16, 16, 16]);
+/// })?;
+/// # Ok::<(), hlo::Error>(())
+/// ```
+#[track_caller]
+pub fn conv2d<'g>(scope: &Scope<'g>, x_nchw: Tensor<'g>, conv: Conv2d) -> Tensor<'g> {
+    let [_, num_in, _, _] = x_nchw.dims();
+    let Conv2d { num_out, size, stride } = conv;
+    let he = Initializer::he_normal(num_out * size * size);
+    let weight_oihw = scope.param("weight", &[num_out, num_in, size, size], he);
+    let padding = (size.saturating_sub(1) / 2) as i64;
+    x_nchw.convolution(weight_oihw, Convolution::new(2).stride(stride).padding(padding))
+}

@@ -1,0 +1,174 @@
+//! `resnet`: residual networks for images.
+//!
+//! `x -> relu(f(x) + shortcut(x))`, block after block: He, Zhang, Ren and Sun, "Deep residual learning for
+//! image recognition" (2016). Section 4.2 has those for 32x32 images (ResNet-20, -56: basic blocks), table
+//! 1 those for 224x224 (ResNet-50: bottlenecks; version 1.5, with the stride in the 3x3 convolution, as
+//! torchvision has it).
+//!
+//! **Shortcuts** are the published ones. Where a block changes the size, the small networks take every
+//! second pixel and pad features with zeros (option A: no parameters, so that their counts are those of
+//! table 6), and the large ones project with a 1x1 convolution and a norm (option B, as all published
+//! ResNet-50 weights do).
+
+use hlo::Tensor;
+use serde::{Deserialize, Serialize};
+
+use crate::layers::{BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool};
+use crate::loss::cross_entropy;
+use crate::{Batch, Initializer, Loss, Model, Scope};
+
+/// Published networks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Preset {
+    /// 20 layers, for 32x32 images: 0.27 million parameters.
+    #[default]
+    ResNet20,
+    /// 56 layers, for 32x32 images: 0.85 million parameters.
+    ResNet56,
+    /// 50 layers, for 224x224 images: 25.6 million parameters.
+    ResNet50,
+}
+
+/// What a configuration says about a ResNet. The number of classes comes from the data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Which network.
+    pub preset: Preset,
+    /// Examples that batch norm normalises together.
+    pub batch_norm_group: usize,
+    /// Does the last norm of each block start with scale 0, so that the block starts as its shortcut? Goyal
+    /// et al., "Accurate, large minibatch SGD" (2017), section 5.1.
+    pub zero_init_last_scale: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { preset: Preset::default(), batch_norm_group: 32, zero_init_last_scale: false }
+    }
+}
+
+/// A ResNet for a known number of classes. Parameters are `stem.{conv, norm}`,
+/// `stages.I.blocks.J.{conv1, norm1, conv2, ..}`, `stages.I.blocks.J.shortcut.{conv, norm}` and `head`.
+#[derive(Clone, Debug)]
+pub struct ResNet {
+    /// Its layers.
+    pub config: Config,
+    /// Number of classes.
+    pub num_classes: usize,
+}
+
+impl Model for ResNet {
+    /// Cross-entropy of `y` (integer `[n]`) under the logits for `x` (float `[n, c, h, w]`).
+    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        cross_entropy(self.logits(scope, batch.field("x")), batch.field("y"), batch.weight)
+    }
+}
+
+impl ResNet {
+    /// `[n, c, h, w] -> [n, classes]`.
+    #[track_caller]
+    pub fn logits<'g>(&self, scope: &Scope<'g>, x_nchw: Tensor<'g>) -> Tensor<'g> {
+        let (block_counts, bottleneck): (&[usize], bool) = match self.config.preset {
+            Preset::ResNet20 => (&[3; 3], false),
+            Preset::ResNet56 => (&[9; 3], false),
+            Preset::ResNet50 => (&[3, 4, 6, 3], true),
+        };
+        let mut x = self.stem(&scope.at("stem"), x_nchw, bottleneck);
+        let first_width = x.dim(1);
+        for (stage, num_blocks) in block_counts.iter().enumerate() {
+            let width = first_width << stage;
+            for block in 0..*num_blocks {
+                let scope = scope.at("stages").at(stage).at("blocks").at(block);
+                let stride = if stage > 0 && block == 0 { 2 } else { 1 };
+                x = match bottleneck {
+                    true => self.bottleneck(&scope, x, width, stride),
+                    false => self.basic_block(&scope, x, width, stride),
+                };
+            }
+        }
+        let features_nc = global_avg_pool(x);
+        let initializer = Initializer::lecun_normal(features_nc.dim(1));
+        linear(&scope.at("head"), features_nc, self.num_classes, initializer)
+    }
+
+    fn stem<'g>(&self, scope: &Scope<'g>, x: Tensor<'g>, for_large_images: bool) -> Tensor<'g> {
+        if for_large_images {
+            let conv = Conv2d { num_out: 64, size: 7, stride: 2 };
+            max_pool(self.conv_norm(scope, "", x, conv).maximum(0.0), 3, 2, 1)
+        } else {
+            let conv = Conv2d { num_out: 16, size: 3, stride: 1 };
+            self.conv_norm(scope, "", x, conv).maximum(0.0)
+        }
+    }
+
+    /// Two 3x3 convolutions, the first with the stride.
+    fn basic_block<'g>(
+        &self,
+        scope: &Scope<'g>,
+        x: Tensor<'g>,
+        width: usize,
+        stride: usize,
+    ) -> Tensor<'g> {
+        let y = self.conv_norm(scope, "1", x, Conv2d { num_out: width, size: 3, stride });
+        let y = conv2d(
+            &scope.at("conv2"),
+            y.maximum(0.0),
+            Conv2d { num_out: width, size: 3, stride: 1 },
+        );
+        let y = self.last_norm(&scope.at("norm2"), y);
+        (y + padded_shortcut(x, width, stride)).maximum(0.0)
+    }
+
+    /// 1x1 down to `width`, 3x3 with the stride, 1x1 up to four times `width`.
+    fn bottleneck<'g>(
+        &self,
+        scope: &Scope<'g>,
+        x: Tensor<'g>,
+        width: usize,
+        stride: usize,
+    ) -> Tensor<'g> {
+        let narrow = Conv2d { num_out: width, size: 1, stride: 1 };
+        let wide = Conv2d { num_out: 4 * width, size: 1, stride: 1 };
+        let y = self.conv_norm(scope, "1", x, narrow).maximum(0.0);
+        let y = self.conv_norm(scope, "2", y, Conv2d { size: 3, stride, ..narrow }).maximum(0.0);
+        let y = self.last_norm(&scope.at("norm3"), conv2d(&scope.at("conv3"), y, wide));
+        let shortcut = match x.dim(1) == wide.num_out && stride == 1 {
+            true => x,
+            false => self.conv_norm(&scope.at("shortcut"), "", x, Conv2d { stride, ..wide }),
+        };
+        (y + shortcut).maximum(0.0)
+    }
+
+    fn conv_norm<'g>(
+        &self,
+        scope: &Scope<'g>,
+        number: &str,
+        x: Tensor<'g>,
+        conv: Conv2d,
+    ) -> Tensor<'g> {
+        let y = conv2d(&scope.at(format!("conv{number}")), x, conv);
+        let norm = BatchNorm { group: self.config.batch_norm_group, weight: Initializer::Ones };
+        batch_norm(&scope.at(format!("norm{number}")), y, norm)
+    }
+
+    fn last_norm<'g>(&self, scope: &Scope<'g>, x: Tensor<'g>) -> Tensor<'g> {
+        let weight =
+            if self.config.zero_init_last_scale { Initializer::Zeros } else { Initializer::Ones };
+        batch_norm(scope, x, BatchNorm { group: self.config.batch_norm_group, weight })
+    }
+}
+
+/// Every `stride`th pixel, with zeros for the features that are new, half of them on either side.
+fn padded_shortcut(x_nchw: Tensor<'_>, num_out: usize, stride: usize) -> Tensor<'_> {
+    let [_, num_in, _, _] = x_nchw.dims();
+    if num_in == num_out && stride == 1 {
+        return x_nchw;
+    }
+    let dims = x_nchw.shape();
+    let taken = x_nchw.slice(&[0; 4], &dims, &[1, 1, stride, stride]);
+    let new = num_out.saturating_sub(num_in);
+    let (low, high) = ((new / 2) as i64, (new - new / 2) as i64);
+    taken.pad(0.0, &[0, low, 0, 0], &[0, high, 0, 0], &[0; 4])
+}

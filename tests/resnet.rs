@@ -1,0 +1,133 @@
+//! Convolutional networks with batch norm on real devices: N replicas are one machine on the whole batch,
+//! and the running statistics are part of the state that all replicas share.
+
+use lockstep::config::Config;
+use lockstep::data::{self, Splits, TrainBatches};
+use lockstep::train::{EvalResult, Plan, Trainer, open_devices};
+use models::layers::{BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool};
+use models::loss::cross_entropy;
+use models::resnet::{self, ResNet};
+use models::{Batch, Initializer, Loss, Model, Scope};
+
+/// A global batch of 32 in f64, and images of 8x8.
+const CONFIG: &str = r#"
+    model = { name = "resnet", preset = "resnet20", batch_norm_group = 8 }
+    data = { source = "synthetic", image = [3, 8, 8], num_examples = 320 }
+    train = { global_batch = 32, steps = 20, precision = "f64" }
+    optimizer = { name = "sgd", momentum = 0.9 }
+    schedule = { name = "constant", peak = 0.02 }
+"#;
+
+/// Two convolutions, each with a norm over groups of 8.
+fn small<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+    let mut x = batch.field("x");
+    for (layer, num_out) in [8, 12].into_iter().enumerate() {
+        let scope = scope.at(layer);
+        let y = conv2d(&scope.at("conv"), x, Conv2d { num_out, size: 3, stride: 1 });
+        let norm = BatchNorm { group: 8, weight: Initializer::Ones };
+        x = max_pool(batch_norm(&scope.at("norm"), y, norm).maximum(0.0), 3, 2, 1);
+    }
+    let logits = linear(&scope.at("head"), global_avg_pool(x), 10, Initializer::lecun_normal(12));
+    cross_entropy(logits, batch.field("y"), batch.weight)
+}
+
+struct Run {
+    losses: Vec<f64>,
+    /// Every running mean, as each replica holds it.
+    model_state: Vec<Vec<Vec<f64>>>,
+    eval: EvalResult,
+}
+
+fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Run {
+    let config = Config::parse(CONFIG, "resnet.toml".as_ref(), sets).unwrap();
+    let splits: Splits = data::open(&config.data, 0).unwrap();
+    let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
+    let plan = Plan::new(&config, &splits, num_replicas).unwrap();
+    let mut trainer = Trainer::new(&client, &plan, model, 0).unwrap();
+    let batches =
+        TrainBatches::new(splits.train, 0, plan.batch.global_batch(), num_replicas).unwrap();
+    let sender = trainer.batch_sender();
+    let mut losses = vec![];
+    for step in 0..num_steps {
+        let batch = sender.send(batches.get(step).unwrap()).unwrap();
+        let pending = trainer.step(batch, plan.schedule.lr(step)).unwrap();
+        losses.push(trainer.finish(pending).unwrap().loss);
+    }
+    trainer.prove_lockstep().unwrap();
+    let leaves = trainer.state().iter().filter(|(path, _)| path.starts_with("model_state."));
+    let model_state = leaves
+        .map(|(_, leaf)| (0..num_replicas).map(|r| leaf.read(r).unwrap().to_f64()).collect())
+        .collect();
+    let eval = trainer.evaluate(&splits.eval, &plan).unwrap();
+    Run { losses, model_state, eval }
+}
+
+fn agree(name: &str, a: &[f64], b: &[f64], tolerance: f64) {
+    assert_eq!(a.len(), b.len(), "{name}");
+    for (a, b) in a.iter().zip(b) {
+        assert!((a - b).abs() <= tolerance * a.abs().max(1e-3), "{name}: {a} and {b}");
+    }
+}
+
+fn agree_on_any_mesh(model: &dyn Model, num_steps: u64, cases: &[(usize, usize)], tolerance: f64) {
+    let on = |(num_replicas, num_microbatches): (usize, usize)| {
+        let sets = [
+            format!("mesh.data={num_replicas}"),
+            format!("train.num_microbatches={num_microbatches}"),
+        ];
+        run(model, num_steps, &sets)
+    };
+    let one = on((1, 1));
+    let (first, last) = (one.losses[0], one.losses[one.losses.len() - 1]);
+    assert!(last < first * 0.9, "does not learn: {:?}", one.losses);
+    for case in cases {
+        let name = format!("replicas and microbatches {case:?}");
+        let other = on(*case);
+        agree(&name, &one.losses, &other.losses, tolerance);
+        for (one, other) in one.model_state.iter().zip(&other.model_state) {
+            assert!(other.iter().all(|on_replica| *on_replica == other[0]), "{name}");
+            agree(&name, &one[0], &other[0], tolerance);
+        }
+        agree(&name, &[one.eval.loss], &[other.eval.loss], tolerance);
+    }
+}
+
+/// Groups of 8 out of 32: several on a replica, one on each, one over two replicas; and microbatches of
+/// whole groups.
+#[test]
+fn batch_norm_over_groups_does_not_see_replicas_or_microbatches() {
+    agree_on_any_mesh(&small, 12, &[(2, 1), (4, 1), (8, 1), (2, 2)], 1e-9);
+}
+
+#[test]
+fn resnet20_agrees_on_any_number_of_replicas() {
+    let config = resnet::Config { batch_norm_group: 8, ..resnet::Config::default() };
+    let model = ResNet { config, num_classes: 10 };
+    agree_on_any_mesh(&model, 3, &[(2, 1), (4, 1)], 1e-7);
+}
+
+#[test]
+fn running_statistics_move_towards_what_is_observed() {
+    let run = run(&small, 20, &["mesh.data=2".to_owned()]);
+    // Means start at 0 and variances at 1; the inputs of the first norm have another variance.
+    assert_eq!(run.model_state.len(), 4);
+    assert!(run.model_state[0][0].iter().any(|mean| mean.abs() > 1e-3));
+    assert!(run.model_state[1][0].iter().all(|variance| *variance > 0.0 && *variance != 1.0));
+    assert!(run.eval.loss.is_finite());
+}
+
+#[test]
+fn a_group_that_cannot_be_made_says_what_to_set() {
+    let config =
+        Config::parse(CONFIG, "resnet.toml".as_ref(), &["mesh.data=4".to_owned()]).unwrap();
+    let splits = data::open(&config.data, 0).unwrap();
+    let plan = Plan::new(&config, &splits, 4).unwrap();
+    let config = resnet::Config { batch_norm_group: 12, ..resnet::Config::default() };
+    let model = ResNet { config, num_classes: 10 };
+    let message = lockstep::step::trace_step(&plan.spec(&model)).unwrap_err().to_string();
+    assert!(
+        message.contains("groups of 12 examples cannot be made of 8 on each of 4"),
+        "{message}"
+    );
+    assert!(message.contains("model.batch_norm_group"), "{message}");
+}
