@@ -53,7 +53,7 @@ impl Run {
     }
 
     fn fingerprint(&self) -> String {
-        params_fingerprint(&self.trainer.params().unwrap())
+        params_fingerprint(&self.trainer.model().unwrap())
     }
 
     /// One leaf's value on each replica.

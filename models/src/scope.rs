@@ -197,10 +197,12 @@ impl<'g> Scope<'g> {
         momentum: f64,
     ) -> Tensor<'g> {
         let path = self.path(name);
-        let Shared { tracer, precision, source, running_means, model_state, .. } = &*self.shared;
+        let Shared { tracer, precision, source, declared, running_means, model_state, .. } =
+            &*self.shared;
         let dtype = precision.params;
         let mean = RunningMean { dims: dims.to_vec(), dtype, start, momentum };
-        let before = running_means.borrow_mut().insert(path.clone(), mean);
+        let before = running_means.borrow_mut().insert(path.clone(), mean).is_some();
+        let before = before || declared.borrow().get(&path).is_some();
         let value = match source {
             Source::Bind(_) => model_state.borrow().get(&path).copied(),
             Source::Declare { varying } => Some(tracer.full(dtype, dims, start).vary(*varying)),
@@ -210,7 +212,7 @@ impl<'g> Scope<'g> {
             missing.reject("running_mean", format!("there is no value for `{path}`"));
             missing
         });
-        if before.is_some() {
+        if before {
             value.reject("running_mean", format!("`{path}` is declared twice"));
         }
         value
@@ -273,9 +275,10 @@ impl<'g> Scope<'g> {
                 Some(tracer.input(path.clone(), ty))
             }
         };
-        let before = declared.borrow_mut().insert(path.clone(), parameter);
+        let before = declared.borrow_mut().insert(path.clone(), parameter).is_some();
+        let before = before || self.shared.running_means.borrow().get(&path).is_some();
         match tensor {
-            Some(tensor) if before.is_none() => {
+            Some(tensor) if !before => {
                 if tensor.shape() != dims {
                     tensor.reject("param", format!("`{path}` is declared with dims {dims:?}"));
                 }

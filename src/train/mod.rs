@@ -92,7 +92,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let plan = Plan::new(job.config, job.splits, num_replicas)?;
     let mut trainer = Trainer::new(&client, &plan, job.model, job.config.train.seed)?;
     if let Some(path) = &options.init {
-        trainer.set_params(params_file::load(path, &trainer.param_types())?)?;
+        trainer.set_model(params_file::load(path, &trainer.model_types())?)?;
     }
     say(&describe_devices(&client, job.config));
     say(&describe_batch(&plan));
@@ -320,7 +320,7 @@ impl Run<'_> {
 
     /// Writes parameters and summary, if there is a directory for them.
     fn save(&self, trainer: &Trainer, out: Option<&Path>) -> Result<Summary, Error> {
-        let params = trainer.params()?;
+        let params = trainer.model()?;
         let eval = self.last_eval.as_ref();
         let summary = Summary {
             steps: self.num_steps,

@@ -1,4 +1,5 @@
-//! Parameters on disk: safetensors, under the parameters' paths.
+//! Parameters on disk, and with them the model state that evaluation needs: safetensors, under the
+//! model's own paths.
 
 use std::borrow::Cow;
 use std::fs::Permissions;

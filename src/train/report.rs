@@ -1,7 +1,9 @@
 //! What a run says of itself before its first step.
 
+use std::collections::BTreeSet;
+
 use super::{Plan, Trainer};
-use crate::step::PARAMS;
+use crate::step::{OPT_STATE, PARAMS};
 
 /// The arithmetic of the global batch and the length of the run.
 pub fn describe_batch(plan: &Plan) -> String {
@@ -13,26 +15,28 @@ pub fn describe_batch(plan: &Plan) -> String {
 /// What synchronisation will cost: leaves, bytes a step, replica groups.
 pub fn describe_synchronisation(trainer: &Trainer) -> String {
     let graph = trainer.step_graph();
-    let params = trainer.param_types();
-    let (leaves, bytes) = (params.len(), params.values().map(|ty| ty.num_bytes()).sum::<usize>());
-    let opt_bytes: usize = {
-        let prefix = crate::step::OPT_STATE;
+    let sizes = |prefix: &str| -> Vec<usize> {
         let inputs = graph.inputs().iter().filter(|input| input.name.starts_with(prefix));
-        inputs.map(|input| graph.ty(input.value).num_bytes()).sum()
+        inputs.map(|input| graph.ty(input.value).num_bytes()).collect()
     };
+    let (params, opt_state) = (sizes(PARAMS), sizes(OPT_STATE));
     let collectives = hlo::count(graph).collectives;
     let calls: u64 = collectives.iter().map(|collective| collective.count).sum();
     let synced: u64 = collectives.iter().map(|c| c.bytes * c.count).sum();
-    let groups = collectives.first().map_or(String::new(), |c| {
-        format!(" over {} of {} replicas", plural(c.num_groups as u64, "group"), c.group_size)
-    });
+    let groups: BTreeSet<_> = collectives.iter().map(|c| (c.num_groups, c.group_size)).collect();
+    let groups: Vec<_> = groups
+        .into_iter()
+        .map(|(num, size)| format!("{} of {size} replicas", plural(num as u64, "group")))
+        .collect();
     format!(
-        "{PARAMS}: {leaves} leaves, {}, and {} of optimizer state on each replica\n\
-         synchronisation: {} a step in {}{groups}",
-        human_bytes(bytes as u64),
-        human_bytes(opt_bytes as u64),
+        "{PARAMS}: {} leaves, {}, and {} of optimizer state on each replica\n\
+         synchronisation: {} a step in {} over {}",
+        params.len(),
+        human_bytes(params.iter().sum::<usize>() as u64),
+        human_bytes(opt_state.iter().sum::<usize>() as u64),
         human_bytes(synced),
         plural(calls, "collective"),
+        groups.join(" and "),
     )
 }
 

@@ -117,36 +117,43 @@ impl Trainer {
         Ok(())
     }
 
-    /// Replaces all parameters, on every replica.
+    /// Replaces parameters and model state, on every replica.
     ///
     /// # Errors
     /// As [`Self::replace_leaf`].
-    pub fn set_params(&mut self, params: Tree<Literal>) -> Result<(), Error> {
+    pub fn set_model(&mut self, model: Tree<Literal>) -> Result<(), Error> {
         let num_replicas = self.seed.num_replicas();
-        for (path, literal) in params {
+        for (name, literal) in model {
+            let path = [PARAMS, MODEL_STATE].map(|prefix| format!("{prefix}.{name}"));
+            let is_param = self.types.get(&path[0]).is_some();
             let copies = replicated(literal, num_replicas);
-            self.replace_leaf(&format!("{PARAMS}.{path}"), &copies)?;
+            self.replace_leaf(&path[usize::from(!is_param)], &copies)?;
         }
         Ok(())
     }
 
-    /// Types of the parameters, without the prefix that the state gives them.
-    pub fn param_types(&self) -> Tree<TensorType> {
-        self.types.subtree(PARAMS)
+    /// Types of what evaluation needs, parameters and model state, under the model's own paths.
+    pub fn model_types(&self) -> Tree<TensorType> {
+        self.model_leaves().map(|(name, path)| (name, self.types[path].clone())).collect()
     }
 
-    /// The parameters, as replica 0 holds them.
+    /// What evaluation needs, parameters and model state, as replica 0 holds it.
     ///
     /// # Errors
     /// A launch or a transfer that fails.
-    pub fn params(&self) -> Result<Tree<Literal>, Error> {
-        let is_param = |path: &&str| path.starts_with(PARAMS);
-        let pending = self.state.paths().filter(is_param).map(|path| {
-            let name = path[PARAMS.len() + 1..].to_owned();
-            Ok((name, self.state[path].to_host(0)?))
-        });
-        let pending: Vec<_> = pending.collect::<Result<_, Error>>()?;
+    pub fn model(&self) -> Result<Tree<Literal>, Error> {
+        let copy = |(name, path): (String, &str)| Ok((name, self.state[path].to_host(0)?));
+        let pending: Vec<_> = self.model_leaves().map(copy).collect::<Result<_, Error>>()?;
         pending.into_iter().map(|(name, pending)| Ok((name, pending.wait()?))).collect()
+    }
+
+    /// The leaves that evaluation needs: their names in the model, and their paths in the state. The
+    /// model gives a parameter and a running mean different names, since both are its leaves.
+    fn model_leaves(&self) -> impl Iterator<Item = (String, &str)> {
+        self.types.paths().filter_map(|path| {
+            let (prefix, name) = path.split_once('.')?;
+            [PARAMS, MODEL_STATE].contains(&prefix).then(|| (name.to_owned(), path))
+        })
     }
 
     /// Waits until nothing is being compiled any more.
@@ -262,8 +269,6 @@ impl Trainer {
         let batches = EvalBatches::new(source.clone(), size, num_replicas)?;
         let program = self.programs.eval.get()?;
         let sender = BatchSender::new(program);
-        let is_used = |path: &str| path.starts_with(PARAMS) || path.starts_with(MODEL_STATE);
-        let params = || self.state.iter().filter(|(path, _)| is_used(path));
         let mut sums = vec![0.0; 2 + self.programs.eval_metrics.len()];
         let mut add = |pending: Pending| -> Result<(), Error> {
             for (sum, more) in sums.iter_mut().zip(pending.wait()?.to_f64()) {
@@ -275,7 +280,8 @@ impl Trainer {
         let mut before: Option<Pending> = None;
         for batch in batches.iter() {
             let batch = sender.send(batch?)?;
-            let mut args: Vec<_> = params().map(|(_, leaf)| Arg::Borrow(leaf)).collect();
+            let leaf = |(_, path): (String, &str)| Arg::Borrow(&self.state[path]);
+            let mut args: Vec<_> = self.model_leaves().map(leaf).collect();
             args.extend(batch.fields.into_iter().map(Arg::Donate));
             let launch = program.execute(args)?;
             if let Some(before) = before.replace(launch.outputs[0].to_host(0)?) {
