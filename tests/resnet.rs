@@ -1,6 +1,7 @@
 //! Convolutional networks with batch norm on real devices: N replicas are one machine on the whole batch,
 //! and the running statistics are part of the state that all replicas share.
 
+use hlo::{Literal, Tree};
 use lockstep::config::Config;
 use lockstep::data::{self, Splits, TrainBatches};
 use lockstep::train::{EvalResult, Plan, Trainer, open_devices};
@@ -36,6 +37,8 @@ struct Run {
     /// Every running mean, as each replica holds it.
     model_state: Vec<Vec<Vec<f64>>>,
     eval: EvalResult,
+    /// What `params.safetensors` would hold.
+    saved: Tree<Literal>,
 }
 
 fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Run {
@@ -59,7 +62,8 @@ fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Run {
         .map(|(_, leaf)| (0..num_replicas).map(|r| leaf.read(r).unwrap().to_f64()).collect())
         .collect();
     let eval = trainer.evaluate(&splits.eval, &plan).unwrap();
-    Run { losses, model_state, eval }
+    let saved = trainer.model().unwrap();
+    Run { losses, model_state, eval, saved }
 }
 
 fn agree(name: &str, a: &[f64], b: &[f64], tolerance: f64) {
@@ -114,6 +118,17 @@ fn running_statistics_move_towards_what_is_observed() {
     assert!(run.model_state[0][0].iter().any(|mean| mean.abs() > 1e-3));
     assert!(run.model_state[1][0].iter().all(|variance| *variance > 0.0 && *variance != 1.0));
     assert!(run.eval.loss.is_finite());
+
+    // What is saved is all that evaluation needs.
+    let config =
+        Config::parse(CONFIG, "resnet.toml".as_ref(), &["mesh.data=2".to_owned()]).unwrap();
+    let splits = data::open(&config.data, 0).unwrap();
+    let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
+    let plan = Plan::new(&config, &splits, num_replicas).unwrap();
+    let mut other = Trainer::new(&client, &plan, &small, 1).unwrap();
+    assert_ne!(other.evaluate(&splits.eval, &plan).unwrap(), run.eval);
+    other.set_model(run.saved).unwrap();
+    assert_eq!(other.evaluate(&splits.eval, &plan).unwrap(), run.eval);
 }
 
 #[test]
