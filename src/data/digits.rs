@@ -19,7 +19,7 @@ const NUM_EXAMPLES: usize = 1797;
 /// end would hold handwriting that training never saw: this split asks for less, as a random one does.
 const TEST_EVERY: usize = 5;
 
-/// One split of the digits. Field `x` is f32 [64], pixels row-major and scaled to 0..1; `y` is i32 [],
+/// One split of the digits. Field `x` is f32 `[64]`, pixels row-major and scaled to 0..1; `y` is i32 `[]`,
 /// 0 to 9.
 pub struct Digits {
     rows: Arc<Rows>,

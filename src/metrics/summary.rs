@@ -28,7 +28,7 @@ pub struct Summary {
     pub median_step_ms: Option<f64>,
     /// Seconds from process start to the end of the first step.
     pub first_step_secs: Option<f64>,
-    /// Hexadecimal digest of the bits of the final parameters.
+    /// Hexadecimal digest of the bits of the final parameters, and of the model state with them.
     pub params_fingerprint: String,
 }
 

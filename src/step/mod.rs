@@ -124,7 +124,16 @@ impl StepSpec<'_> {
     /// As [`Self::parameters`].
     pub fn state_types(&self) -> Result<Tree<TensorType>, StepError> {
         let (parameters, running_means) = self.declarations()?;
-        let params = self.param_types(&parameters)?;
+        self.types_of(&parameters, &running_means)
+    }
+
+    /// The state of a model that declares these.
+    fn types_of(
+        &self,
+        parameters: &Tree<Parameter>,
+        running_means: &Tree<RunningMean>,
+    ) -> Result<Tree<TensorType>, StepError> {
+        let params = self.param_types(parameters)?;
         let opt_state = self.optimizer.init(&params);
         let mut state = params.prefixed(PARAMS);
         let model_state = running_means.map(|_, mean| TensorType::new(mean.dtype, &mean.dims));
@@ -176,8 +185,8 @@ impl StepSpec<'_> {
 /// A model that does not trace.
 pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
     let (parameters, running_means) = spec.declarations()?;
+    let types = spec.types_of(&parameters, &running_means)?;
     let running_means = running_means.prefixed(MODEL_STATE);
-    let types = spec.state_types()?;
     finish(trace(spec.mesh, |t| {
         let key = Key::from_seed(t.input(SEED, TensorType::new(DType::U32, &[2])));
         for (path, ty) in types.iter() {

@@ -56,8 +56,8 @@ pub fn trace_grad(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
 /// # Errors
 /// A model that does not trace, or that would lose lockstep.
 pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
-    let types = spec.state_types()?;
-    let (_, running_means) = spec.declarations()?;
+    let (parameters, running_means) = spec.declarations()?;
+    let types = spec.types_of(&parameters, &running_means)?;
     finish(trace(spec.mesh, |t| {
         let inputs = Inputs::new(t, spec, &types);
         let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));

@@ -3,7 +3,7 @@
 //! ```text
 //! data thread: batch k+1 -> devices      loop: batch k, rate k -> launch -> state, numbers of step k
 //! ```
-//! Launches are asynchronous: the loop runs up to [`MAX_IN_FLIGHT`] steps ahead of the numbers that it
+//! Launches are asynchronous: the loop runs up to `MAX_IN_FLIGHT` steps ahead of the numbers that it
 //! writes down, and waits only where it needs a value.
 
 mod bench;

@@ -363,7 +363,7 @@ fn odd_ones_out(values: &[u32]) -> String {
     }
 }
 
-/// Hex of SHA-256 over paths and bits, in the order of the model.
+/// Hex of SHA-256 over paths and bits of what [`Trainer::model`] gives, in the order of the model.
 pub fn params_fingerprint(params: &Tree<Literal>) -> String {
     let mut hash = Sha256::new();
     for (path, literal) in params.iter() {
