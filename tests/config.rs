@@ -274,6 +274,12 @@ fn bad_files_say_what_to_change() {
             &["train.on_nonfinite", "\"stop\", \"skip\""],
         ),
         ("steps = 500", "steps = 5\nnum_microbatches = 0", &["train.num_microbatches: found 0"]),
+        ("steps = 500", "steps = 5\nsteps_per_launch = 0", &["train.steps_per_launch: found 0"]),
+        (
+            "steps = 500",
+            "steps = 99\nsteps_per_launch = 60",
+            &["at most 50", "check_lockstep_every"],
+        ),
         ("beta1 = 0.8", "beta1 = 1.0", &["optimizer.beta1: found 1", "below 1"]),
         ("beta1 = 0.8", "epsilon = 0", &["optimizer.epsilon: found 0", "above 0"]),
         ("weight_decay = 0.1", "weight_decay = inf", &["optimizer.weight_decay: found inf"]),

@@ -126,11 +126,14 @@ fn bad_splits(bad: Bad) -> (Splits, u64) {
 fn an_example_that_is_not_a_number_is_traced_to_step_and_replica() {
     let (splits, _) = bad_splits(Bad::NotANumber);
     let dir = tempfile::tempdir().unwrap();
-    let error = train(&[], &mlp(), &splits, dir.path()).unwrap_err();
-    let expected = format!("step {STEP}: the loss is not finite on replica {REPLICA}; ");
-    assert!(error.to_string().starts_with(&expected), "{expected}: {error}");
-    assert!(matches!(error, train::Error::NonFinite { step: found, .. } if found == STEP));
-    assert_eq!((num_lines(dir.path()), num_steps(dir.path())), (STEP as usize + 1, STEP + 1));
+    // In a launch with others before and behind it, too.
+    for sets in [&[][..], &["train.steps_per_launch=4"]] {
+        let error = train(sets, &mlp(), &splits, dir.path()).unwrap_err();
+        let expected = format!("step {STEP}: the loss is not finite on replica {REPLICA}; ");
+        assert!(error.to_string().starts_with(&expected), "{expected}: {error}");
+        assert!(matches!(error, train::Error::NonFinite { step: found, .. } if found == STEP));
+        assert_eq!((num_lines(dir.path()), num_steps(dir.path())), (STEP as usize + 1, STEP + 1));
+    }
 
     // The parameters are those before that step: as if the run had been that long.
     let stopped = fs::read(dir.path().join("params.safetensors")).unwrap();

@@ -64,7 +64,7 @@ fn losses(sets: &[String]) -> Vec<f64> {
         .map(|step| {
             let batch = sender.send(batches.get(step).unwrap()).unwrap();
             let pending = trainer.step(batch, plan.schedule.lr(step)).unwrap();
-            trainer.finish(pending).unwrap().loss
+            trainer.finish(pending).unwrap()[0].loss
         })
         .collect()
 }

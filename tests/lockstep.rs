@@ -47,7 +47,21 @@ impl Run {
             let step = self.trainer.steps_taken();
             let batch = sender.send(self.batches.get(step).unwrap()).unwrap();
             let pending = self.trainer.step(batch, self.plan.schedule.lr(step)).unwrap();
-            self.losses.push(self.trainer.finish(pending).unwrap().loss);
+            self.losses.push(self.trainer.finish(pending).unwrap()[0].loss);
+        }
+        self
+    }
+
+    fn launches(mut self, num_launches: u64) -> Self {
+        let sender = self.trainer.batch_sender();
+        let size = self.plan.compile.steps_per_launch as u64;
+        for _ in 0..num_launches {
+            let steps = self.trainer.steps_taken()..self.trainer.steps_taken() + size;
+            let batch = sender.send(self.batches.launch(steps.clone()).unwrap()).unwrap();
+            let rates = steps.map(|step| self.plan.schedule.lr(step)).collect();
+            let pending = self.trainer.launch(batch, rates).unwrap();
+            let results = self.trainer.finish(pending).unwrap();
+            self.losses.extend(results.iter().map(|result| result.loss));
         }
         self
     }
@@ -284,4 +298,14 @@ fn example_value(ty: &TensorType, replica: usize) -> Literal {
     };
     let values: Vec<_> = (0..ty.num_elements()).map(value).collect();
     Literal::from_f64(ty.dtype, &ty.dims, &values)
+}
+
+#[test]
+fn steps_of_one_launch_are_the_steps_of_many() {
+    for num_replicas in ["mesh.data=1", "mesh.data=4"] {
+        let one_by_one = Run::new(&[num_replicas]).steps(20);
+        let together = Run::new(&[num_replicas, "train.steps_per_launch=5"]).launches(4);
+        assert_eq!(together.losses, one_by_one.losses);
+        assert_eq!(together.fingerprint(), one_by_one.fingerprint());
+    }
 }

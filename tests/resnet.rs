@@ -54,7 +54,7 @@ fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Run {
     for step in 0..num_steps {
         let batch = sender.send(batches.get(step).unwrap()).unwrap();
         let pending = trainer.step(batch, plan.schedule.lr(step)).unwrap();
-        losses.push(trainer.finish(pending).unwrap().loss);
+        losses.push(trainer.finish(pending).unwrap()[0].loss);
     }
     trainer.prove_lockstep().unwrap();
     let leaves = trainer.state().iter().filter(|(path, _)| path.starts_with("model_state."));

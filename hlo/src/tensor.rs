@@ -263,8 +263,9 @@ impl Tracer {
         types.iter().zip(is_free).enumerate().map(input).collect()
     }
 
-    /// Records a graph's nodes with these tensors as its inputs; its outputs.
-    pub(crate) fn inline<'g>(&'g self, graph: &Graph, inputs: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    /// Records a graph's nodes with these tensors, which have the types of its inputs, as its inputs; its
+    /// outputs.
+    pub fn inline<'g>(&'g self, graph: &Graph, inputs: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
         let values: Option<Vec<_>> = inputs.iter().map(|input| input.value).collect();
         match values {
             Some(values) => {

@@ -21,6 +21,9 @@ pub struct Train {
     pub eval_every: u64,
     /// Microbatches whose gradients are summed before the reduction. Default 1.
     pub num_microbatches: usize,
+    /// Steps that go to the devices in one launch, where none of them is followed by an evaluation or a
+    /// proof. Default 1.
+    pub steps_per_launch: usize,
     /// Steps between proofs that all replicas hold the same state; 0 is never. Default 50.
     pub check_lockstep_every: u64,
     /// What to do about a loss that is not finite. Default `stop`.
@@ -98,6 +101,7 @@ struct TrainKeys {
     seed: u64,
     eval_every: u64,
     num_microbatches: usize,
+    steps_per_launch: usize,
     check_lockstep_every: u64,
     on_nonfinite: OnNonfinite,
     precision: Precision,
@@ -113,6 +117,7 @@ impl Default for TrainKeys {
             seed: 0,
             eval_every: 0,
             num_microbatches: 1,
+            steps_per_launch: 1,
             check_lockstep_every: 50,
             on_nonfinite: OnNonfinite::default(),
             precision: Precision::default(),
@@ -162,12 +167,26 @@ impl Section for Train {
         };
         let num_microbatches = keys.num_microbatches;
         require(num_microbatches > 0, "num_microbatches", num_microbatches, POSITIVE)?;
+        let steps_per_launch = keys.steps_per_launch;
+        require(steps_per_launch > 0, "steps_per_launch", steps_per_launch, POSITIVE)?;
+        // Else it would have no effect, and nobody would be told.
+        let stops = [
+            ("train.check_lockstep_every", keys.check_lockstep_every),
+            ("train.eval_every", keys.eval_every),
+        ];
+        for (key, every) in stops {
+            let allowed =
+                format!("at most {every}, which is {key}: no launch goes past such a step");
+            let fits = every == 0 || steps_per_launch as u64 <= every;
+            require(fits, "steps_per_launch", steps_per_launch, &allowed)?;
+        }
         Ok(Self {
             batch,
             length,
             seed: keys.seed,
             eval_every: keys.eval_every,
             num_microbatches,
+            steps_per_launch,
             check_lockstep_every: keys.check_lockstep_every,
             on_nonfinite: keys.on_nonfinite,
             precision: keys.precision,
@@ -181,6 +200,7 @@ impl From<Train> for TrainKeys {
             seed: train.seed,
             eval_every: train.eval_every,
             num_microbatches: train.num_microbatches,
+            steps_per_launch: train.steps_per_launch,
             check_lockstep_every: train.check_lockstep_every,
             on_nonfinite: train.on_nonfinite,
             precision: train.precision,

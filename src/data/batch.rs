@@ -1,5 +1,6 @@
 //! Batches in host memory, one piece for each replica.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hlo::{DType, Literal, Tree};
@@ -7,14 +8,17 @@ use rayon::prelude::*;
 
 use super::{Error, Field, Sampler, Source};
 
-/// A global batch, cut over the replicas.
+/// A global batch, or those of several steps, cut over the replicas.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostBatch {
     /// Which batch of the run (or of the evaluation) it is, from 0: the cursor to save once it has been
     /// consumed.
     pub index: u64,
-    /// For each field a literal `[global_batch / num_replicas, ...]` for each replica. Replicas hold
-    /// contiguous pieces of the global batch, in replica order.
+    /// Batches from there on that stand here, for as many steps in one launch.
+    pub num_steps: usize,
+    /// For each field a literal `[global_batch / num_replicas, ...]` for each replica; for several steps
+    /// `[num_steps, global_batch / num_replicas, ...]`. Replicas hold contiguous pieces of a global batch,
+    /// in replica order.
     pub fields: Tree<Vec<Arc<Literal>>>,
 }
 
@@ -51,10 +55,31 @@ impl TrainBatches {
     /// # Errors
     /// If an example cannot be read.
     pub fn get(&self, k: u64) -> Result<HostBatch, Error> {
-        let ids = self.sampler.batch(k);
-        let epoch = Some(self.sampler.epoch(k));
-        let batch = assemble(self.source.as_ref(), &ids, epoch, self.num_replicas)?;
-        Ok(HostBatch { index: k, fields: batch.fields })
+        self.launch(k..k + 1)
+    }
+
+    /// The batches of the steps of one launch.
+    ///
+    /// # Errors
+    /// If an example cannot be read.
+    pub fn launch(&self, steps: Range<u64>) -> Result<HostBatch, Error> {
+        let (index, num_steps) = (steps.start, steps.clone().count());
+        let batches: Vec<_> =
+            steps.map(|k| (self.sampler.batch(k), self.sampler.epoch(k))).collect();
+        let mut examples = vec![];
+        for replica in 0..self.num_replicas {
+            for (ids, epoch) in &batches {
+                let per_replica = ids.len() / self.num_replicas;
+                let piece = &ids[replica * per_replica..][..per_replica];
+                examples.extend(piece.iter().map(|id| Example { id: *id, epoch: Some(*epoch) }));
+            }
+        }
+        let dims = match num_steps {
+            1 => vec![examples.len() / self.num_replicas],
+            _ => vec![num_steps, examples.len() / self.num_replicas / num_steps],
+        };
+        let batch = assemble(self.source.as_ref(), &examples, self.num_replicas, &dims)?;
+        Ok(HostBatch { index, num_steps, fields: batch.fields })
     }
 
     /// The batches from `start` to before `end`, for [`super::Prefetch`]; `start` is the cursor of a run
@@ -120,17 +145,18 @@ impl EvalBatches {
         }
         let first = k * self.global_batch as u64;
         let places = first..first + self.global_batch as u64;
-        let ids: Vec<_> = places.clone().map(|place| place.min(num_examples - 1)).collect();
+        let example = |place: u64| Example { id: place.min(num_examples - 1), epoch: None };
+        let examples: Vec<_> = places.clone().map(example).collect();
+        let per_replica = self.global_batch / self.num_replicas;
         let Assembled { mut fields, is_there } =
-            assemble(self.source.as_ref(), &ids, None, self.num_replicas)?;
+            assemble(self.source.as_ref(), &examples, self.num_replicas, &[per_replica])?;
         let counts = places.zip(is_there).map(|(place, there)| there && place < num_examples);
         let weights: Vec<_> = counts.map(|counts| if counts { 1f32 } else { 0.0 }).collect();
-        let per_replica = self.global_batch / self.num_replicas;
         let weights = weights
             .chunks_exact(per_replica)
             .map(|weights| Arc::new(Literal::from_slice(&[per_replica], weights)));
         fields.insert(Self::WEIGHT, weights.collect());
-        Ok(HostBatch { index: k, fields })
+        Ok(HostBatch { index: k, num_steps: 1, fields })
     }
 
     /// All batches, for [`super::Prefetch`].
@@ -147,34 +173,39 @@ fn check_even(batch: usize, num_replicas: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// An example to be read.
+#[derive(Clone, Copy)]
+struct Example {
+    id: u64,
+    /// In training: what its augmentation follows from.
+    epoch: Option<u64>,
+}
+
 /// Examples put together, and for each whether it could be read.
 struct Assembled {
     fields: Tree<Vec<Arc<Literal>>>,
     is_there: Vec<bool>,
 }
 
-/// Reads the examples into literals, one of each field for each replica. The number of ids must be a
-/// multiple of the replicas.
+/// Reads the examples, replica by replica, into literals `[dims.., field]`, one of each field for each
+/// replica: there are as many examples as the product of `num_replicas` and `dims`.
 fn assemble(
     source: &dyn Source,
-    ids: &[u64],
-    epoch: Option<u64>,
+    examples: &[Example],
     num_replicas: usize,
+    dims: &[usize],
 ) -> Result<Assembled, Error> {
-    let per_replica = ids.len() / num_replicas;
+    let per_replica = examples.len() / num_replicas;
     let fields = source.fields();
     let mut literals: Vec<Vec<_>> = (0..num_replicas)
         .map(|_| {
-            let dims = fields.iter().map(|field| [&[per_replica], &field.dims[..]].concat());
-            fields
-                .iter()
-                .zip(dims)
-                .map(|(field, dims)| Literal::zeros(field.dtype, &dims))
-                .collect()
+            let zeros =
+                |field: &Field| Literal::zeros(field.dtype, &[dims, &field.dims[..]].concat());
+            fields.iter().map(zeros).collect()
         })
         .collect();
     // Every example's place in the literals, where it is written without being copied once more.
-    let mut places: Vec<Vec<&mut [u8]>> = ids.iter().map(|_| vec![]).collect();
+    let mut places: Vec<Vec<&mut [u8]>> = examples.iter().map(|_| vec![]).collect();
     for (literals, places) in literals.iter_mut().zip(places.chunks_exact_mut(per_replica)) {
         for (literal, field) in literals.iter_mut().zip(fields) {
             let mut rest = literal.bytes_mut();
@@ -185,11 +216,12 @@ fn assemble(
             }
         }
     }
-    let read = |(id, mut place): (&u64, Vec<&mut [u8]>)| read_one(source, *id, epoch, &mut place);
+    let read =
+        |(example, mut place): (&Example, Vec<&mut [u8]>)| read_one(source, *example, &mut place);
     let results: Vec<_> = if source.is_costly() {
-        ids.par_iter().zip(places).map(read).collect()
+        examples.par_iter().zip(places).map(read).collect()
     } else {
-        ids.iter().zip(places).map(read).collect()
+        examples.iter().zip(places).map(read).collect()
     };
     // The first error in the order of the batch, whichever thread met its own first.
     let is_there = results.into_iter().collect::<Result<_, _>>()?;
@@ -211,8 +243,7 @@ const MAX_BROKEN_RUN: u64 = 64;
 /// evaluation nothing does, and the answer is false.
 fn read_one(
     source: &dyn Source,
-    id: u64,
-    epoch: Option<u64>,
+    Example { id, epoch }: Example,
     place: &mut [&mut [u8]],
 ) -> Result<bool, Error> {
     let num_examples = source.num_examples();

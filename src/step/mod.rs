@@ -11,6 +11,7 @@
 
 mod eval;
 mod proof;
+mod repeat;
 mod train;
 
 use hlo::random::{Key, Window};
@@ -23,6 +24,7 @@ use crate::parallel::Policy;
 
 pub use eval::trace_eval;
 pub use proof::trace_proof;
+pub use repeat::repeat_step;
 pub use train::{METRICS, trace_grad, trace_loss, trace_step};
 
 /// A field of the batch: its name, and dtype and dims of one example.
@@ -80,6 +82,8 @@ pub enum StepError {
 
 /// Name of the input that holds the seed: u32 `[2]`, high word first.
 pub const SEED: &str = "seed";
+/// Prefix of the names of the inputs that hold the batch, a field each.
+pub const BATCH: &str = "batch.";
 /// Name of the input that holds the learning rate: f32 scalar.
 pub const LEARNING_RATE: &str = "learning_rate";
 /// Prefix of the parameters' paths in the state.
@@ -161,7 +165,7 @@ impl StepSpec<'_> {
         let fields = self.fields.iter().map(|field| {
             let dims = [&[size], &field.dims[..]].concat();
             let ty = TensorType::new(field.dtype, &dims).varying(self.policy.batch_axes());
-            let x = t.input(format!("batch.{}", field.name), ty);
+            let x = t.input(format!("{BATCH}{}", field.name), ty);
             (field.name.clone(), self.in_compute_dtype(x))
         });
         Batch { fields: fields.collect(), weight: self.ones(t, size) }

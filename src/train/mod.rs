@@ -3,11 +3,13 @@
 //! ```text
 //! data thread: batch k+1 -> devices      loop: batch k, rate k -> launch -> state, numbers of step k
 //! ```
-//! Launches are asynchronous: the loop runs up to `MAX_IN_FLIGHT` steps ahead of the numbers that it
+//! With `steps_per_launch`, a launch is several steps on as many batches and rates. Launches are
+//! asynchronous: the loop runs up to `MAX_IN_FLIGHT` of them ahead of the numbers that it
 //! writes down, and waits only where it needs a value.
 
 mod bench;
 mod error;
+mod launches;
 pub mod params_file;
 mod programs;
 mod report;
@@ -31,14 +33,15 @@ use crate::pjrt::Client;
 
 pub use bench::{BenchResult, bench};
 pub use error::Error;
+pub use launches::launches;
 pub use programs::{CompileSettings, Programs, group, step_graph};
 pub use report::{describe_batch, describe_synchronisation};
 pub use setup::{Plan, num_replicas_on_host, open_devices};
 pub use trainer::{
-    BatchSender, DeviceBatch, EvalResult, PendingStep, StepResult, Trainer, params_fingerprint,
+    BatchSender, DeviceBatch, EvalResult, PendingSteps, StepResult, Trainer, params_fingerprint,
 };
 
-/// Steps whose numbers may be outstanding. More would not make the devices busier, and would let the
+/// Launches whose numbers may be outstanding. More would not make the devices busier, and would let the
 /// host run far ahead of a step that is to stop the run.
 const MAX_IN_FLIGHT: usize = 2;
 
@@ -160,9 +163,9 @@ struct Run<'a> {
     last_end: Instant,
 }
 
-/// A step in flight, and what the host has spent on it.
+/// A launch in flight, and what the host has spent on it.
 struct InFlight {
-    pending: PendingStep,
+    pending: PendingSteps,
     host: Duration,
     data_wait: Duration,
 }
@@ -178,13 +181,16 @@ impl Run<'_> {
             self.plan.batch.global_batch(),
             self.plan.mesh.num_replicas(),
         )?;
+        let steps_per_launch = config.steps_per_launch as u64;
+        let stops = [config.check_lockstep_every, config.eval_every];
+        let launches = launches(total, steps_per_launch, &stops);
+        let launches = launches.map(move |steps| batches.launch(steps));
         let sender = trainer.batch_sender();
-        let mut prefetch =
-            Prefetch::start(batches.range(0, total), 1, move |batch| sender.send(batch))?;
+        let mut prefetch = Prefetch::start(launches, 1, move |batches| sender.send(batches))?;
         let mut in_flight = VecDeque::new();
         self.last_end = Instant::now();
         let mut interrupted = false;
-        for step in 0..total {
+        while trainer.steps_taken() < total {
             if stop.load(Ordering::Relaxed) {
                 interrupted = true;
                 break;
@@ -199,14 +205,16 @@ impl Run<'_> {
                 }
             };
             let launched = Instant::now();
-            let pending = trainer.step(batch.batch, self.plan.schedule.lr(step))?;
+            let (taken, num_steps) = (trainer.steps_taken(), batch.batch.num_steps as u64);
+            let rates = (taken..taken + num_steps).map(|step| self.plan.schedule.lr(step));
+            let pending = trainer.launch(batch.batch, rates.collect())?;
             let (host, data_wait) = (launched.elapsed(), batch.waited);
             in_flight.push_back(InFlight { pending, host, data_wait });
 
-            let is_last = step + 1 == total;
+            let taken = trainer.steps_taken();
             let every = config.check_lockstep_every;
-            let prove = every > 0 && (step + 1).is_multiple_of(every) && !is_last;
-            let evaluate = self.is_evaluated_behind(step) && !is_last;
+            let prove = every > 0 && taken.is_multiple_of(every) && taken < total;
+            let evaluate = self.is_evaluated_behind(taken - 1) && taken < total;
             let keep = if prove || evaluate { 0 } else { MAX_IN_FLIGHT };
             self.finish(trainer, &mut in_flight, keep)?;
             if prove {
@@ -230,7 +238,8 @@ impl Run<'_> {
         Ok(interrupted)
     }
 
-    /// Waits for the numbers of all but the last `keep` steps, and writes them down.
+    /// Waits for the numbers of all but the last `keep` launches, and writes them down. The steps of a
+    /// launch share its time evenly.
     fn finish(
         &mut self,
         trainer: &mut Trainer,
@@ -239,11 +248,15 @@ impl Run<'_> {
     ) -> Result<(), Error> {
         while in_flight.len() > keep {
             let Some(InFlight { pending, host, data_wait }) = in_flight.pop_front() else { break };
-            let result = trainer.finish(pending)?;
+            let results = trainer.finish(pending)?;
             let end = Instant::now();
             let took = end - std::mem::replace(&mut self.last_end, end);
-            self.timer.record(took);
-            self.record(&result, took, host, data_wait)?;
+            let [took, host, data_wait] =
+                [took, host, data_wait].map(|time| time / results.len().max(1) as u32);
+            for result in &results {
+                self.timer.record(took);
+                self.record(result, took, host, data_wait)?;
+            }
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Mutex, Once, OnceLock};
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, ScopedJoinHandle};
 
 use hlo::{Graph, Program, lower};
 
@@ -19,6 +19,8 @@ pub struct Programs {
     pub init: Executable,
     /// state, seed, batch, learning rate -> state, metrics, replica_loss.
     pub step: Executable,
+    /// The same for `steps_per_launch` steps at once, if that is more than one.
+    pub steps: Option<Executable>,
     /// params, batch, weight -> sums.
     pub eval: Background,
     /// state -> fingerprints, min, max.
@@ -34,6 +36,8 @@ pub struct CompileSettings {
     pub options: CompileOptions,
     /// All_reduces are grouped up to this many bytes; 0 groups none.
     pub bucket_bytes: u64,
+    /// Steps of one launch.
+    pub steps_per_launch: usize,
     /// Where compiled programs are kept.
     pub cache_dir: Option<PathBuf>,
 }
@@ -85,19 +89,29 @@ impl Programs {
         let (eval, eval_metrics) = step::trace_eval(spec)?;
         let eval = lower(&eval, "eval");
         let proof = lower(&step::trace_proof(spec.mesh, &spec.state_types()?)?, "proof");
-        let (init, step) = thread::scope(|scope| {
-            let init = scope.spawn(|| settings.compile(client, &init));
+        let steps = match settings.steps_per_launch {
+            0 | 1 => None,
+            many => Some(lower(&step::repeat_step(step_graph, many)?, "steps")),
+        };
+        let (init, step, steps) = thread::scope(|scope| {
+            let start = |program| scope.spawn(move || settings.compile(client, program));
+            let (init, steps) = (start(&init), steps.as_ref().map(start));
             let step = settings.compile(client, &step);
-            (init.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), step)
+            (joined(init), step, steps.map(joined))
         });
         Ok(Self {
             init: init?,
             step: step?,
+            steps: steps.transpose()?,
             eval: Background::start(client, eval, settings),
             proof: Background::start(client, proof, settings),
             eval_metrics,
         })
     }
+}
+
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// A program that is being compiled on a thread.

@@ -75,6 +75,7 @@ impl Plan {
             compile: CompileSettings {
                 options: compile_options(config),
                 bucket_bytes: bucket_bytes as u64,
+                steps_per_launch: config.train.steps_per_launch,
                 cache_dir: cache_dir(config)?,
             },
         })

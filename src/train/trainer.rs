@@ -10,21 +10,23 @@ use sha2::{Digest, Sha256};
 use super::{Error, Plan, Programs, step_graph};
 use crate::data::{EvalBatches, HostBatch, Source};
 use crate::pjrt::{Arg, Buffers, Client, Executable, Pending, Placement};
-use crate::step::{MODEL_STATE, PARAMS};
+use crate::step::{BATCH, METRICS, MODEL_STATE, PARAMS};
 
-/// A batch on its way to the devices: a value for each of the step's `batch.*` inputs, in order.
+/// The batch of a step, or the batches of a launch, on their way to the devices: a value for each of the
+/// step's `batch.*` inputs, in order.
 pub struct DeviceBatch {
-    /// Which batch of the run.
+    /// Which batch of the run is the first.
     pub index: u64,
+    /// How many there are.
+    pub num_steps: usize,
     fields: Vec<Buffers>,
 }
 
-/// A step that has been launched; its numbers are on their way back.
-pub struct PendingStep {
-    /// The step, from 0.
-    pub step: u64,
-    /// Its learning rate.
-    pub lr: f64,
+/// Steps that have been launched; their numbers are on their way back.
+pub struct PendingSteps {
+    /// The first of them, from 0.
+    first: u64,
+    rates: Vec<f64>,
     metrics: Pending,
     replica_loss: Buffers,
 }
@@ -189,11 +191,28 @@ impl Trainer {
     /// Launches a step. It does not wait for it.
     ///
     /// # Errors
-    /// A batch that does not fit, or a launch that fails: then the state is lost.
-    pub fn step(&mut self, batch: DeviceBatch, lr: f64) -> Result<PendingStep, Error> {
+    /// As [`Self::launch`].
+    pub fn step(&mut self, batch: DeviceBatch, lr: f64) -> Result<PendingSteps, Error> {
+        self.launch(batch, vec![lr])
+    }
+
+    /// Launches a step for each of the rates, on as many batches: one, or as many as the plan's
+    /// `steps_per_launch`. It does not wait for them.
+    ///
+    /// # Errors
+    /// Batches that do not fit, or a launch that fails: then the state is lost.
+    pub fn launch(&mut self, batch: DeviceBatch, rates: Vec<f64>) -> Result<PendingSteps, Error> {
         let num_replicas = self.seed.num_replicas();
-        let rate = replicated(Literal::scalar(lr as f32), num_replicas);
-        let rate = self.client.upload_on(self.programs.step.placement(), &rate)?;
+        let program = match &self.programs.steps {
+            Some(steps) if rates.len() > 1 => steps,
+            _ => &self.programs.step,
+        };
+        let rounded: Vec<_> = rates.iter().map(|rate| *rate as f32).collect();
+        let rate = match rounded[..] {
+            [rate] => Literal::scalar(rate),
+            _ => Literal::from_slice(&[rounded.len()], &rounded),
+        };
+        let rate = self.client.upload_on(program.placement(), &replicated(rate, num_replicas))?;
         let num_leaves = self.state.len();
         let (paths, leaves): (Vec<_>, Vec<_>) = std::mem::take(&mut self.state).into_iter().unzip();
         let mut args = Vec::with_capacity(num_leaves + batch.fields.len() + 2);
@@ -201,39 +220,44 @@ impl Trainer {
         args.push(Arg::Borrow(&self.seed));
         args.extend(batch.fields.into_iter().map(Arg::Donate));
         args.push(Arg::Donate(rate));
-        let mut outputs = self.programs.step.execute(args)?.outputs;
+        let mut outputs = program.execute(args)?.outputs;
         let replica_loss = outputs.pop();
         let metrics = outputs.pop();
         self.state = paths.into_iter().zip(outputs).collect();
         let (Some(metrics), Some(replica_loss)) = (metrics, replica_loss) else {
             unreachable!("the step's program has these outputs");
         };
-        let step = self.steps_taken;
-        self.steps_taken += 1;
-        Ok(PendingStep { step, lr, metrics: metrics.to_host(0)?, replica_loss })
+        let first = self.steps_taken;
+        self.steps_taken += rates.len() as u64;
+        Ok(PendingSteps { first, rates, metrics: metrics.to_host(0)?, replica_loss })
     }
 
-    /// Waits for a step's numbers.
+    /// Waits for the numbers of launched steps.
     ///
     /// # Errors
     /// A launch or a transfer that failed.
-    pub fn finish(&mut self, pending: PendingStep) -> Result<StepResult, Error> {
-        let PendingStep { step, lr, metrics, replica_loss } = pending;
+    pub fn finish(&mut self, pending: PendingSteps) -> Result<Vec<StepResult>, Error> {
+        let PendingSteps { first, rates, metrics, replica_loss } = pending;
         let metrics = metrics.wait()?.to_f64();
-        let [loss, grad_norm, _weight, num_skipped] = metrics[..] else {
-            unreachable!("the step's program returns four metrics");
-        };
-        let num_skipped = num_skipped as u64;
-        let mut nonfinite_replicas = vec![];
-        if num_skipped > self.num_skipped {
-            for replica in 0..replica_loss.num_replicas() {
-                if !replica_loss.read(replica)?.to_f64()[0].is_finite() {
-                    nonfinite_replicas.push(replica);
+        let mut results = Vec::with_capacity(rates.len());
+        for (i, (lr, metrics)) in rates.into_iter().zip(metrics.chunks(METRICS.len())).enumerate() {
+            let [loss, grad_norm, _weight, num_skipped] = *metrics else {
+                unreachable!("the step's program returns four metrics");
+            };
+            let num_skipped = num_skipped as u64;
+            let mut nonfinite_replicas = vec![];
+            if num_skipped > self.num_skipped {
+                for replica in 0..replica_loss.num_replicas() {
+                    if !replica_loss.read(replica)?.to_f64()[i].is_finite() {
+                        nonfinite_replicas.push(replica);
+                    }
                 }
             }
+            self.num_skipped = num_skipped;
+            let step = first + i as u64;
+            results.push(StepResult { step, lr, loss, grad_norm, num_skipped, nonfinite_replicas });
         }
-        self.num_skipped = num_skipped;
-        Ok(StepResult { step, lr, loss, grad_norm, num_skipped, nonfinite_replicas })
+        Ok(results)
     }
 
     /// Compares the state of all replicas: the lockstep proof.
@@ -319,7 +343,7 @@ pub struct BatchSender {
 impl BatchSender {
     fn new(program: &Executable) -> Self {
         let inputs = program.inputs().iter();
-        let names = inputs.filter_map(|input| input.name.strip_prefix("batch.")).map(str::to_owned);
+        let names = inputs.filter_map(|input| input.name.strip_prefix(BATCH)).map(str::to_owned);
         let (client, placement) = (program.client().clone(), program.placement().clone());
         Self { client, placement, names: names.collect() }
     }
@@ -329,10 +353,10 @@ impl BatchSender {
     /// # Errors
     /// A transfer that cannot be started.
     pub fn send(&self, batch: HostBatch) -> Result<DeviceBatch, crate::pjrt::Error> {
-        let HostBatch { index, fields } = batch;
+        let HostBatch { index, num_steps, fields } = batch;
         let upload = |name: &String| self.client.upload_on(&self.placement, &fields[name]);
         let fields = self.names.iter().map(upload);
-        Ok(DeviceBatch { index, fields: fields.collect::<Result<_, _>>()? })
+        Ok(DeviceBatch { index, num_steps, fields: fields.collect::<Result<_, _>>()? })
     }
 }
 

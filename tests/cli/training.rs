@@ -96,6 +96,27 @@ fn a_run_leaves_metrics_summary_and_parameters() {
 }
 
 #[test]
+fn several_steps_in_a_launch_change_nothing_but_the_time() {
+    let dir = tempfile::tempdir().unwrap();
+    // Launches of 5, and single steps before each evaluation and proof.
+    let sets = ["train.epochs=2", "train.eval_every=13", "mesh.data=2"];
+    let run = |set: &[&str]| {
+        let sets = [&sets[..], set].concat();
+        let done = lockstep(&train_args(&sets, &["--out", text(dir.path()), "--json"]));
+        let without_times = |mut line: serde_json::Value| {
+            let line = line.as_object_mut().unwrap();
+            line.retain(|key, _| !key.contains("_ms") && !key.contains("_sec"));
+            line.clone()
+        };
+        let lines: Vec<_> = metrics(dir.path()).into_iter().map(without_times).collect();
+        (lines, without_times(done.succeeded().json()))
+    };
+    let one_by_one = run(&[]);
+    assert_eq!(one_by_one.0.len(), 44);
+    assert_eq!(run(&["train.steps_per_launch=5"]), one_by_one);
+}
+
+#[test]
 fn without_json_the_outcome_is_a_line() {
     let done = lockstep(&train_args(&["train.epochs=1", "mesh.data=1"], &[])).succeeded();
     let line = done.stdout.trim_end();

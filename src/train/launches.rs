@@ -1,0 +1,34 @@
+//! Which steps go to the devices in one launch.
+
+use std::ops::Range;
+
+/// The launches of a run: `steps_per_launch` steps each where so many are left before the next step at
+/// which the loop stops to look (a multiple of one of `stops`, 0 being never, or the end), one each
+/// elsewhere.
+///
+/// ```
+/// use lockstep::train::launches;
+/// let sizes = |stops: &[u64]| launches(10, 4, stops).map(|l| l.end - l.start).collect::<Vec<_>>();
+/// assert_eq!(sizes(&[]), [4, 4, 1, 1]);
+/// assert_eq!(sizes(&[5, 0]), [4, 1, 4, 1]);
+/// assert_eq!(sizes(&[3]), [1; 10]);
+/// ```
+pub fn launches(
+    total_steps: u64,
+    steps_per_launch: u64,
+    stops: &[u64],
+) -> impl Iterator<Item = Range<u64>> + Send + use<> {
+    let every: Vec<_> = stops.iter().copied().filter(|every| *every > 0).collect();
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let next_stop = |every: &u64| (start / every + 1).saturating_mul(*every);
+        let stop = every.iter().map(next_stop).min().unwrap_or(total_steps).min(total_steps);
+        if start >= total_steps {
+            return None;
+        }
+        let size = if stop - start >= steps_per_launch { steps_per_launch } else { 1 };
+        let launch = start..start + size;
+        start = launch.end;
+        Some(launch)
+    })
+}
