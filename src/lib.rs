@@ -7,5 +7,6 @@ pub mod metrics;
 pub mod optim;
 pub mod parallel;
 pub mod pjrt;
+pub mod recipe;
 pub mod step;
 pub mod train;

@@ -10,12 +10,17 @@ use std::path::{Path, PathBuf};
 
 /// What each room may import, beside itself. From top to bottom: a room may import only what stands
 /// below it, so there are no circles.
-const ROOMS: [(&str, &[&str]); 10] = [
+const ROOMS: [(&str, &[&str]); 11] = [
     ("main", &["cli"]),
     // `hlo` for `lockstep hlo`, which lowers, and for doctor, which traces a trial program.
-    ("cli", &["train", "step", "optim", "pjrt", "data", "metrics", "config", "models", "hlo"]),
+    (
+        "cli",
+        &["train", "recipe", "step", "optim", "pjrt", "data", "metrics", "config", "models", "hlo"],
+    ),
     // It assembles the others.
     ("train", &["step", "optim", "parallel", "pjrt", "data", "metrics", "config", "models", "hlo"]),
+    // Rules about configurations and rates: neither data nor devices.
+    ("recipe", &["optim", "config", "hlo"]),
     ("step", &["optim", "parallel", "config", "models", "hlo"]),
     ("optim", &["config", "hlo"]),
     ("parallel", &["config", "hlo"]),
