@@ -110,7 +110,7 @@ fn loss_curves_agree_on_any_number_of_replicas() {
 /// Norms, trust ratios and running means are those of one machine.
 #[test]
 fn adaptive_rates_agree_on_any_number_of_replicas() {
-    for (optimizer, peak) in [("lars", 5.0), ("lamb", 1e-2)] {
+    for (optimizer, peak) in [("lars", 20.0), ("lamb", 1e-2)] {
         let run = |num_replicas: usize| {
             let sets = [
                 format!("mesh.data={num_replicas}"),
@@ -145,7 +145,7 @@ fn the_running_mean_takes_the_place_of_the_parameters() {
     let start = Run::new(&sets);
     let weight = "blocks.0.linear.weight";
     let leaf = |tree: &str| start.leaf(&format!("{tree}.{weight}"))[1].to_f64();
-    assert_eq!(leaf(mean), leaf("params"));
+    assert!(leaf(mean) == leaf("params"), "the mean starts elsewhere");
     let one = start.steps(1);
     assert_eq!(value(&one, mean), value(&one, "params"), "the initial parameters have no weight");
     let first = value(&one, "params");
