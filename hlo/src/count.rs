@@ -139,7 +139,9 @@ fn work(graph: &Graph, node: &Node) -> Work {
         }
         // As many comparisons as a maximum takes, and an addition for each place.
         Op::SelectAndScatter { window } => Work::Flops(window.num_met(operand(0), operand(1))),
-        Op::Scan(_) | Op::Remat(_) => unreachable!("written as other ops by `expand`"),
+        Op::Scan(_) | Op::Remat(_) | Op::CustomVjp(_) => {
+            unreachable!("written as other ops by `expand`")
+        }
         Op::Gather { .. } => Work::Move,
         Op::Scatter { .. } => Work::Flops(elements(operand(2))),
         Op::AllReduce { .. }
@@ -162,6 +164,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
         | Op::BitcastConvert(_)
         | Op::Reshape { .. }
         | Op::While { .. }
+        | Op::FusionBarrier
         | Op::OptimizationBarrier
         | Op::ReplicaId { .. }
         | Op::Vary { .. }

@@ -461,7 +461,9 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 signature()
             )
         }
-        Op::OptimizationBarrier => format!("stablehlo.optimization_barrier {operands} : {result}"),
+        Op::FusionBarrier | Op::OptimizationBarrier => {
+            format!("stablehlo.optimization_barrier {operands} : {result}")
+        }
         Op::AllReduce { reduction, axes } => {
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
             format!(
@@ -509,7 +511,9 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 signature()
             )
         }
-        Op::Scan(_) | Op::Remat(_) => unreachable!("written as other ops by `expand`"),
+        Op::Scan(_) | Op::Remat(_) | Op::CustomVjp(_) => {
+            unreachable!("written as other ops by `expand`")
+        }
         Op::Input { .. }
         | Op::Reduce { .. }
         | Op::DotGeneral(_)

@@ -212,6 +212,12 @@ fn choice_and_conversion() -> Vec<Case> {
             v(&[f32::from_bits(0x7fa0_0001)]),
         ),
         ("stop_gradient", |t| c(t, &[1f32]).stop_gradient(), v(&[1f32])),
+        (
+            "custom_vjp",
+            |t| t.custom_vjp(&[c(t, &[1f32])], |x| vec![x[0] + x[0]], |_, _, ct| ct.to_vec())[0],
+            v(&[2f32]),
+        ),
+        ("fusion_barrier", |t| c(t, &[3]).fusion_barrier(), v(&[3])),
         ("barrier", |t| t.optimization_barrier(&[c(t, &[1]), c(t, &[2])])[1], v(&[2])),
     ]
 }
@@ -555,7 +561,7 @@ fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
     let others = "constant iota compare select clamp convert bitcast_convert broadcast_in_dim \
                   reshape transpose slice dynamic_slice dynamic_update_slice pad concatenate \
                   reduce dot_general convolution reverse reduce_window select_and_scatter \
-                  gather scatter scan remat optimization_barrier stop_gradient";
+                  gather scatter scan remat custom_vjp fusion_barrier optimization_barrier stop_gradient";
     let all = families.into_iter().flatten().chain(others.split_whitespace());
     let missing: Vec<_> = all.filter(|name| !covered.contains(name)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");

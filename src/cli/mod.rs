@@ -113,7 +113,7 @@ fn hlo(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
         Stage::Grad => (step::trace_grad(&spec)?, "grad"),
         Stage::Step => (step::trace_step(&spec)?, "step"),
     };
-    let graph = train::group(graph, plan.compile.bucket_bytes);
+    let graph = plan.compile.formulation.apply(graph);
     print_line(::hlo::lower(&graph, name).text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -119,11 +119,23 @@ fn causal_mask(tracer: &Tracer, t: usize) -> Tensor<'_> {
     column.greater(row).convert(hlo::DType::F32) * MASKED
 }
 
-/// Over the last dim.
+/// Over the last dim. Its VJP `p * (dp - sum(p * dp))` needs only the result p: a third less is kept, and
+/// it is two loops over the scores instead of four.
 #[track_caller]
 fn softmax(x_mts: Tensor<'_>) -> Tensor<'_> {
-    // The shift cancels, so its gradient is zero and need not be computed.
-    let max_mt = x_mts.reduce_max(&[2]).stop_gradient();
-    let powers_mts = (x_mts - max_mt.broadcast_like(x_mts, &[0, 1])).exponential();
-    powers_mts / powers_mts.reduce_sum(&[2]).broadcast_like(x_mts, &[0, 1])
+    let results = x_mts.tracer().custom_vjp(
+        &[x_mts],
+        |x| {
+            let powers_mts =
+                (x[0] - x[0].reduce_max(&[2]).broadcast_like(x[0], &[0, 1])).exponential();
+            let sum_mt = powers_mts.reduce_sum(&[2]);
+            vec![powers_mts / sum_mt.broadcast_like(powers_mts, &[0, 1])]
+        },
+        |_, p, dp| {
+            let (p, dp) = (p[0], dp[0]);
+            let sum_mt = (p * dp).reduce_sum(&[2]);
+            vec![p * (dp - sum_mt.broadcast_like(p, &[0, 1]))]
+        },
+    );
+    results[0]
 }
