@@ -7,6 +7,7 @@
 
 mod expand;
 mod prepare;
+mod residuals;
 mod vjp;
 
 use std::hash::{Hash, Hasher};
