@@ -188,6 +188,7 @@ fn grouped_queries_share_keys_and_values() {
             num_kv_heads,
             causal: true,
             rotary,
+            dropout: 0.0,
             qkv: Initializer::Zeros,
             out: Initializer::Zeros,
         };
