@@ -416,6 +416,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         Op::Unary(crate::Unary::IsFinite) | Op::Convert(_) | Op::BitcastConvert(_) => {
             format!("stablehlo.{name} {operands} : {}", signature())
         }
+        Op::Unary(crate::Unary::Erf) => format!("chlo.erf {operands} : {result} -> {result}"),
         Op::Unary(_) | Op::Binary(_) => format!("stablehlo.{name} {operands} : {result}"),
         Op::Compare(direction) => {
             let dtype = scope.graph.ty(node.operands[0]).dtype;
