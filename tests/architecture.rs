@@ -40,6 +40,7 @@ const UNWRAPS: [(&str, usize, &str); 5] = [
     ("hlo/src/region/vjp.rs", 2, "what a part needs was required into it, or is its input"),
     ("hlo/src/tensor.rs", 1, "the axes to add are those that are missing"),
     ("src/parallel/buckets.rs", 3, "nodes are copied in order, operands before users"),
+    ("src/parallel/stacks.rs", 1, "a copied node fits its copied operands"),
 ];
 
 #[test]

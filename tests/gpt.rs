@@ -4,10 +4,13 @@ mod support;
 
 use std::path::Path;
 
-use hlo::{AxisSet, DType, Mesh, Tensor, TensorType, Tracer, Tree, grad, lower, passes, trace};
+use hlo::{
+    AxisSet, DType, Graph, Literal, Mesh, Tensor, TensorType, Tracer, Tree, grad, lower, passes,
+    trace,
+};
 use lockstep::config::{self, Config};
 use lockstep::data::{self, TrainBatches};
-use lockstep::pjrt::{CompileOptions, OverrideValue};
+use lockstep::pjrt::{CompileOptions, Executable, OverrideValue};
 use lockstep::train::{Plan, Trainer, open_devices};
 use models::gpt::{self, Gpt};
 use models::{Batch, Loss, Model, Precision, Scope};
@@ -102,16 +105,9 @@ fn batch(t: &Tracer) -> Batch<'_> {
     Batch { fields: fields.into_iter().collect(), weight: t.full(DType::F32, &[8], 1.0) }
 }
 
-/// Temporaries of the gradient of a GPT of 12 layers, in bytes.
-fn temporaries(scan_layers: bool, remat: bool, overrides: &[(&str, &str)]) -> u64 {
-    let model = gpt::Config {
-        num_layers: Some(12),
-        width: Some(64),
-        scan_layers,
-        remat,
-        ..gpt::Config::default()
-    }
-    .model();
+/// Loss and gradients of a GPT, compiled.
+fn gradients(config: gpt::Config, overrides: &[(&str, &str)]) -> (Graph, Executable) {
+    let model = config.model();
     let mut declared = Tree::new();
     trace(Mesh::SINGLE, |t| {
         let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
@@ -130,22 +126,78 @@ fn temporaries(scan_layers: bool, remat: bool, overrides: &[(&str, &str)]) -> u6
             t.output(format!("gradient.{i}"), gradient);
         }
     });
-    let program = lower(&passes::simplify(&graph.unwrap()), "gradient");
+    let graph = passes::simplify(&graph.unwrap());
+    let program = lower(&graph, "gradient");
     let text = |(name, value): &(&str, &str)| {
         ((*name).to_owned(), OverrideValue::String((*value).to_owned()))
     };
     let overrides = overrides.iter().map(text).collect();
     let options = CompileOptions { overrides, ..CompileOptions::default() };
     let executable = support::client().compile(&program, &options).unwrap();
-    executable.memory().unwrap().temporary_bytes
+    (graph, executable)
+}
+
+/// Temporaries of the gradient of a GPT of 12 layers, in bytes.
+fn temporaries(scan_layers: bool, remat: bool, overrides: &[(&str, &str)]) -> u64 {
+    let config = gpt::Config {
+        num_layers: Some(12),
+        width: Some(64),
+        scan_layers,
+        remat,
+        ..gpt::Config::default()
+    };
+    gradients(config, overrides).1.memory().unwrap().temporary_bytes
+}
+
+/// XLA's CPU backend removes barriers, and then merges what was to be computed again, unless it is told to
+/// leave them; a loop's body stays apart by itself.
+const KEEP_BARRIERS: (&str, &str) = ("xla_disable_hlo_passes", "cse_barrier_expander");
+
+/// The same bits where each op is compiled by itself. Fused with other neighbours, a product and a sum may
+/// be contracted to one rounding in one of the two programs and not in the other: then they agree to a few
+/// units in the last place of f32.
+#[test]
+fn computing_again_changes_no_gradient() {
+    let run = |scan_layers: bool, remat: bool, disabled_passes: &str| {
+        let config = gpt::Config {
+            num_layers: Some(2),
+            width: Some(32),
+            vocabulary: Some(32),
+            scan_layers,
+            remat,
+            ..gpt::Config::default()
+        };
+        let (graph, executable) = gradients(config, &[(KEEP_BARRIERS.0, disabled_passes)]);
+        let inputs = graph.inputs().iter().zip(0..).map(|(input, stream)| {
+            let ty = graph.ty(input.value);
+            let is_float = ty.dtype.is_float();
+            let (low, high) = if is_float { (-0.2, 0.2) } else { (0.0, 32.0) };
+            let values = support::uniform(stream, ty.num_elements(), low, high);
+            vec![Literal::from_f64(ty.dtype, &ty.dims, &values)]
+        });
+        support::run(&executable, &inputs.collect::<Vec<_>>()).unwrap()
+    };
+    let worst = |kept: &[Vec<Literal>], again: &[Vec<Literal>]| {
+        let of_leaf = |(kept, again): (&Vec<Literal>, &Vec<Literal>)| {
+            let (kept, again) = (kept[0].to_f64(), again[0].to_f64());
+            let scale = kept.iter().fold(0f64, |greatest, x| greatest.max(x.abs()));
+            let differences = kept.iter().zip(&again).map(|(a, b)| (a - b).abs() / scale);
+            differences.fold(0f64, f64::max)
+        };
+        kept.iter().zip(again).map(of_leaf).fold(0f64, f64::max)
+    };
+    let apart = "cse_barrier_expander,fusion";
+    for scan in [false, true] {
+        assert!(run(scan, false, apart) == run(scan, true, apart), "scan {scan}: other bits");
+    }
+    let worst = worst(&run(false, false, KEEP_BARRIERS.1), &run(false, true, KEEP_BARRIERS.1));
+    eprintln!("fused: the worst difference is {worst:e} of the leaf's greatest element");
+    assert!(worst < 4e-6, "{worst:e}");
 }
 
 #[test]
 fn computing_again_at_least_halves_the_temporaries_of_twelve_layers() {
-    // XLA's CPU backend removes barriers, and then merges what was to be computed again, unless it is
-    // told to leave them; a loop's body stays apart by itself.
-    let keep_barriers = ("xla_disable_hlo_passes", "cse_barrier_expander");
-    for (scan, overrides) in [(true, &[][..]), (false, &[keep_barriers][..])] {
+    for (scan, overrides) in [(true, &[][..]), (false, &[KEEP_BARRIERS][..])] {
         let [kept, again] = [false, true].map(|remat| temporaries(scan, remat, overrides));
         eprintln!("scan {scan}: temporaries {kept} bytes, computed again {again}");
         assert!(again * 2 <= kept, "scan {scan}: {kept} bytes kept, {again} computed again");

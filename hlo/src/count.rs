@@ -104,6 +104,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
     match &node.op {
         Op::Unary(
             Unary::Cosine
+            | Unary::Erf
             | Unary::Exponential
             | Unary::ExponentialMinusOne
             | Unary::Log

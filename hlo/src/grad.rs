@@ -268,6 +268,7 @@ fn unary<'g>(op: Unary, x: Tensor<'g>, y: Tensor<'g>, ct: Tensor<'g>) -> Option<
     match op {
         Unary::Abs => Some(ct * x.sign()),
         Unary::Cosine => Some(-(ct * x.sine())),
+        Unary::Erf => Some(ct * ((-(x * x)).exponential() * std::f64::consts::FRAC_2_SQRT_PI)),
         Unary::Exponential => Some(ct * y),
         Unary::ExponentialMinusOne => Some(ct * (y + 1.0)),
         Unary::Log => Some(ct / x),

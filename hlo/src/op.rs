@@ -219,7 +219,7 @@ pub enum Op {
 
 impl Op {
     /// StableHLO's name of the op (ours for `input`, `scan`, `remat`, `vary`, `stop_gradient` and
-    /// `all_reduce_within`).
+    /// `all_reduce_within`; CHLO's for `erf`).
     pub fn name(&self) -> &'static str {
         match self {
             Op::Input { .. } => "input",
@@ -318,6 +318,7 @@ named! {
         Abs = "abs", "Absolute value.";
         Ceil = "ceil", "Least whole number not below.";
         Cosine = "cosine", "Cosine of radians.";
+        Erf = "erf", "Error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x. Of CHLO.";
         Exponential = "exponential", "e^x.";
         ExponentialMinusOne = "exponential_minus_one", "e^x - 1, accurate near 0.";
         Floor = "floor", "Greatest whole number not above.";

@@ -40,6 +40,7 @@ fn unary_cases() -> Vec<Case> {
         single("abs", &away, |x| x[0].abs()),
         single("ceil", &away, |x| x[0].ceil()),
         single("cosine", &any, |x| x[0].cosine()),
+        single("erf", &any, |x| x[0].erf()),
         single("exponential", &any, |x| x[0].exponential()),
         single("exponential_minus_one", &any, |x| x[0].exponential_minus_one()),
         single("floor", &away, |x| x[0].floor()),

@@ -83,6 +83,12 @@ fn elementwise() -> Vec<Case> {
         ("rsqrt", |t| c(t, &[3f32, 0.0]).rsqrt(), v(&[0.577_350_26f32, INF])),
         ("sign", |t| c(t, &[-3f32, -0.0, NAN, INF]).sign(), v(&[-1f32, -0.0, NAN, 1.0])),
         ("sign of i32", |t| c(t, &[-3, 0, 9]).sign(), v(&[-1, 0, 1])),
+        // Python's `math.erf`.
+        (
+            "erf",
+            |t| c(t, &[0.5f32, -2.4, 3.0, -0.0, INF, NAN]).erf(),
+            v(&[0.520_499_9f32, -0.999_311_5, 0.999_977_9, -0.0, 1.0, NAN]),
+        ),
         ("sine", |t| c(t, &[1f32]).sine(), v(&[0.841_470_96f32])),
         ("sqrt", |t| c(t, &[2f32, -1.0]).sqrt(), v(&[std::f32::consts::SQRT_2, NAN])),
         ("tanh", |t| c(t, &[0.5f32, INF]).tanh(), v(&[0.462_117_16f32, 1.0])),

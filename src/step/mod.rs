@@ -20,7 +20,7 @@ use models::{Batch, Model, Parameter, Precision, RunningMean, Scope, Training};
 
 use crate::config::OnNonfinite;
 use crate::optim::Transformation;
-use crate::parallel::Policy;
+use crate::parallel::{Policy, reduce_whole_stacks};
 
 pub use eval::trace_eval;
 pub use proof::trace_proof;
@@ -212,10 +212,10 @@ pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
     })?)
 }
 
-/// Checks a traced graph and removes what nothing needs.
+/// Checks a traced graph, removes what nothing needs, and sums the gradients of scanned blocks as stacks.
 fn finish(graph: Graph) -> Result<Graph, StepError> {
     verify(&graph)?;
-    let graph = hlo::passes::simplify(&graph);
+    let graph = reduce_whole_stacks(&hlo::passes::simplify(&graph));
     debug_assert_eq!(verify(&graph), Ok(()));
     Ok(graph)
 }

@@ -73,6 +73,7 @@ fn unary_cases() -> Vec<Case> {
         case("abs", with_sign, Exact, &[CORNERS], |x| x[0].abs()),
         case("ceil", float, Exact, &[CORNERS], |x| x[0].ceil()),
         case("cosine", float, ulps_of_one(2.0), &[SMALL], |x| x[0].cosine()),
+        case("erf", float, ulps(4.0), &[SMALL], |x| x[0].erf()),
         case("exponential", float, ulps(4.0), &[SMALL], |x| x[0].exponential()),
         case("exponential of corners", float, ulps(4.0), &[CORNERS], |x| x[0].exponential()),
         case("exponential_minus_one", float, ulps(4.0), &[CORNERS], |x| {

@@ -12,6 +12,7 @@
 mod collective;
 mod contract;
 mod elementwise;
+mod erf;
 mod gather;
 mod movement;
 mod region;

@@ -8,6 +8,7 @@
 
 mod expand;
 mod prepare;
+mod residuals;
 mod vjp;
 
 use std::hash::{Hash, Hasher};
