@@ -1,0 +1,170 @@
+//! A training step of a small GPT and of ResNet-20 against PyTorch's: `gpt_step.py`, `resnet20_step.py`.
+//!
+//! On the CPU plugin, in f64 and in f32, on one replica and on several; parameters and batches are
+//! [`drawn`](super::drawn).
+
+use hlo::{DType, Graph, Literal, Mesh};
+use lockstep::config::{AdamW, OnNonfinite, Sgd};
+use lockstep::optim::{Transformation, adamw, sgd};
+use lockstep::parallel::Policy;
+use lockstep::step::{BatchField, StepSpec, trace_grad, trace_step};
+use models::gpt;
+use models::resnet::{self, ResNet};
+use models::{Model, Precision};
+use serde_json::Value;
+
+use super::{drawn, support};
+
+/// The fixtures keep ten digits.
+const F64: (DType, f64) = (DType::F64, 1e-8);
+const F32: (DType, f64) = (DType::F32, 1e-4);
+
+#[test]
+fn a_step_of_gpt_is_that_of_pytorch() {
+    let reference = parse(include_str!("gpt_step.json"));
+    let config: gpt::Config = serde_json::from_value(reference["model"].clone()).unwrap();
+    let adam: AdamW = serde_json::from_value(reference["optimizer"].clone()).unwrap();
+    assert!(adam.weight_decay > 0.0);
+    let vocabulary = config.model().vocabulary as u32;
+    let [batch, positions] = ["batch", "positions"].map(|key| size(&reference[key]));
+    let tokens: Vec<_> =
+        drawn::integers("tokens", vocabulary).take(batch * (positions + 1)).collect();
+    let tokens_from = |first: usize| -> Vec<f64> {
+        let rows = tokens.chunks(positions + 1);
+        rows.flat_map(|row| row[first..first + positions].to_vec()).collect()
+    };
+    let case = Case {
+        reference: &reference,
+        model: &config.model(),
+        optimizer: &adamw(&adam),
+        fields: [
+            ("x", true, vec![positions], tokens_from(0)),
+            ("y", true, vec![positions], tokens_from(1)),
+        ],
+        batch,
+    };
+    for (num_replicas, precision) in [(1, F64), (1, F32), (4, F32)] {
+        case.check(num_replicas, precision);
+    }
+}
+
+#[test]
+fn a_step_of_resnet20_is_that_of_pytorch() {
+    let reference = parse(include_str!("resnet20_step.json"));
+    let momentum: Sgd = serde_json::from_value(reference["optimizer"].clone()).unwrap();
+    assert!(momentum.nesterov && momentum.weight_decay > 0.0);
+    let [batch, num_classes] = ["batch", "classes"].map(|key| size(&reference[key]));
+    let image: Vec<_> = reference["image"].as_array().unwrap().iter().map(size).collect();
+    let count = batch * image.iter().product::<usize>();
+    let config = resnet::Config { batch_norm_group: batch, ..resnet::Config::default() };
+    let case = Case {
+        reference: &reference,
+        model: &ResNet { config, num_classes },
+        optimizer: &sgd(&momentum),
+        fields: [
+            ("x", false, image, drawn::uniform("images").take(count).collect()),
+            (
+                "y",
+                true,
+                vec![],
+                drawn::integers("labels", num_classes as u32).take(batch).collect(),
+            ),
+        ],
+        batch,
+    };
+    for (num_replicas, precision) in [(1, F64), (1, F32), (4, F32)] {
+        case.check(num_replicas, precision);
+    }
+}
+
+/// A field's name, whether it holds integers, the dims of an example, and the whole batch.
+type Field = (&'static str, bool, Vec<usize>, Vec<f64>);
+
+struct Case<'a> {
+    reference: &'a Value,
+    model: &'a dyn Model,
+    optimizer: &'a dyn Transformation,
+    fields: [Field; 2],
+    batch: usize,
+}
+
+impl Case<'_> {
+    fn check(&self, num_replicas: usize, (dtype, tolerance): (DType, f64)) {
+        let field = |(name, is_integer, dims, _): &Field| BatchField {
+            name: (*name).to_owned(),
+            dtype: if *is_integer { DType::I32 } else { dtype },
+            dims: dims.clone(),
+        };
+        let fields = self.fields.each_ref().map(field);
+        let spec = StepSpec {
+            model: self.model,
+            fields: &fields,
+            mesh: Mesh::data(num_replicas),
+            microbatch: self.batch / num_replicas,
+            num_microbatches: 1,
+            precision: Precision::uniform(dtype),
+            optimizer: self.optimizer,
+            policy: Policy,
+            on_nonfinite: OnNonfinite::Stop,
+        };
+        let mut num_leaves = 0;
+        for graph in [trace_grad(&spec).unwrap(), trace_step(&spec).unwrap()] {
+            let executable = support::compile(&graph).unwrap();
+            let outputs = support::run(&executable, &self.inputs(&graph, num_replicas)).unwrap();
+            for (output, values) in graph.outputs().iter().zip(&outputs) {
+                let what = format!("{} on {num_replicas} replicas, {dtype}", output.name);
+                let scalars = |names: &[&str]| {
+                    for (name, got) in names.iter().zip(values[0].to_f64()) {
+                        let expected = self.reference[*name].as_f64().unwrap();
+                        let close = (got - expected).abs() <= tolerance * expected.abs();
+                        assert!(close, "{what}: {name} {got}, not {expected}");
+                    }
+                };
+                match output.name.split_once('.') {
+                    Some((tree @ ("gradients" | "params" | "model_state"), path)) => {
+                        num_leaves += 1;
+                        let digest = &self.reference[tree][path];
+                        drawn::assert_digest(&what, path, &values[0], digest, tolerance);
+                    }
+                    _ if output.name == "loss" => scalars(&["loss"]),
+                    _ if output.name == "metrics" => scalars(&["loss", "grad_norm"]),
+                    _ => {}
+                }
+            }
+        }
+        let trees = ["gradients", "params", "model_state"];
+        let expected = trees.map(|tree| self.reference[tree].as_object().unwrap().len());
+        assert_eq!(num_leaves, expected.iter().sum::<usize>());
+    }
+
+    /// Values of a graph's inputs by their names: optimizer state and counters start at zero.
+    fn inputs(&self, graph: &Graph, num_replicas: usize) -> Vec<Vec<Literal>> {
+        let value = |input: &hlo::Input, replica: usize| {
+            let ty = graph.ty(input.value);
+            match input.name.split_once('.') {
+                Some(("params" | "model_state", path)) => drawn::leaf(path, ty.dtype, &ty.dims),
+                Some(("batch", name)) => {
+                    let of_name = |(field, ..): &&Field| *field == name;
+                    let (.., values) = self.fields.iter().find(of_name).unwrap();
+                    let here = values.len() / num_replicas;
+                    Literal::from_f64(ty.dtype, &ty.dims, &values[replica * here..][..here])
+                }
+                _ if input.name == "learning_rate" => {
+                    Literal::scalar(self.reference["learning_rate"].as_f64().unwrap() as f32)
+                }
+                _ => Literal::zeros(ty.dtype, &ty.dims),
+            }
+        };
+        let on_replicas =
+            |input: &hlo::Input| (0..num_replicas).map(|replica| value(input, replica)).collect();
+        graph.inputs().iter().map(on_replicas).collect()
+    }
+}
+
+fn parse(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+fn size(value: &Value) -> usize {
+    value.as_u64().unwrap() as usize
+}
