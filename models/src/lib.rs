@@ -4,6 +4,7 @@
 //! of replicas: batches and parameters arrive so that ordinary maths on them is right on any number
 //! of them. A model turns a batch into a [`Loss`], which is sums, never means.
 
+pub mod foreign;
 pub mod gpt;
 pub mod layers;
 pub mod loss;

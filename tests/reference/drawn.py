@@ -40,7 +40,7 @@ def leaf(path, *dims):
     variances around 1, the rest around 0."""
     if len(dims) > 1:
         return uniform(path, *dims) * 2.0 ** -(int(math.log2(math.prod(dims[1:]))) // 2)
-    around = 1.0 if path.endswith((".weight", ".variance")) else 0.0
+    around = 1.0 if path.endswith((".weight", ".variance", ".running_var")) else 0.0
     return around + uniform(path, *dims) / 4
 
 

@@ -25,6 +25,9 @@ pub fn integers(name: &str, below: u32) -> impl Iterator<Item = f64> + use<> {
     words(name).map(move |word| f64::from(word % below))
 }
 
+/// Last names of scales and variances.
+const AROUND_ONE: [&str; 3] = [".weight", ".variance", ".running_var"];
+
 /// A parameter or running mean: matrices and kernels so large that they keep the variance, scales and
 /// variances around 1, the rest around 0.
 pub fn leaf(path: &str, dtype: DType, dims: &[usize]) -> Literal {
@@ -34,7 +37,7 @@ pub fn leaf(path: &str, dtype: DType, dims: &[usize]) -> Literal {
             let fan_in: usize = rest.iter().product::<usize>() * dims[dims.len() - 1];
             (0.0, (-((fan_in.ilog2() / 2) as f64)).exp2())
         }
-        _ if path.ends_with(".weight") || path.ends_with(".variance") => (1.0, 0.25),
+        _ if AROUND_ONE.iter().any(|name| path.ends_with(name)) => (1.0, 0.25),
         _ => (0.0, 0.25),
     };
     let values: Vec<_> = uniform(path).take(count).map(|u| around + u * scale).collect();

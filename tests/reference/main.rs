@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `mlp_step` | two steps of an MLP with each optimizer, however they are cut | JAX, optax |
 //! | `model_steps` | a step of GPT and of ResNet-20: loss, gradients, parameters, running means | PyTorch |
+//! | `checkpoints` | logits of GPT-2 and of ResNet-50 from other programs' checkpoints | Hugging Face, torchvision |
 //!
 //! The `.py` file of the same name says how and with which versions; what it wrote lies beside it. `drawn`
 //! computes parameters and batches that both sides start from.
@@ -11,6 +12,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod checkpoints;
 mod drawn;
 mod mlp_step;
 mod model_steps;
