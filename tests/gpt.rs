@@ -49,7 +49,7 @@ impl Model for OnLevels {
     }
 }
 
-fn losses(sets: &[String]) -> Vec<f64> {
+fn losses(num_steps: u64, sets: &[String]) -> Vec<f64> {
     let config = Config::parse(CONFIG, Path::new("/runs/gpt.toml"), sets).unwrap();
     let config::Model::Gpt(gpt) = &config.model else { panic!("another model") };
     let model = OnLevels(gpt.model());
@@ -60,7 +60,7 @@ fn losses(sets: &[String]) -> Vec<f64> {
     let (seed, size) = (config.train.seed, plan.batch.global_batch());
     let batches = TrainBatches::new(splits.train, seed, size, num_replicas).unwrap();
     let sender = trainer.batch_sender();
-    (0..20)
+    (0..num_steps)
         .map(|step| {
             let batch = sender.send(batches.get(step).unwrap()).unwrap();
             let pending = trainer.step(batch, plan.schedule.lr(step)).unwrap();
@@ -77,12 +77,13 @@ fn worst_relative_difference(a: &[f64], b: &[f64]) -> f64 {
 fn loss_curves_agree_on_any_number_of_replicas_and_however_blocks_are_run() {
     for (precision, tolerance) in [("f32", 1e-4), ("f64", 1e-10)] {
         let run = |num_replicas: usize, scan: bool, remat: bool| {
-            losses(&[
+            let sets = [
                 format!("mesh.data={num_replicas}"),
                 format!("train.precision={precision}"),
                 format!("model.scan_layers={scan}"),
                 format!("model.remat={remat}"),
-            ])
+            ];
+            losses(20, &sets)
         };
         let one = run(1, false, false);
         assert!(one[19] < one[0] * 0.95, "it does not learn: {one:?}");
@@ -93,6 +94,24 @@ fn loss_curves_agree_on_any_number_of_replicas_and_however_blocks_are_run() {
                 "{precision}, {num_replicas} replicas, scan {scan}, remat {remat}: {worst:e}"
             );
         }
+    }
+}
+
+/// The sizes of `examples/gpt-bytes.toml`. At XLA's lowest level the programs compile in half the time.
+#[test]
+fn four_layers_of_width_128_agree_on_any_number_of_replicas() {
+    let run = |num_replicas: usize| {
+        let mesh = format!("mesh.data={num_replicas}");
+        let sizes = ["model.num_layers=4", "model.width=128", "model.num_heads=4"];
+        let quick = "compile.overrides.xla_backend_optimization_level=0";
+        let sets = sizes.into_iter().chain([quick, &*mesh]).map(str::to_owned);
+        losses(8, &sets.collect::<Vec<_>>())
+    };
+    let one = run(1);
+    assert!(one[7] < one[0], "it does not learn: {one:?}");
+    for num_replicas in [2, 4, 8] {
+        let worst = worst_relative_difference(&one, &run(num_replicas));
+        assert!(worst < 1e-4, "{num_replicas} replicas: {worst:e}");
     }
 }
 

@@ -1,14 +1,14 @@
 //! A training step of a small GPT and of ResNet-20 against PyTorch's: `gpt_step.py`, `resnet20_step.py`.
 //!
 //! On the CPU plugin, in f64 and in f32, on one replica and on several; parameters and batches are
-//! [`drawn`](super::drawn).
+//! [`drawn`](super::drawn). Gradients are also held against the loss itself.
 
 use hlo::{DType, Graph, Literal, Mesh};
 use lockstep::config::{AdamW, OnNonfinite, Sgd};
-use lockstep::optim::{Transformation, adamw, sgd};
+use lockstep::optim::{Transformation, adamw, scale_by_learning_rate, sgd};
 use lockstep::parallel::Policy;
 use lockstep::step::{BatchField, StepError, StepSpec, trace_grad, trace_step};
-use models::gpt;
+use models::gpt::{self, Gpt};
 use models::resnet::{self, ResNet};
 use models::{Model, Precision};
 use serde_json::Value;
@@ -25,25 +25,8 @@ fn a_step_of_gpt_is_that_of_pytorch() {
     let config: gpt::Config = serde_json::from_value(reference["model"].clone()).unwrap();
     let adam: AdamW = serde_json::from_value(reference["optimizer"].clone()).unwrap();
     assert!(adam.weight_decay > 0.0);
-    let vocabulary = config.model().vocabulary as u32;
-    let [batch, positions] = ["batch", "positions"].map(|key| size(&reference[key]));
-    let tokens: Vec<_> =
-        drawn::integers("tokens", vocabulary).take(batch * (positions + 1)).collect();
-    let tokens_from = |first: usize| -> Vec<f64> {
-        let rows = tokens.chunks(positions + 1);
-        rows.flat_map(|row| row[first..first + positions].to_vec()).collect()
-    };
-    let case = Case {
-        reference: &reference,
-        model: &config.model(),
-        optimizer: &adamw(&adam),
-        fields: [
-            ("x", true, vec![positions], tokens_from(0)),
-            ("y", true, vec![positions], tokens_from(1)),
-        ],
-        batch,
-    };
-    case.check();
+    let model = config.model();
+    gpt_case(&reference, &model, &adamw(&adam)).check();
 }
 
 #[test]
@@ -51,26 +34,61 @@ fn a_step_of_resnet20_is_that_of_pytorch() {
     let reference = parse(include_str!("resnet20_step.json"));
     let momentum: Sgd = serde_json::from_value(reference["optimizer"].clone()).unwrap();
     assert!(momentum.nesterov && momentum.weight_decay > 0.0);
-    let [batch, num_classes] = ["batch", "classes"].map(|key| size(&reference[key]));
+    let model = resnet20(&reference);
+    resnet20_case(&reference, &model, &sgd(&momentum)).check();
+}
+
+#[test]
+fn gradients_of_gpt_are_directional_derivatives() {
+    let reference = parse(include_str!("gpt_step.json"));
+    let config = gpt::Config { vocabulary: Some(64), ..gpt::Config::default() };
+    let model = config.model();
+    assert_eq!((model.num_layers, model.width), (4, 128));
+    gpt_case(&reference, &model, &scale_by_learning_rate()).check_direction();
+}
+
+#[test]
+fn gradients_of_resnet20_are_directional_derivatives() {
+    let reference = parse(include_str!("resnet20_step.json"));
+    let model = resnet20(&reference);
+    resnet20_case(&reference, &model, &scale_by_learning_rate()).check_direction();
+}
+
+fn gpt_case<'a>(
+    reference: &'a Value,
+    model: &'a Gpt,
+    optimizer: &'a dyn Transformation,
+) -> Case<'a> {
+    let [batch, positions] = ["batch", "positions"].map(|key| size(&reference[key]));
+    let tokens = drawn::integers("tokens", model.vocabulary as u32);
+    let tokens: Vec<_> = tokens.take(batch * (positions + 1)).collect();
+    let tokens_from = |first: usize| -> Vec<f64> {
+        let rows = tokens.chunks(positions + 1);
+        rows.flat_map(|row| row[first..first + positions].to_vec()).collect()
+    };
+    let field = |name, first| (name, true, vec![positions], tokens_from(first));
+    let fields = [field("x", 0), field("y", 1)];
+    Case { reference, model, optimizer, fields, batch }
+}
+
+fn resnet20(reference: &Value) -> ResNet {
+    let batch_norm_group = size(&reference["batch"]);
+    let config = resnet::Config { batch_norm_group, ..resnet::Config::default() };
+    ResNet { config, num_classes: size(&reference["classes"]) }
+}
+
+fn resnet20_case<'a>(
+    reference: &'a Value,
+    model: &'a ResNet,
+    optimizer: &'a dyn Transformation,
+) -> Case<'a> {
+    let batch = size(&reference["batch"]);
     let image: Vec<_> = reference["image"].as_array().unwrap().iter().map(size).collect();
     let count = batch * image.iter().product::<usize>();
-    let config = resnet::Config { batch_norm_group: batch, ..resnet::Config::default() };
-    let case = Case {
-        reference: &reference,
-        model: &ResNet { config, num_classes },
-        optimizer: &sgd(&momentum),
-        fields: [
-            ("x", false, image, drawn::uniform("images").take(count).collect()),
-            (
-                "y",
-                true,
-                vec![],
-                drawn::integers("labels", num_classes as u32).take(batch).collect(),
-            ),
-        ],
-        batch,
-    };
-    case.check();
+    let images = drawn::uniform("images").take(count).collect();
+    let labels = drawn::integers("labels", model.num_classes as u32).take(batch).collect();
+    let fields = [("x", false, image, images), ("y", true, vec![], labels)];
+    Case { reference, model, optimizer, fields, batch }
 }
 
 /// A field's name, whether it holds integers, the dims of an example, and the whole batch.
@@ -95,20 +113,19 @@ impl Case<'_> {
         assert_eq!(gradients, num_leaves("gradients"));
     }
 
-    /// How many leaves there were to compare.
-    fn check_outputs(
+    fn with_spec<T>(
         &self,
-        trace: fn(&StepSpec<'_>) -> Result<Graph, StepError>,
         num_replicas: usize,
-        (dtype, tolerance): (DType, f64),
-    ) -> usize {
+        dtype: DType,
+        f: impl FnOnce(&StepSpec<'_>) -> T,
+    ) -> T {
         let field = |(name, is_integer, dims, _): &Field| BatchField {
             name: (*name).to_owned(),
             dtype: if *is_integer { DType::I32 } else { dtype },
             dims: dims.clone(),
         };
         let fields = self.fields.each_ref().map(field);
-        let spec = StepSpec {
+        f(&StepSpec {
             model: self.model,
             fields: &fields,
             mesh: Mesh::data(num_replicas),
@@ -118,8 +135,61 @@ impl Case<'_> {
             optimizer: self.optimizer,
             policy: Policy,
             on_nonfinite: OnNonfinite::Stop,
+        })
+    }
+
+    /// The slope of the loss along a direction over all parameters, by central differences, is the product
+    /// of gradient and direction: in f64, on two replicas.
+    fn check_direction(&self) {
+        const STEP: f64 = 1e-5;
+        let graph = self.with_spec(2, DType::F64, |spec| trace_grad(spec).unwrap());
+        let executable = support::compile(&graph).unwrap();
+        let inputs = self.inputs(&graph, 2);
+        let directions: Vec<Option<Vec<f64>>> = graph
+            .inputs()
+            .iter()
+            .map(|input| {
+                let path = input.name.strip_prefix("params.")?;
+                let count = graph.ty(input.value).num_elements();
+                Some(drawn::uniform(&format!("direction of {path}")).take(count).collect())
+            })
+            .collect();
+        let norm = directions.iter().flatten().flatten().map(|u| u * u).sum::<f64>().sqrt();
+        let outputs_at = |step: f64| {
+            let mut inputs = inputs.clone();
+            for (per_replica, direction) in inputs.iter_mut().zip(&directions) {
+                let Some(direction) = direction else { continue };
+                for value in per_replica {
+                    let value = value.as_mut_slice::<f64>().iter_mut();
+                    value.zip(direction).for_each(|(x, u)| *x += u / norm * step);
+                }
+            }
+            support::run(&executable, &inputs).unwrap()
         };
-        let graph = trace(&spec).unwrap();
+        let value = |outputs: &[Vec<Literal>]| {
+            let loss = graph.outputs().iter().position(|output| output.name == "loss").unwrap();
+            outputs[loss][0].to_f64()[0]
+        };
+        let mut slope = 0.0;
+        for (output, gradient) in graph.outputs().iter().zip(outputs_at(0.0)) {
+            let Some(path) = output.name.strip_prefix("gradients.") else { continue };
+            let direction = drawn::uniform(&format!("direction of {path}"));
+            slope +=
+                gradient[0].to_f64().iter().zip(direction).map(|(g, u)| g * u).sum::<f64>() / norm;
+        }
+        let expected = (value(&outputs_at(STEP)) - value(&outputs_at(-STEP))) / (2.0 * STEP);
+        assert!(expected.abs() > 1e-4, "{expected}");
+        assert!((slope - expected).abs() < 1e-6 * expected.abs(), "{slope}, not {expected}");
+    }
+
+    /// How many leaves there were to compare.
+    fn check_outputs(
+        &self,
+        trace: fn(&StepSpec<'_>) -> Result<Graph, StepError>,
+        num_replicas: usize,
+        (dtype, tolerance): (DType, f64),
+    ) -> usize {
+        let graph = self.with_spec(num_replicas, dtype, |spec| trace(spec).unwrap());
         let executable = support::compile(&graph).unwrap();
         let outputs = support::run(&executable, &self.inputs(&graph, num_replicas)).unwrap();
         let mut num_leaves = 0;
