@@ -3,11 +3,15 @@
 mod support;
 
 use std::path::Path;
+use std::sync::Arc;
 
-use hlo::{AxisSet, DType, Mesh, Tensor, TensorType, Tracer, Tree, grad, lower, passes, trace};
+use hlo::{
+    AxisSet, DType, Literal, Mesh, Tensor, TensorType, Tracer, Tree, grad, lower, passes, trace,
+};
 use lockstep::config::{self, Config};
 use lockstep::data::{self, TrainBatches};
-use lockstep::pjrt::{CompileOptions, OverrideValue};
+use lockstep::pjrt::{Arg, CompileOptions, OverrideValue};
+use lockstep::step;
 use lockstep::train::{Plan, Trainer, open_devices};
 use models::gpt::{self, Gpt};
 use models::{Batch, Loss, Model, Precision, Scope};
@@ -113,6 +117,51 @@ fn four_layers_of_width_128_agree_on_any_number_of_replicas() {
         let worst = worst_relative_difference(&one, &run(num_replicas));
         assert!(worst < 1e-4, "{num_replicas} replicas: {worst:e}");
     }
+}
+
+/// `examples/gpt2-124m.toml` on short examples and in f32: the published number of parameters, and a loss
+/// before training near that of guessing among all tokens: logits have a deviation of `0.02 sqrt(768)`, and
+/// half its square is added.
+#[test]
+fn gpt2_124m_starts_at_the_loss_of_guessing() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/gpt2-124m.toml");
+    let sets = [
+        "data.context=128",
+        "train.batch_per_replica=4",
+        "train.precision=f32",
+        "optimizer.name=sgd",
+        "mesh.data=1",
+    ];
+    let config = Config::load(&file, &sets.map(str::to_owned)).unwrap();
+    let config::Model::Gpt(gpt) = &config.model else { panic!("another model") };
+    let model = gpt.model();
+    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let plan = Plan::new(&config, &splits, 1).unwrap();
+    let spec = plan.spec(&model);
+    let sizes = spec.parameters().unwrap();
+    let count: usize = sizes.values().map(|p| p.dims.iter().product::<usize>()).sum();
+    assert_eq!(count, 124_439_808);
+
+    let client = support::client();
+    let init = step::trace_init(&spec).unwrap();
+    let program = support::compile(&init).unwrap();
+    let seed = Arc::new(Literal::from_slice(&[2], &[0u32, 0]));
+    let seed = client.upload_on(program.placement(), &[seed]).unwrap();
+    let state = program.execute(vec![Arg::Borrow(&seed)]).unwrap().outputs;
+    let mut state: Tree<_> =
+        init.outputs().iter().map(|output| output.name.clone()).zip(state).collect();
+    let (eval, _) = step::trace_eval(&spec).unwrap();
+    let program = support::compile(&eval).unwrap();
+    let mut batch = TrainBatches::new(splits.train, 0, 4, 1).unwrap().get(0).unwrap().fields;
+    batch.insert("weight", vec![Arc::new(Literal::from_slice(&[4], &[1f32; 4]))]);
+    for (name, values) in batch {
+        let values = client.upload_on(program.placement(), &values).unwrap();
+        state.insert(format!("batch.{name}"), values);
+    }
+    let args = eval.inputs().iter().map(|input| Arg::Borrow(&state[&input.name])).collect();
+    let sums = program.execute(args).unwrap().outputs[0].read(0).unwrap().to_f64();
+    let loss = sums[0] / sums[1];
+    assert!((loss / 50257f64.ln() - 1.0).abs() < 0.02, "{loss}");
 }
 
 fn batch(t: &Tracer) -> Batch<'_> {
