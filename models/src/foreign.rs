@@ -4,9 +4,9 @@
 //! phase: nothing here reads a file.
 //!
 //! ```
-//! use models::foreign::{Format, Layout};
+//! use models::{ForeignFormat, Layout};
 //!
-//! let format = Format::recognize(["transformer.wte.weight"]).unwrap();
+//! let format = ForeignFormat::recognize(["transformer.wte.weight"]).unwrap();
 //! let (name, layout) = format.tensor("blocks.3.attn.qkv.weight").unwrap();
 //! assert_eq!((&*name, layout), ("h.3.attn.c_attn.weight", Layout::Transposed));
 //! ```
@@ -20,9 +20,9 @@ pub enum Layout {
     Transposed,
 }
 
-/// A foreign format.
+/// How another program names the parameters of a model that we have too.
 #[derive(Debug)]
-pub struct Format {
+pub struct ForeignFormat {
     /// What it is called in messages, with its article.
     pub name: &'static str,
     /// What all names may have in front of them.
@@ -38,7 +38,7 @@ pub struct Format {
 use Layout::{Same, Transposed};
 
 /// `GPT2LMHeadModel` and `GPT2Model` of Hugging Face's transformers: its `Conv1D` multiplies from the right.
-pub static GPT2: Format = Format {
+static GPT2: ForeignFormat = ForeignFormat {
     name: "a Hugging Face GPT-2",
     prefix: "transformer.",
     rows: &[
@@ -64,7 +64,7 @@ pub static GPT2: Format = Format {
 };
 
 /// The ResNets of torchvision.
-pub static TORCHVISION_RESNET: Format = Format {
+static TORCHVISION_RESNET: ForeignFormat = ForeignFormat {
     name: "a torchvision ResNet",
     prefix: "",
     rows: &[
@@ -94,12 +94,14 @@ pub static TORCHVISION_RESNET: Format = Format {
     tied: None,
 };
 
-impl Format {
+impl ForeignFormat {
     /// Every format.
-    pub const ALL: [&'static Format; 2] = [&GPT2, &TORCHVISION_RESNET];
+    pub const ALL: [&'static ForeignFormat; 2] = [&GPT2, &TORCHVISION_RESNET];
 
     /// The format that one of these names belongs to.
-    pub fn recognize<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<&'static Format> {
+    pub fn recognize<'a>(
+        names: impl IntoIterator<Item = &'a str>,
+    ) -> Option<&'static ForeignFormat> {
         let of = |name: &str| Self::ALL.into_iter().find(|format| format.has_parameter(name));
         names.into_iter().find_map(of)
     }
@@ -160,7 +162,7 @@ mod tests {
 
     #[test]
     fn both_sides_of_a_row_have_as_many_numbers_and_no_name_stands_twice() {
-        for format in Format::ALL {
+        for format in ForeignFormat::ALL {
             let count = |pattern: &str| pattern.matches(['*', '+']).count();
             let mut names: Vec<_> = format.rows.iter().map(|(_, theirs, _)| *theirs).collect();
             assert!(format.rows.iter().all(|(ours, theirs, _)| count(ours) == count(theirs)));
@@ -184,7 +186,8 @@ mod tests {
 
     #[test]
     fn formats_are_told_by_their_names() {
-        let name = |names: &[&str]| Format::recognize(names.to_vec()).map(|format| format.name);
+        let name =
+            |names: &[&str]| ForeignFormat::recognize(names.to_vec()).map(|format| format.name);
         assert_eq!(name(&["other", "wte.weight"]), Some(GPT2.name));
         assert_eq!(name(&["layer1.0.conv1.weight"]), Some(TORCHVISION_RESNET.name));
         assert_eq!(name(&["embed.weight", "layer1.conv1.weight"]), None);

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use hlo::{DType, Literal, TensorType, Tree};
-use models::foreign::{Format, Layout};
+use models::{ForeignFormat, Layout};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 
 use super::Error;
@@ -39,7 +39,7 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
 }
 
 /// Reads parameters of the given types, under the model's own paths or under the names of a
-/// [foreign format](Format), which is told by them.
+/// [foreign format](ForeignFormat), which is told by them.
 ///
 /// # Errors
 /// A file that cannot be read or is damaged, a parameter that is missing, is of another dtype or dims,
@@ -50,7 +50,7 @@ pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Erro
     let file = SafeTensors::deserialize(&bytes)
         .map_err(|error| failed(format!("it is no safetensors file, or damaged: {error}")))?;
     let is_own = file.names().into_iter().any(|name| types.get(name).is_some());
-    let format = if is_own { None } else { Format::recognize(file.names()) };
+    let format = if is_own { None } else { ForeignFormat::recognize(file.names()) };
     let sources = sources(&file, format, types).map_err(failed)?;
     check_rest(&file, format, &sources).map_err(failed)?;
     let leaf = |(path, ty): (&str, &TensorType), (name, layout): &(String, Layout)| {
@@ -79,7 +79,7 @@ pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Erro
 /// Name in the file and layout of each of the model's leaves, in order.
 fn sources(
     file: &SafeTensors<'_>,
-    format: Option<&Format>,
+    format: Option<&ForeignFormat>,
     types: &Tree<TensorType>,
 ) -> Result<Vec<(String, Layout)>, String> {
     let Some(format) = format else {
@@ -99,14 +99,14 @@ fn sources(
 /// Nothing in the file is left over, but what its format has beside parameters.
 fn check_rest(
     file: &SafeTensors<'_>,
-    format: Option<&Format>,
+    format: Option<&ForeignFormat>,
     sources: &[(String, Layout)],
 ) -> Result<(), String> {
     let used: BTreeSet<_> = sources.iter().map(|(name, _)| name.as_str()).collect();
     let data = |name: &str| file.tensor(name).ok().map(|view| view.data().to_owned());
     for name in file.names().into_iter().filter(|name| !used.contains(name)) {
         let Some(format) = format else {
-            let formats = Format::ALL.map(|format| format.name).join(" or ");
+            let formats = ForeignFormat::ALL.map(|format| format.name).join(" or ");
             return Err(format!(
                 "it holds `{name}`, which the model does not have; all names must be the model's own, or \
                  those of {formats}"
