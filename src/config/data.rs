@@ -25,6 +25,8 @@ choices! {
         "tokens" => Tokens(Tokens),
         /// A classification task that is computed, not read.
         "synthetic" => Synthetic(Synthetic),
+        /// Sequences of tokens that are computed, not read.
+        "synthetic_tokens" => SyntheticTokens(SyntheticTokens),
     }
 }
 
@@ -209,6 +211,23 @@ impl Default for Synthetic {
     }
 }
 
+/// Sequences of tokens that are computed from the seed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SyntheticTokens {
+    /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
+    #[serde(default = "num_examples")]
+    pub num_examples: usize,
+    /// Number of tokens there are; ids are below it.
+    pub vocab_size: usize,
+    /// Tokens that a prediction sees at most. Default 1024.
+    #[serde(default = "token_context")]
+    pub context: usize,
+}
+
+fn num_examples() -> usize {
+    Synthetic::default().num_examples
+}
+
 fn text_context() -> usize {
     256
 }
@@ -263,7 +282,7 @@ impl Data {
             Self::Tokens(tokens) => {
                 [&mut tokens.path].into_iter().chain(&mut tokens.eval_path).collect()
             }
-            Self::Synthetic(_) => vec![],
+            Self::Synthetic(_) | Self::SyntheticTokens(_) => vec![],
         }
     }
 
@@ -288,6 +307,11 @@ impl Data {
             Self::Text(text) => {
                 check_count("context", text.context, 1, MAX_CONTEXT)?;
                 check_fraction(text.eval_fraction)
+            }
+            Self::SyntheticTokens(SyntheticTokens { num_examples, vocab_size, context }) => {
+                check_count("num_examples", *num_examples, 1, u32::MAX as usize)?;
+                check_count("vocab_size", *vocab_size, 1, i32::MAX as usize)?;
+                check_count("context", *context, 1, MAX_CONTEXT)
             }
             Self::Synthetic(Synthetic { num_examples, features, image, classes }) => {
                 check_count("num_examples", *num_examples, 1, u32::MAX as usize)?;

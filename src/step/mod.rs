@@ -1,15 +1,17 @@
 //! The step: loss, gradient, accumulation and update as one graph. Belongs to the trace phase.
 //!
 //! ```text
-//! init:  seed                                  -> state
-//! step:  state, seed, learning_rate, batch     -> state, metrics, replica_loss
-//! eval:  params, model_state, batch, weights   -> sums
-//! proof: state                                 -> fingerprints, their minimum and maximum
+//! init:    seed                                  -> state
+//! step:    state, seed, learning_rate, batch     -> state, metrics, replica_loss
+//! eval:    params, model_state, batch, weights   -> sums
+//! proof:   state                                 -> fingerprints, their minimum and maximum
+//! forward: params, model_state, x                -> y
 //! ```
 //! `state` is `params.*`, `model_state.*`, `opt_state.*`, `step` and `num_skipped`, under the same paths in all graphs, in
 //! checkpoints and in messages.
 
 mod eval;
+mod forward;
 mod proof;
 mod repeat;
 mod train;
@@ -23,6 +25,7 @@ use crate::optim::Transformation;
 use crate::parallel::{Policy, reduce_whole_stacks};
 
 pub use eval::trace_eval;
+pub use forward::{Forward, trace_forward};
 pub use proof::trace_proof;
 pub use repeat::repeat_step;
 pub use train::{METRICS, trace_grad, trace_loss, trace_step};
