@@ -46,6 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         eval_resize: None,
         augment: true,
         on_broken: OnBroken::Stop,
+        num_examples: None,
     });
     let batch = 32;
     let batches = TrainBatches::new(open(&config, 0)?.train, 0, batch, 1)?;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use lockstep::config::{
     AutoOr, Backend, BatchSize, Config, Data, Error, Length, Model, OnNonfinite, Optimizer,
-    OptionValue, Peak, Precision, Shape, Warmup, known_keys,
+    OptionValue, Peak, Precision, Scaling, Shape, Span, Warmup, WarmupKind, known_keys,
 };
 
 const GOOD: &str = r#"
@@ -86,7 +86,7 @@ fn values_and_defaults_are_read() {
     let Optimizer::AdamW(adamw) = &config.optimizer else { panic!("{:?}", config.optimizer) };
     assert_eq!((adamw.beta1, adamw.beta2, adamw.weight_decay), (0.8, 0.999, 0.1));
     assert_eq!(config.schedule.peak, Peak::Rate(6e-4));
-    assert_eq!(config.schedule.warmup, Warmup::Steps(100));
+    assert_eq!(config.schedule.warmup, Warmup::linear(Span::Steps(100)));
     assert_eq!(config.mesh.data, AutoOr::Value(4));
     assert_eq!(config.parallel.bucket_bytes, AutoOr::Auto);
     assert_eq!(config.device.backend, Backend::Cpu);
@@ -150,9 +150,23 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
     assert_eq!(config.train.on_nonfinite, OnNonfinite::Skip);
 
     let config = good(&["schedule.base_lr=0.1", "schedule.base_batch=256"]);
-    assert_eq!(config.schedule.peak, Peak::Scaled { base_lr: 0.1, base_batch: 256 });
+    assert_eq!(
+        config.schedule.peak,
+        Peak::Scaled { base_lr: 0.1, base_batch: 256, scaling: Scaling::Linear }
+    );
+    let config = good(&["schedule.base_lr=1", "schedule.base_batch=8", "schedule.scaling=none"]);
+    assert_eq!(
+        config.schedule.peak,
+        Peak::Scaled { base_lr: 1.0, base_batch: 8, scaling: Scaling::None }
+    );
+    let config = good(&["schedule.warmup=constant", "schedule.warmup_factor=0.25"]);
+    let warmup = Warmup { length: Span::Steps(100), kind: WarmupKind::Constant, factor: 0.25 };
+    assert_eq!(config.schedule.warmup, warmup);
+    let config = good(&["train.examples=640", "schedule.warmup_examples=64"]);
+    assert_eq!(config.train.length, Length::Examples(640));
+    assert_eq!(config.schedule.warmup.length, Span::Examples(64));
     let config = good(&["schedule.warmup_epochs=0.5", "train.precision = f64"]);
-    assert_eq!(config.schedule.warmup, Warmup::Epochs(0.5));
+    assert_eq!(config.schedule.warmup, Warmup::linear(Span::Epochs(0.5)));
     assert_eq!(config.train.precision, Precision::F64);
 
     let config = good(&["train.epochs=3", "train.steps=7", "train.steps=8", "model.hidden=[]"]);
@@ -179,10 +193,27 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
 
 #[test]
 fn a_configuration_survives_being_written() {
-    let variants: [&[&str]; 12] = [
+    let variants: [&[&str]; 18] = [
         &[],
         &["train.epochs=3", "optimizer.name=sgd", "schedule.base_lr=0.1", "schedule.base_batch=32"],
         &["data.source=synthetic", "mesh.data=auto", "schedule.name=step", "device.backend=/p.so"],
+        &["schedule.name=step", "schedule.boundary_epochs=[30, 60.5]", "train.examples=90000"],
+        &["schedule.name=polynomial", "schedule.power=3", "schedule.total_epochs=2.5"],
+        &["schedule.name=inverse_sqrt", "schedule.warmup=constant", "schedule.warmup_factor=0.1"],
+        &["schedule.name=wsd", "schedule.decay_examples=6400", "schedule.decay_shape=sqrt"],
+        &[
+            "schedule.name=piecewise",
+            "schedule.boundaries=[0, 10]",
+            "schedule.factors=[1, 0.5]",
+            "schedule.interpolation=constant",
+        ],
+        &[
+            "schedule.base_lr=0.1",
+            "schedule.base_batch=32",
+            "schedule.scaling=sqrt",
+            "data.num_examples=1437",
+            "schedule.warmup_examples=640",
+        ],
         &["data.source=text", "data.path=a", "data.extensions=['rs']", "data.context=64"],
         &["data.source=tokens", "data.vocab_size=70000", "data.dtype=u32", "data.eval_path=b"],
         &["data.source=tokens", "data.vocab_size=256", "data.eval_fraction=0.5"],
@@ -342,6 +373,36 @@ fn bad_set_arguments_say_what_to_change() {
         (&["schedule.name=step", "schedule.boundaries=[5, 5]"], &["schedule.boundaries", "rising"]),
         (&["schedule.name=step", "schedule.factor=0"], &["schedule.factor: found 0"]),
         (&["schedule.warmup_epochs=-1"], &["schedule.warmup_epochs: found -1"]),
+        (&["schedule.warmup=constant"], &["schedule.warmup_factor: missing"]),
+        (&["schedule.warmup_factor=2"], &["schedule.warmup_factor: found 2", "0 to 1"]),
+        (
+            &["schedule.warmup_steps=0", "schedule.warmup_factor=0.5"],
+            &["schedule.warmup_steps: missing", "asks for a warm-up"],
+        ),
+        (&["schedule.warmup=cubic"], &["schedule.warmup: found", "\"linear\", \"constant\""]),
+        (&["schedule.scaling=sqr"], &["schedule.scaling: found \"sqr\"", "\"sqrt\"?"]),
+        (&["schedule.total_steps=0"], &["schedule.total_steps: found 0", "above 0"]),
+        (&["schedule.name=polynomial", "schedule.power=0"], &["schedule.power: found 0"]),
+        (&["schedule.name=wsd"], &["schedule.decay_steps: missing", "schedule.decay_epochs"]),
+        (
+            &["schedule.name=wsd", "schedule.decay_epochs=nan"],
+            &["schedule.decay_epochs: found NaN"],
+        ),
+        (&["schedule.name=piecewise"], &["schedule.boundaries: missing"]),
+        (
+            &["schedule.name=piecewise", "schedule.boundary_epochs=[2, 1]"],
+            &["schedule.boundary_epochs: found [2.0, 1.0]", "rising order"],
+        ),
+        (
+            &["schedule.name=piecewise", "schedule.boundaries=[1]", "schedule.factors=[1, 2]"],
+            &["schedule.factors: there are 2 of them for 1 boundaries"],
+        ),
+        (
+            &["schedule.name=piecewise", "schedule.boundaries=[1]", "schedule.factors=[-1]"],
+            &["schedule.factors: found [-1.0]"],
+        ),
+        (&["train.examples=0"], &["train.examples: found 0", "1 or more"]),
+        (&["data.num_examples=0"], &["data.num_examples: found 0", "from 1"]),
         (&["data.source=synthetic", "data.classes=1"], &["data.classes: found 1", "from 2"]),
         (
             &["data.source=synthetic", "data.image=[3, 0]"],

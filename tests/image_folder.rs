@@ -62,6 +62,7 @@ fn config(path: &Path) -> config::ImageFolder {
         eval_resize: None,
         augment: true,
         on_broken: OnBroken::Stop,
+        num_examples: None,
     }
 }
 

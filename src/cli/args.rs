@@ -52,6 +52,8 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Print the learning rate over the run, before anyone pays for it; no plugin is needed
+    Schedule(ScheduleArgs),
     /// List or install PJRT plugins
     Plugin {
         #[command(subcommand)]
@@ -63,6 +65,25 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// What to show of a schedule.
+#[derive(Debug, clap::Args)]
+pub struct ScheduleArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Print every step as step,lr
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
+    /// Draw it into a file that ends in .svg or .png
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Numbers of replicas to show side by side; needs train.batch_per_replica
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    pub replicas: Vec<u32>,
+    /// Print every step as one line of JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What to do with plugins.

@@ -6,6 +6,7 @@
 mod args;
 mod doctor;
 mod plugin;
+mod schedule;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -45,6 +46,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Bench { config, steps, warm, json } => {
             bench(&config, steps as usize, warm, json, started)
         }
+        Command::Schedule(args) => schedule::run(&args),
         Command::Plugin { command } => plugin::run(&command),
         Command::Doctor { json } => doctor::run(json),
     }
@@ -157,9 +159,17 @@ fn in_words(error: &anyhow::Error) -> String {
     text
 }
 
-/// A line on stdout. Who has closed it does not want more: that is no error.
+/// A line on stdout.
 fn print_line(text: &str) -> Result<()> {
-    match writeln!(io::stdout().lock(), "{text}") {
+    print_lines(std::iter::once(text))
+}
+
+/// Lines on stdout. Who has closed it does not want more: that is no error.
+fn print_lines(lines: impl Iterator<Item = impl std::fmt::Display>) -> Result<()> {
+    let mut stdout = io::BufWriter::new(io::stdout().lock());
+    let mut lines = lines;
+    let written = lines.try_for_each(|line| writeln!(stdout, "{line}"));
+    match written.and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.context("cannot write to stdout"),
     }

@@ -1,8 +1,8 @@
-//! The arithmetic of the global batch and of the run's length, each in one constructor.
+//! The arithmetic of the global batch, in one constructor.
 
 use std::fmt;
 
-use super::train::{BatchSize, Length};
+use super::train::BatchSize;
 
 /// How the global batch falls into pieces:
 /// `global_batch = microbatch * num_microbatches * data-parallel size`.
@@ -132,66 +132,6 @@ pub enum BatchError {
     Overflow,
 }
 
-/// How long a run is, in steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RunLength {
-    total_steps: u64,
-    steps_per_epoch: u64,
-}
-
-impl RunLength {
-    /// Resolves a length against the data: an epoch has `num_examples / global_batch` steps, and what
-    /// remains of it is dropped.
-    ///
-    /// # Errors
-    /// If an epoch has not one whole batch, or the steps cannot be counted.
-    pub fn new(
-        length: Length,
-        num_examples: usize,
-        global_batch: usize,
-    ) -> Result<Self, RunLengthError> {
-        let steps_per_epoch = num_examples.checked_div(global_batch).unwrap_or(0) as u64;
-        if steps_per_epoch == 0 {
-            return Err(RunLengthError::BatchExceedsData { num_examples, global_batch });
-        }
-        let total_steps = match length {
-            Length::Steps(steps) => Some(steps),
-            Length::Epochs(epochs) => epochs.checked_mul(steps_per_epoch),
-        };
-        let total_steps = total_steps.ok_or(RunLengthError::Overflow)?;
-        Ok(Self { total_steps, steps_per_epoch })
-    }
-
-    /// Steps of the whole run.
-    pub fn total_steps(&self) -> u64 {
-        self.total_steps
-    }
-
-    /// Steps of one epoch, at least 1.
-    pub fn steps_per_epoch(&self) -> u64 {
-        self.steps_per_epoch
-    }
-}
-
-/// A run that cannot be counted in steps.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RunLengthError {
-    /// Not one whole batch in an epoch.
-    #[error(
-        "the global batch of {global_batch} is larger than the {num_examples} training examples; \
-         set train.global_batch to at most {num_examples}"
-    )]
-    BatchExceedsData {
-        /// Training examples there are.
-        num_examples: usize,
-        /// Examples per step.
-        global_batch: usize,
-    },
-    /// More steps than can be counted.
-    #[error("train.epochs is too large: the steps cannot be counted")]
-    Overflow,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,15 +160,5 @@ mod tests {
                 BatchPlan::new(batch, num_microbatches, replicas).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
-    }
-
-    #[test]
-    fn an_epoch_drops_its_remainder() {
-        let run = RunLength::new(Length::Epochs(3), 1437, 64).unwrap();
-        assert_eq!((run.total_steps(), run.steps_per_epoch()), (66, 22));
-        assert_eq!(RunLength::new(Length::Steps(7), 1437, 64).unwrap().total_steps(), 7);
-        let error = RunLength::new(Length::Steps(7), 60, 64).unwrap_err();
-        assert!(error.to_string().contains("at most 60"), "{error}");
-        RunLength::new(Length::Epochs(u64::MAX), 128, 64).unwrap_err();
     }
 }

@@ -38,6 +38,9 @@ choices! {
 pub struct Digits {
     /// The `.csv.gz` file.
     pub path: PathBuf,
+    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_examples: Option<usize>,
 }
 
 /// The bytes of a file, or of all files in a folder: each byte is a token.
@@ -54,6 +57,9 @@ pub struct Text {
     /// What is held out for evaluation, at the end. Default 0.1.
     #[serde(default = "tenth")]
     pub eval_fraction: f64,
+    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_examples: Option<usize>,
 }
 
 /// Text that was tokenised before: little-endian numbers and nothing else.
@@ -75,6 +81,9 @@ pub struct Tokens {
     /// Tokens that a prediction sees at most; an example is one more. Default 1024.
     #[serde(default = "token_context")]
     pub context: usize,
+    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_examples: Option<usize>,
 }
 
 impl Tokens {
@@ -128,6 +137,9 @@ pub struct Idx {
     /// Is an image `[H * W]`, as an MLP takes it, and not `[1, H, W]`? Default false.
     #[serde(default)]
     pub flat: bool,
+    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_examples: Option<usize>,
 }
 
 /// The binary version of CIFAR-10.
@@ -138,6 +150,9 @@ pub struct Cifar10 {
     /// Are training images cropped and mirrored at random? Default true.
     #[serde(default = "yes")]
     pub augment: bool,
+    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_examples: Option<usize>,
 }
 
 /// A folder of JPEG and PNG images for each class; classes are numbered in the order of their names.
@@ -165,6 +180,9 @@ pub struct ImageFolder {
     /// What to do about a file that cannot be decoded. Default `stop`.
     #[serde(default)]
     pub on_broken: OnBroken,
+    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_examples: Option<usize>,
 }
 
 impl ImageFolder {
@@ -269,6 +287,20 @@ fn tenth() -> f64 {
 }
 
 impl Data {
+    /// How many training examples there are, as far as the configuration says.
+    pub fn num_examples(&self) -> Option<usize> {
+        match self {
+            Self::Digits(Digits { num_examples, .. })
+            | Self::Cifar10(Cifar10 { num_examples, .. })
+            | Self::ImageFolder(ImageFolder { num_examples, .. })
+            | Self::Idx(Idx { num_examples, .. })
+            | Self::Text(Text { num_examples, .. })
+            | Self::Tokens(Tokens { num_examples, .. }) => *num_examples,
+            Self::Synthetic(synthetic) => Some(synthetic.num_examples),
+            Self::SyntheticTokens(tokens) => Some(tokens.num_examples),
+        }
+    }
+
     /// Every path that the section names.
     pub(super) fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
         match self {
@@ -287,6 +319,9 @@ impl Data {
     }
 
     fn check(&self) -> Result<(), KeyError> {
+        if let Some(num_examples) = self.num_examples() {
+            check_count("num_examples", num_examples, 1, u32::MAX as usize)?;
+        }
         match self {
             Self::Cifar10(_) | Self::Digits(_) => Ok(()),
             Self::ImageFolder(images) => {
@@ -308,13 +343,11 @@ impl Data {
                 check_count("context", text.context, 1, MAX_CONTEXT)?;
                 check_fraction(text.eval_fraction)
             }
-            Self::SyntheticTokens(SyntheticTokens { num_examples, vocab_size, context }) => {
-                check_count("num_examples", *num_examples, 1, u32::MAX as usize)?;
+            Self::SyntheticTokens(SyntheticTokens { num_examples: _, vocab_size, context }) => {
                 check_count("vocab_size", *vocab_size, 1, i32::MAX as usize)?;
                 check_count("context", *context, 1, MAX_CONTEXT)
             }
-            Self::Synthetic(Synthetic { num_examples, features, image, classes }) => {
-                check_count("num_examples", *num_examples, 1, u32::MAX as usize)?;
+            Self::Synthetic(Synthetic { num_examples: _, features, image, classes }) => {
                 check_count("features", *features, 1, MAX_FEATURES)?;
                 let size = image.iter().try_fold(1usize, |size, dim| size.checked_mul(*dim));
                 let fits = size.is_some_and(|size| (1..=MAX_FEATURES).contains(&size));

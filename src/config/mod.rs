@@ -25,8 +25,11 @@ mod error;
 mod keys;
 mod optimizer;
 mod overrides;
+mod run_length;
 mod schedule;
 mod sections;
+mod shape;
+mod span;
 mod train;
 
 use std::path::Path;
@@ -34,17 +37,23 @@ use std::path::Path;
 use serde::Serialize;
 use toml::Table;
 
-pub use batch::{BatchError, BatchPlan, RunLength, RunLengthError};
+pub use batch::{BatchError, BatchPlan};
 pub use data::{
     Cifar10, Data, Digits, Idx, ImageFolder, OnBroken, Synthetic, SyntheticTokens, Text, TokenType,
     Tokens,
 };
 pub use error::{Error, Problem};
 pub use optimizer::{AdamW, Optimizer, Sgd};
-pub use schedule::{Constant, Decay, Peak, Schedule, Shape, StepDecay, Warmup};
+pub use run_length::{RunLength, RunLengthError};
+pub use schedule::{Peak, Scaling, Schedule, Warmup, WarmupKind};
 pub use sections::{
     AutoOr, Backend, Compile, Device, Mesh, Model, OptionValue, Parallel, UnknownBackend,
 };
+pub use shape::{
+    Constant, Decay, DecayShape, Interpolation, InverseSqrt, Piecewise, Polynomial, Shape,
+    StepDecay, Wsd,
+};
+pub use span::Span;
 pub use train::{BatchSize, Length, OnNonfinite, Precision, Train};
 
 use error::KeyError;

@@ -1,10 +1,12 @@
-//! `[schedule]`: the learning rate over the run. What the shapes mean is in `optim::schedule`.
+//! `[schedule]`: the learning rate over the run. What the words mean is in `optim::schedule`.
 
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
 use super::error::{KeyError, require};
-use super::keys::{Exclusive, Section, choices, field_names, read_keys};
+use super::keys::{Exclusive, Section, field_names, read_keys};
+use super::shape::Shape;
+use super::span::Span;
 
 /// `[schedule]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,51 +15,8 @@ pub struct Schedule {
     pub shape: Shape,
     /// The highest rate: `peak`, or `base_lr` with `base_batch`.
     pub peak: Peak,
-    /// `warmup_steps` or `warmup_epochs`: how long the rate rises linearly. Default 0 steps.
+    /// How the rate starts. Default: at the peak.
     pub warmup: Warmup,
-}
-
-choices! {
-    /// What the rate does after the warm-up.
-    pub enum Shape by "name" {
-        /// Stays at the peak.
-        "constant" => Constant(Constant),
-        /// Falls along half a cosine.
-        "cosine" => Cosine(Decay),
-        /// Falls along a line.
-        "linear" => Linear(Decay),
-        /// Falls by a factor at given steps.
-        "step" => Step(StepDecay),
-    }
-}
-
-/// No keys of its own.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Constant {}
-
-/// A fall to `floor` over the rest of the run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Decay {
-    /// Where the fall ends, as a fraction of the peak, 0 to 1: a fraction, so that it keeps its
-    /// meaning when the peak is scaled with the batch. Default 0.
-    pub floor: f64,
-}
-
-/// A fall by `factor` at each of `boundaries`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct StepDecay {
-    /// Steps, counted from the start of the run and rising, from which one more factor holds.
-    pub boundaries: Vec<u64>,
-    /// What the rate is multiplied by at each boundary. Default 0.1.
-    pub factor: f64,
-}
-
-impl Default for StepDecay {
-    fn default() -> Self {
-        Self { boundaries: vec![], factor: 0.1 }
-    }
 }
 
 /// The highest rate of a run.
@@ -65,22 +24,58 @@ impl Default for StepDecay {
 pub enum Peak {
     /// `peak`: the rate itself.
     Rate(f64),
-    /// `base_lr` with `base_batch`: the rate is `base_lr * global_batch / base_batch`.
+    /// `base_lr` with `base_batch`: the rate follows from the global batch.
     Scaled {
         /// The rate at `base_batch`.
         base_lr: f64,
         /// The global batch that `base_lr` was found at.
         base_batch: usize,
+        /// How it follows. Default `linear`.
+        scaling: Scaling,
     },
 }
 
-/// How long the rate rises linearly at the start.
+/// How the highest rate follows from the global batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scaling {
+    /// `base_lr * global_batch / base_batch`.
+    #[default]
+    Linear,
+    /// `base_lr * sqrt(global_batch / base_batch)`.
+    Sqrt,
+    /// `base_lr`.
+    None,
+}
+
+/// How the rate starts: below the peak for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Warmup {
-    /// `warmup_steps`.
-    Steps(u64),
-    /// `warmup_epochs`, which may be a fraction.
-    Epochs(f64),
+pub struct Warmup {
+    /// `warmup_steps`, `warmup_epochs` or `warmup_examples`. Default none.
+    pub length: Span,
+    /// `warmup`: what it does meanwhile. Default `linear`.
+    pub kind: WarmupKind,
+    /// `warmup_factor`: the share of the peak that a linear warm-up starts from (default 0) or that a
+    /// constant one stays at.
+    pub factor: f64,
+}
+
+impl Warmup {
+    /// A linear one from 0.
+    pub const fn linear(length: Span) -> Self {
+        Self { length, kind: WarmupKind::Linear, factor: 0.0 }
+    }
+}
+
+/// What the rate does in a warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WarmupKind {
+    /// Rises along a line.
+    #[default]
+    Linear,
+    /// Stays where it is.
+    Constant,
 }
 
 /// The keys that every shape has, as they are written.
@@ -94,17 +89,37 @@ struct RateKeys {
     #[serde(skip_serializing_if = "Option::is_none")]
     base_batch: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    scaling: Option<Scaling>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     warmup_steps: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     warmup_epochs: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warmup_examples: Option<u64>,
+    warmup: WarmupKind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warmup_factor: Option<f64>,
 }
 
 impl Section for Schedule {
     const NAME: &'static str = "schedule";
     const TAG: Option<&'static str> = Some(Shape::TAG);
     const CHOICES: &'static [&'static str] = Shape::NAMES;
-    const EXCLUSIVE: &'static [Exclusive] =
-        &[(&["peak"], &["base_lr", "base_batch"]), (&["warmup_steps"], &["warmup_epochs"])];
+    const EXCLUSIVE: &'static [Exclusive] = &[
+        (&["peak"], &["base_lr", "base_batch", "scaling"]),
+        (&["warmup_steps"], &["warmup_epochs"]),
+        (&["warmup_steps"], &["warmup_examples"]),
+        (&["warmup_epochs"], &["warmup_examples"]),
+        (&["total_steps"], &["total_epochs"]),
+        (&["total_steps"], &["total_examples"]),
+        (&["total_epochs"], &["total_examples"]),
+        (&["boundaries"], &["boundary_epochs"]),
+        (&["boundaries"], &["boundary_examples"]),
+        (&["boundary_epochs"], &["boundary_examples"]),
+        (&["decay_steps"], &["decay_epochs"]),
+        (&["decay_steps"], &["decay_examples"]),
+        (&["decay_epochs"], &["decay_examples"]),
+    ];
 
     fn keys(choice: &str) -> Vec<&'static str> {
         let mut keys = field_names::<RateKeys>().to_vec();
@@ -113,73 +128,94 @@ impl Section for Schedule {
     }
 
     fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
-        const RATE: &str = "a finite number above 0";
-        let positive = |rate: f64| rate.is_finite() && rate > 0.0;
         let keys: RateKeys = read_keys(table)?;
-        let peak = match (keys.peak, keys.base_lr, keys.base_batch) {
-            (Some(rate), _, _) => {
-                require(positive(rate), "peak", rate, RATE)?;
-                Peak::Rate(rate)
-            }
-            (None, Some(base_lr), Some(base_batch)) => {
-                require(positive(base_lr), "base_lr", base_lr, RATE)?;
-                require(base_batch > 0, "base_batch", base_batch, "a whole number, 1 or more")?;
-                Peak::Scaled { base_lr, base_batch }
-            }
-            (None, Some(_), None) => {
-                let allowed = "the global batch that schedule.base_lr was found at";
-                return Err(KeyError::missing("base_batch", allowed));
-            }
-            (None, None, Some(_)) => return Err(KeyError::missing("base_lr", RATE)),
-            (None, None, None) => {
-                let allowed = "a finite number above 0; or set schedule.base_lr with \
-                               schedule.base_batch instead";
-                return Err(KeyError::missing("peak", allowed));
-            }
-        };
-        let warmup = match (keys.warmup_steps, keys.warmup_epochs) {
-            (None, Some(epochs)) => {
-                let allowed = "a finite number, 0 or more";
-                require(epochs.is_finite() && epochs >= 0.0, "warmup_epochs", epochs, allowed)?;
-                Warmup::Epochs(epochs)
-            }
-            (steps, _) => Warmup::Steps(steps.unwrap_or(0)),
-        };
+        let (peak, warmup) = (read_peak(&keys)?, read_warmup(&keys)?);
         let shape = Shape::read_choice(choice, table)?;
-        match &shape {
-            Shape::Constant(_) => {}
-            Shape::Cosine(Decay { floor }) | Shape::Linear(Decay { floor }) => {
-                require(
-                    (0.0..=1.0).contains(floor),
-                    "floor",
-                    floor,
-                    "a fraction of the peak, 0 to 1",
-                )?;
-            }
-            Shape::Step(StepDecay { boundaries, factor }) => {
-                require(positive(*factor), "factor", factor, RATE)?;
-                let rising = boundaries.is_sorted_by(|a, b| a < b);
-                let found = format!("{boundaries:?}");
-                require(rising, "boundaries", found, "steps in rising order, each once")?;
-            }
-        }
+        shape.check()?;
         Ok(Self { shape, peak, warmup })
     }
 }
 
+/// What a rate, or a factor of it, may be.
+pub(super) const POSITIVE: &str = "a finite number above 0";
+
+pub(super) fn is_positive(value: f64) -> bool {
+    value.is_finite() && value > 0.0
+}
+
+/// A length in any unit must be a number.
+pub(super) fn check_span(prefix: &str, span: Span) -> Result<(), KeyError> {
+    let count = span.count();
+    let key = format!("{prefix}_{}", span.unit());
+    require(count.is_finite() && count >= 0.0, &key, count, "a finite number, 0 or more")
+}
+
+fn read_peak(keys: &RateKeys) -> Result<Peak, KeyError> {
+    match (keys.peak, keys.base_lr, keys.base_batch) {
+        (Some(rate), _, _) => {
+            require(is_positive(rate), "peak", rate, POSITIVE)?;
+            Ok(Peak::Rate(rate))
+        }
+        (None, Some(base_lr), Some(base_batch)) => {
+            require(is_positive(base_lr), "base_lr", base_lr, POSITIVE)?;
+            require(base_batch > 0, "base_batch", base_batch, "a whole number, 1 or more")?;
+            Ok(Peak::Scaled { base_lr, base_batch, scaling: keys.scaling.unwrap_or_default() })
+        }
+        (None, Some(_), None) => {
+            let allowed = "the global batch that schedule.base_lr was found at";
+            Err(KeyError::missing("base_batch", allowed))
+        }
+        (None, None, Some(_)) => Err(KeyError::missing("base_lr", POSITIVE)),
+        (None, None, None) => {
+            let allowed = "a finite number above 0; or set schedule.base_lr with \
+                           schedule.base_batch instead";
+            Err(KeyError::missing("peak", allowed))
+        }
+    }
+}
+
+fn read_warmup(keys: &RateKeys) -> Result<Warmup, KeyError> {
+    let length = Span::one_of(keys.warmup_steps, keys.warmup_epochs, keys.warmup_examples);
+    let length = length.unwrap_or(Span::ZERO);
+    check_span("warmup", length)?;
+    let factor = match (keys.warmup, keys.warmup_factor) {
+        (_, Some(factor)) => {
+            let allowed = "a share of the peak, 0 to 1";
+            require((0.0..=1.0).contains(&factor), "warmup_factor", factor, allowed)?;
+            factor
+        }
+        (WarmupKind::Linear, None) => 0.0,
+        (WarmupKind::Constant, None) => {
+            let allowed = "the share of the peak that a constant warm-up stays at, 0 to 1";
+            return Err(KeyError::missing("warmup_factor", allowed));
+        }
+    };
+    let asked_for = keys.warmup != WarmupKind::Linear || keys.warmup_factor.is_some();
+    if asked_for && length.is_zero() {
+        let allowed = "1 or more, since schedule.warmup or schedule.warmup_factor asks for a \
+                       warm-up; or set schedule.warmup_epochs or schedule.warmup_examples instead";
+        return Err(KeyError::missing("warmup_steps", allowed));
+    }
+    Ok(Warmup { length, kind: keys.warmup, factor })
+}
+
 impl Serialize for Schedule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut keys = RateKeys::default();
+        let mut keys = RateKeys { warmup: self.warmup.kind, ..RateKeys::default() };
         match self.peak {
             Peak::Rate(rate) => keys.peak = Some(rate),
-            Peak::Scaled { base_lr, base_batch } => {
+            Peak::Scaled { base_lr, base_batch, scaling } => {
                 (keys.base_lr, keys.base_batch) = (Some(base_lr), Some(base_batch));
+                keys.scaling = Some(scaling);
             }
         }
-        match self.warmup {
-            Warmup::Steps(steps) => keys.warmup_steps = Some(steps),
-            Warmup::Epochs(epochs) => keys.warmup_epochs = Some(epochs),
+        match self.warmup.length {
+            Span::Steps(steps) => keys.warmup_steps = Some(steps),
+            Span::Epochs(epochs) => keys.warmup_epochs = Some(epochs),
+            Span::Examples(examples) => keys.warmup_examples = Some(examples),
         }
+        // Only where there is a warm-up may it have a factor.
+        keys.warmup_factor = (!self.warmup.length.is_zero()).then_some(self.warmup.factor);
         let mut table = Table::try_from(&self.shape).map_err(serde::ser::Error::custom)?;
         table.extend(Table::try_from(&keys).map_err(serde::ser::Error::custom)?);
         table.serialize(serializer)

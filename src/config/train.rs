@@ -13,7 +13,7 @@ use super::keys::{Exclusive, Section, field_names, read_keys};
 pub struct Train {
     /// `global_batch` or `batch_per_replica`.
     pub batch: BatchSize,
-    /// `steps` or `epochs`.
+    /// `steps`, `epochs` or `examples`.
     pub length: Length,
     /// What every random choice follows from: initial parameters, order of data, dropout. Default 0.
     pub seed: u64,
@@ -41,13 +41,15 @@ pub enum BatchSize {
     PerReplica(usize),
 }
 
-/// A number of steps, or of passes over the data.
+/// A number of steps, of passes over the data, or of examples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
     /// `steps`.
     Steps(u64),
     /// `epochs`.
     Epochs(u64),
+    /// `examples`, over all replicas; a batch that would go beyond is left out.
+    Examples(u64),
 }
 
 /// What to do about a loss that is not finite; all replicas decide alike.
@@ -98,6 +100,8 @@ struct TrainKeys {
     steps: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     epochs: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    examples: Option<u64>,
     seed: u64,
     eval_every: u64,
     num_microbatches: usize,
@@ -114,6 +118,7 @@ impl Default for TrainKeys {
             batch_per_replica: None,
             steps: None,
             epochs: None,
+            examples: None,
             seed: 0,
             eval_every: 0,
             num_microbatches: 1,
@@ -127,15 +132,18 @@ impl Default for TrainKeys {
 
 impl Section for Train {
     const NAME: &'static str = "train";
-    const EXCLUSIVE: &'static [Exclusive] =
-        &[(&["global_batch"], &["batch_per_replica"]), (&["steps"], &["epochs"])];
+    const EXCLUSIVE: &'static [Exclusive] = &[
+        (&["global_batch"], &["batch_per_replica"]),
+        (&["steps"], &["epochs"]),
+        (&["steps"], &["examples"]),
+        (&["epochs"], &["examples"]),
+    ];
 
     fn keys(_choice: &str) -> Vec<&'static str> {
         field_names::<TrainKeys>().to_vec()
     }
 
     fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
-        const POSITIVE: &str = "a whole number, 1 or more";
         let keys: TrainKeys = read_keys(table)?;
         let batch = match (keys.global_batch, keys.batch_per_replica) {
             (Some(size), _) => {
@@ -151,20 +159,7 @@ impl Section for Train {
                 return Err(KeyError::missing("global_batch", allowed));
             }
         };
-        let length = match (keys.steps, keys.epochs) {
-            (Some(steps), _) => {
-                require(steps > 0, "steps", steps, POSITIVE)?;
-                Length::Steps(steps)
-            }
-            (None, Some(epochs)) => {
-                require(epochs > 0, "epochs", epochs, POSITIVE)?;
-                Length::Epochs(epochs)
-            }
-            (None, None) => {
-                let allowed = "a whole number, 1 or more; or set train.epochs instead";
-                return Err(KeyError::missing("steps", allowed));
-            }
-        };
+        let length = read_length(&keys)?;
         let num_microbatches = keys.num_microbatches;
         require(num_microbatches > 0, "num_microbatches", num_microbatches, POSITIVE)?;
         let steps_per_launch = keys.steps_per_launch;
@@ -194,6 +189,23 @@ impl Section for Train {
     }
 }
 
+const POSITIVE: &str = "a whole number, 1 or more";
+
+fn read_length(keys: &TrainKeys) -> Result<Length, KeyError> {
+    let (key, value, length) = match (keys.steps, keys.epochs, keys.examples) {
+        (Some(steps), _, _) => ("steps", steps, Length::Steps(steps)),
+        (None, Some(epochs), _) => ("epochs", epochs, Length::Epochs(epochs)),
+        (None, None, Some(examples)) => ("examples", examples, Length::Examples(examples)),
+        (None, None, None) => {
+            let allowed =
+                "a whole number, 1 or more; or set train.epochs or train.examples instead";
+            return Err(KeyError::missing("steps", allowed));
+        }
+    };
+    require(value > 0, key, value, POSITIVE)?;
+    Ok(length)
+}
+
 impl From<Train> for TrainKeys {
     fn from(train: Train) -> Self {
         let mut keys = Self {
@@ -213,6 +225,7 @@ impl From<Train> for TrainKeys {
         match train.length {
             Length::Steps(steps) => keys.steps = Some(steps),
             Length::Epochs(epochs) => keys.epochs = Some(epochs),
+            Length::Examples(examples) => keys.examples = Some(examples),
         }
         keys
     }

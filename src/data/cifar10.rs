@@ -173,7 +173,7 @@ mod tests {
     }
 
     fn load(path: PathBuf, augment: bool, seed: u64) -> Result<(Cifar10, Cifar10), String> {
-        let config = config::Cifar10 { path, augment };
+        let config = config::Cifar10 { path, augment, num_examples: None };
         Cifar10::load(&config, seed).map_err(|error| error.to_string())
     }
 

@@ -251,6 +251,17 @@ pub enum Error {
         /// Replicas to share it.
         num_replicas: usize,
     },
+    /// The configuration counts other examples than there are.
+    #[error(
+        "data.num_examples is {given}, but there are {found} training examples: epochs, and with them \
+         the learning rates, would not be those that were planned; set it to {found} or leave it out"
+    )]
+    NumExamples {
+        /// What the configuration says.
+        given: usize,
+        /// Training examples there are.
+        found: u64,
+    },
     /// A batch that the source cannot fill.
     #[error(
         "a batch of {batch} is more than the {num_examples} examples there are; make it smaller"

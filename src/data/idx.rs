@@ -222,6 +222,7 @@ mod tests {
             eval_labels,
             classes: 10,
             flat,
+            num_examples: None,
         };
         Idx::load(&config).map_err(|error| error.to_string())
     }

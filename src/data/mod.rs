@@ -71,14 +71,24 @@ impl Splits {
 /// training images follow from it.
 ///
 /// # Errors
-/// A file that cannot be read or is not what it should be, with the place.
+/// A file that cannot be read or is not what it should be, with the place; or another number of training
+/// examples than the configuration says.
 pub fn open(config: &config::Data, seed: u64) -> Result<Splits, Error> {
+    let splits = open_source(config, seed)?;
+    let found = splits.train.num_examples();
+    match config.num_examples() {
+        Some(given) if given as u64 != found => Err(Error::NumExamples { given, found }),
+        _ => Ok(splits),
+    }
+}
+
+fn open_source(config: &config::Data, seed: u64) -> Result<Splits, Error> {
     Ok(match config {
         config::Data::Cifar10(config) => {
             let (train, eval) = Cifar10::load(config, seed)?;
             Splits::of(train, eval)
         }
-        config::Data::Digits(config::Digits { path }) => {
+        config::Data::Digits(config::Digits { path, .. }) => {
             let (train, eval) = Digits::load(path)?;
             Splits::of(train, eval)
         }

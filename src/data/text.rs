@@ -75,7 +75,13 @@ mod tests {
     use super::*;
 
     fn config(path: &Path, context: usize) -> config::Text {
-        config::Text { path: path.to_owned(), extensions: vec![], context, eval_fraction: 0.1 }
+        config::Text {
+            path: path.to_owned(),
+            extensions: vec![],
+            context,
+            eval_fraction: 0.1,
+            num_examples: None,
+        }
     }
 
     fn read(source: &Text, id: u64) -> (Vec<i32>, Vec<i32>) {

@@ -140,7 +140,15 @@ mod tests {
 
     fn config(path: PathBuf, dtype: TokenType) -> config::Tokens {
         let (vocab_size, context) = (1000, 2);
-        config::Tokens { path, eval_path: None, eval_fraction: None, dtype, vocab_size, context }
+        config::Tokens {
+            path,
+            eval_path: None,
+            eval_fraction: None,
+            dtype,
+            vocab_size,
+            context,
+            num_examples: None,
+        }
     }
 
     fn read(source: &Tokens, id: u64) -> Result<(Vec<i32>, Vec<i32>), String> {

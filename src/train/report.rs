@@ -8,8 +8,8 @@ use crate::step::{OPT_STATE, PARAMS};
 /// The arithmetic of the global batch and the length of the run.
 pub fn describe_batch(plan: &Plan) -> String {
     let (run, batch) = (&plan.run, &plan.batch);
-    let (total, epoch) = (run.total_steps(), run.steps_per_epoch());
-    format!("batch: {batch}; {epoch} steps an epoch, {total} in all")
+    let epoch = run.steps_per_epoch().map(|steps| format!(" {steps} steps an epoch,"));
+    format!("batch: {batch};{} {} in all", epoch.unwrap_or_default(), run.total_steps())
 }
 
 /// What synchronisation will cost: leaves, bytes a step, replica groups.

@@ -49,7 +49,7 @@ impl Plan {
     pub fn new(config: &Config, splits: &Splits, num_replicas: usize) -> Result<Self, Error> {
         let batch = config.batch_plan(num_replicas)?;
         let num_examples = usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX);
-        let run = RunLength::new(config.train.length, num_examples, batch.global_batch())?;
+        let run = RunLength::new(config.train.length, Some(num_examples), batch.global_batch())?;
         let field = |field: &crate::data::Field| BatchField {
             name: field.name.to_owned(),
             dtype: field.dtype,
@@ -60,7 +60,7 @@ impl Plan {
             formulation.bucket_bytes = bytes as u64;
         }
         Ok(Self {
-            schedule: Schedule::new(&config.schedule, &run, batch.global_batch())?,
+            schedule: Schedule::new(&config.schedule, &run)?,
             batch,
             run,
             mesh: Mesh::data(num_replicas),

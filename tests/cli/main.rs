@@ -3,6 +3,7 @@
 //! - `training`: what `train` achieves, says and leaves behind, on 1 to 8 replicas
 //! - `bad_input`: what is refused, with which words, and that nothing is lost by it
 //! - `interrupted`: signals, and readers that go away
+//! - `schedule`: the learning rates that it prints, against those of `train`
 //! - `reports`: `hlo`, `bench`, `plugin`, `doctor`
 //!
 //! All of it runs the binary on the CPU plugin, which it installs itself.
@@ -10,6 +11,7 @@
 mod bad_input;
 mod interrupted;
 mod reports;
+mod schedule;
 mod training;
 
 use std::collections::BTreeSet;

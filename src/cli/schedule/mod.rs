@@ -1,0 +1,159 @@
+//! `lockstep schedule`: the learning rate over the run, from the configuration alone.
+//!
+//! The same [`Schedule`] that `train` asks at each step, so what is printed is what `metrics.jsonl`
+//! records. Data are opened only where nothing else says how many examples there are.
+
+mod canvas;
+mod glyphs;
+mod plot;
+mod table;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use super::args::ScheduleArgs;
+use super::{print_line, print_lines};
+use crate::config::{BatchPlan, BatchSize, Config, RunLength, RunLengthError};
+use crate::optim::schedule::{self, Schedule};
+use crate::{data, train};
+
+/// The schedule of one number of replicas.
+struct Column {
+    /// `lr`, or `lr_8` among several.
+    name: String,
+    /// What the global batch was made of, where that depends on the replicas.
+    num_replicas: Option<usize>,
+    run: RunLength,
+    schedule: Schedule,
+}
+
+impl Column {
+    /// The rates of all steps.
+    fn rates(&self) -> impl Iterator<Item = f64> {
+        (0..self.schedule.total_steps()).map(|step| self.schedule.lr(step))
+    }
+}
+
+/// What `--json` prints of a [`Column`].
+#[derive(Serialize)]
+struct Figures {
+    num_replicas: Option<usize>,
+    global_batch: usize,
+    total_steps: u64,
+    steps_per_epoch: Option<u64>,
+    warmup_steps: u64,
+    peak: f64,
+    /// A rate for each step.
+    lr: Vec<f64>,
+}
+
+/// Runs the command.
+pub fn run(args: &ScheduleArgs) -> Result<ExitCode> {
+    let config = Config::load(&args.config.config, &args.config.sets())?;
+    let columns = columns(&config, &args.replicas)?;
+    if let Some(path) = &args.plot {
+        plot::save(path, &columns)?;
+    }
+    if args.json {
+        let figures: Vec<_> = columns.iter().map(figures).collect();
+        print_line(&serde_json::to_string(&figures)?)?;
+    } else if args.csv {
+        print_lines(table::csv(&columns))?;
+    } else if let Some(path) = &args.plot {
+        print_line(&path.display().to_string())?;
+    } else {
+        print_lines(table::table(&config, &columns).into_iter())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn figures(column: &Column) -> Figures {
+    Figures {
+        num_replicas: column.num_replicas,
+        global_batch: column.run.global_batch(),
+        total_steps: column.run.total_steps(),
+        steps_per_epoch: column.run.steps_per_epoch(),
+        warmup_steps: column.schedule.warmup_steps(),
+        peak: column.schedule.peak(),
+        lr: column.rates().collect(),
+    }
+}
+
+/// A column for each number of replicas; without any, the one that the mesh asks for.
+fn columns(config: &Config, replicas: &[u32]) -> Result<Vec<Column>> {
+    let examples = Examples::of(config);
+    if replicas.is_empty() {
+        let num_replicas = match config.train.batch {
+            BatchSize::Global(_) => None,
+            BatchSize::PerReplica(_) => Some(train::num_replicas_on_host(config)),
+        };
+        return Ok(vec![column(config, &examples, "lr".to_owned(), num_replicas)?]);
+    }
+    if let BatchSize::Global(_) = config.train.batch {
+        bail!(
+            "--replicas shows what more replicas do to a batch that grows with them, but \
+             train.global_batch stays as it is; set train.batch_per_replica instead"
+        );
+    }
+    let column = |num_replicas: &u32| {
+        let name = format!("lr_{num_replicas}");
+        column(config, &examples, name, Some(*num_replicas as usize))
+            .with_context(|| format!("with {num_replicas} replicas"))
+    };
+    replicas.iter().map(column).collect()
+}
+
+fn column(
+    config: &Config,
+    examples: &Examples,
+    name: String,
+    num_replicas: Option<usize>,
+) -> Result<Column> {
+    let global_batch = match config.train.batch {
+        BatchSize::Global(size) => size,
+        per_replica => {
+            let num_replicas = num_replicas.unwrap_or(1);
+            let num_microbatches = config.train.num_microbatches;
+            BatchPlan::new(per_replica, num_microbatches, num_replicas)?.global_batch()
+        }
+    };
+    let run = RunLength::new(config.train.length, examples.count(), global_batch);
+    let run = run.map_err(|error| examples.explain(error))?;
+    let schedule = Schedule::new(&config.schedule, &run).map_err(|error| match error {
+        schedule::Error::Length(error) => examples.explain(error),
+        error => error.into(),
+    })?;
+    Ok(Column { name, num_replicas, run, schedule })
+}
+
+/// How many training examples there are, or why nobody knows.
+struct Examples(Result<usize, data::Error>);
+
+impl Examples {
+    /// What the configuration says, or else the data.
+    fn of(config: &Config) -> Self {
+        if let Some(num_examples) = config.data.num_examples() {
+            return Self(Ok(num_examples));
+        }
+        let splits = data::open(&config.data, config.train.seed);
+        Self(
+            splits.map(|splits| usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX)),
+        )
+    }
+
+    fn count(&self) -> Option<usize> {
+        self.0.as_ref().ok().copied()
+    }
+
+    /// The error, with the reason why the number is not known if that is what is missing.
+    fn explain(&self, error: RunLengthError) -> anyhow::Error {
+        match (&error, &self.0) {
+            (RunLengthError::UnknownExamples { .. }, Err(reason)) => {
+                anyhow::Error::msg(reason.to_string()).context(error)
+            }
+            _ => error.into(),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Schedules as text: every step as CSV, a choice of steps as a table, and a plot for the terminal.
+
+use std::iter;
+
+use super::Column;
+use crate::config::{Config, Peak, Scaling};
+
+/// About so many rows has the table, boundaries not counted.
+const NUM_ROWS: u64 = 16;
+/// Characters of a plot.
+const PLOT_COLUMNS: usize = 72;
+const PLOT_ROWS: usize = 10;
+
+/// A header, and a line a step. Where a run has ended before the longest one, its rate is empty.
+pub fn csv(columns: &[Column]) -> impl Iterator<Item = String> {
+    let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
+    let header = format!("step,{}", names.join(","));
+    let rows = (0..longest(columns)).map(|step| {
+        let rates = columns.iter().map(|column| match step < column.run.total_steps() {
+            true => exact(column.schedule.lr(step)),
+            false => String::new(),
+        });
+        let rates: Vec<_> = rates.collect();
+        format!("{step},{}", rates.join(","))
+    });
+    iter::once(header).chain(rows)
+}
+
+/// The shortest digits that are this number and no other, as `metrics.jsonl` has them.
+fn exact(rate: f64) -> String {
+    serde_json::Number::from_f64(rate).map_or_else(|| rate.to_string(), |rate| rate.to_string())
+}
+
+/// The arithmetic of each schedule, rates at telling steps, and a plot of each.
+pub fn table(config: &Config, columns: &[Column]) -> Vec<String> {
+    let mut lines: Vec<_> = columns
+        .iter()
+        .flat_map(|column| [describe_run(column), describe_peak(config, column)])
+        .collect();
+    lines.push(String::new());
+    let epochs = columns.iter().find_map(|column| column.run.steps_per_epoch());
+    let epochs = epochs.filter(|_| columns.len() == 1);
+    let mut header = format!("{:>10}", "step");
+    if epochs.is_some() {
+        header += &format!("{:>10}", "epoch");
+    }
+    header.extend(columns.iter().map(|column| format!("{:>14}", column.name)));
+    lines.push(header);
+    for step in telling_steps(columns) {
+        let mut line = format!("{step:>10}");
+        if let Some(epochs) = epochs {
+            line += &format!("{:>10.2}", step as f64 / epochs as f64);
+        }
+        for column in columns {
+            let rate = (step < column.run.total_steps()).then(|| column.schedule.lr(step));
+            line += &format!("{:>14}", rate.map_or(String::new(), short));
+        }
+        lines.push(line);
+    }
+    for column in columns {
+        lines.push(String::new());
+        lines.extend(plot(column));
+    }
+    lines
+}
+
+fn describe_run(column: &Column) -> String {
+    let batch = column.run.global_batch();
+    let replicas = column.num_replicas.map(|number| format!(" on {number} replicas"));
+    let epoch = column.run.steps_per_epoch().map(|steps| format!(", {steps} steps an epoch"));
+    format!(
+        "{}: {} steps of {batch} examples{}{}",
+        column.name,
+        column.run.total_steps(),
+        replicas.unwrap_or_default(),
+        epoch.unwrap_or_default()
+    )
+}
+
+fn describe_peak(config: &Config, column: &Column) -> String {
+    let batch = column.run.global_batch();
+    let from = match config.schedule.peak {
+        Peak::Rate(_) => String::new(),
+        Peak::Scaled { base_lr, base_batch, scaling } => match scaling {
+            Scaling::Linear => format!(" = {base_lr} * {batch} / {base_batch}"),
+            Scaling::Sqrt => format!(" = {base_lr} * sqrt({batch} / {base_batch})"),
+            Scaling::None => " whatever the batch".to_owned(),
+        },
+    };
+    let name = config.schedule.shape.name();
+    let (peak, warmup) = (short(column.schedule.peak()), column.schedule.warmup_steps());
+    format!("    {name}, peak {peak}{from}, warm-up of {warmup} steps")
+}
+
+/// A rate to six digits.
+pub fn short(rate: f64) -> String {
+    let fixed = (1e-3..1e6).contains(&rate) || rate == 0.0;
+    let text = if fixed { format!("{rate:.6}") } else { format!("{rate:.5e}") };
+    match fixed {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}
+
+/// Steps at even distances, the ends of warm-ups, and both sides of each boundary.
+fn telling_steps(columns: &[Column]) -> Vec<u64> {
+    let total = longest(columns);
+    let mut steps: Vec<u64> = (0..=NUM_ROWS)
+        .map(|row| (u128::from(total) * u128::from(row) / u128::from(NUM_ROWS)) as u64)
+        .collect();
+    for column in columns {
+        let (schedule, last) = (&column.schedule, column.run.total_steps().saturating_sub(1));
+        let warmup = (schedule.warmup_steps() > 0).then(|| schedule.warmup_steps());
+        for place in schedule.boundaries().iter().copied().chain(warmup) {
+            steps.extend([place.saturating_sub(1), place]);
+        }
+        steps.push(last);
+    }
+    steps.retain(|step| *step < total);
+    steps.sort_unstable();
+    steps.dedup();
+    steps
+}
+
+fn longest(columns: &[Column]) -> u64 {
+    columns.iter().map(|column| column.run.total_steps()).max().unwrap_or(0)
+}
+
+/// The rate over the steps in braille dots, two across and four down in each character.
+fn plot(column: &Column) -> Vec<String> {
+    let (width, height) = (PLOT_COLUMNS * 2, PLOT_ROWS * 4);
+    let last = column.run.total_steps().saturating_sub(1);
+    let at = |dot: usize| (u128::from(last) * dot as u128 / (width - 1) as u128) as u64;
+    let rates: Vec<_> = (0..width).map(|dot| column.schedule.lr(at(dot))).collect();
+    let top = rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let mut cells = vec![[0u8; PLOT_COLUMNS]; PLOT_ROWS];
+    let level = |rate: f64| ((rate / top) * (height - 1) as f64).round() as usize;
+    for (dot, rate) in rates.iter().enumerate() {
+        // Down or up to the level before, so that the curve has no gaps.
+        let before = level(rates[dot.saturating_sub(1)]);
+        let now = level(*rate);
+        for y in now.min(before)..=now.max(before) {
+            let row = height - 1 - y;
+            cells[row / 4][dot / 2] |= braille_bit(dot % 2, row % 4);
+        }
+    }
+    let label = |row: usize| match row {
+        0 => short(top),
+        row if row + 1 == PLOT_ROWS => "0".to_owned(),
+        _ => String::new(),
+    };
+    let rows = cells.iter().enumerate().map(|(row, cells)| {
+        let dots: String = cells.iter().map(|bits| braille(*bits)).collect();
+        format!("{:>12} {}", label(row), dots.trim_end_matches(braille(0)))
+    });
+    let steps = format!("{:>12} 0{:>width$}", column.name, last, width = PLOT_COLUMNS - 1);
+    rows.chain([steps]).collect()
+}
+
+/// The bit of a dot in a braille pattern: the first three rows count down each column, the fourth is last.
+fn braille_bit(x: usize, y: usize) -> u8 {
+    match y {
+        3 => 0x40 << x,
+        y => 1 << (y + 3 * x),
+    }
+}
+
+fn braille(bits: u8) -> char {
+    char::from_u32(0x2800 + u32::from(bits)).unwrap_or(' ')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_printed_as_metrics_record_them() {
+        for rate in [0.1 + 0.2, 1e-7, 3.2, 1.0, 5e-324] {
+            assert_eq!(exact(rate), serde_json::to_string(&rate).unwrap());
+        }
+    }
+
+    #[test]
+    fn rates_are_short_and_never_lost() {
+        let rates = [(0.1, "0.1"), (0.0, "0"), (3.2, "3.2"), (2e-4, "2.00000e-4"), (1.0, "1")];
+        for (rate, expected) in rates {
+            assert_eq!(short(rate), expected);
+        }
+    }
+
+    #[test]
+    fn all_dots_of_a_character_are_different() {
+        let bits = (0..8).fold(0u8, |bits, dot| bits | braille_bit(dot % 2, dot / 2));
+        assert_eq!(bits, 0xFF);
+        assert_eq!(braille(0xFF), '\u{28FF}');
+    }
+}

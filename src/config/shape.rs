@@ -1,0 +1,295 @@
+//! What the learning rate does after the warm-up: the choices of `[schedule] name` and their keys.
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{KeyError, Problem, require};
+use super::keys::choices;
+use super::schedule::{POSITIVE, check_span, is_positive};
+use super::span::Span;
+
+choices! {
+    /// What the rate does after the warm-up.
+    pub enum Shape by "name" {
+        /// Stays at the peak.
+        "constant" => Constant(Constant),
+        /// Falls along half a cosine.
+        "cosine" => Cosine(Decay),
+        /// Falls along a line.
+        "linear" => Linear(Decay),
+        /// Falls along a power of what is left of the run.
+        "polynomial" => Polynomial(Polynomial),
+        /// Falls as one over the root of the step.
+        "inverse_sqrt" => InverseSqrt(InverseSqrt),
+        /// Falls by a factor at given places.
+        "step" => Step(StepDecay),
+        /// Stays at the peak and falls at the end: warm-up, stable, decay.
+        "wsd" => Wsd(Wsd),
+        /// Goes through given points.
+        "piecewise" => Piecewise(Piecewise),
+    }
+}
+
+/// No keys of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Constant {}
+
+/// No keys of its own: the warm-up's length is the scale.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct InverseSqrt {}
+
+/// A fall to `floor`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Decay {
+    /// Where the fall ends, as a fraction of the peak, 0 to 1: a fraction, so that it keeps its
+    /// meaning when the peak is scaled with the batch. Default 0.
+    pub floor: f64,
+    /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_steps: Option<u64>,
+    /// The same in epochs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_epochs: Option<f64>,
+    /// The same in examples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_examples: Option<u64>,
+}
+
+impl Decay {
+    /// Where the fall ends, if that is said.
+    pub fn total(&self) -> Option<Span> {
+        Span::one_of(self.total_steps, self.total_epochs, self.total_examples)
+    }
+}
+
+/// A fall to `floor` along a power.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Polynomial {
+    /// The power, above 0: 1 is a line. Default 2.
+    pub power: f64,
+    /// Where the fall ends, as a fraction of the peak, 0 to 1. Default 0.
+    pub floor: f64,
+    /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_steps: Option<u64>,
+    /// The same in epochs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_epochs: Option<f64>,
+    /// The same in examples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_examples: Option<u64>,
+}
+
+impl Default for Polynomial {
+    fn default() -> Self {
+        let (total_steps, total_epochs, total_examples) = (None, None, None);
+        Self { power: 2.0, floor: 0.0, total_steps, total_epochs, total_examples }
+    }
+}
+
+impl Polynomial {
+    /// Where the fall ends, if that is said.
+    pub fn total(&self) -> Option<Span> {
+        Span::one_of(self.total_steps, self.total_epochs, self.total_examples)
+    }
+}
+
+/// A fall by `factor` at each of the boundaries, which are counted from the start of the run and rise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StepDecay {
+    /// Steps from which one more factor holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boundaries: Option<Vec<u64>>,
+    /// The same in epochs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boundary_epochs: Option<Vec<f64>>,
+    /// The same in examples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boundary_examples: Option<Vec<u64>>,
+    /// What the rate is multiplied by at each boundary. Default 0.1.
+    pub factor: f64,
+}
+
+impl Default for StepDecay {
+    fn default() -> Self {
+        let (boundaries, boundary_epochs, boundary_examples) = (None, None, None);
+        Self { boundaries, boundary_epochs, boundary_examples, factor: 0.1 }
+    }
+}
+
+impl StepDecay {
+    /// The boundaries, in whichever unit they are given.
+    pub fn boundaries(&self) -> Vec<Span> {
+        Span::all_of(&self.boundaries, &self.boundary_epochs, &self.boundary_examples)
+    }
+}
+
+/// The peak, and a fall to `floor` over the last steps. One of the three lengths must be set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Wsd {
+    /// Steps of the fall.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_steps: Option<u64>,
+    /// The same in epochs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_epochs: Option<f64>,
+    /// The same in examples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_examples: Option<u64>,
+    /// Along what it falls. Default `linear`.
+    pub decay_shape: DecayShape,
+    /// Where the fall ends, as a fraction of the peak, 0 to 1. Default 0.
+    pub floor: f64,
+    /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_steps: Option<u64>,
+    /// The same in epochs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_epochs: Option<f64>,
+    /// The same in examples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_examples: Option<u64>,
+}
+
+impl Wsd {
+    /// The length of the fall; 0 where none is set, which a configuration refuses.
+    pub fn decay(&self) -> Span {
+        let decay = Span::one_of(self.decay_steps, self.decay_epochs, self.decay_examples);
+        decay.unwrap_or(Span::ZERO)
+    }
+
+    /// Where the fall ends, if that is said.
+    pub fn total(&self) -> Option<Span> {
+        Span::one_of(self.total_steps, self.total_epochs, self.total_examples)
+    }
+}
+
+/// Along what the last part of [`Wsd`] falls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DecayShape {
+    /// A line.
+    #[default]
+    Linear,
+    /// Half a cosine.
+    Cosine,
+    /// One less the root of what has passed of it.
+    Sqrt,
+}
+
+/// A curve through the points (boundary, factor), constant before the first and behind the last.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Piecewise {
+    /// Steps at which the rate is given, counted from the start of the run and rising.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boundaries: Option<Vec<u64>>,
+    /// The same in epochs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boundary_epochs: Option<Vec<f64>>,
+    /// The same in examples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boundary_examples: Option<Vec<u64>>,
+    /// The rate at each of them, as a fraction of the peak.
+    pub factors: Vec<f64>,
+    /// What it does between them. Default `linear`.
+    pub interpolation: Interpolation,
+}
+
+impl Piecewise {
+    /// The boundaries, in whichever unit they are given.
+    pub fn boundaries(&self) -> Vec<Span> {
+        Span::all_of(&self.boundaries, &self.boundary_epochs, &self.boundary_examples)
+    }
+}
+
+/// What a rate does between two points.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interpolation {
+    /// Goes from one to the other along a line.
+    #[default]
+    Linear,
+    /// Stays at the first until the second.
+    Constant,
+}
+
+impl Shape {
+    /// Checks each key by itself.
+    pub(super) fn check(&self) -> Result<(), KeyError> {
+        match self {
+            Self::Constant(_) | Self::InverseSqrt(_) => Ok(()),
+            Self::Cosine(decay) | Self::Linear(decay) => {
+                check_fraction("floor", decay.floor)?;
+                check_total(decay.total())
+            }
+            Self::Polynomial(decay) => {
+                require(is_positive(decay.power), "power", decay.power, POSITIVE)?;
+                check_fraction("floor", decay.floor)?;
+                check_total(decay.total())
+            }
+            Self::Step(step) => {
+                require(is_positive(step.factor), "factor", step.factor, POSITIVE)?;
+                check_boundaries(&step.boundaries())
+            }
+            Self::Wsd(wsd) => {
+                check_fraction("floor", wsd.floor)?;
+                if wsd.decay().is_zero() {
+                    let allowed = "the length of the decay, 1 or more; or set schedule.decay_epochs \
+                                   or schedule.decay_examples instead";
+                    return Err(KeyError::missing("decay_steps", allowed));
+                }
+                check_span("decay", wsd.decay())?;
+                check_total(wsd.total())
+            }
+            Self::Piecewise(piecewise) => check_points(piecewise),
+        }
+    }
+}
+
+fn check_fraction(key: &str, value: f64) -> Result<(), KeyError> {
+    require((0.0..=1.0).contains(&value), key, value, "a fraction of the peak, 0 to 1")
+}
+
+fn check_total(total: Option<Span>) -> Result<(), KeyError> {
+    let Some(total) = total else { return Ok(()) };
+    check_span("total", total)?;
+    let key = format!("total_{}", total.unit());
+    require(!total.is_zero(), &key, total.count(), "a number above 0")
+}
+
+fn check_boundaries(boundaries: &[Span]) -> Result<(), KeyError> {
+    let key = match boundaries.first() {
+        Some(Span::Epochs(_)) => "boundary_epochs",
+        Some(Span::Examples(_)) => "boundary_examples",
+        Some(Span::Steps(_)) | None => "boundaries",
+    };
+    let counts: Vec<_> = boundaries.iter().map(|boundary| boundary.count()).collect();
+    let are_places = counts.iter().all(|count| count.is_finite() && *count >= 0.0);
+    let rising = counts.is_sorted_by(|a, b| a < b);
+    let allowed = "numbers from 0 on in rising order, each once";
+    require(are_places && rising, key, format!("{counts:?}"), allowed)
+}
+
+fn check_points(piecewise: &Piecewise) -> Result<(), KeyError> {
+    let (boundaries, factors) = (piecewise.boundaries(), &piecewise.factors);
+    check_boundaries(&boundaries)?;
+    let found = format!("{factors:?}");
+    let fit = factors.iter().all(|factor| factor.is_finite() && *factor >= 0.0);
+    require(fit, "factors", &found, "fractions of the peak, 0 or more")?;
+    if boundaries.is_empty() {
+        let allowed = "a list of steps; or set schedule.boundary_epochs or \
+                       schedule.boundary_examples instead";
+        return Err(KeyError::missing("boundaries", allowed));
+    }
+    if boundaries.len() != factors.len() {
+        let (boundaries, factors) = (boundaries.len(), factors.len());
+        let problem =
+            format!("there are {factors} of them for {boundaries} boundaries; give one each");
+        return Err(KeyError::new("factors", Problem::Inconsistent(problem)));
+    }
+    Ok(())
+}

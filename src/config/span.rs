@@ -1,0 +1,63 @@
+//! Lengths of, and places in, a run: in steps, epochs or examples.
+
+/// A stretch of a run, or a place in it counted from the start, in the unit that it was given in.
+/// [`RunLength::steps`](super::RunLength::steps) counts it in steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Span {
+    /// Steps.
+    Steps(u64),
+    /// Epochs, which may be a fraction.
+    Epochs(f64),
+    /// Examples, over all replicas.
+    Examples(u64),
+}
+
+impl Span {
+    /// Nothing at all.
+    pub const ZERO: Self = Self::Steps(0);
+
+    /// Is it nothing, as it was given?
+    pub fn is_zero(self) -> bool {
+        match self {
+            Self::Steps(count) | Self::Examples(count) => count == 0,
+            Self::Epochs(epochs) => epochs == 0.0,
+        }
+    }
+
+    /// What the key of this unit ends in.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Self::Steps(_) => "steps",
+            Self::Epochs(_) => "epochs",
+            Self::Examples(_) => "examples",
+        }
+    }
+
+    /// The one of three keys that is set.
+    pub(super) fn one_of(
+        steps: Option<u64>,
+        epochs: Option<f64>,
+        examples: Option<u64>,
+    ) -> Option<Self> {
+        steps.map(Self::Steps).or(epochs.map(Self::Epochs)).or(examples.map(Self::Examples))
+    }
+
+    /// The one of three lists of places that is set; none is the empty one.
+    pub(super) fn all_of(
+        steps: &Option<Vec<u64>>,
+        epochs: &Option<Vec<f64>>,
+        examples: &Option<Vec<u64>>,
+    ) -> Vec<Self> {
+        let steps = steps.iter().flatten().copied().map(Self::Steps);
+        let epochs = epochs.iter().flatten().copied().map(Self::Epochs);
+        steps.chain(epochs).chain(examples.iter().flatten().copied().map(Self::Examples)).collect()
+    }
+
+    /// The number, whatever its unit.
+    pub(super) fn count(self) -> f64 {
+        match self {
+            Self::Steps(count) | Self::Examples(count) => count as f64,
+            Self::Epochs(epochs) => epochs,
+        }
+    }
+}

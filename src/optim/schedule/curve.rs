@@ -1,0 +1,152 @@
+//! From the shape that a configuration names to a function of the step.
+
+use super::{
+    Error, constant, cosine, inverse_sqrt, linear, one_minus_sqrt, piecewise_constant,
+    piecewise_linear, polynomial, step_decay,
+};
+use crate::config::{
+    Decay, DecayShape, Interpolation, Piecewise, Polynomial, RunLength, Shape, Span, StepDecay, Wsd,
+};
+
+/// What the rate does after the warm-up, with everything counted in steps.
+pub(super) struct Curve {
+    /// Fraction of the peak at a step behind the warm-up.
+    pub factor: Box<dyn Fn(u64) -> f64 + Send + Sync>,
+    /// The step at which a decay has ended, for shapes that have one.
+    pub end_step: Option<u64>,
+    /// The places that the configuration names.
+    pub boundaries: Vec<u64>,
+    /// Those of them at which the rate jumps.
+    pub jumps: Vec<u64>,
+}
+
+impl Curve {
+    fn smooth(factor: impl Fn(u64) -> f64 + Send + Sync + 'static, end_step: Option<u64>) -> Self {
+        Self { factor: Box::new(factor), end_step, boundaries: vec![], jumps: vec![] }
+    }
+
+    /// Resolves a shape behind a warm-up of `warmup_steps`.
+    pub fn new(shape: &Shape, run: &RunLength, warmup_steps: u64) -> Result<Self, Error> {
+        Ok(match shape.clone() {
+            Shape::Constant(_) => Self::smooth(|_| constant(), None),
+            Shape::InverseSqrt(_) => {
+                Self::smooth(move |step| inverse_sqrt(step, warmup_steps), None)
+            }
+            Shape::Cosine(decay) => {
+                let (fraction, end) = decay_fraction(&decay, run, warmup_steps)?;
+                Self::smooth(move |step| cosine(fraction(step), decay.floor), Some(end))
+            }
+            Shape::Linear(decay) => {
+                let (fraction, end) = decay_fraction(&decay, run, warmup_steps)?;
+                Self::smooth(move |step| linear(fraction(step), decay.floor), Some(end))
+            }
+            Shape::Polynomial(decay) => {
+                let Polynomial { power, floor, .. } = decay;
+                check_floor(floor)?;
+                let end = end_step(decay.total(), run, warmup_steps)?;
+                let fraction = fraction(warmup_steps, end);
+                Self::smooth(move |step| polynomial(fraction(step), power, floor), Some(end))
+            }
+            Shape::Step(decay) => Self::steps(&decay, run)?,
+            Shape::Wsd(wsd) => Self::wsd(&wsd, run, warmup_steps)?,
+            Shape::Piecewise(piecewise) => Self::piecewise(&piecewise, run)?,
+        })
+    }
+
+    fn steps(decay: &StepDecay, run: &RunLength) -> Result<Self, Error> {
+        let factor = decay.factor;
+        if !factor.is_finite() || factor < 0.0 {
+            let allowed = "a finite number, 0 or more";
+            return Err(Error::Fraction { key: "factor", value: factor, allowed });
+        }
+        let boundaries = places(&decay.boundaries(), run)?;
+        let at = boundaries.clone();
+        Ok(Self {
+            factor: Box::new(move |step| step_decay(step, &at, factor)),
+            end_step: None,
+            jumps: boundaries.clone(),
+            boundaries,
+        })
+    }
+
+    fn wsd(wsd: &Wsd, run: &RunLength, warmup_steps: u64) -> Result<Self, Error> {
+        let Wsd { floor, decay_shape, .. } = *wsd;
+        check_floor(floor)?;
+        let end_step = end_step(wsd.total(), run, warmup_steps)?;
+        let unit = wsd.decay().unit();
+        let decay_steps = run.steps(wsd.decay(), &format!("schedule.decay_{unit}"))?;
+        if decay_steps == 0 {
+            return Err(Error::NoDecay { unit, global_batch: run.global_batch() });
+        }
+        let start = end_step.checked_sub(decay_steps).filter(|start| *start >= warmup_steps);
+        let too_long = || Error::Decay { decay_steps, end_step, warmup_steps, unit };
+        let fraction = fraction(start.ok_or_else(too_long)?, end_step);
+        let shape = match decay_shape {
+            DecayShape::Linear => linear,
+            DecayShape::Cosine => cosine,
+            DecayShape::Sqrt => one_minus_sqrt,
+        };
+        Ok(Self::smooth(move |step| shape(fraction(step), floor), Some(end_step)))
+    }
+
+    fn piecewise(piecewise: &Piecewise, run: &RunLength) -> Result<Self, Error> {
+        let boundaries = places(&piecewise.boundaries(), run)?;
+        let factors = piecewise.factors.iter().copied();
+        let points: Vec<_> = boundaries.iter().copied().zip(factors).collect();
+        let (interpolate, jumps) = match piecewise.interpolation {
+            Interpolation::Linear => (piecewise_linear as fn(u64, &[(u64, f64)]) -> f64, vec![]),
+            Interpolation::Constant => (piecewise_constant as _, boundaries.clone()),
+        };
+        let factor = Box::new(move |step| interpolate(step, &points));
+        Ok(Self { factor, end_step: None, boundaries, jumps })
+    }
+}
+
+/// How much has passed between two steps: 0 before `start`, 1 from `end` on.
+fn fraction(start: u64, end: u64) -> impl Fn(u64) -> f64 + Send + Sync + Copy {
+    let length = end.saturating_sub(start).max(1) as f64;
+    move |step| (step.saturating_sub(start) as f64 / length).min(1.0)
+}
+
+fn decay_fraction(
+    decay: &Decay,
+    run: &RunLength,
+    warmup_steps: u64,
+) -> Result<(impl Fn(u64) -> f64 + Send + Sync + Copy + use<>, u64), Error> {
+    check_floor(decay.floor)?;
+    let end = end_step(decay.total(), run, warmup_steps)?;
+    Ok((fraction(warmup_steps, end), end))
+}
+
+/// Where a decay ends: where the configuration says, or with the run.
+fn end_step(total: Option<Span>, run: &RunLength, warmup_steps: u64) -> Result<u64, Error> {
+    let Some(total) = total else { return Ok(run.total_steps()) };
+    let unit = total.unit();
+    let end_step = run.steps(total, &format!("schedule.total_{unit}"))?;
+    if end_step < warmup_steps {
+        return Err(Error::Total { end_step, warmup_steps, unit });
+    }
+    Ok(end_step)
+}
+
+/// Places in steps; they must still rise when they are counted so.
+fn places(boundaries: &[Span], run: &RunLength) -> Result<Vec<u64>, Error> {
+    let key = match boundaries.first() {
+        Some(Span::Epochs(_)) => "boundary_epochs",
+        Some(Span::Examples(_)) => "boundary_examples",
+        Some(Span::Steps(_)) | None => "boundaries",
+    };
+    let steps = boundaries.iter().map(|span| run.steps(*span, &format!("schedule.{key}")));
+    let steps = steps.collect::<Result<Vec<_>, _>>()?;
+    match steps.windows(2).find(|pair| pair[0] >= pair[1]) {
+        Some(pair) => Err(Error::BoundaryOrder { key, previous: pair[0], next: pair[1] }),
+        None => Ok(steps),
+    }
+}
+
+fn check_floor(floor: f64) -> Result<(), Error> {
+    if (0.0..=1.0).contains(&floor) {
+        return Ok(());
+    }
+    Err(Error::Fraction { key: "floor", value: floor, allowed: "a fraction of the peak, 0 to 1" })
+}

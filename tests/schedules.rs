@@ -1,0 +1,261 @@
+//! Learning rates at every step against their closed formulas, written a second time here; what is
+//! continuous; and that a run started again in the middle goes on alike.
+
+use lockstep::config::{
+    self, Constant, Decay, DecayShape, Interpolation, InverseSqrt, Length, Peak, Piecewise,
+    Polynomial, RunLength, Scaling, Shape, Span, StepDecay, Warmup, WarmupKind, Wsd,
+};
+use lockstep::optim::schedule::{Error, Schedule};
+
+/// 100 steps of 64 examples, 10 an epoch.
+const TOTAL: u64 = 100;
+const WARMUP: u64 = 10;
+const PEAK: f64 = 0.5;
+
+fn run(total_steps: u64, global_batch: usize) -> RunLength {
+    RunLength::new(Length::Steps(total_steps), Some(645), global_batch).unwrap()
+}
+
+fn schedule(shape: Shape, peak: Peak, warmup: Warmup, total: u64) -> Result<Schedule, Error> {
+    Schedule::new(&config::Schedule { shape, peak, warmup }, &run(total, 64))
+}
+
+/// A shape, its fraction of the peak behind the warm-up as a formula of the step, and whether it jumps.
+type Case = (Shape, fn(f64) -> f64, bool);
+
+fn cases() -> Vec<Case> {
+    let floor = 0.1;
+    let decay = || Decay { floor, ..Decay::default() };
+    let short = Decay { floor, total_epochs: Some(6.0), ..Decay::default() };
+    let wsd = |decay_shape| Wsd { decay_steps: Some(40), decay_shape, floor, ..Wsd::default() };
+    vec![
+        (Shape::Constant(Constant {}), |_| 1.0, false),
+        (
+            Shape::Cosine(decay()),
+            |s| 0.55 + 0.45 * (std::f64::consts::PI * (s - 10.0) / 90.0).cos(),
+            false,
+        ),
+        (Shape::Linear(decay()), |s| 1.0 - 0.9 * (s - 10.0) / 90.0, false),
+        // Ends at step 60, and stays where it is.
+        (Shape::Linear(short), |s| 1.0 - 0.9 * ((s - 10.0) / 50.0).min(1.0), false),
+        (
+            Shape::Polynomial(Polynomial { power: 3.0, floor, ..Polynomial::default() }),
+            |s| 0.1 + 0.9 * (1.0 - (s - 10.0) / 90.0) * ((100.0 - s) / 90.0).powi(2),
+            false,
+        ),
+        (Shape::InverseSqrt(InverseSqrt {}), |s| (10.0 / (s + 1.0)).sqrt(), false),
+        (
+            Shape::Step(StepDecay {
+                boundary_epochs: Some(vec![4.0, 8.0]),
+                ..StepDecay::default()
+            }),
+            |s| {
+                if s < 40.0 {
+                    1.0
+                } else if s < 80.0 {
+                    0.1
+                } else {
+                    0.01
+                }
+            },
+            true,
+        ),
+        (Shape::Wsd(wsd(DecayShape::Linear)), |s| 1.0 - 0.9 * ((s - 60.0) / 40.0).max(0.0), false),
+        (
+            Shape::Wsd(wsd(DecayShape::Cosine)),
+            |s| 0.55 + 0.45 * (std::f64::consts::PI * ((s - 60.0) / 40.0).max(0.0)).cos(),
+            false,
+        ),
+        (
+            Shape::Wsd(wsd(DecayShape::Sqrt)),
+            |s| 1.0 - 0.9 * ((s - 60.0).max(0.0) / 40.0).sqrt(),
+            false,
+        ),
+        (
+            Shape::Piecewise(Piecewise {
+                boundaries: Some(vec![20, 60]),
+                factors: vec![1.0, 0.5],
+                ..Piecewise::default()
+            }),
+            |s| if s < 20.0 { 1.0 } else { (1.0 - (s - 20.0) / 80.0).max(0.5) },
+            false,
+        ),
+        (
+            Shape::Piecewise(Piecewise {
+                boundary_examples: Some(vec![640, 3840]),
+                factors: vec![1.0, 0.3],
+                interpolation: Interpolation::Constant,
+                ..Piecewise::default()
+            }),
+            |s| if s < 60.0 { 1.0 } else { 0.3 },
+            true,
+        ),
+    ]
+}
+
+#[test]
+fn every_rate_is_that_of_the_formula() {
+    let cases = cases();
+    for name in Shape::NAMES {
+        assert!(cases.iter().any(|case| case.0.name() == *name), "{name} is not tested");
+    }
+    for (shape, formula, _) in cases {
+        let name = shape.name();
+        let warmup = Warmup::linear(Span::Epochs(1.0));
+        let schedule = schedule(shape, Peak::Rate(PEAK), warmup, TOTAL).unwrap();
+        assert_eq!((schedule.warmup_steps(), schedule.total_steps()), (WARMUP, TOTAL), "{name}");
+        for step in 0..TOTAL {
+            let s = step as f64;
+            let factor = if step < WARMUP { (s + 1.0) / 10.0 } else { formula(s) };
+            let (got, expected) = (schedule.lr(step), PEAK * factor);
+            assert!((got - expected).abs() < 1e-14, "{name}, step {step}: {got}, not {expected}");
+        }
+        assert!(schedule.lr(u64::MAX).is_finite(), "{name}");
+    }
+}
+
+#[test]
+fn rates_are_continuous_where_they_do_not_say_otherwise() {
+    for (shape, _, jumps) in cases() {
+        let name = shape.name();
+        let warmup = Warmup::linear(Span::Steps(1_000));
+        // The same shapes, 100 times as fine.
+        let run = RunLength::new(Length::Steps(10_000), Some(64_500), 64).unwrap();
+        let stretch = |steps: &mut Option<Vec<u64>>| {
+            steps.iter_mut().flatten().for_each(|step| *step *= 100);
+        };
+        let shape = match shape {
+            Shape::Wsd(wsd) => Shape::Wsd(Wsd { decay_steps: Some(4_000), ..wsd }),
+            Shape::Piecewise(mut piecewise) => {
+                stretch(&mut piecewise.boundaries);
+                stretch(&mut piecewise.boundary_examples);
+                Shape::Piecewise(piecewise)
+            }
+            shape => shape,
+        };
+        let config = config::Schedule { shape, peak: Peak::Rate(1.0), warmup };
+        let schedule = Schedule::new(&config, &run).unwrap();
+        let mut num_jumps = 0;
+        for step in 1..10_000 {
+            let change = (schedule.lr(step) - schedule.lr(step - 1)).abs();
+            if schedule.is_declared_jump(step) {
+                num_jumps += usize::from(change > 0.01);
+            } else {
+                assert!(change < 0.02, "{name} jumps by {change} at step {step}");
+            }
+        }
+        assert_eq!(num_jumps > 0, jumps, "{name}");
+    }
+}
+
+#[test]
+fn a_run_started_again_in_the_middle_goes_on_alike() {
+    for (shape, ..) in cases() {
+        let new = || {
+            let warmup = Warmup::linear(Span::Steps(WARMUP));
+            schedule(shape.clone(), Peak::Rate(PEAK), warmup, TOTAL).unwrap()
+        };
+        let whole: Vec<_> = (0..TOTAL).map(|step| new().lr(step)).collect();
+        let again = new();
+        // Out of order, too: nothing is remembered.
+        let rest: Vec<_> = (37..TOTAL).rev().map(|step| again.lr(step)).collect();
+        assert!(rest.iter().rev().eq(&whole[37..]), "{}", shape.name());
+    }
+}
+
+#[test]
+fn warm_ups_are_linear_or_constant_and_composed_with_any_shape() {
+    for (shape, formula, _) in cases() {
+        let name = shape.name();
+        let warmup = |kind| Warmup { length: Span::Examples(640), kind, factor: 0.25 };
+        let new = |kind| schedule(shape.clone(), Peak::Rate(1.0), warmup(kind), TOTAL).unwrap();
+        let (linear, constant) = (new(WarmupKind::Linear), new(WarmupKind::Constant));
+        for step in 0..TOTAL {
+            let s = step as f64;
+            let linearly = if step < 10 { 0.25 + 0.75 * (s + 1.0) / 10.0 } else { formula(s) };
+            let constantly = if step < 10 { 0.25 } else { formula(s) };
+            assert!((linear.lr(step) - linearly).abs() < 1e-14, "{name}, step {step}");
+            assert!((constant.lr(step) - constantly).abs() < 1e-14, "{name}, step {step}");
+        }
+        assert!(constant.is_declared_jump(10), "{name}");
+    }
+}
+
+#[test]
+fn the_peak_follows_the_batch() {
+    let cases = [
+        (Scaling::Linear, 8192, 3.2),
+        (Scaling::Sqrt, 4096, 0.4),
+        (Scaling::None, 8192, 0.1),
+        (Scaling::Linear, 256, 0.1),
+        (Scaling::Sqrt, 64, 0.05),
+    ];
+    for (scaling, batch, expected) in cases {
+        let peak = Peak::Scaled { base_lr: 0.1, base_batch: 256, scaling };
+        let shape = Shape::Constant(Constant {});
+        let config = config::Schedule { shape, peak, warmup: Warmup::linear(Span::ZERO) };
+        let run = RunLength::new(Length::Steps(5), None, batch).unwrap();
+        let schedule = Schedule::new(&config, &run).unwrap();
+        assert_eq!((schedule.peak(), schedule.lr(0)), (expected, expected), "{scaling:?}, {batch}");
+    }
+}
+
+#[test]
+fn a_run_may_be_all_warm_up_or_have_none() {
+    for (shape, ..) in cases() {
+        if let Shape::Wsd(_) = shape {
+            continue;
+        }
+        let total = if shape.name() == "linear" { 60 } else { 50 };
+        let warmup = Warmup::linear(Span::Steps(total));
+        let all = schedule(shape.clone(), Peak::Rate(1.0), warmup, total).unwrap();
+        assert_eq!((all.lr(total - 1), all.warmup_steps()), (1.0, total), "{}", shape.name());
+        let none = schedule(shape, Peak::Rate(1.0), Warmup::linear(Span::ZERO), TOTAL).unwrap();
+        assert_eq!(none.lr(0), 1.0);
+    }
+}
+
+#[test]
+fn bad_schedules_say_what_to_change() {
+    let steps = |boundaries: &[u64], factor| {
+        let boundaries = Some(boundaries.to_vec());
+        Shape::Step(StepDecay { boundaries, factor, ..StepDecay::default() })
+    };
+    let constant = || Shape::Constant(Constant {});
+    let wsd = |decay_epochs, total_steps| {
+        Shape::Wsd(Wsd { decay_epochs: Some(decay_epochs), total_steps, ..Wsd::default() })
+    };
+    let total =
+        |total_steps| Shape::Cosine(Decay { total_steps: Some(total_steps), ..Decay::default() });
+    let (one, none) = (Peak::Rate(1.0), Span::ZERO);
+    let no_batch = Peak::Scaled { base_lr: 0.1, base_batch: 0, scaling: Scaling::Linear };
+    let epochs = |places: &[f64]| {
+        let boundary_epochs = Some(places.to_vec());
+        Shape::Step(StepDecay { boundary_epochs, ..StepDecay::default() })
+    };
+    let cases = [
+        (constant(), one, Span::Steps(101), "warm-up of 101 steps"),
+        (constant(), one, Span::Epochs(1e30), "longer than the run of 100"),
+        (constant(), one, Span::Epochs(0.01), "schedule.warmup_epochs is less than one step"),
+        (constant(), one, Span::Examples(31), "schedule.warmup_examples is less than one step"),
+        (constant(), Peak::Rate(-1.0), none, "peak learning rate is -1"),
+        (constant(), no_batch, none, "is inf"),
+        (
+            steps(&[5, 5], 0.1),
+            one,
+            none,
+            "schedule.boundaries must rise, but step 5 follows step 5",
+        ),
+        (epochs(&[3.0, 3.01]), one, none, "schedule.boundary_epochs must rise"),
+        (steps(&[5], -0.1), one, none, "schedule.factor is -0.1"),
+        (Shape::Cosine(Decay { floor: 2.0, ..Decay::default() }), one, none, "schedule.floor is 2"),
+        (wsd(9.5, None), one, Span::Steps(10), "begins inside the warm-up of 10"),
+        (wsd(9.5, Some(50)), one, none, "the decay of 95 steps that ends at step 50"),
+        (wsd(0.01, None), one, none, "schedule.decay_epochs is less than one step"),
+        (total(9), one, Span::Steps(10), "ends at step 9, inside the warm-up of 10"),
+    ];
+    for (shape, peak, warmup, expected) in cases {
+        let error = schedule(shape, peak, Warmup::linear(warmup), 100).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
