@@ -8,4 +8,5 @@ pub mod optim;
 pub mod parallel;
 pub mod pjrt;
 pub mod step;
+pub mod targets;
 pub mod train;

@@ -23,12 +23,13 @@ pub mod random;
 mod region;
 mod stablehlo;
 mod tensor;
+mod traffic;
 mod tree;
 mod types;
 mod verify;
 mod window;
 
-pub use count::{CollectiveCost, Cost, count};
+pub use count::{CollectiveCost, Cost, Reduced, count, reduced};
 pub use dtype::DType;
 pub use error::Error;
 pub use grad::{grad, vjp};
