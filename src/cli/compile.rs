@@ -65,7 +65,7 @@ impl Lowered {
         let plan = &self.plan;
         let spec = plan.spec(&*self.loaded.model);
         let graph = step::trace_step(&spec)?;
-        let program = ::hlo::lower(&train::group(graph.clone(), plan.compile.bucket_bytes), "step");
+        let program = ::hlo::lower(&plan.compile.formulation.apply(graph.clone()), "step");
         let overrides = plan.compile.options.overrides.clone();
         let knobs = Knobs {
             microbatch: plan.batch.microbatch(),
