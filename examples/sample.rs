@@ -10,13 +10,13 @@ use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use hlo::passes::simplify;
 use hlo::random::threefry2x32;
-use hlo::{AxisSet, DType, Literal, Mesh, TensorType, lower, trace};
+use hlo::{DType, Literal, TensorType, lower};
 use lockstep::pjrt::{Arg, Client, CompileOptions, InstallOptions, Plugin, find_or_install};
+use lockstep::step::trace_forward;
 use lockstep::train::params_file;
+use models::Precision;
 use models::gpt::{Config, Preset};
-use models::{Precision, Scope};
 
 const NUM_BYTES: usize = 600;
 const TEMPERATURE: f64 = 0.8;
@@ -29,23 +29,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let precision = Precision::uniform(DType::F32);
     let ids_type = TensorType::new(DType::I32, &[1, model.context]);
 
-    // Traced twice: once to see which parameters there are, once with them as inputs.
-    let mut types = hlo::Tree::new();
-    trace(Mesh::SINGLE, |t| {
-        let scope = Scope::declare(t, precision, AxisSet::EMPTY);
-        model.logits(&scope, t.input("ids", ids_type.clone()));
-        types = scope.parameters().map(|_, p| TensorType::new(p.dtype, &p.dims));
-    })?;
-    let graph = trace(Mesh::SINGLE, |t| {
-        let params = types.map(|path, ty| t.input(path, ty.clone()));
-        let scope = Scope::bind(t, precision, params, None);
-        t.output("logits", model.logits(&scope, t.input("ids", ids_type.clone())));
-    })?;
+    let forward = trace_forward(precision, &ids_type, |scope, ids| model.logits(scope, ids))?;
     let found = find_or_install("cpu", &InstallOptions::from_env()?, |text| eprintln!("{text}"))?;
     let client = Client::cpu(&Plugin::load(found.path)?, 1)?;
-    let program = lower(&simplify(&graph), "logits");
+    let program = lower(&forward.graph, "logits");
     let program = client.compile(&program, &CompileOptions::default())?;
-    let params = params_file::load(Path::new(&path), &types)?;
+    let params = params_file::load(Path::new(&path), &forward.types)?;
     let params = params.into_iter().map(|(_, literal)| client.upload(&[Arc::new(literal)]));
     let params = params.collect::<Result<Vec<_>, _>>()?;
 

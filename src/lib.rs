@@ -9,4 +9,5 @@ pub mod parallel;
 pub mod pjrt;
 pub mod recipe;
 pub mod step;
+pub mod targets;
 pub mod train;

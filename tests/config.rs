@@ -114,6 +114,17 @@ fn text_has_defaults() {
 }
 
 #[test]
+fn synthetic_tokens_need_a_vocabulary() {
+    let synthetic = ["data.source=synthetic_tokens", "data.vocab_size=300"];
+    let Data::SyntheticTokens(tokens) = good(&synthetic).data else { panic!("another source") };
+    assert_eq!((tokens.num_examples, tokens.vocab_size, tokens.context), (4096, 300, 1024));
+    let error = parse(GOOD, &synthetic[..1]).unwrap_err().to_string();
+    assert!(error.contains("data.vocab_size"), "{error}");
+    let error = parse(GOOD, &[synthetic[0], "data.vocab_size=0"]).unwrap_err().to_string();
+    assert!(error.contains("a whole number from 1"), "{error}");
+}
+
+#[test]
 fn tokens_are_held_out_in_one_way() {
     let tokens = ["data.source=tokens", "data.vocab_size=70000", "data.dtype=u32"];
     let Data::Tokens(config) = good(&tokens).data else { panic!("tokens") };

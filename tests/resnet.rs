@@ -73,13 +73,20 @@ fn agree(name: &str, a: &[f64], b: &[f64], tolerance: f64) {
     }
 }
 
-fn agree_on_any_mesh(model: &dyn Model, num_steps: u64, cases: &[(usize, usize)], tolerance: f64) {
+fn agree_on_any_mesh(
+    model: &dyn Model,
+    num_steps: u64,
+    cases: &[(usize, usize)],
+    sets: &[&str],
+    tolerance: f64,
+) {
     let on = |(num_replicas, num_microbatches): (usize, usize)| {
-        let sets = [
+        let mesh = [
             format!("mesh.data={num_replicas}"),
             format!("train.num_microbatches={num_microbatches}"),
         ];
-        run(model, num_steps, &sets)
+        let sets = sets.iter().map(|set| (*set).to_owned()).chain(mesh);
+        run(model, num_steps, &sets.collect::<Vec<_>>())
     };
     let one = on((1, 1));
     let (first, last) = (one.losses[0], one.losses[one.losses.len() - 1]);
@@ -100,14 +107,16 @@ fn agree_on_any_mesh(model: &dyn Model, num_steps: u64, cases: &[(usize, usize)]
 /// whole groups.
 #[test]
 fn batch_norm_over_groups_does_not_see_replicas_or_microbatches() {
-    agree_on_any_mesh(&small, 12, &[(2, 1), (4, 1), (8, 1), (2, 2)], 1e-9);
+    agree_on_any_mesh(&small, 12, &[(2, 1), (4, 1), (8, 1), (2, 2)], &[], 1e-9);
 }
 
+/// In f32, the dtype it is trained in. At XLA's lowest level the programs compile in half the time.
 #[test]
 fn resnet20_agrees_on_any_number_of_replicas() {
     let config = resnet::Config { batch_norm_group: 8, ..resnet::Config::default() };
     let model = ResNet { config, num_classes: 10 };
-    agree_on_any_mesh(&model, 3, &[(2, 1), (4, 1)], 1e-7);
+    let sets = ["train.precision=f32", "compile.overrides.xla_backend_optimization_level=0"];
+    agree_on_any_mesh(&model, 3, &[(2, 1), (4, 1), (8, 1)], &sets, 1e-4);
 }
 
 #[test]

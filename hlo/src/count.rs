@@ -1,6 +1,7 @@
 //! What a graph costs: arithmetic, memory traffic and collectives, loops multiplied out.
 
 use crate::region::expand;
+use crate::traffic::traffic as fused_traffic;
 use crate::{Binary, Graph, Node, Op, TensorType, Unary};
 
 /// The cost of running a graph once, **on one replica**.
@@ -17,6 +18,13 @@ pub struct Cost {
     /// that only change a type (reshape, bitcast, vary, ...) move nothing; a slice reads what it
     /// returns, and an update of a slice happens in place.
     pub bytes: u64,
+    /// Of `flops`, those of dots and convolutions.
+    pub matmul_flops: u64,
+    /// Bytes that dots and convolutions read and write.
+    pub matmul_bytes: u64,
+    /// Bytes that everything else but collectives reads and writes where elementwise ops are fused into what
+    /// reads or feeds them: an estimate of what a compiler makes of it.
+    pub fused_bytes: u64,
     /// Every collective, in program order.
     pub collectives: Vec<CollectiveCost>,
     /// Is there a loop whose trip count is not known? It counts as run once.
@@ -59,8 +67,61 @@ pub fn count(graph: &Graph) -> Cost {
     cost
 }
 
+/// An all_reduce, and when what it reduces is there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reduced {
+    /// Bytes of all operands, on one replica.
+    pub bytes: u64,
+    /// The share of the graph's matmul FLOPs that are done by then, if ops run in the order of the graph: 1 for
+    /// what is known only at the end.
+    pub progress: f64,
+}
+
+/// The all_reduces of a graph that stand in no loop, in the order in which their operands are there.
+pub fn reduced(graph: &Graph) -> Vec<Reduced> {
+    let graph = &expand(graph);
+    // Matmul FLOPs up to and with the node that makes a value.
+    let mut done_by = vec![0u64; graph.num_values()];
+    let mut done = 0u64;
+    let mut found = vec![];
+    for node in graph.nodes() {
+        done = done.saturating_add(matmul_flops(graph, node));
+        for value in node.results() {
+            done_by[value.index()] = done;
+        }
+        if let Op::AllReduce { .. } = node.op {
+            let ready = node.operands.iter().map(|value| done_by[value.index()]).max();
+            found.push((operands(graph, node).map(bytes).sum(), ready.unwrap_or(0)));
+        }
+    }
+    found.sort_by_key(|(_, ready)| *ready);
+    let progress = |ready: u64| if done == 0 { 1.0 } else { ready as f64 / done as f64 };
+    found.into_iter().map(|(bytes, ready)| Reduced { bytes, progress: progress(ready) }).collect()
+}
+
+fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
+    match &node.op {
+        Op::DotGeneral(_) | Op::Convolution(_) => match work(graph, node) {
+            Work::Flops(flops) => flops,
+            _ => 0,
+        },
+        Op::While { regions, trip_count } => {
+            let mut cost = Cost::default();
+            add_graph(&mut cost, &regions.body, trip_count.unwrap_or(1));
+            cost.matmul_flops
+        }
+        _ => 0,
+    }
+}
+
 /// Adds a graph or region that runs `times` times.
 fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
+    let moved = fused_traffic(graph, |node| traffic(graph, node));
+    for (to, bytes) in
+        [(&mut cost.matmul_bytes, moved.matmul), (&mut cost.fused_bytes, moved.other)]
+    {
+        *to = to.saturating_add(bytes.saturating_mul(times));
+    }
     for node in graph.nodes() {
         if let Op::While { regions, trip_count } = &node.op {
             cost.has_unknown_loops |= trip_count.is_none();
@@ -72,7 +133,12 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
         }
         let add = |to: &mut u64, amount: u64| *to = to.saturating_add(amount.saturating_mul(times));
         match work(graph, node) {
-            Work::Flops(flops) => add(&mut cost.flops, flops),
+            Work::Flops(flops) => {
+                add(&mut cost.flops, flops);
+                if matches!(node.op, Op::DotGeneral(_) | Op::Convolution(_)) {
+                    add(&mut cost.matmul_flops, flops);
+                }
+            }
             Work::Transcendentals(elements) => add(&mut cost.transcendentals, elements),
             Work::Collective => cost.collectives.push(CollectiveCost {
                 kind: node.op.name(),
@@ -104,6 +170,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
     match &node.op {
         Op::Unary(
             Unary::Cosine
+            | Unary::Erf
             | Unary::Exponential
             | Unary::ExponentialMinusOne
             | Unary::Log
@@ -139,7 +206,9 @@ fn work(graph: &Graph, node: &Node) -> Work {
         }
         // As many comparisons as a maximum takes, and an addition for each place.
         Op::SelectAndScatter { window } => Work::Flops(window.num_met(operand(0), operand(1))),
-        Op::Scan(_) | Op::Remat(_) => unreachable!("written as other ops by `expand`"),
+        Op::Scan(_) | Op::Remat(_) | Op::CustomVjp(_) => {
+            unreachable!("written as other ops by `expand`")
+        }
         Op::Gather { .. } => Work::Move,
         Op::Scatter { .. } => Work::Flops(elements(operand(2))),
         Op::AllReduce { .. }
@@ -162,6 +231,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
         | Op::BitcastConvert(_)
         | Op::Reshape { .. }
         | Op::While { .. }
+        | Op::FusionBarrier
         | Op::OptimizationBarrier
         | Op::ReplicaId { .. }
         | Op::Vary { .. }

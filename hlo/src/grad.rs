@@ -38,7 +38,7 @@
 //! replicated parameter must itself be replicated. `tests/lockstep_gradients.rs` holds data-parallel,
 //! tensor-parallel and sharded losses on 4 replicas against one replica with the whole batch.
 
-use crate::ops::{convolution, gather, pooling};
+use crate::ops::{convolution, custom_vjp, gather, pooling};
 use crate::region;
 use crate::{
     Binary, Comparison, DotDims, Op, Reduction, Tensor, TensorType, Tracer, Unary, ValueId,
@@ -241,6 +241,8 @@ fn rule<'g>(
         }
         Op::Scan(scan) => region::scan_vjp(scan, x, cotangents),
         Op::Remat(body) => region::remat_vjp(body, x, cotangents),
+        Op::CustomVjp(custom) => Ok(custom_vjp::vjp(custom, x, y, cotangents)),
+        Op::FusionBarrier => one(ct.fusion_barrier()),
         Op::OptimizationBarrier => Ok(barrier(ct.tracer(), cotangents)),
         Op::Vary { axes } => one(ct.all_reduce(Reduction::Sum, *axes)),
         Op::AllReduce { reduction: Reduction::Sum, axes } => {
@@ -266,6 +268,7 @@ fn unary<'g>(op: Unary, x: Tensor<'g>, y: Tensor<'g>, ct: Tensor<'g>) -> Option<
     match op {
         Unary::Abs => Some(ct * x.sign()),
         Unary::Cosine => Some(-(ct * x.sine())),
+        Unary::Erf => Some(ct * ((-(x * x)).exponential() * std::f64::consts::FRAC_2_SQRT_PI)),
         Unary::Exponential => Some(ct * y),
         Unary::ExponentialMinusOne => Some(ct * (y + 1.0)),
         Unary::Log => Some(ct / x),

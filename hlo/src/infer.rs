@@ -7,7 +7,9 @@
 
 use crate::ops::gather;
 use crate::region;
-use crate::{AxisSet, Binary, DType, DotDims, Mesh, Op, Reduction, Regions, TensorType, Unary};
+use crate::{
+    AxisSet, Binary, CustomVjp, DType, DotDims, Mesh, Op, Reduction, Regions, TensorType, Unary,
+};
 
 type Types = Result<Vec<TensorType>, String>;
 
@@ -38,6 +40,7 @@ pub(crate) fn takes_any_varying(op: &Op) -> bool {
             | Op::While { .. }
             | Op::Scan(_)
             | Op::Remat(_)
+            | Op::CustomVjp(_)
     )
 }
 
@@ -65,6 +68,7 @@ fn num_operands(op: &Op) -> Option<usize> {
         | Op::While { .. }
         | Op::Scan(_)
         | Op::Remat(_)
+        | Op::CustomVjp(_)
         | Op::OptimizationBarrier
         | Op::AllReduce { .. } => None,
         _ => Some(1),
@@ -190,7 +194,10 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
         Op::While { regions, .. } => while_loop(t, regions, mesh),
         Op::Gather { num_batch } => one(gather::infer_gather(t[0], t[1], *num_batch)?),
         Op::Scan(scan) => region::infer_scan(scan, t, mesh),
-        Op::Remat(body) => region::infer_remat(&body.graph, t, mesh),
+        Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => {
+            region::infer_inlined(&body.graph, t, mesh)
+        }
+        Op::FusionBarrier => one(t[0].clone()),
         Op::Scatter { num_batch } => one(gather::infer_scatter(t, *num_batch)?),
         Op::OptimizationBarrier => {
             ensure(!t.is_empty(), || "takes at least one operand".into())?;

@@ -7,7 +7,9 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::mesh::within;
-use crate::{Axis, AxisSet, Convolution, DType, Graph, Literal, Mesh, Region, Scan, Window};
+use crate::{
+    Axis, AxisSet, Convolution, CustomVjp, DType, Graph, Literal, Mesh, Region, Scan, Window,
+};
 
 /// One operation; its operands and result types stand in the graph's node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -154,6 +156,11 @@ pub enum Op {
     /// `remat(x..)`: the body's results; its VJP computes the body again instead of keeping what is
     /// inside.
     Remat(Arc<Region>),
+    /// `custom_vjp(x..)`: the results of its forward function; its VJP is its backward function.
+    CustomVjp(CustomVjp),
+    /// The operand, unchanged. What makes it and what uses it are not fused into one loop, on backends
+    /// where that pays; elsewhere nothing.
+    FusionBarrier,
     /// The operands, unchanged; nothing is moved or merged across.
     OptimizationBarrier,
     /// This replica's index along `axes`, a u32 scalar that varies over just these axes.
@@ -212,7 +219,7 @@ pub enum Op {
 
 impl Op {
     /// StableHLO's name of the op (ours for `input`, `scan`, `remat`, `vary`, `stop_gradient` and
-    /// `all_reduce_within`).
+    /// `all_reduce_within`; CHLO's for `erf`).
     pub fn name(&self) -> &'static str {
         match self {
             Op::Input { .. } => "input",
@@ -245,6 +252,8 @@ impl Op {
             Op::Scatter { .. } => "scatter",
             Op::Scan(_) => "scan",
             Op::Remat(_) => "remat",
+            Op::CustomVjp(_) => "custom_vjp",
+            Op::FusionBarrier => "fusion_barrier",
             Op::OptimizationBarrier => "optimization_barrier",
             Op::ReplicaId { .. } => "replica_id",
             Op::Vary { .. } => "vary",
@@ -254,6 +263,14 @@ impl Op {
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllToAll { .. } => "all_to_all",
             Op::CollectivePermute { .. } => "collective_permute",
+        }
+    }
+
+    /// The body that stands for the op when the graph is lowered or evaluated, of those that have one.
+    pub(crate) fn inlined_body(&self) -> Option<&Region> {
+        match self {
+            Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => Some(body),
+            _ => None,
         }
     }
 
@@ -301,6 +318,7 @@ named! {
         Abs = "abs", "Absolute value.";
         Ceil = "ceil", "Least whole number not below.";
         Cosine = "cosine", "Cosine of radians.";
+        Erf = "erf", "Error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x. Of CHLO.";
         Exponential = "exponential", "e^x.";
         ExponentialMinusOne = "exponential_minus_one", "e^x - 1, accurate near 0.";
         Floor = "floor", "Greatest whole number not above.";

@@ -48,7 +48,7 @@ pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
                     with_body(scan, |body| eliminate_dead_code(&merge_common_subexpressions(body)));
                 return Some(push(new, node, op, operands));
             }
-            Op::OptimizationBarrier | Op::Remat(_) => {
+            Op::OptimizationBarrier | Op::FusionBarrier | Op::Remat(_) | Op::CustomVjp(_) => {
                 return Some(push(new, node, node.op.clone(), operands));
             }
             op => op.clone(),
@@ -116,7 +116,7 @@ pub(crate) fn rebuild_values(
 }
 
 /// A scan whose body went through a pass.
-fn with_body(scan: &Scan, pass: fn(&Graph) -> Graph) -> Op {
+pub(crate) fn with_body(scan: &Scan, pass: impl Fn(&Graph) -> Graph) -> Op {
     Op::Scan(Scan { body: Region::new(pass(&scan.body.graph)), ..scan.clone() })
 }
 

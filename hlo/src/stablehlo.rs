@@ -6,12 +6,14 @@
 
 mod windows;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::panic::Location;
 
 use crate::mesh::within;
 use crate::ops::gather;
+use crate::passes::merge_common_subexpressions;
 use crate::region::expand;
 use crate::{
     AxisSet, DType, DotDims, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
@@ -84,7 +86,11 @@ pub fn lower_isolated(graph: &Graph, name: &str) -> Program {
 type Groups = fn(&Mesh, AxisSet) -> Vec<Vec<usize>>;
 
 fn lower_with_groups(graph: &Graph, name: &str, groups: Groups) -> Program {
-    let graph = &*expand(graph);
+    let graph = &*match expand(graph) {
+        // Each stack that a loop reads or writes brings zeros of its own.
+        Cow::Owned(expanded) => Cow::Owned(merge_common_subexpressions(&expanded)),
+        unchanged => unchanged,
+    };
     let num_replicas = graph.mesh().num_replicas();
     let mut donated_to: Vec<Option<usize>> = vec![None; graph.inputs().len()];
     for (index, output) in graph.outputs().iter().enumerate() {
@@ -410,6 +416,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         Op::Unary(crate::Unary::IsFinite) | Op::Convert(_) | Op::BitcastConvert(_) => {
             format!("stablehlo.{name} {operands} : {}", signature())
         }
+        Op::Unary(crate::Unary::Erf) => format!("chlo.erf {operands} : {result} -> {result}"),
         Op::Unary(_) | Op::Binary(_) => format!("stablehlo.{name} {operands} : {result}"),
         Op::Compare(direction) => {
             let dtype = scope.graph.ty(node.operands[0]).dtype;
@@ -461,7 +468,9 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 signature()
             )
         }
-        Op::OptimizationBarrier => format!("stablehlo.optimization_barrier {operands} : {result}"),
+        Op::FusionBarrier | Op::OptimizationBarrier => {
+            format!("stablehlo.optimization_barrier {operands} : {result}")
+        }
         Op::AllReduce { reduction, axes } => {
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
             format!(
@@ -509,7 +518,9 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 signature()
             )
         }
-        Op::Scan(_) | Op::Remat(_) => unreachable!("written as other ops by `expand`"),
+        Op::Scan(_) | Op::Remat(_) | Op::CustomVjp(_) => {
+            unreachable!("written as other ops by `expand`")
+        }
         Op::Input { .. }
         | Op::Reduce { .. }
         | Op::DotGeneral(_)

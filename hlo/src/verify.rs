@@ -118,7 +118,10 @@ fn nodes(graph: &Graph) -> Result<(), VerifyError> {
         if !inferred.iter().eq(node.results().map(|result| graph.ty(result))) {
             return Err(malformed("its results have other types than its op gives".into()));
         }
-        if let Op::Scan(Scan { body, .. }) | Op::Remat(body) = &node.op {
+        if let Op::Scan(Scan { body, .. }) = &node.op {
+            nodes(&body.graph)?;
+        }
+        if let Some(body) = node.op.inlined_body() {
             nodes(&body.graph)?;
         }
         if let Op::While { regions, .. } = &node.op {
@@ -143,8 +146,11 @@ fn collective_axes(graph: &Graph) -> AxisSet {
             Op::While { regions, .. } => {
                 collective_axes(&regions.cond) | collective_axes(&regions.body)
             }
-            Op::Scan(Scan { body, .. }) | Op::Remat(body) => collective_axes(&body.graph),
-            op => op.collective_axes(),
+            Op::Scan(Scan { body, .. }) => collective_axes(&body.graph),
+            op => match op.inlined_body() {
+                Some(body) => collective_axes(&body.graph),
+                None => op.collective_axes(),
+            },
         };
         all | inner
     })

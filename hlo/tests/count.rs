@@ -42,13 +42,10 @@ fn two_layers_cost_what_arithmetic_by_hand_says() {
         2 * batch * output, // tanh
         batch * output + output,
     ];
-    let expected = Cost {
-        flops: flops.iter().sum(),
-        transcendentals: batch * output,
-        bytes: 4 * elements.iter().sum::<u64>(),
-        ..Cost::default()
-    };
-    assert_eq!(cost, expected);
+    let bytes = 4 * elements.iter().sum::<u64>();
+    assert_eq!(cost.flops, flops.iter().sum::<u64>());
+    assert_eq!((cost.transcendentals, cost.bytes), (batch * output, bytes));
+    assert_eq!(cost.matmul_flops, flops[0] + flops[3]);
     assert_eq!((cost.flops, cost.bytes), (1806, 5964));
 }
 
@@ -95,7 +92,7 @@ fn what_only_changes_a_type_costs_nothing_and_a_slice_reads_what_it_returns() {
         let x = t.optimization_barrier(&[x.reshape(&[16]).stop_gradient()])[0];
         t.output_varying("y", x.bitcast_convert(DType::U32).vary(Axis::Data), Axis::Data.into());
     });
-    assert_eq!(free, Cost::default());
+    assert_eq!((free.flops, free.bytes), (0, 0));
 
     let sliced = cost(Mesh::SINGLE, |t| {
         let x = t.input("x", f32s(&[1000, 2]));
@@ -103,7 +100,7 @@ fn what_only_changes_a_type_costs_nothing_and_a_slice_reads_what_it_returns() {
         let zero = t.scalar(DType::I32, 0.0);
         t.output("x", x.dynamic_update_slice(row, &[zero, zero]));
     });
-    assert_eq!(sliced, Cost { bytes: 4 * (2 + 2 + 2 + 2), ..Cost::default() });
+    assert_eq!((sliced.flops, sliced.bytes), (0, 4 * (2 + 2 + 2 + 2)));
 }
 
 #[test]
@@ -116,7 +113,7 @@ fn a_gather_reads_the_rows_it_returns_and_a_scatter_adds_in_place() {
     });
     let gather = 3 + 3 * 2 + 3 * 2;
     let scatter = 3 + 3 * 2 + 2 * (3 * 2);
-    assert_eq!(cost, Cost { flops: 6, bytes: 4 * (gather + scatter), ..Cost::default() });
+    assert_eq!((cost.flops, cost.bytes), (6, 4 * (gather + scatter)));
 }
 
 #[test]
@@ -159,4 +156,23 @@ fn a_loop_of_unknown_length_counts_once_and_is_said() {
     });
     assert_eq!(cost.transcendentals, 1);
     assert!(cost.has_unknown_loops);
+}
+
+#[test]
+fn elementwise_ops_are_fused_into_what_reads_them() {
+    let (m, k, n) = (8, 16, 4);
+    let graph = trace(Mesh::SINGLE, |t| {
+        let x = t.input("x", TensorType::new(DType::F32, &[m, k]));
+        let w = t.input("w", TensorType::new(DType::F32, &[k, n]));
+        let y = (x.dot(w) * 2.0 + 1.0).tanh();
+        t.output("total", (y * y).sum());
+        t.output("y", y);
+    })
+    .unwrap();
+    let cost = count(&graph);
+    let dot = 4 * (m * k + k * n + m * n) as u64;
+    assert_eq!((cost.matmul_flops, cost.matmul_bytes), (2 * (m * k * n) as u64, dot));
+    // Two kernels read the dot's result or what was made of it: one writes `y`, one the total.
+    let y = 4 * (m * n) as u64;
+    assert_eq!(cost.fused_bytes, (y + y) + (y + 4));
 }

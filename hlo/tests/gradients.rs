@@ -40,6 +40,7 @@ fn unary_cases() -> Vec<Case> {
         single("abs", &away, |x| x[0].abs()),
         single("ceil", &away, |x| x[0].ceil()),
         single("cosine", &any, |x| x[0].cosine()),
+        single("erf", &any, |x| x[0].erf()),
         single("exponential", &any, |x| x[0].exponential()),
         single("exponential_minus_one", &any, |x| x[0].exponential_minus_one()),
         single("floor", &away, |x| x[0].floor()),
@@ -195,6 +196,15 @@ fn moving_cases() -> Vec<Case> {
             let y = x[0].tracer().remat(x, |x| vec![(x[0] * x[1]).sine(), x[1].tanh()]);
             y[0] * y[1] * y[0]
         }),
+        single("custom_vjp", &[within(&[2, 3], -1.0, 1.0), within(&[3], -1.0, 1.0)], |x| {
+            let y = x[0].tracer().custom_vjp(
+                x,
+                |x| vec![x[0].tanh(), x[1] * x[1]],
+                |x, y, ct| vec![ct[0] * (-(y[0] * y[0]) + 1.0), ct[1] * x[1] * 2.0],
+            );
+            y[0] * y[1].broadcast_like(y[0], &[1])
+        }),
+        single("fusion_barrier", &[matrix[0]], |x| (x[0] * x[0]).fusion_barrier().sine()),
         single("optimization_barrier", &[matrix[0], within(&[3, 4], -1.0, 1.0)], |x| {
             let barred = x[0].tracer().optimization_barrier(&[x[0] * x[1], x[1]]);
             barred[0] * x[0]
@@ -479,6 +489,8 @@ fn the_table_covers_every_op() {
         "scatter",
         "scan",
         "remat",
+        "custom_vjp",
+        "fusion_barrier",
         "optimization_barrier",
         "vary",
         "stop_gradient",

@@ -83,6 +83,12 @@ fn elementwise() -> Vec<Case> {
         ("rsqrt", |t| c(t, &[3f32, 0.0]).rsqrt(), v(&[0.577_350_26f32, INF])),
         ("sign", |t| c(t, &[-3f32, -0.0, NAN, INF]).sign(), v(&[-1f32, -0.0, NAN, 1.0])),
         ("sign of i32", |t| c(t, &[-3, 0, 9]).sign(), v(&[-1, 0, 1])),
+        // Python's `math.erf`.
+        (
+            "erf",
+            |t| c(t, &[0.5f32, -2.4, 3.0, -0.0, INF, NAN]).erf(),
+            v(&[0.520_499_9f32, -0.999_311_5, 0.999_977_9, -0.0, 1.0, NAN]),
+        ),
         ("sine", |t| c(t, &[1f32]).sine(), v(&[0.841_470_96f32])),
         ("sqrt", |t| c(t, &[2f32, -1.0]).sqrt(), v(&[std::f32::consts::SQRT_2, NAN])),
         ("tanh", |t| c(t, &[0.5f32, INF]).tanh(), v(&[0.462_117_16f32, 1.0])),
@@ -212,6 +218,12 @@ fn choice_and_conversion() -> Vec<Case> {
             v(&[f32::from_bits(0x7fa0_0001)]),
         ),
         ("stop_gradient", |t| c(t, &[1f32]).stop_gradient(), v(&[1f32])),
+        (
+            "custom_vjp",
+            |t| t.custom_vjp(&[c(t, &[1f32])], |x| vec![x[0] + x[0]], |_, _, ct| ct.to_vec())[0],
+            v(&[2f32]),
+        ),
+        ("fusion_barrier", |t| c(t, &[3]).fusion_barrier(), v(&[3])),
         ("barrier", |t| t.optimization_barrier(&[c(t, &[1]), c(t, &[2])])[1], v(&[2])),
     ]
 }
@@ -555,7 +567,7 @@ fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
     let others = "constant iota compare select clamp convert bitcast_convert broadcast_in_dim \
                   reshape transpose slice dynamic_slice dynamic_update_slice pad concatenate \
                   reduce dot_general convolution reverse reduce_window select_and_scatter \
-                  gather scatter scan remat optimization_barrier stop_gradient";
+                  gather scatter scan remat custom_vjp fusion_barrier optimization_barrier stop_gradient";
     let all = families.into_iter().flatten().chain(others.split_whitespace());
     let missing: Vec<_> = all.filter(|name| !covered.contains(name)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");

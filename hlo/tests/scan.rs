@@ -268,6 +268,23 @@ fn nothing_is_kept_that_is_there_anyway() {
 }
 
 #[test]
+fn what_cheaply_follows_from_what_is_kept_is_computed_again() {
+    let graph = trace(Mesh::SINGLE, |t| {
+        let (h, w) = (t.input("h", f64s(&[2, 3])), t.input("w", f64s(&[LENGTH, 2, 3])));
+        let (y, _) = t.scan(LENGTH, &[], &[h], &[w], |_, h, w| {
+            let power = h[0].exponential();
+            let root = (power * w[0] + 1.0).sqrt();
+            (vec![power * root * (root + w[0])], vec![])
+        });
+        t.output("gradient", grad(y[0].sum(), &[h])[0]);
+    });
+    let graph = passes::simplify(&graph.unwrap());
+    let forward = graph.nodes().iter().find(|node| matches!(node.op, Op::Scan(_)));
+    // Carried, then kept: the exponential and the root, but not their product or the sum.
+    assert_eq!(forward.unwrap().results().len(), 1 + 2);
+}
+
+#[test]
 fn a_scan_is_written_as_a_while() {
     let program = lower(&passes::simplify(&cases()[0].graph(true)), "test");
     let text = program.text_without_locations();

@@ -171,6 +171,8 @@ fn replicas() -> Vec<Case> {
         ("scan", "1 carried values where there are 2", line!(), |t| wrong(t.scan(2, &[], &[x(t, &[]), x(t, &[])], &[], |_, s, _| (vec![s[0]], vec![])))),
         ("scan", "returns f32[1] for carried value 0", line!(), |t| wrong(t.scan(2, &[], &[x(t, &[])], &[], |_, s, _| (vec![s[0].reshape(&[1])], vec![])))),
         ("scan", "returns too few", line!(), |t| wrong(t.scan(2, &[], &[], &[x(t, &[2])], |_, _, _| (vec![], vec![])))),
+        ("custom_vjp", "cotangents (f32[]) where the float operands are (f32[2])", line!(), |t| wrong(t.custom_vjp(&[x(t, &[2])], |x| x.to_vec(), |_, _, ct| vec![ct[0].sum()]))),
+        ("custom_vjp", "must be floats, not i32[2]", line!(), |t| wrong(t.custom_vjp(&[int(t, &[2])], |x| x.to_vec(), |_, _, _| vec![]))),
         ("remat", "returns nothing", line!(), |t| wrong(t.remat(&[x(t, &[])], |_| vec![]))),
         ("exponential", "not defined for i32", line!(), |t| wrong(t.remat(&[int(t, &[])], |x| vec![x[0].exponential()]))),
         ("add", "belongs to another graph", line!(), |t| { let outer = x(t, &[]); wrong(t.remat(&[outer], |x| { wrong(x[0] + outer); x.to_vec() })) }),

@@ -7,7 +7,7 @@
 use hlo::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::layers::{Attention, attention, embedding, feed_forward, layer_norm};
+use crate::layers::{Attention, attention, dropout, embedding, feed_forward, layer_norm};
 use crate::loss::cross_entropy;
 use crate::{Batch, Initializer, Loss, Model, Scope, Stack, stack};
 
@@ -75,6 +75,9 @@ pub struct Config {
     /// Number of different tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
+    /// Rate of dropout in training: of the embeddings, of the weights of attention, and of what each half
+    /// of a block adds. Default 0; GPT-2's code has 0.1.
+    pub dropout: f64,
     /// Are the blocks a loop in the program? Default false: gradients in a loop cannot be all_reduced
     /// while it runs.
     pub scan_layers: bool,
@@ -97,6 +100,7 @@ impl Config {
             num_heads: self.num_heads.unwrap_or(num_heads),
             context: self.context.unwrap_or(context),
             vocabulary: self.vocabulary.unwrap_or(vocabulary),
+            dropout: self.dropout,
             scan_layers: self.scan_layers,
             remat: self.remat,
         }
@@ -105,7 +109,7 @@ impl Config {
 
 /// A GPT of known sizes. Parameters are `embed.weight`, `position.weight`, `blocks.I.{norm1, attn.qkv,
 /// attn.out, norm2, mlp.up, mlp.down}.{weight, bias}` and `norm.{weight, bias}`; the head is `embed.weight`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Gpt {
     /// Blocks.
     pub num_layers: usize,
@@ -117,6 +121,8 @@ pub struct Gpt {
     pub context: usize,
     /// Number of different tokens.
     pub vocabulary: usize,
+    /// Rate of dropout.
+    pub dropout: f64,
     /// Are the blocks a loop?
     pub scan_layers: bool,
     /// Are they computed again in the backward pass?
@@ -142,12 +148,15 @@ impl Gpt {
         let x_btd = table.embed(ids_bt);
         let x_btd = x_btd + position_td.broadcast_like(x_btd, &[1, 2]);
         let x_nd = x_btd.reshape(&[batch * t, self.width]);
+        let rate = self.dropout;
+        let x_nd = dropout(&scope.at("embed"), x_nd, rate);
         let parts = Attention {
             num_positions: t,
             num_heads: self.num_heads,
             num_kv_heads: self.num_heads,
             causal: true,
             rotary: false,
+            dropout: rate,
             qkv: weights,
             out: to_residual,
         };
@@ -155,9 +164,12 @@ impl Gpt {
         let num_hidden = 4 * self.width;
         let x_nd = stack(&scope.at("blocks"), x_nd, how, |scope, x_nd| {
             let normal_nd = layer_norm(&scope.at("norm1"), x_nd);
-            let x_nd = x_nd + attention(&scope.at("attn"), normal_nd, parts);
+            let added_nd = attention(&scope.at("attn"), normal_nd, parts);
+            let x_nd = x_nd + dropout(&scope.at("attn"), added_nd, rate);
             let normal_nd = layer_norm(&scope.at("norm2"), x_nd);
-            x_nd + feed_forward(&scope.at("mlp"), normal_nd, num_hidden, weights, to_residual)
+            let scope = scope.at("mlp");
+            let added_nd = feed_forward(&scope, normal_nd, num_hidden, weights, to_residual);
+            x_nd + dropout(&scope, added_nd, rate)
         });
         table.logits(layer_norm(&scope.at("norm"), x_nd))
     }

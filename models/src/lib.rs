@@ -4,6 +4,7 @@
 //! of replicas: batches and parameters arrive so that ordinary maths on them is right on any number
 //! of them. A model turns a batch into a [`Loss`], which is sums, never means.
 
+mod foreign;
 pub mod gpt;
 pub mod layers;
 pub mod loss;
@@ -12,6 +13,7 @@ pub mod resnet;
 mod scope;
 mod stack;
 
+pub use foreign::{ForeignFormat, Layout};
 pub use loss::{Batch, Loss};
 pub use scope::{Initializer, Parameter, Precision, RunningMean, Scope, Training};
 pub use stack::{Stack, stack};

@@ -79,7 +79,7 @@ pub struct RunningMean {
 /// What is there in training and not in evaluation.
 #[derive(Clone, Copy, Debug)]
 pub struct Training<'g> {
-    /// Key of this step's random numbers.
+    /// Key of this step's random numbers: [`Scope::random_key`] makes each layer's own of it.
     pub key: Key<'g>,
     /// Global index of this replica's first example: a u32 scalar.
     pub first_example: Tensor<'g>,
@@ -123,6 +123,16 @@ impl Precision {
 pub struct Scope<'g> {
     shared: Rc<Shared<'g>>,
     prefix: String,
+    stream: Stream<'g>,
+}
+
+/// Which random numbers a scope draws.
+#[derive(Clone, Default)]
+struct Stream<'g> {
+    /// The stacks that it is in, from the outermost: path behind the one before, and index of the block.
+    blocks: Vec<(String, Tensor<'g>)>,
+    /// The path behind those.
+    path: String,
 }
 
 struct Shared<'g> {
@@ -177,7 +187,17 @@ impl<'g> Scope<'g> {
             observed: RefCell::default(),
             training,
         };
-        Self { shared: Rc::new(shared), prefix: String::new() }
+        Self { shared: Rc::new(shared), prefix: String::new(), stream: Stream::default() }
+    }
+
+    /// [`Self::declare`] for what a layer does in training.
+    pub(crate) fn declare_in_training(
+        tracer: &'g Tracer,
+        precision: Precision,
+        varying: AxisSet,
+        training: Training<'g>,
+    ) -> Self {
+        Self::new(tracer, precision, Source::Declare { varying }, Some(training))
     }
 
     /// The same scope with values for the running means: for evaluation.
@@ -241,12 +261,36 @@ impl<'g> Scope<'g> {
     /// The scope below, under `name`.
     #[must_use]
     pub fn at(&self, name: impl std::fmt::Display) -> Self {
-        Self { shared: self.shared.clone(), prefix: self.path(&name.to_string()) }
+        let name = name.to_string();
+        let stream = Stream { path: join(&self.stream.path, &name), ..self.stream.clone() };
+        Self { shared: self.shared.clone(), prefix: self.path(&name), stream }
+    }
+
+    /// The scope of block `index` of a stack that has this scope. Its random numbers follow from the
+    /// index as a number (a u32 scalar) and not as a part of the path, so that a loop's counter gives the
+    /// same.
+    pub(crate) fn block(&self, index: usize) -> Self {
+        let number = self.shared.tracer.scalar(DType::U32, index as f64);
+        let mut blocks = self.stream.blocks.clone();
+        blocks.push((self.stream.path.clone(), number));
+        let stream = Stream { blocks, path: String::new() };
+        Self { shared: self.shared.clone(), prefix: self.path(&index.to_string()), stream }
+    }
+
+    /// In training: the key of `name`'s random numbers, which follow from (seed, step, path).
+    #[track_caller]
+    pub fn random_key(&self, name: &str) -> Option<Key<'g>> {
+        let start = self.training()?.key;
+        let of_block = |key: Key<'g>, (path, index): &(String, Tensor<'g>)| {
+            key.fold_in_path(path).fold_in(*index)
+        };
+        let key = self.stream.blocks.iter().fold(start, of_block);
+        Some(key.fold_in_path(&join(&self.stream.path, name)))
     }
 
     /// This scope's path followed by `name`.
     pub fn path(&self, name: &str) -> String {
-        if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
+        join(&self.prefix, name)
     }
 
     /// The parameter `name` of this scope, declared by its global dims, as the tensor to compute with: in
@@ -309,5 +353,14 @@ impl<'g> Scope<'g> {
     /// What is there in training only.
     pub fn training(&self) -> Option<Training<'g>> {
         self.shared.training
+    }
+}
+
+/// A path and what is below it.
+fn join(path: &str, name: &str) -> String {
+    match (path, name) {
+        ("", below) => below.to_owned(),
+        (above, "") => above.to_owned(),
+        (above, below) => format!("{above}.{below}"),
     }
 }

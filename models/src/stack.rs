@@ -1,8 +1,9 @@
 //! A stack of equal blocks: written out, as a scan, kept or computed again.
 
-use hlo::{Tensor, Tree, trace};
+use hlo::random::Key;
+use hlo::{DType, Literal, Tensor, TensorType, Tree, trace};
 
-use crate::{Parameter, Precision, Scope};
+use crate::{Parameter, Precision, RunningMean, Scope, Training};
 
 /// How the blocks of a [`stack`] are run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,11 +18,8 @@ pub struct Stack {
 }
 
 /// `x` through all blocks, each with its parameters under `INDEX.*` of the scope. The parameters' names
-/// and values, and up to rounding the results, are the same however the blocks are run. A parameter of
-/// a block in a scan has at least one dim.
-///
-/// A block in a scan or with remat is a function of its parameters and of x alone: [`Scope::training`]
-/// is not there, so it has no dropout.
+/// and values, random numbers, what is observed of running means, and up to rounding the results, are the
+/// same however the blocks are run. A parameter or running mean of a block in a scan has at least one dim.
 #[track_caller]
 pub fn stack<'g>(
     scope: &Scope<'g>,
@@ -34,69 +32,149 @@ pub fn stack<'g>(
         return x;
     }
     if !scan && !remat {
-        return (0..num_blocks).fold(x, |x, index| block(&scope.at(index), x));
+        return (0..num_blocks).fold(x, |x, index| block(&scope.block(index), x));
     }
-    let precision = scope.precision();
-    let declared = parameters(scope, x, &block);
-    let run = Bound { block, declared: &declared, precision };
-    let params_of = |index: usize| -> Vec<Tensor<'g>> {
-        let scope = scope.at(index);
-        let params = declared.iter();
-        params.map(|(path, p)| scope.param_in_full(path, &p.dims, p.initializer)).collect()
-    };
+    let run = Block::new(scope, x, &block);
+    let shared = run.shared_inputs(scope);
     if !scan {
         return (0..num_blocks).fold(x, |x, index| {
-            let inputs = [&[x][..], &params_of(index)].concat();
-            x.tracer().remat(&inputs, |inputs| run.on(inputs))[0]
+            let number = x.tracer().scalar(DType::U32, index as f64);
+            let leaves = run.leaves(&scope.at(index));
+            let inputs = [&[x], &shared[..], &[number], &leaves].concat();
+            let results = x.tracer().remat(&inputs, |inputs| run.on(inputs));
+            run.observe(&scope.at(index), &results[1..]);
+            results[0]
         });
     }
-    let blocks: Vec<_> = (0..num_blocks).map(params_of).collect();
-    let stacked = |parameter: usize| {
-        let params: Vec<_> = blocks.iter().map(|params| params[parameter]).collect();
+    let blocks: Vec<_> = (0..num_blocks).map(|index| run.leaves(&scope.at(index))).collect();
+    let numbers: Vec<_> = (0..num_blocks as u32).collect();
+    let mut stacks = vec![x.tracer().constant(Literal::from_slice(&[num_blocks], &numbers))];
+    stacks.extend((0..run.num_leaves()).map(|leaf| {
+        let leaves: Vec<_> = blocks.iter().map(|leaves| leaves[leaf]).collect();
         // Joined along their own first dim and cut up at once, not given a new dim one by one.
-        let dims = [&[num_blocks], &params[0].shape()[..]].concat();
-        params[0].concatenate(&params[1..], 0).reshape(&dims)
-    };
-    let stacks: Vec<_> = (0..declared.len()).map(stacked).collect();
-    let (carried, _) = x.tracer().scan(num_blocks, &[], &[x], &stacks, |_, carried, values| {
-        let inputs = [carried, values].concat();
-        let y = match remat {
-            true => inputs[0].tracer().remat(&inputs, |inputs| run.on(inputs)),
-            false => run.on(&inputs),
-        };
-        (y, vec![])
-    });
+        let dims = [&[num_blocks], &leaves[0].shape()[..]].concat();
+        leaves[0].concatenate(&leaves[1..], 0).reshape(&dims)
+    }));
+    let (carried, observed) =
+        x.tracer().scan(num_blocks, &shared, &[x], &stacks, |shared, carried, values| {
+            let inputs = [carried, shared, values].concat();
+            let mut results = match remat {
+                true => inputs[0].tracer().remat(&inputs, |inputs| run.on(inputs)),
+                false => run.on(&inputs),
+            };
+            let observed = results.split_off(1);
+            (results, observed)
+        });
+    for index in 0..num_blocks {
+        let of_block =
+            |all: &Tensor<'g>| all.slice_dim(0, index, index + 1).reshape(&all.shape()[1..]);
+        run.observe(&scope.at(index), &observed.iter().map(of_block).collect::<Vec<_>>());
+    }
     carried[0]
 }
 
-/// A block as a function of tensors: x, and the parameters in the order in which they are declared.
-struct Bound<'a, F> {
+/// A block as a function of tensors: x; where it draws random numbers, a key and the number of the first
+/// example; the block's index; parameters and running means in the order in which they are declared. It
+/// returns y, and what it observed.
+struct Block<F> {
     block: F,
-    declared: &'a Tree<Parameter>,
     precision: Precision,
+    params: Tree<Parameter>,
+    running_means: Tree<RunningMean>,
+    observed: Vec<String>,
+    /// In training: examples here, and the axes over which the batch is cut.
+    training: Option<(usize, hlo::AxisSet)>,
+    is_random: bool,
 }
 
-impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Bound<'_, F> {
+impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
+    /// Finds out what one block declares. An error in it comes up again where the block is run.
+    #[track_caller]
+    fn new(scope: &Scope<'_>, x: Tensor<'_>, block: F) -> Self {
+        let precision = scope.precision();
+        let given = scope.training();
+        let (mut params, mut running_means, mut observed) = Default::default();
+        let graph = trace(x.tracer().mesh(), |t| {
+            let word = || TensorType::new(DType::U32, &[]);
+            let training = given.map(|given| Training {
+                key: Key::from_words([0, 1].map(|i| t.input(format!("key.{i}"), word()))),
+                first_example: t.input("first_example", given.first_example.ty()),
+                num_examples: given.num_examples,
+                batch_axes: given.batch_axes,
+            });
+            let scope = match training {
+                Some(training) => Scope::declare_in_training(t, precision, x.varying(), training),
+                None => Scope::declare(t, precision, x.varying()),
+            };
+            block(&scope, t.input("x", x.ty()));
+            (params, running_means) = (scope.parameters(), scope.running_means());
+            observed = scope.observed().paths().map(str::to_owned).collect();
+        });
+        // The words of the key and the first example come first.
+        let is_random = given.is_some()
+            && graph.is_ok_and(|graph| {
+                let random: Vec<_> = graph.inputs()[..3].iter().map(|input| input.value).collect();
+                graph.nodes().iter().any(|node| node.operands.iter().any(|x| random.contains(x)))
+            });
+        let training = given.map(|given| (given.num_examples, given.batch_axes));
+        Self { block, precision, params, running_means, observed, training, is_random }
+    }
+
+    /// What all blocks get: the key of the stack, and the number of the first example.
+    #[track_caller]
+    fn shared_inputs<'g>(&self, scope: &Scope<'g>) -> Vec<Tensor<'g>> {
+        let training = scope.training().filter(|_| self.is_random);
+        let (Some(training), Some(key)) = (training, scope.random_key("")) else { return vec![] };
+        let [high, low] = key.words();
+        vec![high, low, training.first_example]
+    }
+
+    fn num_leaves(&self) -> usize {
+        self.params.len() + self.running_means.len()
+    }
+
+    /// The parameters and running means of the block that has this scope.
+    #[track_caller]
+    fn leaves<'g>(&self, scope: &Scope<'g>) -> Vec<Tensor<'g>> {
+        let params = self.params.iter();
+        let params = params.map(|(path, p)| scope.param_in_full(path, &p.dims, p.initializer));
+        let means = self.running_means.iter();
+        let means = means.map(|(path, m)| scope.running_mean(path, &m.dims, m.start, m.momentum));
+        params.chain(means).collect()
+    }
+
     #[track_caller]
     fn on<'b>(&self, inputs: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
-        let paths = self.declared.paths().map(str::to_owned);
-        let values = paths.zip(inputs[1..].iter().copied()).collect();
-        let scope = Scope::bind(inputs[0].tracer(), self.precision, values, None);
-        vec![(self.block)(&scope, inputs[0])]
+        let (x, rest) = (inputs[0], &inputs[1..]);
+        let t = x.tracer();
+        let (random, rest) = rest.split_at(if self.is_random { 3 } else { 0 });
+        let (index, leaves) = (rest[0], &rest[1..]);
+        let training = self.training.map(|(num_examples, batch_axes)| {
+            let zero = t.scalar(DType::U32, 0.0);
+            let (key, first_example) = match *random {
+                [high, low, first] => (Key::from_words([high, low]).fold_in(index), first),
+                _ => (Key::from_words([zero; 2]), zero),
+            };
+            Training { key, first_example, num_examples, batch_axes }
+        });
+        let (params, means) = leaves.split_at(self.params.len());
+        let tree = |paths: Vec<String>, values: &[Tensor<'b>]| -> Tree<Tensor<'b>> {
+            paths.into_iter().zip(values.iter().copied()).collect()
+        };
+        let params = tree(self.params.paths().map(str::to_owned).collect(), params);
+        let means = tree(self.running_means.paths().map(str::to_owned).collect(), means);
+        let scope = Scope::bind(t, self.precision, params, training).with_model_state(means);
+        let y = (self.block)(&scope, x);
+        let observed = scope.observed();
+        let observed = self.observed.iter().filter_map(|path| observed.get(path).copied());
+        std::iter::once(y).chain(observed).collect()
     }
-}
 
-/// What one block declares. An error in it comes up again where the block is run.
-fn parameters<'g>(
-    scope: &Scope<'g>,
-    x: Tensor<'g>,
-    block: &impl for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>,
-) -> Tree<Parameter> {
-    let mut declared = Tree::new();
-    let _ = trace(x.tracer().mesh(), |t| {
-        let scope = Scope::declare(t, scope.precision(), x.varying());
-        block(&scope, t.input("x", x.ty()));
-        declared = scope.parameters();
-    });
-    declared
+    /// Hands on what the block that has this scope observed.
+    #[track_caller]
+    fn observe<'g>(&self, scope: &Scope<'g>, observed: &[Tensor<'g>]) {
+        for (path, value) in self.observed.iter().zip(observed) {
+            scope.observe(path, *value);
+        }
+    }
 }

@@ -188,6 +188,7 @@ fn grouped_queries_share_keys_and_values() {
             num_kv_heads,
             causal: true,
             rotary,
+            dropout: 0.0,
             qkv: Initializer::Zeros,
             out: Initializer::Zeros,
         };
@@ -233,15 +234,21 @@ fn grouped_queries_share_keys_and_values() {
     assert_ne!(run(2, false), run(2, true));
 }
 
+/// The text of loss and gradients. Arguments, results, the joining of parameters and the cutting of their
+/// gradients are 3 lines a parameter and block either way, which is 432 of the 12 blocks' lines, so the
+/// ratio falls with the number of blocks: it would be below a quarter everywhere if the blocks' parameters
+/// were stacks in the state.
 #[test]
 fn scanned_text_is_shorter_and_costs_the_same() {
-    let lines = |scan: bool| {
-        let config = Config { scan_layers: scan, ..Config::preset(Preset::Gpt2Small) };
-        let graph = gradients(&config.model(), 1, 64);
-        (lower(&graph, "grad").text.lines().count(), count(&graph).transcendentals)
-    };
-    let (unrolled, scanned) = (lines(false), lines(true));
-    // Arguments, results and the joining of parameters are a line a leaf either way.
-    assert!(scanned.0 * 2 <= unrolled.0, "{} lines, unrolled {}", scanned.0, unrolled.0);
-    assert_eq!(scanned.1, unrolled.1);
+    for (preset, percent) in [(Preset::Gpt2Small, 38), (Preset::Gpt2Xl, 25)] {
+        let lines = |scan_layers: bool| {
+            let config = Config { scan_layers, ..Config::preset(preset) };
+            let graph = gradients(&config.model(), 1, 64);
+            (lower(&graph, "grad").text.lines().count(), count(&graph).transcendentals)
+        };
+        let (unrolled, scanned) = (lines(false), lines(true));
+        eprintln!("{preset:?}: {} lines, unrolled {}", scanned.0, unrolled.0);
+        assert!(scanned.0 * 100 <= unrolled.0 * percent, "{scanned:?}, unrolled {unrolled:?}");
+        assert_eq!(scanned.1, unrolled.1);
+    }
 }

@@ -54,6 +54,35 @@ pub enum Command {
     },
     /// Print the learning rate over the run, before anyone pays for it; no plugin is needed
     Schedule(ScheduleArgs),
+    /// Compile the step for a TPU slice or GPU cluster that need not be here
+    Compile {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// tpu:v4|v5e|v5p|v6e|tpu7x:TOPOLOGY[xSLICES] or gpu:h100|h200:HOSTSxGPUS, as in tpu:v5e:4x4
+        #[arg(long)]
+        target: String,
+        /// Directory for the program, its optimised form and the executable
+        #[arg(long, value_name = "DIR")]
+        dump: Option<PathBuf>,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Compile what another process of this program left in a directory
+    #[command(hide = true)]
+    CompileWorker {
+        /// The directory
+        dir: PathBuf,
+    },
+    /// Load a plugin and say what it is, as JSON
+    #[command(hide = true)]
+    ProbePlugin {
+        /// Its library
+        path: PathBuf,
+        /// Open its devices too
+        #[arg(long)]
+        open: bool,
+    },
     /// List or install PJRT plugins
     Plugin {
         #[command(subcommand)]
@@ -98,9 +127,9 @@ pub enum PluginCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Fetch a plugin (cpu, cuda or tpu) with your own pip, and unpack it into your cache
+    /// Fetch a plugin (cpu, cuda, cuda-compiler or tpu) with your own pip, and unpack it into your cache
     Install {
-        /// cpu, cuda or tpu
+        /// cpu, cuda, cuda-compiler (for `compile` without a GPU) or tpu
         name: String,
     },
 }

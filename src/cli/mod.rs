@@ -4,12 +4,13 @@
 //! wrong usage.
 
 mod args;
+mod compile;
 mod doctor;
 mod plugin;
 mod schedule;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -47,6 +48,14 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
             bench(&config, steps as usize, warm, json, started)
         }
         Command::Schedule(args) => schedule::run(&args),
+        Command::Compile { config, target, dump, json } => {
+            compile::run(&config, &target, dump, json)
+        }
+        Command::CompileWorker { dir } => compile::serve(&dir),
+        Command::ProbePlugin { path, open } => {
+            doctor::probe_here(&path, open)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Plugin { command } => plugin::run(&command),
         Command::Doctor { json } => doctor::run(json),
     }
@@ -61,7 +70,11 @@ struct Loaded {
 
 impl Loaded {
     fn new(args: &ConfigArgs) -> Result<Self> {
-        let config = Config::load(&args.config, &args.sets())?;
+        Self::with_sets(&args.config, &args.sets())
+    }
+
+    fn with_sets(path: &Path, sets: &[String]) -> Result<Self> {
+        let config = Config::load(path, sets)?;
         let splits = data::open(&config.data, config.train.seed)?;
         let model = model(&config.model, splits.train.num_classes());
         Ok(Self { config, splits, model })
@@ -117,7 +130,7 @@ fn hlo(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
         Stage::Grad => (step::trace_grad(&spec)?, "grad"),
         Stage::Step => (step::trace_step(&spec)?, "step"),
     };
-    let graph = train::group(graph, plan.compile.bucket_bytes);
+    let graph = plan.compile.formulation.apply(graph);
     print_line(::hlo::lower(&graph, name).text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -25,6 +25,8 @@ choices! {
         "tokens" => Tokens(Tokens),
         /// A classification task that is computed, not read.
         "synthetic" => Synthetic(Synthetic),
+        /// Sequences of tokens that are computed, not read.
+        "synthetic_tokens" => SyntheticTokens(SyntheticTokens),
     }
 }
 
@@ -227,6 +229,23 @@ impl Default for Synthetic {
     }
 }
 
+/// Sequences of tokens that are computed from the seed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SyntheticTokens {
+    /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
+    #[serde(default = "num_examples")]
+    pub num_examples: usize,
+    /// Number of tokens there are; ids are below it.
+    pub vocab_size: usize,
+    /// Tokens that a prediction sees at most. Default 1024.
+    #[serde(default = "token_context")]
+    pub context: usize,
+}
+
+fn num_examples() -> usize {
+    Synthetic::default().num_examples
+}
+
 fn text_context() -> usize {
     256
 }
@@ -278,6 +297,7 @@ impl Data {
             | Self::Text(Text { num_examples, .. })
             | Self::Tokens(Tokens { num_examples, .. }) => *num_examples,
             Self::Synthetic(synthetic) => Some(synthetic.num_examples),
+            Self::SyntheticTokens(tokens) => Some(tokens.num_examples),
         }
     }
 
@@ -294,7 +314,7 @@ impl Data {
             Self::Tokens(tokens) => {
                 [&mut tokens.path].into_iter().chain(&mut tokens.eval_path).collect()
             }
-            Self::Synthetic(_) => vec![],
+            Self::Synthetic(_) | Self::SyntheticTokens(_) => vec![],
         }
     }
 
@@ -322,6 +342,10 @@ impl Data {
             Self::Text(text) => {
                 check_count("context", text.context, 1, MAX_CONTEXT)?;
                 check_fraction(text.eval_fraction)
+            }
+            Self::SyntheticTokens(SyntheticTokens { num_examples: _, vocab_size, context }) => {
+                check_count("vocab_size", *vocab_size, 1, i32::MAX as usize)?;
+                check_count("context", *context, 1, MAX_CONTEXT)
             }
             Self::Synthetic(Synthetic { num_examples: _, features, image, classes }) => {
                 check_count("features", *features, 1, MAX_FEATURES)?;

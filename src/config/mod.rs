@@ -40,7 +40,8 @@ use toml::Table;
 
 pub use batch::{BatchError, BatchPlan};
 pub use data::{
-    Cifar10, Data, Digits, Idx, ImageFolder, OnBroken, Synthetic, Text, TokenType, Tokens,
+    Cifar10, Data, Digits, Idx, ImageFolder, OnBroken, Synthetic, SyntheticTokens, Text, TokenType,
+    Tokens,
 };
 pub use error::{Error, Problem};
 pub use optimizer::{Adam, AdamW, Lamb, Lars, Optimizer, Sgd, UpdateRule};

@@ -74,7 +74,9 @@ fn check_gpt(gpt: &models::gpt::Config) -> Result<(), KeyError> {
         require((1..=MAX_SIZE).contains(&value), key, value, &allowed)?;
     }
     let allowed = format!("a number that divides the width, {width}");
-    require(width.is_multiple_of(num_heads), "num_heads", num_heads, &allowed)
+    require(width.is_multiple_of(num_heads), "num_heads", num_heads, &allowed)?;
+    let fraction = (0.0..1.0).contains(&gpt.dropout);
+    require(fraction, "dropout", gpt.dropout, "a number from 0 to below 1")
 }
 
 /// Far more than is of use; a slip of the finger should not ask for terabytes.

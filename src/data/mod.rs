@@ -18,6 +18,7 @@ mod sampler;
 mod skipped;
 mod source;
 mod synthetic;
+mod synthetic_tokens;
 mod text;
 mod tokens;
 mod windows;
@@ -37,6 +38,7 @@ pub use sampler::Sampler;
 pub use skipped::Skipped;
 pub use source::{Field, Source};
 pub use synthetic::Synthetic;
+pub use synthetic_tokens::SyntheticTokens;
 pub use text::Text;
 pub use tokens::Tokens;
 
@@ -111,6 +113,11 @@ fn open_source(config: &config::Data, seed: u64) -> Result<Splits, Error> {
             let row = [*features];
             let dims = if image.is_empty() { &row[..] } else { image };
             let (train, eval) = Synthetic::splits(seed, *num_examples, dims, *classes);
+            Splits::of(train, eval)
+        }
+        config::Data::SyntheticTokens(config) => {
+            let config::SyntheticTokens { num_examples, vocab_size, context } = *config;
+            let (train, eval) = SyntheticTokens::splits(seed, num_examples, context, vocab_size);
             Splits::of(train, eval)
         }
     })

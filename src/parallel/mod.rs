@@ -1,10 +1,12 @@
 //! How a step is spread over the mesh. Belongs to the trace phase.
 
 mod buckets;
+mod stacks;
 
 use hlo::{Axis, AxisSet, Sharding, Tensor};
 
 pub use buckets::group_all_reduces;
+pub use stacks::reduce_whole_stacks;
 
 /// Which axes cut the batch, how a parameter is kept, and how it is handed to the computation.
 ///

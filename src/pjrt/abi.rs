@@ -115,7 +115,7 @@ macro_rules! structs {
 
 opaque! {
     PJRT_Error PJRT_Event PJRT_Client PJRT_Device PJRT_DeviceDescription PJRT_Memory PJRT_Executable
-    PJRT_LoadedExecutable PJRT_Buffer PJRT_SerializedExecutable PJRT_ExecuteContext
+    PJRT_LoadedExecutable PJRT_Buffer PJRT_SerializedExecutable PJRT_ExecuteContext PJRT_TopologyDescription
 }
 
 /// A link of the chain of extensions. Unlike the structs below its second word is the extension's
@@ -342,6 +342,21 @@ structs! {
         dst: *mut c_void, dst_size: usize, event: *mut PJRT_Event,
     }
 
+    PJRT_TopologyDescription_Create_Args {
+        topology_name: *const c_char, topology_name_size: usize,
+        create_options: *const PJRT_NamedValue, num_options: usize, topology: *mut PJRT_TopologyDescription,
+    }
+    PJRT_TopologyDescription_Destroy_Args { topology: *mut PJRT_TopologyDescription, }
+    PJRT_TopologyDescription_GetDeviceDescriptions_Args {
+        topology: *mut PJRT_TopologyDescription,
+        descriptions: *const *mut PJRT_DeviceDescription, num_descriptions: usize,
+    }
+    PJRT_Compile_Args {
+        topology: *const PJRT_TopologyDescription, program: *const PJRT_Program,
+        compile_options: *const c_char, compile_options_size: usize,
+        client: *mut PJRT_Client, executable: *mut PJRT_Executable,
+    }
+
     PJRT_Api {
         pjrt_api_version: PJRT_Api_Version,
         PJRT_Error_Destroy: VoidCall<PJRT_Error_Destroy_Args>,
@@ -426,14 +441,14 @@ structs! {
         PJRT_CopyToDeviceStream_TotalBytes: Uncalled,
         PJRT_CopyToDeviceStream_GranuleSize: Uncalled,
         PJRT_CopyToDeviceStream_CurrentBytes: Uncalled,
-        PJRT_TopologyDescription_Create: Uncalled,
-        PJRT_TopologyDescription_Destroy: Uncalled,
+        PJRT_TopologyDescription_Create: Call<PJRT_TopologyDescription_Create_Args>,
+        PJRT_TopologyDescription_Destroy: Call<PJRT_TopologyDescription_Destroy_Args>,
         PJRT_TopologyDescription_PlatformName: Uncalled,
         PJRT_TopologyDescription_PlatformVersion: Uncalled,
-        PJRT_TopologyDescription_GetDeviceDescriptions: Uncalled,
+        PJRT_TopologyDescription_GetDeviceDescriptions: Call<PJRT_TopologyDescription_GetDeviceDescriptions_Args>,
         PJRT_TopologyDescription_Serialize: Uncalled,
         PJRT_TopologyDescription_Attributes: Uncalled,
-        PJRT_Compile: Uncalled,
+        PJRT_Compile: Call<PJRT_Compile_Args>,
         PJRT_Executable_OutputElementTypes: Call<PJRT_Executable_OutputElementTypes_Args>,
         PJRT_Executable_OutputDimensions: Call<PJRT_Executable_OutputDimensions_Args>,
         PJRT_Buffer_CopyToMemory: Uncalled,

@@ -10,7 +10,7 @@ use super::buffer::{ValueType, dtype_of};
 use super::client::{Client, Placement};
 use super::plugin::call;
 use super::sealed;
-use super::{CompileOptions, Error, Executable, Plugin, Result};
+use super::{CompileOptions, Compiled, Error, Executable, Plugin, Result};
 
 impl Client {
     /// Compiles a program for as many of this client's devices as it has replicas.
@@ -21,14 +21,7 @@ impl Client {
     pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Executable> {
         border::check_inputs(program)?;
         let encoded = options.encode(&options.assignment(self, program.num_replicas)?);
-        let format = "mlir";
-        let c_program = PJRT_Program {
-            code: program.text.as_ptr().cast_mut().cast(),
-            code_size: program.text.len(),
-            format: format.as_ptr().cast(),
-            format_size: format.len(),
-            ..PJRT_Program::new()
-        };
+        let c_program = mlir(program);
         let mut args = PJRT_Client_Compile_Args {
             client: self.raw(),
             program: &raw const c_program,
@@ -65,11 +58,12 @@ impl Executable {
     /// Takes over a loaded executable and holds what it says of itself against the program.
     fn new(client: &Client, loaded: *mut PJRT_LoadedExecutable, program: &Program) -> Result<Self> {
         let plugin = *client.plugin();
+        let digest = sealed::digest(program);
         let mut executable = Self {
+            // SAFETY: null may be destroyed.
+            compiled: unsafe { Compiled::new(plugin, ptr::null_mut(), digest) },
             client: client.clone(),
             loaded,
-            raw: ptr::null_mut(),
-            program_digest: sealed::digest(program),
             inputs: program.inputs.clone(),
             outputs: program.outputs.clone(),
             num_replicas: program.num_replicas,
@@ -87,7 +81,7 @@ impl Executable {
         // SAFETY: the executable is live; the array of devices lives as long as it does.
         let raw_devices = unsafe {
             call!(plugin, PJRT_LoadedExecutable_GetExecutable, get)?;
-            executable.raw = get.executable;
+            executable.compiled = Compiled::new(plugin, get.executable, digest);
             call!(plugin, PJRT_LoadedExecutable_AddressableDevices, devices)?;
             std::slice::from_raw_parts(devices.addressable_devices, devices.num_addressable_devices)
         };
@@ -105,7 +99,7 @@ impl Executable {
 
     fn check_border(&self) -> Result<()> {
         let differ = |what, reason: String| Err(Error::ProgramBorder { what, reason });
-        let executable = self.raw;
+        let executable = self.compiled.raw();
         let mut replicas = PJRT_Executable_NumReplicas_Args {
             executable,
             ..PJRT_Executable_NumReplicas_Args::new()
@@ -145,7 +139,7 @@ impl Executable {
     /// What the plugin says the results are; none for a dtype that `hlo` does not have.
     fn plugin_output_types(&self) -> Result<Vec<Option<ValueType>>> {
         let plugin: &Plugin = self.client.plugin();
-        let executable = self.raw;
+        let executable = self.compiled.raw();
         let mut types = PJRT_Executable_OutputElementTypes_Args {
             executable,
             ..PJRT_Executable_OutputElementTypes_Args::new()
@@ -177,6 +171,18 @@ impl Executable {
             }
         }
         Ok(found)
+    }
+}
+
+/// The C form of a program, which it points into: valid while the program lives.
+pub(super) fn mlir(program: &Program) -> PJRT_Program {
+    const FORMAT: &str = "mlir";
+    PJRT_Program {
+        code: program.text.as_ptr().cast_mut().cast(),
+        code_size: program.text.len(),
+        format: FORMAT.as_ptr().cast(),
+        format_size: FORMAT.len(),
+        ..PJRT_Program::new()
     }
 }
 

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 
 use prost::Message;
+use serde::{Deserialize, Serialize};
 
-use super::{Client, Error, Result};
+use super::{Client, DeviceDescription, Error, Result};
 
 /// Options of one compilation.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,7 +18,7 @@ pub struct CompileOptions {
 }
 
 /// The value of an XLA option.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum OverrideValue {
     /// Text, or the name of an enum's value.
     String(String),
@@ -48,15 +49,39 @@ impl CompileOptions {
         if assignment.len() != num_replicas {
             return invalid(format!("the program has {num_replicas} replicas"));
         }
-        let mut seen = HashSet::new();
-        if let Some(id) = assignment.iter().find(|id| !seen.insert(**id)) {
-            return invalid(format!("device {id} stands in it twice"));
-        }
+        check_distinct(assignment)?;
         let addressable = |id: &&i32| client.devices().iter().any(|device| device.id == **id);
         if !assignment.iter().any(|id| addressable(&id)) {
             return invalid("none of these devices belongs to this process".into());
         }
         Ok(assignment.clone())
+    }
+
+    /// The device ids that `num_replicas` replicas would run on, of devices that are not here.
+    pub(super) fn assignment_on(
+        &self,
+        devices: &[DeviceDescription],
+        num_replicas: usize,
+    ) -> Result<Vec<i32>> {
+        let assignment = match &self.device_assignment {
+            Some(assignment) => assignment.clone(),
+            None => devices.iter().take(num_replicas).map(|device| device.id).collect(),
+        };
+        if num_replicas == 0 || num_replicas > devices.len() {
+            return Err(Error::TooFewDevices { needed: num_replicas, available: devices.len() });
+        }
+        let invalid = |reason: String| {
+            Err(Error::DeviceAssignment { assignment: assignment.clone(), reason })
+        };
+        if assignment.len() != num_replicas {
+            return invalid(format!("the program has {num_replicas} replicas"));
+        }
+        check_distinct(&assignment)?;
+        let known: HashSet<i32> = devices.iter().map(|device| device.id).collect();
+        match assignment.iter().find(|id| !known.contains(id)) {
+            Some(id) => invalid(format!("there is no device {id}")),
+            None => Ok(assignment),
+        }
     }
 
     /// The bytes that PJRT takes.
@@ -85,6 +110,17 @@ impl CompileOptions {
                 .collect(),
         }
         .encode_to_vec()
+    }
+}
+
+fn check_distinct(assignment: &[i32]) -> Result<()> {
+    let mut seen = HashSet::new();
+    match assignment.iter().find(|id| !seen.insert(**id)) {
+        Some(id) => Err(Error::DeviceAssignment {
+            assignment: assignment.to_vec(),
+            reason: format!("device {id} stands in it twice"),
+        }),
+        None => Ok(()),
     }
 }
 

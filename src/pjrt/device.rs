@@ -80,7 +80,34 @@ pub(super) unsafe fn describe_device(plugin: Plugin, device: *mut PJRT_Device) -
         call!(plugin, PJRT_Device_GetDescription, description)?;
         call!(plugin, PJRT_Device_LocalHardwareId, hardware)?;
     }
-    let device_description = description.device_description;
+    // SAFETY: a description lives as long as its device.
+    let DeviceDescription { id, process_index, kind, debug_string, attributes } =
+        unsafe { describe(&plugin, description.device_description) }?;
+    let local_hardware_id = hardware.local_hardware_id;
+    Ok(Device { raw: device, id, local_hardware_id, process_index, kind, debug_string, attributes })
+}
+
+/// What is known of a device without its being there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceDescription {
+    /// Unique among the devices of all processes; what a device assignment is written in.
+    pub id: i32,
+    /// The process that can address it.
+    pub process_index: usize,
+    /// The vendor's name for its model.
+    pub kind: String,
+    /// The plugin's description.
+    pub debug_string: String,
+    /// Coordinates, memory sizes and so on, by name.
+    pub attributes: BTreeMap<String, Value>,
+}
+
+/// # Safety
+/// `device_description` must be a live description of `plugin`.
+pub(super) unsafe fn describe(
+    plugin: &Plugin,
+    device_description: *mut PJRT_DeviceDescription,
+) -> Result<DeviceDescription> {
     let mut id = PJRT_DeviceDescription_Id_Args {
         device_description,
         ..PJRT_DeviceDescription_Id_Args::new()
@@ -101,18 +128,16 @@ pub(super) unsafe fn describe_device(plugin: Plugin, device: *mut PJRT_Device) -
         device_description,
         ..PJRT_DeviceDescription_Attributes_Args::new()
     };
-    // SAFETY: a description lives as long as its device; strings and array live as long as the
-    // description and are copied here.
+    // SAFETY: by this function's contract; strings and array live as long as the description and are
+    // copied here.
     unsafe {
         call!(plugin, PJRT_DeviceDescription_Id, id)?;
         call!(plugin, PJRT_DeviceDescription_ProcessIndex, process)?;
         call!(plugin, PJRT_DeviceDescription_Kind, kind)?;
         call!(plugin, PJRT_DeviceDescription_DebugString, debug)?;
         call!(plugin, PJRT_DeviceDescription_Attributes, attributes)?;
-        Ok(Device {
-            raw: device,
+        Ok(DeviceDescription {
             id: id.id,
-            local_hardware_id: hardware.local_hardware_id,
             process_index: usize::try_from(process.process_index).unwrap_or(0),
             kind: string(kind.device_kind, kind.device_kind_size),
             debug_string: string(debug.debug_string, debug.debug_string_size),

@@ -1,6 +1,7 @@
 //! Compiled programs, and running them.
 
 use std::fmt;
+use std::ops::Deref;
 use std::ptr;
 use std::sync::Arc;
 
@@ -11,15 +12,14 @@ use super::buffer::{Block, Buffers, ValueType};
 use super::client::{Client, Placement, Scratch};
 use super::event::{Completion, Event};
 use super::plugin::call;
-use super::{Error, Result};
+use super::{Compiled, Error, Result};
 
 /// A program compiled for a client's devices, loaded and ready to run. It keeps its client alive.
 pub struct Executable {
+    /// The view of `loaded` that answers questions. It must go before the client, so it stands first.
+    pub(super) compiled: Compiled,
     pub(super) client: Client,
     pub(super) loaded: *mut PJRT_LoadedExecutable,
-    /// The view of `loaded` that answers questions.
-    pub(super) raw: *mut PJRT_Executable,
-    pub(super) program_digest: [u8; 32],
     pub(super) inputs: Vec<ProgramInput>,
     pub(super) outputs: Vec<ProgramOutput>,
     pub(super) num_replicas: usize,
@@ -220,22 +220,22 @@ impl fmt::Debug for Executable {
     }
 }
 
+/// What a compiled program says of itself: memory, costs, the optimised program.
+impl Deref for Executable {
+    type Target = Compiled;
+
+    fn deref(&self) -> &Compiled {
+        &self.compiled
+    }
+}
+
 impl Drop for Executable {
     fn drop(&mut self) {
-        let plugin = *self.client.plugin();
-        let mut view = PJRT_Executable_Destroy_Args {
-            executable: self.raw,
-            ..PJRT_Executable_Destroy_Args::new()
-        };
         let mut loaded = PJRT_LoadedExecutable_Destroy_Args {
             executable: self.loaded,
             ..PJRT_LoadedExecutable_Destroy_Args::new()
         };
-        // SAFETY: both are owned by `self` and not used afterwards; null is allowed. Launches in
-        // flight keep what they need.
-        unsafe {
-            let _ = call!(plugin, PJRT_Executable_Destroy, view);
-            let _ = call!(plugin, PJRT_LoadedExecutable_Destroy, loaded);
-        }
+        // SAFETY: it is owned by `self` and not used afterwards. Launches in flight keep what they need.
+        let _ = unsafe { call!(self.client.plugin(), PJRT_LoadedExecutable_Destroy, loaded) };
     }
 }

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::abi::*;
 use super::plugin::call;
 use super::value::{self, string};
-use super::{Executable, Result, Value, sealed};
+use super::{Plugin, Result, Value, sealed};
 
 /// Bytes that a compiled program needs on each device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompiledMemory {
     /// The code.
     pub generated_code_bytes: u64,
@@ -24,7 +26,49 @@ pub struct CompiledMemory {
     pub peak_bytes: u64,
 }
 
-impl Executable {
+/// A program as a plugin compiled it: what [`Executable`](super::Executable) runs, or what
+/// [`Topology::compile`](super::Topology::compile) made for devices that are not here.
+pub struct Compiled {
+    plugin: Plugin,
+    raw: *mut PJRT_Executable,
+    program_digest: [u8; 32],
+}
+
+// SAFETY: PJRT's functions on executables may be called from any thread; nothing in here is written
+// after construction.
+unsafe impl Send for Compiled {}
+// SAFETY: as above.
+unsafe impl Sync for Compiled {}
+
+impl Drop for Compiled {
+    fn drop(&mut self) {
+        let mut args = PJRT_Executable_Destroy_Args {
+            executable: self.raw,
+            ..PJRT_Executable_Destroy_Args::new()
+        };
+        // SAFETY: this owns the executable, and nothing uses it afterwards. An error, which no version
+        // gives, could not be handled.
+        let _ = unsafe { call!(self.plugin, PJRT_Executable_Destroy, args) };
+    }
+}
+
+impl Compiled {
+    /// Takes over an executable.
+    ///
+    /// # Safety
+    /// `raw` must be a live executable of `plugin` that nobody else destroys.
+    pub(super) unsafe fn new(
+        plugin: Plugin,
+        raw: *mut PJRT_Executable,
+        program_digest: [u8; 32],
+    ) -> Self {
+        Self { plugin, raw, program_digest }
+    }
+
+    pub(super) fn raw(&self) -> *mut PJRT_Executable {
+        self.raw
+    }
+
     /// What the program needs on each device, as compiled.
     ///
     /// # Errors
@@ -35,7 +79,7 @@ impl Executable {
             ..PJRT_Executable_GetCompiledMemoryStats_Args::new()
         };
         // SAFETY: the executable is live.
-        unsafe { call!(self.client.plugin(), PJRT_Executable_GetCompiledMemoryStats, args) }?;
+        unsafe { call!(self.plugin, PJRT_Executable_GetCompiledMemoryStats, args) }?;
         let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
         Ok(CompiledMemory {
             generated_code_bytes: bytes(args.generated_code_size_in_bytes),
@@ -59,7 +103,7 @@ impl Executable {
         };
         // SAFETY: the executable is live and owns the array, which is copied here.
         let properties = unsafe {
-            call!(self.client.plugin(), PJRT_Executable_GetCostAnalysis, args)?;
+            call!(self.plugin, PJRT_Executable_GetCostAnalysis, args)?;
             value::read_all(args.properties, args.num_properties)
         };
         Ok(properties
@@ -85,13 +129,13 @@ impl Executable {
             ..PJRT_Executable_OptimizedProgram_Args::new()
         };
         // SAFETY: the executable is live; without code the call only says how much room it needs.
-        unsafe { call!(self.client.plugin(), PJRT_Executable_OptimizedProgram, args) }?;
+        unsafe { call!(self.plugin, PJRT_Executable_OptimizedProgram, args) }?;
         let mut code = vec![0u8; program.code_size];
         program.code = code.as_mut_ptr().cast();
         args.program = &raw mut program;
         // SAFETY: as above; `code` has the room asked for. The format is owned by the plugin.
         let format = unsafe {
-            call!(self.client.plugin(), PJRT_Executable_OptimizedProgram, args)?;
+            call!(self.plugin, PJRT_Executable_OptimizedProgram, args)?;
             string(program.format, program.format_size)
         };
         Ok((format, code))
@@ -108,7 +152,7 @@ impl Executable {
         };
         // SAFETY: the executable is live and owns the string.
         unsafe {
-            call!(self.client.plugin(), PJRT_Executable_Fingerprint, args)?;
+            call!(self.plugin, PJRT_Executable_Fingerprint, args)?;
             Ok(string(args.executable_fingerprint, args.executable_fingerprint_size))
         }
     }
@@ -126,7 +170,7 @@ impl Executable {
         // SAFETY: the executable is live; the bytes live until the deleter is called, once, after
         // they were copied.
         unsafe {
-            call!(self.client.plugin(), PJRT_Executable_Serialize, args)?;
+            call!(self.plugin, PJRT_Executable_Serialize, args)?;
             let (data, size) = (args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size);
             let bytes = sealed::seal(&self.program_digest, std::slice::from_raw_parts(data, size));
             if let Some(delete) = args.serialized_executable_deleter {

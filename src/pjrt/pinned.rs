@@ -12,7 +12,7 @@
 /// A plugin that `lockstep plugin install` knows.
 #[derive(Debug)]
 pub(super) struct Pinned {
-    /// `cpu`, `cuda`, `tpu`.
+    /// `cpu`, `cuda`, `cuda-compiler`, `tpu`.
     pub name: &'static str,
     /// The wheels it consists of, the plugin's own first.
     pub packages: &'static [Package],
@@ -52,6 +52,47 @@ impl Pinned {
     }
 }
 
+/// NVIDIA tags its wheels for anything from glibc 2.5 to 2.27; pip takes exact tags only.
+const CUDA_PLATFORMS: &[&str] = &[
+    "manylinux_2_27_{arch}",
+    "manylinux_2_25_{arch}",
+    "manylinux_2_17_{arch}",
+    "manylinux2014_{arch}",
+];
+
+/// The CUDA plugin itself.
+const CUDA_PJRT: Package = Package {
+    distribution: "jax-cuda13-pjrt",
+    version: "0.12.0.1",
+    keep: "jax_plugins/xla_cuda13/",
+    sha256: &[
+        ("x86_64", "5899bb6177eda86ea532afb9a26794f2bdd04966f6a01f9028266b16c2b6cf90"),
+        ("aarch64", "40758d042df8c06991b6a1a8016b56e9cefb1ed4c677c062125c3eb71c3dab97"),
+    ],
+};
+
+/// NVIDIA's assembler and the tools around it.
+const CUDA_NVCC: Package = Package {
+    distribution: "nvidia-cuda-nvcc",
+    version: "13.5.37",
+    keep: "nvidia/",
+    sha256: &[
+        ("x86_64", "f5c4f7ead5d964fb4af42bbf1e6d3ec3c1e6e9d83b53749f691d387e7fcaa3a7"),
+        ("aarch64", "588eda18eb5076ae859fe272844b526459228af22df0b117f54eec3aa82bc9c8"),
+    ],
+};
+
+/// NVIDIA's device library and compiler back end.
+const CUDA_NVVM: Package = Package {
+    distribution: "nvidia-nvvm",
+    version: "13.5.37",
+    keep: "nvidia/",
+    sha256: &[
+        ("x86_64", "c41bfa362e407405163f103c2229f0765f8cc2ed7d148b754dc77f228bf7e070"),
+        ("aarch64", "b659bd3115b7ac7ec8931e67d0e2c0dd09cd35b08a6a7372df6f8f22c67da80a"),
+    ],
+};
+
 /// Every plugin that can be installed.
 pub(super) const PLUGINS: &[Pinned] = &[
     Pinned {
@@ -73,25 +114,11 @@ pub(super) const PLUGINS: &[Pinned] = &[
     Pinned {
         name: "cuda",
         python_version: None,
-        // NVIDIA tags its wheels for anything from glibc 2.5 to 2.27; pip takes exact tags only.
-        platforms: &[
-            "manylinux_2_27_{arch}",
-            "manylinux_2_25_{arch}",
-            "manylinux_2_17_{arch}",
-            "manylinux2014_{arch}",
-        ],
+        platforms: CUDA_PLATFORMS,
         directory: "jax_plugins/xla_cuda13",
         library: "xla_cuda_plugin.so",
         packages: &[
-            Package {
-                distribution: "jax-cuda13-pjrt",
-                version: "0.12.0.1",
-                keep: "jax_plugins/xla_cuda13/",
-                sha256: &[
-                    ("x86_64", "5899bb6177eda86ea532afb9a26794f2bdd04966f6a01f9028266b16c2b6cf90"),
-                    ("aarch64", "40758d042df8c06991b6a1a8016b56e9cefb1ed4c677c062125c3eb71c3dab97"),
-                ],
-            },
+            CUDA_PJRT,
             Package {
                 distribution: "nvidia-cublas",
                 version: "13.10.0.20",
@@ -110,15 +137,7 @@ pub(super) const PLUGINS: &[Pinned] = &[
                     ("aarch64", "d7e4d908315461b6ecbdadfd3c403cc796ed218b293ad117568c947e811cff28"),
                 ],
             },
-            Package {
-                distribution: "nvidia-cuda-nvcc",
-                version: "13.5.37",
-                keep: "nvidia/",
-                sha256: &[
-                    ("x86_64", "f5c4f7ead5d964fb4af42bbf1e6d3ec3c1e6e9d83b53749f691d387e7fcaa3a7"),
-                    ("aarch64", "588eda18eb5076ae859fe272844b526459228af22df0b117f54eec3aa82bc9c8"),
-                ],
-            },
+            CUDA_NVCC,
             Package {
                 distribution: "nvidia-cuda-nvrtc",
                 version: "13.5.37",
@@ -191,15 +210,21 @@ pub(super) const PLUGINS: &[Pinned] = &[
                     ("aarch64", "893f6f9a55b2720ed94913b5ba3332e972da8c78dfa2863d0244403dbd528ffc"),
                 ],
             },
-            Package {
-                distribution: "nvidia-nvvm",
-                version: "13.5.37",
-                keep: "nvidia/",
-                sha256: &[
-                    ("x86_64", "c41bfa362e407405163f103c2229f0765f8cc2ed7d148b754dc77f228bf7e070"),
-                    ("aarch64", "b659bd3115b7ac7ec8931e67d0e2c0dd09cd35b08a6a7372df6f8f22c67da80a"),
-                ],
-            },
+            CUDA_NVVM,
+        ],
+    },
+    // To compile for GPUs on a machine without one: half a gigabyte instead of several. The plugin's own
+    // layout lets it find the assembler and the device library.
+    Pinned {
+        name: "cuda-compiler",
+        python_version: None,
+        platforms: CUDA_PLATFORMS,
+        directory: "jax_plugins/xla_cuda13",
+        library: "xla_cuda_plugin.so",
+        packages: &[
+            CUDA_PJRT,
+            Package { keep: "nvidia/cu13/bin/ptxas", ..CUDA_NVCC },
+            Package { keep: "nvidia/cu13/nvvm/libdevice/", ..CUDA_NVVM },
         ],
     },
     Pinned {

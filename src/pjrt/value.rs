@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::ffi::c_char;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use super::abi::*;
 
 /// A value that PJRT attaches to a name.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Value {
     /// Text.
     String(String),

@@ -1,15 +1,17 @@
 //! The step: loss, gradient, accumulation and update as one graph. Belongs to the trace phase.
 //!
 //! ```text
-//! init:  seed                                  -> state
-//! step:  state, seed, learning_rate, batch     -> state, metrics, replica_loss
-//! eval:  params, model_state, batch, weights   -> sums
-//! proof: state                                 -> fingerprints, their minimum and maximum
+//! init:    seed                                  -> state
+//! step:    state, seed, learning_rate, batch     -> state, metrics, replica_loss
+//! eval:    params, model_state, batch, weights   -> sums
+//! proof:   state                                 -> fingerprints, their minimum and maximum
+//! forward: params, model_state, x                -> y
 //! ```
 //! `state` is `params.*`, `model_state.*`, `opt_state.*`, `step` and `num_skipped`, under the same paths in all graphs, in
 //! checkpoints and in messages.
 
 mod eval;
+mod forward;
 mod proof;
 mod repeat;
 mod train;
@@ -20,9 +22,10 @@ use models::{Batch, Model, Parameter, Precision, RunningMean, Scope, Training};
 
 use crate::config::OnNonfinite;
 use crate::optim::{EMA, Transformation, UnmatchedPattern};
-use crate::parallel::Policy;
+use crate::parallel::{Policy, reduce_whole_stacks};
 
 pub use eval::trace_eval;
+pub use forward::{Forward, trace_forward};
 pub use proof::trace_proof;
 pub use repeat::repeat_step;
 pub use train::{METRICS, trace_grad, trace_loss, trace_step};
@@ -201,12 +204,14 @@ pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
             // The running mean of a parameter starts as the parameter.
             let prefixes = [format!("{PARAMS}."), format!("{OPT_STATE}.{EMA}.")];
             let name = prefixes.iter().find_map(|prefix| path.strip_prefix(prefix.as_str()));
-            let start = match name.and_then(|name| parameters.get(name)) {
-                Some(Parameter { dims, initializer, .. }) => {
+            let parameter = name.and_then(|name| Some((name, parameters.get(name)?)));
+            let start = match parameter {
+                Some((name, Parameter { dims, initializer, .. })) => {
                     let sharding = spec.policy.param_sharding(dims.len());
                     let window = Window::shard(t, dims, &sharding);
                     let window = window.unwrap_or_else(|_| unreachable!("its type was cut before"));
-                    initializer.draw(key.fold_in_path(path), &window, ty.dtype)
+                    let key = key.fold_in_path(&format!("{PARAMS}.{name}"));
+                    initializer.draw(key, &window, ty.dtype)
                 }
                 None => {
                     let start = running_means.get(path).map_or(0.0, |mean| mean.start);
@@ -218,10 +223,10 @@ pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
     })?)
 }
 
-/// Checks a traced graph and removes what nothing needs.
+/// Checks a traced graph, removes what nothing needs, and sums the gradients of scanned blocks as stacks.
 fn finish(graph: Graph) -> Result<Graph, StepError> {
     verify(&graph)?;
-    let graph = hlo::passes::simplify(&graph);
+    let graph = reduce_whole_stacks(&hlo::passes::simplify(&graph));
     debug_assert_eq!(verify(&graph), Ok(()));
     Ok(graph)
 }

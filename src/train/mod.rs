@@ -9,6 +9,7 @@
 
 mod bench;
 mod error;
+mod formulation;
 mod launches;
 pub mod params_file;
 mod programs;
@@ -33,8 +34,9 @@ use crate::pjrt::Client;
 
 pub use bench::{BenchResult, bench};
 pub use error::Error;
+pub use formulation::Formulation;
 pub use launches::launches;
-pub use programs::{CompileSettings, Programs, group, step_graph};
+pub use programs::{CompileSettings, Programs, step_graph};
 pub use report::{describe_batch, describe_synchronisation};
 pub use setup::{Plan, num_replicas_on_host, open_devices};
 pub use trainer::{

@@ -1,12 +1,14 @@
 //! Parameters on disk, and with them the model state that evaluation needs: safetensors, under the
-//! model's own paths.
+//! model's own paths; read also under the names of other programs.
 
 use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use hlo::{DType, Literal, TensorType, Tree};
+use models::{ForeignFormat, Layout};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 
 use super::Error;
@@ -36,7 +38,8 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
     write().map_err(|error| failed(error.to_string()))
 }
 
-/// Reads parameters of the given types.
+/// Reads parameters of the given types, under the model's own paths or under the names of a
+/// [foreign format](ForeignFormat), which is told by them.
 ///
 /// # Errors
 /// A file that cannot be read or is damaged, a parameter that is missing, is of another dtype or dims,
@@ -46,20 +49,88 @@ pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Erro
     let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
     let file = SafeTensors::deserialize(&bytes)
         .map_err(|error| failed(format!("it is no safetensors file, or damaged: {error}")))?;
-    if let Some(name) = file.names().into_iter().find(|name| types.get(name).is_none()) {
-        return Err(failed(format!("it holds `{name}`, which the model does not have")));
-    }
-    let leaf = |path: &str, ty: &TensorType| -> Result<Literal, Error> {
-        let view = file.tensor(path).map_err(|_| failed(format!("`{path}` is missing")))?;
-        if view.dtype() != dtype(ty.dtype) || view.shape() != ty.dims {
+    let is_own = file.names().into_iter().any(|name| types.get(name).is_some());
+    let format = if is_own { None } else { ForeignFormat::recognize(file.names()) };
+    let sources = sources(&file, format, types).map_err(failed)?;
+    check_rest(&file, format, &sources).map_err(failed)?;
+    let leaf = |(path, ty): (&str, &TensorType), (name, layout): &(String, Layout)| {
+        let view = file.tensor(name).map_err(|_| failed(format!("`{name}` is missing")))?;
+        let mut dims = ty.dims.clone();
+        if *layout == Layout::Transposed {
+            dims.reverse();
+        }
+        if view.dtype() != dtype(ty.dtype) || view.shape() != dims {
             let found = format!("{:?}{:?}", view.dtype(), view.shape());
-            return Err(failed(format!("`{path}` is {found}, but the model's is {ty}")));
+            let expected = TensorType::new(ty.dtype, &dims);
+            return Err(failed(format!("`{name}` is {found}, but the model's is {expected}")));
         }
         let mut literal = Literal::zeros(ty.dtype, &ty.dims);
-        literal.bytes_mut().copy_from_slice(view.data());
-        Ok(literal)
+        match (layout, &dims[..]) {
+            (Layout::Transposed, [_, columns]) => {
+                transpose(view.data(), *columns, ty.dtype.size_bytes(), literal.bytes_mut());
+            }
+            _ => literal.bytes_mut().copy_from_slice(view.data()),
+        }
+        Ok((path.to_owned(), literal))
     };
-    types.iter().map(|(path, ty)| Ok((path.to_owned(), leaf(path, ty)?))).collect()
+    types.iter().zip(&sources).map(|(ours, theirs)| leaf(ours, theirs)).collect()
+}
+
+/// Name in the file and layout of each of the model's leaves, in order.
+fn sources(
+    file: &SafeTensors<'_>,
+    format: Option<&ForeignFormat>,
+    types: &Tree<TensorType>,
+) -> Result<Vec<(String, Layout)>, String> {
+    let Some(format) = format else {
+        return Ok(types.paths().map(|path| (path.to_owned(), Layout::Same)).collect());
+    };
+    let in_file: BTreeMap<_, _> =
+        file.names().into_iter().map(|name| (format.without_prefix(name), name)).collect();
+    let source = |path: &str| {
+        let (name, layout) = format.tensor(path).ok_or_else(|| {
+            format!("it is {}, which has nothing for the model's `{path}`", format.name)
+        })?;
+        Ok((in_file.get(&*name).map_or(name, |&full| full.to_owned()), layout))
+    };
+    types.paths().map(source).collect()
+}
+
+/// Nothing in the file is left over, but what its format has beside parameters.
+fn check_rest(
+    file: &SafeTensors<'_>,
+    format: Option<&ForeignFormat>,
+    sources: &[(String, Layout)],
+) -> Result<(), String> {
+    let used: BTreeSet<_> = sources.iter().map(|(name, _)| name.as_str()).collect();
+    let data = |name: &str| file.tensor(name).ok().map(|view| view.data().to_owned());
+    for name in file.names().into_iter().filter(|name| !used.contains(name)) {
+        let Some(format) = format else {
+            let formats = ForeignFormat::ALL.map(|format| format.name).join(" or ");
+            return Err(format!(
+                "it holds `{name}`, which the model does not have; all names must be the model's own, or \
+                 those of {formats}"
+            ));
+        };
+        match format.tied {
+            Some((copy, of)) if name == copy => {
+                let of = used.iter().find(|name| format.without_prefix(name) == of);
+                if of.is_none_or(|of| data(name) != data(of)) {
+                    return Err(format!("`{name}` has values of its own, which the model has not"));
+                }
+            }
+            _ if format.is_ignored(name) => {}
+            _ => return Err(format!("it holds `{name}`, which the model does not have")),
+        }
+    }
+    Ok(())
+}
+
+/// The columns of a matrix of `columns`, one behind the other. `size` is an element's in bytes.
+fn transpose(from: &[u8], columns: usize, size: usize, to: &mut [u8]) {
+    let column = |column: usize| from.chunks_exact(size).skip(column).step_by(columns);
+    let elements = (0..columns).flat_map(column);
+    to.chunks_exact_mut(size).zip(elements).for_each(|(to, from)| to.copy_from_slice(from));
 }
 
 struct Leaf<'a>(&'a Literal);
@@ -141,5 +212,49 @@ mod tests {
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() - 3]).unwrap();
         assert!(message(&types).contains("damaged"));
+    }
+
+    /// A block's map from 3 to 2, as Hugging Face's GPT-2 has it: `[in, out]`.
+    fn of_gpt2() -> Tree<Literal> {
+        let matrix = Literal::from_slice(&[3, 2], &[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        Tree::from_iter([
+            ("transformer.h.0.mlp.c_fc.weight".to_owned(), matrix.clone()),
+            ("transformer.wte.weight".to_owned(), matrix.clone()),
+            ("transformer.h.0.attn.bias".to_owned(), Literal::from_slice(&[1], &[1u8])),
+            ("lm_head.weight".to_owned(), matrix),
+        ])
+    }
+
+    #[test]
+    fn a_foreign_file_is_told_by_its_names_and_laid_out_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        save(&path, &of_gpt2()).unwrap();
+        let types = |paths: &[(&str, [usize; 2])]| -> Tree<TensorType> {
+            let leaf = |(path, dims): &(&str, [usize; 2])| {
+                ((*path).to_owned(), TensorType::new(DType::F32, dims))
+            };
+            paths.iter().map(leaf).collect()
+        };
+        let (up, embed) = (("blocks.0.mlp.up.weight", [2, 3]), ("embed.weight", [3, 2]));
+        let loaded = load(&path, &types(&[up, embed])).unwrap();
+        assert_eq!(loaded[up.0].as_slice::<f32>(), [1.0, 3.0, 5.0, 2.0, 4.0, 6.0]);
+        assert_eq!(loaded[embed.0].as_slice::<f32>(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+
+        let message = |paths: &[_]| load(&path, &types(paths)).unwrap_err().to_string();
+        let other = message(&[("stem.conv.weight", [1, 1])]);
+        assert!(
+            other.contains("a Hugging Face GPT-2, which has nothing for the model's `stem.conv")
+        );
+        assert!(message(&[embed]).contains("`transformer.h.0.mlp.c_fc.weight`, which the model"));
+        let missing = message(&[up, embed, ("blocks.1.mlp.up.weight", [2, 3])]);
+        assert!(missing.contains("`h.1.mlp.c_fc.weight` is missing"), "{missing}");
+        let turned = message(&[("blocks.0.mlp.up.weight", [3, 2]), embed]);
+        assert!(turned.contains("is F32[3, 2], but the model's is f32[2, 3]"), "{turned}");
+
+        let mut untied = of_gpt2();
+        untied.insert("lm_head.weight", Literal::zeros(DType::F32, &[3, 2]));
+        save(&path, &untied).unwrap();
+        assert!(message(&[up, embed]).contains("`lm_head.weight` has values of its own"));
     }
 }

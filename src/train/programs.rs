@@ -6,9 +6,8 @@ use std::thread::{self, JoinHandle, ScopedJoinHandle};
 
 use hlo::{Graph, Program, lower};
 
-use super::Error;
+use super::{Error, Formulation};
 use crate::metrics::say;
-use crate::parallel::group_all_reduces;
 use crate::pjrt::{self, CacheOutcome, Client, CompileOptions, Executable, compile_cached};
 use crate::step::{self, StepSpec};
 
@@ -34,8 +33,8 @@ pub struct Programs {
 pub struct CompileSettings {
     /// What is passed to the compiler.
     pub options: CompileOptions,
-    /// All_reduces are grouped up to this many bytes; 0 groups none.
-    pub bucket_bytes: u64,
+    /// How the step is written.
+    pub formulation: Formulation,
     /// Steps of one launch.
     pub steps_per_launch: usize,
     /// Where compiled programs are kept.
@@ -60,17 +59,12 @@ impl CompileSettings {
     }
 }
 
-/// The step as it is compiled: traced, and its all_reduces grouped.
+/// The step as it is compiled.
 ///
 /// # Errors
 /// As [`step::trace_step`].
-pub fn step_graph(spec: &StepSpec<'_>, bucket_bytes: u64) -> Result<Graph, Error> {
-    Ok(group(step::trace_step(spec)?, bucket_bytes))
-}
-
-/// A graph with its all_reduces grouped; 0 groups none.
-pub fn group(graph: Graph, bucket_bytes: u64) -> Graph {
-    if bucket_bytes == 0 { graph } else { group_all_reduces(&graph, bucket_bytes) }
+pub fn step_graph(spec: &StepSpec<'_>, formulation: Formulation) -> Result<Graph, Error> {
+    Ok(formulation.apply(step::trace_step(spec)?))
 }
 
 impl Programs {
@@ -87,7 +81,7 @@ impl Programs {
         let init = lower(&step::trace_init(spec)?, "init");
         let step = lower(step_graph, "step");
         let (eval, eval_metrics) = step::trace_eval(spec)?;
-        let eval = lower(&eval, "eval");
+        let eval = lower(&settings.formulation.apply(eval), "eval");
         let proof = lower(&step::trace_proof(spec.mesh, &spec.state_types()?)?, "proof");
         let steps = match settings.steps_per_launch {
             0 | 1 => None,

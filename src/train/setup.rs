@@ -7,7 +7,7 @@ use std::thread;
 use hlo::Mesh;
 use models::{Model, Precision};
 
-use super::{CompileSettings, Error};
+use super::{CompileSettings, Error, Formulation};
 use crate::config::{AutoOr, Backend, BatchPlan, Config, OnNonfinite, OptionValue, RunLength};
 use crate::data::Splits;
 use crate::optim::{self, Transformation, schedule::Schedule};
@@ -17,12 +17,6 @@ use crate::step::{BatchField, StepSpec};
 
 /// More devices than this the CPU backend is not asked for: each takes threads.
 const MAX_CPU_DEVICES: usize = 256;
-
-/// All_reduces are grouped into one on the CPU, where each is a meeting of threads. Elsewhere XLA's own
-/// combiner does it, which overlaps them with the backward pass.
-fn auto_bucket_bytes(backend: &Backend) -> usize {
-    if *backend == Backend::Cpu { usize::MAX } else { 0 }
-}
 
 /// A configuration resolved against the data and the number of replicas: everything that is known before
 /// a plugin is loaded.
@@ -61,8 +55,10 @@ impl Plan {
             dtype: field.dtype,
             dims: field.dims.clone(),
         };
-        let bucket_bytes =
-            config.parallel.bucket_bytes.or(auto_bucket_bytes(&config.device.backend));
+        let mut formulation = Formulation::of(&config.device.backend, num_replicas);
+        if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {
+            formulation.bucket_bytes = bytes as u64;
+        }
         Ok(Self {
             schedule: Schedule::new(&config.schedule, &run)?,
             batch,
@@ -74,7 +70,7 @@ impl Plan {
             on_nonfinite: config.train.on_nonfinite,
             compile: CompileSettings {
                 options: compile_options(config),
-                bucket_bytes: bucket_bytes as u64,
+                formulation,
                 steps_per_launch: config.train.steps_per_launch,
                 cache_dir: cache_dir(config)?,
             },

@@ -79,7 +79,7 @@ impl Trainer {
     pub fn new(client: &Client, plan: &Plan, model: &dyn Model, seed: u64) -> Result<Self, Error> {
         let spec = plan.spec(model);
         let types = spec.state_types()?;
-        let step_graph = step_graph(&spec, plan.compile.bucket_bytes)?;
+        let step_graph = step_graph(&spec, plan.compile.formulation)?;
         let programs = Programs::compile(client, &spec, &step_graph, &plan.compile)?;
         let num_replicas = plan.mesh.num_replicas();
         let seed = Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]);

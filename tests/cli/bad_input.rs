@@ -213,5 +213,5 @@ fn wrong_usage_exits_with_2() {
     }
     let done = lockstep(&["plugin", "install", "gpu"]);
     assert_eq!(done.code, Some(1));
-    assert!(done.stderr.contains("known are cpu, cuda, tpu"), "{}", done.stderr);
+    assert!(done.stderr.contains("known are cpu, cuda, cuda-compiler, tpu"), "{}", done.stderr);
 }

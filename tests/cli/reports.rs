@@ -95,7 +95,7 @@ fn plugins_are_listed() {
     let listed = lockstep(&["plugin", "list", "--json"]).succeeded().json();
     let plugins = listed.as_array().unwrap();
     let names: Vec<_> = plugins.iter().map(|plugin| plugin["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["cpu", "cuda", "tpu"]);
+    assert_eq!(names, ["cpu", "cuda", "cuda-compiler", "tpu"]);
     for plugin in plugins {
         let expected = ["name", "pinned_version", "installed_version", "path"];
         assert_eq!(keys(plugin), set(&expected));
@@ -114,7 +114,16 @@ fn doctor_tries_the_cpu_plugin() {
     let report = done.json();
     assert_eq!(keys(&report), set(&["os", "arch", "cores", "cache_dir", "plugins"]));
     let cpu = &report["plugins"][0];
-    let expected = ["name", "path", "api_version", "platform", "num_devices", "problem"];
+    let expected = [
+        "name",
+        "path",
+        "api_version",
+        "platform",
+        "num_devices",
+        "device_kind",
+        "device_memory_bytes",
+        "problem",
+    ];
     assert_eq!(keys(cpu), set(&expected));
     assert_eq!((&cpu["name"], &cpu["platform"]), (&"cpu".into(), &"cpu".into()));
     assert_eq!((&cpu["num_devices"], cpu["problem"].is_null()), (&2.into(), true), "{cpu}");

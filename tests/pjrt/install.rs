@@ -134,7 +134,8 @@ fn names_and_paths_are_told_apart() {
     assert!(matches!(error, InstallError::NotInstalled { name: "cuda" }), "{error}");
     let names: Vec<_> =
         list(&options).into_iter().map(|row| (row.name, row.found.is_some())).collect();
-    assert_eq!(names, [("cpu", false), ("cuda", false), ("tpu", false)]);
+    let missing = ["cpu", "cuda", "cuda-compiler", "tpu"].map(|name| (name, false));
+    assert_eq!(names, missing);
 }
 
 #[test]

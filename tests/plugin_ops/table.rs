@@ -73,6 +73,7 @@ fn unary_cases() -> Vec<Case> {
         case("abs", with_sign, Exact, &[CORNERS], |x| x[0].abs()),
         case("ceil", float, Exact, &[CORNERS], |x| x[0].ceil()),
         case("cosine", float, ulps_of_one(2.0), &[SMALL], |x| x[0].cosine()),
+        case("erf", float, ulps(4.0), &[SMALL], |x| x[0].erf()),
         case("exponential", float, ulps(4.0), &[SMALL], |x| x[0].exponential()),
         case("exponential of corners", float, ulps(4.0), &[CORNERS], |x| x[0].exponential()),
         case("exponential_minus_one", float, ulps(4.0), &[CORNERS], |x| {
@@ -249,6 +250,7 @@ fn moving_cases() -> Vec<Case> {
             &[small(&[2, 3, 2]), small(&[2, 2, 2])],
             |x| x[0].scatter_add(indices(x[0], &[2, 2], &[2, 2, -1, 0]), x[1], 1),
         ),
+        case("fusion_barrier", any, Bits, &[MATRIX], |x| x[0].fusion_barrier()),
         case("optimization_barrier", any, Bits, &[MATRIX, SMALL], |x| {
             x[0].tracer().optimization_barrier(x)[1]
         }),
@@ -375,6 +377,9 @@ fn contracting_cases() -> Vec<Case> {
                 grad(last[0].sum(), x)[1]
             },
         ),
+        case("custom_vjp", float, Exact, &[MATRIX], |x| {
+            x[0].tracer().custom_vjp(x, |x| vec![x[0] + x[0]], |_, _, ct| ct.to_vec())[0]
+        }),
         case("remat", numeric, Exact, &[MATRIX], |x| {
             x[0].tracer().remat(x, |x| vec![x[0] + x[0]])[0]
         }),
@@ -574,6 +579,7 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
             "reverse",
             "concatenate",
             "gather",
+            "fusion_barrier",
             "optimization_barrier",
             "all_gather",
             "all_to_all",

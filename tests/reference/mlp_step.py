@@ -1,6 +1,6 @@
 """Reference values for two training steps of an MLP, from JAX's own gradients and optax's own updates.
 
-Writes mlp_step.json beside this file, which tests/reference_step.rs reads:
+Writes mlp_step.json beside this file, which mlp_step.rs reads:
 
     python mlp_step.py        # made with Python 3.11.7, jax 0.10.2, optax 0.2.8, numpy 2.4.6 on x86-64
 

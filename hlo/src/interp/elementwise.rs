@@ -1,5 +1,6 @@
 //! Elementwise ops: one table for floats, which compute in f64, and one for integers and `pred`.
 
+use super::erf::erf;
 use super::{from_ints, int_range, ints};
 use crate::{Binary, Comparison, DType, Literal, Unary};
 
@@ -22,6 +23,7 @@ fn float_unary(op: Unary, x: f64) -> f64 {
         Unary::Abs => x.abs(),
         Unary::Ceil => x.ceil(),
         Unary::Cosine => x.cos(),
+        Unary::Erf => erf(x),
         Unary::Exponential => x.exp(),
         Unary::ExponentialMinusOne => x.exp_m1(),
         Unary::Floor => x.floor(),

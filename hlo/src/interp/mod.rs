@@ -12,6 +12,7 @@
 mod collective;
 mod contract;
 mod elementwise;
+mod erf;
 mod gather;
 mod movement;
 mod region;
@@ -20,7 +21,7 @@ mod window;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::{DType, Graph, Literal, Node, Op, Reduction, TensorType};
+use crate::{CustomVjp, DType, Graph, Literal, Node, Op, Reduction, TensorType};
 
 /// One value: on each replica, in their order.
 type Replicas = Vec<Arc<Literal>>;
@@ -240,12 +241,14 @@ fn eval(
         Op::Gather { num_batch } => each(&|x| gather::gather(x[0], x[1], *num_batch, &ty.dims)),
         Op::Scatter { num_batch } => each(&|x| gather::scatter(x[0], x[1], x[2], *num_batch)),
         Op::Scan(scan) => region::scan(scan, operands, running),
-        Op::Remat(body) => run(&body.graph, &owned(operands), running),
+        Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => {
+            run(&body.graph, &owned(operands), running)
+        }
         Op::ReplicaId { axes } => {
             let index = |replica| Literal::scalar(mesh.index(replica, *axes) as u32);
             Ok(vec![(0..mesh.num_replicas()).map(|replica| Arc::new(index(replica))).collect()])
         }
-        Op::OptimizationBarrier | Op::Vary { .. } | Op::StopGradient => same(),
+        Op::FusionBarrier | Op::OptimizationBarrier | Op::Vary { .. } | Op::StopGradient => same(),
         Op::AllReduce { reduction, .. } => meet(&|x| collective::all_reduce(*reduction, x)),
         Op::AllGather { dim, .. } => meet(&|x| collective::all_gather(x, *dim)),
         Op::ReduceScatter { dim, .. } => meet(&|x| collective::reduce_scatter(x, *dim)),

@@ -107,3 +107,14 @@ impl Tracer {
         self.apply_variadic(Op::OptimizationBarrier, tensors)
     }
 }
+
+impl<'g> Tensor<'g> {
+    /// The tensor, unchanged; so is its cotangent. Says that it is cheaper to write it to memory once than
+    /// to compute it in each of its users, which a backend that fuses without limit would do.
+    /// [`crate::formulate::without_fusion_barriers`] takes the hint away for the others.
+    #[must_use]
+    #[track_caller]
+    pub fn fusion_barrier(self) -> Tensor<'g> {
+        self.tracer().apply(Op::FusionBarrier, &[self])
+    }
+}

@@ -61,6 +61,8 @@ unary_methods! {
     ceil => Ceil;
     /// Cosine of radians.
     cosine => Cosine;
+    /// The error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x.
+    erf => Erf;
     /// e^x.
     exponential => Exponential;
     /// e^x - 1, accurate near 0.

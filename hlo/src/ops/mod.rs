@@ -2,6 +2,7 @@
 
 mod control;
 pub(crate) mod convolution;
+pub(crate) mod custom_vjp;
 mod dot;
 mod elementwise;
 pub(crate) mod gather;
@@ -11,5 +12,6 @@ mod scan;
 mod shape;
 
 pub use convolution::{Convolution, ConvolutionDims};
+pub use custom_vjp::CustomVjp;
 pub use elementwise::Operand;
 pub use pooling::Window;

@@ -159,7 +159,7 @@ impl Tracer {
 }
 
 /// Traces a region whose inputs are of the given types, some free of gradients.
-fn region(
+pub(super) fn region(
     outer: &Tracer,
     types: &[crate::TensorType],
     is_free: &[bool],

@@ -1,4 +1,4 @@
-//! Scan and remat in terms of other ops.
+//! Scan, remat and custom VJPs in terms of other ops.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -9,14 +9,13 @@ use crate::passes::{self, rebuild_values};
 use crate::tensor::Tracer;
 use crate::{AxisSet, DType, Graph, Literal, Node, Op, Tensor, TensorType, ValueId};
 
-/// The graph with every scan as a `while` and every remat as its body's ops, in loops too.
+/// The graph with every scan as a `while` and every remat and custom VJP as its body's ops, in loops too.
 pub(crate) fn expand(graph: &Graph) -> Cow<'_, Graph> {
     if !needs_expansion(graph) {
         return Cow::Borrowed(graph);
     }
     Cow::Owned(rebuild_values(graph, |new, node, operands| {
         Some(match &node.op {
-            Op::Remat(body) => inline(new, &expand(&body.graph), operands),
             Op::Scan(scan) => as_while(new, scan, node, operands),
             Op::While { regions, trip_count } => {
                 let [cond, body] =
@@ -24,18 +23,21 @@ pub(crate) fn expand(graph: &Graph) -> Cow<'_, Graph> {
                 let regions = Arc::new(Regions { cond, body });
                 push(new, node, Op::While { regions, trip_count: *trip_count }, operands)
             }
-            op => push(new, node, op.clone(), operands),
+            op => match op.inlined_body() {
+                Some(body) => inline(new, &expand(&body.graph), operands),
+                None => push(new, node, op.clone(), operands),
+            },
         })
     }))
 }
 
 fn needs_expansion(graph: &Graph) -> bool {
     graph.nodes().iter().any(|node| match &node.op {
-        Op::Scan(_) | Op::Remat(_) => true,
+        Op::Scan(_) => true,
         Op::While { regions, .. } => {
             needs_expansion(&regions.cond) || needs_expansion(&regions.body)
         }
-        _ => false,
+        op => op.inlined_body().is_some(),
     })
 }
 

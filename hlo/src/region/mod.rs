@@ -1,12 +1,14 @@
-//! Ops with a body that are differentiated: `scan` repeats it, `remat` computes it again.
+//! Ops with a body that are differentiated: `scan` repeats it, `remat` computes it again, `custom_vjp` has
+//! its own gradient.
 //!
-//! Neither is an op of StableHLO. [`expand`] writes them as `while` and as the body's own ops: text and
+//! None is an op of StableHLO. [`expand`] writes them as `while` and as the body's own ops: text and
 //! costs are made of that. The interpreter evaluates them as they are.
 //!
 //! A region sees outer values only through its operands.
 
 mod expand;
 mod prepare;
+mod residuals;
 mod vjp;
 
 use std::hash::{Hash, Hasher};
@@ -111,8 +113,8 @@ pub(crate) fn infer_scan(
     Ok(carried.iter().map(|ty| (*ty).clone()).chain(ys).collect())
 }
 
-/// The types of a remat's results: those of its body.
-pub(crate) fn infer_remat(
+/// The types of the results of an op that its body stands for: those of the body.
+pub(crate) fn infer_inlined(
     body: &Graph,
     t: &[&TensorType],
     mesh: &Mesh,

@@ -9,22 +9,22 @@ use crate::op::Regions;
 use crate::passes::rebuild_values;
 use crate::{Graph, Node, Op, ValueId};
 
-/// The graph with remats as their bodies' ops, and with one scan where a gradient extended another: the
+/// The graph with remats and custom VJPs as their bodies' ops, and with one scan where a gradient extended another: the
 /// forward pass runs once and keeps the residuals. In loops too.
 ///
 /// A recomputation stands behind its own barrier, so nothing that follows merges it with what it
 /// repeats.
 pub(crate) fn prepare(graph: &Graph) -> Graph {
     let has = |is: fn(&Op) -> bool| graph.nodes().iter().any(|node| is(&node.op));
-    if !has(|op| matches!(op, Op::Scan(_) | Op::Remat(_) | Op::While { .. })) {
+    if !has(|op| matches!(op, Op::Scan(_) | Op::While { .. }) || op.inlined_body().is_some()) {
         return graph.clone();
     }
-    if has(|op| matches!(op, Op::Remat(_))) {
-        // A body may have remats of its own.
+    if has(|op| op.inlined_body().is_some()) {
+        // A body may have such ops of its own.
         return prepare(&rebuild_values(graph, |new, node, operands| {
-            Some(match &node.op {
-                Op::Remat(body) => inline(new, &body.graph, operands),
-                op => push(new, node, op.clone(), operands),
+            Some(match node.op.inlined_body() {
+                Some(body) => inline(new, &body.graph, operands),
+                None => push(new, node, node.op.clone(), operands),
             })
         }));
     }

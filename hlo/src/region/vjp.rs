@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::expand::push;
+use super::residuals::recomputed;
 use super::{Region, Scan};
 use crate::graph::Output;
 use crate::passes::eliminate_dead_code;
@@ -41,7 +42,7 @@ pub(crate) fn remat_vjp<'g>(
 /// that was there before.
 ///
 /// Nothing is kept that the backward pass has anyway (constants, stacks that were read), that follows
-/// from constants alone, or that is only another shape of something smaller.
+/// from constants alone, or that is another shape or a cheap function of what is kept.
 pub(crate) fn scan_vjp<'g>(
     scan: &Scan,
     x: &[Tensor<'g>],
@@ -222,6 +223,26 @@ impl Joint {
             if is_backward[node.result().index()] {
                 for operand in &node.operands {
                     require(*operand, &mut is_backward);
+                }
+            }
+        }
+        let mut at_hand = is_constant;
+        for (index, input) in graph.inputs().iter().enumerate().take(self.num_inputs) {
+            at_hand[input.value.index()] |= index < self.num_consts || index >= self.first_x;
+        }
+        for value in recomputed(graph, &at_hand, &is_residual) {
+            is_residual[value.index()] = false;
+            is_backward[value.index()] = true;
+        }
+        // Which constants and slices that takes.
+        for node in graph.nodes().iter().rev() {
+            let operands =
+                if is_backward[node.result().index()] { &node.operands[..] } else { &[] };
+            for operand in operands {
+                match graph.node_of(*operand).op {
+                    Op::Input { index } if index < self.num_inputs => used[index] = true,
+                    _ if at_hand[operand.index()] => is_backward[operand.index()] = true,
+                    _ => {}
                 }
             }
         }

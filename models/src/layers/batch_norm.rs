@@ -1,6 +1,6 @@
 //! `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, over a group of examples
 
-use hlo::Tensor;
+use hlo::{AxisSet, Tensor};
 
 use crate::{Initializer, Scope, Training};
 
@@ -47,23 +47,22 @@ pub fn batch_norm<'g>(scope: &Scope<'g>, x_nchw: Tensor<'g>, norm: BatchNorm) ->
     let weight_c = scope.param_in_full("weight", &[c], norm.weight);
     let bias_c = scope.param_in_full("bias", &[c], Initializer::Zeros);
     let wide_nchw = x_nchw.convert(weight_c.dtype());
-    let normalized_nchw = match scope.training() {
+    let y_nchw = match scope.training() {
         Some(training) => {
             let group = group_of(wide_nchw, norm.group, &training);
             // g groups of e examples each, p places of an image.
             let x_gecp = wide_nchw.reshape(&[n / group.on_replica, group.on_replica, c, h * w]);
-            let normalized_gecp = in_groups(scope, x_gecp, group, &training);
-            normalized_gecp.reshape(&[n, c, h, w])
+            let y_gecp = in_groups(scope, [x_gecp, weight_c, bias_c], group, &training);
+            y_gecp.reshape(&[n, c, h, w])
         }
         None => {
             let mean_c = scope.running_mean("mean", &[c], 0.0, MOMENTUM);
             let variance_c = scope.running_mean("variance", &[c], 1.0, MOMENTUM);
             let like_x = |x_c: Tensor<'g>| x_c.broadcast_like(wide_nchw, &[1]);
-            (wide_nchw - like_x(mean_c)) * like_x((variance_c + EPSILON).rsqrt())
+            (wide_nchw - like_x(mean_c)) * like_x((variance_c + EPSILON).rsqrt() * weight_c)
+                + like_x(bias_c)
         }
     };
-    let y_nchw = normalized_nchw * weight_c.broadcast_like(wide_nchw, &[1])
-        + bias_c.broadcast_like(wide_nchw, &[1]);
     y_nchw.convert(x_nchw.dtype())
 }
 
@@ -94,32 +93,69 @@ fn group_of(x_nchw: Tensor<'_>, size: usize, training: &Training<'_>) -> Group {
     Group { on_replica: n, num_replicas: 1 }
 }
 
-/// `(x - mean) / sqrt(variance + eps)` within each group.
+/// `(x - mean) / sqrt(variance + eps) * weight + bias` within each group.
+///
+/// With `r = 1 / sqrt(variance + eps)` and means over the group, the cotangent of x is `weight * r * (dy -
+/// mean(dy) - (x - mean(x)) * r^2 * mean(dy * (x - mean(x))))` (Ioffe and Szegedy, section 3): one loop over
+/// the image behind two sums, where the derived one has more of both.
 fn in_groups<'g>(
     scope: &Scope<'g>,
-    x_gecp: Tensor<'g>,
+    x_weight_bias: [Tensor<'g>; 3],
     group: Group,
     training: &Training<'g>,
 ) -> Tensor<'g> {
-    let [num_groups, examples, c, places] = x_gecp.dims();
+    let [num_groups, examples, c, places] = x_weight_bias[0].dims();
     let count = (examples * group.num_replicas * places) as f64;
-    let mean = |x_gecp: Tensor<'g>| {
-        let sum_gc = x_gecp.reduce_sum(&[1, 3]);
-        let sum_gc = match group.num_replicas {
-            1 => sum_gc,
-            num_replicas => sum_gc.all_reduce_within(training.batch_axes, num_replicas),
-        };
-        sum_gc / count
-    };
-    let like_x = |x_gc: Tensor<'g>| x_gc.broadcast_like(x_gecp, &[0, 2]);
-    let mean_gc = mean(x_gecp);
-    let centered_gecp = x_gecp - like_x(mean_gc);
-    // From centred values: a mean of squares less a squared mean loses all digits where the mean is large.
-    let variance_gc = mean(centered_gecp * centered_gecp);
+    let (axes, num_replicas) = (training.batch_axes, group.num_replicas);
+    let results = x_weight_bias[0].tracer().custom_vjp(
+        &x_weight_bias,
+        |x| {
+            let (x_gecp, weight_c, bias_c) = (x[0], x[1], x[2]);
+            let mean_gc = over_group(sum(x_gecp), axes, num_replicas) / count;
+            let mean_gc = mean_gc.fusion_barrier();
+            let centered_gecp = x_gecp - mean_gc.broadcast_like(x_gecp, &[0, 2]);
+            // From centred values: a mean of squares less a squared mean loses all digits where the mean
+            // is large.
+            let squares_gc = over_group(sum(centered_gecp * centered_gecp), axes, num_replicas);
+            let variance_gc = (squares_gc / count).fusion_barrier();
+            let root_gc = (variance_gc + EPSILON).rsqrt();
+            let scale_gc = root_gc * weight_c.broadcast_like(root_gc, &[1]);
+            let y_gecp = centered_gecp * scale_gc.broadcast_like(x_gecp, &[0, 2])
+                + bias_c.broadcast_like(x_gecp, &[2]);
+            vec![y_gecp, mean_gc, variance_gc]
+        },
+        // Mean and variance are only observed, so no cotangents come in through them.
+        |x, y, ct| {
+            let (x_gecp, weight_c, mean_gc, dy_gecp) = (x[0], x[1], y[1], ct[0]);
+            let root_gc = (y[2] + EPSILON).rsqrt();
+            let centered_gecp = x_gecp - mean_gc.broadcast_like(x_gecp, &[0, 2]);
+            let bias_gc = sum(dy_gecp).fusion_barrier();
+            let dot_gc = sum(dy_gecp * centered_gecp).fusion_barrier();
+            let mean_dy_gc = over_group(bias_gc, axes, num_replicas) / count;
+            let mean_dot_gc = over_group(dot_gc, axes, num_replicas) / count;
+            let scale_gc = root_gc * weight_c.broadcast_like(root_gc, &[1]);
+            let [mean_gecp, along_gecp, scale_gecp] =
+                [mean_dy_gc, root_gc * root_gc * mean_dot_gc, scale_gc]
+                    .map(|x_gc| x_gc.broadcast_like(x_gecp, &[0, 2]));
+            let dx_gecp = (dy_gecp - mean_gecp - centered_gecp * along_gecp) * scale_gecp;
+            vec![dx_gecp, (dot_gc * root_gc).reduce_sum(&[0]), bias_gc.reduce_sum(&[0])]
+        },
+    );
+    let [y_gecp, mean_gc, variance_gc] = results[..] else { return x_weight_bias[0] };
     let unbiased_gc = variance_gc * (count / (count - 1.0).max(1.0));
     for (name, observed_gc) in [("mean", mean_gc), ("variance", unbiased_gc)] {
         let observed_c = observed_gc.stop_gradient().reduce_sum(&[0]) / num_groups as f64;
         scope.observe(name, observed_c.reshape(&[c]));
     }
-    centered_gecp * like_x((variance_gc + EPSILON).rsqrt())
+    y_gecp
+}
+
+/// Over the examples and places of each group that this replica holds: `[g, e, c, p] -> [g, c]`.
+fn sum(x_gecp: Tensor<'_>) -> Tensor<'_> {
+    x_gecp.reduce_sum(&[1, 3])
+}
+
+/// The sum over the replicas that hold a group.
+fn over_group(sum_gc: Tensor<'_>, axes: AxisSet, num_replicas: usize) -> Tensor<'_> {
+    if num_replicas == 1 { sum_gc } else { sum_gc.all_reduce_within(axes, num_replicas) }
 }

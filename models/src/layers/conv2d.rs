@@ -39,5 +39,6 @@ pub fn conv2d<'g>(scope: &Scope<'g>, x_nchw: Tensor<'g>, conv: Conv2d) -> Tensor
     let he = Initializer::he_normal(num_out * size * size);
     let weight_oihw = scope.param("weight", &[num_out, num_in, size, size], he);
     let padding = (size.saturating_sub(1) / 2) as i64;
-    x_nchw.convolution(weight_oihw, Convolution::new(2).stride(stride).padding(padding))
+    let convolution = Convolution::new(2).stride(stride).padding(padding);
+    x_nchw.convolution(weight_oihw, convolution).fusion_barrier()
 }

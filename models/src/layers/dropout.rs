@@ -26,7 +26,7 @@ pub fn dropout<'g>(scope: &Scope<'g>, x: Tensor<'g>, rate: f64) -> Tensor<'g> {
     let Some(training) = scope.training().filter(|_| rate > 0.0) else { return x };
     let rows_per_example = x.dim(0) / training.num_examples.max(1);
     let first_row = training.first_example * rows_per_example as f64;
-    let key = training.key.fold_in_path(&scope.path("dropout"));
+    let Some(key) = scope.random_key("dropout") else { return x };
     let keep = key.bernoulli(1.0 - rate, &Window::rows(first_row, &x.shape()));
     keep.select(x / (1.0 - rate), x.full_like(0.0))
 }

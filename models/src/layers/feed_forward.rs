@@ -25,6 +25,25 @@ pub fn gelu(x: Tensor<'_>) -> Tensor<'_> {
     x * 0.5 * (inner.tanh() + 1.0)
 }
 
+/// GELU as it is defined, `x / 2 * (1 + erf(x / sqrt(2)))`: x times the probability that a standard normal
+/// number is below x. Hendrycks and Gimpel, "Gaussian error linear units" (2016), equation 1.
+///
+/// ```
+/// use hlo::{Literal, Mesh, interpret, trace};
+///
+/// let graph = trace(Mesh::SINGLE, |t| {
+///     t.output("y", models::layers::gelu_exact(t.constant(Literal::from_slice(&[2], &[1.0, -1.0]))));
+/// })?;
+/// let y = interpret(&graph, &[]).unwrap()[0][0].to_f64();
+/// assert!((y[0] - 0.841345).abs() < 1e-6 && (y[1] + 0.158655).abs() < 1e-6);
+/// # Ok::<(), hlo::Error>(())
+/// ```
+#[must_use]
+#[track_caller]
+pub fn gelu_exact(x: Tensor<'_>) -> Tensor<'_> {
+    x * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)
+}
+
 /// SiLU, also called swish: `x / (1 + e^-x)`.
 #[must_use]
 #[track_caller]

@@ -19,7 +19,7 @@ mod rotary;
 pub use attention::{Attention, attention};
 pub use dropout::dropout;
 pub use embedding::{Embedding, embedding};
-pub use feed_forward::{feed_forward, gelu, silu, swiglu};
+pub use feed_forward::{feed_forward, gelu, gelu_exact, silu, swiglu};
 pub use layer_norm::layer_norm;
 pub use linear::linear;
 pub use mlp_block::{MlpBlock, mlp_block};

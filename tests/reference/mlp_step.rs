@@ -1,11 +1,9 @@
 //! Two training steps of an MLP against values made by JAX and optax.
 //!
-//! `reference/mlp_step.py` says what was computed and with which versions; its output lies beside it. The
+//! `mlp_step.py` says what was computed and with which versions; its output lies beside it. The
 //! model there is written in plain formulas and differentiated by JAX, the updates are optax's. Our side
 //! is the step as it is trained with: traced from `models::mlp`, on several numbers of replicas and
 //! microbatches, through the interpreter in f64 and through the CPU plugin in f32.
-
-mod support;
 
 use hlo::{DType, Graph, Literal, Mesh, interpret};
 use lockstep::config::{AdamW, OnNonfinite, Sgd};
@@ -14,6 +12,8 @@ use lockstep::parallel::Policy;
 use lockstep::step::{BatchField, METRICS, StepSpec, trace_grad, trace_step};
 use models::mlp::{Config, Mlp};
 use serde_json::Value;
+
+use super::support;
 
 const BATCH: usize = 8;
 
@@ -215,7 +215,7 @@ impl Setting {
 }
 
 fn reference() -> Value {
-    serde_json::from_str(include_str!("reference/mlp_step.json")).unwrap()
+    serde_json::from_str(include_str!("mlp_step.json")).unwrap()
 }
 
 fn numbers(value: &Value) -> Vec<f64> {

@@ -1,0 +1,93 @@
+//! `lockstep compile`: the step of a configuration, compiled for hardware that is not here.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use super::args::ConfigArgs;
+use super::{Loaded, print_line};
+use crate::config::{Config, Model};
+use crate::targets::{self, Family, Knobs, Step, Target, worker};
+use crate::{step, train};
+
+pub fn run(
+    config: &ConfigArgs,
+    target: &str,
+    dump: Option<PathBuf>,
+    json: bool,
+) -> Result<ExitCode> {
+    let target: Target = target.parse()?;
+    let lowered = Lowered::new(config, &target)?;
+    let binary = std::env::current_exe().context("cannot find this program's own file")?;
+    let report =
+        lowered.with_step(|step| targets::compile(step, &target, &binary, dump.as_deref()))?;
+    if json {
+        print_line(&serde_json::to_string(&report)?)?;
+    } else {
+        print_line(&report.to_string())?;
+    }
+    Ok(if report.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The hidden command's part of it: see [`worker`].
+pub fn serve(dir: &Path) -> Result<ExitCode> {
+    worker::serve(dir)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The step that `train` would run on a target, traced.
+struct Lowered {
+    loaded: Loaded,
+    plan: train::Plan,
+}
+
+impl Lowered {
+    /// Reads the configuration with the target's backend and number of devices.
+    fn new(args: &ConfigArgs, target: &Target) -> Result<Self> {
+        let backend = match target.chip.family {
+            Family::Tpu(_) => "tpu",
+            Family::Gpu(_) => "cuda",
+        };
+        let num_devices = target.num_devices();
+        let mut sets = args.sets();
+        sets.push(format!("device.backend={backend}"));
+        sets.push(format!("mesh.data={num_devices}"));
+        let loaded = Loaded::with_sets(&args.config, &sets)?;
+        let plan = train::Plan::new(&loaded.config, &loaded.splits, num_devices)?;
+        Ok(Self { loaded, plan })
+    }
+
+    fn with_step<T, E>(&self, run: impl FnOnce(&Step<'_>) -> Result<T, E>) -> Result<T>
+    where
+        anyhow::Error: From<E>,
+    {
+        let plan = &self.plan;
+        let spec = plan.spec(&*self.loaded.model);
+        let graph = step::trace_step(&spec)?;
+        let program = ::hlo::lower(&plan.compile.formulation.apply(graph.clone()), "step");
+        let overrides = plan.compile.options.overrides.clone();
+        let knobs = Knobs {
+            microbatch: plan.batch.microbatch(),
+            num_microbatches: plan.batch.num_microbatches(),
+            remat: remat(&self.loaded.config),
+        };
+        let state = spec.state_types()?;
+        let step = Step {
+            graph: &graph,
+            program: &program,
+            state: &state,
+            element_bytes: plan.precision.compute.size_bytes(),
+            knobs,
+            overrides: &overrides,
+        };
+        Ok(run(&step)?)
+    }
+}
+
+fn remat(config: &Config) -> Option<bool> {
+    match &config.model {
+        Model::Gpt(gpt) => Some(gpt.remat),
+        Model::Mlp(_) | Model::ResNet(_) => None,
+    }
+}

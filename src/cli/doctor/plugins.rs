@@ -1,0 +1,178 @@
+//! The plugins on this machine. Each but the CPU's is loaded in a child process that is given half a minute:
+//! a TPU's looks for hardware and for the cloud's metadata server when it is loaded, and what a library does
+//! that finds its device broken or taken is its own affair.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ::hlo::{Axis, DType, Literal, Mesh, Reduction, TensorType, lower, trace};
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::cli::{in_words, print_line};
+use crate::pjrt::{self, Arg, Client, CompileOptions, Plugin, Value};
+use crate::targets::worker;
+
+/// How long a plugin may take to be loaded and to list its devices.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is known of one plugin.
+#[derive(Default, Serialize)]
+pub struct PluginReport {
+    pub name: &'static str,
+    pub path: Option<String>,
+    #[serde(flatten)]
+    pub found: Found,
+    /// What is wrong, in words.
+    pub problem: Option<String>,
+}
+
+/// What a plugin says of itself.
+#[derive(Default, Serialize, Deserialize)]
+pub struct Found {
+    pub api_version: Option<String>,
+    pub platform: Option<String>,
+    pub num_devices: Option<usize>,
+    /// The devices' kind, and the bytes of memory that each may use.
+    pub device_kind: Option<String>,
+    pub device_memory_bytes: Option<u64>,
+}
+
+impl PluginReport {
+    pub fn line(&self) -> String {
+        let name = format!("{:14}", self.name);
+        let (Some(path), None) = (&self.path, &self.problem) else {
+            return format!("{name} {}", self.problem.as_deref().unwrap_or_default());
+        };
+        let Found { api_version, platform, num_devices, device_kind, device_memory_bytes } =
+            &self.found;
+        let mut told = vec![];
+        told.extend(platform.clone());
+        told.extend(api_version.as_ref().map(|version| format!("PJRT {version}")));
+        told.extend(num_devices.map(|count| format!("{count} devices")));
+        told.extend(device_kind.clone());
+        told.extend(device_memory_bytes.map(|bytes| format!("{:.1} GB each", bytes as f64 / 1e9)));
+        format!("{name} {}: {path}", told.join(", "))
+    }
+}
+
+pub fn examine(listed: &pjrt::Listed) -> PluginReport {
+    let mut report = PluginReport { name: listed.name, ..PluginReport::default() };
+    let Some(found) = &listed.found else {
+        let install = format!("not installed; lockstep plugin install {}", listed.name);
+        report.problem = Some(install);
+        return report;
+    };
+    report.path = Some(found.path.display().to_string());
+    let probed = match listed.name {
+        "cpu" => probe_cpu(&found.path),
+        name => probe_in_child(name, &found.path),
+    };
+    match probed {
+        Ok(found) => report.found = found,
+        Err(error) => report.problem = Some(in_words(&error)),
+    }
+    report
+}
+
+/// Replicas of the trial all_reduce.
+const NUM_REPLICAS: usize = 2;
+
+fn probe_cpu(path: &Path) -> Result<Found> {
+    let plugin = Plugin::load(path)?;
+    let client = Client::cpu(&plugin, NUM_REPLICAS)?;
+    try_all_reduce(&client)?;
+    Ok(Found {
+        api_version: Some(api_version(&plugin)),
+        platform: Some(client.platform_name().to_owned()),
+        num_devices: Some(client.devices().len()),
+        ..Found::default()
+    })
+}
+
+fn api_version(plugin: &Plugin) -> String {
+    let (major, minor) = plugin.api_version();
+    format!("{major}.{minor}")
+}
+
+/// Is there hardware that the plugin could open?
+fn has_hardware(name: &str) -> bool {
+    let any = |paths: &[&str]| paths.iter().any(|path| Path::new(path).exists());
+    match name {
+        "tpu" => any(&["/dev/accel0", "/dev/vfio/0"]),
+        "cuda" => any(&["/dev/nvidiactl"]),
+        _ => false,
+    }
+}
+
+fn probe_in_child(name: &str, path: &Path) -> Result<Found> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("probe-plugin").arg(path).stdin(Stdio::null());
+    let has_hardware = has_hardware(name);
+    if has_hardware {
+        command.arg("--open");
+    } else {
+        worker::without_hardware(&mut command);
+    }
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let started = Instant::now();
+    while child.try_wait()?.is_none() {
+        if started.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            anyhow::bail!("does not answer within {} seconds", PATIENCE.as_secs());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output()?;
+    let said: Result<Found, String> = serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("ended with {} when it was loaded", output.status))?;
+    said.map_err(anyhow::Error::msg)
+}
+
+/// The child's part: one line of JSON, what was found or why not.
+pub fn probe_here(path: &Path, open: bool) -> Result<()> {
+    let probe = || -> Result<Found> {
+        let plugin = Plugin::load(path)?;
+        let api_version = Some(api_version(&plugin));
+        if !open {
+            return Ok(Found { api_version, ..Found::default() });
+        }
+        // A GPU's client would take most of the memory, which may be a run's.
+        let options: &[(&str, Value)] = match path.to_string_lossy().contains("cuda") {
+            true => &[("preallocate", Value::Bool(false))],
+            false => &[],
+        };
+        let client = Client::new(&plugin, options, None)?;
+        let first = client.devices().first();
+        let memory = client.memory_stats(0)?.and_then(|stats| stats.bytes_limit);
+        Ok(Found {
+            api_version,
+            platform: Some(client.platform_name().to_owned()),
+            num_devices: Some(client.devices().len()),
+            device_kind: first.map(|device| device.kind.clone()),
+            device_memory_bytes: memory,
+        })
+    };
+    let said = probe().map_err(|error| in_words(&error));
+    print_line(&serde_json::to_string(&said)?)
+}
+
+/// Adds up 1 and 2 on two replicas.
+fn try_all_reduce(client: &Client) -> Result<()> {
+    let graph = trace(Mesh::data(NUM_REPLICAS), |t| {
+        let x = t.input("x", TensorType::new(DType::F32, &[1]).varying(Axis::Data.into()));
+        t.output("sum", x.all_reduce(Reduction::Sum, Axis::Data));
+    })?;
+    let executable = client.compile(&lower(&graph, "doctor"), &CompileOptions::default())?;
+    let x = [1f32, 2.0].map(|value| Arc::new(Literal::from_slice(&[1], &[value])));
+    let outputs = executable.execute(vec![Arg::Donate(client.upload(&x)?)])?.outputs;
+    for replica in 0..NUM_REPLICAS {
+        let sum = outputs[0].read(replica)?.to_f64()[0];
+        anyhow::ensure!(sum == 3.0, "an all_reduce of 1 and 2 gave {sum} on replica {replica}");
+    }
+    Ok(())
+}

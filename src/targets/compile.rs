@@ -1,0 +1,244 @@
+//! Compiling a step for a target, and reading what came of it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use hlo::{Graph, Program, TensorType, Tree};
+
+use super::cost::{Fabric, StepTime, Timeline, Work, all_gather, all_reduce, reduce_scatter};
+use super::hlo_proto::HloModule;
+use super::listing::listing;
+use super::memory::{Knobs, Memory};
+use super::worker::{self, Compilation, Request, WorkerError};
+use super::{Chip, Collective, Report, Target, flags, schedule};
+use crate::pjrt::OverrideValue;
+
+/// The step that is compiled.
+pub struct Step<'a> {
+    /// As it is traced: one all_reduce for each parameter.
+    pub graph: &'a Graph,
+    /// As it is compiled.
+    pub program: &'a Program,
+    /// The state's types.
+    pub state: &'a Tree<TensorType>,
+    /// Bytes of an element that is computed with.
+    pub element_bytes: usize,
+    /// What could be changed if it does not fit.
+    pub knobs: Knobs,
+    /// The user's XLA options, which win over the chip's.
+    pub overrides: &'a BTreeMap<String, OverrideValue>,
+}
+
+/// Why a step could not be compiled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The compiling process, its plugin or its compiler.
+    #[error("cannot compile for {target}: {source}")]
+    Worker {
+        /// The target.
+        target: String,
+        /// What went wrong.
+        source: WorkerError,
+    },
+    /// The step was made for another number of replicas.
+    #[error("the step has {found} replicas, but {target} has {expected} devices")]
+    Replicas {
+        /// The target.
+        target: String,
+        /// Its devices.
+        expected: usize,
+        /// The program's replicas.
+        found: usize,
+    },
+    /// The optimised program is not what is understood here.
+    #[error(
+        "the optimised program cannot be read: {source}; is the plugin much newer than this program?"
+    )]
+    Unreadable {
+        /// What is wrong with the bytes.
+        #[from]
+        source: prost::DecodeError,
+    },
+    /// A file of `--dump`.
+    #[error("cannot write {path}: {source}")]
+    Dump {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+/// Compiles a step for a target in a child process of `binary`, and leaves the program, its optimised form
+/// and the executable in `dump` if that is a directory to be.
+///
+/// # Errors
+/// See [`Error`]. A step that does not fit is no error but a report that says so.
+pub fn compile(
+    step: &Step<'_>,
+    target: &Target,
+    binary: &Path,
+    dump: Option<&Path>,
+) -> Result<Report, Error> {
+    let num_devices = target.num_devices();
+    let found = step.program.num_replicas;
+    if found != num_devices {
+        return Err(Error::Replicas { target: target.to_string(), expected: num_devices, found });
+    }
+    if let Some(dir) = dump {
+        write(dir, "step.mlir", step.program.text.as_bytes())?;
+    }
+    let failed = |source| Error::Worker { target: target.to_string(), source };
+    let overrides = flags::with_overrides(target.chip, step.overrides);
+    let options = overrides.iter().map(|(name, value)| (name.clone(), text(value))).collect();
+    let started = Instant::now();
+    let outcome = request(target, overrides, num_devices)
+        .and_then(|request| worker::compile(binary, &request, step.program));
+    let memory = Memory::of_state(step.state, target.chip);
+    let mut report = Report::new(step, target, memory, options);
+    match outcome {
+        Ok(compilation) => report.read(step, target, &compilation, dump)?,
+        Err(WorkerError::Compiler { message }) => {
+            let source = || WorkerError::Compiler { message: message.clone() };
+            report.memory = memory.refused(&message).ok_or_else(|| failed(source()))?;
+        }
+        Err(source) => return Err(failed(source)),
+    }
+    report.compile_secs = started.elapsed().as_secs_f64();
+    report.fits = report.memory.fits();
+    if !report.fits {
+        report.advice = report.memory.advice(&step.knobs);
+    }
+    Ok(report)
+}
+
+fn request(
+    target: &Target,
+    overrides: BTreeMap<String, OverrideValue>,
+    num_replicas: usize,
+) -> Result<Request, WorkerError> {
+    let (topology, topology_options) = target.topology();
+    let plugin = worker::find_plugin(target.plugins())?;
+    let mut overrides = overrides;
+    worker::find_cuda_data(&plugin, target.chip, &mut overrides)?;
+    Ok(Request { plugin, topology, topology_options, num_replicas, overrides })
+}
+
+impl Report {
+    /// What is known before anything is compiled.
+    fn new(
+        step: &Step<'_>,
+        target: &Target,
+        memory: Memory,
+        options: Vec<(String, String)>,
+    ) -> Self {
+        let work = Work::of(step.graph, step.element_bytes);
+        let timeline = Timeline::of(step.graph);
+        let fabric = Fabric::of(target, target.num_devices());
+        let mut report = Self {
+            target: target.to_string(),
+            num_devices: target.num_devices(),
+            fits: false,
+            memory,
+            advice: vec![],
+            collectives: vec![],
+            gradient_bytes: timeline.bytes(),
+            overlapped_gradient_fraction: 0.0,
+            flops_per_device: work.flops as u64,
+            arithmetic_intensity: work.arithmetic_intensity(),
+            predicted_step_ms: 0.0,
+            predicted_utilization: 0.0,
+            options,
+            compile_secs: 0.0,
+        };
+        report.predict(&timeline.step(&work, target.chip, &fabric), &work, target.chip);
+        report
+    }
+
+    fn predict(&mut self, time: &StepTime, work: &Work, chip: &Chip) {
+        self.predicted_step_ms = 1e3 * time.total_secs();
+        self.predicted_utilization = work.utilization(chip, time.total_secs());
+    }
+
+    /// Adds what the compiled program says.
+    fn read(
+        &mut self,
+        step: &Step<'_>,
+        target: &Target,
+        compilation: &Compilation,
+        dump: Option<&Path>,
+    ) -> Result<(), Error> {
+        let module = HloModule::decode_optimized(&compilation.optimized)?;
+        if let Some(dir) = dump {
+            write(dir, "optimized.txt", listing(&module).as_bytes())?;
+            write(dir, "optimized.pb", &compilation.optimized)?;
+            write(dir, "executable.bin", &compilation.executable)?;
+        }
+        self.memory = self.memory.compiled(&compilation.answer, target.chip);
+        self.collectives = schedule::collectives(&module, self.num_devices);
+        self.overlapped_gradient_fraction = overlapped_fraction(&self.collectives);
+        let work = Work::of(step.graph, step.element_bytes);
+        let fabric = Fabric::of(target, self.num_devices);
+        let time = scheduled(&self.collectives, &work, target.chip, &fabric);
+        self.predict(&time, &work, target.chip);
+        Ok(())
+    }
+}
+
+/// Of the bytes that are all_reduced (or reduce_scattered), the share that runs beside a matmul.
+fn overlapped_fraction(collectives: &[Collective]) -> f64 {
+    let reduces = |collective: &&Collective| {
+        matches!(collective.kind.as_str(), "all_reduce" | "reduce_scatter")
+    };
+    let bytes = |overlapped: bool| -> u64 {
+        let found = collectives.iter().filter(reduces);
+        found.filter(|c| !overlapped || c.is_overlapped()).map(|c| c.bytes).sum()
+    };
+    let all = bytes(false);
+    if all == 0 { 0.0 } else { bytes(true) as f64 / all as f64 }
+}
+
+/// The step as it was scheduled: what is synchronous is waited for, and what runs beside matmuls takes no
+/// time as long as there are matmuls in the backward pass, two thirds of all.
+fn scheduled(collectives: &[Collective], work: &Work, chip: &Chip, fabric: &Fabric) -> StepTime {
+    let secs = |collective: &Collective| {
+        let bytes = collective.bytes as f64;
+        match collective.kind.as_str() {
+            "all_reduce" => all_reduce(fabric, bytes).0,
+            "reduce_scatter" => reduce_scatter(fabric, bytes),
+            // Its operand is a share of what it leaves.
+            "all_gather" => all_gather(fabric, bytes * collective.group_size as f64),
+            _ => 0.0,
+        }
+    };
+    let total = |overlapped: bool| -> f64 {
+        collectives.iter().filter(|c| c.is_overlapped() == overlapped).map(secs).sum()
+    };
+    let (hidden, waited_for) = (total(true), total(false));
+    let backward = 2.0 / 3.0 * work.matmul_seconds(chip);
+    StepTime {
+        compute_secs: work.seconds(chip),
+        communication_secs: hidden + waited_for,
+        exposed_secs: waited_for + (hidden - backward).max(0.0),
+    }
+}
+
+fn text(value: &OverrideValue) -> String {
+    match value {
+        OverrideValue::String(value) => value.clone(),
+        OverrideValue::Bool(value) => value.to_string(),
+        OverrideValue::Int(value) => value.to_string(),
+        OverrideValue::Double(value) => value.to_string(),
+    }
+}
+
+fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), Error> {
+    let path = dir.join(name);
+    fs::create_dir_all(dir)
+        .and_then(|()| fs::write(&path, bytes))
+        .map_err(|source| Error::Dump { path, source })
+}

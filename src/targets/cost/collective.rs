@@ -1,0 +1,207 @@
+//! Seconds of collectives, by algorithm. `n` are the bytes that each device brings, `p` the devices, `alpha`
+//! the latency of a hop and `beta` the seconds a byte:
+//!
+//! ```text
+//! ring all_reduce      2 (p-1) alpha + 2 (p-1)/p n beta     a reduce_scatter and an all_gather
+//! ring reduce_scatter    (p-1) alpha +   (p-1)/p n beta     (all_gather alike)
+//! tree all_reduce      2 ceil(log2 p) alpha + 2 n beta      two pipelined trees that share the bytes
+//! hierarchical         reduce_scatter in the group, all_reduce of n/g over the network, all_gather
+//! ```
+//! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005);
+//! Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009).
+//! The ring's cost is often printed without the factor 2, which is that of one of its two halves.
+//!
+//! On a torus both directions of all dimensions are used at once: bandwidths add up, hops are those of the
+//! dimensions one after the other. A line has no way back, so it carries half.
+
+use std::fmt;
+
+use super::{Fabric, Group, Wire};
+
+/// How an all_reduce is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// One ring through all devices; as many rings side by side as a group has wires to the network.
+    Ring,
+    /// Two trees, pipelined.
+    Tree,
+    /// Group, network, group.
+    Hierarchical,
+}
+
+impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Algorithm; 3] = [Self::Ring, Self::Tree, Self::Hierarchical];
+
+    /// The name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::Tree => "tree",
+            Self::Hierarchical => "hierarchical",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Seconds of an all_reduce of `bytes` on every device, and the algorithm that is fastest.
+///
+/// ```
+/// use lockstep::targets::cost::{Algorithm, Fabric, Group, Wire, all_reduce};
+///
+/// let wire = Wire { latency_secs: 1e-6, bytes_per_sec: 1e9 };
+/// let fabric = Fabric::single(Group::Switch { size: 4, wire });
+/// let (secs, algorithm) = all_reduce(&fabric, 1e6);
+/// assert_eq!(algorithm, Algorithm::Ring);
+/// assert!((secs - (6e-6 + 1.5e-3)).abs() < 1e-12);
+/// ```
+pub fn all_reduce(fabric: &Fabric, bytes: f64) -> (f64, Algorithm) {
+    let timed = Algorithm::ALL.map(|algorithm| (with(algorithm, fabric, bytes), algorithm));
+    timed.into_iter().fold(timed[0], |best, other| if other.0 < best.0 { other } else { best })
+}
+
+/// Seconds of a reduce_scatter of `bytes` on every device.
+pub fn reduce_scatter(fabric: &Fabric, bytes: f64) -> f64 {
+    let group = fabric.group.size() as f64;
+    in_group(&fabric.group, bytes) + ring_pass(fabric.num_groups, bytes / group, fabric.network)
+}
+
+/// Seconds of an all_gather that leaves `bytes` on every device: a reduce_scatter backwards.
+pub fn all_gather(fabric: &Fabric, bytes: f64) -> f64 {
+    reduce_scatter(fabric, bytes)
+}
+
+/// Seconds of an all_reduce by one algorithm.
+pub(super) fn with(algorithm: Algorithm, fabric: &Fabric, bytes: f64) -> f64 {
+    let Fabric { group, num_groups, network } = fabric;
+    let devices = fabric.num_devices();
+    if devices <= 1 {
+        return 0.0;
+    }
+    match algorithm {
+        Algorithm::Hierarchical => 2.0 * reduce_scatter(fabric, bytes),
+        Algorithm::Ring if *num_groups == 1 => 2.0 * in_group(group, bytes),
+        Algorithm::Ring => {
+            // The slowest link of the ring decides; the rings of a group share its wires to the network.
+            let slowest = bandwidth(group).min(network.bytes_per_sec * group.size() as f64);
+            let p = devices as f64;
+            let hops = *num_groups as f64 * network.latency_secs
+                + (p - *num_groups as f64) * latency(group);
+            2.0 * (hops + (p - 1.0) / p * bytes / slowest)
+        }
+        Algorithm::Tree => {
+            let depth = |count: usize| (count as f64).log2().ceil();
+            let hops =
+                depth(*num_groups) * network.latency_secs + depth(group.size()) * latency(group);
+            let slowest = if *num_groups == 1 {
+                bandwidth(group)
+            } else {
+                bandwidth(group).min(network.bytes_per_sec * group.size() as f64)
+            };
+            2.0 * (hops + bytes / slowest)
+        }
+    }
+}
+
+/// Half a ring all_reduce over `p` devices.
+fn ring_pass(p: usize, bytes: f64, wire: Wire) -> f64 {
+    if p <= 1 {
+        return 0.0;
+    }
+    let p = p as f64;
+    (p - 1.0) * wire.latency_secs + (p - 1.0) / p * bytes / wire.bytes_per_sec
+}
+
+/// A reduce_scatter inside a group.
+fn in_group(group: &Group, bytes: f64) -> f64 {
+    match group {
+        Group::Switch { size, wire } => ring_pass(*size, bytes, *wire),
+        Group::Torus { bounds, ring_from, link } => {
+            let hops: f64 = bounds
+                .iter()
+                .map(|side| if side >= ring_from { *side as f64 / 2.0 } else { *side as f64 - 1.0 })
+                .sum();
+            let p = group.size() as f64;
+            if p <= 1.0 {
+                return 0.0;
+            }
+            hops * link.latency_secs + (p - 1.0) / p * bytes / bandwidth(group)
+        }
+    }
+}
+
+/// Bytes/s that a device moves one way inside its group.
+fn bandwidth(group: &Group) -> f64 {
+    match group {
+        Group::Switch { wire, .. } => wire.bytes_per_sec,
+        Group::Torus { bounds, ring_from, link } => {
+            let links: f64 =
+                bounds.iter().map(|side| if side >= ring_from { 2.0 } else { 1.0 }).sum();
+            links.max(1.0) * link.bytes_per_sec
+        }
+    }
+}
+
+fn latency(group: &Group) -> f64 {
+    match group {
+        Group::Switch { wire, .. } => wire.latency_secs,
+        Group::Torus { link, .. } => link.latency_secs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIRE: Wire = Wire { latency_secs: 1e-6, bytes_per_sec: 100e9 };
+    const NETWORK: Wire = Wire { latency_secs: 10e-6, bytes_per_sec: 10e9 };
+
+    fn cluster(size: usize, num_groups: usize) -> Fabric {
+        Fabric { group: Group::Switch { size, wire: WIRE }, num_groups, network: NETWORK }
+    }
+
+    #[test]
+    fn a_ring_moves_twice_what_a_reduce_scatter_moves() {
+        let fabric = cluster(8, 1);
+        let n = 1e9;
+        let ring = 2.0 * (7.0 * 1e-6 + 7.0 / 8.0 * n / 100e9);
+        assert!((with(Algorithm::Ring, &fabric, n) - ring).abs() < 1e-12);
+        assert!((reduce_scatter(&fabric, n) - ring / 2.0).abs() < 1e-12);
+        assert!((all_gather(&fabric, n) - ring / 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_hierarchy_sends_a_share_over_the_network() {
+        let fabric = cluster(8, 4);
+        let n = 1e9;
+        let group = 7.0 * 1e-6 + 7.0 / 8.0 * n / 100e9;
+        let network = 3.0 * 10e-6 + 3.0 / 4.0 * (n / 8.0) / 10e9;
+        let expected = 2.0 * (group + network);
+        assert!((with(Algorithm::Hierarchical, &fabric, n) - expected).abs() < 1e-12);
+    }
+
+    #[test]
+    fn small_messages_go_over_trees_and_large_ones_over_rings() {
+        let fabric = cluster(64, 1);
+        assert_eq!(all_reduce(&fabric, 1e3).1, Algorithm::Tree);
+        assert_eq!(all_reduce(&fabric, 1e9).1, Algorithm::Ring);
+        assert_eq!(all_reduce(&cluster(8, 64), 1e3).1, Algorithm::Tree);
+    }
+
+    #[test]
+    fn a_closed_torus_is_twice_as_fast_as_an_open_one_and_one_device_needs_nothing() {
+        let torus = |ring_from| {
+            let bounds = vec![16, 16];
+            Fabric::single(Group::Torus { bounds, ring_from, link: WIRE })
+        };
+        let n = 1e12;
+        let (closed, open) = (all_reduce(&torus(16), n).0, all_reduce(&torus(17), n).0);
+        assert!((open / closed - 2.0).abs() < 1e-3, "{open} {closed}");
+        assert_eq!(all_reduce(&cluster(1, 1), n).0, 0.0);
+    }
+}

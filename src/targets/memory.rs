@@ -1,0 +1,216 @@
+//! Does the step fit, and what to change where it does not.
+
+use hlo::{TensorType, Tree};
+use serde::Serialize;
+
+use super::worker::Answer;
+use super::{Chip, Family};
+use crate::pjrt::CompiledMemory;
+use crate::step::{MODEL_STATE, OPT_STATE, PARAMS};
+
+/// Bytes on one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// Parameters, and running means.
+    pub parameters_bytes: u64,
+    /// The optimizer's state.
+    pub optimizer_bytes: u64,
+    /// Intermediate values: activations, gradients, workspace.
+    pub temporaries_bytes: u64,
+    /// The most that is alive at once.
+    pub peak_bytes: u64,
+    /// What a program may use.
+    pub limit_bytes: u64,
+}
+
+/// What is known of the step that decides what could be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Knobs {
+    /// Examples of one forward and backward pass on a replica.
+    pub microbatch: usize,
+    /// Passes of a step.
+    pub num_microbatches: usize,
+    /// Are blocks computed again in the backward pass? None where the model has no such choice.
+    pub remat: Option<bool>,
+}
+
+/// The share of a GPU's memory that the plugin takes unless its options say otherwise.
+const GPU_MEMORY_FRACTION: f64 = 0.75;
+
+impl Memory {
+    /// From the state's types, before anything is compiled.
+    pub(super) fn of_state(state: &Tree<TensorType>, chip: &Chip) -> Self {
+        let bytes = |prefixes: &[&str]| -> u64 {
+            let of = |path: &str| {
+                prefixes.iter().any(|prefix| {
+                    path.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
+                })
+            };
+            state.iter().filter(|(path, _)| of(path)).map(|(_, ty)| ty.num_bytes() as u64).sum()
+        };
+        Self {
+            parameters_bytes: bytes(&[PARAMS, MODEL_STATE]),
+            optimizer_bytes: bytes(&[OPT_STATE]),
+            limit_bytes: limit(chip, chip.memory_bytes),
+            ..Self::default()
+        }
+    }
+
+    /// With what the compiler said.
+    pub(super) fn compiled(self, answer: &Answer, chip: &Chip) -> Self {
+        let CompiledMemory {
+            argument_bytes,
+            output_bytes,
+            alias_bytes,
+            temporary_bytes,
+            peak_bytes,
+            ..
+        } = answer.memory;
+        let sum = (argument_bytes + output_bytes + temporary_bytes).saturating_sub(alias_bytes);
+        let total = answer.limit_bytes.unwrap_or(chip.memory_bytes);
+        Self {
+            temporaries_bytes: temporary_bytes,
+            peak_bytes: if peak_bytes > 0 { peak_bytes } else { sum },
+            limit_bytes: limit(chip, total),
+            ..self
+        }
+    }
+
+    /// From a compiler's refusal, if that is what the message is: `Ran out of memory .. the total memory
+    /// required for HLO temporaries (20.78G) exceeds available HBM (15.75G)`.
+    pub(super) fn refused(self, message: &str) -> Option<Self> {
+        if !message.contains("CompileTimeHbmOom") && !message.contains("RESOURCE_EXHAUSTED") {
+            return None;
+        }
+        let state = self.parameters_bytes + self.optimizer_bytes;
+        let mut sizes = message.split('(').skip(1).filter_map(gibibytes);
+        let (needed, available) = (sizes.next()?, sizes.next()?);
+        Some(Self {
+            temporaries_bytes: needed,
+            peak_bytes: needed.saturating_add(state).max(available + 1),
+            limit_bytes: available,
+            ..self
+        })
+    }
+
+    /// Does it fit?
+    pub fn fits(&self) -> bool {
+        self.peak_bytes <= self.limit_bytes
+    }
+
+    /// What to change where it does not fit, most promising first.
+    pub fn advice(&self, knobs: &Knobs) -> Vec<String> {
+        let state = self.parameters_bytes + self.optimizer_bytes;
+        let room = self.limit_bytes.saturating_sub(state);
+        let mut advice = vec![];
+        if state >= self.limit_bytes {
+            advice.push(format!(
+                "parameters and optimizer state alone take {} of {}: cut them over the devices (a sharded \
+                 optimizer), or take a smaller model",
+                gib(state),
+                gib(self.limit_bytes)
+            ));
+            return advice;
+        }
+        // Activations grow with the microbatch; gradients and workspace do not, so this is the least.
+        let factor = self.temporaries_bytes.div_ceil(room.max(1)).max(2);
+        let wanted = (1..=knobs.microbatch)
+            .filter(|parts| knobs.microbatch.is_multiple_of(*parts))
+            .find(|parts| *parts as u64 >= factor);
+        match wanted {
+            Some(parts) => advice.push(format!(
+                "more microbatches: --set train.num_microbatches={} makes {} of {} examples each",
+                knobs.num_microbatches * parts,
+                knobs.num_microbatches * parts,
+                knobs.microbatch / parts
+            )),
+            None if knobs.microbatch > 1 => advice.push(format!(
+                "more microbatches: --set train.num_microbatches={}, one example each",
+                knobs.num_microbatches * knobs.microbatch
+            )),
+            None => {}
+        }
+        if knobs.remat == Some(false) {
+            advice.push("less kept for the backward pass: --set model.remat=true".into());
+        }
+        if knobs.microbatch * knobs.num_microbatches > 1 {
+            advice.push("a smaller batch on each replica".into());
+        }
+        if self.optimizer_bytes > 0 {
+            advice.push(format!(
+                "a sharded optimizer: its state takes {} on every device",
+                gib(self.optimizer_bytes)
+            ));
+        }
+        advice
+    }
+}
+
+/// What a program may use of a device's memory.
+fn limit(chip: &Chip, total: u64) -> u64 {
+    match chip.family {
+        Family::Tpu(_) => total,
+        Family::Gpu(_) => (total as f64 * GPU_MEMORY_FRACTION) as u64,
+    }
+}
+
+/// `20.78G) exceeds` -> bytes.
+fn gibibytes(text: &str) -> Option<u64> {
+    let (number, _) = text.split_once(')')?;
+    let unit = number.chars().last()?;
+    let factor = match unit {
+        'T' => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        'G' => 1024.0 * 1024.0 * 1024.0,
+        'M' => 1024.0 * 1024.0,
+        'K' => 1024.0,
+        _ => return None,
+    };
+    let number: f64 = number.trim_end_matches(unit).parse().ok()?;
+    Some((number * factor) as u64)
+}
+
+/// `15.75 GiB`.
+pub(super) fn gib(bytes: u64) -> String {
+    let bytes = bytes as f64;
+    if bytes >= 0.1 * 1024f64.powi(3) {
+        format!("{:.2} GiB", bytes / 1024f64.powi(3))
+    } else {
+        format!("{:.2} MiB", bytes / 1024f64.powi(2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn a_refusal_is_read() {
+        let message = "PJRT_Compile: RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: the total memory required \
+                       for HLO temporaries (20.78G) exceeds available HBM (15.75G)";
+        let state = Memory { parameters_bytes: GIB, optimizer_bytes: 2 * GIB, ..Memory::default() };
+        let memory = state.refused(message).unwrap();
+        assert_eq!(memory.limit_bytes, 16_911_433_728);
+        assert!(memory.temporaries_bytes > 22 * 1_000_000_000 && !memory.fits(), "{memory:?}");
+        assert_eq!(state.refused("INVALID_ARGUMENT: no (1.0G) such (2.0G)"), None);
+    }
+
+    #[test]
+    fn advice_names_the_key_and_a_value_that_divides() {
+        let memory = Memory {
+            parameters_bytes: 2 * GIB,
+            optimizer_bytes: 4 * GIB,
+            temporaries_bytes: 25 * GIB,
+            peak_bytes: 31 * GIB,
+            limit_bytes: 16 * GIB,
+        };
+        let knobs = Knobs { microbatch: 12, num_microbatches: 2, remat: Some(false) };
+        let advice = memory.advice(&knobs).join("\n");
+        // 25 over the 10 that are left: three parts at the least.
+        assert!(advice.contains("train.num_microbatches=6"), "{advice}");
+        assert!(advice.contains("model.remat=true"), "{advice}");
+        let state = Memory { parameters_bytes: 20 * GIB, ..memory };
+        assert!(state.advice(&knobs)[0].contains("sharded optimizer"));
+    }
+}

@@ -1,0 +1,27 @@
+//! Hardware that is not here: compiling the exact step for a TPU slice or a GPU cluster, and predicting
+//! what it takes.
+//!
+//! A [`Target`] names chips and their arrangement. [`compile`] lowers nothing by itself: it takes the step's
+//! graph as `train` would build it for as many replicas, has the chip's own compiler compile it in a child
+//! process ([`worker`]), and reads memory and schedule from what comes back. [`cost`] predicts times.
+
+mod chips;
+mod compile;
+pub mod cost;
+pub mod flags;
+mod hlo_proto;
+mod listing;
+mod memory;
+mod order;
+mod report;
+mod schedule;
+mod target;
+pub mod worker;
+
+pub use chips::{CHIPS, Chip, Family, Gpu, Tpu};
+pub use compile::{Error, Step, compile};
+pub use memory::{Knobs, Memory};
+pub use order::Placed;
+pub use report::Report;
+pub use schedule::Collective;
+pub use target::{Arrangement, Target, TargetError};

@@ -1,0 +1,272 @@
+//! A target: hardware that a program is compiled for, by name.
+//!
+//! `tpu:v5e:16x16` is a slice of 256 chips, `tpu:v5e:16x16x2` two such slices, `tpu:v4:4x4x4x2` two slices
+//! of a generation with a three-dimensional torus; `gpu:h100:4x8` four hosts of eight GPUs.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::chips::{CHIPS, Chip, Family, Gpu, Tpu};
+use crate::pjrt::Value;
+
+/// The most hosts of GPUs; far more than one run has been reported on.
+const MAX_HOSTS: usize = 4096;
+/// The most slices.
+const MAX_SLICES: usize = 256;
+
+/// A chip, and how many of them are arranged how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    /// The chip.
+    pub chip: &'static Chip,
+    /// The arrangement.
+    pub arrangement: Arrangement,
+}
+
+/// How the chips are connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Arrangement {
+    /// Slices of a TPU pod.
+    Slices {
+        /// Chips along each dimension of one slice's torus.
+        bounds: Vec<usize>,
+        /// Slices, connected by the data centre network.
+        num_slices: usize,
+    },
+    /// Hosts of GPUs.
+    Hosts {
+        /// Hosts, connected by a network.
+        num_hosts: usize,
+        /// GPUs in each, connected by NVLink.
+        gpus_per_host: usize,
+    },
+}
+
+/// A name that is no target.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{target:?} is no target: {reason}")]
+pub struct TargetError {
+    target: String,
+    reason: String,
+}
+
+impl Target {
+    /// Devices: the replicas that a program compiled for all of it has.
+    pub fn num_devices(&self) -> usize {
+        match (&self.arrangement, &self.chip.family) {
+            (Arrangement::Slices { bounds, num_slices }, Family::Tpu(tpu)) => {
+                bounds.iter().product::<usize>() * num_slices * tpu.devices_per_chip
+            }
+            (Arrangement::Slices { bounds, num_slices }, Family::Gpu(_)) => {
+                bounds.iter().product::<usize>() * num_slices
+            }
+            (Arrangement::Hosts { num_hosts, gpus_per_host }, _) => num_hosts * gpus_per_host,
+        }
+    }
+
+    /// The name of the plugins that compile for it, the first that is installed.
+    pub fn plugins(&self) -> &'static [&'static str] {
+        match self.chip.family {
+            Family::Tpu(_) => &["tpu"],
+            Family::Gpu(_) => &["cuda", "cuda-compiler"],
+        }
+    }
+
+    /// The topology's name and options in the plugin's words.
+    pub fn topology(&self) -> (String, Vec<(String, Value)>) {
+        match (&self.arrangement, &self.chip.family) {
+            (Arrangement::Slices { bounds, num_slices }, _) => {
+                let slices = Value::Int64(*num_slices as i64);
+                let options = (*num_slices > 1).then(|| ("num_slices".to_owned(), slices));
+                (format!("{}:{}", self.chip.name, joined(bounds)), options.into_iter().collect())
+            }
+            (Arrangement::Hosts { num_hosts, gpus_per_host }, family) => {
+                let config = match family {
+                    Family::Gpu(gpu) => gpu_config(self.chip, gpu),
+                    Family::Tpu(_) => String::new(),
+                };
+                let options = vec![
+                    ("topology".into(), Value::String(format!("1x{num_hosts}x{gpus_per_host}"))),
+                    ("target_config".into(), Value::String(config)),
+                ];
+                (self.chip.name.to_owned(), options)
+            }
+        }
+    }
+}
+
+/// XLA's `GpuTargetConfigProto` as text: what its compiler would ask the driver for.
+fn gpu_config(chip: &Chip, gpu: &Gpu) -> String {
+    let Gpu { num_cores, l2_bytes, clock_ghz, compute_capability: (major, minor), .. } = gpu;
+    let (memory, bandwidth, title) = (chip.memory_bytes, chip.memory_bytes_per_sec, chip.title);
+    // The limits of threads, registers and shared memory are those of compute capability 9.0 in the
+    // CUDA C++ Programming Guide, "Compute Capabilities".
+    format!(
+        "gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 \
+         shared_memory_per_block: 49152 shared_memory_per_core: 233472 \
+         shared_memory_per_block_optin: 232448 threads_per_core_limit: 2048 \
+         registers_per_core_limit: 65536 registers_per_block_limit: 65536 \
+         block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 \
+         core_count: {num_cores} fpus_per_core: 128 clock_rate_ghz: {clock_ghz} \
+         l2_cache_size: {l2_bytes} device_memory_size: {memory} memory_bandwidth: {bandwidth:.0} \
+         cuda_compute_capability {{ major: {major} minor: {minor} }} }} \
+         platform_name: \"CUDA\" dnn_version_info {{ major: 9 minor: 8 patch: 0 }} \
+         runtime_version {{ major: 12 minor: 9 }} device_description_str: \"{title}\""
+    )
+}
+
+impl FromStr for Target {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Self, TargetError> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let read = || match parts[..] {
+            [family, chip, sizes] => read(family, chip, sizes),
+            _ => Err("write tpu:CHIP:TOPOLOGY or gpu:CHIP:HOSTSxGPUS, such as tpu:v5e:4x4, \
+                      tpu:v5e:16x16x2 for two slices, or gpu:h100:4x8"
+                .to_owned()),
+        };
+        read().map_err(|reason| TargetError { target: text.to_owned(), reason })
+    }
+}
+
+fn read(family: &str, name: &str, sizes: &str) -> Result<Target, String> {
+    let of_family = |chip: &&Chip| chip.family_name() == family;
+    let names: Vec<_> = CHIPS.iter().filter(of_family).map(|chip| chip.name).collect();
+    if names.is_empty() {
+        return Err(format!("{family:?} is neither tpu nor gpu"));
+    }
+    let chip = Chip::named(name).filter(of_family);
+    let chip = chip.ok_or_else(|| {
+        format!("there is no {family} called {name:?}; known are {}", names.join(", "))
+    })?;
+    let sizes: Option<Vec<usize>> =
+        sizes.split('x').map(|size| size.parse().ok().filter(|size| *size > 0)).collect();
+    let form = || match &chip.family {
+        Family::Tpu(tpu) => {
+            let bounds = ["A", "B", "C"][..tpu.max_bounds.len()].join("x");
+            format!(
+                "the topology of {chip} is {bounds}, or {bounds}xSLICES, in whole numbers from 1"
+            )
+        }
+        Family::Gpu(_) => {
+            "the arrangement of GPUs is HOSTSxGPUS, in whole numbers from 1".to_owned()
+        }
+    };
+    let sizes = sizes.ok_or_else(form)?;
+    let arrangement = match &chip.family {
+        Family::Tpu(tpu) => slices(chip, tpu, &sizes).unwrap_or_else(|| Err(form()))?,
+        Family::Gpu(gpu) => hosts(chip, gpu, &sizes).unwrap_or_else(|| Err(form()))?,
+    };
+    Ok(Target { chip, arrangement })
+}
+
+/// None where there are too many numbers or too few.
+fn slices(chip: &Chip, tpu: &Tpu, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
+    let num_dims = tpu.max_bounds.len();
+    let (bounds, rest) = sizes.split_at_checked(num_dims)?;
+    let num_slices = match rest {
+        [] => 1,
+        [num_slices] => *num_slices,
+        _ => return None,
+    };
+    let mut sorted = bounds.to_vec();
+    sorted.sort_unstable_by(|a, b| b.cmp(a));
+    if sorted.iter().zip(tpu.max_bounds).any(|(size, max)| size > max) {
+        return Some(Err(format!(
+            "{} is more than the largest slice of {chip}, {}; for more, give a number of slices: \
+             {}xSLICES",
+            joined(bounds),
+            joined(tpu.max_bounds),
+            joined(tpu.max_bounds)
+        )));
+    }
+    if num_slices > MAX_SLICES {
+        return Some(Err(format!("{num_slices} slices are more than {MAX_SLICES}")));
+    }
+    Some(Ok(Arrangement::Slices { bounds: bounds.to_vec(), num_slices }))
+}
+
+fn hosts(chip: &Chip, gpu: &Gpu, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
+    let [num_hosts, gpus_per_host] = *sizes else { return None };
+    if gpus_per_host > gpu.max_per_host {
+        let max = gpu.max_per_host;
+        return Some(Err(format!("a host has at most {max} of {chip}; write HOSTSx{max}")));
+    }
+    if num_hosts > MAX_HOSTS {
+        return Some(Err(format!("{num_hosts} hosts are more than {MAX_HOSTS}")));
+    }
+    Some(Ok(Arrangement::Hosts { num_hosts, gpus_per_host }))
+}
+
+fn joined(sizes: &[usize]) -> String {
+    sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
+}
+
+/// As it is written.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:", self.chip.family_name(), self.chip.name)?;
+        match &self.arrangement {
+            Arrangement::Slices { bounds, num_slices } => {
+                f.write_str(&joined(bounds))?;
+                if *num_slices > 1 { write!(f, "x{num_slices}") } else { Ok(()) }
+            }
+            Arrangement::Hosts { num_hosts, gpus_per_host } => {
+                write!(f, "{num_hosts}x{gpus_per_host}")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_read_as_they_are_written() {
+        let rows = [
+            ("tpu:v5e:4x4", 16),
+            ("tpu:v5e:16x16x2", 512),
+            ("tpu:v4:4x4x4", 128),
+            ("tpu:v5p:4x4x4x2", 128),
+            ("tpu:tpu7x:16x16x36", 18432),
+            ("gpu:h100:4x8", 32),
+            ("gpu:h200:1x1", 1),
+        ];
+        for (text, num_devices) in rows {
+            let target: Target = text.parse().unwrap();
+            assert_eq!((target.to_string(), target.num_devices()), (text.to_owned(), num_devices));
+        }
+    }
+
+    #[test]
+    fn what_is_no_target_is_refused_with_what_would_be_one() {
+        let rows = [
+            ("v5e:4x4", "tpu:CHIP:TOPOLOGY"),
+            ("tpu:v5e", "tpu:CHIP:TOPOLOGY"),
+            ("tpu:v5e:4x4:2", "tpu:CHIP:TOPOLOGY"),
+            ("npu:v5e:4x4", "neither tpu nor gpu"),
+            ("tpu:v7x:4x4", "known are v4, v5e, v5p, v6e, tpu7x"),
+            ("tpu:h100:4x8", "known are v4"),
+            ("gpu:a100:1x8", "known are h100, h200"),
+            ("tpu:v5e:4", "AxB, or AxBxSLICES"),
+            ("tpu:v5e:4x", "AxB, or AxBxSLICES"),
+            ("tpu:v5e:0x4", "from 1"),
+            ("tpu:v5e:-1x4", "from 1"),
+            ("tpu:v5p:4x4", "AxBxC, or AxBxCxSLICES"),
+            ("tpu:v5e:4x4x2x2", "AxB, or AxBxSLICES"),
+            ("tpu:v5e:32x16", "the largest slice of TPU v5e, 16x16"),
+            ("tpu:v5e:4x4x99999", "more than 256"),
+            ("tpu:v5e:99999999999999999999x1", "in whole numbers"),
+            ("gpu:h100:4x9", "at most 8"),
+            ("gpu:h100:5000x8", "more than 4096"),
+            ("gpu:h100:8", "HOSTSxGPUS"),
+            ("", "tpu:CHIP:TOPOLOGY"),
+        ];
+        for (text, told) in rows {
+            let error = text.parse::<Target>().unwrap_err().to_string();
+            assert!(error.contains(told), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Compiling in a process of its own: compilers end the process on some topologies, and a library that
+//! is loaded for hardware that is not here should not stay.
+//!
+//! The parent writes `request.json` and `program.mlir` into a directory and starts its own binary again on
+//! it. The child writes `answer.json`, the optimised program and the serialized executable, or
+//! `error.txt`. Neither is there where the compiler ended the process: then its last lines on stderr tell
+//! why.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use hlo::Program;
+
+use super::order::{self, Placed};
+use super::{Chip, Family};
+use crate::pjrt::{
+    self, CompileOptions, CompiledMemory, InstallError, InstallOptions, OverrideValue, Plugin,
+    Topology, Value,
+};
+
+const REQUEST: &str = "request.json";
+const PROGRAM: &str = "program.mlir";
+const ANSWER: &str = "answer.json";
+const ERROR: &str = "error.txt";
+const OPTIMIZED: &str = "optimized.pb";
+const EXECUTABLE: &str = "executable.bin";
+
+/// What keeps a TPU's plugin from looking for the cloud's metadata server, from asking how many chips
+/// there are, and from wanting to be the only process.
+const TPU_ENVIRONMENT: [(&str, &str); 4] = [
+    ("TPU_SKIP_MDS_QUERY", "1"),
+    ("TPU_ACCELERATOR_TYPE", "v5litepod-8"),
+    ("TPU_WORKER_HOSTNAMES", "localhost"),
+    ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
+];
+
+/// What is to be compiled, beside the program's text.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Request {
+    /// The plugin's library.
+    pub plugin: PathBuf,
+    /// The topology in the plugin's words.
+    pub topology: String,
+    /// Its options.
+    pub topology_options: Vec<(String, Value)>,
+    /// Replicas of the program.
+    pub num_replicas: usize,
+    /// XLA options by name.
+    pub overrides: BTreeMap<String, OverrideValue>,
+}
+
+/// What was compiled.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Answer {
+    /// The device of each replica.
+    pub devices: Vec<Placed>,
+    /// The plugin's account of memory.
+    pub memory: CompiledMemory,
+    /// What one device lets programs use, where the plugin says so.
+    pub limit_bytes: Option<u64>,
+}
+
+/// An answer with the files that came with it.
+#[derive(Debug)]
+pub struct Compilation {
+    /// What was compiled.
+    pub answer: Answer,
+    /// The optimised program: XLA's `HloModuleProto` in a wrapper.
+    pub optimized: Vec<u8>,
+    /// The sealed executable, for [`pjrt::Client::deserialize`].
+    pub executable: Vec<u8>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkerError {
+    /// A plugin cannot be looked for.
+    #[error(transparent)]
+    Install(#[from] InstallError),
+    /// Files between the processes.
+    #[error(
+        "cannot hand the program to the compiler: {source}; is there room for temporary files?"
+    )]
+    Files {
+        /// The system's reason.
+        #[from]
+        source: io::Error,
+    },
+    /// The compiler reported an error.
+    #[error("{message}")]
+    Compiler {
+        /// Its words.
+        message: String,
+    },
+    /// The compiler ended its process.
+    #[error(
+        "the compiler ended with {status} instead of an error, which it does on topologies or options \
+         that it cannot compile for; its last words:\n{last_lines}"
+    )]
+    Aborted {
+        /// How the process ended.
+        status: ExitStatus,
+        /// The end of what it wrote on stderr.
+        last_lines: String,
+    },
+    /// NVIDIA's assembler or device library is not where the plugin looks.
+    #[error(
+        "{} is not there; `lockstep plugin install cuda-compiler` brings it, or set the directory that holds it          with --set compile.overrides.xla_gpu_cuda_data_dir=DIR", path.display()
+    )]
+    NoCudaTool {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The child's files are not what it writes.
+    #[error("the compiling process left something that cannot be read: {reason}")]
+    Answer {
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// Compiles a program in a child process, `binary compile-worker DIR`.
+///
+/// # Errors
+/// See [`WorkerError`].
+pub fn compile(
+    binary: &Path,
+    request: &Request,
+    program: &Program,
+) -> Result<Compilation, WorkerError> {
+    let dir = tempfile::Builder::new().prefix("lockstep-compile-").tempdir()?;
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path(PROGRAM), &program.text)?;
+    fs::write(path(REQUEST), serde_json::to_vec(request).map_err(io::Error::other)?)?;
+    let mut command = Command::new(binary);
+    command.arg(COMMAND).arg(dir.path()).stdin(Stdio::null()).stdout(Stdio::null());
+    without_hardware(&mut command);
+    let output = command.stderr(Stdio::piped()).output()?;
+    if path(ANSWER).is_file() {
+        return Ok(Compilation {
+            answer: read_json(&path(ANSWER))?,
+            optimized: fs::read(path(OPTIMIZED))?,
+            executable: fs::read(path(EXECUTABLE))?,
+        });
+    }
+    if let Ok(message) = fs::read_to_string(path(ERROR)) {
+        return Err(WorkerError::Compiler { message });
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(WorkerError::Aborted { status: output.status, last_lines: last_words(&said) })
+}
+
+/// Sets up a process that is to load a plugin on a machine without its hardware. What the user has set
+/// stays.
+pub fn without_hardware(command: &mut Command) {
+    for (name, value) in TPU_ENVIRONMENT {
+        if std::env::var_os(name).is_none() {
+            command.env(name, value);
+        }
+    }
+}
+
+/// The name of the hidden command that [`compile`] starts.
+pub const COMMAND: &str = "compile-worker";
+
+/// The child's part. What goes wrong is left in a file for the parent.
+///
+/// # Errors
+/// Where not even that can be written.
+pub fn serve(dir: &Path) -> io::Result<()> {
+    match answer(dir) {
+        Ok(()) => Ok(()),
+        Err(error) => fs::write(dir.join(ERROR), error.to_string()),
+    }
+}
+
+fn answer(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let request: Request = read_json(&dir.join(REQUEST))?;
+    let mut text = String::new();
+    fs::File::open(dir.join(PROGRAM))?.read_to_string(&mut text)?;
+    let program =
+        Program { text, num_replicas: request.num_replicas, inputs: vec![], outputs: vec![] };
+
+    let plugin = Plugin::load(&request.plugin)?;
+    let options: Vec<(&str, Value)> = request
+        .topology_options
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.clone()))
+        .collect();
+    let topology = Topology::new(&plugin, &request.topology, &options)?;
+    let mut devices = order::order(topology.devices());
+    devices.truncate(request.num_replicas);
+    let options = CompileOptions {
+        device_assignment: Some(devices.iter().map(|device| device.id).collect()),
+        overrides: request.overrides,
+    };
+    let compiled = topology.compile(&program, &options)?;
+    fs::write(dir.join(OPTIMIZED), compiled.optimized_program()?.1)?;
+    fs::write(dir.join(EXECUTABLE), compiled.serialize()?)?;
+    let limit = topology.devices().first().and_then(|device| {
+        match device.attributes.get("device_memory_bytes_limit") {
+            Some(Value::Int64(bytes)) => u64::try_from(*bytes).ok(),
+            _ => None,
+        }
+    });
+    let answer = Answer { devices, memory: compiled.memory()?, limit_bytes: limit };
+    // Last, and whole: that it is there says that all is well.
+    let unfinished = dir.join("answer.unfinished");
+    fs::write(&unfinished, serde_json::to_vec(&answer)?)?;
+    Ok(fs::rename(unfinished, dir.join(ANSWER))?)
+}
+
+/// The library of the first of `names` that is installed.
+///
+/// # Errors
+/// [`InstallError::NotInstalled`] with the last one's name.
+pub fn find_plugin(names: &[&'static str]) -> Result<PathBuf, WorkerError> {
+    let options = InstallOptions::from_env()?;
+    for name in names {
+        if let Some(found) = pjrt::find(name, &options)? {
+            return Ok(found.path);
+        }
+    }
+    Err(InstallError::NotInstalled { name: names.last().copied().unwrap_or("tpu") }.into())
+}
+
+/// What a GPU's compiler starts and reads, below its data directory.
+const CUDA_TOOLS: [&str; 2] = ["bin/ptxas", "nvvm/libdevice/libdevice.10.bc"];
+
+/// Tells a GPU's compiler where NVIDIA's tools are, beside the plugin, unless the options do.
+///
+/// # Errors
+/// [`WorkerError::NoCudaTool`]: without them the compiler would leave the kernels out or end its process.
+pub fn find_cuda_data(
+    plugin: &Path,
+    chip: &Chip,
+    overrides: &mut BTreeMap<String, OverrideValue>,
+) -> Result<(), WorkerError> {
+    const OPTION: &str = "xla_gpu_cuda_data_dir";
+    if matches!(chip.family, Family::Tpu(_)) {
+        return Ok(());
+    }
+    let dir = match overrides.get(OPTION) {
+        Some(OverrideValue::String(dir)) => PathBuf::from(dir),
+        _ => {
+            // PLUGINS/jax_plugins/xla_cuda13/plugin.so, PLUGINS/nvidia/cu13
+            let packages = plugin.parent().and_then(Path::parent).and_then(Path::parent);
+            packages.unwrap_or(Path::new("")).join("nvidia/cu13")
+        }
+    };
+    if let Some(missing) = CUDA_TOOLS.map(|tool| dir.join(tool)).into_iter().find(|p| !p.is_file())
+    {
+        return Err(WorkerError::NoCudaTool { path: missing });
+    }
+    let dir = OverrideValue::String(dir.display().to_string());
+    overrides.insert(OPTION.to_owned(), dir);
+    Ok(())
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, WorkerError> {
+    let unreadable = |reason: String| WorkerError::Answer { reason };
+    let bytes = fs::read(path).map_err(|error| unreadable(error.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))
+}
+
+/// The lines before the stack trace, at most a dozen.
+fn last_words(said: &str) -> String {
+    let is_trace =
+        |line: &str| line.contains("@     0x") || line.contains("*** Check failure stack");
+    let lines: Vec<&str> =
+        said.lines().filter(|line| !line.trim().is_empty() && !is_trace(line)).collect();
+    let first =
+        lines.iter().position(|line| line.contains("Check failed") || line.starts_with('F'));
+    let start = first.unwrap_or(lines.len().saturating_sub(12));
+    lines[start..].iter().take(12).copied().collect::<Vec<_>>().join("\n")
+}

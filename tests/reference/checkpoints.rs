@@ -1,0 +1,75 @@
+//! Checkpoints of other programs: read by their own names, a model's logits are those that they came from.
+//!
+//! `gpt2_hf.py` and `resnet50_torchvision.py` made them; with `--full` they compare the published sizes.
+
+use std::path::Path;
+
+use hlo::{DType, Literal, TensorType, Tree};
+use lockstep::step::{Forward, trace_forward};
+use lockstep::train::params_file;
+use models::resnet::{self, ResNet};
+use models::{Precision, Scope, gpt};
+use serde_json::Value;
+
+use super::{drawn, support};
+
+const F32S: Precision = Precision::uniform(DType::F32);
+
+#[test]
+fn a_gpt2_of_hugging_face_has_its_logits() {
+    let reference: Value = serde_json::from_str(include_str!("gpt2_hf.json")).unwrap();
+    let config: gpt::Config = serde_json::from_value(reference["model"].clone()).unwrap();
+    let model = config.model();
+    let dims = sizes(&reference["dims"]);
+    let ty = TensorType::new(DType::I32, &dims);
+    let forward = trace_forward(F32S, &ty, |scope: &Scope<'_>, x| model.logits(scope, x)).unwrap();
+    let count = dims.iter().product();
+    let tokens: Vec<_> = drawn::integers("tokens", model.vocabulary as u32).take(count).collect();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/gpt2_hf.safetensors");
+    let logits = run(&forward, &path, Literal::from_f64(DType::I32, &dims, &tokens));
+    drawn::assert_digest("logits", "logits", &logits, &reference["logits"], 1e-5);
+}
+
+#[test]
+fn torchvisions_resnet50_has_its_logits() {
+    let reference: Value = serde_json::from_str(include_str!("resnet50_torchvision.json")).unwrap();
+    let config = resnet::Config { preset: resnet::Preset::ResNet50, ..resnet::Config::default() };
+    let model = ResNet { config, num_classes: 1000 };
+    let dims = [&[2], &sizes(&reference["image"])[..]].concat();
+    let ty = TensorType::new(DType::F32, &dims);
+    let forward = trace_forward(F32S, &ty, |scope: &Scope<'_>, x| model.logits(scope, x)).unwrap();
+
+    let tensors = reference["tensors"].as_object().unwrap();
+    let state: Tree<_> = tensors
+        .iter()
+        .map(|(name, dims)| {
+            let tensor = match name.ends_with("num_batches_tracked") {
+                true => Literal::scalar(0i64),
+                false => drawn::leaf(name, DType::F32, &sizes(dims)),
+            };
+            (name.clone(), tensor)
+        })
+        .collect();
+    let num_counters = state.paths().filter(|name| name.ends_with("tracked")).count();
+    assert_eq!(forward.types.len(), state.len() - num_counters);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("resnet50.safetensors");
+    params_file::save(&path, &state).unwrap();
+
+    let count = dims.iter().product();
+    let images: Vec<_> = drawn::uniform("images").take(count).collect();
+    let logits = run(&forward, &path, Literal::from_f64(DType::F32, &dims, &images));
+    drawn::assert_digest("logits", "logits", &logits, &reference["logits"], 1e-4);
+}
+
+fn run(forward: &Forward, checkpoint: &Path, x: Literal) -> Literal {
+    let leaves = params_file::load(checkpoint, &forward.types).unwrap();
+    let values = leaves.into_iter().map(|(_, leaf)| leaf).chain([x]);
+    let inputs: Vec<_> = values.map(|value| vec![value]).collect();
+    let executable = support::compile(&forward.graph).unwrap();
+    support::run(&executable, &inputs).unwrap().remove(0).remove(0)
+}
+
+fn sizes(dims: &Value) -> Vec<usize> {
+    dims.as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap() as usize).collect()
+}
