@@ -110,7 +110,7 @@ fn loss_curves_agree_on_any_number_of_replicas() {
 /// Norms, trust ratios and running means are those of one machine.
 #[test]
 fn adaptive_rates_agree_on_any_number_of_replicas() {
-    for (optimizer, peak) in [("lars", 20.0), ("lamb", 1e-2)] {
+    for (optimizer, peak) in [("lars", 5.0), ("lamb", 1e-2)] {
         let run = |num_replicas: usize| {
             let sets = [
                 format!("mesh.data={num_replicas}"),
@@ -123,7 +123,7 @@ fn adaptive_rates_agree_on_any_number_of_replicas() {
             Run::new(&sets.each_ref().map(String::as_str)).steps(20)
         };
         let (one, eight) = (run(1), run(8));
-        assert!(one.losses[19] < one.losses[0] * 0.9, "{optimizer}: {:?}", one.losses);
+        assert!(one.losses[19] < one.losses[0] * 0.95, "{optimizer}: {:?}", one.losses);
         let worst = worst_relative_difference(&one.losses, &eight.losses);
         assert!(worst < 1e-10, "{optimizer}: {worst:e}");
         for path in one.trainer.state().paths().filter(|path| path.contains(".ema.")) {

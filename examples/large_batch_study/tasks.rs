@@ -39,8 +39,8 @@ impl Task {
     /// The rate of SGD at the base batch, and that of LARS.
     fn base_rates(self) -> (f64, f64) {
         match self {
-            Self::Digits => (0.03, 4.0),
-            Self::Images => (0.05, 4.0),
+            Self::Digits => (0.03, 0.5),
+            Self::Images => (0.05, 0.5),
         }
     }
 }
