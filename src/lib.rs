@@ -7,6 +7,7 @@ pub mod metrics;
 pub mod optim;
 pub mod parallel;
 pub mod pjrt;
+pub mod recipe;
 pub mod step;
 pub mod targets;
 pub mod train;

@@ -10,18 +10,20 @@ use std::path::{Path, PathBuf};
 
 /// What each room may import, beside itself. From top to bottom: a room may import only what stands
 /// below it, so there are no circles.
-const ROOMS: [(&str, &[&str]); 11] = [
+const ROOMS: [(&str, &[&str]); 12] = [
     ("main", &["cli"]),
     // `hlo` for `lockstep hlo`, which lowers, and for doctor, which traces a trial program.
     (
         "cli",
         &[
-            "train", "targets", "step", "optim", "pjrt", "data", "metrics", "config", "models",
-            "hlo",
+            "train", "recipe", "targets", "step", "optim", "pjrt", "data", "metrics", "config",
+            "models", "hlo",
         ],
     ),
     // It assembles the others.
     ("train", &["step", "optim", "parallel", "pjrt", "data", "metrics", "config", "models", "hlo"]),
+    // Rules about configurations and rates: neither data nor devices.
+    ("recipe", &["optim", "config", "hlo"]),
     // It takes a step as it comes, and knows its state by the paths.
     ("targets", &["step", "pjrt", "config", "hlo"]),
     ("step", &["optim", "parallel", "config", "models", "hlo"]),

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use lockstep::config::{
-    AutoOr, Backend, BatchSize, Config, Data, Error, Length, Model, OnNonfinite, Optimizer,
-    OptionValue, Peak, Precision, Scaling, Shape, Span, Warmup, WarmupKind, known_keys,
+    AutoOr, Backend, BatchSize, Config, Data, Error, Length, Model, OnNonfinite, OptionValue, Peak,
+    Precision, Scaling, Shape, Span, UpdateRule, Warmup, WarmupKind, known_keys,
 };
 
 const GOOD: &str = r#"
@@ -83,7 +83,7 @@ fn values_and_defaults_are_read() {
     assert_eq!((config.train.num_microbatches, config.train.check_lockstep_every), (1, 50));
     assert_eq!(config.train.on_nonfinite, OnNonfinite::Stop);
     assert_eq!(config.train.precision, Precision::F32);
-    let Optimizer::AdamW(adamw) = &config.optimizer else { panic!("{:?}", config.optimizer) };
+    let UpdateRule::AdamW(adamw) = &config.optimizer.rule else { panic!("{:?}", config.optimizer) };
     assert_eq!((adamw.beta1, adamw.beta2, adamw.weight_decay), (0.8, 0.999, 0.1));
     assert_eq!(config.schedule.peak, Peak::Rate(6e-4));
     assert_eq!(config.schedule.warmup, Warmup::linear(Span::Steps(100)));
@@ -184,7 +184,7 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
 #[test]
 fn setting_a_choice_clears_the_keys_of_the_others() {
     let config = good(&["optimizer.momentum=0.5", "optimizer.name=sgd", "schedule.name=constant"]);
-    let Optimizer::Sgd(sgd) = &config.optimizer else { panic!("{:?}", config.optimizer) };
+    let UpdateRule::Sgd(sgd) = &config.optimizer.rule else { panic!("{:?}", config.optimizer) };
     assert_eq!((sgd.momentum, sgd.weight_decay), (0.5, 0.1));
     assert!(matches!(config.schedule.shape, Shape::Constant(_)));
     let config = good(&["data.source=synthetic"]);
@@ -193,7 +193,10 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
 
 #[test]
 fn a_configuration_survives_being_written() {
-    let variants: [&[&str]; 18] = [
+    let variants: [&[&str]; 21] = [
+        &["optimizer.name=lars", "optimizer.trust_exclude=['*.bias']", "optimizer.ema_decay=0.99"],
+        &["optimizer.name=lamb", "optimizer.weight_decay_exclude=[]", "model.label_smoothing=0.1"],
+        &["optimizer.name=adam", "optimizer.clip_grad_norm=1", "train.num_microbatches=2"],
         &[],
         &["train.epochs=3", "optimizer.name=sgd", "schedule.base_lr=0.1", "schedule.base_batch=32"],
         &["data.source=synthetic", "mesh.data=auto", "schedule.name=step", "device.backend=/p.so"],
@@ -275,7 +278,7 @@ fn bad_files_say_what_to_change() {
         ("hidden", "hiden", &["model.hiden", "\"hidden\"?"]),
         ("name = \"mlp\"", "", &["model.name: missing", "\"mlp\""]),
         ("\"mlp\"", "\"mpl\"", &["model.name: found \"mpl\", did you mean \"mlp\"?"]),
-        ("\"adamw\"", "3", &["optimizer.name: found integer `3`", "\"sgd\", \"adamw\""]),
+        ("\"adamw\"", "3", &["optimizer.name: found integer `3`", "\"sgd\", \"adam\", \"adamw\""]),
         ("\"digits\"", "\"digit\"", &["data.source", "\"digits\"?", "\"synthetic\""]),
         ("path = \"data/digits.csv.gz\"", "", &["data.path: missing"]),
         ("path = \"data/digits.csv.gz\"", "path = 1", &["data.path: found integer `1`", "path"]),
@@ -289,6 +292,11 @@ fn bad_files_say_what_to_change() {
         ("peak = 6e-4", "peak = -1.0", &["schedule.peak: found -1", "above 0"]),
         ("peak = 6e-4", "peak = nan", &["schedule.peak: found NaN"]),
         ("floor = 0.1", "floor = 1.5", &["schedule.floor: found 1.5", "0 to 1"]),
+        (
+            "warmup_steps = 100",
+            "warmup_factor = 0.5",
+            &["schedule.warmup_steps: missing", "asks for a warm-up"],
+        ),
         ("steps = 500", "steps = \"x\"", &["train.steps: found string \"x\"", "a whole number"]),
         ("steps = 500", "steps = -5", &["train.steps: found integer `-5`", "0 or more"]),
         ("steps = 500", "steps = 0", &["train.steps: found 0; allowed: a whole number, 1 or more"]),
@@ -375,10 +383,6 @@ fn bad_set_arguments_say_what_to_change() {
         (&["schedule.warmup_epochs=-1"], &["schedule.warmup_epochs: found -1"]),
         (&["schedule.warmup=constant"], &["schedule.warmup_factor: missing"]),
         (&["schedule.warmup_factor=2"], &["schedule.warmup_factor: found 2", "0 to 1"]),
-        (
-            &["schedule.warmup_steps=0", "schedule.warmup_factor=0.5"],
-            &["schedule.warmup_steps: missing", "asks for a warm-up"],
-        ),
         (&["schedule.warmup=cubic"], &["schedule.warmup: found", "\"linear\", \"constant\""]),
         (&["schedule.scaling=sqr"], &["schedule.scaling: found \"sqr\"", "\"sqrt\"?"]),
         (&["schedule.total_steps=0"], &["schedule.total_steps: found 0", "above 0"]),
@@ -401,6 +405,22 @@ fn bad_set_arguments_say_what_to_change() {
             &["schedule.name=piecewise", "schedule.boundaries=[1]", "schedule.factors=[-1]"],
             &["schedule.factors: found [-1.0]"],
         ),
+        (&["optimizer.ema_decay=1"], &["optimizer.ema_decay: found 1", "below 1"]),
+        (&["optimizer.clip_grad_norm=0"], &["optimizer.clip_grad_norm: found 0", "above 0"]),
+        (
+            &["optimizer.weight_decay_exclude=['[a']"],
+            &["optimizer.weight_decay_exclude: not a pattern"],
+        ),
+        (
+            &["optimizer.name=lars", "optimizer.beta1=0.9", "optimizer.trust_coefficient=0"],
+            &["optimizer.beta1: unknown key"],
+        ),
+        (
+            &["optimizer.name=lars", "optimizer.trust_coefficient=0"],
+            &["optimizer.trust_coefficient: found 0"],
+        ),
+        (&["optimizer.trust_exclude=[]"], &["optimizer.trust_exclude: unknown key"]),
+        (&["model.label_smoothing=1"], &["model.label_smoothing: found 1", "below 1"]),
         (&["train.examples=0"], &["train.examples: found 0", "1 or more"]),
         (&["data.num_examples=0"], &["data.num_examples: found 0", "from 1"]),
         (&["data.source=synthetic", "data.classes=1"], &["data.classes: found 1", "from 2"]),

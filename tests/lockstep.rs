@@ -107,6 +107,63 @@ fn loss_curves_agree_on_any_number_of_replicas() {
     }
 }
 
+/// Norms, trust ratios and running means are those of one machine.
+#[test]
+fn adaptive_rates_agree_on_any_number_of_replicas() {
+    for (optimizer, peak) in [("lars", 20.0), ("lamb", 1e-2)] {
+        let run = |num_replicas: usize| {
+            let sets = [
+                format!("mesh.data={num_replicas}"),
+                "train.precision=f64".to_owned(),
+                format!("optimizer.name={optimizer}"),
+                "optimizer.clip_grad_norm=2".to_owned(),
+                "optimizer.ema_decay=0.9".to_owned(),
+                format!("schedule.peak={peak}"),
+            ];
+            Run::new(&sets.each_ref().map(String::as_str)).steps(20)
+        };
+        let (one, eight) = (run(1), run(8));
+        assert!(one.losses[19] < one.losses[0] * 0.9, "{optimizer}: {:?}", one.losses);
+        let worst = worst_relative_difference(&one.losses, &eight.losses);
+        assert!(worst < 1e-10, "{optimizer}: {worst:e}");
+        for path in one.trainer.state().paths().filter(|path| path.contains(".ema.")) {
+            let (one, eight) = (one.leaf(path)[0].to_f64(), eight.leaf(path)[7].to_f64());
+            let close = one.iter().zip(&eight).all(|(a, b)| (a - b).abs() < 1e-9);
+            assert!(close, "{optimizer}: {path}");
+        }
+    }
+}
+
+/// Evaluation and what is saved use the running mean of the parameters, where the optimizer keeps one; it
+/// starts as the parameters, and so does a run that starts from given ones.
+#[test]
+fn the_running_mean_takes_the_place_of_the_parameters() {
+    let path = "head.bias";
+    let value = |run: &Run, tree: &str| run.leaf(&format!("{tree}.{path}"))[0].to_f64();
+    let mean = "opt_state.ema";
+    let sets = ["mesh.data=2", "optimizer.ema_decay=0.5", "train.precision=f64"];
+    let start = Run::new(&sets);
+    let weight = "blocks.0.linear.weight";
+    let leaf = |tree: &str| start.leaf(&format!("{tree}.{weight}"))[1].to_f64();
+    assert!(leaf(mean) == leaf("params"), "the mean starts elsewhere");
+    let one = start.steps(1);
+    assert_eq!(value(&one, mean), value(&one, "params"), "the initial parameters have no weight");
+    let first = value(&one, "params");
+    let mut two = one.steps(1);
+    let (second, averaged) = (value(&two, "params"), value(&two, mean));
+    // Weights of 1/3 and 2/3.
+    for ((first, second), averaged) in first.iter().zip(&second).zip(&averaged) {
+        assert!((averaged - (first + 2.0 * second) / 3.0).abs() < 1e-12);
+    }
+    assert_ne!(averaged, second);
+    assert_eq!(two.trainer.model().unwrap()[path].to_f64(), averaged);
+    let mut given = two.trainer.model().unwrap();
+    let zeros = Literal::zeros(DType::F64, given[path].dims());
+    given.insert(path, zeros.clone());
+    two.trainer.set_model(given).unwrap();
+    assert_eq!((value(&two, "params"), value(&two, mean)), (zeros.to_f64(), zeros.to_f64()));
+}
+
 /// bf16 rounds what enters a sum, and how often it does so depends on where the batch is cut; the sums
 /// themselves are f32.
 #[test]

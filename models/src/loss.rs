@@ -41,9 +41,12 @@ pub struct Loss<'g> {
     pub metrics: Vec<(&'static str, Tensor<'g>)>,
 }
 
-/// Softmax cross-entropy, with the accuracy as a metric.
+/// Softmax cross-entropy, with `accuracy` and, from six classes on, `top5_accuracy` as metrics.
 ///
 /// `sum_i w_i * -log softmax(logits_i)[label_i]`, and `sum_i w_i`.
+///
+/// An example is right where no other class scores as high, and among the first five where at most four
+/// do: a tie is no answer.
 ///
 /// - `logits_bc`: float `[b, c]`; computed in f32 or wider
 /// - `labels_b`: integer `[b]`, each below c
@@ -70,17 +73,57 @@ pub fn cross_entropy<'g>(
     labels_b: Tensor<'g>,
     weight_b: Tensor<'g>,
 ) -> Loss<'g> {
+    smoothed_cross_entropy(logits_bc, labels_b, weight_b, 0.0)
+}
+
+/// [`cross_entropy`] against labels of which a share is spread evenly over all classes:
+///
+/// `sum_i w_i * -((1 - smoothing) log p_i[label_i] + smoothing / c sum_c log p_i[c])` with `p_i =
+/// softmax(logits_i)`, as in PyTorch. Szegedy et al., "Rethinking the Inception architecture for computer
+/// vision" (2016), section 7.
+///
+/// ```
+/// use hlo::{DType, Literal, Mesh, interpret, trace};
+/// use models::loss::smoothed_cross_entropy;
+///
+/// let graph = trace(Mesh::SINGLE, |t| {
+///     let logits = t.constant(Literal::from_slice(&[1, 2], &[0.0, 3f64.ln()]));
+///     let labels = t.constant(Literal::from_slice(&[1], &[1i32]));
+///     let loss = smoothed_cross_entropy(logits, labels, t.full(DType::F64, &[1], 1.0), 0.5);
+///     t.output("loss", loss.sum);
+/// })?;
+/// let loss = interpret(&graph, &[]).unwrap()[0][0].to_f64()[0];
+/// // Three quarters on the second class, one on the first.
+/// assert!((loss - (0.75 * (4.0 / 3.0f64).ln() + 0.25 * 4f64.ln())).abs() < 1e-12);
+/// # Ok::<(), hlo::Error>(())
+/// ```
+#[track_caller]
+pub fn smoothed_cross_entropy<'g>(
+    logits_bc: Tensor<'g>,
+    labels_b: Tensor<'g>,
+    weight_b: Tensor<'g>,
+    smoothing: f64,
+) -> Loss<'g> {
     let logits_bc = logits_bc.convert(logits_bc.dtype().accumulation());
     let weight_b = weight_b.convert(logits_bc.dtype());
-    let log_likelihood_b = logits_bc.log_softmax().take_along_last_dim(labels_b);
-    // Correct where no other class scores as high: a tie is no answer.
+    let log_softmax_bc = logits_bc.log_softmax();
+    let mut log_likelihood_b = log_softmax_bc.take_along_last_dim(labels_b);
+    let num_classes = logits_bc.dim(1);
+    if smoothing > 0.0 {
+        let mean_b = log_softmax_bc.reduce_sum(&[1]) / num_classes.max(1) as f64;
+        log_likelihood_b = log_likelihood_b * (1.0 - smoothing) + mean_b * smoothing;
+    }
     let label_logit_b = logits_bc.take_along_last_dim(labels_b);
     let as_high_bc = logits_bc.greater_equal(label_logit_b.broadcast_like(logits_bc, &[0]));
-    let correct_b = as_high_bc.convert(weight_b.dtype()).reduce_sum(&[1]).equal(1.0);
-    let correct = (correct_b.convert(weight_b.dtype()) * weight_b).sum();
-    Loss {
-        sum: -(log_likelihood_b * weight_b).sum(),
-        weight: weight_b.sum(),
-        metrics: vec![("accuracy", correct.stop_gradient())],
+    // The label's own class is one of them, unless its score is no number.
+    let num_as_high_b = as_high_bc.convert(weight_b.dtype()).reduce_sum(&[1]);
+    let correct = |correct_b: Tensor<'g>| {
+        (correct_b.convert(weight_b.dtype()) * weight_b).sum().stop_gradient()
+    };
+    let mut metrics = vec![("accuracy", correct(num_as_high_b.equal(1.0)))];
+    if num_classes > 5 {
+        let among_five_b = num_as_high_b.greater_equal(1.0).and(num_as_high_b.less_equal(5.0));
+        metrics.push(("top5_accuracy", correct(among_five_b)));
     }
+    Loss { sum: -(log_likelihood_b * weight_b).sum(), weight: weight_b.sum(), metrics }
 }

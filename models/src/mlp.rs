@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::layers::{MlpBlock, linear, mlp_block};
-use crate::loss::cross_entropy;
+use crate::loss::smoothed_cross_entropy;
 use crate::{Batch, Initializer, Loss, Model, Scope};
 
 /// What a configuration says about an MLP. The size of the input and the number of classes come from
@@ -17,11 +17,14 @@ pub struct Config {
     pub dropout: f64,
     /// Is each hidden layer normalised before its activation?
     pub layer_norm: bool,
+    /// Share of each label that is spread evenly over all classes in training, 0 to below 1. Evaluation
+    /// counts labels as they are.
+    pub label_smoothing: f64,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { hidden: vec![256, 256], dropout: 0.0, layer_norm: true }
+        Self { hidden: vec![256, 256], dropout: 0.0, layer_norm: true, label_smoothing: 0.0 }
     }
 }
 
@@ -38,7 +41,7 @@ pub struct Mlp {
 impl Model for Mlp {
     /// Cross-entropy of `y` (integer `[b]`) under the logits for `x` (float `[b, ..]`, flattened).
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
-        let Config { hidden, dropout, layer_norm } = &self.config;
+        let Config { hidden, dropout, layer_norm, label_smoothing } = &self.config;
         let x = batch.field("x");
         let num_examples = x.dim(0);
         let mut x = x.reshape(&[num_examples, x.num_elements() / num_examples.max(1)]);
@@ -48,6 +51,7 @@ impl Model for Mlp {
         }
         let initializer = Initializer::lecun_normal(x.dim(1));
         let logits = linear(&scope.at("head"), x, self.num_classes, initializer);
-        cross_entropy(logits, batch.field("y"), batch.weight)
+        let smoothing = scope.training().map_or(0.0, |_| *label_smoothing);
+        smoothed_cross_entropy(logits, batch.field("y"), batch.weight, smoothing)
     }
 }

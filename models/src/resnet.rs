@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::layers::{
     BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool, relu,
 };
-use crate::loss::cross_entropy;
+use crate::loss::smoothed_cross_entropy;
 use crate::{Batch, Initializer, Loss, Model, Scope};
 
 /// Published networks.
@@ -43,11 +43,19 @@ pub struct Config {
     /// Does the last norm of each block start with scale 0, so that the block starts as its shortcut? Goyal
     /// et al., "Accurate, large minibatch SGD" (2017), section 5.1.
     pub zero_init_last_scale: bool,
+    /// Share of each label that is spread evenly over all classes in training, 0 to below 1. Evaluation
+    /// counts labels as they are.
+    pub label_smoothing: f64,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { preset: Preset::default(), batch_norm_group: 32, zero_init_last_scale: false }
+        Self {
+            preset: Preset::default(),
+            batch_norm_group: 32,
+            zero_init_last_scale: false,
+            label_smoothing: 0.0,
+        }
     }
 }
 
@@ -64,7 +72,9 @@ pub struct ResNet {
 impl Model for ResNet {
     /// Cross-entropy of `y` (integer `[n]`) under the logits for `x` (float `[n, c, h, w]`).
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
-        cross_entropy(self.logits(scope, batch.field("x")), batch.field("y"), batch.weight)
+        let logits_nc = self.logits(scope, batch.field("x"));
+        let smoothing = scope.training().map_or(0.0, |_| self.config.label_smoothing);
+        smoothed_cross_entropy(logits_nc, batch.field("y"), batch.weight, smoothing)
     }
 }
 

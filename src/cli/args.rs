@@ -110,7 +110,10 @@ pub struct ScheduleArgs {
     /// Numbers of replicas to show side by side; needs train.batch_per_replica
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub replicas: Vec<u32>,
-    /// Print every step as one line of JSON
+    /// Look for what is wrong with the whole recipe; exit with 1 if there is an error
+    #[arg(long, conflicts_with_all = ["csv", "plot", "replicas"])]
+    pub check: bool,
+    /// Print every step, or what --check finds, as one line of JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -80,19 +80,21 @@ impl Loaded {
     fn with_sets(path: &Path, sets: &[String]) -> Result<Self> {
         let config = Config::load(path, sets)?;
         let splits = data::open(&config.data, config.train.seed)?;
-        let num_classes = splits.train.num_classes();
-        let model: Box<dyn Model> = match &config.model {
-            config::Model::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
-            config::Model::ResNet(resnet) => {
-                Box::new(ResNet { config: resnet.clone(), num_classes })
-            }
-            config::Model::Gpt(gpt) => Box::new(gpt.model()),
-        };
+        let model = model(&config.model, splits.train.num_classes());
         Ok(Self { config, splits, model })
     }
 
     fn job(&self) -> train::Job<'_> {
         train::Job { config: &self.config, model: &*self.model, splits: &self.splits }
+    }
+}
+
+/// The model that a configuration names, for so many classes.
+fn model(config: &config::Model, num_classes: usize) -> Box<dyn Model> {
+    match config {
+        config::Model::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
+        config::Model::ResNet(resnet) => Box::new(ResNet { config: resnet.clone(), num_classes }),
+        config::Model::Gpt(gpt) => Box::new(gpt.model()),
     }
 }
 

@@ -25,6 +25,7 @@ mod error;
 mod keys;
 mod optimizer;
 mod overrides;
+mod patterns;
 mod run_length;
 mod schedule;
 mod sections;
@@ -43,7 +44,8 @@ pub use data::{
     Tokens,
 };
 pub use error::{Error, Problem};
-pub use optimizer::{AdamW, Optimizer, Sgd};
+pub use optimizer::{Adam, AdamW, Lamb, Lars, Optimizer, Sgd, UpdateRule};
+pub use patterns::Patterns;
 pub use run_length::{RunLength, RunLengthError};
 pub use schedule::{Peak, Scaling, Schedule, Warmup, WarmupKind};
 pub use sections::{
@@ -171,6 +173,17 @@ impl Config {
     /// As [`BatchPlan::new`].
     pub fn batch_plan(&self, num_replicas: usize) -> Result<BatchPlan, BatchError> {
         BatchPlan::new(self.train.batch, self.train.num_microbatches, num_replicas)
+    }
+
+    /// Examples of one step over all replicas, of which there are `num_replicas`.
+    ///
+    /// # Errors
+    /// As [`BatchPlan::new`], where the number of replicas makes the batch.
+    pub fn global_batch(&self, num_replicas: usize) -> Result<usize, BatchError> {
+        match self.train.batch {
+            BatchSize::Global(size) => Ok(size),
+            BatchSize::PerReplica(_) => Ok(self.batch_plan(num_replicas)?.global_batch()),
+        }
     }
 
     /// The TOML that this would be read from, defaults written out.

@@ -1,18 +1,40 @@
-//! `[optimizer]`: which update rule and its constants.
+//! `[optimizer]`: which update rule, its constants, and what is done around it.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
 use super::error::{KeyError, require};
-use super::keys::{Section, choices};
+use super::keys::{Section, choices, field_names, read_keys};
+use super::patterns::Patterns;
+
+/// `[optimizer]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Optimizer {
+    /// The update rule, picked by `name`.
+    pub rule: UpdateRule,
+    /// Parameters that are not decayed, by their paths. Default: those of rank below 2, which are biases
+    /// and the scales of norms. An empty list decays all.
+    pub weight_decay_exclude: Option<Patterns>,
+    /// The norm that the whole gradient is cut down to where it is above. Default: never.
+    pub clip_grad_norm: Option<f64>,
+    /// What is kept, at each step, of a running mean of the parameters, with which evaluation is done and
+    /// which is what is saved. Default: no mean; the parameters themselves.
+    pub ema_decay: Option<f64>,
+}
 
 choices! {
-    /// `[optimizer]`, picked by `name`.
-    pub enum Optimizer by "name" {
+    /// The update rule.
+    pub enum UpdateRule by "name" {
         /// Stochastic gradient descent.
         "sgd" => Sgd(Sgd),
+        /// Adam; weight decay is added to the gradient.
+        "adam" => Adam(Adam),
         /// Adam with decoupled weight decay.
         "adamw" => AdamW(AdamW),
+        /// SGD with a rate for each parameter.
+        "lars" => Lars(Lars),
+        /// AdamW with a rate for each parameter.
+        "lamb" => Lamb(Lamb),
     }
 }
 
@@ -24,13 +46,35 @@ pub struct Sgd {
     pub momentum: f64,
     /// Does the update look one step ahead along the momentum? Default false.
     pub nesterov: bool,
+    /// Does the momentum keep its meaning when the rate changes? Default true, as in PyTorch.
+    pub momentum_correction: bool,
     /// The parameter times this is added to its gradient. Default 0.
     pub weight_decay: f64,
 }
 
 impl Default for Sgd {
     fn default() -> Self {
-        Self { momentum: 0.9, nesterov: false, weight_decay: 0.0 }
+        Self { momentum: 0.9, nesterov: false, momentum_correction: true, weight_decay: 0.0 }
+    }
+}
+
+/// Adam.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Adam {
+    /// Decay of the running mean of gradients, 0 to below 1. Default 0.9.
+    pub beta1: f64,
+    /// Decay of the running mean of squared gradients, 0 to below 1. Default 0.999.
+    pub beta2: f64,
+    /// Added to the root of the mean square, above 0. Default 1e-8.
+    pub epsilon: f64,
+    /// The parameter times this is added to its gradient. Default 0.
+    pub weight_decay: f64,
+}
+
+impl Default for Adam {
+    fn default() -> Self {
+        Self { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 }
     }
 }
 
@@ -54,38 +98,157 @@ impl Default for AdamW {
     }
 }
 
+/// SGD with layer-wise adaptive rates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Lars {
+    /// What is kept of the running sum at each step, 0 to below 1. Default 0.9.
+    pub momentum: f64,
+    /// Does the update look one step ahead along the momentum? Default false.
+    pub nesterov: bool,
+    /// Does the momentum keep its meaning when the rate changes? Default false, as in the paper.
+    pub momentum_correction: bool,
+    /// The parameter times this is added to its gradient. Default 0.
+    pub weight_decay: f64,
+    /// How far an update may move a parameter, relative to its norm, above 0. Default 0.001.
+    pub trust_coefficient: f64,
+    /// Parameters whose rate is not adapted. Default: those of rank below 2, which are biases and the
+    /// scales of norms. An empty list adapts all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_exclude: Option<Patterns>,
+}
+
+impl Default for Lars {
+    fn default() -> Self {
+        Self {
+            momentum: 0.9,
+            nesterov: false,
+            momentum_correction: false,
+            weight_decay: 0.0,
+            trust_coefficient: 0.001,
+            trust_exclude: None,
+        }
+    }
+}
+
+/// AdamW with layer-wise adaptive rates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Lamb {
+    /// Decay of the running mean of gradients, 0 to below 1. Default 0.9.
+    pub beta1: f64,
+    /// Decay of the running mean of squared gradients, 0 to below 1. Default 0.999.
+    pub beta2: f64,
+    /// Added to the root of the mean square, above 0. Default 1e-6.
+    pub epsilon: f64,
+    /// The parameter times this is added to its update, before that is scaled. Default 0.01.
+    pub weight_decay: f64,
+    /// Parameters whose rate is not adapted. Default: those of rank below 2, which are biases and the
+    /// scales of norms. An empty list adapts all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_exclude: Option<Patterns>,
+}
+
+impl Default for Lamb {
+    fn default() -> Self {
+        Self { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.01, trust_exclude: None }
+    }
+}
+
+/// The keys that every rule has, as they are written.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct AroundKeys {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weight_decay_exclude: Option<Patterns>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    clip_grad_norm: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ema_decay: Option<f64>,
+}
+
 impl Section for Optimizer {
     const NAME: &'static str = "optimizer";
-    const TAG: Option<&'static str> = Some(Self::TAG);
-    const CHOICES: &'static [&'static str] = Self::NAMES;
+    const TAG: Option<&'static str> = Some(UpdateRule::TAG);
+    const CHOICES: &'static [&'static str] = UpdateRule::NAMES;
 
     fn keys(choice: &str) -> Vec<&'static str> {
-        Self::keys_of(choice)
+        let mut keys = UpdateRule::keys_of(choice);
+        keys.extend(field_names::<AroundKeys>());
+        keys
     }
 
     fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
-        let optimizer = Self::read_choice(choice, table)?;
-        match &optimizer {
-            Self::Sgd(Sgd { momentum, nesterov, weight_decay }) => {
-                decay_rate("momentum", *momentum)?;
-                let has_momentum = !nesterov || *momentum > 0.0;
-                require(has_momentum, "nesterov", nesterov, "false while momentum is 0")?;
-                not_negative("weight_decay", *weight_decay)?;
-            }
-            Self::AdamW(AdamW { beta1, beta2, epsilon, weight_decay }) => {
+        let rule = UpdateRule::read_choice(choice, table)?;
+        rule.check()?;
+        let AroundKeys { weight_decay_exclude, clip_grad_norm, ema_decay } = read_keys(table)?;
+        if let Some(norm) = clip_grad_norm {
+            positive("clip_grad_norm", norm)?;
+        }
+        if let Some(decay) = ema_decay {
+            decay_rate("ema_decay", decay)?;
+        }
+        Ok(Self { rule, weight_decay_exclude, clip_grad_norm, ema_decay })
+    }
+}
+
+impl UpdateRule {
+    /// The weight decay, whatever the rule does with it.
+    pub fn weight_decay(&self) -> f64 {
+        match self {
+            Self::Sgd(Sgd { weight_decay, .. })
+            | Self::Adam(Adam { weight_decay, .. })
+            | Self::AdamW(AdamW { weight_decay, .. })
+            | Self::Lars(Lars { weight_decay, .. })
+            | Self::Lamb(Lamb { weight_decay, .. }) => *weight_decay,
+        }
+    }
+
+    /// Checks each key by itself.
+    fn check(&self) -> Result<(), KeyError> {
+        not_negative("weight_decay", self.weight_decay())?;
+        match self {
+            Self::Sgd(Sgd { momentum, nesterov, .. }) => check_momentum(*momentum, *nesterov),
+            Self::Adam(Adam { beta1, beta2, epsilon, .. })
+            | Self::AdamW(AdamW { beta1, beta2, epsilon, .. })
+            | Self::Lamb(Lamb { beta1, beta2, epsilon, .. }) => {
                 decay_rate("beta1", *beta1)?;
                 decay_rate("beta2", *beta2)?;
-                let positive = epsilon.is_finite() && *epsilon > 0.0;
-                require(positive, "epsilon", epsilon, "a finite number above 0")?;
-                not_negative("weight_decay", *weight_decay)?;
+                positive("epsilon", *epsilon)
+            }
+            Self::Lars(Lars { momentum, nesterov, trust_coefficient, .. }) => {
+                check_momentum(*momentum, *nesterov)?;
+                positive("trust_coefficient", *trust_coefficient)
             }
         }
-        Ok(optimizer)
     }
+}
+
+impl Serialize for Optimizer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let keys = AroundKeys {
+            weight_decay_exclude: self.weight_decay_exclude.clone(),
+            clip_grad_norm: self.clip_grad_norm,
+            ema_decay: self.ema_decay,
+        };
+        let mut table = Table::try_from(&self.rule).map_err(serde::ser::Error::custom)?;
+        table.extend(Table::try_from(&keys).map_err(serde::ser::Error::custom)?);
+        table.serialize(serializer)
+    }
+}
+
+fn check_momentum(momentum: f64, nesterov: bool) -> Result<(), KeyError> {
+    decay_rate("momentum", momentum)?;
+    let has_momentum = !nesterov || momentum > 0.0;
+    require(has_momentum, "nesterov", nesterov, "false while momentum is 0")
 }
 
 fn decay_rate(key: &str, value: f64) -> Result<(), KeyError> {
     require((0.0..1.0).contains(&value), key, value, "a number from 0 to below 1")
+}
+
+fn positive(key: &str, value: f64) -> Result<(), KeyError> {
+    require(value.is_finite() && value > 0.0, key, value, "a finite number above 0")
 }
 
 fn not_negative(key: &str, value: f64) -> Result<(), KeyError> {

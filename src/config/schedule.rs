@@ -176,7 +176,15 @@ fn read_peak(keys: &RateKeys) -> Result<Peak, KeyError> {
 
 fn read_warmup(keys: &RateKeys) -> Result<Warmup, KeyError> {
     let length = Span::one_of(keys.warmup_steps, keys.warmup_epochs, keys.warmup_examples);
-    let length = length.unwrap_or(Span::ZERO);
+    let asked_for = keys.warmup != WarmupKind::Linear || keys.warmup_factor.is_some();
+    let Some(length) = length else {
+        if asked_for {
+            let allowed = "its length, since schedule.warmup or schedule.warmup_factor asks for a \
+                           warm-up; or set schedule.warmup_epochs or schedule.warmup_examples instead";
+            return Err(KeyError::missing("warmup_steps", allowed));
+        }
+        return Ok(Warmup::linear(Span::ZERO));
+    };
     check_span("warmup", length)?;
     let factor = match (keys.warmup, keys.warmup_factor) {
         (_, Some(factor)) => {
@@ -190,11 +198,9 @@ fn read_warmup(keys: &RateKeys) -> Result<Warmup, KeyError> {
             return Err(KeyError::missing("warmup_factor", allowed));
         }
     };
-    let asked_for = keys.warmup != WarmupKind::Linear || keys.warmup_factor.is_some();
-    if asked_for && length.is_zero() {
-        let allowed = "1 or more, since schedule.warmup or schedule.warmup_factor asks for a \
-                       warm-up; or set schedule.warmup_epochs or schedule.warmup_examples instead";
-        return Err(KeyError::missing("warmup_steps", allowed));
+    // None at all, however it would have been.
+    if length.is_zero() {
+        return Ok(Warmup::linear(length));
     }
     Ok(Warmup { length, kind: keys.warmup, factor })
 }

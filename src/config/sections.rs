@@ -40,6 +40,7 @@ impl Section for Model {
             Self::ResNet(resnet) => {
                 let group = resnet.batch_norm_group;
                 require(group > 0, "batch_norm_group", group, "a whole number, 1 or more")?;
+                check_share("label_smoothing", resnet.label_smoothing)?;
             }
             Self::Gpt(gpt) => check_gpt(gpt)?,
         }
@@ -51,8 +52,12 @@ fn check_mlp(mlp: &models::mlp::Config) -> Result<(), KeyError> {
     let sizes = format!("{:?}", mlp.hidden);
     let allowed = "a list of whole numbers, each 1 or more";
     require(mlp.hidden.iter().all(|size| *size > 0), "hidden", sizes, allowed)?;
-    let fraction = (0.0..1.0).contains(&mlp.dropout);
-    require(fraction, "dropout", mlp.dropout, "a number from 0 to below 1")
+    check_share("dropout", mlp.dropout)?;
+    check_share("label_smoothing", mlp.label_smoothing)
+}
+
+fn check_share(key: &str, value: f64) -> Result<(), KeyError> {
+    require((0.0..1.0).contains(&value), key, value, "a number from 0 to below 1")
 }
 
 fn check_gpt(gpt: &models::gpt::Config) -> Result<(), KeyError> {

@@ -24,6 +24,8 @@ pub struct Summary {
     pub eval_loss: Option<f64>,
     /// Share of the evaluation split that is classified correctly, 0 to 1.
     pub eval_accuracy: Option<f64>,
+    /// Share of it whose label is among the five classes of the highest score, 0 to 1.
+    pub eval_top5_accuracy: Option<f64>,
     /// Median step time in milliseconds.
     pub median_step_ms: Option<f64>,
     /// Seconds from process start to the end of the first step.
@@ -86,6 +88,7 @@ mod tests {
             "final_loss",
             "eval_loss",
             "eval_accuracy",
+            "eval_top5_accuracy",
             "median_step_ms",
             "first_step_secs",
             "params_fingerprint",

@@ -43,6 +43,10 @@ pub struct EvalMetrics {
     /// Share of it that is classified correctly, 0 to 1, where the model says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
+    /// Share of it whose label is among the five classes of the highest score, 0 to 1, where the model
+    /// says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_top5_accuracy: Option<f64>,
 }
 
 /// Makes the directory if it is not there, and sees whether files can be made in it and its metrics
@@ -179,7 +183,11 @@ mod tests {
         let mut writer = MetricsWriter::create(&out).unwrap();
         for step in 0..100 {
             let loss = if step == 50 { f64::INFINITY } else { 0.5 };
-            let eval = EvalMetrics { eval_loss: 0.25, eval_accuracy: Some(0.75) };
+            let eval = EvalMetrics {
+                eval_loss: 0.25,
+                eval_accuracy: Some(0.75),
+                ..EvalMetrics::default()
+            };
             let eval = (step == 99).then_some(eval);
             let metrics = StepMetrics { step, loss, lr: 1e-3, eval, ..StepMetrics::default() };
             writer.step(&metrics).unwrap();

@@ -2,7 +2,7 @@
 
 use hlo::{Tensor, TensorType, Tree};
 
-use super::{Context, Transformation, like_params};
+use super::{Context, Transformation, beside, like_params, one_minus_power};
 
 /// Adam's scaling, with bias correction for update number t = 1, 2, ..; state `first_moment.PATH` and
 /// `second_moment.PATH`. Kingma and Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1.
@@ -42,9 +42,8 @@ impl Transformation for Adam {
             let mut decayed = |name: &str, beta: f64, value: Tensor<'g>| {
                 let average = state.get_mut(&format!("{name}.{path}"))?;
                 *average = *average * beta + value * (1.0 - beta);
-                let t = context.num_updates.convert(update.dtype()) + 1.0;
-                let correction = 1.0 - t.full_like(beta).power(t);
-                Some(*average / correction)
+                let t = beside(context.num_updates, *update) + 1.0;
+                Some(*average / one_minus_power(beta, t))
             };
             let first = decayed("first_moment", self.beta1, *update);
             let second = decayed("second_moment", self.beta2, *update * *update);

@@ -5,24 +5,48 @@
 //! parameters. The learning rate is an input of the step, so another schedule compiles nothing anew.
 
 mod adam;
+mod clip;
+mod ema;
+mod lars;
+mod mask;
 mod momentum;
+mod norm;
+mod rules;
 pub mod schedule;
+mod trust_ratio;
 mod weight_decay;
 
 use hlo::{Tensor, TensorType, Tree};
 
-use crate::config;
-
 pub use adam::scale_by_adam;
+pub use clip::clip_by_global_norm;
+pub use ema::average_params;
+pub use lars::scale_by_lars;
+pub use mask::{Mask, UnmatchedPattern};
 pub use momentum::momentum;
+pub use norm::{global_norm, norm, squared_norm};
+pub use rules::{adam, adamw, from_config, lamb, lars, sgd};
+pub use trust_ratio::scale_by_trust_ratio;
 pub use weight_decay::add_decayed_weights;
+
+/// Prefix, in the optimizer's state, of the running mean of the parameters: what evaluation uses and what
+/// is saved, where there is one. It starts as the parameters, not as zeros.
+pub const EMA: &str = "ema";
 
 /// One link of an optimizer.
 pub trait Transformation {
     /// The state leaves it keeps for parameters of the given types: none, if not said otherwise. They
-    /// start as zeros.
+    /// start as zeros, but for those under [`EMA`].
     fn init(&self, _params: &Tree<TensorType>) -> Tree<TensorType> {
         Tree::new()
+    }
+
+    /// Sees whether it fits these parameters.
+    ///
+    /// # Errors
+    /// A pattern that matches none of them.
+    fn check(&self, _params: &Tree<TensorType>) -> Result<(), UnmatchedPattern> {
+        Ok(())
     }
 
     /// The updates it makes of `updates` (the gradients, or what the links before made of them), with
@@ -60,6 +84,10 @@ impl Transformation for Chain {
         self.links.iter().flat_map(|link| link.init(params)).collect()
     }
 
+    fn check(&self, params: &Tree<TensorType>) -> Result<(), UnmatchedPattern> {
+        self.links.iter().try_for_each(|link| link.check(params))
+    }
+
     fn update<'g>(
         &self,
         updates: Tree<Tensor<'g>>,
@@ -84,39 +112,23 @@ impl Transformation for ScaleByLearningRate {
         _state: &mut Tree<Tensor<'g>>,
         context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
-        updates.map(|_, update| -(context.learning_rate.convert(update.dtype()) * *update))
-    }
-}
-
-/// Stochastic gradient descent: `g = grad + decay w; m = mu m + g; w -= lr m` (Nesterov: `w -= lr (g +
-/// mu m)`), which is PyTorch's `SGD`. Sutskever, Martens, Dahl and Hinton (2013).
-pub fn sgd(config: &config::Sgd) -> impl Transformation + use<> {
-    chain(vec![
-        Box::new(add_decayed_weights(config.weight_decay)),
-        Box::new(momentum(config.momentum, config.nesterov)),
-        Box::new(scale_by_learning_rate()),
-    ])
-}
-
-/// Adam with decoupled weight decay: `w -= lr (adam(grad) + decay w)`. Loshchilov and Hutter,
-/// "Decoupled weight decay regularization" (2019), algorithm 2 with the decay scaled by the rate.
-pub fn adamw(config: &config::AdamW) -> impl Transformation + use<> {
-    chain(vec![
-        Box::new(scale_by_adam(config.beta1, config.beta2, config.epsilon)),
-        Box::new(add_decayed_weights(config.weight_decay)),
-        Box::new(scale_by_learning_rate()),
-    ])
-}
-
-/// The optimizer that a configuration names.
-pub fn from_config(config: &config::Optimizer) -> Box<dyn Transformation> {
-    match config {
-        config::Optimizer::Sgd(config) => Box::new(sgd(config)),
-        config::Optimizer::AdamW(config) => Box::new(adamw(config)),
+        updates.map(|_, update| -(beside(context.learning_rate, *update) * *update))
     }
 }
 
 /// The state leaves `name.PATH`, one for each parameter, in the parameter's type.
 fn like_params(name: &str, params: &Tree<TensorType>) -> Tree<TensorType> {
     params.clone().prefixed(name)
+}
+
+/// A scalar that is the same on all replicas, to compute with a leaf: in its dtype, and handed to the
+/// replicas over which the leaf is cut.
+fn beside<'g>(scalar: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
+    scalar.convert(leaf.dtype()).vary(leaf.varying())
+}
+
+/// `1 - decay^t`, with all digits also where `decay` is near 1.
+fn one_minus_power(decay: f64, t: Tensor<'_>) -> Tensor<'_> {
+    // ln 0 times t is minus infinity, as it should be.
+    -(t * decay.ln()).exponential_minus_one()
 }

@@ -1,16 +1,15 @@
-//! `u + decay w`, for matrices
+//! `u + decay w`
 
-use hlo::{Tensor, Tree};
+use hlo::{Tensor, TensorType, Tree};
 
-use super::{Context, Transformation};
+use super::{Context, Mask, Transformation, UnmatchedPattern};
 
-/// Adds the decayed parameter to its update. Parameters of rank below 2, which are biases and the scales
-/// of norms, are left alone: decaying them hurts. He et al., "Bag of tricks for image classification"
-/// (2019), section 3.1.
+/// Adds the decayed parameter to its update, for the parameters in `decayed`. Krogh and Hertz, "A simple
+/// weight decay can improve generalization" (1991).
 ///
 /// ```
 /// use hlo::{DType, Mesh, TensorType, Tree, trace};
-/// use lockstep::optim::{Context, Transformation, add_decayed_weights};
+/// use lockstep::optim::{Context, Mask, Transformation, add_decayed_weights};
 ///
 /// let graph = trace(Mesh::SINGLE, |t| {
 ///     let w = t.input("w", TensorType::new(DType::F32, &[2, 3]));
@@ -21,21 +20,26 @@ use super::{Context, Transformation};
 ///         learning_rate: t.scalar(DType::F32, 1.0),
 ///     };
 ///     let gradients = params.map(|_, w| w.full_like(0.0));
-///     let updates = add_decayed_weights(0.1).update(gradients, &mut Tree::new(), &context);
-///     t.output("u", updates.get("w").copied().unwrap());
+///     let link = add_decayed_weights(0.1, Mask::Matrices);
+///     t.output("u", link.update(gradients, &mut Tree::new(), &context)["w"]);
 /// })?;
 /// assert_eq!(graph.ty(graph.outputs()[0].value).dims, [2, 3]);
 /// # Ok::<(), hlo::Error>(())
 /// ```
-pub fn add_decayed_weights(decay: f64) -> impl Transformation {
-    DecayedWeights { decay }
+pub fn add_decayed_weights(decay: f64, decayed: Mask) -> impl Transformation {
+    DecayedWeights { decay, decayed }
 }
 
 struct DecayedWeights {
     decay: f64,
+    decayed: Mask,
 }
 
 impl Transformation for DecayedWeights {
+    fn check(&self, params: &Tree<TensorType>) -> Result<(), UnmatchedPattern> {
+        self.decayed.check(params)
+    }
+
     fn update<'g>(
         &self,
         updates: Tree<Tensor<'g>>,
@@ -43,7 +47,9 @@ impl Transformation for DecayedWeights {
         context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
         updates.map(|path, update| match context.params.get(path) {
-            Some(param) if param.rank() >= 2 && self.decay != 0.0 => *update + *param * self.decay,
+            Some(param) if self.decay != 0.0 && self.decayed.includes(path, param.rank()) => {
+                *update + *param * self.decay
+            }
             _ => *update,
         })
     }

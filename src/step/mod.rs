@@ -21,7 +21,7 @@ use hlo::{Axis, DType, Graph, Mesh, Tensor, TensorType, Tracer, Tree, trace, ver
 use models::{Batch, Model, Parameter, Precision, RunningMean, Scope, Training};
 
 use crate::config::OnNonfinite;
-use crate::optim::Transformation;
+use crate::optim::{EMA, Transformation, UnmatchedPattern};
 use crate::parallel::{Policy, reduce_whole_stacks};
 
 pub use eval::trace_eval;
@@ -73,6 +73,9 @@ pub enum StepError {
     /// A graph that would lose lockstep, or another broken invariant.
     #[error("the step is rejected: {0}")]
     Verify(#[from] hlo::VerifyError),
+    /// An optimizer that does not fit the model.
+    #[error(transparent)]
+    Optimizer(#[from] UnmatchedPattern),
     /// A parameter that cannot be cut as the policy asks.
     #[error("the parameter `{path}` cannot be sharded: {source}")]
     Shard {
@@ -141,6 +144,7 @@ impl StepSpec<'_> {
         running_means: &Tree<RunningMean>,
     ) -> Result<Tree<TensorType>, StepError> {
         let params = self.param_types(parameters)?;
+        self.optimizer.check(&params)?;
         let opt_state = self.optimizer.init(&params);
         let mut state = params.prefixed(PARAMS);
         let model_state = running_means.map(|_, mean| TensorType::new(mean.dtype, &mean.dims));
@@ -197,13 +201,17 @@ pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
     finish(trace(spec.mesh, |t| {
         let key = Key::from_seed(t.input(SEED, TensorType::new(DType::U32, &[2])));
         for (path, ty) in types.iter() {
-            let name = path.strip_prefix(PARAMS).and_then(|rest| rest.strip_prefix('.'));
-            let start = match name.and_then(|name| parameters.get(name)) {
-                Some(Parameter { dims, initializer, .. }) => {
+            // The running mean of a parameter starts as the parameter.
+            let prefixes = [format!("{PARAMS}."), format!("{OPT_STATE}.{EMA}.")];
+            let name = prefixes.iter().find_map(|prefix| path.strip_prefix(prefix.as_str()));
+            let parameter = name.and_then(|name| Some((name, parameters.get(name)?)));
+            let start = match parameter {
+                Some((name, Parameter { dims, initializer, .. })) => {
                     let sharding = spec.policy.param_sharding(dims.len());
                     let window = Window::shard(t, dims, &sharding);
                     let window = window.unwrap_or_else(|_| unreachable!("its type was cut before"));
-                    initializer.draw(key.fold_in_path(path), &window, ty.dtype)
+                    let key = key.fold_in_path(&format!("{PARAMS}.{name}"));
+                    initializer.draw(key, &window, ty.dtype)
                 }
                 None => {
                     let start = running_means.get(path).map_or(0.0, |mean| mean.start);

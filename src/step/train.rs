@@ -9,7 +9,7 @@ use super::{
     finish, training,
 };
 use crate::config::OnNonfinite;
-use crate::optim::Context;
+use crate::optim::{Context, global_norm};
 
 /// What the step's `metrics` output holds, in order: `[4]` of the parameters' dtype, the same
 /// on every replica. The loss is the global batch's mean; `num_skipped` counts the updates that were
@@ -63,10 +63,8 @@ pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
         let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));
         let Gradients { mean, loss, weight, replica_loss, observed } = gradients(spec, &inputs);
 
-        let squares = mean.values().map(|gradient| (*gradient * *gradient).sum());
         let no_parameters = || t.scalar(spec.precision.params, 0.0);
-        let grad_norm =
-            squares.reduce(|sum, square| sum + square).unwrap_or_else(no_parameters).sqrt();
+        let grad_norm = global_norm(&mean).unwrap_or_else(no_parameters);
         let finite = loss.is_finite().and(grad_norm.is_finite());
         let apply = match spec.on_nonfinite {
             OnNonfinite::Skip => finite,

@@ -310,7 +310,11 @@ impl Run<'_> {
         let text = format!("evaluation after {step} steps: loss {:.4}{accuracy_text}", eval.loss);
         self.progress.message(&text);
         if let Some(held) = &mut self.held {
-            held.eval = Some(EvalMetrics { eval_loss: eval.loss, eval_accuracy: accuracy });
+            held.eval = Some(EvalMetrics {
+                eval_loss: eval.loss,
+                eval_accuracy: accuracy,
+                eval_top5_accuracy: eval.metrics.get("top5_accuracy").copied(),
+            });
         }
         self.write_held()?;
         self.last_eval = Some(eval);
@@ -337,13 +341,15 @@ impl Run<'_> {
     fn save(&self, trainer: &Trainer, out: Option<&Path>) -> Result<Summary, Error> {
         let params = trainer.model()?;
         let eval = self.last_eval.as_ref();
+        let metric = |name: &str| eval.and_then(|eval| eval.metrics.get(name).copied());
         let summary = Summary {
             steps: self.num_steps,
             num_replicas: self.plan.mesh.num_replicas(),
             global_batch: self.plan.batch.global_batch(),
             final_loss: self.last_loss,
             eval_loss: eval.map(|eval| eval.loss),
-            eval_accuracy: eval.and_then(|eval| eval.metrics.get("accuracy").copied()),
+            eval_accuracy: metric("accuracy"),
+            eval_top5_accuracy: metric("top5_accuracy"),
             median_step_ms: self.timer.median_ms(),
             first_step_secs: self.timer.first_step_secs(),
             params_fingerprint: params_fingerprint(&params),

@@ -9,8 +9,9 @@ use sha2::{Digest, Sha256};
 
 use super::{Error, Plan, Programs, step_graph};
 use crate::data::{EvalBatches, HostBatch, Source};
+use crate::optim::EMA;
 use crate::pjrt::{Arg, Buffers, Client, Executable, Pending, Placement};
-use crate::step::{BATCH, METRICS, MODEL_STATE, PARAMS};
+use crate::step::{BATCH, METRICS, MODEL_STATE, OPT_STATE, PARAMS};
 
 /// The batch of a step, or the batches of a launch, on their way to the devices: a value for each of the
 /// step's `batch.*` inputs, in order.
@@ -119,42 +120,54 @@ impl Trainer {
         Ok(())
     }
 
-    /// Replaces parameters and model state, on every replica.
+    /// Replaces parameters, their running means if the optimizer keeps them, and model state, on every
+    /// replica.
     ///
     /// # Errors
     /// As [`Self::replace_leaf`].
     pub fn set_model(&mut self, model: Tree<Literal>) -> Result<(), Error> {
         let num_replicas = self.seed.num_replicas();
         for (name, literal) in model {
-            let path = [PARAMS, MODEL_STATE].map(|prefix| format!("{prefix}.{name}"));
-            let is_param = self.types.get(&path[0]).is_some();
             let copies = replicated(literal, num_replicas);
-            self.replace_leaf(&path[usize::from(!is_param)], &copies)?;
+            let paths =
+                [format!("{PARAMS}.{name}"), averaged_path(&name), format!("{MODEL_STATE}.{name}")];
+            let there: Vec<_> =
+                paths.iter().filter(|path| self.types.get(path).is_some()).collect();
+            // What the model does not have is refused under its name as a parameter.
+            for path in if there.is_empty() { vec![&paths[0]] } else { there } {
+                self.replace_leaf(path, &copies)?;
+            }
         }
         Ok(())
     }
 
     /// Types of what evaluation needs, parameters and model state, under the model's own paths.
     pub fn model_types(&self) -> Tree<TensorType> {
-        self.model_leaves().map(|(name, path)| (name, self.types[path].clone())).collect()
+        self.model_leaves().map(|(name, path)| (name, self.types[&path].clone())).collect()
     }
 
-    /// What evaluation needs, parameters and model state, as replica 0 holds it.
+    /// What evaluation needs, parameters and model state, as replica 0 holds it. Where the optimizer keeps
+    /// a running mean of the parameters, that takes their place.
     ///
     /// # Errors
     /// A launch or a transfer that fails.
     pub fn model(&self) -> Result<Tree<Literal>, Error> {
-        let copy = |(name, path): (String, &str)| Ok((name, self.state[path].to_host(0)?));
+        let copy = |(name, path): (String, String)| Ok((name, self.state[&path].to_host(0)?));
         let pending: Vec<_> = self.model_leaves().map(copy).collect::<Result<_, Error>>()?;
         pending.into_iter().map(|(name, pending)| Ok((name, pending.wait()?))).collect()
     }
 
     /// The leaves that evaluation needs: their names in the model, and their paths in the state. The
     /// model gives a parameter and a running mean different names, since both are its leaves.
-    fn model_leaves(&self) -> impl Iterator<Item = (String, &str)> {
+    fn model_leaves(&self) -> impl Iterator<Item = (String, String)> {
         self.types.paths().filter_map(|path| {
             let (prefix, name) = path.split_once('.')?;
-            [PARAMS, MODEL_STATE].contains(&prefix).then(|| (name.to_owned(), path))
+            let averaged = averaged_path(name);
+            match prefix {
+                PARAMS if self.types.get(&averaged).is_some() => Some((name.to_owned(), averaged)),
+                PARAMS | MODEL_STATE => Some((name.to_owned(), path.to_owned())),
+                _ => None,
+            }
         })
     }
 
@@ -304,7 +317,7 @@ impl Trainer {
         let mut before: Option<Pending> = None;
         for batch in batches.iter() {
             let batch = sender.send(batch?)?;
-            let leaf = |(_, path): (String, &str)| Arg::Borrow(&self.state[path]);
+            let leaf = |(_, path): (String, String)| Arg::Borrow(&self.state[&path]);
             let mut args: Vec<_> = self.model_leaves().map(leaf).collect();
             args.extend(batch.fields.into_iter().map(Arg::Donate));
             let launch = program.execute(args)?;
@@ -358,6 +371,11 @@ impl BatchSender {
         let fields = self.names.iter().map(upload);
         Ok(DeviceBatch { index, num_steps, fields: fields.collect::<Result<_, _>>()? })
     }
+}
+
+/// Where the state holds the running mean of a parameter, if the optimizer keeps one.
+fn averaged_path(name: &str) -> String {
+    format!("{OPT_STATE}.{EMA}.{name}")
 }
 
 /// The same value for each replica.

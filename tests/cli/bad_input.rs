@@ -46,6 +46,14 @@ fn keys_and_values() {
         (&["mesh.data=1000", "train.batch_per_replica=1"], &["1000 replicas", "`cpu` has 256"]),
         (&["train.steps=0"], &["train.steps: found 0", "1 or more"]),
         (&["train.steps=1"], &["warm-up of 22 steps is longer than the run of 1"]),
+        (
+            &["optimizer.weight_decay_exclude=['*.bais']"],
+            &[
+                "optimizer.weight_decay_exclude: the pattern \"*.bais\" matches no parameter",
+                "bias`",
+            ],
+        ),
+        (&["schedule.warmup_epochs=0.01"], &["there would be no warm-up"]),
         (&["schedule.peak=-1"], &["schedule.peak: found -1", "above 0"]),
         (&["model.hidden=[1000000000, 1000000000]"], &["the model does not trace", "2^40"]),
         (&["data.path=nowhere.gz"], &["cannot read the data file", "nowhere.gz", "data.path"]),

@@ -7,14 +7,15 @@ use super::{keys, lockstep, metrics, set, summary, text, train_args};
 
 const STEP_FIELDS: [&str; 8] =
     ["step", "loss", "lr", "grad_norm", "step_ms", "host_ms", "data_wait_ms", "examples_per_sec"];
-const EVAL_FIELDS: [&str; 2] = ["eval_loss", "eval_accuracy"];
-const SUMMARY_FIELDS: [&str; 9] = [
+const EVAL_FIELDS: [&str; 3] = ["eval_loss", "eval_accuracy", "eval_top5_accuracy"];
+const SUMMARY_FIELDS: [&str; 10] = [
     "steps",
     "num_replicas",
     "global_batch",
     "final_loss",
     "eval_loss",
     "eval_accuracy",
+    "eval_top5_accuracy",
     "median_step_ms",
     "first_step_secs",
     "params_fingerprint",

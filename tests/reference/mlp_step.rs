@@ -7,7 +7,7 @@
 
 use hlo::{DType, Graph, Literal, Mesh, interpret};
 use lockstep::config::{AdamW, OnNonfinite, Sgd};
-use lockstep::optim::{Transformation, adamw, sgd};
+use lockstep::optim::{Mask, Transformation, adamw, sgd};
 use lockstep::parallel::Policy;
 use lockstep::step::{BatchField, METRICS, StepSpec, trace_grad, trace_step};
 use models::mlp::{Config, Mlp};
@@ -66,9 +66,10 @@ fn sgd_steps_are_those_of_jax() {
         momentum: number(&options["momentum"]),
         nesterov: options["nesterov"].as_bool().unwrap(),
         weight_decay: number(&options["weight_decay"]),
+        ..Sgd::default()
     };
     assert!(config.nesterov && config.weight_decay > 0.0);
-    check("sgd", &sgd(&config));
+    check("sgd", &sgd(&config, Mask::Matrices));
 }
 
 #[test]
@@ -81,7 +82,7 @@ fn adamw_steps_are_those_of_jax() {
         weight_decay: number(&options["weight_decay"]),
     };
     assert!(config.weight_decay > 0.0);
-    check("adamw", &adamw(&config));
+    check("adamw", &adamw(&config, Mask::Matrices));
 }
 
 fn check(name: &str, optimizer: &dyn Transformation) {
@@ -104,7 +105,7 @@ impl Setting {
     ) -> T {
         let reference = reference();
         let sizes = reference["hidden"].as_array().unwrap().iter().map(size).collect();
-        let config = Config { hidden: sizes, dropout: 0.0, layer_norm: true };
+        let config = Config { hidden: sizes, dropout: 0.0, layer_norm: true, ..Config::default() };
         let model = Mlp { config, num_classes: size(&reference["num_classes"]) };
         let features = size(&reference["x"]["dims"][1]);
         let fields = [

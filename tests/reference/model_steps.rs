@@ -5,7 +5,7 @@
 
 use hlo::{DType, Graph, Literal, Mesh};
 use lockstep::config::{AdamW, OnNonfinite, Sgd};
-use lockstep::optim::{Transformation, adamw, scale_by_learning_rate, sgd};
+use lockstep::optim::{Mask, Transformation, adamw, scale_by_learning_rate, sgd};
 use lockstep::parallel::Policy;
 use lockstep::step::{BatchField, StepError, StepSpec, trace_grad, trace_step};
 use models::gpt::{self, Gpt};
@@ -26,7 +26,7 @@ fn a_step_of_gpt_is_that_of_pytorch() {
     let adam: AdamW = serde_json::from_value(reference["optimizer"].clone()).unwrap();
     assert!(adam.weight_decay > 0.0);
     let model = config.model();
-    gpt_case(&reference, &model, &adamw(&adam)).check();
+    gpt_case(&reference, &model, &adamw(&adam, Mask::Matrices)).check();
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn a_step_of_resnet20_is_that_of_pytorch() {
     let momentum: Sgd = serde_json::from_value(reference["optimizer"].clone()).unwrap();
     assert!(momentum.nesterov && momentum.weight_decay > 0.0);
     let model = resnet20(&reference);
-    resnet20_case(&reference, &model, &sgd(&momentum)).check();
+    resnet20_case(&reference, &model, &sgd(&momentum, Mask::Matrices)).check();
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! records. Data are opened only where nothing else says how many examples there are.
 
 mod canvas;
+mod check;
 mod glyphs;
 mod plot;
 mod table;
@@ -15,7 +16,7 @@ use serde::Serialize;
 
 use super::args::ScheduleArgs;
 use super::{print_line, print_lines};
-use crate::config::{BatchPlan, BatchSize, Config, RunLength, RunLengthError};
+use crate::config::{BatchSize, Config, RunLength, RunLengthError};
 use crate::optim::schedule::{self, Schedule};
 use crate::{data, train};
 
@@ -52,6 +53,9 @@ struct Figures {
 /// Runs the command.
 pub fn run(args: &ScheduleArgs) -> Result<ExitCode> {
     let config = Config::load(&args.config.config, &args.config.sets())?;
+    if args.check {
+        return check::run(&config, args.json);
+    }
     let columns = columns(&config, &args.replicas)?;
     if let Some(path) = &args.plot {
         plot::save(path, &columns)?;
@@ -111,14 +115,7 @@ fn column(
     name: String,
     num_replicas: Option<usize>,
 ) -> Result<Column> {
-    let global_batch = match config.train.batch {
-        BatchSize::Global(size) => size,
-        per_replica => {
-            let num_replicas = num_replicas.unwrap_or(1);
-            let num_microbatches = config.train.num_microbatches;
-            BatchPlan::new(per_replica, num_microbatches, num_replicas)?.global_batch()
-        }
-    };
+    let global_batch = config.global_batch(num_replicas.unwrap_or(1))?;
     let run = RunLength::new(config.train.length, examples.count(), global_batch);
     let run = run.map_err(|error| examples.explain(error))?;
     let schedule = Schedule::new(&config.schedule, &run).map_err(|error| match error {

@@ -56,8 +56,8 @@ pub fn linear(t: f64, floor: f64) -> f64 {
 
 /// Polynomial decay: `floor + (1 - floor) * (1 - t)^power`.
 ///
-/// You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks" (2017), section 5, with
-/// power 2 and floor 0.
+/// You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks" (2017), with power 2
+/// and floor 0.
 ///
 /// ```
 /// use lockstep::optim::schedule::polynomial;
@@ -97,8 +97,7 @@ pub fn step_decay(step: u64, boundaries: &[u64], factor: f64) -> f64 {
 /// Inverse-root decay, for the end of a [`Wsd`](crate::config::Wsd) schedule: `floor + (1 - floor) * (1 -
 /// sqrt(t))`.
 ///
-/// Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024),
-/// section 4.
+/// Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024).
 ///
 /// ```
 /// use lockstep::optim::schedule::one_minus_sqrt;

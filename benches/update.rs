@@ -1,0 +1,171 @@
+//! Time of one update of GPT-2 124M's parameters, against the bytes that it must move and the bandwidth of the
+//! memory, measured in the same run. See `README.md` here.
+//!
+//! ```text
+//! cargo bench --bench update -- [--rounds N]
+//! ```
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hlo::{AxisSet, DType, Graph, Literal, Mesh, TensorType, Tree, lower, passes, trace, verify};
+use lockstep::config::Config;
+use lockstep::optim::{Context, Transformation, from_config};
+use lockstep::pjrt::{Arg, Client, CompileOptions, InstallOptions, Plugin, find_or_install};
+use models::gpt::{self, Preset};
+use models::{Batch, Model, Precision, Scope};
+use rayon::prelude::*;
+
+/// An optimizer, and how often it must touch the memory of all parameters: each leaf of the state read and
+/// written once, each gradient read once.
+const CASES: [(&str, usize); 4] = [("sgd", 5), ("adamw", 7), ("lars", 5), ("lamb", 7)];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut rounds = 10;
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--rounds" => rounds = arguments.next().ok_or("a number must follow")?.parse()?,
+            "--bench" => {}
+            other => return Err(format!("unknown argument {other}").into()),
+        }
+    }
+    let params = parameters()?;
+    let num_params: usize = params.values().map(TensorType::num_elements).sum();
+    let leaf_gb = num_params as f64 * 4.0 / 1e9;
+    println!("{num_params} parameters, {leaf_gb:.3} GB");
+    let found = find_or_install("cpu", &InstallOptions::from_env()?, |line| eprintln!("{line}"))?;
+    let client = Client::cpu(&Plugin::load(&found.path)?, 1)?;
+    let before = triad_gb_per_sec(num_params, rounds);
+    println!("memory: {before:.2} GB/s, reading two arrays and writing one");
+    for (name, num_passes) in CASES {
+        let seconds = update_secs(&client, name, &params, rounds)?;
+        let bytes = leaf_gb * num_passes as f64;
+        let rate = bytes / seconds;
+        println!(
+            "{name}: {:.1} ms, {num_passes} * {leaf_gb:.3} GB, {rate:.2} GB/s, {:.2} of the memory's",
+            seconds * 1e3,
+            rate / before
+        );
+    }
+    let after = triad_gb_per_sec(num_params, rounds);
+    println!("memory again: {after:.2} GB/s");
+    Ok(())
+}
+
+/// The types of GPT-2 124M's parameters.
+fn parameters() -> Result<Tree<TensorType>, hlo::Error> {
+    let model = gpt::Config::preset(Preset::Gpt2Small).model();
+    let mut params = Tree::new();
+    trace(Mesh::SINGLE, |t| {
+        let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
+        let ids =
+            |name: &str| (name.to_owned(), t.input(name, TensorType::new(DType::I32, &[1, 1])));
+        let weight = t.full(DType::F32, &[1], 1.0);
+        let fields = ["x", "y"].iter().map(|name| ids(name)).collect();
+        model.loss(&scope, &Batch { fields, weight });
+        params = scope.parameters().map(|_, p| TensorType::new(DType::F32, &p.dims));
+    })?;
+    Ok(params)
+}
+
+/// The median time of an update, waited for.
+fn update_secs(
+    client: &Client,
+    name: &str,
+    params: &Tree<TensorType>,
+    rounds: usize,
+) -> Result<f64, Box<dyn Error>> {
+    let graph = update_graph(&*optimizer(name)?, params)?;
+    let executable = client.compile(&lower(&graph, "update"), &CompileOptions::default())?;
+    let upload = |input: &hlo::Input| -> Result<_, Box<dyn Error>> {
+        let ty = graph.ty(input.value);
+        let value = if input.name.starts_with("state.") { 0.0 } else { 0.01 };
+        let values = Literal::from_f64(ty.dtype, &ty.dims, &vec![value; ty.num_elements()]);
+        Ok(client.upload_replicated(Arc::new(values))?)
+    };
+    let num_state = graph.outputs().len();
+    let buffers = graph.inputs().iter().map(upload).collect::<Result<Vec<_>, _>>()?;
+    let mut state = buffers;
+    let rest = state.split_off(num_state);
+    let mut seconds = vec![];
+    for round in 0..rounds + 2 {
+        let started = Instant::now();
+        let args = state.into_iter().map(Arg::Donate).chain(rest.iter().map(Arg::Borrow));
+        let launch = executable.execute(args.collect())?;
+        launch.done.wait()?;
+        state = launch.outputs;
+        // The first ones also touch fresh memory.
+        if round >= 2 {
+            seconds.push(started.elapsed().as_secs_f64());
+        }
+    }
+    Ok(median(seconds))
+}
+
+fn optimizer(name: &str) -> Result<Box<dyn Transformation>, Box<dyn Error>> {
+    let text = "model = { name = \"mlp\" }\n data = { source = \"synthetic\" }\n\
+                train = { global_batch = 8, steps = 10 }\n optimizer = { name = \"sgd\" }\n\
+                schedule = { name = \"constant\", peak = 0.1 }";
+    let sets = [format!("optimizer.name={name}"), "optimizer.weight_decay=0.01".to_owned()];
+    Ok(from_config(&Config::parse(text, Path::new("update.toml"), &sets)?.optimizer))
+}
+
+/// params, state, number, rate, gradients -> params, state.
+fn update_graph(
+    optimizer: &dyn Transformation,
+    params: &Tree<TensorType>,
+) -> Result<Graph, Box<dyn Error>> {
+    let mut types = params.clone().prefixed("params");
+    types.extend(optimizer.init(params).prefixed("state"));
+    let graph = trace(Mesh::SINGLE, |t| {
+        let inputs = types.map(|path, ty| t.input(path, ty.clone()));
+        let context = Context {
+            params: inputs.subtree("params"),
+            num_updates: t.input("num_updates", TensorType::new(DType::U32, &[])),
+            learning_rate: t.input("learning_rate", TensorType::new(DType::F32, &[])),
+        };
+        let gradients = params.map(|path, ty| t.input(format!("gradients.{path}"), ty.clone()));
+        let mut state = inputs.subtree("state");
+        let updates = optimizer.update(gradients, &mut state, &context);
+        let next = context.params.map(|path, param| *param + updates[path]);
+        for (path, value) in next.prefixed("params").iter() {
+            t.next_state(path, *value);
+        }
+        for (path, value) in state.prefixed("state").iter() {
+            t.next_state(path, *value);
+        }
+    })?;
+    let graph = passes::simplify(&graph);
+    verify(&graph)?;
+    Ok(graph)
+}
+
+/// `a = b + 3 c` over arrays of the parameters' size on all cores: bytes that it must move, per second.
+/// McCalpin, "Memory bandwidth and machine balance in current high performance computers" (1995).
+fn triad_gb_per_sec(num_elements: usize, rounds: usize) -> f64 {
+    let (b, c) = (vec![1f32; num_elements], vec![2f32; num_elements]);
+    let mut a = vec![0f32; num_elements];
+    let chunk = 1 << 16;
+    let seconds = (0..rounds + 1)
+        .map(|_| {
+            let started = Instant::now();
+            let pieces = a.par_chunks_mut(chunk).zip(b.par_chunks(chunk).zip(c.par_chunks(chunk)));
+            pieces.for_each(|(a, (b, c))| {
+                for ((a, b), c) in a.iter_mut().zip(b).zip(c) {
+                    *a = b + 3.0 * c;
+                }
+            });
+            started.elapsed().as_secs_f64()
+        })
+        .collect();
+    assert_eq!(a[num_elements / 2], 7.0);
+    3.0 * num_elements as f64 * 4.0 / 1e9 / median(seconds)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

@@ -1,0 +1,113 @@
+//! The tasks, and the ways in which they are trained.
+
+use models::layers::{BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear};
+use models::loss::cross_entropy;
+use models::mlp::{self, Mlp};
+use models::{Batch, Initializer, Loss, Model, Scope};
+
+/// What is learned.
+#[derive(Clone, Copy)]
+pub enum Task {
+    /// Digits, as 64 numbers, by two hidden layers without norms.
+    Digits,
+    /// Digits, as images of 8x8, by three convolutions with batch norm.
+    Images,
+}
+
+impl Task {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Digits, Self::Images];
+
+    /// As figures and tables call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Digits => "digits, MLP",
+            Self::Images => "digits as images, convolutions",
+        }
+    }
+
+    /// The model to train.
+    pub fn model(self) -> Box<dyn Model> {
+        let config =
+            mlp::Config { hidden: vec![64, 64], layer_norm: false, ..mlp::Config::default() };
+        match self {
+            Self::Digits => Box::new(Mlp { config, num_classes: 10 }),
+            Self::Images => Box::new(convolutions),
+        }
+    }
+
+    /// The rate of SGD at the base batch, and that of LARS.
+    fn base_rates(self) -> (f64, f64) {
+        match self {
+            Self::Digits => (0.03, 4.0),
+            Self::Images => (0.05, 4.0),
+        }
+    }
+}
+
+/// Three convolutions with batch norm over 16 examples, an average over all places, a linear head.
+fn convolutions<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+    let x = batch.field("x");
+    let num_examples = x.dim(0);
+    let mut x = x.reshape(&[num_examples, 1, 8, 8]);
+    for (index, (num_out, stride)) in [(8, 1), (16, 2), (32, 2)].into_iter().enumerate() {
+        let scope = scope.at("blocks").at(index);
+        let y = conv2d(&scope.at("conv"), x, Conv2d { num_out, size: 3, stride });
+        let norm = BatchNorm { group: 16, weight: Initializer::Ones };
+        x = batch_norm(&scope.at("norm"), y, norm).maximum(0.0);
+    }
+    let features = global_avg_pool(x);
+    let initializer = Initializer::lecun_normal(features.dim(1));
+    let logits = linear(&scope.at("head"), features, 10, initializer);
+    cross_entropy(logits, batch.field("y"), batch.weight)
+}
+
+/// How it is trained.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Arm {
+    /// SGD, with the base batch's rate whatever the batch.
+    Unscaled,
+    /// SGD, with the linear scaling rule.
+    Scaled,
+    /// The same with a warm-up of five epochs.
+    WarmedUp,
+    /// LARS, scaled, with the same warm-up.
+    Lars,
+}
+
+impl Arm {
+    /// All, in the order of figures and tables.
+    pub const ALL: [Self; 4] = [Self::Unscaled, Self::Scaled, Self::WarmedUp, Self::Lars];
+
+    /// As figures and tables call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unscaled => "SGD, rate not scaled",
+            Self::Scaled => "SGD, scaled",
+            Self::WarmedUp => "SGD, scaled, warm-up",
+            Self::Lars => "LARS, scaled, warm-up",
+        }
+    }
+
+    /// Changes to `examples/digits.toml`.
+    pub fn sets(self, task: Task, base_batch: usize) -> Vec<String> {
+        let (sgd, lars) = task.base_rates();
+        let (name, rate) = if self == Self::Lars { ("lars", lars) } else { ("sgd", sgd) };
+        let scaling = if self == Self::Unscaled { "none" } else { "linear" };
+        let warmup = if matches!(self, Self::WarmedUp | Self::Lars) { 5 } else { 0 };
+        vec![
+            format!("optimizer.name={name}"),
+            "optimizer.momentum=0.9".to_owned(),
+            "optimizer.weight_decay=5e-4".to_owned(),
+            format!("schedule.base_lr={rate}"),
+            format!("schedule.base_batch={base_batch}"),
+            format!("schedule.scaling={scaling}"),
+            format!("schedule.warmup_epochs={warmup}"),
+            "train.epochs=20".to_owned(),
+            // A run that blows up is to be seen, not to end the study.
+            "train.on_nonfinite=skip".to_owned(),
+            "train.check_lockstep_every=0".to_owned(),
+            "mesh.data=1".to_owned(),
+        ]
+    }
+}

@@ -1,0 +1,129 @@
+//! `lockstep schedule --check`: what is wrong with a recipe, and what twice as many replicas would change.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use hlo::{AxisSet, DType, Mesh, TensorType, Tree, trace};
+use models::{Batch, Precision, Scope};
+use serde::Serialize;
+
+use super::Examples;
+use crate::cli::{model, print_line, print_lines};
+use crate::config::{Config, Model};
+use crate::recipe::{self, Doubling, Finding, Recipe, Severity};
+use crate::train;
+
+/// Columns of a line of text.
+const WIDTH: usize = 100;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    num_replicas: usize,
+    findings: Vec<Finding>,
+    when_replicas_double: Doubling,
+}
+
+/// Checks a recipe and prints what is found; the exit code is 1 if there is an error among it.
+pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
+    let examples = Examples::of(config);
+    let ranks = parameter_ranks(config)?;
+    let num_replicas = train::num_replicas_on_host(config);
+    let recipe = Recipe::new(config, num_replicas, examples.count(), &ranks);
+    let recipe = recipe.map_err(|error| match error {
+        recipe::Error::RunLength(error) => examples.explain(error),
+        error => error.into(),
+    })?;
+    let findings = recipe::check(&recipe);
+    let when_replicas_double = recipe::doubling(&recipe, examples.count());
+    let report = Report { num_replicas, findings, when_replicas_double };
+    if json {
+        print_line(&serde_json::to_string(&report)?)?;
+    } else {
+        print_lines(text(&report).into_iter())?;
+    }
+    let is_error = |finding: &Finding| finding.severity == Severity::Error;
+    Ok(ExitCode::from(u8::from(report.findings.iter().any(is_error))))
+}
+
+fn text(report: &Report) -> Vec<String> {
+    let mut lines: Vec<_> = report.findings.iter().flat_map(describe).collect();
+    let count = |severity| report.findings.iter().filter(|f| f.severity == severity).count();
+    lines.push(format!(
+        "{} errors, {} warnings, {} notes",
+        count(Severity::Error),
+        count(Severity::Warning),
+        count(Severity::Note)
+    ));
+    let Doubling { num_replicas, changes, new_findings, problem } = &report.when_replicas_double;
+    let before = report.num_replicas;
+    lines.push(String::new());
+    lines.push(format!("from {before} to {num_replicas} replicas:"));
+    if let Some(problem) = problem {
+        lines.extend(wrapped("    ", &format!("cannot run: {problem}")));
+    }
+    for change in changes {
+        lines.push(format!("    {:<20} {} -> {}", change.what, change.before, change.after));
+    }
+    if changes.is_empty() && problem.is_none() {
+        lines.push("    nothing changes".to_owned());
+    }
+    if !new_findings.is_empty() {
+        lines.push("    and these are found anew:".to_owned());
+        lines.extend(new_findings.iter().flat_map(describe));
+    }
+    lines
+}
+
+fn describe(finding: &Finding) -> Vec<String> {
+    let mut lines = vec![format!("{:<8} {}", finding.severity, finding.rule)];
+    lines.extend(wrapped("         ", &finding.reason));
+    lines.extend(wrapped("         source: ", finding.source));
+    lines.extend(wrapped("         change: ", &finding.change));
+    lines
+}
+
+/// Words in lines of at most [`WIDTH`]; the lines behind the first are indented alike.
+fn wrapped(first: &str, text: &str) -> Vec<String> {
+    let indent = " ".repeat(first.len());
+    let mut lines = vec![first.to_owned()];
+    for word in text.split_whitespace() {
+        let Some(line) = lines.last_mut() else { break };
+        let is_empty = line.len() == first.len();
+        if !is_empty && line.len() + 1 + word.len() > WIDTH {
+            lines.push(format!("{indent}{word}"));
+        } else {
+            if !is_empty {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines
+}
+
+/// The rank of each parameter of the model. Neither names nor ranks depend on the sizes that only the data
+/// know, so others stand in for these.
+fn parameter_ranks(config: &Config) -> Result<Tree<usize>> {
+    let (x, y) = match config.model {
+        Model::Mlp(_) => (TensorType::new(DType::F32, &[2, 8]), TensorType::new(DType::I32, &[2])),
+        Model::ResNet(_) => {
+            (TensorType::new(DType::F32, &[2, 3, 64, 64]), TensorType::new(DType::I32, &[2]))
+        }
+        Model::Gpt(_) => {
+            (TensorType::new(DType::I32, &[2, 1]), TensorType::new(DType::I32, &[2, 1]))
+        }
+    };
+    let model = model(&config.model, 10);
+    let mut ranks = Tree::new();
+    trace(Mesh::SINGLE, |t| {
+        let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
+        let fields = [("x", x.clone()), ("y", y.clone())];
+        let fields =
+            fields.map(|(name, ty)| (name.to_owned(), t.input(format!("batch.{name}"), ty)));
+        let weight = t.full(DType::F32, &[2], 1.0);
+        model.loss(&scope, &Batch { fields: fields.into_iter().collect(), weight });
+        ranks = scope.parameters().map(|_, parameter| parameter.dims.len());
+    })?;
+    Ok(ranks)
+}

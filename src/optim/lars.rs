@@ -1,0 +1,82 @@
+//! `u = (g + decay w) * coefficient |w| / (|g| + decay |w|)`
+
+use hlo::{Tensor, TensorType, Tree};
+
+use super::norm::{norm, ratio};
+use super::{Context, Mask, Transformation, UnmatchedPattern, beside};
+
+/// Layer-wise adaptive rates: each parameter's update is scaled to a share of the parameter's norm.
+/// Parameters outside of `adapted` keep their gradient's size, those outside of `decayed` are not decayed.
+/// Where a norm is 0, the scale is 1. You, Gitman and Ginsburg, "Large batch training of convolutional
+/// networks" (2017), algorithm 1.
+///
+/// The denominator is the paper's sum of norms, which is what published recipes were tuned with; optax
+/// divides by the norm of the sum, `|g + decay w|`. Without decay the two are the same.
+///
+/// ```
+/// use hlo::{DType, Literal, Mesh, Tree, interpret, trace};
+/// use lockstep::optim::{Context, Mask, Transformation, scale_by_lars};
+///
+/// let graph = trace(Mesh::SINGLE, |t| {
+///     let tree = |values: [f32; 2]| {
+///         let leaf = t.constant(Literal::from_slice(&[1, 2], &values));
+///         Tree::from_iter([("w".to_owned(), leaf)])
+///     };
+///     let context = Context {
+///         params: tree([6.0, 8.0]),
+///         num_updates: t.scalar(DType::U32, 0.0),
+///         learning_rate: t.scalar(DType::F32, 1.0),
+///     };
+///     let link = scale_by_lars(0.001, 0.0, Mask::Matrices, Mask::Matrices);
+///     let updates = link.update(tree([0.3, 0.4]), &mut Tree::new(), &context);
+///     t.output("u", updates["w"]);
+/// })?;
+/// // The gradient's direction, with a thousandth of the parameter's norm of 10.
+/// let u = interpret(&graph, &[]).unwrap()[0][0].to_f64();
+/// assert!((u[0] - 0.006).abs() < 1e-8 && (u[1] - 0.008).abs() < 1e-8);
+/// # Ok::<(), hlo::Error>(())
+/// ```
+pub fn scale_by_lars(
+    coefficient: f64,
+    decay: f64,
+    decayed: Mask,
+    adapted: Mask,
+) -> impl Transformation {
+    Lars { coefficient, decay, decayed, adapted }
+}
+
+struct Lars {
+    coefficient: f64,
+    decay: f64,
+    decayed: Mask,
+    adapted: Mask,
+}
+
+impl Transformation for Lars {
+    fn check(&self, params: &Tree<TensorType>) -> Result<(), UnmatchedPattern> {
+        self.decayed.check(params)?;
+        self.adapted.check(params)
+    }
+
+    fn update<'g>(
+        &self,
+        updates: Tree<Tensor<'g>>,
+        _state: &mut Tree<Tensor<'g>>,
+        context: &Context<'g>,
+    ) -> Tree<Tensor<'g>> {
+        updates.map(|path, gradient| {
+            let Some(param) = context.params.get(path) else { return *gradient };
+            let is_decayed = self.decay != 0.0 && self.decayed.includes(path, param.rank());
+            let decay = if is_decayed { self.decay } else { 0.0 };
+            let update = if is_decayed { *gradient + *param * decay } else { *gradient };
+            if !self.adapted.includes(path, param.rank()) {
+                return update;
+            }
+            let (param_norm, gradient_norm) = (norm(*param), norm(*gradient));
+            // Both norms must be there; the decay alone would be no direction to trust.
+            let by = (gradient_norm + param_norm * decay) / self.coefficient;
+            let by = gradient_norm.greater(0.0).select(by, gradient_norm);
+            update * beside(ratio(param_norm, by), update)
+        })
+    }
+}

@@ -1,0 +1,125 @@
+//! Which parameters a link acts on.
+
+use hlo::{TensorType, Tree};
+
+use crate::config::Patterns;
+
+/// A choice of parameters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Mask {
+    /// Those of rank 2 and more: without biases and the scales of norms. Decaying these hurts (He et al.,
+    /// "Bag of tricks for image classification", 2019, section 3.1), and their norms are too small for
+    /// adaptive rates (You et al., 2017).
+    #[default]
+    Matrices,
+    /// All but those whose path matches.
+    Except {
+        /// Where the patterns come from, for messages.
+        key: &'static str,
+        /// What they are.
+        patterns: Patterns,
+    },
+}
+
+impl Mask {
+    /// All but those that the patterns match; without patterns those of rank 2 and more.
+    pub fn new(key: &'static str, patterns: Option<&Patterns>) -> Self {
+        match patterns {
+            Some(patterns) => Self::Except { key, patterns: patterns.clone() },
+            None => Self::Matrices,
+        }
+    }
+
+    /// Is the parameter among them?
+    ///
+    /// ```
+    /// use lockstep::{config::Patterns, optim::Mask};
+    /// assert!(!Mask::Matrices.includes("head.bias", 1));
+    /// let all_but_head = Mask::new("key", Some(&Patterns::new(["head.*"])?));
+    /// assert!(all_but_head.includes("norm.bias", 1) && !all_but_head.includes("head.weight", 2));
+    /// # Ok::<(), glob::PatternError>(())
+    /// ```
+    pub fn includes(&self, path: &str, rank: usize) -> bool {
+        match self {
+            Self::Matrices => rank >= 2,
+            Self::Except { patterns, .. } => !patterns.matches(path),
+        }
+    }
+
+    /// Sees that every pattern matches a parameter: one that matches none is a slip that would silently
+    /// decay what should not be.
+    ///
+    /// # Errors
+    /// The pattern, and the parameters whose paths are nearest to it.
+    pub fn check(&self, params: &Tree<TensorType>) -> Result<(), UnmatchedPattern> {
+        let Self::Except { key, patterns } = self else { return Ok(()) };
+        let paths: Vec<_> = params.paths().collect();
+        match patterns.unmatched(&paths) {
+            Some(pattern) => Err(UnmatchedPattern {
+                key,
+                pattern: pattern.to_owned(),
+                nearest: nearest(pattern, &paths),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A pattern that is meant for parameters and matches none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "optimizer.{key}: the pattern {pattern:?} matches no parameter; the nearest are {}",
+    nearest.join(", ")
+)]
+pub struct UnmatchedPattern {
+    /// The key that holds it.
+    pub key: &'static str,
+    /// As given.
+    pub pattern: String,
+    /// Paths of parameters.
+    pub nearest: Vec<String>,
+}
+
+/// The three paths that are spelled most like a pattern.
+fn nearest(pattern: &str, paths: &[&str]) -> Vec<String> {
+    let letters: String = pattern.chars().filter(|letter| !"*?[]!".contains(*letter)).collect();
+    // A pattern is mostly a part of the path, so that is what it is compared with.
+    let similarity = |path: &str| {
+        let lengths = letters.chars().count();
+        let starts = path.char_indices().map(|(start, _)| &path[start..]);
+        let parts = starts.map(|rest| rest.chars().take(lengths).collect::<String>());
+        parts
+            .map(|part| strsim::normalized_damerau_levenshtein(&letters, &part))
+            .fold(0.0, f64::max)
+    };
+    let mut ranked: Vec<_> = paths.iter().map(|path| (similarity(path), *path)).collect();
+    ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
+    ranked.into_iter().take(3).map(|(_, path)| format!("`{path}`")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use hlo::DType;
+
+    use super::*;
+
+    #[test]
+    fn a_pattern_without_a_match_names_the_nearest_parameters() {
+        let paths = ["embed.weight", "blocks.0.norm1.weight", "blocks.0.norm1.bias", "head.bias"];
+        let ty = |path: &&str| ((*path).to_owned(), TensorType::new(DType::F32, &[2]));
+        let params: Tree<_> = paths.iter().map(ty).collect();
+        let check = |patterns: &[&str]| {
+            let patterns = Patterns::new(patterns.iter().copied()).unwrap();
+            Mask::new("weight_decay_exclude", Some(&patterns)).check(&params)
+        };
+        assert_eq!(check(&["*.bias", "*.norm?.weight", "embed*"]), Ok(()));
+        assert_eq!(check(&[]), Ok(()));
+        let error = check(&["*.bias", "*.nrom1.*"]).unwrap_err().to_string();
+        assert!(error.contains("\"*.nrom1.*\" matches no parameter"), "{error}");
+        assert!(
+            error.contains("nearest are `blocks.0.norm1.weight`, `blocks.0.norm1.bias`"),
+            "{error}"
+        );
+        assert_eq!(Mask::Matrices.check(&Tree::new()), Ok(()));
+    }
+}

@@ -1,0 +1,131 @@
+//! The update rules, each as a chain, and the chain that a configuration asks for.
+
+use super::{
+    Mask, Transformation, add_decayed_weights, average_params, chain, clip_by_global_norm,
+    momentum, scale_by_adam, scale_by_lars, scale_by_learning_rate, scale_by_trust_ratio,
+};
+use crate::config::{self, UpdateRule};
+
+type Links = Vec<Box<dyn Transformation>>;
+
+/// The optimizer that a configuration asks for: clipping, the rule, the running mean of the parameters.
+pub fn from_config(config: &config::Optimizer) -> Box<dyn Transformation> {
+    let decayed = Mask::new("weight_decay_exclude", config.weight_decay_exclude.as_ref());
+    let rule: Box<dyn Transformation> = match &config.rule {
+        UpdateRule::Sgd(config) => Box::new(sgd(config, decayed)),
+        UpdateRule::Adam(config) => Box::new(adam(config, decayed)),
+        UpdateRule::AdamW(config) => Box::new(adamw(config, decayed)),
+        UpdateRule::Lars(config) => Box::new(lars(config, decayed)),
+        UpdateRule::Lamb(config) => Box::new(lamb(config, decayed)),
+    };
+    let mut links: Links = vec![];
+    links.extend(config.clip_grad_norm.map(|norm| Box::new(clip_by_global_norm(norm)) as _));
+    links.push(rule);
+    links.extend(config.ema_decay.map(|decay| Box::new(average_params(decay)) as _));
+    Box::new(chain(links))
+}
+
+/// Stochastic gradient descent: `g = grad + decay w; m = mu m + g; w -= lr m` (Nesterov: `w -= lr (g +
+/// mu m)`), which is PyTorch's `SGD`. Sutskever, Martens, Dahl and Hinton (2013).
+///
+/// `m` holds gradients that no rate has touched, so that a changed rate holds for all of it at once. The
+/// other form, `m = mu m + lr g; w -= m`, holds old rates in m; Goyal et al. (2017), section 3, remark 2,
+/// correct it by `lr_now / lr_before`, which gives the first form. `momentum_correction = false` is the
+/// second form as it is.
+///
+/// ```
+/// use lockstep::{config::Sgd, optim::{Mask, Transformation, sgd}};
+/// use hlo::{DType, TensorType, Tree};
+/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// let state = sgd(&Sgd::default(), Mask::Matrices).init(&params);
+/// assert_eq!(state.paths().collect::<Vec<_>>(), ["momentum.w"]);
+/// ```
+pub fn sgd(config: &config::Sgd, decayed: Mask) -> impl Transformation + use<> {
+    let decay = Box::new(add_decayed_weights(config.weight_decay, decayed));
+    let config::Sgd { momentum, nesterov, momentum_correction, .. } = *config;
+    with_momentum(decay, momentum, nesterov, momentum_correction)
+}
+
+/// Adam: `w -= lr adam(grad + decay w)`, PyTorch's `Adam`. Kingma and Ba (2015), algorithm 1.
+///
+/// ```
+/// use lockstep::{config::Adam, optim::{Mask, Transformation, adam}};
+/// use hlo::{DType, TensorType, Tree};
+/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// assert_eq!(adam(&Adam::default(), Mask::Matrices).init(&params).len(), 2);
+/// ```
+pub fn adam(config: &config::Adam, decayed: Mask) -> impl Transformation + use<> {
+    chain(vec![
+        Box::new(add_decayed_weights(config.weight_decay, decayed)),
+        Box::new(scale_by_adam(config.beta1, config.beta2, config.epsilon)),
+        Box::new(scale_by_learning_rate()),
+    ])
+}
+
+/// Adam with decoupled weight decay: `w -= lr (adam(grad) + decay w)`. Loshchilov and Hutter,
+/// "Decoupled weight decay regularization" (2019), algorithm 2 with the decay scaled by the rate.
+///
+/// ```
+/// use lockstep::{config::AdamW, optim::{Mask, Transformation, adamw}};
+/// use hlo::{DType, TensorType, Tree};
+/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// let state = adamw(&AdamW::default(), Mask::Matrices).init(&params);
+/// assert_eq!(state.paths().collect::<Vec<_>>(), ["first_moment.w", "second_moment.w"]);
+/// ```
+pub fn adamw(config: &config::AdamW, decayed: Mask) -> impl Transformation + use<> {
+    chain(vec![
+        Box::new(scale_by_adam(config.beta1, config.beta2, config.epsilon)),
+        Box::new(add_decayed_weights(config.weight_decay, decayed)),
+        Box::new(scale_by_learning_rate()),
+    ])
+}
+
+/// LARS: `m = mu m + lr trust (grad + decay w); w -= m` with the trust ratio of [`scale_by_lars`]. You,
+/// Gitman and Ginsburg (2017), algorithm 1: the rate is inside the momentum, unless
+/// `momentum_correction` takes it out as for [`sgd`].
+///
+/// ```
+/// use lockstep::{config::Lars, optim::{Mask, Transformation, lars}};
+/// use hlo::{DType, TensorType, Tree};
+/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// let state = lars(&Lars::default(), Mask::Matrices).init(&params);
+/// assert_eq!(state.paths().collect::<Vec<_>>(), ["momentum.w"]);
+/// ```
+pub fn lars(config: &config::Lars, decayed: Mask) -> impl Transformation + use<> {
+    let config::Lars { momentum, nesterov, momentum_correction, .. } = *config;
+    let adapted = Mask::new("trust_exclude", config.trust_exclude.as_ref());
+    let (coefficient, decay) = (config.trust_coefficient, config.weight_decay);
+    let scaled = Box::new(scale_by_lars(coefficient, decay, decayed, adapted));
+    with_momentum(scaled, momentum, nesterov, momentum_correction)
+}
+
+/// LAMB: `w -= lr trust (adam(grad) + decay w)` with the trust ratio of [`scale_by_trust_ratio`]. You et
+/// al. (2020), algorithm 2.
+///
+/// ```
+/// use lockstep::{config::Lamb, optim::{Mask, Transformation, lamb}};
+/// use hlo::{DType, TensorType, Tree};
+/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// assert_eq!(lamb(&Lamb::default(), Mask::Matrices).init(&params).len(), 2);
+/// ```
+pub fn lamb(config: &config::Lamb, decayed: Mask) -> impl Transformation + use<> {
+    chain(vec![
+        Box::new(scale_by_adam(config.beta1, config.beta2, config.epsilon)),
+        Box::new(add_decayed_weights(config.weight_decay, decayed)),
+        Box::new(scale_by_trust_ratio(Mask::new("trust_exclude", config.trust_exclude.as_ref()))),
+        Box::new(scale_by_learning_rate()),
+    ])
+}
+
+/// A link, then the momentum and the rate: in this order if a changed rate is to hold for all of the
+/// momentum, else in the other.
+fn with_momentum(
+    first: Box<dyn Transformation>,
+    mu: f64,
+    nesterov: bool,
+    corrected: bool,
+) -> impl Transformation + use<> {
+    let momentum: Box<dyn Transformation> = Box::new(momentum(mu, nesterov));
+    let rate: Box<dyn Transformation> = Box::new(scale_by_learning_rate());
+    chain(if corrected { vec![first, momentum, rate] } else { vec![first, rate, momentum] })
+}

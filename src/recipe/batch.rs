@@ -1,0 +1,79 @@
+//! Rules about the size of the batch.
+
+use super::{Found, GOYAL, LARS, Recipe, Severity};
+use crate::config::Model;
+
+/// The largest batch that plain SGD and Adam are known to train well with.
+const MAX_WITHOUT_TRUST_RATIOS: usize = 32 * 1024;
+/// The largest that images need no label smoothing for.
+const MAX_WITHOUT_SMOOTHING: usize = 8 * 1024;
+/// Batch norm of fewer examples is noise.
+const MIN_NORM_GROUP: usize = 16;
+/// An epoch of fewer steps is hardly one.
+const MIN_STEPS: u64 = 8;
+
+/// Too large for optimizers that have one rate for all parameters.
+pub(super) fn without_trust_ratios(recipe: &Recipe<'_>) -> Vec<Found> {
+    let batch = recipe.global_batch();
+    if batch <= MAX_WITHOUT_TRUST_RATIOS || recipe.has_trust_ratios() {
+        return vec![];
+    }
+    let name = recipe.config.optimizer.rule.name();
+    vec![Found {
+        severity: Severity::Error,
+        reason: format!("a batch of {batch} with {name}, which has one rate for all parameters"),
+        source: LARS,
+        change: "set optimizer.name = \"lars\" for images, \"lamb\" for transformers, or lower the batch \
+                 to 32768"
+            .to_owned(),
+    }]
+}
+
+/// Batch norm over few examples.
+pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
+    let Model::ResNet(resnet) = &recipe.config.model else { return vec![] };
+    let group = resnet.batch_norm_group;
+    if group >= MIN_NORM_GROUP {
+        return vec![];
+    }
+    vec![Found {
+        severity: Severity::Warning,
+        reason: format!(
+            "batch norm normalises groups of {group} examples, whose statistics are noise"
+        ),
+        source: "Wu and He, Group Normalization (2018), figure 1",
+        change: "set model.batch_norm_group = 32; a group may lie on several replicas".to_owned(),
+    }]
+}
+
+/// Large batches of images overfit labels.
+pub(super) fn no_label_smoothing(recipe: &Recipe<'_>) -> Vec<Found> {
+    let Model::ResNet(resnet) = &recipe.config.model else { return vec![] };
+    let batch = recipe.global_batch();
+    if batch <= MAX_WITHOUT_SMOOTHING || resnet.label_smoothing > 0.0 {
+        return vec![];
+    }
+    vec![Found {
+        severity: Severity::Warning,
+        reason: format!("a batch of {batch} images without label smoothing"),
+        source: "Ying et al., Image Classification at Supercomputer Scale (2018)",
+        change: "set model.label_smoothing = 0.1".to_owned(),
+    }]
+}
+
+/// The batch is a large part of the data.
+pub(super) fn short_epoch(recipe: &Recipe<'_>) -> Vec<Found> {
+    let Some(steps) = recipe.run.steps_per_epoch().filter(|steps| *steps < MIN_STEPS) else {
+        return vec![];
+    };
+    vec![Found {
+        severity: Severity::Warning,
+        reason: format!(
+            "an epoch is {steps} steps of {} examples: schedules in epochs are coarse, and gradients are \
+             nearly those of all data",
+            recipe.global_batch()
+        ),
+        source: GOYAL,
+        change: "lower the batch, or count in steps".to_owned(),
+    }]
+}

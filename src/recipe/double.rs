@@ -1,0 +1,90 @@
+//! What happens to a recipe when the number of replicas doubles.
+
+use serde::Serialize;
+
+use super::{Error, Finding, Recipe, check};
+use crate::config::{BatchSize, Model};
+
+/// A figure that changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// What.
+    pub what: &'static str,
+    /// On this number of replicas.
+    pub before: String,
+    /// On twice as many.
+    pub after: String,
+}
+
+/// The recipe on twice as many replicas.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Doubling {
+    /// Replicas, doubled.
+    pub num_replicas: usize,
+    /// What changes; nothing else does.
+    pub changes: Vec<Change>,
+    /// Findings of rules that find nothing before.
+    pub new_findings: Vec<Finding>,
+    /// Why it cannot run at all, if so.
+    pub problem: Option<String>,
+}
+
+/// Compares a recipe with itself on twice as many replicas; `num_examples` as for [`Recipe::new`].
+pub fn doubling(recipe: &Recipe<'_>, num_examples: Option<usize>) -> Doubling {
+    let num_replicas = recipe.num_replicas.saturating_mul(2);
+    let twice = Recipe::new(recipe.config, num_replicas, num_examples, recipe.ranks);
+    let twice = twice.and_then(|twice| {
+        // With a fixed global batch this is where it must divide.
+        twice.config.batch_plan(num_replicas)?;
+        Ok(twice)
+    });
+    match twice {
+        Ok(twice) => {
+            let known: Vec<_> = check(recipe).into_iter().map(|finding| finding.rule).collect();
+            let mut new_findings = check(&twice);
+            new_findings.retain(|finding| !known.contains(&finding.rule));
+            let changes = changes(recipe, &twice);
+            Doubling { num_replicas, changes, new_findings, problem: None }
+        }
+        Err(error) => {
+            let problem = Some(describe(&error));
+            Doubling { num_replicas, changes: vec![], new_findings: vec![], problem }
+        }
+    }
+}
+
+fn describe(error: &Error) -> String {
+    error.to_string()
+}
+
+fn changes(before: &Recipe<'_>, after: &Recipe<'_>) -> Vec<Change> {
+    let batch_per_replica = |recipe: &Recipe<'_>| match recipe.config.train.batch {
+        BatchSize::PerReplica(size) => size,
+        BatchSize::Global(size) => size / recipe.num_replicas.max(1),
+    };
+    let norm_group = |recipe: &Recipe<'_>| {
+        let Model::ResNet(resnet) = &recipe.config.model else { return String::new() };
+        let local = batch_per_replica(recipe) / recipe.config.train.num_microbatches.max(1);
+        match resnet.batch_norm_group.div_ceil(local.max(1)) {
+            0 | 1 => "on one replica".to_owned(),
+            replicas => format!("over {replicas} replicas"),
+        }
+    };
+    let of_schedule =
+        |recipe: &Recipe<'_>, figure: fn(&crate::optim::schedule::Schedule) -> String| {
+            recipe.schedule.as_ref().map_or("none".to_owned(), figure)
+        };
+    let figures = |recipe: &Recipe<'_>| {
+        [
+            ("global batch", recipe.global_batch().to_string()),
+            ("batch per replica", batch_per_replica(recipe).to_string()),
+            ("steps", recipe.run.total_steps().to_string()),
+            ("peak rate", of_schedule(recipe, |schedule| schedule.peak().to_string())),
+            ("warm-up steps", of_schedule(recipe, |schedule| schedule.warmup_steps().to_string())),
+            ("group of batch norm", norm_group(recipe)),
+        ]
+    };
+    let pairs = figures(before).into_iter().zip(figures(after));
+    let changed = pairs.filter(|(before, after)| before != after);
+    changed.map(|((what, before), (_, after))| Change { what, before, after }).collect()
+}

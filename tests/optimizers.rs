@@ -1,0 +1,191 @@
+//! Ten updates of each optimizer against values made by optax, and norms that do not depend on how a
+//! parameter is cut. All of it through the interpreter, in f64.
+//!
+//! `reference/optimizers.py` says what was computed and with which versions; its output lies beside it.
+
+use std::path::Path;
+
+use hlo::{Axis, DType, Graph, Literal, Mesh, TensorType, Tree, interpret, trace};
+use lockstep::config::Config;
+use lockstep::optim::{Context, Transformation, from_config};
+use serde_json::Value;
+
+const NAMES: [&str; 4] = ["linear.weight", "linear.bias", "head.weight", "still.weight"];
+
+/// The case, and the keys of `[optimizer]` for it; all average with `ema_decay = 0.8`.
+const CASES: [(&str, &[&str]); 10] = [
+    ("sgd", &["name=sgd", "weight_decay=0.05"]),
+    ("sgd_nesterov", &["name=sgd", "weight_decay=0.05", "nesterov=true"]),
+    ("sgd_uncorrected", &["name=sgd", "weight_decay=0.05", "momentum_correction=false"]),
+    ("sgd_clipped", &["name=sgd", "clip_grad_norm=1.5"]),
+    ("adam", &["name=adam", "weight_decay=0.05", "beta2=0.98"]),
+    ("adamw", &["name=adamw", "weight_decay=0.05", "beta2=0.98"]),
+    ("lars", &["name=lars", "trust_coefficient=0.01"]),
+    ("lars_decay", &["name=lars", "trust_coefficient=0.01", "weight_decay=0.05"]),
+    ("lamb", &["name=lamb", "weight_decay=0.05", "beta2=0.98"]),
+    (
+        "lamb_all",
+        &[
+            "name=lamb",
+            "weight_decay=0.05",
+            "beta2=0.98",
+            "trust_exclude=[]",
+            "weight_decay_exclude=[]",
+        ],
+    ),
+];
+
+fn optimizer(keys: &[&str]) -> Box<dyn Transformation> {
+    let text = "model = { name = \"mlp\" }\n data = { source = \"synthetic\" }\n\
+                train = { global_batch = 8, steps = 10 }\n optimizer = { name = \"sgd\" }\n\
+                schedule = { name = \"constant\", peak = 0.1 }";
+    let sets: Vec<_> = keys.iter().map(|key| format!("optimizer.{key}")).collect();
+    from_config(&Config::parse(text, Path::new("a.toml"), &sets).unwrap().optimizer)
+}
+
+/// One update: params, state, gradients, rate, number -> params, state, on `mesh`, where parameters are
+/// cut as their types say.
+fn update_graph(
+    optimizer: &dyn Transformation,
+    params: &Tree<TensorType>,
+    mesh: Mesh,
+) -> (Graph, Tree<TensorType>) {
+    optimizer.check(params).unwrap();
+    let mut state_types = params.clone().prefixed("params");
+    state_types.extend(optimizer.init(params).prefixed("state"));
+    let graph = trace(mesh, |t| {
+        let inputs = state_types.map(|path, ty| t.input(path, ty.clone()));
+        let gradients = params.map(|path, ty| t.input(format!("gradients.{path}"), ty.clone()));
+        let context = Context {
+            params: inputs.subtree("params"),
+            num_updates: t.input("num_updates", TensorType::new(DType::U32, &[])),
+            learning_rate: t.input("learning_rate", TensorType::new(DType::F32, &[])),
+        };
+        let mut state = inputs.subtree("state");
+        let updates = optimizer.update(gradients, &mut state, &context);
+        let next = context.params.map(|path, param| *param + updates[path]);
+        let mut outputs = next.prefixed("params");
+        outputs.extend(state.prefixed("state"));
+        for (path, value) in outputs.iter() {
+            t.output_varying(path, *value, value.varying());
+        }
+    });
+    (graph.unwrap(), state_types)
+}
+
+#[test]
+fn ten_updates_are_those_of_optax() {
+    let reference = reference();
+    let cases = reference["cases"].as_object().unwrap();
+    assert_eq!(cases.len(), CASES.len());
+    let dims = |path: &str| -> Vec<usize> {
+        numbers(&reference["dims"][path]).iter().map(|dim| *dim as usize).collect()
+    };
+    let ty = |path: &&str| ((*path).to_owned(), TensorType::new(DType::F64, &dims(path)));
+    let params: Tree<_> = NAMES.iter().map(ty).collect();
+    for (case, keys) in CASES {
+        let keys = [keys, &["ema_decay=0.8"]].concat();
+        let (graph, state_types) = update_graph(&*optimizer(&keys), &params, Mesh::SINGLE);
+        let start = |path: &str, ty: &TensorType| match path.strip_prefix("params.") {
+            Some(path) => {
+                Literal::from_f64(DType::F64, &ty.dims, &numbers(&reference["params"][path]))
+            }
+            None => Literal::zeros(ty.dtype, &ty.dims),
+        };
+        let mut state: Vec<_> = state_types.map(start).into_iter().map(|leaf| leaf.1).collect();
+        let steps = cases[case].as_array().unwrap();
+        assert_eq!(steps.len(), 10);
+        for (step, expected) in steps.iter().enumerate() {
+            let gradient = |path: &&str| {
+                let values = numbers(&reference["gradients"][step][path]);
+                vec![Literal::from_f64(DType::F64, &dims(path), &values)]
+            };
+            let mut inputs: Vec<_> = state.into_iter().map(|leaf| vec![leaf]).collect();
+            inputs.extend(NAMES.iter().map(gradient));
+            inputs.push(vec![Literal::scalar(step as u32)]);
+            inputs.push(vec![Literal::scalar(numbers(&reference["rates"])[step] as f32)]);
+            let outputs = interpret(&graph, &inputs).unwrap();
+            state = outputs.into_iter().map(|mut replicas| replicas.remove(0)).collect();
+            for (path, leaf) in state_types.paths().zip(&state) {
+                let (tree, name) = match path.strip_prefix("state.ema.") {
+                    Some(name) => ("ema", name),
+                    None => ("params", path.strip_prefix("params.").unwrap_or("")),
+                };
+                if name.is_empty() {
+                    continue;
+                }
+                let expected = numbers(&expected[tree][name]);
+                for (got, expected) in leaf.to_f64().iter().zip(&expected) {
+                    let close = (got - expected).abs() <= 1e-9 * expected.abs().max(1e-3);
+                    assert!(close, "{case}, step {step}, {tree}.{name}: {got}, not {expected}");
+                }
+            }
+        }
+    }
+}
+
+/// A parameter that is cut over eight replicas is updated as the whole one is: norms, trust ratios and the
+/// global norm are summed over the axes that its type names.
+#[test]
+fn norms_and_trust_ratios_are_the_same_on_1_and_8_replicas() {
+    const ROWS: usize = 8;
+    let values = |seed: usize| -> Vec<f64> {
+        (0..ROWS * 4).map(|index| ((index * 37 + seed * 11) % 23) as f64 / 7.0 - 1.5).collect()
+    };
+    for (case, keys) in CASES {
+        let keys = [keys, &["clip_grad_norm=0.75"]].concat();
+        let update = |num_replicas: usize| -> Vec<f64> {
+            let rows = ROWS / num_replicas;
+            let mut ty = TensorType::new(DType::F64, &[rows, 4]);
+            if num_replicas > 1 {
+                ty = ty.varying(Axis::Data.into());
+            }
+            let params = Tree::from_iter([("w".to_owned(), ty.clone())]);
+            let (graph, state_types) =
+                update_graph(&*optimizer(&keys), &params, Mesh::data(num_replicas));
+            let cut = |values: Vec<f64>| -> Vec<Literal> {
+                let pieces = values.chunks(rows * 4);
+                pieces.map(|piece| Literal::from_f64(DType::F64, &[rows, 4], piece)).collect()
+            };
+            let mut inputs = vec![cut(values(1))];
+            let zeros = vec![Literal::zeros(DType::F64, &ty.dims); num_replicas];
+            inputs.extend(vec![zeros; state_types.len() - 1]);
+            inputs.push(cut(values(2)));
+            inputs.push(vec![Literal::scalar(0u32); num_replicas]);
+            inputs.push(vec![Literal::scalar(0.25f32); num_replicas]);
+            let outputs = interpret(&graph, &inputs).unwrap();
+            outputs[0].iter().flat_map(Literal::to_f64).collect()
+        };
+        let whole = update(1);
+        assert_ne!(whole, values(1), "{case} changes nothing");
+        for (whole, cut) in whole.iter().zip(update(8)) {
+            assert!((whole - cut).abs() <= 1e-12 * whole.abs().max(1.0), "{case}: {whole} {cut}");
+        }
+    }
+}
+
+#[test]
+fn a_pattern_that_matches_no_parameter_is_refused() {
+    let ty = TensorType::new(DType::F32, &[2, 2]);
+    let params = Tree::from_iter([("head.weight".to_owned(), ty)]);
+    for keys in [
+        ["name=sgd", "weight_decay_exclude=['*.wieght']"],
+        ["name=adamw", "weight_decay_exclude=['*.wieght']"],
+        ["name=lars", "trust_exclude=['*.wieght']"],
+        ["name=lamb", "trust_exclude=['*.wieght']"],
+    ] {
+        let error = optimizer(&keys).check(&params).unwrap_err().to_string();
+        let key = keys[1].split('=').next().unwrap();
+        assert!(error.contains(&format!("optimizer.{key}: the pattern \"*.wieght\"")), "{error}");
+        assert!(error.contains("nearest are `head.weight`"), "{error}");
+    }
+}
+
+fn reference() -> Value {
+    serde_json::from_str(include_str!("reference/optimizers.json")).unwrap()
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} is no number"));
+    value.as_array().unwrap_or_else(|| panic!("{value} is no list")).iter().map(number).collect()
+}
