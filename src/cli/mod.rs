@@ -55,6 +55,14 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Compile { config, target, dump, json } => {
             compile::run(&config, &target, dump, json)
         }
+        Command::Plan { config, target, csv, json } => {
+            let form = match (csv, json) {
+                (true, _) => compile::Form::Csv,
+                (_, true) => compile::Form::Json,
+                _ => compile::Form::Table,
+            };
+            compile::plan(&config, &target, form)
+        }
         Command::CompileWorker { dir } => compile::serve(&dir),
         Command::ProbePlugin { path, open } => {
             doctor::probe_here(&path, open)?;
