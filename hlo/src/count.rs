@@ -9,7 +9,8 @@ use crate::{Binary, Graph, Node, Op, TensorType, Unary};
 pub struct Cost {
     /// Arithmetic operations; a fused multiply-add counts 2. A dot is 2 * batch * m * n * k, a
     /// convolution 2 for each product with an element of its input (not with padding), an
-    /// elementwise op 1 for each element of its result, a reduction 1 for each element that goes away.
+    /// elementwise op 1 for each element of its result, a reduction 1 for each element that goes away,
+    /// top_k 1 for each element that it looks at.
     /// The additions inside collectives are not counted.
     pub flops: u64,
     /// Elements of exponentials, logarithms, roots, powers, sines and the like; not in `flops`.
@@ -211,6 +212,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
         }
         Op::Gather { .. } => Work::Move,
         Op::Scatter { .. } => Work::Flops(elements(operand(2))),
+        Op::TopK { .. } => Work::Flops(elements(operand(0))),
         Op::AllReduce { .. }
         | Op::AllReduceWithin { .. }
         | Op::AllGather { .. }

@@ -5,7 +5,7 @@
 //! [`Op::Vary`] adds axes, [`Op::AllReduce`] removes them; the other collectives keep theirs. What comes
 //! out of a loop varies over the axes of its condition too.
 
-use crate::ops::gather;
+use crate::ops::{gather, top_k};
 use crate::region;
 use crate::{
     AxisSet, Binary, CustomVjp, DType, DotDims, Mesh, Op, Reduction, Regions, TensorType, Unary,
@@ -193,6 +193,7 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
         }
         Op::While { regions, .. } => while_loop(t, regions, mesh),
         Op::Gather { num_batch } => one(gather::infer_gather(t[0], t[1], *num_batch)?),
+        Op::TopK { k } => top_k::infer(t[0], *k),
         Op::Scan(scan) => region::infer_scan(scan, t, mesh),
         Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => {
             region::infer_inlined(&body.graph, t, mesh)

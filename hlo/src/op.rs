@@ -150,6 +150,12 @@ pub enum Op {
         /// Leading dims that operand, indices and updates share.
         num_batch: usize,
     },
+    /// `top_k(x)`: the `k` greatest elements along the last dim, in decreasing order, and their i32 indices.
+    /// Equal elements stand in their order; floats are in IEEE 754's total order.
+    TopK {
+        /// How many; at least one.
+        k: usize,
+    },
     /// `scan(consts.., init.., xs..) -> carried.., ys..`: a loop that reads and writes stacks, and that
     /// gradients go through.
     Scan(Scan),
@@ -219,7 +225,7 @@ pub enum Op {
 
 impl Op {
     /// StableHLO's name of the op (ours for `input`, `scan`, `remat`, `vary`, `stop_gradient` and
-    /// `all_reduce_within`; CHLO's for `erf`).
+    /// `all_reduce_within`; CHLO's for `erf` and `top_k`).
     pub fn name(&self) -> &'static str {
         match self {
             Op::Input { .. } => "input",
@@ -250,6 +256,7 @@ impl Op {
             Op::While { .. } => "while",
             Op::Gather { .. } => "gather",
             Op::Scatter { .. } => "scatter",
+            Op::TopK { .. } => "top_k",
             Op::Scan(_) => "scan",
             Op::Remat(_) => "remat",
             Op::CustomVjp(_) => "custom_vjp",

@@ -468,6 +468,10 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 signature()
             )
         }
+        Op::TopK { k } => {
+            let x = scope.types(node.operands.iter().copied());
+            format!("chlo.top_k({operands}, k = {k}) : {x} -> ({result})")
+        }
         Op::FusionBarrier | Op::OptimizationBarrier => {
             format!("stablehlo.optimization_barrier {operands} : {result}")
         }

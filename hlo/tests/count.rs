@@ -117,6 +117,14 @@ fn a_gather_reads_the_rows_it_returns_and_a_scatter_adds_in_place() {
 }
 
 #[test]
+fn top_k_looks_at_each_element() {
+    let cost = cost(Mesh::SINGLE, |t| {
+        t.output("indices", t.input("x", f32s(&[3, 100])).top_k(2).1);
+    });
+    assert_eq!((cost.flops, cost.bytes), (300, 4 * (300 + 2 * (3 * 2))));
+}
+
+#[test]
 fn loops_are_multiplied_out() {
     let mesh = Mesh::new(&[(Axis::Data, 4), (Axis::Tensor, 2)]);
     let cost = cost(mesh, |t| {

@@ -126,6 +126,9 @@ fn rows() {
         let in_batch = batch.gather(ids, 1);
         t.output("in_batch", in_batch);
         t.output("batch", batch.scatter_add(ids, in_batch, 1));
+        let (values, indices) = batch.top_k(2);
+        t.output("greatest", values);
+        t.output("where", indices);
     });
     insta::assert_snapshot!(text);
 }

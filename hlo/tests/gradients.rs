@@ -185,6 +185,10 @@ fn moving_cases() -> Vec<Case> {
                 x[0].scatter_add(indices, x[1], 1)
             },
         ),
+        single("top_k", &[within(&[2, 5], -1.0, 1.0)], |x| {
+            let (values, indices) = x[0].top_k(3);
+            values * values + x[0].gather(indices, 1)
+        }),
         single("scan", &[within(&[2], -1.0, 1.0), within(&[3, 2], -1.0, 1.0)], |x| {
             let (carried, ys) = x[0].tracer().scan(3, &[x[0]], &[x[0]], &[x[1]], |c, s, x| {
                 let next = (s[0] * x[0] + c[0]).sine();
@@ -487,6 +491,7 @@ fn the_table_covers_every_op() {
         "select_and_scatter",
         "gather",
         "scatter",
+        "top_k",
         "scan",
         "remat",
         "custom_vjp",

@@ -337,6 +337,22 @@ fn movement() -> Vec<Case> {
             },
             d(&[2, 2, 2], &[0f32, 1.0, 2.0, 4.0, 6.0, 8.0, 6.0, 7.0]),
         ),
+        (
+            "top_k of rows",
+            |t| c(t, &[3, 9, 5, i32::MIN, 0, -1]).reshape(&[2, 3]).top_k(2).0,
+            d(&[2, 2], &[9, 5, 0, -1]),
+        ),
+        ("where the greatest stand", |t| c(t, &[7u8, 255, 7, 0]).top_k(4).1, v(&[1, 0, 2, 3])),
+        (
+            "top_k in total order",
+            |t| c(t, &[-0.0f32, -NAN, 0.0, -INF, NAN, INF, -NAN]).top_k(7).1,
+            v(&[4, 5, 2, 0, 3, 1, 6]),
+        ),
+        (
+            "top_k of halves",
+            |t| t.constant(bf16s(&[-1.0, 0.5, -3.0])).top_k(3).0,
+            bf16s(&[0.5, -1.0, -3.0]),
+        ),
     ]
 }
 
@@ -567,7 +583,7 @@ fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
     let others = "constant iota compare select clamp convert bitcast_convert broadcast_in_dim \
                   reshape transpose slice dynamic_slice dynamic_update_slice pad concatenate \
                   reduce dot_general convolution reverse reduce_window select_and_scatter \
-                  gather scatter scan remat custom_vjp fusion_barrier optimization_barrier stop_gradient";
+                  gather scatter top_k scan remat custom_vjp fusion_barrier optimization_barrier stop_gradient";
     let all = families.into_iter().flatten().chain(others.split_whitespace());
     let missing: Vec<_> = all.filter(|name| !covered.contains(name)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");

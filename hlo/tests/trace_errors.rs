@@ -135,6 +135,11 @@ fn shapes() -> Vec<Case> {
         ("gather", "indices of 2 dims", line!(), |t| wrong(x(t, &[2, 2]).take_along_dim(int(t, &[3]), 0))),
         ("scatter", "the updates are f32[2, 2], not f32[3, 2]", line!(), |t| wrong(x(t, &[4, 2]).scatter_add(int(t, &[3]), x(t, &[2, 2]), 0))),
         ("scatter", "not pred", line!(), |t| wrong(pred(t, &[4]).scatter_add(int(t, &[3]), pred(t, &[3]), 0))),
+        ("top_k", "takes 1 to 3 elements of the last dim, not 4", line!(), |t| wrong(x(t, &[2, 3]).top_k(4))),
+        ("top_k", "not 0", line!(), |t| wrong(x(t, &[2, 3]).top_k(0))),
+        ("top_k", "no dim to choose along", line!(), |t| wrong(x(t, &[]).top_k(1))),
+        ("top_k", "pred has no order", line!(), |t| wrong(pred(t, &[3]).top_k(1))),
+        ("top_k", "an i32 does not count", line!(), |t| wrong(x(t, &[1 << 31]).top_k(1))),
         ("dims", "has 2 dims where 3 are needed", line!(), |t| wrong(x(t, &[2, 3]).dims::<3>())),
         ("dim", "there is no dim 2", line!(), |t| wrong(x(t, &[2, 3]).dim(2))),
     ]

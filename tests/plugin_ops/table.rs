@@ -250,6 +250,18 @@ fn moving_cases() -> Vec<Case> {
             &[small(&[2, 3, 2]), small(&[2, 2, 2])],
             |x| x[0].scatter_add(indices(x[0], &[2, 2], &[2, 2, -1, 0]), x[1], 1),
         ),
+        // Eight rows of corners, then one long enough for any algorithm: bits, so NaN too.
+        case("top_k", numeric, Bits, &[Input { dims: &[8, 8], values: Values::Corners }], |x| {
+            x[0].top_k(8).0
+        }),
+        case("indices of top_k", numeric, Bits, &[CORNERS, CORNERS], |x| {
+            let signs = x[0].concatenate(&[if x[0].dtype().is_float() { -x[1] } else { x[1] }], 0);
+            signs.top_k(70).1
+        }),
+        case("gradient of top_k", float, Exact, &[SMALL], |x| {
+            let (values, _) = x[0].reshape(&[4, 16]).top_k(3);
+            grad(values.sum(), x)[0]
+        }),
         case("fusion_barrier", any, Bits, &[MATRIX], |x| x[0].fusion_barrier()),
         case("optimization_barrier", any, Bits, &[MATRIX, SMALL], |x| {
             x[0].tracer().optimization_barrier(x)[1]
@@ -594,6 +606,7 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
             "reduce_window",
             "while",
             "scatter",
+            "top_k",
             "scan",
             "remat",
             "reduce_scatter",

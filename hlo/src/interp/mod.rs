@@ -16,6 +16,7 @@ mod erf;
 mod gather;
 mod movement;
 mod region;
+mod top_k;
 mod window;
 
 use std::panic::Location;
@@ -240,6 +241,11 @@ fn eval(
         Op::While { regions, .. } => while_loop(&regions.cond, &regions.body, operands, running),
         Op::Gather { num_batch } => each(&|x| gather::gather(x[0], x[1], *num_batch, &ty.dims)),
         Op::Scatter { num_batch } => each(&|x| gather::scatter(x[0], x[1], x[2], *num_batch)),
+        Op::TopK { k } => {
+            let found = operands[0].iter().map(|x| top_k::top_k(x, *k).map(Arc::new));
+            let (values, indices) = found.map(|[values, indices]| (values, indices)).unzip();
+            Ok(vec![values, indices])
+        }
         Op::Scan(scan) => region::scan(scan, operands, running),
         Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => {
             run(&body.graph, &owned(operands), running)

@@ -10,6 +10,7 @@ pub(crate) mod pooling;
 mod reduce;
 mod scan;
 mod shape;
+pub(crate) mod top_k;
 
 pub use convolution::{Convolution, ConvolutionDims};
 pub use custom_vjp::CustomVjp;
