@@ -157,6 +157,19 @@ fn loops_are_multiplied_out() {
 }
 
 #[test]
+fn a_case_costs_what_its_dearest_branch_costs() {
+    let cost = cost(Mesh::SINGLE, |t| {
+        let (x, index) =
+            (t.input("x", f32s(&[4, 4])), t.input("i", TensorType::new(DType::I32, &[])));
+        let y = t.case(index, &[x], &[&|x| vec![x[0].sine()], &|x| vec![x[0].dot(x[0])]]);
+        t.output("y", t.remat(&y, |y| vec![-y[0]])[0]);
+    });
+    let dot = 2 * 4 * 4 * 4;
+    assert_eq!((cost.flops, cost.matmul_flops, cost.transcendentals), (dot + 16, dot, 0));
+    assert_eq!(cost.bytes, 4 * (3 * 16 + 2 * 16));
+}
+
+#[test]
 fn a_loop_of_unknown_length_counts_once_and_is_said() {
     let cost = cost(Mesh::SINGLE, |t| {
         let x = t.input("x", f32s(&[]));

@@ -6,8 +6,8 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use hlo::{
-    Axis, AxisSet, Binary, Comparison, Convolution, DType, DotDims, Graph, Literal, Mesh, Op,
-    Reduction, Tensor, TensorType, Unary, Window, grad, interpret, trace, verify,
+    Axis, AxisSet, Binary, Branch, Comparison, Convolution, DType, DotDims, Graph, Literal, Mesh,
+    Op, Reduction, Tensor, TensorType, Unary, Window, grad, interpret, trace, verify,
 };
 
 use crate::agreement::{Agreement, disagreement};
@@ -389,6 +389,20 @@ fn contracting_cases() -> Vec<Case> {
                 grad(last[0].sum(), x)[1]
             },
         ),
+        case("case", numeric, Exact, &[MATRIX], |x| {
+            let t = x[0].tracer();
+            let take = |index: f64| {
+                let branches: [Branch<'_>; 2] = [&|x| vec![x[0] + x[0]], &|x| x.to_vec()];
+                t.case(t.scalar(DType::I32, index), x, &branches)[0]
+            };
+            take(0.0).concatenate(&[1.0, 2.0, -1.0].map(take), 0)
+        }),
+        case("case that each replica decides, and its gradient", float, Exact, &[MATRIX], |x| {
+            let branches: [Branch<'_>; 2] = [&|x| vec![x[0] * x[0]], &|x| vec![x[0].abs()]];
+            let index = x[0].tracer().replica_id(Axis::Data);
+            let y = x[0].tracer().case(index, x, &branches)[0];
+            y + grad(y.sum(), x)[0]
+        }),
         case("custom_vjp", float, Exact, &[MATRIX], |x| {
             x[0].tracer().custom_vjp(x, |x| vec![x[0] + x[0]], |_, _, ct| ct.to_vec())[0]
         }),
@@ -608,6 +622,7 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
             "scatter",
             "top_k",
             "scan",
+            "case",
             "remat",
             "reduce_scatter",
         ];

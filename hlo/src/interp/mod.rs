@@ -63,9 +63,11 @@ pub enum InterpError {
         /// Type of the value.
         got: TensorType,
     },
-    /// A collective in a loop that some replicas of a group have left: on devices it never returns.
+    /// A collective in a loop that some replicas of a group have left, or in a branch that they did not take:
+    /// on devices it never returns.
     #[error(
-        "{op} at {location}: some of replicas {group:?} have left the loop, others wait for them"
+        "{op} at {location}: some of replicas {group:?} have left the loop or took another branch, others wait \
+         for them"
     )]
     LeftLoop {
         /// Which collective.
@@ -247,6 +249,7 @@ fn eval(
             Ok(vec![values, indices])
         }
         Op::Scan(scan) => region::scan(scan, operands, running),
+        Op::Case { branches } => region::case(branches, operands, running),
         Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => {
             run(&body.graph, &owned(operands), running)
         }
