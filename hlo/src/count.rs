@@ -1,15 +1,19 @@
-//! What a graph costs: arithmetic, memory traffic and collectives, loops multiplied out.
+//! What a graph costs: arithmetic, memory traffic and collectives, loops multiplied out. Of a case the branch
+//! with the most FLOPs counts.
+
+use std::sync::Arc;
 
 use crate::region::expand;
 use crate::traffic::traffic as fused_traffic;
-use crate::{Binary, Graph, Node, Op, TensorType, Unary};
+use crate::{Binary, Graph, Node, Op, Region, TensorType, Unary};
 
 /// The cost of running a graph once, **on one replica**.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Arithmetic operations; a fused multiply-add counts 2. A dot is 2 * batch * m * n * k, a
     /// convolution 2 for each product with an element of its input (not with padding), an
-    /// elementwise op 1 for each element of its result, a reduction 1 for each element that goes away.
+    /// elementwise op 1 for each element of its result, a reduction 1 for each element that goes away,
+    /// top_k 1 for each element that it looks at.
     /// The additions inside collectives are not counted.
     pub flops: u64,
     /// Elements of exponentials, logarithms, roots, powers, sines and the like; not in `flops`.
@@ -110,6 +114,7 @@ fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
             add_graph(&mut cost, &regions.body, trip_count.unwrap_or(1));
             cost.matmul_flops
         }
+        Op::Case { branches } => dearest(branches).map_or(0, |branch| count(branch).matmul_flops),
         _ => 0,
     }
 }
@@ -129,6 +134,12 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
             // The condition is asked once more than it holds.
             add_graph(cost, &regions.cond, times.saturating_mul(trips.saturating_add(1)));
             add_graph(cost, &regions.body, times.saturating_mul(trips));
+            continue;
+        }
+        if let Op::Case { branches } = &node.op {
+            if let Some(branch) = dearest(branches) {
+                add_graph(cost, branch, times);
+            }
             continue;
         }
         let add = |to: &mut u64, amount: u64| *to = to.saturating_add(amount.saturating_mul(times));
@@ -152,6 +163,15 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
         }
         add(&mut cost.bytes, traffic(graph, node));
     }
+}
+
+/// The branch with the most FLOPs; of equals the one that moves the most bytes.
+fn dearest(branches: &[Arc<Region>]) -> Option<&Graph> {
+    let graphs = branches.iter().map(|branch| &branch.graph);
+    graphs.max_by_key(|graph| {
+        let cost = count(graph);
+        (cost.flops, cost.bytes)
+    })
 }
 
 /// What a node does besides reading and writing memory.
@@ -211,6 +231,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
         }
         Op::Gather { .. } => Work::Move,
         Op::Scatter { .. } => Work::Flops(elements(operand(2))),
+        Op::TopK { .. } => Work::Flops(elements(operand(0))),
         Op::AllReduce { .. }
         | Op::AllReduceWithin { .. }
         | Op::AllGather { .. }
@@ -231,6 +252,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
         | Op::BitcastConvert(_)
         | Op::Reshape { .. }
         | Op::While { .. }
+        | Op::Case { .. }
         | Op::FusionBarrier
         | Op::OptimizationBarrier
         | Op::ReplicaId { .. }

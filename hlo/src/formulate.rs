@@ -1,10 +1,7 @@
 //! Passes that write the same in the form that a backend is fastest with. Which one gets which is the
 //! caller's to say.
 
-use std::sync::Arc;
-
-use crate::op::Regions;
-use crate::passes::{push, rebuild, with_body};
+use crate::passes::{push, rebuild};
 use crate::{Binary, Convolution, Graph, Node, Op, TensorType, ValueId};
 
 /// Without the hints that [`crate::Tensor::fusion_barrier`] gives: for a backend that fuses as it should.
@@ -67,22 +64,13 @@ fn part(ty: &TensorType, dim: usize, index: usize, num_parts: usize) -> Op {
 /// What takes a node's place: from the new graph, the node, its new operands and its result's type.
 type Replace<'a> = dyn Fn(&mut Graph, &Node, &[ValueId], &TensorType) -> Option<ValueId> + 'a;
 
-/// Replaces nodes with one result, in loops too.
+/// Replaces nodes with one result, in loops and branches too.
 fn everywhere(graph: &Graph, replace: &Replace<'_>) -> Graph {
     rebuild(graph, |new, node, operands| {
-        let op = match &node.op {
-            Op::While { regions, trip_count } => {
-                let [cond, body] =
-                    [&regions.cond, &regions.body].map(|region| everywhere(region, replace));
-                let regions = Arc::new(Regions { cond, body });
-                Op::While { regions, trip_count: *trip_count }
-            }
-            Op::Scan(scan) => with_body(scan, |body| everywhere(body, replace)),
-            op => match replace(new, node, operands, graph.ty(node.result())) {
-                Some(value) => return Some(value),
-                None => op.clone(),
-            },
-        };
-        Some(push(new, node, op, operands))
+        if let Some(op) = node.op.with_regions(|region| everywhere(region, replace)) {
+            return Some(push(new, node, op, operands));
+        }
+        let replaced = replace(new, node, operands, graph.ty(node.result()));
+        Some(replaced.unwrap_or_else(|| push(new, node, node.op.clone(), operands)))
     })
 }

@@ -38,7 +38,7 @@
 //! replicated parameter must itself be replicated. `tests/lockstep_gradients.rs` holds data-parallel,
 //! tensor-parallel and sharded losses on 4 replicas against one replica with the whole batch.
 
-use crate::ops::{convolution, custom_vjp, gather, pooling};
+use crate::ops::{case, convolution, custom_vjp, gather, pooling, top_k};
 use crate::region;
 use crate::{
     Binary, Comparison, DotDims, Op, Reduction, Tensor, TensorType, Tracer, Unary, ValueId,
@@ -239,7 +239,9 @@ fn rule<'g>(
             let to_updates = gather::scatter_vjp(x[0], x[1], *num_batch, ct);
             Ok(vec![Some(ct), None, Some(to_updates)])
         }
+        Op::TopK { .. } => Ok(vec![cotangents[0].map(|ct| top_k::vjp(x[0], y[1], ct))]),
         Op::Scan(scan) => region::scan_vjp(scan, x, cotangents),
+        Op::Case { branches } => case::case_vjp(branches, x, cotangents),
         Op::Remat(body) => region::remat_vjp(body, x, cotangents),
         Op::CustomVjp(custom) => Ok(custom_vjp::vjp(custom, x, y, cotangents)),
         Op::FusionBarrier => one(ct.fusion_barrier()),

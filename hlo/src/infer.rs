@@ -5,7 +5,7 @@
 //! [`Op::Vary`] adds axes, [`Op::AllReduce`] removes them; the other collectives keep theirs. What comes
 //! out of a loop varies over the axes of its condition too.
 
-use crate::ops::gather;
+use crate::ops::{case, gather, top_k};
 use crate::region;
 use crate::{
     AxisSet, Binary, CustomVjp, DType, DotDims, Mesh, Op, Reduction, Regions, TensorType, Unary,
@@ -39,6 +39,7 @@ pub(crate) fn takes_any_varying(op: &Op) -> bool {
             | Op::OptimizationBarrier
             | Op::While { .. }
             | Op::Scan(_)
+            | Op::Case { .. }
             | Op::Remat(_)
             | Op::CustomVjp(_)
     )
@@ -67,6 +68,7 @@ fn num_operands(op: &Op) -> Option<usize> {
         | Op::DynamicUpdateSlice
         | Op::While { .. }
         | Op::Scan(_)
+        | Op::Case { .. }
         | Op::Remat(_)
         | Op::CustomVjp(_)
         | Op::OptimizationBarrier
@@ -193,7 +195,9 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
         }
         Op::While { regions, .. } => while_loop(t, regions, mesh),
         Op::Gather { num_batch } => one(gather::infer_gather(t[0], t[1], *num_batch)?),
+        Op::TopK { k } => top_k::infer(t[0], *k),
         Op::Scan(scan) => region::infer_scan(scan, t, mesh),
+        Op::Case { branches } => case::infer(branches, t, mesh),
         Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => {
             region::infer_inlined(&body.graph, t, mesh)
         }

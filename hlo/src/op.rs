@@ -150,9 +150,21 @@ pub enum Op {
         /// Leading dims that operand, indices and updates share.
         num_batch: usize,
     },
+    /// `top_k(x)`: the `k` greatest elements along the last dim, in decreasing order, and their i32 indices.
+    /// Equal elements stand in their order; floats are in IEEE 754's total order.
+    TopK {
+        /// How many; at least one.
+        k: usize,
+    },
     /// `scan(consts.., init.., xs..) -> carried.., ys..`: a loop that reads and writes stacks, and that
     /// gradients go through.
     Scan(Scan),
+    /// `case(index, x..)`: the results of branch `index` on x, of which only this one runs. An index that names
+    /// no branch takes the last.
+    Case {
+        /// From x to results of the same types.
+        branches: Vec<Arc<Region>>,
+    },
     /// `remat(x..)`: the body's results; its VJP computes the body again instead of keeping what is
     /// inside.
     Remat(Arc<Region>),
@@ -219,7 +231,7 @@ pub enum Op {
 
 impl Op {
     /// StableHLO's name of the op (ours for `input`, `scan`, `remat`, `vary`, `stop_gradient` and
-    /// `all_reduce_within`; CHLO's for `erf`).
+    /// `all_reduce_within`; CHLO's for `erf` and `top_k`).
     pub fn name(&self) -> &'static str {
         match self {
             Op::Input { .. } => "input",
@@ -250,7 +262,9 @@ impl Op {
             Op::While { .. } => "while",
             Op::Gather { .. } => "gather",
             Op::Scatter { .. } => "scatter",
+            Op::TopK { .. } => "top_k",
             Op::Scan(_) => "scan",
+            Op::Case { .. } => "case",
             Op::Remat(_) => "remat",
             Op::CustomVjp(_) => "custom_vjp",
             Op::FusionBarrier => "fusion_barrier",
@@ -272,6 +286,32 @@ impl Op {
             Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => Some(body),
             _ => None,
         }
+    }
+
+    /// The graphs inside, which run with the op.
+    pub(crate) fn regions(&self) -> Vec<&Graph> {
+        match self {
+            Op::While { regions, .. } => vec![&regions.cond, &regions.body],
+            Op::Scan(Scan { body, .. }) => vec![&body.graph],
+            Op::Case { branches } => branches.iter().map(|branch| &branch.graph).collect(),
+            op => op.inlined_body().map(|body| &body.graph).into_iter().collect(),
+        }
+    }
+
+    /// The op with its graphs gone through a pass, if it is a loop or a case.
+    pub(crate) fn with_regions(&self, pass: impl Fn(&Graph) -> Graph) -> Option<Op> {
+        let region = |region: &Region| Region::new(pass(&region.graph));
+        Some(match self {
+            Op::While { regions, trip_count } => {
+                let [cond, body] = [&regions.cond, &regions.body].map(pass);
+                Op::While { regions: Arc::new(Regions { cond, body }), trip_count: *trip_count }
+            }
+            Op::Scan(scan) => Op::Scan(Scan { body: region(&scan.body), ..scan.clone() }),
+            Op::Case { branches } => {
+                Op::Case { branches: branches.iter().map(|branch| region(branch)).collect() }
+            }
+            _ => return None,
+        })
     }
 
     /// The replicas that meet in this op, group by group; each by itself in ops that are no collectives.

@@ -1,12 +1,10 @@
 //! Passes: graphs from graphs.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use crate::graph::Output;
-use crate::op::Regions;
 use crate::region::prepare;
-use crate::{Graph, Node, Op, Region, Scan, ValueId};
+use crate::{Graph, Node, Op, ValueId};
 
 /// Removes nodes that no output depends on. Inputs stay, since they are the program's signature.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
@@ -27,7 +25,7 @@ pub fn eliminate_dead_code(graph: &Graph) -> Graph {
     })
 }
 
-/// Merges nodes that compute the same from the same operands, in loops too.
+/// Merges nodes that compute the same from the same operands, in loops and branches too.
 ///
 /// Barriers are never merged, so values on the two sides of an `optimization_barrier` stay apart: what
 /// is recomputed behind a barrier is recomputed. Collectives are merged, since equal ones on equal
@@ -35,19 +33,12 @@ pub fn eliminate_dead_code(graph: &Graph) -> Graph {
 pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
     let mut seen: HashMap<(Op, Vec<ValueId>), ValueId> = HashMap::new();
     rebuild(graph, |new, node, operands| {
+        // What a region's gradient was traced with and does not need goes with it.
+        let inner = |region: &Graph| eliminate_dead_code(&merge_common_subexpressions(region));
+        if let Some(op) = node.op.with_regions(inner) {
+            return Some(push(new, node, op, operands));
+        }
         let op = match &node.op {
-            Op::While { regions, trip_count } => {
-                let cond = merge_common_subexpressions(&regions.cond);
-                let body = merge_common_subexpressions(&regions.body);
-                let (regions, trip_count) = (Arc::new(Regions { cond, body }), *trip_count);
-                return Some(push(new, node, Op::While { regions, trip_count }, operands));
-            }
-            Op::Scan(scan) => {
-                // What the body's gradient was traced with and does not need goes with it.
-                let op =
-                    with_body(scan, |body| eliminate_dead_code(&merge_common_subexpressions(body)));
-                return Some(push(new, node, op, operands));
-            }
             Op::OptimizationBarrier | Op::FusionBarrier | Op::Remat(_) | Op::CustomVjp(_) => {
                 return Some(push(new, node, node.op.clone(), operands));
             }
@@ -113,11 +104,6 @@ pub(crate) fn rebuild_values(
         }
     }
     new
-}
-
-/// A scan whose body went through a pass.
-pub(crate) fn with_body(scan: &Scan, pass: impl Fn(&Graph) -> Graph) -> Op {
-    Op::Scan(Scan { body: Region::new(pass(&scan.body.graph)), ..scan.clone() })
 }
 
 pub(crate) fn push(graph: &mut Graph, node: &Node, op: Op, operands: &[ValueId]) -> ValueId {

@@ -4,6 +4,7 @@
 //! behind the ops as locations, leaf names behind the arguments and results as comments. `vary` and
 //! `stop_gradient` are types' business and print nothing.
 
+mod control;
 mod windows;
 
 use std::borrow::Cow;
@@ -229,6 +230,7 @@ impl Writer {
         }
         let body = match &node.op {
             Op::While { .. } => self.while_body(scope, node),
+            Op::Case { branches } => self.case_body(scope, node, branches),
             Op::Reduce { reduction, dims } => {
                 let dtype = scope.graph.ty(node.operands[0]).dtype;
                 let identity = self.identity(scope, node, dtype, *reduction);
@@ -362,32 +364,6 @@ impl Writer {
         name
     }
 
-    /// A `while` with its two regions, from behind the `=` to the last brace.
-    fn while_body(&mut self, scope: &Scope<'_>, node: &Node) -> String {
-        let Op::While { regions, .. } = &node.op else { return String::new() };
-        let carried: Vec<_> = node.operands.iter().map(|_| self.fresh()).collect();
-        let starts = carried
-            .iter()
-            .zip(&node.operands)
-            .map(|(name, value)| format!("{name} = {}", scope.name(*value)))
-            .collect::<Vec<_>>();
-        // Written aside, since the result's name stands before it.
-        let before = std::mem::take(&mut self.text);
-        let pad = scope.pad();
-        let types = scope.types(node.operands.iter().copied());
-        let _ = writeln!(self.text, "stablehlo.while({}) : {types}", starts.join(", "));
-        for (word, region) in [("cond", &regions.cond), ("} do", &regions.body)] {
-            let _ = writeln!(self.text, "{pad}{word} {{");
-            let mut names = vec![String::new(); region.num_values()];
-            for (input, name) in region.inputs().iter().zip(&carried) {
-                names[input.value.index()].clone_from(name);
-            }
-            self.region(region, names, scope.indent + 2, "stablehlo.return");
-        }
-        let _ = write!(self.text, "{pad}}}");
-        std::mem::replace(&mut self.text, before)
-    }
-
     fn location(&mut self, location: &'static Location<'static>) -> usize {
         let next = self.location_order.len();
         *self.locations.entry(location).or_insert_with(|| {
@@ -468,6 +444,10 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
                 signature()
             )
         }
+        Op::TopK { k } => {
+            let x = scope.types(node.operands.iter().copied());
+            format!("chlo.top_k({operands}, k = {k}) : {x} -> ({result})")
+        }
         Op::FusionBarrier | Op::OptimizationBarrier => {
             format!("stablehlo.optimization_barrier {operands} : {result}")
         }
@@ -528,6 +508,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         | Op::ReduceWindow { .. }
         | Op::SelectAndScatter { .. }
         | Op::While { .. }
+        | Op::Case { .. }
         | Op::ReplicaId { .. }
         | Op::Vary { .. }
         | Op::StopGradient => unreachable!("written by `Writer::node`"),

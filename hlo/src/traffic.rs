@@ -78,13 +78,14 @@ fn is_fused(graph: &Graph, value: ValueId) -> bool {
     kind(&graph.node_of(value).op) == Kind::Fused
 }
 
-/// Their bytes are their own business: inputs move nothing, loops are their bodies, collectives go over
+/// Their bytes are their own business: inputs move nothing, loops and cases are their bodies, collectives go over
 /// other wires.
 fn is_counted_elsewhere(op: &Op) -> bool {
     matches!(
         op,
         Op::Input { .. }
             | Op::While { .. }
+            | Op::Case { .. }
             | Op::OptimizationBarrier
             | Op::AllReduce { .. }
             | Op::AllReduceWithin { .. }

@@ -1,7 +1,7 @@
 //! Whole-graph invariants as executable checks.
 
 use crate::infer::infer;
-use crate::{AxisSet, Graph, Op, Scan, TensorType};
+use crate::{AxisSet, Graph, Op, TensorType};
 
 /// A graph that breaks an invariant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,10 +44,11 @@ pub enum VerifyError {
         /// The leaf's path.
         name: String,
     },
-    /// A loop with collectives inside may run a different number of times on different replicas.
+    /// A loop with collectives inside may run a different number of times on different replicas, or a case
+    /// another branch.
     #[error(
-        "the loop at {location} holds a collective over {axes}, but its condition may differ between \
-         these replicas: some would wait for ever"
+        "the loop or case at {location} holds a collective over {axes}, but its condition or index may \
+         differ between these replicas: some would wait for ever"
     )]
     DivergentCollective {
         /// The caller's line.
@@ -118,42 +119,26 @@ fn nodes(graph: &Graph) -> Result<(), VerifyError> {
         if !inferred.iter().eq(node.results().map(|result| graph.ty(result))) {
             return Err(malformed("its results have other types than its op gives".into()));
         }
-        if let Op::Scan(Scan { body, .. }) = &node.op {
-            nodes(&body.graph)?;
+        for region in node.op.regions() {
+            nodes(region)?;
         }
-        if let Some(body) = node.op.inlined_body() {
-            nodes(&body.graph)?;
-        }
-        if let Op::While { regions, .. } = &node.op {
-            nodes(&regions.cond)?;
-            nodes(&regions.body)?;
-            let decides = regions.cond.outputs()[0].value;
-            let diverges = regions.cond.ty(decides).varying;
-            let axes = collective_axes(&regions.body) | collective_axes(&regions.cond);
-            let axes = axes.intersection(diverges);
-            if !axes.is_empty() {
-                return Err(VerifyError::DivergentCollective { location: node.location, axes });
-            }
+        let diverges = match &node.op {
+            Op::While { regions, .. } => regions.cond.ty(regions.cond.outputs()[0].value).varying,
+            Op::Case { .. } => graph.ty(node.operands[0]).varying,
+            _ => AxisSet::EMPTY,
+        };
+        let axes = all_collective_axes(&node.op).intersection(diverges);
+        if !axes.is_empty() {
+            return Err(VerifyError::DivergentCollective { location: node.location, axes });
         }
     }
     Ok(())
 }
 
-/// The axes over which a graph, loops included, holds collectives.
-fn collective_axes(graph: &Graph) -> AxisSet {
-    graph.nodes().iter().fold(AxisSet::EMPTY, |all, node| {
-        let inner = match &node.op {
-            Op::While { regions, .. } => {
-                collective_axes(&regions.cond) | collective_axes(&regions.body)
-            }
-            Op::Scan(Scan { body, .. }) => collective_axes(&body.graph),
-            op => match op.inlined_body() {
-                Some(body) => collective_axes(&body.graph),
-                None => op.collective_axes(),
-            },
-        };
-        all | inner
-    })
+/// The axes over which an op is a collective or holds one.
+fn all_collective_axes(op: &Op) -> AxisSet {
+    let inner = op.regions().into_iter().flat_map(Graph::nodes);
+    inner.fold(op.collective_axes(), |all, node| all | all_collective_axes(&node.op))
 }
 
 fn unique<'a>(

@@ -117,6 +117,14 @@ fn a_gather_reads_the_rows_it_returns_and_a_scatter_adds_in_place() {
 }
 
 #[test]
+fn top_k_looks_at_each_element() {
+    let cost = cost(Mesh::SINGLE, |t| {
+        t.output("indices", t.input("x", f32s(&[3, 100])).top_k(2).1);
+    });
+    assert_eq!((cost.flops, cost.bytes), (300, 4 * (300 + 2 * (3 * 2))));
+}
+
+#[test]
 fn loops_are_multiplied_out() {
     let mesh = Mesh::new(&[(Axis::Data, 4), (Axis::Tensor, 2)]);
     let cost = cost(mesh, |t| {
@@ -146,6 +154,19 @@ fn loops_are_multiplied_out() {
     let collective_bytes = 6 * (24 + 24) + (24 + 4 * 24);
     assert_eq!(cost.bytes, outer_bytes + 3 * inner_bytes + collective_bytes);
     assert!(!cost.has_unknown_loops);
+}
+
+#[test]
+fn a_case_costs_what_its_dearest_branch_costs() {
+    let cost = cost(Mesh::SINGLE, |t| {
+        let (x, index) =
+            (t.input("x", f32s(&[4, 4])), t.input("i", TensorType::new(DType::I32, &[])));
+        let y = t.case(index, &[x], &[&|x| vec![x[0].sine()], &|x| vec![x[0].dot(x[0])]]);
+        t.output("y", t.remat(&y, |y| vec![-y[0]])[0]);
+    });
+    let dot = 2 * 4 * 4 * 4;
+    assert_eq!((cost.flops, cost.matmul_flops, cost.transcendentals), (dot + 16, dot, 0));
+    assert_eq!(cost.bytes, 4 * (3 * 16 + 2 * 16));
 }
 
 #[test]

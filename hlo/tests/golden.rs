@@ -6,7 +6,7 @@
 
 use hlo::passes::simplify;
 use hlo::{
-    Axis, AxisSet, Convolution, DType, DotDims, Graph, Literal, Mesh, Reduction, Tensor,
+    Axis, AxisSet, Branch, Convolution, DType, DotDims, Graph, Literal, Mesh, Reduction, Tensor,
     TensorType, Tracer, Window, grad, lower, trace, verify,
 };
 
@@ -126,6 +126,9 @@ fn rows() {
         let in_batch = batch.gather(ids, 1);
         t.output("in_batch", in_batch);
         t.output("batch", batch.scatter_add(ids, in_batch, 1));
+        let (values, indices) = batch.top_k(2);
+        t.output("greatest", values);
+        t.output("where", indices);
     });
     insta::assert_snapshot!(text);
 }
@@ -204,6 +207,25 @@ fn loops() {
         t.output("sum", results[1]);
     });
     insta::assert_snapshot!(text);
+}
+
+/// Values that one branch returns without its operand's axes are handed over, and gradients are a case too.
+#[test]
+fn cases() {
+    let graph = trace(Mesh::data(2), |t| {
+        let x = t.input("x", TensorType::new(DType::F32, &[3]).varying(Axis::Data.into()));
+        let index = t.input("index", TensorType::new(DType::U32, &[]));
+        let branches: [Branch<'_>; 2] =
+            [&|x| vec![x[0].tracer().full(DType::F32, &[3], 0.5), x[0].reduce_max(&[0])], &|x| {
+                vec![x[0].sine(), x[0].sum()]
+            }];
+        let y = t.case(index, &[x], &branches);
+        t.output_varying("y", y[0], Axis::Data.into());
+        t.output_varying("gradient", grad(y[1] + y[0].sum(), &[x])[0], Axis::Data.into());
+    });
+    let graph = simplify(&graph.unwrap());
+    verify(&graph).unwrap();
+    insta::assert_snapshot!(lower(&graph, "golden").text_without_locations());
 }
 
 /// Each op has its line, gradients that of the op they belong to, each line one definition.

@@ -12,9 +12,9 @@ use std::collections::BTreeSet;
 use std::panic::Location;
 
 use hlo::{
-    Axis, AxisSet, Binary, Convolution, ConvolutionDims, DType, DotDims, Graph, Literal, Mesh, Op,
-    Reduction, Tensor, TensorType, Tracer, Unary, Window, WindowDim, grad, interpret, trace,
-    verify, vjp,
+    Axis, AxisSet, Binary, Branch, Convolution, ConvolutionDims, DType, DotDims, Graph, Literal,
+    Mesh, Op, Reduction, Tensor, TensorType, Tracer, Unary, Window, WindowDim, grad, interpret,
+    trace, verify, vjp,
 };
 
 const STEP: f64 = 1e-5;
@@ -185,12 +185,30 @@ fn moving_cases() -> Vec<Case> {
                 x[0].scatter_add(indices, x[1], 1)
             },
         ),
+        single("top_k", &[within(&[2, 5], -1.0, 1.0)], |x| {
+            let (values, indices) = x[0].top_k(3);
+            values * values + x[0].gather(indices, 1)
+        }),
         single("scan", &[within(&[2], -1.0, 1.0), within(&[3, 2], -1.0, 1.0)], |x| {
             let (carried, ys) = x[0].tracer().scan(3, &[x[0]], &[x[0]], &[x[1]], |c, s, x| {
                 let next = (s[0] * x[0] + c[0]).sine();
                 (vec![next], vec![next * next])
             });
             carried[0] + ys[0].reduce_sum(&[0])
+        }),
+        single("case", &[within(&[2], -1.0, 1.0), within(&[2], -1.0, 1.0)], |x| {
+            let t = x[0].tracer();
+            let take = |index: f64| {
+                let branches: [Branch<'_>; 3] = [
+                    &|x| vec![(x[0] * x[1]).sine(), x[0] * x[0]],
+                    // One result is a constant, and one operand is not needed.
+                    &|x| vec![x[1].exponential(), x[0].full_like(3.0)],
+                    &|x| vec![x[1], x[0].tanh()],
+                ];
+                let y = t.case(t.scalar(DType::I32, index), x, &branches);
+                y[0] * y[1]
+            };
+            take(0.0) * take(1.0) + take(2.0) * take(-4.0)
         }),
         single("remat", &[within(&[2], -1.0, 1.0), within(&[2], -1.0, 1.0)], |x| {
             let y = x[0].tracer().remat(x, |x| vec![(x[0] * x[1]).sine(), x[1].tanh()]);
@@ -388,6 +406,19 @@ fn collective_cases() -> Vec<Case> {
             let axes = AxisSet::of(&[Axis::Data, Axis::Tensor]);
             (x[0] * x[0]).all_reduce_within(axes, 2) * x[0]
         }),
+        four("case that each replica decides", &[data(), over(&[4], &[Axis::Data])], |x| {
+            let t = x[0].tracer();
+            let branches: [Branch<'_>; 2] =
+                [&|x| vec![x[0].reduce_sum(&[1]).sine()], &|x| vec![x[0].dot(x[1])]];
+            t.case(t.replica_id(Axis::Data), x, &branches)[0]
+        }),
+        four("case with collectives inside", &[data(), within(&[4], -1.0, 1.0)], |x| {
+            let t = x[0].tracer();
+            let branches: [Branch<'_>; 2] = [&|x| vec![x[1] * x[1]], &|x| {
+                vec![x[0].reduce_sum(&[0]).all_reduce(Reduction::Sum, Axis::Data) * x[1]]
+            }];
+            t.case(t.scalar(DType::U32, 1.0), x, &branches)[0]
+        }),
         four("all_gather", &[both()], |x| x[0].all_gather(1, Axis::Tensor)),
         four("reduce_scatter", &[both()], |x| x[0].reduce_scatter(0, Axis::Data)),
         four("all_to_all", &[both()], |x| x[0].all_to_all(0, 1, Axis::Tensor)),
@@ -487,7 +518,9 @@ fn the_table_covers_every_op() {
         "select_and_scatter",
         "gather",
         "scatter",
+        "top_k",
         "scan",
+        "case",
         "remat",
         "custom_vjp",
         "fusion_barrier",

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use half::{bf16, f16};
 use hlo::{
-    Binary, Comparison, Convolution, DType, DotDims, Element, Literal, Mesh, Op, Reduction, Tensor,
-    Tracer, Unary, Window, interpret, trace,
+    Binary, Branch, Comparison, Convolution, DType, DotDims, Element, Literal, Mesh, Op, Reduction,
+    Tensor, Tracer, Unary, Window, interpret, trace,
 };
 
 type Case = (&'static str, for<'t> fn(&'t Tracer) -> Tensor<'t>, Literal);
@@ -302,6 +302,26 @@ fn movement() -> Vec<Case> {
             },
             v(&[1, 4, 12, 7]),
         ),
+        (
+            "case, of whose branches the last is for all other numbers",
+            |t| {
+                let take = |index: i32| {
+                    let branches: [Branch<'_>; 3] =
+                        [&|x| vec![x[0] + 1.0], &|x| vec![x[0] * 10.0], &|x| vec![-x[0]]];
+                    t.case(i(t, index), &[c(t, &[7])], &branches)[0]
+                };
+                take(0).concatenate(&[1, 2, 3, -1].map(take), 0)
+            },
+            v(&[8, 70, -7, -7, -7]),
+        ),
+        (
+            "case by u32",
+            |t| {
+                let index = t.constant(Literal::scalar(u32::MAX));
+                t.case(index, &[c(t, &[7])], &[&|x| vec![-x[0]], &|x| x.to_vec()])[0]
+            },
+            v(&[7]),
+        ),
         ("remat", |t| t.remat(&[i(t, 3)], |x| vec![x[0] * x[0]])[0], Literal::scalar(9)),
         ("rows, moved into range", |t| counted(t, &[3, 2]).take(c(t, &[1, -5, 9, 2])), {
             d(&[4, 2], &[2f32, 3.0, 0.0, 1.0, 4.0, 5.0, 4.0, 5.0])
@@ -336,6 +356,22 @@ fn movement() -> Vec<Case> {
                 counted(t, &[2, 2, 2]).scatter_add(c(t, &[1, 0]).reshape(&[2, 1]), updates, 1)
             },
             d(&[2, 2, 2], &[0f32, 1.0, 2.0, 4.0, 6.0, 8.0, 6.0, 7.0]),
+        ),
+        (
+            "top_k of rows",
+            |t| c(t, &[3, 9, 5, i32::MIN, 0, -1]).reshape(&[2, 3]).top_k(2).0,
+            d(&[2, 2], &[9, 5, 0, -1]),
+        ),
+        ("where the greatest stand", |t| c(t, &[7u8, 255, 7, 0]).top_k(4).1, v(&[1, 0, 2, 3])),
+        (
+            "top_k in total order",
+            |t| c(t, &[-0.0f32, -NAN, 0.0, -INF, NAN, INF, -NAN]).top_k(7).1,
+            v(&[4, 5, 2, 0, 3, 1, 6]),
+        ),
+        (
+            "top_k of halves",
+            |t| t.constant(bf16s(&[-1.0, 0.5, -3.0])).top_k(3).0,
+            bf16s(&[0.5, -1.0, -3.0]),
         ),
     ]
 }
@@ -567,7 +603,7 @@ fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
     let others = "constant iota compare select clamp convert bitcast_convert broadcast_in_dim \
                   reshape transpose slice dynamic_slice dynamic_update_slice pad concatenate \
                   reduce dot_general convolution reverse reduce_window select_and_scatter \
-                  gather scatter scan remat custom_vjp fusion_barrier optimization_barrier stop_gradient";
+                  gather scatter top_k scan case remat custom_vjp fusion_barrier optimization_barrier stop_gradient";
     let all = families.into_iter().flatten().chain(others.split_whitespace());
     let missing: Vec<_> = all.filter(|name| !covered.contains(name)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");

@@ -250,6 +250,32 @@ fn a_collective_that_some_replicas_never_reach_is_an_error() {
     }
 }
 
+fn sum(x: Tensor<'_>, axis: Axis) -> Tensor<'_> {
+    x.all_reduce(Reduction::Sum, axis).vary(axis)
+}
+
+#[test]
+fn a_collective_in_a_branch_that_some_replicas_take_is_an_error() {
+    let mesh = Mesh::new(&[(Data, 2), (Model, 2)]);
+    let meeting_along = |axis: Axis| {
+        graph(mesh, |t, x| {
+            let index = t.replica_id(Data);
+            t.case(index, &[x], &[&|x| vec![sum(x[0], axis)], &|x| vec![sum(x[0], axis) + x[0]]])[0]
+        })
+    };
+    let along_tensor = interpret(&meeting_along(Model), &[inputs(mesh)]).unwrap();
+    assert_eq!(values(&along_tensor[0])[0], [3.0, 30.0]);
+    assert_eq!(values(&along_tensor[0])[3], [7.0 + 4.0, 70.0 + 40.0]);
+    assert_eq!(hlo::verify(&meeting_along(Model)), Ok(()));
+    let diverges = meeting_along(Data);
+    let error = interpret(&diverges, &[inputs(mesh)]).unwrap_err();
+    assert!(matches!(&error, InterpError::LeftLoop { group, .. } if *group == [0, 2]), "{error}");
+    let error = hlo::verify(&diverges).unwrap_err();
+    assert!(
+        matches!(error, hlo::VerifyError::DivergentCollective { axes, .. } if axes == Data.into())
+    );
+}
+
 #[test]
 fn bad_inputs_are_typed_errors() {
     let mesh = Mesh::data(2);

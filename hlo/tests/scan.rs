@@ -93,6 +93,15 @@ fn cases() -> Vec<Case> {
             let y = h[0].tracer().remat(&[h[0], w[0]], |x| vec![x[0].dot(x[1]).tanh().sine()]);
             (y, vec![])
         }),
+        case("a case inside", &[], &[f64s(&[2, 3])], &[f64s(&[LENGTH, 3, 3])], |_, h, w| {
+            let index = w[0].sum().greater(0.0).convert(DType::I32);
+            let y = h[0].tracer().case(
+                index,
+                &[h[0], w[0]],
+                &[&|x| vec![x[0].dot(x[1]).tanh()], &|x| vec![x[0].sine()]],
+            );
+            (y.clone(), y)
+        }),
         four("vary outside", &[], &[shard(&[2, 3])], &[shard(&[LENGTH, 3, 3])], |_, h, w| {
             (vec![h[0].dot(w[0]).tanh()], vec![h[0].sum()])
         }),

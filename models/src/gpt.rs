@@ -165,11 +165,11 @@ impl Gpt {
         let x_nd = stack(&scope.at("blocks"), x_nd, how, |scope, x_nd| {
             let normal_nd = layer_norm(&scope.at("norm1"), x_nd);
             let added_nd = attention(&scope.at("attn"), normal_nd, parts);
-            let x_nd = x_nd + dropout(&scope.at("attn"), added_nd, rate);
+            let x_nd = (x_nd + dropout(&scope.at("attn"), added_nd, rate)).fusion_barrier();
             let normal_nd = layer_norm(&scope.at("norm2"), x_nd);
             let scope = scope.at("mlp");
             let added_nd = feed_forward(&scope, normal_nd, num_hidden, weights, to_residual);
-            x_nd + dropout(&scope, added_nd, rate)
+            (x_nd + dropout(&scope, added_nd, rate)).fusion_barrier()
         });
         table.logits(layer_norm(&scope.at("norm"), x_nd))
     }

@@ -13,7 +13,9 @@
 use hlo::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::layers::{BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool};
+use crate::layers::{
+    BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool, relu,
+};
 use crate::loss::smoothed_cross_entropy;
 use crate::{Batch, Initializer, Loss, Model, Scope};
 
@@ -106,10 +108,10 @@ impl ResNet {
     fn stem<'g>(&self, scope: &Scope<'g>, x: Tensor<'g>, for_large_images: bool) -> Tensor<'g> {
         if for_large_images {
             let conv = Conv2d { num_out: 64, size: 7, stride: 2 };
-            max_pool(self.conv_norm(scope, "", x, conv).maximum(0.0), 3, 2, 1)
+            max_pool(relu(self.conv_norm(scope, "", x, conv)), 3, 2, 1)
         } else {
             let conv = Conv2d { num_out: 16, size: 3, stride: 1 };
-            self.conv_norm(scope, "", x, conv).maximum(0.0)
+            relu(self.conv_norm(scope, "", x, conv))
         }
     }
 
@@ -122,13 +124,9 @@ impl ResNet {
         stride: usize,
     ) -> Tensor<'g> {
         let y = self.conv_norm(scope, "1", x, Conv2d { num_out: width, size: 3, stride });
-        let y = conv2d(
-            &scope.at("conv2"),
-            y.maximum(0.0),
-            Conv2d { num_out: width, size: 3, stride: 1 },
-        );
+        let y = conv2d(&scope.at("conv2"), relu(y), Conv2d { num_out: width, size: 3, stride: 1 });
         let y = self.last_norm(&scope.at("norm2"), y);
-        (y + padded_shortcut(x, width, stride)).maximum(0.0)
+        relu(y + padded_shortcut(x, width, stride))
     }
 
     /// 1x1 down to `width`, 3x3 with the stride, 1x1 up to four times `width`.
@@ -141,14 +139,14 @@ impl ResNet {
     ) -> Tensor<'g> {
         let narrow = Conv2d { num_out: width, size: 1, stride: 1 };
         let wide = Conv2d { num_out: 4 * width, size: 1, stride: 1 };
-        let y = self.conv_norm(scope, "1", x, narrow).maximum(0.0);
-        let y = self.conv_norm(scope, "2", y, Conv2d { size: 3, stride, ..narrow }).maximum(0.0);
+        let y = relu(self.conv_norm(scope, "1", x, narrow));
+        let y = relu(self.conv_norm(scope, "2", y, Conv2d { size: 3, stride, ..narrow }));
         let y = self.last_norm(&scope.at("norm3"), conv2d(&scope.at("conv3"), y, wide));
         let shortcut = match x.dim(1) == wide.num_out && stride == 1 {
             true => x,
             false => self.conv_norm(&scope.at("shortcut"), "", x, Conv2d { stride, ..wide }),
         };
-        (y + shortcut).maximum(0.0)
+        relu(y + shortcut)
     }
 
     fn conv_norm<'g>(

@@ -51,8 +51,8 @@ fn accuracies_count_ties_against_the_label() {
 
 #[test]
 fn smoothing_changes_the_loss_and_no_metric() {
-    let scores: [f64; NUM_CLASSES] = [0.5, -1.0, 2.0, 0.0, 0.25, -0.5, 1.0];
-    let total: f64 = scores.iter().map(|score| score.exp()).sum();
+    let scores = [0.5, -1.0, 2.0, 0.0, 0.25, -0.5, 1.0];
+    let total: f64 = scores.iter().map(|score: &f64| score.exp()).sum();
     let log = |class: usize| scores[class] - total.ln();
     for smoothing in [0.0, 0.1, 0.9] {
         let found = of_scores(scores, |x, y, w| smoothed_cross_entropy(x, y, w, smoothing));

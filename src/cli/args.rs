@@ -68,6 +68,20 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Predict step time and efficiency from one device to the whole target, without compiling
+    Plan {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// As for compile
+        #[arg(long)]
+        target: String,
+        /// Print comma-separated values
+        #[arg(long, conflicts_with = "json")]
+        csv: bool,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Compile what another process of this program left in a directory
     #[command(hide = true)]
     CompileWorker {

@@ -1,4 +1,5 @@
-//! `lockstep compile`: the step of a configuration, compiled for hardware that is not here.
+//! `lockstep compile` and `lockstep plan`: the step of a configuration, compiled for hardware that is not
+//! here, and what it takes there by the cost model.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,7 +9,8 @@ use anyhow::{Context, Result};
 use super::args::ConfigArgs;
 use super::{Loaded, print_line};
 use crate::config::{Config, Model};
-use crate::targets::{self, Family, Knobs, Step, Target, worker};
+use crate::targets::cost::{Timeline, Work};
+use crate::targets::{self, Family, Knobs, Measured, ScalingPlan, Step, Target, worker};
 use crate::{step, train};
 
 pub fn run(
@@ -18,7 +20,7 @@ pub fn run(
     json: bool,
 ) -> Result<ExitCode> {
     let target: Target = target.parse()?;
-    let lowered = Lowered::new(config, &target)?;
+    let lowered = Lowered::new(config, &target, target.num_devices())?;
     let binary = std::env::current_exe().context("cannot find this program's own file")?;
     let report =
         lowered.with_step(|step| targets::compile(step, &target, &binary, dump.as_deref()))?;
@@ -28,6 +30,38 @@ pub fn run(
         print_line(&report.to_string())?;
     }
     Ok(if report.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// How a plan is printed.
+#[derive(Clone, Copy)]
+pub enum Form {
+    Table,
+    Csv,
+    Json,
+}
+
+pub fn plan(config: &ConfigArgs, target: &str, form: Form) -> Result<ExitCode> {
+    let target: Target = target.parse()?;
+    let mut steps = vec![];
+    let mut refused = None;
+    for num_devices in targets::sizes(&target) {
+        match Lowered::new(config, &target, num_devices).and_then(|lowered| lowered.measure()) {
+            Ok(step) => steps.push(step),
+            // A batch that does not divide over this size may divide over others.
+            Err(error) => refused = Some(error),
+        }
+    }
+    let largest = steps.last().map_or(0, |step| step.num_devices);
+    if let Some(error) = refused.filter(|_| largest < target.num_devices()) {
+        return Err(error.context(format!("there is no step for all of {target}")));
+    }
+    let plan = ScalingPlan::new(&target, &steps);
+    match form {
+        Form::Table => print_line(&plan.table())?,
+        Form::Csv => print_line(plan.csv().trim_end())?,
+        Form::Json => print_line(&serde_json::to_string(&plan)?)?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The hidden command's part of it: see [`worker`].
@@ -43,19 +77,28 @@ struct Lowered {
 }
 
 impl Lowered {
-    /// Reads the configuration with the target's backend and number of devices.
-    fn new(args: &ConfigArgs, target: &Target) -> Result<Self> {
+    /// Reads the configuration with the target's backend, for so many of its devices.
+    fn new(args: &ConfigArgs, target: &Target, num_devices: usize) -> Result<Self> {
         let backend = match target.chip.family {
             Family::Tpu(_) => "tpu",
             Family::Gpu(_) => "cuda",
         };
-        let num_devices = target.num_devices();
         let mut sets = args.sets();
         sets.push(format!("device.backend={backend}"));
         sets.push(format!("mesh.data={num_devices}"));
         let loaded = Loaded::with_sets(&args.config, &sets)?;
         let plan = train::Plan::new(&loaded.config, &loaded.splits, num_devices)?;
         Ok(Self { loaded, plan })
+    }
+
+    fn measure(&self) -> Result<Measured> {
+        let graph = step::trace_step(&self.plan.spec(&*self.loaded.model))?;
+        Ok(Measured {
+            num_devices: self.plan.batch.data_parallel_size(),
+            global_batch: self.plan.batch.global_batch(),
+            work: Work::of(&graph, self.plan.precision.compute.size_bytes()),
+            timeline: Timeline::of(&graph),
+        })
     }
 
     fn with_step<T, E>(&self, run: impl FnOnce(&Step<'_>) -> Result<T, E>) -> Result<T>

@@ -3,6 +3,7 @@
 //! Figures go to stdout, everything said on the way to stderr. Exit codes: 0, 1 for errors, 2 for
 //! wrong usage.
 
+mod allocator;
 mod args;
 mod compile;
 mod doctor;
@@ -31,6 +32,9 @@ use args::{Args, Command, ConfigArgs, Stage};
 /// Runs the command that the process was started with. `started` is when that was.
 pub fn main(started: Instant) -> ExitCode {
     let args = Args::parse();
+    if matches!(args.command, Command::Train { .. } | Command::Bench { .. }) {
+        allocator::tune();
+    }
     match run(args.command, started) {
         Ok(code) => code,
         Err(error) => {
@@ -50,6 +54,14 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Schedule(args) => schedule::run(&args),
         Command::Compile { config, target, dump, json } => {
             compile::run(&config, &target, dump, json)
+        }
+        Command::Plan { config, target, csv, json } => {
+            let form = match (csv, json) {
+                (true, _) => compile::Form::Csv,
+                (_, true) => compile::Form::Json,
+                _ => compile::Form::Table,
+            };
+            compile::plan(&config, &target, form)
         }
         Command::CompileWorker { dir } => compile::serve(&dir),
         Command::ProbePlugin { path, open } => {

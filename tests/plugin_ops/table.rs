@@ -6,8 +6,8 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use hlo::{
-    Axis, AxisSet, Binary, Comparison, Convolution, DType, DotDims, Graph, Literal, Mesh, Op,
-    Reduction, Tensor, TensorType, Unary, Window, grad, interpret, trace, verify,
+    Axis, AxisSet, Binary, Branch, Comparison, Convolution, DType, DotDims, Graph, Literal, Mesh,
+    Op, Reduction, Tensor, TensorType, Unary, Window, grad, interpret, trace, verify,
 };
 
 use crate::agreement::{Agreement, disagreement};
@@ -250,6 +250,18 @@ fn moving_cases() -> Vec<Case> {
             &[small(&[2, 3, 2]), small(&[2, 2, 2])],
             |x| x[0].scatter_add(indices(x[0], &[2, 2], &[2, 2, -1, 0]), x[1], 1),
         ),
+        // Eight rows of corners, then one long enough for any algorithm: bits, so NaN too.
+        case("top_k", numeric, Bits, &[Input { dims: &[8, 8], values: Values::Corners }], |x| {
+            x[0].top_k(8).0
+        }),
+        case("indices of top_k", numeric, Bits, &[CORNERS, CORNERS], |x| {
+            let signs = x[0].concatenate(&[if x[0].dtype().is_float() { -x[1] } else { x[1] }], 0);
+            signs.top_k(70).1
+        }),
+        case("gradient of top_k", float, Exact, &[SMALL], |x| {
+            let (values, _) = x[0].reshape(&[4, 16]).top_k(3);
+            grad(values.sum(), x)[0]
+        }),
         case("fusion_barrier", any, Bits, &[MATRIX], |x| x[0].fusion_barrier()),
         case("optimization_barrier", any, Bits, &[MATRIX, SMALL], |x| {
             x[0].tracer().optimization_barrier(x)[1]
@@ -377,6 +389,20 @@ fn contracting_cases() -> Vec<Case> {
                 grad(last[0].sum(), x)[1]
             },
         ),
+        case("case", numeric, Exact, &[MATRIX], |x| {
+            let t = x[0].tracer();
+            let take = |index: f64| {
+                let branches: [Branch<'_>; 2] = [&|x| vec![x[0] + x[0]], &|x| x.to_vec()];
+                t.case(t.scalar(DType::I32, index), x, &branches)[0]
+            };
+            take(0.0).concatenate(&[1.0, 2.0, -1.0].map(take), 0)
+        }),
+        case("case that each replica decides, and its gradient", float, Exact, &[MATRIX], |x| {
+            let branches: [Branch<'_>; 2] = [&|x| vec![x[0] * x[0]], &|x| vec![x[0].abs()]];
+            let index = x[0].tracer().replica_id(Axis::Data);
+            let y = x[0].tracer().case(index, x, &branches)[0];
+            y + grad(y.sum(), x)[0]
+        }),
         case("custom_vjp", float, Exact, &[MATRIX], |x| {
             x[0].tracer().custom_vjp(x, |x| vec![x[0] + x[0]], |_, _, ct| ct.to_vec())[0]
         }),
@@ -594,7 +620,9 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
             "reduce_window",
             "while",
             "scatter",
+            "top_k",
             "scan",
+            "case",
             "remat",
             "reduce_scatter",
         ];

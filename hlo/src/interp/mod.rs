@@ -16,6 +16,7 @@ mod erf;
 mod gather;
 mod movement;
 mod region;
+mod top_k;
 mod window;
 
 use std::panic::Location;
@@ -62,9 +63,11 @@ pub enum InterpError {
         /// Type of the value.
         got: TensorType,
     },
-    /// A collective in a loop that some replicas of a group have left: on devices it never returns.
+    /// A collective in a loop that some replicas of a group have left, or in a branch that they did not take:
+    /// on devices it never returns.
     #[error(
-        "{op} at {location}: some of replicas {group:?} have left the loop, others wait for them"
+        "{op} at {location}: some of replicas {group:?} have left the loop or took another branch, others wait \
+         for them"
     )]
     LeftLoop {
         /// Which collective.
@@ -240,7 +243,13 @@ fn eval(
         Op::While { regions, .. } => while_loop(&regions.cond, &regions.body, operands, running),
         Op::Gather { num_batch } => each(&|x| gather::gather(x[0], x[1], *num_batch, &ty.dims)),
         Op::Scatter { num_batch } => each(&|x| gather::scatter(x[0], x[1], x[2], *num_batch)),
+        Op::TopK { k } => {
+            let found = operands[0].iter().map(|x| top_k::top_k(x, *k).map(Arc::new));
+            let (values, indices) = found.map(|[values, indices]| (values, indices)).unzip();
+            Ok(vec![values, indices])
+        }
         Op::Scan(scan) => region::scan(scan, operands, running),
+        Op::Case { branches } => region::case(branches, operands, running),
         Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => {
             run(&body.graph, &owned(operands), running)
         }

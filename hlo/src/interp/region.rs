@@ -1,10 +1,10 @@
-//! Scan: its body, round by round.
+//! Scan: its body, round by round. Case: each branch on the replicas that take it.
 
 use std::sync::Arc;
 
 use super::movement::{concatenate, relabel, slice};
-use super::{InterpError, Replicas, owned, run};
-use crate::{Literal, Scan, TensorType};
+use super::{InterpError, Replicas, ints, owned, run};
+use crate::{Literal, Region, Scan, TensorType};
 
 pub(super) fn scan(
     scan: &Scan,
@@ -35,6 +35,35 @@ pub(super) fn scan(
     };
     carried.extend((0..num_ys).map(stack));
     Ok(carried)
+}
+
+/// Operands: the index, then what the branches take.
+pub(super) fn case(
+    branches: &[Arc<Region>],
+    operands: &[&Replicas],
+    running: &[bool],
+) -> Result<Vec<Replicas>, InterpError> {
+    let (index, x) = (operands[0], owned(&operands[1..]));
+    let last = branches.len() - 1;
+    let taken: Vec<usize> = index
+        .iter()
+        .map(|index| usize::try_from(ints(index)[0]).map_or(last, |index| index.min(last)))
+        .collect();
+    let mut results: Option<Vec<Replicas>> = None;
+    for (i, branch) in branches.iter().enumerate().filter(|(i, _)| taken.contains(i)) {
+        let takes: Vec<_> = taken.iter().zip(running).map(|(t, runs)| *t == i && *runs).collect();
+        let found = run(&branch.graph, &x, &takes)?;
+        let Some(results) = &mut results else {
+            results = Some(found);
+            continue;
+        };
+        for (result, found) in results.iter_mut().zip(found) {
+            for (replica, value) in found.into_iter().enumerate().filter(|(r, _)| taken[*r] == i) {
+                result[replica] = value;
+            }
+        }
+    }
+    Ok(results.unwrap_or_default())
 }
 
 fn each(x: &Replicas, f: impl Fn(&Literal) -> Literal) -> Replicas {

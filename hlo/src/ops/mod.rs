@@ -1,5 +1,6 @@
 //! What can be done with tensors, by family.
 
+pub(crate) mod case;
 mod control;
 pub(crate) mod convolution;
 pub(crate) mod custom_vjp;
@@ -10,7 +11,9 @@ pub(crate) mod pooling;
 mod reduce;
 mod scan;
 mod shape;
+pub(crate) mod top_k;
 
+pub use case::Branch;
 pub use convolution::{Convolution, ConvolutionDims};
 pub use custom_vjp::CustomVjp;
 pub use elementwise::Operand;

@@ -9,7 +9,8 @@ use crate::passes::{self, rebuild_values};
 use crate::tensor::Tracer;
 use crate::{AxisSet, DType, Graph, Literal, Node, Op, Tensor, TensorType, ValueId};
 
-/// The graph with every scan as a `while` and every remat and custom VJP as its body's ops, in loops too.
+/// The graph with every scan as a `while` and every remat and custom VJP as its body's ops, in loops and
+/// branches too.
 pub(crate) fn expand(graph: &Graph) -> Cow<'_, Graph> {
     if !needs_expansion(graph) {
         return Cow::Borrowed(graph);
@@ -17,15 +18,12 @@ pub(crate) fn expand(graph: &Graph) -> Cow<'_, Graph> {
     Cow::Owned(rebuild_values(graph, |new, node, operands| {
         Some(match &node.op {
             Op::Scan(scan) => as_while(new, scan, node, operands),
-            Op::While { regions, trip_count } => {
-                let [cond, body] =
-                    [&regions.cond, &regions.body].map(|region| expand(region).into_owned());
-                let regions = Arc::new(Regions { cond, body });
-                push(new, node, Op::While { regions, trip_count: *trip_count }, operands)
-            }
             op => match op.inlined_body() {
                 Some(body) => inline(new, &expand(&body.graph), operands),
-                None => push(new, node, op.clone(), operands),
+                None => {
+                    let inner = op.with_regions(|region| expand(region).into_owned());
+                    push(new, node, inner.unwrap_or_else(|| op.clone()), operands)
+                }
             },
         })
     }))
@@ -34,10 +32,7 @@ pub(crate) fn expand(graph: &Graph) -> Cow<'_, Graph> {
 fn needs_expansion(graph: &Graph) -> bool {
     graph.nodes().iter().any(|node| match &node.op {
         Op::Scan(_) => true,
-        Op::While { regions, .. } => {
-            needs_expansion(&regions.cond) || needs_expansion(&regions.body)
-        }
-        op => op.inlined_body().is_some(),
+        op => op.inlined_body().is_some() || op.regions().into_iter().any(needs_expansion),
     })
 }
 

@@ -5,18 +5,17 @@ use std::sync::Arc;
 
 use super::expand::{inline, push};
 use super::{Region, Scan};
-use crate::op::Regions;
 use crate::passes::rebuild_values;
 use crate::{Graph, Node, Op, ValueId};
 
 /// The graph with remats and custom VJPs as their bodies' ops, and with one scan where a gradient extended another: the
-/// forward pass runs once and keeps the residuals. In loops too.
+/// forward pass runs once and keeps the residuals. In loops and branches too.
 ///
 /// A recomputation stands behind its own barrier, so nothing that follows merges it with what it
 /// repeats.
 pub(crate) fn prepare(graph: &Graph) -> Graph {
     let has = |is: fn(&Op) -> bool| graph.nodes().iter().any(|node| is(&node.op));
-    if !has(|op| matches!(op, Op::Scan(_) | Op::While { .. }) || op.inlined_body().is_some()) {
+    if !has(|op| !op.regions().is_empty()) {
         return graph.clone();
     }
     if has(|op| op.inlined_body().is_some()) {
@@ -43,12 +42,7 @@ pub(crate) fn prepare(graph: &Graph) -> Graph {
                 written.insert(longest.result(), values.clone());
                 return Some(values);
             }
-            Op::While { regions, trip_count } => {
-                let [cond, body] = [&regions.cond, &regions.body].map(prepare);
-                let regions = Arc::new(Regions { cond, body });
-                Op::While { regions, trip_count: *trip_count }
-            }
-            op => op.clone(),
+            op => op.with_regions(prepare).unwrap_or_else(|| op.clone()),
         };
         Some(push(new, node, op, operands))
     })

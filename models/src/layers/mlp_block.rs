@@ -2,7 +2,7 @@
 
 use hlo::Tensor;
 
-use crate::layers::{dropout, layer_norm, linear};
+use crate::layers::{dropout, layer_norm, linear, relu};
 use crate::{Initializer, Scope};
 
 /// What an [`mlp_block`] is made of.
@@ -36,5 +36,5 @@ pub fn mlp_block<'g>(scope: &Scope<'g>, x_bi: Tensor<'g>, block: MlpBlock) -> Te
     if block.layer_norm {
         x_bo = layer_norm(&scope.at("norm"), x_bo);
     }
-    dropout(scope, x_bo.maximum(0.0), block.dropout)
+    dropout(scope, relu(x_bo), block.dropout)
 }

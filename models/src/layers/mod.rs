@@ -10,13 +10,13 @@ mod layer_norm;
 mod linear;
 mod mlp_block;
 mod pooling;
-
-pub use batch_norm::{BatchNorm, batch_norm};
-pub use conv2d::{Conv2d, conv2d};
+mod relu;
 mod rms_norm;
 mod rotary;
 
 pub use attention::{Attention, attention};
+pub use batch_norm::{BatchNorm, batch_norm};
+pub use conv2d::{Conv2d, conv2d};
 pub use dropout::dropout;
 pub use embedding::{Embedding, embedding};
 pub use feed_forward::{feed_forward, gelu, gelu_exact, silu, swiglu};
@@ -24,5 +24,6 @@ pub use layer_norm::layer_norm;
 pub use linear::linear;
 pub use mlp_block::{MlpBlock, mlp_block};
 pub use pooling::{avg_pool, global_avg_pool, max_pool};
+pub use relu::relu;
 pub use rms_norm::rms_norm;
 pub use rotary::rotary;

@@ -1,0 +1,38 @@
+//! The greatest elements of each row.
+
+use std::cmp::Reverse;
+
+use super::ints;
+use crate::Literal;
+
+/// The values and their i32 indices; of equal elements the first comes first.
+pub(super) fn top_k(x: &Literal, k: usize) -> [Literal; 2] {
+    let (n, batch) = x.dims().split_last().expect("infer lets no scalar through");
+    let keys = if x.dtype().is_float() { total_order(x) } else { ints(x) };
+    let width = x.dtype().size_bytes();
+    let dims = [batch, &[k]].concat();
+    let mut values = Literal::zeros(x.dtype(), &dims);
+    let mut indices = vec![];
+    for (row, keys) in keys.chunks(*n).enumerate() {
+        let mut order: Vec<usize> = (0..*n).collect();
+        // Stable, so equal ones stay as they are.
+        order.sort_by_key(|index| Reverse(keys[*index]));
+        for index in &order[..k] {
+            let (from, to) = ((row * n + index) * width, indices.len() * width);
+            values.bytes_mut()[to..to + width].copy_from_slice(&x.bytes()[from..from + width]);
+            indices.push(*index as i32);
+        }
+    }
+    [values, Literal::from_slice(&dims, &indices)]
+}
+
+/// Integers in the total order of floats: the bits behind the sign count up from zero, away from it.
+fn total_order(x: &Literal) -> Vec<i128> {
+    let (width, sign) = (x.dtype().size_bytes(), 1i128 << (x.dtype().size_bits() - 1));
+    let key = |bytes: &[u8]| {
+        let bits = bytes.iter().rev().fold(0i128, |bits, byte| bits << 8 | i128::from(*byte));
+        // -0 is just below 0.
+        if bits & sign == 0 { bits } else { sign - 1 - bits }
+    };
+    x.bytes().chunks(width).map(key).collect()
+}

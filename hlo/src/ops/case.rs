@@ -1,0 +1,180 @@
+//! A choice between functions by an index.
+
+use std::sync::Arc;
+
+use super::scan::region;
+use crate::region::Region;
+use crate::{AxisSet, DType, Graph, Mesh, Op, Tensor, TensorType, Tracer, vjp};
+
+/// One function of a [`Tracer::case`].
+pub type Branch<'f> = &'f dyn for<'b> Fn(&[Tensor<'b>]) -> Vec<Tensor<'b>>;
+
+impl Tracer {
+    /// `branches[index](x)`, of which only this one runs. `index` is an i32 or u32 scalar; any that names no
+    /// branch, a negative one too, takes the last. The branches return values of the same types and see outer
+    /// values only through their arguments.
+    ///
+    /// Where the index varies, every replica takes a branch of its own: the operands must vary over the index's
+    /// axes too, and no branch may hold a collective over them ([`crate::verify`] says so). Its VJP is a case
+    /// too, which computes the branch again.
+    ///
+    /// ```
+    /// use hlo::{DType, Literal, Mesh, TensorType, grad, interpret, trace};
+    ///
+    /// let graph = trace(Mesh::SINGLE, |t| {
+    ///     let index = t.input("index", TensorType::new(DType::I32, &[]));
+    ///     let x = t.input("x", TensorType::new(DType::F64, &[]));
+    ///     let y = t.case(index, &[x], &[&|x| vec![x[0] * 2.0], &|x| vec![x[0] * x[0]]]);
+    ///     t.output("gradient", grad(y[0], &[x])[0]);
+    /// })?;
+    /// let gradient = |index: i32| {
+    ///     let inputs = [vec![Literal::scalar(index)], vec![Literal::scalar(5.0)]];
+    ///     interpret(&graph, &inputs).unwrap()[0][0].to_f64()[0]
+    /// };
+    /// assert_eq!([0, 1, 7].map(gradient), [2.0, 10.0, 10.0]);
+    /// # Ok::<(), hlo::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn case<'g>(
+        &'g self,
+        index: Tensor<'g>,
+        x: &[Tensor<'g>],
+        branches: &[Branch<'_>],
+    ) -> Vec<Tensor<'g>> {
+        let decides = index.varying();
+        // What no gradient flows into is handed over by itself.
+        let x: Vec<_> = x.iter().map(|x| hand_over(*x, decides)).collect();
+        let types: Vec<_> = x.iter().map(Tensor::ty).collect();
+        let is_free: Vec<_> = x.iter().map(Tensor::is_gradient_free).collect();
+        let mut num_results = 0;
+        let mut trace_all = |varying: &[AxisSet]| -> Result<Vec<Graph>, crate::Error> {
+            let traced = branches.iter().map(|branch| {
+                region(self, &types, &is_free, |x| {
+                    let results = branch(x);
+                    num_results = results.len();
+                    let needed = varying.iter().copied().chain(std::iter::repeat(decides));
+                    results.into_iter().zip(needed).map(|(y, axes)| hand_over(y, axes)).collect()
+                })
+            });
+            traced.collect()
+        };
+        // Once more where a branch returns a constant for what varies in another.
+        let graphs = trace_all(&[]).and_then(|graphs| {
+            let varying = joint_varying(&graphs);
+            let agree =
+                graphs.iter().all(|graph| output_varying(graph).eq(varying.iter().copied()));
+            if agree { Ok(graphs) } else { trace_all(&varying) }
+        });
+        let mut results = match graphs {
+            Ok(graphs) => {
+                let branches = graphs.into_iter().map(Region::new).collect();
+                self.apply_variadic(Op::Case { branches }, &[&[index], &x[..]].concat())
+            }
+            Err(error) => {
+                self.keep_first(error);
+                vec![]
+            }
+        };
+        results.resize(num_results, self.poison());
+        results
+    }
+}
+
+/// A value that no gradient flows into, varying over `axes` too; another as it is.
+fn hand_over(x: Tensor<'_>, axes: AxisSet) -> Tensor<'_> {
+    let missing = axes.minus(x.varying());
+    if missing.is_empty() || !x.is_gradient_free() { x } else { x.vary(missing) }
+}
+
+fn output_varying(graph: &Graph) -> impl Iterator<Item = AxisSet> {
+    graph.outputs().iter().map(|output| graph.ty(output.value).varying)
+}
+
+/// Of each result, the axes over which it varies in any branch.
+fn joint_varying(graphs: &[Graph]) -> Vec<AxisSet> {
+    let mut joint = vec![];
+    for graph in graphs {
+        joint.resize(joint.len().max(graph.outputs().len()), AxisSet::EMPTY);
+        for (joint, varying) in joint.iter_mut().zip(output_varying(graph)) {
+            *joint = *joint | varying;
+        }
+    }
+    joint
+}
+
+/// The types of the results: those of each branch.
+pub(crate) fn infer(
+    branches: &[Arc<Region>],
+    t: &[&TensorType],
+    mesh: &Mesh,
+) -> Result<Vec<TensorType>, String> {
+    let [index, x @ ..] = t else { return Err("takes an index".into()) };
+    if !matches!(index.dtype, DType::I32 | DType::U32) || index.rank() != 0 {
+        return Err(format!("the index is {index}, not an i32 or u32 scalar"));
+    }
+    let decides = index.varying;
+    if let Some(i) = x.iter().position(|ty| !decides.is_subset(ty.varying)) {
+        return Err(format!(
+            "the index varies over {decides}, but operand {i} is {}; `vary` says that gradients through it \
+             are to be summed over them",
+            x[i]
+        ));
+    }
+    let Some((first, others)) = branches.split_first() else {
+        return Err("there is no branch".into());
+    };
+    let results = crate::region::infer_inlined(&first.graph, x, mesh)?;
+    for (i, branch) in others.iter().enumerate() {
+        let other = crate::region::infer_inlined(&branch.graph, x, mesh)?;
+        if other.len() != results.len() {
+            let (first, other) = (results.len(), other.len());
+            return Err(format!("branch {} returns {other} values, branch 0 {first}", i + 1));
+        }
+        if let Some((first, other)) = results.iter().zip(&other).find(|(a, b)| a != b) {
+            return Err(format!("branch {} returns {other} where branch 0 returns {first}", i + 1));
+        }
+    }
+    match results.iter().find(|ty| !decides.is_subset(ty.varying)) {
+        None => Ok(results),
+        Some(ty) => Err(format!("the index varies over {decides}, so a result cannot be {ty}")),
+    }
+}
+
+/// A case of the branches' VJPs, on the operands and the cotangents that there are.
+pub(crate) fn case_vjp<'g>(
+    branches: &[Arc<Region>],
+    operands: &[Tensor<'g>],
+    cotangents: &[Option<Tensor<'g>>],
+) -> Result<Vec<Option<Tensor<'g>>>, String> {
+    let [index, x @ ..] = operands else { return Err("takes an index".into()) };
+    let t = index.tracer();
+    let given: Vec<_> = cotangents.iter().flatten().copied().collect();
+    let wanted: Vec<_> = x.iter().map(|x| x.dtype().is_float() && !x.is_gradient_free()).collect();
+    let inputs = [x, &given].concat();
+    let types: Vec<_> = inputs.iter().map(Tensor::ty).collect();
+    let is_free: Vec<_> = inputs.iter().map(Tensor::is_gradient_free).collect();
+    let backward = branches.iter().map(|branch| {
+        let graph = region(t, &types, &is_free, |inputs| {
+            let (x, mut given) = (&inputs[..x.len()], inputs[x.len()..].iter().copied());
+            let outputs = inputs[0].tracer().inline(&branch.graph, x);
+            let seeds: Vec<_> = outputs
+                .into_iter()
+                .zip(cotangents)
+                .filter_map(|(output, ct)| Some((output, ct.and_then(|_| given.next())?)))
+                .collect();
+            let wrt: Vec<_> =
+                x.iter().zip(&wanted).filter(|(_, wanted)| **wanted).map(|(x, _)| *x).collect();
+            vjp(&seeds, &wrt)
+        });
+        graph.map(Region::new).map_err(|error| {
+            let message = error.message.clone();
+            t.keep_first(error);
+            message
+        })
+    });
+    let branches = backward.collect::<Result<Vec<_>, _>>()?;
+    let found = t.apply_variadic(Op::Case { branches }, &[&[*index], &inputs[..]].concat());
+    let mut found = found.into_iter();
+    let to_x = wanted.into_iter().map(|wanted| if wanted { found.next() } else { None });
+    Ok(std::iter::once(None).chain(to_x).collect())
+}

@@ -1,0 +1,213 @@
+//! Scaling before anyone pays for it: the step from one device to the whole target.
+
+use serde::Serialize;
+
+use super::Target;
+use super::cost::{Fabric, StepTime, Timeline, Work, all_reduce};
+
+/// One size of the target.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Devices, one replica each.
+    pub num_devices: usize,
+    /// Examples of a step.
+    pub global_batch: usize,
+    /// Milliseconds of arithmetic.
+    pub compute_ms: f64,
+    /// Milliseconds of collectives, hidden ones included.
+    pub communication_ms: f64,
+    /// Of these, what the step waits for.
+    pub exposed_ms: f64,
+    /// Milliseconds from step to step.
+    pub step_ms: f64,
+    /// Examples a second and device, of those of the smallest size.
+    pub efficiency: f64,
+    /// Examples a second.
+    pub examples_per_sec: f64,
+    /// The fastest all_reduce of all gradients at once.
+    pub algorithm: &'static str,
+}
+
+/// The answer of `lockstep plan`.
+#[derive(Clone, Debug, Serialize)]
+pub struct ScalingPlan {
+    /// The target, as it is written.
+    pub target: String,
+    /// Every size, smallest first.
+    pub rows: Vec<Row>,
+    /// Where the fastest algorithm changes on the whole target: from these bytes on, this one.
+    pub algorithms: Vec<(u64, &'static str)>,
+    /// What limits scaling, in words.
+    pub finding: String,
+}
+
+/// The sizes that are looked at: powers of two, and the whole target.
+pub fn sizes(target: &Target) -> Vec<usize> {
+    let whole = target.num_devices();
+    let powers = std::iter::successors(Some(1usize), |size| size.checked_mul(2));
+    powers.take_while(|size| *size < whole).chain([whole]).collect()
+}
+
+/// A step at one size, before it is compared with the others.
+pub struct Measured {
+    /// Devices.
+    pub num_devices: usize,
+    /// Examples of a step.
+    pub global_batch: usize,
+    /// What a device computes.
+    pub work: Work,
+    /// When its gradients are there.
+    pub timeline: Timeline,
+}
+
+/// A step waits noticeably where this share of it is exposed communication.
+const NOTICEABLE: f64 = 0.1;
+
+impl ScalingPlan {
+    /// From the steps at several sizes, smallest first.
+    pub fn new(target: &Target, steps: &[Measured]) -> Self {
+        let mut rows: Vec<Row> = steps.iter().map(|step| row(target, step)).collect();
+        let per_device = |row: &Row| row.examples_per_sec / row.num_devices as f64;
+        let base = rows.first().map_or(1.0, per_device);
+        for row in &mut rows {
+            row.efficiency = per_device(row) / base;
+        }
+        let finding = finding(target, steps, &rows);
+        let algorithms = changes(&Fabric::of(target, target.num_devices()));
+        Self { target: target.to_string(), rows, algorithms, finding }
+    }
+
+    /// A header line, then one line for each size.
+    pub fn csv(&self) -> String {
+        let mut out = "num_devices,global_batch,compute_ms,communication_ms,exposed_ms,step_ms,\
+                       efficiency,examples_per_sec,algorithm\n"
+            .to_owned();
+        for row in &self.rows {
+            out += &format!(
+                "{},{},{:.4},{:.4},{:.4},{:.4},{:.4},{:.1},{}\n",
+                row.num_devices,
+                row.global_batch,
+                row.compute_ms,
+                row.communication_ms,
+                row.exposed_ms,
+                row.step_ms,
+                row.efficiency,
+                row.examples_per_sec,
+                row.algorithm
+            );
+        }
+        out
+    }
+
+    /// A table for people.
+    pub fn table(&self) -> String {
+        let mut out = format!(
+            "{:>8} {:>9} {:>11} {:>11} {:>11} {:>10} {:>11} {:>13}  all_reduce\n",
+            "devices",
+            "batch",
+            "compute ms",
+            "collect. ms",
+            "exposed ms",
+            "step ms",
+            "efficiency",
+            "examples/s"
+        );
+        for row in &self.rows {
+            out += &format!(
+                "{:>8} {:>9} {:>11.2} {:>11.2} {:>11.2} {:>10.2} {:>9.1} % {:>13.0}  {}\n",
+                row.num_devices,
+                row.global_batch,
+                row.compute_ms,
+                row.communication_ms,
+                row.exposed_ms,
+                row.step_ms,
+                100.0 * row.efficiency,
+                row.examples_per_sec,
+                row.algorithm
+            );
+        }
+        let from = |(bytes, name): &(u64, &str)| format!("{name} from {bytes} bytes");
+        let algorithms: Vec<_> = self.algorithms.iter().map(from).collect();
+        out += &format!("{}: {}\n", self.target, algorithms.join(", "));
+        out + &self.finding
+    }
+}
+
+fn time(target: &Target, step: &Measured) -> StepTime {
+    let fabric = Fabric::of(target, step.num_devices);
+    step.timeline.step(&step.work, target.chip, &fabric)
+}
+
+fn row(target: &Target, step: &Measured) -> Row {
+    let time = time(target, step);
+    let fabric = Fabric::of(target, step.num_devices);
+    let algorithm = match step.num_devices {
+        1 => "none",
+        _ => all_reduce(&fabric, step.timeline.bytes() as f64).1.name(),
+    };
+    Row {
+        num_devices: step.num_devices,
+        global_batch: step.global_batch,
+        compute_ms: 1e3 * time.compute_secs,
+        communication_ms: 1e3 * time.communication_secs,
+        exposed_ms: 1e3 * time.exposed_secs,
+        step_ms: 1e3 * time.total_secs(),
+        efficiency: 1.0,
+        examples_per_sec: step.global_batch as f64 / time.total_secs(),
+        algorithm,
+    }
+}
+
+/// The bytes from which on another algorithm is the fastest, in powers of two from 1 KiB.
+fn changes(fabric: &Fabric) -> Vec<(u64, &'static str)> {
+    let mut found: Vec<(u64, &'static str)> = vec![];
+    for bytes in (10..=32).map(|power| 1u64 << power) {
+        let name = all_reduce(fabric, bytes as f64).1.name();
+        if found.last().is_none_or(|last| last.1 != name) {
+            found.push((bytes, name));
+        }
+    }
+    found
+}
+
+fn finding(target: &Target, steps: &[Measured], rows: &[Row]) -> String {
+    let waits = |row: &Row, share: f64| row.exposed_ms > share * row.step_ms;
+    let Some(at) = rows.iter().position(|row| waits(row, NOTICEABLE)) else {
+        return format!(
+            "up to {} devices the step hardly waits for gradients",
+            target.num_devices()
+        );
+    };
+    let (Some(step), Some(row)) = (steps.get(at), rows.get(at)) else { return String::new() };
+    let fabric = Fabric::of(target, step.num_devices);
+    let bytes = step.timeline.bytes();
+    let secs = all_reduce(&fabric, bytes as f64).0;
+    let latency = all_reduce(&fabric, 0.0).0;
+    let early = step.timeline.bytes_by(0.99);
+    let why = if latency > secs / 2.0 {
+        "the hops take longer than the bytes: fewer, larger collectives or fewer devices help"
+            .to_owned()
+    } else if row.communication_ms > row.compute_ms {
+        format!(
+            "{:.0} MB of gradients take longer than the arithmetic: more examples on each device help",
+            bytes as f64 / 1e6
+        )
+    } else if fabric.num_groups > 1 && early * 2 > bytes {
+        format!("the network between groups of {} devices is slow", fabric.group.size())
+    } else {
+        let late = bytes - early;
+        format!(
+            "{:.0} of {:.0} MB of gradients are there only when the arithmetic ends",
+            late as f64 / 1e6,
+            bytes as f64 / 1e6
+        )
+    };
+    let dominated = rows.iter().find(|row| waits(row, 0.5));
+    let dominated = dominated.map_or(String::new(), |row| {
+        format!("; from {} devices on it waits longer than it computes", row.num_devices)
+    });
+    format!(
+        "from {} devices on the step waits for more than a tenth of its time: {why}{dominated}",
+        row.num_devices
+    )
+}
