@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Error, Finding, Recipe, check};
+use super::{Finding, Recipe, check};
 use crate::config::{BatchSize, Model};
 
 /// A figure that changes.
@@ -47,14 +47,10 @@ pub fn doubling(recipe: &Recipe<'_>, num_examples: Option<usize>) -> Doubling {
             Doubling { num_replicas, changes, new_findings, problem: None }
         }
         Err(error) => {
-            let problem = Some(describe(&error));
+            let problem = Some(error.to_string());
             Doubling { num_replicas, changes: vec![], new_findings: vec![], problem }
         }
     }
-}
-
-fn describe(error: &Error) -> String {
-    error.to_string()
 }
 
 fn changes(before: &Recipe<'_>, after: &Recipe<'_>) -> Vec<Change> {
