@@ -20,8 +20,14 @@ const ROOMS: [(&str, &[&str]); 11] = [
             "hlo",
         ],
     ),
-    // It assembles the others.
-    ("train", &["step", "optim", "parallel", "pjrt", "data", "metrics", "config", "models", "hlo"]),
+    // It assembles the others; `targets` for the options of the chip that is there.
+    (
+        "train",
+        &[
+            "targets", "step", "optim", "parallel", "pjrt", "data", "metrics", "config", "models",
+            "hlo",
+        ],
+    ),
     // It takes a step as it comes, and knows its state by the paths.
     ("targets", &["step", "pjrt", "config", "hlo"]),
     ("step", &["optim", "parallel", "config", "models", "hlo"]),
