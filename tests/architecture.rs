@@ -20,10 +20,16 @@ const ROOMS: [(&str, &[&str]); 12] = [
             "models", "hlo",
         ],
     ),
-    // It assembles the others.
-    ("train", &["step", "optim", "parallel", "pjrt", "data", "metrics", "config", "models", "hlo"]),
     // Rules about configurations and rates: neither data nor devices.
     ("recipe", &["optim", "config", "hlo"]),
+    // It assembles the others; `targets` for the options of the chip that is there.
+    (
+        "train",
+        &[
+            "targets", "step", "optim", "parallel", "pjrt", "data", "metrics", "config", "models",
+            "hlo",
+        ],
+    ),
     // It takes a step as it comes, and knows its state by the paths.
     ("targets", &["step", "pjrt", "config", "hlo"]),
     ("step", &["optim", "parallel", "config", "models", "hlo"]),

@@ -13,6 +13,8 @@ pub struct Chip {
     pub name: &'static str,
     /// The vendor's name.
     pub title: &'static str,
+    /// What a device's kind begins with where PJRT opens it.
+    pub kind: &'static str,
     /// What only TPUs or only GPUs have.
     pub family: Family,
     /// Peak of dense bfloat16 matmuls, in FLOP/s.
@@ -79,6 +81,7 @@ pub const CHIPS: &[Chip] = &[
     Chip {
         name: "v4",
         title: "TPU v4",
+        kind: "TPU v4",
         family: Family::Tpu(Tpu {
             max_bounds: &[16, 16, 16],
             devices_per_chip: 2,
@@ -97,6 +100,7 @@ pub const CHIPS: &[Chip] = &[
     Chip {
         name: "v5e",
         title: "TPU v5e",
+        kind: "TPU v5 lite",
         family: Family::Tpu(Tpu {
             max_bounds: &[16, 16],
             devices_per_chip: 1,
@@ -115,6 +119,7 @@ pub const CHIPS: &[Chip] = &[
     Chip {
         name: "v5p",
         title: "TPU v5p",
+        kind: "TPU v5",
         family: Family::Tpu(Tpu {
             max_bounds: &[28, 20, 16],
             devices_per_chip: 1,
@@ -133,6 +138,7 @@ pub const CHIPS: &[Chip] = &[
     Chip {
         name: "v6e",
         title: "TPU v6e (Trillium)",
+        kind: "TPU v6 lite",
         family: Family::Tpu(Tpu {
             max_bounds: &[16, 16],
             devices_per_chip: 1,
@@ -151,6 +157,7 @@ pub const CHIPS: &[Chip] = &[
     Chip {
         name: "tpu7x",
         title: "TPU7x (Ironwood)",
+        kind: "TPU7x",
         family: Family::Tpu(Tpu {
             max_bounds: &[36, 16, 16],
             devices_per_chip: 2,
@@ -169,6 +176,7 @@ pub const CHIPS: &[Chip] = &[
     Chip {
         name: "h100",
         title: "NVIDIA H100 SXM",
+        kind: "NVIDIA H100",
         family: Family::Gpu(Gpu {
             max_per_host: 8,
             compute_capability: (9, 0),
@@ -188,6 +196,7 @@ pub const CHIPS: &[Chip] = &[
     Chip {
         name: "h200",
         title: "NVIDIA H200 SXM",
+        kind: "NVIDIA H200",
         family: Family::Gpu(Gpu {
             max_per_host: 8,
             compute_capability: (9, 0),
@@ -212,6 +221,12 @@ impl Chip {
         CHIPS.iter().find(|chip| chip.name == name)
     }
 
+    /// The chip of a device that is here, by its kind: `TPU v5 lite` is a v5e, `TPU v5` a v5p.
+    pub fn of_kind(kind: &str) -> Option<&'static Chip> {
+        let matching = CHIPS.iter().filter(|chip| kind.starts_with(chip.kind));
+        matching.max_by_key(|chip| chip.kind.len())
+    }
+
     /// `tpu` or `gpu`: what a target begins with.
     pub fn family_name(&self) -> &'static str {
         match self.family {
@@ -229,5 +244,24 @@ impl Chip {
 impl fmt::Display for Chip {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.title)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chip_is_known_by_the_kind_of_its_devices() {
+        let rows = [
+            ("TPU v5 lite", Some("v5e")),
+            ("TPU v5", Some("v5p")),
+            ("TPU v6 lite", Some("v6e")),
+            ("NVIDIA H100 80GB HBM3", Some("h100")),
+            ("cpu", None),
+        ];
+        for (kind, name) in rows {
+            assert_eq!(Chip::of_kind(kind).map(|chip| chip.name), name, "{kind}");
+        }
     }
 }

@@ -6,7 +6,8 @@
 //! rule on every generation; so the order is made here, and always sent to the compiler.
 //!
 //! On a torus the hosts are blocks of chips (2x2 usually). They are walked like a snake, every other row
-//! backwards, so that one block touches the next; inside a block the chips go round.
+//! backwards, so that each host's block touches the next one's; inside a block each chip is a neighbour of
+//! the one before.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,8 @@ use crate::pjrt::{DeviceDescription, Value};
 pub struct Placed {
     /// The plugin's id.
     pub id: i32,
+    /// The vendor's name for its model.
+    pub kind: String,
     /// The host that holds it.
     pub process_index: usize,
     /// The slice, 0 where there is only one.
@@ -54,6 +57,7 @@ fn place(device: &DeviceDescription) -> Placed {
     };
     Placed {
         id: device.id,
+        kind: device.kind.clone(),
         process_index: device.process_index,
         slice_index: usize::try_from(int("slice_index")).unwrap_or(0),
         coords,

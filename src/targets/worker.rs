@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use hlo::Program;
 
 use super::order::{self, Placed};
-use super::{Chip, Family};
+use super::{Chip, Family, Target};
 use crate::pjrt::{
     self, CompileOptions, CompiledMemory, InstallError, InstallOptions, OverrideValue, Plugin,
     Topology, Value,
@@ -136,19 +136,42 @@ pub fn compile(
     program: &Program,
 ) -> Result<Compilation, WorkerError> {
     let dir = tempfile::Builder::new().prefix("lockstep-compile-").tempdir()?;
-    let path = |name: &str| dir.path().join(name);
-    fs::write(path(PROGRAM), &program.text)?;
+    fs::write(dir.path().join(PROGRAM), &program.text)?;
+    let answer = ask(binary, request, dir.path())?;
+    Ok(Compilation {
+        answer,
+        optimized: fs::read(dir.path().join(OPTIMIZED))?,
+        executable: fs::read(dir.path().join(EXECUTABLE))?,
+    })
+}
+
+/// The devices of a target in the order of the replicas, as its plugin describes them.
+///
+/// # Errors
+/// See [`WorkerError`].
+pub fn devices(binary: &Path, target: &Target) -> Result<Vec<Placed>, WorkerError> {
+    let (topology, topology_options) = target.topology();
+    let request = Request {
+        plugin: find_plugin(target.plugins())?,
+        topology,
+        topology_options,
+        num_replicas: target.num_devices(),
+        overrides: BTreeMap::new(),
+    };
+    let dir = tempfile::Builder::new().prefix("lockstep-describe-").tempdir()?;
+    Ok(ask(binary, &request, dir.path())?.devices)
+}
+
+/// Starts the child on a directory that holds the program, if there is one.
+fn ask(binary: &Path, request: &Request, dir: &Path) -> Result<Answer, WorkerError> {
+    let path = |name: &str| dir.join(name);
     fs::write(path(REQUEST), serde_json::to_vec(request).map_err(io::Error::other)?)?;
     let mut command = Command::new(binary);
-    command.arg(COMMAND).arg(dir.path()).stdin(Stdio::null()).stdout(Stdio::null());
+    command.arg(COMMAND).arg(dir).stdin(Stdio::null()).stdout(Stdio::null());
     without_hardware(&mut command);
     let output = command.stderr(Stdio::piped()).output()?;
     if path(ANSWER).is_file() {
-        return Ok(Compilation {
-            answer: read_json(&path(ANSWER))?,
-            optimized: fs::read(path(OPTIMIZED))?,
-            executable: fs::read(path(EXECUTABLE))?,
-        });
+        return read_json(&path(ANSWER));
     }
     if let Ok(message) = fs::read_to_string(path(ERROR)) {
         return Err(WorkerError::Compiler { message });
@@ -183,11 +206,6 @@ pub fn serve(dir: &Path) -> io::Result<()> {
 
 fn answer(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let request: Request = read_json(&dir.join(REQUEST))?;
-    let mut text = String::new();
-    fs::File::open(dir.join(PROGRAM))?.read_to_string(&mut text)?;
-    let program =
-        Program { text, num_replicas: request.num_replicas, inputs: vec![], outputs: vec![] };
-
     let plugin = Plugin::load(&request.plugin)?;
     let options: Vec<(&str, Value)> = request
         .topology_options
@@ -197,20 +215,27 @@ fn answer(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let topology = Topology::new(&plugin, &request.topology, &options)?;
     let mut devices = order::order(topology.devices());
     devices.truncate(request.num_replicas);
-    let options = CompileOptions {
-        device_assignment: Some(devices.iter().map(|device| device.id).collect()),
-        overrides: request.overrides,
-    };
-    let compiled = topology.compile(&program, &options)?;
-    fs::write(dir.join(OPTIMIZED), compiled.optimized_program()?.1)?;
-    fs::write(dir.join(EXECUTABLE), compiled.serialize()?)?;
+    let mut memory = CompiledMemory::default();
+    if dir.join(PROGRAM).is_file() {
+        let text = fs::read_to_string(dir.join(PROGRAM))?;
+        let num_replicas = request.num_replicas;
+        let program = Program { text, num_replicas, inputs: vec![], outputs: vec![] };
+        let options = CompileOptions {
+            device_assignment: Some(devices.iter().map(|device| device.id).collect()),
+            overrides: request.overrides,
+        };
+        let compiled = topology.compile(&program, &options)?;
+        memory = compiled.memory()?;
+        fs::write(dir.join(OPTIMIZED), compiled.optimized_program()?.1)?;
+        fs::write(dir.join(EXECUTABLE), compiled.serialize()?)?;
+    }
     let limit = topology.devices().first().and_then(|device| {
         match device.attributes.get("device_memory_bytes_limit") {
             Some(Value::Int64(bytes)) => u64::try_from(*bytes).ok(),
             _ => None,
         }
     });
-    let answer = Answer { devices, memory: compiled.memory()?, limit_bytes: limit };
+    let answer = Answer { devices, memory, limit_bytes: limit };
     // Last, and whole: that it is there says that all is well.
     let unfinished = dir.join("answer.unfinished");
     fs::write(&unfinished, serde_json::to_vec(&answer)?)?;

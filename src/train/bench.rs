@@ -32,7 +32,8 @@ const WARMUP: usize = 3;
 /// As [`super::train`].
 pub fn bench(job: &Job<'_>, num_steps: usize, started: Instant) -> Result<BenchResult, Error> {
     let (client, num_replicas) = open_devices(job.config, say)?;
-    let plan = Plan::new(job.config, job.splits, num_replicas)?;
+    let mut plan = Plan::new(job.config, job.splits, num_replicas)?;
+    plan.tune(&client);
     let seed = job.config.train.seed;
     let mut trainer = Trainer::new(&client, &plan, job.model, seed)?;
     let batches =

@@ -94,7 +94,8 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     // Before anything that takes time: a run that could not be written down does not start.
     options.out.as_deref().map(check_out_dir).transpose()?;
     let (client, num_replicas) = open_devices(job.config, say)?;
-    let plan = Plan::new(job.config, job.splits, num_replicas)?;
+    let mut plan = Plan::new(job.config, job.splits, num_replicas)?;
+    plan.tune(&client);
     let mut trainer = Trainer::new(&client, &plan, job.model, job.config.train.seed)?;
     if let Some(path) = &options.init {
         trainer.set_model(params_file::load(path, &trainer.model_types())?)?;

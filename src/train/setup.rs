@@ -14,6 +14,7 @@ use crate::optim::{self, Transformation, schedule::Schedule};
 use crate::parallel::Policy;
 use crate::pjrt::{self, Client, CompileOptions, InstallOptions, OverrideValue, Plugin};
 use crate::step::{BatchField, StepSpec};
+use crate::targets::{Chip, flags};
 
 /// More devices than this the CPU backend is not asked for: each takes threads.
 const MAX_CPU_DEVICES: usize = 256;
@@ -75,6 +76,16 @@ impl Plan {
                 cache_dir: cache_dir(config)?,
             },
         })
+    }
+
+    /// Adds the XLA options of the chip that is there, where it is one that is known; the configuration's own
+    /// win. So what runs is what `lockstep compile` showed.
+    pub(super) fn tune(&mut self, client: &Client) {
+        let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind));
+        if let Some(chip) = chip {
+            let options = &mut self.compile.options.overrides;
+            *options = flags::with_overrides(chip, options);
+        }
     }
 
     /// The specification of the step for a model.

@@ -96,14 +96,19 @@ pub(super) fn with(algorithm: Algorithm, fabric: &Fabric, bytes: f64) -> f64 {
         }
         Algorithm::Tree => {
             let depth = |count: usize| (count as f64).log2().ceil();
-            let hops =
-                depth(*num_groups) * network.latency_secs + depth(group.size()) * latency(group);
-            let slowest = if *num_groups == 1 {
-                bandwidth(group)
-            } else {
-                bandwidth(group).min(network.bytes_per_sec * group.size() as f64)
+            // A torus has a wire to the neighbour only: a tree is as deep as the torus is wide, and has one
+            // link of each device.
+            let (depth_in_group, in_group) = match group {
+                Group::Switch { size, wire } => {
+                    (depth(*size) * wire.latency_secs, wire.bytes_per_sec)
+                }
+                Group::Torus { link, .. } => (hops(group) * link.latency_secs, link.bytes_per_sec),
             };
-            2.0 * (hops + bytes / slowest)
+            let slowest = match num_groups {
+                1 => in_group,
+                _ => in_group.min(network.bytes_per_sec * group.size() as f64),
+            };
+            2.0 * (depth(*num_groups) * network.latency_secs + depth_in_group + bytes / slowest)
         }
     }
 }
@@ -121,16 +126,12 @@ fn ring_pass(p: usize, bytes: f64, wire: Wire) -> f64 {
 fn in_group(group: &Group, bytes: f64) -> f64 {
     match group {
         Group::Switch { size, wire } => ring_pass(*size, bytes, *wire),
-        Group::Torus { bounds, ring_from, link } => {
-            let hops: f64 = bounds
-                .iter()
-                .map(|side| if side >= ring_from { *side as f64 / 2.0 } else { *side as f64 - 1.0 })
-                .sum();
+        Group::Torus { link, .. } => {
             let p = group.size() as f64;
             if p <= 1.0 {
                 return 0.0;
             }
-            hops * link.latency_secs + (p - 1.0) / p * bytes / bandwidth(group)
+            hops(group) * link.latency_secs + (p - 1.0) / p * bytes / bandwidth(group)
         }
     }
 }
@@ -143,6 +144,19 @@ fn bandwidth(group: &Group) -> f64 {
             let links: f64 =
                 bounds.iter().map(|side| if side >= ring_from { 2.0 } else { 1.0 }).sum();
             links.max(1.0) * link.bytes_per_sec
+        }
+    }
+}
+
+/// Hops from one end of a torus to the other.
+fn hops(group: &Group) -> f64 {
+    match group {
+        Group::Switch { .. } => 1.0,
+        Group::Torus { bounds, ring_from, .. } => {
+            let along = |side: &usize| {
+                if side >= ring_from { *side as f64 / 2.0 } else { *side as f64 - 1.0 }
+            };
+            bounds.iter().map(along).sum()
         }
     }
 }

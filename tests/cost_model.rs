@@ -1,0 +1,146 @@
+//! The cost model against published scaling. The table in `docs/cost-model.md` is what is computed here.
+
+use lockstep::targets::cost::{Fabric, Group, Timeline, Wire};
+
+/// A run that was reported on: what is known of it, and the efficiency from its smaller to its larger size.
+struct Published {
+    what: &'static str,
+    /// Devices of a host or slice.
+    group: Group,
+    /// Hosts or slices of the smaller and of the larger run.
+    num_groups: (usize, usize),
+    /// One device's share of the network.
+    network: Wire,
+    /// Bytes that each device all_reduces: gradients, or its share of them.
+    gradient_bytes: f64,
+    /// Seconds of a step at the smaller size.
+    step_secs: f64,
+    efficiency: f64,
+}
+
+/// What protocols leave of a link: the model's own assumption.
+const SHARE: f64 = 0.8;
+/// A hop over Ethernet with TCP.
+const TCP_SECS: f64 = 50e-6;
+
+fn switch(size: usize, bytes_per_sec: f64) -> Group {
+    Group::Switch {
+        size,
+        wire: Wire { latency_secs: 3.4e-6, bytes_per_sec: bytes_per_sec * SHARE },
+    }
+}
+
+/// A host's network card, shared by its devices.
+fn card(gbits_per_sec: f64, latency_secs: f64, devices: usize) -> Wire {
+    Wire { latency_secs, bytes_per_sec: gbits_per_sec / 8.0 * 1e9 * SHARE / devices as f64 }
+}
+
+fn published() -> Vec<Published> {
+    // MLPerf Training, ResNet-50 on H100: minutes on so many GPUs. The efficiency is that of the time to
+    // train; a step is 408 images at some 6900 a second and GPU, 35 epochs in 13.466 minutes.
+    let mlperf = |what, num_gpus: usize, minutes: f64| Published {
+        what,
+        group: switch(8, 450e9),
+        num_groups: (1, num_gpus / 8),
+        network: card(8.0 * 400.0, 14e-6, 8),
+        gradient_bytes: 2.0 * 25_557_032.0,
+        step_secs: 408.0 / 6900.0,
+        efficiency: 13.466 * 8.0 / (minutes * num_gpus as f64),
+    };
+    vec![
+        Published {
+            what: "Goyal et al. 2017, ResNet-50, 8 to 256 P100, 50 Gb/s a host of 8",
+            group: switch(8, 80e9),
+            num_groups: (1, 32),
+            network: card(50.0, TCP_SECS, 8),
+            gradient_bytes: 4.0 * 25_557_032.0,
+            // 90 epochs in an hour on 256 GPUs at 90 %, 32 images each.
+            step_secs: 0.9 * 32.0 * 256.0 * 3600.0 / (90.0 * 1_281_167.0),
+            efficiency: 0.90,
+        },
+        Published {
+            what: "Sergeev and Del Balso 2018 (Horovod), ResNet-101, 1 to 512 P100, 25 Gb/s a host of 4",
+            group: switch(4, 20e9),
+            num_groups: (1, 128),
+            network: card(25.0, TCP_SECS, 4),
+            gradient_bytes: 4.0 * 44_549_160.0,
+            // TensorFlow's benchmarks of the time: some 130 images a second and P100, 64 at a time.
+            step_secs: 64.0 / 130.0,
+            efficiency: 0.90,
+        },
+        Published {
+            what: "Sergeev and Del Balso 2018 (Horovod), VGG-16, 1 to 512 P100, 25 Gb/s a host of 4",
+            group: switch(4, 20e9),
+            num_groups: (1, 128),
+            network: card(25.0, TCP_SECS, 4),
+            gradient_bytes: 4.0 * 138_357_544.0,
+            // TensorFlow's benchmarks of the time: 154 images a second and P100, 64 at a time.
+            step_secs: 64.0 / 154.0,
+            efficiency: 0.68,
+        },
+        mlperf("MLPerf Training, ResNet-50, 8 to 64 H100", 64, 2.664),
+        mlperf("MLPerf Training, ResNet-50, 8 to 512 H100", 512, 0.509),
+        mlperf("MLPerf Training, ResNet-50, 8 to 3584 H100", 3584, 0.183),
+        Published {
+            what: "MaxText, 16B parameters, 256 to 8192 v5e (slices of 256)",
+            group: Group::Torus {
+                bounds: vec![16, 16],
+                ring_from: 16,
+                link: Wire { latency_secs: 1e-6, bytes_per_sec: 50e9 * SHARE },
+            },
+            num_groups: (1, 32),
+            network: Wire { latency_secs: 14e-6, bytes_per_sec: 3.125e9 * SHARE },
+            // Parameters are cut over a slice: between slices each chip reduces its share.
+            gradient_bytes: 4.0 * 16e9 / 256.0,
+            // 6 FLOPs a parameter and token, 12,288 tokens a chip, at 61.1 % of 197 TFLOP/s.
+            step_secs: 6.0 * 16e9 * 12_288.0 / (0.611 * 197e12),
+            efficiency: 54.7 / 61.1,
+        },
+    ]
+}
+
+impl Published {
+    fn predicted(&self) -> f64 {
+        let secs = |num_groups: usize| {
+            let fabric = Fabric { group: self.group.clone(), num_groups, network: self.network };
+            let timeline = Timeline::even(self.gradient_bytes);
+            timeline.overlapped(self.step_secs, &fabric, 4e6).total_secs()
+        };
+        secs(self.num_groups.0) / secs(self.num_groups.1)
+    }
+}
+
+fn table() -> String {
+    let mut out = "| run | published | predicted | predicted / published |\n|---|---:|---:|---:|\n"
+        .to_owned();
+    for run in published() {
+        let (predicted, efficiency) = (run.predicted(), run.efficiency);
+        out += &format!(
+            "| {} | {:.1} % | {:.1} % | {:.2} |\n",
+            run.what,
+            100.0 * efficiency,
+            100.0 * predicted,
+            predicted / efficiency
+        );
+    }
+    out
+}
+
+#[test]
+fn the_table_in_the_docs_is_what_the_model_says() {
+    let docs = include_str!("../docs/cost-model.md");
+    assert!(docs.contains(&table()), "docs/cost-model.md should hold:\n{}", table());
+}
+
+#[test]
+fn what_a_network_limits_is_predicted_and_nothing_is_predicted_too_slow() {
+    for run in published() {
+        let predicted = run.predicted();
+        // An upper bound: stragglers, input and growing numbers of epochs are not in the model.
+        assert!(predicted > run.efficiency - 0.03, "{}: {predicted}", run.what);
+        // VGG-16 is the one that waits for its network.
+        if run.what.contains("VGG-16") {
+            assert!((predicted / run.efficiency - 1.0).abs() < 0.1, "{predicted}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Compiling for hardware that is not here, through the command line and with the real compilers:
+//!
+//! - `refused`: targets, plugins, tools and options that are wrong, and a compiler that ends its process
+//! - `order`: which device is which replica, on topologies that the plugins describe
+//! - `programs`: collectives, groups, bytes and overlap of an MLP, a ResNet-50 and GPT-2, and one that does
+//!   not fit until the advice is followed
+//! - `plan`: scaling by the cost model
+//!
+//! The plugins are installed by the tests themselves, once, into the user's cache: some 200 MB for TPUs and
+//! 150 MB for GPUs are fetched.
+
+mod order;
+mod plan;
+mod programs;
+mod refused;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, OnceLock};
+
+use serde_json::Value;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_lockstep");
+
+/// Installs a plugin once for all tests.
+fn install(name: &'static str) {
+    static TPU: OnceLock<()> = OnceLock::new();
+    static GPU: OnceLock<()> = OnceLock::new();
+    let once = if name == "tpu" { &TPU } else { &GPU };
+    once.get_or_init(|| {
+        let output = Command::new(BINARY).args(["plugin", "install", name]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    });
+}
+
+struct Outcome {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+fn lockstep(args: &[&str], env: &[(&str, &Path)]) -> Outcome {
+    let output = Command::new(BINARY).args(args).envs(env.iter().copied()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Outcome { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// One compilation at a time: each has the machine's cores and up to a gigabyte for itself.
+static COMPILING: Mutex<()> = Mutex::new(());
+
+/// `compile --json` of a configuration, and its exit code.
+fn compile(config: &Path, target: &str, more: &[&str]) -> (Option<i32>, Value) {
+    install(if target.starts_with("tpu") { "tpu" } else { "cuda-compiler" });
+    let _alone = COMPILING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let config = config.to_str().unwrap();
+    let args = [&["compile", config, "--target", target, "--json"], more].concat();
+    let done = lockstep(&args, &[]);
+    assert_eq!(done.stdout.lines().count(), 1, "{target}: {}{}", done.stdout, done.stderr);
+    (done.code, serde_json::from_str(&done.stdout).unwrap())
+}
+
+/// A configuration in `dir` of a model, its data, and so many examples on each replica.
+fn config(dir: &Path, model: &str, data: &str, batch_per_replica: usize) -> std::path::PathBuf {
+    let text = format!(
+        "[model]\n{model}\n[data]\n{data}\n[train]\nbatch_per_replica = {batch_per_replica}\nsteps = 10\n\
+         precision = \"bf16\"\n[optimizer]\nname = \"adamw\"\n[schedule]\nname = \"constant\"\npeak = 1e-3\n"
+    );
+    let path = dir.join("config.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// The sources of this program as text for a GPT.
+fn text_data(context: usize) -> String {
+    let src = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    format!("source = \"text\"\npath = \"{src}\"\nextensions = [\"rs\"]\ncontext = {context}")
+}
+
+const MLP: &str = "name = \"mlp\"\nhidden = [2048, 2048, 2048, 2048]";
+const FEATURES: &str = "source = \"synthetic\"\nfeatures = 1024\nnum_examples = 16384";

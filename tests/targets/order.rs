@@ -1,0 +1,74 @@
+//! Which device is which replica, on topologies that the real plugins describe.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use lockstep::targets::{Chip, Placed, Target, worker};
+
+use super::{BINARY, install};
+
+fn placed(target: &str) -> Vec<Placed> {
+    install(if target.starts_with("tpu") { "tpu" } else { "cuda-compiler" });
+    let target: Target = target.parse().unwrap();
+    let devices = worker::devices(Path::new(BINARY), &target).unwrap();
+    assert_eq!(devices.len(), target.num_devices());
+    let ids: BTreeSet<_> = devices.iter().map(|device| device.id).collect();
+    assert_eq!(ids.len(), devices.len(), "a device stands twice");
+    assert_eq!(Chip::of_kind(&devices[0].kind), Some(target.chip), "{}", devices[0].kind);
+    devices
+}
+
+/// Runs of equal keys: their number is that of the keys only if each key's devices stand together.
+fn num_runs<K: PartialEq>(devices: &[Placed], key: impl Fn(&Placed) -> K) -> usize {
+    1 + devices.windows(2).filter(|pair| key(&pair[0]) != key(&pair[1])).count()
+}
+
+fn distance(a: &Placed, b: &Placed) -> i64 {
+    a.coords.iter().zip(&b.coords).map(|(a, b)| (a - b).abs()).sum()
+}
+
+#[test]
+fn hosts_stand_together_and_each_touches_the_next() {
+    // Target, hosts.
+    let rows =
+        [("tpu:v5e:4x4", 4), ("tpu:v5e:16x16", 64), ("tpu:v5p:4x4x4", 16), ("tpu:v6e:8x8", 16)];
+    for (target, num_hosts) in rows {
+        let devices = placed(target);
+        assert_eq!(num_runs(&devices, |device| device.process_index), num_hosts, "{target}");
+        let per_host = devices.len() / num_hosts;
+        let hosts: Vec<_> = devices.chunks(per_host).collect();
+        for pair in hosts.windows(2) {
+            let nearest = pair[0].iter().flat_map(|a| pair[1].iter().map(|b| distance(a, b))).min();
+            assert_eq!(nearest, Some(1), "{target}");
+        }
+        for host in hosts {
+            let steps = host.windows(2).map(|pair| distance(&pair[0], &pair[1]));
+            assert!(steps.into_iter().all(|step| step == 1), "{target}: {host:?}");
+        }
+    }
+}
+
+#[test]
+fn the_cores_of_a_chip_stand_together() {
+    for target in ["tpu:v4:2x2x2", "tpu:tpu7x:2x2x2"] {
+        let devices = placed(target);
+        for chip in devices.chunks(2) {
+            assert_eq!((distance(&chip[0], &chip[1]), chip[0].core_on_chip), (0, 0), "{target}");
+            assert_eq!(chip[1].core_on_chip, 1, "{target}");
+        }
+    }
+}
+
+#[test]
+fn slices_stand_one_behind_the_other() {
+    let devices = placed("tpu:v5e:4x4x2");
+    assert_eq!(num_runs(&devices, |device| device.slice_index), 2);
+    assert_eq!(num_runs(&devices, |device| (device.slice_index, device.process_index)), 8);
+}
+
+#[test]
+fn gpus_of_a_host_stand_together() {
+    let devices = placed("gpu:h100:4x8");
+    assert_eq!(num_runs(&devices, |device| device.process_index), 4);
+    assert!(devices.chunks(8).all(|host| host[0].process_index == host[7].process_index));
+}

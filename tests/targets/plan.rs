@@ -1,0 +1,31 @@
+//! `lockstep plan`: scaling by the cost model, without compiling anything.
+
+use super::{FEATURES, MLP, config, lockstep};
+
+#[test]
+fn a_plan_goes_from_one_device_to_the_whole_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = config(dir.path(), MLP, FEATURES, 32);
+    let args = ["plan", path.to_str().unwrap(), "--target", "gpu:h100:6x8"];
+    let json = lockstep(&[&args[..], &["--json"]].concat(), &[]);
+    assert_eq!(json.code, Some(0), "{}", json.stderr);
+    let plan: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    let rows = plan["rows"].as_array().unwrap();
+    let sizes: Vec<_> = rows.iter().map(|row| row["num_devices"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [1, 2, 4, 8, 16, 32, 48]);
+    for row in rows {
+        let of = |key: &str| row[key].as_f64().unwrap();
+        assert!((of("step_ms") - of("compute_ms") - of("exposed_ms")).abs() < 1e-9);
+        assert!(of("exposed_ms") <= of("communication_ms") + 1e-9, "{row}");
+        assert!((of("examples_per_sec") - 1e3 * of("global_batch") / of("step_ms")).abs() < 1.0);
+        assert!(of("efficiency") <= 1.0 + 1e-9);
+    }
+    assert_eq!(rows[0]["communication_ms"], 0.0);
+    // 32 examples are little to do for 56 MiB of gradients: the network between hosts shows.
+    assert!(rows[6]["efficiency"].as_f64() < rows[3]["efficiency"].as_f64(), "{plan}");
+
+    let csv = lockstep(&[&args[..], &["--csv"]].concat(), &[]).stdout;
+    assert!(csv.starts_with("num_devices,global_batch,") && csv.lines().count() == 8, "{csv}");
+    let table = lockstep(&args, &[]).stdout;
+    assert!(table.contains("efficiency") && table.contains("devices on the step waits"), "{table}");
+}

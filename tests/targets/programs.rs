@@ -1,0 +1,88 @@
+//! What the compilers make of a step: groups, bytes and overlap of its all_reduces.
+
+use serde_json::Value;
+
+use super::{FEATURES, MLP, compile, config, text_data};
+
+/// Bytes of the all_reduces, and of those that run beside matmuls. All are over all replicas at once.
+fn all_reduced(report: &Value, num_devices: u64) -> (u64, u64) {
+    let collectives = report["collectives"].as_array().unwrap();
+    let mut bytes = (0, 0);
+    for collective in collectives.iter().filter(|c| c["kind"] == "all_reduce") {
+        assert_eq!(collective["group_size"], num_devices, "{collective}");
+        assert_eq!(collective["num_groups"], 1, "{collective}");
+        let of_it = collective["bytes"].as_u64().unwrap();
+        bytes.0 += of_it;
+        if collective["overlapped_matmuls"].as_u64().unwrap() > 0 {
+            assert_eq!(collective["asynchronous"], true, "{collective}");
+            bytes.1 += of_it;
+        }
+    }
+    assert!(collectives.iter().all(|c| c["kind"] == "all_reduce"), "{report}");
+    bytes
+}
+
+/// Every gradient is all_reduced once, in binary32; beside them only a few numbers are.
+fn check_gradients(report: &Value, parameters: u64, num_devices: u64, at_least: f64) -> (u64, u64) {
+    assert_eq!(report["fits"], true, "{report}");
+    let (all, overlapped) = all_reduced(report, num_devices);
+    let gradients = 4 * parameters;
+    assert!(all >= gradients && all <= gradients + 1024 * 1024, "{all} of {gradients} bytes");
+    let fraction = report["overlapped_gradient_fraction"].as_f64().unwrap();
+    assert!((fraction - overlapped as f64 / all as f64).abs() < 1e-9);
+    assert!(fraction >= at_least, "{fraction} of {at_least}: {report}");
+    for key in ["flops_per_device", "predicted_step_ms", "predicted_utilization"] {
+        assert!(report[key].as_f64().unwrap() > 0.0, "{key}");
+    }
+    (all, overlapped)
+}
+
+#[test]
+fn an_mlp_is_reduced_behind_its_matmuls() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = config(dir.path(), MLP, FEATURES, 256);
+    let sizes = [1024u64, 2048, 2048, 2048, 2048, 10];
+    let parameters: u64 = sizes.windows(2).map(|pair| pair[0] * pair[1] + pair[1]).sum();
+    for (target, num_devices) in [("tpu:v5e:4x4", 16), ("gpu:h100:4x8", 32)] {
+        let dump = dir.path().join(num_devices.to_string());
+        let (code, report) = compile(&path, target, &["--dump", dump.to_str().unwrap()]);
+        assert_eq!(code, Some(0));
+        // Measured: 0.71 on both.
+        check_gradients(&report, parameters, num_devices, 0.6);
+        for name in ["step.mlir", "optimized.txt", "optimized.pb", "executable.bin"] {
+            assert!(dump.join(name).metadata().unwrap().len() > 1000, "{name}");
+        }
+        let listing = std::fs::read_to_string(dump.join("optimized.txt")).unwrap();
+        assert!(listing.contains("all-reduce") && listing.contains("\nentry "), "{target}");
+    }
+}
+
+#[test]
+fn a_resnet50_is_reduced_behind_its_convolutions_on_gpus() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = "source = \"synthetic\"\nimage = [3, 224, 224]\nclasses = 1000\nnum_examples = 4096";
+    let path = config(dir.path(), "name = \"resnet\"\npreset = \"resnet50\"", data, 32);
+    let (code, report) = compile(&path, "gpu:h100:4x8", &[]);
+    assert_eq!(code, Some(0));
+    // Measured: 0.85.
+    check_gradients(&report, 25_557_032, 32, 0.75);
+}
+
+/// Parameters of GPT-2, and of these what is final only at the end: the tied embedding and the positions.
+const GPT2: u64 = 124_439_808;
+const GPT2_EMBEDDINGS: u64 = (50257 + 1024) * 768;
+
+#[test]
+fn gpt2_is_reduced_behind_its_backward_pass() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = "name = \"gpt\"\npreset = \"gpt2-124m\"";
+    let path = config(dir.path(), model, &text_data(1024), 8);
+    for (target, num_devices) in [("tpu:v5e:4x4", 16), ("gpu:h100:4x8", 32)] {
+        let (code, report) = compile(&path, target, &[]);
+        assert_eq!(code, Some(0));
+        // Measured: 0.68 on v5e, 0.69 on H100, where 0.69 is all but the tied embedding.
+        let (_, overlapped) = check_gradients(&report, GPT2, num_devices, 0.66);
+        let early = 4 * (GPT2 - GPT2_EMBEDDINGS);
+        assert!(overlapped as f64 >= 0.9 * early as f64, "{target}: {overlapped} of {early}");
+    }
+}

@@ -1,0 +1,142 @@
+//! Every way to ask for what cannot be compiled: one error that says what to change, and no abort.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use hlo::{DType, Mesh, TensorType, lower, trace};
+use lockstep::targets::worker::{self, Request, WorkerError};
+
+use super::{FEATURES, MLP, compile, config, install, lockstep};
+
+#[test]
+fn a_wrong_target_is_refused_before_anything_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = config(dir.path(), MLP, FEATURES, 8);
+    let rows = [
+        ("tpu:v5e:32x16", "the largest slice of TPU v5e, 16x16"),
+        ("tpu:v7x:4x4", "known are v4, v5e, v5p, v6e, tpu7x"),
+        ("gpu:h100:1x9", "at most 8"),
+        ("h100", "gpu:CHIP:HOSTSxGPUS"),
+    ];
+    for (target, told) in rows {
+        for command in ["compile", "plan"] {
+            let done = lockstep(&[command, path.to_str().unwrap(), "--target", target], &[]);
+            assert_eq!(
+                (done.code, done.stdout.as_str()),
+                (Some(1), ""),
+                "{target}: {}",
+                done.stderr
+            );
+            assert!(done.stderr.contains(told), "{target}: {}", done.stderr);
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_does_not_divide_over_the_slice_is_refused_with_one_that_would() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = config(dir.path(), MLP, FEATURES, 8);
+    let args = ["compile", path.to_str().unwrap(), "--target", "tpu:v5e:4x4"];
+    let done = lockstep(&[&args[..], &["--set", "train.global_batch=24"]].concat(), &[]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stderr.contains("the nearest that would: 16 or 32"), "{}", done.stderr);
+}
+
+#[test]
+fn a_missing_plugin_is_named_with_the_command_that_brings_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = config(dir.path(), MLP, FEATURES, 8);
+    // Neither in the cache nor in a Python.
+    let env = [("LOCKSTEP_CACHE", dir.path()), ("LOCKSTEP_PYTHON", dir.path())];
+    for (target, plugin) in [("tpu:v5e:4x4", "tpu"), ("gpu:h100:4x8", "cuda-compiler")] {
+        let done = lockstep(&["compile", path.to_str().unwrap(), "--target", target], &env);
+        assert_eq!(done.code, Some(1));
+        let command = format!("lockstep plugin install {plugin}");
+        assert!(done.stderr.contains(&command), "{}", done.stderr);
+    }
+}
+
+#[test]
+fn without_the_assembler_a_gpu_is_not_compiled_for() {
+    install("cuda-compiler");
+    let dir = tempfile::tempdir().unwrap();
+    let path = config(dir.path(), MLP, FEATURES, 8);
+    let set = format!("compile.overrides.xla_gpu_cuda_data_dir={}", dir.path().display());
+    let args = ["compile", path.to_str().unwrap(), "--target", "gpu:h100:4x8", "--set", &set];
+    let done = lockstep(&args, &[]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stderr.contains("bin/ptxas is not there"), "{}", done.stderr);
+}
+
+#[test]
+fn an_option_that_the_compiler_does_not_know_is_named() {
+    install("tpu");
+    let dir = tempfile::tempdir().unwrap();
+    let path = config(dir.path(), MLP, FEATURES, 8);
+    let args = ["compile", path.to_str().unwrap(), "--target", "tpu:v5e:4x4"];
+    let set = ["--set", "compile.overrides.xla_no_such_option=true"];
+    let done = lockstep(&[&args[..], &set].concat(), &[]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stderr.contains("'xla_no_such_option'"), "{}", done.stderr);
+}
+
+#[test]
+fn a_compiler_that_ends_its_process_is_an_error_with_its_last_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let binary = dir.path().join("compiler");
+    let script = "#!/bin/sh\necho 'I0000 loading' >&2\necho 'F0000 Check failed: x < y' >&2\nkill -ABRT $$\n";
+    fs::write(&binary, script).unwrap();
+    fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
+    let graph = trace(Mesh::data(2), |t| {
+        t.output("y", t.input("x", TensorType::new(DType::F32, &[4])) * 2.0);
+    });
+    let request = Request {
+        plugin: PathBuf::from("none"),
+        topology: "none".into(),
+        topology_options: vec![],
+        num_replicas: 2,
+        overrides: [].into(),
+    };
+    let error = worker::compile(&binary, &request, &lower(&graph.unwrap(), "step")).unwrap_err();
+    assert!(matches!(error, WorkerError::Aborted { .. }), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("signal: 6") && said.contains("Check failed: x < y"), "{said}");
+    assert!(!said.contains("loading"), "{said}");
+}
+
+#[test]
+fn a_dump_that_cannot_be_written_is_said() {
+    install("tpu");
+    let dir = tempfile::tempdir().unwrap();
+    let path = config(dir.path(), MLP, FEATURES, 8);
+    let in_the_way = dir.path().join("file");
+    fs::write(&in_the_way, "").unwrap();
+    let args = ["compile", path.to_str().unwrap(), "--target", "tpu:v5e:4x4", "--dump"];
+    let done = lockstep(&[&args[..], &[in_the_way.to_str().unwrap()]].concat(), &[]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stderr.contains("cannot write"), "{}", done.stderr);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_numbers_and_compiles_with_the_advice() {
+    let dir = tempfile::tempdir().unwrap();
+    // The scores of attention alone: examples * 24 heads * 1024 * 1024, some of them in binary32.
+    let model = "name = \"gpt\"\nnum_layers = 1\nwidth = 384\nnum_heads = 24\ncontext = 1024\nvocabulary = 256";
+    let path = config(dir.path(), model, &super::text_data(1024), 128);
+    let data = ["--set", "data.context=1024"];
+    for (target, batch) in [("tpu:v5e:1x1", "128"), ("gpu:h100:1x1", "512")] {
+        let batch = format!("train.batch_per_replica={batch}");
+        let more = [&data[..], &["--set", &batch]].concat();
+        let (code, report) = compile(&path, target, &more);
+        assert_eq!((code, &report["fits"]), (Some(1), &false.into()), "{report}");
+        let bytes = |name: &str| report["memory"][name].as_u64().unwrap();
+        assert!(bytes("peak_bytes") > bytes("limit_bytes") && bytes("limit_bytes") > 10 << 30);
+        assert_eq!(bytes("optimizer_bytes"), 2 * bytes("parameters_bytes"));
+
+        let advice = report["advice"][0].as_str().unwrap();
+        let set = advice.split_whitespace().find(|word| word.starts_with("train.")).unwrap();
+        let (code, report) = compile(&path, target, &[&more[..], &["--set", set]].concat());
+        assert_eq!((code, &report["fits"]), (Some(0), &true.into()), "{set}: {report}");
+    }
+}
