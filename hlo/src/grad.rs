@@ -244,6 +244,10 @@ fn rule<'g>(
         Op::Case { branches } => case::case_vjp(branches, x, cotangents),
         Op::Remat(body) => region::remat_vjp(body, x, cotangents),
         Op::CustomVjp(custom) => Ok(custom_vjp::vjp(custom, x, y, cotangents)),
+        Op::CustomCall(call) => Err(format!(
+            "custom_call of `{}` has no VJP of its own; call it inside `Tracer::custom_vjp`",
+            call.target
+        )),
         Op::FusionBarrier => one(ct.fusion_barrier()),
         Op::OptimizationBarrier => Ok(barrier(ct.tracer(), cotangents)),
         Op::Vary { axes } => one(ct.all_reduce(Reduction::Sum, *axes)),

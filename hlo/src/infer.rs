@@ -71,6 +71,7 @@ fn num_operands(op: &Op) -> Option<usize> {
         | Op::Case { .. }
         | Op::Remat(_)
         | Op::CustomVjp(_)
+        | Op::CustomCall(_)
         | Op::OptimizationBarrier
         | Op::AllReduce { .. } => None,
         _ => Some(1),
@@ -201,6 +202,7 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
         Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => {
             region::infer_inlined(&body.graph, t, mesh)
         }
+        Op::CustomCall(call) => call.infer(t),
         Op::FusionBarrier => one(t[0].clone()),
         Op::Scatter { num_batch } => one(gather::infer_scatter(t, *num_batch)?),
         Op::OptimizationBarrier => {

@@ -38,7 +38,9 @@ pub use interp::{InterpError, interpret};
 pub use literal::{Element, Literal};
 pub use mesh::{Axis, AxisSet, Mesh, Sharding, UnevenShard};
 pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
-pub use ops::{Branch, Convolution, ConvolutionDims, CustomVjp, Operand, Window};
+pub use ops::{
+    Branch, Convolution, ConvolutionDims, CustomCall, CustomVjp, Layouts, Operand, Window,
+};
 pub use region::{Region, Scan};
 pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower, lower_isolated};
 pub use tensor::{Tensor, Tracer, trace};

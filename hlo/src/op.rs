@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use crate::mesh::within;
 use crate::{
-    Axis, AxisSet, Convolution, CustomVjp, DType, Graph, Literal, Mesh, Region, Scan, Window,
+    Axis, AxisSet, Convolution, CustomCall, CustomVjp, DType, Graph, Literal, Mesh, Region, Scan,
+    Window,
 };
 
 /// One operation; its operands and result types stand in the graph's node.
@@ -170,6 +171,8 @@ pub enum Op {
     Remat(Arc<Region>),
     /// `custom_vjp(x..)`: the results of its forward function; its VJP is its backward function.
     CustomVjp(CustomVjp),
+    /// A call of a function that the backend knows.
+    CustomCall(Arc<CustomCall>),
     /// The operand, unchanged. What makes it and what uses it are not fused into one loop, on backends
     /// where that pays; elsewhere nothing.
     FusionBarrier,
@@ -267,6 +270,7 @@ impl Op {
             Op::Case { .. } => "case",
             Op::Remat(_) => "remat",
             Op::CustomVjp(_) => "custom_vjp",
+            Op::CustomCall(_) => "custom_call",
             Op::FusionBarrier => "fusion_barrier",
             Op::OptimizationBarrier => "optimization_barrier",
             Op::ReplicaId { .. } => "replica_id",
@@ -296,6 +300,13 @@ impl Op {
             Op::Case { branches } => branches.iter().map(|branch| &branch.graph).collect(),
             op => op.inlined_body().map(|body| &body.graph).into_iter().collect(),
         }
+    }
+
+    /// Does the op, or one inside it, do more than compute its results?
+    pub(crate) fn has_side_effect(&self) -> bool {
+        let mut inner = self.regions().into_iter().flat_map(Graph::nodes);
+        matches!(self, Op::CustomCall(call) if call.has_side_effect)
+            || inner.any(|node| node.op.has_side_effect())
     }
 
     /// The op with its graphs gone through a pass, if it is a loop or a case.

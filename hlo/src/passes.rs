@@ -6,21 +6,21 @@ use crate::graph::Output;
 use crate::region::prepare;
 use crate::{Graph, Node, Op, ValueId};
 
-/// Removes nodes that no output depends on. Inputs stay, since they are the program's signature.
+/// Removes nodes that no output depends on, but for those with a side effect. Inputs stay, since they are the program's signature.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
     let mut live = vec![false; graph.num_values()];
     for output in graph.outputs() {
         live[output.value.index()] = true;
     }
     for node in graph.nodes().iter().rev() {
-        if node.results().any(|result| live[result.index()]) {
+        if node.op.has_side_effect() || node.results().any(|result| live[result.index()]) {
             for operand in &node.operands {
                 live[operand.index()] = true;
             }
         }
     }
     rebuild(graph, |new, node, operands| {
-        let keep = node.results().any(|result| live[result.index()]);
+        let keep = node.op.has_side_effect() || node.results().any(|result| live[result.index()]);
         keep.then(|| push(new, node, node.op.clone(), operands))
     })
 }
@@ -44,6 +44,9 @@ pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
             }
             op => op.clone(),
         };
+        if op.has_side_effect() {
+            return Some(push(new, node, op, operands));
+        }
         let key = (op, operands.to_vec());
         if let Some(value) = seen.get(&key) {
             return Some(*value);

@@ -5,6 +5,7 @@
 //! `stop_gradient` are types' business and print nothing.
 
 mod control;
+mod custom_call;
 mod windows;
 
 use std::borrow::Cow;
@@ -60,7 +61,7 @@ impl Program {
     pub fn text_without_locations(&self) -> String {
         let mut out = String::with_capacity(self.text.len());
         for line in self.text.lines().filter(|line| !line.starts_with("#loc")) {
-            out.push_str(line.split_once(" loc(").map_or(line, |(code, _)| code));
+            out.push_str(line.rsplit_once(" loc(").map_or(line, |(code, _)| code));
             out.push('\n');
         }
         out
@@ -448,6 +449,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
             let x = scope.types(node.operands.iter().copied());
             format!("chlo.top_k({operands}, k = {k}) : {x} -> ({result})")
         }
+        Op::CustomCall(call) => custom_call::custom_call(scope, node, call),
         Op::FusionBarrier | Op::OptimizationBarrier => {
             format!("stablehlo.optimization_barrier {operands} : {result}")
         }

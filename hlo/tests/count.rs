@@ -1,8 +1,8 @@
 //! What graphs cost, against arithmetic by hand.
 
 use hlo::{
-    Axis, CollectiveCost, Convolution, Cost, DType, Mesh, Reduction, TensorType, Tracer, Window,
-    count, trace,
+    Axis, CollectiveCost, Convolution, Cost, CustomCall, DType, Mesh, Reduction, TensorType,
+    Tracer, Window, count, trace,
 };
 
 fn cost(mesh: Mesh, build: impl FnOnce(&Tracer)) -> Cost {
@@ -114,6 +114,15 @@ fn a_gather_reads_the_rows_it_returns_and_a_scatter_adds_in_place() {
     let gather = 3 + 3 * 2 + 3 * 2;
     let scatter = 3 + 3 * 2 + 2 * (3 * 2);
     assert_eq!((cost.flops, cost.bytes), (6, 4 * (gather + scatter)));
+}
+
+#[test]
+fn a_custom_call_counts_as_what_it_reads_and_writes() {
+    let cost = cost(Mesh::SINGLE, |t| {
+        let x = t.input("x", f32s(&[10]));
+        t.output("y", t.custom_call(CustomCall::new("f", vec![f32s(&[3])]), &[x])[0]);
+    });
+    assert_eq!((cost.flops, cost.bytes), (0, 4 * (10 + 3)));
 }
 
 #[test]

@@ -6,8 +6,8 @@
 
 use hlo::passes::simplify;
 use hlo::{
-    Axis, AxisSet, Branch, Convolution, DType, DotDims, Graph, Literal, Mesh, Reduction, Tensor,
-    TensorType, Tracer, Window, grad, lower, trace, verify,
+    Axis, AxisSet, Branch, Convolution, CustomCall, DType, DotDims, Graph, Layouts, Literal, Mesh,
+    Reduction, Tensor, TensorType, Tracer, Window, grad, lower, trace, verify,
 };
 
 /// Text of a graph that passes `verify`.
@@ -226,6 +226,75 @@ fn cases() {
     let graph = simplify(&graph.unwrap());
     verify(&graph).unwrap();
     insta::assert_snapshot!(lower(&graph, "golden").text_without_locations());
+}
+
+/// Attention as a kernel of the backend, and its backward pass as another: results in a layout of their own, a
+/// workspace that nobody reads, a configuration with quotes.
+fn attention<'g>(x: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    let kernel = |target: &str, x: &[TensorType], results: Vec<TensorType>| {
+        // Between batch and sequence the kernel keeps the heads apart.
+        let layout = |ty: &TensorType| match ty.rank() {
+            4 if results.contains(ty) => vec![3, 1, 2, 0],
+            rank => (0..rank).rev().collect(),
+        };
+        let row_major = |ty: &TensorType| (0..ty.rank()).rev().collect();
+        let layouts = Layouts {
+            operands: x.iter().map(row_major).collect(),
+            results: results.iter().map(layout).collect(),
+        };
+        CustomCall {
+            backend_config: r#"{"mask_type": "CAUSAL loc("}"#.into(),
+            api_version: 2,
+            layouts: Some(layouts),
+            ..CustomCall::new(target, results)
+        }
+    };
+    let types = |x: &[Tensor<'_>]| x.iter().map(Tensor::ty).collect::<Vec<_>>();
+    let [batch, sequence, heads, size] = x[0].dims();
+    let by_head = x[0].ty().with_dims(&[batch, heads, sequence, size]);
+    let statistics = TensorType::new(DType::F32, &[batch, heads, sequence]);
+    let workspace = TensorType::new(DType::U8, &[0]);
+    x[0].tracer().custom_vjp(
+        x,
+        |x| {
+            let results = vec![by_head.clone(), statistics, workspace.clone()];
+            let call = kernel("__cudnn$fmhaSoftmax", &types(x), results);
+            x[0].tracer().custom_call(call, x)[..2].to_vec()
+        },
+        |x, y, ct| {
+            let operands = [x, &[y[1], ct[0], y[0]]].concat();
+            let results =
+                vec![by_head.clone(), by_head.clone(), by_head.clone(), workspace.clone()];
+            let call = kernel("__cudnn$fmhaSoftmaxBackward", &types(&operands), results);
+            let found = x[0].tracer().custom_call(call, &operands);
+            found[..3].iter().map(|found| found.transpose(&[0, 2, 1, 3])).collect()
+        },
+    )
+}
+
+#[test]
+fn custom_calls() {
+    let graph = trace(Mesh::SINGLE, |t| {
+        let ty = TensorType::new(DType::Bf16, &[2, 8, 4, 16]);
+        let x: Vec<_> = ["q", "k", "v"].iter().map(|name| t.input(*name, ty.clone())).collect();
+        let y = attention(&x)[0];
+        t.output("y", y);
+        t.output("gradient", grad(y.convert(DType::F32).sum(), &x)[1]);
+        let typed = CustomCall {
+            backend_config: "{rank = 7 : i64}".into(),
+            api_version: 4,
+            has_side_effect: true,
+            ..CustomCall::new("a name, quoted", vec![TensorType::new(DType::F32, &[])])
+        };
+        // Neither merged nor left out.
+        t.custom_call(typed.clone(), &[]);
+        t.custom_call(typed, &[]);
+    });
+    let graph = simplify(&graph.unwrap());
+    verify(&graph).unwrap();
+    let text = lower(&graph, "golden").text_without_locations();
+    assert_eq!(text.matches("stablehlo.custom_call").count(), 4);
+    insta::assert_snapshot!(text);
 }
 
 /// Each op has its line, gradients that of the op they belong to, each line one definition.

@@ -12,9 +12,9 @@ use std::collections::BTreeSet;
 use std::panic::Location;
 
 use hlo::{
-    Axis, AxisSet, Binary, Branch, Convolution, ConvolutionDims, DType, DotDims, Graph, Literal,
-    Mesh, Op, Reduction, Tensor, TensorType, Tracer, Unary, Window, WindowDim, grad, interpret,
-    trace, verify, vjp,
+    Axis, AxisSet, Binary, Branch, Convolution, ConvolutionDims, CustomCall, DType, DotDims, Graph,
+    Literal, Mesh, Op, Reduction, Tensor, TensorType, Tracer, Unary, Window, WindowDim, grad,
+    interpret, trace, verify, vjp,
 };
 
 const STEP: f64 = 1e-5;
@@ -619,12 +619,15 @@ fn what_the_loss_does_not_depend_on_has_a_zero_gradient() {
 
 #[test]
 fn what_has_no_gradient_is_an_error_at_the_line_of_the_op() {
-    let cases: [(&str, &str, Build); 4] = [
+    let cases: [(&str, &str, Build); 5] = [
         ("while(", "a loop is not reverse-differentiable", |x| {
             x[0].tracer().fori_loop(3, &[x[0]], |_, x| vec![x[0] * 2.0])[0].sum()
         }),
         ("all_reduce(", "all_reduce maximum is not differentiable", |x| {
             x[0].all_reduce(Reduction::Max, Axis::Data).sum()
+        }),
+        ("custom_call(", "`f` has no VJP of its own; call it inside `Tracer::custom_vjp`", |x| {
+            x[0].tracer().custom_call(CustomCall::new("f", vec![x[0].ty()]), x)[0].sum()
         }),
         ("grad(", "the loss must be a float scalar", |x| x[0]),
         ("grad(", "the loss must be a float scalar", |x| x[0].sum().convert(DType::I32)),

@@ -1,8 +1,8 @@
 //! Collectives, loops and bad inputs in the interpreter, on 1, 2 and 4 replicas.
 
 use hlo::{
-    Axis, AxisSet, DType, Graph, InterpError, Literal, Mesh, Reduction, Tensor, TensorType, Tracer,
-    interpret, trace,
+    Axis, AxisSet, CustomCall, DType, Graph, InterpError, Literal, Mesh, Reduction, Tensor,
+    TensorType, Tracer, interpret, trace,
 };
 
 use Axis::{Data, Tensor as Model};
@@ -296,6 +296,18 @@ fn bad_inputs_are_typed_errors() {
     ];
     for (inputs, message) in cases {
         assert_eq!(interpret(&graph, &inputs).unwrap_err().to_string(), message);
+    }
+}
+
+#[test]
+fn a_function_of_the_backend_is_an_error() {
+    let graph =
+        graph(Mesh::SINGLE, |t, x| t.custom_call(CustomCall::new("f", vec![x.ty()]), &[x])[0]);
+    match interpret(&graph, &[inputs(Mesh::SINGLE)]) {
+        Err(InterpError::CustomCall { target, location }) => {
+            assert_eq!((target.as_str(), location.file()), ("f", file!()));
+        }
+        other => panic!("{other:?}"),
     }
 }
 

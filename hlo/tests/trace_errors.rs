@@ -1,8 +1,8 @@
 //! Wrong calls, and what tracing says about each: the op, what is wrong, and the caller's line.
 
 use hlo::{
-    Axis, AxisSet, Convolution, DType, DotDims, Error, Literal, Mesh, Reduction, Tensor,
-    TensorType, Tracer, Window, trace,
+    Axis, AxisSet, Convolution, CustomCall, DType, DotDims, Error, Layouts, Literal, Mesh,
+    Reduction, Tensor, TensorType, Tracer, Window, trace,
 };
 
 use Axis::{Data, Tensor as Model};
@@ -34,6 +34,11 @@ fn pred<'t>(t: &'t Tracer, dims: &[usize]) -> Tensor<'t> {
 #[track_caller]
 fn shard<'t>(t: &'t Tracer, dims: &[usize]) -> Tensor<'t> {
     t.input("s", TensorType::new(DType::F32, dims).varying(Data.into()))
+}
+
+/// A call of `f` with a result.
+fn call(dims: &[usize]) -> CustomCall {
+    CustomCall::new("f", vec![TensorType::new(DType::F32, dims)])
 }
 
 /// The op itself is wanted for its error.
@@ -188,6 +193,14 @@ fn replicas() -> Vec<Case> {
         ("case", "a result cannot be f32[]", line!(), |t| wrong(t.case(t.replica_id(Data), &[shard(t, &[])], &[&|x| vec![x[0].all_reduce(Reduction::Sum, Data)]]))),
         ("case", "returns nothing", line!(), |t| wrong(t.case(int(t, &[]), &[x(t, &[])], &[&|_| vec![]]))),
         ("add", "belongs to another graph", line!(), |t| { let outer = x(t, &[]); wrong(t.case(int(t, &[]), &[outer], &[&|x| { wrong(x[0] + outer); x.to_vec() }])) }),
+        ("custom_call", "names no target", line!(), |t| wrong(t.custom_call(CustomCall::new("", vec![]), &[]))),
+        ("custom_call", "needs a result", line!(), |t| wrong(t.custom_call(CustomCall::new("f", vec![]), &[]))),
+        ("custom_call", "api_version 5 is none of 1 to 4", line!(), |t| wrong(t.custom_call(CustomCall { api_version: 5, ..call(&[2]) }, &[]))),
+        ("custom_call", "is an MLIR dictionary", line!(), |t| wrong(t.custom_call(CustomCall { api_version: 4, backend_config: "x".into(), ..call(&[2]) }, &[]))),
+        ("custom_call", "0 layouts for 1 operands", line!(), |t| wrong(t.custom_call(CustomCall { layouts: Some(Layouts { operands: vec![], results: vec![vec![0]] }), ..call(&[2]) }, &[x(t, &[2])]))),
+        ("custom_call", "layout [1] of result 0 is no permutation", line!(), |t| wrong(t.custom_call(CustomCall { layouts: Some(Layouts { operands: vec![], results: vec![vec![1]] }), ..call(&[2]) }, &[]))),
+        ("custom_call", "more than 2^40", line!(), |t| wrong(t.custom_call(call(&[usize::MAX, 2]), &[]))),
+        ("custom_call", "`vary` says", line!(), |t| wrong(t.custom_call(call(&[2]), &[x(t, &[2]), shard(t, &[2])]))),
         ("remat", "returns nothing", line!(), |t| wrong(t.remat(&[x(t, &[])], |_| vec![]))),
         ("exponential", "not defined for i32", line!(), |t| wrong(t.remat(&[int(t, &[])], |x| vec![x[0].exponential()]))),
         ("add", "belongs to another graph", line!(), |t| { let outer = x(t, &[]); wrong(t.remat(&[outer], |x| { wrong(x[0] + outer); x.to_vec() })) }),

@@ -566,7 +566,12 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
     for dtype in DType::ALL {
         let (graph, _) = program(dtype, Mesh::SINGLE);
         for node in graph.nodes() {
-            let of = node.operands.first().map_or(dtype, |operand| graph.ty(*operand).dtype);
+            // A case's first operand is its index.
+            let first = match node.op {
+                Op::Case { .. } => Some(node.result()),
+                _ => node.operands.first().copied(),
+            };
+            let of = first.map_or(dtype, |value| graph.ty(value).dtype);
             covered.insert((name(&node.op), of));
         }
     }

@@ -77,6 +77,16 @@ pub enum InterpError {
         /// The replica group.
         group: Vec<usize>,
     },
+    /// A call of what only a backend has.
+    #[error(
+        "custom_call at {location}: `{target}` is a backend's function; compile the graph for it"
+    )]
+    CustomCall {
+        /// The function's name.
+        target: String,
+        /// Where in the source it was asked for.
+        location: &'static Location<'static>,
+    },
     /// A value too large to be worth evaluating slowly.
     #[error("{op} at {location}: {ty} has more than 2^26 elements")]
     TooLarge {
@@ -256,6 +266,10 @@ fn eval(
         Op::ReplicaId { axes } => {
             let index = |replica| Literal::scalar(mesh.index(replica, *axes) as u32);
             Ok(vec![(0..mesh.num_replicas()).map(|replica| Arc::new(index(replica))).collect()])
+        }
+        Op::CustomCall(call) => {
+            let (target, location) = (call.target.clone(), node.location);
+            Err(InterpError::CustomCall { target, location })
         }
         Op::FusionBarrier | Op::OptimizationBarrier | Op::Vary { .. } | Op::StopGradient => same(),
         Op::AllReduce { reduction, .. } => meet(&|x| collective::all_reduce(*reduction, x)),

@@ -3,6 +3,7 @@
 pub(crate) mod case;
 mod control;
 pub(crate) mod convolution;
+mod custom_call;
 pub(crate) mod custom_vjp;
 mod dot;
 mod elementwise;
@@ -15,6 +16,7 @@ pub(crate) mod top_k;
 
 pub use case::Branch;
 pub use convolution::{Convolution, ConvolutionDims};
+pub use custom_call::{CustomCall, Layouts};
 pub use custom_vjp::CustomVjp;
 pub use elementwise::Operand;
 pub use pooling::Window;

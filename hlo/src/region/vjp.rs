@@ -186,7 +186,7 @@ impl Joint {
             let all = |of: &[bool]| node.operands.iter().all(|operand| of[operand.index()]);
             let [forward, constant] = match node.op {
                 Op::Input { index } => [index < self.num_inputs, index < self.num_consts],
-                _ => [all(&is_forward), all(&is_constant)],
+                _ => [all(&is_forward), all(&is_constant) && !node.op.has_side_effect()],
             };
             for result in node.results() {
                 is_forward[result.index()] = forward;
