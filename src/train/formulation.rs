@@ -1,11 +1,11 @@
-//! How a step is written for a backend: the same maths in the form that compiles to the fastest program.
+//! How a step is written for a backend: the same maths in the form that compiles to a fast program.
 
 use hlo::{Graph, formulate};
 
 use crate::config::Backend;
 use crate::parallel::group_all_reduces;
 
-/// Choices that a traced graph leaves open. The figures behind them are in `benches/README.md`.
+/// Choices that a traced graph leaves open. What was measured of them is in `benches/README.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Formulation {
     /// All_reduces are grouped up to this many bytes; 0 groups none.
@@ -21,7 +21,7 @@ pub struct Formulation {
 const CPU_KERNEL_GRADIENTS: usize = 8;
 
 impl Formulation {
-    /// What a backend is fastest with.
+    /// What a backend gets.
     ///
     /// | | CPU | others |
     /// |---|---|---|

@@ -123,8 +123,8 @@ fn causal_mask(tracer: &Tracer, t: usize) -> Tensor<'_> {
     column.greater(row).convert(hlo::DType::F32) * MASKED
 }
 
-/// Over the last dim. Its VJP `p * (dp - sum(p * dp))` needs only the result p: a third less is kept, and
-/// it is two loops over the scores instead of four.
+/// Over the last dim. Its VJP `p * (dp - sum(p * dp))` needs only the result p, which the
+/// product with the values keeps anyway.
 #[track_caller]
 fn softmax(x_mts: Tensor<'_>) -> Tensor<'_> {
     let results = x_mts.tracer().custom_vjp(
