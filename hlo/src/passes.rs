@@ -27,9 +27,9 @@ pub fn eliminate_dead_code(graph: &Graph) -> Graph {
 
 /// Merges nodes that compute the same from the same operands, in loops and branches too.
 ///
-/// Barriers are never merged, so values on the two sides of an `optimization_barrier` stay apart: what
-/// is recomputed behind a barrier is recomputed. Collectives are merged, since equal ones on equal
-/// operands give equal results.
+/// An `optimization_barrier` is never merged, so values on its two sides stay apart: what is recomputed
+/// behind it is recomputed. A `fusion_barrier` is only a hint, and is merged. So are collectives, since
+/// equal ones on equal operands give equal results.
 pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
     let mut seen: HashMap<(Op, Vec<ValueId>), ValueId> = HashMap::new();
     rebuild(graph, |new, node, operands| {
@@ -39,7 +39,7 @@ pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
             return Some(push(new, node, op, operands));
         }
         let op = match &node.op {
-            Op::OptimizationBarrier | Op::FusionBarrier | Op::Remat(_) | Op::CustomVjp(_) => {
+            Op::OptimizationBarrier | Op::Remat(_) | Op::CustomVjp(_) => {
                 return Some(push(new, node, node.op.clone(), operands));
             }
             op => op.clone(),
