@@ -21,7 +21,7 @@ const CONFIG: &str = r#"
 
 /// Two convolutions, each with a norm over groups of 8.
 fn small<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
-    let mut x = batch.field("x");
+    let mut x = batch.field("x").transpose(&[0, 2, 3, 1]);
     for (layer, num_out) in [8, 12].into_iter().enumerate() {
         let scope = scope.at(layer);
         let y = conv2d(&scope.at("conv"), x, Conv2d { num_out, size: 3, stride: 1 });

@@ -49,7 +49,7 @@ impl Task {
 fn convolutions<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
     let x = batch.field("x");
     let num_examples = x.dim(0);
-    let mut x = x.reshape(&[num_examples, 1, 8, 8]);
+    let mut x = x.reshape(&[num_examples, 8, 8, 1]);
     for (index, (num_out, stride)) in [(8, 1), (16, 2), (32, 2)].into_iter().enumerate() {
         let scope = scope.at("blocks").at(index);
         let y = conv2d(&scope.at("conv"), x, Conv2d { num_out, size: 3, stride });

@@ -223,6 +223,13 @@ impl Writer {
                 scope.names[node.result().index()] = scope.name(node.operands[0]).to_owned();
                 return;
             }
+            // Over one replica each: nothing to do, and nothing that keeps what is before and behind apart.
+            Op::AllReduce { axes, .. } if self.mesh.group_size(*axes) == 1 => {
+                for (result, operand) in node.results().zip(&node.operands) {
+                    scope.names[result.index()] = scope.name(*operand).to_owned();
+                }
+                return;
+            }
             Op::ReplicaId { axes } => {
                 scope.names[node.result().index()] = self.replica_id(scope, node, *axes);
                 return;

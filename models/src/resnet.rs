@@ -87,8 +87,10 @@ impl ResNet {
             Preset::ResNet56 => (&[9; 3], false),
             Preset::ResNet50 => (&[3, 4, 6, 3], true),
         };
-        let mut x = self.stem(&scope.at("stem"), x_nchw, bottleneck);
-        let first_width = x.dim(1);
+        // Features last, as XLA's convolutions want them on CPUs and GPUs: otherwise it transposes around each.
+        let x_nhwc = x_nchw.transpose(&[0, 2, 3, 1]);
+        let mut x = self.stem(&scope.at("stem"), x_nhwc, bottleneck);
+        let first_width = x.dim(3);
         for (stage, num_blocks) in block_counts.iter().enumerate() {
             let width = first_width << stage;
             for block in 0..*num_blocks {
@@ -142,7 +144,7 @@ impl ResNet {
         let y = relu(self.conv_norm(scope, "1", x, narrow));
         let y = relu(self.conv_norm(scope, "2", y, Conv2d { size: 3, stride, ..narrow }));
         let y = self.last_norm(&scope.at("norm3"), conv2d(&scope.at("conv3"), y, wide));
-        let shortcut = match x.dim(1) == wide.num_out && stride == 1 {
+        let shortcut = match x.dim(3) == wide.num_out && stride == 1 {
             true => x,
             false => self.conv_norm(&scope.at("shortcut"), "", x, Conv2d { stride, ..wide }),
         };
@@ -169,14 +171,14 @@ impl ResNet {
 }
 
 /// Every `stride`th pixel, with zeros for the features that are new, half of them on either side.
-fn padded_shortcut(x_nchw: Tensor<'_>, num_out: usize, stride: usize) -> Tensor<'_> {
-    let [_, num_in, _, _] = x_nchw.dims();
+fn padded_shortcut(x_nhwc: Tensor<'_>, num_out: usize, stride: usize) -> Tensor<'_> {
+    let [_, _, _, num_in] = x_nhwc.dims();
     if num_in == num_out && stride == 1 {
-        return x_nchw;
+        return x_nhwc;
     }
-    let dims = x_nchw.shape();
-    let taken = x_nchw.slice(&[0; 4], &dims, &[1, 1, stride, stride]);
+    let dims = x_nhwc.shape();
+    let taken = x_nhwc.slice(&[0; 4], &dims, &[1, stride, stride, 1]);
     let new = num_out.saturating_sub(num_in);
     let (low, high) = ((new / 2) as i64, (new - new / 2) as i64);
-    taken.pad(0.0, &[0, low, 0, 0], &[0, high, 0, 0], &[0; 4])
+    taken.pad(0.0, &[0, 0, 0, low], &[0, 0, 0, high], &[0; 4])
 }

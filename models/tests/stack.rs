@@ -24,7 +24,7 @@ fn nested<'b>(scope: &Scope<'b>, x: Tensor<'b>) -> Tensor<'b> {
 }
 
 fn with_batch_norm<'b>(scope: &Scope<'b>, x: Tensor<'b>) -> Tensor<'b> {
-    let conv = Conv2d { num_out: x.dim(1), size: 3, stride: 1 };
+    let conv = Conv2d { num_out: x.dim(3), size: 3, stride: 1 };
     let norm = BatchNorm { group: 2, weight: Initializer::Ones };
     x + batch_norm(&scope.at("norm"), conv2d(&scope.at("conv"), x, conv), norm).maximum(0.0)
 }
@@ -101,7 +101,7 @@ fn declared(block: Block, dims: &[usize]) -> Tree<models::Parameter> {
 const CASES: [(&str, Block, &[usize]); 3] = [
     ("dropout", with_dropout, &[4, 3]),
     ("dropout in a stack in a stack", nested, &[4, 3]),
-    ("batch norm", with_batch_norm, &[4, 2, 3, 3]),
+    ("batch norm", with_batch_norm, &[4, 3, 3, 2]),
 ];
 
 #[test]
@@ -157,7 +157,7 @@ fn each_block_drops_other_elements_and_observes_under_its_own_name() {
     };
     assert!(block(0) != block(1) && block(1) != block(2) && block(0) != block(2));
 
-    let graph = training(with_batch_norm, &[4, 2, 3, 3], true, false);
+    let graph = training(with_batch_norm, &[4, 3, 3, 2], true, false);
     let names: Vec<_> = graph.outputs().iter().map(|output| output.name.as_str()).collect();
     for i in 0..NUM_BLOCKS {
         assert!(
@@ -172,8 +172,8 @@ fn evaluation_reads_each_blocks_running_means() {
     let evaluation = |scan: bool, remat: bool| {
         let mut running_means = Tree::new();
         let graph = trace(Mesh::SINGLE, |t| {
-            let x = t.input("x", TensorType::new(DType::F64, &[2, 2, 3, 3]));
-            let declared = declared(with_batch_norm, &[4, 2, 3, 3]);
+            let x = t.input("x", TensorType::new(DType::F64, &[2, 3, 3, 2]));
+            let declared = declared(with_batch_norm, &[4, 3, 3, 2]);
             let params = declared.map(|path, p| t.input(path, TensorType::new(p.dtype, &p.dims)));
             let mean = |i: usize, name: &str| {
                 let path = format!("blocks.{i}.norm.{name}");

@@ -1,6 +1,6 @@
 //! How a step is written for a backend: the same maths in the form that compiles to a fast program.
 
-use hlo::{Graph, formulate};
+use hlo::{Graph, passes};
 
 use crate::config::Backend;
 use crate::parallel::group_all_reduces;
@@ -12,13 +12,7 @@ pub struct Formulation {
     pub bucket_bytes: u64,
     /// Are the layers' hints kept, where fusing would compute the same several times?
     pub fusion_barriers: bool,
-    /// Parts of the batch over which a convolution kernel's gradient is summed on one replica.
-    pub kernel_gradient_chunks: usize,
 }
-
-/// Convolutions side by side, over all replicas, that keep the CPU backend's threads busy and their
-/// operands in the cache: more replicas, fewer parts each.
-const CPU_KERNEL_GRADIENTS: usize = 8;
 
 impl Formulation {
     /// What a backend gets.
@@ -27,23 +21,17 @@ impl Formulation {
     /// |---|---|---|
     /// | all_reduces | all in one: each is a meeting of threads | as they are: XLA's combiner overlaps them |
     /// | fusion barriers | kept: XLA fuses long chains into each of their users | dropped |
-    /// | kernel gradients | in parts: one convolution runs on about one thread | whole |
-    pub fn of(backend: &Backend, num_replicas: usize) -> Self {
+    pub fn of(backend: &Backend) -> Self {
         match backend {
-            Backend::Cpu => Self {
-                bucket_bytes: u64::MAX,
-                fusion_barriers: true,
-                kernel_gradient_chunks: (CPU_KERNEL_GRADIENTS / num_replicas.max(1)).max(1),
-            },
-            _ => Self { bucket_bytes: 0, fusion_barriers: false, kernel_gradient_chunks: 1 },
+            Backend::Cpu => Self { bucket_bytes: u64::MAX, fusion_barriers: true },
+            _ => Self { bucket_bytes: 0, fusion_barriers: false },
         }
     }
 
     /// A graph of a step, or of a part of it, written so.
-    pub fn apply(self, graph: Graph) -> Graph {
-        let mut graph = formulate::split_kernel_gradients(&graph, self.kernel_gradient_chunks);
+    pub fn apply(self, mut graph: Graph) -> Graph {
         if !self.fusion_barriers {
-            graph = formulate::without_fusion_barriers(&graph);
+            graph = passes::without_fusion_barriers(&graph);
         }
         if self.bucket_bytes > 0 {
             graph = group_all_reduces(&graph, self.bucket_bytes);

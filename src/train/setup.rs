@@ -56,7 +56,7 @@ impl Plan {
             dtype: field.dtype,
             dims: field.dims.clone(),
         };
-        let mut formulation = Formulation::of(&config.device.backend, num_replicas);
+        let mut formulation = Formulation::of(&config.device.backend);
         if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {
             formulation.bucket_bytes = bytes as u64;
         }

@@ -53,6 +53,16 @@ impl Convolution {
         }
     }
 
+    /// Input and result `[batch, spatial.., feature]` (for images NHWC); the kernel stays as it is.
+    #[must_use]
+    pub fn features_last(mut self) -> Self {
+        let num_spatial_dims = self.window.len();
+        let roles: Vec<_> =
+            [0, num_spatial_dims + 1].into_iter().chain(1..=num_spatial_dims).collect();
+        (self.dims.lhs, self.dims.result) = (roles.clone(), roles);
+        self
+    }
+
     /// The same stride along every spatial dim.
     #[must_use]
     pub fn stride(mut self, stride: usize) -> Self {

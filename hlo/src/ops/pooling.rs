@@ -21,6 +21,14 @@ impl Window {
         Self { sizes: vec![1, 1, size, size], dims: vec![one, one, spatial, spatial] }
     }
 
+    /// A window of `size` by `size` over h and w of `[n, h, w, c]`, likewise.
+    pub fn nhwc(size: usize, stride: usize, padding: i64) -> Self {
+        let mut window = Self::nchw(size, stride, padding);
+        window.sizes.rotate_left(1);
+        window.dims.rotate_left(1);
+        window
+    }
+
     /// The dims of a result over a tensor of the given dims, or what is wrong.
     pub(crate) fn places(&self, base: &[usize]) -> Result<Vec<usize>, String> {
         let Self { sizes, dims } = self;

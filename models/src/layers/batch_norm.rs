@@ -18,7 +18,7 @@ pub struct BatchNorm {
     pub weight: Initializer,
 }
 
-/// Batch norm of images `[n, c, h, w]` over the examples of a group, h and w, with parameters `weight` and
+/// Batch norm of images `[n, h, w, c]` over the examples of a group, h and w, with parameters `weight` and
 /// `bias` (zeros), both `[c]`, and running means `mean` and `variance` `[c]`, by which evaluation
 /// normalises. Computed in f32 or wider, whatever the dtype of x.
 ///
@@ -33,37 +33,38 @@ pub struct BatchNorm {
 /// use models::{Initializer, Precision, Scope, layers::{BatchNorm, batch_norm}};
 ///
 /// trace(Mesh::SINGLE, |t| {
-///     let x = t.input("x", TensorType::new(DType::F32, &[64, 16, 8, 8]));
+///     let x = t.input("x", TensorType::new(DType::F32, &[64, 8, 8, 16]));
 ///     let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
 ///     let norm = BatchNorm { group: 32, weight: Initializer::Ones };
-///     assert_eq!(batch_norm(&scope, x, norm).dims(), [64, 16, 8, 8]);
+///     assert_eq!(batch_norm(&scope, x, norm).dims(), [64, 8, 8, 16]);
 ///     assert!(scope.running_means().get("variance").is_some());
 /// })?;
 /// # Ok::<(), hlo::Error>(())
 /// ```
 #[track_caller]
-pub fn batch_norm<'g>(scope: &Scope<'g>, x_nchw: Tensor<'g>, norm: BatchNorm) -> Tensor<'g> {
-    let [n, c, h, w] = x_nchw.dims();
+pub fn batch_norm<'g>(scope: &Scope<'g>, x_nhwc: Tensor<'g>, norm: BatchNorm) -> Tensor<'g> {
+    let [n, h, w, c] = x_nhwc.dims();
     let weight_c = scope.param_in_full("weight", &[c], norm.weight);
     let bias_c = scope.param_in_full("bias", &[c], Initializer::Zeros);
-    let wide_nchw = x_nchw.convert(weight_c.dtype());
-    let y_nchw = match scope.training() {
+    let wide_nhwc = x_nhwc.convert(weight_c.dtype());
+    let y_nhwc = match scope.training() {
         Some(training) => {
-            let group = group_of(wide_nchw, norm.group, &training);
-            // g groups of e examples each, p places of an image.
-            let x_gecp = wide_nchw.reshape(&[n / group.on_replica, group.on_replica, c, h * w]);
-            let y_gecp = in_groups(scope, [x_gecp, weight_c, bias_c], group, &training);
-            y_gecp.reshape(&[n, c, h, w])
+            let group = group_of(wide_nhwc, norm.group, &training);
+            // g groups, p places of a group's images.
+            let num_places = group.on_replica * h * w;
+            let x_gpc = wide_nhwc.reshape(&[n / group.on_replica, num_places, c]);
+            let y_gpc = in_groups(scope, [x_gpc, weight_c, bias_c], group.num_replicas, &training);
+            y_gpc.reshape(&[n, h, w, c])
         }
         None => {
             let mean_c = scope.running_mean("mean", &[c], 0.0, MOMENTUM);
             let variance_c = scope.running_mean("variance", &[c], 1.0, MOMENTUM);
-            let like_x = |x_c: Tensor<'g>| x_c.broadcast_like(wide_nchw, &[1]);
-            (wide_nchw - like_x(mean_c)) * like_x((variance_c + EPSILON).rsqrt() * weight_c)
+            let like_x = |x_c: Tensor<'g>| x_c.broadcast_like(wide_nhwc, &[3]);
+            (wide_nhwc - like_x(mean_c)) * like_x((variance_c + EPSILON).rsqrt() * weight_c)
                 + like_x(bias_c)
         }
     };
-    y_nchw.convert(x_nchw.dtype())
+    y_nhwc.convert(x_nhwc.dtype())
 }
 
 /// How a group lies over replicas.
@@ -75,9 +76,9 @@ struct Group {
     num_replicas: usize,
 }
 
-fn group_of(x_nchw: Tensor<'_>, size: usize, training: &Training<'_>) -> Group {
-    let n = x_nchw.dim(0).max(1);
-    let along = x_nchw.tracer().mesh().group_size(training.batch_axes);
+fn group_of(x_nhwc: Tensor<'_>, size: usize, training: &Training<'_>) -> Group {
+    let n = x_nhwc.dim(0).max(1);
+    let along = x_nhwc.tracer().mesh().group_size(training.batch_axes);
     if size > 0 && n.is_multiple_of(size) {
         return Group { on_replica: size, num_replicas: 1 };
     }
@@ -89,7 +90,7 @@ fn group_of(x_nchw: Tensor<'_>, size: usize, training: &Training<'_>) -> Group {
          model.batch_norm_group to a divisor or multiple of {n} that divides {}",
         n * along
     );
-    x_nchw.reject("batch_norm", message);
+    x_nhwc.reject("batch_norm", message);
     Group { on_replica: n, num_replicas: 1 }
 }
 
@@ -101,58 +102,58 @@ fn group_of(x_nchw: Tensor<'_>, size: usize, training: &Training<'_>) -> Group {
 fn in_groups<'g>(
     scope: &Scope<'g>,
     x_weight_bias: [Tensor<'g>; 3],
-    group: Group,
+    num_replicas: usize,
     training: &Training<'g>,
 ) -> Tensor<'g> {
-    let [num_groups, examples, c, places] = x_weight_bias[0].dims();
-    let count = (examples * group.num_replicas * places) as f64;
-    let (axes, num_replicas) = (training.batch_axes, group.num_replicas);
+    let [num_groups, num_places, c] = x_weight_bias[0].dims();
+    let count = (num_places * num_replicas) as f64;
+    let axes = training.batch_axes;
     let results = x_weight_bias[0].tracer().custom_vjp(
         &x_weight_bias,
         |x| {
-            let (x_gecp, weight_c, bias_c) = (x[0], x[1], x[2]);
-            let mean_gc = over_group(sum(x_gecp), axes, num_replicas) / count;
+            let (x_gpc, weight_c, bias_c) = (x[0], x[1], x[2]);
+            let mean_gc = over_group(sum(x_gpc), axes, num_replicas) / count;
             let mean_gc = mean_gc.fusion_barrier();
-            let centered_gecp = x_gecp - mean_gc.broadcast_like(x_gecp, &[0, 2]);
+            let centered_gpc = x_gpc - mean_gc.broadcast_like(x_gpc, &[0, 2]);
             // From centred values: a mean of squares less a squared mean loses all digits where the mean
             // is large.
-            let squares_gc = over_group(sum(centered_gecp * centered_gecp), axes, num_replicas);
+            let squares_gc = over_group(sum(centered_gpc * centered_gpc), axes, num_replicas);
             let variance_gc = (squares_gc / count).fusion_barrier();
             let root_gc = (variance_gc + EPSILON).rsqrt();
             let scale_gc = root_gc * weight_c.broadcast_like(root_gc, &[1]);
-            let y_gecp = centered_gecp * scale_gc.broadcast_like(x_gecp, &[0, 2])
-                + bias_c.broadcast_like(x_gecp, &[2]);
-            vec![y_gecp, mean_gc, variance_gc]
+            let y_gpc = centered_gpc * scale_gc.broadcast_like(x_gpc, &[0, 2])
+                + bias_c.broadcast_like(x_gpc, &[2]);
+            vec![y_gpc, mean_gc, variance_gc]
         },
         // Mean and variance are only observed, so no cotangents come in through them.
         |x, y, ct| {
-            let (x_gecp, weight_c, mean_gc, dy_gecp) = (x[0], x[1], y[1], ct[0]);
+            let (x_gpc, weight_c, mean_gc, dy_gpc) = (x[0], x[1], y[1], ct[0]);
             let root_gc = (y[2] + EPSILON).rsqrt();
-            let centered_gecp = x_gecp - mean_gc.broadcast_like(x_gecp, &[0, 2]);
-            let bias_gc = sum(dy_gecp).fusion_barrier();
-            let dot_gc = sum(dy_gecp * centered_gecp).fusion_barrier();
+            let centered_gpc = x_gpc - mean_gc.broadcast_like(x_gpc, &[0, 2]);
+            let bias_gc = sum(dy_gpc).fusion_barrier();
+            let dot_gc = sum(dy_gpc * centered_gpc).fusion_barrier();
             let mean_dy_gc = over_group(bias_gc, axes, num_replicas) / count;
             let mean_dot_gc = over_group(dot_gc, axes, num_replicas) / count;
             let scale_gc = root_gc * weight_c.broadcast_like(root_gc, &[1]);
-            let [mean_gecp, along_gecp, scale_gecp] =
+            let [mean_gpc, along_gpc, scale_gpc] =
                 [mean_dy_gc, root_gc * root_gc * mean_dot_gc, scale_gc]
-                    .map(|x_gc| x_gc.broadcast_like(x_gecp, &[0, 2]));
-            let dx_gecp = (dy_gecp - mean_gecp - centered_gecp * along_gecp) * scale_gecp;
-            vec![dx_gecp, (dot_gc * root_gc).reduce_sum(&[0]), bias_gc.reduce_sum(&[0])]
+                    .map(|x_gc| x_gc.broadcast_like(x_gpc, &[0, 2]));
+            let dx_gpc = (dy_gpc - mean_gpc - centered_gpc * along_gpc) * scale_gpc;
+            vec![dx_gpc, (dot_gc * root_gc).reduce_sum(&[0]), bias_gc.reduce_sum(&[0])]
         },
     );
-    let [y_gecp, mean_gc, variance_gc] = results[..] else { return x_weight_bias[0] };
+    let [y_gpc, mean_gc, variance_gc] = results[..] else { return x_weight_bias[0] };
     let unbiased_gc = variance_gc * (count / (count - 1.0).max(1.0));
     for (name, observed_gc) in [("mean", mean_gc), ("variance", unbiased_gc)] {
         let observed_c = observed_gc.stop_gradient().reduce_sum(&[0]) / num_groups as f64;
         scope.observe(name, observed_c.reshape(&[c]));
     }
-    y_gecp
+    y_gpc
 }
 
-/// Over the examples and places of each group that this replica holds: `[g, e, c, p] -> [g, c]`.
-fn sum(x_gecp: Tensor<'_>) -> Tensor<'_> {
-    x_gecp.reduce_sum(&[1, 3])
+/// Over the places of each group that this replica holds: `[g, p, c] -> [g, c]`.
+fn sum(x_gpc: Tensor<'_>) -> Tensor<'_> {
+    x_gpc.reduce_sum(&[1])
 }
 
 /// The sum over the replicas that hold a group.
