@@ -27,9 +27,10 @@ pub struct DeviceBatch {
 }
 
 impl DeviceBatch {
-    /// The step's arguments that the batch is, in order.
-    pub(super) fn into_args<'a>(self) -> impl Iterator<Item = Arg<'a>> {
-        self.fields.into_iter().map(Arg::Donate)
+    /// The step's arguments that the batch is, in order. The batch must outlive the step: XLA's CPU backend
+    /// waits for the step where a value that it reads from the host's memory is freed.
+    pub(super) fn args(&self) -> impl Iterator<Item = Arg<'_>> {
+        self.fields.iter().map(Arg::Borrow)
     }
 
     /// Blocks until the batch is on the devices.
@@ -46,6 +47,8 @@ pub struct PendingSteps {
     metrics: Buffers,
     replica_loss: Buffers,
     done: Completion,
+    /// What the steps read, kept until they have ended.
+    _inputs: (DeviceBatch, Buffers),
 }
 
 impl PendingSteps {
@@ -264,8 +267,8 @@ impl Trainer {
         let mut args = Vec::with_capacity(num_leaves + batch.fields.len() + 2);
         args.extend(leaves.into_iter().map(Arg::Donate));
         args.push(Arg::Borrow(&self.seed));
-        args.extend(batch.into_args());
-        args.push(Arg::Donate(rate));
+        args.extend(batch.args());
+        args.push(Arg::Borrow(&rate));
         let Launch { mut outputs, done } = program.execute(args)?;
         let replica_loss = outputs.pop();
         let metrics = outputs.pop();
@@ -275,7 +278,8 @@ impl Trainer {
         };
         let first = self.steps_taken;
         self.steps_taken += rates.len() as u64;
-        Ok(PendingSteps { first, rates, metrics, replica_loss, done })
+        let inputs = (batch, rate);
+        Ok(PendingSteps { first, rates, metrics, replica_loss, done, _inputs: inputs })
     }
 
     /// Waits for the numbers of launched steps.
@@ -283,7 +287,7 @@ impl Trainer {
     /// # Errors
     /// A launch or a transfer that failed.
     pub fn finish(&mut self, pending: PendingSteps) -> Result<Vec<StepResult>, Error> {
-        let PendingSteps { first, rates, metrics, replica_loss, done: _ } = pending;
+        let PendingSteps { first, rates, metrics, replica_loss, .. } = pending;
         // The copy is asked for only now: XLA's CPU backend would wait for the step where it is asked for.
         let metrics = metrics.to_host(0)?.wait()?.to_f64();
         // Beside the first step they would be in its way.
@@ -344,21 +348,21 @@ impl Trainer {
         let program = self.programs.eval.get()?;
         let sender = BatchSender::new(program);
         let mut sums = vec![0.0; 2 + self.programs.eval_metrics.len()];
-        let mut add = |more: Buffers| -> Result<(), Error> {
+        let mut add = |(more, _): (Buffers, DeviceBatch)| -> Result<(), Error> {
             for (sum, more) in sums.iter_mut().zip(more.to_host(0)?.wait()?.to_f64()) {
                 *sum += more;
             }
             Ok(())
         };
+        let leaves: Vec<_> = self.model_leaves().map(|(_, path)| &self.state[&path]).collect();
         // One batch ahead, so that the devices do not wait for the host.
-        let mut before: Option<Buffers> = None;
+        let mut before: Option<(Buffers, DeviceBatch)> = None;
         for batch in batches.iter() {
             let batch = sender.send(batch?)?;
-            let leaf = |(_, path): (String, String)| Arg::Borrow(&self.state[&path]);
-            let mut args: Vec<_> = self.model_leaves().map(leaf).collect();
-            args.extend(batch.into_args());
-            let mut outputs = program.execute(args)?.outputs;
-            if let Some(before) = outputs.pop().and_then(|sums| before.replace(sums)) {
+            let args = leaves.iter().map(|leaf| Arg::Borrow(leaf)).chain(batch.args());
+            let mut outputs = program.execute(args.collect())?.outputs;
+            let sums = outputs.pop().unwrap_or_else(|| unreachable!("the program has one output"));
+            if let Some(before) = before.replace((sums, batch)) {
                 add(before)?;
             }
         }

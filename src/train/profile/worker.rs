@@ -39,20 +39,24 @@ pub fn serve_ops(
     let trace_failed = |error: step::StepError| ProfileError::Train(error.into());
     let init = lower(&step::trace_init(&spec).map_err(trace_failed)?, "init");
     let step = lower(&step_graph(&spec, plan.compile.formulation)?, "step");
-    let init_bytes = plan.compile.compile(&compiling, &init)?.0.serialize()?;
-    let (compiled, _) = plan.compile.compile(&compiling, &step)?;
-    let (_, optimized) = compiled.optimized_program()?;
-    let step_bytes = compiled.serialize()?;
+    // A program that comes from the cache cannot be serialized again: so through a cache, if only of this
+    // run, to the client that runs it.
+    let own_cache = tempfile::tempdir().map_err(|source| ProfileError::Start { source })?;
+    plan.compile.cache_dir.get_or_insert_with(|| own_cache.path().to_owned());
+    plan.compile.compile(&compiling, &init)?;
+    plan.compile.compile(&compiling, &step)?;
 
     // A client has as many threads as there are processors when it is made.
     stay_on_one_processor();
     let client = Client::cpu(compiling.plugin(), 1)?;
-    let init = client.deserialize(&init, &init_bytes)?;
-    let step = client.deserialize(&step, &step_bytes)?;
+    let (init, _) = plan.compile.compile(&client, &init)?;
+    let (step, _) = plan.compile.compile(&client, &step)?;
+    let (_, optimized) = step.optimized_program()?;
     let upload = |literal: Literal| client.upload_replicated(Arc::new(literal));
     let seed = job.config.train.seed;
     let seed_words = upload(Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]))?;
     let mut state = init.execute(vec![Arg::Borrow(&seed_words)])?.outputs;
+    let rate = upload(Literal::scalar(plan.schedule.lr(0) as f32))?;
     let sender = BatchSender::new(&step);
     let global_batch = plan.batch.global_batch() / num_replicas;
     let batches = TrainBatches::new(job.splits.train.clone(), seed, global_batch, 1)
@@ -62,8 +66,9 @@ pub fn serve_ops(
         let num_leaves = state.len();
         let mut args: Vec<_> = state.into_iter().map(Arg::Donate).collect();
         args.push(Arg::Borrow(&seed_words));
-        args.extend(sender.send(batch)?.into_args());
-        args.push(Arg::Donate(upload(Literal::scalar(plan.schedule.lr(0) as f32))?));
+        let batch = sender.send(batch)?;
+        args.extend(batch.args());
+        args.push(Arg::Borrow(&rate));
         let marked = index >= WARMUP;
         if marked {
             say(&launch_log::mark(true));
