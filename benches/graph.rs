@@ -5,6 +5,9 @@
 //! cargo bench --bench graph
 //! ```
 
+// The macro at the end makes a public function without documentation.
+#![allow(missing_docs)]
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,16 +20,15 @@ use lockstep::train::{Plan, step_graph};
 use models::Model;
 use models::resnet::ResNet;
 
-/// A name, and the example that has its sizes.
-const CASES: [(&str, &str); 2] =
-    [("gpt2-124m", "gpt2-124m.toml"), ("resnet50", "resnet50-imagenet.toml")];
-/// The examples' own are clusters'; graphs differ in the numbers of their replica groups only.
-const SETS: [&str; 3] = ["mesh.data=8", "train.global_batch=256", "data.source=synthetic"];
-
+/// Name, the example that has its sizes, and a batch for 8 replicas.
+const CASES: [(&str, &str, &str); 2] = [
+    ("gpt2-124m", "gpt2-124m.toml", "train.batch_per_replica=8"),
+    ("resnet50", "resnet50-imagenet.toml", "train.global_batch=256"),
+];
 fn graphs(criterion: &mut Criterion) {
-    for (name, file) in CASES {
+    for (name, file, batch) in CASES {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(file);
-        let sets = sets(name);
+        let sets = ["mesh.data=8".to_owned(), batch.to_owned()];
         let config = Config::load(&path, &sets).expect("an example");
         let splits = data::open(&config.data, 0).expect("computed data");
         let model: Box<dyn Model> = match &config.model {
@@ -49,14 +51,6 @@ fn graphs(criterion: &mut Criterion) {
         });
         group.bench_function("lower the step", |bench| bench.iter(|| lower(&step, "step")));
         group.finish();
-    }
-}
-
-fn sets(name: &str) -> Vec<String> {
-    let batch = SETS[..2].iter().map(|set| (*set).to_owned());
-    match name {
-        "resnet50" => batch.collect(),
-        _ => batch.chain(["data.source=synthetic_tokens".into()]).collect(),
     }
 }
 

@@ -47,8 +47,8 @@ pub struct PendingSteps {
     metrics: Buffers,
     replica_loss: Buffers,
     done: Completion,
-    /// What the steps read, kept until they have ended.
-    _inputs: (DeviceBatch, Buffers),
+    /// What the steps read and what they were given, kept until they have ended.
+    _inputs: (DeviceBatch, Buffers, Vec<Buffers>),
 }
 
 impl PendingSteps {
@@ -269,7 +269,7 @@ impl Trainer {
         args.push(Arg::Borrow(&self.seed));
         args.extend(batch.args());
         args.push(Arg::Borrow(&rate));
-        let Launch { mut outputs, done } = program.execute(args)?;
+        let Launch { mut outputs, done, spent } = program.execute(args)?;
         let replica_loss = outputs.pop();
         let metrics = outputs.pop();
         self.state = paths.into_iter().zip(outputs).collect();
@@ -278,7 +278,7 @@ impl Trainer {
         };
         let first = self.steps_taken;
         self.steps_taken += rates.len() as u64;
-        let inputs = (batch, rate);
+        let inputs = (batch, rate, spent);
         Ok(PendingSteps { first, rates, metrics, replica_loss, done, _inputs: inputs })
     }
 
