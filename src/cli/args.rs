@@ -39,19 +39,7 @@ pub enum Command {
         stage: Stage,
     },
     /// Time the step, the host's part of it, and the way to the first one
-    Bench {
-        #[command(flatten)]
-        config: ConfigArgs,
-        /// Steps that are counted
-        #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
-        steps: u32,
-        /// Use compiled programs of earlier runs
-        #[arg(long)]
-        warm: bool,
-        /// Print one line of JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Bench(BenchArgs),
     /// Print the learning rate over the run, before anyone pays for it; no plugin is needed
     Schedule(ScheduleArgs),
     /// Compile the step for a TPU slice or GPU cluster that need not be here
@@ -97,6 +85,18 @@ pub enum Command {
         #[arg(long)]
         open: bool,
     },
+    /// Run steps whose ops XLA's log times, and print the optimised program
+    #[command(hide = true)]
+    TimeOps {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Replicas of the step, of which one runs
+        #[arg(long)]
+        replicas: usize,
+        /// Steps that are counted
+        #[arg(long)]
+        steps: usize,
+    },
     /// List or install PJRT plugins
     Plugin {
         #[command(subcommand)]
@@ -108,6 +108,25 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// What to time.
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Steps that are counted
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// Use compiled programs of earlier runs
+    #[arg(long)]
+    pub warm: bool,
+    /// Say where the time goes: the parts of a step, and its ops one by one (CPU backend)
+    #[arg(long)]
+    pub profile: bool,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What to show of a schedule.

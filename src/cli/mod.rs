@@ -5,6 +5,7 @@
 
 mod allocator;
 mod args;
+mod bench;
 mod compile;
 mod doctor;
 mod plugin;
@@ -32,7 +33,7 @@ use args::{Args, Command, ConfigArgs, Stage};
 /// Runs the command that the process was started with. `started` is when that was.
 pub fn main(started: Instant) -> ExitCode {
     let args = Args::parse();
-    if matches!(args.command, Command::Train { .. } | Command::Bench { .. }) {
+    if matches!(args.command, Command::Train { .. } | Command::Bench(_)) {
         allocator::tune();
     }
     match run(args.command, started) {
@@ -48,9 +49,8 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
     match command {
         Command::Train { config, out, init, json } => train(&config, out, init, json, started),
         Command::Hlo { config, stage } => hlo(&config, stage),
-        Command::Bench { config, steps, warm, json } => {
-            bench(&config, steps as usize, warm, json, started)
-        }
+        Command::Bench(args) => bench::run(&args, started),
+        Command::TimeOps { config, replicas, steps } => bench::serve(&config, replicas, steps),
         Command::Schedule(args) => schedule::run(&args),
         Command::Compile { config, target, dump, json } => {
             compile::run(&config, &target, dump, json)
@@ -144,32 +144,6 @@ fn hlo(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
     };
     let graph = plan.compile.formulation.apply(graph);
     print_line(::hlo::lower(&graph, name).text.trim_end())?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn bench(
-    config: &ConfigArgs,
-    steps: usize,
-    warm: bool,
-    json: bool,
-    started: Instant,
-) -> Result<ExitCode> {
-    let mut loaded = Loaded::new(config)?;
-    loaded.config.compile.cache &= warm;
-    let result = train::bench(&loaded.job(), steps, started)?;
-    if json {
-        print_line(&serde_json::to_string(&result)?)?;
-    } else {
-        let train::BenchResult { median_step_ms, host_ms_per_step, compute_only_ms, .. } = result;
-        print_line(&format!(
-            "replicas               {}\n\
-             step                   {median_step_ms:.3} ms (median of {steps}, each waited for)\n\
-             step, no collectives   {compute_only_ms:.3} ms\n\
-             host, a step           {host_ms_per_step:.3} ms\n\
-             start to first step    {:.3} s",
-            result.num_replicas, result.first_step_secs
-        ))?;
-    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,6 +4,7 @@
 //! Numbers that are not finite are written as `null`, for JSON has no others.
 
 mod progress;
+mod spans;
 mod summary;
 mod timer;
 mod writer;
@@ -12,6 +13,7 @@ use std::io;
 use std::path::PathBuf;
 
 pub use progress::{Progress, say};
+pub use spans::{Span, Spans};
 pub use summary::Summary;
 pub use timer::{StepTimer, median};
 pub use writer::{EvalMetrics, MetricsWriter, StepMetrics, check_out_dir};

@@ -59,6 +59,9 @@ pub struct Launch {
     pub outputs: Vec<Buffers>,
     /// The end of the launch on all devices.
     pub done: Completion,
+    /// What was given away, of which only the handles are left. XLA's CPU backend waits for the launch where
+    /// one of them is freed: who does not want to wait keeps them until it is done.
+    pub spent: Vec<Buffers>,
 }
 
 impl Executable {
@@ -111,9 +114,11 @@ impl Executable {
             pointers,
         }
         .into_values();
-        // The handles of what was given away are freed while the devices work.
-        drop(arguments);
-        Ok(Launch { outputs, done })
+        let spent = arguments.into_iter().filter_map(|argument| match argument {
+            Arg::Donate(buffers) => Some(buffers),
+            Arg::Borrow(_) => None,
+        });
+        Ok(Launch { outputs, done, spent: spent.collect() })
     }
 
     /// Everything that would make the plugin reject the launch: after a rejected launch of several

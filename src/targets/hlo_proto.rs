@@ -61,6 +61,8 @@ pub(super) struct HloInstruction {
     pub opcode: String,
     #[prost(message, optional, tag = "3")]
     pub shape: Option<Shape>,
+    #[prost(message, optional, tag = "7")]
+    pub metadata: Option<OpMetadata>,
     #[prost(int64, tag = "9")]
     pub parameter_number: i64,
     #[prost(string, tag = "11")]
@@ -81,6 +83,15 @@ pub(super) struct HloInstruction {
     pub replica_groups: Vec<ReplicaGroup>,
     #[prost(message, optional, tag = "87")]
     pub collective_device_list: Option<CollectiveDeviceList>,
+}
+
+/// `xla.OpMetadata`: where an instruction comes from.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct OpMetadata {
+    #[prost(string, tag = "3")]
+    pub source_file: String,
+    #[prost(int32, tag = "4")]
+    pub source_line: i32,
 }
 
 /// `xla.ReplicaGroup`.

@@ -10,6 +10,7 @@ mod compile;
 pub mod cost;
 pub mod flags;
 mod hlo_proto;
+mod instruction;
 mod listing;
 mod memory;
 mod order;
@@ -21,6 +22,7 @@ pub mod worker;
 
 pub use chips::{CHIPS, Chip, Family, Gpu, Tpu};
 pub use compile::{Error, Step, compile};
+pub use instruction::{Instruction, instructions};
 pub use memory::{Knobs, Memory};
 pub use order::{Placed, order};
 pub use plan::{Measured, Row, ScalingPlan, sizes};

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::profile::ProfileError;
 use crate::config::{BatchError, RunLengthError};
 use crate::data::PrefetchError;
 use crate::step::StepError;
@@ -41,6 +42,9 @@ pub enum Error {
         /// What the compiler reported.
         reason: String,
     },
+    /// Timing the ops of a step.
+    #[error("cannot time the ops of the step: {0}")]
+    Profile(#[from] Box<ProfileError>),
     /// Writing metrics.
     #[error(transparent)]
     Metrics(#[from] metrics::Error),

@@ -12,6 +12,7 @@ mod error;
 mod formulation;
 mod launches;
 pub mod params_file;
+pub mod profile;
 mod programs;
 mod report;
 mod setup;
@@ -28,11 +29,12 @@ use models::Model;
 use crate::config::{Config, OnNonfinite};
 use crate::data::{Prefetch, Splits, TrainBatches};
 use crate::metrics::{
-    EvalMetrics, MetricsWriter, Progress, StepMetrics, StepTimer, Summary, check_out_dir, say,
+    EvalMetrics, MetricsWriter, Progress, Spans, StepMetrics, StepTimer, Summary, check_out_dir,
+    say,
 };
 use crate::pjrt::Client;
 
-pub use bench::{BenchResult, bench};
+pub use bench::{BenchOptions, BenchResult, StepParts, bench};
 pub use error::Error;
 pub use formulation::Formulation;
 pub use launches::launches;
@@ -93,10 +95,7 @@ pub struct Outcome {
 pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     // Before anything that takes time: a run that could not be written down does not start.
     options.out.as_deref().map(check_out_dir).transpose()?;
-    let (client, num_replicas) = open_devices(job.config, say)?;
-    let mut plan = Plan::new(job.config, job.splits, num_replicas)?;
-    plan.tune(&client);
-    let mut trainer = Trainer::new(&client, &plan, job.model, job.config.train.seed)?;
+    let (client, plan, mut trainer) = setup::start(job, &Spans::new(options.started))?;
     if let Some(path) = &options.init {
         trainer.set_model(params_file::load(path, &trainer.model_types())?)?;
     }

@@ -1,18 +1,19 @@
 //! The compiled programs of a run.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, Once, OnceLock};
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, ScopedJoinHandle};
+use std::time::Instant;
 
-use hlo::{Graph, Program, lower};
+use hlo::{Graph, Program, TensorType, Tree, lower};
 
 use super::{Error, Formulation};
-use crate::metrics::say;
+use crate::metrics::{Spans, say};
 use crate::pjrt::{self, CacheOutcome, Client, CompileOptions, Executable, compile_cached};
 use crate::step::{self, StepSpec};
 
-/// Everything that is compiled for a run. What the first step does not need is compiled on a thread
-/// while the first steps run.
+/// Everything that is compiled for a run. What the first step does not need is compiled on threads
+/// behind it.
 pub struct Programs {
     /// seed -> state.
     pub init: Executable,
@@ -42,20 +43,20 @@ pub struct CompileSettings {
 }
 
 impl CompileSettings {
-    /// Compiles a program, or finds it compiled. A cache that cannot be written to is no reason to stop,
-    /// but said.
+    /// Compiles a program, or finds it compiled, which is told with it. A cache that cannot be written to is
+    /// no reason to stop, but said.
     pub(super) fn compile(
         &self,
         client: &Client,
         program: &Program,
-    ) -> Result<Executable, pjrt::Error> {
+    ) -> Result<(Executable, bool), pjrt::Error> {
         let dir = self.cache_dir.as_deref();
         let (executable, outcome) = compile_cached(client, program, &self.options, dir)?;
-        if let CacheOutcome::NotStored { reason } = outcome {
+        if let CacheOutcome::NotStored { reason } = &outcome {
             static SAID: Once = Once::new();
             SAID.call_once(|| say(&format!("compiled programs are not kept: {reason}")));
         }
-        Ok(executable)
+        Ok((executable, matches!(outcome, CacheOutcome::Hit)))
     }
 }
 
@@ -67,40 +68,87 @@ pub fn step_graph(spec: &StepSpec<'_>, formulation: Formulation) -> Result<Graph
     Ok(formulation.apply(step::trace_step(spec)?))
 }
 
-impl Programs {
-    /// Traces all programs, and compiles those that the first step needs.
+/// The programs of a run as text: what is known before a plugin is loaded.
+pub struct Traced {
+    /// Types of the state's leaves, on one replica.
+    pub types: Tree<TensorType>,
+    /// The step's graph, for reports.
+    pub step_graph: Graph,
+    init: Program,
+    step: Program,
+    steps: Option<Program>,
+    eval: Program,
+    proof: Program,
+    eval_metrics: Vec<&'static str>,
+}
+
+impl Traced {
+    /// Traces all programs and writes them down.
     ///
     /// # Errors
-    /// A model that does not trace, or what the compiler reports.
-    pub fn compile(
-        client: &Client,
+    /// A model that does not trace.
+    pub fn new(
         spec: &StepSpec<'_>,
-        step_graph: &Graph,
         settings: &CompileSettings,
+        spans: &Spans,
     ) -> Result<Self, Error> {
-        let init = lower(&step::trace_init(spec)?, "init");
-        let step = lower(step_graph, "step");
-        let (eval, eval_metrics) = step::trace_eval(spec)?;
-        let eval = lower(&settings.formulation.apply(eval), "eval");
-        let proof = lower(&step::trace_proof(spec.mesh, &spec.state_types()?)?, "proof");
+        let lower = |graph: &Graph, name: &str| spans.time("write programs", || lower(graph, name));
+        let types = spans.time("trace the model", || spec.state_types())?;
+        let step_graph = spans.time("trace the step", || step_graph(spec, settings.formulation))?;
+        let step = lower(&step_graph, "step");
         let steps = match settings.steps_per_launch {
             0 | 1 => None,
-            many => Some(lower(&step::repeat_step(step_graph, many)?, "steps")),
+            many => Some(lower(&step::repeat_step(&step_graph, many)?, "steps")),
+        };
+        let init = spans.time("trace init", || step::trace_init(spec))?;
+        let (eval, eval_metrics) = spans.time("trace eval", || step::trace_eval(spec))?;
+        let eval = settings.formulation.apply(eval);
+        let proof = spans.time("trace proof", || step::trace_proof(spec.mesh, &types))?;
+        Ok(Self {
+            init: lower(&init, "init"),
+            eval: lower(&eval, "eval"),
+            proof: lower(&proof, "proof"),
+            types,
+            step_graph,
+            step,
+            steps,
+            eval_metrics,
+        })
+    }
+
+    /// Compiles those that the first step needs.
+    ///
+    /// # Errors
+    /// What the compiler reports.
+    pub fn compile(
+        self,
+        client: &Client,
+        settings: &CompileSettings,
+        spans: &Spans,
+    ) -> Result<(Programs, Tree<TensorType>, Graph), Error> {
+        let compile = |program: &Program, name: &'static str| {
+            let from = Instant::now();
+            let (executable, hit) = settings.compile(client, program)?;
+            let how = if hit { "load" } else { "compile" };
+            spans.record(format!("{how} {name}"), from, Instant::now());
+            Ok::<_, pjrt::Error>(executable)
         };
         let (init, step, steps) = thread::scope(|scope| {
-            let start = |program| scope.spawn(move || settings.compile(client, program));
-            let (init, steps) = (start(&init), steps.as_ref().map(start));
-            let step = settings.compile(client, &step);
+            let init = scope.spawn(|| compile(&self.init, "init"));
+            let steps =
+                self.steps.as_ref().map(|steps| scope.spawn(|| compile(steps, "many steps")));
+            let step = compile(&self.step, "the step");
             (joined(init), step, steps.map(joined))
         });
-        Ok(Self {
+        let programs = Programs {
             init: init?,
             step: step?,
             steps: steps.transpose()?,
-            eval: Background::start(client, eval, settings),
-            proof: Background::start(client, proof, settings),
-            eval_metrics,
-        })
+            eval: Background::new(client, self.eval, settings),
+            proof: Background::new(client, self.proof, settings),
+            eval_metrics: self.eval_metrics,
+        };
+        Ok((programs, self.types, self.step_graph))
     }
 }
 
@@ -108,17 +156,32 @@ fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// A program that is being compiled on a thread.
+/// A program that is compiled on a thread, from [`Self::start`] on or when it is needed.
 pub struct Background {
-    thread: Mutex<Option<JoinHandle<Result<Executable, pjrt::Error>>>>,
+    state: Mutex<State>,
     done: OnceLock<Result<Executable, String>>,
 }
 
+enum State {
+    Waiting(Box<dyn FnOnce() -> Result<Executable, pjrt::Error> + Send>),
+    Compiling(JoinHandle<Result<Executable, pjrt::Error>>),
+    Done,
+}
+
 impl Background {
-    fn start(client: &Client, program: Program, settings: &CompileSettings) -> Self {
+    fn new(client: &Client, program: Program, settings: &CompileSettings) -> Self {
         let (client, settings) = (client.clone(), settings.clone());
-        let compile = move || settings.compile(&client, &program);
-        Self { thread: Mutex::new(Some(thread::spawn(compile))), done: OnceLock::new() }
+        let compile = move || Ok(settings.compile(&client, &program)?.0);
+        Self { state: Mutex::new(State::Waiting(Box::new(compile))), done: OnceLock::new() }
+    }
+
+    /// Begins to compile, if that has not been done.
+    pub fn start(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = match std::mem::replace(&mut *state, State::Done) {
+            State::Waiting(compile) => State::Compiling(thread::spawn(compile)),
+            later => later,
+        };
     }
 
     /// The program; waits for it if need be.
@@ -127,11 +190,16 @@ impl Background {
     /// What the compiler reports.
     pub fn get(&self) -> Result<&Executable, Error> {
         let done = self.done.get_or_init(|| {
-            let thread = self.thread.lock().ok().and_then(|mut thread| thread.take());
-            match thread.map(JoinHandle::join) {
-                Some(Ok(result)) => result.map_err(|error| error.to_string()),
-                Some(Err(_)) | None => Err("the compiling thread panicked".into()),
-            }
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let result = match std::mem::replace(&mut *state, State::Done) {
+                State::Waiting(compile) => compile(),
+                State::Compiling(thread) => match thread.join() {
+                    Ok(result) => result,
+                    Err(_) => return Err("the compiling thread panicked".into()),
+                },
+                State::Done => unreachable!("taken only here, once"),
+            };
+            result.map_err(|error| error.to_string())
         });
         done.as_ref().map_err(|reason| Error::Compile { reason: reason.clone() })
     }
@@ -140,7 +208,10 @@ impl Background {
 /// A process must not end while a compiler runs on one of its threads.
 impl Drop for Background {
     fn drop(&mut self) {
-        // Nobody is left to be told of an error.
-        let _ = self.get();
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let State::Compiling(thread) = std::mem::replace(state, State::Done) {
+            // Nobody is left to be told of an error.
+            let _ = thread.join();
+        }
     }
 }

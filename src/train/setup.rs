@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::thread;
+use std::time::Instant;
 
 use hlo::Mesh;
 use models::{Model, Precision};
 
-use super::{CompileSettings, Error, Formulation};
+use super::programs::Traced;
+use super::{CompileSettings, Error, Formulation, Job, Trainer};
 use crate::config::{AutoOr, Backend, BatchPlan, Config, OnNonfinite, OptionValue, RunLength};
 use crate::data::Splits;
+use crate::metrics::{Spans, say};
 use crate::optim::{self, Transformation, schedule::Schedule};
 use crate::parallel::Policy;
 use crate::pjrt::{self, Client, CompileOptions, InstallOptions, OverrideValue, Plugin};
@@ -148,25 +151,73 @@ pub fn num_replicas_on_host(config: &Config) -> usize {
 /// # Errors
 /// No plugin, or fewer devices than the mesh asks for.
 pub fn open_devices(config: &Config, say: impl Fn(&str)) -> Result<(Client, usize), Error> {
+    open_timed(config, &Spans::new(Instant::now()), say)
+}
+
+fn open_timed(
+    config: &Config,
+    spans: &Spans,
+    say: impl Fn(&str),
+) -> Result<(Client, usize), Error> {
     let backend = &config.device.backend;
-    let too_many = |num_replicas, num_devices| {
-        Err(Error::TooManyReplicas { num_replicas, backend: backend.to_string(), num_devices })
-    };
     let on_host = num_replicas_on_host(config);
-    if *backend == Backend::Cpu && on_host > MAX_CPU_DEVICES {
-        return too_many(on_host, MAX_CPU_DEVICES);
-    }
-    let found = pjrt::find_or_install(&backend.to_string(), &InstallOptions::from_env()?, say)?;
-    let plugin = Plugin::load(found.path)?;
+    check_num_cpu_devices(config)?;
+    let options = InstallOptions::from_env()?;
+    let find = || pjrt::find_or_install(&backend.to_string(), &options, say);
+    let found = spans.time("find the plugin", find)?;
+    let plugin = spans.time("load the plugin", || Plugin::load(found.path))?;
     // A plugin by path may be any platform's; only the CPU's by name is known to make devices to order.
-    let client = match backend {
-        Backend::Cpu => Client::cpu(&plugin, on_host)?,
-        _ => Client::new(&plugin, &[], None)?,
-    };
+    let client = spans.time("open the devices", || match backend {
+        Backend::Cpu => Client::cpu(&plugin, on_host),
+        _ => Client::new(&plugin, &[], None),
+    })?;
     let num_devices = client.devices().len();
     let num_replicas = config.mesh.num_replicas(num_devices);
     if num_replicas > num_devices {
-        return too_many(num_replicas, num_devices);
+        return Err(too_many(config, num_replicas, num_devices));
     }
     Ok((client, num_replicas))
+}
+
+fn check_num_cpu_devices(config: &Config) -> Result<(), Error> {
+    let on_host = num_replicas_on_host(config);
+    match config.device.backend {
+        Backend::Cpu if on_host > MAX_CPU_DEVICES => {
+            Err(too_many(config, on_host, MAX_CPU_DEVICES))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn too_many(config: &Config, num_replicas: usize, num_devices: usize) -> Error {
+    let backend = config.device.backend.to_string();
+    Error::TooManyReplicas { num_replicas, backend, num_devices }
+}
+
+/// Everything from a job to a state on devices.
+pub(super) fn start(job: &Job<'_>, spans: &Spans) -> Result<(Client, Plan, Trainer), Error> {
+    let Job { config, model, splits } = job;
+    let known_on_host =
+        config.device.backend == Backend::Cpu || matches!(config.mesh.data, AutoOr::Value(_));
+    let trace = |num_replicas| {
+        let plan = Plan::new(config, splits, num_replicas)?;
+        let traced = Traced::new(&plan.spec(*model), &plan.compile, spans)?;
+        Ok::<_, Error>((plan, traced))
+    };
+    let (client, (mut plan, traced)) = if known_on_host {
+        check_num_cpu_devices(config)?;
+        thread::scope(|scope| {
+            let opening = scope.spawn(|| open_timed(config, spans, say));
+            let traced = trace(num_replicas_on_host(config));
+            let opened = opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let (client, _) = opened?;
+            Ok::<_, Error>((client, traced?))
+        })?
+    } else {
+        let (client, num_replicas) = open_timed(config, spans, say)?;
+        (client, trace(num_replicas)?)
+    };
+    plan.tune(&client);
+    let trainer = Trainer::with_programs(&client, &plan, traced, config.train.seed, spans)?;
+    Ok((client, plan, trainer))
 }

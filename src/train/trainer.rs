@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use hlo::{Graph, Literal, TensorType, Tree};
 use models::Model;
 use sha2::{Digest, Sha256};
 
-use super::{Error, Plan, Programs, step_graph};
+use super::programs::Traced;
+use super::{Error, Plan, Programs};
 use crate::data::{EvalBatches, HostBatch, Source};
+use crate::metrics::Spans;
 use crate::optim::EMA;
-use crate::pjrt::{Arg, Buffers, Client, Executable, Pending, Placement};
+use crate::pjrt::{Arg, Buffers, Client, Completion, Executable, Launch, Placement};
 use crate::step::{BATCH, METRICS, MODEL_STATE, OPT_STATE, PARAMS};
 
 /// The batch of a step, or the batches of a launch, on their way to the devices: a value for each of the
@@ -23,13 +26,36 @@ pub struct DeviceBatch {
     fields: Vec<Buffers>,
 }
 
-/// Steps that have been launched; their numbers are on their way back.
+impl DeviceBatch {
+    /// The step's arguments that the batch is, in order. The batch must outlive the step: XLA's CPU backend
+    /// waits for the step where a value that it reads from the host's memory is freed.
+    pub(super) fn args(&self) -> impl Iterator<Item = Arg<'_>> {
+        self.fields.iter().map(Arg::Borrow)
+    }
+
+    /// Blocks until the batch is on the devices.
+    pub(super) fn wait(&self) -> Result<(), Error> {
+        Ok(self.fields.iter().try_for_each(Buffers::wait)?)
+    }
+}
+
+/// Steps that have been launched.
 pub struct PendingSteps {
     /// The first of them, from 0.
     first: u64,
     rates: Vec<f64>,
-    metrics: Pending,
+    metrics: Buffers,
     replica_loss: Buffers,
+    done: Completion,
+    /// What the steps read and what they were given, kept until they have ended.
+    _inputs: (DeviceBatch, Buffers, Vec<Buffers>),
+}
+
+impl PendingSteps {
+    /// Blocks until the steps have ended on every replica.
+    pub(super) fn wait(&self) -> Result<(), Error> {
+        Ok(self.done.wait()?)
+    }
 }
 
 /// The numbers of a step.
@@ -77,10 +103,20 @@ impl Trainer {
     /// # Errors
     /// A model that does not trace, what the compiler reports, a launch that fails.
     pub fn new(client: &Client, plan: &Plan, model: &dyn Model, seed: u64) -> Result<Self, Error> {
-        let spec = plan.spec(model);
-        let types = spec.state_types()?;
-        let step_graph = step_graph(&spec, plan.compile.formulation)?;
-        let programs = Programs::compile(client, &spec, &step_graph, &plan.compile)?;
+        let spans = Spans::new(Instant::now());
+        let traced = Traced::new(&plan.spec(model), &plan.compile, &spans)?;
+        Self::with_programs(client, plan, traced, seed, &spans)
+    }
+
+    /// [`Self::new`] with what has been traced.
+    pub(super) fn with_programs(
+        client: &Client,
+        plan: &Plan,
+        traced: Traced,
+        seed: u64,
+        spans: &Spans,
+    ) -> Result<Self, Error> {
+        let (programs, types, step_graph) = traced.compile(client, &plan.compile, spans)?;
         let num_replicas = plan.mesh.num_replicas();
         let seed = Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]);
         let seed = client.upload_on(programs.init.placement(), &replicated(seed, num_replicas))?;
@@ -231,9 +267,9 @@ impl Trainer {
         let mut args = Vec::with_capacity(num_leaves + batch.fields.len() + 2);
         args.extend(leaves.into_iter().map(Arg::Donate));
         args.push(Arg::Borrow(&self.seed));
-        args.extend(batch.fields.into_iter().map(Arg::Donate));
-        args.push(Arg::Donate(rate));
-        let mut outputs = program.execute(args)?.outputs;
+        args.extend(batch.args());
+        args.push(Arg::Borrow(&rate));
+        let Launch { mut outputs, done, spent } = program.execute(args)?;
         let replica_loss = outputs.pop();
         let metrics = outputs.pop();
         self.state = paths.into_iter().zip(outputs).collect();
@@ -242,7 +278,8 @@ impl Trainer {
         };
         let first = self.steps_taken;
         self.steps_taken += rates.len() as u64;
-        Ok(PendingSteps { first, rates, metrics: metrics.to_host(0)?, replica_loss })
+        let inputs = (batch, rate, spent);
+        Ok(PendingSteps { first, rates, metrics, replica_loss, done, _inputs: inputs })
     }
 
     /// Waits for the numbers of launched steps.
@@ -250,8 +287,12 @@ impl Trainer {
     /// # Errors
     /// A launch or a transfer that failed.
     pub fn finish(&mut self, pending: PendingSteps) -> Result<Vec<StepResult>, Error> {
-        let PendingSteps { first, rates, metrics, replica_loss } = pending;
-        let metrics = metrics.wait()?.to_f64();
+        let PendingSteps { first, rates, metrics, replica_loss, .. } = pending;
+        // The copy is asked for only now: XLA's CPU backend would wait for the step where it is asked for.
+        let metrics = metrics.to_host(0)?.wait()?.to_f64();
+        // Beside the first step they would be in its way.
+        self.programs.eval.start();
+        self.programs.proof.start();
         let mut results = Vec::with_capacity(rates.len());
         for (i, (lr, metrics)) in rates.into_iter().zip(metrics.chunks(METRICS.len())).enumerate() {
             let [loss, grad_norm, _weight, num_skipped] = *metrics else {
@@ -307,21 +348,21 @@ impl Trainer {
         let program = self.programs.eval.get()?;
         let sender = BatchSender::new(program);
         let mut sums = vec![0.0; 2 + self.programs.eval_metrics.len()];
-        let mut add = |pending: Pending| -> Result<(), Error> {
-            for (sum, more) in sums.iter_mut().zip(pending.wait()?.to_f64()) {
+        let mut add = |(more, _): (Buffers, DeviceBatch)| -> Result<(), Error> {
+            for (sum, more) in sums.iter_mut().zip(more.to_host(0)?.wait()?.to_f64()) {
                 *sum += more;
             }
             Ok(())
         };
+        let leaves: Vec<_> = self.model_leaves().map(|(_, path)| &self.state[&path]).collect();
         // One batch ahead, so that the devices do not wait for the host.
-        let mut before: Option<Pending> = None;
+        let mut before: Option<(Buffers, DeviceBatch)> = None;
         for batch in batches.iter() {
             let batch = sender.send(batch?)?;
-            let leaf = |(_, path): (String, String)| Arg::Borrow(&self.state[&path]);
-            let mut args: Vec<_> = self.model_leaves().map(leaf).collect();
-            args.extend(batch.fields.into_iter().map(Arg::Donate));
-            let launch = program.execute(args)?;
-            if let Some(before) = before.replace(launch.outputs[0].to_host(0)?) {
+            let args = leaves.iter().map(|leaf| Arg::Borrow(leaf)).chain(batch.args());
+            let mut outputs = program.execute(args.collect())?.outputs;
+            let sums = outputs.pop().unwrap_or_else(|| unreachable!("the program has one output"));
+            if let Some(before) = before.replace((sums, batch)) {
                 add(before)?;
             }
         }
@@ -354,7 +395,8 @@ pub struct BatchSender {
 }
 
 impl BatchSender {
-    fn new(program: &Executable) -> Self {
+    /// Sends the batches of a step's program.
+    pub(super) fn new(program: &Executable) -> Self {
         let inputs = program.inputs().iter();
         let names = inputs.filter_map(|input| input.name.strip_prefix(BATCH)).map(str::to_owned);
         let (client, placement) = (program.client().clone(), program.placement().clone());

@@ -91,6 +91,33 @@ fn bench_prints_a_line_of_json() {
 }
 
 #[test]
+fn bench_says_where_the_time_goes() {
+    let args = ["bench", DIGITS, "--steps", "2", "--json", "--profile", "--set", "mesh.data=2"];
+    let figures = lockstep(&args).succeeded().json();
+    let names = |list: &str, key: &str| -> Vec<String> {
+        let rows = figures[list].as_array().or(figures["ops"][list].as_array()).unwrap();
+        rows.iter().map(|row| row[key].as_str().unwrap().to_owned()).collect()
+    };
+    for span in ["load the plugin", "trace the step", "compile the step"] {
+        assert!(names("start", "name").iter().any(|name| name == span), "{span}: {figures}");
+    }
+    assert!(figures["parts"]["transfer_ms"].as_f64().unwrap() > 0.0);
+    let kinds = names("kinds", "kind");
+    assert!(
+        ["dot", "fusion"].iter().all(|kind| kinds.iter().any(|found| found == kind)),
+        "{kinds:?}"
+    );
+    let ops = &figures["ops"];
+    let sum = |list: &str| -> f64 {
+        ops[list].as_array().unwrap().iter().map(|row| row["ms"].as_f64().unwrap()).sum()
+    };
+    assert!(sum("ops") > 0.0 && ops["total_ms"].as_f64().unwrap() > 0.0, "{ops}");
+    let launches = ops["ops"].as_array().unwrap().iter();
+    let launches: u64 = launches.map(|row| row["num_launches"].as_u64().unwrap()).sum();
+    assert_eq!(launches, ops["num_launches"].as_u64().unwrap());
+}
+
+#[test]
 fn plugins_are_listed() {
     let listed = lockstep(&["plugin", "list", "--json"]).succeeded().json();
     let plugins = listed.as_array().unwrap();

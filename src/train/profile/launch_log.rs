@@ -1,0 +1,136 @@
+//! Reading the log of XLA's CPU runtime.
+//!
+//! ```text
+//! I0000 00:00:1795267393.205734   27248 dot_thunk.cc:87] Dot operation: lhs_batch_dims=[], ..
+//! I0000 00:00:1795267393.205746   27248 dot_thunk.cc:95]   lhs: f32[2048,256]{1,0} in slice {index:1, ..
+//! ```
+//! A line per op, then lines that begin with spaces: its operands. The op runs behind the last of them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Makes XLA's CPU runtime write down which ops it starts: each kind of op logs by itself.
+pub const ENVIRONMENT: [(&str, &str); 2] = [
+    ("TF_CPP_MIN_LOG_LEVEL", "0"),
+    (
+        "TF_CPP_VMODULE",
+        "all_gather_thunk=3,all_reduce_thunk=3,all_to_all_thunk=3,collective_permute_thunk=3,\
+         conditional_thunk=3,convolution_thunk=3,copy_thunk=3,custom_call_thunk=3,dot_thunk=3,fft_thunk=3,\
+         kernel_thunk=3,onednn_fusion_thunk=3,onednn_op_thunk=3,reduce_scatter_thunk=3,rng_state_thunk=3,\
+         sort_thunk=3,xnn_convolution_thunk=3,xnn_fusion_thunk=3,ynn_fusion_thunk=3",
+    ),
+];
+
+/// An op that was started.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// The runtime's name of the kind of op: `dot`, `kernel`, `copy`.
+    pub kind: String,
+    /// What it says of the op.
+    pub head: String,
+    /// What it says of the operands and results, a line each.
+    pub details: Vec<String>,
+    /// Seconds from the end of what is said to the start of the next op.
+    pub secs: f64,
+}
+
+/// The worker's own lines stand in the same log under this name.
+const OWN: &str = "lockstep";
+const STARTS: &str = "step starts";
+const ENDS: &str = "step ends";
+
+/// The line to be written where a step starts, or where it has ended.
+pub fn mark(starts: bool) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    format!("I0000 00:00:{now:.6} 0 {OWN}.cc:0] {}", if starts { STARTS } else { ENDS })
+}
+
+/// The ops of each step, in the order in which they started. What lies outside of steps is left out.
+pub fn steps(log: &str) -> Vec<Vec<Launch>> {
+    let mut steps = vec![];
+    let mut step: Option<Vec<Launch>> = None;
+    // When the line before was written.
+    let mut before = 0.0;
+    for line in log.lines().filter_map(Line::parse) {
+        let ends_op = !line.message.starts_with(' ');
+        if let Some(launch) = step.as_mut().and_then(|step| step.last_mut())
+            && ends_op
+        {
+            launch.secs = line.at - before;
+        }
+        before = line.at;
+        match (line.file, &mut step) {
+            (OWN, _) if line.message == STARTS => step = Some(vec![]),
+            (OWN, _) => steps.extend(step.take()),
+            (file, Some(step)) => match (file.strip_suffix("_thunk"), step.last_mut()) {
+                (Some(_), Some(launch)) if !ends_op => launch.details.push(line.message.to_owned()),
+                (Some(kind), _) => step.push(Launch {
+                    kind: kind.to_owned(),
+                    head: line.message.to_owned(),
+                    details: vec![],
+                    secs: 0.0,
+                }),
+                (None, _) => {}
+            },
+            (_, None) => {}
+        }
+    }
+    steps
+}
+
+/// What in a process's stderr is not of the log.
+pub fn without_log_lines(text: &str) -> String {
+    let lines: Vec<_> = text.lines().filter(|line| Line::parse(line).is_none()).collect();
+    lines.join("\n")
+}
+
+struct Line<'a> {
+    /// Seconds, from whenever the clock counts.
+    at: f64,
+    /// Name of the source file, without its extension.
+    file: &'a str,
+    message: &'a str,
+}
+
+impl<'a> Line<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let (head, message) = line.split_once("] ")?;
+        let mut words = head.split_whitespace();
+        let (_severity, time, _thread) = (words.next()?, words.next()?, words.next()?);
+        let (file, _line) = words.next()?.split_once(".cc:")?;
+        let parts = time.split(':').map(str::parse::<f64>);
+        let at = parts.collect::<Result<Vec<_>, _>>().ok()?;
+        let &[hours, minutes, seconds] = &at[..] else { return None };
+        Some(Self { at: hours * 3600.0 + minutes * 60.0 + seconds, file, message })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_op_lasts_from_its_last_line_to_the_next_op() {
+        let log = "\
+I0000 00:00:10.000000   7 dot_thunk.cc:87] Dot operation: before any step
+I0000 00:00:11.000000   0 lockstep.cc:0] step starts
+I0000 00:00:11.500000   7 kernel_thunk.cc:166] Launch host kernel add_fusion.3 with 1 arguments
+I0000 00:00:11.500100   7 kernel_thunk.cc:90]   arg #0: {index:21, offset:0, size:8} (0x56)
+some other words
+I0000 00:00:11.600100   7 dot_thunk.cc:87] Dot operation: lhs_batch_dims=[]
+I0000 00:00:12.000000   0 lockstep.cc:0] step ends
+I0000 00:00:13.000000   7 dot_thunk.cc:87] Dot operation: between steps";
+        let steps = steps(log);
+        assert_eq!(steps.len(), 1);
+        let [kernel, dot] = &steps[0][..] else { panic!("{steps:?}") };
+        assert_eq!((kernel.kind.as_str(), kernel.details.len()), ("kernel", 1));
+        assert!((kernel.secs - 0.1).abs() < 1e-6, "{kernel:?}");
+        assert!((dot.secs - 0.3999).abs() < 1e-6, "{dot:?}");
+        assert_eq!(without_log_lines(log), "some other words");
+    }
+
+    #[test]
+    fn marks_are_read_again() {
+        let log = [mark(true), mark(false), mark(true), mark(false)].join("\n");
+        assert_eq!(steps(&log), [vec![], vec![]]);
+    }
+}
