@@ -12,7 +12,7 @@ pub struct Formulation {
     pub bucket_bytes: u64,
     /// Are the layers' hints kept, where fusing would compute the same several times?
     pub fusion_barriers: bool,
-    /// Large reductions begin with groups of at most this many elements; 0 leaves them whole.
+    /// Reductions of whole large tensors begin with groups of at most this many elements; 0 leaves them whole.
     pub reduction_group: usize,
     /// Parts of the batch over which a convolution kernel's gradient is summed on one replica.
     pub kernel_gradient_chunks: usize,
@@ -33,7 +33,7 @@ impl Formulation {
     /// |---|---|---|
     /// | all_reduces | all in one: each is a meeting of threads | as they are: XLA's combiner overlaps them |
     /// | fusion barriers | kept: XLA fuses long chains into each of their users | dropped |
-    /// | reductions | in two stages, the first over 32 elements at most: longer ones are not vectorised | whole |
+    /// | reductions to one number | in two stages, the first over 32 elements at most: longer ones are not vectorised | whole |
     /// | kernel gradients | in parts: one convolution runs on about one thread | whole |
     pub fn of(backend: &Backend, num_replicas: usize) -> Self {
         match backend {
