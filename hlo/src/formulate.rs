@@ -168,10 +168,13 @@ mod tests {
         graph.nodes().iter().filter_map(of_node).collect()
     }
 
+    /// Dims, the reduction, the dims it is over, and what its stages reduce.
+    type Case = (&'static [usize], Reduction, &'static [usize], &'static [usize]);
+
     #[test]
     fn large_reductions_begin_with_small_groups_and_give_the_same() {
         use Reduction::{Max, Sum};
-        let cases: [(&[usize], Reduction, &[usize], &[usize]); 8] = [
+        let cases: [Case; 8] = [
             // Along what has a divisor.
             (&[128, 131], Sum, &[0, 1], &[32, 4 * 131]),
             (&[128, 131], Max, &[0, 1], &[32, 4 * 131]),
