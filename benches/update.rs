@@ -11,9 +11,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hlo::{AxisSet, DType, Graph, Literal, Mesh, TensorType, Tree, lower, passes, trace, verify};
-use lockstep::config::Config;
+use lockstep::cli::allocator;
+use lockstep::config::{Backend, Config};
 use lockstep::optim::{Context, Transformation, from_config};
 use lockstep::pjrt::{Arg, Client, CompileOptions, InstallOptions, Plugin, find_or_install};
+use lockstep::train::Formulation;
 use models::gpt::{self, Preset};
 use models::{Batch, Model, Precision, Scope};
 use rayon::prelude::*;
@@ -23,6 +25,7 @@ use rayon::prelude::*;
 const CASES: [(&str, usize); 4] = [("sgd", 5), ("adamw", 7), ("lars", 5), ("lamb", 7)];
 
 fn main() -> Result<(), Box<dyn Error>> {
+    allocator::tune();
     let mut rounds = 10;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -138,7 +141,7 @@ fn update_graph(
             t.next_state(path, *value);
         }
     })?;
-    let graph = passes::simplify(&graph);
+    let graph = Formulation::of(&Backend::Cpu).apply(passes::simplify(&graph));
     verify(&graph)?;
     Ok(graph)
 }

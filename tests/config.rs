@@ -167,6 +167,8 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
     assert_eq!(config.schedule.warmup.length, Span::Examples(64));
     let config = good(&["schedule.warmup_epochs=0.5", "train.precision = f64"]);
     assert_eq!(config.schedule.warmup, Warmup::linear(Span::Epochs(0.5)));
+    // Whatever the file says of it.
+    assert_eq!(good(&["schedule.warmup=none"]).schedule.warmup, Warmup::NONE);
     assert_eq!(config.train.precision, Precision::F64);
 
     let config = good(&["train.epochs=3", "train.steps=7", "train.steps=8", "model.hidden=[]"]);
@@ -381,6 +383,9 @@ fn bad_set_arguments_say_what_to_change() {
         (&["schedule.name=step", "schedule.boundaries=[5, 5]"], &["schedule.boundaries", "rising"]),
         (&["schedule.name=step", "schedule.factor=0"], &["schedule.factor: found 0"]),
         (&["schedule.warmup_epochs=-1"], &["schedule.warmup_epochs: found -1"]),
+        (&["schedule.warmup_steps=0"], &["schedule.warmup_steps: found 0", "leave the key out"]),
+        (&["schedule.warmup_epochs=0"], &["schedule.warmup_epochs: found 0", "warmup = \"none\""]),
+        (&["schedule.warmup_examples=0"], &["schedule.warmup_examples: found 0", "above 0"]),
         (&["schedule.warmup=constant"], &["schedule.warmup_factor: missing"]),
         (&["schedule.warmup_factor=2"], &["schedule.warmup_factor: found 2", "0 to 1"]),
         (&["schedule.warmup=cubic"], &["schedule.warmup: found", "\"linear\", \"constant\""]),

@@ -193,7 +193,7 @@ fn the_peak_follows_the_batch() {
     for (scaling, batch, expected) in cases {
         let peak = Peak::Scaled { base_lr: 0.1, base_batch: 256, scaling };
         let shape = Shape::Constant(Constant {});
-        let config = config::Schedule { shape, peak, warmup: Warmup::linear(Span::ZERO) };
+        let config = config::Schedule { shape, peak, warmup: Warmup::NONE };
         let run = RunLength::new(Length::Steps(5), None, batch).unwrap();
         let schedule = Schedule::new(&config, &run).unwrap();
         assert_eq!((schedule.peak(), schedule.lr(0)), (expected, expected), "{scaling:?}, {batch}");
@@ -210,7 +210,7 @@ fn a_run_may_be_all_warm_up_or_have_none() {
         let warmup = Warmup::linear(Span::Steps(total));
         let all = schedule(shape.clone(), Peak::Rate(1.0), warmup, total).unwrap();
         assert_eq!((all.lr(total - 1), all.warmup_steps()), (1.0, total), "{}", shape.name());
-        let none = schedule(shape, Peak::Rate(1.0), Warmup::linear(Span::ZERO), TOTAL).unwrap();
+        let none = schedule(shape, Peak::Rate(1.0), Warmup::NONE, TOTAL).unwrap();
         assert_eq!(none.lr(0), 1.0);
     }
 }
@@ -227,7 +227,7 @@ fn bad_schedules_say_what_to_change() {
     };
     let total =
         |total_steps| Shape::Cosine(Decay { total_steps: Some(total_steps), ..Decay::default() });
-    let (one, none) = (Peak::Rate(1.0), Span::ZERO);
+    let (one, none) = (Peak::Rate(1.0), Span::Steps(1));
     let no_batch = Peak::Scaled { base_lr: 0.1, base_batch: 0, scaling: Scaling::Linear };
     let epochs = |places: &[f64]| {
         let boundary_epochs = Some(places.to_vec());
@@ -236,6 +236,7 @@ fn bad_schedules_say_what_to_change() {
     let cases = [
         (constant(), one, Span::Steps(101), "warm-up of 101 steps"),
         (constant(), one, Span::Epochs(1e30), "longer than the run of 100"),
+        (constant(), one, Span::ZERO, "schedule.warmup_steps is less than one step"),
         (constant(), one, Span::Epochs(0.01), "schedule.warmup_epochs is less than one step"),
         (constant(), one, Span::Examples(31), "schedule.warmup_examples is less than one step"),
         (constant(), Peak::Rate(-1.0), none, "peak learning rate is -1"),

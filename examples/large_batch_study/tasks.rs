@@ -94,7 +94,10 @@ impl Arm {
         let (sgd, lars) = task.base_rates();
         let (name, rate) = if self == Self::Lars { ("lars", lars) } else { ("sgd", sgd) };
         let scaling = if self == Self::Unscaled { "none" } else { "linear" };
-        let warmup = if matches!(self, Self::WarmedUp | Self::Lars) { 5 } else { 0 };
+        let warmup = match self {
+            Self::WarmedUp | Self::Lars => "warmup_epochs=5",
+            Self::Unscaled | Self::Scaled => "warmup=none",
+        };
         vec![
             format!("optimizer.name={name}"),
             "optimizer.momentum=0.9".to_owned(),
@@ -102,7 +105,7 @@ impl Arm {
             format!("schedule.base_lr={rate}"),
             format!("schedule.base_batch={base_batch}"),
             format!("schedule.scaling={scaling}"),
-            format!("schedule.warmup_epochs={warmup}"),
+            format!("schedule.{warmup}"),
             "train.epochs=20".to_owned(),
             // A run that blows up is to be seen, not to end the study.
             "train.on_nonfinite=skip".to_owned(),

@@ -9,6 +9,7 @@ mod collective;
 mod count;
 mod dtype;
 mod error;
+pub mod formulate;
 pub mod grad;
 mod graph;
 mod infer;

@@ -57,18 +57,6 @@ pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
     })
 }
 
-/// Without the hints that [`crate::Tensor::fusion_barrier`] gives, in loops and branches too: for a backend
-/// that fuses as it should.
-pub fn without_fusion_barriers(graph: &Graph) -> Graph {
-    rebuild(graph, |new, node, operands| match &node.op {
-        Op::FusionBarrier => Some(operands[0]),
-        op => {
-            let op = op.with_regions(without_fusion_barriers).unwrap_or_else(|| op.clone());
-            Some(push(new, node, op, operands))
-        }
-    })
-}
-
 /// [`merge_common_subexpressions`] and [`eliminate_dead_code`], after gradients' regions are put in order: what is lowered, and what `lockstep hlo`
 /// prints.
 pub fn simplify(graph: &Graph) -> Graph {

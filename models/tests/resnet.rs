@@ -2,7 +2,7 @@
 
 use hlo::{AxisSet, DType, Mesh, TensorType, trace};
 use models::resnet::{Config, Preset, ResNet};
-use models::{Precision, Scope};
+use models::{Initializer, Parameter, Precision, Scope};
 
 /// Numbers in parameters, leaves among them, and numbers in running means.
 fn sizes(preset: Preset, num_classes: usize, image: [usize; 3]) -> (usize, usize, usize) {
@@ -30,6 +30,36 @@ fn sizes(preset: Preset, num_classes: usize, image: [usize; 3]) -> (usize, usize
 #[test]
 fn resnet50_has_the_published_parameters() {
     assert_eq!(sizes(Preset::ResNet50, 1000, [3, 224, 224]), (25_557_032, 161, 53_120));
+}
+
+/// With `zero_init_last_scale` the scale of the last norm in each block starts at 0, and no other leaf does that
+/// otherwise does not: each block starts as its shortcut. Goyal et al. (2017), section 5.1.
+#[test]
+fn the_last_scale_of_each_block_starts_at_zero_if_asked_for() {
+    for (preset, image, last, num_blocks) in
+        [(Preset::ResNet20, 32, ".norm2.weight", 9), (Preset::ResNet50, 64, ".norm3.weight", 16)]
+    {
+        let zeros = |zero_init_last_scale: bool| -> Vec<String> {
+            let mut zeros = vec![];
+            trace(Mesh::SINGLE, |t| {
+                let x = t.input("x", TensorType::new(DType::F32, &[2, 3, image, image]));
+                let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
+                let config = Config { preset, zero_init_last_scale, ..Config::default() };
+                ResNet { config, num_classes: 10 }.logits(&scope, x);
+                let is_zero = |(path, parameter): &(&str, &Parameter)| {
+                    parameter.initializer == Initializer::Zeros && path.ends_with(".weight")
+                };
+                let parameters = scope.parameters();
+                zeros = parameters.iter().filter(is_zero).map(|(path, _)| path.into()).collect();
+            })
+            .unwrap();
+            zeros
+        };
+        assert_eq!(zeros(false), [""; 0]);
+        let zeros = zeros(true);
+        assert_eq!(zeros.len(), num_blocks);
+        assert!(zeros.iter().all(|path| path.ends_with(last)), "{zeros:?}");
+    }
 }
 
 /// Table 6 of the paper says 0.27 and 0.85 million. By hand for 3n blocks of two convolutions each: stem

@@ -3,7 +3,7 @@
 //! Figures go to stdout, everything said on the way to stderr. Exit codes: 0, 1 for errors, 2 for
 //! wrong usage.
 
-mod allocator;
+pub mod allocator;
 mod args;
 mod bench;
 mod compile;

@@ -139,6 +139,14 @@ pub(super) fn require(
     Err(KeyError::new(key, Problem::Value { found, allowed }))
 }
 
+/// What a rate, or a factor of it, may be.
+pub(super) const POSITIVE: &str = "a finite number above 0";
+
+/// [`require`] that a number is [`POSITIVE`].
+pub(super) fn require_positive(key: &str, value: f64) -> Result<(), KeyError> {
+    require(value.is_finite() && value > 0.0, key, value, POSITIVE)
+}
+
 /// The candidate spelled most like `word`, if any is near enough to be meant. Jaro-Winkler finds words
 /// that begin alike (`batch_size`), Damerau-Levenshtein swapped letters in short ones (`mpl`).
 pub(super) fn nearest(word: &str, candidates: &[&'static str]) -> Option<String> {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
-use super::error::{KeyError, require};
+use super::error::{KeyError, require, require_positive};
 use super::keys::{Section, choices, field_names, read_keys};
 use super::patterns::Patterns;
 
@@ -183,7 +183,7 @@ impl Section for Optimizer {
         rule.check()?;
         let AroundKeys { weight_decay_exclude, clip_grad_norm, ema_decay } = read_keys(table)?;
         if let Some(norm) = clip_grad_norm {
-            positive("clip_grad_norm", norm)?;
+            require_positive("clip_grad_norm", norm)?;
         }
         if let Some(decay) = ema_decay {
             decay_rate("ema_decay", decay)?;
@@ -214,11 +214,11 @@ impl UpdateRule {
             | Self::Lamb(Lamb { beta1, beta2, epsilon, .. }) => {
                 decay_rate("beta1", *beta1)?;
                 decay_rate("beta2", *beta2)?;
-                positive("epsilon", *epsilon)
+                require_positive("epsilon", *epsilon)
             }
             Self::Lars(Lars { momentum, nesterov, trust_coefficient, .. }) => {
                 check_momentum(*momentum, *nesterov)?;
-                positive("trust_coefficient", *trust_coefficient)
+                require_positive("trust_coefficient", *trust_coefficient)
             }
         }
     }
@@ -245,10 +245,6 @@ fn check_momentum(momentum: f64, nesterov: bool) -> Result<(), KeyError> {
 
 fn decay_rate(key: &str, value: f64) -> Result<(), KeyError> {
     require((0.0..1.0).contains(&value), key, value, "a number from 0 to below 1")
-}
-
-fn positive(key: &str, value: f64) -> Result<(), KeyError> {
-    require(value.is_finite() && value > 0.0, key, value, "a finite number above 0")
 }
 
 fn not_negative(key: &str, value: f64) -> Result<(), KeyError> {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
-use super::error::{KeyError, require};
+use super::error::{KeyError, POSITIVE, require, require_positive};
 use super::keys::{Exclusive, Section, field_names, read_keys};
 use super::shape::Shape;
 use super::span::Span;
@@ -51,9 +51,9 @@ pub enum Scaling {
 /// How the rate starts: below the peak for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Warmup {
-    /// `warmup_steps`, `warmup_epochs` or `warmup_examples`. Default none.
+    /// `warmup_steps`, `warmup_epochs` or `warmup_examples`, above 0. Default: no warm-up.
     pub length: Span,
-    /// `warmup`: what it does meanwhile. Default `linear`.
+    /// `warmup`: what it does meanwhile. Default `linear` where there is a length.
     pub kind: WarmupKind,
     /// `warmup_factor`: the share of the peak that a linear warm-up starts from (default 0) or that a
     /// constant one stays at.
@@ -61,6 +61,9 @@ pub struct Warmup {
 }
 
 impl Warmup {
+    /// At the peak from the first step on.
+    pub const NONE: Self = Self { length: Span::ZERO, kind: WarmupKind::None, factor: 0.0 };
+
     /// A linear one from 0.
     pub const fn linear(length: Span) -> Self {
         Self { length, kind: WarmupKind::Linear, factor: 0.0 }
@@ -76,6 +79,8 @@ pub enum WarmupKind {
     Linear,
     /// Stays where it is.
     Constant,
+    /// There is none, and a length is not looked at: so the warm-up of a file can be switched off.
+    None,
 }
 
 /// The keys that every shape has, as they are written.
@@ -136,28 +141,14 @@ impl Section for Schedule {
     }
 }
 
-/// What a rate, or a factor of it, may be.
-pub(super) const POSITIVE: &str = "a finite number above 0";
-
-pub(super) fn is_positive(value: f64) -> bool {
-    value.is_finite() && value > 0.0
-}
-
-/// A length in any unit must be a number.
-pub(super) fn check_span(prefix: &str, span: Span) -> Result<(), KeyError> {
-    let count = span.count();
-    let key = format!("{prefix}_{}", span.unit());
-    require(count.is_finite() && count >= 0.0, &key, count, "a finite number, 0 or more")
-}
-
 fn read_peak(keys: &RateKeys) -> Result<Peak, KeyError> {
     match (keys.peak, keys.base_lr, keys.base_batch) {
         (Some(rate), _, _) => {
-            require(is_positive(rate), "peak", rate, POSITIVE)?;
+            require_positive("peak", rate)?;
             Ok(Peak::Rate(rate))
         }
         (None, Some(base_lr), Some(base_batch)) => {
-            require(is_positive(base_lr), "base_lr", base_lr, POSITIVE)?;
+            require_positive("base_lr", base_lr)?;
             require(base_batch > 0, "base_batch", base_batch, "a whole number, 1 or more")?;
             Ok(Peak::Scaled { base_lr, base_batch, scaling: keys.scaling.unwrap_or_default() })
         }
@@ -176,6 +167,9 @@ fn read_peak(keys: &RateKeys) -> Result<Peak, KeyError> {
 
 fn read_warmup(keys: &RateKeys) -> Result<Warmup, KeyError> {
     let length = Span::one_of(keys.warmup_steps, keys.warmup_epochs, keys.warmup_examples);
+    if keys.warmup == WarmupKind::None {
+        return Ok(Warmup::NONE);
+    }
     let asked_for = keys.warmup != WarmupKind::Linear || keys.warmup_factor.is_some();
     let Some(length) = length else {
         if asked_for {
@@ -183,25 +177,22 @@ fn read_warmup(keys: &RateKeys) -> Result<Warmup, KeyError> {
                            warm-up; or set schedule.warmup_epochs or schedule.warmup_examples instead";
             return Err(KeyError::missing("warmup_steps", allowed));
         }
-        return Ok(Warmup::linear(Span::ZERO));
+        return Ok(Warmup::NONE);
     };
-    check_span("warmup", length)?;
+    let otherwise = "; to start at the peak leave the key out, or set schedule.warmup = \"none\"";
+    length.check("warmup", otherwise)?;
     let factor = match (keys.warmup, keys.warmup_factor) {
         (_, Some(factor)) => {
             let allowed = "a share of the peak, 0 to 1";
             require((0.0..=1.0).contains(&factor), "warmup_factor", factor, allowed)?;
             factor
         }
-        (WarmupKind::Linear, None) => 0.0,
         (WarmupKind::Constant, None) => {
             let allowed = "the share of the peak that a constant warm-up stays at, 0 to 1";
             return Err(KeyError::missing("warmup_factor", allowed));
         }
+        (WarmupKind::Linear | WarmupKind::None, None) => 0.0,
     };
-    // None at all, however it would have been.
-    if length.is_zero() {
-        return Ok(Warmup::linear(length));
-    }
     Ok(Warmup { length, kind: keys.warmup, factor })
 }
 
@@ -215,13 +206,14 @@ impl Serialize for Schedule {
                 keys.scaling = Some(scaling);
             }
         }
-        match self.warmup.length {
-            Span::Steps(steps) => keys.warmup_steps = Some(steps),
-            Span::Epochs(epochs) => keys.warmup_epochs = Some(epochs),
-            Span::Examples(examples) => keys.warmup_examples = Some(examples),
+        if self.warmup.kind != WarmupKind::None {
+            match self.warmup.length {
+                Span::Steps(steps) => keys.warmup_steps = Some(steps),
+                Span::Epochs(epochs) => keys.warmup_epochs = Some(epochs),
+                Span::Examples(examples) => keys.warmup_examples = Some(examples),
+            }
+            keys.warmup_factor = Some(self.warmup.factor);
         }
-        // Only where there is a warm-up may it have a factor.
-        keys.warmup_factor = (!self.warmup.length.is_zero()).then_some(self.warmup.factor);
         let mut table = Table::try_from(&self.shape).map_err(serde::ser::Error::custom)?;
         table.extend(Table::try_from(&keys).map_err(serde::ser::Error::custom)?);
         table.serialize(serializer)

@@ -2,9 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{KeyError, Problem, require};
+use super::error::{KeyError, Problem, require, require_positive};
 use super::keys::choices;
-use super::schedule::{POSITIVE, check_span, is_positive};
 use super::span::Span;
 
 choices! {
@@ -227,12 +226,12 @@ impl Shape {
                 check_total(decay.total())
             }
             Self::Polynomial(decay) => {
-                require(is_positive(decay.power), "power", decay.power, POSITIVE)?;
+                require_positive("power", decay.power)?;
                 check_fraction("floor", decay.floor)?;
                 check_total(decay.total())
             }
             Self::Step(step) => {
-                require(is_positive(step.factor), "factor", step.factor, POSITIVE)?;
+                require_positive("factor", step.factor)?;
                 check_boundaries(&step.boundaries())
             }
             Self::Wsd(wsd) => {
@@ -242,7 +241,7 @@ impl Shape {
                                    or schedule.decay_examples instead";
                     return Err(KeyError::missing("decay_steps", allowed));
                 }
-                check_span("decay", wsd.decay())?;
+                wsd.decay().check("decay", "")?;
                 check_total(wsd.total())
             }
             Self::Piecewise(piecewise) => check_points(piecewise),
@@ -255,10 +254,7 @@ fn check_fraction(key: &str, value: f64) -> Result<(), KeyError> {
 }
 
 fn check_total(total: Option<Span>) -> Result<(), KeyError> {
-    let Some(total) = total else { return Ok(()) };
-    check_span("total", total)?;
-    let key = format!("total_{}", total.unit());
-    require(!total.is_zero(), &key, total.count(), "a number above 0")
+    total.map_or(Ok(()), |total| total.check("total", ""))
 }
 
 fn check_boundaries(boundaries: &[Span]) -> Result<(), KeyError> {

@@ -1,5 +1,7 @@
 //! Lengths of, and places in, a run: in steps, epochs or examples.
 
+use super::error::{KeyError, POSITIVE, require};
+
 /// A stretch of a run, or a place in it counted from the start, in the unit that it was given in.
 /// [`RunLength::steps`](super::RunLength::steps) counts it in steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,6 +33,13 @@ impl Span {
             Self::Epochs(_) => "epochs",
             Self::Examples(_) => "examples",
         }
+    }
+
+    /// A length of which there is some; its key is `prefix` and the unit, `otherwise` what else would do.
+    pub(super) fn check(self, prefix: &str, otherwise: &str) -> Result<(), KeyError> {
+        let (key, count) = (format!("{prefix}_{}", self.unit()), self.count());
+        let allowed = format!("{POSITIVE}{otherwise}");
+        require(count.is_finite() && count > 0.0, &key, count, &allowed)
     }
 
     /// The one of three keys that is set.

@@ -5,7 +5,8 @@ use hlo::{Tensor, TensorType, Tree};
 use super::{Context, Transformation, beside, like_params, one_minus_power};
 
 /// Adam's scaling, with bias correction for update number t = 1, 2, ..; state `first_moment.PATH` and
-/// `second_moment.PATH`. Kingma and Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1.
+/// `second_moment.PATH`. The epsilon is added behind the correction, as by PyTorch and optax. Kingma and
+/// Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1.
 ///
 /// ```
 /// use hlo::{DType, TensorType, Tree};

@@ -1,6 +1,6 @@
 //! Which parameters a link acts on.
 
-use hlo::{TensorType, Tree};
+use hlo::{Tensor, TensorType, Tree};
 
 use crate::config::Patterns;
 
@@ -44,6 +44,20 @@ impl Mask {
             Self::Matrices => rank >= 2,
             Self::Except { patterns, .. } => !patterns.matches(path),
         }
+    }
+
+    /// The updates, with those of the parameters among them replaced by what `f` makes of the update and the
+    /// parameter.
+    pub(super) fn map<'g>(
+        &self,
+        updates: Tree<Tensor<'g>>,
+        params: &Tree<Tensor<'g>>,
+        f: impl Fn(Tensor<'g>, Tensor<'g>) -> Tensor<'g>,
+    ) -> Tree<Tensor<'g>> {
+        updates.map(|path, update| match params.get(path) {
+            Some(param) if self.includes(path, param.rank()) => f(*update, *param),
+            _ => *update,
+        })
     }
 
     /// Sees that every pattern matches a parameter: one that matches none is a slip that would silently

@@ -6,16 +6,9 @@ use hlo::{Reduction, Tensor, Tree};
 /// are summed over the axes that its type names, so that any number of replicas finds the same norm.
 pub fn squared_norm(leaf: Tensor<'_>) -> Tensor<'_> {
     let wide = leaf.convert(leaf.dtype().accumulation());
-    let local = sum(wide * wide);
+    let local = (wide * wide).sum();
     let axes = leaf.varying();
     if axes.is_empty() { local } else { local.all_reduce(Reduction::Sum, axes) }
-}
-
-/// Over all elements, row by row and then over the rows: a backend that gives each result of a reduction to
-/// one thread has something for all of them to do.
-fn sum(x: Tensor<'_>) -> Tensor<'_> {
-    let dims: Vec<_> = (1..x.rank()).collect();
-    if dims.is_empty() { x.sum() } else { x.reduce_sum(&dims).fusion_barrier().sum() }
 }
 
 /// `sqrt(sum x^2)` of a leaf, as [`squared_norm`].

@@ -49,11 +49,8 @@ impl Transformation for TrustRatio {
         _state: &mut Tree<Tensor<'g>>,
         context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
-        updates.map(|path, update| match context.params.get(path) {
-            Some(param) if self.adapted.includes(path, param.rank()) => {
-                *update * beside(ratio(norm(*param), norm(*update)), *update)
-            }
-            _ => *update,
+        self.adapted.map(updates, &context.params, |update, param| {
+            update * beside(ratio(norm(param), norm(update)), update)
         })
     }
 }

@@ -46,11 +46,9 @@ impl Transformation for DecayedWeights {
         _state: &mut Tree<Tensor<'g>>,
         context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
-        updates.map(|path, update| match context.params.get(path) {
-            Some(param) if self.decay != 0.0 && self.decayed.includes(path, param.rank()) => {
-                *update + *param * self.decay
-            }
-            _ => *update,
-        })
+        if self.decay == 0.0 {
+            return updates;
+        }
+        self.decayed.map(updates, &context.params, |update, param| update + param * self.decay)
     }
 }

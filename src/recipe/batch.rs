@@ -46,7 +46,7 @@ pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
     }]
 }
 
-/// Large batches of images overfit labels.
+/// Recipes for larger batches of images smooth their labels.
 pub(super) fn no_label_smoothing(recipe: &Recipe<'_>) -> Vec<Found> {
     let Model::ResNet(resnet) = &recipe.config.model else { return vec![] };
     let batch = recipe.global_batch();
@@ -56,7 +56,7 @@ pub(super) fn no_label_smoothing(recipe: &Recipe<'_>) -> Vec<Found> {
     vec![Found {
         severity: Severity::Warning,
         reason: format!("a batch of {batch} images without label smoothing"),
-        source: "Ying et al., Image Classification at Supercomputer Scale (2018)",
+        source: "He et al., Bag of Tricks for Image Classification (2019), section 5.2",
         change: "set model.label_smoothing = 0.1".to_owned(),
     }]
 }

@@ -1,6 +1,6 @@
 //! How a step is written for a backend: the same maths in the form that compiles to a fast program.
 
-use hlo::{Graph, passes};
+use hlo::{Graph, formulate};
 
 use crate::config::Backend;
 use crate::parallel::group_all_reduces;
@@ -12,7 +12,13 @@ pub struct Formulation {
     pub bucket_bytes: u64,
     /// Are the layers' hints kept, where fusing would compute the same several times?
     pub fusion_barriers: bool,
+    /// Reductions of whole large tensors begin with groups of at most this many elements; 0 leaves them whole.
+    pub reduction_group: usize,
 }
+
+/// XLA's CPU backend vectorises reductions of up to so many elements, and makes windows of longer ones, which
+/// it does not.
+const CPU_REDUCTION_GROUP: usize = 32;
 
 impl Formulation {
     /// What a backend gets.
@@ -21,17 +27,25 @@ impl Formulation {
     /// |---|---|---|
     /// | all_reduces | all in one: each is a meeting of threads | as they are: XLA's combiner overlaps them |
     /// | fusion barriers | kept: XLA fuses long chains into each of their users | dropped |
+    /// | reductions to one number | in two stages, the first over 32 elements at most: longer ones are not vectorised | whole |
     pub fn of(backend: &Backend) -> Self {
         match backend {
-            Backend::Cpu => Self { bucket_bytes: u64::MAX, fusion_barriers: true },
-            _ => Self { bucket_bytes: 0, fusion_barriers: false },
+            Backend::Cpu => Self {
+                bucket_bytes: u64::MAX,
+                fusion_barriers: true,
+                reduction_group: CPU_REDUCTION_GROUP,
+            },
+            _ => Self { bucket_bytes: 0, fusion_barriers: false, reduction_group: 0 },
         }
     }
 
     /// A graph of a step, or of a part of it, written so.
     pub fn apply(self, mut graph: Graph) -> Graph {
         if !self.fusion_barriers {
-            graph = passes::without_fusion_barriers(&graph);
+            graph = formulate::without_fusion_barriers(&graph);
+        }
+        if self.reduction_group > 0 {
+            graph = formulate::stage_reductions(&graph, self.reduction_group);
         }
         if self.bucket_bytes > 0 {
             graph = group_all_reduces(&graph, self.bucket_bytes);

@@ -54,6 +54,7 @@ fn keys_and_values() {
             ],
         ),
         (&["schedule.warmup_epochs=0.01"], &["there would be no warm-up"]),
+        (&["schedule.warmup_steps=0"], &["schedule.warmup_steps: found 0", "leave the key out"]),
         (&["schedule.peak=-1"], &["schedule.peak: found -1", "above 0"]),
         (&["model.hidden=[1000000000, 1000000000]"], &["the model does not trace", "2^40"]),
         (&["data.path=nowhere.gz"], &["cannot read the data file", "nowhere.gz", "data.path"]),
@@ -184,8 +185,7 @@ fn no_plugin_and_no_network() {
 #[test]
 fn a_loss_that_is_not_finite_stops_the_run_and_keeps_what_there_is() {
     let dir = tempfile::tempdir().unwrap();
-    let sets =
-        ["optimizer.name=sgd", "schedule.peak=1e30", "schedule.warmup_steps=0", "mesh.data=2"];
+    let sets = ["optimizer.name=sgd", "schedule.peak=1e30", "schedule.warmup=none", "mesh.data=2"];
     let done = lockstep(&train_args(&sets, &["--out", text(dir.path())]));
     assert_eq!(done.code, Some(1), "{}", done.stderr);
     let said = "error: step 1: the loss is not finite on replicas 0, 1; the parameters are left as they \

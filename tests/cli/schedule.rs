@@ -149,7 +149,7 @@ fn what_cannot_be_shown_is_refused() {
             "with 2 replicas: the global batch",
         ),
         (&["schedule.warmup_steps=700"], &[], "warm-up of 700 steps is longer than the run of 660"),
-        (&["schedule.warmup_epochs=0.01"], &[], "set schedule.warmup_steps = 0 to have none"),
+        (&["schedule.warmup_epochs=0.01"], &[], "set schedule.warmup = \"none\""),
         (&["schedule.peak=-1"], &[], "schedule.peak: found -1"),
         (&["data.num_examples=32"], &[], "larger than the 32 training examples"),
         (&[], &["--plot", "rates.pdf"], "end its name in .svg or .png"),

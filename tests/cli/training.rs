@@ -85,7 +85,7 @@ fn a_run_leaves_metrics_summary_and_parameters() {
     let still = [
         "optimizer.name=sgd",
         "schedule.peak=1e-30",
-        "schedule.warmup_steps=0",
+        "schedule.warmup=none",
         "train.steps=1",
         "mesh.data=4",
     ];
@@ -129,7 +129,7 @@ fn updates_that_are_not_finite_are_counted_and_left_out_if_asked_for() {
     let sets = [
         "optimizer.name=sgd",
         "schedule.peak=1e30",
-        "schedule.warmup_steps=0",
+        "schedule.warmup=none",
         "train.steps=5",
         "train.on_nonfinite=skip",
         "mesh.data=2",

@@ -32,7 +32,7 @@ pub enum Error {
     /// A warm-up was asked for and there would be none.
     #[error(
         "schedule.warmup_{unit} is less than one step of {global_batch} examples, so there would be no \
-         warm-up; make it longer, or set schedule.warmup_steps = 0 to have none"
+         warm-up; make it longer, or set schedule.warmup = \"none\""
     )]
     NoWarmup {
         /// The unit that the warm-up was given in.

@@ -14,7 +14,7 @@
 //!
 //! ```text
 //! peak = base_lr * B / b          scaling = "linear"     Goyal et al. (2017), section 2.1: SGD
-//! peak = base_lr * sqrt(B / b)    scaling = "sqrt"       Krizhevsky (2014), section 5; You et al. (2020): LAMB
+//! peak = base_lr * sqrt(B / b)    scaling = "sqrt"       Krizhevsky (2014); You et al. (2020): LAMB
 //! peak = base_lr                  scaling = "none"
 //! ```
 //!
@@ -76,26 +76,20 @@ impl Schedule {
         if !peak.is_finite() || peak < 0.0 {
             return Err(Error::Peak { peak });
         }
-        let config::Warmup { length, kind, factor } = config.warmup;
-        let unit = length.unit();
-        let warmup_steps = run.steps(length, &format!("schedule.warmup_{unit}"))?;
-        if warmup_steps == 0 && !length.is_zero() {
-            return Err(Error::NoWarmup { unit, global_batch: run.global_batch() });
-        }
-        if warmup_steps > total_steps {
-            return Err(Error::Warmup { warmup_steps, total_steps, unit });
-        }
+        let warmup_steps = warmup_steps(config.warmup, run)?;
         let curve = Curve::new(&config.shape, run, warmup_steps)?;
-        let warmup_factor = factor;
-        Ok(Self { peak, warmup_steps, warmup_kind: kind, warmup_factor, total_steps, curve })
+        let config::Warmup { kind: warmup_kind, factor: warmup_factor, .. } = config.warmup;
+        Ok(Self { peak, warmup_steps, warmup_kind, warmup_factor, total_steps, curve })
     }
 
     /// The learning rate of a step, counted from 0. Behind their end the decays stay where they ended.
     pub fn lr(&self, step: u64) -> f64 {
         let factor = match self.warmup_kind {
-            _ if step >= self.warmup_steps => (self.curve.factor)(step),
-            WarmupKind::Linear => warmup(step, self.warmup_steps, self.warmup_factor),
-            WarmupKind::Constant => self.warmup_factor,
+            WarmupKind::Linear if step < self.warmup_steps => {
+                warmup(step, self.warmup_steps, self.warmup_factor)
+            }
+            WarmupKind::Constant if step < self.warmup_steps => self.warmup_factor,
+            _ => (self.curve.factor)(step),
         };
         self.peak * factor
     }
@@ -129,6 +123,21 @@ impl Schedule {
     pub fn is_declared_jump(&self, step: u64) -> bool {
         let ends_constant = self.warmup_kind == WarmupKind::Constant && step == self.warmup_steps;
         ends_constant || self.curve.jumps.contains(&step)
+    }
+}
+
+/// The length of the warm-up, which fits into the run.
+fn warmup_steps(warmup: config::Warmup, run: &RunLength) -> Result<u64, Error> {
+    if warmup.kind == WarmupKind::None {
+        return Ok(0);
+    }
+    let unit = warmup.length.unit();
+    let warmup_steps = run.steps(warmup.length, &format!("schedule.warmup_{unit}"))?;
+    let total_steps = run.total_steps();
+    match warmup_steps {
+        0 => Err(Error::NoWarmup { unit, global_batch: run.global_batch() }),
+        _ if warmup_steps > total_steps => Err(Error::Warmup { warmup_steps, total_steps, unit }),
+        _ => Ok(warmup_steps),
     }
 }
 

@@ -1,0 +1,154 @@
+//! Passes that write the same in the form that a backend is fastest with. Which one gets which is the
+//! caller's to say.
+
+use crate::passes::{push, rebuild};
+use crate::{Graph, Node, Op, TensorType, ValueId};
+
+/// Without the hints that [`crate::Tensor::fusion_barrier`] gives: for a backend that fuses as it should.
+pub fn without_fusion_barriers(graph: &Graph) -> Graph {
+    everywhere(graph, &|_, node, operands, _| match node.op {
+        Op::FusionBarrier => Some(operands[0]),
+        _ => None,
+    })
+}
+
+/// Reductions of fewer elements than this are left alone: another launch costs more than it saves.
+const MIN_REDUCED: usize = 1 << 14;
+/// Neighbours that are reduced side by side, enough for a processor's widest registers.
+const MIN_LANES: usize = 8;
+/// Lanes from which on longer rows gain nothing.
+const MANY_LANES: usize = 64;
+
+/// Each reduction of a whole large tensor to one number in two: first groups of at most `max_group` elements
+/// along one of its dims, many groups side by side; then what is left. For a backend that makes windows of
+/// longer reductions and computes these one element after the other. Where no reduced dim has such a divisor, it stays as it is.
+///
+/// Sums are added up in another order than before, which is the same on every replica and in every run.
+pub fn stage_reductions(graph: &Graph, max_group: usize) -> Graph {
+    everywhere(graph, &|new, node, operands, result| {
+        let Op::Reduce { reduction, dims } = &node.op else { return None };
+        let ty = new.ty(operands[0]).clone();
+        if result.rank() > 0 || ty.num_elements() < MIN_REDUCED {
+            return None;
+        }
+        let split = dims.iter().filter_map(|dim| Split::of(&ty, *dim, max_group));
+        let split = split.max_by_key(|split| (split.group, split.lanes))?;
+        let (grouped, axis) = split.dims(&ty);
+        let x = push(new, node, Op::Reshape { dims: grouped }, operands);
+        let op = Op::Reduce { reduction: *reduction, dims: vec![axis] };
+        let partial = push(new, node, op, &[x]);
+        // Or the two would be simplified to one again.
+        let partial = push(new, node, Op::FusionBarrier, &[partial]);
+        Some(push(new, node, node.op.clone(), &[partial]))
+    })
+}
+
+/// A dim that is read as two, one of which is a group.
+struct Split {
+    dim: usize,
+    /// Elements of a group.
+    group: usize,
+    /// Neighbours in memory that are reduced alike.
+    lanes: usize,
+    /// Are a group's elements next to each other along the dim, or evenly spread?
+    is_inner: bool,
+}
+
+impl Split {
+    /// The largest group along a dim that leaves enough lanes.
+    fn of(ty: &TensorType, dim: usize, max_group: usize) -> Option<Self> {
+        let size = ty.dims[dim];
+        let behind: usize = ty.dims[dim + 1..].iter().product();
+        let is_inner = behind >= MANY_LANES;
+        (2..=max_group.min(size)).rev().filter(|group| size.is_multiple_of(*group)).find_map(
+            |group| {
+                let lanes = if is_inner { behind } else { size / group * behind };
+                (lanes >= MIN_LANES).then_some(Self { dim, group, lanes, is_inner })
+            },
+        )
+    }
+
+    /// The dims with the group as one of them, and which it is.
+    fn dims(&self, ty: &TensorType) -> (Vec<usize>, usize) {
+        let num_groups = ty.dims[self.dim] / self.group;
+        let (pair, axis) = match self.is_inner {
+            true => ([num_groups, self.group], self.dim + 1),
+            false => ([self.group, num_groups], self.dim),
+        };
+        let mut dims = ty.dims.clone();
+        dims.splice(self.dim..=self.dim, pair);
+        (dims, axis)
+    }
+}
+
+/// What takes a node's place: from the new graph, the node, its new operands and its result's type.
+type Replace<'a> = dyn Fn(&mut Graph, &Node, &[ValueId], &TensorType) -> Option<ValueId> + 'a;
+
+/// Replaces nodes with one result, in loops and branches too.
+fn everywhere(graph: &Graph, replace: &Replace<'_>) -> Graph {
+    rebuild(graph, |new, node, operands| {
+        if let Some(op) = node.op.with_regions(|region| everywhere(region, replace)) {
+            return Some(push(new, node, op, operands));
+        }
+        let replaced = replace(new, node, operands, graph.ty(node.result()));
+        Some(replaced.unwrap_or_else(|| push(new, node, node.op.clone(), operands)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Literal, Mesh, Reduction, interpret, trace};
+
+    fn reduce(dims: &[usize], reduction: Reduction, over: &[usize]) -> Graph {
+        let ty = TensorType::new(DType::F32, dims);
+        let graph = trace(Mesh::SINGLE, |t| {
+            t.output("y", t.input("x", ty).reduce(reduction, over));
+        });
+        graph.unwrap()
+    }
+
+    /// What the reductions of a graph reduce, in order: elements of each result.
+    fn groups(graph: &Graph) -> Vec<usize> {
+        let of_node = |node: &Node| match &node.op {
+            Op::Reduce { dims, .. } => {
+                Some(dims.iter().map(|dim| graph.ty(node.operands[0]).dims[*dim]).product())
+            }
+            _ => None,
+        };
+        graph.nodes().iter().filter_map(of_node).collect()
+    }
+
+    /// Dims, the reduction, the dims it is over, and what its stages reduce.
+    type Case = (&'static [usize], Reduction, &'static [usize], &'static [usize]);
+
+    #[test]
+    fn large_reductions_begin_with_small_groups_and_give_the_same() {
+        use Reduction::{Max, Sum};
+        let cases: [Case; 8] = [
+            // Along what has a divisor.
+            (&[128, 131], Sum, &[0, 1], &[32, 4 * 131]),
+            (&[128, 131], Max, &[0, 1], &[32, 4 * 131]),
+            (&[131, 160], Sum, &[0, 1], &[20, 131 * 8]),
+            (&[1 << 14], Sum, &[0], &[32, 512]),
+            (&[4, 8, 64, 64], Sum, &[0, 1, 2, 3], &[32, 4096]),
+            // Rows, columns, and nothing that divides.
+            (&[64, 768], Sum, &[1], &[768]),
+            (&[512, 64], Sum, &[0], &[512]),
+            (&[131, 131], Sum, &[0, 1], &[131 * 131]),
+        ];
+        for (dims, reduction, over, expected) in cases {
+            let whole = reduce(dims, reduction, over);
+            let staged = stage_reductions(&whole, 32);
+            assert_eq!(groups(&staged), expected, "{dims:?} over {over:?}");
+            // Whole numbers, whose sums are exact in any order.
+            let values = (0..dims.iter().product::<usize>()).map(|i| (i * 37 % 101) as f64);
+            let x = Literal::from_f64(DType::F32, dims, &values.collect::<Vec<_>>());
+            let [of_whole, of_staged] =
+                [&whole, &staged].map(|graph| interpret(graph, &[vec![x.clone()]]).unwrap());
+            assert_eq!(of_whole, of_staged, "{dims:?} over {over:?}");
+        }
+        let small = reduce(&[100, 20], Sum, &[0, 1]);
+        assert_eq!(groups(&stage_reductions(&small, 32)), [2000]);
+    }
+}
