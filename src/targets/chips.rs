@@ -76,6 +76,27 @@ pub struct Gpu {
 
 const GIB: u64 = 1 << 30;
 
+/// What the H100 and the H200 share: all but their memory.
+const HOPPER: Chip = Chip {
+    name: "",
+    title: "",
+    kind: "",
+    family: Family::Gpu(Gpu {
+        max_per_host: 8,
+        compute_capability: (9, 0),
+        num_cores: 132,
+        l2_bytes: 52_428_800,
+        clock_ghz: 1.98,
+        nvlink_bytes_per_sec: 450e9,
+        network_bytes_per_sec: 50e9,
+    }),
+    bf16_flops_per_sec: 989.4e12,
+    f32_flops_per_sec: 494.7e12,
+    memory_bytes: 0,
+    memory_bytes_per_sec: 0.0,
+    source: "",
+};
+
 /// Every chip.
 pub const CHIPS: &[Chip] = &[
     Chip {
@@ -177,41 +198,21 @@ pub const CHIPS: &[Chip] = &[
         name: "h100",
         title: "NVIDIA H100 SXM",
         kind: "NVIDIA H100",
-        family: Family::Gpu(Gpu {
-            max_per_host: 8,
-            compute_capability: (9, 0),
-            num_cores: 132,
-            l2_bytes: 52_428_800,
-            clock_ghz: 1.98,
-            nvlink_bytes_per_sec: 450e9,
-            network_bytes_per_sec: 50e9,
-        }),
-        bf16_flops_per_sec: 989.4e12,
-        f32_flops_per_sec: 494.7e12,
         memory_bytes: 80 * GIB,
         memory_bytes_per_sec: 3350e9,
         source: "NVIDIA H100 datasheet: 989.4 TFLOP/s bfloat16 and 494.7 TF32 without sparsity, 80 GB, 3.35 TB/s, \
                  900 GB/s of NVLink both ways; DGX H100 datasheet: 8 ports of 400 Gb/s for 8 GPUs",
+        ..HOPPER
     },
     Chip {
         name: "h200",
         title: "NVIDIA H200 SXM",
         kind: "NVIDIA H200",
-        family: Family::Gpu(Gpu {
-            max_per_host: 8,
-            compute_capability: (9, 0),
-            num_cores: 132,
-            l2_bytes: 52_428_800,
-            clock_ghz: 1.98,
-            nvlink_bytes_per_sec: 450e9,
-            network_bytes_per_sec: 50e9,
-        }),
-        bf16_flops_per_sec: 989.4e12,
-        f32_flops_per_sec: 494.7e12,
         memory_bytes: 150_110_011_392,
         memory_bytes_per_sec: 4800e9,
         source: "NVIDIA H200 datasheet: the H100's arithmetic, 141 GB, 4.8 TB/s; DGX H200 datasheet: 8 ports of \
                  400 Gb/s for 8 GPUs",
+        ..HOPPER
     },
 ];
 

@@ -23,7 +23,7 @@ pub use chips::{CHIPS, Chip, Family, Gpu, Tpu};
 pub use compile::{Error, Step, compile};
 pub use memory::{Knobs, Memory};
 pub use order::{Placed, order};
-pub use plan::{Measured, Row, ScalingPlan, sizes};
+pub use plan::{AllReduce, Measured, Row, ScalingPlan, sizes};
 pub use report::Report;
 pub use schedule::Collective;
 pub use target::{Arrangement, Target, TargetError};

@@ -1,23 +1,18 @@
-//! The plugins on this machine. Each but the CPU's is loaded in a child process that is given half a minute:
-//! a TPU's looks for hardware and for the cloud's metadata server when it is loaded, and what a library does
-//! that finds its device broken or taken is its own affair.
+//! The plugins on this machine. Each but the CPU's is loaded in a child process: a TPU's looks for hardware and
+//! for the cloud's metadata server when it is loaded, and what a library does that finds its device broken or
+//! taken is its own affair.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use ::hlo::{Axis, DType, Literal, Mesh, Reduction, TensorType, lower, trace};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use super::child;
 use crate::cli::{in_words, print_line};
 use crate::pjrt::{self, Arg, Client, CompileOptions, Plugin, Value};
 use crate::targets::worker;
-
-/// How long a plugin may take to be loaded and to list its devices.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What is known of one plugin.
 #[derive(Default, Serialize)]
@@ -109,27 +104,14 @@ fn has_hardware(name: &str) -> bool {
 }
 
 fn probe_in_child(name: &str, path: &Path) -> Result<Found> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("probe-plugin").arg(path).stdin(Stdio::null());
-    let has_hardware = has_hardware(name);
-    if has_hardware {
+    let mut command = child::command()?;
+    command.arg("probe-plugin").arg(path);
+    if has_hardware(name) {
         command.arg("--open");
     } else {
         worker::without_hardware(&mut command);
     }
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    let started = Instant::now();
-    while child.try_wait()?.is_none() {
-        if started.elapsed() > PATIENCE {
-            child.kill()?;
-            child.wait()?;
-            anyhow::bail!("does not answer within {} seconds", PATIENCE.as_secs());
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    let output = child.wait_with_output()?;
-    let said: Result<Found, String> = serde_json::from_slice(&output.stdout)
-        .with_context(|| format!("ended with {} when it was loaded", output.status))?;
+    let said: Result<Found, String> = child::ask(command)?;
     said.map_err(anyhow::Error::msg)
 }
 
