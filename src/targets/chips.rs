@@ -116,7 +116,8 @@ pub const CHIPS: &[Chip] = &[
         memory_bytes: 16 * GIB,
         memory_bytes_per_sec: 614e9,
         source: "Jouppi et al., TPU v4, ISCA 2023, table 4; Cloud TPU documentation, TPU v4: 275 TFLOP/s, \
-                 32 GiB and 1228 GB/s a chip, 2 TensorCores, 2400 Gb/s over 6 links",
+                 32 GiB and 1228 GB/s a chip, 2 TensorCores, 2400 Gb/s over 6 links; the network's is not published, \
+                 and taken as the v5p's",
     },
     Chip {
         name: "v5e",
@@ -135,14 +136,14 @@ pub const CHIPS: &[Chip] = &[
         memory_bytes: 16 * GIB,
         memory_bytes_per_sec: 819e9,
         source: "Cloud TPU documentation, TPU v5e: 197 TFLOP/s, 16 GB, 819 GB/s, 1600 Gb/s over 4 links; \
-                 wrap-around in the full 16x16 only",
+                 wrap-around in the full 16x16 only; TPU v6e, comparison: 6.4 Tb/s of network for the 256 chips",
     },
     Chip {
         name: "v5p",
         title: "TPU v5p",
         kind: "TPU v5",
         family: Family::Tpu(Tpu {
-            max_bounds: &[28, 20, 16],
+            max_bounds: &[24, 16, 16],
             devices_per_chip: 1,
             host_bounds: [2, 2],
             ring_from: 4,
@@ -154,7 +155,8 @@ pub const CHIPS: &[Chip] = &[
         memory_bytes: 95 * GIB,
         memory_bytes_per_sec: 2765e9,
         source: "Cloud TPU documentation, TPU7x, table of generations: 459 TFLOP/s, 95 GiB, 2765 GB/s, 1200 GB/s of \
-                 ICI both ways over 6 links, 50 Gb/s of network a chip, 8960 chips",
+                 ICI both ways over 6 links, 50 Gb/s of network a chip; TPU v5p: of a pod's 8960 chips one slice has at \
+                 most 6144, 16x16x24",
     },
     Chip {
         name: "v6e",
