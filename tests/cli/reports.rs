@@ -140,6 +140,7 @@ fn doctor_tries_the_cpu_plugin() {
     let expected = [
         "name",
         "path",
+        "version",
         "api_version",
         "platform",
         "num_devices",

@@ -19,6 +19,8 @@ use crate::targets::worker;
 pub struct PluginReport {
     pub name: &'static str,
     pub path: Option<String>,
+    /// Its package's, where that is known.
+    pub version: Option<String>,
     #[serde(flatten)]
     pub found: Found,
     /// What is wrong, in words.
@@ -45,6 +47,7 @@ impl PluginReport {
         let Found { api_version, platform, num_devices, device_kind, device_memory_bytes } =
             &self.found;
         let mut told = vec![];
+        told.extend(self.version.clone());
         told.extend(platform.clone());
         told.extend(api_version.as_ref().map(|version| format!("PJRT {version}")));
         told.extend(num_devices.map(|count| format!("{count} devices")));
@@ -62,6 +65,7 @@ pub fn examine(listed: &pjrt::Listed) -> PluginReport {
         return report;
     };
     report.path = Some(found.path.display().to_string());
+    report.version = found.version.clone();
     let probed = match listed.name {
         "cpu" => probe_cpu(&found.path),
         name => probe_in_child(name, &found.path),
