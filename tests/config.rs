@@ -95,6 +95,31 @@ fn values_and_defaults_are_read() {
 }
 
 #[test]
+fn options_reach_the_plugin_in_its_types() {
+    let sets = [
+        "device.backend=cuda",
+        "device.options.memory_fraction=1",
+        "device.options.preallocate=false",
+        "device.options.allocator=bfc",
+        "device.options.visible_devices=[1, 0]",
+        "device.options.collective_memory_size=1048576",
+    ];
+    let device = good(&sets).device;
+    // A whole number too is a share.
+    assert_eq!(device.memory_fraction(), Some(1.0));
+    let told: Vec<_> = device.options.iter().map(|(name, o)| format!("{name}={o}")).collect();
+    let expected = [
+        "allocator=\"bfc\"",
+        "collective_memory_size=1048576",
+        "memory_fraction=1.0",
+        "preallocate=false",
+        "visible_devices=[1, 0]",
+    ];
+    assert_eq!(told, expected);
+    assert_eq!(good(&[]).device.memory_fraction(), None);
+}
+
+#[test]
 fn paths_are_relative_to_the_file() {
     let Data::Digits(digits) = good(&[]).data else { panic!("digits") };
     assert_eq!(digits.path, Path::new("/runs/data/digits.csv.gz"));
@@ -371,6 +396,28 @@ fn bad_set_arguments_say_what_to_change() {
             &["device.backend=gpu"],
             &["device.backend", "\"gpu\" is no backend, did you mean \"cuda\"?"],
         ),
+        (&["device.options.a=true"], &["device.options.a", "the cpu backend has no options"]),
+        (
+            &["device.backend=cuda", "device.options.memory_fraction=1.5"],
+            &["device.options.memory_fraction: found 1.5", "above 0, to 1"],
+        ),
+        (
+            &["device.backend=cuda", "device.options.preallocate=1"],
+            &["device.options.preallocate: found 1", "true or false"],
+        ),
+        (
+            &["device.backend=cuda", "device.options.visible_devices=[0, 0]"],
+            &["device.options.visible_devices: found [0, 0]", "each once"],
+        ),
+        (
+            &["device.backend=cuda", "device.options.visible_devices=0"],
+            &["device.options.visible_devices: found 0", "such as [0, 1]"],
+        ),
+        (
+            &["device.backend=/a/plugin.so", "device.options.num_nodes=2"],
+            &["device.options.num_nodes", "a run is one process"],
+        ),
+        (&["device.backend=tpu", "device.options.a=[1.5]"], &["device.options", "an option is"]),
         (&["compile.overrides.a=[1]"], &["compile.overrides.a", "XLA option"]),
         (
             &["optimizer.name=sgd", "optimizer.momentum=1"],

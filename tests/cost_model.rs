@@ -92,7 +92,8 @@ fn published() -> Vec<Published> {
             network: Wire { latency_secs: 14e-6, bytes_per_sec: 3.125e9 * SHARE },
             // Parameters are cut over a slice: between slices each chip reduces its share.
             gradient_bytes: 4.0 * 16e9 / 256.0,
-            // 6 FLOPs a parameter and token, 12,288 tokens a chip, at 61.1 % of 197 TFLOP/s.
+            // 6 FLOPs a parameter and token at 61.1 % of 197 TFLOP/s; MaxText, configs/v5e/16b.sh: 6 sequences
+            // of 2048 tokens a chip.
             step_secs: 6.0 * 16e9 * 12_288.0 / (0.611 * 197e12),
             efficiency: 54.7 / 61.1,
         },

@@ -57,19 +57,7 @@ pub enum Command {
         json: bool,
     },
     /// Predict step time and efficiency from one device to the whole target, without compiling
-    Plan {
-        #[command(flatten)]
-        config: ConfigArgs,
-        /// As for compile
-        #[arg(long)]
-        target: String,
-        /// Print comma-separated values
-        #[arg(long, conflicts_with = "json")]
-        csv: bool,
-        /// Print one line of JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Plan(PlanArgs),
     /// Compile what another process of this program left in a directory
     #[command(hide = true)]
     CompileWorker {
@@ -96,6 +84,12 @@ pub enum Command {
         /// Steps that are counted
         #[arg(long)]
         steps: usize,
+    },
+    /// Ask NVIDIA's driver, and say what NCCL is there, as JSON
+    #[command(hide = true)]
+    ProbeNvidia {
+        /// The NCCL library
+        nccl: Option<PathBuf>,
     },
     /// List or install PJRT plugins
     Plugin {
@@ -147,6 +141,25 @@ pub struct ScheduleArgs {
     #[arg(long, conflicts_with_all = ["csv", "plot", "replicas"])]
     pub check: bool,
     /// Print every step, or what --check finds, as one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What to show of a plan.
+#[derive(Debug, clap::Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// As for compile
+    #[arg(long)]
+    pub target: String,
+    /// Print comma-separated values
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
+    /// Draw step times, and the all_reduce by algorithm, into a file that ends in .svg or .png
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
 }

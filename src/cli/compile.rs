@@ -1,5 +1,4 @@
-//! `lockstep compile` and `lockstep plan`: the step of a configuration, compiled for hardware that is not
-//! here, and what it takes there by the cost model.
+//! `lockstep compile`: the step of a configuration, compiled for hardware that is not here.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,7 +9,7 @@ use super::args::ConfigArgs;
 use super::{Loaded, print_line};
 use crate::config::{Config, Model};
 use crate::targets::cost::{Timeline, Work};
-use crate::targets::{self, Family, Knobs, Measured, ScalingPlan, Step, Target, worker};
+use crate::targets::{self, Family, Knobs, Measured, Step, Target, worker};
 use crate::{step, train};
 
 pub fn run(
@@ -32,53 +31,21 @@ pub fn run(
     Ok(if report.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// How a plan is printed.
-#[derive(Clone, Copy)]
-pub enum Form {
-    Table,
-    Csv,
-    Json,
-}
-
-pub fn plan(config: &ConfigArgs, target: &str, form: Form) -> Result<ExitCode> {
-    let target: Target = target.parse()?;
-    let mut steps = vec![];
-    let mut refused = None;
-    for num_devices in targets::sizes(&target) {
-        match Lowered::new(config, &target, num_devices).and_then(|lowered| lowered.measure()) {
-            Ok(step) => steps.push(step),
-            // A batch that does not divide over this size may divide over others.
-            Err(error) => refused = Some(error),
-        }
-    }
-    let largest = steps.last().map_or(0, |step| step.num_devices);
-    if let Some(error) = refused.filter(|_| largest < target.num_devices()) {
-        return Err(error.context(format!("there is no step for all of {target}")));
-    }
-    let plan = ScalingPlan::new(&target, &steps);
-    match form {
-        Form::Table => print_line(&plan.table())?,
-        Form::Csv => print_line(plan.csv().trim_end())?,
-        Form::Json => print_line(&serde_json::to_string(&plan)?)?,
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
 /// The hidden command's part of it: see [`worker`].
 pub fn serve(dir: &Path) -> Result<ExitCode> {
     worker::serve(dir)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The step that `train` would run on a target, traced.
-struct Lowered {
+/// The step that `train` would run on a target.
+pub(super) struct Lowered {
     loaded: Loaded,
     plan: train::Plan,
 }
 
 impl Lowered {
     /// Reads the configuration with the target's backend, for so many of its devices.
-    fn new(args: &ConfigArgs, target: &Target, num_devices: usize) -> Result<Self> {
+    pub fn new(args: &ConfigArgs, target: &Target, num_devices: usize) -> Result<Self> {
         let backend = match target.chip.family {
             Family::Tpu(_) => "tpu",
             Family::Gpu(_) => "cuda",
@@ -91,7 +58,8 @@ impl Lowered {
         Ok(Self { loaded, plan })
     }
 
-    fn measure(&self) -> Result<Measured> {
+    /// What the cost model needs to know of it.
+    pub fn measure(&self) -> Result<Measured> {
         let graph = step::trace_step(&self.plan.spec(&*self.loaded.model))?;
         Ok(Measured {
             num_devices: self.plan.batch.data_parallel_size(),
@@ -122,6 +90,7 @@ impl Lowered {
             state: &state,
             element_bytes: plan.precision.compute.size_bytes(),
             knobs,
+            memory_fraction: self.loaded.config.device.memory_fraction(),
             overrides: &overrides,
         };
         Ok(run(&step)?)

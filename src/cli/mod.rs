@@ -8,6 +8,8 @@ mod args;
 mod bench;
 mod compile;
 mod doctor;
+mod figure;
+mod plan;
 mod plugin;
 mod schedule;
 
@@ -55,17 +57,14 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Compile { config, target, dump, json } => {
             compile::run(&config, &target, dump, json)
         }
-        Command::Plan { config, target, csv, json } => {
-            let form = match (csv, json) {
-                (true, _) => compile::Form::Csv,
-                (_, true) => compile::Form::Json,
-                _ => compile::Form::Table,
-            };
-            compile::plan(&config, &target, form)
-        }
+        Command::Plan(args) => plan::run(&args),
         Command::CompileWorker { dir } => compile::serve(&dir),
         Command::ProbePlugin { path, open } => {
-            doctor::probe_here(&path, open)?;
+            doctor::probe_plugin_here(&path, open)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::ProbeNvidia { nccl } => {
+            doctor::probe_nvidia_here(nccl)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Plugin { command } => plugin::run(&command),

@@ -21,6 +21,7 @@
 
 mod batch;
 mod data;
+mod device;
 mod error;
 mod keys;
 mod optimizer;
@@ -43,14 +44,13 @@ pub use data::{
     Cifar10, Data, Digits, Idx, ImageFolder, OnBroken, Synthetic, SyntheticTokens, Text, TokenType,
     Tokens,
 };
+pub use device::{Backend, Device, PluginOption, UnknownBackend};
 pub use error::{Error, Problem};
 pub use optimizer::{Adam, AdamW, Lamb, Lars, Optimizer, Sgd, UpdateRule};
 pub use patterns::Patterns;
 pub use run_length::{RunLength, RunLengthError};
 pub use schedule::{Peak, Scaling, Schedule, Warmup, WarmupKind};
-pub use sections::{
-    AutoOr, Backend, Compile, Device, Mesh, Model, OptionValue, Parallel, UnknownBackend,
-};
+pub use sections::{AutoOr, Compile, Mesh, Model, OptionValue, Parallel};
 pub use shape::{
     Constant, Decay, DecayShape, Interpolation, InverseSqrt, Piecewise, Polynomial, Shape,
     StepDecay, Wsd,

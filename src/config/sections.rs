@@ -1,4 +1,4 @@
-//! The short sections: `[model]`, `[mesh]`, `[parallel]`, `[device]`, `[compile]`.
+//! The short sections: `[model]`, `[mesh]`, `[parallel]`, `[compile]`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::Table;
 
 use super::data::Data;
-use super::error::{KeyError, nearest, require};
+use super::device::{Backend, Device};
+use super::error::{KeyError, require};
 use super::keys::{Section, choices, field_names, read_keys};
 
 choices! {
@@ -189,108 +190,6 @@ impl<'de> Deserialize<'de> for AutoOr<usize> {
             }
         }
         deserializer.deserialize_any(AutoOrCount)
-    }
-}
-
-/// `[device]`: what the program runs on.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Device {
-    /// The PJRT plugin. Default `cpu`.
-    pub backend: Backend,
-}
-
-impl Section for Device {
-    const NAME: &'static str = "device";
-
-    fn keys(_choice: &str) -> Vec<&'static str> {
-        field_names::<Self>().to_vec()
-    }
-
-    fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
-        read_keys(table)
-    }
-}
-
-/// A PJRT plugin: by name, or by the path of its library.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Backend {
-    /// `"cpu"`: XLA on the host, with as many devices as the mesh asks for.
-    #[default]
-    Cpu,
-    /// `"cuda"`: NVIDIA GPUs.
-    Cuda,
-    /// `"tpu"`: Google TPUs.
-    Tpu,
-    /// The library of a plugin. In a file it is relative to the configuration, and absolute once
-    /// that is read.
-    Path(PathBuf),
-}
-
-impl Backend {
-    const NAMES: [&'static str; 3] = ["cpu", "cuda", "tpu"];
-
-    /// From a name, or a path, which has a `/` in it.
-    ///
-    /// # Errors
-    /// A word that is neither, with the nearest name.
-    pub fn parse(word: &str) -> Result<Self, UnknownBackend> {
-        match word {
-            "cpu" => Ok(Self::Cpu),
-            "cuda" => Ok(Self::Cuda),
-            "tpu" => Ok(Self::Tpu),
-            path if path.contains('/') => Ok(Self::Path(path.into())),
-            other => Err(UnknownBackend(other.to_owned())),
-        }
-    }
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Cuda => f.write_str("cuda"),
-            Self::Tpu => f.write_str("tpu"),
-            Self::Path(path) => path.display().fmt(f),
-        }
-    }
-}
-
-/// A word that names no backend.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownBackend(String);
-
-impl fmt::Display for UnknownBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is no backend", self.0)?;
-        // The letters of "gpu" are nearest to those of another backend.
-        let meant = match self.0.as_str() {
-            "gpu" | "nvidia" => Some("cuda".to_owned()),
-            word => nearest(word, &Backend::NAMES),
-        };
-        if let Some(name) = meant {
-            write!(f, ", did you mean {name:?}?")?;
-        }
-        write!(
-            f,
-            "; allowed: {}, or the path of a plugin, with a / in it",
-            Backend::NAMES.join(", ")
-        )
-    }
-}
-
-impl std::error::Error for UnknownBackend {}
-
-impl Serialize for Backend {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Backend {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let word = String::deserialize(deserializer)?;
-        Self::parse(&word).map_err(de::Error::custom)
     }
 }
 

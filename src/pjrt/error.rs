@@ -93,6 +93,16 @@ pub enum Error {
         /// The plugin.
         path: PathBuf,
     },
+    /// The file is not NCCL.
+    #[error(
+        "{path} is no NCCL that can be loaded: {reason}; `lockstep plugin install cuda` brings one"
+    )]
+    NotNccl {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A client option that the plugin would ignore or abort on.
     #[error("client option {name}: {reason}")]
     ClientOption {

@@ -36,6 +36,12 @@ pub fn find(name: &str, options: &InstallOptions) -> Result<Option<Found>, Insta
     Ok(installed(plugin, options).or_else(|| in_python(plugin, &options.python)))
 }
 
+/// Where the libraries and tools of NVIDIA's are that a CUDA plugin uses: PACKAGES/nvidia for a plugin at
+/// PACKAGES/jax_plugins/xla_cuda13/xla_cuda_plugin.so, installed by this program or in a Python.
+pub fn nvidia_packages(plugin: &Path) -> PathBuf {
+    plugin.ancestors().nth(3).unwrap_or(Path::new("")).join("nvidia")
+}
+
 /// [`find`]; the CPU plugin is installed when it is not there, after telling `say` so. The others are
 /// large and need their hardware, so they are installed only when asked for.
 ///

@@ -76,6 +76,27 @@ pub struct Gpu {
 
 const GIB: u64 = 1 << 30;
 
+/// What the H100 and the H200 share: all but their memory.
+const HOPPER: Chip = Chip {
+    name: "",
+    title: "",
+    kind: "",
+    family: Family::Gpu(Gpu {
+        max_per_host: 8,
+        compute_capability: (9, 0),
+        num_cores: 132,
+        l2_bytes: 52_428_800,
+        clock_ghz: 1.98,
+        nvlink_bytes_per_sec: 450e9,
+        network_bytes_per_sec: 50e9,
+    }),
+    bf16_flops_per_sec: 989.4e12,
+    f32_flops_per_sec: 494.7e12,
+    memory_bytes: 0,
+    memory_bytes_per_sec: 0.0,
+    source: "",
+};
+
 /// Every chip.
 pub const CHIPS: &[Chip] = &[
     Chip {
@@ -95,7 +116,8 @@ pub const CHIPS: &[Chip] = &[
         memory_bytes: 16 * GIB,
         memory_bytes_per_sec: 614e9,
         source: "Jouppi et al., TPU v4, ISCA 2023, table 4; Cloud TPU documentation, TPU v4: 275 TFLOP/s, \
-                 32 GiB and 1228 GB/s a chip, 2 TensorCores, 2400 Gb/s over 6 links",
+                 32 GiB and 1228 GB/s a chip, 2 TensorCores, 2400 Gb/s over 6 links; the network's is not published, \
+                 and taken as the v5p's",
     },
     Chip {
         name: "v5e",
@@ -114,14 +136,14 @@ pub const CHIPS: &[Chip] = &[
         memory_bytes: 16 * GIB,
         memory_bytes_per_sec: 819e9,
         source: "Cloud TPU documentation, TPU v5e: 197 TFLOP/s, 16 GB, 819 GB/s, 1600 Gb/s over 4 links; \
-                 wrap-around in the full 16x16 only",
+                 wrap-around in the full 16x16 only; TPU v6e, comparison: 6.4 Tb/s of network for the 256 chips",
     },
     Chip {
         name: "v5p",
         title: "TPU v5p",
         kind: "TPU v5",
         family: Family::Tpu(Tpu {
-            max_bounds: &[28, 20, 16],
+            max_bounds: &[24, 16, 16],
             devices_per_chip: 1,
             host_bounds: [2, 2],
             ring_from: 4,
@@ -133,7 +155,8 @@ pub const CHIPS: &[Chip] = &[
         memory_bytes: 95 * GIB,
         memory_bytes_per_sec: 2765e9,
         source: "Cloud TPU documentation, TPU7x, table of generations: 459 TFLOP/s, 95 GiB, 2765 GB/s, 1200 GB/s of \
-                 ICI both ways over 6 links, 50 Gb/s of network a chip, 8960 chips",
+                 ICI both ways over 6 links, 50 Gb/s of network a chip; TPU v5p: of a pod's 8960 chips one slice has at \
+                 most 6144, 16x16x24",
     },
     Chip {
         name: "v6e",
@@ -177,41 +200,21 @@ pub const CHIPS: &[Chip] = &[
         name: "h100",
         title: "NVIDIA H100 SXM",
         kind: "NVIDIA H100",
-        family: Family::Gpu(Gpu {
-            max_per_host: 8,
-            compute_capability: (9, 0),
-            num_cores: 132,
-            l2_bytes: 52_428_800,
-            clock_ghz: 1.98,
-            nvlink_bytes_per_sec: 450e9,
-            network_bytes_per_sec: 50e9,
-        }),
-        bf16_flops_per_sec: 989.4e12,
-        f32_flops_per_sec: 494.7e12,
         memory_bytes: 80 * GIB,
         memory_bytes_per_sec: 3350e9,
         source: "NVIDIA H100 datasheet: 989.4 TFLOP/s bfloat16 and 494.7 TF32 without sparsity, 80 GB, 3.35 TB/s, \
                  900 GB/s of NVLink both ways; DGX H100 datasheet: 8 ports of 400 Gb/s for 8 GPUs",
+        ..HOPPER
     },
     Chip {
         name: "h200",
         title: "NVIDIA H200 SXM",
         kind: "NVIDIA H200",
-        family: Family::Gpu(Gpu {
-            max_per_host: 8,
-            compute_capability: (9, 0),
-            num_cores: 132,
-            l2_bytes: 52_428_800,
-            clock_ghz: 1.98,
-            nvlink_bytes_per_sec: 450e9,
-            network_bytes_per_sec: 50e9,
-        }),
-        bf16_flops_per_sec: 989.4e12,
-        f32_flops_per_sec: 494.7e12,
         memory_bytes: 150_110_011_392,
         memory_bytes_per_sec: 4800e9,
         source: "NVIDIA H200 datasheet: the H100's arithmetic, 141 GB, 4.8 TB/s; DGX H200 datasheet: 8 ports of \
                  400 Gb/s for 8 GPUs",
+        ..HOPPER
     },
 ];
 

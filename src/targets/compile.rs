@@ -11,7 +11,7 @@ use hlo::{Graph, Program, TensorType, Tree};
 use super::cost::{Fabric, StepTime, Timeline, Work, all_gather, all_reduce, reduce_scatter};
 use super::hlo_proto::HloModule;
 use super::listing::listing;
-use super::memory::{Knobs, Memory};
+use super::memory::{GPU_MEMORY_FRACTION, Knobs, Memory};
 use super::worker::{self, Compilation, Request, WorkerError};
 use super::{Chip, Collective, Report, Target, flags, schedule};
 use crate::pjrt::OverrideValue;
@@ -28,8 +28,16 @@ pub struct Step<'a> {
     pub element_bytes: usize,
     /// What could be changed if it does not fit.
     pub knobs: Knobs,
+    /// The share of a GPU's memory that the plugin is told to take; none for its default.
+    pub memory_fraction: Option<f64>,
     /// The user's XLA options, which win over the chip's.
     pub overrides: &'a BTreeMap<String, OverrideValue>,
+}
+
+impl Step<'_> {
+    fn gpu_fraction(&self) -> f64 {
+        self.memory_fraction.unwrap_or(GPU_MEMORY_FRACTION)
+    }
 }
 
 /// Why a step could not be compiled.
@@ -98,7 +106,7 @@ pub fn compile(
     let started = Instant::now();
     let outcome = request(target, overrides, num_devices)
         .and_then(|request| worker::compile(binary, &request, step.program));
-    let memory = Memory::of_state(step.state, target.chip);
+    let memory = Memory::of_state(step.state, target.chip, step.gpu_fraction());
     let mut report = Report::new(step, target, memory, options);
     match outcome {
         Ok(compilation) => report.read(step, target, &compilation, dump)?,
@@ -178,7 +186,7 @@ impl Report {
             write(dir, "optimized.pb", &compilation.optimized)?;
             write(dir, "executable.bin", &compilation.executable)?;
         }
-        self.memory = self.memory.compiled(&compilation.answer, target.chip);
+        self.memory = self.memory.compiled(&compilation.answer, target.chip, step.gpu_fraction());
         self.collectives = schedule::collectives(&module, self.num_devices);
         self.overlapped_gradient_fraction = overlapped_fraction(&self.collectives);
         let work = Work::of(step.graph, step.element_bytes);

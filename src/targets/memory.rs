@@ -35,11 +35,11 @@ pub struct Knobs {
 }
 
 /// The share of a GPU's memory that the plugin takes unless its options say otherwise.
-const GPU_MEMORY_FRACTION: f64 = 0.75;
+pub(super) const GPU_MEMORY_FRACTION: f64 = 0.75;
 
 impl Memory {
     /// From the state's types, before anything is compiled.
-    pub(super) fn of_state(state: &Tree<TensorType>, chip: &Chip) -> Self {
+    pub(super) fn of_state(state: &Tree<TensorType>, chip: &Chip, gpu_fraction: f64) -> Self {
         let bytes = |prefixes: &[&str]| -> u64 {
             let of = |path: &str| {
                 prefixes.iter().any(|prefix| {
@@ -51,13 +51,13 @@ impl Memory {
         Self {
             parameters_bytes: bytes(&[PARAMS, MODEL_STATE]),
             optimizer_bytes: bytes(&[OPT_STATE]),
-            limit_bytes: limit(chip, chip.memory_bytes),
+            limit_bytes: limit(chip, chip.memory_bytes, gpu_fraction),
             ..Self::default()
         }
     }
 
     /// With what the compiler said.
-    pub(super) fn compiled(self, answer: &Answer, chip: &Chip) -> Self {
+    pub(super) fn compiled(self, answer: &Answer, chip: &Chip, gpu_fraction: f64) -> Self {
         let CompiledMemory {
             argument_bytes,
             output_bytes,
@@ -71,7 +71,7 @@ impl Memory {
         Self {
             temporaries_bytes: temporary_bytes,
             peak_bytes: if peak_bytes > 0 { peak_bytes } else { sum },
-            limit_bytes: limit(chip, total),
+            limit_bytes: limit(chip, total, gpu_fraction),
             ..self
         }
     }
@@ -147,10 +147,10 @@ impl Memory {
 }
 
 /// What a program may use of a device's memory.
-fn limit(chip: &Chip, total: u64) -> u64 {
+fn limit(chip: &Chip, total: u64, gpu_fraction: f64) -> u64 {
     match chip.family {
         Family::Tpu(_) => total,
-        Family::Gpu(_) => (total as f64 * GPU_MEMORY_FRACTION) as u64,
+        Family::Gpu(_) => (total as f64 * gpu_fraction) as u64,
     }
 }
 

@@ -25,7 +25,7 @@ pub use compile::{Error, Step, compile};
 pub use instruction::{Instruction, instructions};
 pub use memory::{Knobs, Memory};
 pub use order::{Placed, order};
-pub use plan::{Measured, Row, ScalingPlan, sizes};
+pub use plan::{AllReduce, Measured, Row, ScalingPlan, sizes};
 pub use report::Report;
 pub use schedule::Collective;
 pub use target::{Arrangement, Target, TargetError};

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Target;
-use super::cost::{Fabric, StepTime, Timeline, Work, all_reduce};
+use super::cost::{Algorithm, Fabric, StepTime, Timeline, Work, all_reduce};
 
 /// One size of the target.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,6 +28,19 @@ pub struct Row {
     pub algorithm: &'static str,
 }
 
+/// An all_reduce of so many bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct AllReduce {
+    /// Bytes on each device.
+    pub bytes: u64,
+    /// Milliseconds over one ring, or rings side by side.
+    pub ring_ms: f64,
+    /// Milliseconds over two trees.
+    pub tree_ms: f64,
+    /// Milliseconds in the group, over the network, and in the group again.
+    pub hierarchical_ms: f64,
+}
+
 /// The answer of `lockstep plan`.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScalingPlan {
@@ -35,6 +48,8 @@ pub struct ScalingPlan {
     pub target: String,
     /// Every size, smallest first.
     pub rows: Vec<Row>,
+    /// Milliseconds of an all_reduce on the whole target by algorithm, 1 KiB to 4 GiB.
+    pub all_reduce: Vec<AllReduce>,
     /// Where the fastest algorithm changes on the whole target: from these bytes on, this one.
     pub algorithms: Vec<(u64, &'static str)>,
     /// What limits scaling, in words.
@@ -73,64 +88,70 @@ impl ScalingPlan {
             row.efficiency = per_device(row) / base;
         }
         let finding = finding(target, steps, &rows);
-        let algorithms = changes(&Fabric::of(target, target.num_devices()));
-        Self { target: target.to_string(), rows, algorithms, finding }
+        let fabric = Fabric::of(target, target.num_devices());
+        let sizes = (10..=32).map(|power| 1u64 << power);
+        let all_reduce: Vec<_> = sizes.map(|bytes| AllReduce::of(&fabric, bytes)).collect();
+        let algorithms = changes(&fabric, &all_reduce);
+        Self { target: target.to_string(), rows, all_reduce, algorithms, finding }
     }
 
     /// A header line, then one line for each size.
     pub fn csv(&self) -> String {
-        let mut out = "num_devices,global_batch,compute_ms,communication_ms,exposed_ms,step_ms,\
-                       efficiency,examples_per_sec,algorithm\n"
-            .to_owned();
+        let names = COLUMNS.iter().map(|column| column.name);
+        let mut out = names.chain(["algorithm"]).collect::<Vec<_>>().join(",") + "\n";
         for row in &self.rows {
-            out += &format!(
-                "{},{},{:.4},{:.4},{:.4},{:.4},{:.4},{:.1},{}\n",
-                row.num_devices,
-                row.global_batch,
-                row.compute_ms,
-                row.communication_ms,
-                row.exposed_ms,
-                row.step_ms,
-                row.efficiency,
-                row.examples_per_sec,
-                row.algorithm
-            );
+            for column in &COLUMNS {
+                out += &format!("{:.*},", column.digits.0, (column.value)(row));
+            }
+            out += &format!("{}\n", row.algorithm);
         }
         out
     }
 
     /// A table for people.
     pub fn table(&self) -> String {
-        let mut out = format!(
-            "{:>8} {:>9} {:>11} {:>11} {:>11} {:>10} {:>11} {:>13}  all_reduce\n",
-            "devices",
-            "batch",
-            "compute ms",
-            "collect. ms",
-            "exposed ms",
-            "step ms",
-            "efficiency",
-            "examples/s"
-        );
+        let title = |column: &Column| format!("{:>12}", column.title);
+        let mut out = COLUMNS.iter().map(title).collect::<String>() + "  all_reduce\n";
         for row in &self.rows {
-            out += &format!(
-                "{:>8} {:>9} {:>11.2} {:>11.2} {:>11.2} {:>10.2} {:>9.1} % {:>13.0}  {}\n",
-                row.num_devices,
-                row.global_batch,
-                row.compute_ms,
-                row.communication_ms,
-                row.exposed_ms,
-                row.step_ms,
-                100.0 * row.efficiency,
-                row.examples_per_sec,
-                row.algorithm
-            );
+            for column in &COLUMNS {
+                out += &format!("{:>12.*}", column.digits.1, (column.value)(row));
+            }
+            out += &format!("  {}\n", row.algorithm);
         }
         let from = |(bytes, name): &(u64, &str)| format!("{name} from {bytes} bytes");
         let algorithms: Vec<_> = self.algorithms.iter().map(from).collect();
         out += &format!("{}: {}\n", self.target, algorithms.join(", "));
         out + &self.finding
     }
+}
+
+/// A column of the table and of the CSV.
+struct Column {
+    name: &'static str,
+    title: &'static str,
+    value: fn(&Row) -> f64,
+    /// Digits behind the point: in the CSV, in the table.
+    digits: (usize, usize),
+}
+
+const COLUMNS: [Column; 8] = [
+    column("num_devices", "devices", |row| row.num_devices as f64, (0, 0)),
+    column("global_batch", "batch", |row| row.global_batch as f64, (0, 0)),
+    column("compute_ms", "compute ms", |row| row.compute_ms, (4, 2)),
+    column("communication_ms", "collect. ms", |row| row.communication_ms, (4, 2)),
+    column("exposed_ms", "exposed ms", |row| row.exposed_ms, (4, 2)),
+    column("step_ms", "step ms", |row| row.step_ms, (4, 2)),
+    column("efficiency", "efficiency", |row| row.efficiency, (4, 3)),
+    column("examples_per_sec", "examples/s", |row| row.examples_per_sec, (1, 0)),
+];
+
+const fn column(
+    name: &'static str,
+    title: &'static str,
+    value: fn(&Row) -> f64,
+    digits: (usize, usize),
+) -> Column {
+    Column { name, title, value, digits }
 }
 
 fn time(target: &Target, step: &Measured) -> StepTime {
@@ -158,13 +179,25 @@ fn row(target: &Target, step: &Measured) -> Row {
     }
 }
 
-/// The bytes from which on another algorithm is the fastest, in powers of two from 1 KiB.
-fn changes(fabric: &Fabric) -> Vec<(u64, &'static str)> {
+impl AllReduce {
+    fn of(fabric: &Fabric, bytes: u64) -> Self {
+        let ms = |algorithm: Algorithm| 1e3 * algorithm.all_reduce(fabric, bytes as f64);
+        Self {
+            bytes,
+            ring_ms: ms(Algorithm::Ring),
+            tree_ms: ms(Algorithm::Tree),
+            hierarchical_ms: ms(Algorithm::Hierarchical),
+        }
+    }
+}
+
+/// The bytes from which on another algorithm is the fastest.
+fn changes(fabric: &Fabric, sizes: &[AllReduce]) -> Vec<(u64, &'static str)> {
     let mut found: Vec<(u64, &'static str)> = vec![];
-    for bytes in (10..=32).map(|power| 1u64 << power) {
-        let name = all_reduce(fabric, bytes as f64).1.name();
+    for AllReduce { bytes, .. } in sizes {
+        let name = all_reduce(fabric, *bytes as f64).1.name();
         if found.last().is_none_or(|last| last.1 != name) {
-            found.push((bytes, name));
+            found.push((*bytes, name));
         }
     }
     found

@@ -274,11 +274,7 @@ pub fn find_cuda_data(
     }
     let dir = match overrides.get(OPTION) {
         Some(OverrideValue::String(dir)) => PathBuf::from(dir),
-        _ => {
-            // PLUGINS/jax_plugins/xla_cuda13/plugin.so, PLUGINS/nvidia/cu13
-            let packages = plugin.parent().and_then(Path::parent).and_then(Path::parent);
-            packages.unwrap_or(Path::new("")).join("nvidia/cu13")
-        }
+        _ => pjrt::nvidia_packages(plugin).join("cu13"),
     };
     if let Some(missing) = CUDA_TOOLS.map(|tool| dir.join(tool)).into_iter().find(|p| !p.is_file())
     {

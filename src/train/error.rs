@@ -36,6 +36,16 @@ pub enum Error {
     /// The plugin, its compiler or the devices.
     #[error(transparent)]
     Pjrt(#[from] pjrt::Error),
+    /// The devices cannot be opened, with options of the configuration's.
+    #[error("cannot open the devices of `{backend}` with device.options ({options}): {source}")]
+    Device {
+        /// The backend's name.
+        backend: String,
+        /// The options' names.
+        options: String,
+        /// What the plugin reported.
+        source: Box<pjrt::Error>,
+    },
     /// Compiling a program beside the run.
     #[error("cannot compile the evaluation or the lockstep proof: {reason}")]
     Compile {

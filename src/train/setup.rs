@@ -10,12 +10,14 @@ use models::{Model, Precision};
 
 use super::programs::Traced;
 use super::{CompileSettings, Error, Formulation, Job, Trainer};
-use crate::config::{AutoOr, Backend, BatchPlan, Config, OnNonfinite, OptionValue, RunLength};
+use crate::config::{
+    AutoOr, Backend, BatchPlan, Config, Device, OnNonfinite, OptionValue, PluginOption, RunLength,
+};
 use crate::data::Splits;
 use crate::metrics::{Spans, say};
 use crate::optim::{self, Transformation, schedule::Schedule};
 use crate::parallel::Policy;
-use crate::pjrt::{self, Client, CompileOptions, InstallOptions, OverrideValue, Plugin};
+use crate::pjrt::{self, Client, CompileOptions, InstallOptions, OverrideValue, Plugin, Value};
 use crate::step::{BatchField, StepSpec};
 use crate::targets::{Chip, flags};
 
@@ -137,6 +139,28 @@ fn cache_dir(config: &Config) -> Result<Option<PathBuf>, Error> {
     Ok(Some(InstallOptions::from_env()?.compile_cache_dir()))
 }
 
+/// Opens the devices with the configuration's options. Whoever has set some is told that they took part.
+fn open(plugin: &Plugin, device: &Device) -> Result<Client, Error> {
+    let value = |option: &PluginOption| match option {
+        PluginOption::Bool(value) => Value::Bool(*value),
+        PluginOption::Int(value) => Value::Int64(*value),
+        // PJRT has no doubles.
+        PluginOption::Float(value) => Value::Float(*value as f32),
+        PluginOption::Text(value) => Value::String(value.clone()),
+        PluginOption::Ints(values) => Value::Int64List(values.clone()),
+    };
+    let options = device.options.iter().map(|(name, option)| (name.as_str(), value(option)));
+    let options: Vec<(&str, Value)> = options.collect();
+    Client::new(plugin, &options, None).map_err(|source| match options.is_empty() {
+        true => source.into(),
+        false => Error::Device {
+            backend: device.backend.to_string(),
+            options: options.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "),
+            source: Box::new(source),
+        },
+    })
+}
+
 /// The number of replicas where no plugin is asked: `mesh.data`, and for `"auto"` the cores, which is
 /// what it means on the CPU backend.
 pub fn num_replicas_on_host(config: &Config) -> usize {
@@ -168,8 +192,8 @@ fn open_timed(
     let plugin = spans.time("load the plugin", || Plugin::load(found.path))?;
     // A plugin by path may be any platform's; only the CPU's by name is known to make devices to order.
     let client = spans.time("open the devices", || match backend {
-        Backend::Cpu => Client::cpu(&plugin, on_host),
-        _ => Client::new(&plugin, &[], None),
+        Backend::Cpu => Client::cpu(&plugin, on_host).map_err(Error::from),
+        _ => open(&plugin, &config.device),
     })?;
     let num_devices = client.devices().len();
     let num_replicas = config.mesh.num_replicas(num_devices);

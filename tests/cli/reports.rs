@@ -139,11 +139,35 @@ fn doctor_tries_the_cpu_plugin() {
     // Its exit code also depends on other plugins that this machine may have.
     let done = lockstep(&["doctor", "--json"]);
     let report = done.json();
-    assert_eq!(keys(&report), set(&["os", "arch", "cores", "cache_dir", "plugins"]));
+    let expected = [
+        "os",
+        "arch",
+        "cores",
+        "memory_bytes",
+        "transparent_hugepage",
+        "reserved_hugepage_bytes",
+        "open_files",
+        "locked_memory_bytes",
+        "nvidia_pci_devices",
+        "tpu_pci_devices",
+        "infiniband_devices",
+        "cache_dir",
+        "plugins",
+        "nvidia",
+        "findings",
+    ];
+    assert_eq!(keys(&report), set(&expected));
+    // Linux tells these of every machine.
+    assert!(report["memory_bytes"].as_u64().unwrap() > 1 << 28, "{report}");
+    assert!(report["open_files"]["soft"].as_u64().unwrap() > 0, "{report}");
+    for finding in report["findings"].as_array().unwrap() {
+        assert_eq!(keys(finding), set(&["what", "change"]));
+    }
     let cpu = &report["plugins"][0];
     let expected = [
         "name",
         "path",
+        "version",
         "api_version",
         "platform",
         "num_devices",
@@ -156,4 +180,14 @@ fn doctor_tries_the_cpu_plugin() {
     assert_eq!((&cpu["num_devices"], cpu["problem"].is_null()), (&2.into(), true), "{cpu}");
     let text = lockstep(&["doctor"]).stdout;
     assert!(text.contains(cpu["path"].as_str().unwrap()), "{text}");
+    assert!(text.contains("open files") && text.contains("\nwrong "), "{text}");
+}
+
+#[test]
+fn without_a_driver_nvidias_part_is_an_answer_and_no_failure() {
+    let done = lockstep(&["probe-nvidia", "no-such-libnccl.so.2"]).succeeded();
+    let said = done.json();
+    assert!(said["nccl_version"].is_null(), "{said}");
+    let problem = said["nccl_problem"].as_str().unwrap();
+    assert!(problem.contains("no-such-libnccl.so.2") && problem.contains("plugin install cuda"));
 }

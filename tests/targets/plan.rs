@@ -26,6 +26,20 @@ fn a_plan_goes_from_one_device_to_the_whole_target() {
 
     let csv = lockstep(&[&args[..], &["--csv"]].concat(), &[]).stdout;
     assert!(csv.starts_with("num_devices,global_batch,") && csv.lines().count() == 8, "{csv}");
+    let algorithms = plan["all_reduce"].as_array().unwrap();
+    assert_eq!((algorithms.len(), &algorithms[0]["bytes"]), (23, &1024.into()));
+    // Six hosts: trees have the fewest hops, the hierarchy sends the fewest bytes over the network.
+    let of = |at: usize, key: &str| algorithms[at][key].as_f64().unwrap();
+    assert!(of(0, "tree_ms") < of(0, "ring_ms") && of(22, "hierarchical_ms") <= of(22, "tree_ms"));
+    assert_eq!(plan["algorithms"][0][1], "tree");
+
+    let figure = dir.path().join("plan.svg");
+    let drawn = lockstep(&[&args[..], &["--plot", figure.to_str().unwrap()]].concat(), &[]);
+    assert_eq!(drawn.code, Some(0), "{}", drawn.stderr);
+    let svg = std::fs::read_to_string(&figure).unwrap();
+    for label in ["waited for", "devices", "hierarchical", "1 KiB", "bytes of an all_reduce"] {
+        assert!(svg.contains(label), "{label}");
+    }
     let table = lockstep(&args, &[]).stdout;
     assert!(table.contains("efficiency") && table.contains("devices on the step waits"), "{table}");
 }

@@ -37,52 +37,97 @@ fn check_gradients(report: &Value, parameters: u64, num_devices: u64, at_least: 
     (all, overlapped)
 }
 
-#[test]
-fn an_mlp_is_reduced_behind_its_matmuls() {
+fn check_mlp(target: &str, num_devices: u64) {
     let dir = tempfile::tempdir().unwrap();
     let path = config(dir.path(), MLP, FEATURES, 256);
     let sizes = [1024u64, 2048, 2048, 2048, 2048, 10];
     let parameters: u64 = sizes.windows(2).map(|pair| pair[0] * pair[1] + pair[1]).sum();
-    for (target, num_devices) in [("tpu:v5e:4x4", 16), ("gpu:h100:4x8", 32)] {
-        let dump = dir.path().join(num_devices.to_string());
-        let (code, report) = compile(&path, target, &["--dump", dump.to_str().unwrap()]);
-        assert_eq!(code, Some(0));
-        // Measured: 0.71 on both.
-        check_gradients(&report, parameters, num_devices, 0.6);
-        for name in ["step.mlir", "optimized.txt", "optimized.pb", "executable.bin"] {
-            assert!(dump.join(name).metadata().unwrap().len() > 1000, "{name}");
-        }
-        let listing = std::fs::read_to_string(dump.join("optimized.txt")).unwrap();
-        assert!(listing.contains("all-reduce") && listing.contains("\nentry "), "{target}");
+    let dump = dir.path().join("dump");
+    let (code, report) = compile(&path, target, &["--dump", dump.to_str().unwrap()]);
+    assert_eq!(code, Some(0));
+    // Measured: 0.71 on v5e and H100.
+    check_gradients(&report, parameters, num_devices, 0.6);
+    for name in ["step.mlir", "optimized.txt", "optimized.pb", "executable.bin"] {
+        assert!(dump.join(name).metadata().unwrap().len() > 1000, "{name}");
     }
+    let listing = std::fs::read_to_string(dump.join("optimized.txt")).unwrap();
+    assert!(listing.contains("all-reduce") && listing.contains("\nentry "), "{target}");
 }
 
 #[test]
-fn a_resnet50_is_reduced_behind_its_convolutions_on_gpus() {
+fn an_mlp_is_reduced_behind_its_matmuls_on_v5e() {
+    check_mlp("tpu:v5e:4x4", 16);
+}
+
+#[test]
+fn an_mlp_is_reduced_behind_its_matmuls_on_h100() {
+    check_mlp("gpu:h100:4x8", 32);
+}
+
+/// 32 images on each replica, the size of batch norm's groups, so that gradients are all that is reduced.
+fn check_resnet50(target: &str, num_devices: u64, image: usize, at_least: f64) {
     let dir = tempfile::tempdir().unwrap();
-    let data = "source = \"synthetic\"\nimage = [3, 224, 224]\nclasses = 1000\nnum_examples = 4096";
-    let path = config(dir.path(), "name = \"resnet\"\npreset = \"resnet50\"", data, 32);
-    let (code, report) = compile(&path, "gpu:h100:4x8", &[]);
+    let data = format!(
+        "source = \"synthetic\"\nimage = [3, {image}, {image}]\nclasses = 1000\nnum_examples = 4096"
+    );
+    let path = config(dir.path(), "name = \"resnet\"\npreset = \"resnet50\"", &data, 32);
+    let (code, report) = compile(&path, target, &[]);
     assert_eq!(code, Some(0));
+    check_gradients(&report, 25_557_032, num_devices, at_least);
+}
+
+#[test]
+fn a_resnet50_is_reduced_behind_its_convolutions_on_h100() {
     // Measured: 0.70, and 0.85 in f32.
-    check_gradients(&report, 25_557_032, 32, 0.65);
+    check_resnet50("gpu:h100:4x8", 32, 224, 0.65);
+}
+
+#[test]
+fn a_resnet50_is_reduced_behind_its_convolutions_on_v5e() {
+    // Measured: 0.85. Images of 64 x 64: the parameters are the same, and it compiles in half the time.
+    check_resnet50("tpu:v5e:4x4", 16, 64, 0.6);
 }
 
 /// Parameters of GPT-2, and of these what is final only at the end: the tied embedding and the positions.
 const GPT2: u64 = 124_439_808;
 const GPT2_EMBEDDINGS: u64 = (50257 + 1024) * 768;
 
-#[test]
-fn gpt2_is_reduced_behind_its_backward_pass() {
+/// What is final before the last block's backward pass ends is all but the embeddings: nine tenths of it must be
+/// overlapped, and 0.6 of all, of which 0.68 is the most. Measured are 0.68 on v5e, 0.69 on all others.
+fn check_gpt2(target: &str, num_devices: u64, batch_per_replica: usize) {
     let dir = tempfile::tempdir().unwrap();
     let model = "name = \"gpt\"\npreset = \"gpt2-124m\"";
-    let path = config(dir.path(), model, &text_data(1024), 8);
-    for (target, num_devices) in [("tpu:v5e:4x4", 16), ("gpu:h100:4x8", 32)] {
-        let (code, report) = compile(&path, target, &[]);
-        assert_eq!(code, Some(0));
-        // Measured: 0.68 on v5e, 0.69 on H100, where 0.69 is all but the tied embedding.
-        let (_, overlapped) = check_gradients(&report, GPT2, num_devices, 0.66);
-        let early = 4 * (GPT2 - GPT2_EMBEDDINGS);
-        assert!(overlapped as f64 >= 0.9 * early as f64, "{target}: {overlapped} of {early}");
-    }
+    let path = config(dir.path(), model, &text_data(1024), batch_per_replica);
+    let (code, report) = compile(&path, target, &[]);
+    assert_eq!(code, Some(0));
+    let (_, overlapped) = check_gradients(&report, GPT2, num_devices, 0.66);
+    let early = 4 * (GPT2 - GPT2_EMBEDDINGS);
+    assert!(overlapped as f64 >= 0.9 * early as f64, "{target}: {overlapped} of {early}");
+}
+
+// One sequence on each TPU: the schedule is that of eight, and it compiles faster by a quarter.
+
+#[test]
+fn gpt2_is_reduced_behind_its_backward_pass_on_v5e_4x4() {
+    check_gpt2("tpu:v5e:4x4", 16, 1);
+}
+
+#[test]
+fn gpt2_is_reduced_behind_its_backward_pass_on_v5e_16x16() {
+    check_gpt2("tpu:v5e:16x16", 256, 1);
+}
+
+#[test]
+fn gpt2_is_reduced_behind_its_backward_pass_on_v5p_4x4x4() {
+    check_gpt2("tpu:v5p:4x4x4", 64, 1);
+}
+
+#[test]
+fn gpt2_is_reduced_behind_its_backward_pass_on_v6e_8x8() {
+    check_gpt2("tpu:v6e:8x8", 64, 1);
+}
+
+#[test]
+fn gpt2_is_reduced_behind_its_backward_pass_on_h100_4x8() {
+    check_gpt2("gpu:h100:4x8", 32, 8);
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use hlo::{DType, Mesh, TensorType, lower, trace};
 use lockstep::targets::worker::{self, Request, WorkerError};
+use serde_json::Value;
 
 use super::{FEATURES, MLP, compile, config, install, lockstep};
 
@@ -82,6 +83,24 @@ fn an_option_that_the_compiler_does_not_know_is_named() {
 }
 
 #[test]
+fn an_option_that_the_plugin_does_not_know_is_named() {
+    install("cuda-compiler");
+    let found = lockstep(&["plugin", "list", "--json"], &[]).stdout;
+    let plugins: Value = serde_json::from_str(&found).unwrap();
+    let of_compiler = |plugin: &&Value| plugin["name"] == "cuda-compiler";
+    let path = plugins.as_array().unwrap().iter().find(of_compiler).unwrap()["path"].as_str();
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), MLP, FEATURES, 8);
+    // By its path, the plugin itself is all that looks at the option.
+    let args = ["train", config.to_str().unwrap(), "--backend", path.unwrap()];
+    let set = ["--set", "device.options.no_such_option=true"];
+    let done = lockstep(&[&args[..], &set].concat(), &[]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stderr.contains("no_such_option"), "{}", done.stderr);
+    assert!(done.stderr.contains("with device.options (no_such_option): "), "{}", done.stderr);
+}
+
+#[test]
 fn a_compiler_that_ends_its_process_is_an_error_with_its_last_words() {
     let dir = tempfile::tempdir().unwrap();
     let binary = dir.path().join("compiler");
@@ -118,25 +137,31 @@ fn a_dump_that_cannot_be_written_is_said() {
     assert!(done.stderr.contains("cannot write"), "{}", done.stderr);
 }
 
-#[test]
-fn what_does_not_fit_is_refused_with_the_numbers_and_compiles_with_the_advice() {
-    let dir = tempfile::tempdir().unwrap();
-    // The scores of attention alone: examples * 24 heads * 1024 * 1024, some of them in binary32.
-    let model = "name = \"gpt\"\nnum_layers = 1\nwidth = 384\nnum_heads = 24\ncontext = 1024\nvocabulary = 256";
-    let path = config(dir.path(), model, &super::text_data(1024), 128);
-    let data = ["--set", "data.context=1024"];
-    for (target, batch) in [("tpu:v5e:1x1", "128"), ("gpu:h100:1x1", "512")] {
-        let batch = format!("train.batch_per_replica={batch}");
-        let more = [&data[..], &["--set", &batch]].concat();
-        let (code, report) = compile(&path, target, &more);
-        assert_eq!((code, &report["fits"]), (Some(1), &false.into()), "{report}");
-        let bytes = |name: &str| report["memory"][name].as_u64().unwrap();
-        assert!(bytes("peak_bytes") > bytes("limit_bytes") && bytes("limit_bytes") > 10 << 30);
-        assert_eq!(bytes("optimizer_bytes"), 2 * bytes("parameters_bytes"));
+/// The scores of attention alone: examples * 24 heads * 1024 * 1024, some of them in binary32.
+const LARGE: &str =
+    "name = \"gpt\"\nnum_layers = 1\nwidth = 384\nnum_heads = 24\ncontext = 1024\nvocabulary = 256";
 
-        let advice = report["advice"][0].as_str().unwrap();
-        let set = advice.split_whitespace().find(|word| word.starts_with("train.")).unwrap();
-        let (code, report) = compile(&path, target, &[&more[..], &["--set", set]].concat());
-        assert_eq!((code, &report["fits"]), (Some(0), &true.into()), "{set}: {report}");
-    }
+fn check_that_does_not_fit(target: &str, batch_per_replica: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = config(dir.path(), LARGE, &super::text_data(1024), batch_per_replica);
+    let (code, report) = compile(&path, target, &[]);
+    assert_eq!((code, &report["fits"]), (Some(1), &false.into()), "{report}");
+    let bytes = |name: &str| report["memory"][name].as_u64().unwrap();
+    assert!(bytes("peak_bytes") > bytes("limit_bytes") && bytes("limit_bytes") > 10 << 30);
+    assert_eq!(bytes("optimizer_bytes"), 2 * bytes("parameters_bytes"));
+
+    let advice = report["advice"][0].as_str().unwrap();
+    let set = advice.split_whitespace().find(|word| word.starts_with("train.")).unwrap();
+    let (code, report) = compile(&path, target, &["--set", set]);
+    assert_eq!((code, &report["fits"]), (Some(0), &true.into()), "{set}: {report}");
+}
+
+#[test]
+fn what_does_not_fit_a_tpu_is_refused_with_the_numbers_and_compiles_with_the_advice() {
+    check_that_does_not_fit("tpu:v5e:1x1", 128);
+}
+
+#[test]
+fn what_does_not_fit_a_gpu_is_refused_with_the_numbers_and_compiles_with_the_advice() {
+    check_that_does_not_fit("gpu:h100:1x1", 512);
 }

@@ -1,52 +1,83 @@
 //! `lockstep doctor`: what is on this machine, and what is wrong with it.
 
+mod child;
+mod findings;
+mod host;
+mod nvidia;
 mod plugins;
 
+use std::path::Path;
 use std::process::ExitCode;
-use std::thread;
 
 use anyhow::Result;
 use serde::Serialize;
 
-use super::print_line;
+use super::print_lines;
 use crate::pjrt::{self, InstallOptions};
+use findings::{Finding, findings};
+use host::Host;
+use nvidia::Nvidia;
 use plugins::{PluginReport, examine};
 
-pub use plugins::probe_here;
+pub use nvidia::probe_here as probe_nvidia_here;
+pub use plugins::probe_here as probe_plugin_here;
 
 /// What was found.
 #[derive(Serialize)]
 struct Report {
-    os: &'static str,
-    arch: &'static str,
-    cores: usize,
+    #[serde(flatten)]
+    host: Host,
     cache_dir: String,
     plugins: Vec<PluginReport>,
+    /// None where there is no GPU of NVIDIA's and no plugin for one.
+    nvidia: Option<Nvidia>,
+    findings: Vec<Finding>,
 }
 
 pub fn run(json: bool) -> Result<ExitCode> {
     let options = InstallOptions::from_env()?;
-    let report = Report {
-        os: std::env::consts::OS,
-        arch: std::env::consts::ARCH,
-        cores: thread::available_parallelism().map_or(1, usize::from),
-        cache_dir: options.compile_cache_dir().display().to_string(),
-        plugins: pjrt::list(&options).iter().map(examine).collect(),
-    };
+    let host = Host::here();
+    let plugins: Vec<_> = pjrt::list(&options).iter().map(examine).collect();
+    let cuda = plugins.iter().find(|plugin| plugin.name == "cuda");
+    let cuda = cuda.and_then(|plugin| plugin.path.as_deref()).map(Path::new);
+    let nvidia = Nvidia::here(host.nvidia_pci_devices > 0, cuda);
+    let findings = findings(&host, nvidia.as_ref());
+    let cache_dir = options.compile_cache_dir().display().to_string();
+    let report = Report { host, cache_dir, plugins, nvidia, findings };
     if json {
-        print_line(&serde_json::to_string(&report)?)?;
+        print_lines([serde_json::to_string(&report)?].iter())?;
     } else {
-        print_line(&format!("machine  {} {}, {} cores", report.os, report.arch, report.cores))?;
-        print_line(&format!("cache    {}", report.cache_dir))?;
-        for plugin in &report.plugins {
-            print_line(&plugin.line())?;
-        }
+        print_lines(report.lines().iter())?;
     }
-    // A GPU's or TPU's plugin need not be here; without the CPU's nothing runs.
+    // A GPU's or TPU's plugin need not be here; without the CPU's nothing runs. Findings are advice.
     let healthy = |plugin: &PluginReport| match &plugin.problem {
         None => true,
         Some(_) => plugin.path.is_none() && plugin.name != "cpu",
     };
     let all_healthy = report.plugins.iter().all(healthy);
     Ok(if all_healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Report {
+    /// For people.
+    fn lines(&self) -> Vec<String> {
+        let mut lines = self.host.lines();
+        lines.push(format!("cache    {}", self.cache_dir));
+        lines.extend(self.plugins.iter().map(PluginReport::line));
+        match &self.nvidia {
+            Some(nvidia) => lines.extend(nvidia.lines()),
+            None => lines.push("nvidia   no GPU".to_owned()),
+        }
+        if self.host.tpu_pci_devices == 0 {
+            lines.push("tpu      none".to_owned());
+        }
+        for Finding { what, change } in &self.findings {
+            lines.push(format!("wrong    {what}"));
+            lines.push(format!("         - {change}"));
+        }
+        if self.findings.is_empty() {
+            lines.push("wrong    nothing found".to_owned());
+        }
+        lines
+    }
 }

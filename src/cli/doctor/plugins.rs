@@ -1,29 +1,26 @@
-//! The plugins on this machine. Each but the CPU's is loaded in a child process that is given half a minute:
-//! a TPU's looks for hardware and for the cloud's metadata server when it is loaded, and what a library does
-//! that finds its device broken or taken is its own affair.
+//! The plugins on this machine. Each but the CPU's is loaded in a child process: a TPU's looks for hardware and
+//! for the cloud's metadata server when it is loaded, and what a library does that finds its device broken or
+//! taken is its own affair.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use ::hlo::{Axis, DType, Literal, Mesh, Reduction, TensorType, lower, trace};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use super::child;
 use crate::cli::{in_words, print_line};
 use crate::pjrt::{self, Arg, Client, CompileOptions, Plugin, Value};
 use crate::targets::worker;
-
-/// How long a plugin may take to be loaded and to list its devices.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What is known of one plugin.
 #[derive(Default, Serialize)]
 pub struct PluginReport {
     pub name: &'static str,
     pub path: Option<String>,
+    /// Its package's, where that is known.
+    pub version: Option<String>,
     #[serde(flatten)]
     pub found: Found,
     /// What is wrong, in words.
@@ -50,6 +47,7 @@ impl PluginReport {
         let Found { api_version, platform, num_devices, device_kind, device_memory_bytes } =
             &self.found;
         let mut told = vec![];
+        told.extend(self.version.clone());
         told.extend(platform.clone());
         told.extend(api_version.as_ref().map(|version| format!("PJRT {version}")));
         told.extend(num_devices.map(|count| format!("{count} devices")));
@@ -67,6 +65,7 @@ pub fn examine(listed: &pjrt::Listed) -> PluginReport {
         return report;
     };
     report.path = Some(found.path.display().to_string());
+    report.version = found.version.clone();
     let probed = match listed.name {
         "cpu" => probe_cpu(&found.path),
         name => probe_in_child(name, &found.path),
@@ -109,27 +108,14 @@ fn has_hardware(name: &str) -> bool {
 }
 
 fn probe_in_child(name: &str, path: &Path) -> Result<Found> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("probe-plugin").arg(path).stdin(Stdio::null());
-    let has_hardware = has_hardware(name);
-    if has_hardware {
+    let mut command = child::command()?;
+    command.arg("probe-plugin").arg(path);
+    if has_hardware(name) {
         command.arg("--open");
     } else {
         worker::without_hardware(&mut command);
     }
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    let started = Instant::now();
-    while child.try_wait()?.is_none() {
-        if started.elapsed() > PATIENCE {
-            child.kill()?;
-            child.wait()?;
-            anyhow::bail!("does not answer within {} seconds", PATIENCE.as_secs());
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    let output = child.wait_with_output()?;
-    let said: Result<Found, String> = serde_json::from_slice(&output.stdout)
-        .with_context(|| format!("ended with {} when it was loaded", output.status))?;
+    let said: Result<Found, String> = child::ask(command)?;
     said.map_err(anyhow::Error::msg)
 }
 

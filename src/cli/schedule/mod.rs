@@ -3,9 +3,7 @@
 //! The same [`Schedule`] that `train` asks at each step, so what is printed is what `metrics.jsonl`
 //! records. Data are opened only where nothing else says how many examples there are.
 
-mod canvas;
 mod check;
-mod glyphs;
 mod plot;
 mod table;
 

@@ -41,6 +41,45 @@ impl Algorithm {
             Self::Hierarchical => "hierarchical",
         }
     }
+
+    /// Seconds of an all_reduce of `bytes` on every device by this algorithm.
+    pub fn all_reduce(self, fabric: &Fabric, bytes: f64) -> f64 {
+        let Fabric { group, num_groups, network } = fabric;
+        let devices = fabric.num_devices();
+        if devices <= 1 {
+            return 0.0;
+        }
+        match self {
+            Algorithm::Hierarchical => 2.0 * reduce_scatter(fabric, bytes),
+            Algorithm::Ring if *num_groups == 1 => 2.0 * in_group(group, bytes),
+            Algorithm::Ring => {
+                // The slowest link of the ring decides; the rings of a group share its wires to the network.
+                let slowest = bandwidth(group).min(network.bytes_per_sec * group.size() as f64);
+                let p = devices as f64;
+                let hops = *num_groups as f64 * network.latency_secs
+                    + (p - *num_groups as f64) * latency(group);
+                2.0 * (hops + (p - 1.0) / p * bytes / slowest)
+            }
+            Algorithm::Tree => {
+                let depth = |count: usize| (count as f64).log2().ceil();
+                // A torus has a wire to the neighbour only: a tree is as deep as the torus is wide, and has one
+                // link of each device.
+                let (depth_in_group, in_group) = match group {
+                    Group::Switch { size, wire } => {
+                        (depth(*size) * wire.latency_secs, wire.bytes_per_sec)
+                    }
+                    Group::Torus { link, .. } => {
+                        (hops(group) * link.latency_secs, link.bytes_per_sec)
+                    }
+                };
+                let slowest = match num_groups {
+                    1 => in_group,
+                    _ => in_group.min(network.bytes_per_sec * group.size() as f64),
+                };
+                2.0 * (depth(*num_groups) * network.latency_secs + depth_in_group + bytes / slowest)
+            }
+        }
+    }
 }
 
 impl fmt::Display for Algorithm {
@@ -61,7 +100,7 @@ impl fmt::Display for Algorithm {
 /// assert!((secs - (6e-6 + 1.5e-3)).abs() < 1e-12);
 /// ```
 pub fn all_reduce(fabric: &Fabric, bytes: f64) -> (f64, Algorithm) {
-    let timed = Algorithm::ALL.map(|algorithm| (with(algorithm, fabric, bytes), algorithm));
+    let timed = Algorithm::ALL.map(|algorithm| (algorithm.all_reduce(fabric, bytes), algorithm));
     timed.into_iter().fold(timed[0], |best, other| if other.0 < best.0 { other } else { best })
 }
 
@@ -74,43 +113,6 @@ pub fn reduce_scatter(fabric: &Fabric, bytes: f64) -> f64 {
 /// Seconds of an all_gather that leaves `bytes` on every device: a reduce_scatter backwards.
 pub fn all_gather(fabric: &Fabric, bytes: f64) -> f64 {
     reduce_scatter(fabric, bytes)
-}
-
-/// Seconds of an all_reduce by one algorithm.
-pub(super) fn with(algorithm: Algorithm, fabric: &Fabric, bytes: f64) -> f64 {
-    let Fabric { group, num_groups, network } = fabric;
-    let devices = fabric.num_devices();
-    if devices <= 1 {
-        return 0.0;
-    }
-    match algorithm {
-        Algorithm::Hierarchical => 2.0 * reduce_scatter(fabric, bytes),
-        Algorithm::Ring if *num_groups == 1 => 2.0 * in_group(group, bytes),
-        Algorithm::Ring => {
-            // The slowest link of the ring decides; the rings of a group share its wires to the network.
-            let slowest = bandwidth(group).min(network.bytes_per_sec * group.size() as f64);
-            let p = devices as f64;
-            let hops = *num_groups as f64 * network.latency_secs
-                + (p - *num_groups as f64) * latency(group);
-            2.0 * (hops + (p - 1.0) / p * bytes / slowest)
-        }
-        Algorithm::Tree => {
-            let depth = |count: usize| (count as f64).log2().ceil();
-            // A torus has a wire to the neighbour only: a tree is as deep as the torus is wide, and has one
-            // link of each device.
-            let (depth_in_group, in_group) = match group {
-                Group::Switch { size, wire } => {
-                    (depth(*size) * wire.latency_secs, wire.bytes_per_sec)
-                }
-                Group::Torus { link, .. } => (hops(group) * link.latency_secs, link.bytes_per_sec),
-            };
-            let slowest = match num_groups {
-                1 => in_group,
-                _ => in_group.min(network.bytes_per_sec * group.size() as f64),
-            };
-            2.0 * (depth(*num_groups) * network.latency_secs + depth_in_group + bytes / slowest)
-        }
-    }
 }
 
 /// Half a ring all_reduce over `p` devices.
@@ -184,7 +186,7 @@ mod tests {
         let fabric = cluster(8, 1);
         let n = 1e9;
         let ring = 2.0 * (7.0 * 1e-6 + 7.0 / 8.0 * n / 100e9);
-        assert!((with(Algorithm::Ring, &fabric, n) - ring).abs() < 1e-12);
+        assert!((Algorithm::Ring.all_reduce(&fabric, n) - ring).abs() < 1e-12);
         assert!((reduce_scatter(&fabric, n) - ring / 2.0).abs() < 1e-12);
         assert!((all_gather(&fabric, n) - ring / 2.0).abs() < 1e-12);
     }
@@ -196,7 +198,7 @@ mod tests {
         let group = 7.0 * 1e-6 + 7.0 / 8.0 * n / 100e9;
         let network = 3.0 * 10e-6 + 3.0 / 4.0 * (n / 8.0) / 10e9;
         let expected = 2.0 * (group + network);
-        assert!((with(Algorithm::Hierarchical, &fabric, n) - expected).abs() < 1e-12);
+        assert!((Algorithm::Hierarchical.all_reduce(&fabric, n) - expected).abs() < 1e-12);
     }
 
     #[test]

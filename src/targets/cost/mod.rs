@@ -2,6 +2,7 @@
 //!
 //! * Collectives: a latency for each hop and a time for each byte (alpha and beta), by algorithm
 //!   ([`Algorithm`]) on a described [`Fabric`].
+//! * Inside one process no wires but caches and memory: [`InProcess`].
 //! * Arithmetic: a roofline. Matmuls take the longer of their FLOPs and their bytes, everything else its
 //!   bytes ([`Work::seconds`]).
 //! * Overlap: gradients are reduced one after the other as they become final ([`Timeline`]), or as the
@@ -11,10 +12,12 @@
 
 mod collective;
 mod fabric;
+mod in_process;
 mod roofline;
 mod timeline;
 
 pub use collective::{Algorithm, all_gather, all_reduce, reduce_scatter};
 pub use fabric::{Fabric, Group, Wire};
+pub use in_process::InProcess;
 pub use roofline::Work;
 pub use timeline::{StepTime, Timeline};

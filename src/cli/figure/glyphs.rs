@@ -1,4 +1,4 @@
-//! A font of 5 by 9 dots: the letters of the plot's labels, digits and signs. Rows 7 and 8 are below the
+//! A font of 5 by 9 dots: the letters of the plots' labels, digits and signs. Rows 7 and 8 are below the
 //! line.
 
 /// Dots across.
@@ -18,7 +18,7 @@ type Rows = &'static [&'static str];
 
 const BOX: Rows = &["#####", "#   #", "#   #", "#   #", "#   #", "#   #", "#####"];
 
-const GLYPHS: [(char, Rows); 33] = [
+const GLYPHS: [(char, Rows); 42] = [
     (' ', &[]),
     ('0', &[" ### ", "#   #", "#  ##", "# # #", "##  #", "#   #", " ### "]),
     ('1', &["  #  ", " ##  ", "  #  ", "  #  ", "  #  ", "  #  ", " ### "]),
@@ -35,12 +35,15 @@ const GLYPHS: [(char, Rows); 33] = [
     ('_', &["", "", "", "", "", "", "#####"]),
     ('+', &["", "  #  ", "  #  ", "#####", "  #  ", "  #  "]),
     ('a', &["", "", " ### ", "    #", " ####", "#   #", " ####"]),
+    ('b', &["#    ", "#    ", "# ## ", "##  #", "#   #", "#   #", "#### "]),
     ('c', &["", "", " ### ", "#    ", "#    ", "#   #", " ### "]),
     ('d', &["    #", "    #", " ## #", "#  ##", "#   #", "#   #", " ####"]),
     ('e', &["", "", " ### ", "#   #", "#####", "#    ", " ### "]),
+    ('f', &["  ## ", " #  #", " #   ", "###  ", " #   ", " #   ", " #   "]),
     ('g', &["", "", " ####", "#   #", "#   #", "#   #", " ####", "    #", " ### "]),
     ('h', &["#    ", "#    ", "# ## ", "##  #", "#   #", "#   #", "#   #"]),
     ('i', &["  #  ", "", " ##  ", "  #  ", "  #  ", "  #  ", " ### "]),
+    ('k', &["#    ", "#    ", "#  # ", "# #  ", "##   ", "# #  ", "#  # "]),
     ('l', &[" ##  ", "  #  ", "  #  ", "  #  ", "  #  ", "  #  ", " ### "]),
     ('m', &["", "", "## # ", "# # #", "# # #", "#   #", "#   #"]),
     ('n', &["", "", "# ## ", "##  #", "#   #", "#   #", "#   #"]),
@@ -50,17 +53,27 @@ const GLYPHS: [(char, Rows); 33] = [
     ('s', &["", "", " ####", "#    ", " ### ", "    #", "#### "]),
     ('t', &[" #   ", " #   ", "###  ", " #   ", " #   ", " #  #", "  ## "]),
     ('u', &["", "", "#   #", "#   #", "#   #", "#  ##", " ## #"]),
+    ('v', &["", "", "#   #", "#   #", "#   #", " # # ", "  #  "]),
     ('w', &["", "", "#   #", "#   #", "# # #", "# # #", " # # "]),
     ('x', &["", "", "#   #", " # # ", "  #  ", " # # ", "#   #"]),
+    ('y', &["", "", "#   #", "#   #", "#   #", " ####", "    #", "    #", " ### "]),
+    ('B', &["#### ", "#   #", "#   #", "#### ", "#   #", "#   #", "#### "]),
+    ('G', &[" ### ", "#   #", "#    ", "# ###", "#   #", "#   #", " ####"]),
+    ('K', &["#   #", "#  # ", "# #  ", "##   ", "# #  ", "#  # ", "#   #"]),
+    ('M', &["#   #", "## ##", "# # #", "# # #", "#   #", "#   #", "#   #"]),
 ];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// What the figures of `schedule` and `plan` write.
+    const LABELS: &str = "learning rate step 0123456789 replicas e-+._ devices milliseconds whole step arithmetic \
+                          collectives waited for bytes of an all_reduce ring tree hierarchical B KiB MiB GiB";
+
     #[test]
     fn the_labels_can_be_written_and_characters_differ() {
-        for letter in "learning rate step 0123456789 replicas e-+._".chars() {
+        for letter in LABELS.chars() {
             let known = GLYPHS.iter().find(|glyph| glyph.0 == letter);
             let (_, rows) = known.unwrap_or_else(|| panic!("{letter:?} is not in the font"));
             assert!(rows.len() <= GLYPH_HEIGHT && rows.iter().all(|row| row.len() <= GLYPH_WIDTH));

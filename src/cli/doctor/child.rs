@@ -1,0 +1,36 @@
+//! Asking in a child process. Drivers and plugins load libraries that may hang where their device is broken or
+//! taken, or end the process: that is to be a line in the report.
+
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
+
+/// How long a child may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// This program again, to be given a hidden command.
+pub fn command() -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    Ok(command)
+}
+
+/// Runs it, and reads what it says: one line of JSON.
+pub fn ask<T: DeserializeOwned>(mut command: Command) -> Result<T> {
+    let mut child = command.spawn()?;
+    let started = Instant::now();
+    while child.try_wait()?.is_none() {
+        if started.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            anyhow::bail!("does not answer within {} seconds", PATIENCE.as_secs());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output()?;
+    serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("ended with {} when it was loaded", output.status))
+}

@@ -1,0 +1,215 @@
+//! `[device]`: the plugin, and what it is told when it opens its devices.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::de;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use toml::Table;
+
+use super::error::{KeyError, Problem, nearest, require};
+use super::keys::{Section, field_names, read_keys};
+
+/// `[device]`: what the program runs on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    /// The PJRT plugin. Default `cpu`.
+    pub backend: Backend,
+    /// The plugin's own options by name, as it takes them when it opens its devices. Default none. See
+    /// `docs/gpu.md` and `docs/tpu.md`.
+    pub options: BTreeMap<String, PluginOption>,
+}
+
+impl Section for Device {
+    const NAME: &'static str = "device";
+
+    fn keys(_choice: &str) -> Vec<&'static str> {
+        field_names::<Self>().to_vec()
+    }
+
+    fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
+        let mut device: Self = read_keys(table)?;
+        for (name, option) in &mut device.options {
+            option.check(&device.backend, name).map_err(|error| error.within("options"))?;
+        }
+        Ok(device)
+    }
+}
+
+/// The value of a plugin's option.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "an option is true, false, a number, a string or a list of whole numbers"
+)]
+pub enum PluginOption {
+    /// `true` or `false`.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A number with a point.
+    Float(f64),
+    /// A string.
+    Text(String),
+    /// Whole numbers, such as the devices to use.
+    Ints(Vec<i64>),
+}
+
+/// The share of a GPU's memory that its plugin takes at the start, and nothing beyond.
+const MEMORY_FRACTION: &str = "memory_fraction";
+
+/// Options that this program sets, and what to set instead.
+const OWN_OPTIONS: [(&str, &str); 3] = [
+    ("cpu_device_count", "the CPU's devices are as many as mesh.data says"),
+    ("node_id", "a run is one process, which is node 0"),
+    ("num_nodes", "a run is one process"),
+];
+
+impl PluginOption {
+    /// Refuses what would be ignored, would wait for ever, or is known to be wrong. The plugin itself says
+    /// which other names it does not know. A whole number where the plugin wants one with a point becomes
+    /// one.
+    fn check(&mut self, backend: &Backend, name: &str) -> Result<(), KeyError> {
+        if let Some((_, reason)) = OWN_OPTIONS.iter().find(|(own, _)| *own == name) {
+            let problem = format!("this program sets it: {reason}");
+            return Err(KeyError::new(name, Problem::Inconsistent(problem)));
+        }
+        match (backend, name) {
+            (Backend::Cpu, _) => Err(KeyError::new(
+                name,
+                Problem::Inconsistent(
+                    "the cpu backend has no options; leave it out, or set device.backend".into(),
+                ),
+            )),
+            (Backend::Cuda, MEMORY_FRACTION) => {
+                if let Self::Int(whole) = *self {
+                    *self = Self::Float(whole as f64);
+                }
+                let allowed = "a number above 0, to 1";
+                let fits = matches!(self, Self::Float(share) if *share > 0.0 && *share <= 1.0);
+                require(fits, name, &*self, allowed)
+            }
+            (Backend::Cuda, "preallocate") => {
+                require(matches!(self, Self::Bool(_)), name, &*self, "true or false")
+            }
+            (Backend::Cuda, "visible_devices") => {
+                let allowed = "a list of the GPUs' numbers, each once, such as [0, 1]";
+                let fits = matches!(self, Self::Ints(gpus) if are_devices(gpus));
+                require(fits, name, &*self, allowed)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn are_devices(numbers: &[i64]) -> bool {
+    let different: BTreeSet<_> = numbers.iter().collect();
+    !numbers.is_empty() && different.len() == numbers.len() && numbers.iter().all(|gpu| *gpu >= 0)
+}
+
+/// As it is written in TOML.
+impl fmt::Display for PluginOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bool(value) => write!(f, "{value}"),
+            Self::Int(value) => write!(f, "{value}"),
+            Self::Float(value) => write!(f, "{value:?}"),
+            Self::Text(value) => write!(f, "{value:?}"),
+            Self::Ints(values) => write!(f, "{values:?}"),
+        }
+    }
+}
+
+impl Device {
+    /// The share of a GPU's memory that is asked for, if it is.
+    pub fn memory_fraction(&self) -> Option<f64> {
+        match self.options.get(MEMORY_FRACTION) {
+            Some(PluginOption::Float(share)) => Some(*share),
+            _ => None,
+        }
+    }
+}
+
+/// A PJRT plugin: by name, or by the path of its library.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// `"cpu"`: XLA on the host, with as many devices as the mesh asks for.
+    #[default]
+    Cpu,
+    /// `"cuda"`: NVIDIA GPUs.
+    Cuda,
+    /// `"tpu"`: Google TPUs.
+    Tpu,
+    /// The library of a plugin. In a file it is relative to the configuration, and absolute once
+    /// that is read.
+    Path(PathBuf),
+}
+
+impl Backend {
+    const NAMES: [&'static str; 3] = ["cpu", "cuda", "tpu"];
+
+    /// From a name, or a path, which has a `/` in it.
+    ///
+    /// # Errors
+    /// A word that is neither, with the nearest name.
+    pub fn parse(word: &str) -> Result<Self, UnknownBackend> {
+        match word {
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda),
+            "tpu" => Ok(Self::Tpu),
+            path if path.contains('/') => Ok(Self::Path(path.into())),
+            other => Err(UnknownBackend(other.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda => f.write_str("cuda"),
+            Self::Tpu => f.write_str("tpu"),
+            Self::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// A word that names no backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownBackend(String);
+
+impl fmt::Display for UnknownBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is no backend", self.0)?;
+        // The letters of "gpu" are nearest to those of another backend.
+        let meant = match self.0.as_str() {
+            "gpu" | "nvidia" => Some("cuda".to_owned()),
+            word => nearest(word, &Backend::NAMES),
+        };
+        if let Some(name) = meant {
+            write!(f, ", did you mean {name:?}?")?;
+        }
+        write!(
+            f,
+            "; allowed: {}, or the path of a plugin, with a / in it",
+            Backend::NAMES.join(", ")
+        )
+    }
+}
+
+impl std::error::Error for UnknownBackend {}
+
+impl Serialize for Backend {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Backend {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        Self::parse(&word).map_err(de::Error::custom)
+    }
+}

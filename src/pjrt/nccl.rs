@@ -1,0 +1,89 @@
+//! NCCL, which NVIDIA's plugin loads for collectives: which version of it is there.
+//!
+//! The plugin finds it beside itself, as `libnccl.so.2` in the Python package of NVIDIA's, and so it is looked
+//! for here: by path, whatever the system's loader knows.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::find::nvidia_packages;
+use super::{Error, Result};
+
+/// A version of NCCL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NcclVersion {
+    /// Changes rarely; 2 since 2017.
+    pub major: i32,
+    /// A release.
+    pub minor: i32,
+    /// A correction of it.
+    pub patch: i32,
+}
+
+impl NcclVersion {
+    /// From the number in NCCL's header: 2804 was 2.8.4, and from 2.9 on there are two more digits for the
+    /// minor version, 22703.
+    fn from_code(code: i32) -> Self {
+        let factor = if code < 10_000 { 1000 } else { 10_000 };
+        Self { major: code / factor, minor: code % factor / 100, patch: code % 100 }
+    }
+}
+
+impl fmt::Display for NcclVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { major, minor, patch } = self;
+        write!(f, "{major}.{minor}.{patch}")
+    }
+}
+
+/// Where the CUDA plugin at `plugin` has its NCCL.
+pub fn nccl_library(plugin: &Path) -> PathBuf {
+    nvidia_packages(plugin).join("nccl/lib/libnccl.so.2")
+}
+
+/// The version that an NCCL library says it has. It needs no GPU and no driver.
+///
+/// # Errors
+/// [`Error::NotNccl`] for a file that cannot be loaded, or is something else.
+pub fn nccl_version(library: &Path) -> Result<NcclVersion> {
+    type GetVersion = unsafe extern "C" fn(version: *mut c_int) -> c_int;
+    let error = |reason: String| Error::NotNccl { path: library.to_path_buf(), reason };
+    // SAFETY: NCCL's initialisers set up its own tables only, and it stays loaded as long as `loaded` lives.
+    let loaded = unsafe { libloading::Library::new(library) };
+    let loaded = loaded.map_err(|source| error(source.to_string()))?;
+    let mut code: c_int = 0;
+    // SAFETY: NCCL declares `ncclResult_t ncclGetVersion(int *version)`, where the result is an enum of C; it
+    // writes one int, and the library is loaded for the time of the call.
+    let status = unsafe {
+        let get_version = loaded.get::<GetVersion>(b"ncclGetVersion\0");
+        get_version.map_err(|source| error(source.to_string()))?(&raw mut code)
+    };
+    match status {
+        0 => Ok(NcclVersion::from_code(code)),
+        status => Err(error(format!("ncclGetVersion returned {status}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_to_write_a_version_as_a_number_are_read() {
+        for (code, version) in [(2804, "2.8.4"), (21003, "2.10.3"), (22703, "2.27.3")] {
+            assert_eq!(NcclVersion::from_code(code).to_string(), version);
+        }
+    }
+
+    #[test]
+    fn what_is_not_nccl_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("libnccl.so.2");
+        std::fs::write(&file, "text").unwrap();
+        for library in [file, dir.path().join("missing.so")] {
+            let error = nccl_version(&library).unwrap_err().to_string();
+            assert!(error.contains(&library.display().to_string()), "{error}");
+        }
+    }
+}
