@@ -27,8 +27,8 @@ pub struct DeviceBatch {
 }
 
 impl DeviceBatch {
-    /// The step's arguments that the batch is, in order. The batch must outlive the step: XLA's CPU backend
-    /// waits for the step where a value that it reads from the host's memory is freed.
+    /// The step's arguments that the batch is, in order: lent, so that their handles are not freed, which
+    /// would wait, before the step has ended. See [`Launch::spent`].
     pub(super) fn args(&self) -> impl Iterator<Item = Arg<'_>> {
         self.fields.iter().map(Arg::Borrow)
     }
