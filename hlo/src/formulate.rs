@@ -1,7 +1,7 @@
 //! Passes that write the same in the form that a backend is fastest with. Which one gets which is the
 //! caller's to say.
 
-use crate::passes::{push, rebuild};
+use crate::rebuild::{push, rebuild};
 use crate::{Graph, Node, Op, TensorType, ValueId};
 
 /// Without the hints that [`crate::Tensor::fusion_barrier`] gives: for a backend that fuses as it should.

@@ -20,6 +20,7 @@ mod op;
 mod ops;
 pub mod passes;
 pub mod random;
+mod rebuild;
 mod region;
 mod stablehlo;
 mod tensor;
@@ -41,6 +42,7 @@ pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
 pub use ops::{
     Branch, Convolution, ConvolutionDims, CustomCall, CustomVjp, Layouts, Operand, Window,
 };
+pub use rebuild::rebuild;
 pub use region::{Region, Scan};
 pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower, lower_isolated};
 pub use tensor::{Tensor, Tracer, trace};

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::graph::Output;
+use crate::rebuild::{push, rebuild};
 use crate::region::prepare;
-use crate::{Graph, Node, Op, ValueId};
+use crate::{Graph, Op, ValueId};
 
 /// Removes nodes that no output depends on, but for those with a side effect. Inputs stay, since they are the program's signature.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
@@ -61,54 +61,4 @@ pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
 /// prints.
 pub fn simplify(graph: &Graph) -> Graph {
     eliminate_dead_code(&merge_common_subexpressions(&prepare(graph)))
-}
-
-/// Copies a graph node by node. `f` gets the new graph, the old node and its new operands, and says
-/// which value of the new graph is the node's first result, or `None` where nothing uses it. Inputs and
-/// outputs are copied by themselves.
-pub fn rebuild(
-    graph: &Graph,
-    mut f: impl FnMut(&mut Graph, &Node, &[ValueId]) -> Option<ValueId>,
-) -> Graph {
-    rebuild_values(graph, |new, node, operands| {
-        let first = f(new, node, operands)?;
-        Some(new.node_of(first).results().collect())
-    })
-}
-
-/// [`rebuild`] where a node may become several: `f` says which values are its results, at least as many
-/// as it had.
-pub(crate) fn rebuild_values(
-    graph: &Graph,
-    mut f: impl FnMut(&mut Graph, &Node, &[ValueId]) -> Option<Vec<ValueId>>,
-) -> Graph {
-    let mut new = Graph::new(*graph.mesh());
-    let mut map: Vec<Option<ValueId>> = vec![None; graph.num_values()];
-    for node in graph.nodes() {
-        let operands: Option<Vec<_>> =
-            node.operands.iter().map(|operand| map[operand.index()]).collect();
-        let results = operands.and_then(|operands| match &node.op {
-            Op::Input { index } => {
-                let input = &graph.inputs()[*index];
-                let ty = graph.ty(input.value).clone();
-                Some(vec![new.input(input.name.clone(), ty, node.location)])
-            }
-            _ => f(&mut new, node, &operands),
-        });
-        if let Some(results) = results {
-            for (old, new) in node.results().zip(results) {
-                map[old.index()] = Some(new);
-            }
-        }
-    }
-    for output in graph.outputs() {
-        if let Some(value) = map[output.value.index()] {
-            new.output(Output { value, ..output.clone() });
-        }
-    }
-    new
-}
-
-pub(crate) fn push(graph: &mut Graph, node: &Node, op: Op, operands: &[ValueId]) -> ValueId {
-    graph.push(op, operands, node.location).expect("a copied node fits its copied operands")
 }

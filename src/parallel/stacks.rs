@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use hlo::{AxisSet, Graph, Op, Reduction, ValueId, passes};
+use hlo::{AxisSet, Graph, Op, Reduction, ValueId, rebuild};
 
 /// Where a value is cut along a dim into neighbouring pieces that are each summed over the same axes and
 /// not used otherwise, sums the value and cuts that.
@@ -16,7 +16,7 @@ use hlo::{AxisSet, Graph, Op, Reduction, ValueId, passes};
 pub fn reduce_whole_stacks(graph: &Graph) -> Graph {
     let stacks = stacks(graph);
     let mut reduced: HashMap<ValueId, ValueId> = HashMap::new();
-    passes::rebuild(graph, |new, node, operands| {
+    rebuild(graph, |new, node, operands| {
         let copy = |new: &mut Graph, op: Op, operands: &[ValueId]| {
             new.push(op, operands, node.location).expect("a copied node fits its copied operands")
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Scan, stacked};
 use crate::op::Regions;
-use crate::passes::{self, rebuild_values};
+use crate::rebuild::{self, rebuild_values};
 use crate::tensor::Tracer;
 use crate::{AxisSet, DType, Graph, Literal, Node, Op, Tensor, TensorType, ValueId};
 
@@ -118,6 +118,6 @@ fn zeros(new: &mut Graph, node: &Node, ty: &TensorType) -> ValueId {
 }
 
 pub(super) fn push(new: &mut Graph, node: &Node, op: Op, operands: &[ValueId]) -> Vec<ValueId> {
-    let first = passes::push(new, node, op, operands);
+    let first = rebuild::push(new, node, op, operands);
     new.node_of(first).results().collect()
 }

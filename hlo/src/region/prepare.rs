@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::expand::{inline, push};
 use super::{Region, Scan};
-use crate::passes::rebuild_values;
+use crate::rebuild::rebuild_values;
 use crate::{Graph, Node, Op, ValueId};
 
 /// The graph with remats and custom VJPs as their bodies' ops, and with one scan where a gradient extended another: the
