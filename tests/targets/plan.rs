@@ -28,10 +28,11 @@ fn a_plan_goes_from_one_device_to_the_whole_target() {
     assert!(csv.starts_with("num_devices,global_batch,") && csv.lines().count() == 8, "{csv}");
     let algorithms = plan["all_reduce"].as_array().unwrap();
     assert_eq!((algorithms.len(), &algorithms[0]["bytes"]), (23, &1024.into()));
-    // Six hosts: trees have the fewest hops, the hierarchy sends the fewest bytes over the network.
+    // Trees have the fewest hops; rings keep wires within hosts and between them busy at once.
     let of = |at: usize, key: &str| algorithms[at][key].as_f64().unwrap();
-    assert!(of(0, "tree_ms") < of(0, "ring_ms") && of(22, "hierarchical_ms") <= of(22, "tree_ms"));
-    assert_eq!(plan["algorithms"][0][1], "tree");
+    assert!(of(0, "tree_ms") < of(0, "ring_ms") && of(22, "ring_ms") < of(22, "tree_ms"));
+    let winners: Vec<_> = plan["algorithms"].as_array().unwrap().iter().map(|at| &at[1]).collect();
+    assert_eq!(winners, ["tree", "ring"]);
 
     let figure = dir.path().join("plan.svg");
     let drawn = lockstep(&[&args[..], &["--plot", figure.to_str().unwrap()]].concat(), &[]);
