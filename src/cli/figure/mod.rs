@@ -117,11 +117,15 @@ where
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
     }
     if panel.curves.len() > 1 {
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .label_font(("sans-serif", 16))
-            .draw()?;
+        // Curves that rise leave room on the left.
+        let rises = |points: &[(f64, f64)]| {
+            points.first().zip(points.last()).is_some_and(|(first, last)| first.1 < last.1)
+        };
+        let place = match panel.curves.iter().any(|curve| rises(&curve.points)) {
+            true => SeriesLabelPosition::UpperLeft,
+            false => SeriesLabelPosition::UpperRight,
+        };
+        chart.configure_series_labels().position(place).label_font(("sans-serif", 16)).draw()?;
     }
     Ok(())
 }
