@@ -9,7 +9,7 @@
 
 use std::f64::consts::TAU;
 
-use crate::{DType, Mesh, Sharding, Tensor, Tracer};
+use crate::{DType, Literal, Mesh, Sharding, Tensor, Tracer};
 
 const PARITY: u32 = 0x1BD1_1BDA;
 const ROTATIONS: [[u32; 4]; 2] = [[13, 15, 26, 6], [17, 29, 16, 24]];
@@ -47,7 +47,8 @@ fn threefry2x32_ops<'g>(key: [Tensor<'g>; 2], counter: [Tensor<'g>; 2]) -> [Tens
     [x0, x1]
 }
 
-/// The key of a stream of random numbers: two u32 scalars.
+/// The key of a stream of random numbers: two u32 scalars. Or those of several streams that are drawn side by
+/// side, as one computation: two u32 `[num_streams]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Key<'g> {
     words: [Tensor<'g>; 2],
@@ -86,12 +87,34 @@ impl<'g> Key<'g> {
         Self { words: threefry2x32_ops(self.words, hash) }
     }
 
-    /// Two u32 tensors of random bits for the window's elements.
+    /// The keys that [`Self::fold_in_path`] makes of several paths, for streams side by side.
+    #[must_use]
+    #[track_caller]
+    pub fn fold_in_paths(self, paths: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
+        let t = self.words[0].tracer();
+        let hashes: Vec<_> = paths.into_iter().map(|path| path_hash(path.as_ref())).collect();
+        let hashes = [0, 1].map(|i| {
+            let words: Vec<_> = hashes.iter().map(|hash| hash[i]).collect();
+            t.constant(Literal::from_slice(&[words.len()], &words))
+        });
+        Self { words: threefry2x32_ops(self.words, hashes) }
+    }
+
+    /// Two u32 tensors of random bits for the window's elements; those of streams side by side have the streams in
+    /// front, `[num_streams, ..]`. So have the numbers that are made of them.
     #[must_use]
     #[track_caller]
     pub fn bits(self, window: &Window<'g>) -> [Tensor<'g>; 2] {
-        let t = self.words[0].tracer();
-        threefry2x32_ops(self.words, window.counter(t))
+        let counter = window.counter(self.words[0].tracer());
+        let Some(&num_streams) = self.words[0].shape().first() else {
+            return threefry2x32_ops(self.words, counter);
+        };
+        let dims = [&[num_streams], window.dims()].concat();
+        let inner: Vec<_> = (1..dims.len()).collect();
+        threefry2x32_ops(
+            self.words.map(|word| word.broadcast_in_dim(&dims, &[0])),
+            counter.map(|word| word.broadcast_in_dim(&dims, &inner)),
+        )
     }
 
     /// Uniform in `[0, 1)`, on a grid that the dtype holds exactly: 2^-53 for f64, 2^-24 for f32, 2^-11
@@ -197,6 +220,21 @@ impl<'g> Window<'g> {
         Ok(Self { global: global.to_vec(), start: start.collect(), local })
     }
 
+    /// The same elements with the dims behind the first as one. A window that is cut along one of those stays as it
+    /// is.
+    #[must_use]
+    pub fn as_rows(self) -> Self {
+        if self.local.len() < 2 || self.start.iter().skip(1).any(Option::is_some) {
+            return self;
+        }
+        let rows = |dims: &[usize]| vec![dims[0], dims[1..].iter().product()];
+        Self {
+            global: rows(&self.global),
+            local: rows(&self.local),
+            start: vec![self.start[0], None],
+        }
+    }
+
     /// Size of each dim here.
     pub fn dims(&self) -> &[usize] {
         &self.local
@@ -221,7 +259,7 @@ impl<'g> Window<'g> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Axis, AxisSet, Literal, TensorType, interpret, trace};
+    use crate::{Axis, AxisSet, TensorType, interpret, trace};
 
     /// Known answers of Random123 1.14 (`kat_vectors`, threefry2x32 with 20 rounds).
     const KNOWN: [([u32; 2], [u32; 2], [u32; 2]); 3] = [
@@ -353,6 +391,23 @@ mod tests {
             assert!(all[..i].iter().all(|other| other != some), "stream {i} is another one's");
         }
         assert_eq!(all[0], bits([0, 1], 0.0, "a"));
+    }
+
+    #[test]
+    fn streams_side_by_side_are_those_of_their_paths() {
+        let paths = ["a", "b", "a.b"];
+        for dims in [&[][..], &[5], &[2, 3, 4]] {
+            let together = draw(Mesh::SINGLE, [1, 2], |_, key| {
+                key.fold_in_paths(paths).normal(&Window::whole(dims).as_rows(), DType::F32)
+            });
+            let alone = paths.map(|path| {
+                let drawn = draw(Mesh::SINGLE, [1, 2], |_, key| {
+                    key.fold_in_path(path).normal(&Window::whole(dims), DType::F32)
+                });
+                drawn[0].to_f64()
+            });
+            assert_eq!(together[0].to_f64(), alone.concat(), "{dims:?}");
+        }
     }
 
     const NUM_SAMPLES: usize = 1 << 15;

@@ -38,13 +38,23 @@ impl Initializer {
         Initializer::Normal { std: (1.0 / fan_in as f64).sqrt() }
     }
 
-    /// The values of the window's elements, under the parameter's own key.
+    /// Do values depend on the key?
+    pub fn is_random(self) -> bool {
+        matches!(self, Initializer::Normal { .. } | Initializer::Uniform { .. })
+    }
+
+    /// The values of the window's elements, under the parameter's own key; under keys side by side, those of as many
+    /// parameters, which then are dim 0.
     #[track_caller]
     pub fn draw<'g>(self, key: Key<'g>, window: &Window<'g>, dtype: DType) -> Tensor<'g> {
-        let t = key.words()[0].tracer();
+        let streams = key.words()[0];
+        let full = |value| {
+            let dims = [&streams.shape(), window.dims()].concat();
+            streams.tracer().full(dtype, &dims, value)
+        };
         match self {
-            Initializer::Zeros => t.full(dtype, window.dims(), 0.0),
-            Initializer::Ones => t.full(dtype, window.dims(), 1.0),
+            Initializer::Zeros => full(0.0),
+            Initializer::Ones => full(1.0),
             Initializer::Normal { std } => key.normal(window, dtype) * std,
             Initializer::Uniform { limit } => (key.uniform(window, dtype) * 2.0 - 1.0) * limit,
         }

@@ -12,6 +12,8 @@ pub struct Formulation {
     pub bucket_bytes: u64,
     /// Are the layers' hints kept, where fusing would compute the same several times?
     pub fusion_barriers: bool,
+    /// Does what follows from a leaf's next value read the one that is kept?
+    pub in_place_updates: bool,
     /// Reductions of whole large tensors begin with groups of at most this many elements; 0 leaves them whole.
     pub reduction_group: usize,
 }
@@ -27,15 +29,17 @@ impl Formulation {
     /// |---|---|---|
     /// | all_reduces | all in one: each is a meeting of threads | as they are: XLA's combiner overlaps them |
     /// | fusion barriers | kept: XLA fuses long chains into each of their users | dropped |
+    /// | optimizer state | written at once, and read by what follows: otherwise copied first | as it is: XLA fuses both |
     /// | reductions to one number | in two stages, the first over 32 elements at most: longer ones are not vectorised | whole |
     pub fn of(backend: &Backend) -> Self {
         match backend {
             Backend::Cpu => Self {
                 bucket_bytes: u64::MAX,
                 fusion_barriers: true,
+                in_place_updates: true,
                 reduction_group: CPU_REDUCTION_GROUP,
             },
-            _ => Self { bucket_bytes: 0, fusion_barriers: false, reduction_group: 0 },
+            _ => Self::default(),
         }
     }
 
@@ -43,6 +47,9 @@ impl Formulation {
     pub fn apply(self, mut graph: Graph) -> Graph {
         if !self.fusion_barriers {
             graph = formulate::without_fusion_barriers(&graph);
+        }
+        if self.in_place_updates {
+            graph = formulate::update_in_place(&graph);
         }
         if self.reduction_group > 0 {
             graph = formulate::stage_reductions(&graph, self.reduction_group);

@@ -101,6 +101,7 @@ impl Traced {
             many => Some(lower(&step::repeat_step(&step_graph, many)?, "steps")),
         };
         let init = spans.time("trace init", || step::trace_init(spec))?;
+        let init = settings.formulation.apply(init);
         let (eval, eval_metrics) = spans.time("trace eval", || step::trace_eval(spec))?;
         let eval = settings.formulation.apply(eval);
         let proof = spans.time("trace proof", || step::trace_proof(spec.mesh, &types))?;

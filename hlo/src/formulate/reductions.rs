@@ -1,16 +1,8 @@
-//! Passes that write the same in the form that a backend is fastest with. Which one gets which is the
-//! caller's to say.
+//! Long reductions in two stages.
 
-use crate::rebuild::{push, rebuild};
-use crate::{Graph, Node, Op, TensorType, ValueId};
-
-/// Without the hints that [`crate::Tensor::fusion_barrier`] gives: for a backend that fuses as it should.
-pub fn without_fusion_barriers(graph: &Graph) -> Graph {
-    everywhere(graph, &|_, node, operands, _| match node.op {
-        Op::FusionBarrier => Some(operands[0]),
-        _ => None,
-    })
-}
+use super::everywhere;
+use crate::rebuild::push;
+use crate::{Graph, Op, TensorType};
 
 /// Reductions of fewer elements than this are left alone: another launch costs more than it saves.
 const MIN_REDUCED: usize = 1 << 14;
@@ -81,24 +73,10 @@ impl Split {
     }
 }
 
-/// What takes a node's place: from the new graph, the node, its new operands and its result's type.
-type Replace<'a> = dyn Fn(&mut Graph, &Node, &[ValueId], &TensorType) -> Option<ValueId> + 'a;
-
-/// Replaces nodes with one result, in loops and branches too.
-fn everywhere(graph: &Graph, replace: &Replace<'_>) -> Graph {
-    rebuild(graph, |new, node, operands| {
-        if let Some(op) = node.op.with_regions(|region| everywhere(region, replace)) {
-            return Some(push(new, node, op, operands));
-        }
-        let replaced = replace(new, node, operands, graph.ty(node.result()));
-        Some(replaced.unwrap_or_else(|| push(new, node, node.op.clone(), operands)))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Literal, Mesh, Reduction, interpret, trace};
+    use crate::{DType, Literal, Mesh, Node, Reduction, interpret, trace};
 
     fn reduce(dims: &[usize], reduction: Reduction, over: &[usize]) -> Graph {
         let ty = TensorType::new(DType::F32, dims);
