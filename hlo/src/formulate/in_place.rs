@@ -14,8 +14,9 @@ use crate::{Graph, Node, Op, ValueId};
 /// that reads `next` is itself left out where it does not.
 pub fn update_in_place(graph: &Graph) -> Graph {
     let leaves = leaves(graph);
-    // What has taken the place of a scalar `apply`, and of a leaf's select.
-    let mut applies: HashMap<ValueId, ValueId> = HashMap::new();
+    // What has taken the place of each scalar `apply`, once it has, and of a leaf's select.
+    let mut applies: HashMap<ValueId, Option<ValueId>> =
+        leaves.values().map(|leaf| (leaf.apply, None)).collect();
     let mut kept: HashMap<ValueId, ValueId> = HashMap::new();
     rebuild(graph, |new, node, operands| {
         let result = node.result();
@@ -23,16 +24,14 @@ pub fn update_in_place(graph: &Graph) -> Graph {
             return Some(*kept);
         }
         let mut value = push(new, node, node.op.clone(), operands);
-        if leaves.values().any(|leaf| leaf.apply == result) {
-            applies.insert(result, value);
-        }
+        applies.entry(result).and_modify(|apply| *apply = Some(value));
         if let Some(leaf) = leaves.get(&result)
-            && let Some(apply) = applies.get(&leaf.apply)
+            && let Some(apply) = applies[&leaf.apply]
         {
             let before = new.inputs()[leaf.input].value;
             let dims = graph.ty(result).dims.clone();
             let broadcast = Op::BroadcastInDim { dims, broadcast_dims: vec![] };
-            let apply = push(new, node, broadcast, &[*apply]);
+            let apply = push(new, node, broadcast, &[apply]);
             value = push(new, node, Op::Select, &[apply, value, before]);
             value = push(new, node, Op::FusionBarrier, &[value]);
             kept.insert(leaf.select, value);
