@@ -99,7 +99,8 @@ fn plugin_identity(path: &Path) -> Result<String> {
     Ok(format!("{} {} {modified:?}", path.display(), metadata.len()))
 }
 
-/// The model and features of the first processor, for which a CPU compiler generates code.
+/// The model and features of the first processor, for which a CPU compiler generates code, and how many processors
+/// this process may use: loops are divided among them when they are compiled.
 fn processor() -> String {
     const FIELDS: [&str; 8] = [
         "vendor_id",
@@ -116,7 +117,8 @@ fn processor() -> String {
     let is_relevant =
         |line: &&str| line.split(':').next().is_some_and(|name| FIELDS.contains(&name.trim()));
     let relevant: Vec<&str> = first.lines().filter(is_relevant).collect();
-    format!("{} {}", std::env::consts::ARCH, relevant.join("\n"))
+    let num_processors = std::thread::available_parallelism().map_or(0, usize::from);
+    format!("{} {num_processors} {}", std::env::consts::ARCH, relevant.join("\n"))
 }
 
 fn store(executable: &Executable, cache_dir: &Path, entry: &PathBuf) -> Result<(), String> {
