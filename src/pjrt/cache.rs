@@ -9,6 +9,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use hlo::Program;
 use sha2::{Digest, Sha256};
@@ -85,7 +86,9 @@ fn key(client: &Client, program: &Program, options: &CompileOptions) -> Result<S
     for device in client.devices() {
         add(device.kind.as_bytes());
     }
-    add(processor().as_bytes());
+    // Once, so that what a process compiled before it was bound to fewer processors is found after it.
+    static PROCESSOR: LazyLock<String> = LazyLock::new(processor);
+    add(PROCESSOR.as_bytes());
     add(std::env::var("XLA_FLAGS").unwrap_or_default().as_bytes());
     Ok(hex(&hasher.finalize()))
 }

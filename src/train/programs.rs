@@ -68,6 +68,14 @@ pub fn step_graph(spec: &StepSpec<'_>, formulation: Formulation) -> Result<Graph
     Ok(formulation.apply(step::trace_step(spec)?))
 }
 
+/// The program that makes the state, as it is compiled.
+///
+/// # Errors
+/// As [`step::trace_init`].
+pub(super) fn init_graph(spec: &StepSpec<'_>, formulation: Formulation) -> Result<Graph, Error> {
+    Ok(formulation.apply(step::trace_init(spec)?))
+}
+
 /// The programs of a run as text: what is known before a plugin is loaded.
 pub struct Traced {
     /// Types of the state's leaves, on one replica.
@@ -100,8 +108,7 @@ impl Traced {
             0 | 1 => None,
             many => Some(lower(&step::repeat_step(&step_graph, many)?, "steps")),
         };
-        let init = spans.time("trace init", || step::trace_init(spec))?;
-        let init = settings.formulation.apply(init);
+        let init = spans.time("trace init", || init_graph(spec, settings.formulation))?;
         let (eval, eval_metrics) = spans.time("trace eval", || step::trace_eval(spec))?;
         let eval = settings.formulation.apply(eval);
         let proof = spans.time("trace proof", || step::trace_proof(spec.mesh, &types))?;

@@ -64,6 +64,24 @@ fn moved_source_lines_compile_nothing_anew() {
     assert!(matches!(outcome, CacheOutcome::Hit), "{outcome:?}");
 }
 
+/// As `bench --profile` does: compiled for all processors, run on one.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_was_compiled_before_a_thread_was_bound_to_a_processor_is_found_after() {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(compile(1, 4, dir.path()), CacheOutcome::Stored));
+    let bound = || {
+        let allowed = sched_getaffinity(None).unwrap();
+        let mut one = CpuSet::new();
+        one.set((0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap());
+        sched_setaffinity(None, &one).unwrap();
+        compile(1, 4, dir.path())
+    };
+    let outcome = std::thread::scope(|scope| scope.spawn(bound).join().unwrap());
+    assert!(matches!(outcome, CacheOutcome::Hit));
+}
+
 #[test]
 fn a_damaged_entry_is_compiled_again() {
     let dir = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use crate::config::AutoOr;
 use crate::data::TrainBatches;
 use crate::metrics::say;
 use crate::pjrt::{Arg, Client};
-use crate::step;
+use crate::train::programs::init_graph;
 use crate::train::trainer::BatchSender;
 use crate::train::{Job, Plan, open_devices, step_graph};
 
@@ -36,8 +36,7 @@ pub fn serve_ops(
     plan.mesh = Mesh::data(1);
     plan.tune(&compiling);
     let spec = plan.spec(job.model);
-    let trace_failed = |error: step::StepError| ProfileError::Train(error.into());
-    let init = lower(&step::trace_init(&spec).map_err(trace_failed)?, "init");
+    let init = lower(&init_graph(&spec, plan.compile.formulation)?, "init");
     let step = lower(&step_graph(&spec, plan.compile.formulation)?, "step");
     // A program that comes from the cache cannot be serialized again: so through a cache, if only of this
     // run, to the client that runs it.
