@@ -15,6 +15,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use hlo::lower;
 use lockstep::config::{self, Config};
 use lockstep::data;
+use lockstep::pjrt::Platform;
 use lockstep::step;
 use lockstep::train::{Plan, step_graph};
 use models::Model;
@@ -38,7 +39,7 @@ fn graphs(criterion: &mut Criterion) {
             config::Model::Gpt(gpt) => Box::new(gpt.model()),
             config::Model::Mlp(_) => unreachable!("not among the cases"),
         };
-        let plan = Plan::new(&config, &splits, 8).expect("a batch for 8 replicas");
+        let plan = Plan::new(&config, &splits, 8, Platform::Cpu).expect("a batch for 8 replicas");
         let spec = plan.spec(&*model);
         let formulation = plan.compile.formulation;
         let step = step_graph(&spec, formulation).expect("an example traces");

@@ -12,9 +12,11 @@ use std::time::Instant;
 
 use hlo::{AxisSet, DType, Graph, Literal, Mesh, TensorType, Tree, lower, passes, trace, verify};
 use lockstep::cli::allocator;
-use lockstep::config::{Backend, Config};
+use lockstep::config::Config;
 use lockstep::optim::{Context, Transformation, from_config};
-use lockstep::pjrt::{Arg, Client, CompileOptions, InstallOptions, Plugin, find_or_install};
+use lockstep::pjrt::{
+    Arg, Client, CompileOptions, InstallOptions, Platform, Plugin, find_or_install,
+};
 use lockstep::train::Formulation;
 use models::gpt::{self, Preset};
 use models::{Batch, Model, Precision, Scope};
@@ -141,7 +143,7 @@ fn update_graph(
             t.next_state(path, *value);
         }
     })?;
-    let graph = Formulation::of(&Backend::Cpu).apply(passes::simplify(&graph));
+    let graph = Formulation::of(Platform::Cpu).apply(passes::simplify(&graph));
     verify(&graph)?;
     Ok(graph)
 }

@@ -8,6 +8,7 @@ use hlo::{AxisSet, DType, Literal, Op, Reduction, Tensor, TensorType, Tree, lowe
 use lockstep::config::{self, Config};
 use lockstep::data::{self, Splits, TrainBatches};
 use lockstep::optim::{Context, Transformation};
+use lockstep::pjrt::Platform;
 use lockstep::step::{self, StepError};
 use lockstep::train::{Error, Plan, Trainer, open_devices, params_fingerprint};
 use models::mlp::Mlp;
@@ -34,7 +35,7 @@ impl Run {
     fn new(sets: &[&str]) -> Self {
         let (config, splits, model) = load(sets);
         let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
-        let plan = Plan::new(&config, &splits, num_replicas).unwrap();
+        let plan = Plan::new(&config, &splits, num_replicas, client.platform()).unwrap();
         let trainer = Trainer::new(&client, &plan, &model, config.train.seed).unwrap();
         let (batch, seed) = (plan.batch.global_batch(), config.train.seed);
         let batches = TrainBatches::new(splits.train, seed, batch, num_replicas).unwrap();
@@ -184,7 +185,7 @@ fn bf16_learns_what_f32_learns() {
 #[test]
 fn nothing_is_accumulated_in_bf16() {
     let (config, splits, model) = load(&["mesh.data=4", "train.precision=bf16"]);
-    let plan = Plan::new(&config, &splits, 4).unwrap();
+    let plan = Plan::new(&config, &splits, 4, Platform::Cpu).unwrap();
     let graph = step::trace_step(&plan.spec(&model)).unwrap();
     let mut num_dots = 0;
     for node in graph.nodes() {
@@ -296,7 +297,7 @@ impl Transformation for Drifting {
 #[test]
 fn an_update_that_is_not_synchronised_does_not_trace() {
     let (config, splits, model) = load(&["mesh.data=4"]);
-    let mut plan = Plan::new(&config, &splits, 4).unwrap();
+    let mut plan = Plan::new(&config, &splits, 4, Platform::Cpu).unwrap();
     plan.optimizer = Box::new(Drifting);
     let error = step::trace_step(&plan.spec(&model)).unwrap_err();
     assert!(matches!(error, StepError::Trace(_) | StepError::Verify(_)));
@@ -324,7 +325,7 @@ fn a_model_that_reduces_its_own_loss_gives_the_same_gradients() {
         models::loss::cross_entropy(logits, batch.field("y"), batch.weight)
     }
     let (config, splits, _) = load(&["mesh.data=4", "train.precision=f64"]);
-    let plan = Plan::new(&config, &splits, 4).unwrap();
+    let plan = Plan::new(&config, &splits, 4, Platform::Cpu).unwrap();
     let gradients = |model: &dyn models::Model| {
         let graph = step::trace_grad(&plan.spec(model)).unwrap();
         let inputs: Vec<_> = graph

@@ -4,6 +4,7 @@
 use hlo::{Literal, Tree};
 use lockstep::config::Config;
 use lockstep::data::{self, Splits, TrainBatches};
+use lockstep::pjrt::Platform;
 use lockstep::train::{EvalResult, Plan, Trainer, open_devices};
 use models::layers::{BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool};
 use models::loss::cross_entropy;
@@ -45,7 +46,7 @@ fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Run {
     let config = Config::parse(CONFIG, "resnet.toml".as_ref(), sets).unwrap();
     let splits: Splits = data::open(&config.data, 0).unwrap();
     let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
-    let plan = Plan::new(&config, &splits, num_replicas).unwrap();
+    let plan = Plan::new(&config, &splits, num_replicas, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &plan, model, 0).unwrap();
     let batches =
         TrainBatches::new(splits.train, 0, plan.batch.global_batch(), num_replicas).unwrap();
@@ -133,7 +134,7 @@ fn running_statistics_move_towards_what_is_observed() {
         Config::parse(CONFIG, "resnet.toml".as_ref(), &["mesh.data=2".to_owned()]).unwrap();
     let splits = data::open(&config.data, 0).unwrap();
     let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
-    let plan = Plan::new(&config, &splits, num_replicas).unwrap();
+    let plan = Plan::new(&config, &splits, num_replicas, client.platform()).unwrap();
     let mut other = Trainer::new(&client, &plan, &small, 1).unwrap();
     assert_ne!(other.evaluate(&splits.eval, &plan).unwrap(), run.eval);
     other.set_model(run.saved).unwrap();
@@ -145,7 +146,7 @@ fn a_group_that_cannot_be_made_says_what_to_set() {
     let config =
         Config::parse(CONFIG, "resnet.toml".as_ref(), &["mesh.data=4".to_owned()]).unwrap();
     let splits = data::open(&config.data, 0).unwrap();
-    let plan = Plan::new(&config, &splits, 4).unwrap();
+    let plan = Plan::new(&config, &splits, 4, Platform::Cpu).unwrap();
     let config = resnet::Config { batch_norm_group: 12, ..resnet::Config::default() };
     let model = ResNet { config, num_classes: 10 };
     let message = lockstep::step::trace_step(&plan.spec(&model)).unwrap_err().to_string();

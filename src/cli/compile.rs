@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use super::args::ConfigArgs;
 use super::{Loaded, print_line};
 use crate::config::{Config, Model};
+use crate::pjrt::Platform;
 use crate::targets::cost::{Timeline, Work};
 use crate::targets::{self, Family, Knobs, Measured, Step, Target, worker};
 use crate::{step, train};
@@ -46,15 +47,15 @@ pub(super) struct Lowered {
 impl Lowered {
     /// Reads the configuration with the target's backend, for so many of its devices.
     pub fn new(args: &ConfigArgs, target: &Target, num_devices: usize) -> Result<Self> {
-        let backend = match target.chip.family {
-            Family::Tpu(_) => "tpu",
-            Family::Gpu(_) => "cuda",
+        let (backend, platform) = match target.chip.family {
+            Family::Tpu(_) => ("tpu", Platform::Tpu),
+            Family::Gpu(_) => ("cuda", Platform::Cuda),
         };
         let mut sets = args.sets();
         sets.push(format!("device.backend={backend}"));
         sets.push(format!("mesh.data={num_devices}"));
         let loaded = Loaded::with_sets(&args.config, &sets)?;
-        let plan = train::Plan::new(&loaded.config, &loaded.splits, num_devices)?;
+        let plan = train::Plan::new(&loaded.config, &loaded.splits, num_devices, platform)?;
         Ok(Self { loaded, plan })
     }
 

@@ -134,7 +134,14 @@ fn train(
 
 fn hlo(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
     let Loaded { config, splits, model } = Loaded::new(config)?;
-    let plan = train::Plan::new(&config, &splits, train::num_replicas_on_host(&config))?;
+    let (num_replicas, platform) = match train::platform_on_host(&config) {
+        Some(platform) => (train::num_replicas_on_host(&config), platform),
+        None => {
+            let (client, num_replicas) = train::open_devices(&config, say)?;
+            (num_replicas, client.platform())
+        }
+    };
+    let plan = train::Plan::new(&config, &splits, num_replicas, platform)?;
     let spec = plan.spec(&*model);
     let (graph, name) = match stage {
         Stage::Loss => (step::trace_loss(&spec)?, "loss"),

@@ -79,7 +79,7 @@ fn key(client: &Client, program: &Program, options: &CompileOptions) -> Result<S
     };
     add(b"compiled program 1");
     add(program.text_without_locations().as_bytes());
-    add(&options.encode(&options.assignment(client, program.num_replicas)?));
+    add(&options.encode_for(client, program.num_replicas)?);
     add(plugin_identity(client.plugin().path())?.as_bytes());
     add(client.platform_name().as_bytes());
     add(client.platform_version().as_bytes());

@@ -6,12 +6,13 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
 use super::abi::*;
+use super::cpu::{self, CpuWaits};
 use super::device::{Device, MemoryStats, describe_device};
 use super::event::Completion;
 use super::key_value::{self, KeyValueStore};
 use super::plugin::call;
 use super::value::{self, string};
-use super::{Error, Plugin, Result, Value};
+use super::{Error, Platform, Plugin, Result, Value};
 
 /// Launches that may be in flight at once. XLA's CPU backend hangs when about a hundred
 /// multi-replica launches queue up; a few are enough to keep any device busy.
@@ -30,6 +31,7 @@ struct Inner {
     platform_name: String,
     platform_version: String,
     process_index: usize,
+    cpu_waits: CpuWaits,
     in_flight: Mutex<InFlight>,
     /// Called by the plugin for as long as the client lives.
     _key_value_store: Option<Box<Arc<dyn KeyValueStore>>>,
@@ -77,9 +79,6 @@ impl Deref for Placement {
     }
 }
 
-/// Options of the CPU plugin. It ignores others silently, so they are refused here.
-const CPU_OPTIONS: [&str; 1] = ["cpu_device_count"];
-
 /// Pointer arrays of a launch, reused by the next one.
 #[derive(Default)]
 pub(super) struct Scratch {
@@ -102,51 +101,7 @@ impl Client {
         options: &[(&str, Value)],
         store: Option<Arc<dyn KeyValueStore>>,
     ) -> Result<Self> {
-        for (name, value) in options {
-            check_option(name, value)?;
-        }
-        let named: Vec<PJRT_NamedValue> =
-            options.iter().map(|(name, value)| value::named(name, value)).collect();
-        let store = store.map(Box::new);
-        let mut args = PJRT_Client_Create_Args {
-            create_options: named.as_ptr(),
-            num_options: named.len(),
-            ..PJRT_Client_Create_Args::new()
-        };
-        if let Some(store) = &store {
-            key_value::attach(store, &mut args);
-        }
-        // SAFETY: the options live through the call; the key-value store lives, boxed at one address,
-        // until the client is destroyed.
-        unsafe { call!(plugin, PJRT_Client_Create, args) }?;
-        let mut inner = Inner {
-            plugin: *plugin,
-            raw: args.client,
-            devices: Vec::new(),
-            placement: Placement::new([]),
-            platform_name: String::new(),
-            platform_version: String::new(),
-            process_index: 0,
-            in_flight: Mutex::new(InFlight {
-                launches: VecDeque::new(),
-                next_launch_id: 1,
-                scratch: Scratch::default(),
-            }),
-            _key_value_store: store,
-        };
-        inner.describe()?;
-        if inner.platform_name == "cpu"
-            && let Some((name, _)) = options.iter().find(|(name, _)| !CPU_OPTIONS.contains(name))
-        {
-            return Err(Error::ClientOption {
-                name: (*name).to_owned(),
-                reason: format!(
-                    "the CPU plugin does not know it; it knows {}",
-                    CPU_OPTIONS.join(", ")
-                ),
-            });
-        }
-        Ok(Self(Arc::new(inner)))
+        Self::open(plugin, options, store, CpuWaits::default())
     }
 
     /// A client of the CPU plugin with `num_devices` virtual devices that share the host's cores.
@@ -154,8 +109,57 @@ impl Client {
     /// # Errors
     /// As [`Self::new`]; `num_devices` must be at least 1.
     pub fn cpu(plugin: &Plugin, num_devices: usize) -> Result<Self> {
+        Self::cpu_with(plugin, num_devices, CpuWaits::default())
+    }
+
+    /// [`Self::cpu`] for programs that may wait for more than collectives. More workers make a step slower.
+    ///
+    /// # Errors
+    /// As [`Self::cpu`].
+    pub fn cpu_with(plugin: &Plugin, num_devices: usize, waits: CpuWaits) -> Result<Self> {
         let count = Value::Int64(i64::try_from(num_devices).unwrap_or(i64::MAX));
-        Self::new(plugin, &[("cpu_device_count", count)], None)
+        Self::open(plugin, &[(cpu::DEVICE_COUNT, count)], None, waits)
+    }
+
+    fn open(
+        plugin: &Plugin,
+        options: &[(&str, Value)],
+        store: Option<Arc<dyn KeyValueStore>>,
+        cpu_waits: CpuWaits,
+    ) -> Result<Self> {
+        let num_cpu_devices = cpu::device_count(options)?;
+        let mut inner = match num_cpu_devices {
+            // Workers come with devices: those beyond the ones asked for are never used.
+            Some(num_devices) => {
+                let num_workers = cpu::num_workers(num_devices, cpu_waits).max(num_devices);
+                let mut options = options.to_vec();
+                options.retain(|(name, _)| *name != cpu::DEVICE_COUNT);
+                options.push((cpu::DEVICE_COUNT, Value::Int64(num_workers as i64)));
+                Inner::create(plugin, &options, store.clone())?
+            }
+            None => Inner::create(plugin, options, store.clone())?,
+        };
+        if inner.platform() == Platform::Cpu {
+            if let Some((name, _)) = options.iter().find(|(name, _)| !cpu::OPTIONS.contains(name)) {
+                return Err(Error::ClientOption {
+                    name: (*name).to_owned(),
+                    reason: format!(
+                        "the CPU plugin does not know it; it knows {}",
+                        cpu::OPTIONS.join(", ")
+                    ),
+                });
+            }
+            let Some(num_devices) = num_cpu_devices else {
+                // Now that the platform is known: as many devices again, with the workers that they need.
+                let count = Value::Int64(inner.devices.len() as i64);
+                drop(inner);
+                return Self::open(plugin, &[(cpu::DEVICE_COUNT, count)], store, cpu_waits);
+            };
+            inner.devices.truncate(num_devices);
+            inner.cpu_waits = cpu_waits;
+        }
+        inner.placement = Placement::new(0..inner.devices.len());
+        Ok(Self(Arc::new(inner)))
     }
 
     /// The plugin.
@@ -163,7 +167,12 @@ impl Client {
         &self.0.plugin
     }
 
-    /// `cpu`, `cuda`, `tpu`.
+    /// The kind of the devices.
+    pub fn platform(&self) -> Platform {
+        self.0.platform()
+    }
+
+    /// The kind of the devices in the plugin's own words.
     pub fn platform_name(&self) -> &str {
         &self.0.platform_name
     }
@@ -201,6 +210,11 @@ impl Client {
             });
         };
         found.memory_stats(self.plugin())
+    }
+
+    /// What the client's programs may wait for, on the CPU platform.
+    pub(super) fn cpu_waits(&self) -> CpuWaits {
+        self.0.cpu_waits
     }
 
     pub(super) fn raw(&self) -> *mut PJRT_Client {
@@ -248,6 +262,50 @@ impl fmt::Debug for Client {
 }
 
 impl Inner {
+    /// Has the plugin make a client, and asks it what it is.
+    fn create(
+        plugin: &Plugin,
+        options: &[(&str, Value)],
+        store: Option<Arc<dyn KeyValueStore>>,
+    ) -> Result<Self> {
+        let named: Vec<PJRT_NamedValue> =
+            options.iter().map(|(name, value)| value::named(name, value)).collect();
+        let store = store.map(Box::new);
+        let mut args = PJRT_Client_Create_Args {
+            create_options: named.as_ptr(),
+            num_options: named.len(),
+            ..PJRT_Client_Create_Args::new()
+        };
+        if let Some(store) = &store {
+            key_value::attach(store, &mut args);
+        }
+        // SAFETY: the options live through the call; the key-value store lives, boxed at one address,
+        // until the client is destroyed.
+        unsafe { call!(plugin, PJRT_Client_Create, args) }?;
+        let mut inner = Self {
+            plugin: *plugin,
+            raw: args.client,
+            devices: Vec::new(),
+            placement: Placement::new([]),
+            platform_name: String::new(),
+            platform_version: String::new(),
+            process_index: 0,
+            cpu_waits: CpuWaits::default(),
+            in_flight: Mutex::new(InFlight {
+                launches: VecDeque::new(),
+                next_launch_id: 1,
+                scratch: Scratch::default(),
+            }),
+            _key_value_store: store,
+        };
+        inner.describe()?;
+        Ok(inner)
+    }
+
+    fn platform(&self) -> Platform {
+        Platform::from_name(&self.platform_name)
+    }
+
     /// Fills in what never changes over the life of a client.
     fn describe(&mut self) -> Result<()> {
         let (plugin, client) = (self.plugin, self.raw);
@@ -274,7 +332,6 @@ impl Inner {
                 self.devices.push(describe_device(plugin, *devices.addressable_devices.add(at))?);
             }
         }
-        self.placement = Placement::new(0..self.devices.len());
         Ok(())
     }
 }
@@ -290,21 +347,5 @@ impl Drop for Inner {
         // SAFETY: nothing made through the client exists any more, since all of it holds the `Arc`
         // around `self`, and no launch is in flight.
         let _ = unsafe { call!(self.plugin, PJRT_Client_Destroy, args) };
-    }
-}
-
-/// Refuses what makes the CPU plugin end the process. The plugin's platform is known only once a
-/// client exists, so this goes by the option's name.
-fn check_option(name: &str, value: &Value) -> Result<()> {
-    let invalid = |reason: String| Err(Error::ClientOption { name: name.to_owned(), reason });
-    match (name, value) {
-        ("cpu_device_count", Value::Int64(1..=4096)) => Ok(()),
-        ("cpu_device_count", Value::Int64(count)) => {
-            invalid(format!("{count} devices; it must be between 1 and 4096"))
-        }
-        ("cpu_device_count", other) => {
-            invalid(format!("it must be an Int64, not a {}", other.kind()))
-        }
-        _ => Ok(()),
     }
 }

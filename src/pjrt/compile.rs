@@ -16,11 +16,11 @@ impl Client {
     /// Compiles a program for as many of this client's devices as it has replicas.
     ///
     /// # Errors
-    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::ProgramBorder`], or what the
+    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`], [`Error::ProgramBorder`], or what the
     /// compiler reports, which for an unknown override is INVALID_ARGUMENT.
     pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Executable> {
         border::check_inputs(program)?;
-        let encoded = options.encode(&options.assignment(self, program.num_replicas)?);
+        let encoded = options.encode_for(self, program.num_replicas)?;
         let c_program = mlir(program);
         let mut args = PJRT_Client_Compile_Args {
             client: self.raw(),

@@ -1,11 +1,12 @@
 //! What a compiler is told besides the program, and its encoding as XLA's `CompileOptionsProto`.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
-use super::{Client, DeviceDescription, Error, Result};
+use super::{Client, DeviceDescription, Error, Platform, Result, cpu};
 
 /// Options of one compilation.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,8 +32,21 @@ pub enum OverrideValue {
 }
 
 impl CompileOptions {
+    /// The bytes that PJRT takes, for `num_replicas` replicas on a client's devices.
+    ///
+    /// # Errors
+    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`].
+    pub(super) fn encode_for(&self, client: &Client, num_replicas: usize) -> Result<Vec<u8>> {
+        let assignment = self.assignment(client, num_replicas)?;
+        let overrides = match client.platform() {
+            Platform::Cpu => cpu::overrides(&self.overrides, client.cpu_waits())?,
+            _ => Cow::Borrowed(&self.overrides),
+        };
+        Ok(encode(&overrides, &assignment))
+    }
+
     /// The device ids that `num_replicas` replicas run on.
-    pub(super) fn assignment(&self, client: &Client, num_replicas: usize) -> Result<Vec<i32>> {
+    fn assignment(&self, client: &Client, num_replicas: usize) -> Result<Vec<i32>> {
         let Some(assignment) = &self.device_assignment else {
             let devices = client.devices();
             if num_replicas == 0 || num_replicas > devices.len() {
@@ -58,7 +72,7 @@ impl CompileOptions {
     }
 
     /// The device ids that `num_replicas` replicas would run on, of devices that are not here.
-    pub(super) fn assignment_on(
+    fn assignment_on(
         &self,
         devices: &[DeviceDescription],
         num_replicas: usize,
@@ -84,33 +98,38 @@ impl CompileOptions {
         }
     }
 
-    /// The bytes that PJRT takes.
-    pub(super) fn encode(&self, assignment: &[i32]) -> Vec<u8> {
-        let num_replicas = assignment.len();
-        let devices = ComputationDevice {
-            replica_device_ids: assignment.iter().map(|id| i64::from(*id)).collect(),
-        };
-        CompileOptionsProto {
-            executable_build_options: Some(ExecutableBuildOptionsProto {
-                device_ordinal: -1,
-                num_replicas: num_replicas as i64,
-                num_partitions: 1,
-                device_assignment: Some(DeviceAssignmentProto {
-                    replica_count: num_replicas as i32,
-                    computation_count: 1,
-                    computation_devices: vec![devices],
-                }),
-            }),
-            env_option_overrides: self
-                .overrides
-                .iter()
-                .map(|(name, value)| {
-                    (name.clone(), OptionOverrideProto { value: Some(value.into()) })
-                })
-                .collect(),
-        }
-        .encode_to_vec()
+    /// The bytes that PJRT takes, for devices that are not here.
+    pub(super) fn encode_on(
+        &self,
+        devices: &[DeviceDescription],
+        num_replicas: usize,
+    ) -> Result<Vec<u8>> {
+        Ok(encode(&self.overrides, &self.assignment_on(devices, num_replicas)?))
     }
+}
+
+fn encode(overrides: &BTreeMap<String, OverrideValue>, assignment: &[i32]) -> Vec<u8> {
+    let num_replicas = assignment.len();
+    let devices = ComputationDevice {
+        replica_device_ids: assignment.iter().map(|id| i64::from(*id)).collect(),
+    };
+    CompileOptionsProto {
+        executable_build_options: Some(ExecutableBuildOptionsProto {
+            device_ordinal: -1,
+            num_replicas: num_replicas as i64,
+            num_partitions: 1,
+            device_assignment: Some(DeviceAssignmentProto {
+                replica_count: num_replicas as i32,
+                computation_count: 1,
+                computation_devices: vec![devices],
+            }),
+        }),
+        env_option_overrides: overrides
+            .iter()
+            .map(|(name, value)| (name.clone(), OptionOverrideProto { value: Some(value.into()) }))
+            .collect(),
+    }
+    .encode_to_vec()
 }
 
 fn check_distinct(assignment: &[i32]) -> Result<()> {

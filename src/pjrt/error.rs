@@ -85,13 +85,24 @@ pub enum Error {
     },
     /// XLA ends the process when it meets a flag that it does not know.
     #[error(
-        "XLA_FLAGS holds {flag}, which {path} does not know and would abort on; remove it from XLA_FLAGS"
+        "XLA_FLAGS holds {flag}, which {path} does not know and would abort on; remove it from XLA_FLAGS, or \
+         from the file that it names"
     )]
     UnknownXlaFlag {
         /// The flag, as it stands in the environment.
         flag: String,
         /// The plugin.
         path: PathBuf,
+    },
+    /// `XLA_FLAGS` names a file, for it does not begin with a dash, and XLA would end the process for it.
+    #[error(
+        "XLA_FLAGS names the file {path}, which cannot be read: {source}; flags themselves begin with --"
+    )]
+    UnreadableXlaFlags {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
     },
     /// The file is not NCCL.
     #[error(
@@ -130,6 +141,15 @@ pub enum Error {
         assignment: Vec<i32>,
         /// What is wrong with them.
         reason: String,
+    },
+    /// A compile option whose programs may wait for more than the client has workers for.
+    #[error(
+        "{option} needs more workers than this client of the CPU plugin has; make the client with \
+         Client::cpu_with and CpuWaits::XnnFusions, or leave the option out"
+    )]
+    TooFewWorkers {
+        /// The option's name.
+        option: &'static str,
     },
     /// The text of a program and its declared border differ.
     #[error("the program's text does not agree with its declared {what}: {reason}")]

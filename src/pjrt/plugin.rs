@@ -10,7 +10,7 @@ use std::sync::Mutex;
 
 use super::abi::{self, *};
 use super::value::{self, string};
-use super::{Code, Error, Result, Value};
+use super::{Code, Error, Result, Value, environment};
 
 /// A loaded and initialised plugin. A cheap handle: plugins stay loaded until the process ends.
 #[derive(Clone, Copy)]
@@ -50,12 +50,7 @@ impl Plugin {
             return Ok(*plugin);
         }
         check_elf(&path)?;
-        if loaded.is_empty() {
-            quiet_logs();
-        }
-        if let Ok(flags) = std::env::var("XLA_FLAGS") {
-            check_xla_flags(&path, &flags)?;
-        }
+        environment::prepare(&path, loaded.is_empty())?;
         let plugin = load_library(&path)?;
         loaded.insert(path, plugin);
         Ok(plugin)
@@ -162,60 +157,6 @@ fn check_elf(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Looks for the flags' names in the library: XLA registers them from literals, so a name that is
-/// nowhere in the file is one that XLA would end the process for. Reads the file only when there are
-/// flags.
-fn check_xla_flags(path: &Path, flags: &str) -> Result<()> {
-    let names: Vec<&str> = flags
-        .split_whitespace()
-        .filter_map(|token| token.strip_prefix("--"))
-        .map(|token| token.split('=').next().unwrap_or(token))
-        .collect();
-    if names.is_empty() {
-        return Ok(());
-    }
-    let bytes = std::fs::read(path)
-        .map_err(|source| Error::UnreadablePlugin { path: path.to_path_buf(), source })?;
-    let holds = |name: &str| {
-        let mut literal = name.as_bytes().to_vec();
-        literal.push(0);
-        contains(&bytes, &literal)
-    };
-    // A library that does not even hold this one keeps its flags in another form: say nothing.
-    if !holds("xla_force_host_platform_device_count") {
-        return Ok(());
-    }
-    match names.into_iter().find(|name| !holds(name)) {
-        Some(name) => {
-            Err(Error::UnknownXlaFlag { flag: format!("--{name}"), path: path.to_path_buf() })
-        }
-        None => Ok(()),
-    }
-}
-
-fn contains(haystack: &[u8], needle: &[u8]) -> bool {
-    let first = needle[0];
-    let mut from = 0;
-    while let Some(at) = haystack[from..].iter().position(|byte| *byte == first) {
-        if haystack[from + at..].starts_with(needle) {
-            return true;
-        }
-        from += at + 1;
-    }
-    false
-}
-
-/// Plugins print informational lines on stderr, where our own output goes, unless this variable says
-/// otherwise. A value set by the user is kept.
-fn quiet_logs() {
-    const LEVEL: &str = "TF_CPP_MIN_LOG_LEVEL";
-    if std::env::var_os(LEVEL).is_none() {
-        // SAFETY: Rust's own reads of the environment are synchronised with this. Code that reads it
-        // without synchronisation is C code on another thread, and no plugin is loaded yet.
-        unsafe { std::env::set_var(LEVEL, "1") };
-    }
-}
-
 fn load_library(path: &Path) -> Result<Plugin> {
     let not_a_plugin = |reason: String| Error::NotAPlugin { path: path.to_path_buf(), reason };
     // SAFETY: loading runs the library's initialisers. That this file may run its code in this
@@ -279,16 +220,4 @@ fn initialise(loaded: &mut Loaded) -> Result<()> {
         loaded.attributes = unsafe { value::read_all(args.attributes, args.num_attributes) };
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn contains_finds_what_is_there_and_nothing_else() {
-        assert!(contains(b"aab\0c", b"ab\0"));
-        assert!(!contains(b"aab", b"ab\0"));
-        assert!(!contains(b"", b"ab"));
-    }
 }

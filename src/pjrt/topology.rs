@@ -71,8 +71,7 @@ impl Topology {
     /// # Errors
     /// [`super::Error::TooFewDevices`], [`super::Error::DeviceAssignment`], or what the compiler reports.
     pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Compiled> {
-        let assignment = options.assignment_on(&self.devices, program.num_replicas)?;
-        let encoded = options.encode(&assignment);
+        let encoded = options.encode_on(&self.devices, program.num_replicas)?;
         let c_program = mlir(program);
         let mut args = PJRT_Compile_Args {
             topology: self.raw,

@@ -2,8 +2,8 @@
 
 use hlo::{Graph, formulate};
 
-use crate::config::Backend;
 use crate::parallel::group_all_reduces;
+use crate::pjrt::Platform;
 
 /// Choices that a traced graph leaves open. What was measured of them is in `benches/README.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Formulation {
 const CPU_REDUCTION_GROUP: usize = 32;
 
 impl Formulation {
-    /// What a backend gets.
+    /// What a platform gets.
     ///
     /// | | CPU | others |
     /// |---|---|---|
@@ -31,15 +31,15 @@ impl Formulation {
     /// | fusion barriers | kept: XLA fuses long chains into each of their users | dropped |
     /// | optimizer state | written at once, and read by what follows: otherwise copied first | as it is: XLA fuses both |
     /// | reductions to one number | in two stages, the first over 32 elements at most: longer ones are not vectorised | whole |
-    pub fn of(backend: &Backend) -> Self {
-        match backend {
-            Backend::Cpu => Self {
+    pub fn of(platform: Platform) -> Self {
+        match platform {
+            Platform::Cpu => Self {
                 bucket_bytes: u64::MAX,
                 fusion_barriers: true,
                 in_place_updates: true,
                 reduction_group: CPU_REDUCTION_GROUP,
             },
-            _ => Self::default(),
+            Platform::Cuda | Platform::Tpu | Platform::Other => Self::default(),
         }
     }
 

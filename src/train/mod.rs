@@ -40,7 +40,7 @@ pub use formulation::Formulation;
 pub use launches::launches;
 pub use programs::{CompileSettings, Programs, step_graph};
 pub use report::{describe_batch, describe_synchronisation};
-pub use setup::{Plan, num_replicas_on_host, open_devices};
+pub use setup::{Plan, num_replicas_on_host, open_devices, platform_on_host};
 pub use trainer::{
     BatchSender, DeviceBatch, EvalResult, PendingSteps, StepResult, Trainer, params_fingerprint,
 };

@@ -17,7 +17,9 @@ use crate::data::Splits;
 use crate::metrics::{Spans, say};
 use crate::optim::{self, Transformation, schedule::Schedule};
 use crate::parallel::Policy;
-use crate::pjrt::{self, Client, CompileOptions, InstallOptions, OverrideValue, Plugin, Value};
+use crate::pjrt::{
+    self, Client, CompileOptions, CpuWaits, InstallOptions, OverrideValue, Platform, Plugin, Value,
+};
 use crate::step::{BatchField, StepSpec};
 use crate::targets::{Chip, flags};
 
@@ -48,11 +50,17 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Resolves a configuration for `num_replicas`.
+    /// Resolves a configuration for `num_replicas` on devices of a platform: [`Client::platform`]'s, or
+    /// [`platform_on_host`]'s before there is a client.
     ///
     /// # Errors
     /// A batch that does not divide, a run or a schedule that does not fit.
-    pub fn new(config: &Config, splits: &Splits, num_replicas: usize) -> Result<Self, Error> {
+    pub fn new(
+        config: &Config,
+        splits: &Splits,
+        num_replicas: usize,
+        platform: Platform,
+    ) -> Result<Self, Error> {
         let batch = config.batch_plan(num_replicas)?;
         let num_examples = usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX);
         let run = RunLength::new(config.train.length, Some(num_examples), batch.global_batch())?;
@@ -61,7 +69,7 @@ impl Plan {
             dtype: field.dtype,
             dims: field.dims.clone(),
         };
-        let mut formulation = Formulation::of(&config.device.backend);
+        let mut formulation = Formulation::of(platform);
         if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {
             formulation.bucket_bytes = bytes as u64;
         }
@@ -75,7 +83,7 @@ impl Plan {
             precision: config.train.precision.dtypes(),
             on_nonfinite: config.train.on_nonfinite,
             compile: CompileSettings {
-                options: compile_options(config),
+                options: compile_options(config, platform),
                 formulation,
                 steps_per_launch: config.train.steps_per_launch,
                 cache_dir: cache_dir(config)?,
@@ -109,17 +117,9 @@ impl Plan {
     }
 }
 
-fn compile_options(config: &Config) -> CompileOptions {
-    let value = |value: &OptionValue| match value {
-        OptionValue::Bool(value) => OverrideValue::Bool(*value),
-        OptionValue::Int(value) => OverrideValue::Int(*value),
-        OptionValue::Float(value) => OverrideValue::Double(*value),
-        OptionValue::Text(value) => OverrideValue::String(value.clone()),
-    };
-    let overrides = config.compile.overrides.iter();
-    let mut overrides: BTreeMap<_, _> =
-        overrides.map(|(name, v)| (name.clone(), value(v))).collect();
-    if config.device.backend == Backend::Cpu {
+fn compile_options(config: &Config, platform: Platform) -> CompileOptions {
+    let mut overrides = own_overrides(config);
+    if platform == Platform::Cpu {
         // By default a clamp, or a maximum over a dim, drops NaN there. A run must see them; measured, it
         // costs nothing.
         let name = "xla_cpu_enable_fast_min_max".to_owned();
@@ -130,6 +130,17 @@ fn compile_options(config: &Config) -> CompileOptions {
         overrides.entry("xla_disable_hlo_passes".to_owned()).or_insert(expander);
     }
     CompileOptions { overrides, ..CompileOptions::default() }
+}
+
+/// The options that the configuration passes to the compiler.
+fn own_overrides(config: &Config) -> BTreeMap<String, OverrideValue> {
+    let value = |value: &OptionValue| match value {
+        OptionValue::Bool(value) => OverrideValue::Bool(*value),
+        OptionValue::Int(value) => OverrideValue::Int(*value),
+        OptionValue::Float(value) => OverrideValue::Double(*value),
+        OptionValue::Text(value) => OverrideValue::String(value.clone()),
+    };
+    config.compile.overrides.iter().map(|(name, v)| (name.clone(), value(v))).collect()
 }
 
 fn cache_dir(config: &Config) -> Result<Option<PathBuf>, Error> {
@@ -161,6 +172,17 @@ fn open(plugin: &Plugin, device: &Device) -> Result<Client, Error> {
     })
 }
 
+/// The platform of the configured backend where its name tells it. A plugin that is given by path has to be
+/// asked.
+pub fn platform_on_host(config: &Config) -> Option<Platform> {
+    match config.device.backend {
+        Backend::Cpu => Some(Platform::Cpu),
+        Backend::Cuda => Some(Platform::Cuda),
+        Backend::Tpu => Some(Platform::Tpu),
+        Backend::Path(_) => None,
+    }
+}
+
 /// The number of replicas where no plugin is asked: `mesh.data`, and for `"auto"` the cores, which is
 /// what it means on the CPU backend.
 pub fn num_replicas_on_host(config: &Config) -> usize {
@@ -184,16 +206,31 @@ fn open_timed(
     say: impl Fn(&str),
 ) -> Result<(Client, usize), Error> {
     let backend = &config.device.backend;
-    let on_host = num_replicas_on_host(config);
-    check_num_cpu_devices(config)?;
+    let platform = platform_on_host(config);
+    if platform == Some(Platform::Cpu) {
+        check_num_cpu_devices(config)?;
+    }
     let options = InstallOptions::from_env()?;
     let find = || pjrt::find_or_install(&backend.to_string(), &options, say);
     let found = spans.time("find the plugin", find)?;
     let plugin = spans.time("load the plugin", || Plugin::load(found.path))?;
-    // A plugin by path may be any platform's; only the CPU's by name is known to make devices to order.
-    let client = spans.time("open the devices", || match backend {
-        Backend::Cpu => Client::cpu(&plugin, on_host).map_err(Error::from),
-        _ => open(&plugin, &config.device),
+    let open_cpu = || {
+        let waits = CpuWaits::of(&own_overrides(config));
+        Ok::<_, Error>(Client::cpu_with(&plugin, num_replicas_on_host(config), waits)?)
+    };
+    let client = spans.time("open the devices", || match platform {
+        Some(Platform::Cpu) => open_cpu(),
+        Some(_) => open(&plugin, &config.device),
+        None => {
+            let client = open(&plugin, &config.device)?;
+            if client.platform() != Platform::Cpu {
+                return Ok(client);
+            }
+            // Again, now that it is known to make devices to order.
+            drop(client);
+            check_num_cpu_devices(config)?;
+            open_cpu()
+        }
     })?;
     let num_devices = client.devices().len();
     let num_replicas = config.mesh.num_replicas(num_devices);
@@ -205,12 +242,10 @@ fn open_timed(
 
 fn check_num_cpu_devices(config: &Config) -> Result<(), Error> {
     let on_host = num_replicas_on_host(config);
-    match config.device.backend {
-        Backend::Cpu if on_host > MAX_CPU_DEVICES => {
-            Err(too_many(config, on_host, MAX_CPU_DEVICES))
-        }
-        _ => Ok(()),
+    if on_host > MAX_CPU_DEVICES {
+        return Err(too_many(config, on_host, MAX_CPU_DEVICES));
     }
+    Ok(())
 }
 
 fn too_many(config: &Config, num_replicas: usize, num_devices: usize) -> Error {
@@ -221,25 +256,32 @@ fn too_many(config: &Config, num_replicas: usize, num_devices: usize) -> Error {
 /// Everything from a job to a state on devices.
 pub(super) fn start(job: &Job<'_>, spans: &Spans) -> Result<(Client, Plan, Trainer), Error> {
     let Job { config, model, splits } = job;
-    let known_on_host =
-        config.device.backend == Backend::Cpu || matches!(config.mesh.data, AutoOr::Value(_));
-    let trace = |num_replicas| {
-        let plan = Plan::new(config, splits, num_replicas)?;
+    let trace = |num_replicas, platform| {
+        let plan = Plan::new(config, splits, num_replicas, platform)?;
         let traced = Traced::new(&plan.spec(*model), &plan.compile, spans)?;
         Ok::<_, Error>((plan, traced))
     };
-    let (client, (mut plan, traced)) = if known_on_host {
-        check_num_cpu_devices(config)?;
-        thread::scope(|scope| {
-            let opening = scope.spawn(|| open_timed(config, spans, say));
-            let traced = trace(num_replicas_on_host(config));
-            let opened = opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let (client, _) = opened?;
-            Ok::<_, Error>((client, traced?))
-        })?
-    } else {
-        let (client, num_replicas) = open_timed(config, spans, say)?;
-        (client, trace(num_replicas)?)
+    let num_replicas_known =
+        |platform| platform == Platform::Cpu || matches!(config.mesh.data, AutoOr::Value(_));
+    let (client, (mut plan, traced)) = match platform_on_host(config) {
+        Some(platform) if num_replicas_known(platform) => {
+            if platform == Platform::Cpu {
+                check_num_cpu_devices(config)?;
+            }
+            thread::scope(|scope| {
+                let opening = scope.spawn(|| open_timed(config, spans, say));
+                let traced = trace(num_replicas_on_host(config), platform);
+                let opened =
+                    opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                let (client, _) = opened?;
+                Ok::<_, Error>((client, traced?))
+            })?
+        }
+        _ => {
+            let (client, num_replicas) = open_timed(config, spans, say)?;
+            let traced = trace(num_replicas, client.platform())?;
+            (client, traced)
+        }
     };
     plan.tune(&client);
     let trainer = Trainer::with_programs(&client, &plan, traced, config.train.seed, spans)?;

@@ -50,6 +50,24 @@ fn every_gradient_goes_through_an_all_reduce() {
     }
 }
 
+/// What is done for the CPU depends on the plugin's platform, not on the name that it was asked for by.
+#[test]
+fn a_cpu_plugin_by_its_path_is_the_cpu_backend() {
+    let listed = lockstep(&["plugin", "list", "--json"]).succeeded().json();
+    let path = listed[0]["path"].as_str().unwrap().to_owned();
+    for args in [&["hlo", DIGITS][..], &["train", DIGITS, "--set", "train.steps=30", "--json"]] {
+        let [by_name, by_path] = ["cpu", &path].map(|backend| {
+            let done = lockstep(&[args, &["--backend", backend]].concat()).succeeded();
+            if args[0] == "hlo" {
+                done.stdout
+            } else {
+                done.json()["params_fingerprint"].to_string()
+            }
+        });
+        assert_eq!(by_name, by_path, "{}", args[0]);
+    }
+}
+
 #[test]
 fn the_state_is_donated_and_nothing_else() {
     let done = lockstep(&["hlo", DIGITS]).succeeded();

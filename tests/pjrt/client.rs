@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockstep::pjrt::{Client, Code, Error, KeyValueError, KeyValueStore, Value};
+use lockstep::pjrt::{
+    Client, Code, CompileOptions, CpuWaits, Error, KeyValueError, KeyValueStore, OverrideValue,
+    Value,
+};
 
-use crate::programs::{client, plugin};
+use crate::programs::{accumulate, client, plugin};
 
 #[test]
 fn a_cpu_client_has_the_devices_asked_for() {
@@ -35,6 +38,19 @@ fn options_that_the_plugin_would_abort_on_or_ignore_are_refused() {
         "memory_fraction"
     );
     assert!(Client::cpu(&plugin(), 0).is_err());
+}
+
+/// A run of several replicas could wait for ever: see `src/pjrt/cpu.rs`.
+#[test]
+fn xnnpack_is_refused_by_a_client_without_workers_for_it() {
+    let overrides = [("xla_cpu_use_xnnpack".to_owned(), OverrideValue::Bool(true))].into();
+    let options = CompileOptions { overrides, ..CompileOptions::default() };
+    let compile = |client: &Client| client.compile(&accumulate(2, 4), &options);
+    let error = compile(&client(2)).unwrap_err();
+    assert!(matches!(error, Error::TooFewWorkers { .. }), "{error}");
+    let larger = Client::cpu_with(&plugin(), 2, CpuWaits::XnnFusions).unwrap();
+    assert_eq!(larger.devices().len(), 2);
+    compile(&larger).unwrap();
 }
 
 struct NoStore;

@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::symlink;
 
-use lockstep::pjrt::{Error, Plugin};
+use lockstep::pjrt::{Client, CompileOptions, Error, Plugin};
 
-use crate::programs::{found, plugin};
+use crate::programs::{all_reduce, found, plugin};
 
 #[test]
 fn a_plugin_says_what_it_is() {
@@ -83,33 +83,66 @@ fn another_processor_and_another_abi_are_told_apart() {
     assert!(matches!(error, Error::IncompatibleAbi { major: 7, .. }), "{error}");
 }
 
-/// The environment belongs to the whole process, so the load happens in a child: this test, run again
-/// with the variable set.
+/// Loads the plugin with `XLA_FLAGS` set to `flags`, compiles and runs a program, and gives the variable as it is then, or
+/// the error. The environment belongs to the whole process, so a child does it: the test `test`, run again.
+fn load_with(test: &str, flags: &str) -> String {
+    const IN_CHILD: &str = "LOCKSTEP_TEST_FLAGS";
+    const MARK: &str = "flags: ";
+    if std::env::var_os(IN_CHILD).is_some() {
+        match Plugin::load(&found().path) {
+            Ok(plugin) => {
+                let client = Client::cpu(&plugin, 2).unwrap();
+                let program = all_reduce(2, 4);
+                client.compile(&program, &CompileOptions::default()).unwrap();
+                println!("{MARK}{}", std::env::var("XLA_FLAGS").unwrap());
+            }
+            Err(error) => println!("{MARK}{error}"),
+        }
+        std::process::exit(0);
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("plugin::{test}"), "--nocapture"])
+        .env(IN_CHILD, "1")
+        .env("XLA_FLAGS", flags)
+        .output()
+        .unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = stdout.lines().find_map(|line| line.split_once(MARK));
+    line.unwrap_or_else(|| panic!("{flags:?}: {stdout}")).1.to_owned()
+}
+
+const WARN: &str = "--xla_cpu_collective_call_warn_stuck_timeout_seconds";
+const TERMINATE: &str = "--xla_cpu_collective_call_terminate_timeout_seconds";
+
 #[test]
 fn an_unknown_xla_flag_is_an_error_and_a_known_one_is_not() {
-    if std::env::var("LOCKSTEP_TEST_FLAGS").is_ok() {
-        match Plugin::load(&found().path) {
-            Ok(_) => println!("loaded"),
-            Err(Error::UnknownXlaFlag { flag, .. }) => println!("refused {flag}"),
-            Err(other) => panic!("{other}"),
-        }
-        return;
-    }
-    let run = |flags: &str| {
-        let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "plugin::an_unknown_xla_flag_is_an_error_and_a_known_one_is_not",
-                "--nocapture",
-            ])
-            .env("LOCKSTEP_TEST_FLAGS", "1")
-            .env("XLA_FLAGS", flags)
-            .output()
-            .unwrap();
-        String::from_utf8_lossy(&output.stdout).into_owned()
+    let load =
+        |flags: &str| load_with("an_unknown_xla_flag_is_an_error_and_a_known_one_is_not", flags);
+    let refused = load("--xla_no_such_flag=1");
+    assert!(refused.contains("XLA_FLAGS holds --xla_no_such_flag, which"), "{refused}");
+    let known = format!("{WARN}=5 --xla_cpu_multi_thread_eigen=false");
+    assert_eq!(load(&known), format!("{TERMINATE}=1800 {known}"));
+}
+
+#[test]
+fn flags_in_a_file_are_treated_as_if_they_stood_in_the_variable() {
+    let test = "flags_in_a_file_are_treated_as_if_they_stood_in_the_variable";
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("flags");
+    let load = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        load_with(test, path.to_str().unwrap())
     };
-    assert!(run("--xla_no_such_flag=1").contains("refused --xla_no_such_flag"));
-    let known =
-        "--xla_cpu_collective_call_warn_stuck_timeout_seconds=5 --xla_cpu_multi_thread_eigen=false";
-    assert!(run(known).contains("loaded"));
+    let known = "--xla_cpu_multi_thread_eigen=false";
+    assert_eq!(load(&format!("\n{known}\n")), format!("{WARN}=60 {TERMINATE}=1800 {known}"));
+    let refused = load(&format!("{known}\n--xla_no_such_flag=1\n"));
+    assert!(refused.contains("XLA_FLAGS holds --xla_no_such_flag, which"), "{refused}");
+    let absent = load_with(test, dir.path().join("absent").to_str().unwrap());
+    assert!(absent.contains("XLA_FLAGS names the file") && absent.contains("absent"), "{absent}");
+}
+
+#[test]
+fn replicas_wait_longer_for_each_other_than_xla_lets_them() {
+    let test = "replicas_wait_longer_for_each_other_than_xla_lets_them";
+    assert_eq!(load_with(test, ""), format!("{WARN}=60 {TERMINATE}=1800"));
 }

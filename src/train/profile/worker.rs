@@ -32,7 +32,8 @@ pub fn serve_ops(
     let mut config = job.config.clone();
     config.mesh.data = AutoOr::Value(1);
     let (compiling, _) = open_devices(&config, say)?;
-    let mut plan = Plan::new(&config, job.splits, num_replicas).map_err(ProfileError::Train)?;
+    let plan = Plan::new(&config, job.splits, num_replicas, compiling.platform());
+    let mut plan = plan.map_err(ProfileError::Train)?;
     plan.mesh = Mesh::data(1);
     plan.tune(&compiling);
     let spec = plan.spec(job.model);

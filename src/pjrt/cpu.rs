@@ -1,0 +1,137 @@
+//! What XLA's CPU backend needs beyond what other plugins do: workers for all that may wait, and options that
+//! keep out what could wait for ever.
+//!
+//! The plugin runs the ops of all replicas on one pool of workers. An op that waits holds its worker. Two kinds do:
+//!
+//! - **Collectives**, until all replicas have arrived. The collectives of a program run one after the other, and so do
+//!   launches of programs that have any; the last replica to arrive does not wait. So of N replicas at most N - 1 wait
+//!   at once.
+//! - **XNNPACK fusions** (`xla_cpu_use_xnnpack`, which XLA sets by default for some processors): before it runs again,
+//!   a fusion waits until tasks that it has left in the pool have been run by other workers. A replica runs on at most
+//!   [`WORKERS_PER_REPLICA`] workers, each of which may be in such a fusion.
+//!
+//! When every worker waits, nothing in the pool is ever run: the process hangs until XLA's time-out ends it. So
+//! [`num_workers`] makes the pool larger than all that can wait at once, by as many workers as there are processors: they
+//! go on working while the others wait. And since a larger pool is a slower one (work is cut into a piece for each worker),
+//! XNNPACK is off unless a compilation asks for it, which only a client with room for it accepts.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::thread;
+
+use super::value::Value;
+use super::{Error, OverrideValue, Result};
+
+/// The client option that says how many devices there are. The plugin makes at least as many workers as devices, in each
+/// of its two pools, and has no other option for them (an environment variable would be the whole process's).
+pub(super) const DEVICE_COUNT: &str = "cpu_device_count";
+
+/// Options of the CPU plugin. It ignores others silently, so they are refused.
+pub(super) const OPTIONS: [&str; 1] = [DEVICE_COUNT];
+
+/// The XLA option that lets XNNPACK run dots, convolutions and elementwise ops.
+const XNNPACK: &str = "xla_cpu_use_xnnpack";
+
+/// XLA's executor takes up to 4 workers for a replica beside the thread that starts it, and that thread's work may go on
+/// in a worker too (`Thunk::ExecuteSession::kMaxWorkers`).
+const WORKERS_PER_REPLICA: usize = 5;
+
+/// What the programs of a CPU client may wait for inside a worker of the plugin's pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuWaits {
+    /// Collectives, as with the options that are set by default.
+    #[default]
+    Collectives,
+    /// XNNPACK fusions too: for programs that are compiled with `xla_cpu_use_xnnpack = true`.
+    XnnFusions,
+}
+
+impl CpuWaits {
+    /// What programs that are compiled with these overrides may wait for.
+    pub fn of(overrides: &BTreeMap<String, OverrideValue>) -> Self {
+        let is_on = match overrides.get(XNNPACK) {
+            None => false,
+            Some(OverrideValue::Bool(on)) => *on,
+            Some(OverrideValue::String(text)) => !text.eq_ignore_ascii_case("false"),
+            Some(_) => true,
+        };
+        if is_on { Self::XnnFusions } else { Self::Collectives }
+    }
+}
+
+/// Workers that the pool must have for `num_devices` replicas: one for each that can wait at once, and one for each
+/// processor. See the module's documentation. XLA itself stops at 256, which leaves one that does not wait for up to 256
+/// replicas, and with XNNPACK for up to 51.
+pub(super) fn num_workers(num_devices: usize, waits: CpuWaits) -> usize {
+    let num_waiting = match waits {
+        CpuWaits::Collectives => num_devices.saturating_sub(1),
+        CpuWaits::XnnFusions => num_devices * WORKERS_PER_REPLICA,
+    };
+    num_waiting + thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The number of devices among a client's options, if it is there. Refuses what makes the plugin end the process; the
+/// platform is known only once a client exists, so this goes by the option's name.
+pub(super) fn device_count(options: &[(&str, Value)]) -> Result<Option<usize>> {
+    let invalid = |reason: String| Error::ClientOption { name: DEVICE_COUNT.to_owned(), reason };
+    let count = |(_, value): &(&str, Value)| match value {
+        Value::Int64(count @ 1..=4096) => Ok(*count as usize),
+        Value::Int64(count) => {
+            Err(invalid(format!("{count} devices; it must be between 1 and 4096")))
+        }
+        other => Err(invalid(format!("it must be an Int64, not a {}", other.kind()))),
+    };
+    options.iter().find(|(name, _)| *name == DEVICE_COUNT).map(count).transpose()
+}
+
+/// The overrides of a compilation for a client that has workers for `waits`: XNNPACK is off unless they say otherwise.
+///
+/// # Errors
+/// [`Error::TooFewWorkers`] if they ask for XNNPACK and the client has no workers for it.
+pub(super) fn overrides(
+    given: &BTreeMap<String, OverrideValue>,
+    waits: CpuWaits,
+) -> Result<Cow<'_, BTreeMap<String, OverrideValue>>> {
+    if CpuWaits::of(given) == CpuWaits::XnnFusions && waits == CpuWaits::Collectives {
+        return Err(Error::TooFewWorkers { option: XNNPACK });
+    }
+    if given.contains_key(XNNPACK) {
+        return Ok(Cow::Borrowed(given));
+    }
+    let mut overrides = given.clone();
+    overrides.insert(XNNPACK.to_owned(), OverrideValue::Bool(false));
+    Ok(Cow::Owned(overrides))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_always_workers_that_do_not_wait() {
+        let num_processors = thread::available_parallelism().map_or(1, usize::from);
+        for num_devices in 1..=8 {
+            // N - 1 replicas wait for the last one.
+            let idle = num_workers(num_devices, CpuWaits::Collectives) - (num_devices - 1);
+            assert_eq!(idle, num_processors);
+            let busiest = num_devices * WORKERS_PER_REPLICA;
+            assert_eq!(num_workers(num_devices, CpuWaits::XnnFusions) - busiest, num_processors);
+        }
+    }
+
+    #[test]
+    fn xnnpack_is_off_unless_asked_for() {
+        let with = |value: OverrideValue| BTreeMap::from([(XNNPACK.to_owned(), value)]);
+        let off = with(OverrideValue::Bool(false));
+        for waits in [CpuWaits::Collectives, CpuWaits::XnnFusions] {
+            assert_eq!(*overrides(&BTreeMap::new(), waits).unwrap(), off);
+            assert_eq!(*overrides(&off, waits).unwrap(), off);
+        }
+        for on in [OverrideValue::Bool(true), OverrideValue::String("True".into())] {
+            let on = with(on);
+            assert_eq!(*overrides(&on, CpuWaits::XnnFusions).unwrap(), on);
+            let error = overrides(&on, CpuWaits::Collectives).unwrap_err();
+            assert!(matches!(error, Error::TooFewWorkers { .. }), "{error}");
+        }
+    }
+}
