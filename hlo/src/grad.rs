@@ -41,7 +41,7 @@
 use crate::ops::{case, convolution, custom_vjp, gather, pooling, top_k};
 use crate::region;
 use crate::{
-    Binary, Comparison, DotDims, Op, Reduction, Tensor, TensorType, Tracer, Unary, ValueId,
+    Binary, Comparison, DotDims, Graph, Op, Reduction, Tensor, TensorType, Tracer, Unary, ValueId,
 };
 
 /// Gradients of the scalar `loss` with respect to each of `wrt`, in their types. Zeros where the loss
@@ -91,26 +91,33 @@ pub fn vjp<'g>(cotangents: &[(Tensor<'g>, Tensor<'g>)], wrt: &[Tensor<'g>]) -> V
         .collect()
 }
 
+/// Of each value: does it depend on one of `wrt`, as far as gradients flow? Only such values get cotangents.
+/// Where a value comes from does not count: one may differentiate for what follows from constants.
+pub(crate) fn active(graph: &Graph, wrt: impl IntoIterator<Item = ValueId>) -> Vec<bool> {
+    let mut active = vec![false; graph.num_values()];
+    for id in wrt {
+        active[id.index()] = graph.ty(id).dtype.is_float();
+    }
+    for node in graph.nodes() {
+        let stops = matches!(node.op, Op::StopGradient);
+        if !stops && node.operands.iter().any(|operand| active[operand.index()]) {
+            for result in node.results() {
+                active[result.index()] = graph.ty(result).dtype.is_float();
+            }
+        }
+    }
+    active
+}
+
 struct Backward<'g> {
     tracer: &'g Tracer,
-    /// Does the value depend on one of those differentiated for?
     active: Vec<bool>,
     cotangents: Vec<Option<Tensor<'g>>>,
 }
 
 impl<'g> Backward<'g> {
     fn new(tracer: &'g Tracer, wrt: &[Tensor<'g>]) -> Self {
-        let graph = tracer.graph();
-        let mut active = vec![false; graph.num_values()];
-        for id in wrt.iter().filter_map(Tensor::value) {
-            active[id.index()] = true;
-        }
-        for node in graph.nodes() {
-            let depends = node.operands.iter().any(|operand| active[operand.index()]);
-            for result in node.results().filter(|_| depends) {
-                active[result.index()] = graph.ty(result).dtype.is_float();
-            }
-        }
+        let active = active(&tracer.graph(), wrt.iter().filter_map(Tensor::value));
         let cotangents = vec![None; active.len()];
         Self { tracer, active, cotangents }
     }
@@ -144,11 +151,13 @@ impl<'g> Backward<'g> {
             let operands: Vec<_> = node.operands.iter().copied().map(tensor).collect();
             let results: Vec<_> = node.results().map(tensor).collect();
             let cotangents: Vec<_> = node.results().map(|id| self.cotangents[id.index()]).collect();
-            let rule = || rule(&node.op, &operands, &results, &cotangents);
+            let wanted: Vec<_> = node.operands.iter().map(|id| self.is_active(*id)).collect();
+            let rule = || rule(&node.op, &operands, &results, &cotangents, &wanted);
             match self.tracer.at(node.location, rule) {
                 Ok(operand_cotangents) => {
-                    for (id, cotangent) in node.operands.iter().zip(operand_cotangents) {
-                        if let (true, Some(cotangent)) = (self.is_active(*id), cotangent) {
+                    let operands = node.operands.iter().zip(&wanted);
+                    for ((id, wanted), cotangent) in operands.zip(operand_cotangents) {
+                        if let (true, Some(cotangent)) = (*wanted, cotangent) {
                             let expected = self.tracer.graph().ty(*id).clone();
                             self.tracer.at(node.location, || self.add(*id, cotangent, expected));
                         }
@@ -173,12 +182,13 @@ impl<'g> Backward<'g> {
 type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
 
 /// The VJP rules: given an op's operands `x`, results `y` and the results' cotangents, the cotangents
-/// of the operands; `None` is zero.
+/// of the operands; `None` is zero. Ops with a body compute those that are `wanted` alone.
 fn rule<'g>(
     op: &Op,
     x: &[Tensor<'g>],
     y: &[Tensor<'g>],
     cotangents: &[Option<Tensor<'g>>],
+    wanted: &[bool],
 ) -> Cotangents<'g> {
     // Ops with one result have a cotangent here, or they would not have been reached.
     let Some(ct) = cotangents.iter().flatten().next().copied() else {
@@ -240,9 +250,9 @@ fn rule<'g>(
             Ok(vec![Some(ct), None, Some(to_updates)])
         }
         Op::TopK { .. } => Ok(vec![cotangents[0].map(|ct| top_k::vjp(x[0], y[1], ct))]),
-        Op::Scan(scan) => region::scan_vjp(scan, x, cotangents),
-        Op::Case { branches } => case::case_vjp(branches, x, cotangents),
-        Op::Remat(body) => region::remat_vjp(body, x, cotangents),
+        Op::Scan(scan) => region::scan_vjp(scan, x, cotangents, wanted),
+        Op::Case { branches } => case::case_vjp(branches, x, cotangents, wanted),
+        Op::Remat(body) => region::remat_vjp(body, x, cotangents, wanted),
         Op::CustomVjp(custom) => Ok(custom_vjp::vjp(custom, x, y, cotangents)),
         Op::CustomCall(call) => Err(format!(
             "custom_call of `{}` has no VJP of its own; call it inside `Tracer::custom_vjp`",

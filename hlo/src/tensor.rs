@@ -239,18 +239,6 @@ impl Tracer {
         self.graph.borrow()
     }
 
-    /// Inputs of a loop's region, which carry on what `starts` are.
-    pub(crate) fn carried_inputs(&self, starts: &[Tensor<'_>]) -> Vec<Tensor<'_>> {
-        let input = |(i, start): (usize, &Tensor<'_>)| {
-            let input = self.input(format!("carried.{i}"), start.ty());
-            if let (true, Some(value)) = (start.is_gradient_free(), input.value) {
-                self.graph.borrow_mut().mark_gradient_free(value);
-            }
-            input
-        };
-        starts.iter().enumerate().map(input).collect()
-    }
-
     /// Inputs of a region, of which some are free of gradients.
     pub(crate) fn region_inputs(&self, types: &[TensorType], is_free: &[bool]) -> Vec<Tensor<'_>> {
         let input = |(i, (ty, is_free)): (usize, (&TensorType, &bool))| {

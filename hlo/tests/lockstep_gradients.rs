@@ -357,6 +357,32 @@ fn a_collective_in_a_loop_that_replicas_may_leave_at_different_times_is_rejected
     assert!(error.to_string().contains("some would wait for ever"), "{error}");
 }
 
+/// Descent from zero in a loop: only in the first round does the carried value follow from constants.
+#[test]
+fn a_carried_value_is_not_handed_over_by_itself_once_gradients_flow_into_it() {
+    let descent = |hands_over: bool| {
+        trace(Mesh::data(2), |t| {
+            let ty = TensorType::new(DType::F64, &[2]).varying(Axis::Data.into());
+            let (w, x) = (t.full(DType::F64, &[2], 0.0), t.input("x", ty));
+            let results = t.fori_loop(3, &[w, x], |_, carried| {
+                let [w, x] = [carried[0], carried[1]];
+                let handed_over = if hands_over { w.vary(Axis::Data) } else { w };
+                let loss = ((handed_over - x) * (handed_over - x)).sum();
+                vec![w - grad(loss, &[w])[0] * 0.25, x]
+            });
+            t.output("w", results[0]);
+        })
+    };
+    let error = descent(false).unwrap_err();
+    assert!(error.message.contains("`vary` says"), "{error}");
+
+    let x = [[1.0, 2.0], [3.0, 6.0]].map(|x| Literal::from_slice(&[2], &x)).to_vec();
+    let outputs = interpret(&descent(true).unwrap(), &[x]).unwrap();
+    for w in &outputs[0] {
+        assert_eq!(w.to_f64(), [2.0, 4.0]);
+    }
+}
+
 /// Replicas that leave a loop in different rounds carry different values out of it, also of what is the
 /// same for all of them in every round.
 #[test]

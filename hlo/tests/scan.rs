@@ -293,6 +293,45 @@ fn what_cheaply_follows_from_what_is_kept_is_computed_again() {
     assert_eq!(forward.unwrap().results().len(), 1 + 2);
 }
 
+/// Masks, other layers' inputs and what is only read get no cotangents: their sums and stacks would be carried
+/// through the backward pass.
+#[test]
+fn the_backward_pass_has_cotangents_of_what_is_asked_for_alone() {
+    let graph = trace(Mesh::SINGLE, |t| {
+        let consts = ["w", "offset"].map(|name| t.input(name, f64s(&[2])));
+        let init = ["h", "unrelated"].map(|name| t.input(name, f64s(&[2])));
+        let xs = ["v", "mask"].map(|name| t.input(name, f64s(&[LENGTH, 2])));
+        let ([w, _], [v, _]) = (consts, xs);
+        let (s, _) = t.scan(LENGTH, &consts, &init, &xs, |c, s, x| {
+            let next = (s[0] * x[0] * x[1] + c[1] * s[1]).tanh() * c[0].stop_gradient();
+            (vec![next + c[0], s[1].sine()], vec![])
+        });
+        for (i, gradient) in grad((s[0] * s[1]).sum(), &[w, v]).into_iter().enumerate() {
+            t.output(format!("gradient.{i}"), gradient);
+        }
+    });
+    let graph = passes::simplify(&graph.unwrap());
+    let backward = graph.nodes().iter().rfind(|node| matches!(node.op, Op::Scan(_))).unwrap();
+    // The sum for w, the cotangent of h, the stack for v.
+    assert_eq!(backward.results().len(), 3);
+}
+
+#[test]
+fn a_loop_has_no_gradient_but_what_stops_before_it_needs_none() {
+    let gradient = |stops: bool| {
+        trace(Mesh::SINGLE, |t| {
+            let x = t.input("x", f64s(&[]));
+            let start = if stops { x.stop_gradient() } else { x };
+            let y = t.fori_loop(3, &[start], |_, y| vec![y[0] * y[0]])[0];
+            t.output("gradient", grad(x * y, &[x])[0]);
+        })
+    };
+    let outputs = interpret(&gradient(true).unwrap(), &[vec![Literal::scalar(0.5)]]).unwrap();
+    assert_eq!(outputs[0][0].to_f64(), [0.5f64.powi(8)]);
+    let error = gradient(false).unwrap_err();
+    assert!(error.message.contains("not reverse-differentiable"), "{error}");
+}
+
 #[test]
 fn a_scan_is_written_as_a_while() {
     let program = lower(&passes::simplify(&cases()[0].graph(true)), "test");

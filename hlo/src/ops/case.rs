@@ -140,16 +140,17 @@ pub(crate) fn infer(
     }
 }
 
-/// A case of the branches' VJPs, on the operands and the cotangents that there are.
+/// A case of the branches' VJPs, on the operands and the cotangents that there are, to the `wanted` operands.
 pub(crate) fn case_vjp<'g>(
     branches: &[Arc<Region>],
     operands: &[Tensor<'g>],
     cotangents: &[Option<Tensor<'g>>],
+    wanted: &[bool],
 ) -> Result<Vec<Option<Tensor<'g>>>, String> {
     let [index, x @ ..] = operands else { return Err("takes an index".into()) };
     let t = index.tracer();
     let given: Vec<_> = cotangents.iter().flatten().copied().collect();
-    let wanted: Vec<_> = x.iter().map(|x| x.dtype().is_float() && !x.is_gradient_free()).collect();
+    let wanted = &wanted[1..];
     let inputs = [x, &given].concat();
     let types: Vec<_> = inputs.iter().map(Tensor::ty).collect();
     let is_free: Vec<_> = inputs.iter().map(Tensor::is_gradient_free).collect();
@@ -163,7 +164,7 @@ pub(crate) fn case_vjp<'g>(
                 .filter_map(|(output, ct)| Some((output, ct.and_then(|_| given.next())?)))
                 .collect();
             let wrt: Vec<_> =
-                x.iter().zip(&wanted).filter(|(_, wanted)| **wanted).map(|(x, _)| *x).collect();
+                x.iter().zip(wanted).filter(|(_, wanted)| **wanted).map(|(x, _)| *x).collect();
             vjp(&seeds, &wrt)
         });
         graph.map(Region::new).map_err(|error| {
@@ -175,6 +176,6 @@ pub(crate) fn case_vjp<'g>(
     let branches = backward.collect::<Result<Vec<_>, _>>()?;
     let found = t.apply_variadic(Op::Case { branches }, &[&[*index], &inputs[..]].concat());
     let mut found = found.into_iter();
-    let to_x = wanted.into_iter().map(|wanted| if wanted { found.next() } else { None });
+    let to_x = wanted.iter().map(|wanted| if *wanted { found.next() } else { None });
     Ok(std::iter::once(None).chain(to_x).collect())
 }

@@ -3,8 +3,9 @@
 use std::panic::Location;
 use std::sync::Arc;
 
+use super::scan::region;
 use crate::op::Regions;
-use crate::{AxisSet, DType, Error, Graph, Op, Tensor, Tracer};
+use crate::{DType, Graph, Op, Tensor, Tracer};
 
 impl Tracer {
     /// Repeats `body` on the carried values while `cond` holds. Both see outer values only if they are
@@ -51,16 +52,15 @@ impl Tracer {
         cond: impl for<'b> Fn(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
         body: impl for<'b> Fn(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
     ) -> Vec<Tensor<'g>> {
-        let mut carried = init.to_vec();
-        // A carried value that starts as a constant may vary once the body has added to it: then its
-        // start is handed over too. Each round adds an axis somewhere, so this ends.
+        let mut carried = Carried::new(init);
         let regions = loop {
-            let regions = self.region(&carried, &cond).and_then(|cond| {
-                let body = self.region(&carried, &body)?;
+            let types: Vec<_> = carried.starts.iter().map(Tensor::ty).collect();
+            let regions = region(self, &types, &carried.is_free, &cond).and_then(|cond| {
+                let body = region(self, &types, &carried.is_free, &body)?;
                 Ok(Regions { cond, body })
             });
             match regions {
-                Ok(regions) if self.vary_like_results(&mut carried, &regions.body) => {}
+                Ok(regions) if carried.follow(&regions.body) => {}
                 Ok(regions) => break regions,
                 Err(error) => {
                     self.keep_first(error);
@@ -69,42 +69,52 @@ impl Tracer {
             }
         };
         self.at(location, || {
-            self.apply_variadic(Op::While { regions: Arc::new(regions), trip_count }, &carried)
+            self.apply_variadic(
+                Op::While { regions: Arc::new(regions), trip_count },
+                &carried.starts,
+            )
         })
-    }
-
-    /// Traces a loop's region: a graph whose inputs have the types of the carried values.
-    fn region(
-        &self,
-        starts: &[Tensor<'_>],
-        f: &impl for<'b> Fn(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
-    ) -> Result<Graph, Error> {
-        let tracer = Tracer::new(self.mesh());
-        let carried = tracer.carried_inputs(starts);
-        for (i, result) in f(&carried).into_iter().enumerate() {
-            tracer.output_varying(format!("carried.{i}"), result, AxisSet::ALL);
-        }
-        tracer.finish()
-    }
-
-    /// Makes starts of carried values through which no gradient flows vary like what the body
-    /// returns for them. Was there anything to do?
-    fn vary_like_results<'g>(&'g self, carried: &mut [Tensor<'g>], body: &Graph) -> bool {
-        let mut changed = false;
-        for (start, output) in carried.iter_mut().zip(body.outputs()) {
-            let missing = body.ty(output.value).varying.minus(start.varying());
-            if !missing.is_empty() && start.is_gradient_free() {
-                *start = start.vary(missing);
-                changed = true;
-            }
-        }
-        changed
     }
 
     /// The tensors, unchanged; nothing is moved, merged or fused across.
     #[track_caller]
     pub fn optimization_barrier<'g>(&'g self, tensors: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
         self.apply_variadic(Op::OptimizationBarrier, tensors)
+    }
+}
+
+/// What a loop's body is traced with: types and freedom of gradients of its carried values follow from their
+/// starts, and from what the body returns for them.
+pub(super) struct Carried<'g> {
+    pub(super) starts: Vec<Tensor<'g>>,
+    /// Does no gradient flow into the value, in any round?
+    pub(super) is_free: Vec<bool>,
+}
+
+impl<'g> Carried<'g> {
+    pub(super) fn new(starts: &[Tensor<'g>]) -> Self {
+        let is_free = starts.iter().map(Tensor::is_gradient_free).collect();
+        Self { starts: starts.to_vec(), is_free }
+    }
+
+    /// A value that starts as a constant may vary, and gradients may flow into it, once the body has added to
+    /// it: then its start is handed over too. Must the body be traced once more? The values are the first that
+    /// it returns. Each time adds an axis or takes a mark somewhere, so this ends.
+    pub(super) fn follow(&mut self, body: &Graph) -> bool {
+        let mut changed = false;
+        let carried = self.starts.iter_mut().zip(&mut self.is_free);
+        for ((start, is_free), output) in carried.zip(body.outputs()) {
+            let missing = body.ty(output.value).varying.minus(start.varying());
+            if !missing.is_empty() && start.is_gradient_free() {
+                *start = start.vary(missing);
+                changed = true;
+            }
+            if *is_free && !body.is_gradient_free(output.value) {
+                *is_free = false;
+                changed = true;
+            }
+        }
+        changed
     }
 }
 

@@ -1,5 +1,6 @@
 //! Loops with a gradient, and computing again instead of keeping.
 
+use super::control::Carried;
 use crate::region::{Region, Scan};
 use crate::{AxisSet, Error, Graph, Op, Tensor, Tracer};
 
@@ -40,19 +41,15 @@ impl Tracer {
         ) -> (Vec<Tensor<'b>>, Vec<Tensor<'b>>),
     ) -> (Vec<Tensor<'g>>, Vec<Tensor<'g>>) {
         let location = std::panic::Location::caller();
-        let mut init = init.to_vec();
         let (num_consts, num_carried) = (consts.len(), init.len());
         let num_ys = std::cell::Cell::new(0);
-        let mut free: Vec<_> = init.iter().map(Tensor::is_gradient_free).collect();
-        // A carried value that starts as a constant may vary, and gradients may flow into it, once the
-        // body has added to it. Each round finds another one, so this ends.
+        let mut carried = Carried::new(init);
         let graph = loop {
-            let operands = [consts, &init, xs].concat();
-            let is_free = |(i, x): (usize, &Tensor<'g>)| match i.checked_sub(num_consts) {
-                Some(carried) if carried < num_carried => free[carried],
-                _ => x.is_gradient_free(),
+            let operands = [consts, &carried.starts, xs].concat();
+            let free = |tensors: &[Tensor<'g>]| -> Vec<_> {
+                tensors.iter().map(Tensor::is_gradient_free).collect()
             };
-            let is_free: Vec<_> = operands.iter().enumerate().map(is_free).collect();
+            let is_free = [free(consts), carried.is_free.clone(), free(xs)].concat();
             let types: Option<Vec<_>> = operands
                 .iter()
                 .enumerate()
@@ -93,23 +90,11 @@ impl Tracer {
                     return (vec![self.poison(); num_carried], vec![self.poison(); num_ys.get()]);
                 }
             };
-            let mut changed = false;
-            for ((start, free), output) in init.iter_mut().zip(&mut free).zip(graph.outputs()) {
-                let missing = graph.ty(output.value).varying.minus(start.varying());
-                if !missing.is_empty() && start.is_gradient_free() {
-                    *start = start.vary(missing);
-                    changed = true;
-                }
-                if *free && !graph.is_gradient_free(output.value) {
-                    *free = false;
-                    changed = true;
-                }
-            }
-            if !changed {
+            if !carried.follow(&graph) {
                 break graph;
             }
         };
-        let operands = [consts, &init, xs].concat();
+        let operands = [consts, &carried.starts, xs].concat();
         let body = Region::new(graph);
         let op = Op::Scan(Scan { body, length, num_consts, num_carried, reverse: false });
         let mut results = self.apply_variadic(op, &operands);

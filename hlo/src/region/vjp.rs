@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::expand::push;
 use super::residuals::recomputed;
 use super::{Region, Scan};
+use crate::grad::active;
 use crate::graph::Output;
 use crate::passes::eliminate_dead_code;
 use crate::tensor::Tracer;
@@ -13,11 +14,13 @@ use crate::{AxisSet, Binary, Graph, Op, Tensor, ValueId, vjp};
 type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
 
 /// The body again, on operands behind a barrier, and its VJP. The cotangents go through the same barrier:
-/// nothing is computed again before it is needed, and in a scan none of it belongs to the forward pass.
+/// nothing is computed again before it is needed, and in a scan none of it belongs to the forward pass. Only
+/// the `wanted` operands get cotangents.
 pub(crate) fn remat_vjp<'g>(
     body: &Region,
     x: &[Tensor<'g>],
     cotangents: &[Option<Tensor<'g>>],
+    wanted: &[bool],
 ) -> Cotangents<'g> {
     let given: Vec<_> = cotangents.iter().flatten().copied().collect();
     let t = given[0].tracer();
@@ -29,11 +32,9 @@ pub(crate) fn remat_vjp<'g>(
         .zip(cotangents)
         .filter_map(|(output, ct)| Some((output, ct.and_then(|_| given.next())?)))
         .collect();
-    let is_wanted = |x: &Tensor<'g>| x.dtype().is_float() && !x.is_gradient_free();
-    let wanted: Vec<bool> = x.iter().map(is_wanted).collect();
-    let wrt: Vec<_> = inputs.iter().zip(&wanted).filter(|(_, w)| **w).map(|(x, _)| *x).collect();
+    let wrt: Vec<_> = inputs.iter().zip(wanted).filter(|(_, w)| **w).map(|(x, _)| *x).collect();
     let mut found = vjp(&seeds, &wrt).into_iter();
-    Ok(wanted.into_iter().map(|wanted| if wanted { found.next() } else { None }).collect())
+    Ok(wanted.iter().map(|wanted| if *wanted { found.next() } else { None }).collect())
 }
 
 /// A scan the other way round. The body's VJP is traced in one graph with the body and cut in two: what
@@ -42,15 +43,17 @@ pub(crate) fn remat_vjp<'g>(
 /// that was there before.
 ///
 /// Nothing is kept that the backward pass has anyway (constants, stacks that were read), that follows
-/// from constants alone, or that is another shape or a cheap function of what is kept.
+/// from constants alone, or that is another shape or a cheap function of what is kept. Nothing is carried or
+/// stacked for operands that are not `wanted`.
 pub(crate) fn scan_vjp<'g>(
     scan: &Scan,
     x: &[Tensor<'g>],
     cotangents: &[Option<Tensor<'g>>],
+    wanted: &[bool],
 ) -> Cotangents<'g> {
     let Some(given) = cotangents.iter().flatten().next() else { return Ok(vec![None; x.len()]) };
     let t = given.tracer();
-    let joint = Joint::trace(scan, cotangents).map_err(|error| {
+    let joint = Joint::trace(scan, cotangents, &active_inputs(scan, wanted)).map_err(|error| {
         let message = error.message.clone();
         t.keep_first(error);
         message
@@ -101,6 +104,25 @@ pub(crate) fn scan_vjp<'g>(
     Ok(found)
 }
 
+/// Of each input of the body: does it depend on the operands that are `wanted`? A carried value does from some
+/// round on if its start does, or what the body returns for it.
+fn active_inputs(scan: &Scan, wanted: &[bool]) -> Vec<bool> {
+    let body = &scan.body.graph;
+    let mut active_inputs = wanted.to_vec();
+    loop {
+        let wrt = body.inputs().iter().zip(&active_inputs).filter(|(_, is_active)| **is_active);
+        let active = active(body, wrt.map(|(input, _)| input.value));
+        let before = active_inputs.clone();
+        let carried = &mut active_inputs[scan.num_consts..][..scan.num_carried];
+        for (carried, next) in carried.iter_mut().zip(body.outputs()) {
+            *carried |= active[next.value.index()];
+        }
+        if active_inputs == before {
+            return active_inputs;
+        }
+    }
+}
+
 /// The body and its VJP in one graph. Inputs: the body's, cotangents of `wanted_carried`, of `given_ys`.
 /// Outputs: the body's, then cotangents of `wanted_consts`, `wanted_carried` and `wanted_xs`.
 struct Joint {
@@ -110,8 +132,6 @@ struct Joint {
     num_inputs: usize,
     num_outputs: usize,
     first_x: usize,
-    /// Which of the body's inputs are free of gradients.
-    free: Vec<bool>,
     wanted_consts: Vec<usize>,
     wanted_carried: Vec<usize>,
     wanted_xs: Vec<usize>,
@@ -130,14 +150,17 @@ struct Parts {
 }
 
 impl Joint {
-    fn trace(scan: &Scan, cotangents: &[Option<Tensor<'_>>]) -> Result<Self, crate::Error> {
+    fn trace(
+        scan: &Scan,
+        cotangents: &[Option<Tensor<'_>>],
+        is_wanted: &[bool],
+    ) -> Result<Self, crate::Error> {
         let body = &scan.body.graph;
         let input_of = |i: usize| body.inputs()[i].value;
         let (num_inputs, num_outputs) = (body.inputs().len(), body.outputs().len());
-        let free: Vec<_> = (0..num_inputs).map(|i| body.is_gradient_free(input_of(i))).collect();
         let first_x = scan.num_consts + scan.num_carried;
         let wanted = |first: usize, count: usize| -> Vec<usize> {
-            (0..count).filter(|i| !free[first + i]).collect()
+            (0..count).filter(|i| is_wanted[first + i]).collect()
         };
         let wanted_consts = wanted(0, scan.num_consts);
         let wanted_carried = wanted(scan.num_consts, scan.num_carried);
@@ -147,8 +170,8 @@ impl Joint {
             .collect();
 
         let t = Tracer::new(*body.mesh());
-        let starts: Vec<_> = (0..num_inputs).map(|i| body.ty(input_of(i)).clone()).collect();
-        let inputs = t.region_inputs(&starts, &free);
+        let types: Vec<_> = (0..num_inputs).map(|i| body.ty(input_of(i)).clone()).collect();
+        let inputs = t.region_inputs(&types, &vec![false; num_inputs]);
         let outputs = t.inline(body, &inputs);
         let seeded = wanted_carried.iter().copied();
         let seeded = seeded.chain(given_ys.iter().map(|j| scan.num_carried + j));
@@ -170,7 +193,6 @@ impl Joint {
             num_inputs,
             num_outputs,
             first_x,
-            free,
             wanted_consts,
             wanted_carried,
             wanted_xs,
@@ -263,11 +285,8 @@ impl Joint {
     fn forward(&self, parts: &Parts) -> Graph {
         let mut new = Graph::new(*self.graph.mesh());
         let mut map = vec![None; self.graph.num_values()];
-        for (i, free) in self.free.iter().enumerate() {
-            let value = self.input(i, &mut new, &mut map);
-            if *free {
-                new.mark_gradient_free(value);
-            }
+        for i in 0..self.num_inputs {
+            self.input(i, &mut new, &mut map);
         }
         self.copy(&mut new, &mut map, &parts.is_forward);
         let body = self.graph.outputs()[..self.num_outputs].iter().map(|output| output.value);
@@ -321,12 +340,11 @@ impl Joint {
     }
 
     /// Input number `i` of this graph as the next input of another.
-    fn input(&self, i: usize, new: &mut Graph, map: &mut [Option<ValueId>]) -> ValueId {
+    fn input(&self, i: usize, new: &mut Graph, map: &mut [Option<ValueId>]) {
         let input = &self.graph.inputs()[i];
         let location = self.graph.node_of(input.value).location;
         let value = new.input(input.name.clone(), self.graph.ty(input.value).clone(), location);
         map[input.value.index()] = Some(value);
-        value
     }
 
     /// Copies the nodes of a part. What is there already stays: a residual is not computed again.
