@@ -121,8 +121,8 @@ impl Graph {
         &self.nodes[self.values[value.index()].node as usize]
     }
 
-    /// Does the value follow from constants, integers and `pred` alone, so that no gradient flows into
-    /// it?
+    /// Does the value follow from constants, integers and `pred` alone, so that no gradient flows through it
+    /// to parameters?
     pub fn is_gradient_free(&self, value: ValueId) -> bool {
         self.values[value.index()].is_gradient_free
     }
@@ -140,8 +140,7 @@ impl Graph {
         value
     }
 
-    /// Declares that no gradient flows into an input: a loop's carried value that starts as one which is
-    /// free of gradients.
+    /// Declares that an input of a region follows from constants, integers and `pred` alone.
     pub(crate) fn mark_gradient_free(&mut self, input: ValueId) {
         self.values[input.index()].is_gradient_free = true;
     }

@@ -317,7 +317,8 @@ impl<'g> Tensor<'g> {
         self.ty().varying
     }
 
-    /// Does the value follow from constants, integers and `pred` alone? Then no gradient flows into it.
+    /// Does the value follow from constants, integers and `pred` alone? Then no gradient flows through it to
+    /// parameters, and it is handed over with `vary` by itself. It may be differentiated for all the same.
     pub fn is_gradient_free(&self) -> bool {
         self.value.is_some_and(|value| self.tracer.graph().is_gradient_free(value))
     }
