@@ -8,7 +8,8 @@
 //!   at once.
 //! - **XNNPACK fusions** (`xla_cpu_use_xnnpack`, which XLA sets by default for some processors): before it runs again,
 //!   a fusion waits until tasks that it has left in the pool have been run by other workers. A replica runs on at most
-//!   [`WORKERS_PER_REPLICA`] workers, each of which may be in such a fusion.
+//!   [`WORKERS_PER_REPLICA`] workers, each of which may be in such a fusion. XLA may briefly go beyond that limit, so
+//!   this bound is less certain than that of collectives.
 //!
 //! When every worker waits, nothing in the pool is ever run: the process hangs until XLA's time-out ends it. So
 //! [`num_workers`] makes the pool larger than all that can wait at once, by as many workers as there are processors: they
@@ -61,7 +62,7 @@ impl CpuWaits {
 
 /// Workers that the pool must have for `num_devices` replicas: one for each that can wait at once, and one for each
 /// processor. See the module's documentation. XLA itself stops at 256, which leaves one that does not wait for up to 256
-/// replicas, and with XNNPACK for up to 51.
+/// replicas, and with XNNPACK for up to about 50.
 pub(super) fn num_workers(num_devices: usize, waits: CpuWaits) -> usize {
     let num_waiting = match waits {
         CpuWaits::Collectives => num_devices.saturating_sub(1),
