@@ -1,5 +1,5 @@
-//! Time of one update of GPT-2 124M's parameters, against the bytes that it must move and the bandwidth of the
-//! memory, measured in the same run. See `README.md` here.
+//! Time of one update of GPT-2 124M's parameters, with and without looking at it before it is kept, against the bytes
+//! that it must move and the bandwidth of the memory, measured in the same run. See `README.md` here.
 //!
 //! ```text
 //! cargo bench --bench update -- [--rounds N]
@@ -13,10 +13,11 @@ use std::time::Instant;
 use hlo::{AxisSet, DType, Graph, Literal, Mesh, TensorType, Tree, lower, passes, trace, verify};
 use lockstep::cli::allocator;
 use lockstep::config::Config;
-use lockstep::optim::{Context, Transformation, from_config};
+use lockstep::optim::{Context, Transformation, from_config, global_norm};
 use lockstep::pjrt::{
     Arg, Client, CompileOptions, InstallOptions, Platform, Plugin, find_or_install,
 };
+use lockstep::step::{again_if, first_nonfinite};
 use lockstep::train::Formulation;
 use models::gpt::{self, Preset};
 use models::{Batch, Model, Precision, Scope};
@@ -46,18 +47,33 @@ fn main() -> Result<(), Box<dyn Error>> {
     let before = triad_gb_per_sec(num_params, rounds);
     println!("memory: {before:.2} GB/s, reading two arrays and writing one");
     for (name, num_passes) in CASES {
-        let seconds = update_secs(&client, name, &params, rounds)?;
-        let bytes = leaf_gb * num_passes as f64;
-        let rate = bytes / seconds;
+        let [alone, normed, looked_at] = [Form::Alone, Form::Normed, Form::LookedAt]
+            .map(|form| update_secs(&client, name, &params, form, rounds));
+        let (alone, normed, looked_at) = (alone?, normed?, looked_at?);
+        let rate = leaf_gb * num_passes as f64 / alone;
         println!(
-            "{name}: {:.1} ms, {num_passes} * {leaf_gb:.3} GB, {rate:.2} GB/s, {:.2} of the memory's",
-            seconds * 1e3,
-            rate / before
+            "{name}: {:.1} ms, {num_passes} * {leaf_gb:.3} GB, {rate:.2} GB/s, {:.2} of the memory's; with the \
+             gradients' norm {:.1} ms; in a step {:.1} ms",
+            alone * 1e3,
+            rate / before,
+            normed * 1e3,
+            looked_at * 1e3
         );
     }
     let after = triad_gb_per_sec(num_params, rounds);
     println!("memory again: {after:.2} GB/s");
     Ok(())
+}
+
+/// What is done beside the update.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    /// Nothing.
+    Alone,
+    /// Where the gradients' norm is not finite, nothing is kept.
+    Normed,
+    /// Where anything in the next state is not, either: what a step does.
+    LookedAt,
 }
 
 /// The types of GPT-2 124M's parameters.
@@ -81,13 +97,14 @@ fn update_secs(
     client: &Client,
     name: &str,
     params: &Tree<TensorType>,
+    form: Form,
     rounds: usize,
 ) -> Result<f64, Box<dyn Error>> {
-    let graph = update_graph(&*optimizer(name)?, params)?;
+    let graph = update_graph(&*optimizer(name)?, params, form)?;
     let executable = client.compile(&lower(&graph, "update"), &CompileOptions::default())?;
     let upload = |input: &hlo::Input| -> Result<_, Box<dyn Error>> {
         let ty = graph.ty(input.value);
-        let value = if input.name.starts_with("state.") { 0.0 } else { 0.01 };
+        let value = if input.name.starts_with("opt_state.") { 0.0 } else { 0.01 };
         let values = Literal::from_f64(ty.dtype, &ty.dims, &vec![value; ty.num_elements()]);
         Ok(client.upload_replicated(Arc::new(values))?)
     };
@@ -118,13 +135,14 @@ fn optimizer(name: &str) -> Result<Box<dyn Transformation>, Box<dyn Error>> {
     Ok(from_config(&Config::parse(text, Path::new("update.toml"), &sets)?.optimizer))
 }
 
-/// params, state, number, rate, gradients -> params, state.
+/// params, state, number, rate, sums of gradients, scale -> params, state.
 fn update_graph(
     optimizer: &dyn Transformation,
     params: &Tree<TensorType>,
+    form: Form,
 ) -> Result<Graph, Box<dyn Error>> {
     let mut types = params.clone().prefixed("params");
-    types.extend(optimizer.init(params).prefixed("state"));
+    types.extend(optimizer.init(params).prefixed("opt_state"));
     let graph = trace(Mesh::SINGLE, |t| {
         let inputs = types.map(|path, ty| t.input(path, ty.clone()));
         let context = Context {
@@ -132,15 +150,24 @@ fn update_graph(
             num_updates: t.input("num_updates", TensorType::new(DType::U32, &[])),
             learning_rate: t.input("learning_rate", TensorType::new(DType::F32, &[])),
         };
-        let gradients = params.map(|path, ty| t.input(format!("gradients.{path}"), ty.clone()));
-        let mut state = inputs.subtree("state");
-        let updates = optimizer.update(gradients, &mut state, &context);
+        let totals = params.map(|path, ty| t.input(format!("totals.{path}"), ty.clone()));
+        let scale = t.input("scale", TensorType::new(DType::F32, &[]));
+        let mean = totals.map(|_, total| *total * scale);
+        let mut state = inputs.subtree("opt_state");
+        let updates = optimizer.update(mean.clone(), &mut state, &context);
         let next = context.params.map(|path, param| *param + updates[path]);
-        for (path, value) in next.prefixed("params").iter() {
-            t.next_state(path, *value);
+        let mut next = next.prefixed("params");
+        next.extend(state.prefixed("opt_state"));
+        let norm = global_norm(&mean).filter(|_| form != Form::Alone);
+        let apply = norm.map(|norm| match form {
+            Form::LookedAt => norm.is_finite().and(first_nonfinite(t, &next).equal(0.0)),
+            _ => norm.is_finite(),
+        });
+        if let (Some(apply), Form::LookedAt) = (apply, form) {
+            next = again_if(apply, &next, &mean, &totals, scale);
         }
-        for (path, value) in state.prefixed("state").iter() {
-            t.next_state(path, *value);
+        for (path, next) in next.iter() {
+            t.next_state(path, apply.map_or(*next, |apply| apply.select(*next, inputs[path])));
         }
     })?;
     let graph = Formulation::of(Platform::Cpu).apply(passes::simplify(&graph));

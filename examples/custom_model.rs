@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::load(&file, &[])?;
     let splits = data::open(&config.data, config.train.seed)?;
     let job = train::Job { config: &config, model: &residual_mlp, splits: &splits };
-    let outcome = train::train(&job, &train::Options::default())?;
+    let outcome = train::train(&job, &train::Options::default())?.success()?;
     println!("test accuracy {:.4}", outcome.summary.eval_accuracy.unwrap_or(f64::NAN));
     Ok(())
 }

@@ -196,6 +196,11 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
     assert_eq!(good(&["schedule.warmup=none"]).schedule.warmup, Warmup::NONE);
     assert_eq!(config.train.precision, Precision::F64);
 
+    // What f32 does not hold, f64 does.
+    good(&["train.precision=f64", "optimizer.epsilon=1e-46", "optimizer.clip_grad_norm=1e39"]);
+    // Too small to show is as good as none.
+    good(&["optimizer.weight_decay=1e-46"]);
+
     let config = good(&["train.epochs=3", "train.steps=7", "train.steps=8", "model.hidden=[]"]);
     assert_eq!(config.train.length, Length::Steps(8));
     let Model::Mlp(mlp) = &config.model else { panic!("another model") };
@@ -459,6 +464,28 @@ fn bad_set_arguments_say_what_to_change() {
         ),
         (&["optimizer.ema_decay=1"], &["optimizer.ema_decay: found 1", "below 1"]),
         (&["optimizer.clip_grad_norm=0"], &["optimizer.clip_grad_norm: found 0", "above 0"]),
+        (&["schedule.peak=3e39"], &["schedule.peak: found 3e39", "to 3.4e38, which f32 holds"]),
+        (&["schedule.peak=1e-46"], &["schedule.peak: found 1e-46", "above 0, from 1.2e-38"]),
+        (
+            &["schedule.base_lr=1e39", "schedule.base_batch=8", "train.precision=f64"],
+            &["schedule.base_lr: found 1e39", "f32"],
+        ),
+        (&["optimizer.epsilon=1e-46"], &["--set optimizer.epsilon=1e-46", "above 0, from 1.2e-38"]),
+        (
+            &["optimizer.name=adam", "optimizer.epsilon=1e39", "train.precision=bf16"],
+            &["optimizer.epsilon: found 1e39", "to 3.4e38, which f32 holds"],
+        ),
+        (
+            &["optimizer.epsilon=1e-310", "train.precision=f64"],
+            &["optimizer.epsilon: found 1e-310", "from 2.2e-308", "f64"],
+        ),
+        (&["optimizer.weight_decay=1e39"], &["optimizer.weight_decay: found 1e39", "from 0 to"]),
+        (&["optimizer.clip_grad_norm=1e39"], &["optimizer.clip_grad_norm: found 1e39", "f32"]),
+        (&["optimizer.clip_grad_norm=1e-39"], &["optimizer.clip_grad_norm: found 1e-39", "f32"]),
+        (
+            &["optimizer.name=lars", "optimizer.trust_coefficient=1e-40"],
+            &["optimizer.trust_coefficient: found 1e-40", "f32"],
+        ),
         (
             &["optimizer.weight_decay_exclude=['[a']"],
             &["optimizer.weight_decay_exclude: not a pattern"],

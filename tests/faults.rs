@@ -94,7 +94,7 @@ fn train(
 ) -> Result<Outcome, train::Error> {
     let config = config(sets);
     let options = Options { out: Some(out.to_owned()), ..Options::default() };
-    train::train(&Job { config: &config, model, splits }, &options)
+    train::train(&Job { config: &config, model, splits }, &options)?.success()
 }
 
 fn mlp() -> Mlp {
@@ -150,10 +150,13 @@ fn an_example_that_is_not_a_number_can_be_left_out() {
     let outcome = train(&skip, &mlp(), &splits, dir.path()).unwrap();
     assert_eq!(outcome.summary.steps, NUM_STEPS);
     assert!(outcome.summary.final_loss.is_some_and(f64::is_finite), "{:?}", outcome.summary);
+    assert_eq!(outcome.summary.num_skipped, 1);
     let text = fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
     let steps = text.lines().take(NUM_STEPS as usize).enumerate();
     for (index, line) in steps {
         assert_eq!(line.contains("\"loss\":null"), index as u64 == STEP, "{line}");
+        let skipped = format!("\"num_skipped\":{},", u64::from(index as u64 >= STEP));
+        assert!(line.contains(&skipped), "{line}");
     }
 }
 

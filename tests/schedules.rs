@@ -229,6 +229,11 @@ fn bad_schedules_say_what_to_change() {
         |total_steps| Shape::Cosine(Decay { total_steps: Some(total_steps), ..Decay::default() });
     let (one, none) = (Peak::Rate(1.0), Span::Steps(1));
     let no_batch = Peak::Scaled { base_lr: 0.1, base_batch: 0, scaling: Scaling::Linear };
+    let grown = Peak::Scaled { base_lr: 3e38, base_batch: 1, scaling: Scaling::Linear };
+    let points = |boundaries: &[u64], factors: &[f64]| {
+        let (boundaries, factors) = (Some(boundaries.to_vec()), factors.to_vec());
+        Shape::Piecewise(Piecewise { boundaries, factors, ..Piecewise::default() })
+    };
     let epochs = |places: &[f64]| {
         let boundary_epochs = Some(places.to_vec());
         Shape::Step(StepDecay { boundary_epochs, ..StepDecay::default() })
@@ -240,7 +245,15 @@ fn bad_schedules_say_what_to_change() {
         (constant(), one, Span::Epochs(0.01), "schedule.warmup_epochs is less than one step"),
         (constant(), one, Span::Examples(31), "schedule.warmup_examples is less than one step"),
         (constant(), Peak::Rate(-1.0), none, "peak learning rate is -1"),
-        (constant(), no_batch, none, "is inf"),
+        (constant(), no_batch, none, "is inf; set schedule.base_lr"),
+        (constant(), Peak::Rate(3e39), none, "rate is 3e39; set schedule.peak"),
+        (constant(), grown, none, "; set schedule.base_lr so that it is a number that f32 holds"),
+        (steps(&[5, 10], 1e20), one, none, "of step 10 is 1e40, which f32 does not hold; lower"),
+        (steps(&[5, 10], 1e20), one, none, "lower schedule.peak or schedule.factor"),
+        (points(&[10, 20], &[1.0, 1e39]), one, none, "of step 20 is 1e39, which f32 does"),
+        // Beyond the end, but on the way there.
+        (points(&[10, 1000], &[1.0, 1e40]), one, none, "rate of step 99 is "),
+        (points(&[10, 1000], &[1.0, 1e40]), one, none, "lower schedule.peak or schedule.factors"),
         (
             steps(&[5, 5], 0.1),
             one,

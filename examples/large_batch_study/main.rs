@@ -84,6 +84,7 @@ fn run(task: Task, arm: Arm, factor: usize, seed: u64) -> Result<Outcome, Box<dy
     let splits = data::open(&config.data, config.train.seed)?;
     let model = task.model();
     let job = train::Job { config: &config, model: &*model, splits: &splits };
+    // A run that diverges is a result here.
     let summary = train::train(&job, &train::Options::default())?.summary;
     let accuracy = summary.eval_accuracy.ok_or("the run was not evaluated")?;
     let loss = summary.final_loss.filter(|loss| loss.is_finite()).unwrap_or(f64::INFINITY);

@@ -21,6 +21,7 @@ mod ops;
 pub mod passes;
 pub mod random;
 mod rebuild;
+mod recompute;
 mod region;
 mod stablehlo;
 mod tensor;

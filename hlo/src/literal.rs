@@ -123,6 +123,17 @@ impl Literal {
         }
     }
 
+    /// Is no element infinite or NaN?
+    pub fn is_finite(&self) -> bool {
+        match self.dtype {
+            DType::F64 => self.as_slice::<f64>().iter().all(|v| v.is_finite()),
+            DType::F32 => self.as_slice::<f32>().iter().all(|v| v.is_finite()),
+            DType::Bf16 => self.as_slice::<bf16>().iter().all(|v| v.is_finite()),
+            DType::F16 => self.as_slice::<f16>().iter().all(|v| v.is_finite()),
+            _ => true,
+        }
+    }
+
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -215,6 +226,19 @@ mod tests {
         for dtype in DType::ALL {
             let literal = Literal::from_f64(dtype, &[2], &[0.0, 1.0]);
             assert_eq!(literal.to_f64(), [0.0, 1.0], "{dtype}");
+        }
+    }
+
+    #[test]
+    fn an_element_that_is_not_finite_is_seen_in_every_float_dtype() {
+        for dtype in DType::ALL {
+            let at_end = |last: f64| Literal::from_f64(dtype, &[3], &[1.0, 0.0, last]);
+            assert!(at_end(1.0).is_finite(), "{dtype}");
+            if dtype.is_float() {
+                for last in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+                    assert!(!at_end(last).is_finite(), "{dtype} {last}");
+                }
+            }
         }
     }
 

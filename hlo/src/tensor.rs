@@ -201,7 +201,11 @@ impl Tracer {
 
     /// The values behind tensors of this tracer; `None` if one has none or is another tracer's.
     #[track_caller]
-    fn values_of(&self, op: &'static str, tensors: &[Tensor<'_>]) -> Option<Vec<ValueId>> {
+    pub(crate) fn values_of(
+        &self,
+        op: &'static str,
+        tensors: &[Tensor<'_>],
+    ) -> Option<Vec<ValueId>> {
         if tensors.iter().any(|tensor| !std::ptr::eq(tensor.tracer, self)) {
             let message = "an operand belongs to another graph; a loop's body gets outer values \
                            through the values it carries";
@@ -237,6 +241,10 @@ impl Tracer {
 
     pub(crate) fn graph(&self) -> std::cell::Ref<'_, Graph> {
         self.graph.borrow()
+    }
+
+    pub(crate) fn graph_mut(&self) -> std::cell::RefMut<'_, Graph> {
+        self.graph.borrow_mut()
     }
 
     /// Inputs of a region, of which some are free of gradients.

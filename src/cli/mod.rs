@@ -1,7 +1,7 @@
 //! The command line: one match on the command.
 //!
-//! Figures go to stdout, everything said on the way to stderr. Exit codes: 0, 1 for errors, 2 for
-//! wrong usage.
+//! Figures go to stdout, everything said on the way to stderr. Exit codes: 0, 1 for errors and for runs that
+//! end with values that are not finite, 2 for wrong usage.
 
 pub mod allocator;
 mod args;
@@ -120,7 +120,7 @@ fn train(
         at_once.and_then(|_| signal_hook::flag::register(signal, stop.clone()))?;
     }
     let options = train::Options { started, out, init, stop };
-    let train::Outcome { summary, interrupted } = train::train(&loaded.job(), &options)?;
+    let train::Outcome { summary, interrupted, failure } = train::train(&loaded.job(), &options)?;
     if json {
         print_line(&serde_json::to_string(&summary)?)?;
     } else if let (Some(accuracy), Some(loss)) = (summary.eval_accuracy, summary.eval_loss) {
@@ -129,7 +129,7 @@ fn train(
     } else if interrupted {
         print_line(&format!("stopped after {} steps", summary.steps))?;
     }
-    Ok(ExitCode::SUCCESS)
+    failure.map_or(Ok(ExitCode::SUCCESS), |failure| Err(failure.into()))
 }
 
 fn hlo(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {

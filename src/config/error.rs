@@ -4,6 +4,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::path::PathBuf;
 
+use hlo::DType;
 use serde::de::{self, Expected, Unexpected};
 
 /// A configuration that cannot be used.
@@ -145,6 +146,31 @@ pub(super) const POSITIVE: &str = "a finite number above 0";
 /// [`require`] that a number is [`POSITIVE`].
 pub(super) fn require_positive(key: &str, value: f64) -> Result<(), KeyError> {
     require(value.is_finite() && value > 0.0, key, value, POSITIVE)
+}
+
+/// [`require`] that a number above 0 is neither 0 nor infinite in `dtype`. Devices take numbers below the least
+/// normal one for 0.
+pub(super) fn require_positive_in(dtype: DType, key: &str, value: f64) -> Result<(), KeyError> {
+    require_positive(key, value)?;
+    let (least, greatest) = range(dtype);
+    let allowed =
+        format!("a number above 0, from {least:.1e} to {greatest:.1e}, which {dtype} holds");
+    require((least..=greatest).contains(&value), key, format!("{value:?}"), &allowed)
+}
+
+/// [`require`] that a number from 0 on is not infinite in `dtype`.
+pub(super) fn require_not_negative_in(dtype: DType, key: &str, value: f64) -> Result<(), KeyError> {
+    let (_, greatest) = range(dtype);
+    let allowed = format!("a number from 0 to {greatest:.1e}, which {dtype} holds");
+    require((0.0..=greatest).contains(&value), key, format!("{value:?}"), &allowed)
+}
+
+/// The least normal number and the greatest, of a dtype that parameters have.
+fn range(dtype: DType) -> (f64, f64) {
+    match dtype {
+        DType::F64 => (f64::MIN_POSITIVE, f64::MAX),
+        _ => (f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX)),
+    }
 }
 
 /// The candidate spelled most like `word`, if any is near enough to be meant. Jaro-Winkler finds words

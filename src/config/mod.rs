@@ -150,6 +150,8 @@ impl Config {
             device: read_section(file)?,
             compile: read_section(file)?,
         };
+        let dtype = config.train.precision.dtypes().params;
+        config.optimizer.check_in(dtype).map_err(|error| error.within("optimizer"))?;
         if let AutoOr::Value(num_replicas) = config.mesh.data {
             config.check_batch(num_replicas)?;
         }

@@ -1,9 +1,10 @@
 //! `[optimizer]`: which update rule, its constants, and what is done around it.
 
+use hlo::DType;
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
-use super::error::{KeyError, require, require_positive};
+use super::error::{KeyError, require, require_not_negative_in, require_positive_in};
 use super::keys::{Section, choices, field_names, read_keys};
 use super::patterns::Patterns;
 
@@ -182,13 +183,30 @@ impl Section for Optimizer {
         let rule = UpdateRule::read_choice(choice, table)?;
         rule.check()?;
         let AroundKeys { weight_decay_exclude, clip_grad_norm, ema_decay } = read_keys(table)?;
-        if let Some(norm) = clip_grad_norm {
-            require_positive("clip_grad_norm", norm)?;
-        }
         if let Some(decay) = ema_decay {
             decay_rate("ema_decay", decay)?;
         }
         Ok(Self { rule, weight_decay_exclude, clip_grad_norm, ema_decay })
+    }
+}
+
+impl Optimizer {
+    /// Checks the constants that must not become 0 or infinite in the dtype of the parameters, which an update
+    /// is computed in: a division by them would be by 0, or none at all. Where 0 is allowed, what becomes 0 is
+    /// too small to show.
+    pub(super) fn check_in(&self, dtype: DType) -> Result<(), KeyError> {
+        let positive = |key: &str, value: f64| require_positive_in(dtype, key, value);
+        require_not_negative_in(dtype, "weight_decay", self.rule.weight_decay())?;
+        self.clip_grad_norm.map_or(Ok(()), |norm| positive("clip_grad_norm", norm))?;
+        match &self.rule {
+            UpdateRule::Sgd(_) => Ok(()),
+            UpdateRule::Adam(Adam { epsilon, .. })
+            | UpdateRule::AdamW(AdamW { epsilon, .. })
+            | UpdateRule::Lamb(Lamb { epsilon, .. }) => positive("epsilon", *epsilon),
+            UpdateRule::Lars(Lars { trust_coefficient, .. }) => {
+                positive("trust_coefficient", *trust_coefficient)
+            }
+        }
     }
 }
 
@@ -206,19 +224,14 @@ impl UpdateRule {
 
     /// Checks each key by itself.
     fn check(&self) -> Result<(), KeyError> {
-        not_negative("weight_decay", self.weight_decay())?;
         match self {
-            Self::Sgd(Sgd { momentum, nesterov, .. }) => check_momentum(*momentum, *nesterov),
-            Self::Adam(Adam { beta1, beta2, epsilon, .. })
-            | Self::AdamW(AdamW { beta1, beta2, epsilon, .. })
-            | Self::Lamb(Lamb { beta1, beta2, epsilon, .. }) => {
+            Self::Sgd(Sgd { momentum, nesterov, .. })
+            | Self::Lars(Lars { momentum, nesterov, .. }) => check_momentum(*momentum, *nesterov),
+            Self::Adam(Adam { beta1, beta2, .. })
+            | Self::AdamW(AdamW { beta1, beta2, .. })
+            | Self::Lamb(Lamb { beta1, beta2, .. }) => {
                 decay_rate("beta1", *beta1)?;
-                decay_rate("beta2", *beta2)?;
-                require_positive("epsilon", *epsilon)
-            }
-            Self::Lars(Lars { momentum, nesterov, trust_coefficient, .. }) => {
-                check_momentum(*momentum, *nesterov)?;
-                require_positive("trust_coefficient", *trust_coefficient)
+                decay_rate("beta2", *beta2)
             }
         }
     }
@@ -245,8 +258,4 @@ fn check_momentum(momentum: f64, nesterov: bool) -> Result<(), KeyError> {
 
 fn decay_rate(key: &str, value: f64) -> Result<(), KeyError> {
     require((0.0..1.0).contains(&value), key, value, "a number from 0 to below 1")
-}
-
-fn not_negative(key: &str, value: f64) -> Result<(), KeyError> {
-    require(value.is_finite() && value >= 0.0, key, value, "a finite number, 0 or more")
 }

@@ -1,9 +1,10 @@
 //! `[schedule]`: the learning rate over the run. What the words mean is in `optim::schedule`.
 
+use hlo::DType;
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
-use super::error::{KeyError, POSITIVE, require, require_positive};
+use super::error::{KeyError, POSITIVE, require, require_positive_in};
 use super::keys::{Exclusive, Section, field_names, read_keys};
 use super::shape::Shape;
 use super::span::Span;
@@ -141,14 +142,17 @@ impl Section for Schedule {
     }
 }
 
+/// What the rate is in the step, whatever the precision.
+const RATE_DTYPE: DType = DType::F32;
+
 fn read_peak(keys: &RateKeys) -> Result<Peak, KeyError> {
     match (keys.peak, keys.base_lr, keys.base_batch) {
         (Some(rate), _, _) => {
-            require_positive("peak", rate)?;
+            require_positive_in(RATE_DTYPE, "peak", rate)?;
             Ok(Peak::Rate(rate))
         }
         (None, Some(base_lr), Some(base_batch)) => {
-            require_positive("base_lr", base_lr)?;
+            require_positive_in(RATE_DTYPE, "base_lr", base_lr)?;
             require(base_batch > 0, "base_batch", base_batch, "a whole number, 1 or more")?;
             Ok(Peak::Scaled { base_lr, base_batch, scaling: keys.scaling.unwrap_or_default() })
         }

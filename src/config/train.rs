@@ -26,7 +26,7 @@ pub struct Train {
     pub steps_per_launch: usize,
     /// Steps between proofs that all replicas hold the same state; 0 is never. Default 50.
     pub check_lockstep_every: u64,
-    /// What to do about a loss that is not finite. Default `stop`.
+    /// What to do about a loss, a gradient or a next state that is not finite. Default `stop`.
     pub on_nonfinite: OnNonfinite,
     /// The dtypes of parameters and of arithmetic. Default `f32`.
     pub precision: Precision,
@@ -52,11 +52,11 @@ pub enum Length {
     Examples(u64),
 }
 
-/// What to do about a loss that is not finite; all replicas decide alike.
+/// What to do about a loss, a gradient or a next state that is not finite; all replicas decide alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnNonfinite {
-    /// The run stops, naming step and replica.
+    /// The run stops, naming the step and what it was.
     #[default]
     Stop,
     /// The update is left out.

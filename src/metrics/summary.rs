@@ -30,6 +30,8 @@ pub struct Summary {
     pub median_step_ms: Option<f64>,
     /// Seconds from process start to the end of the first step.
     pub first_step_secs: Option<f64>,
+    /// Updates left out because something was not finite.
+    pub num_skipped: u64,
     /// Hexadecimal digest of the bits of the final parameters, and of the model state with them.
     pub params_fingerprint: String,
 }
@@ -91,6 +93,7 @@ mod tests {
             "eval_top5_accuracy",
             "median_step_ms",
             "first_step_secs",
+            "num_skipped",
             "params_fingerprint",
         ];
         expected.sort_unstable();

@@ -22,6 +22,8 @@ pub struct StepMetrics {
     pub lr: f64,
     /// Euclidean norm of the whole gradient.
     pub grad_norm: f64,
+    /// Updates left out so far because something was not finite, this step's included.
+    pub num_skipped: u64,
     /// Milliseconds of the whole step.
     pub step_ms: f64,
     /// Milliseconds in which the host worked rather than waited.

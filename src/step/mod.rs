@@ -11,6 +11,7 @@
 //! checkpoints and in messages.
 
 mod eval;
+mod finite;
 mod forward;
 mod proof;
 mod repeat;
@@ -25,6 +26,7 @@ use crate::optim::{EMA, Transformation, UnmatchedPattern};
 use crate::parallel::{Policy, reduce_whole_stacks};
 
 pub use eval::trace_eval;
+pub use finite::{again_if, first_nonfinite};
 pub use forward::{Forward, trace_forward};
 pub use proof::trace_proof;
 pub use repeat::repeat_step;
@@ -60,7 +62,7 @@ pub struct StepSpec<'a> {
     pub optimizer: &'a dyn Transformation,
     /// How the step is spread.
     pub policy: Policy,
-    /// What happens where the loss or a gradient is not finite.
+    /// What happens where the loss, a gradient or the next state is not finite.
     pub on_nonfinite: OnNonfinite,
 }
 

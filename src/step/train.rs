@@ -2,8 +2,9 @@
 
 use hlo::random::Key;
 use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tracer, Tree, grad, trace, vjp};
-use models::{Batch, Scope, Training};
+use models::{Batch, RunningMean, Scope, Training};
 
+use super::finite::{again_if, first_nonfinite};
 use super::{
     LEARNING_RATE, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, SEED, STEP, StepError, StepSpec,
     finish, training,
@@ -13,8 +14,9 @@ use crate::optim::{Context, global_norm};
 
 /// What the step's `metrics` output holds, in order: `[4]` of the parameters' dtype, the same
 /// on every replica. The loss is the global batch's mean; `num_skipped` counts the updates that were
-/// left out so far.
-pub const METRICS: [&str; 4] = ["loss", "grad_norm", "weight", "num_skipped"];
+/// left out so far; `nonfinite_leaf` is 1 plus the place, among the leaves of the state, of the first whose
+/// next value is not finite, and 0 where all are.
+pub const METRICS: [&str; 5] = ["loss", "grad_norm", "weight", "num_skipped", "nonfinite_leaf"];
 
 /// The mean loss of a batch: params, step, seed, batch -> loss.
 ///
@@ -47,11 +49,11 @@ pub fn trace_grad(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
 
 /// One step of training: state, seed, batch, learning rate -> state, metrics, replica_loss.
 ///
-/// The state is donated to the next one. Where the loss or the norm of the gradients is not finite, the
-/// state stays as it was, `step` and `num_skipped` excepted; with [`OnNonfinite::Stop`] it then stays so
-/// for good, so that launches already on their way change nothing. That is decided from all_reduced
-/// values, so identically on all replicas. `replica_loss` is each replica's own mean loss, unreduced: it
-/// tells which one it was.
+/// The state is donated to the next one. Where the loss, the norm of the gradients or anything in the next
+/// state is not finite, the state stays as it was, `step` and `num_skipped` excepted; with
+/// [`OnNonfinite::Stop`] it then stays so for good, so that launches already on their way change nothing.
+/// That is decided from values that all replicas have alike, so identically. `replica_loss` is each replica's
+/// own mean loss, unreduced: it tells which one it was.
 ///
 /// # Errors
 /// A model that does not trace, or that would lose lockstep.
@@ -61,42 +63,56 @@ pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
     finish(trace(spec.mesh, |t| {
         let inputs = Inputs::new(t, spec, &types);
         let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));
-        let Gradients { mean, loss, weight, replica_loss, observed } = gradients(spec, &inputs);
-
+        let gradients = gradients(spec, &inputs);
+        let Gradients { loss, weight, replica_loss, .. } = gradients;
         let no_parameters = || t.scalar(spec.precision.params, 0.0);
-        let grad_norm = global_norm(&mean).unwrap_or_else(no_parameters);
-        let finite = loss.is_finite().and(grad_norm.is_finite());
+        let grad_norm = global_norm(&gradients.mean).unwrap_or_else(no_parameters);
+
+        let next = next_state(spec, &inputs, &running_means, learning_rate, &gradients);
+        let nonfinite_leaf = first_nonfinite(t, &next);
+        let finite = loss.is_finite().and(grad_norm.is_finite()).and(nonfinite_leaf.equal(0.0));
         let apply = match spec.on_nonfinite {
             OnNonfinite::Skip => finite,
             OnNonfinite::Stop => finite.and(inputs.num_skipped.equal(0.0)),
         };
-
-        let params = inputs.params();
-        let num_updates = inputs.step - inputs.num_skipped;
-        let context = Context { params: params.clone(), num_updates, learning_rate };
-        let mut opt_state = inputs.state.subtree(OPT_STATE);
-        let updates = spec.optimizer.update(mean, &mut opt_state, &context);
-        let mut next =
-            params.map(|path, param| apply_update(path, *param, updates[path])).prefixed(PARAMS);
-        let model_state = inputs.state.subtree(MODEL_STATE);
-        let model_state = model_state.map(|path, before| {
-            *before + (observed[path] - *before) * running_means[path].momentum
-        });
-        next.extend(model_state.prefixed(MODEL_STATE));
-        next.extend(opt_state.prefixed(OPT_STATE));
-        for (path, next) in next.iter() {
+        let Gradients { totals, mean, scale, .. } = &gradients;
+        let again = again_if(apply, &next, mean, totals, *scale);
+        for (path, next) in again.iter() {
             t.next_state(path, apply.select(*next, inputs.state[path]));
         }
         let num_skipped = inputs.num_skipped + (!apply).convert(DType::U32);
         t.next_state(STEP, inputs.step + 1.0);
         t.next_state(NUM_SKIPPED, num_skipped);
 
-        let [first, rest @ ..] =
-            [loss, grad_norm, weight, num_skipped.convert(spec.precision.params)]
-                .map(|metric| metric.reshape(&[1]));
+        let [first, rest @ ..] = [loss, grad_norm, weight, num_skipped, nonfinite_leaf]
+            .map(|metric| metric.convert(spec.precision.params).reshape(&[1]));
         t.output("metrics", first.concatenate(&rest, 0));
         t.output_varying("replica_loss", replica_loss, spec.policy.batch_axes());
     })?)
+}
+
+/// The next value of each leaf but the counters.
+fn next_state<'g>(
+    spec: &StepSpec<'_>,
+    inputs: &Inputs<'g>,
+    running_means: &Tree<RunningMean>,
+    learning_rate: Tensor<'g>,
+    gradients: &Gradients<'g>,
+) -> Tree<Tensor<'g>> {
+    let params = inputs.params();
+    let num_updates = inputs.step - inputs.num_skipped;
+    let context = Context { params: params.clone(), num_updates, learning_rate };
+    let mut opt_state = inputs.state.subtree(OPT_STATE);
+    let updates = spec.optimizer.update(gradients.mean.clone(), &mut opt_state, &context);
+    let mut next =
+        params.map(|path, param| apply_update(path, *param, updates[path])).prefixed(PARAMS);
+    let model_state = inputs.state.subtree(MODEL_STATE);
+    let model_state = model_state.map(|path, before| {
+        *before + (gradients.observed[path] - *before) * running_means[path].momentum
+    });
+    next.extend(model_state.prefixed(MODEL_STATE));
+    next.extend(opt_state.prefixed(OPT_STATE));
+    next
 }
 
 /// The parameter with its update added. An update that differs between replicas where the parameter does
@@ -142,7 +158,11 @@ impl<'g> Inputs<'g> {
 
 /// Gradients of the global batch's mean loss, and the numbers that go with them.
 struct Gradients<'g> {
-    /// Under the parameters' paths.
+    /// Sums over the global batch, under the parameters' paths.
+    totals: Tree<Tensor<'g>>,
+    /// What makes means of them.
+    scale: Tensor<'g>,
+    /// The gradients of the mean loss.
     mean: Tree<Tensor<'g>>,
     loss: Tensor<'g>,
     weight: Tensor<'g>,
@@ -161,9 +181,11 @@ fn gradients<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>) -> Gradients<'g> {
     let totals = vjp(&cotangents, &kept);
     let total_weight = global(spec, weight);
     let scale = 1.0 / total_weight;
-    let paths = params.paths().map(str::to_owned);
+    let totals: Tree<_> = params.paths().map(str::to_owned).zip(totals).collect();
     Gradients {
-        mean: paths.zip(totals).map(|(path, total)| (path, total * scale)).collect(),
+        mean: totals.map(|_, total| *total * scale),
+        totals,
+        scale,
         loss: global(spec, loss) * scale,
         weight: total_weight,
         replica_loss: (loss / weight).vary(spec.policy.batch_axes()),

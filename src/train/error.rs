@@ -71,7 +71,7 @@ pub enum Error {
         /// Devices it has.
         num_devices: usize,
     },
-    /// The loss or a gradient is infinite or NaN.
+    /// The loss, a gradient or a leaf of the next state is infinite or NaN.
     #[error(
         "step {step}: {what}; the parameters are left as they were before it. Lower the rate or warm up \
          longer, or set train.on_nonfinite = \"skip\" to leave such updates out and go on"
@@ -81,6 +81,29 @@ pub enum Error {
         step: u64,
         /// Which value, and on which replicas.
         what: String,
+    },
+    /// With `train.on_nonfinite = "skip"`: the last update of the run was left out.
+    #[error(
+        "the last update of the run was left out, in step {step}: {what}. {num_skipped} of {num_steps} updates \
+         were; lower the rate or warm up longer"
+    )]
+    LastSkipped {
+        /// The step, from 0.
+        step: u64,
+        /// Which value, and on which replicas.
+        what: String,
+        /// Updates that were left out.
+        num_skipped: u64,
+        /// Steps of the run.
+        num_steps: u64,
+    },
+    /// The state is finite, but what the model makes of the evaluation split is not.
+    #[error(
+        "the evaluation at the end of the run gives a loss of {loss}; lower the rate or warm up longer"
+    )]
+    NonFiniteEval {
+        /// The mean loss.
+        loss: f64,
     },
     /// The proof found replicas that differ.
     #[error(

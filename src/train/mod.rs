@@ -77,21 +77,39 @@ impl Default for Options {
     }
 }
 
-/// What a run came to.
-#[derive(Clone, Debug, PartialEq)]
+/// What a run came to: everything that there is to be written has been.
+#[derive(Debug)]
 pub struct Outcome {
     /// What `summary.json` holds.
     pub summary: Summary,
     /// Was it ended from outside, before its last step?
     pub interrupted: bool,
+    /// Why it is no success: what ended it before its last step, or what is not finite at its end.
+    pub failure: Option<Error>,
+}
+
+impl Outcome {
+    /// The outcome of a run that succeeded or was interrupted.
+    ///
+    /// # Errors
+    /// The failure of one that did not.
+    pub fn success(self) -> Result<Self, Error> {
+        match self.failure {
+            Some(failure) => Err(failure),
+            None => Ok(self),
+        }
+    }
 }
 
 /// Trains from the first step to the last: opens the devices, compiles, runs the loop, evaluates, and
 /// writes `metrics.jsonl`, `params.safetensors` and `summary.json` if there is a directory for them.
 ///
+/// A run that failed on the way, with parameters that are sound, has an outcome too: they have been written,
+/// and metrics up to that step.
+///
 /// # Errors
-/// See [`Error`]. What there is by then has been written: metrics up to the step, and the parameters if
-/// they are sound.
+/// See [`Error`]: what keeps a run from starting or from being written down, and what leaves no sound
+/// parameters.
 pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     // Before anything that takes time: a run that could not be written down does not start.
     options.out.as_deref().map(check_out_dir).transpose()?;
@@ -116,6 +134,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         last_loss: None,
         last_eval: None,
         num_skipped: 0,
+        skipped_last: None,
         last_end: Instant::now(),
     };
     let ended = run.steps(&mut trainer, &options.stop);
@@ -123,19 +142,25 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let held = run.write_held();
     let written = run.writer.take().map_or(Ok(()), MetricsWriter::finish);
 
-    // Whatever ended the steps: what is sound is kept. What a failed proof or launch leaves is not.
-    let saved = match &ended {
-        Err(Error::LockstepLost { .. } | Error::Pjrt(_)) => None,
-        _ => Some(run.save(&trainer, options.out.as_deref())),
-    };
     if let Some(report) = job.splits.skipped_report() {
         say(&report);
     }
-    let interrupted = ended?;
-    held?;
-    written?;
-    let summary = saved.unwrap_or_else(|| unreachable!("an unsound end is an error"))?;
-    Ok(Outcome { summary, interrupted })
+    // Whatever ended the steps: what is sound is kept. What a failed proof or launch leaves is not.
+    let (interrupted, failure) = match ended {
+        Err(error @ (Error::LockstepLost { .. } | Error::Pjrt(_))) => return Err(error),
+        Err(error) => (false, Some(error)),
+        Ok(interrupted) => (interrupted, run.nonfinite_end()),
+    };
+    let saved = run.save(&trainer, options.out.as_deref());
+    match (
+        saved.and_then(|summary| held.and(written.map_err(Error::from)).map(|()| summary)),
+        failure,
+    ) {
+        (Ok(summary), failure) => Ok(Outcome { summary, interrupted, failure }),
+        // What went wrong first.
+        (Err(_), Some(failure)) => Err(failure),
+        (Err(error), None) => Err(error),
+    }
 }
 
 fn describe_devices(client: &Client, config: &Config) -> String {
@@ -161,6 +186,8 @@ struct Run<'a> {
     last_loss: Option<f64>,
     last_eval: Option<EvalResult>,
     num_skipped: u64,
+    /// What was not finite in the last step, if its update was left out.
+    skipped_last: Option<String>,
     /// When the step before ended.
     last_end: Instant,
 }
@@ -276,6 +303,7 @@ impl Run<'_> {
             loss: result.loss,
             lr: result.lr,
             grad_norm: result.grad_norm,
+            num_skipped: result.num_skipped,
             step_ms: ms(took),
             host_ms: ms(host),
             data_wait_ms: ms(data_wait),
@@ -289,6 +317,7 @@ impl Run<'_> {
         self.progress.step(result.step + 1, result.loss);
         self.num_steps = result.step + 1;
         self.last_loss = Some(result.loss);
+        self.skipped_last = None;
         if result.num_skipped > self.num_skipped {
             self.num_skipped = result.num_skipped;
             let what = describe_nonfinite(result);
@@ -298,8 +327,21 @@ impl Run<'_> {
             let (step, count) = (result.step, result.num_skipped);
             let text = format!("step {step}: {what}; its update was left out ({count} so far)");
             self.progress.message(&text);
+            self.skipped_last = Some(what);
         }
         Ok(())
+    }
+
+    /// What is not finite at the end of a run that took all its steps.
+    fn nonfinite_end(&self) -> Option<Error> {
+        let (num_steps, num_skipped) = (self.num_steps, self.num_skipped);
+        if let Some(what) = self.skipped_last.clone() {
+            let step = num_steps.saturating_sub(1);
+            return Some(Error::LastSkipped { step, what, num_skipped, num_steps });
+        }
+        let loss = self.last_eval.as_ref().map(|eval| eval.loss);
+        let loss = loss.filter(|loss| !loss.is_finite())?;
+        Some(Error::NonFiniteEval { loss })
     }
 
     fn evaluate(&mut self, trainer: &Trainer) -> Result<(), Error> {
@@ -352,11 +394,13 @@ impl Run<'_> {
             eval_top5_accuracy: metric("top5_accuracy"),
             median_step_ms: self.timer.median_ms(),
             first_step_secs: self.timer.first_step_secs(),
+            num_skipped: self.num_skipped,
             params_fingerprint: params_fingerprint(&params),
         };
         if let Some(dir) = out {
-            params_file::save(&dir.join(params_file::FILE), &params)?;
+            let written = params_file::save(&dir.join(params_file::FILE), &params);
             summary.save(dir)?;
+            written?;
         }
         Ok(summary)
     }
@@ -364,9 +408,12 @@ impl Run<'_> {
 
 fn describe_nonfinite(result: &StepResult) -> String {
     let replicas: Vec<_> = result.nonfinite_replicas.iter().map(usize::to_string).collect();
-    match (&replicas[..], result.loss.is_finite()) {
-        ([], true) => format!("the gradient's norm is {}", result.grad_norm),
-        ([], false) => format!("the loss is {}", result.loss),
+    match (&replicas[..], &result.nonfinite_leaf) {
+        ([], _) if !result.loss.is_finite() => format!("the loss is {}", result.loss),
+        ([], Some(leaf)) if result.grad_norm.is_finite() => {
+            format!("the next value of `{leaf}` is not finite")
+        }
+        ([], _) => format!("the gradient's norm is {}", result.grad_norm),
         ([one], _) => format!("the loss is not finite on replica {one}"),
         (many, _) => format!("the loss is not finite on replicas {}", many.join(", ")),
     }

@@ -19,9 +19,10 @@ pub const FILE: &str = "params.safetensors";
 /// Writes parameters, whole or not at all: a file that is there stays until the new one is complete.
 ///
 /// # Errors
-/// If the file cannot be written.
+/// A value that is not finite; a file that cannot be written.
 pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
     let failed = |reason: String| Error::Params { verb: "write", path: path.to_owned(), reason };
+    params.iter().try_for_each(|(name, literal)| check_finite(name, literal)).map_err(failed)?;
     let views = params.iter().map(|(path, literal)| (path, Leaf(literal)));
     let bytes = safetensors::serialize(views, None).map_err(|error| failed(error.to_string()))?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -43,7 +44,7 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
 ///
 /// # Errors
 /// A file that cannot be read or is damaged, a parameter that is missing, is of another dtype or dims,
-/// or is not one of the model's.
+/// holds a value that is not finite, or is not one of the model's.
 pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Error> {
     let failed = |reason: String| Error::Params { verb: "read", path: path.to_owned(), reason };
     let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
@@ -71,9 +72,17 @@ pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Erro
             }
             _ => literal.bytes_mut().copy_from_slice(view.data()),
         }
+        check_finite(name, &literal).map_err(failed)?;
         Ok((path.to_owned(), literal))
     };
     types.iter().zip(&sources).map(|(ours, theirs)| leaf(ours, theirs)).collect()
+}
+
+fn check_finite(name: &str, literal: &Literal) -> Result<(), String> {
+    match literal.is_finite() {
+        true => Ok(()),
+        false => Err(format!("`{name}` holds values that are infinite or NaN")),
+    }
 }
 
 /// Name in the file and layout of each of the model's leaves, in order.
@@ -212,6 +221,30 @@ mod tests {
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() - 3]).unwrap();
         assert!(message(&types).contains("damaged"));
+    }
+
+    #[test]
+    fn values_that_are_not_finite_are_neither_saved_nor_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        save(&path, &example()).unwrap();
+        let good = std::fs::read(&path).unwrap();
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut params = example();
+            params.insert("b.2.bias", Literal::from_slice(&[1], &[bad]));
+            let error = save(&path, &params).unwrap_err().to_string();
+            assert!(error.contains("cannot write the parameters"), "{error}");
+            assert!(error.contains("`b.2.bias` holds values that are infinite or NaN"), "{error}");
+            assert_eq!(std::fs::read(&path).unwrap(), good, "what was there stays");
+
+            let damaged = dir.path().join("damaged.safetensors");
+            let bytes = good.windows(4).position(|bytes| bytes == 4f32.to_ne_bytes()).unwrap();
+            let mut file = good.clone();
+            file[bytes..bytes + 4].copy_from_slice(&bad.to_ne_bytes());
+            std::fs::write(&damaged, file).unwrap();
+            let error = load(&damaged, &types(&example())).unwrap_err().to_string();
+            assert!(error.contains("`b.2.bias` holds values that are infinite or NaN"), "{error}");
+        }
     }
 
     /// A block's map from 3 to 2, as Hugging Face's GPT-2 has it: `[in, out]`.

@@ -73,6 +73,8 @@ pub struct StepResult {
     pub num_skipped: u64,
     /// Replicas whose own loss is not finite; looked at only where an update was left out.
     pub nonfinite_replicas: Vec<usize>,
+    /// The first leaf of the state whose next value was not finite.
+    pub nonfinite_leaf: Option<String>,
 }
 
 /// Means over the evaluation split.
@@ -295,8 +297,8 @@ impl Trainer {
         self.programs.proof.start();
         let mut results = Vec::with_capacity(rates.len());
         for (i, (lr, metrics)) in rates.into_iter().zip(metrics.chunks(METRICS.len())).enumerate() {
-            let [loss, grad_norm, _weight, num_skipped] = *metrics else {
-                unreachable!("the step's program returns four metrics");
+            let [loss, grad_norm, _weight, num_skipped, nonfinite_leaf] = *metrics else {
+                unreachable!("the step's program returns five metrics");
             };
             let num_skipped = num_skipped as u64;
             let mut nonfinite_replicas = vec![];
@@ -308,8 +310,17 @@ impl Trainer {
                 }
             }
             self.num_skipped = num_skipped;
-            let step = first + i as u64;
-            results.push(StepResult { step, lr, loss, grad_norm, num_skipped, nonfinite_replicas });
+            let place = (nonfinite_leaf as usize).checked_sub(1);
+            let nonfinite_leaf = place.and_then(|place| self.types.paths().nth(place));
+            results.push(StepResult {
+                step: first + i as u64,
+                lr,
+                loss,
+                grad_norm,
+                num_skipped,
+                nonfinite_replicas,
+                nonfinite_leaf: nonfinite_leaf.map(str::to_owned),
+            });
         }
         Ok(results)
     }

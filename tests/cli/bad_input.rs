@@ -56,6 +56,12 @@ fn keys_and_values() {
         (&["schedule.warmup_epochs=0.01"], &["there would be no warm-up"]),
         (&["schedule.warmup_steps=0"], &["schedule.warmup_steps: found 0", "leave the key out"]),
         (&["schedule.peak=-1"], &["schedule.peak: found -1", "above 0"]),
+        (&["schedule.peak=3e39"], &["schedule.peak: found 3e39", "to 3.4e38, which f32 holds"]),
+        (
+            &["schedule.base_lr=3e38", "schedule.base_batch=1"],
+            &["the peak learning rate is 1.92e40; set schedule.base_lr"],
+        ),
+        (&["optimizer.epsilon=1e-46"], &["optimizer.epsilon: found 1e-46", "from 1.2e-38"]),
         (&["model.hidden=[1000000000, 1000000000]"], &["the model does not trace", "2^40"]),
         (&["data.path=nowhere.gz"], &["cannot read the data file", "nowhere.gz", "data.path"]),
         (&["data.path=."], &["cannot read the data file", "is a directory", "data.path"]),
@@ -141,6 +147,11 @@ fn parameters_to_start_from() {
     for (path, fragments) in cases {
         refused(train_args(&[], &["--init", text(path)]), &[], fragments);
     }
+    let [sound @ .., _, _, _, _] = &bytes[..] else { panic!("an empty file") };
+    let poisoned = file(dir.path(), "poisoned", &[sound, &f32::NAN.to_le_bytes()].concat());
+    let fragments =
+        ["cannot read the parameters", "poisoned: `", "` holds values that are infinite or NaN"];
+    refused(train_args(&small, &["--init", text(&poisoned)]), &[], &fragments);
 }
 
 #[test]

@@ -5,10 +5,19 @@ use std::time::{Duration, Instant};
 
 use super::{keys, lockstep, metrics, set, summary, text, train_args};
 
-const STEP_FIELDS: [&str; 8] =
-    ["step", "loss", "lr", "grad_norm", "step_ms", "host_ms", "data_wait_ms", "examples_per_sec"];
+const STEP_FIELDS: [&str; 9] = [
+    "step",
+    "loss",
+    "lr",
+    "grad_norm",
+    "num_skipped",
+    "step_ms",
+    "host_ms",
+    "data_wait_ms",
+    "examples_per_sec",
+];
 const EVAL_FIELDS: [&str; 3] = ["eval_loss", "eval_accuracy", "eval_top5_accuracy"];
-const SUMMARY_FIELDS: [&str; 10] = [
+const SUMMARY_FIELDS: [&str; 11] = [
     "steps",
     "num_replicas",
     "global_batch",
@@ -18,6 +27,7 @@ const SUMMARY_FIELDS: [&str; 10] = [
     "eval_top5_accuracy",
     "median_step_ms",
     "first_step_secs",
+    "num_skipped",
     "params_fingerprint",
 ];
 
@@ -135,7 +145,7 @@ fn updates_that_are_not_finite_are_counted_and_left_out_if_asked_for() {
         "mesh.data=2",
     ];
     let dir = tempfile::tempdir().unwrap();
-    let done = lockstep(&train_args(&sets, &["--out", text(dir.path())])).succeeded();
+    let done = lockstep(&train_args(&sets, &["--out", text(dir.path()), "--json"]));
     // The first step's loss is that of the initial parameters, and its update is what blows up.
     for (step, count) in [(1, 1), (4, 4)] {
         let said = format!(
@@ -143,7 +153,101 @@ fn updates_that_are_not_finite_are_counted_and_left_out_if_asked_for() {
         );
         assert!(done.stderr.contains(&said), "{}", done.stderr);
     }
+    // A run that ends so is no success, and says what it came to all the same.
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
+    let said = "error: the last update of the run was left out, in step 4: the loss is not finite on \
+                replicas 0, 1. 4 of 5 updates were; lower the rate";
+    assert!(done.stderr.contains(said), "{}", done.stderr);
     let summary = summary(dir.path());
+    assert_eq!(done.json(), summary);
     assert_eq!((&summary["steps"], &summary["final_loss"]), (&5.into(), &serde_json::Value::Null));
-    assert_eq!(metrics(dir.path()).len(), 5);
+    assert_eq!(summary["num_skipped"], 4);
+    let counts: Vec<_> =
+        metrics(dir.path()).iter().map(|line| line["num_skipped"].clone()).collect();
+    assert_eq!(counts, [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn an_update_that_is_not_finite_is_not_kept_though_loss_and_gradients_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = dir.path().join("good");
+    let sets = ["train.epochs=2", "mesh.data=2"];
+    let trained =
+        lockstep(&train_args(&sets, &["--out", text(&good), "--json"])).succeeded().json();
+    let params = good.join("params.safetensors");
+    let before = fs::read(&params).unwrap();
+
+    // The rate times the decayed parameter is infinite in f32.
+    let blown_up = [
+        "optimizer.weight_decay=10",
+        "schedule.name=constant",
+        "schedule.peak=3e38",
+        "schedule.warmup=none",
+        "train.steps=6",
+    ];
+    for (more, num_steps, num_skipped, said) in [
+        (&["mesh.data=2"][..], 1, 1, "error: step 0: the next value of `params."),
+        (
+            &["mesh.data=2", "train.steps_per_launch=3"],
+            1,
+            1,
+            "error: step 0: the next value of `params.",
+        ),
+        (
+            &["mesh.data=2", "train.on_nonfinite=skip"],
+            6,
+            6,
+            "error: the last update of the run was left",
+        ),
+        (
+            &["mesh.data=1", "train.on_nonfinite=skip", "train.steps_per_launch=3"],
+            6,
+            6,
+            ", in step 5: the next value of `params.",
+        ),
+    ] {
+        let out = dir.path().join("out");
+        let sets = [&blown_up, more].concat();
+        let args = ["--init", text(&params), "--out", text(&out), "--json"];
+        let done = lockstep(&train_args(&sets, &args));
+        assert_eq!(done.code, Some(1), "{more:?}: {}", done.stderr);
+        assert!(done.stderr.contains(said), "{more:?}: {}", done.stderr);
+        assert_eq!(fs::read(out.join("params.safetensors")).unwrap(), before, "{more:?}");
+        let summary = summary(&out);
+        assert_eq!(done.json(), summary);
+        assert_eq!(summary["params_fingerprint"], trained["params_fingerprint"], "{more:?}");
+        assert_eq!(
+            (&summary["steps"], &summary["num_skipped"]),
+            (&num_steps.into(), &num_skipped.into()),
+            "{more:?}"
+        );
+        let lines = metrics(&out);
+        assert_eq!(lines.len(), num_steps, "{more:?}");
+        assert!(lines.iter().all(|line| line["loss"].is_number()), "{more:?}: {lines:?}");
+        if num_steps == 6 {
+            assert_eq!(summary["eval_accuracy"], trained["eval_accuracy"], "{more:?}");
+        }
+    }
+}
+
+#[test]
+fn an_evaluation_that_is_not_finite_is_no_success() {
+    // The step's own loss is that of the initial parameters.
+    let sets = [
+        "optimizer.name=sgd",
+        "schedule.peak=1e30",
+        "schedule.warmup=none",
+        "train.steps=1",
+        "mesh.data=1",
+    ];
+    let done = lockstep(&train_args(&sets, &["--json"]));
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
+    assert!(
+        done.stderr.contains("error: the evaluation at the end of the run gives a loss of "),
+        "{}",
+        done.stderr
+    );
+    let summary = done.json();
+    assert!(summary["final_loss"].is_number() && summary["eval_loss"].is_null(), "{summary}");
+    assert_eq!(summary["num_skipped"], 0);
 }

@@ -148,8 +148,10 @@ impl Setting {
                     }
                     _ if output.name == "metrics" => {
                         let [loss, norm] = [&step["loss"], &step["grad_norm"]].map(number);
-                        let expected = [loss, norm, BATCH as f64, 0.0];
-                        assert_eq!(METRICS, ["loss", "grad_norm", "weight", "num_skipped"]);
+                        let expected = [loss, norm, BATCH as f64, 0.0, 0.0];
+                        let names =
+                            ["loss", "grad_norm", "weight", "num_skipped", "nonfinite_leaf"];
+                        assert_eq!(METRICS, names);
                         self.assert_close(&what, &values, &expected);
                     }
                     _ if output.name == "step" => {

@@ -10,11 +10,28 @@ pub enum Error {
     Length(#[from] RunLengthError),
     /// The highest rate is no rate.
     #[error(
-        "the peak learning rate is {peak}; set schedule.peak or schedule.base_lr to a finite number, 0 or more"
+        "the peak learning rate is {peak:?}; set schedule.{key} so that it is a number that f32 holds, 0 to 3.4e38"
     )]
     Peak {
         /// The rate.
         peak: f64,
+        /// The key that it follows from.
+        key: &'static str,
+    },
+    /// A rate that is infinite in the step.
+    #[error(
+        "the learning rate of step {step} is {rate:?}, which f32 does not hold; lower schedule.{key} or \
+         schedule.{factor_key}"
+    )]
+    Rate {
+        /// The step, from 0.
+        step: u64,
+        /// The rate.
+        rate: f64,
+        /// The key that the peak follows from.
+        key: &'static str,
+        /// The key of what it is multiplied with.
+        factor_key: &'static str,
     },
     /// The warm-up does not end.
     #[error(

@@ -44,7 +44,7 @@ mod shapes;
 
 use std::fmt;
 
-use crate::config::{self, Peak, RunLength, Scaling, WarmupKind};
+use crate::config::{self, Peak, RunLength, Scaling, Shape, WarmupKind};
 use curve::Curve;
 
 pub use error::Error;
@@ -67,19 +67,37 @@ impl Schedule {
     /// Resolves a configuration against the length of the run, which knows the global batch.
     ///
     /// # Errors
-    /// A peak that is negative or not finite; a warm-up or a decay that is longer than there is room for,
+    /// A rate that is negative, or not finite as an f32; a warm-up or a decay that is longer than there is room for,
     /// or shorter than a step; boundaries that do not rise; a fraction outside its range; epochs where
     /// nobody knows how many examples there are.
     pub fn new(config: &config::Schedule, run: &RunLength) -> Result<Self, Error> {
         let total_steps = run.total_steps();
         let peak = peak(config.peak, run.global_batch());
-        if !peak.is_finite() || peak < 0.0 {
-            return Err(Error::Peak { peak });
+        let key = match config.peak {
+            Peak::Rate(_) => "peak",
+            Peak::Scaled { .. } => "base_lr",
+        };
+        if !is_rate(peak) {
+            return Err(Error::Peak { peak, key });
         }
         let warmup_steps = warmup_steps(config.warmup, run)?;
         let curve = Curve::new(&config.shape, run, warmup_steps)?;
         let config::Warmup { kind: warmup_kind, factor: warmup_factor, .. } = config.warmup;
-        Ok(Self { peak, warmup_steps, warmup_kind, warmup_factor, total_steps, curve })
+        let schedule = Self { peak, warmup_steps, warmup_kind, warmup_factor, total_steps, curve };
+        // Above the peak there are only a `step`'s powers of its factor and a `piecewise`'s factors, which are
+        // greatest at a boundary or where the run ends.
+        let boundaries = schedule.boundaries().iter().copied().filter(|step| *step < total_steps);
+        for step in [0].into_iter().chain(boundaries).chain([total_steps.saturating_sub(1)]) {
+            let rate = schedule.lr(step);
+            if !is_rate(rate) {
+                let factor_key = match &config.shape {
+                    Shape::Piecewise(_) => "factors",
+                    _ => "factor",
+                };
+                return Err(Error::Rate { step, rate, key, factor_key });
+            }
+        }
+        Ok(schedule)
     }
 
     /// The learning rate of a step, counted from 0. Behind their end the decays stay where they ended.
@@ -139,6 +157,11 @@ fn warmup_steps(warmup: config::Warmup, run: &RunLength) -> Result<u64, Error> {
         _ if warmup_steps > total_steps => Err(Error::Warmup { warmup_steps, total_steps, unit }),
         _ => Ok(warmup_steps),
     }
+}
+
+/// Can the step take it, as an f32?
+fn is_rate(rate: f64) -> bool {
+    (0.0..=f64::from(f32::MAX)).contains(&rate)
 }
 
 /// The highest rate, at this global batch.
