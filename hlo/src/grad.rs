@@ -76,6 +76,10 @@ pub fn vjp<'g>(cotangents: &[(Tensor<'g>, Tensor<'g>)], wrt: &[Tensor<'g>]) -> V
         return wrt.iter().map(|x| x.full_like(0.0)).collect();
     };
     let poison = || wrt.iter().map(|_| tracer.poison()).collect::<Vec<_>>();
+    let given = cotangents.iter().flat_map(|(value, cotangent)| [*value, *cotangent]);
+    if !tracer.owns("grad", &given.chain(wrt.iter().copied()).collect::<Vec<_>>()) {
+        return poison();
+    }
     let mut backward = Backward::new(tracer, wrt);
     for (value, cotangent) in cotangents {
         let Some(id) = value.value() else { return poison() };

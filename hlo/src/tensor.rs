@@ -199,20 +199,27 @@ impl Tracer {
         }
     }
 
-    /// The values behind tensors of this tracer; `None` if one has none or is another tracer's.
+    /// The values of tensors of this tracer; `None` if one has none or is another tracer's.
     #[track_caller]
-    pub(crate) fn values_of(
-        &self,
-        op: &'static str,
-        tensors: &[Tensor<'_>],
-    ) -> Option<Vec<ValueId>> {
-        if tensors.iter().any(|tensor| !std::ptr::eq(tensor.tracer, self)) {
-            let message = "an operand belongs to another graph; a loop's body gets outer values \
-                           through the values it carries";
-            self.fail(op, &[], message.into());
-            return None;
+    pub(crate) fn values_of(&self, op: &'static str, tensors: &[Tensor<'_>]) -> Option<Vec<ValueId>> {
+        match self.owns(op, tensors) {
+            true => tensors.iter().map(|tensor| tensor.value).collect(),
+            false => None,
         }
-        tensors.iter().map(|tensor| tensor.value).collect()
+    }
+
+    /// Are all of these this tracer's? If not, that is an error of `op`: a value of another graph would be
+    /// taken for the one that has its number here. While a tensor lives its tracer stays in its place, which
+    /// is what tells tracers apart.
+    #[track_caller]
+    pub(crate) fn owns(&self, op: &'static str, tensors: &[Tensor<'_>]) -> bool {
+        let Some(foreign) = tensors.iter().find(|tensor| !std::ptr::eq(tensor.tracer, self)) else {
+            return true;
+        };
+        let message = "the value belongs to another graph; the body of a loop, case, remat or custom_vjp \
+                       gets outer values as arguments: hand it over where the body is called";
+        self.fail(op, &[*foreign], message.into());
+        false
     }
 
     /// Records an error, if it is the first.
@@ -259,17 +266,18 @@ impl Tracer {
         types.iter().zip(is_free).enumerate().map(input).collect()
     }
 
-    /// Records a graph's nodes with these tensors, which have the types of its inputs, as its inputs; its
+    /// Records a graph's nodes with these tensors as its inputs: one for each, of its type. Returns the graph's
     /// outputs.
+    #[track_caller]
     pub fn inline<'g>(&'g self, graph: &Graph, inputs: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
-        let values: Option<Vec<_>> = inputs.iter().map(|input| input.value).collect();
-        match values {
-            Some(values) => {
-                let outputs = region::inline(&mut self.graph.borrow_mut(), graph, &values);
-                outputs.into_iter().map(|value| self.tensor(value)).collect()
-            }
-            None => vec![self.poison(); graph.outputs().len()],
+        let poison = vec![self.poison(); graph.outputs().len()];
+        let Some(values) = self.values_of("inline", inputs) else { return poison };
+        if let Err(message) = takes(graph, inputs, &self.mesh()) {
+            self.fail("inline", inputs, message);
+            return poison;
         }
+        let outputs = region::inline(&mut self.graph.borrow_mut(), graph, &values);
+        outputs.into_iter().map(|value| self.tensor(value)).collect()
     }
 
     pub(crate) fn tensor(&self, value: ValueId) -> Tensor<'_> {
@@ -278,6 +286,23 @@ impl Tracer {
 
     pub(crate) fn poison(&self) -> Tensor<'_> {
         Tensor { tracer: self, value: None }
+    }
+}
+
+/// Can the graph be inlined with these inputs?
+fn takes(graph: &Graph, inputs: &[Tensor<'_>], mesh: &Mesh) -> Result<(), String> {
+    if graph.mesh() != mesh {
+        return Err("the graph is for another mesh".into());
+    }
+    if graph.inputs().len() != inputs.len() {
+        let (wanted, given) = (graph.inputs().len(), inputs.len());
+        return Err(format!("the graph takes {wanted} inputs, not {given}"));
+    }
+    let given = inputs.iter().map(Tensor::ty);
+    let wanted = graph.inputs().iter().map(|input| (&input.name, graph.ty(input.value)));
+    match wanted.zip(given).find(|((_, wanted), given)| *wanted != given) {
+        Some(((name, wanted), given)) => Err(format!("input `{name}` is {wanted}, not {given}")),
+        None => Ok(()),
     }
 }
 

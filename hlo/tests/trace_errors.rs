@@ -1,8 +1,8 @@
 //! Wrong calls, and what tracing says about each: the op, what is wrong, and the caller's line.
 
 use hlo::{
-    Axis, AxisSet, Convolution, CustomCall, DType, DotDims, Error, Layouts, Literal, Mesh,
-    Reduction, Tensor, TensorType, Tracer, Window, trace,
+    Axis, AxisSet, Convolution, CustomCall, DType, DotDims, Error, Graph, Layouts, Literal, Mesh,
+    Reduction, Tensor, TensorType, Tracer, Window, grad, trace, vjp,
 };
 
 use Axis::{Data, Tensor as Model};
@@ -192,7 +192,6 @@ fn replicas() -> Vec<Case> {
         ("case", "the index varies over {data}, but operand 0 is f32[]", line!(), |t| wrong(t.case(t.replica_id(Data), &[x(t, &[])], &[&|x| x.to_vec()]))),
         ("case", "a result cannot be f32[]", line!(), |t| wrong(t.case(t.replica_id(Data), &[shard(t, &[])], &[&|x| vec![x[0].all_reduce(Reduction::Sum, Data)]]))),
         ("case", "returns nothing", line!(), |t| wrong(t.case(int(t, &[]), &[x(t, &[])], &[&|_| vec![]]))),
-        ("add", "belongs to another graph", line!(), |t| { let outer = x(t, &[]); wrong(t.case(int(t, &[]), &[outer], &[&|x| { wrong(x[0] + outer); x.to_vec() }])) }),
         ("custom_call", "names no target", line!(), |t| wrong(t.custom_call(CustomCall::new("", vec![]), &[]))),
         ("custom_call", "needs a result", line!(), |t| wrong(t.custom_call(CustomCall::new("f", vec![]), &[]))),
         ("custom_call", "api_version 5 is none of 1 to 4", line!(), |t| wrong(t.custom_call(CustomCall { api_version: 5, ..call(&[2]) }, &[]))),
@@ -203,17 +202,68 @@ fn replicas() -> Vec<Case> {
         ("custom_call", "`vary` says", line!(), |t| wrong(t.custom_call(call(&[2]), &[x(t, &[2]), shard(t, &[2])]))),
         ("remat", "returns nothing", line!(), |t| wrong(t.remat(&[x(t, &[])], |_| vec![]))),
         ("exponential", "not defined for i32", line!(), |t| wrong(t.remat(&[int(t, &[])], |x| vec![x[0].exponential()]))),
-        ("add", "belongs to another graph", line!(), |t| { let outer = x(t, &[]); wrong(t.remat(&[outer], |x| { wrong(x[0] + outer); x.to_vec() })) }),
-        ("add", "belongs to another graph", line!(), |t| { let outer = x(t, &[]); wrong(t.fori_loop(2, &[outer], |_, x| { wrong(x[0] + outer); x.to_vec() })) }),
-        ("add", "belongs to another graph", line!(), |t| { let outer = x(t, &[]); wrong(t.fori_loop(2, &[outer], |_, x| { wrong(outer + x[0]); x.to_vec() })) }),
-        ("output", "belongs to another graph", line!(), |t| { let outer = x(t, &[]); wrong(t.fori_loop(2, &[outer], |_, x| { x[0].tracer().output("y", outer); x.to_vec() })) }),
         ("exponential", "not defined for i32", line!(), |t| wrong(t.fori_loop(2, &[int(t, &[])], |_, x| vec![x[0].exponential()]))),
+    ]
+}
+
+/// A value of the graph outside, in the body of a loop.
+#[track_caller]
+fn inside(t: &Tracer, f: impl for<'b> Fn(&'b Tracer, Tensor<'b>, Tensor<'b>)) {
+    let outer = x(t, &[]);
+    t.fori_loop(2, &[outer], |_, inner| {
+        f(inner[0].tracer(), inner[0], outer);
+        inner.to_vec()
+    });
+}
+
+/// The op's body and the graph outside of it do not know each other's values.
+#[rustfmt::skip]
+fn foreign() -> Vec<Case> {
+    const FOREIGN: &str = "belongs to another graph";
+    vec![
+        ("add", FOREIGN, line!(), |t| inside(t, |_, inner, outer| wrong(inner + outer))),
+        ("add", FOREIGN, line!(), |t| inside(t, |_, inner, outer| wrong(outer + inner))),
+        ("add", FOREIGN, line!(), |t| { let outer = x(t, &[]); wrong(t.case(int(t, &[]), &[outer], &[&|x| { wrong(x[0] + outer); x.to_vec() }])) }),
+        ("add", FOREIGN, line!(), |t| { let outer = x(t, &[]); wrong(t.remat(&[outer], |x| { wrong(x[0] + outer); x.to_vec() })) }),
+        ("add", FOREIGN, line!(), |t| { let outer = x(t, &[]); wrong(t.scan(2, &[], &[outer], &[], |_, s, _| { wrong(s[0] + outer); (s.to_vec(), vec![]) })) }),
+        ("add", FOREIGN, line!(), |t| { let outer = x(t, &[]); wrong(t.custom_vjp(&[outer], |x| x.to_vec(), |x, _, ct| { wrong(x[0] + outer); ct.to_vec() })) }),
+        ("output", FOREIGN, line!(), |t| inside(t, |t, _, outer| t.output("y", outer))),
+        ("all_reduce", FOREIGN, line!(), |t| inside(t, |t, inner, outer| wrong(t.all_reduce(&[inner.vary(Data), outer], Reduction::Sum, Data)))),
+        ("grad", FOREIGN, line!(), |t| inside(t, |_, inner, outer| wrong(grad(inner, &[inner, outer])))),
+        ("grad", FOREIGN, line!(), |t| inside(t, |_, inner, outer| wrong(grad(outer, &[inner])))),
+        ("grad", FOREIGN, line!(), |t| inside(t, |_, inner, outer| wrong(vjp(&[(inner, inner), (outer, inner)], &[inner])))),
+        ("grad", FOREIGN, line!(), |t| inside(t, |_, inner, outer| wrong(vjp(&[(inner, outer)], &[inner])))),
+        ("inline", FOREIGN, line!(), |t| inside(t, |t, _, outer| wrong(t.inline(&identity(&[]), &[outer])))),
+        ("remat", FOREIGN, line!(), |t| inside(t, |t, _, outer| wrong(t.remat(&[outer], |x| x.to_vec())))),
+        ("scan", FOREIGN, line!(), |t| inside(t, |t, inner, outer| wrong(t.scan(2, &[outer], &[inner], &[], |_, s, _| (s.to_vec(), vec![]))))),
+        ("scan", FOREIGN, line!(), |t| inside(t, |t, _, outer| wrong(t.scan(2, &[], &[outer], &[], |_, s, _| (s.to_vec(), vec![]))))),
+        ("case", FOREIGN, line!(), |t| inside(t, |t, _, outer| wrong(t.case(t.scalar(DType::I32, 0.0), &[outer], &[&|x| x.to_vec()])))),
+        ("while", FOREIGN, line!(), |t| inside(t, |t, _, outer| wrong(t.fori_loop(2, &[outer], |_, x| x.to_vec())))),
+        ("custom_vjp", FOREIGN, line!(), |t| inside(t, |t, _, outer| wrong(t.custom_vjp(&[outer], |x| x.to_vec(), |_, _, ct| ct.to_vec())))),
+        ("custom_call", FOREIGN, line!(), |t| inside(t, |t, _, outer| wrong(t.custom_call(call(&[2]), &[outer])))),
+    ]
+}
+
+fn identity(dims: &[usize]) -> Graph {
+    trace(Mesh::data(2), |t| t.output("y", x(t, dims))).unwrap()
+}
+
+#[rustfmt::skip]
+fn inlining() -> Vec<Case> {
+    vec![
+        ("inline", "the graph takes 1 inputs, not 0", line!(), |t| wrong(t.inline(&identity(&[]), &[]))),
+        ("inline", "the graph takes 1 inputs, not 2", line!(), |t| wrong(t.inline(&identity(&[]), &[x(t, &[]), x(t, &[])]))),
+        ("inline", "input `x` is f32[3], not f32[2]", line!(), |t| wrong(t.inline(&identity(&[3]), &[x(t, &[2])]))),
+        ("inline", "input `x` is f32[], not i32[]", line!(), |t| wrong(t.inline(&identity(&[]), &[int(t, &[])]))),
+        ("inline", "input `x` is f32[], not f32[]{data}", line!(), |t| wrong(t.inline(&identity(&[]), &[shard(t, &[])]))),
+        ("inline", "for another mesh", line!(), |t| wrong(t.inline(&trace(Mesh::SINGLE, |t| t.output("y", x(t, &[]))).unwrap(), &[x(t, &[])]))),
     ]
 }
 
 #[test]
 fn wrong_calls_are_reported_with_op_reason_and_line() {
-    for (op, fragment, line, call) in [elementwise(), shapes(), replicas()].into_iter().flatten() {
+    let cases = [elementwise(), shapes(), replicas(), foreign(), inlining()];
+    for (op, fragment, line, call) in cases.into_iter().flatten() {
         let error = match trace(Mesh::data(2), call) {
             Ok(_) => panic!("line {line}: {op} was traced"),
             Err(error) => error,
