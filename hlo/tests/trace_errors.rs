@@ -177,6 +177,8 @@ fn replicas() -> Vec<Case> {
         ("while", "another number of values", line!(), |t| wrong(t.while_loop(&[x(t, &[])], |x| x[0].less(1.0), |_| vec![]))),
         ("while", "for carried value 1 of type f32[]", line!(), |t| wrong(t.fori_loop(2, &[x(t, &[])], |_, x| vec![x[0].vary(Data)]))),
         ("scan", "cut into 3 slices", line!(), |t| wrong(t.scan(3, &[], &[], &[x(t, &[2])], |_, _, x| (vec![], x.to_vec())))),
+        ("scan", "cut into 3 slices", line!(), |t| wrong(t.scan(3, &[], &[], &[x(t, &[3]), x(t, &[])], |_, _, x| (vec![], x.to_vec())))),
+        ("scan", "runs 1 to 4294967295 times, not 4294967296", line!(), |t| wrong(t.scan(1 << 32, &[], &[x(t, &[])], &[], |_, s, _| (s.to_vec(), vec![])))),
         ("scan", "at least once", line!(), |t| wrong(t.scan(0, &[], &[x(t, &[])], &[], |_, s, _| (s.to_vec(), vec![])))),
         ("scan", "1 carried values where there are 2", line!(), |t| wrong(t.scan(2, &[], &[x(t, &[]), x(t, &[])], &[], |_, s, _| (vec![s[0]], vec![])))),
         ("scan", "returns f32[1] for carried value 0", line!(), |t| wrong(t.scan(2, &[], &[x(t, &[])], &[], |_, s, _| (vec![s[0].reshape(&[1])], vec![])))),
@@ -187,7 +189,7 @@ fn replicas() -> Vec<Case> {
         ("case", "not an i32 or u32 scalar", line!(), |t| wrong(t.case(int(t, &[1]), &[x(t, &[])], &[&|x| x.to_vec()]))),
         ("case", "not an i32 or u32 scalar", line!(), |t| wrong(t.case(pred(t, &[]), &[x(t, &[])], &[&|x| x.to_vec()]))),
         ("case", "branch 1 returns f32[1] where branch 0 returns f32[]", line!(), |t| wrong(t.case(int(t, &[]), &[x(t, &[])], &[&|x| x.to_vec(), &|x| vec![x[0].reshape(&[1])]]))),
-        ("case", "branch 1 returns 2 values, branch 0 1", line!(), |t| wrong(t.case(int(t, &[]), &[x(t, &[])], &[&|x| x.to_vec(), &|x| vec![x[0], x[0]]]))),
+        ("case", "branch 1 returns 2 values, branch 0 1", line!(), |t| wrong(t.case(int(t, &[]), &[x(t, &[])], &[&|x| x.to_vec(), &|x| twice(x[0])]))),
         ("case", "branch 1 returns f32[]{data} where branch 0 returns f32[]", line!(), |t| wrong(t.case(int(t, &[]), &[x(t, &[])], &[&|x| x.to_vec(), &|x| vec![x[0].vary(Data)]]))),
         ("case", "the index varies over {data}, but operand 0 is f32[]", line!(), |t| wrong(t.case(t.replica_id(Data), &[x(t, &[])], &[&|x| x.to_vec()]))),
         ("case", "a result cannot be f32[]", line!(), |t| wrong(t.case(t.replica_id(Data), &[shard(t, &[])], &[&|x| vec![x[0].all_reduce(Reduction::Sum, Data)]]))),
@@ -271,6 +273,88 @@ fn wrong_calls_are_reported_with_op_reason_and_line() {
         assert_eq!(error.op, op, "line {line}: {error}");
         assert!(error.message.contains(fragment), "line {line}: {error}");
         assert_eq!((error.location.file(), error.location.line()), (file!(), line), "{error}");
+    }
+}
+
+/// What is wrong, and a call that takes the second of two results.
+type Variadic = (&'static str, for<'t> fn(&'t Tracer) -> Tensor<'t>);
+
+fn twice(x: Tensor<'_>) -> Vec<Tensor<'_>> {
+    vec![x, x]
+}
+
+/// Who calls an op takes as many results as the body returns, whatever was wrong.
+#[test]
+fn a_wrong_op_has_as_many_results_as_a_right_one() {
+    let cases: Vec<Variadic> = vec![
+        ("cut into 3 slices", |t| {
+            t.scan(3, &[], &[x(t, &[])], &[x(t, &[2])], |_, s, x| (s.to_vec(), twice(x[0]))).1[1]
+        }),
+        ("cut into 3 slices", |t| {
+            t.scan(3, &[], &[], &[x(t, &[])], |_, _, x| (vec![], twice(x[0]))).1[1]
+        }),
+        ("cut into 1099511627776 slices", |t| {
+            t.scan(1 << 40, &[], &[], &[x(t, &[2])], |_, _, x| (vec![], twice(x[0]))).1[1]
+        }),
+        ("different dims", |t| {
+            t.scan(2, &[], &[], &[x(t, &[2, 2])], |_, _, v| {
+                (vec![], twice(v[0] + x(v[0].tracer(), &[3])))
+            })
+            .1[1]
+        }),
+        ("0 carried values where there are 2", |t| {
+            t.scan(2, &[], &[x(t, &[]), x(t, &[])], &[], |_, s, _| (vec![], vec![s[0]])).0[1]
+        }),
+        ("belongs to another graph", |t| {
+            inside(t, |t, _, outer| {
+                wrong(t.scan(2, &[outer], &[], &[], |c, _, _| (vec![], twice(c[0]))).1[1])
+            });
+            x(t, &[])
+        }),
+        ("branch 1 returns 1 values, branch 0 2", |t| {
+            t.case(int(t, &[]), &[x(t, &[])], &[&|x| twice(x[0]), &|x| x.to_vec()])[1]
+        }),
+        ("not an i32 or u32 scalar", |t| {
+            t.case(pred(t, &[]), &[x(t, &[])], &[&|x| twice(x[0])])[1]
+        }),
+        ("not defined for i32", |t| {
+            t.case(
+                int(t, &[]),
+                &[int(t, &[])],
+                &[&|x| vec![x[0].exponential(), x[0]], &|x| x.to_vec()],
+            )[1]
+        }),
+        ("not defined for i32", |t| t.remat(&[int(t, &[])], |x| vec![x[0].exponential(), x[0]])[1]),
+        ("must be floats", |t| {
+            t.custom_vjp(
+                &[x(t, &[])],
+                |x| vec![x[0], x[0].convert(DType::I32)],
+                |_, _, ct| ct.to_vec(),
+            )[1]
+        }),
+        ("for carried value 2", |t| {
+            t.fori_loop(2, &[x(t, &[]), x(t, &[])], |_, x| vec![x[0], x[1].reshape(&[1])])[1]
+        }),
+        ("another number of values", |t| {
+            t.fori_loop(2, &[x(t, &[]), x(t, &[])], |_, x| vec![x[0]])[1]
+        }),
+        ("of one dtype", |t| {
+            t.all_reduce(&[shard(t, &[]), int(t, &[]).vary(Data)], Reduction::Sum, Data)[1]
+        }),
+        ("not 4", |t| x(t, &[2, 3]).top_k(4).1),
+        ("names no target", |t| {
+            let ty = || TensorType::new(DType::F32, &[]);
+            t.custom_call(CustomCall::new("", vec![ty(), ty()]), &[])[1]
+        }),
+        ("the graph takes 2 inputs, not 0", |t| {
+            let twice = trace(Mesh::data(2), |t| (0..2).for_each(|_| t.output("y", x(t, &[]))));
+            t.inline(&twice.unwrap(), &[])[1]
+        }),
+        ("sum it", |t| grad(x(t, &[2]), &[x(t, &[]), x(t, &[])])[1]),
+    ];
+    for (fragment, call) in cases {
+        let error = trace(Mesh::data(2), |t| wrong(call(t))).unwrap_err();
+        assert!(error.message.contains(fragment), "{fragment}: {error}");
     }
 }
 

@@ -51,7 +51,7 @@ impl Tracer {
             let traced = branches.iter().map(|branch| {
                 region(self, &types, &is_free, |x| {
                     let results = branch(x);
-                    num_results = results.len();
+                    num_results = num_results.max(results.len());
                     let needed = varying.iter().copied().chain(std::iter::repeat(decides));
                     results.into_iter().zip(needed).map(|(y, axes)| hand_over(y, axes)).collect()
                 })

@@ -50,24 +50,15 @@ impl Tracer {
                 tensors.iter().map(Tensor::is_gradient_free).collect()
             };
             let is_free = [free(consts), carried.is_free.clone(), free(xs)].concat();
-            let types: Option<Vec<_>> = operands
-                .iter()
-                .enumerate()
-                .map(|(i, x)| {
-                    let ty = x.ty();
-                    if i < num_consts + num_carried {
-                        return Some(ty);
-                    }
-                    let (first, rest) = ty.dims.split_first()?;
-                    (*first == length).then(|| ty.with_dims(rest))
-                })
-                .collect();
-            let Some(types) = types else {
+            // The body is traced in any case: it says how many results there are.
+            if xs.iter().any(|x| x.shape().first() != Some(&length)) {
                 let message =
                     format!("each of `xs` is cut into {length} slices along its first dim");
                 self.fail("scan", xs, message);
-                return (vec![self.poison(); num_carried], vec![]);
-            };
+            }
+            let (whole, cut) = operands.split_at(num_consts + num_carried);
+            let slice = |x: &Tensor<'g>| x.ty().with_dims(x.shape().get(1..).unwrap_or_default());
+            let types: Vec<_> = whole.iter().map(Tensor::ty).chain(cut.iter().map(slice)).collect();
             let traced = region(self, &types, &is_free, |inputs| {
                 let (consts, rest) = inputs.split_at(num_consts);
                 let (carried, slices) = rest.split_at(num_carried);

@@ -85,6 +85,10 @@ pub(crate) fn infer_scan(
     if *length == 0 {
         return Err("repeats its body at least once".into());
     }
+    // The rounds are counted by a u32.
+    if u32::try_from(*length).is_err() {
+        return Err(format!("runs 1 to {} times, not {length}", u32::MAX));
+    }
     let first_x = num_consts + num_carried;
     if body.mesh() != mesh || body.inputs().len() != t.len() || t.len() < first_x {
         return Err("the body takes another number of values, or is for another mesh".into());
