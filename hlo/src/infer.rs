@@ -7,6 +7,7 @@
 
 use crate::ops::{case, gather, top_k};
 use crate::region;
+use crate::window::MAX_EXTENT;
 use crate::{
     AxisSet, Binary, CustomVjp, DType, DotDims, Mesh, Op, Reduction, Regions, TensorType, Unary,
 };
@@ -305,7 +306,8 @@ fn slice(
     let mut dims = vec![];
     for dim in 0..rank {
         let (from, to, stride) = (start[dim], limit[dim], strides[dim]);
-        ensure(from <= to && to <= x.dims[dim] && stride > 0, || {
+        let is_step = stride > 0 && stride as i128 <= MAX_EXTENT;
+        ensure(from <= to && to <= x.dims[dim] && is_step, || {
             format!(
                 "{from}..{to} in steps of {stride} is not within dim {dim} of size {}",
                 x.dims[dim]
@@ -345,8 +347,13 @@ fn pad(
     let mut dims = vec![];
     for dim in 0..rank {
         // Wide, since edges and interior may be anything.
+        let edges = [low[dim], high[dim]].map(i128::from);
         let gaps = x.dims[dim].saturating_sub(1) as i128 * interior[dim] as i128;
-        let size = x.dims[dim] as i128 + gaps + i128::from(low[dim]) + i128::from(high[dim]);
+        let numbers = [edges[0], edges[1], gaps, interior[dim] as i128 + 1];
+        ensure(numbers.iter().all(|number| number.abs() <= MAX_EXTENT), || {
+            format!("the padding of dim {dim} reaches further than 2^60")
+        })?;
+        let size = x.dims[dim] as i128 + gaps + edges[0] + edges[1];
         let size =
             usize::try_from(size).map_err(|_| format!("dim {dim} would have size {size}"))?;
         dims.push(size);

@@ -9,6 +9,9 @@
 //! where `p` is a whole multiple of `base_dilation` and within the base. Semantics are those of
 //! StableHLO's `convolution` and `reduce_window`.
 
+/// No edge, step or extent is greater: sums and differences of them fit an i64, and those of gradients too.
+pub(crate) const MAX_EXTENT: i128 = 1 << 60;
+
 /// How a window moves along one dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WindowDim {
@@ -38,15 +41,20 @@ impl WindowDim {
             return Err("strides and dilations are at least 1".into());
         }
         // Wide, since padding and dilations may be anything.
-        let padded =
-            dilated(base, self.base_dilation) + i128::from(self.low) + i128::from(self.high);
+        let (spread, extent) =
+            (dilated(base, self.base_dilation), dilated(window, self.window_dilation));
+        let padded = spread + i128::from(self.low) + i128::from(self.high);
+        let numbers = [self.low.into(), self.high.into(), self.stride as i128, spread, extent];
+        if numbers.iter().any(|number| number.abs() > MAX_EXTENT) {
+            return Err("padding, strides and dilations reach further than 2^60".into());
+        }
         if padded < 0 {
             return Err(format!(
                 "padding {} and {} leaves {padded} of {base} elements",
                 self.low, self.high
             ));
         }
-        let room = padded - dilated(window, self.window_dilation);
+        let room = padded - extent;
         let places = if room < 0 { 0 } else { room / self.stride as i128 + 1 };
         usize::try_from(places).map_err(|_| format!("a window has {places} places"))
     }
@@ -71,7 +79,11 @@ impl WindowDim {
 
 /// The extent of `size` elements that stand `dilation` apart.
 pub(crate) fn dilated(size: usize, dilation: usize) -> i128 {
-    if size == 0 { 0 } else { (size as i128 - 1) * dilation as i128 + 1 }
+    if size == 0 {
+        0
+    } else {
+        (size as i128 - 1).saturating_mul(dilation as i128).saturating_add(1)
+    }
 }
 
 #[cfg(test)]
