@@ -41,7 +41,8 @@
 use crate::ops::{case, convolution, custom_vjp, gather, pooling, top_k};
 use crate::region;
 use crate::{
-    Binary, Comparison, DotDims, Graph, Op, Reduction, Tensor, TensorType, Tracer, Unary, ValueId,
+    Binary, Comparison, DType, DotDims, Graph, Op, Reduction, Tensor, TensorType, Tracer, Unary,
+    ValueId,
 };
 
 /// Gradients of the scalar `loss` with respect to each of `wrt`, in their types. Zeros where the loss
@@ -186,7 +187,8 @@ impl<'g> Backward<'g> {
 type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
 
 /// The VJP rules: given an op's operands `x`, results `y` and the results' cotangents, the cotangents
-/// of the operands; `None` is zero. Ops with a body compute those that are `wanted` alone.
+/// of the operands; `None` is zero. Only those that are `wanted` are used: rules for which that saves
+/// much look at it.
 fn rule<'g>(
     op: &Op,
     x: &[Tensor<'g>],
@@ -227,7 +229,8 @@ fn rule<'g>(
         }
         Op::Pad { low, high, interior } => {
             let inner = unpad(x[0], low, high, interior, ct);
-            Ok(vec![Some(inner), Some(ct.sum() - inner.sum())])
+            let around = wanted[1].then(|| on_padding(x[0], low, high, interior, ct).sum());
+            Ok(vec![Some(inner), around])
         }
         Op::Concatenate { dim } => Ok(unconcatenate(x, *dim, ct)),
         Op::Reduce { reduction, dims } => Ok(vec![reduce(*reduction, dims, x[0], y[0], ct)]),
@@ -415,6 +418,19 @@ fn unpad<'g>(
     let strides: Vec<_> = interior.iter().map(|between| between + 1).collect();
     let taken = spread.slice(&none, &spread.shape(), &strides);
     taken.reshape(&x.shape())
+}
+
+/// The cotangent of a padded result where it is padding, and zeros elsewhere. The padding's sum is not the
+/// difference of two others: what falls on the operand may be much greater than it, or not finite.
+fn on_padding<'g>(
+    x: Tensor<'g>,
+    low: &[i64],
+    high: &[i64],
+    interior: &[usize],
+    ct: Tensor<'g>,
+) -> Tensor<'g> {
+    let inner = x.tracer().full(DType::Pred, &x.shape(), 1.0).pad(0.0, low, high, interior);
+    inner.select(ct.full_like(0.0), ct)
 }
 
 fn unconcatenate<'g>(x: &[Tensor<'g>], dim: usize, ct: Tensor<'g>) -> Vec<Option<Tensor<'g>>> {

@@ -603,6 +603,32 @@ fn powers_have_finite_gradients_at_zero() {
     assert_eq!(outputs[1][0].to_f64(), [0.0, 0.0, 2f64.ln()]);
 }
 
+/// What falls on the padding, without what falls on the operand: that may be large, or not finite.
+#[test]
+fn the_cotangent_of_padding_is_summed_over_the_padding() {
+    let to_padding = |cotangent: &[f32], low: i64, high: i64, interior: usize| {
+        let length = 4 + low + high + 3 * interior as i64;
+        assert_eq!(length, cotangent.len() as i64);
+        let graph = trace(Mesh::SINGLE, |t| {
+            let x = t.input("x", TensorType::new(DType::F32, &[4]));
+            let value = t.input("value", TensorType::new(DType::F32, &[]));
+            let ct = t.input("ct", TensorType::new(DType::F32, &[cotangent.len()]));
+            let y = x.pad(value, &[low], &[high], &[interior]);
+            t.output("gradient", vjp(&[(y, ct)], &[value])[0]);
+        });
+        let x = Literal::zeros(DType::F32, &[4]);
+        let ct = Literal::from_slice(&[cotangent.len()], cotangent);
+        let inputs = [vec![x], vec![Literal::scalar(0f32)], vec![ct]];
+        interpret(&graph.unwrap(), &inputs).unwrap()[0][0].to_f64()[0]
+    };
+    assert_eq!(to_padding(&[1.0, 1e9, 1e9, 1e9, 1e9], 1, 0, 0), 1.0);
+    assert_eq!(to_padding(&[1e9, 1e9, 1e9, 1e9, 3.0, 4.0], 0, 2, 0), 7.0);
+    assert_eq!(to_padding(&[1e9, 1.0, 1e9, 2.0, 1e9, 4.0, 1e9], 0, 0, 1), 7.0);
+    assert_eq!(to_padding(&[1.0, f32::INFINITY, 1e9, 1e9, 1e9], 1, 0, 0), 1.0);
+    // The first element is cut off, the padding after it is not.
+    assert_eq!(to_padding(&[1.0, 1e9, 2.0, 1e9, 4.0, 1e9, 8.0], -1, 1, 1), 15.0);
+}
+
 #[test]
 fn what_the_loss_does_not_depend_on_has_a_zero_gradient() {
     let graph = trace(Mesh::data(2), |t| {
