@@ -243,7 +243,8 @@ fn rule<'g>(
             Ok(vec![pooling::reduce_window_vjp(*reduction, window, x[0], ct)?])
         }
         Op::SelectAndScatter { window } => {
-            Ok(vec![None, Some(pooling::source_cotangent(window, x[0], x[1], ct))])
+            let source = || pooling::source_cotangent(window, x[0], x[1], ct);
+            Ok(vec![None, if wanted[1] { Some(source()?) } else { None }])
         }
         Op::AllReduceWithin { axes, size } => one(ct.all_reduce_within(*axes, *size)),
         Op::While { .. } => {

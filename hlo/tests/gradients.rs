@@ -629,6 +629,66 @@ fn the_cotangent_of_padding_is_summed_over_the_padding() {
     assert_eq!(to_padding(&[1.0, 1e9, 2.0, 1e9, 4.0, 1e9, 8.0], -1, 1, 1), 15.0);
 }
 
+/// A window wider than the operand has no place: the maximum over windows is empty, and so are its derivatives.
+#[test]
+fn a_window_without_a_place_has_derivatives_of_every_order() {
+    for (dims, window) in [
+        ([1, 1, 2, 2], Window::nchw(3, 1, 0)),
+        ([1, 1, 2, 2], Window::nchw(7, 2, 1)),
+        ([1, 1, 0, 4], Window::nchw(2, 1, 0)),
+        ([0, 1, 3, 3], Window::nchw(2, 1, 0)),
+        ([1, 1, 2, 2], Window::nchw(1 << 40, 1, 0)),
+    ] {
+        let graph = trace(Mesh::SINGLE, |t| {
+            let x = t.input("x", TensorType::new(DType::F64, &dims));
+            let y = x.reduce_window(Reduction::Max, window.clone());
+            let first = grad((y * y).sum(), &[x])[0];
+            t.output("second", grad((first * first).sum(), &[x])[0]);
+        });
+        let graph = graph.unwrap_or_else(|error| panic!("{dims:?} {window:?}: {error}"));
+        let x = values::uniform(0, dims.iter().product(), -1.0, 1.0);
+        let second = &interpret(&graph, &[vec![Literal::from_slice(&dims, &x)]]).unwrap()[0][0];
+        assert_eq!(*second, Literal::zeros(DType::F64, &dims), "{dims:?} {window:?}");
+    }
+}
+
+#[test]
+fn a_convolution_of_nothing_has_zero_gradients() {
+    let padded = |low: i64, high: i64| {
+        let mut convolution = Convolution::new(1);
+        (convolution.window[0].low, convolution.window[0].high) = (low, high);
+        convolution.window[0].window_dilation = 2;
+        convolution
+    };
+    // No example, no feature, no place, no element of the kernel, none of the input but padding.
+    for (lhs, rhs, convolution) in [
+        ([0, 2, 5], [2, 2, 3], padded(0, 0)),
+        ([2, 2, 5], [0, 2, 3], padded(0, 0)),
+        ([2, 0, 5], [2, 0, 3], padded(0, 0)),
+        ([2, 2, 2], [2, 2, 3], padded(0, 0)),
+        ([2, 2, 1], [4, 2, 0], padded(1, 1)),
+        ([2, 2, 0], [2, 2, 2], padded(1, 0)),
+        ([2, 2, 0], [2, 2, 2], padded(3, 2)),
+    ] {
+        let graph = trace(Mesh::SINGLE, |t| {
+            let x = [&lhs, &rhs].map(|dims| t.input("x", TensorType::new(DType::F64, dims)));
+            let y = x[0].convolution(x[1], convolution.clone());
+            let first = grad((y * y).sum(), &x);
+            let squares = first.iter().map(|x| (*x * *x).sum()).reduce(|a, b| a + b);
+            let second = grad(squares.unwrap(), &x);
+            for gradient in first.into_iter().chain(second) {
+                t.output("gradient", gradient);
+            }
+        });
+        let graph = graph.unwrap_or_else(|error| panic!("{lhs:?} {convolution:?}: {error}"));
+        let ones = |dims: &[usize]| Literal::from_slice(dims, &vec![1.0; dims.iter().product()]);
+        let outputs = interpret(&graph, &[vec![ones(&lhs)], vec![ones(&rhs)]]).unwrap();
+        for (gradient, dims) in outputs.iter().zip([lhs, rhs, lhs, rhs]) {
+            assert_eq!(gradient[0], Literal::zeros(DType::F64, &dims), "{lhs:?} {convolution:?}");
+        }
+    }
+}
+
 #[test]
 fn what_the_loss_does_not_depend_on_has_a_zero_gradient() {
     let graph = trace(Mesh::data(2), |t| {
@@ -645,7 +705,13 @@ fn what_the_loss_does_not_depend_on_has_a_zero_gradient() {
 
 #[test]
 fn what_has_no_gradient_is_an_error_at_the_line_of_the_op() {
-    let cases: [(&str, &str, Build); 5] = [
+    let cases: [(&str, &str, Build); 6] = [
+        ("select_and_scatter(", "walks its 16777216 elements one by one", |x| {
+            let dims = [WindowDim { low: 1 << 24, ..WindowDim::default() }];
+            let window = Window { sizes: vec![1 << 24], dims: dims.to_vec() };
+            let y = x[0].reduce_window(Reduction::Max, window);
+            (grad((y * y).sum(), x)[0] * x[0]).sum()
+        }),
         ("while(", "a loop is not reverse-differentiable", |x| {
             x[0].tracer().fori_loop(3, &[x[0]], |_, x| vec![x[0] * 2.0])[0].sum()
         }),

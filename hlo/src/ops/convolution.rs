@@ -182,13 +182,16 @@ impl<'g> Tensor<'g> {
     }
 }
 
-/// The cotangents of input and kernel.
+/// The cotangents of input and kernel. Where there is nothing to multiply they are zeros.
 pub(crate) fn vjp<'g>(
     forward: &Convolution,
     lhs: Tensor<'g>,
     rhs: Tensor<'g>,
     ct: Tensor<'g>,
 ) -> [Tensor<'g>; 2] {
+    if [lhs, rhs, ct].iter().any(|x| x.num_elements() == 0) {
+        return [lhs, rhs].map(|x| x.full_like(0.0));
+    }
     [input_cotangent(forward, lhs, rhs, ct), kernel_cotangent(forward, lhs, rhs, ct)]
 }
 
@@ -281,10 +284,11 @@ fn sorted(dims: &[usize]) -> Vec<usize> {
 /// Cuts dim `from` into `groups`, and puts the groups in front of dim `to`: from `[groups * f]` and `[t]`
 /// to `[f]` and `[groups * t]`.
 fn regroup<'g>(x: Tensor<'g>, from: usize, to: usize, groups: usize) -> Tensor<'g> {
-    if groups == 1 {
+    let mut dims = x.shape();
+    // After an error there are no dims.
+    if groups == 1 || dims.is_empty() {
         return x;
     }
-    let mut dims = x.shape();
     let mut cut = dims.clone();
     cut[from] /= groups;
     cut.insert(from, groups);

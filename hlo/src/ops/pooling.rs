@@ -129,6 +129,9 @@ fn sum_vjp<'g>(window: &Window, x: Tensor<'g>, ct: Tensor<'g>) -> Tensor<'g> {
     spread.reduce_window(Reduction::Sum, Window { sizes: window.sizes.clone(), dims })
 }
 
+/// More elements of a window than this are not walked one by one: each takes a few nodes of the graph.
+const MAX_WALKED: usize = 1 << 16;
+
 /// The cotangent of a `source` that was scattered: it is read where the source's element went. The window
 /// is walked element by element, as the op does it, with what was selected carried along.
 pub(crate) fn source_cotangent<'g>(
@@ -136,7 +139,17 @@ pub(crate) fn source_cotangent<'g>(
     x: Tensor<'g>,
     source: Tensor<'g>,
     ct: Tensor<'g>,
-) -> Tensor<'g> {
+) -> Result<Tensor<'g>, String> {
+    if source.num_elements() == 0 {
+        return Ok(source.full_like(0.0));
+    }
+    let num_elements = window.sizes.iter().fold(1usize, |n, size| n.saturating_mul(*size));
+    if num_elements > MAX_WALKED {
+        return Err(format!(
+            "the gradient of a gradient through a window walks its {num_elements} elements one by one, of \
+             which there may be {MAX_WALKED}; take a smaller window"
+        ));
+    }
     let edge = |edge: fn(&WindowDim) -> i64| window.dims.iter().map(edge).collect::<Vec<_>>();
     let (low, high) = (edge(|dim| dim.low), edge(|dim| dim.high));
     let none = vec![0; window.dims.len()];
@@ -158,7 +171,7 @@ pub(crate) fn source_cotangent<'g>(
             }
         });
     }
-    selected.map_or_else(|| source.full_like(0.0), |(_, value)| value)
+    Ok(selected.map_or_else(|| source.full_like(0.0), |(_, value)| value))
 }
 
 /// Every index within a window, row-major.
