@@ -116,6 +116,32 @@ impl DType {
         if overflows { f64::INFINITY.copysign(value) } else { rounded }
     }
 
+    /// Can a constant of this dtype stand for the number? An integer or `pred` must hold it exactly. A float
+    /// rounds it, but a finite number must not become infinite.
+    ///
+    /// # Errors
+    /// Which number this dtype does not hold.
+    pub(crate) fn holds(self, number: f64) -> Result<(), String> {
+        let [low, end] = match self {
+            F64 | F32 | Bf16 | F16 => {
+                return match number.is_finite() && self.round(number).is_infinite() {
+                    true => Err(format!("{number:e} is beyond the range of {self}")),
+                    false => Ok(()),
+                };
+            }
+            I64 => [-2f64.powi(63), 2f64.powi(63)],
+            I32 => [-2f64.powi(31), 2f64.powi(31)],
+            U64 => [0.0, 2f64.powi(64)],
+            U32 => [0.0, 2f64.powi(32)],
+            U8 => [0.0, 256.0],
+            Pred => [0.0, 2.0],
+        };
+        match number.fract() == 0.0 && low <= number && number < end {
+            true => Ok(()),
+            false => Err(format!("{number} is no {self}")),
+        }
+    }
+
     /// True for the unsigned integers.
     pub const fn is_unsigned(self) -> bool {
         matches!(self, U64 | U32 | U8)
@@ -131,6 +157,22 @@ impl fmt::Display for DType {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn integers_hold_what_is_whole_and_in_range_and_floats_what_stays_finite() {
+        for dtype in DType::ALL {
+            let held = |number: f64| dtype.holds(number).is_ok();
+            assert!(held(0.0) && held(1.0) && held(-0.0), "{dtype}");
+            for number in [0.5, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e-300] {
+                assert_eq!(held(number), dtype.is_float(), "{number} in {dtype}");
+            }
+            assert_eq!(held(-1.0), dtype != Pred && !dtype.is_unsigned(), "{dtype}");
+        }
+        assert!(I64.holds(-2f64.powi(63)).is_ok() && I64.holds(2f64.powi(63)).is_err());
+        assert!(U64.holds(2f64.powi(63)).is_ok() && U64.holds(2f64.powi(64)).is_err());
+        assert!(F16.holds(65519.0).is_ok() && F16.holds(65520.0).is_err());
+        assert!(F32.holds(f64::from(f32::MAX)).is_ok() && F32.holds(-3.5e38).is_err());
+    }
 
     #[test]
     fn rounding_is_to_nearest_even_and_happens_once() {

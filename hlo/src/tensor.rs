@@ -143,13 +143,18 @@ impl Tracer {
         self.apply(Op::Constant(Arc::new(literal)), &[])
     }
 
-    /// A rank-0 constant, rounded to `dtype`.
+    /// A rank-0 constant. A float is rounded, but not to infinity; an integer must be whole and in range, a
+    /// `pred` 0 or 1.
     #[track_caller]
     pub fn scalar(&self, dtype: DType, value: f64) -> Tensor<'_> {
+        if let Err(message) = dtype.holds(value) {
+            self.fail("constant", &[], message);
+            return self.poison();
+        }
         self.constant(Literal::from_f64(dtype, &[], &[value]))
     }
 
-    /// `value` everywhere.
+    /// `value` everywhere, as [`Self::scalar`] takes it.
     #[track_caller]
     pub fn full(&self, dtype: DType, dims: &[usize], value: f64) -> Tensor<'_> {
         self.scalar(dtype, value).broadcast_in_dim(dims, &[])
@@ -396,7 +401,7 @@ impl<'g> Tensor<'g> {
         self.ty().num_elements()
     }
 
-    /// `value` everywhere, with this tensor's type.
+    /// `value` everywhere, with this tensor's type, as [`Tracer::scalar`] takes it.
     #[track_caller]
     pub fn full_like(&self, value: f64) -> Tensor<'g> {
         let ty = self.ty();

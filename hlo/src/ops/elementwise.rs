@@ -8,7 +8,7 @@ use crate::{Binary, Comparison, DType, Literal, Op, Tensor, Unary};
 pub enum Operand<'g> {
     /// A tensor.
     Tensor(Tensor<'g>),
-    /// A number, rounded to the other operand's dtype.
+    /// A number in the other operand's dtype, as [`crate::Tracer::scalar`] takes it.
     Number(f64),
 }
 
@@ -33,11 +33,10 @@ impl<'g> Operand<'g> {
             Operand::Number(number) => number,
         };
         let dtype = like.dtype();
-        let literal = Literal::from_f64(dtype, &[], &[number]);
-        if !dtype.is_float() && literal.to_f64() != [number] {
-            like.reject(op, format!("{number} is no {dtype}"));
+        if let Err(message) = dtype.holds(number) {
+            like.reject(op, message);
         }
-        like.tracer().constant(literal)
+        like.tracer().constant(Literal::from_f64(dtype, &[], &[number]))
     }
 }
 
