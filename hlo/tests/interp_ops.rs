@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use half::{bf16, f16};
 use hlo::{
     Binary, Branch, Comparison, Convolution, DType, DotDims, Element, Literal, Mesh, Op, Reduction,
-    Tensor, Tracer, Unary, Window, interpret, trace,
+    Tensor, Tracer, Unary, Window, grad, interpret, lower, passes, trace,
 };
 
 type Case = (&'static str, for<'t> fn(&'t Tracer) -> Tensor<'t>, Literal);
@@ -607,4 +607,75 @@ fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
     let all = families.into_iter().flatten().chain(others.split_whitespace());
     let missing: Vec<_> = all.filter(|name| !covered.contains(name)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");
+}
+
+/// More ones than a bf16 or f16 counts one by one.
+const MANY: usize = 5000;
+
+/// Sums of [`MANY`] ones of the given dtype.
+fn sums<'t>(t: &'t Tracer, dtype: DType) -> Vec<(&'static str, Tensor<'t>)> {
+    let ones = |dims: &[usize]| t.full(dtype, dims, 1.0);
+    let (one, zero) = (ones(&[1]), t.full(dtype, &[1], 0.0));
+    let places = t.full(DType::I32, &[MANY], 0.0);
+    let window = |sizes: &[usize]| Window {
+        sizes: sizes.to_vec(),
+        dims: vec![hlo::WindowDim::default(); sizes.len()],
+    };
+    let padded = one.pad(0.0, &[MANY as i64 - 1], &[MANY as i64 - 1], &[0]);
+    let (_, repeated) = t.scan(MANY, &[one], &[], &[], |c, _, _| (vec![], c.to_vec()));
+    vec![
+        ("reduce_sum", ones(&[MANY]).sum()),
+        ("dot", ones(&[MANY]).dot(ones(&[MANY]))),
+        ("reduce_window", ones(&[MANY]).reduce_window(Reduction::Sum, window(&[MANY]))),
+        ("select_and_scatter", padded.select_and_scatter(ones(&[MANY]), window(&[MANY])).sum()),
+        ("scatter_add", zero.scatter_add(places, ones(&[MANY]), 0)),
+        ("gradient of take", grad(one.take(places).sum(), &[one])[0]),
+        ("gradient of a broadcast", grad(one.broadcast_in_dim(&[MANY, 1], &[1]).sum(), &[one])[0]),
+        ("gradient of a padding", {
+            let value = one.reshape(&[]);
+            grad(zero.pad(value, &[MANY as i64], &[0], &[0]).sum(), &[value])[0]
+        }),
+        ("gradient of a scan's constant", grad(repeated[0].sum(), &[one])[0]),
+    ]
+}
+
+#[test]
+fn sums_of_narrow_floats_are_accumulated_in_f32() {
+    for dtype in [DType::Bf16, DType::F16] {
+        let mut names = vec![];
+        let graph = trace(Mesh::SINGLE, |t| {
+            for (name, sum) in sums(t, dtype) {
+                assert_eq!(sum.dtype(), dtype, "{name}");
+                names.push(name);
+                t.output(name, sum);
+            }
+        });
+        let graph = graph.unwrap();
+        let expected = Literal::from_f64(dtype, &[], &[MANY as f64]).to_f64();
+        for (name, sum) in names.iter().zip(interpret(&graph, &[]).unwrap()) {
+            assert_eq!(sum[0].to_f64(), expected, "{name} in {dtype}");
+        }
+        let text = lower(&passes::simplify(&graph), "sums").text;
+        for line in text.lines().filter(|line| line.contains("stablehlo.add %x, %y")) {
+            assert!(line.contains("%x: tensor<f32>"), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_scatter_converts_no_updates_silently() {
+    for [x, updates] in [[DType::F32, DType::Bf16], [DType::Bf16, DType::F32]] {
+        let error = trace(Mesh::SINGLE, |t| {
+            let (x, updates) = (t.full(x, &[1, 1], 0.0), t.full(updates, &[1, 1], 1.0));
+            let at = t.full(DType::I32, &[1], 0.0);
+            t.output("y", x.scatter_add(at, updates, 0));
+        });
+        assert!(error.unwrap_err().message.contains("the updates are"), "{x} {updates}");
+        let error = trace(Mesh::SINGLE, |t| {
+            let (x, source) = (t.full(x, &[1, 1], 0.0), t.full(updates, &[1, 1], 1.0));
+            let window = Window { sizes: vec![1, 1], dims: vec![hlo::WindowDim::default(); 2] };
+            t.output("y", x.select_and_scatter(source, window));
+        });
+        assert!(error.unwrap_err().message.contains("the source must be"), "{x} {updates}");
+    }
 }

@@ -42,8 +42,8 @@ impl<'g> Tensor<'g> {
     }
 
     /// This tensor `[batch.., n, slice..]` with `updates` `[batch.., index.., slice..]` added at
-    /// `indices` `[batch.., index..]`. What several indices name gets the sum; an index out of range
-    /// is ignored.
+    /// `indices` `[batch.., index..]`. What several indices name gets the sum, accumulated in f32 where the
+    /// dtype is narrower; an index out of range is ignored.
     #[must_use]
     #[track_caller]
     pub fn scatter_add(
@@ -52,7 +52,9 @@ impl<'g> Tensor<'g> {
         updates: Tensor<'g>,
         num_batch: usize,
     ) -> Tensor<'g> {
-        self.tracer().apply(Op::Scatter { num_batch }, &[self, indices, updates])
+        let dtype = self.dtype();
+        let [x, updates] = accumulated(self, updates);
+        self.tracer().apply(Op::Scatter { num_batch }, &[x, indices, updates]).convert(dtype)
     }
 
     /// Elements along `dim` by `indices` of as many dims, of which all but `dim` are this tensor's:
@@ -73,6 +75,17 @@ impl<'g> Tensor<'g> {
         let exchange = |x: Tensor<'g>| if dim + 1 == rank { x } else { x.transpose(&permutation) };
         exchange(exchange(self).gather(exchange(indices), rank - 1))
     }
+}
+
+/// A tensor and what is added to its elements, in the dtype in which they are summed. If they differ they stay
+/// as they are: that is an error of the op.
+#[track_caller]
+pub(super) fn accumulated<'g>(x: Tensor<'g>, updates: Tensor<'g>) -> [Tensor<'g>; 2] {
+    let dtype = x.dtype();
+    if updates.dtype() != dtype {
+        return [x, updates];
+    }
+    [x.convert(dtype.accumulation()), updates.convert(dtype.accumulation())]
 }
 
 /// The type of a gather's result, which is that of a scatter's updates.

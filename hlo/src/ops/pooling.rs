@@ -1,5 +1,6 @@
 //! Reductions over windows that slide, and the gradient of their maximum.
 
+use super::gather::accumulated;
 use crate::window::dilated;
 use crate::{Op, Reduction, Tensor, TensorType, WindowDim};
 
@@ -79,12 +80,13 @@ impl<'g> Tensor<'g> {
     }
 
     /// For each place of the window: adds `source`'s element to where this tensor has its greatest
-    /// element in the window (the first of equals). The gradient of a maximum over windows.
+    /// element in the window (the first of equals). Sums are accumulated in f32 where the dtype is narrower.
+    /// The gradient of a maximum over windows.
     #[must_use]
     #[track_caller]
     pub fn select_and_scatter(self, source: Tensor<'g>, window: Window) -> Tensor<'g> {
         let dtype = self.dtype();
-        let operands = [self, source].map(|x| x.convert(dtype.accumulation()));
+        let operands = accumulated(self, source);
         self.tracer().apply(Op::SelectAndScatter { window }, &operands).convert(dtype)
     }
 }

@@ -78,7 +78,8 @@ pub(crate) fn scan_vjp<'g>(
         which.iter().map(|i| tensors[*i]).collect()
     };
     let mut operands = pick(consts, &parts.used_consts);
-    operands.extend(joint.wanted_consts.iter().map(|i| consts[*i].full_like(0.0)));
+    let zeros = |i: &usize| consts[*i].full_like(0.0).convert(consts[*i].dtype().accumulation());
+    operands.extend(joint.wanted_consts.iter().map(zeros));
     let start = |i: &usize| cotangents[*i].unwrap_or_else(|| carried[*i].full_like(0.0));
     operands.extend(joint.wanted_carried.iter().map(start));
     operands.extend(pick(xs, &parts.used_xs));
@@ -99,7 +100,7 @@ pub(crate) fn scan_vjp<'g>(
     let places =
         firsts.iter().zip(wanted).flat_map(|(first, of)| of.iter().map(move |i| first + i));
     for (place, result) in places.zip(results) {
-        found[place] = Some(result);
+        found[place] = Some(result.convert(x[place].dtype()));
     }
     Ok(found)
 }
@@ -294,8 +295,8 @@ impl Joint {
         finish(new, outputs.into_iter().map(|value| map[value.index()]))
     }
 
-    /// Inputs: constants, the sums of the constants' cotangents, the carried values' cotangents, slices
-    /// that the body took, residuals, cotangents of the body's slices.
+    /// Inputs: constants, the sums of the constants' cotangents in f32 or wider, the carried values'
+    /// cotangents, slices that the body took, residuals, cotangents of the body's slices.
     fn backward(&self, parts: &Parts) -> Graph {
         let mut new = Graph::new(*self.graph.mesh());
         let mut map = vec![None; self.graph.num_values()];
@@ -307,11 +308,9 @@ impl Joint {
         let sums: Vec<_> = gradients[..self.wanted_consts.len()]
             .iter()
             .map(|gradient| {
-                new.input(
-                    format!("sum.{}", gradient.name),
-                    self.graph.ty(gradient.value).clone(),
-                    here,
-                )
+                let ty = self.graph.ty(gradient.value);
+                let ty = ty.with_dtype(ty.dtype.accumulation());
+                new.input(format!("sum.{}", gradient.name), ty, here)
             })
             .collect();
         let first_seed = self.num_inputs;
@@ -333,7 +332,14 @@ impl Joint {
             gradients.iter().map(|gradient| map[gradient.value.index()]).collect();
         for ((output, sum), gradient) in outputs.iter_mut().zip(&sums).zip(gradients) {
             let node = self.graph.node_of(gradient.value);
-            let add = |more| push(&mut new, node, Op::Binary(Binary::Add), &[*sum, more])[0];
+            let add = |more: ValueId| {
+                let dtype = new.ty(*sum).dtype;
+                let more = match new.ty(more).dtype == dtype {
+                    true => more,
+                    false => push(&mut new, node, Op::Convert(dtype), &[more])[0],
+                };
+                push(&mut new, node, Op::Binary(Binary::Add), &[*sum, more])[0]
+            };
             *output = output.map(add);
         }
         finish(new, outputs)
