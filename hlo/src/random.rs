@@ -227,7 +227,8 @@ impl<'g> Window<'g> {
         if self.local.len() < 2 || self.start.iter().skip(1).any(Option::is_some) {
             return self;
         }
-        let rows = |dims: &[usize]| vec![dims[0], dims[1..].iter().product()];
+        let product = |dims: &[usize]| dims.iter().fold(1, |n: usize, dim| n.saturating_mul(*dim));
+        let rows = |dims: &[usize]| vec![dims[0], product(&dims[1..])];
         Self {
             global: rows(&self.global),
             local: rows(&self.local),
@@ -413,6 +414,16 @@ mod tests {
     const NUM_SAMPLES: usize = 1 << 15;
 
     /// Four standard errors, which a right generator exceeds for one seed of 16 000.
+    #[test]
+    fn rows_of_more_elements_than_can_be_counted_are_an_error() {
+        let error = trace(Mesh::SINGLE, |t| {
+            let key = Key::from_words([t.scalar(DType::U32, 0.0); 2]);
+            let [bits, _] = key.bits(&Window::whole(&[2, usize::MAX, 2]).as_rows());
+            t.output("bits", bits);
+        });
+        assert!(error.unwrap_err().message.contains("more than 2^40 elements"));
+    }
+
     fn assert_mean(what: &str, values: &[f64], mean: f64, variance: f64) {
         let found = values.iter().sum::<f64>() / values.len() as f64;
         let limit = 4.0 * (variance / values.len() as f64).sqrt();
