@@ -413,7 +413,6 @@ mod tests {
 
     const NUM_SAMPLES: usize = 1 << 15;
 
-    /// Four standard errors, which a right generator exceeds for one seed of 16 000.
     #[test]
     fn rows_of_more_elements_than_can_be_counted_are_an_error() {
         let error = trace(Mesh::SINGLE, |t| {
@@ -424,6 +423,7 @@ mod tests {
         assert!(error.unwrap_err().message.contains("more than 2^40 elements"));
     }
 
+    /// Four standard errors, which a right generator exceeds for one seed of 16 000.
     fn assert_mean(what: &str, values: &[f64], mean: f64, variance: f64) {
         let found = values.iter().sum::<f64>() / values.len() as f64;
         let limit = 4.0 * (variance / values.len() as f64).sqrt();
