@@ -100,7 +100,7 @@ fn nodes_between(
 }
 
 /// Is each element of the result a cheap function of one element of each operand?
-fn is_elementwise(op: &Op) -> bool {
+pub(crate) fn is_elementwise(op: &Op) -> bool {
     matches!(
         op,
         Op::Unary(_)

@@ -206,7 +206,11 @@ impl Tracer {
 
     /// The values of tensors of this tracer; `None` if one has none or is another tracer's.
     #[track_caller]
-    pub(crate) fn values_of(&self, op: &'static str, tensors: &[Tensor<'_>]) -> Option<Vec<ValueId>> {
+    pub(crate) fn values_of(
+        &self,
+        op: &'static str,
+        tensors: &[Tensor<'_>],
+    ) -> Option<Vec<ValueId>> {
         match self.owns(op, tensors) {
             true => tensors.iter().map(|tensor| tensor.value).collect(),
             false => None,
