@@ -159,12 +159,13 @@ fn update_graph(
         let mut next = next.prefixed("params");
         next.extend(state.prefixed("opt_state"));
         let norm = global_norm(&mean).filter(|_| form != Form::Alone);
-        let apply = norm.map(|norm| match form {
-            Form::LookedAt => norm.is_finite().and(first_nonfinite(t, &next).equal(0.0)),
-            _ => norm.is_finite(),
-        });
-        if let (Some(apply), Form::LookedAt) = (apply, form) {
-            next = again_if(apply, &next, &mean, &totals, scale);
+        let mut apply = norm.map(|norm| norm.is_finite());
+        if let (Some(is_mean_finite), Form::LookedAt) = (apply, form) {
+            let next_if = |apply| again_if(apply, &next, &mean, &totals, scale);
+            let finite =
+                first_nonfinite(t, &next_if(is_mean_finite)).equal(0.0).and(is_mean_finite);
+            apply = Some(finite);
+            next = next_if(finite);
         }
         for (path, next) in next.iter() {
             t.next_state(path, apply.map_or(*next, |apply| apply.select(*next, inputs[path])));

@@ -39,7 +39,7 @@ impl CompileOptions {
     pub(super) fn encode_for(&self, client: &Client, num_replicas: usize) -> Result<Vec<u8>> {
         let assignment = self.assignment(client, num_replicas)?;
         let overrides = match client.platform() {
-            Platform::Cpu => cpu::overrides(&self.overrides, client.cpu_waits())?,
+            Platform::Cpu => Cow::Owned(cpu::overrides(&self.overrides, client.cpu_waits())?),
             _ => Cow::Borrowed(&self.overrides),
         };
         Ok(encode(&overrides, &assignment))

@@ -15,8 +15,9 @@
 //! [`num_workers`] makes the pool larger than all that can wait at once, by as many workers as there are processors: they
 //! go on working while the others wait. And since a larger pool is a slower one (work is cut into a piece for each worker),
 //! XNNPACK is off unless a compilation asks for it, which only a client with room for it accepts.
+//!
+//! The other defaults keep what a program says: see [`defaults`].
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::thread;
 
@@ -85,23 +86,34 @@ pub(super) fn device_count(options: &[(&str, Value)]) -> Result<Option<usize>> {
     options.iter().find(|(name, _)| *name == DEVICE_COUNT).map(count).transpose()
 }
 
-/// The overrides of a compilation for a client that has workers for `waits`: XNNPACK is off unless they say otherwise.
+/// What a compilation gets where it does not say otherwise.
+fn defaults() -> [(&'static str, OverrideValue); 3] {
+    [
+        (XNNPACK, OverrideValue::Bool(false)),
+        // By default a clamp, or a maximum over a dim, drops NaN. A run must see them; measured, it costs nothing.
+        ("xla_cpu_enable_fast_min_max", OverrideValue::Bool(false)),
+        // Barriers are only there where something is to be computed again, and this pass removes them: what
+        // follows would merge it with what was computed before.
+        ("xla_disable_hlo_passes", OverrideValue::String("cse_barrier_expander".to_owned())),
+    ]
+}
+
+/// The overrides of a compilation for a client that has workers for `waits`, with the defaults of this platform.
 ///
 /// # Errors
 /// [`Error::TooFewWorkers`] if they ask for XNNPACK and the client has no workers for it.
 pub(super) fn overrides(
     given: &BTreeMap<String, OverrideValue>,
     waits: CpuWaits,
-) -> Result<Cow<'_, BTreeMap<String, OverrideValue>>> {
+) -> Result<BTreeMap<String, OverrideValue>> {
     if CpuWaits::of(given) == CpuWaits::XnnFusions && waits == CpuWaits::Collectives {
         return Err(Error::TooFewWorkers { option: XNNPACK });
     }
-    if given.contains_key(XNNPACK) {
-        return Ok(Cow::Borrowed(given));
-    }
     let mut overrides = given.clone();
-    overrides.insert(XNNPACK.to_owned(), OverrideValue::Bool(false));
-    Ok(Cow::Owned(overrides))
+    for (name, value) in defaults() {
+        overrides.entry(name.to_owned()).or_insert(value);
+    }
+    Ok(overrides)
 }
 
 #[cfg(test)]
@@ -123,16 +135,25 @@ mod tests {
     #[test]
     fn xnnpack_is_off_unless_asked_for() {
         let with = |value: OverrideValue| BTreeMap::from([(XNNPACK.to_owned(), value)]);
-        let off = with(OverrideValue::Bool(false));
+        let off = OverrideValue::Bool(false);
         for waits in [CpuWaits::Collectives, CpuWaits::XnnFusions] {
-            assert_eq!(*overrides(&BTreeMap::new(), waits).unwrap(), off);
-            assert_eq!(*overrides(&off, waits).unwrap(), off);
+            assert_eq!(overrides(&BTreeMap::new(), waits).unwrap()[XNNPACK], off);
+            assert_eq!(overrides(&with(off.clone()), waits).unwrap()[XNNPACK], off);
         }
         for on in [OverrideValue::Bool(true), OverrideValue::String("True".into())] {
-            let on = with(on);
-            assert_eq!(*overrides(&on, CpuWaits::XnnFusions).unwrap(), on);
-            let error = overrides(&on, CpuWaits::Collectives).unwrap_err();
+            let given = with(on.clone());
+            assert_eq!(overrides(&given, CpuWaits::XnnFusions).unwrap()[XNNPACK], on);
+            let error = overrides(&given, CpuWaits::Collectives).unwrap_err();
             assert!(matches!(error, Error::TooFewWorkers { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn defaults_give_way_to_what_a_compilation_says() {
+        let own = OverrideValue::String("fusion".to_owned());
+        let given = BTreeMap::from([("xla_disable_hlo_passes".to_owned(), own.clone())]);
+        let overrides = overrides(&given, CpuWaits::Collectives).unwrap();
+        assert_eq!(overrides["xla_disable_hlo_passes"], own);
+        assert_eq!(overrides["xla_cpu_enable_fast_min_max"], OverrideValue::Bool(false));
     }
 }

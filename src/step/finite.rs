@@ -1,9 +1,9 @@
 //! Whether a next state is finite, found out before it takes the place of the last one.
 //!
 //! ```text
-//! next  = f(state, gradients)            looked at, element by element, and not kept in memory
-//! apply = all of next is finite
-//! again = f(state, gradients if apply)   the same values, written over the state
+//! next  = f(state, gradients if their norm is finite)   looked at, element by element, not kept in memory
+//! apply = the norm and all of next are finite
+//! again = f(state, gradients if apply)                  the same values, written over the state
 //! ```
 //! Whether anything is kept is known only when all of it has been computed once. Keeping that until then would need
 //! the memory of a second state; so it is computed twice, by the elementwise ops alone, and the update stays

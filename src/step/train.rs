@@ -69,15 +69,18 @@ pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
         let grad_norm = global_norm(&gradients.mean).unwrap_or_else(no_parameters);
 
         let next = next_state(spec, &inputs, &running_means, learning_rate, &gradients);
-        let nonfinite_leaf = first_nonfinite(t, &next);
-        let finite = loss.is_finite().and(grad_norm.is_finite()).and(nonfinite_leaf.equal(0.0));
+        let Gradients { totals, mean, scale, .. } = &gradients;
+        let next_if = |apply| again_if(apply, &next, mean, totals, *scale);
+        let is_mean_finite = loss.is_finite().and(grad_norm.is_finite());
+        // After all of the gradients: were a leaf looked at once its gradient is there, a compiler that overlaps
+        // would run that beside the all_reduces in the place of the backward pass.
+        let nonfinite_leaf = first_nonfinite(t, &next_if(is_mean_finite));
+        let finite = is_mean_finite.and(nonfinite_leaf.equal(0.0));
         let apply = match spec.on_nonfinite {
             OnNonfinite::Skip => finite,
             OnNonfinite::Stop => finite.and(inputs.num_skipped.equal(0.0)),
         };
-        let Gradients { totals, mean, scale, .. } = &gradients;
-        let again = again_if(apply, &next, mean, totals, *scale);
-        for (path, next) in again.iter() {
+        for (path, next) in next_if(apply).iter() {
             t.next_state(path, apply.select(*next, inputs.state[path]));
         }
         let num_skipped = inputs.num_skipped + (!apply).convert(DType::U32);

@@ -83,7 +83,10 @@ impl Plan {
             precision: config.train.precision.dtypes(),
             on_nonfinite: config.train.on_nonfinite,
             compile: CompileSettings {
-                options: compile_options(config, platform),
+                options: CompileOptions {
+                    overrides: own_overrides(config),
+                    ..CompileOptions::default()
+                },
                 formulation,
                 steps_per_launch: config.train.steps_per_launch,
                 cache_dir: cache_dir(config)?,
@@ -115,21 +118,6 @@ impl Plan {
             on_nonfinite: self.on_nonfinite,
         }
     }
-}
-
-fn compile_options(config: &Config, platform: Platform) -> CompileOptions {
-    let mut overrides = own_overrides(config);
-    if platform == Platform::Cpu {
-        // By default a clamp, or a maximum over a dim, drops NaN there. A run must see them; measured, it
-        // costs nothing.
-        let name = "xla_cpu_enable_fast_min_max".to_owned();
-        overrides.entry(name).or_insert(OverrideValue::Bool(false));
-        // Barriers are only there where something is to be computed again, and this pass removes them: what
-        // follows would merge it with what was computed before.
-        let expander = OverrideValue::String("cse_barrier_expander".to_owned());
-        overrides.entry("xla_disable_hlo_passes".to_owned()).or_insert(expander);
-    }
-    CompileOptions { overrides, ..CompileOptions::default() }
 }
 
 /// The options that the configuration passes to the compiler.
