@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 use hlo::Program;
 use sha2::{Digest, Sha256};
 
-use super::install::hex;
+use super::hash::hex;
 use super::{Client, CompileOptions, Error, Executable, Result};
 
 /// What the cache had to do with an [`Executable`].
