@@ -28,7 +28,7 @@ use crate::parallel::{Policy, reduce_whole_stacks};
 pub use eval::trace_eval;
 pub use finite::{again_if, first_nonfinite};
 pub use forward::{Forward, trace_forward};
-pub use proof::trace_proof;
+pub use proof::{held_alike, trace_proof};
 pub use repeat::repeat_step;
 pub use train::{METRICS, trace_grad, trace_loss, trace_step};
 
