@@ -4,7 +4,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hlo::{AxisSet, DType, Literal, Op, Reduction, Tensor, TensorType, Tree, lower};
+use hlo::{
+    AxisSet, DType, Literal, Mesh, Op, Reduction, Tensor, TensorType, Tree, interpret, lower,
+};
 use lockstep::config::{self, Config};
 use lockstep::data::{self, Splits, TrainBatches};
 use lockstep::optim::{Context, Transformation};
@@ -274,6 +276,51 @@ fn one_flipped_bit_is_found_with_step_leaf_and_replica() {
         }
         other => panic!("{other}"),
     }
+}
+
+/// On two axes: a leaf that is held whole, one that is cut over `fsdp`, one that is each replica's own.
+#[test]
+fn the_proof_compares_the_replicas_on_which_a_leaf_is_held_alike() {
+    use hlo::Axis::{Data, Fsdp};
+    let mesh = Mesh::new(&[(Data, 2), (Fsdp, 2)]);
+    let varying = [AxisSet::EMPTY, Fsdp.into(), AxisSet::of(&[Data, Fsdp])];
+    let types: Tree<TensorType> = ["whole", "cut", "own"]
+        .iter()
+        .zip(varying)
+        .map(|(path, axes)| ((*path).to_owned(), TensorType::new(DType::F32, &[3]).varying(axes)))
+        .collect();
+    let graph = step::trace_proof(mesh, &types).unwrap();
+    // Each replica's part has its index along the axes that it varies over in it.
+    let state: Vec<Vec<Literal>> = varying
+        .map(|axes| {
+            let part = |replica| [1.0, 2.0, mesh.index(replica, axes) as f32];
+            (0..4).map(|replica| Literal::from_slice(&[3], &part(replica))).collect()
+        })
+        .to_vec();
+    // Replicas on which the minimum and the maximum of each leaf differ.
+    let differ = |state: &[Vec<Literal>]| -> Vec<Vec<usize>> {
+        let outputs = interpret(&graph, state).unwrap();
+        let at =
+            |output: usize, replica: usize| outputs[output][replica].as_slice::<u32>().to_vec();
+        let is_between = |(print, (min, max)): (&u32, (&u32, &u32))| min <= print && print <= max;
+        for replica in 0..4 {
+            let (min, max) = (at(1, replica), at(2, replica));
+            assert!(at(0, replica).iter().zip(min.iter().zip(&max)).all(is_between));
+        }
+        let differs = |leaf: usize, replica: &usize| at(1, *replica)[leaf] != at(2, *replica)[leaf];
+        (0..3).map(|leaf| (0..4).filter(|replica| differs(leaf, replica)).collect()).collect()
+    };
+    let none: Vec<usize> = vec![];
+    assert_eq!(differ(&state), [&none[..]; 3]);
+    let changed = |leaf: usize, replica: usize| {
+        let mut state = state.clone();
+        state[leaf][replica].bytes_mut()[0] ^= 1;
+        differ(&state)
+    };
+    assert_eq!(changed(0, 3), [vec![0, 1, 2, 3], vec![], vec![]]);
+    // Replicas 0 and 2 differ along `data` only.
+    assert_eq!(changed(1, 2), [vec![], vec![0, 2], vec![]]);
+    assert_eq!(changed(2, 1), [&none[..]; 3]);
 }
 
 /// An update that depends on the replica: what a forgotten synchronisation comes down to.

@@ -2,7 +2,7 @@
 //!
 //! A layer is a function of a [`Scope`], which hands it its parameters, and of tensors. It knows nothing
 //! of replicas: batches and parameters arrive so that ordinary maths on them is right on any number
-//! of them. A model turns a batch into a [`Loss`], which is sums, never means.
+//! of them. Only [`layers::batch_norm`] knows, whose groups of examples may lie on several. A model turns a batch into a [`Loss`], which is sums, never means.
 
 mod foreign;
 pub mod gpt;

@@ -91,7 +91,7 @@ pub enum Command {
         /// The NCCL library
         nccl: Option<PathBuf>,
     },
-    /// List or install PJRT plugins
+    /// List, install, verify or remove PJRT plugins
     Plugin {
         #[command(subcommand)]
         command: PluginCommand,
@@ -173,9 +173,23 @@ pub enum PluginCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Fetch a plugin (cpu, cuda, cuda-compiler or tpu) with your own pip, and unpack it into your cache
+    /// Fetch a plugin (cpu, cuda, cuda-compiler or tpu) with your own pip, and unpack it into your cache. One
+    /// that is installed is verified, and installed again where it is damaged
     Install {
         /// cpu, cuda, cuda-compiler (for `compile` without a GPU) or tpu
+        name: String,
+    },
+    /// Hash the files of installed plugins, and compare them with what was installed; exit with 1 if one is damaged
+    Verify {
+        /// The plugin; all that are installed if none is named
+        name: Option<String>,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a plugin from your cache
+    Remove {
+        /// cpu, cuda, cuda-compiler or tpu
         name: String,
     },
 }

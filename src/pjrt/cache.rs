@@ -1,8 +1,8 @@
 //! Compiled programs on disk.
 //!
 //! An entry is found by a hash of everything that the compiler's output depends on: the program
-//! without its source locations, the options, the plugin, the devices, the host's processor and
-//! `XLA_FLAGS`. Entries are sealed with a checksum and written under another name first, so that
+//! without its source locations, the options, the plugin and the libraries and tools beside it, the devices, the host's
+//! processor, `XLA_FLAGS` and `LIBTPU_INIT_ARGS`. Entries are sealed with a checksum and written under another name first, so that
 //! neither a crash nor two processes at once can leave one that is half written. Nothing is ever
 //! removed; the directory may be deleted at any time.
 
@@ -14,7 +14,9 @@ use std::sync::LazyLock;
 use hlo::Program;
 use sha2::{Digest, Sha256};
 
-use super::install::hex;
+use super::find::nvidia_packages;
+use super::hash::hex;
+use super::record::files_below;
 use super::{Client, CompileOptions, Error, Executable, Result};
 
 /// What the cache had to do with an [`Executable`].
@@ -69,6 +71,9 @@ pub fn compile_cached(
     Ok((executable, outcome))
 }
 
+/// The environment variables that compilers read. A file that `XLA_FLAGS` names has been put in its place.
+const ENVIRONMENT: [&str; 2] = ["XLA_FLAGS", "LIBTPU_INIT_ARGS"];
+
 /// Everything that the result of compiling depends on, hashed. Fields are preceded by their lengths,
 /// so that no two different lists of fields give the same bytes.
 fn key(client: &Client, program: &Program, options: &CompileOptions) -> Result<String> {
@@ -89,17 +94,35 @@ fn key(client: &Client, program: &Program, options: &CompileOptions) -> Result<S
     // Once, so that what a process compiled before it was bound to fewer processors is found after it.
     static PROCESSOR: LazyLock<String> = LazyLock::new(processor);
     add(PROCESSOR.as_bytes());
-    add(std::env::var("XLA_FLAGS").unwrap_or_default().as_bytes());
+    for name in ENVIRONMENT {
+        add(std::env::var_os(name).unwrap_or_default().as_encoded_bytes());
+    }
     Ok(hex(&hasher.finalize()))
 }
 
 /// Path, size and time of change stand for the content: hashing 260 MB would cost more than many
-/// compilations.
+/// compilations. NVIDIA's libraries, assembler and device code, which a CUDA plugin compiles with, count as it does.
 fn plugin_identity(path: &Path) -> Result<String> {
     let unreadable = |source| Error::UnreadablePlugin { path: path.to_path_buf(), source };
-    let metadata = fs::metadata(path).map_err(unreadable)?;
-    let modified = metadata.modified().map_err(unreadable)?;
-    Ok(format!("{} {} {modified:?}", path.display(), metadata.len()))
+    let mut files = vec![path.to_path_buf()];
+    // Other plugins have no such directory.
+    let nvidia = files_below(&nvidia_packages(path)).unwrap_or_default();
+    files.extend(nvidia.into_iter().filter(|file| is_used_by_compilers(file)));
+    let mut identity = String::new();
+    for file in files {
+        let metadata = fs::metadata(&file).map_err(unreadable)?;
+        let modified = metadata.modified().map_err(unreadable)?;
+        identity += &format!("{} {} {modified:?}\n", file.display(), metadata.len());
+    }
+    Ok(identity)
+}
+
+/// A library, a tool or device code: not a header, of which there are thousands in a Python's packages.
+fn is_used_by_compilers(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    name.contains(".so")
+        || name.ends_with(".bc")
+        || file.parent().is_some_and(|dir| dir.ends_with("bin"))
 }
 
 /// The model and features of the first processor, for which a CPU compiler generates code, and how many processors
@@ -139,4 +162,38 @@ fn store(executable: &Executable, cache_dir: &Path, entry: &PathBuf) -> Result<(
             cache_dir.display()
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_cuda_plugin_compiles_with_is_a_part_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let plugin = "jax_plugins/xla_cuda13/xla_cuda_plugin.so";
+        write(plugin, "plugin");
+        let identity = || plugin_identity(&dir.path().join(plugin)).unwrap();
+        let mut last = identity();
+        for (path, is_used) in [
+            (plugin, true),
+            ("nvidia/cudnn/lib/libcudnn.so.9", true),
+            ("nvidia/cu13/bin/ptxas", true),
+            ("nvidia/cu13/nvvm/libdevice/libdevice.10.bc", true),
+            ("nvidia/cu13/include/cuda.h", false),
+        ] {
+            // There, and with another size.
+            for text in ["one", "three"] {
+                write(path, text);
+                let next = identity();
+                assert_eq!(next != last, is_used, "{path}: {text}");
+                last = next;
+            }
+        }
+    }
 }

@@ -11,7 +11,7 @@ use super::device::{Device, MemoryStats, describe_device};
 use super::event::Completion;
 use super::key_value::{self, KeyValueStore};
 use super::plugin::call;
-use super::value::{self, string};
+use super::value::{self, slice, string};
 use super::{Error, Platform, Plugin, Result, Value};
 
 /// Launches that may be in flight at once. XLA's CPU backend hangs when about a hundred
@@ -129,9 +129,10 @@ impl Client {
     ) -> Result<Self> {
         let num_cpu_devices = cpu::device_count(options)?;
         let mut inner = match num_cpu_devices {
-            // Workers come with devices: those beyond the ones asked for are never used.
+            // Workers come with devices, of which there are at least as many as were asked for: the others are
+            // never used.
             Some(num_devices) => {
-                let num_workers = cpu::num_workers(num_devices, cpu_waits).max(num_devices);
+                let num_workers = cpu::num_workers(num_devices, cpu_waits);
                 let mut options = options.to_vec();
                 options.retain(|(name, _)| *name != cpu::DEVICE_COUNT);
                 options.push((cpu::DEVICE_COUNT, Value::Int64(num_workers as i64)));
@@ -328,8 +329,8 @@ impl Inner {
             self.platform_name = string(name.platform_name, name.platform_name_size);
             self.platform_version = string(version.platform_version, version.platform_version_size);
             self.process_index = usize::try_from(index.process_index).unwrap_or(0);
-            for at in 0..devices.num_addressable_devices {
-                self.devices.push(describe_device(plugin, *devices.addressable_devices.add(at))?);
+            for device in slice(devices.addressable_devices, devices.num_addressable_devices) {
+                self.devices.push(describe_device(plugin, *device)?);
             }
         }
         Ok(())

@@ -10,6 +10,7 @@ use super::buffer::{ValueType, dtype_of};
 use super::client::{Client, Placement};
 use super::plugin::call;
 use super::sealed;
+use super::value::slice;
 use super::{CompileOptions, Compiled, Error, Executable, Plugin, Result};
 
 impl Client {
@@ -83,7 +84,7 @@ impl Executable {
             call!(plugin, PJRT_LoadedExecutable_GetExecutable, get)?;
             executable.compiled = Compiled::new(plugin, get.executable, digest);
             call!(plugin, PJRT_LoadedExecutable_AddressableDevices, devices)?;
-            std::slice::from_raw_parts(devices.addressable_devices, devices.num_addressable_devices)
+            slice(devices.addressable_devices, devices.num_addressable_devices)
         };
         let index_of = |raw: &*mut PJRT_Device| {
             (0..client.devices().len()).find(|index| client.raw_device(*index) == *raw)
@@ -152,23 +153,21 @@ impl Executable {
             executable,
             ..PJRT_Executable_NumOutputs_Args::new()
         };
-        let mut found = Vec::new();
         // SAFETY: the executable is live, and owns arrays of one type and one number of dims per
-        // output, and of all their dims behind each other.
-        unsafe {
+        // output, and of all their dims, one output's after the other's.
+        let (types, ranks, dims) = unsafe {
             call!(plugin, PJRT_Executable_NumOutputs, count)?;
             call!(plugin, PJRT_Executable_OutputElementTypes, types)?;
             call!(plugin, PJRT_Executable_OutputDimensions, dims)?;
-            let mut next_dim = dims.dims;
-            for output in 0..count.num_outputs {
-                let rank = *dims.dim_sizes.add(output);
-                let sizes: Box<[usize]> = (0..rank).map(|at| *next_dim.add(at) as usize).collect();
-                next_dim = next_dim.add(rank);
-                found.push(
-                    dtype_of(*types.output_types.add(output))
-                        .map(|dtype| ValueType { dtype, dims: sizes }),
-                );
-            }
+            let ranks = slice(dims.dim_sizes, count.num_outputs);
+            let types = slice(types.output_types, count.num_outputs);
+            (types, ranks, slice(dims.dims, ranks.iter().sum()))
+        };
+        let mut dims = dims.iter().map(|dim| *dim as usize);
+        let mut found = Vec::new();
+        for (ty, rank) in types.iter().zip(ranks) {
+            let dims: Box<[usize]> = dims.by_ref().take(*rank).collect();
+            found.push(dtype_of(*ty).map(|dtype| ValueType { dtype, dims }));
         }
         Ok(found)
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use hlo::DType;
 
-use super::install::InstallError;
+use super::install_error::InstallError;
 
 /// Result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -57,6 +57,17 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+    },
+    /// The plugin's file is cut off: loading it would end the process.
+    #[error(
+        "{path} is cut off (bytes missing: at least {missing}); copy it again, or install it again with \
+         `lockstep plugin install`"
+    )]
+    IncompletePlugin {
+        /// The file.
+        path: PathBuf,
+        /// By what its header says.
+        missing: u64,
     },
     /// The plugin is a shared library for another processor.
     #[error(

@@ -8,7 +8,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::install::{Found, InstallError, InstallOptions, Source, install, installed};
+use super::InstallError;
+use super::install::{Found, InstallOptions, Source, install};
+use super::installed::{damage, installed};
 use super::pinned::{PLUGINS, Pinned, pinned};
 
 /// A plugin that can be installed.
@@ -20,10 +22,12 @@ pub struct Listed {
     pub version: &'static str,
     /// Where it is, if it is on this machine.
     pub found: Option<Found>,
+    /// What is wrong with its files, if anything is, as far as their sizes and times tell.
+    pub damage: Option<String>,
 }
 
 /// The plugin called `name` (`cpu`, `cuda`, `tpu`, or the path of a .so file) if it is on this
-/// machine. Whether a path is a plugin is seen when it is loaded.
+/// machine. Whether a path is a plugin, and whether an installed one is whole, is seen when it is loaded.
 ///
 /// # Errors
 /// [`InstallError::UnknownName`] for other names.
@@ -62,7 +66,7 @@ pub fn find_or_install(
                 plugin.packages[0].distribution,
                 plugin.version()
             ));
-            install(name, options)
+            install(name, options, say)
         }
         Some(plugin) => Err(InstallError::NotInstalled { name: plugin.name }),
         None => Err(InstallError::UnknownName { name: name.into() }),
@@ -77,6 +81,7 @@ pub fn list(options: &InstallOptions) -> Vec<Listed> {
             name: plugin.name,
             version: plugin.version(),
             found: installed(plugin, options).or_else(|| in_python(plugin, &options.python)),
+            damage: installed(plugin, options).and_then(|_| damage(plugin, options)),
         })
         .collect()
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::abi::*;
 use super::plugin::call;
-use super::value::{self, string};
+use super::value::{self, slice, string};
 use super::{Plugin, Result, Value, sealed};
 
 /// Bytes that a compiled program needs on each device.
@@ -172,7 +172,7 @@ impl Compiled {
         unsafe {
             call!(self.plugin, PJRT_Executable_Serialize, args)?;
             let (data, size) = (args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size);
-            let bytes = sealed::seal(&self.program_digest, std::slice::from_raw_parts(data, size));
+            let bytes = sealed::seal(&self.program_digest, slice(data, size));
             if let Some(delete) = args.serialized_executable_deleter {
                 delete(args.serialized_executable);
             }

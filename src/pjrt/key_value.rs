@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::Code;
 use super::abi::*;
+use super::value::slice;
 
 /// A store that all processes of a job share. The plugin calls it from several threads.
 pub trait KeyValueStore: Send + Sync {
@@ -58,7 +59,7 @@ unsafe extern "C" fn get(args: *mut PJRT_KeyValueGetCallback_Args) -> *mut PJRT_
     unsafe {
         let args = &mut *args;
         let store = &*args.user_arg.cast::<Arc<dyn KeyValueStore>>();
-        let key = bytes(args.key, args.key_size);
+        let key = slice(args.key.cast(), args.key_size);
         let timeout = Duration::from_millis(u64::try_from(args.timeout_in_ms).unwrap_or(0));
         match guarded(|| store.get(key, timeout)) {
             Ok(value) => {
@@ -77,7 +78,7 @@ unsafe extern "C" fn try_get(args: *mut PJRT_KeyValueTryGetCallback_Args) -> *mu
     unsafe {
         let args = &mut *args;
         let store = &*args.user_arg.cast::<Arc<dyn KeyValueStore>>();
-        let key = bytes(args.key, args.key_size);
+        let key = slice(args.key.cast(), args.key_size);
         match guarded(|| store.try_get(key)) {
             Ok(value) => {
                 args.value_size = value.len();
@@ -95,7 +96,8 @@ unsafe extern "C" fn put(args: *mut PJRT_KeyValuePutCallback_Args) -> *mut PJRT_
     unsafe {
         let args = &*args;
         let store = &*args.user_arg.cast::<Arc<dyn KeyValueStore>>();
-        let (key, value) = (bytes(args.key, args.key_size), bytes(args.value, args.value_size));
+        let key = slice(args.key.cast(), args.key_size);
+        let value = slice(args.value.cast(), args.value_size);
         match guarded(|| store.put(key, value)) {
             Ok(()) => ptr::null_mut(),
             Err(error) => report(args.callback_error, &error),
@@ -108,16 +110,6 @@ fn guarded<T>(call: impl FnOnce() -> Result<T, KeyValueError>) -> Result<T, KeyV
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
         Err(KeyValueError { code: Code::Internal, message: "the key-value store panicked".into() })
     })
-}
-
-/// # Safety
-/// `data` must be null or point to `size` bytes that live for `'a`.
-unsafe fn bytes<'a>(data: *const c_char, size: usize) -> &'a [u8] {
-    if data.is_null() {
-        return &[];
-    }
-    // SAFETY: by this function's contract.
-    unsafe { std::slice::from_raw_parts(data.cast(), size) }
 }
 
 const LENGTH_BYTES: usize = size_of::<usize>();
@@ -142,12 +134,19 @@ unsafe extern "C" fn delete(value: *mut c_char) {
     }
 }
 
+/// Has the plugin make an error object, to be returned to it.
+///
+/// # Panics
+/// Without a callback, which in a function that the plugin calls ends the process. There is no other way to make such an
+/// object, and null would mean success: the plugin would go on with a value that is not there.
+///
 /// # Safety
 /// `callback` must be null or point to the plugin's function that makes an error object.
 unsafe fn report(callback: *const CallbackError, error: &KeyValueError) -> *mut PJRT_Error {
-    if callback.is_null() {
-        return ptr::null_mut();
-    }
+    assert!(
+        !callback.is_null(),
+        "the plugin cannot be told that a call of its key-value store failed: {error}"
+    );
     // SAFETY: by this function's contract; the plugin copies the message.
     unsafe {
         (*callback)(error.code.raw() as c_int, error.message.as_ptr().cast(), error.message.len())
@@ -220,7 +219,7 @@ mod tests {
             // SAFETY: as above; the value is read before it is deleted, and deleted once.
             unsafe {
                 assert!(get(&raw mut args).is_null());
-                assert_eq!(bytes(args.value, args.value_size), value.as_bytes());
+                assert_eq!(slice(args.value.cast::<u8>(), args.value_size), value.as_bytes());
                 args.value_deleter_callback.unwrap()(args.value);
             }
         }
@@ -236,5 +235,13 @@ mod tests {
             unsafe { try_get(&raw mut args) };
             assert_eq!(REPORTED.load(Ordering::SeqCst), code.raw());
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "failed: NOT_FOUND: no such key")]
+    fn a_failure_that_cannot_be_reported_is_no_success() {
+        let error = KeyValueError { code: Code::NotFound, message: "no such key".into() };
+        // SAFETY: null is allowed.
+        unsafe { report(ptr::null(), &error) };
     }
 }

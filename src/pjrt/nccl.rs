@@ -5,10 +5,11 @@
 
 use std::ffi::c_int;
 use std::fmt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::find::nvidia_packages;
-use super::{Error, Result};
+use super::{Error, Result, elf, record};
 
 /// A version of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,10 +46,15 @@ pub fn nccl_library(plugin: &Path) -> PathBuf {
 /// The version that an NCCL library says it has. It needs no GPU and no driver.
 ///
 /// # Errors
-/// [`Error::NotNccl`] for a file that cannot be loaded, or is something else.
+/// [`Error::NotNccl`] for a file that cannot be loaded, or is something else; [`super::InstallError::Damaged`].
 pub fn nccl_version(library: &Path) -> Result<NcclVersion> {
     type GetVersion = unsafe extern "C" fn(version: *mut c_int) -> c_int;
     let error = |reason: String| Error::NotNccl { path: library.to_path_buf(), reason };
+    record::check_before_load(library)?;
+    let missing = File::open(library).and_then(|file| elf::missing_bytes(&file));
+    if missing.map_err(|source| error(source.to_string()))? > 0 {
+        return Err(error("it is cut off".into()));
+    }
     // SAFETY: NCCL's initialisers set up its own tables only, and it stays loaded as long as `loaded` lives.
     let loaded = unsafe { libloading::Library::new(library) };
     let loaded = loaded.map_err(|source| error(source.to_string()))?;

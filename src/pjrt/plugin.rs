@@ -2,15 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Mutex;
 
 use super::abi::{self, *};
 use super::value::{self, string};
-use super::{Code, Error, Result, Value, environment};
+use super::{Code, Error, Result, Value, elf, environment, record};
 
 /// A loaded and initialised plugin. A cheap handle: plugins stay loaded until the process ends.
 #[derive(Clone, Copy)]
@@ -37,8 +35,9 @@ impl Plugin {
     /// Loads the shared library at `path` and initialises it. The same file gives the same plugin.
     ///
     /// # Errors
-    /// When the file cannot be read, is no shared library for this processor, has no `GetPjrtApi`,
-    /// speaks another major version of the C API, or would abort on a flag in `XLA_FLAGS`.
+    /// When the file cannot be read, is no whole shared library for this processor, was installed by this program and is
+    /// no longer what it was then ([`super::InstallError::Damaged`], by sizes and times of all files of the plugin), has
+    /// no `GetPjrtApi`, speaks another major version of the C API, or would abort on a flag in `XLA_FLAGS`.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let given = path.as_ref();
         let path = given
@@ -49,7 +48,8 @@ impl Plugin {
         if let Some(plugin) = loaded.get(&path) {
             return Ok(*plugin);
         }
-        check_elf(&path)?;
+        record::check_before_load(&path)?;
+        elf::check_library(&path)?;
         environment::prepare(&path, loaded.is_empty())?;
         let plugin = load_library(&path)?;
         loaded.insert(path, plugin);
@@ -128,33 +128,6 @@ fn take_error(api: &PJRT_Api, call: &'static str, error: *mut PJRT_Error) -> Err
         }
     }
     Error::Pjrt { call, code: Code::from_raw(code.code), message: text }
-}
-
-/// The ELF machine numbers of the processors that plugins exist for.
-const MACHINES: [(u16, &str); 2] = [(62, "x86_64"), (183, "aarch64")];
-
-/// Says what is wrong with a file before the dynamic loader is let near it: the loader's own words
-/// do not name the processor.
-fn check_elf(path: &Path) -> Result<()> {
-    let unreadable = |source| Error::UnreadablePlugin { path: path.to_path_buf(), source };
-    let mut header = Vec::with_capacity(20);
-    File::open(path).and_then(|file| file.take(20).read_to_end(&mut header)).map_err(unreadable)?;
-    if header.len() < 20 || &header[..4] != b"\x7fELF" {
-        return Err(Error::NotAPlugin {
-            path: path.to_path_buf(),
-            reason: "it is no shared library".into(),
-        });
-    }
-    let machine = u16::from_le_bytes([header[18], header[19]]);
-    let found = MACHINES.iter().find(|row| row.0 == machine).map(|row| row.1);
-    if found != Some(std::env::consts::ARCH) {
-        return Err(Error::WrongArchitecture {
-            path: path.to_path_buf(),
-            found: found.map_or_else(|| format!("ELF machine {machine}"), str::to_owned),
-            host: std::env::consts::ARCH,
-        });
-    }
-    Ok(())
 }
 
 fn load_library(path: &Path) -> Result<Plugin> {

@@ -9,7 +9,7 @@ use super::abi::*;
 use super::compile::mlir;
 use super::device::{DeviceDescription, describe};
 use super::plugin::call;
-use super::value::{self, Value};
+use super::value::{self, Value, slice};
 use super::{CompileOptions, Compiled, Plugin, Result, sealed};
 
 /// The devices of a TPU slice or a GPU cluster, described.
@@ -53,8 +53,8 @@ impl Topology {
         // SAFETY: the topology is live and owns the array and the descriptions, which are copied here.
         unsafe {
             call!(plugin, PJRT_TopologyDescription_GetDeviceDescriptions, list)?;
-            for at in 0..list.num_descriptions {
-                topology.devices.push(describe(plugin, *list.descriptions.add(at))?);
+            for description in slice(list.descriptions, list.num_descriptions) {
+                topology.devices.push(describe(plugin, *description)?);
             }
         }
         Ok(topology)

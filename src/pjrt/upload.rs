@@ -70,18 +70,23 @@ fn upload(client: &Client, placement: &Placement, literals: &[Arc<Literal>]) -> 
     // A block from the start: where an upload fails it frees those before it. Destroying null is allowed.
     let mut block = Block { client, types, placement, pointers };
     for (replica, literal) in literals.iter().enumerate() {
-        match upload_one(&block.client, block.placement.device(replica), literal) {
-            Ok(pointer) => block.pointers[replica] = pointer,
-            Err(error) => {
-                drop(block.into_value());
-                return Err(error);
-            }
+        let device = block.placement.device(replica);
+        let client = block.client.clone();
+        if let Err(error) = upload_one(&client, device, literal, &mut block.pointers[replica]) {
+            drop(block.into_value());
+            return Err(error);
         }
     }
     Ok(block.into_value())
 }
 
-fn upload_one(client: &Client, device: usize, literal: &Arc<Literal>) -> Result<*mut PJRT_Buffer> {
+/// Puts a literal on a device. The buffer is handed over as soon as there is one: also with an error that comes after it.
+fn upload_one(
+    client: &Client,
+    device: usize,
+    literal: &Arc<Literal>,
+    buffer: &mut *mut PJRT_Buffer,
+) -> Result<()> {
     let dims: Vec<i64> = literal.dims().iter().map(|dim| *dim as i64).collect();
     let mut args = PJRT_Client_BufferFromHostBuffer_Args {
         client: client.raw(),
@@ -97,7 +102,7 @@ fn upload_one(client: &Client, device: usize, literal: &Arc<Literal>) -> Result<
     // dtype and dims say, and is kept, unchanged since behind an `Arc`, until the event says that the
     // plugin has no more use for it.
     unsafe { call!(client.plugin(), PJRT_Client_BufferFromHostBuffer, args) }?;
+    *buffer = args.buffer;
     let done = Event::new(*client.plugin(), args.done_with_host_buffer);
-    done.keep_until_ready(literal.clone())?;
-    Ok(args.buffer)
+    done.keep_until_ready(literal.clone())
 }

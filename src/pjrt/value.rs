@@ -84,11 +84,8 @@ pub(super) unsafe fn read_all(
     count: usize,
 ) -> BTreeMap<String, Value> {
     let mut values = BTreeMap::new();
-    if first.is_null() {
-        return values;
-    }
     // SAFETY: by this function's contract.
-    for named in unsafe { std::slice::from_raw_parts(first, count) } {
+    for named in unsafe { slice(first, count) } {
         let (size, value) = (named.value_size, named.string_value);
         // SAFETY: `type` says which member of the union was written, `value_size` how many elements
         // its pointer has; the same holds for the name.
@@ -96,10 +93,9 @@ pub(super) unsafe fn read_all(
             let value = match named.r#type {
                 named_value::STRING => Value::String(string(value.string_value, size)),
                 named_value::INT64 => Value::Int64(value.int64_value),
-                named_value::INT64_LIST if size == 0 => Value::Int64List(Vec::new()),
-                named_value::INT64_LIST => Value::Int64List(
-                    std::slice::from_raw_parts(value.int64_array_value, size).to_vec(),
-                ),
+                named_value::INT64_LIST => {
+                    Value::Int64List(slice(value.int64_array_value, size).to_vec())
+                }
                 named_value::FLOAT => Value::Float(value.float_value),
                 named_value::BOOL => Value::Bool(value.bool_value),
                 _ => continue,
@@ -115,10 +111,35 @@ pub(super) unsafe fn read_all(
 /// # Safety
 /// `data` must be null or point to `size` readable bytes.
 pub(super) unsafe fn string(data: *const c_char, size: usize) -> String {
-    if data.is_null() {
-        return String::new();
+    // SAFETY: by this function's contract.
+    String::from_utf8_lossy(unsafe { slice(data.cast::<u8>(), size) }).into_owned()
+}
+
+/// An array of the plugin. Plugins give null for one without elements, of which Rust makes no slice.
+///
+/// # Safety
+/// `first` must be null or point to `count` values that live, unchanged, for `'a`.
+pub(super) unsafe fn slice<'a, T>(first: *const T, count: usize) -> &'a [T] {
+    if first.is_null() || count == 0 {
+        return &[];
     }
     // SAFETY: by this function's contract.
-    let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
-    String::from_utf8_lossy(bytes).into_owned()
+    unsafe { std::slice::from_raw_parts(first, count) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    #[test]
+    fn null_is_an_array_without_elements() {
+        // SAFETY: null is allowed.
+        unsafe {
+            assert_eq!(slice::<u64>(ptr::null(), 0), [0u64; 0]);
+            assert_eq!(string(ptr::null(), 0), "");
+            assert!(read_all(ptr::null(), 0).is_empty());
+        }
+    }
 }

@@ -5,10 +5,9 @@ use models::{Batch, Scope};
 
 use super::{MODEL_STATE, PARAMS, StepError, StepSpec, finish};
 
-/// Sums over an evaluation batch: params, model_state, batch, weight ->
-/// sums.
+/// Sums over an evaluation batch: params, model_state, batch, batch.weight -> sums.
 ///
-/// `weight` is f32 `[b]` beside the fields, 0 for padding. `sums` holds the global sums of the loss, of
+/// `batch.weight` is f32 `[b]` beside the fields, 0 for padding. `sums` holds the global sums of the loss, of
 /// the weights, and of each of the model's metrics, whose names are returned, as a vector of the
 /// parameters' dtype, the same on every replica. The host adds up the batches and divides once.
 ///

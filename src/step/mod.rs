@@ -1,11 +1,11 @@
 //! The step: loss, gradient, accumulation and update as one graph. Belongs to the trace phase.
 //!
 //! ```text
-//! init:    seed                                  -> state
-//! step:    state, seed, learning_rate, batch     -> state, metrics, replica_loss
-//! eval:    params, model_state, batch, weights   -> sums
-//! proof:   state                                 -> fingerprints, their minimum and maximum
-//! forward: params, model_state, x                -> y
+//! init:    seed                                       -> state
+//! step:    state, seed, batch, learning_rate          -> state, metrics, replica_loss
+//! eval:    params, model_state, batch, batch.weight   -> sums
+//! proof:   state                                      -> fingerprints, their minimum and maximum
+//! forward: params, model_state, x                     -> y
 //! ```
 //! `state` is `params.*`, `model_state.*`, `opt_state.*`, `step` and `num_skipped`, under the same paths in all graphs, in
 //! checkpoints and in messages.
@@ -28,7 +28,7 @@ use crate::parallel::{Policy, reduce_whole_stacks};
 pub use eval::trace_eval;
 pub use finite::{again_if, first_nonfinite};
 pub use forward::{Forward, trace_forward};
-pub use proof::trace_proof;
+pub use proof::{held_alike, trace_proof};
 pub use repeat::repeat_step;
 pub use train::{METRICS, trace_grad, trace_loss, trace_step};
 

@@ -7,7 +7,8 @@ use super::{StepError, finish};
 /// state -> fingerprints, min, max; each u32 `[leaves]`, in the order of the state's leaves.
 ///
 /// `fingerprints` are each replica's own. `min` and `max` are taken over the replicas on which the leaf
-/// is held alike, so where they are equal for every leaf, the replicas are in lockstep. A difference in
+/// is held alike, which differ along [`held_alike`]: so where they are equal for every leaf on every replica, the
+/// replicas are in lockstep. A difference in
 /// any one element of a leaf changes its fingerprint for certain, differences in several cancel with
 /// probability 2^-32.
 ///
@@ -17,15 +18,60 @@ pub fn trace_proof(mesh: Mesh, types: &Tree<TensorType>) -> Result<Graph, StepEr
     finish(trace(mesh, |t| {
         let state = types.map(|path, ty| t.input(path, ty.clone()));
         let prints: Vec<_> = state.values().map(|leaf| fingerprint(*leaf).reshape(&[1])).collect();
-        let Some((first, rest)) = prints.split_first() else { return };
         // What is the same by type is handed over as varying: it is the type that is being proved.
         let all = AxisSet::ALL;
-        let prints =
-            first.vary(all).concatenate(&rest.iter().map(|x| x.vary(all)).collect::<Vec<_>>(), 0);
-        t.output_varying("fingerprints", prints, all);
-        t.output("min", prints.all_reduce(Reduction::Min, all));
-        t.output("max", prints.all_reduce(Reduction::Max, all));
+        let prints: Vec<_> = prints.into_iter().map(|x| x.vary(all)).collect();
+        let Some(together) = concatenate(&prints) else { return };
+        t.output_varying("fingerprints", together, all);
+        let varying = types.values().fold(AxisSet::EMPTY, |axes, ty| axes | ty.varying);
+        for (name, reduction) in [("min", Reduction::Min), ("max", Reduction::Max)] {
+            let reduced = reduce_where_alike(types, &prints, reduction, varying);
+            t.output_varying(name, reduced, varying);
+        }
     })?)
+}
+
+/// The axes along which replicas hold a leaf of this type alike: those that it does not vary over.
+pub fn held_alike(ty: &TensorType) -> AxisSet {
+    AxisSet::ALL.minus(ty.varying)
+}
+
+/// Each leaf's fingerprint, reduced over the replicas on which the leaf is held alike. Leaves that are held alike along the
+/// same axes share an all_reduce; all together vary over `varying`.
+fn reduce_where_alike<'g>(
+    types: &Tree<TensorType>,
+    prints: &[Tensor<'g>],
+    reduction: Reduction,
+    varying: AxisSet,
+) -> Tensor<'g> {
+    let mut groups: Vec<(AxisSet, Vec<usize>)> = vec![];
+    for (leaf, ty) in types.values().enumerate() {
+        let axes = held_alike(ty);
+        match groups.iter_mut().find(|group| group.0 == axes) {
+            Some(group) => group.1.push(leaf),
+            None => groups.push((axes, vec![leaf])),
+        }
+    }
+    let mut reduced = prints.to_vec();
+    for (axes, leaves) in &groups {
+        let members: Vec<_> = leaves.iter().map(|leaf| prints[*leaf]).collect();
+        let Some(together) = concatenate(&members) else { continue };
+        let together = match axes.is_empty() {
+            true => together,
+            false => together.all_reduce(reduction, *axes).vary(varying),
+        };
+        if groups.len() == 1 {
+            return together;
+        }
+        for (place, leaf) in leaves.iter().enumerate() {
+            reduced[*leaf] = together.slice_dim(0, place, place + 1);
+        }
+    }
+    concatenate(&reduced).unwrap_or_else(|| unreachable!("a state has leaves"))
+}
+
+fn concatenate<'g>(vectors: &[Tensor<'g>]) -> Option<Tensor<'g>> {
+    vectors.split_first().map(|(first, rest)| first.concatenate(rest, 0))
 }
 
 /// `sum_i mix(bits_i + i * golden)` modulo 2^32, where `mix` is a bijection of 32 bits: so one changed

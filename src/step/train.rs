@@ -12,13 +12,13 @@ use super::{
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
 
-/// What the step's `metrics` output holds, in order: `[4]` of the parameters' dtype, the same
+/// What the step's `metrics` output holds, in order: `[5]` of the parameters' dtype, the same
 /// on every replica. The loss is the global batch's mean; `num_skipped` counts the updates that were
 /// left out so far; `nonfinite_leaf` is 1 plus the place, among the leaves of the state, of the first whose
 /// next value is not finite, and 0 where all are.
 pub const METRICS: [&str; 5] = ["loss", "grad_norm", "weight", "num_skipped", "nonfinite_leaf"];
 
-/// The mean loss of a batch: params, step, seed, batch -> loss.
+/// The mean loss of a batch: the state without `opt_state`, seed, batch -> loss.
 ///
 /// # Errors
 /// A model that does not trace.
@@ -31,7 +31,7 @@ pub fn trace_loss(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
     })?)
 }
 
-/// The gradient of the mean loss of a batch: params, step, seed, batch -> loss, gradients.
+/// The gradient of the mean loss of a batch: the state without `opt_state`, seed, batch -> loss, gradients.
 ///
 /// # Errors
 /// A model that does not trace, or that would lose lockstep.

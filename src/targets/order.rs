@@ -1,9 +1,10 @@
-//! Device order: which device is which replica.
+//! Device order: which device of a target is which replica, for programs that are compiled for hardware that is not
+//! here. A run has its devices in its plugin's order.
 //!
 //! Replicas that differ along an inner mesh axis have neighbouring numbers, so neighbours in this order
 //! should be neighbours on the fastest wires: first within a host, then along a torus dimension, last over
 //! the network between slices. Plugins list devices by process or as a ring, and their ids follow neither
-//! rule on every generation; so the order is made here, and always sent to the compiler.
+//! rule on every generation; so the order is made here, and sent to the compiler.
 //!
 //! On a torus the hosts are blocks of chips (2x2 usually). They are walked like a snake, every other row
 //! backwards, so that each host's block touches the next one's; inside a block each chip is a neighbour of

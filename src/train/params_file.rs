@@ -42,9 +42,13 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
 /// Reads parameters of the given types, under the model's own paths or under the names of a
 /// [foreign format](ForeignFormat), which is told by them.
 ///
+/// Floats of any width become the model's: each value is rounded to the nearest one, ties to even, once. A value beyond
+/// the model's largest is an error; one that is nearer to 0 than the model's smallest becomes 0, which is as near as any
+/// other rounding. Other dtypes must be the model's own.
+///
 /// # Errors
-/// A file that cannot be read or is damaged, a parameter that is missing, is of another dtype or dims,
-/// holds a value that is not finite, or is not one of the model's.
+/// A file that cannot be read or is damaged, a parameter that is missing, is of dims or a dtype that do not fit,
+/// holds a value that is not finite or too large, or is not one of the model's.
 pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Error> {
     let failed = |reason: String| Error::Params { verb: "read", path: path.to_owned(), reason };
     let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
@@ -60,19 +64,25 @@ pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Erro
         if *layout == Layout::Transposed {
             dims.reverse();
         }
-        if view.dtype() != dtype(ty.dtype) || view.shape() != dims {
+        let is_convertible =
+            |from: &DType| *from == ty.dtype || from.is_float() && ty.dtype.is_float();
+        let from = DType::ALL.into_iter().find(|from| dtype(*from) == view.dtype());
+        let Some(from) = from.filter(is_convertible).filter(|_| view.shape() == dims) else {
             let found = format!("{:?}{:?}", view.dtype(), view.shape());
             let expected = TensorType::new(ty.dtype, &dims);
             return Err(failed(format!("`{name}` is {found}, but the model's is {expected}")));
-        }
-        let mut literal = Literal::zeros(ty.dtype, &ty.dims);
+        };
+        let mut literal = Literal::zeros(from, &ty.dims);
         match (layout, &dims[..]) {
             (Layout::Transposed, [_, columns]) => {
-                transpose(view.data(), *columns, ty.dtype.size_bytes(), literal.bytes_mut());
+                transpose(view.data(), *columns, from.size_bytes(), literal.bytes_mut());
             }
             _ => literal.bytes_mut().copy_from_slice(view.data()),
         }
         check_finite(name, &literal).map_err(failed)?;
+        if from != ty.dtype {
+            literal = rounded(name, &literal, ty.dtype).map_err(failed)?;
+        }
         Ok((path.to_owned(), literal))
     };
     types.iter().zip(&sources).map(|(ours, theirs)| leaf(ours, theirs)).collect()
@@ -82,6 +92,15 @@ fn check_finite(name: &str, literal: &Literal) -> Result<(), String> {
     match literal.is_finite() {
         true => Ok(()),
         false => Err(format!("`{name}` holds values that are infinite or NaN")),
+    }
+}
+
+/// A finite literal of floats in another float dtype, which must be able to hold its values.
+fn rounded(name: &str, literal: &Literal, dtype: DType) -> Result<Literal, String> {
+    let values = literal.to_f64();
+    match values.iter().find(|value| !dtype.round(**value).is_finite()) {
+        Some(value) => Err(format!("`{name}` holds {value:e}, which is too large for {dtype}")),
+        None => Ok(Literal::from_f64(dtype, literal.dims(), &values)),
     }
 }
 
@@ -247,6 +266,42 @@ mod tests {
         }
     }
 
+    #[test]
+    fn floats_of_another_width_become_the_models() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        let load_as = |from: DType, to: DType, values: &[f64]| {
+            let params = Tree::from_iter([(
+                "w".to_owned(),
+                Literal::from_f64(from, &[values.len()], values),
+            )]);
+            save(&path, &params).unwrap();
+            let types = params.map(|_, literal| TensorType::new(to, literal.dims()));
+            load(&path, &types).map(|params| params["w"].clone())
+        };
+        let floats = [DType::F64, DType::F32, DType::Bf16, DType::F16];
+        for from in floats {
+            for to in floats {
+                let loaded = load_as(from, to, &[0.5, -3.0, 0.0, 96.0]).unwrap();
+                let expected = Literal::from_f64(to, &[4], &[0.5, -3.0, 0.0, 96.0]);
+                assert_eq!(loaded, expected, "{from} as {to}");
+            }
+        }
+        // Rounded to the nearest, once: by way of f32 the first would be a tie, and go down.
+        let above_tie = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
+        let rounded = load_as(DType::F64, DType::Bf16, &[above_tie, 1e-300]).unwrap();
+        assert_eq!(rounded.to_f64(), [1.0 + 2f64.powi(-7), 0.0]);
+
+        let too_large = [(DType::F64, DType::F32, -1e39), (DType::F32, DType::F16, 65536.0)];
+        for (from, to, value) in too_large {
+            let error = load_as(from, to, &[1.0, value]).unwrap_err().to_string();
+            let expected = format!("`w` holds {value:e}, which is too large for {to}");
+            assert!(error.contains(&expected), "{error}");
+        }
+        let error = load_as(DType::I32, DType::F32, &[1.0]).unwrap_err().to_string();
+        assert!(error.contains("`w` is I32[1], but the model's is f32[1]"), "{error}");
+    }
+
     /// A block's map from 3 to 2, as Hugging Face's GPT-2 has it: `[in, out]`.
     fn of_gpt2() -> Tree<Literal> {
         let matrix = Literal::from_slice(&[3, 2], &[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
@@ -284,6 +339,13 @@ mod tests {
         assert!(missing.contains("`h.1.mlp.c_fc.weight` is missing"), "{missing}");
         let turned = message(&[("blocks.0.mlp.up.weight", [3, 2]), embed]);
         assert!(turned.contains("is F32[3, 2], but the model's is f32[2, 3]"), "{turned}");
+
+        let half = |_: &str, literal: &Literal| {
+            let dtype = if literal.dtype().is_float() { DType::F16 } else { literal.dtype() };
+            Literal::from_f64(dtype, literal.dims(), &literal.to_f64())
+        };
+        save(&path, &of_gpt2().map(half)).unwrap();
+        assert_eq!(load(&path, &types(&[up, embed])).unwrap(), loaded);
 
         let mut untied = of_gpt2();
         untied.insert("lm_head.weight", Literal::zeros(DType::F32, &[3, 2]));

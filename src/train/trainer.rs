@@ -14,7 +14,7 @@ use crate::data::{EvalBatches, HostBatch, Source};
 use crate::metrics::Spans;
 use crate::optim::EMA;
 use crate::pjrt::{Arg, Buffers, Client, Completion, Executable, Launch, Placement};
-use crate::step::{BATCH, METRICS, MODEL_STATE, OPT_STATE, PARAMS};
+use crate::step::{self, BATCH, METRICS, MODEL_STATE, OPT_STATE, PARAMS};
 
 /// The batch of a step, or the batches of a launch, on their way to the devices: a value for each of the
 /// step's `batch.*` inputs, in order.
@@ -335,17 +335,29 @@ impl Trainer {
         let [fingerprints, min, max] = &outputs[..] else {
             unreachable!("the proof's program has three outputs");
         };
-        let (min, max) = (min.read(0)?, max.read(0)?);
-        let leaves = min.as_slice::<u32>().iter().zip(max.as_slice::<u32>());
-        let Some(leaf) = leaves.clone().position(|(min, max)| min != max) else { return Ok(()) };
-        let prints = (0..fingerprints.num_replicas())
-            .map(|replica| Ok(fingerprints.read(replica)?.as_slice::<u32>()[leaf]))
-            .collect::<Result<Vec<_>, Error>>()?;
-        Err(Error::LockstepLost {
-            step: self.steps_taken,
-            leaf: self.types.paths().nth(leaf).unwrap_or_default().to_owned(),
-            replicas: odd_ones_out(&prints),
-        })
+        let read = |values: &Buffers| -> Result<Vec<Literal>, Error> {
+            (0..values.num_replicas()).map(|replica| Ok(values.read(replica)?)).collect()
+        };
+        let (min, max) = (read(min)?, read(max)?);
+        let at = |values: &[Literal], replica: usize, leaf: usize| {
+            values[replica].as_slice::<u32>()[leaf]
+        };
+        for (leaf, (path, ty)) in self.types.iter().enumerate() {
+            // Each group holds the leaf alike, and has a minimum and a maximum of its own.
+            let groups = self.step_graph.mesh().groups(step::held_alike(ty));
+            let differs =
+                |group: &&Vec<usize>| at(&min, group[0], leaf) != at(&max, group[0], leaf);
+            if let Some(group) = groups.iter().find(differs) {
+                let prints = read(fingerprints)?;
+                let prints = group.iter().map(|replica| (*replica, at(&prints, *replica, leaf)));
+                return Err(Error::LockstepLost {
+                    step: self.steps_taken,
+                    leaf: path.to_owned(),
+                    replicas: odd_ones_out(&prints.collect::<Vec<_>>()),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Means over a split, each example counted once.
@@ -438,16 +450,17 @@ fn replicated(literal: Literal, num_replicas: usize) -> Vec<Arc<Literal>> {
 
 /// The replicas whose value is not the most frequent one; where none is in the majority, who agrees with
 /// whom.
-fn odd_ones_out(values: &[u32]) -> String {
+fn odd_ones_out(values: &[(usize, u32)]) -> String {
     let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-    for (replica, value) in values.iter().enumerate() {
-        groups.entry(*value).or_default().push(replica);
+    for (replica, value) in values {
+        groups.entry(*value).or_default().push(*replica);
     }
     let list =
         |replicas: &[usize]| replicas.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     match groups.values().find(|group| group.len() * 2 > values.len()) {
         Some(majority) => {
-            let odd: Vec<_> = (0..values.len()).filter(|r| !majority.contains(r)).collect();
+            let all = values.iter().map(|(replica, _)| *replica);
+            let odd: Vec<_> = all.filter(|replica| !majority.contains(replica)).collect();
             list(&odd)
         }
         None => {
@@ -475,8 +488,8 @@ mod tests {
 
     #[test]
     fn the_odd_replica_is_named() {
-        assert_eq!(odd_ones_out(&[7, 7, 9, 7]), "2");
-        assert_eq!(odd_ones_out(&[1, 2]), "{0} against {1}");
-        assert_eq!(odd_ones_out(&[5, 5, 6, 6]), "{0, 1} against {2, 3}");
+        assert_eq!(odd_ones_out(&[(0, 7), (1, 7), (2, 9), (3, 7)]), "2");
+        assert_eq!(odd_ones_out(&[(0, 1), (1, 2)]), "{0} against {1}");
+        assert_eq!(odd_ones_out(&[(1, 5), (3, 5), (5, 6), (7, 6)]), "{1, 3} against {5, 7}");
     }
 }

@@ -4,12 +4,14 @@
 //! - `bad_input`: what is refused, with which words, and that nothing is lost by it
 //! - `interrupted`: signals, and readers that go away
 //! - `schedule`: the learning rates that it prints, against those of `train`
-//! - `reports`: `hlo`, `bench`, `plugin`, `doctor`
+//! - `reports`: `hlo`, `bench`, `plugin list`, `doctor`
+//! - `plugin`: what is damaged, and `plugin install`, `verify` and `remove`
 //!
 //! All of it runs the binary on the CPU plugin, which it installs itself.
 
 mod bad_input;
 mod interrupted;
+mod plugin;
 mod reports;
 mod schedule;
 mod training;

@@ -142,7 +142,7 @@ fn plugins_are_listed() {
     let names: Vec<_> = plugins.iter().map(|plugin| plugin["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["cpu", "cuda", "cuda-compiler", "tpu"]);
     for plugin in plugins {
-        let expected = ["name", "pinned_version", "installed_version", "path"];
+        let expected = ["name", "pinned_version", "installed_version", "path", "damage"];
         assert_eq!(keys(plugin), set(&expected));
     }
     assert_eq!(plugins[0]["installed_version"], plugins[0]["pinned_version"]);

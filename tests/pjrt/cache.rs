@@ -82,6 +82,25 @@ fn what_was_compiled_before_a_thread_was_bound_to_a_processor_is_found_after() {
     assert!(matches!(outcome, CacheOutcome::Hit));
 }
 
+/// The runtime of TPUs takes compiler flags from a variable of its own. The child is this test, run again with it.
+#[test]
+fn another_environment_of_the_compiler_is_another_entry() {
+    const DIR: &str = "LOCKSTEP_TEST_ENVIRONMENT_DIR";
+    if let Some(dir) = std::env::var_os(DIR) {
+        let outcome = compile(1, 4, Path::new(&dir));
+        assert!(matches!(outcome, CacheOutcome::Stored), "{outcome:?}");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(compile(1, 4, dir.path()), CacheOutcome::Stored));
+    let test = "cache::another_environment_of_the_compiler_is_another_entry";
+    for value in ["--xla_tpu_a=1", "--xla_tpu_a=2"] {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", test]).env(DIR, dir.path()).env("LIBTPU_INIT_ARGS", value);
+        assert!(child.status().unwrap().success(), "{value}");
+    }
+}
+
 #[test]
 fn a_damaged_entry_is_compiled_again() {
     let dir = tempfile::tempdir().unwrap();

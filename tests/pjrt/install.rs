@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use lockstep::pjrt::{
-    InstallError, InstallOptions, Plugin, Source, find, find_or_install, install, list,
+    InstallError, InstallOptions, Plugin, Source, find, find_or_install, install, list, verify,
 };
 
 /// Options with an empty cache and a Python that runs `script` in place of pip and knows no package.
@@ -34,7 +34,7 @@ fn pip_installs_the_cpu_plugin_once_also_when_two_ask_at_once() {
     let options = InstallOptions { cache_dir: dir.path().join("cache"), python };
     let paths: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> =
-            (0..2).map(|_| scope.spawn(|| install("cpu", &options).unwrap())).collect();
+            (0..2).map(|_| scope.spawn(|| install("cpu", &options, |_| {}).unwrap())).collect();
         threads.into_iter().map(|thread| thread.join().unwrap().path).collect()
     });
     assert_eq!(paths[0], paths[1]);
@@ -43,6 +43,19 @@ fn pip_installs_the_cpu_plugin_once_also_when_two_ask_at_once() {
     assert_eq!(installed, 2, "the plugin and the lock");
     // Loading a library from a directory that is about to vanish is fine: it stays mapped.
     Plugin::load(&paths[0]).unwrap();
+
+    // What is damaged is installed again, as it was.
+    let length = paths[0].metadata().unwrap().len();
+    let file = fs::File::options().write(true).open(&paths[0]).unwrap();
+    file.set_len(length / 3).unwrap();
+    let damaged = verify("cpu", &options).unwrap_err();
+    assert!(matches!(damaged, InstallError::Damaged { .. }), "{damaged}");
+    let said = std::cell::RefCell::new(String::new());
+    install("cpu", &options, |line| said.borrow_mut().push_str(line)).unwrap();
+    assert!(said.borrow().starts_with("the cpu plugin is damaged: "), "{}", said.borrow());
+    assert_eq!(paths[0].metadata().unwrap().len(), length);
+    let verified = verify("cpu", &options).unwrap();
+    assert_eq!((verified.num_files, verified.was_recorded), (3, true));
 
     let found = find("cpu", &options).unwrap().unwrap();
     assert_eq!((found.source, found.version.as_deref()), (Source::Cache, Some("0.0.1")));
@@ -74,7 +87,7 @@ fn a_wheel_with_the_wrong_hash_is_not_installed() {
         dir.path(),
         "for last; do :; done; echo other > \"$last/xla_cpu_pjrt-0.0.1-py3-none-manylinux_2_27_x86_64.whl\"",
     );
-    let error = install("cpu", &options).unwrap_err();
+    let error = install("cpu", &options, |_| {}).unwrap_err();
     assert!(matches!(error, InstallError::WrongHash { .. }), "{error}");
     assert!(is_clean(&options));
 
@@ -85,7 +98,7 @@ fn a_wheel_with_the_wrong_hash_is_not_installed() {
          xla-cpu-pjrt==0.0.1 from https://mirror.example/x.whl (from -r requirements.txt (line 1)):\n        \
          Expected sha256 aaaa\n             Got        bbbb\nEND\nexit 1",
     );
-    match install("cpu", &options).unwrap_err() {
+    match install("cpu", &options, |_| {}).unwrap_err() {
         InstallError::WrongHash { file, expected, found } => {
             assert_eq!((&*file, &*expected, &*found), ("xla-cpu-pjrt==0.0.1", "aaaa", "bbbb"));
         }
@@ -98,7 +111,7 @@ fn a_wheel_with_the_wrong_hash_is_not_installed() {
 fn pip_that_brings_nothing_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let options = with_python(dir.path(), "exit 0");
-    let error = install("cpu", &options).unwrap_err();
+    let error = install("cpu", &options, |_| {}).unwrap_err();
     assert!(matches!(error, InstallError::Unpack { .. }), "{error}");
     assert!(is_clean(&options));
 }
@@ -116,7 +129,7 @@ fn without_python_or_a_place_to_write_there_is_no_install() {
     fs::write(dir.path().join("file"), "in the way").unwrap();
     let mut options = with_python(dir.path(), "exit 0");
     options.cache_dir = dir.path().join("file/cache");
-    let error = install("cpu", &options).unwrap_err();
+    let error = install("cpu", &options, |_| {}).unwrap_err();
     assert!(matches!(error, InstallError::Cache { .. }), "{error}");
     assert!(error.to_string().contains("LOCKSTEP_CACHE"), "{error}");
 }

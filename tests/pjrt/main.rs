@@ -8,6 +8,7 @@
 //! | `buffers` | upload and read-back of every dtype, zero copy, lifetimes |
 //! | `execute` | collectives, donation, pipelining, overrides, queries |
 //! | `rejected` | every argument that would wedge the client is refused, and the client goes on |
+//! | `faulty` | a plugin whose calls fail where they seldom do, or that gives null for an empty array |
 //! | `cache` | compiled programs on disk: hits, damage, two processes, no place to write |
 //! | `install` | pip, hashes, no network, no Python, two installs at once |
 
@@ -16,6 +17,7 @@ mod buffers;
 mod cache;
 mod client;
 mod execute;
+mod faulty;
 mod install;
 mod plugin;
 mod programs;
