@@ -268,17 +268,55 @@ fn a_configuration_survives_being_written() {
 }
 
 #[test]
-fn the_examples_are_valid() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+fn the_examples_are_valid_and_survive_being_written() {
     let mut num_read = 0;
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
-            Config::load(&path, &[]).unwrap_or_else(|error| panic!("{error}"));
-            num_read += 1;
+    for dir in ["examples", "benches"] {
+        for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(dir)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "toml") {
+                let config = Config::load(&path, &[]).unwrap_or_else(|error| panic!("{error}"));
+                let text = config.to_toml().unwrap();
+                let again = Config::parse(&text, Path::new("/elsewhere/config.toml"), &[]);
+                assert_eq!(again.unwrap_or_else(|error| panic!("{error}\n{text}")), config);
+                assert_eq!(config.to_toml().unwrap(), text);
+                num_read += 1;
+            }
         }
     }
-    assert!(num_read > 0);
+    assert!(num_read > 3);
+}
+
+#[test]
+fn values_that_follow_from_other_keys_are_written_out() {
+    let text = |sets: &[&str]| good(sets).to_toml().unwrap();
+    let gpt = GOOD.replace(&model_section(), "[model]\nname = \"gpt\"\npreset = \"gpt2-124m\"\n");
+    let gpt = parse(&gpt, &["model.num_layers=3"]).unwrap().to_toml().unwrap();
+    for line in ["num_layers = 3", "width = 768", "num_heads = 12", "vocabulary = 50257"] {
+        assert!(gpt.contains(&format!("\n{line}\n")), "{line}: {gpt}");
+    }
+    let images = text(&["data.source=image_folder", "data.image_size=56"]);
+    assert!(
+        images.contains("\neval_fraction = 0.1\nimage_size = 56\neval_resize = 64\n"),
+        "{images}"
+    );
+    // What is not set is said, unless another key says it.
+    let steps = text(&[]);
+    assert!(
+        steps.contains("\n# clip_grad_norm is not set: gradients are not clipped\n"),
+        "{steps}"
+    );
+    assert!(steps.contains("\n# total_steps is not set: the end of the run\n"), "{steps}");
+    assert!(steps.contains("\nepsilon = 1e-8\n"), "{steps}");
+    let epochs = text(&["schedule.total_epochs=2", "optimizer.clip_grad_norm=1"]);
+    assert!(!epochs.contains("total_steps") && !epochs.contains("# clip"), "{epochs}");
+}
+
+#[test]
+fn the_page_of_all_keys_is_what_the_program_says() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
+    let page = std::fs::read_to_string(path).unwrap_or_default();
+    let told = "write it anew: lockstep config --reference > docs/configuration.md";
+    assert!(page == lockstep::config::reference(), "docs/configuration.md is stale; {told}");
 }
 
 #[test]

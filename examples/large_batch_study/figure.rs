@@ -4,6 +4,7 @@ use std::error::Error;
 use std::path::Path;
 
 use plotters::prelude::*;
+use plotters::style::{FontStyle, register_font};
 
 use super::{BASE_BATCH, Cell, FACTORS};
 use crate::tasks::{Arm, Task};
@@ -11,11 +12,15 @@ use crate::tasks::{Arm, Task};
 /// Readable on white, and told apart by those who see no red or no green: Okabe and Ito (2008).
 const COLORS: [RGBColor; 4] =
     [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(204, 121, 167)];
+/// Verdana has the widths of DejaVu Sans.
+const FONT: &str = "DejaVu Sans, Verdana, sans-serif";
 /// The lowest error that is drawn, in percent: the axis is logarithmic.
 const LEAST: f64 = 0.5;
 
 /// Draws the cells into an SVG file.
 pub fn save(path: &Path, cells: &[Cell]) -> Result<(), Box<dyn Error>> {
+    let registered = register_font(FONT, FontStyle::Normal, dejavu::sans::regular());
+    registered.map_err(|_| "the font that is built in cannot be read")?;
     let mut text = String::new();
     {
         let area = SVGBackend::with_string(&mut text, (1000, 460)).into_drawing_area();
@@ -37,7 +42,7 @@ fn draw(
     let last = FACTORS.len() as f64 - 1.0;
     let mut chart = ChartBuilder::on(area)
         .margin(15)
-        .caption(task, ("sans-serif", 18))
+        .caption(task, (FONT, 18))
         .x_label_area_size(40)
         .y_label_area_size(60)
         .build_cartesian_2d(-0.2..last + 0.2, (LEAST..100.0).log_scale())?;
@@ -51,7 +56,7 @@ fn draw(
         })
         .x_desc("global batch, for the same number of epochs")
         .y_desc("test error, %")
-        .label_style(("sans-serif", 14))
+        .label_style((FONT, 14))
         .draw()?;
     for (index, (arm, color)) in Arm::ALL.iter().zip(COLORS).enumerate() {
         // Side by side, so that bars of deviations do not hide each other.
@@ -83,7 +88,7 @@ fn draw(
         .position(SeriesLabelPosition::UpperLeft)
         .background_style(WHITE)
         .border_style(RGBColor(200, 200, 200))
-        .label_font(("sans-serif", 14))
+        .label_font((FONT, 14))
         .draw()?;
     Ok(())
 }

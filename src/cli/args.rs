@@ -30,6 +30,14 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Print the resolved configuration as TOML: every key, defaults written out
+    Config {
+        #[command(flatten)]
+        config: Option<ConfigArgs>,
+        /// Print what every key means instead, as Markdown
+        #[arg(long, exclusive = true)]
+        reference: bool,
+    },
     /// Print the program as StableHLO: the all_reduce can be read in it
     Hlo {
         #[command(flatten)]

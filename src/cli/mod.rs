@@ -11,6 +11,7 @@ mod doctor;
 mod figure;
 mod plan;
 mod plugin;
+mod resolved;
 mod schedule;
 
 use std::io::{self, Write};
@@ -50,6 +51,7 @@ pub fn main(started: Instant) -> ExitCode {
 fn run(command: Command, started: Instant) -> Result<ExitCode> {
     match command {
         Command::Train { config, out, init, json } => train(&config, out, init, json, started),
+        Command::Config { config, .. } => resolved::run(config.as_ref()),
         Command::Hlo { config, stage } => hlo(&config, stage),
         Command::Bench(args) => bench::run(&args, started),
         Command::TimeOps { config, replicas, steps } => bench::serve(&config, replicas, steps),

@@ -27,6 +27,8 @@ mod keys;
 mod optimizer;
 mod overrides;
 mod patterns;
+mod reference;
+mod resolved;
 mod run_length;
 mod schedule;
 mod sections;
@@ -48,6 +50,7 @@ pub use device::{Backend, Device, PluginOption, UnknownBackend};
 pub use error::{Error, Problem};
 pub use optimizer::{Adam, AdamW, Lamb, Lars, Optimizer, Sgd, UpdateRule};
 pub use patterns::Patterns;
+pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
 pub use schedule::{Peak, Scaling, Schedule, Warmup, WarmupKind};
 pub use sections::{AutoOr, Compile, Mesh, Model, OptionValue, Parallel};
@@ -131,6 +134,7 @@ impl Config {
         })?;
         let dir = path.parent().unwrap_or(Path::new(""));
         sections::resolve_paths(&mut config.data, &mut config.device, dir);
+        config.write_out();
         Ok(config)
     }
 
@@ -186,14 +190,6 @@ impl Config {
             BatchSize::Global(size) => Ok(size),
             BatchSize::PerReplica(_) => Ok(self.batch_plan(num_replicas)?.global_batch()),
         }
-    }
-
-    /// The TOML that this would be read from, defaults written out.
-    ///
-    /// # Errors
-    /// If a number does not fit into TOML's 64-bit signed integers.
-    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
-        toml::to_string(self)
     }
 }
 

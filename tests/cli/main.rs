@@ -4,7 +4,7 @@
 //! - `bad_input`: what is refused, with which words, and that nothing is lost by it
 //! - `interrupted`: signals, and readers that go away
 //! - `schedule`: the learning rates that it prints, against those of `train`
-//! - `reports`: `hlo`, `bench`, `plugin list`, `doctor`
+//! - `reports`: `config`, `hlo`, `bench`, `plugin list`, `doctor`
 //! - `plugin`: what is damaged, and `plugin install`, `verify` and `remove`
 //!
 //! All of it runs the binary on the CPU plugin, which it installs itself.

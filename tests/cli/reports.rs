@@ -1,6 +1,6 @@
-//! `hlo`, `bench`, `plugin` and `doctor`.
+//! `config`, `hlo`, `bench`, `plugin` and `doctor`.
 
-use super::{DIGITS, keys, lockstep, set};
+use super::{DIGITS, keys, lockstep, set, text};
 
 /// The inputs of the program: name, type, and whether the caller gives the buffer away.
 fn inputs(program: &str) -> Vec<(&str, &str, bool)> {
@@ -208,4 +208,22 @@ fn without_a_driver_nvidias_part_is_an_answer_and_no_failure() {
     assert!(said["nccl_version"].is_null(), "{said}");
     let problem = said["nccl_problem"].as_str().unwrap();
     assert!(problem.contains("no-such-libnccl.so.2") && problem.contains("plugin install cuda"));
+}
+
+#[test]
+fn config_prints_what_the_file_and_the_arguments_come_to() {
+    let args = ["config", DIGITS, "--set", "train.epochs=3", "--backend", "cuda"];
+    let resolved = lockstep(&args).succeeded().stdout;
+    for line in ["[train]", "epochs = 3", "seed = 0", "backend = \"cuda\""] {
+        assert!(resolved.lines().any(|found| found == line), "{line}: {resolved}");
+    }
+    // The same from wherever it is kept.
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("copy.toml");
+    std::fs::write(&copy, &resolved).unwrap();
+    assert_eq!(lockstep(&["config", text(&copy)]).succeeded().stdout, resolved);
+
+    let reference = lockstep(&["config", "--reference"]).succeeded().stdout;
+    assert!(reference.contains("| `check_lockstep_every` | whole number, 0 or more | steps |"));
+    assert_eq!(lockstep(&["config"]).code, Some(2));
 }

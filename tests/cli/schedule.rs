@@ -111,16 +111,35 @@ fn pictures_are_drawn_without_anything_of_the_system() {
     let svg = String::from_utf8(draw("rates.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
     assert!(svg.matches("<polyline").count() > 2, "axes and two curves");
-    for label in ["learning rate", "8 replicas"] {
+    let labels =
+        ["Learning rate of digits.toml", "learning rate", "8 replicas: peak ", "2 replicas"];
+    for label in labels {
         assert!(svg.contains(label), "{label}");
     }
     let png = draw("rates.PNG");
     let mut reader = png::Decoder::new(std::io::Cursor::new(png)).read_info().unwrap();
     let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
     reader.next_frame(&mut pixels).unwrap();
-    let curve = [0, 114, 178];
-    assert!(pixels.chunks(3).filter(|pixel| *pixel == curve).count() > 500, "no curve");
+    for curve in [[0, 114, 178], [213, 94, 0]] {
+        assert!(pixels.chunks(3).filter(|pixel| *pixel == curve).count() > 500, "no {curve:?}");
+    }
     assert!(pixels.chunks(3).filter(|pixel| *pixel == [0; 3]).count() > 500, "no labels");
+}
+
+/// Small rates have short labels, and equal curves say so.
+#[test]
+fn ticks_are_short_and_equal_curves_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rates.svg");
+    let sets = ["train.batch_per_replica=8", "train.steps=50", "schedule.peak=6e-4"];
+    let args = ["--replicas", "2,8", "--plot", text(&path)];
+    lockstep(&schedule(&sets, &args)).succeeded();
+    let svg = fs::read_to_string(path).unwrap();
+    let lines: Vec<_> = svg.lines().map(str::trim).collect();
+    for tick in ["0", "1e-4", "6e-4", "10", "40"] {
+        assert!(lines.contains(&tick), "no tick {tick}: {svg}");
+    }
+    assert!(svg.contains("(same as 2 replicas)"), "{svg}");
 }
 
 #[test]

@@ -1,18 +1,36 @@
 //! Curves in a picture file, for the commands that can draw what they print.
+//!
+//! SVG and PNG are drawn by the same code, with text measured in the font that is built in. An SVG names that
+//! font and one of the same widths, for whoever opens it.
 
-mod canvas;
-mod glyphs;
+#[cfg(test)]
+mod tests;
+mod ticks;
 
+use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
+use plotters::element::DashedPathElement;
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::{FontStyle, TextStyle, register_font};
 
-use canvas::Canvas;
+pub use ticks::{bytes, numbers, powers};
+
+/// A picture: diagrams one below the other under a title.
+pub struct Figure {
+    pub title: String,
+    pub subtitle: String,
+    pub panels: Vec<Panel>,
+}
 
 /// One diagram.
 pub struct Panel {
+    /// Shown where there is more than one diagram.
+    pub title: String,
     pub x: Axis,
     pub y: Axis,
     pub curves: Vec<Curve>,
@@ -20,10 +38,11 @@ pub struct Panel {
 
 /// What a direction means.
 pub struct Axis {
+    /// The quantity, with its unit.
     pub title: &'static str,
     pub scale: Scale,
-    /// How a value is written at its tick; of a logarithmic scale, at powers of the base only.
-    pub label: fn(f64) -> String,
+    /// What is written at ticks.
+    pub labels: fn(&[f64]) -> Vec<String>,
 }
 
 /// Where a value lies on its axis.
@@ -31,18 +50,36 @@ pub struct Axis {
 pub enum Scale {
     /// From 0 on.
     Linear,
-    /// By its logarithm to this base; values must be above 0.
+    /// From 0 on, with ticks at whole numbers only.
+    Whole,
+    /// By its logarithm, with ticks at powers of this base. Values of 0 are left out.
     Log(f64),
 }
 
-/// Points joined by lines. The label is shown where there is more than one curve.
+/// Points joined by lines. Name and detail are shown where there is more than one curve.
 pub struct Curve {
-    pub label: String,
+    pub name: String,
+    /// May be empty.
+    pub detail: String,
     pub points: Vec<(f64, f64)>,
 }
 
 const WIDTH: u32 = 960;
-const PANEL_HEIGHT: u32 = 540;
+const HEADER_HEIGHT: i32 = 76;
+const PANEL_HEIGHT: u32 = 500;
+/// Pixels of a PNG for each of an SVG: fine enough for a screen of high density.
+const PNG_SCALE: u32 = 2;
+const MARGIN: i32 = 24;
+/// The lines of a legend, and the sample before each of its texts.
+const LEGEND_ROW: i32 = 24;
+const SAMPLE: i32 = 40;
+/// Above and below a legend, together.
+const LEGEND_GAP: i32 = 20;
+/// With fewer points each has a dot.
+const FEW_POINTS: usize = 32;
+/// Verdana has the widths of DejaVu Sans.
+const FONT: &str = "DejaVu Sans, Verdana, sans-serif";
+const GREY: RGBColor = RGBColor(90, 90, 90);
 /// Readable on white, and told apart by those who see no red or no green: Okabe and Ito (2008).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
@@ -52,130 +89,371 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
+/// Dashes and gaps of the curves after the first, which is solid: where one lies on another, that shows through
+/// the gaps.
+const DASHES: [(i32, i32); 4] = [(12, 12), (5, 9), (20, 10), (2, 8)];
 
-/// Draws panels one below the other into a file, whose extension says in which format.
-pub fn save(path: &Path, panels: &[Panel]) -> Result<()> {
-    let size = (WIDTH, PANEL_HEIGHT * panels.len() as u32);
+/// Draws into a file, whose extension says in which format.
+pub fn save(path: &Path, figure: &Figure) -> Result<()> {
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
     let bytes = match extension.to_ascii_lowercase().as_str() {
-        "svg" => {
-            let mut text = String::new();
-            draw(&SVGBackend::with_string(&mut text, size).into_drawing_area(), panels)?;
-            text.into_bytes()
-        }
-        "png" => {
-            let mut canvas = Canvas::new(size);
-            draw(&(&mut canvas).into_drawing_area(), panels)?;
-            canvas.to_png()?
-        }
+        "svg" => svg(figure)?.into_bytes(),
+        "png" => png(figure)?,
         _ => bail!("cannot draw {}: end its name in .svg or .png", path.display()),
     };
     std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panels: &[Panel]) -> Result<()>
+/// The last part of a path, for a title.
+pub fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+fn svg(figure: &Figure) -> Result<String> {
+    let mut text = String::new();
+    draw(&SVGBackend::with_string(&mut text, size(figure)).into_drawing_area(), figure, 1)?;
+    Ok(text)
+}
+
+fn png(figure: &Figure) -> Result<Vec<u8>> {
+    let (width, height) = size(figure);
+    let (width, height) = (width * PNG_SCALE, height * PNG_SCALE);
+    let mut pixels = vec![0; width as usize * height as usize * 3];
+    let backend = BitMapBackend::with_buffer(&mut pixels, (width, height));
+    draw(&backend.into_drawing_area(), figure, PNG_SCALE as i32)?;
+    let mut bytes = vec![];
+    let mut encoder = png::Encoder::new(&mut bytes, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    let encode = |encoder: png::Encoder<'_, _>| -> Result<(), png::EncodingError> {
+        let mut writer = encoder.write_header()?;
+        writer.write_image_data(&pixels)?;
+        writer.finish()
+    };
+    encode(encoder).context("cannot encode the picture")?;
+    Ok(bytes)
+}
+
+fn size(figure: &Figure) -> (u32, u32) {
+    (WIDTH, HEADER_HEIGHT as u32 + PANEL_HEIGHT * figure.panels.len() as u32)
+}
+
+fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, figure: &Figure, scale: i32) -> Result<()>
 where
     B::ErrorType: 'static,
 {
+    let registered = register_font(FONT, FontStyle::Normal, dejavu::sans::regular());
+    registered.map_err(|_| Error::msg("the font that is built in cannot be read"))?;
     area.fill(&WHITE)?;
-    for (part, panel) in area.split_evenly((panels.len(), 1)).iter().zip(panels) {
-        draw_panel(part, panel)?;
+    let width = WIDTH as i32 - 2 * MARGIN;
+    for (text, y, style) in
+        [(&figure.title, 16, font(21, scale)), (&figure.subtitle, 46, font(15, scale).color(&GREY))]
+    {
+        let text = fit(area, text, &style, width * scale)?;
+        area.draw(&Text::new(text, (MARGIN * scale, y * scale), style))?;
+    }
+    let (_, body) = area.split_vertically(HEADER_HEIGHT * scale);
+    for (part, panel) in body.split_evenly((figure.panels.len(), 1)).iter().zip(&figure.panels) {
+        draw_panel(part, panel, figure.panels.len() > 1, scale)?;
     }
     area.present()?;
     Ok(())
 }
 
-fn draw_panel<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panel: &Panel) -> Result<()>
+fn font(size: i32, scale: i32) -> TextStyle<'static> {
+    (FONT, size * scale).into_font().color(&BLACK)
+}
+
+fn text_width<B: DrawingBackend>(
+    area: &DrawingArea<B, Shift>,
+    text: &str,
+    style: &TextStyle<'_>,
+) -> Result<i32>
 where
     B::ErrorType: 'static,
 {
-    let all = || panel.curves.iter().flat_map(|curve| &curve.points);
-    let (x_low, x_high) = panel.x.range(all().map(|point| point.0), 1.0);
-    let (y_low, y_high) = panel.y.range(all().map(|point| point.1), 1.05);
-    let mut chart = ChartBuilder::on(area)
-        .margin(20)
-        .margin_right(60)
-        .x_label_area_size(44)
-        .y_label_area_size(100)
-        .build_cartesian_2d(x_low..x_high, y_low..y_high)?;
+    Ok(area.estimate_text_size(text, style)?.0 as i32)
+}
+
+/// The text, without its middle where it is too long for `width` pixels.
+fn fit<B: DrawingBackend>(
+    area: &DrawingArea<B, Shift>,
+    text: &str,
+    style: &TextStyle<'_>,
+    width: i32,
+) -> Result<String>
+where
+    B::ErrorType: 'static,
+{
+    let letters: Vec<char> = text.chars().collect();
+    let mut shown = text.to_owned();
+    let mut num_kept = letters.len().min(WIDTH as usize);
+    while num_kept > 0 && text_width(area, &shown, style)? > width {
+        num_kept -= 1;
+        let (head, tail) = (num_kept - num_kept / 2, num_kept / 2);
+        let parts = [&letters[..head], &['\u{2026}'], &letters[letters.len() - tail..]];
+        shown = parts.concat().into_iter().collect();
+    }
+    Ok(shown)
+}
+
+fn draw_panel<B: DrawingBackend>(
+    area: &DrawingArea<B, Shift>,
+    panel: &Panel,
+    has_title: bool,
+    scale: i32,
+) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    let small = font(15, scale);
+    let legend = Legend::new(area, panel, &small, scale)?;
+    let height = area.dim_in_pixel().1 as i32;
+    let (upper, lower) = area.split_vertically(height - legend.height(scale));
+
+    let points = |curve: &Curve| -> Vec<(f64, f64)> {
+        let is_drawn = |(x, y): &(f64, f64)| panel.x.has(*x) && panel.y.has(*y);
+        curve.points.iter().copied().filter(is_drawn).collect()
+    };
+    let all = || panel.curves.iter().flat_map(points);
+    let x = Place::new(&panel.x, all().map(|point| point.0), 1.0);
+    let y = Place::new(&panel.y, all().map(|point| point.1), 1.05);
+    let (x_labels, y_labels) = ((panel.x.labels)(&x.ticks), (panel.y.labels)(&y.ticks));
+    let widest = |labels: &[String]| -> Result<i32> {
+        let widths = labels.iter().map(|label| text_width(area, label, &small));
+        Ok(widths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0))
+    };
+    let left = widest(&y_labels)? + 44 * scale;
+    // Half of the last label may stand beyond the end of the axis.
+    let right = MARGIN * scale + widest(&x_labels)? / 2;
+    let top = if has_title { 40 } else { 8 };
+    if has_title {
+        let title = font(17, scale);
+        upper.draw(&Text::new(panel.title.clone(), (MARGIN * scale, 8 * scale), title))?;
+    }
+    let label_of = |ticks: &[f64], labels: &[String], at: &f64| -> String {
+        let found = ticks.iter().zip(labels).find(|(tick, _)| *tick == at);
+        found.map_or(String::new(), |(_, label)| label.clone())
+    };
+    let (x_ticks, y_ticks) = (x.ticks.clone(), y.ticks.clone());
+    let (x_place, y_place) = (x.clone(), y.clone());
+    let (width, height) = (f64::from(WIDTH as i32 * scale), f64::from(height));
+    let place = |(x, y)| (x_place.share(x) * width, y_place.share(y) * height);
+    let mut chart = ChartBuilder::on(&upper)
+        .margin_left(12 * scale)
+        .margin_right(right)
+        .margin_top(top * scale)
+        .x_label_area_size(52 * scale)
+        .y_label_area_size(left)
+        .build_cartesian_2d(x, y)?;
     chart
         .configure_mesh()
-        .light_line_style(WHITE)
-        .bold_line_style(RGBColor(220, 220, 220))
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(RGBColor(220, 220, 220).stroke_width(scale as u32))
+        .axis_style(GREY.stroke_width(scale as u32))
+        .set_all_tick_mark_size(5 * scale)
         .x_desc(panel.x.title)
         .y_desc(panel.y.title)
-        .label_style(("sans-serif", 16))
-        .x_label_formatter(&|at| panel.x.tick(*at))
-        .y_label_formatter(&|at| panel.y.tick(*at))
+        .label_style(small.clone())
+        .axis_desc_style(small.clone())
+        .x_label_formatter(&|at| label_of(&x_ticks, &x_labels, at))
+        .y_label_formatter(&|at| label_of(&y_ticks, &y_labels, at))
         .draw()?;
     for (index, curve) in panel.curves.iter().enumerate() {
-        let style = COLORS[index % COLORS.len()].stroke_width(2);
-        let points = curve.points.iter().map(|(x, y)| (panel.x.place(*x), panel.y.place(*y)));
-        chart
-            .draw_series(LineSeries::new(points, style))?
-            .label(curve.label.as_str())
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
-    }
-    if panel.curves.len() > 1 {
-        // Curves that rise leave room on the left.
-        let rises = |points: &[(f64, f64)]| {
-            points.first().zip(points.last()).is_some_and(|(first, last)| first.1 < last.1)
+        let (points, style) = (points(curve), stroke(index, scale));
+        let places: Vec<_> = points.iter().copied().map(place).collect();
+        let corners: Vec<_> = corners(&places).into_iter().map(|at| points[at]).collect();
+        match dashes(index) {
+            None => chart.draw_series(LineSeries::new(corners, style))?,
+            Some((dash, gap)) => chart.draw_series(DashedLineSeries::new(
+                corners,
+                dash * scale,
+                gap * scale,
+                style,
+            ))?,
         };
-        let place = match panel.curves.iter().any(|curve| rises(&curve.points)) {
-            true => SeriesLabelPosition::UpperLeft,
-            false => SeriesLabelPosition::UpperRight,
-        };
-        chart.configure_series_labels().position(place).label_font(("sans-serif", 16)).draw()?;
+        if points.len() <= FEW_POINTS {
+            let dot = |point: &(f64, f64)| Circle::new(*point, 3 * scale, style.filled());
+            chart.draw_series(points.iter().map(dot))?;
+        }
     }
-    Ok(())
+    legend.draw(&lower, &small, scale)
+}
+
+/// Which points a curve needs: all others lie on the lines between these, to half a pixel. What is drawn starts and
+/// ends on whole pixels, so that many short lines would be ragged.
+fn corners(places: &[(f64, f64)]) -> Vec<usize> {
+    const NEAR: f64 = 0.5;
+    let mut corners: Vec<usize> = places.len().checked_sub(1).map_or(vec![], |last| vec![0, last]);
+    let mut parts: Vec<_> = corners.last().map(|last| (0, *last)).into_iter().collect();
+    while let Some((first, last)) = parts.pop() {
+        let ((x0, y0), (x1, y1)) = (places[first], places[last]);
+        let length = (x1 - x0).hypot(y1 - y0);
+        let distance = |at: usize| {
+            let (x, y) = (places[at].0 - x0, places[at].1 - y0);
+            if length > 0.0 { ((x1 - x0) * y - (y1 - y0) * x).abs() / length } else { x.hypot(y) }
+        };
+        let between = (first + 1..last).map(|at| (distance(at), at));
+        if let Some((distance, at)) = between.max_by(|a, b| a.0.total_cmp(&b.0))
+            && distance > NEAR
+        {
+            corners.push(at);
+            parts.extend([(first, at), (at, last)]);
+        }
+    }
+    corners.sort_unstable();
+    corners.dedup();
+    corners
+}
+
+/// Dash and gap of a curve, if it is not solid.
+fn dashes(index: usize) -> Option<(i32, i32)> {
+    Some(DASHES[index.checked_sub(1)? % DASHES.len()])
+}
+
+fn stroke(index: usize, scale: i32) -> ShapeStyle {
+    COLORS[index % COLORS.len()].stroke_width(2 * scale as u32)
+}
+
+/// What the curves are, below the diagram.
+struct Legend {
+    /// The curve's number, its text, and where its sample starts: to the right, and which line.
+    entries: Vec<(usize, String, i32, i32)>,
+}
+
+impl Legend {
+    /// Puts the texts into lines. One curve alone needs none.
+    fn new<B: DrawingBackend>(
+        area: &DrawingArea<B, Shift>,
+        panel: &Panel,
+        style: &TextStyle<'_>,
+        scale: i32,
+    ) -> Result<Self>
+    where
+        B::ErrorType: 'static,
+    {
+        let mut entries = vec![];
+        let (left, right) = (MARGIN * scale, (WIDTH as i32 - MARGIN) * scale);
+        let (mut x, mut row) = (left, 0);
+        for (index, curve) in panel.curves.iter().enumerate().filter(|_| panel.curves.len() > 1) {
+            let same = panel.curves[..index].iter().find(|other| are_same(other, curve));
+            let detail = if curve.detail.is_empty() { "" } else { ": " };
+            let same = same.map(|other| format!(" (same as {})", other.name));
+            let same = same.unwrap_or_default();
+            let text = format!("{}{detail}{}{same}", curve.name, curve.detail);
+            let text = fit(area, &text, style, right - left - (SAMPLE + 8) * scale)?;
+            let width = text_width(area, &text, style)? + (SAMPLE + 8) * scale;
+            if x > left && x + width > right {
+                (x, row) = (left, row + 1);
+            }
+            entries.push((index, text, x, row));
+            x += width + 28 * scale;
+        }
+        Ok(Self { entries })
+    }
+
+    fn height(&self, scale: i32) -> i32 {
+        let num_rows = self.entries.last().map_or(0, |(.., row)| row + 1);
+        (num_rows * LEGEND_ROW + LEGEND_GAP) * scale
+    }
+
+    fn draw<B: DrawingBackend>(
+        &self,
+        area: &DrawingArea<B, Shift>,
+        style: &TextStyle<'_>,
+        scale: i32,
+    ) -> Result<()>
+    where
+        B::ErrorType: 'static,
+    {
+        for (index, text, x, row) in &self.entries {
+            let y = (LEGEND_GAP / 2 + row * LEGEND_ROW + LEGEND_ROW / 2) * scale;
+            let (line, style_of_line) = ([(*x, y), (x + SAMPLE * scale, y)], stroke(*index, scale));
+            match dashes(*index) {
+                None => area.draw(&PathElement::new(line, style_of_line))?,
+                Some((dash, gap)) => area.draw(&DashedPathElement::new(
+                    line,
+                    dash * scale,
+                    gap * scale,
+                    style_of_line,
+                ))?,
+            }
+            let style = style.pos(Pos::new(HPos::Left, VPos::Center));
+            area.draw(&Text::new(text.as_str(), (x + (SAMPLE + 8) * scale, y), style))?;
+        }
+        Ok(())
+    }
+}
+
+/// Would one curve hide the other? Sums in another order differ in their last digits.
+fn are_same(a: &Curve, b: &Curve) -> bool {
+    let near = |a: f64, b: f64| a == b || (a - b).abs() <= 1e-6 * a.abs().max(b.abs());
+    let pairs = a.points.iter().zip(&b.points);
+    a.points.len() == b.points.len()
+        && pairs.into_iter().all(|(a, b)| near(a.0, b.0) && near(a.1, b.1))
 }
 
 impl Axis {
-    fn place(&self, value: f64) -> f64 {
-        match self.scale {
-            Scale::Linear => value,
-            Scale::Log(base) => value.ln() / base.ln(),
-        }
+    /// Has the value a place on it?
+    fn has(&self, value: f64) -> bool {
+        value.is_finite() && (value > 0.0 || !matches!(self.scale, Scale::Log(_)))
     }
+}
 
-    /// The ends of the axis; `room` leaves some above the highest value of a linear one.
-    fn range(&self, values: impl Iterator<Item = f64>, room: f64) -> (f64, f64) {
+/// An axis with its ends and ticks, as the chart asks for it.
+#[derive(Clone)]
+struct Place {
+    is_logarithmic: bool,
+    low: f64,
+    high: f64,
+    ticks: Vec<f64>,
+}
+
+impl Place {
+    /// Around these values; `room` leaves some above the highest on a linear axis.
+    fn new(axis: &Axis, values: impl Iterator<Item = f64>, room: f64) -> Self {
         let empty = (f64::INFINITY, f64::NEG_INFINITY);
-        let (low, high) = values
-            .map(|value| self.place(value))
-            .fold(empty, |(low, high), at| (low.min(at), high.max(at)));
-        match self.scale {
-            Scale::Linear => (0.0, high.max(f64::MIN_POSITIVE) * room),
-            Scale::Log(_) if low < high => (low, high),
-            Scale::Log(_) => (low.min(0.0), low.max(0.0) + 1.0),
-        }
-    }
-
-    fn tick(&self, at: f64) -> String {
-        match self.scale {
-            Scale::Linear => (self.label)(at),
-            Scale::Log(base) if (at - at.round()).abs() < 1e-9 => {
-                (self.label)(base.powf(at.round()))
+        let (low, high) =
+            values.fold(empty, |(low, high), value| (low.min(value), high.max(value)));
+        let some = |value: f64| if value.is_finite() && value > 0.0 { value } else { 1.0 };
+        match axis.scale {
+            Scale::Log(base) => {
+                let (low, high) = ticks::around(some(low), some(high), base);
+                let ticks = ticks::logarithmic(low, high, base, 9);
+                Self { is_logarithmic: true, low, high, ticks }
             }
-            Scale::Log(_) => String::new(),
+            Scale::Linear | Scale::Whole => {
+                let high = some(high * room);
+                let ticks = ticks::linear(high, 8, axis.scale == Scale::Whole);
+                Self { is_logarithmic: false, low: 0.0, high, ticks }
+            }
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl Place {
+    /// How far along the axis a value lies, 0 to 1.
+    fn share(&self, value: f64) -> f64 {
+        match self.is_logarithmic {
+            true => (value / self.low).ln() / (self.high / self.low).ln(),
+            false => (value - self.low) / (self.high - self.low),
+        }
+    }
+}
 
-    #[test]
-    fn values_lie_where_their_scale_puts_them() {
-        let axis = |scale| Axis { title: "", scale, label: |value| format!("{value}") };
-        let linear = axis(Scale::Linear);
-        assert_eq!(linear.range([3.0, 1.0].into_iter(), 2.0), (0.0, 6.0));
-        assert_eq!(linear.tick(1.5), "1.5");
-        let log = axis(Scale::Log(2.0));
-        assert_eq!(log.range([8.0, 2.0].into_iter(), 2.0), (1.0, 3.0));
-        assert_eq!((log.tick(3.0).as_str(), log.tick(2.5).as_str()), ("8", ""));
-        // A single value still has an axis.
-        assert_eq!(log.range([1.0].into_iter(), 1.0), (0.0, 1.0));
+impl Ranged for Place {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (start, end): (i32, i32)) -> i32 {
+        start + (self.share(*value) * f64::from(end - start)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _hint: Hint) -> Vec<f64> {
+        self.ticks.clone()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.low..self.high
     }
 }

@@ -56,7 +56,7 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode> {
     }
     let columns = columns(&config, &args.replicas)?;
     if let Some(path) = &args.plot {
-        plot::save(path, &columns)?;
+        plot::save(path, &args.config.config, &config, &columns)?;
     }
     if args.json {
         let figures: Vec<_> = columns.iter().map(figures).collect();

@@ -5,26 +5,49 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::Column;
-use crate::cli::figure::{self, Axis, Curve, Panel, Scale};
+use crate::cli::figure::{self, Axis, Curve, Figure, Panel, Scale};
+use crate::config::Config;
 
 /// Points of a curve: more than there are pixels across.
 const NUM_POINTS: u64 = 2000;
 
-/// Draws the schedules into a file, whose extension says in which format.
-pub fn save(path: &Path, columns: &[Column]) -> Result<()> {
+/// Draws the schedules of a configuration, read from the file `source`, into a file whose extension says in
+/// which format.
+pub fn save(path: &Path, source: &Path, config: &Config, columns: &[Column]) -> Result<()> {
     let curve = |column: &Column| Curve {
-        label: match column.num_replicas {
-            Some(number) => format!("{number} replicas"),
-            None => column.name.clone(),
-        },
+        name: name(column),
+        detail: describe(column),
         points: points(column),
     };
     let panel = Panel {
-        x: Axis { title: "step", scale: Scale::Linear, label: |step| format!("{step:.0}") },
-        y: Axis { title: "learning rate", scale: Scale::Linear, label: super::table::short },
+        title: String::new(),
+        x: Axis { title: "step", scale: Scale::Whole, labels: figure::numbers },
+        y: Axis { title: "learning rate", scale: Scale::Linear, labels: figure::numbers },
         curves: columns.iter().map(curve).collect(),
     };
-    figure::save(path, &[panel])
+    let shape = config.schedule.shape.name();
+    let subtitle = match columns {
+        [column] => format!("{shape}, {}", describe(column)),
+        _ => format!("{shape}, by the number of replicas"),
+    };
+    let title = format!("Learning rate of {}", figure::file_name(source));
+    figure::save(path, &Figure { title, subtitle, panels: vec![panel] })
+}
+
+fn name(column: &Column) -> String {
+    match column.num_replicas {
+        Some(1) => "1 replica".to_owned(),
+        Some(number) => format!("{number} replicas"),
+        None => column.name.clone(),
+    }
+}
+
+/// The highest rate, and what the run is made of.
+fn describe(column: &Column) -> String {
+    let peak = figure::numbers(&[column.schedule.peak()]).concat();
+    let (steps, batch) = (column.run.total_steps(), column.run.global_batch());
+    let steps = if steps == 1 { "1 step".to_owned() } else { format!("{steps} steps") };
+    format!("peak {peak}, {steps} of {batch} examples")
 }
 
 /// Steps at even distances, and both sides of each jump.

@@ -1,0 +1,300 @@
+//! The table against what is read: names, defaults, types and ranges.
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::path::Path;
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::strategy::ValueTree;
+use toml::{Table, Value};
+
+use super::rows::{KEYS, SECTIONS as ABOUT};
+use super::{Fallback, Key, Kind, keys_of, reference};
+use crate::config::{Config, SECTIONS};
+
+/// What stands for [`Kind::Other`]: some values that are taken, and some that are not.
+const SAMPLES: &[(&str, &[&str], &[&str])] = &[
+    ("path", &["\"a\"", "\"/a/b\""], &["1"]),
+    ("file name", &["\"a\""], &["1"]),
+    ("list of patterns", &["[]", "[\"*.bias\", \"a?\"]"], &["[\"[\"]", "\"*\""]),
+    ("list of strings", &["[]", "[\"rs\", \"md\"]"], &["\"rs\"", "[1]"]),
+    ("list of whole numbers, each 1 or more", &["[]", "[1, 7]"], &["[0]", "[1.5]", "1"]),
+    (
+        "list of whole numbers with a product from 1 to 1048576",
+        &["[]", "[1048576]", "[3, 32, 32]"],
+        &["[1048577]", "[2, 0]", "4"],
+    ),
+    ("list of whole numbers from 0 on, rising", &["[0]", "[7]"], &["[-1]", "[5, 5]", "[0.5]", "3"]),
+    ("list of numbers from 0 on, rising", &["[0]", "[7.5]"], &["[-0.5]", "[5, 5]", "[inf]", "3"]),
+    ("list of numbers, 0 or more, one for each boundary", &["[0]", "[2.5]"], &["[-0.5]", "[1, 2]"]),
+    ("whole number, `image_size` to 16384", &["224", "16384"], &["223", "16385", "256.0"]),
+    (
+        "`\"cpu\"`, `\"cuda\"`, `\"tpu\"`, or the path of a plugin, with a `/` in it",
+        &["\"cpu\"", "\"cuda\"", "\"tpu\"", "\"./plugin.so\""],
+        &["\"plugin.so\"", "1"],
+    ),
+    ("table of options", &["{}"], &["{ a = 1 }", "[]"]),
+    ("table of XLA options", &["{}", "{ xla_a = 0.5, xla_b = true }"], &["{ a = [1] }", "[]"]),
+];
+
+/// Values of the keys that must be set.
+const NEEDED: [(&str, &str); 8] = [
+    ("path", "\"a\""),
+    ("vocab_size", "300"),
+    ("global_batch", "64"),
+    ("steps", "1000"),
+    ("peak", "0.1"),
+    ("decay_steps", "5"),
+    ("boundaries", "[10]"),
+    ("factors", "[0.5]"),
+];
+
+/// What must be set beside a key so that it has all of its range.
+const COMPANIONS: [(&str, &[&str]); 8] = [
+    ("model.width", &["model.num_heads=1"]),
+    ("model.num_heads", &["model.width=1048576"]),
+    ("train.steps_per_launch", &["train.check_lockstep_every=0"]),
+    ("schedule.base_lr", &["schedule.base_batch=64"]),
+    ("schedule.base_batch", &["schedule.base_lr=0.1"]),
+    ("schedule.scaling", &["schedule.base_lr=0.1", "schedule.base_batch=64"]),
+    ("schedule.warmup", &["schedule.warmup_steps=5", "schedule.warmup_factor=0.5"]),
+    ("schedule.warmup_factor", &["schedule.warmup_steps=5"]),
+];
+
+/// The sections and what picks their keys: every choice of every section.
+fn every_choice() -> impl Iterator<Item = (&'static str, &'static str)> {
+    SECTIONS.into_iter().flat_map(|section| {
+        let none: &[&str] = &[""];
+        let choices = if section.choices.is_empty() { none } else { section.choices };
+        choices.iter().map(move |choice| (section.name, *choice))
+    })
+}
+
+fn is_tag(key: &Key) -> bool {
+    SECTIONS.iter().any(|section| section.name == key.section && section.tag == Some(key.name))
+}
+
+/// The fewest keys: each section with the choice that is given for it, or its first.
+fn smallest(choices: &[(&str, &str)]) -> Table {
+    let section = |info: crate::config::keys::SectionInfo| {
+        let chosen = choices.iter().find(|(name, _)| *name == info.name).map(|row| row.1);
+        let chosen = chosen.or(info.choices.first().copied()).unwrap_or_default();
+        let mut table = Table::new();
+        for key in keys_of(info.name, chosen) {
+            let needed = NEEDED.iter().find(|row| row.0 == key.name);
+            match key.fallback {
+                Fallback::Required if is_tag(key) => table.insert(key.name.into(), chosen.into()),
+                Fallback::Required => table.insert(key.name.into(), value(needed.unwrap().1)),
+                _ => None,
+            };
+        }
+        (info.name.to_owned(), Value::Table(table))
+    };
+    SECTIONS.into_iter().map(section).collect()
+}
+
+fn value(text: &str) -> Value {
+    let table: Table = toml::from_str(&format!("value = {text}")).unwrap();
+    table["value"].clone()
+}
+
+fn parse(file: &Table, sets: &[String]) -> Result<Config, String> {
+    let config = Config::parse(&file.to_string(), Path::new("/a/b.toml"), sets);
+    config.map_err(|error| error.to_string())
+}
+
+/// Values at the ends of what a key takes, and just beyond them.
+fn samples(kind: &Kind) -> (Vec<String>, Vec<String>) {
+    let texts = |texts: &[&str]| texts.iter().map(|text| text.to_string()).collect::<Vec<_>>();
+    let numbers =
+        |numbers: &[f64]| numbers.iter().map(|number| format!("{number:?}")).collect::<Vec<_>>();
+    match kind {
+        Kind::Bool => (texts(&["true", "false"]), texts(&["1", "\"yes\""])),
+        Kind::Integer(low, high) => {
+            let beyond = high.map(|high| (high + 1).to_string());
+            let good = vec![low.to_string(), high.unwrap_or(low + 7).to_string()];
+            let bad = texts(&["1.5", "\"many\""]).into_iter().chain(beyond);
+            (good, bad.chain([(low - 1).to_string()]).collect())
+        }
+        Kind::Number(low, high) => {
+            let (low_good, low_bad) = match *low {
+                Bound::Included(low) => (Some(low), Some(low.next_down())),
+                Bound::Excluded(low) => (Some(low + f64::MIN_POSITIVE), Some(low)),
+                Bound::Unbounded => (None, None),
+            };
+            let (high_good, high_bad) = match *high {
+                Bound::Included(high) => (Some(high), Some(high.next_up())),
+                Bound::Excluded(high) => (Some(high.next_down()), Some(high)),
+                Bound::Unbounded => (None, None),
+            };
+            let good: Vec<_> = low_good.into_iter().chain(high_good).collect();
+            let bad: Vec<_> = low_bad.into_iter().chain(high_bad).collect();
+            (numbers(&good), [numbers(&bad), texts(&["nan", "inf", "true", "\"x\""])].concat())
+        }
+        Kind::OneOf(words) => {
+            (words.iter().map(|word| format!("{word:?}")).collect(), texts(&["\"zzz\"", "1"]))
+        }
+        Kind::AutoOrInteger(low) => (
+            vec!["\"auto\"".to_owned(), low.to_string()],
+            vec!["\"all\"".to_owned(), (low - 1).to_string()],
+        ),
+        Kind::Other(text) => {
+            let row = SAMPLES.iter().find(|row| row.0 == *text);
+            let (_, good, bad) = row.unwrap_or_else(|| panic!("no samples of {text:?}"));
+            (texts(good), texts(bad))
+        }
+    }
+}
+
+#[test]
+fn every_key_that_is_read_has_one_row_and_no_other_has() {
+    for (section, choice) in every_choice() {
+        let info = SECTIONS.into_iter().find(|info| info.name == section).unwrap();
+        let read: BTreeSet<_> = (info.keys)(choice).into_iter().chain(info.tag).collect();
+        let rows: Vec<_> = keys_of(section, choice).map(|key| key.name).collect();
+        let different: BTreeSet<_> = rows.iter().copied().collect();
+        let place = format!("[{section}] {choice}: what is read, and rows in reference/rows.rs");
+        assert_eq!(read, different, "{place}");
+        assert_eq!(rows.len(), different.len(), "{place}: {rows:?}");
+    }
+    for key in KEYS {
+        let is_there = |choice: &&str| every_choice().any(|row| row == (key.section, *choice));
+        assert!(key.choices.iter().all(|choice| is_there(&choice)), "{}: choices", key.name);
+        let ends = key.meaning.ends_with(['.', '?']);
+        assert!(ends && !key.meaning.contains('|'), "{}: {}", key.name, key.meaning);
+    }
+    assert_eq!(ABOUT.map(|row| row.0), SECTIONS.map(|section| section.name));
+}
+
+#[test]
+fn defaults_are_what_is_read() {
+    for (section, choice) in every_choice() {
+        let text = parse(&smallest(&[(section, choice)]), &[]).unwrap().to_toml().unwrap();
+        let file: Table = toml::from_str(&text).unwrap();
+        let table = file[section].as_table().unwrap();
+        for key in keys_of(section, choice) {
+            let (name, found) = (key.name, table.get(key.name));
+            let place = format!("[{section}] {choice}, {name}:\n{text}");
+            match key.fallback {
+                Fallback::Required => assert!(found.is_some(), "{place}"),
+                Fallback::Value(default) => assert_eq!(found, Some(&value(default)), "{place}"),
+                Fallback::Absent(_) => {
+                    let says = text.contains(&format!("\n# {name} is not set: "));
+                    assert!(found.is_none() && says, "{place}");
+                }
+                Fallback::Depends(_) => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn ranges_are_what_is_taken() {
+    for (section, choice) in every_choice() {
+        let file = smallest(&[(section, choice)]);
+        for key in keys_of(section, choice) {
+            let path = format!("{section}.{}", key.name);
+            let companions =
+                COMPANIONS.iter().find(|row| row.0 == path).map_or(&[][..], |row| row.1);
+            let read = |value: &str| {
+                let companions = companions.iter().map(|set| set.to_string());
+                let sets: Vec<_> = companions.chain([format!("{path}={value}")]).collect();
+                parse(&file, &sets)
+            };
+            let (good, bad) = samples(&key.kind);
+            for value in good {
+                // Another choice needs other keys.
+                if !is_tag(key) || value == format!("{choice:?}") {
+                    read(&value).unwrap_or_else(|error| panic!("{path} = {value}: {error}"));
+                }
+            }
+            for value in bad {
+                let error = read(&value).expect_err(&format!("[{choice}] {path} = {value}"));
+                assert!(error.contains(&path), "{error}");
+                if let (Kind::OneOf(words), "\"zzz\"") = (&key.kind, value.as_str()) {
+                    let words: Vec<_> = words.iter().map(|word| format!("{word:?}")).collect();
+                    let (_, allowed) = error.split_once(&words.join(", ")).expect(&error);
+                    assert!(!allowed.starts_with(','), "{error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_must_be_set_must_be_set() {
+    for (section, choice) in every_choice() {
+        let info = SECTIONS.into_iter().find(|info| info.name == section).unwrap();
+        for key in keys_of(section, choice) {
+            let is_in_a_pair =
+                info.exclusive.iter().any(|(a, b)| a.contains(&key.name) || b.contains(&key.name));
+            if matches!(key.fallback, Fallback::Required) && !is_in_a_pair {
+                let mut file = smallest(&[(section, choice)]);
+                file[section].as_table_mut().unwrap().remove(key.name);
+                let path = format!("{section}.{}", key.name);
+                let error = parse(&file, &[]).expect_err(&path);
+                assert!(error.contains(&path), "{error}");
+            }
+        }
+    }
+}
+
+/// `--set` arguments for some of the keys of a section, with values out of their ranges.
+fn some_sets(section: &'static str, choice: &'static str) -> impl Strategy<Value = Vec<String>> {
+    let keys: Vec<_> = keys_of(section, choice).filter(|key| !is_tag(key)).collect();
+    let values = keys.into_iter().map(move |key| {
+        let path = format!("{section}.{}", key.name);
+        let at_the_ends = select(samples(&key.kind).0);
+        let value = match key.kind {
+            Kind::Integer(low, high) => {
+                let high = high.unwrap_or(i64::MAX).min(low + 1000);
+                prop_oneof![(low..=high).prop_map(|value| value.to_string()), at_the_ends].boxed()
+            }
+            Kind::Number(..) => {
+                let within = (0.0..1.0f64).prop_map(|value| format!("{value:?}"));
+                prop_oneof![within, at_the_ends].boxed()
+            }
+            _ => at_the_ends.boxed(),
+        };
+        prop::option::weighted(0.2, value.prop_map(move |value| format!("{path}={value}")))
+    });
+    values.collect::<Vec<_>>().prop_map(|sets| sets.into_iter().flatten().collect())
+}
+
+#[test]
+fn whatever_is_set_survives_being_written_and_read_again() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let mut num_accepted = 0;
+    for _ in 0..600 {
+        let mut draw =
+            |choices: Vec<&'static str>| select(choices).new_tree(&mut runner).unwrap().current();
+        let choices: Vec<_> = SECTIONS
+            .iter()
+            .map(|section| {
+                let choices = every_choice().filter(|row| row.0 == section.name);
+                (section.name, draw(choices.map(|row| row.1).collect()))
+            })
+            .collect();
+        let sets: Vec<_> = choices
+            .iter()
+            .flat_map(|(section, choice)| {
+                some_sets(section, choice).new_tree(&mut runner).unwrap().current()
+            })
+            .collect();
+        let Ok(config) = parse(&smallest(&choices), &sets) else { continue };
+        num_accepted += 1;
+        let text = config.to_toml().unwrap();
+        let again = Config::parse(&text, Path::new("/elsewhere/config.toml"), &[]);
+        assert_eq!(again.unwrap_or_else(|error| panic!("{error}\n{text}")), config, "{text}");
+    }
+    assert!(num_accepted > 100, "only {num_accepted} were valid");
+}
+
+#[test]
+fn the_page_names_every_key() {
+    let page = reference();
+    for key in KEYS {
+        assert!(page.contains(&format!("| `{}` | {} |", key.name, key.kind)), "{}", key.name);
+    }
+}

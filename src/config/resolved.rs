@@ -1,0 +1,83 @@
+//! A configuration as text, with every key that was left out.
+
+use toml::{Table, Value};
+
+use super::keys::SectionInfo;
+use super::reference::{Fallback, Key, keys_of};
+use super::{Config, Data, Model, SECTIONS};
+
+const HEADER: &str = "\
+# Every key with its value; comments name the keys that are not set, and what holds then. Paths are absolute.
+";
+
+impl Config {
+    /// Writes out values that follow from other keys: the sizes of a preset, and what is held out or scaled by
+    /// default. So what is read is what [`Self::to_toml`] writes.
+    pub(super) fn write_out(&mut self) {
+        if let Model::Gpt(gpt) = &mut self.model {
+            let sizes = gpt.model();
+            gpt.num_layers = Some(sizes.num_layers);
+            gpt.width = Some(sizes.width);
+            gpt.num_heads = Some(sizes.num_heads);
+            gpt.context = Some(sizes.context);
+            gpt.vocabulary = Some(sizes.vocabulary);
+        }
+        match &mut self.data {
+            Data::Tokens(tokens) if tokens.eval_path.is_none() => {
+                tokens.eval_fraction = Some(tokens.eval_fraction());
+            }
+            Data::ImageFolder(images) => {
+                images.eval_resize = Some(images.eval_resize());
+                if images.eval_path.is_none() {
+                    images.eval_fraction = Some(images.eval_fraction());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The resolved configuration as TOML: every key with its value, defaults written out, and keys that are
+    /// not set as comments that say what holds then. Read again, it is the same configuration.
+    ///
+    /// Paths are absolute, so the text means the same wherever it is kept on this machine: beside the results
+    /// of a run, for example. On another machine, or where the data have moved, set them anew.
+    ///
+    /// # Errors
+    /// If a path is not Unicode, or a number does not fit into TOML's 64-bit signed integers.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        let file = Table::try_from(self)?;
+        let sections = SECTIONS.iter().filter_map(|section| {
+            let table = file.get(section.name)?.as_table()?;
+            Some(format!("\n[{}]\n{}", section.name, lines(section, table)))
+        });
+        Ok(sections.fold(HEADER.to_owned(), |text, section| text + &section))
+    }
+}
+
+fn lines(section: &SectionInfo, table: &Table) -> String {
+    let choice = section.tag.and_then(|tag| table.get(tag)).and_then(Value::as_str);
+    let line = |key: &Key| match (table.get(key.name), key.fallback) {
+        (Some(value), _) => Some(format!("{} = {}\n", key.name, literal(value))),
+        (None, Fallback::Absent(text)) if !is_said_otherwise(section, key.name, table) => {
+            Some(format!("# {} is not set: {}\n", key.name, text.replace('`', "")))
+        }
+        (None, _) => None,
+    };
+    keys_of(section.name, choice.unwrap_or_default()).filter_map(line).collect()
+}
+
+/// Is the other key of an exclusive pair set?
+fn is_said_otherwise(section: &SectionInfo, name: &str, table: &Table) -> bool {
+    let has = |side: &[&str]| side.iter().any(|key| table.contains_key(*key));
+    section.exclusive.iter().any(|(left, right)| {
+        (left.contains(&name) && has(right)) || (right.contains(&name) && has(left))
+    })
+}
+
+/// A value in TOML. Numbers far from 1 have an exponent: `1e-8`, not `0.00000001`.
+fn literal(value: &Value) -> String {
+    match value {
+        Value::Float(number) if number.is_finite() => format!("{number:?}"),
+        other => other.to_string(),
+    }
+}
