@@ -131,7 +131,7 @@ fn batches_that_cannot_be_are_refused() {
         (EvalBatches::new(source(100), 10, 0).err(), "multiple"),
         (EvalBatches::new(source(100), 10, 1).unwrap().get(10).err(), "example 100"),
         (
-            TrainBatches::new(source(1 << 31), 0, 1 << 31, 1).unwrap().get(0).err(),
+            TrainBatches::new(source(1 << 34), 0, 1 << 34, 1).unwrap().get(0).err(),
             "at most 64 GiB of data are put together at once",
         ),
         (EvalBatches::new(source(1), 1 << 40, 1).unwrap().get(0).err(), "make train.global_batch"),
