@@ -26,7 +26,11 @@ pub fn shorten_words(text: &str) -> Cow<'_, str> {
         return Cow::Borrowed(text);
     }
     let words = text.split_inclusive(char::is_whitespace);
-    Cow::Owned(words.map(|word| shortened_to(word, MAX_WORD)).collect())
+    let shortened = |word: &str| {
+        let bare = word.trim_end();
+        shortened_to(bare, MAX_WORD).into_owned() + &word[bare.len()..]
+    };
+    Cow::Owned(words.map(shortened).collect())
 }
 
 fn shortened_to(text: &str, max: usize) -> Cow<'_, str> {
