@@ -123,10 +123,42 @@ fn options_reach_the_plugin_in_its_types() {
 fn paths_are_relative_to_the_file() {
     let Data::Digits(digits) = good(&[]).data else { panic!("digits") };
     assert_eq!(digits.path, Path::new("/runs/data/digits.csv.gz"));
-    let config = good(&["data.path=/a/b.gz", "device.backend=plugins/p.so"]);
+    let text = GOOD.replace("data/digits", "/a/b") + "[device]\nbackend = \"plugins/p.so\"";
+    let config = parse(&text, &[]).unwrap();
     let Data::Digits(digits) = &config.data else { panic!("digits") };
-    assert_eq!(digits.path, Path::new("/a/b.gz"));
+    assert_eq!(digits.path, Path::new("/a/b.csv.gz"));
     assert_eq!(config.device.backend, Backend::Path("/runs/plugins/p.so".into()));
+}
+
+#[test]
+fn typed_paths_are_relative_to_where_they_are_typed() {
+    let here = std::env::current_dir().unwrap();
+    let config = good(&["data.path=some/b.gz", "device.backend=./p.so"]);
+    let Data::Digits(digits) = &config.data else { panic!("digits") };
+    assert_eq!(digits.path, here.join("some/b.gz"));
+    assert_eq!(config.device.backend, Backend::Path(here.join("p.so")));
+    // Each path by itself.
+    let tokens = GOOD.replace("\"digits\"", "\"tokens\"\nvocab_size = 9\neval_path = \"b\"");
+    let Data::Tokens(config) = parse(&tokens, &["data.path=a"]).unwrap().data else {
+        panic!("tokens")
+    };
+    assert_eq!((config.path, config.eval_path), (here.join("a"), Some("/runs/b".into())));
+    let Data::Tokens(config) = parse(&tokens, &["data.eval_path=../a"]).unwrap().data else {
+        panic!("tokens")
+    };
+    assert_eq!(config.path, Path::new("/runs/data/digits.csv.gz"));
+    assert_eq!(config.eval_path, Some(here.join("../a")));
+}
+
+#[test]
+fn a_tilde_is_the_home_directory_in_files_and_arguments() {
+    let home = Path::new(&std::env::var_os("HOME").expect("tests have a home")).to_owned();
+    let in_file = GOOD.replace("data/digits", "~/data/digits");
+    for config in [parse(&in_file, &[]), parse(GOOD, &["data.path=~/data/digits.csv.gz"])] {
+        let Data::Digits(digits) = config.unwrap().data else { panic!("digits") };
+        assert_eq!(digits.path, home.join("data/digits.csv.gz"));
+    }
+    assert_eq!(good(&["device.backend=~/p.so"]).device.backend, Backend::Path(home.join("p.so")));
 }
 
 #[test]
@@ -134,7 +166,7 @@ fn text_has_defaults() {
     let Data::Text(text) = good(&["data.source=text", "data.path=src"]).data else {
         panic!("text")
     };
-    assert_eq!((text.path.as_path(), text.context), (Path::new("/runs/src"), 256));
+    assert_eq!((text.path.ends_with("src"), text.context), (true, 256));
     assert!(text.extensions.is_empty() && text.eval_fraction == 0.1);
 }
 
@@ -154,7 +186,7 @@ fn tokens_are_held_out_in_one_way() {
     let tokens = ["data.source=tokens", "data.vocab_size=70000", "data.dtype=u32"];
     let Data::Tokens(config) = good(&tokens).data else { panic!("tokens") };
     assert_eq!((config.eval_fraction(), config.context), (0.1, 1024));
-    let eval_path = [&tokens[..], &["data.eval_path=b.bin"]].concat();
+    let eval_path = [&tokens[..], &["data.eval_path=/runs/b.bin"]].concat();
     let Data::Tokens(config) = good(&eval_path).data else { panic!("tokens") };
     assert_eq!(config.eval_path.as_deref(), Some(Path::new("/runs/b.bin")));
     let text = GOOD.replace("\"digits\"", "\"tokens\"\nvocab_size = 9\neval_path = \"b\"");
@@ -194,6 +226,12 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
     assert_eq!(config.schedule.warmup, Warmup::linear(Span::Epochs(0.5)));
     // Whatever the file says of it.
     assert_eq!(good(&["schedule.warmup=none"]).schedule.warmup, Warmup::NONE);
+    for none in
+        ["schedule.warmup_steps=0", "schedule.warmup_epochs=0", "schedule.warmup_examples=0"]
+    {
+        assert_eq!(good(&[none]).schedule.warmup, Warmup::NONE);
+        assert_eq!(good(&[none, "schedule.warmup=constant"]).schedule.warmup, Warmup::NONE);
+    }
     assert_eq!(config.train.precision, Precision::F64);
 
     // What f32 does not hold, f64 does.
@@ -231,7 +269,7 @@ fn a_configuration_survives_being_written() {
         &["optimizer.name=adam", "optimizer.clip_grad_norm=1", "train.num_microbatches=2"],
         &[],
         &["train.epochs=3", "optimizer.name=sgd", "schedule.base_lr=0.1", "schedule.base_batch=32"],
-        &["data.source=synthetic", "mesh.data=auto", "schedule.name=step", "device.backend=/p.so"],
+        &["data.source=synthetic", "mesh.data=auto", "device.backend=/p.so"],
         &["schedule.name=step", "schedule.boundary_epochs=[30, 60.5]", "train.examples=90000"],
         &["schedule.name=polynomial", "schedule.power=3", "schedule.total_epochs=2.5"],
         &["schedule.name=inverse_sqrt", "schedule.warmup=constant", "schedule.warmup_factor=0.1"],
@@ -340,7 +378,7 @@ fn every_key_that_is_written_is_known() {
 fn bad_files_say_what_to_change() {
     const NO_TRAIN: &str = "[train]\nglobal_batch = 64\nsteps = 500\n";
     let cases: &[(&str, &str, &[&str])] = &[
-        ("[train]", "[trian]", &["/runs/good.toml: trian: unknown", "\"train\"?", "compile"]),
+        ("[train]", "[trian]", &["/runs/good.toml:8: trian: unknown", "\"train\"?", "compile"]),
         ("steps = 500", "stepz = 500", &["train.stepz: unknown key", "\"steps\"?", "global_batch"]),
         ("floor", "flor", &["schedule.flor", "did you mean \"floor\"?"]),
         ("\"cosine\"", "\"constant\"", &["schedule.floor: unknown key", "warmup_steps"]),
@@ -368,12 +406,20 @@ fn bad_files_say_what_to_change() {
             &["schedule.warmup_steps: missing", "asks for a warm-up"],
         ),
         ("steps = 500", "steps = \"x\"", &["train.steps: found string \"x\"", "a whole number"]),
-        ("steps = 500", "steps = -5", &["train.steps: found integer `-5`", "0 or more"]),
-        ("steps = 500", "steps = 0", &["train.steps: found 0; allowed: a whole number, 1 or more"]),
-        ("steps = 500", "steps = 1.5", &["train.steps: found floating point `1.5`"]),
+        (
+            "steps = 500",
+            "steps = -5",
+            &["/runs/good.toml:10: train.steps: found -5", "from 1 to 100000000"],
+        ),
+        ("steps = 500", "steps = 0", &["train.steps: found 0; allowed: a whole number from 1"]),
+        (
+            "steps = 500",
+            "steps = 1.5",
+            &["train.steps: found floating point `1.5`; allowed: a whole number from 1"],
+        ),
         ("global_batch = 64", "global_batch = 0", &["train.global_batch: found 0"]),
         ("global_batch = 64", "global_batch = 66", &["train.global_batch", "64 or 68"]),
-        ("[32, 16]", "[32, 0]", &["model.hidden: found [32, 0]"]),
+        ("[32, 16]", "[32, 0]", &["model.hidden: found 0; allowed: a whole number, 1 or more"]),
         ("[32, 16]", "7", &["model.hidden: found integer `7`; allowed: a list"]),
         ("[32, 16]", "[\"a\"]", &["model.hidden: found string \"a\"", "whole number"]),
         ("hidden", "dropout = 1.0\nhidden", &["model.dropout: found 1", "0 to below 1"]),
@@ -404,10 +450,26 @@ fn bad_files_say_what_to_change() {
         ("beta1 = 0.8", "epsilon = 0", &["optimizer.epsilon: found 0", "above 0"]),
         ("weight_decay = 0.1", "weight_decay = inf", &["optimizer.weight_decay: found inf"]),
         ("data = 4", "data = \"all\"", &["mesh.data: found string \"all\"", "\"auto\""]),
-        ("data = 4", "data = 0", &["mesh.data: found 0", "1 or more"]),
+        (
+            "data = 4",
+            "data = 0",
+            &["mesh.data: found 0; allowed: \"auto\" or a whole number from 1 to"],
+        ),
+        ("data = 4", "data = 1.5", &["mesh.data: found", "\"auto\" or a whole number from 1 to"]),
         ("data = 4", "tensor = 2", &["mesh.tensor: unknown key", "known here: data"]),
         ("[mesh]\n", "[[mesh]]\n", &["mesh: found a list; allowed: a section, [mesh]"]),
-        ("[model]", "mesh = 4\n[model]", &["TOML", "mesh"]),
+        ("[model]", "mesh = 4\n[model]", &["/runs/good.toml:21: not valid TOML", "duplicate key"]),
+        (
+            "steps = 500",
+            "epochs = 1.5",
+            &["train.epochs: found", "; allowed: a whole number, 1 or more"],
+        ),
+        ("peak = 6e-4", "peak = 1e400", &["/runs/good.toml:17: not valid TOML"]),
+        (
+            "\"cosine\"",
+            "\"step\"",
+            &["schedule.floor: unknown key", "schedule.boundaries: missing"],
+        ),
     ];
     for (good, bad, expected) in cases {
         assert!(GOOD.contains(good), "{good}");
@@ -424,6 +486,12 @@ fn bad_set_arguments_say_what_to_change() {
         (&["train.stepz=5"], &["--set train.stepz=5: train.stepz: unknown", "\"steps\"?"]),
         (&["trian.steps=5"], &["--set trian.steps=5: trian: unknown", "\"train\"?"]),
         (&["train.seed=9223372036854775808"], &["the number is larger than 64 bits"]),
+        (
+            &["schedule.peak=1e400"],
+            &["--set schedule.peak=1e400: the number is larger than 64 bits"],
+        ),
+        (&["schedule.peak=-1_0e4_00"], &["the number is larger than 64 bits"]),
+        (&["train.eval_every=-1"], &["train.eval_every: found integer `-1`", "number, 0 or more"]),
         (&["train.lr=5"], &["train.lr: unknown key, did you mean \"schedule.peak\"?"]),
         (&["train.batch_size=5"], &["did you mean \"train.global_batch\"?"]),
         (&["schedule.epochs=5"], &["did you mean \"train.epochs\"?"]),
@@ -432,7 +500,8 @@ fn bad_set_arguments_say_what_to_change() {
         (&["steps=5"], &["--set steps=5", "section.key=value"]),
         (&["train..steps=5"], &["section.key=value"]),
         (&["model.hidden=[1,"], &["not valid TOML"]),
-        (&["train.steps.a=5"], &["train.steps is not a table"]),
+        (&["train.steps.a=5"], &["--set train.steps.a=5: train.steps is not a table"]),
+        (&["a.b.c.d=5"], &["--set a.b.c.d=5: write it as section.key=value"]),
         (&["train.steps=many"], &["--set train.steps=many: train.steps: found string \"many\""]),
         (&["mesh.data=3"], &["train.global_batch", "63 or 66"]),
         (
@@ -472,15 +541,13 @@ fn bad_set_arguments_say_what_to_change() {
         ),
         (&["schedule.name=step", "schedule.boundaries=[5, 5]"], &["schedule.boundaries", "rising"]),
         (&["schedule.name=step", "schedule.factor=0"], &["schedule.factor: found 0"]),
+        (&["schedule.name=step", "schedule.boundaries=[]"], &["schedule.boundaries: missing"]),
         (&["schedule.warmup_epochs=-1"], &["schedule.warmup_epochs: found -1"]),
-        (&["schedule.warmup_steps=0"], &["schedule.warmup_steps: found 0", "leave the key out"]),
-        (&["schedule.warmup_epochs=0"], &["schedule.warmup_epochs: found 0", "warmup = \"none\""]),
-        (&["schedule.warmup_examples=0"], &["schedule.warmup_examples: found 0", "above 0"]),
         (&["schedule.warmup=constant"], &["schedule.warmup_factor: missing"]),
         (&["schedule.warmup_factor=2"], &["schedule.warmup_factor: found 2", "0 to 1"]),
         (&["schedule.warmup=cubic"], &["schedule.warmup: found", "\"linear\", \"constant\""]),
         (&["schedule.scaling=sqr"], &["schedule.scaling: found \"sqr\"", "\"sqrt\"?"]),
-        (&["schedule.total_steps=0"], &["schedule.total_steps: found 0", "above 0"]),
+        (&["schedule.total_steps=0"], &["schedule.total_steps: found 0", "1 or more"]),
         (&["schedule.name=polynomial", "schedule.power=0"], &["schedule.power: found 0"]),
         (&["schedule.name=wsd"], &["schedule.decay_steps: missing", "schedule.decay_epochs"]),
         (
@@ -543,7 +610,7 @@ fn bad_set_arguments_say_what_to_change() {
         (&["data.source=synthetic", "data.classes=1"], &["data.classes: found 1", "from 2"]),
         (
             &["data.source=synthetic", "data.image=[3, 0]"],
-            &["data.image: found [3, 0]", "whose product is from 1"],
+            &["data.image: found 0", "a whole number from 1"],
         ),
         (
             &["model.name=resnet", "model.batch_norm_group=0"],
@@ -564,7 +631,11 @@ fn bad_set_arguments_say_what_to_change() {
             &["data.on_broken: found \"ignore\"", "\"stop\", \"skip\""],
         ),
         (&["data.source=idx", "data.classes=257"], &["data.classes: found 257", "1 to 256"]),
-        (&["data.source=tokens"], &["data.vocab_size: missing"]),
+        (
+            &["data.source=synthetic", "data.image=[1024, 1025]"],
+            &["data.image: found [1024, 1025]", "whose product is from 1"],
+        ),
+        (&["data.source=tokens"], &["/runs/good.toml:5: data.vocab_size: missing"]),
         (&["data.source=tokens", "data.vocab_size=65537"], &["data.vocab_size", "1 to 65536"]),
         (
             &["data.source=tokens", "data.vocab_size=9", "data.dtype=u8"],
@@ -586,12 +657,151 @@ fn bad_set_arguments_say_what_to_change() {
 }
 
 #[test]
-fn a_missing_file_and_a_broken_one_are_named() {
-    let error = Config::load(Path::new("/no/such.toml"), &[]).unwrap_err().to_string();
+fn everything_that_is_wrong_is_said_at_once_in_order_with_its_place() {
+    let text = r#"
+[model]
+name = "mlp"
+hidden = "wide"
+dropot = 0.1
+[data]
+source = "tokens"
+eval_fraction = 2
+[trian]
+a = 1
+[train]
+global_batch = 66
+steps = -1
+num_microbatches = 0
+precision = "f16"
+[optimizer]
+name = "adamw"
+epsilon = 1e-46
+beta1 = 1
+weight_decay = "much"
+[schedule]
+name = "cosin"
+peek = 1
+"#;
+    let sets = ["train.steps", "mesh.data=3", "train.stepz=1", "mesh.data=1.5"];
+    let error = parse(text, &sets).unwrap_err().to_string();
+    let expected = [
+        "16 errors in the configuration:",
+        "  /runs/good.toml:4: model.hidden: found string \"wide\"; allowed: a list",
+        "  /runs/good.toml:5: model.dropot: unknown key, did you mean \"dropout\"?",
+        "  /runs/good.toml:6: data.path: missing",
+        "  /runs/good.toml:6: data.vocab_size: missing; allowed: a whole number from 1",
+        "  /runs/good.toml:8: data.eval_fraction: found 2",
+        "  /runs/good.toml:9: trian: unknown key, did you mean \"train\"?",
+        "  /runs/good.toml:13: train.steps: found -1; allowed: a whole number from 1 to 100000000",
+        "  /runs/good.toml:14: train.num_microbatches: found 0",
+        "  /runs/good.toml:15: train.precision: found \"f16\"",
+        "  /runs/good.toml:19: optimizer.beta1: found 1",
+        "  /runs/good.toml:20: optimizer.weight_decay: found string \"much\"; allowed: a number",
+        "  /runs/good.toml:22: schedule.name: found \"cosin\", did you mean \"cosine\"?",
+        "  /runs/good.toml:23: schedule.peek: unknown key, did you mean \"peak\"?",
+        "  --set train.steps: write it as section.key=value",
+        "  --set train.stepz=1: train.stepz: unknown key, did you mean \"steps\"?",
+        "  --set mesh.data=1.5: mesh.data: found floating point `1.5`",
+    ];
+    let lines: Vec<_> = error.lines().collect();
+    assert_eq!(lines.len(), expected.len(), "{error}");
+    // The optimizer's constants are held against a precision that is not known.
+    assert!(!error.contains("epsilon"), "{error}");
+    for (line, expected) in lines[1..].iter().zip(&expected[1..]) {
+        assert!(line.starts_with(expected), "{expected}: {error}");
+    }
+    assert_eq!(lines[0], format!("{} errors in the configuration:", expected.len() - 1));
+}
+
+#[test]
+fn what_follows_from_another_error_is_not_said() {
+    let cases: &[(&[&str], usize)] = &[
+        (&["train.epochs=many"], 1),
+        (&["train.batch_per_replica=0", "mesh.data=7"], 1),
+        (&["mesh.data=0"], 1),
+        (&["schedule.base_lr=x"], 1),
+        (&["schedule.warmup_epochs=x", "schedule.warmup=constant"], 1),
+        (&["schedule.name=wsd", "schedule.decay_steps=0"], 1),
+        (&["schedule.name=piecewise", "schedule.boundaries=3", "schedule.factors=[1]"], 1),
+        (&["optimizer.name=sgd", "optimizer.momentum=x", "optimizer.nesterov=true"], 1),
+        (&["device.backend=gpu", "device.options.memory_fraction=7"], 1),
+        (&["data.source=synthetic_tokens", "data.vocab_siz=7"], 1),
+        (&["data.source=image_folder", "data.image_size=0", "data.eval_resize=1"], 1),
+        (&["train.check_lockstep_every=x", "train.steps_per_launch=60"], 1),
+    ];
+    for (sets, expected) in cases {
+        let error = parse(GOOD, sets).unwrap_err();
+        let Error::Invalid(complaints) = &error else { panic!("{error}") };
+        assert_eq!(complaints.len(), *expected, "{error}");
+    }
+}
+
+#[test]
+fn messages_stay_short_whatever_they_quote() {
+    let long = "x".repeat(200_000);
+    let texts = [
+        format!("{long} = 1\n{GOOD}"),
+        GOOD.replace("steps = 500", &format!("{long} = 500")),
+        GOOD.replace("\"mlp\"", &format!("\"{long}\"")),
+        GOOD.replace("500", &format!("\"{long}\"")),
+        GOOD.replace("peak = 6e-4", &long),
+        GOOD.replace("[32, 16]", &format!("[{}]", "1, ".repeat(60_000))),
+        GOOD.replace("\"cosine\"", &format!("\"step\"\nboundaries = [{}]", "1, ".repeat(60_000))),
+    ];
+    for text in texts {
+        let message = parse(&text, &[]).unwrap_err().to_string();
+        assert!(message.len() < 1500, "{} bytes: {}", message.len(), &message[..400]);
+    }
+    for key in ["device.backend", "train.steps", "model.name", "schedule.lr", "compile.overrides"] {
+        let message = parse(GOOD, &[&format!("{key}={long}")]).unwrap_err().to_string();
+        assert!(message.len() < 1500, "{} bytes: {}", message.len(), &message[..400]);
+    }
+    let many: String = (0..1000).map(|index| format!("unknown_{index} = 1\n")).collect();
+    let message = parse(&format!("{GOOD}{many}"), &[]).unwrap_err().to_string();
+    assert!(message.starts_with("1000 errors") && message.ends_with("and 980 more"), "{message}");
+}
+
+#[test]
+fn counts_have_limits_that_no_run_comes_near() {
+    let boundaries = format!("schedule.boundaries={:?}", (0..1001).collect::<Vec<_>>());
+    let cases: &[(&[&str], &str)] = &[
+        (&[&format!("model.hidden={:?}", [1; 1025])], "found 1025 of them; allowed: at most 1024"),
+        (&["model.name=gpt", "model.num_layers=1025"], "from 1 to 1024"),
+        (&["train.steps=100000001"], "from 1 to 100000000"),
+        (&["train.num_microbatches=65537"], "from 1 to 65536"),
+        (&["train.steps_per_launch=65537"], "from 1 to 65536"),
+        (&["train.global_batch=16777217"], "from 1 to 16777216"),
+        (&["mesh.data=131073"], "\"auto\" or a whole number from 1 to 131072"),
+        (&["schedule.name=step", &boundaries], "found 1001 of them; allowed: at most 1000"),
+    ];
+    for (sets, expected) in cases {
+        let error = parse(GOOD, sets).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_and_a_broken_one_are_named() {
+    let load = |path: &Path| Config::load(path, &[]).unwrap_err().to_string();
+    let error = load(Path::new("/no/such.toml"));
     assert!(error.contains("/no/such.toml"), "{error}");
+    let error = load(Path::new("/dev/zero"));
+    assert!(error.contains("/dev/zero: it is a device, not a regular file"), "{error}");
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, contents: &[u8]| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, contents).unwrap();
+        path
+    };
+    let error = load(&file("large.toml", &vec![b'\n'; (1 << 20) + 1]));
+    assert!(error.contains("large.toml: it has more than 1048576 bytes"), "{error}");
+    let error = load(&file("binary.toml", b"[model]\nname = \"\xff\"\n"));
+    assert!(error.contains("binary.toml: line 2 is not UTF-8"), "{error}");
     let error = parse("[train\n", &[]).unwrap_err().to_string();
-    assert!(
-        error.contains("/runs/good.toml is not valid TOML") && error.contains("line 1"),
-        "{error}"
-    );
+    assert!(error.contains("/runs/good.toml:1: not valid TOML"), "{error}");
+    // Nested as deep as one likes, it is no endless recursion.
+    let deep = format!("a = {}", "[".repeat(100_000));
+    assert!(parse(&deep, &[]).unwrap_err().to_string().contains("not valid TOML"));
+    let dotted = format!("{GOOD}{}a = 1", "a.".repeat(100_000));
+    parse(&dotted, &[]).unwrap_err();
 }

@@ -130,6 +130,11 @@ fn batches_that_cannot_be_are_refused() {
         (TrainBatches::new(source(100), 0, 128, 4).err(), "more than the 100 examples"),
         (EvalBatches::new(source(100), 10, 0).err(), "multiple"),
         (EvalBatches::new(source(100), 10, 1).unwrap().get(10).err(), "example 100"),
+        (
+            TrainBatches::new(source(1 << 34), 0, 1 << 34, 1).unwrap().get(0).err(),
+            "at most 64 GiB of data are put together at once",
+        ),
+        (EvalBatches::new(source(1), 1 << 40, 1).unwrap().get(0).err(), "make train.global_batch"),
     ];
     for (error, expected) in cases {
         let message = error.expect(expected).to_string();

@@ -235,10 +235,14 @@ fn folders_that_are_none_are_refused() {
     assert!(message.contains("has no folders in it"), "{message}");
     fs::create_dir(dir.path().join("ant")).unwrap();
     let message = error_of(config(dir.path()));
-    assert!(message.contains("ant holds no file that ends in .jpg or .jpeg or .png"), "{message}");
+    assert!(message.contains("ant holds no image, no file that ends in .jpg, .jpeg"), "{message}");
+    assert!(message.ends_with("each folder in data.path is a class"), "{message}");
     fs::write(dir.path().join("ant/a.jpg"), jpeg(8, 8, 0)).unwrap();
     let message = error_of(config(dir.path()));
     assert!(message.contains("nothing of") && message.contains("data.eval_fraction"), "{message}");
+    let eval = config::ImageFolder { eval_path: Some(dir.path().join("no")), ..config(dir.path()) };
+    let message = error_of(eval);
+    assert!(message.contains("/no: ") && message.ends_with("set data.eval_path"), "{message}");
     let opened = ImageFolder::open(&config(Path::new("/")), 0);
     assert!(opened.is_err());
 }

@@ -264,7 +264,7 @@ fn the_text_has_what_the_json_has() {
         "error    rate-not-scaled",
         "source: Goyal et al.",
         "change: set schedule.scaling",
-        "1 errors, 0 warnings",
+        "1 error, 0 warnings",
         "from 256 to 512 replicas:",
         "batch per replica    32 -> 16",
     ] {

@@ -251,6 +251,8 @@ fn bad_schedules_say_what_to_change() {
         (steps(&[5, 10], 1e20), one, none, "of step 10 is 1e40, which f32 does not hold; lower"),
         (steps(&[5, 10], 1e20), one, none, "lower schedule.peak or schedule.factor"),
         (points(&[10, 20], &[1.0, 1e39]), one, none, "of step 20 is 1e39, which f32 does"),
+        // A boundary inside the warm-up, where the warm-up's rate holds.
+        (points(&[5, 20], &[1e39, 0.0]), one, Span::Steps(10), "of step 10 is 6.6"),
         // Beyond the end, but on the way there.
         (points(&[10, 1000], &[1.0, 1e40]), one, none, "rate of step 99 is "),
         (points(&[10, 1000], &[1.0, 1e40]), one, none, "lower schedule.peak or schedule.factors"),

@@ -4,12 +4,12 @@
 //! (2019), section 2.3: norms before attention and feed-forward, one behind the last block, weights from
 //! N(0, 0.02), those that write to the residual stream scaled by `1 / sqrt(2 num_layers)`.
 
-use hlo::Tensor;
+use hlo::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::layers::{Attention, attention, dropout, embedding, feed_forward, layer_norm};
 use crate::loss::cross_entropy;
-use crate::{Batch, Initializer, Loss, Model, Scope, Stack, stack};
+use crate::{Batch, Initializer, Loss, Misfit, Model, Scope, Stack, stack};
 
 /// Standard deviation of the weights at the start.
 const STD: f64 = 0.02;
@@ -184,5 +184,25 @@ impl Model for Gpt {
         let logits_nv = self.logits(scope, x_bt);
         let weight_n = batch.weight.broadcast_in_dim(&y_bt.shape(), &[0]).reshape(&[num_tokens]);
         cross_entropy(logits_nv, y_bt.reshape(&[num_tokens]), weight_n)
+    }
+
+    fn check_example(&self, dtype: DType, dims: &[usize], classes: usize) -> Result<(), Misfit> {
+        let Self { context, vocabulary, .. } = self;
+        match dims {
+            _ if dtype.is_float() => {
+                Err(Misfit::Kind { takes: "tokens, i32[positions]".to_owned() })
+            }
+            [positions] if positions <= context => match classes <= *vocabulary {
+                true => Ok(()),
+                false => {
+                    let takes = format!("at most {vocabulary} tokens, which is model.vocabulary");
+                    Err(Misfit::Classes { takes })
+                }
+            },
+            _ => {
+                let takes = format!("i32[positions], at most {context}, which is model.context");
+                Err(Misfit::Dims { takes })
+            }
+        }
     }
 }

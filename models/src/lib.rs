@@ -4,6 +4,8 @@
 //! of replicas: batches and parameters arrive so that ordinary maths on them is right on any number
 //! of them. Only [`layers::batch_norm`] knows, whose groups of examples may lie on several. A model turns a batch into a [`Loss`], which is sums, never means.
 
+use hlo::DType;
+
 mod foreign;
 pub mod gpt;
 pub mod layers;
@@ -24,6 +26,40 @@ pub use stack::{Stack, stack};
 pub trait Model {
     /// The loss of the examples in `batch`.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g>;
+
+    /// Does the model take examples whose field `x` is of this dtype and these dims, and that are of so many
+    /// classes? To be asked before it is traced, which fails deep inside it if not.
+    ///
+    /// # Errors
+    /// What it takes instead.
+    fn check_example(
+        &self,
+        _dtype: DType,
+        _dims: &[usize],
+        _num_classes: usize,
+    ) -> Result<(), Misfit> {
+        Ok(())
+    }
+}
+
+/// Examples that a model does not take. `takes` says what it takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// Numbers for tokens, or the other way round.
+    Kind {
+        /// What it takes.
+        takes: String,
+    },
+    /// Dims.
+    Dims {
+        /// What it takes.
+        takes: String,
+    },
+    /// More classes than it has.
+    Classes {
+        /// What it takes.
+        takes: String,
+    },
 }
 
 impl<F> Model for F

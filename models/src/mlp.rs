@@ -1,10 +1,11 @@
 //! `mlp`: a stack of fully connected layers that ends in a classifier.
 
+use hlo::DType;
 use serde::{Deserialize, Serialize};
 
 use crate::layers::{MlpBlock, linear, mlp_block};
 use crate::loss::smoothed_cross_entropy;
-use crate::{Batch, Initializer, Loss, Model, Scope};
+use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
 
 /// What a configuration says about an MLP. The size of the input and the number of classes come from
 /// the data.
@@ -53,5 +54,12 @@ impl Model for Mlp {
         let logits = linear(&scope.at("head"), x, self.num_classes, initializer);
         let smoothing = scope.training().map_or(0.0, |_| *label_smoothing);
         smoothed_cross_entropy(logits, batch.field("y"), batch.weight, smoothing)
+    }
+
+    fn check_example(&self, dtype: DType, _dims: &[usize], _classes: usize) -> Result<(), Misfit> {
+        match dtype.is_float() {
+            true => Ok(()),
+            false => Err(Misfit::Kind { takes: "f32 of any dims".to_owned() }),
+        }
     }
 }

@@ -10,14 +10,14 @@
 //! table 6), and the large ones project with a 1x1 convolution and a norm (option B, as all published
 //! ResNet-50 weights do).
 
-use hlo::Tensor;
+use hlo::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::layers::{
     BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool, relu,
 };
 use crate::loss::smoothed_cross_entropy;
-use crate::{Batch, Initializer, Loss, Model, Scope};
+use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
 
 /// Published networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +75,15 @@ impl Model for ResNet {
         let logits_nc = self.logits(scope, batch.field("x"));
         let smoothing = scope.training().map_or(0.0, |_| self.config.label_smoothing);
         smoothed_cross_entropy(logits_nc, batch.field("y"), batch.weight, smoothing)
+    }
+
+    fn check_example(&self, dtype: DType, dims: &[usize], _classes: usize) -> Result<(), Misfit> {
+        let takes = "images, f32[channels, height, width]".to_owned();
+        match (dtype.is_float(), dims.len()) {
+            (true, 3) => Ok(()),
+            (true, _) => Err(Misfit::Dims { takes }),
+            (false, _) => Err(Misfit::Kind { takes }),
+        }
     }
 }
 

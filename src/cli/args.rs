@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::config::expand_home;
 
 /// Synchronous distributed training on XLA.
 #[derive(Debug, Parser)]
@@ -21,10 +24,10 @@ pub enum Command {
         #[command(flatten)]
         config: ConfigArgs,
         /// Directory for metrics.jsonl, summary.json and params.safetensors
-        #[arg(long, value_name = "DIR")]
+        #[arg(long, value_name = "DIR", value_parser = path())]
         out: Option<PathBuf>,
         /// Start from these parameters (safetensors) instead of the seed's
-        #[arg(long, value_name = "FILE")]
+        #[arg(long, value_name = "FILE", value_parser = path())]
         init: Option<PathBuf>,
         /// Print the summary as one line of JSON
         #[arg(long)]
@@ -58,7 +61,7 @@ pub enum Command {
         #[arg(long)]
         target: String,
         /// Directory for the program, its optimised form and the executable
-        #[arg(long, value_name = "DIR")]
+        #[arg(long, value_name = "DIR", value_parser = path())]
         dump: Option<PathBuf>,
         /// Print one line of JSON
         #[arg(long)]
@@ -140,7 +143,7 @@ pub struct ScheduleArgs {
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
     /// Draw it into a file that ends in .svg or .png
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub plot: Option<PathBuf>,
     /// Numbers of replicas to show side by side; needs train.batch_per_replica
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
@@ -165,7 +168,7 @@ pub struct PlanArgs {
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
     /// Draw step times, and the all_reduce by algorithm, into a file that ends in .svg or .png
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub plot: Option<PathBuf>,
     /// Print one line of JSON
     #[arg(long)]
@@ -207,12 +210,18 @@ pub enum PluginCommand {
 pub struct ConfigArgs {
     /// Configuration file (TOML)
     pub config: PathBuf,
-    /// Change a key of the configuration; may be given several times
+    /// Change a key of the configuration; may be given several times. Paths are relative to the current
+    /// directory, those in the file to the file
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
     /// cpu, cuda, tpu, or the path of a plugin: short for --set device.backend=..
     #[arg(long)]
     backend: Option<String>,
+}
+
+/// Reads a path, whose `~/` no shell has replaced where it stands after a `=`.
+fn path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(|path| expand_home(path.as_ref()))
 }
 
 impl ConfigArgs {

@@ -14,6 +14,7 @@ mod plugin;
 mod resolved;
 mod schedule;
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,13 +22,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use ::hlo::TensorType;
+use anyhow::{Context, Result, bail};
 use clap::Parser;
-use models::Model;
 use models::mlp::Mlp;
 use models::resnet::ResNet;
+use models::{Misfit, Model};
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, shorten_words};
 use crate::data::{self, Splits};
 use crate::metrics::say;
 use crate::{step, train};
@@ -35,7 +37,10 @@ use args::{Args, Command, ConfigArgs, Stage};
 
 /// Runs the command that the process was started with. `started` is when that was.
 pub fn main(started: Instant) -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return usage(&error),
+    };
     if matches!(args.command, Command::Train { .. } | Command::Bench(_)) {
         allocator::tune();
     }
@@ -46,6 +51,17 @@ pub fn main(started: Instant) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Prints help, or what is wrong with the arguments.
+fn usage(error: &clap::Error) -> ExitCode {
+    let text = error.to_string();
+    match shorten_words(&text) {
+        // With colours, where they are wanted.
+        Cow::Borrowed(_) => error.exit(),
+        Cow::Owned(text) => say(text.trim_end()),
+    }
+    ExitCode::from(error.exit_code() as u8)
 }
 
 fn run(command: Command, started: Instant) -> Result<ExitCode> {
@@ -90,12 +106,32 @@ impl Loaded {
         let config = Config::load(path, sets)?;
         let splits = data::open(&config.data, config.train.seed)?;
         let model = model(&config.model, splits.train.num_classes());
+        check_example(&*model, &config, &splits)?;
         Ok(Self { config, splits, model })
     }
 
     fn job(&self) -> train::Job<'_> {
         train::Job { config: &self.config, model: &*self.model, splits: &self.splits }
     }
+}
+
+/// Refuses data that the model does not take, under the key to change.
+fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Result<()> {
+    let [x, ..] = splits.train.fields() else { return Ok(()) };
+    let misfit = match model.check_example(x.dtype, &x.dims, splits.train.num_classes()) {
+        Ok(()) => return Ok(()),
+        Err(misfit) => misfit,
+    };
+    let (key, takes) = match &misfit {
+        Misfit::Kind { takes } => ("data.source", takes),
+        Misfit::Dims { takes } => (config.data.shape_key(), takes),
+        Misfit::Classes { takes } => (config.data.classes_key(), takes),
+    };
+    let (model, found) = (config.model.name(), TensorType::new(x.dtype, &x.dims));
+    let classes = splits.train.num_classes();
+    bail!(
+        "{key}: an example is {found} of {classes} classes, but model.name = {model:?} takes {takes}"
+    )
 }
 
 /// The model that a configuration names, for so many classes.
@@ -165,7 +201,7 @@ fn in_words(error: &anyhow::Error) -> String {
             text += &format!(": {cause}");
         }
     }
-    text
+    shorten_words(&text).into_owned()
 }
 
 /// A line on stdout.

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use toml::Table;
 
-use super::error::{KeyError, require};
-use super::keys::{Exclusive, Section, choices};
+use super::error::{KeyErrors, Range, require};
+use super::keys::{Exclusive, Reader, Section, choices};
 
 choices! {
     /// `[data]`: where the examples come from, picked by `source`.
@@ -30,8 +29,8 @@ choices! {
     }
 }
 
-// Every path below is relative to the configuration; it is made absolute when that is read, so that a
-// copy of the configuration beside the results names the same file.
+// Every path below is made absolute when it is read, so that a copy of the configuration beside the results
+// names the same file.
 
 /// Images of handwritten digits, from a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -301,59 +300,71 @@ impl Data {
         }
     }
 
-    /// Every path that the section names.
-    pub(super) fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
+    /// Every path that the section names, with its key.
+    pub(super) fn paths_mut(&mut self) -> Vec<(&'static str, &mut PathBuf)> {
+        let (path, eval_path) = match self {
+            Self::Digits(digits) => (&mut digits.path, None),
+            Self::Cifar10(cifar10) => (&mut cifar10.path, None),
+            Self::ImageFolder(images) => (&mut images.path, images.eval_path.as_mut()),
+            Self::Idx(idx) => (&mut idx.path, None),
+            Self::Text(text) => (&mut text.path, None),
+            Self::Tokens(tokens) => (&mut tokens.path, tokens.eval_path.as_mut()),
+            Self::Synthetic(_) | Self::SyntheticTokens(_) => return vec![],
+        };
+        let paths = [("path", path)].into_iter();
+        paths.chain(eval_path.map(|path| ("eval_path", path))).collect()
+    }
+
+    /// The key that an example's dims follow from.
+    pub fn shape_key(&self) -> &'static str {
         match self {
-            Self::Digits(digits) => vec![&mut digits.path],
-            Self::Cifar10(cifar10) => vec![&mut cifar10.path],
-            Self::ImageFolder(images) => {
-                [&mut images.path].into_iter().chain(&mut images.eval_path).collect()
-            }
-            Self::Idx(idx) => vec![&mut idx.path],
-            Self::Text(text) => vec![&mut text.path],
-            Self::Tokens(tokens) => {
-                [&mut tokens.path].into_iter().chain(&mut tokens.eval_path).collect()
-            }
-            Self::Synthetic(_) | Self::SyntheticTokens(_) => vec![],
+            Self::Synthetic(synthetic) if synthetic.image.is_empty() => "data.features",
+            Self::Synthetic(_) => "data.image",
+            Self::Idx(_) => "data.flat",
+            Self::Text(_) | Self::Tokens(_) | Self::SyntheticTokens(_) => "data.context",
+            Self::Digits(_) | Self::Cifar10(_) | Self::ImageFolder(_) => "data.source",
         }
     }
 
-    fn check(&self) -> Result<(), KeyError> {
-        if let Some(num_examples) = self.num_examples() {
-            check_count("num_examples", num_examples, 1, u32::MAX as usize)?;
-        }
+    /// The key that the number of classes follows from.
+    pub fn classes_key(&self) -> &'static str {
         match self {
-            Self::Cifar10(_) | Self::Digits(_) => Ok(()),
+            Self::Synthetic(_) | Self::Idx(_) => "data.classes",
+            Self::Tokens(_) | Self::SyntheticTokens(_) => "data.vocab_size",
+            Self::Digits(_) | Self::Cifar10(_) | Self::ImageFolder(_) | Self::Text(_) => {
+                "data.source"
+            }
+        }
+    }
+
+    /// Checks of several keys, and of numbers that are not whole.
+    fn check(&self, errors: &mut KeyErrors) {
+        match self {
+            Self::Cifar10(_) | Self::Digits(_) | Self::Idx(_) | Self::SyntheticTokens(_) => {}
             Self::ImageFolder(images) => {
-                check_count("image_size", images.image_size, 1, MAX_SIDE)?;
-                check_count("eval_resize", images.eval_resize(), images.image_size, 2 * MAX_SIDE)?;
-                check_fraction(images.eval_fraction())
+                if errors.none_of(&["image_size"]) {
+                    let (least, most) = (images.image_size, 2 * MAX_SIDE);
+                    let allowed =
+                        format!("a whole number from {least}, which is data.image_size, to {most}");
+                    let resize = images.eval_resize();
+                    let fits = (least..=most).contains(&resize);
+                    errors.check(require(fits, "eval_resize", resize, &allowed));
+                }
+                check_fraction(images.eval_fraction(), errors);
             }
-            Self::Idx(idx) => check_count("classes", idx.classes, 1, 256),
             Self::Tokens(tokens) => {
-                check_count("context", tokens.context, 1, MAX_CONTEXT)?;
-                let max = match tokens.dtype {
-                    TokenType::U16 => 1 << 16,
-                    TokenType::U32 => i32::MAX as usize,
-                };
-                check_count("vocab_size", tokens.vocab_size, 1, max)?;
-                check_fraction(tokens.eval_fraction())
+                let fits = tokens.dtype == TokenType::U32 || tokens.vocab_size <= 1 << 16;
+                let allowed =
+                    "a whole number from 1 to 65536, the ids that data.dtype = \"u16\" has";
+                errors.check(require(fits, "vocab_size", tokens.vocab_size, allowed));
+                check_fraction(tokens.eval_fraction(), errors);
             }
-            Self::Text(text) => {
-                check_count("context", text.context, 1, MAX_CONTEXT)?;
-                check_fraction(text.eval_fraction)
-            }
-            Self::SyntheticTokens(SyntheticTokens { num_examples: _, vocab_size, context }) => {
-                check_count("vocab_size", *vocab_size, 1, i32::MAX as usize)?;
-                check_count("context", *context, 1, MAX_CONTEXT)
-            }
-            Self::Synthetic(Synthetic { num_examples: _, features, image, classes }) => {
-                check_count("features", *features, 1, MAX_FEATURES)?;
+            Self::Text(text) => check_fraction(text.eval_fraction, errors),
+            Self::Synthetic(Synthetic { image, .. }) => {
                 let size = image.iter().try_fold(1usize, |size, dim| size.checked_mul(*dim));
                 let fits = size.is_some_and(|size| (1..=MAX_FEATURES).contains(&size));
                 let allowed = format!("dims whose product is from 1 to {MAX_FEATURES}");
-                require(fits, "image", format!("{image:?}"), &allowed)?;
-                check_count("classes", *classes, 2, MAX_FEATURES)
+                errors.check(require(fits, "image", format!("{image:?}"), &allowed));
             }
         }
     }
@@ -370,10 +381,25 @@ impl Section for Data {
         Self::keys_of(choice)
     }
 
-    fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
-        let data = Self::read_choice(choice, table)?;
-        data.check()?;
-        Ok(data)
+    fn range(choice: &str, key: &str) -> Option<Range> {
+        let max = match (key, choice) {
+            ("num_examples", _) => u32::MAX as usize,
+            ("image_size", _) => MAX_SIDE,
+            ("eval_resize", _) => 2 * MAX_SIDE,
+            ("vocab_size", _) => i32::MAX as usize,
+            ("context", _) => MAX_CONTEXT,
+            ("classes", "idx") => 256,
+            ("classes", _) => return Some(2..=MAX_FEATURES as i64),
+            ("features" | "image", _) => MAX_FEATURES,
+            _ => return None,
+        };
+        Some(1..=max as i64)
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let data = Self::read_choice(reader)?;
+        data.check(&mut reader.errors);
+        Some(data)
     }
 }
 
@@ -382,13 +408,8 @@ const MAX_FEATURES: usize = 1 << 20;
 const MAX_CONTEXT: usize = 1 << 24;
 const MAX_SIDE: usize = 1 << 13;
 
-fn check_count(key: &str, value: usize, min: usize, max: usize) -> Result<(), KeyError> {
-    let allowed = format!("a whole number from {min} to {max}");
-    require((min..=max).contains(&value), key, value, &allowed)
-}
-
 /// Neither split may be empty: a run ends with an evaluation.
-fn check_fraction(value: f64) -> Result<(), KeyError> {
+fn check_fraction(value: f64, errors: &mut KeyErrors) {
     let holds = value > 0.0 && value < 1.0;
-    require(holds, "eval_fraction", value, "a number above 0 and below 1")
+    errors.check(require(holds, "eval_fraction", value, "a number above 0 and below 1"));
 }

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use serde::de;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use toml::Table;
 
 use super::error::{KeyError, Problem, nearest, require};
-use super::keys::{Section, field_names, read_keys};
+use super::keys::{Reader, Section, field_names};
+use super::shorten::shorten;
 
 /// `[device]`: what the program runs on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,12 +29,15 @@ impl Section for Device {
         field_names::<Self>().to_vec()
     }
 
-    fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
-        let mut device: Self = read_keys(table)?;
-        for (name, option) in &mut device.options {
-            option.check(&device.backend, name).map_err(|error| error.within("options"))?;
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let mut device: Self = reader.keys()?;
+        if reader.errors.none_of(&["backend"]) {
+            for (name, option) in &mut device.options {
+                let checked = option.check(&device.backend, name);
+                reader.errors.check(checked.map_err(|error| error.within("options")));
+            }
         }
-        Ok(device)
+        Some(device)
     }
 }
 
@@ -142,8 +145,7 @@ pub enum Backend {
     Cuda,
     /// `"tpu"`: Google TPUs.
     Tpu,
-    /// The library of a plugin. In a file it is relative to the configuration, and absolute once
-    /// that is read.
+    /// The library of a plugin: absolute, once a configuration is read.
     Path(PathBuf),
 }
 
@@ -182,7 +184,7 @@ pub struct UnknownBackend(String);
 
 impl fmt::Display for UnknownBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is no backend", self.0)?;
+        write!(f, "{:?} is no backend", shorten(&self.0))?;
         // The letters of "gpu" are nearest to those of another backend.
         let meant = match self.0.as_str() {
             "gpu" | "nvidia" => Some("cuda".to_owned()),

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use hlo::DType;
 use serde::de::{self, Expected, Unexpected};
 
+use super::shorten::shorten;
+
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -18,32 +20,77 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
-    /// The file is not TOML.
-    #[error("{} is not valid TOML: {source}", path.display())]
-    Parse {
-        /// The file.
+    /// Everything that is wrong with the file and the `--set` arguments; at least one thing.
+    #[error("{}", listed(.0))]
+    Invalid(Vec<Complaint>),
+}
+
+/// One thing that is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complaint {
+    /// Where it was said.
+    pub place: Place,
+    /// `section.key`; empty if the problem is none of a key.
+    pub key: String,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+/// Where a value comes from. Places of the file come first, in its order.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// The file.
+    File {
+        /// Its path.
         path: PathBuf,
-        /// What the parser says, with the line.
-        source: Box<toml::de::Error>,
+        /// The line, from 1, if there is one that says it.
+        line: Option<usize>,
     },
-    /// A `--set` argument that is not `section.key=value`.
-    #[error("--set {argument}: {problem}")]
+    /// A `--set` argument.
     Set {
-        /// The argument as given.
+        /// Which one, from 0.
+        index: usize,
+        /// As given.
         argument: String,
-        /// What is wrong with it.
-        problem: String,
     },
-    /// A key is wrong, missing or unknown.
-    #[error("{place}: {key}: {problem}")]
-    Key {
-        /// The file, or the `--set` argument that the value came from.
-        place: String,
-        /// `section.key`.
-        key: String,
-        /// What is wrong with it.
-        problem: Problem,
-    },
+}
+
+impl Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { path, line: Some(line) } => write!(f, "{}:{line}", path.display()),
+            Self::File { path, line: None } => path.display().fmt(f),
+            Self::Set { argument, .. } => write!(f, "--set {}", shorten(argument)),
+        }
+    }
+}
+
+impl Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { place, key, problem } = self;
+        match key.is_empty() {
+            true => write!(f, "{place}: {problem}"),
+            false => write!(f, "{place}: {}: {problem}", shorten(key)),
+        }
+    }
+}
+
+/// So many complaints are listed; a file of another program has one for each of its keys.
+const MAX_LISTED: usize = 20;
+
+/// One on one line; several one below the other.
+fn listed(complaints: &[Complaint]) -> String {
+    if let [complaint] = complaints {
+        return complaint.to_string();
+    }
+    let mut text = format!("{} errors in the configuration:", complaints.len());
+    for complaint in complaints.iter().take(MAX_LISTED) {
+        text += &format!("\n  {complaint}");
+    }
+    if complaints.len() > MAX_LISTED {
+        text += &format!("\n  and {} more", complaints.len() - MAX_LISTED);
+    }
+    text
 }
 
 /// What is wrong with one key.
@@ -58,7 +105,7 @@ pub enum Problem {
         known: Vec<&'static str>,
     },
     /// A word that is not among the choices.
-    #[error("found {found:?}{}; allowed: {}", suggestion(nearest), quoted(allowed))]
+    #[error("found {:?}{}; allowed: {}", shorten(found), suggestion(nearest), quoted(allowed))]
     Choice {
         /// The word.
         found: String,
@@ -68,7 +115,7 @@ pub enum Problem {
         allowed: Vec<&'static str>,
     },
     /// A value of the wrong type or out of range.
-    #[error("found {found}; allowed: {allowed}")]
+    #[error("found {}; allowed: {allowed}", shorten(found))]
     Value {
         /// The value.
         found: String,
@@ -90,6 +137,9 @@ pub enum Problem {
     /// Values that do not fit together.
     #[error("{0}")]
     Inconsistent(String),
+    /// A text that is not TOML.
+    #[error("not valid TOML: {}", shorten(.0))]
+    Toml(String),
 }
 
 /// A problem with a key of one section; the section and the place are added by the reader.
@@ -123,6 +173,55 @@ impl KeyError {
         self.key =
             if self.key.is_empty() { outer.to_owned() } else { format!("{outer}.{}", self.key) };
         self
+    }
+}
+
+/// What is wrong with a section, or with all of them.
+///
+/// A key is complained of once: reading goes on with a default or a stand-in for a value that is wrong, and what
+/// seems wrong with that is of no interest. A check of several keys asks [`Self::none_of`] first.
+#[derive(Debug, Default)]
+pub(super) struct KeyErrors(Vec<KeyError>);
+
+impl KeyErrors {
+    pub fn push(&mut self, error: KeyError) {
+        let is_known = self.0.iter().any(|known| known.key == error.key);
+        let is_there =
+            matches!(error.problem, Problem::Missing { .. }) && self.is_misspelled(&error.key);
+        if !is_known && !is_there {
+            self.0.push(error);
+        }
+    }
+
+    /// Is there an unknown key that is spelled almost like this one?
+    pub fn is_misspelled(&self, key: &str) -> bool {
+        let nearest = |error: &KeyError| match &error.problem {
+            Problem::Unknown { nearest, .. } => nearest.as_deref() == Some(key),
+            _ => false,
+        };
+        self.0.iter().any(nearest)
+    }
+
+    pub fn check(&mut self, result: Result<(), KeyError>) {
+        result.unwrap_or_else(|error| self.push(error));
+    }
+
+    /// Is nothing wrong with these keys, or with keys below them?
+    pub fn none_of(&self, keys: &[&str]) -> bool {
+        let is_of = |error: &KeyError, key: &str| {
+            let rest = error.key.strip_prefix(key);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        !self.0.iter().any(|error| keys.iter().any(|key| is_of(error, key)))
+    }
+
+    /// Adds the errors of a section.
+    pub fn extend_from(&mut self, section: &str, errors: Self) {
+        self.0.extend(errors.0.into_iter().map(|error| error.within(section)));
+    }
+
+    pub fn into_vec(self) -> Vec<KeyError> {
+        self.0
     }
 }
 
@@ -228,10 +327,27 @@ impl de::Error for KeyError {
     }
 }
 
+/// What a whole number may be, where nothing else is said.
+pub(super) const COUNT: &str = "a whole number, 0 or more";
+
+/// What a whole number may be.
+pub(super) type Range = std::ops::RangeInclusive<i64>;
+
+/// As many as one likes, but not none.
+pub(super) const AT_LEAST_ONE: Range = 1..=i64::MAX;
+
+/// A range in words.
+pub(super) fn allowed_in(range: &Range) -> String {
+    match *range.end() {
+        i64::MAX => format!("a whole number, {} or more", range.start()),
+        end => format!("a whole number from {} to {end}", range.start()),
+    }
+}
+
 /// serde names Rust types; a configuration has numbers and lists.
 fn in_words(expected: &str) -> String {
     match expected {
-        "usize" | "u64" | "u32" => "a whole number, 0 or more",
+        "usize" | "u64" | "u32" => COUNT,
         "f64" => "a number",
         "a boolean" | "bool" => "true or false",
         "a sequence" => "a list",

@@ -9,7 +9,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use toml::{Table, Value};
 
-use super::error::{KeyError, Problem};
+use super::error::{COUNT, KeyError, KeyErrors, Problem, Range, allowed_in};
 
 /// Keys that say the same thing in two ways: one side of the pair or the other.
 pub(super) type Exclusive = (&'static [&'static str], &'static [&'static str]);
@@ -28,8 +28,62 @@ pub(super) trait Section: Sized {
     /// The keys there are for a choice, the tag not among them.
     fn keys(choice: &str) -> Vec<&'static str>;
 
-    /// From a table that holds no unknown keys.
-    fn read(choice: &str, table: &Table) -> Result<Self, KeyError>;
+    /// What a whole number, or each one of a list, may be under a key, where not all from 0 on will do.
+    fn range(_choice: &str, _key: &str) -> Option<Range> {
+        None
+    }
+
+    /// From a table that was looked through for unknown keys. `None` after an error that nothing can stand
+    /// in for; every other error is the reader's, and what is returned beside one is not used.
+    fn read(reader: &mut Reader<'_>) -> Option<Self>;
+}
+
+/// A section that is read, and what is wrong with it.
+pub(super) struct Reader<'a> {
+    /// The value of the tag.
+    pub choice: &'static str,
+    /// What was wrong so far.
+    pub errors: KeyErrors,
+    table: &'a Table,
+    range: fn(&str, &str) -> Option<Range>,
+}
+
+impl Reader<'_> {
+    /// The fields of `T`; keys that `T` does not have are left to others.
+    ///
+    /// serde stops at the first error. So a wrong value is reported, left out, and the rest read again; where
+    /// it has no default, something stands in for it.
+    pub fn keys<T: DeserializeOwned>(&mut self) -> Option<T> {
+        let (mut left_out, mut stand_ins) = (vec![], vec![]);
+        loop {
+            let range = |key: &str| (self.range)(self.choice, key);
+            let keys = Keys {
+                table: self.table,
+                range: &range,
+                left_out: &left_out,
+                stand_ins: &stand_ins,
+            };
+            let mut error = match T::deserialize(keys) {
+                Ok(fields) => return Some(fields),
+                Err(error) => error,
+            };
+            let key = error.key.split('.').next().unwrap_or_default().to_owned();
+            match (&mut error.problem, range(&key)) {
+                (Problem::Value { allowed, .. }, Some(range)) => {
+                    *allowed = allowed.replace(COUNT, &allowed_in(&range));
+                }
+                (Problem::Missing { allowed }, Some(range)) => *allowed = allowed_in(&range),
+                _ => {}
+            }
+            self.errors.push(error);
+            let is_missing = left_out.contains(&key) || !self.table.contains_key(&key);
+            match is_missing {
+                false => left_out.push(key),
+                true if key.is_empty() || stand_ins.contains(&key) => return None,
+                true => stand_ins.push(key),
+            }
+        }
+    }
 }
 
 /// [`Section`] as a value, for tables of sections.
@@ -53,66 +107,80 @@ pub(super) const fn info<S: Section>() -> SectionInfo {
 }
 
 /// Reads one section out of the whole file. A section that is not there is read as an empty one:
-/// either its keys have defaults or the first that has none is named.
-pub(super) fn read_section<S: Section>(file: &Table) -> Result<S, KeyError> {
+/// either its keys have defaults or those that have none are named.
+pub(super) fn read_section<S: Section>(file: &Table, errors: &mut KeyErrors) -> Option<S> {
     let empty = Table::new();
     let table = match file.get(S::NAME) {
+        // It is there, under a name that is misspelled.
+        None if errors.is_misspelled(S::NAME) => return None,
         None => &empty,
         Some(Value::Table(table)) => table,
         Some(other) => {
             let found = unexpected(other).to_string();
             let allowed = format!("a section, [{}]", S::NAME);
-            return Err(KeyError::new(S::NAME, Problem::Value { found, allowed }));
+            errors.push(KeyError::new(S::NAME, Problem::Value { found, allowed }));
+            return None;
         }
     };
-    read_table(table).map_err(|error| error.within(S::NAME))
+    let mut reader = Reader { choice: "", errors: KeyErrors::default(), table, range: S::range };
+    let section = read_table::<S>(&mut reader);
+    errors.extend_from(S::NAME, reader.errors);
+    section
 }
 
-fn read_table<S: Section>(table: &Table) -> Result<S, KeyError> {
+fn read_table<S: Section>(reader: &mut Reader<'_>) -> Option<S> {
+    let Reader { table, errors, .. } = reader;
     let choice = match S::TAG {
-        None => "",
-        Some(tag) => chosen(tag, S::CHOICES, table)?,
+        None => Some(""),
+        Some(tag) => chosen(tag, S::CHOICES, table, errors),
     };
-    let mut known = S::keys(choice);
+    // Without a choice, every key that one has may be meant.
+    let mut known = vec![];
+    for key in choice
+        .map_or(S::CHOICES, |_| &[""])
+        .iter()
+        .flat_map(|other| S::keys(choice.unwrap_or(other)))
+    {
+        if !known.contains(&key) {
+            known.push(key);
+        }
+    }
     known.extend(S::TAG);
-    // Before anything is called missing: a misspelled key is the likelier cause.
-    if let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) {
-        return Err(KeyError::unknown(key, known));
+    for key in table.keys().filter(|key| !known.contains(&key.as_str())) {
+        errors.push(KeyError::unknown(key, known.clone()));
     }
     for (left, right) in S::EXCLUSIVE {
         let first =
             |side: &[&'static str]| side.iter().copied().find(|key| table.contains_key(*key));
         if let (Some(left), Some(right)) = (first(left), first(right)) {
             let other = format!("{}.{left}", S::NAME);
-            return Err(KeyError::new(right, Problem::Exclusive { other }));
+            errors.push(KeyError::new(right, Problem::Exclusive { other }));
         }
     }
-    S::read(choice, table)
+    reader.choice = choice?;
+    S::read(reader)
 }
 
 fn chosen(
     tag: &str,
     choices: &'static [&'static str],
     table: &Table,
-) -> Result<&'static str, KeyError> {
+    errors: &mut KeyErrors,
+) -> Option<&'static str> {
     let allowed = || choices.iter().map(|c| format!("{c:?}")).collect::<Vec<_>>().join(", ");
-    match table.get(tag) {
-        None => Err(KeyError::missing(tag, &allowed())),
-        Some(Value::String(word)) => choices
-            .iter()
-            .copied()
-            .find(|choice| choice == word)
-            .ok_or_else(|| KeyError::choice(tag, word, choices)),
+    let error = match table.get(tag) {
+        None => KeyError::missing(tag, &allowed()),
+        Some(Value::String(word)) => match choices.iter().find(|choice| *choice == word) {
+            Some(choice) => return Some(choice),
+            None => KeyError::choice(tag, word, choices),
+        },
         Some(other) => {
             let found = unexpected(other).to_string();
-            Err(KeyError::new(tag, Problem::Value { found, allowed: allowed() }))
+            KeyError::new(tag, Problem::Value { found, allowed: allowed() })
         }
-    }
-}
-
-/// The fields of `T` out of a table; keys that `T` does not have are left to others.
-pub(super) fn read_keys<T: DeserializeOwned>(table: &Table) -> Result<T, KeyError> {
-    T::deserialize(Keys(table))
+    };
+    errors.push(error);
+    None
 }
 
 /// The names of the fields of `T`.
@@ -149,9 +217,16 @@ impl<'de> Deserializer<'de> for FieldNames<'_> {
 }
 
 /// A table of which a struct takes its fields.
-struct Keys<'de>(&'de Table);
+struct Keys<'de, 'a> {
+    table: &'de Table,
+    range: &'a dyn Fn(&str) -> Option<Range>,
+    /// Keys whose values are wrong.
+    left_out: &'a [String],
+    /// Keys that have no value.
+    stand_ins: &'a [String],
+}
 
-impl<'de> Deserializer<'de> for Keys<'de> {
+impl<'de> Deserializer<'de> for Keys<'de, '_> {
     type Error = KeyError;
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -160,11 +235,19 @@ impl<'de> Deserializer<'de> for Keys<'de> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, KeyError> {
-        visitor.visit_map(Entries::new(self.0, Some(fields)))
+        let is_read =
+            |key: &str| fields.contains(&key) && !self.left_out.iter().any(|left| left == key);
+        let entries = self.table.iter().filter(|(key, _)| is_read(key));
+        let entries =
+            entries.map(|(key, value)| (key.as_str(), Entry::new(value, (self.range)(key))));
+        let stand_ins =
+            fields.iter().filter(|field| self.stand_ins.iter().any(|key| key == **field));
+        let stand_ins = stand_ins.map(|field| (*field, Entry { value: None, range: None }));
+        visitor.visit_map(Entries { entries: entries.chain(stand_ins), current: None })
     }
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyError> {
-        visitor.visit_map(Entries::new(self.0, None))
+        visitor.visit_map(entries(self.table))
     }
 
     forward_to_deserialize_any! {
@@ -173,42 +256,48 @@ impl<'de> Deserializer<'de> for Keys<'de> {
     }
 }
 
-/// The entries of a table, which names the key in every error of a value.
-struct Entries<'de> {
-    entries: toml::map::Iter<'de, String, Value>,
-    fields: Option<&'static [&'static str]>,
-    current: Option<(&'de str, &'de Value)>,
+/// Entries of a table, which name the key in every error of a value.
+struct Entries<'de, I> {
+    entries: I,
+    current: Option<(&'de str, Entry<'de>)>,
 }
 
-impl<'de> Entries<'de> {
-    fn new(table: &'de Table, fields: Option<&'static [&'static str]>) -> Self {
-        Self { entries: table.iter(), fields, current: None }
-    }
+fn entries(table: &Table) -> Entries<'_, impl Iterator<Item = (&str, Entry<'_>)>> {
+    let entries = table.iter().map(|(key, value)| (key.as_str(), Entry::new(value, None)));
+    Entries { entries, current: None }
 }
 
-impl<'de> MapAccess<'de> for Entries<'de> {
+impl<'de, I: Iterator<Item = (&'de str, Entry<'de>)>> MapAccess<'de> for Entries<'de, I> {
     type Error = KeyError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
         &mut self,
         seed: K,
     ) -> Result<Option<K::Value>, KeyError> {
-        let wanted = |key: &str| self.fields.is_none_or(|fields| fields.contains(&key));
-        let next = self.entries.find(|(key, _)| wanted(key));
-        self.current = next.map(|(key, value)| (key.as_str(), value));
-        let key = self.current.map(|(key, _)| seed.deserialize(key.into_deserializer()));
+        self.current = self.entries.next();
+        let key = self.current.as_ref().map(|(key, _)| seed.deserialize(key.into_deserializer()));
         key.transpose()
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, KeyError> {
-        let (key, value) =
+        let (key, entry) =
             self.current.take().ok_or_else(|| KeyError::custom("a value without a key"))?;
-        seed.deserialize(Entry(value)).map_err(|error| error.within(key))
+        seed.deserialize(entry).map_err(|error| error.within(key))
     }
 }
 
-/// A value; wrong types are reported in the words of [`KeyError`].
-struct Entry<'de>(&'de Value);
+/// A value; wrong types, and whole numbers out of range, are reported in the words of [`KeyError`].
+struct Entry<'de> {
+    /// None where something is to stand in for what is missing.
+    value: Option<&'de Value>,
+    range: Option<Range>,
+}
+
+impl<'de> Entry<'de> {
+    fn new(value: &'de Value, range: Option<Range>) -> Self {
+        Self { value: Some(value), range }
+    }
+}
 
 impl<'de> IntoDeserializer<'de, KeyError> for Entry<'de> {
     type Deserializer = Self;
@@ -221,16 +310,45 @@ impl<'de> Deserializer<'de> for Entry<'de> {
     type Error = KeyError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyError> {
-        match self.0 {
+        let Some(value) = self.value else { return visitor.visit_unit() };
+        match value {
             Value::String(value) => visitor.visit_str(value),
+            Value::Integer(value)
+                if self.range.as_ref().is_some_and(|range| !range.contains(value)) =>
+            {
+                let KeyError { key, problem } =
+                    KeyError::invalid_value(Unexpected::Signed(*value), &visitor);
+                let problem = match problem {
+                    Problem::Value { allowed, .. } => {
+                        Problem::Value { found: value.to_string(), allowed }
+                    }
+                    other => other,
+                };
+                Err(KeyError { key, problem })
+            }
             Value::Integer(value) => visitor.visit_i64(*value),
             Value::Float(value) => visitor.visit_f64(*value),
             Value::Boolean(value) => visitor.visit_bool(*value),
-            Value::Datetime(_) => Err(KeyError::invalid_type(unexpected(self.0), &visitor)),
+            Value::Datetime(_) => Err(KeyError::invalid_type(unexpected(value), &visitor)),
             Value::Array(values) => {
-                visitor.visit_seq(SeqDeserializer::new(values.iter().map(Entry)))
+                let entries = values.iter().map(|value| Entry::new(value, self.range.clone()));
+                visitor.visit_seq(SeqDeserializer::new(entries))
             }
-            Value::Table(table) => visitor.visit_map(Entries::new(table, None)),
+            Value::Table(table) => visitor.visit_map(entries(table)),
+        }
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyError> {
+        match self.value {
+            None => visitor.visit_str(""),
+            Some(_) => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_u64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyError> {
+        match self.value {
+            None => visitor.visit_u64(1),
+            Some(_) => self.deserialize_any(visitor),
         }
     }
 
@@ -244,16 +362,20 @@ impl<'de> Deserializer<'de> for Entry<'de> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, KeyError> {
-        let Value::String(word) = self.0 else {
-            let allowed = variants.iter().map(|v| format!("{v:?}")).collect::<Vec<_>>().join(", ");
-            let found = unexpected(self.0).to_string();
-            return Err(KeyError::new("", Problem::Value { found, allowed }));
-        };
-        visitor.visit_enum(word.as_str().into_deserializer())
+        match self.value {
+            None => visitor.visit_unit(),
+            Some(Value::String(word)) => visitor.visit_enum(word.as_str().into_deserializer()),
+            Some(other) => {
+                let allowed: Vec<_> =
+                    variants.iter().map(|variant| format!("{variant:?}")).collect();
+                let (found, allowed) = (unexpected(other).to_string(), allowed.join(", "));
+                Err(KeyError::new("", Problem::Value { found, allowed }))
+            }
+        }
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf unit unit_struct
+        bool i8 i16 i32 i64 u8 u16 u32 f32 f64 char str bytes byte_buf unit unit_struct
         newtype_struct seq tuple tuple_struct map struct identifier ignored_any
     }
 }
@@ -299,12 +421,11 @@ macro_rules! choices {
             }
 
             pub(in crate::config) fn read_choice(
-                name: &str,
-                table: &toml::Table,
-            ) -> Result<Self, $crate::config::error::KeyError> {
-                match name {
-                    $($name => $crate::config::keys::read_keys(table).map(Self::$Variant),)*
-                    other => Err($crate::config::error::KeyError::choice($tag, other, Self::NAMES)),
+                reader: &mut $crate::config::keys::Reader<'_>,
+            ) -> Option<Self> {
+                match reader.choice {
+                    $($name => reader.keys().map(Self::$Variant),)*
+                    _ => None,
                 }
             }
         }

@@ -23,7 +23,9 @@ mod batch;
 mod data;
 mod device;
 mod error;
+mod file;
 mod keys;
+mod lines;
 mod optimizer;
 mod overrides;
 mod patterns;
@@ -33,6 +35,7 @@ mod run_length;
 mod schedule;
 mod sections;
 mod shape;
+mod shorten;
 mod span;
 mod train;
 
@@ -47,7 +50,8 @@ pub use data::{
     Tokens,
 };
 pub use device::{Backend, Device, PluginOption, UnknownBackend};
-pub use error::{Error, Problem};
+pub use error::{Complaint, Error, Place, Problem};
+pub use file::{expand_home, open_regular, read_regular};
 pub use optimizer::{Adam, AdamW, Lamb, Lars, Optimizer, Sgd, UpdateRule};
 pub use patterns::Patterns;
 pub use reference::reference;
@@ -58,11 +62,15 @@ pub use shape::{
     Constant, Decay, DecayShape, Interpolation, InverseSqrt, Piecewise, Polynomial, Shape,
     StepDecay, Wsd,
 };
+pub use shorten::{shorten, shorten_words};
 pub use span::Span;
-pub use train::{BatchSize, Length, OnNonfinite, Precision, Train};
+pub use train::{
+    BatchSize, Length, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, OnNonfinite, Precision, Train,
+};
 
-use error::KeyError;
+use error::{KeyError, KeyErrors};
 use keys::{SectionInfo, info, read_section};
+use overrides::Override;
 
 /// A validated configuration. Serializes to the TOML that it would be read from, defaults written out.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -100,77 +108,137 @@ const SECTIONS: [SectionInfo; 9] = [
     info::<Compile>(),
 ];
 
+/// Bytes of a configuration file, far more than is of use.
+const MAX_BYTES: u64 = 1 << 20;
+
 impl Config {
     /// Reads the file, applies the `--set` arguments (`section.key=value`) in order, and validates.
     ///
     /// # Errors
-    /// A file that cannot be read or is not TOML, an argument of another form, and any key that is
-    /// unknown, missing, of the wrong type, out of range, or excluded by another.
+    /// A file that cannot be read or is not TOML, arguments of another form, and all keys that are
+    /// unknown, missing, of the wrong type, out of range, or excluded by others.
     pub fn load(path: &Path, sets: &[String]) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let unreadable = |source| Error::Read { path: path.to_owned(), source };
+        let bytes = read_regular(path, MAX_BYTES).map_err(unreadable)?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let line =
+                error.as_bytes()[..error.utf8_error().valid_up_to()].split(|b| *b == b'\n').count();
+            let problem = format!("line {line} is not UTF-8; is it a text file?");
+            unreadable(std::io::Error::new(std::io::ErrorKind::InvalidData, problem))
+        })?;
         Self::parse(&text, path, sets)
     }
 
-    /// [`Self::load`] from a text; `path` is what errors name and what paths in it are relative to.
+    /// [`Self::load`] from a text; `path` is what errors name. Paths in the text are relative to that file's
+    /// directory, those in `sets` to the current one; in both a leading `~/` is the home directory.
     ///
     /// # Errors
     /// As [`Self::load`].
     pub fn parse(text: &str, path: &Path, sets: &[String]) -> Result<Self, Error> {
-        let mut file: Table = toml::from_str(text)
-            .map_err(|source| Error::Parse { path: path.to_owned(), source: Box::new(source) })?;
-        let sets = sets.iter().map(|set| overrides::parse(set)).collect::<Result<Vec<_>, _>>()?;
-        overrides::apply(&mut file, &sets, &SECTIONS)?;
-        let mut config = Self::read(&file).map_err(in_other_sections).map_err(|error| {
-            let is_set = |set: &&overrides::Override<'_>| {
-                let key = set.path.join(".");
-                key == error.key || key.starts_with(&format!("{}.", error.key))
+        let mut complaints = vec![];
+        let of_set = |index: usize| Place::Set { index, argument: sets[index].clone() };
+        let mut overrides = vec![];
+        for (index, set) in sets.iter().enumerate() {
+            match overrides::parse(index, set) {
+                Ok(set) => overrides.push(set),
+                Err(problem) => {
+                    complaints.push(Complaint {
+                        place: of_set(index),
+                        key: String::new(),
+                        problem,
+                    });
+                }
+            }
+        }
+        let in_file = |line| Place::File { path: path.to_owned(), line };
+        let (file, lines) = lines::parse(text);
+        let syntax = lines.errors.iter().map(|(line, message)| Complaint {
+            place: in_file(*line),
+            key: String::new(),
+            problem: Problem::Toml(message.clone()),
+        });
+        complaints.extend(syntax);
+        // Without the file's keys, those would seem to be missing.
+        let Some(mut file) = file else { return Err(invalid(complaints)) };
+        let misplaced = overrides::apply(&mut file, &overrides, &SECTIONS);
+        complaints.extend(misplaced.into_iter().map(|(index, problem)| Complaint {
+            place: of_set(index),
+            key: String::new(),
+            problem,
+        }));
+        let mut errors = KeyErrors::default();
+        let config = Self::read(&file, &mut errors);
+        for error in errors.into_vec() {
+            let KeyError { key, problem } = in_other_sections(error);
+            let place = match overrides.iter().rev().find(|set| sets_key(set, &key)) {
+                Some(set) => of_set(set.index),
+                None => in_file(lines.line_of(&key)),
             };
-            let place = match sets.iter().rev().find(is_set) {
-                Some(set) => format!("--set {}", set.argument),
-                None => path.display().to_string(),
-            };
-            Error::Key { place, key: error.key, problem: error.problem }
-        })?;
-        let dir = path.parent().unwrap_or(Path::new(""));
-        sections::resolve_paths(&mut config.data, &mut config.device, dir);
-        config.write_out();
-        Ok(config)
+            complaints.push(Complaint { place, key, problem });
+        }
+        match config {
+            Some(mut config) if complaints.is_empty() => {
+                config.resolve_paths(path.parent().unwrap_or(Path::new("")), &overrides);
+                config.write_out();
+                Ok(config)
+            }
+            _ => Err(invalid(complaints)),
+        }
     }
 
-    fn read(file: &Table) -> Result<Self, KeyError> {
+    /// `None` only where there are errors; a configuration beside errors is not one to use.
+    fn read(file: &Table, errors: &mut KeyErrors) -> Option<Self> {
         let sections = SECTIONS.map(|section| section.name);
-        if let Some(name) = file.keys().find(|name| !sections.contains(&name.as_str())) {
-            return Err(KeyError::unknown(name, sections.to_vec()));
+        for name in file.keys().filter(|name| !sections.contains(&name.as_str())) {
+            errors.push(KeyError::unknown(name, sections.to_vec()));
         }
-        let config = Self {
-            model: read_section(file)?,
-            data: read_section(file)?,
-            train: read_section(file)?,
-            optimizer: read_section(file)?,
-            schedule: read_section(file)?,
-            mesh: read_section(file)?,
-            parallel: read_section(file)?,
-            device: read_section(file)?,
-            compile: read_section(file)?,
-        };
-        let dtype = config.train.precision.dtypes().params;
-        config.optimizer.check_in(dtype).map_err(|error| error.within("optimizer"))?;
-        if let AutoOr::Value(num_replicas) = config.mesh.data {
-            config.check_batch(num_replicas)?;
+        let model = read_section(file, errors);
+        let data = read_section(file, errors);
+        let train: Option<Train> = read_section(file, errors);
+        let optimizer: Option<Optimizer> = read_section(file, errors);
+        let schedule = read_section(file, errors);
+        let mesh: Option<Mesh> = read_section(file, errors);
+        let parallel = read_section(file, errors);
+        let device = read_section(file, errors);
+        let compile = read_section(file, errors);
+        if let (Some(optimizer), Some(train)) = (&optimizer, &train)
+            && errors.none_of(&["train.precision"])
+        {
+            let mut in_dtype = KeyErrors::default();
+            optimizer.check_in(train.precision.dtypes().params, &mut in_dtype);
+            errors.extend_from("optimizer", in_dtype);
         }
-        Ok(config)
+        if let (Some(train), Some(Mesh { data: AutoOr::Value(num_replicas) })) = (&train, &mesh) {
+            check_batch(train, *num_replicas, errors);
+        }
+        Some(Self {
+            model: model?,
+            data: data?,
+            train: train?,
+            optimizer: optimizer?,
+            schedule: schedule?,
+            mesh: mesh?,
+            parallel: parallel?,
+            device: device?,
+            compile: compile?,
+        })
     }
 
-    /// With a mesh of known size, a batch that does not divide is known before anything starts.
-    fn check_batch(&self, num_replicas: usize) -> Result<(), KeyError> {
-        let key = match self.train.batch {
-            BatchSize::Global(_) => "train.global_batch",
-            BatchSize::PerReplica(_) => "train.batch_per_replica",
+    /// Makes paths absolute: what was typed is relative to where it was typed, what stands in a file to
+    /// that file's directory.
+    fn resolve_paths(&mut self, dir: &Path, overrides: &[Override<'_>]) {
+        let backend = match &mut self.device.backend {
+            Backend::Path(path) => Some(("device.backend", path)),
+            _ => None,
         };
-        self.batch_plan(num_replicas)
-            .map(|_| ())
-            .map_err(|error| KeyError::new(key, Problem::Inconsistent(error.to_string())))
+        let data =
+            self.data.paths_mut().into_iter().map(|(key, path)| (format!("data.{key}"), path));
+        for (key, path) in data.chain(backend.map(|(key, path)| (key.to_owned(), path))) {
+            let is_typed = overrides.iter().any(|set| sets_key(set, &key));
+            let dir = if is_typed { Path::new("") } else { dir };
+            let joined = dir.join(expand_home(path));
+            *path = std::path::absolute(&joined).unwrap_or(joined);
+        }
     }
 
     /// The arithmetic of the global batch on `num_replicas` replicas along `data`.
@@ -190,6 +258,32 @@ impl Config {
             BatchSize::Global(size) => Ok(size),
             BatchSize::PerReplica(_) => Ok(self.batch_plan(num_replicas)?.global_batch()),
         }
+    }
+}
+
+/// All that is wrong, in the order of the file and of the arguments.
+fn invalid(mut complaints: Vec<Complaint>) -> Error {
+    complaints.sort_by(|a, b| a.place.cmp(&b.place));
+    Error::Invalid(complaints)
+}
+
+/// Does the argument set this key, one below it, or one above it?
+fn sets_key(set: &Override<'_>, key: &str) -> bool {
+    set.path.iter().zip(key.split('.')).all(|(set, key)| *set == key)
+}
+
+/// With a mesh of known size, a batch that does not divide is known before anything starts.
+fn check_batch(train: &Train, num_replicas: usize, errors: &mut KeyErrors) {
+    let key = match train.batch {
+        BatchSize::Global(_) => "train.global_batch",
+        BatchSize::PerReplica(_) => "train.batch_per_replica",
+    };
+    let others =
+        ["train.global_batch", "train.batch_per_replica", "train.num_microbatches", "mesh.data"];
+    if errors.none_of(&others)
+        && let Err(error) = BatchPlan::new(train.batch, train.num_microbatches, num_replicas)
+    {
+        errors.push(KeyError::new(key, Problem::Inconsistent(error.to_string())));
     }
 }
 

@@ -4,8 +4,8 @@ use hlo::DType;
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
-use super::error::{KeyError, require, require_not_negative_in, require_positive_in};
-use super::keys::{Section, choices, field_names, read_keys};
+use super::error::{KeyError, KeyErrors, require, require_not_negative_in, require_positive_in};
+use super::keys::{Reader, Section, choices, field_names};
 use super::patterns::Patterns;
 
 /// `[optimizer]`.
@@ -179,14 +179,14 @@ impl Section for Optimizer {
         keys
     }
 
-    fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
-        let rule = UpdateRule::read_choice(choice, table)?;
-        rule.check()?;
-        let AroundKeys { weight_decay_exclude, clip_grad_norm, ema_decay } = read_keys(table)?;
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let rule = UpdateRule::read_choice(reader)?;
+        rule.check(&mut reader.errors);
+        let AroundKeys { weight_decay_exclude, clip_grad_norm, ema_decay } = reader.keys()?;
         if let Some(decay) = ema_decay {
-            decay_rate("ema_decay", decay)?;
+            reader.errors.check(decay_rate("ema_decay", decay));
         }
-        Ok(Self { rule, weight_decay_exclude, clip_grad_norm, ema_decay })
+        Some(Self { rule, weight_decay_exclude, clip_grad_norm, ema_decay })
     }
 }
 
@@ -194,19 +194,21 @@ impl Optimizer {
     /// Checks the constants that must not become 0 or infinite in the dtype of the parameters, which an update
     /// is computed in: a division by them would be by 0, or none at all. Where 0 is allowed, what becomes 0 is
     /// too small to show.
-    pub(super) fn check_in(&self, dtype: DType) -> Result<(), KeyError> {
-        let positive = |key: &str, value: f64| require_positive_in(dtype, key, value);
-        require_not_negative_in(dtype, "weight_decay", self.rule.weight_decay())?;
-        self.clip_grad_norm.map_or(Ok(()), |norm| positive("clip_grad_norm", norm))?;
-        match &self.rule {
-            UpdateRule::Sgd(_) => Ok(()),
+    pub(super) fn check_in(&self, dtype: DType, errors: &mut KeyErrors) {
+        let divisor = match &self.rule {
+            UpdateRule::Sgd(_) => None,
             UpdateRule::Adam(Adam { epsilon, .. })
             | UpdateRule::AdamW(AdamW { epsilon, .. })
-            | UpdateRule::Lamb(Lamb { epsilon, .. }) => positive("epsilon", *epsilon),
+            | UpdateRule::Lamb(Lamb { epsilon, .. }) => Some(("epsilon", *epsilon)),
             UpdateRule::Lars(Lars { trust_coefficient, .. }) => {
-                positive("trust_coefficient", *trust_coefficient)
+                Some(("trust_coefficient", *trust_coefficient))
             }
+        };
+        let norm = self.clip_grad_norm.map(|norm| ("clip_grad_norm", norm));
+        for (key, value) in norm.into_iter().chain(divisor) {
+            errors.check(require_positive_in(dtype, key, value));
         }
+        errors.check(require_not_negative_in(dtype, "weight_decay", self.rule.weight_decay()));
     }
 }
 
@@ -223,15 +225,24 @@ impl UpdateRule {
     }
 
     /// Checks each key by itself.
-    fn check(&self) -> Result<(), KeyError> {
+    fn check(&self, errors: &mut KeyErrors) {
         match self {
             Self::Sgd(Sgd { momentum, nesterov, .. })
-            | Self::Lars(Lars { momentum, nesterov, .. }) => check_momentum(*momentum, *nesterov),
+            | Self::Lars(Lars { momentum, nesterov, .. }) => {
+                errors.check(decay_rate("momentum", *momentum));
+                let has_momentum = !nesterov || *momentum > 0.0 || !errors.none_of(&["momentum"]);
+                errors.check(require(
+                    has_momentum,
+                    "nesterov",
+                    nesterov,
+                    "false while momentum is 0",
+                ));
+            }
             Self::Adam(Adam { beta1, beta2, .. })
             | Self::AdamW(AdamW { beta1, beta2, .. })
             | Self::Lamb(Lamb { beta1, beta2, .. }) => {
-                decay_rate("beta1", *beta1)?;
-                decay_rate("beta2", *beta2)
+                errors.check(decay_rate("beta1", *beta1));
+                errors.check(decay_rate("beta2", *beta2));
             }
         }
     }
@@ -248,12 +259,6 @@ impl Serialize for Optimizer {
         table.extend(Table::try_from(&keys).map_err(serde::ser::Error::custom)?);
         table.serialize(serializer)
     }
-}
-
-fn check_momentum(momentum: f64, nesterov: bool) -> Result<(), KeyError> {
-    decay_rate("momentum", momentum)?;
-    let has_momentum = !nesterov || momentum > 0.0;
-    require(has_momentum, "nesterov", nesterov, "false while momentum is 0")
 }
 
 fn decay_rate(key: &str, value: f64) -> Result<(), KeyError> {

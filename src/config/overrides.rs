@@ -2,35 +2,43 @@
 
 use toml::{Table, Value};
 
-use super::error::Error;
+use super::error::Problem;
 use super::keys::SectionInfo;
 
 /// One `--set` argument.
 pub(super) struct Override<'a> {
-    /// As given.
-    pub argument: &'a str,
+    /// Which one of the arguments, from 0.
+    pub index: usize,
     /// `section.key`, or deeper.
     pub path: Vec<&'a str>,
     value: Value,
 }
 
 /// Reads `section.key=value`.
-pub(super) fn parse(argument: &str) -> Result<Override<'_>, Error> {
-    let error =
-        |problem: &str| Error::Set { argument: argument.to_owned(), problem: problem.to_owned() };
+pub(super) fn parse(index: usize, argument: &str) -> Result<Override<'_>, Problem> {
+    let error = |problem: &str| Problem::Inconsistent(problem.to_owned());
     let (path, text) =
         argument.split_once('=').ok_or_else(|| error("write it as section.key=value"))?;
     let path: Vec<_> = path.trim().split('.').map(str::trim).collect();
-    if path.len() < 2 || path.iter().any(|part| part.is_empty()) {
+    // No key is deeper than the options below `compile.overrides`.
+    if !(2..=3).contains(&path.len()) || path.iter().any(|part| part.is_empty()) {
         return Err(error("write it as section.key=value, for example train.steps=100"));
     }
     let text = text.trim();
     let value = parse_value(text).ok_or_else(|| error("the value is not valid TOML"))?;
-    // As a bare word it would be called a string.
-    if value.is_str() && !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(error("the number is larger than 64 bits with a sign can hold"));
+    // As bare words they would be called strings.
+    if value.is_str()
+        && text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first))
+    {
+        let digits = text.trim_start_matches(['+', '-']).replace('_', "");
+        if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(error("the number is larger than 64 bits with a sign can hold"));
+        }
+        if digits.parse().is_ok_and(f64::is_infinite) {
+            return Err(error("the number is larger than 64 bits can hold, 1.8e308"));
+        }
     }
-    Ok(Override { argument, path, value })
+    Ok(Override { index, path, value })
 }
 
 /// A TOML value, or a bare word as a string. `None` if it opens like a list, a table or a string and
@@ -47,12 +55,12 @@ fn parse_value(text: &str) -> Option<Value> {
 
 /// Puts the values into the file's tables, later ones over earlier ones. Setting one side of an
 /// exclusive pair clears the other; setting a section's `name` or `source` clears the keys in the file
-/// that belong to other choices only.
+/// that belong to other choices only. Returns what could not be put anywhere, by the argument's index.
 pub(super) fn apply(
     file: &mut Table,
     overrides: &[Override<'_>],
     sections: &[SectionInfo],
-) -> Result<(), Error> {
+) -> Vec<(usize, Problem)> {
     for set in overrides {
         if let (Some(section), Value::String(choice)) = (tagged(set, sections), &set.value)
             && let Some(Value::Table(table)) = file.get_mut(section.name)
@@ -64,6 +72,7 @@ pub(super) fn apply(
             table.retain(|key, _| !foreign(key));
         }
     }
+    let mut problems = vec![];
     for set in overrides {
         for section in sections.iter().filter(|section| section.name == set.path[0]) {
             if let Some(Value::Table(table)) = file.get_mut(section.name) {
@@ -77,9 +86,9 @@ pub(super) fn apply(
                 }
             }
         }
-        insert(file, set)?;
+        problems.extend(insert(file, set).err().map(|problem| (set.index, problem)));
     }
-    Ok(())
+    problems
 }
 
 /// The section whose tag is set.
@@ -88,7 +97,7 @@ fn tagged<'a>(set: &Override<'_>, sections: &'a [SectionInfo]) -> Option<&'a Sec
     (set.path.len() == 2 && section.tag == Some(set.path[1])).then_some(section)
 }
 
-fn insert(file: &mut Table, set: &Override<'_>) -> Result<(), Error> {
+fn insert(file: &mut Table, set: &Override<'_>) -> Result<(), Problem> {
     let mut table = file;
     let (last, outer) = match set.path.split_last() {
         Some(split) => split,
@@ -100,7 +109,7 @@ fn insert(file: &mut Table, set: &Override<'_>) -> Result<(), Error> {
             Value::Table(table) => table,
             _ => {
                 let problem = format!("{} is not a table", set.path[..=depth].join("."));
-                return Err(Error::Set { argument: set.argument.to_owned(), problem });
+                return Err(Problem::Inconsistent(problem));
             }
         };
     }

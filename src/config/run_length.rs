@@ -1,7 +1,7 @@
 //! The arithmetic of a run's length, in one constructor.
 
 use super::span::Span;
-use super::train::Length;
+use super::train::{Length, MAX_STEPS};
 
 /// How long a run is, in steps.
 ///
@@ -25,7 +25,7 @@ impl RunLength {
     /// in epochs.
     ///
     /// # Errors
-    /// If an epoch has not one whole batch, or the steps cannot be counted.
+    /// If an epoch has not one whole batch, or there are more than [`MAX_STEPS`] steps.
     pub fn new(
         length: Length,
         num_examples: Option<usize>,
@@ -40,15 +40,15 @@ impl RunLength {
             Self { total_steps: 0, steps_per_epoch: steps_per_epoch.transpose()?, global_batch };
         run.total_steps = match length {
             Length::Steps(steps) => steps,
-            Length::Epochs(epochs) => {
-                let steps = epochs.checked_mul(run.epoch("train.epochs")?);
-                steps.ok_or(RunLengthError::Overflow)?
-            }
+            Length::Epochs(epochs) => epochs.saturating_mul(run.epoch("train.epochs")?),
             Length::Examples(examples) => match examples.checked_div(global_batch as u64) {
                 Some(steps) if steps > 0 => steps,
                 _ => return Err(RunLengthError::LessThanABatch { examples, global_batch }),
             },
         };
+        if run.total_steps > MAX_STEPS {
+            return Err(RunLengthError::TooLong { total_steps: run.total_steps });
+        }
         Ok(run)
     }
 
@@ -125,9 +125,15 @@ pub enum RunLengthError {
         /// The key.
         key: String,
     },
-    /// More steps than can be counted.
-    #[error("train.epochs is too large: the steps cannot be counted")]
-    Overflow,
+    /// More steps than are of use.
+    #[error(
+        "the run has {total_steps} steps, but may have at most {MAX_STEPS}; lower train.epochs or \
+         train.examples"
+    )]
+    TooLong {
+        /// Its steps.
+        total_steps: u64,
+    },
 }
 
 #[cfg(test)]
@@ -141,7 +147,10 @@ mod tests {
         assert_eq!(RunLength::new(Length::Steps(7), Some(1437), 64).unwrap().total_steps(), 7);
         let error = RunLength::new(Length::Steps(7), Some(60), 64).unwrap_err();
         assert!(error.to_string().contains("at most 60"), "{error}");
-        RunLength::new(Length::Epochs(u64::MAX), Some(128), 64).unwrap_err();
+        for (length, batch) in [(Length::Epochs(u64::MAX), 64), (Length::Examples(1 << 40), 1)] {
+            let error = RunLength::new(length, Some(128), batch).unwrap_err().to_string();
+            assert!(error.contains("at most 100000000; lower train.epochs"), "{error}");
+        }
     }
 
     #[test]

@@ -4,8 +4,10 @@ use hlo::DType;
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
-use super::error::{KeyError, POSITIVE, require, require_positive_in};
-use super::keys::{Exclusive, Section, field_names, read_keys};
+use super::error::{
+    AT_LEAST_ONE, KeyError, KeyErrors, POSITIVE, Range, require, require_positive_in,
+};
+use super::keys::{Exclusive, Reader, Section, field_names};
 use super::shape::Shape;
 use super::span::Span;
 
@@ -52,7 +54,7 @@ pub enum Scaling {
 /// How the rate starts: below the peak for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Warmup {
-    /// `warmup_steps`, `warmup_epochs` or `warmup_examples`, above 0. Default: no warm-up.
+    /// `warmup_steps`, `warmup_epochs` or `warmup_examples`; 0 is no warm-up, the default.
     pub length: Span,
     /// `warmup`: what it does meanwhile. Default `linear` where there is a length.
     pub kind: WarmupKind,
@@ -133,71 +135,79 @@ impl Section for Schedule {
         keys
     }
 
-    fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
-        let keys: RateKeys = read_keys(table)?;
-        let (peak, warmup) = (read_peak(&keys)?, read_warmup(&keys)?);
-        let shape = Shape::read_choice(choice, table)?;
-        shape.check()?;
-        Ok(Self { shape, peak, warmup })
+    fn range(_choice: &str, key: &str) -> Option<Range> {
+        let is_length =
+            ["base_batch", "decay_steps", "decay_examples", "total_steps", "total_examples"];
+        is_length.contains(&key).then_some(AT_LEAST_ONE)
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let keys: RateKeys = reader.keys()?;
+        let shape = Shape::read_choice(reader)?;
+        let errors = &mut reader.errors;
+        let (peak, warmup) = (read_peak(&keys, errors), read_warmup(&keys, errors));
+        shape.check(errors);
+        Some(Self { shape, peak, warmup })
     }
 }
 
 /// What the rate is in the step, whatever the precision.
 const RATE_DTYPE: DType = DType::F32;
 
-fn read_peak(keys: &RateKeys) -> Result<Peak, KeyError> {
-    match (keys.peak, keys.base_lr, keys.base_batch) {
-        (Some(rate), _, _) => {
-            require_positive_in(RATE_DTYPE, "peak", rate)?;
-            Ok(Peak::Rate(rate))
+fn read_peak(keys: &RateKeys, errors: &mut KeyErrors) -> Peak {
+    if let Some(rate) = keys.peak {
+        errors.check(require_positive_in(RATE_DTYPE, "peak", rate));
+        return Peak::Rate(rate);
+    }
+    if let Some(base_lr) = keys.base_lr {
+        errors.check(require_positive_in(RATE_DTYPE, "base_lr", base_lr));
+    }
+    let missing = match (keys.base_lr, keys.base_batch) {
+        (Some(base_lr), Some(base_batch)) => {
+            return Peak::Scaled { base_lr, base_batch, scaling: keys.scaling.unwrap_or_default() };
         }
-        (None, Some(base_lr), Some(base_batch)) => {
-            require_positive_in(RATE_DTYPE, "base_lr", base_lr)?;
-            require(base_batch > 0, "base_batch", base_batch, "a whole number, 1 or more")?;
-            Ok(Peak::Scaled { base_lr, base_batch, scaling: keys.scaling.unwrap_or_default() })
+        (Some(_), None) => {
+            KeyError::missing("base_batch", "the global batch that schedule.base_lr was found at")
         }
-        (None, Some(_), None) => {
-            let allowed = "the global batch that schedule.base_lr was found at";
-            Err(KeyError::missing("base_batch", allowed))
-        }
-        (None, None, Some(_)) => Err(KeyError::missing("base_lr", POSITIVE)),
-        (None, None, None) => {
+        (None, Some(_)) => KeyError::missing("base_lr", POSITIVE),
+        (None, None) => {
             let allowed = "a finite number above 0; or set schedule.base_lr with \
                            schedule.base_batch instead";
-            Err(KeyError::missing("peak", allowed))
+            KeyError::missing("peak", allowed)
         }
+    };
+    if errors.none_of(&["peak", "base_lr", "base_batch"]) {
+        errors.push(missing);
     }
+    Peak::Rate(1.0)
 }
 
-fn read_warmup(keys: &RateKeys) -> Result<Warmup, KeyError> {
+fn read_warmup(keys: &RateKeys, errors: &mut KeyErrors) -> Warmup {
     let length = Span::one_of(keys.warmup_steps, keys.warmup_epochs, keys.warmup_examples);
-    if keys.warmup == WarmupKind::None {
-        return Ok(Warmup::NONE);
+    let lengths = ["warmup_steps", "warmup_epochs", "warmup_examples"];
+    if keys.warmup == WarmupKind::None || !errors.none_of(&lengths) {
+        return Warmup::NONE;
     }
-    let asked_for = keys.warmup != WarmupKind::Linear || keys.warmup_factor.is_some();
-    let Some(length) = length else {
-        if asked_for {
-            let allowed = "its length, since schedule.warmup or schedule.warmup_factor asks for a \
-                           warm-up; or set schedule.warmup_epochs or schedule.warmup_examples instead";
-            return Err(KeyError::missing("warmup_steps", allowed));
-        }
-        return Ok(Warmup::NONE);
-    };
-    let otherwise = "; to start at the peak leave the key out, or set schedule.warmup = \"none\"";
-    length.check("warmup", otherwise)?;
-    let factor = match (keys.warmup, keys.warmup_factor) {
+    let is_asked_for = keys.warmup != WarmupKind::Linear || keys.warmup_factor.is_some();
+    if length.is_none() && is_asked_for {
+        let allowed = "its length, since schedule.warmup or schedule.warmup_factor asks for a \
+                       warm-up; or set schedule.warmup_epochs or schedule.warmup_examples instead";
+        errors.push(KeyError::missing("warmup_steps", allowed));
+    }
+    let Some(length) = length.filter(|length| !length.is_zero()) else { return Warmup::NONE };
+    length.check("warmup", errors);
+    match (keys.warmup, keys.warmup_factor) {
         (_, Some(factor)) => {
-            let allowed = "a share of the peak, 0 to 1";
-            require((0.0..=1.0).contains(&factor), "warmup_factor", factor, allowed)?;
-            factor
+            let holds = (0.0..=1.0).contains(&factor);
+            errors.check(require(holds, "warmup_factor", factor, "a share of the peak, 0 to 1"));
         }
         (WarmupKind::Constant, None) => {
             let allowed = "the share of the peak that a constant warm-up stays at, 0 to 1";
-            return Err(KeyError::missing("warmup_factor", allowed));
+            errors.push(KeyError::missing("warmup_factor", allowed));
         }
-        (WarmupKind::Linear | WarmupKind::None, None) => 0.0,
-    };
-    Ok(Warmup { length, kind: keys.warmup, factor })
+        (WarmupKind::Linear | WarmupKind::None, None) => {}
+    }
+    Warmup { length, kind: keys.warmup, factor: keys.warmup_factor.unwrap_or(0.0) }
 }
 
 impl Serialize for Schedule {

@@ -2,16 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
 
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use toml::Table;
 
-use super::data::Data;
-use super::device::{Backend, Device};
-use super::error::{KeyError, require};
-use super::keys::{Section, choices, field_names, read_keys};
+use super::error::{AT_LEAST_ONE, KeyErrors, Range, require};
+use super::keys::{Reader, Section, choices, field_names};
 
 choices! {
     /// `[model]`: the architecture, picked by `name`.
@@ -34,54 +30,51 @@ impl Section for Model {
         Self::keys_of(choice)
     }
 
-    fn read(choice: &str, table: &Table) -> Result<Self, KeyError> {
-        let model = Self::read_choice(choice, table)?;
-        match &model {
-            Self::Mlp(mlp) => check_mlp(mlp)?,
-            Self::ResNet(resnet) => {
-                let group = resnet.batch_norm_group;
-                require(group > 0, "batch_norm_group", group, "a whole number, 1 or more")?;
-                check_share("label_smoothing", resnet.label_smoothing)?;
-            }
-            Self::Gpt(gpt) => check_gpt(gpt)?,
+    fn range(_choice: &str, key: &str) -> Option<Range> {
+        match key {
+            "hidden" | "batch_norm_group" => Some(AT_LEAST_ONE),
+            "num_layers" => Some(1..=MAX_LAYERS as i64),
+            "width" | "num_heads" | "context" | "vocabulary" => Some(1..=MAX_SIZE),
+            _ => None,
         }
-        Ok(model)
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let model = Self::read_choice(reader)?;
+        let errors = &mut reader.errors;
+        match &model {
+            Self::Mlp(mlp) => {
+                let found = format!("{} of them", mlp.hidden.len());
+                let allowed = format!("at most {MAX_LAYERS} layers");
+                errors.check(require(mlp.hidden.len() <= MAX_LAYERS, "hidden", found, &allowed));
+                check_share("dropout", mlp.dropout, errors);
+                check_share("label_smoothing", mlp.label_smoothing, errors);
+            }
+            Self::ResNet(resnet) => check_share("label_smoothing", resnet.label_smoothing, errors),
+            Self::Gpt(gpt) => {
+                let models::gpt::Gpt { width, num_heads, dropout, .. } = gpt.model();
+                if errors.none_of(&["preset", "width"]) && num_heads > 0 {
+                    let allowed = format!("a number that divides the width, {width}");
+                    let fits = width.is_multiple_of(num_heads);
+                    errors.check(require(fits, "num_heads", num_heads, &allowed));
+                }
+                check_share("dropout", dropout, errors);
+            }
+        }
+        Some(model)
     }
 }
 
-fn check_mlp(mlp: &models::mlp::Config) -> Result<(), KeyError> {
-    let sizes = format!("{:?}", mlp.hidden);
-    let allowed = "a list of whole numbers, each 1 or more";
-    require(mlp.hidden.iter().all(|size| *size > 0), "hidden", sizes, allowed)?;
-    check_share("dropout", mlp.dropout)?;
-    check_share("label_smoothing", mlp.label_smoothing)
+fn check_share(key: &str, value: f64, errors: &mut KeyErrors) {
+    let holds = (0.0..1.0).contains(&value);
+    errors.check(require(holds, key, value, "a number from 0 to below 1"));
 }
 
-fn check_share(key: &str, value: f64) -> Result<(), KeyError> {
-    require((0.0..1.0).contains(&value), key, value, "a number from 0 to below 1")
-}
-
-fn check_gpt(gpt: &models::gpt::Config) -> Result<(), KeyError> {
-    let models::gpt::Gpt { num_layers, width, num_heads, context, vocabulary, .. } = gpt.model();
-    let sizes = [
-        ("num_layers", num_layers),
-        ("width", width),
-        ("num_heads", num_heads),
-        ("context", context),
-        ("vocabulary", vocabulary),
-    ];
-    for (key, value) in sizes {
-        let allowed = format!("a whole number from 1 to {MAX_SIZE}");
-        require((1..=MAX_SIZE).contains(&value), key, value, &allowed)?;
-    }
-    let allowed = format!("a number that divides the width, {width}");
-    require(width.is_multiple_of(num_heads), "num_heads", num_heads, &allowed)?;
-    let fraction = (0.0..1.0).contains(&gpt.dropout);
-    require(fraction, "dropout", gpt.dropout, "a number from 0 to below 1")
-}
-
-/// Far more than is of use; a slip of the finger should not ask for terabytes.
-const MAX_SIZE: usize = 1 << 20;
+/// Far more than is of use; a slip of the finger should not ask for terabytes, nor for a program that takes
+/// hours to write down.
+const MAX_SIZE: i64 = 1 << 20;
+const MAX_LAYERS: usize = 1024;
+const MAX_REPLICAS: i64 = 1 << 17;
 
 /// `[mesh]`: how many replicas there are along each axis.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -105,10 +98,12 @@ impl Section for Mesh {
         field_names::<Self>().to_vec()
     }
 
-    fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
-        let mesh: Self = read_keys(table)?;
-        require(mesh.data != AutoOr::Value(0), "data", 0, "\"auto\" or a whole number, 1 or more")?;
-        Ok(mesh)
+    fn range(_choice: &str, _key: &str) -> Option<Range> {
+        Some(1..=MAX_REPLICAS)
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        reader.keys()
     }
 }
 
@@ -128,8 +123,8 @@ impl Section for Parallel {
         field_names::<Self>().to_vec()
     }
 
-    fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
-        read_keys(table)
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        reader.keys()
     }
 }
 
@@ -230,19 +225,7 @@ impl Section for Compile {
         field_names::<Self>().to_vec()
     }
 
-    fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
-        read_keys(table)
-    }
-}
-
-/// Makes the paths in a configuration absolute; relative ones are relative to `dir`.
-pub(super) fn resolve_paths(data: &mut Data, device: &mut Device, dir: &Path) {
-    let resolve = |path: &mut PathBuf| {
-        let joined = dir.join(&*path);
-        *path = std::path::absolute(&joined).unwrap_or(joined);
-    };
-    data.paths_mut().into_iter().for_each(resolve);
-    if let Backend::Path(path) = &mut device.backend {
-        resolve(path);
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        reader.keys()
     }
 }

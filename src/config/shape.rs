@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{KeyError, Problem, require, require_positive};
+use super::error::{KeyError, KeyErrors, Problem, require, require_positive};
 use super::keys::choices;
 use super::span::Span;
 
@@ -217,75 +217,86 @@ pub enum Interpolation {
 }
 
 impl Shape {
-    /// Checks each key by itself.
-    pub(super) fn check(&self) -> Result<(), KeyError> {
+    /// Checks each key, and the lists that belong together.
+    pub(super) fn check(&self, errors: &mut KeyErrors) {
         match self {
-            Self::Constant(_) | Self::InverseSqrt(_) => Ok(()),
+            Self::Constant(_) | Self::InverseSqrt(_) => {}
             Self::Cosine(decay) | Self::Linear(decay) => {
-                check_fraction("floor", decay.floor)?;
-                check_total(decay.total())
+                check_fall(decay.floor, decay.total(), errors);
             }
             Self::Polynomial(decay) => {
-                require_positive("power", decay.power)?;
-                check_fraction("floor", decay.floor)?;
-                check_total(decay.total())
+                errors.check(require_positive("power", decay.power));
+                check_fall(decay.floor, decay.total(), errors);
             }
             Self::Step(step) => {
-                require_positive("factor", step.factor)?;
-                check_boundaries(&step.boundaries())
+                errors.check(require_positive("factor", step.factor));
+                check_boundaries(&step.boundaries(), errors);
             }
             Self::Wsd(wsd) => {
-                check_fraction("floor", wsd.floor)?;
-                if wsd.decay().is_zero() {
+                check_fall(wsd.floor, wsd.total(), errors);
+                if !errors.none_of(&["decay_steps", "decay_epochs", "decay_examples"]) {
+                    return;
+                }
+                if wsd.decay() == Span::ZERO {
                     let allowed = "the length of the decay, 1 or more; or set schedule.decay_epochs \
                                    or schedule.decay_examples instead";
-                    return Err(KeyError::missing("decay_steps", allowed));
+                    errors.push(KeyError::missing("decay_steps", allowed));
+                } else {
+                    wsd.decay().check("decay", errors);
                 }
-                wsd.decay().check("decay", "")?;
-                check_total(wsd.total())
             }
-            Self::Piecewise(piecewise) => check_points(piecewise),
+            Self::Piecewise(piecewise) => check_points(piecewise, errors),
         }
     }
 }
 
-fn check_fraction(key: &str, value: f64) -> Result<(), KeyError> {
-    require((0.0..=1.0).contains(&value), key, value, "a fraction of the peak, 0 to 1")
+fn check_fall(floor: f64, total: Option<Span>, errors: &mut KeyErrors) {
+    let holds = (0.0..=1.0).contains(&floor);
+    errors.check(require(holds, "floor", floor, "a fraction of the peak, 0 to 1"));
+    if let Some(total) = total {
+        total.check("total", errors);
+    }
 }
 
-fn check_total(total: Option<Span>) -> Result<(), KeyError> {
-    total.map_or(Ok(()), |total| total.check("total", ""))
-}
+const BOUNDARIES: [&str; 3] = ["boundaries", "boundary_epochs", "boundary_examples"];
 
-fn check_boundaries(boundaries: &[Span]) -> Result<(), KeyError> {
+/// Places that a schedule names, far more than are of use: each rate looks at all of them.
+const MAX_BOUNDARIES: usize = 1000;
+
+fn check_boundaries(boundaries: &[Span], errors: &mut KeyErrors) {
     let key = match boundaries.first() {
-        Some(Span::Epochs(_)) => "boundary_epochs",
-        Some(Span::Examples(_)) => "boundary_examples",
-        Some(Span::Steps(_)) | None => "boundaries",
+        Some(Span::Steps(_)) => BOUNDARIES[0],
+        Some(Span::Epochs(_)) => BOUNDARIES[1],
+        Some(Span::Examples(_)) => BOUNDARIES[2],
+        None if errors.none_of(&BOUNDARIES) => {
+            let allowed = "a list of steps, one or more; or set schedule.boundary_epochs or \
+                           schedule.boundary_examples instead";
+            return errors.push(KeyError::missing(BOUNDARIES[0], allowed));
+        }
+        None => return,
     };
+    let allowed = format!("at most {MAX_BOUNDARIES} places");
+    let found = format!("{} of them", boundaries.len());
+    errors.check(require(boundaries.len() <= MAX_BOUNDARIES, key, found, &allowed));
     let counts: Vec<_> = boundaries.iter().map(|boundary| boundary.count()).collect();
     let are_places = counts.iter().all(|count| count.is_finite() && *count >= 0.0);
     let rising = counts.is_sorted_by(|a, b| a < b);
     let allowed = "numbers from 0 on in rising order, each once";
-    require(are_places && rising, key, format!("{counts:?}"), allowed)
+    errors.check(require(are_places && rising, key, format!("{counts:?}"), allowed));
 }
 
-fn check_points(piecewise: &Piecewise) -> Result<(), KeyError> {
+fn check_points(piecewise: &Piecewise, errors: &mut KeyErrors) {
     let (boundaries, factors) = (piecewise.boundaries(), &piecewise.factors);
-    check_boundaries(&boundaries)?;
+    check_boundaries(&boundaries, errors);
     let found = format!("{factors:?}");
     let fit = factors.iter().all(|factor| factor.is_finite() && *factor >= 0.0);
-    require(fit, "factors", &found, "fractions of the peak, 0 or more")?;
-    if boundaries.is_empty() {
-        let allowed = "a list of steps; or set schedule.boundary_epochs or \
-                       schedule.boundary_examples instead";
-        return Err(KeyError::missing("boundaries", allowed));
+    errors.check(require(fit, "factors", found, "fractions of the peak, 0 or more"));
+    if boundaries.len() != factors.len() && errors.none_of(&BOUNDARIES) {
+        let problem = format!(
+            "there are {} of them for {} boundaries; give one each",
+            factors.len(),
+            boundaries.len()
+        );
+        errors.push(KeyError::new("factors", Problem::Inconsistent(problem)));
     }
-    if boundaries.len() != factors.len() {
-        let (boundaries, factors) = (boundaries.len(), factors.len());
-        let problem =
-            format!("there are {factors} of them for {boundaries} boundaries; give one each");
-        return Err(KeyError::new("factors", Problem::Inconsistent(problem)));
-    }
-    Ok(())
 }

@@ -1,6 +1,6 @@
 //! Lengths of, and places in, a run: in steps, epochs or examples.
 
-use super::error::{KeyError, POSITIVE, require};
+use super::error::{KeyErrors, POSITIVE, require};
 
 /// A stretch of a run, or a place in it counted from the start, in the unit that it was given in.
 /// [`RunLength::steps`](super::RunLength::steps) counts it in steps.
@@ -35,11 +35,10 @@ impl Span {
         }
     }
 
-    /// A length of which there is some; its key is `prefix` and the unit, `otherwise` what else would do.
-    pub(super) fn check(self, prefix: &str, otherwise: &str) -> Result<(), KeyError> {
+    /// A length of which there is some; its key is `prefix` and the unit.
+    pub(super) fn check(self, prefix: &str, errors: &mut KeyErrors) {
         let (key, count) = (format!("{prefix}_{}", self.unit()), self.count());
-        let allowed = format!("{POSITIVE}{otherwise}");
-        require(count.is_finite() && count > 0.0, &key, count, &allowed)
+        errors.check(require(count.is_finite() && count > 0.0, &key, count, POSITIVE));
     }
 
     /// The one of three keys that is set.

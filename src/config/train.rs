@@ -2,10 +2,9 @@
 
 use hlo::DType;
 use serde::{Deserialize, Serialize};
-use toml::Table;
 
-use super::error::{KeyError, require};
-use super::keys::{Exclusive, Section, field_names, read_keys};
+use super::error::{AT_LEAST_ONE, KeyError, KeyErrors, Range, require};
+use super::keys::{Exclusive, Reader, Section, field_names};
 
 /// `[train]`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -19,10 +18,10 @@ pub struct Train {
     pub seed: u64,
     /// Steps between evaluations; 0, the default, evaluates at the end only.
     pub eval_every: u64,
-    /// Microbatches whose gradients are summed before the reduction. Default 1.
+    /// Microbatches whose gradients are summed before the reduction, at most [`MAX_ROUNDS`]. Default 1.
     pub num_microbatches: usize,
     /// Steps that go to the devices in one launch, where none of them is followed by an evaluation or a
-    /// proof. Default 1.
+    /// proof, at most [`MAX_ROUNDS`]. Default 1.
     pub steps_per_launch: usize,
     /// Steps between proofs that all replicas hold the same state; 0 is never. Default 50.
     pub check_lockstep_every: u64,
@@ -32,10 +31,17 @@ pub struct Train {
     pub precision: Precision,
 }
 
+/// Examples of a step, far more than is of use.
+pub const MAX_BATCH: usize = 1 << 24;
+/// Steps of a run, far more than is of use: `schedule` counts them one by one.
+pub const MAX_STEPS: u64 = 100_000_000;
+/// Microbatches of a step, and steps of a launch, far more than is of use: their data are in memory together.
+pub const MAX_ROUNDS: usize = 1 << 16;
+
 /// Examples per step, before it is known how many replicas there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchSize {
-    /// `global_batch`: over all replicas.
+    /// `global_batch`: over all replicas, at most [`MAX_BATCH`].
     Global(usize),
     /// `batch_per_replica`: the global batch grows with the replicas.
     PerReplica(usize),
@@ -44,7 +50,7 @@ pub enum BatchSize {
 /// A number of steps, of passes over the data, or of examples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
-    /// `steps`.
+    /// `steps`, at most [`MAX_STEPS`].
     Steps(u64),
     /// `epochs`.
     Epochs(u64),
@@ -143,67 +149,72 @@ impl Section for Train {
         field_names::<TrainKeys>().to_vec()
     }
 
-    fn read(_choice: &str, table: &Table) -> Result<Self, KeyError> {
-        let keys: TrainKeys = read_keys(table)?;
-        let batch = match (keys.global_batch, keys.batch_per_replica) {
-            (Some(size), _) => {
-                require(size > 0, "global_batch", size, POSITIVE)?;
-                BatchSize::Global(size)
-            }
-            (None, Some(size)) => {
-                require(size > 0, "batch_per_replica", size, POSITIVE)?;
-                BatchSize::PerReplica(size)
-            }
-            (None, None) => {
-                let allowed = "a whole number, 1 or more; or set train.batch_per_replica instead";
-                return Err(KeyError::missing("global_batch", allowed));
-            }
-        };
-        let length = read_length(&keys)?;
-        let num_microbatches = keys.num_microbatches;
-        require(num_microbatches > 0, "num_microbatches", num_microbatches, POSITIVE)?;
-        let steps_per_launch = keys.steps_per_launch;
-        require(steps_per_launch > 0, "steps_per_launch", steps_per_launch, POSITIVE)?;
-        // Else it would have no effect, and nobody would be told.
-        let stops = [
-            ("train.check_lockstep_every", keys.check_lockstep_every),
-            ("train.eval_every", keys.eval_every),
-        ];
-        for (key, every) in stops {
-            let allowed =
-                format!("at most {every}, which is {key}: no launch goes past such a step");
-            let fits = every == 0 || steps_per_launch as u64 <= every;
-            require(fits, "steps_per_launch", steps_per_launch, &allowed)?;
+    fn range(_choice: &str, key: &str) -> Option<Range> {
+        match key {
+            "global_batch" | "batch_per_replica" => Some(1..=MAX_BATCH as i64),
+            "steps" => Some(1..=MAX_STEPS as i64),
+            "epochs" | "examples" => Some(AT_LEAST_ONE),
+            "num_microbatches" | "steps_per_launch" => Some(1..=MAX_ROUNDS as i64),
+            _ => None,
         }
-        Ok(Self {
-            batch,
-            length,
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let keys: TrainKeys = reader.keys()?;
+        let errors = &mut reader.errors;
+        let train = Self {
+            batch: read_batch(&keys, errors),
+            length: read_length(&keys, errors),
             seed: keys.seed,
             eval_every: keys.eval_every,
-            num_microbatches,
-            steps_per_launch,
+            num_microbatches: keys.num_microbatches,
+            steps_per_launch: keys.steps_per_launch,
             check_lockstep_every: keys.check_lockstep_every,
             on_nonfinite: keys.on_nonfinite,
             precision: keys.precision,
-        })
+        };
+        // Else it would have no effect, and nobody would be told.
+        let stops =
+            [("check_lockstep_every", keys.check_lockstep_every), ("eval_every", keys.eval_every)];
+        for (key, every) in stops {
+            if every == 0 || !errors.none_of(&[key]) {
+                continue;
+            }
+            let allowed =
+                format!("at most {every}, which is train.{key}: no launch goes past such a step");
+            let found = keys.steps_per_launch;
+            errors.check(require(found as u64 <= every, "steps_per_launch", found, &allowed));
+        }
+        Some(train)
     }
 }
 
-const POSITIVE: &str = "a whole number, 1 or more";
+fn read_batch(keys: &TrainKeys, errors: &mut KeyErrors) -> BatchSize {
+    match (keys.global_batch, keys.batch_per_replica) {
+        (Some(size), _) => return BatchSize::Global(size),
+        (None, Some(size)) => return BatchSize::PerReplica(size),
+        (None, None) if errors.none_of(&["global_batch", "batch_per_replica"]) => {
+            let allowed = "a whole number, 1 or more; or set train.batch_per_replica instead";
+            errors.push(KeyError::missing("global_batch", allowed));
+        }
+        (None, None) => {}
+    }
+    BatchSize::Global(1)
+}
 
-fn read_length(keys: &TrainKeys) -> Result<Length, KeyError> {
-    let (key, value, length) = match (keys.steps, keys.epochs, keys.examples) {
-        (Some(steps), _, _) => ("steps", steps, Length::Steps(steps)),
-        (None, Some(epochs), _) => ("epochs", epochs, Length::Epochs(epochs)),
-        (None, None, Some(examples)) => ("examples", examples, Length::Examples(examples)),
-        (None, None, None) => {
+fn read_length(keys: &TrainKeys, errors: &mut KeyErrors) -> Length {
+    match (keys.steps, keys.epochs, keys.examples) {
+        (Some(steps), _, _) => return Length::Steps(steps),
+        (None, Some(epochs), _) => return Length::Epochs(epochs),
+        (None, None, Some(examples)) => return Length::Examples(examples),
+        (None, None, None) if errors.none_of(&["steps", "epochs", "examples"]) => {
             let allowed =
                 "a whole number, 1 or more; or set train.epochs or train.examples instead";
-            return Err(KeyError::missing("steps", allowed));
+            errors.push(KeyError::missing("steps", allowed));
         }
-    };
-    require(value > 0, key, value, POSITIVE)?;
-    Ok(length)
+        (None, None, None) => {}
+    }
+    Length::Steps(1)
 }
 
 impl From<Train> for TrainKeys {

@@ -64,6 +64,8 @@ impl TrainBatches {
     /// If an example cannot be read.
     pub fn launch(&self, steps: Range<u64>) -> Result<HostBatch, Error> {
         let (index, num_steps) = (steps.start, steps.clone().count());
+        let num_examples = self.sampler.global_batch().saturating_mul(num_steps as u64);
+        check_bytes(self.source.as_ref(), num_examples)?;
         let batches: Vec<_> =
             steps.map(|k| (self.sampler.batch(k), self.sampler.epoch(k))).collect();
         let mut examples = vec![];
@@ -143,6 +145,7 @@ impl EvalBatches {
             let example = k.saturating_mul(self.global_batch as u64);
             return Err(Error::NoSuchExample { example, num_examples });
         }
+        check_bytes(self.source.as_ref(), self.global_batch as u64)?;
         let first = k * self.global_batch as u64;
         let places = first..first + self.global_batch as u64;
         let example = |place: u64| Example { id: place.min(num_examples - 1), epoch: None };
@@ -169,6 +172,19 @@ impl EvalBatches {
 fn check_even(batch: usize, num_replicas: usize) -> Result<(), Error> {
     if batch == 0 || num_replicas == 0 || !batch.is_multiple_of(num_replicas) {
         return Err(Error::UnevenBatch { batch, num_replicas });
+    }
+    Ok(())
+}
+
+/// Bytes of data that are put together at once, far more than is of use: there is no asking for more memory than
+/// there is without the process being ended for it.
+const MAX_BYTES: u128 = 1 << 36;
+
+fn check_bytes(source: &dyn Source, num_examples: u64) -> Result<(), Error> {
+    let num_bytes: usize = source.fields().iter().map(Field::num_bytes).sum();
+    let bytes = num_bytes as u128 * u128::from(num_examples);
+    if bytes > MAX_BYTES {
+        return Err(Error::BatchBytes { examples: num_examples, bytes, max: MAX_BYTES });
     }
     Ok(())
 }

@@ -7,7 +7,6 @@
 //! training images are those of He et al., "Deep Residual Learning for Image Recognition" (2015), section
 //! 4.2: 4 pixels of black on each side, a random crop of 32 x 32, and the mirror image every other time.
 
-use std::fs;
 use std::path::Path;
 
 use hlo::DType;
@@ -16,7 +15,7 @@ use super::augment::Draws;
 use super::files::unreadable;
 use super::source::checked_index;
 use super::{Error, Field, Source};
-use crate::config;
+use crate::config::{self, read_regular};
 
 const NUM_CLASSES: usize = 10;
 const SIDE: usize = 32;
@@ -97,7 +96,8 @@ impl Source for Cifar10 {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
-    let records = fs::read(path).map_err(|source| unreadable(path, source))?;
+    let records =
+        read_regular(path, u64::MAX).map_err(|source| unreadable(path, "data.path", source))?;
     let path = || path.to_owned();
     if !records.len().is_multiple_of(RECORD_BYTES) {
         return Err(Error::NotWhole {
@@ -154,6 +154,7 @@ impl View {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::PathBuf;
 
     use super::*;

@@ -1,20 +1,23 @@
 //! Handwritten digits: 1797 real 8x8 images (see `examples/data/ATTRIBUTION.md`).
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
 use hlo::DType;
 
+use super::files::unreadable;
 use super::source::checked_index;
 use super::{Error, Field, Source};
+use crate::config::open_regular;
 
 const NUM_PIXELS: usize = 64;
 const MAX_PIXEL: u8 = 16;
 const NUM_CLASSES: usize = 10;
 const NUM_EXAMPLES: usize = 1797;
+/// Where reading stops: more than a hundred times the bytes of so many rows. A small gzip file can hold gigabytes.
+const MAX_BYTES: u64 = 64 << 20;
 /// Every fifth row, from the first on, is a test row. The file runs writer by writer, so a block at its
 /// end would hold handwriting that training never saw: this split asks for less, as a random one does.
 const TEST_EVERY: usize = 5;
@@ -79,13 +82,8 @@ impl Source for Digits {
 
 impl Rows {
     fn load(path: &Path) -> Result<Self, Error> {
-        let unreadable = |source| Error::Read { path: path.to_owned(), source };
-        let file = File::open(path).map_err(unreadable)?;
-        // A directory can be opened, and fails only when it is read.
-        if file.metadata().map_err(unreadable)?.is_dir() {
-            return Err(unreadable(ErrorKind::IsADirectory.into()));
-        }
-        let decoder = MultiGzDecoder::new(BufReader::new(file));
+        let file = open_regular(path).map_err(|source| unreadable(path, "data.path", source))?;
+        let decoder = MultiGzDecoder::new(BufReader::new(file)).take(MAX_BYTES);
         let mut rows = Self { pixels: vec![], labels: vec![] };
         for (index, line) in BufReader::new(decoder).lines().enumerate() {
             let text = line.map_err(|source| Error::Gzip { path: path.to_owned(), source })?;

@@ -3,14 +3,18 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::config::shorten;
+
 /// Data that cannot be read or put into batches.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file is not there, or not for us to read.
-    #[error("cannot read the data file {}: {source}; set data.path, from the configuration's directory on", path.display())]
+    #[error("cannot read the data file {}: {source}; set {key}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
+        /// The key that leads to it.
+        key: &'static str,
         /// Why not.
         source: io::Error,
     },
@@ -25,12 +29,14 @@ pub enum Error {
     /// Not enough for an example in each split.
     #[error(
         "{} holds {found} tokens, but training and evaluation take at least one window of {window} \
-         each; set data.path to more, or make data.context smaller",
+         each; set {key} to more, or make data.context smaller",
         path.display()
     )]
     TooFewTokens {
         /// The file or folder.
         path: PathBuf,
+        /// The key that names it.
+        key: &'static str,
         /// Tokens there are.
         found: u64,
         /// Tokens of an example.
@@ -69,12 +75,14 @@ pub enum Error {
     },
     /// A file of another format.
     #[error(
-        "{} begins with {}, but must with {}; is it another file than data.path should name?",
+        "{} begins with {}, but must with {}; is it another file than {key} should name?",
         path.display(), in_hex(found), in_hex(expected)
     )]
     Magic {
         /// The file.
         path: PathBuf,
+        /// The key that names it.
+        key: &'static str,
         /// Its first bytes.
         found: Vec<u8>,
         /// What they should be.
@@ -143,12 +151,26 @@ pub enum Error {
     },
     /// A folder without a folder for any class.
     #[error(
-        "{} has no folders in it; data.path takes a folder with a folder of images for each class",
+        "{} has no folders in it; {key} takes a folder with a folder of images for each class",
         path.display()
     )]
     NoClasses {
         /// The folder.
         path: PathBuf,
+        /// The key that names it.
+        key: &'static str,
+    },
+    /// A class's folder without an image.
+    #[error(
+        "{} holds no image, no file that ends in .jpg, .jpeg or .png; put some in or take the folder away: \
+         each folder in {key} is a class",
+        path.display()
+    )]
+    NoImages {
+        /// The class's folder.
+        path: PathBuf,
+        /// The key that names the folder of all classes.
+        key: &'static str,
     },
     /// A class that is evaluated but never trained.
     #[error(
@@ -203,8 +225,8 @@ pub enum Error {
     },
     /// A pixel that is none.
     #[error(
-        "{} line {line}, column {column}: found {found:?}, but a pixel is a whole number, 0 to {max}",
-        path.display()
+        "{} line {line}, column {column}: found {:?}, but a pixel is a whole number, 0 to {max}",
+        path.display(), shorten(found)
     )]
     Pixel {
         /// The file.
@@ -220,8 +242,8 @@ pub enum Error {
     },
     /// A label that is none.
     #[error(
-        "{} line {line}: found label {found:?}, but a label is a whole number, 0 to {max}",
-        path.display()
+        "{} line {line}: found label {:?}, but a label is a whole number, 0 to {max}",
+        path.display(), shorten(found)
     )]
     Label {
         /// The file.
@@ -261,6 +283,20 @@ pub enum Error {
         given: usize,
         /// Training examples there are.
         found: u64,
+    },
+    /// More data at once than any host has room for.
+    #[error(
+        "the {examples} examples of a launch take {} GiB, but at most {} GiB of data are put together at once; \
+         make train.global_batch, train.steps_per_launch or the examples smaller",
+        bytes >> 30, max >> 30
+    )]
+    BatchBytes {
+        /// Examples that are put together.
+        examples: u64,
+        /// Bytes that they take.
+        bytes: u128,
+        /// Bytes that they may.
+        max: u128,
     },
     /// A batch that the source cannot fill.
     #[error(

@@ -12,8 +12,13 @@ use super::Error;
 /// lead in a circle, and what is neither file nor folder: sockets, pipes, links that lead nowhere.
 ///
 /// # Errors
-/// A path that is not there, a folder that cannot be listed, or no such file in it.
-pub(super) fn list(path: &Path, extensions: &[String]) -> Result<Vec<PathBuf>, Error> {
+/// A path that is not there, or a folder that cannot be listed; `key` is what to set to another.
+pub(super) fn list(
+    path: &Path,
+    key: &'static str,
+    extensions: &[String],
+) -> Result<Vec<PathBuf>, Error> {
+    let unreadable = |path: &Path, source| unreadable(path, key, source);
     let metadata = fs::metadata(path).map_err(|source| unreadable(path, source))?;
     if !metadata.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -35,15 +40,12 @@ pub(super) fn list(path: &Path, extensions: &[String]) -> Result<Vec<PathBuf>, E
             }
         }
     }
-    if files.is_empty() {
-        return Err(Error::NoFiles { path: path.to_owned(), extensions: extensions.to_vec() });
-    }
     files.sort();
     Ok(files)
 }
 
-pub(super) fn unreadable(path: &Path, source: std::io::Error) -> Error {
-    Error::Read { path: path.to_owned(), source }
+pub(super) fn unreadable(path: &Path, key: &'static str, source: std::io::Error) -> Error {
+    Error::Read { path: path.to_owned(), key, source }
 }
 
 pub(super) fn is_hidden(name: &std::ffi::OsStr) -> bool {
@@ -72,7 +74,7 @@ mod tests {
     fn names(root: &Path, extensions: &[&str]) -> Vec<String> {
         let extensions: Vec<_> = extensions.iter().map(|word| word.to_string()).collect();
         let name = |path: PathBuf| path.strip_prefix(root).unwrap().display().to_string();
-        list(root, &extensions).unwrap().into_iter().map(name).collect()
+        list(root, "data.path", &extensions).unwrap().into_iter().map(name).collect()
     }
 
     #[test]
@@ -93,18 +95,14 @@ mod tests {
         assert_eq!(names(root, &["rs"]), ["b/c/x.RS", "b/link.rs", "z.rs"]);
         assert_eq!(names(root, &[".md", "py"]), ["b/a.md"]);
         let file = root.join("b/a.md");
-        assert_eq!(list(&file, &["rs".to_owned()]).unwrap(), [file]);
+        assert_eq!(list(&file, "data.path", &["rs".to_owned()]).unwrap(), [file]);
     }
 
     #[test]
-    fn nothing_to_read_is_an_error() {
+    fn a_path_that_is_not_there_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        let message = list(dir.path(), &[]).unwrap_err().to_string();
-        assert!(message.contains("holds no file;") && message.contains("data.path"), "{message}");
-        fs::write(dir.path().join("a.md"), "a").unwrap();
-        let message = list(dir.path(), &["rs".to_owned()]).unwrap_err().to_string();
-        assert!(message.contains("holds no file that ends in .rs"), "{message}");
-        let message = list(&dir.path().join("no"), &[]).unwrap_err().to_string();
-        assert!(message.contains("/no: ") && message.contains("data.path"), "{message}");
+        assert!(list(dir.path(), "data.path", &[]).unwrap().is_empty());
+        let error = list(&dir.path().join("no"), "data.eval_path", &[]).unwrap_err().to_string();
+        assert!(error.contains("/no: ") && error.ends_with("set data.eval_path"), "{error}");
     }
 }

@@ -6,8 +6,7 @@
 //! Sizes are 32 bits, big-endian; a file may be gzipped. Y. LeCun, C. Cortes and C. Burges, "The MNIST
 //! database of handwritten digits" (1998). Both files are held in memory, as bytes.
 
-use std::fs;
-use std::io::{ErrorKind, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
@@ -16,7 +15,7 @@ use hlo::DType;
 use super::files::unreadable;
 use super::source::checked_index;
 use super::{Error, Field, Source};
-use crate::config;
+use crate::config::{self, open_regular};
 
 /// One split. Field `x` is f32 `[1, H, W]`, or `[H * W]` where the configuration says `flat`, scaled to
 /// 0..1; `y` is i32 `[]`.
@@ -35,8 +34,10 @@ impl Idx {
     /// another number of labels than of images, or with a label that is no class; splits whose images
     /// differ in size.
     pub fn load(config: &config::Idx) -> Result<(Self, Self), Error> {
-        let train = Self::split(config, &config.train_images, &config.train_labels)?;
-        let eval = Self::split(config, &config.eval_images, &config.eval_labels)?;
+        let keys = ["data.path or data.train_images", "data.path or data.train_labels"];
+        let train = Self::split(config, [&config.train_images, &config.train_labels], keys)?;
+        let keys = ["data.path or data.eval_images", "data.path or data.eval_labels"];
+        let eval = Self::split(config, [&config.eval_images, &config.eval_labels], keys)?;
         let ([train_x, _], [eval_x, _]) = (&train.fields, &eval.fields);
         if train_x != eval_x {
             return Err(Error::Mismatch {
@@ -49,11 +50,17 @@ impl Idx {
         Ok((train, eval))
     }
 
-    fn split(config: &config::Idx, images: &str, labels: &str) -> Result<Self, Error> {
-        let (images_path, images) = read(&config.path, images)?;
-        let (labels_path, labels) = read(&config.path, labels)?;
-        let ([num_images, height, width], pixels) = parse::<3>(&images_path, images)?;
-        let ([num_labels], labels) = parse::<1>(&labels_path, labels)?;
+    /// The split of two files, images and labels, and the keys that lead to them.
+    fn split(
+        config: &config::Idx,
+        [images, labels]: [&str; 2],
+        keys: [&'static str; 2],
+    ) -> Result<Self, Error> {
+        let images = IdxFile::find(&config.path, images, keys[0]);
+        let labels = IdxFile::find(&config.path, labels, keys[1]);
+        let (images_path, labels_path) = (images.path.clone(), labels.path.clone());
+        let ([num_images, height, width], pixels) = images.read::<3>()?;
+        let ([num_labels], labels) = labels.read::<1>()?;
         if num_images != num_labels {
             return Err(Error::Mismatch {
                 path: labels_path,
@@ -115,62 +122,82 @@ const fn header_bytes(num_dims: usize) -> usize {
     4 + 4 * num_dims
 }
 
-/// The bytes of a file, or of the same file with `.gz` behind its name.
-fn read(folder: &Path, name: &str) -> Result<(PathBuf, Vec<u8>), Error> {
-    let plain = folder.join(name);
-    let zipped = folder.join(format!("{name}.gz"));
-    let (path, bytes) = match fs::read(&plain) {
-        Err(error) if error.kind() == ErrorKind::NotFound && zipped.exists() => {
-            (zipped.clone(), fs::read(&zipped).map_err(|source| unreadable(&zipped, source))?)
-        }
-        other => (plain.clone(), other.map_err(|source| unreadable(&plain, source))?),
-    };
-    if !bytes.starts_with(&[0x1f, 0x8b]) {
-        return Ok((path, bytes));
-    }
-    let mut unpacked = vec![];
-    match MultiGzDecoder::new(&bytes[..]).read_to_end(&mut unpacked) {
-        Ok(_) => Ok((path, unpacked)),
-        Err(source) => Err(Error::Gzip { path, source }),
-    }
+/// A file, or the same with `.gz` after its name.
+struct IdxFile {
+    path: PathBuf,
+    /// The key that leads to it.
+    key: &'static str,
 }
 
-/// The sizes in the header, and what follows it.
-fn parse<const DIMS: usize>(
-    path: &Path,
-    mut bytes: Vec<u8>,
-) -> Result<([usize; DIMS], Vec<u8>), Error> {
-    let magic = [0, 0, U8, DIMS as u8];
-    let found = &bytes[..bytes.len().min(4)];
-    if found != magic {
-        let (path, found) = (path.to_owned(), found.to_vec());
-        return Err(Error::Magic { path, found, expected: magic.to_vec() });
+impl IdxFile {
+    fn find(folder: &Path, name: &str, key: &'static str) -> Self {
+        let (plain, zipped) = (folder.join(name), folder.join(format!("{name}.gz")));
+        let path = if !plain.exists() && zipped.exists() { zipped } else { plain };
+        Self { path, key }
     }
-    let num_bytes = |found: usize, expected: u128| Error::NumBytes {
-        path: path.to_owned(),
-        found: found as u64,
-        expected,
-    };
-    let Some((header, _)) = bytes.split_at_checked(header_bytes(DIMS)) else {
-        return Err(num_bytes(bytes.len(), header_bytes(DIMS) as u128));
-    };
-    let (words, _) = header[4..].as_chunks();
-    let mut dims = [0; DIMS];
-    for (dim, word) in dims.iter_mut().zip(words) {
-        *dim = u32::from_be_bytes(*word) as usize;
+
+    /// The sizes in the header, and what follows it: never more than they announce, whatever a gzip file
+    /// unpacks to.
+    fn read<const DIMS: usize>(&self) -> Result<([usize; DIMS], Vec<u8>), Error> {
+        let unreadable = |source| unreadable(&self.path, self.key, source);
+        let file = open_regular(&self.path).map_err(unreadable)?;
+        let file_bytes = file.metadata().map_err(unreadable)?.len();
+        let mut file = BufReader::new(file);
+        if file.fill_buf().map_err(unreadable)?.starts_with(&[0x1f, 0x8b]) {
+            let gzip = |source| Error::Gzip { path: self.path.clone(), source };
+            self.parse(MultiGzDecoder::new(file), None, gzip)
+        } else {
+            self.parse(file, Some(file_bytes), unreadable)
+        }
     }
-    // Three factors of 32 bits: no overflow in 128.
-    let size: u128 = dims.iter().map(|dim| *dim as u128).product();
-    let expected = header_bytes(DIMS) as u128 + size;
-    if bytes.len() as u128 != expected {
-        return Err(num_bytes(bytes.len(), expected));
+
+    /// Reads from the start of a header; `num_bytes` is how many there are where that is known.
+    fn parse<const DIMS: usize>(
+        &self,
+        mut bytes: impl Read,
+        num_bytes: Option<u64>,
+        failed: impl Fn(std::io::Error) -> Error,
+    ) -> Result<([usize; DIMS], Vec<u8>), Error> {
+        let mut header = vec![];
+        bytes.by_ref().take(header_bytes(DIMS) as u64).read_to_end(&mut header).map_err(&failed)?;
+        let magic = [0, 0, U8, DIMS as u8];
+        let found = &header[..header.len().min(4)];
+        if found != magic {
+            let (path, found) = (self.path.clone(), found.to_vec());
+            return Err(Error::Magic { path, key: self.key, found, expected: magic.to_vec() });
+        }
+        let wrong_size = |found: u64, expected: u128| Error::NumBytes {
+            path: self.path.clone(),
+            found: num_bytes.unwrap_or(found),
+            expected,
+        };
+        if header.len() < header_bytes(DIMS) {
+            return Err(wrong_size(header.len() as u64, header_bytes(DIMS) as u128));
+        }
+        let (words, _) = header[4..].as_chunks();
+        let mut dims = [0; DIMS];
+        for (dim, word) in dims.iter_mut().zip(words) {
+            *dim = u32::from_be_bytes(*word) as usize;
+        }
+        // Three factors of 32 bits: no overflow in 128.
+        let size: u128 = dims.iter().map(|dim| *dim as u128).product();
+        let expected = header.len() as u128 + size;
+        if num_bytes.is_some_and(|found| u128::from(found) != expected) {
+            return Err(wrong_size(0, expected));
+        }
+        let mut data = vec![];
+        let wanted = u64::try_from(size).unwrap_or(u64::MAX).saturating_add(1);
+        bytes.take(wanted).read_to_end(&mut data).map_err(&failed)?;
+        if data.len() as u128 != size {
+            return Err(wrong_size((header.len() + data.len()) as u64, expected));
+        }
+        Ok((dims, data))
     }
-    bytes.drain(..header_bytes(DIMS));
-    Ok((dims, bytes))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::Write;
 
     use flate2::Compression;
@@ -275,6 +302,7 @@ mod tests {
             (0, idx(&[u32::MAX; 3], &[0]), "announces 79228162458924105385300197391"),
             (0, idx(&[0, 2, 3], &[]), "2 labels"),
             (0, gzip(&images)[..20].to_vec(), "not a whole gzip file"),
+            (0, gzip(&[&images[..], &[0; 1 << 20]].concat()), "announces 28"),
             (1, labels[..9].to_vec(), "train-labels-idx1-ubyte has 9 bytes"),
             (1, idx(&[3], &[1, 2, 3]), "3 labels"),
             (1, idx(&[2], &[1, 10]), "offset 9: label 10, but classes are 0 to 9"),
@@ -293,6 +321,7 @@ mod tests {
         assert!(message.contains("t10k-images-idx3-ubyte holds no example"), "{message}");
         files.pop();
         let message = load(&files, false).err().unwrap();
-        assert!(message.contains("t10k-labels-idx1-ubyte") && message.contains("data.path"));
+        assert!(message.contains("t10k-labels-idx1-ubyte: "), "{message}");
+        assert!(message.ends_with("set data.path or data.eval_labels"), "{message}");
     }
 }

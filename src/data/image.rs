@@ -18,6 +18,22 @@ pub(super) struct Image {
     pixels: Vec<u8>,
 }
 
+/// Bytes of a file with an image, far more than is of use.
+pub(super) const MAX_FILE_BYTES: u64 = 1 << 30;
+
+/// Pixels of an image, as it is in its file or scaled: 400 MB of them. A header of a few bytes can announce
+/// billions, for which memory would be asked before anything is decoded.
+const MAX_PIXELS: u64 = 1 << 27;
+
+fn check_size(width: u64, height: u64) -> Result<(), String> {
+    if width.saturating_mul(height) > MAX_PIXELS {
+        return Err(format!(
+            "{width} x {height} are more than the {MAX_PIXELS} pixels that are decoded"
+        ));
+    }
+    Ok(())
+}
+
 /// Decodes JPEG or PNG, whichever the bytes are, whatever the file's name says. Grey becomes colour, and
 /// transparency is dropped. Which way up the camera was held (EXIF) is not looked at.
 ///
@@ -43,8 +59,10 @@ fn decode_jpeg(bytes: &[u8]) -> Result<Image, String> {
         .set_max_height(u16::MAX.into())
         .jpeg_set_out_colorspace(ColorSpace::RGB);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
-    let pixels = decoder.decode().map_err(|error| error.to_string())?;
+    decoder.decode_headers().map_err(|error| error.to_string())?;
     let (width, height) = decoder.dimensions().ok_or("it has no size")?;
+    check_size(width as u64, height as u64)?;
+    let pixels = decoder.decode().map_err(|error| error.to_string())?;
     let expected = width * height * 3;
     if pixels.len() != expected {
         return Err(format!("{} bytes of pixels instead of {expected}", pixels.len()));
@@ -57,6 +75,7 @@ fn decode_png(bytes: &[u8]) -> Result<Image, String> {
     let mut decoder = png::Decoder::new(Cursor::new(bytes));
     decoder.set_transformations(png::Transformations::normalize_to_color8());
     let mut reader = decoder.read_info().map_err(in_words)?;
+    check_size(reader.info().width.into(), reader.info().height.into())?;
     let size = reader.output_buffer_size().ok_or("it is larger than memory could be")?;
     let mut pixels = vec![0; size];
     let frame = reader.next_frame(&mut pixels).map_err(in_words)?;
@@ -129,6 +148,8 @@ impl Image {
     pub fn resize(&self, rect: Rect, width: u32, height: u32) -> Result<Self, String> {
         let source = ImageRef::new(self.width, self.height, &self.pixels, PixelType::U8x3)
             .map_err(|error| error.to_string())?;
+        // A strip can be far longer than it is wide.
+        check_size(width.into(), height.into())?;
         let mut resized = Resized::new(width, height, PixelType::U8x3);
         let [left, top, crop_width, crop_height] =
             [rect.left, rect.top, rect.width, rect.height].map(f64::from);
@@ -247,5 +268,30 @@ mod tests {
             assert_eq!((image.width, image.height, image.pixel(0, 1)), (2, 1, &expected[..]));
             assert!(decode(&bytes[..bytes.len() - 20]).is_err(), "{kind:?}: cut off");
         }
+    }
+
+    #[test]
+    fn sizes_that_no_memory_holds_are_refused_before_memory_is_asked_for() {
+        let mut png = vec![];
+        let mut encoder = png::Encoder::new(&mut png, 100_000, 100_000);
+        encoder.set_color(png::ColorType::Rgb);
+        let mut writer = encoder.write_header().unwrap();
+        writer.write_chunk(png::chunk::IDAT, &[0x78, 0x9c, 3, 0]).unwrap();
+        drop(writer);
+        let message = decode(&png).err().unwrap();
+        assert!(message.starts_with("100000 x 100000 are more than"), "{message}");
+
+        let mut jpeg = vec![];
+        let encoder = jpeg_encoder::Encoder::new(&mut jpeg, 90);
+        encoder.encode(&[9; 8 * 8 * 3], 8, 8, jpeg_encoder::ColorType::Rgb).unwrap();
+        assert_eq!(decode(&jpeg).unwrap().width, 8);
+        let frame = jpeg.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
+        jpeg[frame + 5..frame + 9].fill(0xff);
+        let message = decode(&jpeg).err().unwrap();
+        assert!(message.starts_with("65535 x 65535 are more than"), "{message}");
+
+        let strip = Image { width: 1, height: 1 << 20, pixels: vec![0; 3 << 20] };
+        let message = strip.resize_shorter_side(256).err().unwrap();
+        assert!(message.starts_with("256 x 268435456 are more than"), "{message}");
     }
 }

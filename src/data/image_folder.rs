@@ -12,14 +12,17 @@ use hlo::DType;
 
 use super::augment::Draws;
 use super::files::{is_hidden, list, unreadable};
-use super::image::{Rect, decode};
+use super::image::{MAX_FILE_BYTES, Rect, decode};
 use super::source::checked_index;
 use super::{Error, Field, Skipped, Source};
-use crate::config::{self, OnBroken};
+use crate::config::{self, OnBroken, read_regular};
 
 /// Mean and standard deviation of ImageNet's pixels, black 0 and white 1.
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const STD: [f32; 3] = [0.229, 0.224, 0.225];
+
+const PATH: &str = "data.path";
+const EVAL_PATH: &str = "data.eval_path";
 
 const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
 
@@ -27,6 +30,8 @@ const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
 /// among the sorted names of the training folders.
 pub struct ImageFolder {
     files: Vec<Labelled>,
+    /// The key that leads to them.
+    key: &'static str,
     num_classes: usize,
     image_size: u32,
     eval_resize: u32,
@@ -51,10 +56,10 @@ impl ImageFolder {
     /// A folder that cannot be listed, that has no folders in it or one without images, or a class for
     /// evaluation that training does not have. Images are not looked at yet.
     pub fn open(config: &config::ImageFolder, seed: u64) -> Result<(Self, Self), Error> {
-        let classes = classes(&config.path)?;
+        let classes = classes(&config.path, PATH)?;
         let (mut train, mut eval) = (vec![], vec![]);
         for (label, class) in classes.iter().enumerate() {
-            let mut files = labelled(&config.path.join(class), label)?;
+            let mut files = labelled(&config.path.join(class), PATH, label)?;
             if config.eval_path.is_none() {
                 // One file stays for training, or the class would be unknown.
                 let num_eval = (files.len() as f64 * config.eval_fraction()).round() as usize;
@@ -63,20 +68,24 @@ impl ImageFolder {
             train.extend(files);
         }
         if let Some(eval_path) = &config.eval_path {
-            for class in self::classes(eval_path)? {
+            for class in self::classes(eval_path, EVAL_PATH)? {
                 let path = eval_path.join(&class);
                 let Ok(label) = classes.binary_search(&class) else {
                     return Err(Error::UnknownClass { path, train: config.path.clone() });
                 };
-                eval.extend(labelled(&path, label)?);
+                eval.extend(labelled(&path, EVAL_PATH, label)?);
             }
         }
         if eval.is_empty() {
             return Err(Error::NothingHeldOut { path: config.path.clone() });
         }
         let augment_seed = config.augment.then_some(seed);
-        let split = |files, augment_seed| Self::new(config, files, classes.len(), augment_seed);
-        Ok((split(train, augment_seed), split(eval, None)))
+        let eval_key = if config.eval_path.is_some() { EVAL_PATH } else { PATH };
+        let split = |files, key, augment_seed| Self {
+            key,
+            ..Self::new(config, files, classes.len(), augment_seed)
+        };
+        Ok((split(train, PATH, augment_seed), split(eval, eval_key, None)))
     }
 
     fn new(
@@ -89,6 +98,7 @@ impl ImageFolder {
         let value = |colour: usize, byte: usize| (byte as f32 / 255.0 - MEAN[colour]) / STD[colour];
         Self {
             files,
+            key: PATH,
             num_classes,
             // The configuration allows no side that u32 could not hold.
             image_size: side as u32,
@@ -140,7 +150,8 @@ impl Source for ImageFolder {
 
     fn read(&self, example: u64, epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
         let file = &self.files[checked_index(example, self.num_examples())?];
-        let bytes = fs::read(&file.path).map_err(|source| unreadable(&file.path, source))?;
+        let bytes = read_regular(&file.path, MAX_FILE_BYTES)
+            .map_err(|source| unreadable(&file.path, self.key, source))?;
         let draws = match (self.augment_seed, epoch) {
             (Some(seed), Some(epoch)) => Some(Draws::new(seed, epoch, example)),
             _ => None,
@@ -161,22 +172,25 @@ impl Source for ImageFolder {
 }
 
 /// The names of the folders, sorted; links to folders are folders here.
-fn classes(path: &Path) -> Result<Vec<OsString>, Error> {
+fn classes(path: &Path, key: &'static str) -> Result<Vec<OsString>, Error> {
     let mut classes = vec![];
-    for entry in fs::read_dir(path).map_err(|source| unreadable(path, source))? {
-        let entry = entry.map_err(|source| unreadable(path, source))?;
+    for entry in fs::read_dir(path).map_err(|source| unreadable(path, key, source))? {
+        let entry = entry.map_err(|source| unreadable(path, key, source))?;
         if !is_hidden(&entry.file_name()) && entry.path().is_dir() {
             classes.push(entry.file_name());
         }
     }
     if classes.is_empty() {
-        return Err(Error::NoClasses { path: path.to_owned() });
+        return Err(Error::NoClasses { path: path.to_owned(), key });
     }
     classes.sort();
     Ok(classes)
 }
 
-fn labelled(folder: &Path, label: usize) -> Result<Vec<Labelled>, Error> {
-    let files = list(folder, &EXTENSIONS.map(str::to_owned))?;
+fn labelled(folder: &Path, key: &'static str, label: usize) -> Result<Vec<Labelled>, Error> {
+    let files = list(folder, key, &EXTENSIONS.map(str::to_owned))?;
+    if files.is_empty() {
+        return Err(Error::NoImages { path: folder.to_owned(), key });
+    }
     Ok(files.into_iter().map(|path| Labelled { path, label: label as i32 }).collect())
 }

@@ -3,16 +3,16 @@
 //! Nothing has to be prepared and nothing is unknown: a token is a byte, 0 to 255. All of it is held in
 //! memory; what is too much for that is better tokenised once and read as `tokens`.
 
-use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
 
 use super::files::{list, unreadable};
 use super::windows::{self, Windows};
 use super::{Error, Field, Source};
-use crate::config;
+use crate::config::{self, open_regular};
 
 const NUM_BYTES: usize = 256;
+const KEY: &str = "data.path";
 
 /// One split of a text. Field `x` is i32 `[context]`, a window of its bytes, and `y` i32 `[context]` the
 /// byte that follows each of them.
@@ -29,14 +29,20 @@ impl Text {
     /// windows.
     pub fn load(config: &config::Text) -> Result<(Self, Self), Error> {
         let mut bytes = vec![];
-        for path in list(&config.path, &config.extensions)? {
-            let read = File::open(&path).and_then(|mut file| file.read_to_end(&mut bytes));
-            read.map_err(|source| unreadable(&path, source))?;
+        let paths = list(&config.path, KEY, &config.extensions)?;
+        if paths.is_empty() {
+            let (path, extensions) = (config.path.clone(), config.extensions.clone());
+            return Err(Error::NoFiles { path, extensions });
+        }
+        for path in paths {
+            let read = open_regular(&path).and_then(|mut file| file.read_to_end(&mut bytes));
+            read.map_err(|source| unreadable(&path, KEY, source))?;
         }
         let windows = Windows::new(config.context, bytes.len() as u64);
         let (train, eval) =
             windows.split(config.eval_fraction).ok_or_else(|| Error::TooFewTokens {
                 path: config.path.clone(),
+                key: KEY,
                 found: bytes.len() as u64,
                 window: config.context as u64 + 1,
             })?;
@@ -122,5 +128,7 @@ mod tests {
         assert!(message.contains("ends in .md") && message.contains("extensions"), "{message}");
         let message = Text::load(&config(Path::new("/no/text"), 2)).err().unwrap().to_string();
         assert!(message.contains("/no/text"), "{message}");
+        let message = Text::load(&config(Path::new("/dev/zero"), 2)).err().unwrap().to_string();
+        assert!(message.contains("/dev/zero: it is a device, not a regular file"), "{message}");
     }
 }

@@ -2,7 +2,6 @@
 //! else. Files may be of any size: an example is read when it is wanted.
 
 use std::fs::File;
-use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use std::sync::Arc;
 use super::files::unreadable;
 use super::windows::{self, Windows};
 use super::{Error, Field, Source};
-use crate::config::{self, TokenType};
+use crate::config::{self, TokenType, open_regular};
 
 /// One split of a tokenised text. Field `x` is i32 `[context]`, a window of the tokens, and `y` i32
 /// `[context]` the token that follows each of them.
@@ -22,6 +21,8 @@ pub struct Tokens {
 
 struct TokenFile {
     path: PathBuf,
+    /// The key that names it.
+    key: &'static str,
     file: File,
     dtype: TokenType,
     num_tokens: u64,
@@ -39,7 +40,7 @@ impl Tokens {
             windows,
             vocab_size: config.vocab_size,
         };
-        let file = Arc::new(TokenFile::open(&config.path, config.dtype)?);
+        let file = Arc::new(TokenFile::open(&config.path, "data.path", config.dtype)?);
         let windows = Windows::new(config.context, file.num_tokens);
         let Some(eval_path) = &config.eval_path else {
             let (train, eval) = windows
@@ -47,7 +48,7 @@ impl Tokens {
                 .ok_or_else(|| file.too_few_tokens(config.context))?;
             return Ok((split(&file, train), split(&file, eval)));
         };
-        let eval_file = Arc::new(TokenFile::open(eval_path, config.dtype)?);
+        let eval_file = Arc::new(TokenFile::open(eval_path, "data.eval_path", config.dtype)?);
         let eval_windows = Windows::new(config.context, eval_file.num_tokens);
         for (file, windows) in [(&file, &windows), (&eval_file, &eval_windows)] {
             if windows.num_windows() == 0 {
@@ -90,13 +91,9 @@ impl Source for Tokens {
 }
 
 impl TokenFile {
-    fn open(path: &Path, dtype: TokenType) -> Result<Self, Error> {
-        let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
-        let (metadata, file) = opened.map_err(|source| unreadable(path, source))?;
-        // A directory can be opened, and fails only when it is read.
-        if metadata.is_dir() {
-            return Err(unreadable(path, ErrorKind::IsADirectory.into()));
-        }
+    fn open(path: &Path, key: &'static str, dtype: TokenType) -> Result<Self, Error> {
+        let opened = open_regular(path).and_then(|file| Ok((file.metadata()?, file)));
+        let (metadata, file) = opened.map_err(|source| unreadable(path, key, source))?;
         let (num_bytes, token_bytes) = (metadata.len(), dtype.num_bytes() as u64);
         if !num_bytes.is_multiple_of(token_bytes) {
             return Err(Error::NotWhole {
@@ -106,14 +103,14 @@ impl TokenFile {
                 key: "data.dtype",
             });
         }
-        Ok(Self { path: path.to_owned(), file, dtype, num_tokens: num_bytes / token_bytes })
+        Ok(Self { path: path.to_owned(), key, file, dtype, num_tokens: num_bytes / token_bytes })
     }
 
     fn read(&self, first: u64, count: usize) -> Result<Vec<u32>, Error> {
         let size = self.dtype.num_bytes();
         let mut bytes = vec![0; count * size];
         let read = self.file.read_exact_at(&mut bytes, first * size as u64);
-        read.map_err(|source| unreadable(&self.path, source))?;
+        read.map_err(|source| unreadable(&self.path, self.key, source))?;
         Ok(match self.dtype {
             TokenType::U16 => {
                 let (words, _) = bytes.as_chunks();
@@ -128,7 +125,7 @@ impl TokenFile {
 
     fn too_few_tokens(&self, context: usize) -> Error {
         let (path, found, window) = (self.path.clone(), self.num_tokens, context as u64 + 1);
-        Error::TooFewTokens { path, found, window }
+        Error::TooFewTokens { path, key: self.key, found, window }
     }
 }
 
@@ -193,6 +190,13 @@ mod tests {
         fs::write(&eval_path, u16s(&[7, 8])).unwrap();
         let message = Tokens::open(&config).err().unwrap().to_string();
         assert!(message.contains("b.bin holds 2 tokens"), "{message}");
+        assert!(message.contains("set data.eval_path to more"), "{message}");
+        fs::remove_file(&eval_path).unwrap();
+        let message = Tokens::open(&config).err().unwrap().to_string();
+        assert!(
+            message.contains("b.bin: ") && message.ends_with("set data.eval_path"),
+            "{message}"
+        );
     }
 
     #[test]
@@ -210,8 +214,11 @@ mod tests {
         assert!(error.contains("4-byte tokens") && error.contains("data.dtype"), "{error}");
         assert!(message(&[], TokenType::U16).contains("holds 0 tokens"));
         assert!(message(&[0; 10], TokenType::U16).contains("holds 5 tokens"));
-        let error = Tokens::open(&config("/".into(), TokenType::U16)).err().unwrap().to_string();
-        assert!(error.contains("cannot read the data file /: is a directory"), "{error}");
+        let error = |path: &str| {
+            Tokens::open(&config(path.into(), TokenType::U16)).err().unwrap().to_string()
+        };
+        assert!(error("/").contains("cannot read the data file /: is a directory"));
+        assert!(error("/dev/zero").contains("/dev/zero: it is a device, not a regular file"));
 
         let (train, _) = open(&u16s(&[1, 2, 3, 4, 1000, 6, 7, 8, 9]), TokenType::U16).unwrap();
         assert!(read(&train, 0).is_ok());

@@ -46,6 +46,14 @@ pub enum Error {
         /// What the plugin reported.
         source: Box<pjrt::Error>,
     },
+    /// The compiler refuses options of the configuration's.
+    #[error("the compiler does not take compile.overrides.{}: {source}", names.join(" or compile.overrides."))]
+    Overrides {
+        /// The options that it speaks of.
+        names: Vec<String>,
+        /// What it reported.
+        source: Box<Error>,
+    },
     /// Compiling a program beside the run.
     #[error("cannot compile the evaluation or the lockstep proof: {reason}")]
     Compile {

@@ -4,14 +4,16 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use hlo::{DType, Literal, TensorType, Tree};
 use models::{ForeignFormat, Layout};
-use safetensors::tensor::{Dtype, SafeTensors, View};
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, View};
 
 use super::Error;
+use crate::config::open_regular;
 
 /// Name of the file in the output directory.
 pub const FILE: &str = "params.safetensors";
@@ -51,9 +53,9 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
 /// holds a value that is not finite or too large, or is not one of the model's.
 pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Error> {
     let failed = |reason: String| Error::Params { verb: "read", path: path.to_owned(), reason };
-    let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
-    let file = SafeTensors::deserialize(&bytes)
-        .map_err(|error| failed(format!("it is no safetensors file, or damaged: {error}")))?;
+    let bytes = read_announced(path).map_err(failed)?;
+    let damaged = |error: String| failed(format!("it is no safetensors file, or damaged: {error}"));
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
     let is_own = file.names().into_iter().any(|name| types.get(name).is_some());
     let format = if is_own { None } else { ForeignFormat::recognize(file.names()) };
     let sources = sources(&file, format, types).map_err(failed)?;
@@ -86,6 +88,32 @@ pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Erro
         Ok((path.to_owned(), literal))
     };
     types.iter().zip(&sources).map(|(ours, theirs)| leaf(ours, theirs)).collect()
+}
+
+/// Bytes of a header, as the format has it.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// The bytes of a file, which are not read unless they are as many as its header announces.
+fn read_announced(path: &Path) -> Result<Vec<u8>, String> {
+    let in_words = |error: std::io::Error| error.to_string();
+    let damaged = |reason: String| format!("it is no safetensors file, or damaged: {reason}");
+    let mut file = open_regular(path).map_err(in_words)?;
+    let found = file.metadata().map_err(in_words)?.len();
+    let mut bytes = vec![];
+    file.by_ref().take(8).read_to_end(&mut bytes).map_err(in_words)?;
+    let header_bytes = bytes.as_slice().try_into().map(u64::from_le_bytes).unwrap_or(u64::MAX);
+    if header_bytes > MAX_HEADER || header_bytes > found {
+        return Err(damaged("it does not begin with a header".to_owned()));
+    }
+    file.by_ref().take(header_bytes).read_to_end(&mut bytes).map_err(in_words)?;
+    let header: Metadata = serde_json::from_slice(bytes.get(8..).unwrap_or_default())
+        .map_err(|error| damaged(format!("its header is {error}")))?;
+    let expected = 8 + header_bytes + header.data_len() as u64;
+    if found != expected {
+        return Err(damaged(format!("it has {found} bytes, but its header announces {expected}")));
+    }
+    file.take(found).read_to_end(&mut bytes).map_err(in_words)?;
+    Ok(bytes)
 }
 
 fn check_finite(name: &str, literal: &Literal) -> Result<(), String> {

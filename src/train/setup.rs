@@ -241,6 +241,17 @@ fn too_many(config: &Config, num_replicas: usize, num_devices: usize) -> Error {
     Error::TooManyReplicas { num_replicas, backend, num_devices }
 }
 
+/// An error that speaks of options of the configuration's, with their keys.
+fn with_overrides(error: Error, config: &Config) -> Error {
+    let text = error.to_string();
+    let is_named = |name: &&String| text.contains(name.as_str());
+    let names: Vec<_> = config.compile.overrides.keys().filter(is_named).cloned().collect();
+    match names.is_empty() {
+        true => error,
+        false => Error::Overrides { names, source: Box::new(error) },
+    }
+}
+
 /// Everything from a job to a state on devices.
 pub(super) fn start(job: &Job<'_>, spans: &Spans) -> Result<(Client, Plan, Trainer), Error> {
     let Job { config, model, splits } = job;
@@ -272,6 +283,7 @@ pub(super) fn start(job: &Job<'_>, spans: &Spans) -> Result<(Client, Plan, Train
         }
     };
     plan.tune(&client);
-    let trainer = Trainer::with_programs(&client, &plan, traced, config.train.seed, spans)?;
+    let trainer = Trainer::with_programs(&client, &plan, traced, config.train.seed, spans)
+        .map_err(|error| with_overrides(error, config))?;
     Ok((client, plan, trainer))
 }

@@ -44,7 +44,7 @@ fn keys_and_values() {
         (&["train.global_batch=66"], &["does not divide", "4 replicas", "64 or 68"]),
         (&["train.global_batch=2000"], &["1437 training examples", "at most 1437"]),
         (&["mesh.data=1000", "train.batch_per_replica=1"], &["1000 replicas", "`cpu` has 256"]),
-        (&["train.steps=0"], &["train.steps: found 0", "1 or more"]),
+        (&["train.steps=0"], &["train.steps: found 0", "from 1 to"]),
         (&["train.steps=1"], &["warm-up of 22 steps is longer than the run of 1"]),
         (
             &["optimizer.weight_decay_exclude=['*.bais']"],
@@ -54,7 +54,6 @@ fn keys_and_values() {
             ],
         ),
         (&["schedule.warmup_epochs=0.01"], &["there would be no warm-up"]),
-        (&["schedule.warmup_steps=0"], &["schedule.warmup_steps: found 0", "leave the key out"]),
         (&["schedule.peak=-1"], &["schedule.peak: found -1", "above 0"]),
         (&["schedule.peak=3e39"], &["schedule.peak: found 3e39", "to 3.4e38, which f32 holds"]),
         (
@@ -63,11 +62,56 @@ fn keys_and_values() {
         ),
         (&["optimizer.epsilon=1e-46"], &["optimizer.epsilon: found 1e-46", "from 1.2e-38"]),
         (&["model.hidden=[1000000000, 1000000000]"], &["the model does not trace", "2^40"]),
+        (
+            &["schedule.name=step", "schedule.boundaries=[5]", "schedule.factor=1e300"],
+            &["the learning rate of step 22 is 2e297", "lower schedule.peak or schedule.factor"],
+        ),
         (&["data.path=nowhere.gz"], &["cannot read the data file", "nowhere.gz", "data.path"]),
+        (
+            &[
+                "data.source=tokens",
+                "data.vocab_size=9",
+                "data.path=Cargo.lock",
+                "data.eval_path=no.bin",
+            ],
+            &["/no.bin: ", "; set data.eval_path"],
+        ),
+        (
+            &["model.name=resnet", "data.source=synthetic", "data.image=[64, 64]"],
+            &[
+                "data.image: an example is f32[64, 64]",
+                "takes images, f32[channels, height, width]",
+            ],
+        ),
+        (
+            &["model.name=resnet"],
+            &["data.source: an example is f32[64]", "model.name = \"resnet\" takes images"],
+        ),
+        (
+            &["model.name=gpt", "data.source=synthetic_tokens", "data.vocab_size=9"],
+            &["data.context: an example is i32[1024]", "at most 128, which is model.context"],
+        ),
+        (
+            &[
+                "model.name=gpt",
+                "data.source=synthetic_tokens",
+                "data.vocab_size=300",
+                "data.context=8",
+            ],
+            &["data.vocab_size: an example is", "at most 256 tokens, which is model.vocabulary"],
+        ),
+        (
+            &["compile.overrides.xla_nonsense=1"],
+            &["does not take compile.overrides.xla_nonsense: "],
+        ),
+        (
+            &["compile.overrides.xla_cpu_enable_fast_math=[1]", "train.steps=x"],
+            &["2 errors in", "--set train.steps=x: train.steps: found string \"x\""],
+        ),
         (&["data.path=."], &["cannot read the data file", "is a directory", "data.path"]),
         (&["device.backend=gpu"], &["\"gpu\" is no backend, did you mean \"cuda\"?"]),
         (&["device.backend=./nowhere.so"], &["cannot read the plugin", "nowhere.so"]),
-        (&["device.backend=./digits.toml"], &["is not a PJRT plugin"]),
+        (&["device.backend=./examples/digits.toml"], &["is not a PJRT plugin"]),
     ];
     for (sets, fragments) in cases {
         refused(train_args(sets, &[]), &[], fragments);
@@ -83,7 +127,7 @@ fn configuration_files() {
     let cases: [(&str, &[u8], &[&str]); 4] = [
         ("empty.toml", b"", &["empty.toml: model.name: missing; allowed: \"mlp\""]),
         ("binary.toml", b"\xff\xfe[\0m\0", &["cannot read the configuration", "UTF-8"]),
-        ("broken.toml", b"[model\n", &["broken.toml is not valid TOML", "line 1"]),
+        ("broken.toml", b"[model\n", &["broken.toml:1: not valid TOML: "]),
         (
             "typo.toml",
             &good.replace("[schedule]", "[scedule]").into_bytes(),
@@ -94,10 +138,11 @@ fn configuration_files() {
         let path = file(dir.path(), name, contents);
         refused(vec!["train".to_owned(), text(&path).to_owned()], &[], fragments);
     }
-    for path in [dir.path(), &dir.path().join("nowhere.toml")] {
-        let fragments = ["cannot read the configuration", text(path), "(os error"];
+    let nowhere = dir.path().join("nowhere.toml");
+    for (path, reason) in [(dir.path(), "is a directory"), (&nowhere, "(os error 2)")] {
+        let fragments = ["cannot read the configuration", text(path), reason];
         let said = refused(vec!["train".to_owned(), text(path).to_owned()], &[], &fragments);
-        assert_eq!(said.matches("(os error").count(), 1, "{said}");
+        assert_eq!(said.matches(reason).count(), 1, "{said}");
     }
 
     // As editors on Windows leave them, they are fine.
@@ -127,6 +172,87 @@ fn data_files() {
     ];
     for (path, fragments) in cases {
         refused(train_args(&[&format!("data.path={}", text(path))], &[]), &[], fragments);
+    }
+}
+
+/// Neither a device nor a pipe, which would give bytes for ever or none, is read as a file.
+#[test]
+fn files_that_are_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    for (path, fragment) in [
+        (Path::new("/dev/zero"), "/dev/zero: it is a device, not a regular file"),
+        (&pipe, "pipe: it is a pipe, not a regular file"),
+    ] {
+        let set = format!("data.path={}", text(path));
+        for source in ["digits", "text", "tokens"] {
+            let mut sets = vec![format!("data.source={source}"), set.clone()];
+            sets.extend((source == "tokens").then(|| "data.vocab_size=9".to_owned()));
+            let sets: Vec<_> = sets.iter().map(String::as_str).collect();
+            refused(train_args(&sets, &[]), &[], &[fragment, "data.path"]);
+        }
+        let images = format!("data.train_images={}", text(path));
+        refused(train_args(&["data.source=idx", &images], &[]), &[], &[fragment]);
+        refused(vec!["train".to_owned(), text(path).to_owned()], &[], &[fragment]);
+        let init = ["--init", text(path)];
+        refused(train_args(&[], &init), &[], &["cannot read the parameters", fragment]);
+    }
+    let folder = dir.path().join("cifar");
+    fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", folder.join("data_batch_1.bin")).unwrap();
+    let cifar = format!("data.path={}", text(&folder));
+    let sets = ["model.name=resnet", "data.source=cifar10", &cifar];
+    refused(train_args(&sets, &[]), &[], &["data_batch_1.bin: it is a device"]);
+}
+
+#[test]
+fn images_that_announce_more_than_memory_holds_are_broken_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let class = dir.path().join("class");
+    fs::create_dir(&class).unwrap();
+    let mut bytes = vec![];
+    let mut encoder = png::Encoder::new(&mut bytes, 100_000, 100_000);
+    encoder.set_color(png::ColorType::Rgb);
+    let mut writer = encoder.write_header().unwrap();
+    writer.write_chunk(png::chunk::IDAT, &[0x78, 0x9c, 3, 0]).unwrap();
+    drop(writer);
+    for name in ["a.png", "b.png", "c.png", "d.png"] {
+        file(&class, name, &bytes);
+    }
+    let path = format!("data.path={}", text(dir.path()));
+    let sets =
+        ["data.source=image_folder", "data.image_size=8", "train.global_batch=2", "train.steps=1"];
+    let sets =
+        [&sets[..], &["mesh.data=1", "schedule.warmup=none", "data.eval_fraction=0.4", &path]];
+    let mut sets = sets.concat();
+    for on_broken in ["data.on_broken=stop", "data.on_broken=skip"] {
+        sets.push(on_broken);
+        let done = lockstep(&train_args(&sets, &[]));
+        assert_eq!(done.code, Some(1), "{}", done.stderr);
+        assert!(done.stderr.contains("100000 x 100000 are more than the"), "{}", done.stderr);
+    }
+}
+
+#[test]
+fn what_is_quoted_is_quoted_briefly() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = "x".repeat(100_000);
+    let config = file(dir.path(), "long.toml", format!("{long} = 1").as_bytes());
+    let args: [Vec<String>; 6] = [
+        vec!["schedule".to_owned(), text(&config).to_owned()],
+        vec!["schedule".to_owned(), long.clone()],
+        vec![long.clone()],
+        vec!["train".to_owned(), format!("--{long}")],
+        train_args(&[&format!("data.path=/{long}")], &[]),
+        train_args(&[], &["--out", &long]),
+    ];
+    for args in args {
+        let done = lockstep(&args);
+        assert!(matches!(done.code, Some(1 | 2)), "{}", done.stderr);
+        assert!(done.stderr.len() < 4000, "{} bytes for {:?}", done.stderr.len(), &args[..1]);
+        assert!(done.stderr.contains("xxx..."), "{}", done.stderr);
     }
 }
 

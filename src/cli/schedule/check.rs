@@ -49,12 +49,11 @@ pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
 fn text(report: &Report) -> Vec<String> {
     let mut lines: Vec<_> = report.findings.iter().flat_map(describe).collect();
     let count = |severity| report.findings.iter().filter(|f| f.severity == severity).count();
-    lines.push(format!(
-        "{} errors, {} warnings, {} notes",
-        count(Severity::Error),
-        count(Severity::Warning),
-        count(Severity::Note)
-    ));
+    let counts = [Severity::Error, Severity::Warning, Severity::Note].map(|severity| {
+        let (count, plural) = (count(severity), if count(severity) == 1 { "" } else { "s" });
+        format!("{count} {}{plural}", severity)
+    });
+    lines.push(counts.join(", "));
     let Doubling { num_replicas, changes, new_findings, problem } = &report.when_replicas_double;
     let before = report.num_replicas;
     lines.push(String::new());

@@ -85,9 +85,10 @@ impl Schedule {
         let config::Warmup { kind: warmup_kind, factor: warmup_factor, .. } = config.warmup;
         let schedule = Self { peak, warmup_steps, warmup_kind, warmup_factor, total_steps, curve };
         // Above the peak there are only a `step`'s powers of its factor and a `piecewise`'s factors, which are
-        // greatest at a boundary or where the run ends.
-        let boundaries = schedule.boundaries().iter().copied().filter(|step| *step < total_steps);
-        for step in [0].into_iter().chain(boundaries).chain([total_steps.saturating_sub(1)]) {
+        // greatest at a boundary, or where the warm-up or the run ends.
+        let ends = [0, warmup_steps, total_steps.saturating_sub(1)];
+        let places = schedule.boundaries().iter().copied().chain(ends);
+        for step in places.filter(|step| *step < total_steps) {
             let rate = schedule.lr(step);
             if !is_rate(rate) {
                 let factor_key = match &config.shape {
