@@ -253,9 +253,14 @@ fn too_many(config: &Config, num_replicas: usize, num_devices: usize) -> Error {
     Error::TooManyReplicas { num_replicas, backend, num_devices }
 }
 
-/// Everything from a job to a state on devices.
-pub(super) fn start(job: &Job<'_>, spans: &Spans) -> Result<(Client, Plan, Trainer), Error> {
+/// Everything from a job to a state on devices. `check` is asked between its parts whether to go on.
+pub(super) fn start(
+    job: &Job<'_>,
+    spans: &Spans,
+    check: impl Fn() -> Result<(), Error>,
+) -> Result<(Client, Plan, Trainer), Error> {
     let Job { config, model, splits } = job;
+    check()?;
     let trace = |num_replicas, platform| {
         let plan = Plan::new(config, splits, num_replicas, platform)?;
         let traced = Traced::new(&plan.spec(*model), &plan.compile, spans)?;
@@ -284,6 +289,7 @@ pub(super) fn start(job: &Job<'_>, spans: &Spans) -> Result<(Client, Plan, Train
         }
     };
     plan.tune(&client);
+    check()?;
     let trainer = Trainer::with_programs(&client, &plan, traced, config.train.seed, spans)?;
     Ok((client, plan, trainer))
 }
