@@ -49,10 +49,15 @@ pub fn watch(stop: &Stop) -> io::Result<Received> {
         flag::register(signal, stop.flag())?;
     }
     let mut signals = Signals::new(watched.iter().map(|(signal, _)| signal))?;
-    let stop = stop.clone();
+    let (stop, first) = (stop.clone(), received.clone());
     let answer = move || {
-        // The second one does not come here.
-        let Some(signal) = signals.forever().next() else { return };
+        // One that came while the handlers were being set up has left its number. A second one ends the
+        // process and does not come here.
+        let signal = match first.load(Ordering::Relaxed) {
+            0 => signals.forever().next(),
+            signal => i32::try_from(signal).ok(),
+        };
+        let Some(signal) = signal else { return };
         let name = watched.iter().find(|(watched, _)| *watched == signal).map_or("", |w| w.1);
         let when = if stop.has_begun() { "after this step" } else { "before the first step" };
         say(&format!("{name}: stopping {when}; once more to stop at once"));

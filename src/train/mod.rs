@@ -118,7 +118,8 @@ impl Outcome {
 /// where they are sound, the parameters have been written.
 ///
 /// # Errors
-/// See [`Error`]: what keeps a run from starting. Then nothing has been changed in the directory.
+/// See [`Error`]: what keeps a run from starting. Nothing has been changed in the directory then, unless it
+/// is the first writing to it that failed.
 pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let Options { started, out, overwrite, init, stop } = options;
     // Before anything that takes time: a run that could not be written down does not start.

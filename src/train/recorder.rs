@@ -63,13 +63,14 @@ impl Recorder {
             version: env!("CARGO_PKG_VERSION"),
             ..Summary::default()
         };
+        // What else is known before the first step has its place here.
         let create = |dir: &RunDir| {
             dir.begin()?;
             summary.save(dir.path())?;
             Ok::<_, Error>(MetricsWriter::create(dir.path())?)
         };
-        let writer = match dir.as_ref().map(|dir| create(dir).inspect_err(|_| dir.end(false))) {
-            Some(created) => Some(created?),
+        let writer = match &dir {
+            Some(dir) => Some(create(dir).inspect_err(|_| dir.end(false))?),
             None => None,
         };
         Ok(Self {
