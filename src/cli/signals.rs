@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
@@ -18,13 +18,18 @@ const SIGNALS: [(i32, &str); 3] = [(SIGHUP, "SIGHUP"), (SIGINT, "SIGINT"), (SIGT
 /// A process that a signal ends exits with this and the signal's number.
 const BASE: i32 = 128;
 
-/// Which signal came, if one did.
-pub struct Received(Arc<AtomicUsize>);
+/// Which signal came, if one did, and the thread that answers it.
+pub struct Received {
+    signal: Arc<AtomicUsize>,
+    answer: JoinHandle<()>,
+}
 
 impl Received {
-    /// The exit code of a run that was stopped.
-    pub fn exit_code(&self) -> u8 {
-        let signal = self.0.load(Ordering::Relaxed);
+    /// The exit code of a run that was stopped; waits until the signal has been answered.
+    pub fn exit_code(self) -> u8 {
+        // It only writes a line, and has nothing to tell.
+        let _ = self.answer.join();
+        let signal = self.signal.load(Ordering::Relaxed);
         // The numbers are below 32.
         u8::try_from(BASE as usize + signal).unwrap_or(u8::MAX)
     }
@@ -62,8 +67,8 @@ pub fn watch(stop: &Stop) -> io::Result<Received> {
         let when = if stop.has_begun() { "after this step" } else { "before the first step" };
         say(&format!("{name}: stopping {when}; once more to stop at once"));
     };
-    thread::Builder::new().name("signals".to_owned()).spawn(answer)?;
-    Ok(Received(received))
+    let answer = thread::Builder::new().name("signals".to_owned()).spawn(answer)?;
+    Ok(Received { signal: received, answer })
 }
 
 /// The signals that the process ignores, one bit each; none where the system does not tell.

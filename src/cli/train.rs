@@ -18,8 +18,9 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     let options = Options { started, out, overwrite, init, stop };
     let Outcome { summary, failure } = match train::train(&loaded.job(), &options) {
         Err(error @ Error::StoppedBeforeStart) => {
+            let code = received.exit_code();
             say(&error.to_string());
-            return Ok(received.exit_code().into());
+            return Ok(code.into());
         }
         outcome => outcome?,
     };
