@@ -8,7 +8,8 @@ use std::sync::Arc;
 use hlo::DType;
 use lockstep::config::Config;
 use lockstep::data::{self, Field, Sampler, Source, Splits};
-use lockstep::train::{self, Job, Options, Outcome};
+use lockstep::metrics::Status;
+use lockstep::train::{self, Job, Options, Outcome, Stop};
 use models::mlp::Mlp;
 use models::{Batch, Initializer, Loss, Model, Scope, layers, loss};
 
@@ -42,11 +43,15 @@ enum Bad {
 }
 
 impl Examples {
-    fn splits(bad: Option<(u64, Bad)>) -> Splits {
-        let fields = [
+    fn fields() -> [Field; 2] {
+        [
             Field { name: "x", dtype: DType::F32, dims: vec![8] },
             Field { name: "y", dtype: DType::I32, dims: vec![] },
-        ];
+        ]
+    }
+
+    fn splits(bad: Option<(u64, Bad)>) -> Splits {
+        let fields = Self::fields();
         let eval = Self { fields: fields.clone(), bad: None };
         Splits { train: Arc::new(Self { fields, bad }), eval: Arc::new(eval) }
     }
@@ -85,7 +90,7 @@ impl Source for Examples {
     }
 }
 
-/// Trains with files in `out`.
+/// Trains with files in `out`, in place of those of a run before.
 fn train(
     sets: &[&str],
     model: &dyn Model,
@@ -93,7 +98,7 @@ fn train(
     out: &Path,
 ) -> Result<Outcome, train::Error> {
     let config = config(sets);
-    let options = Options { out: Some(out.to_owned()), ..Options::default() };
+    let options = Options { out: Some(out.to_owned()), overwrite: true, ..Options::default() };
     train::train(&Job { config: &config, model, splits }, &options)?.success()
 }
 
@@ -168,6 +173,60 @@ fn data_that_stop_coming_end_the_run_behind_the_last_step_that_had_them() {
     assert!(error.to_string().contains(&format!("example {example}")), "{error}");
     assert_eq!((num_lines(dir.path()), num_steps(dir.path())), (STEP as usize, STEP));
     assert!(dir.path().join("params.safetensors").is_file());
+}
+
+/// A source that ends the run as soon as an example is read.
+struct Stopping {
+    examples: Examples,
+    stop: Stop,
+}
+
+impl Source for Stopping {
+    fn num_examples(&self) -> u64 {
+        self.examples.num_examples()
+    }
+
+    fn num_classes(&self) -> usize {
+        self.examples.num_classes()
+    }
+
+    fn fields(&self) -> &[Field] {
+        self.examples.fields()
+    }
+
+    fn read(
+        &self,
+        example: u64,
+        epoch: Option<u64>,
+        out: &mut [&mut [u8]],
+    ) -> Result<(), data::Error> {
+        self.stop.request();
+        self.examples.read(example, epoch, out)
+    }
+}
+
+#[test]
+fn a_run_can_be_stopped_before_its_first_step_and_in_an_evaluation() {
+    // Reading for the first step, in the first evaluation, in the last one.
+    for (in_eval, eval_every, num_steps) in [(false, 0, 0), (true, 5, 5), (true, 0, NUM_STEPS)] {
+        let dir = tempfile::tempdir().unwrap();
+        let stop = Stop::default();
+        let mut splits = Examples::splits(None);
+        let examples = Examples { fields: Examples::fields(), bad: None };
+        let stopping = Arc::new(Stopping { examples, stop: stop.clone() });
+        match in_eval {
+            true => splits.eval = stopping,
+            false => splits.train = stopping,
+        }
+        let config = config(&[&format!("train.eval_every={eval_every}")]);
+        let options = Options { out: Some(dir.path().to_owned()), stop, ..Options::default() };
+        let job = Job { config: &config, model: &mlp(), splits: &splits };
+        let Outcome { summary, failure } = train::train(&job, &options).unwrap();
+        assert!(failure.is_none() && summary.status == Status::Interrupted, "{summary:?}");
+        assert_eq!((summary.steps, summary.eval_step), (num_steps, None));
+        assert_eq!(num_lines(dir.path()) as u64, num_steps);
+        assert!(dir.path().join("params.safetensors").is_file());
+    }
 }
 
 /// A model, what is said about it, and the line of this file that is at fault.

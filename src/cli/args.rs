@@ -20,19 +20,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Train, evaluate, and write metrics, summary and parameters to --out
-    Train {
-        #[command(flatten)]
-        config: ConfigArgs,
-        /// Directory for metrics.jsonl, summary.json and params.safetensors
-        #[arg(long, value_name = "DIR", value_parser = path())]
-        out: Option<PathBuf>,
-        /// Start from these parameters (safetensors) instead of the seed's
-        #[arg(long, value_name = "FILE", value_parser = path())]
-        init: Option<PathBuf>,
-        /// Print the summary as one line of JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Train(TrainArgs),
     /// Print the resolved configuration as TOML: every key, defaults written out
     Config {
         #[command(flatten)]
@@ -114,6 +102,39 @@ pub enum Command {
         json: bool,
     },
 }
+
+/// What to train.
+#[derive(Debug, clap::Args)]
+#[command(after_help = TRAIN_EXIT_CODES)]
+pub struct TrainArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Directory for metrics.jsonl, summary.json, params.safetensors and the resolved configuration; it must not
+    /// hold another run
+    #[arg(long, value_name = "DIR", value_parser = path())]
+    pub out: Option<PathBuf>,
+    /// Replace the run in --out; its files are kept in DIR/replaced-run until this run is done
+    #[arg(long, requires = "out")]
+    pub overwrite: bool,
+    /// Start from these parameters (safetensors) instead of the seed's
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub init: Option<PathBuf>,
+    /// Print the summary as one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+const TRAIN_EXIT_CODES: &str = "\
+SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the step that is under way; everything is
+written then. A second signal ends it at once.
+
+Exit codes:
+  0    done
+  1    an error, a value that is not finite at the end, or a file that could not be written
+  2    wrong usage
+  130  stopped by SIGINT
+  143  stopped by SIGTERM
+  129  stopped by SIGHUP";
 
 /// What to time.
 #[derive(Debug, clap::Args)]

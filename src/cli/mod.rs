@@ -1,7 +1,8 @@
 //! The command line: one match on the command.
 //!
 //! Figures go to stdout, everything said on the way to stderr. Exit codes: 0, 1 for errors and for runs that
-//! end with values that are not finite, 2 for wrong usage.
+//! end with values that are not finite, 2 for wrong usage, 128 and the signal's number for runs that a signal
+//! stopped.
 
 pub mod allocator;
 mod args;
@@ -13,13 +14,13 @@ mod plan;
 mod plugin;
 mod resolved;
 mod schedule;
+mod signals;
+mod train;
 
 use std::borrow::Cow;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use ::hlo::TensorType;
@@ -32,7 +33,8 @@ use models::{Misfit, Model};
 use crate::config::{self, Config, shorten_words};
 use crate::data::{self, Splits};
 use crate::metrics::say;
-use crate::{step, train};
+use crate::step;
+use crate::train::{Job, Plan, num_replicas_on_host, open_devices, platform_on_host};
 use args::{Args, Command, ConfigArgs, Stage};
 
 /// Runs the command that the process was started with. `started` is when that was.
@@ -66,7 +68,7 @@ fn usage(error: &clap::Error) -> ExitCode {
 
 fn run(command: Command, started: Instant) -> Result<ExitCode> {
     match command {
-        Command::Train { config, out, init, json } => train(&config, out, init, json, started),
+        Command::Train(args) => train::run(args, started),
         Command::Config { config, .. } => resolved::run(config.as_ref()),
         Command::Hlo { config, stage } => hlo(&config, stage),
         Command::Bench(args) => bench::run(&args, started),
@@ -110,8 +112,8 @@ impl Loaded {
         Ok(Self { config, splits, model })
     }
 
-    fn job(&self) -> train::Job<'_> {
-        train::Job { config: &self.config, model: &*self.model, splits: &self.splits }
+    fn job(&self) -> Job<'_> {
+        Job { config: &self.config, model: &*self.model, splits: &self.splits }
     }
 }
 
@@ -143,43 +145,16 @@ fn model(config: &config::Model, num_classes: usize) -> Box<dyn Model> {
     }
 }
 
-fn train(
-    config: &ConfigArgs,
-    out: Option<PathBuf>,
-    init: Option<PathBuf>,
-    json: bool,
-    started: Instant,
-) -> Result<ExitCode> {
-    let loaded = Loaded::new(config)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // The second signal ends the process at once: the step may be the thing that hangs.
-        let at_once = signal_hook::flag::register_conditional_shutdown(signal, 1, stop.clone());
-        at_once.and_then(|_| signal_hook::flag::register(signal, stop.clone()))?;
-    }
-    let options = train::Options { started, out, init, stop };
-    let train::Outcome { summary, interrupted, failure } = train::train(&loaded.job(), &options)?;
-    if json {
-        print_line(&serde_json::to_string(&summary)?)?;
-    } else if let (Some(accuracy), Some(loss)) = (summary.eval_accuracy, summary.eval_loss) {
-        let steps = summary.steps;
-        print_line(&format!("test accuracy {accuracy:.4}, loss {loss:.4}, after {steps} steps"))?;
-    } else if interrupted {
-        print_line(&format!("stopped after {} steps", summary.steps))?;
-    }
-    failure.map_or(Ok(ExitCode::SUCCESS), |failure| Err(failure.into()))
-}
-
 fn hlo(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
     let Loaded { config, splits, model } = Loaded::new(config)?;
-    let (num_replicas, platform) = match train::platform_on_host(&config) {
-        Some(platform) => (train::num_replicas_on_host(&config), platform),
+    let (num_replicas, platform) = match platform_on_host(&config) {
+        Some(platform) => (num_replicas_on_host(&config), platform),
         None => {
-            let (client, num_replicas) = train::open_devices(&config, say)?;
+            let (client, num_replicas) = open_devices(&config, say)?;
             (num_replicas, client.platform())
         }
     };
-    let plan = train::Plan::new(&config, &splits, num_replicas, platform)?;
+    let plan = Plan::new(&config, &splits, num_replicas, platform)?;
     let spec = plan.spec(&*model);
     let (graph, name) = match stage {
         Stage::Loss => (step::trace_loss(&spec)?, "loss"),

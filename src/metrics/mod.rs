@@ -1,8 +1,10 @@
-//! What a run measures, and where it goes: a line a step in `metrics.jsonl`, one object at the end in
-//! `summary.json`, and a bar or lines on stderr for whoever watches (phase: run).
+//! What a run measures, and where it goes: a line a step in `metrics.jsonl`, one object in `summary.json`, and
+//! a bar or lines on stderr for whoever watches (phase: run).
 //!
-//! Numbers that are not finite are written as `null`, for JSON has no others.
+//! Numbers that are not finite are written as `null`, for JSON has no others. `docs/outputs.md` explains the
+//! fields to their readers.
 
+mod file;
 mod progress;
 mod spans;
 mod summary;
@@ -12,29 +14,34 @@ mod writer;
 use std::io;
 use std::path::PathBuf;
 
+pub use file::{replace_file, unfinished_prefix};
 pub use progress::{Progress, say};
 pub use spans::{Span, Spans};
-pub use summary::Summary;
+pub use summary::{Status, StepEval, Summary};
 pub use timer::{StepTimer, median};
-pub use writer::{EvalMetrics, MetricsWriter, StepMetrics, check_out_dir};
+pub use writer::{EvalMetrics, MetricsWriter, StepMetrics};
 
-/// A place that cannot be written to.
+/// A file of a run could not be written: the disk is full, or the directory is gone.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The output directory cannot be made, or no file in it.
-    #[error("cannot write into the output directory {}: {source}; choose another with --out", dir.display())]
-    OutDir {
-        /// The directory.
-        dir: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// A write failed later: the disk is full, or the directory is gone.
+    /// A write failed.
     #[error("cannot write {}: {source}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
         /// Why not.
         source: io::Error,
+    },
+    /// A write failed, and went on failing until there was no room to keep the lines.
+    #[error(
+        "cannot write {}: {source}; the lines of {num_lost} steps are lost", path.display()
+    )]
+    Lost {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+        /// Lines that were dropped.
+        num_lost: u64,
     },
 }

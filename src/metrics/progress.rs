@@ -1,14 +1,23 @@
 //! What a person sees of a run: a bar on a terminal, a line every few seconds elsewhere.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+/// The bar that stands on the terminal. A line from any thread goes above it.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
 /// A line on stderr, for whoever watches.
 pub fn say(text: &str) {
+    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
     // Who closed stderr does not want to be told; what is going on goes on.
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let write = || drop(writeln!(io::stderr().lock(), "{text}"));
+    match &*bar {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
 }
 
 /// Shows step, loss, examples per second and the time left, on stderr.
@@ -17,6 +26,8 @@ pub struct Progress {
     rate: Rate,
     global_batch: usize,
     total_steps: u64,
+    /// The last step, as it was shown.
+    last: Option<String>,
 }
 
 enum View {
@@ -43,7 +54,9 @@ impl Progress {
             ProgressStyle::with_template(template).unwrap_or(ProgressStyle::default_bar()),
         );
         bar.set_position(first_step);
-        Self { view: View::Bar(bar), rate: Rate::new(first_step), global_batch, total_steps }
+        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+        let (view, rate) = (View::Bar(bar), Rate::new(first_step));
+        Self { view, rate, global_batch, total_steps, last: None }
     }
 
     /// Lines into `out`, at most one `every` so often.
@@ -55,25 +68,31 @@ impl Progress {
         global_batch: usize,
     ) -> Self {
         let view = View::Lines { out, every, last: None };
-        Self { view, rate: Rate::new(first_step), global_batch, total_steps }
+        let rate = Rate::new(first_step);
+        Self { view, rate, global_batch, total_steps, last: None }
     }
 
-    /// A step has been taken: `num_steps` in all, the last with this mean loss.
-    pub fn step(&mut self, num_steps: u64, loss: f64) {
+    /// A launch has ended: `num_steps` have been taken in all, the last with this mean loss. The rate is
+    /// measured from one call to the next, so it must not be called for each step of a launch.
+    pub fn launch(&mut self, num_steps: u64, loss: f64) {
         let now = Instant::now();
         self.rate.update(num_steps, now);
-        let state = || state(&self.rate, self.global_batch, self.total_steps, num_steps, loss);
+        let state = || state(&self.rate, self.global_batch, loss);
+        let left = || left(&self.rate, self.total_steps.saturating_sub(num_steps));
         match &mut self.view {
             View::Bar(bar) => {
+                let state = state();
                 bar.set_position(num_steps);
-                bar.set_message(state());
+                bar.set_message(format!("{state}{}", left()));
+                self.last = Some(format!("step {num_steps}/{} {state}", self.total_steps));
             }
             View::Lines { out, every, last } => {
                 let is_due = last.is_none_or(|last| now - last >= *every);
                 if is_due || num_steps == self.total_steps {
                     *last = Some(now);
                     // Who closed stderr does not want to see progress; the run goes on.
-                    let _ = writeln!(out, "step {num_steps}/{} {}", self.total_steps, state());
+                    let (state, left) = (state(), left());
+                    let _ = writeln!(out, "step {num_steps}/{} {state}{left}", self.total_steps);
                 }
             }
         }
@@ -82,7 +101,7 @@ impl Progress {
     /// A line of text above the bar, or among the lines.
     pub fn message(&mut self, text: &str) {
         match &mut self.view {
-            View::Bar(bar) => bar.suspend(|| say(text)),
+            View::Bar(_) => say(text),
             View::Lines { out, .. } => {
                 // As above.
                 let _ = writeln!(out, "{text}");
@@ -90,12 +109,14 @@ impl Progress {
         }
     }
 
-    /// Leaves the bar as it is and ends it. Dropping does the same.
+    /// Takes the bar away and leaves its last state as a line, so that what follows stands below it.
+    /// Dropping does the same.
     pub fn finish(&mut self) {
-        if let View::Bar(bar) = &self.view
-            && !bar.is_finished()
-        {
-            bar.abandon();
+        let View::Bar(bar) = &self.view else { return };
+        bar.finish_and_clear();
+        BAR.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(last) = self.last.take() {
+            say(&last);
         }
     }
 }
@@ -106,15 +127,17 @@ impl Drop for Progress {
     }
 }
 
-/// `loss 0.1234  5120 examples/s  1m05s left`.
-fn state(rate: &Rate, global_batch: usize, total: u64, num_steps: u64, loss: f64) -> String {
-    let mut text = format!("loss {loss:.4}");
-    if let Some(steps_per_sec) = rate.steps_per_sec {
-        let examples_per_sec = steps_per_sec * global_batch as f64;
-        let secs_left = total.saturating_sub(num_steps) as f64 / steps_per_sec;
-        text += &format!("  {examples_per_sec:.0} examples/s  {} left", in_words(secs_left));
-    }
-    text
+/// `loss 0.1234  5120 examples/s`.
+fn state(rate: &Rate, global_batch: usize, loss: f64) -> String {
+    let rate = rate.steps_per_sec.map(|steps_per_sec| steps_per_sec * global_batch as f64);
+    let rate = rate.map_or(String::new(), |rate| format!("  {rate:.0} examples/s"));
+    format!("loss {loss:.4}{rate}")
+}
+
+/// `  1m05s left`, or nothing where nothing is left or nobody knows how long it takes.
+fn left(rate: &Rate, num_steps: u64) -> String {
+    let secs = rate.steps_per_sec.filter(|_| num_steps > 0).map(|rate| num_steps as f64 / rate);
+    secs.map_or(String::new(), |secs| format!("  {} left", in_words(secs)))
 }
 
 /// Steps per second, of which the last few seconds count most.
@@ -127,7 +150,8 @@ struct Rate {
 impl Rate {
     /// Time constant of the average.
     const SECS: f64 = 5.0;
-    /// Steps are taken together until this much time has passed: single short ones scatter.
+    /// Steps are taken together until this much time has passed: single short ones scatter, and several
+    /// launches may be waited for at once.
     const SAMPLE: Duration = Duration::from_millis(100);
 
     fn new(first_step: u64) -> Self {
@@ -141,7 +165,7 @@ impl Rate {
             return;
         };
         let elapsed = now - since;
-        if elapsed < Self::SAMPLE && self.steps_per_sec.is_some() || elapsed.is_zero() {
+        if elapsed < Self::SAMPLE {
             return;
         }
         let sample = num_steps.saturating_sub(self.step) as f64 / elapsed.as_secs_f64();
@@ -188,18 +212,21 @@ mod tests {
         let hour = Duration::from_secs(3600);
         let mut progress = Progress::lines(Box::new(out.clone()), hour, 0, 20, 64);
         for step in 1..=20 {
-            progress.step(step, 1.0 / step as f64);
+            progress.launch(step, 1.0 / step as f64);
             if step == 10 {
                 progress.message("halfway");
+                std::thread::sleep(Rate::SAMPLE);
             }
         }
         progress.finish();
         let text = String::from_utf8(out.0.lock().unwrap().clone()).unwrap();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
+        assert_eq!(left(&progress.rate, 0), "");
+        assert!(left(&progress.rate, 5).ends_with("s left"));
         assert_eq!(lines[..2], ["step 1/20 loss 1.0000", "halfway"]);
         assert!(lines[2].starts_with("step 20/20 loss 0.0500  "), "{text}");
-        assert!(lines[2].ends_with(" examples/s  0s left"), "{text}");
+        assert!(lines[2].ends_with(" examples/s"), "{text}");
     }
 
     #[test]
@@ -208,6 +235,8 @@ mod tests {
         let mut rate = Rate::new(0);
         rate.update(1, start + Duration::from_secs(60));
         assert_eq!(rate.steps_per_sec, None);
+        rate.update(2, start + Duration::from_secs(60) + Rate::SAMPLE / 1000);
+        assert_eq!(rate.steps_per_sec, None, "too short to tell");
         for second in 1..=10 {
             rate.update(1 + 10 * second, start + Duration::from_secs(60 + second));
         }

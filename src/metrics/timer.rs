@@ -2,41 +2,43 @@
 
 use std::time::{Duration, Instant};
 
-/// Collects the durations of steps.
+/// Collects the durations of launches.
 ///
 /// ```
 /// use std::time::{Duration, Instant};
 /// let mut timer = lockstep::metrics::StepTimer::new(Instant::now());
-/// for ms in [900, 4, 3, 5] {
-///     timer.record(Duration::from_millis(ms));
+/// for (ms, num_steps) in [(900, 1), (8, 2), (3, 1), (5, 1)] {
+///     timer.record(Duration::from_millis(ms), num_steps);
 /// }
-/// assert_eq!(timer.median_ms(), Some(4.5));
+/// assert_eq!(timer.median_ms(), Some(4.0));
+/// assert_eq!(timer.steps_per_sec(), Some(250.0));
 /// ```
 #[derive(Clone, Debug)]
 pub struct StepTimer {
     start: Instant,
     first_step: Option<Duration>,
     step_ms: Vec<f64>,
+    /// Steps of all launches but the first, and how long they took.
+    later: (usize, Duration),
 }
 
 impl StepTimer {
     /// `start` is when the process started, as well as it is known.
     pub fn new(start: Instant) -> Self {
-        Self { start, first_step: None, step_ms: vec![] }
+        Self { start, first_step: None, step_ms: vec![], later: (0, Duration::ZERO) }
     }
 
-    /// Takes note of a step that has just ended.
-    pub fn record(&mut self, step: Duration) {
-        self.first_step.get_or_insert_with(|| self.start.elapsed());
-        self.step_ms.push(step.as_secs_f64() * 1e3);
+    /// Takes note of a launch that has just ended. Its steps share its time evenly.
+    pub fn record(&mut self, launch: Duration, num_steps: usize) {
+        match self.first_step {
+            None => self.first_step = Some(self.start.elapsed()),
+            Some(_) => self.later = (self.later.0 + num_steps, self.later.1 + launch),
+        }
+        let step_ms = launch.as_secs_f64() * 1e3 / num_steps as f64;
+        self.step_ms.extend(std::iter::repeat_n(step_ms, num_steps));
     }
 
-    /// Steps recorded.
-    pub fn num_steps(&self) -> usize {
-        self.step_ms.len()
-    }
-
-    /// Seconds from the start to the end of the first step.
+    /// Seconds from the start to the end of the first launch.
     pub fn first_step_secs(&self) -> Option<f64> {
         self.first_step.map(|time| time.as_secs_f64())
     }
@@ -44,6 +46,12 @@ impl StepTimer {
     /// The median step in milliseconds.
     pub fn median_ms(&self) -> Option<f64> {
         median(&self.step_ms)
+    }
+
+    /// Steps per second in all launches but the first, which warms up; `None` where there is no other.
+    pub fn steps_per_sec(&self) -> Option<f64> {
+        let (num_steps, time) = self.later;
+        (!time.is_zero()).then(|| num_steps as f64 / time.as_secs_f64())
     }
 }
 

@@ -89,7 +89,7 @@ impl Timed {
 pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, Error> {
     let spans = Spans::new(options.started);
     spans.record("read configuration and data", options.started, Instant::now());
-    let (client, plan, mut trainer) = setup::start(job, &spans)?;
+    let (client, plan, mut trainer) = setup::start(job, &spans, || Ok(()))?;
     let (num_replicas, seed) = (plan.mesh.num_replicas(), job.config.train.seed);
     let batches =
         TrainBatches::new(job.splits.train.clone(), seed, plan.batch.global_batch(), num_replicas)?;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::profile::ProfileError;
+use super::run_dir::RunDirError;
 use crate::config::{BatchError, RunLengthError};
 use crate::data::PrefetchError;
 use crate::step::StepError;
@@ -63,9 +64,15 @@ pub enum Error {
     /// Timing the ops of a step.
     #[error("cannot time the ops of the step: {0}")]
     Profile(#[from] Box<ProfileError>),
-    /// Writing metrics.
+    /// Writing metrics or the summary.
     #[error(transparent)]
     Metrics(#[from] metrics::Error),
+    /// The output directory.
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    /// Somebody wished the run to end before there was anything to be kept.
+    #[error("stopped before the first step; nothing was written")]
+    StoppedBeforeStart,
     /// More replicas than there are devices.
     #[error(
         "the mesh asks for {num_replicas} replicas, but the backend `{backend}` has {num_devices} \

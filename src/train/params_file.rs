@@ -3,9 +3,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::Permissions;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use hlo::{DType, Literal, TensorType, Tree};
@@ -14,6 +12,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors, View};
 
 use super::Error;
 use crate::config::open_regular;
+use crate::metrics::replace_file;
 
 /// Name of the file in the output directory.
 pub const FILE: &str = "params.safetensors";
@@ -27,18 +26,7 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
     params.iter().try_for_each(|(name, literal)| check_finite(name, literal)).map_err(failed)?;
     let views = params.iter().map(|(path, literal)| (path, Leaf(literal)));
     let bytes = safetensors::serialize(views, None).map_err(|error| failed(error.to_string()))?;
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let write = || -> std::io::Result<()> {
-        // As any other new file: the process's umask takes its part away.
-        let permissions = Permissions::from_mode(0o666);
-        let mut file =
-            tempfile::Builder::new().prefix(".params").permissions(permissions).tempfile_in(dir)?;
-        std::io::Write::write_all(&mut file, &bytes)?;
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().map_err(|error| failed(error.to_string()))
+    replace_file(path, &bytes).map_err(|error| failed(error.to_string()))
 }
 
 /// Reads parameters of the given types, under the model's own paths or under the names of a

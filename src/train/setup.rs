@@ -252,9 +252,14 @@ fn with_overrides(error: Error, config: &Config) -> Error {
     }
 }
 
-/// Everything from a job to a state on devices.
-pub(super) fn start(job: &Job<'_>, spans: &Spans) -> Result<(Client, Plan, Trainer), Error> {
+/// Everything from a job to a state on devices. `check` is asked between its parts whether to go on.
+pub(super) fn start(
+    job: &Job<'_>,
+    spans: &Spans,
+    check: impl Fn() -> Result<(), Error>,
+) -> Result<(Client, Plan, Trainer), Error> {
     let Job { config, model, splits } = job;
+    check()?;
     let trace = |num_replicas, platform| {
         let plan = Plan::new(config, splits, num_replicas, platform)?;
         let traced = Traced::new(&plan.spec(*model), &plan.compile, spans)?;
@@ -283,6 +288,7 @@ pub(super) fn start(job: &Job<'_>, spans: &Spans) -> Result<(Client, Plan, Train
         }
     };
     plan.tune(&client);
+    check()?;
     let trainer = Trainer::with_programs(&client, &plan, traced, config.train.seed, spans)
         .map_err(|error| with_overrides(error, config))?;
     Ok((client, plan, trainer))

@@ -1,6 +1,5 @@
 //! `Trainer`: the state on the devices, and the programs that act on it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,11 +9,11 @@ use sha2::{Digest, Sha256};
 
 use super::programs::Traced;
 use super::{Error, Plan, Programs};
-use crate::data::{EvalBatches, HostBatch, Source};
+use crate::data::HostBatch;
 use crate::metrics::Spans;
 use crate::optim::EMA;
 use crate::pjrt::{Arg, Buffers, Client, Completion, Executable, Launch, Placement};
-use crate::step::{self, BATCH, METRICS, MODEL_STATE, OPT_STATE, PARAMS};
+use crate::step::{BATCH, METRICS, MODEL_STATE, OPT_STATE, PARAMS};
 
 /// The batch of a step, or the batches of a launch, on their way to the devices: a value for each of the
 /// step's `batch.*` inputs, in order.
@@ -77,21 +76,12 @@ pub struct StepResult {
     pub nonfinite_leaf: Option<String>,
 }
 
-/// Means over the evaluation split.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct EvalResult {
-    /// Mean loss.
-    pub loss: f64,
-    /// The model's metrics by name.
-    pub metrics: BTreeMap<&'static str, f64>,
-}
-
 /// Holds the state and steps it.
 pub struct Trainer {
     client: Client,
-    programs: Programs,
-    state: Tree<Buffers>,
-    types: Tree<TensorType>,
+    pub(super) programs: Programs,
+    pub(super) state: Tree<Buffers>,
+    pub(super) types: Tree<TensorType>,
     seed: Buffers,
     steps_taken: u64,
     num_skipped: u64,
@@ -197,7 +187,7 @@ impl Trainer {
 
     /// The leaves that evaluation needs: their names in the model, and their paths in the state. The
     /// model gives a parameter and a running mean different names, since both are its leaves.
-    fn model_leaves(&self) -> impl Iterator<Item = (String, String)> {
+    pub(super) fn model_leaves(&self) -> impl Iterator<Item = (String, String)> {
         self.types.paths().filter_map(|path| {
             let (prefix, name) = path.split_once('.')?;
             let averaged = averaged_path(name);
@@ -222,6 +212,13 @@ impl Trainer {
     /// Replaces the step's program by another of the same signature.
     pub(super) fn replace_step(&mut self, step: Executable) {
         self.programs.step = step;
+    }
+
+    /// Numbers in the model's parameters.
+    pub fn num_params(&self) -> u64 {
+        let is_param = |path: &str| path.split('.').next() == Some(PARAMS);
+        let params = self.types.iter().filter(|(path, _)| is_param(path));
+        params.map(|(_, ty)| ty.num_elements() as u64).sum()
     }
 
     /// Steps taken since the start.
@@ -325,77 +322,6 @@ impl Trainer {
         Ok(results)
     }
 
-    /// Compares the state of all replicas: the lockstep proof.
-    ///
-    /// # Errors
-    /// [`Error::LockstepLost`] with the first leaf that differs and the replicas it differs on.
-    pub fn prove_lockstep(&self) -> Result<(), Error> {
-        let args = self.state.values().map(Arg::Borrow).collect();
-        let outputs = self.programs.proof.get()?.execute(args)?.outputs;
-        let [fingerprints, min, max] = &outputs[..] else {
-            unreachable!("the proof's program has three outputs");
-        };
-        let read = |values: &Buffers| -> Result<Vec<Literal>, Error> {
-            (0..values.num_replicas()).map(|replica| Ok(values.read(replica)?)).collect()
-        };
-        let (min, max) = (read(min)?, read(max)?);
-        let at = |values: &[Literal], replica: usize, leaf: usize| {
-            values[replica].as_slice::<u32>()[leaf]
-        };
-        for (leaf, (path, ty)) in self.types.iter().enumerate() {
-            // Each group holds the leaf alike, and has a minimum and a maximum of its own.
-            let groups = self.step_graph.mesh().groups(step::held_alike(ty));
-            let differs =
-                |group: &&Vec<usize>| at(&min, group[0], leaf) != at(&max, group[0], leaf);
-            if let Some(group) = groups.iter().find(differs) {
-                let prints = read(fingerprints)?;
-                let prints = group.iter().map(|replica| (*replica, at(&prints, *replica, leaf)));
-                return Err(Error::LockstepLost {
-                    step: self.steps_taken,
-                    leaf: path.to_owned(),
-                    replicas: odd_ones_out(&prints.collect::<Vec<_>>()),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// Means over a split, each example counted once.
-    ///
-    /// # Errors
-    /// Examples that cannot be read, a launch that fails.
-    pub fn evaluate(&self, source: &Arc<dyn Source>, plan: &Plan) -> Result<EvalResult, Error> {
-        let num_replicas = self.seed.num_replicas();
-        let size = plan.batch.microbatch() * num_replicas;
-        let batches = EvalBatches::new(source.clone(), size, num_replicas)?;
-        let program = self.programs.eval.get()?;
-        let sender = BatchSender::new(program);
-        let mut sums = vec![0.0; 2 + self.programs.eval_metrics.len()];
-        let mut add = |(more, _): (Buffers, DeviceBatch)| -> Result<(), Error> {
-            for (sum, more) in sums.iter_mut().zip(more.to_host(0)?.wait()?.to_f64()) {
-                *sum += more;
-            }
-            Ok(())
-        };
-        let leaves: Vec<_> = self.model_leaves().map(|(_, path)| &self.state[&path]).collect();
-        // One batch ahead, so that the devices do not wait for the host.
-        let mut before: Option<(Buffers, DeviceBatch)> = None;
-        for batch in batches.iter() {
-            let batch = sender.send(batch?)?;
-            let args = leaves.iter().map(|leaf| Arg::Borrow(leaf)).chain(batch.args());
-            let mut outputs = program.execute(args.collect())?.outputs;
-            let sums = outputs.pop().unwrap_or_else(|| unreachable!("the program has one output"));
-            if let Some(before) = before.replace((sums, batch)) {
-                add(before)?;
-            }
-        }
-        before.map(add).transpose()?;
-        let weight = sums[1];
-        let metrics = self.programs.eval_metrics.iter().zip(&sums[2..]);
-        let metrics = metrics.map(|(name, sum)| (*name, sum / weight)).collect();
-        Ok(EvalResult { loss: sums[0] / weight, metrics })
-    }
-
     /// Waits until everything launched has been done.
     ///
     /// # Errors
@@ -448,29 +374,6 @@ fn replicated(literal: Literal, num_replicas: usize) -> Vec<Arc<Literal>> {
     std::iter::repeat_n(Arc::new(literal), num_replicas).collect()
 }
 
-/// The replicas whose value is not the most frequent one; where none is in the majority, who agrees with
-/// whom.
-fn odd_ones_out(values: &[(usize, u32)]) -> String {
-    let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-    for (replica, value) in values {
-        groups.entry(*value).or_default().push(*replica);
-    }
-    let list =
-        |replicas: &[usize]| replicas.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-    match groups.values().find(|group| group.len() * 2 > values.len()) {
-        Some(majority) => {
-            let all = values.iter().map(|(replica, _)| *replica);
-            let odd: Vec<_> = all.filter(|replica| !majority.contains(replica)).collect();
-            list(&odd)
-        }
-        None => {
-            let groups: Vec<_> =
-                groups.values().map(|group| format!("{{{}}}", list(group))).collect();
-            groups.join(" against ")
-        }
-    }
-}
-
 /// Hex of SHA-256 over paths and bits of what [`Trainer::model`] gives, in the order of the model.
 pub fn params_fingerprint(params: &Tree<Literal>) -> String {
     let mut hash = Sha256::new();
@@ -480,16 +383,4 @@ pub fn params_fingerprint(params: &Tree<Literal>) -> String {
         hash.update(literal.bytes());
     }
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_odd_replica_is_named() {
-        assert_eq!(odd_ones_out(&[(0, 7), (1, 7), (2, 9), (3, 7)]), "2");
-        assert_eq!(odd_ones_out(&[(0, 1), (1, 2)]), "{0} against {1}");
-        assert_eq!(odd_ones_out(&[(1, 5), (3, 5), (5, 6), (7, 6)]), "{1, 3} against {5, 7}");
-    }
 }

@@ -1,5 +1,5 @@
 //! What is refused: in words that say what to change, with exit code 1 (2 for wrong usage), and without
-//! touching what an earlier run left behind.
+//! touching what an earlier run left, which they were told to replace.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,17 +9,18 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
-use super::{DIGITS, file, lockstep, lockstep_with, metrics, summary, text, train_args};
+use super::{
+    DIGITS, RUN_FILES, file, lockstep, lockstep_with, metrics, names, summary, text, train_args,
+};
 
-/// Runs it with `--out` a directory that holds an earlier run.
+/// Runs it with `--out` a directory that holds an earlier run, which it is told to replace.
 #[track_caller]
 fn refused(mut args: Vec<String>, env: &[(&str, &Path)], fragments: &[&str]) -> String {
     let out = tempfile::tempdir().unwrap();
-    let names = ["metrics.jsonl", "params.safetensors", "summary.json"];
-    for name in names {
+    for name in RUN_FILES {
         file(out.path(), name, b"of an earlier run");
     }
-    args.extend(["--out".to_owned(), text(out.path()).to_owned()]);
+    args.extend(["--overwrite", "--out", text(out.path())].map(str::to_owned));
     let done = lockstep_with(&args, env);
     assert_eq!(done.code, Some(1), "{args:?}: {}", done.stderr);
     assert_eq!(done.stdout, "", "{args:?}");
@@ -29,10 +30,10 @@ fn refused(mut args: Vec<String>, env: &[(&str, &Path)], fragments: &[&str]) -> 
         assert!(done.stderr.contains(fragment), "{args:?}: {fragment:?} is not in {}", done.stderr);
     }
     assert!(!done.stderr.contains("panicked"), "{args:?}: {}", done.stderr);
-    for name in names {
+    for name in RUN_FILES {
         assert_eq!(fs::read(out.path().join(name)).unwrap(), b"of an earlier run", "{args:?}");
     }
-    assert_eq!(fs::read_dir(out.path()).unwrap().count(), names.len(), "{args:?}");
+    assert_eq!(names(out.path()), RUN_FILES, "{args:?}");
     done.stderr
 }
 
@@ -284,11 +285,13 @@ fn parameters_to_start_from() {
 fn an_output_directory_that_cannot_be_written_stops_the_run_before_it_starts() {
     let dir = tempfile::tempdir().unwrap();
     let occupied = file(dir.path(), "file", b"mine");
-    for out in [occupied.join("below"), occupied.clone()] {
+    let (below, itself) = ("Not a directory", "it is a file");
+    for (out, reason) in [(occupied.join("below"), below), (occupied.clone(), itself)] {
         let done = lockstep(&train_args(&[], &["--out", text(&out)]));
         assert_eq!(done.code, Some(1), "{}", done.stderr);
         let expected = format!("error: cannot write into the output directory {}", text(&out));
         assert!(done.stderr.starts_with(&expected), "{}", done.stderr);
+        assert!(done.stderr.contains(reason), "{}", done.stderr);
         assert!(done.stderr.contains("choose another with --out"), "{}", done.stderr);
     }
     assert_eq!(fs::read(&occupied).unwrap(), b"mine");
@@ -346,6 +349,7 @@ fn wrong_usage_exits_with_2() {
         (&["train", DIGITS, "--set"], "SECTION.KEY=VALUE"),
         (&["train", DIGITS, "--steps", "5"], "--set"),
         (&["train", DIGITS, "--out"], "--out <DIR>"),
+        (&["train", DIGITS, "--overwrite"], "--out <DIR>"),
         (&["bench", DIGITS, "--steps", "0"], "0 is not in 1.."),
         (&["hlo", DIGITS, "--stage", "gradient"], "loss, grad, step"),
         (&["plugin", "instal", "cpu"], "'install'"),

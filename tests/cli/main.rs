@@ -3,6 +3,8 @@
 //! - `training`: what `train` achieves, says and leaves behind, on 1 to 8 replicas
 //! - `bad_input`: what is refused, with which words, and that nothing is lost by it
 //! - `interrupted`: signals, and readers that go away
+//! - `run_dir`: a directory holds one run, whatever becomes of it and of the disk
+//! - `terminal`: what a person at a terminal sees
 //! - `schedule`: the learning rates that it prints, against those of `train`
 //! - `reports`: `config`, `hlo`, `bench`, `plugin list`, `doctor`
 //! - `plugin`: what is damaged, and `plugin install`, `verify` and `remove`
@@ -13,7 +15,9 @@ mod bad_input;
 mod interrupted;
 mod plugin;
 mod reports;
+mod run_dir;
 mod schedule;
+mod terminal;
 mod training;
 
 use std::collections::BTreeSet;
@@ -97,6 +101,19 @@ fn file(dir: &Path, name: &str, contents: &[u8]) -> PathBuf {
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("temporary paths are UTF-8")
+}
+
+/// What a run leaves, in the order of [`names`].
+const RUN_FILES: [&str; 4] =
+    ["config.resolved.toml", "metrics.jsonl", "params.safetensors", "summary.json"];
+
+/// The names of what is in a directory, in order.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string();
+    let mut names: Vec<_> = entries.map(|entry| name(entry).expect("names are UTF-8")).collect();
+    names.sort();
+    names
 }
 
 /// The lines of `metrics.jsonl`.

@@ -1,12 +1,17 @@
 //! What `train` achieves, says and leaves behind.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::Value;
 
 use super::{keys, lockstep, metrics, set, summary, text, train_args};
 
-const STEP_FIELDS: [&str; 9] = [
+const STEP_FIELDS: [&str; 12] = [
     "step",
+    "time",
+    "epoch",
+    "examples",
     "loss",
     "lr",
     "grad_norm",
@@ -17,18 +22,33 @@ const STEP_FIELDS: [&str; 9] = [
     "examples_per_sec",
 ];
 const EVAL_FIELDS: [&str; 3] = ["eval_loss", "eval_accuracy", "eval_top5_accuracy"];
-const SUMMARY_FIELDS: [&str; 11] = [
+const SUMMARY_FIELDS: [&str; 26] = [
+    "status",
+    "reason",
     "steps",
+    "planned_steps",
     "num_replicas",
+    "num_processes",
+    "mesh",
     "global_batch",
     "final_loss",
     "eval_loss",
     "eval_accuracy",
     "eval_top5_accuracy",
+    "eval_step",
+    "best_eval",
     "median_step_ms",
     "first_step_secs",
-    "num_skipped",
+    "wall_secs",
+    "examples_per_sec",
+    "num_params",
     "params_fingerprint",
+    "num_skipped",
+    "seed",
+    "precision",
+    "backend",
+    "device",
+    "version",
 ];
 
 #[test]
@@ -70,8 +90,15 @@ fn a_run_leaves_metrics_summary_and_parameters() {
         assert_eq!(keys(line), fields, "step {step}");
         assert!(line.as_object().unwrap().values().all(|value| value.is_number()), "{line}");
     }
-    let numbers: Vec<_> = steps.iter().map(|line| line["step"].as_u64().unwrap()).collect();
-    assert_eq!(numbers, (0..44).collect::<Vec<_>>());
+    for (step, line) in steps.iter().enumerate() {
+        assert_eq!(line["step"], step);
+        assert_eq!(line["examples"], (step + 1) * 64);
+        let epoch = line["epoch"].as_f64().unwrap();
+        assert!((epoch - (step + 1) as f64 / 22.0).abs() < 1e-12, "{line}");
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+    let times: Vec<_> = steps.iter().map(|line| line["time"].as_f64().unwrap()).collect();
+    assert!(times.is_sorted() && times[0] > now - 60.0 && times[43] <= now, "{times:?}");
 
     let summary = summary(&out);
     assert_eq!(done.json(), summary, "--json prints what summary.json holds");
@@ -80,15 +107,39 @@ fn a_run_leaves_metrics_summary_and_parameters() {
     assert_eq!(summary["final_loss"], steps[43]["loss"]);
     assert_eq!(summary["eval_accuracy"], steps[43]["eval_accuracy"]);
     assert_eq!(summary["params_fingerprint"].as_str().unwrap().len(), 64);
+    assert_eq!((&summary["status"], &summary["reason"]), (&"done".into(), &Value::Null));
+    assert_eq!((&summary["planned_steps"], &summary["eval_step"]), (&44.into(), &43.into()));
+    let evals = steps.iter().filter(|line| line["eval_accuracy"].is_number());
+    let accuracy = |line: &Value| line["eval_accuracy"].as_f64().unwrap();
+    let best = evals.fold(&steps[19], |best, line| match accuracy(line) > accuracy(best) {
+        true => line,
+        false => best,
+    });
+    for field in EVAL_FIELDS.iter().chain(&["step"]) {
+        assert_eq!(summary["best_eval"][field], best[field], "{field}");
+    }
+    let mesh = serde_json::json!({ "pipeline": 1, "data": 2, "fsdp": 1, "tensor": 1 });
+    assert_eq!((&summary["mesh"], &summary["num_processes"]), (&mesh, &1.into()));
+    // Weights and biases of 64 -> 256 -> 256 -> 10 and of two norms.
+    assert_eq!(summary["num_params"], num_values(&out.join("params.safetensors")));
+    assert_eq!((&summary["seed"], &summary["precision"]), (&0.into(), &"f32".into()));
+    assert_eq!((&summary["backend"], &summary["device"]), (&"cpu".into(), &"cpu".into()));
+    assert_eq!(summary["version"], env!("CARGO_PKG_VERSION"));
+    let wall_secs = summary["wall_secs"].as_f64().unwrap();
+    assert!(wall_secs > summary["first_step_secs"].as_f64().unwrap() && wall_secs < 60.0);
+    // The first step is left out of it.
+    let secs = steps[1..].iter().map(|line| line["step_ms"].as_f64().unwrap()).sum::<f64>() / 1e3;
+    let rate = summary["examples_per_sec"].as_f64().unwrap();
+    assert!((rate / (43.0 * 64.0 / secs) - 1.0).abs() < 1e-6, "{rate} and {secs} s");
 
-    // The same run again is the same bit for bit, and takes the place of the first.
-    let again = lockstep(&train_args(&sets, &["--out", text(&out), "--json"])).succeeded();
+    // The same run elsewhere is the same bit for bit, from the configuration that it has left, too.
+    let other = dir.path().join("runs/second");
+    let resolved = out.join("config.resolved.toml");
+    let again = ["train", text(&resolved), "--out", text(&other), "--json"];
+    let again = lockstep(&again).succeeded();
+    assert_eq!(fs::read(&resolved).unwrap(), fs::read(other.join("config.resolved.toml")).unwrap());
     assert_eq!(again.json()["params_fingerprint"], summary["params_fingerprint"]);
-    assert_eq!(metrics(&out).len(), 44);
-    let mut left: Vec<_> =
-        fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    left.sort();
-    assert_eq!(left, ["metrics.jsonl", "params.safetensors", "summary.json"]);
+    assert_eq!(super::names(&other), super::RUN_FILES);
 
     // A rate below half of the smallest difference between two f32 changes no parameter, so that what
     // is evaluated is what was read; and on another number of replicas.
@@ -107,24 +158,42 @@ fn a_run_leaves_metrics_summary_and_parameters() {
 }
 
 #[test]
+fn every_field_is_explained() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/outputs.md");
+    let page = fs::read_to_string(page).unwrap();
+    for field in STEP_FIELDS.iter().chain(&EVAL_FIELDS).chain(&SUMMARY_FIELDS) {
+        assert!(page.contains(&format!("`{field}`")), "{field}");
+    }
+}
+
+/// How many numbers a file of f32 holds.
+fn num_values(path: &std::path::Path) -> usize {
+    let bytes = fs::read(path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    file.iter().map(|(_, leaf)| leaf.data().len() / 4).sum()
+}
+
+#[test]
 fn several_steps_in_a_launch_change_nothing_but_the_time() {
     let dir = tempfile::tempdir().unwrap();
     // Launches of 5, and single steps before each evaluation and proof.
     let sets = ["train.epochs=2", "train.eval_every=13", "mesh.data=2"];
-    let run = |set: &[&str]| {
+    let run = |name: &str, set: &[&str]| {
+        let out = dir.path().join(name);
         let sets = [&sets[..], set].concat();
-        let done = lockstep(&train_args(&sets, &["--out", text(dir.path()), "--json"]));
-        let without_times = |mut line: serde_json::Value| {
+        let done = lockstep(&train_args(&sets, &["--out", text(&out), "--json"]));
+        let without_times = |mut line: Value| {
             let line = line.as_object_mut().unwrap();
-            line.retain(|key, _| !key.contains("_ms") && !key.contains("_sec"));
+            let is_time = |key: &str| key == "time" || key.contains("_ms") || key.contains("_sec");
+            line.retain(|key, _| !is_time(key));
             line.clone()
         };
-        let lines: Vec<_> = metrics(dir.path()).into_iter().map(without_times).collect();
+        let lines: Vec<_> = metrics(&out).into_iter().map(without_times).collect();
         (lines, without_times(done.succeeded().json()))
     };
-    let one_by_one = run(&[]);
+    let one_by_one = run("single", &[]);
     assert_eq!(one_by_one.0.len(), 44);
-    assert_eq!(run(&["train.steps_per_launch=5"]), one_by_one);
+    assert_eq!(run("launches", &["train.steps_per_launch=5"]), one_by_one);
 }
 
 #[test]
@@ -160,8 +229,10 @@ fn updates_that_are_not_finite_are_counted_and_left_out_if_asked_for() {
     assert!(done.stderr.contains(said), "{}", done.stderr);
     let summary = summary(dir.path());
     assert_eq!(done.json(), summary);
-    assert_eq!((&summary["steps"], &summary["final_loss"]), (&5.into(), &serde_json::Value::Null));
-    assert_eq!(summary["num_skipped"], 4);
+    assert_eq!((&summary["steps"], &summary["final_loss"]), (&5.into(), &Value::Null));
+    assert_eq!((&summary["num_skipped"], &summary["status"]), (&4.into(), &"failed".into()));
+    let reason = summary["reason"].as_str().unwrap();
+    assert!(reason.starts_with(&said["error: ".len()..]), "{reason}");
     let counts: Vec<_> =
         metrics(dir.path()).iter().map(|line| line["num_skipped"].clone()).collect();
     assert_eq!(counts, [0, 1, 2, 3, 4]);
@@ -206,7 +277,7 @@ fn an_update_that_is_not_finite_is_not_kept_though_loss_and_gradients_are() {
             ", in step 5: the next value of `params.",
         ),
     ] {
-        let out = dir.path().join("out");
+        let out = dir.path().join(more.join(" "));
         let sets = [&blown_up, more].concat();
         let args = ["--init", text(&params), "--out", text(&out), "--json"];
         let done = lockstep(&train_args(&sets, &args));

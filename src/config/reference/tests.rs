@@ -160,7 +160,7 @@ fn every_key_that_is_read_has_one_row_and_no_other_has() {
     }
     for key in KEYS {
         let is_there = |choice: &&str| every_choice().any(|row| row == (key.section, *choice));
-        assert!(key.choices.iter().all(|choice| is_there(&choice)), "{}: choices", key.name);
+        assert!(key.choices.iter().all(is_there), "{}: choices", key.name);
         let ends = key.meaning.ends_with(['.', '?']);
         assert!(ends && !key.meaning.contains('|'), "{}: {}", key.name, key.meaning);
     }

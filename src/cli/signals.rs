@@ -1,0 +1,79 @@
+//! Signals that stop a run.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+
+use crate::metrics::say;
+use crate::train::Stop;
+
+/// The signals, and what they are called.
+const SIGNALS: [(i32, &str); 3] = [(SIGHUP, "SIGHUP"), (SIGINT, "SIGINT"), (SIGTERM, "SIGTERM")];
+
+/// A process that a signal ends exits with this and the signal's number.
+const BASE: i32 = 128;
+
+/// Which signal came, if one did, and the thread that answers it.
+pub struct Received {
+    signal: Arc<AtomicUsize>,
+    answer: JoinHandle<()>,
+}
+
+impl Received {
+    /// The exit code of a run that was stopped; waits until the signal has been answered.
+    pub fn exit_code(self) -> u8 {
+        // It only writes a line, and has nothing to tell.
+        let _ = self.answer.join();
+        let signal = self.signal.load(Ordering::Relaxed);
+        // The numbers are below 32.
+        u8::try_from(BASE as usize + signal).unwrap_or(u8::MAX)
+    }
+}
+
+/// From here on the first signal stops the run, which is said at once, and the second ends the process: what
+/// the run waits for may be what hangs. Signals that the process was started to ignore, as `nohup` does, stay
+/// ignored.
+///
+/// # Errors
+/// A handler that cannot be set up, or no thread.
+pub fn watch(stop: &Stop) -> io::Result<Received> {
+    // A file that may not become longer is an error of whoever writes it, not the end of the process.
+    flag::register(SIGXFSZ, Arc::default())?;
+    let received = Arc::new(AtomicUsize::new(0));
+    let ignored = ignored();
+    let watched = SIGNALS.into_iter().filter(|(signal, _)| ignored & (1 << (signal - 1)) == 0);
+    let watched: Vec<_> = watched.collect();
+    for &(signal, _) in &watched {
+        flag::register_conditional_shutdown(signal, BASE + signal, stop.flag())?;
+        flag::register_usize(signal, received.clone(), signal as usize)?;
+        flag::register(signal, stop.flag())?;
+    }
+    let mut signals = Signals::new(watched.iter().map(|(signal, _)| signal))?;
+    let (stop, first) = (stop.clone(), received.clone());
+    let answer = move || {
+        // One that came while the handlers were being set up has left its number. A second one ends the
+        // process and does not come here.
+        let signal = match first.load(Ordering::Relaxed) {
+            0 => signals.forever().next(),
+            signal => i32::try_from(signal).ok(),
+        };
+        let Some(signal) = signal else { return };
+        let name = watched.iter().find(|(watched, _)| *watched == signal).map_or("", |w| w.1);
+        let when = if stop.has_begun() { "after this step" } else { "before the first step" };
+        say(&format!("{name}: stopping {when}; once more to stop at once"));
+    };
+    let answer = thread::Builder::new().name("signals".to_owned()).spawn(answer)?;
+    Ok(Received { signal: received, answer })
+}
+
+/// The signals that the process ignores, one bit each; none where the system does not tell.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}

@@ -1,0 +1,80 @@
+//! `lockstep train`.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::args::TrainArgs;
+use super::{Loaded, print_line, signals};
+use crate::metrics::{Status, Summary, say};
+use crate::train::{self, Error, Options, Outcome, Stop};
+
+pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
+    let stop = Stop::default();
+    let received = signals::watch(&stop)?;
+    let TrainArgs { config, out, overwrite, init, json } = args;
+    let loaded = Loaded::new(&config)?;
+    let options = Options { started, out, overwrite, init, stop };
+    let Outcome { summary, failure } = match train::train(&loaded.job(), &options) {
+        Err(error @ Error::StoppedBeforeStart) => {
+            let code = received.exit_code();
+            say(&error.to_string());
+            return Ok(code.into());
+        }
+        outcome => outcome?,
+    };
+    if json {
+        print_line(&serde_json::to_string(&summary)?)?;
+    } else if let Some(line) = in_a_line(&summary) {
+        print_line(&line)?;
+    }
+    match failure {
+        Some(failure) => Err(failure.into()),
+        None if summary.status == Status::Interrupted => Ok(received.exit_code().into()),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// What a run came to. An evaluation that was not made at its end says after which step it was.
+fn in_a_line(summary: &Summary) -> Option<String> {
+    let Summary { status, steps, planned_steps, .. } = summary;
+    let accuracy = summary.eval_accuracy.map_or(String::new(), |a| format!("accuracy {a:.4}, "));
+    let eval = summary.eval_loss.map(|loss| format!("{accuracy}loss {loss:.4}"));
+    let eval_steps = summary.eval_step.map_or(0, |step| step + 1);
+    match (status, eval) {
+        (Status::Interrupted, None) => {
+            Some(format!("stopped after {steps} of {planned_steps} steps"))
+        }
+        (Status::Interrupted, Some(eval)) => Some(format!(
+            "stopped after {steps} of {planned_steps} steps; evaluation after {eval_steps} steps: {eval}"
+        )),
+        (_, Some(eval)) => Some(format!("test {eval}, after {eval_steps} steps")),
+        (_, None) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_evaluation_stands_beside_the_steps_that_it_is_of() {
+        let mut summary = Summary {
+            status: Status::Interrupted,
+            steps: 3496,
+            planned_steps: 9000,
+            ..Summary::default()
+        };
+        let line = |summary: &Summary| in_a_line(summary).unwrap_or_default();
+        assert_eq!(line(&summary), "stopped after 3496 of 9000 steps");
+        (summary.eval_loss, summary.eval_step) = (Some(0.25), Some(2799));
+        let stopped = "stopped after 3496 of 9000 steps; evaluation after 2800 steps: loss 0.2500";
+        assert_eq!(line(&summary), stopped);
+        summary.eval_accuracy = Some(0.9);
+        summary.status = Status::Failed;
+        assert_eq!(line(&summary), "test accuracy 0.9000, loss 0.2500, after 2800 steps");
+        (summary.eval_loss, summary.eval_step) = (None, None);
+        assert_eq!(in_a_line(&summary), None);
+    }
+}

@@ -1,0 +1,71 @@
+//! Evaluation: what the model makes of a split.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{BatchSender, DeviceBatch, Error, Plan, Trainer};
+use crate::data::{EvalBatches, Source};
+use crate::pjrt::{Arg, Buffers};
+
+/// Means over the evaluation split.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EvalResult {
+    /// Mean loss.
+    pub loss: f64,
+    /// The model's metrics by name.
+    pub metrics: BTreeMap<&'static str, f64>,
+}
+
+impl Trainer {
+    /// Means over a split, each example counted once.
+    ///
+    /// # Errors
+    /// Examples that cannot be read, a launch that fails.
+    pub fn evaluate(&self, source: &Arc<dyn Source>, plan: &Plan) -> Result<EvalResult, Error> {
+        match self.evaluate_unless(source, plan, || false)? {
+            Some(result) => Ok(result),
+            None => unreachable!("nothing ends it early"),
+        }
+    }
+
+    /// [`Self::evaluate`], or nothing once `is_ended` says so, which is asked before each batch.
+    pub(super) fn evaluate_unless(
+        &self,
+        source: &Arc<dyn Source>,
+        plan: &Plan,
+        is_ended: impl Fn() -> bool,
+    ) -> Result<Option<EvalResult>, Error> {
+        let num_replicas = plan.mesh.num_replicas();
+        let size = plan.batch.microbatch() * num_replicas;
+        let batches = EvalBatches::new(source.clone(), size, num_replicas)?;
+        let program = self.programs.eval.get()?;
+        let sender = BatchSender::new(program);
+        let mut sums = vec![0.0; 2 + self.programs.eval_metrics.len()];
+        let mut add = |(more, _): (Buffers, DeviceBatch)| -> Result<(), Error> {
+            for (sum, more) in sums.iter_mut().zip(more.to_host(0)?.wait()?.to_f64()) {
+                *sum += more;
+            }
+            Ok(())
+        };
+        let leaves: Vec<_> = self.model_leaves().map(|(_, path)| &self.state[&path]).collect();
+        // One batch ahead, so that the devices do not wait for the host.
+        let mut before: Option<(Buffers, DeviceBatch)> = None;
+        for batch in batches.iter() {
+            if is_ended() {
+                return Ok(None);
+            }
+            let batch = sender.send(batch?)?;
+            let args = leaves.iter().map(|leaf| Arg::Borrow(leaf)).chain(batch.args());
+            let mut outputs = program.execute(args.collect())?.outputs;
+            let sums = outputs.pop().unwrap_or_else(|| unreachable!("the program has one output"));
+            if let Some(before) = before.replace((sums, batch)) {
+                add(before)?;
+            }
+        }
+        before.map(add).transpose()?;
+        let weight = sums[1];
+        let metrics = self.programs.eval_metrics.iter().zip(&sums[2..]);
+        let metrics = metrics.map(|(name, sum)| (*name, sum / weight)).collect();
+        Ok(Some(EvalResult { loss: sums[0] / weight, metrics }))
+    }
+}

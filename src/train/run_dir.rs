@@ -1,0 +1,302 @@
+//! The directory that a run writes into. It belongs to that run: no other writes into it, and the files in it
+//! are of one run at any moment, whenever a process is killed.
+//!
+//! A run that is to take another's place first moves that one's files into `replaced-run` and removes them
+//! when it is done itself. So a run that fails or is stopped has taken nothing away. Where such a run is to be
+//! replaced in turn, and the one before it is still there, the better one is kept: a run that failed or was
+//! killed makes way, one that was stopped and has parameters is put in the place of the one before it.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::params_file;
+use crate::metrics::{MetricsWriter, Summary, say, unfinished_prefix};
+
+/// All files of a run: whatever else one writes into its directory belongs in this table.
+const FILES: [&str; 4] = [CONFIG_FILE, MetricsWriter::FILE, params_file::FILE, Summary::FILE];
+/// The resolved configuration. Not `config.toml`, which may be a user's own.
+pub const CONFIG_FILE: &str = "config.resolved.toml";
+/// Where the files of a run are kept until the one that replaces it is done.
+const REPLACED: &str = "replaced-run";
+/// What that is called until all of them are in it.
+const MOVING: &str = ".replaced-run";
+
+/// A directory that is this process's to write into, for as long as this lives.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    /// Locked where the file system can do so.
+    _lock: File,
+}
+
+/// Why a directory is not to be written into.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunDirError {
+    /// It cannot be made, or no file in it.
+    #[error("cannot write into the output directory {}: {source}; choose another with --out", dir.display())]
+    Unusable {
+        /// The directory.
+        dir: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Something else stands where a file would.
+    #[error(
+        "{} is {what}, and the run is to write a file of that name; remove it, or choose another directory \
+         with --out", path.display()
+    )]
+    NoFile {
+        /// The place.
+        path: PathBuf,
+        /// What stands there.
+        what: &'static str,
+    },
+    /// It is another run's.
+    #[error(
+        "the output directory {} holds another run ({}); choose another with --out, or replace that run with \
+         --overwrite", dir.display(), names.join(", ")
+    )]
+    Occupied {
+        /// The directory.
+        dir: PathBuf,
+        /// What that run left in it.
+        names: Vec<&'static str>,
+    },
+    /// Another process writes into it.
+    #[error(
+        "another process is writing a run into {}; choose another directory with --out, or wait for it",
+        dir.display()
+    )]
+    InUse {
+        /// The directory.
+        dir: PathBuf,
+    },
+}
+
+impl RunDir {
+    /// Makes the directory if it is not there, and sees whether a run can be written into it, without
+    /// changing what is there. To be called before anything that takes time: a run that could not be
+    /// written down does not start.
+    ///
+    /// # Errors
+    /// A directory that cannot be written into, that another process writes into, or that holds another run
+    /// while `overwrite` is not set.
+    pub fn claim(path: &Path, overwrite: bool) -> Result<Self, RunDirError> {
+        let dir = path.to_owned();
+        let open = || {
+            if path.is_file() {
+                return Err(io::Error::other("it is a file"));
+            }
+            fs::create_dir_all(path)?;
+            tempfile::tempfile_in(path)?;
+            File::open(path)
+        };
+        let lock = open().map_err(|source| RunDirError::Unusable { dir: dir.clone(), source })?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(RunDirError::InUse { dir }),
+            Err(TryLockError::Error(error)) => say(&format!(
+                "{} cannot be locked ({error}): see to it that no other run writes into it",
+                path.display()
+            )),
+        }
+        for path in FILES.map(|name| path.join(name)) {
+            let what = match fs::metadata(&path) {
+                Ok(metadata) if metadata.is_dir() => "a directory",
+                Ok(metadata) if !metadata.is_file() => "no regular file",
+                _ => continue,
+            };
+            return Err(RunDirError::NoFile { path, what });
+        }
+        let this = Self { path: dir, _lock: lock };
+        let names = this.names();
+        match names.is_empty() || overwrite {
+            true => Ok(this),
+            false => Err(RunDirError::Occupied { dir: this.path, names }),
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes room for the files of this run: those of another are set aside.
+    ///
+    /// # Errors
+    /// Files that cannot be moved or removed.
+    pub fn begin(&self) -> Result<(), RunDirError> {
+        let failed = |source| RunDirError::Unusable { dir: self.path.clone(), source };
+        self.set_aside().map_err(failed)?;
+        if let Some(place) = self.replaced() {
+            say(&format!("the run before this one is kept in {place} until this one is done"));
+        }
+        Ok(())
+    }
+
+    /// Removes what this run has replaced, if it `is_done`, and else says where that is.
+    pub fn end(&self, is_done: bool) {
+        let Some(place) = self.replaced() else { return };
+        if !is_done {
+            say(&format!("the run before this one is kept in {place}"));
+        } else if let Err(error) = remove_run(&self.path.join(REPLACED)) {
+            say(&format!("cannot remove the run before this one from {place}: {error}"));
+        }
+    }
+
+    /// What runs have left here.
+    fn names(&self) -> Vec<&'static str> {
+        let folders = [REPLACED, MOVING].into_iter();
+        let folders = folders.filter(|name| !files_in(&self.path.join(name)).is_empty());
+        files_in(&self.path).into_iter().chain(folders).collect()
+    }
+
+    fn replaced(&self) -> Option<String> {
+        let place = self.path.join(REPLACED);
+        (!files_in(&place).is_empty()).then(|| place.display().to_string())
+    }
+
+    fn set_aside(&self) -> io::Result<()> {
+        let (replaced, moving) = (self.path.join(REPLACED), self.path.join(MOVING));
+        remove_unfinished(&self.path)?;
+        let names = files_in(&self.path);
+        // Where a process was killed while it moved files, the rest of them follow.
+        let is_moving = !files_in(&moving).is_empty();
+        if names.is_empty() && !is_moving {
+            return Ok(());
+        }
+        if !is_moving && self.replaced().is_some() && !ended_well(&self.path) {
+            return remove_run_files(&self.path);
+        }
+        fs::create_dir_all(&moving)?;
+        for name in names {
+            fs::rename(self.path.join(name), moving.join(name))?;
+        }
+        remove_run(&replaced)?;
+        fs::rename(moving, replaced)
+    }
+}
+
+/// The files of a run that are in a directory.
+fn files_in(dir: &Path) -> Vec<&'static str> {
+    FILES.into_iter().filter(|name| dir.join(name).exists()).collect()
+}
+
+/// Has the run in a directory parameters, and neither failed nor been killed?
+fn ended_well(dir: &Path) -> bool {
+    let summary = fs::read(dir.join(Summary::FILE)).unwrap_or_default();
+    let summary: Value = serde_json::from_slice(&summary).unwrap_or_default();
+    dir.join(params_file::FILE).exists()
+        && !matches!(summary["status"].as_str(), Some("running" | "failed"))
+}
+
+fn remove_run_files(dir: &Path) -> io::Result<()> {
+    files_in(dir).into_iter().try_for_each(|name| fs::remove_file(dir.join(name)))
+}
+
+/// Removes a directory with a run. What else is in it stays, and the directory with it.
+fn remove_run(dir: &Path) -> io::Result<()> {
+    remove_run_files(dir)?;
+    match fs::remove_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Removes what a killed process was writing.
+fn remove_unfinished(dir: &Path) -> io::Result<()> {
+    let prefixes = FILES.map(|name| unfinished_prefix(Path::new(name)));
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let (name, is_file) = (entry.file_name(), entry.file_type()?.is_file());
+        let begins = |prefix: &std::ffi::OsString| {
+            name.as_encoded_bytes().starts_with(prefix.as_encoded_bytes())
+        };
+        if is_file && prefixes.iter().any(begins) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run of which only its name is known.
+    fn write_run(dir: &Path, name: &str) {
+        FILES.iter().for_each(|file| fs::write(dir.join(file), name).unwrap());
+    }
+
+    fn name_of(dir: &Path) -> [Option<String>; FILES.len()] {
+        FILES.map(|file| fs::read_to_string(dir.join(file)).ok())
+    }
+
+    #[test]
+    fn checking_a_directory_leaves_it_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        RunDir::claim(&dir.path().join("new/run"), false).unwrap();
+        fs::write(dir.path().join("notes"), "mine").unwrap();
+        RunDir::claim(dir.path(), false).unwrap();
+        write_run(dir.path(), "a");
+        let error = RunDir::claim(dir.path(), false).unwrap_err().to_string();
+        let expected = "holds another run (config.resolved.toml, metrics.jsonl, params.safetensors, \
+                        summary.json); choose";
+        assert!(error.contains(expected), "{error}");
+        RunDir::claim(dir.path(), true).unwrap();
+        assert_eq!(name_of(dir.path()), FILES.map(|_| Some("a".to_owned())));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2 + FILES.len());
+    }
+
+    #[test]
+    fn a_directory_has_one_owner_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = RunDir::claim(dir.path(), false).unwrap();
+        let error = RunDir::claim(dir.path(), true).unwrap_err();
+        assert!(matches!(error, RunDirError::InUse { .. }), "{error}");
+        drop(first);
+        RunDir::claim(dir.path(), false).unwrap();
+    }
+
+    #[test]
+    fn a_killed_move_is_finished_and_what_was_half_written_removed() {
+        for num_moved in 0..=FILES.len() {
+            let dir = tempfile::tempdir().unwrap();
+            let (moving, replaced) = (dir.path().join(MOVING), dir.path().join(REPLACED));
+            fs::create_dir(&moving).unwrap();
+            fs::create_dir(&replaced).unwrap();
+            write_run(dir.path(), "second");
+            write_run(&replaced, "first");
+            for name in &FILES[..num_moved] {
+                fs::rename(dir.path().join(name), moving.join(name)).unwrap();
+            }
+            fs::write(dir.path().join(".params.safetensors.x1"), "half").unwrap();
+            RunDir::claim(dir.path(), false).unwrap_err();
+            let claimed = RunDir::claim(dir.path(), true).unwrap();
+            claimed.begin().unwrap();
+            assert_eq!(name_of(dir.path()), FILES.map(|_| None));
+            assert_eq!(name_of(&replaced), FILES.map(|_| Some("second".to_owned())));
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+            claimed.end(false);
+            assert!(replaced.exists());
+            claimed.end(true);
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        }
+    }
+
+    #[test]
+    fn a_folder_of_the_same_name_with_something_else_in_it_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let mine = dir.path().join(REPLACED).join("notes");
+        fs::create_dir(mine.parent().unwrap()).unwrap();
+        fs::write(&mine, "mine").unwrap();
+        RunDir::claim(dir.path(), false).unwrap().end(true);
+        write_run(dir.path(), "a");
+        RunDir::claim(dir.path(), true).unwrap().begin().unwrap_err();
+        assert_eq!(fs::read_to_string(mine).unwrap(), "mine");
+    }
+}
