@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::abi::*;
@@ -43,11 +44,22 @@ unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
-/// The launches that may still run, oldest first, and the number that the next one gets.
+/// The launches that may still run, oldest first.
+#[derive(Default)]
 struct InFlight {
     launches: VecDeque<Completion>,
-    next_launch_id: i32,
     scratch: Scratch,
+}
+
+/// How many launches this process has made. XLA's CPU backend tells collectives apart by the number of their launch
+/// alone: with equal numbers, replicas of two clients would meet and read each other's memory.
+static NUM_LAUNCHES: AtomicU32 = AtomicU32::new(0);
+
+/// Another number than any launch of this process has had: 1 to 2^31 - 1, and then again from 1. 0 would mean that the
+/// launch has none.
+fn next_launch_id() -> i32 {
+    let before = NUM_LAUNCHES.fetch_add(1, Ordering::Relaxed) % i32::MAX as u32;
+    before as i32 + 1
 }
 
 /// Which addressable devices a value lies on or a program runs on, replica by replica: indices into
@@ -230,7 +242,7 @@ impl Client {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Runs `launch` with the next launch id. Launches of one client go out one at a time, so that
+    /// Runs `launch` with a launch id of its own. Launches of one client go out one at a time, so that
     /// every device meets them in the same order. Blocks while too many are in flight.
     pub(super) fn launch(
         &self,
@@ -247,10 +259,7 @@ impl Client {
             // Its error, if any, is seen by whoever waits for that launch or its results.
             let _ = oldest.wait();
         }
-        let launch_id = in_flight.next_launch_id;
-        // 0 would mean that the launch has no number.
-        in_flight.next_launch_id = launch_id.checked_add(1).unwrap_or(1);
-        let completion = launch(launch_id, &mut in_flight.scratch)?;
+        let completion = launch(next_launch_id(), &mut in_flight.scratch)?;
         in_flight.launches.push_back(completion.clone());
         Ok(completion)
     }
@@ -292,11 +301,7 @@ impl Inner {
             platform_version: String::new(),
             process_index: 0,
             cpu_waits: CpuWaits::default(),
-            in_flight: Mutex::new(InFlight {
-                launches: VecDeque::new(),
-                next_launch_id: 1,
-                scratch: Scratch::default(),
-            }),
+            in_flight: Mutex::default(),
             _key_value_store: store,
         };
         inner.describe()?;
