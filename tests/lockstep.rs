@@ -2,7 +2,8 @@
 //! runs repeat bit for bit, and a replica that leaves lockstep is found.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
+use std::thread;
 
 use hlo::{
     AxisSet, DType, Literal, Mesh, Op, Reduction, Tensor, TensorType, Tree, interpret, lower,
@@ -108,6 +109,29 @@ fn loss_curves_agree_on_any_number_of_replicas() {
             assert!(worst < tolerance, "{case}: {worst:e}");
         }
     }
+}
+
+/// Replicas of one run must not meet those of another, whose collectives may be under way at the same time.
+#[test]
+fn runs_side_by_side_in_one_process_are_what_they_are_alone() {
+    let losses = |seed: u64, before_each: &dyn Fn()| {
+        let mut run = Run::new(&["mesh.data=4", &format!("train.seed={seed}")]);
+        for _ in 0..300 {
+            before_each();
+            run = run.steps(1);
+        }
+        run.losses
+    };
+    let alone = [1, 2].map(|seed| losses(seed, &|| ()));
+    let together = Barrier::new(2);
+    let side_by_side = thread::scope(|scope| {
+        let wait = || {
+            together.wait();
+        };
+        let threads = [1, 2].map(|seed| scope.spawn(move || losses(seed, &wait)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert!(alone == side_by_side);
 }
 
 /// Norms, trust ratios and running means are those of one machine.

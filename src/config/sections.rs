@@ -73,8 +73,8 @@ fn check_share(key: &str, value: f64, errors: &mut KeyErrors) {
 /// Far more than is of use; a slip of the finger should not ask for terabytes, nor for a program that takes
 /// hours to write down.
 const MAX_SIZE: i64 = 1 << 20;
-const MAX_LAYERS: usize = 1024;
-const MAX_REPLICAS: i64 = 1 << 17;
+pub(super) const MAX_LAYERS: usize = 1024;
+pub(super) const MAX_REPLICAS: i64 = 1 << 17;
 
 /// `[mesh]`: how many replicas there are along each axis.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

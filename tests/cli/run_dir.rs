@@ -69,7 +69,7 @@ fn a_run_replaces_another_only_where_it_is_told_to_and_only_by_a_better_one() {
         (&"running".into(), &1_000_000.into())
     );
     assert!(killed["final_loss"].is_null() && killed["params_fingerprint"].is_null(), "{killed}");
-    assert_eq!(names(&out), ["metrics.jsonl", REPLACED, "summary.json"]);
+    assert_eq!(names(&out), ["config.resolved.toml", "metrics.jsonl", REPLACED, "summary.json"]);
     refused(&out, &[], &["holds another run", "--overwrite"]);
 
     // So does one that fails, in place of the killed one.

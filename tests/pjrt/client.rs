@@ -1,15 +1,14 @@
 //! Clients and their devices.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::Duration;
 
-use hlo::Literal;
 use lockstep::pjrt::{
-    Arg, Client, Code, CompileOptions, CpuWaits, Error, KeyValueError, KeyValueStore,
-    OverrideValue, Value,
+    Client, Code, CompileOptions, CpuWaits, Error, KeyValueError, KeyValueStore, OverrideValue,
+    Value,
 };
 
-use crate::programs::{accumulate, all_reduce, client, plugin};
+use crate::programs::{accumulate, client, plugin};
 
 #[test]
 fn a_cpu_client_has_the_devices_asked_for() {
@@ -52,30 +51,6 @@ fn xnnpack_is_refused_by_a_client_without_workers_for_it() {
     let larger = Client::cpu_with(&plugin(), 2, CpuWaits::XnnFusions).unwrap();
     assert_eq!(larger.devices().len(), 2);
     compile(&larger).unwrap();
-}
-
-/// Collectives are told apart by the numbers of their launches.
-#[test]
-fn replicas_of_two_clients_in_a_process_do_not_meet() {
-    let together = Barrier::new(2);
-    let sum_up = |client: &Client, value: f32| {
-        let executable = client.compile(&all_reduce(2, 64), &CompileOptions::default()).unwrap();
-        let x =
-            client.upload_replicated(Arc::new(Literal::from_slice(&[64], &[value; 64]))).unwrap();
-        for launch in 0..2000 {
-            together.wait();
-            let sums = executable.execute(vec![Arg::Borrow(&x)]).unwrap().outputs;
-            let sums = sums[0].read(launch % 2).unwrap();
-            assert_eq!(sums, Literal::from_slice(&[64], &[2.0 * value; 64]), "launch {launch}");
-        }
-    };
-    let clients = [client(2), client(2)];
-    std::thread::scope(|scope| {
-        for (client, value) in [(&clients[0], 1.0), (&clients[1], 1000.0)] {
-            let sum_up = &sum_up;
-            scope.spawn(move || sum_up(client, value));
-        }
-    });
 }
 
 struct NoStore;

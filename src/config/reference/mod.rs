@@ -33,8 +33,8 @@ pub(super) enum Kind {
     Number(Bound<f64>, Bound<f64>),
     /// One of these words.
     OneOf(&'static [&'static str]),
-    /// `"auto"`, or a whole number from this on.
-    AutoOrInteger(i64),
+    /// `"auto"`, or a whole number as in [`Self::Integer`].
+    AutoOrInteger(i64, Option<i64>),
     /// In words.
     Other(&'static str),
 }
@@ -75,7 +75,9 @@ impl fmt::Display for Kind {
                 let words: Vec<_> = words.iter().map(|word| format!("`{word:?}`")).collect();
                 f.write_str(&words.join(", "))
             }
-            Self::AutoOrInteger(low) => write!(f, "`\"auto\"` or a whole number, {low} or more"),
+            Self::AutoOrInteger(low, high) => {
+                write!(f, "`\"auto\"` or a {}", Self::Integer(*low, *high))
+            }
             Self::Other(text) => f.write_str(text),
         }
     }

@@ -5,7 +5,8 @@ use std::ops::Bound::{Excluded, Included, Unbounded};
 use super::Fallback::{self, Absent, Depends, Required, Value};
 use super::Key;
 use super::Kind::{self, AutoOrInteger, Bool, Integer, Number, OneOf, Other};
-use crate::config::{Data, Model, Shape, UpdateRule};
+use crate::config::sections::{MAX_LAYERS, MAX_REPLICAS};
+use crate::config::{Data, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, Model, Shape, UpdateRule};
 
 /// The page's top.
 pub(super) const INTRODUCTION: &str = "\
@@ -14,7 +15,8 @@ pub(super) const INTRODUCTION: &str = "\
 Written by `lockstep config --reference`; a test holds this page against the program.
 
 A configuration is a TOML file. `--set section.key=value` changes a key from the command line, and may be given several times.
-Relative paths in a file are relative to that file. Unknown keys are errors.
+Relative paths in a file are relative to that file, those in `--set` and `--backend` to the current directory; a leading `~/` is the home
+directory. Unknown keys are errors.
 
 `lockstep config CONFIG` prints the resolved configuration: every key with its value, and as comments the keys that are not set. Its
 paths are absolute, so a copy means the same wherever it is kept on the machine. Read again, it is the same configuration. Values that
@@ -88,6 +90,8 @@ const COMPILE: Group = Group("compile", &[]);
 
 const COUNT: Kind = Integer(1, None);
 const ANY_COUNT: Kind = Integer(0, None);
+const BATCH: Kind = Integer(1, Some(MAX_BATCH as i64));
+const ROUNDS: Kind = Integer(1, Some(MAX_ROUNDS as i64));
 const MODEL_SIZE: Kind = Integer(1, Some(1 << 20));
 const CONTEXT: Kind = Integer(1, Some(1 << 24));
 const NUM_EXAMPLES: Kind = Integer(1, Some(u32::MAX as i64));
@@ -95,6 +99,7 @@ const NUM_EXAMPLES: Kind = Integer(1, Some(u32::MAX as i64));
 const SHARE: Kind = Number(Included(0.0), Excluded(1.0));
 /// 0 to 1.
 const FRACTION: Kind = Number(Included(0.0), Included(1.0));
+const FROM_0: Kind = Number(Included(0.0), Unbounded);
 const ABOVE_0: Kind = Number(Excluded(0.0), Unbounded);
 const HELD_OUT: Kind = Number(Excluded(0.0), Excluded(1.0));
 /// What f32 holds above 0.
@@ -103,14 +108,14 @@ const DECAY: Kind = Number(Included(0.0), Included(f32::MAX as f64));
 const PATH: Kind = Other("path");
 const FILE_NAME: Kind = Other("file name");
 const PATTERNS: Kind = Other("list of patterns");
-const PLACES_IN_STEPS: Kind = Other("list of whole numbers from 0 on, rising");
-const PLACES_IN_EPOCHS: Kind = Other("list of numbers from 0 on, rising");
+const PLACES_IN_STEPS: Kind = Other("list of 1 to 1000 whole numbers from 0 on, rising");
+const PLACES_IN_EPOCHS: Kind = Other("list of 1 to 1000 numbers from 0 on, rising");
 
 /// Every key, section by section, in the order in which they are shown.
 #[rustfmt::skip]
 pub(super) const KEYS: &[Key] = &[
     MODEL.key("name", OneOf(Model::NAMES), "", Required, "The architecture."),
-    MLP.key("hidden", Other("list of whole numbers, each 1 or more"), "features", Value("[256, 256]"), "Features of each hidden layer, in order. An empty list is a linear classifier."),
+    MLP.key("hidden", Other("list of up to 1024 whole numbers, each 1 or more"), "features", Value("[256, 256]"), "Features of each hidden layer, in order. An empty list is a linear classifier."),
     MLP.key("dropout", SHARE, "", Value("0.0"), "Probability with which a hidden feature is dropped in training."),
     MLP.key("layer_norm", Bool, "", Value("true"), "Is each hidden layer normalised before its activation?"),
     MLP.key("label_smoothing", SHARE, "share of a label", Value("0.0"), "What is spread evenly over all classes in training. Evaluation counts labels as they are."),
@@ -119,7 +124,7 @@ pub(super) const KEYS: &[Key] = &[
     RESNET.key("zero_init_last_scale", Bool, "", Value("false"), "Does the last norm of each block start with scale 0, so that the block starts as its shortcut?"),
     RESNET.key("label_smoothing", SHARE, "share of a label", Value("0.0"), "What is spread evenly over all classes in training. Evaluation counts labels as they are."),
     GPT.key("preset", OneOf(&["gpt-bytes", "gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1558m"]), "", Value("\"gpt-bytes\""), "Sizes, where they are not given."),
-    GPT.key("num_layers", MODEL_SIZE, "blocks", Depends("the preset's"), "Blocks."),
+    GPT.key("num_layers", Integer(1, Some(MAX_LAYERS as i64)), "blocks", Depends("the preset's"), "Blocks."),
     GPT.key("width", MODEL_SIZE, "features", Depends("the preset's"), "Width of the residual stream."),
     GPT.key("num_heads", MODEL_SIZE, "heads", Depends("the preset's"), "Heads of attention. They divide the width."),
     GPT.key("context", MODEL_SIZE, "tokens", Depends("the preset's"), "Positions that the model knows. An example may have fewer."),
@@ -164,15 +169,15 @@ pub(super) const KEYS: &[Key] = &[
     COMPUTED.key("num_examples", NUM_EXAMPLES, "examples", Value("4096"), "Training examples. A fifth as many others, but at least one, are for evaluation."),
     READ.key("num_examples", NUM_EXAMPLES, "examples", Absent("counted in the data"), "Training examples, for where the data are not at hand. Where they are, it must be right."),
 
-    TRAIN.key("global_batch", COUNT, "examples", Required, "Examples per step, over all replicas and microbatches."),
-    TRAIN.key("batch_per_replica", COUNT, "examples", Depends("instead of `global_batch`"), "Examples per step on each replica: the global batch grows with the replicas."),
-    TRAIN.key("steps", COUNT, "steps", Required, "Length of the run."),
+    TRAIN.key("global_batch", BATCH, "examples", Required, "Examples per step, over all replicas and microbatches."),
+    TRAIN.key("batch_per_replica", BATCH, "examples", Depends("instead of `global_batch`"), "Examples per step on each replica: the global batch grows with the replicas."),
+    TRAIN.key("steps", Integer(1, Some(MAX_STEPS as i64)), "steps", Required, "Length of the run."),
     TRAIN.key("epochs", COUNT, "epochs", Depends("instead of `steps`"), "Length of the run. What remains of an epoch after its last whole batch is left out."),
     TRAIN.key("examples", COUNT, "examples", Depends("instead of `steps`"), "Length of the run. A batch that would go beyond is left out."),
     TRAIN.key("seed", ANY_COUNT, "", Value("0"), "What every random choice follows from: initial parameters, order of data, dropout."),
     TRAIN.key("eval_every", ANY_COUNT, "steps", Value("0"), "Steps between evaluations. 0 evaluates at the end only."),
-    TRAIN.key("num_microbatches", COUNT, "microbatches", Value("1"), "Microbatches on each replica, whose gradients are summed before the reduction."),
-    TRAIN.key("steps_per_launch", COUNT, "steps", Value("1"), "Steps that go to the devices in one launch: at most `eval_every` and `check_lockstep_every`, where these are not 0."),
+    TRAIN.key("num_microbatches", ROUNDS, "microbatches", Value("1"), "Microbatches on each replica, whose gradients are summed before the reduction."),
+    TRAIN.key("steps_per_launch", ROUNDS, "steps", Value("1"), "Steps that go to the devices in one launch: at most `eval_every` and `check_lockstep_every`, where these are not 0."),
     TRAIN.key("check_lockstep_every", ANY_COUNT, "steps", Value("50"), "Steps between proofs that all replicas hold the same state. 0 is never."),
     TRAIN.key("on_nonfinite", OneOf(&["stop", "skip"]), "", Value("\"stop\""), "What to do about a loss, a gradient or a next state that is not finite: stop the run, or leave the update out."),
     TRAIN.key("precision", OneOf(&["f32", "bf16", "f64"]), "", Value("\"f32\""), "The dtypes of parameters and arithmetic. With `\"bf16\"` parameters, optimizer state, norms, softmax, loss and all sums stay f32. `\"f64\"` is slow, for checking results against each other."),
@@ -200,9 +205,9 @@ pub(super) const KEYS: &[Key] = &[
     SCHEDULE.key("base_lr", POSITIVE_F32, "", Depends("instead of `peak`"), "The rate at a global batch of `base_batch`, from which the peak follows."),
     SCHEDULE.key("base_batch", COUNT, "examples", Depends("must be set with `base_lr`"), "The global batch that `base_lr` was found at."),
     SCHEDULE.key("scaling", OneOf(&["linear", "sqrt", "none"]), "", Depends("`\"linear\"`, with `base_lr`"), "How the peak follows from the global batch: in proportion, by the square root, or not at all."),
-    SCHEDULE.key("warmup_steps", COUNT, "steps", Absent("no warm-up"), "Length of the warm-up."),
-    SCHEDULE.key("warmup_epochs", ABOVE_0, "epochs", Depends("instead of `warmup_steps`"), "The same in epochs."),
-    SCHEDULE.key("warmup_examples", COUNT, "examples", Depends("instead of `warmup_steps`"), "The same in examples."),
+    SCHEDULE.key("warmup_steps", ANY_COUNT, "steps", Absent("no warm-up"), "Length of the warm-up. 0 is none."),
+    SCHEDULE.key("warmup_epochs", FROM_0, "epochs", Depends("instead of `warmup_steps`"), "The same in epochs."),
+    SCHEDULE.key("warmup_examples", ANY_COUNT, "examples", Depends("instead of `warmup_steps`"), "The same in examples."),
     SCHEDULE.key("warmup", OneOf(&["linear", "constant", "none"]), "", Depends("`\"linear\"`, where there is a length"), "What the rate does in the warm-up: rises along a line, or stays. `\"none\"` switches that of a file off."),
     SCHEDULE.key("warmup_factor", FRACTION, "fraction of the peak", Depends("0 if it rises; must be set if it stays"), "Where a linear warm-up starts, or where a constant one stays."),
     POLYNOMIAL.key("power", ABOVE_0, "", Value("2.0"), "The power. 1 is a line."),
@@ -221,8 +226,8 @@ pub(super) const KEYS: &[Key] = &[
     PIECEWISE.key("factors", Other("list of numbers, 0 or more, one for each boundary"), "fraction of the peak", Required, "The rate at each of the boundaries."),
     PIECEWISE.key("interpolation", OneOf(&["linear", "constant"]), "", Value("\"linear\""), "What the rate does between them: goes along a line, or stays."),
 
-    MESH.key("data", AutoOrInteger(1), "replicas", Value("\"auto\""), "Replicas that hold the parameters whole and cut the batch. `\"auto\"` takes all devices."),
-    PARALLEL.key("bucket_bytes", AutoOrInteger(0), "bytes", Value("\"auto\""), "Gradients that one collective reduces together. 0 reduces each by itself, `\"auto\"` is what is best on the backend."),
+    MESH.key("data", AutoOrInteger(1, Some(MAX_REPLICAS)), "replicas", Value("\"auto\""), "Replicas that hold the parameters whole and cut the batch. `\"auto\"` takes all devices."),
+    PARALLEL.key("bucket_bytes", AutoOrInteger(0, None), "bytes", Value("\"auto\""), "Gradients that one collective reduces together. 0 reduces each by itself, `\"auto\"` is what is best on the backend."),
     DEVICE.key("backend", Other("`\"cpu\"`, `\"cuda\"`, `\"tpu\"`, or the path of a plugin, with a `/` in it"), "", Value("\"cpu\""), "The PJRT plugin."),
     DEVICE.key("options", Other("table of options"), "", Value("{}"), "The plugin's own options, as it takes them when it opens its devices: `true`, `false`, numbers, strings or lists of whole numbers. The `cpu` backend has none. See [GPU](gpu.md) and [TPU](tpu.md)."),
     COMPILE.key("overrides", Other("table of XLA options"), "", Value("{}"), "XLA's options by name: `true`, `false`, numbers or strings."),

@@ -19,14 +19,22 @@ const SAMPLES: &[(&str, &[&str], &[&str])] = &[
     ("file name", &["\"a\""], &["1"]),
     ("list of patterns", &["[]", "[\"*.bias\", \"a?\"]"], &["[\"[\"]", "\"*\""]),
     ("list of strings", &["[]", "[\"rs\", \"md\"]"], &["\"rs\"", "[1]"]),
-    ("list of whole numbers, each 1 or more", &["[]", "[1, 7]"], &["[0]", "[1.5]", "1"]),
+    ("list of up to 1024 whole numbers, each 1 or more", &["[]", "[1, 7]"], &["[0]", "[1.5]", "1"]),
     (
         "list of whole numbers with a product from 1 to 1048576",
         &["[]", "[1048576]", "[3, 32, 32]"],
         &["[1048577]", "[2, 0]", "4"],
     ),
-    ("list of whole numbers from 0 on, rising", &["[0]", "[7]"], &["[-1]", "[5, 5]", "[0.5]", "3"]),
-    ("list of numbers from 0 on, rising", &["[0]", "[7.5]"], &["[-0.5]", "[5, 5]", "[inf]", "3"]),
+    (
+        "list of 1 to 1000 whole numbers from 0 on, rising",
+        &["[0]", "[7]"],
+        &["[]", "[-1]", "[5, 5]", "[0.5]", "3"],
+    ),
+    (
+        "list of 1 to 1000 numbers from 0 on, rising",
+        &["[0]", "[7.5]"],
+        &["[]", "[-0.5]", "[5, 5]", "[inf]", "3"],
+    ),
     ("list of numbers, 0 or more, one for each boundary", &["[0]", "[2.5]"], &["[-0.5]", "[1, 2]"]),
     ("whole number, `image_size` to 16384", &["224", "16384"], &["223", "16385", "256.0"]),
     (
@@ -51,7 +59,8 @@ const NEEDED: [(&str, &str); 8] = [
 ];
 
 /// What must be set beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 8] = [
+const COMPANIONS: [(&str, &[&str]); 9] = [
+    ("mesh.data", &["train.global_batch=131072"]),
     ("model.width", &["model.num_heads=1"]),
     ("model.num_heads", &["model.width=1048576"]),
     ("train.steps_per_launch", &["train.check_lockstep_every=0"]),
@@ -135,10 +144,12 @@ fn samples(kind: &Kind) -> (Vec<String>, Vec<String>) {
         Kind::OneOf(words) => {
             (words.iter().map(|word| format!("{word:?}")).collect(), texts(&["\"zzz\"", "1"]))
         }
-        Kind::AutoOrInteger(low) => (
-            vec!["\"auto\"".to_owned(), low.to_string()],
-            vec!["\"all\"".to_owned(), (low - 1).to_string()],
-        ),
+        Kind::AutoOrInteger(low, high) => {
+            let beyond = high.map(|high| (high + 1).to_string());
+            let good = vec!["\"auto\"".to_owned(), low.to_string()];
+            let bad = ["\"all\"".to_owned(), (low - 1).to_string()].into_iter().chain(beyond);
+            (good.into_iter().chain(high.map(|high| high.to_string())).collect(), bad.collect())
+        }
         Kind::Other(text) => {
             let row = SAMPLES.iter().find(|row| row.0 == *text);
             let (_, good, bad) = row.unwrap_or_else(|| panic!("no samples of {text:?}"));
