@@ -9,22 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::InstallError;
-use super::install::{Found, InstallOptions, Source, install};
-use super::installed::{damage, installed};
-use super::pinned::{PLUGINS, Pinned, pinned};
-
-/// A plugin that can be installed.
-#[derive(Clone, Debug)]
-pub struct Listed {
-    /// `cpu`, `cuda`, `tpu`.
-    pub name: &'static str,
-    /// The version that would be installed.
-    pub version: &'static str,
-    /// Where it is, if it is on this machine.
-    pub found: Option<Found>,
-    /// What is wrong with its files, if anything is, as far as their sizes and times tell.
-    pub damage: Option<String>,
-}
+use super::installation::{Found, InstallOptions, Source, installed};
+use super::pinned::{Pinned, pinned};
 
 /// The plugin called `name` (`cpu`, `cuda`, `tpu`, or the path of a .so file) if it is on this
 /// machine. Whether a path is a plugin, and whether an installed one is whole, is seen when it is loaded.
@@ -46,46 +32,6 @@ pub fn nvidia_packages(plugin: &Path) -> PathBuf {
     plugin.ancestors().nth(3).unwrap_or(Path::new("")).join("nvidia")
 }
 
-/// [`find`]; the CPU plugin is installed when it is not there, after telling `say` so. The others are
-/// large and need their hardware, so they are installed only when asked for.
-///
-/// # Errors
-/// [`InstallError::NotInstalled`], or why the CPU plugin could not be installed.
-pub fn find_or_install(
-    name: &str,
-    options: &InstallOptions,
-    say: impl Fn(&str),
-) -> Result<Found, InstallError> {
-    if let Some(found) = find(name, options)? {
-        return Ok(found);
-    }
-    match pinned(name) {
-        Some(plugin) if plugin.name == "cpu" => {
-            say(&format!(
-                "fetching the CPU plugin with pip, once: {} {}",
-                plugin.packages[0].distribution,
-                plugin.version()
-            ));
-            install(name, options, say)
-        }
-        Some(plugin) => Err(InstallError::NotInstalled { name: plugin.name }),
-        None => Err(InstallError::UnknownName { name: name.into() }),
-    }
-}
-
-/// Every plugin that can be installed, and where it is if it is on this machine.
-pub fn list(options: &InstallOptions) -> Vec<Listed> {
-    PLUGINS
-        .iter()
-        .map(|plugin| Listed {
-            name: plugin.name,
-            version: plugin.version(),
-            found: installed(plugin, options).or_else(|| in_python(plugin, &options.python)),
-            damage: installed(plugin, options).and_then(|_| damage(plugin, options)),
-        })
-        .collect()
-}
-
 /// Prints the directory of a package and the version of its distribution, without importing it.
 const ASK_PYTHON: &str = "
 import importlib.metadata, importlib.util, sys
@@ -101,7 +47,8 @@ if spec and spec.submodule_search_locations:
         pass
 ";
 
-fn in_python(plugin: &'static Pinned, python: &Path) -> Option<Found> {
+/// The plugin among the packages of a Python.
+pub(super) fn in_python(plugin: &'static Pinned, python: &Path) -> Option<Found> {
     let module = plugin.directory.replace('/', ".");
     let output = Command::new(python)
         .args(["-c", ASK_PYTHON, &module, plugin.packages[0].distribution])

@@ -8,78 +8,14 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
-
-use etcetera::BaseStrategy;
 
 use super::InstallError;
-use super::installed::{install_dir, installed, lock, verify_files};
+use super::find::find;
+use super::installation::{Found, InstallOptions, install_dir, installed};
+use super::installed::{lock, verify_files};
 use super::pinned::pinned;
 use super::record::Record;
 use super::wheel::{check_hash, download, hashes, unpack, wheel_of};
-
-/// Where plugins are put, and who fetches them.
-#[derive(Clone, Debug)]
-pub struct InstallOptions {
-    /// The directory for plugins and compiled programs.
-    pub cache_dir: PathBuf,
-    /// The Python whose pip is used.
-    pub python: PathBuf,
-}
-
-impl InstallOptions {
-    /// The user's cache directory and `python3`, or what `LOCKSTEP_CACHE` and `LOCKSTEP_PYTHON` name
-    /// instead.
-    ///
-    /// # Errors
-    /// [`InstallError::NoCacheDir`] when there is no home directory and no `LOCKSTEP_CACHE`.
-    pub fn from_env() -> Result<Self, InstallError> {
-        let set =
-            |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache_dir = match set("LOCKSTEP_CACHE") {
-            Some(cache_dir) => cache_dir,
-            None => etcetera::choose_base_strategy()
-                .map_err(|_| InstallError::NoCacheDir)?
-                .cache_dir()
-                .join("lockstep"),
-        };
-        Ok(Self { cache_dir, python: set("LOCKSTEP_PYTHON").unwrap_or_else(|| "python3".into()) })
-    }
-
-    /// Where installed plugins are kept, a directory for each.
-    pub(super) fn plugins_dir(&self) -> PathBuf {
-        self.cache_dir.join("plugins")
-    }
-
-    /// Where compiled programs are kept.
-    pub fn compile_cache_dir(&self) -> PathBuf {
-        self.cache_dir.join("compiled")
-    }
-}
-
-/// A plugin on this machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// The name or path that it was asked for by.
-    pub name: String,
-    /// Its shared library.
-    pub path: PathBuf,
-    /// Its version, where known.
-    pub version: Option<String>,
-    /// Where it was found.
-    pub source: Source,
-}
-
-/// Where a plugin was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// Its path was given.
-    Path,
-    /// Our own cache.
-    Cache,
-    /// A package installed in the user's Python.
-    Python,
-}
 
 /// Installs the plugin called `name` (`cpu`, `cuda`, `tpu`) unless it is installed and all its files are
 /// what they were then, and says where it is. A damaged one is installed again, after telling `say` so.
@@ -150,4 +86,31 @@ pub fn install(
         path: target,
         source: io::Error::other("the plugin vanished while it was installed"),
     })
+}
+
+/// [`find`]; the CPU plugin is installed when it is not there, after telling `say` so. The others are
+/// large and need their hardware, so they are installed only when asked for.
+///
+/// # Errors
+/// [`InstallError::NotInstalled`], or why the CPU plugin could not be installed.
+pub fn find_or_install(
+    name: &str,
+    options: &InstallOptions,
+    say: impl Fn(&str),
+) -> Result<Found, InstallError> {
+    if let Some(found) = find(name, options)? {
+        return Ok(found);
+    }
+    match pinned(name) {
+        Some(plugin) if plugin.name == "cpu" => {
+            say(&format!(
+                "fetching the CPU plugin with pip, once: {} {}",
+                plugin.packages[0].distribution,
+                plugin.version()
+            ));
+            install(name, options, say)
+        }
+        Some(plugin) => Err(InstallError::NotInstalled { name: plugin.name }),
+        None => Err(InstallError::UnknownName { name: name.into() }),
+    }
 }

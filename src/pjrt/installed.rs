@@ -2,13 +2,26 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use super::find::find;
-use super::install::{Found, InstallOptions, Source};
+use super::find::{find, in_python};
+use super::installation::{Found, InstallOptions, install_dir, installed, library, plugin_of_dir};
 use super::pinned::{PLUGINS, Pinned, pinned};
 use super::record::{self, Hashed, LOCK, Record};
 use super::{InstallError, elf};
+
+/// A plugin that can be installed.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// `cpu`, `cuda`, `tpu`.
+    pub name: &'static str,
+    /// The version that would be installed.
+    pub version: &'static str,
+    /// Where it is, if it is on this machine.
+    pub found: Option<Found>,
+    /// What is wrong with its files, if anything is, as far as their sizes and times tell.
+    pub damage: Option<String>,
+}
 
 /// What [`verify`] has found in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +35,19 @@ pub struct Verified {
     /// Was there a record of them? Older versions of this program made none: then no library is cut off, and the files
     /// have been recorded as they are now.
     pub was_recorded: bool,
+}
+
+/// Every plugin that can be installed, and where it is if it is on this machine.
+pub fn list(options: &InstallOptions) -> Vec<Listed> {
+    PLUGINS
+        .iter()
+        .map(|plugin| Listed {
+            name: plugin.name,
+            version: plugin.version(),
+            found: installed(plugin, options).or_else(|| in_python(plugin, &options.python)),
+            damage: installed(plugin, options).and_then(|_| damage(plugin, options)),
+        })
+        .collect()
 }
 
 /// The plugins of which this program has installed something, be it damaged.
@@ -117,40 +143,9 @@ fn not_ours(plugin: &'static Pinned, options: &InstallOptions) -> InstallError {
     }
 }
 
-/// The plugin in our own cache.
-pub(super) fn installed(plugin: &'static Pinned, options: &InstallOptions) -> Option<Found> {
-    let path = library(plugin, options);
-    path.is_file().then(|| Found {
-        name: plugin.name.to_owned(),
-        path,
-        version: Some(plugin.version().to_owned()),
-        source: Source::Cache,
-    })
-}
-
 /// What is wrong with the plugin in our own cache, as far as sizes and times tell.
 pub(super) fn damage(plugin: &'static Pinned, options: &InstallOptions) -> Option<String> {
     record::check(&install_dir(plugin, options)).err()
-}
-
-fn library(plugin: &Pinned, options: &InstallOptions) -> PathBuf {
-    install_dir(plugin, options).join(plugin.library_path())
-}
-
-/// The processor stands in the name because home directories are shared between machines.
-pub(super) fn install_dir(plugin: &Pinned, options: &InstallOptions) -> PathBuf {
-    let name = format!("{}-{}-{}", plugin.name, plugin.version(), std::env::consts::ARCH);
-    options.plugins_dir().join(name)
-}
-
-/// The plugin that a directory is named for, in whatever version.
-pub(super) fn plugin_of_dir(dir: &Path) -> Option<&'static Pinned> {
-    let file_name = dir.file_name()?.to_str()?;
-    PLUGINS.iter().find(|plugin| {
-        let rest = file_name.strip_prefix(plugin.name).and_then(|rest| rest.strip_prefix('-'));
-        // `cuda-compiler-1.0-x86_64` is no version of `cuda`.
-        rest.is_some_and(|version| version.starts_with(|first: char| first.is_ascii_digit()))
-    })
 }
 
 /// Waits until no other process changes what is installed, and keeps others from it while the file is open.

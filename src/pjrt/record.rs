@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::hash::sha256_of;
-use super::installed::plugin_of_dir;
+use super::installation::plugin_of_dir;
 use super::{InstallError, elf};
 
 /// The record's name in the directory of a plugin.

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use super::InstallError;
 use super::hash::sha256_of;
-use super::install::InstallOptions;
+use super::installation::InstallOptions;
 use super::pinned::{Package, Pinned};
 
 /// The hash of each wheel for this machine.

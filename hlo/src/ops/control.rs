@@ -3,9 +3,9 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::scan::region;
+use super::body::{Carried, region};
 use crate::op::Regions;
-use crate::{DType, Graph, Op, Tensor, Tracer};
+use crate::{DType, Op, Tensor, Tracer};
 
 impl Tracer {
     /// Repeats `body` on the carried values while `cond` holds. Both see outer values only if they are
@@ -80,41 +80,6 @@ impl Tracer {
     #[track_caller]
     pub fn optimization_barrier<'g>(&'g self, tensors: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
         self.apply_variadic(Op::OptimizationBarrier, tensors)
-    }
-}
-
-/// What a loop's body is traced with: types and freedom of gradients of its carried values follow from their
-/// starts, and from what the body returns for them.
-pub(super) struct Carried<'g> {
-    pub(super) starts: Vec<Tensor<'g>>,
-    /// Does no gradient flow into the value, in any round?
-    pub(super) is_free: Vec<bool>,
-}
-
-impl<'g> Carried<'g> {
-    pub(super) fn new(starts: &[Tensor<'g>]) -> Self {
-        let is_free = starts.iter().map(Tensor::is_gradient_free).collect();
-        Self { starts: starts.to_vec(), is_free }
-    }
-
-    /// A value that starts as a constant may vary, and gradients may flow into it, once the body has added to
-    /// it: then its start is handed over too. Must the body be traced once more? The values are the first that
-    /// it returns. Each time adds an axis or takes a mark somewhere, so this ends.
-    pub(super) fn follow(&mut self, body: &Graph) -> bool {
-        let mut changed = false;
-        let carried = self.starts.iter_mut().zip(&mut self.is_free);
-        for ((start, is_free), output) in carried.zip(body.outputs()) {
-            let missing = body.ty(output.value).varying.minus(start.varying());
-            if !missing.is_empty() && start.is_gradient_free() {
-                *start = start.vary(missing);
-                changed = true;
-            }
-            if *is_free && !body.is_gradient_free(output.value) {
-                *is_free = false;
-                changed = true;
-            }
-        }
-        changed
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::scan::region;
+use super::body::region;
 use crate::region::Region;
 use crate::{Op, Tensor, TensorType, Tracer};
 

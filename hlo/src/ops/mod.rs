@@ -1,5 +1,6 @@
 //! What can be done with tensors, by family.
 
+mod body;
 pub(crate) mod case;
 mod control;
 pub(crate) mod convolution;

@@ -1,8 +1,8 @@
 //! Loops with a gradient, and computing again instead of keeping.
 
-use super::control::Carried;
+use super::body::{Carried, region};
 use crate::region::{Region, Scan};
-use crate::{AxisSet, Error, Graph, Op, Tensor, Tracer};
+use crate::{Op, Tensor, Tracer};
 
 impl Tracer {
     /// Runs `body(consts, carried, slices) -> (carried, ys)` `length` times, with slice `i` of each of
@@ -132,19 +132,4 @@ impl Tracer {
         results.resize(num_results, self.poison());
         results
     }
-}
-
-/// Traces a region whose inputs are of the given types, some free of gradients.
-pub(super) fn region(
-    outer: &Tracer,
-    types: &[crate::TensorType],
-    is_free: &[bool],
-    f: impl for<'b> FnOnce(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
-) -> Result<Graph, Error> {
-    let t = Tracer::new(outer.mesh());
-    let inputs = t.region_inputs(types, is_free);
-    for (i, result) in f(&inputs).into_iter().enumerate() {
-        t.output_varying(format!("output.{i}"), result, AxisSet::ALL);
-    }
-    t.finish()
 }
