@@ -30,7 +30,7 @@ impl Formulation {
     /// | all_reduces | all in one: each is a meeting of threads | as they are: XLA's combiner overlaps them |
     /// | fusion barriers | kept: XLA fuses long chains into each of their users | dropped |
     /// | optimizer state | written at once, and read by what follows: otherwise copied first | as it is: XLA fuses both |
-    /// | reductions to one number | in two stages, the first over 32 elements at most: longer ones are not vectorised | whole |
+    /// | reductions to one number | in stages, the first over 32 elements at most: longer ones are not vectorised | whole |
     pub fn of(platform: Platform) -> Self {
         match platform {
             Platform::Cpu => Self {

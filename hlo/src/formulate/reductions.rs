@@ -1,4 +1,4 @@
-//! Long reductions in two stages.
+//! Long reductions in stages.
 
 use std::collections::HashSet;
 
