@@ -111,7 +111,7 @@ fn batch_norm_over_groups_does_not_see_replicas_or_microbatches() {
     agree_on_any_mesh(&small, 12, &[(2, 1), (4, 1), (8, 1), (2, 2)], &[], 1e-9);
 }
 
-/// In f32, the dtype it is trained in. Three steps: each multiplies what rounding has made different, by 2 to 3
+/// In f32, the dtype it is trained in. Three steps: each multiplies what rounding has made different, about twice
 /// times (`docs/performance.md`). At XLA's lowest level the programs compile in half the time.
 #[test]
 fn resnet20_agrees_on_any_number_of_replicas() {

@@ -125,8 +125,8 @@ pub struct TrainArgs {
 }
 
 const TRAIN_EXIT_CODES: &str = "\
-SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the step that is under way; everything is
-written then. A second signal ends it at once.
+SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the launches that are under way; everything
+is written then. A second signal ends it at once.
 
 Exit codes:
   0    done

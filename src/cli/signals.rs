@@ -63,6 +63,8 @@ pub fn watch(stop: &Stop) -> io::Result<Received> {
             signal => i32::try_from(signal).ok(),
         };
         let Some(signal) = signal else { return };
+        // One that came between two of the handlers has not done so itself.
+        stop.request();
         let name = watched.iter().find(|(watched, _)| *watched == signal).map_or("", |w| w.1);
         let when = if stop.has_begun() { "after this step" } else { "before the first step" };
         say(&format!("{name}: stopping {when}; once more to stop at once"));

@@ -24,13 +24,12 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
         }
         outcome => outcome?,
     };
-    if json {
-        print_line(&serde_json::to_string(&summary)?)?;
-    } else if let Some(line) = in_a_line(&summary) {
-        print_line(&line)?;
-    }
+    let line = if json { Some(serde_json::to_string(&summary)?) } else { in_a_line(&summary) };
+    let printed = line.map_or(Ok(()), |line| print_line(&line));
     match failure {
+        // It matters more than a reader that has gone away.
         Some(failure) => Err(failure.into()),
+        None if printed.is_err() => printed.map(|()| ExitCode::SUCCESS),
         None if summary.status == Status::Interrupted => Ok(received.exit_code().into()),
         None => Ok(ExitCode::SUCCESS),
     }

@@ -148,8 +148,6 @@ impl Image {
     pub fn resize(&self, rect: Rect, width: u32, height: u32) -> Result<Self, String> {
         let source = ImageRef::new(self.width, self.height, &self.pixels, PixelType::U8x3)
             .map_err(|error| error.to_string())?;
-        // A strip can be far longer than it is wide.
-        check_size(width.into(), height.into())?;
         let mut resized = Resized::new(width, height, PixelType::U8x3);
         let [left, top, crop_width, crop_height] =
             [rect.left, rect.top, rect.width, rect.height].map(f64::from);
@@ -167,14 +165,13 @@ impl Image {
     /// # Errors
     /// As [`Self::resize`].
     pub fn resize_shorter_side(&self, side: u32) -> Result<Self, String> {
-        let longer = |other: u32, shorter: u32| {
-            (u64::from(side) * u64::from(other) / u64::from(shorter)) as u32
-        };
-        let (width, height) = if self.width <= self.height {
-            (side, longer(self.height, self.width))
-        } else {
-            (longer(self.width, self.height), side)
-        };
+        let (shorter, other) = (self.width.min(self.height), self.width.max(self.height));
+        let longer = u64::from(side) * u64::from(other) / u64::from(shorter);
+        // A strip can be far longer than it is wide.
+        check_size(side.into(), longer)?;
+        let longer = longer as u32;
+        let (width, height) =
+            if self.width <= self.height { (side, longer) } else { (longer, side) };
         self.resize(Rect::whole(self), width, height)
     }
 
@@ -290,8 +287,12 @@ mod tests {
         let message = decode(&jpeg).err().unwrap();
         assert!(message.starts_with("65535 x 65535 are more than"), "{message}");
 
-        let strip = Image { width: 1, height: 1 << 20, pixels: vec![0; 3 << 20] };
-        let message = strip.resize_shorter_side(256).err().unwrap();
-        assert!(message.starts_with("256 x 268435456 are more than"), "{message}");
+        // The longer one would have no pixel, counted with 32 bits.
+        for (height, expected) in [(1 << 20, "256 x 268435456"), (1 << 24, "256 x 4294967296")] {
+            let pixels = vec![0; 3 * height as usize];
+            let strip = Image { width: 1, height, pixels };
+            let message = strip.resize_shorter_side(256).err().unwrap();
+            assert!(message.starts_with(&format!("{expected} are more than")), "{message}");
+        }
     }
 }

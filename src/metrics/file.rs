@@ -29,7 +29,7 @@ pub fn replace_file(path: &Path, contents: &[u8]) -> io::Result<()> {
 
 /// How the names of files begin that [`replace_file`] leaves unfinished where the process is killed.
 pub fn unfinished_prefix(path: &Path) -> OsString {
-    let mut prefix = OsString::from(".");
+    let mut prefix = OsString::from(".unfinished.");
     prefix.push(path.file_name().unwrap_or_default());
     prefix.push(".");
     prefix

@@ -113,6 +113,9 @@ impl Progress {
     /// Dropping does the same.
     pub fn finish(&mut self) {
         let View::Bar(bar) = &self.view else { return };
+        if bar.is_finished() {
+            return;
+        }
         bar.finish_and_clear();
         BAR.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(last) = self.last.take() {

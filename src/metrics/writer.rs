@@ -33,7 +33,7 @@ pub struct StepMetrics {
     pub num_skipped: u64,
     /// Milliseconds of the whole step; steps of one launch share its time evenly.
     pub step_ms: f64,
-    /// Milliseconds in which the host worked rather than waited.
+    /// Milliseconds that the host took to start it.
     pub host_ms: f64,
     /// Milliseconds in which the loop waited for its batch.
     pub data_wait_ms: f64,
@@ -200,6 +200,12 @@ impl<A: Append> Lines<A> {
         let line = serde_json::to_vec(step).unwrap_or_default();
         // What comes after a line that is lost is lost, too: what is there has no gap.
         if self.num_lost > 0 || self.pending.len() + line.len() >= MAX_PENDING_BYTES {
+            if self.num_lost == 0 {
+                let (path, step) = (self.path.display(), step.step);
+                say(&format!(
+                    "there is no room to keep more lines of {path}: from step {step} on they are lost"
+                ));
+            }
             self.num_lost += 1;
             return;
         }
@@ -223,7 +229,9 @@ impl<A: Append> Lines<A> {
             Err(error) if !self.is_failing => say(&format!(
                 "cannot write {path}: {error}; the run goes on, and its lines are kept until they can be written"
             )),
-            Ok(()) if self.is_failing => say(&format!("{path} can be written again")),
+            Ok(()) if self.is_failing && self.num_lost == 0 => {
+                say(&format!("{path} can be written again"));
+            }
             _ => {}
         }
         self.is_failing = written.is_err();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::abi::*;
@@ -53,12 +53,12 @@ struct InFlight {
 
 /// How many launches this process has made. XLA's CPU backend tells collectives apart by the number of their launch
 /// alone: with equal numbers, replicas of two clients would meet and read each other's memory.
-static NUM_LAUNCHES: AtomicU32 = AtomicU32::new(0);
+static NUM_LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
 /// Another number than any launch of this process has had: 1 to 2^31 - 1, and then again from 1. 0 would mean that the
 /// launch has none.
 fn next_launch_id() -> i32 {
-    let before = NUM_LAUNCHES.fetch_add(1, Ordering::Relaxed) % i32::MAX as u32;
+    let before = NUM_LAUNCHES.fetch_add(1, Ordering::Relaxed) % i32::MAX as u64;
     before as i32 + 1
 }
 

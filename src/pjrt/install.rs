@@ -77,11 +77,18 @@ pub fn install(
     }
     Record::of(&tree).and_then(|record| record.write(&tree)).map_err(cache_error)?;
     let target = install_dir(plugin, options);
+    let old = work.path().join("old");
     if target.exists() {
         // Processes that have it loaded go on with it: what they have mapped stays until they end.
-        fs::rename(&target, work.path().join("old")).map_err(cache_error)?;
+        fs::rename(&target, &old).map_err(cache_error)?;
     }
-    fs::rename(&tree, &target).map_err(cache_error)?;
+    fs::rename(&tree, &target).map_err(|error| {
+        if old.exists() {
+            // The first error is the one to be told of.
+            let _ = fs::rename(&old, &target);
+        }
+        cache_error(error)
+    })?;
     installed(plugin, options).ok_or_else(|| InstallError::Cache {
         path: target,
         source: io::Error::other("the plugin vanished while it was installed"),

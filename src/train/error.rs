@@ -70,7 +70,12 @@ pub enum Error {
     /// The output directory.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
-    /// Somebody wished the run to end before there was anything to be kept.
+    /// The configuration does not go into TOML.
+    #[error(
+        "cannot write the configuration down, which a run keeps beside its results: {0}; paths must be Unicode"
+    )]
+    Unwritable(#[source] toml::ser::Error),
+    /// The run was asked to end before there was anything to be kept.
     #[error("stopped before the first step; nothing was written")]
     StoppedBeforeStart,
     /// More replicas than there are devices.

@@ -124,6 +124,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let Options { started, out, overwrite, init, stop } = options;
     // Before anything that takes time: a run that could not be written down does not start.
     let dir = out.as_deref().map(|out| RunDir::claim(out, *overwrite)).transpose()?;
+    let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
     let check = || stop.check();
     let (client, plan, mut trainer) = setup::start(job, &Spans::new(*started), check)?;
     if let Some(path) = init {
@@ -134,7 +135,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     say(&describe_synchronisation(&trainer));
     stop.check()?;
 
-    let mut recorder = Recorder::begin(dir, job, &plan, &client, &trainer, *started)?;
+    let mut recorder = Recorder::begin(dir, &resolved, job, &plan, &client, &trainer, *started)?;
     stop.begin();
     let ended = Steps::new(job, &plan, stop, &mut recorder).run(&mut trainer);
     if let Some(report) = job.splits.skipped_report() {
@@ -146,9 +147,18 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         Err(error) => (false, Some(error)),
     };
     // Whatever ended the steps: what is sound is kept. What a failed proof or launch leaves is not.
-    let params = match &failure {
-        Some(Error::LockstepLost { .. } | Error::Pjrt(_)) => None,
-        _ => match trainer.model() {
+    let is_sound = match &failure {
+        Some(Error::LockstepLost { .. } | Error::Pjrt(_)) => false,
+        // Else the steps have ended with a proof.
+        Some(_) if job.config.train.check_lockstep_every > 0 => {
+            let proved = trainer.prove_lockstep();
+            proved.inspect_err(|error| recorder.say(&format!("error: {error}"))).is_ok()
+        }
+        _ => true,
+    };
+    let params = match is_sound {
+        false => None,
+        true => match trainer.model() {
             Ok(params) => Some(params),
             Err(error) => {
                 failure.get_or_insert(error);

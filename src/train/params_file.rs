@@ -96,7 +96,7 @@ fn read_announced(path: &Path) -> Result<Vec<u8>, String> {
     file.by_ref().take(header_bytes).read_to_end(&mut bytes).map_err(in_words)?;
     let header: Metadata = serde_json::from_slice(bytes.get(8..).unwrap_or_default())
         .map_err(|error| damaged(format!("its header is {error}")))?;
-    let expected = 8 + header_bytes + header.data_len() as u64;
+    let expected = (8 + header_bytes).saturating_add(header.data_len() as u64);
     if found != expected {
         return Err(damaged(format!("it has {found} bytes, but its header announces {expected}")));
     }

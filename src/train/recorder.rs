@@ -1,7 +1,5 @@
 //! What a run writes down, shows and leaves behind.
 
-use std::io;
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use hlo::{Axis, Literal, Tree};
@@ -10,7 +8,6 @@ use super::run_dir::{CONFIG_FILE, RunDir};
 use super::{
     Error, EvalResult, Job, Outcome, Plan, StepResult, Trainer, params_file, params_fingerprint,
 };
-use crate::config::Config;
 use crate::metrics::{
     self, EvalMetrics, MetricsWriter, Progress, Status, StepMetrics, StepTimer, Summary,
     replace_file, say,
@@ -31,25 +28,22 @@ pub(super) struct Recorder {
     held: Option<StepMetrics>,
 }
 
-fn save_config(config: &Config, path: &Path) -> Result<(), metrics::Error> {
-    let text = config.to_toml().map_err(io::Error::other);
-    let written = text.and_then(|text| replace_file(path, text.as_bytes()));
-    written.map_err(|source| metrics::Error::Write { path: path.to_owned(), source })
-}
-
 /// Where the time of a launch went.
 #[derive(Clone, Copy)]
 pub(super) struct LaunchTimes {
+    /// Steps that it took, of which some may have changed nothing.
+    pub num_steps: usize,
     pub took: Duration,
     pub host: Duration,
     pub data_wait: Duration,
 }
 
 impl Recorder {
-    /// Takes the directory, in which nothing has been changed before, and writes a summary that says that
-    /// the run is under way.
+    /// Takes the directory, in which nothing has been changed before, and writes the `resolved` configuration
+    /// and a summary that says that the run is under way.
     pub fn begin(
         dir: Option<RunDir>,
+        resolved: &str,
         job: &Job<'_>,
         plan: &Plan,
         client: &Client,
@@ -74,13 +68,17 @@ impl Recorder {
             ..Summary::default()
         };
         let create = |dir: &RunDir| {
-            dir.begin()?;
-            save_config(job.config, &dir.path().join(CONFIG_FILE))?;
+            let path = dir.path().join(CONFIG_FILE);
+            let written = replace_file(&path, resolved.as_bytes());
+            written.map_err(|source| metrics::Error::Write { path, source })?;
             summary.save(dir.path())?;
-            Ok::<_, Error>(MetricsWriter::create(dir.path())?)
+            MetricsWriter::create(dir.path())
         };
         let writer = match &dir {
-            Some(dir) => Some(create(dir).inspect_err(|_| dir.end(false))?),
+            Some(dir) => {
+                dir.begin()?;
+                Some(create(dir).inspect_err(|_| dir.give_up())?)
+            }
             None => None,
         };
         Ok(Self {
@@ -95,11 +93,11 @@ impl Recorder {
         })
     }
 
-    /// Writes the steps of a launch down. They share its time evenly. The line of the last one waits for the
+    /// Writes steps of a launch down. All that it took share its time evenly. The line of the last one waits for the
     /// evaluation after it, if there `is_evaluation`.
     pub fn launch(&mut self, results: &[StepResult], times: LaunchTimes, is_evaluation: bool) {
-        self.timer.record(times.took, results.len());
-        let ms = |time: Duration| time.as_secs_f64() * 1e3 / results.len() as f64;
+        self.timer.record(times.took, times.num_steps);
+        let ms = |time: Duration| time.as_secs_f64() * 1e3 / times.num_steps as f64;
         let step_ms = ms(times.took);
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         for result in results {

@@ -3,8 +3,7 @@
 //!
 //! A run that is to take another's place first moves that one's files into `replaced-run` and removes them
 //! when it is done itself. So a run that fails or is stopped has taken nothing away. Where such a run is to be
-//! replaced in turn, and the one before it is still there, the better one is kept: a run that failed or was
-//! killed makes way, one that was stopped and has parameters is put in the place of the one before it.
+//! replaced in turn, and the one before it is still there, the better one is kept: see `worth`.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -49,11 +48,20 @@ pub enum RunDirError {
         "{} is {what}, and the run is to write a file of that name; remove it, or choose another directory \
          with --out", path.display()
     )]
-    NoFile {
+    NotAFile {
         /// The place.
         path: PathBuf,
         /// What stands there.
         what: &'static str,
+    },
+    /// What is set aside would be mixed with something else.
+    #[error(
+        "{} holds files that are no run's, and the run before this one is to be kept there; move them away, or \
+         choose another directory with --out", path.display()
+    )]
+    NotARun {
+        /// Where the run before would be kept.
+        path: PathBuf,
     },
     /// It is another run's.
     #[error(
@@ -107,13 +115,17 @@ impl RunDir {
         for path in FILES.map(|name| path.join(name)) {
             let what = match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() => "a directory",
-                Ok(metadata) if !metadata.is_file() => "no regular file",
+                Ok(metadata) if !metadata.is_file() => "not a regular file",
                 _ => continue,
             };
-            return Err(RunDirError::NoFile { path, what });
+            return Err(RunDirError::NotAFile { path, what });
         }
         let this = Self { path: dir, _lock: lock };
         let names = this.names();
+        let replaced = this.path.join(REPLACED);
+        if overwrite && !names.is_empty() && has_foreign_files(&replaced) {
+            return Err(RunDirError::NotARun { path: replaced });
+        }
         match names.is_empty() || overwrite {
             true => Ok(this),
             false => Err(RunDirError::Occupied { dir: this.path, names }),
@@ -136,6 +148,14 @@ impl RunDir {
             say(&format!("the run before this one is kept in {place} until this one is done"));
         }
         Ok(())
+    }
+
+    /// Removes what this run has written, which did not come to its first step.
+    pub fn give_up(&self) {
+        if let Err(error) = remove_run_files(&self.path) {
+            say(&format!("cannot remove what was written into {}: {error}", self.path.display()));
+        }
+        self.end(false);
     }
 
     /// Removes what this run has replaced, if it `is_done`, and else says where that is.
@@ -169,7 +189,7 @@ impl RunDir {
         if names.is_empty() && !is_moving {
             return Ok(());
         }
-        if !is_moving && self.replaced().is_some() && !ended_well(&self.path) {
+        if !is_moving && self.replaced().is_some() && worth(&self.path) < worth(&replaced) {
             return remove_run_files(&self.path);
         }
         fs::create_dir_all(&moving)?;
@@ -186,12 +206,25 @@ fn files_in(dir: &Path) -> Vec<&'static str> {
     FILES.into_iter().filter(|name| dir.join(name).exists()).collect()
 }
 
-/// Has the run in a directory parameters, and neither failed nor been killed?
-fn ended_well(dir: &Path) -> bool {
+/// What the run in a directory is worth to whoever made it: one that is done more than one that was stopped after
+/// some steps, and that more than one that failed, was killed, or has no parameters.
+fn worth(dir: &Path) -> u32 {
     let summary = fs::read(dir.join(Summary::FILE)).unwrap_or_default();
     let summary: Value = serde_json::from_slice(&summary).unwrap_or_default();
-    dir.join(params_file::FILE).exists()
-        && !matches!(summary["status"].as_str(), Some("running" | "failed"))
+    match summary["status"].as_str() {
+        _ if !dir.join(params_file::FILE).exists() => 0,
+        Some("done") => 2,
+        Some("interrupted") if summary["steps"].as_u64() > Some(0) => 1,
+        _ => 0,
+    }
+}
+
+/// Does a directory hold anything that no run has left there?
+fn has_foreign_files(dir: &Path) -> bool {
+    let is_foreign = |entry: io::Result<fs::DirEntry>| {
+        entry.is_ok_and(|entry| !FILES.iter().any(|name| entry.file_name() == *name))
+    };
+    fs::read_dir(dir).is_ok_and(|mut entries| entries.any(is_foreign))
 }
 
 fn remove_run_files(dir: &Path) -> io::Result<()> {
@@ -289,6 +322,28 @@ mod tests {
     }
 
     #[test]
+    fn the_run_that_is_worth_more_is_kept() {
+        let runs = ["failed", "interrupted", "done"];
+        for (first, second) in runs.iter().flat_map(|a| runs.iter().map(move |b| (a, b))) {
+            let dir = tempfile::tempdir().unwrap();
+            let replaced = dir.path().join(REPLACED);
+            fs::create_dir(&replaced).unwrap();
+            for (place, status) in [(&*replaced, first), (dir.path(), second)] {
+                let summary = format!("{{\"status\": {status:?}, \"steps\": 7}}");
+                write_run(place, &summary);
+            }
+            RunDir::claim(dir.path(), true).unwrap().begin().unwrap();
+            let place = |status: &&str| runs.iter().position(|run| run == status);
+            let kept = if place(second) < place(first) { first } else { second };
+            let summary = fs::read_to_string(replaced.join(Summary::FILE)).unwrap();
+            assert!(summary.contains(kept), "{first}, {second}: {summary}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        write_run(dir.path(), "{\"status\": \"interrupted\", \"steps\": 0}");
+        assert_eq!(worth(dir.path()), 0);
+    }
+
+    #[test]
     fn a_folder_of_the_same_name_with_something_else_in_it_stays() {
         let dir = tempfile::tempdir().unwrap();
         let mine = dir.path().join(REPLACED).join("notes");
@@ -296,7 +351,9 @@ mod tests {
         fs::write(&mine, "mine").unwrap();
         RunDir::claim(dir.path(), false).unwrap().end(true);
         write_run(dir.path(), "a");
-        RunDir::claim(dir.path(), true).unwrap().begin().unwrap_err();
+        let error = RunDir::claim(dir.path(), true).unwrap_err();
+        assert!(matches!(error, RunDirError::NotARun { .. }), "{error}");
+        assert_eq!(name_of(dir.path()), FILES.map(|_| Some("a".to_owned())));
         assert_eq!(fs::read_to_string(mine).unwrap(), "mine");
     }
 }

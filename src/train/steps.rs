@@ -16,7 +16,7 @@ const MAX_IN_FLIGHT: usize = 2;
 pub(super) enum End {
     /// All were taken, and this is what is not finite after them.
     Done(Option<Error>),
-    /// Somebody wished it, before the last of them or before the evaluation after it had ended.
+    /// It was asked to, before the last of them or before the evaluation after it had ended.
     Interrupted,
 }
 
@@ -98,6 +98,8 @@ impl<'a> Steps<'a> {
             self.finish(trainer, &mut in_flight, keep)?;
             if prove {
                 trainer.prove_lockstep()?;
+                // Its time is not the next step's.
+                self.last_end = Instant::now();
             }
             if evaluate {
                 self.evaluate(trainer)?;
@@ -108,7 +110,11 @@ impl<'a> Steps<'a> {
             // What is saved has been proved.
             trainer.prove_lockstep()?;
         }
-        if trainer.steps_taken() < total || !self.evaluate(trainer)? {
+        if trainer.steps_taken() < total {
+            return Ok(End::Interrupted);
+        }
+        // A run whose last update was left out ends so, evaluated or not.
+        if !self.evaluate(trainer)? && self.skipped_last.is_none() {
             return Ok(End::Interrupted);
         }
         Ok(End::Done(self.nonfinite_end()))
@@ -126,7 +132,8 @@ impl<'a> Steps<'a> {
             let results = trainer.finish(pending)?;
             let end = Instant::now();
             let took = end - std::mem::replace(&mut self.last_end, end);
-            self.record(&results, LaunchTimes { took, host, data_wait })?;
+            let num_steps = results.len();
+            self.record(&results, LaunchTimes { num_steps, took, host, data_wait })?;
         }
         Ok(())
     }
@@ -170,7 +177,7 @@ impl<'a> Steps<'a> {
         Some(Error::NonFiniteEval { loss })
     }
 
-    /// Evaluates, unless somebody wishes the run to end meanwhile: has it been done?
+    /// Evaluates, unless the run is asked to end meanwhile: has it been done?
     fn evaluate(&mut self, trainer: &Trainer) -> Result<bool, Error> {
         let source = &self.job.splits.eval;
         let eval = trainer.evaluate_unless(source, self.plan, || self.stop.is_requested())?;

@@ -5,28 +5,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Error;
 
-/// A wish from outside that a run end: after the step that is under way or, where none has been taken yet,
-/// before the first. Clones share the wish.
+/// A request from outside that a run end: after the launches that are under way or, where there is none yet,
+/// before the first step. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
-    is_wished: Arc<AtomicBool>,
+    requested: Arc<AtomicBool>,
     has_begun: Arc<AtomicBool>,
 }
 
 impl Stop {
     /// Asks the run to end.
     pub fn request(&self) {
-        self.is_wished.store(true, Ordering::Relaxed);
+        self.requested.store(true, Ordering::Relaxed);
     }
 
-    /// The wish itself, for signal handlers, which can do no more than set it.
+    /// The flag itself, for signal handlers, which can do no more than set it.
     pub fn flag(&self) -> Arc<AtomicBool> {
-        self.is_wished.clone()
+        self.requested.clone()
     }
 
     /// Has it been asked to end?
     pub fn is_requested(&self) -> bool {
-        self.is_wished.load(Ordering::Relaxed)
+        self.requested.load(Ordering::Relaxed)
     }
 
     /// Has the run come to its first step?

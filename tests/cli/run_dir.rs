@@ -90,23 +90,24 @@ fn a_run_replaces_another_only_where_it_is_told_to_and_only_by_a_better_one() {
 }
 
 #[test]
-fn a_stopped_run_is_kept_until_the_one_in_its_place_is_done() {
+fn a_stopped_run_takes_nothing_from_the_one_that_is_done() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let overwrite = ["--overwrite", "--out", text(&out)];
     lockstep(&train_args(&SHORT, &["--out", text(&out)])).succeeded();
+    let done = contents(&out);
     let long = ["model.hidden=[8]", "train.steps=1000000", "mesh.data=1"];
     let (mut run, _) = Running::with_stderr_in(dir.path(), &train_args(&long, &overwrite));
     run.until_begun(&out);
     run.send("INT");
     assert_eq!(run.exit_code(), Some(130));
-    let stopped = contents(&out);
+    assert_eq!(summary(&out)["status"], "interrupted");
     let replaced = out.join(REPLACED);
-    assert_eq!(summary(&replaced)["status"], "done");
+    assert_eq!(contents(&replaced), done);
 
-    // It has sound parameters, and was to take the first one's place.
+    // Nor does the next one, in place of the stopped one.
     assert_eq!(lockstep(&train_args(&DIVERGED, &overwrite)).code, Some(1));
-    assert_eq!(contents(&replaced), stopped);
+    assert_eq!(contents(&replaced), done);
 }
 
 #[test]
