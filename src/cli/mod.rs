@@ -46,7 +46,8 @@ pub fn main(started: Instant) -> ExitCode {
     if matches!(args.command, Command::Train { .. } | Command::Bench(_)) {
         allocator::tune();
     }
-    match run(args.command, started) {
+    let ran = signals::keep_on_long_files().map_err(anyhow::Error::from);
+    match ran.and_then(|()| run(args.command, started)) {
         Ok(code) => code,
         Err(error) => {
             say(&format!("error: {}", in_words(&error)));

@@ -35,6 +35,14 @@ impl Received {
     }
 }
 
+/// From here on a file that may not become longer is an error of whoever writes it, not the end of the process.
+///
+/// # Errors
+/// A handler that cannot be set up.
+pub fn keep_on_long_files() -> io::Result<()> {
+    flag::register(SIGXFSZ, Arc::default()).map(drop)
+}
+
 /// From here on the first signal stops the run, which is said at once, and the second ends the process: what
 /// the run waits for may be what hangs. Signals that the process was started to ignore, as `nohup` does, stay
 /// ignored.
@@ -42,8 +50,6 @@ impl Received {
 /// # Errors
 /// A handler that cannot be set up, or no thread.
 pub fn watch(stop: &Stop) -> io::Result<Received> {
-    // A file that may not become longer is an error of whoever writes it, not the end of the process.
-    flag::register(SIGXFSZ, Arc::default())?;
     let received = Arc::new(AtomicUsize::new(0));
     let ignored = ignored();
     let watched = SIGNALS.into_iter().filter(|(signal, _)| ignored & (1 << (signal - 1)) == 0);

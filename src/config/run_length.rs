@@ -97,7 +97,7 @@ pub enum RunLengthError {
     /// Not one whole batch in an epoch.
     #[error(
         "the global batch of {global_batch} is larger than the {num_examples} training examples; \
-         set train.global_batch to at most {num_examples}"
+         it may have at most {num_examples}: lower train.global_batch, or train.batch_per_replica or the number of replicas"
     )]
     BatchExceedsData {
         /// Training examples there are.

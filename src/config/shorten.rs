@@ -19,16 +19,24 @@ pub fn shorten(text: &str) -> Cow<'_, str> {
     shortened_to(text, MAX_QUOTED)
 }
 
-/// The text with every word that is far too long for a terminal shortened: the last sieve for what was
-/// quoted by someone else, a library or the operating system.
+/// The text with every word that is far too long for a terminal shortened, and with control characters
+/// escaped, which could change what a terminal shows: the last sieve for what was quoted by someone else, a
+/// library or the operating system.
 pub fn shorten_words(text: &str) -> Cow<'_, str> {
-    if text.split_whitespace().all(|word| word.len() <= MAX_WORD) {
+    let is_control = |c: char| c.is_control() && !c.is_whitespace();
+    let is_fine = |word: &str| word.len() <= MAX_WORD && !word.contains(is_control);
+    if text.split_whitespace().all(is_fine) {
         return Cow::Borrowed(text);
     }
     let words = text.split_inclusive(char::is_whitespace);
     let shortened = |word: &str| {
         let bare = word.trim_end();
-        shortened_to(bare, MAX_WORD).into_owned() + &word[bare.len()..]
+        let escaped = |c: char| match is_control(c) {
+            true => c.escape_default().to_string(),
+            false => c.to_string(),
+        };
+        let short: String = shortened_to(bare, MAX_WORD).chars().map(escaped).collect();
+        short + &word[bare.len()..]
     };
     Cow::Owned(words.map(shortened).collect())
 }
@@ -58,6 +66,7 @@ mod tests {
         assert!(shorten(&"ü".repeat(MAX_QUOTED + 1)).chars().count() < MAX_QUOTED);
         let text = format!("two  words\n{}\tmore", "x".repeat(MAX_WORD));
         assert_eq!(shorten_words(&text), text);
+        assert_eq!(shorten_words("a \u{1b}[2Jb\n"), "a \\u{1b}[2Jb\n");
         let long = shorten_words(&format!("a {} b", "x".repeat(1 << 20))).into_owned();
         assert!(
             long.len() < MAX_WORD && long.starts_with("a xx") && long.ends_with(" b"),

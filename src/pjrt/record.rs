@@ -4,9 +4,9 @@
 //! every start would cost more than many runs, so the record remembers when each file was last changed: a start looks
 //! at sizes and times, and hashes only a file whose time is another one.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -88,7 +88,10 @@ impl Record {
 
     /// Puts it into `dir`, whole or not at all.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
-        let mut file = tempfile::Builder::new().prefix(FILE).tempfile_in(dir)?;
+        // Readable for whoever can read the plugin, as far as the process's umask allows.
+        let permissions = Permissions::from_mode(0o666);
+        let mut file =
+            tempfile::Builder::new().prefix(FILE).permissions(permissions).tempfile_in(dir)?;
         serde_json::to_writer(&mut file, self)?;
         file.persist(dir.join(FILE))?;
         Ok(())

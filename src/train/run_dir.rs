@@ -56,7 +56,7 @@ pub enum RunDirError {
     },
     /// What is set aside would be mixed with something else.
     #[error(
-        "{} holds files that are no run's, and the run before this one is to be kept there; move them away, or \
+        "the run before this one is to be kept in {}, which is no directory or holds other files; move that away, or \
          choose another directory with --out", path.display()
     )]
     NotARun {
@@ -99,6 +99,11 @@ impl RunDir {
             if path.is_file() {
                 return Err(io::Error::other("it is a file"));
             }
+            if [REPLACED, MOVING].iter().any(|name| path.ends_with(name)) {
+                return Err(io::Error::other(
+                    "runs that are being replaced are kept under that name",
+                ));
+            }
             fs::create_dir_all(path)?;
             tempfile::tempfile_in(path)?;
             File::open(path)
@@ -123,7 +128,7 @@ impl RunDir {
         let this = Self { path: dir, _lock: lock };
         let names = this.names();
         let replaced = this.path.join(REPLACED);
-        if overwrite && !names.is_empty() && has_foreign_files(&replaced) {
+        if overwrite && !names.is_empty() && (replaced.is_file() || has_foreign_files(&replaced)) {
             return Err(RunDirError::NotARun { path: replaced });
         }
         match names.is_empty() || overwrite {
@@ -307,7 +312,7 @@ mod tests {
             for name in &FILES[..num_moved] {
                 fs::rename(dir.path().join(name), moving.join(name)).unwrap();
             }
-            fs::write(dir.path().join(".params.safetensors.x1"), "half").unwrap();
+            fs::write(dir.path().join(".unfinished.params.safetensors.x1"), "half").unwrap();
             RunDir::claim(dir.path(), false).unwrap_err();
             let claimed = RunDir::claim(dir.path(), true).unwrap();
             claimed.begin().unwrap();
@@ -341,6 +346,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write_run(dir.path(), "{\"status\": \"interrupted\", \"steps\": 0}");
         assert_eq!(worth(dir.path()), 0);
+        let error = RunDir::claim(&dir.path().join(REPLACED), false).unwrap_err().to_string();
+        assert!(error.contains("are kept under that name"), "{error}");
     }
 
     #[test]

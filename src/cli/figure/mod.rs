@@ -18,6 +18,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontStyle, TextStyle, register_font};
 
+use crate::metrics::replace_file;
+
 pub use ticks::{bytes, numbers, powers};
 
 /// A picture: diagrams one below the other under a title.
@@ -101,7 +103,7 @@ pub fn save(path: &Path, figure: &Figure) -> Result<()> {
         "png" => png(figure)?,
         _ => bail!("cannot draw {}: end its name in .svg or .png", path.display()),
     };
-    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    replace_file(path, &bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The last part of a path, for a title.
