@@ -14,8 +14,9 @@ pub struct Running(Child);
 
 impl Running {
     fn start(args: &[String], stderr: Stdio) -> Self {
-        let mut command = Command::new(BINARY);
-        command.args(args);
+        // Whoever runs the tests in the background may have told them to ignore SIGINT.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=HUP,INT,TERM", BINARY]).args(args);
         Self::spawn(&mut command, stderr)
     }
 
