@@ -35,7 +35,7 @@ pub struct RunDir {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunDirError {
-    /// It cannot be made, or no file in it.
+    /// It cannot be made, or a file cannot be made in it.
     #[error("cannot write into the output directory {}: {source}; choose another with --out", dir.display())]
     Unusable {
         /// The directory.
@@ -56,7 +56,7 @@ pub enum RunDirError {
     },
     /// What is set aside would be mixed with something else.
     #[error(
-        "the run before this one is to be kept in {}, which is no directory or holds other files; move that away, or \
+        "the run before this one is to be kept in {}, which is not a directory or holds other files; move that away, or \
          choose another directory with --out", path.display()
     )]
     NotARun {

@@ -80,11 +80,11 @@ impl Split {
     /// The largest group along a dim that leaves enough lanes.
     fn of(ty: &TensorType, dim: usize, max_group: usize) -> Option<Self> {
         let size = ty.dims[dim];
-        let behind: usize = ty.dims[dim + 1..].iter().product();
-        let is_inner = behind >= MANY_LANES;
+        let after: usize = ty.dims[dim + 1..].iter().product();
+        let is_inner = after >= MANY_LANES;
         (2..=max_group.min(size)).rev().filter(|group| size.is_multiple_of(*group)).find_map(
             |group| {
-                let lanes = if is_inner { behind } else { size / group * behind };
+                let lanes = if is_inner { after } else { size / group * after };
                 (lanes >= MIN_LANES).then_some(Self { dim, group, lanes, is_inner })
             },
         )
