@@ -17,7 +17,7 @@ use lockstep::config::{self, Config};
 use lockstep::data;
 use lockstep::pjrt::Platform;
 use lockstep::step;
-use lockstep::train::{Plan, step_graph};
+use lockstep::train::{Run, step_graph};
 use models::Model;
 use models::resnet::ResNet;
 
@@ -39,9 +39,9 @@ fn graphs(criterion: &mut Criterion) {
             config::Model::Gpt(gpt) => Box::new(gpt.model()),
             config::Model::Mlp(_) => unreachable!("not among the cases"),
         };
-        let plan = Plan::new(&config, &splits, 8, Platform::Cpu).expect("a batch for 8 replicas");
-        let spec = plan.spec(&*model);
-        let formulation = plan.compile.formulation;
+        let run = Run::new(&config, &splits, 8, Platform::Cpu).expect("a batch for 8 replicas");
+        let spec = run.spec(&*model);
+        let formulation = run.compile.formulation;
         let step = step_graph(&spec, formulation).expect("an example traces");
         let mut group = criterion.benchmark_group(name);
         group.sample_size(10).warm_up_time(Duration::from_secs(1));

@@ -91,7 +91,7 @@ fn values_and_defaults_are_read() {
     assert_eq!(config.parallel.bucket_bytes, AutoOr::Auto);
     assert_eq!(config.device.backend, Backend::Cpu);
     assert!(config.compile.cache && config.compile.overrides.is_empty());
-    assert_eq!(config.batch_plan(4).unwrap().microbatch(), 16);
+    assert_eq!(config.split_batch(4).unwrap().microbatch(), 16);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use lockstep::config::{self, Config};
 use lockstep::data::{self, TrainBatches};
 use lockstep::pjrt::{Arg, CompileOptions, Executable, OverrideValue, Platform};
 use lockstep::step;
-use lockstep::train::{Plan, Trainer, open_devices};
+use lockstep::train::{Run, Trainer, open_devices};
 use models::gpt::{self, Gpt};
 use models::{Batch, Loss, Model, Precision, Scope};
 
@@ -60,15 +60,15 @@ fn losses(num_steps: u64, sets: &[String]) -> Vec<f64> {
     let model = OnLevels(gpt.model());
     let splits = data::open(&config.data, config.train.seed).unwrap();
     let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
-    let plan = Plan::new(&config, &splits, num_replicas, client.platform()).unwrap();
-    let mut trainer = Trainer::new(&client, &plan, &model, config.train.seed).unwrap();
-    let (seed, size) = (config.train.seed, plan.batch.global_batch());
+    let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();
+    let mut trainer = Trainer::new(&client, &run, &model, config.train.seed).unwrap();
+    let (seed, size) = (config.train.seed, run.batch.global_batch());
     let batches = TrainBatches::new(splits.train, seed, size, num_replicas).unwrap();
     let sender = trainer.batch_sender();
     (0..num_steps)
         .map(|step| {
             let batch = sender.send(batches.get(step).unwrap()).unwrap();
-            let pending = trainer.step(batch, plan.schedule.lr(step)).unwrap();
+            let pending = trainer.step(batch, run.schedule.lr(step)).unwrap();
             trainer.finish(pending).unwrap()[0].loss
         })
         .collect()
@@ -137,8 +137,8 @@ fn gpt2_124m_starts_at_the_loss_of_guessing() {
     let config::Model::Gpt(gpt) = &config.model else { panic!("another model") };
     let model = gpt.model();
     let splits = data::open(&config.data, config.train.seed).unwrap();
-    let plan = Plan::new(&config, &splits, 1, Platform::Cpu).unwrap();
-    let spec = plan.spec(&model);
+    let run = Run::new(&config, &splits, 1, Platform::Cpu).unwrap();
+    let spec = run.spec(&model);
     let sizes = spec.parameters().unwrap();
     let count: usize = sizes.values().map(|p| p.dims.iter().product::<usize>()).sum();
     assert_eq!(count, 124_439_808);

@@ -13,7 +13,7 @@ use lockstep::data::{self, Splits, TrainBatches};
 use lockstep::optim::{Context, Transformation};
 use lockstep::pjrt::Platform;
 use lockstep::step::{self, StepError};
-use lockstep::train::{Error, Plan, Trainer, open_devices, params_fingerprint};
+use lockstep::train::{Error, Run, Trainer, open_devices, params_fingerprint};
 use models::mlp::Mlp;
 
 /// Digits with everything on that could depend on N: dropout, layer norm, momentum of both kinds.
@@ -27,22 +27,22 @@ fn load(sets: &[&str]) -> (Config, Splits, Mlp) {
     (config, splits, model)
 }
 
-struct Run {
+struct Training {
     trainer: Trainer,
-    plan: Plan,
+    run: Run,
     batches: TrainBatches,
     losses: Vec<f64>,
 }
 
-impl Run {
+impl Training {
     fn new(sets: &[&str]) -> Self {
         let (config, splits, model) = load(sets);
         let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
-        let plan = Plan::new(&config, &splits, num_replicas, client.platform()).unwrap();
-        let trainer = Trainer::new(&client, &plan, &model, config.train.seed).unwrap();
-        let (batch, seed) = (plan.batch.global_batch(), config.train.seed);
+        let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();
+        let trainer = Trainer::new(&client, &run, &model, config.train.seed).unwrap();
+        let (batch, seed) = (run.batch.global_batch(), config.train.seed);
         let batches = TrainBatches::new(splits.train, seed, batch, num_replicas).unwrap();
-        Self { trainer, plan, batches, losses: vec![] }
+        Self { trainer, run, batches, losses: vec![] }
     }
 
     fn steps(mut self, num_steps: u64) -> Self {
@@ -50,7 +50,7 @@ impl Run {
         for _ in 0..num_steps {
             let step = self.trainer.steps_taken();
             let batch = sender.send(self.batches.get(step).unwrap()).unwrap();
-            let pending = self.trainer.step(batch, self.plan.schedule.lr(step)).unwrap();
+            let pending = self.trainer.step(batch, self.run.schedule.lr(step)).unwrap();
             self.losses.push(self.trainer.finish(pending).unwrap()[0].loss);
         }
         self
@@ -58,11 +58,11 @@ impl Run {
 
     fn launches(mut self, num_launches: u64) -> Self {
         let sender = self.trainer.batch_sender();
-        let size = self.plan.compile.steps_per_launch as u64;
+        let size = self.run.compile.steps_per_launch as u64;
         for _ in 0..num_launches {
             let steps = self.trainer.steps_taken()..self.trainer.steps_taken() + size;
             let batch = sender.send(self.batches.launch(steps.clone()).unwrap()).unwrap();
-            let rates = steps.map(|step| self.plan.schedule.lr(step)).collect();
+            let rates = steps.map(|step| self.run.schedule.lr(step)).collect();
             let pending = self.trainer.launch(batch, rates).unwrap();
             let results = self.trainer.finish(pending).unwrap();
             self.losses.extend(results.iter().map(|result| result.loss));
@@ -99,7 +99,7 @@ fn loss_curves_agree_on_any_number_of_replicas() {
                 format!("optimizer.name={optimizer}"),
                 format!("schedule.peak={peak}"),
             ];
-            Run::new(&sets.each_ref().map(String::as_str)).steps(50).losses
+            Training::new(&sets.each_ref().map(String::as_str)).steps(50).losses
         };
         let one = losses(1);
         assert!(one[49] < one[0] * 0.7, "{optimizer} does not learn: {one:?}");
@@ -115,7 +115,7 @@ fn loss_curves_agree_on_any_number_of_replicas() {
 #[test]
 fn runs_side_by_side_in_one_process_are_what_they_are_alone() {
     let losses = |seed: u64, before_each: &dyn Fn()| {
-        let mut run = Run::new(&["mesh.data=4", &format!("train.seed={seed}")]);
+        let mut run = Training::new(&["mesh.data=4", &format!("train.seed={seed}")]);
         for _ in 0..300 {
             before_each();
             run = run.steps(1);
@@ -147,7 +147,7 @@ fn adaptive_rates_agree_on_any_number_of_replicas() {
                 "optimizer.ema_decay=0.9".to_owned(),
                 format!("schedule.peak={peak}"),
             ];
-            Run::new(&sets.each_ref().map(String::as_str)).steps(20)
+            Training::new(&sets.each_ref().map(String::as_str)).steps(20)
         };
         let (one, eight) = (run(1), run(8));
         assert!(one.losses[19] < one.losses[0] * 0.95, "{optimizer}: {:?}", one.losses);
@@ -166,10 +166,10 @@ fn adaptive_rates_agree_on_any_number_of_replicas() {
 #[test]
 fn the_running_mean_takes_the_place_of_the_parameters() {
     let path = "head.bias";
-    let value = |run: &Run, tree: &str| run.leaf(&format!("{tree}.{path}"))[0].to_f64();
+    let value = |run: &Training, tree: &str| run.leaf(&format!("{tree}.{path}"))[0].to_f64();
     let mean = "opt_state.ema";
     let sets = ["mesh.data=2", "optimizer.ema_decay=0.5", "train.precision=f64"];
-    let start = Run::new(&sets);
+    let start = Training::new(&sets);
     let weight = "blocks.0.linear.weight";
     let leaf = |tree: &str| start.leaf(&format!("{tree}.{weight}"))[1].to_f64();
     assert!(leaf(mean) == leaf("params"), "the mean starts elsewhere");
@@ -197,7 +197,7 @@ fn the_running_mean_takes_the_place_of_the_parameters() {
 fn bf16_learns_what_f32_learns() {
     let last_losses = |set: &str, num_replicas: usize| {
         let mesh = format!("mesh.data={num_replicas}");
-        let losses = Run::new(&[set, &mesh]).steps(60).losses;
+        let losses = Training::new(&[set, &mesh]).steps(60).losses;
         losses[50..].iter().sum::<f64>() / 10.0
     };
     let expected = last_losses("train.precision=f32", 1);
@@ -211,8 +211,8 @@ fn bf16_learns_what_f32_learns() {
 #[test]
 fn nothing_is_accumulated_in_bf16() {
     let (config, splits, model) = load(&["mesh.data=4", "train.precision=bf16"]);
-    let plan = Plan::new(&config, &splits, 4, Platform::Cpu).unwrap();
-    let graph = step::trace_step(&plan.spec(&model)).unwrap();
+    let run = Run::new(&config, &splits, 4, Platform::Cpu).unwrap();
+    let graph = step::trace_step(&run.spec(&model)).unwrap();
     let mut num_dots = 0;
     for node in graph.nodes() {
         let dtype = graph.ty(node.result()).dtype;
@@ -232,7 +232,7 @@ fn nothing_is_accumulated_in_bf16() {
     let dots: Vec<_> = text.lines().filter(|line| line.contains("stablehlo.dot_general")).collect();
     assert_eq!(dots.len(), num_dots);
     assert!(dots.iter().all(|dot| dot.rsplit("->").next().is_some_and(|to| to.contains("f32>"))));
-    for (path, ty) in plan.spec(&model).state_types().unwrap().iter() {
+    for (path, ty) in run.spec(&model).state_types().unwrap().iter() {
         assert!(matches!(ty.dtype, DType::F32 | DType::U32), "{path} is kept as {ty}");
     }
 }
@@ -241,7 +241,7 @@ fn nothing_is_accumulated_in_bf16() {
 fn microbatches_change_nothing_beyond_rounding() {
     let losses = |num_microbatches: usize| {
         let set = format!("train.num_microbatches={num_microbatches}");
-        Run::new(&[&set, "train.precision=f64", "mesh.data=2"]).steps(30).losses
+        Training::new(&[&set, "train.precision=f64", "mesh.data=2"]).steps(30).losses
     };
     let one = losses(1);
     for num_microbatches in [2, 8] {
@@ -254,7 +254,7 @@ fn microbatches_change_nothing_beyond_rounding() {
 fn grouping_of_all_reduces_changes_no_bit() {
     let run = |bytes: usize| {
         let set = format!("parallel.bucket_bytes={bytes}");
-        Run::new(&[&set, "mesh.data=4"]).steps(20)
+        Training::new(&[&set, "mesh.data=4"]).steps(20)
     };
     let alone = run(0);
     for bytes in [1 << 12, 1 << 30] {
@@ -266,7 +266,7 @@ fn grouping_of_all_reduces_changes_no_bit() {
 
 #[test]
 fn runs_repeat_and_replicas_stay_equal_bit_for_bit() {
-    let run = || Run::new(&["mesh.data=4"]).steps(200);
+    let run = || Training::new(&["mesh.data=4"]).steps(200);
     let (first, second) = (run(), run());
     assert_eq!(first.losses, second.losses);
     assert_eq!(first.fingerprint(), second.fingerprint());
@@ -279,14 +279,14 @@ fn runs_repeat_and_replicas_stay_equal_bit_for_bit() {
 
 #[test]
 fn another_seed_is_another_run() {
-    let first_loss = |seed: &str| Run::new(&[seed, "mesh.data=1"]).steps(1).losses[0];
+    let first_loss = |seed: &str| Training::new(&[seed, "mesh.data=1"]).steps(1).losses[0];
     assert_ne!(first_loss("train.seed=0"), first_loss("train.seed=1"));
 }
 
 #[test]
 fn one_flipped_bit_is_found_with_step_leaf_and_replica() {
     let leaf = "params.blocks.1.linear.weight";
-    let mut run = Run::new(&["mesh.data=4"]).steps(7);
+    let mut run = Training::new(&["mesh.data=4"]).steps(7);
     run.trainer.prove_lockstep().unwrap();
     let mut values = run.leaf(leaf);
     // The lowest bit of the mantissa of one element.
@@ -368,9 +368,9 @@ impl Transformation for Drifting {
 #[test]
 fn an_update_that_is_not_synchronised_does_not_trace() {
     let (config, splits, model) = load(&["mesh.data=4"]);
-    let mut plan = Plan::new(&config, &splits, 4, Platform::Cpu).unwrap();
-    plan.optimizer = Box::new(Drifting);
-    let error = step::trace_step(&plan.spec(&model)).unwrap_err();
+    let mut run = Run::new(&config, &splits, 4, Platform::Cpu).unwrap();
+    run.optimizer = Box::new(Drifting);
+    let error = step::trace_step(&run.spec(&model)).unwrap_err();
     assert!(matches!(error, StepError::Trace(_) | StepError::Verify(_)));
     let message = error.to_string();
     assert!(message.contains("params.head.bias"), "{message}");
@@ -396,9 +396,9 @@ fn a_model_that_reduces_its_own_loss_gives_the_same_gradients() {
         models::loss::cross_entropy(logits, batch.field("y"), batch.weight)
     }
     let (config, splits, _) = load(&["mesh.data=4", "train.precision=f64"]);
-    let plan = Plan::new(&config, &splits, 4, Platform::Cpu).unwrap();
+    let run = Run::new(&config, &splits, 4, Platform::Cpu).unwrap();
     let gradients = |model: &dyn models::Model| {
-        let graph = step::trace_grad(&plan.spec(model)).unwrap();
+        let graph = step::trace_grad(&run.spec(model)).unwrap();
         let inputs: Vec<_> = graph
             .inputs()
             .iter()
@@ -432,8 +432,8 @@ fn example_value(ty: &TensorType, replica: usize) -> Literal {
 #[test]
 fn steps_of_one_launch_are_the_steps_of_many() {
     for num_replicas in ["mesh.data=1", "mesh.data=4"] {
-        let one_by_one = Run::new(&[num_replicas]).steps(20);
-        let together = Run::new(&[num_replicas, "train.steps_per_launch=5"]).launches(4);
+        let one_by_one = Training::new(&[num_replicas]).steps(20);
+        let together = Training::new(&[num_replicas, "train.steps_per_launch=5"]).launches(4);
         assert_eq!(together.losses, one_by_one.losses);
         assert_eq!(together.fingerprint(), one_by_one.fingerprint());
     }

@@ -5,7 +5,7 @@ use hlo::{Literal, Tree};
 use lockstep::config::Config;
 use lockstep::data::{self, Splits, TrainBatches};
 use lockstep::pjrt::Platform;
-use lockstep::train::{EvalResult, Plan, Trainer, open_devices};
+use lockstep::train::{EvalResult, Run, Trainer, open_devices};
 use models::layers::{BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool};
 use models::loss::cross_entropy;
 use models::resnet::{self, ResNet};
@@ -33,7 +33,7 @@ fn small<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
     cross_entropy(logits, batch.field("y"), batch.weight)
 }
 
-struct Run {
+struct Trained {
     losses: Vec<f64>,
     /// Every running mean, as each replica holds it.
     model_state: Vec<Vec<Vec<f64>>>,
@@ -42,19 +42,19 @@ struct Run {
     saved: Tree<Literal>,
 }
 
-fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Run {
+fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Trained {
     let config = Config::parse(CONFIG, "resnet.toml".as_ref(), sets).unwrap();
     let splits: Splits = data::open(&config.data, 0).unwrap();
     let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
-    let plan = Plan::new(&config, &splits, num_replicas, client.platform()).unwrap();
-    let mut trainer = Trainer::new(&client, &plan, model, 0).unwrap();
+    let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();
+    let mut trainer = Trainer::new(&client, &run, model, 0).unwrap();
     let batches =
-        TrainBatches::new(splits.train, 0, plan.batch.global_batch(), num_replicas).unwrap();
+        TrainBatches::new(splits.train, 0, run.batch.global_batch(), num_replicas).unwrap();
     let sender = trainer.batch_sender();
     let mut losses = vec![];
     for step in 0..num_steps {
         let batch = sender.send(batches.get(step).unwrap()).unwrap();
-        let pending = trainer.step(batch, plan.schedule.lr(step)).unwrap();
+        let pending = trainer.step(batch, run.schedule.lr(step)).unwrap();
         losses.push(trainer.finish(pending).unwrap()[0].loss);
     }
     trainer.prove_lockstep().unwrap();
@@ -62,9 +62,9 @@ fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Run {
     let model_state = leaves
         .map(|(_, leaf)| (0..num_replicas).map(|r| leaf.read(r).unwrap().to_f64()).collect())
         .collect();
-    let eval = trainer.evaluate(&splits.eval, &plan).unwrap();
+    let eval = trainer.evaluate(&splits.eval, &run).unwrap();
     let saved = trainer.model().unwrap();
-    Run { losses, model_state, eval, saved }
+    Trained { losses, model_state, eval, saved }
 }
 
 fn agree(name: &str, a: &[f64], b: &[f64], tolerance: f64) {
@@ -123,23 +123,23 @@ fn resnet20_agrees_on_any_number_of_replicas() {
 
 #[test]
 fn running_statistics_move_towards_what_is_observed() {
-    let run = run(&small, 20, &["mesh.data=2".to_owned()]);
+    let trained = run(&small, 20, &["mesh.data=2".to_owned()]);
     // Means start at 0 and variances at 1; the inputs of the first norm have another variance.
-    assert_eq!(run.model_state.len(), 4);
-    assert!(run.model_state[0][0].iter().any(|mean| mean.abs() > 1e-3));
-    assert!(run.model_state[1][0].iter().all(|variance| *variance > 0.0 && *variance != 1.0));
-    assert!(run.eval.loss.is_finite());
+    assert_eq!(trained.model_state.len(), 4);
+    assert!(trained.model_state[0][0].iter().any(|mean| mean.abs() > 1e-3));
+    assert!(trained.model_state[1][0].iter().all(|variance| *variance > 0.0 && *variance != 1.0));
+    assert!(trained.eval.loss.is_finite());
 
     // What is saved is all that evaluation needs.
     let config =
         Config::parse(CONFIG, "resnet.toml".as_ref(), &["mesh.data=2".to_owned()]).unwrap();
     let splits = data::open(&config.data, 0).unwrap();
     let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
-    let plan = Plan::new(&config, &splits, num_replicas, client.platform()).unwrap();
-    let mut other = Trainer::new(&client, &plan, &small, 1).unwrap();
-    assert_ne!(other.evaluate(&splits.eval, &plan).unwrap(), run.eval);
-    other.set_model(run.saved).unwrap();
-    assert_eq!(other.evaluate(&splits.eval, &plan).unwrap(), run.eval);
+    let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();
+    let mut other = Trainer::new(&client, &run, &small, 1).unwrap();
+    assert_ne!(other.evaluate(&splits.eval, &run).unwrap(), trained.eval);
+    other.set_model(trained.saved).unwrap();
+    assert_eq!(other.evaluate(&splits.eval, &run).unwrap(), trained.eval);
 }
 
 #[test]
@@ -147,10 +147,10 @@ fn a_group_that_cannot_be_made_says_what_to_set() {
     let config =
         Config::parse(CONFIG, "resnet.toml".as_ref(), &["mesh.data=4".to_owned()]).unwrap();
     let splits = data::open(&config.data, 0).unwrap();
-    let plan = Plan::new(&config, &splits, 4, Platform::Cpu).unwrap();
+    let run = Run::new(&config, &splits, 4, Platform::Cpu).unwrap();
     let config = resnet::Config { batch_norm_group: 12, ..resnet::Config::default() };
     let model = ResNet { config, num_classes: 10 };
-    let message = lockstep::step::trace_step(&plan.spec(&model)).unwrap_err().to_string();
+    let message = lockstep::step::trace_step(&run.spec(&model)).unwrap_err().to_string();
     assert!(
         message.contains("groups of 12 examples cannot be made of 8 on each of 4"),
         "{message}"

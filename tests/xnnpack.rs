@@ -8,7 +8,7 @@ use hlo::lower;
 use lockstep::config::{self, Config};
 use lockstep::data;
 use lockstep::pjrt::Client;
-use lockstep::train::{Plan, open_devices, step_graph};
+use lockstep::train::{Run, open_devices, step_graph};
 use models::Model;
 use models::mlp::Mlp;
 
@@ -54,9 +54,9 @@ fn num_fusions(text: &str, sets: &[&str], num_replicas: usize) -> usize {
         config::Model::ResNet(_) => panic!("not among the configurations"),
     };
     let (client, _): (Client, usize) = open_devices(&config, |_| ()).unwrap();
-    let plan = Plan::new(&config, &splits, num_replicas, client.platform()).unwrap();
-    let graph = step_graph(&plan.spec(&*model), plan.compile.formulation).unwrap();
-    let step = client.compile(&lower(&graph, "step"), &plan.compile.options).unwrap();
+    let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();
+    let graph = step_graph(&run.spec(&*model), run.compile.formulation).unwrap();
+    let step = client.compile(&lower(&graph, "step"), &run.compile.options).unwrap();
     let executable = step.serialize().unwrap();
     let kind = b"xnn-fusion";
     executable.windows(kind.len()).filter(|window| window == kind).count()

@@ -41,7 +41,7 @@ pub fn serve(dir: &Path) -> Result<ExitCode> {
 /// The step that `train` would run on a target.
 pub(super) struct Lowered {
     loaded: Loaded,
-    plan: train::Plan,
+    run: train::Run,
 }
 
 impl Lowered {
@@ -55,33 +55,33 @@ impl Lowered {
         sets.push(format!("device.backend={backend}"));
         sets.push(format!("mesh.data={num_devices}"));
         let loaded = Loaded::with_sets(&args.config, &sets)?;
-        let plan = train::Plan::new(&loaded.config, &loaded.splits, num_devices, platform)?;
-        Ok(Self { loaded, plan })
+        let run = train::Run::new(&loaded.config, &loaded.splits, num_devices, platform)?;
+        Ok(Self { loaded, run })
     }
 
     /// What the cost model needs to know of it.
     pub fn measure(&self) -> Result<Measured> {
-        let graph = step::trace_step(&self.plan.spec(&*self.loaded.model))?;
+        let graph = step::trace_step(&self.run.spec(&*self.loaded.model))?;
         Ok(Measured {
-            num_devices: self.plan.batch.data_parallel_size(),
-            global_batch: self.plan.batch.global_batch(),
-            work: Work::of(&graph, self.plan.precision.compute.size_bytes()),
+            num_devices: self.run.batch.num_batch_shards(),
+            global_batch: self.run.batch.global_batch(),
+            work: Work::of(&graph, self.run.precision.compute.size_bytes()),
             timeline: Timeline::of(&graph),
         })
     }
 
-    fn with_step<T, E>(&self, run: impl FnOnce(&Step<'_>) -> Result<T, E>) -> Result<T>
+    fn with_step<T, E>(&self, compile: impl FnOnce(&Step<'_>) -> Result<T, E>) -> Result<T>
     where
         anyhow::Error: From<E>,
     {
-        let plan = &self.plan;
-        let spec = plan.spec(&*self.loaded.model);
+        let run = &self.run;
+        let spec = run.spec(&*self.loaded.model);
         let graph = step::trace_step(&spec)?;
-        let program = ::hlo::lower(&plan.compile.formulation.apply(graph.clone()), "step");
-        let overrides = plan.compile.options.overrides.clone();
+        let program = ::hlo::lower(&run.compile.formulation.apply(graph.clone()), "step");
+        let overrides = run.compile.options.overrides.clone();
         let knobs = Knobs {
-            microbatch: plan.batch.microbatch(),
-            num_microbatches: plan.batch.num_microbatches(),
+            microbatch: run.batch.microbatch(),
+            num_microbatches: run.batch.num_microbatches(),
             remat: remat(&self.loaded.config),
         };
         let state = spec.state_types()?;
@@ -89,12 +89,12 @@ impl Lowered {
             graph: &graph,
             program: &program,
             state: &state,
-            element_bytes: plan.precision.compute.size_bytes(),
+            element_bytes: run.precision.compute.size_bytes(),
             knobs,
             memory_fraction: self.loaded.config.device.memory_fraction(),
             overrides: &overrides,
         };
-        Ok(run(&step)?)
+        Ok(compile(&step)?)
     }
 }
 

@@ -34,7 +34,7 @@ use crate::config::{self, Config, shorten_words};
 use crate::data::{self, Splits};
 use crate::metrics::say;
 use crate::step;
-use crate::train::{Job, Plan, num_replicas_on_host, open_devices, platform_on_host};
+use crate::train::{Job, Run, num_replicas_on_host, open_devices, platform_on_host};
 use args::{Args, Command, ConfigArgs, Stage};
 
 /// Runs the command that the process was started with. `started` is when that was.
@@ -155,14 +155,14 @@ fn hlo(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
             (num_replicas, client.platform())
         }
     };
-    let plan = Plan::new(&config, &splits, num_replicas, platform)?;
-    let spec = plan.spec(&*model);
+    let run = Run::new(&config, &splits, num_replicas, platform)?;
+    let spec = run.spec(&*model);
     let (graph, name) = match stage {
         Stage::Loss => (step::trace_loss(&spec)?, "loss"),
         Stage::Grad => (step::trace_grad(&spec)?, "grad"),
         Stage::Step => (step::trace_step(&spec)?, "step"),
     };
-    let graph = plan.compile.formulation.apply(graph);
+    let graph = run.compile.formulation.apply(graph);
     print_line(::hlo::lower(&graph, name).text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }

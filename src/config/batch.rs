@@ -5,24 +5,24 @@ use std::fmt;
 use super::train::BatchSize;
 
 /// How the global batch falls into pieces:
-/// `global_batch = microbatch * num_microbatches * data-parallel size`.
+/// `global_batch = microbatch * num_microbatches * num_batch_shards`.
 ///
 /// ```
-/// use lockstep::config::{BatchPlan, BatchSize};
-/// let plan = BatchPlan::new(BatchSize::Global(64), 2, 4)?;
+/// use lockstep::config::{BatchSplit, BatchSize};
+/// let plan = BatchSplit::new(BatchSize::Global(64), 2, 4)?;
 /// assert_eq!(plan.microbatch(), 8);
 /// assert_eq!(plan.to_string(), "64 = 8 microbatch * 2 num_microbatches * 4 replicas");
 /// # Ok::<(), lockstep::config::BatchError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchPlan {
+pub struct BatchSplit {
     microbatch: usize,
     num_microbatches: usize,
-    data_parallel_size: usize,
+    num_batch_shards: usize,
 }
 
-impl BatchPlan {
-    /// Cuts a batch over `data_parallel_size` replicas and `num_microbatches` microbatches.
+impl BatchSplit {
+    /// Cuts a batch over `num_batch_shards` replicas and `num_microbatches` microbatches.
     ///
     /// # Errors
     /// If a number is 0, if the batch does not divide (the nearest that would are named), or if the
@@ -30,16 +30,16 @@ impl BatchPlan {
     pub fn new(
         batch: BatchSize,
         num_microbatches: usize,
-        data_parallel_size: usize,
+        num_batch_shards: usize,
     ) -> Result<Self, BatchError> {
         let (key, size, num_pieces) = match batch {
             BatchSize::Global(size) => {
-                ("global_batch", size, num_microbatches.checked_mul(data_parallel_size))
+                ("global_batch", size, num_microbatches.checked_mul(num_batch_shards))
             }
             BatchSize::PerReplica(size) => ("batch_per_replica", size, Some(num_microbatches)),
         };
         let num_pieces = num_pieces.ok_or(BatchError::Overflow)?;
-        if num_pieces == 0 || size == 0 || data_parallel_size == 0 {
+        if num_pieces == 0 || size == 0 || num_batch_shards == 0 {
             return Err(BatchError::Zero);
         }
         if !size.is_multiple_of(num_pieces) {
@@ -50,20 +50,20 @@ impl BatchPlan {
                 key,
                 size,
                 num_microbatches,
-                data_parallel_size,
+                num_batch_shards,
                 below,
                 above,
             });
         }
-        let plan = Self { microbatch: size / num_pieces, num_microbatches, data_parallel_size };
+        let plan = Self { microbatch: size / num_pieces, num_microbatches, num_batch_shards };
         let replica = plan.microbatch.checked_mul(num_microbatches).ok_or(BatchError::Overflow)?;
-        replica.checked_mul(data_parallel_size).ok_or(BatchError::Overflow)?;
+        replica.checked_mul(num_batch_shards).ok_or(BatchError::Overflow)?;
         Ok(plan)
     }
 
     /// Examples per step, over all replicas.
     pub fn global_batch(&self) -> usize {
-        self.batch_per_replica() * self.data_parallel_size
+        self.batch_per_replica() * self.num_batch_shards
     }
 
     /// Examples per step on one replica.
@@ -82,12 +82,12 @@ impl BatchPlan {
     }
 
     /// The number of replicas that the batch is cut over.
-    pub fn data_parallel_size(&self) -> usize {
-        self.data_parallel_size
+    pub fn num_batch_shards(&self) -> usize {
+        self.num_batch_shards
     }
 }
 
-impl fmt::Display for BatchPlan {
+impl fmt::Display for BatchSplit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -95,7 +95,7 @@ impl fmt::Display for BatchPlan {
             self.global_batch(),
             self.microbatch,
             self.num_microbatches,
-            self.data_parallel_size
+            self.num_batch_shards
         )
     }
 }
@@ -105,7 +105,7 @@ impl fmt::Display for BatchPlan {
 pub enum BatchError {
     /// It does not divide.
     #[error(
-        "train.{key} = {size} does not divide over {}{data_parallel_size} replicas; \
+        "train.{key} = {size} does not divide over {}{num_batch_shards} replicas; \
          the nearest that would: {}{above}",
         if *num_microbatches == 1 { String::new() } else { format!("{num_microbatches} microbatches on ") },
         below.map(|below| format!("{below} or ")).unwrap_or_default()
@@ -118,7 +118,7 @@ pub enum BatchError {
         /// Microbatches on each replica.
         num_microbatches: usize,
         /// Replicas that the batch is cut over.
-        data_parallel_size: usize,
+        num_batch_shards: usize,
         /// The largest smaller batch that divides, if there is one.
         below: Option<usize>,
         /// The smallest larger batch that divides.
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_batch_divides_or_the_nearest_are_named() {
-        let plan = BatchPlan::new(BatchSize::PerReplica(6), 3, 4).unwrap();
+        let plan = BatchSplit::new(BatchSize::PerReplica(6), 3, 4).unwrap();
         assert_eq!((plan.global_batch(), plan.microbatch(), plan.batch_per_replica()), (24, 2, 6));
         let cases = [
             (BatchSize::Global(66), 1, 4, "over 4 replicas; the nearest that would: 64 or 68"),
@@ -157,7 +157,7 @@ mod tests {
         ];
         for (batch, num_microbatches, replicas, expected) in cases {
             let message =
-                BatchPlan::new(batch, num_microbatches, replicas).unwrap_err().to_string();
+                BatchSplit::new(batch, num_microbatches, replicas).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
     }

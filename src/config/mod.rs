@@ -2,7 +2,7 @@
 //!
 //! A configuration is a TOML file of nine sections, and `--set section.key=value` reaches every key of
 //! it. [`Config::load`] reads both and checks each key by itself; what needs the data or the number of
-//! devices is checked where these are known: [`BatchPlan::new`] and [`RunLength::new`] here,
+//! devices is checked where these are known: [`BatchSplit::new`] and [`RunLength::new`] here,
 //! `optim::Schedule::new` for the rates. Unknown keys are errors that name the nearest known one.
 //!
 //! ```
@@ -44,7 +44,7 @@ use std::path::Path;
 use serde::Serialize;
 use toml::Table;
 
-pub use batch::{BatchError, BatchPlan};
+pub use batch::{BatchError, BatchSplit};
 pub use data::{
     Cifar10, Data, Digits, Idx, ImageFolder, OnBroken, Synthetic, SyntheticTokens, Text, TokenType,
     Tokens,
@@ -244,19 +244,19 @@ impl Config {
     /// The arithmetic of the global batch on `num_replicas` replicas along `data`.
     ///
     /// # Errors
-    /// As [`BatchPlan::new`].
-    pub fn batch_plan(&self, num_replicas: usize) -> Result<BatchPlan, BatchError> {
-        BatchPlan::new(self.train.batch, self.train.num_microbatches, num_replicas)
+    /// As [`BatchSplit::new`].
+    pub fn split_batch(&self, num_replicas: usize) -> Result<BatchSplit, BatchError> {
+        BatchSplit::new(self.train.batch, self.train.num_microbatches, num_replicas)
     }
 
     /// Examples of one step over all replicas, of which there are `num_replicas`.
     ///
     /// # Errors
-    /// As [`BatchPlan::new`], where the number of replicas makes the batch.
+    /// As [`BatchSplit::new`], where the number of replicas makes the batch.
     pub fn global_batch(&self, num_replicas: usize) -> Result<usize, BatchError> {
         match self.train.batch {
             BatchSize::Global(size) => Ok(size),
-            BatchSize::PerReplica(_) => Ok(self.batch_plan(num_replicas)?.global_batch()),
+            BatchSize::PerReplica(_) => Ok(self.split_batch(num_replicas)?.global_batch()),
         }
     }
 }
@@ -281,7 +281,7 @@ fn check_batch(train: &Train, num_replicas: usize, errors: &mut KeyErrors) {
     let others =
         ["train.global_batch", "train.batch_per_replica", "train.num_microbatches", "mesh.data"];
     if errors.none_of(&others)
-        && let Err(error) = BatchPlan::new(train.batch, train.num_microbatches, num_replicas)
+        && let Err(error) = BatchSplit::new(train.batch, train.num_microbatches, num_replicas)
     {
         errors.push(KeyError::new(key, Problem::Inconsistent(error.to_string())));
     }

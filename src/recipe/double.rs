@@ -35,7 +35,7 @@ pub fn doubling(recipe: &Recipe<'_>, num_examples: Option<usize>) -> Doubling {
     let twice = Recipe::new(recipe.config, num_replicas, num_examples, recipe.ranks);
     let twice = twice.and_then(|twice| {
         // With a fixed global batch this is where it must divide.
-        twice.config.batch_plan(num_replicas)?;
+        twice.config.split_batch(num_replicas)?;
         Ok(twice)
     });
     match twice {

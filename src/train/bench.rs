@@ -89,12 +89,12 @@ impl Timed {
 pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, Error> {
     let spans = Spans::new(options.started);
     spans.record("read configuration and data", options.started, Instant::now());
-    let (client, plan, mut trainer) = setup::start(job, &spans, || Ok(()))?;
-    let (num_replicas, seed) = (plan.mesh.num_replicas(), job.config.train.seed);
+    let (client, run, mut trainer) = setup::start(job, &spans, || Ok(()))?;
+    let (num_replicas, seed) = (run.mesh.num_replicas(), job.config.train.seed);
     let batches =
-        TrainBatches::new(job.splits.train.clone(), seed, plan.batch.global_batch(), num_replicas)?;
+        TrainBatches::new(job.splits.train.clone(), seed, run.batch.global_batch(), num_replicas)?;
     let sender = trainer.batch_sender();
-    let rate = plan.schedule.lr(0);
+    let rate = run.schedule.lr(0);
     let timed = |trainer: &mut Trainer, index: usize, part_by_part: bool| -> Result<_, Error> {
         let mut last = Instant::now();
         let mut lap = || {
@@ -119,8 +119,8 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
     spans.time("first step, its batch and the state", || timed(&mut trainer, 0, false))?;
     let (first_step_secs, start) = (options.started.elapsed().as_secs_f64(), spans.list());
     let graph = trainer.step_graph().clone();
-    let (isolated, _) = plan.compile.compile(&client, &lower_isolated(&graph, "step"))?;
-    let mut alone = Trainer::new(&client, &plan, job.model, seed)?;
+    let (isolated, _) = run.compile.compile(&client, &lower_isolated(&graph, "step"))?;
+    let mut alone = Trainer::new(&client, &run, job.model, seed)?;
     alone.replace_step(isolated);
     trainer.finish_compiling()?;
     alone.finish_compiling()?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{BatchSender, DeviceBatch, Error, Plan, Trainer};
+use super::{BatchSender, DeviceBatch, Error, Run, Trainer};
 use crate::data::{EvalBatches, Source};
 use crate::pjrt::{Arg, Buffers};
 
@@ -21,8 +21,8 @@ impl Trainer {
     ///
     /// # Errors
     /// Examples that cannot be read, a launch that fails.
-    pub fn evaluate(&self, source: &Arc<dyn Source>, plan: &Plan) -> Result<EvalResult, Error> {
-        match self.evaluate_unless(source, plan, || false)? {
+    pub fn evaluate(&self, source: &Arc<dyn Source>, run: &Run) -> Result<EvalResult, Error> {
+        match self.evaluate_unless(source, run, || false)? {
             Some(result) => Ok(result),
             None => unreachable!("nothing ends it early"),
         }
@@ -32,11 +32,11 @@ impl Trainer {
     pub(super) fn evaluate_unless(
         &self,
         source: &Arc<dyn Source>,
-        plan: &Plan,
+        run: &Run,
         is_ended: impl Fn() -> bool,
     ) -> Result<Option<EvalResult>, Error> {
-        let num_replicas = plan.mesh.num_replicas();
-        let size = plan.batch.microbatch() * num_replicas;
+        let num_replicas = run.mesh.num_replicas();
+        let size = run.batch.microbatch() * num_replicas;
         let batches = EvalBatches::new(source.clone(), size, num_replicas)?;
         let program = self.programs.eval.get()?;
         let sender = BatchSender::new(program);

@@ -45,7 +45,7 @@ pub use launches::launches;
 pub use programs::{CompileSettings, Programs, step_graph};
 pub use report::{describe_batch, describe_synchronisation};
 pub use run_dir::RunDirError;
-pub use setup::{Plan, num_replicas_on_host, open_devices, platform_on_host};
+pub use setup::{Run, num_replicas_on_host, open_devices, platform_on_host};
 pub use stop::Stop;
 pub use trainer::{
     BatchSender, DeviceBatch, PendingSteps, StepResult, Trainer, params_fingerprint,
@@ -126,18 +126,18 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let dir = out.as_deref().map(|out| RunDir::claim(out, *overwrite)).transpose()?;
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
     let check = || stop.check();
-    let (client, plan, mut trainer) = setup::start(job, &Spans::new(*started), check)?;
+    let (client, run, mut trainer) = setup::start(job, &Spans::new(*started), check)?;
     if let Some(path) = init {
         trainer.set_model(params_file::load(path, &trainer.model_types())?)?;
     }
     say(&describe_devices(&client, job.config));
-    say(&describe_batch(&plan));
+    say(&describe_batch(&run));
     say(&describe_synchronisation(&trainer));
     stop.check()?;
 
-    let mut recorder = Recorder::begin(dir, &resolved, job, &plan, &client, &trainer, *started)?;
+    let mut recorder = Recorder::begin(dir, &resolved, job, &run, &client, &trainer, *started)?;
     stop.begin();
-    let ended = Steps::new(job, &plan, stop, &mut recorder).run(&mut trainer);
+    let ended = Steps::new(job, &run, stop, &mut recorder).run(&mut trainer);
     if let Some(report) = job.splits.skipped_report() {
         recorder.say(&report);
     }

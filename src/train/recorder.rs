@@ -6,7 +6,7 @@ use hlo::{Axis, Literal, Tree};
 
 use super::run_dir::{CONFIG_FILE, RunDir};
 use super::{
-    Error, EvalResult, Job, Outcome, Plan, StepResult, Trainer, params_file, params_fingerprint,
+    Error, EvalResult, Job, Outcome, Run, StepResult, Trainer, params_file, params_fingerprint,
 };
 use crate::metrics::{
     self, EvalMetrics, MetricsWriter, Progress, Status, StepMetrics, StepTimer, Summary,
@@ -45,7 +45,7 @@ impl Recorder {
         dir: Option<RunDir>,
         resolved: &str,
         job: &Job<'_>,
-        plan: &Plan,
+        run: &Run,
         client: &Client,
         trainer: &Trainer,
         started: Instant,
@@ -53,11 +53,11 @@ impl Recorder {
         // As the configuration spells it.
         let precision = serde_json::to_value(job.config.train.precision).unwrap_or_default();
         let summary = Summary {
-            planned_steps: plan.run.total_steps(),
-            num_replicas: plan.mesh.num_replicas(),
+            planned_steps: run.length.total_steps(),
+            num_replicas: run.mesh.num_replicas(),
             num_processes: 1,
-            mesh: Axis::ALL.map(|axis| (axis.name(), plan.mesh.size(axis))).into(),
-            global_batch: plan.batch.global_batch(),
+            mesh: Axis::ALL.map(|axis| (axis.name(), run.mesh.size(axis))).into(),
+            global_batch: run.batch.global_batch(),
             wall_secs: started.elapsed().as_secs_f64(),
             num_params: trainer.num_params(),
             seed: job.config.train.seed,
@@ -84,9 +84,9 @@ impl Recorder {
         Ok(Self {
             dir,
             writer,
-            progress: Progress::new(0, plan.run.total_steps(), plan.batch.global_batch()),
+            progress: Progress::new(0, run.length.total_steps(), run.batch.global_batch()),
             timer: StepTimer::new(started),
-            steps_per_epoch: plan.run.steps_per_epoch().map_or(f64::NAN, |steps| steps as f64),
+            steps_per_epoch: run.length.steps_per_epoch().map_or(f64::NAN, |steps| steps as f64),
             summary,
             started,
             held: None,

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{Plan, Trainer};
+use super::{Run, Trainer};
 use crate::step::{OPT_STATE, PARAMS};
 
 /// The arithmetic of the global batch and the length of the run.
-pub fn describe_batch(plan: &Plan) -> String {
-    let (run, batch) = (&plan.run, &plan.batch);
-    let epoch = run.steps_per_epoch().map(|steps| format!(" {steps} steps an epoch,"));
-    format!("batch: {batch};{} {} in all", epoch.unwrap_or_default(), run.total_steps())
+pub fn describe_batch(run: &Run) -> String {
+    let (length, batch) = (&run.length, &run.batch);
+    let epoch = length.steps_per_epoch().map(|steps| format!(" {steps} steps an epoch,"));
+    format!("batch: {batch};{} {} in all", epoch.unwrap_or_default(), length.total_steps())
 }
 
 /// What synchronisation will cost: leaves, bytes a step, replica groups.

@@ -11,7 +11,7 @@ use models::{Model, Precision};
 use super::programs::Traced;
 use super::{CompileSettings, Error, Formulation, Job, Trainer};
 use crate::config::{
-    AutoOr, Backend, BatchPlan, Config, Device, OnNonfinite, OptionValue, PluginOption, RunLength,
+    AutoOr, Backend, BatchSplit, Config, Device, OnNonfinite, OptionValue, PluginOption, RunLength,
 };
 use crate::data::Splits;
 use crate::metrics::{Spans, say};
@@ -28,11 +28,11 @@ const MAX_CPU_DEVICES: usize = 256;
 
 /// A configuration resolved against the data and the number of replicas: everything that is known before
 /// a plugin is loaded.
-pub struct Plan {
+pub struct Run {
     /// The arithmetic of the global batch.
-    pub batch: BatchPlan,
+    pub batch: BatchSplit,
     /// The length of the run.
-    pub run: RunLength,
+    pub length: RunLength,
     /// The learning rates.
     pub schedule: Schedule,
     /// The replicas.
@@ -49,7 +49,7 @@ pub struct Plan {
     pub compile: CompileSettings,
 }
 
-impl Plan {
+impl Run {
     /// Resolves a configuration for `num_replicas` on devices of a platform: [`Client::platform`]'s, or
     /// [`platform_on_host`]'s before there is a client.
     ///
@@ -61,9 +61,9 @@ impl Plan {
         num_replicas: usize,
         platform: Platform,
     ) -> Result<Self, Error> {
-        let batch = config.batch_plan(num_replicas)?;
+        let batch = config.split_batch(num_replicas)?;
         let num_examples = usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX);
-        let run = RunLength::new(config.train.length, Some(num_examples), batch.global_batch())?;
+        let length = RunLength::new(config.train.length, Some(num_examples), batch.global_batch())?;
         let field = |field: &crate::data::Field| BatchField {
             name: field.name.to_owned(),
             dtype: field.dtype,
@@ -74,9 +74,9 @@ impl Plan {
             formulation.bucket_bytes = bytes as u64;
         }
         Ok(Self {
-            schedule: Schedule::new(&config.schedule, &run)?,
+            schedule: Schedule::new(&config.schedule, &length)?,
             batch,
-            run,
+            length,
             mesh: Mesh::data(num_replicas),
             optimizer: optim::from_config(&config.optimizer),
             fields: splits.train.fields().iter().map(field).collect(),
@@ -257,17 +257,17 @@ pub(super) fn start(
     job: &Job<'_>,
     spans: &Spans,
     check: impl Fn() -> Result<(), Error>,
-) -> Result<(Client, Plan, Trainer), Error> {
+) -> Result<(Client, Run, Trainer), Error> {
     let Job { config, model, splits } = job;
     check()?;
     let trace = |num_replicas, platform| {
-        let plan = Plan::new(config, splits, num_replicas, platform)?;
-        let traced = Traced::new(&plan.spec(*model), &plan.compile, spans)?;
-        Ok::<_, Error>((plan, traced))
+        let run = Run::new(config, splits, num_replicas, platform)?;
+        let traced = Traced::new(&run.spec(*model), &run.compile, spans)?;
+        Ok::<_, Error>((run, traced))
     };
     let num_replicas_known =
         |platform| platform == Platform::Cpu || matches!(config.mesh.data, AutoOr::Value(_));
-    let (client, (mut plan, traced)) = match platform_on_host(config) {
+    let (client, (mut run, traced)) = match platform_on_host(config) {
         Some(platform) if num_replicas_known(platform) => {
             if platform == Platform::Cpu {
                 check_num_cpu_devices(config)?;
@@ -287,9 +287,9 @@ pub(super) fn start(
             (client, traced)
         }
     };
-    plan.tune(&client);
+    run.tune(&client);
     check()?;
-    let trainer = Trainer::with_programs(&client, &plan, traced, config.train.seed, spans)
+    let trainer = Trainer::with_programs(&client, &run, traced, config.train.seed, spans)
         .map_err(|error| with_overrides(error, config))?;
-    Ok((client, plan, trainer))
+    Ok((client, run, trainer))
 }

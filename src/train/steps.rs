@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::recorder::{LaunchTimes, Recorder};
-use super::{Error, Job, PendingSteps, Plan, StepResult, Stop, Trainer, launches};
+use super::{Error, Job, PendingSteps, Run, StepResult, Stop, Trainer, launches};
 use crate::config::OnNonfinite;
 use crate::data::{Prefetch, TrainBatches};
 
@@ -23,7 +23,7 @@ pub(super) enum End {
 /// The state of the loop on the host.
 pub(super) struct Steps<'a> {
     job: &'a Job<'a>,
-    plan: &'a Plan,
+    run: &'a Run,
     stop: &'a Stop,
     recorder: &'a mut Recorder,
     num_skipped: u64,
@@ -41,25 +41,20 @@ struct InFlight {
 }
 
 impl<'a> Steps<'a> {
-    pub fn new(
-        job: &'a Job<'a>,
-        plan: &'a Plan,
-        stop: &'a Stop,
-        recorder: &'a mut Recorder,
-    ) -> Self {
+    pub fn new(job: &'a Job<'a>, run: &'a Run, stop: &'a Stop, recorder: &'a mut Recorder) -> Self {
         let last_end = Instant::now();
-        Self { job, plan, stop, recorder, num_skipped: 0, skipped_last: None, last_end }
+        Self { job, run, stop, recorder, num_skipped: 0, skipped_last: None, last_end }
     }
 
     /// All steps, proofs and evaluations.
     pub fn run(mut self, trainer: &mut Trainer) -> Result<End, Error> {
         let config = &self.job.config.train;
-        let total = self.plan.run.total_steps();
+        let total = self.run.length.total_steps();
         let batches = TrainBatches::new(
             self.job.splits.train.clone(),
             config.seed,
-            self.plan.batch.global_batch(),
-            self.plan.mesh.num_replicas(),
+            self.run.batch.global_batch(),
+            self.run.mesh.num_replicas(),
         )?;
         let steps_per_launch = config.steps_per_launch as u64;
         let stops = [config.check_lockstep_every, config.eval_every];
@@ -85,7 +80,7 @@ impl<'a> Steps<'a> {
             };
             let launched = Instant::now();
             let (taken, num_steps) = (trainer.steps_taken(), batch.batch.num_steps as u64);
-            let rates = (taken..taken + num_steps).map(|step| self.plan.schedule.lr(step));
+            let rates = (taken..taken + num_steps).map(|step| self.run.schedule.lr(step));
             let pending = trainer.launch(batch.batch, rates.collect())?;
             let (host, data_wait) = (launched.elapsed(), batch.waited);
             in_flight.push_back(InFlight { pending, host, data_wait });
@@ -150,7 +145,7 @@ impl<'a> Steps<'a> {
             self.num_skipped = result.num_skipped;
             let what = describe_nonfinite(result);
             let (step, count) = (result.step, result.num_skipped);
-            if self.plan.on_nonfinite == OnNonfinite::Stop {
+            if self.run.on_nonfinite == OnNonfinite::Stop {
                 (num_recorded, ended) = (number, Err(Error::NonFinite { step, what }));
                 break;
             }
@@ -180,7 +175,7 @@ impl<'a> Steps<'a> {
     /// Evaluates, unless the run is asked to end meanwhile: has it been done?
     fn evaluate(&mut self, trainer: &Trainer) -> Result<bool, Error> {
         let source = &self.job.splits.eval;
-        let eval = trainer.evaluate_unless(source, self.plan, || self.stop.is_requested())?;
+        let eval = trainer.evaluate_unless(source, self.run, || self.stop.is_requested())?;
         if let Some(eval) = &eval {
             self.recorder.evaluated(eval);
         }
@@ -192,7 +187,7 @@ impl<'a> Steps<'a> {
     /// Is the evaluation split looked at after this step? Its line waits for that.
     fn is_evaluated_after(&self, step: u64) -> bool {
         let every = self.job.config.train.eval_every;
-        step + 1 == self.plan.run.total_steps() || every > 0 && (step + 1).is_multiple_of(every)
+        step + 1 == self.run.length.total_steps() || every > 0 && (step + 1).is_multiple_of(every)
     }
 }
 

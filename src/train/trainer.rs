@@ -8,7 +8,7 @@ use models::Model;
 use sha2::{Digest, Sha256};
 
 use super::programs::Traced;
-use super::{Error, Plan, Programs};
+use super::{Error, Programs, Run};
 use crate::data::HostBatch;
 use crate::metrics::Spans;
 use crate::optim::EMA;
@@ -94,22 +94,22 @@ impl Trainer {
     ///
     /// # Errors
     /// A model that does not trace, what the compiler reports, a launch that fails.
-    pub fn new(client: &Client, plan: &Plan, model: &dyn Model, seed: u64) -> Result<Self, Error> {
+    pub fn new(client: &Client, run: &Run, model: &dyn Model, seed: u64) -> Result<Self, Error> {
         let spans = Spans::new(Instant::now());
-        let traced = Traced::new(&plan.spec(model), &plan.compile, &spans)?;
-        Self::with_programs(client, plan, traced, seed, &spans)
+        let traced = Traced::new(&run.spec(model), &run.compile, &spans)?;
+        Self::with_programs(client, run, traced, seed, &spans)
     }
 
     /// [`Self::new`] with what has been traced.
     pub(super) fn with_programs(
         client: &Client,
-        plan: &Plan,
+        run: &Run,
         traced: Traced,
         seed: u64,
         spans: &Spans,
     ) -> Result<Self, Error> {
-        let (programs, types, step_graph) = traced.compile(client, &plan.compile, spans)?;
-        let num_replicas = plan.mesh.num_replicas();
+        let (programs, types, step_graph) = traced.compile(client, &run.compile, spans)?;
+        let num_replicas = run.mesh.num_replicas();
         let seed = Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]);
         let seed = client.upload_on(programs.init.placement(), &replicated(seed, num_replicas))?;
         let launch = programs.init.execute(vec![Arg::Borrow(&seed)])?;
@@ -244,7 +244,7 @@ impl Trainer {
         self.launch(batch, vec![lr])
     }
 
-    /// Launches a step for each of the rates, on as many batches: one, or as many as the plan's
+    /// Launches a step for each of the rates, on as many batches: one, or as many as `Run`'s
     /// `steps_per_launch`. It does not wait for them.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::metrics::say;
 use crate::pjrt::{Arg, Client};
 use crate::train::programs::init_graph;
 use crate::train::trainer::BatchSender;
-use crate::train::{Job, Plan, open_devices, step_graph};
+use crate::train::{Job, Run, open_devices, step_graph};
 
 /// Steps whose times do not count.
 const WARMUP: usize = 1;
@@ -32,33 +32,33 @@ pub fn serve_ops(
     let mut config = job.config.clone();
     config.mesh.data = AutoOr::Value(1);
     let (compiling, _) = open_devices(&config, say)?;
-    let plan = Plan::new(&config, job.splits, num_replicas, compiling.platform());
-    let mut plan = plan.map_err(ProfileError::Train)?;
-    plan.mesh = Mesh::data(1);
-    plan.tune(&compiling);
-    let spec = plan.spec(job.model);
-    let init = lower(&init_graph(&spec, plan.compile.formulation)?, "init");
-    let step = lower(&step_graph(&spec, plan.compile.formulation)?, "step");
+    let run = Run::new(&config, job.splits, num_replicas, compiling.platform());
+    let mut run = run.map_err(ProfileError::Train)?;
+    run.mesh = Mesh::data(1);
+    run.tune(&compiling);
+    let spec = run.spec(job.model);
+    let init = lower(&init_graph(&spec, run.compile.formulation)?, "init");
+    let step = lower(&step_graph(&spec, run.compile.formulation)?, "step");
     // A program that comes from the cache cannot be serialized again: so through a cache, if only of this
     // run, to the client that runs it.
     let own_cache = tempfile::tempdir().map_err(|source| ProfileError::Start { source })?;
-    plan.compile.cache_dir.get_or_insert_with(|| own_cache.path().to_owned());
-    plan.compile.compile(&compiling, &init)?;
-    plan.compile.compile(&compiling, &step)?;
+    run.compile.cache_dir.get_or_insert_with(|| own_cache.path().to_owned());
+    run.compile.compile(&compiling, &init)?;
+    run.compile.compile(&compiling, &step)?;
 
     // A client has as many threads as there are processors when it is made.
     stay_on_one_processor();
     let client = Client::cpu(compiling.plugin(), 1)?;
-    let (init, _) = plan.compile.compile(&client, &init)?;
-    let (step, _) = plan.compile.compile(&client, &step)?;
+    let (init, _) = run.compile.compile(&client, &init)?;
+    let (step, _) = run.compile.compile(&client, &step)?;
     let (_, optimized) = step.optimized_program()?;
     let upload = |literal: Literal| client.upload_replicated(Arc::new(literal));
     let seed = job.config.train.seed;
     let seed_words = upload(Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]))?;
     let mut state = init.execute(vec![Arg::Borrow(&seed_words)])?.outputs;
-    let rate = upload(Literal::scalar(plan.schedule.lr(0) as f32))?;
+    let rate = upload(Literal::scalar(run.schedule.lr(0) as f32))?;
     let sender = BatchSender::new(&step);
-    let global_batch = plan.batch.global_batch() / num_replicas;
+    let global_batch = run.batch.global_batch() / num_replicas;
     let batches = TrainBatches::new(job.splits.train.clone(), seed, global_batch, 1)
         .map_err(|error| ProfileError::Train(error.into()))?;
     for index in 0..WARMUP + num_steps {
