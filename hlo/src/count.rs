@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::region::expand;
 use crate::traffic::traffic as fused_traffic;
-use crate::{Binary, Graph, Node, Op, Region, TensorType, Unary};
+use crate::{Binary, Graph, Groups, Node, Op, Region, TensorType, Unary};
 
 /// The cost of running a graph once, **on one replica**.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,7 +81,8 @@ pub struct Reduced {
     pub progress: f64,
 }
 
-/// The all_reduces of a graph that stand in no loop, in the order in which their operands are there.
+/// The all_reduces over whole groups outside loops, in the order in which their operands are known. Subgroups
+/// are left out: they reduce activations, such as batch statistics, not gradients.
 pub fn reduced(graph: &Graph) -> Vec<Reduced> {
     let graph = &expand(graph);
     // Matmul FLOPs up to and with the node that makes a value.
@@ -93,7 +94,7 @@ pub fn reduced(graph: &Graph) -> Vec<Reduced> {
         for value in node.results() {
             done_by[value.index()] = done;
         }
-        if let Op::AllReduce { .. } = node.op {
+        if matches!(node.op, Op::AllReduce { groups, .. } if groups.is_whole()) {
             let ready = node.operands.iter().map(|value| done_by[value.index()]).max();
             found.push((operands(graph, node).map(bytes).sum(), ready.unwrap_or(0)));
         }
@@ -151,13 +152,18 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
                 }
             }
             Work::Transcendentals(elements) => add(&mut cost.transcendentals, elements),
-            Work::Collective => cost.collectives.push(CollectiveCost {
-                kind: node.op.name(),
-                bytes: operands(graph, node).map(bytes).sum(),
-                group_size: node.op.replica_groups(graph.mesh())[0].len(),
-                num_groups: node.op.replica_groups(graph.mesh()).len(),
-                count: times,
-            }),
+            Work::Collective(groups) => {
+                let group_size = groups.size(graph.mesh());
+                let group_size =
+                    group_size.expect("groups of a graph's op divide: `infer` checks it");
+                cost.collectives.push(CollectiveCost {
+                    kind: node.op.name(),
+                    bytes: operands(graph, node).map(bytes).sum(),
+                    group_size,
+                    num_groups: graph.mesh().num_replicas() / group_size,
+                    count: times,
+                });
+            }
             Work::Move => {}
             Work::Nothing => continue,
         }
@@ -178,7 +184,7 @@ fn dearest(branches: &[Arc<Region>]) -> Option<&Graph> {
 enum Work {
     Flops(u64),
     Transcendentals(u64),
-    Collective,
+    Collective(Groups),
     Move,
     /// Not even that.
     Nothing,
@@ -233,12 +239,11 @@ fn work(graph: &Graph, node: &Node) -> Work {
         Op::Gather { .. } | Op::CustomCall(_) => Work::Move,
         Op::Scatter { .. } => Work::Flops(elements(operand(2))),
         Op::TopK { .. } => Work::Flops(elements(operand(0))),
-        Op::AllReduce { .. }
-        | Op::AllReduceWithin { .. }
-        | Op::AllGather { .. }
-        | Op::ReduceScatter { .. }
-        | Op::AllToAll { .. }
-        | Op::CollectivePermute { .. } => Work::Collective,
+        Op::AllReduce { groups, .. }
+        | Op::AllGather { groups, .. }
+        | Op::ReduceScatter { groups, .. }
+        | Op::AllToAll { groups, .. }
+        | Op::CollectivePermute { groups, .. } => Work::Collective(*groups),
         Op::Iota { .. }
         | Op::BroadcastInDim { .. }
         | Op::Transpose { .. }

@@ -11,8 +11,8 @@
 //! | op | VJP |
 //! |---|---|
 //! | `vary` (hand a replicated value to the replicas) | `all_reduce` sum |
-//! | `all_reduce` sum | `vary` |
-//! | `all_reduce_within` groups | the same |
+//! | `all_reduce` sum over whole groups | `vary` |
+//! | `all_reduce` sum over subgroups | the same |
 //! | `all_gather` | `reduce_scatter` |
 //! | `reduce_scatter` | `all_gather` |
 //! | `all_to_all` | `all_to_all` back |
@@ -246,7 +246,6 @@ fn rule<'g>(
             let source = || pooling::source_cotangent(window, x[0], x[1], ct);
             Ok(vec![None, if wanted[1] { Some(source()?) } else { None }])
         }
-        Op::AllReduceWithin { axes, size } => one(ct.all_reduce_within(*axes, *size)),
         Op::While { .. } => {
             Err("a loop is not reverse-differentiable; take the gradient inside its body".into())
         }
@@ -269,21 +268,25 @@ fn rule<'g>(
         Op::FusionBarrier => one(ct.fusion_barrier()),
         Op::OptimizationBarrier => Ok(barrier(ct.tracer(), cotangents)),
         Op::Vary { axes } => one(ct.all_reduce(Reduction::Sum, *axes)),
-        Op::AllReduce { reduction: Reduction::Sum, axes } => {
-            Ok(cotangents.iter().map(|ct| ct.map(|ct| ct.vary(*axes))).collect())
+        Op::AllReduce { reduction: Reduction::Sum, groups } => {
+            let back = |ct: Tensor<'g>| match groups.is_whole() {
+                true => ct.vary(groups.axes()),
+                false => ct.all_reduce(Reduction::Sum, *groups),
+            };
+            Ok(cotangents.iter().map(|ct| ct.map(back)).collect())
         }
         Op::AllReduce { reduction, .. } => Err(format!(
             "all_reduce {} is not differentiable; put `stop_gradient` before it",
             reduction.name()
         )),
-        Op::AllGather { dim, axis } => one(ct.reduce_scatter(*dim, *axis)),
-        Op::ReduceScatter { dim, axis } => one(ct.all_gather(*dim, *axis)),
-        Op::AllToAll { split_dim, concat_dim, axis } => {
-            one(ct.all_to_all(*concat_dim, *split_dim, *axis))
+        Op::AllGather { dim, groups } => one(ct.reduce_scatter(*dim, *groups)),
+        Op::ReduceScatter { dim, groups } => one(ct.all_gather(*dim, *groups)),
+        Op::AllToAll { split_dim, concat_dim, groups } => {
+            one(ct.all_to_all(*concat_dim, *split_dim, *groups))
         }
-        Op::CollectivePermute { pairs, axis } => {
+        Op::CollectivePermute { pairs, groups } => {
             let back: Vec<_> = pairs.iter().map(|(source, target)| (*target, *source)).collect();
-            one(ct.collective_permute(&back, *axis))
+            one(ct.collective_permute(&back, *groups))
         }
     }
 }

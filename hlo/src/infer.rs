@@ -2,14 +2,15 @@
 //!
 //! The rules for `varying`: operands of an op must vary over the same axes, because mixing a value
 //! that is the same everywhere with one that differs is where gradients get lost (see `grad`).
-//! [`Op::Vary`] adds axes, [`Op::AllReduce`] removes them; the other collectives keep theirs. What comes
-//! out of a loop varies over the axes of its condition too.
+//! [`Op::Vary`] adds axes, [`Op::AllReduce`] over whole groups removes them; other collectives keep theirs. The
+//! results of a loop also vary over the axes of its condition.
 
 use crate::ops::{case, gather, top_k};
 use crate::region;
 use crate::window::MAX_EXTENT;
 use crate::{
-    AxisSet, Binary, CustomVjp, DType, DotDims, Mesh, Op, Reduction, Regions, TensorType, Unary,
+    AxisSet, Binary, CustomVjp, DType, DotDims, Groups, Mesh, Op, Reduction, Regions, TensorType,
+    Unary,
 };
 
 type Types = Result<Vec<TensorType>, String>;
@@ -186,15 +187,6 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
             })?;
             one(x.clone())
         }
-        Op::AllReduceWithin { axes, size } => {
-            reduction_dtype(Reduction::Sum, t[0].dtype)?;
-            collective(t[0], *axes, &[])?;
-            let along = mesh.group_size(*axes);
-            ensure(*size > 0 && along.is_multiple_of(*size), || {
-                format!("{along} replicas along {axes} do not divide into groups of {size}")
-            })?;
-            one(t[0].clone())
-        }
         Op::While { regions, .. } => while_loop(t, regions, mesh),
         Op::Gather { num_batch } => one(gather::infer_gather(t[0], t[1], *num_batch)?),
         Op::TopK { k } => top_k::infer(t[0], *k),
@@ -218,27 +210,27 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
             one(t[0].clone().varying(t[0].varying | *axes))
         }
         Op::StopGradient => one(t[0].clone()),
-        Op::AllReduce { reduction, axes } => all_reduce(t, *reduction, *axes),
-        Op::AllGather { dim, axis } => {
-            collective(t[0], (*axis).into(), &[*dim])?;
+        Op::AllReduce { reduction, groups } => all_reduce(t, *reduction, *groups, mesh),
+        Op::AllGather { dim, groups } => {
+            let group_size = collective(t[0], *groups, &[*dim], mesh)?;
             let mut dims = t[0].dims.clone();
-            dims[*dim] *= mesh.size(*axis);
+            dims[*dim] *= group_size;
             one(t[0].with_dims(&dims))
         }
-        Op::ReduceScatter { dim, axis } => {
-            collective(t[0], (*axis).into(), &[*dim])?;
+        Op::ReduceScatter { dim, groups } => {
+            let group_size = collective(t[0], *groups, &[*dim], mesh)?;
             reduction_dtype(Reduction::Sum, t[0].dtype)?;
-            one(t[0].with_dims(&cut(t[0], *dim, mesh.size(*axis))?))
+            one(t[0].with_dims(&cut(t[0], *dim, group_size)?))
         }
-        Op::AllToAll { split_dim, concat_dim, axis } => {
-            collective(t[0], (*axis).into(), &[*split_dim, *concat_dim])?;
-            let mut dims = cut(t[0], *split_dim, mesh.size(*axis))?;
-            dims[*concat_dim] *= mesh.size(*axis);
+        Op::AllToAll { split_dim, concat_dim, groups } => {
+            let group_size = collective(t[0], *groups, &[*split_dim, *concat_dim], mesh)?;
+            let mut dims = cut(t[0], *split_dim, group_size)?;
+            dims[*concat_dim] *= group_size;
             one(t[0].with_dims(&dims))
         }
-        Op::CollectivePermute { pairs, axis } => {
-            collective(t[0], (*axis).into(), &[])?;
-            permute_pairs(pairs, mesh.size(*axis))?;
+        Op::CollectivePermute { pairs, groups } => {
+            let group_size = collective(t[0], *groups, &[], mesh)?;
+            permute_pairs(pairs, group_size)?;
             one(t[0].clone())
         }
     }
@@ -436,21 +428,28 @@ fn while_loop(t: &[&TensorType], regions: &Regions, mesh: &Mesh) -> Types {
     Ok(carried.map(|ty| ty.clone().varying(ty.varying | leaves_over)).collect())
 }
 
-fn all_reduce(t: &[&TensorType], reduction: Reduction, axes: AxisSet) -> Types {
+fn all_reduce(t: &[&TensorType], reduction: Reduction, groups: Groups, mesh: &Mesh) -> Types {
     let first = t.first().ok_or("takes at least one operand")?;
     ensure(t.iter().all(|ty| ty.dtype == first.dtype), || "operands are of one dtype".into())?;
     t.iter()
         .map(|ty| {
             reduction_dtype(reduction, ty.dtype)?;
-            collective(ty, axes, &[])?;
-            Ok((*ty).clone().varying(ty.varying.minus(axes)))
+            collective(ty, groups, &[], mesh)?;
+            let removed = if groups.is_whole() { groups.axes() } else { AxisSet::EMPTY };
+            Ok((*ty).clone().varying(ty.varying.minus(removed)))
         })
         .collect()
 }
 
-/// A collective over axes along which its operand is the same everywhere is a mistake: a sum would
-/// come out a multiple of what was meant.
-fn collective(ty: &TensorType, axes: AxisSet, dims: &[usize]) -> Result<(), String> {
+/// Checks the operand of a collective, and returns the number of replicas in each group. A collective over axes
+/// along which its operand is the same everywhere is a mistake: a sum would be a multiple of what was meant.
+fn collective(
+    ty: &TensorType,
+    groups: Groups,
+    dims: &[usize],
+    mesh: &Mesh,
+) -> Result<usize, String> {
+    let axes = groups.axes();
     ensure(axes.is_subset(ty.varying) && !axes.is_empty(), || {
         format!(
             "the operand does not vary over all of {axes}; hand it over with `vary` if it should"
@@ -459,7 +458,7 @@ fn collective(ty: &TensorType, axes: AxisSet, dims: &[usize]) -> Result<(), Stri
     for dim in dims {
         ensure(*dim < ty.rank(), || format!("dim {dim} of rank {}", ty.rank()))?;
     }
-    Ok(())
+    groups.size(mesh).map_err(|uneven| uneven.to_string())
 }
 
 fn cut(ty: &TensorType, dim: usize, pieces: usize) -> Result<Vec<usize>, String> {

@@ -168,11 +168,6 @@ impl Mesh {
     }
 }
 
-/// Replica groups cut into smaller ones of `size` neighbours; groups that are no larger stay.
-pub(crate) fn within(groups: Vec<Vec<usize>>, size: usize) -> Vec<Vec<usize>> {
-    groups.iter().flat_map(|group| group.chunks(size).map(<[usize]>::to_vec)).collect()
-}
-
 /// How a tensor's dims are cut over the mesh: for each dim the axes it is cut over, outermost first.
 /// A dim with no axes is held whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

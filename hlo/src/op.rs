@@ -6,9 +6,8 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::mesh::within;
 use crate::{
-    Axis, AxisSet, Convolution, CustomCall, CustomVjp, DType, Graph, Literal, Mesh, Region, Scan,
+    AxisSet, Convolution, CustomCall, CustomVjp, DType, Graph, Groups, Literal, Region, Scan,
     Window,
 };
 
@@ -123,15 +122,6 @@ pub enum Op {
         /// The window, without dilations.
         window: Window,
     },
-    /// Sum over groups of `size` neighbours among the replicas along `axes`. The result varies over the
-    /// axes still, since groups get different sums; so the cotangents of a group's results differ too, and
-    /// each operand's is their sum over the same group: the op is its own VJP.
-    AllReduceWithin {
-        /// Which axes.
-        axes: AxisSet,
-        /// Replicas of a group; divides the number of replicas along the axes.
-        size: usize,
-    },
     /// `while(init...)`: results are the carried values when the condition is false.
     While {
         /// Condition and body.
@@ -191,50 +181,52 @@ pub enum Op {
     },
     /// The operand, unchanged; gradients end here.
     StopGradient,
-    /// Reduction over the replicas along `axes`; variadic. The result varies over none of them.
+    /// Reduction over each replica group; variadic. Over whole groups the result varies over none of their
+    /// axes, and the VJP of a sum is `vary`. Over subgroups the result still varies over the axes, since each
+    /// subgroup has its own; so do the cotangents, and a sum is its own VJP.
     AllReduce {
         /// What is computed.
         reduction: Reduction,
-        /// Which axes.
-        axes: AxisSet,
+        /// The replica groups.
+        groups: Groups,
     },
-    /// The shards of the replicas along `axis`, one behind the other along `dim`.
+    /// Concatenates the operands of each replica group along `dim`.
     AllGather {
         /// The dim along which shards are joined.
         dim: usize,
-        /// Which axis.
-        axis: Axis,
+        /// The replica groups.
+        groups: Groups,
     },
-    /// Sum over the replicas along `axis`, of which each keeps its shard of `dim`.
+    /// Sum over each replica group, of which replica `i` of the group keeps shard `i` of `dim`.
     ReduceScatter {
         /// The dim that is cut.
         dim: usize,
-        /// Which axis.
-        axis: Axis,
+        /// The replica groups.
+        groups: Groups,
     },
-    /// Cuts `split_dim` into pieces, sends piece `i` to replica `i` along `axis`, and joins what
-    /// comes in along `concat_dim`.
+    /// Cuts `split_dim` into pieces, sends piece `i` to replica `i` of the group, and concatenates the
+    /// received pieces along `concat_dim`.
     AllToAll {
         /// The dim that is cut.
         split_dim: usize,
         /// The dim along which pieces are joined.
         concat_dim: usize,
-        /// Which axis.
-        axis: Axis,
+        /// The replica groups.
+        groups: Groups,
     },
-    /// Sends the value from index `source` to index `target` along `axis`, for each pair; a replica
-    /// that nobody sends to gets zeros.
+    /// Sends the value of replica `source` of each group to replica `target` of the group, for each pair. A
+    /// replica that is no target gets zeros.
     CollectivePermute {
-        /// `(source, target)`; no source and no target twice.
+        /// `(source, target)`: positions in the group. Sources are distinct, and so are targets.
         pairs: Vec<(usize, usize)>,
-        /// Which axis.
-        axis: Axis,
+        /// The replica groups.
+        groups: Groups,
     },
 }
 
 impl Op {
-    /// StableHLO's name of the op (ours for `input`, `scan`, `remat`, `vary`, `stop_gradient` and
-    /// `all_reduce_within`; CHLO's for `erf` and `top_k`).
+    /// StableHLO's name of the op (ours for `input`, `scan`, `remat`, `vary` and
+    /// `stop_gradient`; CHLO's for `erf` and `top_k`).
     pub fn name(&self) -> &'static str {
         match self {
             Op::Input { .. } => "input",
@@ -261,7 +253,6 @@ impl Op {
             Op::Reverse { .. } => "reverse",
             Op::ReduceWindow { .. } => "reduce_window",
             Op::SelectAndScatter { .. } => "select_and_scatter",
-            Op::AllReduceWithin { .. } => "all_reduce_within",
             Op::While { .. } => "while",
             Op::Gather { .. } => "gather",
             Op::Scatter { .. } => "scatter",
@@ -325,25 +316,21 @@ impl Op {
         })
     }
 
-    /// The replicas that meet in this op, group by group; each by itself in ops that are no collectives.
-    pub fn replica_groups(&self, mesh: &Mesh) -> Vec<Vec<usize>> {
-        let groups = mesh.groups(self.collective_axes());
+    /// The replica groups of a collective; `None` for other ops.
+    pub fn groups(&self) -> Option<Groups> {
         match self {
-            Op::AllReduceWithin { size, .. } => within(groups, *size),
-            _ => groups,
+            Op::AllReduce { groups, .. }
+            | Op::AllGather { groups, .. }
+            | Op::ReduceScatter { groups, .. }
+            | Op::AllToAll { groups, .. }
+            | Op::CollectivePermute { groups, .. } => Some(*groups),
+            _ => None,
         }
     }
 
-    /// The axes over which replicas meet in this op; none for ops that are not collectives.
+    /// The axes along which a collective communicates; none for other ops.
     pub fn collective_axes(&self) -> AxisSet {
-        match self {
-            Op::AllReduce { axes, .. } | Op::AllReduceWithin { axes, .. } => *axes,
-            Op::AllGather { axis, .. }
-            | Op::ReduceScatter { axis, .. }
-            | Op::AllToAll { axis, .. }
-            | Op::CollectivePermute { axis, .. } => (*axis).into(),
-            _ => AxisSet::EMPTY,
-        }
+        self.groups().map_or(AxisSet::EMPTY, Groups::axes)
     }
 }
 

@@ -13,12 +13,11 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::panic::Location;
 
-use crate::mesh::within;
 use crate::ops::gather;
 use crate::passes::merge_common_subexpressions;
 use crate::region::expand;
 use crate::{
-    AxisSet, DType, DotDims, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
+    AxisSet, DType, DotDims, Graph, Groups, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
 };
 
 /// What a plugin compiles: the text of a module and the types at its border.
@@ -71,7 +70,7 @@ impl Program {
 /// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those of
 /// the graph's mesh, and state is donated to its next value.
 pub fn lower(graph: &Graph, name: &str) -> Program {
-    lower_with_groups(graph, name, Mesh::groups)
+    lower_with_groups(graph, name, listed)
 }
 
 /// [`lower`], but every replica meets only itself in each all_reduce: the same work without
@@ -80,14 +79,18 @@ pub fn lower(graph: &Graph, name: &str) -> Program {
 /// Of the collectives only all_reduce keeps its shape in a group of one; a graph with others gives a
 /// program that does not compile.
 pub fn lower_isolated(graph: &Graph, name: &str) -> Program {
-    let alone = |mesh: &Mesh, _: AxisSet| (0..mesh.num_replicas()).map(|r| vec![r]).collect();
+    let alone = |mesh: &Mesh, _: Groups| (0..mesh.num_replicas()).map(|r| vec![r]).collect();
     lower_with_groups(graph, name, alone)
 }
 
-/// The replica groups of a collective over axes.
-type Groups = fn(&Mesh, AxisSet) -> Vec<Vec<usize>>;
+/// The replicas of each group.
+type ListGroups = fn(&Mesh, Groups) -> Vec<Vec<usize>>;
 
-fn lower_with_groups(graph: &Graph, name: &str, groups: Groups) -> Program {
+fn listed(mesh: &Mesh, groups: Groups) -> Vec<Vec<usize>> {
+    groups.list(mesh).expect("groups of a graph's op divide: `infer` checks it")
+}
+
+fn lower_with_groups(graph: &Graph, name: &str, list_groups: ListGroups) -> Program {
     let graph = &*match expand(graph) {
         // Each stack that a loop reads or writes brings zeros of its own.
         Cow::Owned(expanded) => Cow::Owned(merge_common_subexpressions(&expanded)),
@@ -101,7 +104,7 @@ fn lower_with_groups(graph: &Graph, name: &str, groups: Groups) -> Program {
         }
     }
 
-    let mut writer = Writer::new(*graph.mesh(), groups);
+    let mut writer = Writer::new(*graph.mesh(), list_groups);
     let _ = writeln!(
         writer.text,
         "module @{name} attributes {{mhlo.num_replicas = {num_replicas} : i32, \
@@ -154,16 +157,16 @@ fn lower_with_groups(graph: &Graph, name: &str, groups: Groups) -> Program {
 struct Writer {
     text: String,
     mesh: Mesh,
-    groups: Groups,
+    list_groups: ListGroups,
     num_names: usize,
     locations: HashMap<&'static Location<'static>, usize>,
     location_order: Vec<&'static Location<'static>>,
 }
 
 impl Writer {
-    fn new(mesh: Mesh, groups: Groups) -> Self {
+    fn new(mesh: Mesh, list_groups: ListGroups) -> Self {
         let (locations, location_order) = (HashMap::new(), vec![]);
-        Self { text: String::new(), mesh, groups, num_names: 0, locations, location_order }
+        Self { text: String::new(), mesh, list_groups, num_names: 0, locations, location_order }
     }
 }
 
@@ -224,7 +227,7 @@ impl Writer {
                 return;
             }
             // Over one replica each: nothing to do, and nothing that keeps what is before and behind apart.
-            Op::AllReduce { axes, .. } if self.mesh.group_size(*axes) == 1 => {
+            Op::AllReduce { groups, .. } if groups.size(&self.mesh) == Ok(1) => {
                 for (result, operand) in node.results().zip(&node.operands) {
                     scope.names[result.index()] = scope.name(*operand).to_owned();
                 }
@@ -267,7 +270,7 @@ impl Writer {
             Op::DotGeneral(dims) => {
                 self.accumulated(scope, node, |wide| dot_general(scope, node, dims, wide))
             }
-            _ => expression(scope, node, &self.mesh, self.groups),
+            _ => expression(scope, node, &self.mesh, self.list_groups),
         };
         let results: Vec<_> = node.results().collect();
         let name = self.fresh();
@@ -389,7 +392,7 @@ impl Writer {
 }
 
 /// An op that is one line, from behind the `=`.
-fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> String {
+fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, list_groups: ListGroups) -> String {
     let name = node.op.name();
     let operands = scope.list(&node.operands);
     let result = scope.types(node.results());
@@ -460,42 +463,39 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         Op::FusionBarrier | Op::OptimizationBarrier => {
             format!("stablehlo.optimization_barrier {operands} : {result}")
         }
-        Op::AllReduce { reduction, axes } => {
+        Op::AllReduce { reduction, groups } => {
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
             format!(
                 "\"stablehlo.all_reduce\"({operands}) <{{{}}}> {} : ({}) -> {results}",
-                replica_groups(&groups(mesh, *axes)),
+                replica_groups(&list_groups(mesh, *groups)),
                 reducer(*reduction, scope.graph.ty(node.operands[0]).dtype),
                 scope.types(node.operands.iter().copied()),
             )
         }
         Op::Reverse { dims } => format!("stablehlo.reverse {operands}, dims = {dims:?} : {result}"),
-        Op::AllReduceWithin { axes, size } => format!(
-            "\"stablehlo.all_reduce\"({operands}) <{{{}}}> {} : {}",
-            replica_groups(&within(groups(mesh, *axes), *size)),
-            reducer(Reduction::Sum, scope.graph.ty(node.operands[0]).dtype),
-            signature()
-        ),
-        Op::AllGather { dim, axis } => format!(
+        Op::AllGather { dim, groups } => format!(
             "\"stablehlo.all_gather\"({operands}) <{{all_gather_dim = {dim} : i64, {}}}> : {}",
-            replica_groups(&groups(mesh, (*axis).into())),
+            replica_groups(&list_groups(mesh, *groups)),
             signature()
         ),
-        Op::ReduceScatter { dim, axis } => format!(
+        Op::ReduceScatter { dim, groups } => format!(
             "\"stablehlo.reduce_scatter\"({operands}) <{{{}, scatter_dimension = {dim} : i64}}> {} : {}",
-            replica_groups(&groups(mesh, (*axis).into())),
+            replica_groups(&list_groups(mesh, *groups)),
             reducer(Reduction::Sum, scope.graph.ty(node.operands[0]).dtype),
             signature()
         ),
-        Op::AllToAll { split_dim, concat_dim, axis } => format!(
-            "\"stablehlo.all_to_all\"({operands}) <{{concat_dimension = {concat_dim} : i64, {}, \
+        Op::AllToAll { split_dim, concat_dim, groups } => {
+            let listed = list_groups(mesh, *groups);
+            format!(
+                "\"stablehlo.all_to_all\"({operands}) <{{concat_dimension = {concat_dim} : i64, {}, \
              split_count = {} : i64, split_dimension = {split_dim} : i64}}> : {}",
-            replica_groups(&groups(mesh, (*axis).into())),
-            mesh.size(*axis),
-            signature()
-        ),
-        Op::CollectivePermute { pairs, axis } => {
-            let groups = mesh.groups((*axis).into());
+                replica_groups(&listed),
+                listed[0].len(),
+                signature()
+            )
+        }
+        Op::CollectivePermute { pairs, groups } => {
+            let groups = listed(mesh, *groups);
             let pairs: Vec<_> = groups
                 .iter()
                 .flat_map(|group| pairs.iter().map(|(from, to)| vec![group[*from], group[*to]]))

@@ -88,7 +88,6 @@ fn is_counted_elsewhere(op: &Op) -> bool {
             | Op::Case { .. }
             | Op::OptimizationBarrier
             | Op::AllReduce { .. }
-            | Op::AllReduceWithin { .. }
             | Op::AllGather { .. }
             | Op::ReduceScatter { .. }
             | Op::AllToAll { .. }

@@ -1,8 +1,8 @@
 //! What graphs cost, against arithmetic by hand.
 
 use hlo::{
-    Axis, CollectiveCost, Convolution, Cost, CustomCall, DType, Mesh, Reduction, TensorType,
-    Tracer, Window, count, trace,
+    Axis, CollectiveCost, Convolution, Cost, CustomCall, DType, Groups, Mesh, Reduced, Reduction,
+    TensorType, Tracer, Window, count, reduced, trace,
 };
 
 fn cost(mesh: Mesh, build: impl FnOnce(&Tracer)) -> Cost {
@@ -163,6 +163,21 @@ fn loops_are_multiplied_out() {
     let collective_bytes = 6 * (24 + 24) + (24 + 4 * 24);
     assert_eq!(cost.bytes, outer_bytes + 3 * inner_bytes + collective_bytes);
     assert!(!cost.has_unknown_loops);
+}
+
+/// Of the two, [`reduced`] names the whole group's only.
+#[test]
+fn collectives_in_subgroups_have_the_size_of_their_groups() {
+    let graph = trace(Mesh::data(8), |t| {
+        let x = t.input("x", f32s(&[6]).varying(Axis::Data.into()));
+        let sums = x.all_reduce(Reduction::Sum, Groups::strided(Axis::Data, 4));
+        t.output("y", sums.all_reduce(Reduction::Sum, Axis::Data));
+    });
+    let graph = graph.unwrap();
+    let sizes: Vec<_> =
+        count(&graph).collectives.iter().map(|c| (c.num_groups, c.group_size)).collect();
+    assert_eq!(sizes, [(4, 2), (1, 8)]);
+    assert_eq!(reduced(&graph), [Reduced { bytes: 6 * 4, progress: 1.0 }]);
 }
 
 #[test]

@@ -6,8 +6,8 @@
 
 use hlo::passes::simplify;
 use hlo::{
-    Axis, AxisSet, Branch, Convolution, CustomCall, DType, DotDims, Graph, Layouts, Literal, Mesh,
-    Reduction, Tensor, TensorType, Tracer, Window, grad, lower, trace, verify,
+    Axis, AxisSet, Branch, Convolution, CustomCall, DType, DotDims, Graph, Groups, Layouts,
+    Literal, Mesh, Reduction, Tensor, TensorType, Tracer, Window, grad, lower, trace, verify,
 };
 
 /// Text of a graph that passes `verify`.
@@ -111,6 +111,29 @@ fn collectives() {
         output("replica_id_data", t.replica_id(Axis::Data));
         output("replica_id_pipeline", t.replica_id(Axis::Pipeline));
     });
+    insta::assert_snapshot!(text);
+}
+
+/// All-reduces within hosts of four replicas and across them, and the three steps of a hierarchical one.
+#[test]
+fn subgroups() {
+    let grid = AxisSet::of(&[Axis::Data, Axis::Tensor]);
+    let (inner, outer) = (Groups::contiguous(grid, 4), Groups::strided(grid, 4));
+    let text = text(Mesh::new(&[(Axis::Data, 4), (Axis::Tensor, 2)]), |t| {
+        let x = t.input("x", TensorType::new(DType::F32, &[4, 8]).varying(grid));
+        let output = |name: &str, x: Tensor<'_>| t.output_varying(name, x, x.varying());
+        let shard = x.reduce_scatter(1, inner);
+        output("hierarchical", shard.all_reduce(Reduction::Sum, outer).all_gather(1, inner));
+        output("contiguous", x.all_reduce(Reduction::Max, inner));
+        output("alone", x.all_reduce(Reduction::Sum, Groups::contiguous(grid, 1)));
+        output("all_gather_of_two_axes", x.all_gather(0, grid));
+        output("reduce_scatter_of_two_axes", x.reduce_scatter(1, grid));
+        output("all_to_all", x.all_to_all(0, 1, Groups::strided(Axis::Data, 2)));
+        output("collective_permute", x.collective_permute(&[(0, 1), (1, 0)], outer));
+    });
+    assert_eq!(text.matches("dense<[[0, 1, 2, 3], [4, 5, 6, 7]]>").count(), 3);
+    assert_eq!(text.matches("dense<[[0, 4], [1, 5], [2, 6], [3, 7]]>").count(), 1);
+    assert_eq!(text.matches("dense<[[0, 1, 2, 3, 4, 5, 6, 7]]>").count(), 2);
     insta::assert_snapshot!(text);
 }
 

@@ -13,8 +13,8 @@ use std::panic::Location;
 
 use hlo::{
     Axis, AxisSet, Binary, Branch, Convolution, ConvolutionDims, CustomCall, DType, DotDims, Graph,
-    Literal, Mesh, Op, Reduction, Tensor, TensorType, Tracer, Unary, Window, WindowDim, grad,
-    interpret, trace, verify, vjp,
+    Groups, Literal, Mesh, Op, Reduction, Tensor, TensorType, Tracer, Unary, Window, WindowDim,
+    grad, interpret, trace, verify, vjp,
 };
 
 const STEP: f64 = 1e-5;
@@ -401,10 +401,23 @@ fn collective_cases() -> Vec<Case> {
             let total = (x[0] * x[0]).all_reduce(Reduction::Sum, Axis::Data);
             x[0] / total.sqrt().vary(Axis::Data)
         }),
-        four("all_reduce_within", &[both()], |x| {
-            // Groups of two out of four: each product is the group's own.
-            let axes = AxisSet::of(&[Axis::Data, Axis::Tensor]);
-            (x[0] * x[0]).all_reduce_within(axes, 2) * x[0]
+        // Each product is the subgroup's own.
+        four("all_reduce in contiguous subgroups", &[both()], |x| {
+            (x[0] * x[0]).all_reduce(Reduction::Sum, Groups::contiguous(grid(), 2)) * x[0]
+        }),
+        four("all_reduce of two in strided subgroups", &[both(), both()], |x| {
+            let squares = [x[0] * x[0], x[1] * x[1]];
+            let groups = Groups::strided(grid(), 2);
+            let sums = x[0].tracer().all_reduce(&squares, Reduction::Sum, groups);
+            sums[0] * sums[1] * x[0]
+        }),
+        four("hierarchical all_reduce", &[both()], |x| {
+            hierarchical(x[0] * x[0], Groups::contiguous(grid(), 2), Groups::strided(grid(), 2))
+                * x[0]
+        }),
+        four("hierarchical all_reduce, across first", &[both()], |x| {
+            hierarchical(x[0] * x[0], Groups::strided(grid(), 2), Groups::contiguous(grid(), 2))
+                * x[0]
         }),
         four("case that each replica decides", &[data(), over(&[4], &[Axis::Data])], |x| {
             let t = x[0].tracer();
@@ -421,6 +434,14 @@ fn collective_cases() -> Vec<Case> {
         }),
         four("all_gather", &[both()], |x| x[0].all_gather(1, Axis::Tensor)),
         four("reduce_scatter", &[both()], |x| x[0].reduce_scatter(0, Axis::Data)),
+        four("all_gather over two axes", &[both()], |x| x[0].all_gather(0, grid())),
+        four("reduce_scatter over two axes", &[both()], |x| x[0].reduce_scatter(1, grid())),
+        four("all_to_all in strided subgroups", &[both()], |x| {
+            x[0].all_to_all(0, 1, Groups::strided(grid(), 2))
+        }),
+        four("collective_permute over two axes", &[both()], |x| {
+            x[0].collective_permute(&[(0, 1), (1, 2), (2, 3)], grid())
+        }),
         four("all_to_all", &[both()], |x| x[0].all_to_all(0, 1, Axis::Tensor)),
         four("all_to_all along one dim", &[both()], |x| x[0].all_to_all(1, 1, Axis::Data)),
         four("collective_permute", &[both()], |x| {
@@ -430,6 +451,16 @@ fn collective_cases() -> Vec<Case> {
             x[0].collective_permute(&[(0, 1)], Axis::Data)
         }),
     ]
+}
+
+fn grid() -> AxisSet {
+    AxisSet::of(&[Axis::Data, Axis::Tensor])
+}
+
+/// The sum over all replicas, as a reduce_scatter in `inner` groups, an all_reduce over `outer` groups, one replica
+/// from each inner group, and an all_gather in the inner groups.
+fn hierarchical(x: Tensor<'_>, inner: Groups, outer: Groups) -> Tensor<'_> {
+    x.reduce_scatter(0, inner).all_reduce(Reduction::Sum, outer).all_gather(0, inner)
 }
 
 /// Gradients are ordinary graphs, so they have gradients.
@@ -528,7 +559,6 @@ fn the_table_covers_every_op() {
         "vary",
         "stop_gradient",
         "all_reduce",
-        "all_reduce_within",
         "all_gather",
         "reduce_scatter",
         "all_to_all",

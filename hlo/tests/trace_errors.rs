@@ -1,8 +1,8 @@
 //! Wrong calls, and what tracing says about each: the op, what is wrong, and the caller's line.
 
 use hlo::{
-    Axis, AxisSet, Convolution, CustomCall, DType, DotDims, Error, Graph, Layouts, Literal, Mesh,
-    Reduction, Tensor, TensorType, Tracer, Window, grad, trace, vjp,
+    Axis, AxisSet, Convolution, CustomCall, DType, DotDims, Error, Graph, Groups, Layouts, Literal,
+    Mesh, Reduction, Tensor, TensorType, Tracer, Window, grad, trace, vjp,
 };
 
 use Axis::{Data, Tensor as Model};
@@ -183,8 +183,10 @@ fn replicas() -> Vec<Case> {
         ("all_reduce", "or is not defined for f32", line!(), |t| wrong(shard(t, &[2]).all_reduce(Reduction::Or, Data))),
         ("all_reduce", "at least one operand", line!(), |t| wrong(t.all_reduce(&[], Reduction::Sum, Data))),
         ("all_reduce", "of one dtype", line!(), |t| wrong(t.all_reduce(&[shard(t, &[]), int(t, &[]).vary(Data)], Reduction::Sum, Data))),
-        ("all_reduce_within", "2 replicas along {data} do not divide into groups of 4", line!(), |t| wrong(shard(t, &[2]).all_reduce_within(Data, 4))),
-        ("all_reduce_within", "does not vary", line!(), |t| wrong(x(t, &[2]).all_reduce_within(Data, 2))),
+        ("all_reduce", "2 replicas along {data} do not divide into groups of 4", line!(), |t| wrong(shard(t, &[2]).all_reduce(Reduction::Sum, Groups::contiguous(Data, 4)))),
+        ("all_reduce", "does not vary", line!(), |t| wrong(x(t, &[2]).all_reduce(Reduction::Sum, Groups::contiguous(Data, 2)))),
+        ("reduce_scatter", "2 replicas along {data} do not divide into groups of 0", line!(), |t| wrong(shard(t, &[2]).reduce_scatter(0, Groups::strided(Data, 0)))),
+        ("all_gather", "2 replicas along {data} do not divide into groups of 3", line!(), |t| wrong(shard(t, &[2]).all_gather(0, Groups::contiguous(Data, 3)))),
         ("all_gather", "does not vary over all of {tensor}", line!(), |t| wrong(shard(t, &[2]).all_gather(0, Model))),
         ("all_gather", "dim 1 of rank 1", line!(), |t| wrong(shard(t, &[2]).all_gather(1, Data))),
         ("reduce_scatter", "size 3 does not divide by 2", line!(), |t| wrong(shard(t, &[3]).reduce_scatter(0, Data))),

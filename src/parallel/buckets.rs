@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 
-use hlo::{AxisSet, DType, Graph, Op, Reduction, ValueId};
+use hlo::{DType, Graph, Groups, Op, Reduction, ValueId};
 
-/// Joins summing all_reduces over the same axes, of the same dtype and independent of each other, into
+/// Joins summing all_reduces over the same whole groups, of the same dtype and independent of each other, into
 /// variadic ones of up to `bucket_bytes` operand bytes (a larger single one stays alone), in the order
 /// in which they stand.
 ///
@@ -51,16 +51,16 @@ pub fn group_all_reduces(graph: &Graph, bucket_bytes: u64) -> Graph {
 /// circle.
 fn assign(graph: &Graph, bucket_bytes: u64) -> Vec<Option<usize>> {
     let mut level = vec![0usize; graph.num_values()];
-    let mut open: HashMap<(AxisSet, DType, usize), (usize, u64)> = HashMap::new();
+    let mut open: HashMap<(Groups, DType, usize), (usize, u64)> = HashMap::new();
     let mut num_buckets = 0;
     let mut assigned = vec![];
     for node in graph.nodes() {
         let below = node.operands.iter().map(|operand| level[operand.index()]).max().unwrap_or(0);
         let bucket = match &node.op {
-            Op::AllReduce { reduction: Reduction::Sum, axes } => {
+            Op::AllReduce { reduction: Reduction::Sum, groups } if groups.is_whole() => {
                 let tys = || node.operands.iter().map(|operand| graph.ty(*operand));
                 let bytes: u64 = tys().map(|ty| ty.num_bytes() as u64).sum();
-                let key = (*axes, graph.ty(node.operands[0]).dtype, below);
+                let key = (*groups, graph.ty(node.operands[0]).dtype, below);
                 let (bucket, filled) = open.entry(key).or_insert((num_buckets, 0));
                 if *bucket == num_buckets {
                     num_buckets += 1;
@@ -194,6 +194,19 @@ mod tests {
         let inputs = [values(1.0, 2.0), values(3.0, -1.0)];
         let expected = interpret(&graph, &inputs).unwrap();
         assert_eq!(interpret(&grouped, &inputs).unwrap(), expected);
+    }
+
+    #[test]
+    fn all_reduces_over_subgroups_stay_alone() {
+        let graph = trace(Mesh::data(4), |t| {
+            let ty = TensorType::new(DType::F32, &[2]).varying(Axis::Data.into());
+            let pairs = Groups::contiguous(Axis::Data, 2);
+            for name in ["a", "b"] {
+                let sum = t.input(name, ty.clone()).all_reduce(Reduction::Sum, pairs);
+                t.output_varying(name, sum, Axis::Data.into());
+            }
+        });
+        assert_eq!(count_all_reduces(&group_all_reduces(&graph.unwrap(), u64::MAX)), 2);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use hlo::{AxisSet, Graph, Op, Reduction, ValueId, rebuild};
+use hlo::{Graph, Groups, Op, Reduction, ValueId, rebuild};
 
 /// Where a value is cut along a dim into neighbouring pieces that are each summed over the same axes and
 /// not used otherwise, sums the value and cuts that.
@@ -26,8 +26,8 @@ pub fn reduce_whole_stacks(graph: &Graph) -> Graph {
         };
         Some(match &node.op {
             Op::Slice { .. } if stack_of(&node.result()).is_some() => {
-                let axes = stacks[&node.operands[0]];
-                let op = Op::AllReduce { reduction: Reduction::Sum, axes };
+                let groups = stacks[&node.operands[0]];
+                let op = Op::AllReduce { reduction: Reduction::Sum, groups };
                 let whole = *reduced.entry(operands[0]).or_insert_with(|| copy(new, op, operands));
                 copy(new, node.op.clone(), &[whole])
             }
@@ -37,8 +37,8 @@ pub fn reduce_whole_stacks(graph: &Graph) -> Graph {
     })
 }
 
-/// The values to be summed as a whole, and over which axes.
-fn stacks(graph: &Graph) -> HashMap<ValueId, AxisSet> {
+/// The values to be summed as a whole, and over which groups.
+fn stacks(graph: &Graph) -> HashMap<ValueId, Groups> {
     let mut users: Vec<Vec<usize>> = vec![vec![]; graph.num_values()];
     for (index, node) in graph.nodes().iter().enumerate() {
         for operand in &node.operands {
@@ -49,15 +49,15 @@ fn stacks(graph: &Graph) -> HashMap<ValueId, AxisSet> {
     for output in graph.outputs() {
         is_output[output.value.index()] = true;
     }
-    // The axes over which a piece is summed, if that is all that happens to it.
+    // The groups over which a piece is summed, if that is all that happens to it.
     let summed_over = |piece: ValueId| {
         let [user] = users[piece.index()][..] else { return None };
         let node = &graph.nodes()[user];
         match node.op {
-            Op::AllReduce { reduction: Reduction::Sum, axes }
+            Op::AllReduce { reduction: Reduction::Sum, groups }
                 if node.operands.len() == 1 && !is_output[piece.index()] =>
             {
-                Some(axes)
+                Some(groups)
             }
             _ => None,
         }
@@ -65,19 +65,19 @@ fn stacks(graph: &Graph) -> HashMap<ValueId, AxisSet> {
     let whole = |value: ValueId| {
         let pieces: Vec<_> =
             users[value.index()].iter().map(|user| &graph.nodes()[*user]).collect();
-        let axes = summed_over(pieces.first()?.result())?;
+        let groups = summed_over(pieces.first()?.result())?;
         let mut ranges = vec![];
         for piece in &pieces {
             let Op::Slice { start, limit, strides } = &piece.op else { return None };
             if strides.iter().any(|stride| *stride != 1)
-                || summed_over(piece.result()) != Some(axes)
+                || summed_over(piece.result()) != Some(groups)
             {
                 return None;
             }
             ranges.push((start, limit));
         }
         let fits = pieces.len() > 1 && !is_output[value.index()];
-        (fits && are_neighbours(&graph.ty(value).dims, ranges)).then_some(axes)
+        (fits && are_neighbours(&graph.ty(value).dims, ranges)).then_some(groups)
     };
     let values = graph.nodes().iter().flat_map(|node| node.results());
     values.filter_map(|value| Some((value, whole(value)?))).collect()
@@ -105,7 +105,7 @@ fn are_neighbours(dims: &[usize], mut ranges: Vec<(&Vec<usize>, &Vec<usize>)>) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hlo::{Axis, DType, Literal, Mesh, Tensor, TensorType, interpret, trace, verify};
+    use hlo::{Axis, AxisSet, DType, Literal, Mesh, Tensor, TensorType, interpret, trace, verify};
 
     fn num_all_reduces(graph: &Graph) -> usize {
         graph.nodes().iter().filter(|node| matches!(node.op, Op::AllReduce { .. })).count()

@@ -6,8 +6,8 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use hlo::{
-    Axis, AxisSet, Binary, Branch, Comparison, Convolution, DType, DotDims, Graph, Literal, Mesh,
-    Op, Reduction, Tensor, TensorType, Unary, Window, grad, interpret, trace, verify,
+    Axis, AxisSet, Binary, Branch, Comparison, Convolution, DType, DotDims, Graph, Groups, Literal,
+    Mesh, Op, Reduction, Tensor, TensorType, Unary, Window, grad, interpret, trace, verify,
 };
 
 use crate::agreement::{Agreement, disagreement};
@@ -459,10 +459,15 @@ fn collective_cases() -> Vec<Case> {
         case("all_reduce, then vary", numeric, Exact, &[MATRIX], |x| {
             x[0].all_reduce(Reduction::Max, Axis::Data).vary(Axis::Data).maximum(x[0])
         }),
-        case("all_reduce_within", not_bf16, Exact, &[MATRIX], |x| {
-            let size = x[0].tracer().mesh().size(Axis::Data);
-            x[0].all_reduce_within(Axis::Data, if size > 2 { 2 } else { size })
+        case("all_reduce in contiguous subgroups", not_bf16, Exact, &[MATRIX], |x| {
+            let size = x[0].tracer().mesh().size(Axis::Data).min(2);
+            x[0].all_reduce(Reduction::Sum, Groups::contiguous(Axis::Data, size))
         }),
+        case("all_reduce in strided subgroups", not_bf16, Exact, &[MATRIX], |x| {
+            let stride = x[0].tracer().mesh().size(Axis::Data).min(2);
+            x[0].all_reduce(Reduction::Sum, Groups::strided(Axis::Data, stride))
+        }),
+        case("all_gather over both axes", any, Bits, &[MATRIX], move |x| x[0].all_gather(0, both)),
         case("all_gather", any, Bits, &[MATRIX], |x| x[0].all_gather(1, Axis::Data)),
         case("all_to_all", any, Bits, &[MATRIX], |x| x[0].all_to_all(1, 0, Axis::Data)),
         case("all_to_all along one dim", any, Bits, &[MATRIX], |x| {

@@ -22,7 +22,7 @@ mod window;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::{CustomVjp, DType, Graph, Literal, Node, Op, Reduction, TensorType};
+use crate::{CustomVjp, DType, Graph, Literal, Node, Op, TensorType};
 
 /// One value: on each replica, in their order.
 type Replicas = Vec<Arc<Literal>>;
@@ -195,7 +195,8 @@ fn eval(
     };
     // An op that replica groups do together: the operand on each of a group to the result on each.
     let meet = |op: &dyn Fn(&[&Literal]) -> Replicas| {
-        let groups = node.op.replica_groups(mesh);
+        let groups = node.op.groups().map_or(Ok(vec![]), |groups| groups.list(mesh));
+        let groups = groups.expect("groups of a graph's op divide: `infer` checks it");
         let each_operand = operands.iter().map(|operand| {
             let mut result = (*operand).clone();
             for group in groups.clone() {
@@ -249,7 +250,6 @@ fn eval(
         Op::SelectAndScatter { window } => {
             each(&|x| window::select_and_scatter(x[0], x[1], window))
         }
-        Op::AllReduceWithin { .. } => meet(&|x| collective::all_reduce(Reduction::Sum, x)),
         Op::While { regions, .. } => while_loop(&regions.cond, &regions.body, operands, running),
         Op::Gather { num_batch } => each(&|x| gather::gather(x[0], x[1], *num_batch, &ty.dims)),
         Op::Scatter { num_batch } => each(&|x| gather::scatter(x[0], x[1], x[2], *num_batch)),

@@ -1,6 +1,6 @@
 //! `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, over a group of examples
 
-use hlo::{AxisSet, Tensor};
+use hlo::{AxisSet, Groups, Reduction, Tensor};
 
 use crate::{Initializer, Scope, Training};
 
@@ -158,5 +158,8 @@ fn sum(x_gpc: Tensor<'_>) -> Tensor<'_> {
 
 /// The sum over the replicas that hold a group.
 fn over_group(sum_gc: Tensor<'_>, axes: AxisSet, num_replicas: usize) -> Tensor<'_> {
-    if num_replicas == 1 { sum_gc } else { sum_gc.all_reduce_within(axes, num_replicas) }
+    if num_replicas == 1 {
+        return sum_gc;
+    }
+    sum_gc.all_reduce(Reduction::Sum, Groups::contiguous(axes, num_replicas))
 }
