@@ -17,6 +17,8 @@ pub enum DType {
     I64,
     /// Signed 32-bit integer.
     I32,
+    /// Signed 8-bit integer.
+    I8,
     /// Unsigned 64-bit integer.
     U64,
     /// Unsigned 32-bit integer.
@@ -31,7 +33,7 @@ use DType::*;
 
 impl DType {
     /// Every dtype, widest first within a kind.
-    pub const ALL: [DType; 10] = [F64, F32, Bf16, F16, I64, I32, U64, U32, U8, Pred];
+    pub const ALL: [DType; 11] = [F64, F32, Bf16, F16, I64, I32, I8, U64, U32, U8, Pred];
 
     /// Our name: `f32`, `u8`, `pred`.
     pub const fn name(self) -> &'static str {
@@ -42,6 +44,7 @@ impl DType {
             F16 => "f16",
             I64 => "i64",
             I32 => "i32",
+            I8 => "i8",
             U64 => "u64",
             U32 => "u32",
             U8 => "u8",
@@ -66,7 +69,7 @@ impl DType {
             F64 | I64 | U64 => 8,
             F32 | I32 | U32 => 4,
             Bf16 | F16 => 2,
-            U8 | Pred => 1,
+            I8 | U8 | Pred => 1,
         }
     }
 
@@ -90,7 +93,7 @@ impl DType {
 
     /// True for the signed and unsigned integers; `pred` is not one.
     pub const fn is_integer(self) -> bool {
-        matches!(self, I64 | I32 | U64 | U32 | U8)
+        matches!(self, I64 | I32 | I8 | U64 | U32 | U8)
     }
 
     /// The value of this float dtype nearest to `value`, ties to even; for other dtypes `value` itself.
@@ -131,6 +134,7 @@ impl DType {
             }
             I64 => [-2f64.powi(63), 2f64.powi(63)],
             I32 => [-2f64.powi(31), 2f64.powi(31)],
+            I8 => [-128.0, 128.0],
             U64 => [0.0, 2f64.powi(64)],
             U32 => [0.0, 2f64.powi(32)],
             U8 => [0.0, 256.0],
@@ -169,6 +173,8 @@ mod tests {
             assert_eq!(held(-1.0), dtype != Pred && !dtype.is_unsigned(), "{dtype}");
         }
         assert!(I64.holds(-2f64.powi(63)).is_ok() && I64.holds(2f64.powi(63)).is_err());
+        assert!(I8.holds(-128.0).is_ok() && I8.holds(127.0).is_ok());
+        assert!(I8.holds(-129.0).is_err() && I8.holds(128.0).is_err());
         assert!(U64.holds(2f64.powi(63)).is_ok() && U64.holds(2f64.powi(64)).is_err());
         assert!(F16.holds(65519.0).is_ok() && F16.holds(65520.0).is_err());
         assert!(F32.holds(f64::from(f32::MAX)).is_ok() && F32.holds(-3.5e38).is_err());

@@ -21,7 +21,7 @@ pub trait Element: Pod + PartialEq + fmt::Debug {
 macro_rules! elements {
     ($($ty:ty => $dtype:ident),*) => { $(impl Element for $ty { const DTYPE: DType = DType::$dtype; })* };
 }
-elements!(f64 => F64, f32 => F32, bf16 => Bf16, f16 => F16, i64 => I64, i32 => I32, u64 => U64, u32 => U32, u8 => U8);
+elements!(f64 => F64, f32 => F32, bf16 => Bf16, f16 => F16, i64 => I64, i32 => I32, i8 => I8, u64 => U64, u32 => U32, u8 => U8);
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -95,6 +95,7 @@ impl Literal {
             DType::F16 => half!(f16),
             DType::I64 => cast!(i64),
             DType::I32 => cast!(i32),
+            DType::I8 => cast!(i8),
             DType::U64 => cast!(u64),
             DType::U32 => cast!(u32),
             DType::U8 => cast!(u8),
@@ -116,6 +117,7 @@ impl Literal {
             DType::F16 => self.as_slice::<f16>().iter().map(|v| v.to_f64()).collect(),
             DType::I64 => cast!(i64),
             DType::I32 => cast!(i32),
+            DType::I8 => cast!(i8),
             DType::U64 => cast!(u64),
             DType::U32 => cast!(u32),
             DType::U8 => cast!(u8),

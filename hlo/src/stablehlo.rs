@@ -559,6 +559,7 @@ pub(crate) fn identity(dtype: DType, reduction: Reduction) -> Literal {
             match dtype {
                 DType::I64 => Literal::scalar(i64::$which),
                 DType::I32 => Literal::scalar(i32::$which),
+                DType::I8 => Literal::scalar(i8::$which),
                 DType::U64 => Literal::scalar(u64::$which),
                 DType::U32 => Literal::scalar(u32::$which),
                 DType::U8 => Literal::scalar(u8::$which),
@@ -621,6 +622,7 @@ fn elements(literal: &Literal) -> Vec<String> {
     match literal.dtype() {
         DType::I64 => integers!(i64),
         DType::I32 => integers!(i32),
+        DType::I8 => integers!(i8),
         DType::U64 => integers!(u64),
         DType::U32 => integers!(u32),
         DType::U8 => integers!(u8),

@@ -60,6 +60,17 @@ fn constants() {
 }
 
 #[test]
+fn signed_bytes() {
+    let text = text(Mesh::SINGLE, |t| {
+        let x = t.input("x", TensorType::new(DType::I8, &[2]));
+        t.output("sum", x + t.constant(Literal::from_slice(&[2], &[-128i8, 127])));
+        t.output("order", x.less(-1.0));
+        t.output("greatest", x.reduce_max(&[0]));
+    });
+    insta::assert_snapshot!(text);
+}
+
+#[test]
 fn movement() {
     let text = text(Mesh::SINGLE, |t| {
         let (x, i) = (f32_input(t, "x", &[4, 6]), t.input("i", TensorType::new(DType::I32, &[])));

@@ -165,6 +165,13 @@ fn moving_cases() -> Vec<Case> {
         single("gather by u8", &[within(&[3], -1.0, 1.0)], |x| {
             x[0].take(x[0].tracer().constant(Literal::from_slice(&[2], &[2u8, 9])))
         }),
+        single("gather by i8", &[within(&[200], -1.0, 1.0)], |x| {
+            x[0].take(x[0].tracer().constant(Literal::from_slice(&[4], &[127i8, -3, 1, 1])))
+        }),
+        single("scatter by i8", &[within(&[200], -1.0, 1.0), within(&[3], -1.0, 1.0)], |x| {
+            let indices = x[0].tracer().constant(Literal::from_slice(&[3], &[127i8, -3, 1]));
+            x[0].scatter_add(indices, x[1], 0).sine()
+        }),
         single("gather in a batch", &[within(&[2, 3, 2], -1.0, 1.0)], |x| {
             x[0].gather(x[0].tracer().constant(Literal::from_slice(&[2, 2], &[1, 1, 2, 0])), 1)
         }),

@@ -190,6 +190,15 @@ fn choice_and_conversion() -> Vec<Case> {
             v(&[0, 3, -3, i32::MAX, i32::MIN])
         }),
         ("f32 to u8", |t| c(t, &[NAN, 3.9, -3.9, 1e20]).convert(DType::U8), v(&[0u8, 3, 0, 255])),
+        ("f32 to i8", |t| c(t, &[NAN, 3.9, -3.9, 1e20, -129.0]).convert(DType::I8), {
+            v(&[0i8, 3, -3, 127, -128])
+        }),
+        ("i32 to i8", |t| c(t, &[-1, 300, 128]).convert(DType::I8), v(&[-1i8, 44, -128])),
+        ("i8 to u32", |t| c(t, &[-1i8, 5]).convert(DType::U32), v(&[u32::MAX, 5])),
+        ("bits of i8", |t| c(t, &[-1i8, 5]).bitcast_convert(DType::U8), v(&[255u8, 5])),
+        ("i8 wraps", |t| c(t, &[100i8, -100]) + c(t, &[100i8, -100]), v(&[-56i8, 56])),
+        ("least i8", |t| -c(t, &[-128i8, 127]), v(&[-128i8, -127])),
+        ("i8 shifts", |t| c(t, &[-128i8, 64]).shift_right_arithmetic(2.0), v(&[-32i8, 16])),
         ("f64 to u64", |t| c(t, &[1e30f64]).convert(DType::U64), v(&[u64::MAX])),
         ("f32 to pred", |t| c(t, &[NAN, 0.0, -0.0, 0.5]).convert(DType::Pred), {
             bools(&[true, false, false, true])
@@ -284,6 +293,11 @@ fn movement() -> Vec<Case> {
         ("one_hot", |t| c(t, &[1u8, 5]).one_hot(3, DType::I32), {
             d(&[2, 3], &[0, 1, 0, 0, 0, 0])
         }),
+        (
+            "one_hot beyond i8",
+            |t| c(t, &[5i8]).one_hot(300, DType::I32).sum().reshape(&[1]),
+            v(&[1]),
+        ),
         ("one_hot beyond u8", |t| c(t, &[5u8]).one_hot(300, DType::I32).sum().reshape(&[1]), {
             v(&[1])
         }),
@@ -411,6 +425,7 @@ fn contraction() -> Vec<Case> {
             v(&[f64::INFINITY, f64::INFINITY])
         }),
         ("max of no i32", |t| empty(t, DType::I32).reduce_max(&[1]), v(&[i32::MIN, i32::MIN])),
+        ("max of no i8", |t| empty(t, DType::I8).reduce_max(&[1]), v(&[-128i8, -128])),
         ("min of no u8", |t| empty(t, DType::U8).reduce_min(&[1]), v(&[255u8, 255])),
         ("and of nothing", |t| empty(t, DType::Pred).reduce(Reduction::And, &[1]), {
             bools(&[true, true])

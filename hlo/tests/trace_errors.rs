@@ -65,6 +65,7 @@ fn elementwise() -> Vec<Case> {
         ("pad", "-1e300 is beyond the range of f32", line!(), |t| wrong(x(t, &[2]).pad(-1e300, &[0], &[1], &[0]))),
         ("constant", "-1 is no u32", line!(), |t| wrong(t.scalar(DType::U32, -1.0))),
         ("constant", "256 is no u8", line!(), |t| wrong(t.full(DType::U8, &[2], 256.0))),
+        ("constant", "128 is no i8", line!(), |t| wrong(t.full(DType::I8, &[2], 128.0))),
         ("constant", "0.5 is no i32", line!(), |t| wrong(t.full(DType::I32, &[2], 0.5))),
         ("constant", "NaN is no i64", line!(), |t| wrong(t.scalar(DType::I64, f64::NAN))),
         ("constant", "inf is no u8", line!(), |t| wrong(t.scalar(DType::U8, f64::INFINITY))),

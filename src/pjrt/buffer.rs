@@ -259,8 +259,9 @@ impl Drop for Pending {
 }
 
 /// `PJRT_Buffer_Type` of each dtype.
-const BUFFER_TYPES: [(DType, i32); 10] = [
+const BUFFER_TYPES: [(DType, i32); 11] = [
     (DType::Pred, 1),
+    (DType::I8, 2),
     (DType::I32, 4),
     (DType::I64, 5),
     (DType::U8, 6),

@@ -93,6 +93,7 @@ fn words(flat: Tensor<'_>) -> Tensor<'_> {
             // Widening is exact, and keeps distinct bits distinct but for the payloads of NaN.
             flat.convert(DType::F32).bitcast_convert(DType::U32)
         }
+        DType::I8 => flat.convert(DType::I32).bitcast_convert(DType::U32),
         DType::U32 | DType::U8 | DType::Pred => flat.convert(DType::U32),
     }
 }

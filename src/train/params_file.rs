@@ -205,6 +205,7 @@ fn dtype(dtype: DType) -> Dtype {
         DType::F16 => Dtype::F16,
         DType::I64 => Dtype::I64,
         DType::I32 => Dtype::I32,
+        DType::I8 => Dtype::I8,
         DType::U64 => Dtype::U64,
         DType::U32 => Dtype::U32,
         DType::U8 => Dtype::U8,

@@ -321,6 +321,7 @@ fn ints(x: &Literal) -> Vec<i128> {
     match x.dtype() {
         DType::I64 => wide!(i64),
         DType::I32 => wide!(i32),
+        DType::I8 => wide!(i8),
         DType::U64 => wide!(u64),
         DType::U32 => wide!(u32),
         DType::U8 => wide!(u8),
@@ -339,6 +340,7 @@ fn from_ints(dtype: DType, dims: &[usize], values: &[i128]) -> Literal {
     match dtype {
         DType::I64 => wrap!(i64),
         DType::I32 => wrap!(i32),
+        DType::I8 => wrap!(i8),
         DType::U64 => wrap!(u64),
         DType::U32 => wrap!(u32),
         DType::U8 => wrap!(u8),

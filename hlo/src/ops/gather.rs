@@ -129,8 +129,7 @@ pub(crate) fn gather_vjp<'g>(
     ct: Tensor<'g>,
 ) -> Tensor<'g> {
     let last = x.dim(num_batch) as f64 - 1.0;
-    // u8 cannot name a row beyond 255, so the upper bound may not be one.
-    let wide = if indices.dtype() == DType::U8 { indices.convert(DType::U32) } else { indices };
+    let wide = widened(indices);
     x.full_like(0.0).scatter_add(wide.clamp(0.0, last), ct, num_batch)
 }
 
@@ -142,13 +141,22 @@ pub(crate) fn scatter_vjp<'g>(
     ct: Tensor<'g>,
 ) -> Tensor<'g> {
     let size = x.dim(num_batch) as f64;
-    let wide = if indices.dtype() == DType::U8 { indices.convert(DType::U32) } else { indices };
+    let wide = widened(indices);
     let taken = ct.gather(wide, num_batch);
     let kept: Vec<_> = (0..indices.rank()).collect();
     let below = wide.less(size);
     let inside =
         if wide.dtype().is_unsigned() { below } else { below.and(wide.greater_equal(0.0)) };
     inside.broadcast_like(taken, &kept).select(taken, taken.full_like(0.0))
+}
+
+/// 8-bit indices in 32 bits: the number of rows need not fit 8 bits.
+fn widened(indices: Tensor<'_>) -> Tensor<'_> {
+    match indices.dtype() {
+        DType::U8 => indices.convert(DType::U32),
+        DType::I8 => indices.convert(DType::I32),
+        _ => indices,
+    }
 }
 
 /// StableHLO's dimension numbers of a gather, and the sizes of its slices.

@@ -143,9 +143,12 @@ impl<'g> Tensor<'g> {
         let mut dims = self.shape();
         let kept: Vec<_> = (0..dims.len()).collect();
         dims.push(num_classes);
-        // u8 cannot count further: the index would start anew and match again.
-        let narrow = self.dtype() == DType::U8 && num_classes > 256;
-        let indices = if narrow { self.convert(DType::U32) } else { self };
+        // An index that wraps around would match a second time.
+        let indices = match self.dtype() {
+            DType::U8 if num_classes > 256 => self.convert(DType::U32),
+            DType::I8 if num_classes > 128 => self.convert(DType::I32),
+            _ => self,
+        };
         let index = self.tracer().iota(indices.dtype(), &dims, dims.len() - 1);
         indices.broadcast_in_dim(&dims, &kept).equal(index)
     }
