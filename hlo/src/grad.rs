@@ -184,7 +184,8 @@ impl<'g> Backward<'g> {
     }
 }
 
-type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
+/// Cotangents of an op's operands, `None` for zero, or why there are none.
+pub(crate) type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
 
 /// The VJP rules: given an op's operands `x`, results `y` and the results' cotangents, the cotangents
 /// of the operands; `None` is zero. Only those that are `wanted` are used: rules for which that saves

@@ -100,16 +100,16 @@ impl<'g> Key<'g> {
         Self { words: threefry2x32_ops(self.words, hashes) }
     }
 
-    /// Two u32 tensors of random bits for the window's elements; those of streams side by side have the streams in
+    /// Two u32 tensors of random bits for the slice's elements; those of streams side by side have the streams in
     /// front, `[num_streams, ..]`. So have the numbers that are made of them.
     #[must_use]
     #[track_caller]
-    pub fn bits(self, window: &Window<'g>) -> [Tensor<'g>; 2] {
-        let counter = window.counter(self.words[0].tracer());
+    pub fn bits(self, slice: &GlobalSlice<'g>) -> [Tensor<'g>; 2] {
+        let counter = slice.counter(self.words[0].tracer());
         let Some(&num_streams) = self.words[0].shape().first() else {
             return threefry2x32_ops(self.words, counter);
         };
-        let dims = [&[num_streams], window.dims()].concat();
+        let dims = [&[num_streams], slice.dims()].concat();
         let inner: Vec<_> = (1..dims.len()).collect();
         threefry2x32_ops(
             self.words.map(|word| word.broadcast_in_dim(&dims, &[0])),
@@ -120,8 +120,8 @@ impl<'g> Key<'g> {
     /// Uniform in `[0, 1)`, on a grid that the dtype holds exactly: 2^-53 for f64, 2^-24 for f32, 2^-11
     /// for f16, 2^-8 for bf16.
     #[track_caller]
-    pub fn uniform(self, window: &Window<'g>, dtype: DType) -> Tensor<'g> {
-        let bits = self.bits(window);
+    pub fn uniform(self, slice: &GlobalSlice<'g>, dtype: DType) -> Tensor<'g> {
+        let bits = self.bits(slice);
         match dtype {
             DType::F64 => unit_f64(bits[0], bits[1]),
             // A finer grid would round up to 1.
@@ -135,8 +135,8 @@ impl<'g> Key<'g> {
     /// `sqrt(-2 ln(1 - u)) cos(2 pi v)`.
     #[must_use]
     #[track_caller]
-    pub fn normal(self, window: &Window<'g>, dtype: DType) -> Tensor<'g> {
-        let bits = self.bits(window);
+    pub fn normal(self, slice: &GlobalSlice<'g>, dtype: DType) -> Tensor<'g> {
+        let bits = self.bits(slice);
         let [u, v] = match dtype {
             DType::F64 => bits.map(|word| word.convert(DType::F64) * 2f64.powi(-32)),
             _ => bits.map(|word| unit(word, 24)),
@@ -148,8 +148,8 @@ impl<'g> Key<'g> {
     /// `pred`: true with the given probability.
     #[must_use]
     #[track_caller]
-    pub fn bernoulli(self, probability: f64, window: &Window<'g>) -> Tensor<'g> {
-        self.uniform(window, DType::F32).less(probability)
+    pub fn bernoulli(self, probability: f64, slice: &GlobalSlice<'g>) -> Tensor<'g> {
+        self.uniform(slice, DType::F32).less(probability)
     }
 }
 
@@ -178,14 +178,14 @@ fn path_hash(path: &str) -> [u32; 2] {
 
 /// Which elements of a global tensor are drawn here.
 #[derive(Clone, Debug)]
-pub struct Window<'g> {
+pub struct GlobalSlice<'g> {
     global: Vec<usize>,
     local: Vec<usize>,
     /// The global index at which each dim starts; `None` is 0.
     start: Vec<Option<Tensor<'g>>>,
 }
 
-impl<'g> Window<'g> {
+impl<'g> GlobalSlice<'g> {
     /// All elements.
     pub fn whole(dims: &[usize]) -> Self {
         Self { global: dims.to_vec(), local: dims.to_vec(), start: vec![None; dims.len()] }
@@ -193,11 +193,11 @@ impl<'g> Window<'g> {
 
     /// `dims[0]` rows from row `start` (a u32 scalar) on, of a tensor with any number of rows.
     pub fn rows(start: Tensor<'g>, dims: &[usize]) -> Self {
-        let mut window = Self::whole(dims);
-        if let Some(first) = window.start.first_mut() {
+        let mut slice = Self::whole(dims);
+        if let Some(first) = slice.start.first_mut() {
             *first = Some(start);
         }
-        window
+        slice
     }
 
     /// This replica's shard of a tensor of the given global dims.
@@ -220,7 +220,7 @@ impl<'g> Window<'g> {
         Ok(Self { global: global.to_vec(), start: start.collect(), local })
     }
 
-    /// The same elements with the dims behind the first as one. A window that is cut along one of those stays as it
+    /// The same elements with the dims behind the first as one. A slice that is cut along one of those stays as it
     /// is.
     #[must_use]
     pub fn as_rows(self) -> Self {
@@ -312,7 +312,8 @@ mod tests {
 
     #[test]
     fn an_element_has_the_bits_of_its_global_index() {
-        let drawn = draw(Mesh::SINGLE, [1, 2], |_, key| key.bits(&Window::whole(&[2, 3, 4]))[0]);
+        let drawn =
+            draw(Mesh::SINGLE, [1, 2], |_, key| key.bits(&GlobalSlice::whole(&[2, 3, 4]))[0]);
         let counter = |i: u32| [i / 12, i % 12];
         let expected: Vec<_> = (0..24).map(|i| threefry2x32([1, 2], counter(i))[0]).collect();
         assert_eq!(drawn[0].as_slice::<u32>(), expected);
@@ -331,11 +332,12 @@ mod tests {
             Sharding::new(&[AxisSet::EMPTY, data, AxisSet::EMPTY]),
         ] {
             for dtype in [DType::F32, DType::F64, DType::Bf16] {
-                let whole =
-                    draw(Mesh::SINGLE, [3, 4], |_, key| key.normal(&Window::whole(&global), dtype));
+                let whole = draw(Mesh::SINGLE, [3, 4], |_, key| {
+                    key.normal(&GlobalSlice::whole(&global), dtype)
+                });
                 let whole = whole[0].to_f64();
                 let shards = draw(mesh, [3, 4], |t, key| {
-                    key.normal(&Window::shard(t, &global, &sharding).unwrap(), dtype)
+                    key.normal(&GlobalSlice::shard(t, &global, &sharding).unwrap(), dtype)
                 });
                 for (replica, shard) in shards.iter().enumerate() {
                     let local = sharding.local_shape(&global, &mesh).unwrap();
@@ -362,7 +364,7 @@ mod tests {
                 let local = 8 / num_replicas;
                 let first = t.replica_id(Axis::Data) * local as f64;
                 let key = key.fold_in(t.scalar(DType::U32, 3.0)).fold_in_path("blocks.0.dropout");
-                key.bernoulli(0.5, &Window::rows(first, &[local, 5]))
+                key.bernoulli(0.5, &GlobalSlice::rows(first, &[local, 5]))
             });
             drawn.iter().flat_map(Literal::to_f64).collect()
         };
@@ -378,7 +380,7 @@ mod tests {
         let bits = |seed, step: f64, path: &str| {
             draw(Mesh::SINGLE, seed, |t, key| {
                 let key = key.fold_in(t.scalar(DType::U32, step)).fold_in_path(path);
-                key.bits(&Window::whole(&[4]))[0]
+                key.bits(&GlobalSlice::whole(&[4]))[0]
             })
         };
         let all = [
@@ -399,11 +401,11 @@ mod tests {
         let paths = ["a", "b", "a.b"];
         for dims in [&[][..], &[5], &[2, 3, 4]] {
             let together = draw(Mesh::SINGLE, [1, 2], |_, key| {
-                key.fold_in_paths(paths).normal(&Window::whole(dims).as_rows(), DType::F32)
+                key.fold_in_paths(paths).normal(&GlobalSlice::whole(dims).as_rows(), DType::F32)
             });
             let alone = paths.map(|path| {
                 let drawn = draw(Mesh::SINGLE, [1, 2], |_, key| {
-                    key.fold_in_path(path).normal(&Window::whole(dims), DType::F32)
+                    key.fold_in_path(path).normal(&GlobalSlice::whole(dims), DType::F32)
                 });
                 drawn[0].to_f64()
             });
@@ -417,7 +419,7 @@ mod tests {
     fn rows_of_more_elements_than_can_be_counted_are_an_error() {
         let error = trace(Mesh::SINGLE, |t| {
             let key = Key::from_words([t.scalar(DType::U32, 0.0); 2]);
-            let [bits, _] = key.bits(&Window::whole(&[2, usize::MAX, 2]).as_rows());
+            let [bits, _] = key.bits(&GlobalSlice::whole(&[2, usize::MAX, 2]).as_rows());
             t.output("bits", bits);
         });
         assert!(error.unwrap_err().message.contains("more than 2^40 elements"));
@@ -436,7 +438,7 @@ mod tests {
             [(DType::F64, 53), (DType::F32, 24), (DType::F16, 11), (DType::Bf16, 8)]
         {
             let drawn = draw(Mesh::SINGLE, [0, 9], |_, key| {
-                key.uniform(&Window::whole(&[NUM_SAMPLES]), dtype)
+                key.uniform(&GlobalSlice::whole(&[NUM_SAMPLES]), dtype)
             });
             let values = drawn[0].to_f64();
             let steps = |value: &f64| value * 2f64.powi(grid);
@@ -455,7 +457,7 @@ mod tests {
     fn normal_numbers_have_the_moments_of_the_normal_distribution() {
         for dtype in [DType::F64, DType::F32] {
             let drawn = draw(Mesh::SINGLE, [0, 10], |_, key| {
-                key.normal(&Window::whole(&[NUM_SAMPLES]), dtype)
+                key.normal(&GlobalSlice::whole(&[NUM_SAMPLES]), dtype)
             });
             let values = drawn[0].to_f64();
             let power = |n: i32| values.iter().map(|x| x.powi(n)).collect::<Vec<_>>();
@@ -472,7 +474,7 @@ mod tests {
     fn bernoulli_holds_with_its_probability() {
         for probability in [0.0, 0.1, 0.5, 0.9, 1.0] {
             let drawn = draw(Mesh::SINGLE, [0, 11], |_, key| {
-                key.bernoulli(probability, &Window::whole(&[NUM_SAMPLES]))
+                key.bernoulli(probability, &GlobalSlice::whole(&[NUM_SAMPLES]))
             });
             let values = drawn[0].to_f64();
             if probability == 0.0 || probability == 1.0 {

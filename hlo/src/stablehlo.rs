@@ -172,14 +172,14 @@ impl Writer {
 
 /// The part of a graph that is being written: names of its values, and the identities of its
 /// reductions, which are written once.
-struct Scope<'a> {
+struct RegionContext<'a> {
     graph: &'a Graph,
     names: Vec<String>,
     identities: HashMap<(DType, Reduction), String>,
     indent: usize,
 }
 
-impl Scope<'_> {
+impl RegionContext<'_> {
     fn name(&self, value: ValueId) -> &str {
         &self.names[value.index()]
     }
@@ -202,99 +202,100 @@ impl Scope<'_> {
 impl Writer {
     /// Writes a graph's nodes and, with the given word, its outputs.
     fn region(&mut self, graph: &Graph, names: Vec<String>, indent: usize, terminator: &str) {
-        let mut scope = Scope { graph, names, identities: HashMap::new(), indent };
+        let mut context = RegionContext { graph, names, identities: HashMap::new(), indent };
         for node in graph.nodes() {
-            self.node(&mut scope, node);
+            self.node(&mut context, node);
         }
         let outputs: Vec<_> = graph.outputs().iter().map(|output| output.value).collect();
-        let pad = scope.pad();
+        let pad = context.pad();
         let _ = match outputs.is_empty() {
             true => writeln!(self.text, "{pad}{terminator}"),
             false => writeln!(
                 self.text,
                 "{pad}{terminator} {} : {}",
-                scope.list(&outputs),
-                scope.types(outputs.iter().copied())
+                context.list(&outputs),
+                context.types(outputs.iter().copied())
             ),
         };
     }
 
-    fn node(&mut self, scope: &mut Scope<'_>, node: &Node) {
+    fn node(&mut self, context: &mut RegionContext<'_>, node: &Node) {
         match &node.op {
             Op::Input { .. } => return,
             Op::Vary { .. } | Op::StopGradient => {
-                scope.names[node.result().index()] = scope.name(node.operands[0]).to_owned();
+                context.names[node.result().index()] = context.name(node.operands[0]).to_owned();
                 return;
             }
             // Over one replica each: nothing to do, and nothing that keeps what is before and behind apart.
             Op::AllReduce { groups, .. } if groups.size(&self.mesh) == Ok(1) => {
                 for (result, operand) in node.results().zip(&node.operands) {
-                    scope.names[result.index()] = scope.name(*operand).to_owned();
+                    context.names[result.index()] = context.name(*operand).to_owned();
                 }
                 return;
             }
             Op::ReplicaId { axes } => {
-                scope.names[node.result().index()] = self.replica_id(scope, node, *axes);
+                context.names[node.result().index()] = self.replica_id(context, node, *axes);
                 return;
             }
             _ => {}
         }
         let body = match &node.op {
-            Op::While { .. } => self.while_body(scope, node),
-            Op::Case { branches } => self.case_body(scope, node, branches),
+            Op::While { .. } => self.while_body(context, node),
+            Op::Case { branches } => self.case_body(context, node, branches),
             Op::Reduce { reduction, dims } => {
-                let dtype = scope.graph.ty(node.operands[0]).dtype;
-                let identity = self.identity(scope, node, dtype, *reduction);
+                let dtype = context.graph.ty(node.operands[0]).dtype;
+                let identity = self.identity(context, node, dtype, *reduction);
                 format!(
                     "stablehlo.reduce({} init: {identity}) applies stablehlo.{} across dimensions = \
                      {dims:?} : ({}, {}) -> {}",
-                    scope.name(node.operands[0]),
+                    context.name(node.operands[0]),
                     reduction.name(),
-                    scope.types([node.operands[0]]),
+                    context.types([node.operands[0]]),
                     mlir_type(&TensorType::new(dtype, &[])),
-                    scope.types(node.results())
+                    context.types(node.results())
                 )
             }
             Op::ReduceWindow { reduction, window } => {
-                let dtype = scope.graph.ty(node.operands[0]).dtype;
-                let identity = self.identity(scope, node, dtype, *reduction);
-                windows::reduce_window(scope, node, *reduction, window, &identity)
+                let dtype = context.graph.ty(node.operands[0]).dtype;
+                let identity = self.identity(context, node, dtype, *reduction);
+                windows::reduce_window(context, node, *reduction, window, &identity)
             }
             Op::SelectAndScatter { window } => {
-                let dtype = scope.graph.ty(node.operands[0]).dtype;
-                let zero = self.identity(scope, node, dtype, Reduction::Sum);
-                windows::select_and_scatter(scope, node, window, &zero)
+                let dtype = context.graph.ty(node.operands[0]).dtype;
+                let zero = self.identity(context, node, dtype, Reduction::Sum);
+                windows::select_and_scatter(context, node, window, &zero)
             }
-            Op::Convolution(forward) => self
-                .accumulated(scope, node, |wide| windows::convolution(scope, node, forward, wide)),
+            Op::Convolution(forward) => self.accumulated(context, node, |wide| {
+                windows::convolution(context, node, forward, wide)
+            }),
             Op::DotGeneral(dims) => {
-                self.accumulated(scope, node, |wide| dot_general(scope, node, dims, wide))
+                self.accumulated(context, node, |wide| dot_general(context, node, dims, wide))
             }
-            _ => expression(scope, node, &self.mesh, self.list_groups),
+            _ => expression(context, node, &self.mesh, self.list_groups),
         };
         let results: Vec<_> = node.results().collect();
         let name = self.fresh();
         match &results[..] {
-            [one] => scope.names[one.index()] = name.clone(),
+            [one] => context.names[one.index()] = name.clone(),
             many => {
                 for (i, result) in many.iter().enumerate() {
-                    scope.names[result.index()] = format!("{name}#{i}");
+                    context.names[result.index()] = format!("{name}#{i}");
                 }
             }
         }
         let arity = if results.len() == 1 { String::new() } else { format!(":{}", results.len()) };
-        self.line(scope, node, &format!("{name}{arity} = {body}"));
+        self.line(context, node, &format!("{name}{arity} = {body}"));
     }
 
     /// An op that sums products, written for the given result type. In the program that is never a
     /// narrow dtype, so that no backend accumulates in one.
     fn accumulated(
         &mut self,
-        scope: &Scope<'_>,
+        context: &RegionContext<'_>,
         node: &Node,
         write: impl Fn(&str) -> String,
     ) -> String {
-        let narrow = scope.graph.ty(node.result());
+        let narrow = context.graph.ty(node.result());
         let wide = narrow.with_dtype(narrow.dtype.accumulation());
         let (narrow, wide) = (mlir_type(narrow), mlir_type(&wide));
         let code = write(&wide);
@@ -302,13 +303,13 @@ impl Writer {
             return code;
         }
         let name = self.fresh();
-        self.line(scope, node, &format!("{name} = {code}"));
+        self.line(context, node, &format!("{name} = {code}"));
         format!("stablehlo.convert {name} : ({wide}) -> {narrow}")
     }
 
-    fn line(&mut self, scope: &Scope<'_>, node: &Node, code: &str) {
+    fn line(&mut self, context: &RegionContext<'_>, node: &Node, code: &str) {
         let location = self.location(node.location);
-        let _ = writeln!(self.text, "{}{code} loc(#loc{location})", scope.pad());
+        let _ = writeln!(self.text, "{}{code} loc(#loc{location})", context.pad());
     }
 
     fn fresh(&mut self) -> String {
@@ -317,29 +318,29 @@ impl Writer {
     }
 
     /// The replica's index along `axes`, from its number.
-    fn replica_id(&mut self, scope: &Scope<'_>, node: &Node, axes: AxisSet) -> String {
+    fn replica_id(&mut self, context: &RegionContext<'_>, node: &Node, axes: AxisSet) -> String {
         let whole = self.mesh.group_size(axes) == self.mesh.num_replicas();
         let id = self.fresh();
         if !whole && self.mesh.group_size(axes) == 1 {
-            self.line(scope, node, &format!("{id} = stablehlo.constant dense<0> : tensor<ui32>"));
+            self.line(context, node, &format!("{id} = stablehlo.constant dense<0> : tensor<ui32>"));
             return id;
         }
-        self.line(scope, node, &format!("{id} = stablehlo.replica_id : tensor<ui32>"));
+        self.line(context, node, &format!("{id} = stablehlo.replica_id : tensor<ui32>"));
         if whole {
             return id;
         }
         let mut index: Option<String> = None;
         for axis in axes.iter() {
             let size = self.mesh.size(axis);
-            let divided = self.u32_op(scope, node, "divide", &id, self.mesh.stride(axis));
-            let along = self.u32_op(scope, node, "remainder", &divided, size);
+            let divided = self.u32_op(context, node, "divide", &id, self.mesh.stride(axis));
+            let along = self.u32_op(context, node, "remainder", &divided, size);
             index = Some(match index {
                 None => along,
                 Some(outer) => {
-                    let outer = self.u32_op(scope, node, "multiply", &outer, size);
+                    let outer = self.u32_op(context, node, "multiply", &outer, size);
                     let sum = self.fresh();
                     let code = format!("{sum} = stablehlo.add {outer}, {along} : tensor<ui32>");
-                    self.line(scope, node, &code);
+                    self.line(context, node, &code);
                     sum
                 }
             });
@@ -347,31 +348,38 @@ impl Writer {
         index.unwrap_or(id)
     }
 
-    fn u32_op(&mut self, scope: &Scope<'_>, node: &Node, op: &str, x: &str, by: usize) -> String {
+    fn u32_op(
+        &mut self,
+        context: &RegionContext<'_>,
+        node: &Node,
+        op: &str,
+        x: &str,
+        by: usize,
+    ) -> String {
         let (constant, result) = (self.fresh(), self.fresh());
         let code = format!("{constant} = stablehlo.constant dense<{by}> : tensor<ui32>");
-        self.line(scope, node, &code);
+        self.line(context, node, &code);
         let code = format!("{result} = stablehlo.{op} {x}, {constant} : tensor<ui32>");
-        self.line(scope, node, &code);
+        self.line(context, node, &code);
         result
     }
 
     /// The constant that a reduction starts from.
     fn identity(
         &mut self,
-        scope: &mut Scope<'_>,
+        context: &mut RegionContext<'_>,
         node: &Node,
         dtype: DType,
         reduction: Reduction,
     ) -> String {
-        if let Some(name) = scope.identities.get(&(dtype, reduction)) {
+        if let Some(name) = context.identities.get(&(dtype, reduction)) {
             return name.clone();
         }
         let name = self.fresh();
         let value = identity(dtype, reduction);
         let code = format!("{name} = {}", constant(&value));
-        self.line(scope, node, &code);
-        scope.identities.insert((dtype, reduction), name.clone());
+        self.line(context, node, &code);
+        context.identities.insert((dtype, reduction), name.clone());
         name
     }
 
@@ -392,11 +400,16 @@ impl Writer {
 }
 
 /// An op that is one line, from behind the `=`.
-fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, list_groups: ListGroups) -> String {
+fn expression(
+    context: &RegionContext<'_>,
+    node: &Node,
+    mesh: &Mesh,
+    list_groups: ListGroups,
+) -> String {
     let name = node.op.name();
-    let operands = scope.list(&node.operands);
-    let result = scope.types(node.results());
-    let signature = || format!("({}) -> {result}", scope.types(node.operands.iter().copied()));
+    let operands = context.list(&node.operands);
+    let result = context.types(node.results());
+    let signature = || format!("({}) -> {result}", context.types(node.operands.iter().copied()));
     match &node.op {
         Op::Constant(literal) => constant(literal),
         Op::Iota { dim, .. } => format!("stablehlo.iota dim = {dim} : {result}"),
@@ -406,7 +419,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, list_groups: ListGrou
         Op::Unary(crate::Unary::Erf) => format!("chlo.erf {operands} : {result} -> {result}"),
         Op::Unary(_) | Op::Binary(_) => format!("stablehlo.{name} {operands} : {result}"),
         Op::Compare(direction) => {
-            let dtype = scope.graph.ty(node.operands[0]).dtype;
+            let dtype = context.graph.ty(node.operands[0]).dtype;
             let kind = match dtype {
                 dtype if dtype.is_float() => "FLOAT",
                 dtype if dtype.is_unsigned() || dtype == DType::Pred => "UNSIGNED",
@@ -415,7 +428,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, list_groups: ListGrou
             format!("stablehlo.compare {}, {operands}, {kind} : {}", direction.name(), signature())
         }
         Op::Select => {
-            let types = scope.types([node.operands[0], node.operands[1]]);
+            let types = context.types([node.operands[0], node.operands[1]]);
             format!("stablehlo.select {operands} : {types}")
         }
         Op::Clamp | Op::Reshape { .. } => format!("stablehlo.{name} {operands} : {}", signature()),
@@ -442,12 +455,12 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, list_groups: ListGrou
             format!("stablehlo.concatenate {operands}, dim = {dim} : {}", signature())
         }
         Op::Gather { num_batch } => {
-            let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
+            let [x, indices] = [0, 1].map(|i| context.graph.ty(node.operands[i]));
             let attributes = gather::gather_attributes(x, indices, *num_batch);
             format!("\"stablehlo.gather\"({operands}) <{{{attributes}}}> : {}", signature())
         }
         Op::Scatter { num_batch } => {
-            let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
+            let [x, indices] = [0, 1].map(|i| context.graph.ty(node.operands[i]));
             let attributes = gather::scatter_attributes(x, indices, *num_batch);
             let reducer = reducer(Reduction::Sum, x.dtype);
             format!(
@@ -456,10 +469,10 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, list_groups: ListGrou
             )
         }
         Op::TopK { k } => {
-            let x = scope.types(node.operands.iter().copied());
+            let x = context.types(node.operands.iter().copied());
             format!("chlo.top_k({operands}, k = {k}) : {x} -> ({result})")
         }
-        Op::CustomCall(call) => custom_call::custom_call(scope, node, call),
+        Op::CustomCall(call) => custom_call::custom_call(context, node, call),
         Op::FusionBarrier | Op::OptimizationBarrier => {
             format!("stablehlo.optimization_barrier {operands} : {result}")
         }
@@ -468,8 +481,8 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, list_groups: ListGrou
             format!(
                 "\"stablehlo.all_reduce\"({operands}) <{{{}}}> {} : ({}) -> {results}",
                 replica_groups(&list_groups(mesh, *groups)),
-                reducer(*reduction, scope.graph.ty(node.operands[0]).dtype),
-                scope.types(node.operands.iter().copied()),
+                reducer(*reduction, context.graph.ty(node.operands[0]).dtype),
+                context.types(node.operands.iter().copied()),
             )
         }
         Op::Reverse { dims } => format!("stablehlo.reverse {operands}, dims = {dims:?} : {result}"),
@@ -481,7 +494,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, list_groups: ListGrou
         Op::ReduceScatter { dim, groups } => format!(
             "\"stablehlo.reduce_scatter\"({operands}) <{{{}, scatter_dimension = {dim} : i64}}> {} : {}",
             replica_groups(&list_groups(mesh, *groups)),
-            reducer(Reduction::Sum, scope.graph.ty(node.operands[0]).dtype),
+            reducer(Reduction::Sum, context.graph.ty(node.operands[0]).dtype),
             signature()
         ),
         Op::AllToAll { split_dim, concat_dim, groups } => {
@@ -524,17 +537,17 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, list_groups: ListGrou
     }
 }
 
-fn dot_general(scope: &Scope<'_>, node: &Node, dims: &DotDims, result: &str) -> String {
+fn dot_general(context: &RegionContext<'_>, node: &Node, dims: &DotDims, result: &str) -> String {
     let batching = match dims.lhs_batch.is_empty() {
         true => String::new(),
         false => format!("batching_dims = {:?} x {:?}, ", dims.lhs_batch, dims.rhs_batch),
     };
     format!(
         "stablehlo.dot_general {}, {batching}contracting_dims = {:?} x {:?} : ({}) -> {result}",
-        scope.list(&node.operands),
+        context.list(&node.operands),
         dims.lhs_contracting,
         dims.rhs_contracting,
-        scope.types(node.operands.iter().copied()),
+        context.types(node.operands.iter().copied()),
     )
 }
 

@@ -110,7 +110,7 @@ fn key(t: &Tracer) -> random::Key<'_> {
 }
 
 fn normal(t: &Tracer) -> Tensor<'_> {
-    key(t).normal(&random::Window::whole(&[LEN]), DType::F64)
+    key(t).normal(&random::GlobalSlice::whole(&[LEN]), DType::F64)
 }
 
 fn origins() -> Vec<Origin> {
@@ -120,7 +120,11 @@ fn origins() -> Vec<Origin> {
         origin("what follows from an input", |t| given(t).sine(), |w| w),
         origin("normal", normal, |w| w),
         origin("what normal is multiplied to", normal, |w| w * 2.0),
-        origin("uniform", |t| key(t).uniform(&random::Window::whole(&[LEN]), DType::F64), |w| w),
+        origin(
+            "uniform",
+            |t| key(t).uniform(&random::GlobalSlice::whole(&[LEN]), DType::F64),
+            |w| w,
+        ),
         origin("iota", |t| t.iota(DType::F64, &[LEN], 0), |w| w),
         origin("full", |t| t.full(DType::F64, &[LEN], 0.25), |w| w * w),
         origin("a converted bool", |t| normal(t).greater(0.0).convert(DType::F64), |w| w),

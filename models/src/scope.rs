@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use hlo::random::{Key, Window};
+use hlo::random::{GlobalSlice, Key};
 use hlo::{AxisSet, DType, Tensor, TensorType, Tracer, Tree};
 
 /// How a parameter starts.
@@ -43,20 +43,20 @@ impl Initializer {
         matches!(self, Initializer::Normal { .. } | Initializer::Uniform { .. })
     }
 
-    /// The values of the window's elements, under the parameter's own key; under keys side by side, those of as many
+    /// The values of the slice's elements, under the parameter's own key; under keys side by side, those of as many
     /// parameters, which then are dim 0.
     #[track_caller]
-    pub fn draw<'g>(self, key: Key<'g>, window: &Window<'g>, dtype: DType) -> Tensor<'g> {
+    pub fn draw<'g>(self, key: Key<'g>, slice: &GlobalSlice<'g>, dtype: DType) -> Tensor<'g> {
         let streams = key.words()[0];
         let full = |value| {
-            let dims = [&streams.shape(), window.dims()].concat();
+            let dims = [&streams.shape(), slice.dims()].concat();
             streams.tracer().full(dtype, &dims, value)
         };
         match self {
             Initializer::Zeros => full(0.0),
             Initializer::Ones => full(1.0),
-            Initializer::Normal { std } => key.normal(window, dtype) * std,
-            Initializer::Uniform { limit } => (key.uniform(window, dtype) * 2.0 - 1.0) * limit,
+            Initializer::Normal { std } => key.normal(slice, dtype) * std,
+            Initializer::Uniform { limit } => (key.uniform(slice, dtype) * 2.0 - 1.0) * limit,
         }
     }
 }

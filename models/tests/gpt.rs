@@ -1,6 +1,6 @@
 //! GPT by tracing and in the interpreter: sizes, start, and that how blocks are run changes nothing.
 
-use hlo::random::{Key, Window, threefry2x32};
+use hlo::random::{GlobalSlice, Key, threefry2x32};
 use hlo::{
     AxisSet, DType, Graph, Literal, Mesh, Tensor, TensorType, Tracer, Tree, count, grad, interpret,
     lower, passes, trace, verify,
@@ -95,8 +95,8 @@ fn inputs(model: &Gpt, size: usize, num_positions: usize) -> Vec<Vec<Literal>> {
         let seed = t.constant(Literal::from_slice(&[2], &[0u32, 7]));
         for (path, parameter) in parameters(model).iter() {
             let key = Key::from_seed(seed).fold_in_path(path);
-            let window = Window::whole(&parameter.dims);
-            t.output(path, parameter.initializer.draw(key, &window, DType::F64));
+            let slice = GlobalSlice::whole(&parameter.dims);
+            t.output(path, parameter.initializer.draw(key, &slice, DType::F64));
         }
     });
     let mut inputs = interpret(&init.unwrap(), &[]).unwrap();

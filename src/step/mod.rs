@@ -17,7 +17,7 @@ mod proof;
 mod repeat;
 mod train;
 
-use hlo::random::{Key, Window};
+use hlo::random::{GlobalSlice, Key};
 use hlo::{Axis, DType, Graph, Mesh, Tensor, TensorType, Tracer, Tree, trace, verify};
 use models::{Batch, Model, Parameter, Precision, RunningMean, Scope, Training};
 
@@ -203,8 +203,8 @@ pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
     finish(trace(spec.mesh, |t| {
         let key = Key::from_seed(t.input(SEED, TensorType::new(DType::U32, &[2])));
         let drawn = draw(key, &parameters, |dims| {
-            let window = Window::shard(t, dims, &spec.policy.param_sharding(dims.len()));
-            window.unwrap_or_else(|_| unreachable!("their types were cut before"))
+            let slice = GlobalSlice::shard(t, dims, &spec.policy.param_sharding(dims.len()));
+            slice.unwrap_or_else(|_| unreachable!("their types were cut before"))
         });
         for (path, ty) in types.iter() {
             // The running mean of a parameter starts as the parameter.
@@ -224,14 +224,14 @@ pub fn trace_init(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
 fn draw<'a, 'g>(
     key: Key<'g>,
     parameters: &'a Tree<Parameter>,
-    window: impl Fn(&[usize]) -> Window<'g>,
+    slice: impl Fn(&[usize]) -> GlobalSlice<'g>,
 ) -> Tree<Tensor<'g>> {
     let mut drawn = Tree::new();
     let mut kinds: Vec<(&'a Parameter, Vec<&'a str>)> = vec![];
     for (name, parameter) in parameters.iter() {
         let Parameter { dims, dtype, initializer } = parameter;
         if !initializer.is_random() {
-            drawn.insert(name, initializer.draw(key, &window(dims), *dtype));
+            drawn.insert(name, initializer.draw(key, &slice(dims), *dtype));
         } else if let Some((_, names)) = kinds.iter_mut().find(|(kind, _)| *kind == parameter) {
             names.push(name);
         } else {
@@ -239,10 +239,10 @@ fn draw<'a, 'g>(
         }
     }
     for (Parameter { dims, dtype, initializer }, names) in kinds {
-        let window = window(dims);
-        let local = window.dims().to_vec();
+        let slice = slice(dims);
+        let local = slice.dims().to_vec();
         let paths = names.iter().map(|name| format!("{PARAMS}.{name}"));
-        let together = initializer.draw(key.fold_in_paths(paths), &window.as_rows(), *dtype);
+        let together = initializer.draw(key.fold_in_paths(paths), &slice.as_rows(), *dtype);
         // Fused with what follows, it would be unrolled over a kernel's 3 x 3, and drawn again for each parameter.
         let together = together.fusion_barrier();
         for (index, name) in names.into_iter().enumerate() {

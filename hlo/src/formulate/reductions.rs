@@ -164,8 +164,8 @@ mod tests {
 
     #[test]
     fn what_much_is_fused_into_gets_smaller_groups() {
-        type Value = fn(Tensor<'_>) -> Tensor<'_>;
-        let cases: [(Value, [usize; 2]); 4] = [
+        type Summand = fn(Tensor<'_>) -> Tensor<'_>;
+        let cases: [(Summand, [usize; 2]); 4] = [
             (|x| x, [32, 512]),
             (|x| (x * 2.0) * (x * 3.0), [32, 512]),
             (|x| (x * 2.0).exponential() * (x - 1.0).sqrt() + x, [8, 2048]),

@@ -62,7 +62,7 @@ pub(super) fn int_identity(reduction: Reduction, dtype: DType) -> i128 {
 }
 
 /// Where a row of the left and one of the right operand lie.
-type Rows = (Range<usize>, Range<usize>);
+type RowPair = (Range<usize>, Range<usize>);
 
 /// `dims` are those of the result.
 pub(super) fn dot_general(lhs: &Literal, rhs: &Literal, dot: &DotDims, dims: &[usize]) -> Literal {
@@ -81,12 +81,12 @@ pub(super) fn dot_general(lhs: &Literal, rhs: &Literal, dot: &DotDims, dims: &[u
     };
     if lhs.dtype().is_float() {
         let (x, y) = (lhs.to_f64(), rhs.to_f64());
-        let product = |(i, j): Rows| x[i].iter().zip(&y[j]).fold(0.0, |sum, (x, y)| sum + x * y);
+        let product = |(i, j): RowPair| x[i].iter().zip(&y[j]).fold(0.0, |sum, (x, y)| sum + x * y);
         let values: Vec<_> = rows().map(product).collect();
         Literal::from_f64(lhs.dtype(), dims, &values)
     } else {
         let (x, y) = (ints(&lhs), ints(&rhs));
-        let product = |(i, j): Rows| {
+        let product = |(i, j): RowPair| {
             let products = x[i].iter().zip(&y[j]).map(|(x, y)| x.wrapping_mul(*y));
             products.fold(0, i128::wrapping_add)
         };

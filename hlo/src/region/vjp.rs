@@ -5,13 +5,11 @@ use std::sync::Arc;
 use super::expand::push;
 use super::residuals::recomputed;
 use super::{Region, Scan};
-use crate::grad::active;
+use crate::grad::{Cotangents, active};
 use crate::graph::Output;
 use crate::passes::eliminate_dead_code;
 use crate::tensor::Tracer;
 use crate::{AxisSet, Binary, Graph, Op, Tensor, ValueId, vjp};
-
-type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
 
 /// The body again, on operands behind a barrier, and its VJP. The cotangents go through the same barrier:
 /// nothing is computed again before it is needed, and in a scan none of it belongs to the forward pass. Only

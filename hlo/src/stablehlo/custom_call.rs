@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use super::Scope;
+use super::RegionContext;
 use crate::{CustomCall, Node};
 
 /// A call, from behind the `=`.
-pub(super) fn custom_call(scope: &Scope<'_>, node: &Node, call: &CustomCall) -> String {
+pub(super) fn custom_call(context: &RegionContext<'_>, node: &Node, call: &CustomCall) -> String {
     let CustomCall { target, backend_config, api_version, has_side_effect, layouts, .. } = call;
     let mut attributes = format!("api_version = {api_version} : i32");
     match (backend_config.is_empty(), api_version) {
@@ -26,13 +26,13 @@ pub(super) fn custom_call(scope: &Scope<'_>, node: &Node, call: &CustomCall) -> 
         let _ =
             write!(attributes, ", operand_layouts = [{operands}], result_layouts = [{results}]");
     }
-    let results = scope.types(node.results());
+    let results = context.types(node.results());
     let results = if node.results().len() == 1 { results } else { format!("({results})") };
     format!(
         "stablehlo.custom_call @{}({}) {{{attributes}}} : ({}) -> {results}",
         symbol(target),
-        scope.list(&node.operands),
-        scope.types(node.operands.iter().copied()),
+        context.list(&node.operands),
+        context.types(node.operands.iter().copied()),
     )
 }
 

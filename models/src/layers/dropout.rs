@@ -1,7 +1,7 @@
 //! `y = keep * x / (1 - rate)`, with `keep` true with probability `1 - rate`
 
 use hlo::Tensor;
-use hlo::random::Window;
+use hlo::random::GlobalSlice;
 
 use crate::Scope;
 
@@ -27,6 +27,6 @@ pub fn dropout<'g>(scope: &Scope<'g>, x: Tensor<'g>, rate: f64) -> Tensor<'g> {
     let rows_per_example = x.dim(0) / training.num_examples.max(1);
     let first_row = training.first_example * rows_per_example as f64;
     let Some(key) = scope.random_key("dropout") else { return x };
-    let keep = key.bernoulli(1.0 - rate, &Window::rows(first_row, &x.shape()));
+    let keep = key.bernoulli(1.0 - rate, &GlobalSlice::rows(first_row, &x.shape()));
     keep.select(x / (1.0 - rate), x.full_like(0.0))
 }
