@@ -22,8 +22,7 @@ impl Tracer {
 }
 
 impl<'g> Tensor<'g> {
-    /// The same value, typed as varying over `axes` too: hands a replicated value to the replicas.
-    /// Its gradient is summed over them. Axes over which the tensor already varies are ignored.
+    /// The same value, typed as varying over `axes` too; its gradient is summed over them. Axes over which the tensor already varies are ignored.
     #[must_use]
     #[track_caller]
     pub fn vary(self, axes: impl Into<AxisSet>) -> Tensor<'g> {

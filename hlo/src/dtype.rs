@@ -73,17 +73,17 @@ impl DType {
         }
     }
 
-    /// Bits of one element as `bitcast_convert` counts them.
+    /// Width in bits, for `bitcast_convert`.
     pub const fn size_bits(self) -> usize {
         self.size_bytes() * 8
     }
 
-    /// True for f64, f32, bf16 and f16: the dtypes through which gradients flow.
+    /// `true` for f64, f32, bf16 and f16: the dtypes through which gradients flow.
     pub const fn is_float(self) -> bool {
         matches!(self, F64 | F32 | Bf16 | F16)
     }
 
-    /// The dtype in which sums of this one are to be accumulated: f32 for bf16 and f16.
+    /// The dtype in which sums of this one are accumulated: f32 for bf16 and f16.
     pub const fn accumulation(self) -> DType {
         match self {
             Bf16 | F16 => F32,
@@ -91,14 +91,14 @@ impl DType {
         }
     }
 
-    /// True for the signed and unsigned integers; `pred` is not one.
+    /// `true` for signed and unsigned integers; `pred` is not one.
     pub const fn is_integer(self) -> bool {
         matches!(self, I64 | I32 | I8 | U64 | U32 | U8)
     }
 
     /// The value of this float dtype nearest to `value`, ties to even; for other dtypes `value` itself.
     ///
-    /// Rounds once. The `half` crate's conversions from f64 do not: they drop the low bits of the
+    /// Rounds once. The `half` crate's conversions from f64 round twice: they drop the low bits of the
     /// significand before they look for a tie, or go through f32.
     pub fn round(self, value: f64) -> f64 {
         let (fraction_bits, exponents) = match self {
@@ -119,11 +119,11 @@ impl DType {
         if overflows { f64::INFINITY.copysign(value) } else { rounded }
     }
 
-    /// Can a constant of this dtype stand for the number? An integer or `pred` must hold it exactly. A float
-    /// rounds it, but a finite number must not become infinite.
+    /// Checks that a constant of this dtype can represent the number. An integer or `pred` must hold it exactly. A
+    /// float rounds it, but a finite number must not become infinite.
     ///
     /// # Errors
-    /// Which number this dtype does not hold.
+    /// If it cannot; the message names the number.
     pub(crate) fn holds(self, number: f64) -> Result<(), String> {
         let [low, end] = match self {
             F64 | F32 | Bf16 | F16 => {
@@ -142,11 +142,11 @@ impl DType {
         };
         match number.fract() == 0.0 && low <= number && number < end {
             true => Ok(()),
-            false => Err(format!("{number} is no {self}")),
+            false => Err(format!("{self} cannot represent {number}")),
         }
     }
 
-    /// True for the unsigned integers.
+    /// `true` for unsigned integers.
     pub const fn is_unsigned(self) -> bool {
         matches!(self, U64 | U32 | U8)
     }

@@ -1,9 +1,9 @@
-//! Tracing to StableHLO with types that know where replicas may differ.
+//! Tracing to StableHLO, with types that record where replicas may differ.
 //!
 //! A program is [traced](trace) into a [`Graph`] for the replicas of a [`Mesh`]; collectives are
-//! ordinary ops of the graph. [`mod@grad`] and the passes make graphs from graphs, [`verify`] holds their
-//! invariants, lower writes StableHLO text, and interpret evaluates a graph slowly and exactly
-//! with N simulated replicas. Everything here happens when tracing: no IO, no devices, no training.
+//! ordinary ops of the graph. [`mod@grad`] and the passes transform graphs, [`verify`] checks their
+//! invariants, [`lower`] writes StableHLO text, and [`interpret`] evaluates a graph slowly and exactly
+//! with N simulated replicas. Everything here happens at trace time: no IO, no devices, no training.
 
 mod collective;
 mod count;

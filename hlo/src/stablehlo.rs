@@ -1,8 +1,8 @@
-//! Graph to StableHLO text.
+//! Lowering of graphs to StableHLO text.
 //!
-//! One op a line, numbered in order, so that two dumps can be compared line by line. Source lines stand
-//! behind the ops as locations, leaf names behind the arguments and results as comments. `vary` and
-//! `stop_gradient` are types' business and print nothing.
+//! One op per line, numbered in order, so that two dumps can be compared line by line. Source lines follow
+//! the ops as locations, leaf names follow the arguments and results as comments. `vary` and
+//! `stop_gradient` only affect types and gradients, and print nothing.
 
 mod control;
 mod custom_call;
@@ -20,7 +20,7 @@ use crate::{
     AxisSet, DType, DotDims, Graph, Groups, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
 };
 
-/// What a plugin compiles: the text of a module and the types at its border.
+/// A module for a plugin to compile: its text, and its inputs and outputs.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// StableHLO text of a module with one `@main`, with source locations.
@@ -40,7 +40,7 @@ pub struct ProgramInput {
     pub name: String,
     /// Type on one replica.
     pub ty: TensorType,
-    /// Is the argument's memory given to a result, so that the argument is gone after execution?
+    /// `true` if a result reuses the argument's memory, so that the argument is consumed by execution.
     pub donated: bool,
 }
 
@@ -54,9 +54,9 @@ pub struct ProgramOutput {
 }
 
 impl Program {
-    /// The text without source locations: what a compile cache is keyed by, so that moving a line of
-    /// source compiles nothing anew. Locations stand at the ends of lines as ` loc(...)`, and their
-    /// definitions on lines that begin with `#loc`.
+    /// The text without source locations: the key of a compile cache, so that moving a source line does not
+    /// cause recompilation. Locations are ` loc(...)` at the ends of lines, and their
+    /// definitions are lines that begin with `#loc`.
     pub fn text_without_locations(&self) -> String {
         let mut out = String::with_capacity(self.text.len());
         for line in self.text.lines().filter(|line| !line.starts_with("#loc")) {
@@ -73,11 +73,11 @@ pub fn lower(graph: &Graph, name: &str) -> Program {
     lower_with_groups(graph, name, listed)
 }
 
-/// [`lower`], but every replica meets only itself in each all_reduce: the same work without
-/// communication, to be timed beside it. Its results are not those of the program.
+/// [`lower`] with replica groups of one replica: the same work without communication, to measure the time of
+/// communication. The results are not those of the program.
 ///
-/// Of the collectives only all_reduce keeps its shape in a group of one; a graph with others gives a
-/// program that does not compile.
+/// Of the collectives only all_reduce keeps its shape in a group of one; a program with others does not
+/// compile.
 pub fn lower_isolated(graph: &Graph, name: &str) -> Program {
     let alone = |mesh: &Mesh, _: Groups| (0..mesh.num_replicas()).map(|r| vec![r]).collect();
     lower_with_groups(graph, name, alone)
@@ -92,7 +92,7 @@ fn listed(mesh: &Mesh, groups: Groups) -> Vec<Vec<usize>> {
 
 fn lower_with_groups(graph: &Graph, name: &str, list_groups: ListGroups) -> Program {
     let graph = &*match expand(graph) {
-        // Each stack that a loop reads or writes brings zeros of its own.
+        // Merges the zeros with which each stack of a loop starts.
         Cow::Owned(expanded) => Cow::Owned(merge_common_subexpressions(&expanded)),
         unchanged => unchanged,
     };
@@ -170,8 +170,8 @@ impl Writer {
     }
 }
 
-/// The part of a graph that is being written: names of its values, and the identities of its
-/// reductions, which are written once.
+/// The graph or region being written: names of its values, and of the identities of its reductions, which
+/// are written once.
 struct RegionContext<'a> {
     graph: &'a Graph,
     names: Vec<String>,
@@ -200,7 +200,7 @@ impl RegionContext<'_> {
 }
 
 impl Writer {
-    /// Writes a graph's nodes and, with the given word, its outputs.
+    /// Writes a graph's nodes, then the terminator with its outputs.
     fn region(&mut self, graph: &Graph, names: Vec<String>, indent: usize, terminator: &str) {
         let mut context = RegionContext { graph, names, identities: HashMap::new(), indent };
         for node in graph.nodes() {
@@ -226,7 +226,7 @@ impl Writer {
                 context.names[node.result().index()] = context.name(node.operands[0]).to_owned();
                 return;
             }
-            // Over one replica each: nothing to do, and nothing that keeps what is before and behind apart.
+            // Nothing to do in groups of one, and XLA would not fuse across it.
             Op::AllReduce { groups, .. } if groups.size(&self.mesh) == Ok(1) => {
                 for (result, operand) in node.results().zip(&node.operands) {
                     context.names[result.index()] = context.name(*operand).to_owned();
@@ -287,8 +287,8 @@ impl Writer {
         self.line(context, node, &format!("{name}{arity} = {body}"));
     }
 
-    /// An op that sums products, written for the given result type. In the program that is never a
-    /// narrow dtype, so that no backend accumulates in one.
+    /// Writes an op that sums products with an f32 result where the graph has a narrower float, and converts
+    /// the result, so that no backend accumulates in the narrow dtype. `write` takes the result type.
     fn accumulated(
         &mut self,
         context: &RegionContext<'_>,
@@ -317,7 +317,7 @@ impl Writer {
         format!("%{}", self.num_names - 1)
     }
 
-    /// The replica's index along `axes`, from its number.
+    /// Computes the replica's index along `axes` from its number.
     fn replica_id(&mut self, context: &RegionContext<'_>, node: &Node, axes: AxisSet) -> String {
         let whole = self.mesh.group_size(axes) == self.mesh.num_replicas();
         let id = self.fresh();
@@ -364,7 +364,7 @@ impl Writer {
         result
     }
 
-    /// The constant that a reduction starts from.
+    /// The name of the constant that a reduction starts from.
     fn identity(
         &mut self,
         context: &mut RegionContext<'_>,
@@ -399,7 +399,7 @@ impl Writer {
     }
 }
 
-/// An op that is one line, from behind the `=`.
+/// An op of one line, without the `=` and what precedes it.
 fn expression(
     context: &RegionContext<'_>,
     node: &Node,
@@ -521,7 +521,7 @@ fn expression(
             )
         }
         Op::Scan(_) | Op::Remat(_) | Op::CustomVjp(_) => {
-            unreachable!("written as other ops by `expand`")
+            unreachable!("replaced by `expand`")
         }
         Op::Input { .. }
         | Op::Reduce { .. }
@@ -565,7 +565,7 @@ fn reducer(reduction: Reduction, dtype: DType) -> String {
     )
 }
 
-/// The value that a reduction starts from: what changes nothing.
+/// The identity element of a reduction.
 pub(crate) fn identity(dtype: DType, reduction: Reduction) -> Literal {
     macro_rules! limit {
         ($which:ident, $float:expr) => {
@@ -599,7 +599,7 @@ fn mlir_type(ty: &TensorType) -> String {
     out
 }
 
-/// Up to this many elements a constant is written element by element, beyond it as its bytes.
+/// Constants with more elements than this are written as bytes.
 const MAX_WRITTEN_ELEMENTS: usize = 64;
 
 fn constant(literal: &Literal) -> String {
@@ -614,7 +614,7 @@ fn constant(literal: &Literal) -> String {
     format!("stablehlo.constant dense<{value}> : {ty}")
 }
 
-/// `[[1, 2], [3, 4]]`; an element for rank 0; nothing for a tensor without elements.
+/// `[[1, 2], [3, 4]]`; a single element for rank 0; empty for a tensor without elements.
 fn nested(elements: &[String], dims: &[usize]) -> String {
     match dims {
         _ if elements.is_empty() => String::new(),
@@ -651,8 +651,8 @@ fn elements(literal: &Literal) -> Vec<String> {
     }
 }
 
-/// The shortest decimal that reads back as the same f64, and so as the same narrower float; MLIR wants
-/// a point before the exponent, and bits where there is no decimal.
+/// The shortest decimal that reads back as the same f64, and so as the same narrower float. MLIR requires
+/// a point before the exponent, and the bits of infinities and NaN.
 fn decimal(value: f64, bits: String) -> String {
     if !value.is_finite() {
         return bits;

@@ -1,5 +1,5 @@
-//! Every op that a replica does by itself, in the interpreter, against values worked out by hand: one
-//! table. Transcendental values are those of Python 3.11's `math`.
+//! One table of all ops except collectives: the interpreter against values computed by hand. Transcendental values
+//! are those of Python 3.11's `math`.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ type Case = (&'static str, for<'t> fn(&'t Tracer) -> Tensor<'t>, Literal);
 const NAN: f32 = f32::NAN;
 const INF: f32 = f32::INFINITY;
 
-/// A constant of one dim.
+/// A constant of rank 1.
 fn c<'t, T: Element>(t: &'t Tracer, values: &[T]) -> Tensor<'t> {
     t.constant(v(values))
 }
@@ -33,12 +33,12 @@ fn p<'t>(t: &'t Tracer, values: &[bool]) -> Tensor<'t> {
     t.constant(bools(values))
 }
 
-/// An expected value of one dim.
+/// An expected value of rank 1.
 fn v<T: Element>(values: &[T]) -> Literal {
     Literal::from_slice(&[values.len()], values)
 }
 
-/// An expected value of more dims.
+/// An expected value with the given dims.
 fn d<T: Element>(dims: &[usize], values: &[T]) -> Literal {
     Literal::from_slice(dims, values)
 }
@@ -211,7 +211,7 @@ fn choice_and_conversion() -> Vec<Case> {
         }),
         ("i32 to u8", |t| c(t, &[-1, 300]).convert(DType::U8), v(&[255u8, 44])),
         ("i32 to pred", |t| c(t, &[256, 0]).convert(DType::Pred), bools(&[true, false])),
-        // Just above a tie between 2^60 and 2^60 + 2^37, which f64 takes for a tie.
+        // Just above the tie between 2^60 and 2^60 + 2^37, to which f64 rounds it.
         ("i64 to f32", |t| c(t, &[(1i64 << 60) + (1 << 36) + 1, i64::MIN]).convert(DType::F32), {
             v(&[(1i64 << 60) as f32 + (1i64 << 37) as f32, -(2f32.powi(63))])
         }),
@@ -588,7 +588,7 @@ fn agree(got: &Literal, expected: &Literal) -> bool {
     got == expected || is_float && same_type && values().all(same_value)
 }
 
-/// The op's name; for a comparison or reduction also which.
+/// The op's name, with the direction of a comparison and the kind of a reduction.
 fn names(op: &Op) -> Vec<&'static str> {
     match op {
         Op::Compare(comparison) => vec![op.name(), comparison.name()],
@@ -598,7 +598,7 @@ fn names(op: &Op) -> Vec<&'static str> {
 }
 
 #[test]
-fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
+fn every_op_of_one_replica_gives_the_value_computed_by_hand() {
     let mut covered = BTreeSet::new();
     let tables = [elementwise(), choice_and_conversion(), movement(), contraction(), windows()];
     for (name, build, expected) in tables.into_iter().flatten() {
@@ -624,7 +624,7 @@ fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
     assert!(missing.is_empty(), "no case for {missing:?}");
 }
 
-/// More ones than a bf16 or f16 counts one by one.
+/// More ones than bf16 or f16 can sum one by one.
 const MANY: usize = 5000;
 
 /// Sums of [`MANY`] ones of the given dtype.

@@ -1,4 +1,4 @@
-//! Collectives, loops and bad inputs in the interpreter, on 1, 2 and 4 replicas.
+//! Collectives, loops and invalid inputs in the interpreter, on 1 to 8 replicas.
 
 mod values;
 
@@ -32,7 +32,7 @@ fn as_f64(results: &[Literal]) -> Vec<Vec<f64>> {
 
 type Build = for<'t> fn(&'t Tracer, Tensor<'t>) -> Tensor<'t>;
 
-/// The op, and what it gives on each replica of a mesh: with 2x2, groups along `data` are [0, 2] and
+/// Name, mesh, op, and its value on each replica. On the 2x2 mesh, groups along `data` are [0, 2] and
 /// [1, 3], along `tensor` [0, 1] and [2, 3].
 fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
     let two = Mesh::data(2);
@@ -80,7 +80,7 @@ fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
             |t, x| t.all_reduce(&[x, x.slice_dim(0, 0, 1) * 2.0], Reduction::Sum, Data)[1],
             { singles(&[6., 6.]) },
         ),
-        // ((1e8 + 4) + 4) + 4: each 4 is lost to rounding, their sum would not be.
+        // ((1e8 + 4) + 4) + 4: each 4 is lost to rounding, but their sum would not be.
         (
             "sum rounds after each",
             four,
@@ -149,7 +149,7 @@ fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
             "all_to_all between dims",
             two,
             |_, x| {
-                // [[x0, x1], [10 x0, 10 x1]] is cut by columns, of which [2, 1] pieces are joined below.
+                // [[x0, x1], [10 x0, 10 x1]] is cut into columns, and [2, 1] pieces are joined along dim 0.
                 x.reshape(&[2, 1])
                     .concatenate(&[x.reshape(&[2, 1]) * -1.0], 1)
                     .all_to_all(1, 0, Data)
@@ -206,7 +206,7 @@ fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
             },
             vec![vec![6., 60.]; 2],
         ),
-        // Replicas leave after a different number of trips: 1 2 .. 128, 2 4 .. 128, 3 6 .. 192, 4 8 .. 128.
+        // Replicas leave after a different number of iterations: 1 2 .. 128, 2 4 .. 128, 3 6 .. 192, 4 8 .. 128.
         (
             "while",
             four,
@@ -241,13 +241,13 @@ fn strided() -> Groups {
     Groups::strided(Data, 2)
 }
 
-/// Is the value above 2.5 on any, or all, replicas?
+/// `true` if the value is above 2.5 on any, or all, replicas.
 fn any_or_all(x: Tensor<'_>, reduction: Reduction, axis: Axis) -> Tensor<'_> {
     x.greater(2.5).all_reduce(reduction, axis)
 }
 
 #[test]
-fn collectives_and_loops_give_what_was_worked_out_by_hand() {
+fn collectives_and_loops_give_the_values_computed_by_hand() {
     for (name, mesh, build, expected) in cases() {
         let graph = graph(mesh, build);
         let results = interpret(&graph, &[inputs(mesh)]).unwrap();
@@ -255,7 +255,7 @@ fn collectives_and_loops_give_what_was_worked_out_by_hand() {
     }
 }
 
-/// In whole numbers, which add up the same in any order.
+/// With whole numbers, whose sums do not depend on the order.
 #[test]
 fn a_hierarchical_all_reduce_is_an_all_reduce_on_every_replica() {
     let grid = AxisSet::of(&[Data, Model]);
@@ -290,8 +290,8 @@ fn a_hierarchical_all_reduce_is_an_all_reduce_on_every_replica() {
 #[test]
 fn a_collective_that_some_replicas_never_reach_is_an_error() {
     let mesh = Mesh::new(&[(Data, 2), (Model, 2)]);
-    // Along `tensor` replicas 0 and 1 leave together, along `data` 0 and 2 do not.
-    let meeting_along = |axis: Axis| {
+    // Replicas 0 and 1, along `tensor`, leave together; 0 and 2, along `data`, do not.
+    let reduced_over = |axis: Axis| {
         graph(mesh, |t, x| {
             let start = t.replica_id(Data).vary(Model);
             let results = t.while_loop(
@@ -305,9 +305,9 @@ fn a_collective_that_some_replicas_never_reach_is_an_error() {
             results[1]
         })
     };
-    let along_tensor = interpret(&meeting_along(Model), &[inputs(mesh)]).unwrap();
+    let along_tensor = interpret(&reduced_over(Model), &[inputs(mesh)]).unwrap();
     assert_eq!(as_f64(&along_tensor[0])[0], [6.0, 60.0]);
-    match interpret(&meeting_along(Data), &[inputs(mesh)]) {
+    match interpret(&reduced_over(Data), &[inputs(mesh)]) {
         Err(InterpError::LeftLoop { op, location, group }) => {
             assert_eq!((op, group), ("all_reduce", vec![0, 2]));
             assert_eq!(location.file(), file!());
@@ -323,17 +323,17 @@ fn sum(x: Tensor<'_>, axis: Axis) -> Tensor<'_> {
 #[test]
 fn a_collective_in_a_branch_that_some_replicas_take_is_an_error() {
     let mesh = Mesh::new(&[(Data, 2), (Model, 2)]);
-    let meeting_along = |axis: Axis| {
+    let reduced_over = |axis: Axis| {
         graph(mesh, |t, x| {
             let index = t.replica_id(Data);
             t.case(index, &[x], &[&|x| vec![sum(x[0], axis)], &|x| vec![sum(x[0], axis) + x[0]]])[0]
         })
     };
-    let along_tensor = interpret(&meeting_along(Model), &[inputs(mesh)]).unwrap();
+    let along_tensor = interpret(&reduced_over(Model), &[inputs(mesh)]).unwrap();
     assert_eq!(as_f64(&along_tensor[0])[0], [3.0, 30.0]);
     assert_eq!(as_f64(&along_tensor[0])[3], [7.0 + 4.0, 70.0 + 40.0]);
-    assert_eq!(hlo::verify(&meeting_along(Model)), Ok(()));
-    let diverges = meeting_along(Data);
+    assert_eq!(hlo::verify(&reduced_over(Model)), Ok(()));
+    let diverges = reduced_over(Data);
     let error = interpret(&diverges, &[inputs(mesh)]).unwrap_err();
     assert!(matches!(&error, InterpError::LeftLoop { group, .. } if *group == [0, 2]), "{error}");
     let error = hlo::verify(&diverges).unwrap_err();
@@ -343,14 +343,14 @@ fn a_collective_in_a_branch_that_some_replicas_take_is_an_error() {
 }
 
 #[test]
-fn bad_inputs_are_typed_errors() {
+fn invalid_inputs_are_typed_errors() {
     let mesh = Mesh::data(2);
     let graph = graph(mesh, |_, x| x);
     let good = inputs(mesh);
     let wrong = |second: Literal| vec![vec![good[0].clone(), second]];
     let cases = [
         (vec![], "the graph has 1 inputs, got 0"),
-        (vec![good[..1].to_vec()], "input `x` is needed on 2 replicas, got 1"),
+        (vec![good[..1].to_vec()], "input `x` needs values for 2 replicas, got 1"),
         (
             wrong(Literal::from_slice(&[2], &[1, 2])),
             "input `x` is f32[2]{data, tensor}, got i32[2]{data, tensor} on replica 1",

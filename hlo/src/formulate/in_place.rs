@@ -1,20 +1,20 @@
-//! The next state in the memory of the last one.
+//! In-place updates of state.
 
 use std::collections::HashMap;
 
 use crate::rebuild::{push, rebuild};
 use crate::{Graph, Node, Op, ValueId};
 
-/// Lets everything that is computed with a leaf's next value read the value that is kept.
+/// Makes all users of a leaf's next value read the value after `select`.
 ///
-/// Where an update may be left out, a leaf becomes `select(apply, next, before)`. What else follows from `next`, as a
-/// parameter does from its momentum, would be fused with `next` and read `before` again: then the leaf cannot be
-/// written over `before`, and XLA's CPU backend copies it first. So the select is done at once, behind a barrier,
-/// and the others read its result. For them that is the same as `next` where `apply` holds; so a leaf is left alone unless all
-/// that reads `next` is itself left out where it does not.
+/// If an update may be skipped, a leaf becomes `select(apply, next, before)`. Other users of `next`, such as a
+/// parameter that is updated from its momentum, would be fused with `next` and read `before` again: then the leaf
+/// cannot overwrite `before`, and XLA's CPU backend copies it first. So the select is moved before a fusion barrier,
+/// and the other users read its result. For them it equals `next` only if `apply` is true, so a leaf is skipped
+/// unless the results of all users of `next` are discarded if `apply` is false.
 pub fn update_in_place(graph: &Graph) -> Graph {
     let leaves = leaves(graph);
-    // What has taken the place of each scalar `apply`, once it has, and of a leaf's select.
+    // The new values of each scalar `apply`, once copied, and of each leaf's select.
     let mut applies: HashMap<ValueId, Option<ValueId>> =
         leaves.values().map(|leaf| (leaf.apply, None)).collect();
     let mut kept: HashMap<ValueId, ValueId> = HashMap::new();
@@ -40,9 +40,9 @@ pub fn update_in_place(graph: &Graph) -> Graph {
     })
 }
 
-/// A leaf of the state whose next value others read.
+/// A leaf of the state whose next value has other users.
 struct Leaf {
-    /// Does the update take place? A scalar.
+    /// A scalar, `true` if the update is applied.
     apply: ValueId,
     /// `select(apply, next, before)`.
     select: ValueId,
@@ -50,7 +50,7 @@ struct Leaf {
     input: usize,
 }
 
-/// By `next`.
+/// The leaves to rewrite, by their value `next`.
 fn leaves(graph: &Graph) -> HashMap<ValueId, Leaf> {
     let mut num_users = vec![0usize; graph.num_values()];
     for operand in graph.nodes().iter().flat_map(|node| &node.operands) {
@@ -76,7 +76,7 @@ fn leaves(graph: &Graph) -> HashMap<ValueId, Leaf> {
     leaves
 }
 
-/// The scalar that a select's operand 0 is everywhere.
+/// The scalar that is broadcast to a select's operand 0.
 fn scalar_apply(graph: &Graph, select: &Node) -> Option<ValueId> {
     let pred = graph.node_of(select.operands[0]);
     let is_scalar = |value: ValueId| graph.ty(value).rank() == 0;
@@ -84,7 +84,7 @@ fn scalar_apply(graph: &Graph, select: &Node) -> Option<ValueId> {
     matches!(pred.op, Op::BroadcastInDim { .. }).then_some(operand).flatten()
 }
 
-/// Which values the outputs depend on where `apply` is false.
+/// For each value, `true` if the outputs depend on it when `apply` is false.
 fn needed_where_not(graph: &Graph, apply: ValueId) -> Vec<bool> {
     let mut needed = vec![false; graph.num_values()];
     for output in graph.outputs() {
@@ -109,8 +109,8 @@ mod tests {
     use super::*;
     use crate::{DType, Literal, Mesh, Reduction, TensorType, interpret, trace, verify};
 
-    /// Momentum, and a parameter that follows it; with a third output of the momentum, if asked for.
-    fn step(tells_momentum: bool) -> Graph {
+    /// Momentum, a parameter that is updated from it, and optionally an output that depends on the momentum.
+    fn step(outputs_momentum: bool) -> Graph {
         let graph = trace(Mesh::SINGLE, |t| {
             let ty = TensorType::new(DType::F32, &[4]);
             let [w, m, g] = ["w", "m", "g"].map(|name| t.input(name, ty.clone()));
@@ -118,8 +118,8 @@ mod tests {
             let next_m = m * 0.9 + g;
             t.next_state("w", apply.select(w - next_m * 0.1, w));
             t.next_state("m", apply.select(next_m, m));
-            if tells_momentum {
-                t.output("told", next_m * 2.0);
+            if outputs_momentum {
+                t.output("momentum", next_m * 2.0);
             }
         });
         graph.unwrap()
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_reads_the_momentum_that_is_kept_and_all_values_stay() {
+    fn a_parameter_reads_the_selected_momentum_and_values_are_unchanged() {
         let before = step(false);
         let after = update_in_place(&before);
         verify(&after).unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_where_the_update_is_left_out_stays_as_it_is() {
+    fn a_leaf_with_users_outside_the_update_is_left_alone() {
         assert_eq!(count_barriers(&update_in_place(&step(true))), 0);
     }
 }

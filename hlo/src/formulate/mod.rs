@@ -1,5 +1,5 @@
-//! Passes that write the same in the form that a backend is fastest with. Which one gets which is the
-//! caller's to say.
+//! Passes that rewrite a graph into an equivalent form that some backend runs faster. The caller chooses the
+//! passes for its backend.
 
 mod in_place;
 mod reductions;
@@ -10,7 +10,7 @@ use crate::{Graph, Node, Op, TensorType, ValueId};
 pub use in_place::update_in_place;
 pub use reductions::stage_reductions;
 
-/// Without the hints that [`crate::Tensor::fusion_barrier`] gives: for a backend that fuses as it should.
+/// Removes the hints of [`crate::Tensor::fusion_barrier`], for backends that fuse well without them.
 pub fn without_fusion_barriers(graph: &Graph) -> Graph {
     everywhere(graph, &|_, node, operands, _| match node.op {
         Op::FusionBarrier => Some(operands[0]),
@@ -18,7 +18,7 @@ pub fn without_fusion_barriers(graph: &Graph) -> Graph {
     })
 }
 
-/// What takes a node's place: from the new graph, the node, its new operands and its result's type.
+/// Returns a node's replacement, if any, from the new graph, the node, its new operands and its result's type.
 type Replace<'a> = dyn Fn(&mut Graph, &Node, &[ValueId], &TensorType) -> Option<ValueId> + 'a;
 
 /// Replaces nodes with one result, in loops and branches too.

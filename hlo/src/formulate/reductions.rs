@@ -1,4 +1,4 @@
-//! Long reductions in stages.
+//! Staging of long reductions.
 
 use std::collections::HashSet;
 
@@ -7,22 +7,22 @@ use crate::rebuild::push;
 use crate::recompute::is_elementwise;
 use crate::{Graph, Op, TensorType, ValueId};
 
-/// Reductions of fewer elements than this are left alone: another launch costs more than it saves.
+/// Reductions of fewer elements than this are left alone: a second loop costs more than it saves.
 const MIN_REDUCED: usize = 1 << 14;
-/// Neighbours that are reduced side by side, enough for a processor's widest registers.
+/// Least number of neighbours that are reduced in parallel: enough for the widest vector registers.
 const MIN_LANES: usize = 8;
-/// Lanes from which on longer rows gain nothing.
+/// Number of lanes beyond which longer rows gain nothing.
 const MANY_LANES: usize = 64;
-/// A reduction into which more elementwise ops than this are fused gets groups of a quarter: the loop over a
-/// group is unrolled, with all of them in it. Measured, updates of parameters took a third of the time.
+/// Reductions into which more elementwise ops than this are fused get groups of a quarter of the size: the loop over
+/// a group is unrolled together with these ops. Measured: parameter updates took a third of the time.
 const MAX_SIMPLE_OPS: usize = 4;
 
-/// Each reduction of a whole large tensor to one number in stages: first groups of at most `max_group` elements
-/// along one of its dims, many groups side by side; then, while it is large, what is left. For a backend that
-/// makes windows of longer reductions and computes these one element after the other. Where no reduced dim
-/// has such a divisor, it stays as it is.
+/// Reduces each large tensor that is reduced to a scalar in stages: first in groups of at most `max_group` elements
+/// along one of its dims, many groups in parallel, and again while the result is large. For a backend that turns
+/// longer reductions into windows and computes those one element at a time. Unchanged if no reduced dim has a
+/// suitable divisor.
 ///
-/// Sums are added up in another order than before, which is the same on every replica and in every run.
+/// The order of summation changes, but is the same on every replica and in every run.
 pub fn stage_reductions(graph: &Graph, max_group: usize) -> Graph {
     everywhere(graph, &|new, node, operands, result| {
         let Op::Reduce { reduction, dims } = &node.op else { return None };
@@ -38,14 +38,14 @@ pub fn stage_reductions(graph: &Graph, max_group: usize) -> Graph {
             let (grouped, axis) = split.dims(&ty);
             x = push(new, node, Op::Reshape { dims: grouped }, &[x]);
             x = push(new, node, Op::Reduce { reduction: *reduction, dims: vec![axis] }, &[x]);
-            // Or the stages would be simplified to one again.
+            // Keeps the compiler from merging the stages again.
             x = push(new, node, Op::FusionBarrier, &[x]);
         }
         Some(push(new, node, node.op.clone(), &[x]))
     })
 }
 
-/// Does a value follow by few elementwise ops from what stands in memory?
+/// `true` if a value is computed from values in memory by at most [`MAX_SIMPLE_OPS`] elementwise ops.
 fn is_simple(graph: &Graph, value: ValueId) -> bool {
     let mut seen = HashSet::new();
     let mut num_ops = 0;
@@ -65,19 +65,19 @@ fn is_simple(graph: &Graph, value: ValueId) -> bool {
     true
 }
 
-/// A dim that is read as two, one of which is a group.
+/// A dim reshaped to two, one of which is a group.
 struct Split {
     dim: usize,
     /// Elements of a group.
     group: usize,
-    /// Neighbours in memory that are reduced alike.
+    /// Neighbours in memory that are reduced in parallel.
     lanes: usize,
-    /// Are a group's elements next to each other along the dim, or evenly spread?
+    /// `true` if a group's elements are contiguous along the dim, `false` if they are evenly spread.
     is_inner: bool,
 }
 
 impl Split {
-    /// The largest group along a dim that leaves enough lanes.
+    /// The largest group along a dim with at least [`MIN_LANES`] lanes.
     fn of(ty: &TensorType, dim: usize, max_group: usize) -> Option<Self> {
         let size = ty.dims[dim];
         let after: usize = ty.dims[dim + 1..].iter().product();
@@ -90,7 +90,7 @@ impl Split {
         )
     }
 
-    /// The dims with the group as one of them, and which it is.
+    /// The reshaped dims, and the index of the group dim.
     fn dims(&self, ty: &TensorType) -> (Vec<usize>, usize) {
         let num_groups = ty.dims[self.dim] / self.group;
         let (pair, axis) = match self.is_inner {
@@ -116,7 +116,7 @@ mod tests {
         graph.unwrap()
     }
 
-    /// What the reductions of a graph reduce, in order: elements of each result.
+    /// Elements per result element of each reduction of a graph, in order.
     fn groups(graph: &Graph) -> Vec<usize> {
         let of_node = |node: &Node| match &node.op {
             Op::Reduce { dims, .. } => {
@@ -127,22 +127,22 @@ mod tests {
         graph.nodes().iter().filter_map(of_node).collect()
     }
 
-    /// Dims, the reduction, the dims it is over, and what its stages reduce.
+    /// Dims, reduction, reduced dims, and the group size of each stage.
     type Case = (&'static [usize], Reduction, &'static [usize], &'static [usize]);
 
     #[test]
-    fn large_reductions_begin_with_small_groups_and_give_the_same() {
+    fn large_reductions_are_staged_and_their_values_are_unchanged() {
         use Reduction::{Max, Sum};
         let cases: [Case; 9] = [
-            // Along what has a divisor.
+            // Along a dim with a divisor.
             (&[128, 131], Sum, &[0, 1], &[32, 4 * 131]),
             (&[128, 131], Max, &[0, 1], &[32, 4 * 131]),
             (&[131, 160], Sum, &[0, 1], &[20, 131 * 8]),
             (&[1 << 14], Sum, &[0], &[32, 512]),
             (&[4, 8, 64, 64], Sum, &[0, 1, 2, 3], &[32, 4096]),
-            // As often as it is large.
+            // Repeatedly while it is large.
             (&[512, 2048], Sum, &[0, 1], &[32, 32, 1024]),
-            // Rows, columns, and nothing that divides.
+            // Rows, columns, and dims without a divisor.
             (&[64, 768], Sum, &[1], &[768]),
             (&[512, 64], Sum, &[0], &[512]),
             (&[131, 131], Sum, &[0, 1], &[131 * 131]),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_much_is_fused_into_gets_smaller_groups() {
+    fn reductions_of_many_fused_ops_get_smaller_groups() {
         type Summand = fn(Tensor<'_>) -> Tensor<'_>;
         let cases: [(Summand, [usize; 2]); 4] = [
             (|x| x, [32, 512]),

@@ -1,4 +1,4 @@
-//! The text of ops with regions.
+//! StableHLO text of ops with regions.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::{RegionContext, Writer};
 use crate::{DType, Node, Op, Region};
 
 impl Writer {
-    /// A `while` with its two regions, from behind the `=` to the last brace.
+    /// A `while` with its two regions, without the `=` and what precedes it.
     pub(super) fn while_body(&mut self, context: &RegionContext<'_>, node: &Node) -> String {
         let Op::While { regions, .. } = &node.op else { return String::new() };
         let carried: Vec<_> = node.operands.iter().map(|_| self.fresh()).collect();
@@ -16,7 +16,7 @@ impl Writer {
             .zip(&node.operands)
             .map(|(name, value)| format!("{name} = {}", context.name(*value)))
             .collect::<Vec<_>>();
-        // Written aside, since the result's name stands before it.
+        // Written to a separate buffer, since the result's name precedes it.
         let before = std::mem::take(&mut self.text);
         let pad = context.pad();
         let types = context.types(node.operands.iter().copied());
@@ -33,17 +33,17 @@ impl Writer {
         std::mem::replace(&mut self.text, before)
     }
 
-    /// A `case` with its regions, which name the operands as they are named outside.
+    /// A `case` with its regions, which use the outer names of the operands.
     pub(super) fn case_body(
         &mut self,
         context: &RegionContext<'_>,
         node: &Node,
         branches: &[Arc<Region>],
     ) -> String {
-        let (decides, x) = (node.operands[0], &node.operands[1..]);
-        let mut index = context.name(decides).to_owned();
-        if context.graph.ty(decides).dtype == DType::U32 {
-            // StableHLO wants an i32. What is too large becomes negative: no branch's number either.
+        let (index_value, x) = (node.operands[0], &node.operands[1..]);
+        let mut index = context.name(index_value).to_owned();
+        if context.graph.ty(index_value).dtype == DType::U32 {
+            // StableHLO requires i32. Large values become negative, which is out of range too.
             let signed = self.fresh();
             let code = format!(
                 "{signed} = stablehlo.bitcast_convert {index} : (tensor<ui32>) -> tensor<i32>"

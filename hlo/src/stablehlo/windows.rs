@@ -1,9 +1,9 @@
-//! The text of ops with windows that slide.
+//! StableHLO text of ops with sliding windows.
 
 use super::{RegionContext, mlir_type, reducer};
 use crate::{Convolution, Node, Reduction, TensorType, Window, WindowDim};
 
-/// `result` is the type written for the result.
+/// `result` is the result type in the text.
 pub(super) fn convolution(
     context: &RegionContext<'_>,
     node: &Node,
@@ -11,7 +11,7 @@ pub(super) fn convolution(
     result: &str,
 ) -> String {
     let Convolution { dims, window, feature_group_count, batch_group_count } = convolution;
-    // The name of each dim's role, in the order of the dims.
+    // The role of each dim, in the order of the dims.
     let roles = |roles: &[usize], first_two: [&str; 2]| {
         let mut names = vec![String::new(); roles.len()];
         for (i, dim) in roles.iter().enumerate() {
