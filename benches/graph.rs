@@ -33,11 +33,11 @@ fn graphs(criterion: &mut Criterion) {
         let config = Config::load(&path, &sets).expect("an example");
         let splits = data::open(&config.data, 0).expect("computed data");
         let model: Box<dyn Model> = match &config.model {
-            config::Model::ResNet(resnet) => {
+            config::ModelConfig::ResNet(resnet) => {
                 Box::new(ResNet { config: resnet.clone(), num_classes: splits.train.num_classes() })
             }
-            config::Model::Gpt(gpt) => Box::new(gpt.model()),
-            config::Model::Mlp(_) => unreachable!("not among the cases"),
+            config::ModelConfig::Gpt(gpt) => Box::new(gpt.model()),
+            config::ModelConfig::Mlp(_) => unreachable!("not among the cases"),
         };
         let run = Run::new(&config, &splits, 8, Platform::Cpu).expect("a batch for 8 replicas");
         let spec = run.spec(&*model);

@@ -6,7 +6,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use jpeg_encoder::{ColorType, Encoder};
-use lockstep::config::{Data, ImageFolder, OnBroken};
+use lockstep::config::{DataConfig, ImageFolderConfig, OnBroken};
 use lockstep::data::{TrainBatches, open};
 
 const WIDTH: usize = 500;
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         num_bytes += bytes.len();
         std::fs::write(dir.path().join(format!("class/{number}.jpg")), bytes)?;
     }
-    let config = Data::ImageFolder(ImageFolder {
+    let config = DataConfig::ImageFolder(ImageFolderConfig {
         path: dir.path().to_owned(),
         eval_path: None,
         eval_fraction: Some(0.1),

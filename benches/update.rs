@@ -19,7 +19,7 @@ use lockstep::pjrt::{
 };
 use lockstep::step::{again_if, first_nonfinite};
 use lockstep::train::Formulation;
-use models::gpt::{self, Preset};
+use models::gpt::{self, GptPreset};
 use models::{Batch, Model, Precision, Scope};
 use rayon::prelude::*;
 
@@ -78,7 +78,7 @@ enum Form {
 
 /// The types of GPT-2 124M's parameters.
 fn parameters() -> Result<Tree<TensorType>, hlo::Error> {
-    let model = gpt::Config::preset(Preset::Gpt2Small).model();
+    let model = gpt::GptConfig::preset(GptPreset::Gpt2Small).model();
     let mut params = Tree::new();
     trace(Mesh::SINGLE, |t| {
         let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);

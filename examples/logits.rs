@@ -29,11 +29,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ty = TensorType::new(x.dtype(), x.dims());
     let f32s = Precision::uniform(DType::F32);
     let forward = match &config.model {
-        config::Model::Gpt(gpt) => {
+        config::ModelConfig::Gpt(gpt) => {
             let model = gpt.model();
             trace_forward(f32s, &ty, |scope: &Scope<'_>, x| model.logits(scope, x))?
         }
-        config::Model::ResNet(resnet) => {
+        config::ModelConfig::ResNet(resnet) => {
             let splits = data::open(&config.data, config.train.seed)?;
             let num_classes = splits.train.num_classes();
             let model = ResNet { config: resnet.clone(), num_classes };

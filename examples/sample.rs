@@ -16,7 +16,7 @@ use lockstep::pjrt::{Arg, Client, CompileOptions, InstallOptions, Plugin, find_o
 use lockstep::step::trace_forward;
 use lockstep::train::params_file;
 use models::Precision;
-use models::gpt::{Config, Preset};
+use models::gpt::{GptConfig, GptPreset};
 
 const NUM_BYTES: usize = 600;
 const TEMPERATURE: f64 = 0.8;
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let usage = "usage: sample params.safetensors [PROMPT]";
     let path = std::env::args().nth(1).ok_or(usage)?;
     let prompt = std::env::args().nth(2).unwrap_or("//! ".to_owned());
-    let model = Config::preset(Preset::Bytes).model();
+    let model = GptConfig::preset(GptPreset::Bytes).model();
     let precision = Precision::uniform(DType::F32);
     let ids_type = TensorType::new(DType::I32, &[1, model.context]);
 

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use lockstep::config::{
-    AutoOr, Backend, BatchSize, Config, Data, Error, Length, Model, OnNonfinite, OptionValue, Peak,
-    Precision, Scaling, Shape, Span, UpdateRule, Warmup, WarmupKind, known_keys,
+    AutoOr, Backend, BatchSize, Config, DataConfig, Error, Length, ModelConfig, OnNonfinite,
+    OptionValue, Peak, PrecisionConfig, Scaling, Shape, Span, UpdateRule, Warmup, WarmupKind,
+    known_keys,
 };
 
 const GOOD: &str = r#"
@@ -50,7 +51,7 @@ fn a_preset_gives_what_is_not_said() {
         )
     };
     let read = |more: &[&str]| match gpt(more).unwrap().model {
-        Model::Gpt(gpt) => gpt.model(),
+        ModelConfig::Gpt(gpt) => gpt.model(),
         other => panic!("{other:?}"),
     };
     assert_eq!((read(&[]).width, read(&[]).vocabulary), (128, 256));
@@ -72,7 +73,7 @@ fn model_section() -> String {
 #[test]
 fn values_and_defaults_are_read() {
     let config = good(&[]);
-    let Model::Mlp(mlp) = &config.model else { panic!("another model") };
+    let ModelConfig::Mlp(mlp) = &config.model else { panic!("another model") };
     assert_eq!(
         (mlp.hidden.as_slice(), mlp.dropout, mlp.layer_norm),
         ([32, 16].as_slice(), 0.0, true)
@@ -82,7 +83,7 @@ fn values_and_defaults_are_read() {
     assert_eq!((config.train.seed, config.train.eval_every), (0, 0));
     assert_eq!((config.train.num_microbatches, config.train.check_lockstep_every), (1, 50));
     assert_eq!(config.train.on_nonfinite, OnNonfinite::Stop);
-    assert_eq!(config.train.precision, Precision::F32);
+    assert_eq!(config.train.precision, PrecisionConfig::F32);
     let UpdateRule::AdamW(adamw) = &config.optimizer.rule else { panic!("{:?}", config.optimizer) };
     assert_eq!((adamw.beta1, adamw.beta2, adamw.weight_decay), (0.8, 0.999, 0.1));
     assert_eq!(config.schedule.peak, Peak::Rate(6e-4));
@@ -121,11 +122,11 @@ fn options_reach_the_plugin_in_its_types() {
 
 #[test]
 fn paths_are_relative_to_the_file() {
-    let Data::Digits(digits) = good(&[]).data else { panic!("digits") };
+    let DataConfig::Digits(digits) = good(&[]).data else { panic!("digits") };
     assert_eq!(digits.path, Path::new("/runs/data/digits.csv.gz"));
     let text = GOOD.replace("data/digits", "/a/b") + "[device]\nbackend = \"plugins/p.so\"";
     let config = parse(&text, &[]).unwrap();
-    let Data::Digits(digits) = &config.data else { panic!("digits") };
+    let DataConfig::Digits(digits) = &config.data else { panic!("digits") };
     assert_eq!(digits.path, Path::new("/a/b.csv.gz"));
     assert_eq!(config.device.backend, Backend::Path("/runs/plugins/p.so".into()));
 }
@@ -134,16 +135,16 @@ fn paths_are_relative_to_the_file() {
 fn typed_paths_are_relative_to_where_they_are_typed() {
     let here = std::env::current_dir().unwrap();
     let config = good(&["data.path=some/b.gz", "device.backend=./p.so"]);
-    let Data::Digits(digits) = &config.data else { panic!("digits") };
+    let DataConfig::Digits(digits) = &config.data else { panic!("digits") };
     assert_eq!(digits.path, here.join("some/b.gz"));
     assert_eq!(config.device.backend, Backend::Path(here.join("p.so")));
     // Each path by itself.
     let tokens = GOOD.replace("\"digits\"", "\"tokens\"\nvocab_size = 9\neval_path = \"b\"");
-    let Data::Tokens(config) = parse(&tokens, &["data.path=a"]).unwrap().data else {
+    let DataConfig::Tokens(config) = parse(&tokens, &["data.path=a"]).unwrap().data else {
         panic!("tokens")
     };
     assert_eq!((config.path, config.eval_path), (here.join("a"), Some("/runs/b".into())));
-    let Data::Tokens(config) = parse(&tokens, &["data.eval_path=../a"]).unwrap().data else {
+    let DataConfig::Tokens(config) = parse(&tokens, &["data.eval_path=../a"]).unwrap().data else {
         panic!("tokens")
     };
     assert_eq!(config.path, Path::new("/runs/data/digits.csv.gz"));
@@ -155,7 +156,7 @@ fn a_tilde_is_the_home_directory_in_files_and_arguments() {
     let home = Path::new(&std::env::var_os("HOME").expect("tests have a home")).to_owned();
     let in_file = GOOD.replace("data/digits", "~/data/digits");
     for config in [parse(&in_file, &[]), parse(GOOD, &["data.path=~/data/digits.csv.gz"])] {
-        let Data::Digits(digits) = config.unwrap().data else { panic!("digits") };
+        let DataConfig::Digits(digits) = config.unwrap().data else { panic!("digits") };
         assert_eq!(digits.path, home.join("data/digits.csv.gz"));
     }
     assert_eq!(good(&["device.backend=~/p.so"]).device.backend, Backend::Path(home.join("p.so")));
@@ -163,7 +164,7 @@ fn a_tilde_is_the_home_directory_in_files_and_arguments() {
 
 #[test]
 fn text_has_defaults() {
-    let Data::Text(text) = good(&["data.source=text", "data.path=src"]).data else {
+    let DataConfig::Text(text) = good(&["data.source=text", "data.path=src"]).data else {
         panic!("text")
     };
     assert_eq!((text.path.ends_with("src"), text.context), (true, 256));
@@ -173,7 +174,9 @@ fn text_has_defaults() {
 #[test]
 fn synthetic_tokens_need_a_vocabulary() {
     let synthetic = ["data.source=synthetic_tokens", "data.vocab_size=300"];
-    let Data::SyntheticTokens(tokens) = good(&synthetic).data else { panic!("another source") };
+    let DataConfig::SyntheticTokens(tokens) = good(&synthetic).data else {
+        panic!("another source")
+    };
     assert_eq!((tokens.num_examples, tokens.vocab_size, tokens.context), (4096, 300, 1024));
     let error = parse(GOOD, &synthetic[..1]).unwrap_err().to_string();
     assert!(error.contains("data.vocab_size"), "{error}");
@@ -184,16 +187,16 @@ fn synthetic_tokens_need_a_vocabulary() {
 #[test]
 fn tokens_are_held_out_in_one_way() {
     let tokens = ["data.source=tokens", "data.vocab_size=70000", "data.dtype=u32"];
-    let Data::Tokens(config) = good(&tokens).data else { panic!("tokens") };
+    let DataConfig::Tokens(config) = good(&tokens).data else { panic!("tokens") };
     assert_eq!((config.eval_fraction(), config.context), (0.1, 1024));
     let eval_path = [&tokens[..], &["data.eval_path=/runs/b.bin"]].concat();
-    let Data::Tokens(config) = good(&eval_path).data else { panic!("tokens") };
+    let DataConfig::Tokens(config) = good(&eval_path).data else { panic!("tokens") };
     assert_eq!(config.eval_path.as_deref(), Some(Path::new("/runs/b.bin")));
     let text = GOOD.replace("\"digits\"", "\"tokens\"\nvocab_size = 9\neval_path = \"b\"");
     let with_both = text.replace("eval_path", "eval_fraction = 0.5\neval_path");
     let message = parse(&with_both, &[]).unwrap_err().to_string();
     assert!(message.contains("cannot be combined with data.eval_path"), "{message}");
-    let Data::Tokens(config) = parse(&text, &["data.eval_fraction=0.5"]).unwrap().data else {
+    let DataConfig::Tokens(config) = parse(&text, &["data.eval_fraction=0.5"]).unwrap().data else {
         panic!("tokens")
     };
     assert_eq!((config.eval_path, config.eval_fraction), (None, Some(0.5)));
@@ -232,7 +235,7 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
         assert_eq!(good(&[none]).schedule.warmup, Warmup::NONE);
         assert_eq!(good(&[none, "schedule.warmup=constant"]).schedule.warmup, Warmup::NONE);
     }
-    assert_eq!(config.train.precision, Precision::F64);
+    assert_eq!(config.train.precision, PrecisionConfig::F64);
 
     // What f32 does not hold, f64 does.
     good(&["train.precision=f64", "optimizer.epsilon=1e-46", "optimizer.clip_grad_norm=1e39"]);
@@ -241,7 +244,7 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
 
     let config = good(&["train.epochs=3", "train.steps=7", "train.steps=8", "model.hidden=[]"]);
     assert_eq!(config.train.length, Length::Steps(8));
-    let Model::Mlp(mlp) = &config.model else { panic!("another model") };
+    let ModelConfig::Mlp(mlp) = &config.model else { panic!("another model") };
     assert!(mlp.hidden.is_empty());
 
     let sets = ["mesh.data=auto", "compile.overrides.xla_a=true", "compile.overrides.xla_b=word"];
@@ -258,7 +261,7 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
     assert_eq!((sgd.momentum, sgd.weight_decay), (0.5, 0.1));
     assert!(matches!(config.schedule.shape, Shape::Constant(_)));
     let config = good(&["data.source=synthetic"]);
-    assert!(matches!(config.data, Data::Synthetic(_)));
+    assert!(matches!(config.data, DataConfig::Synthetic(_)));
 }
 
 #[test]

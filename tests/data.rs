@@ -68,8 +68,9 @@ fn augmented_pixels_are_the_same_on_any_number_of_replicas_and_after_a_restart()
             .collect();
         std::fs::write(dir.path().join(format!("{name}.bin")), bytes).unwrap();
     }
-    let config = config::Cifar10 { path: dir.path().to_owned(), augment: true, num_examples: None };
-    let splits = open(&config::Data::Cifar10(config), 5).unwrap();
+    let config =
+        config::Cifar10Config { path: dir.path().to_owned(), augment: true, num_examples: None };
+    let splits = open(&config::DataConfig::Cifar10(config), 5).unwrap();
     let batches = |n| TrainBatches::new(splits.train.clone(), 5, 8, n).unwrap();
     // Two batches an epoch: epochs 0 to 3.
     let all: Vec<_> = batches(1).range(0, 8).map(|batch| whole(&batch.unwrap(), "x")).collect();
@@ -148,8 +149,10 @@ fn the_example_opens() {
     let config = Config::load(&path, &[]).unwrap();
     let splits = open(&config.data, config.train.seed).unwrap();
     assert_eq!((splits.train.num_examples(), splits.eval.num_examples()), (1437, 360));
-    let missing =
-        config::Data::Digits(config::Digits { path: "/no/such.csv.gz".into(), num_examples: None });
+    let missing = config::DataConfig::Digits(config::DigitsConfig {
+        path: "/no/such.csv.gz".into(),
+        num_examples: None,
+    });
     assert!(matches!(open(&missing, 0), Err(Error::Read { .. })));
 }
 

@@ -103,7 +103,7 @@ fn train(
 }
 
 fn mlp() -> Mlp {
-    Mlp { config: models::mlp::Config { hidden: vec![8], ..Default::default() }, num_classes: 4 }
+    Mlp { config: models::mlp::MlpConfig { hidden: vec![8], ..Default::default() }, num_classes: 4 }
 }
 
 fn num_lines(out: &Path) -> usize {

@@ -56,7 +56,7 @@ impl Model for OnLevels {
 
 fn losses(num_steps: u64, sets: &[String]) -> Vec<f64> {
     let config = Config::parse(CONFIG, Path::new("/runs/gpt.toml"), sets).unwrap();
-    let config::Model::Gpt(gpt) = &config.model else { panic!("another model") };
+    let config::ModelConfig::Gpt(gpt) = &config.model else { panic!("another model") };
     let model = OnLevels(gpt.model());
     let splits = data::open(&config.data, config.train.seed).unwrap();
     let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
@@ -134,7 +134,7 @@ fn gpt2_124m_starts_at_the_loss_of_guessing() {
         "mesh.data=1",
     ];
     let config = Config::load(&file, &sets.map(str::to_owned)).unwrap();
-    let config::Model::Gpt(gpt) = &config.model else { panic!("another model") };
+    let config::ModelConfig::Gpt(gpt) = &config.model else { panic!("another model") };
     let model = gpt.model();
     let splits = data::open(&config.data, config.train.seed).unwrap();
     let run = Run::new(&config, &splits, 1, Platform::Cpu).unwrap();
@@ -172,7 +172,7 @@ fn batch(t: &Tracer) -> Batch<'_> {
 }
 
 /// Loss and gradients of a GPT, compiled.
-fn gradients(config: gpt::Config, overrides: &[(&str, &str)]) -> (Graph, Executable) {
+fn gradients(config: gpt::GptConfig, overrides: &[(&str, &str)]) -> (Graph, Executable) {
     let model = config.model();
     let mut declared = Tree::new();
     trace(Mesh::SINGLE, |t| {
@@ -205,12 +205,12 @@ fn gradients(config: gpt::Config, overrides: &[(&str, &str)]) -> (Graph, Executa
 
 /// Temporaries of the gradient of a GPT of 12 layers, in bytes.
 fn temporaries(scan_layers: bool, remat: bool) -> u64 {
-    let config = gpt::Config {
+    let config = gpt::GptConfig {
         num_layers: Some(12),
         width: Some(64),
         scan_layers,
         remat,
-        ..gpt::Config::default()
+        ..gpt::GptConfig::default()
     };
     gradients(config, &[]).1.memory().unwrap().temporary_bytes
 }
@@ -221,13 +221,13 @@ fn temporaries(scan_layers: bool, remat: bool) -> u64 {
 #[test]
 fn computing_again_changes_no_gradient() {
     let run = |scan_layers: bool, remat: bool, disabled_passes: &str| {
-        let config = gpt::Config {
+        let config = gpt::GptConfig {
             num_layers: Some(2),
             width: Some(32),
             vocabulary: Some(32),
             scan_layers,
             remat,
-            ..gpt::Config::default()
+            ..gpt::GptConfig::default()
         };
         let (graph, executable) = gradients(config, &[("xla_disable_hlo_passes", disabled_passes)]);
         let inputs = graph.inputs().iter().zip(0..).map(|(input, stream)| {

@@ -53,8 +53,8 @@ fn write_folder(root: &Path) {
     }
 }
 
-fn config(path: &Path) -> config::ImageFolder {
-    config::ImageFolder {
+fn config(path: &Path) -> config::ImageFolderConfig {
+    config::ImageFolderConfig {
         path: path.to_owned(),
         eval_path: None,
         eval_fraction: Some(0.25),
@@ -66,11 +66,11 @@ fn config(path: &Path) -> config::ImageFolder {
     }
 }
 
-fn open_folder(config: config::ImageFolder) -> Result<Splits, String> {
-    open(&config::Data::ImageFolder(config), 5).map_err(|error| error.to_string())
+fn open_folder(config: config::ImageFolderConfig) -> Result<Splits, String> {
+    open(&config::DataConfig::ImageFolder(config), 5).map_err(|error| error.to_string())
 }
 
-fn error_of(config: config::ImageFolder) -> String {
+fn error_of(config: config::ImageFolderConfig) -> String {
     open_folder(config).err().expect("an error")
 }
 
@@ -99,7 +99,7 @@ fn classes_are_sorted_and_part_of_each_is_held_out() {
     let val = tempfile::tempdir().unwrap();
     fs::create_dir(val.path().join("bee")).unwrap();
     fs::write(val.path().join("bee/x.png"), png(30, 30, 0)).unwrap();
-    let with_val = config::ImageFolder {
+    let with_val = config::ImageFolderConfig {
         eval_path: Some(val.path().to_owned()),
         eval_fraction: None,
         ..config(dir.path())
@@ -153,7 +153,7 @@ fn pixels_are_the_same_on_any_number_of_replicas_and_after_a_restart() {
     let crops: Vec<_> =
         (0..4).map(|epoch| read(&splits.train, 1, Some(epoch)).unwrap().0).collect();
     assert!((0..4).all(|a| (0..a).all(|b| crops[a] != crops[b])));
-    let plain = config::ImageFolder { augment: false, ..config(dir.path()) };
+    let plain = config::ImageFolderConfig { augment: false, ..config(dir.path()) };
     let plain = open_folder(plain).unwrap();
     assert_eq!(read(&plain.train, 1, Some(0)), read(&splits.train, 1, None));
 }
@@ -185,7 +185,7 @@ fn a_broken_file_is_named_and_ends_the_run() {
     }
     // A file that is gone is no broken image: another machine may have it.
     write_folder(dir.path());
-    let skip = config::ImageFolder { on_broken: OnBroken::Skip, ..config(dir.path()) };
+    let skip = config::ImageFolderConfig { on_broken: OnBroken::Skip, ..config(dir.path()) };
     let splits = open_folder(skip).unwrap();
     fs::remove_file(dir.path().join("bee/a.jpg")).unwrap();
     let batches = TrainBatches::new(splits.train.clone(), 0, 9, 3).unwrap();
@@ -199,7 +199,7 @@ fn broken_files_can_be_left_out() {
     for name in ["bee/b.JPEG", "bee/c.jpg", "cat/more/d.png"] {
         fs::write(dir.path().join(name), "broken").unwrap();
     }
-    let skip = config::ImageFolder { on_broken: OnBroken::Skip, ..config(dir.path()) };
+    let skip = config::ImageFolderConfig { on_broken: OnBroken::Skip, ..config(dir.path()) };
     let splits = open_folder(skip).unwrap();
     let train = |n| TrainBatches::new(splits.train.clone(), 0, 9, n).unwrap();
     let one = train(1).get(5).unwrap();
@@ -240,7 +240,8 @@ fn folders_that_are_none_are_refused() {
     fs::write(dir.path().join("ant/a.jpg"), jpeg(8, 8, 0)).unwrap();
     let message = error_of(config(dir.path()));
     assert!(message.contains("nothing of") && message.contains("data.eval_fraction"), "{message}");
-    let eval = config::ImageFolder { eval_path: Some(dir.path().join("no")), ..config(dir.path()) };
+    let eval =
+        config::ImageFolderConfig { eval_path: Some(dir.path().join("no")), ..config(dir.path()) };
     let message = error_of(eval);
     assert!(message.contains("/no: ") && message.ends_with("set data.eval_path"), "{message}");
     let opened = ImageFolder::open(&config(Path::new("/")), 0);

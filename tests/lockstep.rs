@@ -22,7 +22,9 @@ fn load(sets: &[&str]) -> (Config, Splits, Mlp) {
     let all = ["model.hidden=[48, 32]", "model.dropout=0.2"].iter().chain(sets);
     let config = Config::load(&file, &all.map(|set| set.to_string()).collect::<Vec<_>>()).unwrap();
     let splits = data::open(&config.data, config.train.seed).unwrap();
-    let config::Model::Mlp(mlp) = config.model.clone() else { panic!("digits.toml has an mlp") };
+    let config::ModelConfig::Mlp(mlp) = config.model.clone() else {
+        panic!("digits.toml has an mlp")
+    };
     let model = Mlp { config: mlp, num_classes: splits.train.num_classes() };
     (config, splits, model)
 }

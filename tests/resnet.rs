@@ -115,7 +115,7 @@ fn batch_norm_over_groups_does_not_see_replicas_or_microbatches() {
 /// times (`docs/performance.md`). At XLA's lowest level the programs compile in half the time.
 #[test]
 fn resnet20_agrees_on_any_number_of_replicas() {
-    let config = resnet::Config { batch_norm_group: 8, ..resnet::Config::default() };
+    let config = resnet::ResNetConfig { batch_norm_group: 8, ..resnet::ResNetConfig::default() };
     let model = ResNet { config, num_classes: 10 };
     let sets = ["train.precision=f32", "compile.overrides.xla_backend_optimization_level=0"];
     agree_on_any_mesh(&model, 3, &[(2, 1), (4, 1), (8, 1)], &sets, 1e-4);
@@ -148,7 +148,7 @@ fn a_group_that_cannot_be_made_says_what_to_set() {
         Config::parse(CONFIG, "resnet.toml".as_ref(), &["mesh.data=4".to_owned()]).unwrap();
     let splits = data::open(&config.data, 0).unwrap();
     let run = Run::new(&config, &splits, 4, Platform::Cpu).unwrap();
-    let config = resnet::Config { batch_norm_group: 12, ..resnet::Config::default() };
+    let config = resnet::ResNetConfig { batch_norm_group: 12, ..resnet::ResNetConfig::default() };
     let model = ResNet { config, num_classes: 10 };
     let message = lockstep::step::trace_step(&run.spec(&model)).unwrap_err().to_string();
     assert!(

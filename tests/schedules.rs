@@ -17,7 +17,7 @@ fn run(total_steps: u64, global_batch: usize) -> RunLength {
 }
 
 fn schedule(shape: Shape, peak: Peak, warmup: Warmup, total: u64) -> Result<Schedule, Error> {
-    Schedule::new(&config::Schedule { shape, peak, warmup }, &run(total, 64))
+    Schedule::new(&config::ScheduleConfig { shape, peak, warmup }, &run(total, 64))
 }
 
 /// A shape, its fraction of the peak behind the warm-up as a formula of the step, and whether it jumps.
@@ -133,7 +133,7 @@ fn rates_are_continuous_where_they_do_not_say_otherwise() {
             }
             shape => shape,
         };
-        let config = config::Schedule { shape, peak: Peak::Rate(1.0), warmup };
+        let config = config::ScheduleConfig { shape, peak: Peak::Rate(1.0), warmup };
         let schedule = Schedule::new(&config, &run).unwrap();
         let mut num_jumps = 0;
         for step in 1..10_000 {
@@ -193,7 +193,7 @@ fn the_peak_follows_the_batch() {
     for (scaling, batch, expected) in cases {
         let peak = Peak::Scaled { base_lr: 0.1, base_batch: 256, scaling };
         let shape = Shape::Constant(Constant {});
-        let config = config::Schedule { shape, peak, warmup: Warmup::NONE };
+        let config = config::ScheduleConfig { shape, peak, warmup: Warmup::NONE };
         let run = RunLength::new(Length::Steps(5), None, batch).unwrap();
         let schedule = Schedule::new(&config, &run).unwrap();
         assert_eq!((schedule.peak(), schedule.lr(0)), (expected, expected), "{scaling:?}, {batch}");

@@ -49,9 +49,9 @@ fn num_fusions(text: &str, sets: &[&str], num_replicas: usize) -> usize {
     let splits = data::open(&config.data, config.train.seed).unwrap();
     let num_classes = splits.train.num_classes();
     let model: Box<dyn Model> = match &config.model {
-        config::Model::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
-        config::Model::Gpt(gpt) => Box::new(gpt.model()),
-        config::Model::ResNet(_) => panic!("not among the configurations"),
+        config::ModelConfig::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
+        config::ModelConfig::Gpt(gpt) => Box::new(gpt.model()),
+        config::ModelConfig::ResNet(_) => panic!("not among the configurations"),
     };
     let (client, _): (Client, usize) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();

@@ -29,7 +29,7 @@ impl Task {
     /// The model to train.
     pub fn model(self) -> Box<dyn Model> {
         let config =
-            mlp::Config { hidden: vec![64, 64], layer_norm: false, ..mlp::Config::default() };
+            mlp::MlpConfig { hidden: vec![64, 64], layer_norm: false, ..mlp::MlpConfig::default() };
         match self {
             Self::Digits => Box::new(Mlp { config, num_classes: 10 }),
             Self::Images => Box::new(convolutions),

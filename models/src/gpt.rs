@@ -16,7 +16,7 @@ const STD: f64 = 0.02;
 
 /// Published sizes, and a small one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Preset {
+pub enum GptPreset {
     /// 4 layers of width 128, 4 heads, 128 bytes.
     #[default]
     #[serde(rename = "gpt-bytes")]
@@ -38,9 +38,9 @@ pub enum Preset {
 /// Layers, width, heads, positions, vocabulary.
 struct Sizes(usize, usize, usize, usize, usize);
 
-impl Preset {
+impl GptPreset {
     /// Every preset.
-    pub const ALL: [Preset; 5] =
+    pub const ALL: [GptPreset; 5] =
         [Self::Bytes, Self::Gpt2Small, Self::Gpt2Medium, Self::Gpt2Large, Self::Gpt2Xl];
 
     fn sizes(self) -> Sizes {
@@ -57,9 +57,9 @@ impl Preset {
 /// What a configuration says about a GPT: a preset, and what is to differ from it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct GptConfig {
     /// Sizes, where they are not given. Default `gpt-bytes`.
-    pub preset: Preset,
+    pub preset: GptPreset,
     /// Blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_layers: Option<usize>,
@@ -85,9 +85,9 @@ pub struct Config {
     pub remat: bool,
 }
 
-impl Config {
+impl GptConfig {
     /// A preset as it is.
-    pub fn preset(preset: Preset) -> Self {
+    pub fn preset(preset: GptPreset) -> Self {
         Self { preset, ..Self::default() }
     }
 

@@ -11,7 +11,7 @@ use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
 /// the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct MlpConfig {
     /// Features of each hidden layer, in order; an empty list is a linear classifier.
     pub hidden: Vec<usize>,
     /// Probability, 0 to below 1, with which a hidden feature is dropped in training.
@@ -23,7 +23,7 @@ pub struct Config {
     pub label_smoothing: f64,
 }
 
-impl Default for Config {
+impl Default for MlpConfig {
     fn default() -> Self {
         Self { hidden: vec![256, 256], dropout: 0.0, layer_norm: true, label_smoothing: 0.0 }
     }
@@ -34,7 +34,7 @@ impl Default for Config {
 #[derive(Clone, Debug)]
 pub struct Mlp {
     /// Its layers.
-    pub config: Config,
+    pub config: MlpConfig,
     /// Number of classes.
     pub num_classes: usize,
 }
@@ -42,7 +42,7 @@ pub struct Mlp {
 impl Model for Mlp {
     /// Cross-entropy of `y` (integer `[b]`) under the logits for `x` (float `[b, ..]`, flattened).
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
-        let Config { hidden, dropout, layer_norm, label_smoothing } = &self.config;
+        let MlpConfig { hidden, dropout, layer_norm, label_smoothing } = &self.config;
         let x = batch.field("x");
         let num_examples = x.dim(0);
         let mut x = x.reshape(&[num_examples, x.num_elements() / num_examples.max(1)]);

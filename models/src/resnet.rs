@@ -22,7 +22,7 @@ use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
 /// Published networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Preset {
+pub enum ResNetPreset {
     /// 20 layers, for 32x32 images: 0.27 million parameters.
     #[default]
     ResNet20,
@@ -35,9 +35,9 @@ pub enum Preset {
 /// What a configuration says about a ResNet. The number of classes comes from the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct ResNetConfig {
     /// Which network.
-    pub preset: Preset,
+    pub preset: ResNetPreset,
     /// Examples that batch norm normalises together.
     pub batch_norm_group: usize,
     /// Does the last norm of each block start with scale 0, so that the block starts as its shortcut? Goyal
@@ -48,10 +48,10 @@ pub struct Config {
     pub label_smoothing: f64,
 }
 
-impl Default for Config {
+impl Default for ResNetConfig {
     fn default() -> Self {
         Self {
-            preset: Preset::default(),
+            preset: ResNetPreset::default(),
             batch_norm_group: 32,
             zero_init_last_scale: false,
             label_smoothing: 0.0,
@@ -64,7 +64,7 @@ impl Default for Config {
 #[derive(Clone, Debug)]
 pub struct ResNet {
     /// Its layers.
-    pub config: Config,
+    pub config: ResNetConfig,
     /// Number of classes.
     pub num_classes: usize,
 }
@@ -92,9 +92,9 @@ impl ResNet {
     #[track_caller]
     pub fn logits<'g>(&self, scope: &Scope<'g>, x_nchw: Tensor<'g>) -> Tensor<'g> {
         let (block_counts, bottleneck): (&[usize], bool) = match self.config.preset {
-            Preset::ResNet20 => (&[3; 3], false),
-            Preset::ResNet56 => (&[9; 3], false),
-            Preset::ResNet50 => (&[3, 4, 6, 3], true),
+            ResNetPreset::ResNet20 => (&[3; 3], false),
+            ResNetPreset::ResNet56 => (&[9; 3], false),
+            ResNetPreset::ResNet50 => (&[3, 4, 6, 3], true),
         };
         // Features last, as XLA's convolutions want them on CPUs and GPUs: otherwise it transposes around each.
         let x_nhwc = x_nchw.transpose(&[0, 2, 3, 1]);

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::args::ConfigArgs;
 use super::{Loaded, print_line};
-use crate::config::{Config, Model};
+use crate::config::{Config, ModelConfig};
 use crate::pjrt::Platform;
 use crate::targets::cost::{Timeline, Work};
 use crate::targets::{self, Family, Knobs, Measured, Step, Target, worker};
@@ -100,7 +100,7 @@ impl Lowered {
 
 fn remat(config: &Config) -> Option<bool> {
     match &config.model {
-        Model::Gpt(gpt) => Some(gpt.remat),
-        Model::Mlp(_) | Model::ResNet(_) => None,
+        ModelConfig::Gpt(gpt) => Some(gpt.remat),
+        ModelConfig::Mlp(_) | ModelConfig::ResNet(_) => None,
     }
 }

@@ -138,11 +138,13 @@ fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Result<
 }
 
 /// The model that a configuration names, for so many classes.
-fn model(config: &config::Model, num_classes: usize) -> Box<dyn Model> {
+fn model(config: &config::ModelConfig, num_classes: usize) -> Box<dyn Model> {
     match config {
-        config::Model::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
-        config::Model::ResNet(resnet) => Box::new(ResNet { config: resnet.clone(), num_classes }),
-        config::Model::Gpt(gpt) => Box::new(gpt.model()),
+        config::ModelConfig::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
+        config::ModelConfig::ResNet(resnet) => {
+            Box::new(ResNet { config: resnet.clone(), num_classes })
+        }
+        config::ModelConfig::Gpt(gpt) => Box::new(gpt.model()),
     }
 }
 

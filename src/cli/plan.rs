@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::args::PlanArgs;
 use super::compile::Lowered;
-use super::figure::{self, Axis, Curve, Figure, Panel, Scale};
+use super::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use super::print_line;
 use crate::targets::{self, AllReduce, Row, ScalingPlan, Target};
 
@@ -57,15 +57,15 @@ fn plot(path: &Path, source: &Path, plan: &ScalingPlan) -> Result<()> {
         ("collectives", |row| row.communication_ms),
         ("waited for", |row| row.exposed_ms),
     ];
-    let curve = |(name, value): Column<Row>| Curve {
+    let curve = |(name, value): Column<Row>| PlotCurve {
         name: name.to_owned(),
         detail: String::new(),
         points: plan.rows.iter().map(|row| (row.num_devices as f64, value(row))).collect(),
     };
     let steps = Panel {
         title: "Time of a step".to_owned(),
-        x: Axis { title: "devices", scale: Scale::Log(2.0), labels: figure::powers },
-        y: Axis { title: "time (ms)", scale: Scale::Linear, labels: figure::numbers },
+        x: PlotAxis { title: "devices", scale: Scale::Log(2.0), labels: figure::powers },
+        y: PlotAxis { title: "time (ms)", scale: Scale::Linear, labels: figure::numbers },
         curves: of_step.into_iter().map(curve).collect(),
     };
     let by_algorithm: [Column<AllReduce>; 3] = [
@@ -73,7 +73,7 @@ fn plot(path: &Path, source: &Path, plan: &ScalingPlan) -> Result<()> {
         ("tree", |all_reduce| all_reduce.tree_ms),
         ("hierarchical", |all_reduce| all_reduce.hierarchical_ms),
     ];
-    let curve = |(name, value): Column<AllReduce>| Curve {
+    let curve = |(name, value): Column<AllReduce>| PlotCurve {
         name: name.to_owned(),
         detail: String::new(),
         points: plan.all_reduce.iter().map(|at| (at.bytes as f64, value(at))).collect(),
@@ -81,8 +81,12 @@ fn plot(path: &Path, source: &Path, plan: &ScalingPlan) -> Result<()> {
     let num_devices = plan.rows.last().map_or(1, |row| row.num_devices);
     let algorithms = Panel {
         title: format!("Time of one all_reduce over {num_devices} devices, by algorithm"),
-        x: Axis { title: "bytes of an all_reduce", scale: Scale::Log(2.0), labels: figure::bytes },
-        y: Axis { title: "time (ms)", scale: Scale::Log(10.0), labels: figure::powers },
+        x: PlotAxis {
+            title: "bytes of an all_reduce",
+            scale: Scale::Log(2.0),
+            labels: figure::bytes,
+        },
+        y: PlotAxis { title: "time (ms)", scale: Scale::Log(10.0), labels: figure::powers },
         curves: by_algorithm.into_iter().map(curve).collect(),
     };
     // Nothing is reduced on one device, and zero has no place on a logarithmic axis.

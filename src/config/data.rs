@@ -9,23 +9,23 @@ use super::keys::{Exclusive, Reader, Section, choices};
 
 choices! {
     /// `[data]`: where the examples come from, picked by `source`.
-    pub enum Data by "source" {
+    pub enum DataConfig by "source" {
         /// Images of handwritten digits, from a file.
-        "digits" => Digits(Digits),
+        "digits" => Digits(DigitsConfig),
         /// The binary version of CIFAR-10.
-        "cifar10" => Cifar10(Cifar10),
+        "cifar10" => Cifar10(Cifar10Config),
         /// Images and labels in the format of MNIST.
-        "idx" => Idx(Idx),
+        "idx" => Idx(IdxConfig),
         /// A folder of images for each class.
-        "image_folder" => ImageFolder(ImageFolder),
+        "image_folder" => ImageFolder(ImageFolderConfig),
         /// Bytes of a file or a folder.
-        "text" => Text(Text),
+        "text" => Text(TextConfig),
         /// Text that was tokenised before.
-        "tokens" => Tokens(Tokens),
+        "tokens" => Tokens(TokensConfig),
         /// A classification task that is computed, not read.
-        "synthetic" => Synthetic(Synthetic),
+        "synthetic" => Synthetic(SyntheticConfig),
         /// Sequences of tokens that are computed, not read.
-        "synthetic_tokens" => SyntheticTokens(SyntheticTokens),
+        "synthetic_tokens" => SyntheticTokens(SyntheticTokensConfig),
     }
 }
 
@@ -34,7 +34,7 @@ choices! {
 
 /// Images of handwritten digits, from a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Digits {
+pub struct DigitsConfig {
     /// The `.csv.gz` file.
     pub path: PathBuf,
     /// Training examples, for where the data are not at hand; where they are, it must be right.
@@ -44,7 +44,7 @@ pub struct Digits {
 
 /// The bytes of a file, or of all files in a folder: each byte is a token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Text {
+pub struct TextConfig {
     /// The file or the folder.
     pub path: PathBuf,
     /// Of a folder only the files that end so, such as `["rs", "md"]`. Default: all.
@@ -63,7 +63,7 @@ pub struct Text {
 
 /// Text that was tokenised before: little-endian numbers and nothing else.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Tokens {
+pub struct TokensConfig {
     /// The file.
     pub path: PathBuf,
     /// The file for evaluation; without it the end of `path` is held out.
@@ -85,7 +85,7 @@ pub struct Tokens {
     pub num_examples: Option<usize>,
 }
 
-impl Tokens {
+impl TokensConfig {
     /// [`Self::eval_fraction`], or its default.
     pub fn eval_fraction(&self) -> f64 {
         self.eval_fraction.unwrap_or_else(tenth)
@@ -115,7 +115,7 @@ impl TokenType {
 
 /// Images and labels in the format of MNIST. A file may also be gzipped, and have `.gz` behind its name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Idx {
+pub struct IdxConfig {
     /// The folder with the four files.
     pub path: PathBuf,
     /// Default `train-images-idx3-ubyte`.
@@ -143,7 +143,7 @@ pub struct Idx {
 
 /// The binary version of CIFAR-10.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Cifar10 {
+pub struct Cifar10Config {
     /// The folder with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
     pub path: PathBuf,
     /// Are training images cropped and mirrored at random? Default true.
@@ -156,7 +156,7 @@ pub struct Cifar10 {
 
 /// A folder of JPEG and PNG images for each class; classes are numbered in the order of their names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ImageFolder {
+pub struct ImageFolderConfig {
     /// The folder with the classes' folders, such as ImageNet's `train`.
     pub path: PathBuf,
     /// The same for evaluation, such as ImageNet's `val`; without it a part of each class in `path` is
@@ -184,7 +184,7 @@ pub struct ImageFolder {
     pub num_examples: Option<usize>,
 }
 
-impl ImageFolder {
+impl ImageFolderConfig {
     /// [`Self::eval_fraction`], or its default.
     pub fn eval_fraction(&self) -> f64 {
         self.eval_fraction.unwrap_or_else(tenth)
@@ -211,7 +211,7 @@ pub enum OnBroken {
 /// A classification task that is computed from the seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Synthetic {
+pub struct SyntheticConfig {
     /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
     pub num_examples: usize,
     /// Numbers in an example. Default 64.
@@ -222,7 +222,7 @@ pub struct Synthetic {
     pub classes: usize,
 }
 
-impl Default for Synthetic {
+impl Default for SyntheticConfig {
     fn default() -> Self {
         Self { num_examples: 4096, features: 64, image: vec![], classes: 10 }
     }
@@ -230,7 +230,7 @@ impl Default for Synthetic {
 
 /// Sequences of tokens that are computed from the seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SyntheticTokens {
+pub struct SyntheticTokensConfig {
     /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
     #[serde(default = "num_examples")]
     pub num_examples: usize,
@@ -242,7 +242,7 @@ pub struct SyntheticTokens {
 }
 
 fn num_examples() -> usize {
-    Synthetic::default().num_examples
+    SyntheticConfig::default().num_examples
 }
 
 fn text_context() -> usize {
@@ -285,16 +285,16 @@ fn tenth() -> f64 {
     0.1
 }
 
-impl Data {
+impl DataConfig {
     /// How many training examples there are, as far as the configuration says.
     pub fn num_examples(&self) -> Option<usize> {
         match self {
-            Self::Digits(Digits { num_examples, .. })
-            | Self::Cifar10(Cifar10 { num_examples, .. })
-            | Self::ImageFolder(ImageFolder { num_examples, .. })
-            | Self::Idx(Idx { num_examples, .. })
-            | Self::Text(Text { num_examples, .. })
-            | Self::Tokens(Tokens { num_examples, .. }) => *num_examples,
+            Self::Digits(DigitsConfig { num_examples, .. })
+            | Self::Cifar10(Cifar10Config { num_examples, .. })
+            | Self::ImageFolder(ImageFolderConfig { num_examples, .. })
+            | Self::Idx(IdxConfig { num_examples, .. })
+            | Self::Text(TextConfig { num_examples, .. })
+            | Self::Tokens(TokensConfig { num_examples, .. }) => *num_examples,
             Self::Synthetic(synthetic) => Some(synthetic.num_examples),
             Self::SyntheticTokens(tokens) => Some(tokens.num_examples),
         }
@@ -360,7 +360,7 @@ impl Data {
                 check_fraction(tokens.eval_fraction(), errors);
             }
             Self::Text(text) => check_fraction(text.eval_fraction, errors),
-            Self::Synthetic(Synthetic { image, .. }) => {
+            Self::Synthetic(SyntheticConfig { image, .. }) => {
                 let size = image.iter().try_fold(1usize, |size, dim| size.checked_mul(*dim));
                 let fits = size.is_some_and(|size| (1..=MAX_FEATURES).contains(&size));
                 let allowed = format!("dims whose product is from 1 to {MAX_FEATURES}");
@@ -370,7 +370,7 @@ impl Data {
     }
 }
 
-impl Section for Data {
+impl Section for DataConfig {
     const NAME: &'static str = "data";
     const TAG: Option<&'static str> = Some(Self::TAG);
     const CHOICES: &'static [&'static str] = Self::NAMES;

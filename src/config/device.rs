@@ -14,7 +14,7 @@ use super::shorten::shorten;
 /// `[device]`: what the program runs on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Device {
+pub struct DeviceConfig {
     /// The PJRT plugin. Default `cpu`.
     pub backend: Backend,
     /// The plugin's own options by name, as it takes them when it opens its devices. Default none. See
@@ -22,7 +22,7 @@ pub struct Device {
     pub options: BTreeMap<String, PluginOption>,
 }
 
-impl Section for Device {
+impl Section for DeviceConfig {
     const NAME: &'static str = "device";
 
     fn keys(_choice: &str) -> Vec<&'static str> {
@@ -125,7 +125,7 @@ impl fmt::Display for PluginOption {
     }
 }
 
-impl Device {
+impl DeviceConfig {
     /// The share of a GPU's memory that is asked for, if it is.
     pub fn memory_fraction(&self) -> Option<f64> {
         match self.options.get(MEMORY_FRACTION) {

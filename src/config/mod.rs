@@ -46,18 +46,18 @@ use toml::Table;
 
 pub use batch::{BatchError, BatchSplit};
 pub use data::{
-    Cifar10, Data, Digits, Idx, ImageFolder, OnBroken, Synthetic, SyntheticTokens, Text, TokenType,
-    Tokens,
+    Cifar10Config, DataConfig, DigitsConfig, IdxConfig, ImageFolderConfig, OnBroken,
+    SyntheticConfig, SyntheticTokensConfig, TextConfig, TokenType, TokensConfig,
 };
-pub use device::{Backend, Device, PluginOption, UnknownBackend};
+pub use device::{Backend, DeviceConfig, PluginOption, UnknownBackend};
 pub use error::{Complaint, Error, Place, Problem};
 pub use file::{expand_home, open_regular, read_regular};
-pub use optimizer::{Adam, AdamW, Lamb, Lars, Optimizer, Sgd, UpdateRule};
+pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
 pub use patterns::Patterns;
 pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
-pub use schedule::{Peak, Scaling, Schedule, Warmup, WarmupKind};
-pub use sections::{AutoOr, Compile, Mesh, Model, OptionValue, Parallel};
+pub use schedule::{Peak, Scaling, ScheduleConfig, Warmup, WarmupKind};
+pub use sections::{AutoOr, CompileConfig, MeshConfig, ModelConfig, OptionValue, ParallelConfig};
 pub use shape::{
     Constant, Decay, DecayShape, Interpolation, InverseSqrt, Piecewise, Polynomial, Shape,
     StepDecay, Wsd,
@@ -65,7 +65,7 @@ pub use shape::{
 pub use shorten::{shorten, shorten_words};
 pub use span::Span;
 pub use train::{
-    BatchSize, Length, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, OnNonfinite, Precision, Train,
+    BatchSize, Length, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, OnNonfinite, PrecisionConfig, TrainConfig,
 };
 
 use error::{KeyError, KeyErrors};
@@ -76,36 +76,36 @@ use overrides::Override;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Config {
     /// `[model]`.
-    pub model: Model,
+    pub model: ModelConfig,
     /// `[data]`.
-    pub data: Data,
+    pub data: DataConfig,
     /// `[train]`.
-    pub train: Train,
+    pub train: TrainConfig,
     /// `[optimizer]`.
-    pub optimizer: Optimizer,
+    pub optimizer: OptimizerConfig,
     /// `[schedule]`.
-    pub schedule: Schedule,
+    pub schedule: ScheduleConfig,
     /// `[mesh]`.
-    pub mesh: Mesh,
+    pub mesh: MeshConfig,
     /// `[parallel]`.
-    pub parallel: Parallel,
+    pub parallel: ParallelConfig,
     /// `[device]`.
-    pub device: Device,
+    pub device: DeviceConfig,
     /// `[compile]`.
-    pub compile: Compile,
+    pub compile: CompileConfig,
 }
 
 /// Every section there is.
 const SECTIONS: [SectionInfo; 9] = [
-    info::<Model>(),
-    info::<Data>(),
-    info::<Train>(),
-    info::<Optimizer>(),
-    info::<Schedule>(),
-    info::<Mesh>(),
-    info::<Parallel>(),
-    info::<Device>(),
-    info::<Compile>(),
+    info::<ModelConfig>(),
+    info::<DataConfig>(),
+    info::<TrainConfig>(),
+    info::<OptimizerConfig>(),
+    info::<ScheduleConfig>(),
+    info::<MeshConfig>(),
+    info::<ParallelConfig>(),
+    info::<DeviceConfig>(),
+    info::<CompileConfig>(),
 ];
 
 /// Bytes of a configuration file, far more than is of use.
@@ -194,10 +194,10 @@ impl Config {
         }
         let model = read_section(file, errors);
         let data = read_section(file, errors);
-        let train: Option<Train> = read_section(file, errors);
-        let optimizer: Option<Optimizer> = read_section(file, errors);
+        let train: Option<TrainConfig> = read_section(file, errors);
+        let optimizer: Option<OptimizerConfig> = read_section(file, errors);
         let schedule = read_section(file, errors);
-        let mesh: Option<Mesh> = read_section(file, errors);
+        let mesh: Option<MeshConfig> = read_section(file, errors);
         let parallel = read_section(file, errors);
         let device = read_section(file, errors);
         let compile = read_section(file, errors);
@@ -208,7 +208,9 @@ impl Config {
             optimizer.check_in(train.precision.dtypes().params, &mut in_dtype);
             errors.extend_from("optimizer", in_dtype);
         }
-        if let (Some(train), Some(Mesh { data: AutoOr::Value(num_replicas) })) = (&train, &mesh) {
+        if let (Some(train), Some(MeshConfig { data: AutoOr::Value(num_replicas) })) =
+            (&train, &mesh)
+        {
             check_batch(train, *num_replicas, errors);
         }
         Some(Self {
@@ -273,7 +275,7 @@ fn sets_key(set: &Override<'_>, key: &str) -> bool {
 }
 
 /// With a mesh of known size, a batch that does not divide is known before anything starts.
-fn check_batch(train: &Train, num_replicas: usize, errors: &mut KeyErrors) {
+fn check_batch(train: &TrainConfig, num_replicas: usize, errors: &mut KeyErrors) {
     let key = match train.batch {
         BatchSize::Global(_) => "train.global_batch",
         BatchSize::PerReplica(_) => "train.batch_per_replica",

@@ -10,7 +10,7 @@ use super::patterns::Patterns;
 
 /// `[optimizer]`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Optimizer {
+pub struct OptimizerConfig {
     /// The update rule, picked by `name`.
     pub rule: UpdateRule,
     /// Parameters that are not decayed, by their paths. Default: those of rank below 2, which are biases
@@ -159,7 +159,7 @@ impl Default for Lamb {
 /// The keys that every rule has, as they are written.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
-struct AroundKeys {
+struct SharedKeys {
     #[serde(skip_serializing_if = "Option::is_none")]
     weight_decay_exclude: Option<Patterns>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -168,21 +168,21 @@ struct AroundKeys {
     ema_decay: Option<f64>,
 }
 
-impl Section for Optimizer {
+impl Section for OptimizerConfig {
     const NAME: &'static str = "optimizer";
     const TAG: Option<&'static str> = Some(UpdateRule::TAG);
     const CHOICES: &'static [&'static str] = UpdateRule::NAMES;
 
     fn keys(choice: &str) -> Vec<&'static str> {
         let mut keys = UpdateRule::keys_of(choice);
-        keys.extend(field_names::<AroundKeys>());
+        keys.extend(field_names::<SharedKeys>());
         keys
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
         let rule = UpdateRule::read_choice(reader)?;
         rule.check(&mut reader.errors);
-        let AroundKeys { weight_decay_exclude, clip_grad_norm, ema_decay } = reader.keys()?;
+        let SharedKeys { weight_decay_exclude, clip_grad_norm, ema_decay } = reader.keys()?;
         if let Some(decay) = ema_decay {
             reader.errors.check(decay_rate("ema_decay", decay));
         }
@@ -190,7 +190,7 @@ impl Section for Optimizer {
     }
 }
 
-impl Optimizer {
+impl OptimizerConfig {
     /// Checks the constants that must not become 0 or infinite in the dtype of the parameters, which an update
     /// is computed in: a division by them would be by 0, or none at all. Where 0 is allowed, what becomes 0 is
     /// too small to show.
@@ -248,9 +248,9 @@ impl UpdateRule {
     }
 }
 
-impl Serialize for Optimizer {
+impl Serialize for OptimizerConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let keys = AroundKeys {
+        let keys = SharedKeys {
             weight_decay_exclude: self.weight_decay_exclude.clone(),
             clip_grad_norm: self.clip_grad_norm,
             ema_decay: self.ema_decay,

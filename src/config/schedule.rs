@@ -13,7 +13,7 @@ use super::span::Span;
 
 /// `[schedule]`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Schedule {
+pub struct ScheduleConfig {
     /// What the rate does after the warm-up, picked by `name`.
     pub shape: Shape,
     /// The highest rate: `peak`, or `base_lr` with `base_batch`.
@@ -109,7 +109,7 @@ struct RateKeys {
     warmup_factor: Option<f64>,
 }
 
-impl Section for Schedule {
+impl Section for ScheduleConfig {
     const NAME: &'static str = "schedule";
     const TAG: Option<&'static str> = Some(Shape::TAG);
     const CHOICES: &'static [&'static str] = Shape::NAMES;
@@ -210,7 +210,7 @@ fn read_warmup(keys: &RateKeys, errors: &mut KeyErrors) -> Warmup {
     Warmup { length, kind: keys.warmup, factor: keys.warmup_factor.unwrap_or(0.0) }
 }
 
-impl Serialize for Schedule {
+impl Serialize for ScheduleConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut keys = RateKeys { warmup: self.warmup.kind, ..RateKeys::default() };
         match self.peak {

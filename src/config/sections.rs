@@ -11,17 +11,17 @@ use super::keys::{Reader, Section, choices, field_names};
 
 choices! {
     /// `[model]`: the architecture, picked by `name`.
-    pub enum Model by "name" {
+    pub enum ModelConfig by "name" {
         /// Fully connected layers.
-        "mlp" => Mlp(models::mlp::Config),
+        "mlp" => Mlp(models::mlp::MlpConfig),
         /// Residual networks for images.
-        "resnet" => ResNet(models::resnet::Config),
+        "resnet" => ResNet(models::resnet::ResNetConfig),
         /// A decoder-only transformer.
-        "gpt" => Gpt(models::gpt::Config),
+        "gpt" => Gpt(models::gpt::GptConfig),
     }
 }
 
-impl Section for Model {
+impl Section for ModelConfig {
     const NAME: &'static str = "model";
     const TAG: Option<&'static str> = Some(Self::TAG);
     const CHOICES: &'static [&'static str] = Self::NAMES;
@@ -79,19 +79,19 @@ pub(super) const MAX_REPLICAS: i64 = 1 << 17;
 /// `[mesh]`: how many replicas there are along each axis.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Mesh {
+pub struct MeshConfig {
     /// Replicas that hold the parameters whole and cut the batch. Default `"auto"`.
     pub data: AutoOr<usize>,
 }
 
-impl Mesh {
+impl MeshConfig {
     /// The number of replicas where `num_devices` devices could be had: `"auto"` takes them all.
     pub fn num_replicas(&self, num_devices: usize) -> usize {
         self.data.or(num_devices)
     }
 }
 
-impl Section for Mesh {
+impl Section for MeshConfig {
     const NAME: &'static str = "mesh";
 
     fn keys(_choice: &str) -> Vec<&'static str> {
@@ -110,13 +110,13 @@ impl Section for Mesh {
 /// `[parallel]`: how the step is spread.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Parallel {
+pub struct ParallelConfig {
     /// Bytes of gradients that one collective reduces together; 0 reduces each by itself. Default
     /// `"auto"`: what is best on the backend.
     pub bucket_bytes: AutoOr<usize>,
 }
 
-impl Section for Parallel {
+impl Section for ParallelConfig {
     const NAME: &'static str = "parallel";
 
     fn keys(_choice: &str) -> Vec<&'static str> {
@@ -191,14 +191,14 @@ impl<'de> Deserialize<'de> for AutoOr<usize> {
 /// `[compile]`: what is asked of XLA.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Compile {
+pub struct CompileConfig {
     /// XLA options by name. Default none.
     pub overrides: BTreeMap<String, OptionValue>,
     /// Are compiled programs kept on disk and found again? Default true.
     pub cache: bool,
 }
 
-impl Default for Compile {
+impl Default for CompileConfig {
     fn default() -> Self {
         Self { overrides: BTreeMap::new(), cache: true }
     }
@@ -218,7 +218,7 @@ pub enum OptionValue {
     Text(String),
 }
 
-impl Section for Compile {
+impl Section for CompileConfig {
     const NAME: &'static str = "compile";
 
     fn keys(_choice: &str) -> Vec<&'static str> {

@@ -9,7 +9,7 @@ use super::keys::{Exclusive, Reader, Section, field_names};
 /// `[train]`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(into = "TrainKeys")]
-pub struct Train {
+pub struct TrainConfig {
     /// `global_batch` or `batch_per_replica`.
     pub batch: BatchSize,
     /// `steps`, `epochs` or `examples`.
@@ -28,7 +28,7 @@ pub struct Train {
     /// What to do about a loss, a gradient or a next state that is not finite. Default `stop`.
     pub on_nonfinite: OnNonfinite,
     /// The dtypes of parameters and of arithmetic. Default `f32`.
-    pub precision: Precision,
+    pub precision: PrecisionConfig,
 }
 
 /// Examples of a step, far more than is of use.
@@ -72,7 +72,7 @@ pub enum OnNonfinite {
 /// The dtypes of parameters and of arithmetic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Precision {
+pub enum PrecisionConfig {
     /// binary32.
     #[default]
     F32,
@@ -83,13 +83,13 @@ pub enum Precision {
     F64,
 }
 
-impl Precision {
+impl PrecisionConfig {
     /// The dtypes meant.
     pub const fn dtypes(self) -> models::Precision {
         match self {
-            Precision::F32 => models::Precision::uniform(DType::F32),
-            Precision::Bf16 => models::Precision { params: DType::F32, compute: DType::Bf16 },
-            Precision::F64 => models::Precision::uniform(DType::F64),
+            PrecisionConfig::F32 => models::Precision::uniform(DType::F32),
+            PrecisionConfig::Bf16 => models::Precision { params: DType::F32, compute: DType::Bf16 },
+            PrecisionConfig::F64 => models::Precision::uniform(DType::F64),
         }
     }
 }
@@ -114,7 +114,7 @@ struct TrainKeys {
     steps_per_launch: usize,
     check_lockstep_every: u64,
     on_nonfinite: OnNonfinite,
-    precision: Precision,
+    precision: PrecisionConfig,
 }
 
 impl Default for TrainKeys {
@@ -131,12 +131,12 @@ impl Default for TrainKeys {
             steps_per_launch: 1,
             check_lockstep_every: 50,
             on_nonfinite: OnNonfinite::default(),
-            precision: Precision::default(),
+            precision: PrecisionConfig::default(),
         }
     }
 }
 
-impl Section for Train {
+impl Section for TrainConfig {
     const NAME: &'static str = "train";
     const EXCLUSIVE: &'static [Exclusive] = &[
         (&["global_batch"], &["batch_per_replica"]),
@@ -217,8 +217,8 @@ fn read_length(keys: &TrainKeys, errors: &mut KeyErrors) -> Length {
     Length::Steps(1)
 }
 
-impl From<Train> for TrainKeys {
-    fn from(train: Train) -> Self {
+impl From<TrainConfig> for TrainKeys {
+    fn from(train: TrainConfig) -> Self {
         let mut keys = Self {
             seed: train.seed,
             eval_every: train.eval_every,

@@ -52,7 +52,7 @@ impl Cifar10 {
     ///
     /// # Errors
     /// A file that is not there, ends within an image or holds none, or a label above 9.
-    pub fn load(config: &config::Cifar10, seed: u64) -> Result<(Self, Self), Error> {
+    pub fn load(config: &config::Cifar10Config, seed: u64) -> Result<(Self, Self), Error> {
         let augment_seed = config.augment.then_some(seed);
         let split = |names: &[&str], augment_seed| {
             let mut records = vec![];
@@ -174,7 +174,7 @@ mod tests {
     }
 
     fn load(path: PathBuf, augment: bool, seed: u64) -> Result<(Cifar10, Cifar10), String> {
-        let config = config::Cifar10 { path, augment, num_examples: None };
+        let config = config::Cifar10Config { path, augment, num_examples: None };
         Cifar10::load(&config, seed).map_err(|error| error.to_string())
     }
 

@@ -33,7 +33,7 @@ impl Idx {
     /// A file that is not there, that is not IDX, with more or fewer bytes than its header says, with
     /// another number of labels than of images, or with a label that is no class; splits whose images
     /// differ in size.
-    pub fn load(config: &config::Idx) -> Result<(Self, Self), Error> {
+    pub fn load(config: &config::IdxConfig) -> Result<(Self, Self), Error> {
         let keys = ["data.path or data.train_images", "data.path or data.train_labels"];
         let train = Self::split(config, [&config.train_images, &config.train_labels], keys)?;
         let keys = ["data.path or data.eval_images", "data.path or data.eval_labels"];
@@ -52,7 +52,7 @@ impl Idx {
 
     /// The split of two files, images and labels, and the keys that lead to them.
     fn split(
-        config: &config::Idx,
+        config: &config::IdxConfig,
         [images, labels]: [&str; 2],
         keys: [&'static str; 2],
     ) -> Result<Self, Error> {
@@ -241,7 +241,7 @@ mod tests {
         }
         let [train_images, train_labels, eval_images, eval_labels] = NAMES.map(str::to_owned);
         let path = dir.path().to_owned();
-        let config = config::Idx {
+        let config = config::IdxConfig {
             path,
             train_images,
             train_labels,

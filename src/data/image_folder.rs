@@ -55,7 +55,7 @@ impl ImageFolder {
     /// # Errors
     /// A folder that cannot be listed, that has no folders in it or one without images, or a class for
     /// evaluation that training does not have. Images are not looked at yet.
-    pub fn open(config: &config::ImageFolder, seed: u64) -> Result<(Self, Self), Error> {
+    pub fn open(config: &config::ImageFolderConfig, seed: u64) -> Result<(Self, Self), Error> {
         let classes = classes(&config.path, PATH)?;
         let (mut train, mut eval) = (vec![], vec![]);
         for (label, class) in classes.iter().enumerate() {
@@ -89,7 +89,7 @@ impl ImageFolder {
     }
 
     fn new(
-        config: &config::ImageFolder,
+        config: &config::ImageFolderConfig,
         files: Vec<Labelled>,
         num_classes: usize,
         augment_seed: Option<u64>,

@@ -73,7 +73,7 @@ impl Splits {
 /// # Errors
 /// A file that cannot be read or is not what it should be, with the place; or another number of training
 /// examples than the configuration says.
-pub fn open(config: &config::Data, seed: u64) -> Result<Splits, Error> {
+pub fn open(config: &config::DataConfig, seed: u64) -> Result<Splits, Error> {
     let splits = open_source(config, seed)?;
     let found = splits.train.num_examples();
     match config.num_examples() {
@@ -82,41 +82,41 @@ pub fn open(config: &config::Data, seed: u64) -> Result<Splits, Error> {
     }
 }
 
-fn open_source(config: &config::Data, seed: u64) -> Result<Splits, Error> {
+fn open_source(config: &config::DataConfig, seed: u64) -> Result<Splits, Error> {
     Ok(match config {
-        config::Data::Cifar10(config) => {
+        config::DataConfig::Cifar10(config) => {
             let (train, eval) = Cifar10::load(config, seed)?;
             Splits::of(train, eval)
         }
-        config::Data::Digits(config::Digits { path, .. }) => {
+        config::DataConfig::Digits(config::DigitsConfig { path, .. }) => {
             let (train, eval) = Digits::load(path)?;
             Splits::of(train, eval)
         }
-        config::Data::Idx(config) => {
+        config::DataConfig::Idx(config) => {
             let (train, eval) = Idx::load(config)?;
             Splits::of(train, eval)
         }
-        config::Data::ImageFolder(config) => {
+        config::DataConfig::ImageFolder(config) => {
             let (train, eval) = ImageFolder::open(config, seed)?;
             Splits::of(train, eval)
         }
-        config::Data::Text(config) => {
+        config::DataConfig::Text(config) => {
             let (train, eval) = Text::load(config)?;
             Splits::of(train, eval)
         }
-        config::Data::Tokens(config) => {
+        config::DataConfig::Tokens(config) => {
             let (train, eval) = Tokens::open(config)?;
             Splits::of(train, eval)
         }
-        config::Data::Synthetic(config) => {
-            let config::Synthetic { num_examples, features, image, classes } = config;
+        config::DataConfig::Synthetic(config) => {
+            let config::SyntheticConfig { num_examples, features, image, classes } = config;
             let row = [*features];
             let dims = if image.is_empty() { &row[..] } else { image };
             let (train, eval) = Synthetic::splits(seed, *num_examples, dims, *classes);
             Splits::of(train, eval)
         }
-        config::Data::SyntheticTokens(config) => {
-            let config::SyntheticTokens { num_examples, vocab_size, context } = *config;
+        config::DataConfig::SyntheticTokens(config) => {
+            let config::SyntheticTokensConfig { num_examples, vocab_size, context } = *config;
             let (train, eval) = SyntheticTokens::splits(seed, num_examples, context, vocab_size);
             Splits::of(train, eval)
         }

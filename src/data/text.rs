@@ -27,7 +27,7 @@ impl Text {
     /// # Errors
     /// A path that cannot be read, a folder without a file of the wanted extensions, or less than two
     /// windows.
-    pub fn load(config: &config::Text) -> Result<(Self, Self), Error> {
+    pub fn load(config: &config::TextConfig) -> Result<(Self, Self), Error> {
         let mut bytes = vec![];
         let paths = list(&config.path, KEY, &config.extensions)?;
         if paths.is_empty() {
@@ -80,8 +80,8 @@ mod tests {
 
     use super::*;
 
-    fn config(path: &Path, context: usize) -> config::Text {
-        config::Text {
+    fn config(path: &Path, context: usize) -> config::TextConfig {
+        config::TextConfig {
             path: path.to_owned(),
             extensions: vec![],
             context,

@@ -34,7 +34,7 @@ impl Tokens {
     ///
     /// # Errors
     /// A file that cannot be read, that ends within a token, or with too few tokens.
-    pub fn open(config: &config::Tokens) -> Result<(Self, Self), Error> {
+    pub fn open(config: &config::TokensConfig) -> Result<(Self, Self), Error> {
         let split = |file: &Arc<TokenFile>, windows| Self {
             file: file.clone(),
             windows,
@@ -135,9 +135,9 @@ mod tests {
 
     use super::*;
 
-    fn config(path: PathBuf, dtype: TokenType) -> config::Tokens {
+    fn config(path: PathBuf, dtype: TokenType) -> config::TokensConfig {
         let (vocab_size, context) = (1000, 2);
-        config::Tokens {
+        config::TokensConfig {
             path,
             eval_path: None,
             eval_fraction: None,

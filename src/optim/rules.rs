@@ -9,7 +9,7 @@ use crate::config::{self, UpdateRule};
 type Links = Vec<Box<dyn Transformation>>;
 
 /// The optimizer that a configuration asks for: clipping, the rule, the running mean of the parameters.
-pub fn from_config(config: &config::Optimizer) -> Box<dyn Transformation> {
+pub fn from_config(config: &config::OptimizerConfig) -> Box<dyn Transformation> {
     let decayed = Mask::new("weight_decay_exclude", config.weight_decay_exclude.as_ref());
     let rule: Box<dyn Transformation> = match &config.rule {
         UpdateRule::Sgd(config) => Box::new(sgd(config, decayed)),

@@ -1,7 +1,7 @@
 //! Rules about the size of the batch.
 
 use super::{Found, GOYAL, LARS, Recipe, Severity};
-use crate::config::Model;
+use crate::config::ModelConfig;
 
 /// The largest batch that plain SGD and Adam are known to train well with.
 const MAX_WITHOUT_TRUST_RATIOS: usize = 32 * 1024;
@@ -31,7 +31,7 @@ pub(super) fn without_trust_ratios(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// Batch norm over few examples.
 pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
-    let Model::ResNet(resnet) = &recipe.config.model else { return vec![] };
+    let ModelConfig::ResNet(resnet) = &recipe.config.model else { return vec![] };
     let group = resnet.batch_norm_group;
     if group >= MIN_NORM_GROUP {
         return vec![];
@@ -48,7 +48,7 @@ pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// Recipes for larger batches of images smooth their labels.
 pub(super) fn no_label_smoothing(recipe: &Recipe<'_>) -> Vec<Found> {
-    let Model::ResNet(resnet) = &recipe.config.model else { return vec![] };
+    let ModelConfig::ResNet(resnet) = &recipe.config.model else { return vec![] };
     let batch = recipe.global_batch();
     if batch <= MAX_WITHOUT_SMOOTHING || resnet.label_smoothing > 0.0 {
         return vec![];

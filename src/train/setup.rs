@@ -11,7 +11,8 @@ use models::{Model, Precision};
 use super::programs::Traced;
 use super::{CompileSettings, Error, Formulation, Job, Trainer};
 use crate::config::{
-    AutoOr, Backend, BatchSplit, Config, Device, OnNonfinite, OptionValue, PluginOption, RunLength,
+    AutoOr, Backend, BatchSplit, Config, DeviceConfig, OnNonfinite, OptionValue, PluginOption,
+    RunLength,
 };
 use crate::data::Splits;
 use crate::metrics::{Spans, say};
@@ -139,7 +140,7 @@ fn cache_dir(config: &Config) -> Result<Option<PathBuf>, Error> {
 }
 
 /// Opens the devices with the configuration's options. Whoever has set some is told that they took part.
-fn open(plugin: &Plugin, device: &Device) -> Result<Client, Error> {
+fn open(plugin: &Plugin, device: &DeviceConfig) -> Result<Client, Error> {
     let value = |option: &PluginOption| match option {
         PluginOption::Bool(value) => Value::Bool(*value),
         PluginOption::Int(value) => Value::Int64(*value),

@@ -18,7 +18,7 @@ const F32S: Precision = Precision::uniform(DType::F32);
 #[test]
 fn a_gpt2_of_hugging_face_has_its_logits() {
     let reference: Value = serde_json::from_str(include_str!("gpt2_hf.json")).unwrap();
-    let config: gpt::Config = serde_json::from_value(reference["model"].clone()).unwrap();
+    let config: gpt::GptConfig = serde_json::from_value(reference["model"].clone()).unwrap();
     let model = config.model();
     let dims = sizes(&reference["dims"]);
     let ty = TensorType::new(DType::I32, &dims);
@@ -33,7 +33,10 @@ fn a_gpt2_of_hugging_face_has_its_logits() {
 #[test]
 fn torchvisions_resnet50_has_its_logits() {
     let reference: Value = serde_json::from_str(include_str!("resnet50_torchvision.json")).unwrap();
-    let config = resnet::Config { preset: resnet::Preset::ResNet50, ..resnet::Config::default() };
+    let config = resnet::ResNetConfig {
+        preset: resnet::ResNetPreset::ResNet50,
+        ..resnet::ResNetConfig::default()
+    };
     let model = ResNet { config, num_classes: 1000 };
     let dims = [&[2], &sizes(&reference["image"])[..]].concat();
     let ty = TensorType::new(DType::F32, &dims);

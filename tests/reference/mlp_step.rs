@@ -10,7 +10,7 @@ use lockstep::config::{AdamW, OnNonfinite, Sgd};
 use lockstep::optim::{Mask, Transformation, adamw, sgd};
 use lockstep::parallel::Policy;
 use lockstep::step::{BatchField, METRICS, StepSpec, trace_grad, trace_step};
-use models::mlp::{Config, Mlp};
+use models::mlp::{Mlp, MlpConfig};
 use serde_json::Value;
 
 use super::support;
@@ -105,7 +105,8 @@ impl Setting {
     ) -> T {
         let reference = reference();
         let sizes = reference["hidden"].as_array().unwrap().iter().map(size).collect();
-        let config = Config { hidden: sizes, dropout: 0.0, layer_norm: true, ..Config::default() };
+        let config =
+            MlpConfig { hidden: sizes, dropout: 0.0, layer_norm: true, ..MlpConfig::default() };
         let model = Mlp { config, num_classes: size(&reference["num_classes"]) };
         let features = size(&reference["x"]["dims"][1]);
         let fields = [

@@ -22,7 +22,7 @@ const F32: (DType, f64) = (DType::F32, 1e-4);
 #[test]
 fn a_step_of_gpt_is_that_of_pytorch() {
     let reference = parse(include_str!("gpt_step.json"));
-    let config: gpt::Config = serde_json::from_value(reference["model"].clone()).unwrap();
+    let config: gpt::GptConfig = serde_json::from_value(reference["model"].clone()).unwrap();
     let adam: AdamW = serde_json::from_value(reference["optimizer"].clone()).unwrap();
     assert!(adam.weight_decay > 0.0);
     let model = config.model();
@@ -41,7 +41,7 @@ fn a_step_of_resnet20_is_that_of_pytorch() {
 #[test]
 fn gradients_of_gpt_are_directional_derivatives() {
     let reference = parse(include_str!("gpt_step.json"));
-    let config = gpt::Config { vocabulary: Some(64), ..gpt::Config::default() };
+    let config = gpt::GptConfig { vocabulary: Some(64), ..gpt::GptConfig::default() };
     let model = config.model();
     assert_eq!((model.num_layers, model.width), (4, 128));
     gpt_case(&reference, &model, &scale_by_learning_rate()).check_direction();
@@ -73,7 +73,7 @@ fn gpt_case<'a>(
 
 fn resnet20(reference: &Value) -> ResNet {
     let batch_norm_group = size(&reference["batch"]);
-    let config = resnet::Config { batch_norm_group, ..resnet::Config::default() };
+    let config = resnet::ResNetConfig { batch_norm_group, ..resnet::ResNetConfig::default() };
     ResNet { config, num_classes: size(&reference["classes"]) }
 }
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::print_lines;
 use crate::pjrt::{self, InstallOptions};
-use findings::{Finding, findings};
+use findings::{Diagnosis, findings};
 use host::Host;
 use nvidia::Nvidia;
 use plugins::{PluginReport, examine};
@@ -31,7 +31,7 @@ struct Report {
     plugins: Vec<PluginReport>,
     /// None where there is no GPU of NVIDIA's and no plugin for one.
     nvidia: Option<Nvidia>,
-    findings: Vec<Finding>,
+    findings: Vec<Diagnosis>,
 }
 
 pub fn run(json: bool) -> Result<ExitCode> {
@@ -71,7 +71,7 @@ impl Report {
         if self.host.tpu_pci_devices == 0 {
             lines.push("tpu      none".to_owned());
         }
-        for Finding { what, change } in &self.findings {
+        for Diagnosis { what, change } in &self.findings {
             lines.push(format!("wrong    {what}"));
             lines.push(format!("         - {change}"));
         }

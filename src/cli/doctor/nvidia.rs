@@ -36,12 +36,12 @@ pub struct Driver {
     pub version: String,
     /// The newest CUDA that it can run: major, minor.
     pub cuda_version: (i32, i32),
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<NvidiaGpu>,
 }
 
 /// A GPU. What its driver does not say is none.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Gpu {
+pub struct NvidiaGpu {
     pub name: String,
     pub memory_bytes: Option<u64>,
     pub memory_used_bytes: Option<u64>,
@@ -93,7 +93,7 @@ impl Nvidia {
     }
 }
 
-impl Gpu {
+impl NvidiaGpu {
     fn line(&self, index: usize) -> String {
         let gigabytes = |bytes: u64| bytes as f64 / 1e9;
         let mut told = vec![self.name.clone()];
@@ -148,13 +148,13 @@ fn driver() -> Result<Driver, NvmlError> {
 }
 
 /// Not every GPU and driver says everything.
-fn gpu(device: &Device<'_>) -> Gpu {
+fn gpu(device: &Device<'_>) -> NvidiaGpu {
     let memory = device.memory_info().ok();
     let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
     let reasons = device.current_throttle_reasons().ok();
     let reasons = reasons.iter().flat_map(|reasons| reasons.iter_names());
     let errors = device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
-    Gpu {
+    NvidiaGpu {
         name: device.name().unwrap_or_default(),
         memory_bytes: memory.as_ref().map(|memory| memory.total),
         memory_used_bytes: memory.as_ref().map(|memory| memory.used),

@@ -22,14 +22,14 @@ pub struct PluginReport {
     /// Its package's, where that is known.
     pub version: Option<String>,
     #[serde(flatten)]
-    pub found: Found,
+    pub found: ProbedPlugin,
     /// What is wrong, in words.
     pub problem: Option<String>,
 }
 
 /// What a plugin says of itself.
 #[derive(Default, Serialize, Deserialize)]
-pub struct Found {
+pub struct ProbedPlugin {
     pub api_version: Option<String>,
     pub platform: Option<String>,
     pub num_devices: Option<usize>,
@@ -44,7 +44,7 @@ impl PluginReport {
         let (Some(path), None) = (&self.path, &self.problem) else {
             return format!("{name} {}", self.problem.as_deref().unwrap_or_default());
         };
-        let Found { api_version, platform, num_devices, device_kind, device_memory_bytes } =
+        let ProbedPlugin { api_version, platform, num_devices, device_kind, device_memory_bytes } =
             &self.found;
         let mut told = vec![];
         told.extend(self.version.clone());
@@ -80,15 +80,15 @@ pub fn examine(listed: &pjrt::Listed) -> PluginReport {
 /// Replicas of the trial all_reduce.
 const NUM_REPLICAS: usize = 2;
 
-fn probe_cpu(path: &Path) -> Result<Found> {
+fn probe_cpu(path: &Path) -> Result<ProbedPlugin> {
     let plugin = Plugin::load(path)?;
     let client = Client::cpu(&plugin, NUM_REPLICAS)?;
     try_all_reduce(&client)?;
-    Ok(Found {
+    Ok(ProbedPlugin {
         api_version: Some(api_version(&plugin)),
         platform: Some(client.platform_name().to_owned()),
         num_devices: Some(client.devices().len()),
-        ..Found::default()
+        ..ProbedPlugin::default()
     })
 }
 
@@ -107,7 +107,7 @@ fn has_hardware(name: &str) -> bool {
     }
 }
 
-fn probe_in_child(name: &str, path: &Path) -> Result<Found> {
+fn probe_in_child(name: &str, path: &Path) -> Result<ProbedPlugin> {
     let mut command = child::command()?;
     command.arg("probe-plugin").arg(path);
     if has_hardware(name) {
@@ -115,17 +115,17 @@ fn probe_in_child(name: &str, path: &Path) -> Result<Found> {
     } else {
         worker::without_hardware(&mut command);
     }
-    let said: Result<Found, String> = child::ask(command)?;
+    let said: Result<ProbedPlugin, String> = child::ask(command)?;
     said.map_err(anyhow::Error::msg)
 }
 
 /// The child's part: one line of JSON, what was found or why not.
 pub fn probe_here(path: &Path, open: bool) -> Result<()> {
-    let probe = || -> Result<Found> {
+    let probe = || -> Result<ProbedPlugin> {
         let plugin = Plugin::load(path)?;
         let api_version = Some(api_version(&plugin));
         if !open {
-            return Ok(Found { api_version, ..Found::default() });
+            return Ok(ProbedPlugin { api_version, ..ProbedPlugin::default() });
         }
         // A GPU's client would take most of the memory, which may be a run's.
         let options: &[(&str, Value)] = match path.to_string_lossy().contains("cuda") {
@@ -135,7 +135,7 @@ pub fn probe_here(path: &Path, open: bool) -> Result<()> {
         let client = Client::new(&plugin, options, None)?;
         let first = client.devices().first();
         let memory = client.memory_stats(0)?.and_then(|stats| stats.bytes_limit);
-        Ok(Found {
+        Ok(ProbedPlugin {
             api_version,
             platform: Some(client.platform_name().to_owned()),
             num_devices: Some(client.devices().len()),

@@ -33,13 +33,13 @@ pub struct Figure {
 pub struct Panel {
     /// Shown where there is more than one diagram.
     pub title: String,
-    pub x: Axis,
-    pub y: Axis,
-    pub curves: Vec<Curve>,
+    pub x: PlotAxis,
+    pub y: PlotAxis,
+    pub curves: Vec<PlotCurve>,
 }
 
 /// What a direction means.
-pub struct Axis {
+pub struct PlotAxis {
     /// The quantity, with its unit.
     pub title: &'static str,
     pub scale: Scale,
@@ -59,7 +59,7 @@ pub enum Scale {
 }
 
 /// Points joined by lines. Name and detail are shown where there is more than one curve.
-pub struct Curve {
+pub struct PlotCurve {
     pub name: String,
     /// May be empty.
     pub detail: String,
@@ -213,7 +213,7 @@ where
     let height = area.dim_in_pixel().1 as i32;
     let (upper, lower) = area.split_vertically(height - legend.height(scale));
 
-    let points = |curve: &Curve| -> Vec<(f64, f64)> {
+    let points = |curve: &PlotCurve| -> Vec<(f64, f64)> {
         let is_drawn = |(x, y): &(f64, f64)| panel.x.has(*x) && panel.y.has(*y);
         curve.points.iter().copied().filter(is_drawn).collect()
     };
@@ -388,14 +388,14 @@ impl Legend {
 }
 
 /// Would one curve hide the other? Sums in another order differ in their last digits.
-fn are_same(a: &Curve, b: &Curve) -> bool {
+fn are_same(a: &PlotCurve, b: &PlotCurve) -> bool {
     let near = |a: f64, b: f64| a == b || (a - b).abs() <= 1e-6 * a.abs().max(b.abs());
     let pairs = a.points.iter().zip(&b.points);
     a.points.len() == b.points.len()
         && pairs.into_iter().all(|(a, b)| near(a.0, b.0) && near(a.1, b.1))
 }
 
-impl Axis {
+impl PlotAxis {
     /// Has the value a place on it?
     fn has(&self, value: f64) -> bool {
         value.is_finite() && (value > 0.0 || !matches!(self.scale, Scale::Log(_)))
@@ -413,7 +413,7 @@ struct Place {
 
 impl Place {
     /// Around these values; `room` leaves some above the highest on a linear axis.
-    fn new(axis: &Axis, values: impl Iterator<Item = f64>, room: f64) -> Self {
+    fn new(axis: &PlotAxis, values: impl Iterator<Item = f64>, room: f64) -> Self {
         let empty = (f64::INFINITY, f64::NEG_INFINITY);
         let (low, high) =
             values.fold(empty, |(low, high), value| (low.min(value), high.max(value)));

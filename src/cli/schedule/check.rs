@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::Examples;
 use crate::cli::{model, print_line, print_lines};
-use crate::config::{Config, Model};
+use crate::config::{Config, ModelConfig};
 use crate::recipe::{self, Doubling, Finding, Recipe, Severity};
 use crate::train;
 
@@ -105,11 +105,13 @@ fn wrapped(first: &str, text: &str) -> Vec<String> {
 /// know, so others stand in for these.
 fn parameter_ranks(config: &Config) -> Result<Tree<usize>> {
     let (x, y) = match config.model {
-        Model::Mlp(_) => (TensorType::new(DType::F32, &[2, 8]), TensorType::new(DType::I32, &[2])),
-        Model::ResNet(_) => {
+        ModelConfig::Mlp(_) => {
+            (TensorType::new(DType::F32, &[2, 8]), TensorType::new(DType::I32, &[2]))
+        }
+        ModelConfig::ResNet(_) => {
             (TensorType::new(DType::F32, &[2, 3, 64, 64]), TensorType::new(DType::I32, &[2]))
         }
-        Model::Gpt(_) => {
+        ModelConfig::Gpt(_) => {
             (TensorType::new(DType::I32, &[2, 1]), TensorType::new(DType::I32, &[2, 1]))
         }
     };

@@ -12,7 +12,7 @@ use super::SECTIONS;
 use super::keys::SectionInfo;
 
 /// One key of one section.
-pub(super) struct Key {
+pub(super) struct KeyRow {
     pub section: &'static str,
     pub name: &'static str,
     /// The values of the section's tag with which there is such a key; empty where it is there with all.
@@ -52,7 +52,7 @@ pub(super) enum Fallback {
     Depends(&'static str),
 }
 
-impl Key {
+impl KeyRow {
     /// Is there such a key in this section, with this value of its tag?
     fn belongs_to(&self, section: &str, choice: &str) -> bool {
         self.section == section && (self.choices.is_empty() || self.choices.contains(&choice))
@@ -60,7 +60,7 @@ impl Key {
 }
 
 /// The keys of a section for a choice, in the order in which they are shown.
-pub(super) fn keys_of(section: &str, choice: &str) -> impl Iterator<Item = &'static Key> {
+pub(super) fn keys_of(section: &str, choice: &str) -> impl Iterator<Item = &'static KeyRow> {
     rows::KEYS.iter().filter(move |key| key.belongs_to(section, choice))
 }
 
@@ -122,7 +122,7 @@ pub fn reference() -> String {
     let mut page = rows::INTRODUCTION.to_owned();
     for section in SECTIONS {
         page += &format!("\n## `[{}]`\n\n{}\n", section.name, rows::about(section.name));
-        let everywhere = |key: &&Key| key.section == section.name && key.choices.is_empty();
+        let everywhere = |key: &&KeyRow| key.section == section.name && key.choices.is_empty();
         page += &table(rows::KEYS.iter().filter(everywhere));
         for choice in section.choices {
             page += &of_choice(&section, choice);
@@ -141,10 +141,10 @@ fn of_choice(section: &SectionInfo, choice: &str) -> String {
     }
 }
 
-fn table(keys: impl Iterator<Item = &'static Key>) -> String {
+fn table(keys: impl Iterator<Item = &'static KeyRow>) -> String {
     let rows: String = keys
         .map(|key| {
-            let Key { name, kind, unit, fallback, meaning, .. } = key;
+            let KeyRow { name, kind, unit, fallback, meaning, .. } = key;
             format!("| `{name}` | {kind} | {unit} | {fallback} | {meaning} |\n")
         })
         .collect();

@@ -3,10 +3,10 @@
 use std::ops::Bound::{Excluded, Included, Unbounded};
 
 use super::Fallback::{self, Absent, Depends, Required, Value};
-use super::Key;
+use super::KeyRow;
 use super::Kind::{self, AutoOrInteger, Bool, Integer, Number, OneOf, Other};
 use crate::config::sections::{MAX_LAYERS, MAX_REPLICAS};
-use crate::config::{Data, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, Model, Shape, UpdateRule};
+use crate::config::{DataConfig, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, ModelConfig, Shape, UpdateRule};
 
 /// The page's top.
 pub(super) const INTRODUCTION: &str = "\
@@ -113,8 +113,8 @@ const PLACES_IN_EPOCHS: Kind = Other("list of 1 to 1000 numbers from 0 on, risin
 
 /// Every key, section by section, in the order in which they are shown.
 #[rustfmt::skip]
-pub(super) const KEYS: &[Key] = &[
-    MODEL.key("name", OneOf(Model::NAMES), "", Required, "The architecture."),
+pub(super) const KEYS: &[KeyRow] = &[
+    MODEL.key("name", OneOf(ModelConfig::NAMES), "", Required, "The architecture."),
     MLP.key("hidden", Other("list of up to 1024 whole numbers, each 1 or more"), "features", Value("[256, 256]"), "Features of each hidden layer, in order. An empty list is a linear classifier."),
     MLP.key("dropout", SHARE, "", Value("0.0"), "Probability with which a hidden feature is dropped in training."),
     MLP.key("layer_norm", Bool, "", Value("true"), "Is each hidden layer normalised before its activation?"),
@@ -133,7 +133,7 @@ pub(super) const KEYS: &[Key] = &[
     GPT.key("scan_layers", Bool, "", Value("false"), "Are the blocks a loop in the program? It compiles faster; gradients in a loop cannot be reduced while it runs."),
     GPT.key("remat", Bool, "", Value("false"), "Does the backward pass compute each block again instead of keeping its values?"),
 
-    DATA.key("source", OneOf(Data::NAMES), "", Required, "Where the examples come from."),
+    DATA.key("source", OneOf(DataConfig::NAMES), "", Required, "Where the examples come from."),
     DIGITS.key("path", PATH, "", Required, "The `.csv.gz` file."),
     CIFAR10.key("path", PATH, "", Required, "The folder with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`."),
     CIFAR10.key("augment", Bool, "", Value("true"), "Are training images cropped and mirrored at random?"),
@@ -245,7 +245,7 @@ impl Group {
         unit: &'static str,
         fallback: Fallback,
         meaning: &'static str,
-    ) -> Key {
-        Key { section: self.0, name, choices: self.1, kind, unit, fallback, meaning }
+    ) -> KeyRow {
+        KeyRow { section: self.0, name, choices: self.1, kind, unit, fallback, meaning }
     }
 }

@@ -24,7 +24,7 @@
 //! ```
 //! use lockstep::config::{self, Decay, Length, Peak, RunLength, Scaling, Shape, Span, Warmup};
 //! use lockstep::optim::schedule::Schedule;
-//! let config = config::Schedule {
+//! let config = config::ScheduleConfig {
 //!     shape: Shape::Cosine(Decay::default()),
 //!     peak: Peak::Scaled { base_lr: 0.1, base_batch: 256, scaling: Scaling::Linear },
 //!     warmup: Warmup::linear(Span::Epochs(0.4)),
@@ -70,7 +70,7 @@ impl Schedule {
     /// A rate that is negative, or not finite as an f32; a warm-up or a decay that is longer than there is room for,
     /// or shorter than a step; boundaries that do not rise; a fraction outside its range; epochs where
     /// nobody knows how many examples there are.
-    pub fn new(config: &config::Schedule, run: &RunLength) -> Result<Self, Error> {
+    pub fn new(config: &config::ScheduleConfig, run: &RunLength) -> Result<Self, Error> {
         let total_steps = run.total_steps();
         let peak = peak(config.peak, run.global_batch());
         let key = match config.peak {
