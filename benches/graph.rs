@@ -13,13 +13,11 @@ use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use hlo::lower;
-use lockstep::config::{self, Config};
+use lockstep::config::Config;
 use lockstep::data;
 use lockstep::pjrt::Platform;
 use lockstep::step;
 use lockstep::train::{Run, step_graph};
-use models::Model;
-use models::resnet::ResNet;
 
 /// Name, the example that has its sizes, and a batch for 8 replicas.
 const CASES: [(&str, &str, &str); 2] = [
@@ -32,13 +30,7 @@ fn graphs(criterion: &mut Criterion) {
         let sets = ["mesh.data=8".to_owned(), batch.to_owned()];
         let config = Config::load(&path, &sets).expect("an example");
         let splits = data::open(&config.data, 0).expect("computed data");
-        let model: Box<dyn Model> = match &config.model {
-            config::ModelConfig::ResNet(resnet) => {
-                Box::new(ResNet { config: resnet.clone(), num_classes: splits.train.num_classes() })
-            }
-            config::ModelConfig::Gpt(gpt) => Box::new(gpt.model()),
-            config::ModelConfig::Mlp(_) => unreachable!("not among the cases"),
-        };
+        let model = config.model.build(splits.train.num_classes());
         let run = Run::new(&config, &splits, 8, Platform::Cpu).expect("a batch for 8 replicas");
         let spec = run.spec(&*model);
         let formulation = run.compile.formulation;

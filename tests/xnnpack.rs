@@ -5,12 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hlo::lower;
-use lockstep::config::{self, Config};
+use lockstep::config::Config;
 use lockstep::data;
 use lockstep::pjrt::Client;
 use lockstep::train::{Run, open_devices, step_graph};
-use models::Model;
-use models::mlp::Mlp;
 
 /// What is passed to the compiler. The experimental `xla_cpu_experimental_xnn_graph_fusion_mode`, which finds more to fuse,
 /// is left alone: with it, version 0.0.1 of the plugin damages its own memory on several replicas.
@@ -47,12 +45,7 @@ fn num_fusions(text: &str, sets: &[&str], num_replicas: usize) -> usize {
     sets.push(format!("mesh.data={num_replicas}"));
     let config = Config::parse(text, Path::new("/runs/config.toml"), &sets).unwrap();
     let splits = data::open(&config.data, config.train.seed).unwrap();
-    let num_classes = splits.train.num_classes();
-    let model: Box<dyn Model> = match &config.model {
-        config::ModelConfig::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
-        config::ModelConfig::Gpt(gpt) => Box::new(gpt.model()),
-        config::ModelConfig::ResNet(_) => panic!("not among the configurations"),
-    };
+    let model = config.model.build(splits.train.num_classes());
     let (client, _): (Client, usize) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();
     let graph = step_graph(&run.spec(&*model), run.compile.formulation).unwrap();

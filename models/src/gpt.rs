@@ -4,9 +4,12 @@
 //! (2019), section 2.3: norms before attention and feed-forward, one behind the last block, weights from
 //! N(0, 0.02), those that write to the residual stream scaled by `1 / sqrt(2 num_layers)`.
 
-use hlo::{DType, Tensor};
+use std::ops::RangeInclusive;
+
+use hlo::{DType, Tensor, TensorType};
 use serde::{Deserialize, Serialize};
 
+use crate::architecture::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_share};
 use crate::layers::{Attention, attention, dropout, embedding, feed_forward, layer_norm};
 use crate::loss::cross_entropy;
 use crate::{Batch, Initializer, Loss, Misfit, Model, Scope, Stack, stack};
@@ -104,6 +107,51 @@ impl GptConfig {
             scan_layers: self.scan_layers,
             remat: self.remat,
         }
+    }
+}
+
+impl Architecture for GptConfig {
+    /// The vocabulary is the configuration's; the data may have fewer tokens.
+    fn build(&self, _num_classes: usize) -> Box<dyn Model> {
+        Box::new(self.model())
+    }
+
+    fn example(&self) -> [(&'static str, TensorType); 2] {
+        let tokens = TensorType::new(DType::I32, &[1]);
+        [("x", tokens.clone()), ("y", tokens)]
+    }
+
+    fn range(key: &str) -> Option<RangeInclusive<i64>> {
+        match key {
+            "num_layers" => Some(1..=MAX_LAYERS as i64),
+            "width" | "num_heads" | "context" | "vocabulary" => Some(1..=MAX_SIZE as i64),
+            _ => None,
+        }
+    }
+
+    fn check(&self) -> Vec<InvalidValue> {
+        let Gpt { width, num_heads, dropout, .. } = self.model();
+        let allowed = format!("a number that divides the width, {width}");
+        let heads = InvalidValue {
+            depends_on: &["preset", "width"],
+            ..InvalidValue::new("num_heads", num_heads, allowed)
+        };
+        let divides = num_heads == 0 || width.is_multiple_of(num_heads);
+        let heads = (!divides).then_some(heads);
+        heads.into_iter().chain(check_share("dropout", dropout)).collect()
+    }
+
+    fn resolve(&mut self) {
+        let sizes = self.model();
+        self.num_layers = Some(sizes.num_layers);
+        self.width = Some(sizes.width);
+        self.num_heads = Some(sizes.num_heads);
+        self.context = Some(sizes.context);
+        self.vocabulary = Some(sizes.vocabulary);
+    }
+
+    fn remat(&self) -> Option<bool> {
+        Some(self.remat)
     }
 }
 

@@ -6,6 +6,7 @@
 
 use hlo::DType;
 
+mod architecture;
 mod foreign;
 pub mod gpt;
 pub mod layers;
@@ -15,6 +16,7 @@ pub mod resnet;
 mod scope;
 mod stack;
 
+pub use architecture::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, ModelConfig};
 pub use foreign::{ForeignFormat, Layout};
 pub use loss::{Batch, Loss};
 pub use scope::{Initializer, Parameter, Precision, RunningMean, Scope, Training};

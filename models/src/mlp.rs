@@ -1,8 +1,11 @@
 //! `mlp`: a stack of fully connected layers that ends in a classifier.
 
-use hlo::DType;
+use std::ops::RangeInclusive;
+
+use hlo::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
+use crate::architecture::{Architecture, InvalidValue, MAX_LAYERS, check_share};
 use crate::layers::{MlpBlock, linear, mlp_block};
 use crate::loss::smoothed_cross_entropy;
 use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
@@ -26,6 +29,35 @@ pub struct MlpConfig {
 impl Default for MlpConfig {
     fn default() -> Self {
         Self { hidden: vec![256, 256], dropout: 0.0, layer_norm: true, label_smoothing: 0.0 }
+    }
+}
+
+impl Architecture for MlpConfig {
+    fn build(&self, num_classes: usize) -> Box<dyn Model> {
+        Box::new(Mlp { config: self.clone(), num_classes })
+    }
+
+    fn example(&self) -> [(&'static str, TensorType); 2] {
+        [("x", TensorType::new(DType::F32, &[8])), ("y", TensorType::new(DType::I32, &[]))]
+    }
+
+    fn range(key: &str) -> Option<RangeInclusive<i64>> {
+        (key == "hidden").then_some(1..=i64::MAX)
+    }
+
+    fn check(&self) -> Vec<InvalidValue> {
+        let num_layers = self.hidden.len();
+        let found = format!("{num_layers} of them");
+        let allowed = format!("at most {MAX_LAYERS} layers");
+        let depth = InvalidValue::new("hidden", found, allowed);
+        let depth = (num_layers > MAX_LAYERS).then_some(depth);
+        let shares = [("dropout", self.dropout), ("label_smoothing", self.label_smoothing)];
+        let shares = shares.into_iter().filter_map(|(key, value)| check_share(key, value));
+        depth.into_iter().chain(shares).collect()
+    }
+
+    fn label_smoothing(&self) -> Option<f64> {
+        Some(self.label_smoothing)
     }
 }
 

@@ -10,9 +10,12 @@
 //! table 6), and the large ones project with a 1x1 convolution and a norm (option B, as all published
 //! ResNet-50 weights do).
 
-use hlo::{DType, Tensor};
+use std::ops::RangeInclusive;
+
+use hlo::{DType, Tensor, TensorType};
 use serde::{Deserialize, Serialize};
 
+use crate::architecture::{Architecture, InvalidValue, check_share};
 use crate::layers::{
     BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool, relu,
 };
@@ -56,6 +59,32 @@ impl Default for ResNetConfig {
             zero_init_last_scale: false,
             label_smoothing: 0.0,
         }
+    }
+}
+
+impl Architecture for ResNetConfig {
+    fn build(&self, num_classes: usize) -> Box<dyn Model> {
+        Box::new(ResNet { config: self.clone(), num_classes })
+    }
+
+    fn example(&self) -> [(&'static str, TensorType); 2] {
+        [("x", TensorType::new(DType::F32, &[3, 64, 64])), ("y", TensorType::new(DType::I32, &[]))]
+    }
+
+    fn range(key: &str) -> Option<RangeInclusive<i64>> {
+        (key == "batch_norm_group").then_some(1..=i64::MAX)
+    }
+
+    fn check(&self) -> Vec<InvalidValue> {
+        check_share("label_smoothing", self.label_smoothing).into_iter().collect()
+    }
+
+    fn batch_norm_group(&self) -> Option<usize> {
+        Some(self.batch_norm_group)
+    }
+
+    fn label_smoothing(&self) -> Option<f64> {
+        Some(self.label_smoothing)
     }
 }
 

@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 
 use super::args::ConfigArgs;
 use super::{Loaded, print_line};
-use crate::config::{Config, ModelConfig};
 use crate::pjrt::Platform;
 use crate::targets::cost::{Timeline, Work};
 use crate::targets::{self, Family, Knobs, Measured, Step, Target, worker};
@@ -82,7 +81,7 @@ impl Lowered {
         let knobs = Knobs {
             microbatch: run.batch.microbatch(),
             num_microbatches: run.batch.num_microbatches(),
-            remat: remat(&self.loaded.config),
+            remat: self.loaded.config.model.remat(),
         };
         let state = spec.state_types()?;
         let step = Step {
@@ -95,12 +94,5 @@ impl Lowered {
             overrides: &overrides,
         };
         Ok(compile(&step)?)
-    }
-}
-
-fn remat(config: &Config) -> Option<bool> {
-    match &config.model {
-        ModelConfig::Gpt(gpt) => Some(gpt.remat),
-        ModelConfig::Mlp(_) | ModelConfig::ResNet(_) => None,
     }
 }

@@ -26,11 +26,9 @@ use std::time::Instant;
 use ::hlo::TensorType;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use models::mlp::Mlp;
-use models::resnet::ResNet;
 use models::{Misfit, Model};
 
-use crate::config::{self, Config, shorten_words};
+use crate::config::{Config, shorten_words};
 use crate::data::{self, Splits};
 use crate::metrics::say;
 use crate::step;
@@ -108,7 +106,7 @@ impl Loaded {
     fn with_sets(path: &Path, sets: &[String]) -> Result<Self> {
         let config = Config::load(path, sets)?;
         let splits = data::open(&config.data, config.train.seed)?;
-        let model = model(&config.model, splits.train.num_classes());
+        let model = config.model.build(splits.train.num_classes());
         check_example(&*model, &config, &splits)?;
         Ok(Self { config, splits, model })
     }
@@ -135,17 +133,6 @@ fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Result<
     bail!(
         "{key}: an example is {found} of {classes} classes, but model.name = {model:?} takes {takes}"
     )
-}
-
-/// The model that a configuration names, for so many classes.
-fn model(config: &config::ModelConfig, num_classes: usize) -> Box<dyn Model> {
-    match config {
-        config::ModelConfig::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
-        config::ModelConfig::ResNet(resnet) => {
-            Box::new(ResNet { config: resnet.clone(), num_classes })
-        }
-        config::ModelConfig::Gpt(gpt) => Box::new(gpt.model()),
-    }
 }
 
 fn hlo(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {

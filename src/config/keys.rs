@@ -54,6 +54,14 @@ impl Reader<'_> {
     /// serde stops at the first error. So a wrong value is reported, left out, and the rest read again; where
     /// it has no default, something stands in for it.
     pub fn keys<T: DeserializeOwned>(&mut self) -> Option<T> {
+        self.keys_by(|keys| T::deserialize(keys))
+    }
+
+    /// [`Self::keys`] of a type that is picked at run time.
+    pub fn keys_by<T>(
+        &mut self,
+        deserialize: impl Fn(Keys<'_, '_>) -> Result<T, KeyError>,
+    ) -> Option<T> {
         let (mut left_out, mut stand_ins) = (vec![], vec![]);
         loop {
             let range = |key: &str| (self.range)(self.choice, key);
@@ -63,7 +71,7 @@ impl Reader<'_> {
                 left_out: &left_out,
                 stand_ins: &stand_ins,
             };
-            let mut error = match T::deserialize(keys) {
+            let mut error = match deserialize(keys) {
                 Ok(fields) => return Some(fields),
                 Err(error) => error,
             };
@@ -185,13 +193,21 @@ fn chosen(
 
 /// The names of the fields of `T`.
 pub(super) fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+    field_names_by(|names| T::deserialize(names))
+}
+
+/// [`field_names`] of a type that is picked at run time.
+pub(super) fn field_names_by<T>(
+    deserialize: impl FnOnce(FieldNames<'_>) -> Result<T, KeyError>,
+) -> &'static [&'static str] {
     let mut names: &'static [&'static str] = &[];
-    // Always an error: the names are all that is wanted.
-    let _ = T::deserialize(FieldNames(&mut names));
+    // Always an error: only the names are wanted.
+    let _ = deserialize(FieldNames(&mut names));
     names
 }
 
-struct FieldNames<'a>(&'a mut &'static [&'static str]);
+/// Notes the fields of the struct that is deserialized from it, and fails.
+pub(super) struct FieldNames<'a>(&'a mut &'static [&'static str]);
 
 impl<'de> Deserializer<'de> for FieldNames<'_> {
     type Error = KeyError;
@@ -217,7 +233,7 @@ impl<'de> Deserializer<'de> for FieldNames<'_> {
 }
 
 /// A table of which a struct takes its fields.
-struct Keys<'de, 'a> {
+pub(super) struct Keys<'de, 'a> {
     table: &'de Table,
     range: &'a dyn Fn(&str) -> Option<Range>,
     /// Keys whose values are wrong.

@@ -41,6 +41,7 @@ mod train;
 
 use std::path::Path;
 
+pub use models::ModelConfig;
 use serde::Serialize;
 use toml::Table;
 
@@ -57,7 +58,7 @@ pub use patterns::Patterns;
 pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
 pub use schedule::{Peak, Scaling, ScheduleConfig, Warmup, WarmupKind};
-pub use sections::{AutoOr, CompileConfig, MeshConfig, ModelConfig, OptionValue, ParallelConfig};
+pub use sections::{AutoOr, CompileConfig, MeshConfig, OptionValue, ParallelConfig};
 pub use shape::{
     Constant, Decay, DecayShape, Interpolation, InverseSqrt, Piecewise, Polynomial, Shape,
     StepDecay, Wsd,

@@ -4,7 +4,7 @@ use toml::{Table, Value};
 
 use super::keys::SectionInfo;
 use super::reference::{Fallback, KeyRow, keys_of};
-use super::{Config, DataConfig, ModelConfig, SECTIONS};
+use super::{Config, DataConfig, SECTIONS};
 
 const HEADER: &str = "\
 # Every key with its value; comments name the keys that are not set, and what holds then. Paths are absolute.
@@ -14,14 +14,7 @@ impl Config {
     /// Writes out values that follow from other keys: the sizes of a preset, and what is held out or scaled by
     /// default. So what is read is what [`Self::to_toml`] writes.
     pub(super) fn write_out(&mut self) {
-        if let ModelConfig::Gpt(gpt) = &mut self.model {
-            let sizes = gpt.model();
-            gpt.num_layers = Some(sizes.num_layers);
-            gpt.width = Some(sizes.width);
-            gpt.num_heads = Some(sizes.num_heads);
-            gpt.context = Some(sizes.context);
-            gpt.vocabulary = Some(sizes.vocabulary);
-        }
+        self.model.resolve();
         match &mut self.data {
             DataConfig::Tokens(tokens) if tokens.eval_path.is_none() => {
                 tokens.eval_fraction = Some(tokens.eval_fraction());

@@ -3,23 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use models::{InvalidValue, ModelConfig};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::error::{AT_LEAST_ONE, KeyErrors, Range, require};
-use super::keys::{Reader, Section, choices, field_names};
-
-choices! {
-    /// `[model]`: the architecture, picked by `name`.
-    pub enum ModelConfig by "name" {
-        /// Fully connected layers.
-        "mlp" => Mlp(models::mlp::MlpConfig),
-        /// Residual networks for images.
-        "resnet" => ResNet(models::resnet::ResNetConfig),
-        /// A decoder-only transformer.
-        "gpt" => Gpt(models::gpt::GptConfig),
-    }
-}
+use super::error::{KeyError, Problem, Range};
+use super::keys::{Reader, Section, field_names, field_names_by};
 
 impl Section for ModelConfig {
     const NAME: &'static str = "model";
@@ -27,53 +16,26 @@ impl Section for ModelConfig {
     const CHOICES: &'static [&'static str] = Self::NAMES;
 
     fn keys(choice: &str) -> Vec<&'static str> {
-        Self::keys_of(choice)
+        field_names_by(|names| Self::deserialize(choice, names)).to_vec()
     }
 
-    fn range(_choice: &str, key: &str) -> Option<Range> {
-        match key {
-            "hidden" | "batch_norm_group" => Some(AT_LEAST_ONE),
-            "num_layers" => Some(1..=MAX_LAYERS as i64),
-            "width" | "num_heads" | "context" | "vocabulary" => Some(1..=MAX_SIZE),
-            _ => None,
-        }
+    fn range(choice: &str, key: &str) -> Option<Range> {
+        Self::range(choice, key)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        let model = Self::read_choice(reader)?;
-        let errors = &mut reader.errors;
-        match &model {
-            Self::Mlp(mlp) => {
-                let found = format!("{} of them", mlp.hidden.len());
-                let allowed = format!("at most {MAX_LAYERS} layers");
-                errors.check(require(mlp.hidden.len() <= MAX_LAYERS, "hidden", found, &allowed));
-                check_share("dropout", mlp.dropout, errors);
-                check_share("label_smoothing", mlp.label_smoothing, errors);
-            }
-            Self::ResNet(resnet) => check_share("label_smoothing", resnet.label_smoothing, errors),
-            Self::Gpt(gpt) => {
-                let models::gpt::Gpt { width, num_heads, dropout, .. } = gpt.model();
-                if errors.none_of(&["preset", "width"]) && num_heads > 0 {
-                    let allowed = format!("a number that divides the width, {width}");
-                    let fits = width.is_multiple_of(num_heads);
-                    errors.check(require(fits, "num_heads", num_heads, &allowed));
-                }
-                check_share("dropout", dropout, errors);
+        let name = reader.choice;
+        let model = reader.keys_by(|keys| Self::deserialize(name, keys))?;
+        for InvalidValue { key, found, allowed, depends_on } in model.check() {
+            if reader.errors.none_of(depends_on) {
+                reader.errors.push(KeyError::new(key, Problem::Value { found, allowed }));
             }
         }
         Some(model)
     }
 }
 
-fn check_share(key: &str, value: f64, errors: &mut KeyErrors) {
-    let holds = (0.0..1.0).contains(&value);
-    errors.check(require(holds, key, value, "a number from 0 to below 1"));
-}
-
-/// Far more than is of use; a slip of the finger should not ask for terabytes, nor for a program that takes
-/// hours to write down.
-const MAX_SIZE: i64 = 1 << 20;
-pub(super) const MAX_LAYERS: usize = 1024;
+/// The largest mesh: more replicas than any cluster has.
 pub(super) const MAX_REPLICAS: i64 = 1 << 17;
 
 /// `[mesh]`: how many replicas there are along each axis.

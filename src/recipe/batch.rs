@@ -1,7 +1,6 @@
 //! Rules about the size of the batch.
 
 use super::{Found, GOYAL, LARS, Recipe, Severity};
-use crate::config::ModelConfig;
 
 /// The largest batch that plain SGD and Adam are known to train well with.
 const MAX_WITHOUT_TRUST_RATIOS: usize = 32 * 1024;
@@ -31,8 +30,7 @@ pub(super) fn without_trust_ratios(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// Batch norm over few examples.
 pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
-    let ModelConfig::ResNet(resnet) = &recipe.config.model else { return vec![] };
-    let group = resnet.batch_norm_group;
+    let Some(group) = recipe.config.model.batch_norm_group() else { return vec![] };
     if group >= MIN_NORM_GROUP {
         return vec![];
     }
@@ -48,9 +46,9 @@ pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// Recipes for larger batches of images smooth their labels.
 pub(super) fn no_label_smoothing(recipe: &Recipe<'_>) -> Vec<Found> {
-    let ModelConfig::ResNet(resnet) = &recipe.config.model else { return vec![] };
+    let Some(smoothing) = recipe.config.model.label_smoothing() else { return vec![] };
     let batch = recipe.global_batch();
-    if batch <= MAX_WITHOUT_SMOOTHING || resnet.label_smoothing > 0.0 {
+    if batch <= MAX_WITHOUT_SMOOTHING || smoothing > 0.0 || !recipe.is_for_images() {
         return vec![];
     }
     vec![Found {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Finding, Recipe, check};
-use crate::config::{BatchSize, ModelConfig};
+use crate::config::BatchSize;
 
 /// A figure that changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -59,9 +59,9 @@ fn changes(before: &Recipe<'_>, after: &Recipe<'_>) -> Vec<Change> {
         BatchSize::Global(size) => size / recipe.num_replicas.max(1),
     };
     let norm_group = |recipe: &Recipe<'_>| {
-        let ModelConfig::ResNet(resnet) = &recipe.config.model else { return String::new() };
+        let Some(group) = recipe.config.model.batch_norm_group() else { return String::new() };
         let local = batch_per_replica(recipe) / recipe.config.train.num_microbatches.max(1);
-        match resnet.batch_norm_group.div_ceil(local.max(1)) {
+        match group.div_ceil(local.max(1)) {
             0 | 1 => "on one replica".to_owned(),
             replicas => format!("over {replicas} replicas"),
         }

@@ -78,7 +78,7 @@ impl<'a> Recipe<'a> {
     }
 
     fn is_for_images(&self) -> bool {
-        matches!(self.config.model, crate::config::ModelConfig::ResNet(_))
+        self.config.model.takes_images()
     }
 
     fn is_sgd(&self) -> bool {

@@ -8,8 +8,8 @@ use models::{Batch, Precision, Scope};
 use serde::Serialize;
 
 use super::Examples;
-use crate::cli::{model, print_line, print_lines};
-use crate::config::{Config, ModelConfig};
+use crate::cli::{print_line, print_lines};
+use crate::config::Config;
 use crate::recipe::{self, Doubling, Finding, Recipe, Severity};
 use crate::train;
 
@@ -104,26 +104,18 @@ fn wrapped(first: &str, text: &str) -> Vec<String> {
 /// The rank of each parameter of the model. Neither names nor ranks depend on the sizes that only the data
 /// know, so others stand in for these.
 fn parameter_ranks(config: &Config) -> Result<Tree<usize>> {
-    let (x, y) = match config.model {
-        ModelConfig::Mlp(_) => {
-            (TensorType::new(DType::F32, &[2, 8]), TensorType::new(DType::I32, &[2]))
-        }
-        ModelConfig::ResNet(_) => {
-            (TensorType::new(DType::F32, &[2, 3, 64, 64]), TensorType::new(DType::I32, &[2]))
-        }
-        ModelConfig::Gpt(_) => {
-            (TensorType::new(DType::I32, &[2, 1]), TensorType::new(DType::I32, &[2, 1]))
-        }
-    };
-    let model = model(&config.model, 10);
+    const NUM_EXAMPLES: usize = 2;
+    let model = config.model.build(10);
     let mut ranks = Tree::new();
     trace(Mesh::SINGLE, |t| {
         let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
-        let fields = [("x", x.clone()), ("y", y.clone())];
-        let fields =
-            fields.map(|(name, ty)| (name.to_owned(), t.input(format!("batch.{name}"), ty)));
-        let weight = t.full(DType::F32, &[2], 1.0);
-        model.loss(&scope, &Batch { fields: fields.into_iter().collect(), weight });
+        let fields = config.model.example().into_iter().map(|(name, ty)| {
+            let ty = TensorType::new(ty.dtype, &[&[NUM_EXAMPLES], &ty.dims[..]].concat());
+            (name.to_owned(), t.input(format!("batch.{name}"), ty))
+        });
+        let fields = fields.collect();
+        let weight = t.full(DType::F32, &[NUM_EXAMPLES], 1.0);
+        model.loss(&scope, &Batch { fields, weight });
         ranks = scope.parameters().map(|_, parameter| parameter.dims.len());
     })?;
     Ok(ranks)

@@ -2,10 +2,12 @@
 
 use std::ops::Bound::{Excluded, Included, Unbounded};
 
+use models::{MAX_LAYERS, MAX_SIZE};
+
 use super::Fallback::{self, Absent, Depends, Required, Value};
 use super::KeyRow;
 use super::Kind::{self, AutoOrInteger, Bool, Integer, Number, OneOf, Other};
-use crate::config::sections::{MAX_LAYERS, MAX_REPLICAS};
+use crate::config::sections::MAX_REPLICAS;
 use crate::config::{DataConfig, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, ModelConfig, Shape, UpdateRule};
 
 /// The page's top.
@@ -92,7 +94,7 @@ const COUNT: Kind = Integer(1, None);
 const ANY_COUNT: Kind = Integer(0, None);
 const BATCH: Kind = Integer(1, Some(MAX_BATCH as i64));
 const ROUNDS: Kind = Integer(1, Some(MAX_ROUNDS as i64));
-const MODEL_SIZE: Kind = Integer(1, Some(1 << 20));
+const MODEL_SIZE: Kind = Integer(1, Some(MAX_SIZE as i64));
 const CONTEXT: Kind = Integer(1, Some(1 << 24));
 const NUM_EXAMPLES: Kind = Integer(1, Some(u32::MAX as i64));
 /// 0 to below 1.
@@ -161,7 +163,7 @@ pub(super) const KEYS: &[KeyRow] = &[
     TOKENS.key("dtype", OneOf(&["u16", "u32"]), "", Value("\"u16\""), "How a token is stored: in two bytes or in four."),
     TOKENS.key("vocab_size", Integer(1, Some(1 << 16)), "tokens", Required, "Number of different tokens. With `dtype = \"u32\"` it may be up to 2147483647."),
     TOKENS.key("context", CONTEXT, "tokens", Value("1024"), "Tokens that a prediction sees at most. An example is one more."),
-    SYNTHETIC.key("features", Integer(1, Some(1 << 20)), "numbers", Value("64"), "Length of an example."),
+    SYNTHETIC.key("features", Integer(1, Some(MAX_SIZE as i64)), "numbers", Value("64"), "Length of an example."),
     SYNTHETIC.key("image", Other("list of whole numbers with a product from 1 to 1048576"), "", Value("[]"), "Dims of an example, such as `[3, 32, 32]`. An empty list makes it a row of `features`."),
     SYNTHETIC.key("classes", Integer(2, Some(1 << 20)), "classes", Value("10"), "Labels are below it."),
     SYNTHETIC_TOKENS.key("vocab_size", Integer(1, Some(i32::MAX as i64)), "tokens", Required, "Number of different tokens."),
