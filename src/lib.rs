@@ -1,5 +1,6 @@
 //! Synchronous distributed training on XLA.
 
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;
 pub mod data;
