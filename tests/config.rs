@@ -509,7 +509,7 @@ fn bad_set_arguments_say_what_to_change() {
         (&["mesh.data=3"], &["train.global_batch", "63 or 66"]),
         (
             &["device.backend=gpu"],
-            &["device.backend", "\"gpu\" is no backend, did you mean \"cuda\"?"],
+            &["device.backend", "\"gpu\" is not a backend, did you mean \"cuda\"?"],
         ),
         (&["device.options.a=true"], &["device.options.a", "the cpu backend has no options"]),
         (

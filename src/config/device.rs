@@ -184,7 +184,7 @@ pub struct UnknownBackend(String);
 
 impl fmt::Display for UnknownBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is no backend", shorten(&self.0))?;
+        write!(f, "{:?} is not a backend", shorten(&self.0))?;
         // The letters of "gpu" are nearest to those of another backend.
         let meant = match self.0.as_str() {
             "gpu" | "nvidia" => Some("cuda".to_owned()),

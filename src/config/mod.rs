@@ -286,7 +286,10 @@ fn check_batch(train: &TrainConfig, num_replicas: usize, errors: &mut KeyErrors)
     if errors.none_of(&others)
         && let Err(error) = BatchSplit::new(train.batch, train.num_microbatches, num_replicas)
     {
-        errors.push(KeyError::new(key, Problem::Inconsistent(error.to_string())));
+        // The complaint names the key.
+        let message = error.to_string();
+        let problem = message.strip_prefix(&format!("{key} = ")).unwrap_or(&message);
+        errors.push(KeyError::new(key, Problem::Inconsistent(problem.to_owned())));
     }
 }
 

@@ -42,7 +42,8 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
 pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Error> {
     let failed = |reason: String| Error::Params { verb: "read", path: path.to_owned(), reason };
     let bytes = read_announced(path).map_err(failed)?;
-    let damaged = |error: String| failed(format!("it is no safetensors file, or damaged: {error}"));
+    let damaged =
+        |error: String| failed(format!("it is not a safetensors file, or it is damaged: {error}"));
     let file = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
     let is_own = file.names().into_iter().any(|name| types.get(name).is_some());
     let format = if is_own { None } else { ForeignFormat::recognize(file.names()) };
@@ -84,7 +85,8 @@ const MAX_HEADER: u64 = 100_000_000;
 /// The bytes of a file, which are not read unless they are as many as its header announces.
 fn read_announced(path: &Path) -> Result<Vec<u8>, String> {
     let in_words = |error: std::io::Error| error.to_string();
-    let damaged = |reason: String| format!("it is no safetensors file, or damaged: {reason}");
+    let damaged =
+        |reason: String| format!("it is not a safetensors file, or it is damaged: {reason}");
     let mut file = open_regular(path).map_err(in_words)?;
     let found = file.metadata().map_err(in_words)?.len();
     let mut bytes = vec![];

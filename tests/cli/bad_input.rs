@@ -42,7 +42,10 @@ fn keys_and_values() {
     let cases: &[(&[&str], &[&str])] = &[
         (&["train.stepz=5"], &["train.stepz: unknown key, did you mean \"steps\"?"]),
         (&["train.lr=0.1"], &["did you mean \"schedule.peak\"?"]),
-        (&["train.global_batch=66"], &["does not divide", "4 replicas", "64 or 68"]),
+        (
+            &["train.global_batch=66"],
+            &["train.global_batch: 66 does not divide", "4 replicas", "64 or 68"],
+        ),
         (&["train.global_batch=2000"], &["1437 training examples", "at most 1437"]),
         (&["mesh.data=1000", "train.batch_per_replica=1"], &["1000 replicas", "`cpu` has 256"]),
         (&["train.steps=0"], &["train.steps: found 0", "from 1 to"]),
@@ -110,7 +113,7 @@ fn keys_and_values() {
             &["2 errors in", "--set train.steps=x: train.steps: found string \"x\""],
         ),
         (&["data.path=."], &["cannot read the data file", "is a directory", "data.path"]),
-        (&["device.backend=gpu"], &["\"gpu\" is no backend, did you mean \"cuda\"?"]),
+        (&["device.backend=gpu"], &["\"gpu\" is not a backend, did you mean \"cuda\"?"]),
         (&["device.backend=./nowhere.so"], &["cannot read the plugin", "nowhere.so"]),
         (&["device.backend=./examples/digits.toml"], &["is not a PJRT plugin"]),
     ];
@@ -268,7 +271,7 @@ fn parameters_to_start_from() {
     let cases: [(&Path, &[&str]); 4] = [
         (&other_model, &["`blocks.0.linear.weight` is F32[8, 64]", "model's is f32[256, 64]"]),
         (&damaged, &["cannot read the parameters", "damaged"]),
-        (Path::new(DIGITS), &["digits.toml: it is no safetensors file, or damaged"]),
+        (Path::new(DIGITS), &["digits.toml: it is not a safetensors file, or it is damaged"]),
         (&dir.path().join("nowhere"), &["cannot read the parameters", "nowhere"]),
     ];
     for (path, fragments) in cases {

@@ -163,7 +163,7 @@ pub(super) const KEYS: &[KeyRow] = &[
     TOKENS.key("dtype", OneOf(&["u16", "u32"]), "", Value("\"u16\""), "How a token is stored: in two bytes or in four."),
     TOKENS.key("vocab_size", Integer(1, Some(1 << 16)), "tokens", Required, "Number of different tokens. With `dtype = \"u32\"` it may be up to 2147483647."),
     TOKENS.key("context", CONTEXT, "tokens", Value("1024"), "Tokens that a prediction sees at most. An example is one more."),
-    SYNTHETIC.key("features", Integer(1, Some(MAX_SIZE as i64)), "numbers", Value("64"), "Length of an example."),
+    SYNTHETIC.key("features", Integer(1, Some(1 << 20)), "numbers", Value("64"), "Length of an example."),
     SYNTHETIC.key("image", Other("list of whole numbers with a product from 1 to 1048576"), "", Value("[]"), "Dims of an example, such as `[3, 32, 32]`. An empty list makes it a row of `features`."),
     SYNTHETIC.key("classes", Integer(2, Some(1 << 20)), "classes", Value("10"), "Labels are below it."),
     SYNTHETIC_TOKENS.key("vocab_size", Integer(1, Some(i32::MAX as i64)), "tokens", Required, "Number of different tokens."),
