@@ -3,7 +3,7 @@
 //!     cargo run --release -- train examples/gpt-bytes.toml --out runs/gpt-bytes
 //!     cargo run --release --example sample -- runs/gpt-bytes/params.safetensors "pub fn "
 //!
-//! One program on one device gives the logits behind every position of a window; the host draws the next
+//! One program on one device computes the logits at every position of a window; the host draws the next
 //! byte at temperature 0.8 and runs it again.
 
 use std::io::Write as _;
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut args: Vec<_> = params.iter().map(Arg::Borrow).collect();
         args.push(Arg::Donate(client.upload(&[Arc::new(ids)])?));
         let logits = program.execute(args)?.outputs[0].read(0)?;
-        // What stands behind the window is padding, which a causal model does not see.
+        // The rest after the window is padding, which a causal model does not see.
         let row = window.len().saturating_sub(1) * model.vocabulary;
         let logits = &logits.as_slice::<f32>()[row..row + model.vocabulary];
         text.push(draw(logits, threefry2x32([0, 0], [0, index])[0]));

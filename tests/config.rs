@@ -65,8 +65,8 @@ fn a_preset_gives_what_is_not_said() {
 
 /// The `[model]` section of [`GOOD`].
 fn model_section() -> String {
-    let (_, behind) = GOOD.split_once("[model]").unwrap();
-    let section = behind.split("\n[").next().unwrap();
+    let (_, after) = GOOD.split_once("[model]").unwrap();
+    let section = after.split("\n[").next().unwrap();
     format!("[model]{section}\n")
 }
 
@@ -356,8 +356,8 @@ fn values_that_follow_from_other_keys_are_written_out() {
 fn the_page_of_all_keys_is_what_the_program_says() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
     let page = std::fs::read_to_string(path).unwrap_or_default();
-    let told = "write it anew: lockstep config --reference > docs/configuration.md";
-    assert!(page == lockstep::config::reference(), "docs/configuration.md is stale; {told}");
+    let command = "write it again: lockstep config --reference > docs/configuration.md";
+    assert!(page == lockstep::config::reference(), "docs/configuration.md is stale; {command}");
 }
 
 #[test]

@@ -66,7 +66,7 @@ const BAD: &[Bad] = &[
         &["schedule.total_epochs=60"],
         "schedule-ends-elsewhere",
         "warning",
-        "behind the run's end",
+        "after the end of the run",
     ),
     (IMAGES, &["train.epochs=70"], "schedule-ends-elsewhere", "warning", "1 of the boundaries"),
     (

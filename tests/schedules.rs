@@ -20,7 +20,7 @@ fn schedule(shape: Shape, peak: Peak, warmup: Warmup, total: u64) -> Result<Sche
     Schedule::new(&config::ScheduleConfig { shape, peak, warmup }, &run(total, 64))
 }
 
-/// A shape, its fraction of the peak behind the warm-up as a formula of the step, and whether it jumps.
+/// A shape, its fraction of the peak after the warm-up as a formula of the step, and whether it jumps.
 type Case = (Shape, fn(f64) -> f64, bool);
 
 fn cases() -> Vec<Case> {

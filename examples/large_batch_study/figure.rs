@@ -9,7 +9,7 @@ use plotters::style::{FontStyle, register_font};
 use super::{BASE_BATCH, Cell, FACTORS};
 use crate::tasks::{Arm, Task};
 
-/// Readable on white, and told apart by those who see no red or no green: Okabe and Ito (2008).
+/// Readable on white, and distinguishable with color blindness: Okabe and Ito (2008).
 const COLORS: [RGBColor; 4] =
     [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(204, 121, 167)];
 /// Verdana has the widths of DejaVu Sans.

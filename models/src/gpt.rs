@@ -1,7 +1,7 @@
 //! `gpt`: a decoder-only transformer, as GPT-2.
 //!
 //! Radford, Wu, Child, Luan, Amodei and Sutskever, "Language models are unsupervised multitask learners"
-//! (2019), section 2.3: norms before attention and feed-forward, one behind the last block, weights from
+//! (2019), section 2.3: norms before attention and feed-forward, one after the last block, weights from
 //! N(0, 0.02), those that write to the residual stream scaled by `1 / sqrt(2 num_layers)`.
 
 use std::ops::RangeInclusive;
@@ -57,39 +57,39 @@ impl GptPreset {
     }
 }
 
-/// What a configuration says about a GPT: a preset, and what is to differ from it.
+/// Configuration of a GPT: a preset, and the sizes that override it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GptConfig {
-    /// Sizes, where they are not given. Default `gpt-bytes`.
+    /// The sizes; the keys below override them one by one. Default `gpt-bytes`.
     pub preset: GptPreset,
-    /// Blocks.
+    /// Number of transformer blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_layers: Option<usize>,
     /// Width of the residual stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub width: Option<usize>,
-    /// Heads of attention; they divide the width.
+    /// Number of attention heads; it divides the width.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_heads: Option<usize>,
-    /// Positions that the model knows; an example may have fewer.
+    /// Maximum number of positions; examples may be shorter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
     /// Number of different tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
-    /// Rate of dropout in training: of the embeddings, of the weights of attention, and of what each half
-    /// of a block adds. Default 0; GPT-2's code has 0.1.
+    /// Rate of dropout in training: of the embeddings, of the attention weights, and of the output of each half
+    /// of a block. Default 0; GPT-2's code has 0.1.
     pub dropout: f64,
-    /// Are the blocks a loop in the program? Default false: gradients in a loop cannot be all_reduced
-    /// while it runs.
+    /// `true` if the blocks are a loop in the program. Default false: gradients cannot be all_reduced while
+    /// the loop runs.
     pub scan_layers: bool,
-    /// Does the backward pass compute each block again instead of keeping its values? Default false.
+    /// `true` if the backward pass recomputes each block instead of keeping its activations. Default false.
     pub remat: bool,
 }
 
 impl GptConfig {
-    /// A preset as it is.
+    /// A preset without changes.
     pub fn preset(preset: GptPreset) -> Self {
         Self { preset, ..Self::default() }
     }
@@ -159,21 +159,21 @@ impl Architecture for GptConfig {
 /// attn.out, norm2, mlp.up, mlp.down}.{weight, bias}` and `norm.{weight, bias}`; the head is `embed.weight`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt {
-    /// Blocks.
+    /// Number of transformer blocks.
     pub num_layers: usize,
     /// Width of the residual stream.
     pub width: usize,
-    /// Heads of attention.
+    /// Number of attention heads.
     pub num_heads: usize,
-    /// Positions that the model knows.
+    /// Maximum number of positions.
     pub context: usize,
     /// Number of different tokens.
     pub vocabulary: usize,
     /// Rate of dropout.
     pub dropout: f64,
-    /// Are the blocks a loop?
+    /// `true` if the blocks are a loop.
     pub scan_layers: bool,
-    /// Are they computed again in the backward pass?
+    /// `true` if the backward pass recomputes them.
     pub remat: bool,
 }
 
@@ -224,7 +224,7 @@ impl Gpt {
 }
 
 impl Model for Gpt {
-    /// Cross-entropy of the next tokens `y` (integer `[b, t]`) behind the tokens `x` (integer `[b, t]`). Each
+    /// Cross-entropy of the next tokens `y` (integer `[b, t]`) after the tokens `x` (integer `[b, t]`). Each
     /// token has its example's weight, so the loss is a mean over tokens.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
         let (x_bt, y_bt) = (batch.field("x"), batch.field("y"));

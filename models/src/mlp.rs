@@ -10,8 +10,7 @@ use crate::layers::{MlpBlock, linear, mlp_block};
 use crate::loss::smoothed_cross_entropy;
 use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
 
-/// What a configuration says about an MLP. The size of the input and the number of classes come from
-/// the data.
+/// Configuration of an MLP. The size of the input and the number of classes come from the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MlpConfig {
@@ -19,10 +18,10 @@ pub struct MlpConfig {
     pub hidden: Vec<usize>,
     /// Probability, 0 to below 1, with which a hidden feature is dropped in training.
     pub dropout: f64,
-    /// Is each hidden layer normalised before its activation?
+    /// `true` if each hidden layer is normalized before its activation.
     pub layer_norm: bool,
     /// Share of each label that is spread evenly over all classes in training, 0 to below 1. Evaluation
-    /// counts labels as they are.
+    /// uses the labels unchanged.
     pub label_smoothing: f64,
 }
 

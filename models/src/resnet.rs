@@ -35,19 +35,19 @@ pub enum ResNetPreset {
     ResNet50,
 }
 
-/// What a configuration says about a ResNet. The number of classes comes from the data.
+/// Configuration of a ResNet. The number of classes comes from the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ResNetConfig {
     /// Which network.
     pub preset: ResNetPreset,
-    /// Examples that batch norm normalises together.
+    /// Number of examples that batch norm normalizes together.
     pub batch_norm_group: usize,
-    /// Does the last norm of each block start with scale 0, so that the block starts as its shortcut? Goyal
+    /// `true` if the last norm of each block starts with scale 0, so that the block starts as its shortcut: Goyal
     /// et al., "Accurate, large minibatch SGD" (2017), section 5.1.
     pub zero_init_last_scale: bool,
     /// Share of each label that is spread evenly over all classes in training, 0 to below 1. Evaluation
-    /// counts labels as they are.
+    /// uses the labels unchanged.
     pub label_smoothing: f64,
 }
 
@@ -125,7 +125,7 @@ impl ResNet {
             ResNetPreset::ResNet56 => (&[9; 3], false),
             ResNetPreset::ResNet50 => (&[3, 4, 6, 3], true),
         };
-        // Features last, as XLA's convolutions want them on CPUs and GPUs: otherwise it transposes around each.
+        // Convolutions use NHWC layout, which XLA prefers on CPUs and GPUs: otherwise it transposes around each.
         let x_nhwc = x_nchw.transpose(&[0, 2, 3, 1]);
         let mut x = self.stem(&scope.at("stem"), x_nhwc, bottleneck);
         let first_width = x.dim(3);
@@ -208,7 +208,7 @@ impl ResNet {
     }
 }
 
-/// Every `stride`th pixel, with zeros for the features that are new, half of them on either side.
+/// Every `stride`th pixel, padded with zeros to `num_out` features, half of them on either side.
 fn padded_shortcut(x_nhwc: Tensor<'_>, num_out: usize, stride: usize) -> Tensor<'_> {
     let [_, _, _, num_in] = x_nhwc.dims();
     if num_in == num_out && stride == 1 {

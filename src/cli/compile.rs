@@ -1,4 +1,4 @@
-//! `lockstep compile`: the step of a configuration, compiled for hardware that is not here.
+//! `lockstep compile`: the step of a configuration, compiled for hardware that need not be attached.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -31,7 +31,7 @@ pub fn run(
     Ok(if report.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The hidden command's part of it: see [`worker`].
+/// The hidden command that compiles in a child process: see [`worker`].
 pub fn serve(dir: &Path) -> Result<ExitCode> {
     worker::serve(dir)?;
     Ok(ExitCode::SUCCESS)
@@ -44,7 +44,7 @@ pub(super) struct Lowered {
 }
 
 impl Lowered {
-    /// Reads the configuration with the target's backend, for so many of its devices.
+    /// Reads the configuration with the backend of the target, for `num_devices` of its devices.
     pub fn new(args: &ConfigArgs, target: &Target, num_devices: usize) -> Result<Self> {
         let (backend, platform) = match target.chip.family {
             Family::Tpu(_) => ("tpu", Platform::Tpu),
@@ -58,7 +58,7 @@ impl Lowered {
         Ok(Self { loaded, run })
     }
 
-    /// What the cost model needs to know of it.
+    /// The inputs of the cost model.
     pub fn measure(&self) -> Result<Measured> {
         let graph = step::trace_step(&self.run.spec(&*self.loaded.model))?;
         Ok(Measured {

@@ -1,4 +1,4 @@
-//! `lockstep plan`: what the step takes from one device to a whole target, by the cost model.
+//! `lockstep plan`: predicted step times from one device to a whole target, by the cost model.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -34,7 +34,7 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPlan> {
         let lowered = Lowered::new(&args.config, target, num_devices);
         match lowered.and_then(|lowered| lowered.measure()) {
             Ok(step) => steps.push(step),
-            // A batch that does not divide over this size may divide over others.
+            // A batch that does not divide over this number of devices may divide over others.
             Err(error) => refused = Some(error),
         }
     }
@@ -89,7 +89,7 @@ fn plot(path: &Path, source: &Path, plan: &ScalingPlan) -> Result<()> {
         y: PlotAxis { title: "time (ms)", scale: Scale::Log(10.0), labels: figure::powers },
         curves: by_algorithm.into_iter().map(curve).collect(),
     };
-    // Nothing is reduced on one device, and zero has no place on a logarithmic axis.
+    // One device reduces nothing, and a logarithmic axis has no zero.
     let has_fabric = plan.all_reduce.iter().all(|at| at.ring_ms > 0.0);
     let panels = if has_fabric { vec![steps, algorithms] } else { vec![steps] };
     let title = format!("{} on {}", figure::file_name(source), plan.target);

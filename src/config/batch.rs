@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::train::BatchSize;
 
-/// How the global batch falls into pieces:
+/// How the global batch is divided:
 /// `global_batch = microbatch * num_microbatches * num_batch_shards`.
 ///
 /// ```
@@ -22,7 +22,7 @@ pub struct BatchSplit {
 }
 
 impl BatchSplit {
-    /// Cuts a batch over `num_batch_shards` replicas and `num_microbatches` microbatches.
+    /// Divides a batch over `num_batch_shards` replicas and `num_microbatches` microbatches.
     ///
     /// # Errors
     /// If a number is 0, if the batch does not divide (the nearest that would are named), or if the
@@ -71,7 +71,7 @@ impl BatchSplit {
         self.microbatch * self.num_microbatches
     }
 
-    /// Examples that go through the model at once on one replica.
+    /// Examples in one forward pass on one replica.
     pub fn microbatch(&self) -> usize {
         self.microbatch
     }
@@ -81,7 +81,7 @@ impl BatchSplit {
         self.num_microbatches
     }
 
-    /// The number of replicas that the batch is cut over.
+    /// The number of replicas that the batch is divided over.
     pub fn num_batch_shards(&self) -> usize {
         self.num_batch_shards
     }
@@ -100,7 +100,7 @@ impl fmt::Display for BatchSplit {
     }
 }
 
-/// A batch that cannot be cut as asked.
+/// A batch that cannot be divided as configured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
     /// It does not divide.
@@ -117,7 +117,7 @@ pub enum BatchError {
         size: usize,
         /// Microbatches on each replica.
         num_microbatches: usize,
-        /// Replicas that the batch is cut over.
+        /// Replicas that the batch is divided over.
         num_batch_shards: usize,
         /// The largest smaller batch that divides, if there is one.
         below: Option<usize>,

@@ -8,7 +8,7 @@ use super::error::{KeyErrors, Range, require};
 use super::keys::{Exclusive, Reader, Section, choices};
 
 choices! {
-    /// `[data]`: where the examples come from, picked by `source`.
+    /// `[data]`: where the examples come from, selected by `source`.
     pub enum DataConfig by "source" {
         /// Images of handwritten digits, from a file.
         "digits" => Digits(DigitsConfig),
@@ -20,7 +20,7 @@ choices! {
         "image_folder" => ImageFolder(ImageFolderConfig),
         /// Bytes of a file or a folder.
         "text" => Text(TextConfig),
-        /// Text that was tokenised before.
+        /// Text that is already tokenized.
         "tokens" => Tokens(TokensConfig),
         /// A classification task that is computed, not read.
         "synthetic" => Synthetic(SyntheticConfig),
@@ -29,7 +29,7 @@ choices! {
     }
 }
 
-// Every path below is made absolute when it is read, so that a copy of the configuration beside the results
+// Every path below is made absolute when it is read, so that the copy of the configuration in a run's directory
 // names the same file.
 
 /// Images of handwritten digits, from a file.
@@ -37,7 +37,7 @@ choices! {
 pub struct DigitsConfig {
     /// The `.csv.gz` file.
     pub path: PathBuf,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
@@ -47,21 +47,21 @@ pub struct DigitsConfig {
 pub struct TextConfig {
     /// The file or the folder.
     pub path: PathBuf,
-    /// Of a folder only the files that end so, such as `["rs", "md"]`. Default: all.
+    /// In a folder, read only files with these extensions, such as `["rs", "md"]`. Default: all.
     #[serde(default)]
     pub extensions: Vec<String>,
-    /// Tokens that a prediction sees at most; an example is one more. Default 256.
+    /// Maximum number of tokens that a prediction sees; an example has one more. Default 256.
     #[serde(default = "text_context")]
     pub context: usize,
-    /// What is held out for evaluation, at the end. Default 0.1.
+    /// Share of the text, taken from its end, that is held out for evaluation. Default 0.1.
     #[serde(default = "tenth")]
     pub eval_fraction: f64,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
 
-/// Text that was tokenised before: little-endian numbers and nothing else.
+/// Text that is already tokenized: little-endian integers without a header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokensConfig {
     /// The file.
@@ -69,18 +69,18 @@ pub struct TokensConfig {
     /// The file for evaluation; without it the end of `path` is held out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<PathBuf>,
-    /// What is held out of `path` for evaluation, at its end, if there is no `eval_path`. Default 0.1.
+    /// Share of `path`, taken from its end, that is held out for evaluation without `eval_path`. Default 0.1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_fraction: Option<f64>,
     /// `u16` or `u32`. Default `u16`.
     #[serde(default)]
     pub dtype: TokenType,
-    /// Number of tokens there are; ids are below it.
+    /// Size of the vocabulary; token ids are smaller.
     pub vocab_size: usize,
-    /// Tokens that a prediction sees at most; an example is one more. Default 1024.
+    /// Maximum number of tokens that a prediction sees; an example has one more. Default 1024.
     #[serde(default = "token_context")]
     pub context: usize,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
@@ -113,7 +113,7 @@ impl TokenType {
     }
 }
 
-/// Images and labels in the format of MNIST. A file may also be gzipped, and have `.gz` behind its name.
+/// Images and labels in the format of MNIST. A file may also be gzipped, with `.gz` appended to its name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IdxConfig {
     /// The folder with the four files.
@@ -130,13 +130,13 @@ pub struct IdxConfig {
     /// Default `t10k-labels-idx1-ubyte`.
     #[serde(default = "eval_labels")]
     pub eval_labels: String,
-    /// Labels are below it. Default 10.
+    /// Number of classes; labels are smaller. Default 10.
     #[serde(default = "ten")]
     pub classes: usize,
-    /// Is an image `[H * W]`, as an MLP takes it, and not `[1, H, W]`? Default false.
+    /// `true` if an image is `[H * W]`, as an MLP takes it, instead of `[1, H, W]`. Default false.
     #[serde(default)]
     pub flat: bool,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
@@ -146,10 +146,10 @@ pub struct IdxConfig {
 pub struct Cifar10Config {
     /// The folder with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
     pub path: PathBuf,
-    /// Are training images cropped and mirrored at random? Default true.
+    /// `true` if training images are cropped and mirrored at random. Default true.
     #[serde(default = "yes")]
     pub augment: bool,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
@@ -163,7 +163,7 @@ pub struct ImageFolderConfig {
     /// held out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<PathBuf>,
-    /// What is held out of each class, at its end, if there is no `eval_path`. Default 0.1.
+    /// Share of each class, taken from its end, that is held out without `eval_path`. Default 0.1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_fraction: Option<f64>,
     /// Rows and columns of an example. Default 224.
@@ -173,13 +173,13 @@ pub struct ImageFolderConfig {
     /// 8/7 of `image_size`, as 256 of 224.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_resize: Option<usize>,
-    /// Are training images cropped and mirrored at random? Default true.
+    /// `true` if training images are cropped and mirrored at random. Default true.
     #[serde(default = "yes")]
     pub augment: bool,
     /// What to do about a file that cannot be decoded. Default `stop`.
     #[serde(default)]
     pub on_broken: OnBroken,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
@@ -234,7 +234,7 @@ pub struct SyntheticTokensConfig {
     /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
     #[serde(default = "num_examples")]
     pub num_examples: usize,
-    /// Number of tokens there are; ids are below it.
+    /// Size of the vocabulary; token ids are smaller.
     pub vocab_size: usize,
     /// Tokens that a prediction sees at most. Default 1024.
     #[serde(default = "token_context")]
@@ -315,7 +315,7 @@ impl DataConfig {
         paths.chain(eval_path.map(|path| ("eval_path", path))).collect()
     }
 
-    /// The key that an example's dims follow from.
+    /// The key that determines the dims of an example.
     pub fn shape_key(&self) -> &'static str {
         match self {
             Self::Synthetic(synthetic) if synthetic.image.is_empty() => "data.features",
@@ -326,7 +326,7 @@ impl DataConfig {
         }
     }
 
-    /// The key that the number of classes follows from.
+    /// The key that determines the number of classes.
     pub fn classes_key(&self) -> &'static str {
         match self {
             Self::Synthetic(_) | Self::Idx(_) => "data.classes",
@@ -337,7 +337,7 @@ impl DataConfig {
         }
     }
 
-    /// Checks of several keys, and of numbers that are not whole.
+    /// Checks that involve several keys, and those of fractions.
     fn check(&self, errors: &mut KeyErrors) {
         match self {
             Self::Cifar10(_) | Self::Digits(_) | Self::Idx(_) | Self::SyntheticTokens(_) => {}
@@ -403,7 +403,7 @@ impl Section for DataConfig {
     }
 }
 
-/// Far more than is of use; a slip of the finger should not ask for terabytes.
+/// Generous limits, so that a typing error does not allocate terabytes.
 const MAX_FEATURES: usize = 1 << 20;
 const MAX_CONTEXT: usize = 1 << 24;
 const MAX_SIDE: usize = 1 << 13;

@@ -96,7 +96,7 @@ pub struct Config {
     pub compile: CompileConfig,
 }
 
-/// Every section there is.
+/// All sections.
 const SECTIONS: [SectionInfo; 9] = [
     info::<ModelConfig>(),
     info::<DataConfig>(),
@@ -109,7 +109,7 @@ const SECTIONS: [SectionInfo; 9] = [
     info::<CompileConfig>(),
 ];
 
-/// Bytes of a configuration file, far more than is of use.
+/// Largest size of a configuration file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
 impl Config {
@@ -187,7 +187,7 @@ impl Config {
         }
     }
 
-    /// `None` only where there are errors; a configuration beside errors is not one to use.
+    /// `None` only if there are errors. A configuration that comes with errors must not be used.
     fn read(file: &Table, errors: &mut KeyErrors) -> Option<Self> {
         let sections = SECTIONS.map(|section| section.name);
         for name in file.keys().filter(|name| !sections.contains(&name.as_str())) {
@@ -227,7 +227,7 @@ impl Config {
         })
     }
 
-    /// Makes paths absolute: what was typed is relative to where it was typed, what stands in a file to
+    /// Makes paths absolute: those in arguments are relative to the current directory, those in a file to
     /// that file's directory.
     fn resolve_paths(&mut self, dir: &Path, overrides: &[Override<'_>]) {
         let backend = match &mut self.device.backend {
@@ -252,10 +252,10 @@ impl Config {
         BatchSplit::new(self.train.batch, self.train.num_microbatches, num_replicas)
     }
 
-    /// Examples of one step over all replicas, of which there are `num_replicas`.
+    /// Examples per step over all `num_replicas` replicas.
     ///
     /// # Errors
-    /// As [`BatchSplit::new`], where the number of replicas makes the batch.
+    /// As [`BatchSplit::new`], if the batch depends on the number of replicas.
     pub fn global_batch(&self, num_replicas: usize) -> Result<usize, BatchError> {
         match self.train.batch {
             BatchSize::Global(size) => Ok(size),
@@ -264,18 +264,18 @@ impl Config {
     }
 }
 
-/// All that is wrong, in the order of the file and of the arguments.
+/// All complaints, in the order of the file and of the arguments.
 fn invalid(mut complaints: Vec<Complaint>) -> Error {
     complaints.sort_by(|a, b| a.place.cmp(&b.place));
     Error::Invalid(complaints)
 }
 
-/// Does the argument set this key, one below it, or one above it?
+/// `true` if the argument sets this key, one below it, or one above it.
 fn sets_key(set: &Override<'_>, key: &str) -> bool {
     set.path.iter().zip(key.split('.')).all(|(set, key)| *set == key)
 }
 
-/// With a mesh of known size, a batch that does not divide is known before anything starts.
+/// With a mesh of known size, a batch that does not divide is an error of the configuration.
 fn check_batch(train: &TrainConfig, num_replicas: usize, errors: &mut KeyErrors) {
     let key = match train.batch {
         BatchSize::Global(_) => "train.global_batch",
@@ -293,14 +293,14 @@ fn check_batch(train: &TrainConfig, num_replicas: usize, errors: &mut KeyErrors)
     }
 }
 
-/// Keys under the names that other programs give them.
+/// Names that other programs have for our keys.
 const SYNONYMS: [(&str, &str); 3] = [
     ("lr", "schedule.peak"),
     ("learning_rate", "schedule.peak"),
     ("batch_size", "train.global_batch"),
 ];
 
-/// For an unknown key, the one that another section has under the same name, if there is just one.
+/// Suggests, for an unknown key, the key of the same name in another section, if there is exactly one.
 fn in_other_sections(mut error: KeyError) -> KeyError {
     let Problem::Unknown { nearest, .. } = &mut error.problem else { return error };
     let (section, key) = error.key.split_once('.').unwrap_or(("", &error.key));
@@ -317,7 +317,7 @@ fn in_other_sections(mut error: KeyError) -> KeyError {
     error
 }
 
-/// Every key there is, as `section.key`, for all choices of `name` and `source`: what `--set` reaches.
+/// All keys that `--set` reaches, as `section.key`, for all choices of `name` and `source`.
 pub fn known_keys() -> Vec<String> {
     let mut known = vec![];
     for section in SECTIONS {

@@ -32,8 +32,8 @@ impl Config {
     /// The resolved configuration as TOML: every key with its value, defaults written out, and keys that are
     /// not set as comments that say what holds then. Read again, it is the same configuration.
     ///
-    /// Paths are absolute, so the text means the same wherever it is kept on this machine: beside the results
-    /// of a run, for example. On another machine, or where the data have moved, set them anew.
+    /// Paths are absolute, so the text can be kept anywhere on this machine, for example with the results
+    /// of a run. On another machine, or if the data have moved, set the paths again.
     ///
     /// # Errors
     /// If a path is not Unicode, or a number does not fit into TOML's 64-bit signed integers.

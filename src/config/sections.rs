@@ -38,16 +38,16 @@ impl Section for ModelConfig {
 /// The largest mesh: more replicas than any cluster has.
 pub(super) const MAX_REPLICAS: i64 = 1 << 17;
 
-/// `[mesh]`: how many replicas there are along each axis.
+/// `[mesh]`: the number of replicas along each axis.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MeshConfig {
-    /// Replicas that hold the parameters whole and cut the batch. Default `"auto"`.
+    /// Number of replicas that the batch is divided over; each holds all parameters. Default `"auto"`.
     pub data: AutoOr<usize>,
 }
 
 impl MeshConfig {
-    /// The number of replicas where `num_devices` devices could be had: `"auto"` takes them all.
+    /// The number of replicas if `num_devices` devices are available: `"auto"` uses all of them.
     pub fn num_replicas(&self, num_devices: usize) -> usize {
         self.data.or(num_devices)
     }
@@ -69,12 +69,12 @@ impl Section for MeshConfig {
     }
 }
 
-/// `[parallel]`: how the step is spread.
+/// `[parallel]`: how the step is distributed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ParallelConfig {
-    /// Bytes of gradients that one collective reduces together; 0 reduces each by itself. Default
-    /// `"auto"`: what is best on the backend.
+    /// Size in bytes of the buckets in which gradients are reduced; 0 reduces each by itself. Default
+    /// `"auto"`: what is fastest on the backend.
     pub bucket_bytes: AutoOr<usize>,
 }
 
@@ -101,7 +101,7 @@ pub enum AutoOr<T> {
 }
 
 impl<T: Copy> AutoOr<T> {
-    /// The value, or what `"auto"` stands for here.
+    /// The value, or `auto` for `"auto"`.
     pub fn or(&self, auto: T) -> T {
         match self {
             Self::Auto => auto,
@@ -150,13 +150,13 @@ impl<'de> Deserialize<'de> for AutoOr<usize> {
     }
 }
 
-/// `[compile]`: what is asked of XLA.
+/// `[compile]`: options for XLA.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CompileConfig {
     /// XLA options by name. Default none.
     pub overrides: BTreeMap<String, OptionValue>,
-    /// Are compiled programs kept on disk and found again? Default true.
+    /// `true` if compiled programs are cached on disk. Default true.
     pub cache: bool,
 }
 
@@ -174,9 +174,9 @@ pub enum OptionValue {
     Bool(bool),
     /// A whole number.
     Int(i64),
-    /// A number with a point.
+    /// A floating-point number.
     Float(f64),
-    /// A string, enums among them.
+    /// A string, or the name of an enum value.
     Text(String),
 }
 

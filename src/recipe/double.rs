@@ -1,4 +1,4 @@
-//! What happens to a recipe when the number of replicas doubles.
+//! What changes in a recipe when the number of replicas doubles.
 
 use serde::Serialize;
 
@@ -21,11 +21,11 @@ pub struct Change {
 pub struct Doubling {
     /// Replicas, doubled.
     pub num_replicas: usize,
-    /// What changes; nothing else does.
+    /// All figures that change.
     pub changes: Vec<Change>,
-    /// Findings of rules that find nothing before.
+    /// Findings of rules that had none before.
     pub new_findings: Vec<Finding>,
-    /// Why it cannot run at all, if so.
+    /// Why the recipe cannot run, if it cannot.
     pub problem: Option<String>,
 }
 

@@ -6,7 +6,7 @@ use super::{Found, Recipe, Severity};
 use crate::config::{Adam, AdamW, UpdateRule};
 use crate::optim::{self, Mask};
 
-/// From here on Adam's constants matter.
+/// Batches from this size on are sensitive to Adam's constants.
 const LARGE_BATCH: usize = 1024;
 
 /// Weight decay pulls scales of norms and biases to zero.

@@ -12,7 +12,7 @@ fn schedule(sets: &[&str], more: &[&str]) -> Vec<String> {
     args
 }
 
-/// The rows of a CSV behind its header.
+/// The rows of a CSV after its header.
 fn rows(csv: &str) -> Vec<Vec<&str>> {
     csv.lines().skip(1).map(|line| line.split(',').collect()).collect()
 }

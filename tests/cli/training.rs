@@ -1,4 +1,4 @@
-//! What `train` achieves, says and leaves behind.
+//! What `train` achieves, prints and writes.
 
 use std::fs;
 use std::time::{Duration, Instant, SystemTime};

@@ -7,27 +7,27 @@ use hlo::{DotDims, Tensor, Tracer};
 use crate::layers::{dropout, linear, rotary};
 use crate::{Initializer, Scope};
 
-/// Added to the scores of what is not to be seen: its exponential is 0, and in f16 it is still a number.
+/// Added to the scores of masked positions: its exponential is 0, and it is finite in f16.
 const MASKED: f64 = -1e4;
 
-/// What an [`attention`] is made of.
+/// Parameters of [`attention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// Positions of one example; rows of the batch belong to examples in order.
     pub num_positions: usize,
-    /// Heads of queries; they divide the width.
+    /// Number of query heads; it divides the width.
     pub num_heads: usize,
-    /// Heads of keys and values, each shared by equally many heads of queries.
+    /// Number of key and value heads, each shared by equally many query heads.
     pub num_kv_heads: usize,
-    /// Does a position see only those up to itself?
+    /// `true` if a position attends only to itself and earlier ones.
     pub causal: bool,
-    /// Are queries and keys turned by their positions?
+    /// `true` for rotary position embeddings.
     pub rotary: bool,
-    /// Rate of dropout of the weights, the results of the softmax.
+    /// Rate of dropout of the attention weights.
     pub dropout: f64,
-    /// Of the map to queries, keys and values.
+    /// Initializer of the map to queries, keys and values.
     pub qkv: Initializer,
-    /// Of the map that joins the heads.
+    /// Initializer of the output map.
     pub out: Initializer,
 }
 
@@ -36,8 +36,8 @@ pub struct Attention {
 /// or wider.
 ///
 /// Vaswani et al., "Attention is all you need" (2017); grouped queries: Ainslie et al., "GQA" (2023).
-/// Activations have two dims but inside the heads, queries are scaled and not the scores, and the mask
-/// is added: measured, what XLA's CPU backend is fastest with.
+/// Activations have two dims except inside the heads, queries are scaled instead of scores, and the mask is
+/// added: this was measured to be fastest on XLA's CPU backend.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
@@ -106,7 +106,7 @@ pub fn attention<'g>(scope: &Scope<'g>, x_nw: Tensor<'g>, parts: Attention) -> T
     linear(&scope.at("out"), y_bthd.reshape(&[n, width]), width, parts.out)
 }
 
-/// Each head `size` times, one behind the other.
+/// Repeats each head `size` times.
 #[track_caller]
 fn share(x_mtd: Tensor<'_>, size: usize) -> Tensor<'_> {
     let [m, t, d] = x_mtd.dims();

@@ -6,26 +6,26 @@ use crate::{Initializer, Scope, Training};
 
 /// Added to the variance.
 const EPSILON: f64 = 1e-5;
-/// How much of the running statistics a step replaces.
+/// The share of the running statistics that a step replaces.
 const MOMENTUM: f64 = 0.1;
 
-/// What a [`batch_norm`] is made of.
+/// Parameters of [`batch_norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchNorm {
-    /// Examples that are normalised together.
+    /// Number of examples that are normalized together.
     pub group: usize,
-    /// How `weight` starts.
+    /// Initializer of `weight`.
     pub weight: Initializer,
 }
 
 /// Batch norm of images `[n, h, w, c]` over the examples of a group, h and w, with parameters `weight` and
-/// `bias` (zeros), both `[c]`, and running means `mean` and `variance` `[c]`, by which evaluation
-/// normalises. Computed in f32 or wider, whatever the dtype of x.
+/// `bias` (zeros), both `[c]`, and running means `mean` and `variance` `[c]`, with which evaluation
+/// normalizes. Computed in f32 or wider, whatever the dtype of x.
 ///
-/// Examples are normalised in groups of neighbours in the global batch, whatever the number of replicas: a
+/// Examples are normalized in groups of neighbors in the global batch, whatever the number of replicas: a
 /// replica with more examples has several groups ("ghost batches"; Hoffer, Hubara and Soudry, "Train
-/// longer, generalize better", 2017), one with fewer adds up with its neighbours. So the number of replicas
-/// changes nothing; neither do microbatches, while each holds whole groups. Variances are biased, but
+/// longer, generalize better", 2017), one with fewer shares a group with its neighbors. So the result does not depend on the number of
+/// replicas, nor on microbatches, as long as each has whole groups. Variances are biased, but
 /// unbiased in the running mean. Ioffe and Szegedy, "Batch normalization" (2015).
 ///
 /// ```
@@ -67,7 +67,7 @@ pub fn batch_norm<'g>(scope: &Scope<'g>, x_nhwc: Tensor<'g>, norm: BatchNorm) ->
     y_nhwc.convert(x_nhwc.dtype())
 }
 
-/// How a group lies over replicas.
+/// How a group is distributed over replicas.
 #[derive(Clone, Copy)]
 struct Group {
     /// Examples of the group on one replica.
@@ -98,7 +98,7 @@ fn group_of(x_nhwc: Tensor<'_>, size: usize, training: &Training<'_>) -> Group {
 ///
 /// With `r = 1 / sqrt(variance + eps)` and means over the group, the cotangent of x is `weight * r * (dy -
 /// mean(dy) - (x - mean(x)) * r^2 * mean(dy * (x - mean(x))))` (Ioffe and Szegedy, section 3): one loop over
-/// the image behind two sums, where the derived one has more of both.
+/// the image after two sums, fewer of both than in the derived gradient.
 fn in_groups<'g>(
     scope: &Scope<'g>,
     x_weight_bias: [Tensor<'g>; 3],
@@ -115,7 +115,7 @@ fn in_groups<'g>(
             let mean_gc = over_group(sum(x_gpc), axes, num_replicas) / count;
             let mean_gc = mean_gc.fusion_barrier();
             let centered_gpc = x_gpc - mean_gc.broadcast_like(x_gpc, &[0, 2]);
-            // From centred values: a mean of squares less a squared mean loses all digits where the mean
+            // From centered values: a mean of squares minus a squared mean loses all digits if the mean
             // is large.
             let squares_gc = over_group(sum(centered_gpc * centered_gpc), axes, num_replicas);
             let variance_gc = (squares_gc / count).fusion_barrier();

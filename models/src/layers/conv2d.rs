@@ -4,7 +4,7 @@ use hlo::{Convolution, Tensor};
 
 use crate::{Initializer, Scope};
 
-/// What a [`conv2d`] is made of.
+/// Parameters of [`conv2d`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2d {
     /// Features of the result.

@@ -25,7 +25,7 @@ pub fn gelu(x: Tensor<'_>) -> Tensor<'_> {
     x * 0.5 * (inner.tanh() + 1.0)
 }
 
-/// GELU as it is defined, `x / 2 * (1 + erf(x / sqrt(2)))`: x times the probability that a standard normal
+/// Exact GELU, `x / 2 * (1 + erf(x / sqrt(2)))`: x times the probability that a standard normal
 /// number is below x. Hendrycks and Gimpel, "Gaussian error linear units" (2016), equation 1.
 ///
 /// ```

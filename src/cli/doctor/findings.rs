@@ -1,11 +1,11 @@
-//! What is wrong with a machine, and what to change: rules over what was found, without looking again.
+//! Rules that find what is wrong with a machine, from what is already known about it.
 
 use serde::Serialize;
 
 use super::host::Host;
 use super::nvidia::{Driver, Nvidia, NvidiaGpu};
 
-/// Something that makes runs slow or lets them fail.
+/// A cause of slow or failing runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
     /// What is wrong.
@@ -18,7 +18,7 @@ fn finding(what: impl Into<String>, change: impl Into<String>) -> Diagnosis {
     Diagnosis { what: what.into(), change: change.into() }
 }
 
-/// Everything that is wrong. The plugins' own problems are told with them.
+/// All findings, except the problems of plugins, which are reported with them.
 pub fn findings(host: &Host, nvidia: Option<&Nvidia>) -> Vec<Diagnosis> {
     let mut found: Vec<_> = [pages(host), reserved(host), open_files(host), locked_memory(host)]
         .into_iter()
@@ -39,7 +39,7 @@ pub fn findings(host: &Host, nvidia: Option<&Nvidia>) -> Vec<Diagnosis> {
     found
 }
 
-/// TPU runtimes map the host's buffers for their devices, and JAX warns of what follows here too.
+/// TPU runtimes map host buffers for their devices; JAX warns about the same setting.
 fn pages(host: &Host) -> Option<Diagnosis> {
     let what = match host.transparent_hugepage.as_deref()? {
         "never" => "transparent huge pages are off: every 4 KiB of a large array is a page fault",
@@ -51,7 +51,7 @@ fn pages(host: &Host) -> Option<Diagnosis> {
     Some(finding(what, "sudo sh -c 'echo always > /sys/kernel/mm/transparent_hugepage/enabled'"))
 }
 
-/// Nothing here asks for reserved pages: a tenth of the memory is too much to do without.
+/// Lockstep does not use reserved pages; a tenth of the memory is too much to lose.
 fn reserved(host: &Host) -> Option<Diagnosis> {
     let (reserved, memory) = (host.reserved_hugepage_bytes?, host.memory_bytes?);
     (reserved > memory / 10).then(|| {
@@ -65,7 +65,7 @@ fn reserved(host: &Host) -> Option<Diagnosis> {
     })
 }
 
-/// What most systems give; NCCL opens sockets by the hundred where there are several hosts.
+/// The default of most systems; NCCL opens hundreds of sockets on several hosts.
 const OPEN_FILES: u64 = 1024;
 const OPEN_FILES_WITH_GPUS: u64 = 65536;
 
@@ -85,7 +85,7 @@ fn open_files(host: &Host) -> Option<Diagnosis> {
     Some(finding(format!("a process may have {soft} files and sockets open"), change))
 }
 
-/// What a card of InfiniBand or RoCE writes into must stay where it is.
+/// Buffers that InfiniBand or RoCE cards write into must be locked in memory.
 fn locked_memory(host: &Host) -> Option<Diagnosis> {
     if host.infiniband_devices == 0 || host.nvidia_pci_devices == 0 {
         return None;
@@ -162,9 +162,9 @@ const THROTTLE_REASONS: [(&str, &str, &str); 7] = [
     ),
 ];
 
-/// The share of the memory that may be taken before a run.
+/// The share of the memory that may be in use before a run.
 const FREE_ENOUGH: f64 = 0.05;
-/// This near to slowing down a long run will get there.
+/// This close to throttling, a long run will reach it.
 const CLOSE_CELSIUS: u32 = 3;
 
 fn gpu_findings(index: usize, gpu: &NvidiaGpu) -> Vec<Diagnosis> {
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(findings(&host(), None), []);
         let with_gpu = Host { nvidia_pci_devices: 2, ..host() };
         assert_eq!(findings(&with_gpu, Some(&with_gpus(vec![gpu(), gpu()]))), []);
-        // Where nothing is known, nothing is wrong.
+        // Unknown values are not reported.
         assert_eq!(findings(&Host::default(), Some(&with_gpus(vec![NvidiaGpu::default()]))), []);
     }
 

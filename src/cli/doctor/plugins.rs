@@ -1,6 +1,6 @@
-//! The plugins on this machine. Each but the CPU's is loaded in a child process: a TPU's looks for hardware and
-//! for the cloud's metadata server when it is loaded, and what a library does that finds its device broken or
-//! taken is its own affair.
+//! The plugins on this machine. All but the CPU plugin are loaded in a child process: the TPU plugin looks for
+//! hardware and for the cloud's metadata server when it is loaded, and a plugin may crash if its device is broken or
+//! in use.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::cli::{in_words, print_line};
 use crate::pjrt::{self, Arg, Client, CompileOptions, Plugin, Value};
 use crate::targets::worker;
 
-/// What is known of one plugin.
+/// A plugin, and what is wrong with it.
 #[derive(Default, Serialize)]
 pub struct PluginReport {
     pub name: &'static str,
     pub path: Option<String>,
-    /// Its package's, where that is known.
+    /// Version of its package, if it is known.
     pub version: Option<String>,
     #[serde(flatten)]
     pub found: ProbedPlugin,
@@ -27,7 +27,7 @@ pub struct PluginReport {
     pub problem: Option<String>,
 }
 
-/// What a plugin says of itself.
+/// The answer of a plugin.
 #[derive(Default, Serialize, Deserialize)]
 pub struct ProbedPlugin {
     pub api_version: Option<String>,
@@ -46,14 +46,14 @@ impl PluginReport {
         };
         let ProbedPlugin { api_version, platform, num_devices, device_kind, device_memory_bytes } =
             &self.found;
-        let mut told = vec![];
-        told.extend(self.version.clone());
-        told.extend(platform.clone());
-        told.extend(api_version.as_ref().map(|version| format!("PJRT {version}")));
-        told.extend(num_devices.map(|count| format!("{count} devices")));
-        told.extend(device_kind.clone());
-        told.extend(device_memory_bytes.map(|bytes| format!("{:.1} GB each", bytes as f64 / 1e9)));
-        format!("{name} {}: {path}", told.join(", "))
+        let mut facts = vec![];
+        facts.extend(self.version.clone());
+        facts.extend(platform.clone());
+        facts.extend(api_version.as_ref().map(|version| format!("PJRT {version}")));
+        facts.extend(num_devices.map(|count| format!("{count} devices")));
+        facts.extend(device_kind.clone());
+        facts.extend(device_memory_bytes.map(|bytes| format!("{:.1} GB each", bytes as f64 / 1e9)));
+        format!("{name} {}: {path}", facts.join(", "))
     }
 }
 
@@ -97,7 +97,7 @@ fn api_version(plugin: &Plugin) -> String {
     format!("{major}.{minor}")
 }
 
-/// Is there hardware that the plugin could open?
+/// `true` if there is hardware for the plugin.
 fn has_hardware(name: &str) -> bool {
     let any = |paths: &[&str]| paths.iter().any(|path| Path::new(path).exists());
     match name {
@@ -119,7 +119,7 @@ fn probe_in_child(name: &str, path: &Path) -> Result<ProbedPlugin> {
     said.map_err(anyhow::Error::msg)
 }
 
-/// The child's part: one line of JSON, what was found or why not.
+/// Runs in the child: prints one line of JSON, the answer or the error.
 pub fn probe_here(path: &Path, open: bool) -> Result<()> {
     let probe = || -> Result<ProbedPlugin> {
         let plugin = Plugin::load(path)?;
@@ -127,7 +127,7 @@ pub fn probe_here(path: &Path, open: bool) -> Result<()> {
         if !open {
             return Ok(ProbedPlugin { api_version, ..ProbedPlugin::default() });
         }
-        // A GPU's client would take most of the memory, which may be a run's.
+        // A GPU client would allocate most of the memory, which a run may need.
         let options: &[(&str, Value)] = match path.to_string_lossy().contains("cuda") {
             true => &[("preallocate", Value::Bool(false))],
             false => &[],

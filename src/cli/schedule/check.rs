@@ -1,4 +1,4 @@
-//! `lockstep schedule --check`: what is wrong with a recipe, and what twice as many replicas would change.
+//! `lockstep schedule --check`: problems of a recipe, and what changes with twice as many replicas.
 
 use std::process::ExitCode;
 
@@ -68,7 +68,7 @@ fn text(report: &Report) -> Vec<String> {
         lines.push("    nothing changes".to_owned());
     }
     if !new_findings.is_empty() {
-        lines.push("    and these are found anew:".to_owned());
+        lines.push("    and these problems are new:".to_owned());
         lines.extend(new_findings.iter().flat_map(describe));
     }
     lines
@@ -82,7 +82,7 @@ fn describe(finding: &Finding) -> Vec<String> {
     lines
 }
 
-/// Words in lines of at most [`WIDTH`]; the lines behind the first are indented alike.
+/// Wraps text to lines of at most [`WIDTH`]; the lines after the first are indented by as much.
 fn wrapped(first: &str, text: &str) -> Vec<String> {
     let indent = " ".repeat(first.len());
     let mut lines = vec![first.to_owned()];
@@ -101,8 +101,8 @@ fn wrapped(first: &str, text: &str) -> Vec<String> {
     lines
 }
 
-/// The rank of each parameter of the model. Neither names nor ranks depend on the sizes that only the data
-/// know, so others stand in for these.
+/// The rank of each parameter of the model. Names and ranks do not depend on the data, so the model's own example
+/// and a fixed number of classes take their place.
 fn parameter_ranks(config: &Config) -> Result<Tree<usize>> {
     const NUM_EXAMPLES: usize = 2;
     let model = config.model.build(10);
