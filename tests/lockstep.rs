@@ -77,7 +77,7 @@ impl Training {
     /// One leaf's value on each replica.
     fn leaf(&self, path: &str) -> Vec<Literal> {
         let leaf = &self.trainer.state()[path];
-        (0..leaf.num_replicas()).map(|replica| leaf.read(replica).unwrap()).collect()
+        (0..leaf.num_addressable()).map(|replica| leaf.read(replica).unwrap()).collect()
     }
 }
 

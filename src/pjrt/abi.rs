@@ -225,6 +225,9 @@ structs! {
         client: *mut PJRT_Client, platform_version: *const c_char, platform_version_size: usize,
     }
     PJRT_Client_ProcessIndex_Args { client: *mut PJRT_Client, process_index: c_int, }
+    PJRT_Client_Devices_Args {
+        client: *mut PJRT_Client, devices: *const *mut PJRT_Device, num_devices: usize,
+    }
     PJRT_Client_AddressableDevices_Args {
         client: *mut PJRT_Client, addressable_devices: *const *mut PJRT_Device, num_addressable_devices: usize,
     }
@@ -374,7 +377,7 @@ structs! {
         PJRT_Client_PlatformName: Call<PJRT_Client_PlatformName_Args>,
         PJRT_Client_ProcessIndex: Call<PJRT_Client_ProcessIndex_Args>,
         PJRT_Client_PlatformVersion: Call<PJRT_Client_PlatformVersion_Args>,
-        PJRT_Client_Devices: Uncalled,
+        PJRT_Client_Devices: Call<PJRT_Client_Devices_Args>,
         PJRT_Client_AddressableDevices: Call<PJRT_Client_AddressableDevices_Args>,
         PJRT_Client_LookupDevice: Uncalled,
         PJRT_Client_LookupAddressableDevice: Uncalled,

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use hlo::{DType, Literal};
 
 use super::abi::*;
-use super::client::{Client, Placement};
+use super::client::Client;
 use super::event::Event;
 use super::plugin::call;
-use super::{Error, Result};
+use super::{Error, Placement, Result};
 
 /// Dtype and dims of a value on one replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,8 +18,8 @@ pub(super) struct ValueType {
     pub dims: Box<[usize]>,
 }
 
-/// One value on all addressable replicas: one device buffer each, of the same dtype and dims, not
-/// necessarily of the same content.
+/// One value on all replicas: one device buffer for each replica of this process, of the same dtype and
+/// dims, not necessarily of the same content.
 ///
 /// It keeps its client alive. There is no `Clone`: a value given to [`super::Arg::Donate`] is gone,
 /// and the borrow checker knows.
@@ -34,8 +34,8 @@ pub(super) struct Block {
     pub client: Client,
     pub types: Arc<[ValueType]>,
     pub placement: Placement,
-    /// `[replica][value]`, the order in which PJRT fills them in. Each value's pointers belong to the
-    /// one [`Buffers`] with its index.
+    /// `[pair of the placement][value]`, the order in which PJRT fills them in. Each value's pointers
+    /// belong to the one [`Buffers`] with its index.
     pub pointers: Box<[*mut PJRT_Buffer]>,
 }
 
@@ -67,8 +67,9 @@ impl Buffers {
         &self.block.types[self.index]
     }
 
-    pub(super) fn pointer(&self, replica: usize) -> *mut PJRT_Buffer {
-        self.block.pointers[replica * self.block.types.len() + self.index]
+    /// The buffer on the device at this position of the placement.
+    pub(super) fn pointer(&self, position: usize) -> *mut PJRT_Buffer {
+        self.block.pointers[position * self.block.types.len() + self.index]
     }
 
     /// Element type.
@@ -86,9 +87,14 @@ impl Buffers {
         self.dims().iter().product::<usize>() * self.dtype().size_bytes()
     }
 
-    /// Number of addressable replicas that hold the value.
-    pub fn num_replicas(&self) -> usize {
-        self.block.placement.len()
+    /// Replicas that hold the value in this process.
+    pub fn num_addressable(&self) -> usize {
+        self.block.placement.num_addressable()
+    }
+
+    /// The replicas that hold the value in this process, and their devices.
+    pub fn placement(&self) -> &Placement {
+        &self.block.placement
     }
 
     /// The client on whose devices the value lies.
@@ -96,36 +102,49 @@ impl Buffers {
         &self.block.client
     }
 
-    /// Is the value there on every replica? False while the program that computes it runs.
+    /// `true` if the value is there on every addressable replica, `false` while the program that
+    /// computes it runs.
     ///
     /// # Errors
     /// When the plugin cannot say.
     pub fn is_ready(&self) -> Result<bool> {
-        for replica in 0..self.num_replicas() {
-            if !self.ready_event(replica)?.is_ready()? {
+        for position in 0..self.num_addressable() {
+            if !self.ready_event(position)?.is_ready()? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Blocks until the value is there on every replica.
+    /// Blocks until the value is there on every addressable replica.
     ///
     /// # Errors
     /// [`Error::Replica`] when the program that computes it failed.
     pub fn wait(&self) -> Result<()> {
-        for replica in 0..self.num_replicas() {
-            self.ready_event(replica)?
+        for (position, replica) in self.placement().replicas().enumerate() {
+            self.ready_event(position)?
                 .wait()
                 .map_err(|source| Error::Replica { replica, source: Box::new(source) })?;
         }
         Ok(())
     }
 
-    fn ready_event(&self, replica: usize) -> Result<Event> {
+    /// Where the buffer of a replica is.
+    fn position(&self, replica: usize) -> Result<usize> {
+        let placement = self.placement();
+        placement.position(replica).ok_or_else(|| {
+            let num_replicas = placement.num_replicas();
+            if replica >= num_replicas {
+                return Error::NoSuchReplica { replica, num_replicas };
+            }
+            Error::ReplicaElsewhere { replica, addressable: placement.replicas().collect() }
+        })
+    }
+
+    fn ready_event(&self, position: usize) -> Result<Event> {
         let plugin = *self.client().plugin();
         let mut args = PJRT_Buffer_ReadyEvent_Args {
-            buffer: self.pointer(replica),
+            buffer: self.pointer(position),
             ..PJRT_Buffer_ReadyEvent_Args::new()
         };
         // SAFETY: the buffer is live until `self` is dropped.
@@ -133,14 +152,12 @@ impl Buffers {
         Ok(Event::new(plugin, args.event))
     }
 
-    /// Starts copying one replica's value to the host.
+    /// Starts copying one replica's value to the host. Replicas are numbered over all processes.
     ///
     /// # Errors
-    /// [`Error::NoSuchReplica`], or what the plugin reports.
+    /// [`Error::NoSuchReplica`], [`Error::ReplicaElsewhere`], or what the plugin reports.
     pub fn to_host(&self, replica: usize) -> Result<Pending> {
-        if replica >= self.num_replicas() {
-            return Err(Error::NoSuchReplica { replica, num_replicas: self.num_replicas() });
-        }
+        let position = self.position(replica)?;
         let plugin = *self.client().plugin();
         let mut literal = Literal::zeros(self.dtype(), self.dims());
         let bytes = literal.bytes_mut();
@@ -156,7 +173,7 @@ impl Buffers {
             ..PJRT_Buffer_MemoryLayout::new()
         };
         let mut args = PJRT_Buffer_ToHostBuffer_Args {
-            src: self.pointer(replica),
+            src: self.pointer(position),
             host_layout: &raw mut layout,
             dst: bytes.as_mut_ptr().cast(),
             dst_size: bytes.len(),
@@ -186,13 +203,10 @@ impl Buffers {
     /// values share memory, not for reading.
     ///
     /// # Errors
-    /// [`Error::NoSuchReplica`], or what the plugin reports.
+    /// As [`Self::to_host`].
     pub fn address(&self, replica: usize) -> Result<usize> {
-        if replica >= self.num_replicas() {
-            return Err(Error::NoSuchReplica { replica, num_replicas: self.num_replicas() });
-        }
         let mut args = PJRT_Buffer_UnsafePointer_Args {
-            buffer: self.pointer(replica),
+            buffer: self.pointer(self.position(replica)?),
             ..PJRT_Buffer_UnsafePointer_Args::new()
         };
         // SAFETY: the buffer is live until `self` is dropped.
@@ -203,7 +217,7 @@ impl Buffers {
 
 impl fmt::Debug for Buffers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?} on {} replicas", self.dtype(), self.dims(), self.num_replicas())
+        write!(f, "{}{:?} on {} replicas", self.dtype(), self.dims(), self.num_addressable())
     }
 }
 
@@ -212,8 +226,8 @@ impl Drop for Buffers {
         let api = self.block.client.plugin().api();
         let Some(destroy) = api.PJRT_Buffer_Destroy else { return };
         let mut args = PJRT_Buffer_Destroy_Args::new();
-        for replica in 0..self.num_replicas() {
-            args.buffer = self.pointer(replica);
+        for position in 0..self.num_addressable() {
+            args.buffer = self.pointer(position);
             // SAFETY: the pointer is owned by `self`, live, and not used afterwards. Work in flight
             // that reads the memory keeps it alive inside the plugin.
             let error = unsafe { destroy(&mut args) };

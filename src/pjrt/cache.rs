@@ -56,7 +56,7 @@ pub fn compile_cached(
     };
     let entry = cache_dir.join(format!("{}.xla", key(client, program, options)?));
     let damage = match fs::read(&entry) {
-        Ok(bytes) => match client.deserialize(program, &bytes) {
+        Ok(bytes) => match client.deserialize(program, options, &bytes) {
             Ok(executable) => return Ok((executable, CacheOutcome::Hit)),
             Err(error) => Some(error.to_string()),
         },
@@ -84,7 +84,8 @@ fn key(client: &Client, program: &Program, options: &CompileOptions) -> Result<S
     };
     add(b"compiled program 1");
     add(program.text_without_locations().as_bytes());
-    add(&options.encode_for(client, program.num_replicas)?);
+    let assignment = options.assignment(client, program.num_replicas)?;
+    add(&options.encode_for(client, &assignment)?);
     add(plugin_identity(client.plugin().path())?.as_bytes());
     add(client.platform_name().as_bytes());
     add(client.platform_version().as_bytes());

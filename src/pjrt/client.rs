@@ -2,18 +2,17 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::abi::*;
 use super::cpu::{self, CpuWaits};
-use super::device::{Device, MemoryStats, describe_device};
+use super::device::{Device, DeviceDescription, MemoryStats, describe_device, describe_global};
 use super::event::Completion;
 use super::key_value::{self, KeyValueStore};
 use super::plugin::call;
 use super::value::{self, slice, string};
-use super::{Error, Platform, Plugin, Result, Value};
+use super::{Error, Placement, Platform, Plugin, Result, Value};
 
 /// Launches that may be in flight at once. XLA's CPU backend hangs when about a hundred
 /// multi-replica launches queue up; a few are enough to keep any device busy.
@@ -28,7 +27,9 @@ struct Inner {
     plugin: Plugin,
     raw: *mut PJRT_Client,
     devices: Vec<Device>,
+    global_devices: Vec<DeviceDescription>,
     placement: Placement,
+    placements: Mutex<Vec<Placement>>,
     platform_name: String,
     platform_version: String,
     process_index: usize,
@@ -60,35 +61,6 @@ static NUM_LAUNCHES: AtomicU64 = AtomicU64::new(0);
 fn next_launch_id() -> i32 {
     let before = NUM_LAUNCHES.fetch_add(1, Ordering::Relaxed) % i32::MAX as u64;
     before as i32 + 1
-}
-
-/// Which addressable devices a value lies on or a program runs on, replica by replica: indices into
-/// [`Client::devices`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement(Arc<[usize]>);
-
-impl Placement {
-    pub(super) fn new(devices: impl IntoIterator<Item = usize>) -> Self {
-        Self(devices.into_iter().collect())
-    }
-
-    /// The index of the device of `replica`.
-    pub(super) fn device(&self, replica: usize) -> usize {
-        self.0[replica]
-    }
-
-    /// Equal, and in the usual case known to be without looking at the devices.
-    pub(super) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
-    }
-}
-
-impl Deref for Placement {
-    type Target = [usize];
-
-    fn deref(&self) -> &[usize] {
-        &self.0
-    }
 }
 
 /// Pointer arrays of a launch, reused by the next one.
@@ -169,9 +141,13 @@ impl Client {
                 return Self::open(plugin, &[(cpu::DEVICE_COUNT, count)], store, cpu_waits);
             };
             inner.devices.truncate(num_devices);
+            inner.global_devices.truncate(num_devices);
             inner.cpu_waits = cpu_waits;
         }
-        inner.placement = Placement::new(0..inner.devices.len());
+        let ids = inner.global_devices.iter().map(|device| device.id);
+        let pairs =
+            ids.enumerate().filter_map(|(replica, id)| Some((replica, inner.index_of(id)?)));
+        inner.placement = Placement::new(inner.global_devices.len(), pairs);
         Ok(Self(Arc::new(inner)))
     }
 
@@ -205,9 +181,51 @@ impl Client {
         &self.0.devices
     }
 
-    /// All addressable devices, in order: where a program runs whose replicas are as many.
+    /// The devices of all processes that form one client, in the plugin's order. With one process they
+    /// are [`Self::devices`]. A device assignment may name any of them.
+    pub fn global_devices(&self) -> &[DeviceDescription] {
+        &self.0.global_devices
+    }
+
+    /// Where a program runs by default that has as many replicas as there are [`Self::global_devices`].
     pub fn placement(&self) -> &Placement {
         &self.0.placement
+    }
+
+    /// The placement of an executable that was compiled for `assignment` and runs on `devices`. Equal
+    /// placements of a client share one allocation, so that comparing them compares pointers.
+    ///
+    /// # Errors
+    /// [`Error::DeviceAssignment`] where the devices are not those of the assignment, in its order.
+    pub(super) fn place(
+        &self,
+        assignment: &[i32],
+        devices: &[*mut PJRT_Device],
+    ) -> Result<Placement> {
+        let inner = &self.0;
+        let mut pairs = Vec::with_capacity(devices.len());
+        for raw in devices {
+            let index = inner.devices.iter().position(|device| device.raw == *raw);
+            let id = index.map(|index| inner.devices[index].id);
+            let replica = id.and_then(|id| assignment.iter().position(|of| *of == id));
+            pairs.extend(replica.zip(index));
+        }
+        if pairs.len() != devices.len() || !pairs.is_sorted() {
+            return Err(Error::DeviceAssignment {
+                assignment: assignment.to_vec(),
+                reason: "the executable was compiled for another one".into(),
+            });
+        }
+        let placement = Placement::new(assignment.len(), pairs);
+        if placement == inner.placement {
+            return Ok(inner.placement.clone());
+        }
+        let mut known = inner.placements.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(known) = known.iter().find(|known| **known == placement) {
+            return Ok(known.clone());
+        }
+        known.push(placement.clone());
+        Ok(placement)
     }
 
     /// The allocator's figures for the device with index `device`, or none where the plugin does not
@@ -296,7 +314,9 @@ impl Inner {
             plugin: *plugin,
             raw: args.client,
             devices: Vec::new(),
-            placement: Placement::new([]),
+            global_devices: Vec::new(),
+            placement: Placement::new(0, []),
+            placements: Mutex::default(),
             platform_name: String::new(),
             platform_version: String::new(),
             process_index: 0,
@@ -325,20 +345,36 @@ impl Inner {
             client,
             ..PJRT_Client_AddressableDevices_Args::new()
         };
-        // SAFETY: the client is live, and the strings and the array live as long as it does.
+        let mut global = PJRT_Client_Devices_Args { client, ..PJRT_Client_Devices_Args::new() };
+        // SAFETY: the client is live, and the strings and the arrays live as long as it does.
         unsafe {
             call!(plugin, PJRT_Client_PlatformName, name)?;
             call!(plugin, PJRT_Client_PlatformVersion, version)?;
             call!(plugin, PJRT_Client_ProcessIndex, index)?;
             call!(plugin, PJRT_Client_AddressableDevices, devices)?;
+            call!(plugin, PJRT_Client_Devices, global)?;
             self.platform_name = string(name.platform_name, name.platform_name_size);
             self.platform_version = string(version.platform_version, version.platform_version_size);
             self.process_index = usize::try_from(index.process_index).unwrap_or(0);
             for device in slice(devices.addressable_devices, devices.num_addressable_devices) {
                 self.devices.push(describe_device(plugin, *device)?);
             }
+            if global.num_devices == self.devices.len() {
+                // All are addressable. One order for both lists, though a plugin may have two.
+                let descriptions = self.devices.iter().map(|device| device.description.clone());
+                self.global_devices = descriptions.collect();
+            } else {
+                for device in slice(global.devices, global.num_devices) {
+                    self.global_devices.push(describe_global(plugin, *device)?);
+                }
+            }
         }
         Ok(())
+    }
+
+    /// The place of an addressable device in `devices`.
+    fn index_of(&self, id: i32) -> Option<usize> {
+        self.devices.iter().position(|device| device.id == id)
     }
 }
 

@@ -7,7 +7,7 @@ use hlo::{Program, TensorType};
 use super::abi::*;
 use super::border;
 use super::buffer::{ValueType, dtype_of};
-use super::client::{Client, Placement};
+use super::client::Client;
 use super::plugin::call;
 use super::sealed;
 use super::value::slice;
@@ -21,7 +21,8 @@ impl Client {
     /// compiler reports, which for an unknown override is INVALID_ARGUMENT.
     pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Executable> {
         border::check_inputs(program)?;
-        let encoded = options.encode_for(self, program.num_replicas)?;
+        let assignment = options.assignment(self, program.num_replicas)?;
+        let encoded = options.encode_for(self, &assignment)?;
         let c_program = mlir(program);
         let mut args = PJRT_Client_Compile_Args {
             client: self.raw(),
@@ -32,16 +33,23 @@ impl Client {
         };
         // SAFETY: the client is live; program and options live through the call, which reads them.
         unsafe { call!(self.plugin(), PJRT_Client_Compile, args) }?;
-        Executable::new(self, args.executable, program)
+        Executable::new(self, args.executable, program, &assignment)
     }
 
-    /// Loads what [`Executable::serialize`] made from the same program on the same kind of machine
-    /// with the same plugin. [`super::compile_cached`] makes sure of that.
+    /// Loads what [`Executable::serialize`] made from the same program with the same options, on the same
+    /// kind of machine with the same plugin. [`super::compile_cached`] makes sure of that.
     ///
     /// # Errors
-    /// [`Error::Serialized`] when the bytes are damaged or of another program, or what the plugin reports.
-    pub fn deserialize(&self, program: &Program, bytes: &[u8]) -> Result<Executable> {
+    /// [`Error::Serialized`] when the bytes are damaged or of another program, [`Error::DeviceAssignment`] when
+    /// they were compiled for other devices, [`Error::TooFewDevices`], or what the plugin reports.
+    pub fn deserialize(
+        &self,
+        program: &Program,
+        options: &CompileOptions,
+        bytes: &[u8],
+    ) -> Result<Executable> {
         border::check_inputs(program)?;
+        let assignment = options.assignment(self, program.num_replicas)?;
         let bytes = sealed::unseal(&sealed::digest(program), bytes)?;
         let mut args = PJRT_Executable_DeserializeAndLoad_Args {
             client: self.raw(),
@@ -51,13 +59,18 @@ impl Client {
         };
         // SAFETY: the client is live; the bytes live through the call, which reads them.
         unsafe { call!(self.plugin(), PJRT_Executable_DeserializeAndLoad, args) }?;
-        Executable::new(self, args.loaded_executable, program)
+        Executable::new(self, args.loaded_executable, program, &assignment)
     }
 }
 
 impl Executable {
     /// Takes over a loaded executable and holds what it says of itself against the program.
-    fn new(client: &Client, loaded: *mut PJRT_LoadedExecutable, program: &Program) -> Result<Self> {
+    fn new(
+        client: &Client,
+        loaded: *mut PJRT_LoadedExecutable,
+        program: &Program,
+        assignment: &[i32],
+    ) -> Result<Self> {
         let plugin = *client.plugin();
         let digest = sealed::digest(program);
         let mut executable = Self {
@@ -68,7 +81,7 @@ impl Executable {
             inputs: program.inputs.clone(),
             outputs: program.outputs.clone(),
             num_replicas: program.num_replicas,
-            placement: Placement::new([]),
+            placement: client.placement().clone(),
             output_types: program.outputs.iter().map(|output| value_type(&output.ty)).collect(),
         };
         let mut get = PJRT_LoadedExecutable_GetExecutable_Args {
@@ -86,15 +99,8 @@ impl Executable {
             call!(plugin, PJRT_LoadedExecutable_AddressableDevices, devices)?;
             slice(devices.addressable_devices, devices.num_addressable_devices)
         };
-        let index_of = |raw: &*mut PJRT_Device| {
-            (0..client.devices().len()).find(|index| client.raw_device(*index) == *raw)
-        };
-        executable.placement = Placement::new(raw_devices.iter().filter_map(index_of));
+        executable.placement = client.place(assignment, raw_devices)?;
         executable.check_border()?;
-        if executable.placement.is(client.placement()) {
-            // One allocation for all, so that comparing is comparing pointers.
-            executable.placement = client.placement().clone();
-        }
         Ok(executable)
     }
 

@@ -1,6 +1,7 @@
 //! The devices of a client.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 
 use super::abi::*;
 use super::plugin::call;
@@ -11,18 +12,18 @@ use super::{Code, Error, Plugin, Result, Value};
 #[derive(Debug)]
 pub struct Device {
     pub(super) raw: *mut PJRT_Device,
-    /// Unique among the devices of all processes; what a device assignment is written in.
-    pub id: i32,
     /// The number that the hardware has on this machine, -1 where there is none.
     pub local_hardware_id: i32,
-    /// The process that can address it.
-    pub process_index: usize,
-    /// The vendor's name for its model.
-    pub kind: String,
-    /// The plugin's description.
-    pub debug_string: String,
-    /// Coordinates, memory sizes and so on, by name.
-    pub attributes: BTreeMap<String, Value>,
+    /// What is known of it in every process. Its fields can also be read from the device itself.
+    pub description: DeviceDescription,
+}
+
+impl Deref for Device {
+    type Target = DeviceDescription;
+
+    fn deref(&self) -> &DeviceDescription {
+        &self.description
+    }
 }
 
 /// What a device's allocator says of itself, in bytes. Plugins leave out what they do not count.
@@ -71,23 +72,34 @@ impl Device {
 /// # Safety
 /// `device` must be a live device of a client of `plugin`.
 pub(super) unsafe fn describe_device(plugin: Plugin, device: *mut PJRT_Device) -> Result<Device> {
-    let mut description =
-        PJRT_Device_GetDescription_Args { device, ..PJRT_Device_GetDescription_Args::new() };
     let mut hardware =
         PJRT_Device_LocalHardwareId_Args { device, ..PJRT_Device_LocalHardwareId_Args::new() };
     // SAFETY: by this function's contract.
-    unsafe {
-        call!(plugin, PJRT_Device_GetDescription, description)?;
+    let description = unsafe {
         call!(plugin, PJRT_Device_LocalHardwareId, hardware)?;
-    }
-    // SAFETY: a description lives as long as its device.
-    let DeviceDescription { id, process_index, kind, debug_string, attributes } =
-        unsafe { describe(&plugin, description.device_description) }?;
-    let local_hardware_id = hardware.local_hardware_id;
-    Ok(Device { raw: device, id, local_hardware_id, process_index, kind, debug_string, attributes })
+        describe_global(plugin, device)?
+    };
+    Ok(Device { raw: device, local_hardware_id: hardware.local_hardware_id, description })
 }
 
-/// What is known of a device without its being there.
+/// Describes a device that another process may have.
+///
+/// # Safety
+/// `device` must be a live device of a client of `plugin`.
+pub(super) unsafe fn describe_global(
+    plugin: Plugin,
+    device: *mut PJRT_Device,
+) -> Result<DeviceDescription> {
+    let mut args =
+        PJRT_Device_GetDescription_Args { device, ..PJRT_Device_GetDescription_Args::new() };
+    // SAFETY: by this function's contract; a description lives as long as its device.
+    unsafe {
+        call!(plugin, PJRT_Device_GetDescription, args)?;
+        describe(&plugin, args.device_description)
+    }
+}
+
+/// What is known of a device that may belong to another process, or to no machine at all.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceDescription {
     /// Unique among the devices of all processes; what a device assignment is written in.

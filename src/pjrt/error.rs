@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use hlo::DType;
 
+use super::Placement;
 use super::install_error::InstallError;
 
 /// Result of this module's functions.
@@ -27,7 +28,7 @@ pub enum Error {
     /// One replica of a launch failed.
     #[error("replica {replica} failed: {source}")]
     Replica {
-        /// Index of the replica in the program.
+        /// The replica's number in the program, over all processes.
         replica: usize,
         /// What its device reported.
         source: Box<Error>,
@@ -136,16 +137,16 @@ pub enum Error {
 
     /// The program needs more devices than the client has.
     #[error(
-        "the program runs on {needed} replicas, but the client has {available} addressable devices; \
+        "the program runs on {needed} replicas, but the client has {available} devices; \
          make the mesh smaller or the client larger"
     )]
     TooFewDevices {
         /// Replicas of the program.
         needed: usize,
-        /// Addressable devices of the client.
+        /// Devices of the client, in all processes.
         available: usize,
     },
-    /// A list of devices is not one distinct addressable device per replica.
+    /// A list of devices is not one distinct device of the client per replica, or has none of this process.
     #[error("device assignment {assignment:?}: {reason}")]
     DeviceAssignment {
         /// The device ids that were given.
@@ -218,10 +219,10 @@ pub enum Error {
         index: usize,
         /// Path of the leaf.
         name: String,
-        /// Indices of the executable's devices.
-        expected: Vec<usize>,
-        /// Indices of the argument's devices.
-        found: Vec<usize>,
+        /// The executable's devices.
+        expected: Placement,
+        /// The argument's devices.
+        found: Placement,
     },
     /// An argument that belongs to another client.
     #[error(
@@ -246,6 +247,14 @@ pub enum Error {
         replica: usize,
         /// How many there are.
         num_replicas: usize,
+    },
+    /// The replica runs in another process.
+    #[error("replica {replica} is in another process; this one has replicas {addressable:?}")]
+    ReplicaElsewhere {
+        /// The replica asked for.
+        replica: usize,
+        /// The replicas of this process.
+        addressable: Vec<usize>,
     },
 
     /// A plugin could not be found or installed.

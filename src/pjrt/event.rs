@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::abi::*;
 use super::plugin::call;
-use super::{Error, Plugin, Result};
+use super::{Error, Placement, Plugin, Result};
 
 /// Owns a `PJRT_Event`: becomes ready once the work behind it has finished or failed.
 #[derive(Debug)]
@@ -92,14 +92,15 @@ pub struct Completion(Arc<Launched>);
 
 #[derive(Debug)]
 struct Launched {
-    /// One event per addressable replica, in the order of the replicas.
+    /// One event per addressable replica, in the order of `placement`.
     events: Box<[Event]>,
+    placement: Placement,
     finished: AtomicBool,
 }
 
 impl Completion {
-    pub(super) fn new(events: Box<[Event]>) -> Self {
-        Self(Arc::new(Launched { events, finished: AtomicBool::new(false) }))
+    pub(super) fn new(events: Box<[Event]>, placement: Placement) -> Self {
+        Self(Arc::new(Launched { events, placement, finished: AtomicBool::new(false) }))
     }
 
     /// Blocks until every device has finished. When one replica fails while others wait for it in a
@@ -109,7 +110,7 @@ impl Completion {
     /// [`Error::Replica`] of the first replica that failed.
     pub fn wait(&self) -> Result<()> {
         let mut first_error = None;
-        for (replica, event) in self.0.events.iter().enumerate() {
+        for (replica, event) in self.0.placement.replicas().zip(&self.0.events) {
             if let Err(source) = event.wait() {
                 first_error.get_or_insert(Error::Replica { replica, source: Box::new(source) });
             }

@@ -9,10 +9,10 @@ use hlo::{ProgramInput, ProgramOutput};
 
 use super::abi::*;
 use super::buffer::{Block, Buffers, ValueType};
-use super::client::{Client, Placement, Scratch};
+use super::client::{Client, Scratch};
 use super::event::{Completion, Event};
 use super::plugin::call;
-use super::{Compiled, Error, Result};
+use super::{Compiled, Error, Placement, Result};
 
 /// A program compiled for a client's devices, loaded and ready to run. It keeps its client alive.
 pub struct Executable {
@@ -85,7 +85,7 @@ impl Executable {
         self.num_replicas
     }
 
-    /// The addressable devices it runs on, replica by replica: where its arguments must lie.
+    /// The replicas that run in this process and their devices, where its arguments must lie.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
@@ -101,7 +101,7 @@ impl Executable {
     /// were given away are freed. Failures while the program runs come out of [`Launch::done`].
     pub fn execute(&self, arguments: Vec<Arg<'_>>) -> Result<Launch> {
         self.validate(&arguments)?;
-        let num_devices = self.placement.len();
+        let num_devices = self.placement.num_addressable();
         let num_outputs = self.outputs.len();
         let mut pointers = vec![ptr::null_mut(); num_devices * num_outputs].into_boxed_slice();
         let done = self.client.launch(|launch_id, scratch| {
@@ -141,8 +141,8 @@ impl Executable {
                 return Err(Error::ArgumentDevices {
                     index,
                     name: input.name.clone(),
-                    expected: self.placement.to_vec(),
-                    found: block.placement.to_vec(),
+                    expected: self.placement.clone(),
+                    found: block.placement.clone(),
                 });
             }
             let found = buffers.value_type();
@@ -168,10 +168,10 @@ impl Executable {
         scratch: &mut Scratch,
     ) -> Result<Completion> {
         let plugin = *self.client.plugin();
-        let (num_devices, num_args) = (self.placement.len(), arguments.len());
+        let (num_devices, num_args) = (self.placement.num_addressable(), arguments.len());
         scratch.arguments.clear();
-        for replica in 0..num_devices {
-            scratch.arguments.extend(arguments.iter().map(|arg| arg.buffers().pointer(replica)));
+        for position in 0..num_devices {
+            scratch.arguments.extend(arguments.iter().map(|arg| arg.buffers().pointer(position)));
         }
         scratch.non_donatable.clear();
         for (index, (argument, input)) in arguments.iter().zip(&self.inputs).enumerate() {
@@ -181,9 +181,9 @@ impl Executable {
         }
         scratch.argument_lists.clear();
         scratch.output_lists.clear();
-        for replica in 0..num_devices {
-            scratch.argument_lists.push(scratch.arguments[replica * num_args..].as_ptr());
-            scratch.output_lists.push(outputs[replica * self.outputs.len()..].as_mut_ptr());
+        for position in 0..num_devices {
+            scratch.argument_lists.push(scratch.arguments[position * num_args..].as_ptr());
+            scratch.output_lists.push(outputs[position * self.outputs.len()..].as_mut_ptr());
         }
         scratch.events.clear();
         scratch.events.resize(num_devices, ptr::null_mut());
@@ -209,7 +209,7 @@ impl Executable {
         // event per device. All arrays live through the call.
         unsafe { call!(plugin, PJRT_LoadedExecutable_Execute, args) }?;
         let events = scratch.events.iter().map(|raw| Event::new(plugin, *raw)).collect();
-        Ok(Completion::new(events))
+        Ok(Completion::new(events, self.placement.clone()))
     }
 }
 

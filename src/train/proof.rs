@@ -20,7 +20,7 @@ impl Trainer {
             unreachable!("the proof's program has three outputs");
         };
         let read = |values: &Buffers| -> Result<Vec<Literal>, Error> {
-            (0..values.num_replicas()).map(|replica| Ok(values.read(replica)?)).collect()
+            values.placement().replicas().map(|replica| Ok(values.read(replica)?)).collect()
         };
         let (min, max) = (read(min)?, read(max)?);
         let at = |values: &[Literal], replica: usize, leaf: usize| {

@@ -109,9 +109,10 @@ impl Trainer {
         spans: &Spans,
     ) -> Result<Self, Error> {
         let (programs, types, step_graph) = traced.compile(client, &run.compile, spans)?;
-        let num_replicas = run.mesh.num_replicas();
+        let num_addressable = programs.init.placement().num_addressable();
         let seed = Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]);
-        let seed = client.upload_on(programs.init.placement(), &replicated(seed, num_replicas))?;
+        let seed =
+            client.upload_on(programs.init.placement(), &replicated(seed, num_addressable))?;
         let launch = programs.init.execute(vec![Arg::Borrow(&seed)])?;
         let state = types.paths().map(str::to_owned).zip(launch.outputs).collect();
         let client = client.clone();
@@ -140,7 +141,7 @@ impl Trainer {
         let failed = |reason: String| Error::Leaf { path: path.to_owned(), reason };
         let ty = self.types.get(path).ok_or_else(|| failed("the state has no such leaf".into()))?;
         let fits = |x: &Arc<Literal>| x.dtype() == ty.dtype && x.dims() == ty.dims;
-        if !per_replica.iter().all(fits) || per_replica.len() != self.seed.num_replicas() {
+        if !per_replica.iter().all(fits) || per_replica.len() != self.seed.num_addressable() {
             return Err(failed(format!("it takes a {ty} for each replica")));
         }
         let buffers = self.client.upload_on(self.programs.step.placement(), per_replica)?;
@@ -154,9 +155,9 @@ impl Trainer {
     /// # Errors
     /// As [`Self::replace_leaf`].
     pub fn set_model(&mut self, model: Tree<Literal>) -> Result<(), Error> {
-        let num_replicas = self.seed.num_replicas();
+        let num_addressable = self.seed.num_addressable();
         for (name, literal) in model {
-            let copies = replicated(literal, num_replicas);
+            let copies = replicated(literal, num_addressable);
             let paths =
                 [format!("{PARAMS}.{name}"), averaged_path(&name), format!("{MODEL_STATE}.{name}")];
             let there: Vec<_> =
@@ -250,7 +251,7 @@ impl Trainer {
     /// # Errors
     /// Batches that do not fit, or a launch that fails: then the state is lost.
     pub fn launch(&mut self, batch: DeviceBatch, rates: Vec<f64>) -> Result<PendingSteps, Error> {
-        let num_replicas = self.seed.num_replicas();
+        let num_addressable = self.seed.num_addressable();
         let program = match &self.programs.steps {
             Some(steps) if rates.len() > 1 => steps,
             _ => &self.programs.step,
@@ -260,7 +261,8 @@ impl Trainer {
             [rate] => Literal::scalar(rate),
             _ => Literal::from_slice(&[rounded.len()], &rounded),
         };
-        let rate = self.client.upload_on(program.placement(), &replicated(rate, num_replicas))?;
+        let rate =
+            self.client.upload_on(program.placement(), &replicated(rate, num_addressable))?;
         let num_leaves = self.state.len();
         let (paths, leaves): (Vec<_>, Vec<_>) = std::mem::take(&mut self.state).into_iter().unzip();
         let mut args = Vec::with_capacity(num_leaves + batch.fields.len() + 2);
@@ -300,7 +302,7 @@ impl Trainer {
             let num_skipped = num_skipped as u64;
             let mut nonfinite_replicas = vec![];
             if num_skipped > self.num_skipped {
-                for replica in 0..replica_loss.num_replicas() {
+                for replica in replica_loss.placement().replicas() {
                     if !replica_loss.read(replica)?.to_f64()[i].is_finite() {
                         nonfinite_replicas.push(replica);
                     }
@@ -370,8 +372,8 @@ fn averaged_path(name: &str) -> String {
 }
 
 /// The same value for each replica.
-fn replicated(literal: Literal, num_replicas: usize) -> Vec<Arc<Literal>> {
-    std::iter::repeat_n(Arc::new(literal), num_replicas).collect()
+fn replicated(literal: Literal, num_addressable: usize) -> Vec<Arc<Literal>> {
+    std::iter::repeat_n(Arc::new(literal), num_addressable).collect()
 }
 
 /// Hex of SHA-256 over paths and bits of what [`Trainer::model`] gives, in the order of the model.
