@@ -1,6 +1,7 @@
 //! Synchronous distributed training on XLA.
 
 pub mod cli;
+pub mod cluster;
 pub mod config;
 pub mod data;
 pub mod metrics;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// What each room may import, beside itself. From top to bottom: a room may import only what stands
 /// below it, so there are no circles.
-const ROOMS: [(&str, &[&str]); 12] = [
+const ROOMS: [(&str, &[&str]); 13] = [
     ("main", &["cli"]),
     // `hlo` for `lockstep hlo`, which lowers, and for doctor, which traces a trial program.
     (
@@ -26,15 +26,16 @@ const ROOMS: [(&str, &[&str]); 12] = [
     (
         "train",
         &[
-            "targets", "step", "optim", "parallel", "pjrt", "data", "metrics", "config", "models",
-            "hlo",
+            "targets", "cluster", "step", "optim", "parallel", "pjrt", "data", "metrics", "config",
+            "models", "hlo",
         ],
     ),
     // It takes a step as it comes, and knows its state by the paths.
-    ("targets", &["step", "pjrt", "config", "hlo"]),
+    ("targets", &["cluster", "step", "pjrt", "config", "hlo"]),
     ("step", &["optim", "parallel", "config", "models", "hlo"]),
     ("optim", &["config", "hlo"]),
     ("parallel", &["config", "hlo"]),
+    ("cluster", &["pjrt", "hlo"]),
     ("pjrt", &["config", "hlo"]),
     ("data", &["config", "hlo"]),
     ("metrics", &[]),

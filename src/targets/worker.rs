@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use hlo::Program;
 
-use super::order::{self, Placed};
 use super::{Chip, Family, Target};
+use crate::cluster::{PlacedDevice, device_order};
 use crate::pjrt::{
     self, CompileOptions, CompiledMemory, InstallError, InstallOptions, OverrideValue, Plugin,
     Topology, Value,
@@ -59,7 +59,7 @@ pub struct Request {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Answer {
     /// The device of each replica.
-    pub devices: Vec<Placed>,
+    pub devices: Vec<PlacedDevice>,
     /// The plugin's account of memory.
     pub memory: CompiledMemory,
     /// What one device lets programs use, where the plugin says so.
@@ -149,7 +149,7 @@ pub fn compile(
 ///
 /// # Errors
 /// See [`WorkerError`].
-pub fn devices(binary: &Path, target: &Target) -> Result<Vec<Placed>, WorkerError> {
+pub fn devices(binary: &Path, target: &Target) -> Result<Vec<PlacedDevice>, WorkerError> {
     let (topology, topology_options) = target.topology();
     let request = Request {
         plugin: find_plugin(target.plugins())?,
@@ -213,7 +213,7 @@ fn answer(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
         .map(|(name, value)| (name.as_str(), value.clone()))
         .collect();
     let topology = Topology::new(&plugin, &request.topology, &options)?;
-    let mut devices = order::order(topology.devices());
+    let mut devices = device_order(topology.devices());
     devices.truncate(request.num_replicas);
     let mut memory = CompiledMemory::default();
     if dir.join(PROGRAM).is_file() {

@@ -10,6 +10,7 @@ use models::{Model, Precision};
 
 use super::programs::Traced;
 use super::{CompileSettings, Error, Formulation, Job, Trainer};
+use crate::cluster::device_order;
 use crate::config::{
     AutoOr, Backend, BatchSplit, Config, Device, OnNonfinite, OptionValue, PluginOption, RunLength,
 };
@@ -94,9 +95,12 @@ impl Run {
         })
     }
 
-    /// Adds the XLA options of the chip that is there, where it is one that is known; the configuration's own
-    /// win. So what runs is what `lockstep compile` showed.
+    /// Sets the device of each replica, and the XLA options of the devices' chip if it is a known one; options
+    /// of the configuration win. So what runs is what `lockstep compile` showed.
     pub(super) fn tune(&mut self, client: &Client) {
+        let devices = device_order(client.global_devices());
+        let ids = devices.iter().take(self.mesh.num_replicas()).map(|device| device.id);
+        self.compile.options.device_assignment = Some(ids.collect());
         let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind));
         if let Some(chip) = chip {
             let options = &mut self.compile.options.overrides;
@@ -220,7 +224,7 @@ fn open_timed(
             open_cpu()
         }
     })?;
-    let num_devices = client.devices().len();
+    let num_devices = client.global_devices().len();
     let num_replicas = config.mesh.num_replicas(num_devices);
     if num_replicas > num_devices {
         return Err(too_many(config, num_replicas, num_devices));

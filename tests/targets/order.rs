@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use lockstep::targets::{Chip, Placed, Target, worker};
+use lockstep::cluster::PlacedDevice;
+use lockstep::targets::{Chip, Target, worker};
 
 use super::{BINARY, install};
 
-fn placed(target: &str) -> Vec<Placed> {
+fn placed(target: &str) -> Vec<PlacedDevice> {
     install(if target.starts_with("tpu") { "tpu" } else { "cuda-compiler" });
     let target: Target = target.parse().unwrap();
     let devices = worker::devices(Path::new(BINARY), &target).unwrap();
@@ -19,11 +20,11 @@ fn placed(target: &str) -> Vec<Placed> {
 }
 
 /// Runs of equal keys: their number is that of the keys only if each key's devices stand together.
-fn num_runs<K: PartialEq>(devices: &[Placed], key: impl Fn(&Placed) -> K) -> usize {
+fn num_runs<K: PartialEq>(devices: &[PlacedDevice], key: impl Fn(&PlacedDevice) -> K) -> usize {
     1 + devices.windows(2).filter(|pair| key(&pair[0]) != key(&pair[1])).count()
 }
 
-fn distance(a: &Placed, b: &Placed) -> i64 {
+fn distance(a: &PlacedDevice, b: &PlacedDevice) -> i64 {
     a.coords.iter().zip(&b.coords).map(|(a, b)| (a - b).abs()).sum()
 }
 
