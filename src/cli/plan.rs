@@ -9,7 +9,7 @@ use super::args::PlanArgs;
 use super::compile::Lowered;
 use super::figure::{self, Axis, Curve, Figure, Panel, Scale};
 use super::print_line;
-use crate::targets::{self, AllReduce, Row, ScalingPlan, Target};
+use crate::targets::{self, AllReduce, Row, ScalingPrediction, Target};
 
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
@@ -27,7 +27,7 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPlan> {
+fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
     let mut steps = vec![];
     let mut refused = None;
     for num_devices in targets::sizes(target) {
@@ -42,7 +42,7 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPlan> {
     if let Some(error) = refused.filter(|_| largest < target.num_devices()) {
         return Err(error.context(format!("there is no step for all of {target}")));
     }
-    Ok(ScalingPlan::new(target, &steps))
+    Ok(ScalingPrediction::new(target, &steps))
 }
 
 /// A curve's name, and its value in a row.
@@ -50,7 +50,7 @@ type Column<T> = (&'static str, fn(&T) -> f64);
 
 /// What a step of the configuration `source` is made of by the number of devices, and below it an all_reduce on
 /// all of them by its bytes: the lowest curve is the algorithm that wins.
-fn plot(path: &Path, source: &Path, plan: &ScalingPlan) -> Result<()> {
+fn plot(path: &Path, source: &Path, plan: &ScalingPrediction) -> Result<()> {
     let of_step: [Column<Row>; 4] = [
         ("whole step", |row| row.step_ms),
         ("arithmetic", |row| row.compute_ms),

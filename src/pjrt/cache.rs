@@ -14,9 +14,7 @@ use std::sync::LazyLock;
 use hlo::Program;
 use sha2::{Digest, Sha256};
 
-use super::find::nvidia_packages;
-use super::hash::hex;
-use super::record::files_below;
+use super::install::{files_below, hex, nvidia_packages};
 use super::{Client, CompileOptions, Error, Executable, Result};
 
 /// What the cache had to do with an [`Executable`].

@@ -16,7 +16,7 @@ use super::{Error, Placement, Platform, Plugin, Result, Value};
 
 /// Launches that may be in flight at once. XLA's CPU backend hangs when about a hundred
 /// multi-replica launches queue up; a few are enough to keep any device busy.
-const MAX_IN_FLIGHT: usize = 8;
+const MAX_QUEUED_LAUNCHES: usize = 8;
 
 /// The devices of one plugin in this process. Cheap to clone; clones are the same client, and
 /// whatever was made through it keeps it alive.
@@ -34,7 +34,7 @@ struct Inner {
     platform_version: String,
     process_index: usize,
     cpu_waits: CpuWaits,
-    in_flight: Mutex<InFlight>,
+    queue: Mutex<LaunchQueue>,
     /// Called by the plugin for as long as the client lives.
     _key_value_store: Option<Box<Arc<dyn KeyValueStore>>>,
 }
@@ -47,7 +47,7 @@ unsafe impl Sync for Inner {}
 
 /// The launches that may still run, oldest first.
 #[derive(Default)]
-struct InFlight {
+struct LaunchQueue {
     launches: VecDeque<Completion>,
     scratch: Scratch,
 }
@@ -266,19 +266,18 @@ impl Client {
         &self,
         launch: impl FnOnce(i32, &mut Scratch) -> Result<Completion>,
     ) -> Result<Completion> {
-        let mut in_flight =
-            self.0.in_flight.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        while in_flight.launches.front().is_some_and(Completion::is_finished) {
-            in_flight.launches.pop_front();
+        let mut queue = self.0.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        while queue.launches.front().is_some_and(Completion::is_finished) {
+            queue.launches.pop_front();
         }
-        if in_flight.launches.len() >= MAX_IN_FLIGHT
-            && let Some(oldest) = in_flight.launches.pop_front()
+        if queue.launches.len() >= MAX_QUEUED_LAUNCHES
+            && let Some(oldest) = queue.launches.pop_front()
         {
             // Its error, if any, is seen by whoever waits for that launch or its results.
             let _ = oldest.wait();
         }
-        let completion = launch(next_launch_id(), &mut in_flight.scratch)?;
-        in_flight.launches.push_back(completion.clone());
+        let completion = launch(next_launch_id(), &mut queue.scratch)?;
+        queue.launches.push_back(completion.clone());
         Ok(completion)
     }
 }
@@ -321,7 +320,7 @@ impl Inner {
             platform_version: String::new(),
             process_index: 0,
             cpu_waits: CpuWaits::default(),
-            in_flight: Mutex::default(),
+            queue: Mutex::default(),
             _key_value_store: store,
         };
         inner.describe()?;
@@ -380,8 +379,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let in_flight = self.in_flight.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-        for launch in in_flight.launches.drain(..) {
+        let queue = self.queue.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for launch in queue.launches.drain(..) {
             let _ = launch.wait();
         }
         let mut args =

@@ -5,11 +5,11 @@ use std::ptr;
 use hlo::{Program, TensorType};
 
 use super::abi::*;
-use super::border;
 use super::buffer::{ValueType, dtype_of};
 use super::client::Client;
+use super::envelope;
 use super::plugin::call;
-use super::sealed;
+use super::signature_check;
 use super::value::slice;
 use super::{CompileOptions, Compiled, Error, Executable, Plugin, Result};
 
@@ -17,10 +17,10 @@ impl Client {
     /// Compiles a program for as many of this client's devices as it has replicas.
     ///
     /// # Errors
-    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`], [`Error::ProgramBorder`], or what the
+    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`], [`Error::SignatureMismatch`], or what the
     /// compiler reports, which for an unknown override is INVALID_ARGUMENT.
     pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Executable> {
-        border::check_inputs(program)?;
+        signature_check::check_inputs(program)?;
         let assignment = options.assignment(self, program.num_replicas)?;
         let encoded = options.encode_for(self, &assignment)?;
         let c_program = mlir(program);
@@ -48,9 +48,9 @@ impl Client {
         options: &CompileOptions,
         bytes: &[u8],
     ) -> Result<Executable> {
-        border::check_inputs(program)?;
+        signature_check::check_inputs(program)?;
         let assignment = options.assignment(self, program.num_replicas)?;
-        let bytes = sealed::unseal(&sealed::digest(program), bytes)?;
+        let bytes = envelope::open(&envelope::digest(program), bytes)?;
         let mut args = PJRT_Executable_DeserializeAndLoad_Args {
             client: self.raw(),
             serialized_executable: bytes.as_ptr().cast(),
@@ -72,7 +72,7 @@ impl Executable {
         assignment: &[i32],
     ) -> Result<Self> {
         let plugin = *client.plugin();
-        let digest = sealed::digest(program);
+        let digest = envelope::digest(program);
         let mut executable = Self {
             // SAFETY: null may be destroyed.
             compiled: unsafe { Compiled::new(plugin, ptr::null_mut(), digest) },
@@ -100,12 +100,12 @@ impl Executable {
             slice(devices.addressable_devices, devices.num_addressable_devices)
         };
         executable.placement = client.place(assignment, raw_devices)?;
-        executable.check_border()?;
+        executable.check_outputs()?;
         Ok(executable)
     }
 
-    fn check_border(&self) -> Result<()> {
-        let differ = |what, reason: String| Err(Error::ProgramBorder { what, reason });
+    fn check_outputs(&self) -> Result<()> {
+        let differ = |what, reason: String| Err(Error::SignatureMismatch { what, reason });
         let executable = self.compiled.raw();
         let mut replicas = PJRT_Executable_NumReplicas_Args {
             executable,

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use hlo::DType;
 
-use super::Placement;
-use super::install_error::InstallError;
+use super::{InstallError, Placement};
 
 /// Result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -165,7 +164,7 @@ pub enum Error {
     },
     /// The text of a program and its declared border differ.
     #[error("the program's text does not agree with its declared {what}: {reason}")]
-    ProgramBorder {
+    SignatureMismatch {
         /// `inputs`, `outputs` or `replicas`.
         what: &'static str,
         /// How they differ.

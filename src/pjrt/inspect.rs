@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::abi::*;
 use super::plugin::call;
 use super::value::{self, slice, string};
-use super::{Plugin, Result, Value, sealed};
+use super::{Plugin, Result, Value, envelope};
 
 /// Bytes that a compiled program needs on each device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,7 +172,7 @@ impl Compiled {
         unsafe {
             call!(self.plugin, PJRT_Executable_Serialize, args)?;
             let (data, size) = (args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size);
-            let bytes = sealed::seal(&self.program_digest, slice(data, size));
+            let bytes = envelope::enclose(&self.program_digest, slice(data, size));
             if let Some(delete) = args.serialized_executable_deleter {
                 delete(args.serialized_executable);
             }

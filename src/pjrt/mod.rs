@@ -41,7 +41,6 @@
 #![allow(unsafe_code)]
 
 mod abi;
-mod border;
 mod buffer;
 mod cache;
 mod client;
@@ -49,30 +48,22 @@ mod compile;
 mod compile_options;
 mod cpu;
 mod device;
-mod elf;
+mod envelope;
 mod environment;
 mod error;
 mod event;
 mod executable;
-mod find;
-mod hash;
 mod inspect;
 mod install;
-mod install_error;
-mod installation;
-mod installed;
 mod key_value;
 mod nccl;
-mod pinned;
 mod placement;
 mod platform;
 mod plugin;
-mod record;
-mod sealed;
+mod signature_check;
 mod topology;
 mod upload;
 mod value;
-mod wheel;
 
 pub use abi::{API_MAJOR, API_MINOR, EXTENSION_BASE, FieldLayout, LAYOUTS, StructLayout};
 pub use buffer::{Buffers, Pending};
@@ -84,12 +75,11 @@ pub use device::{Device, DeviceDescription, MemoryStats};
 pub use error::{Code, Error, Result};
 pub use event::Completion;
 pub use executable::{Arg, Executable, Launch};
-pub use find::{find, nvidia_packages};
 pub use inspect::{Compiled, CompiledMemory};
-pub use install::{find_or_install, install};
-pub use install_error::InstallError;
-pub use installation::{Found, InstallOptions, Source};
-pub use installed::{Listed, Verified, installed_names, list, remove, verify};
+pub use install::{
+    FoundPlugin, InstallError, InstallOptions, Listed, PluginSource, Verified, find,
+    find_or_install, install, installed_names, list, nvidia_packages, remove, verify,
+};
 pub use key_value::{KeyValueError, KeyValueStore};
 pub use nccl::{NcclVersion, nccl_library, nccl_version};
 pub use placement::Placement;

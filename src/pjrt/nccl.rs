@@ -8,8 +8,8 @@ use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use super::find::nvidia_packages;
-use super::{Error, Result, elf, record};
+use super::install::{check_before_load, missing_bytes, nvidia_packages};
+use super::{Error, Result};
 
 /// A version of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,8 +50,8 @@ pub fn nccl_library(plugin: &Path) -> PathBuf {
 pub fn nccl_version(library: &Path) -> Result<NcclVersion> {
     type GetVersion = unsafe extern "C" fn(version: *mut c_int) -> c_int;
     let error = |reason: String| Error::NotNccl { path: library.to_path_buf(), reason };
-    record::check_before_load(library)?;
-    let missing = File::open(library).and_then(|file| elf::missing_bytes(&file));
+    check_before_load(library)?;
+    let missing = File::open(library).and_then(|file| missing_bytes(&file));
     if missing.map_err(|source| error(source.to_string()))? > 0 {
         return Err(error("it is cut off".into()));
     }

@@ -7,8 +7,9 @@ use std::ptr;
 use std::sync::Mutex;
 
 use super::abi::{self, *};
+use super::install::{check_before_load, check_library};
 use super::value::{self, string};
-use super::{Code, Error, Result, Value, elf, environment, record};
+use super::{Code, Error, Result, Value, environment};
 
 /// A loaded and initialised plugin. A cheap handle: plugins stay loaded until the process ends.
 #[derive(Clone, Copy)]
@@ -48,8 +49,8 @@ impl Plugin {
         if let Some(plugin) = loaded.get(&path) {
             return Ok(*plugin);
         }
-        record::check_before_load(&path)?;
-        elf::check_library(&path)?;
+        check_before_load(&path)?;
+        check_library(&path)?;
         environment::prepare(&path, loaded.is_empty())?;
         let plugin = load_library(&path)?;
         loaded.insert(path, plugin);

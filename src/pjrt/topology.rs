@@ -10,7 +10,7 @@ use super::compile::mlir;
 use super::device::{DeviceDescription, describe};
 use super::plugin::call;
 use super::value::{self, Value, slice};
-use super::{CompileOptions, Compiled, Plugin, Result, sealed};
+use super::{CompileOptions, Compiled, Plugin, Result, envelope};
 
 /// The devices of a TPU slice or a GPU cluster, described.
 ///
@@ -84,7 +84,7 @@ impl Topology {
         // SAFETY: the topology is live; program and options live through the call, which reads them.
         unsafe { call!(self.plugin, PJRT_Compile, args) }?;
         // SAFETY: the call made the executable, for us to own.
-        Ok(unsafe { Compiled::new(self.plugin, args.executable, sealed::digest(program)) })
+        Ok(unsafe { Compiled::new(self.plugin, args.executable, envelope::digest(program)) })
     }
 }
 

@@ -33,14 +33,14 @@ pub struct Chip {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Family {
     /// Google's, connected as a torus.
-    Tpu(Tpu),
+    Tpu(TpuSpec),
     /// NVIDIA's, connected by NVLink in a host and by a network between hosts.
-    Gpu(Gpu),
+    Gpu(GpuSpec),
 }
 
 /// A TPU generation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tpu {
+pub struct TpuSpec {
     /// The largest torus, in chips, sorted downwards; its length is the torus' number of dimensions.
     pub max_bounds: &'static [usize],
     /// Devices that PJRT shows for one chip.
@@ -57,7 +57,7 @@ pub struct Tpu {
 
 /// An NVIDIA GPU.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Gpu {
+pub struct GpuSpec {
     /// The most that one host holds.
     pub max_per_host: usize,
     /// Compute capability.
@@ -81,7 +81,7 @@ const HOPPER: Chip = Chip {
     name: "",
     title: "",
     kind: "",
-    family: Family::Gpu(Gpu {
+    family: Family::Gpu(GpuSpec {
         max_per_host: 8,
         compute_capability: (9, 0),
         num_cores: 132,
@@ -103,7 +103,7 @@ pub const CHIPS: &[Chip] = &[
         name: "v4",
         title: "TPU v4",
         kind: "TPU v4",
-        family: Family::Tpu(Tpu {
+        family: Family::Tpu(TpuSpec {
             max_bounds: &[16, 16, 16],
             devices_per_chip: 2,
             host_bounds: [2, 2],
@@ -123,7 +123,7 @@ pub const CHIPS: &[Chip] = &[
         name: "v5e",
         title: "TPU v5e",
         kind: "TPU v5 lite",
-        family: Family::Tpu(Tpu {
+        family: Family::Tpu(TpuSpec {
             max_bounds: &[16, 16],
             devices_per_chip: 1,
             host_bounds: [2, 2],
@@ -142,7 +142,7 @@ pub const CHIPS: &[Chip] = &[
         name: "v5p",
         title: "TPU v5p",
         kind: "TPU v5",
-        family: Family::Tpu(Tpu {
+        family: Family::Tpu(TpuSpec {
             max_bounds: &[24, 16, 16],
             devices_per_chip: 1,
             host_bounds: [2, 2],
@@ -162,7 +162,7 @@ pub const CHIPS: &[Chip] = &[
         name: "v6e",
         title: "TPU v6e (Trillium)",
         kind: "TPU v6 lite",
-        family: Family::Tpu(Tpu {
+        family: Family::Tpu(TpuSpec {
             max_bounds: &[16, 16],
             devices_per_chip: 1,
             host_bounds: [2, 2],
@@ -181,7 +181,7 @@ pub const CHIPS: &[Chip] = &[
         name: "tpu7x",
         title: "TPU7x (Ironwood)",
         kind: "TPU7x",
-        family: Family::Tpu(Tpu {
+        family: Family::Tpu(TpuSpec {
             max_bounds: &[36, 16, 16],
             devices_per_chip: 2,
             host_bounds: [2, 2],

@@ -60,7 +60,7 @@ pub(super) struct HloInstruction {
     #[prost(string, tag = "2")]
     pub opcode: String,
     #[prost(message, optional, tag = "3")]
-    pub shape: Option<Shape>,
+    pub shape: Option<HloShape>,
     #[prost(message, optional, tag = "7")]
     pub metadata: Option<OpMetadata>,
     #[prost(int64, tag = "9")]
@@ -121,14 +121,14 @@ pub(super) struct IotaReplicaGroupList {
 
 /// `xla.ShapeProto`.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Shape {
+pub(super) struct HloShape {
     /// `xla.PrimitiveType`.
     #[prost(int32, tag = "2")]
     pub element_type: i32,
     #[prost(int64, repeated, tag = "3")]
     pub dimensions: Vec<i64>,
     #[prost(message, repeated, tag = "4")]
-    pub tuple_shapes: Vec<Shape>,
+    pub tuple_shapes: Vec<HloShape>,
 }
 
 /// `xla.PrimitiveType`: number, name, bytes of an element.
@@ -154,11 +154,11 @@ const PRIMITIVE_TYPES: [(i32, &str, u64); 17] = [
 
 const TUPLE: i32 = 13;
 
-impl Shape {
+impl HloShape {
     /// Bytes of the array, or of all arrays of a tuple; tokens and opaque values have none.
     pub fn bytes(&self) -> u64 {
         if self.element_type == TUPLE {
-            return self.tuple_shapes.iter().map(Shape::bytes).sum();
+            return self.tuple_shapes.iter().map(HloShape::bytes).sum();
         }
         let element = PRIMITIVE_TYPES.iter().find(|row| row.0 == self.element_type);
         let size = element.map_or(0, |row| row.2);
@@ -169,7 +169,7 @@ impl Shape {
     /// `f32[2,3]`, `(f32[2], s32[])`.
     pub fn text(&self) -> String {
         if self.element_type == TUPLE {
-            let parts: Vec<_> = self.tuple_shapes.iter().map(Shape::text).collect();
+            let parts: Vec<_> = self.tuple_shapes.iter().map(HloShape::text).collect();
             return format!("({})", parts.join(", "));
         }
         let name = PRIMITIVE_TYPES.iter().find(|row| row.0 == self.element_type);

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::chips::{CHIPS, Chip, Family, Gpu, Tpu};
+use super::chips::{CHIPS, Chip, Family, GpuSpec, TpuSpec};
 use crate::pjrt::Value;
 
 /// The most hosts of GPUs; far more than one run has been reported on.
@@ -96,8 +96,8 @@ impl Target {
 }
 
 /// XLA's `GpuTargetConfigProto` as text: what its compiler would ask the driver for.
-fn gpu_config(chip: &Chip, gpu: &Gpu) -> String {
-    let Gpu { num_cores, l2_bytes, clock_ghz, compute_capability: (major, minor), .. } = gpu;
+fn gpu_config(chip: &Chip, gpu: &GpuSpec) -> String {
+    let GpuSpec { num_cores, l2_bytes, clock_ghz, compute_capability: (major, minor), .. } = gpu;
     let (memory, bandwidth, title) = (chip.memory_bytes, chip.memory_bytes_per_sec, chip.title);
     // The limits of threads, registers and shared memory are those of compute capability 9.0 in the
     // CUDA C++ Programming Guide, "Compute Capabilities".
@@ -162,7 +162,7 @@ fn read(family: &str, name: &str, sizes: &str) -> Result<Target, String> {
 }
 
 /// None where there are too many numbers or too few.
-fn slices(chip: &Chip, tpu: &Tpu, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
+fn slices(chip: &Chip, tpu: &TpuSpec, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
     let num_dims = tpu.max_bounds.len();
     let (bounds, rest) = sizes.split_at_checked(num_dims)?;
     let num_slices = match rest {
@@ -187,7 +187,7 @@ fn slices(chip: &Chip, tpu: &Tpu, sizes: &[usize]) -> Option<Result<Arrangement,
     Some(Ok(Arrangement::Slices { bounds: bounds.to_vec(), num_slices }))
 }
 
-fn hosts(chip: &Chip, gpu: &Gpu, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
+fn hosts(chip: &Chip, gpu: &GpuSpec, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
     let [num_hosts, gpus_per_host] = *sizes else { return None };
     if gpus_per_host > gpu.max_per_host {
         let max = gpu.max_per_host;

@@ -187,20 +187,20 @@ fn a_program_that_does_not_compile_says_why_and_too_many_replicas_is_an_error() 
 #[test]
 fn a_declaration_that_does_not_fit_its_text_is_an_error() {
     let client = client(2);
-    let border = |change: &dyn Fn(&mut hlo::Program)| {
+    let mismatch = |change: &dyn Fn(&mut hlo::Program)| {
         let mut program = accumulate(2, 4);
         change(&mut program);
         match client.compile(&program, &CompileOptions::default()) {
-            Err(Error::ProgramBorder { what, .. }) => what,
+            Err(Error::SignatureMismatch { what, .. }) => what,
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(border(&|p| drop(p.inputs.pop())), "inputs");
-    assert_eq!(border(&|p| p.inputs[0].donated = false), "inputs");
-    assert_eq!(border(&|p| p.inputs[1].ty.dims = vec![5]), "inputs");
-    assert_eq!(border(&|p| drop(p.outputs.pop())), "outputs");
-    assert_eq!(border(&|p| p.outputs[0].ty.dims = vec![2, 2]), "outputs");
-    assert_eq!(border(&|p| p.num_replicas = 1), "replicas");
+    assert_eq!(mismatch(&|p| drop(p.inputs.pop())), "inputs");
+    assert_eq!(mismatch(&|p| p.inputs[0].donated = false), "inputs");
+    assert_eq!(mismatch(&|p| p.inputs[1].ty.dims = vec![5]), "inputs");
+    assert_eq!(mismatch(&|p| drop(p.outputs.pop())), "outputs");
+    assert_eq!(mismatch(&|p| p.outputs[0].ty.dims = vec![2, 2]), "outputs");
+    assert_eq!(mismatch(&|p| p.num_replicas = 1), "replicas");
 }
 
 /// Each of these ends the process, hangs, or lets the replicas drift apart.

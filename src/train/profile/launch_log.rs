@@ -22,7 +22,7 @@ pub const ENVIRONMENT: [(&str, &str); 2] = [
 
 /// An op that was started.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Launch {
+pub struct ThunkLaunch {
     /// The runtime's name of the kind of op: `dot`, `kernel`, `copy`.
     pub kind: String,
     /// What it says of the op.
@@ -45,9 +45,9 @@ pub fn mark(starts: bool) -> String {
 }
 
 /// The ops of each step, in the order in which they started. What lies outside of steps is left out.
-pub fn steps(log: &str) -> Vec<Vec<Launch>> {
+pub fn steps(log: &str) -> Vec<Vec<ThunkLaunch>> {
     let mut steps = vec![];
-    let mut step: Option<Vec<Launch>> = None;
+    let mut step: Option<Vec<ThunkLaunch>> = None;
     // When the line before was written.
     let mut before = 0.0;
     for line in log.lines().filter_map(Line::parse) {
@@ -63,7 +63,7 @@ pub fn steps(log: &str) -> Vec<Vec<Launch>> {
             (OWN, _) => steps.extend(step.take()),
             (file, Some(step)) => match (file.strip_suffix("_thunk"), step.last_mut()) {
                 (Some(_), Some(launch)) if !ends_op => launch.details.push(line.message.to_owned()),
-                (Some(kind), _) => step.push(Launch {
+                (Some(kind), _) => step.push(ThunkLaunch {
                     kind: kind.to_owned(),
                     head: line.message.to_owned(),
                     details: vec![],

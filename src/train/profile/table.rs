@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use serde::Serialize;
 
-use super::launch_log::Launch;
+use super::launch_log::ThunkLaunch;
 use crate::metrics::median;
 use crate::targets::Instruction;
 
@@ -50,7 +50,7 @@ pub struct OpTime {
 
 impl OpTimes {
     /// Sums up the launches of some steps; none if there was no launch. `instructions` are those of the program.
-    pub(super) fn new(steps: &[Vec<Launch>], instructions: &[Instruction]) -> Option<Self> {
+    pub(super) fn new(steps: &[Vec<ThunkLaunch>], instructions: &[Instruction]) -> Option<Self> {
         let names: Vec<Vec<(String, String)>> =
             steps.iter().map(|step| step.iter().map(name).collect()).collect();
         let num_launches = steps.first().filter(|step| !step.is_empty())?.len();
@@ -76,7 +76,7 @@ impl OpTimes {
 /// For each key the median over the steps of its milliseconds, and its launches in the first step; the longest
 /// first.
 fn sums<K: Clone + Eq + Ord + std::hash::Hash>(
-    steps: &[Vec<Launch>],
+    steps: &[Vec<ThunkLaunch>],
     names: &[Vec<(String, String)>],
     key: impl Fn(&(String, String)) -> K,
 ) -> Vec<(K, (f64, usize))> {
@@ -98,7 +98,7 @@ fn sums<K: Clone + Eq + Ord + std::hash::Hash>(
 
 /// Kind and name of an op. A kernel has a name, which begins with `wrapped_` where it is a single
 /// instruction, and is a fusion otherwise; other ops are told apart by their types.
-fn name(launch: &Launch) -> (String, String) {
+fn name(launch: &ThunkLaunch) -> (String, String) {
     const KERNEL: &str = "Launch host kernel ";
     if let Some(rest) = launch.head.strip_prefix(KERNEL) {
         let name = rest.split_whitespace().next().unwrap_or(rest);

@@ -9,20 +9,26 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::InstallError;
-use super::installation::{Found, InstallOptions, Source, installed};
-use super::pinned::{Pinned, pinned};
+use super::catalog::{CatalogEntry, catalog_entry};
+use super::location::{FoundPlugin, InstallOptions, PluginSource, installed};
 
 /// The plugin called `name` (`cpu`, `cuda`, `tpu`, or the path of a .so file) if it is on this
 /// machine. Whether a path is a plugin, and whether an installed one is whole, is seen when it is loaded.
 ///
 /// # Errors
 /// [`InstallError::UnknownName`] for other names.
-pub fn find(name: &str, options: &InstallOptions) -> Result<Option<Found>, InstallError> {
+pub fn find(name: &str, options: &InstallOptions) -> Result<Option<FoundPlugin>, InstallError> {
     if name.contains('/') || name.ends_with(".so") {
         let path = PathBuf::from(name);
-        return Ok(Some(Found { name: name.into(), path, version: None, source: Source::Path }));
+        return Ok(Some(FoundPlugin {
+            name: name.into(),
+            path,
+            version: None,
+            source: PluginSource::Path,
+        }));
     }
-    let plugin = pinned(name).ok_or_else(|| InstallError::UnknownName { name: name.into() })?;
+    let plugin =
+        catalog_entry(name).ok_or_else(|| InstallError::UnknownName { name: name.into() })?;
     Ok(installed(plugin, options).or_else(|| in_python(plugin, &options.python)))
 }
 
@@ -48,7 +54,7 @@ if spec and spec.submodule_search_locations:
 ";
 
 /// The plugin among the packages of a Python.
-pub(super) fn in_python(plugin: &'static Pinned, python: &Path) -> Option<Found> {
+pub(super) fn in_python(plugin: &'static CatalogEntry, python: &Path) -> Option<FoundPlugin> {
     let module = plugin.directory.replace('/', ".");
     let output = Command::new(python)
         .args(["-c", ASK_PYTHON, &module, plugin.packages[0].distribution])
@@ -57,10 +63,10 @@ pub(super) fn in_python(plugin: &'static Pinned, python: &Path) -> Option<Found>
     let said = String::from_utf8(output.stdout).ok()?;
     let mut lines = said.lines();
     let path = Path::new(lines.next()?).join(plugin.library);
-    path.is_file().then(|| Found {
+    path.is_file().then(|| FoundPlugin {
         name: plugin.name.to_owned(),
         path,
         version: lines.next().map(str::to_owned),
-        source: Source::Python,
+        source: PluginSource::Python,
     })
 }

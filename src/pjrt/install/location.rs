@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use etcetera::BaseStrategy;
 
 use super::InstallError;
-use super::pinned::{PLUGINS, Pinned};
+use super::catalog::{CatalogEntry, PLUGINS};
 
 /// Where plugins are put, and who fetches them.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ impl InstallOptions {
 
 /// A plugin on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundPlugin {
     /// The name or path that it was asked for by.
     pub name: String,
     /// Its shared library.
@@ -56,12 +56,12 @@ pub struct Found {
     /// Its version, where known.
     pub version: Option<String>,
     /// Where it was found.
-    pub source: Source,
+    pub source: PluginSource,
 }
 
 /// Where a plugin was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum PluginSource {
     /// Its path was given.
     Path,
     /// Our own cache.
@@ -71,29 +71,32 @@ pub enum Source {
 }
 
 /// The plugin in our own cache.
-pub(super) fn installed(plugin: &'static Pinned, options: &InstallOptions) -> Option<Found> {
+pub(super) fn installed(
+    plugin: &'static CatalogEntry,
+    options: &InstallOptions,
+) -> Option<FoundPlugin> {
     let path = library(plugin, options);
-    path.is_file().then(|| Found {
+    path.is_file().then(|| FoundPlugin {
         name: plugin.name.to_owned(),
         path,
         version: Some(plugin.version().to_owned()),
-        source: Source::Cache,
+        source: PluginSource::Cache,
     })
 }
 
 /// Where the library of an installed plugin is.
-pub(super) fn library(plugin: &Pinned, options: &InstallOptions) -> PathBuf {
+pub(super) fn library(plugin: &CatalogEntry, options: &InstallOptions) -> PathBuf {
     install_dir(plugin, options).join(plugin.library_path())
 }
 
 /// The directory of an installed plugin. The processor stands in the name because home directories are shared between machines.
-pub(super) fn install_dir(plugin: &Pinned, options: &InstallOptions) -> PathBuf {
+pub(super) fn install_dir(plugin: &CatalogEntry, options: &InstallOptions) -> PathBuf {
     let name = format!("{}-{}-{}", plugin.name, plugin.version(), std::env::consts::ARCH);
     options.plugins_dir().join(name)
 }
 
 /// The plugin that a directory is named for, in whatever version.
-pub(super) fn plugin_of_dir(dir: &Path) -> Option<&'static Pinned> {
+pub(super) fn plugin_of_dir(dir: &Path) -> Option<&'static CatalogEntry> {
     let file_name = dir.file_name()?.to_str()?;
     PLUGINS.iter().find(|plugin| {
         let rest = file_name.strip_prefix(plugin.name).and_then(|rest| rest.strip_prefix('-'));

@@ -6,16 +6,32 @@
 //! `plugins/NAME-VERSION-PROCESSOR` of the cache directory. A record of the files stands beside them, see
 //! `record.rs`.
 
+mod catalog;
+mod elf;
+mod error;
+mod find;
+mod hash;
+mod installed;
+mod location;
+mod record;
+mod wheel;
+
 use std::fs;
 use std::io;
 
-use super::InstallError;
-use super::find::find;
-use super::installation::{Found, InstallOptions, install_dir, installed};
-use super::installed::{lock, verify_files};
-use super::pinned::pinned;
-use super::record::Record;
-use super::wheel::{check_hash, download, hashes, unpack, wheel_of};
+use catalog::catalog_entry;
+use installed::{lock, verify_files};
+use location::{install_dir, installed};
+use record::Record;
+use wheel::{check_hash, download, hashes, unpack, wheel_of};
+
+pub(super) use elf::{check_library, missing_bytes};
+pub use error::InstallError;
+pub use find::{find, nvidia_packages};
+pub(super) use hash::hex;
+pub use installed::{Listed, Verified, installed_names, list, remove, verify};
+pub use location::{FoundPlugin, InstallOptions, PluginSource};
+pub(super) use record::{check_before_load, files_below};
 
 /// Installs the plugin called `name` (`cpu`, `cuda`, `tpu`) unless it is installed and all its files are
 /// what they were then, and says where it is. A damaged one is installed again, after telling `say` so.
@@ -28,8 +44,9 @@ pub fn install(
     name: &str,
     options: &InstallOptions,
     say: impl Fn(&str),
-) -> Result<Found, InstallError> {
-    let plugin = pinned(name).ok_or_else(|| InstallError::UnknownName { name: name.to_owned() })?;
+) -> Result<FoundPlugin, InstallError> {
+    let plugin =
+        catalog_entry(name).ok_or_else(|| InstallError::UnknownName { name: name.to_owned() })?;
     let hashes = hashes(plugin)?;
     let plugins_dir = options.plugins_dir();
     let cache_error = |source| InstallError::Cache { path: plugins_dir.clone(), source };
@@ -104,11 +121,11 @@ pub fn find_or_install(
     name: &str,
     options: &InstallOptions,
     say: impl Fn(&str),
-) -> Result<Found, InstallError> {
+) -> Result<FoundPlugin, InstallError> {
     if let Some(found) = find(name, options)? {
         return Ok(found);
     }
-    match pinned(name) {
+    match catalog_entry(name) {
         Some(plugin) if plugin.name == "cpu" => {
             say(&format!(
                 "fetching the CPU plugin with pip, once: {} {}",

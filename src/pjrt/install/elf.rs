@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::{Error, Result};
+use crate::pjrt::{Error, Result};
 
 /// The ELF machine numbers of the processors that plugins exist for.
 const MACHINES: [(u16, &str); 2] = [(62, "x86_64"), (183, "aarch64")];
@@ -23,7 +23,7 @@ const SEGMENT: u64 = 56;
 ///
 /// # Errors
 /// [`Error::UnreadablePlugin`], [`Error::NotAPlugin`], [`Error::WrongArchitecture`], [`Error::IncompletePlugin`].
-pub(super) fn check_library(path: &Path) -> Result<()> {
+pub(in crate::pjrt) fn check_library(path: &Path) -> Result<()> {
     let unreadable = |source| Error::UnreadablePlugin { path: path.to_path_buf(), source };
     let not_a_plugin =
         |reason: &str| Error::NotAPlugin { path: path.to_path_buf(), reason: reason.into() };
@@ -58,7 +58,7 @@ pub(super) fn check_library(path: &Path) -> Result<()> {
 
 /// How many bytes are at least missing at the end of a 64-bit ELF file, by what its header says of its segments and its
 /// table of sections. 0 for a file of another kind, of which nothing is known.
-pub(super) fn missing_bytes(file: &File) -> io::Result<u64> {
+pub(in crate::pjrt) fn missing_bytes(file: &File) -> io::Result<u64> {
     let header = header(file)?;
     let is_elf64 = header.starts_with(MAGIC) && header.get(4..6).is_none_or(|kind| kind == [2, 1]);
     if !is_elf64 {

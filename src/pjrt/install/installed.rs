@@ -4,9 +4,11 @@ use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
 
+use super::catalog::{CatalogEntry, PLUGINS, catalog_entry};
 use super::find::{find, in_python};
-use super::installation::{Found, InstallOptions, install_dir, installed, library, plugin_of_dir};
-use super::pinned::{PLUGINS, Pinned, pinned};
+use super::location::{
+    FoundPlugin, InstallOptions, install_dir, installed, library, plugin_of_dir,
+};
 use super::record::{self, Hashed, LOCK, Record};
 use super::{InstallError, elf};
 
@@ -18,7 +20,7 @@ pub struct Listed {
     /// The version that would be installed.
     pub version: &'static str,
     /// Where it is, if it is on this machine.
-    pub found: Option<Found>,
+    pub found: Option<FoundPlugin>,
     /// What is wrong with its files, if anything is, as far as their sizes and times tell.
     pub damage: Option<String>,
 }
@@ -27,7 +29,7 @@ pub struct Listed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// The plugin.
-    pub found: Found,
+    pub found: FoundPlugin,
     /// Files of it.
     pub num_files: usize,
     /// Their bytes.
@@ -52,7 +54,7 @@ pub fn list(options: &InstallOptions) -> Vec<Listed> {
 
 /// The plugins of which this program has installed something, be it damaged.
 pub fn installed_names(options: &InstallOptions) -> Vec<&'static str> {
-    let is_there = |plugin: &&Pinned| install_dir(plugin, options).is_dir();
+    let is_there = |plugin: &&CatalogEntry| install_dir(plugin, options).is_dir();
     PLUGINS.iter().filter(is_there).map(|plugin| plugin.name).collect()
 }
 
@@ -62,7 +64,8 @@ pub fn installed_names(options: &InstallOptions) -> Vec<&'static str> {
 /// [`InstallError::Damaged`]; [`InstallError::UnknownName`], [`InstallError::NotInstalled`],
 /// [`InstallError::OfPython`], and [`InstallError::Cache`] where files cannot be recorded.
 pub fn verify(name: &str, options: &InstallOptions) -> Result<Verified, InstallError> {
-    let plugin = pinned(name).ok_or_else(|| InstallError::UnknownName { name: name.to_owned() })?;
+    let plugin =
+        catalog_entry(name).ok_or_else(|| InstallError::UnknownName { name: name.to_owned() })?;
     if !install_dir(plugin, options).is_dir() {
         return Err(not_ours(plugin, options));
     }
@@ -73,7 +76,7 @@ pub fn verify(name: &str, options: &InstallOptions) -> Result<Verified, InstallE
 
 /// [`verify`] for who holds the lock.
 pub(super) fn verify_files(
-    plugin: &'static Pinned,
+    plugin: &'static CatalogEntry,
     options: &InstallOptions,
 ) -> Result<Verified, InstallError> {
     let dir = install_dir(plugin, options);
@@ -111,7 +114,8 @@ pub(super) fn verify_files(
 /// [`InstallError::UnknownName`], [`InstallError::NotInstalled`], [`InstallError::OfPython`], and
 /// [`InstallError::Cache`] where it cannot be removed.
 pub fn remove(name: &str, options: &InstallOptions) -> Result<Vec<PathBuf>, InstallError> {
-    let plugin = pinned(name).ok_or_else(|| InstallError::UnknownName { name: name.to_owned() })?;
+    let plugin =
+        catalog_entry(name).ok_or_else(|| InstallError::UnknownName { name: name.to_owned() })?;
     let plugins_dir = options.plugins_dir();
     if !plugins_dir.is_dir() {
         return Err(not_ours(plugin, options));
@@ -136,7 +140,7 @@ pub fn remove(name: &str, options: &InstallOptions) -> Result<Vec<PathBuf>, Inst
 }
 
 /// Why there is nothing to verify or to remove.
-fn not_ours(plugin: &'static Pinned, options: &InstallOptions) -> InstallError {
+fn not_ours(plugin: &'static CatalogEntry, options: &InstallOptions) -> InstallError {
     match find(plugin.name, options) {
         Ok(Some(found)) => InstallError::OfPython { name: plugin.name, path: found.path },
         _ => InstallError::NotInstalled { name: plugin.name },
@@ -144,7 +148,7 @@ fn not_ours(plugin: &'static Pinned, options: &InstallOptions) -> InstallError {
 }
 
 /// What is wrong with the plugin in our own cache, as far as sizes and times tell.
-pub(super) fn damage(plugin: &'static Pinned, options: &InstallOptions) -> Option<String> {
+pub(super) fn damage(plugin: &'static CatalogEntry, options: &InstallOptions) -> Option<String> {
     record::check(&install_dir(plugin, options)).err()
 }
 

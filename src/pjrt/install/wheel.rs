@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::InstallError;
+use super::catalog::{CatalogEntry, Package};
 use super::hash::sha256_of;
-use super::installation::InstallOptions;
-use super::pinned::{Package, Pinned};
+use super::location::InstallOptions;
 
 /// The hash of each wheel for this machine.
-pub(super) fn hashes(plugin: &'static Pinned) -> Result<Vec<&'static str>, InstallError> {
+pub(super) fn hashes(plugin: &'static CatalogEntry) -> Result<Vec<&'static str>, InstallError> {
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     let of = |package: &Package| package.sha256.iter().find(|row| row.0 == arch).map(|row| row.1);
     let hashes: Option<Vec<_>> = plugin.packages.iter().map(of).collect();
@@ -30,7 +30,7 @@ pub(super) fn hashes(plugin: &'static Pinned) -> Result<Vec<&'static str>, Insta
 }
 
 /// pip's arguments, but for the destination and what to fetch.
-fn pip_arguments(plugin: &Pinned) -> Vec<String> {
+fn pip_arguments(plugin: &CatalogEntry) -> Vec<String> {
     let mut arguments: Vec<String> =
         ["-m", "pip", "download", "--no-deps", "--only-binary=:all:"].map(String::from).into();
     for platform in plugin.platforms {
@@ -47,7 +47,7 @@ fn pip_arguments(plugin: &Pinned) -> Vec<String> {
 
 /// Has pip put the plugin's wheels into the directory `wheels`.
 pub(super) fn download(
-    plugin: &'static Pinned,
+    plugin: &'static CatalogEntry,
     hashes: &[&str],
     wheels: &Path,
     options: &InstallOptions,

@@ -11,7 +11,7 @@ use super::{Error, Result};
 /// Compares the arguments of `@main`, their donation, and the replica count with the declaration.
 /// (The results are compared with what the compiled executable says of itself.)
 pub(super) fn check_inputs(program: &Program) -> Result<()> {
-    let differ = |what, reason: String| Err(Error::ProgramBorder { what, reason });
+    let differ = |what, reason: String| Err(Error::SignatureMismatch { what, reason });
     let text = &without_comments(&program.text);
     check_mode(text)?;
     if let Some(found) = number_after(text, "mhlo.num_replicas =")

@@ -43,7 +43,7 @@ pub struct AllReduce {
 
 /// The answer of `lockstep plan`.
 #[derive(Clone, Debug, Serialize)]
-pub struct ScalingPlan {
+pub struct ScalingPrediction {
     /// The target, as it is written.
     pub target: String,
     /// Every size, smallest first.
@@ -78,7 +78,7 @@ pub struct Measured {
 /// A step waits noticeably where this share of it is exposed communication.
 const NOTICEABLE: f64 = 0.1;
 
-impl ScalingPlan {
+impl ScalingPrediction {
     /// From the steps at several sizes, smallest first.
     pub fn new(target: &Target, steps: &[Measured]) -> Self {
         let mut rows: Vec<Row> = steps.iter().map(|step| row(target, step)).collect();

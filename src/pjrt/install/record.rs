@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::hash::sha256_of;
-use super::installation::plugin_of_dir;
+use super::location::plugin_of_dir;
 use super::{InstallError, elf};
 
 /// The record's name in the directory of a plugin.
@@ -161,7 +161,7 @@ pub(super) fn check(dir: &Path) -> Result<(), String> {
 ///
 /// # Errors
 /// [`InstallError::Damaged`].
-pub(super) fn check_before_load(library: &Path) -> Result<(), InstallError> {
+pub(in crate::pjrt) fn check_before_load(library: &Path) -> Result<(), InstallError> {
     let mut dirs = library.ancestors().skip(1).take(MAX_DEPTH);
     let Some(dir) = dirs.find(|dir| dir.join(FILE).exists()) else { return Ok(()) };
     check(dir).map_err(|reason| InstallError::Damaged {
@@ -190,7 +190,7 @@ pub(super) fn check_unrecorded(dir: &Path) -> Result<(), String> {
 }
 
 /// All files below `dir`, sorted.
-pub(super) fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
+pub(in crate::pjrt) fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut dirs = vec![dir.to_path_buf()];
     while let Some(dir) = dirs.pop() {

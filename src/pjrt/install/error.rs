@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::pinned::PLUGINS;
+use super::catalog::PLUGINS;
 
 /// Why a plugin could not be found or installed.
 #[derive(Debug, thiserror::Error)]

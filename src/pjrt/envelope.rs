@@ -16,7 +16,7 @@ pub(super) fn digest(program: &Program) -> [u8; DIGEST] {
 }
 
 /// Magic, digest of the program, digest of the payload, payload.
-pub(super) fn seal(program: &[u8; DIGEST], payload: &[u8]) -> Vec<u8> {
+pub(super) fn enclose(program: &[u8; DIGEST], payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + payload.len());
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(program);
@@ -26,7 +26,7 @@ pub(super) fn seal(program: &[u8; DIGEST], payload: &[u8]) -> Vec<u8> {
 }
 
 /// The payload, if the bytes are whole and of that program.
-pub(super) fn unseal<'a>(program: &[u8; DIGEST], bytes: &'a [u8]) -> Result<&'a [u8]> {
+pub(super) fn open<'a>(program: &[u8; DIGEST], bytes: &'a [u8]) -> Result<&'a [u8]> {
     let refuse = |reason: &str| Err(Error::Serialized { reason: reason.into() });
     if bytes.len() < HEADER || !bytes.starts_with(MAGIC) {
         return refuse("the bytes do not begin as a serialized executable does");

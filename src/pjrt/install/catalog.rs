@@ -11,7 +11,7 @@
 
 /// A plugin that `lockstep plugin install` knows.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(super) struct CatalogEntry {
     /// `cpu`, `cuda`, `cuda-compiler`, `tpu`.
     pub name: &'static str,
     /// The wheels it consists of, the plugin's own first.
@@ -40,7 +40,7 @@ pub(super) struct Package {
     pub sha256: &'static [(&'static str, &'static str)],
 }
 
-impl Pinned {
+impl CatalogEntry {
     /// The version of the plugin itself.
     pub fn version(&self) -> &'static str {
         self.packages[0].version
@@ -94,8 +94,8 @@ const CUDA_NVVM: Package = Package {
 };
 
 /// Every plugin that can be installed.
-pub(super) const PLUGINS: &[Pinned] = &[
-    Pinned {
+pub(super) const PLUGINS: &[CatalogEntry] = &[
+    CatalogEntry {
         name: "cpu",
         python_version: None,
         platforms: &["manylinux_2_27_{arch}"],
@@ -111,7 +111,7 @@ pub(super) const PLUGINS: &[Pinned] = &[
             ],
         }],
     },
-    Pinned {
+    CatalogEntry {
         name: "cuda",
         python_version: None,
         platforms: CUDA_PLATFORMS,
@@ -215,7 +215,7 @@ pub(super) const PLUGINS: &[Pinned] = &[
     },
     // To compile for GPUs on a machine without one: half a gigabyte instead of several. The plugin's own
     // layout lets it find the assembler and the device library.
-    Pinned {
+    CatalogEntry {
         name: "cuda-compiler",
         python_version: None,
         platforms: CUDA_PLATFORMS,
@@ -227,7 +227,7 @@ pub(super) const PLUGINS: &[Pinned] = &[
             Package { keep: "nvidia/cu13/nvvm/libdevice/", ..CUDA_NVVM },
         ],
     },
-    Pinned {
+    CatalogEntry {
         name: "tpu",
         python_version: Some("3.12"),
         platforms: &["manylinux_2_31_{arch}"],
@@ -246,6 +246,6 @@ pub(super) const PLUGINS: &[Pinned] = &[
 ];
 
 /// The plugin called `name`.
-pub(super) fn pinned(name: &str) -> Option<&'static Pinned> {
+pub(super) fn catalog_entry(name: &str) -> Option<&'static CatalogEntry> {
     PLUGINS.iter().find(|plugin| plugin.name == name)
 }

@@ -21,6 +21,6 @@ pub(super) fn sha256_of(path: &Path) -> io::Result<String> {
 }
 
 /// Lower-case hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(in crate::pjrt) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
