@@ -21,15 +21,14 @@ pub(super) struct ValueType {
 /// One value on all replicas: one device buffer for each replica of this process, of the same dtype and
 /// dims, not necessarily of the same content.
 ///
-/// It keeps its client alive. There is no `Clone`: a value given to [`super::Arg::Donate`] is gone,
-/// and the borrow checker knows.
+/// It keeps its client alive. It is not `Clone`, so that a value given to [`super::Arg::Donate`] is moved.
 pub struct Buffers {
     block: Arc<Block>,
     index: usize,
 }
 
-/// What one launch or one upload made: all its values share one allocation for their pointers and one
-/// reference to the client, because a step makes and destroys hundreds of small values.
+/// All values of one launch or upload. They share one allocation for their pointers and one reference to the
+/// client, because a step makes and destroys hundreds of small values.
 pub(super) struct Block {
     pub client: Client,
     pub types: Arc<[ValueType]>,
@@ -46,7 +45,7 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// One `Buffers` for every value of the block. Must be called once: the results own the pointers.
+    /// One `Buffers` for each value of the block. Must be called once: the results own the pointers.
     pub fn into_values(self) -> Vec<Buffers> {
         let block = Arc::new(self);
         (0..block.types.len()).map(|index| Buffers { block: block.clone(), index }).collect()
@@ -82,7 +81,7 @@ impl Buffers {
         &self.value_type().dims
     }
 
-    /// Bytes of the value on one replica, as a host holds them: without a device's padding.
+    /// Bytes of the value on one replica in host layout, without a device's padding.
     pub fn num_bytes(&self) -> usize {
         self.dims().iter().product::<usize>() * self.dtype().size_bytes()
     }
@@ -102,11 +101,11 @@ impl Buffers {
         &self.block.client
     }
 
-    /// `true` if the value is there on every addressable replica, `false` while the program that
+    /// `true` if the value is available on every addressable replica, `false` while the program that
     /// computes it runs.
     ///
     /// # Errors
-    /// When the plugin cannot say.
+    /// What the plugin reports.
     pub fn is_ready(&self) -> Result<bool> {
         for position in 0..self.num_addressable() {
             if !self.ready_event(position)?.is_ready()? {
@@ -116,7 +115,7 @@ impl Buffers {
         Ok(true)
     }
 
-    /// Blocks until the value is there on every addressable replica.
+    /// Blocks until the value is available on every addressable replica.
     ///
     /// # Errors
     /// [`Error::Replica`] when the program that computes it failed.
@@ -129,7 +128,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// Where the buffer of a replica is.
+    /// Position of a replica's buffer.
     fn position(&self, replica: usize) -> Result<usize> {
         let placement = self.placement();
         placement.position(replica).ok_or_else(|| {
@@ -161,7 +160,7 @@ impl Buffers {
         let plugin = *self.client().plugin();
         let mut literal = Literal::zeros(self.dtype(), self.dims());
         let bytes = literal.bytes_mut();
-        // Devices may hold dims in another order; the host's order is asked for explicitly.
+        // Devices may store dims in another order, so host order is requested explicitly.
         let minor_to_major: Vec<i64> = (0..self.dims().len() as i64).rev().collect();
         let mut layout = PJRT_Buffer_MemoryLayout {
             tiled: PJRT_Buffer_MemoryLayout_Tiled {
@@ -189,7 +188,7 @@ impl Buffers {
         })
     }
 
-    /// One replica's value on the host: [`Self::to_host`], waited for.
+    /// Copies one replica's value to the host and waits for it.
     ///
     /// # Errors
     /// As [`Self::to_host`], and [`Error::Replica`] when the program that computes the value failed.
@@ -199,8 +198,8 @@ impl Buffers {
             .map_err(|source| Error::Replica { replica, source: Box::new(source) })
     }
 
-    /// The address of one replica's bytes, where the plugin has such a thing. For telling whether two
-    /// values share memory, not for reading.
+    /// The address of one replica's bytes, if the plugin has one. To compare whether two values share memory,
+    /// not to read from.
     ///
     /// # Errors
     /// As [`Self::to_host`].
@@ -236,7 +235,7 @@ impl Drop for Buffers {
     }
 }
 
-/// A copy to the host under way.
+/// A copy to the host in progress.
 #[derive(Debug)]
 pub struct Pending {
     literal: Option<Literal>,
@@ -245,15 +244,15 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Has the copy finished, or failed?
+    /// `true` if the copy has finished or failed.
     ///
     /// # Errors
-    /// When the plugin cannot say.
+    /// What the plugin reports.
     pub fn is_ready(&self) -> Result<bool> {
         self.event.is_ready()
     }
 
-    /// Blocks until the value is on the host.
+    /// Blocks until the copy has finished.
     ///
     /// # Errors
     /// What the plugin reports: a failed copy, or the failure of the program that computes the value.
@@ -290,7 +289,7 @@ pub(super) fn buffer_type(dtype: DType) -> i32 {
     BUFFER_TYPES.iter().find(|row| row.0 == dtype).map_or(0, |row| row.1)
 }
 
-/// The dtype with PJRT's number, or none for a type that `hlo` does not have.
+/// The dtype with PJRT's number, or `None` for a type that `hlo` does not have.
 pub(super) fn dtype_of(buffer_type: i32) -> Option<DType> {
     BUFFER_TYPES.iter().find(|row| row.1 == buffer_type).map(|row| row.0)
 }

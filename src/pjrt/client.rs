@@ -35,7 +35,7 @@ struct Inner {
     process_index: usize,
     cpu_waits: CpuWaits,
     queue: Mutex<LaunchQueue>,
-    /// Called by the plugin for as long as the client lives.
+    /// The plugin calls it as long as the client lives.
     _key_value_store: Option<Box<Arc<dyn KeyValueStore>>>,
 }
 
@@ -52,12 +52,11 @@ struct LaunchQueue {
     scratch: Scratch,
 }
 
-/// How many launches this process has made. XLA's CPU backend tells collectives apart by the number of their launch
-/// alone: with equal numbers, replicas of two clients would meet and read each other's memory.
+/// Launches of this process so far. XLA's CPU backend tells collectives apart by launch id alone: with equal ids,
+/// replicas of two clients would meet and read each other's memory.
 static NUM_LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
-/// Another number than any launch of this process has had: 1 to 2^31 - 1, and then again from 1. 0 would mean that the
-/// launch has none.
+/// The next unused launch id: 1 to 2^31 - 1, then again from 1. 0 would mean that the launch has none.
 fn next_launch_id() -> i32 {
     let before = NUM_LAUNCHES.fetch_add(1, Ordering::Relaxed) % i32::MAX as u64;
     before as i32 + 1
@@ -74,8 +73,8 @@ pub(super) struct Scratch {
 }
 
 impl Client {
-    /// Makes a client. `options` are the plugin's own; `store` lets the plugin's instances in several
-    /// processes find each other, and is called until the client is gone.
+    /// Makes a client. `options` are plugin specific. Through `store` the plugin's instances in several
+    /// processes find each other; it is called until the client is dropped.
     ///
     /// # Errors
     /// [`Error::ClientOption`] for options that the CPU plugin would ignore or abort on; otherwise
@@ -96,7 +95,8 @@ impl Client {
         Self::cpu_with(plugin, num_devices, CpuWaits::default())
     }
 
-    /// [`Self::cpu`] for programs that may wait for more than collectives. More workers make a step slower.
+    /// [`Self::cpu`] for programs that may wait for more than collectives. The additional workers make a step
+    /// slower.
     ///
     /// # Errors
     /// As [`Self::cpu`].
@@ -113,8 +113,8 @@ impl Client {
     ) -> Result<Self> {
         let num_cpu_devices = cpu::device_count(options)?;
         let mut inner = match num_cpu_devices {
-            // Workers come with devices, of which there are at least as many as were asked for: the others are
-            // never used.
+            // The number of workers follows that of devices, so more devices may be created than requested. The
+            // additional ones are never used.
             Some(num_devices) => {
                 let num_workers = cpu::num_workers(num_devices, cpu_waits);
                 let mut options = options.to_vec();
@@ -135,7 +135,7 @@ impl Client {
                 });
             }
             let Some(num_devices) = num_cpu_devices else {
-                // Now that the platform is known: as many devices again, with the workers that they need.
+                // The platform is known now: create as many devices again, with the workers that they need.
                 let count = Value::Int64(inner.devices.len() as i64);
                 drop(inner);
                 return Self::open(plugin, &[(cpu::DEVICE_COUNT, count)], store, cpu_waits);
@@ -161,22 +161,22 @@ impl Client {
         self.0.platform()
     }
 
-    /// The kind of the devices in the plugin's own words.
+    /// The plugin's name for the kind of the devices.
     pub fn platform_name(&self) -> &str {
         &self.0.platform_name
     }
 
-    /// The plugin's own words on its version.
+    /// The plugin's description of its version.
     pub fn platform_version(&self) -> &str {
         &self.0.platform_version
     }
 
-    /// This process among those that form one client, 0 when it is alone.
+    /// Index of this process among those that form one client, 0 with one process.
     pub fn process_index(&self) -> usize {
         self.0.process_index
     }
 
-    /// The devices that this process can use.
+    /// The addressable devices: those of this process.
     pub fn devices(&self) -> &[Device] {
         &self.0.devices
     }
@@ -228,8 +228,7 @@ impl Client {
         Ok(placement)
     }
 
-    /// The allocator's figures for the device with index `device`, or none where the plugin does not
-    /// count.
+    /// Memory statistics of the device with index `device`, or `None` if the plugin has none.
     ///
     /// # Errors
     /// [`Error::NoSuchReplica`] for an index past the devices; otherwise what the plugin reports.
@@ -243,7 +242,7 @@ impl Client {
         found.memory_stats(self.plugin())
     }
 
-    /// What the client's programs may wait for, on the CPU platform.
+    /// What the client's programs may wait for on the CPU platform.
     pub(super) fn cpu_waits(&self) -> CpuWaits {
         self.0.cpu_waits
     }
@@ -260,8 +259,8 @@ impl Client {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Runs `launch` with a launch id of its own. Launches of one client go out one at a time, so that
-    /// every device meets them in the same order. Blocks while too many are in flight.
+    /// Runs `launch` with a unique launch id. A client starts one launch at a time, so that every device
+    /// gets them in the same order. Blocks while too many are in flight.
     pub(super) fn launch(
         &self,
         launch: impl FnOnce(i32, &mut Scratch) -> Result<Completion>,
@@ -273,7 +272,7 @@ impl Client {
         if queue.launches.len() >= MAX_QUEUED_LAUNCHES
             && let Some(oldest) = queue.launches.pop_front()
         {
-            // Its error, if any, is seen by whoever waits for that launch or its results.
+            // An error is reported to whoever waits for that launch or its results.
             let _ = oldest.wait();
         }
         let completion = launch(next_launch_id(), &mut queue.scratch)?;
@@ -289,7 +288,7 @@ impl fmt::Debug for Client {
 }
 
 impl Inner {
-    /// Has the plugin make a client, and asks it what it is.
+    /// Makes a client of the plugin and queries its properties.
     fn create(
         plugin: &Plugin,
         options: &[(&str, Value)],
@@ -331,7 +330,7 @@ impl Inner {
         Platform::from_name(&self.platform_name)
     }
 
-    /// Fills in what never changes over the life of a client.
+    /// Fills in the properties that never change over the life of a client.
     fn describe(&mut self) -> Result<()> {
         let (plugin, client) = (self.plugin, self.raw);
         let mut name =

@@ -1,4 +1,4 @@
-//! From a program's text to an [`Executable`].
+//! Compiling and loading programs.
 
 use std::ptr;
 
@@ -36,8 +36,8 @@ impl Client {
         Executable::new(self, args.executable, program, &assignment)
     }
 
-    /// Loads what [`Executable::serialize`] made from the same program with the same options, on the same
-    /// kind of machine with the same plugin. [`super::compile_cached`] makes sure of that.
+    /// Loads an executable that was serialized with [`Executable::serialize`]. Program, options, plugin and
+    /// kind of machine must be the same, which [`super::compile_cached`] ensures.
     ///
     /// # Errors
     /// [`Error::Serialized`] when the bytes are damaged or of another program, [`Error::DeviceAssignment`] when
@@ -64,7 +64,7 @@ impl Client {
 }
 
 impl Executable {
-    /// Takes over a loaded executable and holds what it says of itself against the program.
+    /// Takes ownership of a loaded executable and checks its signature against the program.
     fn new(
         client: &Client,
         loaded: *mut PJRT_LoadedExecutable,
@@ -128,9 +128,8 @@ impl Executable {
         }
         for (output, found) in self.outputs.iter().zip(found) {
             if found.as_ref() != Some(&value_type(&output.ty)) {
-                let found = found.map_or("of a type unknown here".into(), |ty| {
-                    format!("{}{:?}", ty.dtype, ty.dims)
-                });
+                let found = found
+                    .map_or("of an unknown type".into(), |ty| format!("{}{:?}", ty.dtype, ty.dims));
                 return differ(
                     "outputs",
                     format!(
@@ -143,7 +142,7 @@ impl Executable {
         Ok(())
     }
 
-    /// What the plugin says the results are; none for a dtype that `hlo` does not have.
+    /// Result types as the plugin reports them; `None` for a dtype that `hlo` does not have.
     fn plugin_output_types(&self) -> Result<Vec<Option<ValueType>>> {
         let plugin: &Plugin = self.client.plugin();
         let executable = self.compiled.raw();
@@ -179,7 +178,7 @@ impl Executable {
     }
 }
 
-/// The C form of a program, which it points into: valid while the program lives.
+/// The C form of a program. It points into the program and is valid while that lives.
 pub(super) fn mlir(program: &Program) -> PJRT_Program {
     const FORMAT: &str = "mlir";
     PJRT_Program {

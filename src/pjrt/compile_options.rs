@@ -1,4 +1,4 @@
-//! What a compiler is told besides the program, and its encoding as XLA's `CompileOptionsProto`.
+//! Compile options, and their encoding as XLA's `CompileOptionsProto`.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -15,7 +15,7 @@ pub struct CompileOptions {
     /// [`Client::global_devices`] in their order. It is always sent: plugins' own defaults differ (a
     /// TPU's is a ring).
     pub device_assignment: Option<Vec<i32>>,
-    /// XLA options by name, as in `XLA_FLAGS` but for this compilation only.
+    /// XLA options by name, as in `XLA_FLAGS` but only for this compilation.
     pub overrides: BTreeMap<String, OverrideValue>,
 }
 

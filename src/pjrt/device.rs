@@ -8,13 +8,13 @@ use super::plugin::call;
 use super::value::{self, string};
 use super::{Code, Error, Plugin, Result, Value};
 
-/// What is known of one addressable device.
+/// One addressable device.
 #[derive(Debug)]
 pub struct Device {
     pub(super) raw: *mut PJRT_Device,
-    /// The number that the hardware has on this machine, -1 where there is none.
+    /// The hardware's number on this machine, -1 if there is none.
     pub local_hardware_id: i32,
-    /// What is known of it in every process. Its fields can also be read from the device itself.
+    /// What every process knows of it. Its fields can be accessed on the device directly.
     pub description: DeviceDescription,
 }
 
@@ -26,21 +26,21 @@ impl Deref for Device {
     }
 }
 
-/// What a device's allocator says of itself, in bytes. Plugins leave out what they do not count.
+/// Memory statistics of a device's allocator, in bytes. Plugins omit what they do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// Allocated now.
+    /// Currently allocated.
     pub bytes_in_use: u64,
-    /// Most that was allocated at once.
+    /// Peak allocation.
     pub peak_bytes_in_use: Option<u64>,
-    /// What may be allocated.
+    /// Maximum that may be allocated.
     pub bytes_limit: Option<u64>,
-    /// The largest block that can be allocated now.
+    /// The largest block that can currently be allocated.
     pub largest_free_block_bytes: Option<u64>,
 }
 
 impl Device {
-    /// The allocator's figures, or none where the plugin does not count.
+    /// Memory statistics, or `None` if the plugin has none.
     pub(super) fn memory_stats(&self, plugin: &Plugin) -> Result<Option<MemoryStats>> {
         let mut args = PJRT_Device_MemoryStats_Args {
             device: self.raw,
@@ -82,7 +82,7 @@ pub(super) unsafe fn describe_device(plugin: Plugin, device: *mut PJRT_Device) -
     Ok(Device { raw: device, local_hardware_id: hardware.local_hardware_id, description })
 }
 
-/// Describes a device that another process may have.
+/// Describes a device that may belong to another process.
 ///
 /// # Safety
 /// `device` must be a live device of a client of `plugin`.
@@ -99,10 +99,10 @@ pub(super) unsafe fn describe_global(
     }
 }
 
-/// What is known of a device that may belong to another process, or to no machine at all.
+/// A device that may belong to another process, or be described for ahead-of-time compilation only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceDescription {
-    /// Unique among the devices of all processes; what a device assignment is written in.
+    /// Unique among the devices of all processes. Device assignments are lists of these ids.
     pub id: i32,
     /// The process that can address it.
     pub process_index: usize,
@@ -110,7 +110,7 @@ pub struct DeviceDescription {
     pub kind: String,
     /// The plugin's description.
     pub debug_string: String,
-    /// Coordinates, memory sizes and so on, by name.
+    /// Coordinates, memory sizes and other attributes by name.
     pub attributes: BTreeMap<String, Value>,
 }
 

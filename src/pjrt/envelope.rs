@@ -1,5 +1,5 @@
-//! The form of a serialized executable: what the plugin made, behind a seal that says of which program
-//! it is and whether it is whole. Plugins trust the bytes that they are given.
+//! The file format of a serialized executable: the plugin's bytes with a header that identifies the program and
+//! has a checksum. Plugins do not validate the bytes that they load.
 
 use hlo::Program;
 use sha2::{Digest, Sha256};
@@ -15,7 +15,7 @@ pub(super) fn digest(program: &Program) -> [u8; DIGEST] {
     Sha256::digest(program.text_without_locations()).into()
 }
 
-/// Magic, digest of the program, digest of the payload, payload.
+/// Adds the header: magic, digest of the program, digest of the payload.
 pub(super) fn enclose(program: &[u8; DIGEST], payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + payload.len());
     bytes.extend_from_slice(MAGIC);
@@ -25,7 +25,10 @@ pub(super) fn enclose(program: &[u8; DIGEST], payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The payload, if the bytes are whole and of that program.
+/// Checks the header and returns the payload.
+///
+/// # Errors
+/// [`Error::Serialized`] if the bytes are damaged or of another program.
 pub(super) fn open<'a>(program: &[u8; DIGEST], bytes: &'a [u8]) -> Result<&'a [u8]> {
     let refuse = |reason: &str| Err(Error::Serialized { reason: reason.into() });
     if bytes.len() < HEADER || !bytes.starts_with(MAGIC) {

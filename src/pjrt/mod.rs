@@ -1,19 +1,22 @@
-//! The runtime: everything that touches a device goes through here, and all unsafe code is here.
+//! The runtime: the only module that talks to devices, and the only one with unsafe code.
 //!
-//! PJRT is the C interface through which XLA's compilers and runtimes for CPU, TPU and GPU are
-//! reached. Each comes as a plugin, a shared library loaded at run time. In the order of use:
+//! PJRT is the C API of XLA's compilers and runtimes for CPU, TPU and GPU. Each comes as a plugin, a shared
+//! library loaded at run time. In the order of use:
 //!
-//! 1. [`find_or_install`] says where a plugin is, [`Plugin::load`] loads it once per process.
+//! 1. [`find_or_install`] locates a plugin, [`Plugin::load`] loads it once per process.
 //! 2. A [`Client`] has the devices. [`Client::compile`], or [`compile_cached`] with a directory for
-//!    compiled programs, makes an [`Executable`] from a program's text (the **compile** phase).
-//! 3. [`Client::upload`] puts values on the devices. [`Executable::execute`] starts a program on all
-//!    replicas and returns at once with [`Buffers`], which further launches may take; [`Launch::done`]
-//!    is waited for, [`Buffers::to_host`] brings values back (the **run** phase).
+//!    compiled programs, compiles a program's text to an [`Executable`] (the **compile** phase).
+//! 3. [`Client::upload`] copies values to the devices. [`Executable::execute`] starts a program on all
+//!    replicas and returns immediately with [`Buffers`], which may be arguments of further launches.
+//!    [`Launch::done`] waits for the end, [`Buffers::to_host`] copies values back (the **run** phase).
 //!
-//! What the types keep true: a value given away with [`Arg::Donate`] cannot be used again; whatever
-//! was made through a client keeps it alive; handles may move between threads. What is checked before
-//! a plugin sees it: everything that it would answer with the end of the process, or that would leave
-//! a client hanging, see [`Executable::execute`] and [`Client::compile`].
+//! Replicas are numbered over all processes of a run. A [`Placement`] lists the replicas that run in this
+//! process and their devices.
+//!
+//! The types guarantee that a value given away with [`Arg::Donate`] cannot be used again, that everything made
+//! through a client keeps the client alive, and that handles may move between threads. Everything on which a
+//! plugin would abort the process or hang is checked first, see [`Executable::execute`] and
+//! [`Client::compile`].
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,15 +1,15 @@
-//! Does a program's text take and give what its declared border says?
+//! Checks that a program's text has the declared signature.
 //!
-//! A launch that the plugin rejects on several replicas leaves its client hanging for ever, and an
-//! argument that is donated in the text only would be freed under its owner. So arguments are checked
-//! against the declared border before every launch, and the border against the text once.
+//! A launch of several replicas that the plugin rejects leaves its client hanging forever, and an argument
+//! that only the text donates would be freed while its owner still uses it. So arguments are checked against
+//! the declared signature before every launch, and the signature against the text once.
 
 use hlo::{DType, Program};
 
 use super::{Error, Result};
 
 /// Compares the arguments of `@main`, their donation, and the replica count with the declaration.
-/// (The results are compared with what the compiled executable says of itself.)
+/// (Results are compared with what the compiled executable reports.)
 pub(super) fn check_inputs(program: &Program) -> Result<()> {
     let differ = |what, reason: String| Err(Error::SignatureMismatch { what, reason });
     let text = &without_comments(&program.text);
@@ -37,7 +37,7 @@ pub(super) fn check_inputs(program: &Program) -> Result<()> {
     }
     for (argument, input) in arguments.iter().zip(&program.inputs) {
         let Some((dtype, dims)) = tensor_type(argument) else {
-            return differ("inputs", format!("{} has a type unknown here: {argument}", input.name));
+            return differ("inputs", format!("{} has an unknown type: {argument}", input.name));
         };
         if dtype != input.ty.dtype || dims != input.ty.dims {
             return differ(
@@ -66,26 +66,25 @@ pub(super) fn check_inputs(program: &Program) -> Result<()> {
     Ok(())
 }
 
-/// Programs run as replicas of one partition. There XLA's CPU compiler ends the process over a
-/// collective with a device channel, and the generator behind `stablehlo.rng` draws other numbers on
-/// every replica.
+/// Programs run as replicas with one partition. In this mode XLA's CPU compiler aborts the process on a
+/// collective with a device channel, and `stablehlo.rng` draws different numbers on every replica.
 fn check_mode(text: &str) -> Result<()> {
     let forbidden = |reason: &str| Err(Error::ForbiddenProgram { reason: reason.into() });
     if number_after(text, "mhlo.num_partitions =").is_some_and(|partitions| partitions != 1) {
-        return forbidden("it has more than one partition; spread it over replicas");
+        return forbidden("it has more than one partition; use replicas instead");
     }
     if text.contains("#stablehlo.channel_handle") {
         return forbidden("it has a collective with a channel handle; replica groups need none");
     }
     if text.contains("stablehlo.rng ") || text.contains("\"stablehlo.rng\"") {
         return forbidden(
-            "stablehlo.rng draws other numbers on every replica; use a counter-based generator",
+            "stablehlo.rng draws different numbers on every replica; use a counter-based generator",
         );
     }
     Ok(())
 }
 
-/// Leaf names stand in comments, and may be anything.
+/// Comments hold leaf names, which may be anything.
 fn without_comments(text: &str) -> String {
     let code = text.lines().map(|line| line.split_once(" //").map_or(line, |(code, _)| code));
     code.collect::<Vec<_>>().join("\n")

@@ -1,4 +1,4 @@
-//! From host memory to the devices.
+//! Copying host values to the devices.
 
 use std::ptr;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::{Error, Placement, Result};
 
 impl Client {
     /// Puts one literal on each addressable device, in the order of [`Self::placement`]. All must have
-    /// one dtype and dims. Literals are lent to the plugin rather than copied where it can use host
-    /// memory in place, which takes about a microsecond whatever their size.
+    /// one dtype and dims. Where the plugin can use host memory in place, literals are lent to it rather than
+    /// copied, which takes about a microsecond regardless of size.
     ///
     /// # Errors
     /// [`Error::Upload`] when number, dtypes or dims do not fit, or what the plugin reports.
@@ -70,7 +70,7 @@ fn upload(client: &Client, placement: &Placement, literals: &[Arc<Literal>]) -> 
     let value_type = ValueType { dtype: first.dtype(), dims: first.dims().into() };
     let pointers = vec![ptr::null_mut(); literals.len()].into_boxed_slice();
     let (client, placement, types) = (client.clone(), placement.clone(), Arc::new([value_type]));
-    // A block from the start: where an upload fails it frees those before it. Destroying null is allowed.
+    // Made first, so that it frees the earlier buffers if an upload fails. Destroying null is allowed.
     let mut block = Block { client, types, placement, pointers };
     for (position, literal) in literals.iter().enumerate() {
         let (_, device) = block.placement.pairs()[position];
@@ -83,7 +83,7 @@ fn upload(client: &Client, placement: &Placement, literals: &[Arc<Literal>]) -> 
     Ok(block.into_value())
 }
 
-/// Puts a literal on a device. The buffer is handed over as soon as there is one: also with an error that comes after it.
+/// Puts a literal on a device. `buffer` is set as soon as the buffer exists, even if a later call fails.
 fn upload_one(
     client: &Client,
     device: usize,

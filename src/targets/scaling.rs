@@ -1,85 +1,85 @@
-//! Scaling before anyone pays for it: the step from one device to the whole target.
+//! Predicted scaling of a step from one device to the whole target.
 
 use serde::Serialize;
 
 use super::Target;
 use super::cost::{Algorithm, Fabric, StepTime, Timeline, Work, all_reduce};
 
-/// One size of the target.
+/// The prediction for one number of devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Devices, one replica each.
+    /// Number of devices, with one replica each.
     pub num_devices: usize,
-    /// Examples of a step.
+    /// Examples per step.
     pub global_batch: usize,
-    /// Milliseconds of arithmetic.
+    /// Compute time in milliseconds.
     pub compute_ms: f64,
-    /// Milliseconds of collectives, hidden ones included.
+    /// Time of all collectives in milliseconds, including overlapped ones.
     pub communication_ms: f64,
-    /// Of these, what the step waits for.
+    /// The part of it that does not overlap with compute.
     pub exposed_ms: f64,
-    /// Milliseconds from step to step.
+    /// Step time in milliseconds.
     pub step_ms: f64,
-    /// Examples a second and device, of those of the smallest size.
+    /// Examples per second and device, relative to the smallest size.
     pub efficiency: f64,
-    /// Examples a second.
+    /// Examples per second.
     pub examples_per_sec: f64,
-    /// The fastest all_reduce of all gradients at once.
+    /// The fastest algorithm for an all_reduce of all gradients at once.
     pub algorithm: &'static str,
 }
 
-/// An all_reduce of so many bytes.
+/// Predicted times of an all_reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct AllReduce {
     /// Bytes on each device.
     pub bytes: u64,
-    /// Milliseconds over one ring, or rings side by side.
+    /// Milliseconds with one ring or several parallel rings.
     pub ring_ms: f64,
-    /// Milliseconds over two trees.
+    /// Milliseconds with two trees.
     pub tree_ms: f64,
-    /// Milliseconds in the group, over the network, and in the group again.
+    /// Milliseconds for reduce_scatter in the group, all_reduce over the network, all_gather in the group.
     pub hierarchical_ms: f64,
 }
 
-/// The answer of `lockstep plan`.
+/// The output of `lockstep plan`.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScalingPrediction {
     /// The target, as it is written.
     pub target: String,
-    /// Every size, smallest first.
+    /// One row per size, smallest first.
     pub rows: Vec<Row>,
-    /// Milliseconds of an all_reduce on the whole target by algorithm, 1 KiB to 4 GiB.
+    /// Times of an all_reduce on the whole target, 1 KiB to 4 GiB.
     pub all_reduce: Vec<AllReduce>,
-    /// Where the fastest algorithm changes on the whole target: from these bytes on, this one.
+    /// The fastest algorithm on the whole target from each of these sizes (in bytes) on.
     pub algorithms: Vec<(u64, &'static str)>,
     /// What limits scaling, in words.
     pub finding: String,
 }
 
-/// The sizes that are looked at: powers of two, and the whole target.
+/// The numbers of devices to predict: powers of two, and the whole target.
 pub fn sizes(target: &Target) -> Vec<usize> {
     let whole = target.num_devices();
     let powers = std::iter::successors(Some(1usize), |size| size.checked_mul(2));
     powers.take_while(|size| *size < whole).chain([whole]).collect()
 }
 
-/// A step at one size, before it is compared with the others.
+/// A step at one size, before comparison with the others.
 pub struct Measured {
     /// Devices.
     pub num_devices: usize,
-    /// Examples of a step.
+    /// Examples per step.
     pub global_batch: usize,
-    /// What a device computes.
+    /// The work of one device.
     pub work: Work,
-    /// When its gradients are there.
+    /// When its gradients become available.
     pub timeline: Timeline,
 }
 
-/// A step waits noticeably where this share of it is exposed communication.
+/// The fraction of exposed communication from which it is reported.
 const NOTICEABLE: f64 = 0.1;
 
 impl ScalingPrediction {
-    /// From the steps at several sizes, smallest first.
+    /// Predicts from the steps at several sizes, smallest first.
     pub fn new(target: &Target, steps: &[Measured]) -> Self {
         let mut rows: Vec<Row> = steps.iter().map(|step| row(target, step)).collect();
         let per_device = |row: &Row| row.examples_per_sec / row.num_devices as f64;
@@ -95,7 +95,7 @@ impl ScalingPrediction {
         Self { target: target.to_string(), rows, all_reduce, algorithms, finding }
     }
 
-    /// A header line, then one line for each size.
+    /// CSV: a header line, then one line per size.
     pub fn csv(&self) -> String {
         let names = COLUMNS.iter().map(|column| column.name);
         let mut out = names.chain(["algorithm"]).collect::<Vec<_>>().join(",") + "\n";
@@ -108,7 +108,7 @@ impl ScalingPrediction {
         out
     }
 
-    /// A table for people.
+    /// A human-readable table.
     pub fn table(&self) -> String {
         let title = |column: &Column| format!("{:>12}", column.title);
         let mut out = COLUMNS.iter().map(title).collect::<String>() + "  all_reduce\n";
@@ -130,7 +130,7 @@ struct Column {
     name: &'static str,
     title: &'static str,
     value: fn(&Row) -> f64,
-    /// Digits behind the point: in the CSV, in the table.
+    /// Digits after the decimal point, in the CSV and in the table.
     digits: (usize, usize),
 }
 
@@ -191,7 +191,7 @@ impl AllReduce {
     }
 }
 
-/// The bytes from which on another algorithm is the fastest.
+/// The sizes in bytes at which another algorithm becomes the fastest.
 fn changes(fabric: &Fabric, sizes: &[AllReduce]) -> Vec<(u64, &'static str)> {
     let mut found: Vec<(u64, &'static str)> = vec![];
     for AllReduce { bytes, .. } in sizes {

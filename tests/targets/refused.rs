@@ -67,7 +67,7 @@ fn without_the_assembler_a_gpu_is_not_compiled_for() {
     let args = ["compile", path.to_str().unwrap(), "--target", "gpu:h100:4x8", "--set", &set];
     let done = lockstep(&args, &[]);
     assert_eq!(done.code, Some(1));
-    assert!(done.stderr.contains("bin/ptxas is not there"), "{}", done.stderr);
+    assert!(done.stderr.contains("bin/ptxas is missing"), "{}", done.stderr);
 }
 
 #[test]

@@ -1,27 +1,26 @@
-//! The plugins that can be installed: which wheels, of which version, with which hash.
+//! The plugins that can be installed, with the versions and hashes of their wheels.
 //!
-//! The hashes are those of the wheels that `pip` chose for Linux on 2026-11-20. The CPU plugin's
-//! wheels were looked into for both processors, and the x86-64 one is what the tests run. The TPU
-//! plugin was installed and loaded, without a TPU. The CUDA set, which has several gigabytes, was
-//! never fetched as a whole: of the x86-64 wheels the plugin's own was loaded, without a GPU, and two
-//! of NVIDIA's were looked into; the others' hashes come from pip's report.
+//! The hashes are those of the wheels that `pip` selected for Linux on 2026-11-20. The CPU plugin's wheels were
+//! inspected for both processors, and the tests run the x86-64 one. The TPU plugin was installed and loaded
+//! without a TPU. The CUDA set of several gigabytes was never downloaded completely: of the x86-64 wheels the
+//! plugin itself was loaded without a GPU, and two of NVIDIA's were inspected; the other hashes come from pip's
+//! report.
 //!
-//! The CUDA plugin finds NVIDIA's libraries by its own run path, `../../nvidia/cu13/lib` and the
-//! like, so the set is what that path reaches: NVSHMEM, which `jax` lists too, is not on it.
+//! The CUDA plugin finds NVIDIA's libraries through its run path (`../../nvidia/cu13/lib` and similar). The set
+//! holds what is on that path, so it does not include NVSHMEM, which `jax` lists too.
 
-/// A plugin that `lockstep plugin install` knows.
+/// A plugin that can be installed.
 #[derive(Debug)]
 pub(super) struct CatalogEntry {
     /// `cpu`, `cuda`, `cuda-compiler`, `tpu`.
     pub name: &'static str,
     /// The wheels it consists of, the plugin's own first.
     pub packages: &'static [Package],
-    /// The Python version whose wheels are taken, where wheels are made per version. Nothing of
-    /// Python is used from them.
+    /// The Python version of the wheels, if they exist per version. No Python code of them is used.
     pub python_version: Option<&'static str>,
-    /// The platform tags that pip may choose from; `{arch}` stands for the processor.
+    /// The platform tags that pip may choose from; `{arch}` is replaced by the processor.
     pub platforms: &'static [&'static str],
-    /// The directory of the plugin inside its wheel, which is also its Python package.
+    /// The plugin's directory in its wheel, which is also its Python package.
     pub directory: &'static str,
     /// The library's file name in that directory.
     pub library: &'static str,
@@ -30,13 +29,13 @@ pub(super) struct CatalogEntry {
 /// One wheel.
 #[derive(Debug)]
 pub(super) struct Package {
-    /// The distribution's name, as pip takes it.
+    /// The distribution's name for pip.
     pub distribution: &'static str,
     /// The pinned version.
     pub version: &'static str,
-    /// The part of the wheel that is unpacked. C headers and static libraries of NVIDIA's are left out.
+    /// The prefix of the files that are unpacked. NVIDIA's C headers and static libraries are omitted.
     pub keep: &'static str,
-    /// The wheel's hash for each processor that it exists for.
+    /// The wheel's hash by processor.
     pub sha256: &'static [(&'static str, &'static str)],
 }
 
@@ -46,13 +45,13 @@ impl CatalogEntry {
         self.packages[0].version
     }
 
-    /// The plugin's library below the directory where its wheels are unpacked.
+    /// The path of the plugin's library, relative to the directory where its wheels are unpacked.
     pub fn library_path(&self) -> String {
         format!("{}/{}", self.directory, self.library)
     }
 }
 
-/// NVIDIA tags its wheels for anything from glibc 2.5 to 2.27; pip takes exact tags only.
+/// NVIDIA's wheels have tags from glibc 2.5 to 2.27, and pip only matches exact tags.
 const CUDA_PLATFORMS: &[&str] = &[
     "manylinux_2_27_{arch}",
     "manylinux_2_25_{arch}",
@@ -213,8 +212,8 @@ pub(super) const PLUGINS: &[CatalogEntry] = &[
             CUDA_NVVM,
         ],
     },
-    // To compile for GPUs on a machine without one: half a gigabyte instead of several. The plugin's own
-    // layout lets it find the assembler and the device library.
+    // For compiling for GPUs on a machine without one: half a gigabyte instead of several. In this layout the
+    // plugin finds the assembler and the device library.
     CatalogEntry {
         name: "cuda-compiler",
         python_version: None,
@@ -245,7 +244,7 @@ pub(super) const PLUGINS: &[CatalogEntry] = &[
     },
 ];
 
-/// The plugin called `name`.
+/// The entry of the plugin called `name`.
 pub(super) fn catalog_entry(name: &str) -> Option<&'static CatalogEntry> {
     PLUGINS.iter().find(|plugin| plugin.name == name)
 }

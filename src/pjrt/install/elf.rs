@@ -1,7 +1,7 @@
-//! What the head of a shared library says of it.
+//! Checks of a shared library's ELF header.
 //!
-//! It is read before the dynamic loader sees the file: the loader's own words do not name the processor, and where a
-//! file is cut off, the process ends with SIGBUS as soon as it touches what is missing.
+//! They run before the dynamic loader: its messages do not name the processor, and with a truncated file the process
+//! ends with SIGBUS as soon as it touches the missing part.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,16 +10,16 @@ use std::path::Path;
 
 use crate::pjrt::{Error, Result};
 
-/// The ELF machine numbers of the processors that plugins exist for.
+/// ELF machine numbers of the supported processors.
 const MACHINES: [(u16, &str); 2] = [(62, "x86_64"), (183, "aarch64")];
 
 const MAGIC: &[u8] = b"\x7fELF";
-/// Bytes of the header of a 64-bit file.
+/// Size of the header of a 64-bit file, in bytes.
 const HEADER: usize = 64;
-/// Bytes of an entry in its table of segments.
+/// Size of an entry of its segment table, in bytes.
 const SEGMENT: u64 = 56;
 
-/// Refuses a file that is no whole shared library for this processor.
+/// Checks that a file is a complete shared library for this processor.
 ///
 /// # Errors
 /// [`Error::UnreadablePlugin`], [`Error::NotAPlugin`], [`Error::WrongArchitecture`], [`Error::IncompletePlugin`].
@@ -28,9 +28,9 @@ pub(in crate::pjrt) fn check_library(path: &Path) -> Result<()> {
     let not_a_plugin =
         |reason: &str| Error::NotAPlugin { path: path.to_path_buf(), reason: reason.into() };
     let metadata = path.metadata().map_err(unreadable)?;
-    // A pipe must not be opened: that waits for its other end.
+    // Opening a pipe would wait for its other end.
     if !metadata.is_file() {
-        let what = if metadata.is_dir() { "it is a directory" } else { "it is no regular file" };
+        let what = if metadata.is_dir() { "it is a directory" } else { "it is not a regular file" };
         return Err(not_a_plugin(what));
     }
     if metadata.len() == 0 {
@@ -39,7 +39,7 @@ pub(in crate::pjrt) fn check_library(path: &Path) -> Result<()> {
     let file = File::open(path).map_err(unreadable)?;
     let header = header(&file).map_err(unreadable)?;
     if header.len() < 20 || !header.starts_with(MAGIC) {
-        return Err(not_a_plugin("it is no shared library"));
+        return Err(not_a_plugin("it is not a shared library"));
     }
     let machine = u16_at(&header, 18);
     let found = MACHINES.iter().find(|row| row.0 == machine).map(|row| row.1);
@@ -56,8 +56,8 @@ pub(in crate::pjrt) fn check_library(path: &Path) -> Result<()> {
     }
 }
 
-/// How many bytes are at least missing at the end of a 64-bit ELF file, by what its header says of its segments and its
-/// table of sections. 0 for a file of another kind, of which nothing is known.
+/// A lower bound of the bytes that are missing at the end of a 64-bit ELF file, from the segments and the section table
+/// in its header. 0 for other kinds of files, about which nothing is known.
 pub(in crate::pjrt) fn missing_bytes(file: &File) -> io::Result<u64> {
     let header = header(file)?;
     let is_elf64 = header.starts_with(MAGIC) && header.get(4..6).is_none_or(|kind| kind == [2, 1]);
@@ -79,7 +79,7 @@ pub(in crate::pjrt) fn missing_bytes(file: &File) -> io::Result<u64> {
         let mut segments = vec![0; SEGMENT as usize * usize::from(num_segments)];
         file.read_exact_at(&mut segments, segments_at)?;
         for segment in segments.chunks_exact(SEGMENT as usize) {
-            // Its place in the file, and its size there.
+            // Its offset and size in the file.
             end = end.max(u64_at(segment, 8).saturating_add(u64_at(segment, 32)));
         }
     }
@@ -105,7 +105,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// This program's own file is a whole one; each shorter one is not.
+    /// This program's own file is complete; every shorter one is truncated.
     #[test]
     fn every_file_that_is_cut_off_lacks_what_was_cut() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Why a plugin is not there.
+//! Errors of finding and installing plugins.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,22 +9,22 @@ use super::catalog::PLUGINS;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
-    /// Not a plugin that can be installed.
+    /// No plugin with this name can be installed.
     #[error(
         "there is no plugin called {name:?}; known are {}, or give the path of a .so file",
         names()
     )]
     UnknownName {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
-    /// The plugin is known, but neither installed nor one that is installed unasked.
+    /// The plugin is not installed, and is only installed on request.
     #[error("the {name} plugin is not installed; `lockstep plugin install {name}` does it")]
     NotInstalled {
         /// The plugin.
         name: &'static str,
     },
-    /// Files of an installed plugin are not what was installed.
+    /// Files of an installed plugin are missing or have changed.
     #[error(
         "the {name} plugin is damaged: {reason}; `lockstep plugin install {name}` installs it again"
     )]
@@ -34,8 +34,8 @@ pub enum InstallError {
         /// Which file, and what is wrong with it.
         reason: String,
     },
-    /// What is to be verified or removed was not installed by this program.
-    #[error("this program has not installed the {name} plugin at {path}; a Python's own pip did")]
+    /// The plugin to verify or remove was not installed by this program.
+    #[error("the {name} plugin at {path} was installed by a Python's own pip, not by this program")]
     OfPython {
         /// The plugin.
         name: &'static str,
@@ -54,7 +54,7 @@ pub enum InstallError {
         /// This machine's processor.
         arch: &'static str,
     },
-    /// Neither a home directory nor an explicit cache.
+    /// There is neither a home directory nor an explicit cache directory.
     #[error("there is no home directory to keep plugins in; set LOCKSTEP_CACHE to a directory")]
     NoCacheDir,
     /// The cache cannot be written.
@@ -62,22 +62,22 @@ pub enum InstallError {
         "cannot write to the cache at {path}: {source}; set LOCKSTEP_CACHE to a directory that can be written"
     )]
     Cache {
-        /// Where it failed.
+        /// The path that could not be written.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// There is no Python.
+    /// Python could not be started.
     #[error(
         "cannot start {python} to fetch the plugin: {source}; install Python 3 with pip, or set LOCKSTEP_PYTHON to one"
     )]
     NoPython {
-        /// What was started.
+        /// The command.
         python: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// pip failed: no network, no such version on a mirror, no pip at all.
+    /// pip failed: no network, no such version on a mirror, or no pip.
     #[error(
         "pip could not fetch the {name} plugin:\n{last_lines}\nWithout a network, run this on a machine that has one:\n  \
          {command}\nthen copy the directory `wheels` here and run:\n  \
@@ -88,10 +88,10 @@ pub enum InstallError {
         name: &'static str,
         /// The end of pip's output.
         last_lines: String,
-        /// What fetches the same wheels.
+        /// A command that downloads the same wheels.
         command: String,
     },
-    /// A wheel is not the one that was pinned.
+    /// A wheel does not have the pinned hash.
     #[error(
         "{file} is not the wheel that this version expects (sha256 {found}, expected {expected}); it was not \
          installed. Is a mirror serving something else?"
@@ -101,7 +101,7 @@ pub enum InstallError {
         file: String,
         /// The pinned hash.
         expected: String,
-        /// The hash that it has.
+        /// The actual hash.
         found: String,
     },
     /// A wheel with the right hash could not be unpacked.

@@ -1,9 +1,9 @@
 //! Finding plugins on this machine.
 //!
-//! A path is taken as it is. A name is looked for in our own cache first: looking there costs
-//! microseconds, while asking Python where it keeps a package costs 30 to 50 ms of every start, and
-//! what lies in the cache is the version that this program was tested with. An installed Python
-//! package comes next, so that a machine that was prepared with `jax` or `libtpu` needs no download.
+//! A path is used directly. A name is looked up in our own cache first: that takes microseconds, while asking
+//! Python for a package takes 30 to 50 ms of every start, and the cache has the version that this program was
+//! tested with. Then installed Python packages are searched, so that a machine with `jax` or `libtpu` needs no
+//! download.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,8 +12,8 @@ use super::InstallError;
 use super::catalog::{CatalogEntry, catalog_entry};
 use super::location::{FoundPlugin, InstallOptions, PluginSource, installed};
 
-/// The plugin called `name` (`cpu`, `cuda`, `tpu`, or the path of a .so file) if it is on this
-/// machine. Whether a path is a plugin, and whether an installed one is whole, is seen when it is loaded.
+/// The plugin called `name` (`cpu`, `cuda`, `tpu`, or the path of a .so file) if it is on this machine. Whether
+/// it is a complete plugin is checked when it is loaded.
 ///
 /// # Errors
 /// [`InstallError::UnknownName`] for other names.
@@ -32,8 +32,8 @@ pub fn find(name: &str, options: &InstallOptions) -> Result<Option<FoundPlugin>,
     Ok(installed(plugin, options).or_else(|| in_python(plugin, &options.python)))
 }
 
-/// Where the libraries and tools of NVIDIA's are that a CUDA plugin uses: PACKAGES/nvidia for a plugin at
-/// PACKAGES/jax_plugins/xla_cuda13/xla_cuda_plugin.so, installed by this program or in a Python.
+/// The directory of NVIDIA's libraries and tools that a CUDA plugin uses: PACKAGES/nvidia for a plugin at
+/// PACKAGES/jax_plugins/xla_cuda13/xla_cuda_plugin.so, installed by this program or in a Python environment.
 pub fn nvidia_packages(plugin: &Path) -> PathBuf {
     plugin.ancestors().nth(3).unwrap_or(Path::new("")).join("nvidia")
 }
@@ -53,7 +53,7 @@ if spec and spec.submodule_search_locations:
         pass
 ";
 
-/// The plugin among the packages of a Python.
+/// The plugin among the packages of a Python environment.
 pub(super) fn in_python(plugin: &'static CatalogEntry, python: &Path) -> Option<FoundPlugin> {
     let module = plugin.directory.replace('/', ".");
     let output = Command::new(python)

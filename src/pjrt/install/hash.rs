@@ -1,4 +1,4 @@
-//! SHA-256 of files.
+//! SHA-256 hashes of files.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// The hash of a file's contents, in hexadecimal digits.
+/// The hash of a file's contents in hexadecimal.
 pub(super) fn sha256_of(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let mut hasher = Sha256::new();
@@ -20,7 +20,7 @@ pub(super) fn sha256_of(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Lower-case hexadecimal digits.
+/// Formats bytes as lower-case hexadecimal digits.
 pub(in crate::pjrt) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

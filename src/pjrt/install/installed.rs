@@ -1,4 +1,4 @@
-//! The plugins that this program has installed: where they are, whether they are whole, and taking them away.
+//! Listing, verifying and removing installed plugins.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,29 +17,29 @@ use super::{InstallError, elf};
 pub struct Listed {
     /// `cpu`, `cuda`, `tpu`.
     pub name: &'static str,
-    /// The version that would be installed.
+    /// The version that this program installs.
     pub version: &'static str,
-    /// Where it is, if it is on this machine.
+    /// The plugin on this machine, if there is one.
     pub found: Option<FoundPlugin>,
-    /// What is wrong with its files, if anything is, as far as their sizes and times tell.
+    /// What is wrong with its files, judging by their sizes and times.
     pub damage: Option<String>,
 }
 
-/// What [`verify`] has found in order.
+/// The result of a successful [`verify`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// The plugin.
     pub found: FoundPlugin,
-    /// Files of it.
+    /// Number of its files.
     pub num_files: usize,
-    /// Their bytes.
+    /// Total size of its files in bytes.
     pub num_bytes: u64,
-    /// Was there a record of them? Older versions of this program made none: then no library is cut off, and the files
-    /// have been recorded as they are now.
+    /// `true` if there was a record of them. Older versions of this program made none: then no library is truncated,
+    /// and the files have been recorded without further checks.
     pub was_recorded: bool,
 }
 
-/// Every plugin that can be installed, and where it is if it is on this machine.
+/// All plugins that can be installed, and where they are if they are on this machine.
 pub fn list(options: &InstallOptions) -> Vec<Listed> {
     PLUGINS
         .iter()
@@ -52,17 +52,17 @@ pub fn list(options: &InstallOptions) -> Vec<Listed> {
         .collect()
 }
 
-/// The plugins of which this program has installed something, be it damaged.
+/// The plugins that this program has installed, damaged or not.
 pub fn installed_names(options: &InstallOptions) -> Vec<&'static str> {
     let is_there = |plugin: &&CatalogEntry| install_dir(plugin, options).is_dir();
     PLUGINS.iter().filter(is_there).map(|plugin| plugin.name).collect()
 }
 
-/// Hashes all files of an installed plugin, and compares them with what was installed.
+/// Hashes all files of an installed plugin and compares them with the record.
 ///
 /// # Errors
 /// [`InstallError::Damaged`]; [`InstallError::UnknownName`], [`InstallError::NotInstalled`],
-/// [`InstallError::OfPython`], and [`InstallError::Cache`] where files cannot be recorded.
+/// [`InstallError::OfPython`], and [`InstallError::Cache`] if files cannot be recorded.
 pub fn verify(name: &str, options: &InstallOptions) -> Result<Verified, InstallError> {
     let plugin =
         catalog_entry(name).ok_or_else(|| InstallError::UnknownName { name: name.to_owned() })?;
@@ -74,7 +74,7 @@ pub fn verify(name: &str, options: &InstallOptions) -> Result<Verified, InstallE
     verify_files(plugin, options)
 }
 
-/// [`verify`] for who holds the lock.
+/// [`verify`] while holding the lock.
 pub(super) fn verify_files(
     plugin: &'static CatalogEntry,
     options: &InstallOptions,
@@ -83,14 +83,14 @@ pub(super) fn verify_files(
     let damaged = |reason| InstallError::Damaged { name: plugin.name.to_owned(), reason };
     let cache_error = |source| InstallError::Cache { path: dir.clone(), source };
     let Some(found) = installed(plugin, options) else {
-        return Err(damaged(format!("{} is no file", library(plugin, options).display())));
+        return Err(damaged(format!("{} is not a file", library(plugin, options).display())));
     };
     let recorded = Record::read(&dir).map_err(damaged)?;
     let was_recorded = recorded.is_some();
     let record = match recorded {
         Some(mut record) => {
             if record.check(&dir, Hashed::All).map_err(damaged)? {
-                // Without it the same files are hashed at every start: no reason to fail.
+                // If it cannot be written, the same files are hashed at every start. That is not an error.
                 let _ = record.write(&dir);
             }
             record
@@ -107,12 +107,12 @@ pub(super) fn verify_files(
     Ok(Verified { found, num_files, num_bytes, was_recorded })
 }
 
-/// Removes a plugin that this program has installed, in all its versions for this processor, and says which
-/// directories are gone. Processes that have it loaded go on.
+/// Removes a plugin that this program has installed, in all versions for this processor, and returns the removed
+/// directories. Processes that have loaded it are not affected.
 ///
 /// # Errors
 /// [`InstallError::UnknownName`], [`InstallError::NotInstalled`], [`InstallError::OfPython`], and
-/// [`InstallError::Cache`] where it cannot be removed.
+/// [`InstallError::Cache`] if it cannot be removed.
 pub fn remove(name: &str, options: &InstallOptions) -> Result<Vec<PathBuf>, InstallError> {
     let plugin =
         catalog_entry(name).ok_or_else(|| InstallError::UnknownName { name: name.to_owned() })?;
@@ -122,7 +122,7 @@ pub fn remove(name: &str, options: &InstallOptions) -> Result<Vec<PathBuf>, Inst
     }
     let _lock = lock(options)?;
     let cache_error = |source| InstallError::Cache { path: plugins_dir.clone(), source };
-    // Renamed first: nobody is to find half of it.
+    // Renamed first, so that nobody finds a partial plugin.
     let work = tempfile::Builder::new().prefix(".removing-").tempdir_in(&plugins_dir);
     let work = work.map_err(cache_error)?;
     let mut removed = Vec::new();
@@ -139,7 +139,7 @@ pub fn remove(name: &str, options: &InstallOptions) -> Result<Vec<PathBuf>, Inst
     if removed.is_empty() { Err(not_ours(plugin, options)) } else { Ok(removed) }
 }
 
-/// Why there is nothing to verify or to remove.
+/// The error if there is nothing to verify or remove.
 fn not_ours(plugin: &'static CatalogEntry, options: &InstallOptions) -> InstallError {
     match find(plugin.name, options) {
         Ok(Some(found)) => InstallError::OfPython { name: plugin.name, path: found.path },
@@ -147,12 +147,12 @@ fn not_ours(plugin: &'static CatalogEntry, options: &InstallOptions) -> InstallE
     }
 }
 
-/// What is wrong with the plugin in our own cache, as far as sizes and times tell.
+/// What is wrong with the plugin in our own cache, judging by sizes and times.
 pub(super) fn damage(plugin: &'static CatalogEntry, options: &InstallOptions) -> Option<String> {
     record::check(&install_dir(plugin, options)).err()
 }
 
-/// Waits until no other process changes what is installed, and keeps others from it while the file is open.
+/// Takes the lock on installed plugins. It is released when the file is closed.
 pub(super) fn lock(options: &InstallOptions) -> Result<File, InstallError> {
     let plugins_dir = options.plugins_dir();
     let locked = || -> io::Result<File> {

@@ -1,4 +1,4 @@
-//! Where plugins are kept on this machine.
+//! The cache directory, and where plugins are in it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,21 +7,20 @@ use etcetera::BaseStrategy;
 use super::InstallError;
 use super::catalog::{CatalogEntry, PLUGINS};
 
-/// Where plugins are put, and who fetches them.
+/// Where plugins are installed, and with which Python.
 #[derive(Clone, Debug)]
 pub struct InstallOptions {
     /// The directory for plugins and compiled programs.
     pub cache_dir: PathBuf,
-    /// The Python whose pip is used.
+    /// The Python interpreter whose pip is used.
     pub python: PathBuf,
 }
 
 impl InstallOptions {
-    /// The user's cache directory and `python3`, or what `LOCKSTEP_CACHE` and `LOCKSTEP_PYTHON` name
-    /// instead.
+    /// The user's cache directory and `python3`, unless `LOCKSTEP_CACHE` and `LOCKSTEP_PYTHON` name others.
     ///
     /// # Errors
-    /// [`InstallError::NoCacheDir`] when there is no home directory and no `LOCKSTEP_CACHE`.
+    /// [`InstallError::NoCacheDir`] if there is neither a home directory nor `LOCKSTEP_CACHE`.
     pub fn from_env() -> Result<Self, InstallError> {
         let set =
             |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -35,12 +34,12 @@ impl InstallOptions {
         Ok(Self { cache_dir, python: set("LOCKSTEP_PYTHON").unwrap_or_else(|| "python3".into()) })
     }
 
-    /// Where installed plugins are kept, a directory for each.
+    /// The directory of installed plugins, with a subdirectory for each.
     pub(super) fn plugins_dir(&self) -> PathBuf {
         self.cache_dir.join("plugins")
     }
 
-    /// Where compiled programs are kept.
+    /// The directory of compiled programs.
     pub fn compile_cache_dir(&self) -> PathBuf {
         self.cache_dir.join("compiled")
     }
@@ -49,11 +48,11 @@ impl InstallOptions {
 /// A plugin on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundPlugin {
-    /// The name or path that it was asked for by.
+    /// The name or path that was requested.
     pub name: String,
     /// Its shared library.
     pub path: PathBuf,
-    /// Its version, where known.
+    /// Its version, if known.
     pub version: Option<String>,
     /// Where it was found.
     pub source: PluginSource,
@@ -62,11 +61,11 @@ pub struct FoundPlugin {
 /// Where a plugin was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginSource {
-    /// Its path was given.
+    /// At a path that the user gave.
     Path,
-    /// Our own cache.
+    /// In our own cache.
     Cache,
-    /// A package installed in the user's Python.
+    /// In a package of the user's Python environment.
     Python,
 }
 
@@ -84,23 +83,23 @@ pub(super) fn installed(
     })
 }
 
-/// Where the library of an installed plugin is.
+/// The path of an installed plugin's library.
 pub(super) fn library(plugin: &CatalogEntry, options: &InstallOptions) -> PathBuf {
     install_dir(plugin, options).join(plugin.library_path())
 }
 
-/// The directory of an installed plugin. The processor stands in the name because home directories are shared between machines.
+/// The directory of an installed plugin. Its name has the processor because machines may share a home directory.
 pub(super) fn install_dir(plugin: &CatalogEntry, options: &InstallOptions) -> PathBuf {
     let name = format!("{}-{}-{}", plugin.name, plugin.version(), std::env::consts::ARCH);
     options.plugins_dir().join(name)
 }
 
-/// The plugin that a directory is named for, in whatever version.
+/// The plugin that a directory holds by its name, in any version.
 pub(super) fn plugin_of_dir(dir: &Path) -> Option<&'static CatalogEntry> {
     let file_name = dir.file_name()?.to_str()?;
     PLUGINS.iter().find(|plugin| {
         let rest = file_name.strip_prefix(plugin.name).and_then(|rest| rest.strip_prefix('-'));
-        // `cuda-compiler-1.0-x86_64` is no version of `cuda`.
+        // `cuda-compiler-1.0-x86_64` is not a version of `cuda`.
         rest.is_some_and(|version| version.starts_with(|first: char| first.is_ascii_digit()))
     })
 }

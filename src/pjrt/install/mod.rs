@@ -1,10 +1,9 @@
 //! Installing plugins with the user's own `pip`.
 //!
-//! Plugins are published as Python wheels, so `pip` is what reaches them: it honours the user's
-//! mirrors, proxies and certificates, and needs no root. Nothing of Python is used afterwards. Wheels
-//! are pinned by version and hash, and of each only the plugin's part is unpacked, into
-//! `plugins/NAME-VERSION-PROCESSOR` of the cache directory. A record of the files stands beside them, see
-//! `record.rs`.
+//! Plugins are published as Python wheels. `pip` respects the user's mirrors, proxies and certificates and
+//! needs no root. Python is not used afterwards. Wheels are pinned by version and hash (`catalog.rs`), and only
+//! the plugin's part of each is unpacked, into `plugins/NAME-VERSION-PROCESSOR` of the cache directory. The
+//! directory has a record of its files (`record.rs`), which are checked before a library is loaded (`elf.rs`).
 
 mod catalog;
 mod elf;
@@ -33,13 +32,13 @@ pub use installed::{Listed, Verified, installed_names, list, remove, verify};
 pub use location::{FoundPlugin, InstallOptions, PluginSource};
 pub(super) use record::{check_before_load, files_below};
 
-/// Installs the plugin called `name` (`cpu`, `cuda`, `tpu`) unless it is installed and all its files are
-/// what they were then, and says where it is. A damaged one is installed again, after telling `say` so.
-/// Two installs at once are safe: the second waits for the first. The CPU plugin takes 260 MB on
-/// the disk and the CUDA plugin, with NVIDIA's libraries, several gigabytes.
+/// Installs the plugin called `name` (`cpu`, `cuda`, `tpu`) unless it is installed with all files unchanged, and
+/// returns where it is. A damaged one is reported through `say` and installed again. Concurrent installs are
+/// safe: the second waits for the first. The CPU plugin takes 260 MB of disk space, the CUDA plugin with NVIDIA's
+/// libraries several gigabytes.
 ///
 /// # Errors
-/// See [`InstallError`]; a failed install leaves nothing behind, and what was there before as it was.
+/// See [`InstallError`]. A failed install leaves no files and does not change an existing installation.
 pub fn install(
     name: &str,
     options: &InstallOptions,
@@ -57,7 +56,7 @@ pub fn install(
                 if !verified.was_recorded {
                     say(&format!(
                         "the {name} plugin was installed by an older version of this program; its files are \
-                         recorded now as they are"
+                         recorded now"
                     ));
                 }
                 return Ok(found);
@@ -68,7 +67,7 @@ pub fn install(
             Err(other) => return Err(other),
         }
     }
-    // In the cache itself, so that the finished tree can be renamed into place.
+    // In the cache directory, so that the finished tree can be renamed into place.
     let work = tempfile::Builder::new()
         .prefix(".installing-")
         .tempdir_in(&plugins_dir)
@@ -96,12 +95,12 @@ pub fn install(
     let target = install_dir(plugin, options);
     let old = work.path().join("old");
     if target.exists() {
-        // Processes that have it loaded go on with it: what they have mapped stays until they end.
+        // Processes that have loaded it are not affected: their mappings stay valid until they end.
         fs::rename(&target, &old).map_err(cache_error)?;
     }
     fs::rename(&tree, &target).map_err(|error| {
         if old.exists() {
-            // The first error is the one to be told of.
+            // The first error is the one to report.
             let _ = fs::rename(&old, &target);
         }
         cache_error(error)
@@ -112,11 +111,11 @@ pub fn install(
     })
 }
 
-/// [`find`]; the CPU plugin is installed when it is not there, after telling `say` so. The others are
-/// large and need their hardware, so they are installed only when asked for.
+/// [`find`], but installs the CPU plugin if it is missing and reports that through `say`. The other plugins are
+/// large and need their hardware, so they are only installed on request.
 ///
 /// # Errors
-/// [`InstallError::NotInstalled`], or why the CPU plugin could not be installed.
+/// [`InstallError::NotInstalled`], or those of [`install`] for the CPU plugin.
 pub fn find_or_install(
     name: &str,
     options: &InstallOptions,

@@ -1,8 +1,8 @@
-//! What was unpacked for a plugin: a record of its files in the directory that holds them.
+//! The record of an installed plugin's files, in the directory of the plugin.
 //!
-//! A plugin is mapped into memory, so one that is cut off, or not what it was, ends the process or worse. Hashing it at
-//! every start would cost more than many runs, so the record remembers when each file was last changed: a start looks
-//! at sizes and times, and hashes only a file whose time is another one.
+//! A plugin is mapped into memory, so a truncated or modified one ends the process or worse. Hashing it at every start
+//! would take longer than many runs, so the record holds modification times: a start compares sizes and times, and only
+//! hashes files whose time has changed.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -15,14 +15,14 @@ use super::hash::sha256_of;
 use super::location::plugin_of_dir;
 use super::{InstallError, elf};
 
-/// The record's name in the directory of a plugin.
+/// File name of the record.
 const FILE: &str = ".lockstep-files.json";
 
-/// Directories above a library in which its record may stand: `nvidia/nccl/lib` is the deepest, `nvidia/cu13/nvvm/lib64`
-/// has no library that is loaded by itself.
+/// How many directories above a library its record may be. `nvidia/nccl/lib` is the deepest; `nvidia/cu13/nvvm/lib64`
+/// has no library that is loaded on its own.
 const MAX_DEPTH: usize = 5;
 
-/// The lock that is held by whoever changes what is installed, in the directory that holds all plugins.
+/// The lock file in the directory of all plugins, locked while installed plugins are changed.
 pub(super) const LOCK: &str = ".lock";
 
 /// The files of an installed plugin.
@@ -33,7 +33,7 @@ pub(super) struct Record {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct RecordedFile {
-    /// Below the plugin's directory.
+    /// Relative to the plugin's directory.
     path: PathBuf,
     num_bytes: u64,
     /// Seconds and nanoseconds.
@@ -44,14 +44,14 @@ struct RecordedFile {
 /// Which files are hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hashed {
-    /// Those that were changed since they were last looked at.
+    /// Files whose modification time has changed.
     Changed,
-    /// All.
+    /// All files.
     All,
 }
 
 impl Record {
-    /// Takes down all files below `dir` as they are.
+    /// Records all files below `dir`.
     pub fn of(dir: &Path) -> io::Result<Self> {
         let mut files = Vec::new();
         for path in files_below(dir)? {
@@ -70,10 +70,10 @@ impl Record {
         Ok(Self { files })
     }
 
-    /// The record in `dir`. None where an older version of this program has installed the plugin.
+    /// Reads the record in `dir`. `None` if an older version of this program installed the plugin.
     ///
     /// # Errors
-    /// In words: a record that cannot be read.
+    /// A message if the record cannot be read.
     pub fn read(dir: &Path) -> Result<Option<Self>, String> {
         let path = dir.join(FILE);
         let unreadable = |error: String| format!("{} cannot be read: {error}", path.display());
@@ -86,9 +86,9 @@ impl Record {
         }
     }
 
-    /// Puts it into `dir`, whole or not at all.
+    /// Writes the record to `dir` atomically.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
-        // Readable for whoever can read the plugin, as far as the process's umask allows.
+        // Readable by everybody who can read the plugin, as far as the process's umask allows.
         let permissions = Permissions::from_mode(0o666);
         let mut file =
             tempfile::Builder::new().prefix(FILE).permissions(permissions).tempfile_in(dir)?;
@@ -97,11 +97,11 @@ impl Record {
         Ok(())
     }
 
-    /// Compares it with the files below `dir`, and takes over the times of those that have been hashed. Is one of them
-    /// another than before?
+    /// Compares the record with the files below `dir` and updates the times of those that were hashed. Returns `true` if
+    /// a time has changed.
     ///
     /// # Errors
-    /// In words: the first file that is missing or is not what it was.
+    /// A message about the first file that is missing or has changed.
     pub fn check(&mut self, dir: &Path, hashed: Hashed) -> Result<bool, String> {
         let mut is_changed = false;
         for file in &mut self.files {
@@ -109,7 +109,7 @@ impl Record {
             let shown = path.display();
             let metadata = path.metadata().map_err(|error| format!("{shown}: {error}"))?;
             if !metadata.is_file() {
-                return Err(format!("{shown} is no file"));
+                return Err(format!("{shown} is not a file"));
             }
             let (num_bytes, expected) = (metadata.len(), file.num_bytes);
             if num_bytes != expected {
@@ -138,15 +138,15 @@ impl Record {
     }
 }
 
-/// Looks at the files of the plugin in `dir` without reading any that was not changed. Nothing is known, and nothing
-/// wrong, where there is no record.
+/// Checks the files of the plugin in `dir` without reading those whose time is unchanged. Does nothing if there is no
+/// record.
 ///
 /// # Errors
-/// What is damaged, in words.
+/// A message about what is damaged.
 pub(super) fn check(dir: &Path) -> Result<(), String> {
     let Some(mut record) = Record::read(dir)? else { return Ok(()) };
     if record.check(dir, Hashed::Changed)? {
-        // Else the same files are hashed again next time. Not while another process is changing what is installed.
+        // Otherwise the same files are hashed again next time. Not while another process changes installed plugins.
         let lock = dir.parent().map(|plugins| File::create(plugins.join(LOCK)));
         if let Some(Ok(lock)) = lock
             && lock.try_lock().is_ok()
@@ -157,7 +157,7 @@ pub(super) fn check(dir: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// [`check`] for a library that is about to be loaded, where it is one that this program has installed.
+/// [`check`] for a library that is about to be loaded, if this program has installed it.
 ///
 /// # Errors
 /// [`InstallError::Damaged`].
@@ -170,10 +170,10 @@ pub(in crate::pjrt) fn check_before_load(library: &Path) -> Result<(), InstallEr
     })
 }
 
-/// Is every ELF file below `dir` whole? All that can be said of a plugin without a record.
+/// Checks that no ELF file below `dir` is truncated, for a plugin without a record.
 ///
 /// # Errors
-/// In words: the first file that is not.
+/// A message about the first file that is.
 pub(super) fn check_unrecorded(dir: &Path) -> Result<(), String> {
     let files = files_below(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     for path in files {
@@ -197,7 +197,7 @@ pub(in crate::pjrt) fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
         for entry in fs::read_dir(dir)? {
             let entry = entry?;
             let path = entry.path();
-            // Links to files count, but none to a directory, which could lead in a circle.
+            // Links to files are followed, but not links to directories, which could form a cycle.
             if entry.file_type()?.is_dir() {
                 dirs.push(path);
             } else if path.is_file() {

