@@ -3,7 +3,7 @@
 pub mod cli;
 pub mod config;
 pub mod data;
-pub mod metrics;
+pub mod observe;
 pub mod optim;
 pub mod parallel;
 pub mod pjrt;

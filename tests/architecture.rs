@@ -16,7 +16,7 @@ const ROOMS: [(&str, &[&str]); 12] = [
     (
         "cli",
         &[
-            "train", "recipe", "targets", "step", "optim", "pjrt", "data", "metrics", "config",
+            "train", "recipe", "targets", "step", "optim", "pjrt", "data", "observe", "config",
             "models", "hlo",
         ],
     ),
@@ -26,7 +26,7 @@ const ROOMS: [(&str, &[&str]); 12] = [
     (
         "train",
         &[
-            "targets", "step", "optim", "parallel", "pjrt", "data", "metrics", "config", "models",
+            "targets", "step", "optim", "parallel", "pjrt", "data", "observe", "config", "models",
             "hlo",
         ],
     ),
@@ -37,7 +37,7 @@ const ROOMS: [(&str, &[&str]); 12] = [
     ("parallel", &["config", "hlo"]),
     ("pjrt", &["config", "hlo"]),
     ("data", &["config", "hlo"]),
-    ("metrics", &[]),
+    ("observe", &[]),
     // A leaf, but for the models' own configurations.
     ("config", &["models", "hlo"]),
 ];
@@ -163,7 +163,7 @@ fn what_can_fail_is_handled() {
 fn planted_violations_are_found() {
     // path, source, the room that must be found to be forbidden
     let imports_of = [
-        ("src/metrics/writer.rs", "use crate::config::Config;", "config"),
+        ("src/observe/jsonl.rs", "use crate::config::Config;", "config"),
         ("src/optim/adam.rs", "use crate::{config, step};", "step"),
         ("src/optim/adam.rs", "use crate::{config::{self, Decay}, pjrt::{Client, Code}};", "pjrt"),
         ("src/optim/adam.rs", "use super::super::train;", "train"),

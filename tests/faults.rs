@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hlo::DType;
 use lockstep::config::Config;
 use lockstep::data::{self, Field, Sampler, Source, Splits};
-use lockstep::metrics::Status;
+use lockstep::observe::Status;
 use lockstep::train::{self, Job, Options, Outcome, Stop};
 use models::mlp::Mlp;
 use models::{Batch, Initializer, Loss, Model, Scope, layers, loss};

@@ -32,7 +32,7 @@ use models::{Misfit, Model};
 
 use crate::config::{self, Config, shorten_words};
 use crate::data::{self, Splits};
-use crate::metrics::say;
+use crate::observe::say;
 use crate::step;
 use crate::train::{Job, Run, num_replicas_on_host, open_devices, platform_on_host};
 use args::{Args, Command, ConfigArgs, Stage};
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(in_words(&untold), "cannot start: no such file");
     }
 
-    fn metrics_error(source: io::Error) -> crate::metrics::Error {
-        crate::metrics::Error::Write { path: "a".into(), source }
+    fn metrics_error(source: io::Error) -> crate::observe::Error {
+        crate::observe::Error::Write { path: "a".into(), source }
     }
 }

@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
-use crate::metrics::say;
+use crate::observe::say;
 use crate::train::Stop;
 
 /// The signals, and what they are called.

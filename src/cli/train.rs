@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::args::TrainArgs;
 use super::{Loaded, print_line, signals};
-use crate::metrics::{Status, Summary, say};
+use crate::observe::{Status, Summary, say};
 use crate::train::{self, Error, Options, Outcome, Stop};
 
 pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {

@@ -9,7 +9,7 @@ use hlo::lower_isolated;
 use super::profile::{OpTimes, ProfileError, time_ops};
 use super::{Error, Job, Trainer, setup};
 use crate::data::TrainBatches;
-use crate::metrics::{Span, Spans, median, say};
+use crate::observe::{StartupSpan, StartupSpans, median, say};
 
 /// What to time.
 pub struct BenchOptions<'a> {
@@ -37,7 +37,7 @@ pub struct BenchResult {
     pub num_replicas: usize,
     /// The way to the end of the first step, where it was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub start: Vec<Span>,
+    pub start: Vec<StartupSpan>,
     /// The parts of a step, where they were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parts: Option<StepParts>,
@@ -87,7 +87,7 @@ impl Timed {
 /// # Errors
 /// As [`super::train`], and [`Error::Profile`] where ops are asked for.
 pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, Error> {
-    let spans = Spans::new(options.started);
+    let spans = StartupSpans::new(options.started);
     spans.record("read configuration and data", options.started, Instant::now());
     let (client, run, mut trainer) = setup::start(job, &spans, || Ok(()))?;
     let (num_replicas, seed) = (run.mesh.num_replicas(), job.config.train.seed);

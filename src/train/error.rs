@@ -7,7 +7,7 @@ use super::run_dir::RunDirError;
 use crate::config::{BatchError, RunLengthError};
 use crate::data::PrefetchError;
 use crate::step::StepError;
-use crate::{data, metrics, optim, pjrt};
+use crate::{data, observe, optim, pjrt};
 
 /// Why a run could not start, or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -64,9 +64,9 @@ pub enum Error {
     /// Timing the ops of a step.
     #[error("cannot time the ops of the step: {0}")]
     Profile(#[from] Box<ProfileError>),
-    /// Writing metrics or the summary.
+    /// A file of the run cannot be written.
     #[error(transparent)]
-    Metrics(#[from] metrics::Error),
+    Write(#[from] observe::Error),
     /// The output directory.
     #[error(transparent)]
     RunDir(#[from] RunDirError),

@@ -31,7 +31,7 @@ use models::Model;
 
 use crate::config::Config;
 use crate::data::Splits;
-use crate::metrics::{Spans, Summary, say};
+use crate::observe::{StartupSpans, Summary, say};
 use crate::pjrt::Client;
 use recorder::Recorder;
 use run_dir::RunDir;
@@ -126,7 +126,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let dir = out.as_deref().map(|out| RunDir::claim(out, *overwrite)).transpose()?;
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
     let check = || stop.check();
-    let (client, run, mut trainer) = setup::start(job, &Spans::new(*started), check)?;
+    let (client, run, mut trainer) = setup::start(job, &StartupSpans::new(*started), check)?;
     if let Some(path) = init {
         trainer.set_model(params_file::load(path, &trainer.model_types())?)?;
     }

@@ -12,7 +12,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors, View};
 
 use super::Error;
 use crate::config::open_regular;
-use crate::metrics::replace_file;
+use crate::observe::replace_file;
 
 /// Name of the file in the output directory.
 pub const FILE: &str = "params.safetensors";

@@ -8,7 +8,7 @@ use std::time::Instant;
 use hlo::{Graph, Program, TensorType, Tree, lower};
 
 use super::{Error, Formulation};
-use crate::metrics::{Spans, say};
+use crate::observe::{StartupSpans, say};
 use crate::pjrt::{self, CacheOutcome, Client, CompileOptions, Executable, compile_cached};
 use crate::step::{self, StepSpec};
 
@@ -98,7 +98,7 @@ impl Traced {
     pub fn new(
         spec: &StepSpec<'_>,
         settings: &CompileSettings,
-        spans: &Spans,
+        spans: &StartupSpans,
     ) -> Result<Self, Error> {
         let lower = |graph: &Graph, name: &str| spans.time("write programs", || lower(graph, name));
         let types = spans.time("trace the model", || spec.state_types())?;
@@ -132,7 +132,7 @@ impl Traced {
         self,
         client: &Client,
         settings: &CompileSettings,
-        spans: &Spans,
+        spans: &StartupSpans,
     ) -> Result<(Programs, Tree<TensorType>, Graph), Error> {
         let compile = |program: &Program, name: &'static str| {
             let from = Instant::now();

@@ -8,7 +8,7 @@ use super::run_dir::{CONFIG_FILE, RunDir};
 use super::{
     Error, EvalResult, Job, Outcome, Run, StepResult, Trainer, params_file, params_fingerprint,
 };
-use crate::metrics::{
+use crate::observe::{
     self, EvalMetrics, MetricsWriter, Progress, Status, StepMetrics, StepTimer, Summary,
     replace_file, say,
 };
@@ -70,7 +70,7 @@ impl Recorder {
         let create = |dir: &RunDir| {
             let path = dir.path().join(CONFIG_FILE);
             let written = replace_file(&path, resolved.as_bytes());
-            written.map_err(|source| metrics::Error::Write { path, source })?;
+            written.map_err(|source| observe::Error::Write { path, source })?;
             summary.save(dir.path())?;
             MetricsWriter::create(dir.path())
         };

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::params_file;
-use crate::metrics::{MetricsWriter, Summary, say, unfinished_prefix};
+use crate::observe::{MetricsWriter, Summary, say, unfinished_prefix};
 
 /// All files of a run: whatever else one writes into its directory belongs in this table.
 const FILES: [&str; 4] = [CONFIG_FILE, MetricsWriter::FILE, params_file::FILE, Summary::FILE];

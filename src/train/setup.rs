@@ -14,7 +14,7 @@ use crate::config::{
     AutoOr, Backend, BatchSplit, Config, Device, OnNonfinite, OptionValue, PluginOption, RunLength,
 };
 use crate::data::Splits;
-use crate::metrics::{Spans, say};
+use crate::observe::{StartupSpans, say};
 use crate::optim::{self, Transformation, schedule::Schedule};
 use crate::parallel::Policy;
 use crate::pjrt::{
@@ -185,12 +185,12 @@ pub fn num_replicas_on_host(config: &Config) -> usize {
 /// # Errors
 /// No plugin, or fewer devices than the mesh asks for.
 pub fn open_devices(config: &Config, say: impl Fn(&str)) -> Result<(Client, usize), Error> {
-    open_timed(config, &Spans::new(Instant::now()), say)
+    open_timed(config, &StartupSpans::new(Instant::now()), say)
 }
 
 fn open_timed(
     config: &Config,
-    spans: &Spans,
+    spans: &StartupSpans,
     say: impl Fn(&str),
 ) -> Result<(Client, usize), Error> {
     let backend = &config.device.backend;
@@ -255,7 +255,7 @@ fn with_overrides(error: Error, config: &Config) -> Error {
 /// Everything from a job to a state on devices. `check` is asked between its parts whether to go on.
 pub(super) fn start(
     job: &Job<'_>,
-    spans: &Spans,
+    spans: &StartupSpans,
     check: impl Fn() -> Result<(), Error>,
 ) -> Result<(Client, Run, Trainer), Error> {
     let Job { config, model, splits } = job;

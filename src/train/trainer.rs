@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::programs::Traced;
 use super::{Error, Programs, Run};
 use crate::data::HostBatch;
-use crate::metrics::Spans;
+use crate::observe::StartupSpans;
 use crate::optim::EMA;
 use crate::pjrt::{Arg, Buffers, Client, Completion, Executable, Launch, Placement};
 use crate::step::{BATCH, METRICS, MODEL_STATE, OPT_STATE, PARAMS};
@@ -95,7 +95,7 @@ impl Trainer {
     /// # Errors
     /// A model that does not trace, what the compiler reports, a launch that fails.
     pub fn new(client: &Client, run: &Run, model: &dyn Model, seed: u64) -> Result<Self, Error> {
-        let spans = Spans::new(Instant::now());
+        let spans = StartupSpans::new(Instant::now());
         let traced = Traced::new(&run.spec(model), &run.compile, &spans)?;
         Self::with_programs(client, run, traced, seed, &spans)
     }
@@ -106,7 +106,7 @@ impl Trainer {
         run: &Run,
         traced: Traced,
         seed: u64,
-        spans: &Spans,
+        spans: &StartupSpans,
     ) -> Result<Self, Error> {
         let (programs, types, step_graph) = traced.compile(client, &run.compile, spans)?;
         let num_replicas = run.mesh.num_replicas();

@@ -18,7 +18,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontStyle, TextStyle, register_font};
 
-use crate::metrics::replace_file;
+use crate::observe::replace_file;
 
 pub use ticks::{bytes, numbers, powers};
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use serde::Serialize;
 
 use super::launch_log::Launch;
-use crate::metrics::median;
+use crate::observe::median;
 use crate::targets::Instruction;
 
 /// What a step is made of, each op run by itself on one processor.

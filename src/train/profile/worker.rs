@@ -9,7 +9,7 @@ use super::ProfileError;
 use super::launch_log;
 use crate::config::AutoOr;
 use crate::data::TrainBatches;
-use crate::metrics::say;
+use crate::observe::say;
 use crate::pjrt::{Arg, Client};
 use crate::train::programs::init_graph;
 use crate::train::trainer::BatchSender;

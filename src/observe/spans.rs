@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// A stretch of time. Several may overlap, on threads side by side or one in the other.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Span {
+pub struct StartupSpan {
     /// What was done.
     pub name: Cow<'static, str>,
     /// When it began, in milliseconds from the start.
@@ -21,17 +21,17 @@ pub struct Span {
 ///
 /// ```
 /// use std::time::Instant;
-/// let spans = lockstep::metrics::Spans::new(Instant::now());
+/// let spans = lockstep::observe::StartupSpans::new(Instant::now());
 /// assert_eq!(spans.time("add", || 1 + 2), 3);
 /// assert_eq!(spans.list()[0].name, "add");
 /// ```
 #[derive(Debug)]
-pub struct Spans {
+pub struct StartupSpans {
     start: Instant,
-    spans: Mutex<Vec<Span>>,
+    spans: Mutex<Vec<StartupSpan>>,
 }
 
-impl Spans {
+impl StartupSpans {
     /// `start` is when the process started, as well as it is known.
     pub fn new(start: Instant) -> Self {
         Self { start, spans: Mutex::default() }
@@ -49,7 +49,8 @@ impl Spans {
     pub fn record(&self, name: impl Into<Cow<'static, str>>, from: Instant, to: Instant) {
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
         let from_ms = ms(from.saturating_duration_since(self.start));
-        let span = Span { name: name.into(), from_ms, ms: ms(to.saturating_duration_since(from)) };
+        let span =
+            StartupSpan { name: name.into(), from_ms, ms: ms(to.saturating_duration_since(from)) };
         self.spans.lock().unwrap_or_else(PoisonError::into_inner).push(span);
     }
 
@@ -59,7 +60,7 @@ impl Spans {
     }
 
     /// The spans, by their beginning.
-    pub fn list(&self) -> Vec<Span> {
+    pub fn list(&self) -> Vec<StartupSpan> {
         let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone();
         spans.sort_by(|a, b| a.from_ms.total_cmp(&b.from_ms));
         spans

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 ///
 /// ```
 /// use std::time::{Duration, Instant};
-/// let mut timer = lockstep::metrics::StepTimer::new(Instant::now());
+/// let mut timer = lockstep::observe::StepTimer::new(Instant::now());
 /// for (ms, num_steps) in [(900, 1), (8, 2), (3, 1), (5, 1)] {
 ///     timer.record(Duration::from_millis(ms), num_steps);
 /// }
@@ -58,7 +58,7 @@ impl StepTimer {
 /// The middle value, or the mean of the two in the middle; `None` without values.
 ///
 /// ```
-/// use lockstep::metrics::median;
+/// use lockstep::observe::median;
 /// assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
 /// assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
 /// assert_eq!(median(&[]), None);

@@ -5,21 +5,21 @@
 //! fields to their readers.
 
 mod file;
-mod progress;
+mod jsonl;
 mod spans;
 mod summary;
+mod terminal;
 mod timer;
-mod writer;
 
 use std::io;
 use std::path::PathBuf;
 
 pub use file::{replace_file, unfinished_prefix};
-pub use progress::{Progress, say};
-pub use spans::{Span, Spans};
+pub use jsonl::{EvalMetrics, MetricsWriter, StepMetrics};
+pub use spans::{StartupSpan, StartupSpans};
 pub use summary::{Status, StepEval, Summary};
+pub use terminal::{Progress, say};
 pub use timer::{StepTimer, median};
-pub use writer::{EvalMetrics, MetricsWriter, StepMetrics};
 
 /// A file of a run could not be written: the disk is full, or the directory is gone.
 #[derive(Debug, thiserror::Error)]
