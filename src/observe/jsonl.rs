@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: a line a step.
+//! `metrics.jsonl`: a line per step.
 
 use std::fs::File;
 use std::io;
@@ -10,148 +10,181 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::{Error, say};
+use super::{Error, EvalResult, RunEvent, Sink, StepMetrics, say};
 
-/// One training step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct StepMetrics {
-    /// Index of the step, from 0.
-    pub step: u64,
-    /// When its numbers were known, in seconds since 1970-01-01 UTC.
-    pub time: f64,
-    /// Passes over the training data at its end: 1 is the end of the first.
-    pub epoch: f64,
-    /// Examples seen at its end, over all replicas.
-    pub examples: u64,
-    /// Mean loss over the global batch.
-    pub loss: f64,
-    /// Learning rate.
-    pub lr: f64,
-    /// Euclidean norm of the whole gradient.
-    pub grad_norm: f64,
-    /// Updates left out so far because something was not finite, this step's included.
-    pub num_skipped: u64,
-    /// Milliseconds of the whole step; steps of one launch share its time evenly.
-    pub step_ms: f64,
-    /// Milliseconds that the host took to start it.
-    pub host_ms: f64,
-    /// Milliseconds in which the loop waited for its batch.
-    pub data_wait_ms: f64,
-    /// Examples per second, over all replicas.
-    pub examples_per_sec: f64,
-    /// The evaluation after the step, if there was one: its fields stand in the step's line.
-    #[serde(flatten)]
-    pub eval: Option<EvalMetrics>,
-}
-
-/// One evaluation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct EvalMetrics {
-    /// Mean loss over the evaluation split.
-    pub eval_loss: f64,
-    /// Share of it that is classified correctly, 0 to 1, where the model says so.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_accuracy: Option<f64>,
-    /// Share of it whose label is among the five classes of the highest score, 0 to 1, where the model
-    /// says so.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_top5_accuracy: Option<f64>,
-}
-
-/// Writes `DIR/metrics.jsonl` on a thread, so that a slow disk does not hold a step up. Lines reach the
-/// file within a second, and at the end. Where they cannot, which is said on stderr, the file keeps its
-/// whole lines and the others are kept in memory and tried again every second and at the end.
-pub struct MetricsWriter {
-    steps: Option<Sender<StepMetrics>>,
-    thread: Option<JoinHandle<Result<(), Error>>>,
+/// Writes `DIR/metrics.jsonl`: a line per step, with the evaluation after it if there was one.
+///
+/// A thread writes the lines, so that a slow disk does not delay a step. They reach the file within a second, and at
+/// the end. If they cannot be written, that is said on stderr; the file then ends with its last whole line, and the
+/// others are kept in memory and tried again every second and at the end.
+pub struct Jsonl {
     path: PathBuf,
+    writer: Option<Writer>,
+    /// The line of a step that is followed by an evaluation, until that has been made.
+    held: Option<Line>,
+    /// Why the file could not be made.
+    error: Option<Error>,
 }
 
-impl MetricsWriter {
+/// A line of the file.
+#[derive(Default, Serialize)]
+struct Line {
+    #[serde(flatten)]
+    step: StepMetrics,
+    #[serde(flatten)]
+    eval: Option<EvalResult>,
+}
+
+impl Jsonl {
     /// The name of the file.
     pub const FILE: &'static str = "metrics.jsonl";
 
-    /// Makes an empty file in the directory.
-    ///
-    /// # Errors
-    /// If there is one already, it cannot be made, or no thread can be started.
-    pub fn create(dir: &Path) -> Result<Self, Error> {
-        let path = dir.join(Self::FILE);
-        let failed = |source| Error::Write { path: path.clone(), source };
-        let file = WholeLines { file: File::create_new(&path).map_err(failed)?, len: 0 };
-        let lines = Lines::new(file, path.clone());
-        let (steps, receiver) = channel();
-        let run = move || write_lines(lines, &receiver);
-        let thread = thread::Builder::new().name("metrics".to_owned()).spawn(run);
-        let thread = thread.map_err(failed)?;
-        Ok(Self { steps: Some(steps), thread: Some(thread), path })
+    /// A sink that makes the file when the run starts.
+    pub fn new(dir: &Path) -> Self {
+        Self { path: dir.join(Self::FILE), writer: None, held: None, error: None }
     }
 
-    /// Adds the line of a step.
-    pub fn step(&mut self, metrics: &StepMetrics) {
-        if let Some(steps) = &self.steps {
-            // The thread listens for as long as there is somebody to listen to.
-            let _ = steps.send(*metrics);
+    fn write_held(&mut self) {
+        if let (Some(writer), Some(line)) = (&self.writer, self.held.take()) {
+            writer.send(Message::Line(line));
+        }
+    }
+}
+
+impl Sink for Jsonl {
+    fn event(&mut self, event: &RunEvent) {
+        match event {
+            RunEvent::Started(_) => match Writer::create(&self.path) {
+                Ok(writer) => self.writer = Some(writer),
+                Err(error) => self.error = Some(error),
+            },
+            RunEvent::Launch(launch) => {
+                for step in &launch.steps {
+                    self.write_held();
+                    self.held = Some(Line { step: *step, eval: None });
+                }
+                if !launch.is_evaluated {
+                    self.write_held();
+                }
+            }
+            RunEvent::Evaluated(found) => {
+                if let Some(held) = &mut self.held {
+                    held.eval = Some(found.eval.clone());
+                }
+                self.write_held();
+            }
+            RunEvent::StepsEnded => self.write_held(),
+            RunEvent::UpdateSkipped { .. }
+            | RunEvent::LockstepProved { .. }
+            | RunEvent::Message(_)
+            | RunEvent::Ended(_) => {}
         }
     }
 
-    /// Writes what is left and says whether all of it was written. Dropping does the same and says
-    /// nothing.
-    ///
-    /// # Errors
-    /// If lines could not be written.
-    pub fn finish(mut self) -> Result<(), Error> {
-        self.end()
-    }
-
-    fn end(&mut self) -> Result<(), Error> {
-        self.steps = None;
-        let result = self.thread.take().map_or(Ok(Ok(())), JoinHandle::join);
-        let panicked = || io::Error::other("the thread that writes it panicked");
-        result.unwrap_or_else(|_| Err(Error::Write { path: self.path.clone(), source: panicked() }))
+    fn flush(&mut self) -> Result<(), Error> {
+        match (self.error.take(), &self.writer) {
+            (Some(error), _) => Err(error),
+            (None, Some(writer)) => writer.flush(),
+            (None, None) => Ok(()),
+        }
     }
 }
 
-impl Drop for MetricsWriter {
+/// The thread that writes the lines. Dropping it writes what is left.
+struct Writer {
+    messages: Option<Sender<Message>>,
+    thread: Option<JoinHandle<()>>,
+    path: PathBuf,
+}
+
+enum Message {
+    Line(Line),
+    /// Write everything, and answer whether all of it was written.
+    Flush(Sender<Result<(), Error>>),
+}
+
+impl Writer {
+    /// Makes an empty file.
+    fn create(path: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Write { path: path.to_owned(), source };
+        let file = WholeLines { file: File::create_new(path).map_err(failed)?, len: 0 };
+        let lines = Lines::new(file, path.to_owned());
+        let (messages, receiver) = channel();
+        let run = move || write_lines(lines, &receiver);
+        let thread = thread::Builder::new().name("metrics".to_owned()).spawn(run);
+        let thread = thread.map_err(failed)?;
+        Ok(Self { messages: Some(messages), thread: Some(thread), path: path.to_owned() })
+    }
+
+    fn send(&self, message: Message) {
+        if let Some(messages) = &self.messages {
+            // The thread receives until this is dropped. If it has panicked, `flush` reports that.
+            let _ = messages.send(message);
+        }
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        let (answer, receiver) = channel();
+        self.send(Message::Flush(answer));
+        receiver.recv().unwrap_or_else(|_| {
+            let source = io::Error::other("the thread that writes it panicked");
+            Err(Error::Write { path: self.path.clone(), source })
+        })
+    }
+}
+
+impl Drop for Writer {
     fn drop(&mut self) {
-        // Nobody is left to be told.
-        let _ = self.end();
+        self.messages = None;
+        if let Some(thread) = self.thread.take() {
+            // Errors have been returned by `flush`.
+            let _ = thread.join();
+        }
     }
 }
 
-/// How often lines are written.
+/// The longest time that a line waits in memory.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
-/// How much of what cannot be written is kept.
+/// The size of the lines that are kept while they cannot be written.
 const MAX_PENDING_BYTES: usize = 64 << 20;
 
-fn write_lines(mut lines: Lines<impl Append>, steps: &Receiver<StepMetrics>) -> Result<(), Error> {
-    // When the oldest line that is not yet in the file has to be.
+fn write_lines(mut lines: Lines<impl Append>, messages: &Receiver<Message>) {
+    // When the oldest line that is not in the file yet has to be written.
     let mut due: Option<Instant> = None;
     loop {
-        let step = match due {
-            None => steps.recv().map_err(RecvTimeoutError::from),
-            Some(due) => steps.recv_timeout(due.saturating_duration_since(Instant::now())),
+        let message = match due {
+            None => messages.recv().map_err(RecvTimeoutError::from),
+            Some(due) => messages.recv_timeout(due.saturating_duration_since(Instant::now())),
         };
-        match step {
-            Ok(step) => {
-                lines.add(&step);
+        match message {
+            Ok(Message::Line(line)) => {
+                lines.add(&line);
                 due.get_or_insert_with(|| Instant::now() + FLUSH_EVERY);
+            }
+            Ok(Message::Flush(answer)) => {
+                // The receiver waits for it.
+                let _ = answer.send(lines.flush());
             }
             Err(RecvTimeoutError::Timeout) => {
                 due = lines.try_to_write().then(|| Instant::now() + FLUSH_EVERY);
             }
-            Err(RecvTimeoutError::Disconnected) => return lines.finish(),
+            Err(RecvTimeoutError::Disconnected) => {
+                // After the last `flush` there is nothing new to report.
+                let _ = lines.flush();
+                return;
+            }
         }
     }
 }
 
 /// Where lines go.
 trait Append {
-    /// Adds `bytes`, which are whole lines. Where that fails, tells how many bytes of whole lines are there.
+    /// Appends `bytes`, which are whole lines. An error comes with the number of bytes that were written, all of
+    /// them in whole lines.
     fn append(&mut self, bytes: &[u8]) -> Result<(), (usize, io::Error)>;
 }
 
-/// A file that ends with a whole line, unless the process is killed while it writes one.
+/// A file that always ends with a whole line, unless the process is killed while it writes one.
 struct WholeLines {
     file: File,
     len: u64,
@@ -174,19 +207,19 @@ impl Append for WholeLines {
         };
         let whole = bytes[..written].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         self.len += whole as u64;
-        // The first error is the one to be told of.
+        // The first error is the one to report.
         let _ = self.file.set_len(self.len);
         Err((whole, error))
     }
 }
 
-/// Lines on their way.
+/// Lines that wait to be written.
 struct Lines<A> {
     target: A,
     path: PathBuf,
     pending: Vec<u8>,
     num_lost: u64,
-    /// Whether it is known, and has been said, that they cannot be written.
+    /// `true` if the last try failed, which has been said.
     is_failing: bool,
 }
 
@@ -195,13 +228,14 @@ impl<A: Append> Lines<A> {
         Self { target, path, pending: vec![], num_lost: 0, is_failing: false }
     }
 
-    fn add(&mut self, step: &StepMetrics) {
-        // Numbers can be written into memory.
-        let line = serde_json::to_vec(step).unwrap_or_default();
-        // What comes after a line that is lost is lost, too: what is there has no gap.
+    fn add(&mut self, line: &Line) {
+        let step = line.step.step;
+        // Serializing numbers into memory does not fail.
+        let line = serde_json::to_vec(line).unwrap_or_default();
+        // Lines after a lost one are lost, too: the file has no gaps.
         if self.num_lost > 0 || self.pending.len() + line.len() >= MAX_PENDING_BYTES {
             if self.num_lost == 0 {
-                let (path, step) = (self.path.display(), step.step);
+                let path = self.path.display();
                 say(&format!(
                     "there is no room to keep more lines of {path}: from step {step} on they are lost"
                 ));
@@ -222,7 +256,7 @@ impl<A: Append> Lines<A> {
         result
     }
 
-    /// Is there something to be tried again? The first failure is said.
+    /// Returns `true` if lines are left to be tried again. The first failure is said on stderr.
     fn try_to_write(&mut self) -> bool {
         let (written, path) = (self.append(), self.path.display());
         match &written {
@@ -238,8 +272,8 @@ impl<A: Append> Lines<A> {
         self.is_failing
     }
 
-    fn finish(mut self) -> Result<(), Error> {
-        let (written, path, num_lost) = (self.append(), self.path, self.num_lost);
+    fn flush(&mut self) -> Result<(), Error> {
+        let (written, path, num_lost) = (self.append(), self.path.clone(), self.num_lost);
         match written {
             Err(source) if num_lost == 0 => Err(Error::Write { path, source }),
             Err(source) => Err(Error::Lost { path, source, num_lost }),
@@ -259,28 +293,41 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::observe::{LaunchMetrics, RunInfo, StepEval};
 
     fn lines(dir: &Path) -> Vec<Value> {
-        let text = fs::read_to_string(dir.join(MetricsWriter::FILE)).unwrap();
+        let text = fs::read_to_string(dir.join(Jsonl::FILE)).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn started(dir: &Path) -> Jsonl {
+        let mut sink = Jsonl::new(dir);
+        sink.event(&RunEvent::Started(RunInfo::default()));
+        sink
+    }
+
+    fn launch(steps: &[StepMetrics], is_evaluated: bool) -> RunEvent {
+        let (steps, num_steps) = (steps.to_vec(), steps.len());
+        RunEvent::Launch(LaunchMetrics {
+            steps,
+            num_steps,
+            is_evaluated,
+            ..LaunchMetrics::default()
+        })
     }
 
     #[test]
     fn every_line_is_json_and_reaches_the_file() {
         let dir = tempfile::tempdir().unwrap();
-        let mut writer = MetricsWriter::create(dir.path()).unwrap();
+        let mut sink = started(dir.path());
         for step in 0..100 {
             let loss = if step == 50 { f64::INFINITY } else { 0.5 };
-            let eval = EvalMetrics {
-                eval_loss: 0.25,
-                eval_accuracy: Some(0.75),
-                ..EvalMetrics::default()
-            };
-            let eval = (step == 99).then_some(eval);
-            let metrics = StepMetrics { step, loss, lr: 1e-3, eval, ..StepMetrics::default() };
-            writer.step(&metrics);
+            let metrics = StepMetrics { step, loss, lr: 1e-3, ..StepMetrics::default() };
+            sink.event(&launch(&[metrics], step == 99));
         }
-        writer.finish().unwrap();
+        let eval = EvalResult { loss: 0.25, metrics: [("accuracy", 0.75)].into() };
+        sink.event(&RunEvent::Evaluated(StepEval { step: 99, eval }));
+        sink.flush().unwrap();
         let lines = lines(dir.path());
         assert_eq!(lines.len(), 100);
         assert_eq!((&lines[7]["step"], &lines[7]["loss"]), (&7.into(), &0.5.into()));
@@ -295,24 +342,24 @@ mod tests {
     #[test]
     fn lines_reach_the_file_within_a_second_and_on_drop() {
         let dir = tempfile::tempdir().unwrap();
-        let mut writer = MetricsWriter::create(dir.path()).unwrap();
-        writer.step(&StepMetrics::default());
+        let mut sink = started(dir.path());
+        sink.event(&launch(&[StepMetrics::default()], false));
         let start = Instant::now();
         while lines(dir.path()).is_empty() {
             assert!(start.elapsed() < Duration::from_secs(3), "not flushed");
             thread::sleep(Duration::from_millis(20));
         }
-        writer.step(&StepMetrics::default());
-        drop(writer);
+        sink.event(&launch(&[StepMetrics::default()], false));
+        drop(sink);
         assert_eq!(lines(dir.path()).len(), 2);
     }
 
     #[test]
     fn a_file_that_is_there_is_not_emptied() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(MetricsWriter::FILE);
+        let path = dir.path().join(Jsonl::FILE);
         fs::write(&path, "earlier").unwrap();
-        let error = MetricsWriter::create(dir.path()).err().unwrap().to_string();
+        let error = started(dir.path()).flush().unwrap_err().to_string();
         assert!(error.contains("metrics.jsonl: File exists"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "earlier");
     }
@@ -339,14 +386,15 @@ mod tests {
         let disk = FullAtFirst { num_failures: 2, written: vec![] };
         let mut lines = Lines::new(disk, "metrics.jsonl".into());
         for step in 0..4 {
-            lines.add(&StepMetrics { step, ..StepMetrics::default() });
+            let metrics = StepMetrics { step, ..StepMetrics::default() };
+            lines.add(&Line { step: metrics, eval: None });
             assert_eq!(lines.try_to_write(), step < 2);
         }
         let text = String::from_utf8(lines.target.written.clone()).unwrap();
         let steps = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         let steps: Vec<_> = steps.map(|line| line["step"].as_u64().unwrap()).collect();
         assert_eq!(steps, [0, 1, 2, 3]);
-        lines.finish().unwrap();
+        lines.flush().unwrap();
     }
 
     #[test]
@@ -354,12 +402,12 @@ mod tests {
         let disk = FullAtFirst { num_failures: 1, written: vec![] };
         let mut lines = Lines::new(disk, "metrics.jsonl".into());
         lines.pending = vec![b'\n'; MAX_PENDING_BYTES - 1];
-        lines.add(&StepMetrics::default());
+        lines.add(&Line::default());
         assert!(lines.try_to_write());
         assert!(!lines.try_to_write());
-        lines.add(&StepMetrics::default());
+        lines.add(&Line::default());
         assert!(lines.pending.is_empty(), "no line follows a gap");
-        let error = lines.finish().unwrap_err().to_string();
+        let error = lines.flush().unwrap_err().to_string();
         assert!(error.contains("the lines of 2 steps are lost"), "{error}");
     }
 
@@ -371,9 +419,9 @@ mod tests {
         }
         let file = File::options().write(true).open(full).unwrap();
         let mut lines = Lines::new(WholeLines { file, len: 0 }, full.to_owned());
-        lines.add(&StepMetrics::default());
+        lines.add(&Line::default());
         assert!(lines.try_to_write());
-        let error = lines.finish().unwrap_err().to_string();
+        let error = lines.flush().unwrap_err().to_string();
         assert!(error.contains("cannot write /dev/full: No space left"), "{error}");
     }
 }

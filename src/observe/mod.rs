@@ -1,11 +1,15 @@
-//! What a run measures, and where it goes: a line a step in `metrics.jsonl`, one object in `summary.json`, and
-//! a bar or lines on stderr for whoever watches (phase: run).
+//! What happens in a run ([`RunEvent`]), and where it goes ([`Sink`]): a line per step in `metrics.jsonl`, one object in
+//! `summary.json`, and a progress bar or lines on stderr (phase: run).
 //!
-//! Numbers that are not finite are written as `null`, for JSON has no others. `docs/outputs.md` explains the
-//! fields to their readers.
+//! A sink can neither stop nor slow a run. [`Sinks::start`] has the list of all of them.
+//!
+//! JSON has no numbers that are not finite: they are written as `null`. `docs/outputs.md` explains the fields to users.
 
+mod event;
 mod file;
 mod jsonl;
+mod progress;
+mod sink;
 mod spans;
 mod summary;
 mod terminal;
@@ -14,11 +18,14 @@ mod timer;
 use std::io;
 use std::path::PathBuf;
 
+pub use event::{EvalResult, LaunchMetrics, RunEnd, RunEvent, RunInfo, StepEval, StepMetrics};
 pub use file::{replace_file, unfinished_prefix};
-pub use jsonl::{EvalMetrics, MetricsWriter, StepMetrics};
+pub use jsonl::Jsonl;
+pub use progress::{Progress, say};
+pub use sink::{Sink, Sinks};
 pub use spans::{StartupSpan, StartupSpans};
-pub use summary::{Status, StepEval, Summary};
-pub use terminal::{Progress, say};
+pub use summary::{Status, Summary, SummaryFile};
+pub use terminal::Terminal;
 pub use timer::{StepTimer, median};
 
 /// A file of a run could not be written: the disk is full, or the directory is gone.

@@ -1,13 +1,14 @@
 //! `summary.json`: the state and the outcome of a run, for programs.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::{Error, EvalMetrics, replace_file};
+use super::event::eval_field;
+use super::{Error, RunEvent, Sink, StepEval, StepTimer, replace_file};
 
-/// A run as a whole. What is not known, was not measured or is not finite is `null`.
+/// A run as a whole. Values that are not known or not finite are `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// What has become of it.
@@ -18,9 +19,9 @@ pub struct Summary {
     pub steps: u64,
     /// Steps that the configuration asks for.
     pub planned_steps: u64,
-    /// Replicas that took them.
+    /// Replicas, over all processes.
     pub num_replicas: usize,
-    /// Processes that the replicas were in.
+    /// Processes that held the replicas.
     pub num_processes: usize,
     /// Sizes of the mesh's axes, by name.
     pub mesh: BTreeMap<&'static str, usize>,
@@ -32,27 +33,30 @@ pub struct Summary {
     pub eval_loss: Option<f64>,
     /// Share of the evaluation split that is classified correctly, 0 to 1.
     pub eval_accuracy: Option<f64>,
-    /// Share of it whose label is among the five classes of the highest score, 0 to 1.
+    /// Share of it whose label has one of the five highest scores, 0 to 1.
     pub eval_top5_accuracy: Option<f64>,
+    /// The model's other metrics in that evaluation, as `eval_NAME`.
+    #[serde(flatten)]
+    pub eval_metrics: BTreeMap<String, f64>,
     /// Index, from 0, of the step after which the last evaluation was made.
     pub eval_step: Option<u64>,
     /// The best evaluation so far.
     pub best_eval: Option<StepEval>,
     /// Median step time in milliseconds.
     pub median_step_ms: Option<f64>,
-    /// Seconds from process start to the end of the first step.
+    /// Seconds from the start of the process to the end of the first launch.
     pub first_step_secs: Option<f64>,
-    /// Seconds from process start to the writing of this.
+    /// Seconds from the start of the process to the writing of this.
     pub wall_secs: f64,
-    /// Examples per second over all replicas, in all launches but the first; evaluations do not count.
+    /// Examples per second over all replicas, in all launches but the first, without the time of evaluations.
     pub examples_per_sec: Option<f64>,
-    /// Numbers in the model's parameters.
+    /// Number of values in the model's parameters.
     pub num_params: u64,
-    /// Hexadecimal digest of the bits of the final parameters, and of the model state with them.
+    /// Hexadecimal SHA-256 of the final parameters and model state.
     pub params_fingerprint: Option<String>,
-    /// Updates left out because something was not finite.
+    /// Updates left out because a value was not finite.
     pub num_skipped: u64,
-    /// What every random choice follows from.
+    /// Seed of every random choice.
     pub seed: u64,
     /// Dtypes of parameters and arithmetic: `f32`, `bf16` or `f64`.
     pub precision: String,
@@ -79,40 +83,36 @@ pub enum Status {
     Failed,
 }
 
-/// An evaluation, and the step after which it was made.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct StepEval {
-    /// Index of the step, from 0.
-    pub step: u64,
-    /// What was found.
-    #[serde(flatten)]
-    pub eval: EvalMetrics,
-}
-
 impl Summary {
     /// The name of the file.
     pub const FILE: &'static str = "summary.json";
 
-    /// Takes note of an evaluation after the step with index `step`. It is the best one if its accuracy is
-    /// the highest or, where the model has none, its loss the lowest; of equal ones the first.
-    pub fn evaluated(&mut self, step: u64, eval: EvalMetrics) {
-        let EvalMetrics { eval_loss, eval_accuracy, eval_top5_accuracy } = eval;
-        (self.eval_loss, self.eval_accuracy) = (Some(eval_loss), eval_accuracy);
-        (self.eval_top5_accuracy, self.eval_step) = (eval_top5_accuracy, Some(step));
-        let beats = |best: &StepEval| match (eval_accuracy, best.eval.eval_accuracy) {
+    /// Adds an evaluation. It is the best one if its accuracy is the highest or, if the model has none, its loss the
+    /// lowest; of equal ones the first.
+    fn evaluated(&mut self, found: &StepEval) {
+        let StepEval { step, eval } = found;
+        let accuracy = |eval: &StepEval| eval.eval.metrics.get("accuracy").copied();
+        (self.eval_step, self.eval_loss) = (Some(*step), Some(eval.loss));
+        (self.eval_accuracy, self.eval_top5_accuracy) = (None, None);
+        self.eval_metrics.clear();
+        for (name, value) in &eval.metrics {
+            match *name {
+                "accuracy" => self.eval_accuracy = Some(*value),
+                "top5_accuracy" => self.eval_top5_accuracy = Some(*value),
+                _ => drop(self.eval_metrics.insert(eval_field(name), *value)),
+            }
+        }
+        let beats = |best: &StepEval| match (accuracy(found), accuracy(best)) {
             (Some(accuracy), Some(best)) => accuracy > best,
-            _ => eval_loss < best.eval.eval_loss,
+            _ => eval.loss < best.eval.loss,
         };
-        if eval_loss.is_finite() && self.best_eval.as_ref().is_none_or(beats) {
-            self.best_eval = Some(StepEval { step, eval });
+        if eval.loss.is_finite() && self.best_eval.as_ref().is_none_or(beats) {
+            self.best_eval = Some(found.clone());
         }
     }
 
-    /// Writes `DIR/summary.json`, or leaves the one that is there.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn save(&self, dir: &Path) -> Result<(), Error> {
+    /// Writes `DIR/summary.json`. If that fails, the file that is there stays.
+    fn save(&self, dir: &Path) -> Result<(), Error> {
         let path = dir.join(Self::FILE);
         let write = || {
             let mut text = serde_json::to_vec_pretty(self)?;
@@ -123,11 +123,89 @@ impl Summary {
     }
 }
 
+/// Keeps a [`Summary`] up to date, and writes it to `DIR/summary.json` when the run starts and when it has ended.
+pub struct SummaryFile {
+    dir: Option<PathBuf>,
+    summary: Summary,
+    timer: StepTimer,
+    error: Option<Error>,
+}
+
+impl SummaryFile {
+    /// Without a directory nothing is written.
+    pub fn new(dir: Option<&Path>) -> Self {
+        let (summary, timer) = (Summary::default(), StepTimer::default());
+        Self { dir: dir.map(Path::to_owned), summary, timer, error: None }
+    }
+
+    /// The summary.
+    pub fn into_summary(self) -> Summary {
+        self.summary
+    }
+
+    fn save(&mut self) {
+        let dir = self.dir.as_ref();
+        self.error = dir.and_then(|dir| self.summary.save(dir).err());
+    }
+}
+
+impl Sink for SummaryFile {
+    fn event(&mut self, event: &RunEvent) {
+        let Self { summary, timer, .. } = self;
+        match event {
+            RunEvent::Started(info) => {
+                summary.planned_steps = info.planned_steps;
+                summary.num_replicas = info.num_replicas;
+                summary.num_processes = info.num_processes;
+                summary.mesh = info.mesh.clone();
+                summary.global_batch = info.global_batch;
+                summary.wall_secs = info.elapsed_secs;
+                summary.num_params = info.num_params;
+                summary.seed = info.seed;
+                summary.precision = info.precision.clone();
+                summary.backend = info.backend.clone();
+                summary.device = info.device.clone();
+                summary.version = info.version;
+                self.save();
+            }
+            RunEvent::Launch(launch) => {
+                timer.record(launch.duration, launch.num_steps, launch.elapsed_secs);
+                if let Some(last) = launch.steps.last() {
+                    summary.steps = last.step + 1;
+                    summary.final_loss = Some(last.loss);
+                    summary.num_skipped = last.num_skipped;
+                }
+            }
+            RunEvent::Evaluated(found) => summary.evaluated(found),
+            RunEvent::Ended(end) => {
+                summary.status = end.status;
+                summary.reason = end.reason.clone();
+                summary.params_fingerprint = end.params_fingerprint.clone();
+                summary.wall_secs = end.elapsed_secs;
+                summary.median_step_ms = timer.median_ms();
+                summary.first_step_secs = timer.first_step_secs();
+                let rate = timer.steps_per_sec();
+                summary.examples_per_sec = rate.map(|rate| rate * summary.global_batch as f64);
+                self.save();
+            }
+            RunEvent::UpdateSkipped { .. }
+            | RunEvent::LockstepProved { .. }
+            | RunEvent::Message(_)
+            | RunEvent::StepsEnded => {}
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        self.error.take().map_or(Ok(()), Err)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::observe::EvalResult;
 
     #[test]
     fn the_file_is_whole_replaced_and_valid_json() {
@@ -150,15 +228,14 @@ mod tests {
 
     #[test]
     fn the_best_evaluation_is_the_first_of_the_most_accurate_or_of_the_lowest_loss() {
-        let eval = |eval_loss: f64, eval_accuracy: Option<f64>| EvalMetrics {
-            eval_loss,
-            eval_accuracy,
-            eval_top5_accuracy: None,
+        let eval = |loss: f64, accuracy: Option<f64>| EvalResult {
+            loss,
+            metrics: accuracy.map(|accuracy| ("accuracy", accuracy)).into_iter().collect(),
         };
-        let best = |evals: &[EvalMetrics]| {
+        let best = |evals: &[EvalResult]| {
             let mut summary = Summary::default();
             for (step, eval) in (0..).zip(evals) {
-                summary.evaluated(step, *eval);
+                summary.evaluated(&StepEval { step, eval: eval.clone() });
             }
             assert_eq!(summary.eval_step, (evals.len() as u64).checked_sub(1));
             summary.best_eval.map(|best| best.step)

@@ -67,6 +67,14 @@ pub enum Error {
     /// A file of the run cannot be written.
     #[error(transparent)]
     Write(#[from] observe::Error),
+    /// A metric of the model has a name that cannot be a field of the run's files.
+    #[error("cannot record the model's metric `{name}`: {reason}")]
+    MetricName {
+        /// The metric.
+        name: String,
+        /// Why not.
+        reason: &'static str,
+    },
     /// The output directory.
     #[error(transparent)]
     RunDir(#[from] RunDirError),

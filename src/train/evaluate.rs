@@ -1,22 +1,21 @@
-//! Evaluation: what the model makes of a split.
+//! Evaluation: means of the loss and of the model's metrics over a split.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{BatchSender, DeviceBatch, Error, Run, Trainer};
 use crate::data::{EvalBatches, Source};
+use crate::observe::EvalResult;
 use crate::pjrt::{Arg, Buffers};
 
-/// Means over the evaluation split.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct EvalResult {
-    /// Mean loss.
-    pub loss: f64,
-    /// The model's metrics by name.
-    pub metrics: BTreeMap<&'static str, f64>,
-}
-
 impl Trainer {
+    /// Checks that every metric of the model has a field of its own in the files of a run.
+    ///
+    /// # Errors
+    /// A metric with a reserved name, or two with the same one.
+    pub(super) fn check_metric_names(&self) -> Result<(), Error> {
+        check_metric_names(&self.programs.eval_metrics)
+    }
+
     /// Means over a split, each example counted once.
     ///
     /// # Errors
@@ -28,7 +27,7 @@ impl Trainer {
         }
     }
 
-    /// [`Self::evaluate`], or nothing once `is_ended` says so, which is asked before each batch.
+    /// As [`Self::evaluate`], or `None` if `is_ended` returns `true`. It is called before each batch.
     pub(super) fn evaluate_unless(
         &self,
         source: &Arc<dyn Source>,
@@ -67,5 +66,37 @@ impl Trainer {
         let metrics = self.programs.eval_metrics.iter().zip(&sums[2..]);
         let metrics = metrics.map(|(name, sum)| (*name, sum / weight)).collect();
         Ok(Some(EvalResult { loss: sums[0] / weight, metrics }))
+    }
+}
+
+fn check_metric_names(names: &[&str]) -> Result<(), Error> {
+    for (index, name) in names.iter().enumerate() {
+        let reason = if EvalResult::RESERVED_NAMES.contains(name) {
+            "that name is reserved"
+        } else if names[..index].contains(name) {
+            "another one has the same name"
+        } else {
+            continue;
+        };
+        return Err(Error::MetricName { name: (*name).to_owned(), reason });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_has_a_field_of_its_own() {
+        check_metric_names(&["accuracy", "recall"]).unwrap();
+        for (names, expected) in [
+            (&["accuracy", "loss"][..], "metric `loss`: that name is reserved"),
+            (&["step"], "metric `step`: that name is reserved"),
+            (&["recall", "recall"], "metric `recall`: another one has the same name"),
+        ] {
+            let error = check_metric_names(names).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

@@ -37,9 +37,9 @@ use recorder::Recorder;
 use run_dir::RunDir;
 use steps::{End, Steps};
 
+pub use crate::observe::EvalResult;
 pub use bench::{BenchOptions, BenchResult, StepParts, bench};
 pub use error::Error;
-pub use evaluate::EvalResult;
 pub use formulation::Formulation;
 pub use launches::launches;
 pub use programs::{CompileSettings, Programs, step_graph};
@@ -127,6 +127,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
     let check = || stop.check();
     let (client, run, mut trainer) = setup::start(job, &StartupSpans::new(*started), check)?;
+    trainer.check_metric_names()?;
     if let Some(path) = init {
         trainer.set_model(params_file::load(path, &trainer.model_types())?)?;
     }

@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::params_file;
-use crate::observe::{MetricsWriter, Summary, say, unfinished_prefix};
+use crate::observe::{Jsonl, Summary, say, unfinished_prefix};
 
 /// All files of a run: whatever else one writes into its directory belongs in this table.
-const FILES: [&str; 4] = [CONFIG_FILE, MetricsWriter::FILE, params_file::FILE, Summary::FILE];
+const FILES: [&str; 4] = [CONFIG_FILE, Jsonl::FILE, params_file::FILE, Summary::FILE];
 /// The resolved configuration. Not `config.toml`, which may be a user's own.
 pub const CONFIG_FILE: &str = "config.resolved.toml";
 /// Where the files of a run are kept until the one that replaces it is done.

@@ -92,7 +92,7 @@ impl<'a> Steps<'a> {
             let keep = if prove || evaluate { 0 } else { MAX_IN_FLIGHT };
             self.finish(trainer, &mut in_flight, keep)?;
             if prove {
-                trainer.prove_lockstep()?;
+                self.prove(trainer)?;
                 // Its time is not the next step's.
                 self.last_end = Instant::now();
             }
@@ -103,16 +103,22 @@ impl<'a> Steps<'a> {
         self.finish(trainer, &mut in_flight, 0)?;
         if config.check_lockstep_every > 0 {
             // What is saved has been proved.
-            trainer.prove_lockstep()?;
+            self.prove(trainer)?;
         }
         if trainer.steps_taken() < total {
             return Ok(End::Interrupted);
         }
-        // A run whose last update was left out ends so, evaluated or not.
-        if !self.evaluate(trainer)? && self.skipped_last.is_none() {
-            return Ok(End::Interrupted);
+        let num_steps = total;
+        let loss = self.evaluate(trainer)?;
+        if let Some(what) = self.skipped_last {
+            let (step, num_skipped) = (num_steps - 1, self.num_skipped);
+            return Ok(End::Done(Some(Error::LastSkipped { step, what, num_skipped, num_steps })));
         }
-        Ok(End::Done(self.nonfinite_end()))
+        match loss {
+            None => Ok(End::Interrupted),
+            Some(loss) if loss.is_finite() => Ok(End::Done(None)),
+            Some(loss) => Ok(End::Done(Some(Error::NonFiniteEval { loss }))),
+        }
     }
 
     /// Waits for the numbers of all but the last `keep` launches, and writes them down.
@@ -126,9 +132,9 @@ impl<'a> Steps<'a> {
             let Some(InFlight { pending, host, data_wait }) = in_flight.pop_front() else { break };
             let results = trainer.finish(pending)?;
             let end = Instant::now();
-            let took = end - std::mem::replace(&mut self.last_end, end);
+            let total = end - std::mem::replace(&mut self.last_end, end);
             let num_steps = results.len();
-            self.record(&results, LaunchTimes { num_steps, took, host, data_wait })?;
+            self.record(&results, LaunchTimes { num_steps, total, host, data_wait })?;
         }
         Ok(())
     }
@@ -144,13 +150,11 @@ impl<'a> Steps<'a> {
             }
             self.num_skipped = result.num_skipped;
             let what = describe_nonfinite(result);
-            let (step, count) = (result.step, result.num_skipped);
             if self.run.on_nonfinite == OnNonfinite::Stop {
-                (num_recorded, ended) = (number, Err(Error::NonFinite { step, what }));
+                (num_recorded, ended) = (number, Err(Error::NonFinite { step: result.step, what }));
                 break;
             }
-            let text = format!("step {step}: {what}; its update was left out ({count} so far)");
-            self.recorder.say(&text);
+            self.recorder.update_skipped(result, &what);
             self.skipped_last = Some(what);
         }
         let results = &results[..num_recorded];
@@ -160,28 +164,23 @@ impl<'a> Steps<'a> {
         ended
     }
 
-    /// What is not finite at the end of a run that took all its steps.
-    fn nonfinite_end(self) -> Option<Error> {
-        let summary = self.recorder.summary();
-        let (num_steps, num_skipped) = (summary.steps, summary.num_skipped);
-        if let Some(what) = self.skipped_last {
-            let step = num_steps.saturating_sub(1);
-            return Some(Error::LastSkipped { step, what, num_skipped, num_steps });
-        }
-        let loss = summary.eval_loss.filter(|loss| !loss.is_finite())?;
-        Some(Error::NonFiniteEval { loss })
+    fn prove(&mut self, trainer: &Trainer) -> Result<(), Error> {
+        trainer.prove_lockstep()?;
+        self.recorder.lockstep_proved(trainer.steps_taken());
+        Ok(())
     }
 
-    /// Evaluates, unless the run is asked to end meanwhile: has it been done?
-    fn evaluate(&mut self, trainer: &Trainer) -> Result<bool, Error> {
+    /// Evaluates and returns the loss, or `None` if the run is asked to end meanwhile.
+    fn evaluate(&mut self, trainer: &Trainer) -> Result<Option<f64>, Error> {
         let source = &self.job.splits.eval;
         let eval = trainer.evaluate_unless(source, self.run, || self.stop.is_requested())?;
-        if let Some(eval) = &eval {
-            self.recorder.evaluated(eval);
+        let loss = eval.as_ref().map(|eval| eval.loss);
+        if let Some(eval) = eval {
+            self.recorder.evaluated(trainer.steps_taken(), eval);
         }
         // Its time is not the next step's.
         self.last_end = Instant::now();
-        Ok(eval.is_some())
+        Ok(loss)
     }
 
     /// Is the evaluation split looked at after this step? Its line waits for that.
