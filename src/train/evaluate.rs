@@ -16,7 +16,7 @@ impl Trainer {
         check_metric_names(&self.programs.eval_metrics)
     }
 
-    /// Means over a split, each example counted once.
+    /// Computes means over a split, with each example counted once.
     ///
     /// # Errors
     /// Examples that cannot be read, a launch that fails.

@@ -1,18 +1,18 @@
-//! What a run says of itself before its first step.
+//! Messages about a run before its first step.
 
 use std::collections::BTreeSet;
 
 use super::{Run, Trainer};
 use crate::step::{OPT_STATE, PARAMS};
 
-/// The arithmetic of the global batch and the length of the run.
+/// The sizes that make up the global batch, and the length of the run.
 pub fn describe_batch(run: &Run) -> String {
     let (length, batch) = (&run.length, &run.batch);
     let epoch = length.steps_per_epoch().map(|steps| format!(" {steps} steps an epoch,"));
     format!("batch: {batch};{} {} in all", epoch.unwrap_or_default(), length.total_steps())
 }
 
-/// What synchronisation will cost: leaves, bytes a step, replica groups.
+/// The sizes of the state, and the cost of synchronization: bytes per step, collectives and replica groups.
 pub fn describe_synchronisation(trainer: &Trainer) -> String {
     let graph = trainer.step_graph();
     let sizes = |prefix: &str| -> Vec<usize> {
