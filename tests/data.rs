@@ -132,7 +132,7 @@ fn batches_that_cannot_be_are_refused() {
         (EvalBatches::new(source(100), 10, 1).unwrap().get(10).err(), "example 100"),
         (
             TrainBatches::new(source(1 << 34), 0, 1 << 34, 1).unwrap().get(0).err(),
-            "at most 64 GiB of data are put together at once",
+            "but the limit is 64 GiB",
         ),
         (EvalBatches::new(source(1), 1 << 40, 1).unwrap().get(0).err(), "make train.global_batch"),
     ];

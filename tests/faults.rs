@@ -131,7 +131,7 @@ fn bad_splits(bad: Bad) -> (Splits, u64) {
 fn an_example_that_is_not_a_number_is_traced_to_step_and_replica() {
     let (splits, _) = bad_splits(Bad::NotANumber);
     let dir = tempfile::tempdir().unwrap();
-    // In a launch with others before and behind it, too.
+    // Also in a launch with others before and after it.
     for sets in [&[][..], &["train.steps_per_launch=4"]] {
         let error = train(sets, &mlp(), &splits, dir.path()).unwrap_err();
         let expected = format!("step {STEP}: the loss is not finite on replica {REPLICA}; ");
@@ -166,7 +166,7 @@ fn an_example_that_is_not_a_number_can_be_left_out() {
 }
 
 #[test]
-fn data_that_stop_coming_end_the_run_behind_the_last_step_that_had_them() {
+fn data_that_stop_coming_end_the_run_after_the_last_step_that_had_them() {
     let (splits, example) = bad_splits(Bad::Unreadable);
     let dir = tempfile::tempdir().unwrap();
     let error = train(&[], &mlp(), &splits, dir.path()).unwrap_err();

@@ -109,7 +109,7 @@ fn classes_are_sorted_and_part_of_each_is_held_out() {
     assert_eq!(read(&splits.eval, 0, None).unwrap().1, 1);
     fs::create_dir(val.path().join("dog")).unwrap();
     let message = error_of(with_val);
-    assert!(message.contains("dog is no class of training"), "{message}");
+    assert!(message.contains("dog is not a training class"), "{message}");
 }
 
 /// 64 x 33, its shorter side scaled to 32, of which the centre is seen.
@@ -239,7 +239,7 @@ fn folders_that_are_none_are_refused() {
     assert!(message.ends_with("each folder in data.path is a class"), "{message}");
     fs::write(dir.path().join("ant/a.jpg"), jpeg(8, 8, 0)).unwrap();
     let message = error_of(config(dir.path()));
-    assert!(message.contains("nothing of") && message.contains("data.eval_fraction"), "{message}");
+    assert!(message.contains("no image of") && message.contains("data.eval_fraction"), "{message}");
     let eval = config::ImageFolder { eval_path: Some(dir.path().join("no")), ..config(dir.path()) };
     let message = error_of(eval);
     assert!(message.contains("/no: ") && message.ends_with("set data.eval_path"), "{message}");

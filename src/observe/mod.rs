@@ -39,7 +39,7 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
-    /// A write failed, and went on failing until there was no room to keep the lines.
+    /// Writes failed for so long that lines could not be kept.
     #[error(
         "cannot write {}: {source}; the lines of {num_lost} steps are lost", path.display()
     )]
@@ -48,7 +48,7 @@ pub enum Error {
         path: PathBuf,
         /// Why not.
         source: io::Error,
-        /// Lines that were dropped.
+        /// Number of lost lines.
         num_lost: u64,
     },
 }

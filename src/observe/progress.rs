@@ -1,4 +1,4 @@
-//! What a person sees of a run: a bar on a terminal, a line every few seconds elsewhere.
+//! Progress on stderr: a bar on a terminal, a line every few seconds elsewhere.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// The bar that stands on the terminal. A line from any thread goes above it.
+/// The bar on the terminal. Lines from any thread go above it.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// A line on stderr, for whoever watches.
+/// Writes a line to stderr, above the progress bar if there is one.
 pub fn say(text: &str) {
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
-    // Who closed stderr does not want to be told; what is going on goes on.
+    // A closed stderr is not an error.
     let write = || drop(writeln!(io::stderr().lock(), "{text}"));
     match &*bar {
         Some(bar) => bar.suspend(write),
@@ -20,13 +20,13 @@ pub fn say(text: &str) {
     }
 }
 
-/// Shows step, loss, examples per second and the time left, on stderr.
+/// Shows step, loss, examples per second and the remaining time on stderr.
 pub struct Progress {
     view: View,
     rate: Rate,
     global_batch: usize,
     total_steps: u64,
-    /// The last step, as it was shown.
+    /// The line for the last step.
     last: Option<String>,
 }
 
@@ -39,8 +39,7 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 const REDRAWS_PER_SEC: u8 = 10;
 
 impl Progress {
-    /// A bar if stderr is a terminal, else a line every five seconds. `first_step` is not 0 for a run that
-    /// continues.
+    /// A bar if stderr is a terminal, else a line every five seconds. `first_step` is not 0 if the run continues another.
     pub fn new(first_step: u64, total_steps: u64, global_batch: usize) -> Self {
         let err = io::stderr();
         if !err.is_terminal() {
@@ -49,7 +48,7 @@ impl Progress {
         let target = ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SEC);
         let bar = ProgressBar::with_draw_target(Some(total_steps), target);
         let template = "{bar:30} {pos}/{len} {msg}";
-        // A template that does not parse would show the default bar.
+        // If the template did not parse, this would show the default bar.
         bar.set_style(
             ProgressStyle::with_template(template).unwrap_or(ProgressStyle::default_bar()),
         );
@@ -59,7 +58,7 @@ impl Progress {
         Self { view, rate, global_batch, total_steps, last: None }
     }
 
-    /// Lines into `out`, at most one `every` so often.
+    /// Lines written to `out`, at most one per `every`.
     pub fn lines(
         out: Box<dyn Write + Send>,
         every: Duration,
@@ -72,8 +71,8 @@ impl Progress {
         Self { view, rate, global_batch, total_steps, last: None }
     }
 
-    /// A launch has ended: `num_steps` have been taken in all, the last with this mean loss. The rate is
-    /// measured from one call to the next, so it must not be called for each step of a launch.
+    /// Shows that a launch has ended, after `num_steps` steps in all, the last with this mean loss. The rate is measured
+    /// between calls, so this must be called once per launch and not once per step.
     pub fn launch(&mut self, num_steps: u64, loss: f64) {
         let now = Instant::now();
         self.rate.update(num_steps, now);
@@ -90,7 +89,7 @@ impl Progress {
                 let is_due = last.is_none_or(|last| now - last >= *every);
                 if is_due || num_steps == self.total_steps {
                     *last = Some(now);
-                    // Who closed stderr does not want to see progress; the run goes on.
+                    // A closed stderr is not an error.
                     let (state, left) = (state(), left());
                     let _ = writeln!(out, "step {num_steps}/{} {state}{left}", self.total_steps);
                 }
@@ -98,7 +97,7 @@ impl Progress {
         }
     }
 
-    /// A line of text above the bar, or among the lines.
+    /// Writes a line of text, above the bar if there is one.
     pub fn message(&mut self, text: &str) {
         match &mut self.view {
             View::Bar(_) => say(text),
@@ -109,8 +108,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away and leaves its last state as a line, so that what follows stands below it.
-    /// Dropping does the same.
+    /// Removes the bar and writes its last state as a line. Dropping does the same.
     pub fn finish(&mut self) {
         let View::Bar(bar) = &self.view else { return };
         if bar.is_finished() {
@@ -137,13 +135,13 @@ fn state(rate: &Rate, global_batch: usize, loss: f64) -> String {
     format!("loss {loss:.4}{rate}")
 }
 
-/// `  1m05s left`, or nothing where nothing is left or nobody knows how long it takes.
+/// `  1m05s left`, or nothing if no steps are left or the rate is not known.
 fn left(rate: &Rate, num_steps: u64) -> String {
     let secs = rate.steps_per_sec.filter(|_| num_steps > 0).map(|rate| num_steps as f64 / rate);
     secs.map_or(String::new(), |secs| format!("  {} left", in_words(secs)))
 }
 
-/// Steps per second, of which the last few seconds count most.
+/// Steps per second: an exponential moving average.
 struct Rate {
     step: u64,
     since: Option<Instant>,
@@ -153,8 +151,7 @@ struct Rate {
 impl Rate {
     /// Time constant of the average.
     const SECS: f64 = 5.0;
-    /// Steps are taken together until this much time has passed: single short ones scatter, and several
-    /// launches may be waited for at once.
+    /// The least time per sample: single short steps are noisy, and several launches may end at once.
     const SAMPLE: Duration = Duration::from_millis(100);
 
     fn new(first_step: u64) -> Self {
@@ -162,7 +159,7 @@ impl Rate {
     }
 
     fn update(&mut self, num_steps: u64, now: Instant) {
-        // The first step compiles and warms up: the clock starts at its end.
+        // The first launch warms up: the clock starts at its end.
         let Some(since) = self.since else {
             (self.step, self.since) = (num_steps, Some(now));
             return;
@@ -180,7 +177,7 @@ impl Rate {
 }
 
 fn in_words(secs: f64) -> String {
-    // The conversion saturates: a rate of 0 leaves no finite time.
+    // The conversion saturates: with a rate of 0 the time is infinite.
     let secs = secs.round() as u64;
     match (secs / 3600, secs / 60 % 60, secs % 60) {
         (0, 0, s) => format!("{s}s"),

@@ -1,4 +1,4 @@
-//! Where the time of a start goes.
+//! Where the time before the first step goes.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
@@ -6,18 +6,18 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-/// A stretch of time. Several may overlap, on threads side by side or one in the other.
+/// A named span of time during start-up. Spans may overlap, on several threads or nested.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StartupSpan {
     /// What was done.
     pub name: Cow<'static, str>,
-    /// When it began, in milliseconds from the start.
+    /// Its beginning, in milliseconds since the start of the process.
     pub from_ms: f64,
-    /// How long it took.
+    /// Its duration in milliseconds.
     pub ms: f64,
 }
 
-/// Collects spans, from any thread.
+/// Collects spans from any thread.
 ///
 /// ```
 /// use std::time::Instant;
@@ -32,12 +32,12 @@ pub struct StartupSpans {
 }
 
 impl StartupSpans {
-    /// `start` is when the process started, as well as it is known.
+    /// `start` is the start of the process, or the earliest time known.
     pub fn new(start: Instant) -> Self {
         Self { start, spans: Mutex::default() }
     }
 
-    /// What does, and how long it takes.
+    /// Runs `what`, and records how long it takes.
     pub fn time<T>(&self, name: impl Into<Cow<'static, str>>, what: impl FnOnce() -> T) -> T {
         let from = Instant::now();
         let result = what();
@@ -45,7 +45,7 @@ impl StartupSpans {
         result
     }
 
-    /// A span that has been measured.
+    /// Adds a span that has been measured.
     pub fn record(&self, name: impl Into<Cow<'static, str>>, from: Instant, to: Instant) {
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
         let from_ms = ms(from.saturating_duration_since(self.start));
@@ -54,12 +54,12 @@ impl StartupSpans {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner).push(span);
     }
 
-    /// When the clock began.
+    /// The start of the process.
     pub fn start(&self) -> Instant {
         self.start
     }
 
-    /// The spans, by their beginning.
+    /// The spans, in order of their beginnings.
     pub fn list(&self) -> Vec<StartupSpan> {
         let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone();
         spans.sort_by(|a, b| a.from_ms.total_cmp(&b.from_ms));

@@ -1,4 +1,4 @@
-//! `summary.json`: the state and the outcome of a run, for programs.
+//! `summary.json`: the state and the outcome of a run.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::{Error, RunEvent, Sink, StepEval, StepTimer, replace_file};
 /// A run as a whole. Values that are not known or not finite are `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// What has become of it.
+    /// Its state or outcome.
     pub status: Status,
     /// Why it failed.
     pub reason: Option<String>,
@@ -68,18 +68,18 @@ pub struct Summary {
     pub version: &'static str,
 }
 
-/// What has become of a run.
+/// The state or outcome of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// It is under way, or its process was killed.
+    /// It is running, or its process was killed.
     #[default]
     Running,
-    /// It took all its steps, and all is well.
+    /// It took all its steps, without an error.
     Done,
     /// A signal stopped it.
     Interrupted,
-    /// An error ended it, or it ended with values that are not finite.
+    /// An error or a value that is not finite ended it, or its last update was left out.
     Failed,
 }
 

@@ -168,7 +168,7 @@ fn data_files() {
     let mislabelled = file(dir.path(), "mislabelled.gz", &encoder.finish().unwrap());
 
     let cases: [(&Path, &[&str]); 2] = [
-        (&truncated, &["truncated.gz is not a whole gzip file", "get it anew"]),
+        (&truncated, &["truncated.gz is not a whole gzip file", "download it again"]),
         (&mislabelled, &["mislabelled.gz line 3: found label \"10\"", "0 to 9"]),
     ];
     for (path, fragments) in cases {
