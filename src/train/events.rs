@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::launches;
-use crate::config::Train;
+use crate::config::Config;
 
 /// The steps of a run after which something is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +27,9 @@ pub(super) struct Due {
 
 impl Events {
     /// The events of a run of `total_steps` steps.
-    pub fn new(config: &Train, total_steps: u64) -> Self {
-        let (proof_every, eval_every) = (config.check_lockstep_every, config.eval_every);
+    pub fn new(config: &Config, total_steps: u64) -> Self {
+        let (proof_every, eval_every) =
+            (config.train.check_lockstep_every, config.train.eval_every);
         Self { total_steps, proof_every, eval_every }
     }
 

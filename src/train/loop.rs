@@ -63,10 +63,10 @@ impl<'a> Loop<'a> {
         trainer: &'a mut Trainer,
         recorder: &'a mut Recorder,
     ) -> Result<Self, Error> {
-        let (config, num_replicas) = (&job.config.train, run.mesh.num_replicas());
-        let events = Events::new(config, run.length.total_steps());
+        let (config, num_batch_shards) = (&job.config.train, run.batch.num_batch_shards());
+        let events = Events::new(job.config, run.length.total_steps());
         let (train, global_batch) = (job.splits.train.clone(), run.batch.global_batch());
-        let batches = TrainBatches::new(train, config.seed, global_batch, num_replicas)?;
+        let batches = TrainBatches::new(train, config.seed, global_batch, num_batch_shards)?;
         let launches = events.launches(config.steps_per_launch as u64);
         let launches = launches.map(move |steps| batches.launch(steps));
         let sender = trainer.batch_sender();
