@@ -1,9 +1,8 @@
-//! In-process all_reduce on the CPU backend, 1 KiB to 256 MiB on 2, 4 and 8 replicas, beside what the cost
-//! model says of it.
+//! In-process all_reduce on the CPU backend, 1 KiB to 256 MiB on 2, 4 and 8 replicas, compared with the cost model.
 //!
-//! `cargo bench --bench all_reduce` prints a table. The model ([`InProcess`]) is calibrated on the meeting of the
-//! threads, from 1 KiB on each number of replicas, and on three points that are marked; every other size is
-//! predicted. An optional argument is the cache that the processor keeps for it, in MiB. See `README.md` here.
+//! `cargo bench --bench all_reduce` prints a table. The model ([`InProcess`]) is calibrated on the rendezvous of
+//! the threads, from 1 KiB for each number of replicas, and on three marked points; every other size is
+//! predicted. The optional argument is the size of the processor's cache available to it, in MiB. See `README.md`.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -18,10 +17,10 @@ const MIB: usize = 1024 * KIB;
 const SIZES: [usize; 10] = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144];
 /// Half of the third-level cache of the machine in `README.md`, which is shared with other machines.
 const CACHE_MIB: usize = 24;
-/// In the cache, in memory, and with only the sum in the cache: replicas and bytes.
+/// `(replicas, bytes)`: all in the cache, in memory, and with only the sum in the cache.
 const CALIBRATION: [(usize, usize); 3] = [(2, MIB), (2, 64 * MIB), (4, 16 * MIB)];
 
-/// Seconds of an all_reduce of so many bytes on each of so many replicas.
+/// The time of an all_reduce of `bytes` on each of `num_replicas`.
 struct Measured {
     num_replicas: usize,
     bytes: usize,
@@ -67,7 +66,7 @@ fn find(all: &[Measured], num_replicas: usize, bytes: usize) -> Result<f64, Stri
     found.ok_or_else(|| format!("{bytes} bytes on {num_replicas} replicas were not measured"))
 }
 
-/// The threads' meeting is all that the smallest one is.
+/// The time of the smallest all_reduce, which is all rendezvous of threads.
 fn meeting_secs(all: &[Measured], num_replicas: usize) -> Result<f64, String> {
     find(all, num_replicas, SIZES[0] * KIB)
 }
@@ -81,7 +80,7 @@ fn calibrate(all: &[Measured], cache_bytes: f64) -> Result<InProcess, String> {
     Ok(InProcess::calibrate(cache_bytes, point(in_cache)?, point(in_memory)?, point(sum_in_cache)?))
 }
 
-/// The least seconds of several runs: what the machine does when nothing disturbs it.
+/// The minimum of several runs, in seconds: the time on an undisturbed machine.
 fn measure(client: &Client, num_replicas: usize, bytes: usize) -> Result<f64, Box<dyn Error>> {
     let dims = [bytes / 4];
     let graph = trace(Mesh::data(num_replicas), |t| {
@@ -89,7 +88,7 @@ fn measure(client: &Client, num_replicas: usize, bytes: usize) -> Result<f64, Bo
         t.output("sum", x.all_reduce(Reduction::Sum, Axis::Data));
     })?;
     let executable = client.compile(&lower(&graph, "all_reduce"), &CompileOptions::default())?;
-    // One for each replica: a buffer that they share would be read from the cache.
+    // One per replica: a shared buffer would be read from the cache.
     let literals: Vec<_> =
         (0..num_replicas).map(|_| Arc::new(Literal::zeros(DType::F32, &dims))).collect();
     let x = client.upload(&literals)?;
@@ -98,7 +97,7 @@ fn measure(client: &Client, num_replicas: usize, bytes: usize) -> Result<f64, Bo
     for run in 0..num_runs + 2 {
         let started = Instant::now();
         executable.execute(vec![Arg::Borrow(&x)])?.done.wait()?;
-        // The first ones touch memory for the first time.
+        // The first runs touch fresh memory.
         if run >= 2 {
             least = least.min(started.elapsed().as_secs_f64());
         }

@@ -1,6 +1,6 @@
-//! Wall time of a step that does next to nothing to 150 small donated arrays: what the host costs.
+//! Wall time of a trivial step over 150 small donated arrays: the host's cost.
 //!
-//! `cargo bench --bench dispatch -- --replicas 2` prints one line of JSON. See `README.md` here.
+//! `cargo bench --bench dispatch -- --replicas 2` prints one line of JSON. See `README.md`.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Adds 1 to each of the arrays.
+/// Adds 1 to each array.
 fn program(num_replicas: usize) -> Program {
     let ty = TensorType::new(DType::F32, &[DIM]);
     let array = format!("tensor<{DIM}xf32>");

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Everything that is to be measured on a machine with NVIDIA GPUs, in one go:
+# All measurements for a machine with NVIDIA GPUs, in one go:
 #
 #     benches/gpu.sh [NUM_GPUS] > gpu.txt 2>&1
 #
 # It needs the driver, Python 3 with pip, and some 5 GB for the plugin with NVIDIA's libraries. It builds,
-# installs the plugin, lists what is there, trains the examples with the lockstep proof at every step, and
-# times a step with and without its collectives on 1 GPU and on all.
+# installs the plugin, lists drivers and GPUs, trains the examples with the lockstep proof at every step, and
+# times a step with and without its collectives, on 1 GPU and on all.
 set -eu
 cd "$(dirname "$0")/.."
 

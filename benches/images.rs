@@ -1,4 +1,4 @@
-//! Images a second: JPEGs of ImageNet's usual size to augmented examples of 224 x 224, on all processors.
+//! Images per second: JPEGs of typical ImageNet size, decoded and augmented to 224 x 224 on all processors.
 //!
 //! `cargo bench --bench images -- --seconds 10` prints one line of JSON.
 
@@ -6,7 +6,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use jpeg_encoder::{ColorType, Encoder};
-use lockstep::config::{Data, ImageFolder, OnBroken};
+use lockstep::config::{DataConfig, ImageFolderConfig, OnBroken};
 use lockstep::data::{TrainBatches, open};
 
 const WIDTH: usize = 500;
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         num_bytes += bytes.len();
         std::fs::write(dir.path().join(format!("class/{number}.jpg")), bytes)?;
     }
-    let config = Data::ImageFolder(ImageFolder {
+    let config = DataConfig::ImageFolder(ImageFolderConfig {
         path: dir.path().to_owned(),
         eval_path: None,
         eval_fraction: Some(0.1),
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Smooth colours with a little noise: files as large as photographs are.
+/// Smooth colours with a little noise: the files are as large as those of photographs.
 fn pixels(number: usize) -> Vec<u8> {
     let mut state = number as u32 + 1;
     let mut noise = || {

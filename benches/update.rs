@@ -1,5 +1,5 @@
-//! Time of one update of GPT-2 124M's parameters, with and without looking at it before it is kept, against the bytes
-//! that it must move and the bandwidth of the memory, measured in the same run. See `README.md` here.
+//! Time of one update of GPT-2 124M's parameters, with and without testing it before it is kept, compared with the
+//! bytes that it must move and the memory bandwidth, measured in the same run. See `README.md`.
 //!
 //! ```text
 //! cargo bench --bench update -- [--rounds N]
@@ -10,21 +10,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hlo::{AxisSet, DType, Graph, Literal, Mesh, TensorType, Tree, lower, passes, trace, verify};
+use hlo::{AxisSet, DType, LeafSpec, Literal, Mesh, TensorType, Tree, passes, trace, verify};
 use lockstep::cli::allocator;
 use lockstep::config::Config;
+use lockstep::lowering::{Lowered, Lowering};
 use lockstep::optim::{Context, Transformation, from_config, global_norm};
 use lockstep::pjrt::{
     Arg, Client, CompileOptions, InstallOptions, Platform, Plugin, find_or_install,
 };
 use lockstep::step::{again_if, first_nonfinite};
-use lockstep::train::Formulation;
-use models::gpt::{self, Preset};
+use models::gpt::{GptConfig, GptPreset};
 use models::{Batch, Model, Precision, Scope};
 use rayon::prelude::*;
 
-/// An optimizer, and how often it must touch the memory of all parameters: each leaf of the state read and
-/// written once, each gradient read once.
+/// An optimizer, and the number of passes over memory of the parameters' size that it needs: each leaf of the
+/// state is read and written once, each gradient read once.
 const CASES: [(&str, usize); 4] = [("sgd", 5), ("adamw", 7), ("lars", 5), ("lamb", 7)];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let params = parameters()?;
-    let num_params: usize = params.values().map(TensorType::num_elements).sum();
+    let num_params: usize = params.values().map(LeafSpec::num_elements).sum();
     let leaf_gb = num_params as f64 * 4.0 / 1e9;
     println!("{num_params} parameters, {leaf_gb:.3} GB");
     let found = find_or_install("cpu", &InstallOptions::from_env()?, |line| eprintln!("{line}"))?;
@@ -47,17 +47,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let before = triad_gb_per_sec(num_params, rounds);
     println!("memory: {before:.2} GB/s, reading two arrays and writing one");
     for (name, num_passes) in CASES {
-        let [alone, normed, looked_at] = [Form::Alone, Form::Normed, Form::LookedAt]
+        let [alone, normed, tested] = [Form::Alone, Form::Normed, Form::Tested]
             .map(|form| update_secs(&client, name, &params, form, rounds));
-        let (alone, normed, looked_at) = (alone?, normed?, looked_at?);
+        let (alone, normed, tested) = (alone?, normed?, tested?);
         let rate = leaf_gb * num_passes as f64 / alone;
         println!(
             "{name}: {:.1} ms, {num_passes} * {leaf_gb:.3} GB, {rate:.2} GB/s, {:.2} of the memory's; with the \
-             gradients' norm {:.1} ms; in a step {:.1} ms",
+             gradient norm {:.1} ms; in a step {:.1} ms",
             alone * 1e3,
             rate / before,
             normed * 1e3,
-            looked_at * 1e3
+            tested * 1e3
         );
     }
     let after = triad_gb_per_sec(num_params, rounds);
@@ -65,20 +65,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What is done beside the update.
+/// What else is computed with the update.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
     /// Nothing.
     Alone,
-    /// Where the gradients' norm is not finite, nothing is kept.
+    /// The update is kept only if the gradient norm is finite.
     Normed,
-    /// Where anything in the next state is not, either: what a step does.
-    LookedAt,
+    /// The update is kept only if all of the next state is finite too: what a step does.
+    Tested,
 }
 
-/// The types of GPT-2 124M's parameters.
-fn parameters() -> Result<Tree<TensorType>, hlo::Error> {
-    let model = gpt::Config::preset(Preset::Gpt2Small).model();
+/// The parameters of GPT-2 124M.
+fn parameters() -> Result<Tree<LeafSpec>, hlo::Error> {
+    let model = GptConfig::preset(GptPreset::Gpt2Small).model();
     let mut params = Tree::new();
     trace(Mesh::SINGLE, |t| {
         let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
@@ -87,21 +87,21 @@ fn parameters() -> Result<Tree<TensorType>, hlo::Error> {
         let weight = t.full(DType::F32, &[1], 1.0);
         let fields = ["x", "y"].iter().map(|name| ids(name)).collect();
         model.loss(&scope, &Batch { fields, weight });
-        params = scope.parameters().map(|_, p| TensorType::new(DType::F32, &p.dims));
+        params = scope.parameters().map(|_, p| LeafSpec::replicated(DType::F32, &p.dims));
     })?;
     Ok(params)
 }
 
-/// The median time of an update, waited for.
+/// The median time of an update in seconds, until it is complete.
 fn update_secs(
     client: &Client,
     name: &str,
-    params: &Tree<TensorType>,
+    params: &Tree<LeafSpec>,
     form: Form,
     rounds: usize,
 ) -> Result<f64, Box<dyn Error>> {
-    let graph = update_graph(&*optimizer(name)?, params, form)?;
-    let executable = client.compile(&lower(&graph, "update"), &CompileOptions::default())?;
+    let Lowered { graph, program } = update(&*optimizer(name)?, params, form)?;
+    let executable = client.compile(&program, &CompileOptions::default())?;
     let upload = |input: &hlo::Input| -> Result<_, Box<dyn Error>> {
         let ty = graph.ty(input.value);
         let value = if input.name.starts_with("opt_state.") { 0.0 } else { 0.01 };
@@ -119,7 +119,7 @@ fn update_secs(
         let launch = executable.execute(args.collect())?;
         launch.done.wait()?;
         state = launch.outputs;
-        // The first ones also touch fresh memory.
+        // The first rounds touch fresh memory.
         if round >= 2 {
             seconds.push(started.elapsed().as_secs_f64());
         }
@@ -135,22 +135,22 @@ fn optimizer(name: &str) -> Result<Box<dyn Transformation>, Box<dyn Error>> {
     Ok(from_config(&Config::parse(text, Path::new("update.toml"), &sets)?.optimizer))
 }
 
-/// params, state, number, rate, sums of gradients, scale -> params, state.
-fn update_graph(
+/// `params, opt_state, num_updates, learning_rate, totals, scale -> params, opt_state`; `totals` are sums of gradients.
+fn update(
     optimizer: &dyn Transformation,
-    params: &Tree<TensorType>,
+    params: &Tree<LeafSpec>,
     form: Form,
-) -> Result<Graph, Box<dyn Error>> {
-    let mut types = params.clone().prefixed("params");
-    types.extend(optimizer.init(params).prefixed("opt_state"));
+) -> Result<Lowered, Box<dyn Error>> {
+    let mut leaves = params.clone().prefixed("params");
+    leaves.extend(optimizer.init(params).prefixed("opt_state"));
     let graph = trace(Mesh::SINGLE, |t| {
-        let inputs = types.map(|path, ty| t.input(path, ty.clone()));
+        let inputs = leaves.map(|path, leaf| t.input(path, leaf.global_type()));
         let context = Context {
             params: inputs.subtree("params"),
             num_updates: t.input("num_updates", TensorType::new(DType::U32, &[])),
             learning_rate: t.input("learning_rate", TensorType::new(DType::F32, &[])),
         };
-        let totals = params.map(|path, ty| t.input(format!("totals.{path}"), ty.clone()));
+        let totals = params.map(|path, leaf| t.input(format!("totals.{path}"), leaf.global_type()));
         let scale = t.input("scale", TensorType::new(DType::F32, &[]));
         let mean = totals.map(|_, total| *total * scale);
         let mut state = inputs.subtree("opt_state");
@@ -160,7 +160,7 @@ fn update_graph(
         next.extend(state.prefixed("opt_state"));
         let norm = global_norm(&mean).filter(|_| form != Form::Alone);
         let mut apply = norm.map(|norm| norm.is_finite());
-        if let (Some(is_mean_finite), Form::LookedAt) = (apply, form) {
+        if let (Some(is_mean_finite), Form::Tested) = (apply, form) {
             let next_if = |apply| again_if(apply, &next, &mean, &totals, scale);
             let finite =
                 first_nonfinite(t, &next_if(is_mean_finite)).equal(0.0).and(is_mean_finite);
@@ -171,12 +171,12 @@ fn update_graph(
             t.next_state(path, apply.map_or(*next, |apply| apply.select(*next, inputs[path])));
         }
     })?;
-    let graph = Formulation::of(Platform::Cpu).apply(passes::simplify(&graph));
-    verify(&graph)?;
-    Ok(graph)
+    let lowered = Lowering::for_platform(Platform::Cpu).lower(passes::simplify(&graph), "update");
+    verify(&lowered.graph)?;
+    Ok(lowered)
 }
 
-/// `a = b + 3 c` over arrays of the parameters' size on all cores: bytes that it must move, per second.
+/// Memory bandwidth: the bytes per second that `a = b + 3 c` moves, over arrays of the parameters' size on all cores.
 /// McCalpin, "Memory bandwidth and machine balance in current high performance computers" (1995).
 fn triad_gb_per_sec(num_elements: usize, rounds: usize) -> f64 {
     let (b, c) = (vec![1f32; num_elements], vec![2f32; num_elements]);

@@ -1,10 +1,9 @@
-//! A model of one's own in the training loop: a small network with a residual connection.
+//! A custom model in the training loop: a small network with a residual connection.
 //!
 //!     cargo run --release --example custom_model
 //!
-//! Data, batch arithmetic, optimizer and schedule are those of `examples/digits.toml`: 64 = 16 examples *
-//! 1 microbatch * 4 replicas. Only the model is another. It is written for one device; that it runs on
-//! four is not its business.
+//! Data, batch, optimizer and schedule are those of `examples/digits.toml`: 64 = 16 examples * 1 microbatch *
+//! 4 replicas. Only the model differs. It is written for one device and runs on four.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
-//! The whole idea on one screen: linear regression on 4 replicas, from trace to lockstep.
+//! The main idea on one screen: linear regression on 4 replicas in lockstep, from trace to run.
 //!
 //!     cargo run --release --example linear
 //!
-//! Batch: 32 = 8 a replica * 4 replicas. The all_reduce of the gradient is the derivative of `vary`.
+//! Batch: 32 = 8 per replica * 4 replicas. The gradient's all_reduce is the derivative of `vary`.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Written for one device: the sum of squared errors of 8 examples.
         let error = x.dot(w.vary(data)) - y;
         let loss = (error * error).sum();
-        // One machine on all 32 examples would compute the same.
+        // The same as on one machine with all 32 examples.
         let gradient = grad(loss, &[w])[0];
         t.next_state("w", w - gradient * (0.1 / 32.0));
         t.output("loss", loss.all_reduce(Reduction::Sum, data) / 32.0);
     })?;
-    verify(&traced)?; // Without the all_reduce, `w` would lose lockstep: an error here.
+    verify(&traced)?; // An error if `w` could lose lockstep, as it would without the all_reduce.
     let program = lower(&simplify(&traced), "linear");
     println!("{}", program.text_without_locations());
 
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let client = Client::cpu(&Plugin::load(found.path)?, 4)?;
     let step = client.compile(&program, &CompileOptions::default())?;
 
-    // Inputs on a grid; the truth is y = 1 x0 - 2 x1 + 3 x2.
+    // Inputs on a grid; the true function is y = 1 x0 - 2 x1 + 3 x2.
     let x = |replica: usize, i: usize, j: usize| {
         (((replica * 8 + i) * (2 * j + 3)) % 7) as f32 / 3.0 - 1.0
     };
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut w = client.upload_replicated(Arc::new(Literal::zeros(DType::F32, &[3])))?;
     for index in 0..100 {
         let args = vec![Arg::Donate(w), Arg::Borrow(&xs), Arg::Borrow(&ys)];
-        // `w` is gone from here on, by type: its memory is the next one's.
+        // `w` is moved: its memory holds the next `w`.
         let mut outputs = step.execute(args)?.outputs;
         let loss = outputs.remove(1);
         w = outputs.remove(0);

@@ -1,10 +1,10 @@
-//! A model's logits for a given input: to compare a checkpoint with the program that it comes from.
+//! A model's logits for a given input, to compare a checkpoint with the program that it comes from.
 //!
 //!     cargo run --release --example logits -- examples/gpt2-124m.toml model.safetensors in.safetensors out.safetensors
 //!
-//! The input file holds `x`: tokens, i32 `[b, t]`, for a GPT, images, f32 `[n, c, h, w]`, for a ResNet. The
-//! output file holds `logits`. The checkpoint is Lockstep's own, a Hugging Face GPT-2 or a torchvision
-//! ResNet; running means are used as in evaluation, and everything is f32.
+//! The input file holds `x`: tokens, i32 `[b, t]`, for a GPT; images, f32 `[n, c, h, w]`, for a ResNet. The
+//! output file holds `logits`. The checkpoint is Lockstep's own, or that of a Hugging Face GPT-2 or a torchvision
+//! ResNet. Running means are used as in evaluation, and everything is f32.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,11 +29,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ty = TensorType::new(x.dtype(), x.dims());
     let f32s = Precision::uniform(DType::F32);
     let forward = match &config.model {
-        config::Model::Gpt(gpt) => {
+        config::ModelConfig::Gpt(gpt) => {
             let model = gpt.model();
             trace_forward(f32s, &ty, |scope: &Scope<'_>, x| model.logits(scope, x))?
         }
-        config::Model::ResNet(resnet) => {
+        config::ModelConfig::ResNet(resnet) => {
             let splits = data::open(&config.data, config.train.seed)?;
             let num_classes = splits.train.num_classes();
             let model = ResNet { config: resnet.clone(), num_classes };
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         _ => return Err("logits: the model is neither a gpt nor a resnet".into()),
     };
-    let leaves = params_file::load(Path::new(checkpoint), &forward.types)?;
+    let leaves = params_file::load(Path::new(checkpoint), &forward.leaves)?;
 
     let found = find_or_install("cpu", &InstallOptions::from_env()?, |text| eprintln!("{text}"))?;
     let client = Client::cpu(&Plugin::load(found.path)?, 1)?;

@@ -1,10 +1,10 @@
-//! Text from a trained byte-level GPT.
+//! Samples text from a trained byte-level GPT.
 //!
 //!     cargo run --release -- train examples/gpt-bytes.toml --out runs/gpt-bytes
 //!     cargo run --release --example sample -- runs/gpt-bytes/params.safetensors "pub fn "
 //!
-//! One program on one device gives the logits behind every position of a window; the host draws the next
-//! byte at temperature 0.8 and runs it again.
+//! A program on one device computes the logits at every position of a window. The host samples the next byte
+//! at temperature 0.8, and runs the program again.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -16,7 +16,7 @@ use lockstep::pjrt::{Arg, Client, CompileOptions, InstallOptions, Plugin, find_o
 use lockstep::step::trace_forward;
 use lockstep::train::params_file;
 use models::Precision;
-use models::gpt::{Config, Preset};
+use models::gpt::{GptConfig, GptPreset};
 
 const NUM_BYTES: usize = 600;
 const TEMPERATURE: f64 = 0.8;
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let usage = "usage: sample params.safetensors [PROMPT]";
     let path = std::env::args().nth(1).ok_or(usage)?;
     let prompt = std::env::args().nth(2).unwrap_or("//! ".to_owned());
-    let model = Config::preset(Preset::Bytes).model();
+    let model = GptConfig::preset(GptPreset::Bytes).model();
     let precision = Precision::uniform(DType::F32);
     let ids_type = TensorType::new(DType::I32, &[1, model.context]);
 
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let client = Client::cpu(&Plugin::load(found.path)?, 1)?;
     let program = lower(&forward.graph, "logits");
     let program = client.compile(&program, &CompileOptions::default())?;
-    let params = params_file::load(Path::new(&path), &forward.types)?;
+    let params = params_file::load(Path::new(&path), &forward.leaves)?;
     let params = params.into_iter().map(|(_, literal)| client.upload(&[Arc::new(literal)]));
     let params = params.collect::<Result<Vec<_>, _>>()?;
 
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut args: Vec<_> = params.iter().map(Arg::Borrow).collect();
         args.push(Arg::Donate(client.upload(&[Arc::new(ids)])?));
         let logits = program.execute(args)?.outputs[0].read(0)?;
-        // What stands behind the window is padding, which a causal model does not see.
+        // What follows the window is padding, which causal attention masks.
         let row = window.len().saturating_sub(1) * model.vocabulary;
         let logits = &logits.as_slice::<f32>()[row..row + model.vocabulary];
         text.push(draw(logits, threefry2x32([0, 0], [0, index])[0]));
@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// An index with probability softmax(logits / temperature), picked by 32 random bits.
+/// Samples an index from softmax(logits / temperature), with 32 random bits.
 fn draw(logits: &[f32], bits: u32) -> u8 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weight = |logit: &f32| (f64::from(logit - max) / TEMPERATURE).exp();

@@ -1,97 +1,87 @@
-//! Holds the sources against the house plan: which room may import which, where unsafe code stands, how
-//! long files are, and what is nowhere to be found.
+//! Checks the sources against ARCHITECTURE.md: imports between modules, places of unsafe code, lengths of files,
+//! and forbidden code.
 //!
-//! The sources are read as tokens, so that neither comments nor strings count; examples in doc comments
-//! may therefore show rooms working together.
+//! Sources are parsed, so comments and strings are ignored, and examples in doc comments may use any modules.
+//! Arguments of macros are not parsed but read as a list of words.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What each room may import, beside itself. From top to bottom: a room may import only what stands
-/// below it, so there are no circles.
-const ROOMS: [(&str, &[&str]); 12] = [
-    ("main", &["cli"]),
-    // `hlo` for `lockstep hlo`, which lowers, and for doctor, which traces a trial program.
-    (
-        "cli",
-        &[
-            "train", "recipe", "targets", "step", "optim", "pjrt", "data", "metrics", "config",
-            "models", "hlo",
-        ],
-    ),
-    // Rules about configurations and rates: neither data nor devices.
-    ("recipe", &["optim", "config", "hlo"]),
-    // It assembles the others; `targets` for the options of the chip that is there.
-    (
-        "train",
-        &[
-            "targets", "step", "optim", "parallel", "pjrt", "data", "metrics", "config", "models",
-            "hlo",
-        ],
-    ),
-    // It takes a step as it comes, and knows its state by the paths.
-    ("targets", &["step", "pjrt", "config", "hlo"]),
-    ("step", &["optim", "parallel", "config", "models", "hlo"]),
-    ("optim", &["config", "hlo"]),
-    ("parallel", &["config", "hlo"]),
-    ("pjrt", &["config", "hlo"]),
-    ("data", &["config", "hlo"]),
-    ("metrics", &[]),
-    // A leaf, but for the models' own configurations.
-    ("config", &["models", "hlo"]),
-];
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
 
-/// The other packages, which the compiler keeps apart: `hlo` knows nobody, `models` knows `hlo`.
+/// The other packages. The compiler enforces the boundaries between them: `models` depends on `hlo`, and `hlo` on
+/// neither of the other two.
 const PACKAGES: [&str; 2] = ["models", "hlo"];
 
-/// A file longer than this is two files, unless it is a flat table.
+/// Modules that work with any model: they may use types of `models`, but none of its architectures.
+const BLIND_TO_MODELS: [&str; 3] = ["step", "train", "config"];
+
+/// Names that several public types may have: `Error`, because each module has its own error type.
+const SHARED_NAMES: [&str; 1] = ["Error"];
+
+/// A longer file must be split, unless it is a flat table.
 const MAX_LINES: usize = 700;
 const FLAT_TABLES: [&str; 1] = ["src/pjrt/abi.rs"];
 
-/// Calls of `unwrap` and `expect` outside of tests: file, number, and why it cannot happen.
+/// Calls of `unwrap` and `expect` outside of tests: file, number of calls, and why they cannot panic.
 const UNWRAPS: [(&str, usize, &str); 6] = [
     ("hlo/src/rebuild.rs", 1, "a copied node fits its copied operands"),
     ("hlo/src/region/expand.rs", 1, "a scan's types were checked, and its `while` has the same"),
     ("hlo/src/region/vjp.rs", 2, "what a part needs was required into it, or is its input"),
     ("hlo/src/tensor.rs", 1, "the axes to add are those that are missing"),
-    ("src/parallel/buckets.rs", 3, "nodes are copied in order, operands before users"),
+    ("src/lowering/buckets.rs", 3, "nodes are copied in order, operands before users"),
     ("src/parallel/stacks.rs", 1, "a copied node fits its copied operands"),
 ];
 
 #[test]
-fn the_table_has_every_room_and_no_circle() {
-    for (index, (room, imports)) in ROOMS.iter().enumerate() {
-        let below: Vec<_> = ROOMS[index + 1..].iter().map(|row| row.0).chain(PACKAGES).collect();
-        for import in *imports {
-            assert!(below.contains(import), "{import} does not stand below {room}");
+fn the_table_has_every_module_and_no_cycle() {
+    let table = Table::of_architecture();
+    let modules: BTreeSet<_> = files(&["src"]).iter().map(|file| module_name(&file.path)).collect();
+    let rows: BTreeSet<_> = table.rows.keys().cloned().chain(["lib".into()]).collect();
+    assert_eq!(
+        modules, rows,
+        "modules under src/ on the left, rows in ARCHITECTURE.md on the right"
+    );
+    for (module, imports) in &table.rows {
+        for import in imports {
+            let is_known = rows.contains(import) || PACKAGES.contains(&import.as_str());
+            assert!(is_known, "{module} > {import}: there is no such module");
         }
     }
-    let rooms: BTreeSet<_> = files(&["src"]).iter().map(|file| room_of(&file.path)).collect();
-    let rows: BTreeSet<_> =
-        ROOMS.iter().map(|row| row.0.to_owned()).chain(["lib".into()]).collect();
-    assert_eq!(rooms, rows, "rooms under src/ on the left, rows of the table on the right");
+    assert_eq!(table.circle(), None);
 }
 
 #[test]
-fn rooms_import_what_the_table_allows() {
+fn modules_import_what_the_table_allows() {
+    let table = Table::of_architecture();
     let files = files(&["src"]);
     let found = failures(&files, |file| {
-        let imports = imports(&file.tokens, &module_of(&file.path));
-        imports.iter().filter_map(|import| forbidden(&file.path, import)).collect()
+        imports(file).iter().filter_map(|import| table.forbids(&file.path, import)).collect()
     });
     assert!(found.is_empty(), "{}", found.join("\n"));
-    // The reading itself works: these are imported, and by these rooms.
-    for (room, import) in [("cli", "train"), ("train", "step"), ("step", "models"), ("pjrt", "hlo")]
+    // Known imports, to check that any are found.
+    for (module, import) in
+        [("cli", "train"), ("train", "step"), ("step", "models"), ("pjrt", "hlo")]
     {
-        let of_room = files.iter().filter(|file| room_of(&file.path) == room);
-        let mut imports = of_room.flat_map(|file| imports(&file.tokens, &module_of(&file.path)));
-        assert!(imports.any(|found| found.room == import), "{room} > {import} was not found");
+        let mut files = files.iter().filter(|file| module_name(&file.path) == module);
+        let is_there = files.any(|file| imports(file).iter().any(|found| found.module == import));
+        assert!(is_there, "{module} > {import} was not found");
     }
 }
 
 #[test]
-fn unsafe_code_stands_in_pjrt_and_says_why_it_is_safe() {
+fn no_two_public_types_have_the_same_name() {
+    let files = files(&["src", "hlo/src", "models/src"]);
+    let found = doubled_types(&files);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+    assert!(files.iter().flat_map(public_types).count() > 300, "types are not found at all");
+}
+
+#[test]
+fn unsafe_code_is_in_pjrt_and_documented() {
     let files = files(&["src", "hlo/src", "models/src"]);
     let found = failures(&files, |file| match file.path.starts_with("src/pjrt/") {
         true => undocumented_unsafe(file),
@@ -119,7 +109,7 @@ fn files_are_short() {
 }
 
 #[test]
-fn nothing_is_left_for_later_skipped_or_ignored() {
+fn nothing_is_unfinished_or_ignored() {
     let everywhere = ["src", "hlo", "models", "tests", "benches", "examples"];
     let found = failures(&files(&everywhere), |file| {
         [put_off(&file.text), has_word(file, &["todo", "unimplemented", "ignore"])].concat()
@@ -128,27 +118,20 @@ fn nothing_is_left_for_later_skipped_or_ignored() {
 }
 
 #[test]
-fn nothing_panics_where_a_reader_has_gone_away() {
+fn no_print_macro_panics_on_a_closed_pipe() {
     let found = failures(&files(&["src", "hlo/src", "models/src"]), |file| {
         has_word(file, &["print", "println", "eprint", "eprintln", "dbg"])
     });
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
-/// Is this the `tests` module of the module whose folder it is in, compiled for tests alone?
-fn is_of_tests(path: &str) -> bool {
-    let Some(folder) = path.strip_suffix("/tests.rs") else { return false };
-    let parent = std::fs::read_to_string(root().join(folder).join("mod.rs")).unwrap();
-    parent.contains("#[cfg(test)]\nmod tests;")
-}
-
 #[test]
-fn what_can_fail_is_handled() {
+fn unwraps_are_listed_with_a_reason() {
     for file in files(&["src", "hlo/src", "models/src"]) {
         if is_of_tests(&file.path) {
             continue;
         }
-        let lines = unwraps(&file.tokens);
+        let lines = unwraps(&file);
         let row = UNWRAPS.iter().find(|row| row.0 == file.path);
         let (allowed, reason) = row.map_or((0, "nothing"), |row| (row.1, row.2));
         let path = &file.path;
@@ -160,10 +143,16 @@ fn what_can_fail_is_handled() {
 }
 
 #[test]
-fn planted_violations_are_found() {
-    // path, source, the room that must be found to be forbidden
-    let imports_of = [
-        ("src/metrics/writer.rs", "use crate::config::Config;", "config"),
+fn planted_imports_are_found() {
+    let table = Table::parse(
+        "main > cli > step, optim, models, hlo\n\
+         step, optim > config, hlo       step > models       data, pjrt > hlo   (neither of them more)\n\
+         config > models\n\
+         observe > nothing",
+    );
+    // path, source, the module whose import must be reported
+    let forbidden = [
+        ("src/observe/writer.rs", "use crate::config::Config;", "config"),
         ("src/optim/adam.rs", "use crate::{config, step};", "step"),
         ("src/optim/adam.rs", "use crate::{config::{self, Decay}, pjrt::{Client, Code}};", "pjrt"),
         ("src/optim/adam.rs", "use super::super::train;", "train"),
@@ -176,6 +165,9 @@ fn planted_violations_are_found() {
         ("src/optim/mod.rs", "mod a { mod b {} } use super::cli;", "cli"),
         ("src/data/mod.rs", "fn f(x: &crate::pjrt::Client) {}", "pjrt"),
         ("src/data/mod.rs", "macro_rules! m { () => { $crate::step::f() } }", "step"),
+        ("src/data/mod.rs", "fn f() { assert!(crate::step::f()) }", "step"),
+        ("src/data/mod.rs", "fn f() { vec![{ use crate::{hlo, step}; 1 }]; }", "step"),
+        ("src/data/mod.rs", "#[derive(crate::step::Derived)] struct A;", "step"),
         ("src/data/mod.rs", "pub(in crate::cli) fn f() {}", "cli"),
         (
             "src/data/mod.rs",
@@ -187,17 +179,21 @@ fn planted_violations_are_found() {
         ("src/pjrt/client.rs", "fn f<'a>(x: &'a str) -> models::Scope<'a> {}", "models"),
         ("src/main.rs", "use lockstep::train;", "train"),
         ("src/step/mod.rs", "use models::{Scope, mlp::Mlp};", "models"),
+        ("src/step/mod.rs", "use models::*;", "models"),
+        ("src/config/mod.rs", "fn f(x: models::gpt::Gpt) {}", "models"),
         ("src/optim/mod.rs", "use crate::*;", "*"),
         ("src/optim/mod.rs", "use crate::attic;", "attic"),
     ];
-    for (path, source, expected) in imports_of {
-        let imports = imports(&tokens(source), &module_of(path));
-        let rooms: Vec<_> = imports
+    for (path, source, expected) in forbidden {
+        let file = File::new(path, source);
+        let imports = imports(&file);
+        let mut modules: Vec<_> = imports
             .iter()
-            .filter(|import| forbidden(path, import).is_some())
-            .map(|import| import.room.as_str())
+            .filter(|import| table.forbids(path, import).is_some())
+            .map(|import| import.module.as_str())
             .collect();
-        assert_eq!(rooms, [expected], "{path}: {source}");
+        modules.dedup();
+        assert_eq!(modules, [expected], "{path}: {source}");
     }
     let allowed = [
         ("src/optim/adam.rs", "use super::{Context, like_params}; use hlo::{Tensor, Tree};"),
@@ -207,16 +203,28 @@ fn planted_violations_are_found() {
             "src/data/mod.rs",
             "const A: &str = \"use crate::cli\"; const B: &str = r#\"\"crate::cli\"#;",
         ),
-        ("src/data/mod.rs", "use other::crate_::cli; let models = self.hlo; x.cli::<u8>();"),
+        (
+            "src/data/mod.rs",
+            "use other::crate_::cli; fn f() { let models = self.hlo; x.cli::<u8>(); <T>::hlo::f(); }",
+        ),
         ("src/main.rs", "fn main() { lockstep::cli::main() }"),
         ("src/cli/mod.rs", "use models::mlp::Mlp; fn hlo() { ::hlo::lower() }"),
     ];
     for (path, source) in allowed {
-        let imports = imports(&tokens(source), &module_of(path));
-        assert!(imports.iter().all(|import| forbidden(path, import).is_none()), "{path}: {source}");
+        let found: Vec<_> = imports(&File::new(path, source))
+            .iter()
+            .filter_map(|import| table.forbids(path, import))
+            .collect();
+        assert!(found.is_empty(), "{path}: {source}: {found:?}");
     }
+    assert_eq!(table.circle(), None);
+    let circle = Table::parse("a > b > c\nc > d, a").circle();
+    assert_eq!(circle.as_deref(), Some("a > b > c > a"));
+}
 
-    // source under src/pjrt, are there undocumented blocks?
+#[test]
+fn planted_violations_are_found() {
+    // source under src/pjrt, `true` if it has undocumented unsafe code
     let blocks = [
         ("fn f() { unsafe { g() } }", true),
         ("// SAFETY: because.\nlet x = unsafe { g() };", false),
@@ -234,26 +242,87 @@ fn planted_violations_are_found() {
         assert_eq!(!found.is_empty(), expected, "{source}: {found:?}");
     }
 
-    let unwrapping = "fn f() { a.unwrap(); b.expect(\"c\"); d.unwrap_or(1); }\n\
-                      #[cfg(test)]\nmod tests { fn g() { {} a.unwrap() } }\nfn h() { e\n.unwrap() }";
-    assert_eq!(unwraps(&tokens(unwrapping)), [1, 1, 5]);
+    let unwrapping = File::new(
+        "src/x.rs",
+        "fn f() { a.unwrap(); b.expect(\"c\"); d.unwrap_or(1); }\n\
+         #[cfg(test)]\nmod tests { fn g() { {} a.unwrap() } }\n\
+         fn h() { e\n.unwrap() }\nfn i() { vec![a.unwrap()] }",
+    );
+    assert_eq!(unwraps(&unwrapping), [1, 1, 5, 6]);
     assert_eq!(put_off(concat!("// TO", "DO: more")).len(), 1);
     assert_eq!(put_off(concat!("/// ```rust,ign", "ore")).len(), 1);
     let skipped = File::new("src/x.rs", "#[ignore = \"slow\"] fn f() { todo!() }");
     assert_eq!(has_word(&skipped, &["todo", "ignore"]).len(), 2);
+
+    let types = [
+        File::new("src/a.rs", "pub struct Plan; struct Own; pub enum Error {} type Row = u8;"),
+        File::new("src/b.rs", "pub(super) enum Plan {} pub struct Own; pub enum Error {}"),
+        File::new("src/c.rs", "choices! { pub enum Own by \"name\" {} } pub trait Row {}"),
+        File::new("src/d.rs", "#[cfg(test)] mod tests { pub struct Row; }"),
+    ];
+    let found = doubled_types(&types);
+    assert_eq!(found, ["Own: src/b.rs:1, src/c.rs:1", "Plan: src/a.rs:1, src/b.rs:1"]);
 }
 
-/// A Rust file: its path from the repository's root, and what stands in it.
+/// A Rust file: its path from the repository's root, and its contents.
 struct File {
     path: String,
     text: String,
-    tokens: Vec<Token>,
+    syntax: syn::File,
+    words: Vec<Word>,
 }
 
 impl File {
     fn new(path: &str, text: &str) -> Self {
-        Self { path: path.to_owned(), text: text.to_owned(), tokens: tokens(text) }
+        // Planted sources may be statements, which are wrapped in a function.
+        let syntax = syn::parse_file(text).or_else(|error| {
+            let function = format!("fn planted() {{ {text}\n}}");
+            syn::parse_file(&function).map_err(|_| error)
+        });
+        let syntax = syntax.unwrap_or_else(|error| panic!("{path}: {error}"));
+        let tokens = text.parse().unwrap_or_else(|error| panic!("{path}: {error}"));
+        Self { path: path.to_owned(), text: text.to_owned(), syntax, words: words(tokens) }
     }
+}
+
+/// A word, `::`, or one other character of code. Strings and other literals are left out.
+#[derive(Clone, Debug)]
+struct Word {
+    text: String,
+    line: usize,
+}
+
+fn words(tokens: TokenStream) -> Vec<Word> {
+    let mut words: Vec<Word> = vec![];
+    for token in tokens {
+        let line = token.span().start().line;
+        let mut push = |text: String| words.push(Word { text, line });
+        match token {
+            TokenTree::Ident(ident) => push(ident.to_string()),
+            TokenTree::Literal(_) => {}
+            TokenTree::Punct(punct) => {
+                // The second half of `::`.
+                let half =
+                    words.last_mut().filter(|word| word.text == ":" && punct.as_char() == ':');
+                match half {
+                    Some(half) => half.text = "::".to_owned(),
+                    None => words.push(Word { text: punct.to_string(), line }),
+                }
+            }
+            TokenTree::Group(group) => {
+                let (open, close) = match group.delimiter() {
+                    Delimiter::Parenthesis => ("(", ")"),
+                    Delimiter::Brace => ("{", "}"),
+                    Delimiter::Bracket => ("[", "]"),
+                    Delimiter::None => ("", ""),
+                };
+                push(open.to_owned());
+                words.extend(self::words(group.stream()));
+                words.push(Word { text: close.to_owned(), line: group.span_close().start().line });
+            }
+        }
+    }
+    words
 }
 
 fn root() -> &'static Path {
@@ -280,7 +349,7 @@ fn files(dirs: &[&str]) -> Vec<File> {
     found
 }
 
-/// What `check` finds in each file, with the place.
+/// The findings of `check` in each file, with their locations.
 fn failures(files: &[File], check: impl Fn(&File) -> Vec<(usize, String)>) -> Vec<String> {
     let found =
         files.iter().flat_map(|file| check(file).into_iter().map(move |found| (file, found)));
@@ -288,117 +357,246 @@ fn failures(files: &[File], check: impl Fn(&File) -> Vec<(usize, String)>) -> Ve
 }
 
 /// `src/optim/adam.rs` -> `optim`, `src/main.rs` -> `main`.
-fn room_of(path: &str) -> String {
+fn module_name(path: &str) -> String {
     let inside = path.strip_prefix("src/").unwrap();
     inside.split('/').next().unwrap().trim_end_matches(".rs").to_owned()
 }
 
-/// `src/optim/adam.rs` -> `[optim, adam]`, `src/optim/mod.rs` -> `[optim]`, `src/main.rs` -> `[]`.
-fn module_of(path: &str) -> Vec<String> {
+/// The number of modules that contain a file's items: `src/optim/adam.rs` -> 2, `src/optim/mod.rs` -> 1, `src/main.rs` -> 0.
+fn depth_of(path: &str) -> usize {
     let inside = path.strip_prefix("src/").unwrap().trim_end_matches(".rs");
-    let names = inside.split('/').map(str::to_owned);
-    names.filter(|name| !["mod", "lib", "main"].contains(&name.as_str())).collect()
+    inside.split('/').filter(|name| !["mod", "lib", "main"].contains(name)).count()
 }
 
-/// A name that a file takes from another room or package.
+/// `true` if this is the `tests` module of the module whose folder it is in, compiled only for tests.
+fn is_of_tests(path: &str) -> bool {
+    let Some(folder) = path.strip_suffix("/tests.rs") else { return false };
+    let parent = fs::read_to_string(root().join(folder).join("mod.rs")).unwrap();
+    parent.contains("#[cfg(test)]\nmod tests;")
+}
+
+/// What each module may import.
+struct Table {
+    rows: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Table {
+    /// The table in ARCHITECTURE.md: the fenced block with a row for `main`.
+    fn of_architecture() -> Self {
+        let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+        let mut blocks = page.split("```").skip(1).step_by(2);
+        let block = blocks.find(|block| block.lines().any(|line| line.starts_with("main >")));
+        Self::parse(block.expect("ARCHITECTURE.md has a block with a line `main > ..`"))
+    }
+
+    /// Rows are `left > right`: each module on the left may import each on the right; `nothing` stands for none. A
+    /// chain `a > b > c` means `a > b` and `b > c`. A line may have several rows, separated by two spaces or more, and
+    /// remarks in parentheses.
+    fn parse(text: &str) -> Self {
+        let mut rows = BTreeMap::<_, BTreeSet<_>>::new();
+        for line in text.lines() {
+            let mut parts = line.split('(');
+            let mut plain = parts.next().unwrap_or_default().to_owned();
+            plain.extend(parts.filter_map(|part| part.split_once(')')).map(|(_, rest)| rest));
+            for row in plain.split("  ").filter(|row| row.contains('>')) {
+                let names = |list: &str| -> Vec<_> {
+                    let names = list.split(',').map(|name| name.trim().to_owned());
+                    names.filter(|name| !name.is_empty() && name != "nothing").collect()
+                };
+                let lists: Vec<_> = row.split('>').map(names).collect();
+                for pair in lists.windows(2) {
+                    for left in &pair[0] {
+                        rows.entry(left.clone()).or_default().extend(pair[1].iter().cloned());
+                    }
+                }
+            }
+        }
+        Self { rows }
+    }
+
+    /// A cycle of imports, direct or through other modules: `a > b > a`.
+    fn circle(&self) -> Option<String> {
+        fn search(table: &Table, path: &mut Vec<String>, done: &mut BTreeSet<String>) -> bool {
+            let Some(imports) = path.last().and_then(|last| table.rows.get(last)) else {
+                return false;
+            };
+            for import in imports {
+                if let Some(start) = path.iter().position(|name| name == import) {
+                    path.drain(..start);
+                    path.push(import.clone());
+                    return true;
+                }
+                if !done.contains(import) {
+                    path.push(import.clone());
+                    if search(table, path, done) {
+                        return true;
+                    }
+                    path.pop();
+                }
+            }
+            done.extend(path.last().cloned());
+            false
+        }
+        let mut done = BTreeSet::new();
+        self.rows.keys().find_map(|name| {
+            let mut path = vec![name.clone()];
+            search(self, &mut path, &mut done).then(|| path.join(" > "))
+        })
+    }
+
+    /// Why the table forbids an import, if it does.
+    fn forbids(&self, path: &str, import: &Import) -> Option<(usize, String)> {
+        let from = module_name(path);
+        if from == import.module {
+            return None;
+        }
+        if !self.rows.get(&from).is_some_and(|allowed| allowed.contains(&import.module)) {
+            return Some((import.line, format!("{from} may not import {}", import.module)));
+        }
+        let is_module = |name: &str| name.starts_with(|c: char| c.is_lowercase() || c == '*');
+        let name = import.name.as_deref().filter(|name| is_module(name))?;
+        let is_architecture = import.module == "models" && BLIND_TO_MODELS.contains(&from.as_str());
+        is_architecture.then(|| (import.line, format!("{from} may not know models::{name}")))
+    }
+}
+
+/// A name that a file takes from another module or package.
 #[derive(Debug)]
 struct Import {
     line: usize,
-    /// A room, or a package.
-    room: String,
-    /// For a package: what is taken from it.
+    /// A module of this package, or another package.
+    module: String,
+    /// The name taken from a package.
     name: Option<String>,
 }
 
-/// What the table has against it.
-fn forbidden(path: &str, import: &Import) -> Option<(usize, String)> {
-    let from = room_of(path);
-    let refused = |why: String| Some((import.line, why));
-    if from == import.room {
-        return None;
-    }
-    let row = ROOMS.iter().find(|row| row.0 == from);
-    if !row.is_some_and(|row| row.1.contains(&import.room.as_str())) {
-        return refused(format!("{from} may not import {}", import.room));
-    }
-    // The step and the loop take models as they come: types of the package, but no architecture.
-    let is_module = |name: &String| name.starts_with(|c: char| c.is_lowercase() || c == '*');
-    if import.room == "models"
-        && ["step", "train"].contains(&from.as_str())
-        && import.name.as_ref().is_some_and(is_module)
-    {
-        return refused(format!("{from} may not know models::{}", import.name.as_ref()?));
-    }
-    None
+/// All paths that begin with `crate`, `lockstep`, `super`, `hlo` or `models`, in `use` items and elsewhere.
+fn imports(file: &File) -> Vec<Import> {
+    let mut finder = ImportFinder { depth: depth_of(&file.path), found: vec![] };
+    finder.visit_file(&file.syntax);
+    finder.found
 }
 
-/// Everything that is named through `crate`, `lockstep`, `super`, `hlo` or `models`, in `use` lines and
-/// elsewhere. `module` is the module that the file is.
-fn imports(tokens: &[Token], module: &[String]) -> Vec<Import> {
-    let word = |at: usize| tokens.get(at).map_or("", |token| token.text.as_str());
-    let is_name = |at: usize| {
-        let is_keyword = ["use", "in", "as", "return", "match", "if", "else"].contains(&word(at));
-        !is_keyword && word(at).starts_with(|c: char| c.is_alphanumeric() || c == '_')
-    };
-    let mut found = vec![];
-    // For each open brace: does it open an inline module?
-    let mut braces = vec![];
-    for at in 0..tokens.len() {
-        match word(at) {
-            "{" => braces.push(at >= 2 && word(at - 2) == "mod"),
-            "}" => drop(braces.pop()),
-            _ => {}
-        }
-        // Only where a path begins: `a::crate`, `a.hlo` and `<T>::hlo` are something else.
-        let before = at.checked_sub(1).map_or("", word);
-        let continues = before == "::" && at >= 2 && (is_name(at - 2) || word(at - 2) == ">");
-        if continues || before == "." {
-            continue;
-        }
-        let line = tokens[at].line;
-        let mut add_all = |rooms: Vec<String>| {
-            found.extend(rooms.into_iter().map(|room| Import { line, room, name: None }));
-        };
-        match word(at) {
-            "crate" | "lockstep" if word(at + 1) == "::" => add_all(first_names(tokens, at + 2)),
-            "super" => {
-                let mut rest = at;
-                let mut num_up = 0;
-                while word(rest) == "super" && word(rest + 1) == "::" {
-                    (rest, num_up) = (rest + 2, num_up + 1);
-                }
-                let depth = module.len() + braces.iter().filter(|is_module| **is_module).count();
-                if num_up > 0 && num_up == depth {
-                    add_all(first_names(tokens, rest));
-                }
+struct ImportFinder {
+    /// The number of modules that contain the current item.
+    depth: usize,
+    found: Vec<Import>,
+}
+
+impl ImportFinder {
+    fn add(&mut self, line: usize, path: &[String]) {
+        let num_supers = path.iter().take_while(|name| *name == "super").count();
+        let name = |at: usize| path.get(at).filter(|name| *name != "self").cloned();
+        match path.first().map_or("", String::as_str) {
+            "crate" | "lockstep" => {
+                self.found.extend(name(1).map(|module| Import { line, module, name: None }));
             }
-            package if PACKAGES.contains(&package) && word(at + 1) == "::" => {
-                for name in first_names(tokens, at + 2) {
-                    found.push(Import { line, room: package.to_owned(), name: Some(name) });
-                }
+            "super" if num_supers == self.depth => {
+                let module = name(num_supers);
+                self.found.extend(module.map(|module| Import { line, module, name: None }));
             }
-            package if PACKAGES.contains(&package) && before == "use" => {
-                add_all(vec![package.to_owned()]);
+            package if PACKAGES.contains(&package) => {
+                self.found.push(Import { line, module: package.to_owned(), name: name(1) });
             }
             _ => {}
         }
     }
-    found
+
+    /// Adds the paths in the arguments of a macro or an attribute: each begins at a word not preceded by `::` or `.`.
+    fn add_words(&mut self, words: &[Word]) {
+        for (at, word) in words.iter().enumerate() {
+            let text = |at: usize| words.get(at).map_or("", |word| word.text.as_str());
+            let before = at.checked_sub(1).map_or("", text);
+            let continues = before == "::" && at >= 2 && is_name(text(at - 2));
+            if !is_name(&word.text) || continues || before == "." || text(at + 1) != "::" {
+                continue;
+            }
+            let mut end = at + 2;
+            while is_name(text(end)) && text(end + 1) == "::" {
+                end += 2;
+            }
+            let head: Vec<_> = words[at..end].iter().filter(|word| word.text != "::").collect();
+            for name in first_names(&words[end..]) {
+                let names = head.iter().map(|word| word.text.clone()).chain([name]);
+                self.add(word.line, &names.collect::<Vec<_>>());
+            }
+        }
+    }
 }
 
-/// The names that a path goes on with: one, or the first ones of each branch of a group.
-fn first_names(tokens: &[Token], start: usize) -> Vec<String> {
-    let group = tokens[start..].iter().map(|token| token.text.as_str());
+impl<'ast> Visit<'ast> for ImportFinder {
+    fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
+        self.depth += 1;
+        visit::visit_item_mod(self, module);
+        self.depth -= 1;
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        visit::visit_item_use(self, item);
+        let mut paths = vec![];
+        add_leaves(&item.tree, &[], &mut paths);
+        for path in paths {
+            self.add(item.span().start().line, &path);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        visit::visit_path(self, path);
+        let names: Vec<_> = path.segments.iter().map(|name| name.ident.to_string()).collect();
+        // A single name is a variable or an item of this module.
+        if names.len() > 1 {
+            self.add(path.span().start().line, &names);
+        }
+    }
+
+    // The path after `<T>` belongs to the type.
+    fn visit_expr_path(&mut self, path: &'ast syn::ExprPath) {
+        match &path.qself {
+            Some(qself) => self.visit_qself(qself),
+            None => visit::visit_expr_path(self, path),
+        }
+    }
+
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        visit::visit_macro(self, call);
+        self.add_words(&words(call.tokens.clone()));
+    }
+
+    fn visit_meta_list(&mut self, list: &'ast syn::MetaList) {
+        visit::visit_meta_list(self, list);
+        self.add_words(&words(list.tokens.clone()));
+    }
+}
+
+/// The paths in a `use` item.
+fn add_leaves(tree: &syn::UseTree, before: &[String], paths: &mut Vec<Vec<String>>) {
+    let with = |name: String| [before, &[name]].concat();
+    match tree {
+        syn::UseTree::Path(path) => add_leaves(&path.tree, &with(path.ident.to_string()), paths),
+        syn::UseTree::Name(name) => paths.push(with(name.ident.to_string())),
+        syn::UseTree::Rename(rename) => paths.push(with(rename.ident.to_string())),
+        syn::UseTree::Glob(_) => paths.push(with("*".to_owned())),
+        syn::UseTree::Group(group) => {
+            group.items.iter().for_each(|tree| add_leaves(tree, before, paths));
+        }
+    }
+}
+
+fn is_name(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_alphanumeric() || c == '_')
+}
+
+/// The next names of a path: one name, or the first name in each branch of a group.
+fn first_names(words: &[Word]) -> Vec<String> {
     let (mut names, mut depth, mut is_first) = (vec![], 0, true);
-    for word in group {
-        match word {
+    for word in words {
+        match word.text.as_str() {
             "{" => depth += 1,
             "}" => depth -= 1,
             "," => is_first |= depth == 1,
             name if is_first => {
                 is_first = false;
-                // `crate::{self}` takes no name from anywhere.
-                names.extend((name != "self").then(|| name.to_owned()));
+                names.push(name.to_owned());
             }
             _ => {}
         }
@@ -409,13 +607,93 @@ fn first_names(tokens: &[Token], start: usize) -> Vec<String> {
     names
 }
 
-/// Places where a word of code is one of these.
-fn has_word(file: &File, words: &[&str]) -> Vec<(usize, String)> {
-    let of_them = file.tokens.iter().filter(|token| words.contains(&token.text.as_str()));
-    of_them.map(|token| (token.line, format!("`{}` has no place here", token.text))).collect()
+/// The lines that are compiled only for tests: first and last line of each item.
+fn test_lines(file: &File) -> Vec<(usize, usize)> {
+    struct Finder(Vec<(usize, usize)>);
+    impl Finder {
+        fn look(&mut self, attributes: &[syn::Attribute], item: &impl Spanned) {
+            let is_test = |attribute: &syn::Attribute| match &attribute.meta {
+                syn::Meta::List(list) => {
+                    list.path.is_ident("cfg") && list.tokens.to_string() == "test"
+                }
+                _ => false,
+            };
+            if attributes.iter().any(is_test) {
+                self.0.push((item.span().start().line, item.span().end().line));
+            }
+        }
+    }
+    impl<'ast> Visit<'ast> for Finder {
+        fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+            self.look(&item.attrs, item);
+            visit::visit_item_mod(self, item);
+        }
+        fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+            self.look(&item.attrs, item);
+            visit::visit_item_fn(self, item);
+        }
+        fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+            self.look(&item.attrs, item);
+            visit::visit_item_impl(self, item);
+        }
+        fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+            self.look(&item.attrs, item);
+            visit::visit_impl_item_fn(self, item);
+        }
+    }
+    let mut finder = Finder(vec![]);
+    finder.visit_file(&file.syntax);
+    finder.0
 }
 
-/// Marks for later, and doc examples that are not run.
+/// The words of a file, except those compiled only for tests.
+fn shipped_words(file: &File) -> Vec<&Word> {
+    let tests = test_lines(file);
+    let is_of_tests =
+        |line: usize| tests.iter().any(|(first, last)| (*first..=*last).contains(&line));
+    file.words.iter().filter(|word| !is_of_tests(word.line)).collect()
+}
+
+/// Names and lines of the types that other files can use, including those declared by macros.
+fn public_types(file: &File) -> Vec<(String, usize)> {
+    const KINDS: [&str; 5] = ["struct", "enum", "union", "trait", "type"];
+    let words = shipped_words(file);
+    let text = |at: usize| words.get(at).map_or("", |word| word.text.as_str());
+    let mut found = vec![];
+    for at in (0..words.len()).filter(|at| text(*at) == "pub") {
+        let mut kind = at + 1;
+        if text(kind) == "(" {
+            kind += words[kind..].iter().take_while(|word| word.text != ")").count() + 1;
+        }
+        if KINDS.contains(&text(kind)) && is_name(text(kind + 1)) {
+            found.push((text(kind + 1).to_owned(), words[kind].line));
+        }
+    }
+    found
+}
+
+/// Names that several public types have, with their locations.
+fn doubled_types(files: &[File]) -> Vec<String> {
+    let mut places = BTreeMap::<_, Vec<_>>::new();
+    for file in files.iter().filter(|file| !is_of_tests(&file.path)) {
+        for (name, line) in public_types(file) {
+            places.entry(name).or_default().push(format!("{}:{line}", file.path));
+        }
+    }
+    let is_doubled = |(name, places): &(String, Vec<String>)| {
+        places.len() > 1 && !SHARED_NAMES.contains(&name.as_str())
+    };
+    let doubled = places.into_iter().filter(is_doubled);
+    doubled.map(|(name, places)| format!("{name}: {}", places.join(", "))).collect()
+}
+
+/// Locations of these words in code.
+fn has_word(file: &File, words: &[&str]) -> Vec<(usize, String)> {
+    let of_them = file.words.iter().filter(|word| words.contains(&word.text.as_str()));
+    of_them.map(|word| (word.line, format!("`{}` has no place here", word.text))).collect()
+}
+
+/// Markers of unfinished work, and doc examples that are not run.
 fn put_off(text: &str) -> Vec<(usize, String)> {
     let marks = [
         concat!("TO", "DO"),
@@ -430,11 +708,11 @@ fn put_off(text: &str) -> Vec<(usize, String)> {
     marked.map(|(index, line)| (index + 1, line.trim().to_owned())).collect()
 }
 
-/// Blocks and implementations without `SAFETY:` directly above their statement, and functions whose
-/// documentation has no section on safety.
+/// Unsafe blocks and implementations without `SAFETY:` directly above their statement, and unsafe functions
+/// whose documentation has no section on safety.
 fn undocumented_unsafe(file: &File) -> Vec<(usize, String)> {
     let lines: Vec<&str> = file.text.lines().map(str::trim).collect();
-    let words = file.tokens.windows(3).filter(|words| words[0].text == "unsafe");
+    let words = file.words.windows(3).filter(|words| words[0].text == "unsafe");
     let mut found = vec![];
     for words in words {
         let required = match (words[1].text.as_str(), words[2].text.as_str()) {
@@ -443,7 +721,7 @@ fn undocumented_unsafe(file: &File) -> Vec<(usize, String)> {
             _ => continue,
         };
         let line = words[0].line;
-        // Up to the beginning of the statement, which is behind the end of the one before.
+        // Go up to the start of the statement, which is after the end of the previous one.
         let mut top = line - 1;
         let ends = |line: &str| line.is_empty() || line.ends_with([';', '{', '}']);
         while top > 0 && !lines[top - 1].starts_with("//") && !ends(lines[top - 1]) {
@@ -458,109 +736,11 @@ fn undocumented_unsafe(file: &File) -> Vec<(usize, String)> {
 }
 
 /// Lines of `.unwrap()` and `.expect(..)` outside of tests.
-fn unwraps(tokens: &[Token]) -> Vec<usize> {
-    let word = |at: usize| tokens.get(at).map_or("", |token| token.text.as_str());
-    let is_test = |at: usize| {
-        let attribute = ["#", "[", "cfg", "(", "test", ")", "]"];
-        attribute.iter().enumerate().all(|(offset, text)| word(at + offset) == *text)
-    };
-    let (mut found, mut at) = (vec![], 0);
-    while at < tokens.len() {
-        if is_test(at) {
-            // To the end of the item: its braces, or a semicolon before any.
-            let mut depth = 0;
-            while at < tokens.len() {
-                match word(at) {
-                    "{" => depth += 1,
-                    "}" => depth -= 1,
-                    _ => {}
-                }
-                if depth == 0 && matches!(word(at), "}" | ";") {
-                    break;
-                }
-                at += 1;
-            }
-        }
-        if word(at) == "." && ["unwrap", "expect"].contains(&word(at + 1)) && word(at + 2) == "(" {
-            found.push(tokens[at + 1].line);
-        }
-        at += 1;
-    }
-    found
-}
-
-/// A word, `::`, or one other character of code.
-#[derive(Clone, Debug)]
-struct Token {
-    text: String,
-    line: usize,
-}
-
-/// Cuts a source into tokens; comments, strings, characters and lifetimes are left out.
-fn tokens(source: &str) -> Vec<Token> {
-    let chars: Vec<char> = source.chars().collect();
-    let get = |at: usize| chars.get(at).copied().unwrap_or('\0');
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    let (mut tokens, mut at, mut line) = (vec![], 0, 1);
-    while at < chars.len() {
-        let start = at;
-        match (get(at), get(at + 1)) {
-            ('/', '/') => at += chars[at..].iter().take_while(|c| **c != '\n').count(),
-            ('/', '*') => {
-                let mut depth = 0;
-                loop {
-                    match (get(at), get(at + 1)) {
-                        ('/', '*') => (depth, at) = (depth + 1, at + 2),
-                        ('*', '/') => (depth, at) = (depth - 1, at + 2),
-                        _ => at += 1,
-                    }
-                    if depth == 0 || at >= chars.len() {
-                        break;
-                    }
-                }
-            }
-            ('"', _) => at = end_of_quoted(&chars, at),
-            ('\'', '\\') => at = end_of_quoted(&chars, at),
-            ('\'', _) if get(at + 2) == '\'' => at += 3,
-            ('\'', _) => at += 1 + chars[at + 1..].iter().take_while(|c| is_word(**c)).count(),
-            (':', ':') => {
-                at += 2;
-                tokens.push(Token { text: "::".to_owned(), line });
-            }
-            (c, _) if is_word(c) => {
-                at += chars[at..].iter().take_while(|c| is_word(**c)).count();
-                let text: String = chars[start..at].iter().collect();
-                let num_hashes = chars[at..].iter().take_while(|c| **c == '#').count();
-                let is_raw = ["r", "br", "cr"].contains(&text.as_str());
-                if is_raw && get(at + num_hashes) == '"' {
-                    let end: Vec<char> =
-                        "\"".chars().chain("#".repeat(num_hashes).chars()).collect();
-                    at += num_hashes + 1;
-                    while at < chars.len() && !chars[at..].starts_with(&end) {
-                        at += 1;
-                    }
-                    at += end.len();
-                } else {
-                    tokens.push(Token { text, line });
-                }
-            }
-            (c, _) => {
-                at += 1;
-                if !c.is_whitespace() {
-                    tokens.push(Token { text: c.to_string(), line });
-                }
-            }
-        }
-        line += chars[start..at.min(chars.len())].iter().filter(|c| **c == '\n').count();
-    }
-    tokens
-}
-
-/// Behind the quote that closes the one at `start`.
-fn end_of_quoted(chars: &[char], start: usize) -> usize {
-    let mut at = start + 1;
-    while at < chars.len() && chars[at] != chars[start] {
-        at += if chars[at] == '\\' { 2 } else { 1 };
-    }
-    at + 1
+fn unwraps(file: &File) -> Vec<usize> {
+    let words = shipped_words(file);
+    let calls = words.windows(3).filter(|words| {
+        let [dot, name, open] = [0, 1, 2].map(|at| words[at].text.as_str());
+        dot == "." && ["unwrap", "expect"].contains(&name) && open == "("
+    });
+    calls.map(|words| words[1].line).collect()
 }

@@ -1,10 +1,11 @@
-//! Configurations that are refused, with what the message must say, and ones that are not.
+//! Valid configurations, and invalid ones with their messages.
 
 use std::path::Path;
 
 use lockstep::config::{
-    AutoOr, Backend, BatchSize, Config, Data, Error, Length, Model, OnNonfinite, OptionValue, Peak,
-    Precision, Scaling, Shape, Span, UpdateRule, Warmup, WarmupKind, known_keys,
+    AutoOr, Backend, BatchSize, Config, DataConfig, Error, Length, ModelConfig, OnNonfinite,
+    OptionValue, Peak, PrecisionConfig, Scaling, Shape, Span, UpdateRule, Warmup, WarmupKind,
+    known_keys,
 };
 
 const GOOD: &str = r#"
@@ -40,7 +41,7 @@ fn good(sets: &[&str]) -> Config {
 }
 
 #[test]
-fn a_preset_gives_what_is_not_said() {
+fn a_preset_sets_the_keys_that_are_not_set() {
     let gpt = |more: &[&str]| {
         let text = GOOD.replace(&model_section(), "[model]\nname = \"gpt\"\n");
         Config::parse(
@@ -50,7 +51,7 @@ fn a_preset_gives_what_is_not_said() {
         )
     };
     let read = |more: &[&str]| match gpt(more).unwrap().model {
-        Model::Gpt(gpt) => gpt.model(),
+        ModelConfig::Gpt(gpt) => gpt.model(),
         other => panic!("{other:?}"),
     };
     assert_eq!((read(&[]).width, read(&[]).vocabulary), (128, 256));
@@ -64,15 +65,15 @@ fn a_preset_gives_what_is_not_said() {
 
 /// The `[model]` section of [`GOOD`].
 fn model_section() -> String {
-    let (_, behind) = GOOD.split_once("[model]").unwrap();
-    let section = behind.split("\n[").next().unwrap();
+    let (_, after) = GOOD.split_once("[model]").unwrap();
+    let section = after.split("\n[").next().unwrap();
     format!("[model]{section}\n")
 }
 
 #[test]
 fn values_and_defaults_are_read() {
     let config = good(&[]);
-    let Model::Mlp(mlp) = &config.model else { panic!("another model") };
+    let ModelConfig::Mlp(mlp) = &config.model else { panic!("another model") };
     assert_eq!(
         (mlp.hidden.as_slice(), mlp.dropout, mlp.layer_norm),
         ([32, 16].as_slice(), 0.0, true)
@@ -82,7 +83,7 @@ fn values_and_defaults_are_read() {
     assert_eq!((config.train.seed, config.train.eval_every), (0, 0));
     assert_eq!((config.train.num_microbatches, config.train.check_lockstep_every), (1, 50));
     assert_eq!(config.train.on_nonfinite, OnNonfinite::Stop);
-    assert_eq!(config.train.precision, Precision::F32);
+    assert_eq!(config.train.precision, PrecisionConfig::F32);
     let UpdateRule::AdamW(adamw) = &config.optimizer.rule else { panic!("{:?}", config.optimizer) };
     assert_eq!((adamw.beta1, adamw.beta2, adamw.weight_decay), (0.8, 0.999, 0.1));
     assert_eq!(config.schedule.peak, Peak::Rate(6e-4));
@@ -95,7 +96,7 @@ fn values_and_defaults_are_read() {
 }
 
 #[test]
-fn options_reach_the_plugin_in_its_types() {
+fn options_have_the_types_of_the_plugin() {
     let sets = [
         "device.backend=cuda",
         "device.options.memory_fraction=1",
@@ -105,7 +106,7 @@ fn options_reach_the_plugin_in_its_types() {
         "device.options.collective_memory_size=1048576",
     ];
     let device = good(&sets).device;
-    // A whole number too is a share.
+    // An integer is also valid as a fraction.
     assert_eq!(device.memory_fraction(), Some(1.0));
     let told: Vec<_> = device.options.iter().map(|(name, o)| format!("{name}={o}")).collect();
     let expected = [
@@ -121,29 +122,29 @@ fn options_reach_the_plugin_in_its_types() {
 
 #[test]
 fn paths_are_relative_to_the_file() {
-    let Data::Digits(digits) = good(&[]).data else { panic!("digits") };
+    let DataConfig::Digits(digits) = good(&[]).data else { panic!("digits") };
     assert_eq!(digits.path, Path::new("/runs/data/digits.csv.gz"));
     let text = GOOD.replace("data/digits", "/a/b") + "[device]\nbackend = \"plugins/p.so\"";
     let config = parse(&text, &[]).unwrap();
-    let Data::Digits(digits) = &config.data else { panic!("digits") };
+    let DataConfig::Digits(digits) = &config.data else { panic!("digits") };
     assert_eq!(digits.path, Path::new("/a/b.csv.gz"));
     assert_eq!(config.device.backend, Backend::Path("/runs/plugins/p.so".into()));
 }
 
 #[test]
-fn typed_paths_are_relative_to_where_they_are_typed() {
+fn paths_on_the_command_line_are_relative_to_the_working_directory() {
     let here = std::env::current_dir().unwrap();
     let config = good(&["data.path=some/b.gz", "device.backend=./p.so"]);
-    let Data::Digits(digits) = &config.data else { panic!("digits") };
+    let DataConfig::Digits(digits) = &config.data else { panic!("digits") };
     assert_eq!(digits.path, here.join("some/b.gz"));
     assert_eq!(config.device.backend, Backend::Path(here.join("p.so")));
-    // Each path by itself.
+    // Each path separately.
     let tokens = GOOD.replace("\"digits\"", "\"tokens\"\nvocab_size = 9\neval_path = \"b\"");
-    let Data::Tokens(config) = parse(&tokens, &["data.path=a"]).unwrap().data else {
+    let DataConfig::Tokens(config) = parse(&tokens, &["data.path=a"]).unwrap().data else {
         panic!("tokens")
     };
     assert_eq!((config.path, config.eval_path), (here.join("a"), Some("/runs/b".into())));
-    let Data::Tokens(config) = parse(&tokens, &["data.eval_path=../a"]).unwrap().data else {
+    let DataConfig::Tokens(config) = parse(&tokens, &["data.eval_path=../a"]).unwrap().data else {
         panic!("tokens")
     };
     assert_eq!(config.path, Path::new("/runs/data/digits.csv.gz"));
@@ -155,7 +156,7 @@ fn a_tilde_is_the_home_directory_in_files_and_arguments() {
     let home = Path::new(&std::env::var_os("HOME").expect("tests have a home")).to_owned();
     let in_file = GOOD.replace("data/digits", "~/data/digits");
     for config in [parse(&in_file, &[]), parse(GOOD, &["data.path=~/data/digits.csv.gz"])] {
-        let Data::Digits(digits) = config.unwrap().data else { panic!("digits") };
+        let DataConfig::Digits(digits) = config.unwrap().data else { panic!("digits") };
         assert_eq!(digits.path, home.join("data/digits.csv.gz"));
     }
     assert_eq!(good(&["device.backend=~/p.so"]).device.backend, Backend::Path(home.join("p.so")));
@@ -163,7 +164,7 @@ fn a_tilde_is_the_home_directory_in_files_and_arguments() {
 
 #[test]
 fn text_has_defaults() {
-    let Data::Text(text) = good(&["data.source=text", "data.path=src"]).data else {
+    let DataConfig::Text(text) = good(&["data.source=text", "data.path=src"]).data else {
         panic!("text")
     };
     assert_eq!((text.path.ends_with("src"), text.context), (true, 256));
@@ -173,7 +174,9 @@ fn text_has_defaults() {
 #[test]
 fn synthetic_tokens_need_a_vocabulary() {
     let synthetic = ["data.source=synthetic_tokens", "data.vocab_size=300"];
-    let Data::SyntheticTokens(tokens) = good(&synthetic).data else { panic!("another source") };
+    let DataConfig::SyntheticTokens(tokens) = good(&synthetic).data else {
+        panic!("another source")
+    };
     assert_eq!((tokens.num_examples, tokens.vocab_size, tokens.context), (4096, 300, 1024));
     let error = parse(GOOD, &synthetic[..1]).unwrap_err().to_string();
     assert!(error.contains("data.vocab_size"), "{error}");
@@ -182,18 +185,18 @@ fn synthetic_tokens_need_a_vocabulary() {
 }
 
 #[test]
-fn tokens_are_held_out_in_one_way() {
+fn tokens_are_held_out_in_only_one_way() {
     let tokens = ["data.source=tokens", "data.vocab_size=70000", "data.dtype=u32"];
-    let Data::Tokens(config) = good(&tokens).data else { panic!("tokens") };
+    let DataConfig::Tokens(config) = good(&tokens).data else { panic!("tokens") };
     assert_eq!((config.eval_fraction(), config.context), (0.1, 1024));
     let eval_path = [&tokens[..], &["data.eval_path=/runs/b.bin"]].concat();
-    let Data::Tokens(config) = good(&eval_path).data else { panic!("tokens") };
+    let DataConfig::Tokens(config) = good(&eval_path).data else { panic!("tokens") };
     assert_eq!(config.eval_path.as_deref(), Some(Path::new("/runs/b.bin")));
     let text = GOOD.replace("\"digits\"", "\"tokens\"\nvocab_size = 9\neval_path = \"b\"");
     let with_both = text.replace("eval_path", "eval_fraction = 0.5\neval_path");
     let message = parse(&with_both, &[]).unwrap_err().to_string();
     assert!(message.contains("cannot be combined with data.eval_path"), "{message}");
-    let Data::Tokens(config) = parse(&text, &["data.eval_fraction=0.5"]).unwrap().data else {
+    let DataConfig::Tokens(config) = parse(&text, &["data.eval_fraction=0.5"]).unwrap().data else {
         panic!("tokens")
     };
     assert_eq!((config.eval_path, config.eval_fraction), (None, Some(0.5)));
@@ -224,7 +227,7 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
     assert_eq!(config.schedule.warmup.length, Span::Examples(64));
     let config = good(&["schedule.warmup_epochs=0.5", "train.precision = f64"]);
     assert_eq!(config.schedule.warmup, Warmup::linear(Span::Epochs(0.5)));
-    // Whatever the file says of it.
+    // For any value in the file.
     assert_eq!(good(&["schedule.warmup=none"]).schedule.warmup, Warmup::NONE);
     for none in
         ["schedule.warmup_steps=0", "schedule.warmup_epochs=0", "schedule.warmup_examples=0"]
@@ -232,21 +235,21 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
         assert_eq!(good(&[none]).schedule.warmup, Warmup::NONE);
         assert_eq!(good(&[none, "schedule.warmup=constant"]).schedule.warmup, Warmup::NONE);
     }
-    assert_eq!(config.train.precision, Precision::F64);
+    assert_eq!(config.train.precision, PrecisionConfig::F64);
 
-    // What f32 does not hold, f64 does.
+    // Values that f64 can represent but f32 cannot.
     good(&["train.precision=f64", "optimizer.epsilon=1e-46", "optimizer.clip_grad_norm=1e39"]);
-    // Too small to show is as good as none.
+    // A weight decay too small to have an effect is valid.
     good(&["optimizer.weight_decay=1e-46"]);
 
     let config = good(&["train.epochs=3", "train.steps=7", "train.steps=8", "model.hidden=[]"]);
     assert_eq!(config.train.length, Length::Steps(8));
-    let Model::Mlp(mlp) = &config.model else { panic!("another model") };
+    let ModelConfig::Mlp(mlp) = &config.model else { panic!("another model") };
     assert!(mlp.hidden.is_empty());
 
     let sets = ["mesh.data=auto", "compile.overrides.xla_a=true", "compile.overrides.xla_b=word"];
     let config = good(&sets);
-    assert_eq!(config.mesh.num_replicas(8), 8);
+    assert_eq!(config.mesh.on_devices(8).unwrap().num_replicas(), 8);
     assert_eq!(config.compile.overrides["xla_a"], OptionValue::Bool(true));
     assert_eq!(config.compile.overrides["xla_b"], OptionValue::Text("word".into()));
 }
@@ -258,11 +261,11 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
     assert_eq!((sgd.momentum, sgd.weight_decay), (0.5, 0.1));
     assert!(matches!(config.schedule.shape, Shape::Constant(_)));
     let config = good(&["data.source=synthetic"]);
-    assert!(matches!(config.data, Data::Synthetic(_)));
+    assert!(matches!(config.data, DataConfig::Synthetic(_)));
 }
 
 #[test]
-fn a_configuration_survives_being_written() {
+fn a_written_configuration_reads_back_equal() {
     let variants: [&[&str]; 21] = [
         &["optimizer.name=lars", "optimizer.trust_exclude=['*.bias']", "optimizer.ema_decay=0.99"],
         &["optimizer.name=lamb", "optimizer.weight_decay_exclude=[]", "model.label_smoothing=0.1"],
@@ -306,7 +309,7 @@ fn a_configuration_survives_being_written() {
 }
 
 #[test]
-fn the_examples_are_valid_and_survive_being_written() {
+fn the_examples_are_valid_and_read_back_equal() {
     let mut num_read = 0;
     for dir in ["examples", "benches"] {
         for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(dir)).unwrap() {
@@ -325,7 +328,7 @@ fn the_examples_are_valid_and_survive_being_written() {
 }
 
 #[test]
-fn values_that_follow_from_other_keys_are_written_out() {
+fn values_derived_from_other_keys_are_written() {
     let text = |sets: &[&str]| good(sets).to_toml().unwrap();
     let gpt = GOOD.replace(&model_section(), "[model]\nname = \"gpt\"\npreset = \"gpt2-124m\"\n");
     let gpt = parse(&gpt, &["model.num_layers=3"]).unwrap().to_toml().unwrap();
@@ -337,7 +340,7 @@ fn values_that_follow_from_other_keys_are_written_out() {
         images.contains("\neval_fraction = 0.1\nimage_size = 56\neval_resize = 64\n"),
         "{images}"
     );
-    // What is not set is said, unless another key says it.
+    // Keys that are not set are listed in comments, unless another key replaces them.
     let steps = text(&[]);
     assert!(
         steps.contains("\n# clip_grad_norm is not set: gradients are not clipped\n"),
@@ -350,15 +353,15 @@ fn values_that_follow_from_other_keys_are_written_out() {
 }
 
 #[test]
-fn the_page_of_all_keys_is_what_the_program_says() {
+fn the_page_of_all_keys_matches_the_program() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
     let page = std::fs::read_to_string(path).unwrap_or_default();
-    let told = "write it anew: lockstep config --reference > docs/configuration.md";
-    assert!(page == lockstep::config::reference(), "docs/configuration.md is stale; {told}");
+    let command = "write it again: lockstep config --reference > docs/configuration.md";
+    assert!(page == lockstep::config::reference(), "docs/configuration.md is stale; {command}");
 }
 
 #[test]
-fn every_key_that_is_written_is_known() {
+fn every_written_key_is_known() {
     let known = known_keys();
     let table: toml::Table = toml::from_str(&good(&[]).to_toml().unwrap()).unwrap();
     for (section, values) in &table {
@@ -373,7 +376,7 @@ fn every_key_that_is_written_is_known() {
     }
 }
 
-/// What is put in the place of a piece of GOOD, and fragments of the message.
+/// Replacements of a part of GOOD, and fragments of the message.
 #[test]
 fn bad_files_say_what_to_change() {
     const NO_TRAIN: &str = "[train]\nglobal_batch = 64\nsteps = 500\n";
@@ -506,7 +509,7 @@ fn bad_set_arguments_say_what_to_change() {
         (&["mesh.data=3"], &["train.global_batch", "63 or 66"]),
         (
             &["device.backend=gpu"],
-            &["device.backend", "\"gpu\" is no backend, did you mean \"cuda\"?"],
+            &["device.backend", "\"gpu\" is not a backend, did you mean \"cuda\"?"],
         ),
         (&["device.options.a=true"], &["device.options.a", "the cpu backend has no options"]),
         (
@@ -657,7 +660,7 @@ fn bad_set_arguments_say_what_to_change() {
 }
 
 #[test]
-fn everything_that_is_wrong_is_said_at_once_in_order_with_its_place() {
+fn all_errors_are_reported_at_once_in_order_with_their_locations() {
     let text = r#"
 [model]
 name = "mlp"
@@ -705,7 +708,7 @@ peek = 1
     ];
     let lines: Vec<_> = error.lines().collect();
     assert_eq!(lines.len(), expected.len(), "{error}");
-    // The optimizer's constants are held against a precision that is not known.
+    // The optimizer's constants cannot be checked against an unknown precision.
     assert!(!error.contains("epsilon"), "{error}");
     for (line, expected) in lines[1..].iter().zip(&expected[1..]) {
         assert!(line.starts_with(expected), "{expected}: {error}");
@@ -714,7 +717,7 @@ peek = 1
 }
 
 #[test]
-fn what_follows_from_another_error_is_not_said() {
+fn consequences_of_another_error_are_not_reported() {
     let cases: &[(&[&str], usize)] = &[
         (&["train.epochs=many"], 1),
         (&["train.batch_per_replica=0", "mesh.data=7"], 1),
@@ -737,7 +740,7 @@ fn what_follows_from_another_error_is_not_said() {
 }
 
 #[test]
-fn messages_stay_short_whatever_they_quote() {
+fn messages_stay_short_for_long_quotes() {
     let long = "x".repeat(200_000);
     let texts = [
         format!("{long} = 1\n{GOOD}"),
@@ -762,7 +765,7 @@ fn messages_stay_short_whatever_they_quote() {
 }
 
 #[test]
-fn counts_have_limits_that_no_run_comes_near() {
+fn counts_have_limits_far_beyond_any_run() {
     let boundaries = format!("schedule.boundaries={:?}", (0..1001).collect::<Vec<_>>());
     let cases: &[(&[&str], &str)] = &[
         (&[&format!("model.hidden={:?}", [1; 1025])], "found 1025 of them; allowed: at most 1024"),
@@ -781,7 +784,7 @@ fn counts_have_limits_that_no_run_comes_near() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_and_a_broken_one_are_named() {
+fn unreadable_and_broken_files_are_named() {
     let load = |path: &Path| Config::load(path, &[]).unwrap_err().to_string();
     let error = load(Path::new("/no/such.toml"));
     assert!(error.contains("/no/such.toml"), "{error}");
@@ -799,7 +802,7 @@ fn a_file_that_cannot_be_read_and_a_broken_one_are_named() {
     assert!(error.contains("binary.toml: line 2 is not UTF-8"), "{error}");
     let error = parse("[train\n", &[]).unwrap_err().to_string();
     assert!(error.contains("/runs/good.toml:1: not valid TOML"), "{error}");
-    // Nested as deep as one likes, it is no endless recursion.
+    // Deep nesting must not overflow the stack.
     let deep = format!("a = {}", "[".repeat(100_000));
     assert!(parse(&deep, &[]).unwrap_err().to_string().contains("not valid TOML"));
     let dotted = format!("{GOOD}{}a = 1", "a.".repeat(100_000));

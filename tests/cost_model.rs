@@ -1,8 +1,8 @@
-//! The cost model against published scaling. The table in `docs/cost-model.md` is what is computed here.
+//! Compares the cost model with published scaling. The table in `docs/cost-model.md` is computed here.
 
 use lockstep::targets::cost::{Fabric, Group, Timeline, Wire};
 
-/// A run that was reported on: what is known of it, and the efficiency from its smaller to its larger size.
+/// A published run: its parameters, and the efficiency from its smaller to its larger size.
 struct Published {
     what: &'static str,
     /// Devices of a host or slice.
@@ -18,7 +18,7 @@ struct Published {
     efficiency: f64,
 }
 
-/// What protocols leave of a link: the model's own assumption.
+/// Fraction of a link's bandwidth that protocols leave: the model's own assumption.
 const SHARE: f64 = 0.8;
 /// A hop over Ethernet with TCP.
 const TCP_SECS: f64 = 50e-6;
@@ -36,8 +36,8 @@ fn card(gbits_per_sec: f64, latency_secs: f64, devices: usize) -> Wire {
 }
 
 fn published() -> Vec<Published> {
-    // MLPerf Training, ResNet-50 on H100: minutes on so many GPUs. The efficiency is that of the time to
-    // train; a step is 408 images at some 6900 a second and GPU, 35 epochs in 13.466 minutes.
+    // MLPerf Training, ResNet-50 on H100: minutes to train by number of GPUs. The efficiency is that of the time to
+    // train. A step has 408 images per GPU at about 6900 per second and GPU: 35 epochs in 13.466 minutes.
     let mlperf = |what, num_gpus: usize, minutes: f64| Published {
         what,
         group: switch(8, 450e9),
@@ -54,7 +54,7 @@ fn published() -> Vec<Published> {
             num_groups: (1, 32),
             network: card(50.0, TCP_SECS, 8),
             gradient_bytes: 4.0 * 25_557_032.0,
-            // 90 epochs in an hour on 256 GPUs at 90 %, 32 images each.
+            // 90 epochs in an hour on 256 GPUs at 90 %, 32 images per GPU.
             step_secs: 0.9 * 32.0 * 256.0 * 3600.0 / (90.0 * 1_281_167.0),
             efficiency: 0.90,
         },
@@ -64,7 +64,7 @@ fn published() -> Vec<Published> {
             num_groups: (1, 128),
             network: card(25.0, TCP_SECS, 4),
             gradient_bytes: 4.0 * 44_549_160.0,
-            // TensorFlow's benchmarks of the time: some 130 images a second and P100, 64 at a time.
+            // TensorFlow's benchmarks of the time: about 130 images per second and P100, in batches of 64.
             step_secs: 64.0 / 130.0,
             efficiency: 0.90,
         },
@@ -74,7 +74,7 @@ fn published() -> Vec<Published> {
             num_groups: (1, 128),
             network: card(25.0, TCP_SECS, 4),
             gradient_bytes: 4.0 * 138_357_544.0,
-            // TensorFlow's benchmarks of the time: 154 images a second and P100, 64 at a time.
+            // TensorFlow's benchmarks of the time: 154 images per second and P100, in batches of 64.
             step_secs: 64.0 / 154.0,
             efficiency: 0.68,
         },
@@ -90,10 +90,10 @@ fn published() -> Vec<Published> {
             },
             num_groups: (1, 32),
             network: Wire { latency_secs: 14e-6, bytes_per_sec: 3.125e9 * SHARE },
-            // Parameters are cut over a slice: between slices each chip reduces its share.
+            // Parameters are sharded over a slice: between slices each chip reduces its shard.
             gradient_bytes: 4.0 * 16e9 / 256.0,
-            // 6 FLOPs a parameter and token at 61.1 % of 197 TFLOP/s; MaxText, configs/v5e/16b.sh: 6 sequences
-            // of 2048 tokens a chip.
+            // 6 FLOPs per parameter and token at 61.1 % of 197 TFLOP/s; MaxText, configs/v5e/16b.sh: 6 sequences
+            // of 2048 tokens per chip.
             step_secs: 6.0 * 16e9 * 12_288.0 / (0.611 * 197e12),
             efficiency: 54.7 / 61.1,
         },
@@ -128,18 +128,18 @@ fn table() -> String {
 }
 
 #[test]
-fn the_table_in_the_docs_is_what_the_model_says() {
+fn the_table_in_the_docs_matches_the_model() {
     let docs = include_str!("../docs/cost-model.md");
     assert!(docs.contains(&table()), "docs/cost-model.md should hold:\n{}", table());
 }
 
 #[test]
-fn what_a_network_limits_is_predicted_and_nothing_is_predicted_too_slow() {
+fn network_bound_runs_are_predicted_and_no_prediction_is_too_slow() {
     for run in published() {
         let predicted = run.predicted();
         // An upper bound: stragglers, input and growing numbers of epochs are not in the model.
         assert!(predicted > run.efficiency - 0.03, "{}: {predicted}", run.what);
-        // VGG-16 is the one that waits for its network.
+        // Of these runs, only VGG-16 waits for its network.
         if run.what.contains("VGG-16") {
             assert!((predicted / run.efficiency - 1.0).abs() < 0.1, "{predicted}");
         }

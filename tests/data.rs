@@ -44,7 +44,7 @@ fn the_global_batch_is_the_same_on_any_number_of_replicas() {
 }
 
 #[test]
-fn a_run_continues_in_the_middle_as_if_it_had_not_stopped() {
+fn a_resumed_run_continues_with_the_same_batches() {
     let batches = |n| TrainBatches::new(source(100), 7, 16, n).unwrap();
     let all: Vec<_> = batches(4).range(0, 20).map(Result::unwrap).collect();
     let rest: Vec<_> = batches(4).range(13, 20).map(Result::unwrap).collect();
@@ -54,7 +54,7 @@ fn a_run_continues_in_the_middle_as_if_it_had_not_stopped() {
     assert_eq!(rest.iter().map(|batch| whole(batch, "x")).collect::<Vec<_>>(), elsewhere);
 }
 
-/// What is changed at random follows the example and the epoch, not the replica or the place in a run.
+/// Random augmentation depends on the example and the epoch, not on the replica or where a run resumed.
 #[test]
 fn augmented_pixels_are_the_same_on_any_number_of_replicas_and_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
@@ -68,10 +68,11 @@ fn augmented_pixels_are_the_same_on_any_number_of_replicas_and_after_a_restart()
             .collect();
         std::fs::write(dir.path().join(format!("{name}.bin")), bytes).unwrap();
     }
-    let config = config::Cifar10 { path: dir.path().to_owned(), augment: true, num_examples: None };
-    let splits = open(&config::Data::Cifar10(config), 5).unwrap();
+    let config =
+        config::Cifar10Config { path: dir.path().to_owned(), augment: true, num_examples: None };
+    let splits = open(&config::DataConfig::Cifar10(config), 5).unwrap();
     let batches = |n| TrainBatches::new(splits.train.clone(), 5, 8, n).unwrap();
-    // Two batches an epoch: epochs 0 to 3.
+    // Two batches per epoch: epochs 0 to 3.
     let all: Vec<_> = batches(1).range(0, 8).map(|batch| whole(&batch.unwrap(), "x")).collect();
     for n in [2, 4, 8] {
         let rest: Vec<_> =
@@ -123,7 +124,7 @@ fn evaluation_covers_each_example_once_on_any_number_of_replicas() {
 }
 
 #[test]
-fn batches_that_cannot_be_are_refused() {
+fn impossible_batches_are_rejected() {
     let cases = [
         (TrainBatches::new(source(100), 0, 10, 4).err(), "multiple"),
         (TrainBatches::new(source(100), 0, 0, 4).err(), "multiple"),
@@ -132,7 +133,7 @@ fn batches_that_cannot_be_are_refused() {
         (EvalBatches::new(source(100), 10, 1).unwrap().get(10).err(), "example 100"),
         (
             TrainBatches::new(source(1 << 34), 0, 1 << 34, 1).unwrap().get(0).err(),
-            "at most 64 GiB of data are put together at once",
+            "but the limit is 64 GiB",
         ),
         (EvalBatches::new(source(1), 1 << 40, 1).unwrap().get(0).err(), "make train.global_batch"),
     ];
@@ -148,8 +149,10 @@ fn the_example_opens() {
     let config = Config::load(&path, &[]).unwrap();
     let splits = open(&config.data, config.train.seed).unwrap();
     assert_eq!((splits.train.num_examples(), splits.eval.num_examples()), (1437, 360));
-    let missing =
-        config::Data::Digits(config::Digits { path: "/no/such.csv.gz".into(), num_examples: None });
+    let missing = config::DataConfig::Digits(config::DigitsConfig {
+        path: "/no/such.csv.gz".into(),
+        num_examples: None,
+    });
     assert!(matches!(open(&missing, 0), Err(Error::Read { .. })));
 }
 
@@ -180,7 +183,7 @@ fn prefetch_keeps_the_order_and_stays_within_its_depth() {
 }
 
 #[test]
-fn prefetch_says_how_long_the_loop_waited() {
+fn prefetch_reports_how_long_the_loop_waited() {
     let slow = |batch: HostBatch| {
         sleep(Duration::from_millis(50));
         Ok::<_, Infallible>(batch)

@@ -1,5 +1,5 @@
-//! Faults that no configuration can express: a model that is wrong, data that is bad in one place or
-//! stops coming. Each is named, and what the run had done by then is kept.
+//! Faults that no configuration can express: a wrong model, one bad example, a data source that fails.
+//! Errors name the fault, and the run's results up to then are kept.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hlo::DType;
 use lockstep::config::Config;
 use lockstep::data::{self, Field, Sampler, Source, Splits};
-use lockstep::metrics::Status;
+use lockstep::observe::Status;
 use lockstep::train::{self, Job, Options, Outcome, Stop};
 use models::mlp::Mlp;
 use models::{Batch, Initializer, Loss, Model, Scope, layers, loss};
@@ -16,7 +16,7 @@ use models::{Batch, Initializer, Loss, Model, Scope, layers, loss};
 const NUM_REPLICAS: usize = 4;
 const NUM_STEPS: u64 = 12;
 
-/// Four replicas of a small classifier; `sets` on top.
+/// Four replicas of a small classifier, with overrides `sets`.
 fn config(sets: &[&str]) -> Config {
     let text = r#"
         model = { name = "mlp", hidden = [8] }
@@ -30,7 +30,7 @@ fn config(sets: &[&str]) -> Config {
     Config::parse(text, Path::new("faults.toml"), &sets).unwrap()
 }
 
-/// 256 examples of 8 numbers and a label, of which one is not as it should be.
+/// 256 examples of 8 numbers and a label. One of them may be bad.
 struct Examples {
     fields: [Field; 2],
     bad: Option<(u64, Bad)>,
@@ -90,7 +90,7 @@ impl Source for Examples {
     }
 }
 
-/// Trains with files in `out`, in place of those of a run before.
+/// Trains with files in `out`, replacing those of an earlier run.
 fn train(
     sets: &[&str],
     model: &dyn Model,
@@ -103,24 +103,24 @@ fn train(
 }
 
 fn mlp() -> Mlp {
-    Mlp { config: models::mlp::Config { hidden: vec![8], ..Default::default() }, num_classes: 4 }
+    Mlp { config: models::mlp::MlpConfig { hidden: vec![8], ..Default::default() }, num_classes: 4 }
 }
 
 fn num_lines(out: &Path) -> usize {
     fs::read_to_string(out.join("metrics.jsonl")).unwrap().lines().count()
 }
 
-/// Steps of the summary.
+/// Number of steps in the summary.
 fn num_steps(out: &Path) -> u64 {
     let text = fs::read_to_string(out.join("summary.json")).unwrap();
     serde_json::from_str::<serde_json::Value>(&text).unwrap()["steps"].as_u64().unwrap()
 }
 
-/// The bad example comes in this step, to this replica.
+/// The step and the replica that get the bad example.
 const STEP: u64 = 5;
 const REPLICA: usize = 2;
 
-/// The data with the bad example where it is expected, and its id.
+/// The data with a bad example for that step and replica, and its index.
 fn bad_splits(bad: Bad) -> (Splits, u64) {
     let ids = Sampler::new(0, 256, 16).batch(STEP);
     let example = ids[REPLICA * 16 / NUM_REPLICAS + 1];
@@ -128,10 +128,10 @@ fn bad_splits(bad: Bad) -> (Splits, u64) {
 }
 
 #[test]
-fn an_example_that_is_not_a_number_is_traced_to_step_and_replica() {
+fn a_nan_example_is_traced_to_step_and_replica() {
     let (splits, _) = bad_splits(Bad::NotANumber);
     let dir = tempfile::tempdir().unwrap();
-    // In a launch with others before and behind it, too.
+    // Also in the middle of a launch of several steps.
     for sets in [&[][..], &["train.steps_per_launch=4"]] {
         let error = train(sets, &mlp(), &splits, dir.path()).unwrap_err();
         let expected = format!("step {STEP}: the loss is not finite on replica {REPLICA}; ");
@@ -140,7 +140,7 @@ fn an_example_that_is_not_a_number_is_traced_to_step_and_replica() {
         assert_eq!((num_lines(dir.path()), num_steps(dir.path())), (STEP as usize + 1, STEP + 1));
     }
 
-    // The parameters are those before that step: as if the run had been that long.
+    // The parameters are those before that step, as if the run had ended there.
     let stopped = fs::read(dir.path().join("params.safetensors")).unwrap();
     let steps = format!("train.steps={STEP}");
     train(&[&steps], &mlp(), &splits, dir.path()).unwrap();
@@ -148,7 +148,7 @@ fn an_example_that_is_not_a_number_is_traced_to_step_and_replica() {
 }
 
 #[test]
-fn an_example_that_is_not_a_number_can_be_left_out() {
+fn the_update_of_a_nan_example_can_be_skipped() {
     let (splits, _) = bad_splits(Bad::NotANumber);
     let dir = tempfile::tempdir().unwrap();
     let skip = ["train.on_nonfinite=skip"];
@@ -166,7 +166,7 @@ fn an_example_that_is_not_a_number_can_be_left_out() {
 }
 
 #[test]
-fn data_that_stop_coming_end_the_run_behind_the_last_step_that_had_them() {
+fn failing_data_end_the_run_after_the_last_step_that_has_data() {
     let (splits, example) = bad_splits(Bad::Unreadable);
     let dir = tempfile::tempdir().unwrap();
     let error = train(&[], &mlp(), &splits, dir.path()).unwrap_err();
@@ -207,7 +207,7 @@ impl Source for Stopping {
 
 #[test]
 fn a_run_can_be_stopped_before_its_first_step_and_in_an_evaluation() {
-    // Reading for the first step, in the first evaluation, in the last one.
+    // While reading for the first step, in the first evaluation, and in the last one.
     for (in_eval, eval_every, num_steps) in [(false, 0, 0), (true, 5, 5), (true, 0, NUM_STEPS)] {
         let dir = tempfile::tempdir().unwrap();
         let stop = Stop::default();
@@ -229,7 +229,7 @@ fn a_run_can_be_stopped_before_its_first_step_and_in_an_evaluation() {
     }
 }
 
-/// A model, what is said about it, and the line of this file that is at fault.
+/// A model, words of its error message, and the line of this file that is at fault.
 type Case = (for<'g> fn(&Scope<'g>, &Batch<'g>) -> Loss<'g>, &'static [&'static str], u32);
 
 fn classify<'g>(batch: &Batch<'g>, logits: hlo::Tensor<'g>) -> Loss<'g> {
@@ -256,7 +256,7 @@ fn without_field<'g>(_: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
 const WITHOUT_FIELD: u32 = line!() - 2;
 
 #[test]
-fn a_model_whose_shapes_do_not_meet_is_refused_with_op_and_line() {
+fn a_model_with_wrong_shapes_is_rejected_with_op_and_line() {
     let cases: [Case; 3] = [
         (added, &["add(f32[4, 4]{data}, f32[4, 8]{data})", "different dims"], ADDED),
         (reshaped, &["reshape(f32[4, 4]{data})", "[3, 5]"], RESHAPED),

@@ -1,4 +1,4 @@
-//! GPT on real devices: N replicas agree, however blocks are run, and computing again saves memory.
+//! GPT on real devices: replicas and all ways to run blocks agree, and rematerialization saves memory.
 
 mod support;
 
@@ -39,7 +39,7 @@ name = "constant"
 peak = 3e-3
 "#;
 
-/// A GPT on the synthetic task's numbers, cut into 16 levels: 17 of them are 16 tokens and what follows.
+/// A GPT on the synthetic task's numbers, quantized to 16 levels: 17 numbers are 16 tokens and their successors.
 struct OnLevels(Gpt);
 
 impl Model for OnLevels {
@@ -56,14 +56,14 @@ impl Model for OnLevels {
 
 fn losses(num_steps: u64, sets: &[String]) -> Vec<f64> {
     let config = Config::parse(CONFIG, Path::new("/runs/gpt.toml"), sets).unwrap();
-    let config::Model::Gpt(gpt) = &config.model else { panic!("another model") };
+    let config::ModelConfig::Gpt(gpt) = &config.model else { panic!("another model") };
     let model = OnLevels(gpt.model());
     let splits = data::open(&config.data, config.train.seed).unwrap();
-    let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
-    let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();
+    let (client, mesh) = open_devices(&config, |_| ()).unwrap();
+    let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &run, &model, config.train.seed).unwrap();
     let (seed, size) = (config.train.seed, run.batch.global_batch());
-    let batches = TrainBatches::new(splits.train, seed, size, num_replicas).unwrap();
+    let batches = TrainBatches::new(splits.train, seed, size, mesh.num_replicas()).unwrap();
     let sender = trainer.batch_sender();
     (0..num_steps)
         .map(|step| {
@@ -102,7 +102,7 @@ fn loss_curves_agree_on_any_number_of_replicas_and_however_blocks_are_run() {
     }
 }
 
-/// The sizes of `examples/gpt-bytes.toml`. At XLA's lowest level the programs compile in half the time.
+/// The sizes of `examples/gpt-bytes.toml`. XLA's lowest optimization level halves the compile time.
 #[test]
 fn four_layers_of_width_128_agree_on_any_number_of_replicas() {
     let run = |num_replicas: usize| {
@@ -120,9 +120,9 @@ fn four_layers_of_width_128_agree_on_any_number_of_replicas() {
     }
 }
 
-/// `examples/gpt2-124m.toml` on short examples and in f32: the published number of parameters, and a loss
-/// before training near that of guessing among all tokens: logits have a deviation of `0.02 sqrt(768)`, and
-/// half its square is added.
+/// `examples/gpt2-124m.toml` on short examples and in f32: the published number of parameters, and an initial
+/// loss near that of guessing among all tokens, plus half the variance of the logits, whose standard deviation
+/// is `0.02 sqrt(768)`.
 #[test]
 fn gpt2_124m_starts_at_the_loss_of_guessing() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/gpt2-124m.toml");
@@ -134,24 +134,24 @@ fn gpt2_124m_starts_at_the_loss_of_guessing() {
         "mesh.data=1",
     ];
     let config = Config::load(&file, &sets.map(str::to_owned)).unwrap();
-    let config::Model::Gpt(gpt) = &config.model else { panic!("another model") };
+    let config::ModelConfig::Gpt(gpt) = &config.model else { panic!("another model") };
     let model = gpt.model();
     let splits = data::open(&config.data, config.train.seed).unwrap();
-    let run = Run::new(&config, &splits, 1, Platform::Cpu).unwrap();
-    let spec = run.spec(&model);
-    let sizes = spec.parameters().unwrap();
+    let run = Run::new(&config, &splits, Mesh::SINGLE, Platform::Cpu).unwrap();
+    let declared = run.spec(&model).declare().unwrap();
+    let sizes = declared.parameters();
     let count: usize = sizes.values().map(|p| p.dims.iter().product::<usize>()).sum();
     assert_eq!(count, 124_439_808);
 
     let client = support::client();
-    let init = step::trace_init(&spec).unwrap();
+    let init = step::trace_init(&declared).unwrap();
     let program = support::compile(&init).unwrap();
     let seed = Arc::new(Literal::from_slice(&[2], &[0u32, 0]));
     let seed = client.upload_on(program.placement(), &[seed]).unwrap();
     let state = program.execute(vec![Arg::Borrow(&seed)]).unwrap().outputs;
     let mut state: Tree<_> =
         init.outputs().iter().map(|output| output.name.clone()).zip(state).collect();
-    let (eval, _) = step::trace_eval(&spec).unwrap();
+    let (eval, _) = step::trace_eval(&declared).unwrap();
     let program = support::compile(&eval).unwrap();
     let mut batch = TrainBatches::new(splits.train, 0, 4, 1).unwrap().get(0).unwrap().fields;
     batch.insert("weight", vec![Arc::new(Literal::from_slice(&[4], &[1f32; 4]))]);
@@ -172,7 +172,7 @@ fn batch(t: &Tracer) -> Batch<'_> {
 }
 
 /// Loss and gradients of a GPT, compiled.
-fn gradients(config: gpt::Config, overrides: &[(&str, &str)]) -> (Graph, Executable) {
+fn gradients(config: gpt::GptConfig, overrides: &[(&str, &str)]) -> (Graph, Executable) {
     let model = config.model();
     let mut declared = Tree::new();
     trace(Mesh::SINGLE, |t| {
@@ -205,29 +205,28 @@ fn gradients(config: gpt::Config, overrides: &[(&str, &str)]) -> (Graph, Executa
 
 /// Temporaries of the gradient of a GPT of 12 layers, in bytes.
 fn temporaries(scan_layers: bool, remat: bool) -> u64 {
-    let config = gpt::Config {
+    let config = gpt::GptConfig {
         num_layers: Some(12),
         width: Some(64),
         scan_layers,
         remat,
-        ..gpt::Config::default()
+        ..gpt::GptConfig::default()
     };
     gradients(config, &[]).1.memory().unwrap().temporary_bytes
 }
 
-/// The same bits where each op is compiled by itself. Fused with other neighbours, a product and a sum may
-/// be contracted to one rounding in one of the two programs and not in the other: then they agree to a few
-/// units in the last place of f32.
+/// The same bits if each op is compiled by itself. With fusion, XLA may contract a product and a sum to a fused
+/// multiply-add in only one of the two programs; then they agree to a few units in the last place of f32.
 #[test]
-fn computing_again_changes_no_gradient() {
+fn rematerialization_changes_no_gradient() {
     let run = |scan_layers: bool, remat: bool, disabled_passes: &str| {
-        let config = gpt::Config {
+        let config = gpt::GptConfig {
             num_layers: Some(2),
             width: Some(32),
             vocabulary: Some(32),
             scan_layers,
             remat,
-            ..gpt::Config::default()
+            ..gpt::GptConfig::default()
         };
         let (graph, executable) = gradients(config, &[("xla_disable_hlo_passes", disabled_passes)]);
         let inputs = graph.inputs().iter().zip(0..).map(|(input, stream)| {
@@ -248,7 +247,7 @@ fn computing_again_changes_no_gradient() {
         };
         kept.iter().zip(again).map(of_leaf).fold(0f64, f64::max)
     };
-    // Without this pass barriers stay, and what is computed again stays apart; it is the default.
+    // Without this pass, which runs by default, barriers stay and keep the recomputation separate.
     let fused = "cse_barrier_expander";
     let apart = "cse_barrier_expander,fusion";
     for scan in [false, true] {
@@ -260,7 +259,7 @@ fn computing_again_changes_no_gradient() {
 }
 
 #[test]
-fn computing_again_at_least_halves_the_temporaries_of_twelve_layers() {
+fn rematerialization_at_least_halves_the_temporaries_of_twelve_layers() {
     for scan in [false, true] {
         let [kept, again] = [false, true].map(|remat| temporaries(scan, remat));
         eprintln!("scan {scan}: temporaries {kept} bytes, computed again {again}");

@@ -1,4 +1,4 @@
-//! Folders of images: what is seen of them, on any number of replicas, and what happens to broken ones.
+//! Folders of images: the pixels that are read, on any number of replicas, and the handling of broken files.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +7,7 @@ use std::sync::Arc;
 use lockstep::config::{self, OnBroken};
 use lockstep::data::{EvalBatches, HostBatch, ImageFolder, Source, Splits, TrainBatches, open};
 
-/// The image that a place and a number make: colours run along rows and columns, so that every part of
-/// it looks different.
+/// A test image: colours change along rows and columns, so that all parts of it differ.
 fn pixels(width: usize, height: usize, number: usize) -> Vec<u8> {
     let pixel = |place: usize| {
         let (row, column) = (place / width, place % width);
@@ -46,15 +45,15 @@ fn write_folder(root: &Path) {
         let number = 4 * label;
         fs::write(folder.join("a.jpg"), jpeg(48, 40, number)).unwrap();
         fs::write(folder.join("b.JPEG"), jpeg(40, 60, number + 1)).unwrap();
-        // Decoded by what it is, not by its name.
+        // Decoded by content, not by name.
         fs::write(folder.join("c.jpg"), png(50, 50, number + 2)).unwrap();
         fs::write(folder.join("more/d.png"), png(64, 33, number + 3)).unwrap();
         fs::write(folder.join("notes.txt"), "no image").unwrap();
     }
 }
 
-fn config(path: &Path) -> config::ImageFolder {
-    config::ImageFolder {
+fn config(path: &Path) -> config::ImageFolderConfig {
+    config::ImageFolderConfig {
         path: path.to_owned(),
         eval_path: None,
         eval_fraction: Some(0.25),
@@ -66,11 +65,11 @@ fn config(path: &Path) -> config::ImageFolder {
     }
 }
 
-fn open_folder(config: config::ImageFolder) -> Result<Splits, String> {
-    open(&config::Data::ImageFolder(config), 5).map_err(|error| error.to_string())
+fn open_folder(config: config::ImageFolderConfig) -> Result<Splits, String> {
+    open(&config::DataConfig::ImageFolder(config), 5).map_err(|error| error.to_string())
 }
 
-fn error_of(config: config::ImageFolder) -> String {
+fn error_of(config: config::ImageFolderConfig) -> String {
     open_folder(config).err().expect("an error")
 }
 
@@ -95,11 +94,11 @@ fn classes_are_sorted_and_part_of_each_is_held_out() {
     assert_eq!(splits.train.fields()[0].dims, [3, 28, 28]);
     let labels: Vec<_> = (0..9).map(|id| read(&splits.train, id, None).unwrap().1).collect();
     assert_eq!(labels, [0, 0, 0, 1, 1, 1, 2, 2, 2]);
-    // A folder for evaluation is labelled by the names that training has.
+    // A folder for evaluation has the labels of the classes in the training folder.
     let val = tempfile::tempdir().unwrap();
     fs::create_dir(val.path().join("bee")).unwrap();
     fs::write(val.path().join("bee/x.png"), png(30, 30, 0)).unwrap();
-    let with_val = config::ImageFolder {
+    let with_val = config::ImageFolderConfig {
         eval_path: Some(val.path().to_owned()),
         eval_fraction: None,
         ..config(dir.path())
@@ -109,12 +108,12 @@ fn classes_are_sorted_and_part_of_each_is_held_out() {
     assert_eq!(read(&splits.eval, 0, None).unwrap().1, 1);
     fs::create_dir(val.path().join("dog")).unwrap();
     let message = error_of(with_val);
-    assert!(message.contains("dog is no class of training"), "{message}");
+    assert!(message.contains("dog is not a training class"), "{message}");
 }
 
-/// 64 x 33, its shorter side scaled to 32, of which the centre is seen.
+/// A 64 x 33 image with its shorter side scaled to 32, of which the centre is cropped.
 #[test]
-fn evaluation_sees_the_centre() {
+fn evaluation_crops_the_centre() {
     let dir = tempfile::tempdir().unwrap();
     write_folder(dir.path());
     let splits = open_folder(config(dir.path())).unwrap();
@@ -123,7 +122,7 @@ fn evaluation_sees_the_centre() {
         let (mean, std) = ([0.485, 0.456, 0.406][colour], [0.229, 0.224, 0.225][colour]);
         (f64::from(x[(colour * 28 + row) * 28 + column]) * std + mean) * 255.0
     };
-    // Blue is the number 3 of the file; red runs from left to right, green from top to bottom.
+    // Blue is the file's number, 3; red increases from left to right, green from top to bottom.
     assert!((byte(2, 13, 13) - 120.0).abs() < 1.0, "{}", byte(2, 13, 13));
     for (place, fraction) in [(0, 17.5 / 62.0), (27, 44.5 / 62.0)] {
         assert!((byte(0, 5, place) - fraction * 255.0).abs() < 5.0, "{}", byte(0, 5, place));
@@ -140,7 +139,7 @@ fn pixels_are_the_same_on_any_number_of_replicas_and_after_a_restart() {
     write_folder(dir.path());
     let splits = open_folder(config(dir.path())).unwrap();
     let batches = |n| TrainBatches::new(splits.train.clone(), 7, 4, n).unwrap();
-    // Two batches an epoch: epochs 0 to 2.
+    // Two batches per epoch: epochs 0 to 2.
     let all: Vec<_> = batches(1).range(0, 6).map(Result::unwrap).collect();
     for n in [2, 4] {
         let rest: Vec<_> = batches(n).range(3, 6).map(Result::unwrap).collect();
@@ -153,7 +152,7 @@ fn pixels_are_the_same_on_any_number_of_replicas_and_after_a_restart() {
     let crops: Vec<_> =
         (0..4).map(|epoch| read(&splits.train, 1, Some(epoch)).unwrap().0).collect();
     assert!((0..4).all(|a| (0..a).all(|b| crops[a] != crops[b])));
-    let plain = config::ImageFolder { augment: false, ..config(dir.path()) };
+    let plain = config::ImageFolderConfig { augment: false, ..config(dir.path()) };
     let plain = open_folder(plain).unwrap();
     assert_eq!(read(&plain.train, 1, Some(0)), read(&splits.train, 1, None));
 }
@@ -183,9 +182,9 @@ fn a_broken_file_is_named_and_ends_the_run() {
         assert!(message.contains("bee/a.jpg"), "{message}");
         assert_eq!(splits.skipped_report(), None);
     }
-    // A file that is gone is no broken image: another machine may have it.
+    // A missing file is not a broken image: it may exist on another machine.
     write_folder(dir.path());
-    let skip = config::ImageFolder { on_broken: OnBroken::Skip, ..config(dir.path()) };
+    let skip = config::ImageFolderConfig { on_broken: OnBroken::Skip, ..config(dir.path()) };
     let splits = open_folder(skip).unwrap();
     fs::remove_file(dir.path().join("bee/a.jpg")).unwrap();
     let batches = TrainBatches::new(splits.train.clone(), 0, 9, 3).unwrap();
@@ -199,12 +198,12 @@ fn broken_files_can_be_left_out() {
     for name in ["bee/b.JPEG", "bee/c.jpg", "cat/more/d.png"] {
         fs::write(dir.path().join(name), "broken").unwrap();
     }
-    let skip = config::ImageFolder { on_broken: OnBroken::Skip, ..config(dir.path()) };
+    let skip = config::ImageFolderConfig { on_broken: OnBroken::Skip, ..config(dir.path()) };
     let splits = open_folder(skip).unwrap();
     let train = |n| TrainBatches::new(splits.train.clone(), 0, 9, n).unwrap();
     let one = train(1).get(5).unwrap();
     assert!(whole(&one, "x") == whole(&train(3).get(5).unwrap(), "x"));
-    // Examples 4 and 5 are broken; 6, the first of the cats, stands in for both.
+    // Examples 4 and 5 are broken; 6, the first cat, replaces both.
     let mut labels = whole(&one, "y");
     labels.sort_by(f64::total_cmp);
     assert_eq!(labels, [0., 0., 0., 1., 2., 2., 2., 2., 2.]);
@@ -227,7 +226,7 @@ fn broken_files_can_be_left_out() {
 }
 
 #[test]
-fn folders_that_are_none_are_refused() {
+fn invalid_folders_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let message = error_of(config(&dir.path().join("no")));
     assert!(message.contains("cannot read") && message.contains("data.path"), "{message}");
@@ -239,8 +238,9 @@ fn folders_that_are_none_are_refused() {
     assert!(message.ends_with("each folder in data.path is a class"), "{message}");
     fs::write(dir.path().join("ant/a.jpg"), jpeg(8, 8, 0)).unwrap();
     let message = error_of(config(dir.path()));
-    assert!(message.contains("nothing of") && message.contains("data.eval_fraction"), "{message}");
-    let eval = config::ImageFolder { eval_path: Some(dir.path().join("no")), ..config(dir.path()) };
+    assert!(message.contains("no image of") && message.contains("data.eval_fraction"), "{message}");
+    let eval =
+        config::ImageFolderConfig { eval_path: Some(dir.path().join("no")), ..config(dir.path()) };
     let message = error_of(eval);
     assert!(message.contains("/no: ") && message.ends_with("set data.eval_path"), "{message}");
     let opened = ImageFolder::open(&config(Path::new("/")), 0);

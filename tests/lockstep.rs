@@ -1,28 +1,32 @@
-//! What the project promises, on real devices and data: N replicas are one machine on the whole batch,
-//! runs repeat bit for bit, and a replica that leaves lockstep is found.
+//! The project's promises, on real devices and data: N replicas compute what one machine computes on the whole
+//! batch, runs are reproducible bit for bit, and a replica that leaves lockstep is found.
 
 use std::path::Path;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
 use hlo::{
-    AxisSet, DType, Literal, Mesh, Op, Reduction, Tensor, TensorType, Tree, interpret, lower,
+    AxisSet, DType, LeafSpec, Literal, Mesh, Op, Reduction, Sharding, Tensor, TensorType, Tree,
+    interpret, lower,
 };
 use lockstep::config::{self, Config};
 use lockstep::data::{self, Splits, TrainBatches};
 use lockstep::optim::{Context, Transformation};
 use lockstep::pjrt::Platform;
+use lockstep::state;
 use lockstep::step::{self, StepError};
-use lockstep::train::{Error, Run, Trainer, open_devices, params_fingerprint};
+use lockstep::train::{Error, Run, Trainer, open_devices};
 use models::mlp::Mlp;
 
-/// Digits with everything on that could depend on N: dropout, layer norm, momentum of both kinds.
+/// Digits with every option on that could depend on N: dropout, layer norm, both kinds of momentum.
 fn load(sets: &[&str]) -> (Config, Splits, Mlp) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/digits.toml");
     let all = ["model.hidden=[48, 32]", "model.dropout=0.2"].iter().chain(sets);
     let config = Config::load(&file, &all.map(|set| set.to_string()).collect::<Vec<_>>()).unwrap();
     let splits = data::open(&config.data, config.train.seed).unwrap();
-    let config::Model::Mlp(mlp) = config.model.clone() else { panic!("digits.toml has an mlp") };
+    let config::ModelConfig::Mlp(mlp) = config.model.clone() else {
+        panic!("digits.toml has an mlp")
+    };
     let model = Mlp { config: mlp, num_classes: splits.train.num_classes() };
     (config, splits, model)
 }
@@ -37,11 +41,11 @@ struct Training {
 impl Training {
     fn new(sets: &[&str]) -> Self {
         let (config, splits, model) = load(sets);
-        let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
-        let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();
+        let (client, mesh) = open_devices(&config, |_| ()).unwrap();
+        let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
         let trainer = Trainer::new(&client, &run, &model, config.train.seed).unwrap();
         let (batch, seed) = (run.batch.global_batch(), config.train.seed);
-        let batches = TrainBatches::new(splits.train, seed, batch, num_replicas).unwrap();
+        let batches = TrainBatches::new(splits.train, seed, batch, mesh.num_replicas()).unwrap();
         Self { trainer, run, batches, losses: vec![] }
     }
 
@@ -58,7 +62,7 @@ impl Training {
 
     fn launches(mut self, num_launches: u64) -> Self {
         let sender = self.trainer.batch_sender();
-        let size = self.run.compile.steps_per_launch as u64;
+        let size = self.run.steps_per_launch as u64;
         for _ in 0..num_launches {
             let steps = self.trainer.steps_taken()..self.trainer.steps_taken() + size;
             let batch = sender.send(self.batches.launch(steps.clone()).unwrap()).unwrap();
@@ -71,13 +75,13 @@ impl Training {
     }
 
     fn fingerprint(&self) -> String {
-        params_fingerprint(&self.trainer.model().unwrap())
+        state::fingerprint(&self.trainer.model().unwrap())
     }
 
     /// One leaf's value on each replica.
     fn leaf(&self, path: &str) -> Vec<Literal> {
-        let leaf = &self.trainer.state()[path];
-        (0..leaf.num_replicas()).map(|replica| leaf.read(replica).unwrap()).collect()
+        let leaf = self.trainer.state().get(path).unwrap();
+        leaf.placement().replicas().map(|replica| leaf.read(replica).unwrap()).collect()
     }
 }
 
@@ -111,9 +115,9 @@ fn loss_curves_agree_on_any_number_of_replicas() {
     }
 }
 
-/// Replicas of one run must not meet those of another, whose collectives may be under way at the same time.
+/// Replicas of one run must not join the collectives of another that runs at the same time.
 #[test]
-fn runs_side_by_side_in_one_process_are_what_they_are_alone() {
+fn concurrent_runs_in_one_process_are_the_same_as_alone() {
     let losses = |seed: u64, before_each: &dyn Fn()| {
         let mut run = Training::new(&["mesh.data=4", &format!("train.seed={seed}")]);
         for _ in 0..300 {
@@ -153,7 +157,7 @@ fn adaptive_rates_agree_on_any_number_of_replicas() {
         assert!(one.losses[19] < one.losses[0] * 0.95, "{optimizer}: {:?}", one.losses);
         let worst = worst_relative_difference(&one.losses, &eight.losses);
         assert!(worst < 1e-10, "{optimizer}: {worst:e}");
-        for path in one.trainer.state().paths().filter(|path| path.contains(".ema.")) {
+        for path in one.trainer.state().specs().paths().filter(|path| path.contains(".ema.")) {
             let (one, eight) = (one.leaf(path)[0].to_f64(), eight.leaf(path)[7].to_f64());
             let close = one.iter().zip(&eight).all(|(a, b)| (a - b).abs() < 1e-9);
             assert!(close, "{optimizer}: {path}");
@@ -161,8 +165,8 @@ fn adaptive_rates_agree_on_any_number_of_replicas() {
     }
 }
 
-/// Evaluation and what is saved use the running mean of the parameters, where the optimizer keeps one; it
-/// starts as the parameters, and so does a run that starts from given ones.
+/// Evaluation and saved files use the running mean of the parameters if the optimizer keeps one. It starts as
+/// the parameters, also if these are given.
 #[test]
 fn the_running_mean_takes_the_place_of_the_parameters() {
     let path = "head.bias";
@@ -187,12 +191,12 @@ fn the_running_mean_takes_the_place_of_the_parameters() {
     let mut given = two.trainer.model().unwrap();
     let zeros = Literal::zeros(DType::F64, given[path].dims());
     given.insert(path, zeros.clone());
-    two.trainer.set_model(given).unwrap();
+    two.trainer.set_model(&given).unwrap();
     assert_eq!((value(&two, "params"), value(&two, mean)), (zeros.to_f64(), zeros.to_f64()));
 }
 
-/// bf16 rounds what enters a sum, and how often it does so depends on where the batch is cut; the sums
-/// themselves are f32.
+/// bf16 rounds the terms of a sum, and how often depends on how the batch is split. The sums themselves are
+/// f32.
 #[test]
 fn bf16_learns_what_f32_learns() {
     let last_losses = |set: &str, num_replicas: usize| {
@@ -211,8 +215,8 @@ fn bf16_learns_what_f32_learns() {
 #[test]
 fn nothing_is_accumulated_in_bf16() {
     let (config, splits, model) = load(&["mesh.data=4", "train.precision=bf16"]);
-    let run = Run::new(&config, &splits, 4, Platform::Cpu).unwrap();
-    let graph = step::trace_step(&run.spec(&model)).unwrap();
+    let run = Run::new(&config, &splits, Mesh::data(4), Platform::Cpu).unwrap();
+    let graph = step::trace_step(&run.spec(&model).declare().unwrap()).unwrap();
     let mut num_dots = 0;
     for node in graph.nodes() {
         let dtype = graph.ty(node.result()).dtype;
@@ -227,13 +231,13 @@ fn nothing_is_accumulated_in_bf16() {
             _ => {}
         }
     }
-    // What is a bf16 product in the graph is one with an f32 result in the program.
+    // A bf16 product in the graph has an f32 result in the program.
     let text = lower(&graph, "step").text;
     let dots: Vec<_> = text.lines().filter(|line| line.contains("stablehlo.dot_general")).collect();
     assert_eq!(dots.len(), num_dots);
     assert!(dots.iter().all(|dot| dot.rsplit("->").next().is_some_and(|to| to.contains("f32>"))));
-    for (path, ty) in run.spec(&model).state_types().unwrap().iter() {
-        assert!(matches!(ty.dtype, DType::F32 | DType::U32), "{path} is kept as {ty}");
+    for (path, leaf) in run.spec(&model).declare().unwrap().leaves().iter() {
+        assert!(matches!(leaf.dtype, DType::F32 | DType::U32), "{path} is kept as {leaf}");
     }
 }
 
@@ -251,7 +255,7 @@ fn microbatches_change_nothing_beyond_rounding() {
 }
 
 #[test]
-fn grouping_of_all_reduces_changes_no_bit() {
+fn grouping_all_reduces_changes_no_bit() {
     let run = |bytes: usize| {
         let set = format!("parallel.bucket_bytes={bytes}");
         Training::new(&[&set, "mesh.data=4"]).steps(20)
@@ -271,7 +275,7 @@ fn runs_repeat_and_replicas_stay_equal_bit_for_bit() {
     assert_eq!(first.losses, second.losses);
     assert_eq!(first.fingerprint(), second.fingerprint());
     first.trainer.prove_lockstep().unwrap();
-    for path in first.trainer.state().paths() {
+    for path in first.trainer.state().specs().paths() {
         let values = first.leaf(path);
         assert!(values.iter().all(|value| *value == values[0]), "{path} differs");
     }
@@ -292,7 +296,7 @@ fn one_flipped_bit_is_found_with_step_leaf_and_replica() {
     // The lowest bit of the mantissa of one element.
     values[2].bytes_mut()[4 * 100] ^= 1;
     let values: Vec<_> = values.into_iter().map(Arc::new).collect();
-    run.trainer.replace_leaf(leaf, &values).unwrap();
+    run.trainer.state_mut().replace(leaf, &values).unwrap();
     let run = run.steps(3);
     match run.trainer.prove_lockstep().unwrap_err() {
         Error::LockstepLost { step, leaf: found, replicas } => {
@@ -302,19 +306,23 @@ fn one_flipped_bit_is_found_with_step_leaf_and_replica() {
     }
 }
 
-/// On two axes: a leaf that is held whole, one that is cut over `fsdp`, one that is each replica's own.
+/// On two axes: a leaf that is replicated, one sharded over `fsdp`, and one sharded over both axes.
 #[test]
 fn the_proof_compares_the_replicas_on_which_a_leaf_is_held_alike() {
     use hlo::Axis::{Data, Fsdp};
     let mesh = Mesh::new(&[(Data, 2), (Fsdp, 2)]);
     let varying = [AxisSet::EMPTY, Fsdp.into(), AxisSet::of(&[Data, Fsdp])];
-    let types: Tree<TensorType> = ["whole", "cut", "own"]
+    let leaves: Tree<LeafSpec> = ["whole", "cut", "own"]
         .iter()
         .zip(varying)
-        .map(|(path, axes)| ((*path).to_owned(), TensorType::new(DType::F32, &[3]).varying(axes)))
+        .map(|(path, axes)| {
+            let sharding = Sharding::new(&[axes]);
+            let dims = [3 * mesh.group_size(axes)];
+            ((*path).to_owned(), LeafSpec::new(DType::F32, &dims, sharding))
+        })
         .collect();
-    let graph = step::trace_proof(mesh, &types).unwrap();
-    // Each replica's part has its index along the axes that it varies over in it.
+    let graph = step::trace_proof(mesh, &leaves).unwrap();
+    // Each replica's part contains its index along the axes over which the leaf varies.
     let state: Vec<Vec<Literal>> = varying
         .map(|axes| {
             let part = |replica| [1.0, 2.0, mesh.index(replica, axes) as f32];
@@ -347,7 +355,7 @@ fn the_proof_compares_the_replicas_on_which_a_leaf_is_held_alike() {
     assert_eq!(changed(2, 1), [&none[..]; 3]);
 }
 
-/// An update that depends on the replica: what a forgotten synchronisation comes down to.
+/// An update that depends on the replica, as after a forgotten synchronisation.
 struct Drifting;
 
 impl Transformation for Drifting {
@@ -368,9 +376,9 @@ impl Transformation for Drifting {
 #[test]
 fn an_update_that_is_not_synchronised_does_not_trace() {
     let (config, splits, model) = load(&["mesh.data=4"]);
-    let mut run = Run::new(&config, &splits, 4, Platform::Cpu).unwrap();
+    let mut run = Run::new(&config, &splits, Mesh::data(4), Platform::Cpu).unwrap();
     run.optimizer = Box::new(Drifting);
-    let error = step::trace_step(&run.spec(&model)).unwrap_err();
+    let error = step::trace_step(&run.spec(&model).declare().unwrap()).unwrap_err();
     assert!(matches!(error, StepError::Trace(_) | StepError::Verify(_)));
     let message = error.to_string();
     assert!(message.contains("params.head.bias"), "{message}");
@@ -378,7 +386,7 @@ fn an_update_that_is_not_synchronised_does_not_trace() {
 
 #[test]
 fn a_model_that_reduces_its_own_loss_gives_the_same_gradients() {
-    // The sum over the global batch, made by the model itself: nothing is to be added a second time.
+    // The model itself sums over the global batch, so the step must not sum again.
     fn reduced<'g>(scope: &models::Scope<'g>, batch: &models::Batch<'g>) -> models::Loss<'g> {
         let mut loss = plain(scope, batch);
         for sum in [&mut loss.sum, &mut loss.weight] {
@@ -396,9 +404,9 @@ fn a_model_that_reduces_its_own_loss_gives_the_same_gradients() {
         models::loss::cross_entropy(logits, batch.field("y"), batch.weight)
     }
     let (config, splits, _) = load(&["mesh.data=4", "train.precision=f64"]);
-    let run = Run::new(&config, &splits, 4, Platform::Cpu).unwrap();
+    let run = Run::new(&config, &splits, Mesh::data(4), Platform::Cpu).unwrap();
     let gradients = |model: &dyn models::Model| {
-        let graph = step::trace_grad(&run.spec(model)).unwrap();
+        let graph = step::trace_grad(&run.spec(model).declare().unwrap()).unwrap();
         let inputs: Vec<_> = graph
             .inputs()
             .iter()
@@ -418,7 +426,7 @@ fn a_model_that_reduces_its_own_loss_gives_the_same_gradients() {
     }
 }
 
-/// Values that differ between replicas only where the type says that they may.
+/// Values that differ between replicas only if the type varies.
 fn example_value(ty: &TensorType, replica: usize) -> Literal {
     let shift = if ty.varying.is_empty() { 0 } else { replica };
     let value = |i: usize| match ty.dtype {
@@ -430,7 +438,7 @@ fn example_value(ty: &TensorType, replica: usize) -> Literal {
 }
 
 #[test]
-fn steps_of_one_launch_are_the_steps_of_many() {
+fn several_steps_in_one_launch_equal_single_steps() {
     for num_replicas in ["mesh.data=1", "mesh.data=4"] {
         let one_by_one = Training::new(&[num_replicas]).steps(20);
         let together = Training::new(&[num_replicas, "train.steps_per_launch=5"]).launches(4);

@@ -1,18 +1,19 @@
-//! A step whose next state would not be finite is left out as a whole, and says which leaf it was: for all
-//! optimizers, on the interpreter and compiled.
+//! A step whose next state would not be finite is skipped as a whole and reports the leaf: for all optimizers,
+//! in the interpreter and compiled.
 
 #[path = "support/mod.rs"]
 mod support;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use hlo::{DType, Graph, Literal, Mesh, interpret};
 use lockstep::config::{Config, OnNonfinite};
+use lockstep::lowering::Lowering;
 use lockstep::optim::from_config;
-use lockstep::parallel::Policy;
+use lockstep::parallel::Replicated;
 use lockstep::pjrt::Platform;
 use lockstep::step::{BatchField, METRICS, StepSpec, trace_step};
-use lockstep::train::Formulation;
 use models::layers::{BatchNorm, batch_norm, linear};
 use models::{Batch, Initializer, Loss, Model, Precision, Scope, loss};
 
@@ -32,14 +33,14 @@ fn model<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
     loss::cross_entropy(logits, batch.field("y"), batch.weight)
 }
 
-/// What blows up, while loss and gradients are finite.
+/// The value that overflows, while loss and gradients are finite.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Poison {
-    /// A rate times an update.
+    /// The product of rate and update.
     Params,
-    /// The running mean of parameters that are finite themselves.
+    /// The running mean of parameters, which are finite themselves.
     Average,
-    /// The variance of features that batch norm brings back to size.
+    /// The variance of features that batch norm normalizes.
     ModelState,
 }
 
@@ -129,7 +130,7 @@ impl Case {
         inputs.map(|(input, index)| self.input(&input.name, graph.ty(input.value), index)).collect()
     }
 
-    /// Runs the step twice, the second time without the poison, and checks what is kept.
+    /// Runs the step twice, the second time without the overflow, and checks which leaves change.
     fn check(&self, graph: &Graph, run: impl Fn(&[Vec<Literal>]) -> Vec<Vec<Literal>>) {
         let mut inputs = self.inputs(graph);
         let first = run(&inputs);
@@ -155,7 +156,7 @@ impl Case {
         };
         assert_eq!(names[metrics[4] as usize - 1], expected, "{self:?}: {metrics:?}");
 
-        // What has been left out for good stays so.
+        // After a stop, later steps change nothing either.
         let healthy = Self { poison: None, ..*self };
         for (input, value) in graph.outputs().iter().zip(first) {
             if let Some(input) = input.donated_input {
@@ -192,7 +193,7 @@ impl Case {
     }
 }
 
-/// The step of a model on so many examples, with an optimizer of these keys, for a case's replicas and precision.
+/// The step of a model, with the number of examples, the keys of `[optimizer]`, and a case's replicas and precision.
 fn graph(model: &dyn Model, num_examples: usize, keys: &[&str], case: &Case) -> Graph {
     let text = "model = { name = \"mlp\" }\n data = { source = \"synthetic\" }\n\
                 train = { global_batch = 8, steps = 10 }\n optimizer = { name = \"sgd\" }\n\
@@ -211,14 +212,14 @@ fn graph(model: &dyn Model, num_examples: usize, keys: &[&str], case: &Case) -> 
         num_microbatches: case.num_microbatches,
         precision: case.precision,
         optimizer: &*from_config(&config.optimizer),
-        policy: Policy,
+        policy: Arc::new(Replicated),
         on_nonfinite: case.on_nonfinite,
     };
-    trace_step(&spec).unwrap()
+    trace_step(&spec.declare().unwrap()).unwrap()
 }
 
 #[test]
-fn what_would_not_be_finite_is_not_kept() {
+fn nonfinite_updates_are_skipped() {
     for keys in OPTIMIZERS {
         for poison in [Poison::Params, Poison::Average, Poison::ModelState] {
             for on_nonfinite in [OnNonfinite::Skip, OnNonfinite::Stop] {
@@ -236,12 +237,12 @@ fn what_would_not_be_finite_is_not_kept() {
     }
 }
 
-/// In the form that the CPU backend gets, too.
+/// Also in the form lowered for the CPU backend.
 #[test]
-fn what_would_not_be_finite_is_not_kept_compiled() {
+fn nonfinite_updates_are_skipped_compiled() {
     for keys in OPTIMIZERS {
         let case = Case { num_replicas: 4, ..Case::new(keys, Poison::Params) };
-        let graph = Formulation::of(Platform::Cpu).apply(case.graph());
+        let graph = Lowering::for_platform(Platform::Cpu).lower(case.graph(), "step").graph;
         let executable = support::compile(&graph).unwrap();
         for poison in [Poison::Params, Poison::Average, Poison::ModelState] {
             let case = Case { poison: Some(poison), ..case };
@@ -250,8 +251,8 @@ fn what_would_not_be_finite_is_not_kept_compiled() {
     }
 }
 
-/// The next state is written over the last one, though it is looked at first. Beside it there are the gradients,
-/// a few activations, and what LAMB writes down of its updates; a leaf that is copied would show.
+/// The next state is written over the current one although it is tested first. Other memory is only for gradients,
+/// a few activations, and the updates that LAMB stores; a copied leaf would exceed the limit.
 #[test]
 fn the_update_stays_in_place() {
     let optimizers =
@@ -260,14 +261,14 @@ fn the_update_stays_in_place() {
         for more in [&[][..], &["clip_grad_norm=0.5", "ema_decay=0.5"]] {
             let keys = [&[name], more].concat();
             let graph = graph(&wide, 32, &keys, &Case::new(&[], Poison::Params));
-            let graph = Formulation::of(Platform::Cpu).apply(graph);
+            let graph = Lowering::for_platform(Platform::Cpu).lower(graph, "step").graph;
             let memory = support::compile(&graph).unwrap().memory().unwrap();
             let bytes = |prefix: &str| -> u64 {
                 let leaves = graph.inputs().iter().filter(|input| input.name.starts_with(prefix));
                 leaves.map(|leaf| graph.ty(leaf.value).num_elements() as u64 * 4).sum()
             };
             let params = bytes("params.");
-            // And the two counters.
+            // Plus the two counters.
             assert_eq!(memory.alias_bytes, params + bytes("opt_state.") + 8, "{keys:?}");
             let beside = memory.temporary_bytes;
             assert!(beside < num_copies * params + params / 4, "{keys:?}: {params} {memory:?}");

@@ -1,18 +1,20 @@
-//! Ten updates of each optimizer against values made by optax, and norms that do not depend on how a
-//! parameter is cut. All of it through the interpreter, in f64.
+//! Ten updates of each optimizer against values computed by optax, and norms that do not depend on how a
+//! parameter is sharded. Everything runs in the interpreter, in f64.
 //!
-//! `reference/optimizers.py` says what was computed and with which versions; its output lies beside it.
+//! `reference/optimizers.py` computes the values and records the versions; its output is next to it.
 
 use std::path::Path;
 
-use hlo::{Axis, DType, Graph, Literal, Mesh, TensorType, Tree, interpret, trace};
+use hlo::{
+    Axis, DType, Graph, LeafSpec, Literal, Mesh, Sharding, TensorType, Tree, interpret, trace,
+};
 use lockstep::config::Config;
 use lockstep::optim::{Context, Transformation, from_config};
 use serde_json::Value;
 
 const NAMES: [&str; 4] = ["linear.weight", "linear.bias", "head.weight", "still.weight"];
 
-/// The case, and the keys of `[optimizer]` for it; all average with `ema_decay = 0.8`.
+/// The name of a case and its keys of `[optimizer]`. All have `ema_decay = 0.8`.
 const CASES: [(&str, &[&str]); 10] = [
     ("sgd", &["name=sgd", "weight_decay=0.05"]),
     ("sgd_nesterov", &["name=sgd", "weight_decay=0.05", "nesterov=true"]),
@@ -43,16 +45,18 @@ fn optimizer(keys: &[&str]) -> Box<dyn Transformation> {
     from_config(&Config::parse(text, Path::new("a.toml"), &sets).unwrap().optimizer)
 }
 
-/// One update: params, state, gradients, rate, number -> params, state, on `mesh`, where parameters are
-/// cut as their types say.
+/// One update on `mesh`: params, state, gradients, number of updates, rate -> params, state, with parameters
+/// sharded as `params` specifies.
 fn update_graph(
     optimizer: &dyn Transformation,
-    params: &Tree<TensorType>,
+    params: &Tree<LeafSpec>,
     mesh: Mesh,
 ) -> (Graph, Tree<TensorType>) {
     optimizer.check(params).unwrap();
-    let mut state_types = params.clone().prefixed("params");
-    state_types.extend(optimizer.init(params).prefixed("state"));
+    let mut leaves = params.clone().prefixed("params");
+    leaves.extend(optimizer.init(params).prefixed("state"));
+    let state_types = leaves.map(|_, leaf| leaf.local_type(&mesh).unwrap());
+    let params = state_types.subtree("params");
     let graph = trace(mesh, |t| {
         let inputs = state_types.map(|path, ty| t.input(path, ty.clone()));
         let gradients = params.map(|path, ty| t.input(format!("gradients.{path}"), ty.clone()));
@@ -74,15 +78,15 @@ fn update_graph(
 }
 
 #[test]
-fn ten_updates_are_those_of_optax() {
+fn ten_updates_match_optax() {
     let reference = reference();
     let cases = reference["cases"].as_object().unwrap();
     assert_eq!(cases.len(), CASES.len());
     let dims = |path: &str| -> Vec<usize> {
         numbers(&reference["dims"][path]).iter().map(|dim| *dim as usize).collect()
     };
-    let ty = |path: &&str| ((*path).to_owned(), TensorType::new(DType::F64, &dims(path)));
-    let params: Tree<_> = NAMES.iter().map(ty).collect();
+    let leaf = |path: &&str| ((*path).to_owned(), LeafSpec::replicated(DType::F64, &dims(path)));
+    let params: Tree<_> = NAMES.iter().map(leaf).collect();
     for (case, keys) in CASES {
         let keys = [keys, &["ema_decay=0.8"]].concat();
         let (graph, state_types) = update_graph(&*optimizer(&keys), &params, Mesh::SINGLE);
@@ -124,8 +128,8 @@ fn ten_updates_are_those_of_optax() {
     }
 }
 
-/// A parameter that is cut over eight replicas is updated as the whole one is: norms, trust ratios and the
-/// global norm are summed over the axes that its type names.
+/// A parameter sharded over eight replicas gets the same update as the whole one: norms, trust ratios and the
+/// global norm are summed over the axes of its type.
 #[test]
 fn norms_and_trust_ratios_are_the_same_on_1_and_8_replicas() {
     const ROWS: usize = 8;
@@ -136,11 +140,12 @@ fn norms_and_trust_ratios_are_the_same_on_1_and_8_replicas() {
         let keys = [keys, &["clip_grad_norm=0.75"]].concat();
         let update = |num_replicas: usize| -> Vec<f64> {
             let rows = ROWS / num_replicas;
-            let mut ty = TensorType::new(DType::F64, &[rows, 4]);
-            if num_replicas > 1 {
-                ty = ty.varying(Axis::Data.into());
-            }
-            let params = Tree::from_iter([("w".to_owned(), ty.clone())]);
+            let sharding = match num_replicas {
+                1 => Sharding::replicated(2),
+                _ => Sharding::leading(2, Axis::Data.into()),
+            };
+            let leaf = LeafSpec::new(DType::F64, &[ROWS, 4], sharding);
+            let params = Tree::from_iter([("w".to_owned(), leaf)]);
             let (graph, state_types) =
                 update_graph(&*optimizer(&keys), &params, Mesh::data(num_replicas));
             let cut = |values: Vec<f64>| -> Vec<Literal> {
@@ -148,7 +153,7 @@ fn norms_and_trust_ratios_are_the_same_on_1_and_8_replicas() {
                 pieces.map(|piece| Literal::from_f64(DType::F64, &[rows, 4], piece)).collect()
             };
             let mut inputs = vec![cut(values(1))];
-            let zeros = vec![Literal::zeros(DType::F64, &ty.dims); num_replicas];
+            let zeros = vec![Literal::zeros(DType::F64, &[rows, 4]); num_replicas];
             inputs.extend(vec![zeros; state_types.len() - 1]);
             inputs.push(cut(values(2)));
             inputs.push(vec![Literal::scalar(0u32); num_replicas]);
@@ -165,9 +170,9 @@ fn norms_and_trust_ratios_are_the_same_on_1_and_8_replicas() {
 }
 
 #[test]
-fn a_pattern_that_matches_no_parameter_is_refused() {
-    let ty = TensorType::new(DType::F32, &[2, 2]);
-    let params = Tree::from_iter([("head.weight".to_owned(), ty)]);
+fn a_pattern_that_matches_no_parameter_is_rejected() {
+    let leaf = LeafSpec::replicated(DType::F32, &[2, 2]);
+    let params = Tree::from_iter([("head.weight".to_owned(), leaf)]);
     for keys in [
         ["name=sgd", "weight_decay_exclude=['*.wieght']"],
         ["name=adamw", "weight_decay_exclude=['*.wieght']"],

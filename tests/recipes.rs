@@ -1,5 +1,5 @@
-//! `schedule --check`: a table of bad recipes, in each of which its fault is found; and the recipes that
-//! are shipped, in which no error is.
+//! `schedule --check`: a table of bad recipes, each with the fault that must be found, and the shipped recipes,
+//! which must have no errors.
 
 use std::path::Path;
 use std::process::Command;
@@ -24,7 +24,7 @@ fn check(example: &str, sets: &[&str]) -> (i32, Value) {
     (output.status.code().unwrap(), report)
 }
 
-/// The severity and the reason of a rule's findings.
+/// The severities and reasons of a rule's findings.
 fn of_rule<'a>(report: &'a Value, rule: &str) -> Vec<(&'a str, &'a str)> {
     let findings = report["findings"].as_array().unwrap();
     let of_rule = findings.iter().filter(|finding| finding["rule"] == rule);
@@ -32,7 +32,7 @@ fn of_rule<'a>(report: &'a Value, rule: &str) -> Vec<(&'a str, &'a str)> {
     of_rule.map(|finding| (text(finding, "severity"), text(finding, "reason"))).collect()
 }
 
-/// The example that is spoilt, how, the rule that must find it, how bad it is, and words of the reason.
+/// The example that is broken, how it is broken, the rule that must find it, the severity, and words of the reason.
 type Bad = (&'static str, &'static [&'static str], &'static str, &'static str, &'static str);
 
 const BAD: &[Bad] = &[
@@ -66,7 +66,7 @@ const BAD: &[Bad] = &[
         &["schedule.total_epochs=60"],
         "schedule-ends-elsewhere",
         "warning",
-        "behind the run's end",
+        "after the end of the run",
     ),
     (IMAGES, &["train.epochs=70"], "schedule-ends-elsewhere", "warning", "1 of the boundaries"),
     (
@@ -199,7 +199,7 @@ fn shipped_recipes_have_no_errors() {
         if !name.ends_with(".toml") {
             continue;
         }
-        // Data that are not part of this repository are counted by hand.
+        // The number of examples is given for data that are not part of this repository.
         let sets: &[&str] = match name.contains("cifar") {
             true => &["data.num_examples=50000"],
             false => &[],
@@ -211,7 +211,7 @@ fn shipped_recipes_have_no_errors() {
         num_checked += 1;
     }
     assert!(num_checked >= 6);
-    // What the papers did, they are not warned of.
+    // The papers' own choices cause no warnings.
     for name in [IMAGES, "resnet50-imagenet-32k-lars.toml", GPT] {
         let (_, report) = check(name, &[]);
         assert_eq!(report["findings"].as_array().unwrap().len(), 0, "{name}: {report:#}");
@@ -219,7 +219,7 @@ fn shipped_recipes_have_no_errors() {
 }
 
 #[test]
-fn the_report_ends_with_what_twice_as_many_replicas_change() {
+fn the_report_ends_with_the_changes_of_doubling_the_replicas() {
     let change = |report: &Value, what: &str| -> Option<(String, String)> {
         let changes = report["when_replicas_double"]["changes"].as_array().unwrap();
         let change = changes.iter().find(|change| change["what"] == what)?;
@@ -228,7 +228,7 @@ fn the_report_ends_with_what_twice_as_many_replicas_change() {
     };
     let pair = |a: &str, b: &str| Some((a.to_owned(), b.to_owned()));
 
-    // A fixed global batch is cut finer, and nothing else changes.
+    // A fixed global batch is split into smaller parts, and nothing else changes.
     let (_, report) = check(IMAGES, &["mesh.data=256"]);
     assert_eq!(report["when_replicas_double"]["num_replicas"], 512);
     assert_eq!(change(&report, "batch per replica"), pair("32", "16"));
@@ -237,7 +237,7 @@ fn the_report_ends_with_what_twice_as_many_replicas_change() {
         assert_eq!(change(&report, unchanged), None, "{unchanged}");
     }
 
-    // One that grows with the replicas changes the optimisation.
+    // A global batch that grows with the replicas changes the optimisation.
     let (_, report) = check(IMAGES, &["train.batch_per_replica=32", "mesh.data=256"]);
     assert_eq!(change(&report, "global batch"), pair("8192", "16384"));
     assert_eq!(change(&report, "peak rate"), pair("3.2", "6.4"));
@@ -245,7 +245,7 @@ fn the_report_ends_with_what_twice_as_many_replicas_change() {
     let anew = &report["when_replicas_double"]["new_findings"];
     assert_eq!(anew[0]["rule"], "no-label-smoothing", "{anew}");
 
-    // A batch that does not divide any more is said to.
+    // A batch that no longer divides evenly is reported.
     let (_, report) = check(DIGITS, &["train.global_batch=60", "mesh.data=4"]);
     let problem = report["when_replicas_double"]["problem"].as_str().unwrap();
     assert!(problem.contains("does not divide over 8 replicas"), "{problem}");

@@ -1,7 +1,7 @@
-//! Convolutional networks with batch norm on real devices: N replicas are one machine on the whole batch,
-//! and the running statistics are part of the state that all replicas share.
+//! Convolutional networks with batch norm on real devices: N replicas compute what one machine computes on the
+//! whole batch, and the running statistics are part of the state that all replicas share.
 
-use hlo::{Literal, Tree};
+use hlo::{Literal, Mesh, Tree};
 use lockstep::config::Config;
 use lockstep::data::{self, Splits, TrainBatches};
 use lockstep::pjrt::Platform;
@@ -20,7 +20,7 @@ const CONFIG: &str = r#"
     schedule = { name = "constant", peak = 0.02 }
 "#;
 
-/// Two convolutions, each with a norm over groups of 8.
+/// Two convolutions, each followed by batch norm over groups of 8.
 fn small<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
     let mut x = batch.field("x").transpose(&[0, 2, 3, 1]);
     for (layer, num_out) in [8, 12].into_iter().enumerate() {
@@ -38,18 +38,19 @@ struct Trained {
     /// Every running mean, as each replica holds it.
     model_state: Vec<Vec<Vec<f64>>>,
     eval: EvalResult,
-    /// What `params.safetensors` would hold.
+    /// The contents of `params.safetensors`.
     saved: Tree<Literal>,
 }
 
 fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Trained {
     let config = Config::parse(CONFIG, "resnet.toml".as_ref(), sets).unwrap();
     let splits: Splits = data::open(&config.data, 0).unwrap();
-    let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
-    let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();
+    let (client, mesh) = open_devices(&config, |_| ()).unwrap();
+    let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &run, model, 0).unwrap();
     let batches =
-        TrainBatches::new(splits.train, 0, run.batch.global_batch(), num_replicas).unwrap();
+        TrainBatches::new(splits.train, 0, run.batch.global_batch(), run.batch.num_batch_shards())
+            .unwrap();
     let sender = trainer.batch_sender();
     let mut losses = vec![];
     for step in 0..num_steps {
@@ -58,6 +59,7 @@ fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Trained {
         losses.push(trainer.finish(pending).unwrap()[0].loss);
     }
     trainer.prove_lockstep().unwrap();
+    let num_replicas = trainer.state().mesh().num_replicas();
     let leaves = trainer.state().iter().filter(|(path, _)| path.starts_with("model_state."));
     let model_state = leaves
         .map(|(_, leaf)| (0..num_replicas).map(|r| leaf.read(r).unwrap().to_f64()).collect())
@@ -104,25 +106,25 @@ fn agree_on_any_mesh(
     }
 }
 
-/// Groups of 8 out of 32: several on a replica, one on each, one over two replicas; and microbatches of
+/// Groups of 8 out of 32: several per replica, one per replica, one over two replicas; and microbatches of
 /// whole groups.
 #[test]
-fn batch_norm_over_groups_does_not_see_replicas_or_microbatches() {
+fn batch_norm_over_groups_does_not_depend_on_replicas_or_microbatches() {
     agree_on_any_mesh(&small, 12, &[(2, 1), (4, 1), (8, 1), (2, 2)], &[], 1e-9);
 }
 
-/// In f32, the dtype it is trained in. Three steps: each multiplies what rounding has made different, about twice
-/// times (`docs/performance.md`). At XLA's lowest level the programs compile in half the time.
+/// In f32, the dtype it is trained in, for only three steps: each about doubles the differences from rounding
+/// (`docs/performance.md`). XLA's lowest optimization level halves the compile time.
 #[test]
 fn resnet20_agrees_on_any_number_of_replicas() {
-    let config = resnet::Config { batch_norm_group: 8, ..resnet::Config::default() };
+    let config = resnet::ResNetConfig { batch_norm_group: 8, ..resnet::ResNetConfig::default() };
     let model = ResNet { config, num_classes: 10 };
     let sets = ["train.precision=f32", "compile.overrides.xla_backend_optimization_level=0"];
     agree_on_any_mesh(&model, 3, &[(2, 1), (4, 1), (8, 1)], &sets, 1e-4);
 }
 
 #[test]
-fn running_statistics_move_towards_what_is_observed() {
+fn running_statistics_move_towards_the_observed_ones() {
     let trained = run(&small, 20, &["mesh.data=2".to_owned()]);
     // Means start at 0 and variances at 1; the inputs of the first norm have another variance.
     assert_eq!(trained.model_state.len(), 4);
@@ -130,27 +132,28 @@ fn running_statistics_move_towards_what_is_observed() {
     assert!(trained.model_state[1][0].iter().all(|variance| *variance > 0.0 && *variance != 1.0));
     assert!(trained.eval.loss.is_finite());
 
-    // What is saved is all that evaluation needs.
+    // The saved leaves are all that evaluation needs.
     let config =
         Config::parse(CONFIG, "resnet.toml".as_ref(), &["mesh.data=2".to_owned()]).unwrap();
     let splits = data::open(&config.data, 0).unwrap();
-    let (client, num_replicas) = open_devices(&config, |_| ()).unwrap();
-    let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();
+    let (client, mesh) = open_devices(&config, |_| ()).unwrap();
+    let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut other = Trainer::new(&client, &run, &small, 1).unwrap();
     assert_ne!(other.evaluate(&splits.eval, &run).unwrap(), trained.eval);
-    other.set_model(trained.saved).unwrap();
+    other.set_model(&trained.saved).unwrap();
     assert_eq!(other.evaluate(&splits.eval, &run).unwrap(), trained.eval);
 }
 
 #[test]
-fn a_group_that_cannot_be_made_says_what_to_set() {
+fn an_impossible_group_size_is_rejected_with_the_key_to_change() {
     let config =
         Config::parse(CONFIG, "resnet.toml".as_ref(), &["mesh.data=4".to_owned()]).unwrap();
     let splits = data::open(&config.data, 0).unwrap();
-    let run = Run::new(&config, &splits, 4, Platform::Cpu).unwrap();
-    let config = resnet::Config { batch_norm_group: 12, ..resnet::Config::default() };
+    let run = Run::new(&config, &splits, Mesh::data(4), Platform::Cpu).unwrap();
+    let config = resnet::ResNetConfig { batch_norm_group: 12, ..resnet::ResNetConfig::default() };
     let model = ResNet { config, num_classes: 10 };
-    let message = lockstep::step::trace_step(&run.spec(&model)).unwrap_err().to_string();
+    let message =
+        lockstep::step::trace_step(&run.spec(&model).declare().unwrap()).unwrap_err().to_string();
     assert!(
         message.contains("groups of 12 examples cannot be made of 8 on each of 4"),
         "{message}"

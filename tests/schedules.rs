@@ -1,5 +1,5 @@
-//! Learning rates at every step against their closed formulas, written a second time here; what is
-//! continuous; and that a run started again in the middle goes on alike.
+//! Learning rates at every step against independent implementations of their formulas; continuity; and a
+//! resumed run, which must continue with the same rates.
 
 use lockstep::config::{
     self, Constant, Decay, DecayShape, Interpolation, InverseSqrt, Length, Peak, Piecewise,
@@ -7,7 +7,7 @@ use lockstep::config::{
 };
 use lockstep::optim::schedule::{Error, Schedule};
 
-/// 100 steps of 64 examples, 10 an epoch.
+/// 100 steps of 64 examples, 10 per epoch.
 const TOTAL: u64 = 100;
 const WARMUP: u64 = 10;
 const PEAK: f64 = 0.5;
@@ -17,10 +17,10 @@ fn run(total_steps: u64, global_batch: usize) -> RunLength {
 }
 
 fn schedule(shape: Shape, peak: Peak, warmup: Warmup, total: u64) -> Result<Schedule, Error> {
-    Schedule::new(&config::Schedule { shape, peak, warmup }, &run(total, 64))
+    Schedule::new(&config::ScheduleConfig { shape, peak, warmup }, &run(total, 64))
 }
 
-/// A shape, its fraction of the peak behind the warm-up as a formula of the step, and whether it jumps.
+/// A shape, its fraction of the peak after the warm-up as a formula of the step, and whether it jumps.
 type Case = (Shape, fn(f64) -> f64, bool);
 
 fn cases() -> Vec<Case> {
@@ -36,7 +36,7 @@ fn cases() -> Vec<Case> {
             false,
         ),
         (Shape::Linear(decay()), |s| 1.0 - 0.9 * (s - 10.0) / 90.0, false),
-        // Ends at step 60, and stays where it is.
+        // Ends at step 60 and then stays constant.
         (Shape::Linear(short), |s| 1.0 - 0.9 * ((s - 10.0) / 50.0).min(1.0), false),
         (
             Shape::Polynomial(Polynomial { power: 3.0, floor, ..Polynomial::default() }),
@@ -94,7 +94,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn every_rate_is_that_of_the_formula() {
+fn every_rate_matches_its_formula() {
     let cases = cases();
     for name in Shape::NAMES {
         assert!(cases.iter().any(|case| case.0.name() == *name), "{name} is not tested");
@@ -115,11 +115,11 @@ fn every_rate_is_that_of_the_formula() {
 }
 
 #[test]
-fn rates_are_continuous_where_they_do_not_say_otherwise() {
+fn rates_are_continuous_except_at_declared_jumps() {
     for (shape, _, jumps) in cases() {
         let name = shape.name();
         let warmup = Warmup::linear(Span::Steps(1_000));
-        // The same shapes, 100 times as fine.
+        // The same shapes with 100 times as many steps.
         let run = RunLength::new(Length::Steps(10_000), Some(64_500), 64).unwrap();
         let stretch = |steps: &mut Option<Vec<u64>>| {
             steps.iter_mut().flatten().for_each(|step| *step *= 100);
@@ -133,7 +133,7 @@ fn rates_are_continuous_where_they_do_not_say_otherwise() {
             }
             shape => shape,
         };
-        let config = config::Schedule { shape, peak: Peak::Rate(1.0), warmup };
+        let config = config::ScheduleConfig { shape, peak: Peak::Rate(1.0), warmup };
         let schedule = Schedule::new(&config, &run).unwrap();
         let mut num_jumps = 0;
         for step in 1..10_000 {
@@ -149,7 +149,7 @@ fn rates_are_continuous_where_they_do_not_say_otherwise() {
 }
 
 #[test]
-fn a_run_started_again_in_the_middle_goes_on_alike() {
+fn a_resumed_run_continues_with_the_same_rates() {
     for (shape, ..) in cases() {
         let new = || {
             let warmup = Warmup::linear(Span::Steps(WARMUP));
@@ -157,7 +157,7 @@ fn a_run_started_again_in_the_middle_goes_on_alike() {
         };
         let whole: Vec<_> = (0..TOTAL).map(|step| new().lr(step)).collect();
         let again = new();
-        // Out of order, too: nothing is remembered.
+        // Also out of order, because a schedule has no state.
         let rest: Vec<_> = (37..TOTAL).rev().map(|step| again.lr(step)).collect();
         assert!(rest.iter().rev().eq(&whole[37..]), "{}", shape.name());
     }
@@ -193,7 +193,7 @@ fn the_peak_follows_the_batch() {
     for (scaling, batch, expected) in cases {
         let peak = Peak::Scaled { base_lr: 0.1, base_batch: 256, scaling };
         let shape = Shape::Constant(Constant {});
-        let config = config::Schedule { shape, peak, warmup: Warmup::NONE };
+        let config = config::ScheduleConfig { shape, peak, warmup: Warmup::NONE };
         let run = RunLength::new(Length::Steps(5), None, batch).unwrap();
         let schedule = Schedule::new(&config, &run).unwrap();
         assert_eq!((schedule.peak(), schedule.lr(0)), (expected, expected), "{scaling:?}, {batch}");
@@ -216,7 +216,7 @@ fn a_run_may_be_all_warm_up_or_have_none() {
 }
 
 #[test]
-fn bad_schedules_say_what_to_change() {
+fn errors_of_bad_schedules_say_what_to_change() {
     let steps = |boundaries: &[u64], factor| {
         let boundaries = Some(boundaries.to_vec());
         Shape::Step(StepDecay { boundaries, factor, ..StepDecay::default() })
@@ -251,18 +251,18 @@ fn bad_schedules_say_what_to_change() {
         (steps(&[5, 10], 1e20), one, none, "of step 10 is 1e40, which f32 does not hold; lower"),
         (steps(&[5, 10], 1e20), one, none, "lower schedule.peak or schedule.factor"),
         (points(&[10, 20], &[1.0, 1e39]), one, none, "of step 20 is 1e39, which f32 does"),
-        // A boundary inside the warm-up, where the warm-up's rate holds.
+        // A boundary inside the warm-up, where the rate is that of the warm-up.
         (points(&[5, 20], &[1e39, 0.0]), one, Span::Steps(10), "of step 10 is 6.6"),
-        // Beyond the end, but on the way there.
+        // The point is beyond the end, but the interpolation towards it overflows before the end.
         (points(&[10, 1000], &[1.0, 1e40]), one, none, "rate of step 99 is "),
         (points(&[10, 1000], &[1.0, 1e40]), one, none, "lower schedule.peak or schedule.factors"),
         (
             steps(&[5, 5], 0.1),
             one,
             none,
-            "schedule.boundaries must rise, but step 5 follows step 5",
+            "schedule.boundaries must increase, but step 5 follows step 5",
         ),
-        (epochs(&[3.0, 3.01]), one, none, "schedule.boundary_epochs must rise"),
+        (epochs(&[3.0, 3.01]), one, none, "schedule.boundary_epochs must increase"),
         (steps(&[5], -0.1), one, none, "schedule.factor is -0.1"),
         (Shape::Cosine(Decay { floor: 2.0, ..Decay::default() }), one, none, "schedule.floor is 2"),
         (wsd(9.5, None), one, Span::Steps(10), "begins inside the warm-up of 10"),

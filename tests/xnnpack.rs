@@ -1,22 +1,19 @@
-//! XNNPACK's fusions wait in workers of the CPU plugin, as collectives do: alone by default for some processors. They are
-//! off unless asked for, and where they are asked for, no run hangs.
+//! XNNPACK's fusions block workers of the CPU plugin, as collectives do. XLA enables them by default on some processors.
+//! Lockstep disables them unless they are requested, and then no run may hang.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hlo::lower;
-use lockstep::config::{self, Config};
+use lockstep::config::Config;
 use lockstep::data;
-use lockstep::pjrt::Client;
-use lockstep::train::{Run, open_devices, step_graph};
-use models::Model;
-use models::mlp::Mlp;
+use lockstep::step::trace_step;
+use lockstep::train::{Run, open_devices};
 
-/// What is passed to the compiler. The experimental `xla_cpu_experimental_xnn_graph_fusion_mode`, which finds more to fuse,
-/// is left alone: with it, version 0.0.1 of the plugin damages its own memory on several replicas.
+/// The compiler option that requests them. `xla_cpu_experimental_xnn_graph_fusion_mode`, which fuses more ops, is not
+/// set, because with it version 0.0.1 of the plugin corrupts its own memory on several replicas.
 const FORCED: &str = "compile.overrides.xla_cpu_use_xnnpack=true";
 
-/// Both have dots that XLA gives to XNNPACK. The first is the smallest GPT that hung on two replicas.
+/// Both have dots that XLA runs in XNNPACK. The first is the smallest GPT that hung on two replicas.
 const CONFIGS: [(&str, &str); 2] = [
     (
         "gpt",
@@ -40,35 +37,31 @@ const CONFIGS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Ops of the compiled step of a configuration that run in XNNPACK: XLA decides that last of all, so the optimised
-/// program does not show it, but the executable's list of what it runs does.
+/// Number of ops in the compiled step of a configuration that run in XNNPACK. XLA decides that after optimising the
+/// program, so only the serialized executable shows it.
 fn num_fusions(text: &str, sets: &[&str], num_replicas: usize) -> usize {
     let mut sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
     sets.push(format!("mesh.data={num_replicas}"));
     let config = Config::parse(text, Path::new("/runs/config.toml"), &sets).unwrap();
     let splits = data::open(&config.data, config.train.seed).unwrap();
-    let num_classes = splits.train.num_classes();
-    let model: Box<dyn Model> = match &config.model {
-        config::Model::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
-        config::Model::Gpt(gpt) => Box::new(gpt.model()),
-        config::Model::ResNet(_) => panic!("not among the configurations"),
-    };
-    let (client, _): (Client, usize) = open_devices(&config, |_| ()).unwrap();
-    let run = Run::new(&config, &splits, num_replicas, client.platform()).unwrap();
-    let graph = step_graph(&run.spec(&*model), run.compile.formulation).unwrap();
-    let step = client.compile(&lower(&graph, "step"), &run.compile.options).unwrap();
+    let model = config.model.build(splits.train.num_classes());
+    let (client, mesh) = open_devices(&config, |_| ()).unwrap();
+    let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
+    let graph = trace_step(&run.spec(&*model).declare().unwrap()).unwrap();
+    let step =
+        client.compile(&run.lowering.lower(graph, "step").program, &run.compile.options).unwrap();
     let executable = step.serialize().unwrap();
     let kind = b"xnn-fusion";
     executable.windows(kind.len()).filter(|window| window == kind).count()
 }
 
-/// Does XLA leave dots to the processor's own matrix unit? Then it gives XNNPACK less, or nothing.
+/// `true` if the processor has a matrix unit. XLA then runs fewer dots in XNNPACK, or none.
 fn has_amx() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| info.contains(" amx_tile"))
 }
 
 #[test]
-fn no_step_has_fusions_of_xnnpack_unless_asked_for() {
+fn xnnpack_fusions_are_off_unless_requested() {
     for (name, text) in CONFIGS {
         assert_eq!(num_fusions(text, &[], 2), 0, "{name}");
         let num_forced = num_fusions(text, &[FORCED], 2);
@@ -77,9 +70,9 @@ fn no_step_has_fusions_of_xnnpack_unless_asked_for() {
     }
 }
 
-/// By the number of workers alone: see `src/pjrt/cpu.rs`.
+/// The number of workers alone prevents that: see `src/pjrt/cpu.rs`.
 #[test]
-fn no_run_hangs_that_has_them() {
+fn runs_with_xnnpack_fusions_do_not_hang() {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in CONFIGS {
         let path: PathBuf = dir.path().join(format!("{name}.toml"));

@@ -1,4 +1,4 @@
-"""The step of ../dispatch.rs in JAX: 1 added to 150 small donated arrays, each step waited for."""
+"""The step of ../dispatch.rs in JAX: adds 1 to 150 small donated arrays, waiting for each step."""
 
 import argparse
 import json

@@ -1,6 +1,6 @@
-"""Training steps of ../mlp.toml, ../gpt.toml and ../resnet20.toml in JAX, each waited for, the transfer of its batch included.
+"""Training steps of ../mlp.toml, ../gpt.toml and ../resnet20.toml in JAX, waiting for each, batch transfer included.
 
-Versions: see requirements.txt. Run by ../beside_peers.py; by hand: python jax_steps.py --model gpt --replicas 2
+Versions: see requirements.txt. Run by ../compare_steps.py; by hand: python jax_steps.py --model gpt --replicas 2
 """
 
 import argparse

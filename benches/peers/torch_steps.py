@@ -1,7 +1,7 @@
-"""Training steps of ../mlp.toml, ../gpt.toml and ../resnet20.toml in PyTorch, each with its batch copied; several replicas are
-processes of DistributedDataParallel over gloo, which share the cores.
+"""Training steps of ../mlp.toml, ../gpt.toml and ../resnet20.toml in PyTorch, each including a copy of its batch; several replicas are
+DistributedDataParallel processes over gloo, which share the cores.
 
-Versions: see requirements.txt. Run by ../beside_peers.py; by hand: python torch_steps.py --model gpt --replicas 2
+Versions: see requirements.txt. Run by ../compare_steps.py; by hand: python torch_steps.py --model gpt --replicas 2
 """
 
 import argparse

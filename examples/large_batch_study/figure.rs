@@ -1,4 +1,4 @@
-//! The study as a picture: for each task the test error over the batch, a line for each arm.
+//! The results as a figure: for each task, the test error against the batch size, with one line per arm.
 
 use std::error::Error;
 use std::path::Path;
@@ -9,10 +9,10 @@ use plotters::style::{FontStyle, register_font};
 use super::{BASE_BATCH, Cell, FACTORS};
 use crate::tasks::{Arm, Task};
 
-/// Readable on white, and told apart by those who see no red or no green: Okabe and Ito (2008).
+/// Readable on white, and distinguishable by color-blind people: Okabe and Ito (2008).
 const COLORS: [RGBColor; 4] =
     [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(204, 121, 167)];
-/// Verdana has the widths of DejaVu Sans.
+/// Verdana has the same widths as DejaVu Sans.
 const FONT: &str = "DejaVu Sans, Verdana, sans-serif";
 /// The lowest error that is drawn, in percent: the axis is logarithmic.
 const LEAST: f64 = 0.5;
@@ -20,7 +20,7 @@ const LEAST: f64 = 0.5;
 /// Draws the cells into an SVG file.
 pub fn save(path: &Path, cells: &[Cell]) -> Result<(), Box<dyn Error>> {
     let registered = register_font(FONT, FontStyle::Normal, dejavu::sans::regular());
-    registered.map_err(|_| "the font that is built in cannot be read")?;
+    registered.map_err(|_| "the built-in font cannot be read")?;
     let mut text = String::new();
     {
         let area = SVGBackend::with_string(&mut text, (1000, 460)).into_drawing_area();
@@ -59,7 +59,7 @@ fn draw(
         .label_style((FONT, 14))
         .draw()?;
     for (index, (arm, color)) in Arm::ALL.iter().zip(COLORS).enumerate() {
-        // Side by side, so that bars of deviations do not hide each other.
+        // Side by side, so that error bars do not hide each other.
         let aside = 0.03 * (index as f64 - 1.5);
         let of_arm = cells.iter().filter(|cell| cell.task == task && cell.arm == arm.name());
         let points: Vec<_> = of_arm

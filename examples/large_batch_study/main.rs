@@ -1,11 +1,10 @@
-//! What large batches do to training, and what the toolkit does about it: two small tasks at batch B, 4B and
-//! 16B for the same number of epochs, with and without a scaled rate, warm-up and LARS, several seeds each.
+//! What large batches do to training, and what helps: two small tasks with batches B, 4B and 16B for the same
+//! number of epochs, with and without a scaled rate, warm-up and LARS, several seeds each.
 //!
 //!     cargo run --release --example large_batch_study -- docs
 //!
-//! prints a table, and draws `large-batch-study.svg` into the folder that is named. Batch: 16, 64 and
-//! 256 = that * 1 microbatch * 1 replica; the number of replicas would change nothing. `docs/large-batch.md`
-//! says what came out.
+//! prints a table, and draws `large-batch-study.svg` into the given folder. Batch: 16, 64 or 256 examples *
+//! 1 microbatch * 1 replica; the number of replicas would change nothing. `docs/large-batch.md` has the results.
 
 mod figure;
 mod table;
@@ -23,14 +22,14 @@ use tasks::{Arm, Task};
 const BASE_BATCH: usize = 16;
 /// Batches, as multiples of it.
 const FACTORS: [usize; 3] = [1, 4, 16];
-/// Orders of the data and initial parameters.
+/// Seeds of the data order and the initial parameters.
 const SEEDS: [u64; 3] = [0, 1, 2];
 
-/// Where one run ended.
+/// The result of one run.
 struct Outcome {
-    /// Share of the test set that is wrong.
+    /// Fraction of the test set that is misclassified.
     error: f64,
-    /// Mean training loss of the last step; infinite where it is not finite.
+    /// Mean training loss of the last step; infinity if it is not finite.
     loss: f64,
 }
 
@@ -57,7 +56,7 @@ impl Cell {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let out: PathBuf = std::env::args().nth(1).ok_or("name the folder to write into")?.into();
+    let out: PathBuf = std::env::args().nth(1).ok_or("usage: large_batch_study FOLDER")?.into();
     let started = Instant::now();
     let mut cells = vec![];
     for task in Task::ALL {

@@ -1,8 +1,8 @@
-//! The study as a table.
+//! The results as a table.
 
 use super::{BASE_BATCH, Cell, FACTORS, SEEDS};
 
-/// A table of Markdown for each task: arms down, batches across, test errors in percent with the standard
+/// A Markdown table per task, with a row per arm and a column per batch: test error in percent with its standard
 /// deviation over seeds, and the last training loss.
 pub fn markdown(cells: &[Cell]) -> String {
     let mut text = String::new();

@@ -1,24 +1,24 @@
-//! The tasks, and the ways in which they are trained.
+//! The tasks, and the arms of the study: the ways in which they are trained.
 
 use models::layers::{BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear};
 use models::loss::cross_entropy;
 use models::mlp::{self, Mlp};
 use models::{Batch, Initializer, Loss, Model, Scope};
 
-/// What is learned.
+/// A model and its data.
 #[derive(Clone, Copy)]
 pub enum Task {
-    /// Digits, as 64 numbers, by two hidden layers without norms.
+    /// Digits as 64 numbers: an MLP with two hidden layers and no norms.
     Digits,
-    /// Digits, as images of 8x8, by three convolutions with batch norm.
+    /// Digits as 8x8 images: three convolutions with batch norm.
     Images,
 }
 
 impl Task {
-    /// Both.
+    /// Both tasks.
     pub const ALL: [Self; 2] = [Self::Digits, Self::Images];
 
-    /// As figures and tables call it.
+    /// The name in figures and tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Digits => "digits, MLP",
@@ -29,7 +29,7 @@ impl Task {
     /// The model to train.
     pub fn model(self) -> Box<dyn Model> {
         let config =
-            mlp::Config { hidden: vec![64, 64], layer_norm: false, ..mlp::Config::default() };
+            mlp::MlpConfig { hidden: vec![64, 64], layer_norm: false, ..mlp::MlpConfig::default() };
         match self {
             Self::Digits => Box::new(Mlp { config, num_classes: 10 }),
             Self::Images => Box::new(convolutions),
@@ -45,7 +45,7 @@ impl Task {
     }
 }
 
-/// Three convolutions with batch norm over 16 examples, an average over all places, a linear head.
+/// Three convolutions with batch norm over 16 examples, global average pooling and a linear head.
 fn convolutions<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
     let x = batch.field("x");
     let num_examples = x.dim(0);
@@ -62,24 +62,24 @@ fn convolutions<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
     cross_entropy(logits, batch.field("y"), batch.weight)
 }
 
-/// How it is trained.
+/// How a task is trained.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Arm {
-    /// SGD, with the base batch's rate whatever the batch.
+    /// SGD with the rate of the base batch for every batch.
     Unscaled,
-    /// SGD, with the linear scaling rule.
+    /// SGD with the linear scaling rule.
     Scaled,
-    /// The same with a warm-up of five epochs.
+    /// The same, with a warm-up of five epochs.
     WarmedUp,
-    /// LARS, scaled, with the same warm-up.
+    /// LARS, scaled linearly, with the same warm-up.
     Lars,
 }
 
 impl Arm {
-    /// All, in the order of figures and tables.
+    /// All arms, in the order of figures and tables.
     pub const ALL: [Self; 4] = [Self::Unscaled, Self::Scaled, Self::WarmedUp, Self::Lars];
 
-    /// As figures and tables call it.
+    /// The name in figures and tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unscaled => "SGD, rate not scaled",
@@ -107,7 +107,7 @@ impl Arm {
             format!("schedule.scaling={scaling}"),
             format!("schedule.{warmup}"),
             "train.epochs=20".to_owned(),
-            // A run that blows up is to be seen, not to end the study.
+            // A run that diverges is a result, and must not end the study.
             "train.on_nonfinite=skip".to_owned(),
             "train.check_lockstep_every=0".to_owned(),
             "mesh.data=1".to_owned(),

@@ -1,6 +1,6 @@
-//! Collectives, by mesh axis. Replica groups follow from the mesh when the graph is lowered.
+//! Collectives. Their [`Groups`] are given by mesh axes and listed when the graph is lowered.
 
-use crate::{Axis, AxisSet, Op, Reduction, Tensor, Tracer};
+use crate::{AxisSet, Groups, Op, Reduction, Tensor, Tracer};
 
 impl Tracer {
     /// This replica's index along `axes`, row-major over them: a u32 scalar.
@@ -9,21 +9,20 @@ impl Tracer {
         self.apply(Op::ReplicaId { axes: axes.into() }, &[])
     }
 
-    /// One all_reduce of several tensors of one dtype, which may differ in dims.
+    /// One all_reduce of several tensors of the same dtype; their dims may differ.
     #[track_caller]
     pub fn all_reduce<'g>(
         &'g self,
         tensors: &[Tensor<'g>],
         reduction: Reduction,
-        axes: impl Into<AxisSet>,
+        groups: impl Into<Groups>,
     ) -> Vec<Tensor<'g>> {
-        self.apply_variadic(Op::AllReduce { reduction, axes: axes.into() }, tensors)
+        self.apply_variadic(Op::AllReduce { reduction, groups: groups.into() }, tensors)
     }
 }
 
 impl<'g> Tensor<'g> {
-    /// The same value, typed as varying over `axes` too: hands a replicated value to the replicas.
-    /// Its gradient is summed over them. The tensor itself if it varies over them already.
+    /// The same value, typed as varying over `axes` too; its gradient is summed over them. Axes over which the tensor already varies are ignored.
     #[must_use]
     #[track_caller]
     pub fn vary(self, axes: impl Into<AxisSet>) -> Tensor<'g> {
@@ -31,50 +30,55 @@ impl<'g> Tensor<'g> {
         if axes.is_empty() { self } else { self.tracer().apply(Op::Vary { axes }, &[self]) }
     }
 
-    /// Reduction over the replicas along `axes`; the result is the same on all of them.
-    /// Where a maximum or minimum meets a NaN, which of them remains is the backend's.
+    /// Reduction over each replica group. All replicas of a group get the same result: over whole groups it no
+    /// longer varies over their axes, over subgroups it still does.
+    /// Where a maximum or minimum meets a NaN, the backend decides which of them remains.
     #[must_use]
     #[track_caller]
-    pub fn all_reduce(self, reduction: Reduction, axes: impl Into<AxisSet>) -> Tensor<'g> {
-        self.tracer().apply(Op::AllReduce { reduction, axes: axes.into() }, &[self])
+    pub fn all_reduce(self, reduction: Reduction, groups: impl Into<Groups>) -> Tensor<'g> {
+        self.tracer().apply(Op::AllReduce { reduction, groups: groups.into() }, &[self])
     }
 
-    /// Sum over this replica's group of `size` neighbours along `axes`. Typed as varying over the axes
-    /// still, since another group has another sum.
+    /// The shards of each replica group, joined along `dim` in the order of the group. The result is still typed as
+    /// varying over the axes, so that its gradient is summed where it is cut again.
     #[must_use]
     #[track_caller]
-    pub fn all_reduce_within(self, axes: impl Into<AxisSet>, size: usize) -> Tensor<'g> {
-        self.tracer().apply(Op::AllReduceWithin { axes: axes.into(), size }, &[self])
+    pub fn all_gather(self, dim: usize, groups: impl Into<Groups>) -> Tensor<'g> {
+        self.tracer().apply(Op::AllGather { dim, groups: groups.into() }, &[self])
     }
 
-    /// The shards of the replicas along `axis`, joined along `dim`. Typed as varying over `axis`
-    /// still, so that the gradient is summed where it is cut again.
+    /// Sum over each replica group, of which each replica keeps its shard of `dim`: the first replica of the group
+    /// the first shard, and so on.
     #[must_use]
     #[track_caller]
-    pub fn all_gather(self, dim: usize, axis: Axis) -> Tensor<'g> {
-        self.tracer().apply(Op::AllGather { dim, axis }, &[self])
+    pub fn reduce_scatter(self, dim: usize, groups: impl Into<Groups>) -> Tensor<'g> {
+        self.tracer().apply(Op::ReduceScatter { dim, groups: groups.into() }, &[self])
     }
 
-    /// Sum over the replicas along `axis`, of which each keeps its shard of `dim`.
+    /// Cuts `split_dim` into one piece per replica of the group, sends piece `i` to replica `i`, and joins the
+    /// received pieces along `concat_dim`.
     #[must_use]
     #[track_caller]
-    pub fn reduce_scatter(self, dim: usize, axis: Axis) -> Tensor<'g> {
-        self.tracer().apply(Op::ReduceScatter { dim, axis }, &[self])
+    pub fn all_to_all(
+        self,
+        split_dim: usize,
+        concat_dim: usize,
+        groups: impl Into<Groups>,
+    ) -> Tensor<'g> {
+        let groups = groups.into();
+        self.tracer().apply(Op::AllToAll { split_dim, concat_dim, groups }, &[self])
     }
 
-    /// Cuts `split_dim`, sends piece `i` to index `i` along `axis`, joins what comes along
-    /// `concat_dim`.
+    /// Sends the value of replica `source` of each group to replica `target` of the group, for each pair
+    /// `(source, target)`. A replica that is no target gets zeros.
     #[must_use]
     #[track_caller]
-    pub fn all_to_all(self, split_dim: usize, concat_dim: usize, axis: Axis) -> Tensor<'g> {
-        self.tracer().apply(Op::AllToAll { split_dim, concat_dim, axis }, &[self])
-    }
-
-    /// Sends the value from index `source` to index `target` along `axis` for each pair; zeros where
-    /// nothing comes.
-    #[must_use]
-    #[track_caller]
-    pub fn collective_permute(self, pairs: &[(usize, usize)], axis: Axis) -> Tensor<'g> {
-        self.tracer().apply(Op::CollectivePermute { pairs: pairs.to_vec(), axis }, &[self])
+    pub fn collective_permute(
+        self,
+        pairs: &[(usize, usize)],
+        groups: impl Into<Groups>,
+    ) -> Tensor<'g> {
+        let groups = groups.into();
+        self.tracer().apply(Op::CollectivePermute { pairs: pairs.to_vec(), groups }, &[self])
     }
 }

@@ -1,37 +1,36 @@
-//! What a graph costs: arithmetic, memory traffic and collectives, loops multiplied out. Of a case the branch
-//! with the most FLOPs counts.
+//! The cost of a graph: arithmetic, memory traffic and collectives, with loops multiplied by their trip counts. A case
+//! costs as much as its branch with the most FLOPs.
 
 use std::sync::Arc;
 
 use crate::region::expand;
 use crate::traffic::traffic as fused_traffic;
-use crate::{Binary, Graph, Node, Op, Region, TensorType, Unary};
+use crate::{Binary, Graph, Groups, Node, Op, Region, TensorType, Unary};
 
 /// The cost of running a graph once, **on one replica**.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Arithmetic operations; a fused multiply-add counts 2. A dot is 2 * batch * m * n * k, a
     /// convolution 2 for each product with an element of its input (not with padding), an
-    /// elementwise op 1 for each element of its result, a reduction 1 for each element that goes away,
-    /// top_k 1 for each element that it looks at, a custom_call nothing.
-    /// The additions inside collectives are not counted.
+    /// elementwise op 1 per result element, a reduction 1 for each operand element less 1 for each result element,
+    /// top_k 1 per operand element, a custom_call 0. Additions inside collectives are not counted.
     pub flops: u64,
-    /// Elements of exponentials, logarithms, roots, powers, sines and the like; not in `flops`.
+    /// Elements of exponentials, logarithms, roots, powers, sines and the like; not included in `flops`.
     pub transcendentals: u64,
     /// Bytes that ops read and write if nothing is fused: an upper bound of the memory traffic. Ops
-    /// that only change a type (reshape, bitcast, vary, ...) move nothing; a slice reads what it
-    /// returns, and an update of a slice happens in place.
+    /// that only change a type (reshape, bitcast, vary, ...) move nothing; a slice reads only what it
+    /// returns, and an update of a slice is done in position.
     pub bytes: u64,
-    /// Of `flops`, those of dots and convolutions.
+    /// The part of `flops` in dots and convolutions.
     pub matmul_flops: u64,
     /// Bytes that dots and convolutions read and write.
     pub matmul_bytes: u64,
-    /// Bytes that everything else but collectives reads and writes where elementwise ops are fused into what
-    /// reads or feeds them: an estimate of what a compiler makes of it.
+    /// Bytes that all other ops except collectives read and write if elementwise ops are fused: an estimate of the
+    /// compiled program's memory traffic.
     pub fused_bytes: u64,
-    /// Every collective, in program order.
+    /// All collectives, in program order.
     pub collectives: Vec<CollectiveCost>,
-    /// Is there a loop whose trip count is not known? It counts as run once.
+    /// `true` if there is a loop with an unknown trip count, which is counted as 1.
     pub has_unknown_loops: bool,
 }
 
@@ -40,13 +39,13 @@ pub struct Cost {
 pub struct CollectiveCost {
     /// StableHLO's name: `all_reduce`, `all_gather`, ...
     pub kind: &'static str,
-    /// Bytes of all operands, on one replica, of one run.
+    /// Bytes of all operands, on one replica, in one execution.
     pub bytes: u64,
-    /// Replicas that meet in one group; 1 where the mesh has size 1 along the axes.
+    /// Replicas in a group; 1 if the mesh has size 1 along the axes.
     pub group_size: usize,
-    /// Groups that do so side by side.
+    /// Number of groups.
     pub num_groups: usize,
-    /// How often it runs, loops multiplied out.
+    /// Number of executions, with loops multiplied by their trip counts.
     pub count: u64,
 }
 
@@ -71,20 +70,21 @@ pub fn count(graph: &Graph) -> Cost {
     cost
 }
 
-/// An all_reduce, and when what it reduces is there.
+/// An all_reduce, and how early its operands are known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reduced {
     /// Bytes of all operands, on one replica.
     pub bytes: u64,
-    /// The share of the graph's matmul FLOPs that are done by then, if ops run in the order of the graph: 1 for
-    /// what is known only at the end.
+    /// The fraction of the graph's matmul FLOPs that precede its operands if ops run in the order of the graph: 1 if
+    /// they are known only at the end.
     pub progress: f64,
 }
 
-/// The all_reduces of a graph that stand in no loop, in the order in which their operands are there.
+/// The all_reduces over whole groups outside loops, in the order in which their operands are known. Subgroups
+/// are left out: they reduce activations, such as batch statistics, not gradients.
 pub fn reduced(graph: &Graph) -> Vec<Reduced> {
     let graph = &expand(graph);
-    // Matmul FLOPs up to and with the node that makes a value.
+    // Matmul FLOPs up to and including the node that produces a value.
     let mut done_by = vec![0u64; graph.num_values()];
     let mut done = 0u64;
     let mut found = vec![];
@@ -93,7 +93,7 @@ pub fn reduced(graph: &Graph) -> Vec<Reduced> {
         for value in node.results() {
             done_by[value.index()] = done;
         }
-        if let Op::AllReduce { .. } = node.op {
+        if matches!(node.op, Op::AllReduce { groups, .. } if groups.is_whole()) {
             let ready = node.operands.iter().map(|value| done_by[value.index()]).max();
             found.push((operands(graph, node).map(bytes).sum(), ready.unwrap_or(0)));
         }
@@ -114,7 +114,9 @@ fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
             add_graph(&mut cost, &regions.body, trip_count.unwrap_or(1));
             cost.matmul_flops
         }
-        Op::Case { branches } => dearest(branches).map_or(0, |branch| count(branch).matmul_flops),
+        Op::Case { branches } => {
+            most_expensive(branches).map_or(0, |branch| count(branch).matmul_flops)
+        }
         _ => 0,
     }
 }
@@ -131,13 +133,13 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
         if let Op::While { regions, trip_count } = &node.op {
             cost.has_unknown_loops |= trip_count.is_none();
             let trips = trip_count.unwrap_or(1);
-            // The condition is asked once more than it holds.
+            // The condition is evaluated once more than the body.
             add_graph(cost, &regions.cond, times.saturating_mul(trips.saturating_add(1)));
             add_graph(cost, &regions.body, times.saturating_mul(trips));
             continue;
         }
         if let Op::Case { branches } = &node.op {
-            if let Some(branch) = dearest(branches) {
+            if let Some(branch) = most_expensive(branches) {
                 add_graph(cost, branch, times);
             }
             continue;
@@ -151,13 +153,18 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
                 }
             }
             Work::Transcendentals(elements) => add(&mut cost.transcendentals, elements),
-            Work::Collective => cost.collectives.push(CollectiveCost {
-                kind: node.op.name(),
-                bytes: operands(graph, node).map(bytes).sum(),
-                group_size: node.op.replica_groups(graph.mesh())[0].len(),
-                num_groups: node.op.replica_groups(graph.mesh()).len(),
-                count: times,
-            }),
+            Work::Collective(groups) => {
+                let group_size = groups.size(graph.mesh());
+                let group_size = group_size
+                    .unwrap_or_else(|_| unreachable!("`infer` has checked that groups divide"));
+                cost.collectives.push(CollectiveCost {
+                    kind: node.op.name(),
+                    bytes: operands(graph, node).map(bytes).sum(),
+                    group_size,
+                    num_groups: graph.mesh().num_replicas() / group_size,
+                    count: times,
+                });
+            }
             Work::Move => {}
             Work::Nothing => continue,
         }
@@ -165,8 +172,8 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
     }
 }
 
-/// The branch with the most FLOPs; of equals the one that moves the most bytes.
-fn dearest(branches: &[Arc<Region>]) -> Option<&Graph> {
+/// The branch with the most FLOPs; among equals the one that moves the most bytes.
+fn most_expensive(branches: &[Arc<Region>]) -> Option<&Graph> {
     let graphs = branches.iter().map(|branch| &branch.graph);
     graphs.max_by_key(|graph| {
         let cost = count(graph);
@@ -178,9 +185,9 @@ fn dearest(branches: &[Arc<Region>]) -> Option<&Graph> {
 enum Work {
     Flops(u64),
     Transcendentals(u64),
-    Collective,
+    Collective(Groups),
     Move,
-    /// Not even that.
+    /// No arithmetic and no memory traffic.
     Nothing,
 }
 
@@ -221,24 +228,23 @@ fn work(graph: &Graph, node: &Node) -> Work {
             Work::Flops(pairs.saturating_mul(products).saturating_mul(2))
         }
         Op::ReduceWindow { window, .. } => {
-            let met = window.num_met(operand(0), graph.ty(node.result()));
-            Work::Flops(met.saturating_sub(result))
+            let covered = window.num_covered(operand(0), graph.ty(node.result()));
+            Work::Flops(covered.saturating_sub(result))
         }
-        // As many comparisons as a maximum takes, and an addition for each place.
-        Op::SelectAndScatter { window } => Work::Flops(window.num_met(operand(0), operand(1))),
+        // One FLOP per window element: comparisons, and one addition per position.
+        Op::SelectAndScatter { window } => Work::Flops(window.num_covered(operand(0), operand(1))),
         Op::Scan(_) | Op::Remat(_) | Op::CustomVjp(_) => {
             unreachable!("written as other ops by `expand`")
         }
-        // What it computes is its own secret.
+        // The arithmetic of a custom_call is unknown.
         Op::Gather { .. } | Op::CustomCall(_) => Work::Move,
         Op::Scatter { .. } => Work::Flops(elements(operand(2))),
         Op::TopK { .. } => Work::Flops(elements(operand(0))),
-        Op::AllReduce { .. }
-        | Op::AllReduceWithin { .. }
-        | Op::AllGather { .. }
-        | Op::ReduceScatter { .. }
-        | Op::AllToAll { .. }
-        | Op::CollectivePermute { .. } => Work::Collective,
+        Op::AllReduce { groups, .. }
+        | Op::AllGather { groups, .. }
+        | Op::ReduceScatter { groups, .. }
+        | Op::AllToAll { groups, .. }
+        | Op::CollectivePermute { groups, .. } => Work::Collective(*groups),
         Op::Iota { .. }
         | Op::BroadcastInDim { .. }
         | Op::Transpose { .. }
@@ -262,16 +268,16 @@ fn work(graph: &Graph, node: &Node) -> Work {
     }
 }
 
-/// Bytes a node reads and writes.
+/// Bytes that a node reads and writes.
 fn traffic(graph: &Graph, node: &Node) -> u64 {
     let results = || node.results().map(|value| bytes(graph.ty(value))).sum::<u64>();
     let read_and_written = match node.op {
         Op::Slice { .. } | Op::DynamicSlice { .. } => [results(), results()],
-        // In place: only the update is read and written.
+        // In position: only the update is read and written.
         Op::DynamicUpdateSlice => [bytes(graph.ty(node.operands[1])); 2],
-        // The rows that are named, and the indices.
+        // The selected rows, and the indices.
         Op::Gather { .. } => [results() + bytes(graph.ty(node.operands[1])), results()],
-        // In place: the updates and indices, and twice the rows that they go to.
+        // In position: reads the updates, the indices and the rows that are updated, and writes these rows.
         Op::Scatter { .. } => {
             let [indices, updates] = [1, 2].map(|i| bytes(graph.ty(node.operands[i])));
             [indices + 2 * updates, updates]

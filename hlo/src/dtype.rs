@@ -17,6 +17,8 @@ pub enum DType {
     I64,
     /// Signed 32-bit integer.
     I32,
+    /// Signed 8-bit integer.
+    I8,
     /// Unsigned 64-bit integer.
     U64,
     /// Unsigned 32-bit integer.
@@ -31,7 +33,7 @@ use DType::*;
 
 impl DType {
     /// Every dtype, widest first within a kind.
-    pub const ALL: [DType; 10] = [F64, F32, Bf16, F16, I64, I32, U64, U32, U8, Pred];
+    pub const ALL: [DType; 11] = [F64, F32, Bf16, F16, I64, I32, I8, U64, U32, U8, Pred];
 
     /// Our name: `f32`, `u8`, `pred`.
     pub const fn name(self) -> &'static str {
@@ -42,6 +44,7 @@ impl DType {
             F16 => "f16",
             I64 => "i64",
             I32 => "i32",
+            I8 => "i8",
             U64 => "u64",
             U32 => "u32",
             U8 => "u8",
@@ -66,21 +69,21 @@ impl DType {
             F64 | I64 | U64 => 8,
             F32 | I32 | U32 => 4,
             Bf16 | F16 => 2,
-            U8 | Pred => 1,
+            I8 | U8 | Pred => 1,
         }
     }
 
-    /// Bits of one element as `bitcast_convert` counts them.
+    /// Width in bits, for `bitcast_convert`.
     pub const fn size_bits(self) -> usize {
         self.size_bytes() * 8
     }
 
-    /// True for f64, f32, bf16 and f16: the dtypes through which gradients flow.
+    /// `true` for f64, f32, bf16 and f16: the dtypes through which gradients flow.
     pub const fn is_float(self) -> bool {
         matches!(self, F64 | F32 | Bf16 | F16)
     }
 
-    /// The dtype in which sums of this one are to be accumulated: f32 for bf16 and f16.
+    /// The dtype in which sums of this one are accumulated: f32 for bf16 and f16.
     pub const fn accumulation(self) -> DType {
         match self {
             Bf16 | F16 => F32,
@@ -88,14 +91,14 @@ impl DType {
         }
     }
 
-    /// True for the signed and unsigned integers; `pred` is not one.
+    /// `true` for signed and unsigned integers; `pred` is not one.
     pub const fn is_integer(self) -> bool {
-        matches!(self, I64 | I32 | U64 | U32 | U8)
+        matches!(self, I64 | I32 | I8 | U64 | U32 | U8)
     }
 
     /// The value of this float dtype nearest to `value`, ties to even; for other dtypes `value` itself.
     ///
-    /// Rounds once. The `half` crate's conversions from f64 do not: they drop the low bits of the
+    /// Rounds once. The `half` crate's conversions from f64 round twice: they drop the low bits of the
     /// significand before they look for a tie, or go through f32.
     pub fn round(self, value: f64) -> f64 {
         let (fraction_bits, exponents) = match self {
@@ -116,11 +119,11 @@ impl DType {
         if overflows { f64::INFINITY.copysign(value) } else { rounded }
     }
 
-    /// Can a constant of this dtype stand for the number? An integer or `pred` must hold it exactly. A float
-    /// rounds it, but a finite number must not become infinite.
+    /// Checks that a constant of this dtype can represent the number. An integer or `pred` must hold it exactly. A
+    /// float rounds it, but a finite number must not become infinite.
     ///
     /// # Errors
-    /// Which number this dtype does not hold.
+    /// If it cannot; the message names the number.
     pub(crate) fn holds(self, number: f64) -> Result<(), String> {
         let [low, end] = match self {
             F64 | F32 | Bf16 | F16 => {
@@ -131,6 +134,7 @@ impl DType {
             }
             I64 => [-2f64.powi(63), 2f64.powi(63)],
             I32 => [-2f64.powi(31), 2f64.powi(31)],
+            I8 => [-128.0, 128.0],
             U64 => [0.0, 2f64.powi(64)],
             U32 => [0.0, 2f64.powi(32)],
             U8 => [0.0, 256.0],
@@ -138,11 +142,11 @@ impl DType {
         };
         match number.fract() == 0.0 && low <= number && number < end {
             true => Ok(()),
-            false => Err(format!("{number} is no {self}")),
+            false => Err(format!("{self} cannot represent {number}")),
         }
     }
 
-    /// True for the unsigned integers.
+    /// `true` for unsigned integers.
     pub const fn is_unsigned(self) -> bool {
         matches!(self, U64 | U32 | U8)
     }
@@ -169,6 +173,8 @@ mod tests {
             assert_eq!(held(-1.0), dtype != Pred && !dtype.is_unsigned(), "{dtype}");
         }
         assert!(I64.holds(-2f64.powi(63)).is_ok() && I64.holds(2f64.powi(63)).is_err());
+        assert!(I8.holds(-128.0).is_ok() && I8.holds(127.0).is_ok());
+        assert!(I8.holds(-129.0).is_err() && I8.holds(128.0).is_err());
         assert!(U64.holds(2f64.powi(63)).is_ok() && U64.holds(2f64.powi(64)).is_err());
         assert!(F16.holds(65519.0).is_ok() && F16.holds(65520.0).is_err());
         assert!(F32.holds(f64::from(f32::MAX)).is_ok() && F32.holds(-3.5e38).is_err());

@@ -5,16 +5,16 @@ use std::panic::Location;
 
 use crate::TensorType;
 
-/// The first thing that went wrong while a graph was traced.
+/// The first error while a graph was traced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     /// Which op.
     pub op: &'static str,
-    /// The types it was given.
+    /// The types of its operands.
     pub operands: Vec<TensorType>,
     /// What is wrong and what to change.
     pub message: String,
-    /// The line of the caller that asked for the op.
+    /// The caller's source line.
     pub location: &'static Location<'static>,
 }
 

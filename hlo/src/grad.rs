@@ -1,42 +1,42 @@
 //! Reverse-mode differentiation. Gradients are ordinary ops appended to the same graph.
 //!
-//! # What is differentiated, on many replicas
+//! # What is differentiated on many replicas
 //!
 //! A value whose type varies over no axis is one number that all replicas hold. A value that varies
-//! over `data` is N numbers, one a replica. [`grad`] of a scalar loss differentiates **the sum of the
-//! loss over the axes over which it varies**: of the one number, or of the N numbers' sum. With that,
+//! over `data` is N numbers, one per replica. [`grad`] of a scalar loss differentiates **the sum of the
+//! loss over the axes over which it varies**: the one number, or the sum of the N numbers. With this convention,
 //! the rules of the collectives follow from their meaning, and a cotangent always has exactly the type
 //! of its value, varying axes included (checked at every node):
 //!
 //! | op | VJP |
 //! |---|---|
-//! | `vary` (hand a replicated value to the replicas) | `all_reduce` sum |
-//! | `all_reduce` sum | `vary` |
-//! | `all_reduce_within` groups | the same |
+//! | `vary` (type a replicated value as varying) | `all_reduce` sum |
+//! | `all_reduce` sum over whole groups | `vary` |
+//! | `all_reduce` sum over subgroups | the same |
 //! | `all_gather` | `reduce_scatter` |
 //! | `reduce_scatter` | `all_gather` |
 //! | `all_to_all` | `all_to_all` back |
 //! | `collective_permute` | `collective_permute` back |
 //!
-//! So the gradient all_reduce of data-parallel training *is* the derivative of handing a parameter to
-//! the replicas. It appears once for each `vary`, and cannot be forgotten: a replicated parameter does
-//! not meet a varying batch without one.
+//! So the gradient all_reduce of data-parallel training *is* the VJP of the parameter's `vary`. There is one for
+//! each `vary`, and it cannot be forgotten: an op on a replicated parameter and a varying batch does not
+//! type-check without `vary`.
 //!
-//! # The two wrong ways this prevents
+//! # The two errors that this prevents
 //!
 //! Without varying axes in the types, `all_reduce` must be given a VJP that is right for only some
 //! of its uses:
 //!
-//! 1. **`all_reduce` as the VJP of `all_reduce`.** A loss behind an all_reduce (a global mean, a batch
-//!    norm, a tensor-parallel layer) then sums N equal cotangents: gradients N times too large, which a
+//! 1. **`all_reduce` as the VJP of `all_reduce`.** A loss after an all_reduce (a global mean, a batch
+//!    norm, a tensor-parallel layer) then sums N equal cotangents: gradients are N times too large, which a
 //!    tuned learning rate hides until N changes.
 //! 2. **The identity as the VJP of everything.** A data-parallel loss that is reduced by hand inside
 //!    the differentiated function then gives every replica the gradient of its own part of the batch:
 //!    the replicas drift apart without an error.
 //!
-//! Here the first is `vary`, not a sum, and the second does not type-check: the cotangent of a
-//! replicated parameter must itself be replicated. `tests/lockstep_gradients.rs` holds data-parallel,
-//! tensor-parallel and sharded losses on 4 replicas against one replica with the whole batch.
+//! Here the VJP in the first case is `vary`, not a sum, and the second case does not type-check: the cotangent of a
+//! replicated parameter must itself be replicated. `tests/lockstep_gradients.rs` compares data-parallel,
+//! tensor-parallel and sharded losses on 4 replicas with one replica that has the whole batch.
 
 use crate::ops::{case, convolution, custom_vjp, gather, pooling, top_k};
 use crate::region;
@@ -45,8 +45,8 @@ use crate::{
     ValueId,
 };
 
-/// Gradients of the scalar `loss` with respect to each of `wrt`, in their types. Zeros where the loss
-/// does not depend on one. Where the loss varies over axes, the gradient is of its sum over them.
+/// Gradients of the scalar `loss` with respect to each of `wrt`, in their types; zeros if the loss does not
+/// depend on one. If the loss varies over mesh axes, these are the gradients of its sum over them.
 ///
 /// ```
 /// use hlo::{DType, Literal, Mesh, TensorType, grad, interpret, trace};
@@ -69,7 +69,7 @@ pub fn grad<'g>(loss: Tensor<'g>, wrt: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     vjp(&[(loss, loss.full_like(1.0))], wrt)
 }
 
-/// Vector-Jacobian product: given cotangents of some values, in their types, the cotangents of `wrt`.
+/// Vector-Jacobian product: the cotangents of `wrt`, from pairs of a value and its cotangent in the value's type.
 /// [`grad`] is this with a cotangent of 1.
 #[track_caller]
 pub fn vjp<'g>(cotangents: &[(Tensor<'g>, Tensor<'g>)], wrt: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
@@ -96,8 +96,8 @@ pub fn vjp<'g>(cotangents: &[(Tensor<'g>, Tensor<'g>)], wrt: &[Tensor<'g>]) -> V
         .collect()
 }
 
-/// Of each value: does it depend on one of `wrt`, as far as gradients flow? Only such values get cotangents.
-/// Where a value comes from does not count: one may differentiate for what follows from constants.
+/// For each value, `true` if gradients flow from it to one of `wrt`. Only such values get cotangents. How `wrt`
+/// itself is computed does not matter: it may depend on constants alone.
 pub(crate) fn active(graph: &Graph, wrt: impl IntoIterator<Item = ValueId>) -> Vec<bool> {
     let mut active = vec![false; graph.num_values()];
     for id in wrt {
@@ -130,13 +130,13 @@ impl<'g> Backward<'g> {
     /// Adds to the cotangent of a value.
     fn add(&mut self, id: ValueId, cotangent: Tensor<'g>, expected: TensorType) {
         if cotangent.value().is_some() && cotangent.ty() != expected {
-            cotangent.reject("grad", format!("is a cotangent of a value of type {expected}"));
+            cotangent.reject("grad", format!("is the cotangent of a value of type {expected}"));
         }
         let sum = &mut self.cotangents[id.index()];
         *sum = Some(sum.map_or(cotangent, |sum| sum + cotangent));
     }
 
-    /// Walks the nodes backwards; `None` behind an error.
+    /// Walks the nodes backwards; `None` after an error.
     fn run(&mut self) -> Option<()> {
         let num_nodes = self.tracer.graph().nodes().len();
         for index in (0..num_nodes).rev() {
@@ -184,11 +184,11 @@ impl<'g> Backward<'g> {
     }
 }
 
-type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
+/// Cotangents of an op's operands (`None` is zero), or why the op has no VJP.
+pub(crate) type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
 
-/// The VJP rules: given an op's operands `x`, results `y` and the results' cotangents, the cotangents
-/// of the operands; `None` is zero. Only those that are `wanted` are used: rules for which that saves
-/// much look at it.
+/// The VJP rules: the cotangents of an op's operands `x`, from its operands, its results `y` and the results'
+/// cotangents. Only cotangents that are `wanted` are used; expensive rules skip the others.
 fn rule<'g>(
     op: &Op,
     x: &[Tensor<'g>],
@@ -196,7 +196,7 @@ fn rule<'g>(
     cotangents: &[Option<Tensor<'g>>],
     wanted: &[bool],
 ) -> Cotangents<'g> {
-    // Ops with one result have a cotangent here, or they would not have been reached.
+    // Nodes without any cotangent are not visited.
     let Some(ct) = cotangents.iter().flatten().next().copied() else {
         return Ok(vec![None; x.len()]);
     };
@@ -246,9 +246,8 @@ fn rule<'g>(
             let source = || pooling::source_cotangent(window, x[0], x[1], ct);
             Ok(vec![None, if wanted[1] { Some(source()?) } else { None }])
         }
-        Op::AllReduceWithin { axes, size } => one(ct.all_reduce_within(*axes, *size)),
         Op::While { .. } => {
-            Err("a loop is not reverse-differentiable; take the gradient inside its body".into())
+            Err("a `while` is not reverse-differentiable; use `scan`, or take the gradient inside its body".into())
         }
         Op::Gather { num_batch } => {
             Ok(vec![Some(gather::gather_vjp(x[0], x[1], *num_batch, ct)), None])
@@ -269,21 +268,25 @@ fn rule<'g>(
         Op::FusionBarrier => one(ct.fusion_barrier()),
         Op::OptimizationBarrier => Ok(barrier(ct.tracer(), cotangents)),
         Op::Vary { axes } => one(ct.all_reduce(Reduction::Sum, *axes)),
-        Op::AllReduce { reduction: Reduction::Sum, axes } => {
-            Ok(cotangents.iter().map(|ct| ct.map(|ct| ct.vary(*axes))).collect())
+        Op::AllReduce { reduction: Reduction::Sum, groups } => {
+            let back = |ct: Tensor<'g>| match groups.is_whole() {
+                true => ct.vary(groups.axes()),
+                false => ct.all_reduce(Reduction::Sum, *groups),
+            };
+            Ok(cotangents.iter().map(|ct| ct.map(back)).collect())
         }
         Op::AllReduce { reduction, .. } => Err(format!(
             "all_reduce {} is not differentiable; put `stop_gradient` before it",
             reduction.name()
         )),
-        Op::AllGather { dim, axis } => one(ct.reduce_scatter(*dim, *axis)),
-        Op::ReduceScatter { dim, axis } => one(ct.all_gather(*dim, *axis)),
-        Op::AllToAll { split_dim, concat_dim, axis } => {
-            one(ct.all_to_all(*concat_dim, *split_dim, *axis))
+        Op::AllGather { dim, groups } => one(ct.reduce_scatter(*dim, *groups)),
+        Op::ReduceScatter { dim, groups } => one(ct.all_gather(*dim, *groups)),
+        Op::AllToAll { split_dim, concat_dim, groups } => {
+            one(ct.all_to_all(*concat_dim, *split_dim, *groups))
         }
-        Op::CollectivePermute { pairs, axis } => {
+        Op::CollectivePermute { pairs, groups } => {
             let back: Vec<_> = pairs.iter().map(|(source, target)| (*target, *source)).collect();
-            one(ct.collective_permute(&back, *axis))
+            one(ct.collective_permute(&back, *groups))
         }
     }
 }
@@ -303,7 +306,7 @@ fn unary<'g>(op: Unary, x: Tensor<'g>, y: Tensor<'g>, ct: Tensor<'g>) -> Option<
         Unary::Sine => Some(ct * x.cosine()),
         Unary::Sqrt => Some(ct * 0.5 / y),
         Unary::Tanh => Some(ct * (1.0 - y * y)),
-        // Constant between their jumps, or not differentiable at all.
+        // Piecewise constant, or not differentiable.
         Unary::Ceil
         | Unary::Floor
         | Unary::IsFinite
@@ -344,7 +347,7 @@ fn binary<'g>(
     }
 }
 
-/// Cotangents of maximum or minimum: to the operand that was taken, half to each on a tie.
+/// Cotangents of maximum or minimum: all to the selected operand, half to each on a tie.
 fn chosen<'g>(
     a: Tensor<'g>,
     b: Tensor<'g>,
@@ -378,7 +381,7 @@ fn unbroadcast<'g>(x: Tensor<'g>, broadcast_dims: &[usize], ct: Tensor<'g>) -> T
         return ct;
     }
     let sum = ct.reduce_sum(&summed);
-    // Stretched dims of size 1 come back.
+    // Restores dims of size 1 that were stretched.
     sum.reshape(&from)
 }
 
@@ -395,7 +398,7 @@ fn unslice<'g>(x: Tensor<'g>, start: &[usize], strides: &[usize], ct: Tensor<'g>
     ct.pad(0.0, &low, &high, &interior)
 }
 
-/// Pads with no cotangents for the integers behind the float operands.
+/// Appends zero cotangents for the integer start indices.
 fn with_no_start<'g>(
     mut cotangents: Vec<Option<Tensor<'g>>>,
     x: &[Tensor<'g>],
@@ -404,8 +407,8 @@ fn with_no_start<'g>(
     cotangents
 }
 
-/// The part of a padded result's cotangent that belongs to the operand: negative padding puts back
-/// what was cut off, then a strided slice skips what was put between.
+/// The part of a padded result's cotangent that belongs to the operand: negated padding removes the edges and
+/// restores what was cut off, then a strided slice skips the interior padding.
 fn unpad<'g>(
     x: Tensor<'g>,
     low: &[i64],
@@ -421,8 +424,8 @@ fn unpad<'g>(
     taken.reshape(&x.shape())
 }
 
-/// The cotangent of a padded result where it is padding, and zeros elsewhere. The padding's sum is not the
-/// difference of two others: what falls on the operand may be much greater than it, or not finite.
+/// The cotangent of a padded result where it is padding, and zeros elsewhere. The sum over the padding is not
+/// computed as a difference of sums: the cotangent of the operand may be much greater, or not finite.
 fn on_padding<'g>(
     x: Tensor<'g>,
     low: &[i64],
@@ -456,7 +459,7 @@ fn reduce<'g>(
     let kept: Vec<_> = (0..x.rank()).filter(|dim| !dims.contains(dim)).collect();
     match reduction {
         Reduction::Sum => Some(ct.broadcast_like(x, &kept)),
-        // Shared equally where several elements are the greatest.
+        // Ties share the cotangent equally.
         Reduction::Max | Reduction::Min => {
             let here = x.equal(y.broadcast_like(x, &kept)).convert(ct.dtype());
             let share = ct / here.reduce_sum(dims);
@@ -466,8 +469,8 @@ fn reduce<'g>(
     }
 }
 
-/// With result dims (batch, lhs free, rhs free): the cotangent of the left operand contracts the
-/// right one's free dims and comes out as (batch, lhs free, contracted), to be put back in place.
+/// The result has dims (batch, lhs free, rhs free). The cotangent of the left operand contracts the
+/// right one's free dims, which gives (batch, lhs free, contracted), then restores the order of dims.
 fn dot_general<'g>(
     dims: &DotDims,
     lhs: Tensor<'g>,
@@ -485,8 +488,8 @@ fn dot_general<'g>(
     let lhs_dims = in_order_of(&dims.lhs_contracting, &dims.rhs_contracting);
     let lhs_ct = put_back(lhs_ct, &[&dims.lhs_batch, &lhs_free, &lhs_dims]);
 
-    // (batch, contracted, rhs free) comes from the left operand first, so that no result needs a
-    // transpose where the dims stand in their usual order.
+    // With the left operand first the dims are (batch, contracted, rhs free), which needs no transpose for the
+    // usual order of dims.
     let rhs_ct =
         lhs.dot_general(ct, DotDims::contract(&lhs_free, &ct_lhs).batch(&dims.lhs_batch, &batch));
     let rhs_dims = in_order_of(&dims.rhs_contracting, &dims.lhs_contracting);
@@ -501,7 +504,7 @@ fn in_order_of(dims: &[usize], by: &[usize]) -> Vec<usize> {
     pairs.into_iter().map(|(_, dim)| *dim).collect()
 }
 
-/// Transposes so that the dims, which stand for `dims` in order, come to their places.
+/// Transposes a tensor whose dims correspond to `dims`, in order, so that dim `i` corresponds to `i`.
 fn put_back<'g>(x: Tensor<'g>, dims: &[&[usize]]) -> Tensor<'g> {
     let permutation = inverse(&dims.concat());
     if permutation.is_sorted() { x } else { x.transpose(&permutation) }
@@ -515,7 +518,7 @@ fn inverse(permutation: &[usize]) -> Vec<usize> {
     inverse
 }
 
-/// A barrier in the backward pass too, over the cotangents that are there.
+/// A barrier in the backward pass too, over the cotangents that are not zero.
 fn barrier<'g>(tracer: &'g Tracer, cotangents: &[Option<Tensor<'g>>]) -> Vec<Option<Tensor<'g>>> {
     let present: Vec<_> = cotangents.iter().flatten().copied().collect();
     let mut barred = tracer.optimization_barrier(&present).into_iter();

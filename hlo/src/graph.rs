@@ -19,23 +19,23 @@ impl ValueId {
 /// An op applied to values.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What is done.
+    /// The op.
     pub op: Op,
-    /// To what; all made before this node.
+    /// Its operands; all are results of earlier nodes.
     pub operands: Vec<ValueId>,
-    /// Where in the source it was asked for.
+    /// The source line that recorded it.
     pub location: &'static Location<'static>,
     first_result: u32,
     num_results: u32,
 }
 
 impl Node {
-    /// The values this node makes.
+    /// The values this node produces.
     pub fn results(&self) -> impl ExactSizeIterator<Item = ValueId> + use<> {
         (self.first_result..self.first_result + self.num_results).map(ValueId)
     }
 
-    /// The first, for most ops the only, result.
+    /// The first result, and for most ops the only one.
     pub fn result(&self) -> ValueId {
         ValueId(self.first_result)
     }
@@ -64,13 +64,13 @@ pub struct Output {
     pub name: String,
     /// Its value.
     pub value: ValueId,
-    /// The axes over which the value is allowed to vary: [`crate::verify`] rejects more.
+    /// The axes over which the value may vary; [`crate::verify`] rejects others.
     pub varying: AxisSet,
-    /// The input whose memory this output takes over: it is the next state of that leaf.
+    /// The input whose memory this output reuses, if it is the next state of that leaf.
     pub donated_input: Option<usize>,
 }
 
-/// A traced program: nodes in an order in which operands come before users, named inputs and outputs.
+/// A traced program: nodes in topological order, named inputs and outputs.
 #[derive(Clone, Debug)]
 pub struct Graph {
     mesh: Mesh,
@@ -86,12 +86,12 @@ impl Graph {
         Self { mesh, nodes: vec![], values: vec![], inputs: vec![], outputs: vec![] }
     }
 
-    /// The mesh whose axes the types and collectives name.
+    /// The mesh to whose axes types and collectives refer.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
-    /// Nodes, operands before users.
+    /// Nodes, in topological order.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
@@ -116,13 +116,13 @@ impl Graph {
         &self.values[value.index()].ty
     }
 
-    /// The node that makes a value.
+    /// The node that produces a value.
     pub fn node_of(&self, value: ValueId) -> &Node {
         &self.nodes[self.values[value.index()].node as usize]
     }
 
-    /// Does the value follow from constants, integers and `pred` alone, so that no gradient flows through it
-    /// to parameters?
+    /// `true` if the value is computed from constants, integers and `pred` alone, so that no gradient flows
+    /// through it to parameters.
     pub fn is_gradient_free(&self, value: ValueId) -> bool {
         self.values[value.index()].is_gradient_free
     }
@@ -140,12 +140,15 @@ impl Graph {
         value
     }
 
-    /// Declares that an input of a region follows from constants, integers and `pred` alone.
+    /// Declares that an input of a region is computed from constants, integers and `pred` alone.
     pub(crate) fn mark_gradient_free(&mut self, input: ValueId) {
         self.values[input.index()].is_gradient_free = true;
     }
 
-    /// Appends a node; its result types are inferred.
+    /// Appends a node and infers its result types.
+    ///
+    /// # Errors
+    /// If the operands do not fit the op.
     pub fn push(
         &mut self,
         op: Op,

@@ -1,23 +1,27 @@
-//! The result types of every op, and what its operands must be.
+//! The result types of every op, and the constraints on its operands.
 //!
-//! The rules for `varying`: operands of an op must vary over the same axes, because mixing a value
-//! that is the same everywhere with one that differs is where gradients get lost (see `grad`).
-//! [`Op::Vary`] adds axes, [`Op::AllReduce`] removes them; the other collectives keep theirs. What comes
-//! out of a loop varies over the axes of its condition too.
+//! The rules for `varying`: operands of an op must vary over the same axes, because gradients are lost where
+//! a replicated value is mixed with one that differs between replicas (see `grad`).
+//! [`Op::Vary`] adds axes, [`Op::AllReduce`] over whole groups removes them; other collectives keep theirs. The
+//! results of a loop also vary over the axes of its condition.
 
 use crate::ops::{case, gather, top_k};
 use crate::region;
 use crate::window::MAX_EXTENT;
 use crate::{
-    AxisSet, Binary, CustomVjp, DType, DotDims, Mesh, Op, Reduction, Regions, TensorType, Unary,
+    AxisSet, Binary, CustomVjp, DType, DotDims, Groups, Mesh, Op, Reduction, Regions, TensorType,
+    Unary,
 };
 
 type Types = Result<Vec<TensorType>, String>;
 
-/// More elements than any tensor of a program may have: keeps sizes far from overflow.
+/// The largest number of elements of a tensor: keeps arithmetic on sizes far from overflow.
 const MAX_ELEMENTS: usize = 1 << 40;
 
-/// The types of the results of `op` on operands of the given types, or what is wrong.
+/// The types of the results of `op` on operands of the given types.
+///
+/// # Errors
+/// If the operands do not fit.
 pub(crate) fn infer(op: &Op, operands: &[&TensorType], mesh: &Mesh) -> Types {
     if let Some(expected) = num_operands(op) {
         ensure(operands.len() == expected, || {
@@ -32,7 +36,7 @@ pub(crate) fn infer(op: &Op, operands: &[&TensorType], mesh: &Mesh) -> Types {
     Ok(results)
 }
 
-/// Ops with operands that have nothing to do with each other, or with regions that say what they take.
+/// `true` for ops with independent operands, and for ops whose regions determine the operands' types.
 pub(crate) fn takes_any_varying(op: &Op) -> bool {
     matches!(
         op,
@@ -46,8 +50,8 @@ pub(crate) fn takes_any_varying(op: &Op) -> bool {
     )
 }
 
-/// Is the type of a size that later arithmetic on it cannot overflow? A dim of size 0 does not excuse
-/// the others.
+/// Checks that later arithmetic on the size cannot overflow. Dims of size 0 count as 1, so that they do not
+/// hide the others.
 pub(crate) fn check_size(ty: &TensorType) -> Result<(), String> {
     let elements = ty.dims.iter().try_fold(1usize, |n, dim| n.checked_mul((*dim).max(1)));
     ensure(elements.is_some_and(|n| n <= MAX_ELEMENTS), || {
@@ -55,7 +59,7 @@ pub(crate) fn check_size(ty: &TensorType) -> Result<(), String> {
     })
 }
 
-/// How many operands an op takes; `None` for variadic ones.
+/// Number of operands; `None` for variadic ops.
 fn num_operands(op: &Op) -> Option<usize> {
     match op {
         Op::Input { .. } | Op::Constant(_) | Op::Iota { .. } | Op::ReplicaId { .. } => Some(0),
@@ -86,7 +90,7 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
         Op::Constant(literal) => one(TensorType::new(literal.dtype(), literal.dims())),
         Op::Iota { dtype, dims, dim } => {
             ensure(*dim < dims.len(), || format!("dim {dim} of rank {}", dims.len()))?;
-            ensure(*dtype != DType::Pred, || "counts in an integer or float dtype".into())?;
+            ensure(*dtype != DType::Pred, || "the dtype must be an integer or float".into())?;
             one(TensorType::new(*dtype, dims))
         }
         Op::Unary(op) => one(unary(*op, t[0])?),
@@ -121,7 +125,7 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
             let widths = (dtype.size_bits(), t[0].dtype.size_bits());
             let pred = *dtype == DType::Pred || t[0].dtype == DType::Pred;
             ensure(widths.0 == widths.1 && !pred, || {
-                format!("{dtype} and {} are not of one width", t[0].dtype)
+                format!("{dtype} and {} do not have the same width", t[0].dtype)
             })?;
             one(t[0].with_dtype(*dtype))
         }
@@ -140,22 +144,22 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
             let mut sorted = permutation.clone();
             sorted.sort_unstable();
             ensure(sorted.iter().copied().eq(0..t[0].rank()), || {
-                format!("{permutation:?} is no permutation of {} dims", t[0].rank())
+                format!("{permutation:?} is not a permutation of {} dims", t[0].rank())
             })?;
             one(t[0].with_dims(&permutation.iter().map(|dim| t[0].dims[*dim]).collect::<Vec<_>>()))
         }
         Op::Slice { start, limit, strides } => one(slice(t[0], start, limit, strides)?),
         Op::DynamicSlice { sizes } => {
             let (x, start) = t.split_first().ok_or("takes an operand")?;
-            window(x, sizes, start)?;
+            dynamic_slice(x, sizes, start)?;
             one(x.with_dims(sizes))
         }
         Op::DynamicUpdateSlice => {
             let [x, update, start @ ..] = t else {
                 return Err("takes an operand and an update".into());
             };
-            ensure(x.dtype == update.dtype, || "the update is of another dtype".into())?;
-            window(x, &update.dims, start)?;
+            ensure(x.dtype == update.dtype, || "the update has another dtype".into())?;
+            dynamic_slice(x, &update.dims, start)?;
             one((*x).clone())
         }
         Op::Pad { low, high, interior } => one(pad(t, low, high, interior)?),
@@ -174,26 +178,20 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
         }
         Op::ReduceWindow { reduction, window } => {
             reduction_dtype(*reduction, t[0].dtype)?;
-            one(t[0].with_dims(&window.places(&t[0].dims)?))
+            one(t[0].with_dims(&window.positions(&t[0].dims)?))
         }
         Op::SelectAndScatter { window } => {
             let (x, source) = (t[0], t[1]);
-            ensure(x.dtype.is_float(), || "is a gradient, and so of floats".into())?;
+            ensure(x.dtype.is_float(), || "is only defined for floats".into())?;
             ensure(!window.is_dilated(), || "the window must have no dilations".into())?;
-            let places = window.places(&x.dims)?;
-            ensure(source.dtype == x.dtype && source.dims == places, || {
-                format!("the source must be {}, an element for each place", x.with_dims(&places))
+            let positions = window.positions(&x.dims)?;
+            ensure(source.dtype == x.dtype && source.dims == positions, || {
+                format!(
+                    "the source must be {}, one element per window position",
+                    x.with_dims(&positions)
+                )
             })?;
             one(x.clone())
-        }
-        Op::AllReduceWithin { axes, size } => {
-            reduction_dtype(Reduction::Sum, t[0].dtype)?;
-            collective(t[0], *axes, &[])?;
-            let along = mesh.group_size(*axes);
-            ensure(*size > 0 && along.is_multiple_of(*size), || {
-                format!("{along} replicas along {axes} do not divide into groups of {size}")
-            })?;
-            one(t[0].clone())
         }
         Op::While { regions, .. } => while_loop(t, regions, mesh),
         Op::Gather { num_batch } => one(gather::infer_gather(t[0], t[1], *num_batch)?),
@@ -213,32 +211,32 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
         Op::ReplicaId { axes } => one(TensorType::new(DType::U32, &[]).varying(*axes)),
         Op::Vary { axes } => {
             ensure(t[0].varying.intersection(*axes).is_empty(), || {
-                format!("the operand varies over some of {axes} already")
+                format!("the operand already varies over some of {axes}")
             })?;
             one(t[0].clone().varying(t[0].varying | *axes))
         }
         Op::StopGradient => one(t[0].clone()),
-        Op::AllReduce { reduction, axes } => all_reduce(t, *reduction, *axes),
-        Op::AllGather { dim, axis } => {
-            collective(t[0], (*axis).into(), &[*dim])?;
+        Op::AllReduce { reduction, groups } => all_reduce(t, *reduction, *groups, mesh),
+        Op::AllGather { dim, groups } => {
+            let group_size = collective(t[0], *groups, &[*dim], mesh)?;
             let mut dims = t[0].dims.clone();
-            dims[*dim] *= mesh.size(*axis);
+            dims[*dim] *= group_size;
             one(t[0].with_dims(&dims))
         }
-        Op::ReduceScatter { dim, axis } => {
-            collective(t[0], (*axis).into(), &[*dim])?;
+        Op::ReduceScatter { dim, groups } => {
+            let group_size = collective(t[0], *groups, &[*dim], mesh)?;
             reduction_dtype(Reduction::Sum, t[0].dtype)?;
-            one(t[0].with_dims(&cut(t[0], *dim, mesh.size(*axis))?))
+            one(t[0].with_dims(&cut(t[0], *dim, group_size)?))
         }
-        Op::AllToAll { split_dim, concat_dim, axis } => {
-            collective(t[0], (*axis).into(), &[*split_dim, *concat_dim])?;
-            let mut dims = cut(t[0], *split_dim, mesh.size(*axis))?;
-            dims[*concat_dim] *= mesh.size(*axis);
+        Op::AllToAll { split_dim, concat_dim, groups } => {
+            let group_size = collective(t[0], *groups, &[*split_dim, *concat_dim], mesh)?;
+            let mut dims = cut(t[0], *split_dim, group_size)?;
+            dims[*concat_dim] *= group_size;
             one(t[0].with_dims(&dims))
         }
-        Op::CollectivePermute { pairs, axis } => {
-            collective(t[0], (*axis).into(), &[])?;
-            permute_pairs(pairs, mesh.size(*axis))?;
+        Op::CollectivePermute { pairs, groups } => {
+            let group_size = collective(t[0], *groups, &[], mesh)?;
+            permute_pairs(pairs, group_size)?;
             one(t[0].clone())
         }
     }
@@ -318,15 +316,15 @@ fn slice(
     Ok(x.with_dims(&dims))
 }
 
-fn window(x: &TensorType, sizes: &[usize], start: &[&TensorType]) -> Result<(), String> {
+fn dynamic_slice(x: &TensorType, sizes: &[usize], start: &[&TensorType]) -> Result<(), String> {
     let fits = sizes.len() == x.rank() && sizes.iter().zip(&x.dims).all(|(size, dim)| size <= dim);
-    ensure(fits, || format!("a window of {sizes:?} does not fit into dims {:?}", x.dims))?;
+    ensure(fits, || format!("a slice of {sizes:?} does not fit into dims {:?}", x.dims))?;
     let is_index = |ty: &&TensorType| ty.dims.is_empty() && ty.dtype.is_integer();
     ensure(start.len() == x.rank() && start.iter().all(is_index), || {
-        format!("the start is {} integer scalars, one a dim", x.rank())
+        format!("the start needs {} integer scalars, one per dim", x.rank())
     })?;
     ensure(start.windows(2).all(|pair| pair[0].dtype == pair[1].dtype), || {
-        "the start's scalars are of different dtypes".into()
+        "the start indices have different dtypes".into()
     })
 }
 
@@ -346,12 +344,12 @@ fn pad(
     })?;
     let mut dims = vec![];
     for dim in 0..rank {
-        // Wide, since edges and interior may be anything.
+        // In i128, since edges and interior are unbounded.
         let edges = [low[dim], high[dim]].map(i128::from);
         let gaps = x.dims[dim].saturating_sub(1) as i128 * interior[dim] as i128;
         let numbers = [edges[0], edges[1], gaps, interior[dim] as i128 + 1];
         ensure(numbers.iter().all(|number| number.abs() <= MAX_EXTENT), || {
-            format!("the padding of dim {dim} reaches further than 2^60")
+            format!("the padding of dim {dim} exceeds 2^60")
         })?;
         let size = x.dims[dim] as i128 + gaps + edges[0] + edges[1];
         let size =
@@ -370,7 +368,7 @@ fn concatenate(t: &[&TensorType], dim: usize) -> Result<TensorType, String> {
         let fits = ty.dtype == first.dtype
             && ty.rank() == first.rank()
             && (0..first.rank()).all(|d| d == dim || ty.dims[d] == first.dims[d]);
-        ensure(fits, || format!("operands may differ in dim {dim} only"))?;
+        ensure(fits, || format!("operands may differ only in dim {dim}"))?;
         dims[dim] += ty.dims[dim];
     }
     Ok(first.with_dims(&dims))
@@ -378,7 +376,7 @@ fn concatenate(t: &[&TensorType], dim: usize) -> Result<TensorType, String> {
 
 fn dot_general(lhs: &TensorType, rhs: &TensorType, dims: &DotDims) -> Result<TensorType, String> {
     ensure(lhs.dtype == rhs.dtype && lhs.dtype != DType::Pred, || {
-        "operands must be of one numeric dtype".into()
+        "operands must have the same numeric dtype".into()
     })?;
     for (lhs_dims, rhs_dims, role) in [
         (&dims.lhs_batch, &dims.rhs_batch, "batch"),
@@ -388,7 +386,7 @@ fn dot_general(lhs: &TensorType, rhs: &TensorType, dims: &DotDims) -> Result<Ten
         for (l, r) in lhs_dims.iter().zip(rhs_dims) {
             let sizes = (lhs.dims.get(*l), rhs.dims.get(*r));
             ensure(sizes.0.is_some() && sizes.0 == sizes.1, || {
-                format!("{role} dims {l} and {r} do not meet")
+                format!("{role} dims {l} and {r} differ in size or do not exist")
             })?;
         }
     }
@@ -396,7 +394,7 @@ fn dot_general(lhs: &TensorType, rhs: &TensorType, dims: &DotDims) -> Result<Ten
     let rhs_free = dims.rhs_free(rhs.rank());
     let used = dims.lhs_batch.len() + dims.lhs_contracting.len();
     ensure(lhs_free.len() + used == lhs.rank() && rhs_free.len() + used == rhs.rank(), || {
-        "a dim is named twice".into()
+        "a dim is listed twice".into()
     })?;
     let result: Vec<_> = dims
         .lhs_batch
@@ -412,12 +410,10 @@ fn while_loop(t: &[&TensorType], regions: &Regions, mesh: &Mesh) -> Types {
     let Regions { cond, body } = regions;
     let carried = t.iter().copied();
     for (region, name) in [(cond, "condition"), (body, "body")] {
-        ensure(region.mesh() == mesh, || {
-            format!("the {name} is for the replicas of another mesh")
-        })?;
+        ensure(region.mesh() == mesh, || format!("the {name} was traced for another mesh"))?;
         let inputs = region.inputs().iter().map(|input| region.ty(input.value));
         ensure(inputs.eq(t.iter().copied()), || {
-            format!("the {name} takes other types than the values carried")
+            format!("the {name} does not take the types of the carried values")
         })?;
     }
     let outputs: Vec<_> = body.outputs().iter().map(|output| body.ty(output.value)).collect();
@@ -431,35 +427,42 @@ fn while_loop(t: &[&TensorType], regions: &Regions, mesh: &Mesh) -> Types {
     let cond_types: Vec<_> = cond.outputs().iter().map(|output| cond.ty(output.value)).collect();
     let is_pred = matches!(&cond_types[..], [ty] if ty.dtype == DType::Pred && ty.dims.is_empty());
     ensure(is_pred, || "the condition must return one pred scalar".into())?;
-    // Replicas that leave in different rounds leave with different values.
+    // Replicas that leave in different iterations leave with different values.
     let leaves_over = cond_types[0].varying;
     Ok(carried.map(|ty| ty.clone().varying(ty.varying | leaves_over)).collect())
 }
 
-fn all_reduce(t: &[&TensorType], reduction: Reduction, axes: AxisSet) -> Types {
+fn all_reduce(t: &[&TensorType], reduction: Reduction, groups: Groups, mesh: &Mesh) -> Types {
     let first = t.first().ok_or("takes at least one operand")?;
-    ensure(t.iter().all(|ty| ty.dtype == first.dtype), || "operands are of one dtype".into())?;
+    ensure(t.iter().all(|ty| ty.dtype == first.dtype), || {
+        "operands must have the same dtype".into()
+    })?;
     t.iter()
         .map(|ty| {
             reduction_dtype(reduction, ty.dtype)?;
-            collective(ty, axes, &[])?;
-            Ok((*ty).clone().varying(ty.varying.minus(axes)))
+            collective(ty, groups, &[], mesh)?;
+            let removed = if groups.is_whole() { groups.axes() } else { AxisSet::EMPTY };
+            Ok((*ty).clone().varying(ty.varying.minus(removed)))
         })
         .collect()
 }
 
-/// A collective over axes along which its operand is the same everywhere is a mistake: a sum would
-/// come out a multiple of what was meant.
-fn collective(ty: &TensorType, axes: AxisSet, dims: &[usize]) -> Result<(), String> {
+/// Checks the operand of a collective, and returns the number of replicas in each group. A collective over axes
+/// along which its operand is the same everywhere is a mistake: a sum would be a multiple of what was meant.
+fn collective(
+    ty: &TensorType,
+    groups: Groups,
+    dims: &[usize],
+    mesh: &Mesh,
+) -> Result<usize, String> {
+    let axes = groups.axes();
     ensure(axes.is_subset(ty.varying) && !axes.is_empty(), || {
-        format!(
-            "the operand does not vary over all of {axes}; hand it over with `vary` if it should"
-        )
+        format!("the operand does not vary over all of {axes}; apply `vary` if it should")
     })?;
     for dim in dims {
         ensure(*dim < ty.rank(), || format!("dim {dim} of rank {}", ty.rank()))?;
     }
-    Ok(())
+    groups.size(mesh).map_err(|uneven| uneven.to_string())
 }
 
 fn cut(ty: &TensorType, dim: usize, pieces: usize) -> Result<Vec<usize>, String> {
@@ -476,27 +479,27 @@ fn permute_pairs(pairs: &[(usize, usize)], size: usize) -> Result<(), String> {
         indices.sort_unstable();
         indices.windows(2).all(|pair| pair[0] != pair[1]) && indices.iter().all(|i| *i < size)
     };
-    ensure(!pairs.is_empty(), || "names no pair".into())?;
+    ensure(!pairs.is_empty(), || "needs at least one pair".into())?;
     let sources = pairs.iter().map(|pair| pair.0).collect();
     let targets = pairs.iter().map(|pair| pair.1).collect();
     ensure(unique(sources) && unique(targets), || {
-        format!("pairs {pairs:?} name an index twice or one not below {size}")
+        format!("pairs {pairs:?} contain an index twice or one not below {size}")
     })
 }
 
 fn same(t: &[&TensorType]) -> Result<(), String> {
     ensure(t.windows(2).all(|pair| pair[0].dtype == pair[1].dtype), || {
-        "operands are of different dtypes; convert one".into()
+        "operands have different dtypes; convert one".into()
     })?;
     ensure(t.windows(2).all(|pair| pair[0].dims == pair[1].dims), || {
-        "operands are of different dims; broadcast one".into()
+        "operands have different dims; broadcast one".into()
     })
 }
 
 fn same_varying(t: &[&TensorType]) -> Result<(), String> {
     ensure(t.windows(2).all(|pair| pair[0].varying == pair[1].varying), || {
-        "one operand is the same on all replicas where the other varies; `vary` says that gradients \
-         through it are to be summed over them"
+        "one operand is the same on all replicas while the other varies; apply `vary` to it: gradients \
+         through it are then summed over the replicas"
             .into()
     })
 }

@@ -1,19 +1,20 @@
-//! Tracing to StableHLO with types that know where replicas may differ.
+//! Tracing to StableHLO, with types that record where replicas may differ.
 //!
 //! A program is [traced](trace) into a [`Graph`] for the replicas of a [`Mesh`]; collectives are
-//! ordinary ops of the graph. [`mod@grad`] and the passes make graphs from graphs, [`verify`] holds their
-//! invariants, lower writes StableHLO text, and interpret evaluates a graph slowly and exactly
-//! with N simulated replicas. Everything here happens when tracing: no IO, no devices, no training.
+//! ordinary ops of the graph. [`mod@grad`] and the passes transform graphs, [`verify`] checks their
+//! invariants, [`lower`] writes StableHLO text, and [`interpret`] evaluates a graph slowly and exactly
+//! with N simulated replicas. Everything here happens at trace time: no IO, no devices, no training.
 
 mod collective;
 mod count;
 mod dtype;
 mod error;
-pub mod formulate;
 pub mod grad;
 mod graph;
+mod groups;
 mod infer;
 mod interp;
+mod leaf_spec;
 mod literal;
 mod mesh;
 mod op;
@@ -23,6 +24,7 @@ pub mod random;
 mod rebuild;
 mod recompute;
 mod region;
+pub mod rewrites;
 mod stablehlo;
 mod tensor;
 mod traffic;
@@ -36,7 +38,9 @@ pub use dtype::DType;
 pub use error::Error;
 pub use grad::{grad, vjp};
 pub use graph::{Graph, Input, Node, Output, ValueId};
+pub use groups::{Groups, UnevenGroups};
 pub use interp::{InterpError, interpret};
+pub use leaf_spec::LeafSpec;
 pub use literal::{Element, Literal};
 pub use mesh::{Axis, AxisSet, Mesh, Sharding, UnevenShard};
 pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};

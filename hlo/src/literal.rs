@@ -1,7 +1,7 @@
 //! `Literal`: a tensor value in host memory.
 //!
-//! Constants of a graph, batches, and what comes back from a device are all literals. The storage is
-//! aligned to 64 bytes, which is what XLA's CPU backend needs to use host memory without a copy.
+//! Constants of a graph, batches, and values read back from a device are all literals. The storage is
+//! aligned to 64 bytes, which XLA's CPU backend requires to use host memory without a copy.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -11,7 +11,7 @@ use half::{bf16, f16};
 
 use crate::DType;
 
-/// A Rust type that is the host form of a [`DType`]. `pred` travels as `u8` and is made with
+/// The Rust type of a [`DType`]'s elements. `pred` is stored as `u8` and constructed with
 /// [`Literal::pred`].
 pub trait Element: Pod + PartialEq + fmt::Debug {
     /// The dtype of values of this type.
@@ -21,7 +21,7 @@ pub trait Element: Pod + PartialEq + fmt::Debug {
 macro_rules! elements {
     ($($ty:ty => $dtype:ident),*) => { $(impl Element for $ty { const DTYPE: DType = DType::$dtype; })* };
 }
-elements!(f64 => F64, f32 => F32, bf16 => Bf16, f16 => F16, i64 => I64, i32 => I32, u64 => U64, u32 => U32, u8 => U8);
+elements!(f64 => F64, f32 => F32, bf16 => Bf16, f16 => F16, i64 => I64, i32 => I32, i8 => I8, u64 => U64, u32 => U32, u8 => U8);
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -95,6 +95,7 @@ impl Literal {
             DType::F16 => half!(f16),
             DType::I64 => cast!(i64),
             DType::I32 => cast!(i32),
+            DType::I8 => cast!(i8),
             DType::U64 => cast!(u64),
             DType::U32 => cast!(u32),
             DType::U8 => cast!(u8),
@@ -116,6 +117,7 @@ impl Literal {
             DType::F16 => self.as_slice::<f16>().iter().map(|v| v.to_f64()).collect(),
             DType::I64 => cast!(i64),
             DType::I32 => cast!(i32),
+            DType::I8 => cast!(i8),
             DType::U64 => cast!(u64),
             DType::U32 => cast!(u32),
             DType::U8 => cast!(u8),
@@ -123,7 +125,7 @@ impl Literal {
         }
     }
 
-    /// Is no element infinite or NaN?
+    /// `true` if no element is infinite or NaN.
     pub fn is_finite(&self) -> bool {
         match self.dtype {
             DType::F64 => self.as_slice::<f64>().iter().all(|v| v.is_finite()),
@@ -159,7 +161,7 @@ impl Literal {
         &bytemuck::cast_slice(&self.lines)[..self.num_bytes()]
     }
 
-    /// [`Self::bytes`], to write.
+    /// [`Self::bytes`], mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let num_bytes = self.num_bytes();
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..num_bytes]
@@ -174,7 +176,7 @@ impl Literal {
         bytemuck::cast_slice(self.bytes())
     }
 
-    /// [`Self::as_slice`], to write.
+    /// [`Self::as_slice`], mutable.
     ///
     /// # Panics
     /// If `T` is not this literal's dtype.
@@ -184,8 +186,8 @@ impl Literal {
     }
 }
 
-/// Equal bits, so that NaN equals itself and `0.0` differs from `-0.0`: what merging constants and
-/// comparing replicas need.
+/// Bitwise: NaN equals itself and `0.0` differs from `-0.0`, as merging constants and comparing
+/// replicas require.
 impl PartialEq for Literal {
     fn eq(&self, other: &Self) -> bool {
         self.dtype == other.dtype && self.dims == other.dims && self.bytes() == other.bytes()
@@ -214,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn storage_is_aligned_and_values_survive() {
+    fn storage_is_aligned_and_values_round_trip() {
         let literal = Literal::from_slice(&[3], &[1.5f32, -2.0, 3.0]);
         assert_eq!(literal.bytes().as_ptr() as usize % 64, 0);
         assert_eq!(literal.as_slice::<f32>(), [1.5, -2.0, 3.0]);
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_that_is_not_finite_is_seen_in_every_float_dtype() {
+    fn non_finite_elements_are_detected_in_every_float_dtype() {
         for dtype in DType::ALL {
             let at_end = |last: f64| Literal::from_f64(dtype, &[3], &[1.0, 0.0, last]);
             assert!(at_end(1.0).is_finite(), "{dtype}");

@@ -1,9 +1,9 @@
-//! The mesh: how the replicas are arranged along named axes, and how a tensor is cut over them.
+//! The mesh: how replicas are arranged along named axes, and how a tensor is sharded over them.
 
 use std::fmt;
 
 /// A direction in which replicas are arranged. The order of the variants is the order of the mesh:
-/// the last varies fastest with the replica's number, so that `tensor` neighbours sit closest.
+/// the last varies fastest with the replica's number, so that `tensor` neighbours are closest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
     /// Stages of layers.
@@ -46,17 +46,17 @@ impl AxisSet {
         axes.iter().fold(Self::EMPTY, |set, axis| set | (*axis).into())
     }
 
-    /// Is `axis` in the set?
+    /// `true` if `axis` is in the set.
     pub const fn contains(self, axis: Axis) -> bool {
         self.0 & (1 << axis as u8) != 0
     }
 
-    /// Is every axis of `self` in `other`?
+    /// `true` if every axis of `self` is in `other`.
     pub const fn is_subset(self, other: AxisSet) -> bool {
         self.0 & !other.0 == 0
     }
 
-    /// Has the set no axis?
+    /// `true` if the set has no axis.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -100,7 +100,7 @@ impl fmt::Display for AxisSet {
     }
 }
 
-/// The sizes of the mesh's axes. An axis of size 1 is there like any other, so that a program which
+/// The sizes of the mesh's axes. An axis of size 1 is treated like any other, so that a program that
 /// traces on one replica traces on many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
@@ -144,7 +144,7 @@ impl Mesh {
         self.sizes.iter().product()
     }
 
-    /// How far apart, in replica numbers, two neighbours along `axis` are.
+    /// Difference of the replica numbers of two neighbours along `axis`.
     pub fn stride(&self, axis: Axis) -> usize {
         self.sizes[axis as usize + 1..].iter().product()
     }
@@ -166,11 +166,6 @@ impl Mesh {
         }
         groups
     }
-}
-
-/// Replica groups cut into smaller ones of `size` neighbours; groups that are no larger stay.
-pub(crate) fn within(groups: Vec<Vec<usize>>, size: usize) -> Vec<Vec<usize>> {
-    groups.iter().flat_map(|group| group.chunks(size).map(<[usize]>::to_vec)).collect()
 }
 
 /// How a tensor's dims are cut over the mesh: for each dim the axes it is cut over, outermost first.

@@ -1,49 +1,48 @@
-//! The closed set of operations, in StableHLO's names.
+//! The closed set of operations, named as in StableHLO.
 //!
-//! Adding an op is a variant here and a line in each table: [`crate::infer`] (result types),
+//! To add an op, add a variant here and a line to each table: [`crate::infer`] (result types),
 //! `grad` (its VJP), `interp` (its value), `stablehlo` (its text) and `count` (its cost).
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::mesh::within;
 use crate::{
-    Axis, AxisSet, Convolution, CustomCall, CustomVjp, DType, Graph, Literal, Mesh, Region, Scan,
+    AxisSet, Convolution, CustomCall, CustomVjp, DType, Graph, Groups, Literal, Region, Scan,
     Window,
 };
 
-/// One operation; its operands and result types stand in the graph's node.
+/// One operation; its operands and result types are stored in the graph.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// The graph's input number `index`.
+    /// Input number `index` of the graph.
     Input {
         /// Position among the graph's inputs.
         index: usize,
     },
-    /// A value known when tracing.
+    /// A constant.
     Constant(Arc<Literal>),
-    /// Counts up along `dim`, the same along the others.
+    /// Each element is its index along `dim`.
     Iota {
         /// Result dtype: an integer or a float.
         dtype: DType,
         /// Result dims.
         dims: Vec<usize>,
-        /// The dim along which the value is the index.
+        /// The dim that is counted along.
         dim: usize,
     },
     /// An elementwise function of one operand.
     Unary(Unary),
-    /// An elementwise function of two operands of one type.
+    /// An elementwise function of two operands of the same type.
     Binary(Binary),
     /// Elementwise comparison; the result is `pred`.
     Compare(Comparison),
     /// `select(pred, on_true, on_false)`, elementwise.
     Select,
-    /// `clamp(min, x, max)`: min and max are of x's type, or scalars of its dtype.
+    /// `clamp(min, x, max)`: min and max have x's type, or are scalars of its dtype.
     Clamp,
-    /// Change of dtype by value.
+    /// Conversion of values to another dtype.
     Convert(DType),
-    /// Change of dtype by bits, between dtypes of one width.
+    /// Reinterpretation of the bits as another dtype of the same width.
     BitcastConvert(DType),
     /// Operand dim `i` becomes result dim `broadcast_dims[i]`; size 1 is stretched, other dims are new.
     BroadcastInDim {
@@ -52,7 +51,7 @@ pub enum Op {
         /// Where each operand dim goes; strictly increasing.
         broadcast_dims: Vec<usize>,
     },
-    /// The same elements, row-major, under other dims.
+    /// The same elements in row-major order, with other dims.
     Reshape {
         /// Result dims.
         dims: Vec<usize>,
@@ -71,32 +70,32 @@ pub enum Op {
         /// Step, at least 1.
         strides: Vec<usize>,
     },
-    /// `dynamic_slice(x, start...)`: `sizes` elements from `start`, one integer scalar a dim, moved into
-    /// range where the slice would reach beyond an edge.
+    /// `dynamic_slice(x, start...)`: `sizes` elements from `start`, one integer scalar per dim. The start is
+    /// clamped so that the slice is in bounds.
     DynamicSlice {
         /// Result dims.
         sizes: Vec<usize>,
     },
-    /// `dynamic_update_slice(x, update, start...)`: x with `update` written at `start`, which is moved
-    /// into range as for [`Op::DynamicSlice`].
+    /// `dynamic_update_slice(x, update, start...)`: x with `update` written at `start`, which is clamped
+    /// as in [`Op::DynamicSlice`].
     DynamicUpdateSlice,
-    /// `pad(x, value)`: edges may be negative (cut off); `interior` goes between elements.
+    /// `pad(x, value)`: negative edges cut elements off; `interior` is put between elements.
     Pad {
-        /// Before each dim.
+        /// Before the first element of each dim.
         low: Vec<i64>,
-        /// Behind each dim.
+        /// After the last element of each dim.
         high: Vec<i64>,
-        /// Between neighbours.
+        /// Between neighbouring elements of each dim.
         interior: Vec<usize>,
     },
-    /// Operands one behind the other along `dim`.
+    /// Concatenation of the operands along `dim`.
     Concatenate {
         /// The dim along which they are joined.
         dim: usize,
     },
-    /// Reduction over `dims`, which disappear.
+    /// Reduction over `dims`, which are removed.
     Reduce {
-        /// What is computed.
+        /// The reduction.
         reduction: Reduction,
         /// Strictly increasing.
         dims: Vec<usize>,
@@ -105,136 +104,129 @@ pub enum Op {
     DotGeneral(DotDims),
     /// Convolution of an input with a kernel.
     Convolution(Convolution),
-    /// The elements in the opposite order along `dims`.
+    /// Reversal of the elements along `dims`.
     Reverse {
         /// Strictly increasing.
         dims: Vec<usize>,
     },
-    /// Reduction of what a window meets, at each of its places.
+    /// Reduction over each position of a sliding window.
     ReduceWindow {
-        /// What is computed.
+        /// The reduction.
         reduction: Reduction,
         /// The window.
         window: Window,
     },
-    /// `select_and_scatter(x, source)`: for each place of the window, adds `source`'s element to where
-    /// `x` is greatest in it (the first of equals).
+    /// `select_and_scatter(x, source)`: for each position of the window, adds `source`'s element to the position
+    /// of the greatest element of `x` in the window (the first of equals).
     SelectAndScatter {
         /// The window, without dilations.
         window: Window,
-    },
-    /// Sum over groups of `size` neighbours among the replicas along `axes`. The result varies over the
-    /// axes still, since groups get different sums; so the cotangents of a group's results differ too, and
-    /// each operand's is their sum over the same group: the op is its own VJP.
-    AllReduceWithin {
-        /// Which axes.
-        axes: AxisSet,
-        /// Replicas of a group; divides the number of replicas along the axes.
-        size: usize,
     },
     /// `while(init...)`: results are the carried values when the condition is false.
     While {
         /// Condition and body.
         regions: Arc<Regions>,
-        /// How often the body runs, where known: `count` multiplies by it.
+        /// Number of iterations, if known: `count` multiplies by it.
         trip_count: Option<u64>,
     },
     /// `gather(x, indices)`: rows of `x` `[batch.., n, slice..]` at the integers `[batch.., index..]`, as
-    /// `[batch.., index.., slice..]`. An index out of range takes the nearest row.
+    /// `[batch.., index.., slice..]`. Indices are clamped to the range.
     Gather {
-        /// Leading dims that operand and indices share.
+        /// Number of leading dims that operand and indices share.
         num_batch: usize,
     },
     /// `scatter(x, indices, updates)`: `x` with the updates `[batch.., index.., slice..]` added to its rows
-    /// at the indices. An index out of range is ignored.
+    /// at the indices. Indices out of range are ignored.
     Scatter {
-        /// Leading dims that operand, indices and updates share.
+        /// Number of leading dims that operand, indices and updates share.
         num_batch: usize,
     },
     /// `top_k(x)`: the `k` greatest elements along the last dim, in decreasing order, and their i32 indices.
-    /// Equal elements stand in their order; floats are in IEEE 754's total order.
+    /// Equal elements keep their order; floats are compared in IEEE 754's total order.
     TopK {
-        /// How many; at least one.
+        /// Number of elements, at least 1.
         k: usize,
     },
-    /// `scan(consts.., init.., xs..) -> carried.., ys..`: a loop that reads and writes stacks, and that
-    /// gradients go through.
+    /// `scan(consts.., init.., xs..) -> carried.., ys..`: a differentiable loop that reads and writes stacks of
+    /// slices.
     Scan(Scan),
-    /// `case(index, x..)`: the results of branch `index` on x, of which only this one runs. An index that names
-    /// no branch takes the last.
+    /// `case(index, x..)`: the results of branch `index` on x; only this branch runs. An index out of range
+    /// takes the last branch.
     Case {
-        /// From x to results of the same types.
+        /// The branches; all return the same types.
         branches: Vec<Arc<Region>>,
     },
-    /// `remat(x..)`: the body's results; its VJP computes the body again instead of keeping what is
-    /// inside.
+    /// `remat(x..)`: the body's results; its VJP recomputes the body instead of keeping its
+    /// intermediate values.
     Remat(Arc<Region>),
     /// `custom_vjp(x..)`: the results of its forward function; its VJP is its backward function.
     CustomVjp(CustomVjp),
-    /// A call of a function that the backend knows.
+    /// A call of a function of the backend.
     CustomCall(Arc<CustomCall>),
-    /// The operand, unchanged. What makes it and what uses it are not fused into one loop, on backends
-    /// where that pays; elsewhere nothing.
+    /// The operand, unchanged. On backends where it pays, its producer and its users are not fused into one
+    /// loop; elsewhere it does nothing.
     FusionBarrier,
-    /// The operands, unchanged; nothing is moved or merged across.
+    /// The operands, unchanged; compilers move and merge nothing across.
     OptimizationBarrier,
-    /// This replica's index along `axes`, a u32 scalar that varies over just these axes.
+    /// This replica's index along `axes`, a u32 scalar that varies over exactly these axes.
     ReplicaId {
         /// Which axes.
         axes: AxisSet,
     },
-    /// The operand, unchanged, typed as varying over `axes` too. Costs nothing; its VJP is the
-    /// `all_reduce` that synchronous training is about.
+    /// The operand, unchanged, typed as varying over `axes` too. Costs nothing. Its VJP is an `all_reduce`: for
+    /// a parameter, the one that synchronises gradients.
     Vary {
         /// The axes added to the type.
         axes: AxisSet,
     },
     /// The operand, unchanged; gradients end here.
     StopGradient,
-    /// Reduction over the replicas along `axes`; variadic. The result varies over none of them.
+    /// Reduction over each replica group; variadic. Over whole groups the result varies over none of their
+    /// axes, and the VJP of a sum is `vary`. Over subgroups the result still varies over the axes, since each
+    /// subgroup has its own; so do the cotangents, and a sum is its own VJP.
     AllReduce {
-        /// What is computed.
+        /// The reduction.
         reduction: Reduction,
-        /// Which axes.
-        axes: AxisSet,
+        /// The replica groups.
+        groups: Groups,
     },
-    /// The shards of the replicas along `axis`, one behind the other along `dim`.
+    /// Concatenates the operands of each replica group along `dim`.
     AllGather {
         /// The dim along which shards are joined.
         dim: usize,
-        /// Which axis.
-        axis: Axis,
+        /// The replica groups.
+        groups: Groups,
     },
-    /// Sum over the replicas along `axis`, of which each keeps its shard of `dim`.
+    /// Sum over each replica group, of which replica `i` of the group keeps shard `i` of `dim`.
     ReduceScatter {
         /// The dim that is cut.
         dim: usize,
-        /// Which axis.
-        axis: Axis,
+        /// The replica groups.
+        groups: Groups,
     },
-    /// Cuts `split_dim` into pieces, sends piece `i` to replica `i` along `axis`, and joins what
-    /// comes in along `concat_dim`.
+    /// Cuts `split_dim` into pieces, sends piece `i` to replica `i` of the group, and concatenates the
+    /// received pieces along `concat_dim`.
     AllToAll {
         /// The dim that is cut.
         split_dim: usize,
         /// The dim along which pieces are joined.
         concat_dim: usize,
-        /// Which axis.
-        axis: Axis,
+        /// The replica groups.
+        groups: Groups,
     },
-    /// Sends the value from index `source` to index `target` along `axis`, for each pair; a replica
-    /// that nobody sends to gets zeros.
+    /// Sends the value of replica `source` of each group to replica `target` of the group, for each pair. A
+    /// replica that is no target gets zeros.
     CollectivePermute {
-        /// `(source, target)`; no source and no target twice.
+        /// `(source, target)`: positions in the group. Sources are distinct, and so are targets.
         pairs: Vec<(usize, usize)>,
-        /// Which axis.
-        axis: Axis,
+        /// The replica groups.
+        groups: Groups,
     },
 }
 
 impl Op {
-    /// StableHLO's name of the op (ours for `input`, `scan`, `remat`, `vary`, `stop_gradient` and
-    /// `all_reduce_within`; CHLO's for `erf` and `top_k`).
+    /// StableHLO's name of the op (our own for `input`, `scan`, `remat`, `vary` and
+    /// `stop_gradient`; CHLO's for `erf` and `top_k`).
     pub fn name(&self) -> &'static str {
         match self {
             Op::Input { .. } => "input",
@@ -261,7 +253,6 @@ impl Op {
             Op::Reverse { .. } => "reverse",
             Op::ReduceWindow { .. } => "reduce_window",
             Op::SelectAndScatter { .. } => "select_and_scatter",
-            Op::AllReduceWithin { .. } => "all_reduce_within",
             Op::While { .. } => "while",
             Op::Gather { .. } => "gather",
             Op::Scatter { .. } => "scatter",
@@ -284,7 +275,7 @@ impl Op {
         }
     }
 
-    /// The body that stands for the op when the graph is lowered or evaluated, of those that have one.
+    /// The body that replaces the op when the graph is lowered or evaluated, if it has one.
     pub(crate) fn inlined_body(&self) -> Option<&Region> {
         match self {
             Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => Some(body),
@@ -292,7 +283,7 @@ impl Op {
         }
     }
 
-    /// The graphs inside, which run with the op.
+    /// The graphs inside the op.
     pub(crate) fn regions(&self) -> Vec<&Graph> {
         match self {
             Op::While { regions, .. } => vec![&regions.cond, &regions.body],
@@ -302,14 +293,14 @@ impl Op {
         }
     }
 
-    /// Does the op, or one inside it, do more than compute its results?
+    /// `true` if the op, or one inside it, has a side effect.
     pub(crate) fn has_side_effect(&self) -> bool {
         let mut inner = self.regions().into_iter().flat_map(Graph::nodes);
         matches!(self, Op::CustomCall(call) if call.has_side_effect)
             || inner.any(|node| node.op.has_side_effect())
     }
 
-    /// The op with its graphs gone through a pass, if it is a loop or a case.
+    /// The op with a pass applied to its graphs, if it is a loop or a case.
     pub(crate) fn with_regions(&self, pass: impl Fn(&Graph) -> Graph) -> Option<Op> {
         let region = |region: &Region| Region::new(pass(&region.graph));
         Some(match self {
@@ -325,25 +316,21 @@ impl Op {
         })
     }
 
-    /// The replicas that meet in this op, group by group; each by itself in ops that are no collectives.
-    pub fn replica_groups(&self, mesh: &Mesh) -> Vec<Vec<usize>> {
-        let groups = mesh.groups(self.collective_axes());
+    /// The replica groups of a collective; `None` for other ops.
+    pub fn groups(&self) -> Option<Groups> {
         match self {
-            Op::AllReduceWithin { size, .. } => within(groups, *size),
-            _ => groups,
+            Op::AllReduce { groups, .. }
+            | Op::AllGather { groups, .. }
+            | Op::ReduceScatter { groups, .. }
+            | Op::AllToAll { groups, .. }
+            | Op::CollectivePermute { groups, .. } => Some(*groups),
+            _ => None,
         }
     }
 
-    /// The axes over which replicas meet in this op; none for ops that are not collectives.
+    /// The axes along which a collective communicates; none for other ops.
     pub fn collective_axes(&self) -> AxisSet {
-        match self {
-            Op::AllReduce { axes, .. } | Op::AllReduceWithin { axes, .. } => *axes,
-            Op::AllGather { axis, .. }
-            | Op::ReduceScatter { axis, .. }
-            | Op::AllToAll { axis, .. }
-            | Op::CollectivePermute { axis, .. } => (*axis).into(),
-            _ => AxisSet::EMPTY,
-        }
+        self.groups().map_or(AxisSet::EMPTY, Groups::axes)
     }
 }
 
@@ -367,12 +354,12 @@ named! {
     /// Elementwise functions of one operand.
     Unary {
         Abs = "abs", "Absolute value.";
-        Ceil = "ceil", "Least whole number not below.";
+        Ceil = "ceil", "Least whole number >= x.";
         Cosine = "cosine", "Cosine of radians.";
         Erf = "erf", "Error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x. Of CHLO.";
         Exponential = "exponential", "e^x.";
         ExponentialMinusOne = "exponential_minus_one", "e^x - 1, accurate near 0.";
-        Floor = "floor", "Greatest whole number not above.";
+        Floor = "floor", "Greatest whole number <= x.";
         IsFinite = "is_finite", "Neither infinite nor NaN; the result is `pred`.";
         Log = "log", "Natural logarithm.";
         LogPlusOne = "log_plus_one", "log(1 + x), accurate near 0.";
@@ -381,7 +368,7 @@ named! {
         Not = "not", "Bitwise, or logical for `pred`.";
         RoundNearestEven = "round_nearest_even", "Nearest whole number, ties to even.";
         Rsqrt = "rsqrt", "1 / sqrt(x).";
-        Sign = "sign", "-1, 0 or 1; NaN stays.";
+        Sign = "sign", "-1, 0 or 1; NaN for NaN.";
         Sine = "sine", "Sine of radians.";
         Sqrt = "sqrt", "Square root.";
         Tanh = "tanh", "Hyperbolic tangent.";
@@ -394,13 +381,13 @@ named! {
         Add = "add", "x + y (`or` for pred).";
         And = "and", "Bitwise, or logical for `pred`.";
         Divide = "divide", "x / y; integers round towards zero.";
-        Maximum = "maximum", "The greater; NaN wins.";
-        Minimum = "minimum", "The lesser; NaN wins.";
+        Maximum = "maximum", "The greater; NaN if either is NaN.";
+        Minimum = "minimum", "The lesser; NaN if either is NaN.";
         Multiply = "multiply", "x * y (`and` for pred).";
         Or = "or", "Bitwise, or logical for `pred`.";
         Power = "power", "x^y.";
-        Remainder = "remainder", "x - y * trunc(x / y): the sign of x.";
-        ShiftLeft = "shift_left", "x << y; 0 where y is not below the width.";
+        Remainder = "remainder", "x - y * trunc(x / y), with the sign of x.";
+        ShiftLeft = "shift_left", "x << y; 0 if y >= the width.";
         ShiftRightArithmetic = "shift_right_arithmetic", "x >> y, copying the sign bit.";
         ShiftRightLogical = "shift_right_logical", "x >> y, filling with zeros.";
         Subtract = "subtract", "x - y.";
@@ -409,7 +396,7 @@ named! {
 }
 
 named! {
-    /// Directions of [`Op::Compare`]. NaN is unequal to everything and in no order.
+    /// Directions of [`Op::Compare`]. NaN is unequal to everything and unordered.
     Comparison {
         Eq = "EQ", "Equal.";
         Ne = "NE", "Not equal.";
@@ -421,9 +408,9 @@ named! {
 }
 
 named! {
-    /// What a reduction computes. `sum` is called `add` in StableHLO.
+    /// Reductions, named by the StableHLO op that combines two elements.
     Reduction {
-        Sum = "add", "Sum; of integers modulo 2^width.";
+        Sum = "add", "Sum; for integers modulo 2^width.";
         Max = "maximum", "Greatest.";
         Min = "minimum", "Least.";
         And = "and", "All; for `pred`.";
@@ -431,7 +418,7 @@ named! {
     }
 }
 
-/// Which dims of a [`Op::DotGeneral`] are batch dims and which are contracted, pairwise.
+/// The batch and contracted dims of an [`Op::DotGeneral`], in pairs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DotDims {
     /// Batch dims of the left operand.
@@ -471,13 +458,13 @@ fn free_dims(rank: usize, batch: &[usize], contracting: &[usize]) -> Vec<usize> 
     (0..rank).filter(|dim| !batch.contains(dim) && !contracting.contains(dim)).collect()
 }
 
-/// The condition and body of a `while`: graphs whose inputs are the carried values. Two loops are
-/// equal only if they are the same loop, so loops are never merged.
+/// The condition and body of a `while`: graphs whose inputs are the carried values. Compared by identity, so
+/// that loops are never merged.
 #[derive(Debug)]
 pub struct Regions {
-    /// Carried values to one `pred` scalar.
+    /// From the carried values to one `pred` scalar.
     pub cond: Graph,
-    /// Carried values to carried values.
+    /// From the carried values to the next ones.
     pub body: Graph,
 }
 

@@ -1,4 +1,4 @@
-//! Passes: graphs from graphs.
+//! Simplifying passes.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,8 @@ use crate::rebuild::{push, rebuild};
 use crate::region::prepare;
 use crate::{Graph, Op, ValueId};
 
-/// Removes nodes that no output depends on, but for those with a side effect. Inputs stay, since they are the program's signature.
+/// Removes nodes without side effects that no output depends on. Inputs stay, since they are the program's
+/// signature.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
     let mut live = vec![false; graph.num_values()];
     for output in graph.outputs() {
@@ -25,15 +26,15 @@ pub fn eliminate_dead_code(graph: &Graph) -> Graph {
     })
 }
 
-/// Merges nodes that compute the same from the same operands, in loops and branches too.
+/// Merges nodes with the same op and the same operands, in loops and branches too.
 ///
-/// An `optimization_barrier` is never merged, so values on its two sides stay apart: what is recomputed
-/// behind it is recomputed. A `fusion_barrier` is only a hint, and is merged. So are collectives, since
-/// equal ones on equal operands give equal results.
+/// An `optimization_barrier` is never merged, so a recomputation after it is not merged with the original. A
+/// `fusion_barrier` is only a hint, and is merged. So are collectives, since equal ones on equal operands give
+/// equal results.
 pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
     let mut seen: HashMap<(Op, Vec<ValueId>), ValueId> = HashMap::new();
     rebuild(graph, |new, node, operands| {
-        // What a region's gradient was traced with and does not need goes with it.
+        // Tracing a region's gradient leaves dead code in it.
         let inner = |region: &Graph| eliminate_dead_code(&merge_common_subexpressions(region));
         if let Some(op) = node.op.with_regions(inner) {
             return Some(push(new, node, op, operands));
@@ -57,8 +58,8 @@ pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
     })
 }
 
-/// [`merge_common_subexpressions`] and [`eliminate_dead_code`], after gradients' regions are put in order: what is lowered, and what `lockstep hlo`
-/// prints.
+/// Prepares the regions of gradients, then applies [`merge_common_subexpressions`] and [`eliminate_dead_code`]. The
+/// result is what is lowered and what `lockstep hlo` prints.
 pub fn simplify(graph: &Graph) -> Graph {
     eliminate_dead_code(&merge_common_subexpressions(&prepare(graph)))
 }

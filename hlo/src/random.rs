@@ -1,8 +1,8 @@
 //! Random numbers that do not depend on the number of replicas.
 //!
-//! The bits of an element are threefry2x32 of a key, which follows from (seed, step, path), and of the
-//! element's **global** index. So a shard draws its own slice, dropout follows the example and not the
-//! replica, and N changes nothing. Everything is ordinary u32 arithmetic, the same on every backend.
+//! The bits of an element are threefry2x32 of a key, which depends on (seed, step, path), and of the
+//! element's **global** index. So a shard draws its own slice, dropout depends on the example and not on the
+//! replica, and the values do not depend on N. Everything is ordinary u32 arithmetic, the same on every backend.
 //!
 //! Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); the values
 //! are those of JAX and of the Random123 library.
@@ -29,7 +29,7 @@ pub fn threefry2x32(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
     [x0, x1]
 }
 
-/// [`threefry2x32`] in a graph: key words are u32 scalars, counter words u32 tensors of one shape.
+/// [`threefry2x32`] in a graph: key words are u32 scalars, counter words are u32 tensors of the same shape.
 #[track_caller]
 fn threefry2x32_ops<'g>(key: [Tensor<'g>; 2], counter: [Tensor<'g>; 2]) -> [Tensor<'g>; 2] {
     let schedule = [key[0], key[1], key[0].xor(key[1]).xor(f64::from(PARITY))];
@@ -47,8 +47,8 @@ fn threefry2x32_ops<'g>(key: [Tensor<'g>; 2], counter: [Tensor<'g>; 2]) -> [Tens
     [x0, x1]
 }
 
-/// The key of a stream of random numbers: two u32 scalars. Or those of several streams that are drawn side by
-/// side, as one computation: two u32 `[num_streams]`.
+/// The key of a stream of random numbers: two u32 scalars. Or the keys of several streams that are drawn in
+/// one computation: two u32 `[num_streams]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Key<'g> {
     words: [Tensor<'g>; 2],
@@ -71,14 +71,14 @@ impl<'g> Key<'g> {
         Self { words }
     }
 
-    /// Another key for each number (a u32 scalar, such as the step).
+    /// Derives a key from a number (a u32 scalar, such as the step).
     #[must_use]
     #[track_caller]
     pub fn fold_in(self, number: Tensor<'g>) -> Self {
         Self { words: threefry2x32_ops(self.words, [number.full_like(0.0), number]) }
     }
 
-    /// Another key for each path.
+    /// Derives a key from a path.
     #[must_use]
     #[track_caller]
     pub fn fold_in_path(self, path: &str) -> Self {
@@ -87,7 +87,7 @@ impl<'g> Key<'g> {
         Self { words: threefry2x32_ops(self.words, hash) }
     }
 
-    /// The keys that [`Self::fold_in_path`] makes of several paths, for streams side by side.
+    /// The keys of [`Self::fold_in_path`] for several paths, to draw several streams in one computation.
     #[must_use]
     #[track_caller]
     pub fn fold_in_paths(self, paths: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
@@ -100,16 +100,16 @@ impl<'g> Key<'g> {
         Self { words: threefry2x32_ops(self.words, hashes) }
     }
 
-    /// Two u32 tensors of random bits for the window's elements; those of streams side by side have the streams in
-    /// front, `[num_streams, ..]`. So have the numbers that are made of them.
+    /// Two u32 tensors of random bits for the slice's elements. Keys of several streams give a leading dim,
+    /// `[num_streams, ..]`, here and in the distributions.
     #[must_use]
     #[track_caller]
-    pub fn bits(self, window: &Window<'g>) -> [Tensor<'g>; 2] {
-        let counter = window.counter(self.words[0].tracer());
+    pub fn bits(self, slice: &GlobalSlice<'g>) -> [Tensor<'g>; 2] {
+        let counter = slice.counter(self.words[0].tracer());
         let Some(&num_streams) = self.words[0].shape().first() else {
             return threefry2x32_ops(self.words, counter);
         };
-        let dims = [&[num_streams], window.dims()].concat();
+        let dims = [&[num_streams], slice.dims()].concat();
         let inner: Vec<_> = (1..dims.len()).collect();
         threefry2x32_ops(
             self.words.map(|word| word.broadcast_in_dim(&dims, &[0])),
@@ -117,26 +117,26 @@ impl<'g> Key<'g> {
         )
     }
 
-    /// Uniform in `[0, 1)`, on a grid that the dtype holds exactly: 2^-53 for f64, 2^-24 for f32, 2^-11
+    /// Uniform in `[0, 1)`, in multiples of a step that the dtype represents exactly: 2^-53 for f64, 2^-24 for f32, 2^-11
     /// for f16, 2^-8 for bf16.
     #[track_caller]
-    pub fn uniform(self, window: &Window<'g>, dtype: DType) -> Tensor<'g> {
-        let bits = self.bits(window);
+    pub fn uniform(self, slice: &GlobalSlice<'g>, dtype: DType) -> Tensor<'g> {
+        let bits = self.bits(slice);
         match dtype {
             DType::F64 => unit_f64(bits[0], bits[1]),
-            // A finer grid would round up to 1.
+            // A finer step would round up to 1.
             DType::F16 => unit(bits[0], 11).convert(dtype),
             DType::Bf16 => unit(bits[0], 8).convert(dtype),
             _ => unit(bits[0], 24).convert(dtype),
         }
     }
 
-    /// Standard normal, by the method of Box and Muller from the element's two words:
+    /// Standard normal, by the Box-Muller transform of the element's two words:
     /// `sqrt(-2 ln(1 - u)) cos(2 pi v)`.
     #[must_use]
     #[track_caller]
-    pub fn normal(self, window: &Window<'g>, dtype: DType) -> Tensor<'g> {
-        let bits = self.bits(window);
+    pub fn normal(self, slice: &GlobalSlice<'g>, dtype: DType) -> Tensor<'g> {
+        let bits = self.bits(slice);
         let [u, v] = match dtype {
             DType::F64 => bits.map(|word| word.convert(DType::F64) * 2f64.powi(-32)),
             _ => bits.map(|word| unit(word, 24)),
@@ -148,19 +148,19 @@ impl<'g> Key<'g> {
     /// `pred`: true with the given probability.
     #[must_use]
     #[track_caller]
-    pub fn bernoulli(self, probability: f64, window: &Window<'g>) -> Tensor<'g> {
-        self.uniform(window, DType::F32).less(probability)
+    pub fn bernoulli(self, probability: f64, slice: &GlobalSlice<'g>) -> Tensor<'g> {
+        self.uniform(slice, DType::F32).less(probability)
     }
 }
 
-/// The upper bits, 24 or fewer of them, as a fraction: f32.
+/// The upper `num_bits` (at most 24) bits as a fraction in `[0, 1)`, in f32.
 #[track_caller]
 fn unit(word: Tensor<'_>, num_bits: u32) -> Tensor<'_> {
     let upper = word.shift_right_logical(f64::from(32 - num_bits)).convert(DType::F32);
     upper * 0.5f64.powi(num_bits as i32)
 }
 
-/// 27 and 26 bits as a fraction of 53.
+/// The upper 27 and 26 bits of two words as a fraction of 53 bits, in f64.
 #[track_caller]
 fn unit_f64<'g>(high: Tensor<'g>, low: Tensor<'g>) -> Tensor<'g> {
     let high = high.shift_right_logical(5.0).convert(DType::F64) * 2f64.powi(26);
@@ -168,7 +168,7 @@ fn unit_f64<'g>(high: Tensor<'g>, low: Tensor<'g>) -> Tensor<'g> {
     (high + low) * 2f64.powi(-53)
 }
 
-/// FNV-1a of 64 bits.
+/// 64-bit FNV-1a.
 fn path_hash(path: &str) -> [u32; 2] {
     let hash = path.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
@@ -176,34 +176,34 @@ fn path_hash(path: &str) -> [u32; 2] {
     [(hash >> 32) as u32, hash as u32]
 }
 
-/// Which elements of a global tensor are drawn here.
+/// The elements of a global tensor that are drawn on this replica.
 #[derive(Clone, Debug)]
-pub struct Window<'g> {
+pub struct GlobalSlice<'g> {
     global: Vec<usize>,
     local: Vec<usize>,
     /// The global index at which each dim starts; `None` is 0.
     start: Vec<Option<Tensor<'g>>>,
 }
 
-impl<'g> Window<'g> {
+impl<'g> GlobalSlice<'g> {
     /// All elements.
     pub fn whole(dims: &[usize]) -> Self {
         Self { global: dims.to_vec(), local: dims.to_vec(), start: vec![None; dims.len()] }
     }
 
-    /// `dims[0]` rows from row `start` (a u32 scalar) on, of a tensor with any number of rows.
+    /// `dims[0]` rows, starting at row `start` (a u32 scalar), of a tensor with any number of rows.
     pub fn rows(start: Tensor<'g>, dims: &[usize]) -> Self {
-        let mut window = Self::whole(dims);
-        if let Some(first) = window.start.first_mut() {
+        let mut slice = Self::whole(dims);
+        if let Some(first) = slice.start.first_mut() {
             *first = Some(start);
         }
-        window
+        slice
     }
 
     /// This replica's shard of a tensor of the given global dims.
     ///
     /// # Errors
-    /// A dim that does not divide.
+    /// If a dim does not divide.
     #[track_caller]
     pub fn shard(
         t: &'g Tracer,
@@ -220,8 +220,8 @@ impl<'g> Window<'g> {
         Ok(Self { global: global.to_vec(), start: start.collect(), local })
     }
 
-    /// The same elements with the dims behind the first as one. A window that is cut along one of those stays as it
-    /// is.
+    /// The same elements, with all dims after the first flattened to one. Unchanged if the slice is cut along one of
+    /// these dims.
     #[must_use]
     pub fn as_rows(self) -> Self {
         if self.local.len() < 2 || self.start.iter().skip(1).any(Option::is_some) {
@@ -236,7 +236,7 @@ impl<'g> Window<'g> {
         }
     }
 
-    /// Size of each dim here.
+    /// Size of each dim on this replica.
     pub fn dims(&self) -> &[usize] {
         &self.local
     }
@@ -269,7 +269,7 @@ mod tests {
         ([0x1319_8a2e, 0x0370_7344], [0x243f_6a88, 0x85a3_08d3], [0xc492_3a9c, 0x483d_f7a0]),
     ];
 
-    /// Draws with the key of `seed` and gives each replica's values.
+    /// Draws with the key of `seed`. Returns each replica's values.
     fn draw(
         mesh: Mesh,
         seed: [u32; 2],
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn threefry_in_a_graph_is_that_of_the_host() {
+    fn threefry_in_a_graph_equals_threefry_on_the_host() {
         let counters: Vec<[u32; 2]> = (0..50)
             .map(|i| threefry2x32([5, 6], [0, i]))
             .chain(KNOWN.map(|known| known.1))
@@ -312,7 +312,8 @@ mod tests {
 
     #[test]
     fn an_element_has_the_bits_of_its_global_index() {
-        let drawn = draw(Mesh::SINGLE, [1, 2], |_, key| key.bits(&Window::whole(&[2, 3, 4]))[0]);
+        let drawn =
+            draw(Mesh::SINGLE, [1, 2], |_, key| key.bits(&GlobalSlice::whole(&[2, 3, 4]))[0]);
         let counter = |i: u32| [i / 12, i % 12];
         let expected: Vec<_> = (0..24).map(|i| threefry2x32([1, 2], counter(i))[0]).collect();
         assert_eq!(drawn[0].as_slice::<u32>(), expected);
@@ -331,11 +332,12 @@ mod tests {
             Sharding::new(&[AxisSet::EMPTY, data, AxisSet::EMPTY]),
         ] {
             for dtype in [DType::F32, DType::F64, DType::Bf16] {
-                let whole =
-                    draw(Mesh::SINGLE, [3, 4], |_, key| key.normal(&Window::whole(&global), dtype));
+                let whole = draw(Mesh::SINGLE, [3, 4], |_, key| {
+                    key.normal(&GlobalSlice::whole(&global), dtype)
+                });
                 let whole = whole[0].to_f64();
                 let shards = draw(mesh, [3, 4], |t, key| {
-                    key.normal(&Window::shard(t, &global, &sharding).unwrap(), dtype)
+                    key.normal(&GlobalSlice::shard(t, &global, &sharding).unwrap(), dtype)
                 });
                 for (replica, shard) in shards.iter().enumerate() {
                     let local = sharding.local_shape(&global, &mesh).unwrap();
@@ -362,7 +364,7 @@ mod tests {
                 let local = 8 / num_replicas;
                 let first = t.replica_id(Axis::Data) * local as f64;
                 let key = key.fold_in(t.scalar(DType::U32, 3.0)).fold_in_path("blocks.0.dropout");
-                key.bernoulli(0.5, &Window::rows(first, &[local, 5]))
+                key.bernoulli(0.5, &GlobalSlice::rows(first, &[local, 5]))
             });
             drawn.iter().flat_map(Literal::to_f64).collect()
         };
@@ -374,11 +376,11 @@ mod tests {
     }
 
     #[test]
-    fn seed_step_and_path_each_give_other_bits() {
+    fn seed_step_and_path_each_change_the_bits() {
         let bits = |seed, step: f64, path: &str| {
             draw(Mesh::SINGLE, seed, |t, key| {
                 let key = key.fold_in(t.scalar(DType::U32, step)).fold_in_path(path);
-                key.bits(&Window::whole(&[4]))[0]
+                key.bits(&GlobalSlice::whole(&[4]))[0]
             })
         };
         let all = [
@@ -389,21 +391,21 @@ mod tests {
             bits([0, 1], 0.0, "a.b"),
         ];
         for (i, some) in all.iter().enumerate() {
-            assert!(all[..i].iter().all(|other| other != some), "stream {i} is another one's");
+            assert!(all[..i].iter().all(|other| other != some), "stream {i} equals an earlier one");
         }
         assert_eq!(all[0], bits([0, 1], 0.0, "a"));
     }
 
     #[test]
-    fn streams_side_by_side_are_those_of_their_paths() {
+    fn streams_drawn_together_equal_those_of_their_paths() {
         let paths = ["a", "b", "a.b"];
         for dims in [&[][..], &[5], &[2, 3, 4]] {
             let together = draw(Mesh::SINGLE, [1, 2], |_, key| {
-                key.fold_in_paths(paths).normal(&Window::whole(dims).as_rows(), DType::F32)
+                key.fold_in_paths(paths).normal(&GlobalSlice::whole(dims).as_rows(), DType::F32)
             });
             let alone = paths.map(|path| {
                 let drawn = draw(Mesh::SINGLE, [1, 2], |_, key| {
-                    key.fold_in_path(path).normal(&Window::whole(dims), DType::F32)
+                    key.fold_in_path(path).normal(&GlobalSlice::whole(dims), DType::F32)
                 });
                 drawn[0].to_f64()
             });
@@ -414,16 +416,16 @@ mod tests {
     const NUM_SAMPLES: usize = 1 << 15;
 
     #[test]
-    fn rows_of_more_elements_than_can_be_counted_are_an_error() {
+    fn rows_with_too_many_elements_are_an_error() {
         let error = trace(Mesh::SINGLE, |t| {
             let key = Key::from_words([t.scalar(DType::U32, 0.0); 2]);
-            let [bits, _] = key.bits(&Window::whole(&[2, usize::MAX, 2]).as_rows());
+            let [bits, _] = key.bits(&GlobalSlice::whole(&[2, usize::MAX, 2]).as_rows());
             t.output("bits", bits);
         });
         assert!(error.unwrap_err().message.contains("more than 2^40 elements"));
     }
 
-    /// Four standard errors, which a right generator exceeds for one seed of 16 000.
+    /// The tolerance is four standard errors, which a correct generator exceeds for one seed in 16 000.
     fn assert_mean(what: &str, values: &[f64], mean: f64, variance: f64) {
         let found = values.iter().sum::<f64>() / values.len() as f64;
         let limit = 4.0 * (variance / values.len() as f64).sqrt();
@@ -431,18 +433,18 @@ mod tests {
     }
 
     #[test]
-    fn uniform_numbers_fill_the_interval_without_its_end() {
+    fn uniform_numbers_fill_the_half_open_interval() {
         for (dtype, grid) in
             [(DType::F64, 53), (DType::F32, 24), (DType::F16, 11), (DType::Bf16, 8)]
         {
             let drawn = draw(Mesh::SINGLE, [0, 9], |_, key| {
-                key.uniform(&Window::whole(&[NUM_SAMPLES]), dtype)
+                key.uniform(&GlobalSlice::whole(&[NUM_SAMPLES]), dtype)
             });
             let values = drawn[0].to_f64();
             let steps = |value: &f64| value * 2f64.powi(grid);
             assert!(values.iter().all(|value| (0.0..1.0).contains(value)), "{dtype}");
             assert!(values.iter().all(|value| steps(value).fract() == 0.0), "{dtype}");
-            // The last grid points are reached, or at least the last thousandth.
+            // The upper end of the interval is reached.
             assert!(values.iter().any(|value| *value > 0.99), "{dtype}");
             let middle = 0.5 - 0.5f64.powi(grid + 1);
             assert_mean(&format!("{dtype}"), &values, middle, 1.0 / 12.0);
@@ -455,7 +457,7 @@ mod tests {
     fn normal_numbers_have_the_moments_of_the_normal_distribution() {
         for dtype in [DType::F64, DType::F32] {
             let drawn = draw(Mesh::SINGLE, [0, 10], |_, key| {
-                key.normal(&Window::whole(&[NUM_SAMPLES]), dtype)
+                key.normal(&GlobalSlice::whole(&[NUM_SAMPLES]), dtype)
             });
             let values = drawn[0].to_f64();
             let power = |n: i32| values.iter().map(|x| x.powi(n)).collect::<Vec<_>>();
@@ -469,10 +471,10 @@ mod tests {
     }
 
     #[test]
-    fn bernoulli_holds_with_its_probability() {
+    fn bernoulli_is_true_with_its_probability() {
         for probability in [0.0, 0.1, 0.5, 0.9, 1.0] {
             let drawn = draw(Mesh::SINGLE, [0, 11], |_, key| {
-                key.bernoulli(probability, &Window::whole(&[NUM_SAMPLES]))
+                key.bernoulli(probability, &GlobalSlice::whole(&[NUM_SAMPLES]))
             });
             let values = drawn[0].to_f64();
             if probability == 0.0 || probability == 1.0 {

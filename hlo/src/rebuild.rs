@@ -1,11 +1,11 @@
-//! Copying a graph node by node, with changes: what passes are made of.
+//! Copying a graph node by node with changes, the basis of passes.
 
 use crate::graph::Output;
 use crate::{Graph, Node, Op, ValueId};
 
-/// Copies a graph node by node. `f` gets the new graph, the old node and its new operands, and says
-/// which value of the new graph is the node's first result, or `None` where nothing uses it. Inputs and
-/// outputs are copied by themselves.
+/// Copies a graph node by node. `f` gets the new graph, the old node and its new operands, and returns the
+/// value of the new graph that replaces the node's first result, or `None` to drop the node. Inputs and
+/// outputs are copied automatically.
 pub fn rebuild(
     graph: &Graph,
     mut f: impl FnMut(&mut Graph, &Node, &[ValueId]) -> Option<ValueId>,
@@ -16,8 +16,8 @@ pub fn rebuild(
     })
 }
 
-/// [`rebuild`] where a node may become several: `f` says which values are its results, at least as many
-/// as it had.
+/// [`rebuild`] where a node may become several: `f` returns the values that replace its results, at least as
+/// many as it had.
 pub(crate) fn rebuild_values(
     graph: &Graph,
     mut f: impl FnMut(&mut Graph, &Node, &[ValueId]) -> Option<Vec<ValueId>>,

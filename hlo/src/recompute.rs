@@ -1,17 +1,16 @@
-//! Computing values again from others, elementwise.
+//! Recomputing values elementwise from substituted operands.
 
 use std::collections::HashMap;
 
 use crate::{Error, Graph, Op, Tensor, Tracer, ValueId};
 
 impl Tracer {
-    /// `values` as they would be if each `(from, to)` of `replaced` had `to` in the place of `from`, which
-    /// are of one type. Only elementwise ops are repeated: what a reduction, a product, a collective or a
-    /// loop made of `from` stays what it was.
+    /// `values` recomputed with `to` in the place of `from` for each `(from, to)` of `replaced`, which have the
+    /// same type. Only elementwise ops are repeated: results of reductions, products, collectives and loops on
+    /// `from` are reused.
     ///
-    /// So a large value is there a second time without being kept in memory in between, and at the price
-    /// of its last ops alone. Where `to` follows from what was found out about `values`, no compiler can merge
-    /// the two again.
+    /// So a large value need not be kept in memory between two uses, at the cost of repeating its last ops. If
+    /// `to` depends on `values`, no compiler can merge the two computations.
     ///
     /// ```
     /// use hlo::{DType, Literal, Mesh, TensorType, interpret, trace};
@@ -47,7 +46,7 @@ impl Tracer {
         }
     }
 
-    /// [`Self::recompute`] on values; `again` holds what has taken whose place.
+    /// [`Self::recompute`] on values; `again` maps each value to its replacement.
     fn repeat_elementwise(
         &self,
         wanted: &[ValueId],
@@ -65,7 +64,7 @@ impl Tracer {
     }
 }
 
-/// The elementwise nodes by which `wanted` follows from `starts`, in order.
+/// The elementwise nodes on paths from `starts` to `wanted`, in order.
 fn nodes_between(
     graph: &Graph,
     starts: &HashMap<ValueId, ValueId>,
@@ -99,7 +98,7 @@ fn nodes_between(
     between
 }
 
-/// Is each element of the result a cheap function of one element of each operand?
+/// `true` if each element of the result is a cheap function of one element of each operand.
 pub(crate) fn is_elementwise(op: &Op) -> bool {
     matches!(
         op,
@@ -133,7 +132,7 @@ mod tests {
             let value = (x + shared) * norm;
             let before = t.graph().nodes().len();
             let again = t.recompute(&[value, shared, x, norm], &[(x, y)]);
-            // The sum and the product alone, for the norm has been broadcast.
+            // Only the sum and the product: the norm is not elementwise.
             assert_eq!(t.graph().nodes().len(), before + 2);
             assert_eq!(
                 again[1..].iter().map(Tensor::value).collect::<Vec<_>>(),
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_another_type_is_refused_where_it_is_met() {
+    fn a_replacement_of_another_type_is_an_error_of_its_first_user() {
         let graph = trace(Mesh::SINGLE, |t| {
             let x = t.input("x", TensorType::new(DType::F32, &[3]));
             let y = t.input("y", TensorType::new(DType::F32, &[2]));

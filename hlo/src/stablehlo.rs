@@ -1,8 +1,8 @@
-//! Graph to StableHLO text.
+//! Lowering of graphs to StableHLO text.
 //!
-//! One op a line, numbered in order, so that two dumps can be compared line by line. Source lines stand
-//! behind the ops as locations, leaf names behind the arguments and results as comments. `vary` and
-//! `stop_gradient` are types' business and print nothing.
+//! One op per line, numbered in order, so that two dumps can be compared line by line. Source lines follow
+//! the ops as locations, leaf names follow the arguments and results as comments. `vary` and
+//! `stop_gradient` only affect types and gradients, and print nothing.
 
 mod control;
 mod custom_call;
@@ -13,15 +13,14 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::panic::Location;
 
-use crate::mesh::within;
 use crate::ops::gather;
 use crate::passes::merge_common_subexpressions;
 use crate::region::expand;
 use crate::{
-    AxisSet, DType, DotDims, Graph, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
+    AxisSet, DType, DotDims, Graph, Groups, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
 };
 
-/// What a plugin compiles: the text of a module and the types at its border.
+/// A module for a plugin to compile: its text, and its inputs and outputs.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// StableHLO text of a module with one `@main`, with source locations.
@@ -41,7 +40,7 @@ pub struct ProgramInput {
     pub name: String,
     /// Type on one replica.
     pub ty: TensorType,
-    /// Is the argument's memory given to a result, so that the argument is gone after execution?
+    /// `true` if a result reuses the argument's memory, so that the argument is consumed by execution.
     pub donated: bool,
 }
 
@@ -55,9 +54,9 @@ pub struct ProgramOutput {
 }
 
 impl Program {
-    /// The text without source locations: what a compile cache is keyed by, so that moving a line of
-    /// source compiles nothing anew. Locations stand at the ends of lines as ` loc(...)`, and their
-    /// definitions on lines that begin with `#loc`.
+    /// The text without source locations: the key of a compile cache, so that moving a source line does not
+    /// cause recompilation. Locations are ` loc(...)` at the ends of lines, and their
+    /// definitions are lines that begin with `#loc`.
     pub fn text_without_locations(&self) -> String {
         let mut out = String::with_capacity(self.text.len());
         for line in self.text.lines().filter(|line| !line.starts_with("#loc")) {
@@ -71,25 +70,29 @@ impl Program {
 /// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those of
 /// the graph's mesh, and state is donated to its next value.
 pub fn lower(graph: &Graph, name: &str) -> Program {
-    lower_with_groups(graph, name, Mesh::groups)
+    lower_with_groups(graph, name, listed)
 }
 
-/// [`lower`], but every replica meets only itself in each all_reduce: the same work without
-/// communication, to be timed beside it. Its results are not those of the program.
+/// [`lower`] with replica groups of one replica: the same work without communication, to measure the time of
+/// communication. The results are not those of the program.
 ///
-/// Of the collectives only all_reduce keeps its shape in a group of one; a graph with others gives a
-/// program that does not compile.
+/// Of the collectives only all_reduce keeps its shape in a group of one; a program with others does not
+/// compile.
 pub fn lower_isolated(graph: &Graph, name: &str) -> Program {
-    let alone = |mesh: &Mesh, _: AxisSet| (0..mesh.num_replicas()).map(|r| vec![r]).collect();
+    let alone = |mesh: &Mesh, _: Groups| (0..mesh.num_replicas()).map(|r| vec![r]).collect();
     lower_with_groups(graph, name, alone)
 }
 
-/// The replica groups of a collective over axes.
-type Groups = fn(&Mesh, AxisSet) -> Vec<Vec<usize>>;
+/// The replicas of each group.
+type ListGroups = fn(&Mesh, Groups) -> Vec<Vec<usize>>;
 
-fn lower_with_groups(graph: &Graph, name: &str, groups: Groups) -> Program {
+fn listed(mesh: &Mesh, groups: Groups) -> Vec<Vec<usize>> {
+    groups.list(mesh).unwrap_or_else(|_| unreachable!("`infer` has checked that groups divide"))
+}
+
+fn lower_with_groups(graph: &Graph, name: &str, list_groups: ListGroups) -> Program {
     let graph = &*match expand(graph) {
-        // Each stack that a loop reads or writes brings zeros of its own.
+        // Merges the zeros with which each stack of a loop starts.
         Cow::Owned(expanded) => Cow::Owned(merge_common_subexpressions(&expanded)),
         unchanged => unchanged,
     };
@@ -101,7 +104,7 @@ fn lower_with_groups(graph: &Graph, name: &str, groups: Groups) -> Program {
         }
     }
 
-    let mut writer = Writer::new(*graph.mesh(), groups);
+    let mut writer = Writer::new(*graph.mesh(), list_groups);
     let _ = writeln!(
         writer.text,
         "module @{name} attributes {{mhlo.num_replicas = {num_replicas} : i32, \
@@ -154,29 +157,29 @@ fn lower_with_groups(graph: &Graph, name: &str, groups: Groups) -> Program {
 struct Writer {
     text: String,
     mesh: Mesh,
-    groups: Groups,
+    list_groups: ListGroups,
     num_names: usize,
     locations: HashMap<&'static Location<'static>, usize>,
     location_order: Vec<&'static Location<'static>>,
 }
 
 impl Writer {
-    fn new(mesh: Mesh, groups: Groups) -> Self {
+    fn new(mesh: Mesh, list_groups: ListGroups) -> Self {
         let (locations, location_order) = (HashMap::new(), vec![]);
-        Self { text: String::new(), mesh, groups, num_names: 0, locations, location_order }
+        Self { text: String::new(), mesh, list_groups, num_names: 0, locations, location_order }
     }
 }
 
-/// The part of a graph that is being written: names of its values, and the identities of its
-/// reductions, which are written once.
-struct Scope<'a> {
+/// The graph or region being written: names of its values, and of the identities of its reductions, which
+/// are written once.
+struct RegionContext<'a> {
     graph: &'a Graph,
     names: Vec<String>,
     identities: HashMap<(DType, Reduction), String>,
     indent: usize,
 }
 
-impl Scope<'_> {
+impl RegionContext<'_> {
     fn name(&self, value: ValueId) -> &str {
         &self.names[value.index()]
     }
@@ -197,101 +200,102 @@ impl Scope<'_> {
 }
 
 impl Writer {
-    /// Writes a graph's nodes and, with the given word, its outputs.
+    /// Writes a graph's nodes, then the terminator with its outputs.
     fn region(&mut self, graph: &Graph, names: Vec<String>, indent: usize, terminator: &str) {
-        let mut scope = Scope { graph, names, identities: HashMap::new(), indent };
+        let mut context = RegionContext { graph, names, identities: HashMap::new(), indent };
         for node in graph.nodes() {
-            self.node(&mut scope, node);
+            self.node(&mut context, node);
         }
         let outputs: Vec<_> = graph.outputs().iter().map(|output| output.value).collect();
-        let pad = scope.pad();
+        let pad = context.pad();
         let _ = match outputs.is_empty() {
             true => writeln!(self.text, "{pad}{terminator}"),
             false => writeln!(
                 self.text,
                 "{pad}{terminator} {} : {}",
-                scope.list(&outputs),
-                scope.types(outputs.iter().copied())
+                context.list(&outputs),
+                context.types(outputs.iter().copied())
             ),
         };
     }
 
-    fn node(&mut self, scope: &mut Scope<'_>, node: &Node) {
+    fn node(&mut self, context: &mut RegionContext<'_>, node: &Node) {
         match &node.op {
             Op::Input { .. } => return,
             Op::Vary { .. } | Op::StopGradient => {
-                scope.names[node.result().index()] = scope.name(node.operands[0]).to_owned();
+                context.names[node.result().index()] = context.name(node.operands[0]).to_owned();
                 return;
             }
-            // Over one replica each: nothing to do, and nothing that keeps what is before and behind apart.
-            Op::AllReduce { axes, .. } if self.mesh.group_size(*axes) == 1 => {
+            // Nothing to do in groups of one, and XLA would not fuse across it.
+            Op::AllReduce { groups, .. } if groups.size(&self.mesh) == Ok(1) => {
                 for (result, operand) in node.results().zip(&node.operands) {
-                    scope.names[result.index()] = scope.name(*operand).to_owned();
+                    context.names[result.index()] = context.name(*operand).to_owned();
                 }
                 return;
             }
             Op::ReplicaId { axes } => {
-                scope.names[node.result().index()] = self.replica_id(scope, node, *axes);
+                context.names[node.result().index()] = self.replica_id(context, node, *axes);
                 return;
             }
             _ => {}
         }
         let body = match &node.op {
-            Op::While { .. } => self.while_body(scope, node),
-            Op::Case { branches } => self.case_body(scope, node, branches),
+            Op::While { .. } => self.while_body(context, node),
+            Op::Case { branches } => self.case_body(context, node, branches),
             Op::Reduce { reduction, dims } => {
-                let dtype = scope.graph.ty(node.operands[0]).dtype;
-                let identity = self.identity(scope, node, dtype, *reduction);
+                let dtype = context.graph.ty(node.operands[0]).dtype;
+                let identity = self.identity(context, node, dtype, *reduction);
                 format!(
                     "stablehlo.reduce({} init: {identity}) applies stablehlo.{} across dimensions = \
                      {dims:?} : ({}, {}) -> {}",
-                    scope.name(node.operands[0]),
+                    context.name(node.operands[0]),
                     reduction.name(),
-                    scope.types([node.operands[0]]),
+                    context.types([node.operands[0]]),
                     mlir_type(&TensorType::new(dtype, &[])),
-                    scope.types(node.results())
+                    context.types(node.results())
                 )
             }
             Op::ReduceWindow { reduction, window } => {
-                let dtype = scope.graph.ty(node.operands[0]).dtype;
-                let identity = self.identity(scope, node, dtype, *reduction);
-                windows::reduce_window(scope, node, *reduction, window, &identity)
+                let dtype = context.graph.ty(node.operands[0]).dtype;
+                let identity = self.identity(context, node, dtype, *reduction);
+                windows::reduce_window(context, node, *reduction, window, &identity)
             }
             Op::SelectAndScatter { window } => {
-                let dtype = scope.graph.ty(node.operands[0]).dtype;
-                let zero = self.identity(scope, node, dtype, Reduction::Sum);
-                windows::select_and_scatter(scope, node, window, &zero)
+                let dtype = context.graph.ty(node.operands[0]).dtype;
+                let zero = self.identity(context, node, dtype, Reduction::Sum);
+                windows::select_and_scatter(context, node, window, &zero)
             }
-            Op::Convolution(forward) => self
-                .accumulated(scope, node, |wide| windows::convolution(scope, node, forward, wide)),
+            Op::Convolution(forward) => self.accumulated(context, node, |wide| {
+                windows::convolution(context, node, forward, wide)
+            }),
             Op::DotGeneral(dims) => {
-                self.accumulated(scope, node, |wide| dot_general(scope, node, dims, wide))
+                self.accumulated(context, node, |wide| dot_general(context, node, dims, wide))
             }
-            _ => expression(scope, node, &self.mesh, self.groups),
+            _ => expression(context, node, &self.mesh, self.list_groups),
         };
         let results: Vec<_> = node.results().collect();
         let name = self.fresh();
         match &results[..] {
-            [one] => scope.names[one.index()] = name.clone(),
+            [one] => context.names[one.index()] = name.clone(),
             many => {
                 for (i, result) in many.iter().enumerate() {
-                    scope.names[result.index()] = format!("{name}#{i}");
+                    context.names[result.index()] = format!("{name}#{i}");
                 }
             }
         }
         let arity = if results.len() == 1 { String::new() } else { format!(":{}", results.len()) };
-        self.line(scope, node, &format!("{name}{arity} = {body}"));
+        self.line(context, node, &format!("{name}{arity} = {body}"));
     }
 
-    /// An op that sums products, written for the given result type. In the program that is never a
-    /// narrow dtype, so that no backend accumulates in one.
+    /// Writes an op that sums products with an f32 result where the graph has a narrower float, and converts
+    /// the result, so that no backend accumulates in the narrow dtype. `write` takes the result type.
     fn accumulated(
         &mut self,
-        scope: &Scope<'_>,
+        context: &RegionContext<'_>,
         node: &Node,
         write: impl Fn(&str) -> String,
     ) -> String {
-        let narrow = scope.graph.ty(node.result());
+        let narrow = context.graph.ty(node.result());
         let wide = narrow.with_dtype(narrow.dtype.accumulation());
         let (narrow, wide) = (mlir_type(narrow), mlir_type(&wide));
         let code = write(&wide);
@@ -299,13 +303,13 @@ impl Writer {
             return code;
         }
         let name = self.fresh();
-        self.line(scope, node, &format!("{name} = {code}"));
+        self.line(context, node, &format!("{name} = {code}"));
         format!("stablehlo.convert {name} : ({wide}) -> {narrow}")
     }
 
-    fn line(&mut self, scope: &Scope<'_>, node: &Node, code: &str) {
+    fn line(&mut self, context: &RegionContext<'_>, node: &Node, code: &str) {
         let location = self.location(node.location);
-        let _ = writeln!(self.text, "{}{code} loc(#loc{location})", scope.pad());
+        let _ = writeln!(self.text, "{}{code} loc(#loc{location})", context.pad());
     }
 
     fn fresh(&mut self) -> String {
@@ -313,30 +317,30 @@ impl Writer {
         format!("%{}", self.num_names - 1)
     }
 
-    /// The replica's index along `axes`, from its number.
-    fn replica_id(&mut self, scope: &Scope<'_>, node: &Node, axes: AxisSet) -> String {
+    /// Computes the replica's index along `axes` from its number.
+    fn replica_id(&mut self, context: &RegionContext<'_>, node: &Node, axes: AxisSet) -> String {
         let whole = self.mesh.group_size(axes) == self.mesh.num_replicas();
         let id = self.fresh();
         if !whole && self.mesh.group_size(axes) == 1 {
-            self.line(scope, node, &format!("{id} = stablehlo.constant dense<0> : tensor<ui32>"));
+            self.line(context, node, &format!("{id} = stablehlo.constant dense<0> : tensor<ui32>"));
             return id;
         }
-        self.line(scope, node, &format!("{id} = stablehlo.replica_id : tensor<ui32>"));
+        self.line(context, node, &format!("{id} = stablehlo.replica_id : tensor<ui32>"));
         if whole {
             return id;
         }
         let mut index: Option<String> = None;
         for axis in axes.iter() {
             let size = self.mesh.size(axis);
-            let divided = self.u32_op(scope, node, "divide", &id, self.mesh.stride(axis));
-            let along = self.u32_op(scope, node, "remainder", &divided, size);
+            let divided = self.u32_op(context, node, "divide", &id, self.mesh.stride(axis));
+            let along = self.u32_op(context, node, "remainder", &divided, size);
             index = Some(match index {
                 None => along,
                 Some(outer) => {
-                    let outer = self.u32_op(scope, node, "multiply", &outer, size);
+                    let outer = self.u32_op(context, node, "multiply", &outer, size);
                     let sum = self.fresh();
                     let code = format!("{sum} = stablehlo.add {outer}, {along} : tensor<ui32>");
-                    self.line(scope, node, &code);
+                    self.line(context, node, &code);
                     sum
                 }
             });
@@ -344,31 +348,38 @@ impl Writer {
         index.unwrap_or(id)
     }
 
-    fn u32_op(&mut self, scope: &Scope<'_>, node: &Node, op: &str, x: &str, by: usize) -> String {
+    fn u32_op(
+        &mut self,
+        context: &RegionContext<'_>,
+        node: &Node,
+        op: &str,
+        x: &str,
+        by: usize,
+    ) -> String {
         let (constant, result) = (self.fresh(), self.fresh());
         let code = format!("{constant} = stablehlo.constant dense<{by}> : tensor<ui32>");
-        self.line(scope, node, &code);
+        self.line(context, node, &code);
         let code = format!("{result} = stablehlo.{op} {x}, {constant} : tensor<ui32>");
-        self.line(scope, node, &code);
+        self.line(context, node, &code);
         result
     }
 
-    /// The constant that a reduction starts from.
+    /// The name of the constant that a reduction starts from.
     fn identity(
         &mut self,
-        scope: &mut Scope<'_>,
+        context: &mut RegionContext<'_>,
         node: &Node,
         dtype: DType,
         reduction: Reduction,
     ) -> String {
-        if let Some(name) = scope.identities.get(&(dtype, reduction)) {
+        if let Some(name) = context.identities.get(&(dtype, reduction)) {
             return name.clone();
         }
         let name = self.fresh();
         let value = identity(dtype, reduction);
         let code = format!("{name} = {}", constant(&value));
-        self.line(scope, node, &code);
-        scope.identities.insert((dtype, reduction), name.clone());
+        self.line(context, node, &code);
+        context.identities.insert((dtype, reduction), name.clone());
         name
     }
 
@@ -388,12 +399,17 @@ impl Writer {
     }
 }
 
-/// An op that is one line, from behind the `=`.
-fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> String {
+/// An op of one line, without the `=` and what precedes it.
+fn expression(
+    context: &RegionContext<'_>,
+    node: &Node,
+    mesh: &Mesh,
+    list_groups: ListGroups,
+) -> String {
     let name = node.op.name();
-    let operands = scope.list(&node.operands);
-    let result = scope.types(node.results());
-    let signature = || format!("({}) -> {result}", scope.types(node.operands.iter().copied()));
+    let operands = context.list(&node.operands);
+    let result = context.types(node.results());
+    let signature = || format!("({}) -> {result}", context.types(node.operands.iter().copied()));
     match &node.op {
         Op::Constant(literal) => constant(literal),
         Op::Iota { dim, .. } => format!("stablehlo.iota dim = {dim} : {result}"),
@@ -403,7 +419,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
         Op::Unary(crate::Unary::Erf) => format!("chlo.erf {operands} : {result} -> {result}"),
         Op::Unary(_) | Op::Binary(_) => format!("stablehlo.{name} {operands} : {result}"),
         Op::Compare(direction) => {
-            let dtype = scope.graph.ty(node.operands[0]).dtype;
+            let dtype = context.graph.ty(node.operands[0]).dtype;
             let kind = match dtype {
                 dtype if dtype.is_float() => "FLOAT",
                 dtype if dtype.is_unsigned() || dtype == DType::Pred => "UNSIGNED",
@@ -412,7 +428,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
             format!("stablehlo.compare {}, {operands}, {kind} : {}", direction.name(), signature())
         }
         Op::Select => {
-            let types = scope.types([node.operands[0], node.operands[1]]);
+            let types = context.types([node.operands[0], node.operands[1]]);
             format!("stablehlo.select {operands} : {types}")
         }
         Op::Clamp | Op::Reshape { .. } => format!("stablehlo.{name} {operands} : {}", signature()),
@@ -439,12 +455,12 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
             format!("stablehlo.concatenate {operands}, dim = {dim} : {}", signature())
         }
         Op::Gather { num_batch } => {
-            let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
+            let [x, indices] = [0, 1].map(|i| context.graph.ty(node.operands[i]));
             let attributes = gather::gather_attributes(x, indices, *num_batch);
             format!("\"stablehlo.gather\"({operands}) <{{{attributes}}}> : {}", signature())
         }
         Op::Scatter { num_batch } => {
-            let [x, indices] = [0, 1].map(|i| scope.graph.ty(node.operands[i]));
+            let [x, indices] = [0, 1].map(|i| context.graph.ty(node.operands[i]));
             let attributes = gather::scatter_attributes(x, indices, *num_batch);
             let reducer = reducer(Reduction::Sum, x.dtype);
             format!(
@@ -453,49 +469,46 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
             )
         }
         Op::TopK { k } => {
-            let x = scope.types(node.operands.iter().copied());
+            let x = context.types(node.operands.iter().copied());
             format!("chlo.top_k({operands}, k = {k}) : {x} -> ({result})")
         }
-        Op::CustomCall(call) => custom_call::custom_call(scope, node, call),
+        Op::CustomCall(call) => custom_call::custom_call(context, node, call),
         Op::FusionBarrier | Op::OptimizationBarrier => {
             format!("stablehlo.optimization_barrier {operands} : {result}")
         }
-        Op::AllReduce { reduction, axes } => {
+        Op::AllReduce { reduction, groups } => {
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
             format!(
                 "\"stablehlo.all_reduce\"({operands}) <{{{}}}> {} : ({}) -> {results}",
-                replica_groups(&groups(mesh, *axes)),
-                reducer(*reduction, scope.graph.ty(node.operands[0]).dtype),
-                scope.types(node.operands.iter().copied()),
+                replica_groups(&list_groups(mesh, *groups)),
+                reducer(*reduction, context.graph.ty(node.operands[0]).dtype),
+                context.types(node.operands.iter().copied()),
             )
         }
         Op::Reverse { dims } => format!("stablehlo.reverse {operands}, dims = {dims:?} : {result}"),
-        Op::AllReduceWithin { axes, size } => format!(
-            "\"stablehlo.all_reduce\"({operands}) <{{{}}}> {} : {}",
-            replica_groups(&within(groups(mesh, *axes), *size)),
-            reducer(Reduction::Sum, scope.graph.ty(node.operands[0]).dtype),
-            signature()
-        ),
-        Op::AllGather { dim, axis } => format!(
+        Op::AllGather { dim, groups } => format!(
             "\"stablehlo.all_gather\"({operands}) <{{all_gather_dim = {dim} : i64, {}}}> : {}",
-            replica_groups(&groups(mesh, (*axis).into())),
+            replica_groups(&list_groups(mesh, *groups)),
             signature()
         ),
-        Op::ReduceScatter { dim, axis } => format!(
+        Op::ReduceScatter { dim, groups } => format!(
             "\"stablehlo.reduce_scatter\"({operands}) <{{{}, scatter_dimension = {dim} : i64}}> {} : {}",
-            replica_groups(&groups(mesh, (*axis).into())),
-            reducer(Reduction::Sum, scope.graph.ty(node.operands[0]).dtype),
+            replica_groups(&list_groups(mesh, *groups)),
+            reducer(Reduction::Sum, context.graph.ty(node.operands[0]).dtype),
             signature()
         ),
-        Op::AllToAll { split_dim, concat_dim, axis } => format!(
-            "\"stablehlo.all_to_all\"({operands}) <{{concat_dimension = {concat_dim} : i64, {}, \
+        Op::AllToAll { split_dim, concat_dim, groups } => {
+            let listed = list_groups(mesh, *groups);
+            format!(
+                "\"stablehlo.all_to_all\"({operands}) <{{concat_dimension = {concat_dim} : i64, {}, \
              split_count = {} : i64, split_dimension = {split_dim} : i64}}> : {}",
-            replica_groups(&groups(mesh, (*axis).into())),
-            mesh.size(*axis),
-            signature()
-        ),
-        Op::CollectivePermute { pairs, axis } => {
-            let groups = mesh.groups((*axis).into());
+                replica_groups(&listed),
+                listed[0].len(),
+                signature()
+            )
+        }
+        Op::CollectivePermute { pairs, groups } => {
+            let groups = listed(mesh, *groups);
             let pairs: Vec<_> = groups
                 .iter()
                 .flat_map(|group| pairs.iter().map(|(from, to)| vec![group[*from], group[*to]]))
@@ -508,7 +521,7 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
             )
         }
         Op::Scan(_) | Op::Remat(_) | Op::CustomVjp(_) => {
-            unreachable!("written as other ops by `expand`")
+            unreachable!("replaced by `expand`")
         }
         Op::Input { .. }
         | Op::Reduce { .. }
@@ -524,17 +537,17 @@ fn expression(scope: &Scope<'_>, node: &Node, mesh: &Mesh, groups: Groups) -> St
     }
 }
 
-fn dot_general(scope: &Scope<'_>, node: &Node, dims: &DotDims, result: &str) -> String {
+fn dot_general(context: &RegionContext<'_>, node: &Node, dims: &DotDims, result: &str) -> String {
     let batching = match dims.lhs_batch.is_empty() {
         true => String::new(),
         false => format!("batching_dims = {:?} x {:?}, ", dims.lhs_batch, dims.rhs_batch),
     };
     format!(
         "stablehlo.dot_general {}, {batching}contracting_dims = {:?} x {:?} : ({}) -> {result}",
-        scope.list(&node.operands),
+        context.list(&node.operands),
         dims.lhs_contracting,
         dims.rhs_contracting,
-        scope.types(node.operands.iter().copied()),
+        context.types(node.operands.iter().copied()),
     )
 }
 
@@ -552,13 +565,14 @@ fn reducer(reduction: Reduction, dtype: DType) -> String {
     )
 }
 
-/// The value that a reduction starts from: what changes nothing.
+/// The identity element of a reduction.
 pub(crate) fn identity(dtype: DType, reduction: Reduction) -> Literal {
     macro_rules! limit {
         ($which:ident, $float:expr) => {
             match dtype {
                 DType::I64 => Literal::scalar(i64::$which),
                 DType::I32 => Literal::scalar(i32::$which),
+                DType::I8 => Literal::scalar(i8::$which),
                 DType::U64 => Literal::scalar(u64::$which),
                 DType::U32 => Literal::scalar(u32::$which),
                 DType::U8 => Literal::scalar(u8::$which),
@@ -585,7 +599,7 @@ fn mlir_type(ty: &TensorType) -> String {
     out
 }
 
-/// Up to this many elements a constant is written element by element, beyond it as its bytes.
+/// Constants with more elements than this are written as bytes.
 const MAX_WRITTEN_ELEMENTS: usize = 64;
 
 fn constant(literal: &Literal) -> String {
@@ -600,7 +614,7 @@ fn constant(literal: &Literal) -> String {
     format!("stablehlo.constant dense<{value}> : {ty}")
 }
 
-/// `[[1, 2], [3, 4]]`; an element for rank 0; nothing for a tensor without elements.
+/// `[[1, 2], [3, 4]]`; a single element for rank 0; empty for a tensor without elements.
 fn nested(elements: &[String], dims: &[usize]) -> String {
     match dims {
         _ if elements.is_empty() => String::new(),
@@ -621,6 +635,7 @@ fn elements(literal: &Literal) -> Vec<String> {
     match literal.dtype() {
         DType::I64 => integers!(i64),
         DType::I32 => integers!(i32),
+        DType::I8 => integers!(i8),
         DType::U64 => integers!(u64),
         DType::U32 => integers!(u32),
         DType::U8 => integers!(u8),
@@ -636,8 +651,8 @@ fn elements(literal: &Literal) -> Vec<String> {
     }
 }
 
-/// The shortest decimal that reads back as the same f64, and so as the same narrower float; MLIR wants
-/// a point before the exponent, and bits where there is no decimal.
+/// The shortest decimal that reads back as the same f64, and so as the same narrower float. MLIR requires
+/// a point before the exponent, and the bits of infinities and NaN.
 fn decimal(value: f64, bits: String) -> String {
     if !value.is_finite() {
         return bits;

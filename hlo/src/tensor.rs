@@ -1,12 +1,12 @@
 //! `Tensor<'g>`: a copyable handle on a value of a graph that is being traced.
 //!
 //! Tracing does not return `Result`. The [`Tracer`] keeps the first error with its op, operand types
-//! and the caller's line; ops on a tensor that an error left without a value do nothing; [`trace`]
+//! and the caller's line; ops on a tensor without a value, as an error leaves it, do nothing; [`trace`]
 //! returns the error.
 //!
-//! **Where operands vary differently**: values that follow from constants, integers and `pred` alone are
-//! handed over with `vary` by themselves, since no gradient flows into them. Another float value is not:
-//! whether its gradient is to be summed over the replicas is the author's to say.
+//! **Operands that vary over different axes**: `vary` is applied automatically to values computed from constants,
+//! integers and `pred` alone, since no gradient flows into them. Other float values need an explicit `vary`,
+//! which says that gradients are summed over the replicas.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -39,7 +39,7 @@ use crate::{AxisSet, DType, Error, Graph, Literal, Mesh, Op, TensorType, ValueId
 /// ```
 ///
 /// # Errors
-/// The first op whose operands did not fit.
+/// The first error, usually an op whose operands do not fit.
 pub fn trace(mesh: Mesh, f: impl FnOnce(&Tracer)) -> Result<Graph, Error> {
     let tracer = Tracer::new(mesh);
     f(&tracer);
@@ -51,15 +51,15 @@ pub fn trace(mesh: Mesh, f: impl FnOnce(&Tracer)) -> Result<Graph, Error> {
 pub struct Tracer {
     graph: RefCell<Graph>,
     error: RefCell<Option<Error>>,
-    /// While gradients are made: the line of the op whose gradient it is.
+    /// While gradients are traced: the location of the op that is differentiated.
     location: Cell<Option<&'static Location<'static>>>,
 }
 
-/// A value of the graph that `'g`'s tracer records.
+/// A value of the graph that a tracer records.
 #[derive(Clone, Copy)]
 pub struct Tensor<'g> {
     tracer: &'g Tracer,
-    /// `None` behind an error.
+    /// `None` after an error.
     value: Option<ValueId>,
 }
 
@@ -79,7 +79,7 @@ impl Tracer {
         }
     }
 
-    /// The mesh that is traced for.
+    /// The mesh of the graph.
     pub fn mesh(&self) -> Mesh {
         *self.graph.borrow().mesh()
     }
@@ -96,7 +96,7 @@ impl Tracer {
         Tensor { tracer: self, value: Some(value) }
     }
 
-    /// A named output that is the same on every replica.
+    /// A named output that does not vary between replicas.
     #[track_caller]
     pub fn output(&self, name: impl Into<String>, tensor: Tensor<'_>) {
         self.output_with(name, tensor, AxisSet::EMPTY, None);
@@ -108,8 +108,8 @@ impl Tracer {
         self.output_with(name, tensor, varying, None);
     }
 
-    /// The next value of the state leaf that is the input of this name: same name, same type, at most
-    /// as varying, and in the same memory.
+    /// The next value of the state leaf whose input has this name. It has the same dtype and dims, varies over no
+    /// other axes, and reuses the input's memory.
     #[track_caller]
     pub fn next_state(&self, name: &str, tensor: Tensor<'_>) {
         let found = {
@@ -137,14 +137,14 @@ impl Tracer {
         }
     }
 
-    /// A value known now.
+    /// A constant.
     #[track_caller]
     pub fn constant(&self, literal: Literal) -> Tensor<'_> {
         self.apply(Op::Constant(Arc::new(literal)), &[])
     }
 
-    /// A rank-0 constant. A float is rounded, but not to infinity; an integer must be whole and in range, a
-    /// `pred` 0 or 1.
+    /// A rank-0 constant. A float is rounded, but must not overflow to infinity; an integer must be whole and in
+    /// range, a `pred` 0 or 1.
     #[track_caller]
     pub fn scalar(&self, dtype: DType, value: f64) -> Tensor<'_> {
         if let Err(message) = dtype.holds(value) {
@@ -154,13 +154,13 @@ impl Tracer {
         self.constant(Literal::from_f64(dtype, &[], &[value]))
     }
 
-    /// `value` everywhere, as [`Self::scalar`] takes it.
+    /// A tensor filled with `value`; for its range see [`Self::scalar`].
     #[track_caller]
     pub fn full(&self, dtype: DType, dims: &[usize], value: f64) -> Tensor<'_> {
         self.scalar(dtype, value).broadcast_in_dim(dims, &[])
     }
 
-    /// The index along `dim`.
+    /// A tensor whose elements are their index along `dim`.
     #[track_caller]
     pub fn iota(&self, dtype: DType, dims: &[usize], dim: usize) -> Tensor<'_> {
         self.apply(Op::Iota { dtype, dims: dims.to_vec(), dim }, &[])
@@ -173,7 +173,7 @@ impl Tracer {
         Tensor { tracer: self, value: first }
     }
 
-    /// Records an op with several results; behind an error as many as operands.
+    /// Records an op with several results; after an error returns one tensor without a value per operand.
     #[track_caller]
     pub(crate) fn apply_variadic<'g>(&'g self, op: Op, operands: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
         match self.record(op, operands) {
@@ -192,7 +192,7 @@ impl Tracer {
         let mut values = self.values_of(op.name(), operands)?;
         let mut graph = self.graph.borrow_mut();
         if !takes_any_varying(&op) {
-            vary_where_no_gradient_flows(&mut graph, &mut values, location);
+            vary_gradient_free(&mut graph, &mut values, location);
         }
         match graph.push(op, &values, location) {
             Ok(value) => Some(value),
@@ -204,7 +204,7 @@ impl Tracer {
         }
     }
 
-    /// The values of tensors of this tracer; `None` if one has none or is another tracer's.
+    /// The values of tensors of this tracer; `None` if one has no value or belongs to another tracer.
     #[track_caller]
     pub(crate) fn values_of(
         &self,
@@ -217,21 +217,20 @@ impl Tracer {
         }
     }
 
-    /// Are all of these this tracer's? If not, that is an error of `op`: a value of another graph would be
-    /// taken for the one that has its number here. While a tensor lives its tracer stays in its place, which
-    /// is what tells tracers apart.
+    /// `true` if all tensors belong to this tracer. If not, records an error of `op`: value ids of another graph
+    /// would refer to unrelated values here. Tracers are identified by their address, which tensors keep borrowed.
     #[track_caller]
     pub(crate) fn owns(&self, op: &'static str, tensors: &[Tensor<'_>]) -> bool {
         let Some(foreign) = tensors.iter().find(|tensor| !std::ptr::eq(tensor.tracer, self)) else {
             return true;
         };
         let message = "the value belongs to another graph; the body of a loop, case, remat or custom_vjp \
-                       gets outer values as arguments: hand it over where the body is called";
+                       sees outer values only as arguments: pass it as an operand";
         self.fail(op, &[*foreign], message.into());
         false
     }
 
-    /// Records an error, if it is the first.
+    /// Records an error unless there is one already.
     #[track_caller]
     pub(crate) fn fail(&self, op: &'static str, operands: &[Tensor<'_>], message: String) {
         let operands = operands.iter().map(Tensor::ty).collect();
@@ -247,7 +246,7 @@ impl Tracer {
         self.location.get().unwrap_or(caller)
     }
 
-    /// Runs `f` with every op placed at `location` instead of its caller's line.
+    /// Runs `f` and records `location`, not the callers' lines, as the location of every op.
     pub(crate) fn at<T>(&self, location: &'static Location<'static>, f: impl FnOnce() -> T) -> T {
         let before = self.location.replace(Some(location));
         let result = f();
@@ -263,7 +262,7 @@ impl Tracer {
         self.graph.borrow_mut()
     }
 
-    /// Inputs of a region, of which some are free of gradients.
+    /// Inputs of a region; no gradient flows into those for which `is_free` is true.
     pub(crate) fn region_inputs(&self, types: &[TensorType], is_free: &[bool]) -> Vec<Tensor<'_>> {
         let input = |(i, (ty, is_free)): (usize, (&TensorType, &bool))| {
             let input = self.input(format!("input.{i}"), ty.clone());
@@ -275,8 +274,8 @@ impl Tracer {
         types.iter().zip(is_free).enumerate().map(input).collect()
     }
 
-    /// Records a graph's nodes with these tensors as its inputs: one for each, of its type. Returns the graph's
-    /// outputs.
+    /// Records the nodes of `graph` with these tensors as its inputs, whose types they must have. Returns the
+    /// graph's outputs.
     #[track_caller]
     pub fn inline<'g>(&'g self, graph: &Graph, inputs: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
         let poison = vec![self.poison(); graph.outputs().len()];
@@ -298,10 +297,10 @@ impl Tracer {
     }
 }
 
-/// Can the graph be inlined with these inputs?
+/// Checks that the graph can be inlined with these inputs.
 fn takes(graph: &Graph, inputs: &[Tensor<'_>], mesh: &Mesh) -> Result<(), String> {
     if graph.mesh() != mesh {
-        return Err("the graph is for another mesh".into());
+        return Err("the graph was traced for another mesh".into());
     }
     if graph.inputs().len() != inputs.len() {
         let (wanted, given) = (graph.inputs().len(), inputs.len());
@@ -315,7 +314,8 @@ fn takes(graph: &Graph, inputs: &[Tensor<'_>], mesh: &Mesh) -> Result<(), String
     }
 }
 
-fn vary_where_no_gradient_flows(
+/// Applies `vary` to operands into which no gradient flows, so that all vary over the same axes.
+fn vary_gradient_free(
     graph: &mut Graph,
     values: &mut [ValueId],
     location: &'static Location<'static>,
@@ -341,7 +341,7 @@ impl<'g> Tensor<'g> {
         self.value
     }
 
-    /// Type; behind an error `f32[]`.
+    /// Type; `f32[]` after an error.
     pub fn ty(&self) -> TensorType {
         match self.value {
             Some(value) => self.tracer.graph().ty(value).clone(),
@@ -359,8 +359,8 @@ impl<'g> Tensor<'g> {
         self.ty().varying
     }
 
-    /// Does the value follow from constants, integers and `pred` alone? Then no gradient flows through it to
-    /// parameters, and it is handed over with `vary` by itself. It may be differentiated for all the same.
+    /// `true` if the value is computed from constants, integers and `pred` alone. Then no gradient flows through it
+    /// to parameters, and `vary` is applied to it automatically. Gradients with respect to it are still possible.
     pub fn is_gradient_free(&self) -> bool {
         self.value.is_some_and(|value| self.tracer.graph().is_gradient_free(value))
     }
@@ -370,25 +370,25 @@ impl<'g> Tensor<'g> {
         self.ty().rank()
     }
 
-    /// The dims as a list; [`Self::dims`] is safer where their number is known.
+    /// The dims as a `Vec`; prefer [`Self::dims`] if the rank is known.
     pub fn shape(&self) -> Vec<usize> {
         self.ty().dims
     }
 
-    /// The dims, of which there must be `N`. Behind an error, and if there are not `N`, all ones.
+    /// The dims, as an array of length `N`. All ones after an error. If the rank is not `N`, records an error.
     #[track_caller]
     pub fn dims<const N: usize>(&self) -> [usize; N] {
         let dims = self.shape();
         match <[usize; N]>::try_from(dims) {
             Ok(dims) => dims,
             Err(dims) => {
-                self.reject("dims", format!("has {} dims where {N} are needed", dims.len()));
+                self.reject("dims", format!("has {} dims, but {N} are needed", dims.len()));
                 [1; N]
             }
         }
     }
 
-    /// Size of one dim; behind an error, and if there is no such dim, 1.
+    /// Size of one dim; 1 after an error. If there is no such dim, records an error.
     #[track_caller]
     pub fn dim(&self, dim: usize) -> usize {
         match self.shape().get(dim) {
@@ -405,15 +405,15 @@ impl<'g> Tensor<'g> {
         self.ty().num_elements()
     }
 
-    /// `value` everywhere, with this tensor's type, as [`Tracer::scalar`] takes it.
+    /// A tensor of this tensor's type filled with `value`; for its range see [`Tracer::scalar`].
     #[track_caller]
     pub fn full_like(&self, value: f64) -> Tensor<'g> {
         let ty = self.ty();
         self.tracer.full(ty.dtype, &ty.dims, value).vary(ty.varying)
     }
 
-    /// Records an error about this tensor, if it is the first: for layers that check more than an
-    /// op does.
+    /// Records an error about this tensor unless there is one already: for layers that check more than
+    /// the ops do.
     #[track_caller]
     pub fn reject(&self, op: &'static str, message: impl Into<String>) {
         if self.value.is_some() {

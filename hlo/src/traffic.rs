@@ -1,24 +1,24 @@
-//! Memory traffic of a graph whose elementwise ops are fused: what a compiler leaves of it.
+//! Estimated memory traffic of a graph after a compiler has fused its elementwise ops.
 //!
-//! A *kernel* is a value that has to stand in memory with everything elementwise that leads up to it. In
-//! memory stand the inputs, the outputs, the results of ops that nothing fuses with (dots, convolutions,
-//! gathers, collectives, loops), what these read, and the results of reductions. A kernel reads each value
-//! in memory that it reaches once, and writes its result once; what two kernels need is computed twice.
+//! A *kernel* computes a value in memory, together with all elementwise ops that lead up to it. The values in
+//! memory are the inputs, the outputs, the operands and results of ops that are not fused (dots, convolutions,
+//! gathers, collectives, loops), and the results of reductions. A kernel reads each value in memory that it
+//! depends on once, and writes its result once; what two kernels need is computed twice.
 
 use std::collections::HashSet;
 
 use crate::{Graph, Node, Op, ValueId};
 
-/// Bytes read and written, of one run of a graph; bodies of loops not included.
+/// Bytes read and written by one run of a graph, without the bodies of loops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
     /// By dots and convolutions.
     pub matmul: u64,
-    /// By everything else that is no collective.
+    /// By everything else except collectives.
     pub other: u64,
 }
 
-/// The traffic of `graph`; `unfused` says what a node reads and writes by itself.
+/// The traffic of `graph`; `unfused` returns the bytes that a node reads and writes if it is not fused.
 pub(crate) fn traffic(graph: &Graph, unfused: impl Fn(&Node) -> u64) -> Traffic {
     let mut total = Traffic::default();
     let mut roots: HashSet<ValueId> = HashSet::new();
@@ -56,7 +56,7 @@ pub(crate) fn traffic(graph: &Graph, unfused: impl Fn(&Node) -> u64) -> Traffic 
                 pending.extend(&graph.node_of(value).operands);
             }
         }
-        // What is made of nothing that stands in memory is made where it is used.
+        // A value that depends on nothing in memory is computed where it is used.
         if bytes > graph.ty(*root).num_bytes() as u64
             || kind(&graph.node_of(*root).op) != Kind::Fused
         {
@@ -78,8 +78,8 @@ fn is_fused(graph: &Graph, value: ValueId) -> bool {
     kind(&graph.node_of(value).op) == Kind::Fused
 }
 
-/// Their bytes are their own business: inputs move nothing, loops and cases are their bodies, collectives go over
-/// other wires.
+/// `true` for ops without memory traffic of their own: inputs move nothing, loops and cases are counted by their
+/// bodies, collectives by their bytes on the network.
 fn is_counted_elsewhere(op: &Op) -> bool {
     matches!(
         op,
@@ -88,7 +88,6 @@ fn is_counted_elsewhere(op: &Op) -> bool {
             | Op::Case { .. }
             | Op::OptimizationBarrier
             | Op::AllReduce { .. }
-            | Op::AllReduceWithin { .. }
             | Op::AllGather { .. }
             | Op::ReduceScatter { .. }
             | Op::AllToAll { .. }

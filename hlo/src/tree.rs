@@ -23,8 +23,7 @@ impl<T> Tree<T> {
         Self::default()
     }
 
-    /// Adds a leaf behind the others; a leaf already at `path` keeps its place and its old value is
-    /// returned.
+    /// Appends a leaf. If `path` exists, the leaf keeps its position and the old value is returned.
     pub fn insert(&mut self, path: impl Into<String>, value: T) -> Option<T> {
         self.leaves.insert(path.into(), value)
     }
@@ -34,9 +33,14 @@ impl<T> Tree<T> {
         self.leaves.get(path)
     }
 
-    /// The leaf at `path`, to change.
+    /// The leaf at `path`, mutable.
     pub fn get_mut(&mut self, path: &str) -> Option<&mut T> {
         self.leaves.get_mut(path)
+    }
+
+    /// The place of the leaf at `path` in the order of the leaves.
+    pub fn index_of(&self, path: &str) -> Option<usize> {
+        self.leaves.get_index_of(path)
     }
 
     /// Number of leaves.
@@ -44,7 +48,7 @@ impl<T> Tree<T> {
         self.leaves.len()
     }
 
-    /// Has the tree no leaf?
+    /// `true` if the tree has no leaves.
     pub fn is_empty(&self) -> bool {
         self.leaves.is_empty()
     }
@@ -64,7 +68,7 @@ impl<T> Tree<T> {
         self.leaves.values()
     }
 
-    /// A tree with the same paths.
+    /// A tree with the same paths and the values of `f`.
     pub fn map<U>(&self, mut f: impl FnMut(&str, &T) -> U) -> Tree<U> {
         self.iter().map(|(path, value)| (path.to_owned(), f(path, value))).collect()
     }
@@ -90,10 +94,10 @@ impl<T> Tree<T> {
     }
 }
 
-/// The leaf at a path that is known to be there.
+/// The leaf at a path.
 ///
 /// # Panics
-/// If it is not.
+/// If there is none.
 impl<T> std::ops::Index<&str> for Tree<T> {
     type Output = T;
     fn index(&self, path: &str) -> &T {
@@ -126,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_is_of_insertion_and_prefixes_come_off_again() {
+    fn leaves_keep_insertion_order_and_prefixes_are_reversible() {
         let tree: Tree<i32> = [("b.10".to_owned(), 1), ("b.2".to_owned(), 2)].into_iter().collect();
         assert_eq!(tree.paths().collect::<Vec<_>>(), ["b.10", "b.2"]);
         let prefixed = tree.clone().prefixed("params");

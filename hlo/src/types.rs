@@ -16,7 +16,7 @@ pub struct TensorType {
 }
 
 impl TensorType {
-    /// A type that is the same on every replica.
+    /// A type that does not vary between replicas.
     pub fn new(dtype: DType, dims: &[usize]) -> Self {
         Self { dtype, dims: dims.to_vec(), varying: AxisSet::EMPTY }
     }
@@ -28,13 +28,13 @@ impl TensorType {
         self
     }
 
-    /// The same dims and varying axes with another dtype.
+    /// This type with another dtype.
     #[must_use]
     pub fn with_dtype(&self, dtype: DType) -> Self {
         Self { dtype, ..self.clone() }
     }
 
-    /// The same dtype and varying axes with other dims.
+    /// This type with other dims.
     #[must_use]
     pub fn with_dims(&self, dims: &[usize]) -> Self {
         Self { dtype: self.dtype, dims: dims.to_vec(), varying: self.varying }
@@ -50,13 +50,13 @@ impl TensorType {
         self.dims.iter().product()
     }
 
-    /// Bytes on one replica.
+    /// Size in bytes, on one replica.
     pub fn num_bytes(&self) -> usize {
         self.num_elements() * self.dtype.size_bytes()
     }
 }
 
-/// `f32[8, 64]`, with `{data}` behind it where the value varies.
+/// `f32[8, 64]`, followed by `{data}` if the value varies over `data`.
 impl fmt::Display for TensorType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{:?}", self.dtype, self.dims)?;

@@ -6,10 +6,10 @@ use crate::{AxisSet, Graph, Op, TensorType};
 /// A graph that breaks an invariant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VerifyError {
-    /// The replicas would go different ways.
+    /// A value that must be the same on all replicas may differ.
     #[error(
         "`{name}` would lose lockstep: its value {ty} may differ between replicas over {excess}, where \
-         it must be the same; reduce it over them with `all_reduce` (gradients: take `grad` with \
+         it must be the same; reduce it over these axes with `all_reduce` (for gradients: take `grad` with \
          respect to the replicated parameter)"
     )]
     LosesLockstep {
@@ -17,7 +17,7 @@ pub enum VerifyError {
         name: String,
         /// Type of its value.
         ty: TensorType,
-        /// The axes that are too many.
+        /// The axes over which it must not vary.
         excess: AxisSet,
     },
     /// The next state of a leaf has another type than the leaf.
@@ -30,33 +30,33 @@ pub enum VerifyError {
         /// Type of the output.
         actual: TensorType,
     },
-    /// Two outputs take over one input's memory.
-    #[error("`{name}` is given two next values")]
+    /// Two outputs reuse the same input's memory.
+    #[error("`{name}` has two next values")]
     DonatedTwice {
         /// The leaf's path.
         name: String,
     },
-    /// A name stands for two inputs or two outputs.
-    #[error("the {kind} `{name}` is named twice")]
+    /// Two inputs or two outputs have the same name.
+    #[error("two {kind}s are named `{name}`")]
     DuplicateName {
         /// Input or output.
         kind: &'static str,
         /// The leaf's path.
         name: String,
     },
-    /// A loop with collectives inside may run a different number of times on different replicas, or a case
-    /// another branch.
+    /// A loop with collectives inside may run a different number of times on different replicas, or a case may
+    /// take different branches.
     #[error(
-        "the loop or case at {location} holds a collective over {axes}, but its condition or index may \
-         differ between these replicas: some would wait for ever"
+        "the loop or case at {location} contains a collective over {axes}, but its condition or index may \
+         differ between these replicas: some would wait forever"
     )]
     DivergentCollective {
-        /// The caller's line.
+        /// The caller's source line.
         location: &'static std::panic::Location<'static>,
         /// The axes over which they would wait.
         axes: AxisSet,
     },
-    /// A node's types are not those of its op: a transformation made a mistake.
+    /// A node's types do not follow from its op and operands: a bug in a transformation.
     #[error("node {node} ({op}) is malformed: {message}")]
     Malformed {
         /// Position of the node.
@@ -117,7 +117,7 @@ fn nodes(graph: &Graph) -> Result<(), VerifyError> {
         let operands: Vec<_> = node.operands.iter().map(|operand| graph.ty(*operand)).collect();
         let inferred = infer(&node.op, &operands, graph.mesh()).map_err(malformed)?;
         if !inferred.iter().eq(node.results().map(|result| graph.ty(result))) {
-            return Err(malformed("its results have other types than its op gives".into()));
+            return Err(malformed("its results do not have the types that its op gives".into()));
         }
         for region in node.op.regions() {
             nodes(region)?;
@@ -135,7 +135,7 @@ fn nodes(graph: &Graph) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// The axes over which an op is a collective or holds one.
+/// The axes of all collectives in an op, including those in its regions.
 fn all_collective_axes(op: &Op) -> AxisSet {
     let inner = op.regions().into_iter().flat_map(Graph::nodes);
     inner.fold(op.collective_axes(), |all, node| all | all_collective_axes(&node.op))

@@ -1,8 +1,8 @@
-//! What graphs cost, against arithmetic by hand.
+//! Costs of graphs against values computed by hand.
 
 use hlo::{
-    Axis, CollectiveCost, Convolution, Cost, CustomCall, DType, Mesh, Reduction, TensorType,
-    Tracer, Window, count, trace,
+    Axis, CollectiveCost, Convolution, Cost, CustomCall, DType, Groups, Mesh, Reduced, Reduction,
+    TensorType, Tracer, Window, count, reduced, trace,
 };
 
 fn cost(mesh: Mesh, build: impl FnOnce(&Tracer)) -> Cost {
@@ -14,7 +14,7 @@ fn f32s(dims: &[usize]) -> TensorType {
 }
 
 #[test]
-fn two_layers_cost_what_arithmetic_by_hand_says() {
+fn two_layers_have_the_costs_computed_by_hand() {
     let cost = cost(Mesh::SINGLE, |t| {
         let x = t.input("x", f32s(&[8, 4]));
         let w1 = t.input("w1", f32s(&[4, 16]));
@@ -60,21 +60,21 @@ fn a_convolution_counts_products_with_elements_of_its_input() {
     };
     let inside = convolution(Convolution::new(2));
     assert_eq!(inside.flops, 2 * (2 * 4) * (6 * 6) * (3 * 3 * 3));
-    // Along a padded dim of 8 the outer two places meet 2 elements each, the other six 3.
+    // Along a padded dim of 8 the two outer positions cover 2 elements each, the other six cover 3.
     let padded = convolution(Convolution::new(2).padding(1));
     assert_eq!(padded.flops, 2 * (2 * 4) * 3 * 22 * 22);
     assert_eq!(padded.bytes, 4 * (2 * 3 * 64 + 4 * 3 * 9 + 2 * 4 * 64));
 }
 
 #[test]
-fn a_window_counts_what_it_meets() {
+fn a_window_counts_the_elements_it_covers() {
     let pooled = |reduction| {
         cost(Mesh::SINGLE, |t| {
             let x = t.input("x", f32s(&[1, 2, 8, 8]));
             t.output("y", x.reduce_window(reduction, Window::nchw(3, 2, 1)));
         })
     };
-    // Four places along each dim, of which the first meets 2 elements and the others 3.
+    // Four positions along each dim; the first covers 2 elements and the others 3.
     assert_eq!(pooled(Reduction::Sum).flops, 2 * (11 * 11 - 4 * 4));
     assert_eq!(pooled(Reduction::Max).bytes, 4 * 2 * (8 * 8 + 4 * 4));
     let scattered = cost(Mesh::SINGLE, |t| {
@@ -86,7 +86,7 @@ fn a_window_counts_what_it_meets() {
 }
 
 #[test]
-fn what_only_changes_a_type_costs_nothing_and_a_slice_reads_what_it_returns() {
+fn type_changes_cost_nothing_and_a_slice_reads_only_what_it_returns() {
     let free = cost(Mesh::data(2), |t| {
         let x = t.input("x", f32s(&[4, 4]));
         let x = t.optimization_barrier(&[x.reshape(&[16]).stop_gradient()])[0];
@@ -155,7 +155,7 @@ fn loops_are_multiplied_out() {
     };
     let gather = CollectiveCost { kind: "all_gather", count: 1, ..reduce.clone() };
     assert_eq!(cost.collectives, [reduce, gather]);
-    // Each loop compares its counter once more than it adds 1 to it.
+    // Each loop compares its counter once more than it increments it.
     let (outer_counts, inner_counts) = ((3 + 1) + 3, (2 + 1) + 2);
     assert_eq!(cost.flops, outer_counts + 3 * inner_counts);
     // A comparison of u32 reads 4 + 4 and writes 1, an addition moves 3 * 4.
@@ -165,8 +165,23 @@ fn loops_are_multiplied_out() {
     assert!(!cost.has_unknown_loops);
 }
 
+/// [`reduced`] only lists the one over the whole group.
 #[test]
-fn a_case_costs_what_its_dearest_branch_costs() {
+fn collectives_in_subgroups_have_the_size_of_their_groups() {
+    let graph = trace(Mesh::data(8), |t| {
+        let x = t.input("x", f32s(&[6]).varying(Axis::Data.into()));
+        let sums = x.all_reduce(Reduction::Sum, Groups::strided(Axis::Data, 4));
+        t.output("y", sums.all_reduce(Reduction::Sum, Axis::Data));
+    });
+    let graph = graph.unwrap();
+    let sizes: Vec<_> =
+        count(&graph).collectives.iter().map(|c| (c.num_groups, c.group_size)).collect();
+    assert_eq!(sizes, [(4, 2), (1, 8)]);
+    assert_eq!(reduced(&graph), [Reduced { bytes: 6 * 4, progress: 1.0 }]);
+}
+
+#[test]
+fn a_case_costs_as_much_as_its_most_expensive_branch() {
     let cost = cost(Mesh::SINGLE, |t| {
         let (x, index) =
             (t.input("x", f32s(&[4, 4])), t.input("i", TensorType::new(DType::I32, &[])));
@@ -179,7 +194,7 @@ fn a_case_costs_what_its_dearest_branch_costs() {
 }
 
 #[test]
-fn a_loop_of_unknown_length_counts_once_and_is_said() {
+fn a_loop_of_unknown_length_counts_once_and_is_reported() {
     let cost = cost(Mesh::SINGLE, |t| {
         let x = t.input("x", f32s(&[]));
         t.output("y", t.while_loop(&[x], |x| x[0].less(9.0), |x| vec![x[0].exponential()])[0]);
@@ -189,7 +204,7 @@ fn a_loop_of_unknown_length_counts_once_and_is_said() {
 }
 
 #[test]
-fn elementwise_ops_are_fused_into_what_reads_them() {
+fn elementwise_ops_are_fused_into_their_users() {
     let (m, k, n) = (8, 16, 4);
     let graph = trace(Mesh::SINGLE, |t| {
         let x = t.input("x", TensorType::new(DType::F32, &[m, k]));
@@ -202,7 +217,7 @@ fn elementwise_ops_are_fused_into_what_reads_them() {
     let cost = count(&graph);
     let dot = 4 * (m * k + k * n + m * n) as u64;
     assert_eq!((cost.matmul_flops, cost.matmul_bytes), (2 * (m * k * n) as u64, dot));
-    // Two kernels read the dot's result or what was made of it: one writes `y`, one the total.
+    // Two kernels depend on the dot's result: one writes `y`, one the total.
     let y = 4 * (m * n) as u64;
     assert_eq!(cost.fused_bytes, (y + y) + (y + 4));
 }

@@ -1,13 +1,13 @@
-//! The text of programs, as committed under `snapshots/`.
+//! StableHLO text of programs, compared with `snapshots/`.
 //!
-//! What a plugin compiles, what a compile cache is keyed by, and what `lockstep hlo` prints, so a change
-//! is to be seen in review. Without source locations, which a test of their own looks at. After a
-//! change that is meant: `INSTA_UPDATE=always cargo test -p lockstep-hlo --test golden`, then read the diff.
+//! Plugins compile this text, compile caches are keyed by it, and `lockstep hlo` prints it, so changes must be
+//! visible in review. Source locations are left out and have a separate test. After an intended change, run
+//! `INSTA_UPDATE=always cargo test -p lockstep-hlo --test golden` and read the diff.
 
 use hlo::passes::simplify;
 use hlo::{
-    Axis, AxisSet, Branch, Convolution, CustomCall, DType, DotDims, Graph, Layouts, Literal, Mesh,
-    Reduction, Tensor, TensorType, Tracer, Window, grad, lower, trace, verify,
+    Axis, AxisSet, Branch, Convolution, CustomCall, DType, DotDims, Graph, Groups, Layouts,
+    Literal, Mesh, Reduction, Tensor, TensorType, Tracer, Window, grad, lower, trace, verify,
 };
 
 /// Text of a graph that passes `verify`.
@@ -55,6 +55,17 @@ fn constants() {
         let many: Vec<u32> = (0..65).collect();
         output("as_bytes", Literal::from_slice(&[65], &many));
         t.output("iota", t.iota(DType::I32, &[2, 3], 1));
+    });
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn signed_bytes() {
+    let text = text(Mesh::SINGLE, |t| {
+        let x = t.input("x", TensorType::new(DType::I8, &[2]));
+        t.output("sum", x + t.constant(Literal::from_slice(&[2], &[-128i8, 127])));
+        t.output("order", x.less(-1.0));
+        t.output("greatest", x.reduce_max(&[0]));
     });
     insta::assert_snapshot!(text);
 }
@@ -114,6 +125,29 @@ fn collectives() {
     insta::assert_snapshot!(text);
 }
 
+/// The three steps of a hierarchical all_reduce over hosts of four replicas, and other collectives in subgroups.
+#[test]
+fn subgroups() {
+    let grid = AxisSet::of(&[Axis::Data, Axis::Tensor]);
+    let (inner, outer) = (Groups::contiguous(grid, 4), Groups::strided(grid, 4));
+    let text = text(Mesh::new(&[(Axis::Data, 4), (Axis::Tensor, 2)]), |t| {
+        let x = t.input("x", TensorType::new(DType::F32, &[4, 8]).varying(grid));
+        let output = |name: &str, x: Tensor<'_>| t.output_varying(name, x, x.varying());
+        let shard = x.reduce_scatter(1, inner);
+        output("hierarchical", shard.all_reduce(Reduction::Sum, outer).all_gather(1, inner));
+        output("contiguous", x.all_reduce(Reduction::Max, inner));
+        output("alone", x.all_reduce(Reduction::Sum, Groups::contiguous(grid, 1)));
+        output("all_gather_of_two_axes", x.all_gather(0, grid));
+        output("reduce_scatter_of_two_axes", x.reduce_scatter(1, grid));
+        output("all_to_all", x.all_to_all(0, 1, Groups::strided(Axis::Data, 2)));
+        output("collective_permute", x.collective_permute(&[(0, 1), (1, 0)], outer));
+    });
+    assert_eq!(text.matches("dense<[[0, 1, 2, 3], [4, 5, 6, 7]]>").count(), 3);
+    assert_eq!(text.matches("dense<[[0, 4], [1, 5], [2, 6], [3, 7]]>").count(), 1);
+    assert_eq!(text.matches("dense<[[0, 1, 2, 3, 4, 5, 6, 7]]>").count(), 2);
+    insta::assert_snapshot!(text);
+}
+
 #[test]
 fn rows() {
     let text = text(Mesh::SINGLE, |t| {
@@ -165,7 +199,7 @@ fn data_parallel_step_with_donated_state() {
     let graph = data_parallel_step();
     verify(&graph).unwrap();
     let text = lower(&graph, "golden").text_without_locations();
-    // Two gradients and the loss, among all four; two leaves of state.
+    // Two gradients and the loss, over all four replicas; two leaves of state.
     assert_eq!(text.matches("replica_groups = dense<[[0, 1, 2, 3]]>").count(), 3);
     assert_eq!(text.matches("tf.aliasing_output").count(), 2);
     insta::assert_snapshot!(text);
@@ -209,7 +243,7 @@ fn loops() {
     insta::assert_snapshot!(text);
 }
 
-/// Values that one branch returns without its operand's axes are handed over, and gradients are a case too.
+/// `vary` is applied to a branch's constant result if it varies in another branch, and the gradient is also a case.
 #[test]
 fn cases() {
     let graph = trace(Mesh::data(2), |t| {
@@ -228,11 +262,11 @@ fn cases() {
     insta::assert_snapshot!(lower(&graph, "golden").text_without_locations());
 }
 
-/// Attention as a kernel of the backend, and its backward pass as another: results in a layout of their own, a
-/// workspace that nobody reads, a configuration with quotes.
+/// Attention as a kernel of the backend, and its backward pass as another: results with custom layouts, an unused
+/// workspace, a configuration with quotes.
 fn attention<'g>(x: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let kernel = |target: &str, x: &[TensorType], results: Vec<TensorType>| {
-        // Between batch and sequence the kernel keeps the heads apart.
+        // In the kernel's layout the heads precede the sequence.
         let layout = |ty: &TensorType| match ty.rank() {
             4 if results.contains(ty) => vec![3, 1, 2, 0],
             rank => (0..rank).rev().collect(),
@@ -286,7 +320,7 @@ fn custom_calls() {
             has_side_effect: true,
             ..CustomCall::new("a name, quoted", vec![TensorType::new(DType::F32, &[])])
         };
-        // Neither merged nor left out.
+        // Neither merged nor removed.
         t.custom_call(typed.clone(), &[]);
         t.custom_call(typed, &[]);
     });
@@ -297,7 +331,7 @@ fn custom_calls() {
     insta::assert_snapshot!(text);
 }
 
-/// Each op has its line, gradients that of the op they belong to, each line one definition.
+/// Each op has a location, gradients have that of the differentiated op, and each location is defined once.
 #[test]
 fn locations_are_lines_of_the_source() {
     let program = lower(&data_parallel_step(), "golden");
@@ -320,7 +354,7 @@ fn locations_are_lines_of_the_source() {
     };
     for (op, code) in [
         ("stablehlo.dot_general", "x.dot(weight.vary(Axis::Data))"),
-        // The VJP of the `vary` in it.
+        // The VJP of `vary` in that line.
         ("stablehlo.all_reduce", "weight.vary(Axis::Data)"),
         ("stablehlo.divide", "/ 8.0"),
     ] {

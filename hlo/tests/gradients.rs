@@ -1,10 +1,10 @@
 //! Every VJP rule against central finite differences, in f64, through the interpreter.
 //!
 //! One table: for each case `f`, random inputs `x` and a random cotangent `c` of the result, every
-//! element of `vjp(c)` is held against the slope of `sum(c * f(x))` in that element of `x`. On many
-//! replicas the sum runs over the replicas over which the result varies, an input that varies is moved
+//! element of `vjp(c)` is compared with the slope of `sum(c * f(x))` in that element of `x`. On many
+//! replicas the sum is over the replicas over which the result varies, an input that varies is moved
 //! on one replica alone, and one that does not is moved on all at once: the convention of `hlo::grad`.
-//! The expected numbers are the interpreter's own values; nothing of the rules is repeated here.
+//! The expected numbers are the interpreter's values; the rules are not repeated here.
 
 mod values;
 
@@ -13,8 +13,8 @@ use std::panic::Location;
 
 use hlo::{
     Axis, AxisSet, Binary, Branch, Convolution, ConvolutionDims, CustomCall, DType, DotDims, Graph,
-    Literal, Mesh, Op, Reduction, Tensor, TensorType, Tracer, Unary, Window, WindowDim, grad,
-    interpret, trace, verify, vjp,
+    Groups, Literal, Mesh, Op, Reduction, Tensor, TensorType, Tracer, Unary, Window, WindowDim,
+    grad, interpret, trace, verify, vjp,
 };
 
 const STEP: f64 = 1e-5;
@@ -34,7 +34,7 @@ fn four(name: &'static str, inputs: &[Input], build: Build) -> Case {
 fn unary_cases() -> Vec<Case> {
     let any = [within(&[2, 3], -1.5, 1.5)];
     let positive = [within(&[2, 3], 0.3, 2.0)];
-    // No zero and no jump within reach.
+    // Away from zeros and jumps.
     let away = [signed(&[2, 3], 0.1, 0.4)];
     vec![
         single("abs", &away, |x| x[0].abs()),
@@ -60,7 +60,7 @@ fn unary_cases() -> Vec<Case> {
 fn binary_cases() -> Vec<Case> {
     let any = [within(&[2, 3], -1.5, 1.5), within(&[2, 3], -1.5, 1.5)];
     let divisor = [within(&[2, 3], -1.5, 1.5), signed(&[2, 3], 0.5, 2.0)];
-    // Whole multiples of the divisor, where the remainder jumps, are out of reach.
+    // Away from multiples of the divisor, where the remainder jumps.
     let remainder = [signed(&[2, 3], 2.2, 2.8), signed(&[2, 3], 0.9, 1.05)];
     vec![
         single("add", &any, |x| x[0] + x[1]),
@@ -101,7 +101,7 @@ fn choosing_cases() -> Vec<Case> {
         single("clamp between scalars", &bounds, |x| x[1].clamp(x[0], x[2])),
         single("clamp between tensors", &wide, |x| x[1].clamp(x[0], x[2])),
         single("take_along_last_dim", &[within(&[3, 4], -1.0, 1.0)], |x| {
-            // The last index is out of range: nothing is taken.
+            // The last index is out of range and gives 0.
             x[0].take_along_last_dim(x[0].tracer().constant(Literal::from_slice(&[3], &[2, 0, 4])))
         }),
     ]
@@ -159,11 +159,18 @@ fn moving_cases() -> Vec<Case> {
             x[0].concatenate(&[x[1], x[0]], 1)
         }),
         single("gather", &[within(&[4, 3], -1.0, 1.0)], |x| {
-            // One row twice, one not at all, two moved into range.
+            // One row twice, one not at all, two indices clamped.
             x[0].take(x[0].tracer().constant(Literal::from_slice(&[2, 2], &[1, 1, -3, 9])))
         }),
         single("gather by u8", &[within(&[3], -1.0, 1.0)], |x| {
             x[0].take(x[0].tracer().constant(Literal::from_slice(&[2], &[2u8, 9])))
+        }),
+        single("gather by i8", &[within(&[200], -1.0, 1.0)], |x| {
+            x[0].take(x[0].tracer().constant(Literal::from_slice(&[4], &[127i8, -3, 1, 1])))
+        }),
+        single("scatter by i8", &[within(&[200], -1.0, 1.0), within(&[3], -1.0, 1.0)], |x| {
+            let indices = x[0].tracer().constant(Literal::from_slice(&[3], &[127i8, -3, 1]));
+            x[0].scatter_add(indices, x[1], 0).sine()
         }),
         single("gather in a batch", &[within(&[2, 3, 2], -1.0, 1.0)], |x| {
             x[0].gather(x[0].tracer().constant(Literal::from_slice(&[2, 2], &[1, 1, 2, 0])), 1)
@@ -201,7 +208,7 @@ fn moving_cases() -> Vec<Case> {
             let take = |index: f64| {
                 let branches: [Branch<'_>; 3] = [
                     &|x| vec![(x[0] * x[1]).sine(), x[0] * x[0]],
-                    // One result is a constant, and one operand is not needed.
+                    // One result is a constant, and one operand is unused.
                     &|x| vec![x[1].exponential(), x[0].full_like(3.0)],
                     &|x| vec![x[1], x[0].tanh()],
                 ];
@@ -401,10 +408,23 @@ fn collective_cases() -> Vec<Case> {
             let total = (x[0] * x[0]).all_reduce(Reduction::Sum, Axis::Data);
             x[0] / total.sqrt().vary(Axis::Data)
         }),
-        four("all_reduce_within", &[both()], |x| {
-            // Groups of two out of four: each product is the group's own.
-            let axes = AxisSet::of(&[Axis::Data, Axis::Tensor]);
-            (x[0] * x[0]).all_reduce_within(axes, 2) * x[0]
+        // Each product is the subgroup's own.
+        four("all_reduce in contiguous subgroups", &[both()], |x| {
+            (x[0] * x[0]).all_reduce(Reduction::Sum, Groups::contiguous(grid(), 2)) * x[0]
+        }),
+        four("all_reduce of two in strided subgroups", &[both(), both()], |x| {
+            let squares = [x[0] * x[0], x[1] * x[1]];
+            let groups = Groups::strided(grid(), 2);
+            let sums = x[0].tracer().all_reduce(&squares, Reduction::Sum, groups);
+            sums[0] * sums[1] * x[0]
+        }),
+        four("hierarchical all_reduce", &[both()], |x| {
+            hierarchical(x[0] * x[0], Groups::contiguous(grid(), 2), Groups::strided(grid(), 2))
+                * x[0]
+        }),
+        four("hierarchical all_reduce, across first", &[both()], |x| {
+            hierarchical(x[0] * x[0], Groups::strided(grid(), 2), Groups::contiguous(grid(), 2))
+                * x[0]
         }),
         four("case that each replica decides", &[data(), over(&[4], &[Axis::Data])], |x| {
             let t = x[0].tracer();
@@ -421,6 +441,14 @@ fn collective_cases() -> Vec<Case> {
         }),
         four("all_gather", &[both()], |x| x[0].all_gather(1, Axis::Tensor)),
         four("reduce_scatter", &[both()], |x| x[0].reduce_scatter(0, Axis::Data)),
+        four("all_gather over two axes", &[both()], |x| x[0].all_gather(0, grid())),
+        four("reduce_scatter over two axes", &[both()], |x| x[0].reduce_scatter(1, grid())),
+        four("all_to_all in strided subgroups", &[both()], |x| {
+            x[0].all_to_all(0, 1, Groups::strided(grid(), 2))
+        }),
+        four("collective_permute over two axes", &[both()], |x| {
+            x[0].collective_permute(&[(0, 1), (1, 2), (2, 3)], grid())
+        }),
         four("all_to_all", &[both()], |x| x[0].all_to_all(0, 1, Axis::Tensor)),
         four("all_to_all along one dim", &[both()], |x| x[0].all_to_all(1, 1, Axis::Data)),
         four("collective_permute", &[both()], |x| {
@@ -430,6 +458,16 @@ fn collective_cases() -> Vec<Case> {
             x[0].collective_permute(&[(0, 1)], Axis::Data)
         }),
     ]
+}
+
+fn grid() -> AxisSet {
+    AxisSet::of(&[Axis::Data, Axis::Tensor])
+}
+
+/// The sum over all replicas, as a reduce_scatter in `inner` groups, an all_reduce over `outer` groups, one replica
+/// from each inner group, and an all_gather in the inner groups.
+fn hierarchical(x: Tensor<'_>, inner: Groups, outer: Groups) -> Tensor<'_> {
+    x.reduce_scatter(0, inner).all_reduce(Reduction::Sum, outer).all_gather(0, inner)
 }
 
 /// Gradients are ordinary graphs, so they have gradients.
@@ -482,7 +520,7 @@ fn every_gradient_is_the_slope() {
     }
 }
 
-/// An op with a float operand and result needs a case, whatever its VJP is.
+/// Every op with a float operand and a float result needs a case.
 #[test]
 fn the_table_covers_every_op() {
     let covered: BTreeSet<&str> = cases()
@@ -528,7 +566,6 @@ fn the_table_covers_every_op() {
         "vary",
         "stop_gradient",
         "all_reduce",
-        "all_reduce_within",
         "all_gather",
         "reduce_scatter",
         "all_to_all",
@@ -569,7 +606,7 @@ fn nothing_flows_through_stop_gradient_and_bitcast_convert() {
     assert_eq!(at_three(there_and_back), 0.0);
 }
 
-/// Where a function has a corner its gradient is a convention: ties share.
+/// At a corner of a function the gradient is a convention: ties share it equally.
 #[test]
 fn ties_share_the_gradient() {
     let at = |values: &[f64], f: Build| {
@@ -587,7 +624,7 @@ fn ties_share_the_gradient() {
     assert_eq!(at(&[-0.5, 0.5, 1.0], |x| x[0].clamp(-0.5, 0.5).sum()), [1.0, 1.0, 0.0]);
 }
 
-/// Where `x log(x)` or `0 * inf` would make NaN of a slope that is there.
+/// Naive rules would give NaN from `x log(x)` or `0 * inf`, although the slope is finite.
 #[test]
 fn powers_have_finite_gradients_at_zero() {
     let graph = trace(Mesh::SINGLE, |t| {
@@ -603,7 +640,7 @@ fn powers_have_finite_gradients_at_zero() {
     assert_eq!(outputs[1][0].to_f64(), [0.0, 0.0, 2f64.ln()]);
 }
 
-/// What falls on the padding, without what falls on the operand: that may be large, or not finite.
+/// The sum only covers the padding: cotangents of the operand may be large, or not finite.
 #[test]
 fn the_cotangent_of_padding_is_summed_over_the_padding() {
     let to_padding = |cotangent: &[f32], low: i64, high: i64, interior: usize| {
@@ -629,9 +666,9 @@ fn the_cotangent_of_padding_is_summed_over_the_padding() {
     assert_eq!(to_padding(&[1.0, 1e9, 2.0, 1e9, 4.0, 1e9, 8.0], -1, 1, 1), 15.0);
 }
 
-/// A window wider than the operand has no place: the maximum over windows is empty, and so are its derivatives.
+/// A window wider than the operand has no positions: the maximum over windows is empty, and so are its derivatives.
 #[test]
-fn a_window_without_a_place_has_derivatives_of_every_order() {
+fn a_window_without_positions_has_derivatives_of_every_order() {
     for (dims, window) in [
         ([1, 1, 2, 2], Window::nchw(3, 1, 0)),
         ([1, 1, 2, 2], Window::nchw(7, 2, 1)),
@@ -653,14 +690,14 @@ fn a_window_without_a_place_has_derivatives_of_every_order() {
 }
 
 #[test]
-fn a_convolution_of_nothing_has_zero_gradients() {
+fn an_empty_convolution_has_zero_gradients() {
     let padded = |low: i64, high: i64| {
         let mut convolution = Convolution::new(1);
         (convolution.window[0].low, convolution.window[0].high) = (low, high);
         convolution.window[0].window_dilation = 2;
         convolution
     };
-    // No example, no feature, no place, no element of the kernel, none of the input but padding.
+    // No examples, no features, no positions, an empty kernel, an input of padding only.
     for (lhs, rhs, convolution) in [
         ([0, 2, 5], [2, 2, 3], padded(0, 0)),
         ([2, 2, 5], [0, 2, 3], padded(0, 0)),
@@ -690,7 +727,7 @@ fn a_convolution_of_nothing_has_zero_gradients() {
 }
 
 #[test]
-fn what_the_loss_does_not_depend_on_has_a_zero_gradient() {
+fn unused_inputs_have_a_zero_gradient() {
     let graph = trace(Mesh::data(2), |t| {
         let x = t.input("x", TensorType::new(DType::F64, &[2]).varying(Axis::Data.into()));
         let unused = t.input("unused", TensorType::new(DType::F64, &[3]));
@@ -704,15 +741,15 @@ fn what_the_loss_does_not_depend_on_has_a_zero_gradient() {
 }
 
 #[test]
-fn what_has_no_gradient_is_an_error_at_the_line_of_the_op() {
+fn ops_without_a_gradient_are_errors_at_the_line_of_the_op() {
     let cases: [(&str, &str, Build); 6] = [
-        ("select_and_scatter(", "walks its 16777216 elements one by one", |x| {
+        ("select_and_scatter(", "there may be 65536, not 16777216", |x| {
             let dims = [WindowDim { low: 1 << 24, ..WindowDim::default() }];
             let window = Window { sizes: vec![1 << 24], dims: dims.to_vec() };
             let y = x[0].reduce_window(Reduction::Max, window);
             (grad((y * y).sum(), x)[0] * x[0]).sum()
         }),
-        ("while(", "a loop is not reverse-differentiable", |x| {
+        ("while(", "a `while` is not reverse-differentiable", |x| {
             x[0].tracer().fori_loop(3, &[x[0]], |_, x| vec![x[0] * 2.0])[0].sum()
         }),
         ("all_reduce(", "all_reduce maximum is not differentiable", |x| {
@@ -755,7 +792,7 @@ struct Input {
     dims: &'static [usize],
     low: f64,
     high: f64,
-    /// Is the range that of the magnitude, under either sign?
+    /// `true` if the range is that of the magnitude, with random signs.
     signed: bool,
     varying: AxisSet,
 }
@@ -787,7 +824,7 @@ impl Case {
         graph.unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 
-    /// Inputs and the result's cotangent to the inputs' cotangents.
+    /// From the inputs and the result's cotangent to the inputs' cotangents.
     fn backward(&self) -> Graph {
         let graph = trace(self.mesh, |t| {
             let x = self.trace_inputs(t);
@@ -871,7 +908,7 @@ impl Case {
     }
 }
 
-/// A value of the given type: equal where it does not vary.
+/// A value of the given type on all replicas: equal where it does not vary.
 fn on_replicas(mesh: &Mesh, ty: &TensorType, values: impl Fn(usize) -> Vec<f64>) -> Vec<Literal> {
     let value = |replica| Literal::from_slice(&ty.dims, &values(mesh.index(replica, ty.varying)));
     (0..mesh.num_replicas()).map(value).collect()

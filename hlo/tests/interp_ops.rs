@@ -1,5 +1,5 @@
-//! Every op that a replica does by itself, in the interpreter, against values worked out by hand: one
-//! table. Transcendental values are those of Python 3.11's `math`.
+//! One table of all ops except collectives: the interpreter against values computed by hand. Transcendental values
+//! are those of Python 3.11's `math`.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ type Case = (&'static str, for<'t> fn(&'t Tracer) -> Tensor<'t>, Literal);
 const NAN: f32 = f32::NAN;
 const INF: f32 = f32::INFINITY;
 
-/// A constant of one dim.
+/// A constant of rank 1.
 fn c<'t, T: Element>(t: &'t Tracer, values: &[T]) -> Tensor<'t> {
     t.constant(v(values))
 }
@@ -33,12 +33,12 @@ fn p<'t>(t: &'t Tracer, values: &[bool]) -> Tensor<'t> {
     t.constant(bools(values))
 }
 
-/// An expected value of one dim.
+/// An expected value of rank 1.
 fn v<T: Element>(values: &[T]) -> Literal {
     Literal::from_slice(&[values.len()], values)
 }
 
-/// An expected value of more dims.
+/// An expected value with the given dims.
 fn d<T: Element>(dims: &[usize], values: &[T]) -> Literal {
     Literal::from_slice(dims, values)
 }
@@ -190,6 +190,15 @@ fn choice_and_conversion() -> Vec<Case> {
             v(&[0, 3, -3, i32::MAX, i32::MIN])
         }),
         ("f32 to u8", |t| c(t, &[NAN, 3.9, -3.9, 1e20]).convert(DType::U8), v(&[0u8, 3, 0, 255])),
+        ("f32 to i8", |t| c(t, &[NAN, 3.9, -3.9, 1e20, -129.0]).convert(DType::I8), {
+            v(&[0i8, 3, -3, 127, -128])
+        }),
+        ("i32 to i8", |t| c(t, &[-1, 300, 128]).convert(DType::I8), v(&[-1i8, 44, -128])),
+        ("i8 to u32", |t| c(t, &[-1i8, 5]).convert(DType::U32), v(&[u32::MAX, 5])),
+        ("bits of i8", |t| c(t, &[-1i8, 5]).bitcast_convert(DType::U8), v(&[255u8, 5])),
+        ("i8 wraps", |t| c(t, &[100i8, -100]) + c(t, &[100i8, -100]), v(&[-56i8, 56])),
+        ("least i8", |t| -c(t, &[-128i8, 127]), v(&[-128i8, -127])),
+        ("i8 shifts", |t| c(t, &[-128i8, 64]).shift_right_arithmetic(2.0), v(&[-32i8, 16])),
         ("f64 to u64", |t| c(t, &[1e30f64]).convert(DType::U64), v(&[u64::MAX])),
         ("f32 to pred", |t| c(t, &[NAN, 0.0, -0.0, 0.5]).convert(DType::Pred), {
             bools(&[true, false, false, true])
@@ -202,7 +211,7 @@ fn choice_and_conversion() -> Vec<Case> {
         }),
         ("i32 to u8", |t| c(t, &[-1, 300]).convert(DType::U8), v(&[255u8, 44])),
         ("i32 to pred", |t| c(t, &[256, 0]).convert(DType::Pred), bools(&[true, false])),
-        // Just above a tie between 2^60 and 2^60 + 2^37, which f64 takes for a tie.
+        // Just above the tie between 2^60 and 2^60 + 2^37, to which f64 rounds it.
         ("i64 to f32", |t| c(t, &[(1i64 << 60) + (1 << 36) + 1, i64::MIN]).convert(DType::F32), {
             v(&[(1i64 << 60) as f32 + (1i64 << 37) as f32, -(2f32.powi(63))])
         }),
@@ -284,6 +293,11 @@ fn movement() -> Vec<Case> {
         ("one_hot", |t| c(t, &[1u8, 5]).one_hot(3, DType::I32), {
             d(&[2, 3], &[0, 1, 0, 0, 0, 0])
         }),
+        (
+            "one_hot beyond i8",
+            |t| c(t, &[5i8]).one_hot(300, DType::I32).sum().reshape(&[1]),
+            v(&[1]),
+        ),
         ("one_hot beyond u8", |t| c(t, &[5u8]).one_hot(300, DType::I32).sum().reshape(&[1]), {
             v(&[1])
         }),
@@ -411,6 +425,7 @@ fn contraction() -> Vec<Case> {
             v(&[f64::INFINITY, f64::INFINITY])
         }),
         ("max of no i32", |t| empty(t, DType::I32).reduce_max(&[1]), v(&[i32::MIN, i32::MIN])),
+        ("max of no i8", |t| empty(t, DType::I8).reduce_max(&[1]), v(&[-128i8, -128])),
         ("min of no u8", |t| empty(t, DType::U8).reduce_min(&[1]), v(&[255u8, 255])),
         ("and of nothing", |t| empty(t, DType::Pred).reduce(Reduction::And, &[1]), {
             bools(&[true, true])
@@ -573,7 +588,7 @@ fn agree(got: &Literal, expected: &Literal) -> bool {
     got == expected || is_float && same_type && values().all(same_value)
 }
 
-/// The op's name; for a comparison or reduction also which.
+/// The op's name, with the direction of a comparison and the kind of a reduction.
 fn names(op: &Op) -> Vec<&'static str> {
     match op {
         Op::Compare(comparison) => vec![op.name(), comparison.name()],
@@ -583,7 +598,7 @@ fn names(op: &Op) -> Vec<&'static str> {
 }
 
 #[test]
-fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
+fn every_op_of_one_replica_gives_the_value_computed_by_hand() {
     let mut covered = BTreeSet::new();
     let tables = [elementwise(), choice_and_conversion(), movement(), contraction(), windows()];
     for (name, build, expected) in tables.into_iter().flatten() {
@@ -609,7 +624,7 @@ fn every_op_of_one_replica_gives_what_was_worked_out_by_hand() {
     assert!(missing.is_empty(), "no case for {missing:?}");
 }
 
-/// More ones than a bf16 or f16 counts one by one.
+/// More ones than bf16 or f16 can sum one by one.
 const MANY: usize = 5000;
 
 /// Sums of [`MANY`] ones of the given dtype.

@@ -1,7 +1,9 @@
-//! Collectives, loops and bad inputs in the interpreter, on 1, 2 and 4 replicas.
+//! Collectives, loops and invalid inputs in the interpreter, on 1 to 8 replicas.
+
+mod values;
 
 use hlo::{
-    Axis, AxisSet, CustomCall, DType, Graph, InterpError, Literal, Mesh, Reduction, Tensor,
+    Axis, AxisSet, CustomCall, DType, Graph, Groups, InterpError, Literal, Mesh, Reduction, Tensor,
     TensorType, Tracer, interpret, trace,
 };
 
@@ -24,13 +26,13 @@ fn graph(mesh: Mesh, build: impl for<'t> FnOnce(&'t Tracer, Tensor<'t>) -> Tenso
     traced.unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn values(results: &[Literal]) -> Vec<Vec<f64>> {
+fn as_f64(results: &[Literal]) -> Vec<Vec<f64>> {
     results.iter().map(Literal::to_f64).collect()
 }
 
 type Build = for<'t> fn(&'t Tracer, Tensor<'t>) -> Tensor<'t>;
 
-/// The op, and what it gives on each replica of a mesh: with 2x2, groups along `data` are [0, 2] and
+/// Name, mesh, op, and its value on each replica. On the 2x2 mesh, groups along `data` are [0, 2] and
 /// [1, 3], along `tensor` [0, 1] and [2, 3].
 fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
     let two = Mesh::data(2);
@@ -78,7 +80,7 @@ fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
             |t, x| t.all_reduce(&[x, x.slice_dim(0, 0, 1) * 2.0], Reduction::Sum, Data)[1],
             { singles(&[6., 6.]) },
         ),
-        // ((1e8 + 4) + 4) + 4: each 4 is lost to rounding, their sum would not be.
+        // ((1e8 + 4) + 4) + 4: each 4 is lost to rounding, but their sum would not be.
         (
             "sum rounds after each",
             four,
@@ -96,6 +98,30 @@ fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
         }),
         ("gather along dim 1", two, |_, x| x.reshape(&[2, 1]).all_gather(1, Data), {
             vec![vec![1., 2., 10., 20.]; 2]
+        }),
+        ("sum of neighbours", four, |_, x| x.all_reduce(Reduction::Sum, contiguous()), {
+            pairs([[3., 30.], [3., 30.], [7., 70.], [7., 70.]])
+        }),
+        ("max of every second", four, |_, x| x.all_reduce(Reduction::Max, strided()), {
+            pairs([[3., 30.], [4., 40.], [3., 30.], [4., 40.]])
+        }),
+        ("gather of every second", four, |_, x| x.all_gather(0, strided()), {
+            quads([[1., 10., 3., 30.], [2., 20., 4., 40.], [1., 10., 3., 30.], [2., 20., 4., 40.]])
+        }),
+        ("gather along both", square, |_, x| x.all_gather(0, AxisSet::of(&[Data, Model])), {
+            vec![vec![1., 10., 2., 20., 3., 30., 4., 40.]; 4]
+        }),
+        (
+            "scatter to neighbours",
+            four,
+            |_, x| x.reduce_scatter(0, contiguous()),
+            singles(&[3., 30., 7., 70.]),
+        ),
+        ("exchange with every second", four, |_, x| x.all_to_all(0, 0, strided()), {
+            pairs([[1., 3.], [2., 4.], [10., 30.], [20., 40.]])
+        }),
+        ("permute neighbours", four, |_, x| x.collective_permute(&[(0, 1)], contiguous()), {
+            pairs([[0., 0.], [1., 10.], [0., 0.], [3., 30.]])
         }),
         ("scatter along two", two, |_, x| x.reduce_scatter(0, Data), singles(&[3., 30.])),
         (
@@ -123,7 +149,7 @@ fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
             "all_to_all between dims",
             two,
             |_, x| {
-                // [[x0, x1], [10 x0, 10 x1]] is cut by columns, of which [2, 1] pieces are joined below.
+                // [[x0, x1], [10 x0, 10 x1]] is cut into columns, and [2, 1] pieces are joined along dim 0.
                 x.reshape(&[2, 1])
                     .concatenate(&[x.reshape(&[2, 1]) * -1.0], 1)
                     .all_to_all(1, 0, Data)
@@ -180,7 +206,7 @@ fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
             },
             vec![vec![6., 60.]; 2],
         ),
-        // Replicas leave after a different number of trips: 1 2 .. 128, 2 4 .. 128, 3 6 .. 192, 4 8 .. 128.
+        // Replicas leave after a different number of iterations: 1 2 .. 128, 2 4 .. 128, 3 6 .. 192, 4 8 .. 128.
         (
             "while",
             four,
@@ -207,25 +233,65 @@ fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
     ]
 }
 
-/// Is the value above 2.5 on any, or all, replicas?
+fn contiguous() -> Groups {
+    Groups::contiguous(Data, 2)
+}
+
+fn strided() -> Groups {
+    Groups::strided(Data, 2)
+}
+
+/// `true` if the value is above 2.5 on any, or all, replicas.
 fn any_or_all(x: Tensor<'_>, reduction: Reduction, axis: Axis) -> Tensor<'_> {
     x.greater(2.5).all_reduce(reduction, axis)
 }
 
 #[test]
-fn collectives_and_loops_give_what_was_worked_out_by_hand() {
+fn collectives_and_loops_give_the_values_computed_by_hand() {
     for (name, mesh, build, expected) in cases() {
         let graph = graph(mesh, build);
         let results = interpret(&graph, &[inputs(mesh)]).unwrap();
-        assert_eq!(values(&results[0]), expected, "{name}");
+        assert_eq!(as_f64(&results[0]), expected, "{name}");
+    }
+}
+
+/// With whole numbers, whose sums do not depend on the order.
+#[test]
+fn a_hierarchical_all_reduce_is_an_all_reduce_on_every_replica() {
+    let grid = AxisSet::of(&[Data, Model]);
+    let inputs = |mesh: Mesh| -> Vec<Literal> {
+        let values = |replica| values::uniform(replica as u32, 16, -1e3, 1e3);
+        let whole = |replica| values(replica).iter().map(|x| x.round()).collect::<Vec<_>>();
+        let literal = |replica| Literal::from_f64(DType::F32, &[16], &whole(replica));
+        (0..mesh.num_replicas()).map(literal).collect()
+    };
+    for (mesh, host) in [
+        (Mesh::data(1), 1),
+        (Mesh::data(4), 2),
+        (Mesh::data(8), 4),
+        (Mesh::new(&[(Data, 4), (Model, 2)]), 4),
+        (Mesh::new(&[(Data, 2), (Axis::Fsdp, 2), (Model, 2)]), 2),
+    ] {
+        let (inner, outer) = (Groups::contiguous(grid, host), Groups::strided(grid, host));
+        let graph = trace(mesh, |t| {
+            let x = t.input("x", TensorType::new(DType::F32, &[16]).varying(AxisSet::ALL));
+            let shard = x.reduce_scatter(0, inner).all_reduce(Reduction::Sum, outer);
+            t.output_varying("hierarchical", shard.all_gather(0, inner), AxisSet::ALL);
+            t.output_varying("plain", x.all_reduce(Reduction::Sum, grid), AxisSet::ALL.minus(grid));
+        });
+        let graph = graph.unwrap();
+        let by_type = |i: usize| graph.ty(graph.outputs()[i].value).varying;
+        assert_eq!([by_type(0), by_type(1)], [AxisSet::ALL, AxisSet::ALL.minus(grid)]);
+        let results = interpret(&graph, &[inputs(mesh)]).unwrap();
+        assert_eq!(results[0], results[1], "{mesh:?}");
     }
 }
 
 #[test]
 fn a_collective_that_some_replicas_never_reach_is_an_error() {
     let mesh = Mesh::new(&[(Data, 2), (Model, 2)]);
-    // Along `tensor` replicas 0 and 1 leave together, along `data` 0 and 2 do not.
-    let meeting_along = |axis: Axis| {
+    // Replicas 0 and 1, along `tensor`, leave together; 0 and 2, along `data`, do not.
+    let reduced_over = |axis: Axis| {
         graph(mesh, |t, x| {
             let start = t.replica_id(Data).vary(Model);
             let results = t.while_loop(
@@ -239,9 +305,9 @@ fn a_collective_that_some_replicas_never_reach_is_an_error() {
             results[1]
         })
     };
-    let along_tensor = interpret(&meeting_along(Model), &[inputs(mesh)]).unwrap();
-    assert_eq!(values(&along_tensor[0])[0], [6.0, 60.0]);
-    match interpret(&meeting_along(Data), &[inputs(mesh)]) {
+    let along_tensor = interpret(&reduced_over(Model), &[inputs(mesh)]).unwrap();
+    assert_eq!(as_f64(&along_tensor[0])[0], [6.0, 60.0]);
+    match interpret(&reduced_over(Data), &[inputs(mesh)]) {
         Err(InterpError::LeftLoop { op, location, group }) => {
             assert_eq!((op, group), ("all_reduce", vec![0, 2]));
             assert_eq!(location.file(), file!());
@@ -257,17 +323,17 @@ fn sum(x: Tensor<'_>, axis: Axis) -> Tensor<'_> {
 #[test]
 fn a_collective_in_a_branch_that_some_replicas_take_is_an_error() {
     let mesh = Mesh::new(&[(Data, 2), (Model, 2)]);
-    let meeting_along = |axis: Axis| {
+    let reduced_over = |axis: Axis| {
         graph(mesh, |t, x| {
             let index = t.replica_id(Data);
             t.case(index, &[x], &[&|x| vec![sum(x[0], axis)], &|x| vec![sum(x[0], axis) + x[0]]])[0]
         })
     };
-    let along_tensor = interpret(&meeting_along(Model), &[inputs(mesh)]).unwrap();
-    assert_eq!(values(&along_tensor[0])[0], [3.0, 30.0]);
-    assert_eq!(values(&along_tensor[0])[3], [7.0 + 4.0, 70.0 + 40.0]);
-    assert_eq!(hlo::verify(&meeting_along(Model)), Ok(()));
-    let diverges = meeting_along(Data);
+    let along_tensor = interpret(&reduced_over(Model), &[inputs(mesh)]).unwrap();
+    assert_eq!(as_f64(&along_tensor[0])[0], [3.0, 30.0]);
+    assert_eq!(as_f64(&along_tensor[0])[3], [7.0 + 4.0, 70.0 + 40.0]);
+    assert_eq!(hlo::verify(&reduced_over(Model)), Ok(()));
+    let diverges = reduced_over(Data);
     let error = interpret(&diverges, &[inputs(mesh)]).unwrap_err();
     assert!(matches!(&error, InterpError::LeftLoop { group, .. } if *group == [0, 2]), "{error}");
     let error = hlo::verify(&diverges).unwrap_err();
@@ -277,14 +343,14 @@ fn a_collective_in_a_branch_that_some_replicas_take_is_an_error() {
 }
 
 #[test]
-fn bad_inputs_are_typed_errors() {
+fn invalid_inputs_are_typed_errors() {
     let mesh = Mesh::data(2);
     let graph = graph(mesh, |_, x| x);
     let good = inputs(mesh);
     let wrong = |second: Literal| vec![vec![good[0].clone(), second]];
     let cases = [
         (vec![], "the graph has 1 inputs, got 0"),
-        (vec![good[..1].to_vec()], "input `x` is needed on 2 replicas, got 1"),
+        (vec![good[..1].to_vec()], "input `x` needs values for 2 replicas, got 1"),
         (
             wrong(Literal::from_slice(&[2], &[1, 2])),
             "input `x` is f32[2]{data, tensor}, got i32[2]{data, tensor} on replica 1",

@@ -1,10 +1,9 @@
 //! Gradients on four replicas against one replica with the whole batch and the whole parameters.
 //!
-//! The same closed losses are written twice: once for one replica, in ordinary maths, and once for a
-//! mesh, with the batch and the parameters cut. Cut inputs, run both through the interpreter in f64,
-//! join the gradients: they agree to rounding, and each replica's loss is the whole one. So what is
-//! right does not come from `hlo::grad`'s conventions but from the loss on one replica. Below that,
-//! what must not trace or verify: the ways in which lockstep could be lost.
+//! Each loss is written twice: for one replica, in ordinary maths, and for a mesh, with the batch and the parameters
+//! sharded. Both are interpreted in f64 on the same inputs; the joined gradients must agree to rounding, and each
+//! replica's loss must be the whole one. So the reference is the loss on one replica, not the conventions of
+//! `hlo::grad`. The other tests are programs that would lose lockstep: they must fail to trace or to verify.
 
 mod values;
 
@@ -15,10 +14,10 @@ use hlo::{
 
 const TOLERANCE: f64 = 1e-12;
 
-/// Traces the loss and returns it: for data parallelism a sum over the replica's examples.
+/// Traces the loss: for data parallelism a sum over the replica's examples.
 type Loss = for<'g> fn(&[Tensor<'g>]) -> Tensor<'g>;
 
-/// An input by its global dims, and the axes over which each dim is cut.
+/// An input: its global dims, and the axes over which each dim is sharded.
 #[derive(Clone, Copy)]
 struct Leaf {
     dims: &'static [usize],
@@ -74,7 +73,7 @@ fn cases() -> Vec<Case> {
             },
         },
         Case {
-            name: "a loss behind an all_reduce: the global mean",
+            name: "a loss after an all_reduce: the global mean",
             mesh: data,
             leaves: mlp[..2].to_vec(),
             whole: |x| x[0].dot(x[1]).tanh().sum() / 8.0,
@@ -201,7 +200,7 @@ fn cases() -> Vec<Case> {
             ],
             whole: |x| ((x[0] * x[1].broadcast_like(x[0], &[1])).tanh() * x[2]).sum(),
             on_mesh: |x| {
-                // From a cut of the rows to a cut of the columns.
+                // From sharded rows to sharded columns.
                 let columns = x[0].all_to_all(1, 0, Axis::Data);
                 let scaled = (columns * x[1].broadcast_like(columns, &[1])).tanh();
                 (scaled.all_to_all(0, 1, Axis::Data) * x[2]).sum()
@@ -244,9 +243,9 @@ fn four_replicas_have_the_gradients_of_one() {
     }
 }
 
-/// The first wrong way of `hlo::grad`'s doc: gradients that grow with the number of replicas.
+/// The first error in the docs of `hlo::grad`: gradients that grow with the number of replicas.
 #[test]
-fn a_loss_behind_an_all_reduce_has_the_same_gradient_on_any_number_of_replicas() {
+fn a_loss_after_an_all_reduce_has_the_same_gradient_on_any_number_of_replicas() {
     for num_replicas in [1, 2, 4, 8] {
         let graph = trace(Mesh::data(num_replicas), |t| {
             let w = t.input("w", TensorType::new(DType::F64, &[]));
@@ -261,7 +260,7 @@ fn a_loss_behind_an_all_reduce_has_the_same_gradient_on_any_number_of_replicas()
     }
 }
 
-/// A state of one replicated parameter `w` and one step of descent along `direction(w, x)`.
+/// A replicated parameter `w` and one descent step along `direction(w, x)`.
 fn step(direction: for<'g> fn(Tensor<'g>, Tensor<'g>) -> Tensor<'g>) -> Result<Graph, Error> {
     trace(Mesh::data(4), |t| {
         let w = t.input("params.head.weight", TensorType::new(DType::F64, &[3]));
@@ -276,7 +275,7 @@ fn a_step_with_reduced_gradients_is_in_lockstep() {
     assert_eq!(verify(&graph.unwrap()), Ok(()));
 }
 
-/// The second wrong way: each replica's gradient of its own part of the batch.
+/// The second error: each replica uses the gradient of its own part of the batch.
 #[test]
 fn updating_a_replicated_parameter_with_an_unreduced_gradient_is_rejected_by_name() {
     let graph = step(|w, x| {
@@ -291,20 +290,20 @@ fn updating_a_replicated_parameter_with_an_unreduced_gradient_is_rejected_by_nam
 }
 
 #[test]
-fn a_replicated_parameter_does_not_meet_a_varying_batch_without_vary() {
+fn a_replicated_parameter_and_a_varying_batch_do_not_type_check_without_vary() {
     let (line, error) = (line!(), step(|w, x| x.dot(w)).unwrap_err());
     assert_eq!((error.op, error.location.file()), ("dot_general", file!()));
     assert_eq!(error.location.line(), line);
     let message = error.to_string();
     assert!(message.starts_with("dot_general(f64[2, 3]{data}, f64[3]) at "), "{message}");
     assert!(
-        message.contains("`vary` says that gradients through it are to be summed"),
+        message.contains("apply `vary` to it: gradients through it are then summed"),
         "{message}"
     );
 }
 
 #[test]
-fn an_unreduced_gradient_does_not_meet_the_replicated_parameter() {
+fn an_unreduced_gradient_and_a_replicated_parameter_do_not_type_check() {
     let error = step(|w, x| {
         let handed_out = w.vary(Axis::Data);
         w - grad(x.dot(handed_out).sum(), &[handed_out])[0]
@@ -313,7 +312,7 @@ fn an_unreduced_gradient_does_not_meet_the_replicated_parameter() {
     assert!(message.starts_with("subtract(f64[3], f64[3]{data}) at "), "{message}");
 }
 
-/// Reducing what is the same everywhere would give a multiple of what was meant.
+/// Reducing a replicated value would give a multiple of it.
 #[test]
 fn a_value_that_does_not_vary_is_not_reduced() {
     let error = step(|w, _| w.all_reduce(Reduction::Sum, Axis::Data)).unwrap_err();
@@ -321,7 +320,7 @@ fn a_value_that_does_not_vary_is_not_reduced() {
 }
 
 #[test]
-fn an_output_that_was_said_to_be_the_same_everywhere_must_be() {
+fn an_output_declared_as_replicated_must_not_vary() {
     let graph = trace(Mesh::data(2), |t| {
         let x = t.input("x", TensorType::new(DType::F64, &[]).varying(Axis::Data.into()));
         t.output("metrics.loss", x * 2.0);
@@ -330,7 +329,7 @@ fn an_output_that_was_said_to_be_the_same_everywhere_must_be() {
     assert!(error.starts_with("`metrics.loss` would lose lockstep"), "{error}");
 }
 
-/// A loop around an all_reduce, left by each replica when its own `limit` is reached.
+/// A loop around an all_reduce that each replica leaves when its own `limit` is reached.
 fn loop_until<'g>(t: &'g Tracer, limit: Tensor<'g>) -> Tensor<'g> {
     let start = [t.scalar(DType::F64, 0.0).vary(Axis::Data), limit];
     let results = t.while_loop(
@@ -354,27 +353,27 @@ fn a_collective_in_a_loop_that_replicas_may_leave_at_different_times_is_rejected
     let error = verify(&graph.unwrap()).unwrap_err();
     let VerifyError::DivergentCollective { axes, location } = &error else { panic!("{error}") };
     assert_eq!((*axes, location.file()), (Axis::Data.into(), file!()));
-    assert!(error.to_string().contains("some would wait for ever"), "{error}");
+    assert!(error.to_string().contains("some would wait forever"), "{error}");
 }
 
-/// Descent from zero in a loop: only in the first round does the carried value follow from constants.
+/// Descent from zero in a loop: the carried value depends on constants alone only in the first iteration.
 #[test]
-fn a_carried_value_is_not_handed_over_by_itself_once_gradients_flow_into_it() {
-    let descent = |hands_over: bool| {
+fn vary_is_not_automatic_for_carried_values_once_gradients_flow_into_them() {
+    let descent = |is_explicit: bool| {
         trace(Mesh::data(2), |t| {
             let ty = TensorType::new(DType::F64, &[2]).varying(Axis::Data.into());
             let (w, x) = (t.full(DType::F64, &[2], 0.0), t.input("x", ty));
             let results = t.fori_loop(3, &[w, x], |_, carried| {
                 let [w, x] = [carried[0], carried[1]];
-                let handed_over = if hands_over { w.vary(Axis::Data) } else { w };
-                let loss = ((handed_over - x) * (handed_over - x)).sum();
+                let varying = if is_explicit { w.vary(Axis::Data) } else { w };
+                let loss = ((varying - x) * (varying - x)).sum();
                 vec![w - grad(loss, &[w])[0] * 0.25, x]
             });
             t.output("w", results[0]);
         })
     };
     let error = descent(false).unwrap_err();
-    assert!(error.message.contains("`vary` says"), "{error}");
+    assert!(error.message.contains("apply `vary` to it"), "{error}");
 
     let x = [[1.0, 2.0], [3.0, 6.0]].map(|x| Literal::from_slice(&[2], &x)).to_vec();
     let outputs = interpret(&descent(true).unwrap(), &[x]).unwrap();
@@ -383,10 +382,10 @@ fn a_carried_value_is_not_handed_over_by_itself_once_gradients_flow_into_it() {
     }
 }
 
-/// Replicas that leave a loop in different rounds carry different values out of it, also of what is the
-/// same for all of them in every round.
+/// Replicas that leave a loop in different iterations return different values, even if these are equal on all
+/// replicas in each iteration.
 #[test]
-fn what_comes_out_of_a_loop_that_replicas_leave_at_different_times_varies() {
+fn results_of_a_loop_that_replicas_leave_at_different_times_vary() {
     let graph = trace(Mesh::data(2), |t| {
         let limit = t.input("limit", TensorType::new(DType::U32, &[]).varying(Axis::Data.into()));
         let rounds = t.input("rounds", TensorType::new(DType::U32, &[]));
@@ -426,7 +425,7 @@ fn a_loop_whose_collective_runs_over_other_axes_than_its_condition_is_fine() {
     .unwrap();
     assert_eq!(verify(&graph), Ok(()));
     let of = |values: [f64; 4]| values.map(Literal::scalar).to_vec();
-    // The two tensor replicas run three and five rounds; data replicas always the same number.
+    // The two tensor replicas run three and five iterations; data replicas run the same number.
     let outputs = interpret(&graph, &[of([3.0, 5.0, 3.0, 5.0]), of([0.5; 4])]).unwrap();
     assert_eq!(outputs[0], of([3.0, 5.0, 3.0, 5.0]));
 }
@@ -470,7 +469,7 @@ impl Case {
         }
     }
 
-    /// Inputs to the loss and its gradient in each of them.
+    /// From the inputs to the loss and its gradient with respect to each.
     fn graph(&self, mesh: &Mesh) -> Graph {
         let is_whole = *mesh == Mesh::SINGLE;
         let graph = trace(*mesh, |t| {
@@ -508,7 +507,7 @@ impl Leaf {
         self.dims.iter().enumerate().map(local).collect()
     }
 
-    /// What a replica holds of the whole value.
+    /// A replica's shard of a value.
     fn shard(&self, mesh: &Mesh, replica: usize, whole: &[f64]) -> Literal {
         let local = self.local_dims(mesh);
         let num_elements = local.iter().product();

@@ -1,8 +1,8 @@
-//! Gradients through ops with a body: every way of nesting two of them, and every origin of the value that
-//! is differentiated for, against central finite differences in f64 by the interpreter.
+//! Gradients through ops with a body: all nestings of two of them, and all origins of the differentiated
+//! variable, against central finite differences of the interpreter in f64.
 //!
-//! For the finite differences the value is an input, so nothing that is known of values which follow from
-//! constants plays a part in them.
+//! For the finite differences the variable is an input, so that the special treatment of values computed from
+//! constants does not affect them.
 
 mod values;
 
@@ -15,13 +15,13 @@ const STEP: f64 = 1e-5;
 const TOLERANCE: f64 = 1e-6;
 const LEN: usize = 3;
 
-/// What stands around a function of w and x.
+/// An op around a function of w and x.
 #[derive(Clone, Copy, Debug)]
 enum Wrap {
     Remat,
     ScanConsts,
     ScanCarried,
-    /// What is carried starts as constants, and depends on w from the third round on only.
+    /// The carried values are initially constants, and depend on w only from the third iteration on.
     ScanFromZero,
     ScanXs,
     Case,
@@ -38,7 +38,7 @@ const WRAPS: [Wrap; 7] = [
     Wrap::CustomVjp,
 ];
 
-/// A function of w and x, of one shape, within `wraps`, the outermost first; its result is of that shape.
+/// A function of w and x, of the same shape, inside `wraps`, outermost first. Its result has that shape.
 fn nested<'g>(wraps: &[Wrap], w: Tensor<'g>, x: Tensor<'g>) -> Tensor<'g> {
     let t = w.tracer();
     let Some((wrap, inner)) = wraps.split_first() else { return (w * x).tanh() + w * 0.5 };
@@ -87,14 +87,14 @@ fn nested<'g>(wraps: &[Wrap], w: Tensor<'g>, x: Tensor<'g>) -> Tensor<'g> {
     }
 }
 
-/// No wrap, each, and each within each.
+/// No wrap, each wrap, and each wrap inside each.
 fn nests() -> Vec<Vec<Wrap>> {
     let one = WRAPS.iter().map(|wrap| vec![*wrap]);
     let two = WRAPS.iter().flat_map(|outer| WRAPS.map(|inner| vec![*outer, inner]));
     std::iter::once(vec![]).chain(one).chain(two).collect()
 }
 
-/// Where the value that is differentiated for comes from, and what is made of it before it is used.
+/// How the differentiated variable is computed, and how it is transformed before its use.
 struct Origin {
     name: &'static str,
     value: for<'g> fn(&'g Tracer) -> Tensor<'g>,
@@ -110,7 +110,7 @@ fn key(t: &Tracer) -> random::Key<'_> {
 }
 
 fn normal(t: &Tracer) -> Tensor<'_> {
-    key(t).normal(&random::Window::whole(&[LEN]), DType::F64)
+    key(t).normal(&random::GlobalSlice::whole(&[LEN]), DType::F64)
 }
 
 fn origins() -> Vec<Origin> {
@@ -120,19 +120,23 @@ fn origins() -> Vec<Origin> {
         origin("what follows from an input", |t| given(t).sine(), |w| w),
         origin("normal", normal, |w| w),
         origin("what normal is multiplied to", normal, |w| w * 2.0),
-        origin("uniform", |t| key(t).uniform(&random::Window::whole(&[LEN]), DType::F64), |w| w),
+        origin(
+            "uniform",
+            |t| key(t).uniform(&random::GlobalSlice::whole(&[LEN]), DType::F64),
+            |w| w,
+        ),
         origin("iota", |t| t.iota(DType::F64, &[LEN], 0), |w| w),
         origin("full", |t| t.full(DType::F64, &[LEN], 0.25), |w| w * w),
         origin("a converted bool", |t| normal(t).greater(0.0).convert(DType::F64), |w| w),
     ]
 }
 
-/// What is differentiated.
+/// A case: the function to differentiate.
 #[derive(Clone, Copy)]
 struct Case<'a> {
     wraps: &'a [Wrap],
     origin: &'a Origin,
-    /// x varies over its `data`.
+    /// x varies over `data`.
     mesh: Mesh,
     /// 1: the loss; 2: a function of its gradient for w.
     order: usize,
@@ -149,7 +153,7 @@ impl Case<'_> {
         TensorType::new(DType::F64, &[LEN]).varying(varying)
     }
 
-    /// The loss of value and x.
+    /// The loss of the variable and x.
     fn loss<'g>(&self, value: Tensor<'g>, x: Tensor<'g>) -> Tensor<'g> {
         let mut w = (self.origin.used)(value);
         if !w.is_gradient_free() {
@@ -162,7 +166,7 @@ impl Case<'_> {
         }
     }
 
-    /// From what the origin is made of and x: the value, and gradients for it alone, and for it and x.
+    /// From the origin's input and x: the variable, and gradients with respect to it alone, and to it and x.
     fn gradients(&self) -> Graph {
         let graph = trace(self.mesh, |t| {
             let (value, x) = ((self.origin.value)(t), t.input("x", self.x_type()));
@@ -178,7 +182,7 @@ impl Case<'_> {
         graph
     }
 
-    /// From the value and x to the sum of the replicas' losses.
+    /// From the variable and x to the sum of the replicas' losses.
     fn summed(&self) -> Graph {
         let graph = trace(self.mesh, |t| {
             let (value, x) = (given(t), t.input("x", self.x_type()));
@@ -193,7 +197,7 @@ impl Case<'_> {
     }
 }
 
-/// Slopes of a graph's scalar output in an input's elements, moved on the first `moved` replicas at once.
+/// Slopes of a graph's scalar output in the elements of an input, which is moved on the first `moved` replicas.
 fn slopes(graph: &Graph, inputs: &[Vec<Literal>], index: usize, moved: usize) -> Vec<f64> {
     let at = |element: usize, step: f64| {
         let mut inputs = inputs.to_vec();
@@ -239,7 +243,7 @@ fn holds(case: Case<'_>) {
 }
 
 #[test]
-fn a_gradient_does_not_depend_on_what_stands_around_or_where_the_value_comes_from() {
+fn gradients_do_not_depend_on_wraps_or_origins() {
     for wraps in nests() {
         for origin in &origins() {
             for mesh in [Mesh::SINGLE, Mesh::data(2)] {
@@ -250,7 +254,7 @@ fn a_gradient_does_not_depend_on_what_stands_around_or_where_the_value_comes_fro
 }
 
 #[test]
-fn nor_does_a_second_derivative() {
+fn second_derivatives_do_not_depend_on_wraps_or_origins() {
     for wraps in nests().iter().filter(|wraps| wraps.len() < 2) {
         for origin in &origins() {
             holds(Case { wraps, origin, mesh: Mesh::SINGLE, order: 2 });
@@ -262,7 +266,7 @@ fn step<'g>(wraps: &[Wrap], w: Tensor<'g>, x: Tensor<'g>) -> Tensor<'g> {
     w - grad(nested(wraps, w, x).sine().sum(), &[w])[0] * 0.5
 }
 
-/// Three steps of descent from the value of an origin, in a loop; or written out, from an input.
+/// Three descent steps from the value of an origin, in a loop; or unrolled, from an input.
 fn descent(wraps: &[Wrap], origin: &Origin, looped: bool) -> Graph {
     let graph = trace(Mesh::SINGLE, |t| {
         let value = if looped { (origin.value)(t) } else { given(t) };

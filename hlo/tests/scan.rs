@@ -1,5 +1,5 @@
-//! `scan` against the loop written out, values and gradients in f64, on one replica and on four; `remat`
-//! against doing without.
+//! `scan` against the unrolled loop: values and gradients in f64, on one replica and on four. `remat`
+//! against no `remat`.
 
 mod values;
 
@@ -10,7 +10,7 @@ use hlo::{
 
 const LENGTH: usize = 3;
 
-/// A round: constants, carried values, slices to carried values, slices.
+/// An iteration: from constants, carried values and slices to carried values and slices.
 type Round =
     for<'b> fn(&[Tensor<'b>], &[Tensor<'b>], &[Tensor<'b>]) -> (Vec<Tensor<'b>>, Vec<Tensor<'b>>);
 
@@ -20,7 +20,7 @@ struct Case {
     consts: Vec<TensorType>,
     init: Vec<TensorType>,
     xs: Vec<TensorType>,
-    /// Is the last carried value a zero that the loop starts from?
+    /// `true` if the last carried value is initially a constant zero.
     from_zero: bool,
     round: Round,
 }
@@ -128,7 +128,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// The rounds, one after the other.
+/// The unrolled loop.
 fn unrolled<'g>(
     round: Round,
     consts: &[Tensor<'g>],
@@ -153,7 +153,7 @@ fn unrolled<'g>(
 }
 
 impl Case {
-    /// Inputs to results and to gradients of a weighted sum of them.
+    /// From the inputs to the results, and to gradients of their weighted sum.
     fn graph(&self, scanned: bool) -> Graph {
         let types: Vec<_> = [&self.consts, &self.init, &self.xs].into_iter().flatten().collect();
         let graph = trace(self.mesh, |t| {
@@ -167,7 +167,7 @@ impl Case {
             let mut init = init.to_vec();
             if self.from_zero {
                 let zero = t.scalar(DType::F64, 0.0);
-                // Written out, the zero is handed over by the first sum.
+                // Unrolled, `vary` is applied to the zero by the first sum.
                 init.push(if scanned { zero } else { zero.vary(init[0].varying()) });
             }
             let (carried, ys) = match scanned {
@@ -226,7 +226,7 @@ fn close(name: &str, got: &[Vec<Literal>], expected: &[Vec<Literal>]) {
 }
 
 #[test]
-fn a_scan_has_the_values_and_gradients_of_the_loop_written_out() {
+fn a_scan_has_the_values_and_gradients_of_the_unrolled_loop() {
     for case in cases() {
         let inputs = case.inputs();
         let expected = interpret(&case.graph(false), &inputs).unwrap();
@@ -251,7 +251,7 @@ fn the_forward_pass_runs_once_and_keeps_the_residuals() {
 }
 
 #[test]
-fn a_scan_costs_what_its_rounds_cost() {
+fn a_scan_costs_as_much_as_its_iterations() {
     let matmuls = |graph: &Graph| count(&passes::simplify(graph)).transcendentals;
     for case in cases() {
         let (scanned, unrolled) = (case.graph(true), case.graph(false));
@@ -260,7 +260,7 @@ fn a_scan_costs_what_its_rounds_cost() {
 }
 
 #[test]
-fn nothing_is_kept_that_is_there_anyway() {
+fn values_at_hand_are_not_kept() {
     let graph = trace(Mesh::SINGLE, |t| {
         let (h, w) = (t.input("h", f64s(&[2, 3])), t.input("w", f64s(&[LENGTH, 3, 3])));
         let (y, _) = t.scan(LENGTH, &[], &[h], &[w], |_, h, w| {
@@ -277,7 +277,7 @@ fn nothing_is_kept_that_is_there_anyway() {
 }
 
 #[test]
-fn what_cheaply_follows_from_what_is_kept_is_computed_again() {
+fn cheap_functions_of_kept_values_are_recomputed() {
     let graph = trace(Mesh::SINGLE, |t| {
         let (h, w) = (t.input("h", f64s(&[2, 3])), t.input("w", f64s(&[LENGTH, 2, 3])));
         let (y, _) = t.scan(LENGTH, &[], &[h], &[w], |_, h, w| {
@@ -293,10 +293,10 @@ fn what_cheaply_follows_from_what_is_kept_is_computed_again() {
     assert_eq!(forward.unwrap().results().len(), 1 + 2);
 }
 
-/// Masks, other layers' inputs and what is only read get no cotangents: their sums and stacks would be carried
-/// through the backward pass.
+/// Masks, other layers' inputs and values that are only read get no cotangents: their sums and stacks would be
+/// carried through the backward pass.
 #[test]
-fn the_backward_pass_has_cotangents_of_what_is_asked_for_alone() {
+fn the_backward_pass_only_computes_wanted_cotangents() {
     let graph = trace(Mesh::SINGLE, |t| {
         let consts = ["w", "offset"].map(|name| t.input(name, f64s(&[2])));
         let init = ["h", "unrelated"].map(|name| t.input(name, f64s(&[2])));
@@ -317,7 +317,7 @@ fn the_backward_pass_has_cotangents_of_what_is_asked_for_alone() {
 }
 
 #[test]
-fn a_loop_has_no_gradient_but_what_stops_before_it_needs_none() {
+fn a_while_has_no_gradient_and_needs_none_after_stop_gradient() {
     let gradient = |stops: bool| {
         trace(Mesh::SINGLE, |t| {
             let x = t.input("x", f64s(&[]));
@@ -333,7 +333,7 @@ fn a_loop_has_no_gradient_but_what_stops_before_it_needs_none() {
 }
 
 #[test]
-fn a_scan_is_written_as_a_while() {
+fn a_scan_is_lowered_to_a_while() {
     let program = lower(&passes::simplify(&cases()[0].graph(true)), "test");
     let text = program.text_without_locations();
     assert_eq!(text.matches("stablehlo.while").count(), 2);

@@ -1,4 +1,4 @@
-//! The same parameters in other programs' files: one table per format maps its names and layouts.
+//! Parameter files of other programs: one table per format maps names and layouts.
 //!
 //! In a table `*` is a number, the same on both sides, and `+` is one more than ours. Belongs to the trace
 //! phase: nothing here reads a file.
@@ -11,27 +11,27 @@
 //! assert_eq!((&*name, layout), ("h.3.attn.c_attn.weight", Layout::Transposed));
 //! ```
 
-/// How a tensor's dims lie in a file.
+/// The order of a tensor's dims in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// As ours.
+    /// The same as ours.
     Same,
     /// A matrix whose rows are our columns: `[in, out]`.
     Transposed,
 }
 
-/// How another program names the parameters of a model that we have too.
+/// The names that another program gives to the parameters of one of our models.
 #[derive(Debug)]
 pub struct ForeignFormat {
-    /// What it is called in messages, with its article.
+    /// Its name in messages, with the article.
     pub name: &'static str,
-    /// What all names may have in front of them.
+    /// A prefix that all names may have.
     prefix: &'static str,
     /// Our path, their name.
     rows: &'static [(&'static str, &'static str, Layout)],
-    /// What a file may hold beside parameters: masks, counters.
+    /// Tensors in a file that are not parameters: masks, counters.
     ignored: &'static [&'static str],
-    /// A tensor that may be there, and the one whose values it must have.
+    /// An optional tensor, and the one that it must be equal to.
     pub tied: Option<(&'static str, &'static str)>,
 }
 
@@ -95,7 +95,7 @@ static TORCHVISION_RESNET: ForeignFormat = ForeignFormat {
 };
 
 impl ForeignFormat {
-    /// Every format.
+    /// All formats.
     pub const ALL: [&'static ForeignFormat; 2] = [&GPT2, &TORCHVISION_RESNET];
 
     /// The format that one of these names belongs to.
@@ -106,19 +106,19 @@ impl ForeignFormat {
         names.into_iter().find_map(of)
     }
 
-    /// Name, without the prefix, and layout of what is `path` in our models.
+    /// Name, without the prefix, and layout of our parameter `path`.
     pub fn tensor(&self, path: &str) -> Option<(String, Layout)> {
         self.rows
             .iter()
             .find_map(|(ours, theirs, layout)| Some((fill(theirs, &numbers(ours, path)?), *layout)))
     }
 
-    /// A name in a file without what all names may have in front.
+    /// A name in a file without the prefix.
     pub fn without_prefix<'a>(&self, name: &'a str) -> &'a str {
         name.strip_prefix(self.prefix).unwrap_or(name)
     }
 
-    /// Is this something that holds no parameter?
+    /// `true` if the tensor is not a parameter.
     pub fn is_ignored(&self, name: &str) -> bool {
         let name = self.without_prefix(name);
         self.ignored.iter().any(|pattern| numbers(pattern, name).is_some())
@@ -131,16 +131,16 @@ impl ForeignFormat {
     }
 }
 
-/// The numbers in `name` that stand where the pattern has a `*`, if it has the pattern's form.
+/// The numbers in `name` in place of each `*` of the pattern; `None` if it does not match.
 fn numbers(pattern: &str, name: &str) -> Option<Vec<u32>> {
     let mut pieces = pattern.split('*');
     let mut rest = name.strip_prefix(pieces.next()?)?;
     let mut numbers = vec![];
     for piece in pieces {
-        let behind = rest.trim_start_matches(|c: char| c.is_ascii_digit());
-        let digits = rest.strip_suffix(behind)?;
+        let after = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+        let digits = rest.strip_suffix(after)?;
         numbers.push(digits.parse().ok()?);
-        rest = behind.strip_prefix(piece)?;
+        rest = after.strip_prefix(piece)?;
     }
     rest.is_empty().then_some(numbers)
 }
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_told_by_their_names() {
+    fn formats_are_recognized_by_their_names() {
         let name =
             |names: &[&str]| ForeignFormat::recognize(names.to_vec()).map(|format| format.name);
         assert_eq!(name(&["other", "wte.weight"]), Some(GPT2.name));

@@ -1,12 +1,15 @@
 //! `gpt`: a decoder-only transformer, as GPT-2.
 //!
 //! Radford, Wu, Child, Luan, Amodei and Sutskever, "Language models are unsupervised multitask learners"
-//! (2019), section 2.3: norms before attention and feed-forward, one behind the last block, weights from
+//! (2019), section 2.3: norms before attention and feed-forward, one after the last block, weights from
 //! N(0, 0.02), those that write to the residual stream scaled by `1 / sqrt(2 num_layers)`.
 
-use hlo::{DType, Tensor};
+use std::ops::RangeInclusive;
+
+use hlo::{DType, Tensor, TensorType};
 use serde::{Deserialize, Serialize};
 
+use crate::architecture::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_share};
 use crate::layers::{Attention, attention, dropout, embedding, feed_forward, layer_norm};
 use crate::loss::cross_entropy;
 use crate::{Batch, Initializer, Loss, Misfit, Model, Scope, Stack, stack};
@@ -16,7 +19,7 @@ const STD: f64 = 0.02;
 
 /// Published sizes, and a small one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Preset {
+pub enum GptPreset {
     /// 4 layers of width 128, 4 heads, 128 bytes.
     #[default]
     #[serde(rename = "gpt-bytes")]
@@ -38,9 +41,9 @@ pub enum Preset {
 /// Layers, width, heads, positions, vocabulary.
 struct Sizes(usize, usize, usize, usize, usize);
 
-impl Preset {
+impl GptPreset {
     /// Every preset.
-    pub const ALL: [Preset; 5] =
+    pub const ALL: [GptPreset; 5] =
         [Self::Bytes, Self::Gpt2Small, Self::Gpt2Medium, Self::Gpt2Large, Self::Gpt2Xl];
 
     fn sizes(self) -> Sizes {
@@ -54,40 +57,40 @@ impl Preset {
     }
 }
 
-/// What a configuration says about a GPT: a preset, and what is to differ from it.
+/// Configuration of a GPT: a preset, and the sizes that override it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
-    /// Sizes, where they are not given. Default `gpt-bytes`.
-    pub preset: Preset,
-    /// Blocks.
+pub struct GptConfig {
+    /// The sizes; the keys below override them one by one. Default `gpt-bytes`.
+    pub preset: GptPreset,
+    /// Number of transformer blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_layers: Option<usize>,
     /// Width of the residual stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub width: Option<usize>,
-    /// Heads of attention; they divide the width.
+    /// Number of attention heads; it divides the width.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_heads: Option<usize>,
-    /// Positions that the model knows; an example may have fewer.
+    /// Maximum number of positions; examples may be shorter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
     /// Number of different tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
-    /// Rate of dropout in training: of the embeddings, of the weights of attention, and of what each half
-    /// of a block adds. Default 0; GPT-2's code has 0.1.
+    /// Rate of dropout in training: of the embeddings, of the attention weights, and of the output of each half
+    /// of a block. Default 0; GPT-2's code has 0.1.
     pub dropout: f64,
-    /// Are the blocks a loop in the program? Default false: gradients in a loop cannot be all_reduced
-    /// while it runs.
+    /// `true` if the blocks are a loop in the program. Default false: gradients cannot be all_reduced while
+    /// the loop runs.
     pub scan_layers: bool,
-    /// Does the backward pass compute each block again instead of keeping its values? Default false.
+    /// `true` if the backward pass recomputes each block instead of keeping its activations. Default false.
     pub remat: bool,
 }
 
-impl Config {
-    /// A preset as it is.
-    pub fn preset(preset: Preset) -> Self {
+impl GptConfig {
+    /// A preset without changes.
+    pub fn preset(preset: GptPreset) -> Self {
         Self { preset, ..Self::default() }
     }
 
@@ -107,25 +110,70 @@ impl Config {
     }
 }
 
+impl Architecture for GptConfig {
+    /// The vocabulary is the configuration's; the data may have fewer tokens.
+    fn build(&self, _num_classes: usize) -> Box<dyn Model> {
+        Box::new(self.model())
+    }
+
+    fn example(&self) -> [(&'static str, TensorType); 2] {
+        let tokens = TensorType::new(DType::I32, &[1]);
+        [("x", tokens.clone()), ("y", tokens)]
+    }
+
+    fn range(key: &str) -> Option<RangeInclusive<i64>> {
+        match key {
+            "num_layers" => Some(1..=MAX_LAYERS as i64),
+            "width" | "num_heads" | "context" | "vocabulary" => Some(1..=MAX_SIZE as i64),
+            _ => None,
+        }
+    }
+
+    fn check(&self) -> Vec<InvalidValue> {
+        let Gpt { width, num_heads, dropout, .. } = self.model();
+        let allowed = format!("a number that divides the width, {width}");
+        let heads = InvalidValue {
+            depends_on: &["preset", "width"],
+            ..InvalidValue::new("num_heads", num_heads, allowed)
+        };
+        let divides = num_heads == 0 || width.is_multiple_of(num_heads);
+        let heads = (!divides).then_some(heads);
+        heads.into_iter().chain(check_share("dropout", dropout)).collect()
+    }
+
+    fn resolve(&mut self) {
+        let sizes = self.model();
+        self.num_layers = Some(sizes.num_layers);
+        self.width = Some(sizes.width);
+        self.num_heads = Some(sizes.num_heads);
+        self.context = Some(sizes.context);
+        self.vocabulary = Some(sizes.vocabulary);
+    }
+
+    fn remat(&self) -> Option<bool> {
+        Some(self.remat)
+    }
+}
+
 /// A GPT of known sizes. Parameters are `embed.weight`, `position.weight`, `blocks.I.{norm1, attn.qkv,
 /// attn.out, norm2, mlp.up, mlp.down}.{weight, bias}` and `norm.{weight, bias}`; the head is `embed.weight`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt {
-    /// Blocks.
+    /// Number of transformer blocks.
     pub num_layers: usize,
     /// Width of the residual stream.
     pub width: usize,
-    /// Heads of attention.
+    /// Number of attention heads.
     pub num_heads: usize,
-    /// Positions that the model knows.
+    /// Maximum number of positions.
     pub context: usize,
     /// Number of different tokens.
     pub vocabulary: usize,
     /// Rate of dropout.
     pub dropout: f64,
-    /// Are the blocks a loop?
+    /// `true` if the blocks are a loop.
     pub scan_layers: bool,
-    /// Are they computed again in the backward pass?
+    /// `true` if the backward pass recomputes them.
     pub remat: bool,
 }
 
@@ -176,7 +224,7 @@ impl Gpt {
 }
 
 impl Model for Gpt {
-    /// Cross-entropy of the next tokens `y` (integer `[b, t]`) behind the tokens `x` (integer `[b, t]`). Each
+    /// Cross-entropy of the next tokens `y` (integer `[b, t]`) after the tokens `x` (integer `[b, t]`). Each
     /// token has its example's weight, so the loss is a mean over tokens.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
         let (x_bt, y_bt) = (batch.field("x"), batch.field("y"));

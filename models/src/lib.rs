@@ -1,11 +1,12 @@
 //! Layers and architectures, written for one device.
 //!
-//! A layer is a function of a [`Scope`], which hands it its parameters, and of tensors. It knows nothing
-//! of replicas: batches and parameters arrive so that ordinary maths on them is right on any number
-//! of them. Only [`layers::batch_norm`] knows, whose groups of examples may lie on several. A model turns a batch into a [`Loss`], which is sums, never means.
+//! A layer is a function of tensors and a [`Scope`], which provides its parameters. It does not know about
+//! replicas: the same code is correct on any number of them. The exception is [`layers::batch_norm`], whose groups of
+//! examples may span several replicas. A model computes the [`Loss`] of a batch, which consists of sums, never means.
 
 use hlo::DType;
 
+mod architecture;
 mod foreign;
 pub mod gpt;
 pub mod layers;
@@ -15,23 +16,24 @@ pub mod resnet;
 mod scope;
 mod stack;
 
+pub use architecture::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, ModelConfig};
 pub use foreign::{ForeignFormat, Layout};
 pub use loss::{Batch, Loss};
-pub use scope::{Initializer, Parameter, Precision, RunningMean, Scope, Training};
+pub use scope::{Initializer, ParamUse, Parameter, Precision, RunningMean, Scope, Training};
 pub use stack::{Stack, stack};
 
 /// A model: declares its parameters in the scope, and computes the loss of a batch.
 ///
-/// Implemented by every function and closure of this shape.
+/// Implemented by every function and closure with the signature of [`Model::loss`].
 pub trait Model {
     /// The loss of the examples in `batch`.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g>;
 
-    /// Does the model take examples whose field `x` is of this dtype and these dims, and that are of so many
-    /// classes? To be asked before it is traced, which fails deep inside it if not.
+    /// Checks, before tracing, that the model takes examples whose field `x` has this dtype and these dims
+    /// (without the batch dim), with labels of `num_classes` classes.
     ///
     /// # Errors
-    /// What it takes instead.
+    /// If it does not, with a description of what it takes.
     fn check_example(
         &self,
         _dtype: DType,
@@ -42,20 +44,20 @@ pub trait Model {
     }
 }
 
-/// Examples that a model does not take. `takes` says what it takes.
+/// Why a model does not take the examples. `takes` describes what it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misfit {
-    /// Numbers for tokens, or the other way round.
+    /// Floats in place of tokens, or tokens in place of floats.
     Kind {
         /// What it takes.
         takes: String,
     },
-    /// Dims.
+    /// Wrong dims.
     Dims {
         /// What it takes.
         takes: String,
     },
-    /// More classes than it has.
+    /// More classes than the model has.
     Classes {
         /// What it takes.
         takes: String,

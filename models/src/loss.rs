@@ -2,7 +2,7 @@
 //!
 //! A model returns the sum of its examples' losses and the sum of their weights. The step accumulates
 //! sums over microbatches, all_reduces sums, and divides once: no mean of means anywhere, so that
-//! uneven weights (padding, masked tokens) count the same however the batch is cut.
+//! uneven weights (padding, masked tokens) count the same however the batch is divided.
 
 use hlo::{Tensor, Tree};
 
@@ -16,7 +16,7 @@ pub struct Batch<'g> {
 }
 
 impl<'g> Batch<'g> {
-    /// The field of this name; an error of the trace if the data has none.
+    /// The field of this name; an error of the trace if there is none.
     #[track_caller]
     pub fn field(&self, name: &str) -> Tensor<'g> {
         // Not in a closure, which would be the caller that is named.
@@ -45,8 +45,8 @@ pub struct Loss<'g> {
 ///
 /// `sum_i w_i * -log softmax(logits_i)[label_i]`, and `sum_i w_i`.
 ///
-/// An example is right where no other class scores as high, and among the first five where at most four
-/// do: a tie is no answer.
+/// An example is correct if no other class scores as high, and among the top five if at most four do: ties
+/// count against the model.
 ///
 /// - `logits_bc`: float `[b, c]`; computed in f32 or wider
 /// - `labels_b`: integer `[b]`, each below c

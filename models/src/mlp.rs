@@ -1,31 +1,62 @@
 //! `mlp`: a stack of fully connected layers that ends in a classifier.
 
-use hlo::DType;
+use std::ops::RangeInclusive;
+
+use hlo::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
+use crate::architecture::{Architecture, InvalidValue, MAX_LAYERS, check_share};
 use crate::layers::{MlpBlock, linear, mlp_block};
 use crate::loss::smoothed_cross_entropy;
 use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
 
-/// What a configuration says about an MLP. The size of the input and the number of classes come from
-/// the data.
+/// Configuration of an MLP. The size of the input and the number of classes come from the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct MlpConfig {
     /// Features of each hidden layer, in order; an empty list is a linear classifier.
     pub hidden: Vec<usize>,
     /// Probability, 0 to below 1, with which a hidden feature is dropped in training.
     pub dropout: f64,
-    /// Is each hidden layer normalised before its activation?
+    /// `true` if each hidden layer is normalized before its activation.
     pub layer_norm: bool,
     /// Share of each label that is spread evenly over all classes in training, 0 to below 1. Evaluation
-    /// counts labels as they are.
+    /// uses the labels unchanged.
     pub label_smoothing: f64,
 }
 
-impl Default for Config {
+impl Default for MlpConfig {
     fn default() -> Self {
         Self { hidden: vec![256, 256], dropout: 0.0, layer_norm: true, label_smoothing: 0.0 }
+    }
+}
+
+impl Architecture for MlpConfig {
+    fn build(&self, num_classes: usize) -> Box<dyn Model> {
+        Box::new(Mlp { config: self.clone(), num_classes })
+    }
+
+    fn example(&self) -> [(&'static str, TensorType); 2] {
+        [("x", TensorType::new(DType::F32, &[8])), ("y", TensorType::new(DType::I32, &[]))]
+    }
+
+    fn range(key: &str) -> Option<RangeInclusive<i64>> {
+        (key == "hidden").then_some(1..=i64::MAX)
+    }
+
+    fn check(&self) -> Vec<InvalidValue> {
+        let num_layers = self.hidden.len();
+        let found = format!("{num_layers} of them");
+        let allowed = format!("at most {MAX_LAYERS} layers");
+        let depth = InvalidValue::new("hidden", found, allowed);
+        let depth = (num_layers > MAX_LAYERS).then_some(depth);
+        let shares = [("dropout", self.dropout), ("label_smoothing", self.label_smoothing)];
+        let shares = shares.into_iter().filter_map(|(key, value)| check_share(key, value));
+        depth.into_iter().chain(shares).collect()
+    }
+
+    fn label_smoothing(&self) -> Option<f64> {
+        Some(self.label_smoothing)
     }
 }
 
@@ -34,7 +65,7 @@ impl Default for Config {
 #[derive(Clone, Debug)]
 pub struct Mlp {
     /// Its layers.
-    pub config: Config,
+    pub config: MlpConfig,
     /// Number of classes.
     pub num_classes: usize,
 }
@@ -42,7 +73,7 @@ pub struct Mlp {
 impl Model for Mlp {
     /// Cross-entropy of `y` (integer `[b]`) under the logits for `x` (float `[b, ..]`, flattened).
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
-        let Config { hidden, dropout, layer_norm, label_smoothing } = &self.config;
+        let MlpConfig { hidden, dropout, layer_norm, label_smoothing } = &self.config;
         let x = batch.field("x");
         let num_examples = x.dim(0);
         let mut x = x.reshape(&[num_examples, x.num_elements() / num_examples.max(1)]);

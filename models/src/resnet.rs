@@ -10,9 +10,12 @@
 //! table 6), and the large ones project with a 1x1 convolution and a norm (option B, as all published
 //! ResNet-50 weights do).
 
-use hlo::{DType, Tensor};
+use std::ops::RangeInclusive;
+
+use hlo::{DType, Tensor, TensorType};
 use serde::{Deserialize, Serialize};
 
+use crate::architecture::{Architecture, InvalidValue, check_share};
 use crate::layers::{
     BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool, relu,
 };
@@ -22,7 +25,7 @@ use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
 /// Published networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Preset {
+pub enum ResNetPreset {
     /// 20 layers, for 32x32 images: 0.27 million parameters.
     #[default]
     ResNet20,
@@ -32,30 +35,56 @@ pub enum Preset {
     ResNet50,
 }
 
-/// What a configuration says about a ResNet. The number of classes comes from the data.
+/// Configuration of a ResNet. The number of classes comes from the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct ResNetConfig {
     /// Which network.
-    pub preset: Preset,
-    /// Examples that batch norm normalises together.
+    pub preset: ResNetPreset,
+    /// Number of examples that batch norm normalizes together.
     pub batch_norm_group: usize,
-    /// Does the last norm of each block start with scale 0, so that the block starts as its shortcut? Goyal
+    /// `true` if the last norm of each block starts with scale 0, so that the block starts as its shortcut: Goyal
     /// et al., "Accurate, large minibatch SGD" (2017), section 5.1.
     pub zero_init_last_scale: bool,
     /// Share of each label that is spread evenly over all classes in training, 0 to below 1. Evaluation
-    /// counts labels as they are.
+    /// uses the labels unchanged.
     pub label_smoothing: f64,
 }
 
-impl Default for Config {
+impl Default for ResNetConfig {
     fn default() -> Self {
         Self {
-            preset: Preset::default(),
+            preset: ResNetPreset::default(),
             batch_norm_group: 32,
             zero_init_last_scale: false,
             label_smoothing: 0.0,
         }
+    }
+}
+
+impl Architecture for ResNetConfig {
+    fn build(&self, num_classes: usize) -> Box<dyn Model> {
+        Box::new(ResNet { config: self.clone(), num_classes })
+    }
+
+    fn example(&self) -> [(&'static str, TensorType); 2] {
+        [("x", TensorType::new(DType::F32, &[3, 64, 64])), ("y", TensorType::new(DType::I32, &[]))]
+    }
+
+    fn range(key: &str) -> Option<RangeInclusive<i64>> {
+        (key == "batch_norm_group").then_some(1..=i64::MAX)
+    }
+
+    fn check(&self) -> Vec<InvalidValue> {
+        check_share("label_smoothing", self.label_smoothing).into_iter().collect()
+    }
+
+    fn batch_norm_group(&self) -> Option<usize> {
+        Some(self.batch_norm_group)
+    }
+
+    fn label_smoothing(&self) -> Option<f64> {
+        Some(self.label_smoothing)
     }
 }
 
@@ -64,7 +93,7 @@ impl Default for Config {
 #[derive(Clone, Debug)]
 pub struct ResNet {
     /// Its layers.
-    pub config: Config,
+    pub config: ResNetConfig,
     /// Number of classes.
     pub num_classes: usize,
 }
@@ -92,11 +121,11 @@ impl ResNet {
     #[track_caller]
     pub fn logits<'g>(&self, scope: &Scope<'g>, x_nchw: Tensor<'g>) -> Tensor<'g> {
         let (block_counts, bottleneck): (&[usize], bool) = match self.config.preset {
-            Preset::ResNet20 => (&[3; 3], false),
-            Preset::ResNet56 => (&[9; 3], false),
-            Preset::ResNet50 => (&[3, 4, 6, 3], true),
+            ResNetPreset::ResNet20 => (&[3; 3], false),
+            ResNetPreset::ResNet56 => (&[9; 3], false),
+            ResNetPreset::ResNet50 => (&[3, 4, 6, 3], true),
         };
-        // Features last, as XLA's convolutions want them on CPUs and GPUs: otherwise it transposes around each.
+        // Convolutions use NHWC layout, which XLA prefers on CPUs and GPUs: otherwise it transposes around each.
         let x_nhwc = x_nchw.transpose(&[0, 2, 3, 1]);
         let mut x = self.stem(&scope.at("stem"), x_nhwc, bottleneck);
         let first_width = x.dim(3);
@@ -179,7 +208,7 @@ impl ResNet {
     }
 }
 
-/// Every `stride`th pixel, with zeros for the features that are new, half of them on either side.
+/// Every `stride`th pixel, padded with zeros to `num_out` features, half of them on either side.
 fn padded_shortcut(x_nhwc: Tensor<'_>, num_out: usize, stride: usize) -> Tensor<'_> {
     let [_, _, _, num_in] = x_nhwc.dims();
     if num_in == num_out && stride == 1 {

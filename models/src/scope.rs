@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use hlo::random::{Key, Window};
+use hlo::random::{GlobalSlice, Key};
 use hlo::{AxisSet, DType, Tensor, TensorType, Tracer, Tree};
 
-/// How a parameter starts.
+/// How a parameter is initialized.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initializer {
     /// All zeros.
@@ -38,73 +38,73 @@ impl Initializer {
         Initializer::Normal { std: (1.0 / fan_in as f64).sqrt() }
     }
 
-    /// Do values depend on the key?
+    /// `true` if the values depend on the key.
     pub fn is_random(self) -> bool {
         matches!(self, Initializer::Normal { .. } | Initializer::Uniform { .. })
     }
 
-    /// The values of the window's elements, under the parameter's own key; under keys side by side, those of as many
-    /// parameters, which then are dim 0.
+    /// The values of the slice's elements, drawn with the parameter's key. With a vector of keys, draws as many
+    /// parameters, stacked along dim 0.
     #[track_caller]
-    pub fn draw<'g>(self, key: Key<'g>, window: &Window<'g>, dtype: DType) -> Tensor<'g> {
+    pub fn draw<'g>(self, key: Key<'g>, slice: &GlobalSlice<'g>, dtype: DType) -> Tensor<'g> {
         let streams = key.words()[0];
         let full = |value| {
-            let dims = [&streams.shape(), window.dims()].concat();
+            let dims = [&streams.shape(), slice.dims()].concat();
             streams.tracer().full(dtype, &dims, value)
         };
         match self {
             Initializer::Zeros => full(0.0),
             Initializer::Ones => full(1.0),
-            Initializer::Normal { std } => key.normal(window, dtype) * std,
-            Initializer::Uniform { limit } => (key.uniform(window, dtype) * 2.0 - 1.0) * limit,
+            Initializer::Normal { std } => key.normal(slice, dtype) * std,
+            Initializer::Uniform { limit } => (key.uniform(slice, dtype) * 2.0 - 1.0) * limit,
         }
     }
 }
 
-/// What a layer says of a parameter.
+/// A parameter as a layer declares it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
     /// Global dims.
     pub dims: Vec<usize>,
     /// Element type in which it is kept.
     pub dtype: DType,
-    /// How it starts.
+    /// How it is initialized.
     pub initializer: Initializer,
 }
 
-/// A statistic that training observes and evaluation uses: a part of the model state. Each step moves it
-/// by `momentum * (observed - mean)`, where `observed` is the mean over replicas and microbatches.
+/// A statistic that training observes and evaluation uses; part of the model state. Each step adds
+/// `momentum * (observed - mean)`, where `observed` is the mean over replicas and microbatches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunningMean {
     /// Dims, the same on every replica.
     pub dims: Vec<usize>,
     /// Element type: that of parameters.
     pub dtype: DType,
-    /// The value that all elements start with.
+    /// Initial value of all elements.
     pub start: f64,
-    /// How much of it a step replaces, 0 to 1.
+    /// Weight of the new observation in a step, 0 to 1, as in PyTorch.
     pub momentum: f64,
 }
 
-/// What is there in training and not in evaluation.
+/// Values that a model has in training but not in evaluation.
 #[derive(Clone, Copy, Debug)]
 pub struct Training<'g> {
-    /// Key of this step's random numbers: [`Scope::random_key`] makes each layer's own of it.
+    /// Key of this step's random numbers, from which [`Scope::random_key`] derives each layer's own.
     pub key: Key<'g>,
     /// Global index of this replica's first example: a u32 scalar.
     pub first_example: Tensor<'g>,
-    /// Number of examples here.
+    /// Number of examples on this replica.
     pub num_examples: usize,
-    /// The axes over which the batch is cut: its examples lie on their replicas in order.
+    /// The axes over which the batch is split. Replicas along them hold its examples in order.
     pub batch_axes: AxisSet,
 }
 
-/// In which dtypes a model keeps its parameters and computes.
+/// The dtypes of a model's parameters and computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
-    /// Of parameters, and with them of gradients, optimizer state, losses and metrics.
+    /// Dtype of parameters, gradients, optimizer state, losses and metrics.
     pub params: DType,
-    /// Of activations and matrix products. Sums are accumulated in f32 or wider all the same.
+    /// Dtype of activations and matrix products. Sums are still accumulated in f32 or wider.
     pub compute: DType,
 }
 
@@ -115,7 +115,14 @@ impl Precision {
     }
 }
 
-/// A place in the tree of parameters, and where their values come from.
+/// A function that is applied to a parameter where a model uses it, including in the body of a scan or remat. With it,
+/// a policy that shards parameters can gather them at use.
+pub trait ParamUse {
+    /// The whole parameter at `path`, from the tensor that the scope holds.
+    fn apply<'g>(&self, path: &str, held: Tensor<'g>) -> Tensor<'g>;
+}
+
+/// A position in the tree of parameters, and the source of their values. Layers declare their parameters through it.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, trace};
@@ -134,14 +141,23 @@ pub struct Scope<'g> {
     shared: Rc<Shared<'g>>,
     prefix: String,
     stream: Stream<'g>,
+    param_use: Option<UseBelow>,
 }
 
-/// Which random numbers a scope draws.
+/// A [`ParamUse`] for a scope whose root is not the root of the tree of parameters.
+#[derive(Clone)]
+pub(crate) struct UseBelow {
+    at_use: Rc<dyn ParamUse>,
+    /// Path of the scope's root.
+    root: String,
+}
+
+/// The position that a scope's random numbers are derived from.
 #[derive(Clone, Default)]
 struct Stream<'g> {
-    /// The stacks that it is in, from the outermost: path behind the one before, and index of the block.
+    /// The enclosing stacks, outermost first: path relative to the previous one, and index of the block.
     blocks: Vec<(String, Tensor<'g>)>,
-    /// The path behind those.
+    /// The path relative to the innermost stack.
     path: String,
 }
 
@@ -156,22 +172,22 @@ struct Shared<'g> {
     training: Option<Training<'g>>,
 }
 
-/// Where the tensors to compute with come from.
+/// Where the values of parameters come from.
 enum Source<'g> {
-    /// They become inputs of the graph.
+    /// Each becomes an input of the graph.
     Declare { varying: AxisSet },
     /// They are given.
     Bind(Tree<Tensor<'g>>),
 }
 
 impl<'g> Scope<'g> {
-    /// A scope in which every parameter becomes an input of the graph, to find out what they are. They
-    /// are typed as handed out over `varying`, the axes over which the batch varies.
+    /// A scope in which every parameter becomes an input of the graph, to discover a model's parameters. Their
+    /// types vary over `varying`, the axes over which the batch varies.
     pub fn declare(tracer: &'g Tracer, precision: Precision, varying: AxisSet) -> Self {
         Self::new(tracer, precision, Source::Declare { varying }, None)
     }
 
-    /// A scope in which parameters have the given values, for evaluation or for `training`.
+    /// A scope in which parameters have the given values, for evaluation if `training` is `None`.
     pub fn bind(
         tracer: &'g Tracer,
         precision: Precision,
@@ -197,10 +213,29 @@ impl<'g> Scope<'g> {
             observed: RefCell::default(),
             training,
         };
-        Self { shared: Rc::new(shared), prefix: String::new(), stream: Stream::default() }
+        let shared = Rc::new(shared);
+        Self { shared, prefix: String::new(), stream: Stream::default(), param_use: None }
     }
 
-    /// [`Self::declare`] for what a layer does in training.
+    /// The same scope, which applies `at_use` to each parameter where a model uses it.
+    #[must_use]
+    pub fn with_param_use(self, at_use: Rc<dyn ParamUse>) -> Self {
+        Self { param_use: Some(UseBelow { at_use, root: String::new() }), ..self }
+    }
+
+    /// The [`ParamUse`] of this scope, for a separate scope whose root is here.
+    pub(crate) fn param_use_below(&self) -> Option<UseBelow> {
+        let UseBelow { at_use, root } = self.param_use.as_ref()?;
+        Some(UseBelow { at_use: at_use.clone(), root: join(root, &self.prefix) })
+    }
+
+    /// The same scope, with the result of [`Self::param_use_below`].
+    #[must_use]
+    pub(crate) fn with_param_use_below(self, param_use: Option<UseBelow>) -> Self {
+        Self { param_use, ..self }
+    }
+
+    /// [`Self::declare`] in training mode.
     pub(crate) fn declare_in_training(
         tracer: &'g Tracer,
         precision: Precision,
@@ -210,14 +245,14 @@ impl<'g> Scope<'g> {
         Self::new(tracer, precision, Source::Declare { varying }, Some(training))
     }
 
-    /// The same scope with values for the running means: for evaluation.
+    /// The same scope with values for the running means, for evaluation.
     #[must_use]
     pub fn with_model_state(self, model_state: Tree<Tensor<'g>>) -> Self {
         *self.shared.model_state.borrow_mut() = model_state;
         self
     }
 
-    /// The running mean `name` of this scope: for evaluation. Training [observes](Self::observe) it.
+    /// Declares the running mean `name` and returns its value, for evaluation. Training [observes](Self::observe) it.
     #[track_caller]
     pub fn running_mean(
         &self,
@@ -248,7 +283,7 @@ impl<'g> Scope<'g> {
         value
     }
 
-    /// In training: what this replica's examples say of the running mean `name`.
+    /// In training: records this replica's observation of the running mean `name`.
     #[track_caller]
     pub fn observe(&self, name: &str, value: Tensor<'g>) {
         let path = self.path(name);
@@ -263,31 +298,30 @@ impl<'g> Scope<'g> {
         self.shared.running_means.borrow().clone()
     }
 
-    /// What has been observed so far.
+    /// The observations of running means so far.
     pub fn observed(&self) -> Tree<Tensor<'g>> {
         self.shared.observed.borrow().clone()
     }
 
-    /// The scope below, under `name`.
+    /// The child scope `name`.
     #[must_use]
     pub fn at(&self, name: impl std::fmt::Display) -> Self {
         let name = name.to_string();
         let stream = Stream { path: join(&self.stream.path, &name), ..self.stream.clone() };
-        Self { shared: self.shared.clone(), prefix: self.path(&name), stream }
+        Self { prefix: self.path(&name), stream, ..self.clone() }
     }
 
-    /// The scope of block `index` of a stack that has this scope. Its random numbers follow from the
-    /// index as a number (a u32 scalar) and not as a part of the path, so that a loop's counter gives the
-    /// same.
+    /// The scope of block `index` of a stack with this scope. Its random numbers are derived from the index as a
+    /// number (a u32 scalar), not as part of the path, so that they are the same with the counter of a loop.
     pub(crate) fn block(&self, index: usize) -> Self {
         let number = self.shared.tracer.scalar(DType::U32, index as f64);
         let mut blocks = self.stream.blocks.clone();
         blocks.push((self.stream.path.clone(), number));
         let stream = Stream { blocks, path: String::new() };
-        Self { shared: self.shared.clone(), prefix: self.path(&index.to_string()), stream }
+        Self { prefix: self.path(&index.to_string()), stream, ..self.clone() }
     }
 
-    /// In training: the key of `name`'s random numbers, which follow from (seed, step, path).
+    /// In training: the key for random numbers called `name`, derived from (seed, step, path). `None` in evaluation.
     #[track_caller]
     pub fn random_key(&self, name: &str) -> Option<Key<'g>> {
         let start = self.training()?.key;
@@ -303,16 +337,35 @@ impl<'g> Scope<'g> {
         join(&self.prefix, name)
     }
 
-    /// The parameter `name` of this scope, declared by its global dims, as the tensor to compute with: in
-    /// the compute dtype.
+    /// Declares the parameter `name` with its global dims, and returns it whole, in the compute dtype.
     #[track_caller]
     pub fn param(&self, name: &str, dims: &[usize], initializer: Initializer) -> Tensor<'g> {
         self.param_in_full(name, dims, initializer).convert(self.shared.precision.compute)
     }
 
-    /// [`Self::param`] in the dtype that it is kept in: for norms and the like.
+    /// Like [`Self::param`], but in the dtype of parameters, for layers such as norms.
     #[track_caller]
     pub fn param_in_full(
+        &self,
+        name: &str,
+        dims: &[usize],
+        initializer: Initializer,
+    ) -> Tensor<'g> {
+        let path = self.path(name);
+        let held = self.held_param(name, dims, initializer);
+        let whole = match &self.param_use {
+            Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), held),
+            None => held,
+        };
+        if whole.shape() != dims {
+            whole.reject("param", format!("`{path}` is declared with dims {dims:?}"));
+        }
+        whole
+    }
+
+    /// Declares a parameter and returns the tensor that the scope holds for it, before [`ParamUse::apply`].
+    #[track_caller]
+    pub(crate) fn held_param(
         &self,
         name: &str,
         dims: &[usize],
@@ -332,14 +385,10 @@ impl<'g> Scope<'g> {
         let before = declared.borrow_mut().insert(path.clone(), parameter).is_some();
         let before = before || self.shared.running_means.borrow().get(&path).is_some();
         match tensor {
-            Some(tensor) if !before => {
-                if tensor.shape() != dims {
-                    tensor.reject("param", format!("`{path}` is declared with dims {dims:?}"));
-                }
-                tensor
-            }
             Some(tensor) => {
-                tensor.reject("param", format!("`{path}` is declared twice"));
+                if before {
+                    tensor.reject("param", format!("`{path}` is declared twice"));
+                }
                 tensor
             }
             None => {
@@ -350,7 +399,7 @@ impl<'g> Scope<'g> {
         }
     }
 
-    /// What has been declared so far, in order.
+    /// The parameters declared so far, in order.
     pub fn parameters(&self) -> Tree<Parameter> {
         self.shared.declared.borrow().clone()
     }
@@ -360,13 +409,13 @@ impl<'g> Scope<'g> {
         self.shared.precision
     }
 
-    /// What is there in training only.
+    /// The values that exist only in training; `None` in evaluation.
     pub fn training(&self) -> Option<Training<'g>> {
         self.shared.training
     }
 }
 
-/// A path and what is below it.
+/// `path.name`, without the dot if either is empty.
 fn join(path: &str, name: &str) -> String {
     match (path, name) {
         ("", below) => below.to_owned(),

@@ -1,8 +1,9 @@
-//! A stack of equal blocks: written out, as a scan, kept or computed again.
+//! A stack of equal blocks: unrolled or as a scan, with or without rematerialization.
 
 use hlo::random::Key;
 use hlo::{DType, Literal, Tensor, TensorType, Tree, trace};
 
+use crate::scope::UseBelow;
 use crate::{Parameter, Precision, RunningMean, Scope, Training};
 
 /// How the blocks of a [`stack`] are run.
@@ -10,16 +11,17 @@ use crate::{Parameter, Precision, RunningMean, Scope, Training};
 pub struct Stack {
     /// Number of blocks.
     pub num_blocks: usize,
-    /// One block in a loop instead of all in a row: a program of the size of one block, which compiles
-    /// sooner, but whose gradients are there only when the loop is through.
+    /// `true` runs the block in a loop instead of unrolling it. The program has the size of one block and compiles
+    /// faster, but all gradients are complete only when the loop ends.
     pub scan: bool,
-    /// Does the backward pass compute each block again instead of keeping its values?
+    /// `true` if the backward pass recomputes each block instead of keeping its activations (activation
+    /// checkpointing).
     pub remat: bool,
 }
 
-/// `x` through all blocks, each with its parameters under `INDEX.*` of the scope. The parameters' names
-/// and values, random numbers, what is observed of running means, and up to rounding the results, are the
-/// same however the blocks are run. A parameter or running mean of a block in a scan has at least one dim.
+/// Applies all blocks to `x`, each with its parameters under `INDEX.*` of the scope. Names and values of
+/// parameters, random numbers, observations of running means and, up to rounding, results do not depend on
+/// how the blocks are run. In a scan, parameters and running means of a block have at least one dim.
 #[track_caller]
 pub fn stack<'g>(
     scope: &Scope<'g>,
@@ -51,7 +53,7 @@ pub fn stack<'g>(
     let mut stacks = vec![x.tracer().constant(Literal::from_slice(&[num_blocks], &numbers))];
     stacks.extend((0..run.num_leaves()).map(|leaf| {
         let leaves: Vec<_> = blocks.iter().map(|leaves| leaves[leaf]).collect();
-        // Joined along their own first dim and cut up at once, not given a new dim one by one.
+        // One concatenation along the first dim and one reshape, instead of a reshape per block.
         let dims = [&[num_blocks], &leaves[0].shape()[..]].concat();
         leaves[0].concatenate(&leaves[1..], 0).reshape(&dims)
     }));
@@ -73,22 +75,24 @@ pub fn stack<'g>(
     carried[0]
 }
 
-/// A block as a function of tensors: x; where it draws random numbers, a key and the number of the first
-/// example; the block's index; parameters and running means in the order in which they are declared. It
-/// returns y, and what it observed.
+/// A block as a function of tensors: x; if it draws random numbers, the two words of a key and the index of the
+/// first example; the block's index; parameters and running means in order of declaration. It returns y and its
+/// observations of running means.
 struct Block<F> {
     block: F,
     precision: Precision,
     params: Tree<Parameter>,
     running_means: Tree<RunningMean>,
     observed: Vec<String>,
-    /// In training: examples here, and the axes over which the batch is cut.
+    /// In training: number of examples on this replica, and the axes over which the batch is split.
     training: Option<(usize, hlo::AxisSet)>,
     is_random: bool,
+    /// Applied inside the body. All blocks of a scan share one body, so the paths are those of the first block.
+    param_use: Option<UseBelow>,
 }
 
 impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
-    /// Finds out what one block declares. An error in it comes up again where the block is run.
+    /// Traces one block to discover what it declares. An error in it is ignored here; running the block reports it.
     #[track_caller]
     fn new(scope: &Scope<'_>, x: Tensor<'_>, block: F) -> Self {
         let precision = scope.precision();
@@ -117,10 +121,12 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
                 graph.nodes().iter().any(|node| node.operands.iter().any(|x| random.contains(x)))
             });
         let training = given.map(|given| (given.num_examples, given.batch_axes));
-        Self { block, precision, params, running_means, observed, training, is_random }
+        let param_use = scope.at(0).param_use_below();
+        Self { block, precision, params, running_means, observed, training, is_random, param_use }
     }
 
-    /// What all blocks get: the key of the stack, and the number of the first example.
+    /// The inputs shared by all blocks: the words of the stack's key and the index of the first example; none if blocks
+    /// draw no random numbers.
     #[track_caller]
     fn shared_inputs<'g>(&self, scope: &Scope<'g>) -> Vec<Tensor<'g>> {
         let training = scope.training().filter(|_| self.is_random);
@@ -133,11 +139,11 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
         self.params.len() + self.running_means.len()
     }
 
-    /// The parameters and running means of the block that has this scope.
+    /// The parameters and running means of the block with this scope.
     #[track_caller]
     fn leaves<'g>(&self, scope: &Scope<'g>) -> Vec<Tensor<'g>> {
         let params = self.params.iter();
-        let params = params.map(|(path, p)| scope.param_in_full(path, &p.dims, p.initializer));
+        let params = params.map(|(path, p)| scope.held_param(path, &p.dims, p.initializer));
         let means = self.running_means.iter();
         let means = means.map(|(path, m)| scope.running_mean(path, &m.dims, m.start, m.momentum));
         params.chain(means).collect()
@@ -163,14 +169,16 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
         };
         let params = tree(self.params.paths().map(str::to_owned).collect(), params);
         let means = tree(self.running_means.paths().map(str::to_owned).collect(), means);
-        let scope = Scope::bind(t, self.precision, params, training).with_model_state(means);
+        let scope = Scope::bind(t, self.precision, params, training)
+            .with_model_state(means)
+            .with_param_use_below(self.param_use.clone());
         let y = (self.block)(&scope, x);
         let observed = scope.observed();
         let observed = self.observed.iter().filter_map(|path| observed.get(path).copied());
         std::iter::once(y).chain(observed).collect()
     }
 
-    /// Hands on what the block that has this scope observed.
+    /// Records the observations of the block with this scope.
     #[track_caller]
     fn observe<'g>(&self, scope: &Scope<'g>, observed: &[Tensor<'g>]) {
         for (path, value) in self.observed.iter().zip(observed) {

@@ -1,11 +1,11 @@
 //! GPT by tracing and in the interpreter: sizes, start, and that how blocks are run changes nothing.
 
-use hlo::random::{Key, Window, threefry2x32};
+use hlo::random::{GlobalSlice, Key, threefry2x32};
 use hlo::{
     AxisSet, DType, Graph, Literal, Mesh, Tensor, TensorType, Tracer, Tree, count, grad, interpret,
     lower, passes, trace, verify,
 };
-use models::gpt::{Config, Gpt, Preset};
+use models::gpt::{Gpt, GptConfig, GptPreset};
 use models::layers::{Attention, attention};
 use models::{Batch, Initializer, Model, Parameter, Precision, Scope};
 
@@ -34,13 +34,13 @@ fn parameters(model: &Gpt) -> Tree<Parameter> {
 #[test]
 fn published_sizes_have_their_numbers_of_parameters() {
     let expected = [
-        (Preset::Gpt2Small, 124_439_808),
-        (Preset::Gpt2Medium, 354_823_168),
-        (Preset::Gpt2Large, 774_030_080),
-        (Preset::Gpt2Xl, 1_557_611_200),
+        (GptPreset::Gpt2Small, 124_439_808),
+        (GptPreset::Gpt2Medium, 354_823_168),
+        (GptPreset::Gpt2Large, 774_030_080),
+        (GptPreset::Gpt2Xl, 1_557_611_200),
     ];
     for (preset, expected) in expected {
-        let model = Config::preset(preset).model();
+        let model = GptConfig::preset(preset).model();
         let sizes = parameters(&model).values().map(|p| p.dims.iter().product::<usize>()).sum();
         assert_eq!((preset, expected), (preset, sizes));
     }
@@ -48,7 +48,7 @@ fn published_sizes_have_their_numbers_of_parameters() {
 
 /// Two layers of width 16, 8 positions, 11 tokens.
 fn small(scan_layers: bool, remat: bool) -> Gpt {
-    Config {
+    GptConfig {
         num_layers: Some(2),
         width: Some(16),
         num_heads: Some(2),
@@ -56,7 +56,7 @@ fn small(scan_layers: bool, remat: bool) -> Gpt {
         vocabulary: Some(11),
         scan_layers,
         remat,
-        ..Config::default()
+        ..GptConfig::default()
     }
     .model()
 }
@@ -95,8 +95,8 @@ fn inputs(model: &Gpt, size: usize, num_positions: usize) -> Vec<Vec<Literal>> {
         let seed = t.constant(Literal::from_slice(&[2], &[0u32, 7]));
         for (path, parameter) in parameters(model).iter() {
             let key = Key::from_seed(seed).fold_in_path(path);
-            let window = Window::whole(&parameter.dims);
-            t.output(path, parameter.initializer.draw(key, &window, DType::F64));
+            let slice = GlobalSlice::whole(&parameter.dims);
+            t.output(path, parameter.initializer.draw(key, &slice, DType::F64));
         }
     });
     let mut inputs = interpret(&init.unwrap(), &[]).unwrap();
@@ -111,7 +111,7 @@ fn inputs(model: &Gpt, size: usize, num_positions: usize) -> Vec<Vec<Literal>> {
 
 #[test]
 fn the_loss_at_the_start_is_that_of_guessing() {
-    let model = Config::preset(Preset::Bytes).model();
+    let model = GptConfig::preset(GptPreset::Bytes).model();
     let graph = trace(Mesh::SINGLE, |t| {
         let scope = Scope::declare(t, f64s(), AxisSet::EMPTY);
         let loss = model.loss(&scope, &batch(t, 1, 16, DType::F64));
@@ -240,9 +240,9 @@ fn grouped_queries_share_keys_and_values() {
 /// were stacks in the state.
 #[test]
 fn scanned_text_is_shorter_and_costs_the_same() {
-    for (preset, percent) in [(Preset::Gpt2Small, 38), (Preset::Gpt2Xl, 25)] {
+    for (preset, percent) in [(GptPreset::Gpt2Small, 38), (GptPreset::Gpt2Xl, 25)] {
         let lines = |scan_layers: bool| {
-            let config = Config { scan_layers, ..Config::preset(preset) };
+            let config = GptConfig { scan_layers, ..GptConfig::preset(preset) };
             let graph = gradients(&config.model(), 1, 64);
             (lower(&graph, "grad").text.lines().count(), count(&graph).transcendentals)
         };

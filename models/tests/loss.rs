@@ -3,7 +3,7 @@
 
 use hlo::{AxisSet, DType, Literal, Mesh, Tensor, TensorType, Tree, interpret, trace};
 use models::loss::{cross_entropy, smoothed_cross_entropy};
-use models::mlp::{Config, Mlp};
+use models::mlp::{Mlp, MlpConfig};
 use models::{Batch, Loss, Model, Precision, Scope};
 
 const NUM_CLASSES: usize = 7;
@@ -66,7 +66,7 @@ fn smoothing_changes_the_loss_and_no_metric() {
 #[test]
 fn evaluation_takes_labels_as_they_are() {
     let loss = |label_smoothing: f64| {
-        let config = Config { hidden: vec![], label_smoothing, ..Config::default() };
+        let config = MlpConfig { hidden: vec![], label_smoothing, ..MlpConfig::default() };
         let model = Mlp { config, num_classes: 3 };
         let graph = trace(Mesh::SINGLE, |t| {
             let scope = Scope::declare(t, Precision::uniform(DType::F64), AxisSet::EMPTY);

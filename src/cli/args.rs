@@ -11,7 +11,7 @@ use crate::config::expand_home;
 #[derive(Debug, Parser)]
 #[command(name = "lockstep", version, about, arg_required_else_help = true)]
 pub struct Args {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -25,30 +25,30 @@ pub enum Command {
     Config {
         #[command(flatten)]
         config: Option<ConfigArgs>,
-        /// Print what every key means instead, as Markdown
+        /// Print a reference of all keys instead, as Markdown
         #[arg(long, exclusive = true)]
         reference: bool,
     },
-    /// Print the program as StableHLO: the all_reduce can be read in it
+    /// Print the program as StableHLO, with its all_reduce
     Hlo {
         #[command(flatten)]
         config: ConfigArgs,
-        /// How much of it
+        /// Part of the program
         #[arg(long, value_enum, default_value_t = Stage::Step)]
         stage: Stage,
     },
-    /// Time the step, the host's part of it, and the way to the first one
+    /// Measure the step, the work of the host, and the time to the first step
     Bench(BenchArgs),
-    /// Print the learning rate over the run, before anyone pays for it; no plugin is needed
+    /// Print the learning rate over the run; needs no plugin
     Schedule(ScheduleArgs),
-    /// Compile the step for a TPU slice or GPU cluster that need not be here
+    /// Compile the step for a TPU slice or GPU cluster that need not be attached
     Compile {
         #[command(flatten)]
         config: ConfigArgs,
         /// tpu:v4|v5e|v5p|v6e|tpu7x:TOPOLOGY[xSLICES] or gpu:h100|h200:HOSTSxGPUS, as in tpu:v5e:4x4
         #[arg(long)]
         target: String,
-        /// Directory for the program, its optimised form and the executable
+        /// Directory for the program, its optimized form and the executable
         #[arg(long, value_name = "DIR", value_parser = path())]
         dump: Option<PathBuf>,
         /// Print one line of JSON
@@ -57,13 +57,13 @@ pub enum Command {
     },
     /// Predict step time and efficiency from one device to the whole target, without compiling
     Plan(PlanArgs),
-    /// Compile what another process of this program left in a directory
+    /// Compile the program that another process has put into a directory
     #[command(hide = true)]
     CompileWorker {
         /// The directory
         dir: PathBuf,
     },
-    /// Load a plugin and say what it is, as JSON
+    /// Load a plugin and describe it, as JSON
     #[command(hide = true)]
     ProbePlugin {
         /// Its library
@@ -72,19 +72,19 @@ pub enum Command {
         #[arg(long)]
         open: bool,
     },
-    /// Run steps whose ops XLA's log times, and print the optimised program
+    /// Run steps with op times from XLA's log, and print the optimized program
     #[command(hide = true)]
     TimeOps {
         #[command(flatten)]
         config: ConfigArgs,
-        /// Replicas of the step, of which one runs
+        /// Number of replicas of the step; one of them runs
         #[arg(long)]
         replicas: usize,
-        /// Steps that are counted
+        /// Number of measured steps
         #[arg(long)]
         steps: usize,
     },
-    /// Ask NVIDIA's driver, and say what NCCL is there, as JSON
+    /// Query NVIDIA's driver and NCCL, as JSON
     #[command(hide = true)]
     ProbeNvidia {
         /// The NCCL library
@@ -95,7 +95,7 @@ pub enum Command {
         #[command(subcommand)]
         command: PluginCommand,
     },
-    /// Say what is on this machine, and what is wrong with it
+    /// Describe this machine, and report what is wrong with it
     Doctor {
         /// Print one line of JSON
         #[arg(long)]
@@ -103,20 +103,20 @@ pub enum Command {
     },
 }
 
-/// What to train.
+/// Arguments of `train`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = TRAIN_EXIT_CODES)]
 pub struct TrainArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
     /// Directory for metrics.jsonl, summary.json, params.safetensors and the resolved configuration; it must not
-    /// hold another run
+    /// contain another run
     #[arg(long, value_name = "DIR", value_parser = path())]
     pub out: Option<PathBuf>,
     /// Replace the run in --out; its files are kept in DIR/replaced-run until this run is done
     #[arg(long, requires = "out")]
     pub overwrite: bool,
-    /// Start from these parameters (safetensors) instead of the seed's
+    /// Start from these parameters (safetensors) instead of random ones
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub init: Option<PathBuf>,
     /// Print the summary as one line of JSON
@@ -125,8 +125,8 @@ pub struct TrainArgs {
 }
 
 const TRAIN_EXIT_CODES: &str = "\
-SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the launches that are under way; everything
-is written then. A second signal ends it at once.
+SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the launches in flight, and all files are
+written. A second signal ends the process at once.
 
 Exit codes:
   0    done
@@ -136,18 +136,18 @@ Exit codes:
   143  stopped by SIGTERM
   129  stopped by SIGHUP";
 
-/// What to time.
+/// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Steps that are counted
+    /// Number of measured steps
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
-    /// Use compiled programs of earlier runs
+    /// Use the cache of compiled programs
     #[arg(long)]
     pub warm: bool,
-    /// Say where the time goes: the parts of a step, and its ops one by one (CPU backend)
+    /// Print where the time goes: the parts of a step, and its ops (CPU backend)
     #[arg(long)]
     pub profile: bool,
     /// Print one line of JSON
@@ -155,7 +155,7 @@ pub struct BenchArgs {
     pub json: bool,
 }
 
-/// What to show of a schedule.
+/// Arguments of `schedule`.
 #[derive(Debug, clap::Args)]
 pub struct ScheduleArgs {
     #[command(flatten)]
@@ -163,13 +163,13 @@ pub struct ScheduleArgs {
     /// Print every step as step,lr
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
-    /// Draw it into a file that ends in .svg or .png
+    /// Plot it to a file that ends in .svg or .png
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub plot: Option<PathBuf>,
     /// Numbers of replicas to show side by side; needs train.batch_per_replica
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub replicas: Vec<u32>,
-    /// Look for what is wrong with the whole recipe; exit with 1 if there is an error
+    /// Check the whole recipe for known problems; exit with 1 if there is an error
     #[arg(long, conflicts_with_all = ["csv", "plot", "replicas"])]
     pub check: bool,
     /// Print every step, or what --check finds, as one line of JSON
@@ -177,18 +177,18 @@ pub struct ScheduleArgs {
     pub json: bool,
 }
 
-/// What to show of a plan.
+/// Arguments of `plan`.
 #[derive(Debug, clap::Args)]
 pub struct PlanArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// As for compile
+    /// Target, as for `compile`
     #[arg(long)]
     pub target: String,
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
-    /// Draw step times, and the all_reduce by algorithm, into a file that ends in .svg or .png
+    /// Plot step times, and all_reduce times by algorithm, to a file that ends in .svg or .png
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub plot: Option<PathBuf>,
     /// Print one line of JSON
@@ -196,24 +196,24 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
-/// What to do with plugins.
+/// The commands about plugins.
 #[derive(Debug, Subcommand)]
 pub enum PluginCommand {
-    /// Plugins, their versions and where they are
+    /// List plugins, their versions and their locations
     List {
         /// Print one line of JSON
         #[arg(long)]
         json: bool,
     },
-    /// Fetch a plugin (cpu, cuda, cuda-compiler or tpu) with your own pip, and unpack it into your cache. One
-    /// that is installed is verified, and installed again where it is damaged
+    /// Download a plugin (cpu, cuda, cuda-compiler or tpu) with your pip, and unpack it into your cache. An installed
+    /// plugin is verified, and installed again if it is damaged
     Install {
         /// cpu, cuda, cuda-compiler (for `compile` without a GPU) or tpu
         name: String,
     },
-    /// Hash the files of installed plugins, and compare them with what was installed; exit with 1 if one is damaged
+    /// Compare the hashes of the files of installed plugins with those at installation; exit with 1 if one is damaged
     Verify {
-        /// The plugin; all that are installed if none is named
+        /// The plugin (default: all installed)
         name: Option<String>,
         /// Print one line of JSON
         #[arg(long)]
@@ -231,8 +231,8 @@ pub enum PluginCommand {
 pub struct ConfigArgs {
     /// Configuration file (TOML)
     pub config: PathBuf,
-    /// Change a key of the configuration; may be given several times. Paths are relative to the current
-    /// directory, those in the file to the file
+    /// Set a key of the configuration; may be given several times. Paths are relative to the current directory;
+    /// paths in the file are relative to the file
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
     /// cpu, cuda, tpu, or the path of a plugin: short for --set device.backend=..
@@ -240,7 +240,7 @@ pub struct ConfigArgs {
     backend: Option<String>,
 }
 
-/// Reads a path, whose `~/` no shell has replaced where it stands after a `=`.
+/// Reads a path. Shells do not expand `~/` after a `=`, so this does.
 fn path() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(|path| expand_home(path.as_ref()))
 }

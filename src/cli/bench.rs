@@ -12,9 +12,9 @@ use super::{Loaded, print_line};
 use crate::train::profile::{self, OpTimes};
 use crate::train::{self, BenchOptions, BenchResult, StepParts};
 
-/// Ops that the table shows.
+/// Number of ops in the table.
 const MAX_OPS: usize = 25;
-/// Steps in which ops are timed.
+/// Number of steps in which ops are timed.
 const OP_STEPS: usize = 3;
 
 pub fn run(args: &BenchArgs, started: Instant) -> Result<ExitCode> {

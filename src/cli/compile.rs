@@ -1,17 +1,19 @@
-//! `lockstep compile`: the step of a configuration, compiled for hardware that is not here.
+//! `lockstep compile`: the step of a configuration, compiled for hardware that need not be attached.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use ::hlo::Axis;
+use anyhow::{Context, Result, bail};
 
 use super::args::ConfigArgs;
 use super::{Loaded, print_line};
-use crate::config::{Config, Model};
+use crate::config::{AutoOr, Config};
 use crate::pjrt::Platform;
+use crate::step;
 use crate::targets::cost::{Timeline, Work};
 use crate::targets::{self, Family, Knobs, Measured, Step, Target, worker};
-use crate::{step, train};
+use crate::train::Run;
 
 pub fn run(
     config: &ConfigArgs,
@@ -20,10 +22,10 @@ pub fn run(
     json: bool,
 ) -> Result<ExitCode> {
     let target: Target = target.parse()?;
-    let lowered = Lowered::new(config, &target, target.num_devices())?;
+    let step = TargetStep::new(config, &target, target.num_devices())?;
     let binary = std::env::current_exe().context("cannot find this program's own file")?;
     let report =
-        lowered.with_step(|step| targets::compile(step, &target, &binary, dump.as_deref()))?;
+        step.with_step(|step| targets::compile(step, &target, &binary, dump.as_deref()))?;
     if json {
         print_line(&serde_json::to_string(&report)?)?;
     } else {
@@ -32,20 +34,21 @@ pub fn run(
     Ok(if report.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The hidden command's part of it: see [`worker`].
+/// The hidden command that compiles in a child process: see [`worker`].
 pub fn serve(dir: &Path) -> Result<ExitCode> {
     worker::serve(dir)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The step that `train` would run on a target.
-pub(super) struct Lowered {
+pub(super) struct TargetStep {
     loaded: Loaded,
-    run: train::Run,
+    run: Run,
 }
 
-impl Lowered {
-    /// Reads the configuration with the target's backend, for so many of its devices.
+impl TargetStep {
+    /// Reads the configuration with the target's backend, for a number of its devices: `mesh.data` is as many as the
+    /// other axes leave.
     pub fn new(args: &ConfigArgs, target: &Target, num_devices: usize) -> Result<Self> {
         let (backend, platform) = match target.chip.family {
             Family::Tpu(_) => ("tpu", Platform::Tpu),
@@ -53,17 +56,36 @@ impl Lowered {
         };
         let mut sets = args.sets();
         sets.push(format!("device.backend={backend}"));
-        sets.push(format!("mesh.data={num_devices}"));
+        sets.push("mesh.data=auto".to_owned());
+        if Config::load(&args.config, &sets)?.mesh.fsdp == AutoOr::Auto {
+            // Then the configuration's `data` stands.
+            sets.pop();
+        }
         let loaded = Loaded::with_sets(&args.config, &sets)?;
-        let run = train::Run::new(&loaded.config, &loaded.splits, num_devices, platform)?;
+        let mesh = loaded.config.mesh.on_devices(num_devices)?;
+        if mesh.num_replicas() != num_devices {
+            bail!(
+                "the mesh has {} replicas, but {num_devices} devices are to run them",
+                mesh.num_replicas()
+            );
+        }
+        let run = Run::new(&loaded.config, &loaded.splits, mesh, platform)?;
         Ok(Self { loaded, run })
     }
 
-    /// What the cost model needs to know of it.
+    /// The inputs of the cost model.
+    ///
+    /// # Errors
+    /// A step that does not trace, or sharded state, whose gathers and scatters the cost model does not count.
     pub fn measure(&self) -> Result<Measured> {
-        let graph = step::trace_step(&self.run.spec(&*self.loaded.model))?;
+        if self.run.mesh.size(Axis::Fsdp) > 1 {
+            bail!(
+                "`lockstep plan` does not predict sharded state yet; set mesh.fsdp to 1, or use `lockstep compile`"
+            );
+        }
+        let graph = step::trace_step(&self.run.spec(&*self.loaded.model).declare()?)?;
         Ok(Measured {
-            num_devices: self.run.batch.num_batch_shards(),
+            num_devices: self.run.mesh.num_replicas(),
             global_batch: self.run.batch.global_batch(),
             work: Work::of(&graph, self.run.precision.compute.size_bytes()),
             timeline: Timeline::of(&graph),
@@ -75,32 +97,23 @@ impl Lowered {
         anyhow::Error: From<E>,
     {
         let run = &self.run;
-        let spec = run.spec(&*self.loaded.model);
-        let graph = step::trace_step(&spec)?;
-        let program = ::hlo::lower(&run.compile.formulation.apply(graph.clone()), "step");
-        let overrides = run.compile.options.overrides.clone();
+        let declared = run.spec(&*self.loaded.model).declare()?;
+        let graph = step::trace_step(&declared)?;
+        let program = run.lowering.lower(graph.clone(), "step").program;
         let knobs = Knobs {
             microbatch: run.batch.microbatch(),
             num_microbatches: run.batch.num_microbatches(),
-            remat: remat(&self.loaded.config),
+            remat: self.loaded.config.model.remat(),
         };
-        let state = spec.state_types()?;
         let step = Step {
             graph: &graph,
             program: &program,
-            state: &state,
+            state: declared.types(),
             element_bytes: run.precision.compute.size_bytes(),
             knobs,
             memory_fraction: self.loaded.config.device.memory_fraction(),
-            overrides: &overrides,
+            overrides: &run.compile.options.overrides,
         };
         Ok(compile(&step)?)
-    }
-}
-
-fn remat(config: &Config) -> Option<bool> {
-    match &config.model {
-        Model::Gpt(gpt) => Some(gpt.remat),
-        Model::Mlp(_) | Model::ResNet(_) => None,
     }
 }

@@ -1,8 +1,7 @@
-//! The command line: one match on the command.
+//! The command line: one module per command.
 //!
-//! Figures go to stdout, everything said on the way to stderr. Exit codes: 0, 1 for errors and for runs that
-//! end with values that are not finite, 2 for wrong usage, 128 and the signal's number for runs that a signal
-//! stopped.
+//! Results go to stdout, progress and errors to stderr. Exit codes: 0; 1 for errors and for runs that end with values
+//! that are not finite; 2 for wrong usage; 128 plus the number of the signal for runs that a signal stopped.
 
 pub mod allocator;
 mod args;
@@ -26,18 +25,16 @@ use std::time::Instant;
 use ::hlo::TensorType;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use models::mlp::Mlp;
-use models::resnet::ResNet;
 use models::{Misfit, Model};
 
-use crate::config::{self, Config, shorten_words};
+use crate::config::{Config, shorten_words};
 use crate::data::{self, Splits};
-use crate::metrics::say;
+use crate::observe::say;
 use crate::step;
-use crate::train::{Job, Run, num_replicas_on_host, open_devices, platform_on_host};
+use crate::train::{Job, Run, mesh_on_host, open_devices, platform_on_host};
 use args::{Args, Command, ConfigArgs, Stage};
 
-/// Runs the command that the process was started with. `started` is when that was.
+/// Runs the command in the arguments of this process, which was started at `started`.
 pub fn main(started: Instant) -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
@@ -60,7 +57,7 @@ pub fn main(started: Instant) -> ExitCode {
 fn usage(error: &clap::Error) -> ExitCode {
     let text = error.to_string();
     match shorten_words(&text) {
-        // With colours, where they are wanted.
+        // Prints in color on a terminal.
         Cow::Borrowed(_) => error.exit(),
         Cow::Owned(text) => say(text.trim_end()),
     }
@@ -108,7 +105,7 @@ impl Loaded {
     fn with_sets(path: &Path, sets: &[String]) -> Result<Self> {
         let config = Config::load(path, sets)?;
         let splits = data::open(&config.data, config.train.seed)?;
-        let model = model(&config.model, splits.train.num_classes());
+        let model = config.model.build(splits.train.num_classes());
         check_example(&*model, &config, &splits)?;
         Ok(Self { config, splits, model })
     }
@@ -118,7 +115,7 @@ impl Loaded {
     }
 }
 
-/// Refuses data that the model does not take, under the key to change.
+/// Refuses data that the model does not take; the error names the key to change.
 fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Result<()> {
     let [x, ..] = splits.train.fields() else { return Ok(()) };
     let misfit = match model.check_example(x.dtype, &x.dims, splits.train.num_classes()) {
@@ -137,37 +134,27 @@ fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Result<
     )
 }
 
-/// The model that a configuration names, for so many classes.
-fn model(config: &config::Model, num_classes: usize) -> Box<dyn Model> {
-    match config {
-        config::Model::Mlp(mlp) => Box::new(Mlp { config: mlp.clone(), num_classes }),
-        config::Model::ResNet(resnet) => Box::new(ResNet { config: resnet.clone(), num_classes }),
-        config::Model::Gpt(gpt) => Box::new(gpt.model()),
-    }
-}
-
 fn hlo(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
     let Loaded { config, splits, model } = Loaded::new(config)?;
-    let (num_replicas, platform) = match platform_on_host(&config) {
-        Some(platform) => (num_replicas_on_host(&config), platform),
+    let (mesh, platform) = match platform_on_host(&config) {
+        Some(platform) => (mesh_on_host(&config), platform),
         None => {
-            let (client, num_replicas) = open_devices(&config, say)?;
-            (num_replicas, client.platform())
+            let (client, mesh) = open_devices(&config, say)?;
+            (mesh, client.platform())
         }
     };
-    let run = Run::new(&config, &splits, num_replicas, platform)?;
-    let spec = run.spec(&*model);
+    let run = Run::new(&config, &splits, mesh, platform)?;
+    let declared = run.spec(&*model).declare()?;
     let (graph, name) = match stage {
-        Stage::Loss => (step::trace_loss(&spec)?, "loss"),
-        Stage::Grad => (step::trace_grad(&spec)?, "grad"),
-        Stage::Step => (step::trace_step(&spec)?, "step"),
+        Stage::Loss => (step::trace_loss(&declared)?, "loss"),
+        Stage::Grad => (step::trace_grad(&declared)?, "grad"),
+        Stage::Step => (step::trace_step(&declared)?, "step"),
     };
-    let graph = run.compile.formulation.apply(graph);
-    print_line(::hlo::lower(&graph, name).text.trim_end())?;
+    print_line(run.lowering.lower(graph, name).program.text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// An error with its causes; a cause that the message above it has told already is left out.
+/// An error with its causes, without those that the message already contains.
 fn in_words(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(|cause| cause.to_string()) {
@@ -185,7 +172,7 @@ fn print_line(text: &str) -> Result<()> {
     print_lines(std::iter::once(text))
 }
 
-/// Lines on stdout. Who has closed it does not want more: that is no error.
+/// Lines on stdout. A closed stdout is not an error: the reader has seen enough.
 fn print_lines(lines: impl Iterator<Item = impl std::fmt::Display>) -> Result<()> {
     let mut stdout = io::BufWriter::new(io::stdout().lock());
     let mut lines = lines;
@@ -201,15 +188,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_cause_is_shown_once() {
         let file = || io::Error::other("no such file");
-        let told = metrics_error(file());
-        assert_eq!(in_words(&told.into()), "cannot write a: no such file");
-        let untold = anyhow::Error::from(file()).context("cannot start");
-        assert_eq!(in_words(&untold), "cannot start: no such file");
+        let with_cause = metrics_error(file());
+        assert_eq!(in_words(&with_cause.into()), "cannot write a: no such file");
+        let without_cause = anyhow::Error::from(file()).context("cannot start");
+        assert_eq!(in_words(&without_cause), "cannot start: no such file");
     }
 
-    fn metrics_error(source: io::Error) -> crate::metrics::Error {
-        crate::metrics::Error::Write { path: "a".into(), source }
+    fn metrics_error(source: io::Error) -> crate::observe::Error {
+        crate::observe::Error::Write { path: "a".into(), source }
     }
 }

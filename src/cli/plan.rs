@@ -1,4 +1,4 @@
-//! `lockstep plan`: what the step takes from one device to a whole target, by the cost model.
+//! `lockstep plan`: predicted step times from one device to a whole target, by the cost model.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use super::args::PlanArgs;
-use super::compile::Lowered;
-use super::figure::{self, Axis, Curve, Figure, Panel, Scale};
+use super::compile::TargetStep;
+use super::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use super::print_line;
-use crate::targets::{self, AllReduce, Row, ScalingPlan, Target};
+use crate::targets::{self, AllReduce, Row, ScalingPrediction, Target};
 
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
@@ -27,14 +27,14 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPlan> {
+fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
     let mut steps = vec![];
     let mut refused = None;
     for num_devices in targets::sizes(target) {
-        let lowered = Lowered::new(&args.config, target, num_devices);
-        match lowered.and_then(|lowered| lowered.measure()) {
+        let step = TargetStep::new(&args.config, target, num_devices);
+        match step.and_then(|step| step.measure()) {
             Ok(step) => steps.push(step),
-            // A batch that does not divide over this size may divide over others.
+            // A batch that does not divide over this number of devices may divide over others.
             Err(error) => refused = Some(error),
         }
     }
@@ -42,7 +42,7 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPlan> {
     if let Some(error) = refused.filter(|_| largest < target.num_devices()) {
         return Err(error.context(format!("there is no step for all of {target}")));
     }
-    Ok(ScalingPlan::new(target, &steps))
+    Ok(ScalingPrediction::new(target, &steps))
 }
 
 /// A curve's name, and its value in a row.
@@ -50,22 +50,22 @@ type Column<T> = (&'static str, fn(&T) -> f64);
 
 /// What a step of the configuration `source` is made of by the number of devices, and below it an all_reduce on
 /// all of them by its bytes: the lowest curve is the algorithm that wins.
-fn plot(path: &Path, source: &Path, plan: &ScalingPlan) -> Result<()> {
+fn plot(path: &Path, source: &Path, plan: &ScalingPrediction) -> Result<()> {
     let of_step: [Column<Row>; 4] = [
         ("whole step", |row| row.step_ms),
         ("arithmetic", |row| row.compute_ms),
         ("collectives", |row| row.communication_ms),
         ("waited for", |row| row.exposed_ms),
     ];
-    let curve = |(name, value): Column<Row>| Curve {
+    let curve = |(name, value): Column<Row>| PlotCurve {
         name: name.to_owned(),
         detail: String::new(),
         points: plan.rows.iter().map(|row| (row.num_devices as f64, value(row))).collect(),
     };
     let steps = Panel {
         title: "Time of a step".to_owned(),
-        x: Axis { title: "devices", scale: Scale::Log(2.0), labels: figure::powers },
-        y: Axis { title: "time (ms)", scale: Scale::Linear, labels: figure::numbers },
+        x: PlotAxis { title: "devices", scale: Scale::Log(2.0), labels: figure::powers },
+        y: PlotAxis { title: "time (ms)", scale: Scale::Linear, labels: figure::numbers },
         curves: of_step.into_iter().map(curve).collect(),
     };
     let by_algorithm: [Column<AllReduce>; 3] = [
@@ -73,7 +73,7 @@ fn plot(path: &Path, source: &Path, plan: &ScalingPlan) -> Result<()> {
         ("tree", |all_reduce| all_reduce.tree_ms),
         ("hierarchical", |all_reduce| all_reduce.hierarchical_ms),
     ];
-    let curve = |(name, value): Column<AllReduce>| Curve {
+    let curve = |(name, value): Column<AllReduce>| PlotCurve {
         name: name.to_owned(),
         detail: String::new(),
         points: plan.all_reduce.iter().map(|at| (at.bytes as f64, value(at))).collect(),
@@ -81,11 +81,15 @@ fn plot(path: &Path, source: &Path, plan: &ScalingPlan) -> Result<()> {
     let num_devices = plan.rows.last().map_or(1, |row| row.num_devices);
     let algorithms = Panel {
         title: format!("Time of one all_reduce over {num_devices} devices, by algorithm"),
-        x: Axis { title: "bytes of an all_reduce", scale: Scale::Log(2.0), labels: figure::bytes },
-        y: Axis { title: "time (ms)", scale: Scale::Log(10.0), labels: figure::powers },
+        x: PlotAxis {
+            title: "bytes of an all_reduce",
+            scale: Scale::Log(2.0),
+            labels: figure::bytes,
+        },
+        y: PlotAxis { title: "time (ms)", scale: Scale::Log(10.0), labels: figure::powers },
         curves: by_algorithm.into_iter().map(curve).collect(),
     };
-    // Nothing is reduced on one device, and zero has no place on a logarithmic axis.
+    // One device reduces nothing, and a logarithmic axis has no zero.
     let has_fabric = plan.all_reduce.iter().all(|at| at.ring_ms > 0.0);
     let panels = if has_fabric { vec![steps, algorithms] } else { vec![steps] };
     let title = format!("{} on {}", figure::file_name(source), plan.target);

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::args::PluginCommand;
 use super::{print_line, print_lines};
-use crate::metrics::say;
+use crate::observe::say;
 use crate::pjrt::{self, InstallError, InstallOptions, Listed, Verified};
 
 pub fn run(command: &PluginCommand) -> Result<ExitCode> {

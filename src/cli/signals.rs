@@ -9,16 +9,16 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
-use crate::metrics::say;
+use crate::observe::say;
 use crate::train::Stop;
 
-/// The signals, and what they are called.
+/// The signals and their names.
 const SIGNALS: [(i32, &str); 3] = [(SIGHUP, "SIGHUP"), (SIGINT, "SIGINT"), (SIGTERM, "SIGTERM")];
 
-/// A process that a signal ends exits with this and the signal's number.
+/// Exit code of a process that a signal ended, without the number of the signal.
 const BASE: i32 = 128;
 
-/// Which signal came, if one did, and the thread that answers it.
+/// The signal that was received, if any, and the thread that reports it.
 pub struct Received {
     signal: Arc<AtomicUsize>,
     answer: JoinHandle<()>,
@@ -27,7 +27,7 @@ pub struct Received {
 impl Received {
     /// The exit code of a run that was stopped; waits until the signal has been answered.
     pub fn exit_code(self) -> u8 {
-        // It only writes a line, and has nothing to tell.
+        // The thread only prints a line.
         let _ = self.answer.join();
         let signal = self.signal.load(Ordering::Relaxed);
         // The numbers are below 32.
@@ -35,7 +35,7 @@ impl Received {
     }
 }
 
-/// From here on a file that may not become longer is an error of whoever writes it, not the end of the process.
+/// From now on, exceeding the file size limit is an error of the write and does not end the process.
 ///
 /// # Errors
 /// A handler that cannot be set up.
@@ -43,8 +43,8 @@ pub fn keep_on_long_files() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
-/// From here on the first signal stops the run, which is said at once, and the second ends the process: what
-/// the run waits for may be what hangs. Signals that the process was started to ignore, as `nohup` does, stay
+/// From now on, the first signal stops the run, with a message, and the second ends the process: the run may
+/// hang. Signals that the process was started to ignore, as `nohup` does, stay
 /// ignored.
 ///
 /// # Errors
@@ -79,7 +79,7 @@ pub fn watch(stop: &Stop) -> io::Result<Received> {
     Ok(Received { signal: received, answer })
 }
 
-/// The signals that the process ignores, one bit each; none where the system does not tell.
+/// The ignored signals, one bit each; 0 if they are not known.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,5 +1,9 @@
 //! `lockstep train`.
 
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -7,7 +11,7 @@ use anyhow::Result;
 
 use super::args::TrainArgs;
 use super::{Loaded, print_line, signals};
-use crate::metrics::{Status, Summary, say};
+use crate::observe::{Status, Summary, say};
 use crate::train::{self, Error, Options, Outcome, Stop};
 
 pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
@@ -24,7 +28,10 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
         }
         outcome => outcome?,
     };
-    let line = if json { Some(serde_json::to_string(&summary)?) } else { in_a_line(&summary) };
+    let line = match json {
+        true => Some(serde_json::to_string(&summary)?),
+        false => in_a_line(&summary).filter(|_| !(is_shown(&summary) && is_one_terminal())),
+    };
     let printed = line.map_or(Ok(()), |line| print_line(&line));
     match failure {
         // It matters more than a reader that has gone away.
@@ -33,6 +40,24 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
         None if summary.status == Status::Interrupted => Ok(received.exit_code().into()),
         None => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// `true` if the last line about the run, on stderr, was of the evaluation after its last step.
+fn is_shown(summary: &Summary) -> bool {
+    let is_last = summary.eval_step.is_some_and(|step| step + 1 == summary.steps);
+    summary.status != Status::Interrupted && is_last
+}
+
+/// `true` if stdout and stderr are the same terminal.
+fn is_one_terminal() -> bool {
+    let (stdout, stderr) = (io::stdout(), io::stderr());
+    let device = |stream: &dyn AsFd| {
+        let file = File::from(stream.as_fd().try_clone_to_owned().ok()?);
+        Some(file.metadata().ok()?.rdev())
+    };
+    stdout.is_terminal()
+        && stderr.is_terminal()
+        && device(&stdout).is_some_and(|out| device(&stderr) == Some(out))
 }
 
 /// What a run came to. An evaluation that was not made at its end says after which step it was.
@@ -58,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_evaluation_stands_beside_the_steps_that_it_is_of() {
+    fn an_evaluation_is_shown_with_its_step() {
         let mut summary = Summary {
             status: Status::Interrupted,
             steps: 3496,
@@ -75,5 +100,12 @@ mod tests {
         assert_eq!(line(&summary), "test accuracy 0.9000, loss 0.2500, after 2800 steps");
         (summary.eval_loss, summary.eval_step) = (None, None);
         assert_eq!(in_a_line(&summary), None);
+
+        (summary.eval_loss, summary.eval_step) = (Some(0.25), Some(2799));
+        assert!(!is_shown(&summary), "696 steps have followed it");
+        summary.steps = 2800;
+        assert!(is_shown(&summary));
+        summary.status = Status::Interrupted;
+        assert!(!is_shown(&summary), "nothing on stderr says that the run was stopped");
     }
 }

@@ -4,14 +4,14 @@ use std::fmt;
 
 use super::train::BatchSize;
 
-/// How the global batch falls into pieces:
+/// How the global batch is divided:
 /// `global_batch = microbatch * num_microbatches * num_batch_shards`.
 ///
 /// ```
 /// use lockstep::config::{BatchSplit, BatchSize};
-/// let plan = BatchSplit::new(BatchSize::Global(64), 2, 4)?;
-/// assert_eq!(plan.microbatch(), 8);
-/// assert_eq!(plan.to_string(), "64 = 8 microbatch * 2 num_microbatches * 4 replicas");
+/// let split = BatchSplit::new(BatchSize::Global(64), 2, 4)?;
+/// assert_eq!(split.microbatch(), 8);
+/// assert_eq!(split.to_string(), "64 = 8 microbatch * 2 num_microbatches * 4 replicas");
 /// # Ok::<(), lockstep::config::BatchError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct BatchSplit {
 }
 
 impl BatchSplit {
-    /// Cuts a batch over `num_batch_shards` replicas and `num_microbatches` microbatches.
+    /// Divides a batch over `num_batch_shards` replicas and `num_microbatches` microbatches.
     ///
     /// # Errors
     /// If a number is 0, if the batch does not divide (the nearest that would are named), or if the
@@ -55,10 +55,16 @@ impl BatchSplit {
                 above,
             });
         }
-        let plan = Self { microbatch: size / num_pieces, num_microbatches, num_batch_shards };
-        let replica = plan.microbatch.checked_mul(num_microbatches).ok_or(BatchError::Overflow)?;
+        let split = Self { microbatch: size / num_pieces, num_microbatches, num_batch_shards };
+        let replica = split.microbatch.checked_mul(num_microbatches).ok_or(BatchError::Overflow)?;
         replica.checked_mul(num_batch_shards).ok_or(BatchError::Overflow)?;
-        Ok(plan)
+        Ok(split)
+    }
+
+    /// The share of one of the shards, as the batch of a run that has no others.
+    #[must_use]
+    pub fn on_one_shard(self) -> Self {
+        Self { num_batch_shards: 1, ..self }
     }
 
     /// Examples per step, over all replicas.
@@ -71,7 +77,7 @@ impl BatchSplit {
         self.microbatch * self.num_microbatches
     }
 
-    /// Examples that go through the model at once on one replica.
+    /// Examples in one forward pass on one replica.
     pub fn microbatch(&self) -> usize {
         self.microbatch
     }
@@ -81,7 +87,7 @@ impl BatchSplit {
         self.num_microbatches
     }
 
-    /// The number of replicas that the batch is cut over.
+    /// The number of replicas that the batch is divided over.
     pub fn num_batch_shards(&self) -> usize {
         self.num_batch_shards
     }
@@ -100,7 +106,7 @@ impl fmt::Display for BatchSplit {
     }
 }
 
-/// A batch that cannot be cut as asked.
+/// A batch that cannot be divided as configured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
     /// It does not divide.
@@ -117,7 +123,7 @@ pub enum BatchError {
         size: usize,
         /// Microbatches on each replica.
         num_microbatches: usize,
-        /// Replicas that the batch is cut over.
+        /// Replicas that the batch is divided over.
         num_batch_shards: usize,
         /// The largest smaller batch that divides, if there is one.
         below: Option<usize>,
@@ -138,8 +144,11 @@ mod tests {
 
     #[test]
     fn a_batch_divides_or_the_nearest_are_named() {
-        let plan = BatchSplit::new(BatchSize::PerReplica(6), 3, 4).unwrap();
-        assert_eq!((plan.global_batch(), plan.microbatch(), plan.batch_per_replica()), (24, 2, 6));
+        let split = BatchSplit::new(BatchSize::PerReplica(6), 3, 4).unwrap();
+        assert_eq!(
+            (split.global_batch(), split.microbatch(), split.batch_per_replica()),
+            (24, 2, 6)
+        );
         let cases = [
             (BatchSize::Global(66), 1, 4, "over 4 replicas; the nearest that would: 64 or 68"),
             (BatchSize::Global(3), 1, 4, "would: 4"),

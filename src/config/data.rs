@@ -8,84 +8,84 @@ use super::error::{KeyErrors, Range, require};
 use super::keys::{Exclusive, Reader, Section, choices};
 
 choices! {
-    /// `[data]`: where the examples come from, picked by `source`.
-    pub enum Data by "source" {
+    /// `[data]`: where the examples come from, selected by `source`.
+    pub enum DataConfig by "source" {
         /// Images of handwritten digits, from a file.
-        "digits" => Digits(Digits),
+        "digits" => Digits(DigitsConfig),
         /// The binary version of CIFAR-10.
-        "cifar10" => Cifar10(Cifar10),
+        "cifar10" => Cifar10(Cifar10Config),
         /// Images and labels in the format of MNIST.
-        "idx" => Idx(Idx),
+        "idx" => Idx(IdxConfig),
         /// A folder of images for each class.
-        "image_folder" => ImageFolder(ImageFolder),
+        "image_folder" => ImageFolder(ImageFolderConfig),
         /// Bytes of a file or a folder.
-        "text" => Text(Text),
-        /// Text that was tokenised before.
-        "tokens" => Tokens(Tokens),
+        "text" => Text(TextConfig),
+        /// Text that is already tokenized.
+        "tokens" => Tokens(TokensConfig),
         /// A classification task that is computed, not read.
-        "synthetic" => Synthetic(Synthetic),
+        "synthetic" => Synthetic(SyntheticConfig),
         /// Sequences of tokens that are computed, not read.
-        "synthetic_tokens" => SyntheticTokens(SyntheticTokens),
+        "synthetic_tokens" => SyntheticTokens(SyntheticTokensConfig),
     }
 }
 
-// Every path below is made absolute when it is read, so that a copy of the configuration beside the results
+// Every path below is made absolute when it is read, so that the copy of the configuration in a run's directory
 // names the same file.
 
 /// Images of handwritten digits, from a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Digits {
+pub struct DigitsConfig {
     /// The `.csv.gz` file.
     pub path: PathBuf,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
 
 /// The bytes of a file, or of all files in a folder: each byte is a token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Text {
+pub struct TextConfig {
     /// The file or the folder.
     pub path: PathBuf,
-    /// Of a folder only the files that end so, such as `["rs", "md"]`. Default: all.
+    /// In a folder, read only files with these extensions, such as `["rs", "md"]`. Default: all.
     #[serde(default)]
     pub extensions: Vec<String>,
-    /// Tokens that a prediction sees at most; an example is one more. Default 256.
+    /// Maximum number of tokens that a prediction sees; an example has one more. Default 256.
     #[serde(default = "text_context")]
     pub context: usize,
-    /// What is held out for evaluation, at the end. Default 0.1.
+    /// Share of the text, taken from its end, that is held out for evaluation. Default 0.1.
     #[serde(default = "tenth")]
     pub eval_fraction: f64,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
 
-/// Text that was tokenised before: little-endian numbers and nothing else.
+/// Text that is already tokenized: little-endian integers without a header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Tokens {
+pub struct TokensConfig {
     /// The file.
     pub path: PathBuf,
     /// The file for evaluation; without it the end of `path` is held out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<PathBuf>,
-    /// What is held out of `path` for evaluation, at its end, if there is no `eval_path`. Default 0.1.
+    /// Share of `path`, taken from its end, that is held out for evaluation without `eval_path`. Default 0.1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_fraction: Option<f64>,
     /// `u16` or `u32`. Default `u16`.
     #[serde(default)]
     pub dtype: TokenType,
-    /// Number of tokens there are; ids are below it.
+    /// Size of the vocabulary; token ids are smaller.
     pub vocab_size: usize,
-    /// Tokens that a prediction sees at most; an example is one more. Default 1024.
+    /// Maximum number of tokens that a prediction sees; an example has one more. Default 1024.
     #[serde(default = "token_context")]
     pub context: usize,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
 
-impl Tokens {
+impl TokensConfig {
     /// [`Self::eval_fraction`], or its default.
     pub fn eval_fraction(&self) -> f64 {
         self.eval_fraction.unwrap_or_else(tenth)
@@ -113,9 +113,9 @@ impl TokenType {
     }
 }
 
-/// Images and labels in the format of MNIST. A file may also be gzipped, and have `.gz` behind its name.
+/// Images and labels in the format of MNIST. A file may also be gzipped, with `.gz` appended to its name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Idx {
+pub struct IdxConfig {
     /// The folder with the four files.
     pub path: PathBuf,
     /// Default `train-images-idx3-ubyte`.
@@ -130,40 +130,40 @@ pub struct Idx {
     /// Default `t10k-labels-idx1-ubyte`.
     #[serde(default = "eval_labels")]
     pub eval_labels: String,
-    /// Labels are below it. Default 10.
+    /// Number of classes; labels are smaller. Default 10.
     #[serde(default = "ten")]
     pub classes: usize,
-    /// Is an image `[H * W]`, as an MLP takes it, and not `[1, H, W]`? Default false.
+    /// `true` if an image is `[H * W]`, as an MLP takes it, instead of `[1, H, W]`. Default false.
     #[serde(default)]
     pub flat: bool,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
 
 /// The binary version of CIFAR-10.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Cifar10 {
+pub struct Cifar10Config {
     /// The folder with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
     pub path: PathBuf,
-    /// Are training images cropped and mirrored at random? Default true.
+    /// `true` if training images are cropped and mirrored at random. Default true.
     #[serde(default = "yes")]
     pub augment: bool,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
 
 /// A folder of JPEG and PNG images for each class; classes are numbered in the order of their names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ImageFolder {
+pub struct ImageFolderConfig {
     /// The folder with the classes' folders, such as ImageNet's `train`.
     pub path: PathBuf,
     /// The same for evaluation, such as ImageNet's `val`; without it a part of each class in `path` is
     /// held out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<PathBuf>,
-    /// What is held out of each class, at its end, if there is no `eval_path`. Default 0.1.
+    /// Share of each class, taken from its end, that is held out without `eval_path`. Default 0.1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_fraction: Option<f64>,
     /// Rows and columns of an example. Default 224.
@@ -173,18 +173,18 @@ pub struct ImageFolder {
     /// 8/7 of `image_size`, as 256 of 224.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_resize: Option<usize>,
-    /// Are training images cropped and mirrored at random? Default true.
+    /// `true` if training images are cropped and mirrored at random. Default true.
     #[serde(default = "yes")]
     pub augment: bool,
     /// What to do about a file that cannot be decoded. Default `stop`.
     #[serde(default)]
     pub on_broken: OnBroken,
-    /// Training examples, for where the data are not at hand; where they are, it must be right.
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
 
-impl ImageFolder {
+impl ImageFolderConfig {
     /// [`Self::eval_fraction`], or its default.
     pub fn eval_fraction(&self) -> f64 {
         self.eval_fraction.unwrap_or_else(tenth)
@@ -211,7 +211,7 @@ pub enum OnBroken {
 /// A classification task that is computed from the seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Synthetic {
+pub struct SyntheticConfig {
     /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
     pub num_examples: usize,
     /// Numbers in an example. Default 64.
@@ -222,7 +222,7 @@ pub struct Synthetic {
     pub classes: usize,
 }
 
-impl Default for Synthetic {
+impl Default for SyntheticConfig {
     fn default() -> Self {
         Self { num_examples: 4096, features: 64, image: vec![], classes: 10 }
     }
@@ -230,11 +230,11 @@ impl Default for Synthetic {
 
 /// Sequences of tokens that are computed from the seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SyntheticTokens {
+pub struct SyntheticTokensConfig {
     /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
     #[serde(default = "num_examples")]
     pub num_examples: usize,
-    /// Number of tokens there are; ids are below it.
+    /// Size of the vocabulary; token ids are smaller.
     pub vocab_size: usize,
     /// Tokens that a prediction sees at most. Default 1024.
     #[serde(default = "token_context")]
@@ -242,7 +242,7 @@ pub struct SyntheticTokens {
 }
 
 fn num_examples() -> usize {
-    Synthetic::default().num_examples
+    SyntheticConfig::default().num_examples
 }
 
 fn text_context() -> usize {
@@ -285,16 +285,16 @@ fn tenth() -> f64 {
     0.1
 }
 
-impl Data {
+impl DataConfig {
     /// How many training examples there are, as far as the configuration says.
     pub fn num_examples(&self) -> Option<usize> {
         match self {
-            Self::Digits(Digits { num_examples, .. })
-            | Self::Cifar10(Cifar10 { num_examples, .. })
-            | Self::ImageFolder(ImageFolder { num_examples, .. })
-            | Self::Idx(Idx { num_examples, .. })
-            | Self::Text(Text { num_examples, .. })
-            | Self::Tokens(Tokens { num_examples, .. }) => *num_examples,
+            Self::Digits(DigitsConfig { num_examples, .. })
+            | Self::Cifar10(Cifar10Config { num_examples, .. })
+            | Self::ImageFolder(ImageFolderConfig { num_examples, .. })
+            | Self::Idx(IdxConfig { num_examples, .. })
+            | Self::Text(TextConfig { num_examples, .. })
+            | Self::Tokens(TokensConfig { num_examples, .. }) => *num_examples,
             Self::Synthetic(synthetic) => Some(synthetic.num_examples),
             Self::SyntheticTokens(tokens) => Some(tokens.num_examples),
         }
@@ -315,7 +315,7 @@ impl Data {
         paths.chain(eval_path.map(|path| ("eval_path", path))).collect()
     }
 
-    /// The key that an example's dims follow from.
+    /// The key that determines the dims of an example.
     pub fn shape_key(&self) -> &'static str {
         match self {
             Self::Synthetic(synthetic) if synthetic.image.is_empty() => "data.features",
@@ -326,7 +326,7 @@ impl Data {
         }
     }
 
-    /// The key that the number of classes follows from.
+    /// The key that determines the number of classes.
     pub fn classes_key(&self) -> &'static str {
         match self {
             Self::Synthetic(_) | Self::Idx(_) => "data.classes",
@@ -337,7 +337,7 @@ impl Data {
         }
     }
 
-    /// Checks of several keys, and of numbers that are not whole.
+    /// Checks that involve several keys, and those of fractions.
     fn check(&self, errors: &mut KeyErrors) {
         match self {
             Self::Cifar10(_) | Self::Digits(_) | Self::Idx(_) | Self::SyntheticTokens(_) => {}
@@ -360,7 +360,7 @@ impl Data {
                 check_fraction(tokens.eval_fraction(), errors);
             }
             Self::Text(text) => check_fraction(text.eval_fraction, errors),
-            Self::Synthetic(Synthetic { image, .. }) => {
+            Self::Synthetic(SyntheticConfig { image, .. }) => {
                 let size = image.iter().try_fold(1usize, |size, dim| size.checked_mul(*dim));
                 let fits = size.is_some_and(|size| (1..=MAX_FEATURES).contains(&size));
                 let allowed = format!("dims whose product is from 1 to {MAX_FEATURES}");
@@ -370,7 +370,7 @@ impl Data {
     }
 }
 
-impl Section for Data {
+impl Section for DataConfig {
     const NAME: &'static str = "data";
     const TAG: Option<&'static str> = Some(Self::TAG);
     const CHOICES: &'static [&'static str] = Self::NAMES;
@@ -403,7 +403,7 @@ impl Section for Data {
     }
 }
 
-/// Far more than is of use; a slip of the finger should not ask for terabytes.
+/// Generous limits, so that a typing error does not allocate terabytes.
 const MAX_FEATURES: usize = 1 << 20;
 const MAX_CONTEXT: usize = 1 << 24;
 const MAX_SIDE: usize = 1 << 13;

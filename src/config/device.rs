@@ -1,4 +1,4 @@
-//! `[device]`: the plugin, and what it is told when it opens its devices.
+//! `[device]`: the plugin, and the options for opening its devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,18 +11,18 @@ use super::error::{KeyError, Problem, nearest, require};
 use super::keys::{Reader, Section, field_names};
 use super::shorten::shorten;
 
-/// `[device]`: what the program runs on.
+/// `[device]`: the hardware to run on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Device {
+pub struct DeviceConfig {
     /// The PJRT plugin. Default `cpu`.
     pub backend: Backend,
-    /// The plugin's own options by name, as it takes them when it opens its devices. Default none. See
+    /// Options of the plugin by name, passed to it when it opens its devices. Default none. See
     /// `docs/gpu.md` and `docs/tpu.md`.
     pub options: BTreeMap<String, PluginOption>,
 }
 
-impl Section for Device {
+impl Section for DeviceConfig {
     const NAME: &'static str = "device";
 
     fn keys(_choice: &str) -> Vec<&'static str> {
@@ -52,7 +52,7 @@ pub enum PluginOption {
     Bool(bool),
     /// A whole number.
     Int(i64),
-    /// A number with a point.
+    /// A floating-point number.
     Float(f64),
     /// A string.
     Text(String),
@@ -60,20 +60,19 @@ pub enum PluginOption {
     Ints(Vec<i64>),
 }
 
-/// The share of a GPU's memory that its plugin takes at the start, and nothing beyond.
+/// The share of a GPU's memory that its plugin may use, and allocates at the start.
 const MEMORY_FRACTION: &str = "memory_fraction";
 
 /// Options that this program sets, and what to set instead.
 const OWN_OPTIONS: [(&str, &str); 3] = [
-    ("cpu_device_count", "the CPU's devices are as many as mesh.data says"),
+    ("cpu_device_count", "the CPU backend has as many devices as the mesh has replicas"),
     ("node_id", "a run is one process, which is node 0"),
     ("num_nodes", "a run is one process"),
 ];
 
 impl PluginOption {
-    /// Refuses what would be ignored, would wait for ever, or is known to be wrong. The plugin itself says
-    /// which other names it does not know. A whole number where the plugin wants one with a point becomes
-    /// one.
+    /// Refuses options that would be ignored, would hang, or are known to be wrong. The plugin itself refuses
+    /// other names that it does not know. Converts an integer where the plugin expects a floating-point number.
     fn check(&mut self, backend: &Backend, name: &str) -> Result<(), KeyError> {
         if let Some((_, reason)) = OWN_OPTIONS.iter().find(|(own, _)| *own == name) {
             let problem = format!("this program sets it: {reason}");
@@ -125,8 +124,8 @@ impl fmt::Display for PluginOption {
     }
 }
 
-impl Device {
-    /// The share of a GPU's memory that is asked for, if it is.
+impl DeviceConfig {
+    /// The share of a GPU's memory that is configured, if any.
     pub fn memory_fraction(&self) -> Option<f64> {
         match self.options.get(MEMORY_FRACTION) {
             Some(PluginOption::Float(share)) => Some(*share),
@@ -138,7 +137,7 @@ impl Device {
 /// A PJRT plugin: by name, or by the path of its library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
-    /// `"cpu"`: XLA on the host, with as many devices as the mesh asks for.
+    /// `"cpu"`: XLA on the host, with as many devices as the mesh has replicas.
     #[default]
     Cpu,
     /// `"cuda"`: NVIDIA GPUs.
@@ -178,13 +177,13 @@ impl fmt::Display for Backend {
     }
 }
 
-/// A word that names no backend.
+/// A word that does not name a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownBackend(String);
 
 impl fmt::Display for UnknownBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is no backend", shorten(&self.0))?;
+        write!(f, "{:?} is not a backend", shorten(&self.0))?;
         // The letters of "gpu" are nearest to those of another backend.
         let meant = match self.0.as_str() {
             "gpu" | "nvidia" => Some("cuda".to_owned()),

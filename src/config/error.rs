@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration, said so that the reader knows what to change.
+//! Errors in a configuration, which say what to change.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -30,7 +30,7 @@ pub enum Error {
 pub struct Complaint {
     /// Where it was said.
     pub place: Place,
-    /// `section.key`; empty if the problem is none of a key.
+    /// `section.key`; empty if the problem is not with a key.
     pub key: String,
     /// What is wrong.
     pub problem: Problem,
@@ -43,12 +43,12 @@ pub enum Place {
     File {
         /// Its path.
         path: PathBuf,
-        /// The line, from 1, if there is one that says it.
+        /// The line, from 1, if it is known.
         line: Option<usize>,
     },
     /// A `--set` argument.
     Set {
-        /// Which one, from 0.
+        /// Index of the argument, from 0.
         index: usize,
         /// As given.
         argument: String,
@@ -75,10 +75,10 @@ impl Display for Complaint {
     }
 }
 
-/// So many complaints are listed; a file of another program has one for each of its keys.
+/// Number of complaints that are listed; a file of another program has one for each of its keys.
 const MAX_LISTED: usize = 20;
 
-/// One on one line; several one below the other.
+/// One complaint on the same line, several below each other.
 fn listed(complaints: &[Complaint]) -> String {
     if let [complaint] = complaints {
         return complaint.to_string();
@@ -104,7 +104,7 @@ pub enum Problem {
         /// All keys of the section, for the chosen `name` or `source`.
         known: Vec<&'static str>,
     },
-    /// A word that is not among the choices.
+    /// A word that is not one of the choices.
     #[error("found {:?}{}; allowed: {}", shorten(found), suggestion(nearest), quoted(allowed))]
     Choice {
         /// The word.
@@ -119,16 +119,16 @@ pub enum Problem {
     Value {
         /// The value.
         found: String,
-        /// What would do.
+        /// What is allowed.
         allowed: String,
     },
-    /// A key that must be there is not.
+    /// A required key is missing.
     #[error("missing; allowed: {allowed}")]
     Missing {
-        /// What would do.
+        /// What is allowed.
         allowed: String,
     },
-    /// Two keys that say the same thing in two ways.
+    /// Two keys that exclude each other.
     #[error("cannot be combined with {other}; keep one of the two")]
     Exclusive {
         /// The other key.
@@ -176,10 +176,10 @@ impl KeyError {
     }
 }
 
-/// What is wrong with a section, or with all of them.
+/// The errors of a section, or of all sections.
 ///
-/// A key is complained of once: reading goes on with a default or a stand-in for a value that is wrong, and what
-/// seems wrong with that is of no interest. A check of several keys asks [`Self::none_of`] first.
+/// Each key is reported once: reading continues with a default or a substitute for a wrong value, whose own
+/// errors are meaningless. A check that involves several keys asks [`Self::none_of`] first.
 #[derive(Debug, Default)]
 pub(super) struct KeyErrors(Vec<KeyError>);
 
@@ -193,7 +193,7 @@ impl KeyErrors {
         }
     }
 
-    /// Is there an unknown key that is spelled almost like this one?
+    /// `true` if there is an unknown key with nearly the same spelling.
     pub fn is_misspelled(&self, key: &str) -> bool {
         let nearest = |error: &KeyError| match &error.problem {
             Problem::Unknown { nearest, .. } => nearest.as_deref() == Some(key),
@@ -206,7 +206,7 @@ impl KeyErrors {
         result.unwrap_or_else(|error| self.push(error));
     }
 
-    /// Is nothing wrong with these keys, or with keys below them?
+    /// `true` if there are no errors in these keys or in keys below them.
     pub fn none_of(&self, keys: &[&str]) -> bool {
         let is_of = |error: &KeyError, key: &str| {
             let rest = error.key.strip_prefix(key);
@@ -239,7 +239,7 @@ pub(super) fn require(
     Err(KeyError::new(key, Problem::Value { found, allowed }))
 }
 
-/// What a rate, or a factor of it, may be.
+/// The range of rates and factors, in words.
 pub(super) const POSITIVE: &str = "a finite number above 0";
 
 /// [`require`] that a number is [`POSITIVE`].
@@ -247,8 +247,8 @@ pub(super) fn require_positive(key: &str, value: f64) -> Result<(), KeyError> {
     require(value.is_finite() && value > 0.0, key, value, POSITIVE)
 }
 
-/// [`require`] that a number above 0 is neither 0 nor infinite in `dtype`. Devices take numbers below the least
-/// normal one for 0.
+/// [`require`] that a number above 0 is neither 0 nor infinite in `dtype`. Devices flush numbers below the least normal
+/// one to 0.
 pub(super) fn require_positive_in(dtype: DType, key: &str, value: f64) -> Result<(), KeyError> {
     require_positive(key, value)?;
     let (least, greatest) = range(dtype);
@@ -303,7 +303,7 @@ impl Display for KeyError {
 
 impl std::error::Error for KeyError {}
 
-/// serde reports through these; the key is added where the value was taken from its table.
+/// serde reports through these functions; the key is added by the entry of the table.
 impl de::Error for KeyError {
     fn custom<T: Display>(message: T) -> Self {
         Self::new("", Problem::Inconsistent(message.to_string()))
@@ -327,13 +327,13 @@ impl de::Error for KeyError {
     }
 }
 
-/// What a whole number may be, where nothing else is said.
+/// The default range of integers, in words.
 pub(super) const COUNT: &str = "a whole number, 0 or more";
 
-/// What a whole number may be.
+/// The range of an integer.
 pub(super) type Range = std::ops::RangeInclusive<i64>;
 
-/// As many as one likes, but not none.
+/// Integers from 1 on.
 pub(super) const AT_LEAST_ONE: Range = 1..=i64::MAX;
 
 /// A range in words.
@@ -344,7 +344,7 @@ pub(super) fn allowed_in(range: &Range) -> String {
     }
 }
 
-/// serde names Rust types; a configuration has numbers and lists.
+/// Names for users in place of the Rust types that serde names.
 fn in_words(expected: &str) -> String {
     match expected {
         "usize" | "u64" | "u32" => COUNT,

@@ -6,13 +6,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Opens a regular file for reading. Anything else could give bytes for ever, or none until somebody
+/// Opens a regular file for reading. Anything else could return bytes forever, or block until another process
 /// writes.
 ///
 /// # Errors
-/// A path where there is no file, none that may be read, or something else: a directory, a pipe, a device.
+/// A file that does not exist, that may not be read, or that is not regular: a directory, a pipe, a device.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    // Before it is opened: to open a pipe is to wait for its writer.
+    // Before opening it: opening a pipe waits for its writer.
     let metadata = fs::metadata(path)?;
     if metadata.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
@@ -51,7 +51,7 @@ fn kind(metadata: &Metadata) -> &'static str {
     }
 }
 
-/// The path with a leading `~/` replaced by the home directory: shells do so at the beginning of a word only,
+/// The path with a leading `~/` replaced by the home directory: shells do this at the start of a word only,
 /// not in `--set data.path=~/x` or `--out=~/x`. `./~` is the file of that name.
 pub fn expand_home(path: &Path) -> PathBuf {
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty());

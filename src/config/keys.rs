@@ -1,5 +1,5 @@
-//! Reading sections: which keys there are is asked of serde, so that a field added to a struct is
-//! known to the reader, to `--set` and to the suggestions at once.
+//! Reading sections. The key names come from serde, so that the reader, `--set` and the suggestions know a field
+//! as soon as it is in its struct.
 
 use serde::de::value::SeqDeserializer;
 use serde::de::{
@@ -11,49 +11,57 @@ use toml::{Table, Value};
 
 use super::error::{COUNT, KeyError, KeyErrors, Problem, Range, allowed_in};
 
-/// Keys that say the same thing in two ways: one side of the pair or the other.
+/// Alternative keys for the same thing: either those on the left or those on the right.
 pub(super) type Exclusive = (&'static [&'static str], &'static [&'static str]);
 
 /// One `[section]` of the file.
 pub(super) trait Section: Sized {
     /// The section's name.
     const NAME: &'static str;
-    /// The key that picks one of [`Self::CHOICES`], in sections that have one.
+    /// The key that selects one of [`Self::CHOICES`], in sections that have one.
     const TAG: Option<&'static str> = None;
     /// The values of the tag.
     const CHOICES: &'static [&'static str] = &[];
-    /// The pairs of which only one side may be set.
+    /// Pairs of which only one side may be set.
     const EXCLUSIVE: &'static [Exclusive] = &[];
 
-    /// The keys there are for a choice, the tag not among them.
+    /// The keys for a choice, without the tag.
     fn keys(choice: &str) -> Vec<&'static str>;
 
-    /// What a whole number, or each one of a list, may be under a key, where not all from 0 on will do.
+    /// The range of an integer, or of each one in a list, under a key; `None` if all from 0 on are allowed.
     fn range(_choice: &str, _key: &str) -> Option<Range> {
         None
     }
 
-    /// From a table that was looked through for unknown keys. `None` after an error that nothing can stand
-    /// in for; every other error is the reader's, and what is returned beside one is not used.
+    /// Reads a table without unknown keys. `None` after an error without a substitute value. Other errors are
+    /// collected in the reader; if there are any, the result is not used.
     fn read(reader: &mut Reader<'_>) -> Option<Self>;
 }
 
-/// A section that is read, and what is wrong with it.
+/// A section that is being read, with its errors.
 pub(super) struct Reader<'a> {
     /// The value of the tag.
     pub choice: &'static str,
-    /// What was wrong so far.
+    /// The errors so far.
     pub errors: KeyErrors,
     table: &'a Table,
     range: fn(&str, &str) -> Option<Range>,
 }
 
 impl Reader<'_> {
-    /// The fields of `T`; keys that `T` does not have are left to others.
+    /// The fields of `T`; other keys are ignored.
     ///
-    /// serde stops at the first error. So a wrong value is reported, left out, and the rest read again; where
-    /// it has no default, something stands in for it.
+    /// serde stops at the first error. So a wrong value is reported and left out, and the rest is read again; if
+    /// it has no default, a substitute takes its place.
     pub fn keys<T: DeserializeOwned>(&mut self) -> Option<T> {
+        self.keys_by(|keys| T::deserialize(keys))
+    }
+
+    /// [`Self::keys`] of a type that is selected at run time.
+    pub fn keys_by<T>(
+        &mut self,
+        deserialize: impl Fn(Keys<'_, '_>) -> Result<T, KeyError>,
+    ) -> Option<T> {
         let (mut left_out, mut stand_ins) = (vec![], vec![]);
         loop {
             let range = |key: &str| (self.range)(self.choice, key);
@@ -63,7 +71,7 @@ impl Reader<'_> {
                 left_out: &left_out,
                 stand_ins: &stand_ins,
             };
-            let mut error = match T::deserialize(keys) {
+            let mut error = match deserialize(keys) {
                 Ok(fields) => return Some(fields),
                 Err(error) => error,
             };
@@ -106,12 +114,12 @@ pub(super) const fn info<S: Section>() -> SectionInfo {
     }
 }
 
-/// Reads one section out of the whole file. A section that is not there is read as an empty one:
-/// either its keys have defaults or those that have none are named.
+/// Reads one section of the file. A missing section is read as an empty one: keys without a default are
+/// then reported.
 pub(super) fn read_section<S: Section>(file: &Table, errors: &mut KeyErrors) -> Option<S> {
     let empty = Table::new();
     let table = match file.get(S::NAME) {
-        // It is there, under a name that is misspelled.
+        // Its name is misspelled.
         None if errors.is_misspelled(S::NAME) => return None,
         None => &empty,
         Some(Value::Table(table)) => table,
@@ -134,7 +142,7 @@ fn read_table<S: Section>(reader: &mut Reader<'_>) -> Option<S> {
         None => Some(""),
         Some(tag) => chosen(tag, S::CHOICES, table, errors),
     };
-    // Without a choice, every key that one has may be meant.
+    // Without a choice, the keys of all choices are known.
     let mut known = vec![];
     for key in choice
         .map_or(S::CHOICES, |_| &[""])
@@ -185,13 +193,21 @@ fn chosen(
 
 /// The names of the fields of `T`.
 pub(super) fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+    field_names_by(|names| T::deserialize(names))
+}
+
+/// [`field_names`] of a type that is selected at run time.
+pub(super) fn field_names_by<T>(
+    deserialize: impl FnOnce(FieldNames<'_>) -> Result<T, KeyError>,
+) -> &'static [&'static str] {
     let mut names: &'static [&'static str] = &[];
-    // Always an error: the names are all that is wanted.
-    let _ = T::deserialize(FieldNames(&mut names));
+    // Always an error: only the names are wanted.
+    let _ = deserialize(FieldNames(&mut names));
     names
 }
 
-struct FieldNames<'a>(&'a mut &'static [&'static str]);
+/// Notes the fields of the struct that is deserialized from it, and fails.
+pub(super) struct FieldNames<'a>(&'a mut &'static [&'static str]);
 
 impl<'de> Deserializer<'de> for FieldNames<'_> {
     type Error = KeyError;
@@ -216,13 +232,13 @@ impl<'de> Deserializer<'de> for FieldNames<'_> {
     }
 }
 
-/// A table of which a struct takes its fields.
-struct Keys<'de, 'a> {
+/// Deserializes a struct from a table.
+pub(super) struct Keys<'de, 'a> {
     table: &'de Table,
     range: &'a dyn Fn(&str) -> Option<Range>,
-    /// Keys whose values are wrong.
+    /// Keys with wrong values.
     left_out: &'a [String],
-    /// Keys that have no value.
+    /// Keys that need a substitute.
     stand_ins: &'a [String],
 }
 
@@ -256,7 +272,7 @@ impl<'de> Deserializer<'de> for Keys<'de, '_> {
     }
 }
 
-/// Entries of a table, which name the key in every error of a value.
+/// Entries of a table; errors in a value name its key.
 struct Entries<'de, I> {
     entries: I,
     current: Option<(&'de str, Entry<'de>)>,
@@ -286,9 +302,9 @@ impl<'de, I: Iterator<Item = (&'de str, Entry<'de>)>> MapAccess<'de> for Entries
     }
 }
 
-/// A value; wrong types, and whole numbers out of range, are reported in the words of [`KeyError`].
+/// A value; wrong types and integers out of range are reported as a [`KeyError`].
 struct Entry<'de> {
-    /// None where something is to stand in for what is missing.
+    /// `None` for a substitute.
     value: Option<&'de Value>,
     range: Option<Range>,
 }
@@ -392,8 +408,8 @@ fn unexpected(value: &Value) -> Unexpected<'_> {
     }
 }
 
-/// Declares an enum of which a tag key picks the variant: one line a variant, with the struct that
-/// holds its keys. Serialized as that struct's keys with the tag among them.
+/// Declares an enum whose variant is selected by a tag key: one line per variant, with the struct of its
+/// keys. It serializes as the keys of that struct and the tag.
 macro_rules! choices {
     ($(#[$meta:meta])* pub enum $Enum:ident by $tag:literal {
         $($(#[$doc:meta])* $name:literal => $Variant:ident($Keys:ty),)*
@@ -403,7 +419,7 @@ macro_rules! choices {
         pub enum $Enum { $($(#[$doc])* $Variant($Keys),)* }
 
         impl $Enum {
-            /// The key that picks the variant.
+            /// The key that selects the variant.
             pub const TAG: &'static str = $tag;
             /// The name of each variant in a configuration.
             pub const NAMES: &'static [&'static str] = &[$($name),*];

@@ -1,4 +1,4 @@
-//! The TOML of a configuration, with the lines that its keys stand on.
+//! The TOML of a configuration, with the line numbers of its keys.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use serde::Deserialize;
 use toml::Table;
 use toml::de::{DeTable, DeValue, Deserializer};
 
-/// On which line each key stands, and what is wrong with the text.
+/// The line number of each key, and the syntax errors.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     /// Lines from 1, by `section` and `section.key`.
     lines: BTreeMap<String, usize>,
-    /// What is not TOML, with the line where that is known.
+    /// Syntax errors, with the line if it is known.
     pub errors: Vec<(Option<usize>, String)>,
 }
 
 impl Lines {
-    /// The line of a key, or of the section that it should stand in.
+    /// The line of a key, or of the section that it belongs to.
     pub fn line_of(&self, key: &str) -> Option<usize> {
         let mut key = key;
         loop {

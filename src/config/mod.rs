@@ -26,6 +26,7 @@ mod error;
 mod file;
 mod keys;
 mod lines;
+mod mesh;
 mod optimizer;
 mod overrides;
 mod patterns;
@@ -41,23 +42,25 @@ mod train;
 
 use std::path::Path;
 
+pub use models::ModelConfig;
 use serde::Serialize;
 use toml::Table;
 
 pub use batch::{BatchError, BatchSplit};
 pub use data::{
-    Cifar10, Data, Digits, Idx, ImageFolder, OnBroken, Synthetic, SyntheticTokens, Text, TokenType,
-    Tokens,
+    Cifar10Config, DataConfig, DigitsConfig, IdxConfig, ImageFolderConfig, OnBroken,
+    SyntheticConfig, SyntheticTokensConfig, TextConfig, TokenType, TokensConfig,
 };
-pub use device::{Backend, Device, PluginOption, UnknownBackend};
+pub use device::{Backend, DeviceConfig, PluginOption, UnknownBackend};
 pub use error::{Complaint, Error, Place, Problem};
 pub use file::{expand_home, open_regular, read_regular};
-pub use optimizer::{Adam, AdamW, Lamb, Lars, Optimizer, Sgd, UpdateRule};
+pub use mesh::{MeshConfig, UnevenMesh};
+pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
 pub use patterns::Patterns;
 pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
-pub use schedule::{Peak, Scaling, Schedule, Warmup, WarmupKind};
-pub use sections::{AutoOr, Compile, Mesh, Model, OptionValue, Parallel};
+pub use schedule::{Peak, Scaling, ScheduleConfig, Warmup, WarmupKind};
+pub use sections::{AutoOr, CompileConfig, OptionValue, ParallelConfig};
 pub use shape::{
     Constant, Decay, DecayShape, Interpolation, InverseSqrt, Piecewise, Polynomial, Shape,
     StepDecay, Wsd,
@@ -65,7 +68,7 @@ pub use shape::{
 pub use shorten::{shorten, shorten_words};
 pub use span::Span;
 pub use train::{
-    BatchSize, Length, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, OnNonfinite, Precision, Train,
+    BatchSize, Length, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, OnNonfinite, PrecisionConfig, TrainConfig,
 };
 
 use error::{KeyError, KeyErrors};
@@ -76,39 +79,39 @@ use overrides::Override;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Config {
     /// `[model]`.
-    pub model: Model,
+    pub model: ModelConfig,
     /// `[data]`.
-    pub data: Data,
+    pub data: DataConfig,
     /// `[train]`.
-    pub train: Train,
+    pub train: TrainConfig,
     /// `[optimizer]`.
-    pub optimizer: Optimizer,
+    pub optimizer: OptimizerConfig,
     /// `[schedule]`.
-    pub schedule: Schedule,
+    pub schedule: ScheduleConfig,
     /// `[mesh]`.
-    pub mesh: Mesh,
+    pub mesh: MeshConfig,
     /// `[parallel]`.
-    pub parallel: Parallel,
+    pub parallel: ParallelConfig,
     /// `[device]`.
-    pub device: Device,
+    pub device: DeviceConfig,
     /// `[compile]`.
-    pub compile: Compile,
+    pub compile: CompileConfig,
 }
 
-/// Every section there is.
+/// All sections.
 const SECTIONS: [SectionInfo; 9] = [
-    info::<Model>(),
-    info::<Data>(),
-    info::<Train>(),
-    info::<Optimizer>(),
-    info::<Schedule>(),
-    info::<Mesh>(),
-    info::<Parallel>(),
-    info::<Device>(),
-    info::<Compile>(),
+    info::<ModelConfig>(),
+    info::<DataConfig>(),
+    info::<TrainConfig>(),
+    info::<OptimizerConfig>(),
+    info::<ScheduleConfig>(),
+    info::<MeshConfig>(),
+    info::<ParallelConfig>(),
+    info::<DeviceConfig>(),
+    info::<CompileConfig>(),
 ];
 
-/// Bytes of a configuration file, far more than is of use.
+/// Largest size of a configuration file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
 impl Config {
@@ -186,7 +189,7 @@ impl Config {
         }
     }
 
-    /// `None` only where there are errors; a configuration beside errors is not one to use.
+    /// `None` only if there are errors. A configuration that comes with errors must not be used.
     fn read(file: &Table, errors: &mut KeyErrors) -> Option<Self> {
         let sections = SECTIONS.map(|section| section.name);
         for name in file.keys().filter(|name| !sections.contains(&name.as_str())) {
@@ -194,10 +197,10 @@ impl Config {
         }
         let model = read_section(file, errors);
         let data = read_section(file, errors);
-        let train: Option<Train> = read_section(file, errors);
-        let optimizer: Option<Optimizer> = read_section(file, errors);
+        let train: Option<TrainConfig> = read_section(file, errors);
+        let optimizer: Option<OptimizerConfig> = read_section(file, errors);
         let schedule = read_section(file, errors);
-        let mesh: Option<Mesh> = read_section(file, errors);
+        let mesh: Option<MeshConfig> = read_section(file, errors);
         let parallel = read_section(file, errors);
         let device = read_section(file, errors);
         let compile = read_section(file, errors);
@@ -208,8 +211,10 @@ impl Config {
             optimizer.check_in(train.precision.dtypes().params, &mut in_dtype);
             errors.extend_from("optimizer", in_dtype);
         }
-        if let (Some(train), Some(Mesh { data: AutoOr::Value(num_replicas) })) = (&train, &mesh) {
-            check_batch(train, *num_replicas, errors);
+        if let (Some(train), Some(mesh)) = (&train, &mesh)
+            && mesh.is_fixed()
+        {
+            check_batch(train, mesh.on_virtual_devices(1).num_replicas(), errors);
         }
         Some(Self {
             model: model?,
@@ -224,7 +229,7 @@ impl Config {
         })
     }
 
-    /// Makes paths absolute: what was typed is relative to where it was typed, what stands in a file to
+    /// Makes paths absolute: those in arguments are relative to the current directory, those in a file to
     /// that file's directory.
     fn resolve_paths(&mut self, dir: &Path, overrides: &[Override<'_>]) {
         let backend = match &mut self.device.backend {
@@ -241,60 +246,63 @@ impl Config {
         }
     }
 
-    /// The arithmetic of the global batch on `num_replicas` replicas along `data`.
+    /// The global batch, split over `num_batch_shards` replicas.
     ///
     /// # Errors
     /// As [`BatchSplit::new`].
-    pub fn split_batch(&self, num_replicas: usize) -> Result<BatchSplit, BatchError> {
-        BatchSplit::new(self.train.batch, self.train.num_microbatches, num_replicas)
+    pub fn split_batch(&self, num_batch_shards: usize) -> Result<BatchSplit, BatchError> {
+        BatchSplit::new(self.train.batch, self.train.num_microbatches, num_batch_shards)
     }
 
-    /// Examples of one step over all replicas, of which there are `num_replicas`.
+    /// Examples of one step over all replicas, `num_batch_shards` of which have different ones.
     ///
     /// # Errors
-    /// As [`BatchSplit::new`], where the number of replicas makes the batch.
-    pub fn global_batch(&self, num_replicas: usize) -> Result<usize, BatchError> {
+    /// As [`BatchSplit::new`], where the number of batch shards makes the batch.
+    pub fn global_batch(&self, num_batch_shards: usize) -> Result<usize, BatchError> {
         match self.train.batch {
             BatchSize::Global(size) => Ok(size),
-            BatchSize::PerReplica(_) => Ok(self.split_batch(num_replicas)?.global_batch()),
+            BatchSize::PerReplica(_) => Ok(self.split_batch(num_batch_shards)?.global_batch()),
         }
     }
 }
 
-/// All that is wrong, in the order of the file and of the arguments.
+/// All complaints, in the order of the file and of the arguments.
 fn invalid(mut complaints: Vec<Complaint>) -> Error {
     complaints.sort_by(|a, b| a.place.cmp(&b.place));
     Error::Invalid(complaints)
 }
 
-/// Does the argument set this key, one below it, or one above it?
+/// `true` if the argument sets this key, one below it, or one above it.
 fn sets_key(set: &Override<'_>, key: &str) -> bool {
     set.path.iter().zip(key.split('.')).all(|(set, key)| *set == key)
 }
 
-/// With a mesh of known size, a batch that does not divide is known before anything starts.
-fn check_batch(train: &Train, num_replicas: usize, errors: &mut KeyErrors) {
+/// With a mesh of known size, a batch that does not divide is an error of the configuration.
+fn check_batch(train: &TrainConfig, num_batch_shards: usize, errors: &mut KeyErrors) {
     let key = match train.batch {
         BatchSize::Global(_) => "train.global_batch",
         BatchSize::PerReplica(_) => "train.batch_per_replica",
     };
     let others =
-        ["train.global_batch", "train.batch_per_replica", "train.num_microbatches", "mesh.data"];
+        ["train.global_batch", "train.batch_per_replica", "train.num_microbatches", "mesh"];
     if errors.none_of(&others)
-        && let Err(error) = BatchSplit::new(train.batch, train.num_microbatches, num_replicas)
+        && let Err(error) = BatchSplit::new(train.batch, train.num_microbatches, num_batch_shards)
     {
-        errors.push(KeyError::new(key, Problem::Inconsistent(error.to_string())));
+        // The complaint names the key.
+        let message = error.to_string();
+        let problem = message.strip_prefix(&format!("{key} = ")).unwrap_or(&message);
+        errors.push(KeyError::new(key, Problem::Inconsistent(problem.to_owned())));
     }
 }
 
-/// Keys under the names that other programs give them.
+/// Names that other programs have for our keys.
 const SYNONYMS: [(&str, &str); 3] = [
     ("lr", "schedule.peak"),
     ("learning_rate", "schedule.peak"),
     ("batch_size", "train.global_batch"),
 ];
 
-/// For an unknown key, the one that another section has under the same name, if there is just one.
+/// Suggests, for an unknown key, the key of the same name in another section, if there is exactly one.
 fn in_other_sections(mut error: KeyError) -> KeyError {
     let Problem::Unknown { nearest, .. } = &mut error.problem else { return error };
     let (section, key) = error.key.split_once('.').unwrap_or(("", &error.key));
@@ -311,7 +319,7 @@ fn in_other_sections(mut error: KeyError) -> KeyError {
     error
 }
 
-/// Every key there is, as `section.key`, for all choices of `name` and `source`: what `--set` reaches.
+/// All keys that `--set` reaches, as `section.key`, for all choices of `name` and `source`.
 pub fn known_keys() -> Vec<String> {
     let mut known = vec![];
     for section in SECTIONS {

@@ -1,4 +1,4 @@
-//! `[optimizer]`: which update rule, its constants, and what is done around it.
+//! `[optimizer]`: the update rule, its constants, and the options that all rules share.
 
 use hlo::DType;
 use serde::{Deserialize, Serialize, Serializer};
@@ -10,16 +10,16 @@ use super::patterns::Patterns;
 
 /// `[optimizer]`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Optimizer {
-    /// The update rule, picked by `name`.
+pub struct OptimizerConfig {
+    /// The update rule, selected by `name`.
     pub rule: UpdateRule,
-    /// Parameters that are not decayed, by their paths. Default: those of rank below 2, which are biases
-    /// and the scales of norms. An empty list decays all.
+    /// Patterns of the parameters without weight decay. Default: those of rank below 2, which are biases
+    /// and the scales of norms. An empty list excludes none.
     pub weight_decay_exclude: Option<Patterns>,
-    /// The norm that the whole gradient is cut down to where it is above. Default: never.
+    /// The largest norm of the gradient over all parameters; a larger one is scaled down. Default: no limit.
     pub clip_grad_norm: Option<f64>,
-    /// What is kept, at each step, of a running mean of the parameters, with which evaluation is done and
-    /// which is what is saved. Default: no mean; the parameters themselves.
+    /// Decay of a running mean of the parameters, which is evaluated and saved in their place. Default: no
+    /// running mean.
     pub ema_decay: Option<f64>,
 }
 
@@ -43,13 +43,13 @@ choices! {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sgd {
-    /// What is kept of the running sum of gradients at each step, 0 to below 1. Default 0.9.
+    /// Factor for the running sum of gradients at each step, 0 to below 1. Default 0.9.
     pub momentum: f64,
-    /// Does the update look one step ahead along the momentum? Default false.
+    /// `true` for Nesterov momentum. Default false.
     pub nesterov: bool,
-    /// Does the momentum keep its meaning when the rate changes? Default true, as in PyTorch.
+    /// `true` if a new learning rate applies to the whole momentum. Default true, as in PyTorch.
     pub momentum_correction: bool,
-    /// The parameter times this is added to its gradient. Default 0.
+    /// This times the parameter is added to its gradient. Default 0.
     pub weight_decay: f64,
 }
 
@@ -67,9 +67,9 @@ pub struct Adam {
     pub beta1: f64,
     /// Decay of the running mean of squared gradients, 0 to below 1. Default 0.999.
     pub beta2: f64,
-    /// Added to the root of the mean square, above 0. Default 1e-8.
+    /// Added to the square root of the mean square, above 0. Default 1e-8.
     pub epsilon: f64,
-    /// The parameter times this is added to its gradient. Default 0.
+    /// This times the parameter is added to its gradient. Default 0.
     pub weight_decay: f64,
 }
 
@@ -87,9 +87,9 @@ pub struct AdamW {
     pub beta1: f64,
     /// Decay of the running mean of squared gradients, 0 to below 1. Default 0.999.
     pub beta2: f64,
-    /// Added to the root of the mean square, above 0. Default 1e-8.
+    /// Added to the square root of the mean square, above 0. Default 1e-8.
     pub epsilon: f64,
-    /// Share of a parameter, per unit of learning rate, that each step takes away. Default 0.01.
+    /// Share of a parameter, per unit of learning rate, that each step subtracts. Default 0.01.
     pub weight_decay: f64,
 }
 
@@ -103,18 +103,18 @@ impl Default for AdamW {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Lars {
-    /// What is kept of the running sum at each step, 0 to below 1. Default 0.9.
+    /// Factor for the running sum at each step, 0 to below 1. Default 0.9.
     pub momentum: f64,
-    /// Does the update look one step ahead along the momentum? Default false.
+    /// `true` for Nesterov momentum. Default false.
     pub nesterov: bool,
-    /// Does the momentum keep its meaning when the rate changes? Default false, as in the paper.
+    /// `true` if a new learning rate applies to the whole momentum. Default false, as in the paper.
     pub momentum_correction: bool,
-    /// The parameter times this is added to its gradient. Default 0.
+    /// This times the parameter is added to its gradient. Default 0.
     pub weight_decay: f64,
-    /// How far an update may move a parameter, relative to its norm, above 0. Default 0.001.
+    /// Norm of an update relative to the norm of its parameter, above 0. Default 0.001.
     pub trust_coefficient: f64,
-    /// Parameters whose rate is not adapted. Default: those of rank below 2, which are biases and the
-    /// scales of norms. An empty list adapts all.
+    /// Patterns of the parameters without a trust ratio. Default: those of rank below 2, which are biases and
+    /// the scales of norms. An empty list excludes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_exclude: Option<Patterns>,
 }
@@ -140,12 +140,12 @@ pub struct Lamb {
     pub beta1: f64,
     /// Decay of the running mean of squared gradients, 0 to below 1. Default 0.999.
     pub beta2: f64,
-    /// Added to the root of the mean square, above 0. Default 1e-6.
+    /// Added to the square root of the mean square, above 0. Default 1e-6.
     pub epsilon: f64,
-    /// The parameter times this is added to its update, before that is scaled. Default 0.01.
+    /// This times the parameter is added to its update, before the trust ratio is applied. Default 0.01.
     pub weight_decay: f64,
-    /// Parameters whose rate is not adapted. Default: those of rank below 2, which are biases and the
-    /// scales of norms. An empty list adapts all.
+    /// Patterns of the parameters without a trust ratio. Default: those of rank below 2, which are biases and
+    /// the scales of norms. An empty list excludes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_exclude: Option<Patterns>,
 }
@@ -156,10 +156,10 @@ impl Default for Lamb {
     }
 }
 
-/// The keys that every rule has, as they are written.
+/// The keys that all rules share.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
-struct AroundKeys {
+struct SharedKeys {
     #[serde(skip_serializing_if = "Option::is_none")]
     weight_decay_exclude: Option<Patterns>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -168,21 +168,21 @@ struct AroundKeys {
     ema_decay: Option<f64>,
 }
 
-impl Section for Optimizer {
+impl Section for OptimizerConfig {
     const NAME: &'static str = "optimizer";
     const TAG: Option<&'static str> = Some(UpdateRule::TAG);
     const CHOICES: &'static [&'static str] = UpdateRule::NAMES;
 
     fn keys(choice: &str) -> Vec<&'static str> {
         let mut keys = UpdateRule::keys_of(choice);
-        keys.extend(field_names::<AroundKeys>());
+        keys.extend(field_names::<SharedKeys>());
         keys
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
         let rule = UpdateRule::read_choice(reader)?;
         rule.check(&mut reader.errors);
-        let AroundKeys { weight_decay_exclude, clip_grad_norm, ema_decay } = reader.keys()?;
+        let SharedKeys { weight_decay_exclude, clip_grad_norm, ema_decay } = reader.keys()?;
         if let Some(decay) = ema_decay {
             reader.errors.check(decay_rate("ema_decay", decay));
         }
@@ -190,10 +190,9 @@ impl Section for Optimizer {
     }
 }
 
-impl Optimizer {
-    /// Checks the constants that must not become 0 or infinite in the dtype of the parameters, which an update
-    /// is computed in: a division by them would be by 0, or none at all. Where 0 is allowed, what becomes 0 is
-    /// too small to show.
+impl OptimizerConfig {
+    /// Checks the constants that must not round to 0 or infinity in the dtype of the parameters, in which
+    /// updates are computed, because updates are divided by them.
     pub(super) fn check_in(&self, dtype: DType, errors: &mut KeyErrors) {
         let divisor = match &self.rule {
             UpdateRule::Sgd(_) => None,
@@ -213,7 +212,7 @@ impl Optimizer {
 }
 
 impl UpdateRule {
-    /// The weight decay, whatever the rule does with it.
+    /// The weight decay, coupled or not.
     pub fn weight_decay(&self) -> f64 {
         match self {
             Self::Sgd(Sgd { weight_decay, .. })
@@ -248,9 +247,9 @@ impl UpdateRule {
     }
 }
 
-impl Serialize for Optimizer {
+impl Serialize for OptimizerConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let keys = AroundKeys {
+        let keys = SharedKeys {
             weight_decay_exclude: self.weight_decay_exclude.clone(),
             clip_grad_norm: self.clip_grad_norm,
             ema_decay: self.ema_decay,

@@ -7,9 +7,9 @@ use super::keys::SectionInfo;
 
 /// One `--set` argument.
 pub(super) struct Override<'a> {
-    /// Which one of the arguments, from 0.
+    /// Index of the argument, from 0.
     pub index: usize,
-    /// `section.key`, or deeper.
+    /// The parts of `section.key`, or of a deeper key.
     pub path: Vec<&'a str>,
     value: Value,
 }
@@ -26,7 +26,7 @@ pub(super) fn parse(index: usize, argument: &str) -> Result<Override<'_>, Proble
     }
     let text = text.trim();
     let value = parse_value(text).ok_or_else(|| error("the value is not valid TOML"))?;
-    // As bare words they would be called strings.
+    // Otherwise they would be taken for bare words.
     if value.is_str()
         && text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first))
     {

@@ -1,9 +1,9 @@
-//! Patterns that parameters' paths are matched against.
+//! Patterns for the paths of parameters.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Patterns such as `*.norm?.*`: `*` is any run of characters, dots among them, `?` is one, `[ab]` one of
-/// these. A path matches if one of the patterns is all of it.
+/// Patterns such as `*.norm?.*`: `*` matches any characters, including dots, `?` matches one, `[ab]` one of
+/// these. A pattern must match the whole path.
 ///
 /// ```
 /// let patterns = lockstep::config::Patterns::new(["*.bias", "*norm*"])?;
@@ -24,7 +24,7 @@ impl Patterns {
         patterns.into_iter().map(glob::Pattern::new).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Does one of them match the path?
+    /// `true` if one of the patterns matches the path.
     pub fn matches(&self, path: &str) -> bool {
         self.0.iter().any(|pattern| pattern.matches(path))
     }

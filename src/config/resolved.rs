@@ -3,8 +3,8 @@
 use toml::{Table, Value};
 
 use super::keys::SectionInfo;
-use super::reference::{Fallback, Key, keys_of};
-use super::{Config, Data, Model, SECTIONS};
+use super::reference::{Fallback, KeyRow, keys_of};
+use super::{Config, DataConfig, SECTIONS};
 
 const HEADER: &str = "\
 # Every key with its value; comments name the keys that are not set, and what holds then. Paths are absolute.
@@ -14,19 +14,12 @@ impl Config {
     /// Writes out values that follow from other keys: the sizes of a preset, and what is held out or scaled by
     /// default. So what is read is what [`Self::to_toml`] writes.
     pub(super) fn write_out(&mut self) {
-        if let Model::Gpt(gpt) = &mut self.model {
-            let sizes = gpt.model();
-            gpt.num_layers = Some(sizes.num_layers);
-            gpt.width = Some(sizes.width);
-            gpt.num_heads = Some(sizes.num_heads);
-            gpt.context = Some(sizes.context);
-            gpt.vocabulary = Some(sizes.vocabulary);
-        }
+        self.model.resolve();
         match &mut self.data {
-            Data::Tokens(tokens) if tokens.eval_path.is_none() => {
+            DataConfig::Tokens(tokens) if tokens.eval_path.is_none() => {
                 tokens.eval_fraction = Some(tokens.eval_fraction());
             }
-            Data::ImageFolder(images) => {
+            DataConfig::ImageFolder(images) => {
                 images.eval_resize = Some(images.eval_resize());
                 if images.eval_path.is_none() {
                     images.eval_fraction = Some(images.eval_fraction());
@@ -39,8 +32,8 @@ impl Config {
     /// The resolved configuration as TOML: every key with its value, defaults written out, and keys that are
     /// not set as comments that say what holds then. Read again, it is the same configuration.
     ///
-    /// Paths are absolute, so the text means the same wherever it is kept on this machine: beside the results
-    /// of a run, for example. On another machine, or where the data have moved, set them anew.
+    /// Paths are absolute, so the text can be kept anywhere on this machine, for example with the results
+    /// of a run. On another machine, or if the data have moved, set the paths again.
     ///
     /// # Errors
     /// If a path is not Unicode, or a number does not fit into TOML's 64-bit signed integers.
@@ -56,7 +49,7 @@ impl Config {
 
 fn lines(section: &SectionInfo, table: &Table) -> String {
     let choice = section.tag.and_then(|tag| table.get(tag)).and_then(Value::as_str);
-    let line = |key: &Key| match (table.get(key.name), key.fallback) {
+    let line = |key: &KeyRow| match (table.get(key.name), key.fallback) {
         (Some(value), _) => Some(format!("{} = {}\n", key.name, literal(value))),
         (None, Fallback::Absent(text)) if !is_said_otherwise(section, key.name, table) => {
             Some(format!("# {} is not set: {}\n", key.name, text.replace('`', "")))

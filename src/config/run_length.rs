@@ -21,11 +21,11 @@ pub struct RunLength {
 
 impl RunLength {
     /// Resolves a length against the data: an epoch has `num_examples / global_batch` steps, and what
-    /// remains of it is dropped. `num_examples` is `None` where nobody knows: then nothing may be counted
-    /// in epochs.
+    /// remains of it is dropped. `num_examples` is `None` if it is not known: then nothing may be counted in
+    /// epochs.
     ///
     /// # Errors
-    /// If an epoch has not one whole batch, or there are more than [`MAX_STEPS`] steps.
+    /// If an epoch does not have one whole batch, or there are more than [`MAX_STEPS`] steps.
     pub fn new(
         length: Length,
         num_examples: Option<usize>,
@@ -67,11 +67,10 @@ impl RunLength {
         self.global_batch
     }
 
-    /// A span in steps, to the nearest one; what is too long to count saturates. `key` is where it was
-    /// given.
+    /// A span in steps, rounded to the nearest; saturates. `key` is the key that set it, for the error.
     ///
     /// # Errors
-    /// Epochs, if nobody knows how many examples there are.
+    /// Epochs, if the number of examples is not known.
     pub fn steps(&self, span: Span, key: &str) -> Result<u64, RunLengthError> {
         Ok(match span {
             Span::Steps(steps) => steps,
@@ -94,18 +93,18 @@ impl RunLength {
 /// A run that cannot be counted in steps.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RunLengthError {
-    /// Not one whole batch in an epoch.
+    /// An epoch has less than one batch.
     #[error(
         "the global batch of {global_batch} is larger than the {num_examples} training examples; \
          it may have at most {num_examples}: lower train.global_batch, or train.batch_per_replica or the number of replicas"
     )]
     BatchExceedsData {
-        /// Training examples there are.
+        /// Number of training examples.
         num_examples: usize,
         /// Examples per step.
         global_batch: usize,
     },
-    /// Not one whole batch in the run.
+    /// The run has less than one batch.
     #[error(
         "train.examples = {examples} is less than one global batch of {global_batch}; make the run \
          longer or the batch smaller"
@@ -125,7 +124,7 @@ pub enum RunLengthError {
         /// The key.
         key: String,
     },
-    /// More steps than are of use.
+    /// More than [`MAX_STEPS`] steps.
     #[error(
         "the run has {total_steps} steps, but may have at most {MAX_STEPS}; lower train.epochs or \
          train.examples"

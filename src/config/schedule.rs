@@ -1,4 +1,4 @@
-//! `[schedule]`: the learning rate over the run. What the words mean is in `optim::schedule`.
+//! `[schedule]`: the learning rate over the run. `optim::schedule` has the formulas.
 
 use hlo::DType;
 use serde::{Deserialize, Serialize, Serializer};
@@ -13,32 +13,32 @@ use super::span::Span;
 
 /// `[schedule]`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Schedule {
-    /// What the rate does after the warm-up, picked by `name`.
+pub struct ScheduleConfig {
+    /// Shape of the rate after the warm-up, selected by `name`.
     pub shape: Shape,
-    /// The highest rate: `peak`, or `base_lr` with `base_batch`.
+    /// The peak rate: `peak`, or `base_lr` with `base_batch`.
     pub peak: Peak,
     /// How the rate starts. Default: at the peak.
     pub warmup: Warmup,
 }
 
-/// The highest rate of a run.
+/// The peak rate of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Peak {
     /// `peak`: the rate itself.
     Rate(f64),
-    /// `base_lr` with `base_batch`: the rate follows from the global batch.
+    /// `base_lr` with `base_batch`: the rate is computed from the global batch.
     Scaled {
         /// The rate at `base_batch`.
         base_lr: f64,
-        /// The global batch that `base_lr` was found at.
+        /// The global batch for which `base_lr` was tuned.
         base_batch: usize,
-        /// How it follows. Default `linear`.
+        /// How the rate scales. Default `linear`.
         scaling: Scaling,
     },
 }
 
-/// How the highest rate follows from the global batch.
+/// How the peak rate scales with the global batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scaling {
@@ -51,12 +51,12 @@ pub enum Scaling {
     None,
 }
 
-/// How the rate starts: below the peak for a while.
+/// The warm-up: the rate starts below the peak.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Warmup {
     /// `warmup_steps`, `warmup_epochs` or `warmup_examples`; 0 is no warm-up, the default.
     pub length: Span,
-    /// `warmup`: what it does meanwhile. Default `linear` where there is a length.
+    /// `warmup`: its shape. Default `linear` if there is a length.
     pub kind: WarmupKind,
     /// `warmup_factor`: the share of the peak that a linear warm-up starts from (default 0) or that a
     /// constant one stays at.
@@ -73,20 +73,20 @@ impl Warmup {
     }
 }
 
-/// What the rate does in a warm-up.
+/// Shape of a warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WarmupKind {
-    /// Rises along a line.
+    /// Increases linearly.
     #[default]
     Linear,
-    /// Stays where it is.
+    /// Constant.
     Constant,
-    /// There is none, and a length is not looked at: so the warm-up of a file can be switched off.
+    /// No warm-up, even if a length is set: `--set` can disable the warm-up of a file.
     None,
 }
 
-/// The keys that every shape has, as they are written.
+/// The keys that all shapes share.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct RateKeys {
@@ -109,7 +109,7 @@ struct RateKeys {
     warmup_factor: Option<f64>,
 }
 
-impl Section for Schedule {
+impl Section for ScheduleConfig {
     const NAME: &'static str = "schedule";
     const TAG: Option<&'static str> = Some(Shape::TAG);
     const CHOICES: &'static [&'static str] = Shape::NAMES;
@@ -151,7 +151,7 @@ impl Section for Schedule {
     }
 }
 
-/// What the rate is in the step, whatever the precision.
+/// The dtype of the rate in the step, whatever the precision.
 const RATE_DTYPE: DType = DType::F32;
 
 fn read_peak(keys: &RateKeys, errors: &mut KeyErrors) -> Peak {
@@ -210,7 +210,7 @@ fn read_warmup(keys: &RateKeys, errors: &mut KeyErrors) -> Warmup {
     Warmup { length, kind: keys.warmup, factor: keys.warmup_factor.unwrap_or(0.0) }
 }
 
-impl Serialize for Schedule {
+impl Serialize for ScheduleConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut keys = RateKeys { warmup: self.warmup.kind, ..RateKeys::default() };
         match self.peak {

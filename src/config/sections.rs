@@ -3,120 +3,59 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use models::{InvalidValue, ModelConfig};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::error::{AT_LEAST_ONE, KeyErrors, Range, require};
-use super::keys::{Reader, Section, choices, field_names};
+use super::error::{KeyError, Problem, Range, require};
+use super::keys::{Reader, Section, field_names, field_names_by};
 
-choices! {
-    /// `[model]`: the architecture, picked by `name`.
-    pub enum Model by "name" {
-        /// Fully connected layers.
-        "mlp" => Mlp(models::mlp::Config),
-        /// Residual networks for images.
-        "resnet" => ResNet(models::resnet::Config),
-        /// A decoder-only transformer.
-        "gpt" => Gpt(models::gpt::Config),
-    }
-}
-
-impl Section for Model {
+impl Section for ModelConfig {
     const NAME: &'static str = "model";
     const TAG: Option<&'static str> = Some(Self::TAG);
     const CHOICES: &'static [&'static str] = Self::NAMES;
 
     fn keys(choice: &str) -> Vec<&'static str> {
-        Self::keys_of(choice)
+        field_names_by(|names| Self::deserialize(choice, names)).to_vec()
     }
 
-    fn range(_choice: &str, key: &str) -> Option<Range> {
-        match key {
-            "hidden" | "batch_norm_group" => Some(AT_LEAST_ONE),
-            "num_layers" => Some(1..=MAX_LAYERS as i64),
-            "width" | "num_heads" | "context" | "vocabulary" => Some(1..=MAX_SIZE),
-            _ => None,
-        }
+    fn range(choice: &str, key: &str) -> Option<Range> {
+        Self::range(choice, key)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        let model = Self::read_choice(reader)?;
-        let errors = &mut reader.errors;
-        match &model {
-            Self::Mlp(mlp) => {
-                let found = format!("{} of them", mlp.hidden.len());
-                let allowed = format!("at most {MAX_LAYERS} layers");
-                errors.check(require(mlp.hidden.len() <= MAX_LAYERS, "hidden", found, &allowed));
-                check_share("dropout", mlp.dropout, errors);
-                check_share("label_smoothing", mlp.label_smoothing, errors);
-            }
-            Self::ResNet(resnet) => check_share("label_smoothing", resnet.label_smoothing, errors),
-            Self::Gpt(gpt) => {
-                let models::gpt::Gpt { width, num_heads, dropout, .. } = gpt.model();
-                if errors.none_of(&["preset", "width"]) && num_heads > 0 {
-                    let allowed = format!("a number that divides the width, {width}");
-                    let fits = width.is_multiple_of(num_heads);
-                    errors.check(require(fits, "num_heads", num_heads, &allowed));
-                }
-                check_share("dropout", dropout, errors);
+        let name = reader.choice;
+        let model = reader.keys_by(|keys| Self::deserialize(name, keys))?;
+        for InvalidValue { key, found, allowed, depends_on } in model.check() {
+            if reader.errors.none_of(depends_on) {
+                reader.errors.push(KeyError::new(key, Problem::Value { found, allowed }));
             }
         }
         Some(model)
     }
 }
 
-fn check_share(key: &str, value: f64, errors: &mut KeyErrors) {
-    let holds = (0.0..1.0).contains(&value);
-    errors.check(require(holds, key, value, "a number from 0 to below 1"));
-}
-
-/// Far more than is of use; a slip of the finger should not ask for terabytes, nor for a program that takes
-/// hours to write down.
-const MAX_SIZE: i64 = 1 << 20;
-pub(super) const MAX_LAYERS: usize = 1024;
+/// The largest mesh: more replicas than any cluster has.
 pub(super) const MAX_REPLICAS: i64 = 1 << 17;
 
-/// `[mesh]`: how many replicas there are along each axis.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// `[parallel]`: how the step is distributed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Mesh {
-    /// Replicas that hold the parameters whole and cut the batch. Default `"auto"`.
-    pub data: AutoOr<usize>,
-}
-
-impl Mesh {
-    /// The number of replicas where `num_devices` devices could be had: `"auto"` takes them all.
-    pub fn num_replicas(&self, num_devices: usize) -> usize {
-        self.data.or(num_devices)
-    }
-}
-
-impl Section for Mesh {
-    const NAME: &'static str = "mesh";
-
-    fn keys(_choice: &str) -> Vec<&'static str> {
-        field_names::<Self>().to_vec()
-    }
-
-    fn range(_choice: &str, _key: &str) -> Option<Range> {
-        Some(1..=MAX_REPLICAS)
-    }
-
-    fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        reader.keys()
-    }
-}
-
-/// `[parallel]`: how the step is spread.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Parallel {
-    /// Bytes of gradients that one collective reduces together; 0 reduces each by itself. Default
-    /// `"auto"`: what is best on the backend.
+pub struct ParallelConfig {
+    /// Stage of ZeRO if `mesh.fsdp` is more than 1. Default 1.
+    pub zero: usize,
+    /// Size in bytes of the buckets in which gradients are reduced; 0 reduces each by itself. Default
+    /// `"auto"`: what is fastest on the backend.
     pub bucket_bytes: AutoOr<usize>,
 }
 
-impl Section for Parallel {
+impl Default for ParallelConfig {
+    fn default() -> Self {
+        Self { zero: 1, bucket_bytes: AutoOr::Auto }
+    }
+}
+
+impl Section for ParallelConfig {
     const NAME: &'static str = "parallel";
 
     fn keys(_choice: &str) -> Vec<&'static str> {
@@ -124,7 +63,10 @@ impl Section for Parallel {
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        reader.keys()
+        let parallel: Self = reader.keys()?;
+        let allowed = "1; stages 2 and 3 are not supported yet";
+        reader.errors.check(require(parallel.zero == 1, "zero", parallel.zero, allowed));
+        Some(parallel)
     }
 }
 
@@ -139,7 +81,7 @@ pub enum AutoOr<T> {
 }
 
 impl<T: Copy> AutoOr<T> {
-    /// The value, or what `"auto"` stands for here.
+    /// The value, or `auto` for `"auto"`.
     pub fn or(&self, auto: T) -> T {
         match self {
             Self::Auto => auto,
@@ -188,17 +130,17 @@ impl<'de> Deserialize<'de> for AutoOr<usize> {
     }
 }
 
-/// `[compile]`: what is asked of XLA.
+/// `[compile]`: options for XLA.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Compile {
+pub struct CompileConfig {
     /// XLA options by name. Default none.
     pub overrides: BTreeMap<String, OptionValue>,
-    /// Are compiled programs kept on disk and found again? Default true.
+    /// `true` if compiled programs are cached on disk. Default true.
     pub cache: bool,
 }
 
-impl Default for Compile {
+impl Default for CompileConfig {
     fn default() -> Self {
         Self { overrides: BTreeMap::new(), cache: true }
     }
@@ -212,13 +154,13 @@ pub enum OptionValue {
     Bool(bool),
     /// A whole number.
     Int(i64),
-    /// A number with a point.
+    /// A floating-point number.
     Float(f64),
-    /// A string, enums among them.
+    /// A string, or the name of an enum value.
     Text(String),
 }
 
-impl Section for Compile {
+impl Section for CompileConfig {
     const NAME: &'static str = "compile";
 
     fn keys(_choice: &str) -> Vec<&'static str> {

@@ -1,4 +1,4 @@
-//! What the learning rate does after the warm-up: the choices of `[schedule] name` and their keys.
+//! Shapes of the learning rate after the warm-up: the choices of `[schedule] name` and their keys.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,23 +7,23 @@ use super::keys::choices;
 use super::span::Span;
 
 choices! {
-    /// What the rate does after the warm-up.
+    /// Shape of the learning rate after the warm-up.
     pub enum Shape by "name" {
         /// Stays at the peak.
         "constant" => Constant(Constant),
-        /// Falls along half a cosine.
+        /// Decays along half a cosine.
         "cosine" => Cosine(Decay),
-        /// Falls along a line.
+        /// Decays linearly.
         "linear" => Linear(Decay),
-        /// Falls along a power of what is left of the run.
+        /// Decays as a power of the remaining share of the run.
         "polynomial" => Polynomial(Polynomial),
-        /// Falls as one over the root of the step.
+        /// Decays as the inverse square root of the step.
         "inverse_sqrt" => InverseSqrt(InverseSqrt),
-        /// Falls by a factor at given places.
+        /// Drops by a factor at given boundaries.
         "step" => Step(StepDecay),
-        /// Stays at the peak and falls at the end: warm-up, stable, decay.
+        /// Stays at the peak and decays at the end: warm-up, stable, decay.
         "wsd" => Wsd(Wsd),
-        /// Goes through given points.
+        /// Passes through given points.
         "piecewise" => Piecewise(Piecewise),
     }
 }
@@ -36,11 +36,11 @@ pub struct Constant {}
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct InverseSqrt {}
 
-/// A fall to `floor`.
+/// A decay to `floor`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Decay {
-    /// Where the fall ends, as a fraction of the peak, 0 to 1: a fraction, so that it keeps its
+    /// The final rate, as a fraction of the peak, 0 to 1: a fraction, so that it keeps its
     /// meaning when the peak is scaled with the batch. Default 0.
     pub floor: f64,
     /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
@@ -55,19 +55,19 @@ pub struct Decay {
 }
 
 impl Decay {
-    /// Where the fall ends, if that is said.
+    /// Where the decay ends, if it is set.
     pub fn total(&self) -> Option<Span> {
         Span::one_of(self.total_steps, self.total_epochs, self.total_examples)
     }
 }
 
-/// A fall to `floor` along a power.
+/// A polynomial decay to `floor`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Polynomial {
-    /// The power, above 0: 1 is a line. Default 2.
+    /// The exponent, above 0: 1 is linear. Default 2.
     pub power: f64,
-    /// Where the fall ends, as a fraction of the peak, 0 to 1. Default 0.
+    /// The final rate, as a fraction of the peak, 0 to 1. Default 0.
     pub floor: f64,
     /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,17 +88,17 @@ impl Default for Polynomial {
 }
 
 impl Polynomial {
-    /// Where the fall ends, if that is said.
+    /// Where the decay ends, if it is set.
     pub fn total(&self) -> Option<Span> {
         Span::one_of(self.total_steps, self.total_epochs, self.total_examples)
     }
 }
 
-/// A fall by `factor` at each of the boundaries, which are counted from the start of the run and rise.
+/// A drop by `factor` at each boundary; boundaries count from the start of the run and increase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepDecay {
-    /// Steps from which one more factor holds.
+    /// Steps at which the rate drops.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boundaries: Option<Vec<u64>>,
     /// The same in epochs.
@@ -107,7 +107,7 @@ pub struct StepDecay {
     /// The same in examples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boundary_examples: Option<Vec<u64>>,
-    /// What the rate is multiplied by at each boundary. Default 0.1.
+    /// Factor for the rate at each boundary. Default 0.1.
     pub factor: f64,
 }
 
@@ -125,11 +125,11 @@ impl StepDecay {
     }
 }
 
-/// The peak, and a fall to `floor` over the last steps. One of the three lengths must be set.
+/// The peak, and a decay to `floor` over the last steps. One of the three lengths must be set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Wsd {
-    /// Steps of the fall.
+    /// Length of the decay in steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
     /// The same in epochs.
@@ -138,9 +138,9 @@ pub struct Wsd {
     /// The same in examples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_examples: Option<u64>,
-    /// Along what it falls. Default `linear`.
+    /// Shape of the decay. Default `linear`.
     pub decay_shape: DecayShape,
-    /// Where the fall ends, as a fraction of the peak, 0 to 1. Default 0.
+    /// The final rate, as a fraction of the peak, 0 to 1. Default 0.
     pub floor: f64,
     /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -154,32 +154,32 @@ pub struct Wsd {
 }
 
 impl Wsd {
-    /// The length of the fall; 0 where none is set, which a configuration refuses.
+    /// The length of the decay; 0 if none is set, which a valid configuration excludes.
     pub fn decay(&self) -> Span {
         let decay = Span::one_of(self.decay_steps, self.decay_epochs, self.decay_examples);
         decay.unwrap_or(Span::ZERO)
     }
 
-    /// Where the fall ends, if that is said.
+    /// Where the decay ends, if it is set.
     pub fn total(&self) -> Option<Span> {
         Span::one_of(self.total_steps, self.total_epochs, self.total_examples)
     }
 }
 
-/// Along what the last part of [`Wsd`] falls.
+/// Shape of the decay of [`Wsd`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DecayShape {
-    /// A line.
+    /// Linear.
     #[default]
     Linear,
     /// Half a cosine.
     Cosine,
-    /// One less the root of what has passed of it.
+    /// `1 - sqrt(x)`, with x the elapsed share of the decay.
     Sqrt,
 }
 
-/// A curve through the points (boundary, factor), constant before the first and behind the last.
+/// A curve through the points (boundary, factor), constant before the first and after the last.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Piecewise {
@@ -194,7 +194,7 @@ pub struct Piecewise {
     pub boundary_examples: Option<Vec<u64>>,
     /// The rate at each of them, as a fraction of the peak.
     pub factors: Vec<f64>,
-    /// What it does between them. Default `linear`.
+    /// How the rate changes between them. Default `linear`.
     pub interpolation: Interpolation,
 }
 
@@ -205,19 +205,19 @@ impl Piecewise {
     }
 }
 
-/// What a rate does between two points.
+/// How a rate changes between two points.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Interpolation {
-    /// Goes from one to the other along a line.
+    /// Linearly.
     #[default]
     Linear,
-    /// Stays at the first until the second.
+    /// Constant until the second point.
     Constant,
 }
 
 impl Shape {
-    /// Checks each key, and the lists that belong together.
+    /// Checks each key, and that lists have the same length.
     pub(super) fn check(&self, errors: &mut KeyErrors) {
         match self {
             Self::Constant(_) | Self::InverseSqrt(_) => {}
@@ -260,7 +260,7 @@ fn check_fall(floor: f64, total: Option<Span>, errors: &mut KeyErrors) {
 
 const BOUNDARIES: [&str; 3] = ["boundaries", "boundary_epochs", "boundary_examples"];
 
-/// Places that a schedule names, far more than are of use: each rate looks at all of them.
+/// Largest number of boundaries: every evaluation of the rate looks at all of them.
 const MAX_BOUNDARIES: usize = 1000;
 
 fn check_boundaries(boundaries: &[Span], errors: &mut KeyErrors) {

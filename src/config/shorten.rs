@@ -1,11 +1,11 @@
-//! Text of the user's in messages.
+//! Shortening of text from the user in messages.
 
 use std::borrow::Cow;
 
 /// Characters that are quoted of one value, key or argument.
 const MAX_QUOTED: usize = 200;
 
-/// Characters of a word that no path of use is longer than.
+/// Characters of a word; longer than any usable path.
 const MAX_WORD: usize = 1000;
 
 /// The text as a message quotes it: whole, or its beginning, its end and how long it is.
@@ -20,8 +20,8 @@ pub fn shorten(text: &str) -> Cow<'_, str> {
 }
 
 /// The text with every word that is far too long for a terminal shortened, and with control characters
-/// escaped, which could change what a terminal shows: the last sieve for what was quoted by someone else, a
-/// library or the operating system.
+/// escaped, which could change what a terminal shows: the last filter, for text quoted by libraries and the
+/// operating system.
 pub fn shorten_words(text: &str) -> Cow<'_, str> {
     let is_control = |c: char| c.is_control() && !c.is_whitespace();
     let is_fine = |word: &str| word.len() <= MAX_WORD && !word.contains(is_control);

@@ -2,7 +2,7 @@
 
 use super::error::{KeyErrors, POSITIVE, require};
 
-/// A stretch of a run, or a place in it counted from the start, in the unit that it was given in.
+/// A length, or a position counted from the start of the run, in the unit of its key.
 /// [`RunLength::steps`](super::RunLength::steps) counts it in steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Span {
@@ -15,10 +15,10 @@ pub enum Span {
 }
 
 impl Span {
-    /// Nothing at all.
+    /// No steps.
     pub const ZERO: Self = Self::Steps(0);
 
-    /// Is it nothing, as it was given?
+    /// `true` if the number is 0.
     pub fn is_zero(self) -> bool {
         match self {
             Self::Steps(count) | Self::Examples(count) => count == 0,
@@ -26,7 +26,7 @@ impl Span {
         }
     }
 
-    /// What the key of this unit ends in.
+    /// The suffix of keys in this unit.
     pub fn unit(self) -> &'static str {
         match self {
             Self::Steps(_) => "steps",
@@ -35,13 +35,13 @@ impl Span {
         }
     }
 
-    /// A length of which there is some; its key is `prefix` and the unit.
+    /// Checks that the length is above 0; its key is `prefix` with the unit.
     pub(super) fn check(self, prefix: &str, errors: &mut KeyErrors) {
         let (key, count) = (format!("{prefix}_{}", self.unit()), self.count());
         errors.check(require(count.is_finite() && count > 0.0, &key, count, POSITIVE));
     }
 
-    /// The one of three keys that is set.
+    /// The one that is set of three keys.
     pub(super) fn one_of(
         steps: Option<u64>,
         epochs: Option<f64>,
@@ -50,7 +50,7 @@ impl Span {
         steps.map(Self::Steps).or(epochs.map(Self::Epochs)).or(examples.map(Self::Examples))
     }
 
-    /// The one of three lists of places that is set; none is the empty one.
+    /// The one that is set of three lists; an empty list if none is.
     pub(super) fn all_of(
         steps: &Option<Vec<u64>>,
         epochs: &Option<Vec<f64>>,

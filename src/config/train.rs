@@ -1,4 +1,4 @@
-//! `[train]`: how much data a step takes, how long the run is, and what watches over it.
+//! `[train]`: the batch, the length of the run, and its checks.
 
 use hlo::DType;
 use serde::{Deserialize, Serialize};
@@ -9,36 +9,36 @@ use super::keys::{Exclusive, Reader, Section, field_names};
 /// `[train]`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(into = "TrainKeys")]
-pub struct Train {
+pub struct TrainConfig {
     /// `global_batch` or `batch_per_replica`.
     pub batch: BatchSize,
     /// `steps`, `epochs` or `examples`.
     pub length: Length,
-    /// What every random choice follows from: initial parameters, order of data, dropout. Default 0.
+    /// Seed of all random numbers: initial parameters, order of data, dropout. Default 0.
     pub seed: u64,
     /// Steps between evaluations; 0, the default, evaluates at the end only.
     pub eval_every: u64,
     /// Microbatches whose gradients are summed before the reduction, at most [`MAX_ROUNDS`]. Default 1.
     pub num_microbatches: usize,
-    /// Steps that go to the devices in one launch, where none of them is followed by an evaluation or a
-    /// proof, at most [`MAX_ROUNDS`]. Default 1.
+    /// Steps in one launch of a program, at most [`MAX_ROUNDS`]. Launches end at evaluations and proofs.
+    /// Default 1.
     pub steps_per_launch: usize,
-    /// Steps between proofs that all replicas hold the same state; 0 is never. Default 50.
+    /// Steps between checks that all replicas hold the same state; 0 disables them. Default 50.
     pub check_lockstep_every: u64,
-    /// What to do about a loss, a gradient or a next state that is not finite. Default `stop`.
+    /// What to do if the loss, a gradient or the next state is not finite. Default `stop`.
     pub on_nonfinite: OnNonfinite,
-    /// The dtypes of parameters and of arithmetic. Default `f32`.
-    pub precision: Precision,
+    /// The dtypes of parameters and computation. Default `f32`.
+    pub precision: PrecisionConfig,
 }
 
-/// Examples of a step, far more than is of use.
+/// Largest number of examples in a step.
 pub const MAX_BATCH: usize = 1 << 24;
-/// Steps of a run, far more than is of use: `schedule` counts them one by one.
+/// Largest number of steps in a run: `schedule` evaluates the rate at each of them.
 pub const MAX_STEPS: u64 = 100_000_000;
-/// Microbatches of a step, and steps of a launch, far more than is of use: their data are in memory together.
+/// Largest number of microbatches in a step and of steps in a launch: their data are in memory together.
 pub const MAX_ROUNDS: usize = 1 << 16;
 
-/// Examples per step, before it is known how many replicas there are.
+/// Examples per step, before the number of replicas is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchSize {
     /// `global_batch`: over all replicas, at most [`MAX_BATCH`].
@@ -54,42 +54,42 @@ pub enum Length {
     Steps(u64),
     /// `epochs`.
     Epochs(u64),
-    /// `examples`, over all replicas; a batch that would go beyond is left out.
+    /// `examples`, over all replicas; a batch that would exceed it is left out.
     Examples(u64),
 }
 
-/// What to do about a loss, a gradient or a next state that is not finite; all replicas decide alike.
+/// What to do if the loss, a gradient or the next state is not finite; all replicas decide the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnNonfinite {
-    /// The run stops, naming the step and what it was.
+    /// Stop the run with an error that names the step and the value.
     #[default]
     Stop,
-    /// The update is left out.
+    /// Skip the update.
     Skip,
 }
 
-/// The dtypes of parameters and of arithmetic.
+/// The dtypes of parameters and computation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Precision {
+pub enum PrecisionConfig {
     /// binary32.
     #[default]
     F32,
     /// bfloat16 for activations and matrix products; parameters, optimizer state, norms, softmax, loss
     /// and all sums stay binary32.
     Bf16,
-    /// binary64: slow, for checking results against each other.
+    /// binary64: slow, for comparing results.
     F64,
 }
 
-impl Precision {
-    /// The dtypes meant.
+impl PrecisionConfig {
+    /// The dtypes that this stands for.
     pub const fn dtypes(self) -> models::Precision {
         match self {
-            Precision::F32 => models::Precision::uniform(DType::F32),
-            Precision::Bf16 => models::Precision { params: DType::F32, compute: DType::Bf16 },
-            Precision::F64 => models::Precision::uniform(DType::F64),
+            PrecisionConfig::F32 => models::Precision::uniform(DType::F32),
+            PrecisionConfig::Bf16 => models::Precision { params: DType::F32, compute: DType::Bf16 },
+            PrecisionConfig::F64 => models::Precision::uniform(DType::F64),
         }
     }
 }
@@ -114,7 +114,7 @@ struct TrainKeys {
     steps_per_launch: usize,
     check_lockstep_every: u64,
     on_nonfinite: OnNonfinite,
-    precision: Precision,
+    precision: PrecisionConfig,
 }
 
 impl Default for TrainKeys {
@@ -131,12 +131,12 @@ impl Default for TrainKeys {
             steps_per_launch: 1,
             check_lockstep_every: 50,
             on_nonfinite: OnNonfinite::default(),
-            precision: Precision::default(),
+            precision: PrecisionConfig::default(),
         }
     }
 }
 
-impl Section for Train {
+impl Section for TrainConfig {
     const NAME: &'static str = "train";
     const EXCLUSIVE: &'static [Exclusive] = &[
         (&["global_batch"], &["batch_per_replica"]),
@@ -173,7 +173,7 @@ impl Section for Train {
             on_nonfinite: keys.on_nonfinite,
             precision: keys.precision,
         };
-        // Else it would have no effect, and nobody would be told.
+        // Otherwise the key would silently have no effect.
         let stops =
             [("check_lockstep_every", keys.check_lockstep_every), ("eval_every", keys.eval_every)];
         for (key, every) in stops {
@@ -217,8 +217,8 @@ fn read_length(keys: &TrainKeys, errors: &mut KeyErrors) -> Length {
     Length::Steps(1)
 }
 
-impl From<Train> for TrainKeys {
-    fn from(train: Train) -> Self {
+impl From<TrainConfig> for TrainKeys {
+    fn from(train: TrainConfig) -> Self {
         let mut keys = Self {
             seed: train.seed,
             eval_every: train.eval_every,

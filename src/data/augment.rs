@@ -1,15 +1,15 @@
-//! Random changes to images, keyed by seed, epoch and example id: whoever reads an example for an epoch
-//! changes it in the same way, on any number of replicas and after a restart.
+//! Random numbers for data augmentation. They depend on seed, epoch and example id only, so that an example is augmented
+//! in the same way on any number of replicas and after a restart.
 
 use hlo::random::threefry2x32;
 
-/// The random choices for one example in one epoch, one after the other.
+/// The stream of random numbers for one example in one epoch.
 pub(super) struct Draws {
     key: [u32; 2],
     count: u32,
 }
 
-/// Keeps these draws apart from others that follow from the same seed.
+/// Separates these random numbers from others with the same seed.
 const AUGMENT: u32 = 0x4155_474d;
 
 impl Draws {
@@ -26,18 +26,18 @@ impl Draws {
         word
     }
 
-    /// 0 to below `end`, each equally likely to within 2^-32.
+    /// Uniform over the integers 0 to `end - 1`, to within 2^-32.
     pub fn below(&mut self, end: u32) -> u32 {
         ((u64::from(self.word()) * u64::from(end)) >> 32) as u32
     }
 
-    /// 0 to below 1, in steps of 2^-32.
+    /// Uniform in [0, 1), in steps of 2^-32.
     pub fn unit(&mut self) -> f64 {
         f64::from(self.word()) / 2f64.powi(32)
     }
 
-    /// `low * (high / low)^u` for a uniform u: the logarithm is uniform. By square roots, one for each
-    /// binary digit of u, because all machines round these alike, and not a library's exponential.
+    /// `low * (high / low)^u` with u uniform in [0, 1): the logarithm is uniform. Computed with one square root per binary
+    /// digit of u: unlike a library's exponential, square roots are rounded the same on all machines.
     pub fn log_uniform(&mut self, low: f64, high: f64) -> f64 {
         let word = self.word();
         let (mut value, mut factor) = (low, high / low);
@@ -50,7 +50,7 @@ impl Draws {
         value
     }
 
-    /// Heads or tails.
+    /// `true` or `false`, equally likely.
     pub fn coin(&mut self) -> bool {
         self.below(2) == 1
     }

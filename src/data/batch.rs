@@ -1,4 +1,4 @@
-//! Batches in host memory, one piece for each replica.
+//! Batches in host memory, one piece per replica.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,46 +8,45 @@ use rayon::prelude::*;
 
 use super::{Error, Field, Sampler, Source};
 
-/// A global batch, or those of several steps, cut over the replicas.
+/// A global batch, or those of several steps, split over the replicas.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostBatch {
-    /// Which batch of the run (or of the evaluation) it is, from 0: the cursor to save once it has been
-    /// consumed.
+    /// Index of the (first) batch in the run or the evaluation, from 0.
     pub index: u64,
-    /// Batches from there on that stand here, for as many steps in one launch.
+    /// Number of consecutive batches, one per step of the launch.
     pub num_steps: usize,
-    /// For each field a literal `[global_batch / num_replicas, ...]` for each replica; for several steps
-    /// `[num_steps, global_batch / num_replicas, ...]`. Replicas hold contiguous pieces of a global batch,
-    /// in replica order.
+    /// Per field, one literal per replica: `[global_batch / num_batch_shards, ...]`, or for several steps
+    /// `[num_steps, global_batch / num_batch_shards, ...]`. Replicas hold contiguous pieces of a global batch, in replica
+    /// order.
     pub fields: Tree<Vec<Arc<Literal>>>,
 }
 
-/// The batches of a training run, by index: fields are those of the source.
+/// The batches of a training run, by index. Their fields are those of the source.
 #[derive(Clone)]
 pub struct TrainBatches {
     source: Arc<dyn Source>,
     sampler: Sampler,
-    num_replicas: usize,
+    num_batch_shards: usize,
 }
 
 impl TrainBatches {
     /// Batches of `global_batch` examples in the order that follows from `seed`.
     ///
     /// # Errors
-    /// If the batch does not divide over the replicas, or is more than there are examples.
+    /// If the replicas do not divide the batch, or the batch has more examples than the source.
     pub fn new(
         source: Arc<dyn Source>,
         seed: u64,
         global_batch: usize,
-        num_replicas: usize,
+        num_batch_shards: usize,
     ) -> Result<Self, Error> {
-        check_even(global_batch, num_replicas)?;
+        check_even(global_batch, num_batch_shards)?;
         let num_examples = source.num_examples();
         let sampler = Sampler::new(seed, num_examples, global_batch);
         if sampler.batches_per_epoch() == 0 {
             return Err(Error::BatchExceedsData { batch: global_batch, num_examples });
         }
-        Ok(Self { source, sampler, num_replicas })
+        Ok(Self { source, sampler, num_batch_shards })
     }
 
     /// Batch `k` of the run.
@@ -69,23 +68,22 @@ impl TrainBatches {
         let batches: Vec<_> =
             steps.map(|k| (self.sampler.batch(k), self.sampler.epoch(k))).collect();
         let mut examples = vec![];
-        for replica in 0..self.num_replicas {
+        for replica in 0..self.num_batch_shards {
             for (ids, epoch) in &batches {
-                let per_replica = ids.len() / self.num_replicas;
+                let per_replica = ids.len() / self.num_batch_shards;
                 let piece = &ids[replica * per_replica..][..per_replica];
                 examples.extend(piece.iter().map(|id| Example { id: *id, epoch: Some(*epoch) }));
             }
         }
         let dims = match num_steps {
-            1 => vec![examples.len() / self.num_replicas],
-            _ => vec![num_steps, examples.len() / self.num_replicas / num_steps],
+            1 => vec![examples.len() / self.num_batch_shards],
+            _ => vec![num_steps, examples.len() / self.num_batch_shards / num_steps],
         };
-        let batch = assemble(self.source.as_ref(), &examples, self.num_replicas, &dims)?;
+        let batch = assemble(self.source.as_ref(), &examples, self.num_batch_shards, &dims)?;
         Ok(HostBatch { index, num_steps, fields: batch.fields })
     }
 
-    /// The batches from `start` to before `end`, for [`super::Prefetch`]; `start` is the cursor of a run
-    /// that continues.
+    /// The batches `start..end`, for [`super::Prefetch`].
     pub fn range(
         &self,
         start: u64,
@@ -96,40 +94,39 @@ impl TrainBatches {
     }
 }
 
-/// The batches of one evaluation: every example once, in the order of the source. The last batch is
-/// filled up with copies of the last example, and the field `weight` (f32, `[global_batch /
-/// num_replicas]`) is 1 for an example and 0 for a copy or a broken example that is left out: sums of weighted losses are exact on any number
-/// of replicas.
+/// The batches of one evaluation: every example once, in the order of the source. The last batch is padded with copies of
+/// the last example. The field `weight` (f32, `[global_batch / num_batch_shards]`) is 1 for an example, and 0 for padding and
+/// for a broken example that is left out, so that weighted sums are exact on any number of replicas.
 #[derive(Clone)]
 pub struct EvalBatches {
     source: Arc<dyn Source>,
     global_batch: usize,
-    num_replicas: usize,
+    num_batch_shards: usize,
 }
 
 impl EvalBatches {
-    /// The name of the field that masks what was filled up.
+    /// The name of the field that masks the padding.
     pub const WEIGHT: &'static str = "weight";
 
     /// Batches of `global_batch` examples.
     ///
     /// # Errors
-    /// If the batch is 0 or does not divide over the replicas.
+    /// If the batch is 0, or the replicas do not divide it.
     pub fn new(
         source: Arc<dyn Source>,
         global_batch: usize,
-        num_replicas: usize,
+        num_batch_shards: usize,
     ) -> Result<Self, Error> {
-        check_even(global_batch, num_replicas)?;
-        Ok(Self { source, global_batch, num_replicas })
+        check_even(global_batch, num_batch_shards)?;
+        Ok(Self { source, global_batch, num_batch_shards })
     }
 
-    /// Batches that cover every example.
+    /// Number of batches.
     pub fn num_batches(&self) -> u64 {
         self.source.num_examples().div_ceil(self.global_batch as u64)
     }
 
-    /// The fields of every batch: those of the source, and the weight behind them.
+    /// The fields of every batch: those of the source, then the weight.
     pub fn fields(&self) -> Vec<Field> {
         let weight = Field { name: Self::WEIGHT, dtype: DType::F32, dims: vec![] };
         self.source.fields().iter().cloned().chain([weight]).collect()
@@ -150,9 +147,9 @@ impl EvalBatches {
         let places = first..first + self.global_batch as u64;
         let example = |place: u64| Example { id: place.min(num_examples - 1), epoch: None };
         let examples: Vec<_> = places.clone().map(example).collect();
-        let per_replica = self.global_batch / self.num_replicas;
+        let per_replica = self.global_batch / self.num_batch_shards;
         let Assembled { mut fields, is_there } =
-            assemble(self.source.as_ref(), &examples, self.num_replicas, &[per_replica])?;
+            assemble(self.source.as_ref(), &examples, self.num_batch_shards, &[per_replica])?;
         let counts = places.zip(is_there).map(|(place, there)| there && place < num_examples);
         let weights: Vec<_> = counts.map(|counts| if counts { 1f32 } else { 0.0 }).collect();
         let weights = weights
@@ -169,15 +166,15 @@ impl EvalBatches {
     }
 }
 
-fn check_even(batch: usize, num_replicas: usize) -> Result<(), Error> {
-    if batch == 0 || num_replicas == 0 || !batch.is_multiple_of(num_replicas) {
-        return Err(Error::UnevenBatch { batch, num_replicas });
+fn check_even(batch: usize, num_batch_shards: usize) -> Result<(), Error> {
+    if batch == 0 || num_batch_shards == 0 || !batch.is_multiple_of(num_batch_shards) {
+        return Err(Error::UnevenBatch { batch, num_batch_shards });
     }
     Ok(())
 }
 
-/// Bytes of data that are put together at once, far more than is of use: there is no asking for more memory than
-/// there is without the process being ended for it.
+/// Upper limit for the bytes of one launch, far above practical sizes. An allocation that exceeds the memory would end the
+/// process without an error message.
 const MAX_BYTES: u128 = 1 << 36;
 
 fn check_bytes(source: &dyn Source, num_examples: u64) -> Result<(), Error> {
@@ -193,34 +190,34 @@ fn check_bytes(source: &dyn Source, num_examples: u64) -> Result<(), Error> {
 #[derive(Clone, Copy)]
 struct Example {
     id: u64,
-    /// In training: what its augmentation follows from.
+    /// The epoch in training, which determines the augmentation; `None` in evaluation.
     epoch: Option<u64>,
 }
 
-/// Examples put together, and for each whether it could be read.
+/// Assembled examples, and for each whether it could be read.
 struct Assembled {
     fields: Tree<Vec<Arc<Literal>>>,
     is_there: Vec<bool>,
 }
 
-/// Reads the examples, replica by replica, into literals `[dims.., field]`, one of each field for each
-/// replica: there are as many examples as the product of `num_replicas` and `dims`.
+/// Reads the examples, replica by replica, into one literal `[dims.., field dims..]` per field and replica. The number of
+/// examples is the product of `num_batch_shards` and `dims`.
 fn assemble(
     source: &dyn Source,
     examples: &[Example],
-    num_replicas: usize,
+    num_batch_shards: usize,
     dims: &[usize],
 ) -> Result<Assembled, Error> {
-    let per_replica = examples.len() / num_replicas;
+    let per_replica = examples.len() / num_batch_shards;
     let fields = source.fields();
-    let mut literals: Vec<Vec<_>> = (0..num_replicas)
+    let mut literals: Vec<Vec<_>> = (0..num_batch_shards)
         .map(|_| {
             let zeros =
                 |field: &Field| Literal::zeros(field.dtype, &[dims, &field.dims[..]].concat());
             fields.iter().map(zeros).collect()
         })
         .collect();
-    // Every example's place in the literals, where it is written without being copied once more.
+    // Every example is read directly into its place in the literals.
     let mut places: Vec<Vec<&mut [u8]>> = examples.iter().map(|_| vec![]).collect();
     for (literals, places) in literals.iter_mut().zip(places.chunks_exact_mut(per_replica)) {
         for (literal, field) in literals.iter_mut().zip(fields) {
@@ -239,7 +236,7 @@ fn assemble(
     } else {
         examples.iter().zip(places).map(read).collect()
     };
-    // The first error in the order of the batch, whichever thread met its own first.
+    // The first error in batch order, whichever thread was faster.
     let is_there = results.into_iter().collect::<Result<_, _>>()?;
     let mut pieces: Vec<Vec<_>> = vec![vec![]; fields.len()];
     for literals in literals {
@@ -251,12 +248,11 @@ fn assemble(
     Ok(Assembled { fields: fields.collect(), is_there })
 }
 
-/// Broken examples in a row that are gone past; more say that the folder is not what it should be.
+/// The number of consecutive broken examples that is tolerated. More mean that something else is wrong with the folder.
 const MAX_BROKEN_RUN: u64 = 64;
 
-/// Reads an example. If it is broken and the source tolerates that, the next that is not takes its place
-/// in training: which one follows from the id alone, and in most folders it is of the same class. In
-/// evaluation nothing does, and the answer is false.
+/// Reads an example, and returns `false` if it is left out. If an example is broken and the source tolerates that, training
+/// takes the next intact one: it depends on the id alone, and is usually of the same class. Evaluation leaves it out.
 fn read_one(
     source: &dyn Source,
     Example { id, epoch }: Example,

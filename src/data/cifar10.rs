@@ -1,11 +1,11 @@
 //! `cifar10`: the binary version of CIFAR-10.
 //!
 //! ```text
-//! label (1 byte, 0 to 9), 32 x 32 bytes of red, as many of green, as many of blue;   label, ...
+//! label (1 byte, 0 to 9), 32 x 32 bytes of red, 32 x 32 of green, 32 x 32 of blue;   label, ...
 //! ```
-//! A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). The usual changes to
-//! training images are those of He et al., "Deep Residual Learning for Image Recognition" (2015), section
-//! 4.2: 4 pixels of black on each side, a random crop of 32 x 32, and the mirror image every other time.
+//! A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). Augmentation follows He et al., "Deep
+//! Residual Learning for Image Recognition" (2015), section 4.2: pad each side with 4 black pixels, take a random crop of
+//! 32 x 32, and flip it horizontally with probability 1/2.
 
 use std::path::Path;
 
@@ -33,16 +33,15 @@ const TRAIN_FILES: [&str; 5] = [
 ];
 const TEST_FILES: [&str; 1] = ["test_batch.bin"];
 
-/// Mean and standard deviation of the training pixels of each colour, black 0 and white 1.
+/// Mean and standard deviation of the training pixels per color, with black 0 and white 1.
 const MEAN: [f32; 3] = [0.4914, 0.4822, 0.4465];
 const STD: [f32; 3] = [0.2470, 0.2435, 0.2616];
 
-/// One split. Field `x` is f32 `[3, 32, 32]`, each colour with mean 0 and variance 1 over the training
-/// images; `y` is i32 `[]`, 0 to 9. Read for an epoch, an image is cropped and mirrored as the seed, the
-/// epoch and its id say; read without one, it is as in the file.
+/// One split. Field `x` is f32 `[3, 32, 32]`, normalized so that each color has mean 0 and variance 1 over the training
+/// images; `y` is i32 `[]`, 0 to 9. If an epoch is given, a training image is augmented.
 pub struct Cifar10 {
     records: Vec<u8>,
-    /// None if images are left as they are.
+    /// `None` if images are not augmented.
     augment_seed: Option<u64>,
     fields: [Field; 2],
 }
@@ -51,8 +50,8 @@ impl Cifar10 {
     /// Reads the six files of a folder: training split and test split.
     ///
     /// # Errors
-    /// A file that is not there, ends within an image or holds none, or a label above 9.
-    pub fn load(config: &config::Cifar10, seed: u64) -> Result<(Self, Self), Error> {
+    /// A file that is missing, ends within an image or has none, or a label above 9.
+    pub fn load(config: &config::Cifar10Config, seed: u64) -> Result<(Self, Self), Error> {
         let augment_seed = config.augment.then_some(seed);
         let split = |names: &[&str], augment_seed| {
             let mut records = vec![];
@@ -119,9 +118,9 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
     Ok(records)
 }
 
-/// What is seen of an image with its border.
+/// A crop of a padded image.
 struct View {
-    /// The first row and column, of the image with the border.
+    /// The first row and column, in the padded image.
     top: usize,
     left: usize,
     mirrored: bool,
@@ -174,7 +173,7 @@ mod tests {
     }
 
     fn load(path: PathBuf, augment: bool, seed: u64) -> Result<(Cifar10, Cifar10), String> {
-        let config = config::Cifar10 { path, augment, num_examples: None };
+        let config = config::Cifar10Config { path, augment, num_examples: None };
         Cifar10::load(&config, seed).map_err(|error| error.to_string())
     }
 

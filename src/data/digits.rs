@@ -16,14 +16,13 @@ const NUM_PIXELS: usize = 64;
 const MAX_PIXEL: u8 = 16;
 const NUM_CLASSES: usize = 10;
 const NUM_EXAMPLES: usize = 1797;
-/// Where reading stops: more than a hundred times the bytes of so many rows. A small gzip file can hold gigabytes.
+/// Upper limit for the unpacked bytes, more than a hundred times those of the rows. A small gzip file can unpack to gigabytes.
 const MAX_BYTES: u64 = 64 << 20;
-/// Every fifth row, from the first on, is a test row. The file runs writer by writer, so a block at its
-/// end would hold handwriting that training never saw: this split asks for less, as a random one does.
+/// Every fifth row is a test row, beginning with the first. The file is ordered by writer: rows at its end would be by
+/// writers that training has not seen, a harder task than that of a random split.
 const TEST_EVERY: usize = 5;
 
-/// One split of the digits. Field `x` is f32 `[64]`, pixels row-major and scaled to 0..1; `y` is i32 `[]`,
-/// 0 to 9.
+/// One split of the digits. Field `x` is f32 `[64]`, row-major pixels scaled to 0..1; `y` is i32 `[]`, 0 to 9.
 pub struct Digits {
     rows: Arc<Rows>,
     /// The split's rows in the file.
@@ -38,12 +37,11 @@ struct Rows {
 }
 
 impl Digits {
-    /// Reads the file: gzip of lines, each 64 pixels 0 to 16 and the label 0 to 9, comma-separated.
-    /// Returns the training split (1437 rows) and the test split (every fifth row, 360
-    /// in all).
+    /// Reads the file, gzipped CSV: each line has 64 pixels (0 to 16) and a label (0 to 9). Returns the training split
+    /// (1437 rows) and the test split (360 rows).
     ///
     /// # Errors
-    /// If the file cannot be read, is not gzip, ends too early, or a line is not such a row.
+    /// If the file cannot be read, is not gzip or is truncated, or a line is not such a row.
     pub fn load(path: &Path) -> Result<(Self, Self), Error> {
         let rows = Arc::new(Rows::load(path)?);
         let split = |is_test: bool| Self {

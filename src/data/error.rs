@@ -8,27 +8,27 @@ use crate::config::shorten;
 /// Data that cannot be read or put into batches.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file is not there, or not for us to read.
+    /// The file is missing, or reading it is not permitted.
     #[error("cannot read the data file {}: {source}; set {key}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// The key that leads to it.
+        /// The key that names it.
         key: &'static str,
         /// Why not.
         source: io::Error,
     },
-    /// A folder without a file to read.
+    /// A folder with no file to read.
     #[error("{} holds no file{}; set data.path{}", path.display(), that_ends_in(extensions), or_extensions(extensions))]
     NoFiles {
         /// The folder.
         path: PathBuf,
-        /// The extensions that were looked for; none are all.
+        /// The extensions that were looked for; empty for all.
         extensions: Vec<String>,
     },
-    /// Not enough for an example in each split.
+    /// Not enough tokens for an example in each split.
     #[error(
-        "{} holds {found} tokens, but training and evaluation take at least one window of {window} \
+        "{} holds {found} tokens, but training and evaluation need at least one window of {window} \
          each; set {key} to more, or make data.context smaller",
         path.display()
     )]
@@ -37,45 +37,45 @@ pub enum Error {
         path: PathBuf,
         /// The key that names it.
         key: &'static str,
-        /// Tokens there are.
+        /// Number of tokens.
         found: u64,
-        /// Tokens of an example.
+        /// Tokens per example.
         window: u64,
     },
-    /// A file that ends in the middle.
+    /// A file that ends within a token or an image.
     #[error(
-        "{} has {found} bytes, which is not a whole number of {unit}; get it anew or set {key}",
+        "{} has {found} bytes, which is not a whole number of {unit}; download it again or set {key}",
         path.display()
     )]
     NotWhole {
         /// The file.
         path: PathBuf,
-        /// Its bytes.
+        /// Its size in bytes.
         found: u64,
         /// What it should consist of.
         unit: String,
-        /// The key that may be wrong instead.
+        /// The key that may be wrong.
         key: &'static str,
     },
-    /// A token that the vocabulary does not have.
+    /// A token outside the vocabulary.
     #[error(
-        "{}, offset {offset}: token {found}, but data.vocab_size is {vocab_size}; is data.dtype that \
-         of the file?",
+        "{}, offset {offset}: token {found}, but data.vocab_size is {vocab_size}; does data.dtype match \
+         the file?",
         path.display()
     )]
     Token {
         /// The file.
         path: PathBuf,
-        /// Where the token stands, in bytes.
+        /// Its offset in bytes.
         offset: u64,
         /// The token.
         found: u32,
-        /// Tokens of the vocabulary.
+        /// Size of the vocabulary.
         vocab_size: usize,
     },
-    /// A file of another format.
+    /// A file in another format.
     #[error(
-        "{} begins with {}, but must with {}; is it another file than {key} should name?",
+        "{} begins with {}, but should begin with {}; does {key} name the right file?",
         path.display(), in_hex(found), in_hex(expected)
     )]
     Magic {
@@ -85,25 +85,25 @@ pub enum Error {
         key: &'static str,
         /// Its first bytes.
         found: Vec<u8>,
-        /// What they should be.
+        /// The expected bytes.
         expected: Vec<u8>,
     },
-    /// A file that is longer or shorter than its header says.
+    /// A file whose size is not the one that its header gives.
     #[error(
-        "{} has {found} bytes, but its header takes or announces {expected}; get it anew",
+        "{} has {found} bytes, but {expected} are expected from its header; download it again",
         path.display()
     )]
     NumBytes {
         /// The file.
         path: PathBuf,
-        /// Its bytes.
+        /// Its size in bytes.
         found: u64,
-        /// Bytes that there should be.
+        /// The expected size in bytes.
         expected: u128,
     },
-    /// Two files that do not belong together.
+    /// Two files that do not match.
     #[error(
-        "{} has {found}, but {} has {expected}; they must fit each other",
+        "{} has {found}, but {} has {expected}; they must match",
         path.display(), other.display()
     )]
     Mismatch {
@@ -116,21 +116,21 @@ pub enum Error {
         /// What that has.
         expected: String,
     },
-    /// A file without an example.
+    /// A file with no example.
     #[error("{} holds no example; set data.path to more", path.display())]
     NoExamples {
         /// The file.
         path: PathBuf,
     },
-    /// A label in a binary file that is no class.
+    /// A label in a binary file that is not a class.
     #[error(
-        "{}, offset {offset}: label {found}, but classes are 0 to {max}; get the file anew",
+        "{}, offset {offset}: label {found}, but classes are 0 to {max}; download the file again",
         path.display()
     )]
     LabelByte {
         /// The file.
         path: PathBuf,
-        /// Where the label stands, in bytes, once the file is unpacked.
+        /// Offset of the label in the unpacked file, in bytes.
         offset: usize,
         /// The label.
         found: u8,
@@ -149,9 +149,9 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
-    /// A folder without a folder for any class.
+    /// A folder with no class folders.
     #[error(
-        "{} has no folders in it; {key} takes a folder with a folder of images for each class",
+        "{} has no folders in it; {key} takes a folder that has a folder of images for each class",
         path.display()
     )]
     NoClasses {
@@ -160,32 +160,32 @@ pub enum Error {
         /// The key that names it.
         key: &'static str,
     },
-    /// A class's folder without an image.
+    /// A class folder with no image.
     #[error(
-        "{} holds no image, no file that ends in .jpg, .jpeg or .png; put some in or take the folder away: \
+        "{} holds no image, no file that ends in .jpg, .jpeg or .png; add some or remove the folder: \
          each folder in {key} is a class",
         path.display()
     )]
     NoImages {
-        /// The class's folder.
+        /// The class folder.
         path: PathBuf,
         /// The key that names the folder of all classes.
         key: &'static str,
     },
-    /// A class that is evaluated but never trained.
+    /// A class for evaluation that training does not have.
     #[error(
-        "{} is no class of training: {} has no folder of that name",
+        "{} is not a training class: {} has no folder of that name",
         path.display(), train.display()
     )]
     UnknownClass {
-        /// The class's folder.
+        /// The class folder.
         path: PathBuf,
         /// The folder for training.
         train: PathBuf,
     },
-    /// No class has enough images for one to be held out.
+    /// No class has enough images to hold one out.
     #[error(
-        "nothing of {} is held out for evaluation; make data.eval_fraction larger or set \
+        "no image of {} is held out for evaluation; make data.eval_fraction larger or set \
          data.eval_path",
         path.display()
     )]
@@ -193,8 +193,8 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
     },
-    /// The file is not gzip, or ends too early.
-    #[error("{} is not a whole gzip file: {source}; get it anew or set data.path", path.display())]
+    /// The file is not gzip, or is truncated.
+    #[error("{} is not a whole gzip file: {source}; download it again or set data.path", path.display())]
     Gzip {
         /// The file.
         path: PathBuf,
@@ -202,13 +202,13 @@ pub enum Error {
         source: io::Error,
     },
     /// The wrong number of rows.
-    #[error("{} has {found} rows, but the set has {expected}: get the file anew", path.display())]
+    #[error("{} has {found} rows, but the set has {expected}: download the file again", path.display())]
     NumRows {
         /// The file.
         path: PathBuf,
-        /// Rows there are.
+        /// Number of rows.
         found: usize,
-        /// Rows there should be.
+        /// The expected number.
         expected: usize,
     },
     /// The wrong number of columns.
@@ -218,12 +218,12 @@ pub enum Error {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// Columns there are.
+        /// Number of columns.
         found: usize,
-        /// Columns there should be.
+        /// The expected number.
         expected: usize,
     },
-    /// A pixel that is none.
+    /// An invalid pixel.
     #[error(
         "{} line {line}, column {column}: found {:?}, but a pixel is a whole number, 0 to {max}",
         path.display(), shorten(found)
@@ -240,7 +240,7 @@ pub enum Error {
         /// The highest value.
         max: u8,
     },
-    /// A label that is none.
+    /// An invalid label.
     #[error(
         "{} line {line}: found label {:?}, but a label is a whole number, 0 to {max}",
         path.display(), shorten(found)
@@ -255,57 +255,57 @@ pub enum Error {
         /// The highest label.
         max: usize,
     },
-    /// An id behind the last example.
-    #[error("example {example} was asked for, but the source has {num_examples}")]
+    /// An id past the last example.
+    #[error("example {example} was requested, but the source has {num_examples}")]
     NoSuchExample {
         /// The id.
         example: u64,
-        /// Examples there are.
+        /// Number of examples.
         num_examples: u64,
     },
-    /// A batch that replicas cannot share evenly.
+    /// A batch that the replicas do not divide.
     #[error(
-        "a batch of {batch} cannot be cut over {num_replicas} replicas; make it a multiple of them"
+        "a batch of {batch} cannot be split over {num_batch_shards} replicas; make it a multiple of them"
     )]
     UnevenBatch {
         /// Examples in the batch.
         batch: usize,
-        /// Replicas to share it.
-        num_replicas: usize,
+        /// Number of replicas.
+        num_batch_shards: usize,
     },
-    /// The configuration counts other examples than there are.
+    /// The configured number of examples is not that of the data.
     #[error(
         "data.num_examples is {given}, but there are {found} training examples: epochs, and with them \
          the learning rates, would not be those that were planned; set it to {found} or leave it out"
     )]
     NumExamples {
-        /// What the configuration says.
+        /// The configured number.
         given: usize,
-        /// Training examples there are.
+        /// Number of training examples.
         found: u64,
     },
-    /// More data at once than any host has room for.
+    /// More data in one launch than the limit.
     #[error(
-        "the {examples} examples of a launch take {} GiB, but at most {} GiB of data are put together at once; \
+        "the {examples} examples of a launch take {} GiB, but the limit is {} GiB; \
          make train.global_batch, train.steps_per_launch or the examples smaller",
         bytes >> 30, max >> 30
     )]
     BatchBytes {
-        /// Examples that are put together.
+        /// Examples of the launch.
         examples: u64,
-        /// Bytes that they take.
+        /// Their size in bytes.
         bytes: u128,
-        /// Bytes that they may.
+        /// The limit in bytes.
         max: u128,
     },
-    /// A batch that the source cannot fill.
+    /// A batch with more examples than the source.
     #[error(
-        "a batch of {batch} is more than the {num_examples} examples there are; make it smaller"
+        "a batch of {batch} is more than the {num_examples} examples of the data; make it smaller"
     )]
     BatchExceedsData {
         /// Examples in the batch.
         batch: usize,
-        /// Examples there are.
+        /// Number of examples.
         num_examples: u64,
     },
 }

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use super::Error;
 
-/// The file itself, or all files of the folder and the folders in it, sorted by path. With `extensions`
-/// (`rs` or `.rs`, in capitals or not) only those that end so.
+/// The file itself, or all files of the folder and its subfolders, sorted by path. With `extensions` (`rs` or `.rs`, in
+/// upper or lower case), only files that end in one of them.
 ///
-/// Left out are names that begin with a point, as a repository's `.git`, links to folders, which could
-/// lead in a circle, and what is neither file nor folder: sockets, pipes, links that lead nowhere.
+/// Left out are hidden names (such as `.git`), links to folders, because they can form cycles, and anything that is not a
+/// regular file or folder: sockets, pipes, broken links.
 ///
 /// # Errors
-/// A path that is not there, or a folder that cannot be listed; `key` is what to set to another.
+/// A missing path, or a folder that cannot be listed. The message says to set `key`.
 pub(super) fn list(
     path: &Path,
     key: &'static str,

@@ -3,7 +3,7 @@
 //! ```text
 //! images   00 00 08 03  N  H  W  then N x H x W bytes        labels   00 00 08 01  N  then N bytes
 //! ```
-//! Sizes are 32 bits, big-endian; a file may be gzipped. Y. LeCun, C. Cortes and C. Burges, "The MNIST
+//! Sizes are 32-bit and big-endian; a file may be gzipped. Y. LeCun, C. Cortes and C. Burges, "The MNIST
 //! database of handwritten digits" (1998). Both files are held in memory, as bytes.
 
 use std::io::{BufRead, BufReader, Read};
@@ -17,8 +17,7 @@ use super::source::checked_index;
 use super::{Error, Field, Source};
 use crate::config::{self, open_regular};
 
-/// One split. Field `x` is f32 `[1, H, W]`, or `[H * W]` where the configuration says `flat`, scaled to
-/// 0..1; `y` is i32 `[]`.
+/// One split. Field `x` is f32 `[1, H, W]`, or `[H * W]` if `flat` is configured, scaled to 0..1; `y` is i32 `[]`.
 pub struct Idx {
     pixels: Vec<u8>,
     labels: Vec<u8>,
@@ -30,10 +29,9 @@ impl Idx {
     /// Reads the four files of a folder: training split and evaluation split.
     ///
     /// # Errors
-    /// A file that is not there, that is not IDX, with more or fewer bytes than its header says, with
-    /// another number of labels than of images, or with a label that is no class; splits whose images
-    /// differ in size.
-    pub fn load(config: &config::Idx) -> Result<(Self, Self), Error> {
+    /// A file that is missing, is not IDX or does not have the size that its header gives; different numbers of images and
+    /// labels; a label that is not a class; splits with images of different sizes.
+    pub fn load(config: &config::IdxConfig) -> Result<(Self, Self), Error> {
         let keys = ["data.path or data.train_images", "data.path or data.train_labels"];
         let train = Self::split(config, [&config.train_images, &config.train_labels], keys)?;
         let keys = ["data.path or data.eval_images", "data.path or data.eval_labels"];
@@ -50,9 +48,9 @@ impl Idx {
         Ok((train, eval))
     }
 
-    /// The split of two files, images and labels, and the keys that lead to them.
+    /// Reads the split of two files, images and labels. `keys` name them in errors.
     fn split(
-        config: &config::Idx,
+        config: &config::IdxConfig,
         [images, labels]: [&str; 2],
         keys: [&'static str; 2],
     ) -> Result<Self, Error> {
@@ -115,17 +113,17 @@ impl Source for Idx {
     }
 }
 
-/// Unsigned bytes: the only element type there is for images and labels.
+/// Element type: unsigned bytes, the only one for images and labels.
 const U8: u8 = 0x08;
 
 const fn header_bytes(num_dims: usize) -> usize {
     4 + 4 * num_dims
 }
 
-/// A file, or the same with `.gz` after its name.
+/// A file; `.gz` may follow its name.
 struct IdxFile {
     path: PathBuf,
-    /// The key that leads to it.
+    /// The key that names it.
     key: &'static str,
 }
 
@@ -136,8 +134,8 @@ impl IdxFile {
         Self { path, key }
     }
 
-    /// The sizes in the header, and what follows it: never more than they announce, whatever a gzip file
-    /// unpacks to.
+    /// Returns the sizes in the header and the bytes after it. Reads no more bytes than the sizes give, however much a gzip
+    /// file unpacks to.
     fn read<const DIMS: usize>(&self) -> Result<([usize; DIMS], Vec<u8>), Error> {
         let unreadable = |source| unreadable(&self.path, self.key, source);
         let file = open_regular(&self.path).map_err(unreadable)?;
@@ -151,7 +149,7 @@ impl IdxFile {
         }
     }
 
-    /// Reads from the start of a header; `num_bytes` is how many there are where that is known.
+    /// Reads header and data; `num_bytes` is the size of the whole, if it is known.
     fn parse<const DIMS: usize>(
         &self,
         mut bytes: impl Read,
@@ -179,7 +177,7 @@ impl IdxFile {
         for (dim, word) in dims.iter_mut().zip(words) {
             *dim = u32::from_be_bytes(*word) as usize;
         }
-        // Three factors of 32 bits: no overflow in 128.
+        // At most three factors of 32 bits do not overflow 128 bits.
         let size: u128 = dims.iter().map(|dim| *dim as u128).product();
         let expected = header.len() as u128 + size;
         if num_bytes.is_some_and(|found| u128::from(found) != expected) {
@@ -241,7 +239,7 @@ mod tests {
         }
         let [train_images, train_labels, eval_images, eval_labels] = NAMES.map(str::to_owned);
         let path = dir.path().to_owned();
-        let config = config::Idx {
+        let config = config::IdxConfig {
             path,
             train_images,
             train_labels,
@@ -293,16 +291,20 @@ mod tests {
         };
         let with_more = [&images[..], &[0]].concat();
         let cases = [
-            (0, flipped(&images, 2, 0x0d), "begins with 00 00 0d 03, but must with 00 00 08 03"),
+            (
+                0,
+                flipped(&images, 2, 0x0d),
+                "begins with 00 00 0d 03, but should begin with 00 00 08 03",
+            ),
             (0, labels.clone(), "begins with 00 00 08 01"),
             (0, vec![], "begins with nothing"),
-            (0, images[..9].to_vec(), "has 9 bytes, but its header takes or announces 16"),
-            (0, images[..27].to_vec(), "has 27 bytes, but its header takes or announces 28"),
+            (0, images[..9].to_vec(), "has 9 bytes, but 16 are expected from its header"),
+            (0, images[..27].to_vec(), "has 27 bytes, but 28 are expected from its header"),
             (0, with_more, "has 29 bytes"),
-            (0, idx(&[u32::MAX; 3], &[0]), "announces 79228162458924105385300197391"),
+            (0, idx(&[u32::MAX; 3], &[0]), "but 79228162458924105385300197391"),
             (0, idx(&[0, 2, 3], &[]), "2 labels"),
             (0, gzip(&images)[..20].to_vec(), "not a whole gzip file"),
-            (0, gzip(&[&images[..], &[0; 1 << 20]].concat()), "announces 28"),
+            (0, gzip(&[&images[..], &[0; 1 << 20]].concat()), "but 28 are expected"),
             (1, labels[..9].to_vec(), "train-labels-idx1-ubyte has 9 bytes"),
             (1, idx(&[3], &[1, 2, 3]), "3 labels"),
             (1, idx(&[2], &[1, 10]), "offset 9: label 10, but classes are 0 to 9"),

@@ -1,4 +1,4 @@
-//! Decoding images, and the part of one that the model sees.
+//! Decoding, cropping and resizing images.
 
 use std::io::Cursor;
 
@@ -18,27 +18,25 @@ pub(super) struct Image {
     pixels: Vec<u8>,
 }
 
-/// Bytes of a file with an image, far more than is of use.
+/// Upper limit for the bytes of an image file, far above practical sizes.
 pub(super) const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// Pixels of an image, as it is in its file or scaled: 400 MB of them. A header of a few bytes can announce
-/// billions, for which memory would be asked before anything is decoded.
+/// Upper limit for the pixels of an image, before and after resizing: 400 MB. A header of a few bytes can announce billions
+/// of pixels, and their memory would be allocated before anything is decoded.
 const MAX_PIXELS: u64 = 1 << 27;
 
 fn check_size(width: u64, height: u64) -> Result<(), String> {
     if width.saturating_mul(height) > MAX_PIXELS {
-        return Err(format!(
-            "{width} x {height} are more than the {MAX_PIXELS} pixels that are decoded"
-        ));
+        return Err(format!("{width} x {height} are more than the limit of {MAX_PIXELS} pixels"));
     }
     Ok(())
 }
 
-/// Decodes JPEG or PNG, whichever the bytes are, whatever the file's name says. Grey becomes colour, and
-/// transparency is dropped. Which way up the camera was held (EXIF) is not looked at.
+/// Decodes JPEG or PNG, recognized by the first bytes and not by the file's name. Gray becomes RGB, and transparency is
+/// dropped. The EXIF orientation is ignored.
 ///
 /// # Errors
-/// In words, if the bytes are neither or are damaged.
+/// A description, if the bytes are neither or are damaged.
 pub(super) fn decode(bytes: &[u8]) -> Result<Image, String> {
     if bytes.starts_with(&[0xff, 0xd8]) {
         decode_jpeg(bytes)
@@ -47,12 +45,12 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Image, String> {
     } else if bytes.is_empty() {
         Err("the file is empty".to_owned())
     } else {
-        Err("it begins like neither a JPEG nor a PNG".to_owned())
+        Err("it is neither a JPEG nor a PNG".to_owned())
     }
 }
 
 fn decode_jpeg(bytes: &[u8]) -> Result<Image, String> {
-    // Not strict, the decoder would fill up with grey what a damaged file does not have.
+    // In strict mode damaged files are errors; otherwise the decoder fills missing parts with gray.
     let options = DecoderOptions::default()
         .set_strict_mode(true)
         .set_max_width(u16::MAX.into())
@@ -76,7 +74,7 @@ fn decode_png(bytes: &[u8]) -> Result<Image, String> {
     decoder.set_transformations(png::Transformations::normalize_to_color8());
     let mut reader = decoder.read_info().map_err(in_words)?;
     check_size(reader.info().width.into(), reader.info().height.into())?;
-    let size = reader.output_buffer_size().ok_or("it is larger than memory could be")?;
+    let size = reader.output_buffer_size().ok_or("it is too large for the address space")?;
     let mut pixels = vec![0; size];
     let frame = reader.next_frame(&mut pixels).map_err(in_words)?;
     pixels.truncate(frame.buffer_size());
@@ -97,14 +95,14 @@ pub(super) struct Rect {
     pub height: u32,
 }
 
-/// The part of the area that a random crop has, and its width over its height.
+/// Ranges of a random crop: its share of the image's area, and its width divided by its height.
 const SCALE: (f64, f64) = (0.08, 1.0);
 const RATIO: (f64, f64) = (3.0 / 4.0, 4.0 / 3.0);
 
 impl Rect {
-    /// A random crop: the area uniform in 0.08 to 1 of the image, the logarithm of width over height
-    /// uniform in 3/4 to 4/3. After ten that stick out, the largest in the centre with such a ratio. As
-    /// in torchvision's `RandomResizedCrop`; Szegedy et al., "Going Deeper with Convolutions" (2014).
+    /// A random crop: its area is uniform in 0.08 to 1 of the image's, and the logarithm of its aspect ratio is uniform
+    /// between those of 3/4 and 4/3. After ten tries that do not fit, the largest central crop with such a ratio. The
+    /// method of torchvision's `RandomResizedCrop`; Szegedy et al., "Going Deeper with Convolutions" (2014).
     pub fn random(draws: &mut Draws, width: u32, height: u32) -> Self {
         let area = f64::from(width) * f64::from(height);
         for _ in 0..10 {
@@ -124,7 +122,7 @@ impl Rect {
         Self::centred(width, height, widest, highest)
     }
 
-    /// `width` x `height` in the middle of an image of the given size.
+    /// The central `width` x `height` of an image of the given size.
     pub fn centred(image_width: u32, image_height: u32, width: u32, height: u32) -> Self {
         let (left, top) = ((image_width - width) / 2, (image_height - height) / 2);
         Self { left, top, width, height }
@@ -141,10 +139,10 @@ impl Image {
         &self.pixels[3 * (row * self.width + column) as usize..][..3]
     }
 
-    /// A rectangle of the image, bilinear, averaging where it is made smaller.
+    /// Resizes a rectangle of the image, with bilinear interpolation and antialiasing.
     ///
     /// # Errors
-    /// In words, if the rectangle is not in the image.
+    /// A description, if the rectangle is not inside the image.
     pub fn resize(&self, rect: Rect, width: u32, height: u32) -> Result<Self, String> {
         let source = ImageRef::new(self.width, self.height, &self.pixels, PixelType::U8x3)
             .map_err(|error| error.to_string())?;
@@ -160,14 +158,14 @@ impl Image {
         Ok(Self { width, height, pixels: resized.into_vec() })
     }
 
-    /// The whole image, its shorter side `side` long, and the other in proportion.
+    /// Resizes the image so that its shorter side has `side` pixels, and keeps its aspect ratio.
     ///
     /// # Errors
     /// As [`Self::resize`].
     pub fn resize_shorter_side(&self, side: u32) -> Result<Self, String> {
         let (shorter, other) = (self.width.min(self.height), self.width.max(self.height));
         let longer = u64::from(side) * u64::from(other) / u64::from(shorter);
-        // A strip can be far longer than it is wide.
+        // The longer side of a narrow image can become huge.
         check_size(side.into(), longer)?;
         let longer = longer as u32;
         let (width, height) =
@@ -175,7 +173,7 @@ impl Image {
         self.resize(Rect::whole(self), width, height)
     }
 
-    /// Writes a rectangle as f32 `[3, height, width]`, each byte by the table of its colour.
+    /// Writes a rectangle as f32 `[3, height, width]`. `tables` map the bytes of each color to values.
     pub fn write(&self, rect: Rect, mirrored: bool, tables: &[[f32; 256]; 3], out: &mut [u8]) {
         let (words, _) = out.as_chunks_mut::<4>();
         let (width, height) = (rect.width as usize, rect.height as usize);

@@ -1,8 +1,8 @@
-//! `image_folder`: a folder of images for each class, as ImageNet is kept.
+//! `image_folder`: a folder of images for each class, the layout of ImageNet.
 //!
-//! For training a random crop of any size is stretched to a square and mirrored every other time; for
-//! evaluation the shorter side is scaled and the centre taken. Colours are then shifted and scaled as is
-//! usual for ImageNet. Files are decoded when they are wanted, on all processors.
+//! Training takes a random resized crop and flips it horizontally with probability 1/2; evaluation resizes the shorter side
+//! and takes the center crop. Colors are normalized with ImageNet's mean and standard deviation. Files are decoded on
+//! demand, on all cores.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,7 +17,7 @@ use super::source::checked_index;
 use super::{Error, Field, Skipped, Source};
 use crate::config::{self, OnBroken, read_regular};
 
-/// Mean and standard deviation of ImageNet's pixels, black 0 and white 1.
+/// Mean and standard deviation of ImageNet's pixels per color, with black 0 and white 1.
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const STD: [f32; 3] = [0.229, 0.224, 0.225];
 
@@ -26,19 +26,19 @@ const EVAL_PATH: &str = "data.eval_path";
 
 const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
 
-/// One split. Field `x` is f32 `[3, image_size, image_size]`; `y` is i32 `[]`, the place of the class
-/// among the sorted names of the training folders.
+/// One split. Field `x` is f32 `[3, image_size, image_size]`; `y` is i32 `[]`, the index of the class in the sorted names of
+/// the training folders.
 pub struct ImageFolder {
     files: Vec<Labelled>,
-    /// The key that leads to them.
+    /// The key that names their folder.
     key: &'static str,
     num_classes: usize,
     image_size: u32,
     eval_resize: u32,
-    /// None if images are never changed at random.
+    /// `None` if images are not augmented.
     augment_seed: Option<u64>,
     skipped: Option<Skipped>,
-    /// The value of each byte, by colour.
+    /// The normalized value of each byte, per color.
     tables: [[f32; 256]; 3],
     fields: [Field; 2],
 }
@@ -49,19 +49,19 @@ struct Labelled {
 }
 
 impl ImageFolder {
-    /// Lists the files, and returns the training split and the evaluation split: all of `eval_path`, or
-    /// the last part of each class.
+    /// Lists the files, and returns the training split and the evaluation split: all of `eval_path`, or the last files of
+    /// each class.
     ///
     /// # Errors
-    /// A folder that cannot be listed, that has no folders in it or one without images, or a class for
-    /// evaluation that training does not have. Images are not looked at yet.
-    pub fn open(config: &config::ImageFolder, seed: u64) -> Result<(Self, Self), Error> {
+    /// A folder that cannot be listed, has no class folders, or has one without images; or a class for evaluation that
+    /// training does not have. Images are not read yet.
+    pub fn open(config: &config::ImageFolderConfig, seed: u64) -> Result<(Self, Self), Error> {
         let classes = classes(&config.path, PATH)?;
         let (mut train, mut eval) = (vec![], vec![]);
         for (label, class) in classes.iter().enumerate() {
             let mut files = labelled(&config.path.join(class), PATH, label)?;
             if config.eval_path.is_none() {
-                // One file stays for training, or the class would be unknown.
+                // Training keeps at least one file of each class.
                 let num_eval = (files.len() as f64 * config.eval_fraction()).round() as usize;
                 eval.extend(files.split_off(files.len() - num_eval.min(files.len() - 1)));
             }
@@ -89,7 +89,7 @@ impl ImageFolder {
     }
 
     fn new(
-        config: &config::ImageFolder,
+        config: &config::ImageFolderConfig,
         files: Vec<Labelled>,
         num_classes: usize,
         augment_seed: Option<u64>,
@@ -100,7 +100,7 @@ impl ImageFolder {
             files,
             key: PATH,
             num_classes,
-            // The configuration allows no side that u32 could not hold.
+            // The configuration limits both to far less than u32::MAX.
             image_size: side as u32,
             eval_resize: config.eval_resize() as u32,
             augment_seed,
@@ -171,7 +171,7 @@ impl Source for ImageFolder {
     }
 }
 
-/// The names of the folders, sorted; links to folders are folders here.
+/// The sorted names of the folders, including links to folders.
 fn classes(path: &Path, key: &'static str) -> Result<Vec<OsString>, Error> {
     let mut classes = vec![];
     for entry in fs::read_dir(path).map_err(|source| unreadable(path, key, source))? {

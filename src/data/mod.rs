@@ -1,8 +1,8 @@
-//! Examples: where they come from, in which order they are used, and how they become batches.
+//! Examples: where they come from, the order in which they are used, and how they become batches (phase: run).
 //!
-//! A [`Source`] reads single examples; a [`Sampler`] says which ones step `k` takes, as a pure function
-//! of the seed that does not know the number of replicas; [`TrainBatches`] and [`EvalBatches`] put them
-//! into literals, one for each replica; [`Prefetch`] does so on a thread, ahead of the loop (phase: run).
+//! A [`Source`] reads single examples. A [`Sampler`] computes the ids of step `k`'s batch from the seed alone, not from
+//! the number of replicas. [`TrainBatches`] and [`EvalBatches`] assemble the examples into one literal per replica and
+//! field; [`Prefetch`] does so on a thread, ahead of the loop.
 
 mod augment;
 mod batch;
@@ -45,14 +45,14 @@ pub use tokens::Tokens;
 /// The two parts of a data set; no example is in both.
 #[derive(Clone)]
 pub struct Splits {
-    /// What the model learns from.
+    /// The training examples.
     pub train: Arc<dyn Source>,
-    /// What it is measured on.
+    /// The evaluation examples.
     pub eval: Arc<dyn Source>,
 }
 
 impl Splits {
-    /// What was left out of either part as broken, if anything was.
+    /// The broken examples that were left out of either part, or `None` if there are none.
     pub fn skipped_report(&self) -> Option<String> {
         let parts = [("training", &self.train), ("evaluation", &self.eval)];
         let reports: Vec<_> = parts
@@ -67,13 +67,12 @@ impl Splits {
     }
 }
 
-/// Opens the source that a configuration names. `seed` is `train.seed`: computed data and the random changes to
-/// training images follow from it.
+/// Opens the source that a configuration names. `seed` is `train.seed`, which determines synthetic data and the
+/// augmentation of training images.
 ///
 /// # Errors
-/// A file that cannot be read or is not what it should be, with the place; or another number of training
-/// examples than the configuration says.
-pub fn open(config: &config::Data, seed: u64) -> Result<Splits, Error> {
+/// A file that cannot be read or has the wrong format; or a number of training examples other than the configured one.
+pub fn open(config: &config::DataConfig, seed: u64) -> Result<Splits, Error> {
     let splits = open_source(config, seed)?;
     let found = splits.train.num_examples();
     match config.num_examples() {
@@ -82,41 +81,41 @@ pub fn open(config: &config::Data, seed: u64) -> Result<Splits, Error> {
     }
 }
 
-fn open_source(config: &config::Data, seed: u64) -> Result<Splits, Error> {
+fn open_source(config: &config::DataConfig, seed: u64) -> Result<Splits, Error> {
     Ok(match config {
-        config::Data::Cifar10(config) => {
+        config::DataConfig::Cifar10(config) => {
             let (train, eval) = Cifar10::load(config, seed)?;
             Splits::of(train, eval)
         }
-        config::Data::Digits(config::Digits { path, .. }) => {
+        config::DataConfig::Digits(config::DigitsConfig { path, .. }) => {
             let (train, eval) = Digits::load(path)?;
             Splits::of(train, eval)
         }
-        config::Data::Idx(config) => {
+        config::DataConfig::Idx(config) => {
             let (train, eval) = Idx::load(config)?;
             Splits::of(train, eval)
         }
-        config::Data::ImageFolder(config) => {
+        config::DataConfig::ImageFolder(config) => {
             let (train, eval) = ImageFolder::open(config, seed)?;
             Splits::of(train, eval)
         }
-        config::Data::Text(config) => {
+        config::DataConfig::Text(config) => {
             let (train, eval) = Text::load(config)?;
             Splits::of(train, eval)
         }
-        config::Data::Tokens(config) => {
+        config::DataConfig::Tokens(config) => {
             let (train, eval) = Tokens::open(config)?;
             Splits::of(train, eval)
         }
-        config::Data::Synthetic(config) => {
-            let config::Synthetic { num_examples, features, image, classes } = config;
+        config::DataConfig::Synthetic(config) => {
+            let config::SyntheticConfig { num_examples, features, image, classes } = config;
             let row = [*features];
             let dims = if image.is_empty() { &row[..] } else { image };
             let (train, eval) = Synthetic::splits(seed, *num_examples, dims, *classes);
             Splits::of(train, eval)
         }
-        config::Data::SyntheticTokens(config) => {
-            let config::SyntheticTokens { num_examples, vocab_size, context } = *config;
+        config::DataConfig::SyntheticTokens(config) => {
+            let config::SyntheticTokensConfig { num_examples, vocab_size, context } = *config;
             let (train, eval) = SyntheticTokens::splits(seed, num_examples, context, vocab_size);
             Splits::of(train, eval)
         }

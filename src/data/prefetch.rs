@@ -1,4 +1,4 @@
-//! Batches assembled and sent on their way by a thread, ahead of the loop.
+//! A thread that assembles and transfers batches ahead of the loop.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -8,25 +8,25 @@ use std::{error, io, thread};
 
 use super::{Error, HostBatch};
 
-/// A thread that assembles the next batches and hands each to a closure, which starts the transfer to
-/// the devices: at most `depth` of them wait, finished, for the loop.
+/// A thread that assembles the next batches and passes each to a closure, which starts the transfer to the devices. At most
+/// `depth` finished batches wait for the loop.
 ///
-/// Dropping it stops the thread and joins it, after the batch that it is working on.
+/// Dropping it stops the thread after the current batch, and joins it.
 pub struct Prefetch<T, E> {
     receiver: Option<Receiver<Result<T, PrefetchError<E>>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the closure made of a batch.
+/// A batch from the thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prefetched<T> {
     /// The closure's result.
     pub batch: T,
-    /// How long the loop waited for it: the step's `data_wait`.
+    /// How long the loop waited for it.
     pub waited: Duration,
 }
 
-/// Why there is no next batch. No other follows.
+/// Why there is no next batch. It is the last result.
 #[derive(Debug, thiserror::Error)]
 pub enum PrefetchError<E> {
     /// The batch could not be assembled.
@@ -48,8 +48,8 @@ where
     T: Send + 'static,
     E: error::Error + Send + 'static,
 {
-    /// Starts the thread on `batches`, for example [`super::TrainBatches::range`]. A depth of 1 keeps the
-    /// transfer one step ahead; 0 counts as 1.
+    /// Starts the thread on `batches`, for example [`super::TrainBatches::range`]. A depth of 1 keeps the transfer one step
+    /// ahead; 0 counts as 1.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -58,10 +58,10 @@ where
         depth: usize,
         transfer: impl FnMut(HostBatch) -> Result<T, E> + Send + 'static,
     ) -> Result<Self, PrefetchError<E>> {
-        // The thread holds one finished batch itself while it waits for a place in the channel.
+        // The thread itself holds one finished batch while it waits for space in the channel.
         let (sender, receiver) = sync_channel(depth.max(1) - 1);
         let run = move || {
-            // The panic is passed on as an error: the loop must neither hang nor die of it.
+            // A panic becomes an error, so that the loop neither hangs nor panics.
             let result = catch_unwind(AssertUnwindSafe(|| produce(batches, transfer, &sender)));
             if let Err(payload) = result {
                 let message = payload
@@ -69,7 +69,7 @@ where
                     .map(|text| text.to_string())
                     .or_else(|| payload.downcast_ref::<String>().cloned())
                     .unwrap_or_else(|| "no message".to_owned());
-                // Nobody listens any more when the receiver has been dropped.
+                // This fails only if the receiver has been dropped.
                 let _ = sender.send(Err(PrefetchError::Panicked(message)));
             }
         };
@@ -80,8 +80,8 @@ where
 }
 
 impl<T, E> Prefetch<T, E> {
-    /// The next batch, in order; `None` behind the last one or behind an error.
-    #[expect(clippy::should_implement_trait, reason = "an iterator would not be told of the wait")]
+    /// The next batch, in order; `None` after the last one or after an error.
+    #[expect(clippy::should_implement_trait, reason = "it also returns the time waited")]
     pub fn next(&mut self) -> Option<Result<Prefetched<T>, PrefetchError<E>>> {
         let start = Instant::now();
         let received = self.receiver.as_ref()?.recv();
@@ -99,16 +99,16 @@ impl<T, E> Prefetch<T, E> {
 
 impl<T, E> Drop for Prefetch<T, E> {
     fn drop(&mut self) {
-        // First the receiver: a thread that waits for a place in the channel is woken by its end.
+        // The receiver goes first: that wakes a thread that waits for space in the channel.
         self.receiver = None;
         if let Some(thread) = self.thread.take() {
-            // Panics inside were caught; one in a destructor of what was prefetched ends here.
+            // Panics in the thread were caught, except one in the destructor of a batch, which is ignored.
             let _ = thread.join();
         }
     }
 }
 
-/// Until the batches end, one fails, or nobody listens.
+/// Runs until the batches end, one fails, or the receiver is dropped.
 fn produce<T, E>(
     batches: impl Iterator<Item = Result<HostBatch, Error>>,
     mut transfer: impl FnMut(HostBatch) -> Result<T, E>,

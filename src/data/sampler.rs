@@ -1,16 +1,15 @@
-//! Which examples a step takes: a pure function of the seed, independent of the number of replicas.
+//! The examples of each step: a pure function of the seed, independent of the number of replicas.
 
 use hlo::random::threefry2x32;
 
-/// The order of training examples: every epoch another permutation of all of them, cut into batches;
-/// what remains of an epoch is dropped, and it is another remainder each time.
+/// The order of training examples: a new permutation of all of them in each epoch, cut into batches. The remainder of an
+/// epoch that does not fill a batch is dropped; the permutation makes it a different one each time.
 ///
-/// Nothing is stored: batch `k` is computed from (seed, number of examples, global batch, k). So a run
-/// continues from the index of the batch that it consumed last, on any number of replicas.
+/// Nothing is stored: batch `k` is computed from (seed, number of examples, global batch, k). A run can therefore continue
+/// at any batch, on any number of replicas.
 ///
-/// The permutation is a Feistel network over the smallest even number of bits that holds every id, with
-/// threefry as round function, walked until it falls on an id (Black and Rogaway, "Ciphers with Arbitrary
-/// Finite Domains", CT-RSA 2002, the method of cycle walking).
+/// The permutation is a Feistel network over the smallest even number of bits that holds every id, with threefry as round
+/// function, and cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
 ///
 /// ```
 /// use lockstep::data::Sampler;
@@ -27,23 +26,23 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// The order that follows from `seed`. Without a whole batch in an epoch there is no batch at all.
+    /// The order for `seed`. If an epoch does not fill a batch, there are no batches.
     pub fn new(seed: u64, num_examples: u64, global_batch: usize) -> Self {
         let key = threefry2x32([seed as u32, (seed >> 32) as u32], [ORDER, 0]);
         Self { key, num_examples, global_batch: global_batch as u64 }
     }
 
-    /// Examples of a batch, over all replicas.
+    /// Examples per batch, over all replicas.
     pub(super) fn global_batch(&self) -> u64 {
         self.global_batch
     }
 
-    /// Whole batches in an epoch.
+    /// Whole batches per epoch.
     pub fn batches_per_epoch(&self) -> u64 {
         self.num_examples.checked_div(self.global_batch).unwrap_or(0)
     }
 
-    /// The ids of batch `k`, counted from 0 over the whole run; empty if an epoch has no whole batch.
+    /// The ids of batch `k`, counted from 0 over the whole run; empty if there are no batches.
     pub fn batch(&self, k: u64) -> Vec<u64> {
         if self.batches_per_epoch() == 0 {
             return vec![];
@@ -62,14 +61,14 @@ impl Sampler {
         threefry2x32(self.key, [epoch as u32, (epoch >> 32) as u32])
     }
 
-    /// The id at a place of an epoch's permutation.
+    /// The id at position `place` of an epoch's permutation.
     fn permute(&self, epoch_key: [u32; 2], place: u64) -> u64 {
         let bits = u64::BITS - self.num_examples.saturating_sub(1).leading_zeros();
         let half_bits = bits.div_ceil(2).max(1);
         let mask = (1u64 << half_bits) - 1;
         let mut value = place;
-        // The network permutes at most four times as many values as there are ids, and a cycle that
-        // starts on an id comes back to one: this ends, after four rounds of the loop on average at most.
+        // The network permutes at most four times as many values as there are ids, and a cycle that starts at an id
+        // returns to one. So the loop ends, after at most four iterations on average.
         loop {
             let (mut left, mut right) = (value >> half_bits, value & mask);
             for round in 0..NUM_ROUNDS {
@@ -84,10 +83,10 @@ impl Sampler {
     }
 }
 
-/// Keeps the order apart from other draws that follow from the same seed.
+/// Separates the order from other random numbers with the same seed.
 const ORDER: u32 = 0x4f524452;
 
-/// Four rounds suffice for large domains (Luby and Rackoff, 1988); small ones mix better with more.
+/// Four rounds are enough for large domains (Luby and Rackoff, 1988); small ones need more to mix well.
 const NUM_ROUNDS: u32 = 8;
 
 #[cfg(test)]

@@ -5,11 +5,11 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Error;
 
-/// The broken examples of a source, each counted once however often it was met.
+/// The broken examples of a source, each counted once however often it was read.
 #[derive(Debug, Default)]
 pub struct Skipped(Mutex<BTreeMap<u64, String>>);
 
-/// So many are named; a folder full of them would fill the screen.
+/// How many the report names: a folder full of them would fill the screen.
 const MAX_NAMED: usize = 10;
 
 impl Skipped {
@@ -18,12 +18,12 @@ impl Skipped {
         errors.entry(example).or_insert_with(|| error.to_string());
     }
 
-    /// Number of broken examples met so far.
+    /// Number of broken examples so far.
     pub fn count(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// How many there are and the first of them with the reason, if there is any.
+    /// Their number, and the first of them with their errors; `None` if there are none.
     pub fn report(&self) -> Option<String> {
         let errors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if errors.is_empty() {

@@ -1,8 +1,8 @@
-//! `synthetic`: a classification task that is computed, for trying things out at any size.
+//! `synthetic`: a generated classification task of any size, for experiments.
 //!
-//! Each class has a centre and each example is the centre of its class plus noise, all from the seed.
-//! Bell-shaped values are sums of four uniform ones: exact in f32, so that every machine computes the
-//! same examples, which a library's logarithm would not promise.
+//! Each class has a center, and each example is the center of its class plus noise; both depend on the seed. Noise is a sum
+//! of four uniform values, which approximates a normal distribution. Unlike a method that needs a library's logarithm, it is
+//! exact in f32: every machine generates the same examples.
 
 use hlo::DType;
 use hlo::random::threefry2x32;
@@ -10,8 +10,8 @@ use hlo::random::threefry2x32;
 use super::source::checked_index;
 use super::{Error, Field, Source};
 
-/// One split of a synthetic task. Field `x` is f32, of the dims asked for, centre plus noise of variance 1 each;
-/// `y` is i32 [].
+/// One split of a synthetic task. Field `x` is f32 with the given dims: center plus noise, each with variance 1. `y` is i32
+/// `[]`.
 pub struct Synthetic {
     centres_key: [u32; 2],
     noise_key: [u32; 2],
@@ -22,10 +22,9 @@ pub struct Synthetic {
 }
 
 impl Synthetic {
-    /// A training split of `num_examples`, and an evaluation split of a fifth as many others, but at
-    /// least one.
+    /// A training split of `num_examples`, and an evaluation split of a fifth as many other examples, at least one.
     ///
-    /// Examples, features and classes are counted in 32 bits: the configuration allows no more.
+    /// Examples, features and classes are counted in 32 bits; the configuration limits them to that.
     pub fn splits(
         seed: u64,
         num_examples: usize,
@@ -34,7 +33,7 @@ impl Synthetic {
     ) -> (Self, Self) {
         let seed_key = [seed as u32, (seed >> 32) as u32];
         let split = |index: u32, num_examples: usize| Self {
-            // The centres are the same in both splits, or there would be nothing to learn.
+            // Both splits have the same centers, or there would be nothing to learn.
             centres_key: threefry2x32(seed_key, [SYNTHETIC, 0]),
             noise_key: threefry2x32(seed_key, [SYNTHETIC, 1 + 2 * index]),
             labels_key: threefry2x32(seed_key, [SYNTHETIC, 2 + 2 * index]),
@@ -77,13 +76,13 @@ impl Source for Synthetic {
     }
 }
 
-/// Keeps these draws apart from others that follow from the same seed.
+/// Separates these random numbers from others with the same seed.
 const SYNTHETIC: u32 = 0x53594e54;
 
 /// The sum of four uniform values, with mean 0 and variance 1 (to within 1e-9).
 fn bell(bits: [u32; 2]) -> f32 {
     let sum: u32 = bits.iter().map(|word| (word & 0xffff) + (word >> 16)).sum();
-    // Each half word has mean 65535/2 and variance 65536^2/12; four of them a deviation of 65536/sqrt(3).
+    // Each half word has mean 65535/2 and variance 65536^2/12; the sum of four has standard deviation 65536/sqrt(3).
     (sum as f32 - 131_070.0) * (1.732_050_8 / 65_536.0)
 }
 

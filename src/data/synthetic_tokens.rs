@@ -1,10 +1,10 @@
-//! `synthetic_tokens`: sequences of tokens that are computed, for trying things out at any size.
+//! `synthetic_tokens`: generated sequences of tokens of any size, for experiments.
 //!
 //! ```text
-//! t0 = any token      t_(i+1) = successor(t_i), every second time; else any token
+//! t0 = random token      t_(i+1) = successor(t_i) with probability 1/2, else a random token
 //! ```
-//! Each token has one successor, from the seed. So the task can be learned, down to a known loss: with many
-//! tokens, v, it is `ln 2 + ln(v) / 2` nats a token.
+//! Each token has one successor, which depends on the seed. So the task can be learned down to a known loss: with a large
+//! vocabulary of v tokens, it is `ln 2 + ln(v) / 2` nats per token.
 
 use hlo::DType;
 use hlo::random::threefry2x32;
@@ -12,7 +12,7 @@ use hlo::random::threefry2x32;
 use super::source::checked_index;
 use super::{Error, Field, Source, windows};
 
-/// One split of a synthetic task. Fields `x` and `y` are i32 `[context]`, y one token ahead.
+/// One split of a synthetic task. Fields `x` and `y` are i32 `[context]`; `y` is `x` shifted by one token.
 pub struct SyntheticTokens {
     successors_key: [u32; 2],
     tokens_key: [u32; 2],
@@ -23,10 +23,9 @@ pub struct SyntheticTokens {
 }
 
 impl SyntheticTokens {
-    /// A training split of `num_examples`, and an evaluation split of a fifth as many others, but at
-    /// least one.
+    /// A training split of `num_examples`, and an evaluation split of a fifth as many other examples, at least one.
     ///
-    /// Examples, positions and tokens are counted in 32 bits: the configuration allows no more.
+    /// Examples, positions and tokens are counted in 32 bits; the configuration limits them to that.
     pub fn splits(
         seed: u64,
         num_examples: usize,
@@ -36,7 +35,7 @@ impl SyntheticTokens {
         let seed_key = [seed as u32, (seed >> 32) as u32];
         let field = |name| Field { name, dtype: DType::I32, dims: vec![context] };
         let split = |index: u32, num_examples: usize| Self {
-            // The same in both splits, or there would be nothing to learn.
+            // Both splits have the same successors, or there would be nothing to learn.
             successors_key: threefry2x32(seed_key, [TOKENS, 0]),
             tokens_key: threefry2x32(seed_key, [TOKENS, 1 + index]),
             num_examples: num_examples as u64,
@@ -51,7 +50,7 @@ impl SyntheticTokens {
         self.token(threefry2x32(self.successors_key, [token, 0])[0])
     }
 
-    /// A token from 32 random bits.
+    /// Maps 32 random bits to a token.
     fn token(&self, bits: u32) -> u32 {
         ((u64::from(bits) * self.vocab_size as u64) >> 32) as u32
     }
@@ -81,7 +80,7 @@ impl Source for SyntheticTokens {
                     _ => self.token(any),
                 };
                 before = Some(token);
-                // The configuration allows no vocabulary that i32 could not count.
+                // The configuration limits the vocabulary to i32.
                 token as i32
             })
             .collect();
@@ -90,7 +89,7 @@ impl Source for SyntheticTokens {
     }
 }
 
-/// Keeps these draws apart from others that follow from the same seed.
+/// Separates these random numbers from others with the same seed.
 const TOKENS: u32 = 0x544f_4b53;
 
 #[cfg(test)]

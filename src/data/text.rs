@@ -1,7 +1,7 @@
-//! `text`: a file, or all files of a folder one behind the other, as a sequence of bytes.
+//! `text`: a file, or the concatenated files of a folder, as a sequence of bytes.
 //!
-//! Nothing has to be prepared and nothing is unknown: a token is a byte, 0 to 255. All of it is held in
-//! memory; what is too much for that is better tokenised once and read as `tokens`.
+//! A token is a byte, 0 to 255, so that no preparation is needed and no token is unknown. All of it is held in memory;
+//! larger text can be tokenized once and read as `tokens`.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -14,20 +14,18 @@ use crate::config::{self, open_regular};
 const NUM_BYTES: usize = 256;
 const KEY: &str = "data.path";
 
-/// One split of a text. Field `x` is i32 `[context]`, a window of its bytes, and `y` i32 `[context]` the
-/// byte that follows each of them.
+/// One split of a text. Field `x` is i32 `[context]`, a window of bytes; `y` is i32 `[context]`, the byte after each of them.
 pub struct Text {
     bytes: Arc<Vec<u8>>,
     windows: Windows,
 }
 
 impl Text {
-    /// Reads the files and returns the training split and what is held out, at the end.
+    /// Reads the files, and returns the training split and the evaluation split, which is the end of the text.
     ///
     /// # Errors
-    /// A path that cannot be read, a folder without a file of the wanted extensions, or less than two
-    /// windows.
-    pub fn load(config: &config::Text) -> Result<(Self, Self), Error> {
+    /// A path that cannot be read, a folder with no file of the given extensions, or a text shorter than two windows.
+    pub fn load(config: &config::TextConfig) -> Result<(Self, Self), Error> {
         let mut bytes = vec![];
         let paths = list(&config.path, KEY, &config.extensions)?;
         if paths.is_empty() {
@@ -80,8 +78,8 @@ mod tests {
 
     use super::*;
 
-    fn config(path: &Path, context: usize) -> config::Text {
-        config::Text {
+    fn config(path: &Path, context: usize) -> config::TextConfig {
+        config::TextConfig {
             path: path.to_owned(),
             extensions: vec![],
             context,

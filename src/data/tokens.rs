@@ -1,5 +1,5 @@
-//! `tokens`: text that was tokenised before, as a file of u16 or u32 numbers, little-endian and nothing
-//! else. Files may be of any size: an example is read when it is wanted.
+//! `tokens`: tokenized text, a file of little-endian u16 or u32 numbers without a header. Files can be larger than memory:
+//! examples are read on demand.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,8 +11,8 @@ use super::windows::{self, Windows};
 use super::{Error, Field, Source};
 use crate::config::{self, TokenType, open_regular};
 
-/// One split of a tokenised text. Field `x` is i32 `[context]`, a window of the tokens, and `y` i32
-/// `[context]` the token that follows each of them.
+/// One split of a tokenized text. Field `x` is i32 `[context]`, a window of tokens; `y` is i32 `[context]`, the token after
+/// each of them.
 pub struct Tokens {
     file: Arc<TokenFile>,
     windows: Windows,
@@ -29,12 +29,11 @@ struct TokenFile {
 }
 
 impl Tokens {
-    /// Opens the file and returns the training split and what is held out: all of `eval_path`, or the
-    /// end of the one file.
+    /// Opens the file, and returns the training split and the evaluation split: all of `eval_path`, or the end of the file.
     ///
     /// # Errors
-    /// A file that cannot be read, that ends within a token, or with too few tokens.
-    pub fn open(config: &config::Tokens) -> Result<(Self, Self), Error> {
+    /// A file that cannot be read, ends within a token, or has too few tokens.
+    pub fn open(config: &config::TokensConfig) -> Result<(Self, Self), Error> {
         let split = |file: &Arc<TokenFile>, windows| Self {
             file: file.clone(),
             windows,
@@ -83,7 +82,7 @@ impl Source for Tokens {
                 vocab_size: self.vocab_size,
             });
         }
-        // The configuration allows no vocabulary that i32 could not count.
+        // The configuration limits the vocabulary to i32.
         let tokens: Vec<_> = tokens.into_iter().map(|token| token as i32).collect();
         windows::write(&tokens, out);
         Ok(())
@@ -135,9 +134,9 @@ mod tests {
 
     use super::*;
 
-    fn config(path: PathBuf, dtype: TokenType) -> config::Tokens {
+    fn config(path: PathBuf, dtype: TokenType) -> config::TokensConfig {
         let (vocab_size, context) = (1000, 2);
-        config::Tokens {
+        config::TokensConfig {
             path,
             eval_path: None,
             eval_fraction: None,

@@ -1,10 +1,9 @@
-//! Long sequences of tokens, cut into examples: what `text` and `tokens` share.
+//! Long sequences of tokens, cut into examples, for `text` and `tokens`.
 //!
 //! ```text
 //! t0 t1 t2 t3 | t4 t5 t6 t7 | t8 ...      context 3: x = t0 t1 t2, y = t1 t2 t3; x = t4 t5 t6, ...
 //! ```
-//! Windows do not overlap, so that no token of one split is in the other. What is left behind the last
-//! whole window is not used.
+//! Windows do not overlap, so that the splits share no token. Tokens after the last whole window are not used.
 
 use std::ops::Range;
 
@@ -31,8 +30,8 @@ impl Windows {
         Self { context, first: 0, num_windows, fields: [field("x"), field("y")] }
     }
 
-    /// Cuts off the last `eval_fraction`, to the nearest number of windows. None if there are not two
-    /// windows; else neither part is empty.
+    /// Splits off the last `eval_fraction` for evaluation, rounded to whole windows. Neither part is empty; `None` if there
+    /// are less than two windows.
     pub fn split(self, eval_fraction: f64) -> Option<(Self, Self)> {
         let total = self.num_windows;
         if total < 2 {
@@ -53,7 +52,7 @@ impl Windows {
         &self.fields
     }
 
-    /// Where the tokens of an example stand in the whole sequence.
+    /// The range of an example's tokens in the whole sequence.
     ///
     /// # Errors
     /// If there is no such example.

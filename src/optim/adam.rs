@@ -1,18 +1,18 @@
 //! `m = b1 m + (1 - b1) u; v = b2 v + (1 - b2) u^2`, result `(m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)`
 
-use hlo::{Tensor, TensorType, Tree};
+use hlo::{LeafSpec, Tensor, Tree};
 
-use super::{Context, Transformation, beside, like_params, one_minus_power};
+use super::{Context, Transformation, like_params, one_minus_power, scalar_for};
 
 /// Adam's scaling, with bias correction for update number t = 1, 2, ..; state `first_moment.PATH` and
-/// `second_moment.PATH`. The epsilon is added behind the correction, as by PyTorch and optax. Kingma and
+/// `second_moment.PATH`. The epsilon is added after the correction, as in PyTorch and optax. Kingma and
 /// Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1.
 ///
 /// ```
-/// use hlo::{DType, TensorType, Tree};
+/// use hlo::{DType, LeafSpec, Tree};
 /// use lockstep::optim::{Transformation, scale_by_adam};
 ///
-/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
 /// let state = scale_by_adam(0.9, 0.999, 1e-8).init(&params);
 /// assert_eq!(state.paths().collect::<Vec<_>>(), ["first_moment.w", "second_moment.w"]);
 /// ```
@@ -27,7 +27,7 @@ struct Adam {
 }
 
 impl Transformation for Adam {
-    fn init(&self, params: &Tree<TensorType>) -> Tree<TensorType> {
+    fn init(&self, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
         let mut state = like_params("first_moment", params);
         state.extend(like_params("second_moment", params));
         state
@@ -43,7 +43,7 @@ impl Transformation for Adam {
             let mut decayed = |name: &str, beta: f64, value: Tensor<'g>| {
                 let average = state.get_mut(&format!("{name}.{path}"))?;
                 *average = *average * beta + value * (1.0 - beta);
-                let t = beside(context.num_updates, *update) + 1.0;
+                let t = scalar_for(context.num_updates, *update) + 1.0;
                 Some(*average / one_minus_power(beta, t))
             };
             let first = decayed("first_moment", self.beta1, *update);

@@ -2,9 +2,9 @@
 
 use hlo::{Tensor, Tree};
 
-use super::{Context, Transformation, beside, global_norm};
+use super::{Context, Transformation, global_norm, scalar_for};
 
-/// Scales all updates by one number so that their norm together is at most `max_norm`. Pascanu, Mikolov
+/// Scales all updates by one factor so that their global norm is at most `max_norm`. Pascanu, Mikolov
 /// and Bengio, "On the difficulty of training recurrent neural networks" (2013), algorithm 1.
 ///
 /// ```
@@ -42,8 +42,8 @@ impl Transformation for Clip {
         _context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
         let Some(norm) = global_norm(&updates) else { return updates };
-        // Exactly 1 where nothing is to be cut, so that nothing is rounded.
+        // Exactly 1 below the limit, so that nothing is rounded.
         let scale = self.max_norm / norm.maximum(self.max_norm);
-        updates.map(|_, update| *update * beside(scale, *update))
+        updates.map(|_, update| *update * scalar_for(scale, *update))
     }
 }

@@ -1,21 +1,21 @@
 //! `mean = mean + (w - mean) (1 - decay) / (1 - decay^t)`
 
-use hlo::{Tensor, TensorType, Tree};
+use hlo::{LeafSpec, Tensor, Tree};
 
-use super::{Context, EMA, Transformation, beside, like_params, one_minus_power};
+use super::{Context, EMA, Transformation, like_params, one_minus_power, scalar_for};
 
-/// A running mean of the parameters behind each update t = 1, 2, ..; state `ema.PATH`. It changes no
-/// update, and must be the last link. Polyak and Juditsky, "Acceleration of stochastic approximation by
-/// averaging" (1992), with exponential weights.
+/// A running mean of the parameters after each update t = 1, 2, ..; state `ema.PATH`. It leaves the
+/// updates unchanged, and must be the last link. Polyak and Juditsky, "Acceleration of stochastic
+/// approximation by averaging" (1992), with exponential weights.
 ///
-/// The weights of the parameters behind updates 1 to t are those of `mean = decay mean + (1 - decay) w`,
-/// divided by their sum as Adam's are: the initial parameters have none, so that early means are of use.
+/// The parameters after updates 1 to t are weighted as in `mean = decay mean + (1 - decay) w`, with the
+/// same bias correction as in Adam. The initial parameters have no weight, so early means are useful.
 ///
 /// ```
-/// use hlo::{DType, TensorType, Tree};
+/// use hlo::{DType, LeafSpec, Tree};
 /// use lockstep::optim::{Transformation, average_params};
 ///
-/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
 /// let state = average_params(0.999).init(&params);
 /// assert_eq!(state.paths().collect::<Vec<_>>(), ["ema.w"]);
 /// ```
@@ -28,7 +28,7 @@ struct Ema {
 }
 
 impl Transformation for Ema {
-    fn init(&self, params: &Tree<TensorType>) -> Tree<TensorType> {
+    fn init(&self, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
         like_params(EMA, params)
     }
 
@@ -44,7 +44,7 @@ impl Transformation for Ema {
                 update.reject("ema", format!("there is no state for `{path}`"));
                 return *update;
             };
-            let t = beside(context.num_updates, *update) + 1.0;
+            let t = scalar_for(context.num_updates, *update) + 1.0;
             let weight = (1.0 - self.decay) / one_minus_power(self.decay, t);
             *mean = *mean + (*param + *update - *mean) * weight;
             *update

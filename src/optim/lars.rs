@@ -1,17 +1,17 @@
 //! `u = (g + decay w) * coefficient |w| / (|g| + decay |w|)`
 
-use hlo::{Tensor, TensorType, Tree};
+use hlo::{LeafSpec, Tensor, Tree};
 
 use super::norm::{norm, ratio};
-use super::{Context, Mask, Transformation, UnmatchedPattern, beside};
+use super::{Context, Mask, Transformation, UnmatchedPattern, scalar_for};
 
-/// Layer-wise adaptive rates: each parameter's update is scaled to a share of the parameter's norm.
-/// Parameters outside of `adapted` keep their gradient's size, those outside of `decayed` are not decayed.
+/// Layer-wise adaptive rates: scales each parameter's update to a fraction of the parameter's norm.
+/// Parameters that `adapted` excludes are not scaled; those that `decayed` excludes are not decayed.
 /// Where a norm is 0, the scale is 1. You, Gitman and Ginsburg, "Large batch training of convolutional
 /// networks" (2017), algorithm 1.
 ///
-/// The denominator is the paper's sum of norms, which is what published recipes were tuned with; optax
-/// divides by the norm of the sum, `|g + decay w|`. Without decay the two are the same.
+/// The denominator is the paper's sum of norms, which published recipes were tuned with; optax divides by
+/// the norm of the sum, `|g + decay w|`. Without decay the two are the same.
 ///
 /// ```
 /// use hlo::{DType, Literal, Mesh, Tree, interpret, trace};
@@ -53,7 +53,7 @@ struct Lars {
 }
 
 impl Transformation for Lars {
-    fn check(&self, params: &Tree<TensorType>) -> Result<(), UnmatchedPattern> {
+    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
         self.decayed.check(params)?;
         self.adapted.check(params)
     }
@@ -73,10 +73,10 @@ impl Transformation for Lars {
                 return update;
             }
             let (param_norm, gradient_norm) = (norm(*param), norm(*gradient));
-            // Both norms must be there; the decay alone would be no direction to trust.
+            // A zero gradient is not scaled: the decay alone is no direction to trust.
             let by = (gradient_norm + param_norm * decay) / self.coefficient;
             let by = gradient_norm.greater(0.0).select(by, gradient_norm);
-            update * beside(ratio(param_norm, by), update)
+            update * scalar_for(ratio(param_norm, by), update)
         })
     }
 }

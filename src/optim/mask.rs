@@ -1,28 +1,28 @@
 //! Which parameters a link acts on.
 
-use hlo::{Tensor, TensorType, Tree};
+use hlo::{LeafSpec, Tensor, Tree};
 
 use crate::config::Patterns;
 
-/// A choice of parameters.
+/// A subset of the parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Mask {
-    /// Those of rank 2 and more: without biases and the scales of norms. Decaying these hurts (He et al.,
-    /// "Bag of tricks for image classification", 2019, section 3.1), and their norms are too small for
-    /// adaptive rates (You et al., 2017).
+    /// Parameters of rank 2 or more, which excludes biases and the scales of normalization layers. Decaying
+    /// these hurts (He et al., "Bag of tricks for image classification", 2019, section 3.1), and their norms
+    /// are too small for adaptive rates (You et al., 2017).
     #[default]
     Matrices,
-    /// All but those whose path matches.
+    /// All parameters except those whose path matches.
     Except {
-        /// Where the patterns come from, for messages.
+        /// The configuration key that holds the patterns, for messages.
         key: &'static str,
-        /// What they are.
+        /// Patterns of the excluded paths.
         patterns: Patterns,
     },
 }
 
 impl Mask {
-    /// All but those that the patterns match; without patterns those of rank 2 and more.
+    /// [`Self::Except`] the paths that match `patterns`; [`Self::Matrices`] for `None`.
     pub fn new(key: &'static str, patterns: Option<&Patterns>) -> Self {
         match patterns {
             Some(patterns) => Self::Except { key, patterns: patterns.clone() },
@@ -30,7 +30,7 @@ impl Mask {
         }
     }
 
-    /// Is the parameter among them?
+    /// `true` if the mask includes the parameter.
     ///
     /// ```
     /// use lockstep::{config::Patterns, optim::Mask};
@@ -46,8 +46,7 @@ impl Mask {
         }
     }
 
-    /// The updates, with those of the parameters among them replaced by what `f` makes of the update and the
-    /// parameter.
+    /// Replaces the update of each included parameter by `f(update, parameter)`.
     pub(super) fn map<'g>(
         &self,
         updates: Tree<Tensor<'g>>,
@@ -60,12 +59,12 @@ impl Mask {
         })
     }
 
-    /// Sees that every pattern matches a parameter: one that matches none is a slip that would silently
-    /// decay what should not be.
+    /// Checks that every pattern matches a parameter. One that matches none is probably misspelled, and
+    /// parameters meant to be excluded would be decayed silently.
     ///
     /// # Errors
-    /// The pattern, and the parameters whose paths are nearest to it.
-    pub fn check(&self, params: &Tree<TensorType>) -> Result<(), UnmatchedPattern> {
+    /// The pattern, and the parameters with the most similar paths.
+    pub fn check(&self, params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
         let Self::Except { key, patterns } = self else { return Ok(()) };
         let paths: Vec<_> = params.paths().collect();
         match patterns.unmatched(&paths) {
@@ -79,25 +78,25 @@ impl Mask {
     }
 }
 
-/// A pattern that is meant for parameters and matches none.
+/// A pattern that matches no parameter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "optimizer.{key}: the pattern {pattern:?} matches no parameter; the nearest are {}",
     nearest.join(", ")
 )]
 pub struct UnmatchedPattern {
-    /// The key that holds it.
+    /// The configuration key that holds it.
     pub key: &'static str,
-    /// As given.
+    /// The pattern as given.
     pub pattern: String,
-    /// Paths of parameters.
+    /// The most similar parameter paths, best first.
     pub nearest: Vec<String>,
 }
 
-/// The three paths that are spelled most like a pattern.
+/// The three paths that are spelled most like the pattern.
 fn nearest(pattern: &str, paths: &[&str]) -> Vec<String> {
     let letters: String = pattern.chars().filter(|letter| !"*?[]!".contains(*letter)).collect();
-    // A pattern is mostly a part of the path, so that is what it is compared with.
+    // A pattern is usually part of a path, so it is compared with substrings of its length.
     let similarity = |path: &str| {
         let lengths = letters.chars().count();
         let starts = path.char_indices().map(|(start, _)| &path[start..]);
@@ -120,8 +119,8 @@ mod tests {
     #[test]
     fn a_pattern_without_a_match_names_the_nearest_parameters() {
         let paths = ["embed.weight", "blocks.0.norm1.weight", "blocks.0.norm1.bias", "head.bias"];
-        let ty = |path: &&str| ((*path).to_owned(), TensorType::new(DType::F32, &[2]));
-        let params: Tree<_> = paths.iter().map(ty).collect();
+        let leaf = |path: &&str| ((*path).to_owned(), LeafSpec::replicated(DType::F32, &[2]));
+        let params: Tree<_> = paths.iter().map(leaf).collect();
         let check = |patterns: &[&str]| {
             let patterns = Patterns::new(patterns.iter().copied()).unwrap();
             Mask::new("weight_decay_exclude", Some(&patterns)).check(&params)

@@ -1,8 +1,9 @@
-//! Optimizers: transformations of gradients, chained. Belongs to the trace phase, schedules excepted.
+//! Optimizers: chains of gradient transformations. Everything except schedules belongs to the trace phase.
 //!
-//! A [`Transformation`] is `{init, update}`: what state it keeps, and what it makes of the gradients. An
-//! optimizer is a [`chain`] of them that ends in [`scale_by_learning_rate`]; the result is added to the
-//! parameters. The learning rate is an input of the step, so another schedule compiles nothing anew.
+//! A [`Transformation`] is `{init, update}`, as in optax: the state that it keeps, and how it transforms the
+//! gradients. An optimizer is a [`chain`] of them that ends in [`scale_by_learning_rate`]; the result is
+//! added to the parameters. The learning rate is an input of the step, so changing the schedule does not
+//! recompile it.
 
 mod adam;
 mod clip;
@@ -16,7 +17,7 @@ pub mod schedule;
 mod trust_ratio;
 mod weight_decay;
 
-use hlo::{Tensor, TensorType, Tree};
+use hlo::{LeafSpec, Tensor, Tree};
 
 pub use adam::scale_by_adam;
 pub use clip::clip_by_global_norm;
@@ -29,28 +30,28 @@ pub use rules::{adam, adamw, from_config, lamb, lars, sgd};
 pub use trust_ratio::scale_by_trust_ratio;
 pub use weight_decay::add_decayed_weights;
 
-/// Prefix, in the optimizer's state, of the running mean of the parameters: what evaluation uses and what
-/// is saved, where there is one. It starts as the parameters, not as zeros.
+/// Prefix, in the optimizer's state, of the running mean of the parameters. If it exists, evaluation uses it
+/// and `params.safetensors` holds it. It starts as the parameters, not as zeros.
 pub const EMA: &str = "ema";
 
 /// One link of an optimizer.
 pub trait Transformation {
-    /// The state leaves it keeps for parameters of the given types: none, if not said otherwise. They
-    /// start as zeros, but for those under [`EMA`].
-    fn init(&self, _params: &Tree<TensorType>) -> Tree<TensorType> {
+    /// The state leaves that it keeps for these parameters; none by default. They start as zeros, except
+    /// those under [`EMA`].
+    fn init(&self, _params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
         Tree::new()
     }
 
-    /// Sees whether it fits these parameters.
+    /// Checks its masks against these parameters.
     ///
     /// # Errors
-    /// A pattern that matches none of them.
-    fn check(&self, _params: &Tree<TensorType>) -> Result<(), UnmatchedPattern> {
+    /// If a pattern matches none of them.
+    fn check(&self, _params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
         Ok(())
     }
 
-    /// The updates it makes of `updates` (the gradients, or what the links before made of them), with
-    /// its state replaced by the next one. Paths and types of both stay as they are.
+    /// Transforms `updates` (the gradients, or the result of the previous link), and replaces `state` by the
+    /// next one. Paths and types of both stay the same.
     fn update<'g>(
         &self,
         updates: Tree<Tensor<'g>>,
@@ -59,7 +60,7 @@ pub trait Transformation {
     ) -> Tree<Tensor<'g>>;
 }
 
-/// What an update may look at.
+/// What a transformation may read besides the updates.
 #[derive(Clone, Debug)]
 pub struct Context<'g> {
     /// The parameters before the update.
@@ -70,7 +71,7 @@ pub struct Context<'g> {
     pub learning_rate: Tensor<'g>,
 }
 
-/// Links in order: each gets what the one before made.
+/// Applies the links in order, each to the result of the previous one.
 pub fn chain(links: Vec<Box<dyn Transformation>>) -> impl Transformation {
     Chain { links }
 }
@@ -80,11 +81,11 @@ struct Chain {
 }
 
 impl Transformation for Chain {
-    fn init(&self, params: &Tree<TensorType>) -> Tree<TensorType> {
+    fn init(&self, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
         self.links.iter().flat_map(|link| link.init(params)).collect()
     }
 
-    fn check(&self, params: &Tree<TensorType>) -> Result<(), UnmatchedPattern> {
+    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
         self.links.iter().try_for_each(|link| link.check(params))
     }
 
@@ -112,23 +113,23 @@ impl Transformation for ScaleByLearningRate {
         _state: &mut Tree<Tensor<'g>>,
         context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
-        updates.map(|_, update| -(beside(context.learning_rate, *update) * *update))
+        updates.map(|_, update| -(scalar_for(context.learning_rate, *update) * *update))
     }
 }
 
-/// The state leaves `name.PATH`, one for each parameter, in the parameter's type.
-fn like_params(name: &str, params: &Tree<TensorType>) -> Tree<TensorType> {
+/// The state leaves `name.PATH`, one for each parameter, with its dtype, dims and sharding.
+fn like_params(name: &str, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
     params.clone().prefixed(name)
 }
 
-/// A scalar that is the same on all replicas, to compute with a leaf: in its dtype, and handed to the
-/// replicas over which the leaf is cut.
-fn beside<'g>(scalar: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
+/// A scalar that is the same on all replicas, converted to the dtype of `leaf` and typed as varying over the same
+/// axes, so that the two can be combined.
+fn scalar_for<'g>(scalar: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
     scalar.convert(leaf.dtype()).vary(leaf.varying())
 }
 
-/// `1 - decay^t`, with all digits also where `decay` is near 1.
+/// `1 - decay^t`, without cancellation where `decay` is near 1.
 fn one_minus_power(decay: f64, t: Tensor<'_>) -> Tensor<'_> {
-    // ln 0 times t is minus infinity, as it should be.
+    // For a decay of 0, `t * ln 0` is minus infinity, which gives the right result, 1.
     -(t * decay.ln()).exponential_minus_one()
 }

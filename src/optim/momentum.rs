@@ -1,18 +1,18 @@
 //! `m = mu m + u`, result `m` (Nesterov: `u + mu m`)
 
-use hlo::{Tensor, TensorType, Tree};
+use hlo::{LeafSpec, Tensor, Tree};
 
 use super::{Context, Transformation, like_params};
 
-/// Heavy-ball momentum without dampening, as in PyTorch; state `momentum.PATH`. With `mu` 0 nothing is
-/// kept. Sutskever, Martens, Dahl and Hinton, "On the importance of initialization and momentum in
+/// Heavy-ball momentum without dampening, as in PyTorch; state `momentum.PATH`, none if `mu` is 0.
+/// Sutskever, Martens, Dahl and Hinton, "On the importance of initialization and momentum in
 /// deep learning" (2013).
 ///
 /// ```
-/// use hlo::{DType, TensorType, Tree};
+/// use hlo::{DType, LeafSpec, Tree};
 /// use lockstep::optim::{Transformation, momentum};
 ///
-/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
 /// assert_eq!(momentum(0.9, false).init(&params).paths().collect::<Vec<_>>(), ["momentum.w"]);
 /// assert!(momentum(0.0, false).init(&params).is_empty());
 /// ```
@@ -26,7 +26,7 @@ struct Momentum {
 }
 
 impl Transformation for Momentum {
-    fn init(&self, params: &Tree<TensorType>) -> Tree<TensorType> {
+    fn init(&self, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
         if self.mu == 0.0 { Tree::new() } else { like_params("momentum", params) }
     }
 

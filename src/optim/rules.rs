@@ -1,4 +1,4 @@
-//! The update rules, each as a chain, and the chain that a configuration asks for.
+//! The update rules as chains, and the chain of a configuration.
 
 use super::{
     Mask, Transformation, add_decayed_weights, average_params, chain, clip_by_global_norm,
@@ -8,8 +8,8 @@ use crate::config::{self, UpdateRule};
 
 type Links = Vec<Box<dyn Transformation>>;
 
-/// The optimizer that a configuration asks for: clipping, the rule, the running mean of the parameters.
-pub fn from_config(config: &config::Optimizer) -> Box<dyn Transformation> {
+/// The optimizer of a configuration: gradient clipping, the update rule, the running mean of the parameters.
+pub fn from_config(config: &config::OptimizerConfig) -> Box<dyn Transformation> {
     let decayed = Mask::new("weight_decay_exclude", config.weight_decay_exclude.as_ref());
     let rule: Box<dyn Transformation> = match &config.rule {
         UpdateRule::Sgd(config) => Box::new(sgd(config, decayed)),
@@ -28,15 +28,15 @@ pub fn from_config(config: &config::Optimizer) -> Box<dyn Transformation> {
 /// Stochastic gradient descent: `g = grad + decay w; m = mu m + g; w -= lr m` (Nesterov: `w -= lr (g +
 /// mu m)`), which is PyTorch's `SGD`. Sutskever, Martens, Dahl and Hinton (2013).
 ///
-/// `m` holds gradients that no rate has touched, so that a changed rate holds for all of it at once. The
-/// other form, `m = mu m + lr g; w -= m`, holds old rates in m; Goyal et al. (2017), section 3, remark 2,
-/// correct it by `lr_now / lr_before`, which gives the first form. `momentum_correction = false` is the
-/// second form as it is.
+/// Here `m` is not scaled by the learning rate, so a changed rate applies to all of `m` at once. In the other
+/// form, `m = mu m + lr g; w -= m`, `m` contains the rates of earlier steps; Goyal et al. (2017), section 3,
+/// remark 2, multiply it by `lr_now / lr_before`, which gives the first form. `momentum_correction = false`
+/// is the second form without that correction.
 ///
 /// ```
 /// use lockstep::{config::Sgd, optim::{Mask, Transformation, sgd}};
-/// use hlo::{DType, TensorType, Tree};
-/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// use hlo::{DType, LeafSpec, Tree};
+/// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
 /// let state = sgd(&Sgd::default(), Mask::Matrices).init(&params);
 /// assert_eq!(state.paths().collect::<Vec<_>>(), ["momentum.w"]);
 /// ```
@@ -50,8 +50,8 @@ pub fn sgd(config: &config::Sgd, decayed: Mask) -> impl Transformation + use<> {
 ///
 /// ```
 /// use lockstep::{config::Adam, optim::{Mask, Transformation, adam}};
-/// use hlo::{DType, TensorType, Tree};
-/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// use hlo::{DType, LeafSpec, Tree};
+/// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
 /// assert_eq!(adam(&Adam::default(), Mask::Matrices).init(&params).len(), 2);
 /// ```
 pub fn adam(config: &config::Adam, decayed: Mask) -> impl Transformation + use<> {
@@ -67,8 +67,8 @@ pub fn adam(config: &config::Adam, decayed: Mask) -> impl Transformation + use<>
 ///
 /// ```
 /// use lockstep::{config::AdamW, optim::{Mask, Transformation, adamw}};
-/// use hlo::{DType, TensorType, Tree};
-/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// use hlo::{DType, LeafSpec, Tree};
+/// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
 /// let state = adamw(&AdamW::default(), Mask::Matrices).init(&params);
 /// assert_eq!(state.paths().collect::<Vec<_>>(), ["first_moment.w", "second_moment.w"]);
 /// ```
@@ -81,13 +81,13 @@ pub fn adamw(config: &config::AdamW, decayed: Mask) -> impl Transformation + use
 }
 
 /// LARS: `m = mu m + lr trust (grad + decay w); w -= m` with the trust ratio of [`scale_by_lars`]. You,
-/// Gitman and Ginsburg (2017), algorithm 1: the rate is inside the momentum, unless
-/// `momentum_correction` takes it out as for [`sgd`].
+/// Gitman and Ginsburg (2017), algorithm 1: the momentum contains the rate, unless `momentum_correction`
+/// moves the rate out of it, as in [`sgd`].
 ///
 /// ```
 /// use lockstep::{config::Lars, optim::{Mask, Transformation, lars}};
-/// use hlo::{DType, TensorType, Tree};
-/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// use hlo::{DType, LeafSpec, Tree};
+/// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
 /// let state = lars(&Lars::default(), Mask::Matrices).init(&params);
 /// assert_eq!(state.paths().collect::<Vec<_>>(), ["momentum.w"]);
 /// ```
@@ -104,8 +104,8 @@ pub fn lars(config: &config::Lars, decayed: Mask) -> impl Transformation + use<>
 ///
 /// ```
 /// use lockstep::{config::Lamb, optim::{Mask, Transformation, lamb}};
-/// use hlo::{DType, TensorType, Tree};
-/// let params = Tree::from_iter([("w".to_owned(), TensorType::new(DType::F32, &[3]))]);
+/// use hlo::{DType, LeafSpec, Tree};
+/// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
 /// assert_eq!(lamb(&Lamb::default(), Mask::Matrices).init(&params).len(), 2);
 /// ```
 pub fn lamb(config: &config::Lamb, decayed: Mask) -> impl Transformation + use<> {
@@ -117,8 +117,8 @@ pub fn lamb(config: &config::Lamb, decayed: Mask) -> impl Transformation + use<>
     ])
 }
 
-/// A link, then the momentum and the rate: in this order if a changed rate is to hold for all of the
-/// momentum, else in the other.
+/// `first`, then momentum and learning rate, in this order if `corrected`: a changed rate then applies to all of
+/// the momentum. Otherwise the rate comes before the momentum.
 fn with_momentum(
     first: Box<dyn Transformation>,
     mu: f64,

@@ -1,13 +1,13 @@
 //! `u * |w| / |u|`
 
-use hlo::{Tensor, TensorType, Tree};
+use hlo::{LeafSpec, Tensor, Tree};
 
 use super::norm::{norm, ratio};
-use super::{Context, Mask, Transformation, UnmatchedPattern, beside};
+use super::{Context, Mask, Transformation, UnmatchedPattern, scalar_for};
 
-/// Scales the update of each parameter in `adapted` to the parameter's own norm; where either norm is 0,
-/// it stays as it is. You et al., "Large batch optimization for deep learning: training BERT in 76
-/// minutes" (2020), algorithm 2, with the identity for their phi.
+/// Scales the update of each parameter in `adapted` to the parameter's norm; if either norm is 0, the
+/// update is unchanged. You et al., "Large batch optimization for deep learning: training BERT in 76
+/// minutes" (2020), algorithm 2, where phi is the identity here.
 ///
 /// ```
 /// use hlo::{DType, Literal, Mesh, Tree, interpret, trace};
@@ -39,7 +39,7 @@ struct TrustRatio {
 }
 
 impl Transformation for TrustRatio {
-    fn check(&self, params: &Tree<TensorType>) -> Result<(), UnmatchedPattern> {
+    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
         self.adapted.check(params)
     }
 
@@ -50,7 +50,7 @@ impl Transformation for TrustRatio {
         context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
         self.adapted.map(updates, &context.params, |update, param| {
-            update * beside(ratio(norm(param), norm(update)), update)
+            update * scalar_for(ratio(norm(param), norm(update)), update)
         })
     }
 }

@@ -1,11 +1,11 @@
 //! `u + decay w`
 
-use hlo::{Tensor, TensorType, Tree};
+use hlo::{LeafSpec, Tensor, Tree};
 
 use super::{Context, Mask, Transformation, UnmatchedPattern};
 
-/// Adds the decayed parameter to its update, for the parameters in `decayed`. Krogh and Hertz, "A simple
-/// weight decay can improve generalization" (1991).
+/// Adds `decay` times the parameter to its update, for the parameters in `decayed`. Krogh and Hertz, "A
+/// simple weight decay can improve generalization" (1991).
 ///
 /// ```
 /// use hlo::{DType, Mesh, TensorType, Tree, trace};
@@ -36,7 +36,7 @@ struct DecayedWeights {
 }
 
 impl Transformation for DecayedWeights {
-    fn check(&self, params: &Tree<TensorType>) -> Result<(), UnmatchedPattern> {
+    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
         self.decayed.check(params)
     }
 

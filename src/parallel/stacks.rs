@@ -1,18 +1,17 @@
 //! One all_reduce for a stack of gradients.
 //!
-//! The gradient of blocks that run as a scan is a stack, which is cut into the gradients of the blocks'
-//! parameters; each of those has its own all_reduce, the derivative of handing the parameter out. All
-//! pieces are there at once, when the loop is through, so reducing the whole stack is the same work in
-//! fewer meetings.
+//! The gradient of blocks that run as a scan is a stack. It is sliced into the gradients of the blocks'
+//! parameters, each with its own all_reduce. All slices are complete at the same time, when the loop ends, so
+//! reducing the whole stack is the same work in fewer collectives.
 
 use std::collections::HashMap;
 
-use hlo::{AxisSet, Graph, Op, Reduction, ValueId, rebuild};
+use hlo::{Graph, Groups, Op, Reduction, ValueId, rebuild};
 
-/// Where a value is cut along a dim into neighbouring pieces that are each summed over the same axes and
-/// not used otherwise, sums the value and cuts that.
+/// Finds values that are sliced along a dim into adjacent pieces, each only summed over the same axes, and sums the
+/// whole value before it is sliced.
 ///
-/// What each element is, and in which order replicas are summed, stays as it was: the same bits.
+/// Each element and the order in which replicas are summed stay the same, so results are equal bit for bit.
 pub fn reduce_whole_stacks(graph: &Graph) -> Graph {
     let stacks = stacks(graph);
     let mut reduced: HashMap<ValueId, ValueId> = HashMap::new();
@@ -26,8 +25,8 @@ pub fn reduce_whole_stacks(graph: &Graph) -> Graph {
         };
         Some(match &node.op {
             Op::Slice { .. } if stack_of(&node.result()).is_some() => {
-                let axes = stacks[&node.operands[0]];
-                let op = Op::AllReduce { reduction: Reduction::Sum, axes };
+                let groups = stacks[&node.operands[0]];
+                let op = Op::AllReduce { reduction: Reduction::Sum, groups };
                 let whole = *reduced.entry(operands[0]).or_insert_with(|| copy(new, op, operands));
                 copy(new, node.op.clone(), &[whole])
             }
@@ -37,8 +36,8 @@ pub fn reduce_whole_stacks(graph: &Graph) -> Graph {
     })
 }
 
-/// The values to be summed as a whole, and over which axes.
-fn stacks(graph: &Graph) -> HashMap<ValueId, AxisSet> {
+/// The values to be summed as a whole, and the groups to sum over.
+fn stacks(graph: &Graph) -> HashMap<ValueId, Groups> {
     let mut users: Vec<Vec<usize>> = vec![vec![]; graph.num_values()];
     for (index, node) in graph.nodes().iter().enumerate() {
         for operand in &node.operands {
@@ -49,15 +48,15 @@ fn stacks(graph: &Graph) -> HashMap<ValueId, AxisSet> {
     for output in graph.outputs() {
         is_output[output.value.index()] = true;
     }
-    // The axes over which a piece is summed, if that is all that happens to it.
+    // The groups over which a piece is summed, if that is all that happens to it.
     let summed_over = |piece: ValueId| {
         let [user] = users[piece.index()][..] else { return None };
         let node = &graph.nodes()[user];
         match node.op {
-            Op::AllReduce { reduction: Reduction::Sum, axes }
+            Op::AllReduce { reduction: Reduction::Sum, groups }
                 if node.operands.len() == 1 && !is_output[piece.index()] =>
             {
-                Some(axes)
+                Some(groups)
             }
             _ => None,
         }
@@ -65,25 +64,25 @@ fn stacks(graph: &Graph) -> HashMap<ValueId, AxisSet> {
     let whole = |value: ValueId| {
         let pieces: Vec<_> =
             users[value.index()].iter().map(|user| &graph.nodes()[*user]).collect();
-        let axes = summed_over(pieces.first()?.result())?;
+        let groups = summed_over(pieces.first()?.result())?;
         let mut ranges = vec![];
         for piece in &pieces {
             let Op::Slice { start, limit, strides } = &piece.op else { return None };
             if strides.iter().any(|stride| *stride != 1)
-                || summed_over(piece.result()) != Some(axes)
+                || summed_over(piece.result()) != Some(groups)
             {
                 return None;
             }
             ranges.push((start, limit));
         }
         let fits = pieces.len() > 1 && !is_output[value.index()];
-        (fits && are_neighbours(&graph.ty(value).dims, ranges)).then_some(axes)
+        (fits && are_neighbours(&graph.ty(value).dims, ranges)).then_some(groups)
     };
     let values = graph.nodes().iter().flat_map(|node| node.results());
     values.filter_map(|value| Some((value, whole(value)?))).collect()
 }
 
-/// Do the ranges fill the dims, one behind the other along one of them?
+/// `true` if the ranges cover the dims, one after the other along one of them.
 fn are_neighbours(dims: &[usize], mut ranges: Vec<(&Vec<usize>, &Vec<usize>)>) -> bool {
     let is_cut = |dim: &usize| ranges[0].0[*dim] != 0 || ranges[0].1[*dim] != dims[*dim];
     let Some(cut) = (0..dims.len()).find(is_cut) else { return false };
@@ -105,13 +104,13 @@ fn are_neighbours(dims: &[usize], mut ranges: Vec<(&Vec<usize>, &Vec<usize>)>) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hlo::{Axis, DType, Literal, Mesh, Tensor, TensorType, interpret, trace, verify};
+    use hlo::{Axis, AxisSet, DType, Literal, Mesh, Tensor, TensorType, interpret, trace, verify};
 
     fn num_all_reduces(graph: &Graph) -> usize {
         graph.nodes().iter().filter(|node| matches!(node.op, Op::AllReduce { .. })).count()
     }
 
-    /// `x` `[4]` on two replicas, cut into what `pieces` makes of it.
+    /// `x` `[4]` on two replicas, with the results of `pieces(x)` as outputs.
     fn cut(pieces: impl for<'g> FnOnce(Tensor<'g>) -> Vec<Tensor<'g>>) -> Graph {
         let graph = trace(Mesh::data(2), |t| {
             let ty = TensorType::new(DType::F32, &[4]).varying(Axis::Data.into());
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pieces_of_a_stack_are_summed_at_once_and_values_stay() {
+    fn the_slices_of_a_stack_are_summed_at_once_with_the_same_values() {
         let graph = cut(|x| vec![sum(x.slice_dim(0, 1, 4)), sum(x.slice_dim(0, 0, 1))]);
         let whole = reduce_whole_stacks(&graph);
         verify(&whole).unwrap();

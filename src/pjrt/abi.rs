@@ -1,21 +1,20 @@
 //! The part of the PJRT C ABI that this crate calls.
 //!
-//! Structs and fields carry the names of `pjrt_c_api.h`, and one macro declares a struct together
-//! with its row of [`LAYOUTS`], so that no struct can be used without being compared: a test compiles
-//! a few lines of C against the header that the CPU plugin ships and holds every size and offset
-//! against these rows.
+//! Structs and fields are named as in `pjrt_c_api.h`. One macro declares a struct together with its row of
+//! [`LAYOUTS`], so no struct can be used without being checked: a test compiles a few lines of C against
+//! the header that the CPU plugin ships and compares every size and offset with these rows.
 //!
-//! A struct's first word is the size that the caller knows it by. Fields are only ever appended, and
-//! plugins accept structs longer than their own and, for what later versions appended, shorter ones;
-//! so one declaration serves older and newer plugins of the same major version.
+//! The first word of a struct is its size as the caller knows it. Versions only append fields. Plugins accept
+//! structs that are longer than their own, and shorter ones that lack what later versions appended, so one
+//! declaration serves older and newer plugins of the same major version.
 
 #![allow(non_camel_case_types, non_snake_case)]
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// The API major version that these declarations follow. Another major version is another ABI.
+/// The API major version of these declarations. Other major versions are incompatible.
 pub const API_MAJOR: i32 = 0;
-/// The API minor version of the header that these declarations were compared with.
+/// The API minor version of the header that these declarations were checked against.
 pub const API_MINOR: i32 = 81;
 
 /// Size and field offsets of one declared struct.
@@ -23,18 +22,18 @@ pub const API_MINOR: i32 = 81;
 pub struct StructLayout {
     /// The struct's name in the header.
     pub name: &'static str,
-    /// Size in bytes, with padding.
+    /// Size in bytes, including padding.
     pub size: usize,
-    /// Size in bytes up to the end of the last field: what `struct_size` is set to.
+    /// Size in bytes up to the end of the last field, the value of `struct_size`.
     pub struct_size: usize,
     /// Every field in order.
     pub fields: &'static [FieldLayout],
 }
 
-/// Place of one field of a declared struct.
+/// Offset and size of one field of a declared struct.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldLayout {
-    /// The field's name, with `r#` in front where it is a Rust keyword.
+    /// The field's name, prefixed with `r#` if it is a Rust keyword.
     pub name: &'static str,
     /// Offset in bytes.
     pub offset: usize,
@@ -42,7 +41,7 @@ pub struct FieldLayout {
     pub size: usize,
 }
 
-/// A function of the API that reports failure as an error object (null: success).
+/// A function of the API that returns an error object, or null on success.
 pub(super) type Call<A> = Option<unsafe extern "C" fn(*mut A) -> *mut PJRT_Error>;
 /// A function of the API that cannot fail.
 pub(super) type VoidCall<A> = Option<unsafe extern "C" fn(*mut A)>;
@@ -53,14 +52,14 @@ macro_rules! opaque {
     ($($name:ident)*) => { $( #[repr(C)] pub(super) struct $name { _opaque: [u8; 0] } )* };
 }
 
-/// A struct of the C API that begins with its size and an extension chain.
+/// A struct of the C API, which begins with its size and an extension chain.
 pub(super) trait CStruct: Sized {
     /// The fields in order.
     const FIELDS: &[FieldLayout];
     /// The row of [`LAYOUTS`].
     const LAYOUT: StructLayout;
 
-    /// All fields zero or null but `struct_size`.
+    /// All fields zero or null except `struct_size`.
     fn new() -> Self;
 }
 
@@ -118,8 +117,8 @@ opaque! {
     PJRT_LoadedExecutable PJRT_Buffer PJRT_SerializedExecutable PJRT_ExecuteContext PJRT_TopologyDescription
 }
 
-/// A link of the chain of extensions. Unlike the structs below its second word is the extension's
-/// type, so it stands outside their table and is checked by name in the test.
+/// A link of the extension chain. Unlike in the structs below its second word is the extension's type, so it
+/// is not in their table, and the test checks it by name.
 #[repr(C)]
 pub(super) struct PJRT_Extension_Base {
     pub struct_size: usize,
@@ -146,7 +145,7 @@ pub const EXTENSION_BASE: StructLayout = StructLayout {
     ],
 };
 
-/// The value of a [`PJRT_NamedValue`]: which member is meant stands in its `type`.
+/// The value of a [`PJRT_NamedValue`], whose `type` says which member is set.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) union NamedValueUnion {
@@ -225,6 +224,9 @@ structs! {
         client: *mut PJRT_Client, platform_version: *const c_char, platform_version_size: usize,
     }
     PJRT_Client_ProcessIndex_Args { client: *mut PJRT_Client, process_index: c_int, }
+    PJRT_Client_Devices_Args {
+        client: *mut PJRT_Client, devices: *const *mut PJRT_Device, num_devices: usize,
+    }
     PJRT_Client_AddressableDevices_Args {
         client: *mut PJRT_Client, addressable_devices: *const *mut PJRT_Device, num_addressable_devices: usize,
     }
@@ -374,7 +376,7 @@ structs! {
         PJRT_Client_PlatformName: Call<PJRT_Client_PlatformName_Args>,
         PJRT_Client_ProcessIndex: Call<PJRT_Client_ProcessIndex_Args>,
         PJRT_Client_PlatformVersion: Call<PJRT_Client_PlatformVersion_Args>,
-        PJRT_Client_Devices: Uncalled,
+        PJRT_Client_Devices: Call<PJRT_Client_Devices_Args>,
         PJRT_Client_AddressableDevices: Call<PJRT_Client_AddressableDevices_Args>,
         PJRT_Client_LookupDevice: Uncalled,
         PJRT_Client_LookupAddressableDevice: Uncalled,

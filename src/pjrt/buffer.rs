@@ -6,10 +6,10 @@ use std::sync::Arc;
 use hlo::{DType, Literal};
 
 use super::abi::*;
-use super::client::{Client, Placement};
+use super::client::Client;
 use super::event::Event;
 use super::plugin::call;
-use super::{Error, Result};
+use super::{Error, Placement, Result};
 
 /// Dtype and dims of a value on one replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,24 +18,23 @@ pub(super) struct ValueType {
     pub dims: Box<[usize]>,
 }
 
-/// One value on all addressable replicas: one device buffer each, of the same dtype and dims, not
-/// necessarily of the same content.
+/// One value on all replicas: one device buffer for each replica of this process, of the same dtype and
+/// dims, not necessarily of the same content.
 ///
-/// It keeps its client alive. There is no `Clone`: a value given to [`super::Arg::Donate`] is gone,
-/// and the borrow checker knows.
+/// It keeps its client alive. It is not `Clone`, so that a value given to [`super::Arg::Donate`] is moved.
 pub struct Buffers {
     block: Arc<Block>,
     index: usize,
 }
 
-/// What one launch or one upload made: all its values share one allocation for their pointers and one
-/// reference to the client, because a step makes and destroys hundreds of small values.
+/// All values of one launch or upload. They share one allocation for their pointers and one reference to the
+/// client, because a step makes and destroys hundreds of small values.
 pub(super) struct Block {
     pub client: Client,
     pub types: Arc<[ValueType]>,
     pub placement: Placement,
-    /// `[replica][value]`, the order in which PJRT fills them in. Each value's pointers belong to the
-    /// one [`Buffers`] with its index.
+    /// `[pair of the placement][value]`, the order in which PJRT fills them in. Each value's pointers
+    /// belong to the one [`Buffers`] with its index.
     pub pointers: Box<[*mut PJRT_Buffer]>,
 }
 
@@ -46,7 +45,7 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// One `Buffers` for every value of the block. Must be called once: the results own the pointers.
+    /// One `Buffers` for each value of the block. Must be called once: the results own the pointers.
     pub fn into_values(self) -> Vec<Buffers> {
         let block = Arc::new(self);
         (0..block.types.len()).map(|index| Buffers { block: block.clone(), index }).collect()
@@ -67,8 +66,9 @@ impl Buffers {
         &self.block.types[self.index]
     }
 
-    pub(super) fn pointer(&self, replica: usize) -> *mut PJRT_Buffer {
-        self.block.pointers[replica * self.block.types.len() + self.index]
+    /// The buffer on the device at this position of the placement.
+    pub(super) fn pointer(&self, position: usize) -> *mut PJRT_Buffer {
+        self.block.pointers[position * self.block.types.len() + self.index]
     }
 
     /// Element type.
@@ -81,14 +81,19 @@ impl Buffers {
         &self.value_type().dims
     }
 
-    /// Bytes of the value on one replica, as a host holds them: without a device's padding.
+    /// Bytes of the value on one replica in host layout, without a device's padding.
     pub fn num_bytes(&self) -> usize {
         self.dims().iter().product::<usize>() * self.dtype().size_bytes()
     }
 
-    /// Number of addressable replicas that hold the value.
-    pub fn num_replicas(&self) -> usize {
-        self.block.placement.len()
+    /// Replicas that hold the value in this process.
+    pub fn num_addressable(&self) -> usize {
+        self.block.placement.num_addressable()
+    }
+
+    /// The replicas that hold the value in this process, and their devices.
+    pub fn placement(&self) -> &Placement {
+        &self.block.placement
     }
 
     /// The client on whose devices the value lies.
@@ -96,36 +101,49 @@ impl Buffers {
         &self.block.client
     }
 
-    /// Is the value there on every replica? False while the program that computes it runs.
+    /// `true` if the value is available on every addressable replica, `false` while the program that
+    /// computes it runs.
     ///
     /// # Errors
-    /// When the plugin cannot say.
+    /// What the plugin reports.
     pub fn is_ready(&self) -> Result<bool> {
-        for replica in 0..self.num_replicas() {
-            if !self.ready_event(replica)?.is_ready()? {
+        for position in 0..self.num_addressable() {
+            if !self.ready_event(position)?.is_ready()? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Blocks until the value is there on every replica.
+    /// Blocks until the value is available on every addressable replica.
     ///
     /// # Errors
     /// [`Error::Replica`] when the program that computes it failed.
     pub fn wait(&self) -> Result<()> {
-        for replica in 0..self.num_replicas() {
-            self.ready_event(replica)?
+        for (position, replica) in self.placement().replicas().enumerate() {
+            self.ready_event(position)?
                 .wait()
                 .map_err(|source| Error::Replica { replica, source: Box::new(source) })?;
         }
         Ok(())
     }
 
-    fn ready_event(&self, replica: usize) -> Result<Event> {
+    /// Position of a replica's buffer.
+    fn position(&self, replica: usize) -> Result<usize> {
+        let placement = self.placement();
+        placement.position(replica).ok_or_else(|| {
+            let num_replicas = placement.num_replicas();
+            if replica >= num_replicas {
+                return Error::NoSuchReplica { replica, num_replicas };
+            }
+            Error::ReplicaElsewhere { replica, addressable: placement.replicas().collect() }
+        })
+    }
+
+    fn ready_event(&self, position: usize) -> Result<Event> {
         let plugin = *self.client().plugin();
         let mut args = PJRT_Buffer_ReadyEvent_Args {
-            buffer: self.pointer(replica),
+            buffer: self.pointer(position),
             ..PJRT_Buffer_ReadyEvent_Args::new()
         };
         // SAFETY: the buffer is live until `self` is dropped.
@@ -133,18 +151,16 @@ impl Buffers {
         Ok(Event::new(plugin, args.event))
     }
 
-    /// Starts copying one replica's value to the host.
+    /// Starts copying one replica's value to the host. Replicas are numbered over all processes.
     ///
     /// # Errors
-    /// [`Error::NoSuchReplica`], or what the plugin reports.
+    /// [`Error::NoSuchReplica`], [`Error::ReplicaElsewhere`], or what the plugin reports.
     pub fn to_host(&self, replica: usize) -> Result<Pending> {
-        if replica >= self.num_replicas() {
-            return Err(Error::NoSuchReplica { replica, num_replicas: self.num_replicas() });
-        }
+        let position = self.position(replica)?;
         let plugin = *self.client().plugin();
         let mut literal = Literal::zeros(self.dtype(), self.dims());
         let bytes = literal.bytes_mut();
-        // Devices may hold dims in another order; the host's order is asked for explicitly.
+        // Devices may store dims in another order, so host order is requested explicitly.
         let minor_to_major: Vec<i64> = (0..self.dims().len() as i64).rev().collect();
         let mut layout = PJRT_Buffer_MemoryLayout {
             tiled: PJRT_Buffer_MemoryLayout_Tiled {
@@ -156,7 +172,7 @@ impl Buffers {
             ..PJRT_Buffer_MemoryLayout::new()
         };
         let mut args = PJRT_Buffer_ToHostBuffer_Args {
-            src: self.pointer(replica),
+            src: self.pointer(position),
             host_layout: &raw mut layout,
             dst: bytes.as_mut_ptr().cast(),
             dst_size: bytes.len(),
@@ -172,7 +188,15 @@ impl Buffers {
         })
     }
 
-    /// One replica's value on the host: [`Self::to_host`], waited for.
+    /// [`Self::to_host`] of the first replica of this process: for values that are the same on all.
+    ///
+    /// # Errors
+    /// As [`Self::to_host`].
+    pub fn first_to_host(&self) -> Result<Pending> {
+        self.to_host(self.placement().replicas().next().unwrap_or(0))
+    }
+
+    /// Copies one replica's value to the host and waits for it.
     ///
     /// # Errors
     /// As [`Self::to_host`], and [`Error::Replica`] when the program that computes the value failed.
@@ -182,17 +206,14 @@ impl Buffers {
             .map_err(|source| Error::Replica { replica, source: Box::new(source) })
     }
 
-    /// The address of one replica's bytes, where the plugin has such a thing. For telling whether two
-    /// values share memory, not for reading.
+    /// The address of one replica's bytes, if the plugin has one. To compare whether two values share memory,
+    /// not to read from.
     ///
     /// # Errors
-    /// [`Error::NoSuchReplica`], or what the plugin reports.
+    /// As [`Self::to_host`].
     pub fn address(&self, replica: usize) -> Result<usize> {
-        if replica >= self.num_replicas() {
-            return Err(Error::NoSuchReplica { replica, num_replicas: self.num_replicas() });
-        }
         let mut args = PJRT_Buffer_UnsafePointer_Args {
-            buffer: self.pointer(replica),
+            buffer: self.pointer(self.position(replica)?),
             ..PJRT_Buffer_UnsafePointer_Args::new()
         };
         // SAFETY: the buffer is live until `self` is dropped.
@@ -203,7 +224,7 @@ impl Buffers {
 
 impl fmt::Debug for Buffers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?} on {} replicas", self.dtype(), self.dims(), self.num_replicas())
+        write!(f, "{}{:?} on {} replicas", self.dtype(), self.dims(), self.num_addressable())
     }
 }
 
@@ -212,8 +233,8 @@ impl Drop for Buffers {
         let api = self.block.client.plugin().api();
         let Some(destroy) = api.PJRT_Buffer_Destroy else { return };
         let mut args = PJRT_Buffer_Destroy_Args::new();
-        for replica in 0..self.num_replicas() {
-            args.buffer = self.pointer(replica);
+        for position in 0..self.num_addressable() {
+            args.buffer = self.pointer(position);
             // SAFETY: the pointer is owned by `self`, live, and not used afterwards. Work in flight
             // that reads the memory keeps it alive inside the plugin.
             let error = unsafe { destroy(&mut args) };
@@ -222,7 +243,7 @@ impl Drop for Buffers {
     }
 }
 
-/// A copy to the host under way.
+/// A copy to the host in progress.
 #[derive(Debug)]
 pub struct Pending {
     literal: Option<Literal>,
@@ -231,15 +252,15 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Has the copy finished, or failed?
+    /// `true` if the copy has finished or failed.
     ///
     /// # Errors
-    /// When the plugin cannot say.
+    /// What the plugin reports.
     pub fn is_ready(&self) -> Result<bool> {
         self.event.is_ready()
     }
 
-    /// Blocks until the value is on the host.
+    /// Blocks until the copy has finished.
     ///
     /// # Errors
     /// What the plugin reports: a failed copy, or the failure of the program that computes the value.
@@ -259,8 +280,9 @@ impl Drop for Pending {
 }
 
 /// `PJRT_Buffer_Type` of each dtype.
-const BUFFER_TYPES: [(DType, i32); 10] = [
+const BUFFER_TYPES: [(DType, i32); 11] = [
     (DType::Pred, 1),
+    (DType::I8, 2),
     (DType::I32, 4),
     (DType::I64, 5),
     (DType::U8, 6),
@@ -276,7 +298,7 @@ pub(super) fn buffer_type(dtype: DType) -> i32 {
     BUFFER_TYPES.iter().find(|row| row.0 == dtype).map_or(0, |row| row.1)
 }
 
-/// The dtype with PJRT's number, or none for a type that `hlo` does not have.
+/// The dtype with PJRT's number, or `None` for a type that `hlo` does not have.
 pub(super) fn dtype_of(buffer_type: i32) -> Option<DType> {
     BUFFER_TYPES.iter().find(|row| row.1 == buffer_type).map(|row| row.0)
 }

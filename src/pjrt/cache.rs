@@ -1,9 +1,9 @@
-//! Compiled programs on disk.
+//! The compile cache: compiled programs on disk.
 //!
-//! An entry is found by a hash of everything that the compiler's output depends on: the program
-//! without its source locations, the options, the plugin and the libraries and tools beside it, the devices, the host's
-//! processor, `XLA_FLAGS` and `LIBTPU_INIT_ARGS`. Entries are sealed with a checksum and written under another name first, so that
-//! neither a crash nor two processes at once can leave one that is half written. Nothing is ever
+//! The key of an entry is a hash of everything that the compiler's output depends on: the program without
+//! source locations, the options with the device assignment, the plugin and its libraries and tools, the
+//! devices, the host's processor, `XLA_FLAGS` and `LIBTPU_INIT_ARGS`. Entries have a checksum and are renamed
+//! into place, so that neither a crash nor two processes at once can leave a partial one. Entries are never
 //! removed; the directory may be deleted at any time.
 
 use std::fs;
@@ -14,34 +14,32 @@ use std::sync::LazyLock;
 use hlo::Program;
 use sha2::{Digest, Sha256};
 
-use super::find::nvidia_packages;
-use super::hash::hex;
-use super::record::files_below;
+use super::install::{files_below, hex, nvidia_packages};
 use super::{Client, CompileOptions, Error, Executable, Result};
 
-/// What the cache had to do with an [`Executable`].
+/// How the cache was involved in making an [`Executable`].
 #[derive(Debug)]
 pub enum CacheOutcome {
-    /// Compiled; no cache was asked for.
+    /// Compiled without a cache.
     Off,
     /// Loaded from the cache.
     Hit,
     /// Compiled and stored.
     Stored,
-    /// Compiled and stored, because the entry that was there could not be used.
+    /// Compiled and stored, because the existing entry could not be used.
     Replaced {
-        /// What was wrong with the entry.
+        /// What is wrong with the entry.
         reason: String,
     },
-    /// Compiled, but not stored. Worth telling the user once: every start will compile again.
+    /// Compiled, but not stored. Every start will compile again, so the user should be told once.
     NotStored {
         /// Why.
         reason: String,
     },
 }
 
-/// [`Client::compile`], by way of the entries in `cache_dir`. Trouble with the cache is never an
-/// error: the program is compiled, and the outcome says what was wrong.
+/// [`Client::compile`] with a cache in `cache_dir`. Problems with the cache are not errors: the program is
+/// compiled, and the outcome says what the problem was.
 ///
 /// # Errors
 /// As [`Client::compile`].
@@ -56,11 +54,11 @@ pub fn compile_cached(
     };
     let entry = cache_dir.join(format!("{}.xla", key(client, program, options)?));
     let damage = match fs::read(&entry) {
-        Ok(bytes) => match client.deserialize(program, &bytes) {
+        Ok(bytes) => match client.deserialize(program, options, &bytes) {
             Ok(executable) => return Ok((executable, CacheOutcome::Hit)),
             Err(error) => Some(error.to_string()),
         },
-        // Absent, or in a place that cannot be read, which writing will find out.
+        // Absent or unreadable; if the directory is the problem, storing will report it.
         Err(_) => None,
     };
     let executable = client.compile(program, options)?;
@@ -71,11 +69,11 @@ pub fn compile_cached(
     Ok((executable, outcome))
 }
 
-/// The environment variables that compilers read. A file that `XLA_FLAGS` names has been put in its place.
+/// The environment variables that compilers read. If `XLA_FLAGS` named a file, its contents have replaced the name.
 const ENVIRONMENT: [&str; 2] = ["XLA_FLAGS", "LIBTPU_INIT_ARGS"];
 
-/// Everything that the result of compiling depends on, hashed. Fields are preceded by their lengths,
-/// so that no two different lists of fields give the same bytes.
+/// A hash of everything that the compiled program depends on. Each field is preceded by its length, so that
+/// different lists of fields never give the same bytes.
 fn key(client: &Client, program: &Program, options: &CompileOptions) -> Result<String> {
     let mut hasher = Sha256::new();
     let mut add = |bytes: &[u8]| {
@@ -84,14 +82,15 @@ fn key(client: &Client, program: &Program, options: &CompileOptions) -> Result<S
     };
     add(b"compiled program 1");
     add(program.text_without_locations().as_bytes());
-    add(&options.encode_for(client, program.num_replicas)?);
+    let assignment = options.assignment(client, program.num_replicas)?;
+    add(&options.encode_for(client, &assignment)?);
     add(plugin_identity(client.plugin().path())?.as_bytes());
     add(client.platform_name().as_bytes());
     add(client.platform_version().as_bytes());
     for device in client.devices() {
         add(device.kind.as_bytes());
     }
-    // Once, so that what a process compiled before it was bound to fewer processors is found after it.
+    // Read once, so that what a process compiled before it was bound to fewer processors is found afterwards.
     static PROCESSOR: LazyLock<String> = LazyLock::new(processor);
     add(PROCESSOR.as_bytes());
     for name in ENVIRONMENT {
@@ -100,8 +99,8 @@ fn key(client: &Client, program: &Program, options: &CompileOptions) -> Result<S
     Ok(hex(&hasher.finalize()))
 }
 
-/// Path, size and time of change stand for the content: hashing 260 MB would cost more than many
-/// compilations. NVIDIA's libraries, assembler and device code, which a CUDA plugin compiles with, count as it does.
+/// Identifies a plugin by path, size and modification time: hashing 260 MB would take longer than many
+/// compilations. Includes NVIDIA's libraries, assembler and device code, which a CUDA plugin compiles with.
 fn plugin_identity(path: &Path) -> Result<String> {
     let unreadable = |source| Error::UnreadablePlugin { path: path.to_path_buf(), source };
     let mut files = vec![path.to_path_buf()];
@@ -117,7 +116,7 @@ fn plugin_identity(path: &Path) -> Result<String> {
     Ok(identity)
 }
 
-/// A library, a tool or device code: not a header, of which there are thousands in a Python's packages.
+/// `true` for libraries, tools and device code, but not for the thousands of headers in Python packages.
 fn is_used_by_compilers(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     name.contains(".so")
@@ -125,8 +124,8 @@ fn is_used_by_compilers(file: &Path) -> bool {
         || file.parent().is_some_and(|dir| dir.ends_with("bin"))
 }
 
-/// The model and features of the first processor, for which a CPU compiler generates code, and how many processors
-/// this process may use: loops are divided among them when they are compiled.
+/// Model and features of the first processor, for which a CPU compiler generates code, and the number of processors
+/// that this process may use, among which compiled loops are divided.
 fn processor() -> String {
     const FIELDS: [&str; 8] = [
         "vendor_id",
@@ -187,7 +186,7 @@ mod tests {
             ("nvidia/cu13/nvvm/libdevice/libdevice.10.bc", true),
             ("nvidia/cu13/include/cuda.h", false),
         ] {
-            // There, and with another size.
+            // Created, then with another size.
             for text in ["one", "three"] {
                 write(path, text);
                 let next = identity();

@@ -2,22 +2,21 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::abi::*;
 use super::cpu::{self, CpuWaits};
-use super::device::{Device, MemoryStats, describe_device};
+use super::device::{Device, DeviceDescription, MemoryStats, describe_device, describe_global};
 use super::event::Completion;
 use super::key_value::{self, KeyValueStore};
 use super::plugin::call;
 use super::value::{self, slice, string};
-use super::{Error, Platform, Plugin, Result, Value};
+use super::{Error, Placement, Platform, Plugin, Result, Value};
 
 /// Launches that may be in flight at once. XLA's CPU backend hangs when about a hundred
 /// multi-replica launches queue up; a few are enough to keep any device busy.
-const MAX_IN_FLIGHT: usize = 8;
+const MAX_QUEUED_LAUNCHES: usize = 8;
 
 /// The devices of one plugin in this process. Cheap to clone; clones are the same client, and
 /// whatever was made through it keeps it alive.
@@ -28,13 +27,15 @@ struct Inner {
     plugin: Plugin,
     raw: *mut PJRT_Client,
     devices: Vec<Device>,
+    global_devices: Vec<DeviceDescription>,
     placement: Placement,
+    placements: Mutex<Vec<Placement>>,
     platform_name: String,
     platform_version: String,
     process_index: usize,
     cpu_waits: CpuWaits,
-    in_flight: Mutex<InFlight>,
-    /// Called by the plugin for as long as the client lives.
+    queue: Mutex<LaunchQueue>,
+    /// The plugin calls it as long as the client lives.
     _key_value_store: Option<Box<Arc<dyn KeyValueStore>>>,
 }
 
@@ -46,49 +47,19 @@ unsafe impl Sync for Inner {}
 
 /// The launches that may still run, oldest first.
 #[derive(Default)]
-struct InFlight {
+struct LaunchQueue {
     launches: VecDeque<Completion>,
     scratch: Scratch,
 }
 
-/// How many launches this process has made. XLA's CPU backend tells collectives apart by the number of their launch
-/// alone: with equal numbers, replicas of two clients would meet and read each other's memory.
+/// Launches of this process so far. XLA's CPU backend tells collectives apart by launch id alone: with equal ids,
+/// replicas of two clients would meet and read each other's memory.
 static NUM_LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
-/// Another number than any launch of this process has had: 1 to 2^31 - 1, and then again from 1. 0 would mean that the
-/// launch has none.
+/// The next unused launch id: 1 to 2^31 - 1, then again from 1. 0 would mean that the launch has none.
 fn next_launch_id() -> i32 {
     let before = NUM_LAUNCHES.fetch_add(1, Ordering::Relaxed) % i32::MAX as u64;
     before as i32 + 1
-}
-
-/// Which addressable devices a value lies on or a program runs on, replica by replica: indices into
-/// [`Client::devices`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement(Arc<[usize]>);
-
-impl Placement {
-    pub(super) fn new(devices: impl IntoIterator<Item = usize>) -> Self {
-        Self(devices.into_iter().collect())
-    }
-
-    /// The index of the device of `replica`.
-    pub(super) fn device(&self, replica: usize) -> usize {
-        self.0[replica]
-    }
-
-    /// Equal, and in the usual case known to be without looking at the devices.
-    pub(super) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
-    }
-}
-
-impl Deref for Placement {
-    type Target = [usize];
-
-    fn deref(&self) -> &[usize] {
-        &self.0
-    }
 }
 
 /// Pointer arrays of a launch, reused by the next one.
@@ -102,8 +73,8 @@ pub(super) struct Scratch {
 }
 
 impl Client {
-    /// Makes a client. `options` are the plugin's own; `store` lets the plugin's instances in several
-    /// processes find each other, and is called until the client is gone.
+    /// Makes a client. `options` are plugin specific. Through `store` the plugin's instances in several
+    /// processes find each other; it is called until the client is dropped.
     ///
     /// # Errors
     /// [`Error::ClientOption`] for options that the CPU plugin would ignore or abort on; otherwise
@@ -124,7 +95,8 @@ impl Client {
         Self::cpu_with(plugin, num_devices, CpuWaits::default())
     }
 
-    /// [`Self::cpu`] for programs that may wait for more than collectives. More workers make a step slower.
+    /// [`Self::cpu`] for programs that may wait for more than collectives. The additional workers make a step
+    /// slower.
     ///
     /// # Errors
     /// As [`Self::cpu`].
@@ -141,8 +113,8 @@ impl Client {
     ) -> Result<Self> {
         let num_cpu_devices = cpu::device_count(options)?;
         let mut inner = match num_cpu_devices {
-            // Workers come with devices, of which there are at least as many as were asked for: the others are
-            // never used.
+            // The number of workers follows that of devices, so more devices may be created than requested. The
+            // additional ones are never used.
             Some(num_devices) => {
                 let num_workers = cpu::num_workers(num_devices, cpu_waits);
                 let mut options = options.to_vec();
@@ -163,15 +135,19 @@ impl Client {
                 });
             }
             let Some(num_devices) = num_cpu_devices else {
-                // Now that the platform is known: as many devices again, with the workers that they need.
+                // The platform is known now: create as many devices again, with the workers that they need.
                 let count = Value::Int64(inner.devices.len() as i64);
                 drop(inner);
                 return Self::open(plugin, &[(cpu::DEVICE_COUNT, count)], store, cpu_waits);
             };
             inner.devices.truncate(num_devices);
+            inner.global_devices.truncate(num_devices);
             inner.cpu_waits = cpu_waits;
         }
-        inner.placement = Placement::new(0..inner.devices.len());
+        let ids = inner.global_devices.iter().map(|device| device.id);
+        let pairs =
+            ids.enumerate().filter_map(|(replica, id)| Some((replica, inner.index_of(id)?)));
+        inner.placement = Placement::new(inner.global_devices.len(), pairs);
         Ok(Self(Arc::new(inner)))
     }
 
@@ -185,33 +161,74 @@ impl Client {
         self.0.platform()
     }
 
-    /// The kind of the devices in the plugin's own words.
+    /// The plugin's name for the kind of the devices.
     pub fn platform_name(&self) -> &str {
         &self.0.platform_name
     }
 
-    /// The plugin's own words on its version.
+    /// The plugin's description of its version.
     pub fn platform_version(&self) -> &str {
         &self.0.platform_version
     }
 
-    /// This process among those that form one client, 0 when it is alone.
+    /// Index of this process among those that form one client, 0 with one process.
     pub fn process_index(&self) -> usize {
         self.0.process_index
     }
 
-    /// The devices that this process can use.
+    /// The addressable devices: those of this process.
     pub fn devices(&self) -> &[Device] {
         &self.0.devices
     }
 
-    /// All addressable devices, in order: where a program runs whose replicas are as many.
+    /// The devices of all processes that form one client, in the plugin's order. With one process they
+    /// are [`Self::devices`]. A device assignment may name any of them.
+    pub fn global_devices(&self) -> &[DeviceDescription] {
+        &self.0.global_devices
+    }
+
+    /// Where a program runs by default that has as many replicas as there are [`Self::global_devices`].
     pub fn placement(&self) -> &Placement {
         &self.0.placement
     }
 
-    /// The allocator's figures for the device with index `device`, or none where the plugin does not
-    /// count.
+    /// The placement of an executable that was compiled for `assignment` and runs on `devices`. Equal
+    /// placements of a client share one allocation, so that comparing them compares pointers.
+    ///
+    /// # Errors
+    /// [`Error::DeviceAssignment`] where the devices are not those of the assignment, in its order.
+    pub(super) fn place(
+        &self,
+        assignment: &[i32],
+        devices: &[*mut PJRT_Device],
+    ) -> Result<Placement> {
+        let inner = &self.0;
+        let mut pairs = Vec::with_capacity(devices.len());
+        for raw in devices {
+            let index = inner.devices.iter().position(|device| device.raw == *raw);
+            let id = index.map(|index| inner.devices[index].id);
+            let replica = id.and_then(|id| assignment.iter().position(|of| *of == id));
+            pairs.extend(replica.zip(index));
+        }
+        if pairs.len() != devices.len() || !pairs.is_sorted() {
+            return Err(Error::DeviceAssignment {
+                assignment: assignment.to_vec(),
+                reason: "the executable was compiled for another one".into(),
+            });
+        }
+        let placement = Placement::new(assignment.len(), pairs);
+        if placement == inner.placement {
+            return Ok(inner.placement.clone());
+        }
+        let mut known = inner.placements.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(known) = known.iter().find(|known| **known == placement) {
+            return Ok(known.clone());
+        }
+        known.push(placement.clone());
+        Ok(placement)
+    }
+
+    /// Memory statistics of the device with index `device`, or `None` if the plugin has none.
     ///
     /// # Errors
     /// [`Error::NoSuchReplica`] for an index past the devices; otherwise what the plugin reports.
@@ -225,7 +242,7 @@ impl Client {
         found.memory_stats(self.plugin())
     }
 
-    /// What the client's programs may wait for, on the CPU platform.
+    /// What the client's programs may wait for on the CPU platform.
     pub(super) fn cpu_waits(&self) -> CpuWaits {
         self.0.cpu_waits
     }
@@ -242,25 +259,24 @@ impl Client {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Runs `launch` with a launch id of its own. Launches of one client go out one at a time, so that
-    /// every device meets them in the same order. Blocks while too many are in flight.
+    /// Runs `launch` with a unique launch id. A client starts one launch at a time, so that every device
+    /// gets them in the same order. Blocks while too many are in flight.
     pub(super) fn launch(
         &self,
         launch: impl FnOnce(i32, &mut Scratch) -> Result<Completion>,
     ) -> Result<Completion> {
-        let mut in_flight =
-            self.0.in_flight.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        while in_flight.launches.front().is_some_and(Completion::is_finished) {
-            in_flight.launches.pop_front();
+        let mut queue = self.0.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        while queue.launches.front().is_some_and(Completion::is_finished) {
+            queue.launches.pop_front();
         }
-        if in_flight.launches.len() >= MAX_IN_FLIGHT
-            && let Some(oldest) = in_flight.launches.pop_front()
+        if queue.launches.len() >= MAX_QUEUED_LAUNCHES
+            && let Some(oldest) = queue.launches.pop_front()
         {
-            // Its error, if any, is seen by whoever waits for that launch or its results.
+            // An error is reported to whoever waits for that launch or its results.
             let _ = oldest.wait();
         }
-        let completion = launch(next_launch_id(), &mut in_flight.scratch)?;
-        in_flight.launches.push_back(completion.clone());
+        let completion = launch(next_launch_id(), &mut queue.scratch)?;
+        queue.launches.push_back(completion.clone());
         Ok(completion)
     }
 }
@@ -272,7 +288,7 @@ impl fmt::Debug for Client {
 }
 
 impl Inner {
-    /// Has the plugin make a client, and asks it what it is.
+    /// Makes a client of the plugin and queries its properties.
     fn create(
         plugin: &Plugin,
         options: &[(&str, Value)],
@@ -296,12 +312,14 @@ impl Inner {
             plugin: *plugin,
             raw: args.client,
             devices: Vec::new(),
-            placement: Placement::new([]),
+            global_devices: Vec::new(),
+            placement: Placement::new(0, []),
+            placements: Mutex::default(),
             platform_name: String::new(),
             platform_version: String::new(),
             process_index: 0,
             cpu_waits: CpuWaits::default(),
-            in_flight: Mutex::default(),
+            queue: Mutex::default(),
             _key_value_store: store,
         };
         inner.describe()?;
@@ -312,7 +330,7 @@ impl Inner {
         Platform::from_name(&self.platform_name)
     }
 
-    /// Fills in what never changes over the life of a client.
+    /// Fills in the properties that never change over the life of a client.
     fn describe(&mut self) -> Result<()> {
         let (plugin, client) = (self.plugin, self.raw);
         let mut name =
@@ -325,27 +343,43 @@ impl Inner {
             client,
             ..PJRT_Client_AddressableDevices_Args::new()
         };
-        // SAFETY: the client is live, and the strings and the array live as long as it does.
+        let mut global = PJRT_Client_Devices_Args { client, ..PJRT_Client_Devices_Args::new() };
+        // SAFETY: the client is live, and the strings and the arrays live as long as it does.
         unsafe {
             call!(plugin, PJRT_Client_PlatformName, name)?;
             call!(plugin, PJRT_Client_PlatformVersion, version)?;
             call!(plugin, PJRT_Client_ProcessIndex, index)?;
             call!(plugin, PJRT_Client_AddressableDevices, devices)?;
+            call!(plugin, PJRT_Client_Devices, global)?;
             self.platform_name = string(name.platform_name, name.platform_name_size);
             self.platform_version = string(version.platform_version, version.platform_version_size);
             self.process_index = usize::try_from(index.process_index).unwrap_or(0);
             for device in slice(devices.addressable_devices, devices.num_addressable_devices) {
                 self.devices.push(describe_device(plugin, *device)?);
             }
+            if global.num_devices == self.devices.len() {
+                // All are addressable. One order for both lists, though a plugin may have two.
+                let descriptions = self.devices.iter().map(|device| device.description.clone());
+                self.global_devices = descriptions.collect();
+            } else {
+                for device in slice(global.devices, global.num_devices) {
+                    self.global_devices.push(describe_global(plugin, *device)?);
+                }
+            }
         }
         Ok(())
+    }
+
+    /// The place of an addressable device in `devices`.
+    fn index_of(&self, id: i32) -> Option<usize> {
+        self.devices.iter().position(|device| device.id == id)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let in_flight = self.in_flight.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-        for launch in in_flight.launches.drain(..) {
+        let queue = self.queue.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for launch in queue.launches.drain(..) {
             let _ = launch.wait();
         }
         let mut args =

@@ -1,15 +1,15 @@
-//! From a program's text to an [`Executable`].
+//! Compiling and loading programs.
 
 use std::ptr;
 
 use hlo::{Program, TensorType};
 
 use super::abi::*;
-use super::border;
 use super::buffer::{ValueType, dtype_of};
-use super::client::{Client, Placement};
+use super::client::Client;
+use super::envelope;
 use super::plugin::call;
-use super::sealed;
+use super::signature_check;
 use super::value::slice;
 use super::{CompileOptions, Compiled, Error, Executable, Plugin, Result};
 
@@ -17,11 +17,12 @@ impl Client {
     /// Compiles a program for as many of this client's devices as it has replicas.
     ///
     /// # Errors
-    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`], [`Error::ProgramBorder`], or what the
+    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`], [`Error::SignatureMismatch`], or what the
     /// compiler reports, which for an unknown override is INVALID_ARGUMENT.
     pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Executable> {
-        border::check_inputs(program)?;
-        let encoded = options.encode_for(self, program.num_replicas)?;
+        signature_check::check_inputs(program)?;
+        let assignment = options.assignment(self, program.num_replicas)?;
+        let encoded = options.encode_for(self, &assignment)?;
         let c_program = mlir(program);
         let mut args = PJRT_Client_Compile_Args {
             client: self.raw(),
@@ -32,17 +33,24 @@ impl Client {
         };
         // SAFETY: the client is live; program and options live through the call, which reads them.
         unsafe { call!(self.plugin(), PJRT_Client_Compile, args) }?;
-        Executable::new(self, args.executable, program)
+        Executable::new(self, args.executable, program, &assignment)
     }
 
-    /// Loads what [`Executable::serialize`] made from the same program on the same kind of machine
-    /// with the same plugin. [`super::compile_cached`] makes sure of that.
+    /// Loads an executable that was serialized with [`Executable::serialize`]. Program, options, plugin and
+    /// kind of machine must be the same, which [`super::compile_cached`] ensures.
     ///
     /// # Errors
-    /// [`Error::Serialized`] when the bytes are damaged or of another program, or what the plugin reports.
-    pub fn deserialize(&self, program: &Program, bytes: &[u8]) -> Result<Executable> {
-        border::check_inputs(program)?;
-        let bytes = sealed::unseal(&sealed::digest(program), bytes)?;
+    /// [`Error::Serialized`] when the bytes are damaged or of another program, [`Error::DeviceAssignment`] when
+    /// they were compiled for other devices, [`Error::TooFewDevices`], or what the plugin reports.
+    pub fn deserialize(
+        &self,
+        program: &Program,
+        options: &CompileOptions,
+        bytes: &[u8],
+    ) -> Result<Executable> {
+        signature_check::check_inputs(program)?;
+        let assignment = options.assignment(self, program.num_replicas)?;
+        let bytes = envelope::open(&envelope::digest(program), bytes)?;
         let mut args = PJRT_Executable_DeserializeAndLoad_Args {
             client: self.raw(),
             serialized_executable: bytes.as_ptr().cast(),
@@ -51,15 +59,20 @@ impl Client {
         };
         // SAFETY: the client is live; the bytes live through the call, which reads them.
         unsafe { call!(self.plugin(), PJRT_Executable_DeserializeAndLoad, args) }?;
-        Executable::new(self, args.loaded_executable, program)
+        Executable::new(self, args.loaded_executable, program, &assignment)
     }
 }
 
 impl Executable {
-    /// Takes over a loaded executable and holds what it says of itself against the program.
-    fn new(client: &Client, loaded: *mut PJRT_LoadedExecutable, program: &Program) -> Result<Self> {
+    /// Takes ownership of a loaded executable and checks its signature against the program.
+    fn new(
+        client: &Client,
+        loaded: *mut PJRT_LoadedExecutable,
+        program: &Program,
+        assignment: &[i32],
+    ) -> Result<Self> {
         let plugin = *client.plugin();
-        let digest = sealed::digest(program);
+        let digest = envelope::digest(program);
         let mut executable = Self {
             // SAFETY: null may be destroyed.
             compiled: unsafe { Compiled::new(plugin, ptr::null_mut(), digest) },
@@ -68,7 +81,7 @@ impl Executable {
             inputs: program.inputs.clone(),
             outputs: program.outputs.clone(),
             num_replicas: program.num_replicas,
-            placement: Placement::new([]),
+            placement: client.placement().clone(),
             output_types: program.outputs.iter().map(|output| value_type(&output.ty)).collect(),
         };
         let mut get = PJRT_LoadedExecutable_GetExecutable_Args {
@@ -86,20 +99,13 @@ impl Executable {
             call!(plugin, PJRT_LoadedExecutable_AddressableDevices, devices)?;
             slice(devices.addressable_devices, devices.num_addressable_devices)
         };
-        let index_of = |raw: &*mut PJRT_Device| {
-            (0..client.devices().len()).find(|index| client.raw_device(*index) == *raw)
-        };
-        executable.placement = Placement::new(raw_devices.iter().filter_map(index_of));
-        executable.check_border()?;
-        if executable.placement.is(client.placement()) {
-            // One allocation for all, so that comparing is comparing pointers.
-            executable.placement = client.placement().clone();
-        }
+        executable.placement = client.place(assignment, raw_devices)?;
+        executable.check_outputs()?;
         Ok(executable)
     }
 
-    fn check_border(&self) -> Result<()> {
-        let differ = |what, reason: String| Err(Error::ProgramBorder { what, reason });
+    fn check_outputs(&self) -> Result<()> {
+        let differ = |what, reason: String| Err(Error::SignatureMismatch { what, reason });
         let executable = self.compiled.raw();
         let mut replicas = PJRT_Executable_NumReplicas_Args {
             executable,
@@ -122,9 +128,8 @@ impl Executable {
         }
         for (output, found) in self.outputs.iter().zip(found) {
             if found.as_ref() != Some(&value_type(&output.ty)) {
-                let found = found.map_or("of a type unknown here".into(), |ty| {
-                    format!("{}{:?}", ty.dtype, ty.dims)
-                });
+                let found = found
+                    .map_or("of an unknown type".into(), |ty| format!("{}{:?}", ty.dtype, ty.dims));
                 return differ(
                     "outputs",
                     format!(
@@ -137,7 +142,7 @@ impl Executable {
         Ok(())
     }
 
-    /// What the plugin says the results are; none for a dtype that `hlo` does not have.
+    /// Result types as the plugin reports them; `None` for a dtype that `hlo` does not have.
     fn plugin_output_types(&self) -> Result<Vec<Option<ValueType>>> {
         let plugin: &Plugin = self.client.plugin();
         let executable = self.compiled.raw();
@@ -173,7 +178,7 @@ impl Executable {
     }
 }
 
-/// The C form of a program, which it points into: valid while the program lives.
+/// The C form of a program. It points into the program and is valid while that lives.
 pub(super) fn mlir(program: &Program) -> PJRT_Program {
     const FORMAT: &str = "mlir";
     PJRT_Program {

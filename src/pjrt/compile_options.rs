@@ -1,4 +1,4 @@
-//! What a compiler is told besides the program, and its encoding as XLA's `CompileOptionsProto`.
+//! Compile options, and their encoding as XLA's `CompileOptionsProto`.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -11,10 +11,11 @@ use super::{Client, DeviceDescription, Error, Platform, Result, cpu};
 /// Options of one compilation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CompileOptions {
-    /// The device id of each replica. By default the first addressable devices of the client in
-    /// their order. It is always sent: plugins' own defaults differ (a TPU's is a ring).
+    /// The device id of each replica, over all processes. By default the first of
+    /// [`Client::global_devices`] in their order. It is always sent: plugins' own defaults differ (a
+    /// TPU's is a ring).
     pub device_assignment: Option<Vec<i32>>,
-    /// XLA options by name, as in `XLA_FLAGS` but for this compilation only.
+    /// XLA options by name, as in `XLA_FLAGS` but only for this compilation.
     pub overrides: BTreeMap<String, OverrideValue>,
 }
 
@@ -32,46 +33,33 @@ pub enum OverrideValue {
 }
 
 impl CompileOptions {
-    /// The bytes that PJRT takes, for `num_replicas` replicas on a client's devices.
+    /// The bytes that PJRT takes, for replicas on these of a client's devices.
     ///
     /// # Errors
-    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`].
-    pub(super) fn encode_for(&self, client: &Client, num_replicas: usize) -> Result<Vec<u8>> {
-        let assignment = self.assignment(client, num_replicas)?;
+    /// [`Error::TooFewWorkers`].
+    pub(super) fn encode_for(&self, client: &Client, assignment: &[i32]) -> Result<Vec<u8>> {
         let overrides = match client.platform() {
             Platform::Cpu => Cow::Owned(cpu::overrides(&self.overrides, client.cpu_waits())?),
             _ => Cow::Borrowed(&self.overrides),
         };
-        Ok(encode(&overrides, &assignment))
+        Ok(encode(&overrides, assignment))
     }
 
-    /// The device ids that `num_replicas` replicas run on.
-    fn assignment(&self, client: &Client, num_replicas: usize) -> Result<Vec<i32>> {
-        let Some(assignment) = &self.device_assignment else {
-            let devices = client.devices();
-            if num_replicas == 0 || num_replicas > devices.len() {
-                return Err(Error::TooFewDevices {
-                    needed: num_replicas,
-                    available: devices.len(),
-                });
-            }
-            return Ok(devices[..num_replicas].iter().map(|device| device.id).collect());
-        };
-        let invalid = |reason: String| {
-            Err(Error::DeviceAssignment { assignment: assignment.clone(), reason })
-        };
-        if assignment.len() != num_replicas {
-            return invalid(format!("the program has {num_replicas} replicas"));
+    /// The device ids that `num_replicas` replicas run on, over all processes.
+    ///
+    /// # Errors
+    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`].
+    pub(super) fn assignment(&self, client: &Client, num_replicas: usize) -> Result<Vec<i32>> {
+        let assignment = self.assignment_on(client.global_devices(), num_replicas)?;
+        let is_addressable = |id: &i32| client.devices().iter().any(|device| device.id == *id);
+        if !assignment.iter().any(is_addressable) {
+            let reason = "none of these devices belongs to this process".into();
+            return Err(Error::DeviceAssignment { assignment, reason });
         }
-        check_distinct(assignment)?;
-        let addressable = |id: &&i32| client.devices().iter().any(|device| device.id == **id);
-        if !assignment.iter().any(|id| addressable(&id)) {
-            return invalid("none of these devices belongs to this process".into());
-        }
-        Ok(assignment.clone())
+        Ok(assignment)
     }
 
-    /// The device ids that `num_replicas` replicas would run on, of devices that are not here.
+    /// The device ids that `num_replicas` replicas run on, of these devices.
     fn assignment_on(
         &self,
         devices: &[DeviceDescription],
@@ -98,7 +86,7 @@ impl CompileOptions {
         }
     }
 
-    /// The bytes that PJRT takes, for devices that are not here.
+    /// The bytes that PJRT takes, for absent devices.
     pub(super) fn encode_on(
         &self,
         devices: &[DeviceDescription],

@@ -1,22 +1,22 @@
-//! What XLA's CPU backend needs beyond what other plugins do: workers for all that may wait, and options that
-//! keep out what could wait for ever.
+//! Options of XLA's CPU backend that prevent deadlocks: enough workers for everything that may wait, and compile
+//! options without what could wait forever.
 //!
-//! The plugin runs the ops of all replicas on one pool of workers. An op that waits holds its worker. Two kinds do:
+//! The plugin runs the ops of all replicas on one pool of workers. An op that waits blocks its worker. Two kinds do:
 //!
-//! - **Collectives**, until all replicas have arrived. The collectives of a program run one after the other, and so do
-//!   launches of programs that have any; the last replica to arrive does not wait. So of N replicas at most N - 1 wait
+//! - **Collectives**, until all replicas have arrived. The collectives of a program run one after another, and so do
+//!   launches of programs that have any. The last replica to arrive does not wait, so of N replicas at most N - 1 wait
 //!   at once.
-//! - **XNNPACK fusions** (`xla_cpu_use_xnnpack`, which XLA sets by default for some processors): before it runs again,
-//!   a fusion waits until tasks that it has left in the pool have been run by other workers. A replica runs on at most
-//!   [`WORKERS_PER_REPLICA`] workers, each of which may be in such a fusion. XLA may briefly go beyond that limit, so
+//! - **XNNPACK fusions** (`xla_cpu_use_xnnpack`, which XLA enables by default for some processors): before it runs
+//!   again, a fusion waits until tasks that it has left in the pool have been run by other workers. A replica runs on at
+//!   most [`WORKERS_PER_REPLICA`] workers, each of which may be in such a fusion. XLA may briefly exceed that limit, so
 //!   this bound is less certain than that of collectives.
 //!
-//! When every worker waits, nothing in the pool is ever run: the process hangs until XLA's time-out ends it. So
-//! [`num_workers`] makes the pool larger than all that can wait at once, by as many workers as there are processors: they
-//! go on working while the others wait. And since a larger pool is a slower one (work is cut into a piece for each worker),
-//! XNNPACK is off unless a compilation asks for it, which only a client with room for it accepts.
+//! If every worker waits, the process hangs until XLA's timeout ends it. So [`num_workers`] makes the pool larger than
+//! everything that can wait at once, by as many workers as there are processors, which keep working while the others
+//! wait. A larger pool is slower (work is split into a piece per worker), so XNNPACK is off unless a compilation asks
+//! for it, and only a client with enough workers accepts that.
 //!
-//! The other defaults keep what a program says: see [`defaults`].
+//! The other defaults preserve a program's semantics: see [`defaults`].
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -24,32 +24,32 @@ use std::thread;
 use super::value::Value;
 use super::{Error, OverrideValue, Result};
 
-/// The client option that says how many devices there are. The plugin makes at least as many workers as devices, in each
-/// of its two pools, and has no other option for them (an environment variable would be the whole process's).
+/// The client option for the number of devices. The plugin creates at least as many workers as devices in each of its
+/// two pools, and has no other option for them (an environment variable would affect the whole process).
 pub(super) const DEVICE_COUNT: &str = "cpu_device_count";
 
-/// Options of the CPU plugin. It ignores others silently, so they are refused.
+/// Options of the CPU plugin. It silently ignores others, so they are rejected here.
 pub(super) const OPTIONS: [&str; 1] = [DEVICE_COUNT];
 
-/// The XLA option that lets XNNPACK run dots, convolutions and elementwise ops.
+/// The XLA option that runs dots, convolutions and elementwise ops with XNNPACK.
 const XNNPACK: &str = "xla_cpu_use_xnnpack";
 
-/// XLA's executor takes up to 4 workers for a replica beside the thread that starts it, and that thread's work may go on
-/// in a worker too (`Thunk::ExecuteSession::kMaxWorkers`).
+/// XLA's executor uses up to 4 workers per replica besides the thread that starts it, and that thread's work may continue
+/// on a worker too (`Thunk::ExecuteSession::kMaxWorkers`).
 const WORKERS_PER_REPLICA: usize = 5;
 
-/// What the programs of a CPU client may wait for inside a worker of the plugin's pool.
+/// What the programs of a CPU client may wait for on a worker of the plugin's pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuWaits {
-    /// Collectives, as with the options that are set by default.
+    /// Collectives only, as with the default options.
     #[default]
     Collectives,
-    /// XNNPACK fusions too: for programs that are compiled with `xla_cpu_use_xnnpack = true`.
+    /// XNNPACK fusions too, for programs compiled with `xla_cpu_use_xnnpack = true`.
     XnnFusions,
 }
 
 impl CpuWaits {
-    /// What programs that are compiled with these overrides may wait for.
+    /// What programs compiled with these overrides may wait for.
     pub fn of(overrides: &BTreeMap<String, OverrideValue>) -> Self {
         let is_on = match overrides.get(XNNPACK) {
             None => false,
@@ -61,9 +61,9 @@ impl CpuWaits {
     }
 }
 
-/// Workers that the pool must have for `num_devices` replicas: one for each that can wait at once, and one for each
-/// processor. See the module's documentation. XLA itself stops at 256, which leaves one that does not wait for up to 256
-/// replicas, and with XNNPACK for up to about 50.
+/// The number of workers that the pool needs for `num_devices` replicas: one for each op that can wait at once, and one
+/// per processor. See the module's documentation. XLA limits it to 256, which leaves a worker that does not wait for up
+/// to 256 replicas, and with XNNPACK for up to about 50.
 pub(super) fn num_workers(num_devices: usize, waits: CpuWaits) -> usize {
     let num_waiting = match waits {
         CpuWaits::Collectives => num_devices.saturating_sub(1),
@@ -72,8 +72,8 @@ pub(super) fn num_workers(num_devices: usize, waits: CpuWaits) -> usize {
     num_waiting + thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The number of devices among a client's options, if it is there. Refuses what makes the plugin end the process; the
-/// platform is known only once a client exists, so this goes by the option's name.
+/// The number of devices in a client's options, if given. Rejects values on which the plugin aborts. The platform is
+/// known only once a client exists, so this goes by the option's name.
 pub(super) fn device_count(options: &[(&str, Value)]) -> Result<Option<usize>> {
     let invalid = |reason: String| Error::ClientOption { name: DEVICE_COUNT.to_owned(), reason };
     let count = |(_, value): &(&str, Value)| match value {
@@ -86,19 +86,19 @@ pub(super) fn device_count(options: &[(&str, Value)]) -> Result<Option<usize>> {
     options.iter().find(|(name, _)| *name == DEVICE_COUNT).map(count).transpose()
 }
 
-/// What a compilation gets where it does not say otherwise.
+/// Default overrides of a compilation.
 fn defaults() -> [(&'static str, OverrideValue); 3] {
     [
         (XNNPACK, OverrideValue::Bool(false)),
-        // By default a clamp, or a maximum over a dim, drops NaN. A run must see them; measured, it costs nothing.
+        // By default a clamp, or a maximum over a dim, drops NaN. A run must see them. The measured cost is zero.
         ("xla_cpu_enable_fast_min_max", OverrideValue::Bool(false)),
-        // Barriers are only there where something is to be computed again, and this pass removes them: what
-        // follows would merge it with what was computed before.
+        // Barriers are only used where something is to be recomputed. This pass removes them, and common
+        // subexpression elimination would then merge the recomputation with the original.
         ("xla_disable_hlo_passes", OverrideValue::String("cse_barrier_expander".to_owned())),
     ]
 }
 
-/// The overrides of a compilation for a client that has workers for `waits`, with the defaults of this platform.
+/// The overrides of a compilation, with this platform's defaults, for a client that has workers for `waits`.
 ///
 /// # Errors
 /// [`Error::TooFewWorkers`] if they ask for XNNPACK and the client has no workers for it.

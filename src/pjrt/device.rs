@@ -1,45 +1,46 @@
 //! The devices of a client.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 
 use super::abi::*;
 use super::plugin::call;
 use super::value::{self, string};
 use super::{Code, Error, Plugin, Result, Value};
 
-/// What is known of one addressable device.
+/// One addressable device.
 #[derive(Debug)]
 pub struct Device {
     pub(super) raw: *mut PJRT_Device,
-    /// Unique among the devices of all processes; what a device assignment is written in.
-    pub id: i32,
-    /// The number that the hardware has on this machine, -1 where there is none.
+    /// The hardware's number on this machine, -1 if there is none.
     pub local_hardware_id: i32,
-    /// The process that can address it.
-    pub process_index: usize,
-    /// The vendor's name for its model.
-    pub kind: String,
-    /// The plugin's description.
-    pub debug_string: String,
-    /// Coordinates, memory sizes and so on, by name.
-    pub attributes: BTreeMap<String, Value>,
+    /// What every process knows of it. Its fields can be accessed on the device directly.
+    pub description: DeviceDescription,
 }
 
-/// What a device's allocator says of itself, in bytes. Plugins leave out what they do not count.
+impl Deref for Device {
+    type Target = DeviceDescription;
+
+    fn deref(&self) -> &DeviceDescription {
+        &self.description
+    }
+}
+
+/// Memory statistics of a device's allocator, in bytes. Plugins omit what they do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// Allocated now.
+    /// Currently allocated.
     pub bytes_in_use: u64,
-    /// Most that was allocated at once.
+    /// Peak allocation.
     pub peak_bytes_in_use: Option<u64>,
-    /// What may be allocated.
+    /// Maximum that may be allocated.
     pub bytes_limit: Option<u64>,
-    /// The largest block that can be allocated now.
+    /// The largest block that can currently be allocated.
     pub largest_free_block_bytes: Option<u64>,
 }
 
 impl Device {
-    /// The allocator's figures, or none where the plugin does not count.
+    /// Memory statistics, or `None` if the plugin has none.
     pub(super) fn memory_stats(&self, plugin: &Plugin) -> Result<Option<MemoryStats>> {
         let mut args = PJRT_Device_MemoryStats_Args {
             device: self.raw,
@@ -71,26 +72,37 @@ impl Device {
 /// # Safety
 /// `device` must be a live device of a client of `plugin`.
 pub(super) unsafe fn describe_device(plugin: Plugin, device: *mut PJRT_Device) -> Result<Device> {
-    let mut description =
-        PJRT_Device_GetDescription_Args { device, ..PJRT_Device_GetDescription_Args::new() };
     let mut hardware =
         PJRT_Device_LocalHardwareId_Args { device, ..PJRT_Device_LocalHardwareId_Args::new() };
     // SAFETY: by this function's contract.
-    unsafe {
-        call!(plugin, PJRT_Device_GetDescription, description)?;
+    let description = unsafe {
         call!(plugin, PJRT_Device_LocalHardwareId, hardware)?;
-    }
-    // SAFETY: a description lives as long as its device.
-    let DeviceDescription { id, process_index, kind, debug_string, attributes } =
-        unsafe { describe(&plugin, description.device_description) }?;
-    let local_hardware_id = hardware.local_hardware_id;
-    Ok(Device { raw: device, id, local_hardware_id, process_index, kind, debug_string, attributes })
+        describe_global(plugin, device)?
+    };
+    Ok(Device { raw: device, local_hardware_id: hardware.local_hardware_id, description })
 }
 
-/// What is known of a device without its being there.
+/// Describes a device that may belong to another process.
+///
+/// # Safety
+/// `device` must be a live device of a client of `plugin`.
+pub(super) unsafe fn describe_global(
+    plugin: Plugin,
+    device: *mut PJRT_Device,
+) -> Result<DeviceDescription> {
+    let mut args =
+        PJRT_Device_GetDescription_Args { device, ..PJRT_Device_GetDescription_Args::new() };
+    // SAFETY: by this function's contract; a description lives as long as its device.
+    unsafe {
+        call!(plugin, PJRT_Device_GetDescription, args)?;
+        describe(&plugin, args.device_description)
+    }
+}
+
+/// A device that may belong to another process, or be described for ahead-of-time compilation only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceDescription {
-    /// Unique among the devices of all processes; what a device assignment is written in.
+    /// Unique among the devices of all processes. Device assignments are lists of these ids.
     pub id: i32,
     /// The process that can address it.
     pub process_index: usize,
@@ -98,7 +110,7 @@ pub struct DeviceDescription {
     pub kind: String,
     /// The plugin's description.
     pub debug_string: String,
-    /// Coordinates, memory sizes and so on, by name.
+    /// Coordinates, memory sizes and other attributes by name.
     pub attributes: BTreeMap<String, Value>,
 }
 

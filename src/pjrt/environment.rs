@@ -1,4 +1,4 @@
-//! The environment variables that plugins read: checked and completed before a plugin is loaded.
+//! Checks and completes the environment variables that plugins read, before a plugin is loaded.
 
 use std::env;
 use std::fs::{self, File};
@@ -11,21 +11,21 @@ use super::{Error, Result};
 
 const XLA_FLAGS: &str = "XLA_FLAGS";
 
-/// A name that every library has in which XLA's flags stand as plain text.
+/// A flag name that is in every library that stores XLA's flags as plain text.
 const FLAG_OF_EVERY_XLA: &str = "xla_force_host_platform_device_count";
 
-/// How long replicas wait for each other in a collective of the CPU backend, in seconds: until it says so, and until it
-/// ends the process. XLA's own 20 and 40 are reached on a machine that is merely busy, or was asleep.
+/// Timeouts of the CPU backend's collectives in seconds: until it warns, and until it ends the process. XLA's defaults of
+/// 20 and 40 are reached on a machine that is merely busy, or was asleep.
 const CPU_COLLECTIVE_TIMEOUTS: [(&str, u32); 2] = [
     ("xla_cpu_collective_call_warn_stuck_timeout_seconds", 60),
     ("xla_cpu_collective_call_terminate_timeout_seconds", 1800),
 ];
 
-/// Prepares the environment for the library at `path`. Only where it is the first one are variables set: later, threads of
-/// the first may be reading them.
+/// Prepares the environment for the library at `path`. Variables are set for the first library only: later its threads
+/// may be reading them.
 ///
 /// # Errors
-/// [`Error::UnknownXlaFlag`] for a flag that XLA would end the process for, [`Error::UnreadableXlaFlags`].
+/// [`Error::UnknownXlaFlag`] for a flag on which XLA would abort, [`Error::UnreadableXlaFlags`].
 pub(super) fn prepare(path: &Path, is_first: bool) -> Result<()> {
     let given = xla_flags()?;
     let given_names = names(&given);
@@ -36,7 +36,7 @@ pub(super) fn prepare(path: &Path, is_first: bool) -> Result<()> {
         .map_err(|source| Error::UnreadablePlugin { path: path.to_path_buf(), source })?;
     let holds =
         |name: &str| wanted.iter().zip(&held).any(|(wanted, held)| *wanted == name && *held);
-    // A library without this one keeps its flags in another form: nothing can be said of them.
+    // A library without this one stores its flags in another form, and they cannot be checked.
     if holds(FLAG_OF_EVERY_XLA)
         && let Some(name) = given_names.iter().find(|name| !holds(name))
     {
@@ -47,10 +47,10 @@ pub(super) fn prepare(path: &Path, is_first: bool) -> Result<()> {
             .iter()
             .filter(|(name, _)| holds(name) && !given_names.contains(name))
             .map(|(name, secs)| format!("--{name}={secs} "));
-        // Ours come first: by what the text begins with, XLA tells flags from the name of a file.
+        // Ours come first: XLA takes a text that does not begin with a dash as the name of a file.
         let flags = ours.collect::<String>() + given.trim();
         set(XLA_FLAGS, flags.trim_end());
-        // Plugins print informational lines on stderr, where our own output goes.
+        // Suppresses plugins' informational lines on stderr, which we use for our own output.
         const LOG_LEVEL: &str = "TF_CPP_MIN_LOG_LEVEL";
         if env::var_os(LOG_LEVEL).is_none() {
             set(LOG_LEVEL, "1");
@@ -65,7 +65,7 @@ fn set(name: &str, value: &str) {
     unsafe { env::set_var(name, value) };
 }
 
-/// The flags in `XLA_FLAGS`, or in the file that it names: as XLA does, by whether it begins with a dash.
+/// The flags in `XLA_FLAGS`, or in the file that it names. Like XLA, takes a value without a leading dash as a file name.
 fn xla_flags() -> Result<String> {
     let Some(value) = env::var_os(XLA_FLAGS) else { return Ok(String::new()) };
     match value.to_str() {
@@ -82,8 +82,8 @@ fn names(flags: &str) -> Vec<&str> {
     tokens.map(|token| token.split('=').next().unwrap_or(token)).collect()
 }
 
-/// Which of the names stand in a library as C strings. XLA registers its flags from literals. Reads as much of the file as
-/// it takes to find all.
+/// Which of the names occur in a library as C strings; XLA registers its flags from string literals. Stops reading once
+/// all are found.
 fn literals_in(path: &Path, names: &[&str]) -> io::Result<Vec<bool>> {
     const CHUNK: usize = 4 << 20;
     let needles: Vec<Vec<u8>> =

@@ -1,11 +1,11 @@
-//! What can go wrong between a program and a device.
+//! Errors of loading plugins, compiling, moving data and executing.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use hlo::DType;
 
-use super::install_error::InstallError;
+use super::{InstallError, Placement};
 
 /// Result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -21,13 +21,13 @@ pub enum Error {
         call: &'static str,
         /// PJRT's error code.
         code: Code,
-        /// The plugin's words.
+        /// The plugin's message.
         message: String,
     },
     /// One replica of a launch failed.
     #[error("replica {replica} failed: {source}")]
     Replica {
-        /// Index of the replica in the program.
+        /// The replica's number in the program, over all processes.
         replica: usize,
         /// What its device reported.
         source: Box<Error>,
@@ -58,7 +58,7 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// The plugin's file is cut off: loading it would end the process.
+    /// The plugin's file is truncated: loading it would end the process.
     #[error(
         "{path} is cut off (bytes missing: at least {missing}); copy it again, or install it again with \
          `lockstep plugin install`"
@@ -66,7 +66,7 @@ pub enum Error {
     IncompletePlugin {
         /// The file.
         path: PathBuf,
-        /// By what its header says.
+        /// Missing bytes at least, according to its header.
         missing: u64,
     },
     /// The plugin is a shared library for another processor.
@@ -81,9 +81,9 @@ pub enum Error {
         /// The processor of this machine.
         host: &'static str,
     },
-    /// The plugin speaks another major version of the C API.
+    /// The plugin has another major version of the C API.
     #[error(
-        "{path} has PJRT C API {major}.{minor}, but this program speaks {}.x; use another version of the plugin",
+        "{path} has PJRT C API {major}.{minor}, but this program supports {}.x; use another version of the plugin",
         super::abi::API_MAJOR
     )]
     IncompatibleAbi {
@@ -94,18 +94,18 @@ pub enum Error {
         /// The plugin's minor version.
         minor: i32,
     },
-    /// XLA ends the process when it meets a flag that it does not know.
+    /// `XLA_FLAGS` has a flag that XLA does not know and would abort on.
     #[error(
         "XLA_FLAGS holds {flag}, which {path} does not know and would abort on; remove it from XLA_FLAGS, or \
          from the file that it names"
     )]
     UnknownXlaFlag {
-        /// The flag, as it stands in the environment.
+        /// The flag as given in the environment.
         flag: String,
         /// The plugin.
         path: PathBuf,
     },
-    /// `XLA_FLAGS` names a file, for it does not begin with a dash, and XLA would end the process for it.
+    /// `XLA_FLAGS` does not begin with a dash and so names a file, which is unreadable. XLA would abort.
     #[error(
         "XLA_FLAGS names the file {path}, which cannot be read: {source}; flags themselves begin with --"
     )]
@@ -115,9 +115,9 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The file is not NCCL.
+    /// The file is not an NCCL library.
     #[error(
-        "{path} is no NCCL that can be loaded: {reason}; `lockstep plugin install cuda` brings one"
+        "{path} is not an NCCL library that can be loaded: {reason}; `lockstep plugin install cuda` installs one"
     )]
     NotNccl {
         /// The file.
@@ -136,16 +136,16 @@ pub enum Error {
 
     /// The program needs more devices than the client has.
     #[error(
-        "the program runs on {needed} replicas, but the client has {available} addressable devices; \
+        "the program runs on {needed} replicas, but the client has {available} devices; \
          make the mesh smaller or the client larger"
     )]
     TooFewDevices {
         /// Replicas of the program.
         needed: usize,
-        /// Addressable devices of the client.
+        /// Devices of the client, in all processes.
         available: usize,
     },
-    /// A list of devices is not one distinct addressable device per replica.
+    /// A list of devices is not one distinct device of the client per replica, or has none of this process.
     #[error("device assignment {assignment:?}: {reason}")]
     DeviceAssignment {
         /// The device ids that were given.
@@ -153,7 +153,7 @@ pub enum Error {
         /// What is wrong with them.
         reason: String,
     },
-    /// A compile option whose programs may wait for more than the client has workers for.
+    /// A compile option that needs more workers than the client has.
     #[error(
         "{option} needs more workers than this client of the CPU plugin has; make the client with \
          Client::cpu_with and CpuWaits::XnnFusions, or leave the option out"
@@ -162,21 +162,21 @@ pub enum Error {
         /// The option's name.
         option: &'static str,
     },
-    /// The text of a program and its declared border differ.
+    /// A program's text does not have the declared signature.
     #[error("the program's text does not agree with its declared {what}: {reason}")]
-    ProgramBorder {
+    SignatureMismatch {
         /// `inputs`, `outputs` or `replicas`.
         what: &'static str,
         /// How they differ.
         reason: String,
     },
-    /// A program that would end the process, or in which replicas would differ.
+    /// A program that would abort the process, or in which replicas would differ.
     #[error("the program cannot be compiled: {reason}")]
     ForbiddenProgram {
-        /// What is in it.
+        /// What is wrong with it.
         reason: String,
     },
-    /// Bytes that are no serialized executable, or that hold another program.
+    /// Bytes that are not a serialized executable, or one of another program.
     #[error("cannot load the serialized executable: {reason}")]
     Serialized {
         /// What is wrong with them.
@@ -209,19 +209,19 @@ pub enum Error {
         /// The argument's dims.
         dims: Vec<usize>,
     },
-    /// An argument that lies on other devices than those the executable runs on.
+    /// An argument on other devices than those the executable runs on.
     #[error(
-        "argument {index} ({name}) lies on devices {found:?}, but the executable runs on {expected:?}"
+        "argument {index} ({name}) is on devices {found:?}, but the executable runs on {expected:?}"
     )]
     ArgumentDevices {
         /// Position among the arguments.
         index: usize,
         /// Path of the leaf.
         name: String,
-        /// Indices of the executable's devices.
-        expected: Vec<usize>,
-        /// Indices of the argument's devices.
-        found: Vec<usize>,
+        /// The executable's devices.
+        expected: Placement,
+        /// The argument's devices.
+        found: Placement,
     },
     /// An argument that belongs to another client.
     #[error(
@@ -233,7 +233,7 @@ pub enum Error {
         /// Path of the leaf.
         name: String,
     },
-    /// Literals to be uploaded together must be one per device, of one dtype and shape.
+    /// Literals uploaded together must be one per device, all with the same dtype and shape.
     #[error("cannot upload: {reason}")]
     Upload {
         /// What is wrong with the literals.
@@ -246,6 +246,14 @@ pub enum Error {
         replica: usize,
         /// How many there are.
         num_replicas: usize,
+    },
+    /// The replica runs in another process.
+    #[error("replica {replica} is in another process; this one has replicas {addressable:?}")]
+    ReplicaElsewhere {
+        /// The replica asked for.
+        replica: usize,
+        /// The replicas of this process.
+        addressable: Vec<usize>,
     },
 
     /// A plugin could not be found or installed.
@@ -260,19 +268,19 @@ pub enum Code {
     Cancelled,
     /// No further information.
     Unknown,
-    /// An argument that is wrong whatever the state of the system.
+    /// An argument that is invalid regardless of the state of the system.
     InvalidArgument,
     /// Time ran out.
     DeadlineExceeded,
-    /// Something asked for does not exist.
+    /// A requested entity does not exist.
     NotFound,
-    /// Something to be created exists.
+    /// An entity to be created already exists.
     AlreadyExists,
     /// Not allowed.
     PermissionDenied,
-    /// Out of memory, or of another resource.
+    /// Out of memory or another resource.
     ResourceExhausted,
-    /// The system is not in the state that the operation needs.
+    /// The system is not in the state that the operation requires.
     FailedPrecondition,
     /// Stopped because of a conflict.
     Aborted,
@@ -288,7 +296,7 @@ pub enum Code {
     DataLoss,
     /// No valid credentials.
     Unauthenticated,
-    /// A number that this version does not know.
+    /// A number unknown to this version.
     Other(i32),
 }
 

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::abi::*;
 use super::plugin::call;
-use super::{Error, Plugin, Result};
+use super::{Error, Placement, Plugin, Result};
 
-/// Owns a `PJRT_Event`: becomes ready once the work behind it has finished or failed.
+/// Owns a `PJRT_Event`, which becomes ready once its work has finished or failed.
 #[derive(Debug)]
 pub(super) struct Event {
     plugin: Plugin,
@@ -21,12 +21,12 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Takes over an event; null stands for work that is already done.
+    /// Takes ownership of an event; null means work that is already done.
     pub fn new(plugin: Plugin, raw: *mut PJRT_Event) -> Self {
         Self { plugin, raw }
     }
 
-    /// Blocks until the event is ready. May be called again, with the same result.
+    /// Blocks until the event is ready. Calling it again gives the same result.
     pub fn wait(&self) -> Result<()> {
         if self.raw.is_null() {
             return Ok(());
@@ -36,7 +36,7 @@ impl Event {
         unsafe { call!(self.plugin, PJRT_Event_Await, args) }
     }
 
-    /// Has the work finished or failed?
+    /// `true` if the work has finished or failed.
     pub fn is_ready(&self) -> Result<bool> {
         if self.raw.is_null() {
             return Ok(true);
@@ -70,7 +70,7 @@ impl Event {
 extern "C" fn drop_kept<T>(error: *mut PJRT_Error, user_arg: *mut c_void) {
     // SAFETY: `user_arg` is the box that `keep_until_ready` made for this call.
     let kept = unsafe { Box::from_raw(user_arg.cast::<(Plugin, T)>()) };
-    // Whoever waits for the data sees the error; here it only has to be freed.
+    // The error is reported to whoever waits for the data; here it only has to be freed.
     let _ = kept.0.check("PJRT_Event_OnReady", error);
 }
 
@@ -86,30 +86,31 @@ impl Drop for Event {
     }
 }
 
-/// The end of one launch on all its devices. Clones stand for the same launch.
+/// The completion of one launch on all addressable devices. Clones refer to the same launch.
 #[derive(Clone, Debug)]
 pub struct Completion(Arc<Launched>);
 
 #[derive(Debug)]
 struct Launched {
-    /// One event per addressable replica, in the order of the replicas.
+    /// One event per addressable replica, in the order of `placement`.
     events: Box<[Event]>,
+    placement: Placement,
     finished: AtomicBool,
 }
 
 impl Completion {
-    pub(super) fn new(events: Box<[Event]>) -> Self {
-        Self(Arc::new(Launched { events, finished: AtomicBool::new(false) }))
+    pub(super) fn new(events: Box<[Event]>, placement: Placement) -> Self {
+        Self(Arc::new(Launched { events, placement, finished: AtomicBool::new(false) }))
     }
 
-    /// Blocks until every device has finished. When one replica fails while others wait for it in a
-    /// collective, XLA's CPU backend ends the process after its own time limit.
+    /// Blocks until every addressable device has finished. If a replica fails while others wait for it in a
+    /// collective, XLA's CPU backend ends the process after its own timeout.
     ///
     /// # Errors
-    /// [`Error::Replica`] of the first replica that failed.
+    /// [`Error::Replica`] for the first replica that failed.
     pub fn wait(&self) -> Result<()> {
         let mut first_error = None;
-        for (replica, event) in self.0.events.iter().enumerate() {
+        for (replica, event) in self.0.placement.replicas().zip(&self.0.events) {
             if let Err(source) = event.wait() {
                 first_error.get_or_insert(Error::Replica { replica, source: Box::new(source) });
             }
@@ -118,10 +119,10 @@ impl Completion {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Has every device finished, or failed?
+    /// `true` if every addressable device has finished or failed.
     ///
     /// # Errors
-    /// When the plugin cannot say.
+    /// What the plugin reports.
     pub fn is_ready(&self) -> Result<bool> {
         for event in &self.0.events {
             if !event.is_ready()? {
@@ -132,7 +133,7 @@ impl Completion {
         Ok(true)
     }
 
-    /// Is it known, without asking the plugin, that the launch has ended?
+    /// `true` if the launch is known to have ended without asking the plugin.
     pub(super) fn is_finished(&self) -> bool {
         self.0.finished.load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! Compiled programs, and running them.
+//! Executing compiled programs.
 
 use std::fmt;
 use std::ops::Deref;
@@ -9,14 +9,14 @@ use hlo::{ProgramInput, ProgramOutput};
 
 use super::abi::*;
 use super::buffer::{Block, Buffers, ValueType};
-use super::client::{Client, Placement, Scratch};
+use super::client::{Client, Scratch};
 use super::event::{Completion, Event};
 use super::plugin::call;
-use super::{Compiled, Error, Result};
+use super::{Compiled, Error, Placement, Result};
 
-/// A program compiled for a client's devices, loaded and ready to run. It keeps its client alive.
+/// A program that is compiled for a client's devices and loaded. It keeps its client alive.
 pub struct Executable {
-    /// The view of `loaded` that answers questions. It must go before the client, so it stands first.
+    /// The view of `loaded` for queries. It must be dropped before the client, so it is the first field.
     pub(super) compiled: Compiled,
     pub(super) client: Client,
     pub(super) loaded: *mut PJRT_LoadedExecutable,
@@ -36,10 +36,10 @@ unsafe impl Sync for Executable {}
 /// One argument of a launch.
 #[derive(Debug)]
 pub enum Arg<'a> {
-    /// Given away. If the program donates this input, its memory becomes that of a result; otherwise
-    /// it is freed once the launch has no more use for it.
+    /// Given away. If the program donates this input, a result reuses its memory; otherwise it is freed once
+    /// the launch no longer needs it.
     Donate(Buffers),
-    /// Lent: unchanged and usable afterwards, also where the program would donate the input.
+    /// Borrowed: unchanged and usable afterwards, even if the program donates this input.
     Borrow(&'a Buffers),
 }
 
@@ -55,12 +55,12 @@ impl Arg<'_> {
 /// A program that has been started.
 #[derive(Debug)]
 pub struct Launch {
-    /// The results in the program's order. They may be arguments of further launches at once.
+    /// The results in the program's order. They may be arguments of further launches immediately.
     pub outputs: Vec<Buffers>,
     /// The end of the launch on all devices.
     pub done: Completion,
-    /// What was given away, of which only the handles are left. XLA's CPU backend waits for the launch where
-    /// one of them is freed: who does not want to wait keeps them until it is done.
+    /// Handles of the arguments that were given away. XLA's CPU backend waits for the launch when one of them
+    /// is freed; keep them until it is done to avoid that.
     pub spent: Vec<Buffers>,
 }
 
@@ -70,38 +70,38 @@ impl Executable {
         &self.client
     }
 
-    /// The inputs that [`Self::execute`] takes, in order.
+    /// The inputs of [`Self::execute`], in order.
     pub fn inputs(&self) -> &[ProgramInput] {
         &self.inputs
     }
 
-    /// The outputs that [`Self::execute`] gives, in order.
+    /// The outputs of [`Self::execute`], in order.
     pub fn outputs(&self) -> &[ProgramOutput] {
         &self.outputs
     }
 
-    /// Replicas of the program, in all processes.
+    /// Number of replicas of the program, over all processes.
     pub fn num_replicas(&self) -> usize {
         self.num_replicas
     }
 
-    /// The addressable devices it runs on, replica by replica: where its arguments must lie.
+    /// The replicas that run in this process and their devices, where its arguments must lie.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// Starts the program on all its devices and returns without waiting, unless several launches are
-    /// still in flight. Every replica's argument and result stands in one [`Buffers`].
+    /// Starts the program on all its addressable devices and returns without waiting, unless several launches
+    /// are still in flight. One [`Buffers`] holds an argument or result of all these replicas.
     ///
-    /// An input that the program donates is not donated when it is lent with [`Arg::Borrow`].
+    /// An input that the program donates is not donated if it is passed as [`Arg::Borrow`].
     ///
     /// # Errors
     /// Before anything is started: [`Error::ArgumentCount`], [`Error::ArgumentType`],
     /// [`Error::ArgumentDevices`], [`Error::ArgumentClient`]. The client stays usable; arguments that
-    /// were given away are freed. Failures while the program runs come out of [`Launch::done`].
+    /// were given away are freed. Failures while the program runs are reported by [`Launch::done`].
     pub fn execute(&self, arguments: Vec<Arg<'_>>) -> Result<Launch> {
         self.validate(&arguments)?;
-        let num_devices = self.placement.len();
+        let num_devices = self.placement.num_addressable();
         let num_outputs = self.outputs.len();
         let mut pointers = vec![ptr::null_mut(); num_devices * num_outputs].into_boxed_slice();
         let done = self.client.launch(|launch_id, scratch| {
@@ -121,9 +121,9 @@ impl Executable {
         Ok(Launch { outputs, done, spent: spent.collect() })
     }
 
-    /// Everything that would make the plugin reject the launch: after a rejected launch of several
-    /// replicas XLA's CPU client hangs for ever. Liveness needs no check, since [`Buffers`] that were
-    /// given away no longer exist.
+    /// Checks everything for which the plugin would reject the launch: after a rejected launch of several
+    /// replicas XLA's CPU client hangs forever. Liveness needs no check, since [`Buffers`] that were given away
+    /// no longer exist.
     fn validate(&self, arguments: &[Arg<'_>]) -> Result<()> {
         if arguments.len() != self.inputs.len() {
             return Err(Error::ArgumentCount {
@@ -141,8 +141,8 @@ impl Executable {
                 return Err(Error::ArgumentDevices {
                     index,
                     name: input.name.clone(),
-                    expected: self.placement.to_vec(),
-                    found: block.placement.to_vec(),
+                    expected: self.placement.clone(),
+                    found: block.placement.clone(),
                 });
             }
             let found = buffers.value_type();
@@ -168,10 +168,10 @@ impl Executable {
         scratch: &mut Scratch,
     ) -> Result<Completion> {
         let plugin = *self.client.plugin();
-        let (num_devices, num_args) = (self.placement.len(), arguments.len());
+        let (num_devices, num_args) = (self.placement.num_addressable(), arguments.len());
         scratch.arguments.clear();
-        for replica in 0..num_devices {
-            scratch.arguments.extend(arguments.iter().map(|arg| arg.buffers().pointer(replica)));
+        for position in 0..num_devices {
+            scratch.arguments.extend(arguments.iter().map(|arg| arg.buffers().pointer(position)));
         }
         scratch.non_donatable.clear();
         for (index, (argument, input)) in arguments.iter().zip(&self.inputs).enumerate() {
@@ -181,9 +181,9 @@ impl Executable {
         }
         scratch.argument_lists.clear();
         scratch.output_lists.clear();
-        for replica in 0..num_devices {
-            scratch.argument_lists.push(scratch.arguments[replica * num_args..].as_ptr());
-            scratch.output_lists.push(outputs[replica * self.outputs.len()..].as_mut_ptr());
+        for position in 0..num_devices {
+            scratch.argument_lists.push(scratch.arguments[position * num_args..].as_ptr());
+            scratch.output_lists.push(outputs[position * self.outputs.len()..].as_mut_ptr());
         }
         scratch.events.clear();
         scratch.events.resize(num_devices, ptr::null_mut());
@@ -209,7 +209,7 @@ impl Executable {
         // event per device. All arrays live through the call.
         unsafe { call!(plugin, PJRT_LoadedExecutable_Execute, args) }?;
         let events = scratch.events.iter().map(|raw| Event::new(plugin, *raw)).collect();
-        Ok(Completion::new(events))
+        Ok(Completion::new(events, self.placement.clone()))
     }
 }
 
@@ -225,7 +225,7 @@ impl fmt::Debug for Executable {
     }
 }
 
-/// What a compiled program says of itself: memory, costs, the optimised program.
+/// Queries about the compiled program: memory, cost, the optimised program.
 impl Deref for Executable {
     type Target = Compiled;
 

@@ -1,4 +1,4 @@
-//! What a compiled program says of itself.
+//! Queries about a compiled program.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::abi::*;
 use super::plugin::call;
 use super::value::{self, slice, string};
-use super::{Plugin, Result, Value, sealed};
+use super::{Plugin, Result, Value, envelope};
 
-/// Bytes that a compiled program needs on each device.
+/// Memory that a compiled program needs on each device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompiledMemory {
     /// The code.
@@ -18,16 +18,16 @@ pub struct CompiledMemory {
     pub argument_bytes: u64,
     /// The results.
     pub output_bytes: u64,
-    /// Results that take over the memory of donated arguments, contained in `output_bytes`.
+    /// Results that reuse the memory of donated arguments, included in `output_bytes`.
     pub alias_bytes: u64,
     /// Intermediate values.
     pub temporary_bytes: u64,
-    /// The most that is alive at once, 0 where the plugin does not say.
+    /// Peak use, 0 if the plugin does not report it.
     pub peak_bytes: u64,
 }
 
-/// A program as a plugin compiled it: what [`Executable`](super::Executable) runs, or what
-/// [`Topology::compile`](super::Topology::compile) made for devices that are not here.
+/// A compiled program: the one that an [`Executable`](super::Executable) runs, or the result of
+/// [`Topology::compile`](super::Topology::compile) for absent devices.
 pub struct Compiled {
     plugin: Plugin,
     raw: *mut PJRT_Executable,
@@ -53,7 +53,7 @@ impl Drop for Compiled {
 }
 
 impl Compiled {
-    /// Takes over an executable.
+    /// Takes ownership of an executable.
     ///
     /// # Safety
     /// `raw` must be a live executable of `plugin` that nobody else destroys.
@@ -69,7 +69,7 @@ impl Compiled {
         self.raw
     }
 
-    /// What the program needs on each device, as compiled.
+    /// Memory that the program needs on each device.
     ///
     /// # Errors
     /// What the plugin reports.
@@ -91,8 +91,7 @@ impl Compiled {
         })
     }
 
-    /// The compiler's own estimates by name: `flops`, `bytes accessed` and so on. Bodies of loops
-    /// count once.
+    /// The compiler's estimates by name: `flops`, `bytes accessed` and so on. Loop bodies count once.
     ///
     /// # Errors
     /// What the plugin reports; GPU plugins have no such analysis.
@@ -116,8 +115,8 @@ impl Compiled {
             .collect())
     }
 
-    /// The optimised program as the plugin hands it out, with the name of its format: for XLA's own
-    /// backends `hlo_with_config`, a protocol buffer whose field 1 is the HloModuleProto.
+    /// The optimised program with the name of its format. For XLA's own backends that is `hlo_with_config`, a
+    /// protocol buffer whose field 1 is the HloModuleProto.
     ///
     /// # Errors
     /// What the plugin reports.
@@ -141,7 +140,7 @@ impl Compiled {
         Ok((format, code))
     }
 
-    /// A name that equal programs compiled with equal options share.
+    /// The plugin's fingerprint, equal for equal programs compiled with equal options.
     ///
     /// # Errors
     /// What the plugin reports.
@@ -157,8 +156,8 @@ impl Compiled {
         }
     }
 
-    /// The compiled program as bytes, for [`Client::deserialize`](super::Client::deserialize) with the same plugin on the same
-    /// kind of machine.
+    /// Serializes the compiled program for [`Client::deserialize`](super::Client::deserialize) with the same plugin on
+    /// the same kind of machine.
     ///
     /// # Errors
     /// What the plugin reports.
@@ -172,7 +171,7 @@ impl Compiled {
         unsafe {
             call!(self.plugin, PJRT_Executable_Serialize, args)?;
             let (data, size) = (args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size);
-            let bytes = sealed::seal(&self.program_digest, slice(data, size));
+            let bytes = envelope::enclose(&self.program_digest, slice(data, size));
             if let Some(delete) = args.serialized_executable_deleter {
                 delete(args.serialized_executable);
             }

@@ -12,30 +12,30 @@ use super::value::slice;
 
 /// A store that all processes of a job share. The plugin calls it from several threads.
 pub trait KeyValueStore: Send + Sync {
-    /// The value of `key`, waiting up to `timeout` for some process to put it.
+    /// The value of `key`, waiting up to `timeout` for a process to set it.
     ///
     /// # Errors
-    /// [`Code::DeadlineExceeded`] when nobody did.
+    /// [`Code::DeadlineExceeded`] if none did.
     fn get(&self, key: &[u8], timeout: Duration) -> Result<Vec<u8>, KeyValueError>;
 
-    /// The value of `key` if it is there now.
+    /// The value of `key` if it is set.
     ///
     /// # Errors
-    /// [`Code::NotFound`] when it is not.
+    /// [`Code::NotFound`] if it is not.
     fn try_get(&self, key: &[u8]) -> Result<Vec<u8>, KeyValueError>;
 
     /// Sets the value of `key`.
     ///
     /// # Errors
-    /// [`Code::AlreadyExists`] where the store does not overwrite.
+    /// [`Code::AlreadyExists`] if the store does not overwrite.
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), KeyValueError>;
 }
 
-/// A failure of a [`KeyValueStore`], passed on to the plugin.
+/// An error of a [`KeyValueStore`], passed on to the plugin.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{code}: {message}")]
 pub struct KeyValueError {
-    /// What kind of failure.
+    /// The kind of error.
     pub code: Code,
     /// What happened.
     pub message: String,
@@ -114,8 +114,8 @@ fn guarded<T>(call: impl FnOnce() -> Result<T, KeyValueError>) -> Result<T, KeyV
 
 const LENGTH_BYTES: usize = size_of::<usize>();
 
-/// A copy of `value` that [`delete`] frees. The deleter is given nothing but the pointer, so the
-/// length stands in front of it.
+/// A copy of `value` that [`delete`] frees. The deleter only gets the pointer, so the length is stored in
+/// front of the value.
 fn lend(value: &[u8]) -> *mut c_char {
     let mut block = Vec::with_capacity(LENGTH_BYTES + value.len());
     block.extend_from_slice(&value.len().to_ne_bytes());
@@ -134,18 +134,18 @@ unsafe extern "C" fn delete(value: *mut c_char) {
     }
 }
 
-/// Has the plugin make an error object, to be returned to it.
+/// Makes an error object of the plugin to return to it.
 ///
 /// # Panics
-/// Without a callback, which in a function that the plugin calls ends the process. There is no other way to make such an
-/// object, and null would mean success: the plugin would go on with a value that is not there.
+/// Without a callback, which aborts the process in a function that the plugin calls. There is no other way to make an
+/// error object, and null would mean success: the plugin would continue with a missing value.
 ///
 /// # Safety
 /// `callback` must be null or point to the plugin's function that makes an error object.
 unsafe fn report(callback: *const CallbackError, error: &KeyValueError) -> *mut PJRT_Error {
     assert!(
         !callback.is_null(),
-        "the plugin cannot be told that a call of its key-value store failed: {error}"
+        "cannot report to the plugin that a call of its key-value store failed: {error}"
     );
     // SAFETY: by this function's contract; the plugin copies the message.
     unsafe {

@@ -1,19 +1,22 @@
-//! The runtime: everything that touches a device goes through here, and all unsafe code is here.
+//! The runtime: the only module that talks to devices, and the only one with unsafe code.
 //!
-//! PJRT is the C interface through which XLA's compilers and runtimes for CPU, TPU and GPU are
-//! reached. Each comes as a plugin, a shared library loaded at run time. In the order of use:
+//! PJRT is the C API of XLA's compilers and runtimes for CPU, TPU and GPU. Each comes as a plugin, a shared
+//! library loaded at run time. In the order of use:
 //!
-//! 1. [`find_or_install`] says where a plugin is, [`Plugin::load`] loads it once per process.
+//! 1. [`find_or_install`] locates a plugin, [`Plugin::load`] loads it once per process.
 //! 2. A [`Client`] has the devices. [`Client::compile`], or [`compile_cached`] with a directory for
-//!    compiled programs, makes an [`Executable`] from a program's text (the **compile** phase).
-//! 3. [`Client::upload`] puts values on the devices. [`Executable::execute`] starts a program on all
-//!    replicas and returns at once with [`Buffers`], which further launches may take; [`Launch::done`]
-//!    is waited for, [`Buffers::to_host`] brings values back (the **run** phase).
+//!    compiled programs, compiles a program's text to an [`Executable`] (the **compile** phase).
+//! 3. [`Client::upload`] copies values to the devices. [`Executable::execute`] starts a program on all
+//!    replicas and returns immediately with [`Buffers`], which may be arguments of further launches.
+//!    [`Launch::done`] waits for the end, [`Buffers::to_host`] copies values back (the **run** phase).
 //!
-//! What the types keep true: a value given away with [`Arg::Donate`] cannot be used again; whatever
-//! was made through a client keeps it alive; handles may move between threads. What is checked before
-//! a plugin sees it: everything that it would answer with the end of the process, or that would leave
-//! a client hanging, see [`Executable::execute`] and [`Client::compile`].
+//! Replicas are numbered over all processes of a run. A [`Placement`] lists the replicas that run in this
+//! process and their devices.
+//!
+//! The types guarantee that a value given away with [`Arg::Donate`] cannot be used again, that everything made
+//! through a client keeps the client alive, and that handles may move between threads. Everything on which a
+//! plugin would abort the process or hang is checked first, see [`Executable::execute`] and
+//! [`Client::compile`].
 //!
 //! ```
 //! use std::sync::Arc;
@@ -41,7 +44,6 @@
 #![allow(unsafe_code)]
 
 mod abi;
-mod border;
 mod buffer;
 mod cache;
 mod client;
@@ -49,48 +51,41 @@ mod compile;
 mod compile_options;
 mod cpu;
 mod device;
-mod elf;
+mod envelope;
 mod environment;
 mod error;
 mod event;
 mod executable;
-mod find;
-mod hash;
 mod inspect;
 mod install;
-mod install_error;
-mod installation;
-mod installed;
 mod key_value;
 mod nccl;
-mod pinned;
+mod placement;
 mod platform;
 mod plugin;
-mod record;
-mod sealed;
+mod signature_check;
 mod topology;
 mod upload;
 mod value;
-mod wheel;
 
 pub use abi::{API_MAJOR, API_MINOR, EXTENSION_BASE, FieldLayout, LAYOUTS, StructLayout};
 pub use buffer::{Buffers, Pending};
 pub use cache::{CacheOutcome, compile_cached};
-pub use client::{Client, Placement};
+pub use client::Client;
 pub use compile_options::{CompileOptions, OverrideValue};
 pub use cpu::CpuWaits;
 pub use device::{Device, DeviceDescription, MemoryStats};
 pub use error::{Code, Error, Result};
 pub use event::Completion;
 pub use executable::{Arg, Executable, Launch};
-pub use find::{find, nvidia_packages};
 pub use inspect::{Compiled, CompiledMemory};
-pub use install::{find_or_install, install};
-pub use install_error::InstallError;
-pub use installation::{Found, InstallOptions, Source};
-pub use installed::{Listed, Verified, installed_names, list, remove, verify};
+pub use install::{
+    FoundPlugin, InstallError, InstallOptions, Listed, PluginSource, Verified, find,
+    find_or_install, install, installed_names, list, nvidia_packages, remove, verify,
+};
 pub use key_value::{KeyValueError, KeyValueStore};
 pub use nccl::{NcclVersion, nccl_library, nccl_version};
+pub use placement::Placement;
 pub use platform::Platform;
 pub use plugin::Plugin;
 pub use topology::Topology;

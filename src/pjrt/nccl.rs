@@ -1,30 +1,30 @@
-//! NCCL, which NVIDIA's plugin loads for collectives: which version of it is there.
+//! The version of NCCL, which the CUDA plugin loads for collectives.
 //!
-//! The plugin finds it beside itself, as `libnccl.so.2` in the Python package of NVIDIA's, and so it is looked
-//! for here: by path, whatever the system's loader knows.
+//! The plugin finds it by its own path, as `libnccl.so.2` in NVIDIA's Python package installed with it. So it is
+//! looked up by path here too, not through the system's loader.
 
 use std::ffi::c_int;
 use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use super::find::nvidia_packages;
-use super::{Error, Result, elf, record};
+use super::install::{check_before_load, missing_bytes, nvidia_packages};
+use super::{Error, Result};
 
 /// A version of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NcclVersion {
     /// Changes rarely; 2 since 2017.
     pub major: i32,
-    /// A release.
+    /// Release.
     pub minor: i32,
-    /// A correction of it.
+    /// Patch level.
     pub patch: i32,
 }
 
 impl NcclVersion {
-    /// From the number in NCCL's header: 2804 was 2.8.4, and from 2.9 on there are two more digits for the
-    /// minor version, 22703.
+    /// From the number in NCCL's header: 2804 is 2.8.4. From 2.9 on the minor version has two digits, as in
+    /// 22703.
     fn from_code(code: i32) -> Self {
         let factor = if code < 10_000 { 1000 } else { 10_000 };
         Self { major: code / factor, minor: code % factor / 100, patch: code % 100 }
@@ -38,20 +38,20 @@ impl fmt::Display for NcclVersion {
     }
 }
 
-/// Where the CUDA plugin at `plugin` has its NCCL.
+/// The path of the NCCL library that the CUDA plugin at `plugin` uses.
 pub fn nccl_library(plugin: &Path) -> PathBuf {
     nvidia_packages(plugin).join("nccl/lib/libnccl.so.2")
 }
 
-/// The version that an NCCL library says it has. It needs no GPU and no driver.
+/// The version that an NCCL library reports. It needs neither GPU nor driver.
 ///
 /// # Errors
 /// [`Error::NotNccl`] for a file that cannot be loaded, or is something else; [`super::InstallError::Damaged`].
 pub fn nccl_version(library: &Path) -> Result<NcclVersion> {
     type GetVersion = unsafe extern "C" fn(version: *mut c_int) -> c_int;
     let error = |reason: String| Error::NotNccl { path: library.to_path_buf(), reason };
-    record::check_before_load(library)?;
-    let missing = File::open(library).and_then(|file| elf::missing_bytes(&file));
+    check_before_load(library)?;
+    let missing = File::open(library).and_then(|file| missing_bytes(&file));
     if missing.map_err(|source| error(source.to_string()))? > 0 {
         return Err(error("it is cut off".into()));
     }

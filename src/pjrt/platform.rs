@@ -1,7 +1,7 @@
-//! Which platform a plugin is for.
+//! The platform of a plugin.
 
-/// The kind of device behind a client, as its plugin names it. What is written or compiled differently for
-/// one depends on this, never on the name or path by which the plugin was asked for.
+/// The kind of a client's devices, as named by its plugin. Whatever is lowered or compiled differently depends on
+/// this, never on the name or path by which the plugin was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Platform {
     /// XLA on the host's processors.
@@ -15,7 +15,7 @@ pub enum Platform {
 }
 
 impl Platform {
-    /// From what `PJRT_Client_PlatformName` gives.
+    /// From the result of `PJRT_Client_PlatformName`.
     pub fn from_name(name: &str) -> Self {
         match name {
             "cpu" => Self::Cpu,

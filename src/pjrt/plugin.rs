@@ -1,4 +1,4 @@
-//! A plugin: a shared library that brings a compiler and a runtime for one kind of device.
+//! A plugin: a shared library with a compiler and a runtime for one kind of device.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -7,10 +7,11 @@ use std::ptr;
 use std::sync::Mutex;
 
 use super::abi::{self, *};
+use super::install::{check_before_load, check_library};
 use super::value::{self, string};
-use super::{Code, Error, Result, Value, elf, environment, record};
+use super::{Code, Error, Result, Value, environment};
 
-/// A loaded and initialised plugin. A cheap handle: plugins stay loaded until the process ends.
+/// A handle of a loaded and initialised plugin. Plugins stay loaded until the process ends.
 #[derive(Clone, Copy)]
 pub struct Plugin(&'static Loaded);
 
@@ -28,16 +29,16 @@ unsafe impl Send for Loaded {}
 // SAFETY: as above.
 unsafe impl Sync for Loaded {}
 
-/// Every plugin of this process by its canonical path: a library must be initialised only once.
+/// The plugins of this process by canonical path: a library must be initialised only once.
 static LOADED: Mutex<Option<HashMap<PathBuf, Plugin>>> = Mutex::new(None);
 
 impl Plugin {
     /// Loads the shared library at `path` and initialises it. The same file gives the same plugin.
     ///
     /// # Errors
-    /// When the file cannot be read, is no whole shared library for this processor, was installed by this program and is
-    /// no longer what it was then ([`super::InstallError::Damaged`], by sizes and times of all files of the plugin), has
-    /// no `GetPjrtApi`, speaks another major version of the C API, or would abort on a flag in `XLA_FLAGS`.
+    /// If the file cannot be read, is not a complete shared library for this processor, has been changed since this
+    /// program installed it ([`super::InstallError::Damaged`], by sizes and times of all files of the plugin), has no
+    /// `GetPjrtApi`, has another major version of the C API, or would abort on a flag in `XLA_FLAGS`.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let given = path.as_ref();
         let path = given
@@ -48,8 +49,8 @@ impl Plugin {
         if let Some(plugin) = loaded.get(&path) {
             return Ok(*plugin);
         }
-        record::check_before_load(&path)?;
-        elf::check_library(&path)?;
+        check_before_load(&path)?;
+        check_library(&path)?;
         environment::prepare(&path, loaded.is_empty())?;
         let plugin = load_library(&path)?;
         loaded.insert(path, plugin);
@@ -66,12 +67,12 @@ impl Plugin {
         self.0.version
     }
 
-    /// The types of the extensions that the plugin has, as `PJRT_Extension_Type` numbers them.
+    /// The plugin's extensions as numbers of `PJRT_Extension_Type`.
     pub fn extensions(&self) -> &[i32] {
         &self.0.extensions
     }
 
-    /// What the plugin says of itself: `xla_version`, `stablehlo_current_version` and so on.
+    /// The plugin's attributes: `xla_version`, `stablehlo_current_version` and so on.
     pub fn attributes(&self) -> &BTreeMap<String, Value> {
         &self.0.attributes
     }
@@ -80,13 +81,13 @@ impl Plugin {
         &self.0.api
     }
 
-    /// Turns what a call returned into a result, and frees the error object.
+    /// Converts the return value of a call to a result and frees the error object.
     pub(super) fn check(&self, call: &'static str, error: *mut PJRT_Error) -> Result<()> {
         if error.is_null() { Ok(()) } else { Err(take_error(self.api(), call, error)) }
     }
 }
 
-/// Calls `$function` of the plugin's API with `&mut $args` and gives a `Result<()>`. Must stand in an
+/// Calls `$function` of the plugin's API with `&mut $args` and returns a `Result<()>`. Must be used in an
 /// unsafe block: every pointer in the arguments must be valid for that function.
 macro_rules! call {
     ($plugin:expr, $function:ident, $args:expr) => {{
@@ -142,7 +143,7 @@ fn load_library(path: &Path) -> Result<Plugin> {
             .map_err(|_| not_a_plugin("it has no function GetPjrtApi".into()))?;
     // SAFETY: the function takes nothing and returns null or static data.
     let raw = unsafe { get_api() };
-    // Threads of the plugin and objects with destructors of its own outlive any scope here.
+    // Never unloaded: the plugin's threads and objects with destructors outlive any scope here.
     std::mem::forget(library);
     if raw.is_null() {
         return Err(not_a_plugin("GetPjrtApi returned null".into()));

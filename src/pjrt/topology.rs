@@ -1,4 +1,4 @@
-//! Devices that are not here: described by a plugin, to be compiled for.
+//! Descriptions of absent devices for ahead-of-time compilation.
 
 use std::fmt;
 use std::ptr;
@@ -10,12 +10,12 @@ use super::compile::mlir;
 use super::device::{DeviceDescription, describe};
 use super::plugin::call;
 use super::value::{self, Value, slice};
-use super::{CompileOptions, Compiled, Plugin, Result, sealed};
+use super::{CompileOptions, Compiled, Plugin, Result, envelope};
 
-/// The devices of a TPU slice or a GPU cluster, described.
+/// A description of the devices of a TPU slice or a GPU cluster.
 ///
-/// Plugins end the process on some descriptions that they cannot compile for, so this belongs into a
-/// process of its own.
+/// Plugins abort the process on some descriptions that they cannot compile for, so this belongs in a
+/// child process.
 pub struct Topology {
     plugin: Plugin,
     raw: *mut PJRT_TopologyDescription,
@@ -29,7 +29,7 @@ unsafe impl Send for Topology {}
 unsafe impl Sync for Topology {}
 
 impl Topology {
-    /// Describes the topology called `name`, which with its `options` is in the plugin's own words.
+    /// Describes the topology called `name`. Name and `options` are plugin specific.
     ///
     /// # Errors
     /// What the plugin reports.
@@ -60,13 +60,13 @@ impl Topology {
         Ok(topology)
     }
 
-    /// The devices, in the plugin's order, which is neither that of their ids nor that of a ring.
+    /// The devices in the plugin's order, which is neither that of their ids nor that of a ring.
     pub fn devices(&self) -> &[DeviceDescription] {
         &self.devices
     }
 
-    /// Compiles a program for as many of these devices as it has replicas. Of the program only the text
-    /// and the number of replicas are used: nothing will be launched here.
+    /// Compiles a program for as many of these devices as it has replicas. Only the program's text and number
+    /// of replicas are used, since it is not launched.
     ///
     /// # Errors
     /// [`super::Error::TooFewDevices`], [`super::Error::DeviceAssignment`], or what the compiler reports.
@@ -84,7 +84,7 @@ impl Topology {
         // SAFETY: the topology is live; program and options live through the call, which reads them.
         unsafe { call!(self.plugin, PJRT_Compile, args) }?;
         // SAFETY: the call made the executable, for us to own.
-        Ok(unsafe { Compiled::new(self.plugin, args.executable, sealed::digest(program)) })
+        Ok(unsafe { Compiled::new(self.plugin, args.executable, envelope::digest(program)) })
     }
 }
 

@@ -1,4 +1,4 @@
-//! From host memory to the devices.
+//! Copying host values to the devices.
 
 use std::ptr;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use hlo::Literal;
 
 use super::abi::*;
 use super::buffer::{Block, Buffers, ValueType, buffer_type};
-use super::client::{Client, Placement};
+use super::client::Client;
 use super::event::Event;
 use super::plugin::call;
-use super::{Error, Result};
+use super::{Error, Placement, Result};
 
 impl Client {
-    /// Puts one literal on each addressable device, in the order of [`Self::devices`]. All must have
-    /// one dtype and dims. Literals are lent to the plugin rather than copied where it can use host
-    /// memory in place, which takes about a microsecond whatever their size.
+    /// Puts one literal on each addressable device, in the order of [`Self::placement`]. All must have
+    /// one dtype and dims. Where the plugin can use host memory in place, literals are lent to it rather than
+    /// copied, which takes about a microsecond regardless of size.
     ///
     /// # Errors
     /// [`Error::Upload`] when number, dtypes or dims do not fit, or what the plugin reports.
@@ -28,37 +28,40 @@ impl Client {
     /// # Errors
     /// As [`Self::upload`].
     pub fn upload_replicated(&self, literal: Arc<Literal>) -> Result<Buffers> {
-        self.upload_on(self.placement(), &vec![literal; self.devices().len()])
+        self.upload_on(self.placement(), &vec![literal; self.placement().num_addressable()])
     }
 
     /// [`Self::upload`] for the devices of an executable that runs on some of them, or in another
-    /// order: see [`super::Executable::placement`].
+    /// order: one literal for each pair of [`super::Executable::placement`].
     ///
     /// # Errors
     /// As [`Self::upload`].
     pub fn upload_on(&self, placement: &Placement, literals: &[Arc<Literal>]) -> Result<Buffers> {
-        if placement.iter().any(|device| *device >= self.devices().len()) {
+        let num_devices = self.devices().len();
+        if placement.pairs().iter().any(|(_, device)| *device >= num_devices) {
             return Err(Error::Upload {
-                reason: format!("devices {:?} of {}", &placement[..], self.devices().len()),
+                reason: format!("devices {placement:?} of {num_devices}"),
             });
         }
         upload(self, placement, literals)
     }
 }
 
-/// Makes one value from one literal per device of `placement`.
+/// Makes one value from one literal per pair of `placement`.
 fn upload(client: &Client, placement: &Placement, literals: &[Arc<Literal>]) -> Result<Buffers> {
     let invalid = |reason: String| Err(Error::Upload { reason });
-    if literals.len() != placement.len() {
-        return invalid(format!("{} literals for {} devices", literals.len(), placement.len()));
+    let num_addressable = placement.num_addressable();
+    if literals.len() != num_addressable {
+        return invalid(format!("{} literals for {num_addressable} devices", literals.len()));
     }
     let Some(first) = literals.first() else { return invalid("no literal".into()) };
-    for (replica, literal) in literals.iter().enumerate() {
+    for ((replica, _), literal) in placement.pairs().iter().zip(literals) {
         if literal.dtype() != first.dtype() || literal.dims() != first.dims() {
             return invalid(format!(
-                "the literal for replica {replica} is {}{:?}, that for replica 0 is {}{:?}",
+                "the literal for replica {replica} is {}{:?}, that for replica {} is {}{:?}",
                 literal.dtype(),
                 literal.dims(),
+                placement.pairs()[0].0,
                 first.dtype(),
                 first.dims()
             ));
@@ -67,12 +70,12 @@ fn upload(client: &Client, placement: &Placement, literals: &[Arc<Literal>]) -> 
     let value_type = ValueType { dtype: first.dtype(), dims: first.dims().into() };
     let pointers = vec![ptr::null_mut(); literals.len()].into_boxed_slice();
     let (client, placement, types) = (client.clone(), placement.clone(), Arc::new([value_type]));
-    // A block from the start: where an upload fails it frees those before it. Destroying null is allowed.
+    // Made first, so that it frees the earlier buffers if an upload fails. Destroying null is allowed.
     let mut block = Block { client, types, placement, pointers };
-    for (replica, literal) in literals.iter().enumerate() {
-        let device = block.placement.device(replica);
+    for (position, literal) in literals.iter().enumerate() {
+        let (_, device) = block.placement.pairs()[position];
         let client = block.client.clone();
-        if let Err(error) = upload_one(&client, device, literal, &mut block.pointers[replica]) {
+        if let Err(error) = upload_one(&client, device, literal, &mut block.pointers[position]) {
             drop(block.into_value());
             return Err(error);
         }
@@ -80,7 +83,7 @@ fn upload(client: &Client, placement: &Placement, literals: &[Arc<Literal>]) -> 
     Ok(block.into_value())
 }
 
-/// Puts a literal on a device. The buffer is handed over as soon as there is one: also with an error that comes after it.
+/// Puts a literal on a device. `buffer` is set as soon as the buffer exists, even if a later call fails.
 fn upload_one(
     client: &Client,
     device: usize,

@@ -48,7 +48,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// The C form of a name and its value, which it points into: valid while both live.
+/// The C form of a name and its value. It points into both and is valid while they live.
 pub(super) fn named(name: &str, value: &Value) -> PJRT_NamedValue {
     let (r#type, string_value, value_size) = match value {
         Value::String(text) => (
@@ -75,7 +75,7 @@ pub(super) fn named(name: &str, value: &Value) -> PJRT_NamedValue {
     }
 }
 
-/// Copies an array of named values; those of a type unknown to this version are left out.
+/// Copies an array of named values, skipping those of an unknown type.
 ///
 /// # Safety
 /// `first` must be null or point to `count` named values.
@@ -115,7 +115,7 @@ pub(super) unsafe fn string(data: *const c_char, size: usize) -> String {
     String::from_utf8_lossy(unsafe { slice(data.cast::<u8>(), size) }).into_owned()
 }
 
-/// An array of the plugin. Plugins give null for one without elements, of which Rust makes no slice.
+/// An array of the plugin as a slice. For an empty array plugins give null, which a slice must not be.
 ///
 /// # Safety
 /// `first` must be null or point to `count` values that live, unchanged, for `'a`.

@@ -1,18 +1,17 @@
 //! Rules about the size of the batch.
 
 use super::{Found, GOYAL, LARS, Recipe, Severity};
-use crate::config::Model;
 
-/// The largest batch that plain SGD and Adam are known to train well with.
+/// The largest batch with which plain SGD and Adam are known to train well.
 const MAX_WITHOUT_TRUST_RATIOS: usize = 32 * 1024;
-/// The largest that images need no label smoothing for.
+/// The largest batch of images that needs no label smoothing.
 const MAX_WITHOUT_SMOOTHING: usize = 8 * 1024;
-/// Batch norm of fewer examples is noise.
+/// Statistics of fewer examples are too noisy for batch norm.
 const MIN_NORM_GROUP: usize = 16;
-/// An epoch of fewer steps is hardly one.
+/// Epochs with fewer steps are reported.
 const MIN_STEPS: u64 = 8;
 
-/// Too large for optimizers that have one rate for all parameters.
+/// The batch is too large for optimizers with one rate for all parameters.
 pub(super) fn without_trust_ratios(recipe: &Recipe<'_>) -> Vec<Found> {
     let batch = recipe.global_batch();
     if batch <= MAX_WITHOUT_TRUST_RATIOS || recipe.has_trust_ratios() {
@@ -31,8 +30,7 @@ pub(super) fn without_trust_ratios(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// Batch norm over few examples.
 pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
-    let Model::ResNet(resnet) = &recipe.config.model else { return vec![] };
-    let group = resnet.batch_norm_group;
+    let Some(group) = recipe.config.model.batch_norm_group() else { return vec![] };
     if group >= MIN_NORM_GROUP {
         return vec![];
     }
@@ -46,11 +44,11 @@ pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
     }]
 }
 
-/// Recipes for larger batches of images smooth their labels.
+/// A large batch of images without label smoothing.
 pub(super) fn no_label_smoothing(recipe: &Recipe<'_>) -> Vec<Found> {
-    let Model::ResNet(resnet) = &recipe.config.model else { return vec![] };
+    let Some(smoothing) = recipe.config.model.label_smoothing() else { return vec![] };
     let batch = recipe.global_batch();
-    if batch <= MAX_WITHOUT_SMOOTHING || resnet.label_smoothing > 0.0 {
+    if batch <= MAX_WITHOUT_SMOOTHING || smoothing > 0.0 || !recipe.is_for_images() {
         return vec![];
     }
     vec![Found {

@@ -1,9 +1,9 @@
-//! What happens to a recipe when the number of replicas doubles.
+//! What changes in a recipe when the number of replicas doubles.
 
 use serde::Serialize;
 
 use super::{Finding, Recipe, check};
-use crate::config::{BatchSize, Model};
+use crate::config::BatchSize;
 
 /// A figure that changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -21,11 +21,11 @@ pub struct Change {
 pub struct Doubling {
     /// Replicas, doubled.
     pub num_replicas: usize,
-    /// What changes; nothing else does.
+    /// All figures that change.
     pub changes: Vec<Change>,
-    /// Findings of rules that find nothing before.
+    /// Findings of rules that had none before.
     pub new_findings: Vec<Finding>,
-    /// Why it cannot run at all, if so.
+    /// Why the recipe cannot run, if it cannot.
     pub problem: Option<String>,
 }
 
@@ -59,9 +59,9 @@ fn changes(before: &Recipe<'_>, after: &Recipe<'_>) -> Vec<Change> {
         BatchSize::Global(size) => size / recipe.num_replicas.max(1),
     };
     let norm_group = |recipe: &Recipe<'_>| {
-        let Model::ResNet(resnet) = &recipe.config.model else { return String::new() };
+        let Some(group) = recipe.config.model.batch_norm_group() else { return String::new() };
         let local = batch_per_replica(recipe) / recipe.config.train.num_microbatches.max(1);
-        match resnet.batch_norm_group.div_ceil(local.max(1)) {
+        match group.div_ceil(local.max(1)) {
             0 | 1 => "on one replica".to_owned(),
             replicas => format!("over {replicas} replicas"),
         }

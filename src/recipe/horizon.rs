@@ -1,4 +1,4 @@
-//! Rules about running means that remember more than the run.
+//! Rules about running means with a longer memory than the run.
 
 use super::{Found, Recipe, Severity};
 use crate::config::{Adam, AdamW, Lamb, Lars, Sgd, UpdateRule};

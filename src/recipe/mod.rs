@@ -1,8 +1,8 @@
-//! What is wrong with a recipe, found before it is paid for.
+//! Checks of a recipe before it is run.
 //!
-//! Large batches change the optimisation silently. Each rule here is a function from a [`Recipe`] to its
-//! [`Finding`]s: what is the matter, who says so, and what to change. `RULES` is the table of them. No
-//! rule looks at data or devices (phase: before any).
+//! Large batches change the optimization silently. Each rule here is a function from a [`Recipe`] to its
+//! [`Finding`]s: the problem, the paper that describes it, and what to change. `RULES` is the table of rules. No
+//! rule looks at data or devices.
 
 mod batch;
 mod double;
@@ -29,16 +29,16 @@ pub struct Recipe<'a> {
     pub num_replicas: usize,
     /// Length of the run, and the global batch.
     pub run: RunLength,
-    /// The learning rates, or why there are none.
+    /// The learning rates, or the error in the schedule.
     pub schedule: Result<Schedule, schedule::Error>,
     /// The rank of each of the model's parameters.
     pub ranks: &'a Tree<usize>,
 }
 
-/// A recipe that cannot even be counted.
+/// A recipe whose batch or length is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The global batch cannot be cut.
+    /// The global batch does not divide.
     #[error(transparent)]
     Batch(#[from] BatchError),
     /// The run cannot be counted in steps.
@@ -47,10 +47,10 @@ pub enum Error {
 }
 
 impl<'a> Recipe<'a> {
-    /// Resolves a configuration; `num_examples` as far as it is known.
+    /// Resolves a configuration; `num_examples` is `None` if it is not known.
     ///
     /// # Errors
-    /// A batch that does not divide, a run that cannot be counted in steps.
+    /// A batch that does not divide, a run whose number of steps is not known.
     pub fn new(
         config: &'a Config,
         num_replicas: usize,
@@ -67,7 +67,7 @@ impl<'a> Recipe<'a> {
         self.run.global_batch()
     }
 
-    /// How many times the batch that the rate was found at, as far as the recipe says.
+    /// The global batch divided by the one for which the rate was tuned, if the recipe has that.
     fn scale(&self) -> Option<f64> {
         match self.config.schedule.peak {
             Peak::Scaled { base_batch, .. } => {
@@ -78,7 +78,7 @@ impl<'a> Recipe<'a> {
     }
 
     fn is_for_images(&self) -> bool {
-        matches!(self.config.model, crate::config::Model::ResNet(_))
+        self.config.model.takes_images()
     }
 
     fn is_sgd(&self) -> bool {
@@ -94,11 +94,11 @@ impl<'a> Recipe<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// The run would fail, or be wasted.
+    /// The run would fail or be wasted.
     Error,
-    /// The run would likely be worse than it could be.
+    /// The run would probably be worse than necessary.
     Warning,
-    /// Worth a thought.
+    /// Worth considering.
     Note,
 }
 
@@ -112,22 +112,22 @@ impl fmt::Display for Severity {
     }
 }
 
-/// Something that a rule has found.
+/// A problem that a rule has found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
     /// The rule's name.
     pub rule: &'static str,
-    /// What is the matter.
+    /// The problem.
     pub reason: String,
-    /// Who says that it matters.
+    /// The paper that describes it.
     pub source: &'static str,
     /// What to change.
     pub change: String,
 }
 
-/// A finding before it knows its rule's name.
+/// A finding without the name of its rule.
 struct Found {
     severity: Severity,
     reason: String,
@@ -137,7 +137,7 @@ struct Found {
 
 type Rule = fn(&Recipe<'_>) -> Vec<Found>;
 
-/// Every rule, under the name by which its findings are known.
+/// All rules, with their names.
 const RULES: [(&str, Rule); 16] = [
     ("rate-not-scaled", rate::not_scaled),
     ("schedule-impossible", rate::impossible),
@@ -162,7 +162,7 @@ pub fn rules() -> impl Iterator<Item = &'static str> {
     RULES.iter().map(|(rule, _)| *rule)
 }
 
-/// What the rules find, the worst first.
+/// The findings of all rules, the worst first.
 pub fn check(recipe: &Recipe<'_>) -> Vec<Finding> {
     let of_rule = |(rule, find): &(&'static str, Rule)| {
         let rule = *rule;
@@ -181,7 +181,7 @@ const LARS: &str =
     "You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks (2017)";
 const LAMB: &str = "You et al., Large Batch Optimization for Deep Learning (2020)";
 
-/// A share of something, in words.
+/// A share as a percentage.
 fn percent(part: u64, whole: u64) -> String {
     format!("{:.1} %", 100.0 * part as f64 / whole.max(1) as f64)
 }

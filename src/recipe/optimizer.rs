@@ -1,12 +1,12 @@
 //! Rules about the update rule and its masks.
 
-use hlo::{DType, TensorType};
+use hlo::{DType, LeafSpec};
 
 use super::{Found, Recipe, Severity};
 use crate::config::{Adam, AdamW, UpdateRule};
 use crate::optim::{self, Mask};
 
-/// From here on Adam's constants matter.
+/// Batches from this size on are sensitive to Adam's constants.
 const LARGE_BATCH: usize = 1024;
 
 /// Weight decay pulls scales of norms and biases to zero.
@@ -35,8 +35,8 @@ pub(super) fn decayed_norm_or_bias(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// A pattern that matches no parameter.
 pub(super) fn unmatched_pattern(recipe: &Recipe<'_>) -> Vec<Found> {
-    let types = recipe.ranks.map(|_, rank| TensorType::new(DType::F32, &vec![1; *rank]));
-    match optim::from_config(&recipe.config.optimizer).check(&types) {
+    let leaves = recipe.ranks.map(|_, rank| LeafSpec::replicated(DType::F32, &vec![1; *rank]));
+    match optim::from_config(&recipe.config.optimizer).check(&leaves) {
         Ok(()) => vec![],
         Err(error) => vec![Found {
             severity: Severity::Error,

@@ -1,17 +1,17 @@
-//! Rules about the height and the course of the rate.
+//! Rules about the learning rate and its schedule.
 
 use super::{Found, GOYAL, LAMB, Recipe, Severity};
 use crate::config::{BatchSize, Peak, Scaling, UpdateRule};
 use crate::optim::schedule;
 
-/// What SGD takes for 256 images: Goyal et al., section 5.1.
+/// The rate of SGD for 256 images: Goyal et al., section 5.1.
 const RATE_PER_256_IMAGES: f64 = 0.1;
-/// From here on a batch is large.
+/// Batches from this size on are large.
 const LARGE_BATCH: usize = 1024;
-/// A rate that is off by less may be on purpose.
+/// A smaller deviation may be intended.
 const FAR_OFF: f64 = 4.0;
 
-/// The rate does not follow the batch.
+/// The rate does not scale with the batch.
 pub(super) fn not_scaled(recipe: &Recipe<'_>) -> Vec<Found> {
     let batch = recipe.global_batch();
     let found = |severity, reason: String, source, change: String| {
@@ -86,7 +86,7 @@ fn adapts(recipe: &Recipe<'_>) -> bool {
     matches!(rule, UpdateRule::Adam(_) | UpdateRule::AdamW(_) | UpdateRule::Lamb(_))
 }
 
-/// There is no such schedule; warm-ups that are too long have a rule of their own.
+/// The schedule is invalid; warm-ups that are too long have their own rule.
 pub(super) fn impossible(recipe: &Recipe<'_>) -> Vec<Found> {
     match &recipe.schedule {
         Err(error) if !matches!(error, schedule::Error::Warmup { .. }) => vec![Found {
@@ -99,7 +99,7 @@ pub(super) fn impossible(recipe: &Recipe<'_>) -> Vec<Found> {
     }
 }
 
-/// The decay ends before the run, or behind it.
+/// The decay ends before or after the end of the run.
 pub(super) fn ends_elsewhere(recipe: &Recipe<'_>) -> Vec<Found> {
     let Ok(schedule) = &recipe.schedule else { return vec![] };
     let total = schedule.total_steps();
@@ -124,7 +124,7 @@ pub(super) fn ends_elsewhere(recipe: &Recipe<'_>) -> Vec<Found> {
         found.push(Found {
             severity: Severity::Warning,
             reason: format!(
-                "the schedule ends at step {end}, behind the run's end at {total}, where the rate is still \
+                "the schedule ends at step {end}, after the end of the run at {total}, where the rate is still \
                  {:.0} % of its peak",
                 100.0 * share
             ),
@@ -148,12 +148,12 @@ pub(super) fn ends_elsewhere(recipe: &Recipe<'_>) -> Vec<Found> {
     found
 }
 
-/// More steps than this are not looked at one by one.
+/// Number of steps that are checked.
 const MAX_STEPS: u64 = 2_000_000;
-/// In a shorter run each step is a jump.
+/// In a shorter run every step is a jump.
 const MIN_STEPS: u64 = 50;
 
-/// From one step to the next the rate changes by more than a quarter of its peak, and nothing says so.
+/// The rate changes by more than a quarter of its peak in one step, without a declared boundary.
 pub(super) fn undeclared_jump(recipe: &Recipe<'_>) -> Vec<Found> {
     let Ok(schedule) = &recipe.schedule else { return vec![] };
     if schedule.total_steps() < MIN_STEPS {
@@ -175,8 +175,9 @@ pub(super) fn undeclared_jump(recipe: &Recipe<'_>) -> Vec<Found> {
             "the rate jumps from {before:.6} to {after:.6} at step {step}, where the schedule declares no step"
         ),
         source: GOYAL,
-        change: "let the pieces meet: lengthen the warm-up or the decay, or give the first point behind \
+        change:
+            "let the pieces meet: lengthen the warm-up or the decay, or give the first point after \
                  the warm-up a factor of 1"
-            .to_owned(),
+                .to_owned(),
     }]
 }

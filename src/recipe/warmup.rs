@@ -4,12 +4,12 @@ use super::{Found, GOYAL, LAMB, LARS, Recipe, Severity, percent};
 use crate::config::UpdateRule;
 use crate::optim::schedule;
 
-/// Batches of so many times the one that the rate was found at need a warm-up: 2048 of 256 images.
+/// Batches this many times the one for which the rate was tuned need a warm-up: 2048 for 256 images.
 const LARGE_SCALE: f64 = 8.0;
-/// For recipes that do not say at which batch their rate was found.
+/// For recipes that do not say for which batch their rate was tuned.
 const LARGE_BATCH: usize = 2048;
 
-/// Is the batch so much larger than the one that the rate was found at?
+/// `true` if the batch is that much larger than the one for which the rate was tuned.
 fn is_large(recipe: &Recipe<'_>) -> bool {
     match recipe.scale() {
         Some(scale) => scale >= LARGE_SCALE,
@@ -17,7 +17,7 @@ fn is_large(recipe: &Recipe<'_>) -> bool {
     }
 }
 
-/// There is none, and there should be.
+/// There is no warm-up, but the recipe needs one.
 pub(super) fn missing(recipe: &Recipe<'_>) -> Vec<Found> {
     let Ok(schedule) = &recipe.schedule else { return vec![] };
     if schedule.warmup_steps() > 0 {
@@ -51,7 +51,7 @@ pub(super) fn missing(recipe: &Recipe<'_>) -> Vec<Found> {
     vec![]
 }
 
-/// There is one, but it is short for the scale.
+/// The warm-up is short for the batch.
 pub(super) fn too_short(recipe: &Recipe<'_>) -> Vec<Found> {
     let Ok(schedule) = &recipe.schedule else { return vec![] };
     let (warmup, total) = (schedule.warmup_steps(), schedule.total_steps());
@@ -74,7 +74,7 @@ pub(super) fn too_short(recipe: &Recipe<'_>) -> Vec<Found> {
     vec![Found { severity: Severity::Warning, reason, source: GOYAL, change }]
 }
 
-/// It is longer than the run, or most of it.
+/// The warm-up is most of the run or more.
 pub(super) fn too_long(recipe: &Recipe<'_>) -> Vec<Found> {
     let (severity, reason) = match &recipe.schedule {
         Err(error @ schedule::Error::Warmup { .. }) => (Severity::Error, error.to_string()),
@@ -88,7 +88,7 @@ pub(super) fn too_long(recipe: &Recipe<'_>) -> Vec<Found> {
     vec![Found { severity, reason, source: GOYAL, change }]
 }
 
-/// A boundary comes while the rate still rises.
+/// A boundary lies inside the warm-up.
 pub(super) fn boundary_inside(recipe: &Recipe<'_>) -> Vec<Found> {
     let Ok(schedule) = &recipe.schedule else { return vec![] };
     let warmup = schedule.warmup_steps();
@@ -98,9 +98,9 @@ pub(super) fn boundary_inside(recipe: &Recipe<'_>) -> Vec<Found> {
         severity: Severity::Error,
         reason: format!(
             "the boundary at step {step} lies inside the warm-up of {warmup} steps, which passes over it; \
-             behind the warm-up the rate is not the peak it rose to"
+             after the warm-up the rate is not the peak"
         ),
         source: GOYAL,
-        change: "move the boundary behind the warm-up".to_owned(),
+        change: "move the boundary past the warm-up".to_owned(),
     }]
 }

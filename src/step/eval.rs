@@ -1,32 +1,35 @@
 //! The graph of evaluation.
 
-use hlo::{AxisSet, Graph, Reduction, TensorType, Tree, trace};
+use hlo::{Graph, Reduction, TensorType, trace};
 use models::{Batch, Scope};
 
-use super::{MODEL_STATE, PARAMS, StepError, StepSpec, finish};
+use super::{DeclaredStep, MODEL_STATE, PARAMS, SUMS, StepError, finish};
 
 /// Sums over an evaluation batch: params, model_state, batch, batch.weight -> sums.
 ///
-/// `batch.weight` is f32 `[b]` beside the fields, 0 for padding. `sums` holds the global sums of the loss, of
-/// the weights, and of each of the model's metrics, whose names are returned, as a vector of the
-/// parameters' dtype, the same on every replica. The host adds up the batches and divides once.
+/// `batch.weight` is f32 `[b]`, 0 for padding. `sums` is a vector of the parameters' dtype, the same on
+/// every replica: the global sums of the loss, of the weights, and of each of the model's metrics, whose
+/// names are returned. The host adds up the sums of all batches and divides once.
 ///
 /// # Errors
-/// A model that does not trace.
-pub fn trace_eval(spec: &StepSpec<'_>) -> Result<(Graph, Vec<&'static str>), StepError> {
-    let state = spec.state_types()?;
-    let mut types = state.subtree(PARAMS).prefixed(PARAMS);
-    types.extend(state.subtree(MODEL_STATE).prefixed(MODEL_STATE));
+/// If the model does not trace.
+pub fn trace_eval(step: &DeclaredStep<'_>) -> Result<(Graph, Vec<&'static str>), StepError> {
+    let spec = &step.spec;
+    let axes = spec.policy.batch_axes();
     let mut names = vec![];
     let graph = trace(spec.mesh, |t| {
-        let state = types.map(|path, ty| t.input(path, ty.clone()));
-        let params: Tree<_> = state.subtree(PARAMS).map(|_, param| spec.policy.hand_out(*param));
-        let model_state = state.subtree(MODEL_STATE).map(|_, mean| spec.policy.hand_out(*mean));
+        let leaf = |prefix: &str| {
+            let types = step.types().subtree(prefix);
+            types.map(|path, ty| t.input(format!("{prefix}.{path}"), ty.clone()))
+        };
+        let params = step.for_step(&leaf(PARAMS));
+        let model_state = leaf(MODEL_STATE).map(|_, mean| mean.vary(axes));
         let Batch { fields, .. } = spec.batch_inputs(t, spec.microbatch);
-        let axes: AxisSet = spec.policy.batch_axes();
         let ty = TensorType::new(hlo::DType::F32, &[spec.microbatch]).varying(axes);
         let weight = t.input("batch.weight", ty).convert(spec.precision.params);
-        let scope = Scope::bind(t, spec.precision, params, None).with_model_state(model_state);
+        let scope = Scope::bind(t, spec.precision, params, None)
+            .with_param_use(step.at_use())
+            .with_model_state(model_state);
         let loss = spec.model.loss(&scope, &Batch { fields, weight });
         names = loss.metrics.iter().map(|(name, _)| *name).collect();
         let metrics = loss.metrics.iter().map(|(_, sum)| *sum);
@@ -36,7 +39,7 @@ pub fn trace_eval(spec: &StepSpec<'_>) -> Result<(Graph, Vec<&'static str>), Ste
             .map(|sum| sum.convert(spec.precision.params).vary(axes).reshape(&[1]))
             .collect();
         let sums = sums[0].concatenate(&sums[1..], 0);
-        t.output("sums", sums.all_reduce(Reduction::Sum, axes));
+        t.output(SUMS, sums.all_reduce(Reduction::Sum, axes));
     })?;
     Ok((finish(graph)?, names))
 }

@@ -1,23 +1,23 @@
-//! Whether a next state is finite, found out before it takes the place of the last one.
+//! Checks that the next state is finite before it replaces the current one.
 //!
 //! ```text
-//! next  = f(state, gradients if their norm is finite)   looked at, element by element, not kept in memory
+//! next  = f(state, gradients if their norm is finite)   tested element by element, not stored
 //! apply = the norm and all of next are finite
 //! again = f(state, gradients if apply)                  the same values, written over the state
 //! ```
-//! Whether anything is kept is known only when all of it has been computed once. Keeping that until then would need
-//! the memory of a second state; so it is computed twice, by the elementwise ops alone, and the update stays
-//! in place.
+//! Whether to apply the update is known only after all of it has been computed. Storing it until then would need
+//! the memory of a second state. Instead the update's elementwise ops run twice, and the state is updated in
+//! place.
 
 use hlo::{DType, Reduction, Tensor, TensorType, Tracer, Tree};
 
 use super::{OPT_STATE, PARAMS};
 
-/// 1 plus the place of the first leaf of `next` that holds a value that is not finite, and 0 where there is
-/// none: an i32 scalar, the same on every replica.
+/// 1 plus the index of the first leaf of `next` with a value that is not finite, or 0 if all values are finite:
+/// an i32 scalar, the same on every replica.
 ///
-/// The leaves that belong to one parameter follow from the same values, and are looked at together: these
-/// are read once.
+/// The leaves of one parameter are computed from the same values, so they are tested together, which reads these
+/// values once.
 pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>) -> Tensor<'g> {
     let mut groups: Vec<Group<'_, 'g>> = vec![];
     for (place, (path, leaf)) in next.iter().enumerate() {
@@ -28,7 +28,7 @@ pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>) -> Tensor<'g>
             None => groups.push(Group { parameter, ty, leaves: vec![(place, *leaf)] }),
         }
     }
-    // Counted from the end, so that the first leaf has the greatest code.
+    // Codes count from the end, so that the first leaf has the greatest code.
     let num_leaves = next.len() as f64;
     let none = t.scalar(DType::I32, 0.0);
     let greatest = groups.iter().fold(none, |greatest, group| {
@@ -50,16 +50,16 @@ pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>) -> Tensor<'g>
 struct Group<'a, 'g> {
     parameter: &'a str,
     ty: TensorType,
-    /// With their places among all leaves.
+    /// With their indices among all leaves.
     leaves: Vec<(usize, Tensor<'g>)>,
 }
 
-/// `next`, which follows from the gradients `totals * scale` that `mean` holds, computed again where `apply`
-/// holds; elsewhere anything. The scale depends on `apply`, and all of it on the scale, so that no compiler
-/// merges the two.
+/// Recomputes `next` from the gradients `mean = totals * scale` if `apply` is true; otherwise the values are
+/// unspecified. The recomputation depends on `apply` through `scale`, so that compilers cannot merge it with the
+/// first computation.
 ///
-/// The same ops on the same values: they differ by no more than a compiler's choice of which products it adds
-/// without rounding them first, which could tell only where a sum is on the edge of overflow.
+/// Both computations apply the same ops to the same values. They differ at most in which multiply-adds the compiler
+/// fuses, which could change finiteness only for a sum on the edge of overflow.
 pub fn again_if<'g>(
     apply: Tensor<'g>,
     next: &Tree<Tensor<'g>>,
@@ -68,14 +68,15 @@ pub fn again_if<'g>(
     scale: Tensor<'g>,
 ) -> Tree<Tensor<'g>> {
     let scale = apply.select(scale, scale.full_like(0.0));
-    let again = |(path, mean): (&str, &Tensor<'g>)| (*mean, totals[path] * scale);
+    let again =
+        |(path, mean): (&str, &Tensor<'g>)| (*mean, totals[path] * scale.vary(mean.varying()));
     let replaced: Vec<_> = mean.iter().map(again).collect();
     let values: Vec<_> = next.values().copied().collect();
     let values = apply.tracer().recompute(&values, &replaced);
     next.paths().map(str::to_owned).zip(values).collect()
 }
 
-/// The parameter that a leaf of the state belongs to; for others the leaf itself.
+/// The parameter that a leaf of the state belongs to; the leaf's own path if there is none.
 fn parameter(path: &str) -> &str {
     match path.split_once('.') {
         Some((PARAMS, name)) => name,

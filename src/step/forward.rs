@@ -1,22 +1,22 @@
 //! The graph of a model without its loss.
 
-use hlo::{AxisSet, Graph, Mesh, Tensor, TensorType, Tree, trace};
+use hlo::{AxisSet, Graph, LeafSpec, Mesh, Tensor, TensorType, Tree, trace};
 use models::{Precision, Scope};
 
 use super::{StepError, finish};
 
-/// What a model makes of an input, on one device.
+/// The forward pass of a model on one device.
 pub struct Forward {
-    /// The leaves of `types`, in order, then `x` -> `y`.
+    /// The values of `leaves`, in order, then `x` -> `y`.
     pub graph: Graph,
     /// Parameters and running means under the model's own paths: what `params.safetensors` holds.
-    pub types: Tree<TensorType>,
+    pub leaves: Tree<LeafSpec>,
 }
 
-/// Traces `y = model(x)` as evaluation sees it, with parameters and running means as inputs.
+/// Traces `y = model(x)` in evaluation mode, with parameters and running means as inputs.
 ///
 /// # Errors
-/// A model that does not trace.
+/// If the model does not trace.
 pub fn trace_forward(
     precision: Precision,
     x: &TensorType,
@@ -29,13 +29,13 @@ pub fn trace_forward(
         declared = (scope.parameters(), scope.running_means());
     })?;
     let (parameters, running_means) = declared;
-    let mut types =
-        parameters.map(|_, parameter| TensorType::new(parameter.dtype, &parameter.dims));
-    types.extend(running_means.map(|_, mean| TensorType::new(mean.dtype, &mean.dims)));
+    let mut specs =
+        parameters.map(|_, parameter| LeafSpec::replicated(parameter.dtype, &parameter.dims));
+    specs.extend(running_means.map(|_, mean| LeafSpec::replicated(mean.dtype, &mean.dims)));
     let graph = trace(Mesh::SINGLE, |t| {
-        let leaves = types.map(|path, ty| t.input(path, ty.clone()));
+        let leaves = specs.map(|path, leaf| t.input(path, leaf.global_type()));
         let scope = Scope::bind(t, precision, leaves.clone(), None).with_model_state(leaves);
         t.output("y", model(&scope, t.input("x", x.clone())));
     })?;
-    Ok(Forward { graph: finish(graph)?, types })
+    Ok(Forward { graph: finish(graph)?, leaves: specs })
 }

@@ -1,52 +1,51 @@
 //! The lockstep proof: a fingerprint of every leaf of the state on each replica.
 
-use hlo::{AxisSet, DType, Graph, Mesh, Reduction, Tensor, TensorType, Tree, trace};
+use hlo::{AxisSet, DType, Graph, LeafSpec, Mesh, Reduction, Tensor, Tree, trace};
 
-use super::{StepError, finish};
+use super::{FINGERPRINTS, MAX, MIN, StepError, finish};
 
 /// state -> fingerprints, min, max; each u32 `[leaves]`, in the order of the state's leaves.
 ///
-/// `fingerprints` are each replica's own. `min` and `max` are taken over the replicas on which the leaf
-/// is held alike, which differ along [`held_alike`]: so where they are equal for every leaf on every replica, the
-/// replicas are in lockstep. A difference in
-/// any one element of a leaf changes its fingerprint for certain, differences in several cancel with
-/// probability 2^-32.
+/// `fingerprints` are each replica's own. `min` and `max` are taken over the replicas that hold the same shard of
+/// the leaf, those along the axes [`LeafSpec::held_alike`]. If they are equal for every leaf on every replica, the
+/// replicas are in lockstep. A difference in a single element always changes the leaf's fingerprint; differences in
+/// several elements cancel with probability 2^-32.
 ///
 /// # Errors
-/// None for types that [`super::StepSpec::state_types`] gave.
-pub fn trace_proof(mesh: Mesh, types: &Tree<TensorType>) -> Result<Graph, StepError> {
+/// If a leaf cannot be sharded over the mesh.
+pub fn trace_proof(mesh: Mesh, leaves: &Tree<LeafSpec>) -> Result<Graph, StepError> {
+    let local_type = |(path, leaf): (&str, &LeafSpec)| match leaf.local_type(&mesh) {
+        Ok(ty) => Ok((path.to_owned(), ty)),
+        Err(source) => Err(StepError::Shard { path: path.to_owned(), source }),
+    };
+    let types: Tree<_> = leaves.iter().map(local_type).collect::<Result<_, _>>()?;
     finish(trace(mesh, |t| {
         let state = types.map(|path, ty| t.input(path, ty.clone()));
         let prints: Vec<_> = state.values().map(|leaf| fingerprint(*leaf).reshape(&[1])).collect();
-        // What is the same by type is handed over as varying: it is the type that is being proved.
+        // Typed as varying even if the leaf's type says that it is the same everywhere: that is what is being proved.
         let all = AxisSet::ALL;
         let prints: Vec<_> = prints.into_iter().map(|x| x.vary(all)).collect();
         let Some(together) = concatenate(&prints) else { return };
-        t.output_varying("fingerprints", together, all);
+        t.output_varying(FINGERPRINTS, together, all);
         let varying = types.values().fold(AxisSet::EMPTY, |axes, ty| axes | ty.varying);
-        for (name, reduction) in [("min", Reduction::Min), ("max", Reduction::Max)] {
-            let reduced = reduce_where_alike(types, &prints, reduction, varying);
+        for (name, reduction) in [(MIN, Reduction::Min), (MAX, Reduction::Max)] {
+            let reduced = reduce_where_alike(leaves, &prints, reduction, varying);
             t.output_varying(name, reduced, varying);
         }
     })?)
 }
 
-/// The axes along which replicas hold a leaf of this type alike: those that it does not vary over.
-pub fn held_alike(ty: &TensorType) -> AxisSet {
-    AxisSet::ALL.minus(ty.varying)
-}
-
-/// Each leaf's fingerprint, reduced over the replicas on which the leaf is held alike. Leaves that are held alike along the
-/// same axes share an all_reduce; all together vary over `varying`.
+/// Each leaf's fingerprint, reduced over the replicas that hold the same shard of it. Leaves that are replicated along
+/// the same axes share an all_reduce. The result varies over `varying`.
 fn reduce_where_alike<'g>(
-    types: &Tree<TensorType>,
+    leaves: &Tree<LeafSpec>,
     prints: &[Tensor<'g>],
     reduction: Reduction,
     varying: AxisSet,
 ) -> Tensor<'g> {
     let mut groups: Vec<(AxisSet, Vec<usize>)> = vec![];
-    for (leaf, ty) in types.values().enumerate() {
-        let axes = held_alike(ty);
+    for (leaf, spec) in leaves.values().enumerate() {
+        let axes = spec.held_alike();
         match groups.iter_mut().find(|group| group.0 == axes) {
             Some(group) => group.1.push(leaf),
             None => groups.push((axes, vec![leaf])),
@@ -74,7 +73,7 @@ fn concatenate<'g>(vectors: &[Tensor<'g>]) -> Option<Tensor<'g>> {
     vectors.split_first().map(|(first, rest)| first.concatenate(rest, 0))
 }
 
-/// `sum_i mix(bits_i + i * golden)` modulo 2^32, where `mix` is a bijection of 32 bits: so one changed
+/// `sum_i mix(bits_i + i * golden)` modulo 2^32, where `mix` is a bijection on 32 bits, so one changed
 /// element changes the sum. 64-bit elements count as two of 32.
 fn fingerprint(leaf: Tensor<'_>) -> Tensor<'_> {
     let words = words(leaf.reshape(&[leaf.num_elements()]));
@@ -82,7 +81,7 @@ fn fingerprint(leaf: Tensor<'_>) -> Tensor<'_> {
     mix(words + position * f64::from(0x9E37_79B9_u32)).sum()
 }
 
-/// A vector's bits as u32.
+/// A vector's bits as u32 words.
 fn words(flat: Tensor<'_>) -> Tensor<'_> {
     match flat.dtype() {
         DType::F64 => halves(flat.bitcast_convert(DType::U64)),
@@ -90,9 +89,10 @@ fn words(flat: Tensor<'_>) -> Tensor<'_> {
         DType::U64 => halves(flat),
         DType::F32 | DType::I32 => flat.bitcast_convert(DType::U32),
         DType::Bf16 | DType::F16 => {
-            // Widening is exact, and keeps distinct bits distinct but for the payloads of NaN.
+            // Widening is exact and maps distinct bits to distinct bits, except for NaN payloads.
             flat.convert(DType::F32).bitcast_convert(DType::U32)
         }
+        DType::I8 => flat.convert(DType::I32).bitcast_convert(DType::U32),
         DType::U32 | DType::U8 | DType::Pred => flat.convert(DType::U32),
     }
 }
@@ -103,7 +103,7 @@ fn halves(flat: Tensor<'_>) -> Tensor<'_> {
     high.concatenate(&[low], 0)
 }
 
-/// A bijection in which every input bit reaches every output bit: Wellons' `lowbias32` (2018).
+/// A bijection in which every input bit affects every output bit: Wellons' `lowbias32` (2018).
 fn mix(x: Tensor<'_>) -> Tensor<'_> {
     let x = x.xor(x.shift_right_logical(16.0)) * f64::from(0x7FEB_352D_u32);
     let x = x.xor(x.shift_right_logical(15.0)) * f64::from(0x846C_A68B_u32);

@@ -4,26 +4,26 @@ use hlo::{Graph, trace};
 
 use super::{BATCH, LEARNING_RATE, StepError, finish};
 
-/// What one round of the loop gets as an input of the step.
+/// Where an iteration of the loop takes an input of the step from.
 #[derive(Clone, Copy)]
 enum Source {
-    /// What the round before left, by its place among the carried values.
+    /// A result of the previous iteration, by its index among the carried values.
     Carried(usize),
-    /// Its slice of a stack, by the stack's place.
+    /// The iteration's slice of a stack, by the stack's index.
     Slice(usize),
-    /// The same in every round, by its place among the constants.
+    /// The same value in every iteration, by its index among the constants.
     Const(usize),
 }
 
-/// `num_steps` steps of a step's graph, one after the other in one launch: state, seed, batches, rates ->
-/// state, metrics, replica_loss.
+/// Repeats a step's graph `num_steps` times in one launch: state, seed, batches, rates -> state, metrics,
+/// replica_loss.
 ///
 /// The fields of the batch, the learning rate, `metrics` and `replica_loss` have a leading dim of
-/// `num_steps`; the state is that behind the last step. Each step is the given graph's, its grouped
-/// all_reduces included.
+/// `num_steps`; the state is the one after the last step. Each iteration runs the given graph as it is,
+/// including its grouped all_reduces.
 ///
 /// # Errors
-/// None for a graph that [`super::trace_step`] gave.
+/// Never for a graph from [`super::trace_step`].
 pub fn repeat_step(step: &Graph, num_steps: usize) -> Result<Graph, StepError> {
     let (state, others): (Vec<_>, Vec<_>) =
         step.outputs().iter().partition(|output| output.donated_input.is_some());

@@ -2,31 +2,31 @@
 
 use hlo::random::Key;
 use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tracer, Tree, grad, trace, vjp};
-use models::{Batch, RunningMean, Scope, Training};
+use models::{Batch, Scope, Training};
 
 use super::finite::{again_if, first_nonfinite};
 use super::{
-    LEARNING_RATE, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, SEED, STEP, StepError, StepSpec,
-    finish, training,
+    DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS,
+    REPLICA_LOSS, SEED, STEP, StepError, StepSpec, finish,
 };
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
 
-/// What the step's `metrics` output holds, in order: `[5]` of the parameters' dtype, the same
-/// on every replica. The loss is the global batch's mean; `num_skipped` counts the updates that were
-/// left out so far; `nonfinite_leaf` is 1 plus the place, among the leaves of the state, of the first whose
-/// next value is not finite, and 0 where all are.
+/// The elements of the step's `metrics` output, in order: `[5]` of the parameters' dtype, the same on every
+/// replica. The loss is the mean over the global batch; `num_skipped` counts the updates skipped so far;
+/// `nonfinite_leaf` is 1 plus the index of the first leaf of the state whose next value is not finite, or 0 if
+/// all are finite.
 pub const METRICS: [&str; 5] = ["loss", "grad_norm", "weight", "num_skipped", "nonfinite_leaf"];
 
 /// The mean loss of a batch: the state without `opt_state`, seed, batch -> loss.
 ///
 /// # Errors
-/// A model that does not trace.
-pub fn trace_loss(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
-    let types = without_optimizer(&spec.state_types()?);
+/// If the model does not trace.
+pub fn trace_loss(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
+    let (spec, types) = (&step.spec, without_optimizer(step.types()));
     finish(trace(spec.mesh, |t| {
         let inputs = Inputs::new(t, spec, &types);
-        let sums = accumulate(spec, &inputs, false);
+        let sums = accumulate(step, &inputs, false);
         t.output("loss", global(spec, sums.loss) / global(spec, sums.weight));
     })?)
 }
@@ -34,12 +34,12 @@ pub fn trace_loss(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
 /// The gradient of the mean loss of a batch: the state without `opt_state`, seed, batch -> loss, gradients.
 ///
 /// # Errors
-/// A model that does not trace, or that would lose lockstep.
-pub fn trace_grad(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
-    let types = without_optimizer(&spec.state_types()?);
-    finish(trace(spec.mesh, |t| {
-        let inputs = Inputs::new(t, spec, &types);
-        let gradients = gradients(spec, &inputs);
+/// If the model does not trace or would lose lockstep.
+pub fn trace_grad(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
+    let types = without_optimizer(step.types());
+    finish(trace(step.mesh(), |t| {
+        let inputs = Inputs::new(t, &step.spec, &types);
+        let gradients = gradients(step, &inputs);
         t.output("loss", gradients.loss);
         for ((path, gradient), param) in gradients.mean.iter().zip(inputs.params().values()) {
             t.output_varying(format!("gradients.{path}"), *gradient, param.varying());
@@ -49,31 +49,30 @@ pub fn trace_grad(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
 
 /// One step of training: state, seed, batch, learning rate -> state, metrics, replica_loss.
 ///
-/// The state is donated to the next one. Where the loss, the norm of the gradients or anything in the next
-/// state is not finite, the state stays as it was, `step` and `num_skipped` excepted; with
-/// [`OnNonfinite::Stop`] it then stays so for good, so that launches already on their way change nothing.
-/// That is decided from values that all replicas have alike, so identically. `replica_loss` is each replica's
-/// own mean loss, unreduced: it tells which one it was.
+/// The state's buffers are donated to the next state. If the loss, the norm of the gradients or any value of the
+/// next state is not finite, the state is unchanged except for `step` and `num_skipped`. With
+/// [`OnNonfinite::Stop`] all later steps leave it unchanged too, so that launches already enqueued have no effect.
+/// All replicas decide from the same values, so they decide alike. `replica_loss` is each replica's own mean loss,
+/// not reduced: it shows which replica was not finite.
 ///
 /// # Errors
-/// A model that does not trace, or that would lose lockstep.
-pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
-    let (parameters, running_means) = spec.declarations()?;
-    let types = spec.types_of(&parameters, &running_means)?;
+/// If the model does not trace or would lose lockstep.
+pub fn trace_step(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
+    let spec = &step.spec;
     finish(trace(spec.mesh, |t| {
-        let inputs = Inputs::new(t, spec, &types);
+        let inputs = Inputs::new(t, spec, step.types());
         let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));
-        let gradients = gradients(spec, &inputs);
+        let gradients = gradients(step, &inputs);
         let Gradients { loss, weight, replica_loss, .. } = gradients;
         let no_parameters = || t.scalar(spec.precision.params, 0.0);
         let grad_norm = global_norm(&gradients.mean).unwrap_or_else(no_parameters);
 
-        let next = next_state(spec, &inputs, &running_means, learning_rate, &gradients);
+        let next = next_state(step, &inputs, learning_rate, &gradients);
         let Gradients { totals, mean, scale, .. } = &gradients;
         let next_if = |apply| again_if(apply, &next, mean, totals, *scale);
         let is_mean_finite = loss.is_finite().and(grad_norm.is_finite());
-        // After all of the gradients: were a leaf looked at once its gradient is there, a compiler that overlaps
-        // would run that beside the all_reduces in the place of the backward pass.
+        // The test depends on the norm of all gradients. If a leaf were tested as soon as its gradient is known,
+        // compilers would overlap the all_reduces with the tests instead of the backward pass.
         let nonfinite_leaf = first_nonfinite(t, &next_if(is_mean_finite));
         let finite = is_mean_finite.and(nonfinite_leaf.equal(0.0));
         let apply = match spec.on_nonfinite {
@@ -81,6 +80,7 @@ pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
             OnNonfinite::Stop => finite.and(inputs.num_skipped.equal(0.0)),
         };
         for (path, next) in next_if(apply).iter() {
+            let apply = apply.vary(next.varying());
             t.next_state(path, apply.select(*next, inputs.state[path]));
         }
         let num_skipped = inputs.num_skipped + (!apply).convert(DType::U32);
@@ -89,16 +89,15 @@ pub fn trace_step(spec: &StepSpec<'_>) -> Result<Graph, StepError> {
 
         let [first, rest @ ..] = [loss, grad_norm, weight, num_skipped, nonfinite_leaf]
             .map(|metric| metric.convert(spec.precision.params).reshape(&[1]));
-        t.output("metrics", first.concatenate(&rest, 0));
-        t.output_varying("replica_loss", replica_loss, spec.policy.batch_axes());
+        t.output(METRICS_OUTPUT, first.concatenate(&rest, 0));
+        t.output_varying(REPLICA_LOSS, replica_loss, spec.policy.batch_axes());
     })?)
 }
 
-/// The next value of each leaf but the counters.
+/// The next value of each leaf except the counters.
 fn next_state<'g>(
-    spec: &StepSpec<'_>,
+    step: &DeclaredStep<'_>,
     inputs: &Inputs<'g>,
-    running_means: &Tree<RunningMean>,
     learning_rate: Tensor<'g>,
     gradients: &Gradients<'g>,
 ) -> Tree<Tensor<'g>> {
@@ -106,20 +105,20 @@ fn next_state<'g>(
     let num_updates = inputs.step - inputs.num_skipped;
     let context = Context { params: params.clone(), num_updates, learning_rate };
     let mut opt_state = inputs.state.subtree(OPT_STATE);
-    let updates = spec.optimizer.update(gradients.mean.clone(), &mut opt_state, &context);
+    let updates = step.spec.optimizer.update(gradients.mean.clone(), &mut opt_state, &context);
     let mut next =
         params.map(|path, param| apply_update(path, *param, updates[path])).prefixed(PARAMS);
     let model_state = inputs.state.subtree(MODEL_STATE);
     let model_state = model_state.map(|path, before| {
-        *before + (gradients.observed[path] - *before) * running_means[path].momentum
+        *before + (gradients.observed[path] - *before) * step.running_means[path].momentum
     });
     next.extend(model_state.prefixed(MODEL_STATE));
     next.extend(opt_state.prefixed(OPT_STATE));
     next
 }
 
-/// The parameter with its update added. An update that differs between replicas where the parameter does
-/// not would end lockstep, so it is refused under the parameter's name.
+/// Adds the update to the parameter. An update that varies over more axes than the parameter would break lockstep,
+/// so it is rejected here, where the error can name the parameter.
 fn apply_update<'g>(path: &str, param: Tensor<'g>, update: Tensor<'g>) -> Tensor<'g> {
     let excess = update.varying().minus(param.varying());
     if !excess.is_empty() {
@@ -136,7 +135,7 @@ fn without_optimizer(types: &Tree<TensorType>) -> Tree<TensorType> {
     types.paths().filter(is_kept).map(|path| (path.to_owned(), types[path].clone())).collect()
 }
 
-/// The inputs that loss, gradient and step share.
+/// The inputs shared by loss, gradient and step.
 struct Inputs<'g> {
     state: Tree<Tensor<'g>>,
     step: Tensor<'g>,
@@ -151,7 +150,15 @@ impl<'g> Inputs<'g> {
         let (step, num_skipped) = (state[STEP], state[NUM_SKIPPED]);
         let seed = t.input(SEED, TensorType::new(DType::U32, &[2]));
         let batch = spec.batch_inputs(t, spec.batch_per_replica());
-        Self { training: training(spec, seed, step), state, step, num_skipped, batch }
+        let batch_axes = spec.policy.batch_axes();
+        let shard = t.replica_id(batch_axes);
+        let training = Training {
+            key: Key::from_seed(seed).fold_in(step),
+            first_example: shard * spec.batch_per_replica() as f64,
+            num_examples: spec.microbatch,
+            batch_axes,
+        };
+        Self { training, state, step, num_skipped, batch }
     }
 
     fn params(&self) -> Tree<Tensor<'g>> {
@@ -159,11 +166,11 @@ impl<'g> Inputs<'g> {
     }
 }
 
-/// Gradients of the global batch's mean loss, and the numbers that go with them.
+/// Gradients of the global batch's mean loss, with the loss and related values.
 struct Gradients<'g> {
     /// Sums over the global batch, under the parameters' paths.
     totals: Tree<Tensor<'g>>,
-    /// What makes means of them.
+    /// `mean = totals * scale`: 1 / the weight of the global batch.
     scale: Tensor<'g>,
     /// The gradients of the mean loss.
     mean: Tree<Tensor<'g>>,
@@ -175,18 +182,20 @@ struct Gradients<'g> {
     observed: Tree<Tensor<'g>>,
 }
 
-fn gradients<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>) -> Gradients<'g> {
-    let Sums { loss, weight, handed_out, gradients, observed } = accumulate(spec, inputs, true);
-    // The all_reduce of the gradients is the derivative of handing out the parameters.
+fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>) -> Gradients<'g> {
+    let spec = &step.spec;
+    let Sums { loss, weight, held, gradients, observed } = accumulate(step, inputs, true);
+    // This inserts the all_reduce of the gradients: `Policy::for_step` gives each replica its copy of a parameter with
+    // `vary`, whose VJP sums the gradients of the copies.
     let params = inputs.params();
     let kept: Vec<_> = params.values().copied().collect();
-    let cotangents: Vec<_> = handed_out.into_iter().zip(gradients).collect();
+    let cotangents: Vec<_> = held.into_iter().zip(gradients).collect();
     let totals = vjp(&cotangents, &kept);
     let total_weight = global(spec, weight);
     let scale = 1.0 / total_weight;
     let totals: Tree<_> = params.paths().map(str::to_owned).zip(totals).collect();
     Gradients {
-        mean: totals.map(|_, total| *total * scale),
+        mean: totals.map(|_, total| *total * scale.vary(total.varying())),
         totals,
         scale,
         loss: global(spec, loss) * scale,
@@ -196,7 +205,7 @@ fn gradients<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>) -> Gradients<'g> {
     }
 }
 
-/// Means over replicas and microbatches, from each replica's sums: one collective for all of them.
+/// Means over replicas and microbatches, from each replica's sums, in one collective for all of them.
 fn observed_everywhere<'g>(
     spec: &StepSpec<'_>,
     inputs: &Inputs<'g>,
@@ -211,7 +220,7 @@ fn observed_everywhere<'g>(
     paths.paths().map(str::to_owned).zip(totals.into_iter().map(|total| total / count)).collect()
 }
 
-/// The sum over the whole batch, of a sum over what the replicas hold of it.
+/// The sum over the global batch, from each replica's sum over its part.
 fn global<'g>(spec: &StepSpec<'_>, local: Tensor<'g>) -> Tensor<'g> {
     let axes = local.varying().intersection(spec.policy.batch_axes());
     if axes.is_empty() { local } else { local.all_reduce(Reduction::Sum, axes) }
@@ -221,34 +230,36 @@ fn global<'g>(spec: &StepSpec<'_>, local: Tensor<'g>) -> Tensor<'g> {
 struct Sums<'g> {
     loss: Tensor<'g>,
     weight: Tensor<'g>,
-    /// The parameters that were computed with.
-    handed_out: Vec<Tensor<'g>>,
-    /// Gradients of `loss` with respect to `handed_out`, before any all_reduce.
+    /// The parameters as the step holds them.
+    held: Vec<Tensor<'g>>,
+    /// Gradients of `loss` with respect to `held`, before the reduction over the replicas.
     gradients: Vec<Tensor<'g>>,
     /// What was observed of each running mean, added up over microbatches.
     observed: Vec<Tensor<'g>>,
 }
 
-/// Runs the microbatches one after the other and adds up; parameters are handed out once, before.
-fn accumulate<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>, differentiate: bool) -> Sums<'g> {
+/// Runs the microbatches one after the other and adds up their sums. [`crate::parallel::Policy::for_step`] runs once,
+/// before them.
+fn accumulate<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>, differentiate: bool) -> Sums<'g> {
+    let spec = &step.spec;
     let Inputs { batch, training, .. } = inputs;
     let t = inputs.step.tracer();
-    let params = inputs.params().map(|_, param| spec.policy.hand_out(*param));
-    let handed_out: Vec<_> = params.values().copied().collect();
+    let params = step.for_step(&inputs.params());
+    let held: Vec<_> = params.values().copied().collect();
     let model_state = inputs.state.subtree(MODEL_STATE).map(|_, mean| mean.ty());
     if spec.num_microbatches == 1 {
-        let sums = microbatch(spec, &params, &model_state, batch, *training, differentiate);
-        return Sums::new(&sums, handed_out, model_state.len());
+        let sums = microbatch(step, &params, &model_state, batch, *training, differentiate);
+        return Sums::new(&sums, held, model_state.len());
     }
 
-    let num_differentiated = if differentiate { handed_out.len() } else { 0 };
+    let num_differentiated = if differentiate { held.len() } else { 0 };
     let num_sums = 2 + num_differentiated + model_state.len();
     let zero_like = |x: &Tensor<'g>| t.full(x.dtype(), &x.shape(), 0.0);
     let mut carried = vec![t.scalar(spec.precision.params, 0.0); 2];
-    carried.extend(handed_out[..num_differentiated].iter().map(zero_like));
+    carried.extend(held[..num_differentiated].iter().map(zero_like));
     carried.extend(model_state.values().map(|ty| t.full(ty.dtype, &ty.dims, 0.0)));
-    // From here on unchanged: what the body needs from outside.
-    carried.extend(&handed_out);
+    // The rest is carried unchanged: values from outside that the body needs.
+    carried.extend(&held);
     let [key_high, key_low] = training.key.words();
     carried.extend([key_high, key_low, training.first_example]);
     let cut = |x: &Tensor<'g>| {
@@ -272,35 +283,36 @@ fn accumulate<'g>(spec: &StepSpec<'_>, inputs: &Inputs<'g>, differentiate: bool)
         let fields = fields.map(|(name, x)| (name, x.index_leading(index))).collect();
         let weight = spec.ones(index.tracer(), spec.microbatch);
         let batch = Batch { fields, weight };
-        let more = microbatch(spec, &params, &model_state, &batch, training, differentiate);
+        let more = microbatch(step, &params, &model_state, &batch, training, differentiate);
         let next = sums.iter().zip(more).map(|(sum, more)| *sum + more);
         next.chain(outer.iter().copied()).collect()
     });
-    Sums::new(&results[..num_sums], handed_out, model_state.len())
+    Sums::new(&results[..num_sums], held, model_state.len())
 }
 
 impl<'g> Sums<'g> {
-    /// From what [`microbatch`] returns, added up.
-    fn new(sums: &[Tensor<'g>], handed_out: Vec<Tensor<'g>>, num_observed: usize) -> Self {
+    /// Splits the summed results of [`microbatch`].
+    fn new(sums: &[Tensor<'g>], held: Vec<Tensor<'g>>, num_observed: usize) -> Self {
         let (gradients, observed) = sums[2..].split_at(sums.len() - 2 - num_observed);
         let (gradients, observed) = (gradients.to_vec(), observed.to_vec());
-        Self { loss: sums[0], weight: sums[1], handed_out, gradients, observed }
+        Self { loss: sums[0], weight: sums[1], held, gradients, observed }
     }
 }
 
-/// Loss, weight, gradients if asked for, and what was observed of each running mean, of one microbatch.
+/// Loss, weight, gradients if `differentiate`, and observed values of the running means, of one microbatch.
 fn microbatch<'g>(
-    spec: &StepSpec<'_>,
+    step: &DeclaredStep<'_>,
     params: &Tree<Tensor<'g>>,
     model_state: &Tree<TensorType>,
     batch: &Batch<'g>,
     training: Training<'g>,
     differentiate: bool,
 ) -> Vec<Tensor<'g>> {
-    let t = batch.weight.tracer();
-    let scope = Scope::bind(t, spec.precision, params.clone(), Some(training));
+    let (t, spec) = (batch.weight.tracer(), &step.spec);
+    let scope = Scope::bind(t, spec.precision, params.clone(), Some(training))
+        .with_param_use(step.at_use());
     let loss = spec.model.loss(&scope, batch);
-    // A weight that is a constant counts this replica's examples.
+    // A constant weight counts this replica's examples.
     let weight = match loss.weight.is_gradient_free() {
         true => loss.weight.vary(loss.sum.varying()),
         false => loss.weight,

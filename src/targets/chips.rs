@@ -1,8 +1,7 @@
-//! The chips that programs are compiled for, each figure with its source.
+//! The supported chips, with a source for each figure.
 //!
-//! Figures are the vendors' peaks, per *device*: what PJRT shows as one, which on v4 and TPU7x is half a
-//! chip. `f32` is what a matmul of binary32 reaches at XLA's default precision: one bfloat16 pass on a
-//! TPU, TF32 on an NVIDIA GPU.
+//! Figures are vendors' peaks per PJRT *device*, which on v4 and TPU7x is half a chip. `f32` is the peak of a
+//! binary32 matmul at XLA's default precision: one bfloat16 pass on a TPU, TF32 on an NVIDIA GPU.
 
 use std::fmt;
 
@@ -13,9 +12,9 @@ pub struct Chip {
     pub name: &'static str,
     /// The vendor's name.
     pub title: &'static str,
-    /// What a device's kind begins with where PJRT opens it.
+    /// Prefix of the device kind that PJRT reports.
     pub kind: &'static str,
-    /// What only TPUs or only GPUs have.
+    /// TPU or GPU, and the figures that only one of them has.
     pub family: Family,
     /// Peak of dense bfloat16 matmuls, in FLOP/s.
     pub bf16_flops_per_sec: f64,
@@ -25,63 +24,63 @@ pub struct Chip {
     pub memory_bytes: u64,
     /// Bandwidth of the device memory, in bytes/s.
     pub memory_bytes_per_sec: f64,
-    /// Where the figures stand.
+    /// Where the figures come from.
     pub source: &'static str,
 }
 
-/// What only TPUs or only GPUs have.
+/// The figures that only TPUs or only GPUs have.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Family {
-    /// Google's, connected as a torus.
-    Tpu(Tpu),
-    /// NVIDIA's, connected by NVLink in a host and by a network between hosts.
-    Gpu(Gpu),
+    /// A Google TPU; chips are connected as a torus.
+    Tpu(TpuSpec),
+    /// An NVIDIA GPU; connected by NVLink within a host and by a network between hosts.
+    Gpu(GpuSpec),
 }
 
 /// A TPU generation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tpu {
-    /// The largest torus, in chips, sorted downwards; its length is the torus' number of dimensions.
+pub struct TpuSpec {
+    /// The largest torus in chips, largest dim first; its length is the number of torus dimensions.
     pub max_bounds: &'static [usize],
-    /// Devices that PJRT shows for one chip.
+    /// PJRT devices per chip.
     pub devices_per_chip: usize,
-    /// Chips along x and y that one host holds.
+    /// Chips of one host along x and y.
     pub host_bounds: [usize; 2],
-    /// The shortest side at which the torus closes to a ring.
+    /// The shortest side that has wrap-around links.
     pub ring_from: usize,
-    /// One ICI link, one way, in bytes/s; there are two links along each dimension.
+    /// Bandwidth of one ICI link in one direction, in bytes/s; there are two links per dimension.
     pub link_bytes_per_sec: f64,
-    /// The data centre network between slices, per chip and one way, in bytes/s.
+    /// Bandwidth of the data center network between slices, per chip and direction, in bytes/s.
     pub network_bytes_per_sec: f64,
 }
 
 /// An NVIDIA GPU.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Gpu {
-    /// The most that one host holds.
+pub struct GpuSpec {
+    /// Maximum number of GPUs per host.
     pub max_per_host: usize,
     /// Compute capability.
     pub compute_capability: (u32, u32),
     /// Streaming multiprocessors.
     pub num_cores: u32,
-    /// L2 cache, in bytes.
+    /// L2 cache size in bytes.
     pub l2_bytes: u64,
-    /// Clock, in GHz.
+    /// Clock rate in GHz.
     pub clock_ghz: f64,
-    /// NVLink, per GPU and one way, in bytes/s.
+    /// NVLink bandwidth per GPU and direction, in bytes/s.
     pub nvlink_bytes_per_sec: f64,
-    /// The network between hosts, per GPU and one way, in bytes/s.
+    /// Bandwidth of the network between hosts, per GPU and direction, in bytes/s.
     pub network_bytes_per_sec: f64,
 }
 
 const GIB: u64 = 1 << 30;
 
-/// What the H100 and the H200 share: all but their memory.
+/// What the H100 and the H200 share: everything but memory.
 const HOPPER: Chip = Chip {
     name: "",
     title: "",
     kind: "",
-    family: Family::Gpu(Gpu {
+    family: Family::Gpu(GpuSpec {
         max_per_host: 8,
         compute_capability: (9, 0),
         num_cores: 132,
@@ -103,7 +102,7 @@ pub const CHIPS: &[Chip] = &[
         name: "v4",
         title: "TPU v4",
         kind: "TPU v4",
-        family: Family::Tpu(Tpu {
+        family: Family::Tpu(TpuSpec {
             max_bounds: &[16, 16, 16],
             devices_per_chip: 2,
             host_bounds: [2, 2],
@@ -123,7 +122,7 @@ pub const CHIPS: &[Chip] = &[
         name: "v5e",
         title: "TPU v5e",
         kind: "TPU v5 lite",
-        family: Family::Tpu(Tpu {
+        family: Family::Tpu(TpuSpec {
             max_bounds: &[16, 16],
             devices_per_chip: 1,
             host_bounds: [2, 2],
@@ -142,7 +141,7 @@ pub const CHIPS: &[Chip] = &[
         name: "v5p",
         title: "TPU v5p",
         kind: "TPU v5",
-        family: Family::Tpu(Tpu {
+        family: Family::Tpu(TpuSpec {
             max_bounds: &[24, 16, 16],
             devices_per_chip: 1,
             host_bounds: [2, 2],
@@ -162,7 +161,7 @@ pub const CHIPS: &[Chip] = &[
         name: "v6e",
         title: "TPU v6e (Trillium)",
         kind: "TPU v6 lite",
-        family: Family::Tpu(Tpu {
+        family: Family::Tpu(TpuSpec {
             max_bounds: &[16, 16],
             devices_per_chip: 1,
             host_bounds: [2, 2],
@@ -181,7 +180,7 @@ pub const CHIPS: &[Chip] = &[
         name: "tpu7x",
         title: "TPU7x (Ironwood)",
         kind: "TPU7x",
-        family: Family::Tpu(Tpu {
+        family: Family::Tpu(TpuSpec {
             max_bounds: &[36, 16, 16],
             devices_per_chip: 2,
             host_bounds: [2, 2],
@@ -224,13 +223,13 @@ impl Chip {
         CHIPS.iter().find(|chip| chip.name == name)
     }
 
-    /// The chip of a device that is here, by its kind: `TPU v5 lite` is a v5e, `TPU v5` a v5p.
+    /// The chip with this device kind: `TPU v5 lite` is a v5e, `TPU v5` a v5p.
     pub fn of_kind(kind: &str) -> Option<&'static Chip> {
         let matching = CHIPS.iter().filter(|chip| kind.starts_with(chip.kind));
         matching.max_by_key(|chip| chip.kind.len())
     }
 
-    /// `tpu` or `gpu`: what a target begins with.
+    /// `tpu` or `gpu`, the first part of a target's name.
     pub fn family_name(&self) -> &'static str {
         match self.family {
             Family::Tpu(_) => "tpu",
@@ -238,7 +237,7 @@ impl Chip {
         }
     }
 
-    /// Peak FLOP/s of matmuls whose operands have `bytes` bytes an element.
+    /// Peak FLOP/s of matmuls whose operands have `bytes` bytes per element.
     pub fn flops_per_sec(&self, bytes: usize) -> f64 {
         if bytes <= 2 { self.bf16_flops_per_sec } else { self.f32_flops_per_sec }
     }

@@ -1,4 +1,4 @@
-//! Compiling a step for a target, and reading what came of it.
+//! Compiles a step for a target and reads memory, collectives and schedule from the result.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,21 +16,21 @@ use super::worker::{self, Compilation, Request, WorkerError};
 use super::{Chip, Collective, Report, Target, flags, schedule};
 use crate::pjrt::OverrideValue;
 
-/// The step that is compiled.
+/// The step to compile.
 pub struct Step<'a> {
-    /// As it is traced: one all_reduce for each parameter.
+    /// The traced graph, with one all_reduce per parameter.
     pub graph: &'a Graph,
-    /// As it is compiled.
+    /// The lowered program that is compiled.
     pub program: &'a Program,
-    /// The state's types.
+    /// Types of the state's leaves.
     pub state: &'a Tree<TensorType>,
-    /// Bytes of an element that is computed with.
+    /// Bytes per element of the compute dtype.
     pub element_bytes: usize,
-    /// What could be changed if it does not fit.
+    /// What can be changed if the step does not fit.
     pub knobs: Knobs,
-    /// The share of a GPU's memory that the plugin is told to take; none for its default.
+    /// The fraction of a GPU's memory that the plugin is configured to allocate; `None` for its default.
     pub memory_fraction: Option<f64>,
-    /// The user's XLA options, which win over the chip's.
+    /// The user's XLA options, which override the chip's.
     pub overrides: &'a BTreeMap<String, OverrideValue>,
 }
 
@@ -44,7 +44,7 @@ impl Step<'_> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The compiling process, its plugin or its compiler.
+    /// The compiling process, its plugin or its compiler failed.
     #[error("cannot compile for {target}: {source}")]
     Worker {
         /// The target.
@@ -57,12 +57,12 @@ pub enum Error {
     Replicas {
         /// The target.
         target: String,
-        /// Its devices.
+        /// Number of devices of the target.
         expected: usize,
-        /// The program's replicas.
+        /// Number of replicas of the program.
         found: usize,
     },
-    /// The optimised program is not what is understood here.
+    /// The optimised program has an unknown form.
     #[error(
         "the optimised program cannot be read: {source}; is the plugin much newer than this program?"
     )]
@@ -71,7 +71,7 @@ pub enum Error {
         #[from]
         source: prost::DecodeError,
     },
-    /// A file of `--dump`.
+    /// A file of `--dump` could not be written.
     #[error("cannot write {path}: {source}")]
     Dump {
         /// The file.
@@ -81,11 +81,11 @@ pub enum Error {
     },
 }
 
-/// Compiles a step for a target in a child process of `binary`, and leaves the program, its optimised form
-/// and the executable in `dump` if that is a directory to be.
+/// Compiles a step for a target in a child process that runs `binary`. With `dump`, that directory is created
+/// if needed and gets the program, its optimised form and the executable.
 ///
 /// # Errors
-/// See [`Error`]. A step that does not fit is no error but a report that says so.
+/// See [`Error`]. A step that does not fit in memory is not an error; the report says so.
 pub fn compile(
     step: &Step<'_>,
     target: &Target,
@@ -137,7 +137,7 @@ fn request(
 }
 
 impl Report {
-    /// What is known before anything is compiled.
+    /// The report as far as it is known before compiling.
     fn new(
         step: &Step<'_>,
         target: &Target,
@@ -172,7 +172,7 @@ impl Report {
         self.predicted_utilization = work.utilization(chip, time.total_secs());
     }
 
-    /// Adds what the compiled program says.
+    /// Adds what is read from the compiled program.
     fn read(
         &mut self,
         step: &Step<'_>,
@@ -197,7 +197,7 @@ impl Report {
     }
 }
 
-/// Of the bytes that are all_reduced (or reduce_scattered), the share that runs beside a matmul.
+/// The fraction of all_reduced (or reduce_scattered) bytes whose collective overlaps with a matmul.
 fn overlapped_fraction(collectives: &[Collective]) -> f64 {
     let reduces = |collective: &&Collective| {
         matches!(collective.kind.as_str(), "all_reduce" | "reduce_scatter")
@@ -210,15 +210,15 @@ fn overlapped_fraction(collectives: &[Collective]) -> f64 {
     if all == 0 { 0.0 } else { bytes(true) as f64 / all as f64 }
 }
 
-/// The step as it was scheduled: what is synchronous is waited for, and what runs beside matmuls takes no
-/// time as long as there are matmuls in the backward pass, two thirds of all.
+/// The step time of the compiled schedule. Synchronous collectives are exposed. Those that overlap with
+/// matmuls are hidden, up to the time of the backward pass's matmuls, which are two thirds of all.
 fn scheduled(collectives: &[Collective], work: &Work, chip: &Chip, fabric: &Fabric) -> StepTime {
     let secs = |collective: &Collective| {
         let bytes = collective.bytes as f64;
         match collective.kind.as_str() {
             "all_reduce" => all_reduce(fabric, bytes).0,
             "reduce_scatter" => reduce_scatter(fabric, bytes),
-            // Its operand is a share of what it leaves.
+            // Its operand is a shard of its result.
             "all_gather" => all_gather(fabric, bytes * collective.group_size as f64),
             _ => 0.0,
         }

@@ -1,11 +1,11 @@
-//! The few fields of XLA's `HloModuleProto` that are read here, under the names of its `hlo.proto` and
-//! `xla_data.proto`. Everything else in the bytes is skipped.
+//! The fields of XLA's `HloModuleProto` that are needed, named as in `hlo.proto` and `xla_data.proto`. Other
+//! fields are skipped.
 
 use std::collections::HashMap;
 
 use prost::Message;
 
-/// What PJRT hands out as `hlo_with_config`.
+/// The format that PJRT calls `hlo_with_config`.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct HloModuleProtoWithConfig {
     #[prost(message, optional, tag = "1")]
@@ -25,7 +25,7 @@ pub(super) struct HloModule {
     pub schedule: Option<HloSchedule>,
 }
 
-/// `xla.HloScheduleProto`: the order of instructions, by the computation's id.
+/// `xla.HloScheduleProto`: the order of instructions by computation id.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct HloSchedule {
     #[prost(map = "int64, message", tag = "1")]
@@ -60,7 +60,7 @@ pub(super) struct HloInstruction {
     #[prost(string, tag = "2")]
     pub opcode: String,
     #[prost(message, optional, tag = "3")]
-    pub shape: Option<Shape>,
+    pub shape: Option<HloShape>,
     #[prost(message, optional, tag = "7")]
     pub metadata: Option<OpMetadata>,
     #[prost(int64, tag = "9")]
@@ -85,7 +85,7 @@ pub(super) struct HloInstruction {
     pub collective_device_list: Option<CollectiveDeviceList>,
 }
 
-/// `xla.OpMetadata`: where an instruction comes from.
+/// `xla.OpMetadata`: the source of an instruction.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct OpMetadata {
     #[prost(string, tag = "3")]
@@ -121,17 +121,17 @@ pub(super) struct IotaReplicaGroupList {
 
 /// `xla.ShapeProto`.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Shape {
+pub(super) struct HloShape {
     /// `xla.PrimitiveType`.
     #[prost(int32, tag = "2")]
     pub element_type: i32,
     #[prost(int64, repeated, tag = "3")]
     pub dimensions: Vec<i64>,
     #[prost(message, repeated, tag = "4")]
-    pub tuple_shapes: Vec<Shape>,
+    pub tuple_shapes: Vec<HloShape>,
 }
 
-/// `xla.PrimitiveType`: number, name, bytes of an element.
+/// `xla.PrimitiveType`: number, name, bytes per element.
 const PRIMITIVE_TYPES: [(i32, &str, u64); 17] = [
     (1, "pred", 1),
     (2, "s8", 1),
@@ -154,11 +154,11 @@ const PRIMITIVE_TYPES: [(i32, &str, u64); 17] = [
 
 const TUPLE: i32 = 13;
 
-impl Shape {
-    /// Bytes of the array, or of all arrays of a tuple; tokens and opaque values have none.
+impl HloShape {
+    /// Bytes of the array, or of all arrays of a tuple; 0 for tokens and opaque values.
     pub fn bytes(&self) -> u64 {
         if self.element_type == TUPLE {
-            return self.tuple_shapes.iter().map(Shape::bytes).sum();
+            return self.tuple_shapes.iter().map(HloShape::bytes).sum();
         }
         let element = PRIMITIVE_TYPES.iter().find(|row| row.0 == self.element_type);
         let size = element.map_or(0, |row| row.2);
@@ -169,7 +169,7 @@ impl Shape {
     /// `f32[2,3]`, `(f32[2], s32[])`.
     pub fn text(&self) -> String {
         if self.element_type == TUPLE {
-            let parts: Vec<_> = self.tuple_shapes.iter().map(Shape::text).collect();
+            let parts: Vec<_> = self.tuple_shapes.iter().map(HloShape::text).collect();
             return format!("({})", parts.join(", "));
         }
         let name = PRIMITIVE_TYPES.iter().find(|row| row.0 == self.element_type);
@@ -180,19 +180,19 @@ impl Shape {
 }
 
 impl HloModule {
-    /// From what PJRT hands out.
+    /// Decodes what PJRT returns.
     pub fn decode_optimized(bytes: &[u8]) -> Result<Self, prost::DecodeError> {
         let module = HloModuleProtoWithConfig::decode(bytes)?.hlo_module;
         Ok(module.unwrap_or_default())
     }
 
-    /// The computation called by an id.
+    /// The computation with this id.
     pub fn computation(&self, id: i64) -> Option<&HloComputation> {
         self.computations.iter().find(|computation| computation.id == id)
     }
 
-    /// The instructions in the order in which they run; as they stand where there is no schedule, which is
-    /// so inside fusions.
+    /// The instructions in scheduled order, or in stored order where there is no schedule, as inside
+    /// fusions.
     pub fn scheduled<'a>(&self, computation: &'a HloComputation) -> Vec<&'a HloInstruction> {
         let sequence =
             self.schedule.as_ref().and_then(|schedule| schedule.sequences.get(&computation.id));
@@ -207,7 +207,7 @@ impl HloModule {
 }
 
 impl HloInstruction {
-    /// Number and size of a collective's replica groups, where they are written down.
+    /// Number and size of a collective's replica groups, if they are given.
     pub fn groups(&self) -> Option<(usize, usize)> {
         let listed = |groups: &[ReplicaGroup]| {
             groups.first().map(|group| (groups.len(), group.replica_ids.len()))

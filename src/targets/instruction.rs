@@ -1,4 +1,4 @@
-//! The instructions of an optimised program, with the lines of source that they come from.
+//! The instructions of an optimised program, with their source lines.
 
 use std::collections::HashMap;
 
@@ -9,21 +9,21 @@ use super::hlo_proto::HloModule;
 pub struct Instruction {
     /// Its name, unique in the program.
     pub name: String,
-    /// XLA's name of the op: `fusion`, `dot`, `all-reduce`.
+    /// XLA's name for the op: `fusion`, `dot`, `all-reduce`.
     pub opcode: String,
     /// Types of its operands, as in `f32[2,3]`.
     pub operands: Vec<String>,
     /// Type of its result.
     pub result: String,
-    /// `FILE:LINE` of the op that it was made from; of a fusion, that of its last op.
+    /// `FILE:LINE` of the op it was lowered from; for a fusion, of its last op.
     pub source: Option<String>,
 }
 
 /// All instructions of the program that [`Compiled::optimized_program`](crate::pjrt::Compiled::optimized_program)
-/// gives, those in fusions and in the bodies of loops included.
+/// returns, including those in fusions and loop bodies.
 ///
 /// # Errors
-/// Bytes that are no `HloModuleProto` in its wrapper.
+/// If the bytes are not a wrapped `HloModuleProto`.
 pub fn instructions(optimized: &[u8]) -> Result<Vec<Instruction>, prost::DecodeError> {
     let module = HloModule::decode_optimized(optimized)?;
     let all = || module.computations.iter().flat_map(|computation| &computation.instructions);

@@ -1,13 +1,13 @@
-//! A listing of an optimised program that can be read: the computations in the order in which they run.
+//! A readable listing of an optimised program, with computations in the order in which they run.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::hlo_proto::{HloComputation, HloModule};
 
-/// The computations, the entry's first; instructions in scheduled order where there is one. Attributes are
-/// those that tell what overlaps what: the kind of a fusion, the computations that are called, what a
-/// custom call is, replica groups.
+/// The computations, entry first, with instructions in scheduled order if there is one. Attributes are
+/// limited to those that show what overlaps: fusion kinds, called computations, custom call targets and
+/// replica groups.
 pub(super) fn listing(module: &HloModule) -> String {
     let names: HashMap<i64, &str> =
         module.computations.iter().map(|called| (called.id, called.name.as_str())).collect();

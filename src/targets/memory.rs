@@ -1,4 +1,4 @@
-//! Does the step fit, and what to change where it does not.
+//! Memory use of a compiled step, and advice if it does not fit.
 
 use hlo::{TensorType, Tree};
 use serde::Serialize;
@@ -8,37 +8,37 @@ use super::{Chip, Family};
 use crate::pjrt::CompiledMemory;
 use crate::step::{MODEL_STATE, OPT_STATE, PARAMS};
 
-/// Bytes on one device.
+/// Memory of one device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// Parameters, and running means.
+    /// Parameters and running means.
     pub parameters_bytes: u64,
     /// The optimizer's state.
     pub optimizer_bytes: u64,
     /// Intermediate values: activations, gradients, workspace.
     pub temporaries_bytes: u64,
-    /// The most that is alive at once.
+    /// Peak use.
     pub peak_bytes: u64,
-    /// What a program may use.
+    /// The memory that a program may use.
     pub limit_bytes: u64,
 }
 
-/// What is known of the step that decides what could be changed.
+/// The settings of a step on which advice depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Knobs {
-    /// Examples of one forward and backward pass on a replica.
+    /// Examples per microbatch on one replica.
     pub microbatch: usize,
-    /// Passes of a step.
+    /// Microbatches per step.
     pub num_microbatches: usize,
-    /// Are blocks computed again in the backward pass? None where the model has no such choice.
+    /// `true` if blocks are recomputed in the backward pass; `None` if the model has no such option.
     pub remat: Option<bool>,
 }
 
-/// The share of a GPU's memory that the plugin takes unless its options say otherwise.
+/// The fraction of a GPU's memory that the plugin allocates by default.
 pub(super) const GPU_MEMORY_FRACTION: f64 = 0.75;
 
 impl Memory {
-    /// From the state's types, before anything is compiled.
+    /// The part that is known from the state's types before compiling.
     pub(super) fn of_state(state: &Tree<TensorType>, chip: &Chip, gpu_fraction: f64) -> Self {
         let bytes = |prefixes: &[&str]| -> u64 {
             let of = |path: &str| {
@@ -56,7 +56,7 @@ impl Memory {
         }
     }
 
-    /// With what the compiler said.
+    /// Adds the compiler's memory analysis.
     pub(super) fn compiled(self, answer: &Answer, chip: &Chip, gpu_fraction: f64) -> Self {
         let CompiledMemory {
             argument_bytes,
@@ -76,7 +76,7 @@ impl Memory {
         }
     }
 
-    /// From a compiler's refusal, if that is what the message is: `Ran out of memory .. the total memory
+    /// Parses an out-of-memory error of the compiler: `Ran out of memory .. the total memory
     /// required for HLO temporaries (20.78G) exceeds available HBM (15.75G)`.
     pub(super) fn refused(self, message: &str) -> Option<Self> {
         if !message.contains("CompileTimeHbmOom") && !message.contains("RESOURCE_EXHAUSTED") {
@@ -93,26 +93,26 @@ impl Memory {
         })
     }
 
-    /// Does it fit?
+    /// `true` if the peak is within the limit.
     pub fn fits(&self) -> bool {
         self.peak_bytes <= self.limit_bytes
     }
 
-    /// What to change where it does not fit, most promising first.
+    /// What to change if it does not fit, most promising first.
     pub fn advice(&self, knobs: &Knobs) -> Vec<String> {
         let state = self.parameters_bytes + self.optimizer_bytes;
         let room = self.limit_bytes.saturating_sub(state);
         let mut advice = vec![];
         if state >= self.limit_bytes {
             advice.push(format!(
-                "parameters and optimizer state alone take {} of {}: cut them over the devices (a sharded \
-                 optimizer), or take a smaller model",
+                "parameters and optimizer state alone take {} of {}: shard them over more replicas with --set \
+                 mesh.fsdp=N, or take a smaller model",
                 gib(state),
                 gib(self.limit_bytes)
             ));
             return advice;
         }
-        // Activations grow with the microbatch; gradients and workspace do not, so this is the least.
+        // Activations grow with the microbatch; gradients and workspace do not, so this is a lower bound.
         let factor = self.temporaries_bytes.div_ceil(room.max(1)).max(2);
         let wanted = (1..=knobs.microbatch)
             .filter(|parts| knobs.microbatch.is_multiple_of(*parts))
@@ -138,7 +138,7 @@ impl Memory {
         }
         if self.optimizer_bytes > 0 {
             advice.push(format!(
-                "a sharded optimizer: its state takes {} on every device",
+                "more shards: optimizer state takes {} on every device, and --set mesh.fsdp=N divides it by N",
                 gib(self.optimizer_bytes)
             ));
         }
@@ -146,7 +146,7 @@ impl Memory {
     }
 }
 
-/// What a program may use of a device's memory.
+/// The part of a device's memory that a program may use.
 fn limit(chip: &Chip, total: u64, gpu_fraction: f64) -> u64 {
     match chip.family {
         Family::Tpu(_) => total,
@@ -207,10 +207,10 @@ mod tests {
         };
         let knobs = Knobs { microbatch: 12, num_microbatches: 2, remat: Some(false) };
         let advice = memory.advice(&knobs).join("\n");
-        // 25 over the 10 that are left: three parts at the least.
+        // 25 into the remaining 10: at least three microbatches.
         assert!(advice.contains("train.num_microbatches=6"), "{advice}");
         assert!(advice.contains("model.remat=true"), "{advice}");
         let state = Memory { parameters_bytes: 20 * GIB, ..memory };
-        assert!(state.advice(&knobs)[0].contains("sharded optimizer"));
+        assert!(state.advice(&knobs)[0].contains("mesh.fsdp=N"));
     }
 }

@@ -1,9 +1,9 @@
-//! Hardware that is not here: compiling the exact step for a TPU slice or a GPU cluster, and predicting
-//! what it takes.
+//! Ahead-of-time compilation: compiling the exact step for a TPU slice or a GPU cluster without the hardware,
+//! and predicting its memory and time.
 //!
-//! A [`Target`] names chips and their arrangement. [`compile`] lowers nothing by itself: it takes the step's
-//! graph as `train` would build it for as many replicas, has the chip's own compiler compile it in a child
-//! process ([`worker`]), and reads memory and schedule from what comes back. [`cost`] predicts times.
+//! A [`Target`] names a chip and how many are connected how. [`compile`] does no lowering: it takes the step's
+//! program as `train` would build it for that many replicas, runs the chip's own compiler in a child process
+//! ([`worker`]), and reads memory and schedule from the result. [`cost`] predicts times.
 
 mod chips;
 mod compile;
@@ -13,19 +13,17 @@ mod hlo_proto;
 mod instruction;
 mod listing;
 mod memory;
-mod order;
-mod plan;
 mod report;
+mod scaling;
 mod schedule;
 mod target;
 pub mod worker;
 
-pub use chips::{CHIPS, Chip, Family, Gpu, Tpu};
+pub use chips::{CHIPS, Chip, Family, GpuSpec, TpuSpec};
 pub use compile::{Error, Step, compile};
 pub use instruction::{Instruction, instructions};
 pub use memory::{Knobs, Memory};
-pub use order::{Placed, order};
-pub use plan::{AllReduce, Measured, Row, ScalingPlan, sizes};
 pub use report::Report;
+pub use scaling::{AllReduce, Measured, Row, ScalingPrediction, sizes};
 pub use schedule::Collective;
 pub use target::{Arrangement, Target, TargetError};

@@ -1,4 +1,4 @@
-//! What compiling for a target found.
+//! The result of compiling a step for a target.
 
 use std::fmt;
 
@@ -7,40 +7,40 @@ use serde::Serialize;
 use super::memory::{Memory, gib};
 use super::schedule::Collective;
 
-/// The answer of `lockstep compile`.
+/// The output of `lockstep compile`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The target, as it is written.
     pub target: String,
     /// Replicas of the step.
     pub num_devices: usize,
-    /// Does the step fit into a device's memory?
+    /// `true` if the step fits in a device's memory.
     pub fits: bool,
-    /// Bytes on one device.
+    /// Memory of one device, in bytes.
     pub memory: Memory,
-    /// What to change where it does not fit.
+    /// What to change if it does not fit.
     pub advice: Vec<String>,
-    /// Every collective of the optimised program; none where it did not compile.
+    /// Every collective of the optimised program; empty if it did not compile.
     pub collectives: Vec<Collective>,
-    /// Bytes of the gradients that a step all_reduces on each device.
+    /// Bytes of gradients that each device all_reduces per step.
     pub gradient_bytes: u64,
-    /// Of the bytes that the program all_reduces, the share that runs beside a matmul.
+    /// The fraction of all_reduced bytes whose collective overlaps with a matmul.
     pub overlapped_gradient_fraction: f64,
-    /// FLOPs of a step on one device, loops multiplied out.
+    /// FLOPs of a step on one device, counting every loop iteration.
     pub flops_per_device: u64,
-    /// FLOPs for each byte of estimated memory traffic.
+    /// FLOPs per byte of estimated memory traffic.
     pub arithmetic_intensity: f64,
-    /// Milliseconds of a step by the cost model.
+    /// Step time predicted by the cost model, in milliseconds.
     pub predicted_step_ms: f64,
-    /// The share of the chip's peak that such a step uses.
+    /// The fraction of the chip's peak that the predicted step reaches.
     pub predicted_utilization: f64,
     /// The XLA options that were set, by name.
     pub options: Vec<(String, String)>,
-    /// Seconds that compiling took.
+    /// Compile time in seconds.
     pub compile_secs: f64,
 }
 
-/// Collectives that are alike in all but their bytes.
+/// Collectives that differ only in their bytes.
 struct Row<'r> {
     first: &'r Collective,
     count: usize,
@@ -76,7 +76,7 @@ impl Report {
     }
 }
 
-/// The report for people.
+/// The human-readable report.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Memory {

@@ -1,13 +1,13 @@
-//! What a scheduled program does with its collectives: which there are, which run beside other work, and
-//! how many matmuls each spans. Nothing is run: overlap means what the schedule says.
+//! Reads the collectives of a scheduled program: which there are, which overlap with other work, and how many
+//! matmuls each one spans. This is overlap in the schedule; nothing is run.
 //!
-//! Compilers write it in three ways:
-//! * a bare collective: the program waits for it;
-//! * `async-start`, `async-update`, `async-done` (or `all-reduce-start` and `-done`): everything scheduled
-//!   between the last start or update and the end runs beside it. A start may be hoisted to the top of the
+//! Compilers express it in three ways:
+//! * a plain collective is synchronous;
+//! * `async-start`, `async-update`, `async-done` (or `all-reduce-start` and `-done`) overlap with everything
+//!   scheduled between the last start or update and the done. A start may be hoisted to the top of the
 //!   program while the transfer begins at the update, so the last one counts. NVIDIA's backend marks those
-//!   that it makes wait anyway with `is_sync`;
-//! * on v5e a fusion `async-collective-start`, then fusions that hold a matmul and a step of the
+//!   that it runs synchronously anyway with `is_sync`;
+//! * on v5e there is a fusion `async-collective-start`, then fusions that contain a matmul and a step of the
 //!   collective, then `async-collective-done`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -22,21 +22,21 @@ pub struct Collective {
     /// StableHLO's name: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`,
     /// `collective_permute`, `send`.
     pub kind: String,
-    /// Bytes of its operands, on one replica; of an all_reduce those of its sums, if they are more: TPU
-    /// compilers take operands that were rounded to bf16 as such, and add them up in f32.
+    /// Bytes of its operands on one replica. For an all_reduce, bytes of its result if that is larger: TPU
+    /// compilers take operands rounded to bf16 and sum them in f32.
     pub bytes: u64,
-    /// Replicas in a group.
+    /// Replicas per group.
     pub group_size: usize,
-    /// Groups side by side.
+    /// Number of groups.
     pub num_groups: usize,
-    /// Does it run beside other work?
+    /// `true` if it runs asynchronously.
     pub asynchronous: bool,
     /// Matmuls and convolutions scheduled while it runs.
     pub overlapped_matmuls: usize,
 }
 
 impl Collective {
-    /// Is it hidden behind a matmul?
+    /// `true` if it overlaps with a matmul.
     pub fn is_overlapped(&self) -> bool {
         self.asynchronous && self.overlapped_matmuls > 0
     }
@@ -62,7 +62,7 @@ struct Walk<'m> {
     module: &'m HloModule,
     num_replicas: usize,
     found: Vec<Collective>,
-    /// Loop bodies and the like that were walked.
+    /// Loop bodies and other computations that have been visited.
     seen: HashSet<i64>,
 }
 
@@ -90,7 +90,7 @@ impl Walk<'_> {
             let first = instruction.operand_ids.first().copied().unwrap_or(-1);
             let is_matmul = self.is_matmul(instruction);
             match Role::of(instruction, &inside) {
-                // A step of a collective that has been started, inside a matmul's fusion.
+                // A step of a started collective inside a matmul's fusion.
                 Role::Bare if is_matmul && !open.is_empty() => {}
                 Role::Start => {
                     let waits = is_sync(instruction);
@@ -130,7 +130,7 @@ impl Walk<'_> {
         self.found.extend(ended);
     }
 
-    /// The collectives that an instruction is, or that what it calls holds.
+    /// The collectives that an instruction is, or that the computations it calls contain.
     fn inside(&self, of: &HloComputation, instruction: &HloInstruction) -> Vec<Collective> {
         if let Some(collective) = self.read(of, instruction) {
             return vec![collective];
@@ -164,7 +164,7 @@ impl Walk<'_> {
         })
     }
 
-    /// Matmuls are dots, convolutions, and the library calls and fusions that hold them.
+    /// `true` for dots, convolutions, and library calls and fusions that contain them.
     fn is_matmul(&self, instruction: &HloInstruction) -> bool {
         let target = &instruction.custom_call_target;
         match instruction.opcode.as_str() {
@@ -180,7 +180,7 @@ impl Walk<'_> {
     }
 }
 
-/// What an instruction is to the collectives in it.
+/// The role of an instruction for the collectives in it.
 enum Role {
     Start,
     Update,
@@ -206,13 +206,13 @@ impl Role {
     }
 }
 
-/// The started collective that an end belongs to, through the values between them.
+/// The started collective that a done belongs to, found by following its operands.
 fn first_open(
     open: &mut HashMap<i64, Open>,
     done: &HloInstruction,
     operands: &HashMap<i64, &HloInstruction>,
 ) -> Option<Open> {
-    // Nearest first: what is fused with one collective may come from behind another.
+    // Nearest first: what is fused with one collective may depend on another.
     let mut pending: VecDeque<i64> = done.operand_ids.iter().copied().collect();
     let mut seen = HashSet::new();
     while let Some(id) = pending.pop_front() {
@@ -228,7 +228,7 @@ fn first_open(
     None
 }
 
-/// Does NVIDIA's backend run it on the stream of the computation?
+/// `true` if NVIDIA's backend runs it on the compute stream.
 fn is_sync(instruction: &HloInstruction) -> bool {
     let config: Option<serde_json::Value> =
         serde_json::from_slice(&instruction.backend_config).ok();

@@ -1,20 +1,20 @@
-//! A target: hardware that a program is compiled for, by name.
+//! A target: the hardware that a program is compiled for, given by name.
 //!
 //! `tpu:v5e:16x16` is a slice of 256 chips, `tpu:v5e:16x16x2` two such slices, `tpu:v4:4x4x4x2` two slices
-//! of a generation with a three-dimensional torus; `gpu:h100:4x8` four hosts of eight GPUs.
+//! of a generation with a three-dimensional torus, `gpu:h100:4x8` four hosts with eight GPUs each.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::chips::{CHIPS, Chip, Family, Gpu, Tpu};
+use super::chips::{CHIPS, Chip, Family, GpuSpec, TpuSpec};
 use crate::pjrt::Value;
 
-/// The most hosts of GPUs; far more than one run has been reported on.
+/// Maximum number of GPU hosts, far more than any published run has used.
 const MAX_HOSTS: usize = 4096;
-/// The most slices.
+/// Maximum number of slices.
 const MAX_SLICES: usize = 256;
 
-/// A chip, and how many of them are arranged how.
+/// A chip, and how many of them are connected how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     /// The chip.
@@ -30,7 +30,7 @@ pub enum Arrangement {
     Slices {
         /// Chips along each dimension of one slice's torus.
         bounds: Vec<usize>,
-        /// Slices, connected by the data centre network.
+        /// Slices, connected by the data center network.
         num_slices: usize,
     },
     /// Hosts of GPUs.
@@ -42,16 +42,16 @@ pub enum Arrangement {
     },
 }
 
-/// A name that is no target.
+/// A name that is not a target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{target:?} is no target: {reason}")]
+#[error("{target:?} is not a target: {reason}")]
 pub struct TargetError {
     target: String,
     reason: String,
 }
 
 impl Target {
-    /// Devices: the replicas that a program compiled for all of it has.
+    /// Number of PJRT devices, which is the number of replicas of a program for the whole target.
     pub fn num_devices(&self) -> usize {
         match (&self.arrangement, &self.chip.family) {
             (Arrangement::Slices { bounds, num_slices }, Family::Tpu(tpu)) => {
@@ -64,7 +64,7 @@ impl Target {
         }
     }
 
-    /// The name of the plugins that compile for it, the first that is installed.
+    /// Names of the plugins that can compile for it, in order of preference.
     pub fn plugins(&self) -> &'static [&'static str] {
         match self.chip.family {
             Family::Tpu(_) => &["tpu"],
@@ -72,7 +72,7 @@ impl Target {
         }
     }
 
-    /// The topology's name and options in the plugin's words.
+    /// The topology's name and options in the plugin's format.
     pub fn topology(&self) -> (String, Vec<(String, Value)>) {
         match (&self.arrangement, &self.chip.family) {
             (Arrangement::Slices { bounds, num_slices }, _) => {
@@ -95,11 +95,11 @@ impl Target {
     }
 }
 
-/// XLA's `GpuTargetConfigProto` as text: what its compiler would ask the driver for.
-fn gpu_config(chip: &Chip, gpu: &Gpu) -> String {
-    let Gpu { num_cores, l2_bytes, clock_ghz, compute_capability: (major, minor), .. } = gpu;
+/// XLA's `GpuTargetConfigProto` as text, in place of what the compiler would ask the driver for.
+fn gpu_config(chip: &Chip, gpu: &GpuSpec) -> String {
+    let GpuSpec { num_cores, l2_bytes, clock_ghz, compute_capability: (major, minor), .. } = gpu;
     let (memory, bandwidth, title) = (chip.memory_bytes, chip.memory_bytes_per_sec, chip.title);
-    // The limits of threads, registers and shared memory are those of compute capability 9.0 in the
+    // Limits of threads, registers and shared memory are those of compute capability 9.0 in the
     // CUDA C++ Programming Guide, "Compute Capabilities".
     format!(
         "gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 \
@@ -161,8 +161,8 @@ fn read(family: &str, name: &str, sizes: &str) -> Result<Target, String> {
     Ok(Target { chip, arrangement })
 }
 
-/// None where there are too many numbers or too few.
-fn slices(chip: &Chip, tpu: &Tpu, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
+/// `None` if there are too many numbers or too few.
+fn slices(chip: &Chip, tpu: &TpuSpec, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
     let num_dims = tpu.max_bounds.len();
     let (bounds, rest) = sizes.split_at_checked(num_dims)?;
     let num_slices = match rest {
@@ -187,7 +187,7 @@ fn slices(chip: &Chip, tpu: &Tpu, sizes: &[usize]) -> Option<Result<Arrangement,
     Some(Ok(Arrangement::Slices { bounds: bounds.to_vec(), num_slices }))
 }
 
-fn hosts(chip: &Chip, gpu: &Gpu, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
+fn hosts(chip: &Chip, gpu: &GpuSpec, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
     let [num_hosts, gpus_per_host] = *sizes else { return None };
     if gpus_per_host > gpu.max_per_host {
         let max = gpu.max_per_host;
@@ -203,7 +203,7 @@ fn joined(sizes: &[usize]) -> String {
     sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
 }
 
-/// As it is written.
+/// The name that parses to this target.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:", self.chip.family_name(), self.chip.name)?;
@@ -264,9 +264,9 @@ mod tests {
             ("gpu:h100:8", "HOSTSxGPUS"),
             ("", "tpu:CHIP:TOPOLOGY"),
         ];
-        for (text, told) in rows {
+        for (text, expected) in rows {
             let error = text.parse::<Target>().unwrap_err().to_string();
-            assert!(error.contains(told), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 }

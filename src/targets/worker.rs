@@ -1,10 +1,9 @@
-//! Compiling in a process of its own: compilers end the process on some topologies, and a library that
-//! is loaded for hardware that is not here should not stay.
+//! Compiling in a child process: compilers abort the process on some topologies, and a plugin that was loaded
+//! only to compile for absent hardware cannot be unloaded.
 //!
-//! The parent writes `request.json` and `program.mlir` into a directory and starts its own binary again on
-//! it. The child writes `answer.json`, the optimised program and the serialized executable, or
-//! `error.txt`. Neither is there where the compiler ended the process: then its last lines on stderr tell
-//! why.
+//! The parent writes `request.json` and `program.mlir` into a directory and runs its own binary on it. The
+//! child writes `answer.json`, the optimised program and the serialized executable, or `error.txt`. If the
+//! compiler aborted there is neither, and the last lines on stderr say why.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use hlo::Program;
 
-use super::order::{self, Placed};
 use super::{Chip, Family, Target};
+use crate::cluster::{PlacedDevice, device_order};
 use crate::pjrt::{
     self, CompileOptions, CompiledMemory, InstallError, InstallOptions, OverrideValue, Plugin,
     Topology, Value,
@@ -31,8 +30,8 @@ const ERROR: &str = "error.txt";
 const OPTIMIZED: &str = "optimized.pb";
 const EXECUTABLE: &str = "executable.bin";
 
-/// What keeps a TPU's plugin from looking for the cloud's metadata server, from asking how many chips
-/// there are, and from wanting to be the only process.
+/// Keeps the TPU plugin from querying the cloud's metadata server, from detecting chips, and from insisting on
+/// being the only process that has it loaded.
 const TPU_ENVIRONMENT: [(&str, &str); 4] = [
     ("TPU_SKIP_MDS_QUERY", "1"),
     ("TPU_ACCELERATOR_TYPE", "v5litepod-8"),
@@ -40,12 +39,12 @@ const TPU_ENVIRONMENT: [(&str, &str); 4] = [
     ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
 ];
 
-/// What is to be compiled, beside the program's text.
+/// What to compile, without the program's text.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Request {
     /// The plugin's library.
     pub plugin: PathBuf,
-    /// The topology in the plugin's words.
+    /// The topology's name in the plugin's format.
     pub topology: String,
     /// Its options.
     pub topology_options: Vec<(String, Value)>,
@@ -55,36 +54,36 @@ pub struct Request {
     pub overrides: BTreeMap<String, OverrideValue>,
 }
 
-/// What was compiled.
+/// The result of a compilation, without its files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Answer {
     /// The device of each replica.
-    pub devices: Vec<Placed>,
-    /// The plugin's account of memory.
+    pub devices: Vec<PlacedDevice>,
+    /// The plugin's memory analysis.
     pub memory: CompiledMemory,
-    /// What one device lets programs use, where the plugin says so.
+    /// Bytes of a device's memory that programs may use, if the plugin says so.
     pub limit_bytes: Option<u64>,
 }
 
-/// An answer with the files that came with it.
+/// A result with its files.
 #[derive(Debug)]
 pub struct Compilation {
-    /// What was compiled.
+    /// The result.
     pub answer: Answer,
-    /// The optimised program: XLA's `HloModuleProto` in a wrapper.
+    /// The optimised program, a wrapped `HloModuleProto` of XLA.
     pub optimized: Vec<u8>,
-    /// The sealed executable, for [`pjrt::Client::deserialize`].
+    /// The serialized executable, for [`pjrt::Client::deserialize`].
     pub executable: Vec<u8>,
 }
 
-/// Why there is no answer.
+/// Why a compilation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
-    /// A plugin cannot be looked for.
+    /// There is no plugin.
     #[error(transparent)]
     Install(#[from] InstallError),
-    /// Files between the processes.
+    /// A file for the child process could not be written or read.
     #[error(
         "cannot hand the program to the compiler: {source}; is there room for temporary files?"
     )]
@@ -96,30 +95,31 @@ pub enum WorkerError {
     /// The compiler reported an error.
     #[error("{message}")]
     Compiler {
-        /// Its words.
+        /// Its message.
         message: String,
     },
-    /// The compiler ended its process.
+    /// The compiler aborted the process.
     #[error(
         "the compiler ended with {status} instead of an error, which it does on topologies or options \
-         that it cannot compile for; its last words:\n{last_lines}"
+         that it cannot compile for; its last output:\n{last_lines}"
     )]
     Aborted {
         /// How the process ended.
         status: ExitStatus,
-        /// The end of what it wrote on stderr.
+        /// The end of its output on stderr.
         last_lines: String,
     },
-    /// NVIDIA's assembler or device library is not where the plugin looks.
+    /// NVIDIA's assembler or device library is missing.
     #[error(
-        "{} is not there; `lockstep plugin install cuda-compiler` brings it, or set the directory that holds it          with --set compile.overrides.xla_gpu_cuda_data_dir=DIR", path.display()
+        "{} is missing; `lockstep plugin install cuda-compiler` installs it, or set its directory with \
+         --set compile.overrides.xla_gpu_cuda_data_dir=DIR", path.display()
     )]
     NoCudaTool {
         /// The file.
         path: PathBuf,
     },
-    /// The child's files are not what it writes.
-    #[error("the compiling process left something that cannot be read: {reason}")]
+    /// The child's files cannot be parsed.
+    #[error("the result of the compiling process cannot be read: {reason}")]
     Answer {
         /// What is wrong.
         reason: String,
@@ -149,7 +149,7 @@ pub fn compile(
 ///
 /// # Errors
 /// See [`WorkerError`].
-pub fn devices(binary: &Path, target: &Target) -> Result<Vec<Placed>, WorkerError> {
+pub fn devices(binary: &Path, target: &Target) -> Result<Vec<PlacedDevice>, WorkerError> {
     let (topology, topology_options) = target.topology();
     let request = Request {
         plugin: find_plugin(target.plugins())?,
@@ -162,7 +162,7 @@ pub fn devices(binary: &Path, target: &Target) -> Result<Vec<Placed>, WorkerErro
     Ok(ask(binary, &request, dir.path())?.devices)
 }
 
-/// Starts the child on a directory that holds the program, if there is one.
+/// Runs the child on a directory that holds the program, if there is one.
 fn ask(binary: &Path, request: &Request, dir: &Path) -> Result<Answer, WorkerError> {
     let path = |name: &str| dir.join(name);
     fs::write(path(REQUEST), serde_json::to_vec(request).map_err(io::Error::other)?)?;
@@ -180,8 +180,8 @@ fn ask(binary: &Path, request: &Request, dir: &Path) -> Result<Answer, WorkerErr
     Err(WorkerError::Aborted { status: output.status, last_lines: last_words(&said) })
 }
 
-/// Sets up a process that is to load a plugin on a machine without its hardware. What the user has set
-/// stays.
+/// Prepares a child process that loads a plugin on a machine without its hardware. Variables that the user has
+/// set are kept.
 pub fn without_hardware(command: &mut Command) {
     for (name, value) in TPU_ENVIRONMENT {
         if std::env::var_os(name).is_none() {
@@ -190,13 +190,13 @@ pub fn without_hardware(command: &mut Command) {
     }
 }
 
-/// The name of the hidden command that [`compile`] starts.
+/// The name of the hidden command that [`compile`] runs.
 pub const COMMAND: &str = "compile-worker";
 
-/// The child's part. What goes wrong is left in a file for the parent.
+/// Serves a request in the child process. Failures are written to a file for the parent.
 ///
 /// # Errors
-/// Where not even that can be written.
+/// If that file cannot be written.
 pub fn serve(dir: &Path) -> io::Result<()> {
     match answer(dir) {
         Ok(()) => Ok(()),
@@ -213,7 +213,7 @@ fn answer(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
         .map(|(name, value)| (name.as_str(), value.clone()))
         .collect();
     let topology = Topology::new(&plugin, &request.topology, &options)?;
-    let mut devices = order::order(topology.devices());
+    let mut devices = device_order(topology.devices());
     devices.truncate(request.num_replicas);
     let mut memory = CompiledMemory::default();
     if dir.join(PROGRAM).is_file() {
@@ -236,7 +236,7 @@ fn answer(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
         }
     });
     let answer = Answer { devices, memory, limit_bytes: limit };
-    // Last, and whole: that it is there says that all is well.
+    // Written last and atomically: its presence means success.
     let unfinished = dir.join("answer.unfinished");
     fs::write(&unfinished, serde_json::to_vec(&answer)?)?;
     Ok(fs::rename(unfinished, dir.join(ANSWER))?)
@@ -245,7 +245,7 @@ fn answer(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
 /// The library of the first of `names` that is installed.
 ///
 /// # Errors
-/// [`InstallError::NotInstalled`] with the last one's name.
+/// [`InstallError::NotInstalled`] with the last of the names.
 pub fn find_plugin(names: &[&'static str]) -> Result<PathBuf, WorkerError> {
     let options = InstallOptions::from_env()?;
     for name in names {
@@ -256,13 +256,14 @@ pub fn find_plugin(names: &[&'static str]) -> Result<PathBuf, WorkerError> {
     Err(InstallError::NotInstalled { name: names.last().copied().unwrap_or("tpu") }.into())
 }
 
-/// What a GPU's compiler starts and reads, below its data directory.
+/// What the GPU compiler runs and reads, relative to its data directory.
 const CUDA_TOOLS: [&str; 2] = ["bin/ptxas", "nvvm/libdevice/libdevice.10.bc"];
 
-/// Tells a GPU's compiler where NVIDIA's tools are, beside the plugin, unless the options do.
+/// Points the GPU compiler to NVIDIA's tools that are installed with the plugin, unless the options name a
+/// directory.
 ///
 /// # Errors
-/// [`WorkerError::NoCudaTool`]: without them the compiler would leave the kernels out or end its process.
+/// [`WorkerError::NoCudaTool`]: without them the compiler omits the kernels or aborts.
 pub fn find_cuda_data(
     plugin: &Path,
     chip: &Chip,
@@ -291,7 +292,7 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, WorkerError> {
     serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))
 }
 
-/// The lines before the stack trace, at most a dozen.
+/// At most a dozen lines before the stack trace.
 fn last_words(said: &str) -> String {
     let is_trace =
         |line: &str| line.contains("@     0x") || line.contains("*** Check failure stack");

@@ -9,64 +9,64 @@ use hlo::lower_isolated;
 use super::profile::{OpTimes, ProfileError, time_ops};
 use super::{Error, Job, Trainer, setup};
 use crate::data::TrainBatches;
-use crate::metrics::{Span, Spans, median, say};
+use crate::observe::{StartupSpan, StartupSpans, median, say};
 
-/// What to time.
+/// Options of [`bench`].
 pub struct BenchOptions<'a> {
-    /// Steps that are counted.
+    /// Number of steps to time.
     pub num_steps: usize,
-    /// When the process started, as well as it is known.
+    /// When the process started.
     pub started: Instant,
-    /// To say where the time goes: a command that ends in [`super::profile::serve_ops`], for a number of
-    /// replicas.
+    /// For profiling: makes a command that calls [`super::profile::serve_ops`] with the given number of batch
+    /// shards. `None` omits startup spans, parts and ops.
     pub worker: Option<&'a dyn Fn(usize) -> io::Result<Command>>,
 }
 
-/// What `bench` prints, one line of JSON.
+/// The result that `bench` prints as one line of JSON.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct BenchResult {
-    /// Median of the steps, each waited for, the transfer of its batch included.
+    /// Median time of a step, including the transfer of its batch. Each step is waited for.
     pub median_step_ms: f64,
     /// Median of the host's work for a step: transfer and launch, without waiting.
     pub host_ms_per_step: f64,
     /// From the start of the process to the end of the first step.
     pub first_step_secs: f64,
-    /// Median of the same step without collectives: every replica by itself.
+    /// Median time of the same step without collectives.
     pub compute_only_ms: f64,
-    /// Replicas.
+    /// Number of replicas.
     pub num_replicas: usize,
-    /// The way to the end of the first step, where it was asked for.
+    /// The phases up to the end of the first step; empty unless profiling.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub start: Vec<Span>,
-    /// The parts of a step, where they were asked for.
+    pub start: Vec<StartupSpan>,
+    /// The parts of a step; `None` unless profiling.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parts: Option<StepParts>,
-    /// Its ops, where they were asked for and the backend is one that tells.
+    /// The ops of a step; `None` unless profiling on a backend that reports them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ops: Option<OpTimes>,
 }
 
-/// The parts of a step, each waited for, which a run would not do: medians in milliseconds.
+/// The parts of a step: medians in milliseconds. Each part is waited for, unlike in a run.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct StepParts {
-    /// The batch's way to the devices.
+    /// Transfer of the batch to the devices.
     pub transfer_ms: f64,
-    /// The host's work to start the step.
+    /// The host's work to launch the step.
     pub launch_ms: f64,
-    /// From there to the end of the step, less the collectives.
+    /// From the launch to the end of the step, without the collectives.
     pub compute_ms: f64,
-    /// What the step takes longer than one whose replicas do not meet.
+    /// The additional time of the step compared to one without collectives.
     pub collectives_ms: f64,
-    /// Reading the loss and the other numbers.
+    /// Reading the loss and the other metrics.
     pub read_ms: f64,
-    /// Making the batch in the host's memory, which a thread of its own does in a run.
+    /// Assembling the batch in host memory, which a separate thread does in a run.
     pub batch_ms: f64,
 }
 
-/// Steps before the counted ones.
+/// Steps before the timed ones.
 const WARMUP: usize = 3;
 
-/// When the parts of one step ended.
+/// Durations of the parts of one step.
 struct Timed {
     batch: Duration,
     transfer: Duration,
@@ -76,23 +76,24 @@ struct Timed {
 }
 
 impl Timed {
-    /// The step without the making of its batch.
+    /// The step without assembling its batch.
     fn step(&self) -> Duration {
         self.transfer + self.launch + self.device + self.read
     }
 }
 
-/// Times steps, and as many without collectives, in turn.
+/// Times steps, alternating with equally many steps without collectives.
 ///
 /// # Errors
-/// As [`super::train`], and [`Error::Profile`] where ops are asked for.
+/// See [`super::train`], and [`Error::Profile`] if profiling fails.
 pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, Error> {
-    let spans = Spans::new(options.started);
+    let spans = StartupSpans::new(options.started);
     spans.record("read configuration and data", options.started, Instant::now());
     let (client, run, mut trainer) = setup::start(job, &spans, || Ok(()))?;
     let (num_replicas, seed) = (run.mesh.num_replicas(), job.config.train.seed);
+    let (global_batch, num_batch_shards) = (run.batch.global_batch(), run.batch.num_batch_shards());
     let batches =
-        TrainBatches::new(job.splits.train.clone(), seed, run.batch.global_batch(), num_replicas)?;
+        TrainBatches::new(job.splits.train.clone(), seed, global_batch, num_batch_shards)?;
     let sender = trainer.batch_sender();
     let rate = run.schedule.lr(0);
     let timed = |trainer: &mut Trainer, index: usize, part_by_part: bool| -> Result<_, Error> {
@@ -118,10 +119,10 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
 
     spans.time("first step, its batch and the state", || timed(&mut trainer, 0, false))?;
     let (first_step_secs, start) = (options.started.elapsed().as_secs_f64(), spans.list());
-    let graph = trainer.step_graph().clone();
-    let (isolated, _) = run.compile.compile(&client, &lower_isolated(&graph, "step"))?;
+    let isolated = lower_isolated(trainer.step_graph(), "step");
+    let settings = run.compile.clone().for_devices(&client, num_replicas);
     let mut alone = Trainer::new(&client, &run, job.model, seed)?;
-    alone.replace_step(isolated);
+    (alone.programs.step.executable, _) = settings.compile(&client, &isolated)?;
     trainer.finish_compiling()?;
     alone.finish_compiling()?;
 
@@ -149,12 +150,12 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
             read_ms: median_ms(&timed, |step| step.read),
             batch_ms: median_ms(&timed, |step| step.batch),
         });
-        // The devices' threads would be in the way.
+        // The devices' threads would disturb the measurement.
         drop((trainer, alone));
-        let command = worker(num_replicas).map_err(|source| ProfileError::Start { source });
+        let command = worker(num_batch_shards).map_err(|source| ProfileError::Start { source });
         match command.and_then(time_ops) {
             Ok(times) => ops = Some(times),
-            // The parts are known all the same.
+            // The parts are still reported.
             Err(error @ ProfileError::NoOps) => say(&error.to_string()),
             Err(error) => return Err(Box::new(error).into()),
         }

@@ -1,43 +1,43 @@
-//! What can end a run before its last step.
+//! Errors that end a run before its last step.
 
 use std::path::PathBuf;
 
 use super::profile::ProfileError;
 use super::run_dir::RunDirError;
-use crate::config::{BatchError, RunLengthError};
+use crate::config::{BatchError, RunLengthError, UnevenMesh};
 use crate::data::PrefetchError;
-use crate::step::StepError;
-use crate::{data, metrics, optim, pjrt};
+use crate::step::{SignatureError, StepError};
+use crate::{data, observe, optim, pjrt, state};
 
 /// Why a run could not start, or stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The global batch cannot be cut.
+    /// The global batch cannot be split.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// The run cannot be counted in steps.
+    /// The length of the run cannot be converted to steps.
     #[error(transparent)]
     RunLength(#[from] RunLengthError),
     /// The learning rates cannot be resolved.
     #[error(transparent)]
     Schedule(#[from] optim::schedule::Error),
-    /// The model, or the step made of it.
+    /// The step cannot be built.
     #[error(transparent)]
     Step(#[from] StepError),
-    /// Reading examples.
+    /// Examples cannot be read.
     #[error(transparent)]
     Data(#[from] data::Error),
-    /// Reading examples ahead.
+    /// A batch cannot be prefetched.
     #[error(transparent)]
     Prefetch(#[from] PrefetchError<pjrt::Error>),
-    /// The plugin is not there and cannot be installed.
+    /// The plugin is missing and cannot be installed.
     #[error(transparent)]
     Install(#[from] pjrt::InstallError),
-    /// The plugin, its compiler or the devices.
+    /// The plugin, its compiler or a device failed.
     #[error(transparent)]
     Pjrt(#[from] pjrt::Error),
-    /// The devices cannot be opened, with options of the configuration's.
+    /// The devices cannot be opened with the options of the configuration.
     #[error("cannot open the devices of `{backend}` with device.options ({options}): {source}")]
     Device {
         /// The backend's name.
@@ -47,38 +47,49 @@ pub enum Error {
         /// What the plugin reported.
         source: Box<pjrt::Error>,
     },
-    /// The compiler refuses options of the configuration's.
-    #[error("the compiler does not take compile.overrides.{}: {source}", names.join(" or compile.overrides."))]
+    /// The compiler rejects options of the configuration.
+    #[error("the compiler does not accept compile.overrides.{}: {source}", names.join(" or compile.overrides."))]
     Overrides {
-        /// The options that it speaks of.
+        /// The options that the compiler mentions.
         names: Vec<String>,
-        /// What it reported.
+        /// What the compiler reported.
         source: Box<Error>,
     },
-    /// Compiling a program beside the run.
+    /// A program that the first step does not need cannot be compiled.
     #[error("cannot compile the evaluation or the lockstep proof: {reason}")]
     Compile {
         /// What the compiler reported.
         reason: String,
     },
-    /// Timing the ops of a step.
+    /// The ops of a step cannot be timed.
     #[error("cannot time the ops of the step: {0}")]
     Profile(#[from] Box<ProfileError>),
-    /// Writing metrics or the summary.
+    /// A file of the run cannot be written.
     #[error(transparent)]
-    Metrics(#[from] metrics::Error),
-    /// The output directory.
+    Write(#[from] observe::Error),
+    /// A metric of the model has a name that cannot be a field of the run's files.
+    #[error("cannot record the model's metric `{name}`: {reason}")]
+    MetricName {
+        /// The metric.
+        name: String,
+        /// The reason.
+        reason: &'static str,
+    },
+    /// The output directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
-    /// The configuration does not go into TOML.
+    /// The configuration cannot be written as TOML.
     #[error(
-        "cannot write the configuration down, which a run keeps beside its results: {0}; paths must be Unicode"
+        "cannot write the resolved configuration, which a run keeps with its results: {0}; paths must be Unicode"
     )]
     Unwritable(#[source] toml::ser::Error),
-    /// The run was asked to end before there was anything to be kept.
+    /// The run was stopped before it had any results to keep.
     #[error("stopped before the first step; nothing was written")]
     StoppedBeforeStart,
-    /// More replicas than there are devices.
+    /// The mesh does not fit the number of devices.
+    #[error(transparent)]
+    Mesh(#[from] UnevenMesh),
+    /// The mesh has more replicas than there are devices.
     #[error(
         "the mesh asks for {num_replicas} replicas, but the backend `{backend}` has {num_devices} \
          devices; set mesh.data to {num_devices} or less, or to \"auto\""
@@ -88,13 +99,13 @@ pub enum Error {
         num_replicas: usize,
         /// The backend's name.
         backend: String,
-        /// Devices it has.
+        /// Devices of the backend.
         num_devices: usize,
     },
     /// The loss, a gradient or a leaf of the next state is infinite or NaN.
     #[error(
-        "step {step}: {what}; the parameters are left as they were before it. Lower the rate or warm up \
-         longer, or set train.on_nonfinite = \"skip\" to leave such updates out and go on"
+        "step {step}: {what}; the parameters are unchanged by it. Lower the rate or warm up longer, \
+         or set train.on_nonfinite = \"skip\" to leave such updates out and continue"
     )]
     NonFinite {
         /// The step, from 0.
@@ -102,22 +113,22 @@ pub enum Error {
         /// Which value, and on which replicas.
         what: String,
     },
-    /// With `train.on_nonfinite = "skip"`: the last update of the run was left out.
+    /// With `train.on_nonfinite = "skip"`: the last update of the run was skipped.
     #[error(
         "the last update of the run was left out, in step {step}: {what}. {num_skipped} of {num_steps} updates \
-         were; lower the rate or warm up longer"
+         were left out; lower the rate or warm up longer"
     )]
     LastSkipped {
         /// The step, from 0.
         step: u64,
         /// Which value, and on which replicas.
         what: String,
-        /// Updates that were left out.
+        /// Updates that were skipped.
         num_skipped: u64,
         /// Steps of the run.
         num_steps: u64,
     },
-    /// The state is finite, but what the model makes of the evaluation split is not.
+    /// The state is finite, but the loss of the evaluation split is not.
     #[error(
         "the evaluation at the end of the run gives a loss of {loss}; lower the rate or warm up longer"
     )]
@@ -125,7 +136,7 @@ pub enum Error {
         /// The mean loss.
         loss: f64,
     },
-    /// The proof found replicas that differ.
+    /// The lockstep proof found replicas that differ.
     #[error(
         "lockstep is lost after step {step}: `{leaf}` differs on replica {replicas}; a device or its \
          memory is faulty, or a program is not deterministic. These parameters are not saved"
@@ -135,18 +146,16 @@ pub enum Error {
         step: u64,
         /// Path of the first leaf that differs.
         leaf: String,
-        /// The replicas that differ from most, or all groups where there is no majority.
+        /// The replicas that differ from the majority, or all groups if there is no majority.
         replicas: String,
     },
-    /// A value that does not fit the leaf of the state it was given for.
-    #[error("cannot replace `{path}`: {reason}")]
-    Leaf {
-        /// The leaf's path.
-        path: String,
-        /// Why.
-        reason: String,
-    },
-    /// Parameters could not be read or written.
+    /// A value does not fit the leaf of the state that it should replace.
+    #[error(transparent)]
+    State(state::Error),
+    /// A program does not have the inputs and outputs of its kind.
+    #[error(transparent)]
+    Signature(#[from] SignatureError),
+    /// Parameters cannot be read or written.
     #[error("cannot {verb} the parameters {}: {reason}", path.display())]
     Params {
         /// `read` or `write`.
@@ -156,4 +165,13 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+}
+
+impl From<state::Error> for Error {
+    fn from(error: state::Error) -> Self {
+        match error {
+            state::Error::Pjrt(error) => Self::Pjrt(error),
+            error => Self::State(error),
+        }
+    }
 }

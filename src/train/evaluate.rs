@@ -1,26 +1,26 @@
-//! Evaluation: what the model makes of a split.
+//! Evaluation: means of the loss and of the model's metrics over a split.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{BatchSender, DeviceBatch, Error, Run, Trainer};
+use super::{DeviceBatch, Error, Run, Trainer};
 use crate::data::{EvalBatches, Source};
+use crate::observe::EvalResult;
 use crate::pjrt::{Arg, Buffers};
-
-/// Means over the evaluation split.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct EvalResult {
-    /// Mean loss.
-    pub loss: f64,
-    /// The model's metrics by name.
-    pub metrics: BTreeMap<&'static str, f64>,
-}
+use crate::step::SUMS;
 
 impl Trainer {
-    /// Means over a split, each example counted once.
+    /// Checks that every metric of the model can have its own field in the files of a run.
     ///
     /// # Errors
-    /// Examples that cannot be read, a launch that fails.
+    /// If a metric has a reserved name, or two have the same name.
+    pub(super) fn check_metric_names(&self) -> Result<(), Error> {
+        check_metric_names(&self.programs.eval_metrics)
+    }
+
+    /// Computes means over a split, counting each example once.
+    ///
+    /// # Errors
+    /// If examples cannot be read, or a launch fails.
     pub fn evaluate(&self, source: &Arc<dyn Source>, run: &Run) -> Result<EvalResult, Error> {
         match self.evaluate_unless(source, run, || false)? {
             Some(result) => Ok(result),
@@ -28,36 +28,36 @@ impl Trainer {
         }
     }
 
-    /// [`Self::evaluate`], or nothing once `is_ended` says so, which is asked before each batch.
+    /// Like [`Self::evaluate`], but calls `is_ended` before each batch and returns `None` if that is `true`.
     pub(super) fn evaluate_unless(
         &self,
         source: &Arc<dyn Source>,
         run: &Run,
         is_ended: impl Fn() -> bool,
     ) -> Result<Option<EvalResult>, Error> {
-        let num_replicas = run.mesh.num_replicas();
-        let size = run.batch.microbatch() * num_replicas;
-        let batches = EvalBatches::new(source.clone(), size, num_replicas)?;
+        let num_batch_shards = run.batch.num_batch_shards();
+        let size = run.batch.microbatch() * num_batch_shards;
+        let batches = EvalBatches::new(source.clone(), size, num_batch_shards)?;
         let program = self.programs.eval.get()?;
-        let sender = BatchSender::new(program);
+        let sender = self.sender(program);
         let mut sums = vec![0.0; 2 + self.programs.eval_metrics.len()];
         let mut add = |(more, _): (Buffers, DeviceBatch)| -> Result<(), Error> {
-            for (sum, more) in sums.iter_mut().zip(more.to_host(0)?.wait()?.to_f64()) {
+            for (sum, more) in sums.iter_mut().zip(more.first_to_host()?.wait()?.to_f64()) {
                 *sum += more;
             }
             Ok(())
         };
-        let leaves: Vec<_> = self.model_leaves().map(|(_, path)| &self.state[&path]).collect();
-        // One batch ahead, so that the devices do not wait for the host.
+        let leaves = self.programs.model_leaves.values().filter_map(|path| self.state.get(path));
+        let leaves: Vec<_> = leaves.collect();
+        // Launches one batch ahead, so that the devices do not wait for the host.
         let mut before: Option<(Buffers, DeviceBatch)> = None;
         for batch in batches.iter() {
             if is_ended() {
                 return Ok(None);
             }
             let batch = sender.send(batch?)?;
-            let args = leaves.iter().map(|leaf| Arg::Borrow(leaf)).chain(batch.args());
-            let mut outputs = program.execute(args.collect())?.outputs;
-            let sums = outputs.pop().unwrap_or_else(|| unreachable!("the program has one output"));
+            let leaves = leaves.iter().map(|leaf| Arg::Borrow(leaf));
+            let sums = program.call(leaves, |name| batch.arg(name))?.results.take(SUMS)?;
             if let Some(before) = before.replace((sums, batch)) {
                 add(before)?;
             }
@@ -67,5 +67,37 @@ impl Trainer {
         let metrics = self.programs.eval_metrics.iter().zip(&sums[2..]);
         let metrics = metrics.map(|(name, sum)| (*name, sum / weight)).collect();
         Ok(Some(EvalResult { loss: sums[0] / weight, metrics }))
+    }
+}
+
+fn check_metric_names(names: &[&str]) -> Result<(), Error> {
+    for (index, name) in names.iter().enumerate() {
+        let reason = if EvalResult::RESERVED_NAMES.contains(name) {
+            "that name is reserved"
+        } else if names[..index].contains(name) {
+            "another metric has the same name"
+        } else {
+            continue;
+        };
+        return Err(Error::MetricName { name: (*name).to_owned(), reason });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_has_its_own_field() {
+        check_metric_names(&["accuracy", "recall"]).unwrap();
+        for (names, expected) in [
+            (&["accuracy", "loss"][..], "metric `loss`: that name is reserved"),
+            (&["step"], "metric `step`: that name is reserved"),
+            (&["recall", "recall"], "metric `recall`: another metric has the same name"),
+        ] {
+            let error = check_metric_names(names).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

@@ -1,10 +1,9 @@
-//! Which steps go to the devices in one launch.
+//! Which steps are launched together.
 
 use std::ops::Range;
 
-/// The launches of a run: `steps_per_launch` steps each where so many are left before the next step at
-/// which the loop stops to look (a multiple of one of `stops`, 0 being never, or the end), one each
-/// elsewhere.
+/// The launches of a run, as ranges of steps. A launch never runs past the end or past a multiple of one of `stops` (0 for
+/// none). It has `steps_per_launch` steps if that many are left before the next such place, else one step.
 ///
 /// ```
 /// use lockstep::train::launches;

@@ -1,26 +1,22 @@
-//! The training loop. Belongs to the run phase.
-//!
-//! ```text
-//! data thread: batch k+1 -> devices      loop: batch k, rate k -> launch -> state, numbers of step k
-//! ```
-//! With `steps_per_launch`, a launch is several steps on as many batches and rates. Launches are
-//! asynchronous: the loop runs up to `MAX_IN_FLIGHT` of them ahead of the numbers that it
-//! writes down, and waits only where it needs a value.
+//! Training: from a configuration to compiled programs and a state on devices, through the loop ([`train`]), to the
+//! files that a run leaves. Belongs to the run phase.
 
 mod bench;
 mod error;
 mod evaluate;
-mod formulation;
+mod events;
 mod launches;
+mod r#loop;
+mod nonfinite;
 pub mod params_file;
 pub mod profile;
 mod programs;
 mod proof;
 mod recorder;
 mod report;
+mod run;
 mod run_dir;
 mod setup;
-mod steps;
 mod stop;
 mod trainer;
 
@@ -31,27 +27,25 @@ use models::Model;
 
 use crate::config::Config;
 use crate::data::Splits;
-use crate::metrics::{Spans, Summary, say};
+use crate::observe::{StartupSpans, Summary, say};
 use crate::pjrt::Client;
+use r#loop::{End, Loop};
 use recorder::Recorder;
 use run_dir::RunDir;
-use steps::{End, Steps};
 
+pub use crate::observe::EvalResult;
 pub use bench::{BenchOptions, BenchResult, StepParts, bench};
 pub use error::Error;
-pub use evaluate::EvalResult;
-pub use formulation::Formulation;
 pub use launches::launches;
-pub use programs::{CompileSettings, Programs, step_graph};
+pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
 pub use report::{describe_batch, describe_synchronisation};
+pub use run::Run;
 pub use run_dir::RunDirError;
-pub use setup::{Run, num_replicas_on_host, open_devices, platform_on_host};
+pub use setup::{mesh_on_host, open_devices, platform_on_host};
 pub use stop::Stop;
-pub use trainer::{
-    BatchSender, DeviceBatch, PendingSteps, StepResult, Trainer, params_fingerprint,
-};
+pub use trainer::{BatchSender, DeviceBatch, PendingSteps, StepResult, Trainer};
 
-/// What to train, on what.
+/// What to train, and on which data.
 pub struct Job<'a> {
     /// The configuration.
     pub config: &'a Config,
@@ -61,18 +55,17 @@ pub struct Job<'a> {
     pub splits: &'a Splits,
 }
 
-/// Where a run begins and what it leaves behind.
+/// How a run starts and ends, and where its files go.
 pub struct Options {
-    /// When the process started, as well as it is known.
+    /// The start of the process, or the earliest time known.
     pub started: Instant,
-    /// Directory for metrics, summary and parameters; without one nothing is written.
+    /// Directory for metrics, summary and parameters; `None` writes no files.
     pub out: Option<PathBuf>,
-    /// May the run take the place of another in that directory? That one's files are removed when this run
-    /// is done.
+    /// `true` if the run may replace another one in that directory. The other one's files are removed when this run is done.
     pub overwrite: bool,
-    /// Parameters to start from, instead of those that follow from the seed.
+    /// File with the parameters to start from; `None` draws them from the seed.
     pub init: Option<PathBuf>,
-    /// To end the run from outside.
+    /// Ends the run from outside.
     pub stop: Stop,
 }
 
@@ -88,21 +81,20 @@ impl Default for Options {
     }
 }
 
-/// What a run came to: everything that there is to be written has been.
+/// How a run ended, after everything has been written.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What `summary.json` holds.
+    /// The contents of `summary.json`.
     pub summary: Summary,
-    /// Why it is no success: what ended it before its last step, what is not finite at its end, or what could
-    /// not be written.
+    /// Why it failed: what ended it before its last step, what is not finite at its end, or which file could not be written.
     pub failure: Option<Error>,
 }
 
 impl Outcome {
-    /// The outcome of a run that succeeded or was interrupted.
+    /// Returns the outcome of a run that was done or interrupted.
     ///
     /// # Errors
-    /// The failure of one that did not.
+    /// The failure of a run that failed.
     pub fn success(self) -> Result<Self, Error> {
         match self.failure {
             Some(failure) => Err(failure),
@@ -111,24 +103,24 @@ impl Outcome {
     }
 }
 
-/// Trains from the first step to the last: opens the devices, compiles, runs the loop, evaluates, and
-/// writes `metrics.jsonl`, `params.safetensors` and `summary.json` if there is a directory for them.
+/// Trains from the first step to the last: opens the devices, compiles, runs the loop, evaluates, and writes
+/// `metrics.jsonl`, `params.safetensors` and `summary.json` if there is a directory for them.
 ///
-/// A run that came to its first step has an outcome, whatever ended it: metrics up to that step, the summary and,
-/// where they are sound, the parameters have been written.
+/// A run that reaches its first step has an outcome, whatever ends it: the metrics up to there, the summary and, if they are
+/// sound, the parameters have been written.
 ///
 /// # Errors
-/// See [`Error`]: what keeps a run from starting. Nothing has been changed in the directory then, unless it
-/// is the first writing to it that failed.
+/// What keeps a run from starting. The directory is then unchanged, unless the first write to it failed.
 pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let Options { started, out, overwrite, init, stop } = options;
-    // Before anything that takes time: a run that could not be written down does not start.
+    // Before anything that takes time: a run whose files cannot be written does not start.
     let dir = out.as_deref().map(|out| RunDir::claim(out, *overwrite)).transpose()?;
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
     let check = || stop.check();
-    let (client, run, mut trainer) = setup::start(job, &Spans::new(*started), check)?;
+    let (client, run, mut trainer) = setup::start(job, &StartupSpans::new(*started), check)?;
+    trainer.check_metric_names()?;
     if let Some(path) = init {
-        trainer.set_model(params_file::load(path, &trainer.model_types())?)?;
+        trainer.set_model(&params_file::load(path, &trainer.model_specs())?)?;
     }
     say(&describe_devices(&client, job.config));
     say(&describe_batch(&run));
@@ -137,19 +129,20 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
 
     let mut recorder = Recorder::begin(dir, &resolved, job, &run, &client, &trainer, *started)?;
     stop.begin();
-    let ended = Steps::new(job, &run, stop, &mut recorder).run(&mut trainer);
+    let steps = Loop::new(job, &run, stop, &mut trainer, &mut recorder);
+    let ended = steps.and_then(Loop::run);
     if let Some(report) = job.splits.skipped_report() {
         recorder.say(&report);
     }
     let (is_interrupted, mut failure) = match ended {
         Ok(End::Interrupted) => (true, None),
-        Ok(End::Done(failure)) => (false, failure),
+        Ok(End::Done) => (false, None),
         Err(error) => (false, Some(error)),
     };
-    // Whatever ended the steps: what is sound is kept. What a failed proof or launch leaves is not.
+    // Parameters are saved if they are sound, whatever ended the steps. After a failed proof or launch they are not.
     let is_sound = match &failure {
         Some(Error::LockstepLost { .. } | Error::Pjrt(_)) => false,
-        // Else the steps have ended with a proof.
+        // Without a failure the steps have ended with a proof.
         Some(_) if job.config.train.check_lockstep_every > 0 => {
             let proved = trainer.prove_lockstep();
             proved.inspect_err(|error| recorder.say(&format!("error: {error}"))).is_ok()
@@ -172,7 +165,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
 fn describe_devices(client: &Client, config: &Config) -> String {
     let (platform, version) = (client.platform_name(), client.platform_version());
     let backend = &config.device.backend;
-    // Most plugins begin the version with the platform.
+    // The version of most plugins begins with the platform.
     let platform = if version.starts_with(platform) { "" } else { &format!("{platform} ") };
     format!("backend {backend}: {platform}{version}, {} devices", client.devices().len())
 }

@@ -1,26 +1,26 @@
-//! Parameters on disk, and with them the model state that evaluation needs: safetensors, under the
-//! model's own paths; read also under the names of other programs.
+//! Files of parameters and of the model state that evaluation needs: safetensors with the model's own paths.
+//! Reading also accepts the names that other programs use.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
 
-use hlo::{DType, Literal, TensorType, Tree};
+use hlo::{DType, LeafSpec, Literal, TensorType, Tree};
 use models::{ForeignFormat, Layout};
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, View};
 
 use super::Error;
 use crate::config::open_regular;
-use crate::metrics::replace_file;
+use crate::observe::replace_file;
 
 /// Name of the file in the output directory.
 pub const FILE: &str = "params.safetensors";
 
-/// Writes parameters, whole or not at all: a file that is there stays until the new one is complete.
+/// Writes parameters atomically: an existing file is replaced only when the new one is complete.
 ///
 /// # Errors
-/// A value that is not finite; a file that cannot be written.
+/// If a value is not finite, or the file cannot be written.
 pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
     let failed = |reason: String| Error::Params { verb: "write", path: path.to_owned(), reason };
     params.iter().try_for_each(|(name, literal)| check_finite(name, literal)).map_err(failed)?;
@@ -29,26 +29,27 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
     replace_file(path, &bytes).map_err(|error| failed(error.to_string()))
 }
 
-/// Reads parameters of the given types, under the model's own paths or under the names of a
-/// [foreign format](ForeignFormat), which is told by them.
+/// Reads parameters of the given types, under the model's own paths or the names of a
+/// [foreign format](ForeignFormat), which is recognized by its names.
 ///
-/// Floats of any width become the model's: each value is rounded to the nearest one, ties to even, once. A value beyond
-/// the model's largest is an error; one that is nearer to 0 than the model's smallest becomes 0, which is as near as any
-/// other rounding. Other dtypes must be the model's own.
+/// Floats of any width are converted to the model's dtype, rounded once, to nearest, ties to even. A value too large for
+/// that dtype is an error; one too small for it becomes 0, as with any other rounding. Other dtypes must match the
+/// model's.
 ///
 /// # Errors
-/// A file that cannot be read or is damaged, a parameter that is missing, is of dims or a dtype that do not fit,
-/// holds a value that is not finite or too large, or is not one of the model's.
-pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Error> {
+/// If the file cannot be read or is damaged, or if a parameter is missing, has other dims or another dtype, holds a
+/// value that is not finite or too large, or is not one of the model's.
+pub fn load(path: &Path, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, Error> {
     let failed = |reason: String| Error::Params { verb: "read", path: path.to_owned(), reason };
     let bytes = read_announced(path).map_err(failed)?;
-    let damaged = |error: String| failed(format!("it is no safetensors file, or damaged: {error}"));
+    let damaged =
+        |error: String| failed(format!("it is not a safetensors file, or it is damaged: {error}"));
     let file = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
-    let is_own = file.names().into_iter().any(|name| types.get(name).is_some());
+    let is_own = file.names().into_iter().any(|name| specs.get(name).is_some());
     let format = if is_own { None } else { ForeignFormat::recognize(file.names()) };
-    let sources = sources(&file, format, types).map_err(failed)?;
+    let sources = sources(&file, format, specs).map_err(failed)?;
     check_rest(&file, format, &sources).map_err(failed)?;
-    let leaf = |(path, ty): (&str, &TensorType), (name, layout): &(String, Layout)| {
+    let leaf = |(path, ty): (&str, &LeafSpec), (name, layout): &(String, Layout)| {
         let view = file.tensor(name).map_err(|_| failed(format!("`{name}` is missing")))?;
         let mut dims = ty.dims.clone();
         if *layout == Layout::Transposed {
@@ -75,30 +76,31 @@ pub fn load(path: &Path, types: &Tree<TensorType>) -> Result<Tree<Literal>, Erro
         }
         Ok((path.to_owned(), literal))
     };
-    types.iter().zip(&sources).map(|(ours, theirs)| leaf(ours, theirs)).collect()
+    specs.iter().zip(&sources).map(|(ours, theirs)| leaf(ours, theirs)).collect()
 }
 
-/// Bytes of a header, as the format has it.
+/// The format's limit on the size of the header, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// The bytes of a file, which are not read unless they are as many as its header announces.
+/// The bytes of a file. They are read only if the length of the file matches its header.
 fn read_announced(path: &Path) -> Result<Vec<u8>, String> {
     let in_words = |error: std::io::Error| error.to_string();
-    let damaged = |reason: String| format!("it is no safetensors file, or damaged: {reason}");
+    let damaged =
+        |reason: String| format!("it is not a safetensors file, or it is damaged: {reason}");
     let mut file = open_regular(path).map_err(in_words)?;
     let found = file.metadata().map_err(in_words)?.len();
     let mut bytes = vec![];
     file.by_ref().take(8).read_to_end(&mut bytes).map_err(in_words)?;
     let header_bytes = bytes.as_slice().try_into().map(u64::from_le_bytes).unwrap_or(u64::MAX);
     if header_bytes > MAX_HEADER || header_bytes > found {
-        return Err(damaged("it does not begin with a header".to_owned()));
+        return Err(damaged("it has no valid header".to_owned()));
     }
     file.by_ref().take(header_bytes).read_to_end(&mut bytes).map_err(in_words)?;
     let header: Metadata = serde_json::from_slice(bytes.get(8..).unwrap_or_default())
-        .map_err(|error| damaged(format!("its header is {error}")))?;
+        .map_err(|error| damaged(format!("its header is invalid: {error}")))?;
     let expected = (8 + header_bytes).saturating_add(header.data_len() as u64);
     if found != expected {
-        return Err(damaged(format!("it has {found} bytes, but its header announces {expected}")));
+        return Err(damaged(format!("it has {found} bytes, but {expected} by its header")));
     }
     file.take(found).read_to_end(&mut bytes).map_err(in_words)?;
     Ok(bytes)
@@ -111,7 +113,7 @@ fn check_finite(name: &str, literal: &Literal) -> Result<(), String> {
     }
 }
 
-/// A finite literal of floats in another float dtype, which must be able to hold its values.
+/// Converts a finite literal of floats to another float dtype, in which its values must be finite, too.
 fn rounded(name: &str, literal: &Literal, dtype: DType) -> Result<Literal, String> {
     let values = literal.to_f64();
     match values.iter().find(|value| !dtype.round(**value).is_finite()) {
@@ -120,27 +122,27 @@ fn rounded(name: &str, literal: &Literal, dtype: DType) -> Result<Literal, Strin
     }
 }
 
-/// Name in the file and layout of each of the model's leaves, in order.
+/// The name in the file and the layout of each of the model's leaves, in order.
 fn sources(
     file: &SafeTensors<'_>,
     format: Option<&ForeignFormat>,
-    types: &Tree<TensorType>,
+    specs: &Tree<LeafSpec>,
 ) -> Result<Vec<(String, Layout)>, String> {
     let Some(format) = format else {
-        return Ok(types.paths().map(|path| (path.to_owned(), Layout::Same)).collect());
+        return Ok(specs.paths().map(|path| (path.to_owned(), Layout::Same)).collect());
     };
     let in_file: BTreeMap<_, _> =
         file.names().into_iter().map(|name| (format.without_prefix(name), name)).collect();
     let source = |path: &str| {
         let (name, layout) = format.tensor(path).ok_or_else(|| {
-            format!("it is {}, which has nothing for the model's `{path}`", format.name)
+            format!("it is {}, which has no tensor for the model's `{path}`", format.name)
         })?;
         Ok((in_file.get(&*name).map_or(name, |&full| full.to_owned()), layout))
     };
-    types.paths().map(source).collect()
+    specs.paths().map(source).collect()
 }
 
-/// Nothing in the file is left over, but what its format has beside parameters.
+/// Checks that every tensor in the file was used, except those that its format holds besides parameters.
 fn check_rest(
     file: &SafeTensors<'_>,
     format: Option<&ForeignFormat>,
@@ -160,7 +162,9 @@ fn check_rest(
             Some((copy, of)) if name == copy => {
                 let of = used.iter().find(|name| format.without_prefix(name) == of);
                 if of.is_none_or(|of| data(name) != data(of)) {
-                    return Err(format!("`{name}` has values of its own, which the model has not"));
+                    return Err(format!(
+                        "`{name}` has its own values, but the model ties it to another parameter"
+                    ));
                 }
             }
             _ if format.is_ignored(name) => {}
@@ -170,7 +174,7 @@ fn check_rest(
     Ok(())
 }
 
-/// The columns of a matrix of `columns`, one behind the other. `size` is an element's in bytes.
+/// The transpose of a matrix with `columns` columns. `size` is that of an element in bytes.
 fn transpose(from: &[u8], columns: usize, size: usize, to: &mut [u8]) {
     let column = |column: usize| from.chunks_exact(size).skip(column).step_by(columns);
     let elements = (0..columns).flat_map(column);
@@ -205,6 +209,7 @@ fn dtype(dtype: DType) -> Dtype {
         DType::F16 => Dtype::F16,
         DType::I64 => Dtype::I64,
         DType::I32 => Dtype::I32,
+        DType::I8 => Dtype::I8,
         DType::U64 => Dtype::U64,
         DType::U32 => Dtype::U32,
         DType::U8 => Dtype::U8,
@@ -224,42 +229,42 @@ mod tests {
         ])
     }
 
-    fn types(params: &Tree<Literal>) -> Tree<TensorType> {
-        params.map(|_, literal| TensorType::new(literal.dtype(), literal.dims()))
+    fn specs(params: &Tree<Literal>) -> Tree<LeafSpec> {
+        params.map(|_, literal| LeafSpec::replicated(literal.dtype(), literal.dims()))
     }
 
     #[test]
-    fn what_is_saved_is_loaded() {
+    fn saved_parameters_can_be_loaded() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         save(&path, &example()).unwrap();
-        assert_eq!(load(&path, &types(&example())).unwrap(), example());
+        assert_eq!(load(&path, &specs(&example())).unwrap(), example());
     }
 
     #[test]
-    fn what_does_not_fit_the_model_is_named() {
+    fn parameters_that_do_not_fit_the_model_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
-        let types = types(&example());
-        let message = |types: &Tree<TensorType>| load(&path, types).unwrap_err().to_string();
-        assert!(message(&types).contains("cannot read the parameters"));
+        let specs = specs(&example());
+        let message = |specs: &Tree<LeafSpec>| load(&path, specs).unwrap_err().to_string();
+        assert!(message(&specs).contains("cannot read the parameters"));
 
         save(&path, &example()).unwrap();
-        let mut more = types.clone();
-        more.insert("head.bias", TensorType::new(DType::F32, &[1]));
+        let mut more = specs.clone();
+        more.insert("head.bias", LeafSpec::replicated(DType::F32, &[1]));
         assert!(message(&more).contains("`head.bias` is missing"));
-        let mut other = types.clone();
-        other.insert("b.2.bias", TensorType::new(DType::F32, &[2]));
+        let mut other = specs.clone();
+        other.insert("b.2.bias", LeafSpec::replicated(DType::F32, &[2]));
         assert!(message(&other).contains("`b.2.bias` is F32[1], but the model's is f32[2]"));
         assert!(message(&Tree::new()).contains("which the model does not have"));
 
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() - 3]).unwrap();
-        assert!(message(&types).contains("damaged"));
+        assert!(message(&specs).contains("damaged"));
     }
 
     #[test]
-    fn values_that_are_not_finite_are_neither_saved_nor_loaded() {
+    fn nonfinite_values_are_neither_saved_nor_loaded() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         save(&path, &example()).unwrap();
@@ -270,20 +275,20 @@ mod tests {
             let error = save(&path, &params).unwrap_err().to_string();
             assert!(error.contains("cannot write the parameters"), "{error}");
             assert!(error.contains("`b.2.bias` holds values that are infinite or NaN"), "{error}");
-            assert_eq!(std::fs::read(&path).unwrap(), good, "what was there stays");
+            assert_eq!(std::fs::read(&path).unwrap(), good, "the old file stays");
 
             let damaged = dir.path().join("damaged.safetensors");
             let bytes = good.windows(4).position(|bytes| bytes == 4f32.to_ne_bytes()).unwrap();
             let mut file = good.clone();
             file[bytes..bytes + 4].copy_from_slice(&bad.to_ne_bytes());
             std::fs::write(&damaged, file).unwrap();
-            let error = load(&damaged, &types(&example())).unwrap_err().to_string();
+            let error = load(&damaged, &specs(&example())).unwrap_err().to_string();
             assert!(error.contains("`b.2.bias` holds values that are infinite or NaN"), "{error}");
         }
     }
 
     #[test]
-    fn floats_of_another_width_become_the_models() {
+    fn floats_of_another_width_are_converted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         let load_as = |from: DType, to: DType, values: &[f64]| {
@@ -292,8 +297,8 @@ mod tests {
                 Literal::from_f64(from, &[values.len()], values),
             )]);
             save(&path, &params).unwrap();
-            let types = params.map(|_, literal| TensorType::new(to, literal.dims()));
-            load(&path, &types).map(|params| params["w"].clone())
+            let specs = params.map(|_, literal| LeafSpec::replicated(to, literal.dims()));
+            load(&path, &specs).map(|params| params["w"].clone())
         };
         let floats = [DType::F64, DType::F32, DType::Bf16, DType::F16];
         for from in floats {
@@ -303,7 +308,7 @@ mod tests {
                 assert_eq!(loaded, expected, "{from} as {to}");
             }
         }
-        // Rounded to the nearest, once: by way of f32 the first would be a tie, and go down.
+        // Rounded once: through f32, the first value would become a tie and be rounded down.
         let above_tie = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
         let rounded = load_as(DType::F64, DType::Bf16, &[above_tie, 1e-300]).unwrap();
         assert_eq!(rounded.to_f64(), [1.0 + 2f64.powi(-7), 0.0]);
@@ -318,7 +323,7 @@ mod tests {
         assert!(error.contains("`w` is I32[1], but the model's is f32[1]"), "{error}");
     }
 
-    /// A block's map from 3 to 2, as Hugging Face's GPT-2 has it: `[in, out]`.
+    /// A linear layer from 3 to 2 features in the layout of Hugging Face's GPT-2, `[in, out]`.
     fn of_gpt2() -> Tree<Literal> {
         let matrix = Literal::from_slice(&[3, 2], &[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
         Tree::from_iter([
@@ -330,25 +335,25 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_file_is_told_by_its_names_and_laid_out_anew() {
+    fn a_foreign_file_is_recognized_by_its_names_and_transposed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.safetensors");
         save(&path, &of_gpt2()).unwrap();
-        let types = |paths: &[(&str, [usize; 2])]| -> Tree<TensorType> {
+        let specs = |paths: &[(&str, [usize; 2])]| -> Tree<LeafSpec> {
             let leaf = |(path, dims): &(&str, [usize; 2])| {
-                ((*path).to_owned(), TensorType::new(DType::F32, dims))
+                ((*path).to_owned(), LeafSpec::replicated(DType::F32, dims))
             };
             paths.iter().map(leaf).collect()
         };
         let (up, embed) = (("blocks.0.mlp.up.weight", [2, 3]), ("embed.weight", [3, 2]));
-        let loaded = load(&path, &types(&[up, embed])).unwrap();
+        let loaded = load(&path, &specs(&[up, embed])).unwrap();
         assert_eq!(loaded[up.0].as_slice::<f32>(), [1.0, 3.0, 5.0, 2.0, 4.0, 6.0]);
         assert_eq!(loaded[embed.0].as_slice::<f32>(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
 
-        let message = |paths: &[_]| load(&path, &types(paths)).unwrap_err().to_string();
+        let message = |paths: &[_]| load(&path, &specs(paths)).unwrap_err().to_string();
         let other = message(&[("stem.conv.weight", [1, 1])]);
         assert!(
-            other.contains("a Hugging Face GPT-2, which has nothing for the model's `stem.conv")
+            other.contains("a Hugging Face GPT-2, which has no tensor for the model's `stem.conv")
         );
         assert!(message(&[embed]).contains("`transformer.h.0.mlp.c_fc.weight`, which the model"));
         let missing = message(&[up, embed, ("blocks.1.mlp.up.weight", [2, 3])]);
@@ -361,11 +366,11 @@ mod tests {
             Literal::from_f64(dtype, literal.dims(), &literal.to_f64())
         };
         save(&path, &of_gpt2().map(half)).unwrap();
-        assert_eq!(load(&path, &types(&[up, embed])).unwrap(), loaded);
+        assert_eq!(load(&path, &specs(&[up, embed])).unwrap(), loaded);
 
         let mut untied = of_gpt2();
         untied.insert("lm_head.weight", Literal::zeros(DType::F32, &[3, 2]));
         save(&path, &untied).unwrap();
-        assert!(message(&[up, embed]).contains("`lm_head.weight` has values of its own"));
+        assert!(message(&[up, embed]).contains("`lm_head.weight` has its own values"));
     }
 }

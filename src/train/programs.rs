@@ -1,50 +1,51 @@
-//! The compiled programs of a run.
+//! The programs of a run: lowered without a plugin, compiled, and called with arguments by name.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, ScopedJoinHandle};
 use std::time::Instant;
 
-use hlo::{Graph, Program, TensorType, Tree, lower};
+use hlo::{Graph, LeafSpec, Program, Tree};
+use models::Model;
 
-use super::{Error, Formulation};
-use crate::metrics::{Spans, say};
-use crate::pjrt::{self, CacheOutcome, Client, CompileOptions, Executable, compile_cached};
-use crate::step::{self, StepSpec};
-
-/// Everything that is compiled for a run. What the first step does not need is compiled on threads
-/// behind it.
-pub struct Programs {
-    /// seed -> state.
-    pub init: Executable,
-    /// state, seed, batch, learning rate -> state, metrics, replica_loss.
-    pub step: Executable,
-    /// The same for `steps_per_launch` steps at once, if that is more than one.
-    pub steps: Option<Executable>,
-    /// params, batch, weight -> sums.
-    pub eval: Background,
-    /// state -> fingerprints, min, max.
-    pub proof: Background,
-    /// Names of the metrics behind loss and weight in the sums of `eval`.
-    pub eval_metrics: Vec<&'static str>,
-}
+use super::{Error, Run};
+use crate::cluster::device_order;
+use crate::lowering::Lowered;
+use crate::observe::{StartupSpans, say};
+use crate::pjrt::{
+    self, Arg, Buffers, CacheOutcome, Client, CompileOptions, Completion, Executable, Launch,
+    compile_cached,
+};
+use crate::step::{self, Results, Signature};
+use crate::targets::{Chip, flags};
 
 /// How programs are compiled.
 #[derive(Clone, Debug, Default)]
 pub struct CompileSettings {
-    /// What is passed to the compiler.
+    /// XLA options, and the device of each replica.
     pub options: CompileOptions,
-    /// How the step is written.
-    pub formulation: Formulation,
-    /// Steps of one launch.
-    pub steps_per_launch: usize,
-    /// Where compiled programs are kept.
+    /// The directory of the compile cache; `None` disables it.
     pub cache_dir: Option<PathBuf>,
 }
 
 impl CompileSettings {
-    /// Compiles a program, or finds it compiled, which is told with it. A cache that cannot be written to is
-    /// no reason to stop, but said.
+    /// Completes the settings for a client's devices: assigns a device to each replica, and adds the XLA options for
+    /// the devices' chip if it is known, so that a run compiles what `lockstep compile` showed. Options set before
+    /// take precedence.
+    #[must_use]
+    pub fn for_devices(mut self, client: &Client, num_replicas: usize) -> Self {
+        let devices = device_order(client.global_devices());
+        let ids = devices.iter().take(num_replicas).map(|device| device.id);
+        self.options.device_assignment = Some(ids.collect());
+        let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind));
+        if let Some(chip) = chip {
+            self.options.overrides = flags::with_overrides(chip, &self.options.overrides);
+        }
+        self
+    }
+
+    /// Compiles a program or loads it from the cache, in which case the flag is `true`. A cache that cannot be written
+    /// is reported once and is no error.
     pub(super) fn compile(
         &self,
         client: &Client,
@@ -54,92 +55,159 @@ impl CompileSettings {
         let (executable, outcome) = compile_cached(client, program, &self.options, dir)?;
         if let CacheOutcome::NotStored { reason } = &outcome {
             static SAID: Once = Once::new();
-            SAID.call_once(|| say(&format!("compiled programs are not kept: {reason}")));
+            SAID.call_once(|| say(&format!("compiled programs are not cached: {reason}")));
         }
         Ok((executable, matches!(outcome, CacheOutcome::Hit)))
     }
 }
 
-/// The step as it is compiled.
-///
-/// # Errors
-/// As [`step::trace_step`].
-pub fn step_graph(spec: &StepSpec<'_>, formulation: Formulation) -> Result<Graph, Error> {
-    Ok(formulation.apply(step::trace_step(spec)?))
+/// A compiled program with the names of its inputs and outputs.
+pub struct Callable {
+    /// The program.
+    pub executable: Executable,
+    signature: Signature,
 }
 
-/// The program that makes the state, as it is compiled.
-///
-/// # Errors
-/// As [`step::trace_init`].
-pub(super) fn init_graph(spec: &StepSpec<'_>, formulation: Formulation) -> Result<Graph, Error> {
-    Ok(formulation.apply(step::trace_init(spec)?))
+/// A call that has been launched.
+pub struct NamedLaunch<'c> {
+    /// Its results by name.
+    pub results: Results<'c, Buffers>,
+    /// Completes when the launch has ended on all devices.
+    pub done: Completion,
+    /// The donated buffers; see [`Launch::spent`].
+    pub spent: Vec<Buffers>,
 }
 
-/// The programs of a run as text: what is known before a plugin is loaded.
-pub struct Traced {
-    /// Types of the state's leaves, on one replica.
-    pub types: Tree<TensorType>,
-    /// The step's graph, for reports.
+impl Callable {
+    /// Launches the program with leaves of the state, in order, and `other` arguments by name.
+    ///
+    /// # Errors
+    /// If the arguments do not fit the program, or the launch fails.
+    pub fn call<'a>(
+        &self,
+        leaves: impl IntoIterator<Item = Arg<'a>>,
+        other: impl FnMut(&str) -> Option<Arg<'a>>,
+    ) -> Result<NamedLaunch<'_>, Error> {
+        let arguments = self.signature.arguments(leaves, other)?;
+        let Launch { outputs, done, spent } = self.executable.execute(arguments)?;
+        Ok(NamedLaunch { results: self.signature.results(outputs), done, spent })
+    }
+}
+
+/// A program that has not been compiled yet.
+struct Text {
+    program: Program,
+    signature: Signature,
+}
+
+impl Text {
+    fn new(
+        program: Program,
+        taken: impl Iterator<Item = impl AsRef<str>>,
+        given: impl Iterator<Item = impl AsRef<str>>,
+    ) -> Result<Self, Error> {
+        let signature = Signature::new(&program, taken, given)?;
+        Ok(Self { program, signature })
+    }
+
+    fn compiled(&self, executable: Executable) -> Callable {
+        Callable { executable, signature: self.signature.clone() }
+    }
+}
+
+/// The compiled programs of a run. Those that the first step does not need are compiled later, on other threads.
+pub struct Programs {
+    /// seed -> state.
+    pub init: Callable,
+    /// state, seed, batch, learning rate -> state, metrics, replica_loss.
+    pub step: Callable,
+    /// The same for `steps_per_launch` steps at once, if that is more than one.
+    pub steps: Option<Callable>,
+    /// params, model_state, batch, weight -> sums.
+    pub eval: Background,
+    /// state -> fingerprints, min, max.
+    pub proof: Background,
+    /// Names of the metrics, which follow loss and weight in the sums of `eval`.
+    pub eval_metrics: Vec<&'static str>,
+    /// The leaves of the state.
+    pub leaves: Tree<LeafSpec>,
+    /// The paths in the state of the leaves that evaluation reads and files hold, under their names in the model.
+    pub model_leaves: Tree<String>,
+    /// The graph of the step that was compiled, for reports.
     pub step_graph: Graph,
-    init: Program,
-    step: Program,
-    steps: Option<Program>,
-    eval: Program,
-    proof: Program,
+}
+
+/// The programs of a run as text. They need no plugin.
+pub struct LoweredPrograms {
+    leaves: Tree<LeafSpec>,
+    model_leaves: Tree<String>,
+    step_graph: Graph,
+    init: Text,
+    step: Text,
+    steps: Option<Text>,
+    eval: Text,
+    proof: Text,
     eval_metrics: Vec<&'static str>,
 }
 
-impl Traced {
-    /// Traces all programs and writes them down.
+impl LoweredPrograms {
+    /// Traces all programs of a run and lowers them.
     ///
     /// # Errors
-    /// A model that does not trace.
-    pub fn new(
-        spec: &StepSpec<'_>,
-        settings: &CompileSettings,
-        spans: &Spans,
-    ) -> Result<Self, Error> {
-        let lower = |graph: &Graph, name: &str| spans.time("write programs", || lower(graph, name));
-        let types = spans.time("trace the model", || spec.state_types())?;
-        let step_graph = spans.time("trace the step", || step_graph(spec, settings.formulation))?;
-        let step = lower(&step_graph, "step");
-        let steps = match settings.steps_per_launch {
-            0 | 1 => None,
-            many => Some(lower(&step::repeat_step(&step_graph, many)?, "steps")),
+    /// If the model does not trace.
+    pub fn new(run: &Run, model: &dyn Model, spans: &StartupSpans) -> Result<Self, Error> {
+        let lower = |graph: Graph, name: &str| {
+            spans.time("write programs", || run.lowering.lower(graph, name))
         };
-        let init = spans.time("trace init", || init_graph(spec, settings.formulation))?;
-        let (eval, eval_metrics) = spans.time("trace eval", || step::trace_eval(spec))?;
-        let eval = settings.formulation.apply(eval);
-        let proof = spans.time("trace proof", || step::trace_proof(spec.mesh, &types))?;
+        let declared = spans.time("trace the model", || run.spec(model).declare())?;
+        let leaves = declared.leaves();
+        let model_leaves = declared.model_leaves();
+        let none = || std::iter::empty::<&str>();
+
+        let step = spans.time("trace the step", || step::trace_step(&declared))?;
+        let Lowered { graph: step_graph, program: step } = lower(step, "step");
+        let steps = match run.steps_per_launch {
+            0 | 1 => None,
+            many => {
+                let steps = step::repeat_step(&step_graph, many)?;
+                // Its body is the step in the backend's form already.
+                let steps = spans.time("write programs", || hlo::lower(&steps, "steps"));
+                Some(Text::new(steps, leaves.paths(), leaves.paths())?)
+            }
+        };
+        let init = spans.time("trace init", || step::trace_init(&declared))?;
+        let (eval, eval_metrics) = spans.time("trace eval", || step::trace_eval(&declared))?;
+        let proof = spans.time("trace proof", || step::trace_proof(run.mesh, leaves))?;
+        let eval_leaves = declared.eval_inputs();
         Ok(Self {
-            init: lower(&init, "init"),
-            eval: lower(&eval, "eval"),
-            proof: lower(&proof, "proof"),
-            types,
-            step_graph,
-            step,
+            init: Text::new(lower(init, "init").program, none(), leaves.paths())?,
+            step: Text::new(step, leaves.paths(), leaves.paths())?,
             steps,
+            eval: Text::new(lower(eval, "eval").program, eval_leaves, none())?,
+            proof: Text::new(lower(proof, "proof").program, leaves.paths(), none())?,
             eval_metrics,
+            leaves: leaves.clone(),
+            model_leaves,
+            step_graph,
         })
     }
 
-    /// Compiles those that the first step needs.
+    /// Compiles the programs that the first step needs.
     ///
     /// # Errors
-    /// What the compiler reports.
+    /// If the compiler fails.
     pub fn compile(
         self,
         client: &Client,
         settings: &CompileSettings,
-        spans: &Spans,
-    ) -> Result<(Programs, Tree<TensorType>, Graph), Error> {
-        let compile = |program: &Program, name: &'static str| {
+        spans: &StartupSpans,
+    ) -> Result<Programs, Error> {
+        let compile = |text: &Text, name: &'static str| {
             let from = Instant::now();
-            let (executable, hit) = settings.compile(client, program)?;
+            let (executable, hit) = settings.compile(client, &text.program)?;
             let how = if hit { "load" } else { "compile" };
             spans.record(format!("{how} {name}"), from, Instant::now());
-            Ok::<_, pjrt::Error>(executable)
+            Ok::<_, pjrt::Error>(text.compiled(executable))
         };
         let (init, step, steps) = thread::scope(|scope| {
             let init = scope.spawn(|| compile(&self.init, "init"));
@@ -148,15 +216,17 @@ impl Traced {
             let step = compile(&self.step, "the step");
             (joined(init), step, steps.map(joined))
         });
-        let programs = Programs {
+        Ok(Programs {
             init: init?,
             step: step?,
             steps: steps.transpose()?,
             eval: Background::new(client, self.eval, settings),
             proof: Background::new(client, self.proof, settings),
             eval_metrics: self.eval_metrics,
-        };
-        Ok((programs, self.types, self.step_graph))
+            leaves: self.leaves,
+            model_leaves: self.model_leaves,
+            step_graph: self.step_graph,
+        })
     }
 }
 
@@ -164,48 +234,48 @@ fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// A program that is compiled on a thread, from [`Self::start`] on or when it is needed.
+/// A program that is compiled in the background after [`Self::start`], or when it is first needed.
 pub struct Background {
-    state: Mutex<State>,
-    done: OnceLock<Result<Executable, String>>,
+    state: Mutex<Pending>,
+    done: OnceLock<Result<Callable, String>>,
 }
 
-enum State {
-    Waiting(Box<dyn FnOnce() -> Result<Executable, pjrt::Error> + Send>),
-    Compiling(JoinHandle<Result<Executable, pjrt::Error>>),
+enum Pending {
+    Waiting(Box<dyn FnOnce() -> Result<Callable, pjrt::Error> + Send>),
+    Compiling(JoinHandle<Result<Callable, pjrt::Error>>),
     Done,
 }
 
 impl Background {
-    fn new(client: &Client, program: Program, settings: &CompileSettings) -> Self {
+    fn new(client: &Client, text: Text, settings: &CompileSettings) -> Self {
         let (client, settings) = (client.clone(), settings.clone());
-        let compile = move || Ok(settings.compile(&client, &program)?.0);
-        Self { state: Mutex::new(State::Waiting(Box::new(compile))), done: OnceLock::new() }
+        let compile = move || Ok(text.compiled(settings.compile(&client, &text.program)?.0));
+        Self { state: Mutex::new(Pending::Waiting(Box::new(compile))), done: OnceLock::new() }
     }
 
-    /// Begins to compile, if that has not been done.
+    /// Starts compiling, unless it was started before.
     pub fn start(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = match std::mem::replace(&mut *state, State::Done) {
-            State::Waiting(compile) => State::Compiling(thread::spawn(compile)),
+        *state = match std::mem::replace(&mut *state, Pending::Done) {
+            Pending::Waiting(compile) => Pending::Compiling(thread::spawn(compile)),
             later => later,
         };
     }
 
-    /// The program; waits for it if need be.
+    /// The program. Blocks until it is compiled.
     ///
     /// # Errors
-    /// What the compiler reports.
-    pub fn get(&self) -> Result<&Executable, Error> {
+    /// If the compiler fails.
+    pub fn get(&self) -> Result<&Callable, Error> {
         let done = self.done.get_or_init(|| {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let result = match std::mem::replace(&mut *state, State::Done) {
-                State::Waiting(compile) => compile(),
-                State::Compiling(thread) => match thread.join() {
+            let result = match std::mem::replace(&mut *state, Pending::Done) {
+                Pending::Waiting(compile) => compile(),
+                Pending::Compiling(thread) => match thread.join() {
                     Ok(result) => result,
                     Err(_) => return Err("the compiling thread panicked".into()),
                 },
-                State::Done => unreachable!("taken only here, once"),
+                Pending::Done => unreachable!("taken only here, once"),
             };
             result.map_err(|error| error.to_string())
         });
@@ -213,12 +283,12 @@ impl Background {
     }
 }
 
-/// A process must not end while a compiler runs on one of its threads.
+/// Waits for the compiler, because a process must not exit while it runs on one of the threads.
 impl Drop for Background {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let State::Compiling(thread) = std::mem::replace(state, State::Done) {
-            // Nobody is left to be told of an error.
+        if let Pending::Compiling(thread) = std::mem::replace(state, Pending::Done) {
+            // An error no longer matters, since the program is not needed.
             let _ = thread.join();
         }
     }

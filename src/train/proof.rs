@@ -1,4 +1,4 @@
-//! The lockstep proof: that all replicas hold the same state.
+//! The lockstep proof: that replicas which hold the same piece of the state hold the same bits.
 
 use std::collections::BTreeMap;
 
@@ -6,34 +6,37 @@ use hlo::Literal;
 
 use super::{Error, Trainer};
 use crate::pjrt::{Arg, Buffers};
-use crate::step;
+use crate::step::{FINGERPRINTS, MAX, MIN};
 
 impl Trainer {
-    /// Compares the state of all replicas: the lockstep proof.
+    /// Compares the replicas that hold the same piece of each leaf. A shard that only one replica holds has nothing to be
+    /// compared with.
     ///
     /// # Errors
-    /// [`Error::LockstepLost`] with the first leaf that differs and the replicas it differs on.
+    /// [`Error::LockstepLost`] with the first leaf that differs and the replicas on which it differs.
     pub fn prove_lockstep(&self) -> Result<(), Error> {
-        let args = self.state.values().map(Arg::Borrow).collect();
-        let outputs = self.programs.proof.get()?.execute(args)?.outputs;
-        let [fingerprints, min, max] = &outputs[..] else {
-            unreachable!("the proof's program has three outputs");
+        let proof = self.programs.proof.get()?;
+        let mut results = proof.call(self.state.leaves().map(Arg::Borrow), |_| None)?.results;
+        let fingerprints = results.take(FINGERPRINTS)?;
+        let read = |values: &Buffers| -> Result<BTreeMap<usize, Literal>, Error> {
+            let replicas = values.placement().replicas();
+            replicas.map(|replica| Ok((replica, values.read(replica)?))).collect()
         };
-        let read = |values: &Buffers| -> Result<Vec<Literal>, Error> {
-            (0..values.num_replicas()).map(|replica| Ok(values.read(replica)?)).collect()
+        let (min, max) = (read(&results.take(MIN)?)?, read(&results.take(MAX)?)?);
+        // None for the replicas of other processes.
+        let at = |values: &BTreeMap<usize, Literal>, replica: usize, leaf: usize| {
+            Some(values.get(&replica)?.as_slice::<u32>()[leaf])
         };
-        let (min, max) = (read(min)?, read(max)?);
-        let at = |values: &[Literal], replica: usize, leaf: usize| {
-            values[replica].as_slice::<u32>()[leaf]
-        };
-        for (leaf, (path, ty)) in self.types.iter().enumerate() {
-            // Each group holds the leaf alike, and has a minimum and a maximum of its own.
-            let groups = self.step_graph().mesh().groups(step::held_alike(ty));
-            let differs =
-                |group: &&Vec<usize>| at(&min, group[0], leaf) != at(&max, group[0], leaf);
+        for (leaf, (path, spec)) in self.state.specs().iter().enumerate() {
+            // The replicas of a group hold the same shard and share a minimum and a maximum.
+            let groups = self.state.mesh().groups(spec.held_alike());
+            let differs = |group: &&Vec<usize>| {
+                group.iter().any(|replica| at(&min, *replica, leaf) != at(&max, *replica, leaf))
+            };
             if let Some(group) = groups.iter().find(differs) {
-                let prints = read(fingerprints)?;
-                let prints = group.iter().map(|replica| (*replica, at(&prints, *replica, leaf)));
+                let prints = read(&fingerprints)?;
+                let of_replica = |replica: &usize| Some((*replica, at(&prints, *replica, leaf)?));
+                let prints = group.iter().filter_map(of_replica);
                 return Err(Error::LockstepLost {
                     step: self.steps_taken(),
                     leaf: path.to_owned(),
@@ -45,8 +48,7 @@ impl Trainer {
     }
 }
 
-/// The replicas whose value is not the most frequent one; where none is in the majority, who agrees with
-/// whom.
+/// The replicas whose value is not that of the majority; without a majority, all groups of replicas that agree.
 fn odd_ones_out(values: &[(usize, u32)]) -> String {
     let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (replica, value) in values {

@@ -1,49 +1,71 @@
-//! What a run says of itself before its first step.
+//! Messages about a run before its first step.
 
 use std::collections::BTreeSet;
+
+use hlo::{Axis, LeafSpec};
 
 use super::{Run, Trainer};
 use crate::step::{OPT_STATE, PARAMS};
 
-/// The arithmetic of the global batch and the length of the run.
+/// The sizes that make up the global batch, and the length of the run.
 pub fn describe_batch(run: &Run) -> String {
     let (length, batch) = (&run.length, &run.batch);
-    let epoch = length.steps_per_epoch().map(|steps| format!(" {steps} steps an epoch,"));
-    format!("batch: {batch};{} {} in all", epoch.unwrap_or_default(), length.total_steps())
+    let epoch = length.steps_per_epoch().map(|steps| format!(" {steps} steps per epoch,"));
+    format!("batch: {batch};{} {} in total", epoch.unwrap_or_default(), length.total_steps())
 }
 
-/// What synchronisation will cost: leaves, bytes a step, replica groups.
+/// The sizes of the state, and the cost of synchronization: bytes per step, collectives and replica groups.
 pub fn describe_synchronisation(trainer: &Trainer) -> String {
-    let graph = trainer.step_graph();
-    let sizes = |prefix: &str| -> Vec<usize> {
-        let inputs = graph.inputs().iter().filter(|input| input.name.starts_with(prefix));
-        inputs.map(|input| graph.ty(input.value).num_bytes()).collect()
+    let state = trainer.state();
+    let bytes = |prefix: &str| -> usize {
+        let leaves = state.iter().filter(|(path, _)| path.split('.').next() == Some(prefix));
+        leaves.map(|(_, leaf)| leaf.num_bytes()).sum()
     };
-    let (params, opt_state) = (sizes(PARAMS), sizes(OPT_STATE));
-    let collectives = hlo::count(graph).collectives;
+    let params = state.specs().subtree(PARAMS);
+    let collectives = hlo::count(trainer.step_graph()).collectives;
     let calls: u64 = collectives.iter().map(|collective| collective.count).sum();
     let synced: u64 = collectives.iter().map(|c| c.bytes * c.count).sum();
     let groups: BTreeSet<_> = collectives.iter().map(|c| (c.num_groups, c.group_size)).collect();
+    let largest = groups.iter().map(|(_, size)| *size).max();
+    // On an axis of one replica a collective moves nothing.
+    let groups = groups.into_iter().filter(|(_, size)| *size > 1 || largest == Some(1));
     let groups: Vec<_> = groups
-        .into_iter()
-        .map(|(num, size)| format!("{} of {size} replicas", plural(num as u64, "group")))
+        .map(|(num, size)| format!("{} of {}", plural(num, "group"), plural(size, "replica")))
         .collect();
+    let (cut, whole): (Vec<_>, Vec<_>) =
+        params.values().partition(|leaf| !leaf.sharding.varying().is_empty());
+    let bytes_of = |leaves: &[&LeafSpec]| human_bytes(leaves.iter().map(|l| l.num_bytes()).sum());
+    let sharding = match state.mesh().size(Axis::Fsdp) {
+        1 => String::new(),
+        num_shards => format!(
+            "\nsharding: {}, {}, cut over {num_shards} replicas; {}, {}, whole (small, or no dim divides)",
+            plural(cut.len(), "leaf"),
+            bytes_of(&cut),
+            plural(whole.len(), "leaf"),
+            bytes_of(&whole),
+        ),
+    };
     format!(
-        "{PARAMS}: {} leaves, {}, and {} of optimizer state on each replica\n\
-         synchronisation: {} a step in {} over {}",
-        params.len(),
-        human_bytes(params.iter().sum::<usize>() as u64),
-        human_bytes(opt_state.iter().sum::<usize>() as u64),
-        human_bytes(synced),
-        plural(calls, "collective"),
+        "{PARAMS}: {}, {}, and {} of optimizer state on each replica{sharding}\n\
+         synchronisation: {} per step in {} over {}",
+        plural(params.len(), "leaf"),
+        human_bytes(bytes(PARAMS)),
+        human_bytes(bytes(OPT_STATE)),
+        human_bytes(synced as usize),
+        plural(calls as usize, "collective"),
         groups.join(" and "),
     )
 }
 
-fn plural(count: u64, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+/// `1 leaf`, `2 leaves`.
+fn plural(count: usize, noun: &str) -> String {
+    match (count, noun) {
+        (1, noun) => format!("1 {noun}"),
+        (count, "leaf") => format!("{count} leaves"),
+        (count, noun) => format!("{count} {noun}s"),
+    }
 }
 
-fn human_bytes(bytes: u64) -> String {
-    indicatif::HumanBytes(bytes).to_string()
+fn human_bytes(bytes: usize) -> String {
+    indicatif::HumanBytes(bytes as u64).to_string()
 }

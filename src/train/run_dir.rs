@@ -1,9 +1,9 @@
-//! The directory that a run writes into. It belongs to that run: no other writes into it, and the files in it
-//! are of one run at any moment, whenever a process is killed.
+//! The output directory of a run. Only that run writes into it, and its files always belong to one run, even if a process
+//! is killed.
 //!
-//! A run that is to take another's place first moves that one's files into `replaced-run` and removes them
-//! when it is done itself. So a run that fails or is stopped has taken nothing away. Where such a run is to be
-//! replaced in turn, and the one before it is still there, the better one is kept: see `worth`.
+//! A run that replaces another first moves the other's files to `replaced-run`, and removes them when it is done. So a run
+//! that fails or is stopped destroys nothing. If such a run is replaced in turn while `replaced-run` still holds another,
+//! the better one is kept: see `worth`.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -12,30 +12,30 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::params_file;
-use crate::metrics::{MetricsWriter, Summary, say, unfinished_prefix};
+use crate::observe::{Jsonl, Summary, say, unfinished_prefix};
 
-/// All files of a run: whatever else one writes into its directory belongs in this table.
-const FILES: [&str; 4] = [CONFIG_FILE, MetricsWriter::FILE, params_file::FILE, Summary::FILE];
-/// The resolved configuration. Not `config.toml`, which may be a user's own.
+/// All files of a run. A new file must be added here.
+const FILES: [&str; 4] = [CONFIG_FILE, Jsonl::FILE, params_file::FILE, Summary::FILE];
+/// The resolved configuration. Not `config.toml`, which may be a file of the user's.
 pub const CONFIG_FILE: &str = "config.resolved.toml";
-/// Where the files of a run are kept until the one that replaces it is done.
+/// The folder for the files of a run until the one that replaces it is done.
 const REPLACED: &str = "replaced-run";
-/// What that is called until all of them are in it.
+/// The name of that folder until all files are in it.
 const MOVING: &str = ".replaced-run";
 
-/// A directory that is this process's to write into, for as long as this lives.
+/// A directory that only this process writes into, as long as this value lives.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
-    /// Locked where the file system can do so.
+    /// Locked, if the file system supports it.
     _lock: File,
 }
 
-/// Why a directory is not to be written into.
+/// Why a run cannot write into a directory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunDirError {
-    /// It cannot be made, or a file cannot be made in it.
+    /// It cannot be created, or a file cannot be created in it.
     #[error("cannot write into the output directory {}: {source}; choose another with --out", dir.display())]
     Unusable {
         /// The directory.
@@ -43,27 +43,27 @@ pub enum RunDirError {
         /// Why not.
         source: io::Error,
     },
-    /// Something else stands where a file would.
+    /// Something that is not a file has the name of one.
     #[error(
-        "{} is {what}, and the run is to write a file of that name; remove it, or choose another directory \
+        "{} is {what}, but the run writes a file of that name; remove it, or choose another directory \
          with --out", path.display()
     )]
     NotAFile {
-        /// The place.
+        /// Its path.
         path: PathBuf,
-        /// What stands there.
+        /// What it is.
         what: &'static str,
     },
-    /// What is set aside would be mixed with something else.
+    /// The folder for the previous run holds something else.
     #[error(
-        "the run before this one is to be kept in {}, which is not a directory or holds other files; move that away, or \
+        "the previous run would be moved to {}, which is not a directory or holds other files; move that away, or \
          choose another directory with --out", path.display()
     )]
     NotARun {
-        /// Where the run before would be kept.
+        /// The folder.
         path: PathBuf,
     },
-    /// It is another run's.
+    /// It belongs to another run.
     #[error(
         "the output directory {} holds another run ({}); choose another with --out, or replace that run with \
          --overwrite", dir.display(), names.join(", ")
@@ -71,10 +71,10 @@ pub enum RunDirError {
     Occupied {
         /// The directory.
         dir: PathBuf,
-        /// What that run left in it.
+        /// That run's files.
         names: Vec<&'static str>,
     },
-    /// Another process writes into it.
+    /// Another process is writing into it.
     #[error(
         "another process is writing a run into {}; choose another directory with --out, or wait for it",
         dir.display()
@@ -86,13 +86,12 @@ pub enum RunDirError {
 }
 
 impl RunDir {
-    /// Makes the directory if it is not there, and sees whether a run can be written into it, without
-    /// changing what is there. To be called before anything that takes time: a run that could not be
-    /// written down does not start.
+    /// Creates the directory if needed, and checks that a run can be written into it, without changing its contents. Call
+    /// this before anything that takes time: a run whose files cannot be written does not start.
     ///
     /// # Errors
-    /// A directory that cannot be written into, that another process writes into, or that holds another run
-    /// while `overwrite` is not set.
+    /// A directory that cannot be written into, that another process is writing into, or that holds another run if
+    /// `overwrite` is not set.
     pub fn claim(path: &Path, overwrite: bool) -> Result<Self, RunDirError> {
         let dir = path.to_owned();
         let open = || {
@@ -113,7 +112,7 @@ impl RunDir {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(RunDirError::InUse { dir }),
             Err(TryLockError::Error(error)) => say(&format!(
-                "{} cannot be locked ({error}): see to it that no other run writes into it",
+                "{} cannot be locked ({error}): make sure that no other run writes into it",
                 path.display()
             )),
         }
@@ -142,7 +141,7 @@ impl RunDir {
         &self.path
     }
 
-    /// Makes room for the files of this run: those of another are set aside.
+    /// Moves the files of a previous run to `replaced-run`.
     ///
     /// # Errors
     /// Files that cannot be moved or removed.
@@ -150,12 +149,12 @@ impl RunDir {
         let failed = |source| RunDirError::Unusable { dir: self.path.clone(), source };
         self.set_aside().map_err(failed)?;
         if let Some(place) = self.replaced() {
-            say(&format!("the run before this one is kept in {place} until this one is done"));
+            say(&format!("the previous run is kept in {place} until this one is done"));
         }
         Ok(())
     }
 
-    /// Removes what this run has written, which did not come to its first step.
+    /// Removes the files of this run, which did not reach its first step.
     pub fn give_up(&self) {
         if let Err(error) = remove_run_files(&self.path) {
             say(&format!("cannot remove what was written into {}: {error}", self.path.display()));
@@ -163,17 +162,17 @@ impl RunDir {
         self.end(false);
     }
 
-    /// Removes what this run has replaced, if it `is_done`, and else says where that is.
+    /// Removes the run that this one has replaced if it `is_done`, and otherwise says where that is.
     pub fn end(&self, is_done: bool) {
         let Some(place) = self.replaced() else { return };
         if !is_done {
-            say(&format!("the run before this one is kept in {place}"));
+            say(&format!("the previous run is kept in {place}"));
         } else if let Err(error) = remove_run(&self.path.join(REPLACED)) {
-            say(&format!("cannot remove the run before this one from {place}: {error}"));
+            say(&format!("cannot remove the previous run from {place}: {error}"));
         }
     }
 
-    /// What runs have left here.
+    /// The files and folders of runs in the directory.
     fn names(&self) -> Vec<&'static str> {
         let folders = [REPLACED, MOVING].into_iter();
         let folders = folders.filter(|name| !files_in(&self.path.join(name)).is_empty());
@@ -189,7 +188,7 @@ impl RunDir {
         let (replaced, moving) = (self.path.join(REPLACED), self.path.join(MOVING));
         remove_unfinished(&self.path)?;
         let names = files_in(&self.path);
-        // Where a process was killed while it moved files, the rest of them follow.
+        // If a process was killed while it moved files, this moves the rest.
         let is_moving = !files_in(&moving).is_empty();
         if names.is_empty() && !is_moving {
             return Ok(());
@@ -211,8 +210,8 @@ fn files_in(dir: &Path) -> Vec<&'static str> {
     FILES.into_iter().filter(|name| dir.join(name).exists()).collect()
 }
 
-/// What the run in a directory is worth to whoever made it: one that is done more than one that was stopped after
-/// some steps, and that more than one that failed, was killed, or has no parameters.
+/// Ranks the run in a directory: a run that is done is worth more than one that was stopped after some steps, and that more
+/// than one that failed, was killed, or has no parameters.
 fn worth(dir: &Path) -> u32 {
     let summary = fs::read(dir.join(Summary::FILE)).unwrap_or_default();
     let summary: Value = serde_json::from_slice(&summary).unwrap_or_default();
@@ -224,7 +223,7 @@ fn worth(dir: &Path) -> u32 {
     }
 }
 
-/// Does a directory hold anything that no run has left there?
+/// `true` if a directory holds anything but the files of a run.
 fn has_foreign_files(dir: &Path) -> bool {
     let is_foreign = |entry: io::Result<fs::DirEntry>| {
         entry.is_ok_and(|entry| !FILES.iter().any(|name| entry.file_name() == *name))
@@ -236,7 +235,7 @@ fn remove_run_files(dir: &Path) -> io::Result<()> {
     files_in(dir).into_iter().try_for_each(|name| fs::remove_file(dir.join(name)))
 }
 
-/// Removes a directory with a run. What else is in it stays, and the directory with it.
+/// Removes the run in a directory, and the directory if nothing else is in it.
 fn remove_run(dir: &Path) -> io::Result<()> {
     remove_run_files(dir)?;
     match fs::remove_dir(dir) {
@@ -245,7 +244,7 @@ fn remove_run(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes what a killed process was writing.
+/// Removes the unfinished files of a killed process.
 fn remove_unfinished(dir: &Path) -> io::Result<()> {
     let prefixes = FILES.map(|name| unfinished_prefix(Path::new(name)));
     for entry in fs::read_dir(dir)? {
@@ -265,7 +264,7 @@ fn remove_unfinished(dir: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A run of which only its name is known.
+    /// Writes a run whose files hold its name.
     fn write_run(dir: &Path, name: &str) {
         FILES.iter().for_each(|file| fs::write(dir.join(file), name).unwrap());
     }

@@ -1,145 +1,22 @@
-//! From a configuration to devices, mesh and specification: what `train`, `bench` and `hlo` share.
+//! Startup, shared by `train` and `bench`: opens the devices, compiles the programs, initializes the state.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::thread;
 use std::time::Instant;
 
 use hlo::Mesh;
-use models::{Model, Precision};
 
-use super::programs::Traced;
-use super::{CompileSettings, Error, Formulation, Job, Trainer};
-use crate::config::{
-    AutoOr, Backend, BatchSplit, Config, Device, OnNonfinite, OptionValue, PluginOption, RunLength,
-};
-use crate::data::Splits;
-use crate::metrics::{Spans, say};
-use crate::optim::{self, Transformation, schedule::Schedule};
-use crate::parallel::Policy;
-use crate::pjrt::{
-    self, Client, CompileOptions, CpuWaits, InstallOptions, OverrideValue, Platform, Plugin, Value,
-};
-use crate::step::{BatchField, StepSpec};
-use crate::targets::{Chip, flags};
+use super::programs::LoweredPrograms;
+use super::run::compile_overrides;
+use super::{Error, Job, Run, Trainer};
+use crate::config::{Backend, Config, DeviceConfig, PluginOption};
+use crate::observe::{StartupSpans, say};
+use crate::pjrt::{self, Client, CpuWaits, InstallOptions, Platform, Plugin, Value};
 
-/// More devices than this the CPU backend is not asked for: each takes threads.
+/// Limit on the devices of the CPU backend, because each takes threads.
 const MAX_CPU_DEVICES: usize = 256;
 
-/// A configuration resolved against the data and the number of replicas: everything that is known before
-/// a plugin is loaded.
-pub struct Run {
-    /// The arithmetic of the global batch.
-    pub batch: BatchSplit,
-    /// The length of the run.
-    pub length: RunLength,
-    /// The learning rates.
-    pub schedule: Schedule,
-    /// The replicas.
-    pub mesh: Mesh,
-    /// The update rule.
-    pub optimizer: Box<dyn Transformation>,
-    /// The fields of a batch.
-    pub fields: Vec<BatchField>,
-    /// Element types of parameters and computation.
-    pub precision: Precision,
-    /// What happens where the loss is not finite.
-    pub on_nonfinite: OnNonfinite,
-    /// How programs are compiled.
-    pub compile: CompileSettings,
-}
-
-impl Run {
-    /// Resolves a configuration for `num_replicas` on devices of a platform: [`Client::platform`]'s, or
-    /// [`platform_on_host`]'s before there is a client.
-    ///
-    /// # Errors
-    /// A batch that does not divide, a run or a schedule that does not fit.
-    pub fn new(
-        config: &Config,
-        splits: &Splits,
-        num_replicas: usize,
-        platform: Platform,
-    ) -> Result<Self, Error> {
-        let batch = config.split_batch(num_replicas)?;
-        let num_examples = usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX);
-        let length = RunLength::new(config.train.length, Some(num_examples), batch.global_batch())?;
-        let field = |field: &crate::data::Field| BatchField {
-            name: field.name.to_owned(),
-            dtype: field.dtype,
-            dims: field.dims.clone(),
-        };
-        let mut formulation = Formulation::of(platform);
-        if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {
-            formulation.bucket_bytes = bytes as u64;
-        }
-        Ok(Self {
-            schedule: Schedule::new(&config.schedule, &length)?,
-            batch,
-            length,
-            mesh: Mesh::data(num_replicas),
-            optimizer: optim::from_config(&config.optimizer),
-            fields: splits.train.fields().iter().map(field).collect(),
-            precision: config.train.precision.dtypes(),
-            on_nonfinite: config.train.on_nonfinite,
-            compile: CompileSettings {
-                options: CompileOptions {
-                    overrides: own_overrides(config),
-                    ..CompileOptions::default()
-                },
-                formulation,
-                steps_per_launch: config.train.steps_per_launch,
-                cache_dir: cache_dir(config)?,
-            },
-        })
-    }
-
-    /// Adds the XLA options of the chip that is there, where it is one that is known; the configuration's own
-    /// win. So what runs is what `lockstep compile` showed.
-    pub(super) fn tune(&mut self, client: &Client) {
-        let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind));
-        if let Some(chip) = chip {
-            let options = &mut self.compile.options.overrides;
-            *options = flags::with_overrides(chip, options);
-        }
-    }
-
-    /// The specification of the step for a model.
-    pub fn spec<'a>(&'a self, model: &'a dyn Model) -> StepSpec<'a> {
-        StepSpec {
-            model,
-            fields: &self.fields,
-            mesh: self.mesh,
-            microbatch: self.batch.microbatch(),
-            num_microbatches: self.batch.num_microbatches(),
-            precision: self.precision,
-            optimizer: &*self.optimizer,
-            policy: Policy,
-            on_nonfinite: self.on_nonfinite,
-        }
-    }
-}
-
-/// The options that the configuration passes to the compiler.
-fn own_overrides(config: &Config) -> BTreeMap<String, OverrideValue> {
-    let value = |value: &OptionValue| match value {
-        OptionValue::Bool(value) => OverrideValue::Bool(*value),
-        OptionValue::Int(value) => OverrideValue::Int(*value),
-        OptionValue::Float(value) => OverrideValue::Double(*value),
-        OptionValue::Text(value) => OverrideValue::String(value.clone()),
-    };
-    config.compile.overrides.iter().map(|(name, v)| (name.clone(), value(v))).collect()
-}
-
-fn cache_dir(config: &Config) -> Result<Option<PathBuf>, Error> {
-    if !config.compile.cache {
-        return Ok(None);
-    }
-    Ok(Some(InstallOptions::from_env()?.compile_cache_dir()))
-}
-
-/// Opens the devices with the configuration's options. Whoever has set some is told that they took part.
-fn open(plugin: &Plugin, device: &Device) -> Result<Client, Error> {
+/// Opens the devices with the options of the configuration. An error names these options.
+fn open(plugin: &Plugin, device: &DeviceConfig) -> Result<Client, Error> {
     let value = |option: &PluginOption| match option {
         PluginOption::Bool(value) => Value::Bool(*value),
         PluginOption::Int(value) => Value::Int64(*value),
@@ -160,8 +37,8 @@ fn open(plugin: &Plugin, device: &Device) -> Result<Client, Error> {
     })
 }
 
-/// The platform of the configured backend where its name tells it. A plugin that is given by path has to be
-/// asked.
+/// The platform of the configured backend, if its name determines it. `None` for a plugin given by path, which has to
+/// be loaded to find out.
 pub fn platform_on_host(config: &Config) -> Option<Platform> {
     match config.device.backend {
         Backend::Cpu => Some(Platform::Cpu),
@@ -171,28 +48,25 @@ pub fn platform_on_host(config: &Config) -> Option<Platform> {
     }
 }
 
-/// The number of replicas where no plugin is asked: `mesh.data`, and for `"auto"` the cores, which is
-/// what it means on the CPU backend.
-pub fn num_replicas_on_host(config: &Config) -> usize {
-    match config.mesh.data {
-        AutoOr::Value(num_replicas) => num_replicas,
-        AutoOr::Auto => thread::available_parallelism().map_or(1, usize::from),
-    }
+/// The mesh as known without a plugin: `"auto"` is the number of the host's cores, as on the CPU backend.
+pub fn mesh_on_host(config: &Config) -> Mesh {
+    config.mesh.on_virtual_devices(thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Finds the plugin (installing the CPU's if need be, and `say`ing so), and opens the devices.
+/// Finds the plugin and opens the devices of the mesh. Installs the CPU plugin if it is missing, and reports that
+/// through `say`.
 ///
 /// # Errors
-/// No plugin, or fewer devices than the mesh asks for.
-pub fn open_devices(config: &Config, say: impl Fn(&str)) -> Result<(Client, usize), Error> {
-    open_timed(config, &Spans::new(Instant::now()), say)
+/// If there is no plugin, or the devices do not fit the mesh.
+pub fn open_devices(config: &Config, say: impl Fn(&str)) -> Result<(Client, Mesh), Error> {
+    open_timed(config, &StartupSpans::new(Instant::now()), say)
 }
 
 fn open_timed(
     config: &Config,
-    spans: &Spans,
+    spans: &StartupSpans,
     say: impl Fn(&str),
-) -> Result<(Client, usize), Error> {
+) -> Result<(Client, Mesh), Error> {
     let backend = &config.device.backend;
     let platform = platform_on_host(config);
     if platform == Some(Platform::Cpu) {
@@ -203,8 +77,9 @@ fn open_timed(
     let found = spans.time("find the plugin", find)?;
     let plugin = spans.time("load the plugin", || Plugin::load(found.path))?;
     let open_cpu = || {
-        let waits = CpuWaits::of(&own_overrides(config));
-        Ok::<_, Error>(Client::cpu_with(&plugin, num_replicas_on_host(config), waits)?)
+        let waits = CpuWaits::of(&compile_overrides(config));
+        let num_devices = mesh_on_host(config).num_replicas();
+        Ok::<_, Error>(Client::cpu_with(&plugin, num_devices, waits)?)
     };
     let client = spans.time("open the devices", || match platform {
         Some(Platform::Cpu) => open_cpu(),
@@ -214,26 +89,28 @@ fn open_timed(
             if client.platform() != Platform::Cpu {
                 return Ok(client);
             }
-            // Again, now that it is known to make devices to order.
+            // Reopened with the number of devices of the mesh, which only CPU backends can create.
             drop(client);
             check_num_cpu_devices(config)?;
             open_cpu()
         }
     })?;
-    let num_devices = client.devices().len();
-    let num_replicas = config.mesh.num_replicas(num_devices);
-    if num_replicas > num_devices {
-        return Err(too_many(config, num_replicas, num_devices));
+    let num_devices = client.global_devices().len();
+    let mesh = match client.platform() {
+        Platform::Cpu => mesh_on_host(config),
+        _ => config.mesh.on_devices(num_devices)?,
+    };
+    if mesh.num_replicas() > num_devices {
+        return Err(too_many(config, mesh.num_replicas(), num_devices));
     }
-    Ok((client, num_replicas))
+    Ok((client, mesh))
 }
 
 fn check_num_cpu_devices(config: &Config) -> Result<(), Error> {
-    let on_host = num_replicas_on_host(config);
-    if on_host > MAX_CPU_DEVICES {
-        return Err(too_many(config, on_host, MAX_CPU_DEVICES));
+    match mesh_on_host(config).num_replicas() {
+        num_replicas if num_replicas <= MAX_CPU_DEVICES => Ok(()),
+        num_replicas => Err(too_many(config, num_replicas, MAX_CPU_DEVICES)),
     }
-    Ok(())
 }
 
 fn too_many(config: &Config, num_replicas: usize, num_devices: usize) -> Error {
@@ -241,7 +118,7 @@ fn too_many(config: &Config, num_replicas: usize, num_devices: usize) -> Error {
     Error::TooManyReplicas { num_replicas, backend, num_devices }
 }
 
-/// An error that speaks of options of the configuration's, with their keys.
+/// Adds the configuration's keys to an error that mentions compiler options set there.
 fn with_overrides(error: Error, config: &Config) -> Error {
     let text = error.to_string();
     let is_named = |name: &&String| text.contains(name.as_str());
@@ -252,44 +129,43 @@ fn with_overrides(error: Error, config: &Config) -> Error {
     }
 }
 
-/// Everything from a job to a state on devices. `check` is asked between its parts whether to go on.
+/// The whole startup, from a job to a state on the devices. `check` is called between the phases, and its error ends
+/// the startup.
 pub(super) fn start(
     job: &Job<'_>,
-    spans: &Spans,
+    spans: &StartupSpans,
     check: impl Fn() -> Result<(), Error>,
 ) -> Result<(Client, Run, Trainer), Error> {
     let Job { config, model, splits } = job;
     check()?;
-    let trace = |num_replicas, platform| {
-        let run = Run::new(config, splits, num_replicas, platform)?;
-        let traced = Traced::new(&run.spec(*model), &run.compile, spans)?;
-        Ok::<_, Error>((run, traced))
+    let lower = |mesh, platform| {
+        let run = Run::new(config, splits, mesh, platform)?;
+        let lowered = LoweredPrograms::new(&run, *model, spans)?;
+        Ok::<_, Error>((run, lowered))
     };
-    let num_replicas_known =
-        |platform| platform == Platform::Cpu || matches!(config.mesh.data, AutoOr::Value(_));
-    let (client, (mut run, traced)) = match platform_on_host(config) {
-        Some(platform) if num_replicas_known(platform) => {
+    let is_mesh_known = |platform| platform == Platform::Cpu || config.mesh.is_fixed();
+    let (client, (run, lowered)) = match platform_on_host(config) {
+        Some(platform) if is_mesh_known(platform) => {
             if platform == Platform::Cpu {
                 check_num_cpu_devices(config)?;
             }
             thread::scope(|scope| {
                 let opening = scope.spawn(|| open_timed(config, spans, say));
-                let traced = trace(num_replicas_on_host(config), platform);
+                let lowered = lower(mesh_on_host(config), platform);
                 let opened =
                     opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 let (client, _) = opened?;
-                Ok::<_, Error>((client, traced?))
+                Ok::<_, Error>((client, lowered?))
             })?
         }
         _ => {
-            let (client, num_replicas) = open_timed(config, spans, say)?;
-            let traced = trace(num_replicas, client.platform())?;
-            (client, traced)
+            let (client, mesh) = open_timed(config, spans, say)?;
+            let lowered = lower(mesh, client.platform())?;
+            (client, lowered)
         }
     };
-    run.tune(&client);
     check()?;
-    let trainer = Trainer::with_programs(&client, &run, traced, config.train.seed, spans)
+    let trainer = Trainer::with_programs(&client, &run, lowered, config.train.seed, spans)
         .map_err(|error| with_overrides(error, config))?;
     Ok((client, run, trainer))
 }

@@ -1,12 +1,12 @@
-//! How a run is ended from outside.
+//! Ending a run from outside.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Error;
 
-/// A request from outside that a run end: after the launches that are under way or, where there is none yet,
-/// before the first step. Clones share it.
+/// A request to end a run: after the launches in flight, or before the first step if there are none yet. Clones share the
+/// request.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     requested: Arc<AtomicBool>,
@@ -14,32 +14,32 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Asks the run to end.
+    /// Requests the end of the run.
     pub fn request(&self) {
         self.requested.store(true, Ordering::Relaxed);
     }
 
-    /// The flag itself, for signal handlers, which can do no more than set it.
+    /// The flag itself, for signal handlers, which can only set it.
     pub fn flag(&self) -> Arc<AtomicBool> {
         self.requested.clone()
     }
 
-    /// Has it been asked to end?
+    /// `true` if the end has been requested.
     pub fn is_requested(&self) -> bool {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Has the run come to its first step?
+    /// `true` if the run has reached its first step.
     pub fn has_begun(&self) -> bool {
         self.has_begun.load(Ordering::Relaxed)
     }
 
-    /// The first step is next.
+    /// Marks that the run has reached its first step.
     pub(super) fn begin(&self) {
         self.has_begun.store(true, Ordering::Relaxed);
     }
 
-    /// To be asked on the way to the first step.
+    /// Returns an error if the end has been requested. For the time before the first step.
     pub(super) fn check(&self) -> Result<(), Error> {
         if self.is_requested() { Err(Error::StoppedBeforeStart) } else { Ok(()) }
     }

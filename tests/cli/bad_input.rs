@@ -42,7 +42,10 @@ fn keys_and_values() {
     let cases: &[(&[&str], &[&str])] = &[
         (&["train.stepz=5"], &["train.stepz: unknown key, did you mean \"steps\"?"]),
         (&["train.lr=0.1"], &["did you mean \"schedule.peak\"?"]),
-        (&["train.global_batch=66"], &["does not divide", "4 replicas", "64 or 68"]),
+        (
+            &["train.global_batch=66"],
+            &["train.global_batch: 66 does not divide", "4 replicas", "64 or 68"],
+        ),
         (&["train.global_batch=2000"], &["1437 training examples", "at most 1437"]),
         (&["mesh.data=1000", "train.batch_per_replica=1"], &["1000 replicas", "`cpu` has 256"]),
         (&["train.steps=0"], &["train.steps: found 0", "from 1 to"]),
@@ -103,14 +106,14 @@ fn keys_and_values() {
         ),
         (
             &["compile.overrides.xla_nonsense=1"],
-            &["does not take compile.overrides.xla_nonsense: "],
+            &["does not accept compile.overrides.xla_nonsense: "],
         ),
         (
             &["compile.overrides.xla_cpu_enable_fast_math=[1]", "train.steps=x"],
             &["2 errors in", "--set train.steps=x: train.steps: found string \"x\""],
         ),
         (&["data.path=."], &["cannot read the data file", "is a directory", "data.path"]),
-        (&["device.backend=gpu"], &["\"gpu\" is no backend, did you mean \"cuda\"?"]),
+        (&["device.backend=gpu"], &["\"gpu\" is not a backend, did you mean \"cuda\"?"]),
         (&["device.backend=./nowhere.so"], &["cannot read the plugin", "nowhere.so"]),
         (&["device.backend=./examples/digits.toml"], &["is not a PJRT plugin"]),
     ];
@@ -168,7 +171,7 @@ fn data_files() {
     let mislabelled = file(dir.path(), "mislabelled.gz", &encoder.finish().unwrap());
 
     let cases: [(&Path, &[&str]); 2] = [
-        (&truncated, &["truncated.gz is not a whole gzip file", "get it anew"]),
+        (&truncated, &["truncated.gz is not a whole gzip file", "download it again"]),
         (&mislabelled, &["mislabelled.gz line 3: found label \"10\"", "0 to 9"]),
     ];
     for (path, fragments) in cases {
@@ -268,7 +271,7 @@ fn parameters_to_start_from() {
     let cases: [(&Path, &[&str]); 4] = [
         (&other_model, &["`blocks.0.linear.weight` is F32[8, 64]", "model's is f32[256, 64]"]),
         (&damaged, &["cannot read the parameters", "damaged"]),
-        (Path::new(DIGITS), &["digits.toml: it is no safetensors file, or damaged"]),
+        (Path::new(DIGITS), &["digits.toml: it is not a safetensors file, or it is damaged"]),
         (&dir.path().join("nowhere"), &["cannot read the parameters", "nowhere"]),
     ];
     for (path, fragments) in cases {
@@ -328,8 +331,8 @@ fn a_loss_that_is_not_finite_stops_the_run_and_keeps_what_there_is() {
     let sets = ["optimizer.name=sgd", "schedule.peak=1e30", "schedule.warmup=none", "mesh.data=2"];
     let done = lockstep(&train_args(&sets, &["--out", text(dir.path())]));
     assert_eq!(done.code, Some(1), "{}", done.stderr);
-    let said = "error: step 1: the loss is not finite on replicas 0, 1; the parameters are left as they \
-                were before it";
+    let said = "error: step 1: the loss is not finite on replicas 0, 1; the parameters are unchanged \
+                by it";
     assert!(done.stderr.contains(said), "{}", done.stderr);
     assert!(done.stderr.contains("train.on_nonfinite = \"skip\""), "{}", done.stderr);
     let lines = metrics(dir.path());

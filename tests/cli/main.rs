@@ -1,6 +1,6 @@
 //! The command line from end to end, as its user meets it:
 //!
-//! - `training`: what `train` achieves, says and leaves behind, on 1 to 8 replicas
+//! - `training`: what `train` achieves, prints and writes, on 1 to 8 replicas
 //! - `bad_input`: what is refused, with which words, and that nothing is lost by it
 //! - `interrupted`: signals, and readers that go away
 //! - `run_dir`: a directory holds one run, whatever becomes of it and of the disk
@@ -84,7 +84,7 @@ impl Outcome {
     }
 }
 
-/// `train digits.toml` with these keys set; `out` and other arguments behind it.
+/// `train digits.toml` with these keys set; `out` and other arguments after it.
 fn train_args(sets: &[&str], more: &[&str]) -> Vec<String> {
     let mut args = vec!["train".to_owned(), DIGITS.to_owned()];
     args.extend(sets.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]));

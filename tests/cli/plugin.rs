@@ -104,7 +104,10 @@ fn a_plugin_that_is_cut_off_is_refused_and_installed_again() {
 
     fs::remove_file(&cache.library).unwrap();
     refused(&cache.run(&["plugin", "verify"]), &[]);
-    refused(&cache.run(&["plugin", "verify", "cpu"]), &["the cpu plugin is damaged", "is no file"]);
+    refused(
+        &cache.run(&["plugin", "verify", "cpu"]),
+        &["the cpu plugin is damaged", "is not a file"],
+    );
 }
 
 #[test]
@@ -175,7 +178,7 @@ fn files_that_are_given_by_path_and_are_no_whole_library_are_refused() {
     refused(&train(&dir), &["dir.so is not a PJRT plugin: it is a directory"]);
     let pipe = cache.dir.path().join("pipe.so");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    refused(&train(&pipe), &["pipe.so is not a PJRT plugin: it is no regular file"]);
+    refused(&train(&pipe), &["pipe.so is not a PJRT plugin: it is not a regular file"]);
 }
 
 #[test]

@@ -109,6 +109,17 @@ fn bench_prints_a_line_of_json() {
 }
 
 #[test]
+fn bench_times_sharded_steps() {
+    let mesh = ["--set", "mesh.data=2", "--set", "mesh.fsdp=2"];
+    let args = [&["bench", DIGITS, "--steps", "2", "--json"][..], &mesh].concat();
+    let figures = lockstep(&args).succeeded().json();
+    assert_eq!(figures["num_replicas"], 4);
+    for key in ["median_step_ms", "compute_only_ms"] {
+        assert!(figures[key].as_f64().unwrap() > 0.0, "{key}: {figures}");
+    }
+}
+
+#[test]
 fn bench_says_where_the_time_goes() {
     let args = ["bench", DIGITS, "--steps", "2", "--json", "--profile", "--set", "mesh.data=2"];
     let figures = lockstep(&args).succeeded().json();

@@ -12,7 +12,7 @@ fn schedule(sets: &[&str], more: &[&str]) -> Vec<String> {
     args
 }
 
-/// The rows of a CSV behind its header.
+/// The rows of a CSV after its header.
 fn rows(csv: &str) -> Vec<Vec<&str>> {
     csv.lines().skip(1).map(|line| line.split(',').collect()).collect()
 }
@@ -152,7 +152,7 @@ fn the_table_has_the_ends_and_the_boundaries() {
         row.unwrap_or_else(|| panic!("no step {step} in {table}"))[2].to_owned()
     };
     assert_eq!([rate("21"), rate("219"), rate("220"), rate("659")], ["0.4", "0.4", "0.04", "0.04"]);
-    assert!(table.contains("660 steps of 64 examples, 22 steps an epoch"), "{table}");
+    assert!(table.contains("660 steps of 64 examples, 22 steps per epoch"), "{table}");
     assert!(table.contains('\u{28C0}') || table.contains('\u{2809}'), "a plot: {table}");
 }
 
@@ -189,5 +189,5 @@ fn what_cannot_be_shown_is_refused() {
     assert!(done.stderr.contains("there are 1437 training examples"), "{}", done.stderr);
     let done =
         lockstep(&train_args(&["data.num_examples=1437", "train.epochs=2"], &[])).succeeded();
-    assert!(done.stderr.contains("22 steps an epoch, 44 in all"), "{}", done.stderr);
+    assert!(done.stderr.contains("22 steps per epoch, 44 in total"), "{}", done.stderr);
 }

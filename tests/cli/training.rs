@@ -1,4 +1,4 @@
-//! What `train` achieves, says and leaves behind.
+//! What `train` achieves, prints and writes.
 
 use std::fs;
 use std::time::{Duration, Instant, SystemTime};
@@ -167,7 +167,8 @@ fn a_run_leaves_metrics_summary_and_parameters() {
 fn every_field_is_explained() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/outputs.md");
     let page = fs::read_to_string(page).unwrap();
-    for field in STEP_FIELDS.iter().chain(&EVAL_FIELDS).chain(&SUMMARY_FIELDS) {
+    for field in STEP_FIELDS.iter().chain(&EVAL_FIELDS).chain(&SUMMARY_FIELDS).chain(&["eval_NAME"])
+    {
         assert!(page.contains(&format!("`{field}`")), "{field}");
     }
 }
@@ -231,7 +232,7 @@ fn updates_that_are_not_finite_are_counted_and_left_out_if_asked_for() {
     // A run that ends so is no success, and says what it came to all the same.
     assert_eq!(done.code, Some(1), "{}", done.stderr);
     let said = "error: the last update of the run was left out, in step 4: the loss is not finite on \
-                replicas 0, 1. 4 of 5 updates were; lower the rate";
+                replicas 0, 1. 4 of 5 updates were left out; lower the rate";
     assert!(done.stderr.contains(said), "{}", done.stderr);
     let summary = summary(dir.path());
     assert_eq!(done.json(), summary);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockstep::cluster::device_order;
 use lockstep::pjrt::{
     Client, Code, CompileOptions, CpuWaits, Error, KeyValueError, KeyValueStore, OverrideValue,
     Value,
@@ -17,6 +18,15 @@ fn a_cpu_client_has_the_devices_asked_for() {
     assert!(!client.platform_version().is_empty());
     let ids: Vec<i32> = client.devices().iter().map(|device| device.id).collect();
     assert_eq!(ids, [0, 1, 2]);
+    // With one process all devices are addressable; those that only bring workers are in neither list.
+    let global: Vec<i32> = client.global_devices().iter().map(|device| device.id).collect();
+    assert_eq!(global, ids);
+    let ordered: Vec<i32> =
+        device_order(client.global_devices()).iter().map(|device| device.id).collect();
+    assert_eq!(ordered, ids);
+    let addressable = device_order(client.devices().iter().map(|device| &device.description));
+    assert_eq!(addressable.len(), 3);
+    assert_eq!(client.placement().pairs(), [(0, 0), (1, 1), (2, 2)]);
     assert_eq!(client.devices()[1].process_index, 0);
     assert!(!client.devices()[1].kind.is_empty());
     assert!(!client.devices()[1].debug_string.is_empty());

@@ -120,7 +120,7 @@ fn a_device_assignment_places_the_replicas() {
     let options =
         CompileOptions { device_assignment: Some(vec![2, 0]), ..CompileOptions::default() };
     let executable = client.compile(&all_reduce(2, 1), &options).unwrap();
-    assert_eq!(executable.placement()[..], [2, 0]);
+    assert_eq!(executable.placement().pairs(), [(0, 2), (1, 0)]);
     let x = client.upload_on(executable.placement(), &[f32s(&[1.0]), f32s(&[5.0])]).unwrap();
     let launch = executable.execute(vec![Arg::Borrow(&x)]).unwrap();
     assert_eq!(launch.outputs[0].read(0).unwrap(), *f32s(&[6.0]));
@@ -128,7 +128,34 @@ fn a_device_assignment_places_the_replicas() {
     for wrong in [vec![0], vec![1, 1], vec![7, 8], vec![0, 9]] {
         let options =
             CompileOptions { device_assignment: Some(wrong), ..CompileOptions::default() };
-        client.compile(&all_reduce(2, 1), &options).unwrap_err();
+        let error = client.compile(&all_reduce(2, 1), &options).unwrap_err();
+        assert!(matches!(error, Error::DeviceAssignment { .. }), "{error}");
+    }
+}
+
+#[test]
+fn executables_on_equal_devices_take_each_others_results() {
+    let client = client(3);
+    let on = |assignment: Vec<i32>| CompileOptions {
+        device_assignment: Some(assignment),
+        ..CompileOptions::default()
+    };
+    let program = accumulate(2, 4);
+    let first = client.compile(&program, &on(vec![2, 0])).unwrap();
+    let bytes = first.serialize().unwrap();
+    let second = client.deserialize(&program, &on(vec![2, 0]), &bytes).unwrap();
+    assert_eq!(first.placement(), second.placement());
+    let ones = f32s(&[1.0; 4]);
+    let x = client.upload_on(first.placement(), &[ones.clone(), ones.clone()]).unwrap();
+    let state = client.upload_on(second.placement(), &[ones.clone(), ones]).unwrap();
+    let mut launch = first.execute(vec![Arg::Donate(state), Arg::Borrow(&x)]).unwrap();
+    let state = Arg::Donate(launch.outputs.remove(0));
+    let launch = second.execute(vec![state, Arg::Borrow(&x)]).unwrap();
+    assert_eq!(launch.outputs[0].read(1).unwrap(), *f32s(&[5.0; 4]));
+    // Other devices, and the same devices with the replicas swapped.
+    for other in [vec![0, 1], vec![0, 2]] {
+        let error = client.deserialize(&program, &on(other), &bytes).unwrap_err();
+        assert!(matches!(error, Error::DeviceAssignment { .. }), "{error}");
     }
 }
 
@@ -160,20 +187,20 @@ fn a_program_that_does_not_compile_says_why_and_too_many_replicas_is_an_error() 
 #[test]
 fn a_declaration_that_does_not_fit_its_text_is_an_error() {
     let client = client(2);
-    let border = |change: &dyn Fn(&mut hlo::Program)| {
+    let mismatch = |change: &dyn Fn(&mut hlo::Program)| {
         let mut program = accumulate(2, 4);
         change(&mut program);
         match client.compile(&program, &CompileOptions::default()) {
-            Err(Error::ProgramBorder { what, .. }) => what,
+            Err(Error::SignatureMismatch { what, .. }) => what,
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(border(&|p| drop(p.inputs.pop())), "inputs");
-    assert_eq!(border(&|p| p.inputs[0].donated = false), "inputs");
-    assert_eq!(border(&|p| p.inputs[1].ty.dims = vec![5]), "inputs");
-    assert_eq!(border(&|p| drop(p.outputs.pop())), "outputs");
-    assert_eq!(border(&|p| p.outputs[0].ty.dims = vec![2, 2]), "outputs");
-    assert_eq!(border(&|p| p.num_replicas = 1), "replicas");
+    assert_eq!(mismatch(&|p| drop(p.inputs.pop())), "inputs");
+    assert_eq!(mismatch(&|p| p.inputs[0].donated = false), "inputs");
+    assert_eq!(mismatch(&|p| p.inputs[1].ty.dims = vec![5]), "inputs");
+    assert_eq!(mismatch(&|p| drop(p.outputs.pop())), "outputs");
+    assert_eq!(mismatch(&|p| p.outputs[0].ty.dims = vec![2, 2]), "outputs");
+    assert_eq!(mismatch(&|p| p.num_replicas = 1), "replicas");
 }
 
 /// Each of these ends the process, hangs, or lets the replicas drift apart.
@@ -222,7 +249,7 @@ fn a_serialized_executable_runs_the_same_and_in_its_own_program_only() {
     let program = accumulate(2, 4);
     let bytes = first.compile(&program, &CompileOptions::default()).unwrap().serialize().unwrap();
     let run = |client: &Client| {
-        let executable = client.deserialize(&program, &bytes).unwrap();
+        let executable = client.deserialize(&program, &CompileOptions::default(), &bytes).unwrap();
         let x = client.upload_replicated(f32s(&[1.0; 4])).unwrap();
         let state = client.upload_replicated(f32s(&[0.5; 4])).unwrap();
         let launch = executable.execute(vec![Arg::Donate(state), Arg::Borrow(&x)]).unwrap();
@@ -234,12 +261,13 @@ fn a_serialized_executable_runs_the_same_and_in_its_own_program_only() {
     };
     assert_eq!(run(&first), *f32s(&[4.5; 4]));
     assert_eq!(run(&client(2)), *f32s(&[4.5; 4]));
-    let other = first.deserialize(&accumulate(2, 5), &bytes).unwrap_err();
+    let other =
+        first.deserialize(&accumulate(2, 5), &CompileOptions::default(), &bytes).unwrap_err();
     assert!(matches!(other, Error::Serialized { .. }), "{other}");
     let mut flipped = bytes.clone();
     flipped[bytes.len() / 2] ^= 1;
     for damaged in [b"neither", &bytes[..bytes.len() - 1], &flipped] {
-        let error = first.deserialize(&program, damaged).unwrap_err();
+        let error = first.deserialize(&program, &CompileOptions::default(), damaged).unwrap_err();
         assert!(matches!(error, Error::Serialized { .. }), "{error}");
     }
 }

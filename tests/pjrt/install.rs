@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use lockstep::pjrt::{
-    InstallError, InstallOptions, Plugin, Source, find, find_or_install, install, list, verify,
+    InstallError, InstallOptions, Plugin, PluginSource, find, find_or_install, install, list,
+    verify,
 };
 
 /// Options with an empty cache and a Python that runs `script` in place of pip and knows no package.
@@ -77,7 +78,7 @@ fn pip_installs_the_cpu_plugin_once_also_when_two_ask_at_once() {
     assert_eq!((verified.num_files, verified.was_recorded), (3, true));
 
     let found = find("cpu", &options).unwrap().unwrap();
-    assert_eq!((found.source, found.version.as_deref()), (Source::Cache, Some("0.0.1")));
+    assert_eq!((found.source, found.version.as_deref()), (PluginSource::Cache, Some("0.0.1")));
     let row = list(&options).into_iter().find(|row| row.name == "cpu").unwrap();
     assert_eq!(row.found.unwrap().path, found.path);
 }
@@ -158,7 +159,7 @@ fn names_and_paths_are_told_apart() {
     let dir = tempfile::tempdir().unwrap();
     let options = with_python(dir.path(), "exit 1");
     let path = find("./some/plugin.so", &options).unwrap().unwrap();
-    assert_eq!(path.source, Source::Path);
+    assert_eq!(path.source, PluginSource::Path);
     let error = find("cpus", &options).unwrap_err();
     assert!(matches!(error, InstallError::UnknownName { .. }), "{error}");
     // Large, and of no use without the hardware: not installed unasked.
@@ -183,5 +184,5 @@ fn an_installed_python_package_is_found_without_a_download() {
         format!("#!/bin/sh\nPYTHONPATH={} exec {} \"$@\"\n", dir.path().display(), real.display());
     fs::write(&options.python, script).unwrap();
     let found = find("tpu", &options).unwrap().unwrap();
-    assert_eq!((found.source, found.path), (Source::Python, package.join("libtpu.so")));
+    assert_eq!((found.source, found.path), (PluginSource::Python, package.join("libtpu.so")));
 }

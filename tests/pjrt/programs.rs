@@ -3,10 +3,10 @@
 use std::sync::OnceLock;
 
 use hlo::{DType, Program, ProgramInput, ProgramOutput, TensorType};
-use lockstep::pjrt::{Client, Found, InstallOptions, Plugin, find_or_install};
+use lockstep::pjrt::{Client, FoundPlugin, InstallOptions, Plugin, find_or_install};
 
-pub fn found() -> &'static Found {
-    static FOUND: OnceLock<Found> = OnceLock::new();
+pub fn found() -> &'static FoundPlugin {
+    static FOUND: OnceLock<FoundPlugin> = OnceLock::new();
     FOUND.get_or_init(|| {
         let options = InstallOptions::from_env().unwrap();
         find_or_install("cpu", &options, |line| eprintln!("{line}")).unwrap()

@@ -1,25 +1,25 @@
-//! When a value from the plugin agrees with the interpreter's.
+//! Criteria for the agreement of the plugin's values with the interpreter's.
 
 use hlo::{DType, Literal};
 
 /// How far apart two values may be.
 #[derive(Clone, Copy, Debug)]
 pub enum Agreement {
-    /// Equal bits: what moves elements without looking at them, and all of integers and `pred`.
+    /// Equal bits: ops that only move elements, and all ops on integers and `pred`.
     Bits,
-    /// Equal bits, but any NaN for a NaN: ops that IEEE 754 rounds correctly.
+    /// Equal bits, except that any NaN equals any other: ops that IEEE 754 requires to be rounded correctly.
     Exact,
-    /// At most this many units in the last place, of the value or of `floor` if that is greater:
-    /// functions that are approximated, sums in another order.
+    /// At most this many units in the last place, of the value or of `floor` if that is greater: approximated
+    /// functions, and sums in another order.
     Ulps {
-        /// How many.
+        /// Number of units in the last place.
         ulps: f64,
         /// A magnitude below which the error is absolute.
         floor: f64,
     },
 }
 
-/// What is wrong with `got`, if anything.
+/// Describes the disagreement, if any.
 pub fn disagreement(got: &Literal, expected: &Literal, agreement: Agreement) -> Option<String> {
     if (got.dtype(), got.dims()) != (expected.dtype(), expected.dims()) {
         return Some(format!("got {got:?}, expected {expected:?}"));
@@ -48,7 +48,7 @@ pub fn disagreement(got: &Literal, expected: &Literal, agreement: Agreement) -> 
     })
 }
 
-/// The distance from 1 to the next value.
+/// The distance from 1 to the next larger value.
 fn epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON,

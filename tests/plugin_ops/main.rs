@@ -1,10 +1,10 @@
-//! The interpreter against XLA: the two meanings of a graph are one.
+//! The interpreter against XLA: both must compute the same values for a graph.
 //!
-//! | file | what it shows |
+//! | file | contents |
 //! |---|---|
 //! | `table` | every op, for every dtype that it takes, on one replica and on four in two arrangements |
-//! | `random_graphs` | what ops do to each other: random graphs, also after `passes::simplify` |
-//! | `agreement` | when two values agree |
+//! | `random_graphs` | combinations of ops: random graphs, also after `passes::simplify` |
+//! | `agreement` | criteria for the agreement of two values |
 
 #[path = "../support/mod.rs"]
 mod support;

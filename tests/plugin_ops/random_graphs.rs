@@ -1,11 +1,10 @@
-//! Random graphs: what ops do to each other, fused and reordered by XLA.
+//! Random graphs: combinations of ops, fused and reordered by XLA.
 //!
-//! A graph is a list of random steps, each of which takes tensors from a pool by random numbers and puts
-//! one back, so that any list is a graph and shorter lists are found when one fails. There are two
-//! kinds. **Exact** graphs hold small whole numbers in f32 and i32, on which also ops with jumps
-//! (comparisons, floor, conversions) have one right answer in whatever order things are added: results
-//! are equal. **Smooth** graphs hold fractions, go through functions without jumps only, and are
-//! differentiated: results and gradients are close.
+//! A graph is a list of random steps. Each step takes randomly chosen tensors from a pool and puts one back, so
+//! any list is a valid graph, and a failing list can be shrunk. There are two kinds. **Exact** graphs compute
+//! with small integers in f32 and i32. On these, even discontinuous ops (comparisons, floor, conversions)
+//! have one right answer for any order of additions, so results must be equal. **Smooth** graphs compute with
+//! fractions, use only continuous functions, and are differentiated; results and gradients must be close.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -15,7 +14,7 @@ use hlo::{
     Axis, DType, DotDims, Graph, Literal, Mesh, Reduction, Tensor, TensorType, grad, interpret,
     trace, verify,
 };
-use lockstep::parallel::group_all_reduces;
+use lockstep::lowering::group_all_reduces;
 use proptest::prelude::{Strategy, any};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
@@ -26,7 +25,7 @@ const NUM_CASES: u32 = 64;
 const MAX_ELEMENTS: usize = 256;
 
 #[test]
-fn random_graphs_mean_the_same_to_the_interpreter_and_to_xla() {
+fn random_graphs_agree_between_the_interpreter_and_xla() {
     let config = Config { cases: NUM_CASES, failure_persistence: None, ..Config::default() };
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let recipes = (any::<bool>(), any::<bool>(), proptest::collection::vec(any::<Step>(), 4..28));
@@ -38,7 +37,7 @@ fn random_graphs_mean_the_same_to_the_interpreter_and_to_xla() {
         recipe.check(&graph).map_err(TestCaseError::fail)
     });
     result.unwrap_or_else(|error| panic!("{error}"));
-    // Not a graph of nothing: with this seed these all occur.
+    // The graphs are not trivial: with this seed, all of these ops occur.
     for op in [
         "all_gather",
         "all_reduce",
@@ -61,7 +60,7 @@ fn random_graphs_mean_the_same_to_the_interpreter_and_to_xla() {
     }
 }
 
-/// Which op, and three numbers that say on what.
+/// The op, and three numbers that select its operands.
 type Step = (u8, u8, u8, u8);
 
 #[derive(Clone, Debug)]
@@ -88,7 +87,7 @@ impl Recipe {
         ]
     }
 
-    /// Small whole numbers, or fractions.
+    /// Small integers or fractions.
     fn values(&self) -> Vec<Vec<Literal>> {
         let mesh = self.mesh();
         let value = |index: usize, ty: &TensorType, replica: usize| {
@@ -164,7 +163,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// The result of one step, if its random numbers give an op that fits.
+    /// The result of one step, if its random numbers select a valid op.
     fn apply<'g>(&self, pool: &[Tensor<'g>], (op, a, b, c): Step) -> Option<Tensor<'g>> {
         let [x, z] = [a, b].map(|n| pool[usize::from(n) % pool.len()]);
         let [b, c] = [b, c].map(usize::from);
@@ -172,7 +171,7 @@ impl Recipe {
         let is_float = x.dtype().is_float();
         let dim = (!dims.is_empty()).then(|| b % dims.len());
         let size = x.tracer().mesh().size(Axis::Data);
-        // Operands of one type: the second is the last of its kind that comes before the chosen one.
+        // The second operand is a tensor from the pool with the same type as the first.
         let like = |x: Tensor<'g>| {
             let fits = |y: &&Tensor<'g>| (y.dtype(), y.shape()) == (x.dtype(), x.shape());
             let fitting: Vec<_> = pool.iter().filter(fits).collect();
@@ -244,7 +243,7 @@ impl Recipe {
         (result.num_elements() <= MAX_ELEMENTS).then_some(result)
     }
 
-    /// Keeps what grows within a range in which f32 holds every whole number, and errors do not grow.
+    /// Limits growing values to a range in which f32 represents every integer and errors do not grow.
     fn bounded<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
         match x.dtype().is_float() {
             true if self.exact => x.clamp(-16.0, 16.0),

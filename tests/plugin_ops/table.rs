@@ -1,4 +1,4 @@
-//! One table of cases over all ops. All cases that take a dtype make one program for it, which runs on
+//! One table of cases for all ops. All cases that take a dtype form one program for that dtype, which runs on
 //! one replica, on four along `data`, and on two along `data` by two along `tensor`.
 
 use std::collections::BTreeSet;
@@ -6,8 +6,8 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use hlo::{
-    Axis, AxisSet, Binary, Branch, Comparison, Convolution, DType, DotDims, Graph, Literal, Mesh,
-    Op, Reduction, Tensor, TensorType, Unary, Window, grad, interpret, trace, verify,
+    Axis, AxisSet, Binary, Branch, Comparison, Convolution, DType, DotDims, Graph, Groups, Literal,
+    Mesh, Op, Reduction, Tensor, TensorType, Unary, Window, grad, interpret, trace, verify,
 };
 
 use crate::agreement::{Agreement, disagreement};
@@ -19,7 +19,7 @@ const fn ulps(ulps: f64) -> Agreement {
     Agreement::Ulps { ulps, floor: f64::MIN_POSITIVE }
 }
 
-/// For results of sums, which may cancel.
+/// Tolerance for sums, which may cancel.
 const fn ulps_of_one(ulps: f64) -> Agreement {
     Agreement::Ulps { ulps, floor: 1.0 }
 }
@@ -48,7 +48,7 @@ fn not_float(dtype: DType) -> bool {
     !dtype.is_float()
 }
 
-/// Between replicas XLA adds bf16 in f32.
+/// Across replicas, XLA adds bf16 in f32.
 fn not_bf16(dtype: DType) -> bool {
     numeric(dtype) && dtype != DType::Bf16
 }
@@ -57,7 +57,7 @@ fn only_pred(dtype: DType) -> bool {
     dtype == DType::Pred
 }
 
-/// Every pair of these stands at some place of two operands: see [`Input::values`].
+/// Every pair of corner values occurs at some position of two operands: see [`Input::values`].
 const CORNERS: Input = Input { dims: &[64], values: Values::Corners };
 const SMALL: Input = Input { dims: &[64], values: Values::Between(-3.0, 3.0) };
 const MATRIX: Input = Input { dims: &[4, 8], values: Values::Between(-2.0, 2.0) };
@@ -150,7 +150,7 @@ fn comparison_cases() -> Vec<Case> {
     ]
 }
 
-/// From each dtype to each.
+/// From each dtype to each dtype.
 fn conversion_cases() -> Vec<Case> {
     let to = |dtype: DType| {
         // XLA goes from f64 to the half-precision dtypes through f32 and rounds twice.
@@ -250,7 +250,7 @@ fn moving_cases() -> Vec<Case> {
             &[small(&[2, 3, 2]), small(&[2, 2, 2])],
             |x| x[0].scatter_add(indices(x[0], &[2, 2], &[2, 2, -1, 0]), x[1], 1),
         ),
-        // Eight rows of corners, then one long enough for any algorithm: bits, so NaN too.
+        // Eight rows of corners, including NaN since bits are compared, then a row long enough for any algorithm.
         case("top_k", numeric, Bits, &[Input { dims: &[8, 8], values: Values::Corners }], |x| {
             x[0].top_k(8).0
         }),
@@ -274,7 +274,7 @@ fn contracting_cases() -> Vec<Case> {
     let cube = [small(&[3, 4, 5])];
     let corners = [Input { dims: &[8, 8], values: Values::Corners }];
     vec![
-        // Not `reduce_sum`, which accumulates what is narrow in f32.
+        // Not `reduce_sum`, which accumulates narrow floats in f32.
         case("reduce add", numeric, ulps_of_one(12.0), &cube, |x| {
             x[0].reduce(Reduction::Sum, &[0, 2])
         }),
@@ -443,7 +443,7 @@ fn collective_cases() -> Vec<Case> {
             &[MATRIX],
             |x| x[0] + x[0].tracer().replica_id(Axis::Tensor),
         ),
-        // The greatest of numbers: what a NaN becomes between replicas is the backend's.
+        // Without NaN: the maximum of a NaN across replicas depends on the backend.
         case("all_reduce maximum", numeric, Exact, &[MATRIX], |x| {
             x[0].all_reduce(Reduction::Max, Axis::Data)
         }),
@@ -459,10 +459,15 @@ fn collective_cases() -> Vec<Case> {
         case("all_reduce, then vary", numeric, Exact, &[MATRIX], |x| {
             x[0].all_reduce(Reduction::Max, Axis::Data).vary(Axis::Data).maximum(x[0])
         }),
-        case("all_reduce_within", not_bf16, Exact, &[MATRIX], |x| {
-            let size = x[0].tracer().mesh().size(Axis::Data);
-            x[0].all_reduce_within(Axis::Data, if size > 2 { 2 } else { size })
+        case("all_reduce in contiguous subgroups", not_bf16, Exact, &[MATRIX], |x| {
+            let size = x[0].tracer().mesh().size(Axis::Data).min(2);
+            x[0].all_reduce(Reduction::Sum, Groups::contiguous(Axis::Data, size))
         }),
+        case("all_reduce in strided subgroups", not_bf16, Exact, &[MATRIX], |x| {
+            let stride = x[0].tracer().mesh().size(Axis::Data).min(2);
+            x[0].all_reduce(Reduction::Sum, Groups::strided(Axis::Data, stride))
+        }),
+        case("all_gather over both axes", any, Bits, &[MATRIX], move |x| x[0].all_gather(0, both)),
         case("all_gather", any, Bits, &[MATRIX], |x| x[0].all_gather(1, Axis::Data)),
         case("all_to_all", any, Bits, &[MATRIX], |x| x[0].all_to_all(1, 0, Axis::Data)),
         case("all_to_all along one dim", any, Bits, &[MATRIX], |x| {
@@ -480,7 +485,8 @@ fn collective_cases() -> Vec<Case> {
     ]
 }
 
-/// Replicas are added in order, and rounded after each: bitwise, but bf16, which XLA adds in f32.
+/// Replicas are added in order and rounded after each addition, so bits are equal, except for bf16, which XLA adds
+/// in f32.
 fn collective_sums() -> Vec<Case> {
     let both = AxisSet::of(&[Axis::Data, Axis::Tensor]);
     let in_f32 = |dtype| dtype == DType::Bf16;
@@ -504,7 +510,7 @@ fn collective_sums() -> Vec<Case> {
     sums(as_it_is, Exact).into_iter().chain(sums(in_f32, ulps_of_one(4.0))).collect()
 }
 
-/// Most ops know nothing of replicas, so that on many of them f32 and i32 stand for the other dtypes.
+/// Most ops do not depend on replicas, so on several replicas they run only in f32 and i32.
 fn cases_on(mesh: Mesh, dtype: DType) -> Vec<Case> {
     let whole = mesh.num_replicas() == 1
         || mesh.size(Axis::Tensor) == 1 && [DType::F32, DType::I32].contains(&dtype);
@@ -542,7 +548,7 @@ fn agrees(dtype: DType) {
     assert!(wrong.is_empty(), "{} values differ:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// A test for each dtype, so that they run beside each other.
+/// One test per dtype, so that they run in parallel.
 macro_rules! every_op_means_the_same_to_the_interpreter_and_to_xla {
     ($($test:ident: $dtype:ident,)*) => {
         $(#[test] fn $test() { agrees(DType::$dtype); })*
@@ -551,7 +557,7 @@ macro_rules! every_op_means_the_same_to_the_interpreter_and_to_xla {
 }
 every_op_means_the_same_to_the_interpreter_and_to_xla! {
     f64: F64, f32: F32, bf16: Bf16, f16: F16,
-    i64: I64, i32: I32, u64: U64, u32: U32, u8: U8,
+    i64: I64, i32: I32, i8: I8, u64: U64, u32: U32, u8: U8,
     pred: Pred,
 }
 
@@ -592,7 +598,7 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
             .map(|reduction| (Op::Reduce { reduction: *reduction, dims: vec![] }, 1));
         let ops = unary.chain(binary).chain(compare).chain(convert).chain(bitcast).chain(reduce);
         for (op, num_operands) in ops.filter(|(op, n)| takes(op.clone(), *n, dtype)) {
-            // Converting to the same dtype is no op.
+            // A conversion to the same dtype adds no op.
             if op != Op::Convert(dtype) {
                 assert!(covered.contains(&(name(&op), dtype)), "no {} of {dtype}", name(&op));
                 needed += num_operands.min(1);
@@ -635,7 +641,7 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
         for op in everywhere.iter().chain(of_numbers) {
             let made_of = match *op {
                 "select" => DType::Pred,
-                // Sums of narrow floats are made in f32.
+                // Narrow floats are summed in f32.
                 "scatter" => dtype.accumulation(),
                 _ => dtype,
             };
@@ -647,7 +653,7 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
     assert!(needed > 300, "only {needed} pairs of an op and a dtype were looked for");
 }
 
-/// An op with what distinguishes it for coverage.
+/// The name of an op, with its variant as distinguished for coverage.
 fn name(op: &Op) -> String {
     match op {
         Op::Compare(direction) => format!("compare {}", direction.name()),
@@ -699,16 +705,16 @@ struct Input {
 
 #[derive(Clone, Copy)]
 enum Values {
-    /// Uniform; integers and `pred` are rounded and limited to their range.
+    /// Uniform; integers and `pred` are rounded and clamped to their range.
     Between(f64, f64),
-    /// The numbers at which ops change their ways, and some others.
+    /// Special values at which ops change their behavior, and some ordinary ones.
     Corners,
 }
 
 impl Input {
-    /// The values of input number `position` of a case on one replica. Corners stand in an order that
-    /// puts each beside each other one: the first operand's change with every element, the second's
-    /// with every eighth, a third's are shifted against both.
+    /// The values of input number `position` of a case on one replica. Corners are ordered so that two operands
+    /// have each pair: the first operand's value changes with every element, the second's with every eighth, and
+    /// a third's is shifted against both.
     fn values(&self, dtype: DType, position: usize, replica: usize) -> Literal {
         let num_elements: usize = self.dims.iter().product();
         let stream = (replica * 10 + position) as u32;
@@ -735,13 +741,14 @@ impl Input {
     }
 }
 
-/// Eight numbers. Integers: the ends of the range and around zero. (The greatest i64 and u64 are no
-/// f64, and the conversion limits what is beyond them.) Subnormal floats are not among them, since XLA's
-/// CPU backend treats them as zero.
+/// Eight numbers. For integers, both ends of the range and values around zero. (The greatest i64 and u64 are not
+/// representable in f64; the conversion clamps to them.) Subnormal floats are not included, because XLA's CPU
+/// backend flushes them to zero.
 fn corners(dtype: DType) -> [f64; 8] {
     match dtype {
         DType::I64 => [0.0, 1.0, -1.0, 7.0, -13.0, 1e12, -9.3e18, 9.3e18],
         DType::I32 => [0.0, 1.0, -1.0, 7.0, -13.0, 70_000.0, -2_147_483_648.0, 2_147_483_647.0],
+        DType::I8 => [0.0, 1.0, -1.0, 7.0, -13.0, 100.0, -128.0, 127.0],
         DType::U64 => [0.0, 1.0, 2.0, 7.0, 13.0, 1e12, 9.3e18, 1.9e19],
         DType::U32 => [0.0, 1.0, 2.0, 7.0, 13.0, 70_000.0, 2_147_483_648.0, 4_294_967_295.0],
         DType::U8 => [0.0, 1.0, 2.0, 7.0, 13.0, 100.0, 128.0, 255.0],
@@ -749,7 +756,7 @@ fn corners(dtype: DType) -> [f64; 8] {
     }
 }
 
-/// All cases for a dtype as one program, with an output for each, and the values of its inputs.
+/// All cases for a dtype as one program with one output per case, and the values of its inputs.
 fn program(dtype: DType, mesh: Mesh) -> (Graph, Vec<Vec<Literal>>) {
     let mut inputs = vec![];
     let axes = AxisSet::of(&[Axis::Data, Axis::Tensor]);
@@ -770,7 +777,7 @@ fn program(dtype: DType, mesh: Mesh) -> (Graph, Vec<Vec<Literal>>) {
     (graph, inputs)
 }
 
-/// The outputs on which interpreter and plugin differ.
+/// The outputs on which the interpreter and the plugin disagree.
 fn check(dtype: DType, mesh: Mesh) -> Vec<String> {
     let (graph, inputs) = program(dtype, mesh);
     let expected = interpret(&graph, &inputs).unwrap();

@@ -1,6 +1,6 @@
-//! Checkpoints of other programs: read by their own names, a model's logits are those that they came from.
+//! Checkpoints of other programs, loaded by their own names: the model's logits match those of the program.
 //!
-//! `gpt2_hf.py` and `resnet50_torchvision.py` made them; with `--full` they compare the published sizes.
+//! `gpt2_hf.py` and `resnet50_torchvision.py` created them; with `--full` they compare the published sizes.
 
 use std::path::Path;
 
@@ -16,9 +16,9 @@ use super::{drawn, support};
 const F32S: Precision = Precision::uniform(DType::F32);
 
 #[test]
-fn a_gpt2_of_hugging_face_has_its_logits() {
+fn logits_of_gpt2_match_hugging_face() {
     let reference: Value = serde_json::from_str(include_str!("gpt2_hf.json")).unwrap();
-    let config: gpt::Config = serde_json::from_value(reference["model"].clone()).unwrap();
+    let config: gpt::GptConfig = serde_json::from_value(reference["model"].clone()).unwrap();
     let model = config.model();
     let dims = sizes(&reference["dims"]);
     let ty = TensorType::new(DType::I32, &dims);
@@ -31,9 +31,12 @@ fn a_gpt2_of_hugging_face_has_its_logits() {
 }
 
 #[test]
-fn torchvisions_resnet50_has_its_logits() {
+fn logits_of_resnet50_match_torchvision() {
     let reference: Value = serde_json::from_str(include_str!("resnet50_torchvision.json")).unwrap();
-    let config = resnet::Config { preset: resnet::Preset::ResNet50, ..resnet::Config::default() };
+    let config = resnet::ResNetConfig {
+        preset: resnet::ResNetPreset::ResNet50,
+        ..resnet::ResNetConfig::default()
+    };
     let model = ResNet { config, num_classes: 1000 };
     let dims = [&[2], &sizes(&reference["image"])[..]].concat();
     let ty = TensorType::new(DType::F32, &dims);
@@ -51,7 +54,7 @@ fn torchvisions_resnet50_has_its_logits() {
         })
         .collect();
     let num_counters = state.paths().filter(|name| name.ends_with("tracked")).count();
-    assert_eq!(forward.types.len(), state.len() - num_counters);
+    assert_eq!(forward.leaves.len(), state.len() - num_counters);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("resnet50.safetensors");
     params_file::save(&path, &state).unwrap();
@@ -63,7 +66,7 @@ fn torchvisions_resnet50_has_its_logits() {
 }
 
 fn run(forward: &Forward, checkpoint: &Path, x: Literal) -> Literal {
-    let leaves = params_file::load(checkpoint, &forward.types).unwrap();
+    let leaves = params_file::load(checkpoint, &forward.leaves).unwrap();
     let values = leaves.into_iter().map(|(_, leaf)| leaf).chain([x]);
     let inputs: Vec<_> = values.map(|value| vec![value]).collect();
     let executable = support::compile(&forward.graph).unwrap();

@@ -1,4 +1,5 @@
-//! Numbers that the scripts compute too, so that fixtures need not hold them: `drawn.py` has the formulas.
+//! Pseudo-random numbers that the Python scripts compute too, so that fixtures need not contain them. `drawn.py`
+//! has the same formulas.
 
 use hlo::{DType, Literal};
 use serde_json::Value;
@@ -20,16 +21,16 @@ pub fn uniform(name: &str) -> impl Iterator<Item = f64> + use<> {
     words(name).map(|word| f64::from(word >> 16) / 32768.0 - 1.0)
 }
 
-/// Whole numbers below `below`.
+/// Integers from 0 to below `below`.
 pub fn integers(name: &str, below: u32) -> impl Iterator<Item = f64> + use<> {
     words(name).map(move |word| f64::from(word % below))
 }
 
-/// Last names of scales and variances.
+/// Last path components of scales and variances.
 const AROUND_ONE: [&str; 3] = [".weight", ".variance", ".running_var"];
 
-/// A parameter or running mean: matrices and kernels so large that they keep the variance, scales and
-/// variances around 1, the rest around 0.
+/// A parameter or running mean: matrices and kernels are scaled to preserve the variance; scales and variances
+/// are around 1, the rest around 0.
 pub fn leaf(path: &str, dtype: DType, dims: &[usize]) -> Literal {
     let count = dims.iter().product();
     let (around, scale) = match dims {
@@ -44,8 +45,8 @@ pub fn leaf(path: &str, dtype: DType, dims: &[usize]) -> Literal {
     Literal::from_f64(dtype, dims, &values)
 }
 
-/// Compares a leaf with what a fixture keeps of it: its norm, its product with a fixed direction and some
-/// of its elements, each to `tolerance` of itself or of the leaf's root mean square, whichever is larger.
+/// Compares a leaf with a fixture, which contains its norm, its product with a fixed direction, and some of its
+/// elements. The tolerance is relative to the value or to the leaf's root mean square, whichever is larger.
 pub fn assert_digest(what: &str, path: &str, got: &Literal, digest: &Value, tolerance: f64) {
     let number = |key: &str| digest[key].as_f64().unwrap();
     let dims: Vec<_> = got.dims().iter().map(|dim| Value::from(*dim)).collect();

@@ -1,13 +1,13 @@
-//! Numbers made by other programs, and ours beside them.
+//! Compares Lockstep's numbers with those of other programs.
 //!
-//! | file | what agrees | made by |
+//! | file | what is compared | with |
 //! |---|---|---|
-//! | `mlp_step` | two steps of an MLP with each optimizer, however they are cut | JAX, optax |
+//! | `mlp_step` | two steps of an MLP with SGD and AdamW, for each split of the batch | JAX, optax |
 //! | `model_steps` | a step of GPT and of ResNet-20: loss, gradients, parameters, running means | PyTorch |
 //! | `checkpoints` | logits of GPT-2 and of ResNet-50 from other programs' checkpoints | Hugging Face, torchvision |
 //!
-//! The `.py` file of the same name says how and with which versions; what it wrote lies beside it. `drawn`
-//! computes parameters and batches that both sides start from.
+//! The `.py` files next to them compute the numbers and record the versions; their output is there, too. `drawn`
+//! computes the parameters and batches that both sides start from.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,23 +1,25 @@
-//! Two training steps of an MLP against values made by JAX and optax.
+//! Two training steps of an MLP against values computed by JAX and optax.
 //!
-//! `mlp_step.py` says what was computed and with which versions; its output lies beside it. The
-//! model there is written in plain formulas and differentiated by JAX, the updates are optax's. Our side
-//! is the step as it is trained with: traced from `models::mlp`, on several numbers of replicas and
-//! microbatches, through the interpreter in f64 and through the CPU plugin in f32.
+//! `mlp_step.py` computes the values and records the versions; its output is next to it. The model there is
+//! written in plain formulas and differentiated by JAX, and the updates are optax's. Our side is the step used in
+//! training: traced from `models::mlp`, on several numbers of replicas and microbatches, in the interpreter
+//! in f64 and on the CPU plugin in f32.
+
+use std::sync::Arc;
 
 use hlo::{DType, Graph, Literal, Mesh, interpret};
 use lockstep::config::{AdamW, OnNonfinite, Sgd};
 use lockstep::optim::{Mask, Transformation, adamw, sgd};
-use lockstep::parallel::Policy;
-use lockstep::step::{BatchField, METRICS, StepSpec, trace_grad, trace_step};
-use models::mlp::{Config, Mlp};
+use lockstep::parallel::Replicated;
+use lockstep::step::{BatchField, DeclaredStep, METRICS, StepSpec, trace_grad, trace_step};
+use models::mlp::{Mlp, MlpConfig};
 use serde_json::Value;
 
 use super::support;
 
 const BATCH: usize = 8;
 
-/// How a step is cut, computed, and how closely it must agree.
+/// How the batch of a step is split, where the step runs, and how closely it must agree.
 struct Setting {
     num_replicas: usize,
     num_microbatches: usize,
@@ -39,11 +41,11 @@ const fn compiled(num_replicas: usize, num_microbatches: usize) -> Setting {
 }
 
 #[test]
-fn gradients_are_those_of_jax() {
+fn gradients_match_jax() {
     let reference = reference();
     for setting in EXACT {
-        let graph = setting.with_spec(&lockstep::optim::scale_by_learning_rate(), |spec| {
-            trace_grad(spec).unwrap()
+        let graph = setting.with_spec(&lockstep::optim::scale_by_learning_rate(), |step| {
+            trace_grad(step).unwrap()
         });
         let inputs = setting.inputs(&graph, &reference, &reference["params"], 0.0);
         let outputs = interpret(&graph, &inputs).unwrap();
@@ -60,7 +62,7 @@ fn gradients_are_those_of_jax() {
 }
 
 #[test]
-fn sgd_steps_are_those_of_jax() {
+fn sgd_steps_match_jax() {
     let options = &reference()["sgd"];
     let config = Sgd {
         momentum: number(&options["momentum"]),
@@ -73,7 +75,7 @@ fn sgd_steps_are_those_of_jax() {
 }
 
 #[test]
-fn adamw_steps_are_those_of_jax() {
+fn adamw_steps_match_jax() {
     let options = &reference()["adamw"];
     let config = AdamW {
         beta1: number(&options["beta1"]),
@@ -87,11 +89,11 @@ fn adamw_steps_are_those_of_jax() {
 
 fn check(name: &str, optimizer: &dyn Transformation) {
     for setting in EXACT {
-        let graph = setting.with_spec(optimizer, |spec| trace_step(spec).unwrap());
+        let graph = setting.with_spec(optimizer, |step| trace_step(step).unwrap());
         setting.check_steps(name, &graph, |inputs| interpret(&graph, inputs).unwrap());
     }
     for setting in COMPILED {
-        let graph = setting.with_spec(optimizer, |spec| trace_step(spec).unwrap());
+        let graph = setting.with_spec(optimizer, |step| trace_step(step).unwrap());
         let executable = support::compile(&graph).unwrap();
         setting.check_steps(name, &graph, |inputs| support::run(&executable, inputs).unwrap());
     }
@@ -101,18 +103,19 @@ impl Setting {
     fn with_spec<T>(
         &self,
         optimizer: &dyn Transformation,
-        f: impl FnOnce(&StepSpec<'_>) -> T,
+        f: impl FnOnce(&DeclaredStep<'_>) -> T,
     ) -> T {
         let reference = reference();
         let sizes = reference["hidden"].as_array().unwrap().iter().map(size).collect();
-        let config = Config { hidden: sizes, dropout: 0.0, layer_norm: true, ..Config::default() };
+        let config =
+            MlpConfig { hidden: sizes, dropout: 0.0, layer_norm: true, ..MlpConfig::default() };
         let model = Mlp { config, num_classes: size(&reference["num_classes"]) };
         let features = size(&reference["x"]["dims"][1]);
         let fields = [
             BatchField { name: "x".into(), dtype: self.dtype, dims: vec![features] },
             BatchField { name: "y".into(), dtype: DType::I32, dims: vec![] },
         ];
-        f(&StepSpec {
+        let spec = StepSpec {
             model: &model,
             fields: &fields,
             mesh: Mesh::data(self.num_replicas),
@@ -120,12 +123,13 @@ impl Setting {
             num_microbatches: self.num_microbatches,
             precision: models::Precision::uniform(self.dtype),
             optimizer,
-            policy: Policy,
+            policy: Arc::new(Replicated),
             on_nonfinite: OnNonfinite::Stop,
-        })
+        };
+        f(&spec.declare().unwrap())
     }
 
-    /// Runs the reference's steps one after the other, each from the state that the one before left.
+    /// Runs the reference's steps in sequence.
     fn check_steps(
         &self,
         name: &str,
@@ -168,7 +172,7 @@ impl Setting {
         }
     }
 
-    /// Values of a graph's inputs by their names: optimizer state and counters start at zero.
+    /// Values of a graph's inputs, by name. Optimizer state and counters start at zero.
     fn inputs(
         &self,
         graph: &Graph,

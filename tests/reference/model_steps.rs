@@ -1,13 +1,15 @@
 //! A training step of a small GPT and of ResNet-20 against PyTorch's: `gpt_step.py`, `resnet20_step.py`.
 //!
 //! On the CPU plugin, in f64 and in f32, on one replica and on several; parameters and batches are
-//! [`drawn`](super::drawn). Gradients are also held against the loss itself.
+//! [`drawn`](super::drawn). Gradients are also compared with finite differences of the loss.
+
+use std::sync::Arc;
 
 use hlo::{DType, Graph, Literal, Mesh};
 use lockstep::config::{AdamW, OnNonfinite, Sgd};
 use lockstep::optim::{Mask, Transformation, adamw, scale_by_learning_rate, sgd};
-use lockstep::parallel::Policy;
-use lockstep::step::{BatchField, StepError, StepSpec, trace_grad, trace_step};
+use lockstep::parallel::Replicated;
+use lockstep::step::{BatchField, DeclaredStep, StepError, StepSpec, trace_grad, trace_step};
 use models::gpt::{self, Gpt};
 use models::resnet::{self, ResNet};
 use models::{Model, Precision};
@@ -15,14 +17,14 @@ use serde_json::Value;
 
 use super::{drawn, support};
 
-/// The fixtures keep ten digits.
+/// The fixtures have ten digits.
 const F64: (DType, f64) = (DType::F64, 1e-8);
 const F32: (DType, f64) = (DType::F32, 1e-4);
 
 #[test]
-fn a_step_of_gpt_is_that_of_pytorch() {
+fn a_step_of_gpt_matches_pytorch() {
     let reference = parse(include_str!("gpt_step.json"));
-    let config: gpt::Config = serde_json::from_value(reference["model"].clone()).unwrap();
+    let config: gpt::GptConfig = serde_json::from_value(reference["model"].clone()).unwrap();
     let adam: AdamW = serde_json::from_value(reference["optimizer"].clone()).unwrap();
     assert!(adam.weight_decay > 0.0);
     let model = config.model();
@@ -30,7 +32,7 @@ fn a_step_of_gpt_is_that_of_pytorch() {
 }
 
 #[test]
-fn a_step_of_resnet20_is_that_of_pytorch() {
+fn a_step_of_resnet20_matches_pytorch() {
     let reference = parse(include_str!("resnet20_step.json"));
     let momentum: Sgd = serde_json::from_value(reference["optimizer"].clone()).unwrap();
     assert!(momentum.nesterov && momentum.weight_decay > 0.0);
@@ -39,16 +41,16 @@ fn a_step_of_resnet20_is_that_of_pytorch() {
 }
 
 #[test]
-fn gradients_of_gpt_are_directional_derivatives() {
+fn gradients_of_gpt_match_finite_differences() {
     let reference = parse(include_str!("gpt_step.json"));
-    let config = gpt::Config { vocabulary: Some(64), ..gpt::Config::default() };
+    let config = gpt::GptConfig { vocabulary: Some(64), ..gpt::GptConfig::default() };
     let model = config.model();
     assert_eq!((model.num_layers, model.width), (4, 128));
     gpt_case(&reference, &model, &scale_by_learning_rate()).check_direction();
 }
 
 #[test]
-fn gradients_of_resnet20_are_directional_derivatives() {
+fn gradients_of_resnet20_match_finite_differences() {
     let reference = parse(include_str!("resnet20_step.json"));
     let model = resnet20(&reference);
     resnet20_case(&reference, &model, &scale_by_learning_rate()).check_direction();
@@ -73,7 +75,7 @@ fn gpt_case<'a>(
 
 fn resnet20(reference: &Value) -> ResNet {
     let batch_norm_group = size(&reference["batch"]);
-    let config = resnet::Config { batch_norm_group, ..resnet::Config::default() };
+    let config = resnet::ResNetConfig { batch_norm_group, ..resnet::ResNetConfig::default() };
     ResNet { config, num_classes: size(&reference["classes"]) }
 }
 
@@ -103,7 +105,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Each graph is compiled once for each setting, which is what takes the time.
+    /// Each graph is compiled once per setting, because compiling takes most of the time.
     fn check(&self) {
         let steps = self.check_outputs(trace_step, 1, F64);
         assert_eq!(steps, self.check_outputs(trace_step, 4, F32));
@@ -117,7 +119,7 @@ impl Case<'_> {
         &self,
         num_replicas: usize,
         dtype: DType,
-        f: impl FnOnce(&StepSpec<'_>) -> T,
+        f: impl FnOnce(&DeclaredStep<'_>) -> T,
     ) -> T {
         let field = |(name, is_integer, dims, _): &Field| BatchField {
             name: (*name).to_owned(),
@@ -125,7 +127,7 @@ impl Case<'_> {
             dims: dims.clone(),
         };
         let fields = self.fields.each_ref().map(field);
-        f(&StepSpec {
+        let spec = StepSpec {
             model: self.model,
             fields: &fields,
             mesh: Mesh::data(num_replicas),
@@ -133,16 +135,17 @@ impl Case<'_> {
             num_microbatches: 1,
             precision: Precision::uniform(dtype),
             optimizer: self.optimizer,
-            policy: Policy,
+            policy: Arc::new(Replicated),
             on_nonfinite: OnNonfinite::Stop,
-        })
+        };
+        f(&spec.declare().unwrap())
     }
 
-    /// The slope of the loss along a direction over all parameters, by central differences, is the product
-    /// of gradient and direction: in f64, on two replicas.
+    /// Compares the product of the gradient and a direction over all parameters with the slope of the loss along
+    /// that direction, from central differences: in f64, on two replicas.
     fn check_direction(&self) {
         const STEP: f64 = 1e-5;
-        let graph = self.with_spec(2, DType::F64, |spec| trace_grad(spec).unwrap());
+        let graph = self.with_spec(2, DType::F64, |step| trace_grad(step).unwrap());
         let executable = support::compile(&graph).unwrap();
         let inputs = self.inputs(&graph, 2);
         let directions: Vec<Option<Vec<f64>>> = graph
@@ -182,14 +185,14 @@ impl Case<'_> {
         assert!((slope - expected).abs() < 1e-6 * expected.abs(), "{slope}, not {expected}");
     }
 
-    /// How many leaves there were to compare.
+    /// The number of leaves compared.
     fn check_outputs(
         &self,
-        trace: fn(&StepSpec<'_>) -> Result<Graph, StepError>,
+        trace: fn(&DeclaredStep<'_>) -> Result<Graph, StepError>,
         num_replicas: usize,
         (dtype, tolerance): (DType, f64),
     ) -> usize {
-        let graph = self.with_spec(num_replicas, dtype, |spec| trace(spec).unwrap());
+        let graph = self.with_spec(num_replicas, dtype, |step| trace(step).unwrap());
         let executable = support::compile(&graph).unwrap();
         let outputs = support::run(&executable, &self.inputs(&graph, num_replicas)).unwrap();
         let mut num_leaves = 0;
@@ -216,7 +219,7 @@ impl Case<'_> {
         num_leaves
     }
 
-    /// Values of a graph's inputs by their names: optimizer state and counters start at zero.
+    /// Values of a graph's inputs, by name. Optimizer state and counters start at zero.
     fn inputs(&self, graph: &Graph, num_replicas: usize) -> Vec<Vec<Literal>> {
         let value = |input: &hlo::Input, replica: usize| {
             let ty = graph.ty(input.value);

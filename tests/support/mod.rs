@@ -1,4 +1,4 @@
-//! Graphs on the real CPU plugin, and fixed pseudo-random numbers to run them on.
+//! Runs graphs on the real CPU plugin, and generates fixed pseudo-random inputs.
 
 #![allow(dead_code, reason = "each test target uses its part")]
 
@@ -21,7 +21,7 @@ pub fn client() -> &'static Client {
     })
 }
 
-/// A graph compiled to do what StableHLO says. By default XLA's CPU backend keeps bf16 values in f32
+/// Compiles a graph with StableHLO's exact semantics. By default, XLA's CPU backend keeps bf16 values in f32
 /// between ops.
 pub fn compile(graph: &Graph) -> Result<Executable> {
     let exact = ("xla_allow_excess_precision".to_owned(), OverrideValue::Bool(false));
@@ -29,7 +29,7 @@ pub fn compile(graph: &Graph) -> Result<Executable> {
     client().compile(&lower(graph, "test"), &options)
 }
 
-/// `hlo::interpret` on the plugin: `inputs[i][r]` is input `i` on replica `r`, and so the outputs.
+/// Like `hlo::interpret`, on the plugin: `inputs[i][r]` is input `i` on replica `r`; outputs likewise.
 pub fn run(executable: &Executable, inputs: &[Vec<Literal>]) -> Result<Vec<Vec<Literal>>> {
     let mut arguments = vec![];
     for input in inputs {
@@ -42,7 +42,7 @@ pub fn run(executable: &Executable, inputs: &[Vec<Literal>]) -> Result<Vec<Vec<L
     outputs.iter().map(|output| replicas.clone().map(|r| output.read(r)).collect()).collect()
 }
 
-/// `count` numbers in `[low, high)`; other numbers for another `stream`.
+/// `count` numbers in `[low, high)`, different for each `stream`.
 pub fn uniform(stream: u32, count: usize, low: f64, high: f64) -> Vec<f64> {
     let word = |i: usize| threefry2x32([0x7e57, stream], [0, i as u32])[0];
     (0..count).map(|i| low + (high - low) * f64::from(word(i)) / 2f64.powi(32)).collect()

@@ -1,13 +1,13 @@
-//! Compiling for hardware that is not here, through the command line and with the real compilers:
+//! Compiling for hardware that is absent, through the command line and with the real compilers:
 //!
-//! - `refused`: targets, plugins, tools and options that are wrong, and a compiler that ends its process
-//! - `order`: which device is which replica, on topologies that the plugins describe
+//! - `refused`: wrong targets, plugins, tools and options, and a compiler that aborts its process
+//! - `order`: the order of devices on the topologies that the plugins describe
 //! - `programs`: collectives, groups, bytes and overlap of an MLP, a ResNet-50 and GPT-2, and one that does
 //!   not fit until the advice is followed
 //! - `plan`: scaling by the cost model
 //!
-//! The plugins are installed by the tests themselves, once, into the user's cache: some 200 MB for TPUs and
-//! 150 MB for GPUs are fetched.
+//! The tests install the plugins once, into the user's cache: downloads of some 200 MB for TPUs and 150 MB for
+//! GPUs.
 
 mod order;
 mod plan;
@@ -45,8 +45,8 @@ fn lockstep(args: &[&str], env: &[(&str, &Path)]) -> Outcome {
     Outcome { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// `compile --json` of a configuration, and its exit code. Compilers use little more than one core, so tests
-/// compile side by side, as many as the harness has threads: each target is a test of its own.
+/// Exit code and report of `compile --json` for a configuration. Compilers use little more than one core, so each
+/// target is a separate test, and tests compile in parallel.
 fn compile(config: &Path, target: &str, more: &[&str]) -> (Option<i32>, Value) {
     install(if target.starts_with("tpu") { "tpu" } else { "cuda-compiler" });
     let config = config.to_str().unwrap();
@@ -56,7 +56,7 @@ fn compile(config: &Path, target: &str, more: &[&str]) -> (Option<i32>, Value) {
     (done.code, serde_json::from_str(&done.stdout).unwrap())
 }
 
-/// A configuration in `dir` of a model, its data, and so many examples on each replica.
+/// Writes a configuration to `dir`, with a model, its data and the number of examples per replica.
 fn config(dir: &Path, model: &str, data: &str, batch_per_replica: usize) -> std::path::PathBuf {
     let text = format!(
         "[model]\n{model}\n[data]\n{data}\n[train]\nbatch_per_replica = {batch_per_replica}\nsteps = 10\n\
@@ -67,7 +67,7 @@ fn config(dir: &Path, model: &str, data: &str, batch_per_replica: usize) -> std:
     path
 }
 
-/// The sources of this program as text for a GPT.
+/// The sources of this program, as text for a GPT.
 fn text_data(context: usize) -> String {
     let src = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
     format!("source = \"text\"\npath = \"{src}\"\nextensions = [\"rs\"]\ncontext = {context}")

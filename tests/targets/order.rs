@@ -1,13 +1,14 @@
-//! Which device is which replica, on topologies that the real plugins describe.
+//! The order of devices, and so their replicas, on topologies that the real plugins describe.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use lockstep::targets::{Chip, Placed, Target, worker};
+use lockstep::cluster::PlacedDevice;
+use lockstep::targets::{Chip, Target, worker};
 
 use super::{BINARY, install};
 
-fn placed(target: &str) -> Vec<Placed> {
+fn placed(target: &str) -> Vec<PlacedDevice> {
     install(if target.starts_with("tpu") { "tpu" } else { "cuda-compiler" });
     let target: Target = target.parse().unwrap();
     let devices = worker::devices(Path::new(BINARY), &target).unwrap();
@@ -18,17 +19,17 @@ fn placed(target: &str) -> Vec<Placed> {
     devices
 }
 
-/// Runs of equal keys: their number is that of the keys only if each key's devices stand together.
-fn num_runs<K: PartialEq>(devices: &[Placed], key: impl Fn(&Placed) -> K) -> usize {
+/// Number of runs of equal keys. It equals the number of keys only if the devices of each key are contiguous.
+fn num_runs<K: PartialEq>(devices: &[PlacedDevice], key: impl Fn(&PlacedDevice) -> K) -> usize {
     1 + devices.windows(2).filter(|pair| key(&pair[0]) != key(&pair[1])).count()
 }
 
-fn distance(a: &Placed, b: &Placed) -> i64 {
+fn distance(a: &PlacedDevice, b: &PlacedDevice) -> i64 {
     a.coords.iter().zip(&b.coords).map(|(a, b)| (a - b).abs()).sum()
 }
 
 #[test]
-fn hosts_stand_together_and_each_touches_the_next() {
+fn hosts_are_contiguous_and_each_is_next_to_its_successor() {
     // Target, hosts.
     let rows =
         [("tpu:v5e:4x4", 4), ("tpu:v5e:16x16", 64), ("tpu:v5p:4x4x4", 16), ("tpu:v6e:8x8", 16)];
@@ -49,7 +50,7 @@ fn hosts_stand_together_and_each_touches_the_next() {
 }
 
 #[test]
-fn the_cores_of_a_chip_stand_together() {
+fn the_cores_of_a_chip_are_contiguous() {
     for target in ["tpu:v4:2x2x2", "tpu:tpu7x:2x2x2"] {
         let devices = placed(target);
         for chip in devices.chunks(2) {
@@ -60,14 +61,14 @@ fn the_cores_of_a_chip_stand_together() {
 }
 
 #[test]
-fn slices_stand_one_behind_the_other() {
+fn slices_are_contiguous() {
     let devices = placed("tpu:v5e:4x4x2");
     assert_eq!(num_runs(&devices, |device| device.slice_index), 2);
     assert_eq!(num_runs(&devices, |device| (device.slice_index, device.process_index)), 8);
 }
 
 #[test]
-fn gpus_of_a_host_stand_together() {
+fn gpus_of_a_host_are_contiguous() {
     let devices = placed("gpu:h100:4x8");
     assert_eq!(num_runs(&devices, |device| device.process_index), 4);
     assert!(devices.chunks(8).all(|host| host[0].process_index == host[7].process_index));

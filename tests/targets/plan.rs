@@ -3,7 +3,7 @@
 use super::{FEATURES, MLP, config, lockstep};
 
 #[test]
-fn a_plan_goes_from_one_device_to_the_whole_target() {
+fn a_plan_ranges_from_one_device_to_the_whole_target() {
     let dir = tempfile::tempdir().unwrap();
     let path = config(dir.path(), MLP, FEATURES, 32);
     let args = ["plan", path.to_str().unwrap(), "--target", "gpu:h100:6x8"];
@@ -21,14 +21,14 @@ fn a_plan_goes_from_one_device_to_the_whole_target() {
         assert!(of("efficiency") <= 1.0 + 1e-9);
     }
     assert_eq!(rows[0]["communication_ms"], 0.0);
-    // 32 examples are little to do for 56 MiB of gradients: the network between hosts shows.
+    // 32 examples are little computation for 56 MiB of gradients, so the network between hosts has an effect.
     assert!(rows[6]["efficiency"].as_f64() < rows[3]["efficiency"].as_f64(), "{plan}");
 
     let csv = lockstep(&[&args[..], &["--csv"]].concat(), &[]).stdout;
     assert!(csv.starts_with("num_devices,global_batch,") && csv.lines().count() == 8, "{csv}");
     let algorithms = plan["all_reduce"].as_array().unwrap();
     assert_eq!((algorithms.len(), &algorithms[0]["bytes"]), (23, &1024.into()));
-    // Trees have the fewest hops; rings keep wires within hosts and between them busy at once.
+    // Trees have the fewest hops; rings use the links within and between hosts at the same time.
     let of = |at: usize, key: &str| algorithms[at][key].as_f64().unwrap();
     assert!(of(0, "tree_ms") < of(0, "ring_ms") && of(22, "ring_ms") < of(22, "tree_ms"));
     let winners: Vec<_> = plan["algorithms"].as_array().unwrap().iter().map(|at| &at[1]).collect();
@@ -41,6 +41,10 @@ fn a_plan_goes_from_one_device_to_the_whole_target() {
     for label in ["waited for", "devices", "hierarchical", "1 KiB", "bytes of an all_reduce"] {
         assert!(svg.contains(label), "{label}");
     }
+    // The cost model does not count gathers and scatters, so it does not guess.
+    let sharded = lockstep(&[&args[..], &["--set", "mesh.fsdp=8"]].concat(), &[]);
+    assert_eq!(sharded.code, Some(1), "{}", sharded.stdout);
+    assert!(sharded.stderr.contains("set mesh.fsdp to 1"), "{}", sharded.stderr);
     let table = lockstep(&args, &[]).stdout;
     assert!(table.contains("efficiency") && table.contains("devices on the step waits"), "{table}");
 }

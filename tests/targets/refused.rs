@@ -1,4 +1,4 @@
-//! Every way to ask for what cannot be compiled: one error that says what to change, and no abort.
+//! Requests that cannot be compiled: each gives one error that says what to change, and no abort.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{FEATURES, MLP, compile, config, install, lockstep};
 
 #[test]
-fn a_wrong_target_is_refused_before_anything_is_loaded() {
+fn a_wrong_target_is_rejected_before_anything_is_loaded() {
     let dir = tempfile::tempdir().unwrap();
     let path = config(dir.path(), MLP, FEATURES, 8);
     let rows = [
@@ -35,7 +35,7 @@ fn a_wrong_target_is_refused_before_anything_is_loaded() {
 }
 
 #[test]
-fn a_batch_that_does_not_divide_over_the_slice_is_refused_with_one_that_would() {
+fn a_batch_that_does_not_divide_over_the_slice_is_rejected_with_one_that_would() {
     let dir = tempfile::tempdir().unwrap();
     let path = config(dir.path(), MLP, FEATURES, 8);
     let args = ["compile", path.to_str().unwrap(), "--target", "tpu:v5e:4x4"];
@@ -45,10 +45,10 @@ fn a_batch_that_does_not_divide_over_the_slice_is_refused_with_one_that_would() 
 }
 
 #[test]
-fn a_missing_plugin_is_named_with_the_command_that_brings_it() {
+fn a_missing_plugin_is_named_with_the_command_that_installs_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = config(dir.path(), MLP, FEATURES, 8);
-    // Neither in the cache nor in a Python.
+    // Neither the cache nor the Python installation has it.
     let env = [("LOCKSTEP_CACHE", dir.path()), ("LOCKSTEP_PYTHON", dir.path())];
     for (target, plugin) in [("tpu:v5e:4x4", "tpu"), ("gpu:h100:4x8", "cuda-compiler")] {
         let done = lockstep(&["compile", path.to_str().unwrap(), "--target", target], &env);
@@ -59,7 +59,7 @@ fn a_missing_plugin_is_named_with_the_command_that_brings_it() {
 }
 
 #[test]
-fn without_the_assembler_a_gpu_is_not_compiled_for() {
+fn compiling_for_a_gpu_needs_the_assembler() {
     install("cuda-compiler");
     let dir = tempfile::tempdir().unwrap();
     let path = config(dir.path(), MLP, FEATURES, 8);
@@ -67,7 +67,7 @@ fn without_the_assembler_a_gpu_is_not_compiled_for() {
     let args = ["compile", path.to_str().unwrap(), "--target", "gpu:h100:4x8", "--set", &set];
     let done = lockstep(&args, &[]);
     assert_eq!(done.code, Some(1));
-    assert!(done.stderr.contains("bin/ptxas is not there"), "{}", done.stderr);
+    assert!(done.stderr.contains("bin/ptxas is missing"), "{}", done.stderr);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn an_option_that_the_plugin_does_not_know_is_named() {
     let path = plugins.as_array().unwrap().iter().find(of_compiler).unwrap()["path"].as_str();
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path(), MLP, FEATURES, 8);
-    // By its path, the plugin itself is all that looks at the option.
+    // For a plugin given by path, only the plugin itself checks the option.
     let args = ["train", config.to_str().unwrap(), "--backend", path.unwrap()];
     let set = ["--set", "device.options.no_such_option=true"];
     let done = lockstep(&[&args[..], &set].concat(), &[]);
@@ -101,7 +101,7 @@ fn an_option_that_the_plugin_does_not_know_is_named() {
 }
 
 #[test]
-fn a_compiler_that_ends_its_process_is_an_error_with_its_last_words() {
+fn a_compiler_that_aborts_its_process_is_an_error_with_its_last_output() {
     let dir = tempfile::tempdir().unwrap();
     let binary = dir.path().join("compiler");
     let script = "#!/bin/sh\necho 'I0000 loading' >&2\necho 'F0000 Check failed: x < y' >&2\nkill -ABRT $$\n";
@@ -125,7 +125,7 @@ fn a_compiler_that_ends_its_process_is_an_error_with_its_last_words() {
 }
 
 #[test]
-fn a_dump_that_cannot_be_written_is_said() {
+fn a_dump_that_cannot_be_written_is_reported() {
     install("tpu");
     let dir = tempfile::tempdir().unwrap();
     let path = config(dir.path(), MLP, FEATURES, 8);
@@ -137,7 +137,7 @@ fn a_dump_that_cannot_be_written_is_said() {
     assert!(done.stderr.contains("cannot write"), "{}", done.stderr);
 }
 
-/// The scores of attention alone: examples * 24 heads * 1024 * 1024, some of them in binary32.
+/// Too large by the scores of attention alone: examples * 24 heads * 1024 * 1024, some of them in f32.
 const LARGE: &str =
     "name = \"gpt\"\nnum_layers = 1\nwidth = 384\nnum_heads = 24\ncontext = 1024\nvocabulary = 256";
 
@@ -157,11 +157,11 @@ fn check_that_does_not_fit(target: &str, batch_per_replica: usize) {
 }
 
 #[test]
-fn what_does_not_fit_a_tpu_is_refused_with_the_numbers_and_compiles_with_the_advice() {
+fn a_step_too_large_for_a_tpu_is_rejected_and_compiles_with_the_advice() {
     check_that_does_not_fit("tpu:v5e:1x1", 128);
 }
 
 #[test]
-fn what_does_not_fit_a_gpu_is_refused_with_the_numbers_and_compiles_with_the_advice() {
+fn a_step_too_large_for_a_gpu_is_rejected_and_compiles_with_the_advice() {
     check_that_does_not_fit("gpu:h100:1x1", 512);
 }

@@ -1,4 +1,4 @@
-//! Collectives: from an operand on each replica of one group, in their order, to the result on each.
+//! Collectives: from an operand on each replica of a group, in the order of the group, to the result on each.
 
 use std::sync::Arc;
 
@@ -46,8 +46,8 @@ fn everywhere(value: Literal, group: &[&Literal]) -> Replicas {
     vec![value; group.len()]
 }
 
-/// ((x0 + x1) + x2) + x3, rounded after each.
+/// ((x0 + x1) + x2) + x3, rounded after each addition.
 fn reduced(reduction: Reduction, group: &[&Literal]) -> Literal {
-    let [first, others @ ..] = group else { unreachable!("a replica group has a replica") };
+    let [first, others @ ..] = group else { unreachable!("replica groups are not empty") };
     others.iter().fold((*first).clone(), |sum, x| binary(step(reduction), &sum, x))
 }

@@ -1,4 +1,4 @@
-//! Reductions and matrix products: many elements become one, rounded once at the end.
+//! Reductions and matrix products: each result element is rounded once, at the end.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use super::movement::{offsets, row_major, transpose};
 use super::{from_ints, int_range, ints};
 use crate::{Binary, DType, DotDims, Literal, Reduction};
 
-/// The elementwise op that a reduction repeats.
+/// The op with which a reduction combines two elements.
 pub(super) fn step(reduction: Reduction) -> Binary {
     match reduction {
         Reduction::Sum => Binary::Add,
@@ -22,7 +22,7 @@ pub(super) fn reduce(reduction: Reduction, x: &Literal, dims: &[usize]) -> Liter
     let op = step(reduction);
     let kept: Vec<_> = (0..x.dims().len()).filter(|dim| !dims.contains(dim)).collect();
     let result_dims: Vec<_> = kept.iter().map(|dim| x.dims()[*dim]).collect();
-    // Elements that differ only along reduced dims go to the same place.
+    // Elements that differ only along reduced dims have the same target.
     let mut strides = vec![0; x.dims().len()];
     for (dim, stride) in kept.iter().zip(row_major(&result_dims)) {
         strides[*dim] = stride;
@@ -61,8 +61,8 @@ pub(super) fn int_identity(reduction: Reduction, dtype: DType) -> i128 {
     }
 }
 
-/// Where a row of the left and one of the right operand lie.
-type Rows = (Range<usize>, Range<usize>);
+/// Element ranges of a row of the left and of a row of the right operand.
+type RowPair = (Range<usize>, Range<usize>);
 
 /// `dims` are those of the result.
 pub(super) fn dot_general(lhs: &Literal, rhs: &Literal, dot: &DotDims, dims: &[usize]) -> Literal {
@@ -71,7 +71,7 @@ pub(super) fn dot_general(lhs: &Literal, rhs: &Literal, dot: &DotDims, dims: &[u
     let size = |x: &Literal, of: &[usize]| of.iter().map(|dim| x.dims()[*dim]).product::<usize>();
     let (batch, k) = (size(lhs, &dot.lhs_batch), size(lhs, &dot.lhs_contracting));
     let (m, n) = (size(lhs, &lhs_free), size(rhs, &rhs_free));
-    // Rows of both to be multiplied lie one behind the other: [batch, free, contracting].
+    // Rows to be multiplied become contiguous: [batch, free, contracting].
     let lhs = transpose(lhs, &[&*dot.lhs_batch, &lhs_free, &dot.lhs_contracting].concat());
     let rhs = transpose(rhs, &[&*dot.rhs_batch, &rhs_free, &dot.rhs_contracting].concat());
     let row = |index: usize| index * k..(index + 1) * k;
@@ -81,12 +81,12 @@ pub(super) fn dot_general(lhs: &Literal, rhs: &Literal, dot: &DotDims, dims: &[u
     };
     if lhs.dtype().is_float() {
         let (x, y) = (lhs.to_f64(), rhs.to_f64());
-        let product = |(i, j): Rows| x[i].iter().zip(&y[j]).fold(0.0, |sum, (x, y)| sum + x * y);
+        let product = |(i, j): RowPair| x[i].iter().zip(&y[j]).fold(0.0, |sum, (x, y)| sum + x * y);
         let values: Vec<_> = rows().map(product).collect();
         Literal::from_f64(lhs.dtype(), dims, &values)
     } else {
         let (x, y) = (ints(&lhs), ints(&rhs));
-        let product = |(i, j): Rows| {
+        let product = |(i, j): RowPair| {
             let products = x[i].iter().zip(&y[j]).map(|(x, y)| x.wrapping_mul(*y));
             products.fold(0, i128::wrapping_add)
         };

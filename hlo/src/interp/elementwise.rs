@@ -1,4 +1,4 @@
-//! Elementwise ops: one table for floats, which compute in f64, and one for integers and `pred`.
+//! Elementwise ops: one table for floats, computed in f64, and one for integers and `pred`.
 
 use super::erf::erf;
 use super::{from_ints, int_range, ints};
@@ -33,14 +33,14 @@ fn float_unary(op: Unary, x: f64) -> f64 {
         Unary::Negate => -x,
         Unary::RoundNearestEven => x.round_ties_even(),
         Unary::Rsqrt => 1.0 / x.sqrt(),
-        // Zeros keep their sign, NaN stays.
+        // Zeros keep their sign, and NaN is NaN.
         Unary::Sign if x == 0.0 || x.is_nan() => x,
         Unary::Sign => x.signum(),
         Unary::Sine => x.sin(),
         Unary::Sqrt => x.sqrt(),
         Unary::Tanh => x.tanh(),
         Unary::IsFinite | Unary::Not => {
-            unreachable!("infer lets no {} of floats through", op.name())
+            unreachable!("infer rejects {} of floats", op.name())
         }
     }
 }
@@ -52,7 +52,7 @@ fn int_unary(op: Unary, dtype: DType, x: i128) -> i128 {
         Unary::Not if dtype == DType::Pred => 1 - x,
         Unary::Not => !x,
         Unary::Sign => x.signum(),
-        _ => unreachable!("infer lets no {} of {dtype} through", op.name()),
+        _ => unreachable!("infer rejects {} of {dtype}", op.name()),
     }
 }
 
@@ -84,25 +84,25 @@ pub(super) fn float_binary(op: Binary, x: f64, y: f64) -> f64 {
         | Binary::ShiftLeft
         | Binary::ShiftRightArithmetic
         | Binary::ShiftRightLogical
-        | Binary::Xor => unreachable!("infer lets no {} of floats through", op.name()),
+        | Binary::Xor => unreachable!("infer rejects {} of floats", op.name()),
     }
 }
 
-/// IEEE 754's maximum: NaN wins, and 0 is greater than -0.
+/// IEEE 754's maximum: NaN if either is NaN, and 0 is greater than -0.
 fn maximum(x: f64, y: f64) -> f64 {
     if x.is_nan() || !y.is_nan() && x.total_cmp(&y).is_gt() { x } else { y }
 }
 
-/// The value modulo 2^width; for `pred` anything but 0 is true.
+/// The value modulo 2^width; for `pred`, nonzero is true.
 pub(super) fn int_binary(op: Binary, dtype: DType, x: i128, y: i128) -> i128 {
     let bits = dtype.size_bits();
     let mask = (1i128 << bits) - 1;
-    // A shift by a negative number is one by a large unsigned number.
+    // A negative shift counts as a large unsigned one.
     let shift = Some((y & mask) as usize).filter(|shift| *shift < bits);
     match op {
         Binary::Add => x + y,
         Binary::And => x & y,
-        // What XLA's backends give for division by zero: all bits set.
+        // XLA's backends return all bits set for division by zero.
         Binary::Divide if y == 0 => -1,
         Binary::Divide => x / y,
         Binary::Maximum => x.max(y),
@@ -113,14 +113,14 @@ pub(super) fn int_binary(op: Binary, dtype: DType, x: i128, y: i128) -> i128 {
         Binary::Remainder => x % y,
         Binary::ShiftLeft => shift.map_or(0, |shift| (x & mask) << shift),
         Binary::ShiftRightArithmetic => {
-            // The top bit is the sign, also of an unsigned dtype.
+            // The top bit is the sign, even for an unsigned dtype.
             let signed = (x & mask) << (128 - bits) >> (128 - bits);
             signed >> shift.unwrap_or(bits - 1)
         }
         Binary::ShiftRightLogical => shift.map_or(0, |shift| (x & mask) >> shift),
         Binary::Subtract => x - y,
         Binary::Xor => x ^ y,
-        Binary::Power => unreachable!("infer lets no power of {dtype} through"),
+        Binary::Power => unreachable!("infer rejects power of {dtype}"),
     }
 }
 
@@ -144,7 +144,7 @@ pub(super) fn compare(op: Comparison, x: &Literal, y: &Literal) -> Literal {
     Literal::pred(x.dims(), &holds)
 }
 
-/// min(max(x, low), high), as StableHLO says it, so that high wins where the bounds cross.
+/// min(max(x, low), high), as StableHLO specifies: high wins where the bounds cross.
 pub(super) fn clamp(low: &Literal, x: &Literal, high: &Literal) -> Literal {
     let everywhere = |bound: &Literal| match bound.dims() {
         [] => super::movement::broadcast_in_dim(bound, x.dims(), &[]),
@@ -154,8 +154,8 @@ pub(super) fn clamp(low: &Literal, x: &Literal, high: &Literal) -> Literal {
     binary(Binary::Minimum, &raised, &everywhere(high))
 }
 
-/// To an integer dtype floats are cut off towards zero and limited to its range, NaN becomes 0;
-/// integers wrap. To `pred`: is it not 0?
+/// Floats to integers: truncated towards zero and clamped to the range; NaN becomes 0. Integers to integers:
+/// wrapped. To `pred`: nonzero is true.
 pub(super) fn convert(x: &Literal, dtype: DType) -> Literal {
     match (x.dtype().is_float(), dtype.is_float()) {
         (true, true) => Literal::from_f64(dtype, x.dims(), &x.to_f64()),
@@ -181,8 +181,8 @@ pub(super) fn convert(x: &Literal, dtype: DType) -> Literal {
     }
 }
 
-/// An integer as an f64 that rounds to f32 or less as the integer itself would: bits that f64 cannot
-/// hold are gathered in a last one, so that what is no tie does not become one.
+/// An integer as an f64 that rounds to f32 or narrower as the integer itself would: low bits that f64 cannot
+/// represent set a sticky bit, so that rounding to f64 does not create a tie.
 fn without_ties(x: i128) -> f64 {
     const LOW: i128 = (1 << 16) - 1;
     if x.unsigned_abs() >> 53 == 0 || x & LOW == 0 {

@@ -1,4 +1,4 @@
-//! Gather and scatter: see `ops::gather` for their shapes.
+//! Gather and scatter; for their shapes see `ops::gather`.
 
 use super::elementwise::binary;
 use super::ints;
@@ -16,7 +16,7 @@ pub(super) fn gather(x: &Literal, indices: &Literal, num_batch: usize, dims: &[u
     result
 }
 
-/// Updates are added one after the other, and the sum is rounded after each.
+/// Updates are added in order; the sum is rounded after each.
 pub(super) fn scatter(
     x: &Literal,
     indices: &Literal,
@@ -41,9 +41,9 @@ pub(super) fn scatter(
     result
 }
 
-/// An operand as rows that are moved whole.
+/// An operand as contiguous rows.
 struct Rows {
-    /// Rows to choose from, in each batch.
+    /// Rows in each batch.
     size: usize,
     /// Bytes of a row.
     num_bytes: usize,

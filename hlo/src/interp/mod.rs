@@ -1,13 +1,13 @@
-//! Evaluates a graph slowly and exactly with N simulated replicas: the oracle for tests.
+//! Evaluates a graph slowly and exactly with N simulated replicas: the reference for tests.
 //!
-//! Node by node, each on all replicas, so that a collective finds its operands where it needs them.
-//! Every value has its dtype's bits; an op computes in f64, or in integers wide enough for all dtypes,
-//! and rounds (or wraps) its result once. A sum, also inside a dot, is added up in f64 and rounded at
-//! its end; an all_reduce adds replicas in the order of their group and rounds after each, which is
-//! bitwise what XLA's CPU backend does (but for bf16, which that adds in f32). Belongs to **trace**: no
-//! plugin. The root package's `tests/plugin_ops` holds every op against that backend.
+//! Nodes are evaluated in order, each on all replicas, so that the operands of a collective are available.
+//! Every value is stored in its dtype; an op computes in f64, or in integers wide enough for all dtypes,
+//! and rounds (or wraps) its result once. A sum, also inside a dot, is accumulated in f64 and rounded at
+//! the end; an all_reduce adds replicas in the order of their group and rounds after each, bitwise like XLA's CPU
+//! backend (except for bf16, which XLA adds in f32). No plugin is needed. The root package's `tests/plugin_ops`
+//! compares every op with that backend.
 //!
-//! Each op is a line in [`eval`]; what it computes stands in one module per family.
+//! Each op is a line in [`eval`]; its arithmetic is in one module per family.
 
 mod collective;
 mod contract;
@@ -22,9 +22,9 @@ mod window;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::{CustomVjp, DType, Graph, Literal, Node, Op, Reduction, TensorType};
+use crate::{CustomVjp, DType, Graph, Literal, Node, Op, TensorType};
 
-/// One value: on each replica, in their order.
+/// One value on each replica, in the order of replica numbers.
 type Replicas = Vec<Arc<Literal>>;
 
 /// The largest tensor that the interpreter evaluates.
@@ -33,7 +33,7 @@ const MAX_ELEMENTS: usize = 1 << 26;
 /// Why a graph could not be evaluated on the given inputs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InterpError {
-    /// Another number of inputs than the graph has.
+    /// The wrong number of inputs.
     #[error("the graph has {expected} inputs, got {got}")]
     InputCount {
         /// The graph's inputs.
@@ -41,8 +41,8 @@ pub enum InterpError {
         /// Inputs given.
         got: usize,
     },
-    /// An input was not given once for each replica.
-    #[error("input `{input}` is needed on {expected} replicas, got {got}")]
+    /// An input was not given once per replica.
+    #[error("input `{input}` needs values for {expected} replicas, got {got}")]
     ReplicaCount {
         /// The input's name.
         input: String,
@@ -51,7 +51,7 @@ pub enum InterpError {
         /// Replicas given.
         got: usize,
     },
-    /// An input of another dtype or other dims.
+    /// An input with the wrong dtype or dims.
     #[error("input `{input}` is {expected}, got {got} on replica {replica}")]
     InputType {
         /// The input's name.
@@ -63,11 +63,11 @@ pub enum InterpError {
         /// Type of the value.
         got: TensorType,
     },
-    /// A collective in a loop that some replicas of a group have left, or in a branch that they did not take:
-    /// on devices it never returns.
+    /// A collective in a loop that some replicas of a group have left, or in a branch that they did not take.
+    /// On devices it would wait forever.
     #[error(
-        "{op} at {location}: some of replicas {group:?} have left the loop or took another branch, others wait \
-         for them"
+        "{op} at {location}: some of replicas {group:?} have left the loop or taken another branch, so that the \
+         others wait for them"
     )]
     LeftLoop {
         /// Which collective.
@@ -77,9 +77,9 @@ pub enum InterpError {
         /// The replica group.
         group: Vec<usize>,
     },
-    /// A call of what only a backend has.
+    /// A custom_call, which only a backend can evaluate.
     #[error(
-        "custom_call at {location}: `{target}` is a backend's function; compile the graph for it"
+        "custom_call at {location}: `{target}` is a function of a backend; compile the graph for that backend"
     )]
     CustomCall {
         /// The function's name.
@@ -87,10 +87,10 @@ pub enum InterpError {
         /// Where in the source it was asked for.
         location: &'static Location<'static>,
     },
-    /// A value too large to be worth evaluating slowly.
+    /// A value too large to evaluate slowly.
     #[error("{op} at {location}: {ty} has more than 2^26 elements")]
     TooLarge {
-        /// The op that makes the value.
+        /// The op that produces the value.
         op: &'static str,
         /// Where in the source it was asked for.
         location: &'static Location<'static>,
@@ -99,8 +99,8 @@ pub enum InterpError {
     },
 }
 
-/// Evaluates `graph` on all replicas of its mesh. `inputs[i][r]` is input `i` on replica `r`; the
-/// outputs come back the same way.
+/// Evaluates `graph` on all replicas of its mesh. `inputs[i][r]` is input `i` on replica `r`; outputs are
+/// indexed in the same way.
 ///
 /// ```
 /// use hlo::{Axis, DType, Literal, Mesh, Reduction, TensorType, interpret, trace};
@@ -115,15 +115,14 @@ pub enum InterpError {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A loop whose condition never fails is run for ever. While some replicas go on in a loop, those for
-/// which the condition is false keep their values.
+/// A loop whose condition always holds never ends. Replicas whose condition is false keep their values while
+/// others continue the loop.
 ///
-/// An input may differ between replicas where its type says that it does not: that is how a lost
-/// lockstep is simulated.
+/// An input may differ between replicas even if its type does not vary, which simulates a loss of lockstep.
 ///
 /// # Errors
-/// Inputs that are not what the graph says, a value of more than 2^26 elements, and a collective
-/// inside a loop that only some replicas of a group still run.
+/// Inputs that do not match the graph, a value of more than 2^26 elements, a custom_call, and a collective
+/// inside a loop or branch that only some replicas of a group run.
 pub fn interpret(graph: &Graph, inputs: &[Vec<Literal>]) -> Result<Vec<Vec<Literal>>, InterpError> {
     check_inputs(graph, inputs)?;
     let inputs: Vec<Replicas> =
@@ -157,8 +156,7 @@ fn check_inputs(graph: &Graph, inputs: &[Vec<Literal>]) -> Result<(), InterpErro
     Ok(())
 }
 
-/// The outputs of a graph or of a loop's region. The results of replicas that are not `running` mean
-/// nothing.
+/// The outputs of a graph or of a loop's region. Results of replicas that are not `running` are meaningless.
 fn run(graph: &Graph, inputs: &[Replicas], running: &[bool]) -> Result<Vec<Replicas>, InterpError> {
     let mut values: Vec<Replicas> = Vec::with_capacity(graph.num_values());
     for node in graph.nodes() {
@@ -185,7 +183,7 @@ fn eval(
     running: &[bool],
 ) -> Result<Vec<Replicas>, InterpError> {
     let (mesh, ty) = (graph.mesh(), graph.ty(node.result()));
-    // An op that each replica does by itself, on its operands.
+    // An op that each replica computes on its own operands.
     let each = |op: &dyn Fn(&[&Literal]) -> Literal| {
         let on_replica = |replica: usize| {
             let operands: Vec<_> = operands.iter().map(|value| &*value[replica]).collect();
@@ -193,9 +191,11 @@ fn eval(
         };
         Ok(vec![(0..mesh.num_replicas()).map(on_replica).collect()])
     };
-    // An op that replica groups do together: the operand on each of a group to the result on each.
-    let meet = |op: &dyn Fn(&[&Literal]) -> Replicas| {
-        let groups = node.op.replica_groups(mesh);
+    // A collective: from the operand on each replica of a group to the result on each.
+    let in_groups = |op: &dyn Fn(&[&Literal]) -> Replicas| {
+        let groups = node.op.groups().map_or(Ok(vec![]), |groups| groups.list(mesh));
+        let groups =
+            groups.unwrap_or_else(|_| unreachable!("`infer` has checked that groups divide"));
         let each_operand = operands.iter().map(|operand| {
             let mut result = (*operand).clone();
             for group in groups.clone() {
@@ -249,7 +249,6 @@ fn eval(
         Op::SelectAndScatter { window } => {
             each(&|x| window::select_and_scatter(x[0], x[1], window))
         }
-        Op::AllReduceWithin { .. } => meet(&|x| collective::all_reduce(Reduction::Sum, x)),
         Op::While { regions, .. } => while_loop(&regions.cond, &regions.body, operands, running),
         Op::Gather { num_batch } => each(&|x| gather::gather(x[0], x[1], *num_batch, &ty.dims)),
         Op::Scatter { num_batch } => each(&|x| gather::scatter(x[0], x[1], x[2], *num_batch)),
@@ -272,13 +271,15 @@ fn eval(
             Err(InterpError::CustomCall { target, location })
         }
         Op::FusionBarrier | Op::OptimizationBarrier | Op::Vary { .. } | Op::StopGradient => same(),
-        Op::AllReduce { reduction, .. } => meet(&|x| collective::all_reduce(*reduction, x)),
-        Op::AllGather { dim, .. } => meet(&|x| collective::all_gather(x, *dim)),
-        Op::ReduceScatter { dim, .. } => meet(&|x| collective::reduce_scatter(x, *dim)),
+        Op::AllReduce { reduction, .. } => in_groups(&|x| collective::all_reduce(*reduction, x)),
+        Op::AllGather { dim, .. } => in_groups(&|x| collective::all_gather(x, *dim)),
+        Op::ReduceScatter { dim, .. } => in_groups(&|x| collective::reduce_scatter(x, *dim)),
         Op::AllToAll { split_dim, concat_dim, .. } => {
-            meet(&|x| collective::all_to_all(x, *split_dim, *concat_dim))
+            in_groups(&|x| collective::all_to_all(x, *split_dim, *concat_dim))
         }
-        Op::CollectivePermute { pairs, .. } => meet(&|x| collective::collective_permute(x, pairs)),
+        Op::CollectivePermute { pairs, .. } => {
+            in_groups(&|x| collective::collective_permute(x, pairs))
+        }
     }
 }
 
@@ -311,7 +312,7 @@ fn while_loop(
     }
 }
 
-/// Integers and `pred`, in an integer wide enough for all of them.
+/// Elements of an integer or `pred` tensor, in an integer wide enough for all dtypes.
 fn ints(x: &Literal) -> Vec<i128> {
     macro_rules! wide {
         ($ty:ty) => {
@@ -321,15 +322,16 @@ fn ints(x: &Literal) -> Vec<i128> {
     match x.dtype() {
         DType::I64 => wide!(i64),
         DType::I32 => wide!(i32),
+        DType::I8 => wide!(i8),
         DType::U64 => wide!(u64),
         DType::U32 => wide!(u32),
         DType::U8 => wide!(u8),
         DType::Pred => x.bytes().iter().map(|v| i128::from(*v)).collect(),
-        float => unreachable!("{float} is no integer: infer lets no such operand through"),
+        float => unreachable!("infer rejects {float} operands here"),
     }
 }
 
-/// An integer tensor from values modulo 2^width, or a `pred` tensor that holds where they are not 0.
+/// An integer tensor of the values modulo 2^width, or a `pred` tensor that is true where they are not 0.
 fn from_ints(dtype: DType, dims: &[usize], values: &[i128]) -> Literal {
     macro_rules! wrap {
         ($ty:ty) => {
@@ -339,11 +341,12 @@ fn from_ints(dtype: DType, dims: &[usize], values: &[i128]) -> Literal {
     match dtype {
         DType::I64 => wrap!(i64),
         DType::I32 => wrap!(i32),
+        DType::I8 => wrap!(i8),
         DType::U64 => wrap!(u64),
         DType::U32 => wrap!(u32),
         DType::U8 => wrap!(u8),
         DType::Pred => Literal::pred(dims, &values.iter().map(|v| *v != 0).collect::<Vec<_>>()),
-        float => unreachable!("{float} is no integer: infer lets no such result through"),
+        float => unreachable!("infer rejects {float} results here"),
     }
 }
 

@@ -1,6 +1,6 @@
-//! Ops that move elements without looking at them, so that every bit survives: also NaNs' payloads.
+//! Ops that move elements bitwise, including the payloads of NaNs.
 //!
-//! An operand's or result's elements are found by [`offsets`]: from a first offset, a stride per dim.
+//! Elements of operands and results are addressed by [`offsets`]: a first offset and a stride per dim.
 
 use super::{from_ints, ints};
 use crate::{DType, Literal, TensorType};
@@ -12,7 +12,7 @@ pub(super) fn offsets(base: usize, dims: &[usize], strides: &[usize]) -> Vec<usi
     })
 }
 
-/// How far apart neighbours along each dim are in a row-major tensor.
+/// The strides of a row-major tensor.
 pub(super) fn row_major(dims: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; dims.len()];
     for dim in (1..dims.len()).rev() {
@@ -34,7 +34,7 @@ pub(super) fn iota(dtype: DType, dims: &[usize], dim: usize) -> Literal {
     }
 }
 
-/// The same bytes under another type.
+/// The same bytes with another type.
 pub(super) fn relabel(x: &Literal, ty: &TensorType) -> Literal {
     let mut result = Literal::zeros(ty.dtype, &ty.dims);
     result.bytes_mut().copy_from_slice(x.bytes());
@@ -56,7 +56,7 @@ pub(super) fn transpose(x: &Literal, permutation: &[usize]) -> Literal {
     read(x, &dims, 0, &strides)
 }
 
-/// `dims` are the result's, so that the limits need not be known.
+/// `dims` are those of the result, which replace the limits.
 pub(super) fn slice(x: &Literal, dims: &[usize], start: &[usize], steps: &[usize]) -> Literal {
     let strides = row_major(x.dims());
     let base = start.iter().zip(&strides).map(|(start, stride)| start * stride).sum();
@@ -79,12 +79,12 @@ pub(super) fn reverse(x: &Literal, dims: &[usize]) -> Literal {
 }
 
 pub(super) fn dynamic_slice(x: &Literal, sizes: &[usize], start: &[&Literal]) -> Literal {
-    slice(x, sizes, &into_range(x.dims(), sizes, start), &vec![1; sizes.len()])
+    slice(x, sizes, &clamped_start(x.dims(), sizes, start), &vec![1; sizes.len()])
 }
 
 pub(super) fn dynamic_update_slice(x: &Literal, update: &Literal, start: &[&Literal]) -> Literal {
     let strides = row_major(x.dims());
-    let start = into_range(x.dims(), update.dims(), start);
+    let start = clamped_start(x.dims(), update.dims(), start);
     let base = start.iter().zip(&strides).map(|(start, stride)| start * stride).sum();
     let mut result = x.clone();
     for (from, to) in offsets(base, update.dims(), &strides).into_iter().enumerate() {
@@ -93,13 +93,13 @@ pub(super) fn dynamic_update_slice(x: &Literal, update: &Literal, start: &[&Lite
     result
 }
 
-/// The start nearest to the one asked for at which a window of `sizes` lies within `dims`.
-fn into_range(dims: &[usize], sizes: &[usize], start: &[&Literal]) -> Vec<usize> {
+/// `start`, clamped so that a slice of `sizes` is within `dims`.
+fn clamped_start(dims: &[usize], sizes: &[usize], start: &[&Literal]) -> Vec<usize> {
     let last = dims.iter().zip(sizes).map(|(dim, size)| dim - size);
     last.zip(start).map(|(last, start)| ints(start)[0].clamp(0, last as i128) as usize).collect()
 }
 
-/// Piece number `index` of `pieces` equal ones along `dim`.
+/// Piece `index` of `pieces` equal pieces along `dim`.
 pub(super) fn piece(x: &Literal, dim: usize, pieces: usize, index: usize) -> Literal {
     let (mut dims, mut start) = (x.dims().to_vec(), vec![0; x.dims().len()]);
     dims[dim] /= pieces;
@@ -115,7 +115,7 @@ pub(super) fn pad(
     interior: &[usize],
 ) -> Literal {
     let mut result = read(value, dims, 0, &vec![0; dims.len()]);
-    // Where each element goes; nowhere if an edge cuts it off.
+    // The target of each element; `None` if a negative edge cuts it off.
     let mut targets = vec![Some(0)];
     for (dim, stride) in row_major(dims).into_iter().enumerate() {
         let place = |i: usize| {
@@ -136,7 +136,7 @@ pub(super) fn pad(
     result
 }
 
-/// At least one operand.
+/// Needs at least one operand.
 pub(super) fn concatenate(operands: &[&Literal], dim: usize) -> Literal {
     let mut dims = operands[0].dims().to_vec();
     dims[dim] = operands.iter().map(|x| x.dims()[dim]).sum();
@@ -170,7 +170,7 @@ fn read(x: &Literal, dims: &[usize], base: usize, strides: &[usize]) -> Literal 
     result
 }
 
-/// Element `from` of `x` becomes element `to` of `result`, which has the same dtype.
+/// Copies element `from` of `x` to element `to` of `result`, which has the same dtype.
 fn copy(x: &Literal, from: usize, result: &mut Literal, to: usize) {
     let size = x.dtype().size_bytes();
     let element = &x.bytes()[from * size..][..size];

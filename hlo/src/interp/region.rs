@@ -1,4 +1,4 @@
-//! Scan: its body, round by round. Case: each branch on the replicas that take it.
+//! Scan, iteration by iteration, and case, each branch on the replicas that take it.
 
 use std::sync::Arc;
 
@@ -28,7 +28,8 @@ pub(super) fn scan(
     let num_ys = rounds.first().map_or(0, Vec::len);
     let stack = |y: usize| -> Replicas {
         let on_replica = |replica: usize| {
-            let slices: Vec<_> = rounds.iter().map(|ys| one_behind(&ys[y][replica])).collect();
+            let slices: Vec<_> =
+                rounds.iter().map(|ys| with_leading_dim(&ys[y][replica])).collect();
             Arc::new(concatenate(&slices.iter().collect::<Vec<_>>(), 0))
         };
         (0..running.len()).map(on_replica).collect()
@@ -37,7 +38,7 @@ pub(super) fn scan(
     Ok(carried)
 }
 
-/// Operands: the index, then what the branches take.
+/// Operands: the index, then those of the branches.
 pub(super) fn case(
     branches: &[Arc<Region>],
     operands: &[&Replicas],
@@ -81,6 +82,6 @@ fn leading(x: &Literal, index: usize) -> Literal {
 }
 
 /// `[..]` to `[1, ..]`.
-fn one_behind(x: &Literal) -> Literal {
+fn with_leading_dim(x: &Literal) -> Literal {
     relabel(x, &TensorType::new(x.dtype(), &[&[1], x.dims()].concat()))
 }

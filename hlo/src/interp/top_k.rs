@@ -1,15 +1,13 @@
-//! The greatest elements of each row.
+//! The greatest elements of each row, sorted.
 
 use std::cmp::Reverse;
 
 use super::ints;
 use crate::Literal;
 
-/// The values and their i32 indices; of equal elements the first comes first.
+/// The values and their i32 indices; equal elements keep their order.
 pub(super) fn top_k(x: &Literal, k: usize) -> [Literal; 2] {
-    let Some((n, batch)) = x.dims().split_last() else {
-        unreachable!("infer lets no scalar through")
-    };
+    let Some((n, batch)) = x.dims().split_last() else { unreachable!("infer rejects scalars") };
     let keys = if x.dtype().is_float() { total_order(x) } else { ints(x) };
     let width = x.dtype().size_bytes();
     let dims = [batch, &[k]].concat();
@@ -17,7 +15,7 @@ pub(super) fn top_k(x: &Literal, k: usize) -> [Literal; 2] {
     let mut indices = vec![];
     for (row, keys) in keys.chunks(*n).enumerate() {
         let mut order: Vec<usize> = (0..*n).collect();
-        // Stable, so equal ones stay as they are.
+        // Stable, so that equal elements keep their order.
         order.sort_by_key(|index| Reverse(keys[*index]));
         for index in &order[..k] {
             let (from, to) = ((row * n + index) * width, indices.len() * width);
@@ -28,7 +26,7 @@ pub(super) fn top_k(x: &Literal, k: usize) -> [Literal; 2] {
     [values, Literal::from_slice(&dims, &indices)]
 }
 
-/// Integers in the total order of floats: the bits behind the sign count up from zero, away from it.
+/// Integers in the same order as the floats in IEEE 754's total order.
 fn total_order(x: &Literal) -> Vec<i128> {
     let (width, sign) = (x.dtype().size_bytes(), 1i128 << (x.dtype().size_bits() - 1));
     let key = |bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! Windows that slide: convolutions and pooling, element by element.
+//! Sliding windows: convolutions and pooling, element by element.
 
 use super::contract::{float_identity, int_identity, step};
 use super::elementwise::{float_binary, int_binary};
@@ -6,7 +6,7 @@ use super::movement::{offsets, row_major};
 use super::{from_ints, ints};
 use crate::{Convolution, Literal, Reduction, Window, WindowDim};
 
-/// A product's elements: where they lie in input and kernel.
+/// The offsets of a product's factors in input and kernel.
 type Product = (usize, usize);
 
 /// `dims` are those of the result.
@@ -32,7 +32,7 @@ pub(super) fn convolution(
     }
 }
 
-/// The products that are added up, for each element of the result, row-major.
+/// The products whose sum is each element of the result, row-major.
 fn products(
     lhs: &[usize],
     rhs: &[usize],
@@ -57,10 +57,10 @@ fn products(
         for (i, window) in convolution.window.iter().enumerate() {
             let (x, w) = (lhs_strides[roles.lhs[i + 2]], rhs_strides[roles.rhs[i + 2]]);
             let (base, size) = (lhs[roles.lhs[i + 2]], rhs[roles.rhs[i + 2]]);
-            let met = met(window, at[roles.result[i + 2]], size, base);
+            let covered = covered(window, at[roles.result[i + 2]], size, base);
             products = products
                 .iter()
-                .flat_map(|from| met.iter().map(move |(b, k)| (from.0 + b * x, from.1 + k * w)))
+                .flat_map(|from| covered.iter().map(move |(b, k)| (from.0 + b * x, from.1 + k * w)))
                 .collect();
         }
         products
@@ -68,9 +68,9 @@ fn products(
     indices(result).map(products).collect()
 }
 
-/// `(index in the base, index in the window)` for each element of a window that meets one of the base.
-fn met(window: &WindowDim, place: usize, size: usize, base: usize) -> Vec<(usize, usize)> {
-    (0..size).filter_map(|k| Some((window.base_index(place, k, base)?, k))).collect()
+/// `(index in the base, index in the window)` for each window element that covers an element of the base.
+fn covered(window: &WindowDim, position: usize, size: usize, base: usize) -> Vec<(usize, usize)> {
+    (0..size).filter_map(|k| Some((window.base_index(position, k, base)?, k))).collect()
 }
 
 /// Every index of a tensor, row-major.
@@ -81,18 +81,22 @@ fn indices(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> {
     })
 }
 
-/// For each place, row-major, the offsets of the elements that the window meets there, row-major.
-fn met_at_each_place(base: &[usize], window: &Window, places: &[usize]) -> Vec<Vec<usize>> {
+/// For each position of the window, row-major, the offsets of the elements that it covers, row-major.
+fn covered_at_each_position(
+    base: &[usize],
+    window: &Window,
+    positions: &[usize],
+) -> Vec<Vec<usize>> {
     let strides = row_major(base);
     let at_place = |at: Vec<usize>| {
         let along = (0..base.len())
-            .map(|i| met(&window.dims[i], at[i], window.sizes[i], base[i]).into_iter());
-        along.zip(&strides).fold(vec![0], |offsets, (met, stride)| {
-            let met: Vec<_> = met.map(|(index, _)| index * stride).collect();
-            offsets.iter().flat_map(|from| met.iter().map(move |by| from + by)).collect()
+            .map(|i| covered(&window.dims[i], at[i], window.sizes[i], base[i]).into_iter());
+        along.zip(&strides).fold(vec![0], |offsets, (covered, stride)| {
+            let covered: Vec<_> = covered.map(|(index, _)| index * stride).collect();
+            offsets.iter().flat_map(|from| covered.iter().map(move |by| from + by)).collect()
         })
     };
-    indices(places).map(at_place).collect()
+    indices(positions).map(at_place).collect()
 }
 
 /// `dims` are those of the result.
@@ -103,7 +107,7 @@ pub(super) fn reduce_window(
     dims: &[usize],
 ) -> Literal {
     let op = step(reduction);
-    let windows = met_at_each_place(x.dims(), window, dims);
+    let windows = covered_at_each_position(x.dims(), window, dims);
     if x.dtype().is_float() {
         let (x, dtype) = (x.to_f64(), x.dtype());
         let identity = float_identity(reduction);
@@ -118,11 +122,11 @@ pub(super) fn reduce_window(
     }
 }
 
-/// Of equals the first is selected; a NaN is followed by whatever comes next.
+/// Among equals the first is selected. A comparison with NaN is false and selects the later element.
 pub(super) fn select_and_scatter(x: &Literal, source: &Literal, window: &Window) -> Literal {
     let (values, source_values) = (x.to_f64(), source.to_f64());
     let mut result = vec![0.0; values.len()];
-    let windows = met_at_each_place(x.dims(), window, source.dims());
+    let windows = covered_at_each_position(x.dims(), window, source.dims());
     for (at, value) in windows.into_iter().zip(source_values) {
         let selected =
             at.into_iter().reduce(|best, i| if values[best] >= values[i] { best } else { i });

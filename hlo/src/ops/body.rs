@@ -1,8 +1,8 @@
-//! Tracing the bodies of ops that have some: loops, branches, functions with gradients of their own.
+//! Tracing the bodies of ops: loops, branches, functions with their own VJP.
 
 use crate::{AxisSet, Error, Graph, Tensor, TensorType, Tracer};
 
-/// Traces a region whose inputs are of the given types, some free of gradients.
+/// Traces a region with inputs of the given types; no gradient flows into those for which `is_free` is true.
 pub(super) fn region(
     outer: &Tracer,
     types: &[TensorType],
@@ -17,11 +17,11 @@ pub(super) fn region(
     t.finish()
 }
 
-/// What a loop's body is traced with: types and freedom of gradients of its carried values follow from their
-/// starts, and from what the body returns for them.
+/// The carried values with which a loop's body is traced. Their types, and whether gradients flow into them, depend
+/// on their initial values and on the body's results.
 pub(super) struct Carried<'g> {
     pub(super) starts: Vec<Tensor<'g>>,
-    /// Does no gradient flow into the value, in any round?
+    /// For each value, `true` if no gradient flows into it in any iteration.
     pub(super) is_free: Vec<bool>,
 }
 
@@ -31,9 +31,9 @@ impl<'g> Carried<'g> {
         Self { starts: starts.to_vec(), is_free }
     }
 
-    /// A value that starts as a constant may vary, and gradients may flow into it, once the body has added to
-    /// it: then its start is handed over too. Must the body be traced once more? The values are the first that
-    /// it returns. Each time adds an axis or takes a mark somewhere, so this ends.
+    /// Updates the carried values from the first results of the traced body: a value that is initially constant may
+    /// vary, or have gradients flow into it, after the first iteration; then `vary` is applied to its initial value
+    /// too. Returns `true` if the body must be traced again. Each call adds an axis or clears a flag, so this ends.
     pub(super) fn follow(&mut self, body: &Graph) -> bool {
         let mut changed = false;
         let carried = self.starts.iter_mut().zip(&mut self.is_free);

@@ -1,4 +1,4 @@
-//! A choice between functions by an index.
+//! Selection of a branch by an index.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::{AxisSet, DType, Graph, Mesh, Op, Tensor, TensorType, Tracer, vjp};
 pub type Branch<'f> = &'f dyn for<'b> Fn(&[Tensor<'b>]) -> Vec<Tensor<'b>>;
 
 impl Tracer {
-    /// `branches[index](x)`, of which only this one runs. `index` is an i32 or u32 scalar; any that names no
-    /// branch, a negative one too, takes the last. The branches return values of the same types and see outer
+    /// `branches[index](x)`; only this branch runs. `index` is an i32 or u32 scalar; an index out of range, negative
+    /// or too large, takes the last branch. The branches return values of the same types and see outer
     /// values only through their arguments.
     ///
-    /// Where the index varies, every replica takes a branch of its own: the operands must vary over the index's
-    /// axes too, and no branch may hold a collective over them ([`crate::verify`] says so). Its VJP is a case
-    /// too, which computes the branch again.
+    /// If the index varies, each replica takes its own branch: the operands must vary over the index's
+    /// axes too, and no branch may contain a collective over them (checked by [`crate::verify`]). The VJP is also a
+    /// case, which recomputes the branch.
     ///
     /// ```
     /// use hlo::{DType, Literal, Mesh, TensorType, grad, interpret, trace};
@@ -41,9 +41,9 @@ impl Tracer {
         x: &[Tensor<'g>],
         branches: &[Branch<'_>],
     ) -> Vec<Tensor<'g>> {
-        let decides = index.varying();
-        // What no gradient flows into is handed over by itself.
-        let x: Vec<_> = x.iter().map(|x| hand_over(*x, decides)).collect();
+        let index_varying = index.varying();
+        // `vary` is applied to values into which no gradient flows.
+        let x: Vec<_> = x.iter().map(|x| vary_if_gradient_free(*x, index_varying)).collect();
         let types: Vec<_> = x.iter().map(Tensor::ty).collect();
         let is_free: Vec<_> = x.iter().map(Tensor::is_gradient_free).collect();
         let mut num_results = 0;
@@ -52,13 +52,17 @@ impl Tracer {
                 region(self, &types, &is_free, |x| {
                     let results = branch(x);
                     num_results = num_results.max(results.len());
-                    let needed = varying.iter().copied().chain(std::iter::repeat(decides));
-                    results.into_iter().zip(needed).map(|(y, axes)| hand_over(y, axes)).collect()
+                    let needed = varying.iter().copied().chain(std::iter::repeat(index_varying));
+                    results
+                        .into_iter()
+                        .zip(needed)
+                        .map(|(y, axes)| vary_if_gradient_free(y, axes))
+                        .collect()
                 })
             });
             traced.collect()
         };
-        // Once more where a branch returns a constant for what varies in another.
+        // Traced again if a branch returns a constant for a value that varies in another.
         let graphs = trace_all(&[]).and_then(|graphs| {
             let varying = joint_varying(&graphs);
             let agree =
@@ -80,8 +84,8 @@ impl Tracer {
     }
 }
 
-/// A value that no gradient flows into, varying over `axes` too; another as it is.
-fn hand_over(x: Tensor<'_>, axes: AxisSet) -> Tensor<'_> {
+/// Applies `vary` over `axes` if no gradient flows into the value; otherwise returns it unchanged.
+fn vary_if_gradient_free(x: Tensor<'_>, axes: AxisSet) -> Tensor<'_> {
     let missing = axes.minus(x.varying());
     if missing.is_empty() || !x.is_gradient_free() { x } else { x.vary(missing) }
 }
@@ -90,7 +94,7 @@ fn output_varying(graph: &Graph) -> impl Iterator<Item = AxisSet> {
     graph.outputs().iter().map(|output| graph.ty(output.value).varying)
 }
 
-/// Of each result, the axes over which it varies in any branch.
+/// For each result, the axes over which it varies in any branch.
 fn joint_varying(graphs: &[Graph]) -> Vec<AxisSet> {
     let mut joint = vec![];
     for graph in graphs {
@@ -102,7 +106,7 @@ fn joint_varying(graphs: &[Graph]) -> Vec<AxisSet> {
     joint
 }
 
-/// The types of the results: those of each branch.
+/// The types of the results, which are the same in all branches.
 pub(crate) fn infer(
     branches: &[Arc<Region>],
     t: &[&TensorType],
@@ -112,16 +116,16 @@ pub(crate) fn infer(
     if !matches!(index.dtype, DType::I32 | DType::U32) || index.rank() != 0 {
         return Err(format!("the index is {index}, not an i32 or u32 scalar"));
     }
-    let decides = index.varying;
-    if let Some(i) = x.iter().position(|ty| !decides.is_subset(ty.varying)) {
+    let index_varying = index.varying;
+    if let Some(i) = x.iter().position(|ty| !index_varying.is_subset(ty.varying)) {
         return Err(format!(
-            "the index varies over {decides}, but operand {i} is {}; `vary` says that gradients through it \
-             are to be summed over them",
+            "the index varies over {index_varying}, but operand {i} is {}; apply `vary` to it: gradients through \
+             it are then summed over the replicas",
             x[i]
         ));
     }
     let Some((first, others)) = branches.split_first() else {
-        return Err("there is no branch".into());
+        return Err("needs at least one branch".into());
     };
     let results = crate::region::infer_inlined(&first.graph, x, mesh)?;
     for (i, branch) in others.iter().enumerate() {
@@ -134,13 +138,15 @@ pub(crate) fn infer(
             return Err(format!("branch {} returns {other} where branch 0 returns {first}", i + 1));
         }
     }
-    match results.iter().find(|ty| !decides.is_subset(ty.varying)) {
+    match results.iter().find(|ty| !index_varying.is_subset(ty.varying)) {
         None => Ok(results),
-        Some(ty) => Err(format!("the index varies over {decides}, so a result cannot be {ty}")),
+        Some(ty) => {
+            Err(format!("the index varies over {index_varying}, so a result cannot be {ty}"))
+        }
     }
 }
 
-/// A case of the branches' VJPs, on the operands and the cotangents that there are, to the `wanted` operands.
+/// A case of the branches' VJPs on the operands and the nonzero cotangents, for the `wanted` operands.
 pub(crate) fn case_vjp<'g>(
     branches: &[Arc<Region>],
     operands: &[Tensor<'g>],

@@ -9,7 +9,7 @@ use crate::{DType, Op, Tensor, Tracer};
 
 impl Tracer {
     /// Repeats `body` on the carried values while `cond` holds. Both see outer values only if they are
-    /// carried. Not reverse-differentiable: take gradients inside the body.
+    /// carried. Not reverse-differentiable: use [`Self::scan`], or take gradients inside the body.
     #[track_caller]
     pub fn while_loop<'g>(
         &'g self,
@@ -76,7 +76,7 @@ impl Tracer {
         })
     }
 
-    /// The tensors, unchanged; nothing is moved, merged or fused across.
+    /// The tensors, unchanged; compilers move, merge and fuse nothing across.
     #[track_caller]
     pub fn optimization_barrier<'g>(&'g self, tensors: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
         self.apply_variadic(Op::OptimizationBarrier, tensors)
@@ -84,9 +84,9 @@ impl Tracer {
 }
 
 impl<'g> Tensor<'g> {
-    /// The tensor, unchanged; so is its cotangent. Says that it is cheaper to write it to memory once than
-    /// to compute it in each of its users, which a backend that fuses without limit would do.
-    /// [`crate::formulate::without_fusion_barriers`] takes the hint away for the others.
+    /// The tensor, unchanged; so is its cotangent. A hint that writing it to memory once is cheaper than
+    /// computing it in each of its users, as a backend that fuses without limit would.
+    /// [`crate::rewrites::without_fusion_barriers`] removes the hint for other backends.
     #[must_use]
     #[track_caller]
     pub fn fusion_barrier(self) -> Tensor<'g> {

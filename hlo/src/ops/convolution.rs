@@ -1,19 +1,19 @@
 //! Convolutions of any number of spatial dims, and their gradients, which are convolutions too.
 //!
-//! `y[n, o, s] = sum over i, k of x[n, i, s * stride + k * rhs_dilation - low] * w[o, i, k]`: no kernel is
-//! flipped. The roles of dims are free ([`ConvolutionDims`]), so that gradients need no transposes:
+//! `y[n, o, s] = sum over i, k of x[n, i, s * stride + k * rhs_dilation - low] * w[o, i, k]`: the kernel is not
+//! flipped. The order of dims is free ([`ConvolutionDims`]), so that gradients need no transposes:
 //!
-//! - **of the input**: the cotangent, spread by the stride (`base_dilation`), with the kernel reversed and
-//!   its two feature dims exchanged;
-//! - **of the kernel**: the input with the cotangent as kernel, batch and feature exchanged in both. Groups
-//!   of features become groups of the batch there, and the other way round.
+//! - **input gradient**: the cotangent, dilated by the stride (`base_dilation`), convolved with the kernel, which is
+//!   reversed and has its two feature dims exchanged;
+//! - **kernel gradient**: the input convolved with the cotangent as kernel, with batch and feature exchanged in both.
+//!   Feature groups become batch groups, and vice versa.
 //!
 //! Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016), chapter 4.
 
 use crate::window::dilated;
 use crate::{Op, Tensor, TensorType, WindowDim};
 
-/// Which dims of a convolution's operands and result play which role.
+/// The roles of the dims of a convolution's operands and result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ConvolutionDims {
     /// Of the input: batch, feature, then spatial dims.
@@ -24,24 +24,24 @@ pub struct ConvolutionDims {
     pub result: Vec<usize>,
 }
 
-/// What a convolution is, besides its operands.
+/// The attributes of a convolution.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Convolution {
     /// The roles of the dims.
     pub dims: ConvolutionDims,
-    /// How the kernel moves, for each spatial dim.
+    /// The window of each spatial dim.
     pub window: Vec<WindowDim>,
-    /// Input and output features are cut into this many groups; a group of outputs sees its group of
-    /// inputs only.
+    /// Input and output features are divided into this many groups; a group of outputs depends only on its group
+    /// of inputs.
     pub feature_group_count: usize,
-    /// The batch and the output features are cut into this many groups; a group of outputs sees its part
-    /// of the batch only.
+    /// The batch and the output features are divided into this many groups; a group of outputs depends only on its
+    /// part of the batch.
     pub batch_group_count: usize,
 }
 
 impl Convolution {
     /// Input and result `[batch, feature, spatial..]`, kernel `[output, input, spatial..]` (for images
-    /// NCHW and OIHW), every place, no padding.
+    /// NCHW and OIHW), stride 1, no padding.
     pub fn new(num_spatial_dims: usize) -> Self {
         let in_order: Vec<_> = (0..num_spatial_dims + 2).collect();
         let [lhs, rhs, result] = [in_order.clone(), in_order.clone(), in_order];
@@ -53,7 +53,7 @@ impl Convolution {
         }
     }
 
-    /// Input and result `[batch, spatial.., feature]` (for images NHWC); the kernel stays as it is.
+    /// Input and result `[batch, spatial.., feature]` (for images NHWC); the kernel's layout is unchanged.
     #[must_use]
     pub fn features_last(mut self) -> Self {
         let num_spatial_dims = self.window.len();
@@ -77,26 +77,29 @@ impl Convolution {
         self
     }
 
-    /// This many groups of features.
+    /// Sets the number of feature groups.
     #[must_use]
     pub fn groups(self, feature_group_count: usize) -> Self {
         Self { feature_group_count, ..self }
     }
 
-    /// The type of the result, or what is wrong.
+    /// The type of the result.
+    ///
+    /// # Errors
+    /// If the operands do not fit.
     pub(crate) fn infer(&self, lhs: &TensorType, rhs: &TensorType) -> Result<TensorType, String> {
         let Self { dims, window, feature_group_count, batch_group_count } = self;
         let rank = window.len() + 2;
         if window.is_empty() {
-            return Err("without spatial dims this is a dot_general".into());
+            return Err("needs spatial dims; without them use dot_general".into());
         }
         if lhs.dtype != rhs.dtype || lhs.dtype == crate::DType::Pred {
-            return Err("input and kernel must be of one numeric dtype".into());
+            return Err("input and kernel must have the same numeric dtype".into());
         }
         for (ty, name) in [(lhs, "input"), (rhs, "kernel")] {
             if ty.rank() != rank {
                 return Err(format!(
-                    "{} spatial dims need {rank} dims of the {name}, which has {}",
+                    "with {} spatial dims, the {name} needs {rank} dims, but has {}",
                     window.len(),
                     ty.rank()
                 ));
@@ -106,27 +109,27 @@ impl Convolution {
             let mut sorted = roles.clone();
             sorted.sort_unstable();
             if !sorted.into_iter().eq(0..rank) {
-                return Err(format!("{roles:?} does not give each of {rank} dims a role"));
+                return Err(format!("{roles:?} does not give each of {rank} dims one role"));
             }
         }
         let (groups, parts) = (*feature_group_count, *batch_group_count);
         if groups == 0 || parts == 0 || groups > 1 && parts > 1 {
             return Err(format!(
-                "groups are 1 or more, and of features or of the batch, not \
-                                both; got {groups} and {parts}"
+                "group counts must be at least 1, and not both above 1; got {groups} feature groups and {parts} \
+                 batch groups"
             ));
         }
         let (batch, inputs) = (lhs.dims[dims.lhs[0]], lhs.dims[dims.lhs[1]]);
         let (outputs, taken) = (rhs.dims[dims.rhs[0]], rhs.dims[dims.rhs[1]]);
         if taken.checked_mul(groups) != Some(inputs) {
             return Err(format!(
-                "the input has {inputs} features, but the kernel takes {taken} in each of {groups} groups"
+                "the input has {inputs} features, but the kernel takes {taken} in each of {groups} feature groups"
             ));
         }
         if !outputs.is_multiple_of(groups * parts) || !batch.is_multiple_of(parts) {
             return Err(format!(
-                "{outputs} output features and a batch of {batch} do not divide into {groups} groups of \
-                 features and {parts} of the batch"
+                "{outputs} output features and a batch of {batch} do not divide into {groups} feature groups and \
+                 {parts} batch groups"
             ));
         }
         let mut result = vec![0; rank];
@@ -134,21 +137,20 @@ impl Convolution {
         result[dims.result[1]] = outputs;
         for (i, window) in window.iter().enumerate() {
             let (base, size) = (lhs.dims[dims.lhs[i + 2]], rhs.dims[dims.rhs[i + 2]]);
-            let places = window.num_places(base, size);
+            let positions = window.num_positions(base, size);
             result[dims.result[i + 2]] =
-                places.map_err(|message| format!("spatial dim {i}: {message}"))?;
+                positions.map_err(|message| format!("spatial dim {i}: {message}"))?;
         }
         Ok(lhs.with_dims(&result))
     }
 
-    /// Multiplications with elements of the input, for one output feature, one input feature and one
-    /// example: those with padding, and with what stands between the elements of a dilated input, are no
-    /// work.
+    /// Number of multiplications with elements of the input, for one output feature, one input feature and one
+    /// example. Products with padding and dilation zeros are not counted.
     pub(crate) fn num_products(&self, lhs: &TensorType, rhs: &TensorType, y: &TensorType) -> u64 {
         let along = |(i, window): (usize, &WindowDim)| {
             let size = |ty: &TensorType, roles: &[usize]| ty.dims[roles[i + 2]];
-            let places = size(y, &self.dims.result);
-            window.num_met(places, size(rhs, &self.dims.rhs), size(lhs, &self.dims.lhs))
+            let positions = size(y, &self.dims.result);
+            window.num_covered(positions, size(rhs, &self.dims.rhs), size(lhs, &self.dims.lhs))
         };
         self.window.iter().enumerate().map(along).fold(1, u64::saturating_mul)
     }
@@ -174,7 +176,7 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::Convolution(convolution), &[self, kernel])
     }
 
-    /// The elements in the opposite order along `dims`.
+    /// Reverses the elements along `dims`.
     #[must_use]
     #[track_caller]
     pub fn reverse(self, dims: &[usize]) -> Tensor<'g> {
@@ -182,7 +184,7 @@ impl<'g> Tensor<'g> {
     }
 }
 
-/// The cotangents of input and kernel. Where there is nothing to multiply they are zeros.
+/// The cotangents of input and kernel; zeros if an operand or the result is empty.
 pub(crate) fn vjp<'g>(
     forward: &Convolution,
     lhs: Tensor<'g>,
@@ -203,11 +205,11 @@ fn input_cotangent<'g>(
 ) -> Tensor<'g> {
     let ConvolutionDims { lhs: lhs_dims, rhs: rhs_dims, result: result_dims } = &forward.dims;
     let Convolution { feature_group_count, batch_group_count, .. } = forward;
-    // One of them is 1. What comes out of a group of outputs is all that a group of inputs went to: so
-    // outputs are cut into groups, which stand with the kernel's features that now are outputs.
+    // One of the counts is 1. A group of inputs only affects its group of outputs, so the kernel's output features
+    // are divided into groups, which move to its input features: the outputs of this convolution.
     let groups = feature_group_count * batch_group_count;
     let kernel = regroup(rhs, rhs_dims[0], rhs_dims[1], groups);
-    // Reversed as an op of its own: XLA's CPU backend has no fast path for a window that is reversed.
+    // A separate op, since XLA's CPU backend has no fast path for reversed windows.
     let kernel = kernel.reverse(&sorted(&rhs_dims[2..]));
     let window = forward.window.iter().enumerate().map(|(i, dim)| {
         let base = dilated(lhs.dim(lhs_dims[i + 2]), dim.base_dilation);
@@ -247,8 +249,7 @@ fn kernel_cotangent<'g>(
         let base = dilated(lhs.dim(lhs_dims[i + 2]), dim.base_dilation);
         let spread = dilated(ct.dim(result_dims[i + 2]), dim.stride);
         let kernel = dilated(rhs.dim(rhs_dims[i + 2]), dim.window_dilation);
-        // So that there are as many places as the kernel has elements, which stand `window_dilation`
-        // apart.
+        // Gives as many positions, `window_dilation` apart, as the kernel has elements.
         let high = spread - base + kernel - 1 - i128::from(dim.low);
         WindowDim {
             stride: dim.window_dilation,
@@ -281,22 +282,22 @@ fn sorted(dims: &[usize]) -> Vec<usize> {
     dims
 }
 
-/// Cuts dim `from` into `groups`, and puts the groups in front of dim `to`: from `[groups * f]` and `[t]`
-/// to `[f]` and `[groups * t]`.
+/// Splits `groups` off dim `from` and merges them into dim `to` as its major part: `[groups * f]` and `[t]`
+/// become `[f]` and `[groups * t]`.
 fn regroup<'g>(x: Tensor<'g>, from: usize, to: usize, groups: usize) -> Tensor<'g> {
     let mut dims = x.shape();
-    // After an error there are no dims.
+    // After an error the rank is 0.
     if groups == 1 || dims.is_empty() {
         return x;
     }
     let mut cut = dims.clone();
     cut[from] /= groups;
     cut.insert(from, groups);
-    // In the cut tensor the groups are dim `from`, and what was behind it has moved up by one.
-    let place = |dim: usize| if dim < from { dim } else { dim + 1 };
+    // In the split tensor the groups are dim `from`, and dims from there on have moved up by one.
+    let position = |dim: usize| if dim < from { dim } else { dim + 1 };
     let order = (0..dims.len()).flat_map(|dim| {
         let groups_first = (dim == to).then_some(from);
-        groups_first.into_iter().chain([place(dim)])
+        groups_first.into_iter().chain([position(dim)])
     });
     let order: Vec<_> = order.collect();
     dims[from] /= groups;

@@ -1,31 +1,30 @@
-//! Calls of what a backend brings along: kernels that no graph of ops stands for.
+//! Calls of a backend's functions: kernels that are not expressed as ops.
 
 use std::sync::Arc;
 
 use crate::{Op, Tensor, TensorType, Tracer};
 
-/// A call of a function that a backend knows by name.
+/// A call of a function that a backend looks up by name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CustomCall {
     /// The function's name.
     pub target: String,
-    /// What the function is told when compiling: any text in versions 1 to 3, in version 4 an MLIR dictionary
-    /// (`{rank = 7 : i64}`) or nothing.
+    /// The function's compile-time configuration: any text in versions 1 to 3, an MLIR dictionary
+    /// (`{rank = 7 : i64}`) or nothing in version 4.
     pub backend_config: String,
-    /// StableHLO's calling convention, 1 to 4: the original, that with a status to return, the unified one of
-    /// both, and the typed foreign function interface.
+    /// StableHLO's calling convention, 1 to 4: original, status-returning, status-returning unified, typed FFI.
     pub api_version: i32,
-    /// Does it do more than compute its results? Then it stays where nothing uses them, and two of them are
-    /// not merged. A [`Tracer::remat`] around it runs it twice.
+    /// `true` if the function has a side effect. Then calls are kept even if nothing uses their results, and equal
+    /// calls are not merged. A [`Tracer::remat`] around a call runs it twice.
     pub has_side_effect: bool,
-    /// Types of the results, at least one, on one replica; they vary over the operands' axes too.
+    /// Types of the results on one replica, at least one. The results also vary over the axes of the operands.
     pub results: Vec<TensorType>,
-    /// Where operands and results lie in memory, if not row-major.
+    /// Memory layouts of operands and results, if not row-major.
     pub layouts: Option<Layouts>,
 }
 
-/// For each operand and each result of a [`CustomCall`] its dims, from the one whose elements are neighbours to
-/// the one whose are farthest apart: `[1, 0]` is a row-major matrix.
+/// The layout of each operand and result of a [`CustomCall`]: its dims from minor to major. `[1, 0]` is a row-major
+/// matrix.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layouts {
     /// One for each operand.
@@ -50,18 +49,18 @@ impl CustomCall {
     /// The types of the results on these operands.
     pub(crate) fn infer(&self, t: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         if self.target.is_empty() {
-            return Err("names no target".into());
+            return Err("needs a target".into());
         }
         if self.results.is_empty() {
-            return Err("needs a result; `u8[0]` will do".into());
+            return Err("needs a result; it may be `u8[0]`".into());
         }
         let is_dictionary = self.backend_config.is_empty()
             || self.backend_config.starts_with('{') && self.backend_config.ends_with('}');
         match self.api_version {
             1..=3 => {}
             4 if is_dictionary => {}
-            4 => return Err("the backend_config of version 4 is an MLIR dictionary".into()),
-            other => return Err(format!("api_version {other} is none of 1 to 4")),
+            4 => return Err("the backend_config of version 4 must be an MLIR dictionary".into()),
+            other => return Err(format!("api_version must be 1 to 4, not {other}")),
         }
         if let Some(layouts) = &self.layouts {
             let results: Vec<_> = self.results.iter().collect();
@@ -87,15 +86,17 @@ fn fits(layouts: &[Vec<usize>], types: &[&TensorType], role: &str) -> Result<(),
         let mut sorted = layout.clone();
         sorted.sort_unstable();
         if !sorted.into_iter().eq(0..ty.rank()) {
-            return Err(format!("layout {layout:?} of {role} {i} is no permutation of its dims"));
+            return Err(format!(
+                "layout {layout:?} of {role} {i} is not a permutation of its dims"
+            ));
         }
     }
     Ok(())
 }
 
 impl Tracer {
-    /// Calls a function of the backend. It has no VJP of its own: where a gradient goes through it, it stands
-    /// in a [`Tracer::custom_vjp`]. [`crate::interpret`] returns an error.
+    /// Calls a function of the backend. It has no VJP: to differentiate through it, wrap it
+    /// in a [`Tracer::custom_vjp`]. [`crate::interpret`] returns an error for it.
     ///
     /// ```
     /// use hlo::{CustomCall, DType, Mesh, TensorType, lower, trace};

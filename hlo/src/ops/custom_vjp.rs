@@ -1,4 +1,4 @@
-//! A function with a VJP of one's own, where the derived one is slower than it must be.
+//! Functions with a hand-written VJP, where the derived one is too slow.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ pub struct CustomVjp {
 }
 
 impl Tracer {
-    /// `forward(x)`, of which `backward(x, y, cotangents)` is the VJP: from the operands, the results y and
-    /// a cotangent for each of them, a cotangent for each float operand, in its type. The results are
-    /// floats. Neither function sees outer values but through its arguments.
+    /// `forward(x)`, with the VJP `backward(x, y, cotangents)`: from the operands, the results y and
+    /// a cotangent for each result, it returns a cotangent for each float operand, in its type. The results must be
+    /// floats. Both functions see outer values only through their arguments.
     ///
-    /// That the two belong together is the author's to show: hold it against finite differences.
+    /// Nothing checks that `backward` is the VJP of `forward`: test it against finite differences.
     ///
     /// ```
     /// use hlo::{DType, Literal, Mesh, TensorType, grad, interpret, trace};
@@ -63,7 +63,7 @@ impl Tracer {
         let results: Vec<TensorType> =
             forward.outputs().iter().map(|output| forward.ty(output.value).clone()).collect();
         if let Some(ty) = results.iter().find(|ty| !ty.dtype.is_float()) {
-            self.fail("custom_vjp", x, format!("its results must be floats, not {ty}"));
+            self.fail("custom_vjp", x, format!("the results must be floats, not {ty}"));
             return poison();
         }
         let wanted: Vec<_> = types.iter().filter(|ty| ty.dtype.is_float()).cloned().collect();
@@ -89,7 +89,7 @@ impl Tracer {
             };
             let (found, wanted) = (list(found.collect()), list(wanted.iter().collect()));
             let message = format!(
-                "the VJP gives cotangents ({found}) where the float operands are ({wanted})"
+                "the VJP returns cotangents ({found}), but the float operands are ({wanted})"
             );
             self.fail("custom_vjp", x, message);
             return poison();
@@ -101,7 +101,7 @@ impl Tracer {
     }
 }
 
-/// The cotangents of the operands `x`; a result without a cotangent counts with zeros.
+/// The cotangents of the operands `x`; missing cotangents of results are zeros.
 pub(crate) fn vjp<'g>(
     custom: &CustomVjp,
     x: &[Tensor<'g>],

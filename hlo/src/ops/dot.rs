@@ -10,7 +10,7 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::DotGeneral(dims), &[self, rhs])
     }
 
-    /// The last dim of `self` with the first of `rhs`: `[.., k] x [k, ..] -> [.., ..]`.
+    /// Contracts the last dim of `self` with the first of `rhs`: `[.., k] x [k, ..] -> [.., ..]`.
     #[must_use]
     #[track_caller]
     pub fn dot(self, rhs: Tensor<'g>) -> Tensor<'g> {

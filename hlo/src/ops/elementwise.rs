@@ -3,12 +3,12 @@
 use crate::{Binary, Comparison, DType, Literal, Op, Tensor, Unary};
 
 /// The second operand of an elementwise op: a tensor, or a number that becomes a constant of the
-/// first one's type. A tensor of rank 0 is broadcast; other dims must be equal.
+/// first operand's dtype. Scalars are broadcast; otherwise dims must be equal.
 #[derive(Clone, Copy, Debug)]
 pub enum Operand<'g> {
     /// A tensor.
     Tensor(Tensor<'g>),
-    /// A number in the other operand's dtype, as [`crate::Tracer::scalar`] takes it.
+    /// A number, converted to the other operand's dtype; for its range see [`crate::Tracer::scalar`].
     Number(f64),
 }
 
@@ -25,7 +25,7 @@ impl From<f64> for Operand<'_> {
 }
 
 impl<'g> Operand<'g> {
-    /// The operand of `op` as a tensor; a number in `like`'s dtype, which must have it.
+    /// The operand of `op` as a tensor; a number becomes a constant of `like`'s dtype, which must represent it.
     #[track_caller]
     pub(super) fn tensor_like(self, like: Tensor<'g>, op: &'static str) -> Tensor<'g> {
         let number = match self {
@@ -56,7 +56,7 @@ macro_rules! unary_methods {
 unary_methods! {
     /// Absolute value.
     abs => Abs;
-    /// Least whole number not below.
+    /// Least whole number >= x.
     ceil => Ceil;
     /// Cosine of radians.
     cosine => Cosine;
@@ -66,9 +66,9 @@ unary_methods! {
     exponential => Exponential;
     /// e^x - 1, accurate near 0.
     exponential_minus_one => ExponentialMinusOne;
-    /// Greatest whole number not above.
+    /// Greatest whole number <= x.
     floor => Floor;
-    /// Neither infinite nor NaN, as `pred`.
+    /// `true` where neither infinite nor NaN, as `pred`.
     is_finite => IsFinite;
     /// Natural logarithm.
     log => Log;
@@ -106,23 +106,23 @@ macro_rules! binary_methods {
 binary_methods! {
     /// x & y, logical for `pred`.
     and => Op::Binary(Binary::And);
-    /// The greater; NaN wins.
+    /// The greater; NaN if either is NaN.
     maximum => Op::Binary(Binary::Maximum);
-    /// The lesser; NaN wins.
+    /// The lesser; NaN if either is NaN.
     minimum => Op::Binary(Binary::Minimum);
     /// x | y, logical for `pred`.
     or => Op::Binary(Binary::Or);
     /// x^y.
     power => Op::Binary(Binary::Power);
-    /// x - y * trunc(x / y): has the sign of x.
+    /// x - y * trunc(x / y), with the sign of x.
     remainder => Op::Binary(Binary::Remainder);
-    /// x << y; 0 where y is not below the width.
+    /// x << y; 0 where y >= the width.
     shift_left => Op::Binary(Binary::ShiftLeft);
     /// x >> y, copying the sign bit.
     shift_right_arithmetic => Op::Binary(Binary::ShiftRightArithmetic);
     /// x >> y, filling with zeros.
     shift_right_logical => Op::Binary(Binary::ShiftRightLogical);
-    /// x ^ y bitwise, unequal for `pred`.
+    /// x ^ y, logical for `pred`.
     xor => Op::Binary(Binary::Xor);
     /// x == y, as `pred`.
     equal => Op::Compare(Comparison::Eq);
@@ -194,7 +194,7 @@ impl<'g> std::ops::Neg for Tensor<'g> {
 }
 
 impl<'g> Tensor<'g> {
-    /// `on_true` where this `pred` tensor holds, else `on_false`. A scalar pred is broadcast.
+    /// `on_true` where this `pred` tensor is true, else `on_false`. A scalar `pred` is broadcast.
     #[must_use]
     #[track_caller]
     pub fn select(self, on_true: Tensor<'g>, on_false: Tensor<'g>) -> Tensor<'g> {
@@ -203,7 +203,7 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::Select, &[pred, on_true, on_false])
     }
 
-    /// `self` limited to `min..=max`, which are numbers, scalars, or tensors of the same type.
+    /// Clamps to `min..=max`, which are numbers, scalars, or tensors of the same type.
     #[must_use]
     #[track_caller]
     pub fn clamp(self, min: impl Into<Operand<'g>>, max: impl Into<Operand<'g>>) -> Tensor<'g> {
@@ -212,14 +212,14 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::Clamp, &[min, self, max])
     }
 
-    /// The same values in another dtype; the tensor itself if it has it already.
+    /// Converts to another dtype; returns the tensor itself if it already has this dtype.
     #[must_use]
     #[track_caller]
     pub fn convert(self, dtype: DType) -> Tensor<'g> {
         if self.dtype() == dtype { self } else { self.tracer().apply(Op::Convert(dtype), &[self]) }
     }
 
-    /// The same bits as another dtype of the same width. Its gradient is zero.
+    /// Reinterprets the bits as another dtype of the same width. Its gradient is zero.
     #[must_use]
     #[track_caller]
     pub fn bitcast_convert(self, dtype: DType) -> Tensor<'g> {

@@ -1,20 +1,20 @@
-//! Ops that find elements by integers: rows of a table, and sums into them.
+//! Indexing with integer tensors: gather, and scatter with sums.
 //!
-//! One shape rule for both, with `batch` dims in front that operand and indices share, `n` the dim that
-//! is indexed, and `slice` dims behind it that are moved whole:
+//! Both have the same shape rule: `batch` are the leading dims that operand and indices share, `n` is the dim that
+//! is indexed, and `slice` are the dims after it:
 //! ```text
 //! gather(x [batch.., n, slice..], indices [batch.., index..]) -> [batch.., index.., slice..]
 //! scatter(x [batch.., n, slice..], indices [batch.., index..], updates [batch.., index.., slice..]) -> x
 //! ```
-//! An index out of range is moved into range by gather and ignored by scatter, as StableHLO says.
+//! Indices out of range are clamped by gather and ignored by scatter, as StableHLO specifies.
 
 use std::fmt::Write as _;
 
 use crate::{DType, Op, Tensor, TensorType};
 
 impl<'g> Tensor<'g> {
-    /// Rows of this table: `[n, slice..]` at integers `[index..]` gives `[index.., slice..]`. An index
-    /// out of range takes the nearest row. Its gradient is a sum into the rows.
+    /// Rows of this table: `[n, slice..]` at integers `[index..]` gives `[index.., slice..]`. Indices
+    /// out of range are clamped. The VJP is a [`Self::scatter_add`].
     ///
     /// ```
     /// use hlo::{DType, Literal, Mesh, TensorType, interpret, trace};
@@ -42,8 +42,8 @@ impl<'g> Tensor<'g> {
     }
 
     /// This tensor `[batch.., n, slice..]` with `updates` `[batch.., index.., slice..]` added at
-    /// `indices` `[batch.., index..]`. What several indices name gets the sum, accumulated in f32 where the
-    /// dtype is narrower; an index out of range is ignored.
+    /// `indices` `[batch.., index..]`. Updates at equal indices are summed, in f32 for narrower floats.
+    /// Indices out of range are ignored.
     #[must_use]
     #[track_caller]
     pub fn scatter_add(
@@ -57,19 +57,19 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::Scatter { num_batch }, &[x, indices, updates]).convert(dtype)
     }
 
-    /// Elements along `dim` by `indices` of as many dims, of which all but `dim` are this tensor's:
+    /// Elements along `dim` at `indices`, which have the dims of this tensor except for `dim`:
     /// for `dim` 1, `out[i, j, k] = self[i, indices[i, j, k], k]`.
     ///
-    /// For one element a row, [`Self::take_along_last_dim`] is what XLA fuses better.
+    /// For one element per row, XLA fuses [`Self::take_along_last_dim`] better.
     #[must_use]
     #[track_caller]
     pub fn take_along_dim(self, indices: Tensor<'g>, dim: usize) -> Tensor<'g> {
         let rank = self.rank();
         if dim >= rank || indices.rank() != rank {
-            self.reject("gather", format!("indices of {rank} dims and a dim below {rank}"));
+            self.reject("gather", format!("needs indices of {rank} dims and a dim below {rank}"));
             return self;
         }
-        // The dim last; the exchange of two dims undoes itself.
+        // Exchanges `dim` with the last dim, and back.
         let mut permutation: Vec<_> = (0..rank).collect();
         permutation.swap(dim, rank - 1);
         let exchange = |x: Tensor<'g>| if dim + 1 == rank { x } else { x.transpose(&permutation) };
@@ -77,8 +77,8 @@ impl<'g> Tensor<'g> {
     }
 }
 
-/// A tensor and what is added to its elements, in the dtype in which they are summed. If they differ they stay
-/// as they are: that is an error of the op.
+/// Converts a tensor and its updates to the dtype of their sums. If their dtypes differ, they are unchanged, so that
+/// the op reports the error.
 #[track_caller]
 pub(super) fn accumulated<'g>(x: Tensor<'g>, updates: Tensor<'g>) -> [Tensor<'g>; 2] {
     let dtype = x.dtype();
@@ -88,7 +88,7 @@ pub(super) fn accumulated<'g>(x: Tensor<'g>, updates: Tensor<'g>) -> [Tensor<'g>
     [x.convert(dtype.accumulation()), updates.convert(dtype.accumulation())]
 }
 
-/// The type of a gather's result, which is that of a scatter's updates.
+/// The type of a gather's result, and of a scatter's updates.
 pub(crate) fn infer_gather(
     x: &TensorType,
     indices: &TensorType,
@@ -99,12 +99,12 @@ pub(crate) fn infer_gather(
     }
     if x.rank() <= num_batch || !indices.dims.starts_with(&x.dims[..num_batch]) {
         return Err(format!(
-            "operand {x} and indices {indices} do not share {num_batch} leading dims before one that is \
+            "operand {x} and indices {indices} do not share {num_batch} leading dims before the dim that is \
              indexed"
         ));
     }
     if x.dims[num_batch] == 0 {
-        return Err("there is nothing to choose from along a dim of size 0".into());
+        return Err("the indexed dim has size 0".into());
     }
     Ok(x.with_dims(&[&indices.dims, &x.dims[num_batch + 1..]].concat()))
 }
@@ -113,7 +113,7 @@ pub(crate) fn infer_scatter(t: &[&TensorType], num_batch: usize) -> Result<Tenso
     let (x, updates) = (t[0], t[2]);
     let expected = infer_gather(x, t[1], num_batch)?;
     if x.dtype == DType::Pred {
-        return Err("adds numbers, not pred".into());
+        return Err("is not defined for pred".into());
     }
     if updates.dtype != x.dtype || updates.dims != expected.dims {
         return Err(format!("the updates are {updates}, not {expected}"));
@@ -121,7 +121,7 @@ pub(crate) fn infer_scatter(t: &[&TensorType], num_batch: usize) -> Result<Tenso
     Ok(x.clone())
 }
 
-/// To the gathered operand: each row's cotangent, summed into the row that was taken.
+/// The cotangent of the gathered operand: each row's cotangent, added to the row that was taken.
 pub(crate) fn gather_vjp<'g>(
     x: Tensor<'g>,
     indices: Tensor<'g>,
@@ -129,12 +129,11 @@ pub(crate) fn gather_vjp<'g>(
     ct: Tensor<'g>,
 ) -> Tensor<'g> {
     let last = x.dim(num_batch) as f64 - 1.0;
-    // u8 cannot name a row beyond 255, so the upper bound may not be one.
-    let wide = if indices.dtype() == DType::U8 { indices.convert(DType::U32) } else { indices };
+    let wide = widened(indices);
     x.full_like(0.0).scatter_add(wide.clamp(0.0, last), ct, num_batch)
 }
 
-/// To a scatter's updates: the sums' cotangents where they went, zero where they were ignored.
+/// The cotangent of a scatter's updates: that of the rows they were added to, zero where they were ignored.
 pub(crate) fn scatter_vjp<'g>(
     x: Tensor<'g>,
     indices: Tensor<'g>,
@@ -142,13 +141,22 @@ pub(crate) fn scatter_vjp<'g>(
     ct: Tensor<'g>,
 ) -> Tensor<'g> {
     let size = x.dim(num_batch) as f64;
-    let wide = if indices.dtype() == DType::U8 { indices.convert(DType::U32) } else { indices };
+    let wide = widened(indices);
     let taken = ct.gather(wide, num_batch);
     let kept: Vec<_> = (0..indices.rank()).collect();
     let below = wide.less(size);
     let inside =
         if wide.dtype().is_unsigned() { below } else { below.and(wide.greater_equal(0.0)) };
     inside.broadcast_like(taken, &kept).select(taken, taken.full_like(0.0))
+}
+
+/// Widens 8-bit indices to 32 bits, since the number of rows need not fit into 8 bits.
+fn widened(indices: Tensor<'_>) -> Tensor<'_> {
+    match indices.dtype() {
+        DType::U8 => indices.convert(DType::U32),
+        DType::I8 => indices.convert(DType::I32),
+        _ => indices,
+    }
 }
 
 /// StableHLO's dimension numbers of a gather, and the sizes of its slices.
@@ -190,7 +198,7 @@ pub(crate) fn scatter_attributes(x: &TensorType, indices: &TensorType, num_batch
 struct Numbers {
     /// The dims that operand and indices share.
     batch: Vec<usize>,
-    /// Where the slices' dims stand in the result, or in the updates.
+    /// The slices' dims in the result, or in the updates.
     slice: Vec<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! What can be done with tensors, by family.
+//! The ops as methods of [`crate::Tensor`] and [`crate::Tracer`], by family.
 
 mod body;
 pub(crate) mod case;

@@ -1,28 +1,28 @@
-//! Reductions over windows that slide, and the gradient of their maximum.
+//! Reductions over sliding windows, and their gradients.
 
 use super::gather::accumulated;
 use crate::window::dilated;
 use crate::{Op, Reduction, Tensor, TensorType, WindowDim};
 
-/// A window over every dim of a tensor: its size, and how it moves.
+/// A sliding window over all dims of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Window {
-    /// Elements along each dim.
+    /// Number of elements along each dim.
     pub sizes: Vec<usize>,
-    /// How it moves along each dim.
+    /// Stride, padding and dilations along each dim.
     pub dims: Vec<WindowDim>,
 }
 
 impl Window {
-    /// A window of `size` by `size` over the last two dims of `[n, c, h, w]`, with one stride and one
-    /// padding for all sides.
+    /// A window of `size` by `size` over the last two dims of `[n, c, h, w]`, with the same stride and the same
+    /// padding on all sides.
     pub fn nchw(size: usize, stride: usize, padding: i64) -> Self {
         let spatial = WindowDim { stride, low: padding, high: padding, ..WindowDim::default() };
         let one = WindowDim::default();
         Self { sizes: vec![1, 1, size, size], dims: vec![one, one, spatial, spatial] }
     }
 
-    /// A window of `size` by `size` over h and w of `[n, h, w, c]`, likewise.
+    /// [`Self::nchw`] over h and w of `[n, h, w, c]`.
     pub fn nhwc(size: usize, stride: usize, padding: i64) -> Self {
         let mut window = Self::nchw(size, stride, padding);
         window.sizes.rotate_left(1);
@@ -30,24 +30,27 @@ impl Window {
         window
     }
 
-    /// The dims of a result over a tensor of the given dims, or what is wrong.
-    pub(crate) fn places(&self, base: &[usize]) -> Result<Vec<usize>, String> {
+    /// The number of window positions along each dim of a tensor: the dims of the result.
+    pub(crate) fn positions(&self, base: &[usize]) -> Result<Vec<usize>, String> {
         let Self { sizes, dims } = self;
         if [sizes.len(), dims.len()] != [base.len(); 2] {
             return Err(format!("the window needs {} dims", base.len()));
         }
         let along = |i: usize| {
             if sizes[i] == 0 {
-                return Err(format!("dim {i}: a window has 1 element or more"));
+                return Err(format!("dim {i}: a window needs at least 1 element"));
             }
-            dims[i].num_places(base[i], sizes[i]).map_err(|message| format!("dim {i}: {message}"))
+            dims[i]
+                .num_positions(base[i], sizes[i])
+                .map_err(|message| format!("dim {i}: {message}"))
         };
         (0..base.len()).map(along).collect()
     }
 
-    /// Elements of the base that the windows of all places meet, each as often as it is met.
-    pub(crate) fn num_met(&self, base: &TensorType, places: &TensorType) -> u64 {
-        let along = |i: usize| self.dims[i].num_met(places.dims[i], self.sizes[i], base.dims[i]);
+    /// Number of base elements that the windows of all positions cover, with multiplicity.
+    pub(crate) fn num_covered(&self, base: &TensorType, positions: &TensorType) -> u64 {
+        let along =
+            |i: usize| self.dims[i].num_covered(positions.dims[i], self.sizes[i], base.dims[i]);
         (0..self.dims.len()).map(along).fold(1, u64::saturating_mul)
     }
 
@@ -57,8 +60,8 @@ impl Window {
 }
 
 impl<'g> Tensor<'g> {
-    /// Reduction of what a window meets, at each of its places. Padding counts for nothing; sums
-    /// are accumulated in f32 where the dtype is narrower.
+    /// Reduction over each position of a window. Padding is the identity of the reduction; sums
+    /// are accumulated in f32 for narrower floats.
     ///
     /// ```
     /// use hlo::{DType, Mesh, Reduction, TensorType, Window, trace};
@@ -79,8 +82,8 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::ReduceWindow { reduction, window }, &[x]).convert(dtype)
     }
 
-    /// For each place of the window: adds `source`'s element to where this tensor has its greatest
-    /// element in the window (the first of equals). Sums are accumulated in f32 where the dtype is narrower.
+    /// For each position of the window, adds `source`'s element at the position of this tensor's greatest
+    /// element in the window (the first of equals). Sums are accumulated in f32 for narrower floats.
     /// The gradient of a maximum over windows.
     #[must_use]
     #[track_caller]
@@ -110,8 +113,8 @@ pub(crate) fn reduce_window_vjp<'g>(
     }
 }
 
-/// Each element goes to all places whose window meets it: a sum over windows of the cotangent, spread by
-/// the stride.
+/// Each element contributes to all positions whose window covers it: the VJP is a sum over windows of the cotangent,
+/// dilated by the stride.
 fn sum_vjp<'g>(window: &Window, x: Tensor<'g>, ct: Tensor<'g>) -> Tensor<'g> {
     let (mut low, mut high, mut interior, mut dims) = (vec![], vec![], vec![], vec![]);
     for (i, dim) in window.dims.iter().enumerate() {
@@ -131,11 +134,11 @@ fn sum_vjp<'g>(window: &Window, x: Tensor<'g>, ct: Tensor<'g>) -> Tensor<'g> {
     spread.reduce_window(Reduction::Sum, Window { sizes: window.sizes.clone(), dims })
 }
 
-/// More elements of a window than this are not walked one by one: each takes a few nodes of the graph.
-const MAX_WALKED: usize = 1 << 16;
+/// The largest window for [`source_cotangent`], which records a few nodes per element.
+const MAX_UNROLLED: usize = 1 << 16;
 
-/// The cotangent of a `source` that was scattered: it is read where the source's element went. The window
-/// is walked element by element, as the op does it, with what was selected carried along.
+/// The cotangent of a `source` that was scattered: `ct` at the positions to which the source's elements were added.
+/// Unrolled over the window's elements, in the op's order, with the selection so far.
 pub(crate) fn source_cotangent<'g>(
     window: &Window,
     x: Tensor<'g>,
@@ -146,10 +149,10 @@ pub(crate) fn source_cotangent<'g>(
         return Ok(source.full_like(0.0));
     }
     let num_elements = window.sizes.iter().fold(1usize, |n, size| n.saturating_mul(*size));
-    if num_elements > MAX_WALKED {
+    if num_elements > MAX_UNROLLED {
         return Err(format!(
-            "the gradient of a gradient through a window walks its {num_elements} elements one by one, of \
-             which there may be {MAX_WALKED}; take a smaller window"
+            "second derivatives through a window are unrolled over its elements, of which there may be \
+             {MAX_UNROLLED}, not {num_elements}; use a smaller window"
         ));
     }
     let edge = |edge: fn(&WindowDim) -> i64| window.dims.iter().map(edge).collect::<Vec<_>>();
@@ -176,7 +179,7 @@ pub(crate) fn source_cotangent<'g>(
     Ok(selected.map_or_else(|| source.full_like(0.0), |(_, value)| value))
 }
 
-/// Every index within a window, row-major.
+/// All indices within a window, row-major.
 fn offsets(sizes: &[usize]) -> Vec<Vec<usize>> {
     sizes.iter().fold(vec![vec![]], |offsets, size| {
         let longer = |offset: &Vec<usize>, i| [&offset[..], &[i]].concat();

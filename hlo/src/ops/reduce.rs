@@ -3,14 +3,14 @@
 use crate::{Op, Reduction, Tensor};
 
 impl<'g> Tensor<'g> {
-    /// Reduction over `dims` (increasing), which disappear.
+    /// Reduction over `dims`, which must be increasing and are removed.
     #[must_use]
     #[track_caller]
     pub fn reduce(self, reduction: Reduction, dims: &[usize]) -> Tensor<'g> {
         self.tracer().apply(Op::Reduce { reduction, dims: dims.to_vec() }, &[self])
     }
 
-    /// Sum over `dims`, accumulated in f32 where the dtype is narrower.
+    /// Sum over `dims`, accumulated in f32 for narrower floats.
     #[must_use]
     #[track_caller]
     pub fn reduce_sum(self, dims: &[usize]) -> Tensor<'g> {
@@ -18,14 +18,14 @@ impl<'g> Tensor<'g> {
         self.convert(dtype.accumulation()).reduce(Reduction::Sum, dims).convert(dtype)
     }
 
-    /// Greatest over `dims`.
+    /// Maximum over `dims`.
     #[must_use]
     #[track_caller]
     pub fn reduce_max(self, dims: &[usize]) -> Tensor<'g> {
         self.reduce(Reduction::Max, dims)
     }
 
-    /// Least over `dims`.
+    /// Minimum over `dims`.
     #[must_use]
     #[track_caller]
     pub fn reduce_min(self, dims: &[usize]) -> Tensor<'g> {

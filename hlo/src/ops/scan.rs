@@ -1,4 +1,4 @@
-//! Loops with a gradient, and computing again instead of keeping.
+//! Differentiable loops, and rematerialisation.
 
 use super::body::{Carried, region};
 use crate::region::{Region, Scan};
@@ -6,12 +6,12 @@ use crate::{Op, Tensor, Tracer};
 
 impl Tracer {
     /// Runs `body(consts, carried, slices) -> (carried, ys)` `length` times, with slice `i` of each of
-    /// `xs` `[length, ..]` in round `i`. Returns the last carried values, and what was returned as `ys`
-    /// stacked to `[length, ..]`. The body sees outer values only through its arguments. At least one
-    /// value is carried or stacked.
+    /// `xs` `[length, ..]` in iteration `i`. Returns the last carried values, and the `ys` of all iterations
+    /// stacked to `[length, ..]`. The body sees outer values only through its arguments, and must return at least one
+    /// value.
     ///
-    /// Its gradient is a scan the other way round, for which the forward pass keeps what it needs of
-    /// every round; with [`Self::remat`] in the body, only the carried values.
+    /// Its gradient is a scan in the opposite direction, for which the forward pass keeps the residuals of
+    /// every iteration; with [`Self::remat`] in the body, only the carried values.
     ///
     /// ```
     /// use hlo::{DType, Literal, Mesh, TensorType, grad, interpret, trace};
@@ -50,10 +50,9 @@ impl Tracer {
                 tensors.iter().map(Tensor::is_gradient_free).collect()
             };
             let is_free = [free(consts), carried.is_free.clone(), free(xs)].concat();
-            // The body is traced in any case: it says how many results there are.
+            // The body is traced even after this error, since it determines the number of results.
             if xs.iter().any(|x| x.shape().first() != Some(&length)) {
-                let message =
-                    format!("each of `xs` is cut into {length} slices along its first dim");
+                let message = format!("the first dim of each of `xs` must be {length}");
                 self.fail("scan", xs, message);
             }
             let (whole, cut) = operands.split_at(num_consts + num_carried);
@@ -66,7 +65,7 @@ impl Tracer {
                 num_ys.set(ys.len());
                 if next.len() != num_carried {
                     let message = format!(
-                        "the body returns {} carried values where there are {num_carried}",
+                        "the body returns {} carried values, but {num_carried} are carried",
                         next.len()
                     );
                     self.at(location, || self.fail("scan", &operands, message));
@@ -94,8 +93,8 @@ impl Tracer {
         (results, ys)
     }
 
-    /// `body(x)`, of which the backward pass keeps only `x`: it computes the rest again. The same
-    /// values and gradients, bit for bit, in less memory for more time.
+    /// `body(x)`, of which only `x` is kept for the backward pass, which recomputes the rest. Saves memory at
+    /// the cost of time; values and gradients are bitwise the same.
     ///
     /// ```
     /// use hlo::{DType, Mesh, TensorType, grad, trace};

@@ -1,10 +1,10 @@
-//! Ops that move elements: broadcasting, reshaping, slicing, padding, joining.
+//! Ops that move elements: broadcasting, reshaping, slicing, padding, concatenation.
 
 use crate::{DType, Op, Tensor};
 
 impl<'g> Tensor<'g> {
-    /// Dim `i` becomes dim `broadcast_dims[i]` of `dims`; size 1 is stretched, other dims are new. The
-    /// tensor itself where nothing changes.
+    /// Dim `i` becomes dim `broadcast_dims[i]` of `dims`; size 1 is stretched, other dims are new. Returns the
+    /// tensor itself if nothing changes.
     #[must_use]
     #[track_caller]
     pub fn broadcast_in_dim(self, dims: &[usize], broadcast_dims: &[usize]) -> Tensor<'g> {
@@ -22,7 +22,7 @@ impl<'g> Tensor<'g> {
         self.broadcast_in_dim(&other.shape(), broadcast_dims)
     }
 
-    /// The same elements, row-major, under other dims; the tensor itself if it has them already.
+    /// The same elements in row-major order, with other dims. Returns the tensor itself if the dims are equal.
     #[must_use]
     #[track_caller]
     pub fn reshape(self, dims: &[usize]) -> Tensor<'g> {
@@ -61,7 +61,7 @@ impl<'g> Tensor<'g> {
         self.slice(&starts, &limits, &strides)
     }
 
-    /// `sizes` elements from `start` (integer scalars, one a dim), moved into range at the edges.
+    /// `sizes` elements from `start` (integer scalars, one per dim), which is clamped to stay in bounds.
     #[must_use]
     #[track_caller]
     pub fn dynamic_slice(self, start: &[Tensor<'g>], sizes: &[usize]) -> Tensor<'g> {
@@ -69,8 +69,8 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::DynamicSlice { sizes: sizes.to_vec() }, &operands)
     }
 
-    /// This tensor with `update` written at `start` (integer scalars, one a dim), moved into range at
-    /// the edges.
+    /// This tensor with `update` written at `start` (integer scalars, one per dim), which is clamped to stay in
+    /// bounds.
     #[must_use]
     #[track_caller]
     pub fn dynamic_update_slice(self, update: Tensor<'g>, start: &[Tensor<'g>]) -> Tensor<'g> {
@@ -78,7 +78,7 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::DynamicUpdateSlice, &operands)
     }
 
-    /// Slice `index` (an integer scalar) along dim 0, which disappears: `[n, ..] -> [..]`.
+    /// Slice `index` (an integer scalar) along dim 0, which is removed: `[n, ..] -> [..]`.
     #[must_use]
     #[track_caller]
     pub fn index_leading(self, index: Tensor<'g>) -> Tensor<'g> {
@@ -94,7 +94,7 @@ impl<'g> Tensor<'g> {
         self.dynamic_slice(&start, &sizes).reshape(rest)
     }
 
-    /// `value` (a number or scalar tensor) around and between the elements. Negative edges cut off.
+    /// Puts `value` (a number or scalar tensor) around and between the elements. Negative edges cut elements off.
     #[must_use]
     #[track_caller]
     pub fn pad(
@@ -109,7 +109,7 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::Pad { low, high, interior }, &[self, value])
     }
 
-    /// `self` and `others` one behind the other along `dim`.
+    /// Concatenates `self` and `others` along `dim`.
     #[must_use]
     #[track_caller]
     pub fn concatenate(self, others: &[Tensor<'g>], dim: usize) -> Tensor<'g> {
@@ -118,18 +118,18 @@ impl<'g> Tensor<'g> {
     }
 
     /// 1 where the index along a new last dim of size `num_classes` equals this integer tensor's
-    /// value, else 0; all zeros where the value is out of range.
+    /// value, else 0; all zeros for values out of range.
     #[must_use]
     #[track_caller]
     pub fn one_hot(self, num_classes: usize, dtype: DType) -> Tensor<'g> {
         self.matches_index(num_classes).convert(dtype)
     }
 
-    /// The element at `indices` along the last dim: `out[.., j] = self[.., indices[.., j]]` with
-    /// `indices` of this tensor's leading dims, so one element a row. 0 where an index is out of range.
+    /// One element per row: `out[..] = self[.., indices[..]]`, with `indices` of the leading dims of this tensor.
+    /// 0 where an index is out of range.
     ///
-    /// Computed by comparing with the index and summing what is selected: XLA fuses that into the
-    /// producer, and its gradient is a select, where a gather would need a scatter.
+    /// Computed as a masked sum, which XLA fuses into the producer. Its gradient is a select, while that of a gather
+    /// would be a scatter.
     #[must_use]
     #[track_caller]
     pub fn take_along_last_dim(self, indices: Tensor<'g>) -> Tensor<'g> {
@@ -143,9 +143,12 @@ impl<'g> Tensor<'g> {
         let mut dims = self.shape();
         let kept: Vec<_> = (0..dims.len()).collect();
         dims.push(num_classes);
-        // u8 cannot count further: the index would start anew and match again.
-        let narrow = self.dtype() == DType::U8 && num_classes > 256;
-        let indices = if narrow { self.convert(DType::U32) } else { self };
+        // An index that wraps around would match a second time.
+        let indices = match self.dtype() {
+            DType::U8 if num_classes > 256 => self.convert(DType::U32),
+            DType::I8 if num_classes > 128 => self.convert(DType::I32),
+            _ => self,
+        };
         let index = self.tracer().iota(indices.dtype(), &dims, dims.len() - 1);
         indices.broadcast_in_dim(&dims, &kept).equal(index)
     }

@@ -1,14 +1,14 @@
-//! The greatest elements, and where they stand.
+//! The greatest elements and their indices.
 
 use crate::{DType, Op, Tensor, TensorType};
 
 impl<'g> Tensor<'g> {
     /// The `k` greatest elements along the last dim, in decreasing order, and their i32 indices: `[.., n]`
-    /// gives two tensors `[.., k]`. Of equal elements the first comes first.
+    /// gives two tensors `[.., k]`. Equal elements keep their order.
     ///
-    /// Floats are in IEEE 754's total order: -0 is below 0, NaN is above infinity, and NaN with its sign bit
-    /// set is below -infinity. So the indices are determined by the bits. The cotangent of the values goes to
-    /// where they were taken from.
+    /// Floats are compared in IEEE 754's total order: -0 is below 0, NaN is above infinity, and NaN with its sign bit
+    /// set is below -infinity. So the bits determine the indices. The VJP adds the cotangents of the values at
+    /// their indices.
     ///
     /// ```
     /// use hlo::{Literal, Mesh, interpret, trace};
@@ -38,23 +38,23 @@ impl<'g> Tensor<'g> {
 /// The types of the values and of their indices.
 pub(crate) fn infer(x: &TensorType, k: usize) -> Result<Vec<TensorType>, String> {
     let Some((n, batch)) = x.dims.split_last() else {
-        return Err("a scalar has no dim to choose along".into());
+        return Err("needs at least one dim".into());
     };
     if x.dtype == DType::Pred {
         return Err("pred has no order".into());
     }
     if k == 0 || k > *n {
-        return Err(format!("takes 1 to {n} elements of the last dim, not {k}"));
+        return Err(format!("k must be 1 to {n}, the size of the last dim, not {k}"));
     }
     if i32::try_from(*n).is_err() {
-        return Err(format!("an i32 does not count the {n} elements of the last dim"));
+        return Err(format!("the {n} elements of the last dim exceed i32 indices"));
     }
     let values = x.with_dims(&[batch, &[k]].concat());
     let indices = values.with_dtype(DType::I32);
     Ok(vec![values, indices])
 }
 
-/// To the operand: the values' cotangent at their indices, which are all different; zeros elsewhere.
+/// The cotangent of the operand: that of the values at their indices, which are distinct; zeros elsewhere.
 pub(crate) fn vjp<'g>(x: Tensor<'g>, indices: Tensor<'g>, ct: Tensor<'g>) -> Tensor<'g> {
     x.full_like(0.0).scatter_add(indices, ct, x.rank().saturating_sub(1))
 }

@@ -1,4 +1,4 @@
-//! Scan, remat and custom VJPs in terms of other ops.
+//! Expansion of scan, remat and custom VJPs into other ops.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::rebuild::{self, rebuild_values};
 use crate::tensor::Tracer;
 use crate::{AxisSet, DType, Graph, Literal, Node, Op, Tensor, TensorType, ValueId};
 
-/// The graph with every scan as a `while` and every remat and custom VJP as its body's ops, in loops and
+/// Replaces every scan by a `while`, and every remat and custom VJP by its body's ops, in loops and
 /// branches too.
 pub(crate) fn expand(graph: &Graph) -> Cow<'_, Graph> {
     if !needs_expansion(graph) {
@@ -36,9 +36,9 @@ fn needs_expansion(graph: &Graph) -> bool {
     })
 }
 
-/// Appends a graph's nodes, with these values as its inputs; its outputs.
+/// Appends a graph's nodes, with these values as its inputs. Returns its outputs.
 pub(crate) fn inline(new: &mut Graph, graph: &Graph, inputs: &[ValueId]) -> Vec<ValueId> {
-    // By the old values' index, which is the order in which nodes make them.
+    // Indexed by the old values, which are numbered in node order.
     let mut map: Vec<ValueId> = Vec::with_capacity(graph.num_values());
     for node in graph.nodes() {
         if let Op::Input { index } = &node.op {
@@ -51,8 +51,8 @@ pub(crate) fn inline(new: &mut Graph, graph: &Graph, inputs: &[ValueId]) -> Vec<
     graph.outputs().iter().map(|output| map[output.value.index()]).collect()
 }
 
-/// Carries a counter, the constants, the carried values, the stacks that are read and those that are
-/// written.
+/// The loop carries a counter, the constants, the carried values, the stacks that are read and those that are
+/// written. Returns the scan's results.
 fn as_while(new: &mut Graph, scan: &Scan, node: &Node, operands: &[ValueId]) -> Vec<ValueId> {
     let (num_operands, num_carried) = (operands.len(), scan.num_carried);
     let body = expand(&scan.body.graph);

@@ -1,8 +1,8 @@
-//! Ops with a body that are differentiated: `scan` repeats it, `remat` computes it again, `custom_vjp` has
-//! its own gradient.
+//! Differentiable ops with a body: `scan` repeats it, the VJP of `remat` recomputes it, `custom_vjp` has
+//! its own VJP.
 //!
-//! None is an op of StableHLO. [`expand`] writes them as `while` and as the body's own ops: text and
-//! costs are made of that. The interpreter evaluates them as they are.
+//! None is an op of StableHLO. [`expand`] rewrites them as `while` and as the body's ops, before lowering and
+//! counting. The interpreter evaluates them directly.
 //!
 //! A region sees outer values only through its operands.
 
@@ -20,13 +20,12 @@ pub(crate) use expand::{expand, inline};
 pub(crate) use prepare::prepare;
 pub(crate) use vjp::{remat_vjp, scan_vjp};
 
-/// The body of a scan or of a remat. Two are equal only if they are the same one, so ops with bodies
-/// are never merged.
+/// The body of an op. Compared by identity, so that ops with bodies are never merged.
 #[derive(Debug)]
 pub struct Region {
     /// From operands to results.
     pub graph: Graph,
-    /// The body that this one is with more results behind: what a gradient makes to keep its residuals.
+    /// The body that this one extends by more results, for the forward pass of a VJP with residuals.
     pub(crate) extends: Option<Arc<Region>>,
 }
 
@@ -50,25 +49,25 @@ impl Hash for Region {
     }
 }
 
-/// `scan(consts.., init.., xs..) -> carried.., ys..`: the body runs `length` times. It takes the constants,
+/// `scan(consts.., init.., xs..) -> carried.., ys..`: runs the body `length` times. The body takes the constants,
 /// the carried values and slice `i` of each of `xs`, and returns the next carried values and slice `i`
 /// of each of `ys`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scan {
-    /// What is repeated.
+    /// The body.
     pub body: Arc<Region>,
-    /// How often; at least once.
+    /// Number of iterations, at least 1.
     pub length: usize,
-    /// Operands that are the same in every round.
+    /// Number of operands that are the same in every iteration.
     pub num_consts: usize,
-    /// Operands that are the carried values' start.
+    /// Number of carried values.
     pub num_carried: usize,
-    /// Does `i` count down?
+    /// `true` if `i` counts down.
     pub reverse: bool,
 }
 
 impl Scan {
-    /// Operands of which each round takes a slice.
+    /// Number of operands of which each iteration takes a slice.
     pub(crate) fn num_xs(&self) -> usize {
         self.body.graph.inputs().len() - self.num_consts - self.num_carried
     }
@@ -83,15 +82,17 @@ pub(crate) fn infer_scan(
     let Scan { length, num_consts, num_carried, .. } = scan;
     let body = &scan.body.graph;
     if *length == 0 {
-        return Err("repeats its body at least once".into());
+        return Err("the length must be at least 1".into());
     }
-    // The rounds are counted by a u32.
+    // The counter is a u32.
     if u32::try_from(*length).is_err() {
-        return Err(format!("runs 1 to {} times, not {length}", u32::MAX));
+        return Err(format!("the length must be 1 to {}, not {length}", u32::MAX));
     }
     let first_x = num_consts + num_carried;
     if body.mesh() != mesh || body.inputs().len() != t.len() || t.len() < first_x {
-        return Err("the body takes another number of values, or is for another mesh".into());
+        return Err(
+            "the body takes another number of values, or was traced for another mesh".into()
+        );
     }
     for (i, (given, input)) in t.iter().zip(body.inputs()).enumerate() {
         let expected = body.ty(input.value);
@@ -100,7 +101,7 @@ pub(crate) fn infer_scan(
             false => **given == stacked(expected, *length),
         };
         if !fits {
-            return Err(format!("operand {i} is {given} where the body takes {expected}"));
+            return Err(format!("operand {i} is {given}, but the body takes {expected}"));
         }
     }
     let outputs: Vec<_> = body.outputs().iter().map(|output| body.ty(output.value)).collect();
@@ -117,7 +118,7 @@ pub(crate) fn infer_scan(
     Ok(carried.iter().map(|ty| (*ty).clone()).chain(ys).collect())
 }
 
-/// The types of the results of an op that its body stands for: those of the body.
+/// The types of the results of an op that is replaced by its body.
 pub(crate) fn infer_inlined(
     body: &Graph,
     t: &[&TensorType],
@@ -125,7 +126,7 @@ pub(crate) fn infer_inlined(
 ) -> Result<Vec<TensorType>, String> {
     let inputs = body.inputs().iter().map(|input| body.ty(input.value));
     if body.mesh() != mesh || !inputs.eq(t.iter().copied()) {
-        return Err("the body takes other types than its operands'".into());
+        return Err("the body does not take the types of the operands".into());
     }
     if body.outputs().is_empty() {
         return Err("the body returns nothing".into());
@@ -133,7 +134,7 @@ pub(crate) fn infer_inlined(
     Ok(body.outputs().iter().map(|output| body.ty(output.value).clone()).collect())
 }
 
-/// The type of `length` values of a type, one behind the other along a new leading dim.
+/// The type of a stack of `length` values along a new leading dim.
 fn stacked(ty: &TensorType, length: usize) -> TensorType {
     ty.with_dims(&[&[length], &ty.dims[..]].concat())
 }

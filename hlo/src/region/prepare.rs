@@ -1,4 +1,4 @@
-//! What is done with regions before a graph is simplified.
+//! Preparation of regions before a graph is simplified.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,18 +8,17 @@ use super::{Region, Scan};
 use crate::rebuild::rebuild_values;
 use crate::{Graph, Node, Op, ValueId};
 
-/// The graph with remats and custom VJPs as their bodies' ops, and with one scan where a gradient extended another: the
-/// forward pass runs once and keeps the residuals. In loops and branches too.
+/// Replaces remats and custom VJPs by their bodies' ops, and merges each scan with the scans that extend it, so that
+/// the forward pass runs once and keeps the residuals. In loops and branches too.
 ///
-/// A recomputation stands behind its own barrier, so nothing that follows merges it with what it
-/// repeats.
+/// Each recomputation follows a barrier of its own, so later passes do not merge it with the original.
 pub(crate) fn prepare(graph: &Graph) -> Graph {
     let has = |is: fn(&Op) -> bool| graph.nodes().iter().any(|node| is(&node.op));
     if !has(|op| !op.regions().is_empty()) {
         return graph.clone();
     }
     if has(|op| op.inlined_body().is_some()) {
-        // A body may have such ops of its own.
+        // A body may contain such ops itself.
         return prepare(&rebuild_values(graph, |new, node, operands| {
             Some(match node.op.inlined_body() {
                 Some(body) => inline(new, &body.graph, operands),
@@ -48,11 +47,11 @@ pub(crate) fn prepare(graph: &Graph) -> Graph {
     })
 }
 
-/// For each scan that another one on the same operands extends, the last of the chain.
+/// For each scan that is extended by another scan on the same operands, the last of the chain.
 fn extended(graph: &Graph) -> HashMap<ValueId, &Node> {
     let mut of_body: HashMap<(*const Region, &[ValueId]), &Node> = HashMap::new();
     let mut longest: HashMap<ValueId, &Node> = HashMap::new();
-    // Extensions stand behind what they extend, so going backwards the rest of a chain is known.
+    // Extensions follow the scans that they extend, so in reverse order the rest of a chain is known.
     for node in graph.nodes().iter().rev() {
         let Op::Scan(scan) = &node.op else { continue };
         if let Some(extension) = of_body.get(&(Arc::as_ptr(&scan.body), &*node.operands)) {

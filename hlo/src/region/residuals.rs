@@ -1,13 +1,12 @@
-//! Which residuals of a scan are worth their memory.
+//! Selection of the residuals of a scan that are recomputed instead of kept.
 
 use crate::{Binary, Graph, Op, Unary, ValueId};
 
-/// Residuals that follow from what else the backward pass has by cheap ops: the values, these residuals
-/// included, that it computes again. `at_hand` says of each value whether the backward pass has it
-/// without keeping anything.
+/// The values that the backward pass recomputes: residuals that cheap ops compute from other values that it has, and
+/// the intermediate values. `at_hand` is true for values that the backward pass has without keeping anything.
 ///
-/// A residual is written in one loop and read in another, once for each round, and its stack lives from
-/// one loop to the other. An elementwise op without a transcendental is fused into what reads it.
+/// A residual is written in one loop and read in another, once per iteration, and its stack lives from
+/// one loop to the other. Elementwise ops without transcendentals are fused into their users.
 pub(super) fn recomputed(graph: &Graph, at_hand: &[bool], is_residual: &[bool]) -> Vec<ValueId> {
     let mut available = at_hand.to_vec();
     let mut is_dropped = vec![false; graph.num_values()];
@@ -20,7 +19,7 @@ pub(super) fn recomputed(graph: &Graph, at_hand: &[bool], is_residual: &[bool]) 
             available[result] |= is_residual[result] || follows;
         }
     }
-    // What the dropped ones are computed from, down to what is at hand or kept.
+    // Adds the values from which the dropped residuals are computed, back to values at hand or kept.
     let mut again = is_dropped;
     for node in graph.nodes().iter().rev() {
         let result = node.result().index();
@@ -34,7 +33,7 @@ pub(super) fn recomputed(graph: &Graph, at_hand: &[bool], is_residual: &[bool]) 
     values.filter(|value| again[value.index()]).collect()
 }
 
-/// Is the op cheaper than writing its result to memory and reading it again?
+/// `true` if the op is cheaper than writing its result to memory and reading it again.
 fn is_cheap(op: &Op) -> bool {
     match op {
         Op::Unary(op) => matches!(op, Unary::Abs | Unary::Negate | Unary::Not | Unary::Sign),

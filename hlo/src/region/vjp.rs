@@ -5,17 +5,15 @@ use std::sync::Arc;
 use super::expand::push;
 use super::residuals::recomputed;
 use super::{Region, Scan};
-use crate::grad::active;
+use crate::grad::{Cotangents, active};
 use crate::graph::Output;
 use crate::passes::eliminate_dead_code;
 use crate::tensor::Tracer;
 use crate::{AxisSet, Binary, Graph, Op, Tensor, ValueId, vjp};
 
-type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
-
-/// The body again, on operands behind a barrier, and its VJP. The cotangents go through the same barrier:
-/// nothing is computed again before it is needed, and in a scan none of it belongs to the forward pass. Only
-/// the `wanted` operands get cotangents.
+/// The body, recomputed after a barrier on its operands, and its VJP. The cotangents go through the same barrier, so
+/// that nothing is recomputed before it is needed, and in a scan the recomputation is not part of the forward pass.
+/// Only the `wanted` operands get cotangents.
 pub(crate) fn remat_vjp<'g>(
     body: &Region,
     x: &[Tensor<'g>],
@@ -37,13 +35,13 @@ pub(crate) fn remat_vjp<'g>(
     Ok(wanted.iter().map(|wanted| if *wanted { found.next() } else { None }).collect())
 }
 
-/// A scan the other way round. The body's VJP is traced in one graph with the body and cut in two: what
-/// does not depend on cotangents is the forward pass, whose values that the other part needs are
-/// **residuals**. The forward scan is extended by a stack of each; `prepare` then leaves out the scan
-/// that was there before.
+/// A scan in the opposite direction. The body and its VJP are traced in one graph, which is then cut in two: the
+/// forward pass does not depend on cotangents, and its values that the backward pass needs are the
+/// **residuals**. The forward scan is extended by a stack of each residual; `prepare` then removes the original
+/// scan.
 ///
-/// Nothing is kept that the backward pass has anyway (constants, stacks that were read), that follows
-/// from constants alone, or that is another shape or a cheap function of what is kept. Nothing is carried or
+/// Values are not kept if the backward pass has them anyway (constants, stacks that were read), if they depend on
+/// constants alone, or if they are a reshape or a cheap function of kept values. Nothing is carried or
 /// stacked for operands that are not `wanted`.
 pub(crate) fn scan_vjp<'g>(
     scan: &Scan,
@@ -105,8 +103,8 @@ pub(crate) fn scan_vjp<'g>(
     Ok(found)
 }
 
-/// Of each input of the body: does it depend on the operands that are `wanted`? A carried value does from some
-/// round on if its start does, or what the body returns for it.
+/// For each input of the body, `true` if it depends on operands that are `wanted`. A carried value does from some
+/// iteration on if its initial value does, or the value that the body returns for it.
 fn active_inputs(scan: &Scan, wanted: &[bool]) -> Vec<bool> {
     let body = &scan.body.graph;
     let mut active_inputs = wanted.to_vec();
@@ -139,11 +137,11 @@ struct Joint {
     given_ys: Vec<usize>,
 }
 
-/// How a [`Joint`] falls apart.
+/// How a [`Joint`] is cut.
 struct Parts {
-    /// Of each value: is it of the forward pass?
+    /// For each value, `true` if the forward pass computes it.
     is_forward: Vec<bool>,
-    /// Of each value: does the backward pass compute it?
+    /// For each value, `true` if the backward pass computes it.
     is_backward: Vec<bool>,
     residuals: Vec<ValueId>,
     used_consts: Vec<usize>,
@@ -227,7 +225,7 @@ impl Joint {
             );
             match node.op {
                 _ if is_backward[value.index()] => {}
-                // What is carried is gone when the backward pass comes by.
+                // Carried values no longer exist in the backward pass.
                 Op::Input { index } if index < self.num_consts || index >= self.first_x => {
                     used[index] = true;
                 }
@@ -257,7 +255,7 @@ impl Joint {
             is_residual[value.index()] = false;
             is_backward[value.index()] = true;
         }
-        // Which constants and slices that takes.
+        // Marks the constants and slices that the backward pass uses.
         for node in graph.nodes().iter().rev() {
             let operands =
                 if is_backward[node.result().index()] { &node.operands[..] } else { &[] };
@@ -282,7 +280,7 @@ impl Joint {
         }
     }
 
-    /// The body with the residuals behind its results.
+    /// The body, with the residuals after its results.
     fn forward(&self, parts: &Parts) -> Graph {
         let mut new = Graph::new(*self.graph.mesh());
         let mut map = vec![None; self.graph.num_values()];
@@ -295,8 +293,8 @@ impl Joint {
         finish(new, outputs.into_iter().map(|value| map[value.index()]))
     }
 
-    /// Inputs: constants, the sums of the constants' cotangents in f32 or wider, the carried values'
-    /// cotangents, slices that the body took, residuals, cotangents of the body's slices.
+    /// The backward pass. Inputs: constants, the sums of the constants' cotangents in f32 or wider, the carried
+    /// values' cotangents, slices of `xs`, residuals, cotangents of slices of `ys`.
     fn backward(&self, parts: &Parts) -> Graph {
         let mut new = Graph::new(*self.graph.mesh());
         let mut map = vec![None; self.graph.num_values()];
@@ -353,7 +351,7 @@ impl Joint {
         map[input.value.index()] = Some(value);
     }
 
-    /// Copies the nodes of a part. What is there already stays: a residual is not computed again.
+    /// Copies the nodes of a part, except those whose values are mapped already, such as residuals.
     fn copy(&self, new: &mut Graph, map: &mut [Option<ValueId>], part: &[bool]) {
         for node in self.graph.nodes() {
             let is_input = matches!(node.op, Op::Input { .. });

@@ -1,12 +1,12 @@
-//! The text of calls of a backend's functions.
+//! StableHLO text of custom calls.
 
 use std::fmt::Write as _;
 
-use super::Scope;
+use super::RegionContext;
 use crate::{CustomCall, Node};
 
-/// A call, from behind the `=`.
-pub(super) fn custom_call(scope: &Scope<'_>, node: &Node, call: &CustomCall) -> String {
+/// A call, without the `=` and what precedes it.
+pub(super) fn custom_call(context: &RegionContext<'_>, node: &Node, call: &CustomCall) -> String {
     let CustomCall { target, backend_config, api_version, has_side_effect, layouts, .. } = call;
     let mut attributes = format!("api_version = {api_version} : i32");
     match (backend_config.is_empty(), api_version) {
@@ -26,13 +26,13 @@ pub(super) fn custom_call(scope: &Scope<'_>, node: &Node, call: &CustomCall) -> 
         let _ =
             write!(attributes, ", operand_layouts = [{operands}], result_layouts = [{results}]");
     }
-    let results = scope.types(node.results());
+    let results = context.types(node.results());
     let results = if node.results().len() == 1 { results } else { format!("({results})") };
     format!(
         "stablehlo.custom_call @{}({}) {{{attributes}}} : ({}) -> {results}",
         symbol(target),
-        scope.list(&node.operands),
-        scope.types(node.operands.iter().copied()),
+        context.list(&node.operands),
+        context.types(node.operands.iter().copied()),
     )
 }
 
@@ -44,14 +44,14 @@ fn list(layouts: &[Vec<usize>]) -> String {
     layouts.iter().map(layout).collect::<Vec<_>>().join(", ")
 }
 
-/// A name behind `@`: as it is where MLIR reads it as one word.
+/// A symbol name after `@`, quoted unless MLIR parses it as a bare identifier.
 fn symbol(name: &str) -> String {
     let is_word = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && name.chars().all(|c| c.is_ascii_alphanumeric() || "_$.".contains(c));
     if is_word { name.to_owned() } else { quoted(name) }
 }
 
-/// A string of MLIR, whose escapes are bytes in two hexadecimal digits.
+/// An MLIR string literal; escapes are two hexadecimal digits per byte.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for byte in text.bytes() {

@@ -1,17 +1,17 @@
-//! The text of ops with windows that slide.
+//! StableHLO text of ops with sliding windows.
 
-use super::{Scope, mlir_type, reducer};
+use super::{RegionContext, mlir_type, reducer};
 use crate::{Convolution, Node, Reduction, TensorType, Window, WindowDim};
 
-/// `result` is the type written for the result.
+/// `result` is the result type in the text.
 pub(super) fn convolution(
-    scope: &Scope<'_>,
+    context: &RegionContext<'_>,
     node: &Node,
     convolution: &Convolution,
     result: &str,
 ) -> String {
     let Convolution { dims, window, feature_group_count, batch_group_count } = convolution;
-    // The name of each dim's role, in the order of the dims.
+    // The role of each dim, in the order of the dims.
     let roles = |roles: &[usize], first_two: [&str; 2]| {
         let mut names = vec![String::new(); roles.len()];
         for (i, dim) in roles.iter().enumerate() {
@@ -26,59 +26,59 @@ pub(super) fn convolution(
         "stablehlo.convolution({}) dim_numbers = {}x{}->{}, window = {{stride = {:?}, pad = {pad:?}, \
          lhs_dilate = {:?}, rhs_dilate = {:?}}} {{batch_group_count = {batch_group_count} : i64, \
          feature_group_count = {feature_group_count} : i64}} : ({}) -> {result}",
-        scope.list(&node.operands),
+        context.list(&node.operands),
         roles(&dims.lhs, ["b", "f"]),
         roles(&dims.rhs, ["o", "i"]),
         roles(&dims.result, ["b", "f"]),
         each(|dim| dim.stride),
         each(|dim| dim.base_dilation),
         each(|dim| dim.window_dilation),
-        scope.types(node.operands.iter().copied()),
+        context.types(node.operands.iter().copied()),
     )
 }
 
 pub(super) fn reduce_window(
-    scope: &Scope<'_>,
+    context: &RegionContext<'_>,
     node: &Node,
     reduction: Reduction,
     window: &Window,
     identity: &str,
 ) -> String {
-    let ty = scope.graph.ty(node.operands[0]);
+    let ty = context.graph.ty(node.operands[0]);
     format!(
         "\"stablehlo.reduce_window\"({}, {identity}) <{{base_dilations = {}, {}, \
          window_dilations = {}, {}}}> {} : ({}, {}) -> {}",
-        scope.list(&node.operands),
+        context.list(&node.operands),
         window_array(window, |dim| dim.base_dilation),
         window_padding(window),
         window_array(window, |dim| dim.window_dilation),
         window_sizes_and_strides(window),
         reducer(reduction, ty.dtype),
-        scope.types(node.operands.iter().copied()),
+        context.types(node.operands.iter().copied()),
         mlir_type(&TensorType::new(ty.dtype, &[])),
-        scope.types(node.results()),
+        context.types(node.results()),
     )
 }
 
 pub(super) fn select_and_scatter(
-    scope: &Scope<'_>,
+    context: &RegionContext<'_>,
     node: &Node,
     window: &Window,
     zero: &str,
 ) -> String {
-    let dtype = scope.graph.ty(node.operands[0]).dtype;
+    let dtype = context.graph.ty(node.operands[0]).dtype;
     let ty = mlir_type(&TensorType::new(dtype, &[]));
     let add = reducer(Reduction::Sum, dtype);
     format!(
         "\"stablehlo.select_and_scatter\"({}, {zero}) <{{{}, {}}}> ({{ ^bb0(%x: {ty}, %y: {ty}): \
          %r = stablehlo.compare GE, %x, %y, FLOAT : ({ty}, {ty}) -> tensor<i1> \
          stablehlo.return %r : tensor<i1> }}, {} : ({}, {ty}) -> {}",
-        scope.list(&node.operands),
+        context.list(&node.operands),
         window_padding(window),
         window_sizes_and_strides(window),
         add.trim_start_matches('('),
-        scope.types(node.operands.iter().copied()),
-        scope.types(node.results()),
+        context.types(node.operands.iter().copied()),
+        context.types(node.results()),
     )
 }
 

@@ -1,4 +1,4 @@
-//! `y = softmax(q k^T / sqrt(d) + mask) v`, in heads, between two linear maps
+//! `y = softmax(q k^T / sqrt(d) + mask) v`, in heads, between two linear layers
 //!
 //! Legend: b batch, t position, n = b * t, m = b * heads, w width, d width of a head.
 
@@ -7,27 +7,27 @@ use hlo::{DotDims, Tensor, Tracer};
 use crate::layers::{dropout, linear, rotary};
 use crate::{Initializer, Scope};
 
-/// Added to the scores of what is not to be seen: its exponential is 0, and in f16 it is still a number.
+/// Added to the scores of masked positions: its exponential is 0, and it is finite in f16.
 const MASKED: f64 = -1e4;
 
-/// What an [`attention`] is made of.
+/// Parameters of [`attention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
-    /// Positions of one example; rows of the batch belong to examples in order.
+    /// Positions of one example. The rows of the input are the positions of all examples, in order.
     pub num_positions: usize,
-    /// Heads of queries; they divide the width.
+    /// Number of query heads; it divides the width.
     pub num_heads: usize,
-    /// Heads of keys and values, each shared by equally many heads of queries.
+    /// Number of key and value heads, each shared by equally many query heads.
     pub num_kv_heads: usize,
-    /// Does a position see only those up to itself?
+    /// `true` if a position attends only to itself and earlier ones.
     pub causal: bool,
-    /// Are queries and keys turned by their positions?
+    /// `true` for rotary position embeddings.
     pub rotary: bool,
-    /// Rate of dropout of the weights, the results of the softmax.
+    /// Dropout rate of the attention weights.
     pub dropout: f64,
-    /// Of the map to queries, keys and values.
+    /// Initializer of the layer for queries, keys and values.
     pub qkv: Initializer,
-    /// Of the map that joins the heads.
+    /// Initializer of the output layer.
     pub out: Initializer,
 }
 
@@ -36,8 +36,8 @@ pub struct Attention {
 /// or wider.
 ///
 /// Vaswani et al., "Attention is all you need" (2017); grouped queries: Ainslie et al., "GQA" (2023).
-/// Activations have two dims but inside the heads, queries are scaled and not the scores, and the mask
-/// is added: measured, what XLA's CPU backend is fastest with.
+/// Activations have two dims except inside the heads, queries are scaled instead of scores, and the mask is
+/// added: this form was the fastest in measurements on XLA's CPU backend.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
@@ -63,7 +63,7 @@ pub fn attention<'g>(scope: &Scope<'g>, x_nw: Tensor<'g>, parts: Attention) -> T
     let Attention { num_positions: t, num_heads, num_kv_heads, .. } = parts;
     let [n, width] = x_nw.dims();
     if t == 0 || num_heads == 0 || num_kv_heads == 0 {
-        x_nw.reject("attention", "positions and heads are at least 1");
+        x_nw.reject("attention", "positions and heads must be at least 1");
         return x_nw;
     }
     let divides = n.is_multiple_of(t)
@@ -71,8 +71,8 @@ pub fn attention<'g>(scope: &Scope<'g>, x_nw: Tensor<'g>, parts: Attention) -> T
         && num_heads.is_multiple_of(num_kv_heads);
     if !divides {
         let message = format!(
-            "{n} rows are cut into examples of {t} positions, the width {width} into {num_heads} heads, \
-             and these into {num_kv_heads} groups"
+            "{n} rows must be a multiple of {t} positions, the width {width} of {num_heads} heads, \
+             and these of {num_kv_heads} key and value heads"
         );
         x_nw.reject("attention", message);
         return x_nw;
@@ -106,7 +106,7 @@ pub fn attention<'g>(scope: &Scope<'g>, x_nw: Tensor<'g>, parts: Attention) -> T
     linear(&scope.at("out"), y_bthd.reshape(&[n, width]), width, parts.out)
 }
 
-/// Each head `size` times, one behind the other.
+/// Repeats each head `size` times.
 #[track_caller]
 fn share(x_mtd: Tensor<'_>, size: usize) -> Tensor<'_> {
     let [m, t, d] = x_mtd.dims();
@@ -116,15 +116,15 @@ fn share(x_mtd: Tensor<'_>, size: usize) -> Tensor<'_> {
     x_mtd.broadcast_in_dim(&[m, size, t, d], &[0, 2, 3]).reshape(&[m * size, t, d])
 }
 
-/// Zero where position s is at most t, far below elsewhere.
+/// Zero where position s is at most t, [`MASKED`] elsewhere.
 #[track_caller]
 fn causal_mask(tracer: &Tracer, t: usize) -> Tensor<'_> {
     let [row, column] = [0, 1].map(|dim| tracer.iota(hlo::DType::I32, &[t, t], dim));
     column.greater(row).convert(hlo::DType::F32) * MASKED
 }
 
-/// Over the last dim. Its VJP `p * (dp - sum(p * dp))` needs only the result p, which the
-/// product with the values keeps anyway.
+/// Softmax over the last dim. Its VJP `p * (dp - sum(p * dp))` needs only the result p, which is kept anyway
+/// for the product with the values.
 #[track_caller]
 fn softmax(x_mts: Tensor<'_>) -> Tensor<'_> {
     let results = x_mts.tracer().custom_vjp(

@@ -1,32 +1,32 @@
 //! `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, over a group of examples
 
-use hlo::{AxisSet, Tensor};
+use hlo::{AxisSet, Groups, Reduction, Tensor};
 
 use crate::{Initializer, Scope, Training};
 
 /// Added to the variance.
 const EPSILON: f64 = 1e-5;
-/// How much of the running statistics a step replaces.
+/// Weight of the batch's statistics in the running ones, as in PyTorch.
 const MOMENTUM: f64 = 0.1;
 
-/// What a [`batch_norm`] is made of.
+/// Parameters of [`batch_norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchNorm {
-    /// Examples that are normalised together.
+    /// Number of examples that are normalized together.
     pub group: usize,
-    /// How `weight` starts.
+    /// Initializer of `weight`.
     pub weight: Initializer,
 }
 
 /// Batch norm of images `[n, h, w, c]` over the examples of a group, h and w, with parameters `weight` and
-/// `bias` (zeros), both `[c]`, and running means `mean` and `variance` `[c]`, by which evaluation
-/// normalises. Computed in f32 or wider, whatever the dtype of x.
+/// `bias` (zeros), both `[c]`, and running means `mean` and `variance` `[c]`, with which evaluation
+/// normalizes. Computed in f32 or wider for any dtype of x.
 ///
-/// Examples are normalised in groups of neighbours in the global batch, whatever the number of replicas: a
-/// replica with more examples has several groups ("ghost batches"; Hoffer, Hubara and Soudry, "Train
-/// longer, generalize better", 2017), one with fewer adds up with its neighbours. So the number of replicas
-/// changes nothing; neither do microbatches, while each holds whole groups. Variances are biased, but
-/// unbiased in the running mean. Ioffe and Szegedy, "Batch normalization" (2015).
+/// A group is a fixed number of consecutive examples of the global batch. A replica with more examples has
+/// several groups ("ghost batches"; Hoffer, Hubara and Soudry, "Train longer, generalize better", 2017);
+/// one with fewer shares a group with its neighbors. So the result does not depend on the number of
+/// replicas, nor on microbatches if each has whole groups. Variances are biased, but unbiased in the running
+/// mean, as in PyTorch. Ioffe and Szegedy, "Batch normalization" (2015).
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
@@ -50,7 +50,7 @@ pub fn batch_norm<'g>(scope: &Scope<'g>, x_nhwc: Tensor<'g>, norm: BatchNorm) ->
     let y_nhwc = match scope.training() {
         Some(training) => {
             let group = group_of(wide_nhwc, norm.group, &training);
-            // g groups, p places of a group's images.
+            // g groups, p pixels of a group's images on this replica.
             let num_places = group.on_replica * h * w;
             let x_gpc = wide_nhwc.reshape(&[n / group.on_replica, num_places, c]);
             let y_gpc = in_groups(scope, [x_gpc, weight_c, bias_c], group.num_replicas, &training);
@@ -67,12 +67,12 @@ pub fn batch_norm<'g>(scope: &Scope<'g>, x_nhwc: Tensor<'g>, norm: BatchNorm) ->
     y_nhwc.convert(x_nhwc.dtype())
 }
 
-/// How a group lies over replicas.
+/// How a group is distributed over replicas.
 #[derive(Clone, Copy)]
 struct Group {
     /// Examples of the group on one replica.
     on_replica: usize,
-    /// Replicas that hold it.
+    /// Replicas that share the group.
     num_replicas: usize,
 }
 
@@ -97,8 +97,8 @@ fn group_of(x_nhwc: Tensor<'_>, size: usize, training: &Training<'_>) -> Group {
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` within each group.
 ///
 /// With `r = 1 / sqrt(variance + eps)` and means over the group, the cotangent of x is `weight * r * (dy -
-/// mean(dy) - (x - mean(x)) * r^2 * mean(dy * (x - mean(x))))` (Ioffe and Szegedy, section 3): one loop over
-/// the image behind two sums, where the derived one has more of both.
+/// mean(dy) - (x - mean(x)) * r^2 * mean(dy * (x - mean(x))))` (Ioffe and Szegedy, section 3): two sums and
+/// one loop over the image, fewer of both than in the gradient from automatic differentiation.
 fn in_groups<'g>(
     scope: &Scope<'g>,
     x_weight_bias: [Tensor<'g>; 3],
@@ -115,8 +115,8 @@ fn in_groups<'g>(
             let mean_gc = over_group(sum(x_gpc), axes, num_replicas) / count;
             let mean_gc = mean_gc.fusion_barrier();
             let centered_gpc = x_gpc - mean_gc.broadcast_like(x_gpc, &[0, 2]);
-            // From centred values: a mean of squares less a squared mean loses all digits where the mean
-            // is large.
+            // Computed from centered values: the mean of squares minus the squared mean would cancel if the
+            // mean is large.
             let squares_gc = over_group(sum(centered_gpc * centered_gpc), axes, num_replicas);
             let variance_gc = (squares_gc / count).fusion_barrier();
             let root_gc = (variance_gc + EPSILON).rsqrt();
@@ -125,7 +125,7 @@ fn in_groups<'g>(
                 + bias_c.broadcast_like(x_gpc, &[2]);
             vec![y_gpc, mean_gc, variance_gc]
         },
-        // Mean and variance are only observed, so no cotangents come in through them.
+        // Mean and variance are only observed, so their cotangents are zero.
         |x, y, ct| {
             let (x_gpc, weight_c, mean_gc, dy_gpc) = (x[0], x[1], y[1], ct[0]);
             let root_gc = (y[2] + EPSILON).rsqrt();
@@ -151,12 +151,15 @@ fn in_groups<'g>(
     y_gpc
 }
 
-/// Over the places of each group that this replica holds: `[g, p, c] -> [g, c]`.
+/// The sum over the pixels of each group on this replica: `[g, p, c] -> [g, c]`.
 fn sum(x_gpc: Tensor<'_>) -> Tensor<'_> {
     x_gpc.reduce_sum(&[1])
 }
 
-/// The sum over the replicas that hold a group.
+/// The sum over the replicas that share a group.
 fn over_group(sum_gc: Tensor<'_>, axes: AxisSet, num_replicas: usize) -> Tensor<'_> {
-    if num_replicas == 1 { sum_gc } else { sum_gc.all_reduce_within(axes, num_replicas) }
+    if num_replicas == 1 {
+        return sum_gc;
+    }
+    sum_gc.all_reduce(Reduction::Sum, Groups::contiguous(axes, num_replicas))
 }

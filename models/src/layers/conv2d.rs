@@ -4,21 +4,21 @@ use hlo::{Convolution, Tensor};
 
 use crate::{Initializer, Scope};
 
-/// What a [`conv2d`] is made of.
+/// Parameters of [`conv2d`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2d {
-    /// Features of the result.
+    /// Number of output channels.
     pub num_out: usize,
     /// Height and width of the kernel.
     pub size: usize,
-    /// Step between two places of the kernel.
+    /// Stride of the kernel.
     pub stride: usize,
 }
 
 /// Convolution of images `[n, h, w, c]`, with parameter `weight` `[out, c, size, size]`, no bias (a norm
-/// follows) and `(size - 1) / 2` zeros around, so that an odd kernel with stride 1 keeps h and w. Weights
-/// start normal with variance `2 / (out * size * size)`, which keeps the variance of gradients through
-/// ReLU: He, Zhang, Ren and Sun, "Delving deep into rectifiers" (2015), section 2.2, backward case.
+/// follows) and zero padding of `(size - 1) / 2`, so that an odd kernel with stride 1 keeps h and w. The
+/// weights' initial values are normal with variance `2 / (out * size * size)`, which keeps the variance of
+/// gradients through ReLU: He, Zhang, Ren and Sun, "Delving deep into rectifiers" (2015), section 2.2, backward case.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};

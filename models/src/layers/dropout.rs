@@ -1,14 +1,14 @@
 //! `y = keep * x / (1 - rate)`, with `keep` true with probability `1 - rate`
 
 use hlo::Tensor;
-use hlo::random::Window;
+use hlo::random::GlobalSlice;
 
 use crate::Scope;
 
-/// Dropout of `[rows, ..]`, where the rows belong to the batch's examples in order, equally many to
-/// each. What is dropped follows (seed, step, the scope's path, the example's place in the global
-/// batch), not the replica. Nothing is dropped in evaluation. Srivastava et al., "Dropout" (2014); the
-/// scaling by `1 / (1 - rate)` is done in training, so that evaluation needs none.
+/// Dropout of `[rows, ..]`, with equally many rows for each example of the batch, in order. The mask depends
+/// on (seed, step, the scope's path, the example's index in the global batch), not on the replica. The
+/// identity in evaluation. Srivastava et al., "Dropout" (2014), but the result is scaled by `1 / (1 - rate)`
+/// in training, so that evaluation needs no scaling.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
@@ -27,6 +27,6 @@ pub fn dropout<'g>(scope: &Scope<'g>, x: Tensor<'g>, rate: f64) -> Tensor<'g> {
     let rows_per_example = x.dim(0) / training.num_examples.max(1);
     let first_row = training.first_example * rows_per_example as f64;
     let Some(key) = scope.random_key("dropout") else { return x };
-    let keep = key.bernoulli(1.0 - rate, &Window::rows(first_row, &x.shape()));
+    let keep = key.bernoulli(1.0 - rate, &GlobalSlice::rows(first_row, &x.shape()));
     keep.select(x / (1.0 - rate), x.full_like(0.0))
 }

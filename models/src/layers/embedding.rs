@@ -1,13 +1,13 @@
-//! `y = E[ids]`, and tied to it `logits = x E^T`
+//! `y = E[ids]`, and with the same table `logits = x E^T`
 
 use hlo::{DotDims, Tensor};
 
 use crate::{Initializer, Scope};
 
-/// A table of vectors, one for each of a vocabulary's entries.
+/// A table of vectors, one per entry of a vocabulary.
 #[derive(Clone, Copy)]
 pub struct Embedding<'g> {
-    /// `[vocabulary, d]`, in the dtype that parameters are kept in.
+    /// `[vocabulary, d]`, in the dtype of parameters.
     table_vd: Tensor<'g>,
     dtype: hlo::DType,
 }
@@ -42,15 +42,15 @@ pub fn embedding<'g>(
 }
 
 impl<'g> Embedding<'g> {
-    /// The vectors of integers: `[..] -> [.., d]`. An id beyond the vocabulary takes the nearest entry.
+    /// The vectors of ids: `[..] -> [.., d]`. Ids are clamped to the vocabulary.
     #[must_use]
     #[track_caller]
     pub fn embed(self, ids: Tensor<'g>) -> Tensor<'g> {
-        // Taken before the conversion, so that a row's gradients are summed in full.
+        // Taken before the conversion, so that a row's gradients are summed in the dtype of parameters.
         self.table_vd.take(ids).convert(self.dtype)
     }
 
-    /// How well each entry fits: `[b, d] -> [b, vocabulary]`.
+    /// The logits of all entries: `[b, d] -> [b, vocabulary]`.
     #[must_use]
     #[track_caller]
     pub fn logits(self, x_bd: Tensor<'g>) -> Tensor<'g> {

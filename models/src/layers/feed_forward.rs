@@ -25,8 +25,8 @@ pub fn gelu(x: Tensor<'_>) -> Tensor<'_> {
     x * 0.5 * (inner.tanh() + 1.0)
 }
 
-/// GELU as it is defined, `x / 2 * (1 + erf(x / sqrt(2)))`: x times the probability that a standard normal
-/// number is below x. Hendrycks and Gimpel, "Gaussian error linear units" (2016), equation 1.
+/// Exact GELU, `x / 2 * (1 + erf(x / sqrt(2)))`: x times the standard normal distribution function at
+/// x. Hendrycks and Gimpel, "Gaussian error linear units" (2016), equation 1.
 ///
 /// ```
 /// use hlo::{Literal, Mesh, interpret, trace};
@@ -51,7 +51,7 @@ pub fn silu(x: Tensor<'_>) -> Tensor<'_> {
     x * x.logistic()
 }
 
-/// Two affine maps with GELU between: `[b, d] -> [b, d]`, with parameters `up.*` `[num_hidden, d]` and
+/// Two linear layers with GELU in between: `[b, d] -> [b, d]`, with parameters `up.*` `[num_hidden, d]` and
 /// `down.*` `[d, num_hidden]`. Vaswani et al., "Attention is all you need" (2017), section 3.3.
 ///
 /// ```
@@ -78,7 +78,7 @@ pub fn feed_forward<'g>(
     linear(&scope.at("down"), hidden_bh, x_bd.dim(1), down)
 }
 
-/// A gated pair of linear maps without biases: `[b, d] -> [b, d]`, with parameters `gate.weight` and
+/// SwiGLU: a gated pair of linear layers without biases: `[b, d] -> [b, d]`, with parameters `gate.weight` and
 /// `up.weight` `[num_hidden, d]`, and `down.weight` `[d, num_hidden]`. Shazeer, "GLU variants improve
 /// transformer" (2020).
 ///

@@ -8,7 +8,8 @@ use crate::{Initializer, Scope};
 const EPSILON: f64 = 1e-5;
 
 /// Layer norm of `[b, d]` over d, with parameters `weight` `[d]` (ones) and `bias` `[d]` (zeros). The
-/// variance is the biased one. Computed in f32 or wider, whatever the dtype of x. Ba, Kiros and Hinton, "Layer normalization" (2016).
+/// variance is biased. Computed in f32 or wider for any dtype of x. Ba, Kiros and Hinton, "Layer
+/// normalization" (2016).
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};

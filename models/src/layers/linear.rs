@@ -4,8 +4,7 @@ use hlo::{DotDims, Tensor};
 
 use crate::{Initializer, Scope};
 
-/// Affine map of the last dim: `[b, in] -> [b, out]`, with parameters `weight` `[out, in]` and `bias`
-/// `[out]`.
+/// Linear layer: `[b, in] -> [b, out]`, with parameters `weight` `[out, in]` and `bias` `[out]` (zeros).
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};

@@ -5,14 +5,14 @@ use hlo::Tensor;
 use crate::layers::{dropout, layer_norm, linear, relu};
 use crate::{Initializer, Scope};
 
-/// What an [`mlp_block`] is made of.
+/// Parameters of [`mlp_block`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MlpBlock {
     /// Width of the result.
     pub num_out: usize,
-    /// Is there a layer norm before the ReLU?
+    /// `true` for a layer norm before the ReLU.
     pub layer_norm: bool,
-    /// Share of the activations that dropout sets to zero in training.
+    /// Dropout rate of the activations.
     pub dropout: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Layers, one a file.
+//! Layers, one per file.
 
 mod attention;
 mod batch_norm;

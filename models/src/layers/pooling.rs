@@ -2,7 +2,7 @@
 
 use hlo::{Reduction, Tensor, Window};
 
-/// Greatest element of each window of images `[n, h, w, c]`; padding counts for nothing.
+/// Maximum of each window of images `[n, h, w, c]`; padding is ignored.
 ///
 /// ```
 /// use hlo::{DType, Mesh, TensorType, trace};
@@ -22,8 +22,7 @@ pub fn max_pool(x_nhwc: Tensor<'_>, size: usize, stride: usize, padding: i64) ->
     x_nhwc.reduce_window(Reduction::Max, Window::nhwc(size, stride, padding))
 }
 
-/// Mean of each window: the sum of the elements it meets divided by their number, so that padding counts
-/// for nothing (PyTorch's `count_include_pad=False`).
+/// Mean of each window of images `[n, h, w, c]`; padding is ignored (PyTorch's `count_include_pad=False`).
 #[must_use]
 #[track_caller]
 pub fn avg_pool(x_nhwc: Tensor<'_>, size: usize, stride: usize, padding: i64) -> Tensor<'_> {

@@ -4,8 +4,7 @@ use hlo::Tensor;
 
 /// Rectified linear unit, with gradient 0 at 0. Nair and Hinton (2010); Glorot, Bordes and Bengio (2011).
 ///
-/// Its gradient is told from the result, which what follows keeps anyway, and not from x, which then need
-/// not be kept.
+/// Its gradient is computed from the result, which is usually kept for the next op anyway, so x is not kept.
 ///
 /// ```
 /// use hlo::{Literal, Mesh, grad, interpret, trace};

@@ -8,7 +8,7 @@ use crate::{Initializer, Scope};
 const EPSILON: f64 = 1e-5;
 
 /// RMS norm of `[b, d]` over d, with the parameter `weight` `[d]` (ones). Computed in f32 or wider,
-/// whatever the dtype of x. Zhang and Sennrich, "Root mean square layer normalization" (2019).
+/// for any dtype of x. Zhang and Sennrich, "Root mean square layer normalization" (2019).
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};

@@ -5,8 +5,8 @@ use hlo::{Tensor, Tracer};
 /// The base of the angles' wavelengths.
 const BASE: f64 = 10_000.0;
 
-/// Rotary positions of `[b, t, d]` with even d: each pair of dims `(i, i + d/2)` is turned by an angle
-/// that grows with the position, so that products of two such vectors depend on their distance. Su et
+/// Rotary position embedding of `[b, t, d]` with even d: rotates each pair of dims `(i, i + d/2)` by an angle
+/// proportional to the position, so that products of two such vectors depend only on their distance. Su et
 /// al., "RoFormer: enhanced transformer with rotary position embedding" (2021); pairs as in GPT-NeoX.
 ///
 /// ```
@@ -27,7 +27,7 @@ const BASE: f64 = 10_000.0;
 pub fn rotary<'g>(x_btd: Tensor<'g>) -> Tensor<'g> {
     let [_, t, d] = x_btd.dims();
     if !d.is_multiple_of(2) {
-        x_btd.reject("rotary", format!("{d} dims do not make pairs"));
+        x_btd.reject("rotary", format!("the width {d} must be even"));
         return x_btd;
     }
     let first_bth = x_btd.slice_dim(2, 0, d / 2);
@@ -40,7 +40,7 @@ pub fn rotary<'g>(x_btd: Tensor<'g>) -> Tensor<'g> {
     turned_bth.concatenate(&[second_bth * cos_bth + first_bth * sin_bth], 2)
 }
 
-/// In f32 or wider: a position times a frequency has more digits than bf16.
+/// In f32 or wider: bf16 is not precise enough for a position times a frequency.
 #[track_caller]
 fn angles<'g>(x: Tensor<'g>, t: usize, num_pairs: usize) -> Tensor<'g> {
     let (tracer, dtype): (&'g Tracer, _) = (x.tracer(), x.dtype().accumulation());

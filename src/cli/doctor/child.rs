@@ -1,5 +1,5 @@
-//! Asking in a child process. Drivers and plugins load libraries that may hang where their device is broken or
-//! taken, or end the process: that is to be a line in the report.
+//! Queries in a child process. Drivers and plugins may hang or crash if their device is broken or in use; the
+//! report must survive that.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 
-/// How long a child may take.
+/// Time limit of a child.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// This program again, to be given a hidden command.
+/// This program, for a hidden command.
 pub fn command() -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     Ok(command)
 }
 
-/// Runs it, and reads what it says: one line of JSON.
+/// Runs it, and reads its output: one line of JSON.
 pub fn ask<T: DeserializeOwned>(mut command: Command) -> Result<T> {
     let mut child = command.spawn()?;
     let started = Instant::now();

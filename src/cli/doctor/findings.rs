@@ -1,25 +1,25 @@
-//! What is wrong with a machine, and what to change: rules over what was found, without looking again.
+//! Rules that find what is wrong with a machine, from what is already known about it.
 
 use serde::Serialize;
 
 use super::host::Host;
-use super::nvidia::{Driver, Gpu, Nvidia};
+use super::nvidia::{Driver, Nvidia, NvidiaGpu};
 
-/// Something that makes runs slow or lets them fail.
+/// A cause of slow or failing runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct Diagnosis {
     /// What is wrong.
     pub what: String,
     /// What to change.
     pub change: String,
 }
 
-fn finding(what: impl Into<String>, change: impl Into<String>) -> Finding {
-    Finding { what: what.into(), change: change.into() }
+fn finding(what: impl Into<String>, change: impl Into<String>) -> Diagnosis {
+    Diagnosis { what: what.into(), change: change.into() }
 }
 
-/// Everything that is wrong. The plugins' own problems are told with them.
-pub fn findings(host: &Host, nvidia: Option<&Nvidia>) -> Vec<Finding> {
+/// All findings, except the problems of plugins, which are reported with them.
+pub fn findings(host: &Host, nvidia: Option<&Nvidia>) -> Vec<Diagnosis> {
     let mut found: Vec<_> = [pages(host), reserved(host), open_files(host), locked_memory(host)]
         .into_iter()
         .flatten()
@@ -39,8 +39,8 @@ pub fn findings(host: &Host, nvidia: Option<&Nvidia>) -> Vec<Finding> {
     found
 }
 
-/// TPU runtimes map the host's buffers for their devices, and JAX warns of what follows here too.
-fn pages(host: &Host) -> Option<Finding> {
+/// TPU runtimes map host buffers for their devices; JAX warns about the same setting.
+fn pages(host: &Host) -> Option<Diagnosis> {
     let what = match host.transparent_hugepage.as_deref()? {
         "never" => "transparent huge pages are off: every 4 KiB of a large array is a page fault",
         "madvise" if host.tpu_pci_devices > 0 => {
@@ -51,8 +51,8 @@ fn pages(host: &Host) -> Option<Finding> {
     Some(finding(what, "sudo sh -c 'echo always > /sys/kernel/mm/transparent_hugepage/enabled'"))
 }
 
-/// Nothing here asks for reserved pages: a tenth of the memory is too much to do without.
-fn reserved(host: &Host) -> Option<Finding> {
+/// Lockstep does not use reserved pages; a tenth of the memory is too much to lose.
+fn reserved(host: &Host) -> Option<Diagnosis> {
     let (reserved, memory) = (host.reserved_hugepage_bytes?, host.memory_bytes?);
     (reserved > memory / 10).then(|| {
         let what = format!(
@@ -65,11 +65,11 @@ fn reserved(host: &Host) -> Option<Finding> {
     })
 }
 
-/// What most systems give; NCCL opens sockets by the hundred where there are several hosts.
+/// The default of most systems; NCCL opens hundreds of sockets on several hosts.
 const OPEN_FILES: u64 = 1024;
 const OPEN_FILES_WITH_GPUS: u64 = 65536;
 
-fn open_files(host: &Host) -> Option<Finding> {
+fn open_files(host: &Host) -> Option<Diagnosis> {
     let needed = match host.nvidia_pci_devices {
         0 => OPEN_FILES,
         _ => OPEN_FILES_WITH_GPUS,
@@ -85,8 +85,8 @@ fn open_files(host: &Host) -> Option<Finding> {
     Some(finding(format!("a process may have {soft} files and sockets open"), change))
 }
 
-/// What a card of InfiniBand or RoCE writes into must stay where it is.
-fn locked_memory(host: &Host) -> Option<Finding> {
+/// Buffers that InfiniBand or RoCE cards write into must be locked in memory.
+fn locked_memory(host: &Host) -> Option<Diagnosis> {
     if host.infiniband_devices == 0 || host.nvidia_pci_devices == 0 {
         return None;
     }
@@ -99,7 +99,7 @@ fn locked_memory(host: &Host) -> Option<Finding> {
     ))
 }
 
-fn driver_problem(host: &Host, nvidia: Option<&Nvidia>) -> Option<Finding> {
+fn driver_problem(host: &Host, nvidia: Option<&Nvidia>) -> Option<Diagnosis> {
     if let Some(problem) = nvidia.and_then(|nvidia| nvidia.driver_problem.as_ref()) {
         let change = "load the driver again, or restart the machine, if it was updated just now";
         return Some(finding(problem, change));
@@ -116,7 +116,7 @@ fn driver_problem(host: &Host, nvidia: Option<&Nvidia>) -> Option<Finding> {
 /// The major version of CUDA that the plugin is built for.
 const CUDA_MAJOR: i32 = 13;
 
-fn cuda_version(driver: &Driver) -> Option<Finding> {
+fn cuda_version(driver: &Driver) -> Option<Diagnosis> {
     let (major, minor) = driver.cuda_version;
     (major < CUDA_MAJOR).then(|| {
         let version = &driver.version;
@@ -127,7 +127,7 @@ fn cuda_version(driver: &Driver) -> Option<Finding> {
     })
 }
 
-fn mixed_gpus(driver: &Driver) -> Option<Finding> {
+fn mixed_gpus(driver: &Driver) -> Option<Diagnosis> {
     let mut names: Vec<&str> = driver.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
     names.sort_unstable();
     names.dedup();
@@ -162,12 +162,12 @@ const THROTTLE_REASONS: [(&str, &str, &str); 7] = [
     ),
 ];
 
-/// The share of the memory that may be taken before a run.
+/// The share of the memory that may be in use before a run.
 const FREE_ENOUGH: f64 = 0.05;
-/// This near to slowing down a long run will get there.
+/// This close to throttling, a long run will reach it.
 const CLOSE_CELSIUS: u32 = 3;
 
-fn gpu_findings(index: usize, gpu: &Gpu) -> Vec<Finding> {
+fn gpu_findings(index: usize, gpu: &NvidiaGpu) -> Vec<Diagnosis> {
     let about = |what: &str, change: &str| finding(format!("GPU {index} {what}"), change);
     let is_on = |reason: &str| gpu.throttle_reasons.iter().any(|name| name == reason);
     let mut found: Vec<_> = THROTTLE_REASONS
@@ -219,8 +219,8 @@ mod tests {
         }
     }
 
-    fn gpu() -> Gpu {
-        Gpu {
+    fn gpu() -> NvidiaGpu {
+        NvidiaGpu {
             name: "NVIDIA H100".into(),
             memory_bytes: Some(80 << 30),
             memory_used_bytes: Some(600 << 20),
@@ -229,11 +229,11 @@ mod tests {
             throttle_reasons: vec!["gpu_idle".into()],
             persistence_mode: Some(true),
             uncorrected_ecc_errors: Some(0),
-            ..Gpu::default()
+            ..NvidiaGpu::default()
         }
     }
 
-    fn with_gpus(gpus: Vec<Gpu>) -> Nvidia {
+    fn with_gpus(gpus: Vec<NvidiaGpu>) -> Nvidia {
         let driver = Driver { version: "580.82".into(), cuda_version: (13, 0), gpus };
         Nvidia { driver: Some(driver), ..Nvidia::default() }
     }
@@ -251,8 +251,8 @@ mod tests {
         assert_eq!(findings(&host(), None), []);
         let with_gpu = Host { nvidia_pci_devices: 2, ..host() };
         assert_eq!(findings(&with_gpu, Some(&with_gpus(vec![gpu(), gpu()]))), []);
-        // Where nothing is known, nothing is wrong.
-        assert_eq!(findings(&Host::default(), Some(&with_gpus(vec![Gpu::default()]))), []);
+        // Unknown values are not reported.
+        assert_eq!(findings(&Host::default(), Some(&with_gpus(vec![NvidiaGpu::default()]))), []);
     }
 
     #[test]
@@ -290,20 +290,24 @@ mod tests {
     #[test]
     fn what_slows_a_gpu_down_is_found() {
         let rows = [
-            (Gpu { persistence_mode: Some(false), ..gpu() }, "shut down between", "-pm 1"),
-            (Gpu { uncorrected_ecc_errors: Some(3), ..gpu() }, "3 memory errors", "replace"),
-            (Gpu { memory_used_bytes: Some(40 << 30), ..gpu() }, "42.9 of 85.9", "nvidia-smi"),
-            (Gpu { temperature_celsius: Some(85), ..gpu() }, "at 85 C", "cool"),
+            (NvidiaGpu { persistence_mode: Some(false), ..gpu() }, "shut down between", "-pm 1"),
+            (NvidiaGpu { uncorrected_ecc_errors: Some(3), ..gpu() }, "3 memory errors", "replace"),
+            (
+                NvidiaGpu { memory_used_bytes: Some(40 << 30), ..gpu() },
+                "42.9 of 85.9",
+                "nvidia-smi",
+            ),
+            (NvidiaGpu { temperature_celsius: Some(85), ..gpu() }, "at 85 C", "cool"),
         ];
         let with_gpu = Host { nvidia_pci_devices: 1, ..host() };
         for (gpu, what, change) in rows {
             check(&with_gpu, Some(&with_gpus(vec![gpu])), what, change);
         }
         for (reason, what, change) in THROTTLE_REASONS {
-            let gpu = Gpu { throttle_reasons: vec![reason.into()], ..gpu() };
+            let gpu = NvidiaGpu { throttle_reasons: vec![reason.into()], ..gpu() };
             check(&with_gpu, Some(&with_gpus(vec![gpu])), what, change);
         }
-        let other = Gpu { name: "NVIDIA A100".into(), ..gpu() };
+        let other = NvidiaGpu { name: "NVIDIA A100".into(), ..gpu() };
         let mixed = with_gpus(vec![gpu(), other]);
         check(&with_gpu, Some(&mixed), "NVIDIA A100, NVIDIA H100", "the slowest");
         let mut old = with_gpus(vec![gpu()]);

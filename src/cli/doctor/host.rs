@@ -1,5 +1,5 @@
-//! What the operating system has and allows: memory, pages, limits, and what is plugged in. Linux says so in
-//! files; elsewhere little is known.
+//! The operating system: memory, pages, limits, and devices. Read from the files of Linux; elsewhere little is
+//! known.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::thread;
 
 use serde::Serialize;
 
-/// The machine. What is not known is none.
+/// The machine. Unknown values are `None`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Host {
     pub os: &'static str,
@@ -29,7 +29,7 @@ pub struct Host {
     pub infiniband_devices: usize,
 }
 
-/// What a process may have, and how far it may raise that by itself; none is no limit.
+/// The limit of a process, and how far it may raise it; `None` is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Limit {
     pub soft: Option<u64>,
@@ -42,7 +42,7 @@ const NVIDIA: &str = "0x10de";
 const GOOGLE: &str = "0x1ae0";
 
 impl Host {
-    /// This one.
+    /// The machine that this runs on.
     pub fn here() -> Self {
         let read = |path: &str| fs::read_to_string(path).ok();
         let meminfo = read("/proc/meminfo").unwrap_or_default();
@@ -75,8 +75,8 @@ impl Host {
         let mut limits = vec![];
         limits.extend(self.open_files.map(|limit| format!("open files {}", limit.text())));
         limits.extend(self.locked_memory_bytes.map(|l| format!("locked bytes {}", l.text())));
-        let line = |name: &str, told: Vec<String>| {
-            (!told.is_empty()).then(|| format!("{name:8} {}", told.join(", ")))
+        let line = |name: &str, facts: Vec<String>| {
+            (!facts.is_empty()).then(|| format!("{name:8} {}", facts.join(", ")))
         };
         let (os, arch, cores) = (self.os, self.arch, self.cores);
         let machine = format!("{os} {arch}, {cores} cores{}", memory.unwrap_or_default());

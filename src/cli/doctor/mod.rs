@@ -1,4 +1,4 @@
-//! `lockstep doctor`: what is on this machine, and what is wrong with it.
+//! `lockstep doctor`: describes this machine and reports what is wrong with it.
 
 mod child;
 mod findings;
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::print_lines;
 use crate::pjrt::{self, InstallOptions};
-use findings::{Finding, findings};
+use findings::{Diagnosis, findings};
 use host::Host;
 use nvidia::Nvidia;
 use plugins::{PluginReport, examine};
@@ -29,9 +29,9 @@ struct Report {
     host: Host,
     cache_dir: String,
     plugins: Vec<PluginReport>,
-    /// None where there is no GPU of NVIDIA's and no plugin for one.
+    /// `None` without an NVIDIA GPU and without a plugin for one.
     nvidia: Option<Nvidia>,
-    findings: Vec<Finding>,
+    findings: Vec<Diagnosis>,
 }
 
 pub fn run(json: bool) -> Result<ExitCode> {
@@ -49,7 +49,7 @@ pub fn run(json: bool) -> Result<ExitCode> {
     } else {
         print_lines(report.lines().iter())?;
     }
-    // A GPU's or TPU's plugin need not be here; without the CPU's nothing runs. Findings are advice.
+    // GPU and TPU plugins are optional; the CPU plugin is required. Findings are advice.
     let healthy = |plugin: &PluginReport| match &plugin.problem {
         None => true,
         Some(_) => plugin.path.is_none() && plugin.name != "cpu",
@@ -71,7 +71,7 @@ impl Report {
         if self.host.tpu_pci_devices == 0 {
             lines.push("tpu      none".to_owned());
         }
-        for Finding { what, change } in &self.findings {
+        for Diagnosis { what, change } in &self.findings {
             lines.push(format!("wrong    {what}"));
             lines.push(format!("         - {change}"));
         }

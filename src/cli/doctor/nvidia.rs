@@ -18,12 +18,12 @@ use crate::pjrt;
 /// By its full name: the one without a number belongs to development packages.
 const NVML: &str = "libnvidia-ml.so.1";
 
-/// What the child says.
+/// The answer of the child.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Nvidia {
-    /// None where there is no driver to ask.
+    /// `None` without a driver.
     pub driver: Option<Driver>,
-    /// Why the driver could not be asked.
+    /// Why the driver could not be queried.
     pub driver_problem: Option<String>,
     pub nccl_version: Option<String>,
     /// Why NCCL cannot be loaded.
@@ -36,12 +36,12 @@ pub struct Driver {
     pub version: String,
     /// The newest CUDA that it can run: major, minor.
     pub cuda_version: (i32, i32),
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<NvidiaGpu>,
 }
 
-/// A GPU. What its driver does not say is none.
+/// A GPU. Values that its driver does not report are `None`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Gpu {
+pub struct NvidiaGpu {
     pub name: String,
     pub memory_bytes: Option<u64>,
     pub memory_used_bytes: Option<u64>,
@@ -50,7 +50,7 @@ pub struct Gpu {
     pub memory_clock_mhz: Option<u32>,
     pub max_memory_clock_mhz: Option<u32>,
     pub temperature_celsius: Option<u32>,
-    /// From here on the hardware slows itself down.
+    /// The temperature at which the hardware throttles.
     pub slowdown_celsius: Option<u32>,
     pub power_watts: Option<f64>,
     pub power_limit_watts: Option<f64>,
@@ -62,8 +62,8 @@ pub struct Gpu {
 }
 
 impl Nvidia {
-    /// Asks in a child process, with the NCCL of the CUDA plugin if that is here. None where there is neither
-    /// a device nor a plugin.
+    /// Queries in a child process, with the NCCL of the CUDA plugin if it is installed. `None` without a device and
+    /// without a plugin.
     pub fn here(has_device: bool, plugin: Option<&Path>) -> Option<Self> {
         let nccl = plugin.map(pjrt::nccl_library).filter(|library| library.is_file());
         if !has_device && nccl.is_none() {
@@ -93,12 +93,12 @@ impl Nvidia {
     }
 }
 
-impl Gpu {
+impl NvidiaGpu {
     fn line(&self, index: usize) -> String {
         let gigabytes = |bytes: u64| bytes as f64 / 1e9;
-        let mut told = vec![self.name.clone()];
+        let mut facts = vec![self.name.clone()];
         if let (Some(used), Some(all)) = (self.memory_used_bytes, self.memory_bytes) {
-            told.push(format!("{:.1} of {:.1} GB used", gigabytes(used), gigabytes(all)));
+            facts.push(format!("{:.1} of {:.1} GB used", gigabytes(used), gigabytes(all)));
         }
         let clocks = [
             ("SM", self.sm_clock_mhz, self.max_sm_clock_mhz),
@@ -106,21 +106,21 @@ impl Gpu {
         ];
         for (what, now, most) in clocks {
             if let (Some(now), Some(most)) = (now, most) {
-                told.push(format!("{what} {now} of {most} MHz"));
+                facts.push(format!("{what} {now} of {most} MHz"));
             }
         }
-        told.extend(self.temperature_celsius.map(|celsius| format!("{celsius} C")));
+        facts.extend(self.temperature_celsius.map(|celsius| format!("{celsius} C")));
         if let (Some(now), Some(most)) = (self.power_watts, self.power_limit_watts) {
-            told.push(format!("{now:.0} of {most:.0} W"));
+            facts.push(format!("{now:.0} of {most:.0} W"));
         }
         if !self.throttle_reasons.is_empty() {
-            told.push(self.throttle_reasons.join(" "));
+            facts.push(self.throttle_reasons.join(" "));
         }
-        format!("gpu {index:<4} {}", told.join(", "))
+        format!("gpu {index:<4} {}", facts.join(", "))
     }
 }
 
-/// The child's part: one line of JSON.
+/// Runs in the child: prints one line of JSON.
 pub fn probe_here(nccl: Option<PathBuf>) -> Result<()> {
     let mut found = Nvidia::default();
     match driver() {
@@ -147,14 +147,14 @@ fn driver() -> Result<Driver, NvmlError> {
     })
 }
 
-/// Not every GPU and driver says everything.
-fn gpu(device: &Device<'_>) -> Gpu {
+/// Not every GPU and driver reports everything.
+fn gpu(device: &Device<'_>) -> NvidiaGpu {
     let memory = device.memory_info().ok();
     let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
     let reasons = device.current_throttle_reasons().ok();
     let reasons = reasons.iter().flat_map(|reasons| reasons.iter_names());
     let errors = device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
-    Gpu {
+    NvidiaGpu {
         name: device.name().unwrap_or_default(),
         memory_bytes: memory.as_ref().map(|memory| memory.total),
         memory_used_bytes: memory.as_ref().map(|memory| memory.used),

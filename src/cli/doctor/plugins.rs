@@ -1,6 +1,6 @@
-//! The plugins on this machine. Each but the CPU's is loaded in a child process: a TPU's looks for hardware and
-//! for the cloud's metadata server when it is loaded, and what a library does that finds its device broken or
-//! taken is its own affair.
+//! The plugins on this machine. All but the CPU plugin are loaded in a child process: the TPU plugin looks for
+//! hardware and for the cloud's metadata server when it is loaded, and a plugin may crash if its device is broken or
+//! in use.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use crate::cli::{in_words, print_line};
 use crate::pjrt::{self, Arg, Client, CompileOptions, Plugin, Value};
 use crate::targets::worker;
 
-/// What is known of one plugin.
+/// A plugin, and what is wrong with it.
 #[derive(Default, Serialize)]
 pub struct PluginReport {
     pub name: &'static str,
     pub path: Option<String>,
-    /// Its package's, where that is known.
+    /// Version of its package, if it is known.
     pub version: Option<String>,
     #[serde(flatten)]
-    pub found: Found,
+    pub found: ProbedPlugin,
     /// What is wrong, in words.
     pub problem: Option<String>,
 }
 
-/// What a plugin says of itself.
+/// The answer of a plugin.
 #[derive(Default, Serialize, Deserialize)]
-pub struct Found {
+pub struct ProbedPlugin {
     pub api_version: Option<String>,
     pub platform: Option<String>,
     pub num_devices: Option<usize>,
@@ -44,16 +44,16 @@ impl PluginReport {
         let (Some(path), None) = (&self.path, &self.problem) else {
             return format!("{name} {}", self.problem.as_deref().unwrap_or_default());
         };
-        let Found { api_version, platform, num_devices, device_kind, device_memory_bytes } =
+        let ProbedPlugin { api_version, platform, num_devices, device_kind, device_memory_bytes } =
             &self.found;
-        let mut told = vec![];
-        told.extend(self.version.clone());
-        told.extend(platform.clone());
-        told.extend(api_version.as_ref().map(|version| format!("PJRT {version}")));
-        told.extend(num_devices.map(|count| format!("{count} devices")));
-        told.extend(device_kind.clone());
-        told.extend(device_memory_bytes.map(|bytes| format!("{:.1} GB each", bytes as f64 / 1e9)));
-        format!("{name} {}: {path}", told.join(", "))
+        let mut facts = vec![];
+        facts.extend(self.version.clone());
+        facts.extend(platform.clone());
+        facts.extend(api_version.as_ref().map(|version| format!("PJRT {version}")));
+        facts.extend(num_devices.map(|count| format!("{count} devices")));
+        facts.extend(device_kind.clone());
+        facts.extend(device_memory_bytes.map(|bytes| format!("{:.1} GB each", bytes as f64 / 1e9)));
+        format!("{name} {}: {path}", facts.join(", "))
     }
 }
 
@@ -80,15 +80,15 @@ pub fn examine(listed: &pjrt::Listed) -> PluginReport {
 /// Replicas of the trial all_reduce.
 const NUM_REPLICAS: usize = 2;
 
-fn probe_cpu(path: &Path) -> Result<Found> {
+fn probe_cpu(path: &Path) -> Result<ProbedPlugin> {
     let plugin = Plugin::load(path)?;
     let client = Client::cpu(&plugin, NUM_REPLICAS)?;
     try_all_reduce(&client)?;
-    Ok(Found {
+    Ok(ProbedPlugin {
         api_version: Some(api_version(&plugin)),
         platform: Some(client.platform_name().to_owned()),
         num_devices: Some(client.devices().len()),
-        ..Found::default()
+        ..ProbedPlugin::default()
     })
 }
 
@@ -97,7 +97,7 @@ fn api_version(plugin: &Plugin) -> String {
     format!("{major}.{minor}")
 }
 
-/// Is there hardware that the plugin could open?
+/// `true` if there is hardware for the plugin.
 fn has_hardware(name: &str) -> bool {
     let any = |paths: &[&str]| paths.iter().any(|path| Path::new(path).exists());
     match name {
@@ -107,7 +107,7 @@ fn has_hardware(name: &str) -> bool {
     }
 }
 
-fn probe_in_child(name: &str, path: &Path) -> Result<Found> {
+fn probe_in_child(name: &str, path: &Path) -> Result<ProbedPlugin> {
     let mut command = child::command()?;
     command.arg("probe-plugin").arg(path);
     if has_hardware(name) {
@@ -115,19 +115,19 @@ fn probe_in_child(name: &str, path: &Path) -> Result<Found> {
     } else {
         worker::without_hardware(&mut command);
     }
-    let said: Result<Found, String> = child::ask(command)?;
+    let said: Result<ProbedPlugin, String> = child::ask(command)?;
     said.map_err(anyhow::Error::msg)
 }
 
-/// The child's part: one line of JSON, what was found or why not.
+/// Runs in the child: prints one line of JSON, the answer or the error.
 pub fn probe_here(path: &Path, open: bool) -> Result<()> {
-    let probe = || -> Result<Found> {
+    let probe = || -> Result<ProbedPlugin> {
         let plugin = Plugin::load(path)?;
         let api_version = Some(api_version(&plugin));
         if !open {
-            return Ok(Found { api_version, ..Found::default() });
+            return Ok(ProbedPlugin { api_version, ..ProbedPlugin::default() });
         }
-        // A GPU's client would take most of the memory, which may be a run's.
+        // A GPU client would allocate most of the memory, which a run may need.
         let options: &[(&str, Value)] = match path.to_string_lossy().contains("cuda") {
             true => &[("preallocate", Value::Bool(false))],
             false => &[],
@@ -135,7 +135,7 @@ pub fn probe_here(path: &Path, open: bool) -> Result<()> {
         let client = Client::new(&plugin, options, None)?;
         let first = client.devices().first();
         let memory = client.memory_stats(0)?.and_then(|stats| stats.bytes_limit);
-        Ok(Found {
+        Ok(ProbedPlugin {
             api_version,
             platform: Some(client.platform_name().to_owned()),
             num_devices: Some(client.devices().len()),

@@ -1,7 +1,7 @@
 //! Curves in a picture file, for the commands that can draw what they print.
 //!
-//! SVG and PNG are drawn by the same code, with text measured in the font that is built in. An SVG names that
-//! font and one of the same widths, for whoever opens it.
+//! SVG and PNG are drawn by the same code, with text measured in the built-in font. An SVG names that font and one of
+//! the same widths, which viewers use in its place.
 
 #[cfg(test)]
 mod tests;
@@ -18,11 +18,11 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontStyle, TextStyle, register_font};
 
-use crate::metrics::replace_file;
+use crate::observe::replace_file;
 
 pub use ticks::{bytes, numbers, powers};
 
-/// A picture: diagrams one below the other under a title.
+/// A picture: a title and diagrams below each other.
 pub struct Figure {
     pub title: String,
     pub subtitle: String,
@@ -33,21 +33,21 @@ pub struct Figure {
 pub struct Panel {
     /// Shown where there is more than one diagram.
     pub title: String,
-    pub x: Axis,
-    pub y: Axis,
-    pub curves: Vec<Curve>,
+    pub x: PlotAxis,
+    pub y: PlotAxis,
+    pub curves: Vec<PlotCurve>,
 }
 
-/// What a direction means.
-pub struct Axis {
+/// An axis of a diagram.
+pub struct PlotAxis {
     /// The quantity, with its unit.
     pub title: &'static str,
     pub scale: Scale,
-    /// What is written at ticks.
+    /// The labels of ticks.
     pub labels: fn(&[f64]) -> Vec<String>,
 }
 
-/// Where a value lies on its axis.
+/// The scale of an axis.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Scale {
     /// From 0 on.
@@ -59,7 +59,7 @@ pub enum Scale {
 }
 
 /// Points joined by lines. Name and detail are shown where there is more than one curve.
-pub struct Curve {
+pub struct PlotCurve {
     pub name: String,
     /// May be empty.
     pub detail: String,
@@ -82,7 +82,7 @@ const FEW_POINTS: usize = 32;
 /// Verdana has the widths of DejaVu Sans.
 const FONT: &str = "DejaVu Sans, Verdana, sans-serif";
 const GREY: RGBColor = RGBColor(90, 90, 90);
-/// Readable on white, and told apart by those who see no red or no green: Okabe and Ito (2008).
+/// Readable on white, and distinguishable with color blindness: Okabe and Ito (2008).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -213,7 +213,7 @@ where
     let height = area.dim_in_pixel().1 as i32;
     let (upper, lower) = area.split_vertically(height - legend.height(scale));
 
-    let points = |curve: &Curve| -> Vec<(f64, f64)> {
+    let points = |curve: &PlotCurve| -> Vec<(f64, f64)> {
         let is_drawn = |(x, y): &(f64, f64)| panel.x.has(*x) && panel.y.has(*y);
         curve.points.iter().copied().filter(is_drawn).collect()
     };
@@ -317,7 +317,7 @@ fn stroke(index: usize, scale: i32) -> ShapeStyle {
     COLORS[index % COLORS.len()].stroke_width(2 * scale as u32)
 }
 
-/// What the curves are, below the diagram.
+/// The legend, below the diagram.
 struct Legend {
     /// The curve's number, its text, and where its sample starts: to the right, and which line.
     entries: Vec<(usize, String, i32, i32)>,
@@ -387,16 +387,16 @@ impl Legend {
     }
 }
 
-/// Would one curve hide the other? Sums in another order differ in their last digits.
-fn are_same(a: &Curve, b: &Curve) -> bool {
+/// `true` if one curve would hide the other, up to rounding.
+fn are_same(a: &PlotCurve, b: &PlotCurve) -> bool {
     let near = |a: f64, b: f64| a == b || (a - b).abs() <= 1e-6 * a.abs().max(b.abs());
     let pairs = a.points.iter().zip(&b.points);
     a.points.len() == b.points.len()
         && pairs.into_iter().all(|(a, b)| near(a.0, b.0) && near(a.1, b.1))
 }
 
-impl Axis {
-    /// Has the value a place on it?
+impl PlotAxis {
+    /// `true` if the axis can show the value.
     fn has(&self, value: f64) -> bool {
         value.is_finite() && (value > 0.0 || !matches!(self.scale, Scale::Log(_)))
     }
@@ -413,7 +413,7 @@ struct Place {
 
 impl Place {
     /// Around these values; `room` leaves some above the highest on a linear axis.
-    fn new(axis: &Axis, values: impl Iterator<Item = f64>, room: f64) -> Self {
+    fn new(axis: &PlotAxis, values: impl Iterator<Item = f64>, room: f64) -> Self {
         let empty = (f64::INFINITY, f64::NEG_INFINITY);
         let (low, high) =
             values.fold(empty, |(low, high), value| (low.min(value), high.max(value)));

@@ -3,8 +3,8 @@
 use super::*;
 
 fn figure(scale: Scale, curves: &[(&str, &[(f64, f64)])]) -> Figure {
-    let axis = |scale| Axis { title: "quantity", scale, labels: numbers };
-    let curve = |(name, points): &(&str, &[(f64, f64)])| Curve {
+    let axis = |scale| PlotAxis { title: "quantity", scale, labels: numbers };
+    let curve = |(name, points): &(&str, &[(f64, f64)])| PlotCurve {
         name: (*name).to_owned(),
         detail: String::new(),
         points: points.to_vec(),

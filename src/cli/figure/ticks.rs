@@ -1,4 +1,4 @@
-//! Where an axis has ticks, and what is written at them.
+//! Ticks of axes and their labels.
 
 /// Places from 0 to `high` at a distance of 1, 2 or 5 times a power of ten, `at_most` of them and 0; whole
 /// numbers only if so asked.

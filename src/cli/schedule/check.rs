@@ -1,4 +1,4 @@
-//! `lockstep schedule --check`: what is wrong with a recipe, and what twice as many replicas would change.
+//! `lockstep schedule --check`: problems of a recipe, and what changes with twice as many replicas.
 
 use std::process::ExitCode;
 
@@ -8,8 +8,8 @@ use models::{Batch, Precision, Scope};
 use serde::Serialize;
 
 use super::Examples;
-use crate::cli::{model, print_line, print_lines};
-use crate::config::{Config, Model};
+use crate::cli::{print_line, print_lines};
+use crate::config::Config;
 use crate::recipe::{self, Doubling, Finding, Recipe, Severity};
 use crate::train;
 
@@ -28,7 +28,7 @@ struct Report {
 pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
     let examples = Examples::of(config);
     let ranks = parameter_ranks(config)?;
-    let num_replicas = train::num_replicas_on_host(config);
+    let num_replicas = train::mesh_on_host(config).num_replicas();
     let recipe = Recipe::new(config, num_replicas, examples.count(), &ranks);
     let recipe = recipe.map_err(|error| match error {
         recipe::Error::RunLength(error) => examples.explain(error),
@@ -68,7 +68,7 @@ fn text(report: &Report) -> Vec<String> {
         lines.push("    nothing changes".to_owned());
     }
     if !new_findings.is_empty() {
-        lines.push("    and these are found anew:".to_owned());
+        lines.push("    and these problems are new:".to_owned());
         lines.extend(new_findings.iter().flat_map(describe));
     }
     lines
@@ -82,7 +82,7 @@ fn describe(finding: &Finding) -> Vec<String> {
     lines
 }
 
-/// Words in lines of at most [`WIDTH`]; the lines behind the first are indented alike.
+/// Wraps text to lines of at most [`WIDTH`]; the lines after the first are indented by as much.
 fn wrapped(first: &str, text: &str) -> Vec<String> {
     let indent = " ".repeat(first.len());
     let mut lines = vec![first.to_owned()];
@@ -101,27 +101,21 @@ fn wrapped(first: &str, text: &str) -> Vec<String> {
     lines
 }
 
-/// The rank of each parameter of the model. Neither names nor ranks depend on the sizes that only the data
-/// know, so others stand in for these.
+/// The rank of each parameter of the model. Names and ranks do not depend on the data, so the model's own example
+/// and a fixed number of classes take their place.
 fn parameter_ranks(config: &Config) -> Result<Tree<usize>> {
-    let (x, y) = match config.model {
-        Model::Mlp(_) => (TensorType::new(DType::F32, &[2, 8]), TensorType::new(DType::I32, &[2])),
-        Model::ResNet(_) => {
-            (TensorType::new(DType::F32, &[2, 3, 64, 64]), TensorType::new(DType::I32, &[2]))
-        }
-        Model::Gpt(_) => {
-            (TensorType::new(DType::I32, &[2, 1]), TensorType::new(DType::I32, &[2, 1]))
-        }
-    };
-    let model = model(&config.model, 10);
+    const NUM_EXAMPLES: usize = 2;
+    let model = config.model.build(10);
     let mut ranks = Tree::new();
     trace(Mesh::SINGLE, |t| {
         let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
-        let fields = [("x", x.clone()), ("y", y.clone())];
-        let fields =
-            fields.map(|(name, ty)| (name.to_owned(), t.input(format!("batch.{name}"), ty)));
-        let weight = t.full(DType::F32, &[2], 1.0);
-        model.loss(&scope, &Batch { fields: fields.into_iter().collect(), weight });
+        let fields = config.model.example().into_iter().map(|(name, ty)| {
+            let ty = TensorType::new(ty.dtype, &[&[NUM_EXAMPLES], &ty.dims[..]].concat());
+            (name.to_owned(), t.input(format!("batch.{name}"), ty))
+        });
+        let fields = fields.collect();
+        let weight = t.full(DType::F32, &[NUM_EXAMPLES], 1.0);
+        model.loss(&scope, &Batch { fields, weight });
         ranks = scope.parameters().map(|_, parameter| parameter.dims.len());
     })?;
     Ok(ranks)

@@ -1,7 +1,7 @@
 //! `lockstep schedule`: the learning rate over the run, from the configuration alone.
 //!
-//! The same [`Schedule`] that `train` asks at each step, so what is printed is what `metrics.jsonl`
-//! records. Data are opened only where nothing else says how many examples there are.
+//! It uses the same [`Schedule`] as `train`, so it prints what `metrics.jsonl` records. It opens the data only if
+//! the configuration does not have the number of examples.
 
 mod check;
 mod plot;
@@ -22,7 +22,7 @@ use crate::{data, train};
 struct Column {
     /// `lr`, or `lr_8` among several.
     name: String,
-    /// What the global batch was made of, where that depends on the replicas.
+    /// The number of replicas, if the global batch depends on it.
     num_replicas: Option<usize>,
     run: RunLength,
     schedule: Schedule,
@@ -83,20 +83,20 @@ fn figures(column: &Column) -> Figures {
     }
 }
 
-/// A column for each number of replicas; without any, the one that the mesh asks for.
+/// A column for each number of replicas; by default for that of the mesh.
 fn columns(config: &Config, replicas: &[u32]) -> Result<Vec<Column>> {
     let examples = Examples::of(config);
     if replicas.is_empty() {
         let num_replicas = match config.train.batch {
             BatchSize::Global(_) => None,
-            BatchSize::PerReplica(_) => Some(train::num_replicas_on_host(config)),
+            BatchSize::PerReplica(_) => Some(train::mesh_on_host(config).num_replicas()),
         };
         return Ok(vec![column(config, &examples, "lr".to_owned(), num_replicas)?]);
     }
     if let BatchSize::Global(_) = config.train.batch {
         bail!(
             "--replicas shows what more replicas do to a batch that grows with them, but \
-             train.global_batch stays as it is; set train.batch_per_replica instead"
+             train.global_batch does not; set train.batch_per_replica instead"
         );
     }
     let column = |num_replicas: &u32| {
@@ -123,11 +123,11 @@ fn column(
     Ok(Column { name, num_replicas, run, schedule })
 }
 
-/// How many training examples there are, or why nobody knows.
+/// The number of training examples, or why it is not known.
 struct Examples(Result<usize, data::Error>);
 
 impl Examples {
-    /// What the configuration says, or else the data.
+    /// From the configuration, or else from the data.
     fn of(config: &Config) -> Self {
         if let Some(num_examples) = config.data.num_examples() {
             return Self(Ok(num_examples));
@@ -142,7 +142,7 @@ impl Examples {
         self.0.as_ref().ok().copied()
     }
 
-    /// The error, with the reason why the number is not known if that is what is missing.
+    /// The error, and if the number of examples is missing, why.
     fn explain(&self, error: RunLengthError) -> anyhow::Error {
         match (&error, &self.0) {
             (RunLengthError::UnknownExamples { .. }, Err(reason)) => {

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::Column;
-use crate::cli::figure::{self, Axis, Curve, Figure, Panel, Scale};
+use crate::cli::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use crate::config::Config;
 
 /// Points of a curve: more than there are pixels across.
@@ -14,15 +14,15 @@ const NUM_POINTS: u64 = 2000;
 /// Draws the schedules of a configuration, read from the file `source`, into a file whose extension says in
 /// which format.
 pub fn save(path: &Path, source: &Path, config: &Config, columns: &[Column]) -> Result<()> {
-    let curve = |column: &Column| Curve {
+    let curve = |column: &Column| PlotCurve {
         name: name(column),
         detail: describe(column),
         points: points(column),
     };
     let panel = Panel {
         title: String::new(),
-        x: Axis { title: "step", scale: Scale::Whole, labels: figure::numbers },
-        y: Axis { title: "learning rate", scale: Scale::Linear, labels: figure::numbers },
+        x: PlotAxis { title: "step", scale: Scale::Whole, labels: figure::numbers },
+        y: PlotAxis { title: "learning rate", scale: Scale::Linear, labels: figure::numbers },
         curves: columns.iter().map(curve).collect(),
     };
     let shape = config.schedule.shape.name();

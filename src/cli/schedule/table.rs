@@ -5,7 +5,7 @@ use std::iter;
 use super::Column;
 use crate::config::{Config, Peak, Scaling};
 
-/// About so many rows has the table, boundaries not counted.
+/// Approximate number of rows, without boundaries.
 const NUM_ROWS: u64 = 16;
 /// Characters of a plot.
 const PLOT_COLUMNS: usize = 72;
@@ -26,7 +26,7 @@ pub fn csv(columns: &[Column]) -> impl Iterator<Item = String> {
     iter::once(header).chain(rows)
 }
 
-/// The shortest digits that are this number and no other, as `metrics.jsonl` has them.
+/// The shortest digits that identify the number, as in `metrics.jsonl`.
 fn exact(rate: f64) -> String {
     serde_json::Number::from_f64(rate).map_or_else(|| rate.to_string(), |rate| rate.to_string())
 }
@@ -67,7 +67,7 @@ pub fn table(config: &Config, columns: &[Column]) -> Vec<String> {
 fn describe_run(column: &Column) -> String {
     let batch = column.run.global_batch();
     let replicas = column.num_replicas.map(|number| format!(" on {number} replicas"));
-    let epoch = column.run.steps_per_epoch().map(|steps| format!(", {steps} steps an epoch"));
+    let epoch = column.run.steps_per_epoch().map(|steps| format!(", {steps} steps per epoch"));
     format!(
         "{}: {} steps of {batch} examples{}{}",
         column.name,
@@ -136,7 +136,7 @@ fn plot(column: &Column) -> Vec<String> {
     let mut cells = vec![[0u8; PLOT_COLUMNS]; PLOT_ROWS];
     let level = |rate: f64| ((rate / top) * (height - 1) as f64).round() as usize;
     for (dot, rate) in rates.iter().enumerate() {
-        // Down or up to the level before, so that the curve has no gaps.
+        // Connect to the previous level, so that the curve has no gaps.
         let before = level(rates[dot.saturating_sub(1)]);
         let now = level(*rate);
         for y in now.min(before)..=now.max(before) {

@@ -1,5 +1,5 @@
-//! What every key means: one table, from which `docs/configuration.md` and the comments of a resolved
-//! configuration are made. Tests hold it against what is really read: names, defaults and ranges.
+//! The reference of all keys: one table, from which `docs/configuration.md` and the comments of a resolved
+//! configuration are generated. Tests compare its names, defaults and ranges with what is actually accepted.
 
 mod rows;
 #[cfg(test)]
@@ -12,16 +12,16 @@ use super::SECTIONS;
 use super::keys::SectionInfo;
 
 /// One key of one section.
-pub(super) struct Key {
+pub(super) struct KeyRow {
     pub section: &'static str,
     pub name: &'static str,
-    /// The values of the section's tag with which there is such a key; empty where it is there with all.
+    /// The values of the section's tag for which the key exists; empty if it exists for all.
     pub choices: &'static [&'static str],
     pub kind: Kind,
-    /// What a number counts or is a share of; may be empty.
+    /// The unit of a number; may be empty.
     pub unit: &'static str,
     pub fallback: Fallback,
-    /// What it is for, as a sentence.
+    /// The description, as a sentence.
     pub meaning: &'static str,
 }
 
@@ -35,32 +35,32 @@ pub(super) enum Kind {
     OneOf(&'static [&'static str]),
     /// `"auto"`, or a whole number as in [`Self::Integer`].
     AutoOrInteger(i64, Option<i64>),
-    /// In words.
+    /// Described in words.
     Other(&'static str),
 }
 
-/// What holds where a key is not set.
+/// The default of a key.
 #[derive(Clone, Copy)]
 pub(super) enum Fallback {
     /// It must be set.
     Required,
     /// This value, as TOML.
     Value(&'static str),
-    /// What this says. A resolved configuration has it as a comment.
+    /// Described by this text, which a resolved configuration has as a comment.
     Absent(&'static str),
-    /// What this says, which other keys decide.
+    /// Described by this text; other keys decide it.
     Depends(&'static str),
 }
 
-impl Key {
-    /// Is there such a key in this section, with this value of its tag?
+impl KeyRow {
+    /// `true` if the section has the key for this value of its tag.
     fn belongs_to(&self, section: &str, choice: &str) -> bool {
         self.section == section && (self.choices.is_empty() || self.choices.contains(&choice))
     }
 }
 
 /// The keys of a section for a choice, in the order in which they are shown.
-pub(super) fn keys_of(section: &str, choice: &str) -> impl Iterator<Item = &'static Key> {
+pub(super) fn keys_of(section: &str, choice: &str) -> impl Iterator<Item = &'static KeyRow> {
     rows::KEYS.iter().filter(move |key| key.belongs_to(section, choice))
 }
 
@@ -122,7 +122,7 @@ pub fn reference() -> String {
     let mut page = rows::INTRODUCTION.to_owned();
     for section in SECTIONS {
         page += &format!("\n## `[{}]`\n\n{}\n", section.name, rows::about(section.name));
-        let everywhere = |key: &&Key| key.section == section.name && key.choices.is_empty();
+        let everywhere = |key: &&KeyRow| key.section == section.name && key.choices.is_empty();
         page += &table(rows::KEYS.iter().filter(everywhere));
         for choice in section.choices {
             page += &of_choice(&section, choice);
@@ -141,10 +141,10 @@ fn of_choice(section: &SectionInfo, choice: &str) -> String {
     }
 }
 
-fn table(keys: impl Iterator<Item = &'static Key>) -> String {
+fn table(keys: impl Iterator<Item = &'static KeyRow>) -> String {
     let rows: String = keys
         .map(|key| {
-            let Key { name, kind, unit, fallback, meaning, .. } = key;
+            let KeyRow { name, kind, unit, fallback, meaning, .. } = key;
             format!("| `{name}` | {kind} | {unit} | {fallback} | {meaning} |\n")
         })
         .collect();

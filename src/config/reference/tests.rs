@@ -10,7 +10,7 @@ use proptest::strategy::ValueTree;
 use toml::{Table, Value};
 
 use super::rows::{KEYS, SECTIONS as ABOUT};
-use super::{Fallback, Key, Kind, keys_of, reference};
+use super::{Fallback, KeyRow, Kind, keys_of, reference};
 use crate::config::{Config, SECTIONS};
 
 /// What stands for [`Kind::Other`]: some values that are taken, and some that are not.
@@ -80,7 +80,7 @@ fn every_choice() -> impl Iterator<Item = (&'static str, &'static str)> {
     })
 }
 
-fn is_tag(key: &Key) -> bool {
+fn is_tag(key: &KeyRow) -> bool {
     SECTIONS.iter().any(|section| section.name == key.section && section.tag == Some(key.name))
 }
 

@@ -1,4 +1,4 @@
-//! From the shape that a configuration names to a function of the step.
+//! Turns the shape in a configuration into a function of the step.
 
 use super::{
     Error, constant, cosine, inverse_sqrt, linear, one_minus_sqrt, piecewise_constant,
@@ -8,15 +8,15 @@ use crate::config::{
     Decay, DecayShape, Interpolation, Piecewise, Polynomial, RunLength, Shape, Span, StepDecay, Wsd,
 };
 
-/// What the rate does after the warm-up, with everything counted in steps.
+/// The learning rate after the warm-up, in units of steps.
 pub(super) struct Curve {
-    /// Fraction of the peak at a step behind the warm-up.
+    /// Fraction of the peak at a step after the warm-up.
     pub factor: Box<dyn Fn(u64) -> f64 + Send + Sync>,
-    /// The step at which a decay has ended, for shapes that have one.
+    /// The step at which the decay ends, for shapes with a decay.
     pub end_step: Option<u64>,
-    /// The places that the configuration names.
+    /// The boundaries in the configuration.
     pub boundaries: Vec<u64>,
-    /// Those of them at which the rate jumps.
+    /// The boundaries at which the rate jumps.
     pub jumps: Vec<u64>,
 }
 
@@ -25,7 +25,7 @@ impl Curve {
         Self { factor: Box::new(factor), end_step, boundaries: vec![], jumps: vec![] }
     }
 
-    /// Resolves a shape behind a warm-up of `warmup_steps`.
+    /// Resolves a shape after a warm-up of `warmup_steps`.
     pub fn new(shape: &Shape, run: &RunLength, warmup_steps: u64) -> Result<Self, Error> {
         Ok(match shape.clone() {
             Shape::Constant(_) => Self::smooth(|_| constant(), None),
@@ -102,7 +102,7 @@ impl Curve {
     }
 }
 
-/// How much has passed between two steps: 0 before `start`, 1 from `end` on.
+/// The fraction of the way from `start` to `end`: 0 before `start`, 1 from `end` on.
 fn fraction(start: u64, end: u64) -> impl Fn(u64) -> f64 + Send + Sync + Copy {
     let length = end.saturating_sub(start).max(1) as f64;
     move |step| (step.saturating_sub(start) as f64 / length).min(1.0)
@@ -118,7 +118,7 @@ fn decay_fraction(
     Ok((fraction(warmup_steps, end), end))
 }
 
-/// Where a decay ends: where the configuration says, or with the run.
+/// The step at which a decay ends: the configured one, by default the end of the run.
 fn end_step(total: Option<Span>, run: &RunLength, warmup_steps: u64) -> Result<u64, Error> {
     let Some(total) = total else { return Ok(run.total_steps()) };
     let unit = total.unit();
@@ -129,7 +129,7 @@ fn end_step(total: Option<Span>, run: &RunLength, warmup_steps: u64) -> Result<u
     Ok(end_step)
 }
 
-/// Places in steps; they must still rise when they are counted so.
+/// The boundaries in steps. They must be increasing after rounding to whole steps, too.
 fn places(boundaries: &[Span], run: &RunLength) -> Result<Vec<u64>, Error> {
     let key = match boundaries.first() {
         Some(Span::Epochs(_)) => "boundary_epochs",

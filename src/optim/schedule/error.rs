@@ -1,24 +1,24 @@
-//! Schedules that cannot be followed.
+//! Errors in a schedule's configuration.
 
 use crate::config::RunLengthError;
 
-/// A schedule that cannot be followed.
+/// Why a schedule is rejected.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// A length or a place cannot be counted in steps.
+    /// A length or a boundary cannot be converted to steps.
     #[error(transparent)]
     Length(#[from] RunLengthError),
-    /// The highest rate is no rate.
+    /// The peak is negative, or not finite as an f32.
     #[error(
         "the peak learning rate is {peak:?}; set schedule.{key} so that it is a number that f32 holds, 0 to 3.4e38"
     )]
     Peak {
-        /// The rate.
+        /// The peak.
         peak: f64,
-        /// The key that it follows from.
+        /// The key that determines it.
         key: &'static str,
     },
-    /// A rate that is infinite in the step.
+    /// The rate of a step is not finite as an f32.
     #[error(
         "the learning rate of step {step} is {rate:?}, which f32 does not hold; lower schedule.{key} or \
          schedule.{factor_key}"
@@ -28,12 +28,12 @@ pub enum Error {
         step: u64,
         /// The rate.
         rate: f64,
-        /// The key that the peak follows from.
+        /// The key that determines the peak.
         key: &'static str,
-        /// The key of what it is multiplied with.
+        /// The key of the factor that multiplies the peak.
         factor_key: &'static str,
     },
-    /// The warm-up does not end.
+    /// The warm-up is longer than the run.
     #[error(
         "the warm-up of {warmup_steps} steps is longer than the run of {total_steps}; shorten \
          schedule.warmup_{unit}, or lengthen train.steps (or train.epochs)"
@@ -46,7 +46,7 @@ pub enum Error {
         /// The unit that the warm-up was given in.
         unit: &'static str,
     },
-    /// A warm-up was asked for and there would be none.
+    /// The warm-up is shorter than one step.
     #[error(
         "schedule.warmup_{unit} is less than one step of {global_batch} examples, so there would be no \
          warm-up; make it longer, or set schedule.warmup = \"none\""
@@ -57,7 +57,7 @@ pub enum Error {
         /// Examples of a step.
         global_batch: usize,
     },
-    /// The rate would have to fall before it has risen.
+    /// The decay begins inside the warm-up.
     #[error(
         "the decay of {decay_steps} steps that ends at step {end_step} begins inside the warm-up of \
          {warmup_steps}; shorten schedule.decay_{unit} or the warm-up"
@@ -72,7 +72,7 @@ pub enum Error {
         /// The unit that the decay was given in.
         unit: &'static str,
     },
-    /// A decay was asked for and there would be none.
+    /// The decay is shorter than one step.
     #[error(
         "schedule.decay_{unit} is less than one step of {global_batch} examples; make it longer"
     )]
@@ -82,7 +82,7 @@ pub enum Error {
         /// Examples of a step.
         global_batch: usize,
     },
-    /// The schedule ends before its warm-up.
+    /// The schedule ends inside its warm-up.
     #[error(
         "the schedule ends at step {end_step}, inside the warm-up of {warmup_steps} steps; raise \
          schedule.total_{unit} or shorten the warm-up"
@@ -95,27 +95,27 @@ pub enum Error {
         /// The unit that the end was given in.
         unit: &'static str,
     },
-    /// A boundary is not behind the one before it.
+    /// A boundary does not come after the previous one.
     #[error(
-        "schedule.{key} must rise, but step {next} follows step {previous}; places that close fall on \
-         the same step of this batch"
+        "schedule.{key} must increase, but step {next} follows step {previous}; boundaries that are too \
+         close fall on the same step with this batch"
     )]
     BoundaryOrder {
         /// The key.
         key: &'static str,
         /// A boundary, in steps.
         previous: u64,
-        /// The one after it.
+        /// The next one.
         next: u64,
     },
-    /// A fraction of the peak that is none.
+    /// A fraction of the peak is out of range.
     #[error("schedule.{key} is {value}; it must be {allowed}")]
     Fraction {
-        /// Which key.
+        /// The key.
         key: &'static str,
         /// Its value.
         value: f64,
-        /// What would do.
+        /// The values allowed.
         allowed: &'static str,
     },
 }

@@ -5,12 +5,12 @@
 //! lr(s) = peak * factor                                       for s < warmup     (constant warm-up)
 //! lr(s) = peak * shape(s)                                     from then on
 //! ```
-//! with steps counted from 0, so that the first step already learns and step `warmup - 1` has the peak
-//! (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.2). The rate enters the compiled step
-//! as an input: another schedule compiles nothing anew, and what is printed is what runs. It is a function
-//! of the step and of nothing else, so a run that is started again in the middle goes on alike.
+//! with steps counted from 0, so that the rate of the first step is not 0 and step `warmup - 1` has the peak
+//! (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.2). The rate is an input of the compiled
+//! step: changing the schedule does not recompile it, and the printed rate is the one used. It is a function
+//! of the step only, so a resumed run continues with the same rates.
 //!
-//! The peak is given, or follows from the global batch B and the batch b that a base rate was found at:
+//! The peak is given, or computed from the global batch B and the batch b that the base rate was tuned for:
 //!
 //! ```text
 //! peak = base_lr * B / b          scaling = "linear"     Goyal et al. (2017), section 2.1: SGD
@@ -18,13 +18,13 @@
 //! peak = base_lr                  scaling = "none"
 //! ```
 //!
-//! A shape is a function in `shapes.rs` and a line in `Curve::new`'s table. The fraction that the decays
-//! follow is `t = (s - warmup) / (end - warmup)`, 0 to below 1.
+//! A shape is a function in `shapes.rs` and a line in `Curve::new`. Decays are functions of the fraction
+//! `t = (s - warmup) / (end - warmup)`, from 0 to below 1.
 //!
 //! ```
 //! use lockstep::config::{self, Decay, Length, Peak, RunLength, Scaling, Shape, Span, Warmup};
 //! use lockstep::optim::schedule::Schedule;
-//! let config = config::Schedule {
+//! let config = config::ScheduleConfig {
 //!     shape: Shape::Cosine(Decay::default()),
 //!     peak: Peak::Scaled { base_lr: 0.1, base_batch: 256, scaling: Scaling::Linear },
 //!     warmup: Warmup::linear(Span::Epochs(0.4)),
@@ -53,7 +53,7 @@ pub use shapes::{
     polynomial, step_decay, warmup,
 };
 
-/// The learning rate of one run: a function of the step.
+/// The learning rate of a run as a function of the step.
 pub struct Schedule {
     peak: f64,
     warmup_steps: u64,
@@ -64,13 +64,13 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Resolves a configuration against the length of the run, which knows the global batch.
+    /// Resolves a configuration for the length and global batch of a run.
     ///
     /// # Errors
-    /// A rate that is negative, or not finite as an f32; a warm-up or a decay that is longer than there is room for,
-    /// or shorter than a step; boundaries that do not rise; a fraction outside its range; epochs where
-    /// nobody knows how many examples there are.
-    pub fn new(config: &config::Schedule, run: &RunLength) -> Result<Self, Error> {
+    /// A rate that is negative, or not finite as an f32; a warm-up or a decay that is too long for the run, or shorter
+    /// than a step; boundaries that do not increase; a fraction outside its range; epochs if the number of
+    /// examples is unknown.
+    pub fn new(config: &config::ScheduleConfig, run: &RunLength) -> Result<Self, Error> {
         let total_steps = run.total_steps();
         let peak = peak(config.peak, run.global_batch());
         let key = match config.peak {
@@ -84,8 +84,8 @@ impl Schedule {
         let curve = Curve::new(&config.shape, run, warmup_steps)?;
         let config::Warmup { kind: warmup_kind, factor: warmup_factor, .. } = config.warmup;
         let schedule = Self { peak, warmup_steps, warmup_kind, warmup_factor, total_steps, curve };
-        // Above the peak there are only a `step`'s powers of its factor and a `piecewise`'s factors, which are
-        // greatest at a boundary, or where the warm-up or the run ends.
+        // Only `step` and `piecewise` can exceed the peak. Their maximum is at a boundary, or where the warm-up or the
+        // run ends.
         let ends = [0, warmup_steps, total_steps.saturating_sub(1)];
         let places = schedule.boundaries().iter().copied().chain(ends);
         for step in places.filter(|step| *step < total_steps) {
@@ -101,7 +101,7 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// The learning rate of a step, counted from 0. Behind their end the decays stay where they ended.
+    /// The learning rate of a step, counted from 0. After its end, a decay keeps its last rate.
     pub fn lr(&self, step: u64) -> f64 {
         let factor = match self.warmup_kind {
             WarmupKind::Linear if step < self.warmup_steps => {
@@ -113,7 +113,7 @@ impl Schedule {
         self.peak * factor
     }
 
-    /// The rate that a factor of 1 stands for.
+    /// The rate at a factor of 1.
     pub fn peak(&self) -> f64 {
         self.peak
     }
@@ -128,24 +128,24 @@ impl Schedule {
         self.total_steps
     }
 
-    /// The step at which the decay has ended, for shapes that have one.
+    /// The step at which the decay ends, for shapes with a decay.
     pub fn end_step(&self) -> Option<u64> {
         self.curve.end_step
     }
 
-    /// The steps that the configuration names as boundaries.
+    /// The boundaries in the configuration, in steps.
     pub fn boundaries(&self) -> &[u64] {
         &self.curve.boundaries
     }
 
-    /// Does the configuration say that the rate jumps at this step?
+    /// `true` if the configuration makes the rate jump at this step.
     pub fn is_declared_jump(&self, step: u64) -> bool {
         let ends_constant = self.warmup_kind == WarmupKind::Constant && step == self.warmup_steps;
         ends_constant || self.curve.jumps.contains(&step)
     }
 }
 
-/// The length of the warm-up, which fits into the run.
+/// The length of the warm-up in steps, at most that of the run.
 fn warmup_steps(warmup: config::Warmup, run: &RunLength) -> Result<u64, Error> {
     if warmup.kind == WarmupKind::None {
         return Ok(0);
@@ -160,19 +160,19 @@ fn warmup_steps(warmup: config::Warmup, run: &RunLength) -> Result<u64, Error> {
     }
 }
 
-/// Can the step take it, as an f32?
+/// `true` if the rate is 0 or more and finite as an f32.
 fn is_rate(rate: f64) -> bool {
     (0.0..=f64::from(f32::MAX)).contains(&rate)
 }
 
-/// The highest rate, at this global batch.
+/// The peak learning rate for this global batch.
 pub fn peak(peak: Peak, global_batch: usize) -> f64 {
     match peak {
         Peak::Rate(rate) => rate,
         Peak::Scaled { base_lr, base_batch, scaling } => {
             let batch = global_batch as f64;
             match scaling {
-                // In this order the whole product is rounded once where the ratio is not exact.
+                // Multiplying first avoids rounding an inexact ratio.
                 Scaling::Linear => base_lr * batch / base_batch as f64,
                 Scaling::Sqrt => base_lr * (batch / base_batch as f64).sqrt(),
                 Scaling::None => base_lr,

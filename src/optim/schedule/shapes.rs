@@ -1,5 +1,5 @@
-//! The formulas: each a pure function of the step or of the fraction of the run that has passed, and a
-//! fraction of the peak rate.
+//! The formulas. Each is a pure function of the step, or of the fraction of the decay that has passed, and
+//! returns a fraction of the peak rate.
 
 use std::f64::consts::PI;
 
@@ -68,7 +68,7 @@ pub fn polynomial(t: f64, power: f64, floor: f64) -> f64 {
 }
 
 /// Inverse square root: `sqrt(scale / (step + 1))`, at most 1; `scale` is the length of the warm-up, so
-/// that the two meet.
+/// that the curve starts at the peak.
 ///
 /// Vaswani et al., "Attention Is All You Need" (2017), equation 3.
 ///
@@ -107,8 +107,8 @@ pub fn one_minus_sqrt(t: f64, floor: f64) -> f64 {
     floor + (1.0 - floor) * (1.0 - t.sqrt())
 }
 
-/// The curve through points `(boundary, factor)` of rising boundaries: lines between them, the first
-/// factor before the first and the last behind the last; 1 without any point.
+/// Linear interpolation between points `(boundary, factor)` of increasing boundaries: the first factor
+/// before the first point, the last factor after the last point; 1 without points.
 ///
 /// ```
 /// use lockstep::optim::schedule::piecewise_linear;
@@ -127,7 +127,8 @@ pub fn piecewise_linear(step: u64, points: &[(u64, f64)]) -> f64 {
     }
 }
 
-/// The factor of the last point at or before the step; before the first its own; 1 without any point.
+/// The factor of the last point at or before the step; the first factor before the first point; 1 without
+/// points.
 ///
 /// ```
 /// use lockstep::optim::schedule::piecewise_constant;

@@ -1,36 +1,36 @@
-//! Seconds of collectives, by algorithm. `n` are the bytes that each device brings, `p` the devices, `alpha`
-//! the latency of a hop and `beta` the seconds a byte:
+//! Time of collectives by algorithm, in seconds. `n` is the bytes per device, `p` the number of devices, `alpha`
+//! the latency of a hop and `beta` the seconds per byte:
 //!
 //! ```text
-//! ring all_reduce      2 (p-1) alpha + 2 (p-1)/p n beta     a reduce_scatter and an all_gather
-//! ring reduce_scatter    (p-1) alpha +   (p-1)/p n beta     (all_gather alike)
-//! tree all_reduce      2 ceil(log2 p) alpha + 2 n beta      two pipelined trees that share the bytes
+//! ring all_reduce      2 (p-1) alpha + 2 (p-1)/p n beta     reduce_scatter, then all_gather
+//! ring reduce_scatter    (p-1) alpha +   (p-1)/p n beta     (the same for all_gather)
+//! tree all_reduce      2 ceil(log2 p) alpha + 2 n beta      two pipelined trees with half the bytes each
 //! hierarchical         reduce_scatter in the group, all_reduce of n/g over the network, all_gather
 //! ```
 //! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005);
 //! Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009).
-//! The ring's cost is often printed without the factor 2, which is that of one of its two halves.
+//! The ring's cost is often given without the factor 2, which is the cost of one of its two halves.
 //!
-//! On a torus both directions of all dimensions are used at once: bandwidths add up, hops are those of the
-//! dimensions one after the other. A line has no way back, so it carries half.
+//! On a torus both directions of all dimensions are used at once: bandwidths add up, and so do the hops of the
+//! dimensions. A line has no wrap-around link, so it has half the bandwidth of a ring.
 
 use std::fmt;
 
 use super::{Fabric, Group, Wire};
 
-/// How an all_reduce is done.
+/// An algorithm for all_reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// One ring through all devices; as many rings side by side as a group has wires to the network.
+    /// A ring through all devices, or as many parallel rings as a group has links to the network.
     Ring,
-    /// Two trees, pipelined.
+    /// Two pipelined trees.
     Tree,
-    /// Group, network, group.
+    /// reduce_scatter in the group, all_reduce over the network, all_gather in the group.
     Hierarchical,
 }
 
 impl Algorithm {
-    /// Every algorithm.
+    /// All algorithms.
     pub const ALL: [Algorithm; 3] = [Self::Ring, Self::Tree, Self::Hierarchical];
 
     /// The name in tables.
@@ -42,7 +42,7 @@ impl Algorithm {
         }
     }
 
-    /// Seconds of an all_reduce of `bytes` on every device by this algorithm.
+    /// Seconds of an all_reduce of `bytes` per device with this algorithm.
     pub fn all_reduce(self, fabric: &Fabric, bytes: f64) -> f64 {
         let Fabric { group, num_groups, network } = fabric;
         let devices = fabric.num_devices();
@@ -53,7 +53,7 @@ impl Algorithm {
             Algorithm::Hierarchical => 2.0 * reduce_scatter(fabric, bytes),
             Algorithm::Ring if *num_groups == 1 => 2.0 * in_group(group, bytes),
             Algorithm::Ring => {
-                // The slowest link of the ring decides; the rings of a group share its wires to the network.
+                // The slowest link of the ring decides; the rings of a group share its links to the network.
                 let slowest = bandwidth(group).min(network.bytes_per_sec * group.size() as f64);
                 let p = devices as f64;
                 let hops = *num_groups as f64 * network.latency_secs
@@ -62,8 +62,8 @@ impl Algorithm {
             }
             Algorithm::Tree => {
                 let depth = |count: usize| (count as f64).log2().ceil();
-                // A torus has a wire to the neighbour only: a tree is as deep as the torus is wide, and has one
-                // link of each device.
+                // A torus links neighbors only: a tree is as deep as the torus is wide, and uses one link of
+                // each device.
                 let (depth_in_group, in_group) = match group {
                     Group::Switch { size, wire } => {
                         (depth(*size) * wire.latency_secs, wire.bytes_per_sec)
@@ -88,7 +88,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// Seconds of an all_reduce of `bytes` on every device, and the algorithm that is fastest.
+/// Seconds of an all_reduce of `bytes` per device with the fastest algorithm, and that algorithm.
 ///
 /// ```
 /// use lockstep::targets::cost::{Algorithm, Fabric, Group, Wire, all_reduce};
@@ -104,18 +104,18 @@ pub fn all_reduce(fabric: &Fabric, bytes: f64) -> (f64, Algorithm) {
     timed.into_iter().fold(timed[0], |best, other| if other.0 < best.0 { other } else { best })
 }
 
-/// Seconds of a reduce_scatter of `bytes` on every device.
+/// Seconds of a reduce_scatter of `bytes` per device.
 pub fn reduce_scatter(fabric: &Fabric, bytes: f64) -> f64 {
     let group = fabric.group.size() as f64;
     in_group(&fabric.group, bytes) + ring_pass(fabric.num_groups, bytes / group, fabric.network)
 }
 
-/// Seconds of an all_gather that leaves `bytes` on every device: a reduce_scatter backwards.
+/// Seconds of an all_gather whose result has `bytes` per device, the same as of a reduce_scatter.
 pub fn all_gather(fabric: &Fabric, bytes: f64) -> f64 {
     reduce_scatter(fabric, bytes)
 }
 
-/// Half a ring all_reduce over `p` devices.
+/// Seconds of half a ring all_reduce over `p` devices.
 fn ring_pass(p: usize, bytes: f64, wire: Wire) -> f64 {
     if p <= 1 {
         return 0.0;
@@ -124,7 +124,7 @@ fn ring_pass(p: usize, bytes: f64, wire: Wire) -> f64 {
     (p - 1.0) * wire.latency_secs + (p - 1.0) / p * bytes / wire.bytes_per_sec
 }
 
-/// A reduce_scatter inside a group.
+/// Seconds of a reduce_scatter inside a group.
 fn in_group(group: &Group, bytes: f64) -> f64 {
     match group {
         Group::Switch { size, wire } => ring_pass(*size, bytes, *wire),
@@ -138,7 +138,7 @@ fn in_group(group: &Group, bytes: f64) -> f64 {
     }
 }
 
-/// Bytes/s that a device moves one way inside its group.
+/// Bandwidth of a device inside its group, in one direction, in bytes/s.
 fn bandwidth(group: &Group) -> f64 {
     match group {
         Group::Switch { wire, .. } => wire.bytes_per_sec,

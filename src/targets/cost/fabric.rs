@@ -1,45 +1,44 @@
-//! What connects devices: wires with a latency and a bandwidth, arranged as tori, switches and networks.
+//! Interconnects: wires with a latency and a bandwidth, arranged as tori, switches and networks.
 
 use crate::targets::{Arrangement, Chip, Family, Target};
 
-/// One hop.
+/// The link of one hop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wire {
-    /// Seconds until the first byte is there (alpha).
+    /// Latency in seconds (alpha).
     pub latency_secs: f64,
-    /// Bytes/s of one device, one way (1 / beta).
+    /// Bandwidth of one device in one direction, in bytes/s (1 / beta).
     pub bytes_per_sec: f64,
 }
 
-/// Devices that a collective runs over: a group that is connected tightly, and copies of the group on a
-/// network.
+/// The devices of a collective: equal groups with a fast interconnect, connected by a network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fabric {
     /// What connects the devices of a group.
     pub group: Group,
-    /// Groups.
+    /// Number of groups.
     pub num_groups: usize,
-    /// What connects the groups: the share of one device.
+    /// What connects the groups, per device.
     pub network: Wire,
 }
 
 /// How the devices of one group are connected.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Group {
-    /// Any to any at full speed: NVLink behind switches, the memory of one machine.
+    /// Every pair at full speed: NVLink with switches, the memory of one machine.
     Switch {
         /// Devices.
         size: usize,
-        /// The share of one device.
+        /// The link of one device.
         wire: Wire,
     },
-    /// Neighbour to neighbour along each dimension.
+    /// Links between neighbors along each dimension.
     Torus {
         /// Devices along each dimension.
         bounds: Vec<usize>,
-        /// Sides of at least this length close to a ring; shorter ones are lines.
+        /// Sides of at least this length are rings, shorter ones lines.
         ring_from: usize,
-        /// One link, one way; there are two along each dimension.
+        /// One link in one direction; there are two per dimension.
         link: Wire,
     },
 }
@@ -50,7 +49,7 @@ const ICI_LATENCY_SECS: f64 = 1e-6;
 /// latencies, protocol Simple: 3.4 and 14 microseconds for rings.
 const NVLINK_LATENCY_SECS: f64 = 3.4e-6;
 const NETWORK_LATENCY_SECS: f64 = 14e-6;
-/// What protocols leave of a wire. NCCL's tests reach 360 to 370 GB/s on the H100's 450 GB/s of NVLink.
+/// The fraction of a wire's bandwidth that remains after protocol overhead. NCCL's tests reach 360 to 370 GB/s on the H100's 450 GB/s of NVLink.
 const WIRE_SHARE: f64 = 0.8;
 
 impl Group {
@@ -64,13 +63,13 @@ impl Group {
 }
 
 impl Fabric {
-    /// One group.
+    /// A single group without a network.
     pub fn single(group: Group) -> Self {
         let network = Wire { latency_secs: 0.0, bytes_per_sec: f64::INFINITY };
         Self { group, num_groups: 1, network }
     }
 
-    /// What connects the first `num_devices` devices of a target, in the order of the replicas.
+    /// The interconnect of a target's first `num_devices` devices in replica order.
     pub fn of(target: &Target, num_devices: usize) -> Self {
         let Target { chip, arrangement } = target;
         let wire = |latency_secs, bytes_per_sec: f64| Wire {
@@ -105,7 +104,7 @@ impl Fabric {
                 num_groups: num_devices.div_ceil(*gpus_per_host).clamp(1, *num_hosts),
                 network: wire(NETWORK_LATENCY_SECS, gpu.network_bytes_per_sec),
             },
-            // No target is made of one family's chips in the other's arrangement.
+            // No target combines one family's chips with the other's arrangement.
             _ => Self::lone(chip),
         }
     }
@@ -121,8 +120,8 @@ impl Fabric {
     }
 }
 
-/// The sides of the box that the first `num_devices` fill: the cores of a chip first, then one dimension
-/// after the other.
+/// The sides of the box that the first `num_devices` fill: first the cores of a chip, then dimension by
+/// dimension.
 fn part_of_torus(bounds: &[usize], devices_per_chip: usize, num_devices: usize) -> Vec<usize> {
     let mut left = num_devices;
     let mut sides = vec![];

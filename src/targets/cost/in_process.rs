@@ -1,29 +1,29 @@
-//! An all_reduce inside one process, as XLA's CPU backend does it. The replicas' threads meet; each adds up its
-//! share of all `p` buffers into replica 0's result, and copies that to the other results. Of `n` bytes on
-//! each replica it touches
+//! An all_reduce inside one process, as XLA's CPU backend does it. The replicas' threads meet at a barrier; each
+//! sums its slice of all `p` buffers into replica 0's result and copies it to the other results. With `n` bytes
+//! per replica it touches
 //!
 //! ```text
 //! (2p-1) n    streams: p operands read once, p-1 results written once
 //!     3p n    the sum: zeroed, read and written for each operand, read for each copy
 //! ```
-//! and what a byte takes depends on where it lies. All operands and results together are `2p n` bytes: where the
-//! cache holds them, all is fast. Where it holds only the sum, `n` bytes, the streams come from memory.
+//! and the time per byte depends on where it is. All operands and results together have `2p n` bytes: if they
+//! fit in the cache, everything is fast. If only the sum fits, `n` bytes, the streams come from memory.
 
-/// A machine that replicas share.
+/// A machine that all replicas share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InProcess {
-    /// What the processor's last cache keeps from one all_reduce to the next, in bytes.
+    /// Bytes that the last-level cache keeps from one all_reduce to the next.
     pub cache_bytes: f64,
-    /// Seconds a byte where all lies in the cache.
+    /// Seconds per byte if everything is in the cache.
     pub cached: f64,
-    /// Seconds a byte of the sum, where the cache holds it and nothing else.
+    /// Seconds per byte of the sum if only the sum is in the cache.
     pub cached_sum: f64,
-    /// Seconds a byte from and to memory.
+    /// Seconds per byte from and to memory.
     pub memory: f64,
 }
 
 impl InProcess {
-    /// Seconds of an all_reduce of `bytes` on each of `num_replicas`, whose threads take `meeting_secs` to meet.
+    /// Seconds of an all_reduce of `bytes` on each of `num_replicas`; their threads take `meeting_secs` to meet.
     ///
     /// ```
     /// use lockstep::targets::cost::InProcess;
@@ -46,9 +46,8 @@ impl InProcess {
         meeting_secs + bytes * (streams * of_streams + sum * of_sum)
     }
 
-    /// The machine that three measurements tell of, each the replicas, the bytes on each, and the seconds without
-    /// the meeting: one that lies in the cache, one that lies in memory, and one whose sum alone lies in the
-    /// cache.
+    /// Fits the machine to three measurements of (replicas, bytes per replica, seconds without the meeting): one
+    /// that fits in the cache, one in memory, and one of which only the sum fits in the cache.
     pub fn calibrate(
         cache_bytes: f64,
         in_cache: (usize, f64, f64),
@@ -62,13 +61,13 @@ impl InProcess {
         let (cached, memory) = (a_byte(in_cache), a_byte(in_memory));
         let (num_replicas, bytes, secs) = sum_in_cache;
         let (streams, sum) = touched(num_replicas);
-        // Nothing is faster than the cache, whatever was measured.
+        // Measurements vary, but nothing is faster than the cache.
         let cached_sum = ((secs / bytes - streams * memory) / sum).max(cached);
         Self { cache_bytes, cached, cached_sum, memory }
     }
 }
 
-/// Bytes touched for each byte that is reduced: in streams, and of the sum.
+/// Bytes touched per reduced byte: in streams, and for the sum.
 fn touched(num_replicas: usize) -> (f64, f64) {
     let p = num_replicas as f64;
     (2.0 * p - 1.0, 3.0 * p)

@@ -1,14 +1,14 @@
-//! The cost model: what a step takes on hardware that is not here.
+//! The cost model: predicted time of a step on absent hardware.
 //!
-//! * Collectives: a latency for each hop and a time for each byte (alpha and beta), by algorithm
+//! * Collectives: latency per hop and time per byte (alpha and beta), by algorithm
 //!   ([`Algorithm`]) on a described [`Fabric`].
-//! * Inside one process no wires but caches and memory: [`InProcess`].
-//! * Arithmetic: a roofline. Matmuls take the longer of their FLOPs and their bytes, everything else its
-//!   bytes ([`Work::seconds`]).
-//! * Overlap: gradients are reduced one after the other as they become final ([`Timeline`]), or as the
-//!   schedule of the compiled program says.
+//! * Collectives within one process: caches and memory instead of wires ([`InProcess`]).
+//! * Compute: a roofline. Matmuls take the longer of the time for their FLOPs and for their bytes, everything
+//!   else the time for its bytes ([`Work::seconds`]).
+//! * Overlap: gradients are reduced one after another as they become final ([`Timeline`]), or as scheduled in
+//!   the compiled program.
 //!
-//! It predicts what the hardware allows, not what congestion, stragglers and input pipelines leave of it.
+//! It predicts what the hardware allows; congestion, stragglers and input pipelines are not modelled.
 
 mod collective;
 mod fabric;

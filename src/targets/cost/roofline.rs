@@ -1,4 +1,4 @@
-//! The roofline: arithmetic takes the longer of computing and of moving bytes.
+//! The roofline model: an op takes the longer of its compute time and its memory time.
 //!
 //! Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
 //! architectures" (2009).
@@ -7,35 +7,35 @@ use hlo::{Cost, Graph};
 
 use crate::targets::{Chip, Family};
 
-/// What a step does on one device, without its collectives.
+/// The work of a step on one device, without its collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// FLOPs, loops multiplied out.
+    /// FLOPs, counting every loop iteration.
     pub flops: f64,
-    /// Of these, the ones of matmuls and convolutions.
+    /// FLOPs of matmuls and convolutions only.
     pub matmul_flops: f64,
-    /// Bytes that these read and write.
+    /// Bytes that matmuls and convolutions read and write.
     pub matmul_bytes: f64,
-    /// Bytes that all else reads and writes, elementwise ops fused.
+    /// Bytes that everything else reads and writes, with elementwise ops fused.
     pub other_bytes: f64,
-    /// Bytes of an element that matmuls compute with.
+    /// Bytes per element of the matmuls' operands.
     pub element_bytes: usize,
 }
 
-/// The share of a matmul unit's peak that large matmuls reach: cuBLAS about 0.7 on an H100, whose clock
-/// falls under load; the systolic arrays of TPUs more.
+/// The fraction of peak that large matmuls reach: cuBLAS about 0.7 on an H100, whose clock drops under load;
+/// the systolic arrays of TPUs more.
 const GPU_SHARE: f64 = 0.7;
 const TPU_SHARE: f64 = 0.8;
-/// The share of the memory's bandwidth that streaming kernels reach.
+/// The fraction of memory bandwidth that streaming kernels reach.
 const MEMORY_SHARE: f64 = 0.85;
 
 impl Work {
-    /// From a graph; `element_bytes` are those of the dtype that is computed with.
+    /// The work of a graph; `element_bytes` is the size of the compute dtype.
     pub fn of(graph: &Graph, element_bytes: usize) -> Self {
         Self::from_cost(&hlo::count(graph), element_bytes)
     }
 
-    /// From what [`hlo::count`] found.
+    /// The work that [`hlo::count`] found.
     pub fn from_cost(cost: &Cost, element_bytes: usize) -> Self {
         Self {
             flops: cost.flops as f64,
@@ -46,7 +46,7 @@ impl Work {
         }
     }
 
-    /// FLOPs for each byte of memory traffic.
+    /// FLOPs per byte of memory traffic.
     pub fn arithmetic_intensity(&self) -> f64 {
         let bytes = self.matmul_bytes + self.other_bytes;
         if bytes > 0.0 { self.flops / bytes } else { 0.0 }
@@ -67,7 +67,7 @@ impl Work {
         arithmetic.max(self.matmul_bytes / bandwidth(chip))
     }
 
-    /// The share of the chip's peak that a step of `seconds` uses.
+    /// The fraction of the chip's peak that a step of `seconds` reaches.
     pub fn utilization(&self, chip: &Chip, seconds: f64) -> f64 {
         if seconds > 0.0 {
             self.flops / (seconds * chip.flops_per_sec(self.element_bytes))

@@ -1,42 +1,42 @@
-//! Gradients on their way while the backward pass goes on: one queue, each bucket as soon as it is there.
+//! Overlap of the gradients' reduction with the backward pass: one queue, each bucket as soon as it is ready.
 
 use hlo::{Graph, Reduced, reduced};
 
 use super::{Fabric, Work, all_reduce};
 use crate::targets::{Chip, flags};
 
-/// When the gradients of a step are there to be reduced.
+/// When the gradients of a step are ready to be reduced.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
     gradients: Vec<Reduced>,
 }
 
-/// Seconds of a step and what they are spent on.
+/// Predicted time of a step, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTime {
-    /// Arithmetic.
+    /// Compute.
     pub compute_secs: f64,
-    /// All collectives, hidden ones included.
+    /// All collectives, including overlapped ones.
     pub communication_secs: f64,
-    /// Of these, what the step waits for.
+    /// The part of the collectives that does not overlap with compute.
     pub exposed_secs: f64,
 }
 
 impl StepTime {
-    /// Seconds from step to step.
+    /// Total time of a step.
     pub fn total_secs(&self) -> f64 {
         self.compute_secs + self.exposed_secs
     }
 }
 
 impl Timeline {
-    /// Of a step's graph before its all_reduces are grouped.
+    /// The timeline of a step's graph before its all_reduces are bucketed.
     pub fn of(graph: &Graph) -> Self {
         Self { gradients: reduced(graph) }
     }
 
-    /// Of gradients that become final evenly over the backward pass, which is the last two thirds of the
-    /// arithmetic; for models of which only the size is known.
+    /// A timeline for models of which only the size is known: gradients become final evenly over the backward
+    /// pass, which is the last two thirds of the compute.
     pub fn even(gradient_bytes: f64) -> Self {
         const PARTS: usize = 64;
         let part = |at: usize| Reduced {
@@ -51,19 +51,19 @@ impl Timeline {
         self.gradients.iter().map(|gradient| gradient.bytes).sum()
     }
 
-    /// Bytes that are there by a share of the arithmetic.
+    /// Bytes that are ready after a fraction of the compute.
     pub fn bytes_by(&self, progress: f64) -> u64 {
         let early = self.gradients.iter().filter(|gradient| gradient.progress <= progress);
         early.map(|gradient| gradient.bytes).sum()
     }
 
-    /// The step on a chip, over a fabric.
+    /// Predicted time of the step on a chip and a fabric.
     pub fn step(&self, work: &Work, chip: &Chip, fabric: &Fabric) -> StepTime {
         self.overlapped(work.seconds(chip), fabric, flags::bucket_bytes(chip) as f64)
     }
 
-    /// A step of known arithmetic: buckets of at least `bucket_bytes` wait for their last gradient and for the
-    /// bucket before.
+    /// Predicted time for a known compute time: buckets of at least `bucket_bytes` wait for their last gradient
+    /// and for the previous bucket.
     pub fn overlapped(&self, compute_secs: f64, fabric: &Fabric, bucket_bytes: f64) -> StepTime {
         let mut time = StepTime { compute_secs, ..StepTime::default() };
         let (mut free_at, mut bucket) = (0f64, 0.0);
@@ -92,13 +92,13 @@ mod tests {
     fn what_is_there_early_is_hidden_and_what_is_there_last_is_not() {
         let wire = Wire { latency_secs: 0.0, bytes_per_sec: 1e9 };
         let fabric = Fabric::single(Group::Switch { size: 2, wire });
-        // Of two devices each sends n bytes: 0.1 s each.
+        // Each of the two devices sends n bytes: 0.1 s each.
         let bytes = 100_000_000;
         let gradients = [0.5, 1.0].map(|progress| Reduced { bytes, progress }).to_vec();
         let time = Timeline { gradients }.overlapped(1.0, &fabric, 1.0);
         assert!((time.communication_secs - 0.2).abs() < 1e-9, "{time:?}");
         assert!((time.exposed_secs - 0.1).abs() < 1e-9, "{time:?}");
-        // All in one bucket, nothing is hidden.
+        // In one bucket, nothing overlaps.
         let gradients = [0.5, 1.0].map(|progress| Reduced { bytes, progress }).to_vec();
         let late = Timeline { gradients }.overlapped(1.0, &fabric, 1e12);
         assert!((late.exposed_secs - 0.2).abs() < 1e-9, "{late:?}");

@@ -1,14 +1,14 @@
-//! Reading the log of XLA's CPU runtime.
+//! Parses the log of XLA's CPU runtime.
 //!
 //! ```text
 //! I0000 00:00:1795267393.205734   27248 dot_thunk.cc:87] Dot operation: lhs_batch_dims=[], ..
 //! I0000 00:00:1795267393.205746   27248 dot_thunk.cc:95]   lhs: f32[2048,256]{1,0} in slice {index:1, ..
 //! ```
-//! A line per op, then lines that begin with spaces: its operands. The op runs behind the last of them.
+//! Each op has one line, followed by indented lines for its operands. The op runs after the last of them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Makes XLA's CPU runtime write down which ops it starts: each kind of op logs by itself.
+/// Makes XLA's CPU runtime log the ops that it starts. Logging is enabled for each kind of op separately.
 pub const ENVIRONMENT: [(&str, &str); 2] = [
     ("TF_CPP_MIN_LOG_LEVEL", "0"),
     (
@@ -20,35 +20,35 @@ pub const ENVIRONMENT: [(&str, &str); 2] = [
     ),
 ];
 
-/// An op that was started.
+/// One execution of an op.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Launch {
-    /// The runtime's name of the kind of op: `dot`, `kernel`, `copy`.
+pub struct ThunkLaunch {
+    /// The runtime's name for the kind of op: `dot`, `kernel`, `copy`.
     pub kind: String,
-    /// What it says of the op.
+    /// The log line of the op.
     pub head: String,
-    /// What it says of the operands and results, a line each.
+    /// The log lines of its operands and results.
     pub details: Vec<String>,
-    /// Seconds from the end of what is said to the start of the next op.
+    /// Seconds from the last of these lines to the start of the next op.
     pub secs: f64,
 }
 
-/// The worker's own lines stand in the same log under this name.
+/// The file name under which the worker writes its own lines to the log.
 const OWN: &str = "lockstep";
 const STARTS: &str = "step starts";
 const ENDS: &str = "step ends";
 
-/// The line to be written where a step starts, or where it has ended.
+/// The log line for the start (`true`) or the end of a step.
 pub fn mark(starts: bool) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     format!("I0000 00:00:{now:.6} 0 {OWN}.cc:0] {}", if starts { STARTS } else { ENDS })
 }
 
-/// The ops of each step, in the order in which they started. What lies outside of steps is left out.
-pub fn steps(log: &str) -> Vec<Vec<Launch>> {
+/// The ops of each step, in the order in which they started. Ops outside of steps are left out.
+pub fn steps(log: &str) -> Vec<Vec<ThunkLaunch>> {
     let mut steps = vec![];
-    let mut step: Option<Vec<Launch>> = None;
-    // When the line before was written.
+    let mut step: Option<Vec<ThunkLaunch>> = None;
+    // The time of the previous line.
     let mut before = 0.0;
     for line in log.lines().filter_map(Line::parse) {
         let ends_op = !line.message.starts_with(' ');
@@ -63,7 +63,7 @@ pub fn steps(log: &str) -> Vec<Vec<Launch>> {
             (OWN, _) => steps.extend(step.take()),
             (file, Some(step)) => match (file.strip_suffix("_thunk"), step.last_mut()) {
                 (Some(_), Some(launch)) if !ends_op => launch.details.push(line.message.to_owned()),
-                (Some(kind), _) => step.push(Launch {
+                (Some(kind), _) => step.push(ThunkLaunch {
                     kind: kind.to_owned(),
                     head: line.message.to_owned(),
                     details: vec![],
@@ -77,14 +77,14 @@ pub fn steps(log: &str) -> Vec<Vec<Launch>> {
     steps
 }
 
-/// What in a process's stderr is not of the log.
+/// The lines of a process's stderr that are not log lines.
 pub fn without_log_lines(text: &str) -> String {
     let lines: Vec<_> = text.lines().filter(|line| Line::parse(line).is_none()).collect();
     lines.join("\n")
 }
 
 struct Line<'a> {
-    /// Seconds, from whenever the clock counts.
+    /// Seconds since an arbitrary point in time.
     at: f64,
     /// Name of the source file, without its extension.
     file: &'a str,
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_op_lasts_from_its_last_line_to_the_next_op() {
+    fn an_op_runs_from_its_last_line_to_the_next_op() {
         let log = "\
 I0000 00:00:10.000000   7 dot_thunk.cc:87] Dot operation: before any step
 I0000 00:00:11.000000   0 lockstep.cc:0] step starts
@@ -129,7 +129,7 @@ I0000 00:00:13.000000   7 dot_thunk.cc:87] Dot operation: between steps";
     }
 
     #[test]
-    fn marks_are_read_again() {
+    fn marks_can_be_parsed() {
         let log = [mark(true), mark(false), mark(true), mark(false)].join("\n");
         assert_eq!(steps(&log), [vec![], vec![]]);
     }

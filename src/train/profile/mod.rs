@@ -1,10 +1,10 @@
-//! Where the time of a step goes, op by op. Belongs to the run phase.
+//! The time of each op of a step. Belongs to the run phase.
 //!
-//! XLA's CPU plugin has no profiler extension. But its runtime writes a line on stderr for each op that it
-//! starts, with the time in microseconds, where the environment asks for it. So a child process runs a few
-//! steps of one replica on a single processor, where ops come one after the other and the time from one
-//! start to the next is the op's. That is work, not waiting: on several processors the step takes less, and
-//! how much less says how well the program spreads.
+//! XLA's CPU plugin has no profiler extension. But environment variables make its runtime log a line on stderr
+//! for each op that it starts, with the time in microseconds. So a child process runs a few steps of one
+//! replica on a single processor, where ops run one after the other and the time from one start to the next
+//! is that of the op. The sum is processor time: on several processors the step takes less, and the ratio shows
+//! how well the program is parallelized.
 
 mod launch_log;
 mod table;
@@ -18,35 +18,35 @@ pub use worker::serve_ops;
 use crate::pjrt;
 use crate::targets;
 
-/// Why there are no times of ops.
+/// Why the ops could not be timed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
     /// The process that runs the steps cannot be started.
     #[error("cannot start a process to time the ops in: {source}")]
     Start {
-        /// The system's reason.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// It ended with an error.
+    /// The process ended with an error.
     #[error("the process that times the ops failed: {said}")]
     Worker {
-        /// What it said.
+        /// Its stderr without the log.
         said: String,
     },
-    /// Not XLA's CPU backend, or one that logs in another form.
+    /// The backend is not XLA's CPU backend, or logs in another format.
     #[error(
-        "the plugin logs no op that it starts; the times of ops are known only for XLA's CPU backend, \
-         run without --profile for the others"
+        "the plugin does not log the ops that it starts; ops can be timed only on XLA's CPU backend, \
+         run without --profile on others"
     )]
     NoOps,
     /// The optimised program cannot be read.
     #[error("the optimised program cannot be read: {reason}")]
     Program {
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// A program that cannot be compiled or run.
+    /// A program cannot be compiled or run.
     #[error(transparent)]
     Train(#[from] super::Error),
 }
@@ -57,7 +57,7 @@ impl From<pjrt::Error> for ProfileError {
     }
 }
 
-/// Runs `worker`, a command that ends in [`serve_ops`], and sums up what its steps were made of.
+/// Runs `worker`, a command that calls [`serve_ops`], and summarizes the ops of its steps.
 ///
 /// # Errors
 /// See [`ProfileError`].

@@ -1,39 +1,39 @@
-//! Launches summed up by op and by kind.
+//! Times of the ops of a step, summed by op and by kind.
 
 use std::collections::{BTreeSet, HashMap};
 
 use serde::Serialize;
 
-use super::launch_log::Launch;
-use crate::metrics::median;
+use super::launch_log::ThunkLaunch;
+use crate::observe::median;
 use crate::targets::Instruction;
 
-/// What a step is made of, each op run by itself on one processor.
+/// The times of a step's ops, which run one after the other on one processor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OpTimes {
-    /// Of all ops.
+    /// All ops together.
     pub total_ms: f64,
-    /// Ops of a step, those in loops as often as they run.
+    /// Number of ops that a step runs; an op in a loop counts once per iteration.
     pub num_launches: usize,
     /// By kind, the longest first.
     pub kinds: Vec<Share>,
-    /// By op, the longest first. What the runtime does not tell apart is one op: kernels that share their
-    /// code, dots of the same sizes.
+    /// By op, the longest first. Ops that the log does not distinguish are counted as one: kernels that share
+    /// their code, dots of the same sizes.
     pub ops: Vec<OpTime>,
 }
 
-/// What the ops of a kind take together.
+/// The time of all ops of a kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Share {
     /// XLA's name of the kind.
     pub kind: String,
     /// Median over the steps.
     pub ms: f64,
-    /// How many a step has.
+    /// Number of such ops that a step runs.
     pub num_launches: usize,
 }
 
-/// What an op takes, all its launches of a step together.
+/// The time of all launches of an op in a step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OpTime {
     /// XLA's name of the kind.
@@ -42,15 +42,15 @@ pub struct OpTime {
     pub op: String,
     /// Median over the steps.
     pub ms: f64,
-    /// How often it runs in a step.
+    /// Number of launches in a step.
     pub num_launches: usize,
-    /// `FILE:LINE` of the code that asks for it; several where it is asked for in several places.
+    /// `FILE:LINE` of each place in the code that the op comes from.
     pub sources: Vec<String>,
 }
 
 impl OpTimes {
-    /// Sums up the launches of some steps; none if there was no launch. `instructions` are those of the program.
-    pub(super) fn new(steps: &[Vec<Launch>], instructions: &[Instruction]) -> Option<Self> {
+    /// Sums the launches of some steps; `None` if there are none. `instructions` are those of the program.
+    pub(super) fn new(steps: &[Vec<ThunkLaunch>], instructions: &[Instruction]) -> Option<Self> {
         let names: Vec<Vec<(String, String)>> =
             steps.iter().map(|step| step.iter().map(name).collect()).collect();
         let num_launches = steps.first().filter(|step| !step.is_empty())?.len();
@@ -73,10 +73,10 @@ impl OpTimes {
     }
 }
 
-/// For each key the median over the steps of its milliseconds, and its launches in the first step; the longest
-/// first.
+/// For each key, the median of its milliseconds over the steps, and its number of launches in the first step; the
+/// longest first.
 fn sums<K: Clone + Eq + Ord + std::hash::Hash>(
-    steps: &[Vec<Launch>],
+    steps: &[Vec<ThunkLaunch>],
     names: &[Vec<(String, String)>],
     key: impl Fn(&(String, String)) -> K,
 ) -> Vec<(K, (f64, usize))> {
@@ -96,9 +96,9 @@ fn sums<K: Clone + Eq + Ord + std::hash::Hash>(
     medians
 }
 
-/// Kind and name of an op. A kernel has a name, which begins with `wrapped_` where it is a single
-/// instruction, and is a fusion otherwise; other ops are told apart by their types.
-fn name(launch: &Launch) -> (String, String) {
+/// Kind and name of an op. A kernel has a name, which begins with `wrapped_` for a single instruction; other
+/// kernels are fusions. Other ops are distinguished by their types.
+fn name(launch: &ThunkLaunch) -> (String, String) {
     const KERNEL: &str = "Launch host kernel ";
     if let Some(rest) = launch.head.strip_prefix(KERNEL) {
         let name = rest.split_whitespace().next().unwrap_or(rest);
@@ -125,7 +125,7 @@ fn value_type(detail: &str) -> Option<&str> {
     Some(ty.split('{').next().unwrap_or(ty))
 }
 
-/// Where the op is asked for: by its name, or by the types of its operands and its result.
+/// The places in the code that an op comes from, found by its name, or by the types of its operands and result.
 fn sources(kind: &str, op: &str, instructions: &[Instruction]) -> Vec<String> {
     let is_meant = |instruction: &&Instruction| {
         let types = format!("{} -> {}", instruction.operands.join(" * "), instruction.result);

@@ -1,92 +1,75 @@
-//! The process in which the ops of a step are timed.
+//! The child process in which the ops of a step are timed.
 
 use std::io::Write;
-use std::sync::Arc;
+use std::time::Instant;
 
-use hlo::{Literal, Mesh, lower};
+use hlo::Mesh;
 
 use super::ProfileError;
 use super::launch_log;
 use crate::config::AutoOr;
 use crate::data::TrainBatches;
-use crate::metrics::say;
-use crate::pjrt::{Arg, Client};
-use crate::train::programs::init_graph;
-use crate::train::trainer::BatchSender;
-use crate::train::{Job, Run, open_devices, step_graph};
+use crate::observe::{StartupSpans, say};
+use crate::pjrt::{Client, CpuWaits};
+use crate::train::programs::LoweredPrograms;
+use crate::train::{Error, Job, Run, Trainer, open_devices};
 
-/// Steps whose times do not count.
+/// Steps before the timed ones.
 const WARMUP: usize = 1;
 
-/// Runs steps of one of `num_replicas` replicas on one processor, marks them in the log on stderr, and
-/// writes the optimised program to `out`. The program is compiled as it would be for all processors.
+/// Runs steps of one of `num_batch_shards` replicas on one processor, marks them in the log on stderr, and
+/// writes the optimized program to `out`. The program is compiled as for all processors.
 ///
 /// # Errors
-/// As [`train`](crate::train::train).
+/// See [`train`](crate::train::train).
 pub fn serve_ops(
     job: &Job<'_>,
-    num_replicas: usize,
+    num_batch_shards: usize,
     num_steps: usize,
     out: &mut impl Write,
 ) -> Result<(), ProfileError> {
     let mut config = job.config.clone();
-    config.mesh.data = AutoOr::Value(1);
+    (config.mesh.data, config.mesh.fsdp) = (AutoOr::Value(1), AutoOr::Value(1));
     let (compiling, _) = open_devices(&config, say)?;
-    let run = Run::new(&config, job.splits, num_replicas, compiling.platform());
-    let mut run = run.map_err(ProfileError::Train)?;
-    run.mesh = Mesh::data(1);
-    run.tune(&compiling);
-    let spec = run.spec(job.model);
-    let init = lower(&init_graph(&spec, run.compile.formulation)?, "init");
-    let step = lower(&step_graph(&spec, run.compile.formulation)?, "step");
-    // A program that comes from the cache cannot be serialized again: so through a cache, if only of this
-    // run, to the client that runs it.
+    let mesh = Mesh::data(num_batch_shards);
+    let mut run = Run::new(&config, job.splits, mesh, compiling.platform())?.on_one_replica();
+    // The program is passed to the second client through the compile cache, because a program loaded from the
+    // cache cannot be serialized again. Without a configured cache, a temporary one is used.
     let own_cache = tempfile::tempdir().map_err(|source| ProfileError::Start { source })?;
     run.compile.cache_dir.get_or_insert_with(|| own_cache.path().to_owned());
-    run.compile.compile(&compiling, &init)?;
-    run.compile.compile(&compiling, &step)?;
+    let spans = StartupSpans::new(Instant::now());
+    let lower = || LoweredPrograms::new(&run, job.model, &spans);
+    lower()?.compile(&compiling, &run.compile, &spans)?;
 
-    // A client has as many threads as there are processors when it is made.
+    // A client has as many threads as there are processors when it is created.
     stay_on_one_processor();
-    let client = Client::cpu(compiling.plugin(), 1)?;
-    let (init, _) = run.compile.compile(&client, &init)?;
-    let (step, _) = run.compile.compile(&client, &step)?;
-    let (_, optimized) = step.optimized_program()?;
-    let upload = |literal: Literal| client.upload_replicated(Arc::new(literal));
+    let waits = CpuWaits::of(&run.compile.options.overrides);
+    let client = Client::cpu_with(compiling.plugin(), 1, waits)?;
     let seed = job.config.train.seed;
-    let seed_words = upload(Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]))?;
-    let mut state = init.execute(vec![Arg::Borrow(&seed_words)])?.outputs;
-    let rate = upload(Literal::scalar(run.schedule.lr(0) as f32))?;
-    let sender = BatchSender::new(&step);
-    let global_batch = run.batch.global_batch() / num_replicas;
-    let batches = TrainBatches::new(job.splits.train.clone(), seed, global_batch, 1)
-        .map_err(|error| ProfileError::Train(error.into()))?;
+    let mut trainer = Trainer::with_programs(&client, &run, lower()?, seed, &spans)?;
+    let (_, optimized) = trainer.programs.step.executable.optimized_program()?;
+    let sender = trainer.batch_sender();
+    let global_batch = run.batch.global_batch();
+    let batches =
+        TrainBatches::new(job.splits.train.clone(), seed, global_batch, 1).map_err(Error::from)?;
     for index in 0..WARMUP + num_steps {
-        let batch = batches.get(index as u64).map_err(|error| ProfileError::Train(error.into()))?;
-        let num_leaves = state.len();
-        let mut args: Vec<_> = state.into_iter().map(Arg::Donate).collect();
-        args.push(Arg::Borrow(&seed_words));
-        let batch = sender.send(batch)?;
-        args.extend(batch.args());
-        args.push(Arg::Borrow(&rate));
+        let batch = sender.send(batches.get(index as u64).map_err(Error::from)?)?;
         let marked = index >= WARMUP;
         if marked {
             say(&launch_log::mark(true));
         }
-        let launch = step.execute(args)?;
-        launch.done.wait()?;
+        trainer.step(batch, run.schedule.lr(0))?.wait()?;
         if marked {
             say(&launch_log::mark(false));
         }
-        state = launch.outputs;
-        state.truncate(num_leaves);
     }
-    // Who has closed it does not want it.
+    // A reader that has closed the pipe does not need the program.
     let _ = out.write_all(&optimized);
     Ok(())
 }
 
-/// Where this cannot be done several ops run at once, and their times are too long.
+/// Pins the thread to one processor. Where that is not possible, several ops run at once and their times are too
+/// long.
 #[cfg(target_os = "linux")]
 fn stay_on_one_processor() {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

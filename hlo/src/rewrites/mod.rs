@@ -1,0 +1,33 @@
+//! Passes that rewrite a graph into an equivalent form that some backend runs faster. The caller chooses the
+//! passes for its backend.
+
+mod in_place;
+mod reductions;
+
+use crate::rebuild::{push, rebuild};
+use crate::{Graph, Node, Op, TensorType, ValueId};
+
+pub use in_place::update_in_place;
+pub use reductions::stage_reductions;
+
+/// Removes the hints of [`crate::Tensor::fusion_barrier`], for backends that fuse well without them.
+pub fn without_fusion_barriers(graph: &Graph) -> Graph {
+    everywhere(graph, &|_, node, operands, _| match node.op {
+        Op::FusionBarrier => Some(operands[0]),
+        _ => None,
+    })
+}
+
+/// Returns a node's replacement, if any, from the new graph, the node, its new operands and its result's type.
+type Replace<'a> = dyn Fn(&mut Graph, &Node, &[ValueId], &TensorType) -> Option<ValueId> + 'a;
+
+/// Replaces nodes with one result, in loops and branches too.
+fn everywhere(graph: &Graph, replace: &Replace<'_>) -> Graph {
+    rebuild(graph, |new, node, operands| {
+        if let Some(op) = node.op.with_regions(|region| everywhere(region, replace)) {
+            return Some(push(new, node, op, operands));
+        }
+        let replaced = replace(new, node, operands, graph.ty(node.result()));
+        Some(replaced.unwrap_or_else(|| push(new, node, node.op.clone(), operands)))
+    })
+}

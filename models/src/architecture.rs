@@ -1,0 +1,245 @@
+//! The table of models: what can stand under `[model] name = ".."`.
+//!
+//! To add a model, write its file with a configuration struct that implements [`Architecture`], and add its
+//! row to the table at the end of this file. Configuration, command line and rules ask [`ModelConfig`].
+//!
+//! ```
+//! use models::ModelConfig;
+//! use models::mlp::MlpConfig;
+//!
+//! let config = ModelConfig::Mlp(MlpConfig { hidden: vec![32], ..MlpConfig::default() });
+//! assert_eq!(config.name(), "mlp");
+//! let model = config.build(10);
+//! assert!(model.check_example(hlo::DType::F32, &[64], 10).is_ok());
+//! ```
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use hlo::TensorType;
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::Model;
+use crate::gpt::GptConfig;
+use crate::mlp::MlpConfig;
+use crate::resnet::ResNetConfig;
+
+/// The largest number of layers: more would take hours to trace.
+pub const MAX_LAYERS: usize = 1024;
+
+/// The largest width, context or vocabulary: a typing error should not ask for terabytes.
+pub const MAX_SIZE: usize = 1 << 20;
+
+/// What a configuration says about one kind of model: plain data, whose fields are the keys of `[model]`.
+pub trait Architecture: Serialize + DeserializeOwned {
+    /// The model for data with `num_classes` classes, which for text are the tokens.
+    fn build(&self, num_classes: usize) -> Box<dyn Model>;
+
+    /// The name and type, without the batch dim, of each field of an example that the model takes. Parameters
+    /// have the same names and ranks for every other example that it takes.
+    fn example(&self) -> [(&'static str, TensorType); 2];
+
+    /// The whole numbers allowed under a key, or in its list; `None` if all from 0 on are.
+    fn range(_key: &str) -> Option<RangeInclusive<i64>> {
+        None
+    }
+
+    /// Values that are not allowed although their types and [ranges](Self::range) are right.
+    fn check(&self) -> Vec<InvalidValue> {
+        vec![]
+    }
+
+    /// Writes out the values that are left to a preset.
+    fn resolve(&mut self) {}
+
+    /// Whether the backward pass computes blocks again instead of keeping their values; `None` if the
+    /// configuration has no such choice.
+    fn remat(&self) -> Option<bool> {
+        None
+    }
+
+    /// Examples that batch norm normalizes together; `None` without batch norm.
+    fn batch_norm_group(&self) -> Option<usize> {
+        None
+    }
+
+    /// The share of a label that is spread over all classes; `None` if the configuration has no such choice.
+    fn label_smoothing(&self) -> Option<f64> {
+        None
+    }
+}
+
+/// A value that a configuration of a model may not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidValue {
+    /// Its key.
+    pub key: &'static str,
+    /// The value.
+    pub found: String,
+    /// What is allowed instead.
+    pub allowed: String,
+    /// Keys that decide what is allowed. If one of them is wrong itself, this value may be right.
+    pub depends_on: &'static [&'static str],
+}
+
+impl InvalidValue {
+    /// A value that is not allowed, whatever the other keys are.
+    pub(crate) fn new(key: &'static str, found: impl Display, allowed: impl Into<String>) -> Self {
+        Self { key, found: found.to_string(), allowed: allowed.into(), depends_on: &[] }
+    }
+}
+
+/// Rates and shares: from 0 to below 1.
+pub(crate) fn check_share(key: &'static str, value: f64) -> Option<InvalidValue> {
+    let invalid = || InvalidValue::new(key, value, "a number from 0 to below 1");
+    (!(0.0..1.0).contains(&value)).then(invalid)
+}
+
+/// Declares [`ModelConfig`] from the table below.
+macro_rules! architectures {
+    ($($(#[$doc:meta])* $name:literal => $Variant:ident($Config:ty),)*) => {
+        /// `[model]`: the architecture, picked by `name`, and its keys.
+        #[derive(Clone, Debug, PartialEq, Serialize)]
+        #[serde(tag = "name")]
+        pub enum ModelConfig {
+            $($(#[$doc])* #[serde(rename = $name)] $Variant($Config),)*
+        }
+
+        impl ModelConfig {
+            /// The key that picks the architecture.
+            pub const TAG: &'static str = "name";
+            /// The name of each architecture.
+            pub const NAMES: &'static [&'static str] = &[$($name),*];
+
+            /// The architecture's name.
+            pub fn name(&self) -> &'static str {
+                match self { $(Self::$Variant(_) => $name,)* }
+            }
+
+            /// Reads the keys of the architecture called `name`; `name` itself is not among them.
+            ///
+            /// # Errors
+            /// An unknown name, and what the deserializer refuses.
+            pub fn deserialize<'de, D: Deserializer<'de>>(
+                name: &str,
+                keys: D,
+            ) -> Result<Self, D::Error> {
+                match name {
+                    $($name => <$Config>::deserialize(keys).map(Self::$Variant),)*
+                    other => Err(D::Error::unknown_variant(other, Self::NAMES)),
+                }
+            }
+
+            /// [`Architecture::range`] of the architecture called `name`.
+            pub fn range(name: &str, key: &str) -> Option<RangeInclusive<i64>> {
+                match name { $($name => <$Config>::range(key),)* _ => None }
+            }
+
+            /// [`Architecture::build`].
+            pub fn build(&self, num_classes: usize) -> Box<dyn Model> {
+                match self { $(Self::$Variant(config) => config.build(num_classes),)* }
+            }
+
+            /// [`Architecture::example`].
+            pub fn example(&self) -> [(&'static str, TensorType); 2] {
+                match self { $(Self::$Variant(config) => config.example(),)* }
+            }
+
+            /// [`Architecture::check`].
+            pub fn check(&self) -> Vec<InvalidValue> {
+                match self { $(Self::$Variant(config) => config.check(),)* }
+            }
+
+            /// [`Architecture::resolve`].
+            pub fn resolve(&mut self) {
+                match self { $(Self::$Variant(config) => config.resolve(),)* }
+            }
+
+            /// [`Architecture::remat`].
+            pub fn remat(&self) -> Option<bool> {
+                match self { $(Self::$Variant(config) => config.remat(),)* }
+            }
+
+            /// [`Architecture::batch_norm_group`].
+            pub fn batch_norm_group(&self) -> Option<usize> {
+                match self { $(Self::$Variant(config) => config.batch_norm_group(),)* }
+            }
+
+            /// [`Architecture::label_smoothing`].
+            pub fn label_smoothing(&self) -> Option<f64> {
+                match self { $(Self::$Variant(config) => config.label_smoothing(),)* }
+            }
+        }
+    };
+}
+
+architectures! {
+    /// Fully connected layers.
+    "mlp" => Mlp(MlpConfig),
+    /// Residual networks for images.
+    "resnet" => ResNet(ResNetConfig),
+    /// A decoder-only transformer.
+    "gpt" => Gpt(GptConfig),
+}
+
+impl ModelConfig {
+    /// `true` if examples are images, `[channels, height, width]`.
+    pub fn takes_images(&self) -> bool {
+        let [(_, x), _] = self.example();
+        x.dims.len() == 3
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hlo::{AxisSet, DType, Mesh, trace};
+    use serde::de::value::{Error, MapDeserializer};
+
+    use super::*;
+    use crate::{Batch, Precision, Scope};
+
+    #[test]
+    fn every_architecture_builds_a_model_that_takes_its_own_example() {
+        for name in ModelConfig::NAMES {
+            let keys = MapDeserializer::<_, Error>::new(std::iter::empty::<(&str, usize)>());
+            let mut config = ModelConfig::deserialize(name, keys).unwrap();
+            assert_eq!(config.name(), *name);
+            assert_eq!(config.check(), []);
+            let resolved = config.clone();
+            config.resolve();
+            let (model, example) = (config.build(10), config.example());
+            let [(_, x), _] = &example;
+            assert_eq!(model.check_example(x.dtype, &x.dims, 10), Ok(()), "{name}");
+            assert_eq!(resolved.example(), example, "{name}");
+            let mut num_parameters = 0;
+            let graph = trace(Mesh::SINGLE, |t| {
+                let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
+                let fields = example.into_iter().map(|(field, ty)| {
+                    let ty = TensorType::new(ty.dtype, &[&[2], &ty.dims[..]].concat());
+                    (field.to_owned(), t.input(field, ty))
+                });
+                let fields = fields.collect();
+                model.loss(&scope, &Batch { fields, weight: t.full(DType::F32, &[2], 1.0) });
+                num_parameters = scope.parameters().len();
+            });
+            assert!(graph.is_ok(), "{name}: {:?}", graph.err());
+            assert!(num_parameters > 0, "{name}");
+        }
+        let keys = MapDeserializer::<_, Error>::new(std::iter::empty::<(&str, usize)>());
+        assert!(ModelConfig::deserialize("perceptron", keys).is_err());
+    }
+
+    #[test]
+    fn values_that_no_range_can_refuse_are_refused() {
+        let dropout = ModelConfig::Mlp(MlpConfig { dropout: 1.0, ..MlpConfig::default() });
+        let heads = ModelConfig::Gpt(GptConfig { num_heads: Some(3), ..GptConfig::default() });
+        let hidden = vec![1; MAX_LAYERS + 1];
+        let layers = ModelConfig::Mlp(MlpConfig { hidden, ..MlpConfig::default() });
+        let cases = [(dropout, "dropout"), (heads, "num_heads"), (layers, "hidden")];
+        for (config, key) in cases {
+            let keys: Vec<_> = config.check().iter().map(|invalid| invalid.key).collect();
+            assert_eq!(keys, [key]);
+        }
+    }
+}

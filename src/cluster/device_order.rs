@@ -1,0 +1,169 @@
+//! Device order: which device runs which replica, in a run and in ahead-of-time compilation alike.
+//!
+//! Replicas that differ along an inner mesh axis have neighbouring numbers, so neighbours in this order
+//! should be neighbours on the fastest links: first within a host, then along a torus dimension, last over
+//! the network between slices. Plugins list devices by process or as a ring, and on some generations their
+//! ids follow neither rule, so the order is computed here and sent to the compiler.
+//!
+//! On a torus each host is a block of chips (usually 2x2). The order visits the blocks boustrophedon, every
+//! other row backwards, so that each block touches the next one. Within a block each chip is a neighbour of
+//! the previous one.
+//!
+//! Devices without coordinates are ordered by process, then by id. On the CPU backend and on the GPUs of one
+//! host this is the plugin's own order.
+
+use serde::{Deserialize, Serialize};
+
+use crate::pjrt::{DeviceDescription, Value};
+
+/// A device and where it is, as far as the order depends on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacedDevice {
+    /// The plugin's id.
+    pub id: i32,
+    /// The vendor's name for its model.
+    pub kind: String,
+    /// The host that holds it.
+    pub process_index: usize,
+    /// The slice, 0 if there is only one.
+    pub slice_index: usize,
+    /// The coordinates of its chip in the torus, empty if there are none.
+    pub coords: Vec<i64>,
+    /// Index of the core on its chip.
+    pub core_on_chip: i64,
+}
+
+/// The devices in the order of the replicas: slice by slice, in each slice host by host, in each host chip
+/// by chip, on each chip core by core. The order does not depend on that of `devices`.
+pub fn device_order<'a>(
+    devices: impl IntoIterator<Item = &'a DeviceDescription>,
+) -> Vec<PlacedDevice> {
+    let mut placed: Vec<PlacedDevice> = devices.into_iter().map(place).collect();
+    // All hosts hold blocks of one size; which host it is read from must not depend on the plugin's order.
+    placed.sort_by_key(|device| (device.slice_index, device.process_index, device.id));
+    let block = host_block(&placed);
+    placed.sort_by_cached_key(|device| {
+        let key = if device.coords.is_empty() {
+            vec![device.process_index as i64]
+        } else {
+            torus_key(&device.coords, &block)
+        };
+        (device.slice_index, key, device.core_on_chip, device.id)
+    });
+    placed
+}
+
+fn place(device: &DeviceDescription) -> PlacedDevice {
+    let int = |name| match device.attributes.get(name) {
+        Some(Value::Int64(value)) => *value,
+        _ => 0,
+    };
+    let coords = match device.attributes.get("coords") {
+        Some(Value::Int64List(coords)) => coords.clone(),
+        _ => vec![],
+    };
+    PlacedDevice {
+        id: device.id,
+        kind: device.kind.clone(),
+        process_index: device.process_index,
+        slice_index: usize::try_from(int("slice_index")).unwrap_or(0),
+        coords,
+        core_on_chip: int("core_on_chip"),
+    }
+}
+
+/// The dims of the block of chips that the first device's host holds.
+fn host_block(devices: &[PlacedDevice]) -> Vec<i64> {
+    let Some(first) = devices.first() else { return vec![] };
+    let same_host: Vec<_> = devices
+        .iter()
+        .filter(|device| {
+            (device.process_index, device.slice_index) == (first.process_index, first.slice_index)
+        })
+        .collect();
+    (0..first.coords.len())
+        .map(|dim| {
+            let along = same_host.iter().filter_map(|device| device.coords.get(dim).copied());
+            let (low, high) =
+                along.fold((i64::MAX, i64::MIN), |(low, high), at| (low.min(at), high.max(at)));
+            (high - low + 1).max(1)
+        })
+        .collect()
+}
+
+/// Position of the host's block on the path through the slice, then position in the block on a path of
+/// the same form, which in a block of 2x2 is a ring.
+fn torus_key(coords: &[i64], block: &[i64]) -> Vec<i64> {
+    let sizes = |dim: usize| block.get(dim).copied().unwrap_or(1).max(1);
+    let blocks: Vec<i64> = coords.iter().enumerate().map(|(dim, at)| at / sizes(dim)).collect();
+    let inside: Vec<i64> = coords.iter().enumerate().map(|(dim, at)| at % sizes(dim)).collect();
+    let mut key = snake(&blocks);
+    key.extend(snake(&inside));
+    key
+}
+
+/// A sort key that visits the points of a box without jumps: the last dim varies slowest, and a dim runs
+/// backwards where the sum of the slower coordinates is odd.
+fn snake(coords: &[i64]) -> Vec<i64> {
+    let mut key = Vec::with_capacity(coords.len());
+    let mut slower = 0;
+    for at in coords.iter().rev() {
+        key.push(if slower % 2 == 0 { *at } else { -at });
+        slower += at;
+    }
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn description(
+        id: i32,
+        process_index: usize,
+        attributes: &[(&str, Value)],
+    ) -> DeviceDescription {
+        let named = attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+        DeviceDescription {
+            id,
+            process_index,
+            kind: "a chip".into(),
+            debug_string: String::new(),
+            attributes: named.collect::<BTreeMap<_, _>>(),
+        }
+    }
+
+    fn ids(devices: &[DeviceDescription]) -> Vec<i32> {
+        device_order(devices).iter().map(|device| device.id).collect()
+    }
+
+    #[test]
+    fn devices_of_one_process_without_a_torus_keep_the_order_of_their_ids() {
+        let slice = ("slice_index", Value::Int64(0));
+        let coords = |k: i64| ("coords", Value::Int64List(vec![0, 0, k]));
+        let cpus = (0..8).map(|id| description(id, 0, &[]));
+        let gpus = (0..8).map(|id| description(id, 0, std::slice::from_ref(&slice)));
+        // As newer plugins describe GPUs: partition, host and place in the host.
+        let placed_gpus = (0..8).map(|id| description(id, 0, &[slice.clone(), coords(id.into())]));
+        for devices in [cpus.collect::<Vec<_>>(), gpus.collect(), placed_gpus.collect()] {
+            assert_eq!(ids(&devices), [0, 1, 2, 3, 4, 5, 6, 7], "{devices:?}");
+        }
+    }
+
+    #[test]
+    fn the_order_does_not_depend_on_that_of_the_plugin() {
+        // Two hosts of 2x2 chips, side by side.
+        let coords = |x: i64, y: i64| ("coords", Value::Int64List(vec![x, y, 0]));
+        let chips = (0..8).map(|k| (i32::try_from(k).unwrap(), k % 4, k / 4));
+        let mut devices: Vec<_> =
+            chips.map(|(id, x, y)| description(id, usize::from(x >= 2), &[coords(x, y)])).collect();
+        let expected = [0, 1, 5, 4, 2, 3, 7, 6];
+        assert_eq!(ids(&devices), expected);
+        devices.reverse();
+        assert_eq!(ids(&devices), expected);
+        devices.swap(1, 6);
+        assert_eq!(ids(&devices), expected);
+    }
+}

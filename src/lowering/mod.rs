@@ -1,0 +1,81 @@
+//! Rewrites a finished graph into the form that a backend compiles to a fast program, with the same maths, and
+//! lowers it.
+
+mod buckets;
+
+use hlo::{Graph, Program, rewrites};
+
+use crate::pjrt::Platform;
+
+pub use buckets::group_all_reduces;
+
+/// Backend-specific choices that a traced graph leaves open. `benches/README.md` has the measurements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lowering {
+    /// Independent all_reduces are combined up to this many bytes; 0 combines none.
+    pub bucket_bytes: u64,
+    /// `true` keeps the layers' fusion barriers, which keep XLA from fusing a value into several users and so computing
+    /// it several times.
+    pub fusion_barriers: bool,
+    /// `true` writes the next value of a leaf first, and everything computed from it reads the written value.
+    pub in_place_updates: bool,
+    /// Reductions of whole large tensors start with groups of at most this many elements; 0 leaves them as one op.
+    pub reduction_group: usize,
+}
+
+/// XLA's CPU backend vectorises reductions of up to this many elements. It turns longer ones into windows, which
+/// it does not vectorise.
+const CPU_REDUCTION_GROUP: usize = 32;
+
+impl Lowering {
+    /// The choices for a platform.
+    ///
+    /// | | CPU | others |
+    /// |---|---|---|
+    /// | all_reduces | combined into one: each is a rendezvous of threads | one per parameter: XLA's combiner overlaps them |
+    /// | fusion barriers | kept: XLA fuses long chains into each of their users | dropped |
+    /// | optimizer state | written first, then read: otherwise XLA copies it | unchanged: XLA fuses both |
+    /// | reductions to a scalar | in stages, the first over at most 32 elements: longer ones are not vectorised | one op |
+    pub fn for_platform(platform: Platform) -> Self {
+        match platform {
+            Platform::Cpu => Self {
+                bucket_bytes: u64::MAX,
+                fusion_barriers: true,
+                in_place_updates: true,
+                reduction_group: CPU_REDUCTION_GROUP,
+            },
+            Platform::Cuda | Platform::Tpu | Platform::Other => Self::default(),
+        }
+    }
+
+    /// Lowers a traced graph.
+    pub fn lower(self, graph: Graph, name: &str) -> Lowered {
+        let graph = self.apply(graph);
+        Lowered { program: hlo::lower(&graph, name), graph }
+    }
+
+    fn apply(self, mut graph: Graph) -> Graph {
+        if !self.fusion_barriers {
+            graph = rewrites::without_fusion_barriers(&graph);
+        }
+        if self.in_place_updates {
+            graph = rewrites::update_in_place(&graph);
+        }
+        if self.reduction_group > 0 {
+            graph = rewrites::stage_reductions(&graph, self.reduction_group);
+        }
+        if self.bucket_bytes > 0 {
+            graph = group_all_reduces(&graph, self.bucket_bytes);
+        }
+        graph
+    }
+}
+
+/// A program and the graph it was lowered from.
+#[derive(Clone, Debug)]
+pub struct Lowered {
+    /// The graph in the backend's form.
+    pub graph: Graph,
+    /// The program's text and signature.
+    pub program: Program,
+}

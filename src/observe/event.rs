@@ -1,0 +1,169 @@
+//! What happens in a run, as plain data.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+use super::Status;
+
+/// Something that happened in a run. The events of a run come in this order: `Started`; then those of its steps;
+/// `StepsEnded`; `Ended`. A `Message` may come at any time.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RunEvent {
+    /// The first step is next.
+    Started(RunInfo),
+    /// The steps of a launch have ended.
+    Launch(LaunchMetrics),
+    /// The update of a step was left out because a value was not finite.
+    UpdateSkipped {
+        /// Index of the step, from 0.
+        step: u64,
+        /// Which value, and on which replicas.
+        reason: String,
+        /// Updates left out so far, this one included.
+        num_skipped: u64,
+    },
+    /// Replicas that hold the same piece of the state were found to hold the same bits.
+    LockstepProved {
+        /// Steps taken.
+        num_steps: u64,
+    },
+    /// The evaluation split was evaluated.
+    Evaluated(StepEval),
+    /// A message to the user.
+    Message(String),
+    /// No more steps and evaluations follow.
+    StepsEnded,
+    /// The run has ended.
+    Ended(RunEnd),
+}
+
+/// What is known of a run before its first step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunInfo {
+    /// Seconds since the process started.
+    pub elapsed_secs: f64,
+    /// Steps that the configuration asks for.
+    pub planned_steps: u64,
+    /// Replicas, over all processes.
+    pub num_replicas: usize,
+    /// Processes that hold the replicas.
+    pub num_processes: usize,
+    /// Sizes of the mesh's axes, by name.
+    pub mesh: BTreeMap<&'static str, usize>,
+    /// Examples per step.
+    pub global_batch: usize,
+    /// Number of values in the model's parameters.
+    pub num_params: u64,
+    /// Seed of every random choice.
+    pub seed: u64,
+    /// Dtypes of parameters and arithmetic: `f32`, `bf16` or `f64`.
+    pub precision: String,
+    /// The backend, as the configuration names it.
+    pub backend: String,
+    /// The kind of its devices, as the plugin names it.
+    pub device: String,
+    /// The version of this program.
+    pub version: &'static str,
+}
+
+/// A launch that has ended, and the metrics of its steps.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LaunchMetrics {
+    /// One element per step that counts: after a step that stops the run, those of the same launch do not.
+    pub steps: Vec<StepMetrics>,
+    /// Steps that were launched.
+    pub num_steps: usize,
+    /// Time from the end of the previous launch to the end of this one, without evaluations and proofs.
+    pub duration: Duration,
+    /// Seconds from the start of the process to the end of the launch.
+    pub elapsed_secs: f64,
+    /// `true` if the last step is followed by an evaluation. A run that is stopped gives it up.
+    pub is_evaluated: bool,
+}
+
+/// One training step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StepMetrics {
+    /// Index of the step, from 0.
+    pub step: u64,
+    /// When its numbers were known, in seconds since 1970-01-01 UTC.
+    pub time: f64,
+    /// Passes over the training data at its end: 1 is the end of the first.
+    pub epoch: f64,
+    /// Examples seen at its end, over all replicas.
+    pub examples: u64,
+    /// Mean loss over the global batch.
+    pub loss: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Euclidean norm of the whole gradient.
+    pub grad_norm: f64,
+    /// Updates left out so far because a value was not finite, this step's included.
+    pub num_skipped: u64,
+    /// Milliseconds of the whole step; steps of one launch share its time evenly.
+    pub step_ms: f64,
+    /// Milliseconds that the host took to launch it.
+    pub host_ms: f64,
+    /// Milliseconds that the loop waited for its batch.
+    pub data_wait_ms: f64,
+    /// Examples per second, over all replicas.
+    pub examples_per_sec: f64,
+}
+
+/// Means over the evaluation split. In JSON each is a field: `eval_loss`, and `eval_NAME` for each metric.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EvalResult {
+    /// Mean loss.
+    pub loss: f64,
+    /// The model's metrics by name. A classifier has `accuracy`, the share of examples that are classified
+    /// correctly, and may have `top5_accuracy`, the share whose label has one of the five highest scores; both are
+    /// from 0 to 1.
+    pub metrics: BTreeMap<&'static str, f64>,
+}
+
+impl EvalResult {
+    /// A metric cannot have one of these names: `eval_loss` and `eval_step` are other fields.
+    pub const RESERVED_NAMES: [&str; 2] = ["loss", "step"];
+}
+
+impl Serialize for EvalResult {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_map(Some(1 + self.metrics.len()))?;
+        fields.serialize_entry("eval_loss", &self.loss)?;
+        for (name, value) in &self.metrics {
+            fields.serialize_entry(&eval_field(name), value)?;
+        }
+        fields.end()
+    }
+}
+
+/// The field that holds a metric.
+pub(super) fn eval_field(name: &str) -> String {
+    format!("eval_{name}")
+}
+
+/// An evaluation, and the step after which it was made.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepEval {
+    /// Index of the step, from 0.
+    pub step: u64,
+    /// The means.
+    #[serde(flatten)]
+    pub eval: EvalResult,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunEnd {
+    /// The outcome.
+    pub status: Status,
+    /// Why it failed.
+    pub reason: Option<String>,
+    /// Hexadecimal SHA-256 of the final parameters and model state, if they are sound.
+    pub params_fingerprint: Option<String>,
+    /// Seconds since the process started.
+    pub elapsed_secs: f64,
+}

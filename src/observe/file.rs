@@ -1,0 +1,36 @@
+//! Files that are replaced atomically: complete or not there.
+
+use std::ffi::OsString;
+use std::fs::Permissions;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// Creates or replaces a file. It is written under another name in the same directory, synced to disk and renamed, so
+/// that a reader gets all of the old contents or all of the new.
+///
+/// # Errors
+/// If the file cannot be written, or `path` is a directory.
+pub fn replace_file(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The mode of any new file; the process's umask applies to it.
+    let permissions = Permissions::from_mode(0o666);
+    let mut file = tempfile::Builder::new()
+        .prefix(&unfinished_prefix(path))
+        .permissions(permissions)
+        .tempfile_in(dir)?;
+    // Not through the handle, whose errors contain the temporary name.
+    let written = file.as_file_mut();
+    written.write_all(contents)?;
+    written.sync_all()?;
+    file.persist(path)?;
+    Ok(())
+}
+
+/// Prefix of the temporary files that remain if the process is killed while it replaces `path`.
+pub fn unfinished_prefix(path: &Path) -> OsString {
+    let mut prefix = OsString::from(".unfinished.");
+    prefix.push(path.file_name().unwrap_or_default());
+    prefix.push(".");
+    prefix
+}

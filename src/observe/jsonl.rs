@@ -1,0 +1,427 @@
+//! `metrics.jsonl`: a line per step.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::{Error, EvalResult, RunEvent, Sink, StepMetrics, say};
+
+/// Writes `DIR/metrics.jsonl`: a line per step, with the evaluation after it if there was one.
+///
+/// A thread writes the lines, so that a slow disk does not delay a step. They reach the file within a second, and at
+/// the end. If they cannot be written, that is said on stderr; the file then ends with its last whole line, and the
+/// others are kept in memory and tried again every second and at the end.
+pub struct Jsonl {
+    path: PathBuf,
+    writer: Option<Writer>,
+    /// The line of a step that is followed by an evaluation, until that has been made.
+    held: Option<Line>,
+    /// Why the file could not be made.
+    error: Option<Error>,
+}
+
+/// A line of the file.
+#[derive(Default, Serialize)]
+struct Line {
+    #[serde(flatten)]
+    step: StepMetrics,
+    #[serde(flatten)]
+    eval: Option<EvalResult>,
+}
+
+impl Jsonl {
+    /// The name of the file.
+    pub const FILE: &'static str = "metrics.jsonl";
+
+    /// A sink that makes the file when the run starts.
+    pub fn new(dir: &Path) -> Self {
+        Self { path: dir.join(Self::FILE), writer: None, held: None, error: None }
+    }
+
+    fn write_held(&mut self) {
+        if let (Some(writer), Some(line)) = (&self.writer, self.held.take()) {
+            writer.send(Message::Line(line));
+        }
+    }
+}
+
+impl Sink for Jsonl {
+    fn event(&mut self, event: &RunEvent) {
+        match event {
+            RunEvent::Started(_) => match Writer::create(&self.path) {
+                Ok(writer) => self.writer = Some(writer),
+                Err(error) => self.error = Some(error),
+            },
+            RunEvent::Launch(launch) => {
+                for step in &launch.steps {
+                    self.write_held();
+                    self.held = Some(Line { step: *step, eval: None });
+                }
+                if !launch.is_evaluated {
+                    self.write_held();
+                }
+            }
+            RunEvent::Evaluated(found) => {
+                if let Some(held) = &mut self.held {
+                    held.eval = Some(found.eval.clone());
+                }
+                self.write_held();
+            }
+            RunEvent::StepsEnded => self.write_held(),
+            RunEvent::UpdateSkipped { .. }
+            | RunEvent::LockstepProved { .. }
+            | RunEvent::Message(_)
+            | RunEvent::Ended(_) => {}
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        match (self.error.take(), &self.writer) {
+            (Some(error), _) => Err(error),
+            (None, Some(writer)) => writer.flush(),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// The thread that writes the lines. Dropping it writes what is left.
+struct Writer {
+    messages: Option<Sender<Message>>,
+    thread: Option<JoinHandle<()>>,
+    path: PathBuf,
+}
+
+enum Message {
+    Line(Line),
+    /// Write everything, and answer whether all of it was written.
+    Flush(Sender<Result<(), Error>>),
+}
+
+impl Writer {
+    /// Makes an empty file.
+    fn create(path: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Write { path: path.to_owned(), source };
+        let file = WholeLines { file: File::create_new(path).map_err(failed)?, len: 0 };
+        let lines = Lines::new(file, path.to_owned());
+        let (messages, receiver) = channel();
+        let run = move || write_lines(lines, &receiver);
+        let thread = thread::Builder::new().name("metrics".to_owned()).spawn(run);
+        let thread = thread.map_err(failed)?;
+        Ok(Self { messages: Some(messages), thread: Some(thread), path: path.to_owned() })
+    }
+
+    fn send(&self, message: Message) {
+        if let Some(messages) = &self.messages {
+            // The thread receives until this is dropped. If it has panicked, `flush` reports that.
+            let _ = messages.send(message);
+        }
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        let (answer, receiver) = channel();
+        self.send(Message::Flush(answer));
+        receiver.recv().unwrap_or_else(|_| {
+            let source = io::Error::other("the thread that writes it panicked");
+            Err(Error::Write { path: self.path.clone(), source })
+        })
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.messages = None;
+        if let Some(thread) = self.thread.take() {
+            // Errors have been returned by `flush`.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The longest time that a line waits in memory.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// The size of the lines that are kept while they cannot be written.
+const MAX_PENDING_BYTES: usize = 64 << 20;
+
+fn write_lines(mut lines: Lines<impl Append>, messages: &Receiver<Message>) {
+    // When the oldest line that is not in the file yet has to be written.
+    let mut due: Option<Instant> = None;
+    loop {
+        let message = match due {
+            None => messages.recv().map_err(RecvTimeoutError::from),
+            Some(due) => messages.recv_timeout(due.saturating_duration_since(Instant::now())),
+        };
+        match message {
+            Ok(Message::Line(line)) => {
+                lines.add(&line);
+                due.get_or_insert_with(|| Instant::now() + FLUSH_EVERY);
+            }
+            Ok(Message::Flush(answer)) => {
+                // The receiver waits for it.
+                let _ = answer.send(lines.flush());
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                due = lines.try_to_write().then(|| Instant::now() + FLUSH_EVERY);
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                // After the last `flush` there is nothing new to report.
+                let _ = lines.flush();
+                return;
+            }
+        }
+    }
+}
+
+/// Where lines go.
+trait Append {
+    /// Appends `bytes`, which are whole lines. An error comes with the number of bytes that were written, all of
+    /// them in whole lines.
+    fn append(&mut self, bytes: &[u8]) -> Result<(), (usize, io::Error)>;
+}
+
+/// A file that always ends with a whole line, unless the process is killed while it writes one.
+struct WholeLines {
+    file: File,
+    len: u64,
+}
+
+impl Append for WholeLines {
+    fn append(&mut self, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
+        let mut written = 0;
+        let error = loop {
+            if written == bytes.len() {
+                self.len += written as u64;
+                return Ok(());
+            }
+            match self.file.write_at(&bytes[written..], self.len + written as u64) {
+                Ok(0) => break io::ErrorKind::WriteZero.into(),
+                Ok(more) => written += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break error,
+            }
+        };
+        let whole = bytes[..written].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        self.len += whole as u64;
+        // The first error is the one to report.
+        let _ = self.file.set_len(self.len);
+        Err((whole, error))
+    }
+}
+
+/// Lines that wait to be written.
+struct Lines<A> {
+    target: A,
+    path: PathBuf,
+    pending: Vec<u8>,
+    num_lost: u64,
+    /// `true` if the last try failed, which has been said.
+    is_failing: bool,
+}
+
+impl<A: Append> Lines<A> {
+    fn new(target: A, path: PathBuf) -> Self {
+        Self { target, path, pending: vec![], num_lost: 0, is_failing: false }
+    }
+
+    fn add(&mut self, line: &Line) {
+        let step = line.step.step;
+        // Serializing numbers into memory does not fail.
+        let line = serde_json::to_vec(line).unwrap_or_default();
+        // Lines after a lost one are lost, too: the file has no gaps.
+        if self.num_lost > 0 || self.pending.len() + line.len() >= MAX_PENDING_BYTES {
+            if self.num_lost == 0 {
+                let path = self.path.display();
+                say(&format!(
+                    "there is no room to keep more lines of {path}: from step {step} on they are lost"
+                ));
+            }
+            self.num_lost += 1;
+            return;
+        }
+        self.pending.extend(line);
+        self.pending.push(b'\n');
+    }
+
+    fn append(&mut self) -> io::Result<()> {
+        let (written, result) = match self.target.append(&self.pending) {
+            Ok(()) => (self.pending.len(), Ok(())),
+            Err((written, error)) => (written, Err(error)),
+        };
+        self.pending.drain(..written);
+        result
+    }
+
+    /// Returns `true` if lines are left to be tried again. The first failure is said on stderr.
+    fn try_to_write(&mut self) -> bool {
+        let (written, path) = (self.append(), self.path.display());
+        match &written {
+            Err(error) if !self.is_failing => say(&format!(
+                "cannot write {path}: {error}; the run goes on, and its lines are kept until they can be written"
+            )),
+            Ok(()) if self.is_failing && self.num_lost == 0 => {
+                say(&format!("{path} can be written again"));
+            }
+            _ => {}
+        }
+        self.is_failing = written.is_err();
+        self.is_failing
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        let (written, path, num_lost) = (self.append(), self.path.clone(), self.num_lost);
+        match written {
+            Err(source) if num_lost == 0 => Err(Error::Write { path, source }),
+            Err(source) => Err(Error::Lost { path, source, num_lost }),
+            Ok(()) if num_lost == 0 => Ok(()),
+            Ok(()) => {
+                let source = io::Error::other("it could not be written for a while");
+                Err(Error::Lost { path, source, num_lost })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::observe::{LaunchMetrics, RunInfo, StepEval};
+
+    fn lines(dir: &Path) -> Vec<Value> {
+        let text = fs::read_to_string(dir.join(Jsonl::FILE)).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn started(dir: &Path) -> Jsonl {
+        let mut sink = Jsonl::new(dir);
+        sink.event(&RunEvent::Started(RunInfo::default()));
+        sink
+    }
+
+    fn launch(steps: &[StepMetrics], is_evaluated: bool) -> RunEvent {
+        let (steps, num_steps) = (steps.to_vec(), steps.len());
+        RunEvent::Launch(LaunchMetrics {
+            steps,
+            num_steps,
+            is_evaluated,
+            ..LaunchMetrics::default()
+        })
+    }
+
+    #[test]
+    fn every_line_is_json_and_reaches_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = started(dir.path());
+        for step in 0..100 {
+            let loss = if step == 50 { f64::INFINITY } else { 0.5 };
+            let metrics = StepMetrics { step, loss, lr: 1e-3, ..StepMetrics::default() };
+            sink.event(&launch(&[metrics], step == 99));
+        }
+        let eval = EvalResult { loss: 0.25, metrics: [("accuracy", 0.75)].into() };
+        sink.event(&RunEvent::Evaluated(StepEval { step: 99, eval }));
+        sink.flush().unwrap();
+        let lines = lines(dir.path());
+        assert_eq!(lines.len(), 100);
+        assert_eq!((&lines[7]["step"], &lines[7]["loss"]), (&7.into(), &0.5.into()));
+        assert!(lines[50]["loss"].is_null());
+        assert_eq!(lines[99]["eval_accuracy"], 0.75);
+        assert!(lines[98].get("eval_accuracy").is_none());
+        for key in ["lr", "grad_norm", "step_ms", "host_ms", "data_wait_ms", "examples_per_sec"] {
+            assert!(lines[0].get(key).is_some(), "{key}");
+        }
+    }
+
+    #[test]
+    fn lines_reach_the_file_within_a_second_and_on_drop() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = started(dir.path());
+        sink.event(&launch(&[StepMetrics::default()], false));
+        let start = Instant::now();
+        while lines(dir.path()).is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(3), "not flushed");
+            thread::sleep(Duration::from_millis(20));
+        }
+        sink.event(&launch(&[StepMetrics::default()], false));
+        drop(sink);
+        assert_eq!(lines(dir.path()).len(), 2);
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_not_emptied() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(Jsonl::FILE);
+        fs::write(&path, "earlier").unwrap();
+        let error = started(dir.path()).flush().unwrap_err().to_string();
+        assert!(error.contains("metrics.jsonl: File exists"), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "earlier");
+    }
+
+    /// A disk that is full for the first few writes.
+    struct FullAtFirst {
+        num_failures: usize,
+        written: Vec<u8>,
+    }
+
+    impl Append for FullAtFirst {
+        fn append(&mut self, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
+            if self.num_failures > 0 {
+                self.num_failures -= 1;
+                return Err((0, io::ErrorKind::StorageFull.into()));
+            }
+            self.written.extend(bytes);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_wait_until_there_is_room_for_them() {
+        let disk = FullAtFirst { num_failures: 2, written: vec![] };
+        let mut lines = Lines::new(disk, "metrics.jsonl".into());
+        for step in 0..4 {
+            let metrics = StepMetrics { step, ..StepMetrics::default() };
+            lines.add(&Line { step: metrics, eval: None });
+            assert_eq!(lines.try_to_write(), step < 2);
+        }
+        let text = String::from_utf8(lines.target.written.clone()).unwrap();
+        let steps = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let steps: Vec<_> = steps.map(|line| line["step"].as_u64().unwrap()).collect();
+        assert_eq!(steps, [0, 1, 2, 3]);
+        lines.flush().unwrap();
+    }
+
+    #[test]
+    fn what_is_kept_in_memory_is_bounded_and_what_is_lost_counted() {
+        let disk = FullAtFirst { num_failures: 1, written: vec![] };
+        let mut lines = Lines::new(disk, "metrics.jsonl".into());
+        lines.pending = vec![b'\n'; MAX_PENDING_BYTES - 1];
+        lines.add(&Line::default());
+        assert!(lines.try_to_write());
+        assert!(!lines.try_to_write());
+        lines.add(&Line::default());
+        assert!(lines.pending.is_empty(), "no line follows a gap");
+        let error = lines.flush().unwrap_err().to_string();
+        assert!(error.contains("the lines of 2 steps are lost"), "{error}");
+    }
+
+    #[test]
+    fn a_full_disk_is_reported() {
+        let full = Path::new("/dev/full");
+        if !full.exists() {
+            return;
+        }
+        let file = File::options().write(true).open(full).unwrap();
+        let mut lines = Lines::new(WholeLines { file, len: 0 }, full.to_owned());
+        lines.add(&Line::default());
+        assert!(lines.try_to_write());
+        let error = lines.flush().unwrap_err().to_string();
+        assert!(error.contains("cannot write /dev/full: No space left"), "{error}");
+    }
+}

@@ -1,0 +1,54 @@
+//! What happens in a run ([`RunEvent`]), and where it goes ([`Sink`]): a line per step in `metrics.jsonl`, one object in
+//! `summary.json`, and a progress bar or lines on stderr (phase: run).
+//!
+//! A sink can neither stop nor slow a run. [`Sinks::start`] has the list of all of them.
+//!
+//! JSON has no numbers that are not finite: they are written as `null`. `docs/outputs.md` explains the fields to users.
+
+mod event;
+mod file;
+mod jsonl;
+mod progress;
+mod sink;
+mod spans;
+mod summary;
+mod terminal;
+mod timer;
+
+use std::io;
+use std::path::PathBuf;
+
+pub use event::{EvalResult, LaunchMetrics, RunEnd, RunEvent, RunInfo, StepEval, StepMetrics};
+pub use file::{replace_file, unfinished_prefix};
+pub use jsonl::Jsonl;
+pub use progress::{Progress, say};
+pub use sink::{Sink, Sinks};
+pub use spans::{StartupSpan, StartupSpans};
+pub use summary::{Status, Summary, SummaryFile};
+pub use terminal::Terminal;
+pub use timer::{StepTimer, median};
+
+/// A file of a run could not be written: the disk is full, or the directory is gone.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A write failed.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Writes failed for so long that lines could not be kept.
+    #[error(
+        "cannot write {}: {source}; the lines of {num_lost} steps are lost", path.display()
+    )]
+    Lost {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+        /// Number of lost lines.
+        num_lost: u64,
+    },
+}

@@ -1,0 +1,148 @@
+//! Where the events of a run go.
+
+use std::path::Path;
+
+use super::{Error, Jsonl, RunEvent, RunInfo, Summary, SummaryFile, Terminal};
+
+/// Takes note of what happens in a run.
+pub trait Sink {
+    /// Takes note of an event. This must not wait for a disk or a network: it is called between two launches. What
+    /// goes wrong is kept for [`Self::flush`].
+    fn event(&mut self, event: &RunEvent);
+
+    /// Waits until everything so far has been written. Called after `Started`, `StepsEnded` and `Ended`.
+    ///
+    /// # Errors
+    /// What could not be written. The run fails: it does not start, or ends with this error.
+    fn flush(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// The sinks of a run.
+pub struct Sinks {
+    /// Every run has a summary, with or without a file.
+    summary: SummaryFile,
+    others: Vec<Box<dyn Sink>>,
+}
+
+impl Sinks {
+    /// The list of all sinks, which are told that the run has started. Files are written into the directory `out`.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn start(out: Option<&Path>, info: RunInfo) -> Result<Self, Error> {
+        let mut others: Vec<Box<dyn Sink>> = vec![];
+        if let Some(dir) = out {
+            others.push(Box::new(Jsonl::new(dir)));
+        }
+        others.push(Box::new(Terminal::default()));
+        let mut sinks = Self { summary: SummaryFile::new(out), others };
+        let started = RunEvent::Started(info);
+        for sink in sinks.iter_mut() {
+            sink.event(&started);
+            sink.flush()?;
+        }
+        Ok(sinks)
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut dyn Sink> {
+        let others = self.others.iter_mut().map(|sink| sink.as_mut() as &mut dyn Sink);
+        std::iter::once(&mut self.summary as &mut dyn Sink).chain(others)
+    }
+
+    /// Hands an event to every sink.
+    pub fn send(&mut self, event: &RunEvent) {
+        self.iter_mut().for_each(|sink| sink.event(event));
+    }
+
+    /// Flushes every sink and returns the errors.
+    pub fn flush(&mut self) -> Vec<Error> {
+        self.iter_mut().filter_map(|sink| sink.flush().err()).collect()
+    }
+
+    /// The summary of the run.
+    pub fn into_summary(self) -> Summary {
+        self.summary.into_summary()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::observe::{EvalResult, LaunchMetrics, RunEnd, Status, StepEval, StepMetrics};
+
+    fn launch(steps: std::ops::Range<u64>, is_evaluated: bool) -> RunEvent {
+        let step = |step| StepMetrics { step, loss: 0.5, ..StepMetrics::default() };
+        let steps: Vec<_> = steps.map(step).collect();
+        let num_steps = steps.len();
+        RunEvent::Launch(LaunchMetrics {
+            steps,
+            num_steps,
+            is_evaluated,
+            ..LaunchMetrics::default()
+        })
+    }
+
+    #[test]
+    fn every_metric_of_an_evaluation_is_in_the_line_of_its_step_and_in_the_summary() {
+        let dir = tempfile::tempdir().unwrap();
+        let info = RunInfo { planned_steps: 6, ..RunInfo::default() };
+        let mut sinks = Sinks::start(Some(dir.path()), info).unwrap();
+        let summary = || -> Value {
+            let text = fs::read_to_string(dir.path().join(Summary::FILE)).unwrap();
+            serde_json::from_str(&text).unwrap()
+        };
+        assert_eq!(
+            (&summary()["status"], &summary()["planned_steps"]),
+            (&"running".into(), &6.into())
+        );
+        sinks.send(&launch(0..2, true));
+        let metrics = [("recall", 0.75), ("top5_accuracy", f64::NAN)].into();
+        let eval = EvalResult { loss: 0.25, metrics };
+        sinks.send(&RunEvent::Evaluated(StepEval { step: 1, eval }));
+        sinks.send(&launch(2..4, false));
+        // The evaluation of this one is given up.
+        sinks.send(&launch(4..5, true));
+        sinks.send(&RunEvent::StepsEnded);
+        assert!(sinks.flush().is_empty());
+        let end = RunEnd { status: Status::Interrupted, ..RunEnd::default() };
+        sinks.send(&RunEvent::Ended(end));
+        assert!(sinks.flush().is_empty());
+
+        let text = fs::read_to_string(dir.path().join(Jsonl::FILE)).unwrap();
+        let lines: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        assert_eq!(lines.len(), 5);
+        for (step, line) in lines.iter().enumerate() {
+            assert_eq!(line["step"], step);
+            assert_eq!(line.get("eval_loss").is_some(), step == 1, "{line}");
+        }
+        assert_eq!(
+            (&lines[1]["eval_loss"], &lines[1]["eval_recall"]),
+            (&0.25.into(), &0.75.into())
+        );
+        assert_eq!(lines[1]["eval_top5_accuracy"], Value::Null);
+        let summary = summary();
+        assert_eq!((&summary["status"], &summary["steps"]), (&"interrupted".into(), &5.into()));
+        assert_eq!((&summary["eval_recall"], &summary["eval_step"]), (&0.75.into(), &1.into()));
+        assert_eq!(summary.get("eval_accuracy"), Some(&Value::Null));
+        assert_eq!(summary["best_eval"]["eval_recall"], 0.75);
+        assert!(summary["best_eval"].get("eval_accuracy").is_none(), "{summary}");
+        assert_eq!(sinks.into_summary().eval_metrics, [("eval_recall".to_owned(), 0.75)].into());
+    }
+
+    #[test]
+    fn a_run_whose_files_cannot_be_made_does_not_start() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(Jsonl::FILE), "another run's").unwrap();
+        let error = Sinks::start(Some(dir.path()), RunInfo::default()).err().unwrap().to_string();
+        assert!(error.contains("metrics.jsonl: File exists"), "{error}");
+        let gone = Sinks::start(Some(&dir.path().join("gone")), RunInfo::default());
+        let error = gone.err().unwrap().to_string();
+        assert!(error.contains("gone/summary.json"), "{error}");
+    }
+}

@@ -1,0 +1,250 @@
+//! `summary.json`: the state and the outcome of a run.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::event::eval_field;
+use super::{Error, RunEvent, Sink, StepEval, StepTimer, replace_file};
+
+/// A run as a whole. Values that are not known or not finite are `null` in JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Its state or outcome.
+    pub status: Status,
+    /// Why it failed.
+    pub reason: Option<String>,
+    /// Steps taken.
+    pub steps: u64,
+    /// Steps that the configuration asks for.
+    pub planned_steps: u64,
+    /// Replicas, over all processes.
+    pub num_replicas: usize,
+    /// Processes that held the replicas.
+    pub num_processes: usize,
+    /// Sizes of the mesh's axes, by name.
+    pub mesh: BTreeMap<&'static str, usize>,
+    /// Examples per step.
+    pub global_batch: usize,
+    /// Mean training loss of the last step.
+    pub final_loss: Option<f64>,
+    /// Mean loss over the evaluation split, after step `eval_step`.
+    pub eval_loss: Option<f64>,
+    /// Share of the evaluation split that is classified correctly, 0 to 1.
+    pub eval_accuracy: Option<f64>,
+    /// Share of it whose label has one of the five highest scores, 0 to 1.
+    pub eval_top5_accuracy: Option<f64>,
+    /// The model's other metrics in that evaluation, as `eval_NAME`.
+    #[serde(flatten)]
+    pub eval_metrics: BTreeMap<String, f64>,
+    /// Index, from 0, of the step after which the last evaluation was made.
+    pub eval_step: Option<u64>,
+    /// The best evaluation so far.
+    pub best_eval: Option<StepEval>,
+    /// Median step time in milliseconds.
+    pub median_step_ms: Option<f64>,
+    /// Seconds from the start of the process to the end of the first launch.
+    pub first_step_secs: Option<f64>,
+    /// Seconds from the start of the process to the writing of this.
+    pub wall_secs: f64,
+    /// Examples per second over all replicas, in all launches but the first, without the time of evaluations.
+    pub examples_per_sec: Option<f64>,
+    /// Number of values in the model's parameters.
+    pub num_params: u64,
+    /// Hexadecimal SHA-256 of the final parameters and model state.
+    pub params_fingerprint: Option<String>,
+    /// Updates left out because a value was not finite.
+    pub num_skipped: u64,
+    /// Seed of every random choice.
+    pub seed: u64,
+    /// Dtypes of parameters and arithmetic: `f32`, `bf16` or `f64`.
+    pub precision: String,
+    /// The backend, as the configuration names it.
+    pub backend: String,
+    /// The kind of its devices, as the plugin names it.
+    pub device: String,
+    /// The version of this program.
+    pub version: &'static str,
+}
+
+/// The state or outcome of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// It is running, or its process was killed.
+    #[default]
+    Running,
+    /// It took all its steps, without an error.
+    Done,
+    /// A signal stopped it.
+    Interrupted,
+    /// An error or a value that is not finite ended it, or its last update was left out.
+    Failed,
+}
+
+impl Summary {
+    /// The name of the file.
+    pub const FILE: &'static str = "summary.json";
+
+    /// Adds an evaluation. It is the best one if its accuracy is the highest or, if the model has none, its loss the
+    /// lowest; of equal ones the first.
+    fn evaluated(&mut self, found: &StepEval) {
+        let StepEval { step, eval } = found;
+        let accuracy = |eval: &StepEval| eval.eval.metrics.get("accuracy").copied();
+        (self.eval_step, self.eval_loss) = (Some(*step), Some(eval.loss));
+        (self.eval_accuracy, self.eval_top5_accuracy) = (None, None);
+        self.eval_metrics.clear();
+        for (name, value) in &eval.metrics {
+            match *name {
+                "accuracy" => self.eval_accuracy = Some(*value),
+                "top5_accuracy" => self.eval_top5_accuracy = Some(*value),
+                _ => drop(self.eval_metrics.insert(eval_field(name), *value)),
+            }
+        }
+        let beats = |best: &StepEval| match (accuracy(found), accuracy(best)) {
+            (Some(accuracy), Some(best)) => accuracy > best,
+            _ => eval.loss < best.eval.loss,
+        };
+        if eval.loss.is_finite() && self.best_eval.as_ref().is_none_or(beats) {
+            self.best_eval = Some(found.clone());
+        }
+    }
+
+    /// Writes `DIR/summary.json`. If that fails, the file that is there stays.
+    fn save(&self, dir: &Path) -> Result<(), Error> {
+        let path = dir.join(Self::FILE);
+        let write = || {
+            let mut text = serde_json::to_vec_pretty(self)?;
+            text.push(b'\n');
+            replace_file(&path, &text)
+        };
+        write().map_err(|source| Error::Write { path: path.clone(), source })
+    }
+}
+
+/// Keeps a [`Summary`] up to date, and writes it to `DIR/summary.json` when the run starts and when it has ended.
+pub struct SummaryFile {
+    dir: Option<PathBuf>,
+    summary: Summary,
+    timer: StepTimer,
+    error: Option<Error>,
+}
+
+impl SummaryFile {
+    /// Without a directory nothing is written.
+    pub fn new(dir: Option<&Path>) -> Self {
+        let (summary, timer) = (Summary::default(), StepTimer::default());
+        Self { dir: dir.map(Path::to_owned), summary, timer, error: None }
+    }
+
+    /// The summary.
+    pub fn into_summary(self) -> Summary {
+        self.summary
+    }
+
+    fn save(&mut self) {
+        let dir = self.dir.as_ref();
+        self.error = dir.and_then(|dir| self.summary.save(dir).err());
+    }
+}
+
+impl Sink for SummaryFile {
+    fn event(&mut self, event: &RunEvent) {
+        let Self { summary, timer, .. } = self;
+        match event {
+            RunEvent::Started(info) => {
+                summary.planned_steps = info.planned_steps;
+                summary.num_replicas = info.num_replicas;
+                summary.num_processes = info.num_processes;
+                summary.mesh = info.mesh.clone();
+                summary.global_batch = info.global_batch;
+                summary.wall_secs = info.elapsed_secs;
+                summary.num_params = info.num_params;
+                summary.seed = info.seed;
+                summary.precision = info.precision.clone();
+                summary.backend = info.backend.clone();
+                summary.device = info.device.clone();
+                summary.version = info.version;
+                self.save();
+            }
+            RunEvent::Launch(launch) => {
+                timer.record(launch.duration, launch.num_steps, launch.elapsed_secs);
+                if let Some(last) = launch.steps.last() {
+                    summary.steps = last.step + 1;
+                    summary.final_loss = Some(last.loss);
+                    summary.num_skipped = last.num_skipped;
+                }
+            }
+            RunEvent::Evaluated(found) => summary.evaluated(found),
+            RunEvent::Ended(end) => {
+                summary.status = end.status;
+                summary.reason = end.reason.clone();
+                summary.params_fingerprint = end.params_fingerprint.clone();
+                summary.wall_secs = end.elapsed_secs;
+                summary.median_step_ms = timer.median_ms();
+                summary.first_step_secs = timer.first_step_secs();
+                let rate = timer.steps_per_sec();
+                summary.examples_per_sec = rate.map(|rate| rate * summary.global_batch as f64);
+                self.save();
+            }
+            RunEvent::UpdateSkipped { .. }
+            | RunEvent::LockstepProved { .. }
+            | RunEvent::Message(_)
+            | RunEvent::StepsEnded => {}
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        self.error.take().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::observe::EvalResult;
+
+    #[test]
+    fn the_file_is_whole_replaced_and_valid_json() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut summary = Summary { steps: 3, final_loss: Some(f64::NAN), ..Summary::default() };
+        summary.save(dir.path()).unwrap();
+        summary.steps = 4;
+        summary.status = Status::Interrupted;
+        summary.save(dir.path()).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        let path = dir.path().join(Summary::FILE);
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o600, 0o600);
+        let text = std::fs::read_to_string(path).unwrap();
+        let read: serde_json::Map<_, _> = serde_json::from_str(&text).unwrap();
+        assert_eq!((&read["steps"], &read["status"]), (&4.into(), &"interrupted".into()));
+        assert!(read["final_loss"].is_null() && read["eval_loss"].is_null());
+        let error = summary.save(&dir.path().join("gone")).unwrap_err().to_string();
+        assert!(error.contains("gone/summary.json"), "{error}");
+    }
+
+    #[test]
+    fn the_best_evaluation_is_the_first_of_the_most_accurate_or_of_the_lowest_loss() {
+        let eval = |loss: f64, accuracy: Option<f64>| EvalResult {
+            loss,
+            metrics: accuracy.map(|accuracy| ("accuracy", accuracy)).into_iter().collect(),
+        };
+        let best = |evals: &[EvalResult]| {
+            let mut summary = Summary::default();
+            for (step, eval) in (0..).zip(evals) {
+                summary.evaluated(&StepEval { step, eval: eval.clone() });
+            }
+            assert_eq!(summary.eval_step, (evals.len() as u64).checked_sub(1));
+            summary.best_eval.map(|best| best.step)
+        };
+        let accuracies = [(0.9, 0.5), (0.7, 0.8), (0.6, 0.8), (0.5, 0.7)];
+        assert_eq!(best(&accuracies.map(|(loss, accuracy)| eval(loss, Some(accuracy)))), Some(1));
+        let losses = [f64::NAN, 0.9, 0.5, 0.5, f64::NEG_INFINITY];
+        assert_eq!(best(&losses.map(|loss| eval(loss, None))), Some(2));
+        assert_eq!(best(&[eval(f64::INFINITY, Some(0.1))]), None);
+        assert_eq!(best(&[]), None);
+    }
+}

@@ -1,0 +1,177 @@
+//! The training state on the devices: `params.*`, `model_state.*`, `opt_state.*` and the counters.
+//!
+//! A [`State`] has the [`LeafSpec`] of each leaf, so no code derives a global shape from a local buffer. It gathers
+//! whole leaves for files and fingerprints, and scatters them, on any mesh.
+
+mod fingerprint;
+mod shards;
+
+use std::sync::Arc;
+
+use hlo::{LeafSpec, Literal, Mesh, Tree};
+
+use crate::pjrt::{self, Buffers, Client, Pending, Placement};
+
+pub use fingerprint::fingerprint;
+
+/// The leaves of a run, on the devices, after some number of steps.
+pub struct State {
+    client: Client,
+    placement: Placement,
+    mesh: Mesh,
+    specs: Tree<LeafSpec>,
+    /// In the order of the specs. Empty after [`Self::take`] until [`Self::put`].
+    buffers: Vec<Buffers>,
+    num_steps: u64,
+}
+
+/// Why a leaf cannot be read or replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The state has no leaf at this path, or the value does not fit the leaf.
+    #[error("the leaf `{path}` of the state: {reason}")]
+    Leaf {
+        /// Its path.
+        path: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A transfer failed, or the launch that computes the leaf.
+    #[error(transparent)]
+    Pjrt(#[from] pjrt::Error),
+}
+
+impl State {
+    /// The state before the first step: `buffers` in the order of `specs`.
+    pub fn new(
+        client: Client,
+        placement: Placement,
+        mesh: Mesh,
+        specs: Tree<LeafSpec>,
+        buffers: Vec<Buffers>,
+    ) -> Self {
+        Self { client, placement, mesh, specs, buffers, num_steps: 0 }
+    }
+
+    /// The specification of each leaf, in order.
+    pub fn specs(&self) -> &Tree<LeafSpec> {
+        &self.specs
+    }
+
+    /// The replicas.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Steps that have been launched on it.
+    pub fn num_steps(&self) -> u64 {
+        self.num_steps
+    }
+
+    /// The leaf at `path`.
+    pub fn get(&self, path: &str) -> Option<&Buffers> {
+        self.specs.index_of(path).and_then(|index| self.buffers.get(index))
+    }
+
+    /// Paths and leaves, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Buffers)> {
+        self.specs.paths().zip(&self.buffers)
+    }
+
+    /// The leaves, in order.
+    pub fn leaves(&self) -> impl ExactSizeIterator<Item = &Buffers> {
+        self.buffers.iter()
+    }
+
+    /// Takes the leaves out, to donate them to a launch that computes the next ones.
+    pub fn take(&mut self) -> Vec<Buffers> {
+        std::mem::take(&mut self.buffers)
+    }
+
+    /// Stores the leaves after `num_steps` more steps.
+    pub fn put(&mut self, leaves: Vec<Buffers>, num_steps: u64) {
+        self.buffers = leaves;
+        self.num_steps += num_steps;
+    }
+
+    /// Starts the transfer of a whole leaf to the host.
+    ///
+    /// # Errors
+    /// If the state has no leaf at `path`, or a transfer cannot be started.
+    pub fn gather(&self, path: &str) -> Result<PendingLeaf<'_>, Error> {
+        let (Some(spec), Some(buffers)) = (self.specs.get(path), self.get(path)) else {
+            return Err(no_such_leaf(path));
+        };
+        let holders = shards::holders(spec, &self.mesh, self.placement.replicas());
+        let holders = holders
+            .ok_or_else(|| does_not_fit(path, "another process holds a part of it".to_owned()))?;
+        let pieces = holders.into_iter().map(|replica| Ok((replica, buffers.to_host(replica)?)));
+        Ok(PendingLeaf { spec, mesh: &self.mesh, pieces: pieces.collect::<Result<_, Error>>()? })
+    }
+
+    /// Replaces a leaf by `whole`, which has the leaf's global dims.
+    ///
+    /// # Errors
+    /// If the state has no leaf at `path`, the dtype or dims differ from the leaf's, or an upload fails.
+    pub fn scatter(&mut self, path: &str, whole: &Literal) -> Result<(), Error> {
+        let spec = self.specs.get(path).ok_or_else(|| no_such_leaf(path))?;
+        if (whole.dtype(), whole.dims()) != (spec.dtype, &spec.dims[..]) {
+            let found = format!("{}{:?}", whole.dtype(), whole.dims());
+            return Err(does_not_fit(path, format!("it is {}, not {found}", spec.global_type())));
+        }
+        let cut = shards::cut(spec, &self.mesh, whole);
+        let (pieces, indices) = cut.map_err(|error| does_not_fit(path, error.to_string()))?;
+        let pieces: Vec<_> = pieces.into_iter().map(Arc::new).collect();
+        let of_replicas: Vec<_> = indices.into_iter().map(|index| pieces[index].clone()).collect();
+        self.replace(path, &of_replicas)
+    }
+
+    /// Replaces a leaf by one piece per replica. The pieces may differ where the leaf must be the same, to test that
+    /// the lockstep proof detects it.
+    ///
+    /// # Errors
+    /// If the state has no leaf at `path`, a dtype or dims differ from the leaf's local type, or an upload fails.
+    pub fn replace(&mut self, path: &str, per_replica: &[Arc<Literal>]) -> Result<(), Error> {
+        let index = self.specs.index_of(path).ok_or_else(|| no_such_leaf(path))?;
+        let ty = self.specs[path].local_type(&self.mesh);
+        let ty = ty.map_err(|error| does_not_fit(path, error.to_string()))?;
+        let fits = |x: &Arc<Literal>| x.dtype() == ty.dtype && x.dims() == ty.dims;
+        if !per_replica.iter().all(fits) || per_replica.len() != self.mesh.num_replicas() {
+            return Err(does_not_fit(path, format!("it needs one {ty} per replica")));
+        }
+        let addressable: Vec<_> =
+            self.placement.replicas().map(|replica| per_replica[replica].clone()).collect();
+        self.buffers[index] = self.client.upload_on(&self.placement, &addressable)?;
+        Ok(())
+    }
+}
+
+fn no_such_leaf(path: &str) -> Error {
+    does_not_fit(path, "the state has no such leaf".to_owned())
+}
+
+fn does_not_fit(path: &str, reason: String) -> Error {
+    Error::Leaf { path: path.to_owned(), reason }
+}
+
+/// A whole leaf whose transfer to the host has started.
+pub struct PendingLeaf<'s> {
+    spec: &'s LeafSpec,
+    mesh: &'s Mesh,
+    pieces: Vec<(usize, Pending)>,
+}
+
+impl PendingLeaf<'_> {
+    /// Waits for the leaf.
+    ///
+    /// # Errors
+    /// If a transfer failed, or the launch that computes the leaf.
+    pub fn wait(self) -> Result<Literal, Error> {
+        let wait = |(replica, piece): (usize, Pending)| Ok::<_, Error>((replica, piece.wait()?));
+        let pieces: Vec<_> = self.pieces.into_iter().map(wait).collect::<Result<_, _>>()?;
+        if let [(_, whole)] = &pieces[..] {
+            return Ok(whole.clone());
+        }
+        Ok(shards::join(self.spec, self.mesh, &pieces))
+    }
+}

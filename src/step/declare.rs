@@ -1,0 +1,209 @@
+//! The specification of a step, and the parameters and state that follow from it. Both are determined once,
+//! before any program is traced.
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hlo::{DType, LeafSpec, Mesh, Sharding, Tensor, TensorType, Tracer, Tree, trace};
+use models::{Batch, Model, ParamUse, Parameter, Precision, RunningMean, Scope};
+
+use super::{BATCH, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, STEP, StepError};
+use crate::config::OnNonfinite;
+use crate::optim::{EMA, Transformation};
+use crate::parallel::Policy;
+
+/// A field of the batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchField {
+    /// The name that models use.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Dims of one example.
+    pub dims: Vec<usize>,
+}
+
+/// Everything that determines a step.
+#[derive(Clone)]
+pub struct StepSpec<'a> {
+    /// The model, written for one device.
+    pub model: &'a dyn Model,
+    /// The fields of a batch.
+    pub fields: &'a [BatchField],
+    /// The replicas.
+    pub mesh: Mesh,
+    /// Examples of one forward and backward pass on one replica.
+    pub microbatch: usize,
+    /// Number of such passes whose gradients are accumulated before the reduction over replicas.
+    pub num_microbatches: usize,
+    /// Element types of parameters and computation.
+    pub precision: Precision,
+    /// The update rule.
+    pub optimizer: &'a dyn Transformation,
+    /// How the step is distributed over the mesh.
+    pub policy: Arc<dyn Policy>,
+    /// What to do when the loss, a gradient or the next state is not finite.
+    pub on_nonfinite: OnNonfinite,
+}
+
+/// A step whose model has been traced once to discover its parameters. All programs of a run are traced from it.
+pub struct DeclaredStep<'a> {
+    pub(super) spec: StepSpec<'a>,
+    pub(super) params: Tree<Parameter>,
+    pub(super) running_means: Tree<RunningMean>,
+    leaves: Tree<LeafSpec>,
+    types: Tree<TensorType>,
+}
+
+impl<'a> StepSpec<'a> {
+    /// Traces the model to discover its parameters and running means, and determines how they and the optimizer's
+    /// state are sharded over the mesh.
+    ///
+    /// # Errors
+    /// If the model does not trace, the optimizer does not fit it, or a leaf cannot be sharded as the policy
+    /// requires.
+    pub fn declare(self) -> Result<DeclaredStep<'a>, StepError> {
+        let (mut params, mut running_means) = (Tree::new(), Tree::new());
+        trace(self.mesh, |t| {
+            let scope = Scope::declare(t, self.precision, self.policy.batch_axes());
+            self.model.loss(&scope, &self.batch_inputs(t, self.microbatch));
+            (params, running_means) = (scope.parameters(), scope.running_means());
+        })?;
+        let leaves = self.leaves(&params, &running_means)?;
+        let local_type = |(path, leaf): (&str, &LeafSpec)| match leaf.local_type(&self.mesh) {
+            Ok(ty) => Ok((path.to_owned(), ty)),
+            Err(source) => Err(StepError::Shard { path: path.to_owned(), source }),
+        };
+        let types = leaves.iter().map(local_type).collect::<Result<_, _>>()?;
+        Ok(DeclaredStep { spec: self, params, running_means, leaves, types })
+    }
+
+    /// The leaves of the state, in the order of the programs' inputs.
+    fn leaves(
+        &self,
+        params: &Tree<Parameter>,
+        running_means: &Tree<RunningMean>,
+    ) -> Result<Tree<LeafSpec>, StepError> {
+        let params = params.map(|path, Parameter { dims, dtype, .. }| {
+            LeafSpec::new(*dtype, dims, self.policy.place(path, dims, &self.mesh))
+        });
+        self.optimizer.check(&params)?;
+        let opt_state = self.optimizer.init(&params);
+        let model_state = running_means.map(|_, mean| LeafSpec::replicated(mean.dtype, &mean.dims));
+        let mut leaves = params.prefixed(PARAMS);
+        leaves.extend(model_state.prefixed(MODEL_STATE));
+        leaves.extend(opt_state.prefixed(OPT_STATE));
+        for counter in [STEP, NUM_SKIPPED] {
+            leaves.insert(counter, LeafSpec::replicated(DType::U32, &[]));
+        }
+        Ok(leaves)
+    }
+
+    /// Examples of one step on one replica.
+    pub fn batch_per_replica(&self) -> usize {
+        self.microbatch * self.num_microbatches
+    }
+
+    /// The fields of a batch of `size` examples per replica, as inputs `batch.NAME`.
+    pub(super) fn batch_inputs<'g>(&self, t: &'g Tracer, size: usize) -> Batch<'g> {
+        let fields = self.fields.iter().map(|field| {
+            let dims = [&[size], &field.dims[..]].concat();
+            let ty = TensorType::new(field.dtype, &dims).varying(self.policy.batch_axes());
+            let x = t.input(format!("{BATCH}{}", field.name), ty);
+            (field.name.clone(), self.in_compute_dtype(x))
+        });
+        Batch { fields: fields.collect(), weight: self.ones(t, size) }
+    }
+
+    /// Converts float fields to the compute dtype.
+    fn in_compute_dtype<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
+        if x.dtype().is_float() { x.convert(self.precision.compute) } else { x }
+    }
+
+    /// Weights of 1 for `size` examples.
+    pub(super) fn ones<'g>(&self, t: &'g Tracer, size: usize) -> Tensor<'g> {
+        t.full(self.precision.params, &[size], 1.0).vary(self.policy.batch_axes())
+    }
+}
+
+impl DeclaredStep<'_> {
+    /// The leaves of the state, in the order of the programs' inputs. They are the only definition of the dtypes,
+    /// global dims and shardings of the state.
+    pub fn leaves(&self) -> &Tree<LeafSpec> {
+        &self.leaves
+    }
+
+    /// The types of the leaves on one replica.
+    pub fn types(&self) -> &Tree<TensorType> {
+        &self.types
+    }
+
+    /// The model's parameters, in order of declaration.
+    pub fn parameters(&self) -> &Tree<Parameter> {
+        &self.params
+    }
+
+    /// The paths in the state of the leaves that evaluation reads and files hold, under their names in the model:
+    /// parameters, or their running means if the optimizer keeps them, and model state. No parameter has the name of a
+    /// running mean of the model state, because [`Scope`] rejects it.
+    pub fn model_leaves(&self) -> Tree<String> {
+        let params = self.params.paths().map(|name| {
+            let averaged = format!("{OPT_STATE}.{EMA}.{name}");
+            let is_averaged = self.leaves.get(&averaged).is_some();
+            (name.to_owned(), if is_averaged { averaged } else { format!("{PARAMS}.{name}") })
+        });
+        let means = self.running_means.paths();
+        params.chain(means.map(|name| (name.to_owned(), format!("{MODEL_STATE}.{name}")))).collect()
+    }
+
+    /// The names of those inputs of [`super::trace_eval`] that are leaves of the state, in the order of
+    /// [`Self::model_leaves`].
+    pub fn eval_inputs(&self) -> impl Iterator<Item = String> {
+        let params = self.params.paths().map(|name| format!("{PARAMS}.{name}"));
+        params.chain(self.running_means.paths().map(|name| format!("{MODEL_STATE}.{name}")))
+    }
+
+    /// The replicas.
+    pub fn mesh(&self) -> Mesh {
+        self.spec.mesh
+    }
+
+    /// Applies [`Policy::for_step`] to each parameter, from the form kept in the state to the one held by a step.
+    pub(super) fn for_step<'g>(&self, kept: &Tree<Tensor<'g>>) -> Tree<Tensor<'g>> {
+        kept.map(|path, param| self.spec.policy.for_step(*param, self.sharding(path)))
+    }
+
+    /// The sharding of the parameter with this path in the model.
+    pub(super) fn sharding(&self, path: &str) -> &Sharding {
+        &self.leaves[&*format!("{PARAMS}.{path}")].sharding
+    }
+
+    /// Applies [`Policy::for_use`] where the model uses a parameter.
+    pub(super) fn at_use(&self) -> Rc<dyn ParamUse> {
+        let shardings = self.params.map(|path, _| self.sharding(path).clone());
+        Rc::new(AtUse { policy: self.spec.policy.clone(), shardings })
+    }
+}
+
+impl fmt::Debug for DeclaredStep<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeclaredStep").field("leaves", &self.leaves).finish_non_exhaustive()
+    }
+}
+
+struct AtUse {
+    policy: Arc<dyn Policy>,
+    shardings: Tree<Sharding>,
+}
+
+impl ParamUse for AtUse {
+    #[track_caller]
+    fn apply<'g>(&self, path: &str, held: Tensor<'g>) -> Tensor<'g> {
+        match self.shardings.get(path) {
+            Some(sharding) => self.policy.for_use(held, sharding),
+            // Not a parameter of the declared model: the scope has no value for it and reports that.
+            None => held,
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The training loop: next batch, launch, record, do what is due.
+//!
+//! ```text
+//! data thread: batch k+1 -> devices      loop: batch k, rate k -> launch -> state, metrics of step k
+//! ```
+//! Launches are asynchronous. The loop launches up to [`MAX_UNRECORDED`] of them ahead of the metrics that it records,
+//! and waits only where it needs a value. With `steps_per_launch`, a launch is several steps on as many batches.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::events::{Due, Events};
+use super::nonfinite::SkippedUpdates;
+use super::recorder::{LaunchTimes, Recorder};
+use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Trainer};
+use crate::data::{Prefetch, Prefetched, TrainBatches};
+use crate::pjrt;
+
+/// Launches whose metrics may be outstanding. More would not make the devices busier, and would let the host run far
+/// ahead of a step that stops the run.
+const MAX_UNRECORDED: usize = 2;
+
+/// How the steps ended, if no error ended them.
+pub(super) enum End {
+    /// All were taken, and the run was evaluated.
+    Done,
+    /// A stop was requested before the last step or during the evaluation after it.
+    Interrupted,
+}
+
+/// The loop, with what it reads from and writes to.
+pub(super) struct Loop<'a> {
+    job: &'a Job<'a>,
+    run: &'a Run,
+    stop: &'a Stop,
+    trainer: &'a mut Trainer,
+    recorder: &'a mut Recorder,
+    events: Events,
+    batches: Prefetch<DeviceBatch, pjrt::Error>,
+    /// Launches whose metrics have not been recorded, oldest first.
+    unrecorded: VecDeque<Launched>,
+    /// When the previous launch ended.
+    last_end: Instant,
+    skipped: SkippedUpdates,
+}
+
+/// A launch, and the time that the host spent on it.
+struct Launched {
+    steps: PendingSteps,
+    host: Duration,
+    data_wait: Duration,
+}
+
+impl<'a> Loop<'a> {
+    /// Starts the thread that assembles batches and sends them to the devices.
+    ///
+    /// # Errors
+    /// A data set that cannot fill a batch, or no thread.
+    pub fn new(
+        job: &'a Job<'a>,
+        run: &'a Run,
+        stop: &'a Stop,
+        trainer: &'a mut Trainer,
+        recorder: &'a mut Recorder,
+    ) -> Result<Self, Error> {
+        let (config, num_batch_shards) = (&job.config.train, run.batch.num_batch_shards());
+        let events = Events::new(config, run.length.total_steps());
+        let (train, global_batch) = (job.splits.train.clone(), run.batch.global_batch());
+        let batches = TrainBatches::new(train, config.seed, global_batch, num_batch_shards)?;
+        let launches = events.launches(run.steps_per_launch as u64);
+        let launches = launches.map(move |steps| batches.launch(steps));
+        let sender = trainer.batch_sender();
+        let batches = Prefetch::start(launches, 1, move |batches| sender.send(batches))?;
+        let (unrecorded, skipped) = (VecDeque::new(), SkippedUpdates::new(run.on_nonfinite));
+        let last_end = Instant::now();
+        Ok(Self {
+            job,
+            run,
+            stop,
+            trainer,
+            recorder,
+            events,
+            batches,
+            unrecorded,
+            last_end,
+            skipped,
+        })
+    }
+
+    /// Takes all steps, or those before a requested stop, and does what is due after them.
+    ///
+    /// # Errors
+    /// What ends the run. The launches before it have been recorded, unless it is one of them that failed.
+    pub fn run(mut self) -> Result<End, Error> {
+        let mut eval_loss = None;
+        while self.trainer.steps_taken() < self.events.total_steps() {
+            let Some(batch) = self.next_batch()? else { break };
+            self.launch(batch)?;
+            let due = self.events.after(self.trainer.steps_taken());
+            self.record_all_but(if due == Due::default() { MAX_UNRECORDED } else { 0 })?;
+            if due.proof {
+                self.prove()?;
+            }
+            if due.evaluation {
+                eval_loss = self.evaluate()?;
+            }
+        }
+        let num_steps = self.trainer.steps_taken();
+        if num_steps < self.events.total_steps() {
+            self.record_all_but(0)?;
+            if self.events.has_proofs() {
+                // What is saved has been proved.
+                self.prove()?;
+            }
+            return Ok(End::Interrupted);
+        }
+        // This error comes first: with it, the run has failed whether or not it was evaluated.
+        self.skipped.check_last(num_steps)?;
+        match eval_loss {
+            None => Ok(End::Interrupted),
+            Some(loss) if loss.is_finite() => Ok(End::Done),
+            Some(loss) => Err(Error::NonFiniteEval { loss }),
+        }
+    }
+
+    /// The next batch, or `None` if a stop has been requested.
+    fn next_batch(&mut self) -> Result<Option<Prefetched<DeviceBatch>>, Error> {
+        if self.stop.is_requested() {
+            return Ok(None);
+        }
+        let batch = self.batches.next();
+        // The wait for the batch may have been long.
+        if self.stop.is_requested() {
+            return Ok(None);
+        }
+        if let Some(Err(_)) = &batch {
+            // What was launched before is part of the run, and of the parameters.
+            self.record_all_but(0)?;
+        }
+        Ok(batch.transpose()?)
+    }
+
+    fn launch(&mut self, batch: Prefetched<DeviceBatch>) -> Result<(), Error> {
+        let Prefetched { batch, waited: data_wait } = batch;
+        let start = Instant::now();
+        let first = self.trainer.steps_taken();
+        let steps = first..first + batch.num_steps as u64;
+        let rates = steps.map(|step| self.run.schedule.lr(step)).collect();
+        let steps = self.trainer.launch(batch, rates)?;
+        self.unrecorded.push_back(Launched { steps, host: start.elapsed(), data_wait });
+        Ok(())
+    }
+
+    /// Waits for the metrics of all but the last `num_left` launches, and records them.
+    fn record_all_but(&mut self, num_left: usize) -> Result<(), Error> {
+        while self.unrecorded.len() > num_left
+            && let Some(Launched { steps, host, data_wait }) = self.unrecorded.pop_front()
+        {
+            let mut results = self.trainer.finish(steps)?;
+            let end = Instant::now();
+            let total = end - std::mem::replace(&mut self.last_end, end);
+            let times = LaunchTimes { num_steps: results.len(), total, host, data_wait };
+            let skipped = |result: &StepResult, reason: &str| {
+                self.recorder.update_skipped(result, reason);
+            };
+            let stopped = self.skipped.check(&mut results, skipped);
+            let num_steps = results.last().map_or(0, |result| result.step + 1);
+            let is_evaluated = self.events.after(num_steps).evaluation;
+            self.recorder.launch(&results, times, is_evaluated);
+            stopped?;
+        }
+        Ok(())
+    }
+
+    fn prove(&mut self) -> Result<(), Error> {
+        self.trainer.prove_lockstep()?;
+        self.recorder.lockstep_proved(self.trainer.steps_taken());
+        // Its time is not part of the next step's.
+        self.last_end = Instant::now();
+        Ok(())
+    }
+
+    /// Evaluates and returns the loss, or `None` if a stop was requested meanwhile.
+    fn evaluate(&mut self) -> Result<Option<f64>, Error> {
+        let (eval, stop) = (&self.job.splits.eval, self.stop);
+        let eval = self.trainer.evaluate_unless(eval, self.run, || stop.is_requested())?;
+        let loss = eval.as_ref().map(|eval| eval.loss);
+        if let Some(eval) = eval {
+            self.recorder.evaluated(self.trainer.steps_taken(), eval);
+        }
+        // As above.
+        self.last_end = Instant::now();
+        Ok(loss)
+    }
+}

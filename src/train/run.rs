@@ -1,0 +1,144 @@
+//! `Run`: a configuration resolved against the data and the mesh.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hlo::{Axis, AxisSet, Mesh};
+use models::{Model, Precision};
+
+use super::{CompileSettings, Error};
+use crate::config::{AutoOr, BatchSplit, Config, OnNonfinite, OptionValue, RunLength};
+use crate::data::{Field, Splits};
+use crate::lowering::Lowering;
+use crate::optim::{self, Transformation, schedule::Schedule};
+use crate::parallel::{Policy, Replicated, Zero};
+use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
+use crate::step::{BatchField, StepSpec};
+
+/// A configuration resolved against the data and the mesh. It needs no plugin.
+pub struct Run {
+    /// How the global batch is split.
+    pub batch: BatchSplit,
+    /// The length of the run.
+    pub length: RunLength,
+    /// The learning rates.
+    pub schedule: Schedule,
+    /// The replicas.
+    pub mesh: Mesh,
+    /// How the step is distributed over them.
+    pub policy: Arc<dyn Policy>,
+    /// The update rule.
+    pub optimizer: Box<dyn Transformation>,
+    /// The fields of a batch.
+    pub fields: Vec<BatchField>,
+    /// Element types of parameters and computation.
+    pub precision: Precision,
+    /// What to do when a value is not finite.
+    pub on_nonfinite: OnNonfinite,
+    /// Steps of one launch.
+    pub steps_per_launch: usize,
+    /// The form in which programs are written for the platform.
+    pub lowering: Lowering,
+    /// How programs are compiled.
+    pub compile: CompileSettings,
+}
+
+impl Run {
+    /// Resolves a configuration for a mesh of devices of a platform, which is [`Client::platform`], or
+    /// [`platform_on_host`] before there is a client.
+    ///
+    /// [`Client::platform`]: crate::pjrt::Client::platform
+    /// [`platform_on_host`]: super::platform_on_host
+    ///
+    /// # Errors
+    /// If the batch does not divide evenly, or the length of the run or the schedule is invalid.
+    pub fn new(
+        config: &Config,
+        splits: &Splits,
+        mesh: Mesh,
+        platform: Platform,
+    ) -> Result<Self, Error> {
+        let policy: Arc<dyn Policy> = match mesh.size(Axis::Fsdp) {
+            1 => Arc::new(Replicated),
+            _ => Arc::new(Zero),
+        };
+        let batch = config.split_batch(mesh.group_size(policy.batch_axes()))?;
+        let num_examples = usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX);
+        let length = RunLength::new(config.train.length, Some(num_examples), batch.global_batch())?;
+        let field = |field: &Field| BatchField {
+            name: field.name.to_owned(),
+            dtype: field.dtype,
+            dims: field.dims.clone(),
+        };
+        let mut lowering = Lowering::for_platform(platform);
+        if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {
+            lowering.bucket_bytes = bytes as u64;
+        }
+        Ok(Self {
+            schedule: Schedule::new(&config.schedule, &length)?,
+            batch,
+            length,
+            mesh,
+            policy,
+            optimizer: optim::from_config(&config.optimizer),
+            fields: splits.train.fields().iter().map(field).collect(),
+            precision: config.train.precision.dtypes(),
+            on_nonfinite: config.train.on_nonfinite,
+            steps_per_launch: config.train.steps_per_launch,
+            lowering,
+            compile: CompileSettings {
+                options: CompileOptions {
+                    overrides: compile_overrides(config),
+                    ..CompileOptions::default()
+                },
+                cache_dir: cache_dir(config)?,
+            },
+        })
+    }
+
+    /// The same run on one replica only, with an unchanged batch and amount of work for that replica.
+    #[must_use]
+    pub fn on_one_replica(self) -> Self {
+        let batch = self.batch.on_one_shard();
+        Self { batch, mesh: Mesh::SINGLE, policy: Arc::new(Replicated), ..self }
+    }
+
+    /// The axes over which the batch is split.
+    pub fn batch_axes(&self) -> AxisSet {
+        self.policy.batch_axes()
+    }
+
+    /// The specification of the step for a model.
+    pub fn spec<'a>(&'a self, model: &'a dyn Model) -> StepSpec<'a> {
+        StepSpec {
+            model,
+            fields: &self.fields,
+            mesh: self.mesh,
+            microbatch: self.batch.microbatch(),
+            num_microbatches: self.batch.num_microbatches(),
+            precision: self.precision,
+            optimizer: &*self.optimizer,
+            policy: self.policy.clone(),
+            on_nonfinite: self.on_nonfinite,
+        }
+    }
+}
+
+/// The options that the configuration passes to the compiler.
+pub(super) fn compile_overrides(config: &Config) -> BTreeMap<String, OverrideValue> {
+    let value = |value: &OptionValue| match value {
+        OptionValue::Bool(value) => OverrideValue::Bool(*value),
+        OptionValue::Int(value) => OverrideValue::Int(*value),
+        OptionValue::Float(value) => OverrideValue::Double(*value),
+        OptionValue::Text(value) => OverrideValue::String(value.clone()),
+    };
+    config.compile.overrides.iter().map(|(name, v)| (name.clone(), value(v))).collect()
+}
+
+fn cache_dir(config: &Config) -> Result<Option<PathBuf>, Error> {
+    if !config.compile.cache {
+        return Ok(None);
+    }
+    Ok(Some(InstallOptions::from_env()?.compile_cache_dir()))
+}
