@@ -9,9 +9,9 @@ use std::ops::RangeInclusive;
 use hlo::{DType, Tensor, TensorType};
 use serde::{Deserialize, Serialize};
 
-use crate::architecture::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_share};
 use crate::layers::{Attention, attention, dropout, embedding, feed_forward, layer_norm};
 use crate::loss::cross_entropy;
+use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_share};
 use crate::{Batch, Initializer, Loss, Misfit, Model, Scope, Stack, stack};
 
 /// Standard deviation of the weights at the start.

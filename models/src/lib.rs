@@ -12,13 +12,15 @@ pub mod gpt;
 pub mod layers;
 pub mod loss;
 pub mod mlp;
+mod model_keys;
 pub mod resnet;
 mod scope;
 mod stack;
 
-pub use architecture::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, ModelConfig};
+pub use architecture::ModelConfig;
 pub use foreign::{ForeignFormat, Layout};
 pub use loss::{Batch, Loss};
+pub use model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 pub use scope::{Initializer, ParamUse, Parameter, Precision, RunningMean, Scope, Training};
 pub use stack::{Stack, stack};
 

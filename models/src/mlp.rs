@@ -5,9 +5,9 @@ use std::ops::RangeInclusive;
 use hlo::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
-use crate::architecture::{Architecture, InvalidValue, MAX_LAYERS, check_share};
 use crate::layers::{MlpBlock, linear, mlp_block};
 use crate::loss::smoothed_cross_entropy;
+use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, check_share};
 use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
 
 /// Configuration of an MLP. The size of the input and the number of classes come from the data.

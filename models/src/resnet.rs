@@ -15,11 +15,11 @@ use std::ops::RangeInclusive;
 use hlo::{DType, Tensor, TensorType};
 use serde::{Deserialize, Serialize};
 
-use crate::architecture::{Architecture, InvalidValue, check_share};
 use crate::layers::{
     BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool, relu,
 };
 use crate::loss::smoothed_cross_entropy;
+use crate::model_keys::{Architecture, InvalidValue, check_share};
 use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
 
 /// Published networks.

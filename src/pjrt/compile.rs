@@ -36,7 +36,7 @@ impl Client {
         Executable::new(self, args.executable, program, &assignment)
     }
 
-    /// Loads an executable that was serialized with [`Executable::serialize`]. Program, options, plugin and
+    /// Loads an executable that was serialized with [`Compiled::serialize`]. Program, options, plugin and
     /// kind of machine must be the same, which [`super::compile_cached`] ensures.
     ///
     /// # Errors

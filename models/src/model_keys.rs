@@ -1,0 +1,81 @@
+//! What the configuration of every kind of model answers: which model it builds, and which values its keys may have.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use hlo::TensorType;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::Model;
+
+/// The largest number of layers: more would take hours to trace.
+pub const MAX_LAYERS: usize = 1024;
+
+/// The largest width, context or vocabulary: a typing error should not ask for terabytes.
+pub const MAX_SIZE: usize = 1 << 20;
+
+/// What a configuration says about one kind of model: plain data, whose fields are the keys of `[model]`.
+pub trait Architecture: Serialize + DeserializeOwned {
+    /// The model for data with `num_classes` classes, which for text are the tokens.
+    fn build(&self, num_classes: usize) -> Box<dyn Model>;
+
+    /// The name and type, without the batch dim, of each field of an example that the model takes. Parameters
+    /// have the same names and ranks for every other example that it takes.
+    fn example(&self) -> [(&'static str, TensorType); 2];
+
+    /// The whole numbers allowed under a key, or in its list; `None` if all from 0 on are.
+    fn range(_key: &str) -> Option<RangeInclusive<i64>> {
+        None
+    }
+
+    /// Values that are not allowed although their types and [ranges](Self::range) are right.
+    fn check(&self) -> Vec<InvalidValue> {
+        vec![]
+    }
+
+    /// Writes out the values that are left to a preset.
+    fn resolve(&mut self) {}
+
+    /// Whether the backward pass computes blocks again instead of keeping their values; `None` if the
+    /// configuration has no such choice.
+    fn remat(&self) -> Option<bool> {
+        None
+    }
+
+    /// Examples that batch norm normalizes together; `None` without batch norm.
+    fn batch_norm_group(&self) -> Option<usize> {
+        None
+    }
+
+    /// The share of a label that is spread over all classes; `None` if the configuration has no such choice.
+    fn label_smoothing(&self) -> Option<f64> {
+        None
+    }
+}
+
+/// A value that a configuration of a model may not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidValue {
+    /// Its key.
+    pub key: &'static str,
+    /// The value.
+    pub found: String,
+    /// What is allowed instead.
+    pub allowed: String,
+    /// Keys that decide what is allowed. If one of them is wrong itself, this value may be right.
+    pub depends_on: &'static [&'static str],
+}
+
+impl InvalidValue {
+    /// A value that is not allowed, whatever the other keys are.
+    pub(crate) fn new(key: &'static str, found: impl Display, allowed: impl Into<String>) -> Self {
+        Self { key, found: found.to_string(), allowed: allowed.into(), depends_on: &[] }
+    }
+}
+
+/// Rates and shares: from 0 to below 1.
+pub(crate) fn check_share(key: &'static str, value: f64) -> Option<InvalidValue> {
+    let invalid = || InvalidValue::new(key, value, "a number from 0 to below 1");
+    (!(0.0..1.0).contains(&value)).then(invalid)
+}
