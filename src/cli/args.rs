@@ -77,9 +77,9 @@ pub enum Command {
     TimeOps {
         #[command(flatten)]
         config: ConfigArgs,
-        /// Number of replicas of the step; one of them runs
+        /// Number of shards of the batch; one of them runs
         #[arg(long)]
-        replicas: usize,
+        batch_shards: usize,
         /// Number of measured steps
         #[arg(long)]
         steps: usize,

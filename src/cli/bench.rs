@@ -20,7 +20,7 @@ const OP_STEPS: usize = 3;
 pub fn run(args: &BenchArgs, started: Instant) -> Result<ExitCode> {
     let mut loaded = Loaded::new(&args.config)?;
     loaded.config.compile.cache &= args.warm;
-    let worker = |num_replicas: usize| worker(&args.config, num_replicas);
+    let worker = |num_batch_shards: usize| worker(&args.config, num_batch_shards);
     let options = BenchOptions {
         num_steps: args.steps as usize,
         started,
@@ -36,20 +36,21 @@ pub fn run(args: &BenchArgs, started: Instant) -> Result<ExitCode> {
 }
 
 /// The command that runs steps whose ops are timed.
-fn worker(config: &ConfigArgs, num_replicas: usize) -> io::Result<Command> {
+fn worker(config: &ConfigArgs, num_batch_shards: usize) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("time-ops").arg(&config.config);
     for set in config.sets() {
         command.args(["--set", &set]);
     }
-    command.args(["--replicas", &num_replicas.to_string(), "--steps", &OP_STEPS.to_string()]);
+    command.args(["--batch-shards", &num_batch_shards.to_string()]);
+    command.args(["--steps", &OP_STEPS.to_string()]);
     command.stdin(Stdio::null());
     Ok(command)
 }
 
-pub fn serve(config: &ConfigArgs, num_replicas: usize, num_steps: usize) -> Result<ExitCode> {
+pub fn serve(config: &ConfigArgs, num_batch_shards: usize, num_steps: usize) -> Result<ExitCode> {
     let loaded = Loaded::new(config)?;
-    profile::serve_ops(&loaded.job(), num_replicas, num_steps, &mut io::stdout().lock())?;
+    profile::serve_ops(&loaded.job(), num_batch_shards, num_steps, &mut io::stdout().lock())?;
     Ok(ExitCode::SUCCESS)
 }
 

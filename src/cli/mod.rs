@@ -70,7 +70,9 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Config { config, .. } => resolved::run(config.as_ref()),
         Command::Hlo { config, stage } => hlo(&config, stage),
         Command::Bench(args) => bench::run(&args, started),
-        Command::TimeOps { config, replicas, steps } => bench::serve(&config, replicas, steps),
+        Command::TimeOps { config, batch_shards, steps } => {
+            bench::serve(&config, batch_shards, steps)
+        }
         Command::Schedule(args) => schedule::run(&args),
         Command::Compile { config, target, dump, json } => {
             compile::run(&config, &target, dump, json)

@@ -37,9 +37,14 @@ pub struct UnevenMesh {
 }
 
 impl MeshConfig {
-    /// `true` if the mesh does not depend on the number of devices.
-    pub fn is_fixed(&self) -> bool {
-        matches!((self.data, self.fsdp), (AutoOr::Value(_), AutoOr::Value(_)))
+    /// The mesh, if it does not depend on the number of devices.
+    pub fn fixed(&self) -> Option<Mesh> {
+        match (self.data, self.fsdp) {
+            (AutoOr::Value(data), AutoOr::Value(fsdp)) => {
+                Some(Mesh::new(&[(Axis::Data, data), (Axis::Fsdp, fsdp)]))
+            }
+            _ => None,
+        }
     }
 
     /// The mesh of a number of devices, all of which `"auto"` takes.

@@ -211,10 +211,9 @@ impl Config {
             optimizer.check_in(train.precision.dtypes().params, &mut in_dtype);
             errors.extend_from("optimizer", in_dtype);
         }
-        if let (Some(train), Some(mesh)) = (&train, &mesh)
-            && mesh.is_fixed()
-        {
-            check_batch(train, mesh.on_virtual_devices(1).num_replicas(), errors);
+        // The batch is split over every axis that a configuration has.
+        if let (Some(train), Some(mesh)) = (&train, mesh.as_ref().and_then(MeshConfig::fixed)) {
+            check_batch(train, mesh.num_replicas(), errors);
         }
         Some(Self {
             model: model?,

@@ -51,7 +51,7 @@ impl Lowering {
     /// Lowers a traced graph.
     pub fn lower(self, graph: Graph, name: &str) -> Lowered {
         let graph = self.apply(graph);
-        Lowered { program: hlo::lower(&graph, name), graph }
+        Lowered::new(graph, name)
     }
 
     fn apply(self, mut graph: Graph) -> Graph {
@@ -78,4 +78,11 @@ pub struct Lowered {
     pub graph: Graph,
     /// The program's text and signature.
     pub program: Program,
+}
+
+impl Lowered {
+    /// The program of a graph that is in the backend's form already, such as several lowered steps in one graph.
+    pub fn new(graph: Graph, name: &str) -> Self {
+        Self { program: hlo::lower(&graph, name), graph }
+    }
 }

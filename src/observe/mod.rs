@@ -1,7 +1,8 @@
 //! What happens in a run ([`RunEvent`]), and where it goes ([`Sink`]): a line per step in `metrics.jsonl`, one object in
 //! `summary.json`, and a progress bar or lines on stderr (phase: run).
 //!
-//! A sink can neither stop nor slow a run. [`Sinks::start`] has the list of all of them.
+//! Between the start and the end of the steps, a sink can neither stop nor slow a run. [`Sinks::start`] has the list
+//! of all sinks.
 //!
 //! JSON has no numbers that are not finite: they are written as `null`. `docs/outputs.md` explains the fields to users.
 

@@ -1,13 +1,13 @@
-//! Where the events of a run go.
+//! The trait of sinks, and the list of all of them.
 
 use std::path::Path;
 
 use super::{Error, Jsonl, RunEvent, RunInfo, Summary, SummaryFile, Terminal};
 
-/// Takes note of what happens in a run.
+/// Receives the events of a run.
 pub trait Sink {
-    /// Takes note of an event. This must not wait for a disk or a network: it is called between two launches. What
-    /// goes wrong is kept for [`Self::flush`].
+    /// Handles an event. Between `Started` and `StepsEnded` this must not wait for a disk or a network, because it is
+    /// called between two launches. Errors are kept for [`Self::flush`].
     fn event(&mut self, event: &RunEvent);
 
     /// Waits until everything so far has been written. Called after `Started`, `StepsEnded` and `Ended`.
@@ -27,7 +27,7 @@ pub struct Sinks {
 }
 
 impl Sinks {
-    /// The list of all sinks, which are told that the run has started. Files are written into the directory `out`.
+    /// Makes all sinks and sends them `Started`. Files are written into the directory `out`.
     ///
     /// # Errors
     /// A file that cannot be written.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use hlo::{DType, LeafSpec, Mesh, Sharding, Tensor, TensorType, Tracer, Tree, trace};
 use models::{Batch, Model, ParamUse, Parameter, Precision, RunningMean, Scope};
 
-use super::{BATCH, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, STEP, StepError};
+use super::{BATCH, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, STEP, StepError, ema_path};
 use crate::config::OnNonfinite;
-use crate::optim::{EMA, Transformation};
+use crate::optim::Transformation;
 use crate::parallel::Policy;
 
 /// A field of the batch.
@@ -71,11 +71,7 @@ impl<'a> StepSpec<'a> {
             (params, running_means) = (scope.parameters(), scope.running_means());
         })?;
         let leaves = self.leaves(&params, &running_means)?;
-        let local_type = |(path, leaf): (&str, &LeafSpec)| match leaf.local_type(&self.mesh) {
-            Ok(ty) => Ok((path.to_owned(), ty)),
-            Err(source) => Err(StepError::Shard { path: path.to_owned(), source }),
-        };
-        let types = leaves.iter().map(local_type).collect::<Result<_, _>>()?;
+        let types = local_types(&leaves, &self.mesh)?;
         Ok(DeclaredStep { spec: self, params, running_means, leaves, types })
     }
 
@@ -127,6 +123,18 @@ impl<'a> StepSpec<'a> {
     }
 }
 
+/// The types of the leaves on one replica of the mesh.
+pub(super) fn local_types(
+    leaves: &Tree<LeafSpec>,
+    mesh: &Mesh,
+) -> Result<Tree<TensorType>, StepError> {
+    let local_type = |(path, leaf): (&str, &LeafSpec)| match leaf.local_type(mesh) {
+        Ok(ty) => Ok((path.to_owned(), ty)),
+        Err(source) => Err(StepError::Shard { path: path.to_owned(), source }),
+    };
+    leaves.iter().map(local_type).collect()
+}
+
 impl DeclaredStep<'_> {
     /// The leaves of the state, in the order of the programs' inputs. They are the only definition of the dtypes,
     /// global dims and shardings of the state.
@@ -149,7 +157,7 @@ impl DeclaredStep<'_> {
     /// running mean of the model state, because [`Scope`] rejects it.
     pub fn model_leaves(&self) -> Tree<String> {
         let params = self.params.paths().map(|name| {
-            let averaged = format!("{OPT_STATE}.{EMA}.{name}");
+            let averaged = ema_path(name);
             let is_averaged = self.leaves.get(&averaged).is_some();
             (name.to_owned(), if is_averaged { averaged } else { format!("{PARAMS}.{name}") })
         });

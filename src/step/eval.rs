@@ -3,7 +3,7 @@
 use hlo::{Graph, Reduction, TensorType, trace};
 use models::{Batch, Scope};
 
-use super::{DeclaredStep, MODEL_STATE, PARAMS, SUMS, StepError, finish};
+use super::{DeclaredStep, MODEL_STATE, PARAMS, SUMS, StepError, WEIGHT, finish};
 
 /// Sums over an evaluation batch: params, model_state, batch, batch.weight -> sums.
 ///
@@ -26,7 +26,7 @@ pub fn trace_eval(step: &DeclaredStep<'_>) -> Result<(Graph, Vec<&'static str>),
         let model_state = leaf(MODEL_STATE).map(|_, mean| mean.vary(axes));
         let Batch { fields, .. } = spec.batch_inputs(t, spec.microbatch);
         let ty = TensorType::new(hlo::DType::F32, &[spec.microbatch]).varying(axes);
-        let weight = t.input("batch.weight", ty).convert(spec.precision.params);
+        let weight = t.input(WEIGHT, ty).convert(spec.precision.params);
         let scope = Scope::bind(t, spec.precision, params, None)
             .with_param_use(step.at_use())
             .with_model_state(model_state);

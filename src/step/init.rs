@@ -4,8 +4,7 @@ use hlo::random::{GlobalSlice, Key};
 use hlo::{DType, Graph, Sharding, Tensor, TensorType, Tree, trace};
 use models::Parameter;
 
-use super::{DeclaredStep, MODEL_STATE, OPT_STATE, PARAMS, SEED, StepError, finish};
-use crate::optim::EMA;
+use super::{DeclaredStep, MODEL_STATE, PARAMS, SEED, StepError, ema_path, finish};
 
 /// seed -> state. Every replica draws its own shards. Values depend only on the seed and the elements' global
 /// indices, so no broadcast is needed and the values do not depend on the mesh.
@@ -23,7 +22,7 @@ pub fn trace_init(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
         });
         for (path, ty) in step.types().iter() {
             // The running mean of a parameter starts as the parameter.
-            let prefixes = [format!("{PARAMS}."), format!("{OPT_STATE}.{EMA}.")];
+            let prefixes = [format!("{PARAMS}."), ema_path("")];
             let name = prefixes.iter().find_map(|prefix| path.strip_prefix(prefix.as_str()));
             let start = name.and_then(|name| drawn.get(name).copied()).unwrap_or_else(|| {
                 let start = running_means.get(path).map_or(0.0, |mean| mean.start);

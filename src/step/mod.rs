@@ -34,7 +34,8 @@ pub use proof::trace_proof;
 pub use repeat::repeat_step;
 pub use signature::{
     BATCH, FINGERPRINTS, LEARNING_RATE, MAX, METRICS_OUTPUT, MIN, MODEL_STATE, NUM_SKIPPED,
-    OPT_STATE, PARAMS, REPLICA_LOSS, Results, SEED, STEP, SUMS, Signature, SignatureError,
+    OPT_STATE, PARAMS, REPLICA_LOSS, Results, SEED, STEP, SUMS, Signature, SignatureError, WEIGHT,
+    ema_path,
 };
 pub use train::{METRICS, trace_grad, trace_loss, trace_step};
 

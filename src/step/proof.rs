@@ -2,6 +2,7 @@
 
 use hlo::{AxisSet, DType, Graph, LeafSpec, Mesh, Reduction, Tensor, Tree, trace};
 
+use super::declare::local_types;
 use super::{FINGERPRINTS, MAX, MIN, StepError, finish};
 
 /// state -> fingerprints, min, max; each u32 `[leaves]`, in the order of the state's leaves.
@@ -14,11 +15,7 @@ use super::{FINGERPRINTS, MAX, MIN, StepError, finish};
 /// # Errors
 /// If a leaf cannot be sharded over the mesh.
 pub fn trace_proof(mesh: Mesh, leaves: &Tree<LeafSpec>) -> Result<Graph, StepError> {
-    let local_type = |(path, leaf): (&str, &LeafSpec)| match leaf.local_type(&mesh) {
-        Ok(ty) => Ok((path.to_owned(), ty)),
-        Err(source) => Err(StepError::Shard { path: path.to_owned(), source }),
-    };
-    let types: Tree<_> = leaves.iter().map(local_type).collect::<Result<_, _>>()?;
+    let types = local_types(leaves, &mesh)?;
     finish(trace(mesh, |t| {
         let state = types.map(|path, ty| t.input(path, ty.clone()));
         let prints: Vec<_> = state.values().map(|leaf| fingerprint(*leaf).reshape(&[1])).collect();

@@ -2,6 +2,8 @@
 
 use hlo::Program;
 
+use crate::optim::EMA;
+
 /// Name of the input that holds the seed: u32 `[2]`, high word first.
 pub const SEED: &str = "seed";
 /// Prefix of the names of the inputs that hold the batch, one for each field.
@@ -18,6 +20,8 @@ pub const OPT_STATE: &str = "opt_state";
 pub const STEP: &str = "step";
 /// Path, in the state, of the number of updates skipped because a value was not finite: u32 scalar.
 pub const NUM_SKIPPED: &str = "num_skipped";
+/// Name of evaluation's input with the weight of each example: f32 `[b]`, 0 for padding.
+pub const WEIGHT: &str = "batch.weight";
 /// Name of the step's output that holds [`METRICS`](super::METRICS).
 pub const METRICS_OUTPUT: &str = "metrics";
 /// Name of the step's output that holds each replica's own mean loss.
@@ -30,6 +34,11 @@ pub const FINGERPRINTS: &str = "fingerprints";
 pub const MIN: &str = "min";
 /// Name of the proof's output that holds the largest fingerprints.
 pub const MAX: &str = "max";
+
+/// Path, in the state, of the running mean of the parameter `name`, if the optimizer keeps one.
+pub fn ema_path(name: &str) -> String {
+    format!("{OPT_STATE}.{EMA}.{name}")
+}
 
 /// The names of a program's inputs and outputs, in order. Leaves of the state are passed as a group, everything
 /// else by name.

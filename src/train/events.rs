@@ -8,7 +8,7 @@ use crate::config::TrainConfig;
 
 /// The steps of a run after which something is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Events {
+pub(super) struct DueSteps {
     total_steps: u64,
     /// Steps between proofs; 0 for none.
     proof_every: u64,
@@ -25,8 +25,8 @@ pub(super) struct Due {
     pub evaluation: bool,
 }
 
-impl Events {
-    /// The events of a run of `total_steps` steps.
+impl DueSteps {
+    /// The steps of a run of `total_steps` steps after which something is due.
     pub fn new(config: &TrainConfig, total_steps: u64) -> Self {
         let (proof_every, eval_every) = (config.check_lockstep_every, config.eval_every);
         Self { total_steps, proof_every, eval_every }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     /// The steps after which a proof and an evaluation are due.
-    fn due(events: &Events) -> [Vec<u64>; 2] {
+    fn due(events: &DueSteps) -> [Vec<u64>; 2] {
         let steps = |is_due: fn(Due) -> bool| {
             (1..=events.total_steps).filter(|step| is_due(events.after(*step))).collect()
         };
@@ -82,7 +82,7 @@ mod tests {
             (8, 4, 4, vec![4, 8], vec![4, 8]),
             (1, 0, 1, vec![], vec![1]),
         ] {
-            let events = Events { total_steps, proof_every, eval_every };
+            let events = DueSteps { total_steps, proof_every, eval_every };
             assert_eq!(due(&events), [proofs, evals], "{events:?}");
             assert_eq!(events.has_proofs(), proof_every > 0);
         }
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn nothing_is_due_inside_a_launch() {
         for (proof_every, eval_every) in [(0, 0), (3, 0), (0, 4), (5, 7)] {
-            let events = Events { total_steps: 23, proof_every, eval_every };
+            let events = DueSteps { total_steps: 23, proof_every, eval_every };
             let mut next = 0;
             for launch in events.launches(4) {
                 assert_eq!(launch.start, next, "{events:?}");

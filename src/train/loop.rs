@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::events::{Due, Events};
+use super::events::{Due, DueSteps};
 use super::nonfinite::SkippedUpdates;
 use super::recorder::{LaunchTimes, Recorder};
 use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Trainer};
@@ -35,17 +35,17 @@ pub(super) struct Loop<'a> {
     stop: &'a Stop,
     trainer: &'a mut Trainer,
     recorder: &'a mut Recorder,
-    events: Events,
+    due_steps: DueSteps,
     batches: Prefetch<DeviceBatch, pjrt::Error>,
     /// Launches whose metrics have not been recorded, oldest first.
-    unrecorded: VecDeque<Launched>,
+    unrecorded: VecDeque<UnrecordedLaunch>,
     /// When the previous launch ended.
     last_end: Instant,
     skipped: SkippedUpdates,
 }
 
 /// A launch, and the time that the host spent on it.
-struct Launched {
+struct UnrecordedLaunch {
     steps: PendingSteps,
     host: Duration,
     data_wait: Duration,
@@ -64,10 +64,10 @@ impl<'a> Loop<'a> {
         recorder: &'a mut Recorder,
     ) -> Result<Self, Error> {
         let (config, num_batch_shards) = (&job.config.train, run.batch.num_batch_shards());
-        let events = Events::new(config, run.length.total_steps());
+        let due_steps = DueSteps::new(config, run.length.total_steps());
         let (train, global_batch) = (job.splits.train.clone(), run.batch.global_batch());
         let batches = TrainBatches::new(train, config.seed, global_batch, num_batch_shards)?;
-        let launches = events.launches(run.steps_per_launch as u64);
+        let launches = due_steps.launches(run.steps_per_launch as u64);
         let launches = launches.map(move |steps| batches.launch(steps));
         let sender = trainer.batch_sender();
         let batches = Prefetch::start(launches, 1, move |batches| sender.send(batches))?;
@@ -79,7 +79,7 @@ impl<'a> Loop<'a> {
             stop,
             trainer,
             recorder,
-            events,
+            due_steps,
             batches,
             unrecorded,
             last_end,
@@ -93,10 +93,10 @@ impl<'a> Loop<'a> {
     /// What ends the run. The launches before it have been recorded, unless it is one of them that failed.
     pub fn run(mut self) -> Result<End, Error> {
         let mut eval_loss = None;
-        while self.trainer.steps_taken() < self.events.total_steps() {
+        while self.trainer.steps_taken() < self.due_steps.total_steps() {
             let Some(batch) = self.next_batch()? else { break };
             self.launch(batch)?;
-            let due = self.events.after(self.trainer.steps_taken());
+            let due = self.due_steps.after(self.trainer.steps_taken());
             self.record_all_but(if due == Due::default() { MAX_UNRECORDED } else { 0 })?;
             if due.proof {
                 self.prove()?;
@@ -106,9 +106,9 @@ impl<'a> Loop<'a> {
             }
         }
         let num_steps = self.trainer.steps_taken();
-        if num_steps < self.events.total_steps() {
+        if num_steps < self.due_steps.total_steps() {
             self.record_all_but(0)?;
-            if self.events.has_proofs() {
+            if self.due_steps.has_proofs() {
                 // What is saved has been proved.
                 self.prove()?;
             }
@@ -147,14 +147,14 @@ impl<'a> Loop<'a> {
         let steps = first..first + batch.num_steps as u64;
         let rates = steps.map(|step| self.run.schedule.lr(step)).collect();
         let steps = self.trainer.launch(batch, rates)?;
-        self.unrecorded.push_back(Launched { steps, host: start.elapsed(), data_wait });
+        self.unrecorded.push_back(UnrecordedLaunch { steps, host: start.elapsed(), data_wait });
         Ok(())
     }
 
     /// Waits for the metrics of all but the last `num_left` launches, and records them.
     fn record_all_but(&mut self, num_left: usize) -> Result<(), Error> {
         while self.unrecorded.len() > num_left
-            && let Some(Launched { steps, host, data_wait }) = self.unrecorded.pop_front()
+            && let Some(UnrecordedLaunch { steps, host, data_wait }) = self.unrecorded.pop_front()
         {
             let mut results = self.trainer.finish(steps)?;
             let end = Instant::now();
@@ -165,7 +165,7 @@ impl<'a> Loop<'a> {
             };
             let stopped = self.skipped.check(&mut results, skipped);
             let num_steps = results.last().map_or(0, |result| result.step + 1);
-            let is_evaluated = self.events.after(num_steps).evaluation;
+            let is_evaluated = self.due_steps.after(num_steps).evaluation;
             self.recorder.launch(&results, times, is_evaluated);
             stopped?;
         }

@@ -95,12 +95,12 @@ impl Callable {
 }
 
 /// A program that has not been compiled yet.
-struct Text {
+struct UncompiledProgram {
     program: Program,
     signature: Signature,
 }
 
-impl Text {
+impl UncompiledProgram {
     fn new(
         program: Program,
         taken: impl Iterator<Item = impl AsRef<str>>,
@@ -129,8 +129,6 @@ pub struct Programs {
     pub proof: Background,
     /// Names of the metrics, which follow loss and weight in the sums of `eval`.
     pub eval_metrics: Vec<&'static str>,
-    /// The leaves of the state.
-    pub leaves: Tree<LeafSpec>,
     /// The paths in the state of the leaves that evaluation reads and files hold, under their names in the model.
     pub model_leaves: Tree<String>,
     /// The graph of the step that was compiled, for reports.
@@ -139,14 +137,15 @@ pub struct Programs {
 
 /// The programs of a run as text. They need no plugin.
 pub struct LoweredPrograms {
-    leaves: Tree<LeafSpec>,
+    /// The leaves of the state.
+    pub(super) leaves: Tree<LeafSpec>,
     model_leaves: Tree<String>,
     step_graph: Graph,
-    init: Text,
-    step: Text,
-    steps: Option<Text>,
-    eval: Text,
-    proof: Text,
+    init: UncompiledProgram,
+    step: UncompiledProgram,
+    steps: Option<UncompiledProgram>,
+    eval: UncompiledProgram,
+    proof: UncompiledProgram,
     eval_metrics: Vec<&'static str>,
 }
 
@@ -171,8 +170,8 @@ impl LoweredPrograms {
             many => {
                 let steps = step::repeat_step(&step_graph, many)?;
                 // Its body is the step in the backend's form already.
-                let steps = spans.time("write programs", || hlo::lower(&steps, "steps"));
-                Some(Text::new(steps, leaves.paths(), leaves.paths())?)
+                let steps = spans.time("write programs", || Lowered::new(steps, "steps"));
+                Some(UncompiledProgram::new(steps.program, leaves.paths(), leaves.paths())?)
             }
         };
         let init = spans.time("trace init", || step::trace_init(&declared))?;
@@ -180,11 +179,11 @@ impl LoweredPrograms {
         let proof = spans.time("trace proof", || step::trace_proof(run.mesh, leaves))?;
         let eval_leaves = declared.eval_inputs();
         Ok(Self {
-            init: Text::new(lower(init, "init").program, none(), leaves.paths())?,
-            step: Text::new(step, leaves.paths(), leaves.paths())?,
+            init: UncompiledProgram::new(lower(init, "init").program, none(), leaves.paths())?,
+            step: UncompiledProgram::new(step, leaves.paths(), leaves.paths())?,
             steps,
-            eval: Text::new(lower(eval, "eval").program, eval_leaves, none())?,
-            proof: Text::new(lower(proof, "proof").program, leaves.paths(), none())?,
+            eval: UncompiledProgram::new(lower(eval, "eval").program, eval_leaves, none())?,
+            proof: UncompiledProgram::new(lower(proof, "proof").program, leaves.paths(), none())?,
             eval_metrics,
             leaves: leaves.clone(),
             model_leaves,
@@ -202,12 +201,12 @@ impl LoweredPrograms {
         settings: &CompileSettings,
         spans: &StartupSpans,
     ) -> Result<Programs, Error> {
-        let compile = |text: &Text, name: &'static str| {
+        let compile = |program: &UncompiledProgram, name: &'static str| {
             let from = Instant::now();
-            let (executable, hit) = settings.compile(client, &text.program)?;
+            let (executable, hit) = settings.compile(client, &program.program)?;
             let how = if hit { "load" } else { "compile" };
             spans.record(format!("{how} {name}"), from, Instant::now());
-            Ok::<_, pjrt::Error>(text.compiled(executable))
+            Ok::<_, pjrt::Error>(program.compiled(executable))
         };
         let (init, step, steps) = thread::scope(|scope| {
             let init = scope.spawn(|| compile(&self.init, "init"));
@@ -223,7 +222,6 @@ impl LoweredPrograms {
             eval: Background::new(client, self.eval, settings),
             proof: Background::new(client, self.proof, settings),
             eval_metrics: self.eval_metrics,
-            leaves: self.leaves,
             model_leaves: self.model_leaves,
             step_graph: self.step_graph,
         })
@@ -236,28 +234,28 @@ fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
 
 /// A program that is compiled in the background after [`Self::start`], or when it is first needed.
 pub struct Background {
-    state: Mutex<Pending>,
+    state: Mutex<CompileState>,
     done: OnceLock<Result<Callable, String>>,
 }
 
-enum Pending {
+enum CompileState {
     Waiting(Box<dyn FnOnce() -> Result<Callable, pjrt::Error> + Send>),
     Compiling(JoinHandle<Result<Callable, pjrt::Error>>),
     Done,
 }
 
 impl Background {
-    fn new(client: &Client, text: Text, settings: &CompileSettings) -> Self {
+    fn new(client: &Client, program: UncompiledProgram, settings: &CompileSettings) -> Self {
         let (client, settings) = (client.clone(), settings.clone());
-        let compile = move || Ok(text.compiled(settings.compile(&client, &text.program)?.0));
-        Self { state: Mutex::new(Pending::Waiting(Box::new(compile))), done: OnceLock::new() }
+        let compile = move || Ok(program.compiled(settings.compile(&client, &program.program)?.0));
+        Self { state: Mutex::new(CompileState::Waiting(Box::new(compile))), done: OnceLock::new() }
     }
 
     /// Starts compiling, unless it was started before.
     pub fn start(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = match std::mem::replace(&mut *state, Pending::Done) {
-            Pending::Waiting(compile) => Pending::Compiling(thread::spawn(compile)),
+        *state = match std::mem::replace(&mut *state, CompileState::Done) {
+            CompileState::Waiting(compile) => CompileState::Compiling(thread::spawn(compile)),
             later => later,
         };
     }
@@ -269,13 +267,13 @@ impl Background {
     pub fn get(&self) -> Result<&Callable, Error> {
         let done = self.done.get_or_init(|| {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let result = match std::mem::replace(&mut *state, Pending::Done) {
-                Pending::Waiting(compile) => compile(),
-                Pending::Compiling(thread) => match thread.join() {
+            let result = match std::mem::replace(&mut *state, CompileState::Done) {
+                CompileState::Waiting(compile) => compile(),
+                CompileState::Compiling(thread) => match thread.join() {
                     Ok(result) => result,
                     Err(_) => return Err("the compiling thread panicked".into()),
                 },
-                Pending::Done => unreachable!("taken only here, once"),
+                CompileState::Done => unreachable!("taken only here, once"),
             };
             result.map_err(|error| error.to_string())
         });
@@ -287,7 +285,7 @@ impl Background {
 impl Drop for Background {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Pending::Compiling(thread) = std::mem::replace(state, Pending::Done) {
+        if let CompileState::Compiling(thread) = std::mem::replace(state, CompileState::Done) {
             // An error no longer matters, since the program is not needed.
             let _ = thread.join();
         }

@@ -97,7 +97,8 @@ impl Run {
         })
     }
 
-    /// The same run on one replica only, with an unchanged batch and amount of work for that replica.
+    /// The same run on one replica only, with its share of the batch. That replica holds the whole state, also if the
+    /// run shards it.
     #[must_use]
     pub fn on_one_replica(self) -> Self {
         let batch = self.batch.on_one_shard();

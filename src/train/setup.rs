@@ -143,7 +143,7 @@ pub(super) fn start(
         let lowered = LoweredPrograms::new(&run, *model, spans)?;
         Ok::<_, Error>((run, lowered))
     };
-    let is_mesh_known = |platform| platform == Platform::Cpu || config.mesh.is_fixed();
+    let is_mesh_known = |platform| platform == Platform::Cpu || config.mesh.fixed().is_some();
     let (client, (run, lowered)) = match platform_on_host(config) {
         Some(platform) if is_mesh_known(platform) => {
             if platform == Platform::Cpu {

@@ -10,12 +10,11 @@ use super::programs::{Callable, LoweredPrograms, NamedLaunch, Programs};
 use super::{Error, Run};
 use crate::data::HostBatch;
 use crate::observe::StartupSpans;
-use crate::optim::EMA;
 use crate::pjrt::{Arg, Buffers, Client, Completion, Placement};
 use crate::state::State;
 use crate::step::{
-    BATCH, LEARNING_RATE, METRICS, METRICS_OUTPUT, MODEL_STATE, OPT_STATE, PARAMS, REPLICA_LOSS,
-    SEED,
+    BATCH, LEARNING_RATE, METRICS, METRICS_OUTPUT, MODEL_STATE, PARAMS, REPLICA_LOSS, SEED,
+    ema_path,
 };
 
 /// The batches of a launch, whose transfer to the devices has started: the step's `batch.*` inputs by name.
@@ -115,12 +114,13 @@ impl Trainer {
     ) -> Result<Self, Error> {
         let num_replicas = run.mesh.num_replicas();
         let settings = run.compile.clone().for_devices(client, num_replicas);
+        let specs = lowered.leaves.clone();
         let programs = lowered.compile(client, &settings, spans)?;
         let placement = programs.init.executable.placement();
         let seed = Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]);
         let seed = client.upload_on(placement, &replicated(seed, placement))?;
         let call = programs.init.call([], |name| (name == SEED).then_some(Arg::Borrow(&seed)))?;
-        let (leaves, specs) = (call.results.leaves, programs.leaves.clone());
+        let leaves = call.results.leaves;
         let state = State::new(client.clone(), placement.clone(), run.mesh, specs, leaves);
         Ok(Self { client: client.clone(), state, programs, seed, batch_axes: run.batch_axes() })
     }
@@ -142,8 +142,8 @@ impl Trainer {
     /// See [`State::scatter`].
     pub fn set_model(&mut self, model: &Tree<Literal>) -> Result<(), Error> {
         for (name, literal) in model.iter() {
-            let averaged = format!("{OPT_STATE}.{EMA}.{name}");
-            let paths = [format!("{PARAMS}.{name}"), averaged, format!("{MODEL_STATE}.{name}")];
+            let paths =
+                [format!("{PARAMS}.{name}"), ema_path(name), format!("{MODEL_STATE}.{name}")];
             let specs = self.state.specs();
             let there: Vec<_> = paths.iter().filter(|path| specs.get(path).is_some()).collect();
             // A name that the model does not have is rejected as that of a parameter.
