@@ -7,7 +7,7 @@ use hlo::{Axis, AxisSet, LeafSpec, Literal, Mesh, Sharding, Tensor, Tree};
 use lockstep::config::Config;
 use lockstep::data::{self, TrainBatches};
 use lockstep::observe::EvalResult;
-use lockstep::parallel::{Policy, Zero};
+use lockstep::parallel::{Policy, Stage, Zero};
 use lockstep::state;
 use lockstep::train::{Error, Run, StepResult, Trainer, open_devices, params_file};
 
@@ -267,35 +267,17 @@ fn files_do_not_depend_on_the_mesh() {
     assert!(files.iter().all(|file| *file == sharded));
 }
 
-/// A policy whose steps hold shards, which are gathered where a layer uses the parameter.
-#[derive(Debug)]
-struct GatherAtUse;
-
-impl Policy for GatherAtUse {
-    fn batch_axes(&self) -> AxisSet {
-        AxisSet::of(&[Axis::Data, Axis::Fsdp])
-    }
-
-    fn place(&self, path: &str, dims: &[usize], mesh: &Mesh) -> Sharding {
-        Zero.place(path, dims, mesh)
-    }
-
-    fn for_step<'g>(&self, kept: Tensor<'g>, _sharding: &Sharding) -> Tensor<'g> {
-        kept.vary(self.batch_axes())
-    }
-
-    fn for_use<'g>(&self, held: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
-        Zero.for_step(held, sharding)
-    }
-}
-
 /// A policy may gather a parameter where it is used, also in the body of a scan or remat and in the copy of that body for
 /// the backward pass.
 #[test]
 fn parameters_can_be_gathered_where_they_are_used() {
     for case in &CASES[3..5] {
         let one = train(case, &["mesh.data=1", "mesh.fsdp=1"]);
-        let other = train_with(case, &["mesh.data=2", "mesh.fsdp=2"], Some(Arc::new(GatherAtUse)));
+        let other = train_with(
+            case,
+            &["mesh.data=2", "mesh.fsdp=2"],
+            Some(Arc::new(Zero::new(Stage::Three))),
+        );
         let worst = worst_relative_difference(&one.losses, &other.losses);
         assert!(worst < case.tolerance, "{}: losses differ by {worst:e}", case.name);
         let params = other.trainer.state().specs().subtree("params");

@@ -261,6 +261,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
         | Op::While { .. }
         | Op::Case { .. }
         | Op::FusionBarrier
+        | Op::BlockBoundary
         | Op::OptimizationBarrier
         | Op::ReplicaId { .. }
         | Op::Vary { .. }

@@ -222,7 +222,7 @@ impl Writer {
     fn node(&mut self, context: &mut RegionContext<'_>, node: &Node) {
         match &node.op {
             Op::Input { .. } => return,
-            Op::Vary { .. } | Op::StopGradient => {
+            Op::Vary { .. } | Op::StopGradient | Op::BlockBoundary => {
                 context.names[node.result().index()] = context.name(node.operands[0]).to_owned();
                 return;
             }
@@ -533,6 +533,7 @@ fn expression(
         | Op::Case { .. }
         | Op::ReplicaId { .. }
         | Op::Vary { .. }
+        | Op::BlockBoundary
         | Op::StopGradient => unreachable!("written by `Writer::node`"),
     }
 }

@@ -70,6 +70,8 @@ pub struct Parameter {
     pub dtype: DType,
     /// How it is initialized.
     pub initializer: Initializer,
+    /// Element type in which the layer uses it: that of the computation, or for [`Scope::param_in_full`] its own.
+    pub used_in: DType,
 }
 
 /// A statistic that training observes and evaluation uses; part of the model state. Each step adds
@@ -118,8 +120,9 @@ impl Precision {
 /// A function that is applied to a parameter where a model uses it, including in the body of a scan or remat. With it,
 /// a policy that shards parameters can gather them at use.
 pub trait ParamUse {
-    /// The whole parameter at `path`, from the tensor that the scope holds.
-    fn apply<'g>(&self, path: &str, held: Tensor<'g>) -> Tensor<'g>;
+    /// The whole parameter at `path`, from the tensor that the scope holds. It may be in `dtype` already, to which it
+    /// is converted otherwise.
+    fn apply<'g>(&self, path: &str, held: Tensor<'g>, dtype: DType) -> Tensor<'g>;
 }
 
 /// A position in the tree of parameters, and the source of their values. Layers declare their parameters through it.
@@ -340,7 +343,9 @@ impl<'g> Scope<'g> {
     /// Declares the parameter `name` with its global dims, and returns it whole, in the compute dtype.
     #[track_caller]
     pub fn param(&self, name: &str, dims: &[usize], initializer: Initializer) -> Tensor<'g> {
-        self.param_in_full(name, dims, initializer).convert(self.shared.precision.compute)
+        let Precision { params, compute } = self.shared.precision;
+        let dims = dims.to_vec();
+        self.used_param(name, Parameter { dims, dtype: params, initializer, used_in: compute })
     }
 
     /// Like [`Self::param`], but in the dtype of parameters, for layers such as norms.
@@ -351,35 +356,34 @@ impl<'g> Scope<'g> {
         dims: &[usize],
         initializer: Initializer,
     ) -> Tensor<'g> {
-        let path = self.path(name);
-        let held = self.held_param(name, dims, initializer);
+        let (dims, dtype) = (dims.to_vec(), self.shared.precision.params);
+        self.used_param(name, Parameter { dims, dtype, initializer, used_in: dtype })
+    }
+
+    #[track_caller]
+    fn used_param(&self, name: &str, parameter: Parameter) -> Tensor<'g> {
+        let (path, dims, dtype) = (self.path(name), parameter.dims.clone(), parameter.used_in);
+        let held = self.held_param(name, parameter);
         let whole = match &self.param_use {
-            Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), held),
+            Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), held, dtype),
             None => held,
         };
         if whole.shape() != dims {
             whole.reject("param", format!("`{path}` is declared with dims {dims:?}"));
         }
-        whole
+        whole.convert(dtype)
     }
 
     /// Declares a parameter and returns the tensor that the scope holds for it, before [`ParamUse::apply`].
     #[track_caller]
-    pub(crate) fn held_param(
-        &self,
-        name: &str,
-        dims: &[usize],
-        initializer: Initializer,
-    ) -> Tensor<'g> {
+    pub(crate) fn held_param(&self, name: &str, parameter: Parameter) -> Tensor<'g> {
         let path = self.path(name);
-        let Shared { tracer, precision, source, declared, .. } = &*self.shared;
-        let dtype = precision.params;
-        let parameter = Parameter { dims: dims.to_vec(), dtype, initializer };
+        let Shared { tracer, source, declared, .. } = &*self.shared;
+        let ty = TensorType::new(parameter.dtype, &parameter.dims);
         let tensor = match source {
             Source::Bind(values) => values.get(&path).copied(),
             Source::Declare { varying } => {
-                let ty = TensorType::new(dtype, dims).varying(*varying);
-                Some(tracer.input(path.clone(), ty))
+                Some(tracer.input(path.clone(), ty.clone().varying(*varying)))
             }
         };
         let before = declared.borrow_mut().insert(path.clone(), parameter).is_some();
@@ -392,7 +396,7 @@ impl<'g> Scope<'g> {
                 tensor
             }
             None => {
-                let missing = tracer.full(dtype, dims, 0.0);
+                let missing = tracer.full(ty.dtype, &ty.dims, 0.0);
                 missing.reject("param", format!("there is no value for the parameter `{path}`"));
                 missing
             }

@@ -34,19 +34,21 @@ pub fn stack<'g>(
         return x;
     }
     if !scan && !remat {
-        return (0..num_blocks).fold(x, |x, index| block(&scope.block(index), x));
+        let run = |x: Tensor<'g>, index| block(&scope.block(index), x.block_boundary());
+        return (0..num_blocks).fold(x, run).block_boundary();
     }
     let run = Block::new(scope, x, &block);
     let shared = run.shared_inputs(scope);
     if !scan {
-        return (0..num_blocks).fold(x, |x, index| {
+        let y = (0..num_blocks).fold(x, |x, index| {
             let number = x.tracer().scalar(DType::U32, index as f64);
             let leaves = run.leaves(&scope.at(index));
-            let inputs = [&[x], &shared[..], &[number], &leaves].concat();
+            let inputs = [&[x.block_boundary()], &shared[..], &[number], &leaves].concat();
             let results = x.tracer().remat(&inputs, |inputs| run.on(inputs));
             run.observe(&scope.at(index), &results[1..]);
             results[0]
         });
+        return y.block_boundary();
     }
     let blocks: Vec<_> = (0..num_blocks).map(|index| run.leaves(&scope.at(index))).collect();
     let numbers: Vec<_> = (0..num_blocks as u32).collect();
@@ -143,7 +145,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
     #[track_caller]
     fn leaves<'g>(&self, scope: &Scope<'g>) -> Vec<Tensor<'g>> {
         let params = self.params.iter();
-        let params = params.map(|(path, p)| scope.held_param(path, &p.dims, p.initializer));
+        let params = params.map(|(path, p)| scope.held_param(path, p.clone()));
         let means = self.running_means.iter();
         let means = means.map(|(path, m)| scope.running_mean(path, &m.dims, m.start, m.momentum));
         params.chain(means).collect()

@@ -3,5 +3,5 @@
 mod policy;
 mod stacks;
 
-pub use policy::{Policy, Replicated, Zero};
+pub use policy::{Policy, Replicated, Stage, Zero};
 pub use stacks::reduce_whole_stacks;

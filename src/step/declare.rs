@@ -177,9 +177,23 @@ impl DeclaredStep<'_> {
         self.spec.mesh
     }
 
-    /// Applies [`Policy::for_step`] to each parameter, from the form kept in the state to the one held by a step.
-    pub(super) fn for_step<'g>(&self, kept: &Tree<Tensor<'g>>) -> Tree<Tensor<'g>> {
-        kept.map(|path, param| self.spec.policy.for_step(*param, self.sharding(path)))
+    /// What a step holds of each parameter, from what the state keeps.
+    pub(super) fn held<'g>(&self, kept: &Tree<Tensor<'g>>) -> Tree<Held<'g>> {
+        let policy = &self.spec.policy;
+        kept.map(|path, kept| {
+            let (sharding, dtype) = (self.sharding(path), self.params[path].used_in);
+            Held {
+                tensor: policy.for_step(*kept, sharding),
+                once_per_step: policy.once_per_step(*kept, sharding, dtype),
+            }
+        })
+    }
+
+    /// What a microbatch binds in its scope.
+    pub(super) fn bound<'g>(&self, held: &Tree<Held<'g>>) -> Tree<Tensor<'g>> {
+        held.map(|path, Held { tensor, once_per_step }| {
+            self.spec.policy.for_microbatch(*tensor, *once_per_step, self.sharding(path))
+        })
     }
 
     /// The sharding of the parameter with this path in the model.
@@ -191,6 +205,30 @@ impl DeclaredStep<'_> {
     pub(super) fn at_use(&self) -> Rc<dyn ParamUse> {
         let shardings = self.params.map(|path, _| self.sharding(path).clone());
         Rc::new(AtUse { policy: self.spec.policy.clone(), shardings })
+    }
+}
+
+/// A parameter as a step holds it; see [`Policy`].
+#[derive(Clone, Copy)]
+pub(super) struct Held<'g> {
+    /// Gradients are taken with respect to it, and accumulated in its type.
+    pub tensor: Tensor<'g>,
+    /// The whole parameter, if it is computed once per step. The value of `tensor` is then not used.
+    pub once_per_step: Option<Tensor<'g>>,
+}
+
+impl Held<'_> {
+    /// The parameter in the body of a loop that carries `value`: what is computed once per step, or else the tensor.
+    pub(super) fn in_loop<'b>(&self, value: Tensor<'b>) -> Held<'b> {
+        match self.once_per_step {
+            None => Held { tensor: value, once_per_step: None },
+            Some(_) => {
+                // Of this tensor only the type matters, so that the loop need not carry it.
+                let ty = self.tensor.ty();
+                let unused = value.tracer().full(ty.dtype, &ty.dims, 0.0).vary(ty.varying);
+                Held { tensor: unused, once_per_step: Some(value) }
+            }
+        }
     }
 }
 
@@ -207,9 +245,9 @@ struct AtUse {
 
 impl ParamUse for AtUse {
     #[track_caller]
-    fn apply<'g>(&self, path: &str, held: Tensor<'g>) -> Tensor<'g> {
+    fn apply<'g>(&self, path: &str, held: Tensor<'g>, dtype: DType) -> Tensor<'g> {
         match self.shardings.get(path) {
-            Some(sharding) => self.policy.for_use(held, sharding),
+            Some(sharding) => self.policy.for_use(held, sharding, dtype),
             // Not a parameter of the declared model: the scope has no value for it and reports that.
             None => held,
         }

@@ -57,7 +57,7 @@ fn draw<'a, 'g>(
             None => kinds.push((parameter, sharding, vec![name])),
         }
     }
-    for (Parameter { dims, dtype, initializer }, _, names) in kinds {
+    for (Parameter { dims, dtype, initializer, .. }, _, names) in kinds {
         let (window, _) = window(names[0], dims);
         let local = window.dims().to_vec();
         let paths = names.iter().map(|name| format!("{PARAMS}.{name}"));

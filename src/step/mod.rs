@@ -20,7 +20,7 @@ mod repeat;
 mod signature;
 mod train;
 
-use hlo::{Graph, verify};
+use hlo::{Graph, rewrites, verify};
 
 use crate::optim::UnmatchedPattern;
 use crate::parallel::reduce_whole_stacks;
@@ -63,8 +63,23 @@ pub enum StepError {
 
 /// Verifies a traced graph, removes dead nodes, and reduces the gradients of scanned blocks as whole stacks.
 fn finish(graph: Graph) -> Result<Graph, StepError> {
+    finish_with(graph, rewrites::without_block_boundaries)
+}
+
+fn finish_with(graph: Graph, boundaries: impl Fn(&Graph) -> Graph) -> Result<Graph, StepError> {
     verify(&graph)?;
-    let graph = reduce_whole_stacks(&hlo::passes::simplify(&graph));
+    let graph = reduce_whole_stacks(&boundaries(&hlo::passes::simplify(&graph)));
     debug_assert_eq!(verify(&graph), Ok(()));
     Ok(graph)
+}
+
+impl DeclaredStep<'_> {
+    /// [`finish`] of a graph that runs the model: where the policy gathers parameters at use, their gathers are timed by
+    /// the model's blocks.
+    fn finish(&self, graph: Graph) -> Result<Graph, StepError> {
+        match self.spec.policy.gathers_at_use() {
+            true => finish_with(graph, rewrites::tie_gathers),
+            false => finish(graph),
+        }
+    }
 }

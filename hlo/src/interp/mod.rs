@@ -270,7 +270,11 @@ fn eval(
             let (target, location) = (call.target.clone(), node.location);
             Err(InterpError::CustomCall { target, location })
         }
-        Op::FusionBarrier | Op::OptimizationBarrier | Op::Vary { .. } | Op::StopGradient => same(),
+        Op::FusionBarrier
+        | Op::BlockBoundary
+        | Op::OptimizationBarrier
+        | Op::Vary { .. }
+        | Op::StopGradient => same(),
         Op::AllReduce { reduction, .. } => in_groups(&|x| collective::all_reduce(*reduction, x)),
         Op::AllGather { dim, .. } => in_groups(&|x| collective::all_gather(x, *dim)),
         Op::ReduceScatter { dim, .. } => in_groups(&|x| collective::reduce_scatter(x, *dim)),

@@ -1,12 +1,14 @@
 //! Passes that rewrite a graph into an equivalent form that some backend runs faster. The caller chooses the
 //! passes for its backend.
 
+mod gathers;
 mod in_place;
 mod reductions;
 
 use crate::rebuild::{push, rebuild};
 use crate::{Graph, Node, Op, TensorType, ValueId};
 
+pub use gathers::tie_gathers;
 pub use in_place::update_in_place;
 pub use reductions::stage_reductions;
 
@@ -14,6 +16,14 @@ pub use reductions::stage_reductions;
 pub fn without_fusion_barriers(graph: &Graph) -> Graph {
     everywhere(graph, &|_, node, operands, _| match node.op {
         Op::FusionBarrier => Some(operands[0]),
+        _ => None,
+    })
+}
+
+/// Removes the marks of [`crate::Tensor::block_boundary`].
+pub fn without_block_boundaries(graph: &Graph) -> Graph {
+    everywhere(graph, &|_, node, operands, _| match node.op {
+        Op::BlockBoundary => Some(operands[0]),
         _ => None,
     })
 }

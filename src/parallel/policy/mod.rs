@@ -5,17 +5,18 @@ mod zero;
 
 use std::fmt;
 
-use hlo::{AxisSet, Mesh, Sharding, Tensor};
+use hlo::{AxisSet, DType, Mesh, Sharding, Tensor};
 
 pub use replicated::Replicated;
-pub use zero::Zero;
+pub use zero::{Stage, Zero};
 
 /// How a step is distributed over the mesh.
 ///
-/// A parameter has three forms: *kept* in the state, sharded by [`Self::place`]; *held* for one step
-/// ([`Self::for_step`], once, before the microbatches); and *used* by a layer ([`Self::for_use`], wherever the
-/// model requests the parameter, including in the body of a scan or remat). The gradient's collectives are the
-/// vector-Jacobian products of the last two, so no model or policy can omit them.
+/// A parameter has four forms: *kept* in the state, sharded by [`Self::place`]; *held* for one step
+/// ([`Self::for_step`], once, before the microbatches), which gradients are accumulated in the form of; *bound* for a
+/// microbatch ([`Self::for_microbatch`]); and *used* by a layer ([`Self::for_use`], wherever the model requests the
+/// parameter, including in the body of a scan or remat). The gradient's collectives are the vector-Jacobian products of
+/// the last three, so no model or policy can omit them.
 pub trait Policy: fmt::Debug + Send + Sync {
     /// The axes over which the batch is split.
     fn batch_axes(&self) -> AxisSet;
@@ -27,8 +28,36 @@ pub trait Policy: fmt::Debug + Send + Sync {
     /// [`Self::batch_axes`].
     fn for_step<'g>(&self, kept: Tensor<'g>, sharding: &Sharding) -> Tensor<'g>;
 
-    /// The whole parameter, from the tensor that the step holds: the same tensor unless the policy gathers at use.
-    fn for_use<'g>(&self, held: Tensor<'g>, _sharding: &Sharding) -> Tensor<'g> {
+    /// The whole parameter in `dtype`, the one in which layers use it, if it is computed once per step and without a
+    /// gradient. [`Self::for_microbatch`] then takes only the gradient from the held tensor, and only the value from
+    /// this one.
+    fn once_per_step<'g>(
+        &self,
+        _kept: Tensor<'g>,
+        _sharding: &Sharding,
+        _dtype: DType,
+    ) -> Option<Tensor<'g>> {
+        None
+    }
+
+    /// What a microbatch binds, from what the step holds: the same tensor by default.
+    fn for_microbatch<'g>(
+        &self,
+        held: Tensor<'g>,
+        _once_per_step: Option<Tensor<'g>>,
+        _sharding: &Sharding,
+    ) -> Tensor<'g> {
         held
+    }
+
+    /// The whole parameter, from what the microbatch binds: the same tensor, unless the policy gathers at use. A policy
+    /// that does gathers in `dtype`, the one in which the layer uses the parameter.
+    fn for_use<'g>(&self, bound: Tensor<'g>, _sharding: &Sharding, _dtype: DType) -> Tensor<'g> {
+        bound
+    }
+
+    /// `true` if [`Self::for_use`] gathers.
+    fn gathers_at_use(&self) -> bool {
+        false
     }
 }
