@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hlo::{Axis, AxisSet, LeafSpec, Literal, Mesh, Sharding, Tensor, Tree};
+use hlo::{LeafSpec, Literal, Tree};
 use lockstep::config::Config;
 use lockstep::data::{self, TrainBatches};
 use lockstep::observe::EvalResult;
@@ -11,7 +11,7 @@ use lockstep::parallel::{Policy, Stage, Zero};
 use lockstep::state;
 use lockstep::train::{Error, Run, StepResult, Trainer, open_devices, params_file};
 
-/// A model, its data and its optimizer, with the number of steps for which curves on all meshes must agree.
+/// A model, its data and its optimizer.
 struct Case {
     name: &'static str,
     config: &'static str,

@@ -64,8 +64,13 @@ impl Section for ParallelConfig {
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
         let parallel: Self = reader.keys()?;
-        let allowed = "1; stages 2 and 3 are not supported yet";
-        reader.errors.check(require(parallel.zero == 1, "zero", parallel.zero, allowed));
+        let allowed = "1, 2 or 3";
+        reader.errors.check(require(
+            (1..=3).contains(&parallel.zero),
+            "zero",
+            parallel.zero,
+            allowed,
+        ));
         Some(parallel)
     }
 }

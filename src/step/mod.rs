@@ -20,7 +20,7 @@ mod repeat;
 mod signature;
 mod train;
 
-use hlo::{Graph, rewrites, verify};
+use hlo::{Graph, passes, rewrites, verify};
 
 use crate::optim::UnmatchedPattern;
 use crate::parallel::reduce_whole_stacks;
@@ -63,12 +63,10 @@ pub enum StepError {
 
 /// Verifies a traced graph, removes dead nodes, and reduces the gradients of scanned blocks as whole stacks.
 fn finish(graph: Graph) -> Result<Graph, StepError> {
-    finish_with(graph, rewrites::without_block_boundaries)
-}
-
-fn finish_with(graph: Graph, boundaries: impl Fn(&Graph) -> Graph) -> Result<Graph, StepError> {
     verify(&graph)?;
-    let graph = reduce_whole_stacks(&boundaries(&hlo::passes::simplify(&graph)));
+    // Before common subexpressions are merged, which the marks would keep apart.
+    let graph = passes::simplify(&rewrites::without_block_boundaries(&graph));
+    let graph = reduce_whole_stacks(&graph);
     debug_assert_eq!(verify(&graph), Ok(()));
     Ok(graph)
 }
@@ -77,9 +75,12 @@ impl DeclaredStep<'_> {
     /// [`finish`] of a graph that runs the model: where the policy gathers parameters at use, their gathers are timed by
     /// the model's blocks.
     fn finish(&self, graph: Graph) -> Result<Graph, StepError> {
-        match self.spec.policy.gathers_at_use() {
-            true => finish_with(graph, rewrites::tie_gathers),
-            false => finish(graph),
+        if !self.spec.policy.gathers_at_use() {
+            return finish(graph);
         }
+        verify(&graph)?;
+        let graph = rewrites::tie_gathers(&passes::simplify(&graph));
+        debug_assert_eq!(verify(&graph), Ok(()));
+        Ok(graph)
     }
 }
