@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::region::expand;
 use crate::traffic::traffic as fused_traffic;
-use crate::{Binary, Graph, Groups, Node, Op, Region, TensorType, Unary};
+use crate::{Binary, Communication, Graph, Node, Op, Region, TensorType, Unary};
 
 /// The cost of running a graph once, **on one replica**.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,24 +29,9 @@ pub struct Cost {
     /// compiled program's memory traffic.
     pub fused_bytes: u64,
     /// All collectives, in program order.
-    pub collectives: Vec<CollectiveCost>,
+    pub collectives: Vec<Communication>,
     /// `true` if there is a loop with an unknown trip count, which is counted as 1.
     pub has_unknown_loops: bool,
-}
-
-/// One collective of a graph.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CollectiveCost {
-    /// StableHLO's name: `all_reduce`, `all_gather`, ...
-    pub kind: &'static str,
-    /// Bytes of all operands, on one replica, in one execution.
-    pub bytes: u64,
-    /// Replicas in a group; 1 if the mesh has size 1 along the axes.
-    pub group_size: usize,
-    /// Number of groups.
-    pub num_groups: usize,
-    /// Number of executions, with loops multiplied by their trip counts.
-    pub count: u64,
 }
 
 /// The cost of `graph`, per replica.
@@ -153,18 +138,7 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
                 }
             }
             Work::Transcendentals(elements) => add(&mut cost.transcendentals, elements),
-            Work::Collective(groups) => {
-                let group_size = groups.size(graph.mesh());
-                let group_size = group_size
-                    .unwrap_or_else(|_| unreachable!("`infer` has checked that groups divide"));
-                cost.collectives.push(CollectiveCost {
-                    kind: node.op.name(),
-                    bytes: operands(graph, node).map(bytes).sum(),
-                    group_size,
-                    num_groups: graph.mesh().num_replicas() / group_size,
-                    count: times,
-                });
-            }
+            Work::Collective => cost.collectives.extend(Communication::of(graph, node, times)),
             Work::Move => {}
             Work::Nothing => continue,
         }
@@ -185,7 +159,7 @@ fn most_expensive(branches: &[Arc<Region>]) -> Option<&Graph> {
 enum Work {
     Flops(u64),
     Transcendentals(u64),
-    Collective(Groups),
+    Collective,
     Move,
     /// No arithmetic and no memory traffic.
     Nothing,
@@ -240,11 +214,11 @@ fn work(graph: &Graph, node: &Node) -> Work {
         Op::Gather { .. } | Op::CustomCall(_) => Work::Move,
         Op::Scatter { .. } => Work::Flops(elements(operand(2))),
         Op::TopK { .. } => Work::Flops(elements(operand(0))),
-        Op::AllReduce { groups, .. }
-        | Op::AllGather { groups, .. }
-        | Op::ReduceScatter { groups, .. }
-        | Op::AllToAll { groups, .. }
-        | Op::CollectivePermute { groups, .. } => Work::Collective(*groups),
+        Op::AllReduce { .. }
+        | Op::AllGather { .. }
+        | Op::ReduceScatter { .. }
+        | Op::AllToAll { .. }
+        | Op::CollectivePermute { .. } => Work::Collective,
         Op::Iota { .. }
         | Op::BroadcastInDim { .. }
         | Op::Transpose { .. }

@@ -6,6 +6,7 @@
 //! with N simulated replicas. Everything here happens at trace time: no IO, no devices, no training.
 
 mod collective;
+mod communication;
 mod count;
 mod dtype;
 mod error;
@@ -33,7 +34,8 @@ mod types;
 mod verify;
 mod window;
 
-pub use count::{CollectiveCost, Cost, Reduced, count, reduced};
+pub use communication::{Communication, communication};
+pub use count::{Cost, Reduced, count, reduced};
 pub use dtype::DType;
 pub use error::Error;
 pub use grad::{grad, vjp};

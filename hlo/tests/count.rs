@@ -1,8 +1,8 @@
 //! Costs of graphs against values computed by hand.
 
 use hlo::{
-    Axis, CollectiveCost, Convolution, Cost, CustomCall, DType, Groups, Mesh, Reduced, Reduction,
-    TensorType, Tracer, Window, count, reduced, trace,
+    Axis, Communication, Convolution, Cost, CustomCall, DType, Groups, Mesh, Reduced, Reduction,
+    TensorType, Tracer, Window, communication, count, reduced, trace,
 };
 
 fn cost(mesh: Mesh, build: impl FnOnce(&Tracer)) -> Cost {
@@ -146,14 +146,18 @@ fn loops_are_multiplied_out() {
         let gathered = outer[0].all_gather(0, Axis::Data);
         t.output_varying("y", gathered, Axis::Data.into());
     });
-    let reduce = CollectiveCost {
+    let reduce = Communication {
         kind: "all_reduce",
+        groups: Axis::Data.into(),
         bytes: 6 * 4,
+        whole_bytes: 6 * 4,
         group_size: 4,
         num_groups: 2,
         count: 3 * 2,
+        num_senders: 4,
     };
-    let gather = CollectiveCost { kind: "all_gather", count: 1, ..reduce.clone() };
+    let whole_bytes = 4 * 6 * 4;
+    let gather = Communication { kind: "all_gather", whole_bytes, count: 1, ..reduce.clone() };
     assert_eq!(cost.collectives, [reduce, gather]);
     // Each loop compares its counter once more than it increments it.
     let (outer_counts, inner_counts) = ((3 + 1) + 3, (2 + 1) + 2);
@@ -163,6 +167,42 @@ fn loops_are_multiplied_out() {
     let collective_bytes = 6 * (24 + 24) + (24 + 4 * 24);
     assert_eq!(cost.bytes, outer_bytes + 3 * inner_bytes + collective_bytes);
     assert!(!cost.has_unknown_loops);
+}
+
+#[test]
+fn every_kind_of_collective_has_its_bytes_on_the_wire() {
+    let mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Fsdp, 4)]);
+    let graph = trace(mesh, |t| {
+        let fsdp = Axis::Fsdp.into();
+        let shard = t.input("x", f32s(&[8, 2]).varying(fsdp));
+        let whole = shard.all_gather(0, Axis::Fsdp);
+        let sum = whole.all_reduce(Reduction::Sum, Axis::Fsdp);
+        let back = whole.reduce_scatter(0, Axis::Fsdp).vary(Axis::Data);
+        let exchanged = shard.all_to_all(0, 1, Axis::Fsdp);
+        let sent = t.fori_loop(3, &[shard], |_, x| {
+            vec![x[0].collective_permute(&[(0, 1), (1, 2), (3, 3)], Axis::Fsdp)]
+        });
+        t.output("sum", sum);
+        t.output_varying("back", back.all_reduce(Reduction::Sum, Axis::Data), fsdp);
+        t.output_varying("exchanged", exchanged, fsdp);
+        t.output_varying("sent", sent[0], fsdp);
+    });
+    let rows: Vec<_> = communication(&graph.unwrap())
+        .iter()
+        .map(|c| (c.kind, c.groups.axes(), c.whole_bytes, c.bytes_on_wire(), c.count))
+        .collect();
+    let (data, fsdp) = (Axis::Data.into(), Axis::Fsdp.into());
+    // A shard has 64 bytes, the whole 256.
+    let expected = [
+        ("all_gather", fsdp, 256, 192, 1),
+        ("all_reduce", fsdp, 256, 2 * 192, 1),
+        ("reduce_scatter", fsdp, 256, 192, 1),
+        ("all_to_all", fsdp, 64, 48, 1),
+        // Two of four replicas send to another.
+        ("collective_permute", fsdp, 64, 32, 3),
+        ("all_reduce", data, 64, 64, 1),
+    ];
+    assert_eq!(rows, expected);
 }
 
 /// [`reduced`] only lists the one over the whole group.
