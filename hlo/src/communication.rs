@@ -61,7 +61,7 @@ impl Communication {
 
     /// The collective that `node` is, if it is one; it runs `times` times.
     pub(crate) fn of(graph: &Graph, node: &Node, times: u64) -> Option<Self> {
-        let groups = groups(&node.op)?;
+        let groups = node.op.groups()?;
         let mesh = graph.mesh();
         let group_size = groups.size(mesh);
         let group_size =
@@ -109,16 +109,4 @@ impl Communication {
 /// ```
 pub fn communication(graph: &Graph) -> Vec<Communication> {
     count(graph).collectives
-}
-
-/// The replica groups of a collective.
-fn groups(op: &Op) -> Option<Groups> {
-    match op {
-        Op::AllReduce { groups, .. }
-        | Op::AllGather { groups, .. }
-        | Op::ReduceScatter { groups, .. }
-        | Op::AllToAll { groups, .. }
-        | Op::CollectivePermute { groups, .. } => Some(*groups),
-        _ => None,
-    }
 }

@@ -59,8 +59,12 @@ pub fn stack<'g>(
         let dims = [&[num_blocks], &leaves[0].shape()[..]].concat();
         leaves[0].concatenate(&leaves[1..], 0).reshape(&dims)
     }));
-    let (carried, observed) =
-        x.tracer().scan(num_blocks, &shared, &[x], &stacks, |shared, carried, values| {
+    let (carried, observed) = x.tracer().scan(
+        num_blocks,
+        &shared,
+        &[x.block_boundary()],
+        &stacks,
+        |shared, carried, values| {
             let inputs = [carried, shared, values].concat();
             let mut results = match remat {
                 true => inputs[0].tracer().remat(&inputs, |inputs| run.on(inputs)),
@@ -68,13 +72,14 @@ pub fn stack<'g>(
             };
             let observed = results.split_off(1);
             (results, observed)
-        });
+        },
+    );
     for index in 0..num_blocks {
         let of_block =
             |all: &Tensor<'g>| all.slice_dim(0, index, index + 1).reshape(&all.shape()[1..]);
         run.observe(&scope.at(index), &observed.iter().map(of_block).collect::<Vec<_>>());
     }
-    carried[0]
+    carried[0].block_boundary()
 }
 
 /// A block as a function of tensors: x; if it draws random numbers, the two words of a key and the index of the

@@ -61,7 +61,7 @@ impl Run {
     ) -> Result<Self, Error> {
         let policy: Arc<dyn Policy> = match mesh.size(Axis::Fsdp) {
             1 => Arc::new(Replicated),
-            _ => Arc::new(Zero::new(match config.parallel.zero {
+            _ => Arc::new(Zero::new(match config.parallel.zero_stage() {
                 2 => Stage::Two,
                 3 => Stage::Three,
                 _ => Stage::One,
