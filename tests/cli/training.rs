@@ -232,6 +232,11 @@ fn the_text_of_a_sharded_step_starts_with_what_is_sharded() {
         );
     }
     assert_eq!(comments.iter().filter(|line| line.starts_with("// params.")).count(), 10);
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/parallelism.md");
+    let page = fs::read_to_string(page).unwrap();
+    let shown = page.lines().filter(|line| line.starts_with("// "));
+    let mut unknown = shown.filter(|line| !comments.contains(line));
+    assert_eq!(unknown.next(), None, "docs/parallelism.md shows another program");
     for (stage, sets) in [("grad", &SHARDED[..]), ("step", &["mesh.data=4"])] {
         assert!(hlo(stage, sets).starts_with(&format!("module @{stage} ")), "{stage}");
     }
