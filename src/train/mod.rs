@@ -38,7 +38,7 @@ pub use bench::{BenchOptions, BenchResult, StepParts, bench};
 pub use error::Error;
 pub use launches::launches;
 pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
-pub use report::{CollectiveTotal, describe_batch, describe_synchronisation, total_collectives};
+pub use report::{describe_batch, describe_synchronisation, list_collectives, list_sharding};
 pub use run::Run;
 pub use run_dir::RunDirError;
 pub use setup::{mesh_on_host, open_devices, platform_on_host};

@@ -80,27 +80,26 @@ fn describe_sharding(state: &Tree<LeafSpec>, mesh: &Mesh, parallel: &ParallelCon
 }
 
 /// The collectives of one kind over the same groups in one run of a graph.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CollectiveTotal {
+struct CollectiveTotal {
     /// StableHLO's name: `all_gather`, ...
-    pub kind: &'static str,
+    kind: &'static str,
     /// The axes along which the replicas of a group differ.
-    pub axes: AxisSet,
+    axes: AxisSet,
     /// Number of groups.
-    pub num_groups: usize,
+    num_groups: usize,
     /// Replicas in a group; at least 2.
-    pub group_size: usize,
+    group_size: usize,
     /// Number of executions, loops included.
-    pub count: u64,
+    count: u64,
     /// Bytes of the tensors that a group gathers, scatters or reduces.
-    pub whole_bytes: u64,
+    whole_bytes: u64,
     /// Bytes that one replica sends, by an algorithm of optimal bandwidth.
-    pub sent_bytes: u64,
+    sent_bytes: u64,
 }
 
 /// The collectives of a graph by kind and groups, in the order in which each kind first occurs. Collectives among one
 /// replica, which move nothing, are left out.
-pub fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
+fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
     let mut totals: Vec<CollectiveTotal> = vec![];
     for found in hlo::communication(graph).into_iter().filter(|found| found.group_size > 1) {
         let (kind, axes) = (found.kind, found.groups.axes());
@@ -129,6 +128,41 @@ pub fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
         }
     }
     totals
+}
+
+/// How a sharded state is held: the stage of ZeRO, a line for each parameter, and the totals in bytes.
+pub fn list_sharding(
+    state: &Tree<LeafSpec>,
+    mesh: &Mesh,
+    parallel: &ParallelConfig,
+) -> Vec<String> {
+    let report = ShardingReport::new(&state.subtree(PARAMS), state, mesh);
+    let stage = parallel.zero_stage();
+    let mut lines = vec![format!("zero = {stage} over {} replicas", report.num_shards)];
+    lines.extend(report.params.iter().map(|(path, param)| format!("{PARAMS}.{path}: {param}")));
+    let total =
+        |Total { num_leaves, bytes }| format!("{}, {bytes} bytes", plural(num_leaves, "leaf"));
+    lines.push(format!("sharded: {}", total(report.sharded())));
+    lines.push(format!("whole: {}", total(report.whole())));
+    let reasons = report.whole_by_reason();
+    lines.extend(reasons.into_iter().map(|(why, of)| format!("  {why}: {}", total(of))));
+    let (local, all) = (report.local_state_bytes, report.state_bytes);
+    lines.push(format!("state: {local} of {all} bytes on each replica"));
+    lines
+}
+
+/// A line for each kind of collective over the same groups, with the bytes of one run of the graph.
+pub fn list_collectives(graph: &Graph) -> Vec<String> {
+    let line = |total: CollectiveTotal| {
+        let CollectiveTotal { kind, axes, num_groups, group_size, count, whole_bytes, sent_bytes } =
+            total;
+        format!(
+            "{kind} over {axes}, {}: {count} per step, {whole_bytes} bytes, \
+             {sent_bytes} sent by each replica",
+            describe_groups(num_groups, group_size),
+        )
+    };
+    total_collectives(graph).into_iter().map(line).collect()
 }
 
 /// What a step of sharded state gathers, scatters and reduces, by kind.

@@ -220,9 +220,9 @@ fn the_text_of_a_sharded_step_starts_with_what_is_sharded() {
         "//   fewer than 1024 elements: 7 leaves, 6184 bytes",
         "// state: 525440 of 1032320 bytes on each replica",
         // Of two replicas each sends half of what is gathered or scattered.
-        "// all_gather over {fsdp}, groups of 2, 2 of them: 3 per step, 337920 bytes, 168960 sent by each replica",
-        "// reduce_scatter over {fsdp}, groups of 2, 2 of them: 3 per step, 337920 bytes, 168960 sent by each replica",
-        "// all_reduce over {data}, groups of 2, 2 of them: 1 per step, 168960 bytes, 168960 sent by each replica",
+        "// all_gather over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 sent by each replica",
+        "// reduce_scatter over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 sent by each replica",
+        "// all_reduce over {data}, 2 groups of 2 replicas: 1 per step, 168960 bytes, 168960 sent by each replica",
     ];
     let mut found = comments.iter();
     for line in expected {
