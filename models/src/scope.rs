@@ -70,8 +70,10 @@ pub struct Parameter {
     pub dtype: DType,
     /// How it is initialized.
     pub initializer: Initializer,
-    /// Element type in which the layer uses it: that of the computation, or for [`Scope::param_in_full`] its own.
+    /// Element type of the tensor that the layer gets.
     pub used_in: DType,
+    /// Element type to which its values may be rounded before the layer gets them.
+    pub rounded_to: DType,
 }
 
 /// A statistic that training observes and evaluation uses; part of the model state. Each step adds
@@ -120,9 +122,9 @@ impl Precision {
 /// A function that is applied to a parameter where a model uses it, including in the body of a scan or remat. With it,
 /// a policy that shards parameters can gather them at use.
 pub trait ParamUse {
-    /// The whole parameter at `path`, from the tensor that the scope holds. It may be in `dtype` already, to which it
-    /// is converted otherwise.
-    fn apply<'g>(&self, path: &str, held: Tensor<'g>, dtype: DType) -> Tensor<'g>;
+    /// The whole parameter at `path`, from the tensor that the scope holds. It is converted to
+    /// [`Parameter::used_in`] if it is not in that dtype yet.
+    fn apply<'g>(&self, path: &str, held: Tensor<'g>, parameter: &Parameter) -> Tensor<'g>;
 }
 
 /// A position in the tree of parameters, and the source of their values. Layers declare their parameters through it.
@@ -345,7 +347,22 @@ impl<'g> Scope<'g> {
     pub fn param(&self, name: &str, dims: &[usize], initializer: Initializer) -> Tensor<'g> {
         let Precision { params, compute } = self.shared.precision;
         let dims = dims.to_vec();
-        self.used_param(name, Parameter { dims, dtype: params, initializer, used_in: compute })
+        let (used_in, rounded_to) = (compute, compute);
+        self.used_param(name, Parameter { dims, dtype: params, initializer, used_in, rounded_to })
+    }
+
+    /// Like [`Self::param`], but in the dtype of parameters, for layers that convert what they take of it to the compute
+    /// dtype. So gradients are summed in the dtype of parameters.
+    #[track_caller]
+    pub fn param_to_round(
+        &self,
+        name: &str,
+        dims: &[usize],
+        initializer: Initializer,
+    ) -> Tensor<'g> {
+        let Precision { params, compute } = self.shared.precision;
+        let (dims, used_in, rounded_to) = (dims.to_vec(), params, compute);
+        self.used_param(name, Parameter { dims, dtype: params, initializer, used_in, rounded_to })
     }
 
     /// Like [`Self::param`], but in the dtype of parameters, for layers such as norms.
@@ -357,21 +374,23 @@ impl<'g> Scope<'g> {
         initializer: Initializer,
     ) -> Tensor<'g> {
         let (dims, dtype) = (dims.to_vec(), self.shared.precision.params);
-        self.used_param(name, Parameter { dims, dtype, initializer, used_in: dtype })
+        let (used_in, rounded_to) = (dtype, dtype);
+        self.used_param(name, Parameter { dims, dtype, initializer, used_in, rounded_to })
     }
 
     #[track_caller]
     fn used_param(&self, name: &str, parameter: Parameter) -> Tensor<'g> {
-        let (path, dims, dtype) = (self.path(name), parameter.dims.clone(), parameter.used_in);
-        let held = self.held_param(name, parameter);
+        let path = self.path(name);
+        let held = self.held_param(name, parameter.clone());
         let whole = match &self.param_use {
-            Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), held, dtype),
+            Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), held, &parameter),
             None => held,
         };
-        if whole.shape() != dims {
-            whole.reject("param", format!("`{path}` is declared with dims {dims:?}"));
+        if whole.shape() != parameter.dims {
+            let message = format!("`{path}` is declared with dims {:?}", parameter.dims);
+            whole.reject("param", message);
         }
-        whole.convert(dtype)
+        whole.convert(parameter.used_in)
     }
 
     /// Declares a parameter and returns the tensor that the scope holds for it, before [`ParamUse::apply`].

@@ -1,7 +1,9 @@
 //! How a step is distributed over the mesh. Belongs to the trace phase.
 
 mod policy;
+mod report;
 mod stacks;
 
-pub use policy::{Policy, Replicated, Stage, Zero};
+pub use policy::{Policy, Replicated, Stage, UseDTypes, WhyWhole, Zero};
+pub use report::{ParamReport, ShardingReport, Total};
 pub use stacks::reduce_whole_stacks;

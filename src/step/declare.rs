@@ -11,7 +11,7 @@ use models::{Batch, Model, ParamUse, Parameter, Precision, RunningMean, Scope};
 use super::{BATCH, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, STEP, StepError, ema_path};
 use crate::config::OnNonfinite;
 use crate::optim::Transformation;
-use crate::parallel::Policy;
+use crate::parallel::{Policy, UseDTypes};
 
 /// A field of the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,10 +181,10 @@ impl DeclaredStep<'_> {
     pub(super) fn held<'g>(&self, kept: &Tree<Tensor<'g>>) -> Tree<Held<'g>> {
         let policy = &self.spec.policy;
         kept.map(|path, kept| {
-            let (sharding, dtype) = (self.sharding(path), self.params[path].used_in);
+            let (sharding, dtypes) = (self.sharding(path), use_dtypes(&self.params[path]));
             Held {
                 tensor: policy.for_step(*kept, sharding),
-                once_per_step: policy.once_per_step(*kept, sharding, dtype),
+                once_per_step: policy.once_per_step(*kept, sharding, dtypes),
             }
         })
     }
@@ -192,7 +192,8 @@ impl DeclaredStep<'_> {
     /// What a microbatch binds in its scope.
     pub(super) fn bound<'g>(&self, held: &Tree<Held<'g>>) -> Tree<Tensor<'g>> {
         held.map(|path, Held { tensor, once_per_step }| {
-            self.spec.policy.for_microbatch(*tensor, *once_per_step, self.sharding(path))
+            let (sharding, dtypes) = (self.sharding(path), use_dtypes(&self.params[path]));
+            self.spec.policy.for_microbatch(*tensor, *once_per_step, sharding, dtypes)
         })
     }
 
@@ -238,6 +239,10 @@ impl fmt::Debug for DeclaredStep<'_> {
     }
 }
 
+fn use_dtypes(parameter: &Parameter) -> UseDTypes {
+    UseDTypes { used_in: parameter.used_in, rounded_to: parameter.rounded_to }
+}
+
 struct AtUse {
     policy: Arc<dyn Policy>,
     shardings: Tree<Sharding>,
@@ -245,9 +250,9 @@ struct AtUse {
 
 impl ParamUse for AtUse {
     #[track_caller]
-    fn apply<'g>(&self, path: &str, held: Tensor<'g>, dtype: DType) -> Tensor<'g> {
+    fn apply<'g>(&self, path: &str, held: Tensor<'g>, parameter: &Parameter) -> Tensor<'g> {
         match self.shardings.get(path) {
-            Some(sharding) => self.policy.for_use(held, sharding, dtype),
+            Some(sharding) => self.policy.for_use(held, sharding, use_dtypes(parameter)),
             // Not a parameter of the declared model: the scope has no value for it and reports that.
             None => held,
         }

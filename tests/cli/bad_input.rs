@@ -280,8 +280,12 @@ fn parameters_to_start_from() {
         (Path::new(DIGITS), &["digits.toml: it is not a safetensors file, or it is damaged"]),
         (&dir.path().join("nowhere"), &["cannot read the parameters", "nowhere"]),
     ];
+    // Files hold whole parameters, whatever the mesh.
+    let sharded = ["mesh.data=1", "mesh.fsdp=4", "parallel.zero=3"];
     for (path, fragments) in cases {
-        refused(train_args(&[], &["--init", text(path)]), &[], fragments);
+        for mesh in [&[][..], &sharded] {
+            refused(train_args(mesh, &["--init", text(path)]), &[], fragments);
+        }
     }
     let [sound @ .., _, _, _, _] = &bytes[..] else { panic!("an empty file") };
     let poisoned = file(dir.path(), "poisoned", &[sound, &f32::NAN.to_le_bytes()].concat());

@@ -220,7 +220,7 @@ impl<'g> Recomputed<'g> {
 }
 
 /// `true` for ops with one operand whose elements they only move, repeat or convert. Their VJPs do not need its values.
-fn moves_elements(op: &Op) -> bool {
+pub(crate) fn moves_elements(op: &Op) -> bool {
     matches!(
         op,
         Op::Convert(_)

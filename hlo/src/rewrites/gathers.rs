@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::ops::custom_vjp::moves_elements;
 use crate::passes::eliminate_dead_code;
 use crate::rebuild::{push, rebuild_values};
 use crate::{Graph, Groups, Node, Op, Output, ValueId};
@@ -20,44 +21,25 @@ use crate::{Graph, Groups, Node, Op, Output, ValueId};
 /// limiting.
 pub fn tie_gathers(graph: &Graph) -> Graph {
     let blocks = Blocks::of(graph);
-    let mut tied = Tied { old: graph, new: Graph::new(*graph.mesh()), map: HashMap::new() };
-    // The operand of each gather after the barrier of its boundary, and the gather's result in the latest block.
-    let mut shards: HashMap<usize, ValueId> = HashMap::new();
-    let mut whole: HashMap<usize, (usize, ValueId)> = HashMap::new();
-    let mut block = 0;
+    let mut tied = Tied {
+        blocks: &blocks,
+        old: graph,
+        new: Graph::new(*graph.mesh()),
+        map: HashMap::new(),
+        block: 0,
+        shards: HashMap::new(),
+        whole: HashMap::new(),
+    };
     for node in graph.nodes() {
-        if let Op::BlockBoundary = node.op {
-            block += 1;
-            let next = blocks.gathers_for(block + 1);
-            let ended = block.checked_sub(2).and_then(|ended| blocks.scatters.get(&ended));
-            tied.boundary(
-                node,
-                &blocks.gathers,
-                &next,
-                ended.map_or(&[][..], Vec::as_slice),
-                &mut shards,
-            );
-            continue;
+        match node.op {
+            Op::BlockBoundary => tied.boundary(node),
+            // Written where it is used.
+            _ if blocks.gather_of.contains_key(&node.result()) => {}
+            _ => tied.copy(node),
         }
-        if blocks.gather_of.contains_key(&node.result()) {
-            continue;
-        }
-        for operand in &node.operands {
-            let Some(gather) = blocks.gather_of.get(operand) else { continue };
-            let value = match whole.get(gather) {
-                Some((last, value)) if last + 1 >= block => *value,
-                _ => tied.gather(&blocks.gathers[*gather], shards.get(gather).copied()),
-            };
-            whole.insert(*gather, (block, value));
-            tied.map.insert(*operand, value);
-        }
-        tied.copy(node);
     }
     for output in graph.outputs() {
-        let value = match blocks.gather_of.get(&output.value) {
-            Some(gather) => tied.gather(&blocks.gathers[*gather], None),
-            None => tied.map[&output.value],
-        };
+        let value = tied.mapped(output.value);
         tied.new.output(Output { value, ..output.clone() });
     }
     without_unused_barriers(&eliminate_dead_code(&tied.new))
@@ -68,7 +50,7 @@ pub fn tie_gathers(graph: &Graph) -> Graph {
 struct Blocks<'a> {
     /// All different gathers of inputs.
     gathers: Vec<Gather<'a>>,
-    /// The gather that a value is the result of.
+    /// The gather that a value is the result of, or what ops that only move or convert elements make of it.
     gather_of: HashMap<ValueId, usize>,
     /// The blocks that use each gather.
     used_in: Vec<Vec<usize>>,
@@ -90,10 +72,14 @@ impl<'a> Blocks<'a> {
         let mut scatters = vec![];
         let mut block = 0;
         for node in graph.nodes() {
-            for operand in &node.operands {
-                if let Some(gather) = blocks.gather_of.get(operand)
-                    && blocks.used_in[*gather].last() != Some(&block)
-                {
+            if let Some(gather) = node.operands.first().and_then(|x| blocks.gather_of.get(x))
+                && moves_elements(&node.op)
+            {
+                blocks.gather_of.insert(node.result(), *gather);
+                continue;
+            }
+            for gather in node.operands.iter().filter_map(|x| blocks.gather_of.get(x)) {
+                if blocks.used_in[*gather].last() != Some(&block) {
                     blocks.used_in[*gather].push(block);
                 }
             }
@@ -170,11 +156,19 @@ impl<'a> Gather<'a> {
     }
 }
 
-/// A graph that is copied, and the new values of the old ones.
+/// A graph that is copied with barriers.
 struct Tied<'a> {
+    blocks: &'a Blocks<'a>,
     old: &'a Graph,
     new: Graph,
+    /// The new values of the old ones, except for what is gathered.
     map: HashMap<ValueId, ValueId>,
+    /// The number of the current block.
+    block: usize,
+    /// The operands of gathers after the barrier of their boundary.
+    shards: HashMap<usize, ValueId>,
+    /// The latest values of what is gathered, and the last block that used each. Equal gathers share one.
+    whole: HashMap<ValueId, (usize, ValueId)>,
 }
 
 impl Tied<'_> {
@@ -186,44 +180,67 @@ impl Tied<'_> {
             self.map.insert(input.value, value);
             return;
         }
-        let operands: Vec<_> = node.operands.iter().map(|operand| self.map[operand]).collect();
+        let operands: Vec<_> = node.operands.iter().map(|operand| self.mapped(*operand)).collect();
         let op = node.op.with_regions(tie_gathers).unwrap_or_else(|| node.op.clone());
         let first = push(&mut self.new, node, op, &operands);
         self.map.extend(node.results().zip(self.new.node_of(first).results()));
     }
 
+    fn mapped(&mut self, value: ValueId) -> ValueId {
+        match self.blocks.gather_of.get(&value) {
+            Some(gather) => self.gathered(value, *gather),
+            None => self.map[&value],
+        }
+    }
+
+    /// A gathered value in the current block: that of the block before, if it used it, or a new one.
+    fn gathered(&mut self, value: ValueId, gather: usize) -> ValueId {
+        let node = self.old.node_of(value);
+        let is_gather = matches!(node.op, Op::AllGather { .. });
+        let key = if is_gather { self.blocks.gathers[gather].node.result() } else { value };
+        let found = match self.whole.get(&key) {
+            Some((last, found)) if last + 1 >= self.block => *found,
+            _ => {
+                let operand = match (is_gather, self.shards.get(&gather)) {
+                    (true, Some(shard)) => *shard,
+                    (true, None) => self.shard(&self.blocks.gathers[gather]),
+                    (false, _) => self.gathered(node.operands[0], gather),
+                };
+                push(&mut self.new, node, node.op.clone(), &[operand])
+            }
+        };
+        self.whole.insert(key, (self.block, found));
+        found
+    }
+
+    /// The operand of a gather, from the input.
+    fn shard(&mut self, gather: &Gather<'_>) -> ValueId {
+        let input = self.map[&gather.input];
+        let prepare = |value, node: &&Node| push(&mut self.new, node, node.op.clone(), &[value]);
+        gather.prepared_by.iter().fold(input, prepare)
+    }
+
     /// A barrier in the place of a mark: for the marked value, the operands of gathers that may begin after it, and
     /// scatters that end before it.
-    fn boundary(
-        &mut self,
-        node: &Node,
-        gathers: &[Gather<'_>],
-        next: &[usize],
-        ended: &[ValueId],
-        shards: &mut HashMap<usize, ValueId>,
-    ) {
-        let mut operands = vec![self.map[&node.operands[0]]];
-        operands.extend(next.iter().map(|gather| self.operand(&gathers[*gather])));
+    fn boundary(&mut self, node: &Node) {
+        let marked = self.mapped(node.operands[0]);
+        self.block += 1;
+        let next = self.blocks.gathers_for(self.block + 1);
+        let ended = self.block.checked_sub(2).and_then(|block| self.blocks.scatters.get(&block));
+        let ended = ended.map_or(&[][..], Vec::as_slice);
+        let mut operands = vec![marked];
+        for gather in &next {
+            operands.push(self.shard(&self.blocks.gathers[*gather]));
+        }
         operands.extend(ended.iter().map(|scatter| self.map[scatter]));
         if operands.len() > 1 {
             let first = push(&mut self.new, node, Op::OptimizationBarrier, &operands);
             operands = self.new.node_of(first).results().collect();
         }
         self.map.insert(node.result(), operands[0]);
-        shards.extend(next.iter().copied().zip(operands[1..].iter().copied()));
-        self.map.extend(ended.iter().copied().zip(operands[1 + next.len()..].iter().copied()));
-    }
-
-    /// The operand of a gather, from the input.
-    fn operand(&mut self, gather: &Gather<'_>) -> ValueId {
-        let input = self.map[&gather.input];
-        let prepare = |value, node: &&Node| push(&mut self.new, node, node.op.clone(), &[value]);
-        gather.prepared_by.iter().fold(input, prepare)
-    }
-
-    fn gather(&mut self, gather: &Gather<'_>, shard: Option<ValueId>) -> ValueId {
-        let operand = shard.unwrap_or_else(|| self.operand(gather));
-        push(&mut self.new, gather.node, gather.node.op.clone(), &[operand])
+        let (shards, scattered) = operands[1..].split_at(next.len());
+        self.shards.extend(next.into_iter().zip(shards.iter().copied()));
+        self.map.extend(ended.iter().copied().zip(scattered.iter().copied()));
     }
 }
 

@@ -8,7 +8,16 @@ use std::fmt;
 use hlo::{AxisSet, DType, Mesh, Sharding, Tensor};
 
 pub use replicated::Replicated;
-pub use zero::{Stage, Zero};
+pub use zero::{Stage, WhyWhole, Zero};
+
+/// The element types in which a layer uses a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UseDTypes {
+    /// That of the tensor that the layer gets.
+    pub used_in: DType,
+    /// That to which its values may be rounded before, and so that in which they are sent.
+    pub rounded_to: DType,
+}
 
 /// How a step is distributed over the mesh.
 ///
@@ -28,14 +37,13 @@ pub trait Policy: fmt::Debug + Send + Sync {
     /// [`Self::batch_axes`].
     fn for_step<'g>(&self, kept: Tensor<'g>, sharding: &Sharding) -> Tensor<'g>;
 
-    /// The whole parameter in `dtype`, the one in which layers use it, if it is computed once per step and without a
-    /// gradient. [`Self::for_microbatch`] then takes only the gradient from the held tensor, and only the value from
-    /// this one.
+    /// The whole parameter, rounded as its use allows, if it is computed once per step and without a gradient.
+    /// [`Self::for_microbatch`] then takes only the gradient from the held tensor, and only the value from this one.
     fn once_per_step<'g>(
         &self,
         _kept: Tensor<'g>,
         _sharding: &Sharding,
-        _dtype: DType,
+        _dtypes: UseDTypes,
     ) -> Option<Tensor<'g>> {
         None
     }
@@ -46,13 +54,18 @@ pub trait Policy: fmt::Debug + Send + Sync {
         held: Tensor<'g>,
         _once_per_step: Option<Tensor<'g>>,
         _sharding: &Sharding,
+        _dtypes: UseDTypes,
     ) -> Tensor<'g> {
         held
     }
 
-    /// The whole parameter, from what the microbatch binds: the same tensor, unless the policy gathers at use. A policy
-    /// that does gathers in `dtype`, the one in which the layer uses the parameter.
-    fn for_use<'g>(&self, bound: Tensor<'g>, _sharding: &Sharding, _dtype: DType) -> Tensor<'g> {
+    /// The whole parameter, from what the microbatch binds: the same tensor, unless the policy gathers at use.
+    fn for_use<'g>(
+        &self,
+        bound: Tensor<'g>,
+        _sharding: &Sharding,
+        _dtypes: UseDTypes,
+    ) -> Tensor<'g> {
         bound
     }
 

@@ -1,8 +1,10 @@
 //! Data parallelism with sharded state: ZeRO.
 
-use hlo::{Axis, AxisSet, DType, Mesh, Sharding, Tensor};
+use std::fmt;
 
-use super::Policy;
+use hlo::{Axis, AxisSet, Mesh, Sharding, Tensor};
+
+use super::{Policy, UseDTypes};
 
 /// What a step holds whole. Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory optimizations toward training trillion
 /// parameter models" (2020), section 5. M is the number of microbatches.
@@ -21,7 +23,7 @@ pub enum Stage {
 
 /// ZeRO over `fsdp`, hybrid with `data`. Parameters and their optimizer state are kept sharded over `fsdp` in every
 /// stage. The batch is split over both axes. Gradients are summed in the parameters' dtype: a reduce_scatter over
-/// `fsdp`, and once per step an all_reduce of the shard over `data`. Gathers are in the dtype in which layers use the
+/// `fsdp`, and once per step an all_reduce of the shard over `data`. Gathers are in the dtype to which layers round the
 /// parameter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Zero {
@@ -32,10 +34,61 @@ pub struct Zero {
 impl Zero {
     /// Parameters with fewer elements are not sharded: the memory saved is not worth two more collectives per step.
     pub const MIN_ELEMENTS: usize = 1024;
+    /// Of vectors, the same. A model has many, of few elements each: the biases and norms of GPT-2 1558M are a
+    /// thousandth of its parameters and two thirds of its leaves.
+    pub const MIN_VECTOR_ELEMENTS: usize = 1 << 16;
 
     /// ZeRO at this stage.
     pub fn new(stage: Stage) -> Self {
         Self { stage }
+    }
+
+    /// The dim that is cut: the largest that the number of shards divides; of equal ones the first.
+    fn dim(dims: &[usize], num_shards: usize) -> Result<usize, WhyWhole> {
+        let num_elements = dims.iter().fold(1usize, |n, dim| n.saturating_mul(*dim));
+        let is_vector = dims.len() < 2;
+        let min_elements = if is_vector { Self::MIN_VECTOR_ELEMENTS } else { Self::MIN_ELEMENTS };
+        if num_elements < min_elements {
+            return Err(WhyWhole::Small { is_vector, min_elements });
+        }
+        let divides = |dim: &usize| dims[*dim].is_multiple_of(num_shards);
+        let candidates = (0..dims.len()).rev().filter(divides);
+        candidates.max_by_key(|dim| dims[*dim]).ok_or(WhyWhole::Indivisible { num_shards })
+    }
+
+    /// Why a parameter with these dims is not sharded; `None` if it is.
+    pub fn why_whole(dims: &[usize], num_shards: usize) -> Option<WhyWhole> {
+        Self::dim(dims, num_shards).err()
+    }
+}
+
+/// Why every replica holds a parameter whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhyWhole {
+    /// It has fewer elements than are worth a collective.
+    Small {
+        /// `true` if it has one dim at most.
+        is_vector: bool,
+        /// From so many elements on it would be sharded.
+        min_elements: usize,
+    },
+    /// The number of shards divides none of its dims.
+    Indivisible {
+        /// The number of shards.
+        num_shards: usize,
+    },
+}
+
+/// Completes "whole: ".
+impl fmt::Display for WhyWhole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Small { is_vector: true, min_elements } => {
+                write!(f, "a vector of fewer than {min_elements} elements")
+            }
+            Self::Small { min_elements, .. } => write!(f, "fewer than {min_elements} elements"),
+            Self::Indivisible { num_shards } => write!(f, "no dim that {num_shards} divides"),
+        }
     }
 }
 
@@ -45,15 +98,10 @@ impl Policy for Zero {
     }
 
     /// Shards the largest dim that the size of the axis divides; of equal ones the first. A parameter that is small
-    /// or has no such dim is not sharded.
+    /// or has no such dim is not sharded: [`Zero::why_whole`].
     fn place(&self, _path: &str, dims: &[usize], mesh: &Mesh) -> Sharding {
-        let num_shards = mesh.size(Axis::Fsdp);
         let mut axes = vec![AxisSet::EMPTY; dims.len()];
-        let num_elements = dims.iter().fold(1usize, |n, dim| n.saturating_mul(*dim));
-        let is_small = num_elements < Self::MIN_ELEMENTS;
-        let divides = |dim: &usize| dims[*dim].is_multiple_of(num_shards);
-        let candidates = (0..dims.len()).rev().filter(divides);
-        if let Some(dim) = candidates.max_by_key(|dim| dims[*dim]).filter(|_| !is_small) {
+        if let Ok(dim) = Self::dim(dims, mesh.size(Axis::Fsdp)) {
             axes[dim] = Axis::Fsdp.into();
         }
         Sharding::new(&axes)
@@ -76,16 +124,16 @@ impl Policy for Zero {
         &self,
         kept: Tensor<'g>,
         sharding: &Sharding,
-        dtype: DType,
+        dtypes: UseDTypes,
     ) -> Option<Tensor<'g>> {
         let is_wanted = match self.stage {
-            Stage::One => dtype != kept.dtype(),
+            Stage::One => dtypes.rounded_to != kept.dtype(),
             Stage::Two => true,
             Stage::Three => false,
         };
         let is_cut = !sharding.varying().is_empty();
-        (is_wanted && is_cut)
-            .then(|| gather(kept.stop_gradient().vary(self.batch_axes()).convert(dtype), sharding))
+        let shard = || kept.stop_gradient().vary(self.batch_axes()).convert(dtypes.rounded_to);
+        (is_wanted && is_cut).then(|| gather(shard(), sharding))
     }
 
     #[track_caller]
@@ -94,12 +142,13 @@ impl Policy for Zero {
         held: Tensor<'g>,
         once_per_step: Option<Tensor<'g>>,
         sharding: &Sharding,
+        dtypes: UseDTypes,
     ) -> Tensor<'g> {
         let Some(whole) = once_per_step else { return held };
         let is_held_whole = self.stage == Stage::One;
         held.tracer().custom_vjp(
             &[held, whole],
-            |x| vec![x[1]],
+            |x| vec![x[1].convert(dtypes.used_in)],
             |x, _, gradient| {
                 let wide = gradient[0].convert(x[0].dtype());
                 let to_held = if is_held_whole { wide } else { scatter(wide, sharding) };
@@ -109,13 +158,16 @@ impl Policy for Zero {
     }
 
     #[track_caller]
-    fn for_use<'g>(&self, bound: Tensor<'g>, sharding: &Sharding, dtype: DType) -> Tensor<'g> {
+    fn for_use<'g>(&self, bound: Tensor<'g>, sharding: &Sharding, dtypes: UseDTypes) -> Tensor<'g> {
         if !self.gathers_at_use() || sharding.varying().is_empty() {
             return bound;
         }
         bound.tracer().custom_vjp_recomputed(
             &[bound],
-            |shard| vec![gather(shard[0].convert(dtype), sharding)],
+            |shard| {
+                let whole = gather(shard[0].convert(dtypes.rounded_to), sharding);
+                vec![whole.convert(dtypes.used_in)]
+            },
             |shard, _, gradient| vec![scatter(gradient[0].convert(shard[0].dtype()), sharding)],
         )[0]
     }
@@ -157,7 +209,8 @@ mod tests {
         assert_eq!(cut(&[128, 128]), Some(0));
         assert_eq!(cut(&[65, 102, 32]), Some(2));
         assert_eq!(cut(&[65, 102]), None, "no dim divides");
-        assert_eq!(cut(&[1020]), None, "too small to be worth it");
+        assert_eq!(cut(&[30, 32]), None, "too small to be worth it");
+        assert_eq!((cut(&[8192]), cut(&[1 << 16])), (None, Some(0)), "vectors");
         assert_eq!(cut(&[]), None);
     }
 }
