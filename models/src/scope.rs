@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use hlo::random::{GlobalSlice, Key};
-use hlo::{AxisSet, DType, Tensor, TensorType, Tracer, Tree};
+use hlo::{AxisSet, DType, LeafSpec, Tensor, TensorType, Tracer, Tree};
 
 /// How a parameter is initialized.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,6 +70,16 @@ pub struct Parameter {
     pub dtype: DType,
     /// How it is initialized.
     pub initializer: Initializer,
+    /// Number of leading dims that count the blocks of a scan: it stands for a parameter of each block, and its path has
+    /// a `*` in place of the block's index. 0 for an ordinary parameter.
+    pub num_stacked: usize,
+}
+
+impl Parameter {
+    /// Its leaf in a state, whole on every replica.
+    pub fn leaf(&self) -> LeafSpec {
+        leaf(self.dtype, &self.dims, self.num_stacked)
+    }
 }
 
 /// A statistic that training observes and evaluation uses; part of the model state. Each step adds
@@ -84,6 +94,20 @@ pub struct RunningMean {
     pub start: f64,
     /// Weight of the new observation in a step, 0 to 1, as in PyTorch.
     pub momentum: f64,
+    /// As in [`Parameter::num_stacked`].
+    pub num_stacked: usize,
+}
+
+impl RunningMean {
+    /// Its leaf in a state, whole on every replica.
+    pub fn leaf(&self) -> LeafSpec {
+        leaf(self.dtype, &self.dims, self.num_stacked)
+    }
+}
+
+fn leaf(dtype: DType, dims: &[usize], num_stacked: usize) -> LeafSpec {
+    let (sizes, row) = dims.split_at(num_stacked);
+    LeafSpec::replicated(dtype, row).stacked(sizes)
 }
 
 /// Values that a model has in training but not in evaluation.
@@ -118,7 +142,8 @@ impl Precision {
 /// A function that is applied to a parameter where a model uses it, including in the body of a scan or remat. With it,
 /// a policy that shards parameters can gather them at use.
 pub trait ParamUse {
-    /// The whole parameter at `path`, from the tensor that the scope holds.
+    /// The whole parameter at `path`, from the tensor that the scope holds. In the body of a scan that is the
+    /// parameter of one block, and the path has a `*` in place of the block's index.
     fn apply<'g>(&self, path: &str, held: Tensor<'g>) -> Tensor<'g>;
 }
 
@@ -261,11 +286,16 @@ impl<'g> Scope<'g> {
         start: f64,
         momentum: f64,
     ) -> Tensor<'g> {
+        let (dims, dtype) = (dims.to_vec(), self.shared.precision.params);
+        self.declare_mean(name, RunningMean { dims, dtype, start, momentum, num_stacked: 0 })
+    }
+
+    /// Declares the running mean `name` and returns its value, for evaluation.
+    #[track_caller]
+    pub(crate) fn declare_mean(&self, name: &str, mean: RunningMean) -> Tensor<'g> {
         let path = self.path(name);
-        let Shared { tracer, precision, source, declared, running_means, model_state, .. } =
-            &*self.shared;
-        let dtype = precision.params;
-        let mean = RunningMean { dims: dims.to_vec(), dtype, start, momentum };
+        let Shared { tracer, source, declared, running_means, model_state, .. } = &*self.shared;
+        let (dims, dtype, start) = (&mean.dims.clone(), mean.dtype, mean.start);
         let before = running_means.borrow_mut().insert(path.clone(), mean).is_some();
         let before = before || declared.borrow().get(&path).is_some();
         let value = match source {
@@ -352,7 +382,9 @@ impl<'g> Scope<'g> {
         initializer: Initializer,
     ) -> Tensor<'g> {
         let path = self.path(name);
-        let held = self.held_param(name, dims, initializer);
+        let (dtype, num_stacked) = (self.shared.precision.params, 0);
+        let parameter = Parameter { dims: dims.to_vec(), dtype, initializer, num_stacked };
+        let held = self.held_param(name, parameter);
         let whole = match &self.param_use {
             Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), held),
             None => held,
@@ -365,16 +397,10 @@ impl<'g> Scope<'g> {
 
     /// Declares a parameter and returns the tensor that the scope holds for it, before [`ParamUse::apply`].
     #[track_caller]
-    pub(crate) fn held_param(
-        &self,
-        name: &str,
-        dims: &[usize],
-        initializer: Initializer,
-    ) -> Tensor<'g> {
+    pub(crate) fn held_param(&self, name: &str, parameter: Parameter) -> Tensor<'g> {
         let path = self.path(name);
-        let Shared { tracer, precision, source, declared, .. } = &*self.shared;
-        let dtype = precision.params;
-        let parameter = Parameter { dims: dims.to_vec(), dtype, initializer };
+        let Shared { tracer, source, declared, .. } = &*self.shared;
+        let (dims, dtype) = (&parameter.dims.clone(), parameter.dtype);
         let tensor = match source {
             Source::Bind(values) => values.get(&path).copied(),
             Source::Declare { varying } => {
