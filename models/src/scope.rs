@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use hlo::random::{GlobalSlice, Key};
-use hlo::{AxisSet, DType, Tensor, TensorType, Tracer, Tree};
+use hlo::{AxisSet, DType, LeafSpec, Tensor, TensorType, Tracer, Tree};
 
 /// How a parameter is initialized.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,6 +74,16 @@ pub struct Parameter {
     pub used_in: DType,
     /// Element type to which its values may be rounded before the layer gets them.
     pub rounded_to: DType,
+    /// Number of leading dims that count the blocks of a scan: it stands for a parameter of each block, and its path has
+    /// a `*` in place of the block's index. 0 for an ordinary parameter.
+    pub num_stacked: usize,
+}
+
+impl Parameter {
+    /// Its leaf in a state, whole on every replica.
+    pub fn leaf(&self) -> LeafSpec {
+        leaf(self.dtype, &self.dims, self.num_stacked)
+    }
 }
 
 /// A statistic that training observes and evaluation uses; part of the model state. Each step adds
@@ -88,6 +98,20 @@ pub struct RunningMean {
     pub start: f64,
     /// Weight of the new observation in a step, 0 to 1, as in PyTorch.
     pub momentum: f64,
+    /// As in [`Parameter::num_stacked`].
+    pub num_stacked: usize,
+}
+
+impl RunningMean {
+    /// Its leaf in a state, whole on every replica.
+    pub fn leaf(&self) -> LeafSpec {
+        leaf(self.dtype, &self.dims, self.num_stacked)
+    }
+}
+
+fn leaf(dtype: DType, dims: &[usize], num_stacked: usize) -> LeafSpec {
+    let (sizes, row) = dims.split_at(num_stacked);
+    LeafSpec::replicated(dtype, row).stacked(sizes)
 }
 
 /// Values that a model has in training but not in evaluation.
@@ -123,7 +147,8 @@ impl Precision {
 /// a policy that shards parameters can gather them at use.
 pub trait ParamUse {
     /// The whole parameter at `path`, from the tensor that the scope holds. It is converted to
-    /// [`Parameter::used_in`] if it is not in that dtype yet.
+    /// [`Parameter::used_in`] if it is not in that dtype yet. In the body of a scan it is the parameter of one block,
+    /// and the path has a `*` in place of the block's index.
     fn apply<'g>(&self, path: &str, held: Tensor<'g>, parameter: &Parameter) -> Tensor<'g>;
 }
 
@@ -266,11 +291,16 @@ impl<'g> Scope<'g> {
         start: f64,
         momentum: f64,
     ) -> Tensor<'g> {
+        let (dims, dtype) = (dims.to_vec(), self.shared.precision.params);
+        self.declare_mean(name, RunningMean { dims, dtype, start, momentum, num_stacked: 0 })
+    }
+
+    /// Declares the running mean `name` and returns its value, for evaluation.
+    #[track_caller]
+    pub(crate) fn declare_mean(&self, name: &str, mean: RunningMean) -> Tensor<'g> {
         let path = self.path(name);
-        let Shared { tracer, precision, source, declared, running_means, model_state, .. } =
-            &*self.shared;
-        let dtype = precision.params;
-        let mean = RunningMean { dims: dims.to_vec(), dtype, start, momentum };
+        let Shared { tracer, source, declared, running_means, model_state, .. } = &*self.shared;
+        let (dims, dtype, start) = (&mean.dims.clone(), mean.dtype, mean.start);
         let before = running_means.borrow_mut().insert(path.clone(), mean).is_some();
         let before = before || declared.borrow().get(&path).is_some();
         let value = match source {
@@ -345,10 +375,8 @@ impl<'g> Scope<'g> {
     /// Declares the parameter `name` with its global dims, and returns it whole, in the compute dtype.
     #[track_caller]
     pub fn param(&self, name: &str, dims: &[usize], initializer: Initializer) -> Tensor<'g> {
-        let Precision { params, compute } = self.shared.precision;
-        let dims = dims.to_vec();
-        let (used_in, rounded_to) = (compute, compute);
-        self.used_param(name, Parameter { dims, dtype: params, initializer, used_in, rounded_to })
+        let Precision { compute, .. } = self.shared.precision;
+        self.used_param(name, dims, initializer, Precision::uniform(compute))
     }
 
     /// Like [`Self::param`], but in the dtype of parameters, for layers that convert what they take of it to the compute
@@ -360,9 +388,7 @@ impl<'g> Scope<'g> {
         dims: &[usize],
         initializer: Initializer,
     ) -> Tensor<'g> {
-        let Precision { params, compute } = self.shared.precision;
-        let (dims, used_in, rounded_to) = (dims.to_vec(), params, compute);
-        self.used_param(name, Parameter { dims, dtype: params, initializer, used_in, rounded_to })
+        self.used_param(name, dims, initializer, self.shared.precision)
     }
 
     /// Like [`Self::param`], but in the dtype of parameters, for layers such as norms.
@@ -373,14 +399,27 @@ impl<'g> Scope<'g> {
         dims: &[usize],
         initializer: Initializer,
     ) -> Tensor<'g> {
-        let (dims, dtype) = (dims.to_vec(), self.shared.precision.params);
-        let (used_in, rounded_to) = (dtype, dtype);
-        self.used_param(name, Parameter { dims, dtype, initializer, used_in, rounded_to })
+        let Precision { params, .. } = self.shared.precision;
+        self.used_param(name, dims, initializer, Precision::uniform(params))
     }
 
     #[track_caller]
-    fn used_param(&self, name: &str, parameter: Parameter) -> Tensor<'g> {
+    fn used_param(
+        &self,
+        name: &str,
+        dims: &[usize],
+        initializer: Initializer,
+        used: Precision,
+    ) -> Tensor<'g> {
         let path = self.path(name);
+        let parameter = Parameter {
+            dims: dims.to_vec(),
+            dtype: self.shared.precision.params,
+            initializer,
+            used_in: used.params,
+            rounded_to: used.compute,
+            num_stacked: 0,
+        };
         let held = self.held_param(name, parameter.clone());
         let whole = match &self.param_use {
             Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), held, &parameter),

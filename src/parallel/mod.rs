@@ -2,8 +2,6 @@
 
 mod policy;
 mod report;
-mod stacks;
 
 pub use policy::{Policy, Replicated, Stage, UseDTypes, WhyWhole, Zero};
 pub use report::{ParamReport, ShardingReport, Total};
-pub use stacks::reduce_whole_stacks;

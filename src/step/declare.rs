@@ -81,12 +81,15 @@ impl<'a> StepSpec<'a> {
         params: &Tree<Parameter>,
         running_means: &Tree<RunningMean>,
     ) -> Result<Tree<LeafSpec>, StepError> {
-        let params = params.map(|path, Parameter { dims, dtype, .. }| {
-            LeafSpec::new(*dtype, dims, self.policy.place(path, dims, &self.mesh))
+        let params = params.map(|path, parameter| {
+            let leaf = parameter.leaf();
+            let row = leaf.row();
+            let sharding = self.policy.place(path, &row.dims, &self.mesh);
+            LeafSpec { sharding, ..row }.stacked(leaf.stack_sizes())
         });
         self.optimizer.check(&params)?;
         let opt_state = self.optimizer.init(&params);
-        let model_state = running_means.map(|_, mean| LeafSpec::replicated(mean.dtype, &mean.dims));
+        let model_state = running_means.map(|_, mean| mean.leaf());
         let mut leaves = params.prefixed(PARAMS);
         leaves.extend(model_state.prefixed(MODEL_STATE));
         leaves.extend(opt_state.prefixed(OPT_STATE));
@@ -152,8 +155,8 @@ impl DeclaredStep<'_> {
         &self.params
     }
 
-    /// The paths in the state of the leaves that evaluation reads and files hold, under their names in the model:
-    /// parameters, or their running means if the optimizer keeps them, and model state. No parameter has the name of a
+    /// The paths in the state of the leaves that evaluation reads and whose rows files hold, under their paths in the
+    /// model: parameters, or their running means if the optimizer keeps them, and model state. No parameter has the name of a
     /// running mean of the model state, because [`Scope`] rejects it.
     pub fn model_leaves(&self) -> Tree<String> {
         let params = self.params.paths().map(|name| {
@@ -181,7 +184,8 @@ impl DeclaredStep<'_> {
     pub(super) fn held<'g>(&self, kept: &Tree<Tensor<'g>>) -> Tree<Held<'g>> {
         let policy = &self.spec.policy;
         kept.map(|path, kept| {
-            let (sharding, dtypes) = (self.sharding(path), use_dtypes(&self.params[path]));
+            let (sharding, dtypes) =
+                (&self.param_leaf(path).sharding, use_dtypes(&self.params[path]));
             Held {
                 tensor: policy.for_step(*kept, sharding),
                 once_per_step: policy.once_per_step(*kept, sharding, dtypes),
@@ -192,19 +196,20 @@ impl DeclaredStep<'_> {
     /// What a microbatch binds in its scope.
     pub(super) fn bound<'g>(&self, held: &Tree<Held<'g>>) -> Tree<Tensor<'g>> {
         held.map(|path, Held { tensor, once_per_step }| {
-            let (sharding, dtypes) = (self.sharding(path), use_dtypes(&self.params[path]));
+            let (sharding, dtypes) =
+                (&self.param_leaf(path).sharding, use_dtypes(&self.params[path]));
             self.spec.policy.for_microbatch(*tensor, *once_per_step, sharding, dtypes)
         })
     }
 
-    /// The sharding of the parameter with this path in the model.
-    pub(super) fn sharding(&self, path: &str) -> &Sharding {
-        &self.leaves[&*format!("{PARAMS}.{path}")].sharding
+    /// The leaf of the parameter with this path in the model.
+    pub(super) fn param_leaf(&self, path: &str) -> &LeafSpec {
+        &self.leaves[&*format!("{PARAMS}.{path}")]
     }
 
-    /// Applies [`Policy::for_use`] where the model uses a parameter.
+    /// Applies [`Policy::for_use`] where the model uses a parameter; in a scan, that is a row of the leaf.
     pub(super) fn at_use(&self) -> Rc<dyn ParamUse> {
-        let shardings = self.params.map(|path, _| self.sharding(path).clone());
+        let shardings = self.params.map(|path, _| self.param_leaf(path).row().sharding);
         Rc::new(AtUse { policy: self.spec.policy.clone(), shardings })
     }
 }

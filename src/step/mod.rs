@@ -23,7 +23,6 @@ mod train;
 use hlo::{Graph, passes, rewrites, verify};
 
 use crate::optim::UnmatchedPattern;
-use crate::parallel::reduce_whole_stacks;
 
 pub use declare::{BatchField, DeclaredStep, StepSpec};
 pub use eval::trace_eval;
@@ -61,12 +60,11 @@ pub enum StepError {
     },
 }
 
-/// Verifies a traced graph, removes dead nodes, and reduces the gradients of scanned blocks as whole stacks.
+/// Verifies a traced graph and removes dead nodes.
 fn finish(graph: Graph) -> Result<Graph, StepError> {
     verify(&graph)?;
     // Before common subexpressions are merged, which the marks would keep apart.
     let graph = passes::simplify(&rewrites::without_block_boundaries(&graph));
-    let graph = reduce_whole_stacks(&graph);
     debug_assert_eq!(verify(&graph), Ok(()));
     Ok(graph)
 }

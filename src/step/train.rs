@@ -104,7 +104,8 @@ fn next_state<'g>(
 ) -> Tree<Tensor<'g>> {
     let params = inputs.params();
     let num_updates = inputs.step - inputs.num_skipped;
-    let context = Context { params: params.clone(), num_updates, learning_rate };
+    let specs = step.leaves().subtree(PARAMS);
+    let context = Context { params: params.clone(), specs, num_updates, learning_rate };
     let mut opt_state = inputs.state.subtree(OPT_STATE);
     let updates = step.spec.optimizer.update(gradients.mean.clone(), &mut opt_state, &context);
     let mut next =

@@ -129,7 +129,8 @@ pub struct Programs {
     pub proof: Background,
     /// Names of the metrics, which follow loss and weight in the sums of `eval`.
     pub eval_metrics: Vec<&'static str>,
-    /// The paths in the state of the leaves that evaluation reads and files hold, under their names in the model.
+    /// The paths in the state of the leaves that evaluation reads and whose rows files hold, under their paths in the
+    /// model.
     pub model_leaves: Tree<String>,
     /// The graph of the step that was compiled, for reports.
     pub step_graph: Graph,

@@ -30,11 +30,13 @@ pub trait Policy: fmt::Debug + Send + Sync {
     /// The axes over which the batch is split.
     fn batch_axes(&self) -> AxisSet;
 
-    /// The sharding of the parameter at `path`, with these global dims, and of its optimizer state.
+    /// The sharding of the parameter at `path`, with these global dims, and of its optimizer state. Parameters that are
+    /// stored as the rows of one leaf have one sharding: `dims` are those of a row, and `path` has a `*` in place of the
+    /// block's index.
     fn place(&self, path: &str, dims: &[usize], mesh: &Mesh) -> Sharding;
 
-    /// The tensor that a step holds, from the one kept in the state. Its type varies over
-    /// [`Self::batch_axes`].
+    /// The tensor that a step holds, from the one kept in the state: a parameter, or the stack of the parameters of all
+    /// scanned blocks, sharded as `sharding` says. Its type varies over [`Self::batch_axes`].
     fn for_step<'g>(&self, kept: Tensor<'g>, sharding: &Sharding) -> Tensor<'g>;
 
     /// The whole parameter, rounded as its use allows, if it is computed once per step and without a gradient.
