@@ -86,7 +86,7 @@ pub fn vjp<'g>(cotangents: &[(Tensor<'g>, Tensor<'g>)], wrt: &[Tensor<'g>]) -> V
         let Some(id) = value.value() else { return poison() };
         backward.add(id, *cotangent, value.ty());
     }
-    if backward.run().is_none() {
+    if tracer.in_backward(|| backward.run()).is_none() {
         return poison();
     }
     wrt.iter()

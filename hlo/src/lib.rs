@@ -20,6 +20,7 @@ mod literal;
 mod mesh;
 mod op;
 mod ops;
+mod origin;
 pub mod passes;
 pub mod random;
 mod rebuild;
@@ -29,13 +30,14 @@ pub mod rewrites;
 mod stablehlo;
 mod tensor;
 mod traffic;
+mod transfers;
 mod tree;
 mod types;
 mod verify;
 mod window;
 
 pub use communication::{Communication, communication};
-pub use count::{Cost, Reduced, count, reduced};
+pub use count::{Cost, count};
 pub use dtype::DType;
 pub use error::Error;
 pub use grad::{grad, vjp};
@@ -49,10 +51,12 @@ pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
 pub use ops::{
     Branch, Convolution, ConvolutionDims, CustomCall, CustomVjp, Layouts, Operand, Window,
 };
+pub use origin::Origin;
 pub use rebuild::rebuild;
 pub use region::{Region, Scan};
 pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower, lower_isolated};
 pub use tensor::{Tensor, Tracer, trace};
+pub use transfers::{Transfer, transfers};
 pub use tree::Tree;
 pub use types::TensorType;
 pub use verify::{VerifyError, verify};

@@ -2,12 +2,14 @@
 //! passes for its backend.
 
 mod in_place;
+mod isolate;
 mod reductions;
 
 use crate::rebuild::{push, rebuild};
 use crate::{Graph, Node, Op, TensorType, ValueId};
 
 pub use in_place::update_in_place;
+pub(crate) use isolate::isolate;
 pub use reductions::stage_reductions;
 
 /// Removes the hints of [`crate::Tensor::fusion_barrier`], for backends that fuse well without them.
