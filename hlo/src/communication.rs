@@ -29,6 +29,8 @@ pub struct Communication {
     pub whole_bytes: u64,
     /// Number of executions, with loops multiplied by their trip counts.
     pub count: u64,
+    /// `true` if it belongs to a backward pass.
+    pub is_backward: bool,
     /// Replicas of a group that send something: all of them, except in a collective_permute.
     pub num_senders: usize,
 }
@@ -86,6 +88,7 @@ impl Communication {
             bytes: operands,
             whole_bytes,
             count: times,
+            is_backward: node.location.is_backward,
             num_senders,
         })
     }

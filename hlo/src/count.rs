@@ -55,40 +55,8 @@ pub fn count(graph: &Graph) -> Cost {
     cost
 }
 
-/// An all_reduce, and how early its operands are known.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Reduced {
-    /// Bytes of all operands, on one replica.
-    pub bytes: u64,
-    /// The fraction of the graph's matmul FLOPs that precede its operands if ops run in the order of the graph: 1 if
-    /// they are known only at the end.
-    pub progress: f64,
-}
-
-/// The all_reduces over whole groups outside loops, in the order in which their operands are known. Subgroups
-/// are left out: they reduce activations, such as batch statistics, not gradients.
-pub fn reduced(graph: &Graph) -> Vec<Reduced> {
-    let graph = &expand(graph);
-    // Matmul FLOPs up to and including the node that produces a value.
-    let mut done_by = vec![0u64; graph.num_values()];
-    let mut done = 0u64;
-    let mut found = vec![];
-    for node in graph.nodes() {
-        done = done.saturating_add(matmul_flops(graph, node));
-        for value in node.results() {
-            done_by[value.index()] = done;
-        }
-        if matches!(node.op, Op::AllReduce { groups, .. } if groups.is_whole()) {
-            let ready = node.operands.iter().map(|value| done_by[value.index()]).max();
-            found.push((operands(graph, node).map(bytes).sum(), ready.unwrap_or(0)));
-        }
-    }
-    found.sort_by_key(|(_, ready)| *ready);
-    let progress = |ready: u64| if done == 0 { 1.0 } else { ready as f64 / done as f64 };
-    found.into_iter().map(|(bytes, ready)| Reduced { bytes, progress: progress(ready) }).collect()
-}
-
-fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
+/// FLOPs of the dots and convolutions of a node, in its loops too.
+pub(crate) fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
     match &node.op {
         Op::DotGeneral(_) | Op::Convolution(_) => match work(graph, node) {
             Work::Flops(flops) => flops,
@@ -147,7 +115,7 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
 }
 
 /// The branch with the most FLOPs; among equals the one that moves the most bytes.
-fn most_expensive(branches: &[Arc<Region>]) -> Option<&Graph> {
+pub(crate) fn most_expensive(branches: &[Arc<Region>]) -> Option<&Graph> {
     let graphs = branches.iter().map(|branch| &branch.graph);
     graphs.max_by_key(|graph| {
         let cost = count(graph);

@@ -104,7 +104,7 @@ pub(crate) fn vjp_with<'g>(
         let Some(id) = value.value() else { return poison() };
         backward.add(id, *cotangent, value.ty());
     }
-    if backward.run().is_none() {
+    if tracer.in_backward(|| backward.run()).is_none() {
         return poison();
     }
     wrt.iter()

@@ -20,6 +20,7 @@ mod literal;
 mod mesh;
 mod op;
 mod ops;
+mod origin;
 pub mod passes;
 pub mod random;
 mod rebuild;
@@ -30,13 +31,14 @@ mod stablehlo;
 mod stacked;
 mod tensor;
 mod traffic;
+mod transfers;
 mod tree;
 mod types;
 mod verify;
 mod window;
 
 pub use communication::{Communication, communication};
-pub use count::{Cost, Reduced, count, reduced};
+pub use count::{Cost, count};
 pub use dtype::DType;
 pub use error::Error;
 pub use grad::{grad, vjp};
@@ -50,11 +52,13 @@ pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
 pub use ops::{
     Branch, Convolution, ConvolutionDims, CustomCall, CustomVjp, Layouts, Operand, Window,
 };
+pub use origin::Origin;
 pub use rebuild::rebuild;
 pub use region::{Region, Scan};
 pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower, lower_isolated};
 pub use stacked::{MisfitRow, Row, join_rows, row_paths, row_specs, rows, split_rows};
 pub use tensor::{Tensor, Tracer, trace};
+pub use transfers::{Transfer, transfers};
 pub use tree::Tree;
 pub use types::TensorType;
 pub use verify::{VerifyError, verify};

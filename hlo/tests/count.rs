@@ -1,8 +1,9 @@
 //! Costs of graphs against values computed by hand.
 
+use hlo::passes::simplify;
 use hlo::{
-    Axis, Communication, Convolution, Cost, CustomCall, DType, Groups, Mesh, Reduced, Reduction,
-    TensorType, Tracer, Window, communication, count, reduced, trace,
+    Axis, AxisSet, Communication, Convolution, Cost, CustomCall, DType, Groups, Mesh, Reduction,
+    TensorType, Tracer, Window, communication, count, grad, trace, transfers,
 };
 
 fn cost(mesh: Mesh, build: impl FnOnce(&Tracer)) -> Cost {
@@ -154,6 +155,7 @@ fn loops_are_multiplied_out() {
         group_size: 4,
         num_groups: 2,
         count: 3 * 2,
+        is_backward: false,
         num_senders: 4,
     };
     let whole_bytes = 4 * 6 * 4;
@@ -205,7 +207,7 @@ fn every_kind_of_collective_has_its_bytes_on_the_wire() {
     assert_eq!(rows, expected);
 }
 
-/// [`reduced`] only lists the one over the whole group.
+/// [`transfers`] only lists the one over the whole group.
 #[test]
 fn collectives_in_subgroups_have_the_size_of_their_groups() {
     let graph = trace(Mesh::data(8), |t| {
@@ -217,7 +219,51 @@ fn collectives_in_subgroups_have_the_size_of_their_groups() {
     let sizes: Vec<_> =
         count(&graph).collectives.iter().map(|c| (c.num_groups, c.group_size)).collect();
     assert_eq!(sizes, [(4, 2), (1, 8)]);
-    assert_eq!(reduced(&graph), [Reduced { bytes: 6 * 4, progress: 1.0 }]);
+    let reduced: Vec<_> = transfers(&graph).iter().map(|t| (t.whole_bytes, t.ready)).collect();
+    assert_eq!(reduced, [(6 * 4, 1.0)]);
+}
+
+/// A layer's parameter is gathered before its product, and the gradient scattered after the two products of the backward
+/// pass; three products for each of two layers, and the first layer's operand needs no cotangent.
+#[test]
+fn gathers_are_needed_before_their_use_and_scatters_are_ready_after_the_gradient() {
+    let mesh = Mesh::new(&[(Axis::Fsdp, 2)]);
+    let graph = trace(mesh, |t| {
+        let fsdp = AxisSet::from(Axis::Fsdp);
+        let shards = ["v", "w"].map(|name| t.input(name, f32s(&[4, 8]).varying(fsdp)));
+        let [v, w] = shards.map(|shard| shard.all_gather(0, Axis::Fsdp));
+        let x = t.input("x", f32s(&[8, 8]).varying(fsdp));
+        let gradients = grad(x.dot(v).tanh().dot(w).sum(), &shards);
+        for (name, gradient) in ["dv", "dw"].iter().zip(gradients) {
+            t.output_varying(*name, gradient, fsdp);
+        }
+    });
+    let rows: Vec<_> = transfers(&simplify(&graph.unwrap()))
+        .iter()
+        .map(|t| (t.kind, (5.0 * t.ready).round(), (5.0 * t.needed).round()))
+        .collect();
+    let gathers = [("all_gather", 0.0, 0.0), ("all_gather", 0.0, 1.0)];
+    assert_eq!(rows[..2], gathers);
+    // The second layer's gradient is one of the first two products of the backward pass.
+    assert!(rows[2].0 == "reduce_scatter" && rows[2].1 <= 4.0, "{rows:?}");
+    assert_eq!(rows[3], ("reduce_scatter", 5.0, 5.0));
+    assert!(rows[2..].iter().all(|row| row.2 == 5.0), "{rows:?}");
+}
+
+#[test]
+fn a_collective_in_a_loop_stays_in_its_iteration() {
+    let graph = trace(Mesh::new(&[(Axis::Fsdp, 2)]), |t| {
+        let fsdp = AxisSet::from(Axis::Fsdp);
+        let [x, w] = [[8, 8], [4, 8]].map(|dims| t.input("x", f32s(&dims).varying(fsdp)));
+        let looped = t.fori_loop(4, &[x, w], |_, x| {
+            vec![x[0].dot(x[0]).dot(x[1].all_gather(0, Axis::Fsdp)), x[1]]
+        });
+        t.output_varying("y", looped[0], fsdp);
+    });
+    let found = transfers(&graph.unwrap());
+    let rows: Vec<_> =
+        found.iter().map(|t| (t.whole_bytes, 8.0 * t.ready, 8.0 * t.needed)).collect();
+    assert_eq!(rows, [0.0, 2.0, 4.0, 6.0].map(|at| (8 * 8 * 4, at, at + 1.0)));
 }
 
 #[test]

@@ -88,6 +88,8 @@ pub(super) struct HloInstruction {
 /// `xla.OpMetadata`: the source of an instruction.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct OpMetadata {
+    #[prost(string, tag = "2")]
+    pub op_name: String,
     #[prost(string, tag = "3")]
     pub source_file: String,
     #[prost(int32, tag = "4")]
@@ -117,6 +119,10 @@ pub(super) struct IotaReplicaGroupList {
     pub num_replica_groups: i64,
     #[prost(int64, tag = "2")]
     pub num_devices_per_group: i64,
+    #[prost(int64, repeated, tag = "3")]
+    pub iota_reshape_dims: Vec<i64>,
+    #[prost(int32, repeated, tag = "4")]
+    pub iota_transpose_perm: Vec<i32>,
 }
 
 /// `xla.ShapeProto`.
@@ -206,20 +212,97 @@ impl HloModule {
     }
 }
 
+/// The replica groups of a collective.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ReplicaGroups {
+    pub num_groups: usize,
+    /// The replicas of the first group.
+    pub first: Vec<usize>,
+}
+
 impl HloInstruction {
-    /// Number and size of a collective's replica groups, if they are given.
-    pub fn groups(&self) -> Option<(usize, usize)> {
+    /// A collective's replica groups, if they are given.
+    pub fn groups(&self) -> Option<ReplicaGroups> {
         let listed = |groups: &[ReplicaGroup]| {
-            groups.first().map(|group| (groups.len(), group.replica_ids.len()))
+            let ids = &groups.first()?.replica_ids;
+            let first = ids.iter().map(|id| usize::try_from(*id).unwrap_or(0)).collect();
+            Some(ReplicaGroups { num_groups: groups.len(), first })
         };
         let list = self.collective_device_list.as_ref();
-        let iota = || {
-            let iota = list?.iota_replica_group_list.as_ref()?;
-            let size = usize::try_from(iota.num_devices_per_group).ok()?;
-            Some((usize::try_from(iota.num_replica_groups).ok()?, size))
-        };
         listed(&self.replica_groups)
             .or_else(|| list.and_then(|list| listed(&list.replica_groups)))
-            .or_else(iota)
+            .or_else(|| list?.iota_replica_group_list.as_ref()?.groups())
+    }
+
+    /// The number of iterations of a `while`, if the compiler knows it.
+    pub fn trip_count(&self) -> Option<u64> {
+        let config: serde_json::Value = serde_json::from_slice(&self.backend_config).ok()?;
+        let count = config.get("known_trip_count")?.get("n")?;
+        count.as_u64().or_else(|| count.as_str()?.parse().ok())
+    }
+}
+
+impl IotaReplicaGroupList {
+    /// The numbers from 0 in an array of `iota_reshape_dims`, transposed, are the replicas group by group.
+    fn groups(&self) -> Option<ReplicaGroups> {
+        let size = |value: i64| usize::try_from(value).ok();
+        let (num_groups, group_size) =
+            (size(self.num_replica_groups)?, size(self.num_devices_per_group)?);
+        let dims: Option<Vec<usize>> = self.iota_reshape_dims.iter().map(|d| size(*d)).collect();
+        let dims = dims.filter(|dims| !dims.is_empty())?;
+        let stride = |dim: usize| dims.get(dim + 1..).map(|rest| rest.iter().product::<usize>());
+        let mut order: Vec<usize> = self
+            .iota_transpose_perm
+            .iter()
+            .map(|dim| usize::try_from(*dim).ok().filter(|dim| *dim < dims.len()))
+            .collect::<Option<_>>()?;
+        if order.is_empty() {
+            order = (0..dims.len()).collect();
+        }
+        let replica = |position: usize| -> Option<usize> {
+            let mut rest = position;
+            order.iter().rev().try_fold(0, |replica, dim| {
+                let at = rest.checked_rem(dims[*dim])?;
+                rest /= dims[*dim];
+                Some(replica + at * stride(*dim)?)
+            })
+        };
+        let first: Option<Vec<usize>> = (0..group_size).map(replica).collect();
+        Some(ReplicaGroups { num_groups, first: first? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_read_from_their_short_form() {
+        let iota = |dims: &[i64], permutation: &[i32], shape: [i64; 2]| {
+            let list = IotaReplicaGroupList {
+                num_replica_groups: shape[0],
+                num_devices_per_group: shape[1],
+                iota_reshape_dims: dims.to_vec(),
+                iota_transpose_perm: permutation.to_vec(),
+            };
+            list.groups().unwrap()
+        };
+        // [2,4]<=[8]: {0,1,2,3}, {4,5,6,7}
+        let neighbours = iota(&[8], &[0], [2, 4]);
+        assert_eq!(neighbours, ReplicaGroups { num_groups: 2, first: vec![0, 1, 2, 3] });
+        // [4,2]<=[2,4]T(1,0): {0,4}, {1,5}, ..
+        let strided = iota(&[2, 4], &[1, 0], [4, 2]);
+        assert_eq!(strided, ReplicaGroups { num_groups: 4, first: vec![0, 4] });
+    }
+
+    #[test]
+    fn trip_counts_are_read_from_the_configuration() {
+        let with = |config: &str| HloInstruction {
+            backend_config: config.as_bytes().to_vec(),
+            ..HloInstruction::default()
+        };
+        assert_eq!(with(r#"{"known_trip_count":{"n":"12"}}"#).trip_count(), Some(12));
+        assert_eq!(with("{}").trip_count(), None);
+        assert_eq!(with("").trip_count(), None);
     }
 }

@@ -340,7 +340,7 @@ impl Joint {
             };
             *output = output.map(add);
         }
-        finish(new, outputs)
+        finish(new, outputs).in_backward()
     }
 
     /// Input number `i` of this graph as the next input of another.

@@ -3,6 +3,7 @@
 
 mod gathers;
 mod in_place;
+mod isolate;
 mod reductions;
 
 use crate::rebuild::{push, rebuild};
@@ -10,6 +11,7 @@ use crate::{Graph, Node, Op, TensorType, ValueId};
 
 pub use gathers::tie_gathers;
 pub use in_place::update_in_place;
+pub(crate) use isolate::isolate;
 pub use reductions::stage_reductions;
 
 /// Removes the hints of [`crate::Tensor::fusion_barrier`], for backends that fuse well without them.
