@@ -114,7 +114,7 @@ impl TargetStep {
             num_microbatches: run.batch.num_microbatches(),
             remat: self.loaded.config.model.remat(),
             mesh: run.mesh,
-            zero: self.loaded.config.parallel.zero,
+            zero: self.loaded.config.parallel.zero_stage(),
             state_bytes: declared.leaves().values().map(bytes).sum(),
             parameters_bytes: parameters.values().map(bytes).sum(),
             gathered_bytes: parameters.values().map(|leaf| leaf.num_elements() as u64).sum::<u64>()
