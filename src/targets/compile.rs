@@ -103,7 +103,7 @@ pub fn compile(
         write(dir, "step.mlir", step.program.text.as_bytes())?;
     }
     let failed = |source| Error::Worker { target: target.to_string(), source };
-    let overrides = flags::with_overrides(target.chip, step.overrides);
+    let overrides = flags::with_overrides(target.chip, step.graph.mesh(), step.overrides);
     let options = overrides.iter().map(|(name, value)| (name.clone(), text(value))).collect();
     let started = Instant::now();
     let outcome = request(target, overrides, num_devices)

@@ -22,6 +22,8 @@
 
 use std::collections::BTreeMap;
 
+use hlo::{Axis, Mesh};
+
 use super::{Chip, Family};
 use crate::pjrt::OverrideValue;
 
@@ -46,13 +48,30 @@ const SPARSE_CORE: [(&str, Setting); 2] = [
     ("xla_jf_crs_combiner_threshold_in_bytes", Int(64 * MIB)),
 ];
 const TPU7X: [(&str, Setting); 1] = [("xla_jf_crs_combiner_threshold_in_bytes", Int(64 * MIB))];
+/// Where state is sharded. With all five, a reduce_scatter is native and asynchronous over any number of the torus's
+/// dims; with fewer nothing changes.
+const SPARSE_CORE_SHARDED: [(&str, Setting); 5] = [
+    ("xla_tpu_enable_sparse_core_collective_offload_all_gather", Bool(true)),
+    ("xla_tpu_enable_sparse_core_collective_offload_2d_all_gather", Bool(true)),
+    ("xla_tpu_enable_sparse_core_collective_offload_3d_all_gather", Bool(true)),
+    ("xla_tpu_enable_sparse_core_collective_offload_reduce_scatter", Bool(true)),
+    ("xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter", Bool(true)),
+];
+const GPU_SHARDED: [(&str, Setting); 3] = [
+    ("xla_gpu_all_gather_combine_threshold_bytes", Int(4 * MIB)),
+    ("xla_gpu_reduce_scatter_combine_threshold_bytes", Int(4 * MIB)),
+    ("xla_gpu_experimental_parallel_collective_overlap_limit", Int(4)),
+];
 
-/// The options of a chip by name.
-pub fn defaults(chip: &Chip) -> BTreeMap<String, OverrideValue> {
-    let of_chip: &[(&str, Setting)] = match chip.name {
-        "v5e" => &V5E,
-        "v5p" | "v6e" => &SPARSE_CORE,
-        "tpu7x" => &TPU7X,
+/// The options of a chip by name, for a step on this mesh.
+pub fn defaults(chip: &Chip, mesh: &Mesh) -> BTreeMap<String, OverrideValue> {
+    let is_sharded = mesh.size(Axis::Fsdp) > 1;
+    let of_chip: &[(&str, Setting)] = match (chip.name, &chip.family) {
+        ("v5e", _) => &V5E,
+        ("v5p" | "v6e", _) if is_sharded => &SPARSE_CORE_SHARDED,
+        ("v5p" | "v6e", _) => &SPARSE_CORE,
+        ("tpu7x", _) => &TPU7X,
+        (_, Family::Gpu(_)) if is_sharded => &GPU_SHARDED,
         _ => &[],
     };
     let of_family: &[(&str, Setting)] = match chip.family {
@@ -75,9 +94,10 @@ pub fn defaults(chip: &Chip) -> BTreeMap<String, OverrideValue> {
 /// The options of a chip, overridden by the user's.
 pub fn with_overrides(
     chip: &Chip,
+    mesh: &Mesh,
     overrides: &BTreeMap<String, OverrideValue>,
 ) -> BTreeMap<String, OverrideValue> {
-    let mut options = defaults(chip);
+    let mut options = defaults(chip, mesh);
     options.extend(overrides.iter().map(|(name, value)| (name.clone(), value.clone())));
     options
 }

@@ -112,8 +112,7 @@ impl Trainer {
         seed: u64,
         spans: &StartupSpans,
     ) -> Result<Self, Error> {
-        let num_replicas = run.mesh.num_replicas();
-        let settings = run.compile.clone().for_devices(client, num_replicas);
+        let settings = run.compile.clone().for_devices(client, &run.mesh);
         let specs = lowered.leaves.clone();
         let programs = lowered.compile(client, &settings, spans)?;
         let placement = programs.init.executable.placement();

@@ -43,7 +43,9 @@ impl Zero {
         Self { stage }
     }
 
-    /// The dim that is cut: the largest that the number of shards divides; of equal ones the first.
+    /// The dim that is cut: the largest that the number of shards divides; of equal ones the first. One whose shards are
+    /// whole tiles of a TPU's layout comes before others: there, XLA scatters only such natively, and sums all others
+    /// whole before it cuts them.
     fn dim(dims: &[usize], num_shards: usize) -> Result<usize, WhyWhole> {
         let num_elements = dims.iter().fold(1usize, |n, dim| n.saturating_mul(*dim));
         let is_vector = dims.len() < 2;
@@ -52,8 +54,14 @@ impl Zero {
             return Err(WhyWhole::Small { is_vector, min_elements });
         }
         let divides = |dim: &usize| dims[*dim].is_multiple_of(num_shards);
+        let is_tiled = |dim: usize| {
+            let [rows, columns] = TPU_TILE;
+            let tile = if dim + 1 == dims.len() { columns } else { rows };
+            (dims[dim] / num_shards).is_multiple_of(tile)
+        };
         let candidates = (0..dims.len()).rev().filter(divides);
-        candidates.max_by_key(|dim| dims[*dim]).ok_or(WhyWhole::Indivisible { num_shards })
+        let best = candidates.max_by_key(|dim| (is_tiled(*dim), dims[*dim]));
+        best.ok_or(WhyWhole::Indivisible { num_shards })
     }
 
     /// Why a parameter with these dims is not sharded; `None` if it is.
@@ -61,6 +69,9 @@ impl Zero {
         Self::dim(dims, num_shards).err()
     }
 }
+
+/// Elements of a tile along the second to last and the last dim, in f32.
+const TPU_TILE: [usize; 2] = [8, 128];
 
 /// Why every replica holds a parameter whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +108,7 @@ impl Policy for Zero {
         AxisSet::of(&[Axis::Data, Axis::Fsdp])
     }
 
-    /// Shards the largest dim that the size of the axis divides; of equal ones the first. A parameter that is small
-    /// or has no such dim is not sharded: [`Zero::why_whole`].
+    /// Shards one dim, unless [`Zero::why_whole`].
     fn place(&self, _path: &str, dims: &[usize], mesh: &Mesh) -> Sharding {
         let mut axes = vec![AxisSet::EMPTY; dims.len()];
         if let Ok(dim) = Self::dim(dims, mesh.size(Axis::Fsdp)) {
@@ -199,15 +209,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_dim_that_divides_is_sharded() {
+    fn the_largest_dim_that_divides_into_whole_tiles_is_sharded() {
         let mesh = Mesh::new(&[(Axis::Fsdp, 4)]);
         let cut = |dims: &[usize]| {
             let sharding = Zero::default().place("w", dims, &mesh);
             sharding.dims().iter().position(|axes| !axes.is_empty())
         };
-        assert_eq!(cut(&[64, 128]), Some(1));
-        assert_eq!(cut(&[128, 128]), Some(0));
+        assert_eq!(cut(&[30, 128]), Some(1));
+        assert_eq!(cut(&[512, 512]), Some(0));
         assert_eq!(cut(&[65, 102, 32]), Some(2));
+        assert_eq!(cut(&[64, 1024]), Some(1));
+        assert_eq!(cut(&[64, 1000]), Some(0), "250 columns are no whole tiles, 16 rows are");
         assert_eq!(cut(&[65, 102]), None, "no dim divides");
         assert_eq!(cut(&[30, 32]), None, "too small to be worth it");
         assert_eq!((cut(&[8192]), cut(&[1 << 16])), (None, Some(0)), "vectors");
