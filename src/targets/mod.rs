@@ -30,4 +30,5 @@ pub use instruction::{Instruction, instructions};
 pub use memory::Memory;
 pub use report::Report;
 pub use scaling::{AllReduce, Measured, Row, ScalingPrediction, sizes};
+pub use schedule::gathered_bytes;
 pub use target::{Arrangement, Target, TargetError};

@@ -39,6 +39,15 @@ pub(super) struct Schedule {
     pub has_unknown_loops: bool,
 }
 
+/// The largest sum of the results of all_gathers that are in memory at once, in the program that
+/// [`Compiled::optimized_program`](crate::pjrt::Compiled::optimized_program) returns.
+///
+/// # Errors
+/// If the bytes are not a wrapped `HloModuleProto`.
+pub fn gathered_bytes(optimized: &[u8], num_replicas: usize) -> Result<u64, prost::DecodeError> {
+    Ok(read(&HloModule::decode_optimized(optimized)?, num_replicas).gathered_bytes)
+}
+
 /// Reads the schedule of a program for `num_replicas`.
 pub(super) fn read(module: &HloModule, num_replicas: usize) -> Schedule {
     let mut walk = Walk {
