@@ -129,7 +129,7 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Vec<String> {
         }
         seen.push(changed);
         let sets: Vec<_> = sets.iter().map(|set| format!("--set {set}")).collect();
-        advice.push(format!("{}, estimated peak {}", sets.join(" "), gib(*peak as u64)));
+        advice.push(format!("{} (estimated peak {})", sets.join(" "), gib(*peak as u64)));
     }
     advice.truncate(MAX_ADVICE);
     if advice.is_empty() {
@@ -196,7 +196,7 @@ mod tests {
     fn advice_names_the_key_and_a_value_that_divides() {
         let found = advice(&memory(6 * GIB, 25 * GIB), &knobs(6 * GIB, 4));
         // 23 GiB of activations into the remaining 8: at least three microbatches.
-        assert!(found[0].starts_with("--set train.num_microbatches=6, "), "{found:?}");
+        assert!(found[0].starts_with("--set train.num_microbatches=6 ("), "{found:?}");
         let advice = found.join("\n");
         assert!(advice.contains("model.remat=true"), "{advice}");
         // Shards alone do not make room for the activations.
@@ -208,10 +208,10 @@ mod tests {
         // 6 GiB of parameters and gradients, 12 of optimizer state, 1 of activations.
         let found = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 16));
         // On two, 9 of state, 12 of whole parameters and gradients, and 1: too much. On eight, 2.25 + 12 + 1.
-        assert!(found[0].starts_with("--set mesh.fsdp=8, "), "{found:?}");
+        assert!(found[0].starts_with("--set mesh.fsdp=8 ("), "{found:?}");
         // On four, stage 1 takes 4.5 + 12 + 1.
         let few = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 4));
-        assert!(few[0].starts_with("--set mesh.fsdp=4 --set parallel.zero=2"), "{few:?}");
+        assert!(few[0].starts_with("--set mesh.fsdp=4 --set parallel.zero=2 ("), "{few:?}");
         // On one device nothing helps.
         let none = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 1));
         assert!(none.len() == 1 && none[0].contains("more devices"), "{none:?}");

@@ -1,4 +1,4 @@
-//! XLA options for each chip that overlap the gradients' reduction with the backward pass.
+//! XLA options for each chip that overlap collectives with matmuls.
 //!
 //! By default TPU compilers combine all all_reduces into a few that do not overlap with anything. These options
 //! were chosen by compiling and reading the schedule; nothing was run on the hardware. Fractions are of the
@@ -19,6 +19,13 @@
 //! | all but v5e | `xla_tpu_enable_async_collective_fusion` | refused by the compiler |
 //! | H100 | defaults: combiner at 30 MiB, latency hiding scheduler | every bucket asynchronous, all but the embedding's over matmuls |
 //! | H100 | combiner at 1 GiB | one all_reduce, nothing to overlap |
+//!
+//! With sharded state (an MLP of 5 layers, `fsdp = 4` on 8 devices), fractions of scattered and of gathered bytes:
+//!
+//! | chip | options | what the schedule showed |
+//! |---|---|---|
+//! | H100 | defaults | scatters combined into one, synchronous, at the end: 0, and 0.62 |
+//! | H100 | combiners of scatters and gathers at 4 MiB | each matrix by itself, asynchronous: 0.71 (the first layer's is last), and 0.92; a quarter less temporaries |
 
 use std::collections::BTreeMap;
 
@@ -102,11 +109,13 @@ pub fn with_overrides(
     options
 }
 
-/// The size up to which the chip's compiler combines all_reduces under these options, in bytes.
-pub fn bucket_bytes(chip: &Chip) -> u64 {
-    match chip.name {
-        "v5e" => 1 << 20,
-        "h100" | "h200" => 30 << 20,
+/// The size up to which the chip's compiler combines collectives of a kind (StableHLO's name) under these options, in
+/// bytes.
+pub fn bucket_bytes(chip: &Chip, kind: &str) -> u64 {
+    match (chip.name, kind) {
+        ("v5e", _) => 1 << 20,
+        ("h100" | "h200", "all_reduce") => 30 << 20,
+        ("h100" | "h200", _) => 4 << 20,
         _ => 64 << 20,
     }
 }

@@ -63,6 +63,8 @@ pub(super) struct HloInstruction {
     pub shape: Option<HloShape>,
     #[prost(message, optional, tag = "7")]
     pub metadata: Option<OpMetadata>,
+    #[prost(message, optional, tag = "8")]
+    pub literal: Option<HloLiteral>,
     #[prost(int64, tag = "9")]
     pub parameter_number: i64,
     #[prost(string, tag = "11")]
@@ -81,8 +83,17 @@ pub(super) struct HloInstruction {
     pub backend_config: Vec<u8>,
     #[prost(message, repeated, tag = "49")]
     pub replica_groups: Vec<ReplicaGroup>,
+    #[prost(string, tag = "63")]
+    pub comparison_direction: String,
     #[prost(message, optional, tag = "87")]
     pub collective_device_list: Option<CollectiveDeviceList>,
+}
+
+/// `xla.LiteralProto`: the value of a constant.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct HloLiteral {
+    #[prost(uint32, repeated, tag = "6")]
+    pub u32s: Vec<u32>,
 }
 
 /// `xla.OpMetadata`: the source of an instruction.
@@ -197,6 +208,16 @@ impl HloModule {
         self.computations.iter().find(|computation| computation.id == id)
     }
 
+    /// The number of iterations of a `while`, if it is known: by the compiler, or from a condition of the form that
+    /// `hlo` writes, `counter < constant` of a u32 counter that starts at 0 and is incremented by 1.
+    pub fn trip_count(&self, of: &HloInstruction) -> Option<u64> {
+        let from_condition = || {
+            let called = of.called_computation_ids.iter().filter_map(|id| self.computation(*id));
+            called.filter_map(HloComputation::compared_with).next()
+        };
+        of.known_trip_count().or_else(from_condition)
+    }
+
     /// The instructions in scheduled order, or in stored order where there is no schedule, as inside
     /// fusions.
     pub fn scheduled<'a>(&self, computation: &'a HloComputation) -> Vec<&'a HloInstruction> {
@@ -209,6 +230,23 @@ impl HloModule {
             .map(|instruction| (instruction.id, instruction))
             .collect();
         sequence.instruction_ids.iter().filter_map(|id| by_id.get(id).copied()).collect()
+    }
+}
+
+impl HloComputation {
+    /// The u32 constant that the result says an element of the operand is less than.
+    fn compared_with(&self) -> Option<u64> {
+        let by_id = |id: i64| self.instructions.iter().find(|i| i.id == id);
+        let root = by_id(self.root_id)?;
+        let operands: Vec<_> = root.operand_ids.iter().filter_map(|id| by_id(*id)).collect();
+        let [counter, limit] = operands[..] else { return None };
+        let is_counted = root.opcode == "compare"
+            && root.comparison_direction == "LT"
+            && counter.opcode == "get-tuple-element";
+        match limit.literal.as_ref()?.u32s[..] {
+            [limit] if is_counted => Some(limit.into()),
+            _ => None,
+        }
     }
 }
 
@@ -234,8 +272,8 @@ impl HloInstruction {
             .or_else(|| list?.iota_replica_group_list.as_ref()?.groups())
     }
 
-    /// The number of iterations of a `while`, if the compiler knows it.
-    pub fn trip_count(&self) -> Option<u64> {
+    /// The number of iterations of a `while`, if the compiler says so.
+    fn known_trip_count(&self) -> Option<u64> {
         let config: serde_json::Value = serde_json::from_slice(&self.backend_config).ok()?;
         let count = config.get("known_trip_count")?.get("n")?;
         count.as_u64().or_else(|| count.as_str()?.parse().ok())
@@ -301,8 +339,48 @@ mod tests {
             backend_config: config.as_bytes().to_vec(),
             ..HloInstruction::default()
         };
-        assert_eq!(with(r#"{"known_trip_count":{"n":"12"}}"#).trip_count(), Some(12));
-        assert_eq!(with("{}").trip_count(), None);
-        assert_eq!(with("").trip_count(), None);
+        let known = |config: &str| HloModule::default().trip_count(&with(config));
+        assert_eq!(known(r#"{"known_trip_count":{"n":"12"}}"#), Some(12));
+        assert_eq!(known("{}"), None);
+        assert_eq!(known(""), None);
+    }
+
+    #[test]
+    fn trip_counts_are_read_from_the_condition() {
+        let instruction = |id: i64, opcode: &str, operand_ids: &[i64]| HloInstruction {
+            id,
+            opcode: opcode.into(),
+            operand_ids: operand_ids.to_vec(),
+            ..HloInstruction::default()
+        };
+        let trips = |direction: &str| {
+            let limit = HloInstruction {
+                literal: Some(HloLiteral { u32s: vec![6] }),
+                ..instruction(3, "constant", &[])
+            };
+            let compare = HloInstruction {
+                comparison_direction: direction.into(),
+                ..instruction(4, "compare", &[2, 3])
+            };
+            let condition = HloComputation {
+                id: 7,
+                root_id: 4,
+                instructions: vec![
+                    instruction(1, "parameter", &[]),
+                    instruction(2, "get-tuple-element", &[1]),
+                    limit,
+                    compare,
+                ],
+                ..HloComputation::default()
+            };
+            let module = HloModule { computations: vec![condition], ..HloModule::default() };
+            let looped = HloInstruction {
+                called_computation_ids: vec![5, 7],
+                ..instruction(9, "while", &[])
+            };
+            module.trip_count(&looped)
+        };
+        assert_eq!(trips("LT"), Some(6));
+        assert_eq!(trips("NE"), None);
     }
 }

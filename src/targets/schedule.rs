@@ -145,7 +145,7 @@ impl Walk<'_> {
     fn called(&mut self, instruction: &HloInstruction) -> u64 {
         let (times, in_unknown_loop) = (self.times, self.in_unknown_loop);
         if instruction.opcode == "while" {
-            let trip_count = instruction.trip_count();
+            let trip_count = self.module.trip_count(instruction);
             self.in_unknown_loop |= trip_count.is_none();
             self.times = times.saturating_mul(trip_count.unwrap_or(1));
         }

@@ -93,9 +93,12 @@ fn check_sharded_mlp(target: &str) {
         rows.map(|row| row[key].as_u64().unwrap()).sum()
     };
     let parameters = 4 * of_bytes(&sharded, "parameters_bytes");
-    // Each shard is gathered in bf16, half the bytes that are kept; gradients are scattered whole and reduced as shards.
+    // Shards are gathered in f32, or in bf16 where the compiler converts them first. Gradients are scattered whole and
+    // reduced as shards.
     let gathered = of_phase("forward_gather", 4, "bytes");
-    assert!(gathered.abs_diff(parameters / 8) < parameters / 64, "{gathered}: {sums:?}");
+    let margin = parameters / 64;
+    assert!(gathered + margin > parameters / 8, "{gathered}: {sums:?}");
+    assert!(gathered < parameters / 4 + margin, "{gathered}: {sums:?}");
     let scattered = of_phase("scatter", 4, "bytes");
     assert!(scattered.abs_diff(parameters) < parameters / 16, "{scattered}: {sums:?}");
     let reduced = of_phase("reduction", 2, "bytes");
@@ -108,9 +111,8 @@ fn check_sharded_mlp(target: &str) {
     let bytes = of_phase("forward_gather", 4, "overlapped_bytes") as f64;
     assert!((overlapped - bytes / gathered as f64).abs() < 1e-9, "{overlapped}");
     assert!(whole["overlapped_gather_fraction"].is_null(), "{whole}");
-    // Stage 1 gathers everything, in bf16.
     let alive = of_bytes(&sharded, "gathered_bytes");
-    assert!(alive > 0 && alive <= parameters / 2 + parameters / 64, "{alive}");
+    assert!(alive > 0 && alive <= parameters + margin, "{alive}");
     assert_eq!(of_bytes(&whole, "gathered_bytes"), 0);
 }
 

@@ -96,21 +96,22 @@ impl Timeline {
         let secs = |transfer: &Transfer, bytes: f64| {
             fabrics.get(&transfer.groups).map_or(0.0, |f| seconds(f, transfer.kind, bytes))
         };
-        self.simulate(work.seconds(chip), flags::bucket_bytes(chip) as f64, secs)
+        let bucket_bytes = |kind: &str| flags::bucket_bytes(chip, kind) as f64;
+        self.simulate(work.seconds(chip), bucket_bytes, secs)
     }
 
     /// Predicted time for a known compute time, with all collectives on the same fabric: buckets of at least
     /// `bucket_bytes` wait for their last gradient and for the previous bucket.
     pub fn overlapped(&self, compute_secs: f64, fabric: &Fabric, bucket_bytes: f64) -> StepTime {
         let secs = |transfer: &Transfer, bytes: f64| seconds(fabric, transfer.kind, bytes);
-        self.simulate(compute_secs, bucket_bytes, secs)
+        self.simulate(compute_secs, |_| bucket_bytes, secs)
     }
 
     /// Runs the collectives one after the other, as buckets of the same kind over the same groups.
     fn simulate(
         &self,
         compute_secs: f64,
-        bucket_bytes: f64,
+        bucket_bytes: impl Fn(&str) -> f64,
         secs: impl Fn(&Transfer, f64) -> f64,
     ) -> StepTime {
         let mut order = self.transfers.clone();
@@ -140,7 +141,7 @@ impl Timeline {
             let needed = bucket.last.needed.min(transfer.needed);
             bucket.last = Transfer { needed, ..transfer };
             bucket.bytes += transfer.whole_bytes as f64;
-            if bucket.bytes >= bucket_bytes {
+            if bucket.bytes >= bucket_bytes(transfer.kind) {
                 queue.run(&buckets.remove(at));
             }
         }
