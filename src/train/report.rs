@@ -112,7 +112,7 @@ fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
         let sent_bytes = found.total_bytes_on_wire();
         match totals.iter_mut().find(|total| is_same(total)) {
             Some(total) => {
-                total.count += count;
+                total.count = total.count.saturating_add(count);
                 total.whole_bytes = total.whole_bytes.saturating_add(whole_bytes);
                 total.sent_bytes = total.sent_bytes.saturating_add(sent_bytes);
             }
@@ -168,12 +168,13 @@ pub fn list_collectives(graph: &Graph) -> Vec<String> {
 /// What a step of sharded state gathers, scatters and reduces, by kind.
 fn describe_by_kind(step: &Graph) -> String {
     let totals = total_collectives(step);
-    let sent: u64 = totals.iter().map(|total| total.sent_bytes).sum();
+    let sent = totals.iter().fold(0u64, |sum, total| sum.saturating_add(total.sent_bytes));
     let kinds: BTreeSet<_> = totals.iter().map(|total| total.kind).collect();
     let kinds = kinds.into_iter().map(|kind| {
         let same = totals.iter().filter(|total| total.kind == kind);
-        let (count, bytes) = same
-            .fold((0, 0), |(count, bytes), total| (count + total.count, bytes + total.whole_bytes));
+        let (count, bytes) = same.fold((0u64, 0u64), |(count, bytes), total| {
+            (count.saturating_add(total.count), bytes.saturating_add(total.whole_bytes))
+        });
         format!("{}, {}", plural(count as usize, kind), human_bytes(bytes as usize))
     });
     let kinds: Vec<_> = kinds.collect();
