@@ -51,7 +51,7 @@ pub use ops::{
 pub use rebuild::rebuild;
 pub use region::{Region, Scan};
 pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower, lower_isolated};
-pub use stacked::{MisfitRow, Row, join_rows, row_paths, row_specs, rows, split_rows};
+pub use stacked::{MisfitRow, StackedRow, join_rows, row_paths, row_specs, rows, split_rows};
 pub use tensor::{Tensor, Tracer, trace};
 pub use tree::Tree;
 pub use types::TensorType;
