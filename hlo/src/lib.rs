@@ -56,7 +56,7 @@ pub use origin::Origin;
 pub use rebuild::rebuild;
 pub use region::{Region, Scan};
 pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower, lower_isolated};
-pub use stacked::{MisfitRow, Row, join_rows, row_paths, row_specs, rows, split_rows};
+pub use stacked::{MisfitRow, StackedRow, join_rows, row_paths, row_specs, rows, split_rows};
 pub use tensor::{Tensor, Tracer, trace};
 pub use transfers::{Transfer, transfers};
 pub use tree::Tree;

@@ -10,7 +10,7 @@ use crate::{LeafSpec, Literal, Tree};
 
 /// Where a row is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct StackedRow {
     /// The path of its leaf.
     pub leaf: String,
     /// Its index in the leaf, row-major over the stacked dims.
@@ -45,10 +45,10 @@ pub struct MisfitRow {
 /// assert_eq!(paths, expected);
 /// assert_eq!((&*rows["blocks.1.scale"].leaf, rows["blocks.1.scale"].index), ("blocks.*.scale", 1));
 /// ```
-pub fn rows(leaves: &Tree<LeafSpec>) -> Tree<Row> {
+pub fn rows(leaves: &Tree<LeafSpec>) -> Tree<StackedRow> {
     let stack = |(path, spec): (&str, &LeafSpec)| Stack {
         path: path.to_owned(),
-        row: Row { leaf: path.to_owned(), index: 0 },
+        row: StackedRow { leaf: path.to_owned(), index: 0 },
         sizes: spec.stack_sizes().to_vec(),
     };
     let mut rows = Tree::new();
@@ -60,12 +60,12 @@ pub fn rows(leaves: &Tree<LeafSpec>) -> Tree<Row> {
 struct Stack {
     /// With a `*` for each dim in `sizes`.
     path: String,
-    row: Row,
+    row: StackedRow,
     /// The stacked dims that are left.
     sizes: Vec<usize>,
 }
 
-fn add_rows(rows: &mut Tree<Row>, mut stacks: &[Stack]) {
+fn add_rows(rows: &mut Tree<StackedRow>, mut stacks: &[Stack]) {
     // The text before the first index, and the number of blocks: what the parameters of a block have in common.
     let blocks = |stack: &Stack| {
         let before = stack.path.split('*').next().unwrap_or_default().to_owned();
@@ -82,7 +82,10 @@ fn add_rows(rows: &mut Tree<Row>, mut stacks: &[Stack]) {
         for index in 0..num_blocks {
             let indexed = |stack: &Stack| Stack {
                 path: stack.path.replacen('*', &index.to_string(), 1),
-                row: Row { index: stack.row.index * num_blocks + index, ..stack.row.clone() },
+                row: StackedRow {
+                    index: stack.row.index * num_blocks + index,
+                    ..stack.row.clone()
+                },
                 sizes: stack.sizes[1..].to_vec(),
             };
             add_rows(rows, &block.iter().map(indexed).collect::<Vec<_>>());
@@ -102,7 +105,7 @@ pub fn row_specs(leaves: &Tree<LeafSpec>) -> Tree<LeafSpec> {
     rows(leaves).map(|_, row| leaves[&*row.leaf].row())
 }
 
-/// Whole leaves as their rows, in the order of [`rows`].
+/// Whole leaves as their rows, in the order of [`rows`]. The paths of `values` are among those of `leaves`.
 pub fn split_rows(leaves: &Tree<LeafSpec>, values: Tree<Literal>) -> Tree<Literal> {
     let mut split = HashMap::new();
     for (path, whole) in values {

@@ -2,7 +2,7 @@
 //! the same statistics.
 
 use hlo::random::{Key, threefry2x32};
-use hlo::{Axis, DType, Graph, LeafSpec, Literal, Mesh, Row, Tensor, TensorType, Tree};
+use hlo::{Axis, DType, Graph, LeafSpec, Literal, Mesh, StackedRow, Tensor, TensorType, Tree};
 use hlo::{grad, interpret, passes, row_paths, row_specs, rows, trace, verify};
 use models::layers::{BatchNorm, Conv2d, batch_norm, conv2d, dropout, linear};
 use models::{Initializer, Precision, Scope, Stack, Training, stack};
@@ -69,7 +69,7 @@ fn stacked<'g>(leaves: &Tree<LeafSpec>, rows: &Tree<Tensor<'g>>) -> Tree<Tensor<
 
 /// The rows of the leaves, block by block.
 fn unstacked<'g>(leaves: &Tree<LeafSpec>, values: &Tree<Tensor<'g>>) -> Tree<Tensor<'g>> {
-    rows(leaves).map(|_, Row { leaf, index }| {
+    rows(leaves).map(|_, StackedRow { leaf, index }| {
         let (spec, value) = (&leaves[&**leaf], values[&**leaf]);
         if spec.num_stacked == 0 {
             return value;
