@@ -132,7 +132,7 @@ pub(super) const KEYS: &[KeyRow] = &[
     GPT.key("context", MODEL_SIZE, "tokens", Depends("the preset's"), "Maximum number of positions. Examples may be shorter."),
     GPT.key("vocabulary", MODEL_SIZE, "tokens", Depends("the preset's"), "Number of different tokens."),
     GPT.key("dropout", SHARE, "", Value("0.0"), "Probability of dropout in training: of the embeddings, of the attention weights, and of the output of each half of a block."),
-    GPT.key("scan_layers", Bool, "", Value("false"), "Write the blocks as a loop. It compiles faster, but the gradients cannot be reduced while the loop runs."),
+    GPT.key("scan_layers", Bool, "", Value("false"), "Write the blocks as a loop. It compiles faster, but less communication overlaps with compute."),
     GPT.key("remat", Bool, "", Value("false"), "Recompute each block in the backward pass instead of keeping its activations."),
 
     DATA.key("source", OneOf(DataConfig::NAMES), "", Required, "Where the examples come from."),
