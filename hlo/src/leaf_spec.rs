@@ -7,8 +7,8 @@ use crate::{AxisSet, DType, Mesh, Sharding, TensorType, UnevenShard};
 /// A leaf of a training state: its dtype and dims as a whole, and how replicas hold it.
 ///
 /// Equal parameters of blocks that run as a loop are *stacked*: one leaf `[num_blocks, ..]` holds a row for each
-/// block. Its path has a `*` where the paths of the rows have the block's index. The rows are parameters of their own
-/// for everything that depends on a parameter's rank, name or norm; see [`rows`](crate::rows).
+/// block. Its path has a `*` where the paths of the rows have the block's index. Each row counts as a parameter of its
+/// own for everything that depends on a parameter's rank, name or norm; see [`rows`](crate::rows).
 ///
 /// ```
 /// use hlo::{Axis, AxisSet, DType, LeafSpec, Mesh, Sharding};

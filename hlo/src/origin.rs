@@ -23,7 +23,7 @@ impl Origin {
     }
 }
 
-/// `src/zero.rs:10:5`.
+/// For example `src/zero.rs:10:5`.
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.line.fmt(f)

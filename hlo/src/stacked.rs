@@ -17,7 +17,7 @@ pub struct StackedRow {
     pub index: usize,
 }
 
-/// A row that a stack cannot be made with.
+/// A row that does not fit its stack.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{path}`: {reason}")]
 pub struct MisfitRow {
@@ -27,7 +27,7 @@ pub struct MisfitRow {
     pub reason: String,
 }
 
-/// The rows of all leaves under their own paths, block by block: in the order that the model would declare them in if no
+/// The rows of all leaves under their own paths, block by block: in the order in which the model would declare them if no
 /// leaf were stacked. An ordinary leaf is its own row.
 ///
 /// ```
@@ -56,7 +56,7 @@ pub fn rows(leaves: &Tree<LeafSpec>) -> Tree<StackedRow> {
     rows
 }
 
-/// A leaf of which some of the stacked dims have been indexed.
+/// A leaf with some of its stacked dims already indexed.
 struct Stack {
     /// With a `*` for each dim in `sizes`.
     path: String,
@@ -66,7 +66,7 @@ struct Stack {
 }
 
 fn add_rows(rows: &mut Tree<StackedRow>, mut stacks: &[Stack]) {
-    // The text before the first index, and the number of blocks: what the parameters of a block have in common.
+    // The path before the first index, and the number of blocks: the same for all parameters of a block.
     let blocks = |stack: &Stack| {
         let before = stack.path.split('*').next().unwrap_or_default().to_owned();
         stack.sizes.first().map(|size| (before, *size))

@@ -20,7 +20,7 @@ enum Run {
     ScanRemat,
 }
 
-/// `[1, WIDTH]` on each of two replicas, gathered to `[2, WIDTH]`.. of which a block takes a product.
+/// The whole weight `[WIDTH, WIDTH]` of a block, from `[WIDTH / 2, WIDTH]` on each of two replicas.
 fn gathered(shard: Tensor<'_>) -> Tensor<'_> {
     shard.tracer().custom_vjp_recomputed(
         &[shard],

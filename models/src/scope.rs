@@ -74,8 +74,8 @@ pub struct Parameter {
     pub used_in: DType,
     /// Element type to which its values may be rounded before the layer gets them.
     pub rounded_to: DType,
-    /// Number of leading dims that count the blocks of a scan: it stands for a parameter of each block, and its path has
-    /// a `*` in place of the block's index. 0 for an ordinary parameter.
+    /// Number of leading dims that count the blocks of a scan. If it is not 0, this stands for one parameter of each
+    /// block, and its path has a `*` in place of each index. 0 for an ordinary parameter.
     pub num_stacked: usize,
 }
 
@@ -379,8 +379,8 @@ impl<'g> Scope<'g> {
         self.used_param(name, dims, initializer, Precision::uniform(compute))
     }
 
-    /// Like [`Self::param`], but in the dtype of parameters, for layers that convert what they take of it to the compute
-    /// dtype. So gradients are summed in the dtype of parameters.
+    /// Like [`Self::param`], but in the dtype of parameters, for layers that convert the values they read to the compute
+    /// dtype themselves, so that gradients are summed in the dtype of parameters. The values may already be rounded.
     #[track_caller]
     pub fn param_to_round(
         &self,

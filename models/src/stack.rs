@@ -12,7 +12,8 @@ pub struct Stack {
     /// Number of blocks.
     pub num_blocks: usize,
     /// `true` runs the block in a loop instead of unrolling it. The program has the size of one block and compiles
-    /// faster, but all gradients are complete only when the loop ends.
+    /// faster, but communication in the loop overlaps only within its iteration, and gradients of all blocks are
+    /// complete only when the loop ends.
     pub scan: bool,
     /// `true` if the backward pass recomputes each block instead of keeping its activations (activation
     /// checkpointing).
@@ -73,7 +74,7 @@ pub fn stack<'g>(
     carried[0].block_boundary()
 }
 
-/// What stands for a block's index in the paths of stacked parameters.
+/// Stands for a block's index in the paths of stacked parameters.
 const ANY_BLOCK: char = '*';
 
 /// A block as a function of tensors: x; if it draws random numbers, the two words of a key and the index of the
@@ -88,7 +89,7 @@ struct Block<F> {
     /// In training: number of examples on this replica, and the axes over which the batch is split.
     training: Option<(usize, hlo::AxisSet)>,
     is_random: bool,
-    /// Applied inside the body. All blocks share one body, so the path of a block that is not scanned is the first's.
+    /// Applied inside the body. All blocks share one body, so blocks that are not scanned have the first block's path.
     param_use: Option<UseBelow>,
 }
 

@@ -57,8 +57,8 @@ pub(super) struct TargetStep {
 }
 
 impl TargetStep {
-    /// Reads the configuration with the target's backend, for a number of its devices: `mesh.data` is as many as the
-    /// other axes leave.
+    /// Reads the configuration with the target's backend, for a number of its devices: `mesh.fsdp` is as many as
+    /// `mesh.data` leaves if it is `"auto"`, otherwise `mesh.data` is as many as `mesh.fsdp` leaves.
     pub fn new(args: &ConfigArgs, target: &Target, num_devices: usize) -> Result<Self> {
         let (backend, platform) = match target.chip.family {
             Family::Tpu(_) => ("tpu", Platform::Tpu),

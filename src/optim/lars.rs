@@ -78,7 +78,7 @@ impl Transformation for Lars {
             let update = decayed.choose(|| *gradient + *param * self.decay, *gradient);
             let scaled = || {
                 let [param_norm, gradient_norm] = [*param, *gradient].map(|x| param_norm(x, spec));
-                // A zero gradient is not scaled: the decay alone is no direction to trust.
+                // A zero gradient is not scaled: decay alone gives no direction to trust.
                 let norms =
                     decayed.choose(|| gradient_norm + param_norm * self.decay, gradient_norm);
                 let by = norms / self.coefficient;

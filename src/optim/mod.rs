@@ -65,7 +65,7 @@ pub trait Transformation {
 pub struct Context<'g> {
     /// The parameters before the update.
     pub params: Tree<Tensor<'g>>,
-    /// The specifications of their leaves: which of them are stacks of parameters.
+    /// The specifications of their leaves, which say which of them are stacks of parameters.
     pub specs: Tree<LeafSpec>,
     /// Number of updates made so far: a u32 scalar.
     pub num_updates: Tensor<'g>,
@@ -130,8 +130,8 @@ fn scalar_for<'g>(scalar: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
     scalar.convert(leaf.dtype()).vary(leaf.varying())
 }
 
-/// Like [`scalar_for`], with one number for each row of a stacked leaf, `[stack sizes]`. The leaf may also be itself a
-/// number for each row.
+/// Like [`scalar_for`], with one number for each row of a stacked leaf, `[stack sizes]`. `leaf` may
+/// itself hold one number for each row.
 fn of_rows_for<'g>(numbers: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
     let numbers = scalar_for(numbers, leaf);
     match numbers.rank() {

@@ -35,7 +35,7 @@ pub struct StepSpec<'a> {
     pub mesh: Mesh,
     /// Examples of one forward and backward pass on one replica.
     pub microbatch: usize,
-    /// Number of such passes whose gradients are accumulated before the reduction over replicas.
+    /// Number of such passes per step, whose gradients are accumulated.
     pub num_microbatches: usize,
     /// Element types of parameters and computation.
     pub precision: Precision,
@@ -219,7 +219,7 @@ impl DeclaredStep<'_> {
 pub(super) struct Held<'g> {
     /// Gradients are taken with respect to it, and accumulated in its type.
     pub tensor: Tensor<'g>,
-    /// The whole parameter, if it is computed once per step. The value of `tensor` is then not used.
+    /// The whole parameter, if it is computed once per step. The value of `tensor` is then unused.
     pub once_per_step: Option<Tensor<'g>>,
 }
 
@@ -229,7 +229,7 @@ impl Held<'_> {
         match self.once_per_step {
             None => Held { tensor: value, once_per_step: None },
             Some(_) => {
-                // Of this tensor only the type matters, so that the loop need not carry it.
+                // Only the type of this tensor matters, so the loop need not carry it.
                 let ty = self.tensor.ty();
                 let unused = value.tracer().full(ty.dtype, &ty.dims, 0.0).vary(ty.varying);
                 Held { tensor: unused, once_per_step: Some(value) }

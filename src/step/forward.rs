@@ -14,7 +14,7 @@ pub struct Forward {
     pub graph: Graph,
     /// Parameters and running means under the model's own paths: what `params.safetensors` holds.
     pub leaves: Tree<LeafSpec>,
-    /// The same as the graph takes them: those of scanned blocks are stacked.
+    /// The same in the form that the graph takes: those of scanned blocks are stacked.
     inputs: Tree<LeafSpec>,
 }
 

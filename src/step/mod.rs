@@ -63,7 +63,7 @@ pub enum StepError {
 /// Verifies a traced graph and removes dead nodes.
 fn finish(graph: Graph) -> Result<Graph, StepError> {
     verify(&graph)?;
-    // Before common subexpressions are merged, which the marks would keep apart.
+    // The marks go first: they would keep common subexpressions apart.
     let graph = passes::simplify(&rewrites::without_block_boundaries(&graph));
     debug_assert_eq!(verify(&graph), Ok(()));
     Ok(graph)

@@ -234,7 +234,7 @@ struct Sums<'g> {
     weight: Tensor<'g>,
     /// The tensors that gradients are taken with respect to.
     held: Vec<Tensor<'g>>,
-    /// Gradients of `loss` with respect to `held`, before the reduction over the replicas.
+    /// Gradients of `loss` with respect to `held`, before the reduction that is the VJP of `Policy::for_step`.
     gradients: Vec<Tensor<'g>>,
     /// What was observed of each running mean, added up over microbatches.
     observed: Vec<Tensor<'g>>,

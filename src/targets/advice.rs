@@ -15,7 +15,7 @@ pub struct Knobs {
     pub remat: Option<bool>,
     /// The mesh.
     pub mesh: Mesh,
-    /// Stage of ZeRO; only of importance if the state is sharded.
+    /// Stage of ZeRO; matters only if the state is sharded.
     pub zero: usize,
     /// Bytes of the whole state, over all shards.
     pub state_bytes: u64,
@@ -31,11 +31,11 @@ struct Choice {
     fsdp: usize,
     zero: usize,
     remat: bool,
-    /// Microbatches for each one of now.
+    /// Number of microbatches in place of each present one.
     parts: usize,
 }
 
-/// The most suggestions.
+/// Maximum number of suggestions.
 const MAX_ADVICE: usize = 4;
 /// The fraction of activations that remain with `model.remat`. Blocks differ; the largest part of most is recomputed.
 const REMAT_SHARE: f64 = 1.0 / 3.0;
@@ -122,7 +122,7 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Vec<String> {
     let mut advice = vec![];
     let mut seen: Vec<Vec<String>> = vec![];
     for (sets, _, peak) in &found {
-        // Of those that change the same keys the first, and none that changes more than is enough.
+        // The best for each set of keys, and none that changes further keys without need.
         let changed = keys(sets);
         if seen.iter().any(|seen| seen.iter().all(|key| changed.contains(key))) {
             continue;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::hlo_proto::OpMetadata;
 
-/// One collective of an optimised program.
+/// One collective of an optimized program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collective {
     /// StableHLO's name: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`,

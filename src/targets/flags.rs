@@ -25,7 +25,7 @@
 //! | chip | options | what the schedule showed |
 //! |---|---|---|
 //! | H100 | defaults | scatters combined into one, synchronous, at the end: 0, and 0.62 |
-//! | H100 | combiners of scatters and gathers at 4 MiB | each matrix by itself, asynchronous: 0.71 (the first layer's is last), and 0.92; a quarter less temporaries |
+//! | H100 | combiners of scatters and gathers at 4 MiB | each matrix by itself, asynchronous: 0.71 (the first layer's is last), and 0.92; a quarter less memory for temporaries |
 
 use std::collections::BTreeMap;
 

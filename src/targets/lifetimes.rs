@@ -14,7 +14,7 @@ pub(super) struct Gathered {
     pub value: i64,
     /// Its size.
     pub bytes: u64,
-    /// `true` if it is no longer in memory after the instruction at `start`: the peak inside of a loop.
+    /// `true` if it is no longer in memory after the instruction at `start`, such as the peak inside a loop.
     pub ends: bool,
 }
 

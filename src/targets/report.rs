@@ -20,7 +20,7 @@ pub struct Report {
     pub memory: Memory,
     /// What to change if it does not fit.
     pub advice: Vec<String>,
-    /// Every collective of the optimised program; empty if it did not compile.
+    /// Every collective of the optimized program; empty if it did not compile.
     pub collectives: Vec<Collective>,
     /// The sums of these by kind, phase and group.
     pub collective_sums: Vec<CollectiveSum>,

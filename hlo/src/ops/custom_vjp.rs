@@ -51,10 +51,10 @@ impl Tracer {
         self.record_custom_vjp(x, false, forward, backward)
     }
 
-    /// [`Self::custom_vjp`] whose results are not kept for the backward pass. Where a VJP needs them, or what reshapes
-    /// and converts make of them, `forward` runs again on the operands, after a barrier with the cotangent: so the second
-    /// run does not begin before the backward pass arrives, and no compiler merges it with the first. Inside
-    /// [`Self::remat`], whose body runs again anyway, it runs no third time.
+    /// [`Self::custom_vjp`] whose results are not kept for the backward pass. Where a VJP needs them, reshaped or
+    /// converted or not, `forward` runs again on the operands, after a barrier with the cotangent. So the second run does
+    /// not begin before the backward pass gets there, and no compiler merges it with the first. Inside [`Self::remat`],
+    /// whose body runs again anyway, it does not run a third time.
     ///
     /// For results that are much larger than the operands, such as a parameter gathered from its shards.
     #[track_caller]
@@ -147,8 +147,8 @@ pub(crate) fn vjp<'g>(
     x.iter().map(|x| if x.dtype().is_float() { found.next() } else { None }).collect()
 }
 
-/// What the backward pass computes again: results of [`Tracer::custom_vjp_recomputed`], and what ops that only move or
-/// convert elements make of them.
+/// What the backward pass computes again: results of [`Tracer::custom_vjp_recomputed`], and values derived from them by
+/// ops that only move or convert elements.
 pub(crate) struct Recomputed<'g> {
     tracer: &'g Tracer,
     /// For each value of the forward pass, `true` if it is computed again.
@@ -176,7 +176,7 @@ impl<'g> Recomputed<'g> {
     }
 
     /// Replaces the operands of a node that are to be computed again. The barrier that holds back the computation
-    /// holds a cotangent too, which is replaced by the one behind the barrier.
+    /// holds a cotangent too, which is replaced by the barrier's result.
     #[track_caller]
     pub(crate) fn replace(
         &mut self,
@@ -233,7 +233,7 @@ pub(crate) fn moves_elements(op: &Op) -> bool {
     )
 }
 
-/// `false` if the op's VJP does not need the values of its operands.
+/// `false` if the op's VJP does not use the values of its operands.
 fn uses_operands(op: &Op) -> bool {
     !matches!(
         op,

@@ -16,9 +16,9 @@ use crate::{Graph, Groups, Node, Op, Output, ValueId};
 ///   block, and whole gradients do not wait for the end of the backward pass.
 ///
 /// The barriers that order this replace the marks, and those that [`crate::Tracer::remat`] and
-/// [`crate::Tracer::custom_vjp_recomputed`] put before such gathers. In loops and branches too. Zhao et al., "PyTorch
-/// FSDP: experiences on scaling fully sharded data parallel" (2023), section 3.3, calls this prefetching and rate
-/// limiting.
+/// [`crate::Tracer::custom_vjp_recomputed`] put before such gathers. Bodies of loops and branches are treated in the same
+/// way. Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel" (2023), section 3.3, call this
+/// prefetching and rate limiting.
 pub fn tie_gathers(graph: &Graph) -> Graph {
     let blocks = Blocks::of(graph);
     let mut tied = Tied {
@@ -33,7 +33,7 @@ pub fn tie_gathers(graph: &Graph) -> Graph {
     for node in graph.nodes() {
         match node.op {
             Op::BlockBoundary => tied.boundary(node),
-            // Written where it is used.
+            // Emitted where it is used.
             _ if blocks.gather_of.contains_key(&node.result()) => {}
             _ => tied.copy(node),
         }
@@ -48,9 +48,9 @@ pub fn tie_gathers(graph: &Graph) -> Graph {
 /// The gathers and scatters of each block. Blocks are numbered from 0, and a boundary begins the next.
 #[derive(Default)]
 struct Blocks<'a> {
-    /// All different gathers of inputs.
+    /// The distinct gathers of inputs.
     gathers: Vec<Gather<'a>>,
-    /// The gather that a value is the result of, or what ops that only move or convert elements make of it.
+    /// The gather that a value is the result of, directly or through ops that only move or convert elements.
     gather_of: HashMap<ValueId, usize>,
     /// The blocks that use each gather.
     used_in: Vec<Vec<usize>>,
@@ -100,7 +100,7 @@ impl<'a> Blocks<'a> {
         blocks
     }
 
-    /// Adds a gather, or the result to an equal one.
+    /// Adds a gather. If an equal one is known, only its result is added.
     fn extend(&mut self, gather: Option<Gather<'a>>) {
         let Some(gather) = gather else { return };
         let result = gather.node.result();
@@ -165,9 +165,9 @@ struct Tied<'a> {
     map: HashMap<ValueId, ValueId>,
     /// The number of the current block.
     block: usize,
-    /// The operands of gathers after the barrier of their boundary.
+    /// The operands of gathers, as returned by the barrier of their boundary.
     shards: HashMap<usize, ValueId>,
-    /// The latest values of what is gathered, and the last block that used each. Equal gathers share one.
+    /// The latest value of each gather, and the last block that used it. Equal gathers share one.
     whole: HashMap<ValueId, (usize, ValueId)>,
 }
 
@@ -220,7 +220,7 @@ impl Tied<'_> {
         gather.prepared_by.iter().fold(input, prepare)
     }
 
-    /// A barrier in the place of a mark: for the marked value, the operands of gathers that may begin after it, and
+    /// A barrier in place of a mark: for the marked value, the operands of gathers that may begin after it, and
     /// scatters that end before it.
     fn boundary(&mut self, node: &Node) {
         let marked = self.mapped(node.operands[0]);
@@ -244,7 +244,7 @@ impl Tied<'_> {
     }
 }
 
-/// Removes what no later op uses from the barriers of a graph, and the barriers of which one value is left.
+/// Removes values that no later op uses from the barriers of a graph, and barriers with a single value left.
 fn without_unused_barriers(graph: &Graph) -> Graph {
     let mut is_used = vec![false; graph.num_values()];
     for node in graph.nodes() {
@@ -271,7 +271,7 @@ fn without_unused_barriers(graph: &Graph) -> Graph {
                 results(new, first).into_iter()
             }
         };
-        // A result that nothing uses may stand for any value.
+        // An unused result may be mapped to any value.
         let result =
             |(operand, used): (&ValueId, &bool)| if *used { kept.next() } else { Some(*operand) };
         operands.iter().zip(&used).map(result).collect()

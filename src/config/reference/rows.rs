@@ -132,7 +132,7 @@ pub(super) const KEYS: &[KeyRow] = &[
     GPT.key("context", MODEL_SIZE, "tokens", Depends("the preset's"), "Maximum number of positions. Examples may be shorter."),
     GPT.key("vocabulary", MODEL_SIZE, "tokens", Depends("the preset's"), "Number of different tokens."),
     GPT.key("dropout", SHARE, "", Value("0.0"), "Probability of dropout in training: of the embeddings, of the attention weights, and of the output of each half of a block."),
-    GPT.key("scan_layers", Bool, "", Value("false"), "Write the blocks as a loop. It compiles faster, but the gradients cannot be reduced while the loop runs."),
+    GPT.key("scan_layers", Bool, "", Value("false"), "Write the blocks as a loop. It compiles faster, but less communication overlaps with compute."),
     GPT.key("remat", Bool, "", Value("false"), "Recompute each block in the backward pass instead of keeping its activations."),
 
     DATA.key("source", OneOf(DataConfig::NAMES), "", Required, "Where the examples come from."),
@@ -178,7 +178,7 @@ pub(super) const KEYS: &[KeyRow] = &[
     TRAIN.key("examples", COUNT, "examples", Depends("instead of `steps`"), "Length of the run. A batch that would exceed it is left out."),
     TRAIN.key("seed", ANY_COUNT, "", Value("0"), "Seed of all random numbers: initial parameters, order of data, dropout."),
     TRAIN.key("eval_every", ANY_COUNT, "steps", Value("0"), "Steps between evaluations. 0 evaluates at the end only."),
-    TRAIN.key("num_microbatches", ROUNDS, "microbatches", Value("1"), "Microbatches on each replica, whose gradients are summed before the reduction."),
+    TRAIN.key("num_microbatches", ROUNDS, "microbatches", Value("1"), "Microbatches on each replica. Their gradients are summed, and then reduced over the replicas; with `parallel.zero` 2 or 3, those of each microbatch are reduced first."),
     TRAIN.key("steps_per_launch", ROUNDS, "steps", Value("1"), "Steps in one launch of a program: at most `eval_every` and `check_lockstep_every`, unless these are 0."),
     TRAIN.key("check_lockstep_every", ANY_COUNT, "steps", Value("50"), "Steps between checks that all replicas hold the same state. 0 disables them."),
     TRAIN.key("on_nonfinite", OneOf(&["stop", "skip"]), "", Value("\"stop\""), "What to do if the loss, a gradient or the next state is not finite: stop the run, or skip the update."),

@@ -13,19 +13,19 @@ pub use zero::{Stage, WhyWhole, Zero};
 /// The element types in which a layer uses a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UseDTypes {
-    /// That of the tensor that the layer gets.
+    /// Element type of the tensor that the layer gets.
     pub used_in: DType,
-    /// That to which its values may be rounded before, and so that in which they are sent.
+    /// Element type to which its values may be rounded before that, and in which they are therefore gathered.
     pub rounded_to: DType,
 }
 
 /// How a step is distributed over the mesh.
 ///
 /// A parameter has four forms: *kept* in the state, sharded by [`Self::place`]; *held* for one step
-/// ([`Self::for_step`], once, before the microbatches), which gradients are accumulated in the form of; *bound* for a
+/// ([`Self::for_step`], once, before the microbatches), in the form that gradients are accumulated in; *bound* for a
 /// microbatch ([`Self::for_microbatch`]); and *used* by a layer ([`Self::for_use`], wherever the model requests the
 /// parameter, including in the body of a scan or remat). The gradient's collectives are the vector-Jacobian products of
-/// the last three, so no model or policy can omit them.
+/// the last three functions, so no model can omit them.
 pub trait Policy: fmt::Debug + Send + Sync {
     /// The axes over which the batch is split.
     fn batch_axes(&self) -> AxisSet;

@@ -34,7 +34,7 @@ pub struct Zero {
 impl Zero {
     /// Parameters with fewer elements are not sharded: the memory saved is not worth two more collectives per step.
     pub const MIN_ELEMENTS: usize = 1024;
-    /// Of vectors, the same. A model has many, of few elements each: the biases and norms of GPT-2 1558M are a
+    /// The same limit for vectors. A model has many, of few elements each: the biases and norms of GPT-2 1558M are a
     /// thousandth of its parameters and two thirds of its leaves.
     pub const MIN_VECTOR_ELEMENTS: usize = 1 << 16;
 
@@ -43,9 +43,9 @@ impl Zero {
         Self { stage }
     }
 
-    /// The dim that is cut: the largest that the number of shards divides; of equal ones the first. One whose shards are
-    /// whole tiles of a TPU's layout comes before others: there, XLA scatters only such natively, and sums all others
-    /// whole before it cuts them.
+    /// The dim that is cut: the largest that the number of shards divides; of equal ones the first. Dims whose shards are
+    /// whole tiles of a TPU's layout come before others: on TPUs, XLA scatters only those natively, and sums others whole
+    /// before it cuts them.
     fn dim(dims: &[usize], num_shards: usize) -> Result<usize, WhyWhole> {
         let num_elements = dims.iter().fold(1usize, |n, dim| n.saturating_mul(*dim));
         let is_vector = dims.len() < 2;
@@ -76,11 +76,11 @@ const TPU_TILE: [usize; 2] = [8, 128];
 /// Why every replica holds a parameter whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhyWhole {
-    /// It has fewer elements than are worth a collective.
+    /// It has too few elements to be worth a collective.
     Small {
-        /// `true` if it has one dim at most.
+        /// `true` if it has at most one dim.
         is_vector: bool,
-        /// From so many elements on it would be sharded.
+        /// The number of elements from which on it would be sharded.
         min_elements: usize,
     },
     /// The number of shards divides none of its dims.
@@ -108,7 +108,7 @@ impl Policy for Zero {
         AxisSet::of(&[Axis::Data, Axis::Fsdp])
     }
 
-    /// Shards one dim, unless [`Zero::why_whole`].
+    /// Shards one dim, unless [`Zero::why_whole`] has a reason not to.
     fn place(&self, _path: &str, dims: &[usize], mesh: &Mesh) -> Sharding {
         let mut axes = vec![AxisSet::EMPTY; dims.len()];
         if let Ok(dim) = Self::dim(dims, mesh.size(Axis::Fsdp)) {

@@ -156,7 +156,7 @@ impl Timeline {
 
 /// Collectives that run as one.
 struct Bucket {
-    /// The last of them, needed when the first of them is.
+    /// The last one to be ready. It is needed when the first of them is needed.
     last: Transfer,
     bytes: f64,
 }
