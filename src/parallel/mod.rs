@@ -3,5 +3,5 @@
 mod policy;
 mod report;
 
-pub use policy::{Policy, Replicated, Stage, UseDTypes, WhyWhole, Zero};
+pub use policy::{Policy, Replicated, UseDTypes, WhyWhole, Zero, ZeroStage};
 pub use report::{ParamReport, ShardingReport, Total};

@@ -56,7 +56,7 @@ impl ShardingReport {
         let local = |leaf: &LeafSpec| leaf.num_bytes() / mesh.group_size(leaf.sharding.varying());
         let param = |_: &str, leaf: &LeafSpec| ParamReport {
             spec: leaf.clone(),
-            why_whole: Zero::why_whole(&leaf.dims, num_shards),
+            why_whole: Zero::why_whole(&leaf.row().dims, num_shards),
             local_bytes: local(leaf),
         };
         Self {
@@ -135,5 +135,15 @@ mod tests {
         );
         assert_eq!(report.state_bytes, 2 * (7680 + whole) + 4);
         assert_eq!(report.local_state_bytes, 2 * (7680 / 4 + whole) + 4);
+    }
+
+    #[test]
+    fn rows_of_a_stack_have_the_reason_of_one_block() {
+        let mesh = Mesh::new(&[(Axis::Fsdp, 4)]);
+        let bias = LeafSpec::replicated(DType::F32, &[1600]).stacked(&[48]);
+        let params = Tree::from_iter([("blocks.*.bias".to_owned(), bias)]);
+        let report = ShardingReport::new(&params, &Tree::new(), &mesh);
+        let why = report.params["blocks.*.bias"].why_whole.map(|why| why.to_string());
+        assert_eq!(why.as_deref(), Some("a vector of fewer than 65536 elements"));
     }
 }

@@ -10,7 +10,7 @@ use hlo::{Graph, Program, TensorType, Tree};
 
 use super::advice::{Knobs, advice};
 use super::collective::{overlapped_fraction, sums};
-use super::cost::{Layout, StepTime, Timeline, Work, seconds};
+use super::cost::{DeviceLayout, StepTime, Timeline, Work, seconds};
 use super::hlo_proto::HloModule;
 use super::listing::listing;
 use super::memory::{GPU_MEMORY_FRACTION, Memory};
@@ -167,7 +167,11 @@ impl Report {
             options,
             compile_secs: 0.0,
         };
-        report.predict(&timeline.step(&work, target.chip, &Layout::of(target)), &work, target.chip);
+        report.predict(
+            &timeline.step(&work, target.chip, &DeviceLayout::of(target)),
+            &work,
+            target.chip,
+        );
         report
     }
 
@@ -201,7 +205,7 @@ impl Report {
             fraction(&["all_reduce", "reduce_scatter"]).unwrap_or(0.0);
         self.overlapped_gather_fraction = fraction(&["all_gather"]);
         let work = Work::of(step.graph, step.element_bytes);
-        let time = scheduled(&self.collectives, &work, target.chip, &Layout::of(target));
+        let time = scheduled(&self.collectives, &work, target.chip, &DeviceLayout::of(target));
         self.predict(&time, &work, target.chip);
         Ok(())
     }
@@ -210,7 +214,12 @@ impl Report {
 /// The step time of the compiled schedule, with each collective on the links of its own group. Synchronous collectives
 /// are exposed. Those that overlap with matmuls are hidden, up to the time of the matmuls of their pass: a third of all in
 /// the forward pass, two thirds in the backward pass.
-fn scheduled(collectives: &[Collective], work: &Work, chip: &Chip, layout: &Layout) -> StepTime {
+fn scheduled(
+    collectives: &[Collective],
+    work: &Work,
+    chip: &Chip,
+    layout: &DeviceLayout,
+) -> StepTime {
     let mut fabrics = HashMap::new();
     let (mut waited_for, mut forward, mut backward) = (0.0, 0.0, 0.0);
     for collective in collectives {

@@ -20,12 +20,20 @@
 //! | H100 | defaults: combiner at 30 MiB, latency hiding scheduler | every bucket asynchronous, all but the embedding's over matmuls |
 //! | H100 | combiner at 1 GiB | one all_reduce, nothing to overlap |
 //!
-//! With sharded state (an MLP of 5 layers, `fsdp = 4` on 8 devices), fractions of scattered and of gathered bytes:
+//! With sharded state at stage 3: fractions of gathered and of scattered bytes beside matmuls, of a GPT with 6 blocks of
+//! width 2048 on 16 devices, one sequence of 1024 tokens each unless it is said otherwise. `tests/targets/sharded.rs`
+//! holds the chosen ones.
 //!
 //! | chip | options | what the schedule showed |
 //! |---|---|---|
-//! | H100 | defaults | scatters combined into one, synchronous, at the end: 0, and 0.62 |
-//! | H100 | combiners of scatters and gathers at 4 MiB | each matrix by itself, asynchronous: 0.71 (the first layer's is last), and 0.92; a quarter less memory for temporaries |
+//! | H100 | defaults (width 1600, 4 sequences) | gathers 0.24; scatters combined into few, 0.23 |
+//! | H100 | combiners at 0 (width 1600, 4 sequences) | 0.33 and 0.97: one collective at a time is hidden, and the other three gathers of a block are not |
+//! | H100 | combiner of gathers at 1 GiB (width 1600, 4 sequences) | one gather for all blocks: barriers do not reach the combiner |
+//! | H100 | combiners at 4 MiB, four collectives at a time (12 blocks, 4 hosts, `fsdp = 8`) | 0.97 and 0.94 |
+//! | v5p | the five SparseCore options | 0.94 and 0.93, all scatters native |
+//! | v5p | the same (width 1600, whose shards are no whole tiles) | 0.58 and 0.58: scatters of odd shards are synchronous, that of the embedding is an all_reduce |
+//! | v6e | the five SparseCore options | 0.78 and 0.91; with 4 sequences 0.95 and 0.90 |
+//! | v5e | none found: a scatter over two dims of the torus is an all_reduce | 0.42, and 0.25 of the all_reduces |
 
 use std::collections::BTreeMap;
 

@@ -4,7 +4,9 @@ use hlo::Axis;
 use serde::Serialize;
 
 use super::Target;
-use super::cost::{Algorithm, Fabric, Layout, StepTime, Timeline, Work, all_reduce, first_group};
+use super::cost::{
+    Algorithm, DeviceLayout, Fabric, StepTime, Timeline, Work, all_reduce, first_group,
+};
 
 /// The prediction for one number of devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -89,7 +91,7 @@ const NOTICEABLE: f64 = 0.1;
 impl ScalingPrediction {
     /// Predicts from the steps at several sizes, smallest first.
     pub fn new(target: &Target, steps: &[Measured]) -> Self {
-        let layout = Layout::of(target);
+        let layout = DeviceLayout::of(target);
         let mut rows: Vec<Row> = steps.iter().map(|step| row(target, &layout, step)).collect();
         let per_device = |row: &Row| row.examples_per_sec / row.num_devices as f64;
         let base = rows.first().map_or(1.0, per_device);
@@ -181,12 +183,12 @@ fn mesh(steps: &[Measured]) -> String {
 }
 
 /// The links of the groups of the step's all_reduces, and the bytes of these.
-fn all_reduced(layout: &Layout, step: &Measured) -> Option<(Fabric, u64)> {
+fn all_reduced(layout: &DeviceLayout, step: &Measured) -> Option<(Fabric, u64)> {
     let (groups, bytes) = step.timeline.all_reduced()?;
     Some((layout.fabric(&first_group(step.timeline.mesh(), groups)), bytes))
 }
 
-fn row(target: &Target, layout: &Layout, step: &Measured) -> Row {
+fn row(target: &Target, layout: &DeviceLayout, step: &Measured) -> Row {
     let time: StepTime = step.timeline.step(&step.work, target.chip, layout);
     let reduced = all_reduced(layout, step).filter(|(fabric, _)| fabric.num_devices() > 1);
     let algorithm =
@@ -229,7 +231,7 @@ fn changes(fabric: &Fabric, sizes: &[AllReduce]) -> Vec<(u64, &'static str)> {
     found
 }
 
-fn finding(target: &Target, layout: &Layout, steps: &[Measured], rows: &[Row]) -> String {
+fn finding(target: &Target, layout: &DeviceLayout, steps: &[Measured], rows: &[Row]) -> String {
     let waits = |row: &Row, share: f64| row.exposed_ms > share * row.step_ms;
     let Some(at) = rows.iter().position(|row| waits(row, NOTICEABLE)) else {
         return format!(

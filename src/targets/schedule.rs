@@ -30,7 +30,7 @@ const KINDS: [(&str, &str); 6] = [
 ];
 
 /// The collectives of a scheduled program.
-pub(super) struct Schedule {
+pub(super) struct ScheduledCollectives {
     /// In the order in which they end.
     pub collectives: Vec<Collective>,
     /// The largest sum of the results of all_gathers that are in memory at once.
@@ -49,7 +49,7 @@ pub fn gathered_bytes(optimized: &[u8], num_replicas: usize) -> Result<u64, pros
 }
 
 /// Reads the schedule of a program for `num_replicas`.
-pub(super) fn read(module: &HloModule, num_replicas: usize) -> Schedule {
+pub(super) fn read(module: &HloModule, num_replicas: usize) -> ScheduledCollectives {
     let mut walk = Walk {
         module,
         num_replicas,
@@ -61,7 +61,7 @@ pub(super) fn read(module: &HloModule, num_replicas: usize) -> Schedule {
     };
     let gathered_bytes = walk.sequence(module.entry_computation_id);
     let has_unknown_loops = walk.has_unknown_loops;
-    Schedule { collectives: walk.found, gathered_bytes, has_unknown_loops }
+    ScheduledCollectives { collectives: walk.found, gathered_bytes, has_unknown_loops }
 }
 
 struct Walk<'m> {

@@ -8,7 +8,7 @@ use std::fmt;
 use hlo::{AxisSet, DType, Mesh, Sharding, Tensor};
 
 pub use replicated::Replicated;
-pub use zero::{Stage, WhyWhole, Zero};
+pub use zero::{WhyWhole, Zero, ZeroStage};
 
 /// The element types in which a layer uses a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::{Policy, UseDTypes};
 /// What a step holds whole. Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory optimizations toward training trillion
 /// parameter models" (2020), section 5. M is the number of microbatches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stage {
+pub enum ZeroStage {
     /// Parameters and gradients are whole during a step: one gather and one scatter per step.
     #[default]
     One,
@@ -28,7 +28,7 @@ pub enum Stage {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Zero {
     /// What a step holds whole.
-    pub stage: Stage,
+    pub stage: ZeroStage,
 }
 
 impl Zero {
@@ -39,7 +39,7 @@ impl Zero {
     pub const MIN_VECTOR_ELEMENTS: usize = 1 << 16;
 
     /// ZeRO at this stage.
-    pub fn new(stage: Stage) -> Self {
+    pub fn new(stage: ZeroStage) -> Self {
         Self { stage }
     }
 
@@ -123,8 +123,8 @@ impl Policy for Zero {
     fn for_step<'g>(&self, kept: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
         let kept = kept.vary(self.batch_axes());
         match self.stage {
-            Stage::One => gather(kept, sharding),
-            Stage::Two | Stage::Three => kept,
+            ZeroStage::One => gather(kept, sharding),
+            ZeroStage::Two | ZeroStage::Three => kept,
         }
     }
 
@@ -137,9 +137,9 @@ impl Policy for Zero {
         dtypes: UseDTypes,
     ) -> Option<Tensor<'g>> {
         let is_wanted = match self.stage {
-            Stage::One => dtypes.rounded_to != kept.dtype(),
-            Stage::Two => true,
-            Stage::Three => false,
+            ZeroStage::One => dtypes.rounded_to != kept.dtype(),
+            ZeroStage::Two => true,
+            ZeroStage::Three => false,
         };
         let is_cut = !sharding.varying().is_empty();
         let shard = || kept.stop_gradient().vary(self.batch_axes()).convert(dtypes.rounded_to);
@@ -155,7 +155,7 @@ impl Policy for Zero {
         dtypes: UseDTypes,
     ) -> Tensor<'g> {
         let Some(whole) = once_per_step else { return held };
-        let is_held_whole = self.stage == Stage::One;
+        let is_held_whole = self.stage == ZeroStage::One;
         held.tracer().custom_vjp(
             &[held, whole],
             |x| vec![x[1].convert(dtypes.used_in)],
@@ -183,7 +183,7 @@ impl Policy for Zero {
     }
 
     fn gathers_at_use(&self) -> bool {
-        self.stage == Stage::Three
+        self.stage == ZeroStage::Three
     }
 }
 

@@ -9,7 +9,7 @@ use crate::targets::{Arrangement, Family, Target};
 
 /// The places of a target's replicas, in replica order.
 #[derive(Clone, Debug)]
-pub struct Layout {
+pub struct DeviceLayout {
     /// The fabric of all devices.
     whole: Fabric,
     places: Vec<Place>,
@@ -26,7 +26,7 @@ struct Place {
     coords: Vec<i64>,
 }
 
-impl Layout {
+impl DeviceLayout {
     /// The layout of all replicas of a target, in the order that `train` and `compile` use.
     pub fn of(target: &Target) -> Self {
         let (places, bounds) = match (&target.chip.family, &target.arrangement) {
@@ -134,8 +134,8 @@ fn torus_devices(
 mod tests {
     use super::*;
 
-    fn layout(target: &str) -> Layout {
-        Layout::of(&target.parse().unwrap())
+    fn layout(target: &str) -> DeviceLayout {
+        DeviceLayout::of(&target.parse().unwrap())
     }
 
     fn sides(fabric: &Fabric) -> (Vec<usize>, f64) {

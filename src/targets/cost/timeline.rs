@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use hlo::{Axis, Graph, Groups, Mesh, Transfer, transfers};
 
-use super::{Fabric, Layout, Work, seconds};
+use super::{DeviceLayout, Fabric, Work, seconds};
 use crate::targets::{Chip, flags};
 
 /// When the collectives of a step can run.
@@ -87,7 +87,7 @@ impl Timeline {
     }
 
     /// Predicted time of the step on a chip, with each collective on the links of its own group.
-    pub fn step(&self, work: &Work, chip: &Chip, layout: &Layout) -> StepTime {
+    pub fn step(&self, work: &Work, chip: &Chip, layout: &DeviceLayout) -> StepTime {
         let mut fabrics: HashMap<Groups, Fabric> = HashMap::new();
         for transfer in &self.transfers {
             let fabric = || layout.fabric(&first_group(&self.mesh, transfer.groups));
