@@ -20,7 +20,7 @@ struct Case {
     tolerance: f64,
 }
 
-/// XLA's lowest level compiles in half the time.
+/// XLA's lowest level compiles in half the time. Not for convolutions in f64, which are loops that take most of the time.
 const QUICK: &str = "compile.overrides.xla_backend_optimization_level=0";
 
 const DIGITS: &str = include_str!("../examples/digits.toml");
@@ -180,8 +180,8 @@ const RESNET20S: [Case; 2] = [
         name: "resnet20",
         config: RESNET20,
         sets: &[
-            "train.global_batch=32",
-            "model.batch_norm_group=4",
+            "train.global_batch=16",
+            "model.batch_norm_group=2",
             "data.num_examples=96",
             "data.image=[3,8,8]",
             "schedule.warmup=none",
@@ -195,9 +195,9 @@ const RESNET20S: [Case; 2] = [
         name: "resnet20, clipped AdamW, 4 microbatches",
         config: RESNET20,
         sets: &[
-            "train.global_batch=64",
-            "model.batch_norm_group=4",
-            "data.num_examples=128",
+            "train.global_batch=32",
+            "model.batch_norm_group=2",
+            "data.num_examples=96",
             "data.image=[3,8,8]",
             "schedule.warmup=none",
             "optimizer.name=adamw",
@@ -234,7 +234,9 @@ impl Trained {
 }
 
 fn train(case: &Case, mesh: Mesh) -> Trained {
-    let sets = case.sets.iter().chain(&[QUICK]).map(|set| (*set).to_owned());
+    let is_quick = !case.name.starts_with("resnet");
+    let quick = is_quick.then_some(&QUICK);
+    let sets = case.sets.iter().chain(quick).map(|set| (*set).to_owned());
     let sets: Vec<_> = sets.chain(mesh.sets()).collect();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/a.toml");
     let config = Config::parse(case.config, &path, &sets).unwrap();
@@ -273,7 +275,11 @@ fn worst_relative_difference(a: &[f64], b: &[f64]) -> f64 {
 }
 
 fn check(case: &Case, meshes: &[Mesh]) {
-    let one = train(case, ONE);
+    check_against(ONE, case, meshes);
+}
+
+fn check_against(reference: Mesh, case: &Case, meshes: &[Mesh]) {
+    let one = train(case, reference);
     let last = one.losses[one.losses.len() - 1];
     assert!(last < one.losses[0] * 0.99, "{} does not learn: {:?}", case.name, one.losses);
     for mesh in meshes {
@@ -316,7 +322,7 @@ fn check_memory(what: &str, num_shards: usize, one: &Trained, other: &Trained) {
     let kept_whole: usize = specs.values().filter(small).map(|leaf| leaf.num_bytes()).sum();
     assert_eq!(held, kept_whole + (whole - kept_whole) / num_shards, "{what}");
     let saved = one.argument_bytes as i64 - argument_bytes as i64;
-    assert!(saved >= (whole - held) as i64, "{what}: {saved} bytes of arguments less");
+    assert!(saved >= (one.state_bytes.1 - held) as i64, "{what}: {saved} bytes of arguments less");
     if num_shards > 1 {
         assert!(held * num_shards < whole * 8 / 5, "{what} holds {held} of {whole} bytes");
     }
@@ -335,6 +341,15 @@ fn gpt_agrees_on_any_mesh() {
     GPTS[1..].iter().for_each(|case| check(case, &[HYBRID]));
 }
 
+/// Against as many replicas with whole state, since what bf16 rounds depends on the number of replicas. Gradients are
+/// accumulated over microbatches, and parameters rounded before they are sent.
+#[test]
+fn bf16_agrees_on_as_many_replicas() {
+    let sets = &["train.precision=bf16", "train.num_microbatches=2"];
+    let case = Case { name: "gpt, bf16", sets, tolerance: 1e-4, ..GPTS[0] };
+    check_against(MESHES[7], &case, &MESHES[..6]);
+}
+
 #[test]
 fn gpt_in_a_scan_agrees_on_any_mesh() {
     check(&GPTS[4], &MESHES[..7]);
@@ -342,7 +357,7 @@ fn gpt_in_a_scan_agrees_on_any_mesh() {
 
 #[test]
 fn resnet20_agrees_on_any_mesh() {
-    check(&RESNET20S[0], &MESHES);
+    check(&RESNET20S[0], &MESHES[..7]);
     check(&RESNET20S[1], &[HYBRID]);
 }
 

@@ -140,12 +140,20 @@ fn at_most_two_blocks_are_whole_at_a_time() {
         assert_eq!(count(&tied, |op| matches!(op, Op::ReduceScatter { .. })), NUM_BLOCKS + 1);
         assert_eq!(most_alive(&tied), 1, "{run:?}: a gather stands where its block begins");
         assert_eq!(count(&tied, |op| matches!(op, Op::BlockBoundary)), 0);
-        // What a barrier holds back: the operand of each gather, and the result of each scatter but the last two.
         let barriers = tied.nodes().iter().filter(|node| node.op == Op::OptimizationBarrier);
-        let held_back: Vec<_> = barriers.flat_map(|node| node.results()).collect();
+        let held_back: Vec<_> = barriers.clone().flat_map(|node| node.results()).collect();
+        let before: Vec<_> = barriers.flat_map(|node| &node.operands).collect();
         let gathers = tied.nodes().iter().filter(|node| is_gather(&node.op));
         let free = gathers.filter(|node| !held_back.contains(&node.operands[0])).count();
         assert_eq!(free, 2, "{run:?}: only those of the first two blocks may begin at once");
+        let mut scatters =
+            tied.nodes().iter().filter(|node| matches!(node.op, Op::ReduceScatter { .. }));
+        let num_tied = scatters.by_ref().filter(|node| before.contains(&&node.result())).count();
+        assert_eq!(
+            num_tied,
+            NUM_BLOCKS - 1,
+            "{run:?}: no block follows the last two scatters by two"
+        );
     }
 }
 
@@ -171,6 +179,21 @@ fn a_scan_keeps_shards() {
         }
         assert_eq!(num_scans, 2, "{run:?}");
     }
+}
+
+/// Without marks, the barriers of the VJP alone keep the two gathers of each parameter apart.
+#[test]
+fn a_model_without_marks_gathers_again_too() {
+    let graph = trace(Mesh::new(&[(Axis::Fsdp, 2)]), |t| {
+        let ty = TensorType::new(DType::F64, &[WIDTH / 2, WIDTH]).varying(Axis::Fsdp.into());
+        let [x, a, b] = ["x", "a", "b"].map(|name| t.input(name, ty.clone()));
+        let y = block(block(x.dot(gathered(a)), a), b);
+        for (i, gradient) in grad((y * y).sum(), &[a, b]).into_iter().enumerate() {
+            t.output_varying(format!("gradient.{i}"), gradient, Axis::Fsdp.into());
+        }
+    });
+    let tied = rewrites::tie_gathers(&passes::simplify(&graph.unwrap()));
+    assert_eq!(count(&tied, is_gather), 4);
 }
 
 /// A parameter that neighbouring blocks share is gathered once for them.

@@ -25,7 +25,7 @@ pub use ema::average_params;
 pub use lars::scale_by_lars;
 pub use mask::{Mask, UnmatchedPattern};
 pub use momentum::momentum;
-pub use norm::{global_norm, norm, squared_norm};
+pub use norm::global_norm;
 pub use rules::{adam, adamw, from_config, lamb, lars, sgd};
 pub use trust_ratio::scale_by_trust_ratio;
 pub use weight_decay::add_decayed_weights;

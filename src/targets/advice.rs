@@ -114,6 +114,9 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Vec<String> {
         })
         .filter(|(_, _, peak)| *peak <= memory.limit_bytes as f64)
         .collect();
+    if found.is_empty() {
+        return vec![least(memory, knobs)];
+    }
     // Few changes first, cheap ones first.
     found.sort_by(|a, b| a.0.len().cmp(&b.0.len()).then_with(|| a.1.total_cmp(&b.1)));
     let keys = |sets: &[String]| -> Vec<String> {
@@ -132,14 +135,23 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Vec<String> {
         advice.push(format!("{} (estimated peak {})", sets.join(" "), gib(*peak as u64)));
     }
     advice.truncate(MAX_ADVICE);
-    if advice.is_empty() {
-        advice.push(format!(
-            "no choice of microbatches, remat and mesh.fsdp is estimated to fit: the whole state is {}; take more \
-             devices or a smaller model",
-            gib(knobs.state_bytes)
-        ));
-    }
     advice
+}
+
+/// The choice that needs least, if none is estimated to fit. The estimate takes for activations whatever else the
+/// compiler holds whole, such as updates and their copies, so this choice may fit all the same.
+fn least(memory: &Memory, knobs: &Knobs) -> String {
+    let now = Choice::now(knobs);
+    let peak = |choice: &Choice| choice.peak_bytes(memory, knobs);
+    let smallest = choices(now, knobs).into_iter().min_by(|a, b| peak(a).total_cmp(&peak(b)));
+    let smallest = smallest.filter(|choice| *choice != now).map_or(String::new(), |choice| {
+        let sets: Vec<_> =
+            choice.sets(now, knobs).iter().map(|set| format!("--set {set}")).collect();
+        let most = gib(peak(&choice) as u64);
+        format!("{} needs least, at most {most}, and may fit; otherwise ", sets.join(" "))
+    });
+    let state = gib(knobs.state_bytes);
+    format!("{smallest}take more devices or a smaller model: the whole state is {state}")
 }
 
 /// Every combination of the settings that the mesh and the batch allow.

@@ -106,7 +106,7 @@ impl fmt::Display for Report {
         )?;
         if gathered_bytes > 0 {
             let bytes = gib(gathered_bytes);
-            writeln!(f, "                 whole gathered parameters at once, at most {bytes}")?;
+            writeln!(f, "                 whole gathered parameters at once: {bytes}")?;
         }
         let verdict = if self.fits { "fits" } else { "does not fit" };
         writeln!(

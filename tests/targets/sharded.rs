@@ -19,11 +19,12 @@ struct Case {
     /// `mesh.fsdp`, and `model.remat`.
     fsdp: u64,
     remat: bool,
+    max_blocks: u64,
 }
 
 fn report(case: &Case) -> Value {
     let dir = tempfile::tempdir().unwrap();
-    let Case { target, num_layers, batch_per_replica, fsdp, remat } = case;
+    let Case { target, num_layers, batch_per_replica, fsdp, remat, .. } = case;
     let model = format!(
         "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {WIDTH}\nnum_heads = 16\ncontext = {CONTEXT}\n\
          vocabulary = {VOCABULARY}\nremat = {remat}"
@@ -46,7 +47,7 @@ fn sums(report: &Value, kind: &str, group_size: u64) -> (f64, f64) {
 }
 
 /// Each parameter is gathered in bf16 for the forward and again for the backward pass, and its gradient scattered in f32
-/// by a native reduce_scatter. Nine tenths of both overlap with matmuls, and at most two blocks are whole at once.
+/// by a native reduce_scatter. 0.85 of both overlap with matmuls, and at most `max_blocks` blocks are whole at once.
 fn check(case: &Case) -> Value {
     let report = report(case);
     let Case { target, num_layers, fsdp, .. } = case;
@@ -64,8 +65,8 @@ fn check(case: &Case) -> Value {
     assert!(close(scattered, expected), "{target}: {scattered} of {expected}: {report}");
     assert!(overlapped >= 0.85 * scattered, "{target}: scatters: {}", overlapped / scattered);
     let whole = report["memory"]["gathered_bytes"].as_u64().unwrap();
-    let two_blocks = 2 * (2 * BLOCK + embedding);
-    assert!(whole <= two_blocks, "{target}: {whole} bytes are whole at once, not {two_blocks}");
+    let most = 2 * (case.max_blocks * BLOCK + embedding);
+    assert!((2 * BLOCK / 3..=most).contains(&whole), "{target}: {whole} bytes at once, not {most}");
     report
 }
 
@@ -80,7 +81,8 @@ fn check_temporaries(case: &Case, report: &Value) {
 fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_v5p() {
     // Measured: 0.94 and 0.93.
     let target = "tpu:v5p:2x2x4";
-    let case = Case { target, num_layers: 6, batch_per_replica: 1, fsdp: 16, remat: false };
+    let case =
+        Case { target, num_layers: 6, batch_per_replica: 1, fsdp: 16, remat: false, max_blocks: 2 };
     check_temporaries(&case, &check(&case));
 }
 
@@ -88,7 +90,9 @@ fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_v5p() {
 fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_v6e() {
     // Measured: 0.95 and 0.99. Without remat and with one sequence the matmuls are too short: 0.78 and 0.91.
     let target = "tpu:v6e:4x4";
-    check(&Case { target, num_layers: 6, batch_per_replica: 2, fsdp: 16, remat: true });
+    // SparseCore starts some gathers earlier than XLA's schedule needs them: two blocks and two fifths.
+    let max_blocks = 3;
+    check(&Case { target, num_layers: 6, batch_per_replica: 2, fsdp: 16, remat: true, max_blocks });
 }
 
 /// On data = 4 and fsdp = 8: gathers and scatters within a host, and shards all_reduced over hosts.
@@ -96,7 +100,8 @@ fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_v6e() {
 fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_h100() {
     // Measured: 0.97 and 0.94.
     let target = "gpu:h100:4x8";
-    let case = Case { target, num_layers: 12, batch_per_replica: 1, fsdp: 8, remat: false };
+    let case =
+        Case { target, num_layers: 12, batch_per_replica: 1, fsdp: 8, remat: false, max_blocks: 2 };
     let report = check(&case);
     check_temporaries(&case, &report);
     let (shards, _) = sums(&report, "all_reduce", 4);
@@ -117,7 +122,11 @@ fn gpt2_1558m_fits_on_v5e_only_if_it_is_sharded() {
     let of = |report: &Value, key: &str| report["memory"][key].as_f64().unwrap();
     let (code, whole) = compile(&path, "tpu:v5e:4x4", &[]);
     assert_eq!((code, &whole["fits"]), (Some(1), &Value::Bool(false)), "{whole}");
-    assert!(whole["advice"][0].as_str().unwrap().contains("mesh.fsdp="), "{whole}");
+    let advice = whole["advice"][0].as_str().unwrap();
+    assert!(advice.contains("--set mesh.fsdp=16 --set parallel.zero=3"), "{whole}");
+    // In the loop one block is whole, of 30.7 million parameters, and next to it the embedding.
+    let whole_at_once = of(&sharded, "gathered_bytes");
+    assert!((61e6..2.0 * 61.5e6 + 161e6).contains(&whole_at_once), "{whole_at_once}");
     for key in ["parameters_bytes", "optimizer_bytes"] {
         let share = of(&sharded, key) / of(&whole, key);
         assert!((1.0 / 16.0..1.0 / 15.5).contains(&share), "{key}: {share}");

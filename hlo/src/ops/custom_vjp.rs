@@ -56,7 +56,8 @@ impl Tracer {
     /// not begin before the backward pass gets there, and no compiler merges it with the first. Inside [`Self::remat`],
     /// whose body runs again anyway, it does not run a third time.
     ///
-    /// For results that are much larger than the operands, such as a parameter gathered from its shards.
+    /// For results that are much larger than the operands, such as a parameter gathered from its shards. `backward` should
+    /// not use the results: it gets those of the first run, which then stay in memory.
     #[track_caller]
     pub fn custom_vjp_recomputed<'g>(
         &'g self,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::ops::custom_vjp::moves_elements;
 use crate::passes::eliminate_dead_code;
-use crate::rebuild::{push, rebuild_values};
+use crate::rebuild::{push, rebuild, rebuild_values};
 use crate::{Graph, Groups, Node, Op, Output, ValueId};
 
 /// Times the all_gathers of inputs by the marks of [`crate::Tensor::block_boundary`], in the forward and in the
@@ -20,6 +20,13 @@ use crate::{Graph, Groups, Node, Op, Output, ValueId};
 /// way. Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel" (2023), section 3.3, call this
 /// prefetching and rate limiting.
 pub fn tie_gathers(graph: &Graph) -> Graph {
+    // Without boundaries, the barriers that are there keep the gathers of the backward pass apart from the others.
+    if !graph.nodes().iter().any(|node| node.op == Op::BlockBoundary) {
+        return rebuild(graph, |new, node, operands| {
+            let op = node.op.with_regions(tie_gathers).unwrap_or_else(|| node.op.clone());
+            Some(push(new, node, op, operands))
+        });
+    }
     let blocks = Blocks::of(graph);
     let mut tied = Tied {
         blocks: &blocks,
@@ -149,10 +156,9 @@ impl<'a> Gather<'a> {
     }
 
     fn is_same(&self, other: &Self) -> bool {
-        let ops = |gather: &Self| -> Vec<Op> {
-            gather.prepared_by.iter().map(|node| node.op.clone()).collect()
-        };
-        (self.input, &self.node.op) == (other.input, &other.node.op) && ops(self) == ops(other)
+        let ops = self.prepared_by.iter().map(|node| &node.op);
+        (self.input, &self.node.op) == (other.input, &other.node.op)
+            && ops.eq(other.prepared_by.iter().map(|node| &node.op))
     }
 }
 

@@ -30,9 +30,9 @@ pub trait Policy: fmt::Debug + Send + Sync {
     /// The axes over which the batch is split.
     fn batch_axes(&self) -> AxisSet;
 
-    /// The sharding of the parameter at `path`, with these global dims, and of its optimizer state. Parameters that are
-    /// stored as the rows of one leaf have one sharding: `dims` are those of a row, and `path` has a `*` in place of the
-    /// block's index.
+    /// The sharding of the parameter at `path`, with these global dims, and of its optimizer state. It must be the same
+    /// for all blocks of a stack. Parameters that are stored as the rows of one leaf have one: `dims` are those of a row,
+    /// and `path` has a `*` in place of the block's index.
     fn place(&self, path: &str, dims: &[usize], mesh: &Mesh) -> Sharding;
 
     /// The tensor that a step holds, from the one kept in the state: a parameter, or the stack of the parameters of all
