@@ -184,8 +184,7 @@ impl DeclaredStep<'_> {
     pub(super) fn held<'g>(&self, kept: &Tree<Tensor<'g>>) -> Tree<Held<'g>> {
         let policy = &self.spec.policy;
         kept.map(|path, kept| {
-            let (sharding, dtypes) =
-                (&self.param_leaf(path).sharding, use_dtypes(&self.params[path]));
+            let (sharding, dtypes) = self.placed(path);
             Held {
                 tensor: policy.for_step(*kept, sharding),
                 once_per_step: policy.once_per_step(*kept, sharding, dtypes),
@@ -196,10 +195,14 @@ impl DeclaredStep<'_> {
     /// What a microbatch binds in its scope.
     pub(super) fn bound<'g>(&self, held: &Tree<Held<'g>>) -> Tree<Tensor<'g>> {
         held.map(|path, Held { tensor, once_per_step }| {
-            let (sharding, dtypes) =
-                (&self.param_leaf(path).sharding, use_dtypes(&self.params[path]));
+            let (sharding, dtypes) = self.placed(path);
             self.spec.policy.for_microbatch(*tensor, *once_per_step, sharding, dtypes)
         })
+    }
+
+    /// What [`Policy`] needs to know of the parameter with this path in the model.
+    fn placed(&self, path: &str) -> (&Sharding, UseDTypes) {
+        (&self.param_leaf(path).sharding, use_dtypes(&self.params[path]))
     }
 
     /// The leaf of the parameter with this path in the model.

@@ -131,11 +131,20 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Vec<String> {
             continue;
         }
         seen.push(changed);
-        let sets: Vec<_> = sets.iter().map(|set| format!("--set {set}")).collect();
-        advice.push(format!("{} (estimated peak {})", sets.join(" "), gib(*peak as u64)));
+        advice.push(format!("{} (estimated peak {})", as_arguments(sets), gib(*peak as u64)));
     }
     advice.truncate(MAX_ADVICE);
     advice
+}
+
+/// The settings as arguments of any command. With another `mesh.fsdp`, `mesh.data` takes the other devices, whatever the
+/// file says.
+fn as_arguments(sets: &[String]) -> String {
+    let mut arguments: Vec<_> = sets.iter().map(|set| format!("--set {set}")).collect();
+    if sets.iter().any(|set| set.starts_with("mesh.fsdp=")) {
+        arguments.push("--set mesh.data=auto".to_owned());
+    }
+    arguments.join(" ")
 }
 
 /// The choice that needs least, if none is estimated to fit. The estimate takes for activations whatever else the
@@ -145,10 +154,9 @@ fn least(memory: &Memory, knobs: &Knobs) -> String {
     let peak = |choice: &Choice| choice.peak_bytes(memory, knobs);
     let smallest = choices(now, knobs).into_iter().min_by(|a, b| peak(a).total_cmp(&peak(b)));
     let smallest = smallest.filter(|choice| *choice != now).map_or(String::new(), |choice| {
-        let sets: Vec<_> =
-            choice.sets(now, knobs).iter().map(|set| format!("--set {set}")).collect();
+        let sets = as_arguments(&choice.sets(now, knobs));
         let most = gib(peak(&choice) as u64);
-        format!("{} needs least, at most {most}, and may fit; otherwise ", sets.join(" "))
+        format!("{sets} needs least, at most {most}, and may fit; otherwise ")
     });
     let state = gib(knobs.state_bytes);
     format!("{smallest}take more devices or a smaller model: the whole state is {state}")
@@ -220,10 +228,11 @@ mod tests {
         // 6 GiB of parameters and gradients, 12 of optimizer state, 1 of activations.
         let found = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 16));
         // On two, 9 of state, 12 of whole parameters and gradients, and 1: too much. On eight, 2.25 + 12 + 1.
-        assert!(found[0].starts_with("--set mesh.fsdp=8 ("), "{found:?}");
+        assert!(found[0].starts_with("--set mesh.fsdp=8 --set mesh.data=auto ("), "{found:?}");
         // On four, stage 1 takes 4.5 + 12 + 1.
         let few = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 4));
-        assert!(few[0].starts_with("--set mesh.fsdp=4 --set parallel.zero=2 ("), "{few:?}");
+        let expected = "--set mesh.fsdp=4 --set parallel.zero=2 --set mesh.data=auto (";
+        assert!(few[0].starts_with(expected), "{few:?}");
         // On one device nothing helps.
         let none = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 1));
         assert!(none.len() == 1 && none[0].contains("more devices"), "{none:?}");
