@@ -71,7 +71,8 @@ fn a_plan_of_sharded_state_grows_by_whole_groups() {
         plan["rows"].as_array().unwrap().last().unwrap()[key].as_f64().unwrap()
     };
     let share = last(&sharded, "state_bytes") / last(&whole, "state_bytes");
-    assert!((0.125..0.126).contains(&share), "{share}");
+    // Vectors stay whole.
+    assert!((0.125..0.127).contains(&share), "{share}");
     // On one host, gather and scatter take as long as the all_reduce, whose halves they are.
     let on_a_host = whole["rows"][3]["communication_ms"].as_f64().unwrap();
     let gathers_too = rows[0]["communication_ms"].as_f64().unwrap();
