@@ -147,6 +147,7 @@ fn update(
         let inputs = leaves.map(|path, leaf| t.input(path, leaf.global_type()));
         let context = Context {
             params: inputs.subtree("params"),
+            specs: params.clone(),
             num_updates: t.input("num_updates", TensorType::new(DType::U32, &[])),
             learning_rate: t.input("learning_rate", TensorType::new(DType::F32, &[])),
         };

@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let found = find_or_install("cpu", &InstallOptions::from_env()?, |text| eprintln!("{text}"))?;
     let client = Client::cpu(&Plugin::load(found.path)?, 1)?;
     let program = client.compile(&lower(&forward.graph, "logits"), &CompileOptions::default())?;
-    let values = leaves.into_iter().map(|(_, leaf)| leaf).chain([x]);
+    let values = forward.arguments(&leaves)?.into_iter().chain([x]);
     let upload = |value: Literal| client.upload(&[Arc::new(value)]).map(Arg::Donate);
     let arguments = values.map(upload).collect::<Result<Vec<_>, _>>()?;
     let logits = program.execute(arguments)?.outputs[0].read(0)?;

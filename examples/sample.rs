@@ -35,7 +35,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let program = lower(&forward.graph, "logits");
     let program = client.compile(&program, &CompileOptions::default())?;
     let params = params_file::load(Path::new(&path), &forward.leaves)?;
-    let params = params.into_iter().map(|(_, literal)| client.upload(&[Arc::new(literal)]));
+    let params = forward.arguments(&params)?;
+    let params = params.into_iter().map(|literal| client.upload(&[Arc::new(literal)]));
     let params = params.collect::<Result<Vec<_>, _>>()?;
 
     let mut text = prompt.into_bytes();

@@ -27,13 +27,12 @@ const MAX_LINES: usize = 700;
 const FLAT_TABLES: [&str; 1] = ["src/pjrt/abi.rs"];
 
 /// Calls of `unwrap` and `expect` outside of tests: file, number of calls, and why they cannot panic.
-const UNWRAPS: [(&str, usize, &str); 6] = [
+const UNWRAPS: [(&str, usize, &str); 5] = [
     ("hlo/src/rebuild.rs", 1, "a copied node fits its copied operands"),
     ("hlo/src/region/expand.rs", 1, "a scan's types were checked, and its `while` has the same"),
     ("hlo/src/region/vjp.rs", 2, "what a part needs was required into it, or is its input"),
     ("hlo/src/tensor.rs", 1, "the axes to add are those that are missing"),
     ("src/lowering/buckets.rs", 3, "nodes are copied in order, operands before users"),
-    ("src/parallel/stacks.rs", 1, "a copied node fits its copied operands"),
 ];
 
 #[test]

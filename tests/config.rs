@@ -255,6 +255,28 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
 }
 
 #[test]
+fn the_stage_of_zero_is_set_only_for_sharded_state() {
+    let stage = |sets: &[&str]| {
+        let parallel = good(sets).parallel;
+        (parallel.zero, parallel.zero_stage())
+    };
+    assert_eq!(stage(&[]), (None, 1));
+    assert_eq!(stage(&["mesh.fsdp=4"]), (None, 1));
+    for zero in 1..=3 {
+        let set = format!("parallel.zero={zero}");
+        assert_eq!(stage(&["mesh.fsdp=4", &set]), (Some(zero), zero));
+        // `auto` may turn out to be 1.
+        assert_eq!(stage(&["mesh.fsdp=auto", &set]), (Some(zero), zero));
+    }
+    let file = format!("{GOOD}fsdp = 4\n[parallel]\nzero = 3\n");
+    assert_eq!(parse(&file, &[]).unwrap().parallel.zero, Some(3));
+    let error = parse(&file, &["mesh.fsdp=1"]).unwrap_err().to_string();
+    assert!(error.starts_with("/runs/good.toml:24: parallel.zero: stage 3"), "{error}");
+    let text = good(&[]).to_toml().unwrap();
+    assert!(text.contains("\n# zero is not set: stage 1 if mesh.fsdp is more than 1\n"), "{text}");
+}
+
+#[test]
 fn setting_a_choice_clears_the_keys_of_the_others() {
     let config = good(&["optimizer.momentum=0.5", "optimizer.name=sgd", "schedule.name=constant"]);
     let UpdateRule::Sgd(sgd) = &config.optimizer.rule else { panic!("{:?}", config.optimizer) };
@@ -266,7 +288,9 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
 
 #[test]
 fn a_written_configuration_reads_back_equal() {
-    let variants: [&[&str]; 21] = [
+    let variants: [&[&str]; 23] = [
+        &["mesh.fsdp=4", "parallel.zero=3"],
+        &["mesh.fsdp=auto", "parallel.bucket_bytes=0"],
         &["optimizer.name=lars", "optimizer.trust_exclude=['*.bias']", "optimizer.ema_decay=0.99"],
         &["optimizer.name=lamb", "optimizer.weight_decay_exclude=[]", "model.label_smoothing=0.1"],
         &["optimizer.name=adam", "optimizer.clip_grad_norm=1", "train.num_microbatches=2"],
@@ -507,6 +531,25 @@ fn bad_set_arguments_say_what_to_change() {
         (&["a.b.c.d=5"], &["--set a.b.c.d=5: write it as section.key=value"]),
         (&["train.steps=many"], &["--set train.steps=many: train.steps: found string \"many\""]),
         (&["mesh.data=3"], &["train.global_batch", "63 or 66"]),
+        (&["mesh.data=2", "mesh.fsdp=3"], &["train.global_batch", "6 replicas", "60 or 66"]),
+        (&["mesh.data=4", "mesh.fsdp=32769"], &["mesh.fsdp: found 32769", "at most 32768"]),
+        (
+            &["parallel.zero=3"],
+            &[
+                "--set parallel.zero=3: parallel.zero: stage 3 shards the state",
+                "but mesh.fsdp = 1; set mesh.fsdp to 2 or more",
+                "or leave out parallel.zero",
+            ],
+        ),
+        (&["parallel.zero=1"], &["parallel.zero: stage 1 shards the state", "mesh.fsdp = 1"]),
+        (
+            &["parallel.zero=4", "mesh.fsdp=2"],
+            &["parallel.zero: found 4; allowed: a whole number from 1 to 3"],
+        ),
+        (&["parallel.zero=0"], &["found 0; allowed: a whole number from 1 to 3"]),
+        (&["parallel.zero=true"], &["found boolean `true`; allowed: a whole number from 1 to 3"]),
+        (&["parallel.zero=auto"], &["found string \"auto\"; allowed: a whole number from 1 to 3"]),
+        (&["parallel.zero=2.5"], &["floating point `2.5`; allowed: a whole number from 1 to 3"]),
         (
             &["device.backend=gpu"],
             &["device.backend", "\"gpu\" is not a backend, did you mean \"cuda\"?"],
@@ -722,6 +765,8 @@ fn consequences_of_another_error_are_not_reported() {
         (&["train.epochs=many"], 1),
         (&["train.batch_per_replica=0", "mesh.data=7"], 1),
         (&["mesh.data=0"], 1),
+        (&["parallel.zero=4"], 1),
+        (&["parallel.zero=3", "mesh.fsdp=0"], 1),
         (&["schedule.base_lr=x"], 1),
         (&["schedule.warmup_epochs=x", "schedule.warmup=constant"], 1),
         (&["schedule.name=wsd", "schedule.decay_steps=0"], 1),

@@ -214,14 +214,24 @@ fn bf16_learns_what_f32_learns() {
 
 #[test]
 fn nothing_is_accumulated_in_bf16() {
-    let (config, splits, model) = load(&["mesh.data=4", "train.precision=bf16"]);
-    let run = Run::new(&config, &splits, Mesh::data(4), Platform::Cpu).unwrap();
+    check_accumulation(&["mesh.data=4"], Mesh::data(4));
+    let sharded = Mesh::new(&[(hlo::Axis::Fsdp, 4)]);
+    for stage in ["parallel.zero=1", "parallel.zero=2", "parallel.zero=3"] {
+        check_accumulation(&["mesh.fsdp=4", "mesh.data=1", stage], sharded);
+    }
+}
+
+fn check_accumulation(sets: &[&str], mesh: Mesh) {
+    let (config, splits, model) = load(&[sets, &["train.precision=bf16"]].concat());
+    let run = Run::new(&config, &splits, mesh, Platform::Cpu).unwrap();
     let graph = step::trace_step(&run.spec(&model).declare().unwrap()).unwrap();
     let mut num_dots = 0;
     for node in graph.nodes() {
         let dtype = graph.ty(node.result()).dtype;
         match &node.op {
-            Op::Reduce { reduction: Reduction::Sum, .. } | Op::AllReduce { .. } => {
+            Op::Reduce { reduction: Reduction::Sum, .. }
+            | Op::AllReduce { .. }
+            | Op::ReduceScatter { .. } => {
                 assert_ne!(dtype, DType::Bf16, "{} at {}", node.op.name(), node.location);
             }
             Op::DotGeneral(_) => {

@@ -56,12 +56,13 @@ fn update_graph(
     let mut leaves = params.clone().prefixed("params");
     leaves.extend(optimizer.init(params).prefixed("state"));
     let state_types = leaves.map(|_, leaf| leaf.local_type(&mesh).unwrap());
-    let params = state_types.subtree("params");
+    let (specs, params) = (params, state_types.subtree("params"));
     let graph = trace(mesh, |t| {
         let inputs = state_types.map(|path, ty| t.input(path, ty.clone()));
         let gradients = params.map(|path, ty| t.input(format!("gradients.{path}"), ty.clone()));
         let context = Context {
             params: inputs.subtree("params"),
+            specs: specs.clone(),
             num_updates: t.input("num_updates", TensorType::new(DType::U32, &[])),
             learning_rate: t.input("learning_rate", TensorType::new(DType::F32, &[])),
         };
@@ -165,6 +166,64 @@ fn norms_and_trust_ratios_are_the_same_on_1_and_8_replicas() {
         assert_ne!(whole, values(1), "{case} changes nothing");
         for (whole, cut) in whole.iter().zip(update(8)) {
             assert!((whole - cut).abs() <= 1e-12 * whole.abs().max(1.0), "{case}: {whole} {cut}");
+        }
+    }
+}
+
+/// The rows of a stacked leaf get the updates of parameters of their own: norms are taken and patterns matched row by
+/// row.
+#[test]
+fn rows_of_a_stack_are_updated_like_parameters_of_their_own() {
+    let values = |row: usize, seed: usize| -> Vec<f64> {
+        let value =
+            |i: usize| ((i * 37 + seed * 11 + row * 5) % 23) as f64 / 7.0 * (row + 1) as f64 - 1.5;
+        (0..6).map(value).collect()
+    };
+    let one_row = "exclude=['blocks.1.*']";
+    let (decay, trust) = (format!("weight_decay_{one_row}"), format!("trust_{one_row}"));
+    let others = [
+        ("lamb, a row not decayed", vec!["name=lamb", "weight_decay=0.05", &decay]),
+        ("lamb, a row not adapted", vec!["name=lamb", "weight_decay=0.05", &trust]),
+        ("lars, a row not decayed", vec!["name=lars", "weight_decay=0.05", &decay]),
+        ("lars, a row not adapted", vec!["name=lars", "weight_decay=0.05", &trust]),
+        ("sgd, a row not decayed", vec!["name=sgd", "weight_decay=0.05", &decay]),
+    ];
+    let cases = CASES.map(|(name, keys)| (name, keys.to_vec()));
+    for (case, mut keys) in cases.into_iter().chain(others) {
+        keys.extend(["clip_grad_norm=0.75", "ema_decay=0.8"]);
+        // A matrix, and a vector, which masks of matrices leave out although its stack is a matrix.
+        for dims in [&[2, 3][..], &[6]] {
+            let leaf = LeafSpec::replicated(DType::F64, dims);
+            let row = |i: usize| (format!("blocks.{i}.w"), leaf.clone());
+            let apart: Tree<_> = (0..3).map(row).collect();
+            let stack = Tree::from_iter([("blocks.*.w".to_owned(), leaf.clone().stacked(&[3]))]);
+            let update = |params: &Tree<LeafSpec>| -> Vec<Vec<f64>> {
+                let (graph, state) = update_graph(&*optimizer(&keys), params, Mesh::SINGLE);
+                let literals = |seed: usize| {
+                    let rows: Vec<_> = (0..3).map(|row| values(row, seed)).collect();
+                    let all = if params.len() == 1 { vec![rows.concat()] } else { rows };
+                    let dims = params.values().map(|spec| &spec.dims);
+                    let literal = |(values, dims): (&Vec<f64>, &Vec<usize>)| {
+                        vec![Literal::from_f64(DType::F64, dims, values)]
+                    };
+                    all.iter().zip(dims).map(literal).collect::<Vec<_>>()
+                };
+                let mut inputs = literals(1);
+                let zeros = state.values().skip(params.len());
+                inputs.extend(zeros.map(|ty| vec![Literal::zeros(ty.dtype, &ty.dims)]));
+                inputs.extend(literals(2));
+                inputs.push(vec![Literal::scalar(0u32)]);
+                inputs.push(vec![Literal::scalar(0.25f32)]);
+                let outputs = interpret(&graph, &inputs).unwrap();
+                let leaves = outputs.chunks(params.len());
+                leaves.map(|leaf| leaf.iter().flat_map(|x| x[0].to_f64()).collect()).collect()
+            };
+            let (expected, got) = (update(&apart), update(&stack));
+            assert_eq!(got.len(), expected.len(), "{case}");
+            for (got, expected) in got.iter().flatten().zip(expected.iter().flatten()) {
+                let close = (got - expected).abs() <= 1e-12 * expected.abs().max(1.0);
+                assert!(close, "{case}, {dims:?}: {got}, not {expected}");
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::region::expand;
 use crate::traffic::traffic as fused_traffic;
-use crate::{Binary, Graph, Groups, Node, Op, Region, TensorType, Unary};
+use crate::{Binary, Communication, Graph, Node, Op, Region, TensorType, Unary};
 
 /// The cost of running a graph once, **on one replica**.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,24 +29,9 @@ pub struct Cost {
     /// compiled program's memory traffic.
     pub fused_bytes: u64,
     /// All collectives, in program order.
-    pub collectives: Vec<CollectiveCost>,
+    pub collectives: Vec<Communication>,
     /// `true` if there is a loop with an unknown trip count, which is counted as 1.
     pub has_unknown_loops: bool,
-}
-
-/// One collective of a graph.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CollectiveCost {
-    /// StableHLO's name: `all_reduce`, `all_gather`, ...
-    pub kind: &'static str,
-    /// Bytes of all operands, on one replica, in one execution.
-    pub bytes: u64,
-    /// Replicas in a group; 1 if the mesh has size 1 along the axes.
-    pub group_size: usize,
-    /// Number of groups.
-    pub num_groups: usize,
-    /// Number of executions, with loops multiplied by their trip counts.
-    pub count: u64,
 }
 
 /// The cost of `graph`, per replica.
@@ -70,40 +55,8 @@ pub fn count(graph: &Graph) -> Cost {
     cost
 }
 
-/// An all_reduce, and how early its operands are known.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Reduced {
-    /// Bytes of all operands, on one replica.
-    pub bytes: u64,
-    /// The fraction of the graph's matmul FLOPs that precede its operands if ops run in the order of the graph: 1 if
-    /// they are known only at the end.
-    pub progress: f64,
-}
-
-/// The all_reduces over whole groups outside loops, in the order in which their operands are known. Subgroups
-/// are left out: they reduce activations, such as batch statistics, not gradients.
-pub fn reduced(graph: &Graph) -> Vec<Reduced> {
-    let graph = &expand(graph);
-    // Matmul FLOPs up to and including the node that produces a value.
-    let mut done_by = vec![0u64; graph.num_values()];
-    let mut done = 0u64;
-    let mut found = vec![];
-    for node in graph.nodes() {
-        done = done.saturating_add(matmul_flops(graph, node));
-        for value in node.results() {
-            done_by[value.index()] = done;
-        }
-        if matches!(node.op, Op::AllReduce { groups, .. } if groups.is_whole()) {
-            let ready = node.operands.iter().map(|value| done_by[value.index()]).max();
-            found.push((operands(graph, node).map(bytes).sum(), ready.unwrap_or(0)));
-        }
-    }
-    found.sort_by_key(|(_, ready)| *ready);
-    let progress = |ready: u64| if done == 0 { 1.0 } else { ready as f64 / done as f64 };
-    found.into_iter().map(|(bytes, ready)| Reduced { bytes, progress: progress(ready) }).collect()
-}
-
-fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
+/// FLOPs of the dots and convolutions of a node, in its loops too.
+pub(crate) fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
     match &node.op {
         Op::DotGeneral(_) | Op::Convolution(_) => match work(graph, node) {
             Work::Flops(flops) => flops,
@@ -153,18 +106,7 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
                 }
             }
             Work::Transcendentals(elements) => add(&mut cost.transcendentals, elements),
-            Work::Collective(groups) => {
-                let group_size = groups.size(graph.mesh());
-                let group_size = group_size
-                    .unwrap_or_else(|_| unreachable!("`infer` has checked that groups divide"));
-                cost.collectives.push(CollectiveCost {
-                    kind: node.op.name(),
-                    bytes: operands(graph, node).map(bytes).sum(),
-                    group_size,
-                    num_groups: graph.mesh().num_replicas() / group_size,
-                    count: times,
-                });
-            }
+            Work::Collective => cost.collectives.extend(Communication::of(graph, node, times)),
             Work::Move => {}
             Work::Nothing => continue,
         }
@@ -173,7 +115,7 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
 }
 
 /// The branch with the most FLOPs; among equals the one that moves the most bytes.
-fn most_expensive(branches: &[Arc<Region>]) -> Option<&Graph> {
+pub(crate) fn most_expensive(branches: &[Arc<Region>]) -> Option<&Graph> {
     let graphs = branches.iter().map(|branch| &branch.graph);
     graphs.max_by_key(|graph| {
         let cost = count(graph);
@@ -185,7 +127,7 @@ fn most_expensive(branches: &[Arc<Region>]) -> Option<&Graph> {
 enum Work {
     Flops(u64),
     Transcendentals(u64),
-    Collective(Groups),
+    Collective,
     Move,
     /// No arithmetic and no memory traffic.
     Nothing,
@@ -240,11 +182,11 @@ fn work(graph: &Graph, node: &Node) -> Work {
         Op::Gather { .. } | Op::CustomCall(_) => Work::Move,
         Op::Scatter { .. } => Work::Flops(elements(operand(2))),
         Op::TopK { .. } => Work::Flops(elements(operand(0))),
-        Op::AllReduce { groups, .. }
-        | Op::AllGather { groups, .. }
-        | Op::ReduceScatter { groups, .. }
-        | Op::AllToAll { groups, .. }
-        | Op::CollectivePermute { groups, .. } => Work::Collective(*groups),
+        Op::AllReduce { .. }
+        | Op::AllGather { .. }
+        | Op::ReduceScatter { .. }
+        | Op::AllToAll { .. }
+        | Op::CollectivePermute { .. } => Work::Collective,
         Op::Iota { .. }
         | Op::BroadcastInDim { .. }
         | Op::Transpose { .. }
@@ -261,6 +203,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
         | Op::While { .. }
         | Op::Case { .. }
         | Op::FusionBarrier
+        | Op::BlockBoundary
         | Op::OptimizationBarrier
         | Op::ReplicaId { .. }
         | Op::Vary { .. }

@@ -38,6 +38,7 @@
 //! replicated parameter must itself be replicated. `tests/lockstep_gradients.rs` compares data-parallel,
 //! tensor-parallel and sharded losses on 4 replicas with one replica that has the whole batch.
 
+use crate::ops::custom_vjp::Recomputed;
 use crate::ops::{case, convolution, custom_vjp, gather, pooling, top_k};
 use crate::region;
 use crate::{
@@ -73,6 +74,23 @@ pub fn grad<'g>(loss: Tensor<'g>, wrt: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
 /// [`grad`] is this with a cotangent of 1.
 #[track_caller]
 pub fn vjp<'g>(cotangents: &[(Tensor<'g>, Tensor<'g>)], wrt: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    vjp_with(cotangents, wrt, Recompute::Again)
+}
+
+/// Whether the VJP computes results of [`Tracer::custom_vjp_recomputed`] again, or uses them as they are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Recompute {
+    Again,
+    /// The forward pass is itself a recomputation, which is used at once.
+    Keep,
+}
+
+#[track_caller]
+pub(crate) fn vjp_with<'g>(
+    cotangents: &[(Tensor<'g>, Tensor<'g>)],
+    wrt: &[Tensor<'g>],
+    recompute: Recompute,
+) -> Vec<Tensor<'g>> {
     let Some(tracer) = cotangents.first().map(|(value, _)| value.tracer()) else {
         return wrt.iter().map(|x| x.full_like(0.0)).collect();
     };
@@ -81,12 +99,12 @@ pub fn vjp<'g>(cotangents: &[(Tensor<'g>, Tensor<'g>)], wrt: &[Tensor<'g>]) -> V
     if !tracer.owns("grad", &given.chain(wrt.iter().copied()).collect::<Vec<_>>()) {
         return poison();
     }
-    let mut backward = Backward::new(tracer, wrt);
+    let mut backward = Backward::new(tracer, wrt, recompute);
     for (value, cotangent) in cotangents {
         let Some(id) = value.value() else { return poison() };
         backward.add(id, *cotangent, value.ty());
     }
-    if backward.run().is_none() {
+    if tracer.in_backward(|| backward.run()).is_none() {
         return poison();
     }
     wrt.iter()
@@ -118,13 +136,15 @@ struct Backward<'g> {
     tracer: &'g Tracer,
     active: Vec<bool>,
     cotangents: Vec<Option<Tensor<'g>>>,
+    recomputed: Recomputed<'g>,
 }
 
 impl<'g> Backward<'g> {
-    fn new(tracer: &'g Tracer, wrt: &[Tensor<'g>]) -> Self {
+    fn new(tracer: &'g Tracer, wrt: &[Tensor<'g>], recompute: Recompute) -> Self {
         let active = active(&tracer.graph(), wrt.iter().filter_map(Tensor::value));
         let cotangents = vec![None; active.len()];
-        Self { tracer, active, cotangents }
+        let recomputed = Recomputed::new(tracer, recompute);
+        Self { tracer, active, cotangents, recomputed }
     }
 
     /// Adds to the cotangent of a value.
@@ -153,9 +173,13 @@ impl<'g> Backward<'g> {
                 node.clone()
             };
             let tensor = |id: ValueId| self.tracer.tensor(id);
-            let operands: Vec<_> = node.operands.iter().copied().map(tensor).collect();
+            let mut operands: Vec<_> = node.operands.iter().copied().map(tensor).collect();
             let results: Vec<_> = node.results().map(tensor).collect();
-            let cotangents: Vec<_> = node.results().map(|id| self.cotangents[id.index()]).collect();
+            let mut cotangents: Vec<_> =
+                node.results().map(|id| self.cotangents[id.index()]).collect();
+            self.tracer.at(node.location, || {
+                self.recomputed.replace(&node, &mut operands, &mut cotangents);
+            });
             let wanted: Vec<_> = node.operands.iter().map(|id| self.is_active(*id)).collect();
             let rule = || rule(&node.op, &operands, &results, &cotangents, &wanted);
             match self.tracer.at(node.location, rule) {
@@ -266,6 +290,7 @@ fn rule<'g>(
             call.target
         )),
         Op::FusionBarrier => one(ct.fusion_barrier()),
+        Op::BlockBoundary => one(ct.block_boundary()),
         Op::OptimizationBarrier => Ok(barrier(ct.tracer(), cotangents)),
         Op::Vary { axes } => one(ct.all_reduce(Reduction::Sum, *axes)),
         Op::AllReduce { reduction: Reduction::Sum, groups } => {

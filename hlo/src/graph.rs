@@ -1,9 +1,7 @@
 //! The graph: an append-only arena of nodes, operands before users.
 
-use std::panic::Location;
-
 use crate::infer::infer;
-use crate::{AxisSet, Error, Mesh, Op, TensorType};
+use crate::{AxisSet, Error, Mesh, Op, Origin, TensorType};
 
 /// One value of a [`Graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,8 +21,8 @@ pub struct Node {
     pub op: Op,
     /// Its operands; all are results of earlier nodes.
     pub operands: Vec<ValueId>,
-    /// The source line that recorded it.
-    pub location: &'static Location<'static>,
+    /// Where it was recorded.
+    pub location: Origin,
     first_result: u32,
     num_results: u32,
 }
@@ -132,10 +130,10 @@ impl Graph {
         &mut self,
         name: impl Into<String>,
         ty: TensorType,
-        location: &'static Location<'static>,
+        location: impl Into<Origin>,
     ) -> ValueId {
         let op = Op::Input { index: self.inputs.len() };
-        let value = self.append(op, &[], vec![ty], location);
+        let value = self.append(op, &[], vec![ty], location.into());
         self.inputs.push(Input { name: name.into(), value });
         value
     }
@@ -153,8 +151,9 @@ impl Graph {
         &mut self,
         op: Op,
         operands: &[ValueId],
-        location: &'static Location<'static>,
+        location: impl Into<Origin>,
     ) -> Result<ValueId, Error> {
+        let location = location.into();
         let types: Vec<_> = operands.iter().map(|value| self.ty(*value)).collect();
         match infer(&op, &types, &self.mesh) {
             Ok(results) => Ok(self.append(op, operands, results, location)),
@@ -162,7 +161,7 @@ impl Graph {
                 op: op.name(),
                 operands: types.into_iter().cloned().collect(),
                 message,
-                location,
+                location: location.line,
             }),
         }
     }
@@ -172,12 +171,21 @@ impl Graph {
         self.outputs.push(output);
     }
 
+    /// The same graph, as part of a backward pass.
+    #[must_use]
+    pub(crate) fn in_backward(mut self) -> Self {
+        for node in &mut self.nodes {
+            node.location.is_backward = true;
+        }
+        self
+    }
+
     fn append(
         &mut self,
         op: Op,
         operands: &[ValueId],
         results: Vec<TensorType>,
-        location: &'static Location<'static>,
+        location: Origin,
     ) -> ValueId {
         let is_input = matches!(op, Op::Input { .. });
         let from_gradient_free =

@@ -202,7 +202,7 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
             region::infer_inlined(&body.graph, t, mesh)
         }
         Op::CustomCall(call) => call.infer(t),
-        Op::FusionBarrier => one(t[0].clone()),
+        Op::FusionBarrier | Op::BlockBoundary => one(t[0].clone()),
         Op::Scatter { num_batch } => one(gather::infer_scatter(t, *num_batch)?),
         Op::OptimizationBarrier => {
             ensure(!t.is_empty(), || "takes at least one operand".into())?;

@@ -6,6 +6,10 @@ use crate::{AxisSet, DType, Mesh, Sharding, TensorType, UnevenShard};
 
 /// A leaf of a training state: its dtype and dims as a whole, and how replicas hold it.
 ///
+/// Equal parameters of blocks that run as a loop are *stacked*: one leaf `[num_blocks, ..]` holds a row for each
+/// block. Its path has a `*` where the paths of the rows have the block's index. Each row counts as a parameter of its
+/// own for everything that depends on a parameter's rank, name or norm; see [`rows`](crate::rows).
+///
 /// ```
 /// use hlo::{Axis, AxisSet, DType, LeafSpec, Mesh, Sharding};
 ///
@@ -23,17 +27,56 @@ pub struct LeafSpec {
     pub dims: Vec<usize>,
     /// How each dim is cut over the mesh.
     pub sharding: Sharding,
+    /// Number of leading dims that count rows: one for each `*` in the path, 0 for an ordinary leaf. They are not cut.
+    pub num_stacked: usize,
 }
 
 impl LeafSpec {
     /// A leaf of these global dims, cut as `sharding` says.
     pub fn new(dtype: DType, dims: &[usize], sharding: Sharding) -> Self {
-        Self { dtype, dims: dims.to_vec(), sharding }
+        Self { dtype, dims: dims.to_vec(), sharding, num_stacked: 0 }
     }
 
     /// A leaf that every replica holds whole.
     pub fn replicated(dtype: DType, dims: &[usize]) -> Self {
         Self::new(dtype, dims, Sharding::replicated(dims.len()))
+    }
+
+    /// Rows like this leaf, stacked along new leading dims of these sizes.
+    ///
+    /// ```
+    /// use hlo::{DType, LeafSpec};
+    ///
+    /// let weight = LeafSpec::replicated(DType::F32, &[64, 10]);
+    /// let stack = weight.clone().stacked(&[12]);
+    /// assert_eq!((&stack.dims[..], stack.row()), (&[12, 64, 10][..], weight));
+    /// ```
+    #[must_use]
+    pub fn stacked(self, sizes: &[usize]) -> Self {
+        let uncut = vec![AxisSet::EMPTY; sizes.len()];
+        Self {
+            dims: [sizes, &self.dims].concat(),
+            sharding: Sharding::new(&[&uncut, self.sharding.dims()].concat()),
+            num_stacked: self.num_stacked + sizes.len(),
+            ..self
+        }
+    }
+
+    /// One row of a stacked leaf. The leaf itself if it is not stacked.
+    #[must_use]
+    pub fn row(&self) -> Self {
+        let sharding = Sharding::new(&self.sharding.dims()[self.num_stacked..]);
+        Self::new(self.dtype, &self.dims[self.num_stacked..], sharding)
+    }
+
+    /// The leading dims that count rows.
+    pub fn stack_sizes(&self) -> &[usize] {
+        &self.dims[..self.num_stacked]
+    }
+
+    /// Number of rows; 1 for an ordinary leaf.
+    pub fn num_rows(&self) -> usize {
+        self.stack_sizes().iter().product()
     }
 
     /// The type of the piece that one replica holds.

@@ -6,6 +6,7 @@
 //! with N simulated replicas. Everything here happens at trace time: no IO, no devices, no training.
 
 mod collective;
+mod communication;
 mod count;
 mod dtype;
 mod error;
@@ -19,6 +20,7 @@ mod literal;
 mod mesh;
 mod op;
 mod ops;
+mod origin;
 pub mod passes;
 pub mod random;
 mod rebuild;
@@ -26,14 +28,17 @@ mod recompute;
 mod region;
 pub mod rewrites;
 mod stablehlo;
+mod stacked;
 mod tensor;
 mod traffic;
+mod transfers;
 mod tree;
 mod types;
 mod verify;
 mod window;
 
-pub use count::{CollectiveCost, Cost, Reduced, count, reduced};
+pub use communication::{Communication, communication};
+pub use count::{Cost, count};
 pub use dtype::DType;
 pub use error::Error;
 pub use grad::{grad, vjp};
@@ -47,10 +52,13 @@ pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
 pub use ops::{
     Branch, Convolution, ConvolutionDims, CustomCall, CustomVjp, Layouts, Operand, Window,
 };
+pub use origin::Origin;
 pub use rebuild::rebuild;
 pub use region::{Region, Scan};
 pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower, lower_isolated};
+pub use stacked::{MisfitRow, StackedRow, join_rows, row_paths, row_specs, rows, split_rows};
 pub use tensor::{Tensor, Tracer, trace};
+pub use transfers::{Transfer, transfers};
 pub use tree::Tree;
 pub use types::TensorType;
 pub use verify::{VerifyError, verify};

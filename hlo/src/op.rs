@@ -166,6 +166,8 @@ pub enum Op {
     /// The operand, unchanged. On backends where it pays, its producer and its users are not fused into one
     /// loop; elsewhere it does nothing.
     FusionBarrier,
+    /// The operand, unchanged: a mark between two blocks of a model.
+    BlockBoundary,
     /// The operands, unchanged; compilers move and merge nothing across.
     OptimizationBarrier,
     /// This replica's index along `axes`, a u32 scalar that varies over exactly these axes.
@@ -263,6 +265,7 @@ impl Op {
             Op::CustomVjp(_) => "custom_vjp",
             Op::CustomCall(_) => "custom_call",
             Op::FusionBarrier => "fusion_barrier",
+            Op::BlockBoundary => "block_boundary",
             Op::OptimizationBarrier => "optimization_barrier",
             Op::ReplicaId { .. } => "replica_id",
             Op::Vary { .. } => "vary",

@@ -1,7 +1,7 @@
 //! Copying a graph node by node with changes, the basis of passes.
 
 use crate::graph::Output;
-use crate::{Graph, Node, Op, ValueId};
+use crate::{Graph, Node, Op, Origin, ValueId};
 
 /// Copies a graph node by node. `f` gets the new graph, the old node and its new operands, and returns the
 /// value of the new graph that replaces the node's first result, or `None` to drop the node. Inputs and
@@ -50,5 +50,14 @@ pub(crate) fn rebuild_values(
 }
 
 pub(crate) fn push(graph: &mut Graph, node: &Node, op: Op, operands: &[ValueId]) -> ValueId {
-    graph.push(op, operands, node.location).expect("a copied node fits its copied operands")
+    push_at(graph, node.location, op, operands)
+}
+
+pub(crate) fn push_at(
+    graph: &mut Graph,
+    location: Origin,
+    op: Op,
+    operands: &[ValueId],
+) -> ValueId {
+    graph.push(op, operands, location).expect("a copied node fits its copied operands")
 }

@@ -11,13 +11,14 @@ mod windows;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::panic::Location;
 
 use crate::ops::gather;
 use crate::passes::merge_common_subexpressions;
 use crate::region::expand;
+use crate::rewrites::isolate;
 use crate::{
-    AxisSet, DType, DotDims, Graph, Groups, Literal, Mesh, Node, Op, Reduction, TensorType, ValueId,
+    AxisSet, DType, DotDims, Graph, Groups, Literal, Mesh, Node, Op, Origin, Reduction, TensorType,
+    ValueId,
 };
 
 /// A module for a plugin to compile: its text, and its inputs and outputs.
@@ -73,14 +74,12 @@ pub fn lower(graph: &Graph, name: &str) -> Program {
     lower_with_groups(graph, name, listed)
 }
 
-/// [`lower`] with replica groups of one replica: the same work without communication, to measure the time of
-/// communication. The results are not those of the program.
-///
-/// Of the collectives only all_reduce keeps its shape in a group of one; a program with others does not
-/// compile.
+/// [`lower`] without communication: the same work, to measure the time of communication. Every all_reduce is over a
+/// group of one replica, and other collectives become local ops of the same shapes. The results are not those of the
+/// program.
 pub fn lower_isolated(graph: &Graph, name: &str) -> Program {
     let alone = |mesh: &Mesh, _: Groups| (0..mesh.num_replicas()).map(|r| vec![r]).collect();
-    lower_with_groups(graph, name, alone)
+    lower_with_groups(&isolate(&expand(graph)), name, alone)
 }
 
 /// The replicas of each group.
@@ -159,8 +158,8 @@ struct Writer {
     mesh: Mesh,
     list_groups: ListGroups,
     num_names: usize,
-    locations: HashMap<&'static Location<'static>, usize>,
-    location_order: Vec<&'static Location<'static>>,
+    locations: HashMap<Origin, usize>,
+    location_order: Vec<Origin>,
 }
 
 impl Writer {
@@ -222,7 +221,7 @@ impl Writer {
     fn node(&mut self, context: &mut RegionContext<'_>, node: &Node) {
         match &node.op {
             Op::Input { .. } => return,
-            Op::Vary { .. } | Op::StopGradient => {
+            Op::Vary { .. } | Op::StopGradient | Op::BlockBoundary => {
                 context.names[node.result().index()] = context.name(node.operands[0]).to_owned();
                 return;
             }
@@ -383,7 +382,7 @@ impl Writer {
         name
     }
 
-    fn location(&mut self, location: &'static Location<'static>) -> usize {
+    fn location(&mut self, location: Origin) -> usize {
         let next = self.location_order.len();
         *self.locations.entry(location).or_insert_with(|| {
             self.location_order.push(location);
@@ -392,9 +391,13 @@ impl Writer {
     }
 
     fn locations(&mut self) {
-        for (index, location) in self.location_order.iter().enumerate() {
-            let (file, line, column) = (location.file(), location.line(), location.column());
-            let _ = writeln!(self.text, "#loc{index} = loc({file:?}:{line}:{column})");
+        for (index, Origin { line, is_backward }) in self.location_order.iter().enumerate() {
+            let (file, line, column) = (line.file(), line.line(), line.column());
+            let place = format!("{file:?}:{line}:{column}");
+            let _ = match is_backward {
+                true => writeln!(self.text, "#loc{index} = loc({:?}({place}))", Origin::BACKWARD),
+                false => writeln!(self.text, "#loc{index} = loc({place})"),
+            };
         }
     }
 }
@@ -533,6 +536,7 @@ fn expression(
         | Op::Case { .. }
         | Op::ReplicaId { .. }
         | Op::Vary { .. }
+        | Op::BlockBoundary
         | Op::StopGradient => unreachable!("written by `Writer::node`"),
     }
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::graph::Output;
 use crate::infer::{check_size, takes_any_varying};
 use crate::region;
-use crate::{AxisSet, DType, Error, Graph, Literal, Mesh, Op, TensorType, ValueId};
+use crate::{AxisSet, DType, Error, Graph, Literal, Mesh, Op, Origin, TensorType, ValueId};
 
 /// Traces `f` into a graph for the replicas of `mesh`.
 ///
@@ -53,6 +53,7 @@ pub struct Tracer {
     error: RefCell<Option<Error>>,
     /// While gradients are traced: the location of the op that is differentiated.
     location: Cell<Option<&'static Location<'static>>>,
+    is_backward: Cell<bool>,
 }
 
 /// A value of the graph that a tracer records.
@@ -69,7 +70,15 @@ impl Tracer {
             graph: RefCell::new(Graph::new(mesh)),
             error: RefCell::new(None),
             location: Cell::new(None),
+            is_backward: Cell::new(false),
         }
+    }
+
+    /// A tracer for the body of an op that `self` records.
+    pub(crate) fn within(&self) -> Self {
+        let inner = Self::new(self.mesh());
+        inner.is_backward.set(self.is_backward.get());
+        inner
     }
 
     pub(crate) fn finish(self) -> Result<Graph, Error> {
@@ -91,7 +100,7 @@ impl Tracer {
             self.fail("input", &[], message);
             return self.poison();
         }
-        let location = self.caller(Location::caller());
+        let location = self.origin(Location::caller());
         let value = self.graph.borrow_mut().input(name, ty, location);
         Tensor { tracer: self, value: Some(value) }
     }
@@ -188,7 +197,7 @@ impl Tracer {
 
     #[track_caller]
     fn record(&self, op: Op, operands: &[Tensor<'_>]) -> Option<ValueId> {
-        let location = self.caller(Location::caller());
+        let location = self.origin(Location::caller());
         let mut values = self.values_of(op.name(), operands)?;
         let mut graph = self.graph.borrow_mut();
         if !takes_any_varying(&op) {
@@ -234,7 +243,7 @@ impl Tracer {
     #[track_caller]
     pub(crate) fn fail(&self, op: &'static str, operands: &[Tensor<'_>], message: String) {
         let operands = operands.iter().map(Tensor::ty).collect();
-        let location = self.caller(Location::caller());
+        let location = self.origin(Location::caller()).line;
         self.keep_first(Error { op, operands, message, location });
     }
 
@@ -242,15 +251,25 @@ impl Tracer {
         self.error.borrow_mut().get_or_insert(error);
     }
 
-    fn caller(&self, caller: &'static Location<'static>) -> &'static Location<'static> {
-        self.location.get().unwrap_or(caller)
+    fn origin(&self, caller: &'static Location<'static>) -> Origin {
+        let line = self.location.get().unwrap_or(caller);
+        Origin { line, is_backward: self.is_backward.get() }
     }
 
     /// Runs `f` and records `location`, not the callers' lines, as the location of every op.
-    pub(crate) fn at<T>(&self, location: &'static Location<'static>, f: impl FnOnce() -> T) -> T {
-        let before = self.location.replace(Some(location));
-        let result = f();
+    pub(crate) fn at<T>(&self, location: impl Into<Origin>, f: impl FnOnce() -> T) -> T {
+        let Origin { line, is_backward } = location.into();
+        let before = self.location.replace(Some(line));
+        let result = if is_backward { self.in_backward(f) } else { f() };
         self.location.set(before);
+        result
+    }
+
+    /// Runs `f` and records every op as part of the backward pass.
+    pub(crate) fn in_backward<T>(&self, f: impl FnOnce() -> T) -> T {
+        let before = self.is_backward.replace(true);
+        let result = f();
+        self.is_backward.set(before);
         result
     }
 
@@ -284,7 +303,8 @@ impl Tracer {
             self.fail("inline", inputs, message);
             return poison;
         }
-        let outputs = region::inline(&mut self.graph.borrow_mut(), graph, &values);
+        let outputs =
+            region::inline(&mut self.graph.borrow_mut(), graph, &values, self.is_backward.get());
         outputs.into_iter().map(|value| self.tensor(value)).collect()
     }
 
@@ -315,11 +335,7 @@ fn takes(graph: &Graph, inputs: &[Tensor<'_>], mesh: &Mesh) -> Result<(), String
 }
 
 /// Applies `vary` to operands into which no gradient flows, so that all vary over the same axes.
-fn vary_gradient_free(
-    graph: &mut Graph,
-    values: &mut [ValueId],
-    location: &'static Location<'static>,
-) {
+fn vary_gradient_free(graph: &mut Graph, values: &mut [ValueId], location: Origin) {
     let all = values.iter().fold(AxisSet::EMPTY, |all, value| all | graph.ty(*value).varying);
     for value in values {
         let ty = graph.ty(*value);

@@ -129,7 +129,7 @@ fn nodes(graph: &Graph) -> Result<(), VerifyError> {
         };
         let axes = all_collective_axes(&node.op).intersection(diverges);
         if !axes.is_empty() {
-            return Err(VerifyError::DivergentCollective { location: node.location, axes });
+            return Err(VerifyError::DivergentCollective { location: node.location.line, axes });
         }
     }
     Ok(())

@@ -1,8 +1,9 @@
 //! Costs of graphs against values computed by hand.
 
+use hlo::passes::simplify;
 use hlo::{
-    Axis, CollectiveCost, Convolution, Cost, CustomCall, DType, Groups, Mesh, Reduced, Reduction,
-    TensorType, Tracer, Window, count, reduced, trace,
+    Axis, AxisSet, Communication, Convolution, Cost, CustomCall, DType, Groups, Mesh, Reduction,
+    TensorType, Tracer, Window, communication, count, grad, trace, transfers,
 };
 
 fn cost(mesh: Mesh, build: impl FnOnce(&Tracer)) -> Cost {
@@ -146,14 +147,19 @@ fn loops_are_multiplied_out() {
         let gathered = outer[0].all_gather(0, Axis::Data);
         t.output_varying("y", gathered, Axis::Data.into());
     });
-    let reduce = CollectiveCost {
+    let reduce = Communication {
         kind: "all_reduce",
+        groups: Axis::Data.into(),
         bytes: 6 * 4,
+        whole_bytes: 6 * 4,
         group_size: 4,
         num_groups: 2,
         count: 3 * 2,
+        is_backward: false,
+        num_senders: 4,
     };
-    let gather = CollectiveCost { kind: "all_gather", count: 1, ..reduce.clone() };
+    let whole_bytes = 4 * 6 * 4;
+    let gather = Communication { kind: "all_gather", whole_bytes, count: 1, ..reduce.clone() };
     assert_eq!(cost.collectives, [reduce, gather]);
     // Each loop compares its counter once more than it increments it.
     let (outer_counts, inner_counts) = ((3 + 1) + 3, (2 + 1) + 2);
@@ -165,7 +171,43 @@ fn loops_are_multiplied_out() {
     assert!(!cost.has_unknown_loops);
 }
 
-/// [`reduced`] only lists the one over the whole group.
+#[test]
+fn every_kind_of_collective_has_its_bytes_on_the_wire() {
+    let mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Fsdp, 4)]);
+    let graph = trace(mesh, |t| {
+        let fsdp = Axis::Fsdp.into();
+        let shard = t.input("x", f32s(&[8, 2]).varying(fsdp));
+        let whole = shard.all_gather(0, Axis::Fsdp);
+        let sum = whole.all_reduce(Reduction::Sum, Axis::Fsdp);
+        let back = whole.reduce_scatter(0, Axis::Fsdp).vary(Axis::Data);
+        let exchanged = shard.all_to_all(0, 1, Axis::Fsdp);
+        let sent = t.fori_loop(3, &[shard], |_, x| {
+            vec![x[0].collective_permute(&[(0, 1), (1, 2), (3, 3)], Axis::Fsdp)]
+        });
+        t.output("sum", sum);
+        t.output_varying("back", back.all_reduce(Reduction::Sum, Axis::Data), fsdp);
+        t.output_varying("exchanged", exchanged, fsdp);
+        t.output_varying("sent", sent[0], fsdp);
+    });
+    let rows: Vec<_> = communication(&graph.unwrap())
+        .iter()
+        .map(|c| (c.kind, c.groups.axes(), c.whole_bytes, c.bytes_on_wire(), c.count))
+        .collect();
+    let (data, fsdp) = (Axis::Data.into(), Axis::Fsdp.into());
+    // A shard has 64 bytes, the whole 256.
+    let expected = [
+        ("all_gather", fsdp, 256, 192, 1),
+        ("all_reduce", fsdp, 256, 2 * 192, 1),
+        ("reduce_scatter", fsdp, 256, 192, 1),
+        ("all_to_all", fsdp, 64, 48, 1),
+        // Two of four replicas send to another.
+        ("collective_permute", fsdp, 64, 32, 3),
+        ("all_reduce", data, 64, 64, 1),
+    ];
+    assert_eq!(rows, expected);
+}
+
+/// [`transfers`] only lists the one over the whole group.
 #[test]
 fn collectives_in_subgroups_have_the_size_of_their_groups() {
     let graph = trace(Mesh::data(8), |t| {
@@ -177,7 +219,51 @@ fn collectives_in_subgroups_have_the_size_of_their_groups() {
     let sizes: Vec<_> =
         count(&graph).collectives.iter().map(|c| (c.num_groups, c.group_size)).collect();
     assert_eq!(sizes, [(4, 2), (1, 8)]);
-    assert_eq!(reduced(&graph), [Reduced { bytes: 6 * 4, progress: 1.0 }]);
+    let reduced: Vec<_> = transfers(&graph).iter().map(|t| (t.whole_bytes, t.ready)).collect();
+    assert_eq!(reduced, [(6 * 4, 1.0)]);
+}
+
+/// A layer's parameter is gathered before its product, and the gradient scattered after the two products of the backward
+/// pass; three products for each of two layers, and the first layer's operand needs no cotangent.
+#[test]
+fn gathers_are_needed_before_their_use_and_scatters_are_ready_after_the_gradient() {
+    let mesh = Mesh::new(&[(Axis::Fsdp, 2)]);
+    let graph = trace(mesh, |t| {
+        let fsdp = AxisSet::from(Axis::Fsdp);
+        let shards = ["v", "w"].map(|name| t.input(name, f32s(&[4, 8]).varying(fsdp)));
+        let [v, w] = shards.map(|shard| shard.all_gather(0, Axis::Fsdp));
+        let x = t.input("x", f32s(&[8, 8]).varying(fsdp));
+        let gradients = grad(x.dot(v).tanh().dot(w).sum(), &shards);
+        for (name, gradient) in ["dv", "dw"].iter().zip(gradients) {
+            t.output_varying(*name, gradient, fsdp);
+        }
+    });
+    let rows: Vec<_> = transfers(&simplify(&graph.unwrap()))
+        .iter()
+        .map(|t| (t.kind, (5.0 * t.ready).round(), (5.0 * t.needed).round()))
+        .collect();
+    let gathers = [("all_gather", 0.0, 0.0), ("all_gather", 0.0, 1.0)];
+    assert_eq!(rows[..2], gathers);
+    // The second layer's gradient is one of the first two products of the backward pass.
+    assert!(rows[2].0 == "reduce_scatter" && rows[2].1 <= 4.0, "{rows:?}");
+    assert_eq!(rows[3], ("reduce_scatter", 5.0, 5.0));
+    assert!(rows[2..].iter().all(|row| row.2 == 5.0), "{rows:?}");
+}
+
+#[test]
+fn a_collective_in_a_loop_stays_in_its_iteration() {
+    let graph = trace(Mesh::new(&[(Axis::Fsdp, 2)]), |t| {
+        let fsdp = AxisSet::from(Axis::Fsdp);
+        let [x, w] = [[8, 8], [4, 8]].map(|dims| t.input("x", f32s(&dims).varying(fsdp)));
+        let looped = t.fori_loop(4, &[x, w], |_, x| {
+            vec![x[0].dot(x[0]).dot(x[1].all_gather(0, Axis::Fsdp)), x[1]]
+        });
+        t.output_varying("y", looped[0], fsdp);
+    });
+    let found = transfers(&graph.unwrap());
+    let rows: Vec<_> =
+        found.iter().map(|t| (t.whole_bytes, 8.0 * t.ready, 8.0 * t.needed)).collect();
+    assert_eq!(rows, [0.0, 2.0, 4.0, 6.0].map(|at| (8 * 8 * 4, at, at + 1.0)));
 }
 
 #[test]

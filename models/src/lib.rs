@@ -13,6 +13,7 @@ pub mod layers;
 pub mod loss;
 pub mod mlp;
 mod model_keys;
+mod parameter;
 pub mod resnet;
 mod scope;
 mod stack;
@@ -21,7 +22,8 @@ pub use architecture::ModelConfig;
 pub use foreign::{ForeignFormat, Layout};
 pub use loss::{Batch, Loss};
 pub use model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
-pub use scope::{Initializer, ParamUse, Parameter, Precision, RunningMean, Scope, Training};
+pub use parameter::{Initializer, Parameter, Precision, RunningMean};
+pub use scope::{ParamUse, Scope, Training};
 pub use stack::{Stack, stack};
 
 /// A model: declares its parameters in the scope, and computes the loss of a batch.

@@ -79,10 +79,10 @@ impl Model for Mlp {
         let mut x = x.reshape(&[num_examples, x.num_elements() / num_examples.max(1)]);
         for (index, num_out) in hidden.iter().enumerate() {
             let block = MlpBlock { num_out: *num_out, layer_norm: *layer_norm, dropout: *dropout };
-            x = mlp_block(&scope.at("blocks").at(index), x, block);
+            x = mlp_block(&scope.at("blocks").at(index), x.block_boundary(), block);
         }
         let initializer = Initializer::lecun_normal(x.dim(1));
-        let logits = linear(&scope.at("head"), x, self.num_classes, initializer);
+        let logits = linear(&scope.at("head"), x.block_boundary(), self.num_classes, initializer);
         let smoothing = scope.training().map_or(0.0, |_| *label_smoothing);
         smoothed_cross_entropy(logits, batch.field("y"), batch.weight, smoothing)
     }

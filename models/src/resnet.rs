@@ -135,12 +135,12 @@ impl ResNet {
                 let scope = scope.at("stages").at(stage).at("blocks").at(block);
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };
                 x = match bottleneck {
-                    true => self.bottleneck(&scope, x, width, stride),
-                    false => self.basic_block(&scope, x, width, stride),
+                    true => self.bottleneck(&scope, x.block_boundary(), width, stride),
+                    false => self.basic_block(&scope, x.block_boundary(), width, stride),
                 };
             }
         }
-        let features_nc = global_avg_pool(x);
+        let features_nc = global_avg_pool(x.block_boundary());
         let initializer = Initializer::lecun_normal(features_nc.dim(1));
         linear(&scope.at("head"), features_nc, self.num_classes, initializer)
     }

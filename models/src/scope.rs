@@ -3,88 +3,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use hlo::random::{GlobalSlice, Key};
+use hlo::random::Key;
 use hlo::{AxisSet, DType, Tensor, TensorType, Tracer, Tree};
 
-/// How a parameter is initialized.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Initializer {
-    /// All zeros.
-    Zeros,
-    /// All ones.
-    Ones,
-    /// Normal with mean 0 and this standard deviation.
-    Normal {
-        /// Standard deviation.
-        std: f64,
-    },
-    /// Uniform in `[-limit, limit)`.
-    Uniform {
-        /// Half the width.
-        limit: f64,
-    },
-}
-
-impl Initializer {
-    /// Normal with standard deviation `sqrt(2 / fan_in)`, which keeps the variance of activations
-    /// through ReLU. He, Zhang, Ren and Sun, "Delving deep into rectifiers" (2015), section 2.2.
-    pub fn he_normal(fan_in: usize) -> Self {
-        Initializer::Normal { std: (2.0 / fan_in as f64).sqrt() }
-    }
-
-    /// Normal with standard deviation `sqrt(1 / fan_in)`. LeCun, Bottou, Orr and Müller, "Efficient
-    /// backprop" (1998), section 4.6.
-    pub fn lecun_normal(fan_in: usize) -> Self {
-        Initializer::Normal { std: (1.0 / fan_in as f64).sqrt() }
-    }
-
-    /// `true` if the values depend on the key.
-    pub fn is_random(self) -> bool {
-        matches!(self, Initializer::Normal { .. } | Initializer::Uniform { .. })
-    }
-
-    /// The values of the slice's elements, drawn with the parameter's key. With a vector of keys, draws as many
-    /// parameters, stacked along dim 0.
-    #[track_caller]
-    pub fn draw<'g>(self, key: Key<'g>, slice: &GlobalSlice<'g>, dtype: DType) -> Tensor<'g> {
-        let streams = key.words()[0];
-        let full = |value| {
-            let dims = [&streams.shape(), slice.dims()].concat();
-            streams.tracer().full(dtype, &dims, value)
-        };
-        match self {
-            Initializer::Zeros => full(0.0),
-            Initializer::Ones => full(1.0),
-            Initializer::Normal { std } => key.normal(slice, dtype) * std,
-            Initializer::Uniform { limit } => (key.uniform(slice, dtype) * 2.0 - 1.0) * limit,
-        }
-    }
-}
-
-/// A parameter as a layer declares it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Parameter {
-    /// Global dims.
-    pub dims: Vec<usize>,
-    /// Element type in which it is kept.
-    pub dtype: DType,
-    /// How it is initialized.
-    pub initializer: Initializer,
-}
-
-/// A statistic that training observes and evaluation uses; part of the model state. Each step adds
-/// `momentum * (observed - mean)`, where `observed` is the mean over replicas and microbatches.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RunningMean {
-    /// Dims, the same on every replica.
-    pub dims: Vec<usize>,
-    /// Element type: that of parameters.
-    pub dtype: DType,
-    /// Initial value of all elements.
-    pub start: f64,
-    /// Weight of the new observation in a step, 0 to 1, as in PyTorch.
-    pub momentum: f64,
-}
+use crate::parameter::{Initializer, Parameter, Precision, RunningMean};
 
 /// Values that a model has in training but not in evaluation.
 #[derive(Clone, Copy, Debug)]
@@ -99,27 +21,13 @@ pub struct Training<'g> {
     pub batch_axes: AxisSet,
 }
 
-/// The dtypes of a model's parameters and computation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Precision {
-    /// Dtype of parameters, gradients, optimizer state, losses and metrics.
-    pub params: DType,
-    /// Dtype of activations and matrix products. Sums are still accumulated in f32 or wider.
-    pub compute: DType,
-}
-
-impl Precision {
-    /// Everything in one dtype.
-    pub const fn uniform(dtype: DType) -> Self {
-        Self { params: dtype, compute: dtype }
-    }
-}
-
 /// A function that is applied to a parameter where a model uses it, including in the body of a scan or remat. With it,
 /// a policy that shards parameters can gather them at use.
 pub trait ParamUse {
-    /// The whole parameter at `path`, from the tensor that the scope holds.
-    fn apply<'g>(&self, path: &str, held: Tensor<'g>) -> Tensor<'g>;
+    /// The whole parameter at `path`, from the tensor that the scope holds. It is converted to
+    /// [`Parameter::used_in`] if it is not in that dtype yet. In the body of a scan it is the parameter of one block,
+    /// and the path has a `*` in place of the block's index.
+    fn apply<'g>(&self, path: &str, held: Tensor<'g>, parameter: &Parameter) -> Tensor<'g>;
 }
 
 /// A position in the tree of parameters, and the source of their values. Layers declare their parameters through it.
@@ -261,11 +169,16 @@ impl<'g> Scope<'g> {
         start: f64,
         momentum: f64,
     ) -> Tensor<'g> {
+        let (dims, dtype) = (dims.to_vec(), self.shared.precision.params);
+        self.declare_mean(name, RunningMean { dims, dtype, start, momentum, num_stacked: 0 })
+    }
+
+    /// Declares the running mean `name` and returns its value, for evaluation.
+    #[track_caller]
+    pub(crate) fn declare_mean(&self, name: &str, mean: RunningMean) -> Tensor<'g> {
         let path = self.path(name);
-        let Shared { tracer, precision, source, declared, running_means, model_state, .. } =
-            &*self.shared;
-        let dtype = precision.params;
-        let mean = RunningMean { dims: dims.to_vec(), dtype, start, momentum };
+        let Shared { tracer, source, declared, running_means, model_state, .. } = &*self.shared;
+        let (dims, dtype, start) = (&mean.dims.clone(), mean.dtype, mean.start);
         let before = running_means.borrow_mut().insert(path.clone(), mean).is_some();
         let before = before || declared.borrow().get(&path).is_some();
         let value = match source {
@@ -340,7 +253,20 @@ impl<'g> Scope<'g> {
     /// Declares the parameter `name` with its global dims, and returns it whole, in the compute dtype.
     #[track_caller]
     pub fn param(&self, name: &str, dims: &[usize], initializer: Initializer) -> Tensor<'g> {
-        self.param_in_full(name, dims, initializer).convert(self.shared.precision.compute)
+        let Precision { compute, .. } = self.shared.precision;
+        self.used_param(name, dims, initializer, Precision::uniform(compute))
+    }
+
+    /// Like [`Self::param`], but in the dtype of parameters, for layers that convert the values they read to the compute
+    /// dtype themselves, so that gradients are summed in the dtype of parameters. The values may already be rounded.
+    #[track_caller]
+    pub fn param_to_round(
+        &self,
+        name: &str,
+        dims: &[usize],
+        initializer: Initializer,
+    ) -> Tensor<'g> {
+        self.used_param(name, dims, initializer, self.shared.precision)
     }
 
     /// Like [`Self::param`], but in the dtype of parameters, for layers such as norms.
@@ -351,35 +277,49 @@ impl<'g> Scope<'g> {
         dims: &[usize],
         initializer: Initializer,
     ) -> Tensor<'g> {
-        let path = self.path(name);
-        let held = self.held_param(name, dims, initializer);
-        let whole = match &self.param_use {
-            Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), held),
-            None => held,
-        };
-        if whole.shape() != dims {
-            whole.reject("param", format!("`{path}` is declared with dims {dims:?}"));
-        }
-        whole
+        let Precision { params, .. } = self.shared.precision;
+        self.used_param(name, dims, initializer, Precision::uniform(params))
     }
 
-    /// Declares a parameter and returns the tensor that the scope holds for it, before [`ParamUse::apply`].
     #[track_caller]
-    pub(crate) fn held_param(
+    fn used_param(
         &self,
         name: &str,
         dims: &[usize],
         initializer: Initializer,
+        used: Precision,
     ) -> Tensor<'g> {
         let path = self.path(name);
-        let Shared { tracer, precision, source, declared, .. } = &*self.shared;
-        let dtype = precision.params;
-        let parameter = Parameter { dims: dims.to_vec(), dtype, initializer };
+        let parameter = Parameter {
+            dims: dims.to_vec(),
+            dtype: self.shared.precision.params,
+            initializer,
+            used_in: used.params,
+            rounded_to: used.compute,
+            num_stacked: 0,
+        };
+        let held = self.held_param(name, parameter.clone());
+        let whole = match &self.param_use {
+            Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), held, &parameter),
+            None => held,
+        };
+        if whole.shape() != parameter.dims {
+            let message = format!("`{path}` is declared with dims {:?}", parameter.dims);
+            whole.reject("param", message);
+        }
+        whole.convert(parameter.used_in)
+    }
+
+    /// Declares a parameter and returns the tensor that the scope holds for it, before [`ParamUse::apply`].
+    #[track_caller]
+    pub(crate) fn held_param(&self, name: &str, parameter: Parameter) -> Tensor<'g> {
+        let path = self.path(name);
+        let Shared { tracer, source, declared, .. } = &*self.shared;
+        let ty = TensorType::new(parameter.dtype, &parameter.dims);
         let tensor = match source {
             Source::Bind(values) => values.get(&path).copied(),
             Source::Declare { varying } => {
-                let ty = TensorType::new(dtype, dims).varying(*varying);
-                Some(tracer.input(path.clone(), ty))
+                Some(tracer.input(path.clone(), ty.clone().varying(*varying)))
             }
         };
         let before = declared.borrow_mut().insert(path.clone(), parameter).is_some();
@@ -392,7 +332,7 @@ impl<'g> Scope<'g> {
                 tensor
             }
             None => {
-                let missing = tracer.full(dtype, dims, 0.0);
+                let missing = tracer.full(ty.dtype, &ty.dims, 0.0);
                 missing.reject("param", format!("there is no value for the parameter `{path}`"));
                 missing
             }

@@ -12,16 +12,17 @@ pub struct Stack {
     /// Number of blocks.
     pub num_blocks: usize,
     /// `true` runs the block in a loop instead of unrolling it. The program has the size of one block and compiles
-    /// faster, but all gradients are complete only when the loop ends.
+    /// faster, but communication in the loop overlaps only within its iteration, and gradients of all blocks are
+    /// complete only when the loop ends.
     pub scan: bool,
     /// `true` if the backward pass recomputes each block instead of keeping its activations (activation
     /// checkpointing).
     pub remat: bool,
 }
 
-/// Applies all blocks to `x`, each with its parameters under `INDEX.*` of the scope. Names and values of
-/// parameters, random numbers, observations of running means and, up to rounding, results do not depend on
-/// how the blocks are run. In a scan, parameters and running means of a block have at least one dim.
+/// Applies all blocks to `x`, each with its parameters under `INDEX.` of the scope. A scan declares a parameter or
+/// running mean of all blocks once, stacked along a leading dim, under `*.`. Values of parameters, random numbers,
+/// observations of running means and, up to rounding, results do not depend on how the blocks are run.
 #[track_caller]
 pub fn stack<'g>(
     scope: &Scope<'g>,
@@ -34,31 +35,32 @@ pub fn stack<'g>(
         return x;
     }
     if !scan && !remat {
-        return (0..num_blocks).fold(x, |x, index| block(&scope.block(index), x));
+        let run = |x: Tensor<'g>, index| block(&scope.block(index), x.block_boundary());
+        return (0..num_blocks).fold(x, run).block_boundary();
     }
-    let run = Block::new(scope, x, &block);
+    let run = Block::new(scope, x, scan, &block);
     let shared = run.shared_inputs(scope);
     if !scan {
-        return (0..num_blocks).fold(x, |x, index| {
+        let y = (0..num_blocks).fold(x, |x, index| {
             let number = x.tracer().scalar(DType::U32, index as f64);
-            let leaves = run.leaves(&scope.at(index));
-            let inputs = [&[x], &shared[..], &[number], &leaves].concat();
+            let leaves = run.leaves(&scope.at(index), None);
+            let inputs = [&[x.block_boundary()], &shared[..], &[number], &leaves].concat();
             let results = x.tracer().remat(&inputs, |inputs| run.on(inputs));
             run.observe(&scope.at(index), &results[1..]);
             results[0]
         });
+        return y.block_boundary();
     }
-    let blocks: Vec<_> = (0..num_blocks).map(|index| run.leaves(&scope.at(index))).collect();
+    let all_blocks = scope.at(ANY_BLOCK);
     let numbers: Vec<_> = (0..num_blocks as u32).collect();
     let mut stacks = vec![x.tracer().constant(Literal::from_slice(&[num_blocks], &numbers))];
-    stacks.extend((0..run.num_leaves()).map(|leaf| {
-        let leaves: Vec<_> = blocks.iter().map(|leaves| leaves[leaf]).collect();
-        // One concatenation along the first dim and one reshape, instead of a reshape per block.
-        let dims = [&[num_blocks], &leaves[0].shape()[..]].concat();
-        leaves[0].concatenate(&leaves[1..], 0).reshape(&dims)
-    }));
-    let (carried, observed) =
-        x.tracer().scan(num_blocks, &shared, &[x], &stacks, |shared, carried, values| {
+    stacks.extend(run.leaves(&all_blocks, Some(num_blocks)));
+    let (carried, observed) = x.tracer().scan(
+        num_blocks,
+        &shared,
+        &[x.block_boundary()],
+        &stacks,
+        |shared, carried, values| {
             let inputs = [carried, shared, values].concat();
             let mut results = match remat {
                 true => inputs[0].tracer().remat(&inputs, |inputs| run.on(inputs)),
@@ -66,14 +68,14 @@ pub fn stack<'g>(
             };
             let observed = results.split_off(1);
             (results, observed)
-        });
-    for index in 0..num_blocks {
-        let of_block =
-            |all: &Tensor<'g>| all.slice_dim(0, index, index + 1).reshape(&all.shape()[1..]);
-        run.observe(&scope.at(index), &observed.iter().map(of_block).collect::<Vec<_>>());
-    }
-    carried[0]
+        },
+    );
+    run.observe(&all_blocks, &observed);
+    carried[0].block_boundary()
 }
+
+/// Stands for a block's index in the paths of stacked parameters.
+const ANY_BLOCK: char = '*';
 
 /// A block as a function of tensors: x; if it draws random numbers, the two words of a key and the index of the
 /// first example; the block's index; parameters and running means in order of declaration. It returns y and its
@@ -87,14 +89,14 @@ struct Block<F> {
     /// In training: number of examples on this replica, and the axes over which the batch is split.
     training: Option<(usize, hlo::AxisSet)>,
     is_random: bool,
-    /// Applied inside the body. All blocks of a scan share one body, so the paths are those of the first block.
+    /// Applied inside the body. All blocks share one body, so blocks that are not scanned have the first block's path.
     param_use: Option<UseBelow>,
 }
 
 impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
     /// Traces one block to discover what it declares. An error in it is ignored here; running the block reports it.
     #[track_caller]
-    fn new(scope: &Scope<'_>, x: Tensor<'_>, block: F) -> Self {
+    fn new(scope: &Scope<'_>, x: Tensor<'_>, scan: bool, block: F) -> Self {
         let precision = scope.precision();
         let given = scope.training();
         let (mut params, mut running_means, mut observed) = Default::default();
@@ -121,7 +123,8 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
                 graph.nodes().iter().any(|node| node.operands.iter().any(|x| random.contains(x)))
             });
         let training = given.map(|given| (given.num_examples, given.batch_axes));
-        let param_use = scope.at(0).param_use_below();
+        let body = if scan { scope.at(ANY_BLOCK) } else { scope.at(0) };
+        let param_use = body.param_use_below();
         Self { block, precision, params, running_means, observed, training, is_random, param_use }
     }
 
@@ -135,17 +138,21 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
         vec![high, low, training.first_example]
     }
 
-    fn num_leaves(&self) -> usize {
-        self.params.len() + self.running_means.len()
-    }
-
-    /// The parameters and running means of the block with this scope.
+    /// The parameters and running means of the block with this scope, or those of `num_blocks` blocks stacked.
     #[track_caller]
-    fn leaves<'g>(&self, scope: &Scope<'g>) -> Vec<Tensor<'g>> {
-        let params = self.params.iter();
-        let params = params.map(|(path, p)| scope.held_param(path, &p.dims, p.initializer));
-        let means = self.running_means.iter();
-        let means = means.map(|(path, m)| scope.running_mean(path, &m.dims, m.start, m.momentum));
+    fn leaves<'g>(&self, scope: &Scope<'g>, num_blocks: Option<usize>) -> Vec<Tensor<'g>> {
+        let stacked = |dims: &[usize]| -> Vec<usize> {
+            num_blocks.into_iter().chain(dims.iter().copied()).collect()
+        };
+        let more = usize::from(num_blocks.is_some());
+        let params = self.params.iter().map(|(path, p)| {
+            let (dims, num_stacked) = (stacked(&p.dims), p.num_stacked + more);
+            scope.held_param(path, Parameter { dims, num_stacked, ..p.clone() })
+        });
+        let means = self.running_means.iter().map(|(path, m)| {
+            let (dims, num_stacked) = (stacked(&m.dims), m.num_stacked + more);
+            scope.declare_mean(path, RunningMean { dims, num_stacked, ..m.clone() })
+        });
         params.chain(means).collect()
     }
 

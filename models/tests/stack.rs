@@ -2,8 +2,8 @@
 //! the same statistics.
 
 use hlo::random::{Key, threefry2x32};
-use hlo::{Axis, DType, Graph, Literal, Mesh, Tensor, TensorType, grad, interpret, passes, trace};
-use hlo::{Tree, verify};
+use hlo::{Axis, DType, Graph, LeafSpec, Literal, Mesh, StackedRow, Tensor, TensorType, Tree};
+use hlo::{grad, interpret, passes, row_paths, row_specs, rows, trace, verify};
 use models::layers::{BatchNorm, Conv2d, batch_norm, conv2d, dropout, linear};
 use models::{Initializer, Precision, Scope, Stack, Training, stack};
 
@@ -52,15 +52,42 @@ fn run(graph: &Graph) -> Vec<Vec<Literal>> {
     interpret(graph, &inputs).unwrap()
 }
 
-/// Loss, gradients and what is observed on two replicas, by name; inputs by name too.
+/// The leaves made of their rows.
+fn stacked<'g>(leaves: &Tree<LeafSpec>, rows: &Tree<Tensor<'g>>) -> Tree<Tensor<'g>> {
+    leaves.map(|path, leaf| {
+        let rows: Vec<_> = row_paths(path, leaf).iter().map(|path| rows[&**path]).collect();
+        match leaf.num_stacked {
+            0 => rows[0],
+            _ => {
+                let one = [&[1], &rows[0].shape()[..]].concat();
+                let rows: Vec<_> = rows.iter().map(|row| row.reshape(&one)).collect();
+                rows[0].concatenate(&rows[1..], 0).reshape(&leaf.dims)
+            }
+        }
+    })
+}
+
+/// The rows of the leaves, block by block.
+fn unstacked<'g>(leaves: &Tree<LeafSpec>, values: &Tree<Tensor<'g>>) -> Tree<Tensor<'g>> {
+    rows(leaves).map(|_, StackedRow { leaf, index }| {
+        let (spec, value) = (&leaves[&**leaf], values[&**leaf]);
+        if spec.num_stacked == 0 {
+            return value;
+        }
+        let row = spec.row().dims;
+        let all = value.reshape(&[&[spec.num_rows()], &row[..]].concat());
+        all.slice_dim(0, *index, index + 1).reshape(&row)
+    })
+}
+
+/// Loss, gradients and what is observed on two replicas, by name; inputs by name too. Both are the rows of stacked leaves.
 fn training(block: Block, dims: &[usize], scan: bool, remat: bool) -> Graph {
-    let declared = declared(block, dims);
+    let (declared, means) = declared(block, dims, scan);
     let graph = trace(Mesh::data(2), |t| {
         let varying = Axis::Data.into();
         let x = t.input("x", TensorType::new(DType::F64, dims).varying(varying));
-        let params: Tree<_> =
-            declared.map(|path, p| t.input(path, TensorType::new(p.dtype, &p.dims)));
-        let handed_out = params.map(|_, p| p.vary(varying));
+        let params = row_specs(&declared).map(|path, p| t.input(path, p.global_type()));
+        let handed_out = stacked(&declared, &params.map(|_, p| p.vary(varying)));
         let training = Training {
             key: Key::from_seed(t.constant(Literal::from_slice(&[2], &[1u32, 2]))),
             first_example: t.replica_id(Axis::Data) * dims[0] as f64,
@@ -75,7 +102,7 @@ fn training(block: Block, dims: &[usize], scan: bool, remat: bool) -> Graph {
         for (path, gradient) in params.paths().zip(grad(loss, &wrt)) {
             t.output(format!("gradients.{path}"), gradient);
         }
-        for (path, observed) in scope.observed().iter() {
+        for (path, observed) in unstacked(&means, &scope.observed()).iter() {
             t.output_varying(format!("observed.{path}"), *observed, varying);
         }
     });
@@ -84,15 +111,17 @@ fn training(block: Block, dims: &[usize], scan: bool, remat: bool) -> Graph {
     passes::simplify(&graph)
 }
 
-fn declared(block: Block, dims: &[usize]) -> Tree<models::Parameter> {
-    let mut declared = Tree::new();
+/// The leaves of the parameters and of the running means.
+fn declared(block: Block, dims: &[usize], scan: bool) -> (Tree<LeafSpec>, Tree<LeafSpec>) {
+    let mut declared = (Tree::new(), Tree::new());
     trace(Mesh::data(2), |t| {
         let varying = Axis::Data.into();
         let x = t.input("x", TensorType::new(DType::F64, dims).varying(varying));
         let scope = Scope::declare(t, F64S, varying);
-        let how = Stack { num_blocks: NUM_BLOCKS, scan: false, remat: false };
+        let how = Stack { num_blocks: NUM_BLOCKS, scan, remat: false };
         stack(&scope.at("blocks"), x, how, block);
-        declared = scope.parameters();
+        declared.0 = scope.parameters().map(|_, parameter| parameter.leaf());
+        declared.1 = scope.running_means().map(|_, mean| mean.leaf());
     })
     .unwrap();
     declared
@@ -173,18 +202,16 @@ fn evaluation_reads_each_blocks_running_means() {
         let mut running_means = Tree::new();
         let graph = trace(Mesh::SINGLE, |t| {
             let x = t.input("x", TensorType::new(DType::F64, &[2, 3, 3, 2]));
-            let declared = declared(with_batch_norm, &[4, 3, 3, 2]);
-            let params = declared.map(|path, p| t.input(path, TensorType::new(p.dtype, &p.dims)));
-            let mean = |i: usize, name: &str| {
-                let path = format!("blocks.{i}.norm.{name}");
-                (path.clone(), t.input(path, TensorType::new(DType::F64, &[2])))
-            };
-            let means =
-                (0..NUM_BLOCKS).flat_map(|i| ["mean", "variance"].map(|name| mean(i, name)));
-            let scope = Scope::bind(t, F64S, params, None).with_model_state(means.collect());
+            let (params, means) = declared(with_batch_norm, &[4, 3, 3, 2], scan);
+            let bound = [&params, &means].map(|leaves| {
+                let rows = row_specs(leaves);
+                stacked(leaves, &rows.map(|path, leaf| t.input(path, leaf.global_type())))
+            });
+            let [params, means] = bound;
+            let scope = Scope::bind(t, F64S, params, None).with_model_state(means);
             let how = Stack { num_blocks: NUM_BLOCKS, scan, remat };
             t.output("y", stack(&scope.at("blocks"), x, how, with_batch_norm));
-            running_means = scope.running_means();
+            running_means = row_specs(&scope.running_means().map(|_, mean| mean.leaf()));
         });
         (run(&graph.unwrap())[0][0].to_f64(), running_means)
     };
@@ -193,4 +220,33 @@ fn evaluation_reads_each_blocks_running_means() {
     for (scan, remat) in [(false, true), (true, false), (true, true)] {
         assert_eq!(evaluation(scan, remat), expected, "scan {scan}, remat {remat}");
     }
+}
+
+#[test]
+fn a_scan_declares_stacks_and_its_program_does_not_grow_with_the_blocks() {
+    let program = |num_blocks: usize| {
+        let how = Stack { num_blocks, scan: true, remat: false };
+        let x = TensorType::new(DType::F64, &[4, 3]);
+        let mut leaves = Tree::new();
+        trace(Mesh::SINGLE, |t| {
+            let scope = Scope::declare(t, F64S, hlo::AxisSet::EMPTY);
+            stack(&scope.at("blocks"), t.input("x", x.clone()), how, with_dropout);
+            leaves = scope.parameters().map(|_, parameter| parameter.leaf());
+        })
+        .unwrap();
+        let graph = trace(Mesh::SINGLE, |t| {
+            let params = leaves.map(|path, leaf| t.input(path, leaf.global_type()));
+            let scope = Scope::bind(t, F64S, params.clone(), None);
+            let y = stack(&scope.at("blocks"), t.input("x", x.clone()), how, with_dropout);
+            let params: Vec<_> = params.values().copied().collect();
+            for (i, gradient) in grad(y.sum(), &params).into_iter().enumerate() {
+                t.output(format!("gradient.{i}"), gradient);
+            }
+        });
+        (leaves, passes::simplify(&graph.unwrap()).nodes().len())
+    };
+    let (leaves, num_nodes) = program(3);
+    let weight = &leaves["blocks.*.mlp.weight"];
+    assert_eq!((leaves.len(), &weight.dims[..], weight.num_stacked), (2, &[3, 3, 3][..], 1));
+    assert_eq!(program(30).1, num_nodes);
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use ::hlo::Axis;
+use ::hlo::LeafSpec;
 use anyhow::{Context, Result, bail};
 
 use super::args::ConfigArgs;
@@ -40,6 +40,16 @@ pub fn serve(dir: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The fewest devices that the configuration's mesh can have if one axis grows with their number.
+pub(super) fn smallest_mesh(args: &ConfigArgs) -> Result<usize> {
+    let mesh = Config::load(&args.config, &args.sets())?.mesh;
+    Ok(match (mesh.data, mesh.fsdp) {
+        (_, AutoOr::Value(fsdp)) => fsdp,
+        (AutoOr::Value(data), AutoOr::Auto) => data,
+        (AutoOr::Auto, AutoOr::Auto) => 1,
+    })
+}
+
 /// The step that `train` would run on a target.
 pub(super) struct TargetStep {
     loaded: Loaded,
@@ -47,8 +57,8 @@ pub(super) struct TargetStep {
 }
 
 impl TargetStep {
-    /// Reads the configuration with the target's backend, for a number of its devices: `mesh.data` is as many as the
-    /// other axes leave.
+    /// Reads the configuration with the target's backend, for a number of its devices: `mesh.fsdp` is as many as
+    /// `mesh.data` leaves if it is `"auto"`, otherwise `mesh.data` is as many as `mesh.fsdp` leaves.
     pub fn new(args: &ConfigArgs, target: &Target, num_devices: usize) -> Result<Self> {
         let (backend, platform) = match target.chip.family {
             Family::Tpu(_) => ("tpu", Platform::Tpu),
@@ -76,19 +86,16 @@ impl TargetStep {
     /// The inputs of the cost model.
     ///
     /// # Errors
-    /// A step that does not trace, or sharded state, whose gathers and scatters the cost model does not count.
+    /// A step that does not trace.
     pub fn measure(&self) -> Result<Measured> {
-        if self.run.mesh.size(Axis::Fsdp) > 1 {
-            bail!(
-                "`lockstep plan` does not predict sharded state yet; set mesh.fsdp to 1, or use `lockstep compile`"
-            );
-        }
-        let graph = step::trace_step(&self.run.spec(&*self.loaded.model).declare()?)?;
+        let declared = self.run.spec(&*self.loaded.model).declare()?;
+        let graph = step::trace_step(&declared)?;
         Ok(Measured {
             num_devices: self.run.mesh.num_replicas(),
             global_batch: self.run.batch.global_batch(),
             work: Work::of(&graph, self.run.precision.compute.size_bytes()),
             timeline: Timeline::of(&graph),
+            state_bytes: declared.types().values().map(|ty| ty.num_bytes() as u64).sum(),
         })
     }
 
@@ -100,10 +107,18 @@ impl TargetStep {
         let declared = run.spec(&*self.loaded.model).declare()?;
         let graph = step::trace_step(&declared)?;
         let program = run.lowering.lower(graph.clone(), "step").program;
+        let parameters = declared.leaves().subtree(step::PARAMS);
+        let bytes = |leaf: &LeafSpec| leaf.num_bytes() as u64;
         let knobs = Knobs {
             microbatch: run.batch.microbatch(),
             num_microbatches: run.batch.num_microbatches(),
             remat: self.loaded.config.model.remat(),
+            mesh: run.mesh,
+            zero: self.loaded.config.parallel.zero_stage(),
+            state_bytes: declared.leaves().values().map(bytes).sum(),
+            parameters_bytes: parameters.values().map(bytes).sum(),
+            gathered_bytes: parameters.values().map(|leaf| leaf.num_elements() as u64).sum::<u64>()
+                * run.precision.compute.size_bytes() as u64,
         };
         let step = Step {
             graph: &graph,

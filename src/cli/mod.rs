@@ -9,6 +9,7 @@ mod bench;
 mod compile;
 mod doctor;
 mod figure;
+mod hlo;
 mod plan;
 mod plugin;
 mod resolved;
@@ -30,9 +31,8 @@ use models::{Misfit, Model};
 use crate::config::{Config, shorten_words};
 use crate::data::{self, Splits};
 use crate::observe::say;
-use crate::step;
-use crate::train::{Job, Run, mesh_on_host, open_devices, platform_on_host};
-use args::{Args, Command, ConfigArgs, Stage};
+use crate::train::Job;
+use args::{Args, Command, ConfigArgs};
 
 /// Runs the command in the arguments of this process, which was started at `started`.
 pub fn main(started: Instant) -> ExitCode {
@@ -68,7 +68,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
     match command {
         Command::Train(args) => train::run(args, started),
         Command::Config { config, .. } => resolved::run(config.as_ref()),
-        Command::Hlo { config, stage } => hlo(&config, stage),
+        Command::Hlo { config, stage } => hlo::run(&config, stage),
         Command::Bench(args) => bench::run(&args, started),
         Command::TimeOps { config, batch_shards, steps } => {
             bench::serve(&config, batch_shards, steps)
@@ -134,26 +134,6 @@ fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Result<
     bail!(
         "{key}: an example is {found} of {classes} classes, but model.name = {model:?} takes {takes}"
     )
-}
-
-fn hlo(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
-    let Loaded { config, splits, model } = Loaded::new(config)?;
-    let (mesh, platform) = match platform_on_host(&config) {
-        Some(platform) => (mesh_on_host(&config), platform),
-        None => {
-            let (client, mesh) = open_devices(&config, say)?;
-            (mesh, client.platform())
-        }
-    };
-    let run = Run::new(&config, &splits, mesh, platform)?;
-    let declared = run.spec(&*model).declare()?;
-    let (graph, name) = match stage {
-        Stage::Loss => (step::trace_loss(&declared)?, "loss"),
-        Stage::Grad => (step::trace_grad(&declared)?, "grad"),
-        Stage::Step => (step::trace_step(&declared)?, "step"),
-    };
-    print_line(run.lowering.lower(graph, name).program.text.trim_end())?;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// An error with its causes, without those that the message already contains.

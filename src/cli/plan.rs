@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use super::args::PlanArgs;
-use super::compile::TargetStep;
+use super::compile::{TargetStep, smallest_mesh};
 use super::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use super::print_line;
 use crate::targets::{self, AllReduce, Row, ScalingPrediction, Target};
@@ -30,7 +30,7 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
 fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
     let mut steps = vec![];
     let mut refused = None;
-    for num_devices in targets::sizes(target) {
+    for num_devices in targets::sizes(target, smallest_mesh(&args.config)?) {
         let step = TargetStep::new(&args.config, target, num_devices);
         match step.and_then(|step| step.measure()) {
             Ok(step) => steps.push(step),

@@ -82,7 +82,7 @@ impl BatchSplit {
         self.microbatch
     }
 
-    /// Microbatches whose gradients are summed before the reduction.
+    /// Microbatches whose gradients are summed.
     pub fn num_microbatches(&self) -> usize {
         self.num_microbatches
     }

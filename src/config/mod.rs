@@ -201,7 +201,7 @@ impl Config {
         let optimizer: Option<OptimizerConfig> = read_section(file, errors);
         let schedule = read_section(file, errors);
         let mesh: Option<MeshConfig> = read_section(file, errors);
-        let parallel = read_section(file, errors);
+        let parallel: Option<ParallelConfig> = read_section(file, errors);
         let device = read_section(file, errors);
         let compile = read_section(file, errors);
         if let (Some(optimizer), Some(train)) = (&optimizer, &train)
@@ -210,6 +210,9 @@ impl Config {
             let mut in_dtype = KeyErrors::default();
             optimizer.check_in(train.precision.dtypes().params, &mut in_dtype);
             errors.extend_from("optimizer", in_dtype);
+        }
+        if let (Some(parallel), Some(mesh)) = (&parallel, &mesh) {
+            check_zero(parallel, mesh, errors);
         }
         // The batch is split over every axis that a configuration has.
         if let (Some(train), Some(mesh)) = (&train, mesh.as_ref().and_then(MeshConfig::fixed)) {
@@ -291,6 +294,20 @@ fn check_batch(train: &TrainConfig, num_batch_shards: usize, errors: &mut KeyErr
         let message = error.to_string();
         let problem = message.strip_prefix(&format!("{key} = ")).unwrap_or(&message);
         errors.push(KeyError::new(key, Problem::Inconsistent(problem.to_owned())));
+    }
+}
+
+/// A stage of ZeRO without sharded state has no meaning: the run would keep whole copies where shards were asked for.
+fn check_zero(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
+    if let Some(stage) = parallel.zero
+        && mesh.fsdp == AutoOr::Value(1)
+        && errors.none_of(&["mesh.fsdp", "parallel.zero"])
+    {
+        let problem = format!(
+            "stage {stage} shards the state over mesh.fsdp replicas, but mesh.fsdp = 1; \
+             set mesh.fsdp to 2 or more or to \"auto\", or leave out parallel.zero"
+        );
+        errors.push(KeyError::new("parallel.zero", Problem::Inconsistent(problem)));
     }
 }
 

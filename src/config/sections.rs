@@ -7,7 +7,7 @@ use models::{InvalidValue, ModelConfig};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::error::{KeyError, Problem, Range, require};
+use super::error::{KeyError, Problem, Range};
 use super::keys::{Reader, Section, field_names, field_names_by};
 
 impl Section for ModelConfig {
@@ -42,8 +42,10 @@ pub(super) const MAX_REPLICAS: i64 = 1 << 17;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ParallelConfig {
-    /// Stage of ZeRO if `mesh.fsdp` is more than 1. Default 1.
-    pub zero: usize,
+    /// Stage of ZeRO: 1, 2 or 3. Only set if `mesh.fsdp` is more than 1 or `"auto"`. Default
+    /// [`Self::DEFAULT_ZERO`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zero: Option<usize>,
     /// Size in bytes of the buckets in which gradients are reduced; 0 reduces each by itself. Default
     /// `"auto"`: what is fastest on the backend.
     pub bucket_bytes: AutoOr<usize>,
@@ -51,7 +53,17 @@ pub struct ParallelConfig {
 
 impl Default for ParallelConfig {
     fn default() -> Self {
-        Self { zero: 1, bucket_bytes: AutoOr::Auto }
+        Self { zero: None, bucket_bytes: AutoOr::Auto }
+    }
+}
+
+impl ParallelConfig {
+    /// The stage of ZeRO of a sharded mesh if none is set.
+    pub const DEFAULT_ZERO: usize = 1;
+
+    /// The stage of ZeRO of a sharded mesh: 1, 2 or 3.
+    pub fn zero_stage(&self) -> usize {
+        self.zero.unwrap_or(Self::DEFAULT_ZERO)
     }
 }
 
@@ -62,11 +74,12 @@ impl Section for ParallelConfig {
         field_names::<Self>().to_vec()
     }
 
+    fn range(_choice: &str, key: &str) -> Option<Range> {
+        (key == "zero").then_some(1..=3)
+    }
+
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        let parallel: Self = reader.keys()?;
-        let allowed = "1; stages 2 and 3 are not supported yet";
-        reader.errors.check(require(parallel.zero == 1, "zero", parallel.zero, allowed));
-        Some(parallel)
+        reader.keys()
     }
 }
 

@@ -18,7 +18,7 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Steps between evaluations; 0, the default, evaluates at the end only.
     pub eval_every: u64,
-    /// Microbatches whose gradients are summed before the reduction, at most [`MAX_ROUNDS`]. Default 1.
+    /// Microbatches whose gradients are summed, at most [`MAX_ROUNDS`]. Default 1.
     pub num_microbatches: usize,
     /// Steps in one launch of a program, at most [`MAX_ROUNDS`]. Launches end at evaluations and proofs.
     /// Default 1.

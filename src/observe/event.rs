@@ -57,6 +57,8 @@ pub struct RunInfo {
     pub global_batch: usize,
     /// Number of values in the model's parameters.
     pub num_params: u64,
+    /// Bytes of the state on one replica: parameters, model state and optimizer state.
+    pub state_bytes_per_replica: u64,
     /// Seed of every random choice.
     pub seed: u64,
     /// Dtypes of parameters and arithmetic: `f32`, `bf16` or `f64`.

@@ -52,6 +52,8 @@ pub struct Summary {
     pub examples_per_sec: Option<f64>,
     /// Number of values in the model's parameters.
     pub num_params: u64,
+    /// Bytes of the state on one replica: parameters, model state and optimizer state.
+    pub state_bytes_per_replica: u64,
     /// Hexadecimal SHA-256 of the final parameters and model state.
     pub params_fingerprint: Option<String>,
     /// Updates left out because a value was not finite.
@@ -161,6 +163,7 @@ impl Sink for SummaryFile {
                 summary.global_batch = info.global_batch;
                 summary.wall_secs = info.elapsed_secs;
                 summary.num_params = info.num_params;
+                summary.state_bytes_per_replica = info.state_bytes_per_replica;
                 summary.seed = info.seed;
                 summary.precision = info.precision.clone();
                 summary.backend = info.backend.clone();

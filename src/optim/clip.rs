@@ -8,7 +8,7 @@ use super::{Context, Transformation, global_norm, scalar_for};
 /// and Bengio, "On the difficulty of training recurrent neural networks" (2013), algorithm 1.
 ///
 /// ```
-/// use hlo::{DType, Literal, Mesh, Tree, interpret, trace};
+/// use hlo::{DType, LeafSpec, Literal, Mesh, Tree, interpret, trace};
 /// use lockstep::optim::{Context, Transformation, clip_by_global_norm};
 ///
 /// let graph = trace(Mesh::SINGLE, |t| {
@@ -16,6 +16,7 @@ use super::{Context, Transformation, global_norm, scalar_for};
 ///     let tree = Tree::from_iter([("w".to_owned(), gradient)]);
 ///     let context = Context {
 ///         params: tree.clone(),
+///         specs: tree.map(|_, w| LeafSpec::replicated(w.dtype(), &w.shape())),
 ///         num_updates: t.scalar(DType::U32, 0.0),
 ///         learning_rate: t.scalar(DType::F32, 1.0),
 ///     };

@@ -2,8 +2,9 @@
 
 use hlo::{LeafSpec, Tensor, Tree};
 
-use super::norm::{norm, ratio};
-use super::{Context, Mask, Transformation, UnmatchedPattern, scalar_for};
+use super::mask::Included;
+use super::norm::{param_norm, ratio};
+use super::{Context, Mask, Transformation, UnmatchedPattern, of_rows_for};
 
 /// Layer-wise adaptive rates: scales each parameter's update to a fraction of the parameter's norm.
 /// Parameters that `adapted` excludes are not scaled; those that `decayed` excludes are not decayed.
@@ -14,7 +15,7 @@ use super::{Context, Mask, Transformation, UnmatchedPattern, scalar_for};
 /// the norm of the sum, `|g + decay w|`. Without decay the two are the same.
 ///
 /// ```
-/// use hlo::{DType, Literal, Mesh, Tree, interpret, trace};
+/// use hlo::{DType, LeafSpec, Literal, Mesh, Tree, interpret, trace};
 /// use lockstep::optim::{Context, Mask, Transformation, scale_by_lars};
 ///
 /// let graph = trace(Mesh::SINGLE, |t| {
@@ -24,6 +25,7 @@ use super::{Context, Mask, Transformation, UnmatchedPattern, scalar_for};
 ///     };
 ///     let context = Context {
 ///         params: tree([6.0, 8.0]),
+///         specs: tree([6.0, 8.0]).map(|_, w| LeafSpec::replicated(w.dtype(), &w.shape())),
 ///         num_updates: t.scalar(DType::U32, 0.0),
 ///         learning_rate: t.scalar(DType::F32, 1.0),
 ///     };
@@ -65,18 +67,25 @@ impl Transformation for Lars {
         context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
         updates.map(|path, gradient| {
-            let Some(param) = context.params.get(path) else { return *gradient };
-            let is_decayed = self.decay != 0.0 && self.decayed.includes(path, param.rank());
-            let decay = if is_decayed { self.decay } else { 0.0 };
-            let update = if is_decayed { *gradient + *param * decay } else { *gradient };
-            if !self.adapted.includes(path, param.rank()) {
-                return update;
-            }
-            let (param_norm, gradient_norm) = (norm(*param), norm(*gradient));
-            // A zero gradient is not scaled: the decay alone is no direction to trust.
-            let by = (gradient_norm + param_norm * decay) / self.coefficient;
-            let by = gradient_norm.greater(0.0).select(by, gradient_norm);
-            update * scalar_for(ratio(param_norm, by), update)
+            let (Some(param), Some(spec)) = (context.params.get(path), context.specs.get(path))
+            else {
+                return *gradient;
+            };
+            let decayed = match self.decay {
+                0.0 => Included::None,
+                _ => self.decayed.of_leaf(path, spec),
+            };
+            let update = decayed.choose(|| *gradient + *param * self.decay, *gradient);
+            let scaled = || {
+                let [param_norm, gradient_norm] = [*param, *gradient].map(|x| param_norm(x, spec));
+                // A zero gradient is not scaled: decay alone gives no direction to trust.
+                let norms =
+                    decayed.choose(|| gradient_norm + param_norm * self.decay, gradient_norm);
+                let by = norms / self.coefficient;
+                let by = gradient_norm.greater(0.0).select(by, gradient_norm);
+                update * of_rows_for(ratio(param_norm, by), update)
+            };
+            self.adapted.of_leaf(path, spec).choose(scaled, update)
         })
     }
 }

@@ -1,7 +1,8 @@
 //! Which parameters a link acts on.
 
-use hlo::{LeafSpec, Tensor, Tree};
+use hlo::{LeafSpec, Literal, Tensor, Tree, row_paths, rows};
 
+use super::Context;
 use crate::config::Patterns;
 
 /// A subset of the parameters.
@@ -30,7 +31,7 @@ impl Mask {
         }
     }
 
-    /// `true` if the mask includes the parameter.
+    /// `true` if the mask includes the parameter with this path and rank.
     ///
     /// ```
     /// use lockstep::{config::Patterns, optim::Mask};
@@ -46,26 +47,42 @@ impl Mask {
         }
     }
 
-    /// Replaces the update of each included parameter by `f(update, parameter)`.
+    /// Which of the parameters that a leaf holds the mask includes.
+    pub(super) fn of_leaf(&self, path: &str, spec: &LeafSpec) -> Included {
+        let rank = spec.dims.len() - spec.num_stacked;
+        let rows: Vec<_> =
+            row_paths(path, spec).iter().map(|path| self.includes(path, rank)).collect();
+        match rows.iter().filter(|is_included| **is_included).count() {
+            0 => Included::None,
+            all if all == rows.len() => Included::All,
+            _ => Included::Rows(Literal::pred(spec.stack_sizes(), &rows)),
+        }
+    }
+
+    /// Replaces the update of each included parameter by `f(update, parameter, leaf)`, where `f` acts on each row of a
+    /// stacked leaf separately.
     pub(super) fn map<'g>(
         &self,
         updates: Tree<Tensor<'g>>,
-        params: &Tree<Tensor<'g>>,
-        f: impl Fn(Tensor<'g>, Tensor<'g>) -> Tensor<'g>,
+        context: &Context<'g>,
+        f: impl Fn(Tensor<'g>, Tensor<'g>, &LeafSpec) -> Tensor<'g>,
     ) -> Tree<Tensor<'g>> {
-        updates.map(|path, update| match params.get(path) {
-            Some(param) if self.includes(path, param.rank()) => f(*update, *param),
+        updates.map(|path, update| match (context.params.get(path), context.specs.get(path)) {
+            (Some(param), Some(spec)) => {
+                self.of_leaf(path, spec).choose(|| f(*update, *param, spec), *update)
+            }
             _ => *update,
         })
     }
 
-    /// Checks that every pattern matches a parameter. One that matches none is probably misspelled, and
-    /// parameters meant to be excluded would be decayed silently.
+    /// Checks that every pattern matches a parameter, that is, a row of one of the leaves. One that matches none is
+    /// probably misspelled, and parameters meant to be excluded would be decayed silently.
     ///
     /// # Errors
     /// The pattern, and the parameters with the most similar paths.
     pub fn check(&self, params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
         let Self::Except { key, patterns } = self else { return Ok(()) };
+        let params = rows(params);
         let paths: Vec<_> = params.paths().collect();
         match patterns.unmatched(&paths) {
             Some(pattern) => Err(UnmatchedPattern {
@@ -74,6 +91,37 @@ impl Mask {
                 nearest: nearest(pattern, &paths),
             }),
             None => Ok(()),
+        }
+    }
+}
+
+/// Which parameters of a leaf a [`Mask`] includes.
+pub(super) enum Included {
+    /// All of them.
+    All,
+    /// None of them.
+    None,
+    /// Some rows of a stacked leaf: `pred [stack sizes]`.
+    Rows(Literal),
+}
+
+impl Included {
+    /// `included()` for the parameters that are included, and `other` for the rest. Both have the dims of the leaf, or the
+    /// stack sizes alone.
+    pub fn choose<'g>(
+        &self,
+        included: impl FnOnce() -> Tensor<'g>,
+        other: Tensor<'g>,
+    ) -> Tensor<'g> {
+        match self {
+            Self::All => included(),
+            Self::None => other,
+            Self::Rows(rows) => {
+                let included = included();
+                let stacked: Vec<_> = (0..rows.dims().len()).collect();
+                let rows = other.tracer().constant(rows.clone()).vary(other.varying());
+                rows.broadcast_like(other, &stacked).select(included, other)
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ pub use ema::average_params;
 pub use lars::scale_by_lars;
 pub use mask::{Mask, UnmatchedPattern};
 pub use momentum::momentum;
-pub use norm::{global_norm, norm, squared_norm};
+pub use norm::global_norm;
 pub use rules::{adam, adamw, from_config, lamb, lars, sgd};
 pub use trust_ratio::scale_by_trust_ratio;
 pub use weight_decay::add_decayed_weights;
@@ -42,7 +42,7 @@ pub trait Transformation {
         Tree::new()
     }
 
-    /// Checks its masks against these parameters.
+    /// Checks its masks against these parameters. A stacked leaf is not a parameter: its rows are.
     ///
     /// # Errors
     /// If a pattern matches none of them.
@@ -65,6 +65,8 @@ pub trait Transformation {
 pub struct Context<'g> {
     /// The parameters before the update.
     pub params: Tree<Tensor<'g>>,
+    /// The specifications of their leaves, which say which of them are stacks of parameters.
+    pub specs: Tree<LeafSpec>,
     /// Number of updates made so far: a u32 scalar.
     pub num_updates: Tensor<'g>,
     /// The learning rate: an f32 scalar.
@@ -126,6 +128,16 @@ fn like_params(name: &str, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
 /// axes, so that the two can be combined.
 fn scalar_for<'g>(scalar: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
     scalar.convert(leaf.dtype()).vary(leaf.varying())
+}
+
+/// Like [`scalar_for`], with one number for each row of a stacked leaf, `[stack sizes]`. `leaf` may
+/// itself hold one number for each row.
+fn of_rows_for<'g>(numbers: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
+    let numbers = scalar_for(numbers, leaf);
+    match numbers.rank() {
+        0 => numbers,
+        num_stacked => numbers.broadcast_like(leaf, &(0..num_stacked).collect::<Vec<_>>()),
+    }
 }
 
 /// `1 - decay^t`, without cancellation where `decay` is near 1.

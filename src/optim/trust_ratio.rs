@@ -2,15 +2,15 @@
 
 use hlo::{LeafSpec, Tensor, Tree};
 
-use super::norm::{norm, ratio};
-use super::{Context, Mask, Transformation, UnmatchedPattern, scalar_for};
+use super::norm::{param_norm, ratio};
+use super::{Context, Mask, Transformation, UnmatchedPattern, of_rows_for};
 
 /// Scales the update of each parameter in `adapted` to the parameter's norm; if either norm is 0, the
 /// update is unchanged. You et al., "Large batch optimization for deep learning: training BERT in 76
 /// minutes" (2020), algorithm 2, where phi is the identity here.
 ///
 /// ```
-/// use hlo::{DType, Literal, Mesh, Tree, interpret, trace};
+/// use hlo::{DType, LeafSpec, Literal, Mesh, Tree, interpret, trace};
 /// use lockstep::optim::{Context, Mask, Transformation, scale_by_trust_ratio};
 ///
 /// let graph = trace(Mesh::SINGLE, |t| {
@@ -20,6 +20,7 @@ use super::{Context, Mask, Transformation, UnmatchedPattern, scalar_for};
 ///     };
 ///     let context = Context {
 ///         params: tree([6.0, 8.0]),
+///         specs: tree([6.0, 8.0]).map(|_, w| LeafSpec::replicated(w.dtype(), &w.shape())),
 ///         num_updates: t.scalar(DType::U32, 0.0),
 ///         learning_rate: t.scalar(DType::F32, 1.0),
 ///     };
@@ -49,8 +50,9 @@ impl Transformation for TrustRatio {
         _state: &mut Tree<Tensor<'g>>,
         context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
-        self.adapted.map(updates, &context.params, |update, param| {
-            update * scalar_for(ratio(norm(param), norm(update)), update)
+        self.adapted.map(updates, context, |update, param, spec| {
+            let ratio = ratio(param_norm(param, spec), param_norm(update, spec));
+            update * of_rows_for(ratio, update)
         })
     }
 }

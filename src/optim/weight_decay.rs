@@ -8,7 +8,7 @@ use super::{Context, Mask, Transformation, UnmatchedPattern};
 /// simple weight decay can improve generalization" (1991).
 ///
 /// ```
-/// use hlo::{DType, Mesh, TensorType, Tree, trace};
+/// use hlo::{DType, LeafSpec, Mesh, TensorType, Tree, trace};
 /// use lockstep::optim::{Context, Mask, Transformation, add_decayed_weights};
 ///
 /// let graph = trace(Mesh::SINGLE, |t| {
@@ -16,6 +16,7 @@ use super::{Context, Mask, Transformation, UnmatchedPattern};
 ///     let params = Tree::from_iter([("w".to_owned(), w)]);
 ///     let context = Context {
 ///         params: params.clone(),
+///         specs: params.map(|_, w| LeafSpec::replicated(w.dtype(), &w.shape())),
 ///         num_updates: t.scalar(DType::U32, 0.0),
 ///         learning_rate: t.scalar(DType::F32, 1.0),
 ///     };
@@ -49,6 +50,6 @@ impl Transformation for DecayedWeights {
         if self.decay == 0.0 {
             return updates;
         }
-        self.decayed.map(updates, &context.params, |update, param| update + param * self.decay)
+        self.decayed.map(updates, context, |update, param, _| update + param * self.decay)
     }
 }

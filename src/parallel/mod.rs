@@ -1,7 +1,7 @@
 //! How a step is distributed over the mesh. Belongs to the trace phase.
 
 mod policy;
-mod stacks;
+mod report;
 
-pub use policy::{Policy, Replicated, Zero};
-pub use stacks::reduce_whole_stacks;
+pub use policy::{Policy, Replicated, UseDTypes, WhyWhole, Zero, ZeroStage};
+pub use report::{ParamReport, ShardingReport, Total};

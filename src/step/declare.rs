@@ -11,7 +11,7 @@ use models::{Batch, Model, ParamUse, Parameter, Precision, RunningMean, Scope};
 use super::{BATCH, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, STEP, StepError, ema_path};
 use crate::config::OnNonfinite;
 use crate::optim::Transformation;
-use crate::parallel::Policy;
+use crate::parallel::{Policy, UseDTypes};
 
 /// A field of the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct StepSpec<'a> {
     pub mesh: Mesh,
     /// Examples of one forward and backward pass on one replica.
     pub microbatch: usize,
-    /// Number of such passes whose gradients are accumulated before the reduction over replicas.
+    /// Number of such passes per step, whose gradients are accumulated.
     pub num_microbatches: usize,
     /// Element types of parameters and computation.
     pub precision: Precision,
@@ -81,12 +81,15 @@ impl<'a> StepSpec<'a> {
         params: &Tree<Parameter>,
         running_means: &Tree<RunningMean>,
     ) -> Result<Tree<LeafSpec>, StepError> {
-        let params = params.map(|path, Parameter { dims, dtype, .. }| {
-            LeafSpec::new(*dtype, dims, self.policy.place(path, dims, &self.mesh))
+        let params = params.map(|path, parameter| {
+            let leaf = parameter.leaf();
+            let row = leaf.row();
+            let sharding = self.policy.place(path, &row.dims, &self.mesh);
+            LeafSpec { sharding, ..row }.stacked(leaf.stack_sizes())
         });
         self.optimizer.check(&params)?;
         let opt_state = self.optimizer.init(&params);
-        let model_state = running_means.map(|_, mean| LeafSpec::replicated(mean.dtype, &mean.dims));
+        let model_state = running_means.map(|_, mean| mean.leaf());
         let mut leaves = params.prefixed(PARAMS);
         leaves.extend(model_state.prefixed(MODEL_STATE));
         leaves.extend(opt_state.prefixed(OPT_STATE));
@@ -152,8 +155,8 @@ impl DeclaredStep<'_> {
         &self.params
     }
 
-    /// The paths in the state of the leaves that evaluation reads and files hold, under their names in the model:
-    /// parameters, or their running means if the optimizer keeps them, and model state. No parameter has the name of a
+    /// The paths in the state of the leaves that evaluation reads and whose rows files hold, under their paths in the
+    /// model: parameters, or their running means if the optimizer keeps them, and model state. No parameter has the name of a
     /// running mean of the model state, because [`Scope`] rejects it.
     pub fn model_leaves(&self) -> Tree<String> {
         let params = self.params.paths().map(|name| {
@@ -177,20 +180,64 @@ impl DeclaredStep<'_> {
         self.spec.mesh
     }
 
-    /// Applies [`Policy::for_step`] to each parameter, from the form kept in the state to the one held by a step.
-    pub(super) fn for_step<'g>(&self, kept: &Tree<Tensor<'g>>) -> Tree<Tensor<'g>> {
-        kept.map(|path, param| self.spec.policy.for_step(*param, self.sharding(path)))
+    /// What a step holds of each parameter, from what the state keeps.
+    pub(super) fn held<'g>(&self, kept: &Tree<Tensor<'g>>) -> Tree<Held<'g>> {
+        let policy = &self.spec.policy;
+        kept.map(|path, kept| {
+            let (sharding, dtypes) = self.placed(path);
+            Held {
+                tensor: policy.for_step(*kept, sharding),
+                once_per_step: policy.once_per_step(*kept, sharding, dtypes),
+            }
+        })
     }
 
-    /// The sharding of the parameter with this path in the model.
-    pub(super) fn sharding(&self, path: &str) -> &Sharding {
-        &self.leaves[&*format!("{PARAMS}.{path}")].sharding
+    /// What a microbatch binds in its scope.
+    pub(super) fn bound<'g>(&self, held: &Tree<Held<'g>>) -> Tree<Tensor<'g>> {
+        held.map(|path, Held { tensor, once_per_step }| {
+            let (sharding, dtypes) = self.placed(path);
+            self.spec.policy.for_microbatch(*tensor, *once_per_step, sharding, dtypes)
+        })
     }
 
-    /// Applies [`Policy::for_use`] where the model uses a parameter.
+    /// What [`Policy`] needs to know of the parameter with this path in the model.
+    fn placed(&self, path: &str) -> (&Sharding, UseDTypes) {
+        (&self.param_leaf(path).sharding, use_dtypes(&self.params[path]))
+    }
+
+    /// The leaf of the parameter with this path in the model.
+    pub(super) fn param_leaf(&self, path: &str) -> &LeafSpec {
+        &self.leaves[&*format!("{PARAMS}.{path}")]
+    }
+
+    /// Applies [`Policy::for_use`] where the model uses a parameter; in a scan, that is a row of the leaf.
     pub(super) fn at_use(&self) -> Rc<dyn ParamUse> {
-        let shardings = self.params.map(|path, _| self.sharding(path).clone());
+        let shardings = self.params.map(|path, _| self.param_leaf(path).row().sharding);
         Rc::new(AtUse { policy: self.spec.policy.clone(), shardings })
+    }
+}
+
+/// A parameter as a step holds it; see [`Policy`].
+#[derive(Clone, Copy)]
+pub(super) struct Held<'g> {
+    /// Gradients are taken with respect to it, and accumulated in its type.
+    pub tensor: Tensor<'g>,
+    /// The whole parameter, if it is computed once per step. The value of `tensor` is then unused.
+    pub once_per_step: Option<Tensor<'g>>,
+}
+
+impl Held<'_> {
+    /// The parameter in the body of a loop that carries `value`: what is computed once per step, or else the tensor.
+    pub(super) fn in_loop<'b>(&self, value: Tensor<'b>) -> Held<'b> {
+        match self.once_per_step {
+            None => Held { tensor: value, once_per_step: None },
+            Some(_) => {
+                // Only the type of this tensor matters, so the loop need not carry it.
+                let ty = self.tensor.ty();
+                let unused = value.tracer().full(ty.dtype, &ty.dims, 0.0).vary(ty.varying);
+                Held { tensor: unused, once_per_step: Some(value) }
+            }
+        }
     }
 }
 
@@ -200,6 +247,10 @@ impl fmt::Debug for DeclaredStep<'_> {
     }
 }
 
+fn use_dtypes(parameter: &Parameter) -> UseDTypes {
+    UseDTypes { used_in: parameter.used_in, rounded_to: parameter.rounded_to }
+}
+
 struct AtUse {
     policy: Arc<dyn Policy>,
     shardings: Tree<Sharding>,
@@ -207,9 +258,9 @@ struct AtUse {
 
 impl ParamUse for AtUse {
     #[track_caller]
-    fn apply<'g>(&self, path: &str, held: Tensor<'g>) -> Tensor<'g> {
+    fn apply<'g>(&self, path: &str, held: Tensor<'g>, parameter: &Parameter) -> Tensor<'g> {
         match self.shardings.get(path) {
-            Some(sharding) => self.policy.for_use(held, sharding),
+            Some(sharding) => self.policy.for_use(held, sharding, use_dtypes(parameter)),
             // Not a parameter of the declared model: the scope has no value for it and reports that.
             None => held,
         }

@@ -3,7 +3,7 @@
 use hlo::{Graph, Reduction, TensorType, trace};
 use models::{Batch, Scope};
 
-use super::{DeclaredStep, MODEL_STATE, PARAMS, SUMS, StepError, WEIGHT, finish};
+use super::{DeclaredStep, MODEL_STATE, PARAMS, SUMS, StepError, WEIGHT};
 
 /// Sums over an evaluation batch: params, model_state, batch, batch.weight -> sums.
 ///
@@ -22,7 +22,7 @@ pub fn trace_eval(step: &DeclaredStep<'_>) -> Result<(Graph, Vec<&'static str>),
             let types = step.types().subtree(prefix);
             types.map(|path, ty| t.input(format!("{prefix}.{path}"), ty.clone()))
         };
-        let params = step.for_step(&leaf(PARAMS));
+        let params = step.bound(&step.held(&leaf(PARAMS)));
         let model_state = leaf(MODEL_STATE).map(|_, mean| mean.vary(axes));
         let Batch { fields, .. } = spec.batch_inputs(t, spec.microbatch);
         let ty = TensorType::new(hlo::DType::F32, &[spec.microbatch]).varying(axes);
@@ -41,5 +41,5 @@ pub fn trace_eval(step: &DeclaredStep<'_>) -> Result<(Graph, Vec<&'static str>),
         let sums = sums[0].concatenate(&sums[1..], 0);
         t.output(SUMS, sums.all_reduce(Reduction::Sum, axes));
     })?;
-    Ok((finish(graph)?, names))
+    Ok((step.finish(graph)?, names))
 }

@@ -1,8 +1,8 @@
 //! The graph that initializes the state.
 
 use hlo::random::{GlobalSlice, Key};
-use hlo::{DType, Graph, Sharding, Tensor, TensorType, Tree, trace};
-use models::Parameter;
+use hlo::{DType, Graph, LeafSpec, Tensor, TensorType, Tree, row_paths, trace};
+use models::{Initializer, Parameter};
 
 use super::{DeclaredStep, MODEL_STATE, PARAMS, SEED, StepError, ema_path, finish};
 
@@ -15,11 +15,7 @@ pub fn trace_init(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let running_means = step.running_means.clone().prefixed(MODEL_STATE);
     finish(trace(step.mesh(), |t| {
         let key = Key::from_seed(t.input(SEED, TensorType::new(DType::U32, &[2])));
-        let drawn = draw(key, &step.params, |name, dims| {
-            let sharding = step.sharding(name);
-            let window = GlobalSlice::shard(t, dims, sharding);
-            (window.unwrap_or_else(|_| unreachable!("`declare` has cut it before")), sharding)
-        });
+        let drawn = draw(key, &step.params, |name| step.param_leaf(name));
         for (path, ty) in step.types().iter() {
             // The running mean of a parameter starts as the parameter.
             let prefixes = [format!("{PARAMS}."), ema_path("")];
@@ -35,37 +31,46 @@ pub fn trace_init(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 
 /// The initial values of all parameters. Parameters with the same shape, sharding and initializer share one random
 /// draw, because each draw is a large program to compile: the 20 kernels of ResNet-20 take 9 s one by one on XLA's
-/// CPU backend, and 1 s as 7 kinds.
+/// CPU backend, and 1 s as 7 kinds. Each row of a stacked leaf is drawn with the key of its own path.
 fn draw<'a, 'g>(
     key: Key<'g>,
-    parameters: &'a Tree<Parameter>,
-    window: impl Fn(&str, &[usize]) -> (GlobalSlice<'g>, &'a Sharding),
+    parameters: &Tree<Parameter>,
+    leaf: impl Fn(&str) -> &'a LeafSpec,
 ) -> Tree<Tensor<'g>> {
+    let t = key.words()[0].tracer();
+    let window = |row: &LeafSpec| {
+        let window = GlobalSlice::shard(t, &row.dims, &row.sharding);
+        window.unwrap_or_else(|_| unreachable!("`declare` has cut it before"))
+    };
     let mut drawn = Tree::new();
-    let mut kinds: Vec<(&'a Parameter, &'a Sharding, Vec<&'a str>)> = vec![];
+    let mut kinds: Vec<(LeafSpec, Initializer, Vec<&str>)> = vec![];
     for (name, parameter) in parameters.iter() {
-        let (window, sharding) = window(name, &parameter.dims);
-        let Parameter { dtype, initializer, .. } = parameter;
+        let (leaf, initializer) = (leaf(name), parameter.initializer);
         if !initializer.is_random() {
-            drawn.insert(name, initializer.draw(key, &window, *dtype).vary(sharding.varying()));
+            let value = initializer.draw(key, &window(leaf), leaf.dtype);
+            drawn.insert(name, value.vary(leaf.sharding.varying()));
             continue;
         }
-        let same =
-            |kind: &&mut (&Parameter, &Sharding, _)| kind.0 == parameter && kind.1 == sharding;
-        match kinds.iter_mut().find(same) {
+        let row = leaf.row();
+        match kinds.iter_mut().find(|kind| kind.0 == row && kind.1 == initializer) {
             Some((_, _, names)) => names.push(name),
-            None => kinds.push((parameter, sharding, vec![name])),
+            None => kinds.push((row, initializer, vec![name])),
         }
     }
-    for (Parameter { dims, dtype, initializer }, _, names) in kinds {
-        let (window, _) = window(names[0], dims);
+    for (row, initializer, names) in kinds {
+        let window = window(&row);
         let local = window.dims().to_vec();
-        let paths = names.iter().map(|name| format!("{PARAMS}.{name}"));
-        let together = initializer.draw(key.fold_in_paths(paths), &window.as_rows(), *dtype);
+        let paths = names.iter().flat_map(|name| row_paths(name, leaf(name)));
+        let paths = paths.map(|name| format!("{PARAMS}.{name}"));
+        let together = initializer.draw(key.fold_in_paths(paths), &window.as_rows(), row.dtype);
         // Without the barrier, XLA would unroll the draw over a kernel's 3 x 3 and repeat it for each parameter.
         let together = together.fusion_barrier();
-        for (index, name) in names.into_iter().enumerate() {
-            drawn.insert(name, together.slice_dim(0, index, index + 1).reshape(&local));
+        let mut start = 0;
+        for name in names {
+            let leaf = leaf(name);
+            let rows = together.slice_dim(0, start, start + leaf.num_rows());
+            start += leaf.num_rows();
+            drawn.insert(name, rows.reshape(&[leaf.stack_sizes(), &local].concat()));
         }
     }
     drawn

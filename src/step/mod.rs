@@ -20,10 +20,9 @@ mod repeat;
 mod signature;
 mod train;
 
-use hlo::{Graph, verify};
+use hlo::{Graph, passes, rewrites, verify};
 
 use crate::optim::UnmatchedPattern;
-use crate::parallel::reduce_whole_stacks;
 
 pub use declare::{BatchField, DeclaredStep, StepSpec};
 pub use eval::trace_eval;
@@ -61,10 +60,25 @@ pub enum StepError {
     },
 }
 
-/// Verifies a traced graph, removes dead nodes, and reduces the gradients of scanned blocks as whole stacks.
+/// Verifies a traced graph and removes dead nodes.
 fn finish(graph: Graph) -> Result<Graph, StepError> {
     verify(&graph)?;
-    let graph = reduce_whole_stacks(&hlo::passes::simplify(&graph));
+    // The marks go first: they would keep common subexpressions apart.
+    let graph = passes::simplify(&rewrites::without_block_boundaries(&graph));
     debug_assert_eq!(verify(&graph), Ok(()));
     Ok(graph)
+}
+
+impl DeclaredStep<'_> {
+    /// [`finish`] of a graph that runs the model: where the policy gathers parameters at use, their gathers are timed by
+    /// the model's blocks.
+    fn finish(&self, graph: Graph) -> Result<Graph, StepError> {
+        if !self.spec.policy.gathers_at_use() {
+            return finish(graph);
+        }
+        verify(&graph)?;
+        let graph = rewrites::tie_gathers(&passes::simplify(&graph));
+        debug_assert_eq!(verify(&graph), Ok(()));
+        Ok(graph)
+    }
 }

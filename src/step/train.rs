@@ -4,10 +4,11 @@ use hlo::random::Key;
 use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tracer, Tree, grad, trace, vjp};
 use models::{Batch, Scope, Training};
 
+use super::declare::Held;
 use super::finite::{again_if, first_nonfinite};
 use super::{
     DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS,
-    REPLICA_LOSS, SEED, STEP, StepError, StepSpec, finish,
+    REPLICA_LOSS, SEED, STEP, StepError, StepSpec,
 };
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
@@ -24,7 +25,7 @@ pub const METRICS: [&str; 5] = ["loss", "grad_norm", "weight", "num_skipped", "n
 /// If the model does not trace.
 pub fn trace_loss(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let (spec, types) = (&step.spec, without_optimizer(step.types()));
-    finish(trace(spec.mesh, |t| {
+    step.finish(trace(spec.mesh, |t| {
         let inputs = Inputs::new(t, spec, &types);
         let sums = accumulate(step, &inputs, false);
         t.output("loss", global(spec, sums.loss) / global(spec, sums.weight));
@@ -37,7 +38,7 @@ pub fn trace_loss(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 /// If the model does not trace or would lose lockstep.
 pub fn trace_grad(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let types = without_optimizer(step.types());
-    finish(trace(step.mesh(), |t| {
+    step.finish(trace(step.mesh(), |t| {
         let inputs = Inputs::new(t, &step.spec, &types);
         let gradients = gradients(step, &inputs);
         t.output("loss", gradients.loss);
@@ -59,7 +60,7 @@ pub fn trace_grad(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 /// If the model does not trace or would lose lockstep.
 pub fn trace_step(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let spec = &step.spec;
-    finish(trace(spec.mesh, |t| {
+    step.finish(trace(spec.mesh, |t| {
         let inputs = Inputs::new(t, spec, step.types());
         let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));
         let gradients = gradients(step, &inputs);
@@ -103,7 +104,8 @@ fn next_state<'g>(
 ) -> Tree<Tensor<'g>> {
     let params = inputs.params();
     let num_updates = inputs.step - inputs.num_skipped;
-    let context = Context { params: params.clone(), num_updates, learning_rate };
+    let specs = step.leaves().subtree(PARAMS);
+    let context = Context { params: params.clone(), specs, num_updates, learning_rate };
     let mut opt_state = inputs.state.subtree(OPT_STATE);
     let updates = step.spec.optimizer.update(gradients.mean.clone(), &mut opt_state, &context);
     let mut next =
@@ -185,7 +187,7 @@ struct Gradients<'g> {
 fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>) -> Gradients<'g> {
     let spec = &step.spec;
     let Sums { loss, weight, held, gradients, observed } = accumulate(step, inputs, true);
-    // This inserts the all_reduce of the gradients: `Policy::for_step` gives each replica its copy of a parameter with
+    // This inserts the reduction of the gradients: `Policy::for_step` gives each replica its copy of a parameter with
     // `vary`, whose VJP sums the gradients of the copies.
     let params = inputs.params();
     let kept: Vec<_> = params.values().copied().collect();
@@ -230,22 +232,21 @@ fn global<'g>(spec: &StepSpec<'_>, local: Tensor<'g>) -> Tensor<'g> {
 struct Sums<'g> {
     loss: Tensor<'g>,
     weight: Tensor<'g>,
-    /// The parameters as the step holds them.
+    /// The tensors that gradients are taken with respect to.
     held: Vec<Tensor<'g>>,
-    /// Gradients of `loss` with respect to `held`, before the reduction over the replicas.
+    /// Gradients of `loss` with respect to `held`, before the reduction that is the VJP of `Policy::for_step`.
     gradients: Vec<Tensor<'g>>,
     /// What was observed of each running mean, added up over microbatches.
     observed: Vec<Tensor<'g>>,
 }
 
-/// Runs the microbatches one after the other and adds up their sums. [`crate::parallel::Policy::for_step`] runs once,
-/// before them.
+/// Runs the microbatches one after the other and adds up their sums.
 fn accumulate<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>, differentiate: bool) -> Sums<'g> {
     let spec = &step.spec;
     let Inputs { batch, training, .. } = inputs;
     let t = inputs.step.tracer();
-    let params = step.for_step(&inputs.params());
-    let held: Vec<_> = params.values().copied().collect();
+    let params = step.held(&inputs.params());
+    let held: Vec<_> = params.values().map(|param| param.tensor).collect();
     let model_state = inputs.state.subtree(MODEL_STATE).map(|_, mean| mean.ty());
     if spec.num_microbatches == 1 {
         let sums = microbatch(step, &params, &model_state, batch, *training, differentiate);
@@ -259,7 +260,7 @@ fn accumulate<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>, differentiate: b
     carried.extend(held[..num_differentiated].iter().map(zero_like));
     carried.extend(model_state.values().map(|ty| t.full(ty.dtype, &ty.dims, 0.0)));
     // The rest is carried unchanged: values from outside that the body needs.
-    carried.extend(&held);
+    carried.extend(params.values().map(|param| param.once_per_step.unwrap_or(param.tensor)));
     let [key_high, key_low] = training.key.words();
     carried.extend([key_high, key_low, training.first_example]);
     let cut = |x: &Tensor<'g>| {
@@ -271,7 +272,9 @@ fn accumulate<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>, differentiate: b
     let results = t.fori_loop(spec.num_microbatches as u32, &carried, |index, carried| {
         let (sums, outer) = carried.split_at(num_sums);
         let (values, rest) = outer.split_at(params.len());
-        let params = params.paths().map(str::to_owned).zip(values.iter().copied()).collect();
+        let bound = params.iter().zip(values);
+        let params = bound.map(|((path, param), value)| (path.to_owned(), param.in_loop(*value)));
+        let params = params.collect();
         let [key_high, key_low, first_example] = [rest[0], rest[1], rest[2]];
         let training = Training {
             key: Key::from_words([key_high, key_low]),
@@ -302,14 +305,14 @@ impl<'g> Sums<'g> {
 /// Loss, weight, gradients if `differentiate`, and observed values of the running means, of one microbatch.
 fn microbatch<'g>(
     step: &DeclaredStep<'_>,
-    params: &Tree<Tensor<'g>>,
+    params: &Tree<Held<'g>>,
     model_state: &Tree<TensorType>,
     batch: &Batch<'g>,
     training: Training<'g>,
     differentiate: bool,
 ) -> Vec<Tensor<'g>> {
     let (t, spec) = (batch.weight.tracer(), &step.spec);
-    let scope = Scope::bind(t, spec.precision, params.clone(), Some(training))
+    let scope = Scope::bind(t, spec.precision, step.bound(params), Some(training))
         .with_param_use(step.at_use());
     let loss = spec.model.loss(&scope, batch);
     // A constant weight counts this replica's examples.
@@ -325,7 +328,8 @@ fn microbatch<'g>(
     let dtype = spec.precision.params;
     let mut sums = vec![loss.sum.convert(dtype), weight.convert(dtype)];
     if differentiate {
-        sums.extend(grad(loss.sum, &params.values().copied().collect::<Vec<_>>()));
+        let held: Vec<_> = params.values().map(|param| param.tensor).collect();
+        sums.extend(grad(loss.sum, &held));
     }
     let observed = scope.observed();
     sums.extend(model_state.iter().map(|(path, ty)| {

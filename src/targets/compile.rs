@@ -1,6 +1,6 @@
 //! Compiles a step for a target and reads memory, collectives and schedule from the result.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,14 @@ use std::time::Instant;
 
 use hlo::{Graph, Program, TensorType, Tree};
 
-use super::cost::{Fabric, StepTime, Timeline, Work, all_gather, all_reduce, reduce_scatter};
+use super::advice::{Knobs, advice};
+use super::collective::{overlapped_fraction, sums};
+use super::cost::{DeviceLayout, StepTime, Timeline, Work, seconds};
 use super::hlo_proto::HloModule;
 use super::listing::listing;
-use super::memory::{GPU_MEMORY_FRACTION, Knobs, Memory};
+use super::memory::{GPU_MEMORY_FRACTION, Memory};
 use super::worker::{self, Compilation, Request, WorkerError};
-use super::{Chip, Collective, Report, Target, flags, schedule};
+use super::{Chip, Collective, Phase, Report, Target, flags, schedule};
 use crate::pjrt::OverrideValue;
 
 /// The step to compile.
@@ -101,7 +103,7 @@ pub fn compile(
         write(dir, "step.mlir", step.program.text.as_bytes())?;
     }
     let failed = |source| Error::Worker { target: target.to_string(), source };
-    let overrides = flags::with_overrides(target.chip, step.overrides);
+    let overrides = flags::with_overrides(target.chip, step.graph.mesh(), step.overrides);
     let options = overrides.iter().map(|(name, value)| (name.clone(), text(value))).collect();
     let started = Instant::now();
     let outcome = request(target, overrides, num_devices)
@@ -119,7 +121,7 @@ pub fn compile(
     report.compile_secs = started.elapsed().as_secs_f64();
     report.fits = report.memory.fits();
     if !report.fits {
-        report.advice = report.memory.advice(&step.knobs);
+        report.advice = advice(&report.memory, &step.knobs);
     }
     Ok(report)
 }
@@ -146,7 +148,6 @@ impl Report {
     ) -> Self {
         let work = Work::of(step.graph, step.element_bytes);
         let timeline = Timeline::of(step.graph);
-        let fabric = Fabric::of(target, target.num_devices());
         let mut report = Self {
             target: target.to_string(),
             num_devices: target.num_devices(),
@@ -154,8 +155,11 @@ impl Report {
             memory,
             advice: vec![],
             collectives: vec![],
-            gradient_bytes: timeline.bytes(),
+            collective_sums: vec![],
+            has_unknown_loops: false,
+            gradient_bytes: timeline.gradient_bytes(),
             overlapped_gradient_fraction: 0.0,
+            overlapped_gather_fraction: None,
             flops_per_device: work.flops as u64,
             arithmetic_intensity: work.arithmetic_intensity(),
             predicted_step_ms: 0.0,
@@ -163,7 +167,11 @@ impl Report {
             options,
             compile_secs: 0.0,
         };
-        report.predict(&timeline.step(&work, target.chip, &fabric), &work, target.chip);
+        report.predict(
+            &timeline.step(&work, target.chip, &DeviceLayout::of(target)),
+            &work,
+            target.chip,
+        );
         report
     }
 
@@ -187,51 +195,50 @@ impl Report {
             write(dir, "executable.bin", &compilation.executable)?;
         }
         self.memory = self.memory.compiled(&compilation.answer, target.chip, step.gpu_fraction());
-        self.collectives = schedule::collectives(&module, self.num_devices);
-        self.overlapped_gradient_fraction = overlapped_fraction(&self.collectives);
+        let schedule = schedule::read(&module, self.num_devices);
+        self.memory.gathered_bytes = schedule.gathered_bytes;
+        self.has_unknown_loops = schedule.has_unknown_loops;
+        self.collectives = schedule.collectives;
+        self.collective_sums = sums(&self.collectives);
+        let fraction = |kinds: &[&str]| overlapped_fraction(&self.collectives, kinds);
+        self.overlapped_gradient_fraction =
+            fraction(&["all_reduce", "reduce_scatter"]).unwrap_or(0.0);
+        self.overlapped_gather_fraction = fraction(&["all_gather"]);
         let work = Work::of(step.graph, step.element_bytes);
-        let fabric = Fabric::of(target, self.num_devices);
-        let time = scheduled(&self.collectives, &work, target.chip, &fabric);
+        let time = scheduled(&self.collectives, &work, target.chip, &DeviceLayout::of(target));
         self.predict(&time, &work, target.chip);
         Ok(())
     }
 }
 
-/// The fraction of all_reduced (or reduce_scattered) bytes whose collective overlaps with a matmul.
-fn overlapped_fraction(collectives: &[Collective]) -> f64 {
-    let reduces = |collective: &&Collective| {
-        matches!(collective.kind.as_str(), "all_reduce" | "reduce_scatter")
-    };
-    let bytes = |overlapped: bool| -> u64 {
-        let found = collectives.iter().filter(reduces);
-        found.filter(|c| !overlapped || c.is_overlapped()).map(|c| c.bytes).sum()
-    };
-    let all = bytes(false);
-    if all == 0 { 0.0 } else { bytes(true) as f64 / all as f64 }
-}
-
-/// The step time of the compiled schedule. Synchronous collectives are exposed. Those that overlap with
-/// matmuls are hidden, up to the time of the backward pass's matmuls, which are two thirds of all.
-fn scheduled(collectives: &[Collective], work: &Work, chip: &Chip, fabric: &Fabric) -> StepTime {
-    let secs = |collective: &Collective| {
-        let bytes = collective.bytes as f64;
-        match collective.kind.as_str() {
-            "all_reduce" => all_reduce(fabric, bytes).0,
-            "reduce_scatter" => reduce_scatter(fabric, bytes),
-            // Its operand is a shard of its result.
-            "all_gather" => all_gather(fabric, bytes * collective.group_size as f64),
-            _ => 0.0,
+/// The step time of the compiled schedule, with each collective on the links of its own group. Synchronous collectives
+/// are exposed. Those that overlap with matmuls are hidden, up to the time of the matmuls of their pass: a third of all in
+/// the forward pass, two thirds in the backward pass.
+fn scheduled(
+    collectives: &[Collective],
+    work: &Work,
+    chip: &Chip,
+    layout: &DeviceLayout,
+) -> StepTime {
+    let mut fabrics = HashMap::new();
+    let (mut waited_for, mut forward, mut backward) = (0.0, 0.0, 0.0);
+    for collective in collectives {
+        let fabric =
+            fabrics.entry(&collective.group).or_insert_with(|| layout.fabric(&collective.group));
+        let once = seconds(fabric, &collective.kind, collective.whole_bytes() as f64);
+        let secs = once * collective.count as f64;
+        match (collective.is_overlapped(), collective.phase) {
+            (false, _) => waited_for += secs,
+            (true, Phase::ForwardGather) => forward += secs,
+            (true, _) => backward += secs,
         }
-    };
-    let total = |overlapped: bool| -> f64 {
-        collectives.iter().filter(|c| c.is_overlapped() == overlapped).map(secs).sum()
-    };
-    let (hidden, waited_for) = (total(true), total(false));
-    let backward = 2.0 / 3.0 * work.matmul_seconds(chip);
+    }
+    let matmuls = work.matmul_seconds(chip);
+    let beyond = |hidden: f64, share: f64| (hidden - share * matmuls).max(0.0);
     StepTime {
         compute_secs: work.seconds(chip),
-        communication_secs: hidden + waited_for,
-        exposed_secs: waited_for + (hidden - backward).max(0.0),
+        communication_secs: waited_for + forward + backward,
+        exposed_secs: waited_for + beyond(forward, 1.0 / 3.0) + beyond(backward, 2.0 / 3.0),
     }
 }
 

@@ -1,4 +1,4 @@
-//! XLA options for each chip that overlap the gradients' reduction with the backward pass.
+//! XLA options for each chip that overlap collectives with matmuls.
 //!
 //! By default TPU compilers combine all all_reduces into a few that do not overlap with anything. These options
 //! were chosen by compiling and reading the schedule; nothing was run on the hardware. Fractions are of the
@@ -19,8 +19,25 @@
 //! | all but v5e | `xla_tpu_enable_async_collective_fusion` | refused by the compiler |
 //! | H100 | defaults: combiner at 30 MiB, latency hiding scheduler | every bucket asynchronous, all but the embedding's over matmuls |
 //! | H100 | combiner at 1 GiB | one all_reduce, nothing to overlap |
+//!
+//! With sharded state at stage 3: fractions of gathered and of scattered bytes beside matmuls, of a GPT with 6 blocks of
+//! width 2048 on 16 devices, one sequence of 1024 tokens each unless it is said otherwise. `tests/targets/sharded.rs`
+//! holds the chosen ones.
+//!
+//! | chip | options | what the schedule showed |
+//! |---|---|---|
+//! | H100 | defaults (width 1600, 4 sequences) | gathers 0.24; scatters combined into few, 0.23 |
+//! | H100 | combiners at 0 (width 1600, 4 sequences) | 0.33 and 0.97: one collective at a time is hidden, and the other three gathers of a block are not |
+//! | H100 | combiner of gathers at 1 GiB (width 1600, 4 sequences) | one gather for all blocks: barriers do not reach the combiner |
+//! | H100 | combiners at 4 MiB, four collectives at a time (12 blocks, 4 hosts, `fsdp = 8`) | 0.97 and 0.94 |
+//! | v5p | the five SparseCore options | 0.94 and 0.93, all scatters native |
+//! | v5p | the same (width 1600, whose shards are no whole tiles) | 0.58 and 0.58: scatters of odd shards are synchronous, that of the embedding is an all_reduce |
+//! | v6e | the five SparseCore options | 0.78 and 0.91; with 4 sequences 0.95 and 0.90 |
+//! | v5e | none found: a scatter over two dims of the torus is an all_reduce | 0.42, and 0.25 of the all_reduces |
 
 use std::collections::BTreeMap;
+
+use hlo::{Axis, Mesh};
 
 use super::{Chip, Family};
 use crate::pjrt::OverrideValue;
@@ -46,13 +63,30 @@ const SPARSE_CORE: [(&str, Setting); 2] = [
     ("xla_jf_crs_combiner_threshold_in_bytes", Int(64 * MIB)),
 ];
 const TPU7X: [(&str, Setting); 1] = [("xla_jf_crs_combiner_threshold_in_bytes", Int(64 * MIB))];
+/// Where state is sharded. With all five, a reduce_scatter is native and asynchronous over any number of the torus's
+/// dims; with fewer nothing changes.
+const SPARSE_CORE_SHARDED: [(&str, Setting); 5] = [
+    ("xla_tpu_enable_sparse_core_collective_offload_all_gather", Bool(true)),
+    ("xla_tpu_enable_sparse_core_collective_offload_2d_all_gather", Bool(true)),
+    ("xla_tpu_enable_sparse_core_collective_offload_3d_all_gather", Bool(true)),
+    ("xla_tpu_enable_sparse_core_collective_offload_reduce_scatter", Bool(true)),
+    ("xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter", Bool(true)),
+];
+const GPU_SHARDED: [(&str, Setting); 3] = [
+    ("xla_gpu_all_gather_combine_threshold_bytes", Int(4 * MIB)),
+    ("xla_gpu_reduce_scatter_combine_threshold_bytes", Int(4 * MIB)),
+    ("xla_gpu_experimental_parallel_collective_overlap_limit", Int(4)),
+];
 
-/// The options of a chip by name.
-pub fn defaults(chip: &Chip) -> BTreeMap<String, OverrideValue> {
-    let of_chip: &[(&str, Setting)] = match chip.name {
-        "v5e" => &V5E,
-        "v5p" | "v6e" => &SPARSE_CORE,
-        "tpu7x" => &TPU7X,
+/// The options of a chip by name, for a step on this mesh.
+pub fn defaults(chip: &Chip, mesh: &Mesh) -> BTreeMap<String, OverrideValue> {
+    let is_sharded = mesh.size(Axis::Fsdp) > 1;
+    let of_chip: &[(&str, Setting)] = match (chip.name, &chip.family) {
+        ("v5e", _) => &V5E,
+        ("v5p" | "v6e", _) if is_sharded => &SPARSE_CORE_SHARDED,
+        ("v5p" | "v6e", _) => &SPARSE_CORE,
+        ("tpu7x", _) => &TPU7X,
+        (_, Family::Gpu(_)) if is_sharded => &GPU_SHARDED,
         _ => &[],
     };
     let of_family: &[(&str, Setting)] = match chip.family {
@@ -75,18 +109,21 @@ pub fn defaults(chip: &Chip) -> BTreeMap<String, OverrideValue> {
 /// The options of a chip, overridden by the user's.
 pub fn with_overrides(
     chip: &Chip,
+    mesh: &Mesh,
     overrides: &BTreeMap<String, OverrideValue>,
 ) -> BTreeMap<String, OverrideValue> {
-    let mut options = defaults(chip);
+    let mut options = defaults(chip, mesh);
     options.extend(overrides.iter().map(|(name, value)| (name.clone(), value.clone())));
     options
 }
 
-/// The size up to which the chip's compiler combines all_reduces under these options, in bytes.
-pub fn bucket_bytes(chip: &Chip) -> u64 {
-    match chip.name {
-        "v5e" => 1 << 20,
-        "h100" | "h200" => 30 << 20,
+/// The size up to which the chip's compiler combines collectives of a kind (StableHLO's name) under these options, in
+/// bytes.
+pub fn bucket_bytes(chip: &Chip, kind: &str) -> u64 {
+    match (chip.name, kind) {
+        ("v5e", _) => 1 << 20,
+        ("h100" | "h200", "all_reduce") => 30 << 20,
+        ("h100" | "h200", _) => 4 << 20,
         _ => 64 << 20,
     }
 }

@@ -63,6 +63,8 @@ pub(super) struct HloInstruction {
     pub shape: Option<HloShape>,
     #[prost(message, optional, tag = "7")]
     pub metadata: Option<OpMetadata>,
+    #[prost(message, optional, tag = "8")]
+    pub literal: Option<HloLiteral>,
     #[prost(int64, tag = "9")]
     pub parameter_number: i64,
     #[prost(string, tag = "11")]
@@ -81,13 +83,24 @@ pub(super) struct HloInstruction {
     pub backend_config: Vec<u8>,
     #[prost(message, repeated, tag = "49")]
     pub replica_groups: Vec<ReplicaGroup>,
+    #[prost(string, tag = "63")]
+    pub comparison_direction: String,
     #[prost(message, optional, tag = "87")]
     pub collective_device_list: Option<CollectiveDeviceList>,
+}
+
+/// `xla.LiteralProto`: the value of a constant.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct HloLiteral {
+    #[prost(uint32, repeated, tag = "6")]
+    pub u32s: Vec<u32>,
 }
 
 /// `xla.OpMetadata`: the source of an instruction.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct OpMetadata {
+    #[prost(string, tag = "2")]
+    pub op_name: String,
     #[prost(string, tag = "3")]
     pub source_file: String,
     #[prost(int32, tag = "4")]
@@ -117,6 +130,10 @@ pub(super) struct IotaReplicaGroupList {
     pub num_replica_groups: i64,
     #[prost(int64, tag = "2")]
     pub num_devices_per_group: i64,
+    #[prost(int64, repeated, tag = "3")]
+    pub iota_reshape_dims: Vec<i64>,
+    #[prost(int32, repeated, tag = "4")]
+    pub iota_transpose_perm: Vec<i32>,
 }
 
 /// `xla.ShapeProto`.
@@ -191,6 +208,16 @@ impl HloModule {
         self.computations.iter().find(|computation| computation.id == id)
     }
 
+    /// The number of iterations of a `while`, if it is known: by the compiler, or from a condition of the form that
+    /// `hlo` writes, `counter < constant` of a u32 counter that starts at 0 and is incremented by 1.
+    pub fn trip_count(&self, of: &HloInstruction) -> Option<u64> {
+        let from_condition = || {
+            let called = of.called_computation_ids.iter().filter_map(|id| self.computation(*id));
+            called.filter_map(HloComputation::compared_with).next()
+        };
+        of.known_trip_count().or_else(from_condition)
+    }
+
     /// The instructions in scheduled order, or in stored order where there is no schedule, as inside
     /// fusions.
     pub fn scheduled<'a>(&self, computation: &'a HloComputation) -> Vec<&'a HloInstruction> {
@@ -206,20 +233,154 @@ impl HloModule {
     }
 }
 
+impl HloComputation {
+    /// The u32 constant that the result says an element of the operand is less than.
+    fn compared_with(&self) -> Option<u64> {
+        let by_id = |id: i64| self.instructions.iter().find(|i| i.id == id);
+        let root = by_id(self.root_id)?;
+        let operands: Vec<_> = root.operand_ids.iter().filter_map(|id| by_id(*id)).collect();
+        let [counter, limit] = operands[..] else { return None };
+        let is_counted = root.opcode == "compare"
+            && root.comparison_direction == "LT"
+            && counter.opcode == "get-tuple-element";
+        match limit.literal.as_ref()?.u32s[..] {
+            [limit] if is_counted => Some(limit.into()),
+            _ => None,
+        }
+    }
+}
+
+/// The replica groups of a collective.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ReplicaGroups {
+    pub num_groups: usize,
+    /// The replicas of the first group.
+    pub first: Vec<usize>,
+}
+
 impl HloInstruction {
-    /// Number and size of a collective's replica groups, if they are given.
-    pub fn groups(&self) -> Option<(usize, usize)> {
+    /// A collective's replica groups, if they are given.
+    pub fn groups(&self) -> Option<ReplicaGroups> {
         let listed = |groups: &[ReplicaGroup]| {
-            groups.first().map(|group| (groups.len(), group.replica_ids.len()))
+            let ids = &groups.first()?.replica_ids;
+            let first = ids.iter().map(|id| usize::try_from(*id).unwrap_or(0)).collect();
+            Some(ReplicaGroups { num_groups: groups.len(), first })
         };
         let list = self.collective_device_list.as_ref();
-        let iota = || {
-            let iota = list?.iota_replica_group_list.as_ref()?;
-            let size = usize::try_from(iota.num_devices_per_group).ok()?;
-            Some((usize::try_from(iota.num_replica_groups).ok()?, size))
-        };
         listed(&self.replica_groups)
             .or_else(|| list.and_then(|list| listed(&list.replica_groups)))
-            .or_else(iota)
+            .or_else(|| list?.iota_replica_group_list.as_ref()?.groups())
+    }
+
+    /// The number of iterations of a `while`, if the compiler says so.
+    fn known_trip_count(&self) -> Option<u64> {
+        let config: serde_json::Value = serde_json::from_slice(&self.backend_config).ok()?;
+        let count = config.get("known_trip_count")?.get("n")?;
+        count.as_u64().or_else(|| count.as_str()?.parse().ok())
+    }
+}
+
+impl IotaReplicaGroupList {
+    /// The numbers from 0 in an array of `iota_reshape_dims`, transposed, are the replicas group by group.
+    fn groups(&self) -> Option<ReplicaGroups> {
+        let size = |value: i64| usize::try_from(value).ok();
+        let (num_groups, group_size) =
+            (size(self.num_replica_groups)?, size(self.num_devices_per_group)?);
+        let dims: Option<Vec<usize>> = self.iota_reshape_dims.iter().map(|d| size(*d)).collect();
+        let dims = dims.filter(|dims| !dims.is_empty())?;
+        let stride = |dim: usize| dims.get(dim + 1..).map(|rest| rest.iter().product::<usize>());
+        let mut order: Vec<usize> = self
+            .iota_transpose_perm
+            .iter()
+            .map(|dim| usize::try_from(*dim).ok().filter(|dim| *dim < dims.len()))
+            .collect::<Option<_>>()?;
+        if order.is_empty() {
+            order = (0..dims.len()).collect();
+        }
+        let replica = |position: usize| -> Option<usize> {
+            let mut rest = position;
+            order.iter().rev().try_fold(0, |replica, dim| {
+                let at = rest.checked_rem(dims[*dim])?;
+                rest /= dims[*dim];
+                Some(replica + at * stride(*dim)?)
+            })
+        };
+        let first: Option<Vec<usize>> = (0..group_size).map(replica).collect();
+        Some(ReplicaGroups { num_groups, first: first? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_read_from_their_short_form() {
+        let iota = |dims: &[i64], permutation: &[i32], shape: [i64; 2]| {
+            let list = IotaReplicaGroupList {
+                num_replica_groups: shape[0],
+                num_devices_per_group: shape[1],
+                iota_reshape_dims: dims.to_vec(),
+                iota_transpose_perm: permutation.to_vec(),
+            };
+            list.groups().unwrap()
+        };
+        // [2,4]<=[8]: {0,1,2,3}, {4,5,6,7}
+        let neighbours = iota(&[8], &[0], [2, 4]);
+        assert_eq!(neighbours, ReplicaGroups { num_groups: 2, first: vec![0, 1, 2, 3] });
+        // [4,2]<=[2,4]T(1,0): {0,4}, {1,5}, ..
+        let strided = iota(&[2, 4], &[1, 0], [4, 2]);
+        assert_eq!(strided, ReplicaGroups { num_groups: 4, first: vec![0, 4] });
+    }
+
+    #[test]
+    fn trip_counts_are_read_from_the_configuration() {
+        let with = |config: &str| HloInstruction {
+            backend_config: config.as_bytes().to_vec(),
+            ..HloInstruction::default()
+        };
+        let known = |config: &str| HloModule::default().trip_count(&with(config));
+        assert_eq!(known(r#"{"known_trip_count":{"n":"12"}}"#), Some(12));
+        assert_eq!(known("{}"), None);
+        assert_eq!(known(""), None);
+    }
+
+    #[test]
+    fn trip_counts_are_read_from_the_condition() {
+        let instruction = |id: i64, opcode: &str, operand_ids: &[i64]| HloInstruction {
+            id,
+            opcode: opcode.into(),
+            operand_ids: operand_ids.to_vec(),
+            ..HloInstruction::default()
+        };
+        let trips = |direction: &str| {
+            let limit = HloInstruction {
+                literal: Some(HloLiteral { u32s: vec![6] }),
+                ..instruction(3, "constant", &[])
+            };
+            let compare = HloInstruction {
+                comparison_direction: direction.into(),
+                ..instruction(4, "compare", &[2, 3])
+            };
+            let condition = HloComputation {
+                id: 7,
+                root_id: 4,
+                instructions: vec![
+                    instruction(1, "parameter", &[]),
+                    instruction(2, "get-tuple-element", &[1]),
+                    limit,
+                    compare,
+                ],
+                ..HloComputation::default()
+            };
+            let module = HloModule { computations: vec![condition], ..HloModule::default() };
+            let looped = HloInstruction {
+                called_computation_ids: vec![5, 7],
+                ..instruction(9, "while", &[])
+            };
+            module.trip_count(&looped)
+        };
+        assert_eq!(trips("LT"), Some(6));
+        assert_eq!(trips("NE"), None);
     }
 }

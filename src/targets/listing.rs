@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::hlo_proto::{HloComputation, HloModule};
+use super::hlo_proto::{HloComputation, HloModule, ReplicaGroups};
 
 /// The computations, entry first, with instructions in scheduled order if there is one. Attributes are
 /// limited to those that show what overlaps: fusion kinds, called computations, custom call targets and
@@ -46,8 +46,8 @@ fn write_computation(
             "custom-call" => drop(write!(out, ", target {}", instruction.custom_call_target)),
             _ => {}
         }
-        if let Some((num_groups, size)) = instruction.groups() {
-            let _ = write!(out, ", {num_groups} groups of {size}");
+        if let Some(ReplicaGroups { num_groups, first }) = instruction.groups() {
+            let _ = write!(out, ", {num_groups} groups of {}", first.len());
         }
         let called = instruction.called_computation_ids.iter().filter_map(|id| names.get(id));
         for name in called {

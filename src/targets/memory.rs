@@ -1,4 +1,4 @@
-//! Memory use of a compiled step, and advice if it does not fit.
+//! Memory use of a compiled step.
 
 use hlo::{TensorType, Tree};
 use serde::Serialize;
@@ -17,21 +17,12 @@ pub struct Memory {
     pub optimizer_bytes: u64,
     /// Intermediate values: activations, gradients, workspace.
     pub temporaries_bytes: u64,
+    /// The largest sum of whole gathered parameters that are in memory at once, which is part of the temporaries.
+    pub gathered_bytes: u64,
     /// Peak use.
     pub peak_bytes: u64,
     /// The memory that a program may use.
     pub limit_bytes: u64,
-}
-
-/// The settings of a step on which advice depends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Knobs {
-    /// Examples per microbatch on one replica.
-    pub microbatch: usize,
-    /// Microbatches per step.
-    pub num_microbatches: usize,
-    /// `true` if blocks are recomputed in the backward pass; `None` if the model has no such option.
-    pub remat: Option<bool>,
 }
 
 /// The fraction of a GPU's memory that the plugin allocates by default.
@@ -97,53 +88,6 @@ impl Memory {
     pub fn fits(&self) -> bool {
         self.peak_bytes <= self.limit_bytes
     }
-
-    /// What to change if it does not fit, most promising first.
-    pub fn advice(&self, knobs: &Knobs) -> Vec<String> {
-        let state = self.parameters_bytes + self.optimizer_bytes;
-        let room = self.limit_bytes.saturating_sub(state);
-        let mut advice = vec![];
-        if state >= self.limit_bytes {
-            advice.push(format!(
-                "parameters and optimizer state alone take {} of {}: shard them over more replicas with --set \
-                 mesh.fsdp=N, or take a smaller model",
-                gib(state),
-                gib(self.limit_bytes)
-            ));
-            return advice;
-        }
-        // Activations grow with the microbatch; gradients and workspace do not, so this is a lower bound.
-        let factor = self.temporaries_bytes.div_ceil(room.max(1)).max(2);
-        let wanted = (1..=knobs.microbatch)
-            .filter(|parts| knobs.microbatch.is_multiple_of(*parts))
-            .find(|parts| *parts as u64 >= factor);
-        match wanted {
-            Some(parts) => advice.push(format!(
-                "more microbatches: --set train.num_microbatches={} makes {} of {} examples each",
-                knobs.num_microbatches * parts,
-                knobs.num_microbatches * parts,
-                knobs.microbatch / parts
-            )),
-            None if knobs.microbatch > 1 => advice.push(format!(
-                "more microbatches: --set train.num_microbatches={}, one example each",
-                knobs.num_microbatches * knobs.microbatch
-            )),
-            None => {}
-        }
-        if knobs.remat == Some(false) {
-            advice.push("less kept for the backward pass: --set model.remat=true".into());
-        }
-        if knobs.microbatch * knobs.num_microbatches > 1 {
-            advice.push("a smaller batch on each replica".into());
-        }
-        if self.optimizer_bytes > 0 {
-            advice.push(format!(
-                "more shards: optimizer state takes {} on every device, and --set mesh.fsdp=N divides it by N",
-                gib(self.optimizer_bytes)
-            ));
-        }
-        advice
-    }
 }
 
 /// The part of a device's memory that a program may use.
@@ -194,23 +138,5 @@ mod tests {
         assert_eq!(memory.limit_bytes, 16_911_433_728);
         assert!(memory.temporaries_bytes > 22 * 1_000_000_000 && !memory.fits(), "{memory:?}");
         assert_eq!(state.refused("INVALID_ARGUMENT: no (1.0G) such (2.0G)"), None);
-    }
-
-    #[test]
-    fn advice_names_the_key_and_a_value_that_divides() {
-        let memory = Memory {
-            parameters_bytes: 2 * GIB,
-            optimizer_bytes: 4 * GIB,
-            temporaries_bytes: 25 * GIB,
-            peak_bytes: 31 * GIB,
-            limit_bytes: 16 * GIB,
-        };
-        let knobs = Knobs { microbatch: 12, num_microbatches: 2, remat: Some(false) };
-        let advice = memory.advice(&knobs).join("\n");
-        // 25 into the remaining 10: at least three microbatches.
-        assert!(advice.contains("train.num_microbatches=6"), "{advice}");
-        assert!(advice.contains("model.remat=true"), "{advice}");
-        let state = Memory { parameters_bytes: 20 * GIB, ..memory };
-        assert!(state.advice(&knobs)[0].contains("mesh.fsdp=N"));
     }
 }

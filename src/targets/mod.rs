@@ -5,12 +5,15 @@
 //! program as `train` would build it for that many replicas, runs the chip's own compiler in a child process
 //! ([`worker`]), and reads memory and schedule from the result. [`cost`] predicts times.
 
+mod advice;
 mod chips;
+mod collective;
 mod compile;
 pub mod cost;
 pub mod flags;
 mod hlo_proto;
 mod instruction;
+mod lifetimes;
 mod listing;
 mod memory;
 mod report;
@@ -19,11 +22,13 @@ mod schedule;
 mod target;
 pub mod worker;
 
+pub use advice::Knobs;
 pub use chips::{CHIPS, Chip, Family, GpuSpec, TpuSpec};
+pub use collective::{Collective, CollectiveSum, Phase};
 pub use compile::{Error, Step, compile};
 pub use instruction::{Instruction, instructions};
-pub use memory::{Knobs, Memory};
+pub use memory::Memory;
 pub use report::Report;
 pub use scaling::{AllReduce, Measured, Row, ScalingPrediction, sizes};
-pub use schedule::Collective;
+pub use schedule::gathered_bytes;
 pub use target::{Arrangement, Target, TargetError};

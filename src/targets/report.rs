@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::collective::{Collective, CollectiveSum, Phase};
 use super::memory::{Memory, gib};
-use super::schedule::Collective;
 
 /// The output of `lockstep compile`.
 #[derive(Clone, Debug, Serialize)]
@@ -20,12 +20,19 @@ pub struct Report {
     pub memory: Memory,
     /// What to change if it does not fit.
     pub advice: Vec<String>,
-    /// Every collective of the optimised program; empty if it did not compile.
+    /// Every collective of the optimized program; empty if it did not compile.
     pub collectives: Vec<Collective>,
-    /// Bytes of gradients that each device all_reduces per step.
+    /// The sums of these by kind, phase and group.
+    pub collective_sums: Vec<CollectiveSum>,
+    /// `true` if a collective is in a loop with an unknown trip count, which is counted as 1.
+    pub has_unknown_loops: bool,
+    /// Bytes of gradients that each device reduces per step: the operands of every all_reduce and reduce_scatter of the
+    /// traced graph.
     pub gradient_bytes: u64,
-    /// The fraction of all_reduced bytes whose collective overlaps with a matmul.
+    /// The fraction of all_reduced and reduce_scattered bytes whose collective overlaps with a matmul.
     pub overlapped_gradient_fraction: f64,
+    /// The fraction of gathered bytes whose all_gather overlaps with a matmul; `None` if nothing is gathered.
+    pub overlapped_gather_fraction: Option<f64>,
     /// FLOPs of a step on one device, counting every loop iteration.
     pub flops_per_device: u64,
     /// FLOPs per byte of estimated memory traffic.
@@ -43,9 +50,9 @@ pub struct Report {
 /// Collectives that differ only in their bytes.
 struct Row<'r> {
     first: &'r Collective,
-    count: usize,
+    count: u64,
     bytes: u64,
-    matmuls: usize,
+    matmuls: u64,
 }
 
 impl Report {
@@ -54,21 +61,23 @@ impl Report {
         for collective in &self.collectives {
             let same = |row: &&mut Row<'_>| {
                 let key = |c: &Collective| {
-                    (c.kind.clone(), c.group_size, c.num_groups, c.is_overlapped(), c.asynchronous)
+                    let groups = (c.group_size, c.num_groups);
+                    (c.kind.clone(), c.phase, groups, c.is_overlapped(), c.asynchronous)
                 };
                 key(row.first) == key(collective)
             };
+            let matmuls = (collective.overlapped_matmuls as u64).saturating_mul(collective.count);
             match rows.iter_mut().find(same) {
                 Some(row) => {
-                    row.count += 1;
-                    row.bytes += collective.bytes;
-                    row.matmuls += collective.overlapped_matmuls;
+                    row.count = row.count.saturating_add(collective.count);
+                    row.bytes = row.bytes.saturating_add(collective.total_bytes());
+                    row.matmuls = row.matmuls.saturating_add(matmuls);
                 }
                 None => rows.push(Row {
                     first: collective,
-                    count: 1,
-                    bytes: collective.bytes,
-                    matmuls: collective.overlapped_matmuls,
+                    count: collective.count,
+                    bytes: collective.total_bytes(),
+                    matmuls,
                 }),
             }
         }
@@ -83,6 +92,7 @@ impl fmt::Display for Report {
             parameters_bytes,
             optimizer_bytes,
             temporaries_bytes,
+            gathered_bytes,
             peak_bytes,
             limit_bytes,
         } = self.memory;
@@ -94,6 +104,10 @@ impl fmt::Display for Report {
             gib(optimizer_bytes),
             gib(temporaries_bytes)
         )?;
+        if gathered_bytes > 0 {
+            let bytes = gib(gathered_bytes);
+            writeln!(f, "                 whole gathered parameters at once: {bytes}")?;
+        }
         let verdict = if self.fits { "fits" } else { "does not fit" };
         writeln!(
             f,
@@ -105,12 +119,16 @@ impl fmt::Display for Report {
             writeln!(f, "                 - {advice}")?;
         }
         for Row { first, count, bytes, matmuls } in self.rows() {
-            let Collective { kind, group_size, num_groups, asynchronous, .. } = first;
+            let Collective { kind, phase, group_size, num_groups, asynchronous, .. } = first;
+            let phase = match phase {
+                Phase::Scatter | Phase::Other => String::new(),
+                phase => format!(" ({phase})"),
+            };
             let how = if *asynchronous { "asynchronous" } else { "synchronous" };
             let groups = if *num_groups == 1 { "group" } else { "groups" };
             writeln!(
                 f,
-                "collectives      {count} {kind}, {} in all, {num_groups} {groups} of {group_size}, {how}, \
+                "collectives      {count} {kind}{phase}, {} in all, {num_groups} {groups} of {group_size}, {how}, \
                  beside {matmuls} matmuls",
                 gib(bytes)
             )?;
@@ -120,8 +138,17 @@ impl fmt::Display for Report {
             let gradients = gib(self.gradient_bytes);
             writeln!(
                 f,
-                "overlap          {overlapped:.0} % of the bytes; gradients are {gradients}"
+                "overlap          {overlapped:.0} % of the reduced bytes; gradients are {gradients}"
             )?;
+            if let Some(fraction) = self.overlapped_gather_fraction {
+                writeln!(f, "                 {:.0} % of the gathered bytes", 100.0 * fraction)?;
+            }
+            if self.has_unknown_loops {
+                writeln!(
+                    f,
+                    "                 collectives of loops with unknown trip counts are counted once"
+                )?;
+            }
         }
         writeln!(
             f,

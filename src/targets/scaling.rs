@@ -1,9 +1,12 @@
 //! Predicted scaling of a step from one device to the whole target.
 
+use hlo::Axis;
 use serde::Serialize;
 
 use super::Target;
-use super::cost::{Algorithm, Fabric, StepTime, Timeline, Work, all_reduce};
+use super::cost::{
+    Algorithm, DeviceLayout, Fabric, StepTime, Timeline, Work, all_reduce, first_group,
+};
 
 /// The prediction for one number of devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -24,7 +27,10 @@ pub struct Row {
     pub efficiency: f64,
     /// Examples per second.
     pub examples_per_sec: f64,
-    /// The fastest algorithm for an all_reduce of all gradients at once.
+    /// Bytes of parameters, running means and optimizer state on each device.
+    pub state_bytes: u64,
+    /// The fastest algorithm for an all_reduce of all gradients at once, or of all shards of gradients; `none` if
+    /// nothing is all_reduced.
     pub algorithm: &'static str,
 }
 
@@ -46,6 +52,8 @@ pub struct AllReduce {
 pub struct ScalingPrediction {
     /// The target, as it is written.
     pub target: String,
+    /// How the mesh grows with the number of devices, in words.
+    pub mesh: String,
     /// One row per size, smallest first.
     pub rows: Vec<Row>,
     /// Times of an all_reduce on the whole target, 1 KiB to 4 GiB.
@@ -56,10 +64,10 @@ pub struct ScalingPrediction {
     pub finding: String,
 }
 
-/// The numbers of devices to predict: powers of two, and the whole target.
-pub fn sizes(target: &Target) -> Vec<usize> {
+/// The numbers of devices to predict: `smallest` times powers of two, and the whole target.
+pub fn sizes(target: &Target, smallest: usize) -> Vec<usize> {
     let whole = target.num_devices();
-    let powers = std::iter::successors(Some(1usize), |size| size.checked_mul(2));
+    let powers = std::iter::successors(Some(smallest.max(1)), |size| size.checked_mul(2));
     powers.take_while(|size| *size < whole).chain([whole]).collect()
 }
 
@@ -71,8 +79,10 @@ pub struct Measured {
     pub global_batch: usize,
     /// The work of one device.
     pub work: Work,
-    /// When its gradients become available.
+    /// When its collectives can run.
     pub timeline: Timeline,
+    /// Bytes of the state on each device.
+    pub state_bytes: u64,
 }
 
 /// The fraction of exposed communication from which it is reported.
@@ -81,18 +91,20 @@ const NOTICEABLE: f64 = 0.1;
 impl ScalingPrediction {
     /// Predicts from the steps at several sizes, smallest first.
     pub fn new(target: &Target, steps: &[Measured]) -> Self {
-        let mut rows: Vec<Row> = steps.iter().map(|step| row(target, step)).collect();
+        let layout = DeviceLayout::of(target);
+        let mut rows: Vec<Row> = steps.iter().map(|step| row(target, &layout, step)).collect();
         let per_device = |row: &Row| row.examples_per_sec / row.num_devices as f64;
         let base = rows.first().map_or(1.0, per_device);
         for row in &mut rows {
             row.efficiency = per_device(row) / base;
         }
-        let finding = finding(target, steps, &rows);
-        let fabric = Fabric::of(target, target.num_devices());
+        let finding = finding(target, &layout, steps, &rows);
+        let fabric = layout.first(target.num_devices());
         let sizes = (10..=32).map(|power| 1u64 << power);
         let all_reduce: Vec<_> = sizes.map(|bytes| AllReduce::of(&fabric, bytes)).collect();
         let algorithms = changes(&fabric, &all_reduce);
-        Self { target: target.to_string(), rows, all_reduce, algorithms, finding }
+        let mesh = mesh(steps);
+        Self { target: target.to_string(), mesh, rows, all_reduce, algorithms, finding }
     }
 
     /// CSV: a header line, then one line per size.
@@ -120,7 +132,7 @@ impl ScalingPrediction {
         }
         let from = |(bytes, name): &(u64, &str)| format!("{name} from {bytes} bytes");
         let algorithms: Vec<_> = self.algorithms.iter().map(from).collect();
-        out += &format!("{}: {}\n", self.target, algorithms.join(", "));
+        out += &format!("{}: {}\n{}\n", self.target, algorithms.join(", "), self.mesh);
         out + &self.finding
     }
 }
@@ -134,7 +146,7 @@ struct Column {
     digits: (usize, usize),
 }
 
-const COLUMNS: [Column; 8] = [
+const COLUMNS: [Column; 9] = [
     column("num_devices", "devices", |row| row.num_devices as f64, (0, 0)),
     column("global_batch", "batch", |row| row.global_batch as f64, (0, 0)),
     column("compute_ms", "compute ms", |row| row.compute_ms, (4, 2)),
@@ -143,6 +155,7 @@ const COLUMNS: [Column; 8] = [
     column("step_ms", "step ms", |row| row.step_ms, (4, 2)),
     column("efficiency", "efficiency", |row| row.efficiency, (4, 3)),
     column("examples_per_sec", "examples/s", |row| row.examples_per_sec, (1, 0)),
+    column("state_mb", "state MB", |row| row.state_bytes as f64 / 1e6, (3, 1)),
 ];
 
 const fn column(
@@ -154,18 +167,32 @@ const fn column(
     Column { name, title, value, digits }
 }
 
-fn time(target: &Target, step: &Measured) -> StepTime {
-    let fabric = Fabric::of(target, step.num_devices);
-    step.timeline.step(&step.work, target.chip, &fabric)
+/// How the meshes of the steps differ, in words.
+fn mesh(steps: &[Measured]) -> String {
+    let sizes = |axis: Axis| -> Vec<usize> {
+        steps.iter().map(|step| step.timeline.mesh().size(axis)).collect()
+    };
+    let words = |axis: Axis| match &sizes(axis)[..] {
+        [first, .., last] if first != last => {
+            format!("{} grows from {first} to {last}", axis.name())
+        }
+        [first, ..] => format!("{} is {first}", axis.name()),
+        [] => String::new(),
+    };
+    format!("mesh: {}, {}", words(Axis::Data), words(Axis::Fsdp))
 }
 
-fn row(target: &Target, step: &Measured) -> Row {
-    let time = time(target, step);
-    let fabric = Fabric::of(target, step.num_devices);
-    let algorithm = match step.num_devices {
-        1 => "none",
-        _ => all_reduce(&fabric, step.timeline.bytes() as f64).1.name(),
-    };
+/// The links of the groups of the step's all_reduces, and the bytes of these.
+fn all_reduced(layout: &DeviceLayout, step: &Measured) -> Option<(Fabric, u64)> {
+    let (groups, bytes) = step.timeline.all_reduced()?;
+    Some((layout.fabric(&first_group(step.timeline.mesh(), groups)), bytes))
+}
+
+fn row(target: &Target, layout: &DeviceLayout, step: &Measured) -> Row {
+    let time: StepTime = step.timeline.step(&step.work, target.chip, layout);
+    let reduced = all_reduced(layout, step).filter(|(fabric, _)| fabric.num_devices() > 1);
+    let algorithm =
+        reduced.map_or("none", |(fabric, bytes)| all_reduce(&fabric, bytes as f64).1.name());
     Row {
         num_devices: step.num_devices,
         global_batch: step.global_batch,
@@ -175,6 +202,7 @@ fn row(target: &Target, step: &Measured) -> Row {
         step_ms: 1e3 * time.total_secs(),
         efficiency: 1.0,
         examples_per_sec: step.global_batch as f64 / time.total_secs(),
+        state_bytes: step.state_bytes,
         algorithm,
     }
 }
@@ -203,30 +231,32 @@ fn changes(fabric: &Fabric, sizes: &[AllReduce]) -> Vec<(u64, &'static str)> {
     found
 }
 
-fn finding(target: &Target, steps: &[Measured], rows: &[Row]) -> String {
+fn finding(target: &Target, layout: &DeviceLayout, steps: &[Measured], rows: &[Row]) -> String {
     let waits = |row: &Row, share: f64| row.exposed_ms > share * row.step_ms;
     let Some(at) = rows.iter().position(|row| waits(row, NOTICEABLE)) else {
         return format!(
-            "up to {} devices the step hardly waits for gradients",
+            "up to {} devices the step hardly waits for collectives",
             target.num_devices()
         );
     };
     let (Some(step), Some(row)) = (steps.get(at), rows.get(at)) else { return String::new() };
-    let fabric = Fabric::of(target, step.num_devices);
-    let bytes = step.timeline.bytes();
+    let fabric = layout.first(step.num_devices);
+    let (bytes, gathered) = (step.timeline.gradient_bytes(), step.timeline.gathered_bytes());
     let secs = all_reduce(&fabric, bytes as f64).0;
     let latency = all_reduce(&fabric, 0.0).0;
-    let early = step.timeline.bytes_by(0.99);
+    let early = step.timeline.gradient_bytes_by(0.99);
     let why = if latency > secs / 2.0 {
         "the hops take longer than the bytes: fewer, larger collectives or fewer devices help"
             .to_owned()
     } else if row.communication_ms > row.compute_ms {
         format!(
-            "{:.0} MB of gradients take longer than the arithmetic: more examples on each device help",
-            bytes as f64 / 1e6
+            "{} take longer than the arithmetic: more examples on each device help",
+            megabytes(bytes, gathered)
         )
     } else if fabric.num_groups > 1 && early * 2 > bytes {
         format!("the network between groups of {} devices is slow", fabric.group.size())
+    } else if gathered > 0 {
+        format!("of {} not all overlap with the arithmetic", megabytes(bytes, gathered))
     } else {
         let late = bytes - early;
         format!(
@@ -243,4 +273,12 @@ fn finding(target: &Target, steps: &[Measured], rows: &[Row]) -> String {
         "from {} devices on the step waits for more than a tenth of its time: {why}{dominated}",
         row.num_devices
     )
+}
+
+fn megabytes(reduced: u64, gathered: u64) -> String {
+    let mb = |bytes: u64| format!("{:.0} MB", bytes as f64 / 1e6);
+    match gathered {
+        0 => format!("{} of gradients", mb(reduced)),
+        _ => format!("{} of gradients and {} of gathered parameters", mb(reduced), mb(gathered)),
+    }
 }

@@ -12,35 +12,13 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use serde::{Deserialize, Serialize};
+use super::collective::{Collective, Phase};
+use super::hlo_proto::{HloComputation, HloInstruction, HloModule, OpMetadata, ReplicaGroups};
+use super::lifetimes::{Gathered, peak_bytes};
 
-use super::hlo_proto::{HloComputation, HloInstruction, HloModule};
-
-/// One collective of an optimised program.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Collective {
-    /// StableHLO's name: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`,
-    /// `collective_permute`, `send`.
-    pub kind: String,
-    /// Bytes of its operands on one replica. For an all_reduce, bytes of its result if that is larger: TPU
-    /// compilers take operands rounded to bf16 and sum them in f32.
-    pub bytes: u64,
-    /// Replicas per group.
-    pub group_size: usize,
-    /// Number of groups.
-    pub num_groups: usize,
-    /// `true` if it runs asynchronously.
-    pub asynchronous: bool,
-    /// Matmuls and convolutions scheduled while it runs.
-    pub overlapped_matmuls: usize,
-}
-
-impl Collective {
-    /// `true` if it overlaps with a matmul.
-    pub fn is_overlapped(&self) -> bool {
-        self.asynchronous && self.overlapped_matmuls > 0
-    }
-}
+/// The name of the computations in which TPU compilers write a reduce_scatter as an all_reduce and a slice, and which they
+/// emit as one op.
+const TPU_SCATTER: &str = "all-reduce-scatter";
 
 const KINDS: [(&str, &str); 6] = [
     ("all-reduce", "all_reduce"),
@@ -51,11 +29,39 @@ const KINDS: [(&str, &str); 6] = [
     ("send", "send"),
 ];
 
-/// The collectives of a program for `num_replicas`, in the order in which they end.
-pub(super) fn collectives(module: &HloModule, num_replicas: usize) -> Vec<Collective> {
-    let mut walk = Walk { module, num_replicas, found: vec![], seen: HashSet::new() };
-    walk.sequence(module.entry_computation_id);
-    walk.found
+/// The collectives of a scheduled program.
+pub(super) struct ScheduledCollectives {
+    /// In the order in which they end.
+    pub collectives: Vec<Collective>,
+    /// The largest sum of the results of all_gathers that are in memory at once.
+    pub gathered_bytes: u64,
+    /// `true` if a collective is in a loop with an unknown trip count, which is counted as 1.
+    pub has_unknown_loops: bool,
+}
+
+/// The largest sum of the results of all_gathers that are in memory at once, in the program that
+/// [`Compiled::optimized_program`](crate::pjrt::Compiled::optimized_program) returns.
+///
+/// # Errors
+/// If the bytes are not a wrapped `HloModuleProto`.
+pub fn gathered_bytes(optimized: &[u8], num_replicas: usize) -> Result<u64, prost::DecodeError> {
+    Ok(read(&HloModule::decode_optimized(optimized)?, num_replicas).gathered_bytes)
+}
+
+/// Reads the schedule of a program for `num_replicas`.
+pub(super) fn read(module: &HloModule, num_replicas: usize) -> ScheduledCollectives {
+    let mut walk = Walk {
+        module,
+        num_replicas,
+        found: vec![],
+        seen: HashSet::new(),
+        times: 1,
+        in_unknown_loop: false,
+        has_unknown_loops: false,
+    };
+    let gathered_bytes = walk.sequence(module.entry_computation_id);
+    let has_unknown_loops = walk.has_unknown_loops;
+    ScheduledCollectives { collectives: walk.found, gathered_bytes, has_unknown_loops }
 }
 
 struct Walk<'m> {
@@ -64,29 +70,38 @@ struct Walk<'m> {
     found: Vec<Collective>,
     /// Loop bodies and other computations that have been visited.
     seen: HashSet<i64>,
+    /// Executions of the computation that is visited.
+    times: u64,
+    in_unknown_loop: bool,
+    has_unknown_loops: bool,
 }
 
 /// A collective that has been started.
 struct Open {
     collectives: Vec<Collective>,
+    /// Where in the sequence it starts.
+    start: usize,
     /// Matmuls scheduled before it runs.
     since: usize,
     waits: bool,
 }
 
 impl Walk<'_> {
-    fn sequence(&mut self, computation: i64) {
+    /// Visits a computation. Returns the most bytes of gathered values that are in memory at once.
+    fn sequence(&mut self, computation: i64) -> u64 {
         let module = self.module;
-        let Some(computation) = module.computation(computation) else { return };
+        let Some(computation) = module.computation(computation) else { return 0 };
         if !self.seen.insert(computation.id) {
-            return;
+            return 0;
         }
         let operands: HashMap<i64, &HloInstruction> =
             computation.instructions.iter().map(|i| (i.id, i)).collect();
         let mut open: HashMap<i64, Open> = HashMap::new();
         let mut num_matmuls = 0;
-        for instruction in module.scheduled(computation) {
-            let inside = self.inside(computation, instruction);
+        let sequence = module.scheduled(computation);
+        let mut gathered = vec![];
+        for (at, instruction) in sequence.iter().copied().enumerate() {
+            let inside = self.inside(computation, instruction, None);
             let first = instruction.operand_ids.first().copied().unwrap_or(-1);
             let is_matmul = self.is_matmul(instruction);
             match Role::of(instruction, &inside) {
@@ -94,7 +109,8 @@ impl Walk<'_> {
                 Role::Bare if is_matmul && !open.is_empty() => {}
                 Role::Start => {
                     let waits = is_sync(instruction);
-                    let started = Open { collectives: inside, since: num_matmuls, waits };
+                    let started =
+                        Open { collectives: inside, start: at, since: num_matmuls, waits };
                     open.insert(instruction.id, started);
                 }
                 Role::Update => {
@@ -105,24 +121,45 @@ impl Walk<'_> {
                 }
                 Role::Done => {
                     let started = first_open(&mut open, instruction, &operands);
-                    if let Some(Open { collectives, since, waits }) = started {
+                    if let Some(Open { collectives, start, since, waits }) = started {
+                        gathered.extend(Gathered::of(&collectives, start, instruction));
                         self.end(collectives, !waits, num_matmuls - since);
                     }
                 }
-                Role::Bare => self.end(inside, false, 0),
+                Role::Bare => {
+                    gathered.extend(Gathered::of(&inside, at, instruction));
+                    self.end(inside, false, 0);
+                }
                 Role::Other => {}
             }
             num_matmuls += usize::from(is_matmul);
             if matches!(instruction.opcode.as_str(), "while" | "conditional" | "call") {
-                for called in &instruction.called_computation_ids {
-                    self.sequence(*called);
-                }
+                let bytes = self.called(instruction);
+                gathered.push(Gathered { start: at, value: instruction.id, bytes, ends: true });
             }
         }
+        peak_bytes(&sequence, &gathered)
+    }
+
+    /// Visits the computations that an instruction calls, as often as it runs them.
+    fn called(&mut self, instruction: &HloInstruction) -> u64 {
+        let (times, in_unknown_loop) = (self.times, self.in_unknown_loop);
+        if instruction.opcode == "while" {
+            let trip_count = self.module.trip_count(instruction);
+            self.in_unknown_loop |= trip_count.is_none();
+            self.times = times.saturating_mul(trip_count.unwrap_or(1));
+        }
+        let called = instruction.called_computation_ids.iter();
+        let bytes = called.map(|called| self.sequence(*called)).max().unwrap_or(0);
+        (self.times, self.in_unknown_loop) = (times, in_unknown_loop);
+        bytes
     }
 
     fn end(&mut self, collectives: Vec<Collective>, asynchronous: bool, overlapped_matmuls: usize) {
+        self.has_unknown_loops |= self.in_unknown_loop && !collectives.is_empty();
+        let count = self.times;
         let ended = collectives.into_iter().map(|collective| Collective {
+            count,
             asynchronous,
             overlapped_matmuls: if asynchronous { overlapped_matmuls } else { 0 },
             ..collective
@@ -130,9 +167,19 @@ impl Walk<'_> {
         self.found.extend(ended);
     }
 
-    /// The collectives that an instruction is, or that the computations it calls contain.
-    fn inside(&self, of: &HloComputation, instruction: &HloInstruction) -> Vec<Collective> {
-        if let Some(collective) = self.read(of, instruction) {
+    /// The collectives that an instruction is, or that the computations it calls contain. `wrapper` is the metadata of
+    /// the instruction that calls `of`.
+    fn inside(
+        &self,
+        of: &HloComputation,
+        instruction: &HloInstruction,
+        wrapper: Option<&OpMetadata>,
+    ) -> Vec<Collective> {
+        let has_name = |metadata: &&OpMetadata| {
+            !(metadata.op_name.is_empty() && metadata.source_file.is_empty())
+        };
+        let metadata = instruction.metadata.as_ref().filter(has_name).or(wrapper);
+        if let Some(collective) = self.read(of, instruction, metadata) {
             return vec![collective];
         }
         if matches!(instruction.opcode.as_str(), "while" | "conditional" | "call") {
@@ -141,24 +188,38 @@ impl Walk<'_> {
         let called = instruction.called_computation_ids.iter();
         let called = called.filter_map(|id| self.module.computation(*id));
         called
-            .flat_map(|called| called.instructions.iter().flat_map(|i| self.inside(called, i)))
+            .flat_map(|called| {
+                called.instructions.iter().flat_map(|i| self.inside(called, i, metadata))
+            })
             .collect()
     }
 
-    fn read(&self, of: &HloComputation, instruction: &HloInstruction) -> Option<Collective> {
+    fn read(
+        &self,
+        of: &HloComputation,
+        instruction: &HloInstruction,
+        metadata: Option<&OpMetadata>,
+    ) -> Option<Collective> {
         let opcode = instruction.opcode.as_str();
         let base = opcode.strip_suffix("-start").unwrap_or(opcode);
+        let is_scatter = base == "all-reduce" && of.name.starts_with(TPU_SCATTER);
         let kind = KINDS.iter().find(|row| row.0 == base)?.1;
+        let kind = if is_scatter { "reduce_scatter" } else { kind };
         let operand = |id: &i64| of.instructions.iter().find(|operand| operand.id == *id);
         let bytes = |operand: &HloInstruction| operand.shape.as_ref().map_or(0, |s| s.bytes());
         let operands: u64 = instruction.operand_ids.iter().filter_map(operand).map(bytes).sum();
         let sums = if base == "all-reduce" { bytes(instruction) } else { 0 };
-        let (num_groups, group_size) = instruction.groups().unwrap_or((1, self.num_replicas));
+        // Without groups all replicas take part.
+        let all = || ReplicaGroups { num_groups: 1, first: (0..self.num_replicas).collect() };
+        let ReplicaGroups { num_groups, first } = instruction.groups().unwrap_or_else(all);
         Some(Collective {
             kind: kind.to_owned(),
+            phase: Phase::of(kind, metadata),
             bytes: operands.max(sums),
-            group_size,
+            count: 1,
+            group_size: first.len(),
             num_groups,
+            group: first,
             asynchronous: false,
             overlapped_matmuls: 0,
         })

@@ -92,7 +92,7 @@ pub enum Error {
     /// The mesh has more replicas than there are devices.
     #[error(
         "the mesh asks for {num_replicas} replicas, but the backend `{backend}` has {num_devices} \
-         devices; set mesh.data to {num_devices} or less, or to \"auto\""
+         devices; make mesh.data x mesh.fsdp {num_devices} or less, or set one of the two to \"auto\""
     )]
     TooManyReplicas {
         /// Replicas of the mesh.

@@ -38,7 +38,7 @@ pub use bench::{BenchOptions, BenchResult, StepParts, bench};
 pub use error::Error;
 pub use launches::launches;
 pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
-pub use report::{describe_batch, describe_synchronisation};
+pub use report::{describe_batch, describe_synchronisation, list_collectives, list_sharding};
 pub use run::Run;
 pub use run_dir::RunDirError;
 pub use setup::{mesh_on_host, open_devices, platform_on_host};
@@ -124,7 +124,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     }
     say(&describe_devices(&client, job.config));
     say(&describe_batch(&run));
-    say(&describe_synchronisation(&trainer));
+    say(&describe_synchronisation(&trainer, &job.config.parallel));
     stop.check()?;
 
     let mut recorder = Recorder::begin(dir, &resolved, job, &run, &client, &trainer, *started)?;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, ScopedJoinHandle};
 use std::time::Instant;
 
-use hlo::{Graph, LeafSpec, Program, Tree};
+use hlo::{Graph, LeafSpec, Mesh, Program, Tree};
 use models::Model;
 
 use super::{Error, Run};
@@ -29,17 +29,17 @@ pub struct CompileSettings {
 }
 
 impl CompileSettings {
-    /// Completes the settings for a client's devices: assigns a device to each replica, and adds the XLA options for
+    /// Completes the settings for a client's devices: assigns a device to each replica of the mesh, and adds the XLA options for
     /// the devices' chip if it is known, so that a run compiles what `lockstep compile` showed. Options set before
     /// take precedence.
     #[must_use]
-    pub fn for_devices(mut self, client: &Client, num_replicas: usize) -> Self {
+    pub fn for_devices(mut self, client: &Client, mesh: &Mesh) -> Self {
         let devices = device_order(client.global_devices());
-        let ids = devices.iter().take(num_replicas).map(|device| device.id);
+        let ids = devices.iter().take(mesh.num_replicas()).map(|device| device.id);
         self.options.device_assignment = Some(ids.collect());
         let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind));
         if let Some(chip) = chip {
-            self.options.overrides = flags::with_overrides(chip, &self.options.overrides);
+            self.options.overrides = flags::with_overrides(chip, mesh, &self.options.overrides);
         }
         self
     }
@@ -129,7 +129,8 @@ pub struct Programs {
     pub proof: Background,
     /// Names of the metrics, which follow loss and weight in the sums of `eval`.
     pub eval_metrics: Vec<&'static str>,
-    /// The paths in the state of the leaves that evaluation reads and files hold, under their names in the model.
+    /// The paths in the state of the leaves that evaluation reads and whose rows files hold, under their paths in the
+    /// model.
     pub model_leaves: Tree<String>,
     /// The graph of the step that was compiled, for reports.
     pub step_graph: Graph,

@@ -51,6 +51,7 @@ impl Recorder {
     ) -> Result<Self, Error> {
         // As the configuration spells it.
         let precision = serde_json::to_value(job.config.train.precision).unwrap_or_default();
+        let state_bytes = trainer.state().leaves().map(|leaf| leaf.num_bytes() as u64);
         let info = RunInfo {
             elapsed_secs: started.elapsed().as_secs_f64(),
             planned_steps: run.length.total_steps(),
@@ -59,6 +60,7 @@ impl Recorder {
             mesh: Axis::ALL.map(|axis| (axis.name(), run.mesh.size(axis))).into(),
             global_batch: run.batch.global_batch(),
             num_params: trainer.num_params(),
+            state_bytes_per_replica: state_bytes.sum(),
             seed: job.config.train.seed,
             precision: precision.as_str().unwrap_or_default().to_owned(),
             backend: job.config.device.backend.to_string(),

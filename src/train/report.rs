@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use hlo::{Axis, LeafSpec};
+use hlo::{Axis, AxisSet, Graph, LeafSpec, Mesh, Tree};
 
 use super::{Run, Trainer};
+use crate::config::ParallelConfig;
+use crate::parallel::{ShardingReport, Total};
 use crate::step::{OPT_STATE, PARAMS};
 
 /// The sizes that make up the global batch, and the length of the run.
@@ -14,47 +16,173 @@ pub fn describe_batch(run: &Run) -> String {
     format!("batch: {batch};{} {} in total", epoch.unwrap_or_default(), length.total_steps())
 }
 
-/// The sizes of the state, and the cost of synchronization: bytes per step, collectives and replica groups.
-pub fn describe_synchronisation(trainer: &Trainer) -> String {
+/// The sizes of the state, what is sharded, and the cost of synchronization: bytes per step, collectives and replica
+/// groups.
+pub fn describe_synchronisation(trainer: &Trainer, parallel: &ParallelConfig) -> String {
     let state = trainer.state();
     let bytes = |prefix: &str| -> usize {
         let leaves = state.iter().filter(|(path, _)| path.split('.').next() == Some(prefix));
         leaves.map(|(_, leaf)| leaf.num_bytes()).sum()
     };
     let params = state.specs().subtree(PARAMS);
-    let collectives = hlo::count(trainer.step_graph()).collectives;
+    let (sharding, synchronisation) = match state.mesh().size(Axis::Fsdp) {
+        1 => (String::new(), describe_all_reduces(trainer.step_graph())),
+        _ => (
+            format!("\nsharding: {}", describe_sharding(state.specs(), state.mesh(), parallel)),
+            describe_by_kind(trainer.step_graph()),
+        ),
+    };
+    format!(
+        "{PARAMS}: {}, {}, and {} of optimizer state on each replica{sharding}\n\
+         synchronisation: {synchronisation}",
+        plural(params.len(), "leaf"),
+        human_bytes(bytes(PARAMS)),
+        human_bytes(bytes(OPT_STATE)),
+    )
+}
+
+/// What a step of replicated state reduces.
+fn describe_all_reduces(step: &Graph) -> String {
+    let collectives = hlo::communication(step);
     let calls: u64 = collectives.iter().map(|collective| collective.count).sum();
     let synced: u64 = collectives.iter().map(|c| c.bytes * c.count).sum();
     let groups: BTreeSet<_> = collectives.iter().map(|c| (c.num_groups, c.group_size)).collect();
     let largest = groups.iter().map(|(_, size)| *size).max();
     // On an axis of one replica a collective moves nothing.
     let groups = groups.into_iter().filter(|(_, size)| *size > 1 || largest == Some(1));
-    let groups: Vec<_> = groups
-        .map(|(num, size)| format!("{} of {}", plural(num, "group"), plural(size, "replica")))
-        .collect();
-    let (cut, whole): (Vec<_>, Vec<_>) =
-        params.values().partition(|leaf| !leaf.sharding.varying().is_empty());
-    let bytes_of = |leaves: &[&LeafSpec]| human_bytes(leaves.iter().map(|l| l.num_bytes()).sum());
-    let sharding = match state.mesh().size(Axis::Fsdp) {
-        1 => String::new(),
-        num_shards => format!(
-            "\nsharding: {}, {}, cut over {num_shards} replicas; {}, {}, whole (small, or no dim divides)",
-            plural(cut.len(), "leaf"),
-            bytes_of(&cut),
-            plural(whole.len(), "leaf"),
-            bytes_of(&whole),
-        ),
-    };
+    let groups: Vec<_> = groups.map(|(num, size)| describe_groups(num, size)).collect();
     format!(
-        "{PARAMS}: {}, {}, and {} of optimizer state on each replica{sharding}\n\
-         synchronisation: {} per step in {} over {}",
-        plural(params.len(), "leaf"),
-        human_bytes(bytes(PARAMS)),
-        human_bytes(bytes(OPT_STATE)),
+        "{} per step in {} over {}",
         human_bytes(synced as usize),
         plural(calls as usize, "collective"),
         groups.join(" and "),
     )
+}
+
+/// How a sharded state is held: the stage of ZeRO, and bytes of parameters sharded and whole, and why.
+fn describe_sharding(state: &Tree<LeafSpec>, mesh: &Mesh, parallel: &ParallelConfig) -> String {
+    let report = ShardingReport::new(&state.subtree(PARAMS), state, mesh);
+    let total = |Total { num_leaves, bytes }| {
+        format!("{}, {}", plural(num_leaves, "leaf"), human_bytes(bytes))
+    };
+    let reasons = report.whole_by_reason();
+    let reasons = reasons.into_iter().map(|(why, of)| format!("{} ({why})", total(of)));
+    let whole = reasons.collect::<Vec<_>>().join(", ");
+    format!(
+        "{} over {} replicas (zero = {}); whole: {}; state: {} of {} on each replica",
+        total(report.sharded()),
+        report.num_shards,
+        parallel.zero_stage(),
+        if whole.is_empty() { "none" } else { &whole },
+        human_bytes(report.local_state_bytes),
+        human_bytes(report.state_bytes),
+    )
+}
+
+/// The collectives of one kind over the same groups in one run of a graph.
+struct CollectiveTotal {
+    /// StableHLO's name: `all_gather`, ...
+    kind: &'static str,
+    /// The axes along which the replicas of a group differ.
+    axes: AxisSet,
+    /// Number of groups.
+    num_groups: usize,
+    /// Replicas in a group; at least 2.
+    group_size: usize,
+    /// Number of executions, loops included.
+    count: u64,
+    /// Bytes of the tensors that a group gathers, scatters or reduces.
+    whole_bytes: u64,
+    /// Bytes that one replica sends, by an algorithm of optimal bandwidth.
+    sent_bytes: u64,
+}
+
+/// The collectives of a graph by kind and groups, in the order in which each kind first occurs. Collectives among one
+/// replica, which move nothing, are left out.
+fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
+    let mut totals: Vec<CollectiveTotal> = vec![];
+    for found in hlo::communication(graph).into_iter().filter(|found| found.group_size > 1) {
+        let (kind, axes) = (found.kind, found.groups.axes());
+        let (num_groups, group_size) = (found.num_groups, found.group_size);
+        let is_same = |total: &CollectiveTotal| {
+            (total.kind, total.axes, total.group_size) == (kind, axes, group_size)
+        };
+        let count = found.count;
+        let whole_bytes = found.whole_bytes.saturating_mul(count);
+        let sent_bytes = found.total_bytes_on_wire();
+        match totals.iter_mut().find(|total| is_same(total)) {
+            Some(total) => {
+                total.count = total.count.saturating_add(count);
+                total.whole_bytes = total.whole_bytes.saturating_add(whole_bytes);
+                total.sent_bytes = total.sent_bytes.saturating_add(sent_bytes);
+            }
+            None => totals.push(CollectiveTotal {
+                kind,
+                axes,
+                num_groups,
+                group_size,
+                count,
+                whole_bytes,
+                sent_bytes,
+            }),
+        }
+    }
+    totals
+}
+
+/// How a sharded state is held: the stage of ZeRO, a line for each parameter, and the totals in bytes.
+pub fn list_sharding(
+    state: &Tree<LeafSpec>,
+    mesh: &Mesh,
+    parallel: &ParallelConfig,
+) -> Vec<String> {
+    let report = ShardingReport::new(&state.subtree(PARAMS), state, mesh);
+    let stage = parallel.zero_stage();
+    let mut lines = vec![format!("zero = {stage} over {} replicas", report.num_shards)];
+    lines.extend(report.params.iter().map(|(path, param)| format!("{PARAMS}.{path}: {param}")));
+    let total =
+        |Total { num_leaves, bytes }| format!("{}, {bytes} bytes", plural(num_leaves, "leaf"));
+    lines.push(format!("sharded: {}", total(report.sharded())));
+    lines.push(format!("whole: {}", total(report.whole())));
+    let reasons = report.whole_by_reason();
+    lines.extend(reasons.into_iter().map(|(why, of)| format!("  {why}: {}", total(of))));
+    let (local, all) = (report.local_state_bytes, report.state_bytes);
+    lines.push(format!("state: {local} of {all} bytes on each replica"));
+    lines
+}
+
+/// A line for each kind of collective over the same groups, with the bytes of one run of the graph.
+pub fn list_collectives(graph: &Graph) -> Vec<String> {
+    let line = |total: CollectiveTotal| {
+        let CollectiveTotal { kind, axes, num_groups, group_size, count, whole_bytes, sent_bytes } =
+            total;
+        format!(
+            "{kind} over {axes}, {}: {count} per step, {whole_bytes} bytes, \
+             {sent_bytes} sent by each replica",
+            describe_groups(num_groups, group_size),
+        )
+    };
+    total_collectives(graph).into_iter().map(line).collect()
+}
+
+/// What a step of sharded state gathers, scatters and reduces, by kind.
+fn describe_by_kind(step: &Graph) -> String {
+    let totals = total_collectives(step);
+    let sent = totals.iter().fold(0u64, |sum, total| sum.saturating_add(total.sent_bytes));
+    let kinds: BTreeSet<_> = totals.iter().map(|total| total.kind).collect();
+    let kinds = kinds.into_iter().map(|kind| {
+        let same = totals.iter().filter(|total| total.kind == kind);
+        let (count, bytes) = same.fold((0u64, 0u64), |(count, bytes), total| {
+            (count.saturating_add(total.count), bytes.saturating_add(total.whole_bytes))
+        });
+        format!("{}, {}", plural(count as usize, kind), human_bytes(bytes as usize))
+    });
+    let kinds: Vec<_> = kinds.collect();
+    format!("each replica sends {} per step; {}", human_bytes(sent as usize), kinds.join("; "))
+}
+
+fn describe_groups(num_groups: usize, group_size: usize) -> String {
+    format!("{} of {}", plural(num_groups, "group"), plural(group_size, "replica"))
 }
 
 /// `1 leaf`, `2 leaves`.

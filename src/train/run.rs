@@ -12,7 +12,7 @@ use crate::config::{AutoOr, BatchSplit, Config, OnNonfinite, OptionValue, RunLen
 use crate::data::{Field, Splits};
 use crate::lowering::Lowering;
 use crate::optim::{self, Transformation, schedule::Schedule};
-use crate::parallel::{Policy, Replicated, Zero};
+use crate::parallel::{Policy, Replicated, Zero, ZeroStage};
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
 use crate::step::{BatchField, StepSpec};
 
@@ -61,7 +61,11 @@ impl Run {
     ) -> Result<Self, Error> {
         let policy: Arc<dyn Policy> = match mesh.size(Axis::Fsdp) {
             1 => Arc::new(Replicated),
-            _ => Arc::new(Zero),
+            _ => Arc::new(Zero::new(match config.parallel.zero_stage() {
+                2 => ZeroStage::Two,
+                3 => ZeroStage::Three,
+                _ => ZeroStage::One,
+            })),
         };
         let batch = config.split_batch(mesh.group_size(policy.batch_axes()))?;
         let num_examples = usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hlo::{AxisSet, Graph, LeafSpec, Literal, Mesh, Tree};
+use hlo::{AxisSet, Graph, LeafSpec, Literal, Mesh, Tree, join_rows, row_specs, rows, split_rows};
 use models::Model;
 
 use super::programs::{Callable, LoweredPrograms, NamedLaunch, Programs};
@@ -11,7 +11,7 @@ use super::{Error, Run};
 use crate::data::HostBatch;
 use crate::observe::StartupSpans;
 use crate::pjrt::{Arg, Buffers, Client, Completion, Placement};
-use crate::state::State;
+use crate::state::{self, State};
 use crate::step::{
     BATCH, LEARNING_RATE, METRICS, METRICS_OUTPUT, MODEL_STATE, PARAMS, REPLICA_LOSS, SEED,
     ema_path,
@@ -112,8 +112,7 @@ impl Trainer {
         seed: u64,
         spans: &StartupSpans,
     ) -> Result<Self, Error> {
-        let num_replicas = run.mesh.num_replicas();
-        let settings = run.compile.clone().for_devices(client, num_replicas);
+        let settings = run.compile.clone().for_devices(client, &run.mesh);
         let specs = lowered.leaves.clone();
         let programs = lowered.compile(client, &settings, spans)?;
         let placement = programs.init.executable.placement();
@@ -141,26 +140,43 @@ impl Trainer {
     /// # Errors
     /// See [`State::scatter`].
     pub fn set_model(&mut self, model: &Tree<Literal>) -> Result<(), Error> {
-        for (name, literal) in model.iter() {
+        let specs = self.model_leaf_specs();
+        let rows = rows(&specs);
+        if let Some(unknown) = model.paths().find(|name| rows.get(name).is_none()) {
+            let path = format!("{PARAMS}.{unknown}");
+            let reason = "the model has no such parameter".to_owned();
+            return Err(state::Error::Leaf { path, reason }.into());
+        }
+        for (name, spec) in specs.iter() {
+            let whole = join_rows(name, spec, model).map_err(|misfit| state::Error::Leaf {
+                path: format!("{PARAMS}.{}", misfit.path),
+                reason: misfit.reason,
+            })?;
+            let Some(whole) = whole else { continue };
             let paths =
                 [format!("{PARAMS}.{name}"), ema_path(name), format!("{MODEL_STATE}.{name}")];
-            let specs = self.state.specs();
-            let there: Vec<_> = paths.iter().filter(|path| specs.get(path).is_some()).collect();
-            // A name that the model does not have is rejected as that of a parameter.
-            for path in if there.is_empty() { vec![&paths[0]] } else { there } {
-                self.state.scatter(path, literal)?;
+            for path in paths {
+                if self.state.specs().get(&path).is_some() {
+                    self.state.scatter(&path, &whole)?;
+                }
             }
         }
         Ok(())
     }
 
-    /// The leaves that evaluation needs, parameters and model state, under the model's own paths.
+    /// The specifications of parameters and model state under the model's own paths: what files hold. Where the state
+    /// stacks parameters, these are the rows.
     pub fn model_specs(&self) -> Tree<LeafSpec> {
+        row_specs(&self.model_leaf_specs())
+    }
+
+    /// The leaves that evaluation needs, under their paths in the model.
+    fn model_leaf_specs(&self) -> Tree<LeafSpec> {
         self.programs.model_leaves.map(|_, path| self.state.specs()[path].clone())
     }
 
-    /// The whole values of the leaves that evaluation needs: model state and parameters, or the parameters' running
-    /// means if the optimizer keeps them.
+    /// The whole values of what evaluation needs: model state and parameters, or the parameters' running means if the
+    /// optimizer keeps them, under the model's own paths.
     ///
     /// # Errors
     /// If a launch or a transfer fails.
@@ -169,7 +185,8 @@ impl Trainer {
             |(name, path): (&str, &String)| Ok((name.to_owned(), self.state.gather(path)?));
         let pending: Vec<_> =
             self.programs.model_leaves.iter().map(gather).collect::<Result<_, Error>>()?;
-        pending.into_iter().map(|(name, leaf)| Ok((name, leaf.wait()?))).collect()
+        let whole = pending.into_iter().map(|(name, leaf)| Ok((name, leaf.wait()?)));
+        Ok(split_rows(&self.model_leaf_specs(), whole.collect::<Result<_, Error>>()?))
     }
 
     /// Waits until all programs are compiled.

@@ -48,6 +48,12 @@ fn keys_and_values() {
         ),
         (&["train.global_batch=2000"], &["1437 training examples", "at most 1437"]),
         (&["mesh.data=1000", "train.batch_per_replica=1"], &["1000 replicas", "`cpu` has 256"]),
+        (
+            &["mesh.data=20", "mesh.fsdp=20", "train.batch_per_replica=1"],
+            &["400 replicas", "`cpu` has 256", "mesh.data x mesh.fsdp"],
+        ),
+        (&["parallel.zero=2"], &["parallel.zero: stage 2", "mesh.fsdp = 1", "set mesh.fsdp"]),
+        (&["parallel.zero=4", "mesh.fsdp=2"], &["parallel.zero: found 4", "from 1 to 3"]),
         (&["train.steps=0"], &["train.steps: found 0", "from 1 to"]),
         (&["train.steps=1"], &["warm-up of 22 steps is longer than the run of 1"]),
         (
@@ -274,8 +280,12 @@ fn parameters_to_start_from() {
         (Path::new(DIGITS), &["digits.toml: it is not a safetensors file, or it is damaged"]),
         (&dir.path().join("nowhere"), &["cannot read the parameters", "nowhere"]),
     ];
+    // Files hold whole parameters, whatever the mesh.
+    let sharded = ["mesh.data=1", "mesh.fsdp=4", "parallel.zero=3"];
     for (path, fragments) in cases {
-        refused(train_args(&[], &["--init", text(path)]), &[], fragments);
+        for mesh in [&[][..], &sharded] {
+            refused(train_args(mesh, &["--init", text(path)]), &[], fragments);
+        }
     }
     let [sound @ .., _, _, _, _] = &bytes[..] else { panic!("an empty file") };
     let poisoned = file(dir.path(), "poisoned", &[sound, &f32::NAN.to_le_bytes()].concat());

@@ -108,9 +108,14 @@ fn bench_prints_a_line_of_json() {
     assert!(text.contains("median of 2, each waited for"), "{text}");
 }
 
+/// Without communication, the gathers and scatters of sharded parameters become local ops of the same shapes.
 #[test]
 fn bench_times_sharded_steps() {
     let mesh = ["--set", "mesh.data=2", "--set", "mesh.fsdp=2"];
+    let program = lockstep(&[&["hlo", DIGITS], &mesh[..]].concat()).succeeded().stdout;
+    for op in ["stablehlo.all_gather", "stablehlo.reduce_scatter", "stablehlo.all_reduce"] {
+        assert!(program.contains(op), "{op} is not in the step");
+    }
     let args = [&["bench", DIGITS, "--steps", "2", "--json"][..], &mesh].concat();
     let figures = lockstep(&args).succeeded().json();
     assert_eq!(figures["num_replicas"], 4);

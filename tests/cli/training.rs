@@ -22,7 +22,7 @@ const STEP_FIELDS: [&str; 12] = [
     "examples_per_sec",
 ];
 const EVAL_FIELDS: [&str; 3] = ["eval_loss", "eval_accuracy", "eval_top5_accuracy"];
-const SUMMARY_FIELDS: [&str; 26] = [
+const SUMMARY_FIELDS: [&str; 27] = [
     "status",
     "reason",
     "steps",
@@ -42,6 +42,7 @@ const SUMMARY_FIELDS: [&str; 26] = [
     "wall_secs",
     "examples_per_sec",
     "num_params",
+    "state_bytes_per_replica",
     "params_fingerprint",
     "num_skipped",
     "seed",
@@ -148,19 +149,164 @@ fn a_run_leaves_metrics_summary_and_parameters() {
     assert_eq!(super::names(&other), super::RUN_FILES);
 
     // A rate below half of the smallest difference between two f32 changes no parameter, so that what
-    // is evaluated is what was read; and on another number of replicas.
-    let still = [
-        "optimizer.name=sgd",
-        "schedule.peak=1e-30",
-        "schedule.warmup=none",
-        "train.steps=1",
-        "mesh.data=4",
-    ];
+    // is evaluated is what was read; and on other meshes.
+    let still =
+        ["optimizer.name=sgd", "schedule.peak=1e-30", "schedule.warmup=none", "train.steps=1"];
     let params = out.join("params.safetensors");
-    let read =
-        lockstep(&train_args(&still, &["--init", text(&params), "--json"])).succeeded().json();
-    assert_eq!(read["params_fingerprint"], summary["params_fingerprint"]);
-    assert_eq!(read["eval_accuracy"], summary["eval_accuracy"]);
+    for mesh in [&["mesh.data=4"][..], &["mesh.data=2", "mesh.fsdp=2", "parallel.zero=3"]] {
+        let args = train_args(&[&still, mesh].concat(), &["--init", text(&params), "--json"]);
+        let read = lockstep(&args).succeeded().json();
+        assert_eq!(read["params_fingerprint"], summary["params_fingerprint"], "{mesh:?}");
+        assert_eq!(read["eval_accuracy"], summary["eval_accuracy"], "{mesh:?}");
+    }
+}
+
+/// Data parallel by two, sharded by two.
+const SHARDED: [&str; 2] = ["mesh.data=2", "mesh.fsdp=2"];
+
+#[test]
+fn a_sharded_run_says_what_is_sharded_and_what_it_sends() {
+    let sets = ["train.steps=2", "schedule.warmup=none", "parallel.zero=3"];
+    let done = lockstep(&train_args(&[&sets[..], &SHARDED].concat(), &["--json"])).succeeded();
+    // Weights of 64 -> 256 -> 256 -> 10, and biases and norms. AdamW keeps two more of each, and there are two counters.
+    let said = "sharding: 3 leaves, 330.00 KiB over 2 replicas (zero = 3); whole: 7 leaves, 6.04 KiB \
+                (a vector of fewer than 65536 elements); state: 513.12 KiB of 1008.12 KiB on each replica\n";
+    assert!(done.stderr.contains(said), "{}", done.stderr);
+    for said in [
+        "synchronisation: each replica sends ",
+        " all_gathers, ",
+        "; 3 reduce_scatters, 330.00 KiB",
+    ] {
+        assert!(done.stderr.contains(said), "{said:?} is not in {}", done.stderr);
+    }
+    let (sharded, whole) = (4 * (64 * 256 + 256 * 256 + 256 * 10), 4 * (2 * 3 * 256 + 10));
+    let state_bytes = 3 * (sharded / 2 + whole) + 2 * 4;
+    assert_eq!(done.json()["state_bytes_per_replica"], state_bytes);
+
+    // Nothing is divisible by 3.
+    let odd =
+        ["mesh.data=1", "mesh.fsdp=3", "train.batch_per_replica=16", "model.hidden=[100, 70]"];
+    let done = lockstep(&train_args(&[&sets[..], &odd].concat(), &[])).succeeded();
+    let said = "sharding: 0 leaves, 0 B over 3 replicas (zero = 3); whole: 2 leaves, 52.34 KiB (no dim that 3 divides), \
+                7 leaves, ";
+    assert!(done.stderr.contains(said), "{}", done.stderr);
+
+    let done = lockstep(&train_args(&sets[..2], &[])).succeeded();
+    assert!(!done.stderr.contains("sharding"), "{}", done.stderr);
+}
+
+#[test]
+fn the_text_of_a_sharded_step_starts_with_what_is_sharded() {
+    let hlo = |stage: &str, sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let args = ["hlo", super::DIGITS, "--stage", stage].into_iter().chain(sets);
+        lockstep(&args.collect::<Vec<_>>()).succeeded().stdout
+    };
+    let text = hlo("step", &SHARDED);
+    let comments: Vec<_> = text.lines().take_while(|line| line.starts_with("// ")).collect();
+    let program = text.lines().nth(comments.len()).unwrap();
+    assert!(program.starts_with("module @step "), "{program}");
+    let expected = [
+        "// zero = 1 over 2 replicas",
+        "// params.blocks.0.linear.weight: f32[256, 64]{dim 0 over {fsdp}}, 32768 bytes on each replica",
+        "// params.blocks.0.linear.bias: f32[256], 1024 bytes, whole: a vector of fewer than 65536 elements",
+        "// params.head.weight: f32[10, 256]{dim 1 over {fsdp}}, 5120 bytes on each replica",
+        "// sharded: 3 leaves, 337920 bytes",
+        "// whole: 7 leaves, 6184 bytes",
+        "//   a vector of fewer than 65536 elements: 7 leaves, 6184 bytes",
+        "// state: 525440 of 1032320 bytes on each replica",
+        // Of two replicas each sends half of what is gathered or scattered.
+        "// all_gather over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 sent by each replica",
+        "// reduce_scatter over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 sent by each replica",
+        "// all_reduce over {data}, 2 groups of 2 replicas: 1 per step, 168960 bytes, 168960 sent by each replica",
+    ];
+    let mut found = comments.iter();
+    for line in expected {
+        assert!(
+            found.any(|comment| *comment == line),
+            "{line:?} is not, in order, in {comments:#?}"
+        );
+    }
+    assert_eq!(comments.iter().filter(|line| line.starts_with("// params.")).count(), 10);
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/parallelism.md");
+    let page = fs::read_to_string(page).unwrap();
+    let shown = page.lines().filter(|line| line.starts_with("// "));
+    let mut unknown = shown.filter(|line| !comments.contains(line));
+    assert_eq!(unknown.next(), None, "docs/parallelism.md shows another program");
+    for (stage, sets) in [("grad", &SHARDED[..]), ("step", &["mesh.data=4"])] {
+        assert!(hlo(stage, sets).starts_with(&format!("module @{stage} ")), "{stage}");
+    }
+}
+
+/// Everything that a run can be asked for works with every stage, or is refused in words.
+#[test]
+fn sharded_state_goes_with_every_other_choice() {
+    const QUICK: &str = "compile.overrides.xla_backend_optimization_level=0";
+    let example = |name: &str| format!("{}/examples/{name}.toml", env!("CARGO_MANIFEST_DIR"));
+    let small_gpt = [
+        "model.num_layers=2",
+        "model.width=32",
+        "model.dropout=0.1",
+        "train.global_batch=8",
+        "train.eval_every=0",
+        "data.path=docs",
+        "data.extensions=['md']",
+    ];
+    let small_resnet =
+        ["train.global_batch=32", "data.num_examples=64", "model.batch_norm_group=16"];
+    // example, keys, what a refusal says
+    let cases: &[(&str, &[&str], Option<&str>)] = &[
+        ("digits", &["parallel.zero=1", "train.steps_per_launch=3", "optimizer.name=lars"], None),
+        (
+            "digits",
+            &["parallel.zero=2", "train.steps_per_launch=3", "train.num_microbatches=4"],
+            None,
+        ),
+        ("digits", &["parallel.zero=3", "train.num_microbatches=4", "train.precision=bf16"], None),
+        ("digits", &["parallel.zero=3", "optimizer.name=lamb", "optimizer.ema_decay=0.9"], None),
+        (
+            "digits",
+            &["parallel.zero=2", "train.on_nonfinite=skip", "parallel.bucket_bytes=0"],
+            None,
+        ),
+        ("digits", &["parallel.zero=3", "data.source=synthetic", "train.precision=f64"], None),
+        (
+            "digits",
+            &["parallel.zero=3", "train.batch_per_replica=5", "train.check_lockstep_every=1"],
+            None,
+        ),
+        ("gpt-bytes-fsdp", &small_gpt, None),
+        (
+            "gpt-bytes-fsdp",
+            &[&small_gpt[..], &["model.scan_layers=true", "model.remat=true"]].concat(),
+            None,
+        ),
+        // A group of batch norm on two batch shards, which differ along fsdp.
+        ("resnet20-synthetic", &[&small_resnet[..], &["parallel.zero=3"]].concat(), None),
+        (
+            "resnet20-synthetic",
+            &[&small_resnet[..], &["parallel.zero=2", "model.batch_norm_group=12"]].concat(),
+            Some("groups of 12 examples cannot be made of 8 on each of 4 replicas"),
+        ),
+        ("digits", &["train.global_batch=62"], Some("train.global_batch: 62 does not divide")),
+    ];
+    for (name, sets, refusal) in cases {
+        let all = [sets, &SHARDED[..], &["train.steps=6", "schedule.warmup=none", QUICK]].concat();
+        let mut args = vec!["train".to_owned(), example(name), "--json".to_owned()];
+        args.extend(all.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]));
+        let done = lockstep(&args);
+        match refusal {
+            None => {
+                let summary = done.succeeded().json();
+                assert_eq!(summary["steps"], 6, "{name} {sets:?}");
+                assert!(summary["final_loss"].is_number(), "{name} {sets:?}: {summary}");
+            }
+            Some(said) => {
+                assert_eq!(done.code, Some(1), "{name} {sets:?}: {}", done.stderr);
+                assert!(done.stderr.contains(said), "{name} {sets:?}: {}", done.stderr);
+            }
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! - `order`: the order of devices on the topologies that the plugins describe
 //! - `programs`: collectives, groups, bytes and overlap of an MLP, a ResNet-50 and GPT-2, and one that does
 //!   not fit until the advice is followed
+//! - `sharded`: gathers and scatters of a GPT at ZeRO stage 3, and GPT-2 1558M, which fits only sharded
 //! - `plan`: scaling by the cost model
 //!
 //! The tests install the plugins once, into the user's cache: downloads of some 200 MB for TPUs and 150 MB for
@@ -13,6 +14,7 @@ mod order;
 mod plan;
 mod programs;
 mod refused;
+mod sharded;
 
 use std::path::Path;
 use std::process::Command;

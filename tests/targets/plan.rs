@@ -41,10 +41,40 @@ fn a_plan_ranges_from_one_device_to_the_whole_target() {
     for label in ["waited for", "devices", "hierarchical", "1 KiB", "bytes of an all_reduce"] {
         assert!(svg.contains(label), "{label}");
     }
-    // The cost model does not count gathers and scatters, so it does not guess.
-    let sharded = lockstep(&[&args[..], &["--set", "mesh.fsdp=8"]].concat(), &[]);
-    assert_eq!(sharded.code, Some(1), "{}", sharded.stdout);
-    assert!(sharded.stderr.contains("set mesh.fsdp to 1"), "{}", sharded.stderr);
     let table = lockstep(&args, &[]).stdout;
     assert!(table.contains("efficiency") && table.contains("devices on the step waits"), "{table}");
+}
+
+/// With 8 shards, a host holds the state once: gathers and scatters stay on NVLink, and only shards cross the network.
+#[test]
+fn a_plan_of_sharded_state_grows_by_whole_groups() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = config(dir.path(), MLP, FEATURES, 32);
+    let plan = |more: &[&str]| -> serde_json::Value {
+        let args = ["plan", path.to_str().unwrap(), "--target", "gpu:h100:4x8", "--json"];
+        let done = lockstep(&[&args[..], more].concat(), &[]);
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+        serde_json::from_str(&done.stdout).unwrap()
+    };
+    let (whole, sharded) = (plan(&[]), plan(&["--set", "mesh.fsdp=8"]));
+    let rows = sharded["rows"].as_array().unwrap();
+    let sizes: Vec<_> = rows.iter().map(|row| row["num_devices"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [8, 16, 32]);
+    assert_eq!(sharded["mesh"], "mesh: data grows from 1 to 4, fsdp is 8");
+    assert_eq!(whole["mesh"], "mesh: data grows from 1 to 32, fsdp is 1");
+    for row in rows {
+        let of = |key: &str| row[key].as_f64().unwrap();
+        assert!((of("step_ms") - of("compute_ms") - of("exposed_ms")).abs() < 1e-9, "{row}");
+        assert!(of("communication_ms") > 0.0, "{row}");
+    }
+    let last = |plan: &serde_json::Value, key: &str| {
+        plan["rows"].as_array().unwrap().last().unwrap()[key].as_f64().unwrap()
+    };
+    let share = last(&sharded, "state_bytes") / last(&whole, "state_bytes");
+    // Vectors stay whole.
+    assert!((0.125..0.127).contains(&share), "{share}");
+    // On one host, gather and scatter take as long as the all_reduce, whose halves they are.
+    let on_a_host = whole["rows"][3]["communication_ms"].as_f64().unwrap();
+    let gathers_too = rows[0]["communication_ms"].as_f64().unwrap();
+    assert!((gathers_too / on_a_host - 1.0).abs() < 0.5, "{gathers_too} of {on_a_host}");
 }

@@ -85,6 +85,39 @@ fn check_sharded_mlp(target: &str) {
     assert!(in_groups_of("all_gather", 4) > 1 << 20, "{collectives:?}");
     assert!(in_groups_of("reduce_scatter", 4) > 1 << 20, "{collectives:?}");
     assert!(in_groups_of("all_reduce", 2) > 1 << 20, "{collectives:?}");
+
+    // The compiler keeps the pass of a collective, so that the sums know what each is for.
+    let sums = sharded["collective_sums"].as_array().unwrap();
+    let of_phase = |phase: &str, group_size: u64, key: &str| -> u64 {
+        let rows = sums.iter().filter(|s| s["phase"] == phase && s["group_size"] == group_size);
+        rows.map(|row| row[key].as_u64().unwrap()).sum()
+    };
+    let parameters = 4 * of_bytes(&sharded, "parameters_bytes");
+    // Shards are gathered in f32, or in bf16 where the compiler converts them first. Gradients are scattered whole and
+    // reduced as shards.
+    let gathered = of_phase("forward_gather", 4, "bytes");
+    let margin = parameters / 64;
+    assert!(gathered + margin > parameters / 8, "{gathered}: {sums:?}");
+    assert!(gathered < parameters / 4 + margin, "{gathered}: {sums:?}");
+    let scattered = of_phase("scatter", 4, "bytes");
+    assert!(scattered.abs_diff(parameters) < parameters / 16, "{scattered}: {sums:?}");
+    let reduced = of_phase("reduction", 2, "bytes");
+    assert!(reduced.abs_diff(parameters / 4) < parameters / 16, "{reduced}: {sums:?}");
+    assert_eq!(of_phase("backward_gather", 4, "count"), 0, "{sums:?}");
+    for sum in sums {
+        assert!(sum["overlapped_bytes"].as_u64() <= sum["bytes"].as_u64(), "{sum}");
+    }
+    let overlapped = sharded["overlapped_gather_fraction"].as_f64().unwrap();
+    let bytes = of_phase("forward_gather", 4, "overlapped_bytes") as f64;
+    assert!((overlapped - bytes / gathered as f64).abs() < 1e-9, "{overlapped}");
+    assert!(whole["overlapped_gather_fraction"].is_null(), "{whole}");
+    let alive = of_bytes(&sharded, "gathered_bytes");
+    assert!(alive > 0 && alive <= parameters + margin, "{alive}");
+    assert_eq!(of_bytes(&whole, "gathered_bytes"), 0);
+}
+
+fn of_bytes(report: &Value, key: &str) -> u64 {
+    report["memory"][key].as_u64().unwrap()
 }
 
 #[test]

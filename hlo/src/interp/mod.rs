@@ -163,7 +163,7 @@ fn run(graph: &Graph, inputs: &[Replicas], running: &[bool]) -> Result<Vec<Repli
         for ty in node.results().map(|value| graph.ty(value)) {
             let elements = ty.dims.iter().try_fold(1usize, |n, dim| n.checked_mul((*dim).max(1)));
             if elements.is_none_or(|elements| elements > MAX_ELEMENTS) {
-                let (op, location, ty) = (node.op.name(), node.location, ty.clone());
+                let (op, location, ty) = (node.op.name(), node.location.line, ty.clone());
                 return Err(InterpError::TooLarge { op, location, ty });
             }
         }
@@ -200,7 +200,7 @@ fn eval(
             let mut result = (*operand).clone();
             for group in groups.clone() {
                 if group.iter().any(|replica| running[*replica] != running[group[0]]) {
-                    let (op, location) = (node.op.name(), node.location);
+                    let (op, location) = (node.op.name(), node.location.line);
                     return Err(InterpError::LeftLoop { op, location, group });
                 }
                 let values: Vec<_> = group.iter().map(|replica| &*operand[*replica]).collect();
@@ -267,10 +267,14 @@ fn eval(
             Ok(vec![(0..mesh.num_replicas()).map(|replica| Arc::new(index(replica))).collect()])
         }
         Op::CustomCall(call) => {
-            let (target, location) = (call.target.clone(), node.location);
+            let (target, location) = (call.target.clone(), node.location.line);
             Err(InterpError::CustomCall { target, location })
         }
-        Op::FusionBarrier | Op::OptimizationBarrier | Op::Vary { .. } | Op::StopGradient => same(),
+        Op::FusionBarrier
+        | Op::BlockBoundary
+        | Op::OptimizationBarrier
+        | Op::Vary { .. }
+        | Op::StopGradient => same(),
         Op::AllReduce { reduction, .. } => in_groups(&|x| collective::all_reduce(*reduction, x)),
         Op::AllGather { dim, .. } => in_groups(&|x| collective::all_gather(x, *dim)),
         Op::ReduceScatter { dim, .. } => in_groups(&|x| collective::reduce_scatter(x, *dim)),

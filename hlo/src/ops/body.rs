@@ -9,7 +9,7 @@ pub(super) fn region(
     is_free: &[bool],
     f: impl for<'b> FnOnce(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
 ) -> Result<Graph, Error> {
-    let t = Tracer::new(outer.mesh());
+    let t = outer.within();
     let inputs = t.region_inputs(types, is_free);
     for (i, result) in f(&inputs).into_iter().enumerate() {
         t.output_varying(format!("output.{i}"), result, AxisSet::ALL);

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::body::region;
+use crate::grad::{Recompute, vjp_with};
 use crate::region::Region;
-use crate::{AxisSet, DType, Graph, Mesh, Op, Tensor, TensorType, Tracer, vjp};
+use crate::{AxisSet, DType, Graph, Mesh, Op, Tensor, TensorType, Tracer};
 
 /// One function of a [`Tracer::case`].
 pub type Branch<'f> = &'f dyn for<'b> Fn(&[Tensor<'b>]) -> Vec<Tensor<'b>>;
@@ -171,7 +172,8 @@ pub(crate) fn case_vjp<'g>(
                 .collect();
             let wrt: Vec<_> =
                 x.iter().zip(wanted).filter(|(_, wanted)| **wanted).map(|(x, _)| *x).collect();
-            vjp(&seeds, &wrt)
+            // The branch has been recomputed for this.
+            vjp_with(&seeds, &wrt, Recompute::Keep)
         });
         graph.map(Region::new).map_err(|error| {
             let message = error.message.clone();

@@ -92,4 +92,13 @@ impl<'g> Tensor<'g> {
     pub fn fusion_barrier(self) -> Tensor<'g> {
         self.tracer().apply(Op::FusionBarrier, &[self])
     }
+
+    /// The tensor, unchanged; so is its cotangent. Marks where one block of a model ends and the next begins, in the
+    /// backward pass too. [`crate::rewrites::tie_gathers`] times the gathers of parameters by it;
+    /// [`crate::rewrites::without_block_boundaries`] removes the mark.
+    #[must_use]
+    #[track_caller]
+    pub fn block_boundary(self) -> Tensor<'g> {
+        self.tracer().apply(Op::BlockBoundary, &[self])
+    }
 }

@@ -1,10 +1,12 @@
 //! Functions with a hand-written VJP, where the derived one is too slow.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::body::region;
+use crate::grad::Recompute;
 use crate::region::Region;
-use crate::{Op, Tensor, TensorType, Tracer};
+use crate::{Binary, Node, Op, Tensor, TensorType, Tracer, ValueId};
 
 /// A function, and its VJP.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -13,6 +15,8 @@ pub struct CustomVjp {
     pub forward: Arc<Region>,
     /// From operands, results and the results' cotangents to the cotangents of the float operands.
     pub backward: Arc<Region>,
+    /// `true` if the results are not kept for the backward pass, which computes them again from the operands.
+    pub recompute: bool,
 }
 
 impl Tracer {
@@ -41,6 +45,34 @@ impl Tracer {
     pub fn custom_vjp<'g>(
         &'g self,
         x: &[Tensor<'g>],
+        forward: impl for<'b> FnOnce(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
+        backward: impl for<'b> FnOnce(&[Tensor<'b>], &[Tensor<'b>], &[Tensor<'b>]) -> Vec<Tensor<'b>>,
+    ) -> Vec<Tensor<'g>> {
+        self.record_custom_vjp(x, false, forward, backward)
+    }
+
+    /// [`Self::custom_vjp`] whose results are not kept for the backward pass. Where a VJP needs them, reshaped or
+    /// converted or not, `forward` runs again on the operands, after a barrier with the cotangent. So the second run does
+    /// not begin before the backward pass gets there, and no compiler merges it with the first. Inside [`Self::remat`],
+    /// whose body runs again anyway, it does not run a third time.
+    ///
+    /// For results that are much larger than the operands, such as a parameter gathered from its shards. `backward` should
+    /// not use the results: it gets those of the first run, which then stay in memory.
+    #[track_caller]
+    pub fn custom_vjp_recomputed<'g>(
+        &'g self,
+        x: &[Tensor<'g>],
+        forward: impl for<'b> FnOnce(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
+        backward: impl for<'b> FnOnce(&[Tensor<'b>], &[Tensor<'b>], &[Tensor<'b>]) -> Vec<Tensor<'b>>,
+    ) -> Vec<Tensor<'g>> {
+        self.record_custom_vjp(x, true, forward, backward)
+    }
+
+    #[track_caller]
+    fn record_custom_vjp<'g>(
+        &'g self,
+        x: &[Tensor<'g>],
+        recompute: bool,
         forward: impl for<'b> FnOnce(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
         backward: impl for<'b> FnOnce(&[Tensor<'b>], &[Tensor<'b>], &[Tensor<'b>]) -> Vec<Tensor<'b>>,
     ) -> Vec<Tensor<'g>> {
@@ -95,7 +127,8 @@ impl Tracer {
             return poison();
         }
         let (forward, backward) = (Region::new(forward), Region::new(backward));
-        let mut results = self.apply_variadic(Op::CustomVjp(CustomVjp { forward, backward }), x);
+        let mut results =
+            self.apply_variadic(Op::CustomVjp(CustomVjp { forward, backward, recompute }), x);
         results.resize(num_results, self.poison());
         results
     }
@@ -113,4 +146,98 @@ pub(crate) fn vjp<'g>(
     let inputs = [x, y, &cotangents].concat();
     let mut found = y[0].tracer().inline(&custom.backward.graph, &inputs).into_iter();
     x.iter().map(|x| if x.dtype().is_float() { found.next() } else { None }).collect()
+}
+
+/// What the backward pass computes again: results of [`Tracer::custom_vjp_recomputed`], and values derived from them by
+/// ops that only move or convert elements.
+pub(crate) struct Recomputed<'g> {
+    tracer: &'g Tracer,
+    /// For each value of the forward pass, `true` if it is computed again.
+    is_recomputed: Vec<bool>,
+    /// The values that were computed again.
+    again: HashMap<ValueId, Tensor<'g>>,
+}
+
+impl<'g> Recomputed<'g> {
+    pub(crate) fn new(tracer: &'g Tracer, recompute: Recompute) -> Self {
+        let graph = tracer.graph();
+        let mut is_recomputed = vec![false; graph.num_values()];
+        if recompute == Recompute::Again {
+            for node in graph.nodes() {
+                let moves = moves_elements(&node.op) && is_recomputed[node.operands[0].index()];
+                if moves || matches!(&node.op, Op::CustomVjp(custom) if custom.recompute) {
+                    for result in node.results() {
+                        is_recomputed[result.index()] = true;
+                    }
+                }
+            }
+        }
+        drop(graph);
+        Self { tracer, is_recomputed, again: HashMap::new() }
+    }
+
+    /// Replaces the operands of a node that are to be computed again. The barrier that holds back the computation
+    /// holds a cotangent too, which is replaced by the barrier's result.
+    #[track_caller]
+    pub(crate) fn replace(
+        &mut self,
+        node: &Node,
+        operands: &mut [Tensor<'g>],
+        cotangents: &mut [Option<Tensor<'g>>],
+    ) {
+        if moves_elements(&node.op) || !uses_operands(&node.op) {
+            return;
+        }
+        let Some(cotangent) = cotangents.iter_mut().flatten().next() else { return };
+        for (id, operand) in node.operands.iter().zip(operands) {
+            if self.is_recomputed.get(id.index()).is_some_and(|is_recomputed| *is_recomputed) {
+                *operand = self.compute(*id, cotangent);
+            }
+        }
+    }
+
+    #[track_caller]
+    fn compute(&mut self, id: ValueId, cotangent: &mut Tensor<'g>) -> Tensor<'g> {
+        if let Some(again) = self.again.get(&id) {
+            return *again;
+        }
+        let node = self.tracer.graph().node_of(id).clone();
+        let results = match node.op {
+            Op::CustomVjp(_) => {
+                let operands = node.operands.iter().map(|operand| self.tracer.tensor(*operand));
+                let held_back: Vec<_> = operands.chain([*cotangent]).collect();
+                let mut held_back = self.tracer.optimization_barrier(&held_back);
+                *cotangent = held_back.pop().unwrap_or(*cotangent);
+                self.tracer.apply_variadic(node.op.clone(), &held_back)
+            }
+            _ => {
+                let operand = self.compute(node.operands[0], cotangent);
+                vec![self.tracer.apply(node.op.clone(), &[operand])]
+            }
+        };
+        self.again.extend(node.results().zip(results));
+        self.again.get(&id).copied().unwrap_or_else(|| self.tracer.poison())
+    }
+}
+
+/// `true` for ops with one operand whose elements they only move, repeat or convert. Their VJPs do not need its values.
+pub(crate) fn moves_elements(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Convert(_)
+            | Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::BroadcastInDim { .. }
+            | Op::Slice { .. }
+            | Op::Vary { .. }
+            | Op::FusionBarrier
+    )
+}
+
+/// `false` if the op's VJP does not use the values of its operands.
+fn uses_operands(op: &Op) -> bool {
+    !matches!(
+        op,
+        Op::Binary(Binary::Add | Binary::Subtract) | Op::Concatenate { .. } | Op::Gather { .. }
+    )
 }

@@ -19,7 +19,9 @@ pub(crate) fn expand(graph: &Graph) -> Cow<'_, Graph> {
         Some(match &node.op {
             Op::Scan(scan) => as_while(new, scan, node, operands),
             op => match op.inlined_body() {
-                Some(body) => inline(new, &expand(&body.graph), operands),
+                Some(body) => {
+                    inline(new, &expand(&body.graph), operands, node.location.is_backward)
+                }
                 None => {
                     let inner = op.with_regions(|region| expand(region).into_owned());
                     push(new, node, inner.unwrap_or_else(|| op.clone()), operands)
@@ -36,8 +38,14 @@ fn needs_expansion(graph: &Graph) -> bool {
     })
 }
 
-/// Appends a graph's nodes, with these values as its inputs. Returns its outputs.
-pub(crate) fn inline(new: &mut Graph, graph: &Graph, inputs: &[ValueId]) -> Vec<ValueId> {
+/// Appends a graph's nodes, with these values as its inputs. Returns its outputs. With `is_backward`, the nodes belong to
+/// the backward pass.
+pub(crate) fn inline(
+    new: &mut Graph,
+    graph: &Graph,
+    inputs: &[ValueId],
+    is_backward: bool,
+) -> Vec<ValueId> {
     // Indexed by the old values, which are numbered in node order.
     let mut map: Vec<ValueId> = Vec::with_capacity(graph.num_values());
     for node in graph.nodes() {
@@ -46,7 +54,9 @@ pub(crate) fn inline(new: &mut Graph, graph: &Graph, inputs: &[ValueId]) -> Vec<
             continue;
         }
         let operands: Vec<_> = node.operands.iter().map(|operand| map[operand.index()]).collect();
-        map.extend(push(new, node, node.op.clone(), &operands));
+        let location = node.location.or_backward(is_backward);
+        let first = rebuild::push_at(new, location, node.op.clone(), &operands);
+        map.extend(new.node_of(first).results());
     }
     graph.outputs().iter().map(|output| map[output.value.index()]).collect()
 }

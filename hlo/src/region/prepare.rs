@@ -21,7 +21,7 @@ pub(crate) fn prepare(graph: &Graph) -> Graph {
         // A body may contain such ops itself.
         return prepare(&rebuild_values(graph, |new, node, operands| {
             Some(match node.op.inlined_body() {
-                Some(body) => inline(new, &body.graph, operands),
+                Some(body) => inline(new, &body.graph, operands, node.location.is_backward),
                 None => push(new, node, node.op.clone(), operands),
             })
         }));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::expand::push;
 use super::residuals::recomputed;
 use super::{Region, Scan};
-use crate::grad::{Cotangents, active};
+use crate::grad::{Cotangents, Recompute, active, vjp_with};
 use crate::graph::Output;
 use crate::passes::eliminate_dead_code;
 use crate::tensor::Tracer;
@@ -31,7 +31,7 @@ pub(crate) fn remat_vjp<'g>(
         .filter_map(|(output, ct)| Some((output, ct.and_then(|_| given.next())?)))
         .collect();
     let wrt: Vec<_> = inputs.iter().zip(wanted).filter(|(_, w)| **w).map(|(x, _)| *x).collect();
-    let mut found = vjp(&seeds, &wrt).into_iter();
+    let mut found = vjp_with(&seeds, &wrt, Recompute::Keep).into_iter();
     Ok(wanted.iter().map(|wanted| if *wanted { found.next() } else { None }).collect())
 }
 
@@ -340,7 +340,7 @@ impl Joint {
             };
             *output = output.map(add);
         }
-        finish(new, outputs)
+        finish(new, outputs).in_backward()
     }
 
     /// Input number `i` of this graph as the next input of another.

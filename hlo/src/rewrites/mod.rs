@@ -1,19 +1,31 @@
 //! Passes that rewrite a graph into an equivalent form that some backend runs faster. The caller chooses the
 //! passes for its backend.
 
+mod gathers;
 mod in_place;
+mod isolate;
 mod reductions;
 
 use crate::rebuild::{push, rebuild};
 use crate::{Graph, Node, Op, TensorType, ValueId};
 
+pub use gathers::tie_gathers;
 pub use in_place::update_in_place;
+pub(crate) use isolate::isolate;
 pub use reductions::stage_reductions;
 
 /// Removes the hints of [`crate::Tensor::fusion_barrier`], for backends that fuse well without them.
 pub fn without_fusion_barriers(graph: &Graph) -> Graph {
     everywhere(graph, &|_, node, operands, _| match node.op {
         Op::FusionBarrier => Some(operands[0]),
+        _ => None,
+    })
+}
+
+/// Removes the marks of [`crate::Tensor::block_boundary`].
+pub fn without_block_boundaries(graph: &Graph) -> Graph {
+    everywhere(graph, &|_, node, operands, _| match node.op {
+        Op::BlockBoundary => Some(operands[0]),
         _ => None,
     })
 }

@@ -37,7 +37,7 @@ pub fn embedding<'g>(
     d: usize,
     initializer: Initializer,
 ) -> Embedding<'g> {
-    let table_vd = scope.param_in_full("weight", &[vocabulary, d], initializer);
+    let table_vd = scope.param_to_round("weight", &[vocabulary, d], initializer);
     Embedding { table_vd, dtype: scope.precision().compute }
 }
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use hlo::{AxisSet, DType, Mesh, TensorType, Tree, trace};
+use hlo::{AxisSet, DType, Mesh, TensorType, Tree, row_specs, trace};
 use models::{Batch, Precision, Scope};
 use serde::Serialize;
 
@@ -116,7 +116,8 @@ fn parameter_ranks(config: &Config) -> Result<Tree<usize>> {
         let fields = fields.collect();
         let weight = t.full(DType::F32, &[NUM_EXAMPLES], 1.0);
         model.loss(&scope, &Batch { fields, weight });
-        ranks = scope.parameters().map(|_, parameter| parameter.dims.len());
+        let parameters = row_specs(&scope.parameters().map(|_, parameter| parameter.leaf()));
+        ranks = parameters.map(|_, parameter| parameter.dims.len());
     })?;
     Ok(ranks)
 }

@@ -132,7 +132,7 @@ pub(super) const KEYS: &[KeyRow] = &[
     GPT.key("context", MODEL_SIZE, "tokens", Depends("the preset's"), "Maximum number of positions. Examples may be shorter."),
     GPT.key("vocabulary", MODEL_SIZE, "tokens", Depends("the preset's"), "Number of different tokens."),
     GPT.key("dropout", SHARE, "", Value("0.0"), "Probability of dropout in training: of the embeddings, of the attention weights, and of the output of each half of a block."),
-    GPT.key("scan_layers", Bool, "", Value("false"), "Write the blocks as a loop. It compiles faster, but the gradients cannot be reduced while the loop runs."),
+    GPT.key("scan_layers", Bool, "", Value("false"), "Write the blocks as a loop. It compiles faster, but less communication overlaps with compute."),
     GPT.key("remat", Bool, "", Value("false"), "Recompute each block in the backward pass instead of keeping its activations."),
 
     DATA.key("source", OneOf(DataConfig::NAMES), "", Required, "Where the examples come from."),
@@ -178,7 +178,7 @@ pub(super) const KEYS: &[KeyRow] = &[
     TRAIN.key("examples", COUNT, "examples", Depends("instead of `steps`"), "Length of the run. A batch that would exceed it is left out."),
     TRAIN.key("seed", ANY_COUNT, "", Value("0"), "Seed of all random numbers: initial parameters, order of data, dropout."),
     TRAIN.key("eval_every", ANY_COUNT, "steps", Value("0"), "Steps between evaluations. 0 evaluates at the end only."),
-    TRAIN.key("num_microbatches", ROUNDS, "microbatches", Value("1"), "Microbatches on each replica, whose gradients are summed before the reduction."),
+    TRAIN.key("num_microbatches", ROUNDS, "microbatches", Value("1"), "Microbatches on each replica. Their gradients are summed, and then reduced over the replicas; with `parallel.zero` 2 or 3, those of each microbatch are reduced first."),
     TRAIN.key("steps_per_launch", ROUNDS, "steps", Value("1"), "Steps in one launch of a program: at most `eval_every` and `check_lockstep_every`, unless these are 0."),
     TRAIN.key("check_lockstep_every", ANY_COUNT, "steps", Value("50"), "Steps between checks that all replicas hold the same state. 0 disables them."),
     TRAIN.key("on_nonfinite", OneOf(&["stop", "skip"]), "", Value("\"stop\""), "What to do if the loss, a gradient or the next state is not finite: stop the run, or skip the update."),
@@ -229,8 +229,8 @@ pub(super) const KEYS: &[KeyRow] = &[
     PIECEWISE.key("interpolation", OneOf(&["linear", "constant"]), "", Value("\"linear\""), "How the rate changes between boundaries: linearly, or not."),
 
     MESH.key("data", AutoOrInteger(1, Some(MAX_REPLICAS)), "replicas", Value("\"auto\""), "Number of replicas that hold the same state; the batch is divided over them. `\"auto\"` uses all devices that `fsdp` leaves."),
-    MESH.key("fsdp", AutoOrInteger(1, Some(MAX_REPLICAS)), "replicas", Value("1"), "Number of replicas that parameters and optimizer state are sharded over; the batch is divided over them too. `\"auto\"` uses all devices that `data` leaves."),
-    PARALLEL.key("zero", Integer(1, Some(1)), "", Value("1"), "Stage of ZeRO if `mesh.fsdp` is more than 1. Stage 1 keeps parameters and optimizer state sharded, and gathers each parameter once a step."),
+    MESH.key("fsdp", AutoOrInteger(1, Some(MAX_REPLICAS)), "replicas", Value("1"), "Number of replicas that parameters and optimizer state are sharded over; the batch is divided over them too. `\"auto\"` uses all devices that `data` leaves, or all if `data` is `\"auto\"` too. See [Parallelism](parallelism.md)."),
+    PARALLEL.key("zero", Integer(1, Some(3)), "", Absent("stage 1 if `mesh.fsdp` is more than 1"), "Stage of ZeRO. Allowed only if `mesh.fsdp` is more than 1 or `\"auto\"`. Every stage keeps parameters and optimizer state sharded. Stage 1 gathers each parameter and reduces each gradient once a step. Stage 2 reduces the gradient of each microbatch, and accumulates shards of it. Stage 3 gathers each parameter where the model uses it, in the forward and again in the backward pass. See [Parallelism](parallelism.md)."),
     PARALLEL.key("bucket_bytes", AutoOrInteger(0, None), "bytes", Value("\"auto\""), "Size of the buckets in which gradients are reduced. 0 reduces each by itself; `\"auto\"` is what is fastest on the backend."),
     DEVICE.key("backend", Other("`\"cpu\"`, `\"cuda\"`, `\"tpu\"`, or the path of a plugin, with a `/` in it"), "", Value("\"cpu\""), "The PJRT plugin."),
     DEVICE.key("options", Other("table of options"), "", Value("{}"), "Options of the plugin, passed to it when it opens its devices: `true`, `false`, numbers, strings or lists of whole numbers. The `cpu` backend has none. See [GPU](gpu.md) and [TPU](tpu.md)."),

@@ -115,6 +115,30 @@ pub fn all_gather(fabric: &Fabric, bytes: f64) -> f64 {
     reduce_scatter(fabric, bytes)
 }
 
+/// Seconds of a collective by StableHLO's name, with `whole_bytes` shared by the group as in
+/// [`hlo::Communication::whole_bytes`]. An all_to_all takes as long as a reduce_scatter, a collective_permute sends to the
+/// next device; 0 for an unknown name.
+pub fn seconds(fabric: &Fabric, kind: &str, whole_bytes: f64) -> f64 {
+    if fabric.num_devices() <= 1 {
+        return 0.0;
+    }
+    match kind {
+        "all_reduce" => all_reduce(fabric, whole_bytes).0,
+        "reduce_scatter" | "all_to_all" => reduce_scatter(fabric, whole_bytes),
+        "all_gather" => all_gather(fabric, whole_bytes),
+        "collective_permute" => {
+            let (latency_secs, bytes_per_sec) = match (&fabric.group, fabric.num_groups) {
+                (_, 2..) => (fabric.network.latency_secs, fabric.network.bytes_per_sec),
+                (Group::Switch { wire: link, .. } | Group::Torus { link, .. }, _) => {
+                    (link.latency_secs, link.bytes_per_sec)
+                }
+            };
+            latency_secs + whole_bytes / bytes_per_sec
+        }
+        _ => 0.0,
+    }
+}
+
 /// Seconds of half a ring all_reduce over `p` devices.
 fn ring_pass(p: usize, bytes: f64, wire: Wire) -> f64 {
     if p <= 1 {

@@ -69,8 +69,8 @@ impl Fabric {
         Self { group, num_groups: 1, network }
     }
 
-    /// The interconnect of a target's first `num_devices` devices in replica order.
-    pub fn of(target: &Target, num_devices: usize) -> Self {
+    /// The interconnect of all devices of a target.
+    pub(super) fn of(target: &Target) -> Self {
         let Target { chip, arrangement } = target;
         let wire = |latency_secs, bytes_per_sec: f64| Wire {
             latency_secs,
@@ -78,30 +78,24 @@ impl Fabric {
         };
         match (&chip.family, arrangement) {
             (Family::Tpu(tpu), Arrangement::Slices { bounds, num_slices }) => {
-                let per_slice = bounds.iter().product::<usize>() * tpu.devices_per_chip;
-                let num_groups = num_devices.div_ceil(per_slice).clamp(1, *num_slices);
-                let within = num_devices.min(per_slice);
                 // The devices of one chip share its links.
-                let share = tpu.link_bytes_per_sec / tpu.devices_per_chip as f64;
+                let share = |bytes_per_sec: f64| bytes_per_sec / tpu.devices_per_chip as f64;
                 Self {
                     group: Group::Torus {
-                        bounds: part_of_torus(bounds, tpu.devices_per_chip, within),
+                        bounds: [&[tpu.devices_per_chip], &bounds[..]].concat(),
                         ring_from: tpu.ring_from,
-                        link: wire(ICI_LATENCY_SECS, share),
+                        link: wire(ICI_LATENCY_SECS, share(tpu.link_bytes_per_sec)),
                     },
-                    num_groups,
-                    network: wire(
-                        NETWORK_LATENCY_SECS,
-                        tpu.network_bytes_per_sec / tpu.devices_per_chip as f64,
-                    ),
+                    num_groups: *num_slices,
+                    network: wire(NETWORK_LATENCY_SECS, share(tpu.network_bytes_per_sec)),
                 }
             }
             (Family::Gpu(gpu), Arrangement::Hosts { num_hosts, gpus_per_host }) => Self {
                 group: Group::Switch {
-                    size: num_devices.min(*gpus_per_host),
+                    size: *gpus_per_host,
                     wire: wire(NVLINK_LATENCY_SECS, gpu.nvlink_bytes_per_sec),
                 },
-                num_groups: num_devices.div_ceil(*gpus_per_host).clamp(1, *num_hosts),
+                num_groups: *num_hosts,
                 network: wire(NETWORK_LATENCY_SECS, gpu.network_bytes_per_sec),
             },
             // No target combines one family's chips with the other's arrangement.
@@ -118,18 +112,4 @@ impl Fabric {
     pub fn num_devices(&self) -> usize {
         self.group.size() * self.num_groups
     }
-}
-
-/// The sides of the box that the first `num_devices` fill: first the cores of a chip, then dimension by
-/// dimension.
-fn part_of_torus(bounds: &[usize], devices_per_chip: usize, num_devices: usize) -> Vec<usize> {
-    let mut left = num_devices;
-    let mut sides = vec![];
-    for bound in [devices_per_chip].iter().chain(bounds) {
-        let side = left.min(*bound).max(1);
-        sides.push(side);
-        left = left.div_ceil(side);
-    }
-    sides.retain(|side| *side > 1);
-    sides
 }

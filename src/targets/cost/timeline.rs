@@ -1,14 +1,18 @@
-//! Overlap of the gradients' reduction with the backward pass: one queue, each bucket as soon as it is ready.
+//! Overlap of collectives with compute: one queue, each collective as soon as its operands are known. Compute waits for a
+//! result where it is needed: a gathered parameter before its first use, a gradient at the end.
 
-use hlo::{Graph, Reduced, reduced};
+use std::collections::HashMap;
 
-use super::{Fabric, Work, all_reduce};
+use hlo::{Axis, Graph, Groups, Mesh, Transfer, transfers};
+
+use super::{DeviceLayout, Fabric, Work, seconds};
 use crate::targets::{Chip, flags};
 
-/// When the gradients of a step are ready to be reduced.
+/// When the collectives of a step can run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    gradients: Vec<Reduced>,
+    mesh: Mesh,
+    transfers: Vec<Transfer>,
 }
 
 /// Predicted time of a step, in seconds.
@@ -32,54 +36,181 @@ impl StepTime {
 impl Timeline {
     /// The timeline of a step's graph before its all_reduces are bucketed.
     pub fn of(graph: &Graph) -> Self {
-        Self { gradients: reduced(graph) }
+        Self { mesh: *graph.mesh(), transfers: transfers(graph) }
     }
 
     /// A timeline for models of which only the size is known: gradients become final evenly over the backward
-    /// pass, which is the last two thirds of the compute.
+    /// pass, which is the last two thirds of the compute, and are all_reduced.
     pub fn even(gradient_bytes: f64) -> Self {
         const PARTS: usize = 64;
-        let part = |at: usize| Reduced {
-            bytes: (gradient_bytes / PARTS as f64) as u64,
-            progress: 1.0 / 3.0 + 2.0 / 3.0 * (at + 1) as f64 / PARTS as f64,
+        let part = |at: usize| {
+            let ready = 1.0 / 3.0 + 2.0 / 3.0 * (at + 1) as f64 / PARTS as f64;
+            reduced((gradient_bytes / PARTS as f64) as u64, ready)
         };
-        Self { gradients: (0..PARTS).map(part).collect() }
+        Self { mesh: Mesh::SINGLE, transfers: (0..PARTS).map(part).collect() }
     }
 
-    /// Bytes of all gradients.
-    pub fn bytes(&self) -> u64 {
-        self.gradients.iter().map(|gradient| gradient.bytes).sum()
+    /// The mesh of the step.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
     }
 
-    /// Bytes that are ready after a fraction of the compute.
-    pub fn bytes_by(&self, progress: f64) -> u64 {
-        let early = self.gradients.iter().filter(|gradient| gradient.progress <= progress);
-        early.map(|gradient| gradient.bytes).sum()
+    /// Bytes of gradients that a device reduces, over all microbatches: the operands of every all_reduce and
+    /// reduce_scatter.
+    pub fn gradient_bytes(&self) -> u64 {
+        self.reductions().map(|transfer| transfer.whole_bytes).sum()
     }
 
-    /// Predicted time of the step on a chip and a fabric.
-    pub fn step(&self, work: &Work, chip: &Chip, fabric: &Fabric) -> StepTime {
-        self.overlapped(work.seconds(chip), fabric, flags::bucket_bytes(chip) as f64)
+    /// The part of [`Self::gradient_bytes`] that is known after a fraction of the compute.
+    pub fn gradient_bytes_by(&self, progress: f64) -> u64 {
+        let early = self.reductions().filter(|transfer| transfer.ready <= progress);
+        early.map(|transfer| transfer.whole_bytes).sum()
     }
 
-    /// Predicted time for a known compute time: buckets of at least `bucket_bytes` wait for their last gradient
-    /// and for the previous bucket.
-    pub fn overlapped(&self, compute_secs: f64, fabric: &Fabric, bucket_bytes: f64) -> StepTime {
-        let mut time = StepTime { compute_secs, ..StepTime::default() };
-        let (mut free_at, mut bucket) = (0f64, 0.0);
-        let last = self.gradients.len().saturating_sub(1);
-        for (at, gradient) in self.gradients.iter().enumerate() {
-            bucket += gradient.bytes as f64;
-            if bucket < bucket_bytes && at < last {
-                continue;
-            }
-            let secs = all_reduce(fabric, bucket).0;
-            free_at = free_at.max(gradient.progress * compute_secs) + secs;
-            time.communication_secs += secs;
-            bucket = 0.0;
+    /// Bytes of all parameters that a device gathers.
+    pub fn gathered_bytes(&self) -> u64 {
+        let gathers = self.transfers.iter().filter(|transfer| transfer.kind == "all_gather");
+        gathers.map(|transfer| transfer.whole_bytes).sum()
+    }
+
+    fn reductions(&self) -> impl Iterator<Item = &Transfer> {
+        let reduces = |kind: &str| matches!(kind, "all_reduce" | "reduce_scatter");
+        self.transfers.iter().filter(move |transfer| reduces(transfer.kind))
+    }
+
+    /// The groups of the all_reduce with the most bytes, and the bytes of all all_reduces over these groups.
+    pub fn all_reduced(&self) -> Option<(Groups, u64)> {
+        let all: Vec<_> = self.transfers.iter().filter(|t| t.kind == "all_reduce").collect();
+        let groups = all.iter().max_by_key(|transfer| transfer.whole_bytes)?.groups;
+        let same = all.iter().filter(|transfer| transfer.groups == groups);
+        Some((groups, same.map(|transfer| transfer.whole_bytes).sum()))
+    }
+
+    /// Predicted time of the step on a chip, with each collective on the links of its own group.
+    pub fn step(&self, work: &Work, chip: &Chip, layout: &DeviceLayout) -> StepTime {
+        let mut fabrics: HashMap<Groups, Fabric> = HashMap::new();
+        for transfer in &self.transfers {
+            let fabric = || layout.fabric(&first_group(&self.mesh, transfer.groups));
+            fabrics.entry(transfer.groups).or_insert_with(fabric);
         }
-        time.exposed_secs = (free_at - compute_secs).max(0.0);
-        time
+        let secs = |transfer: &Transfer, bytes: f64| {
+            fabrics.get(&transfer.groups).map_or(0.0, |f| seconds(f, transfer.kind, bytes))
+        };
+        let bucket_bytes = |kind: &str| flags::bucket_bytes(chip, kind) as f64;
+        self.simulate(work.seconds(chip), bucket_bytes, secs)
+    }
+
+    /// Predicted time for a known compute time, with all collectives on the same fabric: buckets of at least
+    /// `bucket_bytes` wait for their last gradient and for the previous bucket.
+    pub fn overlapped(&self, compute_secs: f64, fabric: &Fabric, bucket_bytes: f64) -> StepTime {
+        let secs = |transfer: &Transfer, bytes: f64| seconds(fabric, transfer.kind, bytes);
+        self.simulate(compute_secs, |_| bucket_bytes, secs)
+    }
+
+    /// Runs the collectives one after the other, as buckets of the same kind over the same groups.
+    fn simulate(
+        &self,
+        compute_secs: f64,
+        bucket_bytes: impl Fn(&str) -> f64,
+        secs: impl Fn(&Transfer, f64) -> f64,
+    ) -> StepTime {
+        let mut order = self.transfers.clone();
+        order.sort_by(|a, b| {
+            a.ready.total_cmp(&b.ready).then_with(|| a.needed.total_cmp(&b.needed))
+        });
+        let compute = Compute { secs: compute_secs, waits: vec![] };
+        let mut queue = Queue { compute, free_at: 0.0, busy_secs: 0.0, secs };
+        let mut buckets: Vec<Bucket> = vec![];
+        for transfer in order {
+            // No bucket waits for what is known only after the bucket is needed.
+            buckets.retain(|bucket| {
+                let waits = bucket.last.needed >= transfer.ready;
+                if !waits {
+                    queue.run(bucket);
+                }
+                waits
+            });
+            let is_same = |bucket: &Bucket| {
+                (bucket.last.kind, bucket.last.groups) == (transfer.kind, transfer.groups)
+            };
+            let at = buckets.iter().position(is_same).unwrap_or_else(|| {
+                buckets.push(Bucket { last: transfer, bytes: 0.0 });
+                buckets.len() - 1
+            });
+            let bucket = &mut buckets[at];
+            let needed = bucket.last.needed.min(transfer.needed);
+            bucket.last = Transfer { needed, ..transfer };
+            bucket.bytes += transfer.whole_bytes as f64;
+            if bucket.bytes >= bucket_bytes(transfer.kind) {
+                queue.run(&buckets.remove(at));
+            }
+        }
+        buckets.iter().for_each(|bucket| queue.run(bucket));
+        StepTime {
+            compute_secs,
+            communication_secs: queue.busy_secs,
+            exposed_secs: (queue.compute.reaches(1.0) - compute_secs).max(0.0),
+        }
+    }
+}
+
+/// Collectives that run as one.
+struct Bucket {
+    /// The last one to be ready. It is needed when the first of them is needed.
+    last: Transfer,
+    bytes: f64,
+}
+
+/// The links, which run one bucket at a time.
+struct Queue<F> {
+    compute: Compute,
+    free_at: f64,
+    busy_secs: f64,
+    /// Seconds of a collective with these bytes.
+    secs: F,
+}
+
+impl<F: Fn(&Transfer, f64) -> f64> Queue<F> {
+    fn run(&mut self, bucket: &Bucket) {
+        let secs = (self.secs)(&bucket.last, bucket.bytes);
+        self.free_at = self.free_at.max(self.compute.reaches(bucket.last.ready)) + secs;
+        self.compute.waits_at(bucket.last.needed, self.free_at);
+        self.busy_secs += secs;
+    }
+}
+
+/// The replicas of the first of the groups. The others are in corresponding places.
+pub(crate) fn first_group(mesh: &Mesh, groups: Groups) -> Vec<usize> {
+    groups.list(mesh).ok().and_then(|groups| groups.into_iter().next()).unwrap_or_default()
+}
+
+/// An all_reduce over `data` whose result is needed at the end.
+fn reduced(whole_bytes: u64, ready: f64) -> Transfer {
+    Transfer { kind: "all_reduce", groups: Axis::Data.into(), whole_bytes, ready, needed: 1.0 }
+}
+
+/// The clock of the compute, which stops where it waits for a collective.
+struct Compute {
+    /// Seconds without waiting.
+    secs: f64,
+    /// At this fraction of the compute it waits until this time, in order.
+    waits: Vec<(f64, f64)>,
+}
+
+impl Compute {
+    fn waits_at(&mut self, progress: f64, until: f64) {
+        let at = self.waits.partition_point(|wait| wait.0 <= progress);
+        self.waits.insert(at, (progress, until));
+    }
+
+    /// When this fraction of the compute is done.
+    fn reaches(&self, progress: f64) -> f64 {
+        let (mut now, mut done) = (0.0f64, 0.0);
+        for (at, until) in self.waits.iter().take_while(|wait| wait.0 <= progress) {
+            now = (now + (at - done) * self.secs).max(*until);
+            done = *at;
+        }
+        now + (progress - done) * self.secs
     }
 }
 
@@ -88,19 +219,44 @@ mod tests {
     use super::*;
     use crate::targets::cost::{Group, Wire};
 
+    fn timeline(transfers: &[Transfer]) -> Timeline {
+        Timeline { mesh: Mesh::data(2), transfers: transfers.to_vec() }
+    }
+
     #[test]
     fn what_is_there_early_is_hidden_and_what_is_there_last_is_not() {
         let wire = Wire { latency_secs: 0.0, bytes_per_sec: 1e9 };
         let fabric = Fabric::single(Group::Switch { size: 2, wire });
         // Each of the two devices sends n bytes: 0.1 s each.
         let bytes = 100_000_000;
-        let gradients = [0.5, 1.0].map(|progress| Reduced { bytes, progress }).to_vec();
-        let time = Timeline { gradients }.overlapped(1.0, &fabric, 1.0);
+        let gradients = [0.5, 1.0].map(|ready| reduced(bytes, ready));
+        let time = timeline(&gradients).overlapped(1.0, &fabric, 1.0);
         assert!((time.communication_secs - 0.2).abs() < 1e-9, "{time:?}");
         assert!((time.exposed_secs - 0.1).abs() < 1e-9, "{time:?}");
         // In one bucket, nothing overlaps.
-        let gradients = [0.5, 1.0].map(|progress| Reduced { bytes, progress }).to_vec();
-        let late = Timeline { gradients }.overlapped(1.0, &fabric, 1e12);
+        let late = timeline(&gradients).overlapped(1.0, &fabric, 1e12);
         assert!((late.exposed_secs - 0.2).abs() < 1e-9, "{late:?}");
+    }
+
+    #[test]
+    fn compute_waits_for_a_gather_only_where_it_is_needed() {
+        let wire = Wire { latency_secs: 0.0, bytes_per_sec: 1e9 };
+        let fabric = Fabric::single(Group::Switch { size: 2, wire });
+        // Half of it is sent: 0.1 s.
+        let gather = |ready: f64, needed: f64| {
+            let (kind, groups) = ("all_gather", Axis::Data.into());
+            Transfer { kind, groups, whole_bytes: 200_000_000, ready, needed }
+        };
+        let exposed =
+            |transfers: &[Transfer]| timeline(transfers).overlapped(1.0, &fabric, 1.0).exposed_secs;
+        let is = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-9, "{found}");
+        is(exposed(&[gather(0.0, 0.0)]), 0.1);
+        is(exposed(&[gather(0.0, 0.5)]), 0.0);
+        is(exposed(&[gather(0.5, 0.55)]), 0.05);
+        // The first is waited for, and hides half of the second.
+        is(exposed(&[gather(0.0, 0.0), gather(0.0, 0.05)]), 0.15);
+        // A gradient that follows the second has time until the end.
+        is(exposed(&[gather(0.0, 0.0), gather(0.0, 0.05), reduced(100_000_000, 0.9)]), 0.15);
+        is(exposed(&[gather(0.0, 0.0), reduced(100_000_000, 1.0)]), 0.2);
     }
 }

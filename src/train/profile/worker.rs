@@ -39,7 +39,11 @@ pub fn serve_ops(
     run.compile.cache_dir.get_or_insert_with(|| own_cache.path().to_owned());
     let spans = StartupSpans::new(Instant::now());
     let lower = || LoweredPrograms::new(&run, job.model, &spans);
-    lower()?.compile(&compiling, &run.compile.clone().for_devices(&compiling, 1), &spans)?;
+    lower()?.compile(
+        &compiling,
+        &run.compile.clone().for_devices(&compiling, &Mesh::SINGLE),
+        &spans,
+    )?;
 
     // A client has as many threads as there are processors when it is created.
     stay_on_one_processor();

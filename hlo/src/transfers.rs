@@ -1,0 +1,123 @@
+//! When collectives can run: from when their operands are known until their result is needed.
+
+use crate::count::{matmul_flops, most_expensive};
+use crate::region::expand;
+use crate::{Communication, Graph, Groups, Node, Op};
+
+/// An execution of a collective, and the time in which it can overlap with matmuls. Time is the fraction of the graph's
+/// matmul FLOPs that are done, if matmuls run in the order of the graph, and everything else as early as it can.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Transfer {
+    /// StableHLO's name: `all_reduce`, `all_gather`, ...
+    pub kind: &'static str,
+    /// The replica groups.
+    pub groups: Groups,
+    /// Bytes of the tensor that a group shares: see [`Communication::whole_bytes`].
+    pub whole_bytes: u64,
+    /// When its operands are known.
+    pub ready: f64,
+    /// When the first matmul, loop or output depends on its result.
+    pub needed: f64,
+}
+
+/// Loops with more iterations are counted as if they had this many, with proportionally larger collectives.
+const MAX_ITERATIONS: u64 = 256;
+
+/// The collectives over whole groups, in the order in which their operands are known. Subgroups are left out: they reduce
+/// activations, such as batch statistics.
+///
+/// A collective in a loop is listed once per iteration. It starts and ends within its iteration, since compilers do not
+/// move it to another one.
+pub fn transfers(graph: &Graph) -> Vec<Transfer> {
+    let mut found = vec![];
+    let graph = expand(graph);
+    let total = collect(&mut found, &graph, 0.0, None);
+    let progress = |flops: f64| if total > 0.0 { flops / total } else { 1.0 };
+    for transfer in &mut found {
+        transfer.ready = progress(transfer.ready);
+        transfer.needed = progress(transfer.needed);
+    }
+    found.sort_by(|a, b| a.ready.total_cmp(&b.ready));
+    found
+}
+
+/// Adds the collectives of a graph that starts after `start` FLOPs. Its outputs are needed at `end`, by default after its
+/// last matmul. Returns the FLOPs at which it ends.
+fn collect(found: &mut Vec<Transfer>, graph: &Graph, start: f64, end: Option<f64>) -> f64 {
+    // FLOPs before each node.
+    let mut before = Vec::with_capacity(graph.nodes().len());
+    let mut done = start;
+    let mut known_at = vec![start; graph.num_values()];
+    for node in graph.nodes() {
+        before.push(done);
+        let flops = matmul_flops(graph, node) as f64;
+        done += flops;
+        let operands = node.operands.iter().map(|value| known_at[value.index()]);
+        let known = if flops > 0.0 { done } else { operands.fold(start, f64::max) };
+        for value in node.results() {
+            known_at[value.index()] = known;
+        }
+    }
+    let end = end.unwrap_or(done);
+    let mut needed_at = vec![end; graph.num_values()];
+    for (node, before) in graph.nodes().iter().zip(&before).rev() {
+        let results = node.results().map(|value| needed_at[value.index()]);
+        let is_matmul = matmul_flops(graph, node) > 0;
+        let needed = if is_matmul { *before } else { results.fold(end, f64::min) };
+        for operand in &node.operands {
+            let at = &mut needed_at[operand.index()];
+            *at = at.min(needed);
+        }
+    }
+    for (node, before) in graph.nodes().iter().zip(before) {
+        let ready = || {
+            let operands = node.operands.iter().map(|value| known_at[value.index()]);
+            operands.fold(start, f64::max)
+        };
+        match &node.op {
+            Op::While { regions, trip_count } => {
+                let from = if matmul_flops(graph, node) > 0 { before } else { ready() };
+                let trips = trip_count.unwrap_or(1);
+                iterations(found, &regions.body, from, trips);
+            }
+            Op::Case { branches } => {
+                if let Some(branch) = most_expensive(branches) {
+                    collect(found, branch, before, None);
+                }
+            }
+            _ => {
+                let needed = node.results().map(|value| needed_at[value.index()]);
+                let (ready, needed) = (ready(), needed.fold(end, f64::min));
+                found.extend(transfer(graph, node, ready, needed));
+            }
+        }
+    }
+    done
+}
+
+fn iterations(found: &mut Vec<Transfer>, body: &Graph, from: f64, trips: u64) {
+    let matmuls: f64 = body.nodes().iter().map(|node| matmul_flops(body, node) as f64).sum();
+    let listed = trips.min(MAX_ITERATIONS);
+    let first = found.len();
+    collect(found, body, from, Some(from + matmuls));
+    let once = found.split_off(first);
+    if once.is_empty() {
+        return;
+    }
+    let period = matmuls * trips as f64 / listed.max(1) as f64;
+    for i in 0..listed {
+        let later = i as f64 * period;
+        found.extend(once.iter().map(|transfer| Transfer {
+            whole_bytes: transfer.whole_bytes.saturating_mul(trips) / listed,
+            ready: transfer.ready + later,
+            needed: transfer.needed + later,
+            ..*transfer
+        }));
+    }
+}
+
+fn transfer(graph: &Graph, node: &Node, ready: f64, needed: f64) -> Option<Transfer> {
+    let Communication { kind, groups, whole_bytes, .. } = Communication::of(graph, node, 1)?;
+    let needed = needed.max(ready);
+    groups.is_whole().then_some(Transfer { kind, groups, whole_bytes, ready, needed })
+}

@@ -1,0 +1,42 @@
+//! `lockstep hlo`.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use hlo::Axis;
+
+use super::args::{ConfigArgs, Stage};
+use super::{Loaded, print_lines};
+use crate::observe::say;
+use crate::step;
+use crate::train::{
+    Run, list_collectives, list_sharding, mesh_on_host, open_devices, platform_on_host,
+};
+
+pub fn run(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
+    let Loaded { config, splits, model } = Loaded::new(config)?;
+    let (mesh, platform) = match platform_on_host(&config) {
+        Some(platform) => (mesh_on_host(&config), platform),
+        None => {
+            let (client, mesh) = open_devices(&config, say)?;
+            (mesh, client.platform())
+        }
+    };
+    let run = Run::new(&config, &splits, mesh, platform)?;
+    let declared = run.spec(&*model).declare()?;
+    let (graph, name) = match stage {
+        Stage::Loss => (step::trace_loss(&declared)?, "loss"),
+        Stage::Grad => (step::trace_grad(&declared)?, "grad"),
+        Stage::Step => (step::trace_step(&declared)?, "step"),
+    };
+    let lowered = run.lowering.lower(graph, name);
+    let mut lines = vec![];
+    if matches!(stage, Stage::Step) && mesh.size(Axis::Fsdp) > 1 {
+        lines.extend(list_sharding(declared.leaves(), &mesh, &config.parallel));
+        lines.extend(list_collectives(&lowered.graph));
+    }
+    let comments = lines.iter().map(|line| format!("// {line}"));
+    let text = lowered.program.text.trim_end();
+    print_lines(comments.chain(std::iter::once(text.to_owned())))?;
+    Ok(ExitCode::SUCCESS)
+}

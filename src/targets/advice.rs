@@ -1,0 +1,240 @@
+//! What to change if a step does not fit in memory.
+
+use hlo::{Axis, Mesh};
+
+use super::memory::{Memory, gib};
+
+/// The settings of a step on which advice depends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Knobs {
+    /// Examples per microbatch on one replica.
+    pub microbatch: usize,
+    /// Microbatches per step.
+    pub num_microbatches: usize,
+    /// `true` if blocks are recomputed in the backward pass; `None` if the model has no such option.
+    pub remat: Option<bool>,
+    /// The mesh.
+    pub mesh: Mesh,
+    /// Stage of ZeRO; matters only if the state is sharded.
+    pub zero: usize,
+    /// Bytes of the whole state, over all shards.
+    pub state_bytes: u64,
+    /// Bytes of the whole parameters as they are kept.
+    pub parameters_bytes: u64,
+    /// Bytes of the whole parameters in the compute dtype.
+    pub gathered_bytes: u64,
+}
+
+/// The settings that advice may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Choice {
+    fsdp: usize,
+    zero: usize,
+    remat: bool,
+    /// Number of microbatches in place of each present one.
+    parts: usize,
+}
+
+/// Maximum number of suggestions.
+const MAX_ADVICE: usize = 4;
+/// The fraction of activations that remain with `model.remat`. Blocks differ; the largest part of most is recomputed.
+const REMAT_SHARE: f64 = 1.0 / 3.0;
+/// The fraction of whole parameters and gradients that is in memory at once in stage 3, and of whole gradients in stage
+/// 2: those of two blocks and the largest single parameters.
+const BLOCKS_SHARE: f64 = 0.25;
+
+impl Choice {
+    fn now(knobs: &Knobs) -> Self {
+        let remat = knobs.remat == Some(true);
+        Self { fsdp: knobs.mesh.size(Axis::Fsdp), zero: knobs.zero, remat, parts: 1 }
+    }
+
+    /// Temporaries that do not depend on the batch: whole parameters in the compute dtype, and gradients.
+    fn fixed_bytes(self, knobs: &Knobs) -> f64 {
+        let (gathered, gradients) = (knobs.gathered_bytes as f64, knobs.parameters_bytes as f64);
+        let shard = gradients / self.fsdp as f64;
+        match (self.fsdp, self.zero) {
+            // Whole parameters are used as they are, unless they are converted.
+            (1, _) if gathered >= gradients => gradients,
+            (1, _) | (_, ..=1) => gathered + gradients,
+            (_, 2) => gathered + shard + BLOCKS_SHARE * gradients,
+            (_, 3..) => shard + BLOCKS_SHARE * (gathered + gradients),
+        }
+    }
+
+    /// Estimated peak, from the memory of the step as it is now.
+    fn peak_bytes(self, memory: &Memory, knobs: &Knobs) -> f64 {
+        let now = Self::now(knobs);
+        let activations = (memory.temporaries_bytes as f64 - now.fixed_bytes(knobs)).max(0.0);
+        let share = if self.remat && !now.remat { REMAT_SHARE } else { 1.0 };
+        let state = knobs.state_bytes as f64 / self.fsdp as f64;
+        state + self.fixed_bytes(knobs) + activations * share / self.parts as f64
+    }
+
+    /// The keys that differ from `now`.
+    fn sets(self, now: Self, knobs: &Knobs) -> Vec<String> {
+        let mut sets = vec![];
+        if self.parts != now.parts {
+            sets.push(format!("train.num_microbatches={}", knobs.num_microbatches * self.parts));
+        }
+        if self.fsdp != now.fsdp {
+            sets.push(format!("mesh.fsdp={}", self.fsdp));
+        }
+        if self.zero != now.zero && self.fsdp > 1 {
+            sets.push(format!("parallel.zero={}", self.zero));
+        }
+        if self.remat != now.remat {
+            sets.push("model.remat=true".to_owned());
+        }
+        sets
+    }
+
+    /// What it costs compared with the others, roughly in steps of a tenth of the step time.
+    fn cost(self, now: Self) -> f64 {
+        let parts = (self.parts as f64).log2() * 0.5;
+        let remat = if self.remat && !now.remat { 3.0 } else { 0.0 };
+        let gathers = match (self.fsdp, self.zero) {
+            (1, _) => 0.0,
+            (_, stage) => stage as f64 * (1.0 + 0.25 * ((self.parts as f64).log2())),
+        };
+        parts + remat + gathers + 0.1 * (self.fsdp as f64 / now.fsdp as f64).log2()
+    }
+}
+
+/// What to change so that the step is estimated to fit, best first; only choices that are estimated to fit. If there is
+/// none, one line says so.
+pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Vec<String> {
+    let now = Choice::now(knobs);
+    let mut found: Vec<(Vec<String>, f64, f64)> = choices(now, knobs)
+        .into_iter()
+        .filter(|choice| *choice != now)
+        .map(|choice| {
+            let sets = choice.sets(now, knobs);
+            (sets, choice.cost(now), choice.peak_bytes(memory, knobs))
+        })
+        .filter(|(_, _, peak)| *peak <= memory.limit_bytes as f64)
+        .collect();
+    if found.is_empty() {
+        return vec![least(memory, knobs)];
+    }
+    // Few changes first, cheap ones first.
+    found.sort_by(|a, b| a.0.len().cmp(&b.0.len()).then_with(|| a.1.total_cmp(&b.1)));
+    let keys = |sets: &[String]| -> Vec<String> {
+        sets.iter().filter_map(|set| set.split('=').next().map(str::to_owned)).collect()
+    };
+    let mut advice = vec![];
+    let mut seen: Vec<Vec<String>> = vec![];
+    for (sets, _, peak) in &found {
+        // The best for each set of keys, and none that changes further keys without need.
+        let changed = keys(sets);
+        if seen.iter().any(|seen| seen.iter().all(|key| changed.contains(key))) {
+            continue;
+        }
+        seen.push(changed);
+        advice.push(format!("{} (estimated peak {})", as_arguments(sets), gib(*peak as u64)));
+    }
+    advice.truncate(MAX_ADVICE);
+    advice
+}
+
+/// The settings as arguments of any command. With another `mesh.fsdp`, `mesh.data` takes the other devices, whatever the
+/// file says.
+fn as_arguments(sets: &[String]) -> String {
+    let mut arguments: Vec<_> = sets.iter().map(|set| format!("--set {set}")).collect();
+    if sets.iter().any(|set| set.starts_with("mesh.fsdp=")) {
+        arguments.push("--set mesh.data=auto".to_owned());
+    }
+    arguments.join(" ")
+}
+
+/// The choice that needs least, if none is estimated to fit. The estimate takes for activations whatever else the
+/// compiler holds whole, such as updates and their copies, so this choice may fit all the same.
+fn least(memory: &Memory, knobs: &Knobs) -> String {
+    let now = Choice::now(knobs);
+    let peak = |choice: &Choice| choice.peak_bytes(memory, knobs);
+    let smallest = choices(now, knobs).into_iter().min_by(|a, b| peak(a).total_cmp(&peak(b)));
+    let smallest = smallest.filter(|choice| *choice != now).map_or(String::new(), |choice| {
+        let sets = as_arguments(&choice.sets(now, knobs));
+        let most = gib(peak(&choice) as u64);
+        format!("{sets} needs least, at most {most}, and may fit; otherwise ")
+    });
+    let state = gib(knobs.state_bytes);
+    format!("{smallest}take more devices or a smaller model: the whole state is {state}")
+}
+
+/// Every combination of the settings that the mesh and the batch allow.
+fn choices(now: Choice, knobs: &Knobs) -> Vec<Choice> {
+    let num_replicas = knobs.mesh.num_replicas();
+    let shards = (now.fsdp..=num_replicas).filter(|fsdp| num_replicas.is_multiple_of(*fsdp));
+    let parts = (1..=knobs.microbatch).filter(|parts| knobs.microbatch.is_multiple_of(*parts));
+    let parts: Vec<_> = parts.collect();
+    let remats = if knobs.remat == Some(false) { &[false, true][..] } else { &[now.remat] };
+    let mut found = vec![];
+    for fsdp in shards {
+        let stages = if fsdp == 1 { now.zero..=now.zero } else { now.zero..=3 };
+        for zero in stages {
+            for remat in remats {
+                let with = |parts: &usize| Choice { fsdp, zero, remat: *remat, parts: *parts };
+                found.extend(parts.iter().map(with));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn memory(state: u64, temporaries: u64) -> Memory {
+        Memory {
+            parameters_bytes: state / 3,
+            optimizer_bytes: 2 * state / 3,
+            temporaries_bytes: temporaries,
+            peak_bytes: state + temporaries,
+            limit_bytes: 16 * GIB,
+            ..Memory::default()
+        }
+    }
+
+    fn knobs(state_bytes: u64, num_replicas: usize) -> Knobs {
+        Knobs {
+            microbatch: 12,
+            num_microbatches: 2,
+            remat: Some(false),
+            mesh: Mesh::data(num_replicas),
+            zero: 1,
+            state_bytes,
+            parameters_bytes: state_bytes / 3,
+            gathered_bytes: state_bytes / 3,
+        }
+    }
+
+    #[test]
+    fn advice_names_the_key_and_a_value_that_divides() {
+        let found = advice(&memory(6 * GIB, 25 * GIB), &knobs(6 * GIB, 4));
+        // 23 GiB of activations into the remaining 8: at least three microbatches.
+        assert!(found[0].starts_with("--set train.num_microbatches=6 ("), "{found:?}");
+        let advice = found.join("\n");
+        assert!(advice.contains("model.remat=true"), "{advice}");
+        // Shards alone do not make room for the activations.
+        assert!(!found.iter().any(|line| line.starts_with("--set mesh.fsdp")), "{advice}");
+    }
+
+    #[test]
+    fn state_that_does_not_fit_is_sharded_over_as_few_replicas_as_do() {
+        // 6 GiB of parameters and gradients, 12 of optimizer state, 1 of activations.
+        let found = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 16));
+        // On two, 9 of state, 12 of whole parameters and gradients, and 1: too much. On eight, 2.25 + 12 + 1.
+        assert!(found[0].starts_with("--set mesh.fsdp=8 --set mesh.data=auto ("), "{found:?}");
+        // On four, stage 1 takes 4.5 + 12 + 1.
+        let few = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 4));
+        let expected = "--set mesh.fsdp=4 --set parallel.zero=2 --set mesh.data=auto (";
+        assert!(few[0].starts_with(expected), "{few:?}");
+        // On one device nothing helps.
+        let none = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 1));
+        assert!(none.len() == 1 && none[0].contains("more devices"), "{none:?}");
+    }
+}

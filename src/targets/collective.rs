@@ -1,0 +1,219 @@
+//! The collectives of a compiled step, and their sums by kind, phase and group.
+
+use hlo::Origin;
+use serde::{Deserialize, Serialize};
+
+use super::hlo_proto::OpMetadata;
+
+/// One collective of an optimized program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collective {
+    /// StableHLO's name: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`,
+    /// `collective_permute`, `send`.
+    pub kind: String,
+    /// What it is for.
+    pub phase: Phase,
+    /// Bytes of its operands on one replica, in one execution. For an all_reduce, bytes of its result if that is larger:
+    /// TPU compilers take operands rounded to bf16 and sum them in f32.
+    pub bytes: u64,
+    /// Executions in a step: the product of the trip counts of the loops around it.
+    pub count: u64,
+    /// Replicas per group.
+    pub group_size: usize,
+    /// Number of groups.
+    pub num_groups: usize,
+    /// `true` if it runs asynchronously.
+    pub asynchronous: bool,
+    /// Matmuls and convolutions scheduled while it runs, in one execution.
+    pub overlapped_matmuls: usize,
+    /// The replicas of the first group.
+    #[serde(skip)]
+    pub group: Vec<usize>,
+}
+
+/// What a collective is for, as far as the compiler has kept the origin of the op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// An all_gather outside the backward pass.
+    ForwardGather,
+    /// An all_gather of the backward pass.
+    BackwardGather,
+    /// A reduce_scatter.
+    Scatter,
+    /// An all_reduce of the backward pass: of gradients, or of what a compiler makes of a reduce_scatter.
+    Reduction,
+    /// Anything else: losses, norms, batch statistics.
+    Other,
+    /// The compiler dropped the origin.
+    Unknown,
+}
+
+impl Phase {
+    /// The phase of a collective with this name and metadata.
+    pub(super) fn of(kind: &str, metadata: Option<&OpMetadata>) -> Self {
+        let known = metadata.filter(|m| !(m.op_name.is_empty() && m.source_file.is_empty()));
+        let is_backward = known.map(|metadata| metadata.op_name.contains(Origin::BACKWARD));
+        match (kind, is_backward) {
+            ("reduce_scatter", _) => Self::Scatter,
+            (_, None) => Self::Unknown,
+            ("all_gather", Some(false)) => Self::ForwardGather,
+            ("all_gather", Some(true)) => Self::BackwardGather,
+            ("all_reduce", Some(true)) => Self::Reduction,
+            _ => Self::Other,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::ForwardGather => "forward gather",
+            Self::BackwardGather => "backward gather",
+            Self::Scatter => "scatter",
+            Self::Reduction => "reduction",
+            Self::Other => "other",
+            Self::Unknown => "unknown phase",
+        }
+    }
+}
+
+impl std::fmt::Display for Phase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Collective {
+    /// `true` if it overlaps with a matmul.
+    pub fn is_overlapped(&self) -> bool {
+        self.asynchronous && self.overlapped_matmuls > 0
+    }
+
+    /// Bytes of its operands in a step.
+    pub fn total_bytes(&self) -> u64 {
+        self.bytes.saturating_mul(self.count)
+    }
+
+    /// Bytes that the group shares, in one execution: of an all_gather the result, otherwise the operands.
+    pub fn whole_bytes(&self) -> u64 {
+        match self.kind.as_str() {
+            "all_gather" => self.bytes.saturating_mul(self.group_size as u64),
+            _ => self.bytes,
+        }
+    }
+}
+
+/// Collectives of one kind and phase over groups of one size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CollectiveSum {
+    /// StableHLO's name.
+    pub kind: String,
+    /// What they are for.
+    pub phase: Phase,
+    /// Replicas per group.
+    pub group_size: usize,
+    /// Number of groups.
+    pub num_groups: usize,
+    /// Executions in a step.
+    pub count: u64,
+    /// Bytes of their operands on one replica, in all executions.
+    pub bytes: u64,
+    /// Executions that overlap with matmuls.
+    pub overlapped_count: u64,
+    /// Bytes of these.
+    pub overlapped_bytes: u64,
+}
+
+/// The sums of collectives, in the order in which each first appears.
+pub(super) fn sums(collectives: &[Collective]) -> Vec<CollectiveSum> {
+    let mut sums: Vec<CollectiveSum> = vec![];
+    for c in collectives {
+        let key = (&c.kind, c.phase, c.group_size, c.num_groups);
+        let found = sums
+            .iter()
+            .position(|sum| (&sum.kind, sum.phase, sum.group_size, sum.num_groups) == key);
+        let at = found.unwrap_or_else(|| {
+            sums.push(CollectiveSum {
+                kind: c.kind.clone(),
+                phase: c.phase,
+                group_size: c.group_size,
+                num_groups: c.num_groups,
+                count: 0,
+                bytes: 0,
+                overlapped_count: 0,
+                overlapped_bytes: 0,
+            });
+            sums.len() - 1
+        });
+        let sum = &mut sums[at];
+        sum.count = sum.count.saturating_add(c.count);
+        sum.bytes = sum.bytes.saturating_add(c.total_bytes());
+        if c.is_overlapped() {
+            sum.overlapped_count = sum.overlapped_count.saturating_add(c.count);
+            sum.overlapped_bytes = sum.overlapped_bytes.saturating_add(c.total_bytes());
+        }
+    }
+    sums
+}
+
+/// The fraction of the bytes of these kinds whose collective overlaps with a matmul; `None` if there are none.
+pub(super) fn overlapped_fraction(collectives: &[Collective], kinds: &[&str]) -> Option<f64> {
+    let of_kinds = collectives.iter().filter(|c| kinds.contains(&c.kind.as_str()));
+    let (mut all, mut overlapped) = (0u64, 0u64);
+    for collective in of_kinds {
+        all = all.saturating_add(collective.total_bytes());
+        if collective.is_overlapped() {
+            overlapped = overlapped.saturating_add(collective.total_bytes());
+        }
+    }
+    (all > 0).then(|| overlapped as f64 / all as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_follow_from_the_names_that_compilers_keep() {
+        let metadata = |op_name: &str, source_file: &str| OpMetadata {
+            op_name: op_name.to_owned(),
+            source_file: source_file.to_owned(),
+            source_line: 1,
+        };
+        let [forward, backward] = [metadata("", "zero.rs"), metadata("backward", "zero.rs")];
+        let lost = metadata("", "");
+        let rows = [
+            ("all_gather", Some(&forward), Phase::ForwardGather),
+            ("all_gather", Some(&backward), Phase::BackwardGather),
+            ("all_gather", Some(&lost), Phase::Unknown),
+            ("reduce_scatter", None, Phase::Scatter),
+            ("all_reduce", Some(&backward), Phase::Reduction),
+            ("all_reduce", Some(&forward), Phase::Other),
+            ("all_reduce", None, Phase::Unknown),
+        ];
+        for (kind, metadata, phase) in rows {
+            assert_eq!(Phase::of(kind, metadata), phase, "{kind} {metadata:?}");
+        }
+    }
+
+    #[test]
+    fn loops_count_in_sums_and_fractions() {
+        let gather = |bytes: u64, count: u64, overlapped_matmuls: usize| Collective {
+            kind: "all_gather".into(),
+            phase: Phase::ForwardGather,
+            bytes,
+            count,
+            group_size: 4,
+            num_groups: 2,
+            asynchronous: overlapped_matmuls > 0,
+            overlapped_matmuls,
+            group: vec![0, 1, 2, 3],
+        };
+        let collectives = [gather(100, 3, 1), gather(50, 2, 0)];
+        let [sum] = &sums(&collectives)[..] else { panic!("one kind") };
+        assert_eq!((sum.count, sum.bytes), (5, 400));
+        assert_eq!((sum.overlapped_count, sum.overlapped_bytes), (3, 300));
+        assert_eq!(overlapped_fraction(&collectives, &["all_gather"]), Some(0.75));
+        assert_eq!(overlapped_fraction(&collectives, &["reduce_scatter"]), None);
+        assert_eq!(collectives[0].whole_bytes(), 400);
+    }
+}

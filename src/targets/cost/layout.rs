@@ -1,0 +1,184 @@
+//! Where the replicas of a target are, and so what connects the replicas of a group.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::fabric::{Fabric, Group};
+use crate::cluster::device_order;
+use crate::pjrt::{DeviceDescription, Value};
+use crate::targets::{Arrangement, Family, Target};
+
+/// The places of a target's replicas, in replica order.
+#[derive(Clone, Debug)]
+pub struct DeviceLayout {
+    /// The fabric of all devices.
+    whole: Fabric,
+    places: Vec<Place>,
+    /// Length of each dim of `Place::coords` in the whole target.
+    bounds: Vec<usize>,
+}
+
+/// Where a replica is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    /// Its slice or host.
+    island: usize,
+    /// On a torus: the core on its chip, then the chip's coordinates.
+    coords: Vec<i64>,
+}
+
+impl DeviceLayout {
+    /// The layout of all replicas of a target, in the order that `train` and `compile` use.
+    pub fn of(target: &Target) -> Self {
+        let (places, bounds) = match (&target.chip.family, &target.arrangement) {
+            (Family::Tpu(tpu), Arrangement::Slices { bounds, num_slices }) => {
+                let devices =
+                    torus_devices(bounds, *num_slices, tpu.devices_per_chip, tpu.host_bounds);
+                let places = device_order(&devices).into_iter().map(|device| {
+                    let coords = [&[device.core_on_chip], &device.coords[..]].concat();
+                    Place { island: device.slice_index, coords }
+                });
+                (places.collect(), [&[tpu.devices_per_chip], &bounds[..]].concat())
+            }
+            (_, Arrangement::Hosts { num_hosts, gpus_per_host }) => {
+                let place = |replica| Place { island: replica / gpus_per_host, coords: vec![] };
+                ((0..num_hosts * gpus_per_host).map(place).collect(), vec![])
+            }
+            // No target combines one family's chips with the other's arrangement.
+            _ => (vec![], vec![]),
+        };
+        Self { whole: Fabric::of(target), places, bounds }
+    }
+
+    /// What connects the replicas of a group. Replicas that the target does not have are ignored.
+    ///
+    /// On a torus the group is taken as a box. Where it takes only every `s`-th chip of a dim, `s` groups share the links,
+    /// and a hop passes `s` of them.
+    pub fn fabric(&self, group: &[usize]) -> Fabric {
+        let mut islands: BTreeMap<usize, Vec<&Place>> = BTreeMap::new();
+        for place in group.iter().filter_map(|replica| self.places.get(*replica)) {
+            islands.entry(place.island).or_default().push(place);
+        }
+        let num_groups = islands.len().max(1);
+        let largest = islands.into_values().max_by_key(Vec::len).unwrap_or_default();
+        let group = match &self.whole.group {
+            Group::Switch { wire, .. } => Group::Switch { size: largest.len().max(1), wire: *wire },
+            Group::Torus { ring_from, link, .. } => {
+                let (mut sides, mut stride) = (vec![], 1);
+                for (dim, bound) in self.bounds.iter().enumerate() {
+                    let at: BTreeSet<i64> = largest.iter().map(|place| place.coords[dim]).collect();
+                    let gap = at.iter().zip(at.iter().skip(1)).map(|(a, b)| b - a).min();
+                    stride = stride.max(usize::try_from(gap.unwrap_or(1)).unwrap_or(1));
+                    if at.len() > 1 {
+                        sides.push(at.len().min(*bound));
+                    }
+                }
+                let mut link = *link;
+                link.latency_secs *= stride as f64;
+                link.bytes_per_sec /= stride as f64;
+                Group::Torus { bounds: sides, ring_from: *ring_from, link }
+            }
+        };
+        Fabric { group, num_groups, network: self.whole.network }
+    }
+
+    /// What connects the first `num_devices` replicas.
+    pub fn first(&self, num_devices: usize) -> Fabric {
+        self.fabric(&(0..num_devices).collect::<Vec<_>>())
+    }
+}
+
+/// The devices of a topology as a plugin describes them.
+fn torus_devices(
+    bounds: &[usize],
+    num_slices: usize,
+    devices_per_chip: usize,
+    host_bounds: [usize; 2],
+) -> Vec<DeviceDescription> {
+    let num_chips: usize = bounds.iter().product();
+    let host_of = |coords: &[usize]| {
+        let block = |dim: usize| host_bounds.get(dim).copied().unwrap_or(1).max(1);
+        let along = coords.iter().zip(bounds).enumerate();
+        along
+            .fold(0, |host, (dim, (at, bound))| host * bound.div_ceil(block(dim)) + at / block(dim))
+    };
+    let device = |index: usize| {
+        let (slice, in_slice) =
+            (index / (num_chips * devices_per_chip), index % (num_chips * devices_per_chip));
+        let mut rest = in_slice / devices_per_chip;
+        let coords: Vec<usize> = bounds
+            .iter()
+            .map(|bound| {
+                let at = rest % bound;
+                rest /= bound;
+                at
+            })
+            .collect();
+        let int = |value: usize| Value::Int64(value as i64);
+        let attributes = [
+            ("coords", Value::Int64List(coords.iter().map(|at| *at as i64).collect())),
+            ("core_on_chip", int(in_slice % devices_per_chip)),
+            ("slice_index", int(slice)),
+        ];
+        DeviceDescription {
+            id: index as i32,
+            process_index: host_of(&coords),
+            kind: String::new(),
+            debug_string: String::new(),
+            attributes: attributes.map(|(name, value)| (name.to_owned(), value)).into(),
+        }
+    };
+    (0..num_chips * devices_per_chip * num_slices).map(device).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(target: &str) -> DeviceLayout {
+        DeviceLayout::of(&target.parse().unwrap())
+    }
+
+    fn sides(fabric: &Fabric) -> (Vec<usize>, f64) {
+        match &fabric.group {
+            Group::Torus { bounds, link, .. } => (bounds.clone(), link.bytes_per_sec),
+            Group::Switch { size, wire } => (vec![*size], wire.bytes_per_sec),
+        }
+    }
+
+    #[test]
+    fn on_hosts_neighbours_share_a_switch_and_strided_groups_the_network() {
+        let layout = layout("gpu:h100:4x8");
+        let whole = layout.first(32);
+        assert_eq!((whole.group.size(), whole.num_groups), (8, 4));
+        let neighbours = layout.fabric(&[8, 9, 10, 11]);
+        assert_eq!((neighbours.group.size(), neighbours.num_groups), (4, 1));
+        // One of each host, and two of each of two hosts.
+        let strided = layout.fabric(&[3, 11, 19, 27]);
+        assert_eq!((strided.group.size(), strided.num_groups), (1, 4));
+        let mixed = layout.fabric(&[0, 4, 8, 12]);
+        assert_eq!((mixed.group.size(), mixed.num_groups), (2, 2));
+    }
+
+    #[test]
+    fn on_a_torus_neighbours_form_a_box_and_strided_groups_share_links() {
+        let layout = layout("tpu:v5e:4x4");
+        let (all, link) = sides(&layout.first(16));
+        assert_eq!(all, [4, 4]);
+        // The chips of a host.
+        assert_eq!(sides(&layout.fabric(&[4, 5, 6, 7])), (vec![2, 2], link));
+        // One chip of each host.
+        assert_eq!(sides(&layout.fabric(&[0, 4, 8, 12])), (vec![2, 2], link / 2.0));
+        assert_eq!(layout.fabric(&[5]).num_devices(), 1);
+    }
+
+    #[test]
+    fn slices_are_connected_by_the_network() {
+        let [layout, chip] = ["tpu:v5e:4x4x2", "tpu:v4:2x2x1"].map(layout);
+        assert_eq!(layout.first(16).num_groups, 1);
+        let whole = layout.first(32);
+        assert_eq!((whole.num_groups, whole.group.size()), (2, 16));
+        assert_eq!(layout.fabric(&[0, 16]).num_groups, 2);
+        // The two cores of a chip come first.
+        assert_eq!(sides(&chip.first(2)).0, [2]);
+    }
+}
