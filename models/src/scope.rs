@@ -254,7 +254,7 @@ impl<'g> Scope<'g> {
     #[track_caller]
     pub fn param(&self, name: &str, dims: &[usize], initializer: Initializer) -> Tensor<'g> {
         let Precision { compute, .. } = self.shared.precision;
-        self.used_param(name, dims, initializer, Precision::uniform(compute))
+        self.used_param(name, dims, initializer, compute, compute)
     }
 
     /// Like [`Self::param`], but in the dtype of parameters, for layers that convert the values they read to the compute
@@ -266,7 +266,8 @@ impl<'g> Scope<'g> {
         dims: &[usize],
         initializer: Initializer,
     ) -> Tensor<'g> {
-        self.used_param(name, dims, initializer, self.shared.precision)
+        let Precision { params, compute } = self.shared.precision;
+        self.used_param(name, dims, initializer, params, compute)
     }
 
     /// Like [`Self::param`], but in the dtype of parameters, for layers such as norms.
@@ -278,7 +279,7 @@ impl<'g> Scope<'g> {
         initializer: Initializer,
     ) -> Tensor<'g> {
         let Precision { params, .. } = self.shared.precision;
-        self.used_param(name, dims, initializer, Precision::uniform(params))
+        self.used_param(name, dims, initializer, params, params)
     }
 
     #[track_caller]
@@ -287,15 +288,16 @@ impl<'g> Scope<'g> {
         name: &str,
         dims: &[usize],
         initializer: Initializer,
-        used: Precision,
+        used_in: DType,
+        rounded_to: DType,
     ) -> Tensor<'g> {
         let path = self.path(name);
         let parameter = Parameter {
             dims: dims.to_vec(),
             dtype: self.shared.precision.params,
             initializer,
-            used_in: used.params,
-            rounded_to: used.compute,
+            used_in,
+            rounded_to,
             num_stacked: 0,
         };
         let held = self.held_param(name, parameter.clone());

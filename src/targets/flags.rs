@@ -117,8 +117,8 @@ pub fn with_overrides(
     options
 }
 
-/// The size up to which the chip's compiler combines collectives of a kind (StableHLO's name) under these options, in
-/// bytes.
+/// The size in bytes up to which the chip's compiler is taken to combine collectives of a kind (StableHLO's name). On v5p
+/// and v6e with sharded state no option sets it.
 pub fn bucket_bytes(chip: &Chip, kind: &str) -> u64 {
     match (chip.name, kind) {
         ("v5e", _) => 1 << 20,

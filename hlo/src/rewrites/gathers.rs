@@ -173,7 +173,8 @@ struct Tied<'a> {
     block: usize,
     /// The operands of gathers, as returned by the barrier of their boundary.
     shards: HashMap<usize, ValueId>,
-    /// The latest value of each gather, and the last block that used it. Equal gathers share one.
+    /// The latest value of each gather and of what is derived from it, and the last block that used it. Equal gathers
+    /// share one.
     whole: HashMap<ValueId, (usize, ValueId)>,
 }
 

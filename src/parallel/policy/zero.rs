@@ -44,8 +44,8 @@ impl Zero {
     }
 
     /// The dim that is cut: the largest that the number of shards divides; of equal ones the first. Dims whose shards are
-    /// whole tiles of a TPU's layout come before others: on TPUs, XLA scatters only those natively, and sums others whole
-    /// before it cuts them.
+    /// whole tiles of a TPU's layout come before others: on TPUs, XLA overlaps only their scatters with matmuls, and may
+    /// sum a gradient with other shards whole before it cuts it.
     fn dim(dims: &[usize], num_shards: usize) -> Result<usize, WhyWhole> {
         let num_elements = dims.iter().fold(1usize, |n, dim| n.saturating_mul(*dim));
         let is_vector = dims.len() < 2;
@@ -70,7 +70,7 @@ impl Zero {
     }
 }
 
-/// Elements of a tile along the second to last and the last dim, in f32.
+/// Elements of a tile in f32: along the second to last dim, required here of all dims but the last, and along the last.
 const TPU_TILE: [usize; 2] = [8, 128];
 
 /// Why every replica holds a parameter whole.

@@ -13,8 +13,6 @@ pub struct DeviceLayout {
     /// The fabric of all devices.
     whole: Fabric,
     places: Vec<Place>,
-    /// Length of each dim of `Place::coords` in the whole target.
-    bounds: Vec<usize>,
 }
 
 /// Where a replica is.
@@ -29,7 +27,7 @@ struct Place {
 impl DeviceLayout {
     /// The layout of all replicas of a target, in the order that `train` and `compile` use.
     pub fn of(target: &Target) -> Self {
-        let (places, bounds) = match (&target.chip.family, &target.arrangement) {
+        let places = match (&target.chip.family, &target.arrangement) {
             (Family::Tpu(tpu), Arrangement::Slices { bounds, num_slices }) => {
                 let devices =
                     torus_devices(bounds, *num_slices, tpu.devices_per_chip, tpu.host_bounds);
@@ -37,16 +35,16 @@ impl DeviceLayout {
                     let coords = [&[device.core_on_chip], &device.coords[..]].concat();
                     Place { island: device.slice_index, coords }
                 });
-                (places.collect(), [&[tpu.devices_per_chip], &bounds[..]].concat())
+                places.collect()
             }
             (_, Arrangement::Hosts { num_hosts, gpus_per_host }) => {
                 let place = |replica| Place { island: replica / gpus_per_host, coords: vec![] };
-                ((0..num_hosts * gpus_per_host).map(place).collect(), vec![])
+                (0..num_hosts * gpus_per_host).map(place).collect()
             }
             // No target combines one family's chips with the other's arrangement.
-            _ => (vec![], vec![]),
+            _ => vec![],
         };
-        Self { whole: Fabric::of(target), places, bounds }
+        Self { whole: Fabric::of(target), places }
     }
 
     /// What connects the replicas of a group. Replicas that the target does not have are ignored.
@@ -64,12 +62,12 @@ impl DeviceLayout {
             Group::Switch { wire, .. } => Group::Switch { size: largest.len().max(1), wire: *wire },
             Group::Torus { ring_from, link, .. } => {
                 let (mut sides, mut stride) = (vec![], 1);
-                for (dim, bound) in self.bounds.iter().enumerate() {
+                for dim in 0..largest.first().map_or(0, |place| place.coords.len()) {
                     let at: BTreeSet<i64> = largest.iter().map(|place| place.coords[dim]).collect();
                     let gap = at.iter().zip(at.iter().skip(1)).map(|(a, b)| b - a).min();
                     stride = stride.max(usize::try_from(gap.unwrap_or(1)).unwrap_or(1));
                     if at.len() > 1 {
-                        sides.push(at.len().min(*bound));
+                        sides.push(at.len());
                     }
                 }
                 let mut link = *link;
