@@ -5,9 +5,10 @@ use std::path::Path;
 use hlo::{Axis, Communication, Graph, Op, communication};
 use lockstep::config::Config;
 use lockstep::data::{self, Splits};
+use lockstep::lowering::Lowering;
 use lockstep::pjrt::Platform;
 use lockstep::step;
-use lockstep::targets::gathered_bytes;
+use lockstep::targets::{gathered_bytes, unordered_collectives};
 use lockstep::train::{Run, mesh_on_host, open_devices};
 
 const GPT: &str = r#"
@@ -54,17 +55,19 @@ fn step_graph(sets: &[String]) -> (Graph, u64) {
     (step::trace_step(&declared).unwrap(), sharded)
 }
 
-/// The bytes of gathered parameters that are in memory at once in the step that XLA's CPU backend compiles.
-fn compiled_gathered_bytes(sets: &[String]) -> u64 {
+/// The step that XLA's CPU backend compiles, and its number of replicas. The collectives of a program are ordered around
+/// loops only if `in_order`.
+fn compiled(sets: &[String], in_order: bool) -> (Vec<u8>, usize) {
     let (config, splits) = loaded(sets);
     let model = config.model.build(splits.train.num_classes());
     let (client, mesh) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let graph = step::trace_step(&run.spec(&*model).declare().unwrap()).unwrap();
-    let program = run.lowering.lower(graph, "step").program;
+    let lowering = Lowering { order_collectives: in_order, ..run.lowering };
+    let program = lowering.lower(graph, "step").program;
     let executable = client.compile(&program, &run.compile.options).unwrap();
     let (_, optimized) = executable.optimized_program().unwrap();
-    gathered_bytes(&optimized, mesh.num_replicas()).unwrap()
+    (optimized, mesh.num_replicas())
 }
 
 fn sets(sets: &[(&str, &str)]) -> Vec<String> {
@@ -147,7 +150,8 @@ fn two_blocks_are_whole_at_once_in_the_compiled_step() {
     let embedding = 4 * vocabulary * width;
     let of = |stage: &str, scan: &str, remat: &str| {
         let sets = [("parallel.zero", stage), ("model.scan_layers", scan), ("model.remat", remat)];
-        let found = compiled_gathered_bytes(&self::sets(&sets));
+        let (optimized, num_replicas) = compiled(&self::sets(&sets), true);
+        let found = gathered_bytes(&optimized, num_replicas).unwrap();
         println!("stage {stage}, scan {scan}, remat {remat}: {found} bytes, a block has {block}");
         found
     };
@@ -156,4 +160,34 @@ fn two_blocks_are_whole_at_once_in_the_compiled_step() {
         assert!((block..=2 * block + embedding).contains(&of("3", "false", remat)));
         assert!((block / 3..=block + embedding).contains(&of("3", "true", remat)));
     }
+}
+
+/// No collective of the compiled step can overtake a loop with collectives inside on one replica and not on another.
+#[test]
+fn collectives_keep_their_order_around_loops() {
+    let unordered = |stage: &str, blocks: [bool; 2], num_microbatches: &str, in_order| {
+        let [scan, remat] = blocks.map(|on| on.to_string());
+        let sets = sets(&[
+            ("parallel.zero", stage),
+            ("train.num_microbatches", num_microbatches),
+            ("model.num_layers", "3"),
+            ("model.scan_layers", &scan),
+            ("model.remat", &remat),
+            ("compile.overrides.xla_backend_optimization_level", "0"),
+        ]);
+        unordered_collectives(&compiled(&sets, in_order).0).unwrap()
+    };
+    let scans = [[true, false], [true, true]];
+    let all = [[false, false], [false, true], scans[0], scans[1]];
+    for stage in ["1", "2", "3"] {
+        // Without microbatches, only scans are loops.
+        for (blocks, num_microbatches) in [(&scans[..], "1"), (&all, "2")] {
+            for blocks in blocks {
+                let found = unordered(stage, *blocks, num_microbatches, true);
+                assert!(found.is_empty(), "{stage}, {blocks:?}, {num_microbatches}: {found:?}");
+            }
+        }
+    }
+    // As traced, the gathers of parameters outside the blocks do not wait for the loop over the blocks.
+    assert!(!unordered("3", scans[0], "1", false).is_empty());
 }

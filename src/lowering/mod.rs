@@ -19,6 +19,8 @@ pub struct Lowering {
     pub fusion_barriers: bool,
     /// `true` writes the next value of a leaf first, and everything computed from it reads the written value.
     pub in_place_updates: bool,
+    /// `true` makes collectives wait for the loops with collectives before them, on a backend that would start them sooner.
+    pub order_collectives: bool,
     /// Reductions of whole large tensors start with groups of at most this many elements; 0 leaves them as one op.
     pub reduction_group: usize,
 }
@@ -35,6 +37,7 @@ impl Lowering {
     /// | all_reduces | combined into one: each is a rendezvous of threads | one per parameter: XLA's combiner overlaps them |
     /// | fusion barriers | kept: XLA fuses long chains into each of their users | dropped |
     /// | optimizer state | written first, then read: otherwise XLA copies it | unchanged: XLA fuses both |
+    /// | collectives beside a loop that has some | wait for its end: their rendezvous are told apart by order alone | as written |
     /// | reductions to a scalar | in stages, the first over at most 32 elements: longer ones are not vectorised | one op |
     pub fn for_platform(platform: Platform) -> Self {
         match platform {
@@ -42,6 +45,7 @@ impl Lowering {
                 bucket_bytes: u64::MAX,
                 fusion_barriers: true,
                 in_place_updates: true,
+                order_collectives: true,
                 reduction_group: CPU_REDUCTION_GROUP,
             },
             Platform::Cuda | Platform::Tpu | Platform::Other => Self::default(),
@@ -66,6 +70,9 @@ impl Lowering {
         }
         if self.bucket_bytes > 0 {
             graph = group_all_reduces(&graph, self.bucket_bytes);
+        }
+        if self.order_collectives {
+            graph = rewrites::order_collectives(&graph);
         }
         graph
     }

@@ -86,15 +86,19 @@ pub(super) fn device_count(options: &[(&str, Value)]) -> Result<Option<usize>> {
     options.iter().find(|(name, _)| *name == DEVICE_COUNT).map(count).transpose()
 }
 
+/// Passes that XLA's CPU backend does not run, by name and separated by commas.
+const DISABLED_PASSES: &str = "xla_disable_hlo_passes";
+
+/// The pass that removes barriers. Barriers keep what is to be recomputed apart from the original, which common
+/// subexpression elimination would merge again, and collectives in order ([`hlo::rewrites::order_collectives`]).
+const REMOVES_BARRIERS: &str = "cse_barrier_expander";
+
 /// Default overrides of a compilation.
-fn defaults() -> [(&'static str, OverrideValue); 3] {
+fn defaults() -> [(&'static str, OverrideValue); 2] {
     [
         (XNNPACK, OverrideValue::Bool(false)),
         // By default a clamp, or a maximum over a dim, drops NaN. A run must see them. The measured cost is zero.
         ("xla_cpu_enable_fast_min_max", OverrideValue::Bool(false)),
-        // Barriers are only used where something is to be recomputed. This pass removes them, and common
-        // subexpression elimination would then merge the recomputation with the original.
-        ("xla_disable_hlo_passes", OverrideValue::String("cse_barrier_expander".to_owned())),
     ]
 }
 
@@ -112,6 +116,14 @@ pub(super) fn overrides(
     let mut overrides = given.clone();
     for (name, value) in defaults() {
         overrides.entry(name.to_owned()).or_insert(value);
+    }
+    // A value of another kind is for the plugin to reject.
+    let none = OverrideValue::String(String::new());
+    if let OverrideValue::String(passes) =
+        overrides.entry(DISABLED_PASSES.to_owned()).or_insert(none)
+    {
+        let comma = if passes.is_empty() { "" } else { "," };
+        *passes = format!("{passes}{comma}{REMOVES_BARRIERS}");
     }
     Ok(overrides)
 }
@@ -150,10 +162,14 @@ mod tests {
 
     #[test]
     fn defaults_give_way_to_what_a_compilation_says() {
-        let own = OverrideValue::String("fusion".to_owned());
-        let given = BTreeMap::from([("xla_disable_hlo_passes".to_owned(), own.clone())]);
+        let given = BTreeMap::from([
+            ("xla_disable_hlo_passes".to_owned(), OverrideValue::String("fusion".to_owned())),
+            ("xla_cpu_enable_fast_min_max".to_owned(), OverrideValue::Bool(true)),
+        ]);
         let overrides = overrides(&given, CpuWaits::Collectives).unwrap();
-        assert_eq!(overrides["xla_disable_hlo_passes"], own);
-        assert_eq!(overrides["xla_cpu_enable_fast_min_max"], OverrideValue::Bool(false));
+        // Except for barriers, without which collectives may run in another order on each replica.
+        let passes = OverrideValue::String("fusion,cse_barrier_expander".to_owned());
+        assert_eq!(overrides["xla_disable_hlo_passes"], passes);
+        assert_eq!(overrides["xla_cpu_enable_fast_min_max"], OverrideValue::Bool(true));
     }
 }

@@ -20,7 +20,7 @@ use super::lifetimes::{Gathered, peak_bytes};
 /// emit as one op.
 const TPU_SCATTER: &str = "all-reduce-scatter";
 
-const KINDS: [(&str, &str); 6] = [
+pub(super) const KINDS: [(&str, &str); 6] = [
     ("all-reduce", "all_reduce"),
     ("all-gather", "all_gather"),
     ("reduce-scatter", "reduce_scatter"),

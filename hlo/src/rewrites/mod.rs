@@ -4,6 +4,7 @@
 mod gathers;
 mod in_place;
 mod isolate;
+mod order;
 mod reductions;
 
 use crate::rebuild::{push, rebuild};
@@ -12,6 +13,7 @@ use crate::{Graph, Node, Op, TensorType, ValueId};
 pub use gathers::tie_gathers;
 pub use in_place::update_in_place;
 pub(crate) use isolate::isolate;
+pub use order::order_collectives;
 pub use reductions::stage_reductions;
 
 /// Removes the hints of [`crate::Tensor::fusion_barrier`], for backends that fuse well without them.

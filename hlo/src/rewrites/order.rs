@@ -1,0 +1,279 @@
+//! The order of collectives around loops, for a backend that runs ops as soon as their operands are there.
+
+use std::sync::Arc;
+
+use crate::graph::Output;
+use crate::rebuild::push;
+use crate::region::expand;
+use crate::{Comparison, DType, Graph, Literal, Node, Op, ValueId};
+
+/// Orders the collectives of a graph around each loop (or branch) that has some inside: what the loop does not need waits
+/// for its end, and the loop waits for what it needs. In loops and branches too. Scans are written as `while`. Values do
+/// not change.
+///
+/// XLA's CPU backend runs an op as soon as its operands are there. It starts the collectives of one computation in the
+/// order of its schedule, but not those of a loop and those beside it. A rendezvous is identified by launch and devices
+/// alone, so on different replicas two different collectives could meet: the launch hangs, or overwrites memory. What
+/// orders them is a dependence that is computed, since barriers do not exist at run time. So an operand `x` of the later
+/// one becomes `select(p, x, barrier(x))`, where `p` is computed from a result of the earlier one. It is `x` whatever `p`
+/// is, but the compiler cannot know.
+pub fn order_collectives(graph: &Graph) -> Graph {
+    ordered(&expand(graph))
+}
+
+fn ordered(graph: &Graph) -> Graph {
+    let loops: Vec<_> = graph.nodes().iter().filter(|node| is_loop(node)).collect();
+    if loops.is_empty() {
+        return graph.clone();
+    }
+    let mut copy = Copy {
+        old: graph,
+        new: Graph::new(*graph.mesh()),
+        map: vec![None; graph.num_values()],
+        last_loop: None,
+        collectives: vec![],
+    };
+    for input in graph.inputs() {
+        copy.node(graph.node_of(input.value));
+    }
+    for node in loops {
+        copy.with_ancestors(node);
+    }
+    for node in graph.nodes() {
+        copy.node(node);
+    }
+    for output in graph.outputs() {
+        let value = copy.mapped(output.value);
+        copy.new.output(Output { value, ..output.clone() });
+    }
+    copy.new
+}
+
+/// A loop or branch with collectives inside.
+fn is_loop(node: &Node) -> bool {
+    let mut inner = node.op.regions().into_iter().flat_map(Graph::nodes);
+    inner.any(|node| is_collective(node) || is_loop(node))
+}
+
+fn is_collective(node: &Node) -> bool {
+    node.op.groups().is_some()
+}
+
+/// A graph that is copied loop by loop, each after what it depends on.
+struct Copy<'a> {
+    old: &'a Graph,
+    new: Graph,
+    /// The new values of the old ones.
+    map: Vec<Option<ValueId>>,
+    /// The first result of the last loop that was copied, and of the collectives since.
+    last_loop: Option<ValueId>,
+    collectives: Vec<ValueId>,
+}
+
+impl<'a> Copy<'a> {
+    fn mapped(&self, value: ValueId) -> ValueId {
+        self.map[value.index()].unwrap_or_else(|| unreachable!("operands precede their users"))
+    }
+
+    /// Copies a node after everything that it depends on.
+    fn with_ancestors(&mut self, node: &'a Node) {
+        let mut is_needed = vec![false; self.old.num_values()];
+        is_needed[node.result().index()] = true;
+        let mut needed = vec![];
+        for ancestor in self.old.nodes().iter().rev() {
+            if ancestor.results().any(|result| is_needed[result.index()]) {
+                needed.push(ancestor);
+                ancestor.operands.iter().for_each(|operand| is_needed[operand.index()] = true);
+            }
+        }
+        needed.into_iter().rev().for_each(|node| self.node(node));
+    }
+
+    /// Copies a node whose operands are copied, once.
+    fn node(&mut self, node: &'a Node) {
+        if self.map[node.result().index()].is_some() {
+            return;
+        }
+        if let Op::Input { index } = node.op {
+            let input = &self.old.inputs()[index];
+            let ty = self.old.ty(input.value).clone();
+            let value = self.new.input(input.name.clone(), ty, node.location);
+            self.map[input.value.index()] = Some(value);
+            return;
+        }
+        let mut operands: Vec<_> =
+            node.operands.iter().map(|operand| self.mapped(*operand)).collect();
+        let is_loop = is_loop(node);
+        let mut earlier = vec![];
+        if is_loop || is_collective(node) {
+            earlier.extend(self.last_loop);
+        }
+        if is_loop {
+            earlier.append(&mut self.collectives);
+        }
+        for earlier in earlier {
+            if !self.depend_on(&operands, earlier) {
+                self.wait(node, &mut operands, earlier);
+            }
+        }
+        let op = node.op.with_regions(ordered).unwrap_or_else(|| node.op.clone());
+        let first = push(&mut self.new, node, op, &operands);
+        for (old, new) in node.results().zip(self.new.node_of(first).results()) {
+            self.map[old.index()] = Some(new);
+        }
+        if is_loop {
+            self.last_loop = Some(first);
+        } else if is_collective(node) {
+            self.collectives.push(first);
+        }
+    }
+
+    /// `true` if some of the values are computed from a result of the node with this first result.
+    fn depend_on(&self, values: &[ValueId], first: ValueId) -> bool {
+        let mut is_seen = vec![false; self.new.num_values()];
+        let mut open = values.to_vec();
+        while let Some(value) = open.pop() {
+            if value < first || std::mem::replace(&mut is_seen[value.index()], true) {
+                continue;
+            }
+            let node = self.new.node_of(value);
+            let index = value.index() - node.result().index();
+            if !is_computed(&node.op, index) {
+                open.push(node.operands[index]);
+            } else if node.result() == first {
+                return true;
+            } else {
+                open.extend(&node.operands);
+            }
+        }
+        false
+    }
+
+    /// Makes an operand of a node depend on an earlier node: the smallest that can.
+    fn wait(&mut self, node: &Node, operands: &mut [ValueId], earlier: ValueId) {
+        let earlier = self.new.node_of(earlier);
+        let results = earlier.results().enumerate().filter(|(index, result)| {
+            is_computed(&earlier.op, *index) && self.new.ty(*result).num_elements() > 0
+        });
+        let results: Vec<_> = results.map(|(_, result)| result).collect();
+        let mut places: Vec<_> =
+            (0..operands.len()).filter(|place| is_read(&node.op, *place)).collect();
+        places.sort_by_key(|place| self.new.ty(operands[*place]).num_bytes());
+        for place in places {
+            let x = operands[place];
+            let varying = self.new.ty(x).varying;
+            let fits = |result: &&ValueId| self.new.ty(**result).varying.is_subset(varying);
+            if let Some(result) = results.iter().find(fits) {
+                operands[place] = self.after(node, x, *result);
+                return;
+            }
+        }
+    }
+
+    /// `x`, but known only when `result` is.
+    fn after(&mut self, node: &Node, x: ValueId, result: ValueId) -> ValueId {
+        let (of_result, of_x) = (self.new.ty(result).clone(), self.new.ty(x).clone());
+        let mut push = |op: Op, operands: &[ValueId]| push(&mut self.new, node, op, operands);
+        let rank = of_result.rank();
+        let (start, limit, strides) = (vec![0; rank], vec![1; rank], vec![1; rank]);
+        let mut p = push(Op::Slice { start, limit, strides }, &[result]);
+        p = push(Op::Reshape { dims: vec![] }, &[p]);
+        if of_result.dtype != DType::Pred {
+            let zero = push(Op::Constant(Arc::new(Literal::zeros(of_result.dtype, &[]))), &[]);
+            let zero = push(Op::Vary { axes: of_result.varying }, &[zero]);
+            p = push(Op::Compare(Comparison::Eq), &[p, zero]);
+        }
+        p = push(Op::Vary { axes: of_x.varying.minus(of_result.varying) }, &[p]);
+        p = push(Op::BroadcastInDim { dims: of_x.dims, broadcast_dims: vec![] }, &[p]);
+        let same = push(Op::OptimizationBarrier, &[x]);
+        push(Op::Select, &[p, x, same])
+    }
+}
+
+/// `false` if result `index` is operand `index` as it is, in the same memory.
+fn is_computed(op: &Op, index: usize) -> bool {
+    match op {
+        Op::While { regions, .. } => {
+            regions.body.outputs()[index].value != regions.body.inputs()[index].value
+        }
+        Op::OptimizationBarrier | Op::FusionBarrier => false,
+        _ => true,
+    }
+}
+
+/// `false` if a loop only passes operand `index` on.
+fn is_read(op: &Op, index: usize) -> bool {
+    let Op::While { regions, .. } = op else { return true };
+    let input = regions.body.inputs()[index].value;
+    regions.body.nodes().iter().any(|node| node.operands.contains(&input))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Axis, Mesh, Reduction, TensorType, interpret, trace, verify};
+
+    fn operand<'a>(graph: &'a Graph, is_wanted: fn(&Op) -> bool) -> Vec<&'a str> {
+        let users = graph.nodes().iter().filter(|node| is_wanted(&node.op));
+        users.map(|node| graph.node_of(node.operands[0]).op.name()).collect()
+    }
+
+    /// A loop with an all_reduce, and gathers of which some have nothing to do with it.
+    fn looped(barrier: bool) -> Graph {
+        let axis = Axis::Fsdp;
+        let graph = trace(Mesh::new(&[(axis, 2)]), |t| {
+            let ty = TensorType::new(DType::F64, &[2]).varying(axis.into());
+            let [x, before, after, beside] =
+                ["x", "before", "after", "beside"].map(|name| t.input(name, ty.clone()));
+            let before = before.all_gather(0, axis).sum();
+            let looped = t.scan(3, &[], &[x * before], &[], |_, x, _| {
+                let sum = x[0].all_reduce(Reduction::Sum, axis).vary(axis);
+                (vec![x[0] * 0.5 + sum], vec![])
+            });
+            let x = looped.0[0];
+            let tied = t.optimization_barrier(&[x, beside]);
+            let beside = if barrier { tied[1] } else { beside };
+            t.output_varying("after", (after * x).all_gather(0, axis), axis.into());
+            t.output_varying("beside", beside.all_gather(0, axis), axis.into());
+        });
+        graph.unwrap()
+    }
+
+    #[test]
+    fn what_a_loop_does_not_need_waits_for_it_and_values_are_unchanged() {
+        for barrier in [false, true] {
+            let graph = looped(barrier);
+            let ordered = order_collectives(&graph);
+            verify(&ordered).unwrap();
+            let gathered = operand(&ordered, |op| matches!(op, Op::AllGather { .. }));
+            assert_eq!(gathered, ["input", "multiply", "select"]);
+            let inputs = [[1.0, -0.0], [3.0, f64::INFINITY], [0.5, 7.0], [-0.0, f64::NAN]];
+            let inputs = inputs.map(|values| {
+                let of = |scale: f64| Literal::from_slice(&[2], &values.map(|value| value * scale));
+                vec![of(1.0), of(2.0)]
+            });
+            let [expected, found] =
+                [&graph, &ordered].map(|graph| interpret(graph, &inputs).unwrap());
+            assert_eq!(format!("{found:?}"), format!("{expected:?}"));
+        }
+    }
+
+    #[test]
+    fn a_loop_waits_for_a_collective_that_it_needs_only_for_a_barrier() {
+        let axis = Axis::Fsdp;
+        let graph = trace(Mesh::new(&[(axis, 2)]), |t| {
+            let ty = TensorType::new(DType::F32, &[2]).varying(axis.into());
+            let [x, w] = ["x", "w"].map(|name| t.input(name, ty.clone()));
+            let tied = t.optimization_barrier(&[x, w.all_gather(0, axis)]);
+            let looped = t.fori_loop(3, &[tied[0]], |_, x| {
+                vec![x[0].all_reduce(Reduction::Sum, axis).vary(axis)]
+            });
+            t.output_varying("x", looped[0], axis.into());
+        });
+        let ordered = order_collectives(&graph.unwrap());
+        let is_loop = ordered.nodes().iter().find(|node| matches!(node.op, Op::While { .. }));
+        let started = &is_loop.unwrap().operands;
+        let started: Vec<_> = started.iter().map(|x| ordered.node_of(*x).op.name()).collect();
+        assert_eq!(started, ["constant", "select"]);
+    }
+}
