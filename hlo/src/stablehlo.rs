@@ -71,31 +71,52 @@ impl Program {
 /// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those of
 /// the graph's mesh, and state is donated to its next value.
 pub fn lower(graph: &Graph, name: &str) -> Program {
-    lower_with_groups(graph, name, listed)
+    lower_with_groups(graph, name, ReplicaGroups::OfMesh)
 }
 
-/// [`lower`] without communication: the same work, to measure the time of communication. Every all_reduce is over a
-/// group of one replica, and other collectives become local ops of the same shapes. The results are not those of the
-/// program.
-pub fn lower_isolated(graph: &Graph, name: &str) -> Program {
-    let alone = |mesh: &Mesh, _: Groups| (0..mesh.num_replicas()).map(|r| vec![r]).collect();
-    lower_with_groups(&isolate(&expand(graph)), name, alone)
+/// [`lower`] without communication, for the first `num_replicas` replicas of the mesh: the same work for each of them, to
+/// measure it. Every all_reduce is over a group of one replica, and other collectives become local ops of the same
+/// shapes. The results are not those of the program.
+pub fn lower_isolated(graph: &Graph, name: &str, num_replicas: usize) -> Program {
+    lower_with_groups(&isolate(&expand(graph)), name, ReplicaGroups::Isolated { num_replicas })
 }
 
-/// The replicas of each group.
-type ListGroups = fn(&Mesh, Groups) -> Vec<Vec<usize>>;
+/// The replicas that a program is for, and how they form groups.
+#[derive(Clone, Copy)]
+enum ReplicaGroups {
+    /// The replicas and groups of the mesh.
+    OfMesh,
+    /// Each replica is its own group.
+    Isolated { num_replicas: usize },
+}
+
+impl ReplicaGroups {
+    fn num_replicas(self, mesh: &Mesh) -> usize {
+        match self {
+            Self::OfMesh => mesh.num_replicas(),
+            Self::Isolated { num_replicas } => num_replicas,
+        }
+    }
+
+    fn list(self, mesh: &Mesh, groups: Groups) -> Vec<Vec<usize>> {
+        match self {
+            Self::OfMesh => listed(mesh, groups),
+            Self::Isolated { num_replicas } => (0..num_replicas).map(|r| vec![r]).collect(),
+        }
+    }
+}
 
 fn listed(mesh: &Mesh, groups: Groups) -> Vec<Vec<usize>> {
     groups.list(mesh).unwrap_or_else(|_| unreachable!("`infer` has checked that groups divide"))
 }
 
-fn lower_with_groups(graph: &Graph, name: &str, list_groups: ListGroups) -> Program {
+fn lower_with_groups(graph: &Graph, name: &str, replica_groups: ReplicaGroups) -> Program {
     let graph = &*match expand(graph) {
         // Merges the zeros with which each stack of a loop starts.
         Cow::Owned(expanded) => Cow::Owned(merge_common_subexpressions(&expanded)),
         unchanged => unchanged,
     };
-    let num_replicas = graph.mesh().num_replicas();
+    let num_replicas = replica_groups.num_replicas(graph.mesh());
     let mut donated_to: Vec<Option<usize>> = vec![None; graph.inputs().len()];
     for (index, output) in graph.outputs().iter().enumerate() {
         if let Some(input) = output.donated_input {
@@ -103,7 +124,7 @@ fn lower_with_groups(graph: &Graph, name: &str, list_groups: ListGroups) -> Prog
         }
     }
 
-    let mut writer = Writer::new(*graph.mesh(), list_groups);
+    let mut writer = Writer::new(*graph.mesh(), replica_groups);
     let _ = writeln!(
         writer.text,
         "module @{name} attributes {{mhlo.num_replicas = {num_replicas} : i32, \
@@ -156,16 +177,16 @@ fn lower_with_groups(graph: &Graph, name: &str, list_groups: ListGroups) -> Prog
 struct Writer {
     text: String,
     mesh: Mesh,
-    list_groups: ListGroups,
+    replica_groups: ReplicaGroups,
     num_names: usize,
     locations: HashMap<Origin, usize>,
     location_order: Vec<Origin>,
 }
 
 impl Writer {
-    fn new(mesh: Mesh, list_groups: ListGroups) -> Self {
+    fn new(mesh: Mesh, replica_groups: ReplicaGroups) -> Self {
         let (locations, location_order) = (HashMap::new(), vec![]);
-        Self { text: String::new(), mesh, list_groups, num_names: 0, locations, location_order }
+        Self { text: String::new(), mesh, replica_groups, num_names: 0, locations, location_order }
     }
 }
 
@@ -270,7 +291,7 @@ impl Writer {
             Op::DotGeneral(dims) => {
                 self.accumulated(context, node, |wide| dot_general(context, node, dims, wide))
             }
-            _ => expression(context, node, &self.mesh, self.list_groups),
+            _ => expression(context, node, &self.mesh, self.replica_groups),
         };
         let results: Vec<_> = node.results().collect();
         let name = self.fresh();
@@ -407,7 +428,7 @@ fn expression(
     context: &RegionContext<'_>,
     node: &Node,
     mesh: &Mesh,
-    list_groups: ListGroups,
+    groups_of: ReplicaGroups,
 ) -> String {
     let name = node.op.name();
     let operands = context.list(&node.operands);
@@ -483,7 +504,7 @@ fn expression(
             let results = if node.results().len() == 1 { result } else { format!("({result})") };
             format!(
                 "\"stablehlo.all_reduce\"({operands}) <{{{}}}> {} : ({}) -> {results}",
-                replica_groups(&list_groups(mesh, *groups)),
+                replica_groups(&groups_of.list(mesh, *groups)),
                 reducer(*reduction, context.graph.ty(node.operands[0]).dtype),
                 context.types(node.operands.iter().copied()),
             )
@@ -491,17 +512,17 @@ fn expression(
         Op::Reverse { dims } => format!("stablehlo.reverse {operands}, dims = {dims:?} : {result}"),
         Op::AllGather { dim, groups } => format!(
             "\"stablehlo.all_gather\"({operands}) <{{all_gather_dim = {dim} : i64, {}}}> : {}",
-            replica_groups(&list_groups(mesh, *groups)),
+            replica_groups(&groups_of.list(mesh, *groups)),
             signature()
         ),
         Op::ReduceScatter { dim, groups } => format!(
             "\"stablehlo.reduce_scatter\"({operands}) <{{{}, scatter_dimension = {dim} : i64}}> {} : {}",
-            replica_groups(&list_groups(mesh, *groups)),
+            replica_groups(&groups_of.list(mesh, *groups)),
             reducer(Reduction::Sum, context.graph.ty(node.operands[0]).dtype),
             signature()
         ),
         Op::AllToAll { split_dim, concat_dim, groups } => {
-            let listed = list_groups(mesh, *groups);
+            let listed = groups_of.list(mesh, *groups);
             format!(
                 "\"stablehlo.all_to_all\"({operands}) <{{concat_dimension = {concat_dim} : i64, {}, \
              split_count = {} : i64, split_dimension = {split_dim} : i64}}> : {}",

@@ -1,5 +1,6 @@
 //! The arguments, in one table.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -77,9 +78,12 @@ pub enum Command {
     TimeOps {
         #[command(flatten)]
         config: ConfigArgs,
-        /// Number of shards of the batch; one of them runs
+        /// Size of the mesh along `data`; one of the replicas runs
         #[arg(long)]
-        batch_shards: usize,
+        data: NonZeroUsize,
+        /// Size of the mesh along `fsdp`
+        #[arg(long)]
+        fsdp: NonZeroUsize,
         /// Number of measured steps
         #[arg(long)]
         steps: usize,

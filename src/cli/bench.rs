@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::Result;
+use hlo::{Axis, Mesh};
 
 use super::args::{BenchArgs, ConfigArgs};
 use super::{Loaded, print_line};
@@ -20,7 +21,7 @@ const OP_STEPS: usize = 3;
 pub fn run(args: &BenchArgs, started: Instant) -> Result<ExitCode> {
     let mut loaded = Loaded::new(&args.config)?;
     loaded.config.compile.cache &= args.warm;
-    let worker = |num_batch_shards: usize| worker(&args.config, num_batch_shards);
+    let worker = |mesh: &Mesh| worker(&args.config, mesh);
     let options = BenchOptions {
         num_steps: args.steps as usize,
         started,
@@ -36,21 +37,22 @@ pub fn run(args: &BenchArgs, started: Instant) -> Result<ExitCode> {
 }
 
 /// The command that runs steps whose ops are timed.
-fn worker(config: &ConfigArgs, num_batch_shards: usize) -> io::Result<Command> {
+fn worker(config: &ConfigArgs, mesh: &Mesh) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("time-ops").arg(&config.config);
     for set in config.sets() {
         command.args(["--set", &set]);
     }
-    command.args(["--batch-shards", &num_batch_shards.to_string()]);
+    command.args(["--data", &mesh.size(Axis::Data).to_string()]);
+    command.args(["--fsdp", &mesh.size(Axis::Fsdp).to_string()]);
     command.args(["--steps", &OP_STEPS.to_string()]);
     command.stdin(Stdio::null());
     Ok(command)
 }
 
-pub fn serve(config: &ConfigArgs, num_batch_shards: usize, num_steps: usize) -> Result<ExitCode> {
+pub fn serve(config: &ConfigArgs, mesh: Mesh, num_steps: usize) -> Result<ExitCode> {
     let loaded = Loaded::new(config)?;
-    profile::serve_ops(&loaded.job(), num_batch_shards, num_steps, &mut io::stdout().lock())?;
+    profile::serve_ops(&loaded.job(), mesh, num_steps, &mut io::stdout().lock())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -94,7 +96,7 @@ fn describe_ops(text: &mut String, ops: &OpTimes, step_ms: f64) {
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
-        "\n{} ops of one replica's step, one after the other on one processor: {total:.3} ms, {:.2} of the step\n\
+        "\n{} ops of one replica's step without communication, one after the other on one processor: {total:.3} ms, {:.2} of the step\n\
          {:>9} {:>6} {:>6}  kind",
         ops.num_launches,
         total / step_ms,

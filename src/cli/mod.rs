@@ -23,7 +23,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ::hlo::TensorType;
+use ::hlo::{Axis, Mesh, TensorType};
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use models::{Misfit, Model};
@@ -70,8 +70,9 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Config { config, .. } => resolved::run(config.as_ref()),
         Command::Hlo { config, stage } => hlo::run(&config, stage),
         Command::Bench(args) => bench::run(&args, started),
-        Command::TimeOps { config, batch_shards, steps } => {
-            bench::serve(&config, batch_shards, steps)
+        Command::TimeOps { config, data, fsdp, steps } => {
+            let mesh = Mesh::new(&[(Axis::Data, data.get()), (Axis::Fsdp, fsdp.get())]);
+            bench::serve(&config, mesh, steps)
         }
         Command::Schedule(args) => schedule::run(&args),
         Command::Compile { config, target, dump, json } => {

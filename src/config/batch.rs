@@ -61,12 +61,6 @@ impl BatchSplit {
         Ok(split)
     }
 
-    /// The share of one of the shards, as the batch of a run that has no others.
-    #[must_use]
-    pub fn on_one_shard(self) -> Self {
-        Self { num_batch_shards: 1, ..self }
-    }
-
     /// Examples per step, over all replicas.
     pub fn global_batch(&self) -> usize {
         self.batch_per_replica() * self.num_batch_shards

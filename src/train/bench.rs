@@ -4,7 +4,7 @@ use std::io;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use hlo::lower_isolated;
+use hlo::{Mesh, lower_isolated};
 
 use super::profile::{OpTimes, ProfileError, time_ops};
 use super::{Error, Job, Trainer, setup};
@@ -17,9 +17,9 @@ pub struct BenchOptions<'a> {
     pub num_steps: usize,
     /// When the process started.
     pub started: Instant,
-    /// For profiling: makes a command that calls [`super::profile::serve_ops`] with the given number of batch
-    /// shards. `None` omits startup spans, parts and ops.
-    pub worker: Option<&'a dyn Fn(usize) -> io::Result<Command>>,
+    /// For profiling: makes a command that calls [`super::profile::serve_ops`] with the given mesh. `None` omits startup
+    /// spans, parts and ops.
+    pub worker: Option<&'a dyn Fn(&Mesh) -> io::Result<Command>>,
 }
 
 /// The result that `bench` prints as one line of JSON.
@@ -119,7 +119,7 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
 
     spans.time("first step, its batch and the state", || timed(&mut trainer, 0, false))?;
     let (first_step_secs, start) = (options.started.elapsed().as_secs_f64(), spans.list());
-    let isolated = lower_isolated(trainer.step_graph(), "step");
+    let isolated = lower_isolated(trainer.step_graph(), "step", num_replicas);
     let settings = run.compile.clone().for_devices(&client, &run.mesh);
     let mut alone = Trainer::new(&client, &run, job.model, seed)?;
     (alone.programs.step.executable, _) = settings.compile(&client, &isolated)?;
@@ -152,7 +152,7 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
         });
         // The devices' threads would disturb the measurement.
         drop((trainer, alone));
-        let command = worker(num_batch_shards).map_err(|source| ProfileError::Start { source });
+        let command = worker(&run.mesh).map_err(|source| ProfileError::Start { source });
         match command.and_then(time_ops) {
             Ok(times) => ops = Some(times),
             // The parts are still reported.

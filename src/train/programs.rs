@@ -5,7 +5,7 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, ScopedJoinHandle};
 use std::time::Instant;
 
-use hlo::{Graph, LeafSpec, Mesh, Program, Tree};
+use hlo::{Graph, LeafSpec, Mesh, Program, Tree, lower_isolated};
 use models::Model;
 
 use super::{Error, Run};
@@ -156,8 +156,33 @@ impl LoweredPrograms {
     /// # Errors
     /// If the model does not trace.
     pub fn new(run: &Run, model: &dyn Model, spans: &StartupSpans) -> Result<Self, Error> {
+        Self::written(run, model, spans, |lowered, _| lowered)
+    }
+
+    /// The programs of the first replica of the mesh without communication, to measure its work.
+    ///
+    /// # Errors
+    /// If the model does not trace.
+    pub(super) fn of_one_replica(
+        run: &Run,
+        model: &dyn Model,
+        spans: &StartupSpans,
+    ) -> Result<Self, Error> {
+        Self::written(run, model, spans, |lowered, name| {
+            let program = lower_isolated(&lowered.graph, name, 1);
+            Lowered { program, ..lowered }
+        })
+    }
+
+    /// The programs as `write` writes them.
+    fn written(
+        run: &Run,
+        model: &dyn Model,
+        spans: &StartupSpans,
+        write: impl Fn(Lowered, &str) -> Lowered,
+    ) -> Result<Self, Error> {
         let lower = |graph: Graph, name: &str| {
-            spans.time("write programs", || run.lowering.lower(graph, name))
+            spans.time("write programs", || write(run.lowering.lower(graph, name), name))
         };
         let declared = spans.time("trace the model", || run.spec(model).declare())?;
         let leaves = declared.leaves();
@@ -171,7 +196,8 @@ impl LoweredPrograms {
             many => {
                 let steps = step::repeat_step(&step_graph, many)?;
                 // Its body is the step in the backend's form already.
-                let steps = spans.time("write programs", || Lowered::new(steps, "steps"));
+                let steps =
+                    spans.time("write programs", || write(Lowered::new(steps, "steps"), "steps"));
                 Some(UncompiledProgram::new(steps.program, leaves.paths(), leaves.paths())?)
             }
         };

@@ -101,14 +101,6 @@ impl Run {
         })
     }
 
-    /// The same run on one replica only, with its share of the batch. That replica holds the whole state, also if the
-    /// run shards it.
-    #[must_use]
-    pub fn on_one_replica(self) -> Self {
-        let batch = self.batch.on_one_shard();
-        Self { batch, mesh: Mesh::SINGLE, policy: Arc::new(Replicated), ..self }
-    }
-
     /// The axes over which the batch is split.
     pub fn batch_axes(&self) -> AxisSet {
         self.policy.batch_axes()

@@ -151,6 +151,33 @@ fn bench_says_where_the_time_goes() {
     assert_eq!(launches, ops["num_launches"].as_u64().unwrap());
 }
 
+/// In each stage of ZeRO the ops are those of one replica's shards. It repeats them where the mesh would gather, and cuts them
+/// from gradients where it would scatter.
+#[test]
+fn a_profile_of_a_sharded_mesh_has_the_ops_of_one_replica() {
+    for stage in ["1", "2", "3"] {
+        let zero = format!("parallel.zero={stage}");
+        let mesh = ["--set", "mesh.data=2", "--set", "mesh.fsdp=2", "--set", &zero];
+        let args = [&["bench", DIGITS, "--steps", "1", "--json", "--profile"][..], &mesh].concat();
+        let figures = lockstep(&args).succeeded().json();
+        let ops = figures["ops"]["ops"].as_array().unwrap();
+        let has = |found: &dyn Fn(&str, &str, &str) -> bool| {
+            ops.iter().any(|row| {
+                let [kind, op] = ["kind", "op"].map(|key| row[key].as_str().unwrap());
+                found(kind, op, &row["sources"].to_string())
+            })
+        };
+        assert!(has(&|_, op, _| op.starts_with("concatenate")), "{stage}: {ops:?}");
+        let is_cut = |kind: &str, _: &str, from: &str| {
+            kind == "slice" && from.contains("parallel/policy/zero.rs")
+        };
+        assert!(has(&is_cut), "{stage}: {ops:?}");
+        let is_sent =
+            |kind: &str, _: &str, _: &str| matches!(kind, "all-gather" | "reduce-scatter");
+        assert!(!has(&is_sent), "{stage}: {ops:?}");
+    }
+}
+
 #[test]
 fn plugins_are_listed() {
     let listed = lockstep(&["plugin", "list", "--json"]).succeeded().json();

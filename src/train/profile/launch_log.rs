@@ -4,7 +4,8 @@
 //! I0000 00:00:1795267393.205734   27248 dot_thunk.cc:87] Dot operation: lhs_batch_dims=[], ..
 //! I0000 00:00:1795267393.205746   27248 dot_thunk.cc:95]   lhs: f32[2048,256]{1,0} in slice {index:1, ..
 //! ```
-//! Each op has one line, followed by indented lines for its operands. The op runs after the last of them.
+//! Each op has one line, followed by indented lines of the same thread for its operands. The op runs after the last of
+//! them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -27,6 +28,8 @@ pub struct ThunkLaunch {
     pub kind: String,
     /// The log line of the op.
     pub head: String,
+    /// The thread that wrote it.
+    thread: String,
     /// The log lines of its operands and results.
     pub details: Vec<String>,
     /// Seconds from the last of these lines to the start of the next op.
@@ -61,11 +64,12 @@ pub fn steps(log: &str) -> Vec<Vec<ThunkLaunch>> {
         match (line.file, &mut step) {
             (OWN, _) if line.message == STARTS => step = Some(vec![]),
             (OWN, _) => steps.extend(step.take()),
-            (file, Some(step)) => match (file.strip_suffix("_thunk"), step.last_mut()) {
+            (file, Some(step)) => match (file.strip_suffix("_thunk"), line.op_of(step)) {
                 (Some(_), Some(launch)) if !ends_op => launch.details.push(line.message.to_owned()),
                 (Some(kind), _) => step.push(ThunkLaunch {
                     kind: kind.to_owned(),
                     head: line.message.to_owned(),
+                    thread: line.thread.to_owned(),
                     details: vec![],
                     secs: 0.0,
                 }),
@@ -86,6 +90,7 @@ pub fn without_log_lines(text: &str) -> String {
 struct Line<'a> {
     /// Seconds since an arbitrary point in time.
     at: f64,
+    thread: &'a str,
     /// Name of the source file, without its extension.
     file: &'a str,
     message: &'a str,
@@ -95,12 +100,17 @@ impl<'a> Line<'a> {
     fn parse(line: &'a str) -> Option<Self> {
         let (head, message) = line.split_once("] ")?;
         let mut words = head.split_whitespace();
-        let (_severity, time, _thread) = (words.next()?, words.next()?, words.next()?);
+        let (_severity, time, thread) = (words.next()?, words.next()?, words.next()?);
         let (file, _line) = words.next()?.split_once(".cc:")?;
         let parts = time.split(':').map(str::parse::<f64>);
         let at = parts.collect::<Result<Vec<_>, _>>().ok()?;
         let &[hours, minutes, seconds] = &at[..] else { return None };
-        Some(Self { at: hours * 3600.0 + minutes * 60.0 + seconds, file, message })
+        Some(Self { at: hours * 3600.0 + minutes * 60.0 + seconds, thread, file, message })
+    }
+
+    /// The last op that the line's thread has started.
+    fn op_of<'s>(&self, step: &'s mut [ThunkLaunch]) -> Option<&'s mut ThunkLaunch> {
+        step.iter_mut().rev().find(|launch| launch.thread == self.thread)
     }
 }
 
@@ -126,6 +136,20 @@ I0000 00:00:13.000000   7 dot_thunk.cc:87] Dot operation: between steps";
         assert!((kernel.secs - 0.1).abs() < 1e-6, "{kernel:?}");
         assert!((dot.secs - 0.3999).abs() < 1e-6, "{dot:?}");
         assert_eq!(without_log_lines(log), "some other words");
+    }
+
+    #[test]
+    fn two_threads_may_write_at_once() {
+        let log = "\
+I0000 00:00:11.000000   0 lockstep.cc:0] step starts
+I0000 00:00:11.100000   7 copy_thunk.cc:1] Copy buffer: first
+I0000 00:00:11.200000   8 copy_thunk.cc:1] Copy buffer: second
+I0000 00:00:11.300000   7 copy_thunk.cc:2]   src: first
+I0000 00:00:11.400000   8 copy_thunk.cc:2]   src: second
+I0000 00:00:12.000000   0 lockstep.cc:0] step ends";
+        let steps = steps(log);
+        let details: Vec<_> = steps[0].iter().map(|launch| &launch.details[..]).collect();
+        assert_eq!(details, [["  src: first"], ["  src: second"]]);
     }
 
     #[test]

@@ -17,33 +17,31 @@ use crate::train::{Error, Job, Run, Trainer, open_devices};
 /// Steps before the timed ones.
 const WARMUP: usize = 1;
 
-/// Runs steps of one of `num_batch_shards` replicas on one processor, marks them in the log on stderr, and
-/// writes the optimized program to `out`. The program is compiled as for all processors.
+/// Runs steps of the first replica of a mesh on one processor, marks them in the log on stderr, and writes the optimized
+/// program to `out`. The replica has its shards of the state and of the batch, and does not communicate: see
+/// [`hlo::lower_isolated`]. The program is compiled as for all processors.
 ///
 /// # Errors
 /// See [`train`](crate::train::train).
 pub fn serve_ops(
     job: &Job<'_>,
-    num_batch_shards: usize,
+    mesh: Mesh,
     num_steps: usize,
     out: &mut impl Write,
 ) -> Result<(), ProfileError> {
     let mut config = job.config.clone();
     (config.mesh.data, config.mesh.fsdp) = (AutoOr::Value(1), AutoOr::Value(1));
     let (compiling, _) = open_devices(&config, say)?;
-    let mesh = Mesh::data(num_batch_shards);
-    let mut run = Run::new(&config, job.splits, mesh, compiling.platform())?.on_one_replica();
+    let mut run = Run::new(&config, job.splits, mesh, compiling.platform())?;
+    run.steps_per_launch = 1;
     // The program is passed to the second client through the compile cache, because a program loaded from the
     // cache cannot be serialized again. Without a configured cache, a temporary one is used.
     let own_cache = tempfile::tempdir().map_err(|source| ProfileError::Start { source })?;
     run.compile.cache_dir.get_or_insert_with(|| own_cache.path().to_owned());
     let spans = StartupSpans::new(Instant::now());
-    let lower = || LoweredPrograms::new(&run, job.model, &spans);
-    lower()?.compile(
-        &compiling,
-        &run.compile.clone().for_devices(&compiling, &Mesh::SINGLE),
-        &spans,
-    )?;
+    let lower = || LoweredPrograms::of_one_replica(&run, job.model, &spans);
+    let settings = run.compile.clone().for_devices(&compiling, &mesh);
+    lower()?.compile(&compiling, &settings, &spans)?;
 
     // A client has as many threads as there are processors when it is created.
     stay_on_one_processor();
@@ -53,9 +51,10 @@ pub fn serve_ops(
     let mut trainer = Trainer::with_programs(&client, &run, lower()?, seed, &spans)?;
     let (_, optimized) = trainer.programs.step.executable.optimized_program()?;
     let sender = trainer.batch_sender();
-    let global_batch = run.batch.global_batch();
-    let batches =
-        TrainBatches::new(job.splits.train.clone(), seed, global_batch, 1).map_err(Error::from)?;
+    let (global_batch, num_batch_shards) = (run.batch.global_batch(), run.batch.num_batch_shards());
+    let train = job.splits.train.clone();
+    let batches = TrainBatches::new(train, seed, global_batch, num_batch_shards);
+    let batches = batches.map_err(Error::from)?;
     for index in 0..WARMUP + num_steps {
         let batch = sender.send(batches.get(index as u64).map_err(Error::from)?)?;
         let marked = index >= WARMUP;
