@@ -5,7 +5,7 @@ mod values;
 
 use hlo::{
     Axis, AxisSet, DType, Graph, Literal, Mesh, Op, Reduction, Tensor, TensorType, Tracer, count,
-    grad, interpret, lower, passes, trace, verify,
+    grad, interpret, lower, passes, rewrites, trace, verify,
 };
 
 const LENGTH: usize = 3;
@@ -338,6 +338,24 @@ fn a_scan_is_lowered_to_a_while() {
     let text = program.text_without_locations();
     assert_eq!(text.matches("stablehlo.while").count(), 2);
     assert!(!text.contains("scan"));
+}
+
+/// The loop that keeps residuals takes the place of the plain one, also if a rewrite has copied their bodies.
+#[test]
+fn a_marked_scan_runs_forward_once() {
+    let graph = trace(Mesh::SINGLE, |t| {
+        let (x, w) = (t.input("x", f64s(&[4])), t.input("w", f64s(&[3, 4])));
+        let (y, _) = t.scan(3, &[], &[x.block_boundary()], &[w], |_, x, w| {
+            (vec![(x[0] * w[0]).tanh().block_boundary()], vec![])
+        });
+        let loss = y[0].sum();
+        t.output("loss", loss);
+        t.output("gradient", grad(loss, &[w])[0]);
+    });
+    let unmarked = rewrites::without_block_boundaries(&graph.unwrap());
+    let text = lower(&passes::simplify(&unmarked), "test").text;
+    assert_eq!(text.matches("stablehlo.while").count(), 2);
+    assert_eq!(count(&unmarked).transcendentals, 3 * 4);
 }
 
 fn deep<'g>(t: &'g Tracer, remat: bool) -> (Tensor<'g>, Vec<Tensor<'g>>) {

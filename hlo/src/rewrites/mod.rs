@@ -8,6 +8,7 @@ mod order;
 mod reductions;
 
 use crate::rebuild::{push, rebuild};
+use crate::region::prepare;
 use crate::{Graph, Node, Op, TensorType, ValueId};
 
 pub use gathers::tie_gathers;
@@ -26,7 +27,8 @@ pub fn without_fusion_barriers(graph: &Graph) -> Graph {
 
 /// Removes the marks of [`crate::Tensor::block_boundary`].
 pub fn without_block_boundaries(graph: &Graph) -> Graph {
-    everywhere(graph, &|_, node, operands, _| match node.op {
+    // Merges a scan with the one that extends it, which names it by its identity. A copy has another.
+    everywhere(&prepare(graph), &|_, node, operands, _| match node.op {
         Op::BlockBoundary => Some(operands[0]),
         _ => None,
     })
