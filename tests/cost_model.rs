@@ -1,6 +1,16 @@
-//! Compares the cost model with published scaling. The table in `docs/cost-model.md` is computed here.
+//! Compares the cost model with published scaling, and its counts of one step in several forms with each other. The table
+//! in `docs/cost-model.md` is computed here.
 
-use lockstep::targets::cost::{Fabric, Group, Timeline, Wire};
+use std::path::Path;
+
+use hlo::Graph;
+use lockstep::config::Config;
+use lockstep::data;
+use lockstep::pjrt::Platform;
+use lockstep::step;
+use lockstep::targets::cost::{Fabric, Group, Timeline, Wire, Work};
+use lockstep::targets::Target;
+use lockstep::train::{Run, mesh_on_host};
 
 /// A published run: its parameters, and the efficiency from its smaller to its larger size.
 struct Published {
@@ -142,6 +152,45 @@ fn network_bound_runs_are_predicted_and_no_prediction_is_too_slow() {
         // Of these runs, only VGG-16 waits for its network.
         if run.what.contains("VGG-16") {
             assert!((predicted / run.efficiency - 1.0).abs() < 0.1, "{predicted}");
+        }
+    }
+}
+
+/// The step of GPT-2 124M.
+fn gpt2_step(sets: &[&str]) -> Graph {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/gpt2-124m.toml");
+    let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
+    let config = Config::load(&path, &sets).unwrap();
+    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let model = config.model.build(splits.train.num_classes());
+    let run = Run::new(&config, &splits, mesh_on_host(&config), Platform::Cuda).unwrap();
+    step::trace_step(&run.spec(&*model).declare().unwrap()).unwrap()
+}
+
+/// Of the stacks of parameters and residuals, an iteration moves its own slices. So with remat, where only the blocks'
+/// inputs are kept, a scan takes about as long as unrolled layers. Without, it writes and reads the residuals that a
+/// compiler would recompute from others.
+#[test]
+fn scanned_layers_take_about_as_long_as_unrolled_ones() {
+    let remat = "model.remat=true";
+    for (more, slowest) in [
+        (&["mesh.data=1", remat][..], 1.03),
+        (&["mesh.data=1", remat, "train.num_microbatches=4"], 1.07),
+        (&["mesh.data=1", "mesh.fsdp=8", remat], 1.03),
+        (&["mesh.data=1", "mesh.fsdp=8", "parallel.zero=3", remat], 1.03),
+        (&["mesh.data=1"], 1.5),
+        (&["mesh.data=1", "mesh.fsdp=8", "parallel.zero=3"], 1.55),
+    ] {
+        let [unrolled, scanned] = ["false", "true"].map(|scan| {
+            let scan = format!("model.scan_layers={scan}");
+            Work::of(&gpt2_step(&[more, &[&*scan]].concat()), 2)
+        });
+        assert_eq!(scanned.matmul_flops, unrolled.matmul_flops, "{more:?}");
+        assert_eq!(scanned.matmul_bytes, unrolled.matmul_bytes, "{more:?}");
+        for target in ["gpu:h100:1x8", "tpu:v5e:4x4", "tpu:v5p:2x2x4"] {
+            let chip = target.parse::<Target>().unwrap().chip;
+            let ratio = scanned.seconds(chip) / unrolled.seconds(chip);
+            assert!((0.99..slowest).contains(&ratio), "{target} {more:?}: {ratio}");
         }
     }
 }

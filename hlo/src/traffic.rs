@@ -1,11 +1,13 @@
 //! Estimated memory traffic of a graph after a compiler has fused its elementwise ops.
 //!
-//! A *kernel* computes a value in memory, together with all elementwise ops that lead up to it. The values in
-//! memory are the inputs, the outputs, the operands and results of ops that are not fused (dots, convolutions,
-//! gathers, collectives, loops), and the results of reductions. A kernel reads each value in memory that it
-//! depends on once, and writes its result once; what two kernels need is computed twice.
+//! A *kernel* computes a value in memory, together with all elementwise ops that lead up to it. The values in memory
+//! are the inputs, the outputs, the operands and results of ops that are not fused (dots, convolutions, gathers,
+//! collectives, loops), values before a barrier, and the results of reductions and of updates of slices. A kernel reads
+//! each value in memory that it depends on once, of a sliced value only the slice, and writes its result once; an
+//! update of a slice writes only the slice. What two kernels need is computed twice. Reshapes and other changes of a
+//! type move nothing.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::{Graph, Node, Op, ValueId};
 
@@ -22,60 +24,103 @@ pub(crate) struct Traffic {
 pub(crate) fn traffic(graph: &Graph, unfused: impl Fn(&Node) -> u64) -> Traffic {
     let mut total = Traffic::default();
     let mut roots: HashSet<ValueId> = HashSet::new();
+    let fused =
+        |value: &ValueId| Some(source(graph, *value)).filter(|value| is_fused(graph, *value));
     for node in graph.nodes() {
         match kind(&node.op) {
-            Kind::Fused => {}
+            Kind::View | Kind::Fused => {}
+            Kind::Kept => roots.extend(node.operands.iter().filter_map(fused)),
             Kind::Reduction => roots.extend(node.results()),
-            Kind::Matmul | Kind::Alone => {
-                let bytes = unfused(node);
-                match kind(&node.op) {
-                    Kind::Matmul => total.matmul += bytes,
-                    _ if is_counted_elsewhere(&node.op) => {}
-                    _ => total.other += bytes,
+            Kind::Update => {
+                roots.extend(node.results());
+                roots.extend(fused(&node.operands[0]));
+            }
+            Kind::Matmul => {
+                total.matmul += unfused(node);
+                roots.extend(node.operands.iter().filter_map(fused));
+            }
+            Kind::Alone => {
+                if !is_counted_elsewhere(&node.op) {
+                    total.other += unfused(node);
                 }
-                roots.extend(node.operands.iter().filter(|value| is_fused(graph, **value)));
+                roots.extend(node.operands.iter().filter_map(fused));
             }
         }
     }
-    roots.extend(graph.outputs().iter().map(|output| output.value));
-    let in_memory = |value: ValueId| roots.contains(&value) || !is_fused(graph, value);
-    for root in roots.iter().filter(|root| kind(&graph.node_of(**root).op) != Kind::Alone) {
-        if kind(&graph.node_of(*root).op) == Kind::Matmul {
-            continue;
-        }
-        let mut bytes = graph.ty(*root).num_bytes() as u64;
-        let mut pending = graph.node_of(*root).operands.clone();
-        let mut reached = HashSet::new();
-        while let Some(value) = pending.pop() {
-            if !reached.insert(value) {
-                continue;
-            }
-            if in_memory(value) {
-                bytes += graph.ty(value).num_bytes() as u64;
-            } else {
-                pending.extend(&graph.node_of(value).operands);
-            }
-        }
+    roots.extend(graph.outputs().iter().filter_map(|output| fused(&output.value)));
+    for root in &roots {
+        let (node, read) = (graph.node_of(*root), bytes_read(graph, *root, &roots));
         // A value that depends on nothing in memory is computed where it is used.
-        if bytes > graph.ty(*root).num_bytes() as u64
-            || kind(&graph.node_of(*root).op) != Kind::Fused
-        {
-            total.other += bytes;
+        if read > 0 || kind(&node.op) != Kind::Fused {
+            let written = if kind(&node.op) == Kind::Update { node.operands[1] } else { *root };
+            total.other += read + graph.ty(written).num_bytes() as u64;
         }
     }
     total
 }
 
+/// Bytes that the kernel of `root` reads.
+fn bytes_read(graph: &Graph, root: ValueId, roots: &HashSet<ValueId>) -> u64 {
+    let elements = |value: ValueId| graph.ty(value).num_elements() as u64;
+    let mut bytes = 0;
+    // Elements that the kernel needs of each value. Values are numbered in program order, so the last one's users have all
+    // been visited.
+    let mut needed = BTreeMap::from([(root, elements(root))]);
+    while let Some((value, num_needed)) = needed.pop_last() {
+        let num_needed = num_needed.min(elements(value));
+        let in_memory = roots.contains(&value) || !is_computed(graph, value);
+        if in_memory && value != root {
+            bytes += num_needed * graph.ty(value).dtype.size_bytes() as u64;
+            continue;
+        }
+        let node = graph.node_of(value);
+        for (index, operand) in node.operands.iter().enumerate() {
+            let at = match &node.op {
+                // Updated in position, so the rest is not read.
+                Op::DynamicUpdateSlice if index == 0 => continue,
+                Op::Reduce { .. } | Op::DynamicUpdateSlice | Op::BitcastConvert(_) => {
+                    elements(*operand)
+                }
+                _ => num_needed,
+            };
+            let sum = needed.entry(*operand).or_default();
+            // Slices of one value are different parts of it.
+            let is_part =
+                index == 0 && matches!(node.op, Op::Slice { .. } | Op::DynamicSlice { .. });
+            *sum = if is_part { sum.saturating_add(at) } else { at.max(*sum) };
+        }
+    }
+    bytes
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
+    /// The operand's bytes, as another type.
+    View,
+    /// The operand's bytes, in memory.
+    Kept,
     Fused,
     Reduction,
+    Update,
     Matmul,
     Alone,
 }
 
+/// The value whose bytes `value` has.
+fn source(graph: &Graph, mut value: ValueId) -> ValueId {
+    while matches!(kind(&graph.node_of(value).op), Kind::View | Kind::Kept) {
+        value = graph.node_of(value).operands[0];
+    }
+    value
+}
+
 fn is_fused(graph: &Graph, value: ValueId) -> bool {
     kind(&graph.node_of(value).op) == Kind::Fused
+}
+
+/// `true` if kernels that need the value compute it, unless it is in memory.
+fn is_computed(graph: &Graph, value: ValueId) -> bool {
+    matches!(kind(&graph.node_of(value).op), Kind::View | Kind::Kept | Kind::Fused)
 }
 
 /// `true` for ops without memory traffic of their own: inputs move nothing, loops and cases are counted by their
@@ -98,7 +143,13 @@ fn is_counted_elsewhere(op: &Op) -> bool {
 fn kind(op: &Op) -> Kind {
     match op {
         Op::DotGeneral(_) | Op::Convolution(_) => Kind::Matmul,
+        // Marks of values with several users, which compilers write once rather than compute for each user.
+        Op::FusionBarrier | Op::BlockBoundary => Kind::Kept,
         Op::Reduce { .. } => Kind::Reduction,
+        Op::DynamicUpdateSlice => Kind::Update,
+        Op::Reshape { .. } | Op::BitcastConvert(_) | Op::Vary { .. } | Op::StopGradient => {
+            Kind::View
+        }
         Op::Unary(_)
         | Op::Binary(_)
         | Op::Compare(_)
@@ -108,15 +159,12 @@ fn kind(op: &Op) -> Kind {
         | Op::Constant(_)
         | Op::Iota { .. }
         | Op::BroadcastInDim { .. }
-        | Op::Reshape { .. }
-        | Op::BitcastConvert(_)
         | Op::Slice { .. }
+        | Op::DynamicSlice { .. }
         | Op::Pad { .. }
         | Op::Reverse { .. }
         | Op::Transpose { .. }
-        | Op::ReplicaId { .. }
-        | Op::Vary { .. }
-        | Op::StopGradient => Kind::Fused,
+        | Op::ReplicaId { .. } => Kind::Fused,
         _ => Kind::Alone,
     }
 }

@@ -307,3 +307,58 @@ fn elementwise_ops_are_fused_into_their_users() {
     let y = 4 * (m * n) as u64;
     assert_eq!(cost.fused_bytes, (y + y) + (y + 4));
 }
+
+/// A slice of a stack is read, changed and written back: none of the other rows.
+#[test]
+fn a_kernel_moves_the_slices_that_it_needs() {
+    let (num_rows, n) = (100, 8);
+    let updated = cost(Mesh::SINGLE, |t| {
+        let stack = t.input("stack", f32s(&[num_rows, n]));
+        let index = t.input("index", TensorType::new(DType::U32, &[]));
+        let row = (stack.index_leading(index) * 2.0).tanh().reshape(&[1, n]);
+        t.output("stack", stack.dynamic_update_slice(row, &[index, t.scalar(DType::U32, 0.0)]));
+    });
+    assert_eq!(updated.fused_bytes, 4 * (n + 1 + n) as u64);
+
+    let sliced = |limits: &[(usize, usize)]| {
+        cost(Mesh::SINGLE, |t| {
+            let x = t.input("x", f32s(&[num_rows, n])).reshape(&[num_rows * n]);
+            let slices = limits.iter().map(|(start, limit)| x.slice_dim(0, *start, *limit));
+            t.output("y", slices.reduce(|sum, slice| sum + slice).unwrap());
+        })
+        .fused_bytes
+    };
+    assert_eq!(sliced(&[(0, 4)]), 4 * (4 + 4));
+    assert_eq!(sliced(&[(0, 4), (4, 8)]), 4 * (8 + 4));
+    // No part of a value is read twice.
+    let half = num_rows * n / 2;
+    let overlapping = sliced(&[(0, half), (1, half + 1), (2, half + 2)]);
+    assert_eq!(overlapping, 4 * (num_rows * n + half) as u64);
+}
+
+/// A scan's dots read rows of a stack, and so does the loop itself.
+#[test]
+fn a_scan_moves_as_much_as_its_iterations() {
+    let (length, n) = (10, 64);
+    let scanned = cost(Mesh::SINGLE, |t| {
+        let x = t.input("x", f32s(&[n, n]));
+        let stack = t.input("stack", f32s(&[length, n, n]));
+        let (carried, _) =
+            t.scan(length, &[], &[x], &[stack], |_, x, w| (vec![x[0].dot(w[0])], vec![]));
+        t.output("y", carried[0]);
+    });
+    let row = 4 * (n * n * length) as u64;
+    assert_eq!(scanned.matmul_bytes, 3 * row);
+    // A copy of each row for the dot, its index, and a few bytes for the loop's counter.
+    let rest = scanned.fused_bytes - 2 * row;
+    assert!(rest < 100 * length as u64, "{rest}");
+}
+
+#[test]
+fn changes_of_a_type_move_nothing() {
+    let free = cost(Mesh::data(2), |t| {
+        let x = t.input("x", f32s(&[4, 4])).reshape(&[16]).fusion_barrier().stop_gradient();
+        t.output_varying("y", x.bitcast_convert(DType::U32).vary(Axis::Data), Axis::Data.into());
+    });
+    assert_eq!(free.fused_bytes, 0);
+}
