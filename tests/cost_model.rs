@@ -9,7 +9,7 @@ use lockstep::data;
 use lockstep::pjrt::Platform;
 use lockstep::step;
 use lockstep::targets::cost::{Fabric, Group, Timeline, Wire, Work};
-use lockstep::targets::Target;
+use lockstep::targets::{Measured, ScalingPrediction, Target};
 use lockstep::train::{Run, mesh_on_host};
 
 /// A published run: its parameters, and the efficiency from its smaller to its larger size.
@@ -192,5 +192,38 @@ fn scanned_layers_take_about_as_long_as_unrolled_ones() {
             let ratio = scanned.seconds(chip) / unrolled.seconds(chip);
             assert!((0.99..slowest).contains(&ratio), "{target} {more:?}: {ratio}");
         }
+    }
+}
+
+/// With one replica along `data` no shard is all_reduced. The parameters that stay whole still are, over `fsdp`.
+#[test]
+fn a_plan_says_what_sharded_state_leaves_to_all_reduce() {
+    let target: Target = "gpu:h100:1x8".parse().unwrap();
+    let row = |sets: &[&str]| {
+        let graph = gpt2_step(sets);
+        let measured = Measured {
+            num_devices: graph.mesh().num_replicas(),
+            global_batch: 64,
+            work: Work::of(&graph, 2),
+            timeline: Timeline::of(&graph),
+            state_bytes: 0,
+        };
+        ScalingPrediction::new(&target, &[measured]).rows[0].clone()
+    };
+    let (single, data) = (row(&["mesh.data=1"]), row(&["mesh.data=8"]));
+    assert_eq!((single.algorithm, single.all_reduced_bytes), ("none", 0));
+    let num_params = 124_439_808;
+    let gradients = 4 * num_params..4 * (num_params + 100);
+    assert!(data.algorithm == "ring" && gradients.contains(&data.all_reduced_bytes), "{data:?}");
+    for stage in ["1", "3"] {
+        let zero = format!("parallel.zero={stage}");
+        let sharded = row(&["mesh.data=1", "mesh.fsdp=8", &zero]);
+        // The vectors: 13 * 768 for each of 12 layers, and 2 * 768.
+        let whole = 4 * (12 * 13 + 2) * 768;
+        assert!((whole..whole + 400).contains(&sharded.all_reduced_bytes), "{sharded:?}");
+        assert_eq!(sharded.algorithm, "tree");
+        let hybrid = row(&["mesh.data=2", "mesh.fsdp=4", &zero]);
+        // A fourth of the matrices.
+        assert_eq!(hybrid.all_reduced_bytes, num_params - whole / 4, "{hybrid:?}");
     }
 }

@@ -29,8 +29,10 @@ pub struct Row {
     pub examples_per_sec: f64,
     /// Bytes of parameters, running means and optimizer state on each device.
     pub state_bytes: u64,
-    /// The fastest algorithm for an all_reduce of all gradients at once, or of all shards of gradients; `none` if
-    /// nothing is all_reduced.
+    /// Bytes of the tensors that a device all_reduces in a step, over the groups of the largest all_reduce: gradients or
+    /// shards of gradients, and scalars. With sharded state and `mesh.data = 1`, only the gradients of what is kept whole.
+    pub all_reduced_bytes: u64,
+    /// The fastest algorithm for an all_reduce of all these bytes at once; `none` if nothing is all_reduced.
     pub algorithm: &'static str,
 }
 
@@ -146,7 +148,7 @@ struct Column {
     digits: (usize, usize),
 }
 
-const COLUMNS: [Column; 9] = [
+const COLUMNS: [Column; 10] = [
     column("num_devices", "devices", |row| row.num_devices as f64, (0, 0)),
     column("global_batch", "batch", |row| row.global_batch as f64, (0, 0)),
     column("compute_ms", "compute ms", |row| row.compute_ms, (4, 2)),
@@ -156,6 +158,7 @@ const COLUMNS: [Column; 9] = [
     column("efficiency", "efficiency", |row| row.efficiency, (4, 3)),
     column("examples_per_sec", "examples/s", |row| row.examples_per_sec, (1, 0)),
     column("state_mb", "state MB", |row| row.state_bytes as f64 / 1e6, (3, 1)),
+    column("all_reduced_mb", "reduced MB", |row| row.all_reduced_bytes as f64 / 1e6, (3, 1)),
 ];
 
 const fn column(
@@ -190,9 +193,10 @@ fn all_reduced(layout: &DeviceLayout, step: &Measured) -> Option<(Fabric, u64)> 
 
 fn row(target: &Target, layout: &DeviceLayout, step: &Measured) -> Row {
     let time: StepTime = step.timeline.step(&step.work, target.chip, layout);
-    let reduced = all_reduced(layout, step).filter(|(fabric, _)| fabric.num_devices() > 1);
-    let algorithm =
-        reduced.map_or("none", |(fabric, bytes)| all_reduce(&fabric, bytes as f64).1.name());
+    let reduced = all_reduced(layout, step);
+    let algorithm = reduced
+        .as_ref()
+        .map_or("none", |(fabric, bytes)| all_reduce(fabric, *bytes as f64).1.name());
     Row {
         num_devices: step.num_devices,
         global_batch: step.global_batch,
@@ -203,6 +207,7 @@ fn row(target: &Target, layout: &DeviceLayout, step: &Measured) -> Row {
         efficiency: 1.0,
         examples_per_sec: step.global_batch as f64 / time.total_secs(),
         state_bytes: step.state_bytes,
+        all_reduced_bytes: reduced.map_or(0, |(_, bytes)| bytes),
         algorithm,
     }
 }

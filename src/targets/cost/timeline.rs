@@ -78,11 +78,13 @@ impl Timeline {
         self.transfers.iter().filter(move |transfer| reduces(transfer.kind))
     }
 
-    /// The groups of the all_reduce with the most bytes, and the bytes of all all_reduces over these groups.
+    /// The groups of the all_reduce with the most bytes, and the bytes of all all_reduces over these groups. All_reduces
+    /// among one replica, which move nothing, are left out.
     pub fn all_reduced(&self) -> Option<(Groups, u64)> {
-        let all: Vec<_> = self.transfers.iter().filter(|t| t.kind == "all_reduce").collect();
-        let groups = all.iter().max_by_key(|transfer| transfer.whole_bytes)?.groups;
-        let same = all.iter().filter(|transfer| transfer.groups == groups);
+        let moves = |groups: Groups| groups.size(&self.mesh) != Ok(1);
+        let all = self.transfers.iter().filter(|t| t.kind == "all_reduce" && moves(t.groups));
+        let groups = all.clone().max_by_key(|transfer| transfer.whole_bytes)?.groups;
+        let same = all.filter(|transfer| transfer.groups == groups);
         Some((groups, same.map(|transfer| transfer.whole_bytes).sum()))
     }
 
