@@ -21,7 +21,7 @@ const OP_STEPS: usize = 3;
 pub fn run(args: &BenchArgs, started: Instant) -> Result<ExitCode> {
     let mut loaded = Loaded::new(&args.config)?;
     loaded.config.compile.cache &= args.warm;
-    let worker = |mesh: &Mesh| worker(&args.config, mesh);
+    let worker = |mesh: Mesh| worker(&args.config, mesh);
     let options = BenchOptions {
         num_steps: args.steps as usize,
         started,
@@ -37,7 +37,7 @@ pub fn run(args: &BenchArgs, started: Instant) -> Result<ExitCode> {
 }
 
 /// The command that runs steps whose ops are timed.
-fn worker(config: &ConfigArgs, mesh: &Mesh) -> io::Result<Command> {
+fn worker(config: &ConfigArgs, mesh: Mesh) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("time-ops").arg(&config.config);
     for set in config.sets() {

@@ -19,7 +19,7 @@ pub struct BenchOptions<'a> {
     pub started: Instant,
     /// For profiling: makes a command that calls [`super::profile::serve_ops`] with the given mesh. `None` omits startup
     /// spans, parts and ops.
-    pub worker: Option<&'a dyn Fn(&Mesh) -> io::Result<Command>>,
+    pub worker: Option<&'a dyn Fn(Mesh) -> io::Result<Command>>,
 }
 
 /// The result that `bench` prints as one line of JSON.
@@ -152,7 +152,7 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
         });
         // The devices' threads would disturb the measurement.
         drop((trainer, alone));
-        let command = worker(&run.mesh).map_err(|source| ProfileError::Start { source });
+        let command = worker(run.mesh).map_err(|source| ProfileError::Start { source });
         match command.and_then(time_ops) {
             Ok(times) => ops = Some(times),
             // The parts are still reported.

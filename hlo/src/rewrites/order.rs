@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use crate::{Axis, Mesh, Reduction, TensorType, interpret, trace, verify};
 
-    fn operand<'a>(graph: &'a Graph, is_wanted: fn(&Op) -> bool) -> Vec<&'a str> {
+    fn operand(graph: &Graph, is_wanted: fn(&Op) -> bool) -> Vec<&str> {
         let users = graph.nodes().iter().filter(|node| is_wanted(&node.op));
         users.map(|node| graph.node_of(node.operands[0]).op.name()).collect()
     }
