@@ -116,6 +116,9 @@ pub struct TrainArgs {
     /// Replace the run in --out; its files are kept in DIR/replaced-run until this run is done
     #[arg(long, requires = "out")]
     pub overwrite: bool,
+    /// Continue from the newest checkpoint of the run in --out, or from this one; without any, start
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "auto", conflicts_with_all = ["overwrite", "init"])]
+    pub resume: Option<PathBuf>,
     /// Start from these parameters (safetensors) instead of random ones
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub init: Option<PathBuf>,
@@ -126,7 +129,8 @@ pub struct TrainArgs {
 
 const TRAIN_EXIT_CODES: &str = "\
 SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the launches in flight, and all files are
-written. A second signal ends the process at once.
+written, with a checkpoint from which --resume continues. A second signal ends the process at once.
+SIGUSR1 saves a checkpoint and goes on.
 
 Exit codes:
   0    done
