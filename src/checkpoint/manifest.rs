@@ -1,6 +1,6 @@
 //! `manifest.json`: everything about a checkpoint but the values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use hlo::{Axis, AxisSet, DType, LeafSpec, Sharding, Tree};
@@ -187,37 +187,56 @@ impl Manifest {
         self.leaves.iter().map(|leaf| Ok((leaf.path.clone(), leaf.spec()?))).collect()
     }
 
-    /// Checks that pieces cover their leaves and lie in their files.
+    /// Checks that pieces cover their leaves, each element once, and lie in their files.
     fn check(&self) -> Result<(), String> {
-        self.specs()?;
+        if self.files.iter().any(|file| file.header_bytes > file.num_bytes) {
+            return Err("has a header that is longer than its file".to_owned());
+        }
+        let mut num_bytes = 0u64;
         for leaf in &self.leaves {
-            let num_elements: usize = leaf.dims.iter().product();
-            let mut num_covered = 0;
+            let misfit = || format!("has pieces of `{}` that do not make up the leaf", leaf.path);
+            let whole = size(&leaf.dims).ok_or_else(misfit)?;
+            let (mut starts, mut covered) = (BTreeSet::new(), 0u64);
             for piece in &leaf.pieces {
-                let of_dims = piece.start.iter().zip(&piece.dims).zip(&leaf.dims);
-                let fits = piece.start.len() == leaf.dims.len()
-                    && piece.dims.len() == leaf.dims.len()
-                    && of_dims.clone().all(|((start, size), whole)| start + size <= *whole);
-                let num_piece: usize = piece.dims.iter().product();
-                let num_bytes = (num_piece * leaf.spec()?.dtype.size_bytes()) as u64;
-                let is_in_file = self.files.get(piece.file).is_some_and(|file| {
+                // Pieces of equal size in a grid do not overlap if they begin at different places.
+                let is_in_grid = |((start, size), whole): ((&usize, &usize), &usize)| {
+                    start.checked_add(*size).is_some_and(|end| end <= *whole)
+                        && start.checked_rem(*size).unwrap_or(0) == 0
+                };
+                let in_file = piece.offset.checked_add(piece.num_bytes);
+                let file = self.files.get(piece.file).filter(|file| {
                     piece.offset >= file.header_bytes
-                        && piece.offset.saturating_add(piece.num_bytes) <= file.num_bytes
+                        && in_file.is_some_and(|end| end <= file.num_bytes)
                 });
-                if !fits || num_bytes != piece.num_bytes || !is_in_file {
-                    return Err(format!("has a piece of `{}` that does not fit it", leaf.path));
+                let size = size(&piece.dims).ok_or_else(misfit)?;
+                let fits = (piece.start.len(), piece.dims.len())
+                    == (leaf.dims.len(), leaf.dims.len())
+                    && piece.dims == leaf.pieces[0].dims
+                    && piece.start.iter().zip(&piece.dims).zip(&leaf.dims).all(is_in_grid)
+                    && Some(piece.num_bytes)
+                        == size.checked_mul(leaf.spec()?.dtype.size_bytes() as u64)
+                    && starts.insert(&piece.start);
+                if !fits || file.is_none() {
+                    return Err(misfit());
                 }
-                num_covered += num_piece;
+                covered = covered.saturating_add(size);
+                num_bytes = num_bytes.saturating_add(piece.num_bytes);
             }
-            if num_covered != num_elements {
-                return Err(format!(
-                    "has {num_covered} of {num_elements} elements of `{}`",
-                    leaf.path
-                ));
+            if covered != whole {
+                return Err(misfit());
             }
         }
-        Ok(())
+        let available = self.files.iter().map(|file| file.num_bytes - file.header_bytes);
+        match num_bytes == available.fold(0, u64::saturating_add) {
+            true => Ok(()),
+            false => Err("does not account for all bytes of its files".to_owned()),
+        }
     }
+}
+
+/// Number of elements, if it is a number.
+fn size(dims: &[usize]) -> Option<u64> {
+    dims.iter().try_fold(1u64, |size, dim| size.checked_mul(*dim as u64))
 }
 
 /// `true` if a text has this checksum.

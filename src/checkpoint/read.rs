@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use hlo::{LeafSpec, Literal, Tree, join_rows, row_paths, rows, split_rows};
+use hlo::{LeafSpec, Literal, Tree, join_rows, row_paths, row_specs, split_rows};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::manifest::hex;
@@ -53,6 +53,7 @@ impl Checkpoint {
             if size != record.num_bytes {
                 return Err(in_file(format!("has {size} bytes instead of {}", record.num_bytes)));
             }
+            // At most the size of the file, as the manifest has been checked.
             let mut header = vec![0; usize::try_from(record.header_bytes).unwrap_or_default()];
             file.read_exact_at(&mut header, 0).map_err(|error| in_file(error.to_string()))?;
             if hex(xxh3_128(&header)) != record.header_checksum {
@@ -103,46 +104,71 @@ impl Checkpoint {
         Ok(whole)
     }
 
-    /// Reads a leaf as `spec` declares it under `path`: also a stack of which the rows were saved, and the row of a stack.
+    /// Reads the leaves that `specs` declare, and hands each to `put` as a whole. A stack may have been saved as its rows,
+    /// and rows as a stack. Everything is read once; one leaf is in memory at a time, with its rows.
     ///
     /// # Errors
-    /// A leaf that is not there or has another dtype or other dims, or damaged bytes.
-    pub fn leaf_as(&self, path: &str, spec: &LeafSpec) -> Result<Literal, Error> {
-        let found = if self.specs.get(path).is_some() {
-            self.leaf(path)?
-        } else if spec.num_stacked > 0 {
+    /// Before the first `put`: a leaf that was not saved, has another dtype or other dims, or is not declared. Later:
+    /// damaged bytes, and the errors of `put`.
+    pub fn restore<E: From<Error>>(
+        &self,
+        specs: &Tree<LeafSpec>,
+        mut put: impl FnMut(&str, &Literal) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.check_fits(specs)?;
+        for (path, spec) in self.specs.iter() {
+            if specs.get(path).is_some() {
+                put(path, &self.leaf(path)?)?;
+            } else if spec.num_stacked > 0 {
+                let stack = Tree::from_iter([(path.to_owned(), spec.clone())]);
+                let values = Tree::from_iter([(path.to_owned(), self.leaf(path)?)]);
+                for (row, value) in split_rows(&stack, values) {
+                    put(&row, &value)?;
+                }
+            }
+        }
+        let stacks = specs.iter().filter(|(path, _)| self.specs.get(path).is_none());
+        for (path, spec) in stacks.filter(|(_, spec)| spec.num_stacked > 0) {
             let rows = row_paths(path, spec).into_iter();
             let rows: Tree<Literal> = rows
                 .map(|row| Ok((row.clone(), self.leaf(&row)?)))
                 .collect::<Result<_, Error>>()?;
             let joined = join_rows(path, spec, &rows);
             let joined = joined.map_err(|misfit| self.misfit(misfit.to_string()))?;
-            joined.ok_or_else(|| self.missing(path))?.into_owned()
-        } else {
-            self.row(path)?
-        };
-        if (found.dtype(), found.dims()) != (spec.dtype, &spec.dims[..]) {
-            let found = format!("{}{:?}", found.dtype(), found.dims());
-            return Err(self.misfit(format!(
-                "`{path}` is {found} there, but {} in this run",
-                spec.global_type()
-            )));
+            put(path, &*joined.ok_or_else(|| self.missing(path))?)?;
         }
-        Ok(found)
+        Ok(())
     }
 
-    /// Paths of saved leaves of which nothing is in `specs`, stacked or not.
-    pub fn unused<'s>(&'s self, specs: &Tree<LeafSpec>) -> Vec<&'s str> {
-        let rows = rows(specs);
-        let is_used = |path: &str, spec: &LeafSpec| {
-            specs.get(path).is_some()
-                || row_paths(path, spec).iter().any(|row| rows.get(row).is_some())
+    /// Checks that the leaves that were saved are those that `specs` declare, row by row.
+    fn check_fits(&self, specs: &Tree<LeafSpec>) -> Result<(), Error> {
+        let (saved, declared) = (row_specs(&self.specs), row_specs(specs));
+        for (path, spec) in declared.iter() {
+            let found = saved.get(path).ok_or_else(|| self.missing(path))?;
+            if (found.dtype, &found.dims) != (spec.dtype, &spec.dims) {
+                return Err(self.misfit(format!(
+                    "`{path}` is {} there, but {} in this run",
+                    found.global_type(),
+                    spec.global_type()
+                )));
+            }
+        }
+        if let Some(path) = saved.paths().find(|path| declared.get(path).is_none()) {
+            return Err(
+                self.misfit(format!("it has a leaf `{path}`, which this run does not have"))
+            );
+        }
+        // Blocks in loops are stacked in one way only.
+        let is_known = |(path, spec): (&str, &LeafSpec)| {
+            let rows = row_paths(path, spec);
+            self.specs.get(path).is_some()
+                || (spec.num_stacked > 0 && rows.iter().all(|row| self.specs.get(row).is_some()))
+                || spec.num_stacked == 0
         };
-        self.specs
-            .iter()
-            .filter(|(path, spec)| !is_used(path, spec))
-            .map(|(path, _)| path)
-            .collect()
+        match specs.iter().all(is_known) {
+            true => Ok(()),
+            false => Err(self.misfit("its blocks are stacked in another way".to_owned())),
+        }
     }
 
     /// Reads everything, and so checks all values.
@@ -157,18 +183,6 @@ impl Checkpoint {
             }
         }
         Ok(())
-    }
-
-    /// The row of a stack that was saved.
-    fn row(&self, path: &str) -> Result<Literal, Error> {
-        let is_stack = |(stack, spec): &(&str, &LeafSpec)| {
-            spec.num_stacked > 0 && row_paths(stack, spec).iter().any(|row| row == path)
-        };
-        let (stack, spec) = self.specs.iter().find(is_stack).ok_or_else(|| self.missing(path))?;
-        let specs = Tree::from_iter([(stack.to_owned(), spec.clone())]);
-        let values = Tree::from_iter([(stack.to_owned(), self.leaf(stack)?)]);
-        let rows = split_rows(&specs, values);
-        rows.get(path).cloned().ok_or_else(|| self.missing(path))
     }
 
     fn read_piece(

@@ -216,7 +216,12 @@ impl WholeLines {
         // What a killed process has left of a line is none.
         let lines = text.split_inclusive(|byte| *byte == b'\n');
         let kept = lines.take_while(|line| line.ends_with(b"\n") && is_kept(line));
-        let len = kept.map(<[u8]>::len).sum::<usize>() as u64;
+        let (num_lines, len) =
+            kept.fold((0, 0), |(lines, len), line| (lines + 1, len + line.len() as u64));
+        if num_lines != first_step {
+            let path = path.display();
+            say(&format!("{path} has {num_lines} of {first_step} steps before the checkpoint"));
+        }
         let file = File::options().write(true).open(path)?;
         file.set_len(len)?;
         Ok(Self { file, len })

@@ -51,11 +51,11 @@ impl Saver {
         run: &Run,
         trainer: &Trainer,
         resolved: &str,
-    ) -> Result<Self, Error> {
+    ) -> Self {
         let config = &job.config.checkpoint;
         let mesh = Axis::ALL.map(|axis| (axis.name().to_owned(), run.mesh.size(axis)));
         let device = trainer.client().devices().first().map(|device| device.kind.clone());
-        Ok(Self {
+        Self {
             dir: Arc::new(dir),
             every: (config.every_secs > 0).then(|| Duration::from_secs(config.every_secs)),
             keep: config.keep,
@@ -77,7 +77,7 @@ impl Saver {
             in_flight: None,
             last: Instant::now(),
             last_step: trainer.steps_taken(),
-        })
+        }
     }
 
     /// `true` if the time for another checkpoint has come.
@@ -86,7 +86,7 @@ impl Saver {
     }
 
     /// Copies the state and starts to save it, unless it is saved already. A save that is still in flight is waited for
-    /// if `must_save`; otherwise this one is skipped. Returns a message for the user, if there is something to say.
+    /// if `must_save`, or if this one is kept for good; otherwise this one is skipped. Returns a message for the user, if there is something to say.
     ///
     /// # Errors
     /// If the state cannot be copied.
@@ -102,7 +102,8 @@ impl Saver {
             return Ok(None);
         }
         let is_busy = self.in_flight.as_ref().is_some_and(|save| !save.is_finished());
-        if is_busy && !must_save {
+        let is_kept = self.keep_every > 0 && step.is_multiple_of(self.keep_every);
+        if is_busy && !must_save && !is_kept {
             self.last = Instant::now();
             return Ok(Some(format!(
                 "the checkpoint after {step} steps is skipped: the one before is still being written"

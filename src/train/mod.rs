@@ -28,13 +28,14 @@ use std::time::Instant;
 use models::Model;
 
 use crate::checkpoint::{self, CheckpointDir};
-use crate::config::Config;
+use crate::config::{CheckpointConfig, Config};
 use crate::data::Splits;
 use crate::observe::{StartupSpans, Summary, say};
 use crate::pjrt::Client;
 use checkpoints::Saver;
 use r#loop::{End, Loop};
 use recorder::Recorder;
+use resume::Differences;
 use run_dir::{Existing, RunDir};
 
 pub use crate::observe::EvalResult;
@@ -127,23 +128,27 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let checkpoint = resume.find(place.as_deref())?;
     let differences = match &checkpoint {
         Some(checkpoint) => resume::compare(&checkpoint.run().config, &resolved)?,
-        None => vec![],
+        None => Differences::default(),
     };
     let existing = match (&checkpoint, resume) {
         (Some(_), _) => Existing::Continue,
-        // It was killed before its first checkpoint.
-        (None, Resume::Newest) => Existing::Replace,
+        (None, Resume::Newest) if out.as_deref().is_none_or(run_dir::is_unfinished) => {
+            Existing::Replace
+        }
         _ if *overwrite => Existing::Replace,
         _ => Existing::Refuse,
     };
-    let dir = out.as_deref().map(|out| RunDir::claim(out, existing)).transpose()?;
-    let is_outside = place.as_ref().is_some_and(|_| job.config.checkpoint.dir.is_absolute());
-    if let Some(place) = place.as_deref().filter(|_| is_outside && checkpoint.is_none())
+    // Those under the usual name belong to the run in the output directory.
+    let is_own = job.config.checkpoint.dir.as_os_str() == CheckpointConfig::DIR;
+    if let (Some(place), None, false) = (&place, &checkpoint, is_own)
         && let Some(newest) = CheckpointDir::list(place)?.pop()
     {
         let newest = newest.path.file_name().unwrap_or_default().display().to_string();
         return Err(checkpoint::Error::Occupied { path: place.to_owned(), newest }.into());
     }
+    let outside = place.as_deref().filter(|_| job.config.checkpoint.dir.is_absolute());
+    let outside = outside.map(CheckpointDir::claim).transpose()?;
+    let dir = out.as_deref().map(|out| RunDir::claim(out, existing)).transpose()?;
     let check = || stop.check();
     let (client, run, mut trainer) = setup::start(job, &StartupSpans::new(*started), check)?;
     trainer.check_metric_names()?;
@@ -153,9 +158,11 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     say(&describe_devices(&client, job.config));
     say(&describe_batch(&run));
     say(&describe_synchronisation(&trainer, &job.config.parallel));
-    differences.iter().for_each(|difference| say(&format!("configuration: {difference}")));
+    for difference in &differences.shown {
+        say(&format!("configuration: {difference}"));
+    }
     if let Some(checkpoint) = &checkpoint {
-        say(&resume::restore(checkpoint, &run, &mut trainer)?);
+        say(&resume::restore(checkpoint, differences.is_other_run, &run, &mut trainer)?);
     }
     stop.check()?;
 
@@ -170,10 +177,11 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         *started,
     )?;
     stop.begin();
-    let saver = place
-        .map(|place| Saver::new(CheckpointDir::claim(&place)?, job, &run, &trainer, &resolved));
-    let steps = saver
+    let claimed = outside.map(Ok).or_else(|| place.map(|place| CheckpointDir::claim(&place)));
+    let steps = claimed
         .transpose()
+        .map(|dir| dir.map(|dir| Saver::new(dir, job, &run, &trainer, &resolved)))
+        .map_err(Error::from)
         .and_then(|saver| Loop::new(job, &run, stop, &mut trainer, &mut recorder, saver));
     let ended = steps.and_then(Loop::run);
     if let Some(report) = job.splits.skipped_report() {

@@ -80,7 +80,7 @@ pub enum RunDirError {
     /// It belongs to another run.
     #[error(
         "the output directory {} holds another run ({}); choose another with --out, continue that run with \
-         --resume, or replace it with --overwrite", dir.display(), names.join(", ")
+         --resume if it has checkpoints, or replace it with --overwrite", dir.display(), names.join(", ")
     )]
     Occupied {
         /// The directory.
@@ -229,6 +229,14 @@ impl RunDir {
         remove_run(&replaced)?;
         fs::rename(moving, replaced)
     }
+}
+
+/// `true` if a directory holds no run, or one that was killed: what it has may be replaced when it starts again.
+pub fn is_unfinished(dir: &Path) -> bool {
+    let summary = fs::read(dir.join(Summary::FILE)).unwrap_or_default();
+    let summary: Value = serde_json::from_slice(&summary).unwrap_or_default();
+    let is_running = summary["status"] == "running" || summary.is_null();
+    is_running && !dir.join(params_file::FILE).exists()
 }
 
 /// `true` for the names of folders.

@@ -8,7 +8,7 @@ use models::Model;
 
 use super::programs::{Callable, LoweredPrograms, NamedLaunch, Programs};
 use super::{Error, Run};
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::Checkpoint;
 use crate::data::HostBatch;
 use crate::observe::StartupSpans;
 use crate::pjrt::{Arg, Buffers, Client, Completion, Placement};
@@ -213,16 +213,8 @@ impl Trainer {
     /// A leaf that is missing, does not fit or is damaged, or one that this run does not have.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
         let specs = self.state.specs().clone();
-        if let Some(path) = checkpoint.unused(&specs).first() {
-            return Err(checkpoint::Error::Misfit {
-                path: checkpoint.path().to_owned(),
-                reason: format!("it has a leaf `{path}`, which this run does not have"),
-            }
-            .into());
-        }
-        for (path, spec) in specs.iter() {
-            self.state.scatter(path, &checkpoint.leaf_as(path, spec)?)?;
-        }
+        checkpoint
+            .restore(&specs, |path, whole| Ok::<_, Error>(self.state.scatter(path, whole)?))?;
         self.state.set_num_steps(checkpoint.run().step);
         Ok(())
     }

@@ -62,8 +62,13 @@ fn a_run_survives_being_killed_at_any_moment() {
     for field in ["params_fingerprint", "final_loss", "eval_loss", "best_eval", "steps", "status"] {
         assert_eq!(done[field], expected[field], "{field}");
     }
-    let kept = ["step_00000450", "step_00000873", "step_00000880"];
-    assert_eq!(names(&killed.join("checkpoints")), kept);
+    // The one before the last may be any: one that is due while another is written is skipped.
+    let kept = names(&killed.join("checkpoints"));
+    assert_eq!(
+        (kept.len(), &*kept[0], &*kept[2]),
+        (3, "step_00000450", "step_00000880"),
+        "{kept:?}"
+    );
 }
 
 #[test]
@@ -91,7 +96,7 @@ fn a_stopped_run_continues_where_it_was_and_one_that_is_asked_saves_and_goes_on(
     let done = lockstep(&args).succeeded();
     for expected in [
         &format!("resumed after {stopped} steps from {}", text(&checkpoints))[..],
-        "the same program",
+        "another configuration holds from here on",
         "configuration: train.steps: 1000000 -> ",
         "configuration: schedule.total_steps: not set -> 1000000 (the run is another one",
     ] {
@@ -154,5 +159,6 @@ fn what_cannot_be_continued_or_saved_is_said_and_costs_nothing() {
     let in_file = format!("checkpoint.dir={}", text(&file.join("x")));
     let done = run(&[&in_file], &[]);
     assert_eq!(done.code, Some(1));
-    assert!(done.stderr.contains("cannot write into"), "{}", done.stderr);
+    assert!(done.stderr.contains("a file/x: Not a directory"), "{}", done.stderr);
+    assert!(!done.stderr.contains("batch:"), "{}", done.stderr);
 }
