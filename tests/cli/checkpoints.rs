@@ -162,3 +162,60 @@ fn what_cannot_be_continued_or_saved_is_said_and_costs_nothing() {
     assert!(done.stderr.contains("a file/x: Not a directory"), "{}", done.stderr);
     assert!(!done.stderr.contains("batch:"), "{}", done.stderr);
 }
+
+#[test]
+fn checkpoints_are_listed_checked_compared_and_exported() {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, again) = (dir.path().join("out"), dir.path().join("again"));
+    let sets = [
+        "model.hidden=[32]",
+        "optimizer.ema_decay=0.9",
+        "train.epochs=1",
+        "mesh.fsdp=2",
+        "mesh.data=1",
+        "checkpoint.every_steps=11",
+        "checkpoint.keep_every=11",
+    ];
+    for out in [&out, &again] {
+        lockstep(&train_args(&sets, &["--out", text(out)])).succeeded();
+    }
+    let [first, second] = [&out, &again].map(|out| out.join("checkpoints"));
+    let checkpoint = |args: &[&str]| lockstep(&[&["checkpoint"], args].concat());
+    let listed = checkpoint(&["list", "--json", text(&first)]).succeeded().json();
+    let steps = [&listed[0]["step"], &listed[1]["step"], &listed[2]["step"]];
+    assert_eq!(steps, [&11.into(), &22.into(), &Value::Null]);
+    let inspected = checkpoint(&["inspect", text(&first)]).succeeded().stdout;
+    for expected in [
+        "after 22 steps; batch 0 of epoch 1 is next",
+        "params.blocks.0.linear.weight  f32[32, 64]{dim 0 over {fsdp}}  in 2 pieces",
+        "params.blocks.0.linear.bias  f32[32]\n",
+        "ema_decay = 0.9",
+    ] {
+        assert!(inspected.contains(expected), "{expected}: {inspected}");
+    }
+    assert!(checkpoint(&["verify", text(&first)]).succeeded().stdout.contains("is intact"));
+    let equal = checkpoint(&["diff", text(&first), text(&second)]).succeeded().stdout;
+    assert!(equal.contains("leaves are equal bit for bit"), "{equal}");
+    let early = first.join("step_00000011");
+    let done = checkpoint(&["diff", text(&first), text(&early)]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stdout.contains("params.blocks.0.linear.weight: 2048 of 2048"), "{}", done.stdout);
+    // The file of the run itself.
+    let exported = dir.path().join("model.safetensors");
+    checkpoint(&["export", text(&first), "--to", text(&exported)]).succeeded();
+    let params = fs::read(out.join("params.safetensors")).unwrap();
+    assert!(fs::read(&exported).unwrap() == params);
+    let taken = checkpoint(&["export", text(&first), "--to", text(&exported)]);
+    assert_eq!(taken.code, Some(1));
+    let raw = dir.path().join("raw.safetensors");
+    checkpoint(&["export", text(&first), "--without-ema", "--to", text(&raw)]).succeeded();
+    assert!(fs::read(&raw).unwrap() != params);
+
+    let shard = early.join("shard_00000.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let damaged = checkpoint(&["verify", text(&first)]);
+    assert_eq!(damaged.code, Some(1));
+    assert!(damaged.stderr.contains("has other bytes than were written"), "{}", damaged.stderr);
+}
