@@ -56,6 +56,7 @@
 //! | [`pjrt`] | plugins, devices, buffers and executables; all `unsafe` code |
 //! | [`cluster`] | the order of devices |
 //! | [`state`] | the training state on the devices: gather, scatter, fingerprint |
+//! | [`checkpoint`] | the state of a run on disk: manifest, files, saving and reading |
 //! | [`train`] | the training loop, benchmarks, parameter files |
 //! | [`targets`] | compiling for TPUs and GPUs that are not attached, the cost model |
 //! | [`observe`] | events of a run, and the sinks that record and print them |
@@ -71,6 +72,7 @@
 //! A run that has begun does not return an error but a [`train::Outcome`], because its metrics and its summary have
 //! been written; [`train::Outcome::success`] turns its failure into an error.
 
+pub mod checkpoint;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod cluster;

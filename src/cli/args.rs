@@ -99,6 +99,11 @@ pub enum Command {
         #[command(subcommand)]
         command: PluginCommand,
     },
+    /// List, check, compare and export checkpoints; needs no plugin
+    Checkpoint {
+        #[command(subcommand)]
+        command: CheckpointCommand,
+    },
     /// Describe this machine, and report what is wrong with it
     Doctor {
         /// Print one line of JSON
@@ -120,6 +125,9 @@ pub struct TrainArgs {
     /// Replace the run in --out; its files are kept in DIR/replaced-run until this run is done
     #[arg(long, requires = "out")]
     pub overwrite: bool,
+    /// Continue from the newest checkpoint of the run in --out, or from this one; without any, start
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "auto", conflicts_with_all = ["overwrite", "init"])]
+    pub resume: Option<PathBuf>,
     /// Start from these parameters (safetensors) instead of random ones
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub init: Option<PathBuf>,
@@ -130,7 +138,8 @@ pub struct TrainArgs {
 
 const TRAIN_EXIT_CODES: &str = "\
 SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the launches in flight, and all files are
-written. A second signal ends the process at once.
+written, with a checkpoint from which --resume continues. A second signal ends the process at once.
+SIGUSR1 saves a checkpoint and goes on.
 
 Exit codes:
   0    done
@@ -227,6 +236,56 @@ pub enum PluginCommand {
     Remove {
         /// cpu, cuda, cuda-compiler or tpu
         name: String,
+    },
+}
+
+/// The commands of `checkpoint`. DIR is a checkpoint, or a directory of checkpoints, of which the newest is used.
+#[derive(Debug, Subcommand)]
+pub enum CheckpointCommand {
+    /// List the checkpoints in a directory
+    List {
+        /// The directory, such as run/checkpoints
+        #[arg(value_parser = path())]
+        dir: PathBuf,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print steps, mesh, leaves with their shardings, and configuration
+    Inspect {
+        /// A checkpoint, or a directory whose newest one is meant
+        #[arg(value_parser = path())]
+        dir: PathBuf,
+        /// Print the manifest as one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read everything and compare all checksums; exit with 1 if something is damaged
+    Verify {
+        /// A checkpoint, or a directory of which all are checked
+        #[arg(value_parser = path())]
+        dir: PathBuf,
+    },
+    /// Compare two checkpoints leaf by leaf; exit with 1 if they differ
+    Diff {
+        /// A checkpoint, or a directory whose newest one is meant
+        #[arg(value_parser = path())]
+        a: PathBuf,
+        /// The other
+        #[arg(value_parser = path())]
+        b: PathBuf,
+    },
+    /// Write the model's parameters and running statistics as one safetensors file, as `train` does at its end
+    Export {
+        /// A checkpoint, or a directory whose newest one is meant
+        #[arg(value_parser = path())]
+        dir: PathBuf,
+        /// The file
+        #[arg(long, value_name = "FILE", value_parser = path())]
+        to: PathBuf,
+        /// Write the parameters themselves where the optimizer keeps running means of them
+        #[arg(long)]
+        without_ema: bool,
     },
 }
 

@@ -6,6 +6,7 @@
 pub mod allocator;
 mod args;
 mod bench;
+mod checkpoint;
 mod compile;
 mod doctor;
 mod figure;
@@ -89,6 +90,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Plugin { command } => plugin::run(&command),
+        Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Doctor { json } => doctor::run(json),
     }
 }

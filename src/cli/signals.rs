@@ -1,11 +1,11 @@
-//! Signals that stop a run.
+//! Signals that stop a run, or save it.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
@@ -45,11 +45,12 @@ pub fn keep_on_long_files() -> io::Result<()> {
 
 /// From now on, the first signal stops the run, with a message, and the second ends the process: the run may
 /// hang. Signals that the process was started to ignore, as `nohup` does, stay
-/// ignored.
+/// ignored. SIGUSR1 asks for a checkpoint.
 ///
 /// # Errors
 /// A handler that cannot be set up, or no thread.
 pub fn watch(stop: &Stop) -> io::Result<Received> {
+    flag::register(SIGUSR1, stop.save_flag())?;
     let received = Arc::new(AtomicUsize::new(0));
     let ignored = ignored();
     let watched = SIGNALS.into_iter().filter(|(signal, _)| ignored & (1 << (signal - 1)) == 0);

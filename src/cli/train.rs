@@ -12,14 +12,19 @@ use anyhow::Result;
 use super::args::TrainArgs;
 use super::{Loaded, print_line, signals};
 use crate::observe::{Status, Summary, say};
-use crate::train::{self, Error, Options, Outcome, Stop};
+use crate::train::{self, Error, Options, Outcome, Resume, Stop};
 
 pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     let stop = Stop::default();
     let received = signals::watch(&stop)?;
-    let TrainArgs { config, out, overwrite, init, json } = args;
+    let TrainArgs { config, out, overwrite, resume, init, json } = args;
     let loaded = Loaded::new(&config)?;
-    let options = Options { started, out, overwrite, init, stop };
+    let resume = match resume {
+        None => Resume::Never,
+        Some(path) if path.as_os_str() == "auto" => Resume::Newest,
+        Some(path) => Resume::From(path),
+    };
+    let options = Options { started, out, overwrite, init, resume, stop };
     let Outcome { summary, failure } = match train::train(&loaded.job(), &options) {
         Err(error @ Error::StoppedBeforeStart) => {
             let code = received.exit_code();

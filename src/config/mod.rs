@@ -1,6 +1,6 @@
 //! The configuration of a run: plain typed data, validated once, with errors that say what to change.
 //!
-//! A configuration is a TOML file of nine sections, and `--set section.key=value` reaches every key of
+//! A configuration is a TOML file of ten sections, and `--set section.key=value` reaches every key of
 //! it. [`Config::load`] reads both and checks each key by itself; what needs the data or the number of
 //! devices is checked where these are known: [`BatchSplit::new`] and [`RunLength::new`] here,
 //! `optim::Schedule::new` for the rates. Unknown keys are errors that name the nearest known one.
@@ -20,6 +20,7 @@
 //! ```
 
 mod batch;
+mod checkpoint;
 mod data;
 mod device;
 mod error;
@@ -47,6 +48,7 @@ use serde::Serialize;
 use toml::Table;
 
 pub use batch::{BatchError, BatchSplit};
+pub use checkpoint::CheckpointConfig;
 pub use data::{
     Cifar10Config, DataConfig, DigitsConfig, IdxConfig, ImageFolderConfig, OnBroken,
     SyntheticConfig, SyntheticTokensConfig, TextConfig, TokenType, TokensConfig,
@@ -96,10 +98,12 @@ pub struct Config {
     pub device: DeviceConfig,
     /// `[compile]`.
     pub compile: CompileConfig,
+    /// `[checkpoint]`.
+    pub checkpoint: CheckpointConfig,
 }
 
 /// All sections.
-const SECTIONS: [SectionInfo; 9] = [
+const SECTIONS: [SectionInfo; 10] = [
     info::<ModelConfig>(),
     info::<DataConfig>(),
     info::<TrainConfig>(),
@@ -109,6 +113,7 @@ const SECTIONS: [SectionInfo; 9] = [
     info::<ParallelConfig>(),
     info::<DeviceConfig>(),
     info::<CompileConfig>(),
+    info::<CheckpointConfig>(),
 ];
 
 /// Largest size of a configuration file, in bytes.
@@ -204,6 +209,7 @@ impl Config {
         let parallel: Option<ParallelConfig> = read_section(file, errors);
         let device = read_section(file, errors);
         let compile = read_section(file, errors);
+        let checkpoint = read_section(file, errors);
         if let (Some(optimizer), Some(train)) = (&optimizer, &train)
             && errors.none_of(&["train.precision"])
         {
@@ -228,6 +234,7 @@ impl Config {
             parallel: parallel?,
             device: device?,
             compile: compile?,
+            checkpoint: checkpoint?,
         })
     }
 
@@ -238,6 +245,7 @@ impl Config {
             Backend::Path(path) => Some(("device.backend", path)),
             _ => None,
         };
+        self.checkpoint.dir = expand_home(&self.checkpoint.dir);
         let data =
             self.data.paths_mut().into_iter().map(|(key, path)| (format!("data.{key}"), path));
         for (key, path) in data.chain(backend.map(|(key, path)| (key.to_owned(), path))) {

@@ -69,6 +69,25 @@ pub struct RunInfo {
     pub device: String,
     /// The version of this program.
     pub version: &'static str,
+    /// The checkpoint that the run continues from, if any.
+    pub resumed_from: Option<String>,
+    /// What the run had come to there.
+    pub progress: RunProgress,
+}
+
+/// What a run has come to: what one that continues it needs besides the state.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunProgress {
+    /// Steps taken.
+    pub num_steps: u64,
+    /// Updates left out because a value was not finite.
+    pub num_skipped: u64,
+    /// Mean training loss of the last step.
+    pub final_loss: Option<f64>,
+    /// The last evaluation.
+    pub eval: Option<StepEval>,
+    /// The best evaluation.
+    pub best_eval: Option<StepEval>,
 }
 
 /// A launch that has ended, and the metrics of its steps.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::{Error, EvalResult, RunEvent, Sink, StepMetrics, say};
+use super::{Error, EvalResult, FlushLater, RunEvent, Sink, StepMetrics, say};
 
 /// Writes `DIR/metrics.jsonl`: a line per step, with the evaluation after it if there was one.
 ///
@@ -54,7 +54,7 @@ impl Jsonl {
 impl Sink for Jsonl {
     fn event(&mut self, event: &RunEvent) {
         match event {
-            RunEvent::Started(_) => match Writer::create(&self.path) {
+            RunEvent::Started(info) => match Writer::create(&self.path, info.progress.num_steps) {
                 Ok(writer) => self.writer = Some(writer),
                 Err(error) => self.error = Some(error),
             },
@@ -81,6 +81,10 @@ impl Sink for Jsonl {
         }
     }
 
+    fn flush_later(&mut self) -> Option<FlushLater> {
+        self.writer.as_ref().map(|writer| Box::new(writer.flush_later()) as FlushLater)
+    }
+
     fn flush(&mut self) -> Result<(), Error> {
         match (self.error.take(), &self.writer) {
             (Some(error), _) => Err(error),
@@ -104,10 +108,13 @@ enum Message {
 }
 
 impl Writer {
-    /// Makes an empty file.
-    fn create(path: &Path) -> Result<Self, Error> {
+    /// Makes an empty file or, for a run that continues after `first_step` steps, keeps the lines before them.
+    fn create(path: &Path, first_step: u64) -> Result<Self, Error> {
         let failed = |source| Error::Write { path: path.to_owned(), source };
-        let file = WholeLines { file: File::create_new(path).map_err(failed)?, len: 0 };
+        let file = match first_step > 0 && path.exists() {
+            true => WholeLines::continued(path, first_step).map_err(failed)?,
+            false => WholeLines { file: File::create_new(path).map_err(failed)?, len: 0 },
+        };
         let lines = Lines::new(file, path.to_owned());
         let (messages, receiver) = channel();
         let run = move || write_lines(lines, &receiver);
@@ -124,12 +131,20 @@ impl Writer {
     }
 
     fn flush(&self) -> Result<(), Error> {
+        self.flush_later()()
+    }
+
+    /// Asks the thread to write everything so far. The returned function waits until that is done.
+    fn flush_later(&self) -> impl FnOnce() -> Result<(), Error> + Send + use<> {
         let (answer, receiver) = channel();
         self.send(Message::Flush(answer));
-        receiver.recv().unwrap_or_else(|_| {
-            let source = io::Error::other("the thread that writes it panicked");
-            Err(Error::Write { path: self.path.clone(), source })
-        })
+        let path = self.path.clone();
+        move || {
+            receiver.recv().unwrap_or_else(|_| {
+                let source = io::Error::other("the thread that writes it panicked");
+                Err(Error::Write { path, source })
+            })
+        }
     }
 }
 
@@ -188,6 +203,29 @@ trait Append {
 struct WholeLines {
     file: File,
     len: u64,
+}
+
+impl WholeLines {
+    /// A file that is there, without its lines from `first_step` on: those steps are taken again.
+    fn continued(path: &Path, first_step: u64) -> io::Result<Self> {
+        let text = std::fs::read(path)?;
+        let is_kept = |line: &&[u8]| {
+            let line: serde_json::Value = serde_json::from_slice(line).unwrap_or_default();
+            line["step"].as_u64().is_some_and(|step| step < first_step)
+        };
+        // What a killed process has left of a line is none.
+        let lines = text.split_inclusive(|byte| *byte == b'\n');
+        let kept = lines.take_while(|line| line.ends_with(b"\n") && is_kept(line));
+        let (num_lines, len) =
+            kept.fold((0, 0), |(lines, len), line| (lines + 1, len + line.len() as u64));
+        if num_lines != first_step {
+            let path = path.display();
+            say(&format!("{path} has {num_lines} of {first_step} steps before the checkpoint"));
+        }
+        let file = File::options().write(true).open(path)?;
+        file.set_len(len)?;
+        Ok(Self { file, len })
+    }
 }
 
 impl Append for WholeLines {

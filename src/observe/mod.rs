@@ -19,11 +19,13 @@ mod timer;
 use std::io;
 use std::path::PathBuf;
 
-pub use event::{EvalResult, LaunchMetrics, RunEnd, RunEvent, RunInfo, StepEval, StepMetrics};
+pub use event::{
+    EvalResult, LaunchMetrics, RunEnd, RunEvent, RunInfo, RunProgress, StepEval, StepMetrics,
+};
 pub use file::{replace_file, unfinished_prefix};
 pub use jsonl::Jsonl;
 pub use progress::{Progress, say};
-pub use sink::{Sink, Sinks};
+pub use sink::{FlushLater, Sink, Sinks};
 pub use spans::{StartupSpan, StartupSpans};
 pub use summary::{Status, Summary, SummaryFile};
 pub use terminal::Terminal;

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use super::{Error, Jsonl, RunEvent, RunInfo, Summary, SummaryFile, Terminal};
+use super::{Error, Jsonl, RunEvent, RunInfo, RunProgress, Summary, SummaryFile, Terminal};
+
+/// Waits until everything that a sink got before has been written, on any thread.
+pub type FlushLater = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
 /// Receives the events of a run.
 pub trait Sink {
@@ -16,6 +19,12 @@ pub trait Sink {
     /// What could not be written. The run fails: it does not start, or ends with this error.
     fn flush(&mut self) -> Result<(), Error> {
         Ok(())
+    }
+
+    /// Like [`Self::flush`], between two launches: does not wait, but returns what waits. `None` if nothing is written
+    /// before the run ends.
+    fn flush_later(&mut self) -> Option<FlushLater> {
+        None
     }
 }
 
@@ -59,6 +68,16 @@ impl Sinks {
     /// Flushes every sink and returns the errors.
     pub fn flush(&mut self) -> Vec<Error> {
         self.iter_mut().filter_map(|sink| sink.flush().err()).collect()
+    }
+
+    /// [`Sink::flush_later`] of every sink.
+    pub fn flush_later(&mut self) -> Vec<FlushLater> {
+        self.iter_mut().filter_map(|sink| sink.flush_later()).collect()
+    }
+
+    /// What the run has come to.
+    pub fn progress(&self) -> RunProgress {
+        self.summary.progress()
     }
 
     /// The summary of the run.

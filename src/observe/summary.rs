@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::event::eval_field;
-use super::{Error, RunEvent, Sink, StepEval, StepTimer, replace_file};
+use super::{Error, RunEvent, RunProgress, Sink, StepEval, StepTimer, replace_file};
 
 /// A run as a whole. Values that are not known or not finite are `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -68,6 +68,8 @@ pub struct Summary {
     pub device: String,
     /// The version of this program.
     pub version: &'static str,
+    /// The checkpoint that the run was continued from last.
+    pub resumed_from: Option<String>,
 }
 
 /// The state or outcome of a run.
@@ -129,6 +131,7 @@ impl Summary {
 pub struct SummaryFile {
     dir: Option<PathBuf>,
     summary: Summary,
+    last_eval: Option<StepEval>,
     timer: StepTimer,
     error: Option<Error>,
 }
@@ -137,7 +140,18 @@ impl SummaryFile {
     /// Without a directory nothing is written.
     pub fn new(dir: Option<&Path>) -> Self {
         let (summary, timer) = (Summary::default(), StepTimer::default());
-        Self { dir: dir.map(Path::to_owned), summary, timer, error: None }
+        Self { dir: dir.map(Path::to_owned), summary, last_eval: None, timer, error: None }
+    }
+
+    /// What the run has come to.
+    pub fn progress(&self) -> RunProgress {
+        RunProgress {
+            num_steps: self.summary.steps,
+            num_skipped: self.summary.num_skipped,
+            final_loss: self.summary.final_loss,
+            eval: self.last_eval.clone(),
+            best_eval: self.summary.best_eval.clone(),
+        }
     }
 
     /// The summary.
@@ -153,7 +167,7 @@ impl SummaryFile {
 
 impl Sink for SummaryFile {
     fn event(&mut self, event: &RunEvent) {
-        let Self { summary, timer, .. } = self;
+        let Self { summary, last_eval, timer, .. } = self;
         match event {
             RunEvent::Started(info) => {
                 summary.planned_steps = info.planned_steps;
@@ -169,6 +183,16 @@ impl Sink for SummaryFile {
                 summary.backend = info.backend.clone();
                 summary.device = info.device.clone();
                 summary.version = info.version;
+                summary.resumed_from = info.resumed_from.clone();
+                let progress = &info.progress;
+                summary.steps = progress.num_steps;
+                summary.num_skipped = progress.num_skipped;
+                summary.final_loss = progress.final_loss;
+                if let Some(eval) = &progress.eval {
+                    summary.evaluated(eval);
+                }
+                summary.best_eval = progress.best_eval.clone();
+                *last_eval = progress.eval.clone();
                 self.save();
             }
             RunEvent::Launch(launch) => {
@@ -179,7 +203,10 @@ impl Sink for SummaryFile {
                     summary.num_skipped = last.num_skipped;
                 }
             }
-            RunEvent::Evaluated(found) => summary.evaluated(found),
+            RunEvent::Evaluated(found) => {
+                summary.evaluated(found);
+                *last_eval = Some(found.clone());
+            }
             RunEvent::Ended(end) => {
                 summary.status = end.status;
                 summary.reason = end.reason.clone();

@@ -22,7 +22,11 @@ impl Sink for Terminal {
     fn event(&mut self, event: &RunEvent) {
         match event {
             RunEvent::Started(info) => {
-                self.progress = Some(Progress::new(0, info.planned_steps, info.global_batch));
+                self.progress = Some(Progress::new(
+                    info.progress.num_steps,
+                    info.planned_steps,
+                    info.global_batch,
+                ));
             }
             RunEvent::Launch(launch) => {
                 if let (Some(progress), Some(last)) = (&mut self.progress, launch.steps.last()) {

@@ -52,7 +52,7 @@ pub fn compile_cached(
     let Some(cache_dir) = cache_dir else {
         return Ok((client.compile(program, options)?, CacheOutcome::Off));
     };
-    let entry = cache_dir.join(format!("{}.xla", key(client, program, options)?));
+    let entry = cache_dir.join(format!("{}.xla", program_key(client, program, options)?));
     let damage = match fs::read(&entry) {
         Ok(bytes) => match client.deserialize(program, options, &bytes) {
             Ok(executable) => return Ok((executable, CacheOutcome::Hit)),
@@ -72,9 +72,12 @@ pub fn compile_cached(
 /// The environment variables that compilers read. If `XLA_FLAGS` named a file, its contents have replaced the name.
 const ENVIRONMENT: [&str; 2] = ["XLA_FLAGS", "LIBTPU_INIT_ARGS"];
 
-/// A hash of everything that the compiled program depends on. Each field is preceded by its length, so that
+/// A hexadecimal hash of everything that the compiled program depends on. Each field is preceded by its length, so that
 /// different lists of fields never give the same bytes.
-fn key(client: &Client, program: &Program, options: &CompileOptions) -> Result<String> {
+///
+/// # Errors
+/// A plugin that cannot be read, or options that do not fit the client.
+pub fn program_key(client: &Client, program: &Program, options: &CompileOptions) -> Result<String> {
     let mut hasher = Sha256::new();
     let mut add = |bytes: &[u8]| {
         hasher.update((bytes.len() as u64).to_le_bytes());

@@ -70,7 +70,7 @@ mod value;
 
 pub use abi::{API_MAJOR, API_MINOR, EXTENSION_BASE, FieldLayout, LAYOUTS, StructLayout};
 pub use buffer::{Buffers, Pending};
-pub use cache::{CacheOutcome, compile_cached};
+pub use cache::{CacheOutcome, compile_cached, program_key};
 pub use client::Client;
 pub use compile_options::{CompileOptions, OverrideValue};
 pub use cpu::CpuWaits;

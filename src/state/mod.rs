@@ -109,6 +109,30 @@ impl State {
         Ok(PendingLeaf { spec, mesh: &self.mesh, pieces: pieces.collect::<Result<_, Error>>()? })
     }
 
+    /// Copies the pieces of a leaf that this process holds to the host, each once: their first elements in the whole leaf,
+    /// and their values. The transfers of all leaves should be started before the first is waited for.
+    ///
+    /// # Errors
+    /// If the state has no leaf at `path`, or a transfer cannot be started.
+    pub fn pieces(&self, path: &str) -> Result<PendingPieces, Error> {
+        let (Some(spec), Some(buffers)) = (self.specs.get(path), self.get(path)) else {
+            return Err(no_such_leaf(path));
+        };
+        let local = spec.local_type(&self.mesh);
+        let local = local.map_err(|error| does_not_fit(path, error.to_string()))?;
+        let holders = shards::held(spec, &self.mesh, self.placement.replicas()).into_iter();
+        let piece = |replica| {
+            let start = shards::start(spec, &self.mesh, replica, &local.dims);
+            Ok((start, buffers.to_host(replica)?))
+        };
+        Ok(PendingPieces(holders.map(piece).collect::<Result<_, Error>>()?))
+    }
+
+    /// Declares that the leaves are those after `num_steps` steps, when all have been replaced.
+    pub fn set_num_steps(&mut self, num_steps: u64) {
+        self.num_steps = num_steps;
+    }
+
     /// Replaces a leaf by `whole`, which has the leaf's global dims.
     ///
     /// # Errors
@@ -159,6 +183,19 @@ pub struct PendingLeaf<'s> {
     spec: &'s LeafSpec,
     mesh: &'s Mesh,
     pieces: Vec<(usize, Pending)>,
+}
+
+/// The pieces of a leaf whose transfer to the host has started.
+pub struct PendingPieces(Vec<(Vec<usize>, Pending)>);
+
+impl PendingPieces {
+    /// Waits for the pieces.
+    ///
+    /// # Errors
+    /// If a transfer failed, or the launch that computes the leaf.
+    pub fn wait(self) -> Result<Vec<(Vec<usize>, Literal)>, Error> {
+        self.0.into_iter().map(|(start, piece)| Ok((start, piece.wait()?))).collect()
+    }
 }
 
 impl PendingLeaf<'_> {

@@ -39,12 +39,31 @@ pub fn holders(
     mesh: &Mesh,
     replicas: impl Iterator<Item = usize>,
 ) -> Option<Vec<usize>> {
+    first_holders(leaf, mesh, replicas).into_iter().collect()
+}
+
+/// The first of `replicas` that holds each of the leaf's pieces that are on them.
+pub fn held(leaf: &LeafSpec, mesh: &Mesh, replicas: impl Iterator<Item = usize>) -> Vec<usize> {
+    first_holders(leaf, mesh, replicas).into_iter().flatten().collect()
+}
+
+fn first_holders(
+    leaf: &LeafSpec,
+    mesh: &Mesh,
+    replicas: impl Iterator<Item = usize>,
+) -> Vec<Option<usize>> {
     let axes = leaf.sharding.varying();
     let mut holders = vec![None; mesh.group_size(axes)];
     for replica in replicas {
         holders[mesh.index(replica, axes)].get_or_insert(replica);
     }
-    holders.into_iter().collect()
+    holders
+}
+
+/// The index in the whole leaf of the first element of a replica's piece, whose dims are `local`.
+pub fn start(leaf: &LeafSpec, mesh: &Mesh, replica: usize, local: &[usize]) -> Vec<usize> {
+    let axes = leaf.sharding.dims();
+    local.iter().zip(axes).map(|(size, axes)| mesh.index(replica, *axes) * size).collect()
 }
 
 /// The whole leaf, from the pieces of its [`holders`].
@@ -67,9 +86,7 @@ fn runs(
     replica: usize,
     local: &[usize],
 ) -> Vec<(usize, usize, usize)> {
-    let axes = leaf.sharding.dims();
-    let start: Vec<_> =
-        local.iter().zip(axes).map(|(size, axes)| mesh.index(replica, *axes) * size).collect();
+    let start = start(leaf, mesh, replica, local);
     // A run covers this dim and all inner ones. In the inner ones, the piece and the whole have the same dims.
     let inner = (0..local.len()).rev().find(|dim| local[*dim] != leaf.dims[*dim]).unwrap_or(0);
     let num_bytes =

@@ -7,7 +7,7 @@ use super::run_dir::RunDirError;
 use crate::config::{BatchError, RunLengthError, UnevenMesh};
 use crate::data::PrefetchError;
 use crate::step::{SignatureError, StepError};
-use crate::{data, observe, optim, pjrt, state};
+use crate::{checkpoint, data, observe, optim, pjrt, state};
 
 /// Why a run could not start, or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -155,6 +155,28 @@ pub enum Error {
     /// A program does not have the inputs and outputs of its kind.
     #[error(transparent)]
     Signature(#[from] SignatureError),
+    /// A checkpoint cannot be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    /// A run without a directory for checkpoints is to be continued.
+    #[error(
+        "--resume needs to know where the checkpoints are: set --out, or an absolute checkpoint.dir"
+    )]
+    NothingToResume,
+    /// The checkpoint belongs to a run that this configuration cannot continue.
+    #[error("this configuration cannot continue the run that was saved: {differences}")]
+    OtherRun {
+        /// What differs.
+        differences: String,
+    },
+    /// A thread cannot be started.
+    #[error("cannot start the thread that {what}: {source}")]
+    Thread {
+        /// What it does.
+        what: &'static str,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// Parameters cannot be read or written.
     #[error("cannot {verb} the parameters {}: {reason}", path.display())]
     Params {

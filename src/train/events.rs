@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::launches;
-use crate::config::TrainConfig;
+use crate::config::Config;
 
 /// The steps of a run after which something is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub(super) struct DueSteps {
     proof_every: u64,
     /// Steps between evaluations; 0 for one at the end only.
     eval_every: u64,
+    /// Steps between checkpoints; 0 for one at the end only.
+    checkpoint_every: u64,
 }
 
 /// What is due after a step, in the order of the fields.
@@ -23,13 +25,19 @@ pub(super) struct Due {
     pub proof: bool,
     /// An evaluation.
     pub evaluation: bool,
+    /// A checkpoint.
+    pub checkpoint: bool,
 }
 
 impl DueSteps {
     /// The steps of a run of `total_steps` steps after which something is due.
-    pub fn new(config: &TrainConfig, total_steps: u64) -> Self {
-        let (proof_every, eval_every) = (config.check_lockstep_every, config.eval_every);
-        Self { total_steps, proof_every, eval_every }
+    pub fn new(config: &Config, total_steps: u64) -> Self {
+        Self {
+            total_steps,
+            proof_every: config.train.check_lockstep_every,
+            eval_every: config.train.eval_every,
+            checkpoint_every: config.checkpoint.every_steps,
+        }
     }
 
     /// Steps of the run.
@@ -42,22 +50,26 @@ impl DueSteps {
         self.proof_every > 0
     }
 
-    /// What is due after `num_steps` steps. Both are after the last step.
+    /// What is due after `num_steps` steps. All are after the last step, and what is saved has been proved.
     pub fn after(&self, num_steps: u64) -> Due {
         let is_last = num_steps == self.total_steps;
         let is_at = |every: u64| every > 0 && num_steps.is_multiple_of(every);
+        let checkpoint = is_at(self.checkpoint_every) || is_last;
         Due {
-            proof: is_at(self.proof_every) || is_last && self.has_proofs(),
+            proof: is_at(self.proof_every) || checkpoint && self.has_proofs(),
             evaluation: is_at(self.eval_every) || is_last,
+            checkpoint,
         }
     }
 
-    /// The steps of each launch, of at most `steps_per_launch` steps: something is due only after the last step of one.
+    /// The steps of each launch from `first` on, of at most `steps_per_launch` steps: something is due only after the last step of one.
     pub fn launches(
         &self,
+        first: u64,
         steps_per_launch: u64,
     ) -> impl Iterator<Item = Range<u64>> + Send + use<> {
-        launches(self.total_steps, steps_per_launch, &[self.proof_every, self.eval_every])
+        let stops = [self.proof_every, self.eval_every, self.checkpoint_every];
+        launches(first..self.total_steps, steps_per_launch, &stops)
     }
 }
 
@@ -82,7 +94,7 @@ mod tests {
             (8, 4, 4, vec![4, 8], vec![4, 8]),
             (1, 0, 1, vec![], vec![1]),
         ] {
-            let events = DueSteps { total_steps, proof_every, eval_every };
+            let events = DueSteps { total_steps, proof_every, eval_every, checkpoint_every: 0 };
             assert_eq!(due(&events), [proofs, evals], "{events:?}");
             assert_eq!(events.has_proofs(), proof_every > 0);
         }
@@ -91,9 +103,9 @@ mod tests {
     #[test]
     fn nothing_is_due_inside_a_launch() {
         for (proof_every, eval_every) in [(0, 0), (3, 0), (0, 4), (5, 7)] {
-            let events = DueSteps { total_steps: 23, proof_every, eval_every };
+            let events = DueSteps { total_steps: 23, proof_every, eval_every, checkpoint_every: 6 };
             let mut next = 0;
-            for launch in events.launches(4) {
+            for launch in events.launches(0, 4) {
                 assert_eq!(launch.start, next, "{events:?}");
                 next = launch.end;
                 let inside = launch.start + 1..launch.end;

@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::checkpoints::Saver;
 use super::events::{Due, DueSteps};
 use super::nonfinite::SkippedUpdates;
 use super::recorder::{LaunchTimes, Recorder};
@@ -42,6 +43,7 @@ pub(super) struct Loop<'a> {
     /// When the previous launch ended.
     last_end: Instant,
     skipped: SkippedUpdates,
+    saver: Option<Saver>,
 }
 
 /// A launch, and the time that the host spent on it.
@@ -62,12 +64,13 @@ impl<'a> Loop<'a> {
         stop: &'a Stop,
         trainer: &'a mut Trainer,
         recorder: &'a mut Recorder,
+        saver: Option<Saver>,
     ) -> Result<Self, Error> {
         let (config, num_batch_shards) = (&job.config.train, run.batch.num_batch_shards());
-        let due_steps = DueSteps::new(config, run.length.total_steps());
+        let due_steps = DueSteps::new(job.config, run.length.total_steps());
         let (train, global_batch) = (job.splits.train.clone(), run.batch.global_batch());
         let batches = TrainBatches::new(train, config.seed, global_batch, num_batch_shards)?;
-        let launches = due_steps.launches(run.steps_per_launch as u64);
+        let launches = due_steps.launches(trainer.steps_taken(), run.steps_per_launch as u64);
         let launches = launches.map(move |steps| batches.launch(steps));
         let sender = trainer.batch_sender();
         let batches = Prefetch::start(launches, 1, move |batches| sender.send(batches))?;
@@ -84,6 +87,7 @@ impl<'a> Loop<'a> {
             unrecorded,
             last_end,
             skipped,
+            saver,
         })
     }
 
@@ -92,17 +96,31 @@ impl<'a> Loop<'a> {
     /// # Errors
     /// What ends the run. The launches before it have been recorded, unless it is one of them that failed.
     pub fn run(mut self) -> Result<End, Error> {
-        let mut eval_loss = None;
+        let total_steps = self.due_steps.total_steps();
+        // A run that was saved after its last step has been evaluated, unless it was stopped in between.
+        let last_eval = self.recorder.progress().eval;
+        let mut eval_loss =
+            last_eval.filter(|eval| eval.step + 1 == total_steps).map(|eval| eval.eval.loss);
+        if self.trainer.steps_taken() >= total_steps && eval_loss.is_none() {
+            eval_loss = self.evaluate()?;
+        }
         while self.trainer.steps_taken() < self.due_steps.total_steps() {
             let Some(batch) = self.next_batch()? else { break };
             self.launch(batch)?;
-            let due = self.due_steps.after(self.trainer.steps_taken());
+            let mut due = self.due_steps.after(self.trainer.steps_taken());
+            let is_asked_for = self.stop.take_save_request();
+            if is_asked_for || self.saver.as_ref().is_some_and(Saver::is_due) {
+                (due.checkpoint, due.proof) = (true, self.due_steps.has_proofs());
+            }
             self.record_all_but(if due == Due::default() { MAX_UNRECORDED } else { 0 })?;
             if due.proof {
                 self.prove()?;
             }
             if due.evaluation {
                 eval_loss = self.evaluate()?;
+            }
+            if due.checkpoint {
+                self.save(is_asked_for || self.trainer.steps_taken() >= total_steps)?;
             }
         }
         let num_steps = self.trainer.steps_taken();
@@ -112,8 +130,11 @@ impl<'a> Loop<'a> {
                 // What is saved has been proved.
                 self.prove()?;
             }
+            self.save(true)?;
+            self.finish_saving()?;
             return Ok(End::Interrupted);
         }
+        self.finish_saving()?;
         // This error comes first: with it, the run has failed whether or not it was evaluated.
         self.skipped.check_last(num_steps)?;
         match eval_loss {
@@ -170,6 +191,23 @@ impl<'a> Loop<'a> {
             stopped?;
         }
         Ok(())
+    }
+
+    /// Starts to save a checkpoint. One that is not needed is skipped if the one before is still being written.
+    fn save(&mut self, must_save: bool) -> Result<(), Error> {
+        let Some(saver) = &mut self.saver else { return Ok(()) };
+        let flush = self.recorder.flush_later();
+        let said = saver.save(self.trainer, &self.recorder.progress(), flush, must_save)?;
+        if let Some(said) = said {
+            self.recorder.say(&said);
+        }
+        // Its time is not part of the next step's.
+        self.last_end = Instant::now();
+        Ok(())
+    }
+
+    fn finish_saving(&mut self) -> Result<(), Error> {
+        self.saver.as_mut().map_or(Ok(()), Saver::finish)
     }
 
     fn prove(&mut self) -> Result<(), Error> {

@@ -2,6 +2,7 @@
 //! files that a run leaves. Belongs to the run phase.
 
 mod bench;
+mod checkpoints;
 mod error;
 mod evaluate;
 mod events;
@@ -14,6 +15,7 @@ mod programs;
 mod proof;
 mod recorder;
 mod report;
+mod resume;
 mod run;
 mod run_dir;
 mod setup;
@@ -25,13 +27,16 @@ use std::time::Instant;
 
 use models::Model;
 
-use crate::config::Config;
+use crate::checkpoint::{self, CheckpointDir};
+use crate::config::{CheckpointConfig, Config};
 use crate::data::Splits;
 use crate::observe::{StartupSpans, Summary, say};
 use crate::pjrt::Client;
+use checkpoints::Saver;
 use r#loop::{End, Loop};
 use recorder::Recorder;
-use run_dir::RunDir;
+use resume::Differences;
+use run_dir::{Existing, RunDir};
 
 pub use crate::observe::EvalResult;
 pub use bench::{BenchOptions, BenchResult, StepParts, bench};
@@ -39,6 +44,7 @@ pub use error::Error;
 pub use launches::launches;
 pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
 pub use report::{describe_batch, describe_synchronisation, list_collectives, list_sharding};
+pub use resume::Resume;
 pub use run::Run;
 pub use run_dir::RunDirError;
 pub use setup::{mesh_on_host, open_devices, platform_on_host};
@@ -65,6 +71,8 @@ pub struct Options {
     pub overwrite: bool,
     /// File with the parameters to start from; `None` draws them from the seed.
     pub init: Option<PathBuf>,
+    /// Whether the run continues another one, or itself.
+    pub resume: Resume,
     /// Ends the run from outside.
     pub stop: Stop,
 }
@@ -76,6 +84,7 @@ impl Default for Options {
             out: None,
             overwrite: false,
             init: None,
+            resume: Resume::Never,
             stop: Stop::default(),
         }
     }
@@ -112,10 +121,34 @@ impl Outcome {
 /// # Errors
 /// What keeps a run from starting. The directory is then unchanged, unless the first write to it failed.
 pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
-    let Options { started, out, overwrite, init, stop } = options;
+    let Options { started, out, overwrite, init, resume, stop } = options;
     // Before anything that takes time: a run whose files cannot be written does not start.
-    let dir = out.as_deref().map(|out| RunDir::claim(out, *overwrite)).transpose()?;
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
+    let place = checkpoints::directory(&job.config.checkpoint, out.as_deref());
+    let checkpoint = resume.find(place.as_deref())?;
+    let differences = match &checkpoint {
+        Some(checkpoint) => resume::compare(&checkpoint.run().config, &resolved)?,
+        None => Differences::default(),
+    };
+    let existing = match (&checkpoint, resume) {
+        (Some(_), _) => Existing::Continue,
+        (None, Resume::Newest) if out.as_deref().is_none_or(run_dir::is_unfinished) => {
+            Existing::Replace
+        }
+        _ if *overwrite => Existing::Replace,
+        _ => Existing::Refuse,
+    };
+    // Those under the usual name belong to the run in the output directory.
+    let is_own = job.config.checkpoint.dir.as_os_str() == CheckpointConfig::DIR;
+    if let (Some(place), None, false) = (&place, &checkpoint, is_own)
+        && let Some(newest) = CheckpointDir::list(place)?.pop()
+    {
+        let newest = newest.path.file_name().unwrap_or_default().display().to_string();
+        return Err(checkpoint::Error::Occupied { path: place.to_owned(), newest }.into());
+    }
+    let outside = place.as_deref().filter(|_| job.config.checkpoint.dir.is_absolute());
+    let outside = outside.map(CheckpointDir::claim).transpose()?;
+    let dir = out.as_deref().map(|out| RunDir::claim(out, existing)).transpose()?;
     let check = || stop.check();
     let (client, run, mut trainer) = setup::start(job, &StartupSpans::new(*started), check)?;
     trainer.check_metric_names()?;
@@ -125,11 +158,31 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     say(&describe_devices(&client, job.config));
     say(&describe_batch(&run));
     say(&describe_synchronisation(&trainer, &job.config.parallel));
+    for difference in &differences.shown {
+        say(&format!("configuration: {difference}"));
+    }
+    if let Some(checkpoint) = &checkpoint {
+        say(&resume::restore(checkpoint, differences.is_other_run, &run, &mut trainer)?);
+    }
     stop.check()?;
 
-    let mut recorder = Recorder::begin(dir, &resolved, job, &run, &client, &trainer, *started)?;
+    let mut recorder = Recorder::begin(
+        dir,
+        &resolved,
+        job,
+        &run,
+        &client,
+        &trainer,
+        checkpoint.as_ref(),
+        *started,
+    )?;
     stop.begin();
-    let steps = Loop::new(job, &run, stop, &mut trainer, &mut recorder);
+    let claimed = outside.map(Ok).or_else(|| place.map(|place| CheckpointDir::claim(&place)));
+    let steps = claimed
+        .transpose()
+        .map(|dir| dir.map(|dir| Saver::new(dir, job, &run, &trainer, &resolved)))
+        .map_err(Error::from)
+        .and_then(|saver| Loop::new(job, &run, stop, &mut trainer, &mut recorder, saver));
     let ended = steps.and_then(Loop::run);
     if let Some(report) = job.splits.skipped_report() {
         recorder.say(&report);

@@ -14,7 +14,7 @@ use crate::lowering::Lowered;
 use crate::observe::{StartupSpans, say};
 use crate::pjrt::{
     self, Arg, Buffers, CacheOutcome, Client, CompileOptions, Completion, Executable, Launch,
-    compile_cached,
+    compile_cached, program_key,
 };
 use crate::step::{self, Results, Signature};
 use crate::targets::{Chip, flags};
@@ -134,6 +134,8 @@ pub struct Programs {
     pub model_leaves: Tree<String>,
     /// The graph of the step that was compiled, for reports.
     pub step_graph: Graph,
+    /// A hexadecimal hash of everything that the compiled step depends on.
+    pub step_key: String,
 }
 
 /// The programs of a run as text. They need no plugin.
@@ -242,7 +244,9 @@ impl LoweredPrograms {
             let step = compile(&self.step, "the step");
             (joined(init), step, steps.map(joined))
         });
+        let step_key = program_key(client, &self.step.program, &settings.options)?;
         Ok(Programs {
+            step_key,
             init: init?,
             step: step?,
             steps: steps.transpose()?,

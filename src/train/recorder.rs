@@ -4,11 +4,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use hlo::{Axis, Literal, Tree};
 
+use super::checkpoints::progress_of;
 use super::run_dir::{CONFIG_FILE, RunDir};
 use super::{Error, Job, Outcome, Run, StepResult, Trainer, params_file};
+use crate::checkpoint::Checkpoint;
 use crate::observe::{
-    self, EvalResult, LaunchMetrics, RunEnd, RunEvent, RunInfo, Sinks, Status, StepEval,
-    StepMetrics, replace_file,
+    self, EvalResult, FlushLater, LaunchMetrics, RunEnd, RunEvent, RunInfo, RunProgress, Sinks,
+    Status, StepEval, StepMetrics, replace_file,
 };
 use crate::pjrt::Client;
 use crate::state;
@@ -47,6 +49,7 @@ impl Recorder {
         run: &Run,
         client: &Client,
         trainer: &Trainer,
+        resumed: Option<&Checkpoint>,
         started: Instant,
     ) -> Result<Self, Error> {
         // As the configuration spells it.
@@ -66,6 +69,11 @@ impl Recorder {
             backend: job.config.device.backend.to_string(),
             device: client.devices().first().map_or(String::new(), |device| device.kind.clone()),
             version: env!("CARGO_PKG_VERSION"),
+            resumed_from: resumed.map(|from| from.path().display().to_string()),
+            progress: resumed.map_or_else(RunProgress::default, |from| {
+                let metrics = trainer.eval_metrics();
+                progress_of(from.run().step, &from.run().progress, metrics)
+            }),
         };
         let sinks = match &dir {
             Some(dir) => {
@@ -137,6 +145,16 @@ impl Recorder {
     /// Records an evaluation after `num_steps` steps.
     pub fn evaluated(&mut self, num_steps: u64, eval: EvalResult) {
         self.sinks.send(&RunEvent::Evaluated(StepEval { step: num_steps.saturating_sub(1), eval }));
+    }
+
+    /// What the run has come to.
+    pub fn progress(&self) -> RunProgress {
+        self.sinks.progress()
+    }
+
+    /// Waits for the lines of all steps so far, on another thread.
+    pub fn flush_later(&mut self) -> Vec<FlushLater> {
+        self.sinks.flush_later()
     }
 
     /// Sends a message to the user.

@@ -12,10 +12,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::params_file;
+use crate::config::CheckpointConfig;
 use crate::observe::{Jsonl, Summary, say, unfinished_prefix};
 
-/// All files of a run. A new file must be added here.
-const FILES: [&str; 4] = [CONFIG_FILE, Jsonl::FILE, params_file::FILE, Summary::FILE];
+/// All files and folders of a run. A new one must be added here.
+const FILES: [&str; 5] =
+    [CONFIG_FILE, Jsonl::FILE, params_file::FILE, Summary::FILE, CheckpointConfig::DIR];
 /// The resolved configuration. Not `config.toml`, which may be a file of the user's.
 pub const CONFIG_FILE: &str = "config.resolved.toml";
 /// The folder for the files of a run until the one that replaces it is done.
@@ -23,10 +25,22 @@ const REPLACED: &str = "replaced-run";
 /// The name of that folder until all files are in it.
 const MOVING: &str = ".replaced-run";
 
+/// What a run does with another one in its directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// It does not start.
+    Refuse,
+    /// It takes the other's place.
+    Replace,
+    /// It continues it.
+    Continue,
+}
+
 /// A directory that only this process writes into, as long as this value lives.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
+    existing: Existing,
     /// Locked, if the file system supports it.
     _lock: File,
 }
@@ -65,8 +79,8 @@ pub enum RunDirError {
     },
     /// It belongs to another run.
     #[error(
-        "the output directory {} holds another run ({}); choose another with --out, or replace that run with \
-         --overwrite", dir.display(), names.join(", ")
+        "the output directory {} holds another run ({}); choose another with --out, continue that run with \
+         --resume if it has checkpoints, or replace it with --overwrite", dir.display(), names.join(", ")
     )]
     Occupied {
         /// The directory.
@@ -90,9 +104,9 @@ impl RunDir {
     /// this before anything that takes time: a run whose files cannot be written does not start.
     ///
     /// # Errors
-    /// A directory that cannot be written into, that another process is writing into, or that holds another run if
-    /// `overwrite` is not set.
-    pub fn claim(path: &Path, overwrite: bool) -> Result<Self, RunDirError> {
+    /// A directory that cannot be written into, that another process is writing into, or that holds another run which
+    /// is to be refused.
+    pub fn claim(path: &Path, existing: Existing) -> Result<Self, RunDirError> {
         let dir = path.to_owned();
         let open = || {
             if path.is_file() {
@@ -116,21 +130,27 @@ impl RunDir {
                 path.display()
             )),
         }
-        for path in FILES.map(|name| path.join(name)) {
+        for name in FILES {
+            let path = path.join(name);
             let what = match fs::metadata(&path) {
+                Ok(metadata) if metadata.is_dir() == is_folder(name) => continue,
                 Ok(metadata) if metadata.is_dir() => "a directory",
+                Ok(_) if is_folder(name) => "not a directory",
                 Ok(metadata) if !metadata.is_file() => "not a regular file",
                 _ => continue,
             };
             return Err(RunDirError::NotAFile { path, what });
         }
-        let this = Self { path: dir, _lock: lock };
+        let this = Self { path: dir, existing, _lock: lock };
         let names = this.names();
         let replaced = this.path.join(REPLACED);
-        if overwrite && !names.is_empty() && (replaced.is_file() || has_foreign_files(&replaced)) {
+        if existing == Existing::Replace
+            && !names.is_empty()
+            && (replaced.is_file() || has_foreign_files(&replaced))
+        {
             return Err(RunDirError::NotARun { path: replaced });
         }
-        match names.is_empty() || overwrite {
+        match names.is_empty() || existing != Existing::Refuse {
             true => Ok(this),
             false => Err(RunDirError::Occupied { dir: this.path, names }),
         }
@@ -141,12 +161,15 @@ impl RunDir {
         &self.path
     }
 
-    /// Moves the files of a previous run to `replaced-run`.
+    /// Moves the files of a previous run to `replaced-run`, unless this run continues it.
     ///
     /// # Errors
     /// Files that cannot be moved or removed.
     pub fn begin(&self) -> Result<(), RunDirError> {
         let failed = |source| RunDirError::Unusable { dir: self.path.clone(), source };
+        if self.existing == Existing::Continue {
+            return remove_unfinished(&self.path).map_err(failed);
+        }
         self.set_aside().map_err(failed)?;
         if let Some(place) = self.replaced() {
             say(&format!("the previous run is kept in {place} until this one is done"));
@@ -154,8 +177,11 @@ impl RunDir {
         Ok(())
     }
 
-    /// Removes the files of this run, which did not reach its first step.
+    /// Removes the files of this run, which did not reach its first step. Those of a run that it continues stay.
     pub fn give_up(&self) {
+        if self.existing == Existing::Continue {
+            return;
+        }
         if let Err(error) = remove_run_files(&self.path) {
             say(&format!("cannot remove what was written into {}: {error}", self.path.display()));
         }
@@ -205,6 +231,19 @@ impl RunDir {
     }
 }
 
+/// `true` if a directory holds no run, or one that was killed: what it has may be replaced when it starts again.
+pub fn is_unfinished(dir: &Path) -> bool {
+    let summary = fs::read(dir.join(Summary::FILE)).unwrap_or_default();
+    let summary: Value = serde_json::from_slice(&summary).unwrap_or_default();
+    let is_running = summary["status"] == "running" || summary.is_null();
+    is_running && !dir.join(params_file::FILE).exists()
+}
+
+/// `true` for the names of folders.
+fn is_folder(name: &str) -> bool {
+    name == CheckpointConfig::DIR
+}
+
 /// The files of a run that are in a directory.
 fn files_in(dir: &Path) -> Vec<&'static str> {
     FILES.into_iter().filter(|name| dir.join(name).exists()).collect()
@@ -232,7 +271,10 @@ fn has_foreign_files(dir: &Path) -> bool {
 }
 
 fn remove_run_files(dir: &Path) -> io::Result<()> {
-    files_in(dir).into_iter().try_for_each(|name| fs::remove_file(dir.join(name)))
+    files_in(dir).into_iter().try_for_each(|name| match is_folder(name) {
+        true => fs::remove_dir_all(dir.join(name)),
+        false => fs::remove_file(dir.join(name)),
+    })
 }
 
 /// Removes the run in a directory, and the directory if nothing else is in it.
@@ -266,25 +308,36 @@ mod tests {
 
     /// Writes a run whose files hold its name.
     fn write_run(dir: &Path, name: &str) {
-        FILES.iter().for_each(|file| fs::write(dir.join(file), name).unwrap());
+        for file in FILES.map(|file| dir.join(file)) {
+            match is_folder(file.file_name().unwrap().to_str().unwrap()) {
+                true => {
+                    fs::create_dir_all(&file).unwrap();
+                    fs::write(file.join("inside"), name).unwrap();
+                }
+                false => fs::write(file, name).unwrap(),
+            }
+        }
     }
 
     fn name_of(dir: &Path) -> [Option<String>; FILES.len()] {
-        FILES.map(|file| fs::read_to_string(dir.join(file)).ok())
+        FILES.map(|file| {
+            let file = if is_folder(file) { dir.join(file).join("inside") } else { dir.join(file) };
+            fs::read_to_string(file).ok()
+        })
     }
 
     #[test]
     fn checking_a_directory_leaves_it_as_it_was() {
         let dir = tempfile::tempdir().unwrap();
-        RunDir::claim(&dir.path().join("new/run"), false).unwrap();
+        RunDir::claim(&dir.path().join("new/run"), Existing::Refuse).unwrap();
         fs::write(dir.path().join("notes"), "mine").unwrap();
-        RunDir::claim(dir.path(), false).unwrap();
+        RunDir::claim(dir.path(), Existing::Refuse).unwrap();
         write_run(dir.path(), "a");
-        let error = RunDir::claim(dir.path(), false).unwrap_err().to_string();
+        let error = RunDir::claim(dir.path(), Existing::Refuse).unwrap_err().to_string();
         let expected = "holds another run (config.resolved.toml, metrics.jsonl, params.safetensors, \
-                        summary.json); choose";
+                        summary.json, checkpoints); choose";
         assert!(error.contains(expected), "{error}");
-        RunDir::claim(dir.path(), true).unwrap();
+        RunDir::claim(dir.path(), Existing::Replace).unwrap();
         assert_eq!(name_of(dir.path()), FILES.map(|_| Some("a".to_owned())));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2 + FILES.len());
     }
@@ -292,11 +345,11 @@ mod tests {
     #[test]
     fn a_directory_has_one_owner_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
-        let first = RunDir::claim(dir.path(), false).unwrap();
-        let error = RunDir::claim(dir.path(), true).unwrap_err();
+        let first = RunDir::claim(dir.path(), Existing::Refuse).unwrap();
+        let error = RunDir::claim(dir.path(), Existing::Replace).unwrap_err();
         assert!(matches!(error, RunDirError::InUse { .. }), "{error}");
         drop(first);
-        RunDir::claim(dir.path(), false).unwrap();
+        RunDir::claim(dir.path(), Existing::Refuse).unwrap();
     }
 
     #[test]
@@ -312,8 +365,8 @@ mod tests {
                 fs::rename(dir.path().join(name), moving.join(name)).unwrap();
             }
             fs::write(dir.path().join(".unfinished.params.safetensors.x1"), "half").unwrap();
-            RunDir::claim(dir.path(), false).unwrap_err();
-            let claimed = RunDir::claim(dir.path(), true).unwrap();
+            RunDir::claim(dir.path(), Existing::Refuse).unwrap_err();
+            let claimed = RunDir::claim(dir.path(), Existing::Replace).unwrap();
             claimed.begin().unwrap();
             assert_eq!(name_of(dir.path()), FILES.map(|_| None));
             assert_eq!(name_of(&replaced), FILES.map(|_| Some("second".to_owned())));
@@ -336,7 +389,7 @@ mod tests {
                 let summary = format!("{{\"status\": {status:?}, \"steps\": 7}}");
                 write_run(place, &summary);
             }
-            RunDir::claim(dir.path(), true).unwrap().begin().unwrap();
+            RunDir::claim(dir.path(), Existing::Replace).unwrap().begin().unwrap();
             let place = |status: &&str| runs.iter().position(|run| run == status);
             let kept = if place(second) < place(first) { first } else { second };
             let summary = fs::read_to_string(replaced.join(Summary::FILE)).unwrap();
@@ -345,7 +398,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write_run(dir.path(), "{\"status\": \"interrupted\", \"steps\": 0}");
         assert_eq!(worth(dir.path()), 0);
-        let error = RunDir::claim(&dir.path().join(REPLACED), false).unwrap_err().to_string();
+        let error =
+            RunDir::claim(&dir.path().join(REPLACED), Existing::Refuse).unwrap_err().to_string();
         assert!(error.contains("are kept under that name"), "{error}");
     }
 
@@ -355,9 +409,9 @@ mod tests {
         let mine = dir.path().join(REPLACED).join("notes");
         fs::create_dir(mine.parent().unwrap()).unwrap();
         fs::write(&mine, "mine").unwrap();
-        RunDir::claim(dir.path(), false).unwrap().end(true);
+        RunDir::claim(dir.path(), Existing::Refuse).unwrap().end(true);
         write_run(dir.path(), "a");
-        let error = RunDir::claim(dir.path(), true).unwrap_err();
+        let error = RunDir::claim(dir.path(), Existing::Replace).unwrap_err();
         assert!(matches!(error, RunDirError::NotARun { .. }), "{error}");
         assert_eq!(name_of(dir.path()), FILES.map(|_| Some("a".to_owned())));
         assert_eq!(fs::read_to_string(mine).unwrap(), "mine");

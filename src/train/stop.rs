@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Error;
 
-/// A request to end a run: after the launches in flight, or before the first step if there are none yet. Clones share the
-/// request.
+/// A request to end a run: after the launches in flight, or before the first step if there are none yet. A run that goes on
+/// can be asked to save a checkpoint. Clones share the requests.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     requested: Arc<AtomicBool>,
     has_begun: Arc<AtomicBool>,
+    save_requested: Arc<AtomicBool>,
 }
 
 impl Stop {
@@ -27,6 +28,16 @@ impl Stop {
     /// `true` if the end has been requested.
     pub fn is_requested(&self) -> bool {
         self.requested.load(Ordering::Relaxed)
+    }
+
+    /// The flag that requests a checkpoint after the launches in flight, for signal handlers.
+    pub fn save_flag(&self) -> Arc<AtomicBool> {
+        self.save_requested.clone()
+    }
+
+    /// `true` if a checkpoint has been requested since the last call.
+    pub(super) fn take_save_request(&self) -> bool {
+        self.save_requested.swap(false, Ordering::Relaxed)
     }
 
     /// `true` if the run has reached its first step.

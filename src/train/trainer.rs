@@ -8,6 +8,7 @@ use models::Model;
 
 use super::programs::{Callable, LoweredPrograms, NamedLaunch, Programs};
 use super::{Error, Run};
+use crate::checkpoint::Checkpoint;
 use crate::data::HostBatch;
 use crate::observe::StartupSpans;
 use crate::pjrt::{Arg, Buffers, Client, Completion, Placement};
@@ -205,7 +206,35 @@ impl Trainer {
         specs.values().map(|leaf| leaf.num_elements() as u64).sum()
     }
 
-    /// Steps taken since the start.
+    /// Replaces the whole state by that of a checkpoint, which may have been saved on another mesh, and with or without
+    /// stacked blocks.
+    ///
+    /// # Errors
+    /// A leaf that is missing, does not fit or is damaged, or one that this run does not have.
+    pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let specs = self.state.specs().clone();
+        checkpoint
+            .restore(&specs, |path, whole| Ok::<_, Error>(self.state.scatter(path, whole)?))?;
+        self.state.set_num_steps(checkpoint.run().step);
+        Ok(())
+    }
+
+    /// The devices.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Names of the metrics of an evaluation.
+    pub(super) fn eval_metrics(&self) -> &[&'static str] {
+        &self.programs.eval_metrics
+    }
+
+    /// A hash of everything that the compiled step depends on.
+    pub(super) fn program_key(&self) -> &str {
+        &self.programs.step_key
+    }
+
+    /// Steps taken since the start of the run.
     pub fn steps_taken(&self) -> u64 {
         self.state.num_steps()
     }

@@ -2,6 +2,7 @@
 //!
 //! - `training`: what `train` achieves, prints and writes, on 1 to 8 replicas
 //! - `bad_input`: what is refused, with which words, and that nothing is lost by it
+//! - `checkpoints`: runs that are killed or stopped, and continued
 //! - `interrupted`: signals, and readers that go away
 //! - `run_dir`: a directory holds one run, whatever becomes of it and of the disk
 //! - `terminal`: what a person at a terminal sees
@@ -12,6 +13,7 @@
 //! All of it runs the binary on the CPU plugin, which it installs itself.
 
 mod bad_input;
+mod checkpoints;
 mod interrupted;
 mod plugin;
 mod reports;
@@ -103,9 +105,13 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("temporary paths are UTF-8")
 }
 
-/// What a run leaves, in the order of [`names`].
+/// The files that a run leaves, in the order of [`names`].
 const RUN_FILES: [&str; 4] =
     ["config.resolved.toml", "metrics.jsonl", "params.safetensors", "summary.json"];
+
+/// The same, with its checkpoints.
+const RUN_NAMES: [&str; 5] =
+    ["checkpoints", "config.resolved.toml", "metrics.jsonl", "params.safetensors", "summary.json"];
 
 /// The names of what is in a directory, in order.
 fn names(dir: &Path) -> Vec<String> {

@@ -6,7 +6,8 @@ use std::process::Command;
 
 use super::interrupted::Running;
 use super::{
-    BINARY, RUN_FILES, file, install_plugin, lockstep, metrics, names, summary, text, train_args,
+    BINARY, RUN_FILES, RUN_NAMES, file, install_plugin, lockstep, metrics, names, summary, text,
+    train_args,
 };
 
 const SHORT: [&str; 3] = ["model.hidden=[8]", "train.epochs=1", "mesh.data=1"];
@@ -69,7 +70,10 @@ fn a_run_replaces_another_only_where_it_is_told_to_and_only_by_a_better_one() {
         (&"running".into(), &1_000_000.into())
     );
     assert!(killed["final_loss"].is_null() && killed["params_fingerprint"].is_null(), "{killed}");
-    assert_eq!(names(&out), ["config.resolved.toml", "metrics.jsonl", REPLACED, "summary.json"]);
+    assert_eq!(
+        names(&out),
+        ["checkpoints", "config.resolved.toml", "metrics.jsonl", REPLACED, "summary.json"]
+    );
     refused(&out, &[], &["holds another run", "--overwrite"]);
 
     // So does one that fails, in place of the killed one.
@@ -85,7 +89,7 @@ fn a_run_replaces_another_only_where_it_is_told_to_and_only_by_a_better_one() {
     // One that is done needs nothing before it.
     let seeded = [&SHORT[..], &["train.seed=7"]].concat();
     let done = lockstep(&train_args(&seeded, &[&overwrite[..], &["--json"]].concat())).succeeded();
-    assert_eq!(names(&out), RUN_FILES);
+    assert_eq!(names(&out), RUN_NAMES);
     assert_eq!((done.json(), &summary(&out)["seed"]), (summary(&out), &7.into()));
 }
 
@@ -143,7 +147,7 @@ fn a_full_disk_takes_no_more_than_what_does_not_fit() {
     install_plugin();
     let dir = tempfile::tempdir().unwrap();
     let (free, full) = (dir.path().join("free"), dir.path().join("full"));
-    let sets = ["model.hidden=[8]", "train.epochs=5", "mesh.data=1"];
+    let sets = ["model.hidden=[8]", "train.epochs=5", "mesh.data=1", "checkpoint.keep=0"];
     let expected =
         lockstep(&train_args(&sets, &["--json", "--out", text(&free)])).succeeded().json();
 

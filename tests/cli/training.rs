@@ -22,7 +22,8 @@ const STEP_FIELDS: [&str; 12] = [
     "examples_per_sec",
 ];
 const EVAL_FIELDS: [&str; 3] = ["eval_loss", "eval_accuracy", "eval_top5_accuracy"];
-const SUMMARY_FIELDS: [&str; 27] = [
+const SUMMARY_FIELDS: [&str; 28] = [
+    "resumed_from",
     "status",
     "reason",
     "steps",
@@ -146,7 +147,7 @@ fn a_run_leaves_metrics_summary_and_parameters() {
     let again = lockstep(&again).succeeded();
     assert_eq!(fs::read(&resolved).unwrap(), fs::read(other.join("config.resolved.toml")).unwrap());
     assert_eq!(again.json()["params_fingerprint"], summary["params_fingerprint"]);
-    assert_eq!(super::names(&other), super::RUN_FILES);
+    assert_eq!(super::names(&other), super::RUN_NAMES);
 
     // A rate below half of the smallest difference between two f32 changes no parameter, so that what
     // is evaluated is what was read; and on other meshes.

@@ -21,7 +21,7 @@ Relative paths in a file are relative to that file, those in `--set` and `--back
 directory. Unknown keys are errors.
 
 `lockstep config CONFIG` prints the resolved configuration: every key with its value, and as comments the keys that are not set. Its
-paths are absolute, so a copy can be kept anywhere on the machine. Reading it gives the same configuration. It includes values that are
+paths are absolute (except for `checkpoint.dir`), so a copy can be kept anywhere on the machine. Reading it gives the same configuration. It includes values that are
 derived from other keys, such as the sizes of a GPT: changing `model.preset` there changes none of them.
 ";
 
@@ -32,7 +32,7 @@ pub(super) fn about(section: &str) -> &'static str {
 }
 
 /// The sections, in words.
-pub(super) const SECTIONS: [(&str, &str); 9] = [
+pub(super) const SECTIONS: [(&str, &str); 10] = [
     ("model", "The architecture, selected by `name`."),
     ("data", "Where the examples come from, selected by `source`."),
     (
@@ -50,6 +50,10 @@ pub(super) const SECTIONS: [(&str, &str); 9] = [
     ("parallel", "How the step is distributed over the replicas."),
     ("device", "The hardware to run on."),
     ("compile", "Options for XLA."),
+    (
+        "checkpoint",
+        "When the state of a run is saved. A run with `--out` always saves a checkpoint when it ends or is stopped. See [Checkpoints](checkpoints.md).",
+    ),
 ];
 
 const MODEL: Group = Group("model", &[]);
@@ -89,6 +93,7 @@ const MESH: Group = Group("mesh", &[]);
 const PARALLEL: Group = Group("parallel", &[]);
 const DEVICE: Group = Group("device", &[]);
 const COMPILE: Group = Group("compile", &[]);
+const CHECKPOINT: Group = Group("checkpoint", &[]);
 
 const COUNT: Kind = Integer(1, None);
 const ANY_COUNT: Kind = Integer(0, None);
@@ -236,6 +241,11 @@ pub(super) const KEYS: &[KeyRow] = &[
     DEVICE.key("options", Other("table of options"), "", Value("{}"), "Options of the plugin, passed to it when it opens its devices: `true`, `false`, numbers, strings or lists of whole numbers. The `cpu` backend has none. See [GPU](gpu.md) and [TPU](tpu.md)."),
     COMPILE.key("overrides", Other("table of XLA options"), "", Value("{}"), "XLA options by name: `true`, `false`, numbers or strings."),
     COMPILE.key("cache", Bool, "", Value("true"), "Cache compiled programs on disk."),
+    CHECKPOINT.key("dir", PATH, "", Value("\"checkpoints\""), "The directory of the checkpoints. A relative path is in the output directory; without `--out` nothing is saved there."),
+    CHECKPOINT.key("every_steps", ANY_COUNT, "steps", Value("0"), "Steps between checkpoints; 0 for none on the way."),
+    CHECKPOINT.key("every_secs", ANY_COUNT, "seconds", Value("0"), "Seconds between checkpoints; 0 for none on the way."),
+    CHECKPOINT.key("keep", ANY_COUNT, "checkpoints", Value("3"), "How many of the newest checkpoints are kept; 0 saves none at all."),
+    CHECKPOINT.key("keep_every", ANY_COUNT, "steps", Value("0"), "Checkpoints after a multiple of this many steps are kept as well; 0 for none."),
 ];
 
 /// A section, and the values of its tag with which a key is there; none of them means all.

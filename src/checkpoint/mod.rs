@@ -1,0 +1,42 @@
+//! Checkpoints: the whole state of a run on disk, from which it continues. Written and read through [`LeafSpec`]s; knows
+//! nothing of devices.
+//!
+//! A checkpoint is a directory `step_00000500` with one safetensors file per process and `manifest.json`, which is
+//! written last. The directory is renamed into place when everything in it is on the disk, so one without a manifest, or
+//! under another name, is not a checkpoint. `docs/checkpoints.md` describes the files.
+
+mod directory;
+mod disk;
+mod error;
+mod manifest;
+mod read;
+mod write;
+
+use hlo::{LeafSpec, Literal};
+
+pub use directory::{CheckpointDir, StoredCheckpoint};
+pub use disk::{Disk, LocalDisk};
+pub use error::Error;
+pub use manifest::{DataPosition, FileRecord, LeafRecord, Manifest, PieceRecord, RunRecord};
+pub use read::Checkpoint;
+pub use write::save;
+
+/// A leaf of the state, copied to the host: the pieces that this process holds.
+#[derive(Clone, Debug)]
+pub struct HostLeaf {
+    /// Its path in the state.
+    pub path: String,
+    /// What it is as a whole.
+    pub spec: LeafSpec,
+    /// Pieces that cover what this process holds, each once.
+    pub pieces: Vec<HostPiece>,
+}
+
+/// A rectangular piece of a leaf.
+#[derive(Clone, Debug)]
+pub struct HostPiece {
+    /// Index of its first element in the whole leaf, for each dim.
+    pub start: Vec<usize>,
+    /// Its values.
+    pub values: Literal,
+}

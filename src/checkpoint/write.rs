@@ -1,0 +1,190 @@
+//! Writing a checkpoint.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use hlo::DType;
+use serde_json::{Map, Value, json};
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use super::directory::{step_name, unfinished_name};
+use super::manifest::hex;
+use super::{
+    Disk, Error, FileRecord, HostLeaf, HostPiece, LeafRecord, Manifest, PieceRecord, RunRecord,
+};
+
+/// The file of the first process.
+const SHARD: &str = "shard_00000.safetensors";
+
+/// Bytes that are hashed and written at a time: they are still in the processor's cache when they are written.
+const CHUNK: usize = 1 << 20;
+
+/// Writes `DIR/step_00000500` and returns its path. It appears when everything is on the disk; a save that fails or is
+/// killed leaves at most a directory whose name begins with a dot, which the next run removes. An earlier checkpoint of the
+/// same step is replaced.
+///
+/// # Errors
+/// What could not be written.
+pub fn save<D: Disk>(
+    disk: &D,
+    dir: &Path,
+    leaves: &[HostLeaf],
+    run: RunRecord,
+) -> Result<PathBuf, Error> {
+    let name = step_name(run.step);
+    let unfinished = dir.join(unfinished_name(&name));
+    let written = write_all(disk, dir, &unfinished, leaves, run);
+    let path = dir.join(name);
+    let placed = written.and_then(|()| put_in_place(disk, dir, &unfinished, &path));
+    if placed.is_err() {
+        // The error above says what is wrong; the next run removes what is left.
+        let _ = disk.remove_dir_all(&unfinished);
+    }
+    placed.map(|()| path)
+}
+
+fn write_all<D: Disk>(
+    disk: &D,
+    dir: &Path,
+    unfinished: &Path,
+    leaves: &[HostLeaf],
+    run: RunRecord,
+) -> Result<(), Error> {
+    disk.create_dir(dir).map_err(Error::io("create", dir))?;
+    match disk.remove_dir_all(unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(Error::io("remove", unfinished)(error));
+        }
+        _ => {}
+    }
+    disk.create_dir(unfinished).map_err(Error::io("create", unfinished))?;
+    let path = unfinished.join(SHARD);
+    let (file, records) = write_shard(disk, &path, leaves).map_err(Error::io("write", &path))?;
+    let path = unfinished.join(Manifest::FILE);
+    let write = || {
+        let text = Manifest::new(run, vec![file], records).to_text()?;
+        let mut file = disk.create(&path)?;
+        file.write_all(text.as_bytes())?;
+        disk.sync(&file)
+    };
+    write().map_err(Error::io("write", &path))?;
+    disk.sync_dir(unfinished).map_err(Error::io("write", unfinished))
+}
+
+fn put_in_place<D: Disk>(
+    disk: &D,
+    dir: &Path,
+    unfinished: &Path,
+    path: &Path,
+) -> Result<(), Error> {
+    let failed = Error::io("write", path);
+    let place = || match disk.rename(unfinished, path) {
+        // The same step was saved before, by a run that has been continued from an earlier one.
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+            disk.exchange(unfinished, path)?;
+            disk.remove_dir_all(unfinished)
+        }
+        renamed => renamed,
+    };
+    place().map_err(&failed)?;
+    disk.sync_dir(dir).map_err(failed)
+}
+
+/// The pieces of all leaves in the order in which a file holds them: wide dtypes first, so that all are aligned.
+fn in_order(leaves: &[HostLeaf]) -> Vec<(usize, usize)> {
+    let pieces =
+        |(leaf, of): (usize, &HostLeaf)| (0..of.pieces.len()).map(move |piece| (leaf, piece));
+    let mut order: Vec<_> = leaves.iter().enumerate().flat_map(pieces).collect();
+    order.sort_by_key(|(leaf, _)| std::cmp::Reverse(leaves[*leaf].spec.dtype.size_bytes()));
+    order
+}
+
+fn write_shard<D: Disk>(
+    disk: &D,
+    path: &Path,
+    leaves: &[HostLeaf],
+) -> io::Result<(FileRecord, Vec<LeafRecord>)> {
+    let order = in_order(leaves);
+    let mut tensors = Map::new();
+    let mut end = 0;
+    for &(leaf, piece) in &order {
+        let (leaf, values) = (&leaves[leaf], &leaves[leaf].pieces[piece].values);
+        let start = end;
+        end += values.num_bytes() as u64;
+        let tensor = json!({
+            "dtype": safetensors_name(leaf.spec.dtype),
+            "shape": values.dims(),
+            "data_offsets": [start, end],
+        });
+        tensors.insert(tensor_name(leaf, &leaf.pieces[piece]), tensor);
+    }
+    let header = header(&tensors)?;
+    let mut file = disk.create(path)?;
+    file.write_all(&header)?;
+    let mut offset = header.len() as u64;
+    let mut records: Vec<_> = leaves.iter().map(|leaf| vec![None; leaf.pieces.len()]).collect();
+    for &(index, place) in &order {
+        let (leaf, piece) = (&leaves[index], &leaves[index].pieces[place]);
+        let mut hasher = Xxh3::new();
+        for chunk in piece.values.bytes().chunks(CHUNK) {
+            hasher.update(chunk);
+            file.write_all(chunk)?;
+        }
+        let num_bytes = piece.values.num_bytes() as u64;
+        records[index][place] = Some(PieceRecord {
+            file: 0,
+            tensor: tensor_name(leaf, piece),
+            start: piece.start.clone(),
+            dims: piece.values.dims().to_vec(),
+            offset,
+            num_bytes,
+            checksum: hex(hasher.digest128()),
+        });
+        offset += num_bytes;
+    }
+    disk.sync(&file)?;
+    let of_leaf = |(leaf, pieces): (&HostLeaf, Vec<Option<PieceRecord>>)| {
+        LeafRecord::new(&leaf.path, &leaf.spec, pieces.into_iter().flatten().collect())
+    };
+    let file = FileRecord {
+        name: SHARD.to_owned(),
+        num_bytes: offset,
+        header_bytes: header.len() as u64,
+        header_checksum: hex(xxh3_128(&header)),
+    };
+    Ok((file, leaves.iter().zip(records).map(of_leaf).collect()))
+}
+
+/// The header of a safetensors file: its length, then JSON, padded with spaces so that the values are aligned.
+fn header(tensors: &Map<String, Value>) -> io::Result<Vec<u8>> {
+    let mut text = serde_json::to_vec(tensors)?;
+    text.resize(text.len().next_multiple_of(8), b' ');
+    Ok([&(text.len() as u64).to_le_bytes(), &text[..]].concat())
+}
+
+/// The leaf's path, followed by the piece's ranges if it is not the whole leaf: `params.weight[0:16,0:10]`.
+fn tensor_name(leaf: &HostLeaf, piece: &HostPiece) -> String {
+    if piece.values.dims() == leaf.spec.dims {
+        return leaf.path.clone();
+    }
+    let ranges = piece.start.iter().zip(piece.values.dims());
+    let ranges: Vec<_> = ranges.map(|(start, size)| format!("{start}:{}", start + size)).collect();
+    format!("{}[{}]", leaf.path, ranges.join(","))
+}
+
+/// The dtype's name in safetensors files.
+fn safetensors_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "F64",
+        DType::F32 => "F32",
+        DType::Bf16 => "BF16",
+        DType::F16 => "F16",
+        DType::I64 => "I64",
+        DType::I32 => "I32",
+        DType::I8 => "I8",
+        DType::U64 => "U64",
+        DType::U32 => "U32",
+        DType::U8 => "U8",
+        DType::Pred => "BOOL",
+    }
+}

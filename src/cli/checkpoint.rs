@@ -1,0 +1,180 @@
+//! `lockstep checkpoint`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use hlo::{Literal, Tree, split_rows};
+use serde_json::json;
+
+use super::args::CheckpointCommand;
+use super::{print_line, print_lines};
+use crate::checkpoint::{Checkpoint, CheckpointDir, Error};
+use crate::step::{MODEL_STATE, PARAMS, ema_path};
+use crate::train::params_file;
+
+pub fn run(command: &CheckpointCommand) -> Result<ExitCode> {
+    match command {
+        CheckpointCommand::List { dir, json } => list(dir, *json)?,
+        CheckpointCommand::Inspect { dir, json } => inspect(&CheckpointDir::open(dir)?, *json)?,
+        CheckpointCommand::Verify { dir } => verify(dir)?,
+        CheckpointCommand::Diff { a, b } => {
+            return diff(&CheckpointDir::open(a)?, &CheckpointDir::open(b)?);
+        }
+        CheckpointCommand::Export { dir, to, without_ema } => {
+            export(&CheckpointDir::open(dir)?, to, *without_ema)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn num_bytes(checkpoint: &Checkpoint) -> u64 {
+    checkpoint.manifest().files.iter().map(|file| file.num_bytes).sum()
+}
+
+fn list(dir: &Path, json: bool) -> Result<()> {
+    let mut rows = vec![];
+    for stored in CheckpointDir::list(dir)? {
+        let (checkpoint, damage) = match Checkpoint::open(&stored.path) {
+            Ok(checkpoint) => (Some(checkpoint), None),
+            Err(error @ (Error::Damaged { .. } | Error::Version { .. })) => {
+                (None, Some(error.to_string()))
+            }
+            Err(other) => return Err(other.into()),
+        };
+        rows.push((stored, checkpoint, damage));
+    }
+    if json {
+        let row = |(stored, checkpoint, damage): &(_, Option<Checkpoint>, _)| {
+            let stored: &crate::checkpoint::StoredCheckpoint = stored;
+            json!({
+                "step": stored.step,
+                "path": stored.path.display().to_string(),
+                "num_bytes": checkpoint.as_ref().map(num_bytes),
+                "saved_at": checkpoint.as_ref().map(|checkpoint| checkpoint.run().saved_at),
+                "damage": damage,
+            })
+        };
+        return print_line(&serde_json::to_string(&rows.iter().map(row).collect::<Vec<_>>())?);
+    }
+    print_lines(rows.iter().map(|(stored, checkpoint, damage)| {
+        let what = match (checkpoint, damage) {
+            (Some(checkpoint), _) => indicatif::HumanBytes(num_bytes(checkpoint)).to_string(),
+            (None, damage) => damage.clone().unwrap_or_default(),
+        };
+        format!("{:>9}  {}  {what}", stored.step, stored.path.display())
+    }))
+}
+
+fn inspect(checkpoint: &Checkpoint, json: bool) -> Result<()> {
+    if json {
+        return print_line(&serde_json::to_string(checkpoint.manifest())?);
+    }
+    let run = checkpoint.run();
+    let mesh: Vec<_> = run.mesh.iter().map(|(axis, size)| format!("{axis} {size}")).collect();
+    let head = [
+        format!(
+            "{}: {}",
+            checkpoint.path().display(),
+            indicatif::HumanBytes(num_bytes(checkpoint))
+        ),
+        format!(
+            "after {} steps; batch {} of epoch {} is next",
+            run.step, run.position.batch, run.position.epoch
+        ),
+        format!("global batch {}, seed {}", run.global_batch, run.seed),
+        format!(
+            "mesh: {}; {} replicas in {} processes",
+            mesh.join(", "),
+            run.num_replicas,
+            run.num_processes
+        ),
+        format!("backend {} ({}), lockstep {}", run.backend, run.device, run.lockstep),
+    ];
+    let leaves = checkpoint.manifest().leaves.iter().zip(checkpoint.specs().values());
+    let leaf = |(record, spec): (&crate::checkpoint::LeafRecord, _)| {
+        let pieces = match record.pieces.len() {
+            1 => String::new(),
+            many => format!("  in {many} pieces"),
+        };
+        format!("{}  {spec}{pieces}", record.path)
+    };
+    let config = std::iter::once(format!("\n{}", run.config.trim_end()));
+    print_lines(head.into_iter().chain(leaves.map(leaf)).chain(config))
+}
+
+/// Checks one checkpoint, or all in a directory.
+fn verify(dir: &Path) -> Result<()> {
+    let all = CheckpointDir::list(dir)?;
+    let paths: Vec<_> = match all.is_empty() {
+        true => vec![dir.to_owned()],
+        false => all.into_iter().map(|stored| stored.path).collect(),
+    };
+    for path in paths {
+        let checkpoint = Checkpoint::open(&path)?;
+        checkpoint.verify()?;
+        let bytes = indicatif::HumanBytes(num_bytes(&checkpoint));
+        print_line(&format!("{} is intact: {bytes}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Compares two checkpoints leaf by leaf. The exit code is 1 if they differ.
+fn diff(a: &Checkpoint, b: &Checkpoint) -> Result<ExitCode> {
+    let mut lines = vec![];
+    for (path, spec) in a.specs().iter() {
+        match b.specs().get(path) {
+            None => lines.push(format!("{path}: only in {}", a.path().display())),
+            Some(other) if (other.dtype, &other.dims) != (spec.dtype, &spec.dims) => {
+                let (spec, other) = (spec.global_type(), other.global_type());
+                lines.push(format!("{path}: {spec} and {other}"));
+            }
+            Some(_) => lines.extend(difference(path, &a.leaf(path)?, &b.leaf(path)?)),
+        }
+    }
+    let only_there = b.specs().paths().filter(|path| a.specs().get(path).is_none());
+    lines.extend(only_there.map(|path| format!("{path}: only in {}", b.path().display())));
+    let (is_equal, num_leaves) = (lines.is_empty(), a.specs().len());
+    if is_equal {
+        lines.push(format!("all {num_leaves} leaves are equal bit for bit"));
+    }
+    print_lines(lines.into_iter())?;
+    Ok(ExitCode::from(u8::from(!is_equal)))
+}
+
+/// How two leaves of the same type differ.
+fn difference(path: &str, a: &Literal, b: &Literal) -> Option<String> {
+    if a.bytes() == b.bytes() {
+        return None;
+    }
+    let (a, b) = (a.to_f64(), b.to_f64());
+    let differing = a.iter().zip(&b).filter(|(a, b)| a.to_bits() != b.to_bits());
+    let differences = differing.clone().map(|(a, b)| (a - b).abs());
+    let largest =
+        differences.fold(0.0, |largest: f64, x| if x.is_nan() { x } else { largest.max(x) });
+    Some(format!(
+        "{path}: {} of {} elements differ, by {largest:e} at most",
+        differing.count(),
+        a.len()
+    ))
+}
+
+/// Writes what evaluation needs, under the model's own names: what `--init` and other programs read.
+fn export(checkpoint: &Checkpoint, to: &Path, without_ema: bool) -> Result<()> {
+    if to.exists() {
+        bail!("{} exists; choose another --to", to.display());
+    }
+    let (mut specs, mut values) = (Tree::new(), Tree::new());
+    for (path, spec) in checkpoint.specs().iter() {
+        let Some((kind, name)) = path.split_once('.') else { continue };
+        if ![PARAMS, MODEL_STATE].contains(&kind) {
+            continue;
+        }
+        let mean = ema_path(name);
+        let is_mean = kind == PARAMS && !without_ema && checkpoint.specs().get(&mean).is_some();
+        specs.insert(name, spec.clone());
+        values.insert(name, checkpoint.leaf(if is_mean { &mean } else { path })?);
+    }
+    params_file::save(to, &split_rows(&specs, values))?;
+    print_line(&format!("{} has the model after {} steps", to.display(), checkpoint.run().step))
+}

@@ -1,0 +1,196 @@
+//! Saving checkpoints during a run, in the background.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use hlo::Axis;
+use serde_json::{Value, json};
+
+use super::{Error, Job, Run, Trainer};
+use crate::checkpoint::{
+    self, CheckpointDir, DataPosition, HostLeaf, HostPiece, LocalDisk, RunRecord,
+};
+use crate::config::CheckpointConfig;
+use crate::observe::{EvalResult, FlushLater, RunProgress, StepEval};
+use crate::state::State;
+
+/// The directory of a run's checkpoints: a relative one is in the output directory. `None` without one, and if none are
+/// to be kept.
+pub(super) fn directory(config: &CheckpointConfig, out: Option<&Path>) -> Option<PathBuf> {
+    match (config.keep, config.dir.is_absolute(), out) {
+        (0, ..) => None,
+        (_, true, _) => Some(config.dir.clone()),
+        (_, false, out) => out.map(|out| out.join(&config.dir)),
+    }
+}
+
+/// Saves the state of a run. One save is in flight at most; the loop waits only for the copy of the state.
+pub(super) struct Saver {
+    dir: Arc<CheckpointDir>,
+    every: Option<Duration>,
+    keep: usize,
+    keep_every: u64,
+    /// What all checkpoints of the run say of it.
+    run: RunRecord,
+    steps_per_epoch: Option<u64>,
+    in_flight: Option<JoinHandle<Result<(), checkpoint::Error>>>,
+    /// When the last save began, or the run.
+    last: Instant,
+    /// The last step that was saved or continued from.
+    last_step: u64,
+}
+
+impl Saver {
+    /// A saver for a run whose state has been initialized or restored.
+    pub fn new(
+        dir: CheckpointDir,
+        job: &Job<'_>,
+        run: &Run,
+        trainer: &Trainer,
+        resolved: &str,
+    ) -> Self {
+        let config = &job.config.checkpoint;
+        let mesh = Axis::ALL.map(|axis| (axis.name().to_owned(), run.mesh.size(axis)));
+        let device = trainer.client().devices().first().map(|device| device.kind.clone());
+        Self {
+            dir: Arc::new(dir),
+            every: (config.every_secs > 0).then(|| Duration::from_secs(config.every_secs)),
+            keep: config.keep,
+            keep_every: config.keep_every,
+            run: RunRecord {
+                global_batch: run.batch.global_batch(),
+                seed: job.config.train.seed,
+                mesh: BTreeMap::from(mesh),
+                num_replicas: run.mesh.num_replicas(),
+                num_processes: 1,
+                config: resolved.to_owned(),
+                program: trainer.program_key().to_owned(),
+                backend: job.config.device.backend.to_string(),
+                device: device.unwrap_or_default(),
+                lockstep: env!("CARGO_PKG_VERSION").to_owned(),
+                ..RunRecord::default()
+            },
+            steps_per_epoch: run.length.steps_per_epoch(),
+            in_flight: None,
+            last: Instant::now(),
+            last_step: trainer.steps_taken(),
+        }
+    }
+
+    /// `true` if the time for another checkpoint has come.
+    pub fn is_due(&self) -> bool {
+        self.every.is_some_and(|every| self.last.elapsed() >= every)
+    }
+
+    /// Copies the state and starts to save it, unless it is saved already. A save that is still in flight is waited for
+    /// if `must_save`, or if this one is kept for good; otherwise this one is skipped. Returns a message for the user, if there is something to say.
+    ///
+    /// # Errors
+    /// If the state cannot be copied.
+    pub fn save(
+        &mut self,
+        trainer: &Trainer,
+        progress: &RunProgress,
+        flush: Vec<FlushLater>,
+        must_save: bool,
+    ) -> Result<Option<String>, Error> {
+        let step = trainer.steps_taken();
+        if step == self.last_step {
+            return Ok(None);
+        }
+        let is_busy = self.in_flight.as_ref().is_some_and(|save| !save.is_finished());
+        let is_kept = self.keep_every > 0 && step.is_multiple_of(self.keep_every);
+        if is_busy && !must_save && !is_kept {
+            self.last = Instant::now();
+            return Ok(Some(format!(
+                "the checkpoint after {step} steps is skipped: the one before is still being written"
+            )));
+        }
+        let said = self.finish().err().map(|error| format!("error: {error}"));
+        let leaves = copy_to_host(trainer.state())?;
+        let saved_at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let run = RunRecord {
+            step,
+            position: position(step, self.steps_per_epoch),
+            progress: progress_to_json(progress),
+            saved_at: saved_at.map_or(0.0, |time| time.as_secs_f64()),
+            ..self.run.clone()
+        };
+        let (dir, keep, keep_every) = (self.dir.clone(), self.keep, self.keep_every);
+        let write = move || {
+            // A run that continues from here has the metrics of all steps before.
+            for flush in flush {
+                // The sink reports it itself.
+                let _ = flush();
+            }
+            checkpoint::save(&LocalDisk, dir.path(), &leaves, run)?;
+            dir.retain(keep, keep_every)
+        };
+        let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
+        self.in_flight =
+            Some(thread.map_err(|source| Error::Thread { what: "saves checkpoints", source })?);
+        (self.last, self.last_step) = (Instant::now(), step);
+        Ok(said)
+    }
+
+    /// Waits for the save in flight.
+    ///
+    /// # Errors
+    /// If it failed.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        let Some(save) = self.in_flight.take() else { return Ok(()) };
+        let saved = save.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok(saved?)
+    }
+}
+
+/// Where the step after `step` steps reads the data.
+pub(super) fn position(step: u64, steps_per_epoch: Option<u64>) -> DataPosition {
+    let per_epoch = steps_per_epoch.unwrap_or(u64::MAX).max(1);
+    DataPosition { epoch: step / per_epoch, batch: step % per_epoch }
+}
+
+/// Copies what this process holds of the state.
+fn copy_to_host(state: &State) -> Result<Vec<HostLeaf>, Error> {
+    let start = |path: &str| Ok((path.to_owned(), state.pieces(path)?));
+    let pending: Vec<_> = state.specs().paths().map(start).collect::<Result<_, Error>>()?;
+    let wait = |(path, pieces): (String, crate::state::PendingPieces)| {
+        let pieces = pieces.wait()?.into_iter();
+        let pieces = pieces.map(|(start, values)| HostPiece { start, values }).collect();
+        Ok(HostLeaf { spec: state.specs()[&path].clone(), path, pieces })
+    };
+    pending.into_iter().map(wait).collect()
+}
+
+fn progress_to_json(progress: &RunProgress) -> Value {
+    let eval = |eval: &StepEval| json!({ "step": eval.step, "loss": eval.eval.loss, "metrics": eval.eval.metrics });
+    json!({
+        "num_skipped": progress.num_skipped,
+        "final_loss": progress.final_loss,
+        "eval": progress.eval.as_ref().map(eval),
+        "best_eval": progress.best_eval.as_ref().map(eval),
+    })
+}
+
+/// What [`progress_to_json`] wrote after `num_steps` steps. Metrics that the model no longer has are left out.
+pub(super) fn progress_of(num_steps: u64, value: &Value, metrics: &[&'static str]) -> RunProgress {
+    // Values that are not finite are `null` in JSON.
+    let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
+    let eval = |value: &Value| {
+        let step = value["step"].as_u64()?;
+        let found =
+            metrics.iter().filter_map(|name| Some((*name, number(value["metrics"].get(name)?))));
+        let (loss, metrics) = (number(&value["loss"]), found.collect());
+        Some(StepEval { step, eval: EvalResult { loss, metrics } })
+    };
+    RunProgress {
+        num_steps,
+        num_skipped: value["num_skipped"].as_u64().unwrap_or_default(),
+        final_loss: value["final_loss"].as_f64(),
+        eval: eval(&value["eval"]),
+        best_eval: eval(&value["best_eval"]),
+    }
+}

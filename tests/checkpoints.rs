@@ -1,0 +1,468 @@
+//! Checkpoints: a run that is continued is the run that was not interrupted, on any mesh; and no failure while saving, and
+//! no damage afterwards, goes unnoticed.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hlo::{Axis, AxisSet, LeafSpec, Literal, Sharding};
+use lockstep::checkpoint::{
+    self, Checkpoint, CheckpointDir, Disk, HostLeaf, HostPiece, LocalDisk, RunRecord,
+};
+use lockstep::config::Config;
+use lockstep::data;
+use lockstep::train::{self, Job, Options, Resume};
+use serde_json::Value;
+
+const GPT: &str = r#"
+[model]
+name = "gpt"
+num_layers = 2
+width = 16
+num_heads = 2
+context = 8
+vocabulary = 32
+dropout = 0.1
+[data]
+source = "synthetic_tokens"
+vocab_size = 32
+context = 8
+num_examples = 80
+[train]
+global_batch = 16
+steps = 12
+eval_every = 4
+precision = "f64"
+[optimizer]
+name = "adamw"
+clip_grad_norm = 1.0
+ema_decay = 0.9
+[schedule]
+name = "cosine"
+peak = 3e-3
+total_steps = 12
+[compile.overrides]
+xla_backend_optimization_level = 0
+"#;
+
+/// Fields of `metrics.jsonl` that are not times.
+const NUMBERS: [&str; 7] = ["step", "loss", "lr", "grad_norm", "num_skipped", "epoch", "eval_loss"];
+
+/// Runs `text` with these `--set` arguments. Returns the lines of the metrics and the summary.
+fn run(text: &str, sets: &[&str], out: &Path, resume: Resume) -> (Vec<Value>, Value) {
+    try_run(text, sets, out, resume).unwrap()
+}
+
+fn try_run(
+    text: &str,
+    sets: &[&str],
+    out: &Path,
+    resume: Resume,
+) -> Result<(Vec<Value>, Value), train::Error> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/a.toml");
+    let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
+    let config = Config::parse(text, &path, &sets).unwrap();
+    let splits = data::open(&config.data, config.train.seed)?;
+    let model = config.model.build(splits.train.num_classes());
+    let job = Job { config: &config, model: &*model, splits: &splits };
+    let options = Options { out: Some(out.to_owned()), resume, ..Options::default() };
+    train::train(&job, &options)?.success()?;
+    let lines = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let lines = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let summary = fs::read_to_string(out.join("summary.json")).unwrap();
+    Ok((lines, serde_json::from_str(&summary).unwrap()))
+}
+
+fn numbers(line: &Value) -> Vec<Option<f64>> {
+    NUMBERS.iter().map(|name| line.get(name).and_then(Value::as_f64)).collect()
+}
+
+/// Stopped after each of these numbers of steps, and continued on the same mesh: the same bits. With a running mean,
+/// dropout, microbatches, several steps per launch, bf16.
+#[test]
+fn a_continued_run_is_the_same_bit_for_bit() {
+    for sets in [
+        &["mesh.data=2", "optimizer.name=lamb", "train.num_microbatches=2"][..],
+        &["mesh.data=2", "mesh.fsdp=2", "parallel.zero=3", "model.scan_layers=true"],
+        &["train.precision=bf16", "train.steps_per_launch=4", "train.check_lockstep_every=0"],
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let (whole, end) = run(GPT, sets, &dir.path().join("whole"), Resume::Never);
+        assert_eq!(whole.len(), 12);
+        let out = dir.path().join("stopped");
+        for (steps, resume) in [
+            ("3", Resume::Never),
+            ("4", Resume::Newest),
+            ("9", Resume::Newest),
+            ("12", Resume::Newest),
+        ] {
+            let steps = format!("train.steps={steps}");
+            run(GPT, &[sets, &[&steps]].concat(), &out, resume);
+        }
+        let (lines, stopped) = run(GPT, sets, &out, Resume::Newest);
+        let lines: Vec<_> = lines.iter().map(numbers).collect();
+        let mut expected: Vec<_> = whole.iter().map(numbers).collect();
+        // A run that ends is evaluated.
+        for ended in [2, 8] {
+            assert!(expected[ended][6].is_none());
+            expected[ended][6] = lines[ended][6];
+        }
+        assert_eq!(lines, expected, "{sets:?}");
+        for field in ["params_fingerprint", "final_loss", "eval_loss", "eval_step", "steps"] {
+            assert_eq!(stopped[field], end[field], "{sets:?}: {field}");
+        }
+        let [a, b] = [dir.path().join("whole"), out].map(|out| {
+            let newest = CheckpointDir::open(&out.join("checkpoints")).unwrap();
+            newest.specs().paths().map(|path| newest.leaf(path).unwrap()).collect::<Vec<_>>()
+        });
+        assert!(a == b, "{sets:?}: the whole state");
+    }
+}
+
+/// Saved on one mesh, ZeRO stage and storage of blocks, continued on another: the same run up to rounding.
+#[test]
+fn a_run_continues_on_any_mesh() {
+    const ONE: &[&str] = &["mesh.data=1"];
+    const DATA: &[&str] = &["mesh.data=4"];
+    const HYBRID_1: &[&str] = &["mesh.data=2", "mesh.fsdp=2"];
+    const HYBRID_3: &[&str] = &["mesh.data=2", "mesh.fsdp=2", "parallel.zero=3"];
+    const SHARDED_2: &[&str] = &["mesh.fsdp=4", "parallel.zero=2", "train.num_microbatches=2"];
+    const SCANNED: &[&str] = &["mesh.data=2", "model.scan_layers=true", "model.remat=true"];
+    const SCANNED_3: &[&str] = &["mesh.fsdp=8", "parallel.zero=3", "model.scan_layers=true"];
+    let dir = tempfile::tempdir().unwrap();
+    let (whole, _) = run(GPT, ONE, &dir.path().join("whole"), Resume::Never);
+    let chains = [
+        [ONE, HYBRID_3, DATA],
+        [SCANNED_3, ONE, SCANNED],
+        [HYBRID_1, SCANNED_3, SHARDED_2],
+        [DATA, SCANNED, HYBRID_1],
+    ];
+    for (index, chain) in chains.iter().enumerate() {
+        let out = dir.path().join(index.to_string());
+        let mut lines = vec![];
+        for (mesh, steps) in chain.iter().zip(["4", "8", "12"]) {
+            let resume = if steps == "4" { Resume::Never } else { Resume::Newest };
+            let steps = format!("train.steps={steps}");
+            lines = run(GPT, &[mesh, &[&*steps][..]].concat(), &out, resume).0;
+        }
+        for (line, expected) in lines.iter().zip(&whole) {
+            for (name, (found, expected)) in
+                NUMBERS.iter().zip(numbers(line).into_iter().zip(numbers(expected)))
+            {
+                let (Some(found), Some(expected)) = (found, expected) else {
+                    assert_eq!(found, expected, "{chain:?}: {name}");
+                    continue;
+                };
+                let difference = (found - expected).abs() / expected.abs().max(1e-6);
+                assert!(difference < 1e-10, "{chain:?}: {name} is {found}, not {expected}");
+            }
+        }
+        assert_eq!(lines.len(), whole.len());
+    }
+}
+
+/// What belongs to another run is refused by name, before anything is changed.
+#[test]
+fn a_configuration_that_cannot_continue_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    run(GPT, &["train.steps=2"], &out, Resume::Never);
+    let before = fs::read(out.join("metrics.jsonl")).unwrap();
+    for (sets, expected) in [
+        (&["model.width=32"][..], "model.width: 16 -> 32"),
+        (&["optimizer.name=adam"], "optimizer.name: \"adamw\" -> \"adam\""),
+        (&["train.global_batch=8"], "train.global_batch: 16 -> 8"),
+    ] {
+        let error = try_run(GPT, sets, &out, Resume::Newest).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(fs::read(out.join("metrics.jsonl")).unwrap(), before);
+    }
+    let nowhere = Resume::From(dir.path().join("nowhere"));
+    let error = try_run(GPT, &[], &out, nowhere).unwrap_err().to_string();
+    assert!(error.contains("no such directory"), "{error}");
+}
+
+/// Two leaves in pieces, and one whole.
+fn leaves(step: u64) -> Vec<HostLeaf> {
+    let sharding = Sharding::new(&[AxisSet::EMPTY, Axis::Fsdp.into()]);
+    let cut = LeafSpec::new(hlo::DType::F32, &[3, 4], sharding);
+    let value = |index: u64| (step * 100 + index) as f32;
+    let piece = |start: usize| HostPiece {
+        start: vec![0, start],
+        values: Literal::from_slice(&[3, 2], &[0, 1, 4, 5, 8, 9].map(|i| value(i + start as u64))),
+    };
+    let whole = |path: &str, values: Literal| HostLeaf {
+        path: path.to_owned(),
+        spec: LeafSpec::replicated(values.dtype(), values.dims()),
+        pieces: vec![HostPiece { start: vec![0; values.dims().len()], values }],
+    };
+    vec![
+        whole("step", Literal::scalar(step as u32)),
+        HostLeaf { path: "params.w".to_owned(), spec: cut, pieces: vec![piece(0), piece(2)] },
+        whole(
+            "opt_state.m",
+            Literal::from_slice(&[5], &[0.5f64, f64::NAN, -0.0, 1e300, step as f64]),
+        ),
+    ]
+}
+
+/// The bytes of every leaf, by path.
+fn values(checkpoint: &Checkpoint) -> Result<BTreeMap<String, Vec<u8>>, checkpoint::Error> {
+    let read = |path: &str| Ok((path.to_owned(), checkpoint.leaf(path)?.bytes().to_vec()));
+    checkpoint.specs().paths().map(read).collect()
+}
+
+fn record(step: u64) -> RunRecord {
+    RunRecord { step, config: "[model]".to_owned(), saved_at: 0.1 + 0.2, ..RunRecord::default() }
+}
+
+#[test]
+fn what_is_read_is_what_was_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = checkpoint::save(&LocalDisk, dir.path(), &leaves(7), record(7)).unwrap();
+    assert_eq!(path, dir.path().join("step_00000007"));
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    assert_eq!(*checkpoint.run(), record(7));
+    checkpoint.verify().unwrap();
+    let expected: Vec<f32> = (0..12).map(|i| 700.0 + i as f32).collect();
+    assert_eq!(checkpoint.leaf("params.w").unwrap().as_slice::<f32>(), expected);
+    let specs = leaves(7).into_iter().map(|leaf| (leaf.path, leaf.spec)).collect::<Vec<_>>();
+    assert!(
+        checkpoint.specs().iter().map(|(path, spec)| (path.to_owned(), spec.clone())).eq(specs)
+    );
+    // Any program that reads safetensors can read the values.
+    let bytes = fs::read(path.join("shard_00000.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut names = file.names();
+    names.sort_unstable();
+    assert_eq!(names, ["opt_state.m", "params.w[0:3,0:2]", "params.w[0:3,2:4]", "step"]);
+    assert_eq!(file.tensor("params.w[0:3,2:4]").unwrap().shape(), [3, 2]);
+}
+
+/// Every operation of a save fails in turn, alone or with all that follow, as in a crash; so does every write that is cut
+/// short, and a disk that is full after some bytes.
+#[test]
+fn no_failure_while_saving_costs_the_checkpoint_before() {
+    let mut num_saved = 0;
+    let num_operations = {
+        let disk = FaultyDisk::new(usize::MAX, Fault::Once);
+        let dir = tempfile::tempdir().unwrap();
+        checkpoint::save(&disk, dir.path(), &leaves(2), record(2)).unwrap();
+        disk.num_done.load(Ordering::Relaxed)
+    };
+    assert!(num_operations > 10, "{num_operations}");
+    // The same step again replaces the old one with more operations.
+    for (step, fault) in [
+        (2, Fault::Once),
+        (2, Fault::Crash),
+        (2, Fault::ShortWrite),
+        (1, Fault::Once),
+        (1, Fault::Crash),
+    ] {
+        for failing in 0..num_operations + 4 {
+            let dir = tempfile::tempdir().unwrap();
+            checkpoint::save(&LocalDisk, dir.path(), &leaves(1), record(1)).unwrap();
+            let disk = FaultyDisk::new(failing, fault);
+            let mut again = record(step);
+            again.seed = 9;
+            let saved = checkpoint::save(&disk, dir.path(), &leaves(step), again);
+            num_saved += usize::from(saved.is_ok());
+            let claimed = CheckpointDir::claim(dir.path()).unwrap();
+            let found = CheckpointDir::list(claimed.path()).unwrap();
+            let what = format!(
+                "{fault:?} at operation {failing} of saving step {step}: {saved:?}, {found:?}"
+            );
+            let newest = Checkpoint::open(&found.last().expect(&what).path).expect(&what);
+            newest.verify().expect(&what);
+            let expected = if saved.is_ok() { step } else { newest.run().step };
+            assert_eq!(newest.run().step, expected, "{what}");
+            assert_eq!(newest.run().seed == 9, saved.is_ok() || newest.run().seed == 9, "{what}");
+            let names = fs::read_dir(dir.path()).unwrap();
+            let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+            assert!(
+                names.iter().all(|name| name.to_str().unwrap().starts_with("step_")),
+                "{names:?}"
+            );
+        }
+    }
+    assert!(num_saved > 10, "{num_saved}");
+}
+
+/// One flipped bit, and a file that ends early, anywhere: found, or without effect.
+#[test]
+fn damage_is_found_or_harmless() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = checkpoint::save(&LocalDisk, dir.path(), &leaves(3), record(3)).unwrap();
+    let expected = values(&Checkpoint::open(&path).unwrap()).unwrap();
+    let names = ["manifest.json", "shard_00000.safetensors"].map(|name| path.join(name));
+    let originals = names.each_ref().map(|name| fs::read(name).unwrap());
+    let (mut num_found, mut state) = (0, 0x9e37_79b9_7f4a_7c15_u64);
+    let mut random = |below: usize| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    for round in 0..600 {
+        let file = round % 2;
+        let mut bytes = originals[file].clone();
+        match round % 6 {
+            0 | 1 => bytes.truncate(random(bytes.len())),
+            _ => {
+                let place = random(bytes.len());
+                bytes[place] ^= 1 << random(8);
+            }
+        }
+        fs::write(&names[file], bytes).unwrap();
+        let read = Checkpoint::open(&path).and_then(|checkpoint| {
+            checkpoint.verify()?;
+            Ok((checkpoint.run().clone(), values(&checkpoint)?))
+        });
+        match read {
+            Ok(read) => assert_eq!(read, (record(3), expected.clone()), "round {round}"),
+            Err(error) => {
+                num_found += 1;
+                assert!(error.to_string().contains("step_00000003"), "{error}");
+            }
+        }
+        fs::write(&names[file], &originals[file]).unwrap();
+    }
+    assert!(num_found > 590, "{num_found} of 600");
+}
+
+#[test]
+fn what_is_no_checkpoint_of_this_program_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let message = |path: &Path| Checkpoint::open(path).unwrap_err().to_string();
+    assert!(message(&dir.path().join("gone")).contains("no such directory"));
+    assert!(message(dir.path()).contains("it has no manifest.json"));
+    let path = checkpoint::save(&LocalDisk, dir.path(), &leaves(3), record(3)).unwrap();
+    let manifest = path.join("manifest.json");
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, text.replace("\"version\": 1", "\"version\": 2")).unwrap();
+    assert!(message(&path).contains("format version 2, but this program reads versions up to 1"));
+    fs::write(&manifest, "{}").unwrap();
+    assert!(message(&path).contains("of another format"));
+    fs::write(&manifest, &text).unwrap();
+    fs::remove_file(path.join("shard_00000.safetensors")).unwrap();
+    assert!(message(&path).contains("shard_00000.safetensors cannot be opened"));
+    // The newest one is never passed over.
+    checkpoint::save(&LocalDisk, dir.path(), &leaves(2), record(2)).unwrap();
+    assert!(CheckpointDir::open(dir.path()).unwrap_err().to_string().contains("step_00000003"));
+    let _held = CheckpointDir::claim(dir.path()).unwrap();
+    let error = CheckpointDir::claim(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("another process writes checkpoints"), "{error}");
+}
+
+#[test]
+fn the_newest_are_kept_and_some_for_good() {
+    let dir = tempfile::tempdir().unwrap();
+    for step in 1..=10 {
+        checkpoint::save(&LocalDisk, dir.path(), &leaves(step), record(step)).unwrap();
+    }
+    let claimed = CheckpointDir::claim(dir.path()).unwrap();
+    claimed.retain(2, 4).unwrap();
+    let left = CheckpointDir::list(dir.path()).unwrap();
+    assert_eq!(left.iter().map(|found| found.step).collect::<Vec<_>>(), [4, 8, 9, 10]);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4);
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// One operation.
+    Once,
+    /// One operation, and all after it.
+    Crash,
+    /// A write takes half of its bytes, and the next one fails.
+    ShortWrite,
+}
+
+/// A disk on which operation `failing` fails, counted from 0.
+struct FaultyDisk {
+    failing: usize,
+    fault: Fault,
+    num_done: std::sync::Arc<AtomicUsize>,
+}
+
+struct FaultyFile {
+    file: File,
+    failing: usize,
+    fault: Fault,
+    num_done: std::sync::Arc<AtomicUsize>,
+}
+
+fn check(failing: usize, fault: Fault, num_done: &AtomicUsize) -> io::Result<()> {
+    let index = num_done.fetch_add(1, Ordering::Relaxed);
+    let fails = index == failing || fault == Fault::Crash && index > failing;
+    if fails { Err(io::Error::other("the disk fails")) } else { Ok(()) }
+}
+
+impl FaultyDisk {
+    fn new(failing: usize, fault: Fault) -> Self {
+        Self { failing, fault, num_done: std::sync::Arc::default() }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        check(self.failing, self.fault, &self.num_done)
+    }
+}
+
+impl Write for FaultyFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let checked = check(self.failing, self.fault, &self.num_done);
+        match (checked, self.fault) {
+            (Ok(()), _) => self.file.write(bytes),
+            (Err(_), Fault::ShortWrite) if bytes.len() > 1 => {
+                self.failing += 1;
+                self.file.write(&bytes[..bytes.len() / 2])
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Disk for FaultyDisk {
+    type File = FaultyFile;
+
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.check()?;
+        LocalDisk.create_dir(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<FaultyFile> {
+        self.check()?;
+        let Self { failing, fault, ref num_done } = *self;
+        Ok(FaultyFile { file: LocalDisk.create(path)?, failing, fault, num_done: num_done.clone() })
+    }
+
+    fn sync(&self, file: &FaultyFile) -> io::Result<()> {
+        self.check()?;
+        LocalDisk.sync(&file.file)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.check()?;
+        LocalDisk.sync_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.check()?;
+        LocalDisk.rename(from, to)
+    }
+
+    fn exchange(&self, a: &Path, b: &Path) -> io::Result<()> {
+        self.check()?;
+        LocalDisk.exchange(a, b)
+    }
+
+    fn remove_dir_all(&self, path: &Path) -> io::Result<()> {
+        self.check()?;
+        LocalDisk.remove_dir_all(path)
+    }
+}

@@ -1,0 +1,221 @@
+//! Runs that are killed, stopped and continued.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::interrupted::Running;
+use super::{lockstep, metrics, names, summary, text, train_args};
+
+const NUMBERS: [&str; 9] = [
+    "step",
+    "loss",
+    "lr",
+    "grad_norm",
+    "num_skipped",
+    "epoch",
+    "examples",
+    "eval_loss",
+    "eval_accuracy",
+];
+
+/// What is not a time, of all lines.
+fn numbers(out: &Path) -> Vec<Vec<Value>> {
+    let of_line = |line: Value| NUMBERS.iter().map(|name| line[name].clone()).collect();
+    metrics(out).into_iter().map(of_line).collect()
+}
+
+/// Twenty times in a row, at moments that differ: while it starts, trains and saves. What is left at the end is the run
+/// that nobody killed, and nothing else.
+#[test]
+fn a_run_survives_being_killed_at_any_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets = [
+        "mesh.data=2",
+        "model.dropout=0.1",
+        "optimizer.name=lamb",
+        "optimizer.ema_decay=0.99",
+        "train.epochs=40",
+        "train.eval_every=100",
+        "checkpoint.every_steps=9",
+        "checkpoint.keep=2",
+        "checkpoint.keep_every=450",
+    ];
+    let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
+    lockstep(&train_args(&sets, &["--out", text(&whole)])).succeeded();
+    let args = train_args(&sets, &["--resume", "--out", text(&killed)]);
+    let mut num_killed = 0;
+    for round in 0..20u64 {
+        let (mut run, _) = Running::with_stderr_in(dir.path(), &args);
+        thread::sleep(Duration::from_millis(250 + round * 379 % 800));
+        run.send("KILL");
+        num_killed += u32::from(run.exit_code().is_none());
+    }
+    assert!(num_killed > 5, "{num_killed}");
+    let done = lockstep(&train_args(&sets, &["--resume", "--json", "--out", text(&killed)]));
+    let done = done.succeeded().json();
+    assert_eq!(numbers(&killed), numbers(&whole));
+    let expected = summary(&whole);
+    for field in ["params_fingerprint", "final_loss", "eval_loss", "best_eval", "steps", "status"] {
+        assert_eq!(done[field], expected[field], "{field}");
+    }
+    // The one before the last may be any: one that is due while another is written is skipped.
+    let kept = names(&killed.join("checkpoints"));
+    assert_eq!(
+        (kept.len(), &*kept[0], &*kept[2]),
+        (3, "step_00000450", "step_00000880"),
+        "{kept:?}"
+    );
+}
+
+#[test]
+fn a_stopped_run_continues_where_it_was_and_one_that_is_asked_saves_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let checkpoints = out.join("checkpoints");
+    let long = ["model.hidden=[8]", "train.steps=1000000", "mesh.data=1"];
+    let (mut run, stderr) =
+        Running::with_stderr_in(dir.path(), &train_args(&long, &["--out", text(&out)]));
+    run.until_begun(&out);
+    assert_eq!(names(&checkpoints).len(), 0);
+    run.send("USR1");
+    run.until("a checkpoint", |_| names(&checkpoints).iter().any(|name| name.starts_with("step")));
+    let num_steps = metrics(&out).len();
+    run.until("more steps", |_| metrics(&out).len() > num_steps);
+    run.send("TERM");
+    assert_eq!(run.exit_code(), Some(143), "{}", fs::read_to_string(stderr).unwrap());
+    let stopped = summary(&out)["steps"].as_u64().unwrap();
+    assert_eq!(names(&checkpoints).last(), Some(&format!("step_{stopped:08}")));
+
+    let longer = format!("train.steps={}", stopped + 5);
+    let sets = ["model.hidden=[8]", &longer, "mesh.data=1", "schedule.total_steps=1000000"];
+    let args = train_args(&sets, &["--resume", "--out", text(&out)]);
+    let done = lockstep(&args).succeeded();
+    for expected in [
+        &format!("resumed after {stopped} steps from {}", text(&checkpoints))[..],
+        "another configuration holds from here on",
+        "configuration: train.steps: 1000000 -> ",
+        "configuration: schedule.total_steps: not set -> 1000000 (the run is another one",
+    ] {
+        assert!(done.stderr.contains(expected), "{expected}: {}", done.stderr);
+    }
+    let steps: Vec<_> = metrics(&out).iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert!(steps.iter().copied().eq(0..stopped + 5), "{steps:?}");
+    assert!(summary(&out)["resumed_from"].as_str().unwrap().ends_with(&format!("{stopped:08}")));
+    // From an earlier checkpoint, into another directory.
+    let other = dir.path().join("other");
+    let from = checkpoints.join(&names(&checkpoints)[0]);
+    let args = train_args(&sets, &["--resume", text(&from), "--out", text(&other)]);
+    lockstep(&args).succeeded();
+    assert_eq!(summary(&other)["params_fingerprint"], summary(&out)["params_fingerprint"]);
+}
+
+#[test]
+fn what_cannot_be_continued_or_saved_is_said_and_costs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, shared) = (dir.path().join("out"), dir.path().join("shared"));
+    let short = ["model.hidden=[8]", "train.epochs=1", "mesh.data=1"];
+    let in_shared = format!("checkpoint.dir={}", text(&shared));
+    let run =
+        |sets: &[&str], more: &[&str]| lockstep(&train_args(&[&short[..], sets].concat(), more));
+    run(&[&in_shared], &["--out", text(&out)]).succeeded();
+    assert_eq!(names(&shared), ["step_00000022"]);
+    let elsewhere = dir.path().join("elsewhere");
+    for (sets, more, code, expected) in [
+        (
+            &[&*in_shared][..],
+            &["--out", text(&elsewhere)][..],
+            1,
+            "holds checkpoints of another run",
+        ),
+        (&[], &["--resume"], 1, "--resume needs to know where the checkpoints are"),
+        (&[], &["--resume", "--overwrite", "--out", text(&out)], 2, "cannot be used with"),
+        (&[], &["--resume", text(&elsewhere)], 1, "there is no such directory"),
+        (&[], &["--resume", text(&out)], 1, "it has no manifest.json"),
+        (
+            &["model.hidden=[9]", &in_shared],
+            &["--resume", "--out", text(&out)],
+            1,
+            "cannot continue the run that was saved: model.hidden: [8] -> [9]",
+        ),
+        (&["optimizer.ema_decay=0.9", &in_shared], &["--resume"], 1, "it has no leaf `"),
+    ] {
+        let before = names(&out);
+        let done = run(sets, more);
+        assert_eq!(done.code, Some(code), "{expected}: {}", done.stderr);
+        assert!(done.stderr.contains(expected), "{expected}: {}", done.stderr);
+        assert_eq!(names(&out), before);
+        assert!(!elsewhere.exists());
+    }
+    // None at all, if asked for none.
+    let none = dir.path().join("none");
+    run(&["checkpoint.keep=0"], &["--out", text(&none)]).succeeded();
+    assert_eq!(names(&none), super::RUN_FILES);
+    // A place that cannot be written fails the run before its first step.
+    let file = super::file(dir.path(), "a file", b"");
+    let in_file = format!("checkpoint.dir={}", text(&file.join("x")));
+    let done = run(&[&in_file], &[]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stderr.contains("a file/x: Not a directory"), "{}", done.stderr);
+    assert!(!done.stderr.contains("batch:"), "{}", done.stderr);
+}
+
+#[test]
+fn checkpoints_are_listed_checked_compared_and_exported() {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, again) = (dir.path().join("out"), dir.path().join("again"));
+    let sets = [
+        "model.hidden=[32]",
+        "optimizer.ema_decay=0.9",
+        "train.epochs=1",
+        "mesh.fsdp=2",
+        "mesh.data=1",
+        "checkpoint.every_steps=11",
+        "checkpoint.keep_every=11",
+    ];
+    for out in [&out, &again] {
+        lockstep(&train_args(&sets, &["--out", text(out)])).succeeded();
+    }
+    let [first, second] = [&out, &again].map(|out| out.join("checkpoints"));
+    let checkpoint = |args: &[&str]| lockstep(&[&["checkpoint"], args].concat());
+    let listed = checkpoint(&["list", "--json", text(&first)]).succeeded().json();
+    let steps = [&listed[0]["step"], &listed[1]["step"], &listed[2]["step"]];
+    assert_eq!(steps, [&11.into(), &22.into(), &Value::Null]);
+    let inspected = checkpoint(&["inspect", text(&first)]).succeeded().stdout;
+    for expected in [
+        "after 22 steps; batch 0 of epoch 1 is next",
+        "params.blocks.0.linear.weight  f32[32, 64]{dim 0 over {fsdp}}  in 2 pieces",
+        "params.blocks.0.linear.bias  f32[32]\n",
+        "ema_decay = 0.9",
+    ] {
+        assert!(inspected.contains(expected), "{expected}: {inspected}");
+    }
+    assert!(checkpoint(&["verify", text(&first)]).succeeded().stdout.contains("is intact"));
+    let equal = checkpoint(&["diff", text(&first), text(&second)]).succeeded().stdout;
+    assert!(equal.contains("leaves are equal bit for bit"), "{equal}");
+    let early = first.join("step_00000011");
+    let done = checkpoint(&["diff", text(&first), text(&early)]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stdout.contains("params.blocks.0.linear.weight: 2048 of 2048"), "{}", done.stdout);
+    // The file of the run itself.
+    let exported = dir.path().join("model.safetensors");
+    checkpoint(&["export", text(&first), "--to", text(&exported)]).succeeded();
+    let params = fs::read(out.join("params.safetensors")).unwrap();
+    assert!(fs::read(&exported).unwrap() == params);
+    let taken = checkpoint(&["export", text(&first), "--to", text(&exported)]);
+    assert_eq!(taken.code, Some(1));
+    let raw = dir.path().join("raw.safetensors");
+    checkpoint(&["export", text(&first), "--without-ema", "--to", text(&raw)]).succeeded();
+    assert!(fs::read(&raw).unwrap() != params);
+
+    let shard = early.join("shard_00000.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let damaged = checkpoint(&["verify", text(&first)]);
+    assert_eq!(damaged.code, Some(1));
+    assert!(damaged.stderr.contains("has other bytes than were written"), "{}", damaged.stderr);
+}
