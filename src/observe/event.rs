@@ -13,7 +13,7 @@ use super::Status;
 #[derive(Clone, Debug, PartialEq)]
 pub enum RunEvent {
     /// The first step is next.
-    Started(RunInfo),
+    Started(Box<RunInfo>),
     /// The steps of a launch have ended.
     Launch(LaunchMetrics),
     /// The update of a step was left out because a value was not finite.

@@ -331,7 +331,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::observe::{LaunchMetrics, RunInfo, StepEval};
+    use crate::observe::{LaunchMetrics, StepEval};
 
     fn lines(dir: &Path) -> Vec<Value> {
         let text = fs::read_to_string(dir.join(Jsonl::FILE)).unwrap();
@@ -340,7 +340,7 @@ mod tests {
 
     fn started(dir: &Path) -> Jsonl {
         let mut sink = Jsonl::new(dir);
-        sink.event(&RunEvent::Started(RunInfo::default()));
+        sink.event(&RunEvent::Started(Box::default()));
         sink
     }
 

@@ -47,7 +47,7 @@ impl Sinks {
         }
         others.push(Box::new(Terminal::default()));
         let mut sinks = Self { summary: SummaryFile::new(out), others };
-        let started = RunEvent::Started(info);
+        let started = RunEvent::Started(Box::new(info));
         for sink in sinks.iter_mut() {
             sink.event(&started);
             sink.flush()?;

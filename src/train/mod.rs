@@ -166,16 +166,8 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     }
     stop.check()?;
 
-    let mut recorder = Recorder::begin(
-        dir,
-        &resolved,
-        job,
-        &run,
-        &client,
-        &trainer,
-        checkpoint.as_ref(),
-        *started,
-    )?;
+    let mut recorder =
+        Recorder::begin(dir, &resolved, job, &run, &trainer, checkpoint.as_ref(), *started)?;
     stop.begin();
     let claimed = outside.map(Ok).or_else(|| place.map(|place| CheckpointDir::claim(&place)));
     let steps = claimed

@@ -12,7 +12,6 @@ use crate::observe::{
     self, EvalResult, FlushLater, LaunchMetrics, RunEnd, RunEvent, RunInfo, RunProgress, Sinks,
     Status, StepEval, StepMetrics, replace_file,
 };
-use crate::pjrt::Client;
 use crate::state;
 
 /// Sends events to the sinks of a run.
@@ -47,7 +46,6 @@ impl Recorder {
         resolved: &str,
         job: &Job<'_>,
         run: &Run,
-        client: &Client,
         trainer: &Trainer,
         resumed: Option<&Checkpoint>,
         started: Instant,
@@ -67,7 +65,11 @@ impl Recorder {
             seed: job.config.train.seed,
             precision: precision.as_str().unwrap_or_default().to_owned(),
             backend: job.config.device.backend.to_string(),
-            device: client.devices().first().map_or(String::new(), |device| device.kind.clone()),
+            device: trainer
+                .client()
+                .devices()
+                .first()
+                .map_or(String::new(), |device| device.kind.clone()),
             version: env!("CARGO_PKG_VERSION"),
             resumed_from: resumed.map(|from| from.path().display().to_string()),
             progress: resumed.map_or_else(RunProgress::default, |from| {
