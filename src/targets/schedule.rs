@@ -124,7 +124,13 @@ impl Walk<'_> {
                     }
                 }
                 Role::Done => {
-                    let started = first_open(&mut open, instruction, &operands);
+                    // Other ops, such as copies, are only done with what they name.
+                    let started = match open.remove(&first) {
+                        None if instruction.opcode == "fusion" => {
+                            first_open(&mut open, instruction, &operands)
+                        }
+                        started => started,
+                    };
                     if let Some(Open { collectives, start, since, waits }) = started {
                         gathered.extend(Gathered::of(&collectives, start, instruction));
                         self.end(collectives, !waits, num_matmuls - since);
@@ -278,7 +284,7 @@ impl Role {
     }
 }
 
-/// The started collective that a done belongs to, found by following its operands.
+/// The started collective that a fusion ends, found by following its operands.
 fn first_open(
     open: &mut HashMap<i64, Open>,
     done: &HloInstruction,
@@ -352,6 +358,9 @@ mod tests {
             shard(1),
             instruction(2, "async-collective-start", &[1], &[20]),
             instruction(3, "fusion.1", &[2], &[21]),
+            // The result of the other work is copied while the collective runs.
+            instruction(9, "copy-start", &[3], &[]),
+            instruction(10, "copy-done", &[9], &[]),
             instruction(4, "fusion.2", &[3], &[22]),
             instruction(5, "async-collective-done", &[4], &[23]),
             instruction(6, "fusion.3", &[5], &[24]),
