@@ -288,8 +288,10 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
 
 #[test]
 fn a_written_configuration_reads_back_equal() {
-    let variants: [&[&str]; 23] = [
+    let variants: [&[&str]; 25] = [
         &["mesh.fsdp=4", "parallel.zero=3"],
+        &["mesh.fsdp=16", "parallel.scatter_line=4"],
+        &["mesh.fsdp=auto", "parallel.scatter_line=3"],
         &["mesh.fsdp=auto", "parallel.bucket_bytes=0"],
         &["optimizer.name=lars", "optimizer.trust_exclude=['*.bias']", "optimizer.ema_decay=0.99"],
         &["optimizer.name=lamb", "optimizer.weight_decay_exclude=[]", "model.label_smoothing=0.1"],
@@ -546,6 +548,12 @@ fn bad_set_arguments_say_what_to_change() {
             &["parallel.zero=4", "mesh.fsdp=2"],
             &["parallel.zero: found 4; allowed: a whole number from 1 to 3"],
         ),
+        (
+            &["parallel.scatter_line=3", "mesh.fsdp=4"],
+            &["parallel.scatter_line: 3 replicas of a line do not divide mesh.fsdp = 4"],
+        ),
+        (&["parallel.scatter_line=4"], &["do not divide mesh.fsdp = 1", "set a divisor"]),
+        (&["parallel.scatter_line=-4"], &["scatter_line"]),
         (&["parallel.zero=0"], &["found 0; allowed: a whole number from 1 to 3"]),
         (&["parallel.zero=true"], &["found boolean `true`; allowed: a whole number from 1 to 3"]),
         (&["parallel.zero=auto"], &["found string \"auto\"; allowed: a whole number from 1 to 3"]),

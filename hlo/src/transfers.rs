@@ -23,7 +23,7 @@ pub struct Transfer {
 /// Loops with more iterations are counted as if they had this many, with proportionally larger collectives.
 const MAX_ITERATIONS: u64 = 256;
 
-/// The collectives over whole groups, in the order in which their operands are known. Subgroups are left out: they reduce
+/// The collectives, in the order in which their operands are known. All_reduces over subgroups are left out: they are of
 /// activations, such as batch statistics.
 ///
 /// A collective in a loop is listed once per iteration. It starts and ends within its iteration, since compilers do not
@@ -119,5 +119,11 @@ fn iterations(found: &mut Vec<Transfer>, body: &Graph, from: f64, trips: u64) {
 fn transfer(graph: &Graph, node: &Node, ready: f64, needed: f64) -> Option<Transfer> {
     let Communication { kind, groups, whole_bytes, .. } = Communication::of(graph, node, 1)?;
     let needed = needed.max(ready);
-    groups.is_whole().then_some(Transfer { kind, groups, whole_bytes, ready, needed })
+    (groups.is_whole() || kind != "all_reduce").then_some(Transfer {
+        kind,
+        groups,
+        whole_bytes,
+        ready,
+        needed,
+    })
 }

@@ -223,6 +223,18 @@ fn collectives_in_subgroups_have_the_size_of_their_groups() {
     assert_eq!(reduced, [(6 * 4, 1.0)]);
 }
 
+#[test]
+fn a_scatter_in_two_steps_is_two_transfers() {
+    let axis = Axis::Fsdp;
+    let graph = trace(Mesh::new(&[(axis, 4)]), |t| {
+        let x = t.input("x", f32s(&[8]).varying(axis.into()));
+        let part = x.reduce_scatter(0, Groups::strided(axis, 2));
+        t.output_varying("y", part.reduce_scatter(0, Groups::contiguous(axis, 2)), axis.into());
+    });
+    let bytes: Vec<_> = transfers(&graph.unwrap()).iter().map(|t| t.whole_bytes).collect();
+    assert_eq!(bytes, [32, 16]);
+}
+
 /// A layer's parameter is gathered before its product, and the gradient scattered after the two products of the backward
 /// pass; three products for each of two layers, and the first layer's operand needs no cotangent.
 #[test]

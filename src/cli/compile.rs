@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use ::hlo::LeafSpec;
+use ::hlo::{Axis, LeafSpec};
 use anyhow::{Context, Result, bail};
 
 use super::args::ConfigArgs;
@@ -12,7 +12,7 @@ use crate::config::{AutoOr, Config};
 use crate::pjrt::Platform;
 use crate::step;
 use crate::targets::cost::{Timeline, Work};
-use crate::targets::{self, Family, Knobs, Measured, Step, Target, worker};
+use crate::targets::{self, ByLine, Family, Knobs, Measured, Step, Target, worker};
 use crate::train::Run;
 
 pub fn run(
@@ -25,7 +25,7 @@ pub fn run(
     let step = TargetStep::new(config, &target, target.num_devices())?;
     let binary = std::env::current_exe().context("cannot find this program's own file")?;
     let report =
-        step.with_step(|step| targets::compile(step, &target, &binary, dump.as_deref()))?;
+        step.with_step(&target, |step| targets::compile(step, &target, &binary, dump.as_deref()))?;
     if json {
         print_line(&serde_json::to_string(&report)?)?;
     } else {
@@ -99,7 +99,11 @@ impl TargetStep {
         })
     }
 
-    fn with_step<T, E>(&self, compile: impl FnOnce(&Step<'_>) -> Result<T, E>) -> Result<T>
+    fn with_step<T, E>(
+        &self,
+        target: &Target,
+        compile: impl FnOnce(&Step<'_>) -> Result<T, E>,
+    ) -> Result<T>
     where
         anyhow::Error: From<E>,
     {
@@ -107,6 +111,15 @@ impl TargetStep {
         let declared = run.spec(&*self.loaded.model).declare()?;
         let graph = step::trace_step(&declared)?;
         let program = run.lowering.lower(graph.clone(), "step").program;
+        let line = match self.loaded.config.parallel.scatter_line {
+            AutoOr::Auto => targets::scatter_line(target, run.mesh.size(Axis::Fsdp)),
+            AutoOr::Value(_) => None,
+        };
+        let by_line = line.map(|line| {
+            let mut lowering = run.lowering;
+            lowering.scatter_line = line;
+            (line, lowering.lower(graph.clone(), "step").program)
+        });
         let parameters = declared.leaves().subtree(step::PARAMS);
         let bytes = |leaf: &LeafSpec| leaf.num_bytes() as u64;
         let knobs = Knobs {
@@ -123,6 +136,7 @@ impl TargetStep {
         let step = Step {
             graph: &graph,
             program: &program,
+            by_line: by_line.as_ref().map(|(line, program)| ByLine { line: *line, program }),
             state: declared.types(),
             element_bytes: run.precision.compute.size_bytes(),
             knobs,

@@ -9,6 +9,11 @@
 //! other row backwards, so that each block touches the next one. Within a block each chip is a neighbour of
 //! the previous one.
 //!
+//! If state is sharded over several whole lines of a two-dimensional torus, the order is row by row instead. Then
+//! each line is a part of the groups along `fsdp`, and so is each row across lines: a compiler that has a reduce_scatter
+//! along one dim only can be given one per dim ([`fsdp_line`]). Such a group covers as many links as in the other order.
+//! One of a line or less would not: 4 chips in a line have half the bandwidth of a block of 2x2.
+//!
 //! Devices without coordinates are ordered by process, then by id. On the CPU backend and on the GPUs of one
 //! host this is the plugin's own order.
 
@@ -33,24 +38,50 @@ pub struct PlacedDevice {
     pub core_on_chip: i64,
 }
 
-/// The devices in the order of the replicas: slice by slice, in each slice host by host, in each host chip
-/// by chip, on each chip core by core. The order does not depend on that of `devices`.
+/// The devices in the order of the replicas, of which `fsdp` neighbours share the state: slice by slice, in each slice
+/// host by host, in each host chip by chip, on each chip core by core; or row by row if [`fsdp_line`] finds lines. The
+/// order does not depend on that of `devices`.
 pub fn device_order<'a>(
     devices: impl IntoIterator<Item = &'a DeviceDescription>,
+    fsdp: usize,
 ) -> Vec<PlacedDevice> {
     let mut placed: Vec<PlacedDevice> = devices.into_iter().map(place).collect();
     // All hosts hold blocks of one size; which host it is read from must not depend on the plugin's order.
     placed.sort_by_key(|device| (device.slice_index, device.process_index, device.id));
     let block = host_block(&placed);
+    let by_line = fsdp_line(&placed, fsdp).is_some();
     placed.sort_by_cached_key(|device| {
-        let key = if device.coords.is_empty() {
-            vec![device.process_index as i64]
-        } else {
-            torus_key(&device.coords, &block)
+        let key = match (&device.coords[..], by_line) {
+            ([], _) => vec![device.process_index as i64],
+            (coords, true) => coords.to_vec(),
+            (coords, false) => torus_key(coords, &block),
         };
         (device.slice_index, key, device.core_on_chip, device.id)
     });
     placed
+}
+
+/// The number of devices along the last dim of the torus, if `fsdp` neighbours in the device order are several of its
+/// lines, all in one slice. `None` on other tori than two-dimensional ones with one device on each chip.
+pub fn fsdp_line(devices: &[PlacedDevice], fsdp: usize) -> Option<usize> {
+    let first = devices.first()?;
+    let slice: Vec<_> =
+        devices.iter().filter(|device| device.slice_index == first.slice_index).collect();
+    let sides = (0..first.coords.len()).map(|dim| side(&slice, dim));
+    let sides: Vec<_> = sides.filter(|side| *side > 1).collect();
+    let [num_lines, line] = sides[..] else { return None };
+    let is_full = num_lines.checked_mul(line) == Some(slice.len());
+    let is_lines = fsdp > line && fsdp.is_multiple_of(line) && slice.len().is_multiple_of(fsdp);
+    (is_full && is_lines).then_some(line)
+}
+
+/// The number of coordinates along a dim, from the lowest to the highest.
+fn side(devices: &[&PlacedDevice], dim: usize) -> usize {
+    let along = devices.iter().filter_map(|device| device.coords.get(dim).copied());
+    let (low, high) =
+        along.fold((i64::MAX, i64::MIN), |(low, high), at| (low.min(at), high.max(at)));
+    let side = high.checked_sub(low).and_then(|last| usize::try_from(last).ok());
+    side.map_or(1, |last| last.saturating_add(1))
 }
 
 fn place(device: &DeviceDescription) -> PlacedDevice {
@@ -81,14 +112,7 @@ fn host_block(devices: &[PlacedDevice]) -> Vec<i64> {
             (device.process_index, device.slice_index) == (first.process_index, first.slice_index)
         })
         .collect();
-    (0..first.coords.len())
-        .map(|dim| {
-            let along = same_host.iter().filter_map(|device| device.coords.get(dim).copied());
-            let (low, high) =
-                along.fold((i64::MAX, i64::MIN), |(low, high), at| (low.min(at), high.max(at)));
-            (high - low + 1).max(1)
-        })
-        .collect()
+    (0..first.coords.len()).map(|dim| side(&same_host, dim) as i64).collect()
 }
 
 /// Position of the host's block on the path through the slice, then position in the block on a path of
@@ -136,7 +160,7 @@ mod tests {
     }
 
     fn ids(devices: &[DeviceDescription]) -> Vec<i32> {
-        device_order(devices).iter().map(|device| device.id).collect()
+        device_order(devices, 1).iter().map(|device| device.id).collect()
     }
 
     #[test]
@@ -165,5 +189,55 @@ mod tests {
         assert_eq!(ids(&devices), expected);
         devices.swap(1, 6);
         assert_eq!(ids(&devices), expected);
+    }
+    /// A slice of a two-dimensional torus with hosts of 2x2 chips, with ids by host as plugins number them.
+    fn torus(sides: [i64; 2], slice: i64) -> Vec<DeviceDescription> {
+        let chips = (0..sides[0]).flat_map(|x| (0..sides[1]).map(move |y| (x, y)));
+        let host = |x: i64, y: i64| x / 2 * (sides[1] / 2) + y / 2;
+        let chip = |(x, y): (i64, i64)| {
+            let id = 1000 * slice + 4 * host(x, y) + x % 2 * 2 + y % 2;
+            let attributes =
+                [("coords", Value::Int64List(vec![x, y, 0])), ("slice_index", Value::Int64(slice))];
+            description(id as i32, host(x, y) as usize, &attributes)
+        };
+        chips.map(chip).collect()
+    }
+
+    #[test]
+    fn sharded_state_over_several_lines_is_ordered_row_by_row() {
+        // Sides, slices, fsdp, and the length of the lines.
+        let cases = [
+            ([4, 4], 1, 16, Some(4)),
+            ([4, 4], 1, 8, Some(4)),
+            ([2, 4], 1, 8, Some(4)),
+            ([4, 2], 1, 8, Some(2)),
+            ([4, 4], 2, 16, Some(4)),
+            // Unsharded, a line or less, parts of lines, one dim, and several slices.
+            ([4, 4], 1, 1, None),
+            ([4, 4], 1, 4, None),
+            ([4, 6], 1, 8, None),
+            ([4, 6], 1, 18, None),
+            ([1, 8], 1, 8, None),
+            ([4, 4], 2, 32, None),
+        ];
+        for (sides, num_slices, fsdp, line) in cases {
+            let devices: Vec<_> = (0..num_slices).flat_map(|slice| torus(sides, slice)).collect();
+            let order = device_order(&devices, fsdp);
+            assert_eq!(fsdp_line(&order, fsdp), line, "{sides:?}, {fsdp}");
+            let places: Vec<_> = order.iter().map(|d| (d.slice_index, d.coords.clone())).collect();
+            assert_eq!(places.is_sorted(), line.is_some() || sides[0] == 1, "{sides:?}, {fsdp}");
+            if line.is_none() {
+                assert_eq!(order, device_order(&devices, 1), "{sides:?}, {fsdp}");
+            }
+        }
+        // A torus with a missing chip, and one of three dims.
+        let placed = device_order(&torus([4, 4], 0)[1..], 1);
+        assert_eq!(fsdp_line(&placed, 8), None);
+        let mut deep = device_order(&torus([4, 4], 0), 1);
+        deep.extend(deep.clone().into_iter().map(|mut device| {
+            device.coords[2] = 1;
+            device
+        }));
+        assert_eq!(fsdp_line(&deep, 16), None);
     }
 }

@@ -3,4 +3,4 @@
 
 mod device_order;
 
-pub use device_order::{PlacedDevice, device_order};
+pub use device_order::{PlacedDevice, device_order, fsdp_line};

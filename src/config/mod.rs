@@ -219,6 +219,7 @@ impl Config {
         }
         if let (Some(parallel), Some(mesh)) = (&parallel, &mesh) {
             check_zero(parallel, mesh, errors);
+            check_scatter_line(parallel, mesh, errors);
         }
         // The batch is split over every axis that a configuration has.
         if let (Some(train), Some(mesh)) = (&train, mesh.as_ref().and_then(MeshConfig::fixed)) {
@@ -316,6 +317,21 @@ fn check_zero(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErro
              set mesh.fsdp to 2 or more or to \"auto\", or leave out parallel.zero"
         );
         errors.push(KeyError::new("parallel.zero", Problem::Inconsistent(problem)));
+    }
+}
+
+/// With `mesh.fsdp = "auto"` the number of replicas is not known yet.
+fn check_scatter_line(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
+    if let (AutoOr::Value(line), AutoOr::Value(fsdp)) = (parallel.scatter_line, mesh.fsdp)
+        && line > 1
+        && !fsdp.is_multiple_of(line)
+        && errors.none_of(&["mesh.fsdp", "parallel.scatter_line"])
+    {
+        let problem = format!(
+            "{line} replicas of a line do not divide mesh.fsdp = {fsdp}; set a divisor of mesh.fsdp, or \
+             \"auto\""
+        );
+        errors.push(KeyError::new("parallel.scatter_line", Problem::Inconsistent(problem)));
     }
 }
 

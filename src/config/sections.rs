@@ -49,11 +49,14 @@ pub struct ParallelConfig {
     /// Size in bytes of the buckets in which gradients are reduced; 0 reduces each by itself. Default
     /// `"auto"`: what is fastest on the backend.
     pub bucket_bytes: AutoOr<usize>,
+    /// The replicas of a line of the torus, if gradients are scattered along one dim of it at a time; 0 or 1 scatters
+    /// each in one collective. Default `"auto"`: one collective, and `lockstep compile` looks whether two are better.
+    pub scatter_line: AutoOr<usize>,
 }
 
 impl Default for ParallelConfig {
     fn default() -> Self {
-        Self { zero: None, bucket_bytes: AutoOr::Auto }
+        Self { zero: None, bucket_bytes: AutoOr::Auto, scatter_line: AutoOr::Auto }
     }
 }
 

@@ -23,6 +23,9 @@ pub struct Lowering {
     pub order_collectives: bool,
     /// Reductions of whole large tensors start with groups of at most this many elements; 0 leaves them as one op.
     pub reduction_group: usize,
+    /// reduce_scatters over more replicas than this are written as two, along one dim of a torus each: see
+    /// [`rewrites::scatter_by_line`]. 0 leaves them as one op.
+    pub scatter_line: usize,
 }
 
 /// XLA's CPU backend vectorises reductions of up to this many elements. It turns longer ones into windows, which
@@ -39,6 +42,7 @@ impl Lowering {
     /// | optimizer state | written first, then read: otherwise XLA copies it | unchanged: XLA fuses both |
     /// | collectives beside a loop that has some | wait for its end: their rendezvous are told apart by order alone | as written |
     /// | reductions to a scalar | in stages, the first over at most 32 elements: longer ones are not vectorised | one op |
+    /// | reduce_scatters | one op | one op; `parallel.scatter_line` writes one per dim of a torus |
     pub fn for_platform(platform: Platform) -> Self {
         match platform {
             Platform::Cpu => Self {
@@ -47,6 +51,7 @@ impl Lowering {
                 in_place_updates: true,
                 order_collectives: true,
                 reduction_group: CPU_REDUCTION_GROUP,
+                scatter_line: 0,
             },
             Platform::Cuda | Platform::Tpu | Platform::Other => Self::default(),
         }
@@ -70,6 +75,9 @@ impl Lowering {
         }
         if self.bucket_bytes > 0 {
             graph = group_all_reduces(&graph, self.bucket_bytes);
+        }
+        if self.scatter_line > 0 {
+            graph = rewrites::scatter_by_line(&graph, self.scatter_line);
         }
         if self.order_collectives {
             graph = rewrites::order_collectives(&graph);

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use hlo::{Graph, Program, TensorType, Tree};
+use hlo::{Axis, Graph, Program, TensorType, Tree};
 
 use super::advice::{Knobs, advice};
 use super::collective::{overlapped_fraction, sums};
@@ -15,7 +15,7 @@ use super::hlo_proto::HloModule;
 use super::listing::listing;
 use super::memory::{GPU_MEMORY_FRACTION, Memory};
 use super::worker::{self, Compilation, Request, WorkerError};
-use super::{Chip, Collective, Phase, Report, Target, flags, schedule};
+use super::{Chip, Collective, Phase, Report, ScatterForm, Target, flags, schedule};
 use crate::pjrt::OverrideValue;
 
 /// The step to compile.
@@ -24,6 +24,8 @@ pub struct Step<'a> {
     pub graph: &'a Graph,
     /// The lowered program that is compiled.
     pub program: &'a Program,
+    /// The same with reduce_scatters in another form. The better of both is reported.
+    pub by_line: Option<ByLine<'a>>,
     /// Types of the state's leaves.
     pub state: &'a Tree<TensorType>,
     /// Bytes per element of the compute dtype.
@@ -36,9 +38,32 @@ pub struct Step<'a> {
     pub overrides: &'a BTreeMap<String, OverrideValue>,
 }
 
+/// A step whose reduce_scatters are two collectives each, along one dim of the torus each.
+#[derive(Clone, Copy)]
+pub struct ByLine<'a> {
+    /// Replicas of a line.
+    pub line: usize,
+    /// The lowered program.
+    pub program: &'a Program,
+}
+
+/// The replicas of a line, if reduce_scatters over `fsdp` replicas of a target may be better in two collectives each: on
+/// TPU v5e, whose compiler makes a whole all_reduce of one that spans two dims of the torus.
+pub fn scatter_line(target: &Target, fsdp: usize) -> Option<usize> {
+    (target.chip.name == "v5e").then(|| DeviceLayout::sharded(target, fsdp).line()).flatten()
+}
+
 impl Step<'_> {
     fn gpu_fraction(&self) -> f64 {
         self.memory_fraction.unwrap_or(GPU_MEMORY_FRACTION)
+    }
+
+    fn fsdp(&self) -> usize {
+        self.graph.mesh().size(Axis::Fsdp)
+    }
+
+    fn layout(&self, target: &Target) -> DeviceLayout {
+        DeviceLayout::sharded(target, self.fsdp())
     }
 }
 
@@ -84,7 +109,8 @@ pub enum Error {
 }
 
 /// Compiles a step for a target in a child process that runs `binary`. With `dump`, that directory is created
-/// if needed and gets the program, its optimised form and the executable.
+/// if needed and gets the program, its optimised form and the executable. If the step has a second form, both are
+/// compiled, and the report and these files are of the one that fits, or of the one that is predicted to be faster.
 ///
 /// # Errors
 /// See [`Error`]. A step that does not fit in memory is not an error; the report says so.
@@ -102,40 +128,90 @@ pub fn compile(
     if let Some(dir) = dump {
         write(dir, "step.mlir", step.program.text.as_bytes())?;
     }
-    let failed = |source| Error::Worker { target: target.to_string(), source };
-    let overrides = flags::with_overrides(target.chip, step.graph.mesh(), step.overrides);
-    let options = overrides.iter().map(|(name, value)| (name.clone(), text(value))).collect();
     let started = Instant::now();
-    let outcome = request(target, overrides, num_devices)
-        .and_then(|request| worker::compile(binary, &request, step.program));
-    let memory = Memory::of_state(step.state, target.chip, step.gpu_fraction());
-    let mut report = Report::new(step, target, memory, options);
-    match outcome {
-        Ok(compilation) => report.read(step, target, &compilation, dump)?,
-        Err(WorkerError::Compiler { message }) => {
-            let source = || WorkerError::Compiler { message: message.clone() };
-            report.memory = memory.refused(&message).ok_or_else(|| failed(source()))?;
+    let mut chosen = Form::compile(step, step.program, target, binary)?;
+    if let Some(ByLine { line, program }) = step.by_line {
+        let by_line = Form::compile(step, program, target, binary)?;
+        let is_better = by_line.report.is_better_than(&chosen.report);
+        let forms = vec![
+            chosen.report.scatter_form(0, !is_better),
+            by_line.report.scatter_form(line, is_better),
+        ];
+        if is_better {
+            chosen = by_line;
         }
-        Err(source) => return Err(failed(source)),
+        chosen.report.scatter_forms = forms;
     }
+    if let Some(dir) = dump {
+        chosen.dump(dir)?;
+    }
+    let mut report = chosen.report;
     report.compile_secs = started.elapsed().as_secs_f64();
-    report.fits = report.memory.fits();
     if !report.fits {
         report.advice = advice(&report.memory, &step.knobs);
     }
     Ok(report)
 }
 
+/// A program, what the compiler made of it, and the report.
+struct Form<'a> {
+    program: &'a Program,
+    /// `None` if it does not fit.
+    compilation: Option<Compilation>,
+    report: Report,
+}
+
+impl<'a> Form<'a> {
+    fn compile(
+        step: &Step<'_>,
+        program: &'a Program,
+        target: &Target,
+        binary: &Path,
+    ) -> Result<Self, Error> {
+        let failed = |source| Error::Worker { target: target.to_string(), source };
+        let overrides = flags::with_overrides(target.chip, step.graph.mesh(), step.overrides);
+        let options = overrides.iter().map(|(name, value)| (name.clone(), text(value))).collect();
+        let outcome = request(target, overrides, step)
+            .and_then(|request| worker::compile(binary, &request, program));
+        let memory = Memory::of_state(step.state, target.chip, step.gpu_fraction());
+        let mut report = Report::new(step, target, memory, options);
+        let compilation = match outcome {
+            Ok(compilation) => {
+                report.read(step, target, &compilation)?;
+                Some(compilation)
+            }
+            Err(WorkerError::Compiler { message }) => {
+                let source = || WorkerError::Compiler { message: message.clone() };
+                report.memory = memory.refused(&message).ok_or_else(|| failed(source()))?;
+                None
+            }
+            Err(source) => return Err(failed(source)),
+        };
+        report.fits = report.memory.fits();
+        Ok(Self { program, compilation, report })
+    }
+
+    fn dump(&self, dir: &Path) -> Result<(), Error> {
+        write(dir, "step.mlir", self.program.text.as_bytes())?;
+        let Some(compilation) = &self.compilation else { return Ok(()) };
+        let module = HloModule::decode_optimized(&compilation.optimized)?;
+        write(dir, "optimized.txt", listing(&module).as_bytes())?;
+        write(dir, "optimized.pb", &compilation.optimized)?;
+        write(dir, "executable.bin", &compilation.executable)
+    }
+}
+
 fn request(
     target: &Target,
     overrides: BTreeMap<String, OverrideValue>,
-    num_replicas: usize,
+    step: &Step<'_>,
 ) -> Result<Request, WorkerError> {
     let (topology, topology_options) = target.topology();
     let plugin = worker::find_plugin(target.plugins())?;
     let mut overrides = overrides;
     worker::find_cuda_data(&plugin, target.chip, &mut overrides)?;
-    Ok(Request { plugin, topology, topology_options, num_replicas, overrides })
+    let (num_replicas, fsdp) = (step.program.num_replicas, step.fsdp());
+    Ok(Request { plugin, topology, topology_options, num_replicas, fsdp, overrides })
 }
 
 impl Report {
@@ -165,13 +241,11 @@ impl Report {
             predicted_step_ms: 0.0,
             predicted_utilization: 0.0,
             options,
+            scatter_forms: vec![],
             compile_secs: 0.0,
         };
-        report.predict(
-            &timeline.step(&work, target.chip, &DeviceLayout::of(target)),
-            &work,
-            target.chip,
-        );
+        let time = timeline.step(&work, target.chip, &step.layout(target));
+        report.predict(&time, &work, target.chip);
         report
     }
 
@@ -186,14 +260,8 @@ impl Report {
         step: &Step<'_>,
         target: &Target,
         compilation: &Compilation,
-        dump: Option<&Path>,
     ) -> Result<(), Error> {
         let module = HloModule::decode_optimized(&compilation.optimized)?;
-        if let Some(dir) = dump {
-            write(dir, "optimized.txt", listing(&module).as_bytes())?;
-            write(dir, "optimized.pb", &compilation.optimized)?;
-            write(dir, "executable.bin", &compilation.executable)?;
-        }
         self.memory = self.memory.compiled(&compilation.answer, target.chip, step.gpu_fraction());
         let schedule = schedule::read(&module, self.num_devices);
         self.memory.gathered_bytes = schedule.gathered_bytes;
@@ -205,9 +273,30 @@ impl Report {
             fraction(&["all_reduce", "reduce_scatter"]).unwrap_or(0.0);
         self.overlapped_gather_fraction = fraction(&["all_gather"]);
         let work = Work::of(step.graph, step.element_bytes);
-        let time = scheduled(&self.collectives, &work, target.chip, &DeviceLayout::of(target));
+        let time = scheduled(&self.collectives, &work, target.chip, &step.layout(target));
         self.predict(&time, &work, target.chip);
         Ok(())
+    }
+
+    /// `true` if the step fits and the other's does not, is predicted to be faster if both fit, or lacks less memory if
+    /// neither does.
+    fn is_better_than(&self, other: &Self) -> bool {
+        match (self.fits, other.fits) {
+            (true, true) => self.predicted_step_ms < other.predicted_step_ms,
+            (false, false) => self.memory.peak_bytes < other.memory.peak_bytes,
+            (fits, _) => fits,
+        }
+    }
+
+    fn scatter_form(&self, scatter_line: usize, is_chosen: bool) -> ScatterForm {
+        ScatterForm {
+            scatter_line,
+            is_chosen,
+            fits: self.fits,
+            peak_bytes: self.memory.peak_bytes,
+            temporaries_bytes: self.memory.temporaries_bytes,
+            predicted_step_ms: self.predicted_step_ms,
+        }
     }
 }
 

@@ -34,6 +34,8 @@
 //! | v5p | the same (width 1600, whose shards are no whole tiles) | 0.58 and 0.58: scatters of odd shards are synchronous, that of the embedding is an all_reduce |
 //! | v6e | the five SparseCore options | 0.78 and 0.91; with 4 sequences 0.95 and 0.90 |
 //! | v5e | none found: a scatter over two dims of the torus is an all_reduce | 0.42, and 0.25 of the all_reduces |
+//! | v5e | the same, width 1024 and 3 blocks of 8 heads | 0.81, and 0.62 of the all_reduces; temporaries 0.20 GiB |
+//! | v5e | the same, with a scatter per dim (`parallel.scatter_line = 4`) | 0.87; scatters native and synchronous, but for a fiftieth of their bytes; 0.17 GiB |
 
 use std::collections::BTreeMap;
 

@@ -43,8 +43,41 @@ pub struct Report {
     pub predicted_utilization: f64,
     /// The XLA options that were set, by name.
     pub options: Vec<(String, String)>,
-    /// Compile time in seconds.
+    /// The forms in which reduce_scatters were compiled, if there is a choice; everything else is of the chosen one.
+    pub scatter_forms: Vec<ScatterForm>,
+    /// Compile time in seconds, of all forms.
     pub compile_secs: f64,
+}
+
+/// A form of the step's reduce_scatters.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ScatterForm {
+    /// Replicas of a line, if each is two collectives, along one dim of the torus each; 0 if it is one.
+    pub scatter_line: usize,
+    /// `true` if the report is about this form.
+    pub is_chosen: bool,
+    /// `true` if the step fits in a device's memory.
+    pub fits: bool,
+    /// Peak memory, in bytes.
+    pub peak_bytes: u64,
+    /// Intermediate values, in bytes.
+    pub temporaries_bytes: u64,
+    /// Predicted step time in milliseconds. If the compiler has refused the step, not of a schedule.
+    pub predicted_step_ms: f64,
+}
+
+impl fmt::Display for ScatterForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.scatter_line {
+            0 => f.write_str("one collective each: ")?,
+            line => write!(f, "two each, across lines of {line} and along them: ")?,
+        }
+        let verdict = if self.fits { "" } else { ", does not fit" };
+        let chosen = if self.is_chosen { "; chosen" } else { "" };
+        let (temporaries, peak) = (gib(self.temporaries_bytes), gib(self.peak_bytes));
+        let ms = self.predicted_step_ms;
+        write!(f, "temporaries {temporaries}, peak {peak}{verdict}, {ms:.2} ms{chosen}")
+    }
 }
 
 /// Collectives that differ only in their bytes.
@@ -132,6 +165,14 @@ impl fmt::Display for Report {
                  beside {matmuls} matmuls",
                 gib(bytes)
             )?;
+        }
+        for (at, form) in self.scatter_forms.iter().enumerate() {
+            let title = if at == 0 { "reduce_scatters" } else { "" };
+            writeln!(f, "{title:<16} {form}")?;
+            if form.is_chosen && form.scatter_line > 0 {
+                let line = form.scatter_line;
+                writeln!(f, "                 - train with --set parallel.scatter_line={line}")?;
+            }
         }
         if !self.collectives.is_empty() {
             let overlapped = 100.0 * self.overlapped_gradient_fraction;

@@ -7,8 +7,8 @@
 //!   scheduled between the last start or update and the done. A start may be hoisted to the top of the
 //!   program while the transfer begins at the update, so the last one counts. NVIDIA's backend marks those
 //!   that it runs synchronously anyway with `is_sync`;
-//! * on v5e there is a fusion `async-collective-start`, then fusions that contain a matmul and a step of the
-//!   collective, then `async-collective-done`.
+//! * on v5e there is a fusion `async-collective-start`, then fusions that contain a step of the collective and
+//!   other work, such as a matmul or a softmax, then `async-collective-done`. Each of them repeats the op.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -19,6 +19,9 @@ use super::lifetimes::{Gathered, peak_bytes};
 /// The name of the computations in which TPU compilers write a reduce_scatter as an all_reduce and a slice, and which they
 /// emit as one op.
 const TPU_SCATTER: &str = "all-reduce-scatter";
+
+/// The name of the computations that hold a step of a started collective on v5e.
+const TPU_STEP: &str = "async_collective_fusion";
 
 pub(super) const KINDS: [(&str, &str); 6] = [
     ("all-reduce", "all_reduce"),
@@ -105,7 +108,8 @@ impl Walk<'_> {
             let first = instruction.operand_ids.first().copied().unwrap_or(-1);
             let is_matmul = self.is_matmul(instruction);
             match Role::of(instruction, &inside) {
-                // A step of a started collective inside a matmul's fusion.
+                // A step of a started collective.
+                Role::Bare if self.is_step(instruction) && !open.is_empty() => {}
                 Role::Bare if is_matmul && !open.is_empty() => {}
                 Role::Start => {
                     let waits = is_sync(instruction);
@@ -120,7 +124,13 @@ impl Walk<'_> {
                     }
                 }
                 Role::Done => {
-                    let started = first_open(&mut open, instruction, &operands);
+                    // Other ops, such as copies, are only done with what they name.
+                    let started = match open.remove(&first) {
+                        None if instruction.opcode == "fusion" => {
+                            first_open(&mut open, instruction, &operands)
+                        }
+                        started => started,
+                    };
                     if let Some(Open { collectives, start, since, waits }) = started {
                         gathered.extend(Gathered::of(&collectives, start, instruction));
                         self.end(collectives, !waits, num_matmuls - since);
@@ -225,6 +235,13 @@ impl Walk<'_> {
         })
     }
 
+    /// `true` for a fusion of a step of a started collective with other work.
+    fn is_step(&self, instruction: &HloInstruction) -> bool {
+        let called = instruction.called_computation_ids.iter();
+        let mut called = called.filter_map(|id| self.module.computation(*id));
+        instruction.opcode == "fusion" && called.any(|called| called.name.starts_with(TPU_STEP))
+    }
+
     /// `true` for dots, convolutions, and library calls and fusions that contain them.
     fn is_matmul(&self, instruction: &HloInstruction) -> bool {
         let target = &instruction.custom_call_target;
@@ -267,7 +284,7 @@ impl Role {
     }
 }
 
-/// The started collective that a done belongs to, found by following its operands.
+/// The started collective that a fusion ends, found by following its operands.
 fn first_open(
     open: &mut HashMap<i64, Open>,
     done: &HloInstruction,
@@ -297,4 +314,74 @@ fn is_sync(instruction: &HloInstruction) -> bool {
         config.get("collective_backend_config")?.get("is_sync")?.as_bool()
     };
     config.and_then(is_sync).unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hlo_proto::HloShape;
+    use super::*;
+
+    fn instruction(
+        id: i64,
+        name: &str,
+        operand_ids: &[i64],
+        called_computation_ids: &[i64],
+    ) -> HloInstruction {
+        HloInstruction {
+            id,
+            name: name.to_owned(),
+            opcode: if called_computation_ids.is_empty() { name } else { "fusion" }.to_owned(),
+            operand_ids: operand_ids.to_vec(),
+            called_computation_ids: called_computation_ids.to_vec(),
+            ..HloInstruction::default()
+        }
+    }
+
+    /// 32 bytes of bf16.
+    fn shard(id: i64) -> HloInstruction {
+        let shape = HloShape { element_type: 16, dimensions: vec![2, 8], ..HloShape::default() };
+        HloInstruction { shape: Some(shape), ..instruction(id, "parameter", &[], &[]) }
+    }
+
+    /// A computation of a shard.
+    fn fused(id: i64, name: &str, opcodes: &[&str]) -> HloComputation {
+        let first = 100 * id;
+        let work = opcodes.iter().zip(first + 1..);
+        let work = work.map(|(opcode, id)| instruction(id, opcode, &[first], &[]));
+        let instructions = std::iter::once(shard(first)).chain(work).collect();
+        HloComputation { name: name.to_owned(), id, instructions, root_id: first }
+    }
+
+    #[test]
+    fn steps_of_a_gather_are_no_gathers_of_their_own() {
+        let entry = vec![
+            shard(1),
+            instruction(2, "async-collective-start", &[1], &[20]),
+            instruction(3, "fusion.1", &[2], &[21]),
+            // The result of the other work is copied while the collective runs.
+            instruction(9, "copy-start", &[3], &[]),
+            instruction(10, "copy-done", &[9], &[]),
+            instruction(4, "fusion.2", &[3], &[22]),
+            instruction(5, "async-collective-done", &[4], &[23]),
+            instruction(6, "fusion.3", &[5], &[24]),
+            instruction(7, "all-gather", &[1], &[]),
+            instruction(8, "dot", &[7], &[]),
+        ];
+        let entry = HloComputation { name: "main".into(), id: 10, instructions: entry, root_id: 8 };
+        let computations = vec![
+            entry,
+            fused(20, "fused_computation.1", &["all-gather"]),
+            fused(21, "async_collective_fusion.1", &["all-gather", "exponential"]),
+            fused(22, "async_collective_fusion.2", &["all-gather", "convolution"]),
+            fused(23, "fused_computation.2", &["all-gather"]),
+            fused(24, "fused_computation.3", &["convolution"]),
+        ];
+        let module = HloModule { computations, entry_computation_id: 10, ..HloModule::default() };
+        let ScheduledCollectives { collectives, gathered_bytes, .. } = read(&module, 16);
+        let read = |c: &Collective| (c.bytes, c.asynchronous, c.overlapped_matmuls);
+        let found: Vec<_> = collectives.iter().map(read).collect();
+        assert_eq!(found, [(32, true, 1), (32, false, 0)]);
+        // The second starts after the last use of the first.
+        assert_eq!(gathered_bytes, 16 * 32);
+    }
 }

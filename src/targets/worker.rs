@@ -50,6 +50,8 @@ pub struct Request {
     pub topology_options: Vec<(String, Value)>,
     /// Replicas of the program.
     pub num_replicas: usize,
+    /// Replicas that share the state, on which the order of the devices depends.
+    pub fsdp: usize,
     /// XLA options by name.
     pub overrides: BTreeMap<String, OverrideValue>,
 }
@@ -145,17 +147,23 @@ pub fn compile(
     })
 }
 
-/// The devices of a target in the order of the replicas, as its plugin describes them.
+/// The devices of a target in the order of the replicas, as its plugin describes them, with state sharded over `fsdp` of
+/// them.
 ///
 /// # Errors
 /// See [`WorkerError`].
-pub fn devices(binary: &Path, target: &Target) -> Result<Vec<PlacedDevice>, WorkerError> {
+pub fn devices(
+    binary: &Path,
+    target: &Target,
+    fsdp: usize,
+) -> Result<Vec<PlacedDevice>, WorkerError> {
     let (topology, topology_options) = target.topology();
     let request = Request {
         plugin: find_plugin(target.plugins())?,
         topology,
         topology_options,
         num_replicas: target.num_devices(),
+        fsdp,
         overrides: BTreeMap::new(),
     };
     let dir = tempfile::Builder::new().prefix("lockstep-describe-").tempdir()?;
@@ -213,7 +221,7 @@ fn answer(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
         .map(|(name, value)| (name.as_str(), value.clone()))
         .collect();
     let topology = Topology::new(&plugin, &request.topology, &options)?;
-    let mut devices = device_order(topology.devices());
+    let mut devices = device_order(topology.devices(), request.fsdp);
     devices.truncate(request.num_replicas);
     let mut memory = CompiledMemory::default();
     if dir.join(PROGRAM).is_file() {

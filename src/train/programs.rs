@@ -5,7 +5,7 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, ScopedJoinHandle};
 use std::time::Instant;
 
-use hlo::{Graph, LeafSpec, Mesh, Program, Tree, lower_isolated};
+use hlo::{Axis, Graph, LeafSpec, Mesh, Program, Tree, lower_isolated};
 use models::Model;
 
 use super::{Error, Run};
@@ -34,7 +34,7 @@ impl CompileSettings {
     /// take precedence.
     #[must_use]
     pub fn for_devices(mut self, client: &Client, mesh: &Mesh) -> Self {
-        let devices = device_order(client.global_devices());
+        let devices = device_order(client.global_devices(), mesh.size(Axis::Fsdp));
         let ids = devices.iter().take(mesh.num_replicas()).map(|device| device.id);
         self.options.device_assignment = Some(ids.collect());
         let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind));

@@ -79,6 +79,7 @@ impl Run {
         if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {
             lowering.bucket_bytes = bytes as u64;
         }
+        lowering.scatter_line = config.parallel.scatter_line.or(0);
         Ok(Self {
             schedule: Schedule::new(&config.schedule, &length)?,
             batch,

@@ -22,9 +22,9 @@ fn a_cpu_client_has_the_devices_asked_for() {
     let global: Vec<i32> = client.global_devices().iter().map(|device| device.id).collect();
     assert_eq!(global, ids);
     let ordered: Vec<i32> =
-        device_order(client.global_devices()).iter().map(|device| device.id).collect();
+        device_order(client.global_devices(), 1).iter().map(|device| device.id).collect();
     assert_eq!(ordered, ids);
-    let addressable = device_order(client.devices().iter().map(|device| &device.description));
+    let addressable = device_order(client.devices().iter().map(|device| &device.description), 1);
     assert_eq!(addressable.len(), 3);
     assert_eq!(client.placement().pairs(), [(0, 0), (1, 1), (2, 2)]);
     assert_eq!(client.devices()[1].process_index, 0);

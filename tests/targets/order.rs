@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use lockstep::cluster::PlacedDevice;
+use lockstep::cluster::{PlacedDevice, fsdp_line};
+use lockstep::targets::cost::DeviceLayout;
 use lockstep::targets::{Chip, Target, worker};
 
 use super::{BINARY, install};
 
-fn placed(target: &str) -> Vec<PlacedDevice> {
+fn placed(target: &str, fsdp: usize) -> Vec<PlacedDevice> {
     install(if target.starts_with("tpu") { "tpu" } else { "cuda-compiler" });
     let target: Target = target.parse().unwrap();
-    let devices = worker::devices(Path::new(BINARY), &target).unwrap();
+    let devices = worker::devices(Path::new(BINARY), &target, fsdp).unwrap();
     assert_eq!(devices.len(), target.num_devices());
     let ids: BTreeSet<_> = devices.iter().map(|device| device.id).collect();
     assert_eq!(ids.len(), devices.len(), "a device stands twice");
@@ -34,7 +35,7 @@ fn hosts_are_contiguous_and_each_is_next_to_its_successor() {
     let rows =
         [("tpu:v5e:4x4", 4), ("tpu:v5e:16x16", 64), ("tpu:v5p:4x4x4", 16), ("tpu:v6e:8x8", 16)];
     for (target, num_hosts) in rows {
-        let devices = placed(target);
+        let devices = placed(target, 1);
         assert_eq!(num_runs(&devices, |device| device.process_index), num_hosts, "{target}");
         let per_host = devices.len() / num_hosts;
         let hosts: Vec<_> = devices.chunks(per_host).collect();
@@ -49,10 +50,30 @@ fn hosts_are_contiguous_and_each_is_next_to_its_successor() {
     }
 }
 
+/// The lines have the length that `compile` takes them to have, also where the sides differ.
+#[test]
+fn sharded_state_lies_along_lines_of_the_torus() {
+    for (target, fsdp) in [("tpu:v5e:2x4", 8), ("tpu:v5e:4x2", 8), ("tpu:v5e:4x8", 16)] {
+        let devices = placed(target, fsdp);
+        let line = fsdp_line(&devices, fsdp).unwrap();
+        let layout = DeviceLayout::sharded(&target.parse().unwrap(), fsdp);
+        assert_eq!(layout.line(), Some(line), "{target}");
+        let lines: Vec<_> = devices.chunks(line).collect();
+        for pair in lines.windows(2) {
+            for (a, b) in pair[0].iter().zip(pair[1]) {
+                assert_eq!(distance(a, b), 1, "{target}");
+            }
+        }
+        for line in lines {
+            assert!(line.windows(2).all(|pair| distance(&pair[0], &pair[1]) == 1), "{target}");
+        }
+    }
+}
+
 #[test]
 fn the_cores_of_a_chip_are_contiguous() {
     for target in ["tpu:v4:2x2x2", "tpu:tpu7x:2x2x2"] {
-        let devices = placed(target);
+        let devices = placed(target, 1);
         for chip in devices.chunks(2) {
             assert_eq!((distance(&chip[0], &chip[1]), chip[0].core_on_chip), (0, 0), "{target}");
             assert_eq!(chip[1].core_on_chip, 1, "{target}");
@@ -62,14 +83,14 @@ fn the_cores_of_a_chip_are_contiguous() {
 
 #[test]
 fn slices_are_contiguous() {
-    let devices = placed("tpu:v5e:4x4x2");
+    let devices = placed("tpu:v5e:4x4x2", 1);
     assert_eq!(num_runs(&devices, |device| device.slice_index), 2);
     assert_eq!(num_runs(&devices, |device| (device.slice_index, device.process_index)), 8);
 }
 
 #[test]
 fn gpus_of_a_host_are_contiguous() {
-    let devices = placed("gpu:h100:4x8");
+    let devices = placed("gpu:h100:4x8", 1);
     assert_eq!(num_runs(&devices, |device| device.process_index), 4);
     assert!(devices.chunks(8).all(|host| host[0].process_index == host[7].process_index));
 }

@@ -115,6 +115,7 @@ fn a_compiler_that_aborts_its_process_is_an_error_with_its_last_output() {
         topology: "none".into(),
         topology_options: vec![],
         num_replicas: 2,
+        fsdp: 1,
         overrides: [].into(),
     };
     let error = worker::compile(&binary, &request, &lower(&graph.unwrap(), "step")).unwrap_err();

@@ -109,6 +109,39 @@ fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_h100() {
     assert!((shards / expected as f64 - 1.0).abs() < 0.01, "{shards} of {expected}");
 }
 
+/// In a loop over blocks no all_reduce overlaps. Native scatters along one dim of the torus each have half the bytes on the
+/// wire, and need no whole gradients in memory.
+#[test]
+fn scatters_of_scanned_blocks_are_native_on_v5e() {
+    let dir = tempfile::tempdir().unwrap();
+    let (num_layers, width) = (2, 1024);
+    let model = format!(
+        "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {width}\nnum_heads = 8\ncontext = {CONTEXT}\n\
+         vocabulary = {VOCABULARY}\nscan_layers = true"
+    );
+    let path = config(dir.path(), &model, &text_data(CONTEXT as usize), 1);
+    let sets = ["--set", "mesh.fsdp=16", "--set", "parallel.zero=3"];
+    let (code, report) = compile(&path, "tpu:v5e:4x4", &sets);
+    assert_eq!((code, &report["fits"]), (Some(0), &Value::Bool(true)), "{report}");
+    let forms = report["scatter_forms"].as_array().unwrap();
+    let [whole, by_line] = &forms[..] else { panic!("{report}") };
+    let of = |form: &Value, key: &str| form[key].as_f64().unwrap();
+    assert_eq!((of(whole, "scatter_line"), of(by_line, "scatter_line")), (0.0, 4.0));
+    for key in ["temporaries_bytes", "peak_bytes", "predicted_step_ms"] {
+        assert!(of(by_line, key) < of(whole, key), "{key}: {report}");
+    }
+    assert_eq!((&whole["is_chosen"], &by_line["is_chosen"]), (&false.into(), &true.into()));
+    assert_eq!(report["predicted_step_ms"], by_line["predicted_step_ms"]);
+    assert_eq!(report["memory"]["peak_bytes"], by_line["peak_bytes"]);
+    // Whole gradients across the lines, and a quarter of them along each.
+    let (scattered, _) = sums(&report, "reduce_scatter", 4);
+    let parameters = num_layers * 12 * width * width + (VOCABULARY + CONTEXT) * width;
+    let expected = 4.0 * 1.25 * parameters as f64;
+    assert!((scattered / expected - 1.0).abs() < 0.01, "{scattered} of {expected}: {report}");
+    let (reduced, _) = sums(&report, "all_reduce", 16);
+    assert!(reduced < 1e6, "{reduced}: {report}");
+}
+
 /// 16 bytes a parameter are 25 GB: more than a v5e has, and a sixteenth of it is not.
 #[test]
 fn gpt2_1558m_fits_on_v5e_only_if_it_is_sharded() {

@@ -6,6 +6,7 @@ mod in_place;
 mod isolate;
 mod order;
 mod reductions;
+mod scatters;
 
 use crate::rebuild::{push, rebuild};
 use crate::region::prepare;
@@ -16,6 +17,7 @@ pub use in_place::update_in_place;
 pub(crate) use isolate::isolate;
 pub use order::order_collectives;
 pub use reductions::stage_reductions;
+pub use scatters::scatter_by_line;
 
 /// Removes the hints of [`crate::Tensor::fusion_barrier`], for backends that fuse well without them.
 pub fn without_fusion_barriers(graph: &Graph) -> Graph {

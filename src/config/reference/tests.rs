@@ -59,9 +59,10 @@ const NEEDED: [(&str, &str); 8] = [
 ];
 
 /// What must be set beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 10] = [
+const COMPANIONS: [(&str, &[&str]); 11] = [
     ("mesh.data", &["train.global_batch=131072"]),
     ("parallel.zero", &["mesh.fsdp=2"]),
+    ("parallel.scatter_line", &["mesh.fsdp=auto"]),
     ("model.width", &["model.num_heads=1"]),
     ("model.num_heads", &["model.width=1048576"]),
     ("train.steps_per_launch", &["train.check_lockstep_every=0"]),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::fabric::{Fabric, Group};
-use crate::cluster::device_order;
+use crate::cluster::{device_order, fsdp_line};
 use crate::pjrt::{DeviceDescription, Value};
 use crate::targets::{Arrangement, Family, Target};
 
@@ -13,6 +13,7 @@ pub struct DeviceLayout {
     /// The fabric of all devices.
     whole: Fabric,
     places: Vec<Place>,
+    line: Option<usize>,
 }
 
 /// Where a replica is.
@@ -25,13 +26,21 @@ struct Place {
 }
 
 impl DeviceLayout {
-    /// The layout of all replicas of a target, in the order that `train` and `compile` use.
+    /// The layout of all replicas of a target, in the order that `train` and `compile` use if the state is whole.
     pub fn of(target: &Target) -> Self {
+        Self::sharded(target, 1)
+    }
+
+    /// The same if the state is sharded over `fsdp` replicas.
+    pub fn sharded(target: &Target, fsdp: usize) -> Self {
+        let mut line = None;
         let places = match (&target.chip.family, &target.arrangement) {
             (Family::Tpu(tpu), Arrangement::Slices { bounds, num_slices }) => {
                 let devices =
                     torus_devices(bounds, *num_slices, tpu.devices_per_chip, tpu.host_bounds);
-                let places = device_order(&devices).into_iter().map(|device| {
+                let devices = device_order(&devices, fsdp);
+                line = fsdp_line(&devices, fsdp);
+                let places = devices.into_iter().map(|device| {
                     let coords = [&[device.core_on_chip], &device.coords[..]].concat();
                     Place { island: device.slice_index, coords }
                 });
@@ -44,7 +53,12 @@ impl DeviceLayout {
             // No target combines one family's chips with the other's arrangement.
             _ => vec![],
         };
-        Self { whole: Fabric::of(target), places }
+        Self { whole: Fabric::of(target), places, line }
+    }
+
+    /// The lines of the torus that groups along `fsdp` consist of: see [`fsdp_line`].
+    pub fn line(&self) -> Option<usize> {
+        self.line
     }
 
     /// What connects the replicas of a group. Replicas that the target does not have are ignored.
@@ -167,6 +181,22 @@ mod tests {
         // One chip of each host.
         assert_eq!(sides(&layout.fabric(&[0, 4, 8, 12])), (vec![2, 2], link / 2.0));
         assert_eq!(layout.fabric(&[5]).num_devices(), 1);
+    }
+
+    #[test]
+    fn sharded_state_lies_along_lines() {
+        let target = "tpu:v5e:2x4".parse().unwrap();
+        let (blocks, lines) = (DeviceLayout::of(&target), DeviceLayout::sharded(&target, 8));
+        assert_eq!((blocks.line(), lines.line()), (None, Some(4)));
+        // Neighbours are lines, and every fourth replica is a line across.
+        for (group, of_blocks, of_lines) in
+            [([0, 1, 2, 3], vec![2, 2], vec![4]), ([4, 5, 6, 7], vec![2, 2], vec![4])]
+        {
+            assert_eq!(sides(&blocks.fabric(&group)).0, of_blocks);
+            assert_eq!(sides(&lines.fabric(&group)).0, of_lines);
+        }
+        let (across, link) = sides(&lines.fabric(&[1, 5]));
+        assert_eq!((across, link), (vec![2], sides(&lines.first(8)).1));
     }
 
     #[test]
