@@ -28,6 +28,23 @@ pub struct StoredCheckpoint {
     pub path: PathBuf,
 }
 
+impl StoredCheckpoint {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`], and if its directory has the name of another step.
+    pub fn open(&self) -> Result<Checkpoint, Error> {
+        let checkpoint = Checkpoint::open(&self.path)?;
+        match checkpoint.run().step {
+            step if step == self.step => Ok(checkpoint),
+            step => Err(Error::Damaged {
+                path: self.path.clone(),
+                reason: format!("it was renamed: it was saved after {step} steps"),
+            }),
+        }
+    }
+}
+
 /// A directory of checkpoints that only this process writes into, as long as this value lives.
 #[derive(Debug)]
 pub struct CheckpointDir {
@@ -51,9 +68,15 @@ impl CheckpointDir {
         }
         for entry in fs::read_dir(path).map_err(&failed)? {
             let entry = entry.map_err(&failed)?;
-            if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+            let is_unfinished =
+                entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes());
+            if is_unfinished && entry.file_type().map_err(&failed)?.is_dir() {
                 fs::remove_dir_all(entry.path()).map_err(Error::io("remove", &entry.path()))?;
             }
+        }
+        // The directory itself may be new.
+        if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            LocalDisk.sync_dir(parent).map_err(&failed)?;
         }
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
@@ -94,13 +117,35 @@ impl CheckpointDir {
     /// As [`Checkpoint::open`].
     pub fn open(path: &Path) -> Result<Checkpoint, Error> {
         match Self::list(path)?.last() {
-            Some(newest) => Checkpoint::open(&newest.path),
+            Some(newest) => newest.open(),
             None => Checkpoint::open(path),
         }
     }
 
-    /// Removes all checkpoints but the `keep` newest and those after a multiple of `keep_every` steps (0 for none). Each
-    /// stops being one before its files are removed.
+    /// Removes the checkpoints after more than `step` steps: a run that continues from there takes those steps again.
+    /// Returns how many there were.
+    ///
+    /// # Errors
+    /// What could not be removed.
+    pub fn remove_after(&self, step: u64) -> Result<usize, Error> {
+        let mut later = Self::list(&self.path)?;
+        later.retain(|checkpoint| checkpoint.step > step);
+        // The newest first: what is left of a removal that is cut off has no gap.
+        later.iter().rev().try_for_each(|checkpoint| self.remove(checkpoint))?;
+        Ok(later.len())
+    }
+
+    /// Removes a checkpoint. It stops being one before its files are removed.
+    fn remove(&self, checkpoint: &StoredCheckpoint) -> Result<(), Error> {
+        let unfinished = self.path.join(unfinished_name(&step_name(checkpoint.step)));
+        let remove = || {
+            LocalDisk.rename(&checkpoint.path, &unfinished)?;
+            LocalDisk.remove_dir_all(&unfinished)
+        };
+        remove().map_err(Error::io("remove", &checkpoint.path))
+    }
+
+    /// Removes all checkpoints but the `keep` newest and those after a multiple of `keep_every` steps (0 for none).
     ///
     /// # Errors
     /// What could not be removed.
@@ -108,15 +153,7 @@ impl CheckpointDir {
         let all = Self::list(&self.path)?;
         let is_kept = |step: u64| keep_every > 0 && step.is_multiple_of(keep_every);
         let old = all.len().saturating_sub(keep);
-        for checkpoint in all[..old].iter().filter(|checkpoint| !is_kept(checkpoint.step)) {
-            let name = unfinished_name(&step_name(checkpoint.step));
-            let unfinished = self.path.join(name);
-            let remove = || {
-                LocalDisk.rename(&checkpoint.path, &unfinished)?;
-                LocalDisk.remove_dir_all(&unfinished)
-            };
-            remove().map_err(Error::io("remove", &checkpoint.path))?;
-        }
-        Ok(())
+        let mut old = all[..old].iter().filter(|checkpoint| !is_kept(checkpoint.step));
+        old.try_for_each(|checkpoint| self.remove(checkpoint))
     }
 }

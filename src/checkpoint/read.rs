@@ -29,9 +29,12 @@ impl Checkpoint {
         let read = fs::read(path.join(Manifest::FILE));
         let text = read.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                let hint = match path.is_dir() {
-                    true => " (a save that did not finish, or another directory)",
-                    false => "; there is no such directory",
+                let hint = match path {
+                    _ if !path.is_dir() => "; there is no such directory",
+                    _ if path.join("checkpoints").is_dir() => {
+                        "; did you mean the directory checkpoints in it?"
+                    }
+                    _ => " (a save that did not finish, or another directory)",
                 };
                 Error::NotACheckpoint { path: path.to_owned(), hint }
             }
@@ -67,6 +70,12 @@ impl Checkpoint {
     /// Its directory.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// `true` if it is one of the checkpoints in a directory.
+    pub fn is_in(&self, dir: &Path) -> bool {
+        let parent = self.path.parent().and_then(|parent| fs::canonicalize(parent).ok());
+        parent.is_some() && parent == fs::canonicalize(dir).ok()
     }
 
     /// Everything but the values.

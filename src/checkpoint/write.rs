@@ -1,5 +1,6 @@
 //! Writing a checkpoint.
 
+use std::io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, InvalidInput, Unsupported};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -80,9 +81,15 @@ fn put_in_place<D: Disk>(
     let failed = Error::io("write", path);
     let place = || match disk.rename(unfinished, path) {
         // The same step was saved before, by a run that has been continued from an earlier one.
-        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-            disk.exchange(unfinished, path)?;
-            disk.remove_dir_all(unfinished)
+        Err(error) if matches!(error.kind(), DirectoryNotEmpty | AlreadyExists) => {
+            match disk.exchange(unfinished, path) {
+                // On a file system that cannot swap names, the step has no checkpoint for a moment.
+                Err(error) if matches!(error.kind(), InvalidInput | Unsupported) => {
+                    disk.remove_dir_all(path)?;
+                    disk.rename(unfinished, path)
+                }
+                exchanged => exchanged.and_then(|()| disk.remove_dir_all(unfinished)),
+            }
         }
         renamed => renamed,
     };

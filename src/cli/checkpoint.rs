@@ -9,7 +9,8 @@ use serde_json::json;
 
 use super::args::CheckpointCommand;
 use super::{print_line, print_lines};
-use crate::checkpoint::{Checkpoint, CheckpointDir, Error};
+use crate::checkpoint::{Checkpoint, CheckpointDir, Error, StoredCheckpoint};
+use crate::observe::say;
 use crate::step::{MODEL_STATE, PARAMS, ema_path};
 use crate::train::params_file;
 
@@ -17,7 +18,7 @@ pub fn run(command: &CheckpointCommand) -> Result<ExitCode> {
     match command {
         CheckpointCommand::List { dir, json } => list(dir, *json)?,
         CheckpointCommand::Inspect { dir, json } => inspect(&CheckpointDir::open(dir)?, *json)?,
-        CheckpointCommand::Verify { dir } => verify(dir)?,
+        CheckpointCommand::Verify { dir } => return verify(dir),
         CheckpointCommand::Diff { a, b } => {
             return diff(&CheckpointDir::open(a)?, &CheckpointDir::open(b)?);
         }
@@ -28,15 +29,27 @@ pub fn run(command: &CheckpointCommand) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The checkpoints in a directory, or the one that it is.
+fn stored(dir: &Path) -> Result<Vec<StoredCheckpoint>> {
+    let found = CheckpointDir::list(dir)?;
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let step = Checkpoint::open(dir)?.run().step;
+    Ok(vec![StoredCheckpoint { step, path: dir.to_owned() }])
+}
+
 fn num_bytes(checkpoint: &Checkpoint) -> u64 {
     checkpoint.manifest().files.iter().map(|file| file.num_bytes).sum()
 }
 
 fn list(dir: &Path, json: bool) -> Result<()> {
     let mut rows = vec![];
-    for stored in CheckpointDir::list(dir)? {
-        let (checkpoint, damage) = match Checkpoint::open(&stored.path) {
+    for stored in stored(dir)? {
+        let (checkpoint, damage) = match stored.open() {
             Ok(checkpoint) => (Some(checkpoint), None),
+            // It has been removed since: a run keeps the newest only.
+            Err(Error::NotACheckpoint { .. }) => continue,
             Err(error @ (Error::Damaged { .. } | Error::Version { .. })) => {
                 (None, Some(error.to_string()))
             }
@@ -46,7 +59,7 @@ fn list(dir: &Path, json: bool) -> Result<()> {
     }
     if json {
         let row = |(stored, checkpoint, damage): &(_, Option<Checkpoint>, _)| {
-            let stored: &crate::checkpoint::StoredCheckpoint = stored;
+            let stored: &StoredCheckpoint = stored;
             json!({
                 "step": stored.step,
                 "path": stored.path.display().to_string(),
@@ -103,20 +116,24 @@ fn inspect(checkpoint: &Checkpoint, json: bool) -> Result<()> {
     print_lines(head.into_iter().chain(leaves.map(leaf)).chain(config))
 }
 
-/// Checks one checkpoint, or all in a directory.
-fn verify(dir: &Path) -> Result<()> {
-    let all = CheckpointDir::list(dir)?;
-    let paths: Vec<_> = match all.is_empty() {
-        true => vec![dir.to_owned()],
-        false => all.into_iter().map(|stored| stored.path).collect(),
-    };
-    for path in paths {
-        let checkpoint = Checkpoint::open(&path)?;
-        checkpoint.verify()?;
-        let bytes = indicatif::HumanBytes(num_bytes(&checkpoint));
-        print_line(&format!("{} is intact: {bytes}", path.display()))?;
+/// Checks one checkpoint, or all in a directory. The exit code is 1 if one is damaged.
+fn verify(dir: &Path) -> Result<ExitCode> {
+    let mut is_damaged = false;
+    for stored in stored(dir)? {
+        let read = stored.open().and_then(|checkpoint| {
+            checkpoint.verify()?;
+            Ok(indicatif::HumanBytes(num_bytes(&checkpoint)))
+        });
+        match read {
+            Ok(bytes) => print_line(&format!("{} is intact: {bytes}", stored.path.display()))?,
+            Err(Error::NotACheckpoint { .. }) => {}
+            Err(error) => {
+                is_damaged = true;
+                say(&format!("error: {error}"));
+            }
+        }
     }
-    Ok(())
+    Ok(ExitCode::from(u8::from(is_damaged)))
 }
 
 /// Compares two checkpoints leaf by leaf. The exit code is 1 if they differ.

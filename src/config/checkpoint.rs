@@ -1,9 +1,10 @@
 //! `[checkpoint]`: when the state of a run is saved, and where.
 
-use std::path::PathBuf;
+use std::path::{Component, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::error::require;
 use super::keys::{Reader, Section, field_names};
 
 /// `[checkpoint]`. A run with a place for checkpoints saves one when it ends or is stopped, and as often as this says.
@@ -41,6 +42,16 @@ impl Section for CheckpointConfig {
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        reader.keys()
+        let mut keys: Self = reader.keys()?;
+        let is_below = |part: Component<'_>| part != Component::ParentDir;
+        let named = keys.dir.components().filter(|part| *part != Component::CurDir);
+        let named: PathBuf = named.collect();
+        let is_place = !named.as_os_str().is_empty() && named.components().all(is_below);
+        let allowed = "the path of a directory, without `..`";
+        if let Err(error) = require(is_place, "dir", keys.dir.display(), allowed) {
+            reader.errors.push(error);
+        }
+        keys.dir = named;
+        Some(keys)
     }
 }

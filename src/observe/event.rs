@@ -82,6 +82,8 @@ pub struct RunProgress {
     pub num_steps: u64,
     /// Updates left out because a value was not finite.
     pub num_skipped: u64,
+    /// Which value was not finite, if the update of the last step was left out.
+    pub last_skipped: Option<String>,
     /// Mean training loss of the last step.
     pub final_loss: Option<f64>,
     /// The last evaluation.

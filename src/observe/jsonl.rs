@@ -209,9 +209,10 @@ impl WholeLines {
     /// A file that is there, without its lines from `first_step` on: those steps are taken again.
     fn continued(path: &Path, first_step: u64) -> io::Result<Self> {
         let text = std::fs::read(path)?;
+        // A line that cannot be read is not one of those steps.
         let is_kept = |line: &&[u8]| {
             let line: serde_json::Value = serde_json::from_slice(line).unwrap_or_default();
-            line["step"].as_u64().is_some_and(|step| step < first_step)
+            line["step"].as_u64().is_none_or(|step| step < first_step)
         };
         // What a killed process has left of a line is none.
         let lines = text.split_inclusive(|byte| *byte == b'\n');

@@ -132,6 +132,8 @@ pub struct SummaryFile {
     dir: Option<PathBuf>,
     summary: Summary,
     last_eval: Option<StepEval>,
+    /// The last step whose update was left out, from 0, and why.
+    last_skipped: Option<(u64, String)>,
     timer: StepTimer,
     error: Option<Error>,
 }
@@ -140,7 +142,14 @@ impl SummaryFile {
     /// Without a directory nothing is written.
     pub fn new(dir: Option<&Path>) -> Self {
         let (summary, timer) = (Summary::default(), StepTimer::default());
-        Self { dir: dir.map(Path::to_owned), summary, last_eval: None, timer, error: None }
+        Self {
+            dir: dir.map(Path::to_owned),
+            summary,
+            last_eval: None,
+            last_skipped: None,
+            timer,
+            error: None,
+        }
     }
 
     /// What the run has come to.
@@ -148,6 +157,11 @@ impl SummaryFile {
         RunProgress {
             num_steps: self.summary.steps,
             num_skipped: self.summary.num_skipped,
+            last_skipped: self
+                .last_skipped
+                .as_ref()
+                .filter(|(step, _)| step + 1 == self.summary.steps)
+                .map(|(_, reason)| reason.clone()),
             final_loss: self.summary.final_loss,
             eval: self.last_eval.clone(),
             best_eval: self.summary.best_eval.clone(),
@@ -167,7 +181,7 @@ impl SummaryFile {
 
 impl Sink for SummaryFile {
     fn event(&mut self, event: &RunEvent) {
-        let Self { summary, last_eval, timer, .. } = self;
+        let Self { summary, last_eval, last_skipped, timer, .. } = self;
         match event {
             RunEvent::Started(info) => {
                 summary.planned_steps = info.planned_steps;
@@ -193,6 +207,8 @@ impl Sink for SummaryFile {
                 }
                 summary.best_eval = progress.best_eval.clone();
                 *last_eval = progress.eval.clone();
+                let last_step = progress.num_steps.saturating_sub(1);
+                *last_skipped = progress.last_skipped.clone().map(|reason| (last_step, reason));
                 self.save();
             }
             RunEvent::Launch(launch) => {
@@ -218,10 +234,10 @@ impl Sink for SummaryFile {
                 summary.examples_per_sec = rate.map(|rate| rate * summary.global_batch as f64);
                 self.save();
             }
-            RunEvent::UpdateSkipped { .. }
-            | RunEvent::LockstepProved { .. }
-            | RunEvent::Message(_)
-            | RunEvent::StepsEnded => {}
+            RunEvent::UpdateSkipped { step, reason, .. } => {
+                *last_skipped = Some((*step, reason.clone()));
+            }
+            RunEvent::LockstepProved { .. } | RunEvent::Message(_) | RunEvent::StepsEnded => {}
         }
     }
 

@@ -39,18 +39,19 @@ pub(super) struct Saver {
     in_flight: Option<JoinHandle<Result<(), checkpoint::Error>>>,
     /// When the last save began, or the run.
     last: Instant,
-    /// The last step that was saved or continued from.
-    last_step: u64,
+    /// The steps after which the last checkpoint was saved, if the run has one.
+    last_step: Option<u64>,
 }
 
 impl Saver {
-    /// A saver for a run whose state has been initialized or restored.
+    /// A saver for a run whose state has been initialized or restored. Its newest checkpoint is after `last_step` steps.
     pub fn new(
         dir: CheckpointDir,
         job: &Job<'_>,
         run: &Run,
         trainer: &Trainer,
         resolved: &str,
+        last_step: Option<u64>,
     ) -> Self {
         let config = &job.config.checkpoint;
         let mesh = Axis::ALL.map(|axis| (axis.name().to_owned(), run.mesh.size(axis)));
@@ -76,7 +77,7 @@ impl Saver {
             steps_per_epoch: run.length.steps_per_epoch(),
             in_flight: None,
             last: Instant::now(),
-            last_step: trainer.steps_taken(),
+            last_step,
         }
     }
 
@@ -98,7 +99,7 @@ impl Saver {
         must_save: bool,
     ) -> Result<Option<String>, Error> {
         let step = trainer.steps_taken();
-        if step == self.last_step {
+        if self.last_step == Some(step) {
             return Ok(None);
         }
         let is_busy = self.in_flight.as_ref().is_some_and(|save| !save.is_finished());
@@ -132,7 +133,7 @@ impl Saver {
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         self.in_flight =
             Some(thread.map_err(|source| Error::Thread { what: "saves checkpoints", source })?);
-        (self.last, self.last_step) = (Instant::now(), step);
+        (self.last, self.last_step) = (Instant::now(), Some(step));
         Ok(said)
     }
 
@@ -169,6 +170,7 @@ fn progress_to_json(progress: &RunProgress) -> Value {
     let eval = |eval: &StepEval| json!({ "step": eval.step, "loss": eval.eval.loss, "metrics": eval.eval.metrics });
     json!({
         "num_skipped": progress.num_skipped,
+        "last_skipped": progress.last_skipped,
         "final_loss": progress.final_loss,
         "eval": progress.eval.as_ref().map(eval),
         "best_eval": progress.best_eval.as_ref().map(eval),
@@ -189,6 +191,7 @@ pub(super) fn progress_of(num_steps: u64, value: &Value, metrics: &[&'static str
     RunProgress {
         num_steps,
         num_skipped: value["num_skipped"].as_u64().unwrap_or_default(),
+        last_skipped: value["last_skipped"].as_str().map(str::to_owned),
         final_loss: value["final_loss"].as_f64(),
         eval: eval(&value["eval"]),
         best_eval: eval(&value["best_eval"]),

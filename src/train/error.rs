@@ -160,7 +160,8 @@ pub enum Error {
     Checkpoint(#[from] checkpoint::Error),
     /// A run without a directory for checkpoints is to be continued.
     #[error(
-        "--resume needs to know where the checkpoints are: set --out, or an absolute checkpoint.dir"
+        "--resume needs to know where the checkpoints are: set --out, or an absolute checkpoint.dir, and leave \
+         checkpoint.keep above 0"
     )]
     NothingToResume,
     /// The checkpoint belongs to a run that this configuration cannot continue.

@@ -74,7 +74,8 @@ impl<'a> Loop<'a> {
         let launches = launches.map(move |steps| batches.launch(steps));
         let sender = trainer.batch_sender();
         let batches = Prefetch::start(launches, 1, move |batches| sender.send(batches))?;
-        let (unrecorded, skipped) = (VecDeque::new(), SkippedUpdates::new(run.on_nonfinite));
+        let skipped = SkippedUpdates::new(run.on_nonfinite, recorder.progress());
+        let unrecorded = VecDeque::new();
         let last_end = Instant::now();
         Ok(Self {
             job,
@@ -96,12 +97,29 @@ impl<'a> Loop<'a> {
     /// # Errors
     /// What ends the run. The launches before it have been recorded, unless it is one of them that failed.
     pub fn run(mut self) -> Result<End, Error> {
+        let ended = self.take_steps();
+        // Whatever ended the steps: what has been copied is worth keeping.
+        match (ended, self.finish_saving()) {
+            (Ok(end), saved) => saved.map(|()| end),
+            (Err(error), Ok(())) => Err(error),
+            (Err(error), Err(unsaved)) => {
+                self.recorder.say(&format!("error: {unsaved}"));
+                Err(error)
+            }
+        }
+    }
+
+    fn take_steps(&mut self) -> Result<End, Error> {
         let total_steps = self.due_steps.total_steps();
-        // A run that was saved after its last step has been evaluated, unless it was stopped in between.
-        let last_eval = self.recorder.progress().eval;
-        let mut eval_loss =
-            last_eval.filter(|eval| eval.step + 1 == total_steps).map(|eval| eval.eval.loss);
-        if self.trainer.steps_taken() >= total_steps && eval_loss.is_none() {
+        let resumed_at = self.trainer.steps_taken();
+        if resumed_at > 0 {
+            // A branch of another run has no checkpoint of its own yet.
+            self.save(true)?;
+        }
+        let last_eval = self.recorder.progress().eval.filter(|eval| eval.step + 1 == resumed_at);
+        let mut eval_loss = last_eval.map(|eval| eval.eval.loss);
+        // A run that was stopped during an evaluation makes it now.
+        if resumed_at > 0 && self.due_steps.after(resumed_at).evaluation && eval_loss.is_none() {
             eval_loss = self.evaluate()?;
         }
         while self.trainer.steps_taken() < self.due_steps.total_steps() {
@@ -109,6 +127,9 @@ impl<'a> Loop<'a> {
             self.launch(batch)?;
             let mut due = self.due_steps.after(self.trainer.steps_taken());
             let is_asked_for = self.stop.take_save_request();
+            if is_asked_for && self.saver.is_none() {
+                self.recorder.say("nothing is saved: there is no --out, or checkpoint.keep is 0");
+            }
             if is_asked_for || self.saver.as_ref().is_some_and(Saver::is_due) {
                 (due.checkpoint, due.proof) = (true, self.due_steps.has_proofs());
             }
@@ -131,10 +152,8 @@ impl<'a> Loop<'a> {
                 self.prove()?;
             }
             self.save(true)?;
-            self.finish_saving()?;
             return Ok(End::Interrupted);
         }
-        self.finish_saving()?;
         // This error comes first: with it, the run has failed whether or not it was evaluated.
         self.skipped.check_last(num_steps)?;
         match eval_loss {

@@ -130,9 +130,17 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         Some(checkpoint) => resume::compare(&checkpoint.run().config, &resolved)?,
         None => Differences::default(),
     };
+    // Otherwise this is a branch of the run, which needs a place of its own.
+    let continues = checkpoint.as_ref().zip(place.as_deref());
+    let is_outside = job.config.checkpoint.dir.is_absolute();
+    let is_its_own = |out| !is_outside || run_dir::may_be_run_of(out, job.config);
+    let continues = continues.is_some_and(|(checkpoint, place)| checkpoint.is_in(place))
+        && out.as_deref().is_none_or(is_its_own);
     let existing = match (&checkpoint, resume) {
-        (Some(_), _) => Existing::Continue,
-        (None, Resume::Newest) if out.as_deref().is_none_or(run_dir::is_unfinished) => {
+        _ if continues => Existing::Continue,
+        (None, Resume::Newest)
+            if out.as_deref().is_none_or(|out| run_dir::has_nothing_saved(out, job.config)) =>
+        {
             Existing::Replace
         }
         _ if *overwrite => Existing::Replace,
@@ -140,15 +148,17 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     };
     // Those under the usual name belong to the run in the output directory.
     let is_own = job.config.checkpoint.dir.as_os_str() == CheckpointConfig::DIR;
-    if let (Some(place), None, false) = (&place, &checkpoint, is_own)
+    if let (Some(place), false, false) = (&place, continues, is_own)
         && let Some(newest) = CheckpointDir::list(place)?.pop()
     {
         let newest = newest.path.file_name().unwrap_or_default().display().to_string();
         return Err(checkpoint::Error::Occupied { path: place.to_owned(), newest }.into());
     }
-    let outside = place.as_deref().filter(|_| job.config.checkpoint.dir.is_absolute());
-    let outside = outside.map(CheckpointDir::claim).transpose()?;
     let dir = out.as_deref().map(|out| RunDir::claim(out, existing)).transpose()?;
+    // One that may be moved aside with a run that is replaced is claimed after that.
+    let is_settled = continues || is_outside;
+    let settled = place.as_deref().filter(|_| is_settled);
+    let settled = settled.map(CheckpointDir::claim).transpose()?;
     let check = || stop.check();
     let (client, run, mut trainer) = setup::start(job, &StartupSpans::new(*started), check)?;
     trainer.check_metric_names()?;
@@ -169,10 +179,18 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let mut recorder =
         Recorder::begin(dir, &resolved, job, &run, &trainer, checkpoint.as_ref(), *started)?;
     stop.begin();
-    let claimed = outside.map(Ok).or_else(|| place.map(|place| CheckpointDir::claim(&place)));
-    let steps = claimed
-        .transpose()
-        .map(|dir| dir.map(|dir| Saver::new(dir, job, &run, &trainer, &resolved)))
+    let claimed = settled.map(Ok).or_else(|| place.map(|place| CheckpointDir::claim(&place)));
+    let saver = claimed.transpose().and_then(|dir| {
+        let Some(dir) = dir else { return Ok(None) };
+        match dir.remove_after(trainer.steps_taken())? {
+            0 => {}
+            later => recorder
+                .say(&format!("removed {later} later checkpoints: those steps are taken again")),
+        }
+        let saved = continues.then_some(trainer.steps_taken());
+        Ok(Some(Saver::new(dir, job, &run, &trainer, &resolved, saved)))
+    });
+    let steps = saver
         .map_err(Error::from)
         .and_then(|saver| Loop::new(job, &run, stop, &mut trainer, &mut recorder, saver));
     let ended = steps.and_then(Loop::run);

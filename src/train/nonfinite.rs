@@ -2,6 +2,7 @@
 
 use super::{Error, StepResult};
 use crate::config::OnNonfinite;
+use crate::observe::RunProgress;
 
 /// Follows which updates are left out, and stops the run at the first one unless it is to go on.
 pub(super) struct SkippedUpdates {
@@ -11,8 +12,10 @@ pub(super) struct SkippedUpdates {
 }
 
 impl SkippedUpdates {
-    pub fn new(on_nonfinite: OnNonfinite) -> Self {
-        Self { on_nonfinite, last: None }
+    /// For a run that has come to `progress`.
+    pub fn new(on_nonfinite: OnNonfinite, progress: RunProgress) -> Self {
+        let last = progress.last_skipped.map(|what| (what, progress.num_skipped));
+        Self { on_nonfinite, last }
     }
 
     /// Checks the steps of the next launch, and calls `report` with each whose update was left out and with the value
@@ -42,8 +45,8 @@ impl SkippedUpdates {
     ///
     /// # Errors
     /// [`Error::LastSkipped`] if its update was left out.
-    pub fn check_last(self, num_steps: u64) -> Result<(), Error> {
-        let Some((what, num_skipped)) = self.last else { return Ok(()) };
+    pub fn check_last(&self, num_steps: u64) -> Result<(), Error> {
+        let Some((what, num_skipped)) = self.last.clone() else { return Ok(()) };
         let step = num_steps.saturating_sub(1);
         Err(Error::LastSkipped { step, what, num_skipped, num_steps })
     }
@@ -93,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_first_update_that_is_left_out_stops_the_run() {
-        let mut skipped = SkippedUpdates::new(OnNonfinite::Stop);
+        let mut skipped = SkippedUpdates::new(OnNonfinite::Stop, RunProgress::default());
         let bad = StepResult { grad_norm: f64::INFINITY, ..result(1, 1) };
         let (num_kept, reported, checked) =
             check(&mut skipped, vec![result(0, 0), bad, result(2, 2), result(3, 3)]);
@@ -104,14 +107,14 @@ mod tests {
 
     #[test]
     fn only_a_last_update_that_was_left_out_is_an_error() {
-        let mut skipped = SkippedUpdates::new(OnNonfinite::Skip);
+        let mut skipped = SkippedUpdates::new(OnNonfinite::Skip, RunProgress::default());
         let bad = StepResult { grad_norm: f64::INFINITY, ..result(0, 1) };
         let (num_kept, reported, checked) = check(&mut skipped, vec![bad, result(1, 1)]);
         assert_eq!((num_kept, reported), (2, vec!["0: the gradient's norm is inf".to_owned()]));
         checked.unwrap();
         skipped.check_last(2).unwrap();
 
-        let mut skipped = SkippedUpdates::new(OnNonfinite::Skip);
+        let mut skipped = SkippedUpdates::new(OnNonfinite::Skip, RunProgress::default());
         let leaf = Some("params.w".to_owned());
         let bad = StepResult { nonfinite_leaf: leaf, ..result(1, 1) };
         let (num_kept, reported, checked) = check(&mut skipped, vec![result(0, 0), bad]);

@@ -134,7 +134,7 @@ pub struct Programs {
     pub model_leaves: Tree<String>,
     /// The graph of the step that was compiled, for reports.
     pub step_graph: Graph,
-    /// A hexadecimal hash of everything that the compiled step depends on.
+    /// Hexadecimal hashes of everything that the compiled step depends on, and the program of several.
     pub step_key: String,
 }
 
@@ -244,7 +244,9 @@ impl LoweredPrograms {
             let step = compile(&self.step, "the step");
             (joined(init), step, steps.map(joined))
         });
-        let step_key = program_key(client, &self.step.program, &settings.options)?;
+        let compiled = std::iter::once(&self.step).chain(&self.steps);
+        let keys = compiled.map(|step| program_key(client, &step.program, &settings.options));
+        let step_key = keys.collect::<Result<Vec<_>, _>>()?.join(" ");
         Ok(Programs {
             step_key,
             init: init?,

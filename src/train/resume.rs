@@ -32,7 +32,7 @@ impl Resume {
             (Self::Newest, None) => Err(Error::NothingToResume),
             (Self::Newest, Some(dir)) => {
                 let newest = CheckpointDir::list(dir)?.pop();
-                Ok(newest.map(|newest| Checkpoint::open(&newest.path)).transpose()?)
+                Ok(newest.map(|newest| newest.open()).transpose()?)
             }
             (Self::From(path), _) => Ok(Some(CheckpointDir::open(path)?)),
         }
@@ -168,6 +168,15 @@ pub(super) fn restore(
                 here.batch,
                 here.epoch,
                 run.batch.global_batch()
+            ),
+        });
+    }
+    if saved.step > run.length.total_steps() {
+        return Err(Error::OtherRun {
+            differences: format!(
+                "{} steps have been taken, but the configuration asks for {}",
+                saved.step,
+                run.length.total_steps()
             ),
         });
     }

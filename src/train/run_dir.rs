@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::params_file;
-use crate::config::CheckpointConfig;
+use crate::checkpoint::CheckpointDir;
+use crate::config::{CheckpointConfig, Config};
 use crate::observe::{Jsonl, Summary, say, unfinished_prefix};
 
 /// All files and folders of a run. A new one must be added here.
@@ -231,12 +232,41 @@ impl RunDir {
     }
 }
 
-/// `true` if a directory holds no run, or one that was killed: what it has may be replaced when it starts again.
-pub fn is_unfinished(dir: &Path) -> bool {
+/// `true` if a directory holds no run, or one that was killed before it saved anything: it may begin again. Its
+/// checkpoints may be elsewhere, as its configuration says.
+pub fn has_nothing_saved(dir: &Path, config: &Config) -> bool {
     let summary = fs::read(dir.join(Summary::FILE)).unwrap_or_default();
     let summary: Value = serde_json::from_slice(&summary).unwrap_or_default();
     let is_running = summary["status"] == "running" || summary.is_null();
-    is_running && !dir.join(params_file::FILE).exists()
+    let is_saved_elsewhere = keys_of(dir).is_some_and(|keys| keys != is_identified_by(config));
+    is_running
+        && !dir.join(params_file::FILE).exists()
+        && !has_checkpoints(dir)
+        && !is_saved_elsewhere
+}
+
+fn has_checkpoints(dir: &Path) -> bool {
+    CheckpointDir::list(&dir.join(CheckpointConfig::DIR)).is_ok_and(|found| !found.is_empty())
+}
+
+/// `true` unless a directory holds a run that saves its checkpoints elsewhere or has another seed than `config`.
+pub fn may_be_run_of(dir: &Path, config: &Config) -> bool {
+    keys_of(dir).is_none_or(|keys| keys == is_identified_by(config))
+}
+
+/// What tells the run of a configuration from others.
+fn is_identified_by(config: &Config) -> (Option<String>, Option<i64>) {
+    let seed = i64::try_from(config.train.seed).ok();
+    (Some(config.checkpoint.dir.display().to_string()), seed)
+}
+
+/// The same of the run in a directory, if it has left its configuration.
+fn keys_of(dir: &Path) -> Option<(Option<String>, Option<i64>)> {
+    let text = fs::read_to_string(dir.join(CONFIG_FILE)).ok()?;
+    let keys: toml::Table = text.parse().ok()?;
+    let key = |section: &str, key: &str| keys.get(section)?.get(key).cloned();
+    let place = key("checkpoint", "dir").and_then(|dir| dir.as_str().map(str::to_owned));
+    Some((place, key("train", "seed").and_then(|seed| seed.as_integer())))
 }
 
 /// `true` for the names of folders.
@@ -255,8 +285,10 @@ fn worth(dir: &Path) -> u32 {
     let summary = fs::read(dir.join(Summary::FILE)).unwrap_or_default();
     let summary: Value = serde_json::from_slice(&summary).unwrap_or_default();
     match summary["status"].as_str() {
+        Some("done") if dir.join(params_file::FILE).exists() => 2,
+        // It can be continued.
+        _ if has_checkpoints(dir) => 1,
         _ if !dir.join(params_file::FILE).exists() => 0,
-        Some("done") => 2,
         Some("interrupted") if summary["steps"].as_u64() > Some(0) => 1,
         _ => 0,
     }

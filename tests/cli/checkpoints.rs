@@ -111,6 +111,20 @@ fn a_stopped_run_continues_where_it_was_and_one_that_is_asked_saves_and_goes_on(
     let args = train_args(&sets, &["--resume", text(&from), "--out", text(&other)]);
     lockstep(&args).succeeded();
     assert_eq!(summary(&other)["params_fingerprint"], summary(&out)["params_fingerprint"]);
+    // A branch begins with a checkpoint of its own.
+    let begun = from.file_name().unwrap().to_str().unwrap();
+    assert_eq!(names(&other.join("checkpoints"))[0], begun);
+    // Not into the directory of another run. Its own takes the steps after it again.
+    let done = lockstep(&train_args(&sets, &["--resume", text(&from), "--out", text(&other)]));
+    assert_eq!(done.code, Some(1));
+    assert!(done.stderr.contains("holds another run"), "{}", done.stderr);
+    let before = names(&checkpoints).len();
+    let args = train_args(&sets, &["--resume", text(&from), "--out", text(&out)]);
+    let done = lockstep(&args).succeeded();
+    let removed = format!("removed {} later checkpoints", before - 1);
+    assert!(done.stderr.contains(&removed), "{removed}: {}", done.stderr);
+    assert_eq!(names(&checkpoints).len(), 2);
+    assert_eq!(metrics(&out).len() as u64, stopped + 5);
 }
 
 #[test]
@@ -149,6 +163,35 @@ fn what_cannot_be_continued_or_saved_is_said_and_costs_nothing() {
         assert!(done.stderr.contains(expected), "{expected}: {}", done.stderr);
         assert_eq!(names(&out), before);
         assert!(!elsewhere.exists());
+    }
+    for (set, expected) in [
+        ("checkpoint.dir=..", "the path of a directory, without `..`"),
+        ("checkpoint.dir=.", "the path of a directory, without `..`"),
+    ] {
+        let done = run(&[set], &["--out", text(&elsewhere)]);
+        assert_eq!(done.code, Some(1));
+        assert!(done.stderr.contains(expected), "{expected}: {}", done.stderr);
+    }
+    let shorter = [&*in_shared, "train.steps=9", "schedule.warmup=none"];
+    let shorter = run(&shorter, &["--resume", "--out", text(&out)]);
+    assert_eq!(shorter.code, Some(1));
+    let expected = "22 steps have been taken, but the configuration asks for 9";
+    assert!(shorter.stderr.contains(expected), "{}", shorter.stderr);
+    // Checkpoints of the run in --out are not lost by looking for them elsewhere, nor is another run.
+    let own = dir.path().join("own");
+    run(&[], &["--out", text(&own)]).succeeded();
+    fs::remove_file(own.join("params.safetensors")).unwrap();
+    let killed = fs::read_to_string(own.join("summary.json")).unwrap();
+    fs::write(own.join("summary.json"), killed.replace("\"done\"", "\"running\"")).unwrap();
+    for (set, more) in [("checkpoint.dir=ck2", &[][..]), (&*in_shared, &["--set", "train.seed=0"])]
+    {
+        let before = names(&own);
+        let done = run(&[set], &[&["--resume", "--out", text(&own)], more].concat());
+        assert_eq!(done.code, Some(1), "{}", done.stderr);
+        assert!(
+            done.stderr.contains("holds another run") || done.stderr.contains("holds checkpoints")
+        );
+        assert_eq!(names(&own), before);
     }
     // None at all, if asked for none.
     let none = dir.path().join("none");
