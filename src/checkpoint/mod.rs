@@ -19,7 +19,7 @@ pub use disk::{Disk, LocalDisk};
 pub use error::Error;
 pub use manifest::{DataPosition, FileRecord, LeafRecord, Manifest, PieceRecord, RunRecord};
 pub use read::Checkpoint;
-pub use write::save;
+pub use write::{safetensors_dtype, save};
 
 /// A leaf of the state, copied to the host: the pieces that this process holds.
 #[derive(Clone, Debug)]

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use hlo::DType;
+use safetensors::tensor::Dtype;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -119,7 +120,7 @@ fn write_shard<D: Disk>(
         let start = end;
         end += values.num_bytes() as u64;
         let tensor = json!({
-            "dtype": safetensors_name(leaf.spec.dtype),
+            "dtype": safetensors_dtype(leaf.spec.dtype),
             "shape": values.dims(),
             "data_offsets": [start, end],
         });
@@ -179,19 +180,19 @@ fn tensor_name(leaf: &HostLeaf, piece: &HostPiece) -> String {
     format!("{}[{}]", leaf.path, ranges.join(","))
 }
 
-/// The dtype's name in safetensors files.
-fn safetensors_name(dtype: DType) -> &'static str {
+/// The dtype as safetensors files have it.
+pub fn safetensors_dtype(dtype: DType) -> Dtype {
     match dtype {
-        DType::F64 => "F64",
-        DType::F32 => "F32",
-        DType::Bf16 => "BF16",
-        DType::F16 => "F16",
-        DType::I64 => "I64",
-        DType::I32 => "I32",
-        DType::I8 => "I8",
-        DType::U64 => "U64",
-        DType::U32 => "U32",
-        DType::U8 => "U8",
-        DType::Pred => "BOOL",
+        DType::F64 => Dtype::F64,
+        DType::F32 => Dtype::F32,
+        DType::Bf16 => Dtype::BF16,
+        DType::F16 => Dtype::F16,
+        DType::I64 => Dtype::I64,
+        DType::I32 => Dtype::I32,
+        DType::I8 => Dtype::I8,
+        DType::U64 => Dtype::U64,
+        DType::U32 => Dtype::U32,
+        DType::U8 => Dtype::U8,
+        DType::Pred => Dtype::BOOL,
     }
 }

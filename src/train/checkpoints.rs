@@ -87,7 +87,8 @@ impl Saver {
     }
 
     /// Copies the state and starts to save it, unless it is saved already. A save that is still in flight is waited for
-    /// if `must_save`, or if this one is kept for good; otherwise this one is skipped. Returns a message for the user, if there is something to say.
+    /// if `must_save`, or if this one is kept for good; otherwise this one is skipped. Returns a message for the user, if
+    /// there is something to say.
     ///
     /// # Errors
     /// If the state cannot be copied.

@@ -11,6 +11,7 @@ use models::{ForeignFormat, Layout};
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, View};
 
 use super::Error;
+use crate::checkpoint::safetensors_dtype;
 use crate::config::open_regular;
 use crate::observe::replace_file;
 
@@ -57,7 +58,7 @@ pub fn load(path: &Path, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, Error>
         }
         let is_convertible =
             |from: &DType| *from == ty.dtype || from.is_float() && ty.dtype.is_float();
-        let from = DType::ALL.into_iter().find(|from| dtype(*from) == view.dtype());
+        let from = DType::ALL.into_iter().find(|from| safetensors_dtype(*from) == view.dtype());
         let Some(from) = from.filter(is_convertible).filter(|_| view.shape() == dims) else {
             let found = format!("{:?}{:?}", view.dtype(), view.shape());
             let expected = TensorType::new(ty.dtype, &dims);
@@ -185,7 +186,7 @@ struct Leaf<'a>(&'a Literal);
 
 impl View for Leaf<'_> {
     fn dtype(&self) -> Dtype {
-        dtype(self.0.dtype())
+        safetensors_dtype(self.0.dtype())
     }
 
     fn shape(&self) -> &[usize] {
@@ -198,22 +199,6 @@ impl View for Leaf<'_> {
 
     fn data_len(&self) -> usize {
         self.0.num_bytes()
-    }
-}
-
-fn dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F64 => Dtype::F64,
-        DType::F32 => Dtype::F32,
-        DType::Bf16 => Dtype::BF16,
-        DType::F16 => Dtype::F16,
-        DType::I64 => Dtype::I64,
-        DType::I32 => Dtype::I32,
-        DType::I8 => Dtype::I8,
-        DType::U64 => Dtype::U64,
-        DType::U32 => Dtype::U32,
-        DType::U8 => Dtype::U8,
-        DType::Pred => Dtype::BOOL,
     }
 }
 

@@ -232,11 +232,16 @@ impl RunDir {
     }
 }
 
+/// The summary of the run in a directory; `null` if there is none.
+fn summary_in(dir: &Path) -> Value {
+    let summary = fs::read(dir.join(Summary::FILE)).unwrap_or_default();
+    serde_json::from_slice(&summary).unwrap_or_default()
+}
+
 /// `true` if a directory holds no run, or one that was killed before it saved anything: it may begin again. Its
 /// checkpoints may be elsewhere, as its configuration says.
 pub fn has_nothing_saved(dir: &Path, config: &Config) -> bool {
-    let summary = fs::read(dir.join(Summary::FILE)).unwrap_or_default();
-    let summary: Value = serde_json::from_slice(&summary).unwrap_or_default();
+    let summary = summary_in(dir);
     let is_running = summary["status"] == "running" || summary.is_null();
     let is_saved_elsewhere = keys_of(dir).is_some_and(|keys| keys != is_identified_by(config));
     is_running
@@ -282,8 +287,7 @@ fn files_in(dir: &Path) -> Vec<&'static str> {
 /// Ranks the run in a directory: a run that is done is worth more than one that was stopped after some steps, and that more
 /// than one that failed, was killed, or has no parameters.
 fn worth(dir: &Path) -> u32 {
-    let summary = fs::read(dir.join(Summary::FILE)).unwrap_or_default();
-    let summary: Value = serde_json::from_slice(&summary).unwrap_or_default();
+    let summary = summary_in(dir);
     match summary["status"].as_str() {
         Some("done") if dir.join(params_file::FILE).exists() => 2,
         // It can be continued.

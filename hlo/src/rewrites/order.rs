@@ -26,7 +26,7 @@ fn ordered(graph: &Graph) -> Graph {
     if loops.is_empty() {
         return graph.clone();
     }
-    let mut copy = Copy {
+    let mut copy = OrderedCopy {
         old: graph,
         new: Graph::new(*graph.mesh()),
         map: vec![None; graph.num_values()],
@@ -60,7 +60,7 @@ fn is_collective(node: &Node) -> bool {
 }
 
 /// A graph that is copied loop by loop, each after what it depends on.
-struct Copy<'a> {
+struct OrderedCopy<'a> {
     old: &'a Graph,
     new: Graph,
     /// The new values of the old ones.
@@ -70,7 +70,7 @@ struct Copy<'a> {
     collectives: Vec<ValueId>,
 }
 
-impl<'a> Copy<'a> {
+impl<'a> OrderedCopy<'a> {
     fn mapped(&self, value: ValueId) -> ValueId {
         self.map[value.index()].unwrap_or_else(|| unreachable!("operands precede their users"))
     }
