@@ -21,11 +21,20 @@ pub struct CheckpointConfig {
     pub keep: usize,
     /// Checkpoints after a multiple of this many steps are kept too; 0, the default, for none.
     pub keep_every: u64,
+    /// `true` if a checkpoint is saved after each evaluation that is better than all before, and kept until a better one.
+    pub keep_best: bool,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { dir: Self::DIR.into(), every_steps: 0, every_secs: 0, keep: 3, keep_every: 0 }
+        Self {
+            dir: Self::DIR.into(),
+            every_steps: 0,
+            every_secs: 0,
+            keep: 3,
+            keep_every: 0,
+            keep_best: false,
+        }
     }
 }
 

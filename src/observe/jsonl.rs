@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::{Error, EvalResult, FlushLater, RunEvent, Sink, StepMetrics, say};
+use super::{Error, EvalResult, FlushLater, RunEvent, Sink, StepEval, StepMetrics, say};
 
 /// Writes `DIR/metrics.jsonl`: a line per step, with the evaluation after it if there was one.
 ///
@@ -68,8 +68,11 @@ impl Sink for Jsonl {
                 }
             }
             RunEvent::Evaluated(found) => {
-                if let Some(held) = &mut self.held {
-                    held.eval = Some(found.eval.clone());
+                match (&mut self.held, &self.writer) {
+                    (Some(held), _) => held.eval = Some(found.eval.clone()),
+                    // The run was stopped before this evaluation, and continues with it.
+                    (None, Some(writer)) => writer.send(Message::Evaluated(found.clone())),
+                    (None, None) => {}
                 }
                 self.write_held();
             }
@@ -103,6 +106,8 @@ struct Writer {
 
 enum Message {
     Line(Line),
+    /// An evaluation whose step is in the file already.
+    Evaluated(StepEval),
     /// Write everything, and answer whether all of it was written.
     Flush(Sender<Result<(), Error>>),
 }
@@ -111,11 +116,12 @@ impl Writer {
     /// Makes an empty file or, for a run that continues after `first_step` steps, keeps the lines before them.
     fn create(path: &Path, first_step: u64) -> Result<Self, Error> {
         let failed = |source| Error::Write { path: path.to_owned(), source };
-        let file = match first_step > 0 && path.exists() {
+        let (file, last) = match first_step > 0 && path.exists() {
             true => WholeLines::continued(path, first_step).map_err(failed)?,
-            false => WholeLines { file: File::create_new(path).map_err(failed)?, len: 0 },
+            false => (WholeLines { file: File::create_new(path).map_err(failed)?, len: 0 }, vec![]),
         };
-        let lines = Lines::new(file, path.to_owned());
+        let mut lines = Lines::new(file, path.to_owned());
+        lines.last = last;
         let (messages, receiver) = channel();
         let run = move || write_lines(lines, &receiver);
         let thread = thread::Builder::new().name("metrics".to_owned()).spawn(run);
@@ -176,6 +182,10 @@ fn write_lines(mut lines: Lines<impl Append>, messages: &Receiver<Message>) {
                 lines.add(&line);
                 due.get_or_insert_with(|| Instant::now() + FLUSH_EVERY);
             }
+            Ok(Message::Evaluated(found)) => {
+                lines.add_to_last(&found);
+                due.get_or_insert_with(|| Instant::now() + FLUSH_EVERY);
+            }
             Ok(Message::Flush(answer)) => {
                 // The receiver waits for it.
                 let _ = answer.send(lines.flush());
@@ -197,6 +207,9 @@ trait Append {
     /// Appends `bytes`, which are whole lines. An error comes with the number of bytes that were written, all of
     /// them in whole lines.
     fn append(&mut self, bytes: &[u8]) -> Result<(), (usize, io::Error)>;
+
+    /// Lets the next lines take the place of the last `num_bytes` bytes.
+    fn take_back(&mut self, num_bytes: usize);
 }
 
 /// A file that always ends with a whole line, unless the process is killed while it writes one.
@@ -206,8 +219,9 @@ struct WholeLines {
 }
 
 impl WholeLines {
-    /// A file that is there, without its lines from `first_step` on: those steps are taken again.
-    fn continued(path: &Path, first_step: u64) -> io::Result<Self> {
+    /// A file that is there, without its lines from `first_step` on: those steps are taken again. Its last line is returned:
+    /// an evaluation may be added to it.
+    fn continued(path: &Path, first_step: u64) -> io::Result<(Self, Vec<u8>)> {
         let text = std::fs::read(path)?;
         // A line that cannot be read is not one of those steps.
         let is_kept = |line: &&[u8]| {
@@ -217,15 +231,17 @@ impl WholeLines {
         // What a killed process has left of a line is none.
         let lines = text.split_inclusive(|byte| *byte == b'\n');
         let kept = lines.take_while(|line| line.ends_with(b"\n") && is_kept(line));
-        let (num_lines, len) =
-            kept.fold((0, 0), |(lines, len), line| (lines + 1, len + line.len() as u64));
-        if num_lines != first_step {
+        let kept: Vec<_> = kept.collect();
+        let num_lines = kept.len();
+        if num_lines as u64 != first_step {
             let path = path.display();
             say(&format!("{path} has {num_lines} of {first_step} steps before the checkpoint"));
         }
+        let len = kept.iter().map(|line| line.len() as u64).sum();
+        let last = kept.last().map_or(vec![], |line| line.to_vec());
         let file = File::options().write(true).open(path)?;
         file.set_len(len)?;
-        Ok(Self { file, len })
+        Ok((Self { file, len }, last))
     }
 }
 
@@ -250,6 +266,10 @@ impl Append for WholeLines {
         let _ = self.file.set_len(self.len);
         Err((whole, error))
     }
+
+    fn take_back(&mut self, num_bytes: usize) {
+        self.len -= num_bytes as u64;
+    }
 }
 
 /// Lines that wait to be written.
@@ -257,6 +277,8 @@ struct Lines<A> {
     target: A,
     path: PathBuf,
     pending: Vec<u8>,
+    /// The last line of a file that is continued, until another follows.
+    last: Vec<u8>,
     num_lost: u64,
     /// `true` if the last try failed, which has been said.
     is_failing: bool,
@@ -264,11 +286,12 @@ struct Lines<A> {
 
 impl<A: Append> Lines<A> {
     fn new(target: A, path: PathBuf) -> Self {
-        Self { target, path, pending: vec![], num_lost: 0, is_failing: false }
+        Self { target, path, pending: vec![], last: vec![], num_lost: 0, is_failing: false }
     }
 
     fn add(&mut self, line: &Line) {
         let step = line.step.step;
+        self.last.clear();
         // Serializing numbers into memory does not fail.
         let line = serde_json::to_vec(line).unwrap_or_default();
         // Lines after a lost one are lost, too: the file has no gaps.
@@ -284,6 +307,21 @@ impl<A: Append> Lines<A> {
         }
         self.pending.extend(line);
         self.pending.push(b'\n');
+    }
+
+    /// Adds an evaluation to the last line of a file that is continued, if it is of that step and has none.
+    fn add_to_last(&mut self, found: &StepEval) {
+        let mut last = std::mem::take(&mut self.last);
+        let line: serde_json::Value = serde_json::from_slice(&last).unwrap_or_default();
+        if line["step"] == found.step && line.get("eval_loss").is_none() {
+            let fields = serde_json::to_vec(&found.eval).unwrap_or_default();
+            self.target.take_back(last.len());
+            last.truncate(last.len() - "}\n".len());
+            last.push(b',');
+            last.extend(fields.get(1..).unwrap_or_default());
+            last.push(b'\n');
+            self.pending.extend(last);
+        }
     }
 
     fn append(&mut self) -> io::Result<()> {
@@ -332,7 +370,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::observe::{LaunchMetrics, StepEval};
+    use crate::observe::{LaunchMetrics, RunInfo, RunProgress};
 
     fn lines(dir: &Path) -> Vec<Value> {
         let text = fs::read_to_string(dir.join(Jsonl::FILE)).unwrap();
@@ -394,6 +432,45 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_continues_keeps_the_lines_before_and_may_add_an_evaluation_to_the_last() {
+        let eval = |loss| EvalResult { loss, metrics: [("accuracy", 0.75)].into() };
+        let continued = |dir: &Path, events: &[RunEvent]| {
+            let progress = RunProgress { num_steps: 3, ..RunProgress::default() };
+            let mut sink = Jsonl::new(dir);
+            let info = RunInfo { progress, ..RunInfo::default() };
+            sink.event(&RunEvent::Started(Box::new(info)));
+            sink.flush().unwrap();
+            events.iter().for_each(|event| sink.event(event));
+            sink.flush().unwrap();
+        };
+        let step = |step| StepMetrics { step, ..StepMetrics::default() };
+        let evaluated = |step, loss| RunEvent::Evaluated(StepEval { step, eval: eval(loss) });
+        for (events, losses) in [
+            (vec![], vec![None; 3]),
+            (vec![evaluated(2, 0.25)], vec![None, None, Some(0.25)]),
+            (vec![evaluated(1, 0.25)], vec![None; 3]),
+            (vec![evaluated(2, 0.25), evaluated(2, 0.5)], vec![None, None, Some(0.25)]),
+            (
+                vec![evaluated(2, 0.25), launch(&[step(3)], true), evaluated(3, 0.5)],
+                vec![None, None, Some(0.25), Some(0.5)],
+            ),
+            (vec![launch(&[step(3)], false), evaluated(2, 0.25)], vec![None; 4]),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut sink = started(dir.path());
+            for index in 0..5 {
+                sink.event(&launch(&[step(index)], false));
+            }
+            drop(sink);
+            continued(dir.path(), &events);
+            let lines = lines(dir.path());
+            let found: Vec<_> = lines.iter().map(|line| line["eval_loss"].as_f64()).collect();
+            assert_eq!(found, losses, "{events:?}");
+            assert!((0..).zip(&lines).all(|(step, line)| line["step"] == step));
+        }
+    }
+
+    #[test]
     fn a_file_that_is_there_is_not_emptied() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(Jsonl::FILE);
@@ -417,6 +494,10 @@ mod tests {
             }
             self.written.extend(bytes);
             Ok(())
+        }
+
+        fn take_back(&mut self, num_bytes: usize) {
+            self.written.truncate(self.written.len() - num_bytes);
         }
     }
 

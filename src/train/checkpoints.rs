@@ -33,6 +33,7 @@ pub(super) struct Saver {
     every: Option<Duration>,
     keep: usize,
     keep_every: u64,
+    keep_best: bool,
     /// What all checkpoints of the run say of it.
     run: RunRecord,
     steps_per_epoch: Option<u64>,
@@ -61,6 +62,7 @@ impl Saver {
             every: (config.every_secs > 0).then(|| Duration::from_secs(config.every_secs)),
             keep: config.keep,
             keep_every: config.keep_every,
+            keep_best: config.keep_best,
             run: RunRecord {
                 global_batch: run.batch.global_batch(),
                 seed: job.config.train.seed,
@@ -104,8 +106,7 @@ impl Saver {
             return Ok(None);
         }
         let is_busy = self.in_flight.as_ref().is_some_and(|save| !save.is_finished());
-        let is_kept = self.keep_every > 0 && step.is_multiple_of(self.keep_every);
-        if is_busy && !must_save && !is_kept {
+        if is_busy && !must_save && !is_multiple(step, self.keep_every) {
             self.last = Instant::now();
             return Ok(Some(format!(
                 "the checkpoint after {step} steps is skipped: the one before is still being written"
@@ -121,7 +122,10 @@ impl Saver {
             saved_at: saved_at.map_or(0.0, |time| time.as_secs_f64()),
             ..self.run.clone()
         };
+        let best = progress.best_eval.as_ref().filter(|_| self.keep_best);
+        let best = best.map(|best| best.step + 1);
         let (dir, keep, keep_every) = (self.dir.clone(), self.keep, self.keep_every);
+        let is_kept = move |step| is_multiple(step, keep_every) || Some(step) == best;
         let write = move || {
             // A run that continues from here has the metrics of all steps before.
             for flush in flush {
@@ -129,7 +133,7 @@ impl Saver {
                 let _ = flush();
             }
             checkpoint::save(&LocalDisk, dir.path(), &leaves, run)?;
-            dir.retain(keep, keep_every)
+            dir.retain(keep, is_kept)
         };
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         self.in_flight =
@@ -147,6 +151,11 @@ impl Saver {
         let saved = save.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok(saved?)
     }
+}
+
+/// `true` if a checkpoint after `step` steps is kept for good; `every` is 0 if none are.
+fn is_multiple(step: u64, every: u64) -> bool {
+    every > 0 && step.is_multiple_of(every)
 }
 
 /// Where the step after `step` steps reads the data.

@@ -16,6 +16,8 @@ pub(super) struct DueSteps {
     eval_every: u64,
     /// Steps between checkpoints; 0 for one at the end only.
     checkpoint_every: u64,
+    /// `true` if the best state is saved.
+    saves_best: bool,
 }
 
 /// What is due after a step, in the order of the fields.
@@ -37,6 +39,7 @@ impl DueSteps {
             proof_every: config.train.check_lockstep_every,
             eval_every: config.train.eval_every,
             checkpoint_every: config.checkpoint.every_steps,
+            saves_best: config.checkpoint.keep_best,
         }
     }
 
@@ -55,11 +58,11 @@ impl DueSteps {
         let is_last = num_steps == self.total_steps;
         let is_at = |every: u64| every > 0 && num_steps.is_multiple_of(every);
         let checkpoint = is_at(self.checkpoint_every) || is_last;
-        Due {
-            proof: is_at(self.proof_every) || checkpoint && self.has_proofs(),
-            evaluation: is_at(self.eval_every) || is_last,
-            checkpoint,
-        }
+        let evaluation = is_at(self.eval_every) || is_last;
+        // An evaluation may be followed by a checkpoint.
+        let may_save = checkpoint || evaluation && self.saves_best;
+        let proof = is_at(self.proof_every) || may_save && self.has_proofs();
+        Due { proof, evaluation, checkpoint }
     }
 
     /// The steps of each launch from `first` on, of at most `steps_per_launch` steps: something is due only after the last step of one.
@@ -94,16 +97,31 @@ mod tests {
             (8, 4, 4, vec![4, 8], vec![4, 8]),
             (1, 0, 1, vec![], vec![1]),
         ] {
-            let events = DueSteps { total_steps, proof_every, eval_every, checkpoint_every: 0 };
-            assert_eq!(due(&events), [proofs, evals], "{events:?}");
+            let mut events = DueSteps {
+                total_steps,
+                proof_every,
+                eval_every,
+                checkpoint_every: 0,
+                saves_best: false,
+            };
+            assert_eq!(due(&events), [proofs, evals.clone()], "{events:?}");
             assert_eq!(events.has_proofs(), proof_every > 0);
+            events.saves_best = true;
+            let is_proved = |step: &u64| proof_every == 0 || due(&events)[0].contains(step);
+            assert!(evals.iter().all(is_proved), "{events:?}");
         }
     }
 
     #[test]
     fn nothing_is_due_inside_a_launch() {
         for (proof_every, eval_every) in [(0, 0), (3, 0), (0, 4), (5, 7)] {
-            let events = DueSteps { total_steps: 23, proof_every, eval_every, checkpoint_every: 6 };
+            let events = DueSteps {
+                total_steps: 23,
+                proof_every,
+                eval_every,
+                checkpoint_every: 6,
+                saves_best: true,
+            };
             let mut next = 0;
             for launch in events.launches(0, 4) {
                 assert_eq!(launch.start, next, "{events:?}");

@@ -112,15 +112,15 @@ impl<'a> Loop<'a> {
     fn take_steps(&mut self) -> Result<End, Error> {
         let total_steps = self.due_steps.total_steps();
         let resumed_at = self.trainer.steps_taken();
-        if resumed_at > 0 {
-            // A branch of another run has no checkpoint of its own yet.
-            self.save(true)?;
-        }
         let last_eval = self.recorder.progress().eval.filter(|eval| eval.step + 1 == resumed_at);
         let mut eval_loss = last_eval.map(|eval| eval.eval.loss);
         // A run that was stopped during an evaluation makes it now.
         if resumed_at > 0 && self.due_steps.after(resumed_at).evaluation && eval_loss.is_none() {
             eval_loss = self.evaluate()?;
+        }
+        if resumed_at > 0 {
+            // A branch of another run has no checkpoint of its own yet.
+            self.save(true)?;
         }
         while self.trainer.steps_taken() < self.due_steps.total_steps() {
             let Some(batch) = self.next_batch()? else { break };
@@ -140,8 +140,10 @@ impl<'a> Loop<'a> {
             if due.evaluation {
                 eval_loss = self.evaluate()?;
             }
-            if due.checkpoint {
-                self.save(is_asked_for || self.trainer.steps_taken() >= total_steps)?;
+            let is_best = due.evaluation && self.is_best();
+            if due.checkpoint || is_best {
+                let must_save = is_asked_for || is_best;
+                self.save(must_save || self.trainer.steps_taken() >= total_steps)?;
             }
         }
         let num_steps = self.trainer.steps_taken();
@@ -210,6 +212,13 @@ impl<'a> Loop<'a> {
             stopped?;
         }
         Ok(())
+    }
+
+    /// `true` if the state of the best evaluation so far is to be saved, and that is the current one.
+    fn is_best(&self) -> bool {
+        let best = self.recorder.progress().best_eval;
+        self.job.config.checkpoint.keep_best
+            && best.is_some_and(|best| best.step + 1 == self.trainer.steps_taken())
     }
 
     /// Starts to save a checkpoint. One that is not needed is skipped if the one before is still being written.

@@ -1,14 +1,14 @@
 //! Runs that are killed, stopped and continued.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::interrupted::Running;
-use super::{lockstep, metrics, names, summary, text, train_args};
+use super::{DIGITS, EXAMPLES, file, lockstep, metrics, names, summary, text, train_args};
 
 const NUMBERS: [&str; 9] = [
     "step",
@@ -28,8 +28,46 @@ fn numbers(out: &Path) -> Vec<Vec<Value>> {
     metrics(out).into_iter().map(of_line).collect()
 }
 
-/// Twenty times in a row, at moments that differ: while it starts, trains and saves. What is left at the end is the run
-/// that nobody killed, and nothing else.
+/// How many times runs are killed: `LOCKSTEP_NUM_KILLS`, if it is set.
+fn num_kills(default: u64) -> u64 {
+    std::env::var("LOCKSTEP_NUM_KILLS").map_or(default, |number| number.parse().unwrap())
+}
+
+/// Ends a run by a signal several times in a row, at moments that differ: while it starts, trains and saves. What is left
+/// at the end is the run that nobody ended, and nothing else. Returns its directory.
+fn survives(signal: &str, dir: &Path, config: &str, sets: &[&str], default_kills: u64) -> PathBuf {
+    let (whole, killed) = (dir.join("whole"), dir.join("killed"));
+    let args = |more: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let args: Vec<_> = ["train", config].into_iter().chain(sets).collect();
+        [&args[..], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    lockstep(&args(&["--out", text(&whole)])).succeeded();
+    let resumed = args(&["--resume", "--out", text(&killed)]);
+    let (mut num_killed, num_kills) = (0, num_kills(default_kills));
+    for round in 0..num_kills {
+        let (mut run, _) = Running::with_stderr_in(dir, &resumed);
+        thread::sleep(Duration::from_millis(250 + round * 379 % 800));
+        run.send(signal);
+        num_killed += u64::from(run.exit_code() != Some(0));
+    }
+    // The others had been done.
+    assert!(num_killed > default_kills.min(num_kills) / 4, "{num_killed}");
+    let done = lockstep(&args(&["--resume", "--json", "--out", text(&killed)])).succeeded().json();
+    assert_eq!(metrics(&killed).len(), metrics(&whole).len());
+    numbers(&killed).iter().zip(&numbers(&whole)).for_each(|(a, b)| assert_eq!(a, b));
+    let expected = summary(&whole);
+    for field in ["params_fingerprint", "final_loss", "eval_loss", "best_eval", "steps", "status"] {
+        assert_eq!(done[field], expected[field], "{field}");
+    }
+    // Optimizer state, running means and counters.
+    let [a, b] = [&whole, &killed].map(|out| out.join("checkpoints"));
+    let diff = lockstep(&["checkpoint", "diff", text(&a), text(&b)]).succeeded();
+    assert!(diff.stdout.contains("leaves are equal bit for bit"), "{}", diff.stdout);
+    killed
+}
+
+/// With dropout, a running mean of the parameters, and LAMB.
 #[test]
 fn a_run_survives_being_killed_at_any_moment() {
     let dir = tempfile::tempdir().unwrap();
@@ -44,24 +82,7 @@ fn a_run_survives_being_killed_at_any_moment() {
         "checkpoint.keep=2",
         "checkpoint.keep_every=450",
     ];
-    let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
-    lockstep(&train_args(&sets, &["--out", text(&whole)])).succeeded();
-    let args = train_args(&sets, &["--resume", "--out", text(&killed)]);
-    let mut num_killed = 0;
-    for round in 0..20u64 {
-        let (mut run, _) = Running::with_stderr_in(dir.path(), &args);
-        thread::sleep(Duration::from_millis(250 + round * 379 % 800));
-        run.send("KILL");
-        num_killed += u32::from(run.exit_code().is_none());
-    }
-    assert!(num_killed > 5, "{num_killed}");
-    let done = lockstep(&train_args(&sets, &["--resume", "--json", "--out", text(&killed)]));
-    let done = done.succeeded().json();
-    assert_eq!(numbers(&killed), numbers(&whole));
-    let expected = summary(&whole);
-    for field in ["params_fingerprint", "final_loss", "eval_loss", "best_eval", "steps", "status"] {
-        assert_eq!(done[field], expected[field], "{field}");
-    }
+    let killed = survives("KILL", dir.path(), DIGITS, &sets, 20);
     // The one before the last may be any: one that is due while another is written is skipped.
     let kept = names(&killed.join("checkpoints"));
     assert_eq!(
@@ -69,6 +90,75 @@ fn a_run_survives_being_killed_at_any_moment() {
         (3, "step_00000450", "step_00000880"),
         "{kept:?}"
     );
+}
+
+/// Also while it is evaluated. The best evaluation has a checkpoint.
+#[test]
+fn a_run_survives_being_stopped_and_keeps_its_best_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets = [
+        "model.hidden=[16]",
+        "mesh.data=1",
+        "train.epochs=10",
+        "train.eval_every=1",
+        "checkpoint.keep=1",
+        "checkpoint.keep_best=true",
+    ];
+    let stopped = survives("TERM", dir.path(), DIGITS, &sets, 10);
+    let best = summary(&stopped)["best_eval"]["step"].as_u64().unwrap() + 1;
+    let mut expected = vec![format!("step_{best:08}"), "step_00000220".to_owned()];
+    expected.dedup();
+    assert_eq!(names(&stopped.join("checkpoints")), expected);
+}
+
+/// In bf16, with microbatches, scanned blocks and shards.
+#[test]
+fn a_gpt_survives_being_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets = [
+        "mesh.data=1",
+        "mesh.fsdp=2",
+        "model.num_layers=2",
+        "model.width=32",
+        "model.num_heads=2",
+        "model.scan_layers=true",
+        "data.context=32",
+        "train.precision=bf16",
+        "train.num_microbatches=2",
+        "train.global_batch=16",
+        "train.steps=300",
+        "train.eval_every=0",
+        "train.batch_per_replica=4",
+        "schedule.warmup_steps=20",
+        "checkpoint.every_steps=7",
+    ];
+    survives("KILL", dir.path(), &format!("{EXAMPLES}/gpt-bytes.toml"), &sets, 5);
+}
+
+/// With batch norm and random crops.
+#[test]
+fn a_resnet_survives_being_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = (1..=5).map(|index| format!("data_batch_{index}.bin"));
+    for (index, name) in files.chain(["test_batch.bin".to_owned()]).enumerate() {
+        let byte = |place: usize| match place % 3073 {
+            0 => (place / 3073 % 10) as u8,
+            _ => ((place + index) * 2_654_435_761 >> 7) as u8,
+        };
+        file(dir.path(), &name, &(0..16 * 3073).map(byte).collect::<Vec<_>>());
+    }
+    let path = format!("data.path={}", text(dir.path()));
+    let sets = [
+        &path,
+        "mesh.data=2",
+        "model.batch_norm_group=4",
+        "train.global_batch=8",
+        "train.epochs=12",
+        "train.eval_every=40",
+        "schedule.warmup_steps=10",
+        "checkpoint.every_steps=3",
+    ];
+    survives("KILL", dir.path(), &format!("{EXAMPLES}/cifar-resnet20.toml"), &sets, 5);
 }
 
 #[test]
@@ -198,7 +288,7 @@ fn what_cannot_be_continued_or_saved_is_said_and_costs_nothing() {
     run(&["checkpoint.keep=0"], &["--out", text(&none)]).succeeded();
     assert_eq!(names(&none), super::RUN_FILES);
     // A place that cannot be written fails the run before its first step.
-    let file = super::file(dir.path(), "a file", b"");
+    let file = file(dir.path(), "a file", b"");
     let in_file = format!("checkpoint.dir={}", text(&file.join("x")));
     let done = run(&[&in_file], &[]);
     assert_eq!(done.code, Some(1));

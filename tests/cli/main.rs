@@ -31,6 +31,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_lockstep");
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/digits.toml");
 
 /// Far longer than anything here takes: what hangs is to fail.

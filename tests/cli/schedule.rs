@@ -2,9 +2,7 @@
 
 use std::fs;
 
-use super::{keys, lockstep, lockstep_with, set, text, train_args};
-
-const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+use super::{EXAMPLES, keys, lockstep, lockstep_with, set, text, train_args};
 
 fn schedule(sets: &[&str], more: &[&str]) -> Vec<String> {
     let mut args = train_args(sets, more);
