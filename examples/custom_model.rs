@@ -1,13 +1,18 @@
 //! A custom model in the training loop: a small network with a residual connection.
 //!
-//!     cargo run --release --example custom_model
+//!     cargo run --release --example custom_model -- runs/custom
+//!
+//! The directory is optional. With one, the state is saved there every 100 steps, and the same command continues a run that
+//! was interrupted.
 //!
 //! Data, batch, optimizer and schedule are those of `examples/digits.toml`: 64 = 16 examples * 1 microbatch *
 //! 4 replicas. Only the model differs. It is written for one device and runs on four.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use lockstep::checkpoint::CheckpointDir;
 use lockstep::config::Config;
+use lockstep::train::Resume;
 use lockstep::{data, train};
 use models::layers::{layer_norm, linear};
 use models::loss::cross_entropy;
@@ -27,10 +32,20 @@ fn residual_mlp<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/digits.toml");
-    let config = Config::load(&file, &[])?;
+    let mut config = Config::load(&file, &[])?;
+    config.checkpoint.every_steps = 100;
     let splits = data::open(&config.data, config.train.seed)?;
     let job = train::Job { config: &config, model: &residual_mlp, splits: &splits };
-    let outcome = train::train(&job, &train::Options::default())?.success()?;
+    let out = std::env::args_os().nth(1).map(PathBuf::from);
+    let resume = if out.is_some() { Resume::Newest } else { Resume::Never };
+    let options = train::Options { out, resume, ..train::Options::default() };
+    let outcome = train::train(&job, &options)?.success()?;
     println!("test accuracy {:.4}", outcome.summary.eval_accuracy.unwrap_or(f64::NAN));
+    if let Some(out) = options.out {
+        let newest = CheckpointDir::open(&out.join(&config.checkpoint.dir))?;
+        let weight = newest.leaf("params.head.weight")?;
+        println!("{} has the state after {} steps", newest.path().display(), newest.run().step);
+        println!("the weight of the head is {}{:?}", weight.dtype(), weight.dims());
+    }
     Ok(())
 }

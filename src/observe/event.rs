@@ -30,6 +30,8 @@ pub enum RunEvent {
         /// Steps taken.
         num_steps: u64,
     },
+    /// A checkpoint was saved, in the background.
+    CheckpointSaved(SavedCheckpoint),
     /// The evaluation split was evaluated.
     Evaluated(StepEval),
     /// A message to the user.
@@ -73,6 +75,17 @@ pub struct RunInfo {
     pub resumed_from: Option<String>,
     /// What the run had come to there.
     pub progress: RunProgress,
+}
+
+/// A checkpoint that is on the disk.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SavedCheckpoint {
+    /// Steps taken.
+    pub num_steps: u64,
+    /// How long the steps waited: until the state was copied to host memory.
+    pub waited: Duration,
+    /// How long it was written, beside the steps.
+    pub written: Duration,
 }
 
 /// What a run has come to: what one that continues it needs besides the state.

@@ -79,6 +79,7 @@ impl Sink for Jsonl {
             RunEvent::StepsEnded => self.write_held(),
             RunEvent::UpdateSkipped { .. }
             | RunEvent::LockstepProved { .. }
+            | RunEvent::CheckpointSaved(_)
             | RunEvent::Message(_)
             | RunEvent::Ended(_) => {}
         }

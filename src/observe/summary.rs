@@ -50,6 +50,12 @@ pub struct Summary {
     pub wall_secs: f64,
     /// Examples per second over all replicas, in all launches but the first, without the time of evaluations.
     pub examples_per_sec: Option<f64>,
+    /// Checkpoints saved by this process.
+    pub num_checkpoints: u64,
+    /// Seconds that the steps waited for them: until the state was copied to host memory.
+    pub checkpoint_wait_secs: f64,
+    /// Seconds in which they were written, beside the steps.
+    pub checkpoint_write_secs: f64,
     /// Number of values in the model's parameters.
     pub num_params: u64,
     /// Bytes of the state on one replica: parameters, model state and optimizer state.
@@ -222,6 +228,11 @@ impl Sink for SummaryFile {
             RunEvent::Evaluated(found) => {
                 summary.evaluated(found);
                 *last_eval = Some(found.clone());
+            }
+            RunEvent::CheckpointSaved(saved) => {
+                summary.num_checkpoints += 1;
+                summary.checkpoint_wait_secs += saved.waited.as_secs_f64();
+                summary.checkpoint_write_secs += saved.written.as_secs_f64();
             }
             RunEvent::Ended(end) => {
                 summary.status = end.status;

@@ -43,7 +43,8 @@ impl Sink for Terminal {
                     progress.finish();
                 }
             }
-            RunEvent::LockstepProved { .. } | RunEvent::Ended(_) => {}
+            RunEvent::LockstepProved { .. } | RunEvent::CheckpointSaved(_) | RunEvent::Ended(_) => {
+            }
         }
     }
 }

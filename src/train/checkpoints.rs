@@ -9,12 +9,13 @@ use std::time::{Duration, Instant, SystemTime};
 use hlo::Axis;
 use serde_json::{Value, json};
 
+use super::recorder::Recorder;
 use super::{Error, Job, Run, Trainer};
 use crate::checkpoint::{
     self, CheckpointDir, DataPosition, HostLeaf, HostPiece, LocalDisk, RunRecord,
 };
 use crate::config::CheckpointConfig;
-use crate::observe::{EvalResult, FlushLater, RunProgress, StepEval};
+use crate::observe::{EvalResult, RunProgress, SavedCheckpoint, StepEval};
 use crate::state::State;
 
 /// The directory of a run's checkpoints: a relative one is in the output directory. `None` without one, and if none are
@@ -37,7 +38,7 @@ pub(super) struct Saver {
     /// What all checkpoints of the run say of it.
     run: RunRecord,
     steps_per_epoch: Option<u64>,
-    in_flight: Option<JoinHandle<Result<(), checkpoint::Error>>>,
+    in_flight: Option<JoinHandle<Result<SavedCheckpoint, checkpoint::Error>>>,
     /// When the last save began, or the run.
     last: Instant,
     /// The steps after which the last checkpoint was saved, if the run has one.
@@ -89,67 +90,74 @@ impl Saver {
     }
 
     /// Copies the state and starts to save it, unless it is saved already. A save that is still in flight is waited for
-    /// if `must_save`, or if this one is kept for good; otherwise this one is skipped. Returns a message for the user, if
-    /// there is something to say.
+    /// if `must_save`, or if this one is kept for good; otherwise this one is skipped.
     ///
     /// # Errors
     /// If the state cannot be copied.
     pub fn save(
         &mut self,
         trainer: &Trainer,
-        progress: &RunProgress,
-        flush: Vec<FlushLater>,
+        recorder: &mut Recorder,
         must_save: bool,
-    ) -> Result<Option<String>, Error> {
+    ) -> Result<(), Error> {
         let step = trainer.steps_taken();
         if self.last_step == Some(step) {
-            return Ok(None);
+            return Ok(());
         }
         let is_busy = self.in_flight.as_ref().is_some_and(|save| !save.is_finished());
         if is_busy && !must_save && !is_multiple(step, self.keep_every) {
             self.last = Instant::now();
-            return Ok(Some(format!(
+            recorder.say(&format!(
                 "the checkpoint after {step} steps is skipped: the one before is still being written"
-            )));
+            ));
+            return Ok(());
         }
-        let said = self.finish().err().map(|error| format!("error: {error}"));
+        let begun = Instant::now();
+        if let Err(error) = self.finish(recorder) {
+            recorder.say(&format!("error: {error}"));
+        }
         let leaves = copy_to_host(trainer.state())?;
+        let waited = begun.elapsed();
+        let progress = recorder.progress();
         let saved_at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let run = RunRecord {
             step,
             position: position(step, self.steps_per_epoch),
-            progress: progress_to_json(progress),
+            progress: progress_to_json(&progress),
             saved_at: saved_at.map_or(0.0, |time| time.as_secs_f64()),
             ..self.run.clone()
         };
-        let best = progress.best_eval.as_ref().filter(|_| self.keep_best);
-        let best = best.map(|best| best.step + 1);
+        let best = progress.best_eval.filter(|_| self.keep_best).map(|best| best.step + 1);
         let (dir, keep, keep_every) = (self.dir.clone(), self.keep, self.keep_every);
         let is_kept = move |step| is_multiple(step, keep_every) || Some(step) == best;
+        let flush = recorder.flush_later();
         let write = move || {
+            let begun = Instant::now();
             // A run that continues from here has the metrics of all steps before.
             for flush in flush {
                 // The sink reports it itself.
                 let _ = flush();
             }
             checkpoint::save(&LocalDisk, dir.path(), &leaves, run)?;
-            dir.retain(keep, is_kept)
+            dir.retain(keep, is_kept)?;
+            Ok(SavedCheckpoint { num_steps: step, waited, written: begun.elapsed() })
         };
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         self.in_flight =
             Some(thread.map_err(|source| Error::Thread { what: "saves checkpoints", source })?);
         (self.last, self.last_step) = (Instant::now(), Some(step));
-        Ok(said)
+        Ok(())
     }
 
     /// Waits for the save in flight.
     ///
     /// # Errors
     /// If it failed.
-    pub fn finish(&mut self) -> Result<(), Error> {
+    pub fn finish(&mut self, recorder: &mut Recorder) -> Result<(), Error> {
         let Some(save) = self.in_flight.take() else { return Ok(()) };
         let saved = save.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok(saved?)
+        recorder.checkpoint_saved(saved?);
+        Ok(())
     }
 }
 

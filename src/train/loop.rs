@@ -224,18 +224,14 @@ impl<'a> Loop<'a> {
     /// Starts to save a checkpoint. One that is not needed is skipped if the one before is still being written.
     fn save(&mut self, must_save: bool) -> Result<(), Error> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
-        let flush = self.recorder.flush_later();
-        let said = saver.save(self.trainer, &self.recorder.progress(), flush, must_save)?;
-        if let Some(said) = said {
-            self.recorder.say(&said);
-        }
+        saver.save(self.trainer, self.recorder, must_save)?;
         // Its time is not part of the next step's.
         self.last_end = Instant::now();
         Ok(())
     }
 
     fn finish_saving(&mut self) -> Result<(), Error> {
-        self.saver.as_mut().map_or(Ok(()), Saver::finish)
+        self.saver.as_mut().map_or(Ok(()), |saver| saver.finish(self.recorder))
     }
 
     fn prove(&mut self) -> Result<(), Error> {

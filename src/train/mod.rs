@@ -1,6 +1,7 @@
 //! Training: from a configuration to compiled programs and a state on devices, through the loop ([`train`]), to the
 //! files that a run leaves. Belongs to the run phase.
 
+mod begin;
 mod bench;
 mod checkpoints;
 mod error;
@@ -27,16 +28,13 @@ use std::time::Instant;
 
 use models::Model;
 
-use crate::checkpoint::{self, CheckpointDir};
-use crate::config::{CheckpointConfig, Config};
+use crate::config::Config;
 use crate::data::Splits;
 use crate::observe::{StartupSpans, Summary, say};
 use crate::pjrt::Client;
-use checkpoints::Saver;
+use begin::Beginning;
 use r#loop::{End, Loop};
 use recorder::Recorder;
-use resume::Differences;
-use run_dir::{Existing, RunDir};
 
 pub use crate::observe::EvalResult;
 pub use bench::{BenchOptions, BenchResult, StepParts, bench};
@@ -121,44 +119,10 @@ impl Outcome {
 /// # Errors
 /// What keeps a run from starting. The directory is then unchanged, unless the first write to it failed.
 pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
-    let Options { started, out, overwrite, init, resume, stop } = options;
+    let Options { started, init, stop, .. } = options;
     // Before anything that takes time: a run whose files cannot be written does not start.
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
-    let place = checkpoints::directory(&job.config.checkpoint, out.as_deref());
-    let checkpoint = resume.find(place.as_deref())?;
-    let differences = match &checkpoint {
-        Some(checkpoint) => resume::compare(&checkpoint.run().config, &resolved)?,
-        None => Differences::default(),
-    };
-    // Otherwise this is a branch of the run, which needs a place of its own.
-    let continues = checkpoint.as_ref().zip(place.as_deref());
-    let is_outside = job.config.checkpoint.dir.is_absolute();
-    let is_its_own = |out| !is_outside || run_dir::may_be_run_of(out, job.config);
-    let continues = continues.is_some_and(|(checkpoint, place)| checkpoint.is_in(place))
-        && out.as_deref().is_none_or(is_its_own);
-    let existing = match (&checkpoint, resume) {
-        _ if continues => Existing::Continue,
-        (None, Resume::Newest)
-            if out.as_deref().is_none_or(|out| run_dir::has_nothing_saved(out, job.config)) =>
-        {
-            Existing::Replace
-        }
-        _ if *overwrite => Existing::Replace,
-        _ => Existing::Refuse,
-    };
-    // Those under the usual name belong to the run in the output directory.
-    let is_own = job.config.checkpoint.dir.as_os_str() == CheckpointConfig::DIR;
-    if let (Some(place), false, false) = (&place, continues, is_own)
-        && let Some(newest) = CheckpointDir::list(place)?.pop()
-    {
-        let newest = newest.path.file_name().unwrap_or_default().display().to_string();
-        return Err(checkpoint::Error::Occupied { path: place.to_owned(), newest }.into());
-    }
-    let dir = out.as_deref().map(|out| RunDir::claim(out, existing)).transpose()?;
-    // One that may be moved aside with a run that is replaced is claimed after that.
-    let is_settled = continues || is_outside;
-    let settled = place.as_deref().filter(|_| is_settled);
-    let settled = settled.map(CheckpointDir::claim).transpose()?;
+    let (beginning, dir) = Beginning::find(job.config, options, &resolved)?;
     let check = || stop.check();
     let (client, run, mut trainer) = setup::start(job, &StartupSpans::new(*started), check)?;
     trainer.check_metric_names()?;
@@ -168,31 +132,15 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     say(&describe_devices(&client, job.config));
     say(&describe_batch(&run));
     say(&describe_synchronisation(&trainer, &job.config.parallel));
-    for difference in &differences.shown {
-        say(&format!("configuration: {difference}"));
-    }
-    if let Some(checkpoint) = &checkpoint {
-        say(&resume::restore(checkpoint, differences.is_other_run, &run, &mut trainer)?);
-    }
+    beginning.restore(&run, &mut trainer)?;
     stop.check()?;
 
-    let mut recorder =
-        Recorder::begin(dir, &resolved, job, &run, &trainer, checkpoint.as_ref(), *started)?;
+    let resumed = beginning.checkpoint.as_ref();
+    let mut recorder = Recorder::begin(dir, &resolved, job, &run, &trainer, resumed, *started)?;
     stop.begin();
-    let claimed = settled.map(Ok).or_else(|| place.map(|place| CheckpointDir::claim(&place)));
-    let saver = claimed.transpose().and_then(|dir| {
-        let Some(dir) = dir else { return Ok(None) };
-        match dir.remove_after(trainer.steps_taken())? {
-            0 => {}
-            later => recorder
-                .say(&format!("removed {later} later checkpoints: those steps are taken again")),
-        }
-        let saved = continues.then_some(trainer.steps_taken());
-        Ok(Some(Saver::new(dir, job, &run, &trainer, &resolved, saved)))
-    });
-    let steps = saver
-        .map_err(Error::from)
-        .and_then(|saver| Loop::new(job, &run, stop, &mut trainer, &mut recorder, saver));
+    let saver = beginning.saver(job, &run, &trainer, &resolved, &mut recorder);
+    let steps =
+        saver.and_then(|saver| Loop::new(job, &run, stop, &mut trainer, &mut recorder, saver));
     let ended = steps.and_then(Loop::run);
     if let Some(report) = job.splits.skipped_report() {
         recorder.say(&report);
@@ -202,17 +150,8 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         Ok(End::Done) => (false, None),
         Err(error) => (false, Some(error)),
     };
-    // Parameters are saved if they are sound, whatever ended the steps. After a failed proof or launch they are not.
-    let is_sound = match &failure {
-        Some(Error::LockstepLost { .. } | Error::Pjrt(_)) => false,
-        // Without a failure the steps have ended with a proof.
-        Some(_) if job.config.train.check_lockstep_every > 0 => {
-            let proved = trainer.prove_lockstep();
-            proved.inspect_err(|error| recorder.say(&format!("error: {error}"))).is_ok()
-        }
-        _ => true,
-    };
-    let params = match is_sound {
+    let is_proved = job.config.train.check_lockstep_every > 0;
+    let params = match is_sound(failure.as_ref(), is_proved, &trainer, &mut recorder) {
         false => None,
         true => match trainer.model() {
             Ok(params) => Some(params),
@@ -223,6 +162,24 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         },
     };
     Ok(recorder.end(is_interrupted, failure, params.as_ref()))
+}
+
+/// `true` if the parameters can be saved, whatever ended the steps. After a failed proof or launch they are not sound.
+fn is_sound(
+    failure: Option<&Error>,
+    is_proved: bool,
+    trainer: &Trainer,
+    recorder: &mut Recorder,
+) -> bool {
+    match failure {
+        Some(Error::LockstepLost { .. } | Error::Pjrt(_)) => false,
+        // Without a failure the steps have ended with a proof.
+        Some(_) if is_proved => {
+            let proved = trainer.prove_lockstep();
+            proved.inspect_err(|error| recorder.say(&format!("error: {error}"))).is_ok()
+        }
+        _ => true,
+    }
 }
 
 fn describe_devices(client: &Client, config: &Config) -> String {

@@ -9,8 +9,8 @@ use super::run_dir::{CONFIG_FILE, RunDir};
 use super::{Error, Job, Outcome, Run, StepResult, Trainer, params_file};
 use crate::checkpoint::Checkpoint;
 use crate::observe::{
-    self, EvalResult, FlushLater, LaunchMetrics, RunEnd, RunEvent, RunInfo, RunProgress, Sinks,
-    Status, StepEval, StepMetrics, replace_file,
+    self, EvalResult, FlushLater, LaunchMetrics, RunEnd, RunEvent, RunInfo, RunProgress,
+    SavedCheckpoint, Sinks, Status, StepEval, StepMetrics, replace_file,
 };
 use crate::state;
 
@@ -142,6 +142,11 @@ impl Recorder {
     /// Records that all replicas hold the same state after `num_steps` steps.
     pub fn lockstep_proved(&mut self, num_steps: u64) {
         self.sinks.send(&RunEvent::LockstepProved { num_steps });
+    }
+
+    /// Records that a checkpoint was saved.
+    pub fn checkpoint_saved(&mut self, saved: SavedCheckpoint) {
+        self.sinks.send(&RunEvent::CheckpointSaved(saved));
     }
 
     /// Records an evaluation after `num_steps` steps.

@@ -246,8 +246,8 @@ pub(super) const KEYS: &[KeyRow] = &[
     CHECKPOINT.key("every_steps", ANY_COUNT, "steps", Value("0"), "Steps between checkpoints; 0 for none on the way."),
     CHECKPOINT.key("every_secs", ANY_COUNT, "seconds", Value("0"), "Seconds between checkpoints; 0 for none on the way."),
     CHECKPOINT.key("keep", ANY_COUNT, "checkpoints", Value("3"), "How many of the newest checkpoints are kept; 0 saves none at all."),
-    CHECKPOINT.key("keep_best", Bool, "", Value("false"), "Save a checkpoint after each evaluation that is better than all before, and keep it until a better one. The best has the highest accuracy or, if the model has none, the lowest loss."),
     CHECKPOINT.key("keep_every", ANY_COUNT, "steps", Value("0"), "Checkpoints after a multiple of this many steps are kept as well; 0 for none."),
+    CHECKPOINT.key("keep_best", Bool, "", Value("false"), "Save a checkpoint after each evaluation that is better than all before, and keep it until a better one. The best has the highest accuracy or, if the model has none, the lowest loss."),
 ];
 
 /// A section, and the values of its tag with which a key is there; none of them means all.
