@@ -145,13 +145,12 @@ impl CheckpointDir {
         remove().map_err(Error::io("remove", &checkpoint.path))
     }
 
-    /// Removes all checkpoints but the `keep` newest and those after a multiple of `keep_every` steps (0 for none).
+    /// Removes all checkpoints but the `keep` newest and those after a number of steps for which `is_kept` is true.
     ///
     /// # Errors
     /// What could not be removed.
-    pub fn retain(&self, keep: usize, keep_every: u64) -> Result<(), Error> {
+    pub fn retain(&self, keep: usize, is_kept: impl Fn(u64) -> bool) -> Result<(), Error> {
         let all = Self::list(&self.path)?;
-        let is_kept = |step: u64| keep_every > 0 && step.is_multiple_of(keep_every);
         let old = all.len().saturating_sub(keep);
         let mut old = all[..old].iter().filter(|checkpoint| !is_kept(checkpoint.step));
         old.try_for_each(|checkpoint| self.remove(checkpoint))

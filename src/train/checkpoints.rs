@@ -129,7 +129,7 @@ impl Saver {
                 let _ = flush();
             }
             checkpoint::save(&LocalDisk, dir.path(), &leaves, run)?;
-            dir.retain(keep, keep_every)
+            dir.retain(keep, |step| keep_every > 0 && step.is_multiple_of(keep_every))
         };
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         self.in_flight =
