@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hlo::{Axis, AxisSet, LeafSpec, Literal, Sharding};
 use lockstep::checkpoint::{
-    self, Checkpoint, CheckpointDir, Disk, HostLeaf, HostPiece, LocalDisk, RunRecord,
+    self, Checkpoint, CheckpointDir, Disk, HostLeaf, HostPiece, LocalDisk, LocalSource, RunRecord,
+    Source, SourceFile,
 };
 use lockstep::config::Config;
 use lockstep::data;
@@ -241,6 +243,171 @@ fn what_is_read_is_what_was_saved() {
     assert_eq!(file.tensor("params.w[0:3,2:4]").unwrap().shape(), [3, 2]);
 }
 
+/// A local checkpoint that counts the bytes that are read.
+#[derive(Debug)]
+struct CountingSource {
+    files: LocalSource,
+    num_read: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct CountingFile {
+    file: Box<dyn SourceFile>,
+    num_read: Arc<AtomicUsize>,
+}
+
+impl Source for CountingSource {
+    fn open(&self, name: &str) -> io::Result<Box<dyn SourceFile>> {
+        let file = self.files.open(name)?;
+        Ok(Box::new(CountingFile { file, num_read: self.num_read.clone() }))
+    }
+}
+
+impl SourceFile for CountingFile {
+    fn num_bytes(&self) -> u64 {
+        self.file.num_bytes()
+    }
+
+    fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        self.num_read.fetch_add(bytes.len(), Ordering::Relaxed);
+        self.file.read_exact_at(bytes, offset)
+    }
+}
+
+/// Leaves of several blocks of 1 MiB, in pieces of rows and of columns, as a stack and as rows.
+fn large_leaves() -> Vec<HostLeaf> {
+    let values = |dims: &[usize], first: usize| {
+        let values: Vec<u32> = (first..).take(dims.iter().product()).map(|i| i as u32).collect();
+        Literal::from_slice(dims, &values)
+    };
+    let leaf = |path: &str, spec: LeafSpec, first: usize, piece: [usize; 3]| {
+        let whole = values(&spec.dims, first);
+        let counts: Vec<_> = spec.dims.iter().zip(piece).map(|(dim, size)| dim / size).collect();
+        let start = |index: usize| {
+            let at =
+                [index / (counts[1] * counts[2]), index / counts[2] % counts[1], index % counts[2]];
+            (0..3).map(|dim| at[dim] * piece[dim]).collect::<Vec<_>>()
+        };
+        let pieces = (0..counts.iter().product()).map(start);
+        let pieces = pieces.map(|start| HostPiece { values: whole.slice(&start, &piece), start });
+        HostLeaf { path: path.to_owned(), pieces: pieces.collect(), spec }
+    };
+    let spec = |dims: &[usize]| LeafSpec::replicated(hlo::DType::U32, dims);
+    let row = |index: usize| {
+        leaf(&format!("b.{index}.w"), spec(&[1, 8, 1 << 15]), index << 18, [1, 8, 1 << 14])
+    };
+    vec![
+        leaf("rows", spec(&[16, 2, 1 << 17]), 5, [4, 2, 1 << 17]),
+        leaf("columns", spec(&[1, 16, 1 << 16]), 7, [1, 16, 1 << 14]),
+        leaf("a.*.w", spec(&[8, 1 << 15]).stacked(&[4]), 0, [2, 8, 1 << 15]),
+        row(0),
+        row(1),
+        row(2),
+        row(3),
+    ]
+}
+
+#[test]
+fn only_the_blocks_that_are_needed_are_read() {
+    const MIB: usize = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let leaves = large_leaves();
+    let path = checkpoint::save(&LocalDisk, dir.path(), &leaves, record(3)).unwrap();
+    let num_read = Arc::<AtomicUsize>::default();
+    let source = CountingSource { files: LocalSource::new(&path), num_read: num_read.clone() };
+    let checkpoint = Checkpoint::from_source(&path, &source).unwrap();
+    let spec = |dims: &[usize]| LeafSpec::replicated(hlo::DType::U32, dims);
+    let stack = spec(&[1, 8, 1 << 15]).stacked(&[4]);
+    let row = spec(&[8, 1 << 15]);
+    // The path, its declaration, the rectangle, its first value, and the bytes that are read. A row of `rows` is 1 MiB.
+    let cases: [(&str, LeafSpec, &[usize], &[usize], usize, usize); 10] = [
+        ("rows", spec(&[16, 2, 1 << 17]), &[0, 0, 0], &[8, 2, 1 << 17], 5, 8 * MIB),
+        ("rows", spec(&[16, 2, 1 << 17]), &[5, 1, 7], &[1, 1, 2], 5 + (11 << 17) + 7, MIB),
+        ("rows", spec(&[16, 2, 1 << 17]), &[3, 0, 0], &[2, 2, 8], 5 + (6 << 17), 2 * MIB),
+        ("columns", spec(&[1, 16, 1 << 16]), &[0, 0, 0], &[1, 16, 1 << 15], 7, 2 * MIB),
+        ("columns", spec(&[1, 16, 1 << 16]), &[0, 2, 1 << 14], &[1, 5, 9], 7 + (9 << 14), MIB),
+        (
+            "a.*.w",
+            spec(&[8, 1 << 15]).stacked(&[4]),
+            &[1, 0, 0],
+            &[2, 8, 1 << 15],
+            1 << 18,
+            2 * MIB,
+        ),
+        ("a.3.w", row, &[2, 0], &[4, 1 << 15], (3 << 18) + (2 << 15), MIB),
+        ("b.*.w", stack.clone(), &[0, 0, 0, 0], &[4, 1, 8, 1 << 15], 0, 4 * MIB),
+        ("b.*.w", stack, &[2, 0, 1, 3], &[2, 1, 2, 5], (2 << 18) + (1 << 15) + 3, MIB),
+        ("b.1.w", spec(&[1, 8, 1 << 15]), &[0, 0, 0], &[1, 8, 1 << 14], 1 << 18, MIB / 2),
+    ];
+    for (path, spec, start, dims, first, num_bytes) in cases {
+        let before = num_read.load(Ordering::Relaxed);
+        let found = checkpoint.read(path, &spec, start, dims).unwrap();
+        assert_eq!(
+            num_read.load(Ordering::Relaxed) - before,
+            num_bytes,
+            "{path} {start:?} {dims:?}"
+        );
+        // Elements count up through each leaf.
+        let count = found.num_elements();
+        let strides = (0..dims.len()).map(|dim| spec.dims[dim + 1..].iter().product::<usize>());
+        let strides: Vec<_> = strides.collect();
+        let value = |mut index: usize| {
+            let mut value = first;
+            for dim in (0..dims.len()).rev() {
+                value += index % dims[dim] * strides[dim];
+                index /= dims[dim];
+            }
+            value as u32
+        };
+        let expected: Vec<_> = (0..count).map(value).collect();
+        assert!(found.as_slice::<u32>() == expected, "{path} {start:?} {dims:?}");
+    }
+    let specs = leaves.iter().map(|leaf| (leaf.path.clone(), leaf.spec.clone()));
+    checkpoint.check_fits(&specs.collect()).unwrap();
+    let misfit = |path: &str, spec: &LeafSpec, start: &[usize], dims: &[usize]| {
+        checkpoint.read(path, spec, start, dims).unwrap_err().to_string()
+    };
+    let rows = spec(&[16, 2, 1 << 17]);
+    let outside = misfit("rows", &rows, &[15, 0, 0], &[2, 2, 1]);
+    assert!(outside.contains("are not in `rows`, which is u32[16, 2, 131072]"), "{outside}");
+    assert!(misfit("rows", &rows, &[0, 0], &[1, 1]).contains("are not in `rows`"));
+    assert!(misfit("row", &rows, &[0; 3], &[1; 3]).contains("it has no leaf `row`"));
+    let other = misfit("rows", &spec(&[4]), &[0], &[1]);
+    assert!(
+        other.contains("`rows` is u32[16, 2, 131072] there, but u32[4] in this run"),
+        "{other}"
+    );
+}
+
+/// A bit that was flipped is named by whoever reads its block, and nobody else.
+#[test]
+fn damage_in_a_block_that_is_read_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = checkpoint::save(&LocalDisk, dir.path(), &large_leaves(), record(3)).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let piece = &checkpoint.manifest().leaves[0].pieces[1];
+    // In row 6.
+    let place = piece.offset + (2 << 20) + 12345;
+    let name = path.join("shard_00000.safetensors");
+    let mut bytes = fs::read(&name).unwrap();
+    bytes[place as usize] ^= 1;
+    fs::write(&name, bytes).unwrap();
+    let spec = checkpoint.specs()["rows"].clone();
+    let read = |row: usize, num_rows: usize| {
+        checkpoint.read("rows", &spec, &[row, 0, 0], &[num_rows, 2, 1 << 17])
+    };
+    for (row, num_rows) in [(0, 6), (7, 9)] {
+        read(row, num_rows).unwrap();
+    }
+    let errors = [read(6, 1), read(0, 16), read(5, 3)].map(|read| read.unwrap_err().to_string());
+    let verified = checkpoint.verify().unwrap_err().to_string();
+    for error in errors.into_iter().chain([verified]) {
+        let expected =
+            "step_00000003 is damaged: `rows` in shard_00000.safetensors has other bytes";
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
 /// Every operation of a save fails in turn, alone or with all that follow, as in a crash; so does every write that is cut
 /// short, and a disk that is full after some bytes.
 #[test]
@@ -383,14 +550,14 @@ enum Fault {
 struct FaultyDisk {
     failing: usize,
     fault: Fault,
-    num_done: std::sync::Arc<AtomicUsize>,
+    num_done: Arc<AtomicUsize>,
 }
 
 struct FaultyFile {
     file: File,
     failing: usize,
     fault: Fault,
-    num_done: std::sync::Arc<AtomicUsize>,
+    num_done: Arc<AtomicUsize>,
 }
 
 fn check(failing: usize, fault: Fault, num_done: &AtomicUsize) -> io::Result<()> {
@@ -401,7 +568,7 @@ fn check(failing: usize, fault: Fault, num_done: &AtomicUsize) -> io::Result<()>
 
 impl FaultyDisk {
     fn new(failing: usize, fault: Fault) -> Self {
-        Self { failing, fault, num_done: std::sync::Arc::default() }
+        Self { failing, fault, num_done: Arc::default() }
     }
 
     fn check(&self) -> io::Result<()> {

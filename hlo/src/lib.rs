@@ -25,6 +25,7 @@ pub mod passes;
 pub mod random;
 mod rebuild;
 mod recompute;
+mod rectangle;
 mod region;
 pub mod rewrites;
 mod stablehlo;
@@ -54,6 +55,7 @@ pub use ops::{
 };
 pub use origin::Origin;
 pub use rebuild::rebuild;
+pub use rectangle::{ContiguousRun, Corner, contiguous_runs};
 pub use region::{Region, Scan};
 pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower, lower_isolated};
 pub use stacked::{MisfitRow, StackedRow, join_rows, row_paths, row_specs, rows, split_rows};

@@ -15,6 +15,9 @@ const FORMAT: &str = "lockstep checkpoint";
 /// The newest format version, which is written.
 const VERSION: u32 = 1;
 
+/// Bytes with a checksum of their own. Small enough to still be in the processor's cache after they were hashed or read.
+pub(super) const BLOCK_BYTES: usize = 1 << 20;
+
 /// The contents of `manifest.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -85,6 +88,8 @@ pub struct FileRecord {
     pub header_bytes: u64,
     /// XXH3-128 of these bytes.
     pub header_checksum: String,
+    /// Size of the blocks of a piece that have a checksum each; the last block of a piece may be shorter.
+    pub block_bytes: u64,
 }
 
 /// A leaf of the state.
@@ -119,8 +124,8 @@ pub struct PieceRecord {
     pub offset: u64,
     /// Its size in bytes: row-major, little endian.
     pub num_bytes: u64,
-    /// XXH3-128 of its bytes, 32 hexadecimal digits.
-    pub checksum: String,
+    /// XXH3-128 of each of its blocks, 32 hexadecimal digits.
+    pub checksums: Vec<String>,
 }
 
 /// A checksum as the manifest spells it.
@@ -192,6 +197,9 @@ impl Manifest {
         if self.files.iter().any(|file| file.header_bytes > file.num_bytes) {
             return Err("has a header that is longer than its file".to_owned());
         }
+        if self.files.iter().any(|file| file.block_bytes == 0) {
+            return Err("has checksums of blocks without bytes".to_owned());
+        }
         let mut num_bytes = 0u64;
         for leaf in &self.leaves {
             let misfit = || format!("has pieces of `{}` that do not make up the leaf", leaf.path);
@@ -209,14 +217,16 @@ impl Manifest {
                         && in_file.is_some_and(|end| end <= file.num_bytes)
                 });
                 let size = size(&piece.dims).ok_or_else(misfit)?;
+                let num_blocks = file.map(|file| piece.num_bytes.div_ceil(file.block_bytes));
                 let fits = (piece.start.len(), piece.dims.len())
                     == (leaf.dims.len(), leaf.dims.len())
                     && piece.dims == leaf.pieces[0].dims
                     && piece.start.iter().zip(&piece.dims).zip(&leaf.dims).all(is_in_grid)
                     && Some(piece.num_bytes)
                         == size.checked_mul(leaf.spec()?.dtype.size_bytes() as u64)
+                    && num_blocks == Some(piece.checksums.len() as u64)
                     && starts.insert(&piece.start);
-                if !fits || file.is_none() {
+                if !fits {
                     return Err(misfit());
                 }
                 covered = covered.saturating_add(size);
@@ -280,8 +290,9 @@ impl LeafRecord {
             Ok::<_, String>(AxisSet::of(&names.iter().map(axis).collect::<Result<Vec<_>, _>>()?))
         };
         let sharding: Vec<_> = self.sharding.iter().map(dim).collect::<Result<_, _>>()?;
-        if sharding.len() != self.dims.len() || self.num_stacked > self.dims.len() {
-            return Err(format!("has another number of dims for the sharding of `{}`", self.path));
+        let is_stack = self.path.matches('*').count() == self.num_stacked;
+        if sharding.len() != self.dims.len() || self.num_stacked > self.dims.len() || !is_stack {
+            return Err(format!("has records of `{}` with different numbers of dims", self.path));
         }
         let spec = LeafSpec::new(dtype, &self.dims, Sharding::new(&sharding));
         Ok(LeafSpec { num_stacked: self.num_stacked, ..spec })

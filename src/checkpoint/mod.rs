@@ -5,11 +5,14 @@
 //! written last. The directory is renamed into place when everything in it is on the disk, so one without a manifest, or
 //! under another name, is not a checkpoint. `docs/checkpoints.md` describes the files.
 
+mod blocks;
 mod directory;
 mod disk;
 mod error;
 mod manifest;
 mod read;
+mod regions;
+mod source;
 mod write;
 
 use hlo::{LeafSpec, Literal};
@@ -19,6 +22,7 @@ pub use disk::{Disk, LocalDisk};
 pub use error::Error;
 pub use manifest::{DataPosition, FileRecord, LeafRecord, Manifest, PieceRecord, RunRecord};
 pub use read::Checkpoint;
+pub use source::{LocalSource, Source, SourceFile};
 pub use write::{safetensors_dtype, save};
 
 /// A leaf of the state, copied to the host: the pieces that this process holds.

@@ -1,23 +1,30 @@
 //! Reading a checkpoint.
 
-use std::fs::{self, File};
+use std::collections::BTreeMap;
+use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use hlo::{LeafSpec, Literal, Tree, join_rows, row_paths, row_specs, split_rows};
+use hlo::{LeafSpec, Literal, StackedRow, Tree, row_specs, rows};
+use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::blocks::{StoredPiece, Unreadable, WINDOW_BYTES};
 use super::manifest::hex;
-use super::{Error, LeafRecord, Manifest, PieceRecord, RunRecord};
+use super::regions::{regions, runs_in};
+use super::{
+    Error, FileRecord, LeafRecord, LocalSource, Manifest, PieceRecord, RunRecord, Source,
+    SourceFile,
+};
 
-/// A checkpoint on disk, whose manifest and files have been checked. Values are checked when they are read.
+/// A checkpoint whose manifest and files have been checked. Values are checked when they are read.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
-    files: Vec<File>,
+    files: Vec<Box<dyn SourceFile>>,
     specs: Tree<LeafSpec>,
+    rows: Tree<StackedRow>,
 }
 
 impl Checkpoint {
@@ -26,45 +33,27 @@ impl Checkpoint {
     /// # Errors
     /// A directory that is not a checkpoint, or one that is damaged or too new.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let read = fs::read(path.join(Manifest::FILE));
-        let text = read.map_err(|error| match error.kind() {
+        Self::from_source(path, &LocalSource::new(path))
+    }
+
+    /// As [`Self::open`], with the files of `source`. Errors name `path`.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_source(path: &Path, source: &dyn Source) -> Result<Self, Error> {
+        let text = read_whole(source, Manifest::FILE).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                let hint = match path {
-                    _ if !path.is_dir() => "; there is no such directory",
-                    _ if path.join("checkpoints").is_dir() => {
-                        "; did you mean the directory checkpoints in it?"
-                    }
-                    _ => " (a save that did not finish, or another directory)",
-                };
-                Error::NotACheckpoint { path: path.to_owned(), hint }
+                Error::NotACheckpoint { path: path.to_owned(), hint: hint(path) }
             }
             _ => Error::io("read", &path.join(Manifest::FILE))(error),
         })?;
         let manifest = Manifest::from_text(&text, path)?;
         let damaged = |reason: String| Error::Damaged { path: path.to_owned(), reason };
         let specs = manifest.specs().map_err(damaged)?;
-        let mut files = vec![];
-        for record in &manifest.files {
-            let in_file = |reason: String| damaged(format!("{} {reason}", record.name));
-            // A name, not a path that leads elsewhere.
-            if Path::new(&record.name).file_name() != Some(record.name.as_ref()) {
-                return Err(in_file("is not the name of a file".to_owned()));
-            }
-            let file = File::open(path.join(&record.name));
-            let file = file.map_err(|error| in_file(format!("cannot be opened: {error}")))?;
-            let size = file.metadata().map_err(|error| in_file(error.to_string()))?.len();
-            if size != record.num_bytes {
-                return Err(in_file(format!("has {size} bytes instead of {}", record.num_bytes)));
-            }
-            // At most the size of the file, as the manifest has been checked.
-            let mut header = vec![0; usize::try_from(record.header_bytes).unwrap_or_default()];
-            file.read_exact_at(&mut header, 0).map_err(|error| in_file(error.to_string()))?;
-            if hex(xxh3_128(&header)) != record.header_checksum {
-                return Err(in_file("has another header than was written".to_owned()));
-            }
-            files.push(file);
-        }
-        Ok(Self { path: path.to_owned(), manifest, files, specs })
+        let open = |record: &FileRecord| open_file(path, source, record);
+        let files = manifest.files.par_iter().map(open).collect::<Result<_, _>>()?;
+        let rows = rows(&specs);
+        Ok(Self { path: path.to_owned(), manifest, files, specs, rows })
     }
 
     /// Its directory.
@@ -93,66 +82,80 @@ impl Checkpoint {
         &self.specs
     }
 
-    /// Reads a whole leaf.
+    /// Reads a whole leaf, as it was saved.
     ///
     /// # Errors
     /// A leaf that is not there, or damaged bytes.
     pub fn leaf(&self, path: &str) -> Result<Literal, Error> {
-        let index = self.specs.index_of(path).ok_or_else(|| self.missing(path))?;
-        let record = &self.manifest.leaves[index];
-        let mut whole = Literal::zeros(self.specs[path].dtype, &record.dims);
-        for piece in &record.pieces {
-            if piece.dims == record.dims {
-                self.read_piece(record, piece, whole.bytes_mut())?;
-                continue;
-            }
-            let mut values = Literal::zeros(whole.dtype(), &piece.dims);
-            self.read_piece(record, piece, values.bytes_mut())?;
-            paste(&mut whole, &values, &piece.start);
-        }
-        Ok(whole)
+        let spec = self.specs.get(path).ok_or_else(|| self.missing(path))?;
+        self.read(path, spec, &vec![0; spec.dims.len()], &spec.dims)
     }
 
-    /// Reads the leaves that `specs` declare, and hands each to `put` as a whole. A stack may have been saved as its rows,
-    /// and rows as a stack. Everything is read once; one leaf is in memory at a time, with its rows.
+    /// Reads the rectangle of these `dims` whose first element is at `start` of the leaf `path`, which this run declares as
+    /// `spec`. It may have been saved in any pieces, as rows of a stack or as a stack of rows. Only the blocks that hold its
+    /// bytes are read, each once.
     ///
     /// # Errors
-    /// Before the first `put`: a leaf that was not saved, has another dtype or other dims, or is not declared. Later:
-    /// damaged bytes, and the errors of `put`.
-    pub fn restore<E: From<Error>>(
+    /// A leaf that was not saved or has another dtype or other dims, a rectangle that is not in it, damaged bytes, or files
+    /// that cannot be read.
+    pub fn read(
         &self,
-        specs: &Tree<LeafSpec>,
-        mut put: impl FnMut(&str, &Literal) -> Result<(), E>,
-    ) -> Result<(), E> {
-        self.check_fits(specs)?;
-        for (path, spec) in self.specs.iter() {
-            if specs.get(path).is_some() {
-                put(path, &self.leaf(path)?)?;
-            } else if spec.num_stacked > 0 {
-                let stack = Tree::from_iter([(path.to_owned(), spec.clone())]);
-                let values = Tree::from_iter([(path.to_owned(), self.leaf(path)?)]);
-                for (row, value) in split_rows(&stack, values) {
-                    put(&row, &value)?;
-                }
+        path: &str,
+        spec: &LeafSpec,
+        start: &[usize],
+        dims: &[usize],
+    ) -> Result<Literal, Error> {
+        let declared = Tree::from_iter([(path.to_owned(), spec.clone())]);
+        self.check_rows(&declared, &self.saved_rows(&declared))?;
+        let is_inside = |((start, size), whole): ((&usize, &usize), &usize)| {
+            start.checked_add(*size).is_some_and(|end| end <= *whole)
+        };
+        let rank = spec.dims.len();
+        if (start.len(), dims.len()) != (rank, rank)
+            || !start.iter().zip(dims).zip(&spec.dims).all(is_inside)
+        {
+            return Err(self.misfit(format!(
+                "{dims:?} elements at {start:?} are not in `{path}`, which is {}",
+                spec.global_type()
+            )));
+        }
+        let regions = regions(&self.specs, &self.rows, (path, spec), start, dims);
+        let mut by_leaf = BTreeMap::<_, Vec<_>>::new();
+        for region in regions.map_err(|row| self.missing(&row))? {
+            by_leaf.entry(region.leaf).or_default().push(region);
+        }
+        let mut values = Literal::zeros(spec.dtype, dims);
+        for (leaf, regions) in by_leaf {
+            let record = &self.manifest.leaves[leaf];
+            for piece in &record.pieces {
+                let runs = runs_in(piece, &regions, spec.dtype.size_bytes());
+                let read = self.stored(piece).read(&runs, values.bytes_mut());
+                read.map_err(|error| self.unreadable(record, piece, error))?;
             }
         }
-        let stacks = specs.iter().filter(|(path, _)| self.specs.get(path).is_none());
-        for (path, spec) in stacks.filter(|(_, spec)| spec.num_stacked > 0) {
-            let rows = row_paths(path, spec).into_iter();
-            let rows: Tree<Literal> = rows
-                .map(|row| Ok((row.clone(), self.leaf(&row)?)))
-                .collect::<Result<_, Error>>()?;
-            let joined = join_rows(path, spec, &rows);
-            let joined = joined.map_err(|misfit| self.misfit(misfit.to_string()))?;
-            put(path, &*joined.ok_or_else(|| self.missing(path))?)?;
-        }
-        Ok(())
+        Ok(values)
     }
 
-    /// Checks that the leaves that were saved are those that `specs` declare, row by row.
-    fn check_fits(&self, specs: &Tree<LeafSpec>) -> Result<(), Error> {
-        let (saved, declared) = (row_specs(&self.specs), row_specs(specs));
-        for (path, spec) in declared.iter() {
+    /// Checks that the leaves that were saved are those that `specs` declare. A stack may have been saved as its rows, and
+    /// rows as a stack.
+    ///
+    /// # Errors
+    /// A leaf that was not saved, has another dtype or other dims, or is not declared.
+    pub fn check_fits(&self, specs: &Tree<LeafSpec>) -> Result<(), Error> {
+        let saved = row_specs(&self.specs);
+        self.check_rows(specs, &saved)?;
+        let declared = row_specs(specs);
+        match saved.paths().find(|path| declared.get(path).is_none()) {
+            None => Ok(()),
+            Some(path) => {
+                Err(self.misfit(format!("it has a leaf `{path}`, which this run does not have")))
+            }
+        }
+    }
+
+    /// Checks that all rows of `declared` are in `saved`, and equal.
+    fn check_rows(&self, declared: &Tree<LeafSpec>, saved: &Tree<LeafSpec>) -> Result<(), Error> {
+        for (path, spec) in row_specs(declared).iter() {
             let found = saved.get(path).ok_or_else(|| self.missing(path))?;
             if (found.dtype, &found.dims) != (spec.dtype, &spec.dims) {
                 return Err(self.misfit(format!(
@@ -162,54 +165,69 @@ impl Checkpoint {
                 )));
             }
         }
-        if let Some(path) = saved.paths().find(|path| declared.get(path).is_none()) {
-            return Err(
-                self.misfit(format!("it has a leaf `{path}`, which this run does not have"))
-            );
-        }
-        // Blocks in loops are stacked in one way only.
-        let is_known = |(path, spec): (&str, &LeafSpec)| {
-            let rows = row_paths(path, spec);
-            self.specs.get(path).is_some()
-                || (spec.num_stacked > 0 && rows.iter().all(|row| self.specs.get(row).is_some()))
-                || spec.num_stacked == 0
-        };
-        match specs.iter().all(is_known) {
-            true => Ok(()),
-            false => Err(self.misfit("its blocks are stacked in another way".to_owned())),
-        }
+        Ok(())
+    }
+
+    /// The saved rows among those of `declared`.
+    fn saved_rows(&self, declared: &Tree<LeafSpec>) -> Tree<LeafSpec> {
+        let found =
+            |path: &str| Some((path.to_owned(), self.specs[&*self.rows.get(path)?.leaf].row()));
+        rows(declared).paths().filter_map(found).collect()
     }
 
     /// Reads everything, and so checks all values.
     ///
     /// # Errors
-    /// The first damage that is found.
+    /// The first damage in the order of the leaves, or a file that cannot be read.
     pub fn verify(&self) -> Result<(), Error> {
-        for record in &self.manifest.leaves {
-            for piece in &record.pieces {
-                let num_bytes = usize::try_from(piece.num_bytes).unwrap_or_default();
-                self.read_piece(record, piece, &mut vec![0; num_bytes])?;
-            }
-        }
-        Ok(())
+        let pieces = self
+            .manifest
+            .leaves
+            .iter()
+            .flat_map(|leaf| leaf.pieces.iter().map(move |piece| (leaf, piece)));
+        let windows: Vec<_> = pieces
+            .flat_map(|(leaf, piece)| {
+                let windows = self.stored(piece).all_windows();
+                windows.into_iter().map(move |window| (leaf, piece, window))
+            })
+            .collect();
+        let failure = windows
+            .par_iter()
+            .map_init(Vec::new, |buffer, (leaf, piece, window)| {
+                buffer.resize(window.len(), 0);
+                let read = self.stored(piece).read_blocks(window.start, buffer);
+                read.map_err(|error| self.unreadable(leaf, piece, error)).err()
+            })
+            .find_first(Option::is_some);
+        failure.flatten().map_or(Ok(()), Err)
     }
 
-    fn read_piece(
-        &self,
-        leaf: &LeafRecord,
-        piece: &PieceRecord,
-        bytes: &mut [u8],
-    ) -> Result<(), Error> {
+    fn stored<'a>(&'a self, piece: &'a PieceRecord) -> StoredPiece<'a> {
+        // A block is not longer than its piece.
+        let block_bytes = self.manifest.files[piece.file].block_bytes.min(piece.num_bytes);
+        StoredPiece {
+            file: &*self.files[piece.file],
+            record: piece,
+            block_bytes: (block_bytes as usize).max(1),
+            window_bytes: WINDOW_BYTES,
+        }
+    }
+
+    fn unreadable(&self, leaf: &LeafRecord, piece: &PieceRecord, error: Unreadable) -> Error {
         let name = &self.manifest.files[piece.file].name;
         let damaged = |reason: String| Error::Damaged {
             path: self.path.clone(),
             reason: format!("`{}` in {name} {reason}", leaf.path),
         };
-        let read = self.files[piece.file].read_exact_at(bytes, piece.offset);
-        read.map_err(|error| damaged(format!("cannot be read: {error}")))?;
-        match hex(xxh3_128(bytes)) == piece.checksum {
-            true => Ok(()),
-            false => Err(damaged("has other bytes than were written".to_owned())),
+        match error {
+            Unreadable::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                damaged("is cut off".to_owned())
+            }
+            Unreadable::Io(error) => Error::io("read", &self.path.join(name))(error),
+            Unreadable::Changed(range) => damaged(format!(
+                "has other bytes than were written, between {} and {} of the file",
+                range.start, range.end
+            )),
         }
     }
 
@@ -222,22 +240,50 @@ impl Checkpoint {
     }
 }
 
-/// Copies a piece to its place in the whole leaf.
-fn paste(whole: &mut Literal, piece: &Literal, start: &[usize]) {
-    let (dims, size) = (whole.dims().to_vec(), piece.dtype().size_bytes());
-    let row = piece.dims().last().copied().unwrap_or(1) * size;
-    let num_rows = piece.num_bytes().checked_div(row).unwrap_or(0);
-    for index in 0..num_rows {
-        let (mut rest, mut element, mut stride) = (index, 0, 1);
-        for dim in (0..dims.len()).rev() {
-            let is_inner = dim + 1 == dims.len();
-            let at = if is_inner { 0 } else { rest % piece.dims()[dim] };
-            rest = if is_inner { rest } else { rest / piece.dims()[dim] };
-            element += (start[dim] + at) * stride;
-            stride *= dims[dim];
-        }
-        let to = element * size;
-        let from = &piece.bytes()[index * row..(index + 1) * row];
-        whole.bytes_mut()[to..to + row].copy_from_slice(from);
+fn read_whole(source: &dyn Source, name: &str) -> io::Result<Vec<u8>> {
+    let file = source.open(name)?;
+    let num_bytes = usize::try_from(file.num_bytes()).map_err(io::Error::other)?;
+    let mut bytes = vec![0; num_bytes];
+    file.read_exact_at(&mut bytes, 0).map(|()| bytes)
+}
+
+/// What may help if a directory is no checkpoint.
+fn hint(path: &Path) -> &'static str {
+    match path {
+        _ if !path.is_dir() => "; there is no such directory",
+        _ if path.join("checkpoints").is_dir() => "; did you mean the directory checkpoints in it?",
+        _ => " (a save that did not finish, or another directory)",
+    }
+}
+
+/// Opens a file, and checks its size and its header.
+fn open_file(
+    path: &Path,
+    source: &dyn Source,
+    record: &FileRecord,
+) -> Result<Box<dyn SourceFile>, Error> {
+    let damaged = |reason: String| Error::Damaged {
+        path: path.to_owned(),
+        reason: format!("{} {reason}", record.name),
+    };
+    // A name, not a path that leads elsewhere.
+    if Path::new(&record.name).file_name() != Some(record.name.as_ref()) {
+        return Err(damaged("is not the name of a file".to_owned()));
+    }
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => damaged(format!("cannot be opened: {error}")),
+        _ => Error::io("read", &path.join(&record.name))(error),
+    };
+    let file = source.open(&record.name).map_err(failed)?;
+    if file.num_bytes() != record.num_bytes {
+        let (found, expected) = (file.num_bytes(), record.num_bytes);
+        return Err(damaged(format!("has {found} bytes instead of {expected}")));
+    }
+    // At most the size of the file, as the manifest has been checked.
+    let mut header = vec![0; usize::try_from(record.header_bytes).unwrap_or_default()];
+    file.read_exact_at(&mut header, 0).map_err(failed)?;
+    match hex(xxh3_128(&header)) == record.header_checksum {
+        true => Ok(file),
+        false => Err(damaged("has another header than was written".to_owned())),
     }
 }

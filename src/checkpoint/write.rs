@@ -7,19 +7,16 @@ use std::path::{Path, PathBuf};
 use hlo::DType;
 use safetensors::tensor::Dtype;
 use serde_json::{Map, Value, json};
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::directory::{step_name, unfinished_name};
-use super::manifest::hex;
+use super::manifest::{BLOCK_BYTES, hex};
 use super::{
     Disk, Error, FileRecord, HostLeaf, HostPiece, LeafRecord, Manifest, PieceRecord, RunRecord,
 };
 
 /// The file of the first process.
 const SHARD: &str = "shard_00000.safetensors";
-
-/// Bytes that are hashed and written at a time: they are still in the processor's cache when they are written.
-const CHUNK: usize = 1 << 20;
 
 /// Writes `DIR/step_00000500` and returns its path. It appears when everything is on the disk; a save that fails or is
 /// killed leaves at most a directory whose name begins with a dot, which the next run removes. An earlier checkpoint of the
@@ -133,10 +130,10 @@ fn write_shard<D: Disk>(
     let mut records: Vec<_> = leaves.iter().map(|leaf| vec![None; leaf.pieces.len()]).collect();
     for &(index, place) in &order {
         let (leaf, piece) = (&leaves[index], &leaves[index].pieces[place]);
-        let mut hasher = Xxh3::new();
-        for chunk in piece.values.bytes().chunks(CHUNK) {
-            hasher.update(chunk);
-            file.write_all(chunk)?;
+        let mut checksums = vec![];
+        for block in piece.values.bytes().chunks(BLOCK_BYTES) {
+            checksums.push(hex(xxh3_128(block)));
+            file.write_all(block)?;
         }
         let num_bytes = piece.values.num_bytes() as u64;
         records[index][place] = Some(PieceRecord {
@@ -146,7 +143,7 @@ fn write_shard<D: Disk>(
             dims: piece.values.dims().to_vec(),
             offset,
             num_bytes,
-            checksum: hex(hasher.digest128()),
+            checksums,
         });
         offset += num_bytes;
     }
@@ -159,6 +156,7 @@ fn write_shard<D: Disk>(
         num_bytes: offset,
         header_bytes: header.len() as u64,
         header_checksum: hex(xxh3_128(&header)),
+        block_bytes: BLOCK_BYTES as u64,
     };
     Ok((file, leaves.iter().zip(records).map(of_leaf).collect()))
 }

@@ -19,15 +19,8 @@ pub fn cut(
     for replica in 0..mesh.num_replicas() {
         let index = mesh.index(replica, axes);
         indices.push(index);
-        pieces[index].get_or_insert_with(|| {
-            let mut piece = Literal::zeros(local.dtype, &local.dims);
-            let runs = runs(leaf, mesh, replica, &local.dims);
-            for (place, start, num_bytes) in runs {
-                let from = &whole.bytes()[start..start + num_bytes];
-                piece.bytes_mut()[place..place + num_bytes].copy_from_slice(from);
-            }
-            piece
-        });
+        let start = start(leaf, mesh, replica, &local.dims);
+        pieces[index].get_or_insert_with(|| whole.slice(&start, &local.dims));
     }
     Ok((pieces.into_iter().flatten().collect(), indices))
 }
@@ -70,41 +63,9 @@ pub fn start(leaf: &LeafSpec, mesh: &Mesh, replica: usize, local: &[usize]) -> V
 pub fn join(leaf: &LeafSpec, mesh: &Mesh, pieces: &[(usize, Literal)]) -> Literal {
     let mut whole = Literal::zeros(leaf.dtype, &leaf.dims);
     for (replica, piece) in pieces {
-        for (place, start, num_bytes) in runs(leaf, mesh, *replica, piece.dims()) {
-            let from = &piece.bytes()[place..place + num_bytes];
-            whole.bytes_mut()[start..start + num_bytes].copy_from_slice(from);
-        }
+        whole.paste(piece, &start(leaf, mesh, *replica, piece.dims()));
     }
     whole
-}
-
-/// The contiguous runs of bytes that a replica's piece shares with the whole leaf: start in the piece, start in the
-/// whole, length.
-fn runs(
-    leaf: &LeafSpec,
-    mesh: &Mesh,
-    replica: usize,
-    local: &[usize],
-) -> Vec<(usize, usize, usize)> {
-    let start = start(leaf, mesh, replica, local);
-    // A run covers this dim and all inner ones. In the inner ones, the piece and the whole have the same dims.
-    let inner = (0..local.len()).rev().find(|dim| local[*dim] != leaf.dims[*dim]).unwrap_or(0);
-    let num_bytes =
-        local[inner.min(local.len())..].iter().product::<usize>() * leaf.dtype.size_bytes();
-    let num_runs: usize = local[..inner].iter().product();
-    let mut runs = Vec::with_capacity(num_runs);
-    for run in 0..num_runs {
-        // The index of the run in each outer dim, innermost first, and its first element in the whole.
-        let (mut rest, mut element, mut stride) = (run, 0, 1);
-        for dim in (0..local.len()).rev() {
-            let at = if dim < inner { rest % local[dim] } else { 0 };
-            rest = if dim < inner { rest / local[dim] } else { rest };
-            element += (start[dim] + at) * stride;
-            stride *= leaf.dims[dim];
-        }
-        runs.push((run * num_bytes, element * leaf.dtype.size_bytes(), num_bytes));
-    }
-    runs
 }
 
 #[cfg(test)]
