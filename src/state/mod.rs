@@ -143,11 +143,42 @@ impl State {
             let found = format!("{}{:?}", whole.dtype(), whole.dims());
             return Err(does_not_fit(path, format!("it is {}, not {found}", spec.global_type())));
         }
-        let cut = shards::cut(spec, &self.mesh, whole);
-        let (pieces, indices) = cut.map_err(|error| does_not_fit(path, error.to_string()))?;
-        let pieces: Vec<_> = pieces.into_iter().map(Arc::new).collect();
-        let of_replicas: Vec<_> = indices.into_iter().map(|index| pieces[index].clone()).collect();
-        self.replace(path, &of_replicas)
+        self.fill(path, |start, dims| Ok(whole.slice(start, dims)))
+    }
+
+    /// Replaces a leaf by the pieces that `read` returns, given the index of a piece's first element in the whole leaf, for
+    /// each dim, and its dims. It is called once for each piece that this process holds.
+    ///
+    /// # Errors
+    /// If the state has no leaf at `path`, a piece has another dtype or other dims, or an upload fails; and the errors of
+    /// `read`.
+    pub fn fill<E: From<Error>>(
+        &mut self,
+        path: &str,
+        mut read: impl FnMut(&[usize], &[usize]) -> Result<Literal, E>,
+    ) -> Result<(), E> {
+        let index = self.specs.index_of(path).ok_or_else(|| no_such_leaf(path))?;
+        let spec = &self.specs[path];
+        let ty = spec.local_type(&self.mesh);
+        let ty = ty.map_err(|error| does_not_fit(path, error.to_string()))?;
+        let axes = spec.sharding.varying();
+        let mut pieces = vec![None; self.mesh.group_size(axes)];
+        let mut of_replicas = vec![];
+        for replica in self.placement.replicas() {
+            let piece: &mut Option<Arc<Literal>> = &mut pieces[self.mesh.index(replica, axes)];
+            if piece.is_none() {
+                let start = shards::start(spec, &self.mesh, replica, &ty.dims);
+                let values = read(&start, &ty.dims)?;
+                if (values.dtype(), values.dims()) != (ty.dtype, &ty.dims[..]) {
+                    return Err(does_not_fit(path, format!("a piece must be {ty}")).into());
+                }
+                *piece = Some(Arc::new(values));
+            }
+            of_replicas.extend(piece.clone());
+        }
+        let uploaded = self.client.upload_on(&self.placement, &of_replicas);
+        self.buffers[index] = uploaded.map_err(Error::from)?;
+        Ok(())
     }
 
     /// Replaces a leaf by one piece per replica. The pieces may differ where the leaf must be the same, to test that

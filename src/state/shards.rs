@@ -1,29 +1,6 @@
-//! Splits a whole leaf into the replicas' pieces and joins them again, in host memory.
+//! Which pieces of a leaf the replicas hold, and the whole leaf that they make up.
 
-use hlo::{LeafSpec, Literal, Mesh, UnevenShard};
-
-/// Splits a leaf into the pieces that the replicas hold: `(pieces, index of each replica's piece)`. Replicas that hold
-/// the same piece have the same index.
-///
-/// # Errors
-/// If the leaf cannot be sharded over the mesh.
-pub fn cut(
-    leaf: &LeafSpec,
-    mesh: &Mesh,
-    whole: &Literal,
-) -> Result<(Vec<Literal>, Vec<usize>), UnevenShard> {
-    let local = leaf.local_type(mesh)?;
-    let axes = leaf.sharding.varying();
-    let mut pieces: Vec<Option<Literal>> = vec![None; mesh.group_size(axes)];
-    let mut indices = Vec::with_capacity(mesh.num_replicas());
-    for replica in 0..mesh.num_replicas() {
-        let index = mesh.index(replica, axes);
-        indices.push(index);
-        let start = start(leaf, mesh, replica, &local.dims);
-        pieces[index].get_or_insert_with(|| whole.slice(&start, &local.dims));
-    }
-    Ok((pieces.into_iter().flatten().collect(), indices))
-}
+use hlo::{LeafSpec, Literal, Mesh};
 
 /// The first of `replicas` that holds each of a leaf's pieces, in the order of the pieces. `None` if one of the pieces is
 /// on none of them.
@@ -90,8 +67,7 @@ mod tests {
         ] {
             let leaf = LeafSpec::new(DType::F32, &[4, 6, 2], Sharding::new(&axes));
             let local = leaf.local_type(&mesh).unwrap().dims;
-            let (pieces, indices) = cut(&leaf, &mesh, &whole).unwrap();
-            assert_eq!(pieces.len(), mesh.group_size(leaf.sharding.varying()));
+            let piece = |replica: usize| whole.slice(&start(&leaf, &mesh, replica, &local), &local);
             for replica in 0..mesh.num_replicas() {
                 let first = |dim: usize| mesh.index(replica, axes[dim]) * local[dim];
                 let mut expected = vec![];
@@ -101,17 +77,16 @@ mod tests {
                         expected.extend_from_slice(&values[row..row + local[2]]);
                     }
                 }
-                assert_eq!(pieces[indices[replica]].as_slice::<f32>(), expected, "{leaf}");
+                assert_eq!(piece(replica).as_slice::<f32>(), expected, "{leaf}");
             }
-            let held = holders(&leaf, &mesh, 0..12)
-                .unwrap()
-                .into_iter()
-                .map(|r| (r, pieces[indices[r]].clone()));
-            assert_eq!(join(&leaf, &mesh, &held.collect::<Vec<_>>()), whole);
+            let held = holders(&leaf, &mesh, 0..12).unwrap();
+            assert_eq!(held.len(), mesh.group_size(leaf.sharding.varying()));
+            let held: Vec<_> = held.into_iter().map(|replica| (replica, piece(replica))).collect();
+            assert_eq!(join(&leaf, &mesh, &held), whole);
         }
         let scalar = LeafSpec::replicated(DType::U32, &[]);
-        let (pieces, indices) = cut(&scalar, &mesh, &Literal::scalar(7u32)).unwrap();
-        assert_eq!((pieces.len(), indices), (1, vec![0; 12]));
-        assert_eq!(join(&scalar, &mesh, &[(0, pieces[0].clone())]), Literal::scalar(7u32));
+        assert_eq!(holders(&scalar, &mesh, 0..12), Some(vec![0]));
+        assert_eq!(start(&scalar, &mesh, 5, &[]), [0usize; 0]);
+        assert_eq!(join(&scalar, &mesh, &[(0, Literal::scalar(7u32))]), Literal::scalar(7u32));
     }
 }

@@ -215,8 +215,8 @@ impl Trainer {
         let specs = self.state.specs().clone();
         checkpoint.check_fits(&specs)?;
         for (path, spec) in specs.iter() {
-            let whole = checkpoint.read(path, spec, &vec![0; spec.dims.len()], &spec.dims)?;
-            self.state.scatter(path, &whole)?;
+            let read = |start: &[usize], dims: &[usize]| checkpoint.read(path, spec, start, dims);
+            self.state.fill::<Error>(path, |start, dims| Ok(read(start, dims)?))?;
         }
         self.state.set_num_steps(checkpoint.run().step);
         Ok(())
