@@ -19,11 +19,11 @@ use hlo::TensorType;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::Model;
 use crate::gpt::GptConfig;
 use crate::mlp::MlpConfig;
 use crate::model_keys::{Architecture, InvalidValue};
 use crate::resnet::ResNetConfig;
+use crate::{Counterpart, Model};
 
 /// Declares [`ModelConfig`] from the table below.
 macro_rules! architectures {
@@ -93,6 +93,11 @@ macro_rules! architectures {
             /// [`Architecture::batch_norm_group`].
             pub fn batch_norm_group(&self) -> Option<usize> {
                 match self { $(Self::$Variant(config) => config.batch_norm_group(),)* }
+            }
+
+            /// [`Architecture::counterpart`].
+            pub fn counterpart(&self) -> Option<Counterpart> {
+                match self { $(Self::$Variant(config) => config.counterpart(),)* }
             }
 
             /// [`Architecture::label_smoothing`].

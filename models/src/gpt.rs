@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::layers::{Attention, attention, dropout, embedding, feed_forward, layer_norm};
 use crate::loss::cross_entropy;
 use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_share};
-use crate::{Batch, Initializer, Loss, Misfit, Model, Scope, Stack, stack};
+use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Scope, Stack, stack};
 
 /// Standard deviation of the weights at the start.
 const STD: f64 = 0.02;
@@ -152,6 +152,10 @@ impl Architecture for GptConfig {
 
     fn remat(&self) -> Option<bool> {
         Some(self.remat)
+    }
+
+    fn counterpart(&self) -> Option<Counterpart> {
+        Some(Counterpart::gpt2(&self.model()))
     }
 }
 

@@ -19,7 +19,7 @@ mod scope;
 mod stack;
 
 pub use architecture::ModelConfig;
-pub use foreign::{ForeignFormat, Layout};
+pub use foreign::{Counterpart, ForeignFormat, Gpt2Config, Layout, Library};
 pub use loss::{Batch, Loss};
 pub use model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 pub use parameter::{Initializer, Parameter, Precision, RunningMean};

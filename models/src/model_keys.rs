@@ -7,7 +7,7 @@ use hlo::TensorType;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::Model;
+use crate::{Counterpart, Model};
 
 /// The largest number of layers: more would take hours to trace.
 pub const MAX_LAYERS: usize = 1024;
@@ -45,6 +45,11 @@ pub trait Architecture: Serialize + DeserializeOwned {
 
     /// Examples that batch norm normalizes together; `None` without batch norm.
     fn batch_norm_group(&self) -> Option<usize> {
+        None
+    }
+
+    /// The model of another library that computes the same from the same parameters, if there is one.
+    fn counterpart(&self) -> Option<Counterpart> {
         None
     }
 

@@ -20,7 +20,7 @@ use crate::layers::{
 };
 use crate::loss::smoothed_cross_entropy;
 use crate::model_keys::{Architecture, InvalidValue, check_share};
-use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
+use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Scope};
 
 /// Published networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +85,12 @@ impl Architecture for ResNetConfig {
 
     fn label_smoothing(&self) -> Option<f64> {
         Some(self.label_smoothing)
+    }
+
+    /// torchvision has none of the networks for 32x32 images.
+    fn counterpart(&self) -> Option<Counterpart> {
+        let is_published = self.preset == ResNetPreset::ResNet50;
+        is_published.then(Counterpart::torchvision_resnet)
     }
 }
 

@@ -128,8 +128,9 @@ pub struct TrainArgs {
     /// Continue from the newest checkpoint of the run in --out, or from this one; without any, start
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "auto", conflicts_with_all = ["overwrite", "init"])]
     pub resume: Option<PathBuf>,
-    /// Start from these parameters (safetensors) instead of random ones
-    #[arg(long, value_name = "FILE", value_parser = path())]
+    /// Start from these parameters instead of random ones: a safetensors file, a checkpoint, the --out of a run, or a
+    /// folder of Hugging Face's
+    #[arg(long, value_name = "PATH", value_parser = path())]
     pub init: Option<PathBuf>,
     /// Print the summary as one line of JSON
     #[arg(long)]
@@ -275,18 +276,32 @@ pub enum CheckpointCommand {
         #[arg(value_parser = path())]
         b: PathBuf,
     },
-    /// Write the model's parameters and running statistics as one safetensors file, as `train` does at its end
+    /// Write the model's parameters and running statistics for other programs
     Export {
-        /// A checkpoint, or a directory whose newest one is meant
+        /// A checkpoint, a directory whose newest one is meant, or the --out of a run
         #[arg(value_parser = path())]
         dir: PathBuf,
-        /// The file
-        #[arg(long, value_name = "FILE", value_parser = path())]
+        /// The file to write; a folder with --format huggingface
+        #[arg(long, value_name = "PATH", value_parser = path())]
         to: PathBuf,
+        /// Names and layout
+        #[arg(long, value_enum, default_value_t = ExportFormat::Safetensors)]
+        format: ExportFormat,
         /// Write the parameters themselves where the optimizer keeps running means of them
         #[arg(long)]
         without_ema: bool,
     },
+}
+
+/// What `checkpoint export` writes.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ExportFormat {
+    /// One safetensors file with the model's own names, as `train` writes at its end
+    Safetensors,
+    /// A folder that transformers loads with `from_pretrained` (gpt)
+    Huggingface,
+    /// One safetensors file with torchvision's names (resnet50)
+    Torchvision,
 }
 
 /// A configuration and changes to it.

@@ -12,13 +12,16 @@ use anyhow::Result;
 use super::args::TrainArgs;
 use super::{Loaded, print_line, signals};
 use crate::observe::{Status, Summary, say};
-use crate::train::{self, Error, Options, Outcome, Resume, Stop};
+use crate::train::{self, Error, Options, Outcome, Resume, Stop, params_file};
 
 pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     let stop = Stop::default();
     let received = signals::watch(&stop)?;
     let TrainArgs { config, out, overwrite, resume, init, json } = args;
     let loaded = Loaded::new(&config)?;
+    if let Some(init) = &init {
+        params_file::check_counterpart(init, &loaded.config.model)?;
+    }
     let resume = match resume {
         None => Resume::Never,
         Some(path) if path.as_os_str() == "auto" => Resume::Newest,

@@ -1,6 +1,6 @@
 //! Errors that end a run before its last step.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::profile::ProfileError;
 use super::run_dir::RunDirError;
@@ -188,6 +188,13 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+}
+
+impl Error {
+    /// For a file or directory of parameters that cannot be read, given the reason.
+    pub(super) fn unreadable_params(path: &Path) -> impl Fn(String) -> Self {
+        move |reason| Self::Params { verb: "read", path: path.to_owned(), reason }
+    }
 }
 
 impl From<state::Error> for Error {

@@ -233,7 +233,7 @@ impl RunDir {
 }
 
 /// The summary of the run in a directory; `null` if there is none.
-fn summary_in(dir: &Path) -> Value {
+pub(super) fn summary_in(dir: &Path) -> Value {
     let summary = fs::read(dir.join(Summary::FILE)).unwrap_or_default();
     serde_json::from_slice(&summary).unwrap_or_default()
 }

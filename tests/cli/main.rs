@@ -3,6 +3,7 @@
 //! - `training`: what `train` achieves, prints and writes, on 1 to 8 replicas
 //! - `bad_input`: what is refused, with which words, and that nothing is lost by it
 //! - `checkpoints`: runs that are killed or stopped, and continued
+//! - `export`: models that leave a run for other programs, and that runs start from
 //! - `interrupted`: signals, and readers that go away
 //! - `run_dir`: a directory holds one run, whatever becomes of it and of the disk
 //! - `terminal`: what a person at a terminal sees
@@ -14,6 +15,7 @@
 
 mod bad_input;
 mod checkpoints;
+mod export;
 mod interrupted;
 mod plugin;
 mod reports;

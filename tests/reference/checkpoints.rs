@@ -2,13 +2,14 @@
 //!
 //! `gpt2_hf.py` and `resnet50_torchvision.py` created them; with `--full` they compare the published sizes.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use hlo::{DType, Literal, TensorType, Tree};
 use lockstep::step::{Forward, trace_forward};
-use lockstep::train::params_file;
+use lockstep::train::params_file::{self, SavedModel};
 use models::resnet::{self, ResNet};
-use models::{Precision, Scope, gpt};
+use models::{ModelConfig, Precision, Scope, gpt};
 use serde_json::Value;
 
 use super::{drawn, support};
@@ -28,6 +29,14 @@ fn logits_of_gpt2_match_hugging_face() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/gpt2_hf.safetensors");
     let logits = run(&forward, &path, Literal::from_f64(DType::I32, &dims, &tokens));
     drawn::assert_digest("logits", "logits", &logits, &reference["logits"], 1e-5);
+
+    // What is exported from it is what transformers has written.
+    let counterpart = ModelConfig::Gpt(config).counterpart().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("exported");
+    let params = params_file::load(&path, &forward.leaves).unwrap();
+    params_file::save_for_library(&folder, &params, &counterpart).unwrap();
+    assert_eq!(stored(&folder), stored(&path));
 }
 
 #[test]
@@ -63,6 +72,20 @@ fn logits_of_resnet50_match_torchvision() {
     let images: Vec<_> = drawn::uniform("images").take(count).collect();
     let logits = run(&forward, &path, Literal::from_f64(DType::F32, &dims, &images));
     drawn::assert_digest("logits", "logits", &logits, &reference["logits"], 1e-4);
+
+    let counterpart = ModelConfig::ResNet(model.config).counterpart().unwrap();
+    let exported = dir.path().join("exported.safetensors");
+    let leaves = params_file::load(&path, &forward.leaves).unwrap();
+    params_file::save_for_library(&exported, &leaves, &counterpart).unwrap();
+    let is_counter = |name: &String| name.ends_with("num_batches_tracked");
+    let mut expected = stored(&path);
+    expected.retain(|name, _| !is_counter(name));
+    assert_eq!(stored(&exported), expected);
+}
+
+/// The tensors of a file or folder, under their own names.
+fn stored(path: &Path) -> BTreeMap<String, Literal> {
+    SavedModel::find(path).unwrap().values(true).unwrap().into_iter().collect()
 }
 
 fn run(forward: &Forward, checkpoint: &Path, x: Literal) -> Literal {

@@ -5,7 +5,7 @@ use hlo::Tensor;
 use crate::{Initializer, Scope};
 
 /// Added to the variance.
-const EPSILON: f64 = 1e-5;
+pub(crate) const LAYER_NORM_EPSILON: f64 = 1e-5;
 
 /// Layer norm of `[b, d]` over d, with parameters `weight` `[d]` (ones) and `bias` `[d]` (zeros). The
 /// variance is biased. Computed in f32 or wider for any dtype of x. Ba, Kiros and Hinton, "Layer
@@ -31,7 +31,7 @@ pub fn layer_norm<'g>(scope: &Scope<'g>, x_bd: Tensor<'g>) -> Tensor<'g> {
     let mean = |x_bd: Tensor<'g>| (x_bd.reduce_sum(&[1]) / d as f64).broadcast_like(x_bd, &[0]);
     let centered_bd = x_bd - mean(x_bd);
     let variance_bd = mean(centered_bd * centered_bd);
-    let normalized_bd = centered_bd * (variance_bd + EPSILON).rsqrt();
+    let normalized_bd = centered_bd * (variance_bd + LAYER_NORM_EPSILON).rsqrt();
     let y_bd =
         normalized_bd * weight_d.broadcast_like(x_bd, &[1]) + bias_d.broadcast_like(x_bd, &[1]);
     y_bd.convert(dtype)

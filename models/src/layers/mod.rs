@@ -20,6 +20,7 @@ pub use conv2d::{Conv2d, conv2d};
 pub use dropout::dropout;
 pub use embedding::{Embedding, embedding};
 pub use feed_forward::{feed_forward, gelu, gelu_exact, silu, swiglu};
+pub(crate) use layer_norm::LAYER_NORM_EPSILON;
 pub use layer_norm::layer_norm;
 pub use linear::linear;
 pub use mlp_block::{MlpBlock, mlp_block};

@@ -1,18 +1,18 @@
 //! `lockstep checkpoint`.
 
+mod export;
+
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
-use hlo::{Literal, Tree, split_rows};
+use anyhow::Result;
+use hlo::Literal;
 use serde_json::json;
 
 use super::args::CheckpointCommand;
 use super::{print_line, print_lines};
 use crate::checkpoint::{Checkpoint, CheckpointDir, Error, StoredCheckpoint};
 use crate::observe::say;
-use crate::step::{MODEL_STATE, PARAMS, ema_path};
-use crate::train::params_file;
 
 pub fn run(command: &CheckpointCommand) -> Result<ExitCode> {
     match command {
@@ -22,8 +22,8 @@ pub fn run(command: &CheckpointCommand) -> Result<ExitCode> {
         CheckpointCommand::Diff { a, b } => {
             return diff(&CheckpointDir::open(a)?, &CheckpointDir::open(b)?);
         }
-        CheckpointCommand::Export { dir, to, without_ema } => {
-            export(&CheckpointDir::open(dir)?, to, *without_ema)?;
+        CheckpointCommand::Export { dir, to, format, without_ema } => {
+            export::run(dir, to, *format, *without_ema)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -174,24 +174,4 @@ fn difference(path: &str, a: &Literal, b: &Literal) -> Option<String> {
         differing.count(),
         a.len()
     ))
-}
-
-/// Writes what evaluation needs, under the model's own names: what `--init` and other programs read.
-fn export(checkpoint: &Checkpoint, to: &Path, without_ema: bool) -> Result<()> {
-    if to.exists() {
-        bail!("{} exists; choose another --to", to.display());
-    }
-    let (mut specs, mut values) = (Tree::new(), Tree::new());
-    for (path, spec) in checkpoint.specs().iter() {
-        let Some((kind, name)) = path.split_once('.') else { continue };
-        if ![PARAMS, MODEL_STATE].contains(&kind) {
-            continue;
-        }
-        let mean = ema_path(name);
-        let is_mean = kind == PARAMS && !without_ema && checkpoint.specs().get(&mean).is_some();
-        specs.insert(name, spec.clone());
-        values.insert(name, checkpoint.leaf(if is_mean { &mean } else { path })?);
-    }
-    params_file::save(to, &split_rows(&specs, values))?;
-    print_line(&format!("{} has the model after {} steps", to.display(), checkpoint.run().step))
 }

@@ -1,7 +1,7 @@
-//! Parameter files of other programs: one table per format maps names and layouts.
+//! Parameter files of other programs: one table per format maps names and layouts, for reading and for writing.
 //!
 //! In a table `*` is a number, the same on both sides, and `+` is one more than ours. Belongs to the trace
-//! phase: nothing here reads a file.
+//! phase: nothing here reads or writes a file.
 //!
 //! ```
 //! use models::{ForeignFormat, Layout};
@@ -10,6 +10,15 @@
 //! let (name, layout) = format.tensor("blocks.3.attn.qkv.weight").unwrap();
 //! assert_eq!((&*name, layout), ("h.3.attn.c_attn.weight", Layout::Transposed));
 //! ```
+
+mod gpt2;
+mod torchvision;
+
+use gpt2::GPT2;
+pub use gpt2::Gpt2Config;
+use torchvision::TORCHVISION_RESNET;
+
+use crate::gpt::Gpt;
 
 /// The order of a tensor's dims in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,12 +29,23 @@ pub enum Layout {
     Transposed,
 }
 
+/// A Python library with models that compute the same as ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    /// Hugging Face's transformers.
+    Transformers,
+    /// torchvision.
+    Torchvision,
+}
+
 /// The names that another program gives to the parameters of one of our models.
 #[derive(Debug)]
 pub struct ForeignFormat {
     /// Its name in messages, with the article.
     pub name: &'static str,
-    /// A prefix that all names may have.
+    /// The library whose models have these names.
+    pub library: Library,
+    /// A prefix that all names may have. The library writes it.
     prefix: &'static str,
     /// Our path, their name.
     rows: &'static [(&'static str, &'static str, Layout)],
@@ -35,64 +55,24 @@ pub struct ForeignFormat {
     pub tied: Option<(&'static str, &'static str)>,
 }
 
-use Layout::{Same, Transposed};
+/// A model of another library that computes the same as one of ours from the same parameters.
+#[derive(Clone, Debug)]
+pub struct Counterpart {
+    /// The names of its parameters.
+    pub format: &'static ForeignFormat,
+    /// Its `config.json`, if it is a model of transformers.
+    pub config: Option<Gpt2Config>,
+}
 
-/// `GPT2LMHeadModel` and `GPT2Model` of Hugging Face's transformers: its `Conv1D` multiplies from the right.
-static GPT2: ForeignFormat = ForeignFormat {
-    name: "a Hugging Face GPT-2",
-    prefix: "transformer.",
-    rows: &[
-        ("embed.weight", "wte.weight", Same),
-        ("position.weight", "wpe.weight", Same),
-        ("blocks.*.norm1.weight", "h.*.ln_1.weight", Same),
-        ("blocks.*.norm1.bias", "h.*.ln_1.bias", Same),
-        ("blocks.*.attn.qkv.weight", "h.*.attn.c_attn.weight", Transposed),
-        ("blocks.*.attn.qkv.bias", "h.*.attn.c_attn.bias", Same),
-        ("blocks.*.attn.out.weight", "h.*.attn.c_proj.weight", Transposed),
-        ("blocks.*.attn.out.bias", "h.*.attn.c_proj.bias", Same),
-        ("blocks.*.norm2.weight", "h.*.ln_2.weight", Same),
-        ("blocks.*.norm2.bias", "h.*.ln_2.bias", Same),
-        ("blocks.*.mlp.up.weight", "h.*.mlp.c_fc.weight", Transposed),
-        ("blocks.*.mlp.up.bias", "h.*.mlp.c_fc.bias", Same),
-        ("blocks.*.mlp.down.weight", "h.*.mlp.c_proj.weight", Transposed),
-        ("blocks.*.mlp.down.bias", "h.*.mlp.c_proj.bias", Same),
-        ("norm.weight", "ln_f.weight", Same),
-        ("norm.bias", "ln_f.bias", Same),
-    ],
-    ignored: &["h.*.attn.bias", "h.*.attn.masked_bias"],
-    tied: Some(("lm_head.weight", "wte.weight")),
-};
+impl Counterpart {
+    pub(crate) fn gpt2(model: &Gpt) -> Self {
+        Self { format: &GPT2, config: Some(Gpt2Config::of(model)) }
+    }
 
-/// The ResNets of torchvision.
-static TORCHVISION_RESNET: ForeignFormat = ForeignFormat {
-    name: "a torchvision ResNet",
-    prefix: "",
-    rows: &[
-        ("stem.conv.weight", "conv1.weight", Same),
-        ("stem.norm.weight", "bn1.weight", Same),
-        ("stem.norm.bias", "bn1.bias", Same),
-        ("stem.norm.mean", "bn1.running_mean", Same),
-        ("stem.norm.variance", "bn1.running_var", Same),
-        ("stages.*.blocks.*.conv*.weight", "layer+.*.conv*.weight", Same),
-        ("stages.*.blocks.*.norm*.weight", "layer+.*.bn*.weight", Same),
-        ("stages.*.blocks.*.norm*.bias", "layer+.*.bn*.bias", Same),
-        ("stages.*.blocks.*.norm*.mean", "layer+.*.bn*.running_mean", Same),
-        ("stages.*.blocks.*.norm*.variance", "layer+.*.bn*.running_var", Same),
-        ("stages.*.blocks.*.shortcut.conv.weight", "layer+.*.downsample.0.weight", Same),
-        ("stages.*.blocks.*.shortcut.norm.weight", "layer+.*.downsample.1.weight", Same),
-        ("stages.*.blocks.*.shortcut.norm.bias", "layer+.*.downsample.1.bias", Same),
-        ("stages.*.blocks.*.shortcut.norm.mean", "layer+.*.downsample.1.running_mean", Same),
-        ("stages.*.blocks.*.shortcut.norm.variance", "layer+.*.downsample.1.running_var", Same),
-        ("head.weight", "fc.weight", Same),
-        ("head.bias", "fc.bias", Same),
-    ],
-    ignored: &[
-        "bn1.num_batches_tracked",
-        "layer*.*.bn*.num_batches_tracked",
-        "layer*.*.downsample.1.num_batches_tracked",
-    ],
-    tied: None,
-};
+    pub(crate) fn torchvision_resnet() -> Self {
+        Self { format: &TORCHVISION_RESNET, config: None }
+    }
+}
 
 impl ForeignFormat {
     /// All formats.
@@ -111,6 +91,12 @@ impl ForeignFormat {
         self.rows
             .iter()
             .find_map(|(ours, theirs, layout)| Some((fill(theirs, &numbers(ours, path)?), *layout)))
+    }
+
+    /// Full name and layout of our parameter `path`, as the library itself writes it.
+    pub fn full_name(&self, path: &str) -> Option<(String, Layout)> {
+        let (name, layout) = self.tensor(path)?;
+        Some((format!("{}{name}", self.prefix), layout))
     }
 
     /// A name in a file without the prefix.
@@ -182,6 +168,22 @@ mod tests {
         assert!(TORCHVISION_RESNET.is_ignored("layer1.0.downsample.1.num_batches_tracked"));
         assert!(GPT2.is_ignored("transformer.h.11.attn.bias"));
         assert!(!GPT2.is_ignored("h.11.attn.c_attn.bias"));
+    }
+
+    #[test]
+    fn what_is_written_is_recognized_and_read_as_the_same_tensor() {
+        for (format, path) in [
+            (&GPT2, "blocks.11.mlp.down.weight"),
+            (&TORCHVISION_RESNET, "stages.2.blocks.1.shortcut.norm.mean"),
+        ] {
+            let (name, layout) = format.full_name(path).unwrap();
+            let read = ForeignFormat::recognize([&*name]).unwrap();
+            assert_eq!(read.name, format.name);
+            let (expected, same) = read.tensor(path).unwrap();
+            assert_eq!((read.without_prefix(&name), layout), (&*expected, same));
+        }
+        assert_eq!(GPT2.full_name("norm.bias").unwrap().0, "transformer.ln_f.bias");
+        assert_eq!(GPT2.full_name("head.weight"), None);
     }
 
     #[test]

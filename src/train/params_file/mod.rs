@@ -1,0 +1,88 @@
+//! Parameters on disk, with the model state that evaluation needs: safetensors files under the model's own paths.
+//! Reading also accepts checkpoints, runs, and the names that other programs use; writing can use those names too.
+
+mod exchange;
+mod fit;
+mod read;
+mod saved;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::Path;
+
+use hlo::{LeafSpec, Literal, Tree};
+use safetensors::tensor::{Dtype, View};
+
+use super::Error;
+use crate::checkpoint::safetensors_dtype;
+use crate::observe::{replace_file, say};
+pub use exchange::{check_counterpart, save_for_library};
+use fit::check_finite;
+pub use saved::SavedModel;
+
+/// Name of the file in the output directory.
+pub const FILE: &str = "params.safetensors";
+
+/// Writes parameters atomically: an existing file is replaced only when the new one is complete.
+///
+/// # Errors
+/// If a value is not finite, or the file cannot be written.
+pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
+    let failed = |reason: String| Error::Params { verb: "write", path: path.to_owned(), reason };
+    let bytes = serialize(params, None).map_err(failed)?;
+    replace_file(path, &bytes).map_err(|error| failed(error.to_string()))
+}
+
+/// Reads parameters of the given types from what `path` leads to, see [`SavedModel::find`]: a file, a checkpoint, a run, or
+/// a folder of Hugging Face's. If it is a directory, a message says what is taken.
+///
+/// Names are the model's own paths or those of a [foreign format](models::ForeignFormat), which is recognized by them.
+/// Floats of any width are converted to the model's dtype, rounded once, to nearest, ties to even. A value too large for
+/// that dtype is an error; one too small for it becomes 0, as with any other rounding. Other dtypes must match the
+/// model's.
+///
+/// # Errors
+/// If something cannot be read or is damaged, or if a parameter is missing, has other dims or another dtype, holds a
+/// value that is not finite or too large, or is not one of the model's.
+pub fn load(path: &Path, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, Error> {
+    let saved = SavedModel::find(path)?;
+    if path.is_dir() {
+        say(&format!("taking the parameters from {saved}"));
+    }
+    saved.load(specs)
+}
+
+/// The bytes of a safetensors file.
+///
+/// # Errors
+/// A value that is not finite.
+fn serialize(
+    tensors: &Tree<Literal>,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<Vec<u8>, String> {
+    tensors.iter().try_for_each(|(name, literal)| check_finite(name, literal))?;
+    let views = tensors.iter().map(|(name, literal)| (name, Leaf(literal)));
+    safetensors::serialize(views, metadata).map_err(|error| error.to_string())
+}
+
+struct Leaf<'a>(&'a Literal);
+
+impl View for Leaf<'_> {
+    fn dtype(&self) -> Dtype {
+        safetensors_dtype(self.0.dtype())
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.0.dims()
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(self.0.bytes())
+    }
+
+    fn data_len(&self) -> usize {
+        self.0.num_bytes()
+    }
+}

@@ -1,0 +1,228 @@
+//! What a path leads to: parameters in files, or in a checkpoint.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use hlo::{LeafSpec, Literal, Tree, split_rows};
+use safetensors::tensor::TensorView;
+
+use super::fit::{Tensors, dtype_of, fit};
+use super::read::{files_of_index, read_files, tensors};
+use super::{Error, FILE};
+use crate::checkpoint::{Checkpoint, CheckpointDir, Manifest, safetensors_dtype};
+use crate::config::{CheckpointConfig, read_regular};
+use crate::step::{MODEL_STATE, PARAMS, ema_path};
+use crate::train::run_dir::{CONFIG_FILE, summary_in};
+
+/// The file in a folder of Hugging Face's, unless there are several.
+pub(super) const HF_FILE: &str = "model.safetensors";
+/// The file that names them if there are several.
+const HF_INDEX: &str = "model.safetensors.index.json";
+/// Largest size of a configuration, in bytes.
+const MAX_CONFIG: u64 = 1 << 20;
+
+/// A model that was saved.
+#[derive(Debug)]
+pub enum SavedModel {
+    /// `params.safetensors` of a run.
+    Run {
+        /// The run's output directory.
+        dir: PathBuf,
+        /// The file.
+        file: PathBuf,
+    },
+    /// Files under the model's own names or those of a foreign format.
+    Files {
+        /// What the user named: the file or the folder.
+        path: PathBuf,
+        /// Safetensors files.
+        files: Vec<PathBuf>,
+    },
+    /// The parameters and running statistics in a checkpoint.
+    Checkpoint(Box<Checkpoint>),
+}
+
+impl SavedModel {
+    /// What `path` leads to:
+    ///
+    /// - a checkpoint, or a directory of checkpoints, whose newest one is meant;
+    /// - the output directory of a run: its parameters at the end if it is done, otherwise its newest checkpoint, otherwise
+    ///   the parameters that it left;
+    /// - a folder of Hugging Face's, with `model.safetensors` or several files and their index;
+    /// - anything else: a safetensors file.
+    ///
+    /// # Errors
+    /// A directory that is none of these or cannot be read, and a damaged checkpoint.
+    pub fn find(path: &Path) -> Result<Self, Error> {
+        if !path.is_dir() {
+            let (path, files) = (path.to_owned(), vec![path.to_owned()]);
+            return Ok(Self::Files { path, files });
+        }
+        let file = path.join(FILE);
+        // A run that was continued and has not ended has the file of its earlier end.
+        let is_done = file.exists() && summary_in(path)["status"] == "done";
+        if !is_done && let Some(checkpoint) = Self::newest_checkpoint(path)? {
+            return Ok(checkpoint);
+        }
+        let (whole, index) = (path.join(HF_FILE), path.join(HF_INDEX));
+        let path = path.to_owned();
+        if file.exists() {
+            Ok(Self::Run { dir: path, file })
+        } else if whole.exists() {
+            Ok(Self::Files { path, files: vec![whole] })
+        } else if index.exists() {
+            Ok(Self::Files { path, files: files_of_index(&index)? })
+        } else {
+            let reason = format!(
+                "the directory has neither checkpoints nor {FILE}, {HF_FILE} or {HF_INDEX}"
+            );
+            Err(Error::unreadable_params(&path)(reason))
+        }
+    }
+
+    /// The checkpoint at `path`, the newest one in a directory of checkpoints, or the newest one of the run in an output
+    /// directory.
+    ///
+    /// # Errors
+    /// A directory that cannot be read, and a damaged checkpoint.
+    pub fn newest_checkpoint(path: &Path) -> Result<Option<Self>, Error> {
+        let is_checkpoint = path.join(Manifest::FILE).exists();
+        let places = [path.to_owned(), checkpoints_of_run(path)];
+        for place in places {
+            if is_checkpoint || !CheckpointDir::list(&place)?.is_empty() {
+                let checkpoint = CheckpointDir::open(&place)?;
+                return Ok(Some(Self::Checkpoint(Box::new(checkpoint))));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The configuration of its run, as TOML, and where it is from. `None` if no run saved it.
+    ///
+    /// # Errors
+    /// If the run's file cannot be read.
+    pub fn config(&self) -> Result<Option<(String, PathBuf)>, Error> {
+        match self {
+            Self::Checkpoint(checkpoint) => {
+                let (text, path) = (&checkpoint.run().config, checkpoint.path());
+                Ok(Some((text.clone(), path.join(Manifest::FILE))))
+            }
+            Self::Run { dir, .. } => {
+                let path = dir.join(CONFIG_FILE);
+                let text = read_regular(&path, MAX_CONFIG).map_err(|error| error.to_string());
+                let text = text
+                    .and_then(|bytes| String::from_utf8(bytes).map_err(|error| error.to_string()));
+                let text =
+                    text.map_err(|error| format!("its configuration {CONFIG_FILE}: {error}"));
+                Ok(Some((text.map_err(Error::unreadable_params(dir))?, path)))
+            }
+            Self::Files { .. } => Ok(None),
+        }
+    }
+
+    /// The values of the model's leaves.
+    ///
+    /// # Errors
+    /// As [`load`](super::load).
+    pub fn load(&self, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, Error> {
+        let failed = Error::unreadable_params(self.path());
+        match self {
+            Self::Checkpoint(checkpoint) => {
+                let values = of_checkpoint(checkpoint, true)?;
+                let mut tensors = Tensors::new();
+                for (name, value) in values.iter() {
+                    let (dtype, dims) = (safetensors_dtype(value.dtype()), value.dims().to_vec());
+                    let view = TensorView::new(dtype, dims, value.bytes());
+                    let view = view.map_err(|error| failed(error.to_string()))?;
+                    tensors.insert(name.to_owned(), view);
+                }
+                fit(&tensors, specs).map_err(failed)
+            }
+            Self::Run { .. } | Self::Files { .. } => {
+                let paths = self.files();
+                let files = read_files(paths)?;
+                fit(&tensors(paths, &files)?, specs).map_err(failed)
+            }
+        }
+    }
+
+    /// All values under the names that they were saved with. With `means`, the running means of the parameters where the
+    /// optimizer keeps them; a run's file has these only.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    pub fn values(&self, means: bool) -> Result<Tree<Literal>, Error> {
+        if let Self::Checkpoint(checkpoint) = self {
+            return of_checkpoint(checkpoint, means);
+        }
+        let paths = self.files();
+        let files = read_files(paths)?;
+        let literal = |(name, view): (String, TensorView<'_>)| {
+            let dtype = dtype_of(&view)
+                .ok_or_else(|| format!("`{name}` is of the unknown dtype {:?}", view.dtype()))?;
+            let mut literal = Literal::zeros(dtype, view.shape());
+            literal.bytes_mut().copy_from_slice(view.data());
+            Ok((name, literal))
+        };
+        let values: Result<_, String> = tensors(paths, &files)?.into_iter().map(literal).collect();
+        values.map_err(Error::unreadable_params(self.path()))
+    }
+
+    fn files(&self) -> &[PathBuf] {
+        match self {
+            Self::Checkpoint(_) => &[],
+            Self::Run { file, .. } => std::slice::from_ref(file),
+            Self::Files { files, .. } => files,
+        }
+    }
+
+    /// What messages name.
+    fn path(&self) -> &Path {
+        match self {
+            Self::Checkpoint(checkpoint) => checkpoint.path(),
+            Self::Run { file: path, .. } | Self::Files { path, .. } => path,
+        }
+    }
+}
+
+impl fmt::Display for SavedModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path().display())?;
+        match self {
+            Self::Checkpoint(checkpoint) => {
+                let has_means = checkpoint.specs().paths().any(|path| {
+                    let name = path.strip_prefix(PARAMS).and_then(|rest| rest.strip_prefix('.'));
+                    name.is_some_and(|name| checkpoint.specs().get(&ema_path(name)).is_some())
+                });
+                let means = if has_means { ", running means of the parameters" } else { "" };
+                write!(f, " (after {} steps{means})", checkpoint.run().step)
+            }
+            Self::Files { files, .. } if files.len() > 1 => write!(f, " ({} files)", files.len()),
+            Self::Run { .. } | Self::Files { .. } => Ok(()),
+        }
+    }
+}
+
+/// What evaluation needs, under the model's own names.
+fn of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Result<Tree<Literal>, Error> {
+    let (mut specs, mut values) = (Tree::new(), Tree::new());
+    for (path, spec) in checkpoint.specs().iter() {
+        let Some((kind, name)) = path.split_once('.') else { continue };
+        if ![PARAMS, MODEL_STATE].contains(&kind) {
+            continue;
+        }
+        let mean = ema_path(name);
+        let is_mean = kind == PARAMS && means && checkpoint.specs().get(&mean).is_some();
+        specs.insert(name, spec.clone());
+        values.insert(name, checkpoint.leaf(if is_mean { &mean } else { path })?);
+    }
+    Ok(split_rows(&specs, values))
+}
+
+/// Where the run in an output directory keeps its checkpoints.
+fn checkpoints_of_run(dir: &Path) -> PathBuf {
+    let text = read_regular(&dir.join(CONFIG_FILE), MAX_CONFIG).unwrap_or_default();
+    let keys: toml::Table = String::from_utf8_lossy(&text).parse().unwrap_or_default();
+    let place = keys.get("checkpoint").and_then(|section| section.get("dir")?.as_str());
+    dir.join(place.unwrap_or(CheckpointConfig::DIR))
+}
