@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hlo::{Axis, AxisSet, LeafSpec, Literal, Sharding};
 use lockstep::checkpoint::{
-    self, Checkpoint, CheckpointDir, Disk, HostLeaf, HostPiece, LocalDisk, LocalSource, RunRecord,
-    Source, SourceFile,
+    self, Checkpoint, CheckpointDir, CheckpointSource, Disk, HostLeaf, HostPiece, LocalDisk,
+    LocalSource, RunRecord, SourceFile,
 };
 use lockstep::config::Config;
 use lockstep::data;
@@ -256,7 +256,7 @@ struct CountingFile {
     num_read: Arc<AtomicUsize>,
 }
 
-impl Source for CountingSource {
+impl CheckpointSource for CountingSource {
     fn open(&self, name: &str) -> io::Result<Box<dyn SourceFile>> {
         let file = self.files.open(name)?;
         Ok(Box::new(CountingFile { file, num_read: self.num_read.clone() }))

@@ -22,7 +22,7 @@ pub use disk::{Disk, LocalDisk};
 pub use error::Error;
 pub use manifest::{DataPosition, FileRecord, LeafRecord, Manifest, PieceRecord, RunRecord};
 pub use read::Checkpoint;
-pub use source::{LocalSource, Source, SourceFile};
+pub use source::{CheckpointSource, LocalSource, SourceFile};
 pub use write::{safetensors_dtype, save};
 
 /// A leaf of the state, copied to the host: the pieces that this process holds.

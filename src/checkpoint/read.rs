@@ -13,7 +13,7 @@ use super::blocks::{StoredPiece, Unreadable, WINDOW_BYTES};
 use super::manifest::hex;
 use super::regions::{regions, runs_in};
 use super::{
-    Error, FileRecord, LeafRecord, LocalSource, Manifest, PieceRecord, RunRecord, Source,
+    CheckpointSource, Error, FileRecord, LeafRecord, LocalSource, Manifest, PieceRecord, RunRecord,
     SourceFile,
 };
 
@@ -40,7 +40,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn from_source(path: &Path, source: &dyn Source) -> Result<Self, Error> {
+    pub fn from_source(path: &Path, source: &dyn CheckpointSource) -> Result<Self, Error> {
         let text = read_whole(source, Manifest::FILE).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                 Error::NotACheckpoint { path: path.to_owned(), hint: hint(path) }
@@ -240,7 +240,7 @@ impl Checkpoint {
     }
 }
 
-fn read_whole(source: &dyn Source, name: &str) -> io::Result<Vec<u8>> {
+fn read_whole(source: &dyn CheckpointSource, name: &str) -> io::Result<Vec<u8>> {
     let file = source.open(name)?;
     let num_bytes = usize::try_from(file.num_bytes()).map_err(io::Error::other)?;
     let mut bytes = vec![0; num_bytes];
@@ -259,7 +259,7 @@ fn hint(path: &Path) -> &'static str {
 /// Opens a file, and checks its size and its header.
 fn open_file(
     path: &Path,
-    source: &dyn Source,
+    source: &dyn CheckpointSource,
     record: &FileRecord,
 ) -> Result<Box<dyn SourceFile>, Error> {
     let damaged = |reason: String| Error::Damaged {

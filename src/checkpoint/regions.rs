@@ -8,7 +8,7 @@ use super::PieceRecord;
 /// A rectangle of a saved leaf, and its place in the values that are read. All vectors have the same number of dims:
 /// where the leaf or the values have fewer, dims of size 1 are in front.
 #[derive(Debug)]
-pub struct Region {
+pub struct SavedRegion {
     /// Index of the saved leaf.
     pub leaf: usize,
     start: Vec<usize>,
@@ -26,12 +26,12 @@ pub fn regions(
     (path, spec): (&str, &LeafSpec),
     start: &[usize],
     dims: &[usize],
-) -> Result<Vec<Region>, String> {
+) -> Result<Vec<SavedRegion>, String> {
     if let Some(leaf) = saved.index_of(path)
         && saved[path].dims == spec.dims
     {
         let (to_dims, to_start) = (dims.to_vec(), vec![0; dims.len()]);
-        return Ok(vec![Region {
+        return Ok(vec![SavedRegion {
             leaf,
             start: start.into(),
             dims: dims.into(),
@@ -52,7 +52,7 @@ pub fn regions(
         let Some(leaf) = saved.index_of(&row.leaf) else { return Err(path) };
         let saved_index = unravel(row.index, saved[&*row.leaf].stack_sizes());
         let rank = saved_index.len().max(place.len()) + row_dims.len();
-        found.push(Region {
+        found.push(SavedRegion {
             leaf,
             start: pad(&[&saved_index, row_start].concat(), rank, 0),
             dims: pad(row_dims, rank, 1),
@@ -67,7 +67,11 @@ pub fn regions(
 }
 
 /// What the regions have in common with a piece of their leaf, in bytes, sorted by where it is read.
-pub fn runs_in(piece: &PieceRecord, regions: &[Region], size_bytes: usize) -> Vec<ContiguousRun> {
+pub fn runs_in(
+    piece: &PieceRecord,
+    regions: &[SavedRegion],
+    size_bytes: usize,
+) -> Vec<ContiguousRun> {
     let mut found: Vec<ContiguousRun> = vec![];
     for region in regions {
         let rank = region.dims.len();

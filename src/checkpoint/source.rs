@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// The files of one checkpoint.
-pub trait Source: fmt::Debug + Send + Sync {
+pub trait CheckpointSource: fmt::Debug + Send + Sync {
     /// Opens a file by its name.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl LocalSource {
     }
 }
 
-impl Source for LocalSource {
+impl CheckpointSource for LocalSource {
     fn open(&self, name: &str) -> io::Result<Box<dyn SourceFile>> {
         let file = File::open(self.dir.join(name))?;
         let num_bytes = file.metadata()?.len();
