@@ -57,6 +57,9 @@ fn list(dir: &Path, json: bool) -> Result<()> {
         };
         rows.push((stored, checkpoint, damage));
     }
+    let newest = rows.last().and_then(|(_, checkpoint, _)| checkpoint.as_ref());
+    let best = newest.and_then(|newest| newest.run().progress["best_eval"]["step"].as_u64());
+    let is_best = |stored: &StoredCheckpoint| best.is_some_and(|best| best + 1 == stored.step);
     if json {
         let row = |(stored, checkpoint, damage): &(_, Option<Checkpoint>, _)| {
             let stored: &StoredCheckpoint = stored;
@@ -65,6 +68,7 @@ fn list(dir: &Path, json: bool) -> Result<()> {
                 "path": stored.path.display().to_string(),
                 "num_bytes": checkpoint.as_ref().map(num_bytes),
                 "saved_at": checkpoint.as_ref().map(|checkpoint| checkpoint.run().saved_at),
+                "is_best": is_best(stored),
                 "damage": damage,
             })
         };
@@ -75,7 +79,8 @@ fn list(dir: &Path, json: bool) -> Result<()> {
             (Some(checkpoint), _) => indicatif::HumanBytes(num_bytes(checkpoint)).to_string(),
             (None, damage) => damage.clone().unwrap_or_default(),
         };
-        format!("{:>9}  {}  {what}", stored.step, stored.path.display())
+        let best = if is_best(stored) { "  (best evaluation)" } else { "" };
+        format!("{:>9}  {}  {what}{best}", stored.step, stored.path.display())
     }))
 }
 
