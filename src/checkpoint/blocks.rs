@@ -188,7 +188,7 @@ mod tests {
                     .copy_from_slice(&bytes[3 + run.from..][..run.len]);
             }
             assert_eq!(out, by_hand, "{runs:?}");
-            let mut read = file.read.into_inner().unwrap();
+            let mut read = std::mem::take(&mut *file.read.lock().unwrap());
             read.sort_unstable();
             expected.iter_mut().for_each(|(offset, _)| *offset += 3);
             assert_eq!(read, expected, "{runs:?}");

@@ -124,15 +124,15 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let Options { started, out, overwrite, init, resume, stop } = options;
     // Before anything that takes time: a run whose files cannot be written does not start.
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
-    let place = checkpoints::directory(&job.config.checkpoint, out.as_deref());
-    let checkpoint = resume.find(place.as_deref())?;
+    let place = checkpoints::place(&job.config.checkpoint, out.as_deref());
+    let checkpoint = resume.find(place.as_ref())?;
     let differences = match &checkpoint {
         Some(checkpoint) => resume::compare(&checkpoint.run().config, &resolved)?,
         None => Differences::default(),
     };
     // Otherwise this is a branch of the run, which needs a place of its own.
-    let continues = checkpoint.as_ref().zip(place.as_deref());
-    let is_outside = job.config.checkpoint.dir.is_absolute();
+    let continues = checkpoint.as_ref().zip(place.as_ref());
+    let is_outside = checkpoints::is_outside(&job.config.checkpoint);
     let is_its_own = |out| !is_outside || run_dir::may_be_run_of(out, job.config);
     let continues = continues.is_some_and(|(checkpoint, place)| checkpoint.is_in(place))
         && out.as_deref().is_none_or(is_its_own);
@@ -151,13 +151,13 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     if let (Some(place), false, false) = (&place, continues, is_own)
         && let Some(newest) = CheckpointDir::list(place)?.pop()
     {
-        let newest = newest.path.file_name().unwrap_or_default().display().to_string();
-        return Err(checkpoint::Error::Occupied { path: place.to_owned(), newest }.into());
+        let newest = newest.location.name().to_owned();
+        return Err(checkpoint::Error::Occupied { path: place.clone(), newest }.into());
     }
     let dir = out.as_deref().map(|out| RunDir::claim(out, existing)).transpose()?;
     // One that may be moved aside with a run that is replaced is claimed after that.
     let is_settled = continues || is_outside;
-    let settled = place.as_deref().filter(|_| is_settled);
+    let settled = place.as_ref().filter(|_| is_settled);
     let settled = settled.map(CheckpointDir::claim).transpose()?;
     let check = || stop.check();
     let (client, run, mut trainer) = setup::start(job, &StartupSpans::new(*started), check)?;
@@ -179,7 +179,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let mut recorder =
         Recorder::begin(dir, &resolved, job, &run, &trainer, checkpoint.as_ref(), *started)?;
     stop.begin();
-    let claimed = settled.map(Ok).or_else(|| place.map(|place| CheckpointDir::claim(&place)));
+    let claimed = settled.map(Ok).or_else(|| place.map(CheckpointDir::claim));
     let saver = claimed.transpose().and_then(|dir| {
         let Some(dir) = dir else { return Ok(None) };
         match dir.remove_after(trainer.steps_taken())? {
