@@ -116,7 +116,7 @@ fn a_continued_run_is_the_same_bit_for_bit() {
             assert_eq!(stopped[field], end[field], "{sets:?}: {field}");
         }
         let [a, b] = [dir.path().join("whole"), out].map(|out| {
-            let newest = CheckpointDir::open(&out.join("checkpoints")).unwrap();
+            let newest = CheckpointDir::open(out.join("checkpoints")).unwrap();
             newest.specs().paths().map(|path| newest.leaf(path).unwrap()).collect::<Vec<_>>()
         });
         assert!(a == b, "{sets:?}: the whole state");
@@ -307,6 +307,9 @@ fn large_leaves() -> Vec<HostLeaf> {
     ]
 }
 
+/// The path, its declaration, the start and the dims of a rectangle, its first value, and the bytes that are read.
+type Read<'a> = (&'a str, LeafSpec, &'a [usize], &'a [usize], usize, usize);
+
 #[test]
 fn only_the_blocks_that_are_needed_are_read() {
     const MIB: usize = 1 << 20;
@@ -319,8 +322,8 @@ fn only_the_blocks_that_are_needed_are_read() {
     let spec = |dims: &[usize]| LeafSpec::replicated(hlo::DType::U32, dims);
     let stack = spec(&[1, 8, 1 << 15]).stacked(&[4]);
     let row = spec(&[8, 1 << 15]);
-    // The path, its declaration, the rectangle, its first value, and the bytes that are read. A row of `rows` is 1 MiB.
-    let cases: [(&str, LeafSpec, &[usize], &[usize], usize, usize); 10] = [
+    // A row of `rows` is 1 MiB.
+    let cases: [Read<'_>; 10] = [
         ("rows", spec(&[16, 2, 1 << 17]), &[0, 0, 0], &[8, 2, 1 << 17], 5, 8 * MIB),
         ("rows", spec(&[16, 2, 1 << 17]), &[5, 1, 7], &[1, 1, 2], 5 + (11 << 17) + 7, MIB),
         ("rows", spec(&[16, 2, 1 << 17]), &[3, 0, 0], &[2, 2, 8], 5 + (6 << 17), 2 * MIB),
@@ -437,11 +440,11 @@ fn no_failure_while_saving_costs_the_checkpoint_before() {
             let saved = checkpoint::save(&disk, dir.path(), &leaves(step), again);
             num_saved += usize::from(saved.is_ok());
             let claimed = CheckpointDir::claim(dir.path()).unwrap();
-            let found = CheckpointDir::list(claimed.path()).unwrap();
+            let found = CheckpointDir::list(claimed.location()).unwrap();
             let what = format!(
                 "{fault:?} at operation {failing} of saving step {step}: {saved:?}, {found:?}"
             );
-            let newest = Checkpoint::open(&found.last().expect(&what).path).expect(&what);
+            let newest = Checkpoint::open(&found.last().expect(&what).location).expect(&what);
             newest.verify().expect(&what);
             let expected = if saved.is_ok() { step } else { newest.run().step };
             assert_eq!(newest.run().step, expected, "{what}");

@@ -1,10 +1,12 @@
-//! The directory that holds a run's checkpoints.
+//! The place that holds a run's checkpoints.
 
+use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{Checkpoint, Disk, Error, LocalDisk, Manifest};
+use super::objects;
+use super::{Checkpoint, Disk, Error, HostLeaf, LocalDisk, Location, Manifest, RunRecord, save};
 
 /// What the names of checkpoints begin with.
 const PREFIX: &str = "step_";
@@ -13,6 +15,11 @@ const UNFINISHED: &str = ".unfinished.";
 
 pub(super) fn step_name(step: u64) -> String {
     format!("{PREFIX}{step:08}")
+}
+
+/// The number of steps in the name of a checkpoint.
+pub(super) fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix(PREFIX)?.parse().ok()
 }
 
 pub(super) fn unfinished_name(name: &str) -> String {
@@ -24,8 +31,8 @@ pub(super) fn unfinished_name(name: &str) -> String {
 pub struct StoredCheckpoint {
     /// Steps that had been taken.
     pub step: u64,
-    /// Its directory.
-    pub path: PathBuf,
+    /// Where it is.
+    pub location: Location,
 }
 
 impl StoredCheckpoint {
@@ -34,91 +41,90 @@ impl StoredCheckpoint {
     /// # Errors
     /// As [`Checkpoint::open`], and if its directory has the name of another step.
     pub fn open(&self) -> Result<Checkpoint, Error> {
-        let checkpoint = Checkpoint::open(&self.path)?;
+        let checkpoint = Checkpoint::open(&self.location)?;
         match checkpoint.run().step {
             step if step == self.step => Ok(checkpoint),
             step => Err(Error::Damaged {
-                path: self.path.clone(),
+                path: self.location.clone(),
                 reason: format!("it was renamed: it was saved after {step} steps"),
             }),
         }
     }
 }
 
-/// A directory of checkpoints that only this process writes into, as long as this value lives.
+/// A place for checkpoints that only this process saves into, as long as this value lives.
 #[derive(Debug)]
 pub struct CheckpointDir {
-    path: PathBuf,
-    /// Locked, if the file system supports it.
-    _lock: File,
+    location: Location,
+    claim: Box<dyn Claim>,
+}
+
+/// A place that this process has claimed.
+pub(super) trait Claim: fmt::Debug + Send + Sync {
+    /// Saves a checkpoint and returns its place.
+    fn save(&self, leaves: &[HostLeaf], run: RunRecord) -> Result<Location, Error>;
+
+    /// Removes the checkpoint of this name. It stops being one before its files are removed.
+    fn remove(&self, name: &str) -> Result<(), Error>;
 }
 
 impl CheckpointDir {
-    /// Creates the directory if needed, locks it, and removes what a killed process has left unfinished.
+    /// Creates the directory if needed, locks it, and removes what a killed process has left unfinished. In an object store, it
+    /// is taken from a process that has claimed it before, whose next save then fails.
     ///
     /// # Errors
-    /// A directory that cannot be written, or that another process writes into.
-    pub fn claim(path: &Path) -> Result<Self, Error> {
-        let failed = Error::io("write into", path);
-        fs::create_dir_all(path).map_err(&failed)?;
-        tempfile::tempfile_in(path).map_err(&failed)?;
-        let lock = File::open(path).map_err(&failed)?;
-        if let Err(TryLockError::WouldBlock) = lock.try_lock() {
-            return Err(Error::InUse { path: path.to_owned() });
-        }
-        for entry in fs::read_dir(path).map_err(&failed)? {
-            let entry = entry.map_err(&failed)?;
-            let is_unfinished =
-                entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes());
-            if is_unfinished && entry.file_type().map_err(&failed)?.is_dir() {
-                fs::remove_dir_all(entry.path()).map_err(Error::io("remove", &entry.path()))?;
-            }
-        }
-        // The directory itself may be new.
-        if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            LocalDisk.sync_dir(parent).map_err(&failed)?;
-        }
-        Ok(Self { path: path.to_owned(), _lock: lock })
-    }
-
-    /// Its path.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The complete checkpoints in a directory, oldest first. None if there is no such directory.
-    ///
-    /// # Errors
-    /// A directory that cannot be read.
-    pub fn list(path: &Path) -> Result<Vec<StoredCheckpoint>, Error> {
-        let entries = match fs::read_dir(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
-            entries => entries.map_err(Error::io("read", path))?,
+    /// A place that cannot be written, or a directory that another process writes into.
+    pub fn claim(location: impl Into<Location>) -> Result<Self, Error> {
+        let location = location.into();
+        let claim = match &location {
+            Location::Path(path) => Box::new(LocalClaim::new(path)?),
+            Location::Url(url) => objects::claim(url)?,
         };
+        Ok(Self { location, claim })
+    }
+
+    /// Where it is.
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
+
+    /// Saves a checkpoint and returns its place. It exists when all of it is stored; an earlier one of the same step is
+    /// replaced.
+    ///
+    /// # Errors
+    /// What could not be written, or in an object store, that another process has claimed the place.
+    pub fn save(&self, leaves: &[HostLeaf], run: RunRecord) -> Result<Location, Error> {
+        self.claim.save(leaves, run)
+    }
+
+    /// The complete checkpoints in a place, oldest first. None if there is no such directory.
+    ///
+    /// # Errors
+    /// A place that cannot be read.
+    pub fn list(location: impl Into<Location>) -> Result<Vec<StoredCheckpoint>, Error> {
+        let location = location.into();
         let mut found = vec![];
-        for entry in entries {
-            let entry = entry.map_err(Error::io("read", path))?;
-            let name = entry.file_name();
-            let step = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse().ok());
-            let path = entry.path();
-            if let Some(step) = step
-                && path.join(Manifest::FILE).exists()
-            {
-                found.push(StoredCheckpoint { step, path });
+        match &location {
+            Location::Path(path) => found = list_local(path)?,
+            Location::Url(url) => {
+                for (step, name) in objects::list(url)? {
+                    found.push(StoredCheckpoint { step, location: location.join(&name) });
+                }
             }
         }
         found.sort();
         Ok(found)
     }
 
-    /// Opens the checkpoint at `path`, or the newest one if `path` is a directory of checkpoints.
+    /// Opens the checkpoint at a place, or the newest one if it is a directory of checkpoints.
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
-    pub fn open(path: &Path) -> Result<Checkpoint, Error> {
-        match Self::list(path)?.last() {
+    pub fn open(location: impl Into<Location>) -> Result<Checkpoint, Error> {
+        let location = location.into();
+        match Self::list(&location)?.last() {
             Some(newest) => newest.open(),
-            None => Checkpoint::open(path),
+            None => Checkpoint::open(location),
         }
     }
 
@@ -128,21 +134,14 @@ impl CheckpointDir {
     /// # Errors
     /// What could not be removed.
     pub fn remove_after(&self, step: u64) -> Result<usize, Error> {
-        let mut later = Self::list(&self.path)?;
+        let mut later = Self::list(&self.location)?;
         later.retain(|checkpoint| checkpoint.step > step);
         // The newest first: what is left of a removal that is cut off has no gap.
-        later.iter().rev().try_for_each(|checkpoint| self.remove(checkpoint))?;
+        later
+            .iter()
+            .rev()
+            .try_for_each(|checkpoint| self.claim.remove(checkpoint.location.name()))?;
         Ok(later.len())
-    }
-
-    /// Removes a checkpoint. It stops being one before its files are removed.
-    fn remove(&self, checkpoint: &StoredCheckpoint) -> Result<(), Error> {
-        let unfinished = self.path.join(unfinished_name(&step_name(checkpoint.step)));
-        let remove = || {
-            LocalDisk.rename(&checkpoint.path, &unfinished)?;
-            LocalDisk.remove_dir_all(&unfinished)
-        };
-        remove().map_err(Error::io("remove", &checkpoint.path))
     }
 
     /// Removes all checkpoints but the `keep` newest and those after a number of steps for which `is_kept` is `true`.
@@ -150,9 +149,75 @@ impl CheckpointDir {
     /// # Errors
     /// What could not be removed.
     pub fn retain(&self, keep: usize, is_kept: impl Fn(u64) -> bool) -> Result<(), Error> {
-        let all = Self::list(&self.path)?;
+        let all = Self::list(&self.location)?;
         let old = all.len().saturating_sub(keep);
         let mut old = all[..old].iter().filter(|checkpoint| !is_kept(checkpoint.step));
-        old.try_for_each(|checkpoint| self.remove(checkpoint))
+        old.try_for_each(|checkpoint| self.claim.remove(checkpoint.location.name()))
     }
+}
+
+/// A directory on a local file system.
+#[derive(Debug)]
+struct LocalClaim {
+    path: PathBuf,
+    /// Locked, if the file system supports it.
+    _lock: File,
+}
+
+impl LocalClaim {
+    fn new(path: &Path) -> Result<Self, Error> {
+        let failed = Error::io("write into", path);
+        fs::create_dir_all(path).map_err(&failed)?;
+        tempfile::tempfile_in(path).map_err(&failed)?;
+        let lock = File::open(path).map_err(&failed)?;
+        if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+            return Err(Error::InUse { path: path.into(), by: "another process".to_owned() });
+        }
+        for entry in fs::read_dir(path).map_err(&failed)? {
+            let entry = entry.map_err(&failed)?;
+            let is_unfinished =
+                entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes());
+            if is_unfinished && entry.file_type().map_err(&failed)?.is_dir() {
+                fs::remove_dir_all(entry.path()).map_err(Error::io("remove", entry.path()))?;
+            }
+        }
+        // The directory itself may be new.
+        if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            LocalDisk.sync_dir(parent).map_err(&failed)?;
+        }
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+}
+
+impl Claim for LocalClaim {
+    fn save(&self, leaves: &[HostLeaf], run: RunRecord) -> Result<Location, Error> {
+        save(&LocalDisk, &self.path, leaves, run).map(Location::Path)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), Error> {
+        let (path, unfinished) = (self.path.join(name), self.path.join(unfinished_name(name)));
+        let remove = || {
+            LocalDisk.rename(&path, &unfinished)?;
+            LocalDisk.remove_dir_all(&unfinished)
+        };
+        remove().map_err(Error::io("remove", &path))
+    }
+}
+
+fn list_local(path: &Path) -> Result<Vec<StoredCheckpoint>, Error> {
+    let entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+        entries => entries.map_err(Error::io("read", path))?,
+    };
+    let mut found = vec![];
+    for entry in entries {
+        let entry = entry.map_err(Error::io("read", path))?;
+        let name = entry.file_name();
+        if let Some(step) = name.to_str().and_then(step_of)
+            && entry.path().join(Manifest::FILE).exists()
+        {
+            found.push(StoredCheckpoint { step, location: Location::Path(entry.path()) });
+        }
+    }
+    Ok(found)
 }

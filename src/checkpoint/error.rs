@@ -1,84 +1,92 @@
 //! Why a checkpoint cannot be written or read.
 
 use std::io;
-use std::path::{Path, PathBuf};
+
+use super::Location;
 
 /// Why a checkpoint cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file operation failed.
-    #[error("cannot {verb} {}: {source}", path.display())]
+    #[error("cannot {verb} {path}: {source}")]
     Io {
         /// What was attempted: `write`, `read`.
         verb: &'static str,
         /// The file or directory.
-        path: PathBuf,
+        path: Location,
         /// Why not.
         source: io::Error,
     },
     /// There is no manifest.
-    #[error(
-        "{} is not a checkpoint: it has no manifest.json{hint}", path.display()
-    )]
+    #[error("{path} is not a checkpoint: it has no manifest.json{hint}")]
     NotACheckpoint {
         /// The directory.
-        path: PathBuf,
+        path: Location,
         /// What may help; begins with a separator, or empty.
         hint: &'static str,
     },
     /// A newer program has written it.
     #[error(
-        "{} has format version {version}, but this program reads versions up to {newest}; use the version of \
-         lockstep that wrote it", path.display()
+        "{path} has format version {version}, but this program reads versions up to {newest}; use the version of \
+         lockstep that wrote it"
     )]
     Version {
         /// The directory.
-        path: PathBuf,
+        path: Location,
         /// Its version.
         version: u32,
         /// The newest version that can be read.
         newest: u32,
     },
     /// Its contents are not those that were written.
-    #[error("the checkpoint {} is damaged: {reason}; remove it to use an earlier one", path.display())]
+    #[error("the checkpoint {path} is damaged: {reason}; remove it to use an earlier one")]
     Damaged {
         /// The directory.
-        path: PathBuf,
+        path: Location,
         /// What is wrong.
         reason: String,
     },
     /// It does not fit what is to be restored.
-    #[error("the checkpoint {} does not fit: {reason}", path.display())]
+    #[error("the checkpoint {path} does not fit: {reason}")]
     Misfit {
         /// The directory.
-        path: PathBuf,
+        path: Location,
         /// What does not fit.
         reason: String,
     },
     /// Another process uses the directory.
-    #[error(
-        "another process writes checkpoints into {}; choose another checkpoint.dir, or wait for it", path.display()
-    )]
+    #[error("{by} writes checkpoints into {path}; choose another checkpoint.dir, or wait for it")]
     InUse {
         /// The directory.
-        path: PathBuf,
+        path: Location,
+        /// The process, as far as it is known.
+        by: String,
+    },
+    /// A URL, in a program that was built without object stores.
+    #[error(
+        "{path} is in an object store, but this program was built without the feature `object-stores`"
+    )]
+    NoObjectStores {
+        /// The URL.
+        path: Location,
     },
     /// It holds the checkpoints of another run.
     #[error(
-        "{} holds checkpoints of another run (the newest is {newest}); continue that run with --resume, or choose \
-         another checkpoint.dir", path.display()
+        "{path} holds checkpoints of another run (the newest is {newest}); continue that run with --resume, or choose \
+         another checkpoint.dir"
     )]
     Occupied {
         /// The directory.
-        path: PathBuf,
+        path: Location,
         /// The name of the newest.
         newest: String,
     },
 }
 
 impl Error {
-    pub(super) fn io(verb: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
-        move |source| Self::Io { verb, path: path.to_owned(), source }
+    pub(super) fn io(verb: &'static str, path: impl Into<Location>) -> impl Fn(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { verb, path: path.clone(), source }
     }
 }

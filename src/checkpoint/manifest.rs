@@ -1,14 +1,13 @@
 //! `manifest.json`: everything about a checkpoint but the values.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use hlo::{Axis, AxisSet, DType, LeafSpec, Sharding, Tree};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::Error;
+use super::{Error, Location};
 
 /// The value of `format`.
 const FORMAT: &str = "lockstep checkpoint";
@@ -158,9 +157,9 @@ impl Manifest {
     ///
     /// # Errors
     /// [`Error::Damaged`], or [`Error::Version`]; `dir` is what they name.
-    pub(super) fn from_text(text: &[u8], dir: &Path) -> Result<Self, Error> {
+    pub(super) fn from_text(text: &[u8], dir: &Location) -> Result<Self, Error> {
         let damaged = |reason: String| Error::Damaged {
-            path: dir.to_owned(),
+            path: dir.clone(),
             reason: format!("manifest.json {reason}"),
         };
         let value: Value = serde_json::from_slice(text)
@@ -172,7 +171,7 @@ impl Manifest {
         let version = value["version"].as_u64().unwrap_or_default();
         if version > u64::from(VERSION) {
             let version = u32::try_from(version).unwrap_or(u32::MAX);
-            return Err(Error::Version { path: dir.to_owned(), version, newest: VERSION });
+            return Err(Error::Version { path: dir.clone(), version, newest: VERSION });
         }
         let checksum = value["checksum"].as_str().unwrap_or_default().to_owned();
         if !is_intact(text, &checksum) {

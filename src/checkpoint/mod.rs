@@ -3,13 +3,17 @@
 //!
 //! A checkpoint is a directory `step_00000500` with one safetensors file per process and `manifest.json`, which is
 //! written last. The directory is renamed into place when everything in it is on the disk, so one without a manifest, or
-//! under another name, is not a checkpoint. `docs/checkpoints.md` describes the files.
+//! under another name, is not a checkpoint. In an object store, putting the manifest makes it one. `docs/checkpoints.md`
+//! describes the files.
 
 mod blocks;
 mod directory;
 mod disk;
 mod error;
+mod location;
 mod manifest;
+#[cfg_attr(not(feature = "object-stores"), path = "objects_absent.rs")]
+mod objects;
 mod read;
 mod regions;
 mod source;
@@ -20,6 +24,7 @@ use hlo::{LeafSpec, Literal};
 pub use directory::{CheckpointDir, StoredCheckpoint};
 pub use disk::{Disk, LocalDisk};
 pub use error::Error;
+pub use location::{Location, ObjectOptions, ObjectUrl};
 pub use manifest::{DataPosition, FileRecord, LeafRecord, Manifest, PieceRecord, RunRecord};
 pub use read::Checkpoint;
 pub use source::{CheckpointSource, LocalSource, SourceFile};

@@ -1,9 +1,8 @@
 //! Reading a checkpoint.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hlo::{LeafSpec, Literal, StackedRow, Tree, row_specs, rows};
 use rayon::prelude::*;
@@ -11,16 +10,17 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::blocks::{StoredPiece, Unreadable, WINDOW_BYTES};
 use super::manifest::hex;
+use super::objects;
 use super::regions::{regions, runs_in};
 use super::{
-    CheckpointSource, Error, FileRecord, LeafRecord, LocalSource, Manifest, PieceRecord, RunRecord,
-    SourceFile,
+    CheckpointSource, Error, FileRecord, LeafRecord, LocalSource, Location, Manifest, PieceRecord,
+    RunRecord, SourceFile,
 };
 
 /// A checkpoint whose manifest and files have been checked. Values are checked when they are read.
 #[derive(Debug)]
 pub struct Checkpoint {
-    path: PathBuf,
+    location: Location,
     manifest: Manifest,
     files: Vec<Box<dyn SourceFile>>,
     specs: Tree<LeafSpec>,
@@ -32,39 +32,49 @@ impl Checkpoint {
     ///
     /// # Errors
     /// A directory that is not a checkpoint, or one that is damaged or too new.
-    pub fn open(path: &Path) -> Result<Self, Error> {
-        Self::from_source(path, &LocalSource::new(path))
+    pub fn open(location: impl Into<Location>) -> Result<Self, Error> {
+        let location = location.into();
+        match &location {
+            Location::Path(path) => Self::from_source(path, &LocalSource::new(path)),
+            Location::Url(url) => {
+                let source = objects::source(url).map_err(Error::io("read", &location))?;
+                Self::from_source(&location, &*source)
+            }
+        }
     }
 
-    /// As [`Self::open`], with the files of `source`. Errors name `path`.
+    /// As [`Self::open`], with the files of `source`. Errors name `location`.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn from_source(path: &Path, source: &dyn CheckpointSource) -> Result<Self, Error> {
+    pub fn from_source(
+        location: impl Into<Location>,
+        source: &dyn CheckpointSource,
+    ) -> Result<Self, Error> {
+        let path: &Location = &location.into();
         let text = read_whole(source, Manifest::FILE).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                Error::NotACheckpoint { path: path.to_owned(), hint: hint(path) }
+                Error::NotACheckpoint { path: path.clone(), hint: hint(path) }
             }
-            _ => Error::io("read", &path.join(Manifest::FILE))(error),
+            _ => Error::io("read", path.join(Manifest::FILE))(error),
         })?;
         let manifest = Manifest::from_text(&text, path)?;
-        let damaged = |reason: String| Error::Damaged { path: path.to_owned(), reason };
+        let damaged = |reason: String| Error::Damaged { path: path.clone(), reason };
         let specs = manifest.specs().map_err(damaged)?;
         let open = |record: &FileRecord| open_file(path, source, record);
         let files = manifest.files.par_iter().map(open).collect::<Result<_, _>>()?;
         let rows = rows(&specs);
-        Ok(Self { path: path.to_owned(), manifest, files, specs, rows })
+        Ok(Self { location: path.clone(), manifest, files, specs, rows })
     }
 
-    /// Its directory.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Where it is.
+    pub fn location(&self) -> &Location {
+        &self.location
     }
 
-    /// `true` if it is one of the checkpoints in a directory.
-    pub fn is_in(&self, dir: &Path) -> bool {
-        let parent = self.path.parent().and_then(|parent| fs::canonicalize(parent).ok());
-        parent.is_some() && parent == fs::canonicalize(dir).ok()
+    /// `true` if it is one of the checkpoints in a place.
+    pub fn is_in(&self, dir: &Location) -> bool {
+        self.location.is_in(dir)
     }
 
     /// Everything but the values.
@@ -216,14 +226,14 @@ impl Checkpoint {
     fn unreadable(&self, leaf: &LeafRecord, piece: &PieceRecord, error: Unreadable) -> Error {
         let name = &self.manifest.files[piece.file].name;
         let damaged = |reason: String| Error::Damaged {
-            path: self.path.clone(),
+            path: self.location.clone(),
             reason: format!("`{}` in {name} {reason}", leaf.path),
         };
         match error {
             Unreadable::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 damaged("is cut off".to_owned())
             }
-            Unreadable::Io(error) => Error::io("read", &self.path.join(name))(error),
+            Unreadable::Io(error) => Error::io("read", self.location.join(name))(error),
             Unreadable::Changed(range) => damaged(format!(
                 "has other bytes than were written, between {} and {} of the file",
                 range.start, range.end
@@ -236,7 +246,7 @@ impl Checkpoint {
     }
 
     fn misfit(&self, reason: String) -> Error {
-        Error::Misfit { path: self.path.clone(), reason }
+        Error::Misfit { path: self.location.clone(), reason }
     }
 }
 
@@ -247,23 +257,26 @@ fn read_whole(source: &dyn CheckpointSource, name: &str) -> io::Result<Vec<u8>> 
     file.read_exact_at(&mut bytes, 0).map(|()| bytes)
 }
 
-/// What may help if a directory is no checkpoint.
-fn hint(path: &Path) -> &'static str {
-    match path {
-        _ if !path.is_dir() => "; there is no such directory",
-        _ if path.join("checkpoints").is_dir() => "; did you mean the directory checkpoints in it?",
-        _ => " (a save that did not finish, or another directory)",
+/// What may help if a place has no manifest.
+fn hint(location: &Location) -> &'static str {
+    match location {
+        Location::Path(path) if !path.is_dir() => "; there is no such directory",
+        Location::Path(path) if path.join("checkpoints").is_dir() => {
+            "; did you mean the directory checkpoints in it?"
+        }
+        Location::Path(_) => " (a save that did not finish, or another directory)",
+        Location::Url(_) => ", and no checkpoints below it",
     }
 }
 
 /// Opens a file, and checks its size and its header.
 fn open_file(
-    path: &Path,
+    path: &Location,
     source: &dyn CheckpointSource,
     record: &FileRecord,
 ) -> Result<Box<dyn SourceFile>, Error> {
     let damaged = |reason: String| Error::Damaged {
-        path: path.to_owned(),
+        path: path.clone(),
         reason: format!("{} {reason}", record.name),
     };
     // A name, not a path that leads elsewhere.
@@ -272,7 +285,7 @@ fn open_file(
     }
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => damaged(format!("cannot be opened: {error}")),
-        _ => Error::io("read", &path.join(&record.name))(error),
+        _ => Error::io("read", path.join(&record.name))(error),
     };
     let file = source.open(&record.name).map_err(failed)?;
     if file.num_bytes() != record.num_bytes {

@@ -58,7 +58,12 @@ fn write_all<D: Disk>(
     }
     disk.create_dir(unfinished).map_err(Error::io("create", unfinished))?;
     let path = unfinished.join(SHARD);
-    let (file, records) = write_shard(disk, &path, leaves).map_err(Error::io("write", &path))?;
+    let write = || {
+        let mut file = disk.create(&path)?;
+        let records = write_shard(&mut file, SHARD, leaves)?;
+        disk.sync(&file).map(|()| records)
+    };
+    let (file, records) = write().map_err(Error::io("write", &path))?;
     let path = unfinished.join(Manifest::FILE);
     let write = || {
         let text = Manifest::new(run, vec![file], records).to_text()?;
@@ -104,9 +109,10 @@ fn in_order(leaves: &[HostLeaf]) -> Vec<(usize, usize)> {
     order
 }
 
-fn write_shard<D: Disk>(
-    disk: &D,
-    path: &Path,
+/// Writes a shard. `name` is the name of its file.
+pub(super) fn write_shard(
+    file: &mut impl Write,
+    name: &str,
     leaves: &[HostLeaf],
 ) -> io::Result<(FileRecord, Vec<LeafRecord>)> {
     let order = in_order(leaves);
@@ -124,7 +130,6 @@ fn write_shard<D: Disk>(
         tensors.insert(tensor_name(leaf, &leaf.pieces[piece]), tensor);
     }
     let header = header(&tensors)?;
-    let mut file = disk.create(path)?;
     file.write_all(&header)?;
     let mut offset = header.len() as u64;
     let mut records: Vec<_> = leaves.iter().map(|leaf| vec![None; leaf.pieces.len()]).collect();
@@ -147,12 +152,11 @@ fn write_shard<D: Disk>(
         });
         offset += num_bytes;
     }
-    disk.sync(&file)?;
     let of_leaf = |(leaf, pieces): (&HostLeaf, Vec<Option<PieceRecord>>)| {
         LeafRecord::new(&leaf.path, &leaf.spec, pieces.into_iter().flatten().collect())
     };
     let file = FileRecord {
-        name: SHARD.to_owned(),
+        name: name.to_owned(),
         num_bytes: offset,
         header_bytes: header.len() as u64,
         header_checksum: hex(xxh3_128(&header)),

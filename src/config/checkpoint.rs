@@ -1,6 +1,6 @@
 //! `[checkpoint]`: when the state of a run is saved, and where.
 
-use std::path::{Component, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,8 @@ use super::keys::{Reader, Section, field_names};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CheckpointConfig {
-    /// The directory of the checkpoints; a relative one is in the output directory. Default `checkpoints`.
+    /// The directory of the checkpoints; a relative one is in the output directory. Or a URL in an object store. Default
+    /// `checkpoints`.
     pub dir: PathBuf,
     /// Steps between checkpoints; 0, the default, for none.
     pub every_steps: u64,
@@ -43,6 +44,20 @@ impl CheckpointConfig {
     pub const DIR: &'static str = "checkpoints";
 }
 
+/// The schemes of URLs in object stores.
+const OBJECT_SCHEMES: [&str; 3] = ["s3", "gs", "az"];
+
+/// `true` for a URL in an object store with a bucket and a prefix without empty, `.` and `..` parts.
+fn is_object_url(path: &Path) -> bool {
+    let url = path.to_str().and_then(|text| text.split_once("://"));
+    url.is_some_and(|(scheme, rest)| {
+        let mut parts = rest.trim_end_matches('/').split('/');
+        OBJECT_SCHEMES.contains(&scheme)
+            && parts.all(|part| !["", ".", ".."].contains(&part))
+            && !rest.contains(['?', '#', '@'])
+    })
+}
+
 impl Section for CheckpointConfig {
     const NAME: &'static str = "checkpoint";
 
@@ -52,11 +67,20 @@ impl Section for CheckpointConfig {
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
         let mut keys: Self = reader.keys()?;
+        let is_url = keys.dir.to_str().is_some_and(|text| text.contains("://"));
+        if is_url {
+            let is_place = is_object_url(&keys.dir);
+            let allowed = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX";
+            if let Err(error) = require(is_place, "dir", keys.dir.display(), allowed) {
+                reader.errors.push(error);
+            }
+            return Some(keys);
+        }
         let is_below = |part: Component<'_>| part != Component::ParentDir;
         let named = keys.dir.components().filter(|part| *part != Component::CurDir);
         let named: PathBuf = named.collect();
         let is_place = !named.as_os_str().is_empty() && named.components().all(is_below);
-        let allowed = "the path of a directory, without `..`";
+        let allowed = "the path of a directory, without `..`, or a URL in an object store";
         if let Err(error) = require(is_place, "dir", keys.dir.display(), allowed) {
             reader.errors.push(error);
         }

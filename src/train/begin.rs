@@ -1,13 +1,11 @@
 //! Where a run begins, and the directories that it writes into.
 
-use std::path::{Path, PathBuf};
-
-use super::checkpoints::{Saver, directory};
+use super::checkpoints::{self, Saver};
 use super::recorder::Recorder;
 use super::resume::{self, Differences};
 use super::run_dir::{self, Existing, RunDir};
 use super::{Error, Job, Options, Resume, Run, Trainer};
-use crate::checkpoint::{self, Checkpoint, CheckpointDir};
+use crate::checkpoint::{self, Checkpoint, CheckpointDir, Location};
 use crate::config::{CheckpointConfig, Config};
 use crate::observe::say;
 
@@ -18,7 +16,7 @@ pub(super) struct Beginning {
     /// How its configuration differs from the one in the checkpoint.
     differences: Differences,
     /// Where its checkpoints go.
-    place: Option<PathBuf>,
+    place: Option<Location>,
     /// `place`, unless it may be moved aside with a run that is replaced: then it is claimed after that.
     claimed: Option<CheckpointDir>,
     /// `true` if the run continues the one in its directories. Otherwise it is a new one, or a branch of another.
@@ -37,15 +35,15 @@ impl Beginning {
         resolved: &str,
     ) -> Result<(Self, Option<RunDir>), Error> {
         let out = options.out.as_deref();
-        let place = directory(&config.checkpoint, out);
-        let checkpoint = options.resume.find(place.as_deref())?;
+        let place = checkpoints::place(&config.checkpoint, out);
+        let checkpoint = options.resume.find(place.as_ref())?;
         let differences = match &checkpoint {
             Some(checkpoint) => resume::compare(&checkpoint.run().config, resolved)?,
             None => Differences::default(),
         };
-        let is_outside = config.checkpoint.dir.is_absolute();
+        let is_outside = checkpoints::is_outside(&config.checkpoint);
         let is_its_own = |out| !is_outside || run_dir::may_be_run_of(out, config);
-        let continues = checkpoint.as_ref().zip(place.as_deref());
+        let continues = checkpoint.as_ref().zip(place.as_ref());
         let continues = continues.is_some_and(|(checkpoint, place)| checkpoint.is_in(place))
             && out.is_none_or(is_its_own);
         if let (Some(place), false) = (&place, continues) {
@@ -62,7 +60,7 @@ impl Beginning {
             _ => Existing::Refuse,
         };
         let dir = out.map(|out| RunDir::claim(out, existing)).transpose()?;
-        let claimed = place.as_deref().filter(|_| continues || is_outside);
+        let claimed = place.as_ref().filter(|_| continues || is_outside);
         let claimed = claimed.map(CheckpointDir::claim).transpose()?;
         Ok((Self { checkpoint, differences, place, claimed, continues }, dir))
     }
@@ -108,12 +106,12 @@ impl Beginning {
 
 /// Checks that no other run saves its checkpoints in `place`. Those under the usual name belong to the run in the output
 /// directory.
-fn check_is_free(place: &Path, config: &Config) -> Result<(), Error> {
+fn check_is_free(place: &Location, config: &Config) -> Result<(), Error> {
     if config.checkpoint.dir.as_os_str() != CheckpointConfig::DIR
         && let Some(newest) = CheckpointDir::list(place)?.pop()
     {
-        let newest = newest.path.file_name().unwrap_or_default().display().to_string();
-        return Err(checkpoint::Error::Occupied { path: place.to_owned(), newest }.into());
+        let newest = newest.location.name().to_owned();
+        return Err(checkpoint::Error::Occupied { path: place.clone(), newest }.into());
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Saving checkpoints during a run, in the background.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
@@ -12,20 +12,25 @@ use serde_json::{Value, json};
 use super::recorder::Recorder;
 use super::{Error, Job, Run, Trainer};
 use crate::checkpoint::{
-    self, CheckpointDir, DataPosition, HostLeaf, HostPiece, LocalDisk, RunRecord,
+    self, CheckpointDir, DataPosition, HostLeaf, HostPiece, Location, RunRecord,
 };
 use crate::config::CheckpointConfig;
 use crate::observe::{EvalResult, RunProgress, SavedCheckpoint, StepEval};
 use crate::state::State;
 
-/// The directory of a run's checkpoints: a relative one is in the output directory. `None` without one, and if none are
+/// The place of a run's checkpoints: a relative directory is in the output directory. `None` without one, and if none are
 /// to be kept.
-pub(super) fn directory(config: &CheckpointConfig, out: Option<&Path>) -> Option<PathBuf> {
-    match (config.keep, config.dir.is_absolute(), out) {
+pub(super) fn place(config: &CheckpointConfig, out: Option<&Path>) -> Option<Location> {
+    match (config.keep, is_outside(config), out) {
         (0, ..) => None,
-        (_, true, _) => Some(config.dir.clone()),
-        (_, false, out) => out.map(|out| out.join(&config.dir)),
+        (_, true, _) => Some(Location::from(&config.dir)),
+        (_, false, out) => out.map(|out| Location::Path(out.join(&config.dir))),
     }
+}
+
+/// `true` if the checkpoints of a run are not in its output directory.
+pub(super) fn is_outside(config: &CheckpointConfig) -> bool {
+    config.dir.is_absolute() || matches!(Location::from(&config.dir), Location::Url(_))
 }
 
 /// Saves the state of a run. One save is in flight at most; the loop waits only for the copy of the state.
@@ -138,7 +143,7 @@ impl Saver {
                 // The sink reports it itself.
                 let _ = flush();
             }
-            checkpoint::save(&LocalDisk, dir.path(), &leaves, run)?;
+            dir.save(&leaves, run)?;
             dir.retain(keep, is_kept)?;
             Ok(SavedCheckpoint { num_steps: step, waited, written: begun.elapsed() })
         };

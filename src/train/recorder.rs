@@ -71,7 +71,7 @@ impl Recorder {
                 .first()
                 .map_or(String::new(), |device| device.kind.clone()),
             version: env!("CARGO_PKG_VERSION"),
-            resumed_from: resumed.map(|from| from.path().display().to_string()),
+            resumed_from: resumed.map(|from| from.location().to_string()),
             progress: resumed.map_or_else(RunProgress::default, |from| {
                 let metrics = trainer.eval_metrics();
                 progress_of(from.run().step, &from.run().progress, metrics)

@@ -1,13 +1,13 @@
 //! Continuing a run from a checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use toml::{Table, Value};
 
 use super::checkpoints::position;
 use super::{Error, Run, Trainer};
-use crate::checkpoint::{Checkpoint, CheckpointDir};
+use crate::checkpoint::{Checkpoint, CheckpointDir, Location};
 
 /// Where a run begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Resume {
     Never,
     /// At its newest checkpoint, if it has one.
     Newest,
-    /// At this checkpoint, or at the newest one in this directory.
+    /// At this checkpoint, or at the newest one in this directory; a path or a URL.
     From(PathBuf),
 }
 
@@ -26,7 +26,7 @@ impl Resume {
     ///
     /// # Errors
     /// A checkpoint that cannot be read; the newest one is never passed over.
-    pub(super) fn find(&self, dir: Option<&Path>) -> Result<Option<Checkpoint>, Error> {
+    pub(super) fn find(&self, dir: Option<&Location>) -> Result<Option<Checkpoint>, Error> {
         match (self, dir) {
             (Self::Never, _) => Ok(None),
             (Self::Newest, None) => Err(Error::NothingToResume),
@@ -189,7 +189,7 @@ pub(super) fn restore(
             "another program (mesh, options, device or version): what follows is the run that was saved, up to rounding"
         }
     };
-    Ok(format!("resumed after {} steps from {}; {how}", saved.step, checkpoint.path().display()))
+    Ok(format!("resumed after {} steps from {}; {how}", saved.step, checkpoint.location()))
 }
 
 #[cfg(test)]

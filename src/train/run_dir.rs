@@ -251,7 +251,7 @@ pub fn has_nothing_saved(dir: &Path, config: &Config) -> bool {
 }
 
 fn has_checkpoints(dir: &Path) -> bool {
-    CheckpointDir::list(&dir.join(CheckpointConfig::DIR)).is_ok_and(|found| !found.is_empty())
+    CheckpointDir::list(dir.join(CheckpointConfig::DIR)).is_ok_and(|found| !found.is_empty())
 }
 
 /// `true` unless a directory holds a run that saves its checkpoints elsewhere or has another seed than `config`.

@@ -36,7 +36,7 @@ fn stored(dir: &Path) -> Result<Vec<StoredCheckpoint>> {
         return Ok(found);
     }
     let step = Checkpoint::open(dir)?.run().step;
-    Ok(vec![StoredCheckpoint { step, path: dir.to_owned() }])
+    Ok(vec![StoredCheckpoint { step, location: dir.into() }])
 }
 
 fn num_bytes(checkpoint: &Checkpoint) -> u64 {
@@ -65,7 +65,7 @@ fn list(dir: &Path, json: bool) -> Result<()> {
             let stored: &StoredCheckpoint = stored;
             json!({
                 "step": stored.step,
-                "path": stored.path.display().to_string(),
+                "path": stored.location.to_string(),
                 "num_bytes": checkpoint.as_ref().map(num_bytes),
                 "saved_at": checkpoint.as_ref().map(|checkpoint| checkpoint.run().saved_at),
                 "is_best": is_best(stored),
@@ -80,7 +80,7 @@ fn list(dir: &Path, json: bool) -> Result<()> {
             (None, damage) => damage.clone().unwrap_or_default(),
         };
         let best = if is_best(stored) { "  (best evaluation)" } else { "" };
-        format!("{:>9}  {}  {what}{best}", stored.step, stored.path.display())
+        format!("{:>9}  {}  {what}{best}", stored.step, stored.location)
     }))
 }
 
@@ -91,11 +91,7 @@ fn inspect(checkpoint: &Checkpoint, json: bool) -> Result<()> {
     let run = checkpoint.run();
     let mesh: Vec<_> = run.mesh.iter().map(|(axis, size)| format!("{axis} {size}")).collect();
     let head = [
-        format!(
-            "{}: {}",
-            checkpoint.path().display(),
-            indicatif::HumanBytes(num_bytes(checkpoint))
-        ),
+        format!("{}: {}", checkpoint.location(), indicatif::HumanBytes(num_bytes(checkpoint))),
         format!(
             "after {} steps; batch {} of epoch {} is next",
             run.step, run.position.batch, run.position.epoch
@@ -130,7 +126,7 @@ fn verify(dir: &Path) -> Result<ExitCode> {
             Ok(indicatif::HumanBytes(num_bytes(&checkpoint)))
         });
         match read {
-            Ok(bytes) => print_line(&format!("{} is intact: {bytes}", stored.path.display()))?,
+            Ok(bytes) => print_line(&format!("{} is intact: {bytes}", stored.location))?,
             Err(Error::NotACheckpoint { .. }) => {}
             Err(error) => {
                 is_damaged = true;
@@ -146,7 +142,7 @@ fn diff(a: &Checkpoint, b: &Checkpoint) -> Result<ExitCode> {
     let mut lines = vec![];
     for (path, spec) in a.specs().iter() {
         match b.specs().get(path) {
-            None => lines.push(format!("{path}: only in {}", a.path().display())),
+            None => lines.push(format!("{path}: only in {}", a.location())),
             Some(other) if (other.dtype, &other.dims) != (spec.dtype, &spec.dims) => {
                 let (spec, other) = (spec.global_type(), other.global_type());
                 lines.push(format!("{path}: {spec} and {other}"));
@@ -155,7 +151,7 @@ fn diff(a: &Checkpoint, b: &Checkpoint) -> Result<ExitCode> {
         }
     }
     let only_there = b.specs().paths().filter(|path| a.specs().get(path).is_none());
-    lines.extend(only_there.map(|path| format!("{path}: only in {}", b.path().display())));
+    lines.extend(only_there.map(|path| format!("{path}: only in {}", b.location())));
     let (is_equal, num_leaves) = (lines.is_empty(), a.specs().len());
     if is_equal {
         lines.push(format!("all {num_leaves} leaves are equal bit for bit"));

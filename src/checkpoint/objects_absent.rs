@@ -1,0 +1,22 @@
+//! What stands for the module `objects` in a program that was built without object stores: every use is an error.
+
+use std::io;
+
+use super::directory::Claim;
+use super::{CheckpointSource, Error, Location, ObjectUrl};
+
+fn absent(url: &ObjectUrl) -> Error {
+    Error::NoObjectStores { path: Location::Url(url.clone()) }
+}
+
+pub fn claim(url: &ObjectUrl) -> Result<Box<dyn Claim>, Error> {
+    Err(absent(url))
+}
+
+pub fn list(url: &ObjectUrl) -> Result<Vec<(u64, String)>, Error> {
+    Err(absent(url))
+}
+
+pub fn source(url: &ObjectUrl) -> io::Result<Box<dyn CheckpointSource>> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, absent(url)))
+}
