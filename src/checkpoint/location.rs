@@ -30,15 +30,15 @@ pub struct ObjectOptions {
     /// Settings with the names of environment variables in lower case, such as `aws_endpoint_url`. Others come from the
     /// environment.
     pub settings: BTreeMap<String, String>,
-    /// Limit of a connection attempt.
+    /// Time limit of a connection attempt.
     pub connect_timeout: Duration,
-    /// Limit of one request.
+    /// Time limit of one attempt of a request.
     pub request_timeout: Duration,
-    /// A request that fails is repeated up to this often ..
+    /// Most retries of a request.
     pub max_retries: usize,
-    /// .. and for this long.
+    /// Time after which a request is not retried any more.
     pub retry_timeout: Duration,
-    /// The longest wait between two attempts; the first is 100 ms, with jitter.
+    /// The longest pause before a retry. The first one is 100 ms; pauses grow, with jitter.
     pub max_backoff: Duration,
     /// Larger files are uploaded in parts of this size. S3 needs at least 5 MiB.
     pub part_bytes: usize,

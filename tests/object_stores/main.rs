@@ -208,7 +208,7 @@ fn no_failed_request_of_an_upload_in_parts_costs_the_checkpoint_before() {
     check_faults(&Server::start(), 3 << 20, &faults, &[2]);
 }
 
-/// The last process to claim a place has it; the one before is told so, and does no harm.
+/// The last process to claim a place owns it. The one before gets an error, and does no harm.
 #[test]
 fn two_writers_notice_each_other() {
     let server = Server::start();

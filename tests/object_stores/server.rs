@@ -94,7 +94,7 @@ pub enum Fault {
     CutResponse(usize),
     /// It is carried out after this time.
     Slow(Duration),
-    /// Nor this request nor any later one is carried out, as if the process had been killed.
+    /// Neither this request nor any later one is carried out, as if the process had been killed.
     Dead,
 }
 

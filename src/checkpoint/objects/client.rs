@@ -27,7 +27,7 @@ pub struct ObjectClient {
     store: Arc<dyn ObjectStore>,
     /// The same store.
     pub parts: Arc<dyn MultipartStore>,
-    /// Limit of a request with its repetitions.
+    /// Time limit of a request with its retries.
     limit: Duration,
 }
 

@@ -1,5 +1,5 @@
-//! The process that saves below a prefix. The last one to claim it has it, so that one that was killed is in nobody's way; the
-//! one before notices it at its next save.
+//! The process that saves below a prefix. The last one to claim the prefix owns it, so a killed process does not block its
+//! successor. An earlier owner that still runs fails at its next save.
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
