@@ -9,7 +9,7 @@ use safetensors::tensor::TensorView;
 use super::fit::{Tensors, dtype_of, fit};
 use super::read::{files_of_index, read_files, tensors};
 use super::{Error, FILE};
-use crate::checkpoint::{Checkpoint, CheckpointDir, Manifest, safetensors_dtype};
+use crate::checkpoint::{Checkpoint, CheckpointDir, Location, Manifest, safetensors_dtype};
 use crate::config::{CheckpointConfig, read_regular};
 use crate::step::{MODEL_STATE, PARAMS, ema_path};
 use crate::train::run_dir::{CONFIG_FILE, summary_in};
@@ -45,7 +45,7 @@ pub enum SavedModel {
 impl SavedModel {
     /// What `path` leads to:
     ///
-    /// - a checkpoint, or a directory of checkpoints, whose newest one is meant;
+    /// - a checkpoint, or a directory or prefix of checkpoints, whose newest one is meant;
     /// - the output directory of a run: its parameters at the end if it is done, otherwise its newest checkpoint, otherwise
     ///   the parameters that it left;
     /// - a folder of Hugging Face's, with `model.safetensors` or several files and their index;
@@ -54,6 +54,9 @@ impl SavedModel {
     /// # Errors
     /// A directory that is none of these or cannot be read, and a damaged checkpoint.
     pub fn find(path: &Path) -> Result<Self, Error> {
+        if let place @ Location::Url(_) = Location::from(path) {
+            return Ok(Self::Checkpoint(Box::new(CheckpointDir::open(place)?)));
+        }
         if !path.is_dir() {
             let (path, files) = (path.to_owned(), vec![path.to_owned()]);
             return Ok(Self::Files { path, files });
@@ -87,8 +90,7 @@ impl SavedModel {
     /// A directory that cannot be read, and a damaged checkpoint.
     pub fn newest_checkpoint(path: &Path) -> Result<Option<Self>, Error> {
         let is_checkpoint = path.join(Manifest::FILE).exists();
-        let places = [path.to_owned(), checkpoints_of_run(path)];
-        for place in places {
+        for place in [path.into(), checkpoints_of_run(path)] {
             if is_checkpoint || !CheckpointDir::list(&place)?.is_empty() {
                 let checkpoint = CheckpointDir::open(&place)?;
                 return Ok(Some(Self::Checkpoint(Box::new(checkpoint))));
@@ -104,8 +106,8 @@ impl SavedModel {
     pub fn config(&self) -> Result<Option<(String, PathBuf)>, Error> {
         match self {
             Self::Checkpoint(checkpoint) => {
-                let (text, path) = (&checkpoint.run().config, checkpoint.path());
-                Ok(Some((text.clone(), path.join(Manifest::FILE))))
+                let manifest = checkpoint.location().join(Manifest::FILE);
+                Ok(Some((checkpoint.run().config.clone(), manifest.to_string().into())))
             }
             Self::Run { dir, .. } => {
                 let path = dir.join(CONFIG_FILE);
@@ -125,7 +127,8 @@ impl SavedModel {
     /// # Errors
     /// As [`load`](super::load).
     pub fn load(&self, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, Error> {
-        let failed = Error::unreadable_params(self.path());
+        let path = self.path();
+        let failed = Error::unreadable_params(&path);
         match self {
             Self::Checkpoint(checkpoint) => {
                 let values = of_checkpoint(checkpoint, true)?;
@@ -165,7 +168,7 @@ impl SavedModel {
             Ok((name, literal))
         };
         let values: Result<_, String> = tensors(paths, &files)?.into_iter().map(literal).collect();
-        values.map_err(Error::unreadable_params(self.path()))
+        values.map_err(Error::unreadable_params(&self.path()))
     }
 
     fn files(&self) -> &[PathBuf] {
@@ -177,10 +180,10 @@ impl SavedModel {
     }
 
     /// What messages name.
-    fn path(&self) -> &Path {
+    fn path(&self) -> PathBuf {
         match self {
-            Self::Checkpoint(checkpoint) => checkpoint.path(),
-            Self::Run { file: path, .. } | Self::Files { path, .. } => path,
+            Self::Checkpoint(checkpoint) => checkpoint.location().to_string().into(),
+            Self::Run { file: path, .. } | Self::Files { path, .. } => path.clone(),
         }
     }
 }
@@ -220,9 +223,12 @@ fn of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Result<Tree<Literal>, 
 }
 
 /// Where the run in an output directory keeps its checkpoints.
-fn checkpoints_of_run(dir: &Path) -> PathBuf {
+fn checkpoints_of_run(dir: &Path) -> Location {
     let text = read_regular(&dir.join(CONFIG_FILE), MAX_CONFIG).unwrap_or_default();
     let keys: toml::Table = String::from_utf8_lossy(&text).parse().unwrap_or_default();
     let place = keys.get("checkpoint").and_then(|section| section.get("dir")?.as_str());
-    dir.join(place.unwrap_or(CheckpointConfig::DIR))
+    match Location::from(place.unwrap_or(CheckpointConfig::DIR)) {
+        Location::Path(place) => Location::Path(dir.join(place)),
+        url => url,
+    }
 }
