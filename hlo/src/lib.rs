@@ -55,7 +55,10 @@ pub use ops::{
 pub use origin::Origin;
 pub use rebuild::rebuild;
 pub use region::{Region, Scan};
-pub use stablehlo::{Program, ProgramInput, ProgramOutput, lower, lower_isolated};
+pub use stablehlo::{
+    HOST_COLLECTIVE_TARGET, Program, ProgramInput, ProgramOutput, lower, lower_isolated,
+    lower_with_host_collectives,
+};
 pub use stacked::{MisfitRow, StackedRow, join_rows, row_paths, row_specs, rows, split_rows};
 pub use tensor::{Tensor, Tracer, trace};
 pub use transfers::{Transfer, transfers};
