@@ -288,7 +288,8 @@ fn setting_a_choice_clears_the_keys_of_the_others() {
 
 #[test]
 fn a_written_configuration_reads_back_equal() {
-    let variants: [&[&str]; 25] = [
+    let variants: [&[&str]; 26] = [
+        &["parallel.host_collectives=true"],
         &["mesh.fsdp=4", "parallel.zero=3"],
         &["mesh.fsdp=16", "parallel.scatter_line=4"],
         &["mesh.fsdp=auto", "parallel.scatter_line=3"],
@@ -554,6 +555,14 @@ fn bad_set_arguments_say_what_to_change() {
         ),
         (&["parallel.scatter_line=4"], &["do not divide mesh.fsdp = 1", "set a divisor"]),
         (&["parallel.scatter_line=-4"], &["scatter_line"]),
+        (
+            &["parallel.host_collectives=true", "device.backend=tpu"],
+            &["parallel.host_collectives: only the backend \"cpu\" has them", "leave out"],
+        ),
+        (
+            &["parallel.host_collectives=1"],
+            &["parallel.host_collectives: found", "allowed: \"auto\", true or false"],
+        ),
         (&["parallel.zero=0"], &["found 0; allowed: a whole number from 1 to 3"]),
         (&["parallel.zero=true"], &["found boolean `true`; allowed: a whole number from 1 to 3"]),
         (&["parallel.zero=auto"], &["found string \"auto\"; allowed: a whole number from 1 to 3"]),

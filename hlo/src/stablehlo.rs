@@ -4,8 +4,10 @@
 //! the ops as locations, leaf names follow the arguments and results as comments. `vary` and
 //! `stop_gradient` only affect types and gradients, and print nothing.
 
+mod constant;
 mod control;
 mod custom_call;
+mod host_collective;
 mod windows;
 
 use std::borrow::Cow;
@@ -20,6 +22,10 @@ use crate::{
     AxisSet, DType, DotDims, Graph, Groups, Literal, Mesh, Node, Op, Origin, Reduction, TensorType,
     ValueId,
 };
+
+pub use host_collective::HOST_COLLECTIVE_TARGET;
+
+use constant::constant;
 
 /// A module for a plugin to compile: its text, and its inputs and outputs.
 #[derive(Clone, Debug)]
@@ -66,19 +72,31 @@ impl Program {
         }
         out
     }
+
+    /// `true` if collectives of the program are custom calls: see [`lower_with_host_collectives`].
+    pub fn has_host_collectives(&self) -> bool {
+        self.text.contains(HOST_COLLECTIVE_TARGET)
+    }
 }
 
 /// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those of
 /// the graph's mesh, and state is donated to its next value.
 pub fn lower(graph: &Graph, name: &str) -> Program {
-    lower_with_groups(graph, name, ReplicaGroups::OfMesh)
+    write(graph, name, ReplicaGroups::OfMesh, Collectives::Ops)
+}
+
+/// [`lower`] with every collective written as a custom call to [`HOST_COLLECTIVE_TARGET`] in version 4, the typed FFI.
+/// Its attributes say what to compute among which replicas; operands and results are row-major.
+pub fn lower_with_host_collectives(graph: &Graph, name: &str) -> Program {
+    write(graph, name, ReplicaGroups::OfMesh, Collectives::HostCalls { num_sites: 0 })
 }
 
 /// [`lower`] without communication, for the first `num_replicas` replicas of the mesh: the same work for each of them, to
 /// measure it. Every all_reduce is over a group of one replica, and other collectives become local ops of the same
 /// shapes. The results are not those of the program.
 pub fn lower_isolated(graph: &Graph, name: &str, num_replicas: usize) -> Program {
-    lower_with_groups(&isolate(&expand(graph)), name, ReplicaGroups::Isolated { num_replicas })
+    let replica_groups = ReplicaGroups::Isolated { num_replicas };
+    write(&isolate(&expand(graph)), name, replica_groups, Collectives::Ops)
 }
 
 /// The replicas that a program is for, and how they form groups.
@@ -110,7 +128,20 @@ fn listed(mesh: &Mesh, groups: Groups) -> Vec<Vec<usize>> {
     groups.list(mesh).unwrap_or_else(|_| unreachable!("`infer` has checked that groups divide"))
 }
 
-fn lower_with_groups(graph: &Graph, name: &str, replica_groups: ReplicaGroups) -> Program {
+/// The form of collectives in a program.
+enum Collectives {
+    /// StableHLO's ops.
+    Ops,
+    /// Custom calls, of which this many have been written.
+    HostCalls { num_sites: usize },
+}
+
+fn write(
+    graph: &Graph,
+    name: &str,
+    replica_groups: ReplicaGroups,
+    collectives: Collectives,
+) -> Program {
     let graph = &*match expand(graph) {
         // Merges the zeros with which each stack of a loop starts.
         Cow::Owned(expanded) => Cow::Owned(merge_common_subexpressions(&expanded)),
@@ -124,7 +155,7 @@ fn lower_with_groups(graph: &Graph, name: &str, replica_groups: ReplicaGroups) -
         }
     }
 
-    let mut writer = Writer::new(*graph.mesh(), replica_groups);
+    let mut writer = Writer::new(*graph.mesh(), replica_groups, collectives);
     let _ = writeln!(
         writer.text,
         "module @{name} attributes {{mhlo.num_replicas = {num_replicas} : i32, \
@@ -178,15 +209,23 @@ struct Writer {
     text: String,
     mesh: Mesh,
     replica_groups: ReplicaGroups,
+    collectives: Collectives,
     num_names: usize,
     locations: HashMap<Origin, usize>,
     location_order: Vec<Origin>,
 }
 
 impl Writer {
-    fn new(mesh: Mesh, replica_groups: ReplicaGroups) -> Self {
-        let (locations, location_order) = (HashMap::new(), vec![]);
-        Self { text: String::new(), mesh, replica_groups, num_names: 0, locations, location_order }
+    fn new(mesh: Mesh, replica_groups: ReplicaGroups, collectives: Collectives) -> Self {
+        Self {
+            text: String::new(),
+            mesh,
+            replica_groups,
+            collectives,
+            num_names: 0,
+            locations: HashMap::new(),
+            location_order: vec![],
+        }
     }
 }
 
@@ -291,7 +330,14 @@ impl Writer {
             Op::DotGeneral(dims) => {
                 self.accumulated(context, node, |wide| dot_general(context, node, dims, wide))
             }
-            _ => expression(context, node, &self.mesh, self.replica_groups),
+            op => match &mut self.collectives {
+                Collectives::HostCalls { num_sites } if op.groups().is_some() => {
+                    *num_sites += 1;
+                    let site = *num_sites - 1;
+                    host_collective::host_collective(context, node, &self.mesh, site)
+                }
+                _ => expression(context, node, &self.mesh, self.replica_groups),
+            },
         };
         let results: Vec<_> = node.results().collect();
         let name = self.fresh();
@@ -622,69 +668,4 @@ fn mlir_type(ty: &TensorType) -> String {
     out.push_str(ty.dtype.mlir());
     out.push('>');
     out
-}
-
-/// Constants with more elements than this are written as bytes.
-const MAX_WRITTEN_ELEMENTS: usize = 64;
-
-fn constant(literal: &Literal) -> String {
-    let ty = mlir_type(&TensorType::new(literal.dtype(), literal.dims()));
-    let as_bytes = literal.num_elements() > MAX_WRITTEN_ELEMENTS && literal.dtype() != DType::Pred;
-    let value = if as_bytes {
-        let hex: String = literal.bytes().iter().map(|byte| format!("{byte:02X}")).collect();
-        format!("\"0x{hex}\"")
-    } else {
-        nested(&elements(literal), literal.dims())
-    };
-    format!("stablehlo.constant dense<{value}> : {ty}")
-}
-
-/// `[[1, 2], [3, 4]]`; a single element for rank 0; empty for a tensor without elements.
-fn nested(elements: &[String], dims: &[usize]) -> String {
-    match dims {
-        _ if elements.is_empty() => String::new(),
-        [] => elements[0].clone(),
-        [first, rest @ ..] => {
-            let rows = elements.chunks(elements.len() / first).map(|row| nested(row, rest));
-            format!("[{}]", rows.collect::<Vec<_>>().join(", "))
-        }
-    }
-}
-
-fn elements(literal: &Literal) -> Vec<String> {
-    macro_rules! integers {
-        ($ty:ty) => {
-            literal.as_slice::<$ty>().iter().map(ToString::to_string).collect()
-        };
-    }
-    match literal.dtype() {
-        DType::I64 => integers!(i64),
-        DType::I32 => integers!(i32),
-        DType::I8 => integers!(i8),
-        DType::U64 => integers!(u64),
-        DType::U32 => integers!(u32),
-        DType::U8 => integers!(u8),
-        DType::Pred => literal.bytes().iter().map(|byte| (*byte != 0).to_string()).collect(),
-        float => {
-            let width = float.size_bytes();
-            let bits = literal.bytes().chunks(width).map(|bytes| {
-                let hex: String = bytes.iter().rev().map(|byte| format!("{byte:02X}")).collect();
-                format!("0x{hex}")
-            });
-            literal.to_f64().iter().zip(bits).map(|(value, bits)| decimal(*value, bits)).collect()
-        }
-    }
-}
-
-/// The shortest decimal that reads back as the same f64, and so as the same narrower float. MLIR requires
-/// a point before the exponent, and the bits of infinities and NaN.
-fn decimal(value: f64, bits: String) -> String {
-    if !value.is_finite() {
-        return bits;
-    }
-    let text = format!("{value:e}");
-    match text.split_once('e') {
-        Some((mantissa, exponent)) if !mantissa.contains('.') => format!("{mantissa}.0e{exponent}"),
-        _ => text,
-    }
 }

@@ -207,7 +207,7 @@ impl Config {
         let schedule = read_section(file, errors);
         let mesh: Option<MeshConfig> = read_section(file, errors);
         let parallel: Option<ParallelConfig> = read_section(file, errors);
-        let device = read_section(file, errors);
+        let device: Option<DeviceConfig> = read_section(file, errors);
         let compile = read_section(file, errors);
         let checkpoint = read_section(file, errors);
         if let (Some(optimizer), Some(train)) = (&optimizer, &train)
@@ -220,6 +220,9 @@ impl Config {
         if let (Some(parallel), Some(mesh)) = (&parallel, &mesh) {
             check_zero(parallel, mesh, errors);
             check_scatter_line(parallel, mesh, errors);
+        }
+        if let (Some(parallel), Some(device)) = (&parallel, &device) {
+            check_host_collectives(parallel, device, errors);
         }
         // The batch is split over every axis that a configuration has.
         if let (Some(train), Some(mesh)) = (&train, mesh.as_ref().and_then(MeshConfig::fixed)) {
@@ -332,6 +335,26 @@ fn check_scatter_line(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut
              \"auto\""
         );
         errors.push(KeyError::new("parallel.scatter_line", Problem::Inconsistent(problem)));
+    }
+}
+
+/// Other backends have collectives of their own. What a plugin given by path is, is known when it is loaded.
+fn check_host_collectives(
+    parallel: &ParallelConfig,
+    device: &DeviceConfig,
+    errors: &mut KeyErrors,
+) {
+    if parallel.host_collectives == AutoOr::Value(true)
+        && matches!(device.backend, Backend::Cuda | Backend::Tpu)
+        && errors.none_of(&["device.backend", "parallel.host_collectives"])
+    {
+        let problem = format!(
+            "only the backend \"cpu\" has them, and device.backend = \"{}\"; leave out \
+             parallel.host_collectives",
+            device.backend
+        );
+        let key = "parallel.host_collectives";
+        errors.push(KeyError::new(key, Problem::Inconsistent(problem)));
     }
 }
 

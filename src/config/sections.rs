@@ -52,11 +52,18 @@ pub struct ParallelConfig {
     /// The replicas of a line of the torus, if gradients are scattered along one dim of it at a time; 0 or 1 scatters
     /// each in one collective. Default `"auto"`: one collective, and `lockstep compile` looks whether two are better.
     pub scatter_line: AutoOr<usize>,
+    /// `true` if this process computes the collectives of the CPU backend, `false` if XLA does. Default `"auto"`: XLA.
+    pub host_collectives: AutoOr<bool>,
 }
 
 impl Default for ParallelConfig {
     fn default() -> Self {
-        Self { zero: None, bucket_bytes: AutoOr::Auto, scatter_line: AutoOr::Auto }
+        Self {
+            zero: None,
+            bucket_bytes: AutoOr::Auto,
+            scatter_line: AutoOr::Auto,
+            host_collectives: AutoOr::Auto,
+        }
     }
 }
 
@@ -106,7 +113,7 @@ impl<T: Copy> AutoOr<T> {
     }
 }
 
-impl Serialize for AutoOr<usize> {
+impl<T: Serialize> Serialize for AutoOr<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Auto => serializer.serialize_str("auto"),
@@ -143,6 +150,31 @@ impl<'de> Deserialize<'de> for AutoOr<usize> {
             }
         }
         deserializer.deserialize_any(AutoOrCount)
+    }
+}
+
+impl<'de> Deserialize<'de> for AutoOr<bool> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AutoOrBool;
+        impl Visitor<'_> for AutoOrBool {
+            type Value = AutoOr<bool>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"auto\", true or false")
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Self::Value, E> {
+                match word {
+                    "auto" => Ok(AutoOr::Auto),
+                    other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
+                }
+            }
+
+            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Self::Value, E> {
+                Ok(AutoOr::Value(value))
+            }
+        }
+        deserializer.deserialize_any(AutoOrBool)
     }
 }
 

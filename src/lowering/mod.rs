@@ -26,6 +26,9 @@ pub struct Lowering {
     /// reduce_scatters over more replicas than this are written as two, along one dim of a torus each: see
     /// [`rewrites::scatter_by_line`]. 0 leaves them as one op.
     pub scatter_line: usize,
+    /// `true` writes collectives as calls to the host: see [`hlo::lower_with_host_collectives`]. They are matched by site,
+    /// not by order, so `order_collectives` does nothing then.
+    pub host_collectives: bool,
 }
 
 /// XLA's CPU backend vectorises reductions of up to this many elements. It turns longer ones into windows, which
@@ -43,6 +46,7 @@ impl Lowering {
     /// | collectives beside a loop that has some | wait for its end: their rendezvous are told apart by order alone | as written |
     /// | reductions to a scalar | in stages, the first over at most 32 elements: longer ones are not vectorised | one op |
     /// | reduce_scatters | one op | one op; `parallel.scatter_line` writes one per dim of a torus |
+    /// | collectives | ops; `parallel.host_collectives` writes calls to the host | ops |
     pub fn for_platform(platform: Platform) -> Self {
         match platform {
             Platform::Cpu => Self {
@@ -52,6 +56,7 @@ impl Lowering {
                 order_collectives: true,
                 reduction_group: CPU_REDUCTION_GROUP,
                 scatter_line: 0,
+                host_collectives: false,
             },
             Platform::Cuda | Platform::Tpu | Platform::Other => Self::default(),
         }
@@ -59,8 +64,14 @@ impl Lowering {
 
     /// Lowers a traced graph.
     pub fn lower(self, graph: Graph, name: &str) -> Lowered {
-        let graph = self.apply(graph);
-        Lowered::new(graph, name)
+        self.write(self.apply(graph), name)
+    }
+
+    /// Writes the program of a graph that is in the backend's form already, such as several lowered steps in one graph.
+    pub fn write(self, graph: Graph, name: &str) -> Lowered {
+        let write =
+            if self.host_collectives { hlo::lower_with_host_collectives } else { hlo::lower };
+        Lowered { program: write(&graph, name), graph }
     }
 
     fn apply(self, mut graph: Graph) -> Graph {
@@ -79,7 +90,7 @@ impl Lowering {
         if self.scatter_line > 0 {
             graph = rewrites::scatter_by_line(&graph, self.scatter_line);
         }
-        if self.order_collectives {
+        if self.order_collectives && !self.host_collectives {
             graph = rewrites::order_collectives(&graph);
         }
         graph
@@ -93,11 +104,4 @@ pub struct Lowered {
     pub graph: Graph,
     /// The program's text and signature.
     pub program: Program,
-}
-
-impl Lowered {
-    /// The program of a graph that is in the backend's form already, such as several lowered steps in one graph.
-    pub fn new(graph: Graph, name: &str) -> Self {
-        Self { program: hlo::lower(&graph, name), graph }
-    }
 }

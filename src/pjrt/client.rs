@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::abi::*;
 use super::cpu::{self, CpuWaits};
 use super::device::{Device, DeviceDescription, MemoryStats, describe_device, describe_global};
 use super::event::Completion;
+use super::ffi::{self, HostCollectives};
 use super::key_value::{self, KeyValueStore};
 use super::plugin::call;
 use super::value::{self, slice, string};
@@ -34,6 +35,7 @@ struct Inner {
     platform_version: String,
     process_index: usize,
     cpu_waits: CpuWaits,
+    host_collectives: OnceLock<Arc<dyn HostCollectives>>,
     queue: Mutex<LaunchQueue>,
     /// The plugin calls it as long as the client lives.
     _key_value_store: Option<Box<Arc<dyn KeyValueStore>>>,
@@ -242,6 +244,31 @@ impl Client {
         found.memory_stats(self.plugin())
     }
 
+    /// Lets programs with host collectives ([`hlo::lower_with_host_collectives`]) be compiled and run on this client of the
+    /// CPU plugin.
+    ///
+    /// # Errors
+    /// [`Error::HostCollectives`] on another platform, for a plugin that cannot call functions, or if the client has some
+    /// already.
+    pub fn use_host_collectives(&self, collectives: Arc<dyn HostCollectives>) -> Result<()> {
+        let refused = |reason: String| Err(Error::HostCollectives { reason });
+        if self.platform() != Platform::Cpu {
+            return refused(format!(
+                "the platform {} has collectives of its own",
+                self.platform_name()
+            ));
+        }
+        ffi::register(self.plugin())?;
+        match self.0.host_collectives.set(collectives) {
+            Ok(()) => Ok(()),
+            Err(_) => refused("the client has some already".to_owned()),
+        }
+    }
+
+    pub(super) fn host_collectives(&self) -> Option<&Arc<dyn HostCollectives>> {
+        self.0.host_collectives.get()
+    }
+
     /// What the client's programs may wait for on the CPU platform.
     pub(super) fn cpu_waits(&self) -> CpuWaits {
         self.0.cpu_waits
@@ -319,6 +346,7 @@ impl Inner {
             platform_version: String::new(),
             process_index: 0,
             cpu_waits: CpuWaits::default(),
+            host_collectives: OnceLock::new(),
             queue: Mutex::default(),
             _key_value_store: store,
         };

@@ -17,10 +17,12 @@ impl Client {
     /// Compiles a program for as many of this client's devices as it has replicas.
     ///
     /// # Errors
-    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`], [`Error::SignatureMismatch`], or what the
+    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`], [`Error::SignatureMismatch`],
+    /// [`Error::HostCollectives`] without [`Self::use_host_collectives`] for a program that needs them, or what the
     /// compiler reports, which for an unknown override is INVALID_ARGUMENT.
     pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Executable> {
         signature_check::check_inputs(program)?;
+        self.check_host_collectives(program)?;
         let assignment = options.assignment(self, program.num_replicas)?;
         let encoded = options.encode_for(self, &assignment)?;
         let c_program = mlir(program);
@@ -49,6 +51,7 @@ impl Client {
         bytes: &[u8],
     ) -> Result<Executable> {
         signature_check::check_inputs(program)?;
+        self.check_host_collectives(program)?;
         let assignment = options.assignment(self, program.num_replicas)?;
         let bytes = envelope::open(&envelope::digest(program), bytes)?;
         let mut args = PJRT_Executable_DeserializeAndLoad_Args {
@@ -60,6 +63,15 @@ impl Client {
         // SAFETY: the client is live; the bytes live through the call, which reads them.
         unsafe { call!(self.plugin(), PJRT_Executable_DeserializeAndLoad, args) }?;
         Executable::new(self, args.loaded_executable, program, &assignment)
+    }
+
+    fn check_host_collectives(&self, program: &Program) -> Result<()> {
+        if program.has_host_collectives() && self.host_collectives().is_none() {
+            let reason = "the program needs them, but the client has none; call \
+                          Client::use_host_collectives first";
+            return Err(Error::HostCollectives { reason: reason.to_owned() });
+        }
+        Ok(())
     }
 }
 
@@ -81,6 +93,7 @@ impl Executable {
             inputs: program.inputs.clone(),
             outputs: program.outputs.clone(),
             num_replicas: program.num_replicas,
+            has_host_collectives: program.has_host_collectives(),
             placement: client.placement().clone(),
             output_types: program.outputs.iter().map(|output| value_type(&output.ty)).collect(),
         };

@@ -176,6 +176,12 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A client cannot run collectives on the host.
+    #[error("host collectives: {reason}")]
+    HostCollectives {
+        /// Why not.
+        reason: String,
+    },
     /// Bytes that are not a serialized executable, or one of another program.
     #[error("cannot load the serialized executable: {reason}")]
     Serialized {

@@ -1,6 +1,7 @@
 //! Completion of asynchronous work.
 
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -50,28 +51,36 @@ impl Event {
 
     /// Drops `value` once the event is ready, on a thread of the plugin.
     pub fn keep_until_ready<T: Send + 'static>(&self, value: T) -> Result<()> {
+        // An error is reported to whoever waits for the data.
+        self.on_ready(move |_| drop(value))
+    }
+
+    /// Calls `callback` with the result of the work once the event is ready, on a thread of the plugin or on this one.
+    pub fn on_ready<F: FnOnce(Result<()>) + Send + 'static>(&self, callback: F) -> Result<()> {
         if self.raw.is_null() {
+            callback(Ok(()));
             return Ok(());
         }
-        let user_arg = Box::into_raw(Box::new((self.plugin, value)));
+        let user_arg = Box::into_raw(Box::new((self.plugin, callback)));
         let mut args = PJRT_Event_OnReady_Args {
             event: self.raw,
-            callback: Some(drop_kept::<T>),
+            callback: Some(call_back::<F>),
             user_arg: user_arg.cast(),
             ..PJRT_Event_OnReady_Args::new()
         };
         // SAFETY: the callback is called exactly once with `user_arg`, whether or not this event
         // object still exists then; it is the only one to free it. When the registration fails
-        // nobody will call it, and the value is leaked rather than freed under a running transfer.
+        // nobody will call it, and what it owns is leaked rather than freed under a running transfer.
         unsafe { call!(self.plugin, PJRT_Event_OnReady, args) }
     }
 }
 
-extern "C" fn drop_kept<T>(error: *mut PJRT_Error, user_arg: *mut c_void) {
-    // SAFETY: `user_arg` is the box that `keep_until_ready` made for this call.
-    let kept = unsafe { Box::from_raw(user_arg.cast::<(Plugin, T)>()) };
-    // The error is reported to whoever waits for the data; here it only has to be freed.
-    let _ = kept.0.check("PJRT_Event_OnReady", error);
+extern "C" fn call_back<F: FnOnce(Result<()>)>(error: *mut PJRT_Error, user_arg: *mut c_void) {
+    // SAFETY: `user_arg` is the box that `on_ready` made for this call.
+    let (plugin, callback) = *unsafe { Box::from_raw(user_arg.cast::<(Plugin, F)>()) };
+    let result = plugin.check("PJRT_Event_OnReady", error);
+    // A panic must not unwind into the plugin.
+    let _ = catch_unwind(AssertUnwindSafe(|| callback(result)));
 }
 
 impl Drop for Event {
@@ -104,7 +113,7 @@ impl Completion {
     }
 
     /// Blocks until every addressable device has finished. If a replica fails while others wait for it in a
-    /// collective, XLA's CPU backend ends the process after its own timeout.
+    /// collective of XLA, its CPU backend ends the process after its own timeout.
     ///
     /// # Errors
     /// [`Error::Replica`] for the first replica that failed.

@@ -11,6 +11,7 @@ use super::abi::*;
 use super::buffer::{Block, Buffers, ValueType};
 use super::client::{Client, Scratch};
 use super::event::{Completion, Event};
+use super::ffi::HostLaunch;
 use super::plugin::call;
 use super::{Compiled, Error, Placement, Result};
 
@@ -23,6 +24,7 @@ pub struct Executable {
     pub(super) inputs: Vec<ProgramInput>,
     pub(super) outputs: Vec<ProgramOutput>,
     pub(super) num_replicas: usize,
+    pub(super) has_host_collectives: bool,
     pub(super) placement: Placement,
     pub(super) output_types: Arc<[ValueType]>,
 }
@@ -203,13 +205,33 @@ impl Executable {
             device_complete_events: scratch.events.as_mut_ptr(),
             ..PJRT_LoadedExecutable_Execute_Args::new()
         };
+        let host_launch = self.host_launch(launch_id);
         // SAFETY: the executable is live; there is one list of arguments per device it runs on, with
         // as many live buffers as the program takes, of its types, on that device; one list of
         // results per device with room for as many as the executable itself says that it gives; one
         // event per device. All arrays live through the call.
-        unsafe { call!(plugin, PJRT_LoadedExecutable_Execute, args) }?;
-        let events = scratch.events.iter().map(|raw| Event::new(plugin, *raw)).collect();
+        let started = unsafe { call!(plugin, PJRT_LoadedExecutable_Execute, args) };
+        if let Err(error) = started {
+            if let Some(launch) = host_launch {
+                launch.end();
+            }
+            return Err(error);
+        }
+        let events: Box<[_]> = scratch.events.iter().map(|raw| Event::new(plugin, *raw)).collect();
+        if let Some(launch) = host_launch {
+            launch.watch(&events)?;
+        }
         Ok(Completion::new(events, self.placement.clone()))
+    }
+
+    /// Announces a launch to the handler of host collectives, if the program has some.
+    fn host_launch(&self, launch_id: i32) -> Option<Arc<HostLaunch>> {
+        let collectives = self.client.host_collectives().filter(|_| self.has_host_collectives)?;
+        let ordinal = |(replica, device): &(usize, usize)| {
+            (self.client.devices()[*device].local_hardware_id, *replica)
+        };
+        let replica_of = self.placement.pairs().iter().map(ordinal).collect();
+        Some(HostLaunch::begin(launch_id, &self.placement, replica_of, collectives.clone()))
     }
 }
 

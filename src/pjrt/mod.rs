@@ -56,6 +56,7 @@ mod environment;
 mod error;
 mod event;
 mod executable;
+mod ffi;
 mod inspect;
 mod install;
 mod key_value;
@@ -78,6 +79,7 @@ pub use device::{Device, DeviceDescription, MemoryStats};
 pub use error::{Code, Error, Result};
 pub use event::Completion;
 pub use executable::{Arg, Executable, Launch};
+pub use ffi::{CallBuffers, CollectiveKind, CollectiveSite, HostCall, HostCollectives, HostTensor};
 pub use inspect::{Compiled, CompiledMemory};
 pub use install::{
     FoundPlugin, InstallError, InstallOptions, Listed, PluginSource, Verified, find,

@@ -77,6 +77,20 @@ impl Plugin {
         &self.0.attributes
     }
 
+    /// The plugin's extension of a type. It is static and begins as [`PJRT_Extension_Base`] does.
+    pub(super) fn extension(&self, wanted: i32) -> Option<*mut PJRT_Extension_Base> {
+        let mut next = self.0.api.extension_start;
+        while !next.is_null() {
+            // SAFETY: the chain consists of static objects that begin as PJRT_Extension_Base does.
+            let extension = unsafe { &*next };
+            if extension.r#type == wanted {
+                return Some(next);
+            }
+            next = extension.next;
+        }
+        None
+    }
+
     pub(super) fn api(&self) -> &'static PJRT_Api {
         &self.0.api
     }

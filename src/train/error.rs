@@ -55,6 +55,9 @@ pub enum Error {
         /// What the compiler reported.
         source: Box<Error>,
     },
+    /// The threads of host collectives cannot be started.
+    #[error("cannot start the threads of host collectives: {0}")]
+    Threads(#[source] std::io::Error),
     /// A program that the first step does not need cannot be compiled.
     #[error("cannot compile the evaluation or the lockstep proof: {reason}")]
     Compile {

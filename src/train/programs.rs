@@ -198,8 +198,8 @@ impl LoweredPrograms {
             many => {
                 let steps = step::repeat_step(&step_graph, many)?;
                 // Its body is the step in the backend's form already.
-                let steps =
-                    spans.time("write programs", || write(Lowered::new(steps, "steps"), "steps"));
+                let written = || write(run.lowering.write(steps, "steps"), "steps");
+                let steps = spans.time("write programs", written);
                 Some(UncompiledProgram::new(steps.program, leaves.paths(), leaves.paths())?)
             }
         };

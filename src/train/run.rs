@@ -80,6 +80,8 @@ impl Run {
             lowering.bucket_bytes = bytes as u64;
         }
         lowering.scatter_line = config.parallel.scatter_line.or(0);
+        lowering.host_collectives =
+            platform == Platform::Cpu && config.parallel.host_collectives.or(false);
         Ok(Self {
             schedule: Schedule::new(&config.schedule, &length)?,
             batch,

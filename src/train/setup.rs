@@ -1,5 +1,6 @@
 //! Startup, shared by `train` and `bench`: opens the devices, compiles the programs, initializes the state.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
@@ -8,6 +9,7 @@ use hlo::Mesh;
 use super::programs::LoweredPrograms;
 use super::run::compile_overrides;
 use super::{Error, Job, Run, Trainer};
+use crate::cluster::Rendezvous;
 use crate::config::{Backend, Config, DeviceConfig, PluginOption};
 use crate::observe::{StartupSpans, say};
 use crate::pjrt::{self, Client, CpuWaits, InstallOptions, Platform, Plugin, Value};
@@ -102,6 +104,9 @@ fn open_timed(
     };
     if mesh.num_replicas() > num_devices {
         return Err(too_many(config, mesh.num_replicas(), num_devices));
+    }
+    if config.parallel.host_collectives.or(false) {
+        client.use_host_collectives(Arc::new(Rendezvous::new().map_err(Error::Threads)?))?;
     }
     Ok((client, mesh))
 }

@@ -42,6 +42,7 @@ const SAMPLES: &[(&str, &[&str], &[&str])] = &[
         &["\"cpu\"", "\"cuda\"", "\"tpu\"", "\"./plugin.so\""],
         &["\"plugin.so\"", "1"],
     ),
+    ("`\"auto\"`, `true` or `false`", &["\"auto\"", "true", "false"], &["1", "\"yes\""]),
     ("table of options", &["{}"], &["{ a = 1 }", "[]"]),
     ("table of XLA options", &["{}", "{ xla_a = 0.5, xla_b = true }"], &["{ a = [1] }", "[]"]),
 ];

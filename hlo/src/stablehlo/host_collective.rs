@@ -1,0 +1,127 @@
+//! StableHLO text of collectives as custom calls.
+
+use std::fmt::Write as _;
+
+use super::{RegionContext, custom_call};
+use crate::{CustomCall, Groups, Layouts, Mesh, Node, Op};
+
+/// The target of the custom calls that [`super::lower_with_host_collectives`] writes.
+pub const HOST_COLLECTIVE_TARGET: &str = "lockstep_collective";
+
+/// The call, without the `=` and what precedes it. `site` distinguishes it from the other collectives of the program.
+///
+/// | attribute | |
+/// |---|---|
+/// | `site` | the number of the collective in the program |
+/// | `kind` | StableHLO's name of the op |
+/// | `groups`, `group_size` | the replica groups, one after the other |
+/// | `reduction` | of all_reduce and reduce_scatter: StableHLO's name of the op that combines two elements |
+/// | `dim` | of all_gather and reduce_scatter |
+/// | `split_dim`, `concat_dim` | of all_to_all |
+/// | `pairs` | of collective_permute: source and target of each pair, as positions in the group |
+pub(super) fn host_collective(
+    context: &RegionContext<'_>,
+    node: &Node,
+    mesh: &Mesh,
+    site: usize,
+) -> String {
+    let mut attributes = format!("{{site = {site} : i64, kind = \"{}\"", node.op.name());
+    let mut grouped = |groups: Groups, more: String| {
+        let listed = super::listed(mesh, groups);
+        let _ = write!(
+            attributes,
+            ", groups = {}, group_size = {} : i64{more}}}",
+            array(&listed.concat()),
+            listed[0].len()
+        );
+    };
+    match &node.op {
+        Op::AllReduce { reduction, groups } => {
+            grouped(*groups, format!(", reduction = \"{}\"", reduction.name()));
+        }
+        Op::AllGather { dim, groups } => grouped(*groups, format!(", dim = {dim} : i64")),
+        Op::ReduceScatter { dim, groups } => {
+            grouped(*groups, format!(", dim = {dim} : i64, reduction = \"add\""));
+        }
+        Op::AllToAll { split_dim, concat_dim, groups } => {
+            let dims = format!(", split_dim = {split_dim} : i64, concat_dim = {concat_dim} : i64");
+            grouped(*groups, dims);
+        }
+        Op::CollectivePermute { pairs, groups } => {
+            let pairs: Vec<usize> = pairs.iter().flat_map(|(from, to)| [*from, *to]).collect();
+            grouped(*groups, format!(", pairs = {}", array(&pairs)));
+        }
+        _ => unreachable!("only collectives are written as calls to the host"),
+    }
+    let ty = |value| context.graph.ty(value);
+    let row_major = |value| (0..ty(value).rank()).rev().collect();
+    // Without layouts a backend may choose others than row-major, of which a handler is not informed.
+    let layouts = Layouts {
+        operands: node.operands.iter().map(|operand| row_major(*operand)).collect(),
+        results: node.results().map(row_major).collect(),
+    };
+    let call = CustomCall {
+        backend_config: attributes,
+        api_version: 4,
+        has_side_effect: true,
+        layouts: Some(layouts),
+        ..CustomCall::new(
+            HOST_COLLECTIVE_TARGET,
+            node.results().map(|result| ty(result).clone()).collect(),
+        )
+    };
+    custom_call::custom_call(context, node, &call)
+}
+
+fn array(values: &[usize]) -> String {
+    match values {
+        [] => "array<i64>".to_owned(),
+        values => {
+            let values: Vec<_> = values.iter().map(ToString::to_string).collect();
+            format!("array<i64: {}>", values.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Axis, DType, Mesh, Reduction, TensorType, lower_with_host_collectives, trace};
+
+    #[test]
+    fn attributes_say_what_to_compute_and_among_which_replicas() {
+        let mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Fsdp, 2)]);
+        let axis = Axis::Data;
+        let graph = trace(mesh, |t| {
+            let x = t.input("x", TensorType::new(DType::F32, &[4, 2]).varying(axis.into()));
+            let y = t.input("y", TensorType::new(DType::F32, &[]).varying(axis.into()));
+            let sums = t.all_reduce(&[x, y], Reduction::Max, axis);
+            t.output("sum", sums[0] + sums[1].broadcast_like(sums[0], &[]));
+            let looped = t.fori_loop(2, &[x], |_, x| {
+                let moved = x[0].all_gather(1, axis).reduce_scatter(0, axis);
+                vec![moved.all_to_all(1, 0, axis).collective_permute(&[(1, 0)], axis)]
+            });
+            t.output_varying("looped", looped[0], axis.into());
+        });
+        let program = lower_with_host_collectives(&graph.unwrap(), "test");
+        assert!(program.has_host_collectives());
+        let groups = "groups = array<i64: 0, 2, 1, 3>, group_size = 2 : i64";
+        let matrix = "dense<[1, 0]> : tensor<2xindex>";
+        let both = format!("{matrix}, dense<> : tensor<0xindex>");
+        let expected = [
+            format!(
+                "site = 0 : i64, kind = \"all_reduce\", {groups}, reduction = \"maximum\"}}, \
+                 has_side_effect = true, operand_layouts = [{both}], result_layouts = [{both}]}}"
+            ),
+            format!("kind = \"all_gather\", {groups}, dim = 1 : i64}}"),
+            format!("kind = \"reduce_scatter\", {groups}, dim = 0 : i64, reduction = \"add\"}}"),
+            format!("kind = \"all_to_all\", {groups}, split_dim = 1 : i64, concat_dim = 0 : i64}}"),
+            format!("kind = \"collective_permute\", {groups}, pairs = array<i64: 1, 0>}}"),
+        ];
+        for expected in expected {
+            assert!(program.text.contains(&expected), "{expected}\n{}", program.text);
+        }
+        let sites = (0..5).filter(|site| program.text.contains(&format!("{{site = {site} : i64")));
+        assert_eq!(sites.count(), 5);
+        assert!(!program.text.contains("\"stablehlo."), "{}", program.text);
+    }
+}

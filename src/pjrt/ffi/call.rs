@@ -1,0 +1,168 @@
+//! One call of a collective by one replica.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hlo::DType;
+
+use super::abi::{self, Api};
+use super::frame;
+use super::launch::HostLaunch;
+use super::site::CollectiveSite;
+use crate::pjrt::Placement;
+
+/// An operand or result of a [`HostCall`]: row-major, one byte per `pred`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostTensor {
+    /// The element type.
+    pub dtype: DType,
+    /// The dims on one replica.
+    pub dims: Vec<usize>,
+}
+
+impl HostTensor {
+    /// Size in bytes.
+    pub fn num_bytes(&self) -> usize {
+        self.dims.iter().product::<usize>() * self.dtype.size_bytes()
+    }
+}
+
+/// The memory of a tensor of a call.
+pub(super) struct TensorMemory {
+    pub tensor: HostTensor,
+    pub data: *mut u8,
+}
+
+/// The operands and results of a [`HostCall`], in order.
+pub struct CallBuffers<'c> {
+    /// The values of the operands.
+    pub operands: Vec<&'c [u8]>,
+    /// Memory for the results, with arbitrary contents.
+    pub results: Vec<&'c mut [u8]>,
+}
+
+/// A replica has arrived at a collective and its program waits for the results. Dropping the call completes it with an
+/// error.
+pub struct HostCall {
+    launch: Arc<HostLaunch>,
+    replica: usize,
+    site: CollectiveSite,
+    operands: Vec<TensorMemory>,
+    results: Vec<TensorMemory>,
+    /// `None` once it has been completed.
+    pending: Option<PendingCall>,
+}
+
+/// What tells XLA that a call is complete.
+pub(super) struct PendingCall {
+    pub api: *const Api,
+    pub future: *mut abi::Future,
+}
+
+// SAFETY: XLA keeps the memory of operands and results, and the future, until the call is completed, on whatever thread.
+// The API is static. All other fields can be sent.
+unsafe impl Send for HostCall {}
+
+impl HostCall {
+    /// # Safety
+    /// Each memory must be valid until `pending` is completed, written by nobody else, and that of results overlap no other.
+    pub(super) unsafe fn new(
+        launch: Arc<HostLaunch>,
+        replica: usize,
+        site: CollectiveSite,
+        operands: Vec<TensorMemory>,
+        results: Vec<TensorMemory>,
+        pending: PendingCall,
+    ) -> Self {
+        Self { launch, replica, site, operands, results, pending: Some(pending) }
+    }
+
+    /// The launch's id, unique among the launches in flight of this process.
+    pub fn launch_id(&self) -> i64 {
+        self.launch.id()
+    }
+
+    /// The replicas of the program, and those of this process.
+    pub fn placement(&self) -> &Placement {
+        self.launch.placement()
+    }
+
+    /// The replica that has arrived.
+    pub fn replica(&self) -> usize {
+        self.replica
+    }
+
+    /// The collective.
+    pub fn site(&self) -> &CollectiveSite {
+        &self.site
+    }
+
+    /// The types of the operands.
+    pub fn operand_types(&self) -> impl ExactSizeIterator<Item = &HostTensor> {
+        self.operands.iter().map(|memory| &memory.tensor)
+    }
+
+    /// The types of the results.
+    pub fn result_types(&self) -> impl ExactSizeIterator<Item = &HostTensor> {
+        self.results.iter().map(|memory| &memory.tensor)
+    }
+
+    /// The memory of operands and results.
+    pub fn buffers(&mut self) -> CallBuffers<'_> {
+        let operand = |memory: &TensorMemory| match memory.tensor.num_bytes() {
+            0 => &[][..],
+            // SAFETY: by the contract of `new`, valid and not written until the call is completed, which takes `self`.
+            len => unsafe { std::slice::from_raw_parts(memory.data, len) },
+        };
+        let result = |memory: &mut TensorMemory| match memory.tensor.num_bytes() {
+            0 => &mut [][..],
+            // SAFETY: as above. It overlaps nothing else, and `self` is borrowed mutably.
+            len => unsafe { std::slice::from_raw_parts_mut(memory.data, len) },
+        };
+        CallBuffers {
+            operands: self.operands.iter().map(operand).collect(),
+            results: self.results.iter_mut().map(result).collect(),
+        }
+    }
+
+    /// Completes the call: the results are written, or the program of this replica fails with `reason`. An error also
+    /// fails the launch: see [`super::HostCollectives::fail`].
+    pub fn complete(mut self, result: Result<(), &str>) {
+        self.finish(result);
+    }
+
+    pub(super) fn launch(&self) -> &Arc<HostLaunch> {
+        &self.launch
+    }
+
+    fn finish(&mut self, result: Result<(), &str>) {
+        let Some(PendingCall { api, future }) = self.pending.take() else { return };
+        if let Err(reason) = result {
+            self.launch.fail(reason);
+        }
+        // SAFETY: the API is static, and the future is live until it is completed, here and only once.
+        unsafe { frame::finish(api, future, result) };
+    }
+}
+
+impl Drop for HostCall {
+    fn drop(&mut self) {
+        let (site, name) = (self.site.index, self.site.kind.name());
+        if self.pending.is_some() {
+            let replica = self.replica;
+            self.finish(Err(&format!(
+                "collective {site} ({name}) of replica {replica} was abandoned"
+            )));
+        }
+    }
+}
+
+impl fmt::Debug for HostCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostCall")
+            .field("launch", &self.launch)
+            .field("replica", &self.replica)
+            .field("site", &self.site)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,106 @@
+//! Collectives that this process computes, called from XLA programs through its typed FFI.
+//!
+//! On the CPU backend a program that [`hlo::lower_with_host_collectives`] wrote has custom calls where others have
+//! collectives. XLA calls [`handle`] for each of them on each replica, which makes a [`HostCall`] of it: what is to be
+//! computed, the operands, and memory for the results. The call goes to the [`HostCollectives`] of the client, and the
+//! handler returns without waiting. XLA continues with ops that need the results once the call is completed.
+//!
+//! A handler is registered once per plugin and gets nothing but the launch id, so the launches in flight are listed in
+//! one table per process. An entry is removed once the launch has ended on all replicas.
+
+mod abi;
+mod call;
+mod frame;
+mod launch;
+mod site;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+use hlo::HOST_COLLECTIVE_TARGET;
+
+use super::plugin::Plugin;
+use super::{Error, Result};
+use abi::{CallFrame, FfiError};
+
+pub use call::{CallBuffers, HostCall, HostTensor};
+pub(super) use launch::HostLaunch;
+pub use site::{CollectiveKind, CollectiveSite};
+
+/// Computes the collectives of programs that leave them to the host. XLA calls it on several threads.
+pub trait HostCollectives: Send + Sync {
+    /// One replica has arrived at a collective. Must not wait: it runs on a worker of XLA's pool. The call is completed
+    /// later, from any thread, when the other replicas of the group have arrived.
+    ///
+    /// Completing the call of another replica continues that replica's program on the calling thread.
+    fn start(&self, call: HostCall);
+
+    /// The launch has failed on some replica. All of its calls that wait, and those that arrive later, are to be completed
+    /// with an error.
+    fn fail(&self, launch_id: i64, reason: &str);
+
+    /// The launch has ended on all replicas of this process: no more calls of it arrive.
+    fn end(&self, launch_id: i64);
+}
+
+/// Registers the handler with a plugin, once.
+///
+/// # Errors
+/// [`Error::HostCollectives`] for a plugin without the FFI extension; otherwise what the plugin reports.
+pub(super) fn register(plugin: &Plugin) -> Result<()> {
+    static REGISTERED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if registered.iter().any(|path| path == plugin.path()) {
+        return Ok(());
+    }
+    let missing = || Error::HostCollectives {
+        reason: "this plugin cannot call functions of this process (it has no FFI extension)"
+            .to_owned(),
+    };
+    let extension = plugin.extension(abi::FFI_EXTENSION).ok_or_else(missing)?;
+    const PLATFORM: &str = "Host";
+    let handler: abi::Handler = handle;
+    let mut args = abi::RegisterHandlerArgs {
+        struct_size: abi::size::REGISTER_HANDLER,
+        target_name: HOST_COLLECTIVE_TARGET.as_ptr().cast(),
+        target_name_size: HOST_COLLECTIVE_TARGET.len(),
+        handler: handler as *mut std::ffi::c_void,
+        platform_name: PLATFORM.as_ptr().cast(),
+        platform_name_size: PLATFORM.len(),
+        traits: 0,
+    };
+    // SAFETY: an extension of this type begins as `FfiExtension` does, and is static. The function copies the names, and
+    // the handler is a function, which stays.
+    let error = unsafe {
+        let extension = &*extension.cast::<abi::FfiExtension>();
+        extension.register_handler.ok_or_else(missing)?(&raw mut args)
+    };
+    plugin.check("PJRT_FFI_Register_Handler", error)?;
+    registered.push(plugin.path().to_path_buf());
+    Ok(())
+}
+
+/// Called by XLA when a replica arrives at a collective; and once at registration, to ask for the version.
+unsafe extern "C" fn handle(frame: *mut CallFrame) -> *mut FfiError {
+    // SAFETY: XLA calls with a frame that is valid during the call.
+    let read = catch_unwind(AssertUnwindSafe(|| unsafe {
+        match frame::answer_version(frame) {
+            true => Ok(None),
+            false => frame::read(frame).map(Some),
+        }
+    }));
+    let call = match read.unwrap_or_else(|_| Err("reading the call panicked".to_owned())) {
+        Ok(None) => return ptr::null_mut(),
+        Ok(Some(call)) => call,
+        // SAFETY: as above.
+        Err(reason) => return unsafe { frame::error((*frame).api, &reason) },
+    };
+    let (launch, replica) = (call.launch().clone(), call.replica());
+    // If it panics, the call is dropped, which completes it with an error.
+    if catch_unwind(AssertUnwindSafe(|| launch.collectives().start(call))).is_err() {
+        launch.fail(&format!("the collective of replica {replica} panicked"));
+    }
+    ptr::null_mut()
+}
