@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(out) = options.out {
         let newest = CheckpointDir::open(&out.join(&config.checkpoint.dir))?;
         let weight = newest.leaf("params.head.weight")?;
-        println!("{} has the state after {} steps", newest.path().display(), newest.run().step);
+        println!("{} has the state after {} steps", newest.location(), newest.run().step);
         println!("the weight of the head is {}{:?}", weight.dtype(), weight.dims());
     }
     Ok(())
