@@ -143,7 +143,7 @@ fn a_resnet_survives_being_killed() {
     for (index, name) in files.chain(["test_batch.bin".to_owned()]).enumerate() {
         let byte = |place: usize| match place % 3073 {
             0 => (place / 3073 % 10) as u8,
-            _ => ((place + index) * 2_654_435_761 >> 7) as u8,
+            _ => ((place + index) * 2_654_435_761).to_be_bytes()[4],
         };
         file(dir.path(), &name, &(0..16 * 3073).map(byte).collect::<Vec<_>>());
     }
