@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let outcome = train::train(&job, &options)?.success()?;
     println!("test accuracy {:.4}", outcome.summary.eval_accuracy.unwrap_or(f64::NAN));
     if let Some(out) = options.out {
-        let newest = CheckpointDir::open(&out.join(&config.checkpoint.dir))?;
+        let newest = CheckpointDir::open(out.join(&config.checkpoint.dir))?;
         let weight = newest.leaf("params.head.weight")?;
         println!("{} has the state after {} steps", newest.location(), newest.run().step);
         println!("the weight of the head is {}{:?}", weight.dtype(), weight.dims());
