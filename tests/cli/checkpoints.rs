@@ -99,14 +99,14 @@ fn a_run_survives_being_stopped_and_keeps_its_best_state() {
     let sets = [
         "model.hidden=[16]",
         "mesh.data=1",
-        "train.epochs=10",
+        "train.epochs=60",
         "train.eval_every=1",
         "checkpoint.keep=1",
         "checkpoint.keep_best=true",
     ];
     let stopped = survives("TERM", dir.path(), DIGITS, &sets, 10);
     let best = summary(&stopped)["best_eval"]["step"].as_u64().unwrap() + 1;
-    let mut expected = vec![format!("step_{best:08}"), "step_00000220".to_owned()];
+    let mut expected = vec![format!("step_{best:08}"), "step_00001320".to_owned()];
     expected.dedup();
     assert_eq!(names(&stopped.join("checkpoints")), expected);
 }
