@@ -263,6 +263,29 @@ fn collectives_need_no_order() {
     assert_empty(&rendezvous);
 }
 
+/// Programs of the CPU backend treat denormals as zero. So must the threads on which replicas continue, or replicas drift
+/// apart.
+#[test]
+fn denormals_are_zero_on_every_replica() {
+    let (client, _) = client();
+    let axis = Axis::Data;
+    let graph = trace(Mesh::data(NUM_REPLICAS), |t| {
+        let ty = TensorType::new(DType::F32, &[4]).varying(axis.into());
+        let [x, factor] = ["x", "factor"].map(|name| t.input(name, ty.clone()));
+        let denormal = x.all_reduce(Reduction::Sum, axis).vary(axis) * factor;
+        t.output_varying("product", denormal, axis.into());
+        t.output_varying("sum", denormal.all_reduce(Reduction::Sum, axis).vary(axis), axis.into());
+    });
+    let same = |value: f32| vec![Literal::from_slice(&[4], &[value; 4]); NUM_REPLICAS];
+    let inputs = [same(f32::MIN_POSITIVE), same(0.01)];
+    let executable = compile(&client, &graph.unwrap());
+    for _ in 0..50 {
+        for literal in run(&executable, &inputs).unwrap().iter().flatten() {
+            assert_eq!(literal.bytes(), [0; 16], "{literal:?}");
+        }
+    }
+}
+
 /// Does not pass on the second call of replica 2: abandons it, or keeps it.
 struct Faulty {
     inner: Rendezvous,

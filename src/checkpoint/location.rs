@@ -5,8 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The schemes of URLs in object stores.
-const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
+use crate::config::OBJECT_SCHEMES;
 
 /// A place for checkpoints, or the place of one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -121,12 +120,13 @@ impl Location {
 impl From<&Path> for Location {
     fn from(path: &Path) -> Self {
         let is_url = |text: &&str| {
-            text.split_once("://").is_some_and(|(scheme, _)| SCHEMES.contains(&scheme))
+            text.split_once("://").is_some_and(|(scheme, _)| OBJECT_SCHEMES.contains(&scheme))
         };
         match path.to_str().filter(is_url) {
             Some(url) => {
-                let (url, options) = (url.trim_end_matches('/').to_owned(), Default::default());
-                Self::Url(ObjectUrl { url, options })
+                let (scheme, rest) = url.split_once("://").unwrap_or_default();
+                let url = format!("{scheme}://{}", rest.trim_end_matches('/'));
+                Self::Url(ObjectUrl { url, options: Box::default() })
             }
             None => Self::Path(path.to_owned()),
         }
@@ -189,6 +189,7 @@ mod tests {
             ("step_00000004", true, false)
         );
         assert!(!step.is_in(&Location::from("s3://bucket/run")));
+        assert_eq!(Location::from("s3://").to_string(), "s3://");
         for path in ["run/checkpoints", "/run", "s3:/bucket", "ftp://host/run"] {
             assert_eq!(Location::from(path), Location::Path(path.into()));
         }

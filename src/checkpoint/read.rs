@@ -260,6 +260,9 @@ fn read_whole(source: &dyn CheckpointSource, name: &str) -> io::Result<Vec<u8>> 
 /// What may help if a place has no manifest.
 fn hint(location: &Location) -> &'static str {
     match location {
+        Location::Path(path) if path.to_string_lossy().contains("://") => {
+            "; URLs begin with s3://, gs:// or az://"
+        }
         Location::Path(path) if !path.is_dir() => "; there is no such directory",
         Location::Path(path) if path.join("checkpoints").is_dir() => {
             "; did you mean the directory checkpoints in it?"

@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::config::open_regular;
+
 /// The files of one checkpoint.
 pub trait CheckpointSource: fmt::Debug + Send + Sync {
     /// Opens a file by its name.
@@ -42,7 +44,7 @@ impl LocalSource {
 
 impl CheckpointSource for LocalSource {
     fn open(&self, name: &str) -> io::Result<Box<dyn SourceFile>> {
-        let file = File::open(self.dir.join(name))?;
+        let file = open_regular(&self.dir.join(name))?;
         let num_bytes = file.metadata()?.len();
         Ok(Box::new(LocalFile { file, num_bytes }))
     }

@@ -45,7 +45,7 @@ impl CheckpointConfig {
 }
 
 /// The schemes of URLs in object stores.
-const OBJECT_SCHEMES: [&str; 3] = ["s3", "gs", "az"];
+pub const OBJECT_SCHEMES: [&str; 3] = ["s3", "gs", "az"];
 
 /// `true` for a URL in an object store with a bucket and a prefix without empty, `.` and `..` parts.
 fn is_object_url(path: &Path) -> bool {

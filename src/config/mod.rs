@@ -48,7 +48,7 @@ use serde::Serialize;
 use toml::Table;
 
 pub use batch::{BatchError, BatchSplit};
-pub use checkpoint::CheckpointConfig;
+pub use checkpoint::{CheckpointConfig, OBJECT_SCHEMES};
 pub use data::{
     Cifar10Config, DataConfig, DigitsConfig, IdxConfig, ImageFolderConfig, OnBroken,
     SyntheticConfig, SyntheticTokensConfig, TextConfig, TokenType, TokensConfig,

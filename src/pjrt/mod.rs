@@ -79,7 +79,10 @@ pub use device::{Device, DeviceDescription, MemoryStats};
 pub use error::{Code, Error, Result};
 pub use event::Completion;
 pub use executable::{Arg, Executable, Launch};
-pub use ffi::{CallBuffers, CollectiveKind, CollectiveSite, HostCall, HostCollectives, HostTensor};
+pub use ffi::{
+    CallBuffers, CollectiveKind, CollectiveSite, FlushedDenormals, HostCall, HostCollectives,
+    HostTensor, flush_denormals,
+};
 pub use inspect::{Compiled, CompiledMemory};
 pub use install::{
     FoundPlugin, InstallError, InstallOptions, Listed, PluginSource, Verified, find,

@@ -101,6 +101,12 @@ impl ObjectClient {
             io::Error::new(io::ErrorKind::InvalidInput, describe(&error))
         };
         let (scheme, bucket, prefix) = url.parts();
+        let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+        if bucket.is_empty() || !bucket.bytes().all(is_known) {
+            let reason =
+                format!("{bucket:?} is not the name of a bucket; write {scheme}://BUCKET/PREFIX");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+        }
         macro_rules! build {
             ($builder:expr, $key:ty) => {{
                 let mut builder = $builder.with_retry(retry);
@@ -285,5 +291,8 @@ const HINTS: [(&[&str], &str); 7] = [
         &["builder error", "scheme is not allowed"],
         "; for an endpoint without TLS, set AWS_ALLOW_HTTP=true",
     ),
-    (&["connect", "dns"], "; check the network, and AWS_ENDPOINT_URL if it is not Amazon's S3"),
+    (
+        &["connect", "dns", "timed out"],
+        "; check the network, and AWS_ENDPOINT_URL if it is not Amazon's S3",
+    ),
 ];

@@ -9,7 +9,7 @@
 //! different collectives is assumed: a replica may arrive at independent ones in any order.
 //!
 //! Sums are added replica by replica, in the order of the group: ((x0 + x1) + x2) + x3. For bf16 and f16 they are
-//! accumulated in f32 and rounded once. Neither the number of threads nor timing changes a bit.
+//! accumulated in f32 and rounded once. Denormal numbers are zero, as in all programs of this backend. Neither the number of threads nor timing changes a bit.
 //!
 //! If a replica fails, or does not arrive before a deadline, all calls of the launch are completed with an error. XLA's
 //! own collectives end the process in this case.
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::pjrt::{HostCall, HostCollectives};
+use crate::pjrt::{HostCall, HostCollectives, flush_denormals};
 use resume::Resumer;
 
 /// How long replicas wait for the others by default: as long as XLA's own collectives do here.
@@ -95,6 +95,8 @@ impl Rendezvous {
         let num_threads = thread::available_parallelism().map_or(1, usize::from);
         let name = |index| format!("collective-{index}");
         let pool = ThreadPoolBuilder::new().num_threads(num_threads).thread_name(name);
+        // Sums are the same bits on the pool's threads and on XLA's.
+        let pool = pool.start_handler(|_| std::mem::forget(flush_denormals()));
         let pool = pool.build().map_err(io::Error::other)?;
         let shared =
             Arc::new(Shared { deadline, launches: Mutex::default(), closed: Condvar::new() });

@@ -140,6 +140,8 @@ impl HostCall {
         if let Err(reason) = result {
             self.launch.fail(reason);
         }
+        // The program may continue on this thread.
+        let _flushed = super::flush_denormals();
         // SAFETY: the API is static, and the future is live until it is completed, here and only once.
         unsafe { frame::finish(api, future, result) };
     }

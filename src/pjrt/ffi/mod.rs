@@ -10,6 +10,7 @@
 
 mod abi;
 mod call;
+mod denormals;
 mod frame;
 mod launch;
 mod site;
@@ -26,6 +27,7 @@ use super::{Error, Result};
 use abi::{CallFrame, FfiError};
 
 pub use call::{CallBuffers, HostCall, HostTensor};
+pub use denormals::{FlushedDenormals, flush_denormals};
 pub(super) use launch::HostLaunch;
 pub use site::{CollectiveKind, CollectiveSite};
 
