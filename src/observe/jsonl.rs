@@ -54,10 +54,13 @@ impl Jsonl {
 impl Sink for Jsonl {
     fn event(&mut self, event: &RunEvent) {
         match event {
-            RunEvent::Started(info) => match Writer::create(&self.path, info.progress.num_steps) {
-                Ok(writer) => self.writer = Some(writer),
-                Err(error) => self.error = Some(error),
-            },
+            RunEvent::Started(info) => {
+                let first_step = info.resumed_from.as_ref().map(|_| info.progress.num_steps);
+                match Writer::create(&self.path, first_step) {
+                    Ok(writer) => self.writer = Some(writer),
+                    Err(error) => self.error = Some(error),
+                }
+            }
             RunEvent::Launch(launch) => {
                 for step in &launch.steps {
                     self.write_held();
@@ -114,12 +117,12 @@ enum Message {
 }
 
 impl Writer {
-    /// Makes an empty file or, for a run that continues after `first_step` steps, keeps the lines before them.
-    fn create(path: &Path, first_step: u64) -> Result<Self, Error> {
+    /// Makes an empty file or, for a run that is resumed after `first_step` steps, keeps the lines before them.
+    fn create(path: &Path, first_step: Option<u64>) -> Result<Self, Error> {
         let failed = |source| Error::Write { path: path.to_owned(), source };
-        let (file, last) = match first_step > 0 && path.exists() {
-            true => WholeLines::continued(path, first_step).map_err(failed)?,
-            false => (WholeLines { file: File::create_new(path).map_err(failed)?, len: 0 }, vec![]),
+        let (file, last) = match first_step.filter(|_| path.exists()) {
+            Some(first_step) => WholeLines::continued(path, first_step).map_err(failed)?,
+            None => (WholeLines { file: File::create_new(path).map_err(failed)?, len: 0 }, vec![]),
         };
         let mut lines = Lines::new(file, path.to_owned());
         lines.last = last;
@@ -435,10 +438,11 @@ mod tests {
     #[test]
     fn a_run_that_continues_keeps_the_lines_before_and_may_add_an_evaluation_to_the_last() {
         let eval = |loss| EvalResult { loss, metrics: [("accuracy", 0.75)].into() };
-        let continued = |dir: &Path, events: &[RunEvent]| {
-            let progress = RunProgress { num_steps: 3, ..RunProgress::default() };
+        let continued = |dir: &Path, num_steps: u64, events: &[RunEvent]| {
+            let progress = RunProgress { num_steps, ..RunProgress::default() };
             let mut sink = Jsonl::new(dir);
-            let info = RunInfo { progress, ..RunInfo::default() };
+            let resumed_from = Some("a checkpoint".to_owned());
+            let info = RunInfo { progress, resumed_from, ..RunInfo::default() };
             sink.event(&RunEvent::Started(Box::new(info)));
             sink.flush().unwrap();
             events.iter().for_each(|event| sink.event(event));
@@ -463,12 +467,17 @@ mod tests {
                 sink.event(&launch(&[step(index)], false));
             }
             drop(sink);
-            continued(dir.path(), &events);
+            continued(dir.path(), 3, &events);
             let lines = lines(dir.path());
             let found: Vec<_> = lines.iter().map(|line| line["eval_loss"].as_f64()).collect();
             assert_eq!(found, losses, "{events:?}");
             assert!((0..).zip(&lines).all(|(step, line)| line["step"] == step));
         }
+        // Stopped before its first step.
+        let dir = tempfile::tempdir().unwrap();
+        drop(started(dir.path()));
+        continued(dir.path(), 0, &[launch(&[step(0)], false)]);
+        assert_eq!(lines(dir.path()).len(), 1);
     }
 
     #[test]

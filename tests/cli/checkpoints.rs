@@ -47,7 +47,7 @@ fn survives(signal: &str, dir: &Path, config: &str, sets: &[&str], default_kills
     let (mut num_killed, num_kills) = (0, num_kills(default_kills));
     for round in 0..num_kills {
         let (mut run, _) = Running::with_stderr_in(dir, &resumed);
-        thread::sleep(Duration::from_millis(250 + round * 379 % 800));
+        thread::sleep(Duration::from_millis(150 + round * 379 % 900));
         run.send(signal);
         num_killed += u64::from(run.exit_code() != Some(0));
     }
