@@ -26,18 +26,18 @@ impl Drop for FlushedDenormals {
 mod control {
     use std::arch::asm;
 
-    pub type Register = u32;
+    pub(super) type Register = u32;
     /// Flush to zero, and denormals are zero.
-    pub const FLUSH: Register = 1 << 15 | 1 << 6;
+    pub(super) const FLUSH: Register = 1 << 15 | 1 << 6;
 
-    pub fn read() -> Register {
+    pub(super) fn read() -> Register {
         let mut value = 0;
         // SAFETY: stores the register MXCSR in `value`, and changes nothing else.
         unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut value, options(nostack, preserves_flags)) };
         value
     }
 
-    pub fn write(value: Register) {
+    pub(super) fn write(value: Register) {
         // SAFETY: loads MXCSR from `value`, which was read from it but for the two bits of FLUSH: no exception is unmasked.
         unsafe {
             asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack, preserves_flags))
@@ -49,18 +49,18 @@ mod control {
 mod control {
     use std::arch::asm;
 
-    pub type Register = u64;
+    pub(super) type Register = u64;
     /// Flush to zero.
-    pub const FLUSH: Register = 1 << 24;
+    pub(super) const FLUSH: Register = 1 << 24;
 
-    pub fn read() -> Register {
+    pub(super) fn read() -> Register {
         let value;
         // SAFETY: reads the register FPCR, and changes nothing.
         unsafe { asm!("mrs {}, fpcr", out(reg) value, options(nomem, nostack, preserves_flags)) };
         value
     }
 
-    pub fn write(value: Register) {
+    pub(super) fn write(value: Register) {
         // SAFETY: writes FPCR, whose value was read from it but for the bit of FLUSH: no exception is unmasked.
         unsafe { asm!("msr fpcr, {}", in(reg) value, options(nomem, nostack, preserves_flags)) };
     }
@@ -68,14 +68,14 @@ mod control {
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod control {
-    pub type Register = u32;
-    pub const FLUSH: Register = 0;
+    pub(super) type Register = u32;
+    pub(super) const FLUSH: Register = 0;
 
-    pub fn read() -> Register {
+    pub(super) fn read() -> Register {
         0
     }
 
-    pub fn write(_: Register) {}
+    pub(super) fn write(_: Register) {}
 }
 
 #[cfg(test)]
