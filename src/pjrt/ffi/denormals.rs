@@ -1,11 +1,21 @@
 //! XLA's CPU runtime treats denormal numbers as zero: all of its threads set their processor's control register so. A
 //! program that continues on a thread of ours must find it set, or its bits depend on which thread that is.
 
-/// While this lives, the current thread treats denormal operands and results as zero. It must be dropped on that thread.
+use std::marker::PhantomData;
+
+/// The processor's control register for floats.
+#[cfg(target_arch = "aarch64")]
+type Register = u64;
+#[cfg(not(target_arch = "aarch64"))]
+type Register = u32;
+
+/// While this lives, the current thread treats denormal operands and results as zero.
 #[derive(Debug)]
 #[must_use]
 pub struct FlushedDenormals {
-    previous: control::Register,
+    previous: Register,
+    /// The register is the thread's own.
+    _not_send: PhantomData<*const ()>,
 }
 
 /// Treats denormal operands and results as zero on the current thread, as XLA's threads do. No effect on processors other
@@ -13,7 +23,7 @@ pub struct FlushedDenormals {
 pub fn flush_denormals() -> FlushedDenormals {
     let previous = control::read();
     control::write(previous | control::FLUSH);
-    FlushedDenormals { previous }
+    FlushedDenormals { previous, _not_send: PhantomData }
 }
 
 impl Drop for FlushedDenormals {
@@ -26,7 +36,8 @@ impl Drop for FlushedDenormals {
 mod control {
     use std::arch::asm;
 
-    pub(super) type Register = u32;
+    use super::Register;
+
     /// Flush to zero, and denormals are zero.
     pub(super) const FLUSH: Register = 1 << 15 | 1 << 6;
 
@@ -49,7 +60,8 @@ mod control {
 mod control {
     use std::arch::asm;
 
-    pub(super) type Register = u64;
+    use super::Register;
+
     /// Flush to zero.
     pub(super) const FLUSH: Register = 1 << 24;
 
@@ -68,7 +80,8 @@ mod control {
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod control {
-    pub(super) type Register = u32;
+    use super::Register;
+
     pub(super) const FLUSH: Register = 0;
 
     pub(super) fn read() -> Register {
