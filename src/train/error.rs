@@ -163,7 +163,7 @@ pub enum Error {
     Checkpoint(#[from] checkpoint::Error),
     /// A run without a directory for checkpoints is to be continued.
     #[error(
-        "--resume needs to know where the checkpoints are: set --out, or an absolute checkpoint.dir, and leave \
+        "--resume needs to know where the checkpoints are: set --out, or checkpoint.dir to an absolute path or a URL, and leave \
          checkpoint.keep above 0"
     )]
     NothingToResume,
