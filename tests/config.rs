@@ -220,7 +220,8 @@ fn set_reaches_keys_and_clears_the_other_of_a_pair() {
         Peak::Scaled { base_lr: 1.0, base_batch: 8, scaling: Scaling::None }
     );
     let config = good(&["schedule.warmup=constant", "schedule.warmup_factor=0.25"]);
-    let warmup = Warmup { length: Span::Steps(100), kind: WarmupKind::Constant, factor: 0.25 };
+    let warmup =
+        Warmup { kind: WarmupKind::Constant, factor: 0.25, ..Warmup::linear(Span::Steps(100)) };
     assert_eq!(config.schedule.warmup, warmup);
     let config = good(&["train.examples=640", "schedule.warmup_examples=64"]);
     assert_eq!(config.train.length, Length::Examples(640));

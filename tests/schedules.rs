@@ -1,8 +1,11 @@
-//! Learning rates at every step against independent implementations of their formulas; continuity; and a
-//! resumed run, which must continue with the same rates.
+//! Learning rates at every step against optax, Hugging Face, PyTorch and papers (`reference/schedules.py`), and against
+//! independent implementations of their formulas; continuity; and a resumed run, which must continue with the same rates.
+
+use std::collections::BTreeSet;
+use std::path::Path;
 
 use lockstep::config::{
-    self, Constant, Decay, DecayShape, Interpolation, InverseSqrt, Length, Peak, Piecewise,
+    self, Config, Constant, Decay, DecayShape, Interpolation, InverseSqrt, Length, Peak, Piecewise,
     Polynomial, RunLength, Scaling, Shape, Span, StepDecay, Warmup, WarmupKind, Wsd,
 };
 use lockstep::optim::schedule::{Error, Schedule};
@@ -93,6 +96,149 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// 100 steps of 64 examples, with these keys of `[schedule]`.
+fn read(keys: &str) -> Result<Config, String> {
+    let text = format!(
+        "[model]\nname = \"mlp\"\n[data]\nsource = \"synthetic\"\nnum_examples = 645\n\
+         [train]\nglobal_batch = 64\nsteps = {TOTAL}\n[optimizer]\nname = \"sgd\"\n[schedule]\n{keys}"
+    );
+    let config = Config::parse(&text, Path::new("/runs/schedule.toml"), &[]);
+    config.map_err(|error| error.to_string())
+}
+
+fn resolve(keys: &str) -> Schedule {
+    let config = read(keys).unwrap_or_else(|error| panic!("{keys}: {error}"));
+    Schedule::new(&config.schedule, &run(TOTAL, 64)).unwrap()
+}
+
+#[derive(serde::Deserialize)]
+struct References {
+    cases: Vec<Reference>,
+}
+
+/// The rates of all steps from a source, and the keys that say the same.
+#[derive(serde::Deserialize)]
+struct Reference {
+    source: String,
+    keys: toml::Table,
+    rates: Vec<f64>,
+}
+
+#[test]
+fn every_rate_equals_its_reference() {
+    let References { cases } =
+        serde_json::from_str(include_str!("reference/schedules.json")).unwrap();
+    let mut tested = BTreeSet::new();
+    for Reference { source, keys, rates } in cases {
+        let text = keys.to_string();
+        let schedule = resolve(&text);
+        assert_eq!(rates.len() as u64, TOTAL, "{source}");
+        for (step, expected) in rates.into_iter().enumerate() {
+            let got = schedule.lr(step as u64);
+            let is_equal = (got - expected).abs() <= 1e-12 * expected.abs();
+            assert!(is_equal, "{source}, step {step}: {got}, not {expected}\n{text}");
+        }
+        let name = keys["name"].as_str().unwrap().to_owned();
+        tested.extend(keys.into_iter().map(|(key, value)| format!("{name} {key} = {value}")));
+    }
+    for name in Shape::NAMES {
+        let mut needed = vec![format!("name = \"{name}\"")];
+        match *name {
+            "step" | "piecewise" => needed.push("boundaries_from = \"warmup\"".to_owned()),
+            "cosine" | "linear" | "polynomial" | "wsd" => {
+                needed.push("floor_at = \"last_step\"".to_owned());
+            }
+            _ => {}
+        }
+        needed.extend((*name != "wsd").then(|| "warmup_steps = 10".to_owned()));
+        needed.push("peak_at = \"next_step\"".to_owned());
+        for key in needed {
+            assert!(tested.contains(&format!("{name} {key}")), "{name} {key} is not tested");
+        }
+    }
+    for key in [
+        "linear decay_from = \"start\"",
+        "step warmup_from = \"base\"",
+        "step warmup = \"constant\"",
+    ] {
+        assert!(tested.contains(key), "{key} is not tested");
+    }
+}
+
+#[test]
+fn conventions_are_defaults_or_named() {
+    let rates = |keys: &str| {
+        let schedule = resolve(keys);
+        (0..TOTAL).map(|step| schedule.lr(step)).collect::<Vec<_>>()
+    };
+    let linear = "name = \"linear\"\npeak = 0.5\nwarmup_steps = 10\n";
+    let scaled = "name = \"linear\"\nbase_lr = 0.1\nbase_batch = 16\nwarmup_steps = 10\n";
+    let same = [
+        (linear, "", "peak_at = \"last_step\"\nfloor_at = \"next_step\"\ndecay_from = \"warmup\""),
+        (linear, "", "warmup_from = \"zero\""),
+        (linear, "decay_from = \"start\"", "decay_from = \"start\"\npeak_at = \"next_step\""),
+        (scaled, "warmup_from = \"base\"", "warmup_from = \"base\"\npeak_at = \"next_step\""),
+        (scaled, "warmup_from = \"base\"", "warmup_factor = 0.25\npeak_at = \"next_step\""),
+    ];
+    for (keys, without, named) in same {
+        assert_eq!(rates(&format!("{keys}{without}")), rates(&format!("{keys}{named}")), "{named}");
+    }
+    let last = rates(&format!("{linear}floor = 0.1\nfloor_at = \"last_step\""));
+    assert_eq!((last[9], last[10], last[99]), (0.5, 0.5, 0.05));
+    // A batch below `base_batch` has no rate above its peak.
+    let small = rates(&format!("{}warmup_from = \"base\"", scaled.replace("16", "256")));
+    assert!(small[..=10].iter().all(|rate| *rate == small[0]) && small[0] == 0.025, "{small:?}");
+
+    let from_start = resolve(&format!("{linear}decay_from = \"start\""));
+    assert!(from_start.is_declared_jump(10) && !resolve(linear).is_declared_jump(10));
+    assert_eq!(from_start.lr(10), 0.45);
+    let steps = "name = \"step\"\npeak = 1.0\nwarmup_epochs = 1\nboundary_epochs = [2, 4]\n";
+    assert_eq!(resolve(&format!("{steps}boundaries_from = \"warmup\"")).boundaries(), [30, 50]);
+    assert_eq!(resolve(steps).boundaries(), [20, 40]);
+}
+
+#[test]
+fn resolved_conventions_are_read_again() {
+    let cases = [
+        "name = \"cosine\"\npeak = 0.5\nwarmup_steps = 5\ndecay_from = \"start\"\nfloor_at = \"last_step\"",
+        "name = \"linear\"\npeak = 0.5\nwarmup_steps = 5\npeak_at = \"next_step\"",
+        "name = \"step\"\nbase_lr = 0.1\nbase_batch = 8\nwarmup_steps = 5\nwarmup_from = \"base\"\n\
+         boundaries = [5]\nboundaries_from = \"warmup\"",
+        "name = \"constant\"\nbase_lr = 0.1\nbase_batch = 8\nwarmup_steps = 5\nwarmup_from = \"base\"\n\
+         warmup = \"constant\"",
+    ];
+    for keys in cases {
+        let config = read(keys).unwrap();
+        let text = config.to_toml().unwrap();
+        let again = Config::parse(&text, Path::new("/runs/again.toml"), &[]).unwrap();
+        assert_eq!(config, again, "{text}");
+    }
+}
+
+#[test]
+fn errors_of_conventions_say_what_to_change() {
+    let peak = "name = \"linear\"\npeak = 0.5\n";
+    let cases = [
+        (
+            "warmup_steps = 5\nwarmup_from = \"base\"",
+            "schedule.warmup_from: \"base\" starts from schedule.base_lr",
+        ),
+        ("warmup_from = \"zero\"", "schedule.warmup_from asks for a warm-up"),
+        ("peak_at = \"next_step\"", "schedule.peak_at asks for a warm-up"),
+        ("warmup_steps = 5\nwarmup_factor = 0.1\nwarmup_from = \"zero\"", "schedule.warmup_factor"),
+        (
+            "warmup_steps = 5\nwarmup = \"constant\"\nwarmup_factor = 0.1\npeak_at = \"last_step\"",
+            "schedule.peak_at: a constant warm-up reaches the peak after its last step",
+        ),
+        ("boundaries_from = \"start\"", "schedule.boundaries_from"),
+        ("peak_at = \"first\"", "schedule.peak_at"),
+    ];
+    for (keys, expected) in cases {
+        let error = read(&format!("{peak}{keys}")).unwrap_err();
+        assert!(error.contains(expected), "{keys}: {error}");
+    }
+}
+
 #[test]
 fn every_rate_matches_its_formula() {
     let cases = cases();
@@ -167,7 +313,7 @@ fn a_resumed_run_continues_with_the_same_rates() {
 fn warm_ups_are_linear_or_constant_and_composed_with_any_shape() {
     for (shape, formula, _) in cases() {
         let name = shape.name();
-        let warmup = |kind| Warmup { length: Span::Examples(640), kind, factor: 0.25 };
+        let warmup = |kind| Warmup { kind, factor: 0.25, ..Warmup::linear(Span::Examples(640)) };
         let new = |kind| schedule(shape.clone(), Peak::Rate(1.0), warmup(kind), TOTAL).unwrap();
         let (linear, constant) = (new(WarmupKind::Linear), new(WarmupKind::Constant));
         for step in 0..TOTAL {

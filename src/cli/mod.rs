@@ -26,10 +26,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ::hlo::{Axis, Mesh, TensorType};
-use anyhow::{Context, Result, bail};
+use ::hlo::{Axis, Mesh};
+use anyhow::{Context, Result};
 use clap::Parser;
-use models::{Misfit, Model};
+use models::Model;
 
 use crate::config::{Config, shorten_words};
 use crate::data::{self, Splits};
@@ -114,32 +114,13 @@ impl Loaded {
         let config = Config::load(path, sets)?;
         let splits = data::open(&config.data, config.train.seed)?;
         let model = config.model.build(splits.train.num_classes());
-        check_example(&*model, &config, &splits)?;
+        crate::train::check_example(&*model, &config, &splits)?;
         Ok(Self { config, splits, model })
     }
 
     fn job(&self) -> Job<'_> {
         Job { config: &self.config, model: &*self.model, splits: &self.splits }
     }
-}
-
-/// Refuses data that the model does not take; the error names the key to change.
-fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Result<()> {
-    let [x, ..] = splits.train.fields() else { return Ok(()) };
-    let misfit = match model.check_example(x.dtype, &x.dims, splits.train.num_classes()) {
-        Ok(()) => return Ok(()),
-        Err(misfit) => misfit,
-    };
-    let (key, takes) = match &misfit {
-        Misfit::Kind { takes } => ("data.source", takes),
-        Misfit::Dims { takes } => (config.data.shape_key(), takes),
-        Misfit::Classes { takes } => (config.data.classes_key(), takes),
-    };
-    let (model, found) = (config.model.name(), TensorType::new(x.dtype, &x.dims));
-    let classes = splits.train.num_classes();
-    bail!(
-        "{key}: an example is {found} of {classes} classes, but model.name = {model:?} takes {takes}"
-    )
 }
 
 /// An error with its causes, without those that the message already contains.

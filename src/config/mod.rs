@@ -63,11 +63,11 @@ pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
 pub use patterns::Patterns;
 pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
-pub use schedule::{Peak, Scaling, ScheduleConfig, Warmup, WarmupKind};
+pub use schedule::{Peak, Scaling, ScheduleConfig, Warmup, WarmupFrom, WarmupKind};
 pub use sections::{AutoOr, CompileConfig, OptionValue, ParallelConfig};
 pub use shape::{
-    Constant, Decay, DecayShape, Interpolation, InverseSqrt, Piecewise, Polynomial, Shape,
-    StepDecay, Wsd,
+    BoundariesFrom, Constant, Decay, DecayFrom, DecayShape, Interpolation, InverseSqrt, Piecewise,
+    Polynomial, ReachedAt, Shape, StepDecay, Wsd,
 };
 pub use shorten::{shorten, shorten_words};
 pub use span::Span;

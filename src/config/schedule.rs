@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
 use super::error::{
-    AT_LEAST_ONE, KeyError, KeyErrors, POSITIVE, Range, require, require_positive_in,
+    AT_LEAST_ONE, KeyError, KeyErrors, POSITIVE, Problem, Range, require, require_positive_in,
 };
 use super::keys::{Exclusive, Reader, Section, field_names};
-use super::shape::Shape;
+use super::shape::{DecayFrom, ReachedAt, Shape};
 use super::span::Span;
 
 /// `[schedule]`.
@@ -59,18 +59,39 @@ pub struct Warmup {
     /// `warmup`: its shape. Default `linear` if there is a length.
     pub kind: WarmupKind,
     /// `warmup_factor`: the share of the peak that a linear warm-up starts from (default 0) or that a
-    /// constant one stays at.
+    /// constant one stays at. Not used with [`WarmupFrom::Base`].
     pub factor: f64,
+    /// `warmup_from`: what it starts from.
+    pub from: WarmupFrom,
+    /// `peak_at`: the step at which a linear warm-up reaches the peak.
+    pub peak_at: ReachedAt,
 }
 
 impl Warmup {
     /// At the peak from the first step on.
-    pub const NONE: Self = Self { length: Span::ZERO, kind: WarmupKind::None, factor: 0.0 };
+    pub const NONE: Self = Self {
+        length: Span::ZERO,
+        kind: WarmupKind::None,
+        factor: 0.0,
+        from: WarmupFrom::Zero,
+        peak_at: ReachedAt::LastStep,
+    };
 
-    /// A linear one from 0.
+    /// A linear one from 0 that reaches the peak at its last step.
     pub const fn linear(length: Span) -> Self {
-        Self { length, kind: WarmupKind::Linear, factor: 0.0 }
+        Self { length, kind: WarmupKind::Linear, ..Self::NONE }
     }
+}
+
+/// What a warm-up starts from, or stays at if it is constant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WarmupFrom {
+    /// 0, or `warmup_factor`.
+    #[default]
+    Zero,
+    /// `base_lr` (Goyal et al., 2017, section 2.2), but not more than the peak.
+    Base,
 }
 
 /// Shape of a warm-up.
@@ -107,6 +128,10 @@ struct RateKeys {
     warmup: WarmupKind,
     #[serde(skip_serializing_if = "Option::is_none")]
     warmup_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warmup_from: Option<WarmupFrom>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_at: Option<ReachedAt>,
 }
 
 impl Section for ScheduleConfig {
@@ -118,6 +143,7 @@ impl Section for ScheduleConfig {
         (&["warmup_steps"], &["warmup_epochs"]),
         (&["warmup_steps"], &["warmup_examples"]),
         (&["warmup_epochs"], &["warmup_examples"]),
+        (&["warmup_factor"], &["warmup_from"]),
         (&["total_steps"], &["total_epochs"]),
         (&["total_steps"], &["total_examples"]),
         (&["total_epochs"], &["total_examples"]),
@@ -145,7 +171,7 @@ impl Section for ScheduleConfig {
         let keys: RateKeys = reader.keys()?;
         let shape = Shape::read_choice(reader)?;
         let errors = &mut reader.errors;
-        let (peak, warmup) = (read_peak(&keys, errors), read_warmup(&keys, errors));
+        let (peak, warmup) = (read_peak(&keys, errors), read_warmup(&keys, &shape, errors));
         shape.check(errors);
         Some(Self { shape, peak, warmup })
     }
@@ -182,32 +208,61 @@ fn read_peak(keys: &RateKeys, errors: &mut KeyErrors) -> Peak {
     Peak::Rate(1.0)
 }
 
-fn read_warmup(keys: &RateKeys, errors: &mut KeyErrors) -> Warmup {
+fn read_warmup(keys: &RateKeys, shape: &Shape, errors: &mut KeyErrors) -> Warmup {
     let length = Span::one_of(keys.warmup_steps, keys.warmup_epochs, keys.warmup_examples);
     let lengths = ["warmup_steps", "warmup_epochs", "warmup_examples"];
     if keys.warmup == WarmupKind::None || !errors.none_of(&lengths) {
         return Warmup::NONE;
     }
-    let is_asked_for = keys.warmup != WarmupKind::Linear || keys.warmup_factor.is_some();
-    if length.is_none() && is_asked_for {
-        let allowed = "its length, since schedule.warmup or schedule.warmup_factor asks for a \
-                       warm-up; or set schedule.warmup_epochs or schedule.warmup_examples instead";
-        errors.push(KeyError::missing("warmup_steps", allowed));
+    let asking = [
+        ("warmup", keys.warmup != WarmupKind::Linear),
+        ("warmup_factor", keys.warmup_factor.is_some()),
+        ("warmup_from", keys.warmup_from.is_some()),
+        ("peak_at", keys.peak_at.is_some()),
+    ];
+    if let (None, Some((key, _))) = (length, asking.iter().find(|(_, is_set)| *is_set)) {
+        let allowed = format!(
+            "its length, since schedule.{key} asks for a warm-up; or set schedule.warmup_epochs or \
+             schedule.warmup_examples instead"
+        );
+        errors.push(KeyError::missing("warmup_steps", &allowed));
     }
     let Some(length) = length.filter(|length| !length.is_zero()) else { return Warmup::NONE };
     length.check("warmup", errors);
+    let from = keys.warmup_from.unwrap_or_default();
+    if from == WarmupFrom::Base && keys.base_lr.is_none() && errors.none_of(&["base_lr"]) {
+        let problem = "\"base\" starts from schedule.base_lr, which is not set; set it with \
+                       schedule.base_batch in place of schedule.peak, or set schedule.warmup_factor";
+        errors.push(KeyError::new("warmup_from", Problem::Inconsistent(problem.to_owned())));
+    }
+    if keys.warmup == WarmupKind::Constant && keys.peak_at.is_some() {
+        let problem = "a constant warm-up reaches the peak after its last step; leave this key out";
+        errors.push(KeyError::new("peak_at", Problem::Inconsistent(problem.to_owned())));
+    }
     match (keys.warmup, keys.warmup_factor) {
         (_, Some(factor)) => {
             let holds = (0.0..=1.0).contains(&factor);
             errors.check(require(holds, "warmup_factor", factor, "a share of the peak, 0 to 1"));
         }
-        (WarmupKind::Constant, None) => {
+        (WarmupKind::Constant, None) if from != WarmupFrom::Base => {
             let allowed = "the share of the peak that a constant warm-up stays at, 0 to 1";
             errors.push(KeyError::missing("warmup_factor", allowed));
         }
-        (WarmupKind::Linear | WarmupKind::None, None) => {}
+        (_, None) => {}
     }
-    Warmup { length, kind: keys.warmup, factor: keys.warmup_factor.unwrap_or(0.0) }
+    // The published form: Goyal et al. start at the base rate, and BERT, whose decay counts from the start, at 0.
+    let peak_at = match (keys.warmup, from, shape.decay_from()) {
+        (WarmupKind::Linear, WarmupFrom::Base, _) => ReachedAt::NextStep,
+        (WarmupKind::Linear, _, Some(DecayFrom::Start)) => ReachedAt::NextStep,
+        _ => ReachedAt::LastStep,
+    };
+    Warmup {
+        length,
+        kind: keys.warmup,
+        factor: keys.warmup_factor.unwrap_or(0.0),
+        from,
+        peak_at: keys.peak_at.unwrap_or(peak_at),
+    }
 }
 
 impl Serialize for ScheduleConfig {
@@ -226,7 +281,13 @@ impl Serialize for ScheduleConfig {
                 Span::Epochs(epochs) => keys.warmup_epochs = Some(epochs),
                 Span::Examples(examples) => keys.warmup_examples = Some(examples),
             }
-            keys.warmup_factor = Some(self.warmup.factor);
+            match self.warmup.from {
+                WarmupFrom::Zero => keys.warmup_factor = Some(self.warmup.factor),
+                WarmupFrom::Base => keys.warmup_from = Some(WarmupFrom::Base),
+            }
+            if self.warmup.kind == WarmupKind::Linear {
+                keys.peak_at = Some(self.warmup.peak_at);
+            }
         }
         let mut table = Table::try_from(&self.shape).map_err(serde::ser::Error::custom)?;
         table.extend(Table::try_from(&keys).map_err(serde::ser::Error::custom)?);

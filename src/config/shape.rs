@@ -43,6 +43,10 @@ pub struct Decay {
     /// The final rate, as a fraction of the peak, 0 to 1: a fraction, so that it keeps its
     /// meaning when the peak is scaled with the batch. Default 0.
     pub floor: f64,
+    /// The step at which the rate reaches `floor`. Default `next_step`.
+    pub floor_at: ReachedAt,
+    /// Where the decay is counted from. Default `warmup`.
+    pub decay_from: DecayFrom,
     /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
@@ -69,6 +73,10 @@ pub struct Polynomial {
     pub power: f64,
     /// The final rate, as a fraction of the peak, 0 to 1. Default 0.
     pub floor: f64,
+    /// The step at which the rate reaches `floor`. Default `next_step`.
+    pub floor_at: ReachedAt,
+    /// Where the decay is counted from. Default `warmup`.
+    pub decay_from: DecayFrom,
     /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
@@ -82,19 +90,27 @@ pub struct Polynomial {
 
 impl Default for Polynomial {
     fn default() -> Self {
+        let Decay { floor, floor_at, decay_from, .. } = Decay::default();
         let (total_steps, total_epochs, total_examples) = (None, None, None);
-        Self { power: 2.0, floor: 0.0, total_steps, total_epochs, total_examples }
+        Self { power: 2.0, floor, floor_at, decay_from, total_steps, total_epochs, total_examples }
     }
 }
 
 impl Polynomial {
+    /// Its keys without the power.
+    pub fn decay(&self) -> Decay {
+        let Self { floor, floor_at, decay_from, total_steps, total_epochs, total_examples, .. } =
+            *self;
+        Decay { floor, floor_at, decay_from, total_steps, total_epochs, total_examples }
+    }
+
     /// Where the decay ends, if it is set.
     pub fn total(&self) -> Option<Span> {
-        Span::one_of(self.total_steps, self.total_epochs, self.total_examples)
+        self.decay().total()
     }
 }
 
-/// A drop by `factor` at each boundary; boundaries count from the start of the run and increase.
+/// A drop by `factor` at each boundary; boundaries increase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepDecay {
@@ -109,12 +125,15 @@ pub struct StepDecay {
     pub boundary_examples: Option<Vec<u64>>,
     /// Factor for the rate at each boundary. Default 0.1.
     pub factor: f64,
+    /// Where boundaries are counted from. Default `start`.
+    pub boundaries_from: BoundariesFrom,
 }
 
 impl Default for StepDecay {
     fn default() -> Self {
         let (boundaries, boundary_epochs, boundary_examples) = (None, None, None);
-        Self { boundaries, boundary_epochs, boundary_examples, factor: 0.1 }
+        let boundaries_from = BoundariesFrom::Start;
+        Self { boundaries, boundary_epochs, boundary_examples, factor: 0.1, boundaries_from }
     }
 }
 
@@ -142,6 +161,8 @@ pub struct Wsd {
     pub decay_shape: DecayShape,
     /// The final rate, as a fraction of the peak, 0 to 1. Default 0.
     pub floor: f64,
+    /// The step at which the rate reaches `floor`. Default `next_step`.
+    pub floor_at: ReachedAt,
     /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
@@ -183,7 +204,7 @@ pub enum DecayShape {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Piecewise {
-    /// Steps at which the rate is given, counted from the start of the run and rising.
+    /// Steps at which the rate is given, rising.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boundaries: Option<Vec<u64>>,
     /// The same in epochs.
@@ -196,6 +217,8 @@ pub struct Piecewise {
     pub factors: Vec<f64>,
     /// How the rate changes between them. Default `linear`.
     pub interpolation: Interpolation,
+    /// Where boundaries are counted from. Default `start`.
+    pub boundaries_from: BoundariesFrom,
 }
 
 impl Piecewise {
@@ -216,7 +239,49 @@ pub enum Interpolation {
     Constant,
 }
 
+/// The step at which a warm-up reaches the peak (`peak_at`), or a decay `floor` (`floor_at`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReachedAt {
+    /// Its last step.
+    LastStep,
+    /// The step after its last one.
+    #[default]
+    NextStep,
+}
+
+/// Where a decay is counted from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DecayFrom {
+    /// The end of the warm-up.
+    #[default]
+    Warmup,
+    /// The start of the run, so that the rate drops at the end of the warm-up, to where the decay is by then.
+    Start,
+}
+
+/// Where the boundaries of [`StepDecay`] and [`Piecewise`] are counted from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BoundariesFrom {
+    /// The start of the run.
+    #[default]
+    Start,
+    /// The end of the warm-up, as in optax's `join_schedules` and PyTorch's `SequentialLR`.
+    Warmup,
+}
+
 impl Shape {
+    /// Where the decay is counted from, for shapes with that key.
+    pub(super) fn decay_from(&self) -> Option<DecayFrom> {
+        match self {
+            Self::Cosine(decay) | Self::Linear(decay) => Some(decay.decay_from),
+            Self::Polynomial(decay) => Some(decay.decay_from),
+            _ => None,
+        }
+    }
+
     /// Checks each key, and that lists have the same length.
     pub(super) fn check(&self, errors: &mut KeyErrors) {
         match self {

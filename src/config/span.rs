@@ -2,7 +2,7 @@
 
 use super::error::{KeyErrors, POSITIVE, require};
 
-/// A length, or a position counted from the start of the run, in the unit of its key.
+/// A length, or a position in the run, in the unit of its key.
 /// [`RunLength::steps`](super::RunLength::steps) counts it in steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Span {

@@ -28,6 +28,22 @@ pub enum Error {
     /// Examples cannot be read.
     #[error(transparent)]
     Data(#[from] data::Error),
+    /// The model does not take the examples.
+    #[error(
+        "{key}: an example is {example} of {num_classes} classes, but model.name = {model:?} takes {takes}"
+    )]
+    Example {
+        /// The key to change.
+        key: &'static str,
+        /// The type of an example.
+        example: String,
+        /// The number of classes of the data.
+        num_classes: usize,
+        /// The model's name.
+        model: &'static str,
+        /// What it takes.
+        takes: String,
+    },
     /// A batch cannot be prefetched.
     #[error(transparent)]
     Prefetch(#[from] PrefetchError<pjrt::Error>),

@@ -1,6 +1,7 @@
 //! Training: from a configuration to compiled programs and a state on devices, through the loop ([`train`]), to the
 //! files that a run leaves. Belongs to the run phase.
 
+mod accept;
 mod begin;
 mod bench;
 mod checkpoints;
@@ -42,6 +43,7 @@ use processes::Processes;
 use recorder::Recorder;
 
 pub use crate::observe::EvalResult;
+pub use accept::{check_config, check_example};
 pub use bench::{BenchOptions, BenchResult, StepParts, bench};
 pub use error::Error;
 pub use launches::launches;

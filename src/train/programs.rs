@@ -16,7 +16,7 @@ use crate::pjrt::{
     self, Arg, Buffers, CacheOutcome, Client, CompileOptions, Completion, Executable, Launch,
     compile_cached, program_key,
 };
-use crate::step::{self, Results, Signature};
+use crate::step::{self, DeclaredStep, Results, Signature};
 use crate::targets::{Chip, flags};
 
 /// How programs are compiled.
@@ -138,6 +138,31 @@ pub struct Programs {
     pub step_key: String,
 }
 
+/// The graphs of a run's programs.
+pub(super) struct Traced<'r> {
+    declared: DeclaredStep<'r>,
+    init: Graph,
+    step: Graph,
+    eval: Graph,
+    eval_metrics: Vec<&'static str>,
+    proof: Graph,
+}
+
+impl<'r> Traced<'r> {
+    /// Traces all programs of a run.
+    ///
+    /// # Errors
+    /// If the model does not trace, or the optimizer or the mesh does not fit it.
+    pub fn new(run: &'r Run, model: &'r dyn Model, spans: &StartupSpans) -> Result<Self, Error> {
+        let declared = spans.time("trace the model", || run.spec(model).declare())?;
+        let step = spans.time("trace the step", || step::trace_step(&declared))?;
+        let init = spans.time("trace init", || step::trace_init(&declared))?;
+        let (eval, eval_metrics) = spans.time("trace eval", || step::trace_eval(&declared))?;
+        let proof = spans.time("trace proof", || step::trace_proof(run.mesh, declared.leaves()))?;
+        Ok(Self { declared, init, step, eval, eval_metrics, proof })
+    }
+}
+
 /// The programs of a run as text. They need no plugin.
 pub struct LoweredPrograms {
     /// The leaves of the state.
@@ -186,12 +211,12 @@ impl LoweredPrograms {
         let lower = |graph: Graph, name: &str| {
             spans.time("write programs", || write(run.lowering.lower(graph, name), name))
         };
-        let declared = spans.time("trace the model", || run.spec(model).declare())?;
+        let Traced { declared, init, step, eval, eval_metrics, proof } =
+            Traced::new(run, model, spans)?;
         let leaves = declared.leaves();
         let model_leaves = declared.model_leaves();
         let none = || std::iter::empty::<&str>();
 
-        let step = spans.time("trace the step", || step::trace_step(&declared))?;
         let Lowered { graph: step_graph, program: step } = lower(step, "step");
         let steps = match run.steps_per_launch {
             0 | 1 => None,
@@ -203,9 +228,6 @@ impl LoweredPrograms {
                 Some(UncompiledProgram::new(steps.program, leaves.paths(), leaves.paths())?)
             }
         };
-        let init = spans.time("trace init", || step::trace_init(&declared))?;
-        let (eval, eval_metrics) = spans.time("trace eval", || step::trace_eval(&declared))?;
-        let proof = spans.time("trace proof", || step::trace_proof(run.mesh, leaves))?;
         let eval_leaves = declared.eval_inputs();
         Ok(Self {
             init: UncompiledProgram::new(lower(init, "init").program, none(), leaves.paths())?,

@@ -59,6 +59,21 @@ impl Run {
         mesh: Mesh,
         platform: Platform,
     ) -> Result<Self, Error> {
+        let num_examples = usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX);
+        let run = Self::resolve(config, fields_of(splits), Some(num_examples), mesh, platform)?;
+        let compile = CompileSettings { cache_dir: cache_dir(config)?, ..run.compile };
+        Ok(Self { compile, ..run })
+    }
+
+    /// [`Self::new`] for data that need not be there: the fields of a batch, and the number of training examples if it is
+    /// known. Nothing is cached.
+    pub(super) fn resolve(
+        config: &Config,
+        fields: Vec<BatchField>,
+        num_examples: Option<usize>,
+        mesh: Mesh,
+        platform: Platform,
+    ) -> Result<Self, Error> {
         let policy: Arc<dyn Policy> = match mesh.size(Axis::Fsdp) {
             1 => Arc::new(Replicated),
             _ => Arc::new(Zero::new(match config.parallel.zero_stage() {
@@ -68,13 +83,7 @@ impl Run {
             })),
         };
         let batch = config.split_batch(mesh.group_size(policy.batch_axes()))?;
-        let num_examples = usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX);
-        let length = RunLength::new(config.train.length, Some(num_examples), batch.global_batch())?;
-        let field = |field: &Field| BatchField {
-            name: field.name.to_owned(),
-            dtype: field.dtype,
-            dims: field.dims.clone(),
-        };
+        let length = RunLength::new(config.train.length, num_examples, batch.global_batch())?;
         let mut lowering = Lowering::for_platform(platform);
         if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {
             lowering.bucket_bytes = bytes as u64;
@@ -90,7 +99,7 @@ impl Run {
             mesh,
             policy,
             optimizer: optim::from_config(&config.optimizer),
-            fields: splits.train.fields().iter().map(field).collect(),
+            fields,
             precision: config.train.precision.dtypes(),
             on_nonfinite: config.train.on_nonfinite,
             steps_per_launch: config.train.steps_per_launch,
@@ -100,7 +109,7 @@ impl Run {
                     overrides: compile_overrides(config),
                     ..CompileOptions::default()
                 },
-                cache_dir: cache_dir(config)?,
+                cache_dir: None,
             },
         })
     }
@@ -124,6 +133,16 @@ impl Run {
             on_nonfinite: self.on_nonfinite,
         }
     }
+}
+
+/// The fields of a batch of training examples.
+pub(super) fn fields_of(splits: &Splits) -> Vec<BatchField> {
+    let field = |field: &Field| BatchField {
+        name: field.name.to_owned(),
+        dtype: field.dtype,
+        dims: field.dims.clone(),
+    };
+    splits.train.fields().iter().map(field).collect()
 }
 
 /// The options that the configuration passes to the compiler.

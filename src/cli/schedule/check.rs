@@ -34,7 +34,11 @@ pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
         recipe::Error::RunLength(error) => examples.explain(error),
         error => error.into(),
     })?;
-    let findings = recipe::check(&recipe);
+    let mut findings = recipe::check(&recipe);
+    if let Some(refused) = refused(config, examples.count(), &findings) {
+        findings.push(refused);
+        findings.sort_by_key(|finding| finding.severity);
+    }
     let when_replicas_double = recipe::doubling(&recipe, examples.count());
     let report = Report { num_replicas, findings, when_replicas_double };
     if json {
@@ -44,6 +48,20 @@ pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
     }
     let is_error = |finding: &Finding| finding.severity == Severity::Error;
     Ok(ExitCode::from(u8::from(report.findings.iter().any(is_error))))
+}
+
+/// What `train` would refuse the configuration with, unless an error says so already.
+fn refused(config: &Config, num_examples: Option<usize>, findings: &[Finding]) -> Option<Finding> {
+    let reason = train::check_config(config, num_examples).err()?.to_string();
+    let says_so = |finding: &Finding| finding.reason.contains(&reason);
+    let mut errors = findings.iter().filter(|finding| finding.severity == Severity::Error);
+    (!errors.any(says_so)).then(|| Finding {
+        severity: Severity::Error,
+        rule: "refused-by-train",
+        reason,
+        source: "`lockstep train` refuses it",
+        change: "as the reason says".to_owned(),
+    })
 }
 
 fn text(report: &Report) -> Vec<String> {

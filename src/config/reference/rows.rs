@@ -93,6 +93,7 @@ const TRUST: Group = Group("optimizer", &["lars", "lamb"]);
 const SCHEDULE: Group = Group("schedule", &[]);
 const POLYNOMIAL: Group = Group("schedule", &["polynomial"]);
 const FALLS: Group = Group("schedule", &["cosine", "linear", "polynomial", "wsd"]);
+const DECAYS: Group = Group("schedule", &["cosine", "linear", "polynomial"]);
 const STEP: Group = Group("schedule", &["step"]);
 const PLACES: Group = Group("schedule", &["step", "piecewise"]);
 const WSD: Group = Group("schedule", &["wsd"]);
@@ -226,6 +227,8 @@ pub(super) const KEYS: &[KeyRow] = &[
     SCHEDULE.key("warmup_examples", ANY_COUNT, "examples", Depends("instead of `warmup_steps`"), "The same in examples."),
     SCHEDULE.key("warmup", OneOf(&["linear", "constant", "none"]), "", Depends("`\"linear\"`, where there is a length"), "Shape of the warm-up. `\"none\"` disables one whose length is set."),
     SCHEDULE.key("warmup_factor", FRACTION, "fraction of the peak", Depends("0 if it rises; must be set if it stays"), "Where a linear warm-up starts, or the rate of a constant one."),
+    SCHEDULE.key("warmup_from", OneOf(&["zero", "base"]), "", Depends("`\"zero\"`; instead of `warmup_factor`"), "Where a linear warm-up starts, or the rate of a constant one: 0, or `base_lr`, which must then be set. Never above the peak."),
+    SCHEDULE.key("peak_at", OneOf(&["last_step", "next_step"]), "", Depends("`\"last_step\"`, or `\"next_step\"` with `warmup_from = \"base\"` or `decay_from = \"start\"`"), "Where a linear warm-up of W steps reaches the peak: at its last step W-1, so that step s has the share (s+1)/W of the way, or at step W after it, with the share s/W."),
     POLYNOMIAL.key("power", ABOVE_0, "", Value("2.0"), "The exponent. 1 is linear."),
     STEP.key("factor", ABOVE_0, "", Value("0.1"), "Factor for the rate at each boundary."),
     WSD.key("decay_steps", COUNT, "steps", Required, "Length of the decay at the end; or set one of the next two."),
@@ -233,12 +236,15 @@ pub(super) const KEYS: &[KeyRow] = &[
     WSD.key("decay_examples", COUNT, "examples", Depends("instead of `decay_steps`"), "The same in examples."),
     WSD.key("decay_shape", OneOf(&["linear", "cosine", "sqrt"]), "", Value("\"linear\""), "Shape of the decay: linear, half a cosine, or 1 - sqrt(x) for the elapsed share x."),
     FALLS.key("floor", FRACTION, "fraction of the peak", Value("0.0"), "The rate at the end of the decay."),
+    FALLS.key("floor_at", OneOf(&["last_step", "next_step"]), "", Value("\"next_step\""), "Where the decay reaches `floor`: at its last step, or at the one after it, which may be the end of the run."),
+    DECAYS.key("decay_from", OneOf(&["warmup", "start"]), "", Value("\"warmup\""), "Where the decay is counted from: the end of the warm-up, where it is at the peak, or the start of the run. Then the rate drops at the end of the warm-up to where the decay is by that step."),
     FALLS.key("total_steps", COUNT, "steps", Absent("the end of the run"), "The step at which the decay ends, counted from the start of the run."),
     FALLS.key("total_epochs", ABOVE_0, "epochs", Depends("instead of `total_steps`"), "The same in epochs."),
     FALLS.key("total_examples", COUNT, "examples", Depends("instead of `total_steps`"), "The same in examples."),
-    PLACES.key("boundaries", PLACES_IN_STEPS, "steps", Required, "Steps at which the rate drops (`step`) or is given (`piecewise`), counted from the start of the run; or set one of the next two."),
+    PLACES.key("boundaries", PLACES_IN_STEPS, "steps", Required, "Steps at which the rate drops (`step`) or is given (`piecewise`); or set one of the next two."),
     PLACES.key("boundary_epochs", PLACES_IN_EPOCHS, "epochs", Depends("instead of `boundaries`"), "The same in epochs."),
     PLACES.key("boundary_examples", PLACES_IN_STEPS, "examples", Depends("instead of `boundaries`"), "The same in examples."),
+    PLACES.key("boundaries_from", OneOf(&["start", "warmup"]), "", Value("\"start\""), "Where boundaries are counted from: the start of the run, or the end of the warm-up."),
     PIECEWISE.key("factors", Other("list of numbers, 0 or more, one for each boundary"), "fraction of the peak", Required, "The rate at each of the boundaries."),
     PIECEWISE.key("interpolation", OneOf(&["linear", "constant"]), "", Value("\"linear\""), "How the rate changes between boundaries: linearly, or not."),
 

@@ -61,7 +61,7 @@ const NEEDED: [(&str, &str); 8] = [
 ];
 
 /// What must be set beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 11] = [
+const COMPANIONS: [(&str, &[&str]); 13] = [
     ("mesh.data", &["train.global_batch=131072"]),
     ("parallel.zero", &["mesh.fsdp=2"]),
     ("parallel.scatter_line", &["mesh.fsdp=auto"]),
@@ -73,6 +73,11 @@ const COMPANIONS: [(&str, &[&str]); 11] = [
     ("schedule.scaling", &["schedule.base_lr=0.1", "schedule.base_batch=64"]),
     ("schedule.warmup", &["schedule.warmup_steps=5", "schedule.warmup_factor=0.5"]),
     ("schedule.warmup_factor", &["schedule.warmup_steps=5"]),
+    (
+        "schedule.warmup_from",
+        &["schedule.base_lr=0.1", "schedule.base_batch=64", "schedule.warmup_steps=5"],
+    ),
+    ("schedule.peak_at", &["schedule.warmup_steps=5"]),
 ];
 
 /// The sections and what picks their keys: every choice of every section.

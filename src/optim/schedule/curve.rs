@@ -2,10 +2,11 @@
 
 use super::{
     Error, constant, cosine, inverse_sqrt, linear, one_minus_sqrt, piecewise_constant,
-    piecewise_linear, polynomial, step_decay,
+    piecewise_linear, shapes, step_decay,
 };
 use crate::config::{
-    Decay, DecayShape, Interpolation, Piecewise, Polynomial, RunLength, Shape, Span, StepDecay, Wsd,
+    BoundariesFrom, Decay, DecayFrom, DecayShape, Interpolation, Piecewise, Polynomial, ReachedAt,
+    RunLength, Shape, Span, StepDecay, Wsd,
 };
 
 /// The learning rate after the warm-up, in units of steps.
@@ -25,41 +26,63 @@ impl Curve {
         Self { factor: Box::new(factor), end_step, boundaries: vec![], jumps: vec![] }
     }
 
-    /// Resolves a shape after a warm-up of `warmup_steps`.
-    pub fn new(shape: &Shape, run: &RunLength, warmup_steps: u64) -> Result<Self, Error> {
+    /// Resolves a shape after a warm-up of `warmup_steps`, which reaches the peak at `peak_at`.
+    pub fn new(
+        shape: &Shape,
+        run: &RunLength,
+        warmup_steps: u64,
+        peak_at: ReachedAt,
+    ) -> Result<Self, Error> {
         Ok(match shape.clone() {
             Shape::Constant(_) => Self::smooth(|_| constant(), None),
             Shape::InverseSqrt(_) => {
-                Self::smooth(move |step| inverse_sqrt(step, warmup_steps), None)
+                Self::smooth(move |step| inverse_sqrt(step, warmup_steps, peak_at), None)
             }
             Shape::Cosine(decay) => {
                 let (fraction, end) = decay_fraction(&decay, run, warmup_steps)?;
-                Self::smooth(move |step| cosine(fraction(step), decay.floor), Some(end))
+                let factor = move |step| cosine(fraction(step), decay.floor);
+                Self::decay(factor, end, decay.decay_from, warmup_steps)
             }
             Shape::Linear(decay) => {
                 let (fraction, end) = decay_fraction(&decay, run, warmup_steps)?;
-                Self::smooth(move |step| linear(fraction(step), decay.floor), Some(end))
+                let factor = move |step| linear(fraction(step), decay.floor);
+                Self::decay(factor, end, decay.decay_from, warmup_steps)
             }
-            Shape::Polynomial(decay) => {
-                let Polynomial { power, floor, .. } = decay;
-                check_floor(floor)?;
-                let end = end_step(decay.total(), run, warmup_steps)?;
-                let fraction = fraction(warmup_steps, end);
-                Self::smooth(move |step| polynomial(fraction(step), power, floor), Some(end))
+            Shape::Polynomial(polynomial) => {
+                let Polynomial { power, .. } = polynomial;
+                let decay = polynomial.decay();
+                let (fraction, end) = decay_fraction(&decay, run, warmup_steps)?;
+                let factor = move |step| shapes::polynomial(fraction(step), power, decay.floor);
+                Self::decay(factor, end, decay.decay_from, warmup_steps)
             }
-            Shape::Step(decay) => Self::steps(&decay, run)?,
+            Shape::Step(decay) => Self::steps(&decay, run, warmup_steps)?,
             Shape::Wsd(wsd) => Self::wsd(&wsd, run, warmup_steps)?,
-            Shape::Piecewise(piecewise) => Self::piecewise(&piecewise, run)?,
+            Shape::Piecewise(piecewise) => Self::piecewise(&piecewise, run, warmup_steps)?,
         })
     }
 
-    fn steps(decay: &StepDecay, run: &RunLength) -> Result<Self, Error> {
+    /// A decay that ends at step `end`.
+    fn decay(
+        factor: impl Fn(u64) -> f64 + Send + Sync + 'static,
+        end: u64,
+        from: DecayFrom,
+        warmup_steps: u64,
+    ) -> Self {
+        let curve = Self::smooth(factor, Some(end));
+        match from {
+            DecayFrom::Start if warmup_steps > 0 => Self { jumps: vec![warmup_steps], ..curve },
+            DecayFrom::Start | DecayFrom::Warmup => curve,
+        }
+    }
+
+    fn steps(decay: &StepDecay, run: &RunLength, warmup_steps: u64) -> Result<Self, Error> {
         let factor = decay.factor;
         if !factor.is_finite() || factor < 0.0 {
             let allowed = "a finite number, 0 or more";
             return Err(Error::Fraction { key: "factor", value: factor, allowed });
         }
-        let boundaries = places(&decay.boundaries(), run)?;
+        let from = origin(decay.boundaries_from, warmup_steps);
+        let boundaries = places(&decay.boundaries(), run, from)?;
         let at = boundaries.clone();
         Ok(Self {
             factor: Box::new(move |step| step_decay(step, &at, factor)),
@@ -80,7 +103,7 @@ impl Curve {
         }
         let start = end_step.checked_sub(decay_steps).filter(|start| *start >= warmup_steps);
         let too_long = || Error::Decay { decay_steps, end_step, warmup_steps, unit };
-        let fraction = fraction(start.ok_or_else(too_long)?, end_step);
+        let fraction = fraction(start.ok_or_else(too_long)?, end_step, wsd.floor_at);
         let shape = match decay_shape {
             DecayShape::Linear => linear,
             DecayShape::Cosine => cosine,
@@ -89,8 +112,9 @@ impl Curve {
         Ok(Self::smooth(move |step| shape(fraction(step), floor), Some(end_step)))
     }
 
-    fn piecewise(piecewise: &Piecewise, run: &RunLength) -> Result<Self, Error> {
-        let boundaries = places(&piecewise.boundaries(), run)?;
+    fn piecewise(piecewise: &Piecewise, run: &RunLength, warmup_steps: u64) -> Result<Self, Error> {
+        let from = origin(piecewise.boundaries_from, warmup_steps);
+        let boundaries = places(&piecewise.boundaries(), run, from)?;
         let factors = piecewise.factors.iter().copied();
         let points: Vec<_> = boundaries.iter().copied().zip(factors).collect();
         let (interpolate, jumps) = match piecewise.interpolation {
@@ -102,8 +126,18 @@ impl Curve {
     }
 }
 
-/// The fraction of the way from `start` to `end`: 0 before `start`, 1 from `end` on.
-fn fraction(start: u64, end: u64) -> impl Fn(u64) -> f64 + Send + Sync + Copy {
+/// The fraction of a decay over the steps from `start` to before `end`: 0 up to `start`, and 1 from the step on at which
+/// it reaches its floor. A decay of one step that reaches the floor there has no step at the peak.
+fn fraction(
+    start: u64,
+    end: u64,
+    floor_at: ReachedAt,
+) -> impl Fn(u64) -> f64 + Send + Sync + Copy + use<> {
+    let (start, end) = match floor_at {
+        ReachedAt::NextStep => (start, end),
+        ReachedAt::LastStep if end > start + 1 => (start, end - 1),
+        ReachedAt::LastStep => (start.saturating_sub(1), end.saturating_sub(1)),
+    };
     let length = end.saturating_sub(start).max(1) as f64;
     move |step| (step.saturating_sub(start) as f64 / length).min(1.0)
 }
@@ -115,7 +149,11 @@ fn decay_fraction(
 ) -> Result<(impl Fn(u64) -> f64 + Send + Sync + Copy + use<>, u64), Error> {
     check_floor(decay.floor)?;
     let end = end_step(decay.total(), run, warmup_steps)?;
-    Ok((fraction(warmup_steps, end), end))
+    let start = match decay.decay_from {
+        DecayFrom::Warmup => warmup_steps,
+        DecayFrom::Start => 0,
+    };
+    Ok((fraction(start, end, decay.floor_at), end))
 }
 
 /// The step at which a decay ends: the configured one, by default the end of the run.
@@ -129,14 +167,27 @@ fn end_step(total: Option<Span>, run: &RunLength, warmup_steps: u64) -> Result<u
     Ok(end_step)
 }
 
-/// The boundaries in steps. They must be increasing after rounding to whole steps, too.
-fn places(boundaries: &[Span], run: &RunLength) -> Result<Vec<u64>, Error> {
+/// The step that boundaries are counted from.
+fn origin(from: BoundariesFrom, warmup_steps: u64) -> u64 {
+    match from {
+        BoundariesFrom::Start => 0,
+        BoundariesFrom::Warmup => warmup_steps,
+    }
+}
+
+/// The boundaries, given relative to step `origin`, in steps of the run. They must be increasing after rounding to whole
+/// steps, too.
+fn places(boundaries: &[Span], run: &RunLength, origin: u64) -> Result<Vec<u64>, Error> {
     let key = match boundaries.first() {
         Some(Span::Epochs(_)) => "boundary_epochs",
         Some(Span::Examples(_)) => "boundary_examples",
         Some(Span::Steps(_)) | None => "boundaries",
     };
-    let steps = boundaries.iter().map(|span| run.steps(*span, &format!("schedule.{key}")));
+    let step = |span: &Span| {
+        let steps = run.steps(*span, &format!("schedule.{key}"))?;
+        Ok::<_, Error>(steps.saturating_add(origin))
+    };
+    let steps = boundaries.iter().map(step);
     let steps = steps.collect::<Result<Vec<_>, _>>()?;
     match steps.windows(2).find(|pair| pair[0] >= pair[1]) {
         Some(pair) => Err(Error::BoundaryOrder { key, previous: pair[0], next: pair[1] }),

@@ -1,12 +1,12 @@
 //! The learning rate at every step, evaluated in f64 on the host (phase: run).
 //!
 //! ```text
-//! lr(s) = peak * (factor + (1 - factor) * (s + 1) / warmup)   for s < warmup     (linear warm-up)
-//! lr(s) = peak * factor                                       for s < warmup     (constant warm-up)
+//! lr(s) = peak * (factor + (1 - factor) * (s + 1) / warmup)   for s < warmup     (linear, peak_at = "last_step")
+//! lr(s) = peak * (factor + (1 - factor) * s / warmup)         for s < warmup     (linear, peak_at = "next_step")
+//! lr(s) = peak * factor                                       for s < warmup     (constant)
 //! lr(s) = peak * shape(s)                                     from then on
 //! ```
-//! with steps counted from 0, so that the rate of the first step is not 0 and step `warmup - 1` has the peak
-//! (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.2). The rate is an input of the compiled
+//! with steps counted from 0. `factor` is `warmup_factor`, or `base_lr / peak` with `warmup_from = "base"`. The rate is an input of the compiled
 //! step: changing the schedule does not recompile it, and the printed rate is the one used. It is a function
 //! of the step only, so a resumed run continues with the same rates.
 //!
@@ -19,7 +19,8 @@
 //! ```
 //!
 //! A shape is a function in `shapes.rs` and a line in `Curve::new`. Decays are functions of the fraction
-//! `t = (s - warmup) / (end - warmup)`, from 0 to below 1.
+//! `t = (s - start) / (end - start)`, where `start` is the end of the warm-up (0 with `decay_from = "start"`), and `end`
+//! the end of the decay, so that the last step is just above the floor (the last step with `floor_at = "last_step"`).
 //!
 //! ```
 //! use lockstep::config::{self, Decay, Length, Peak, RunLength, Scaling, Shape, Span, Warmup};
@@ -44,7 +45,7 @@ mod shapes;
 
 use std::fmt;
 
-use crate::config::{self, Peak, RunLength, Scaling, Shape, WarmupKind};
+use crate::config::{self, Peak, ReachedAt, RunLength, Scaling, Shape, WarmupFrom, WarmupKind};
 use curve::Curve;
 
 pub use error::Error;
@@ -59,6 +60,7 @@ pub struct Schedule {
     warmup_steps: u64,
     warmup_kind: WarmupKind,
     warmup_factor: f64,
+    peak_at: ReachedAt,
     total_steps: u64,
     curve: Curve,
 }
@@ -81,9 +83,15 @@ impl Schedule {
             return Err(Error::Peak { peak, key });
         }
         let warmup_steps = warmup_steps(config.warmup, run)?;
-        let curve = Curve::new(&config.shape, run, warmup_steps)?;
-        let config::Warmup { kind: warmup_kind, factor: warmup_factor, .. } = config.warmup;
-        let schedule = Self { peak, warmup_steps, warmup_kind, warmup_factor, total_steps, curve };
+        let config::Warmup { kind: warmup_kind, factor, from, peak_at, .. } = config.warmup;
+        let curve = Curve::new(&config.shape, run, warmup_steps, peak_at)?;
+        let warmup_factor = match (from, config.peak) {
+            // A batch smaller than `base_batch` has nothing to warm up from.
+            (WarmupFrom::Base, Peak::Scaled { base_lr, .. }) => (base_lr / peak).min(1.0),
+            (WarmupFrom::Base | WarmupFrom::Zero, _) => factor,
+        };
+        let schedule =
+            Self { peak, warmup_steps, warmup_kind, warmup_factor, peak_at, total_steps, curve };
         // Only `step` and `piecewise` can exceed the peak. Their maximum is at a boundary, or where the warm-up or the
         // run ends.
         let ends = [0, warmup_steps, total_steps.saturating_sub(1)];
@@ -105,7 +113,7 @@ impl Schedule {
     pub fn lr(&self, step: u64) -> f64 {
         let factor = match self.warmup_kind {
             WarmupKind::Linear if step < self.warmup_steps => {
-                warmup(step, self.warmup_steps, self.warmup_factor)
+                warmup(step, self.warmup_steps, self.warmup_factor, self.peak_at)
             }
             WarmupKind::Constant if step < self.warmup_steps => self.warmup_factor,
             _ => (self.curve.factor)(step),

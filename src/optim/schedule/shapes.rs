@@ -3,19 +3,30 @@
 
 use std::f64::consts::PI;
 
-/// Linear ("gradual") warm-up from `factor`: `factor + (1 - factor) * (step + 1) / warmup_steps`, for
-/// `step < warmup_steps`.
+use crate::config::ReachedAt;
+
+/// Linear ("gradual") warm-up from `factor`, for `step < warmup_steps`: `factor + (1 - factor) * n / warmup_steps`.
 ///
-/// Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (2017), section 2.2; there
-/// `factor` is the ratio of the base rate to the peak.
+/// `n = step + 1` if the last step has the peak, as in Vaswani et al., "Attention Is All You Need" (2017), equation 3.
+/// `n = step` if the first step has `factor`, as in Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in
+/// 1 Hour" (2017), section 2.2, where `factor` is the ratio of the base rate to the peak.
 ///
 /// ```
-/// use lockstep::optim::schedule::warmup;
-/// assert_eq!([0, 1, 2, 3].map(|step| warmup(step, 4, 0.0)), [0.25, 0.5, 0.75, 1.0]);
-/// assert_eq!([0, 3].map(|step| warmup(step, 4, 0.5)), [0.625, 1.0]);
+/// use lockstep::{config::ReachedAt, optim::schedule::warmup};
+/// let rates = |peak_at| [0, 1, 2, 3].map(|step| warmup(step, 4, 0.0, peak_at));
+/// assert_eq!(rates(ReachedAt::LastStep), [0.25, 0.5, 0.75, 1.0]);
+/// assert_eq!(rates(ReachedAt::NextStep), [0.0, 0.25, 0.5, 0.75]);
 /// ```
-pub fn warmup(step: u64, warmup_steps: u64, factor: f64) -> f64 {
-    factor + (1.0 - factor) * ((step + 1) as f64 / warmup_steps as f64)
+pub fn warmup(step: u64, warmup_steps: u64, factor: f64, peak_at: ReachedAt) -> f64 {
+    factor + (1.0 - factor) * (number(step, peak_at) as f64 / warmup_steps as f64)
+}
+
+/// The step counted so that step number `warmup_steps` has the peak.
+fn number(step: u64, peak_at: ReachedAt) -> u64 {
+    match peak_at {
+        ReachedAt::LastStep => step.saturating_add(1),
+        ReachedAt::NextStep => step,
+    }
 }
 
 /// The peak throughout: `1`.
@@ -67,18 +78,18 @@ pub fn polynomial(t: f64, power: f64, floor: f64) -> f64 {
     floor + (1.0 - floor) * (1.0 - t).powf(power)
 }
 
-/// Inverse square root: `sqrt(scale / (step + 1))`, at most 1; `scale` is the length of the warm-up, so
-/// that the curve starts at the peak.
+/// Inverse square root: `sqrt(scale / n)`, at most 1; `scale` is the length of the warm-up, so that the curve continues
+/// it. `n` is `step + 1`, or `step` if the warm-up reaches the peak at the step after it.
 ///
-/// Vaswani et al., "Attention Is All You Need" (2017), equation 3.
+/// Vaswani et al., "Attention Is All You Need" (2017), equation 3, counts steps from 1.
 ///
 /// ```
-/// use lockstep::optim::schedule::inverse_sqrt;
-/// assert_eq!([99, 399].map(|step| inverse_sqrt(step, 100)), [1.0, 0.5]);
+/// use lockstep::{config::ReachedAt, optim::schedule::inverse_sqrt};
+/// assert_eq!([99, 399].map(|step| inverse_sqrt(step, 100, ReachedAt::LastStep)), [1.0, 0.5]);
+/// assert_eq!([100, 400].map(|step| inverse_sqrt(step, 100, ReachedAt::NextStep)), [1.0, 0.5]);
 /// ```
-pub fn inverse_sqrt(step: u64, scale: u64) -> f64 {
-    let number = step as f64 + 1.0;
-    (scale.max(1) as f64 / number).sqrt().min(1.0)
+pub fn inverse_sqrt(step: u64, scale: u64, peak_at: ReachedAt) -> f64 {
+    (scale.max(1) as f64 / number(step, peak_at) as f64).sqrt().min(1.0)
 }
 
 /// Step decay: `factor ^ (number of boundaries at or before the step)`.

@@ -1,0 +1,82 @@
+//! Whether `train` accepts a configuration, before there are data and devices.
+
+use std::time::Instant;
+
+use hlo::{Mesh, TensorType};
+use models::{Misfit, Model};
+
+use super::programs::Traced;
+use super::run::fields_of;
+use super::setup::{mesh_on_host, platform_on_host};
+use super::{Error, Run};
+use crate::config::{Config, DataConfig};
+use crate::data::{self, Splits};
+use crate::observe::StartupSpans;
+use crate::pjrt::Platform;
+use crate::step::BatchField;
+
+/// Number of classes of data that are not opened. No configuration is refused because of it.
+const NUM_CLASSES: usize = 10;
+/// `"auto"` in `[mesh]` is tried with up to two to this power of devices.
+const MAX_LOG2_DEVICES: u32 = 12;
+
+/// Checks that [`train`](super::train) accepts a configuration, with the functions that `train` itself calls before it
+/// compiles: the batch over the mesh, the length of the run, the schedule, the optimizer's patterns and the sharding of
+/// parameters, and tracing, which finds batch-norm groups that do not fit. `num_examples` is that of the training data;
+/// without it, a configuration that counts epochs is refused.
+///
+/// It opens no files and no plugin. So it does not see what depends on the machine or on what is in the data: how many
+/// devices there are, options of the plugin and its compiler, directories, other processes, and, except for synthetic
+/// data, whether the model takes the examples. A mesh with `"auto"` is accepted if it would be for some number of devices.
+///
+/// # Errors
+/// What `train` would refuse the configuration with.
+pub fn check_config(config: &Config, num_examples: Option<usize>) -> Result<(), Error> {
+    let splits = match &config.data {
+        DataConfig::Synthetic(_) | DataConfig::SyntheticTokens(_) => {
+            Some(data::open(&config.data, config.train.seed)?)
+        }
+        _ => None,
+    };
+    let num_classes = splits.as_ref().map_or(NUM_CLASSES, |splits| splits.train.num_classes());
+    let model = config.model.build(num_classes);
+    if let Some(splits) = &splits {
+        check_example(&*model, config, splits)?;
+    }
+    let of_model = |(name, ty): (&str, TensorType)| {
+        let TensorType { dtype, dims, .. } = ty;
+        BatchField { name: name.to_owned(), dtype, dims }
+    };
+    let fields = match &splits {
+        Some(splits) => fields_of(splits),
+        None => config.model.example().into_iter().map(of_model).collect(),
+    };
+    let platform = platform_on_host(config).unwrap_or(Platform::Cpu);
+    let check = |mesh: Mesh| {
+        let run = Run::resolve(config, fields.clone(), num_examples, mesh, platform)?;
+        Traced::new(&run, &*model, &StartupSpans::new(Instant::now())).map(drop)
+    };
+    let Err(refused) = check(mesh_on_host(config)) else { return Ok(()) };
+    let mut others = (0..=MAX_LOG2_DEVICES).map(|log2| config.mesh.on_virtual_devices(1 << log2));
+    match config.mesh.fixed().is_none() && others.any(|mesh| check(mesh).is_ok()) {
+        true => Ok(()),
+        false => Err(refused),
+    }
+}
+
+/// Refuses data that the model does not take.
+///
+/// # Errors
+/// Names the key to change.
+pub fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Result<(), Error> {
+    let [x, ..] = splits.train.fields() else { return Ok(()) };
+    let num_classes = splits.train.num_classes();
+    let Err(misfit) = model.check_example(x.dtype, &x.dims, num_classes) else { return Ok(()) };
+    let (key, takes) = match misfit {
+        Misfit::Kind { takes } => ("data.source", takes),
+        Misfit::Dims { takes } => (config.data.shape_key(), takes),
+        Misfit::Classes { takes } => (config.data.classes_key(), takes),
+    };
+    let example = TensorType::new(x.dtype, &x.dims).to_string();
+    Err(Error::Example { key, example, num_classes, model: config.model.name(), takes })
+}
