@@ -77,8 +77,18 @@ fn text(report: &Report) -> Vec<String> {
 fn describe(finding: &Finding) -> Vec<String> {
     let mut lines = vec![format!("{:<8} {}", finding.severity, finding.rule)];
     lines.extend(wrapped("         ", &finding.reason));
+    if let Some(published) = &finding.published {
+        lines.extend(wrapped("         published: ", published));
+    }
     lines.extend(wrapped("         source: ", finding.source));
     lines.extend(wrapped("         change: ", &finding.change));
+    for set in &finding.sets {
+        // Not wrapped, so that it can be copied.
+        lines.push(format!("             --set '{set}'"));
+    }
+    if !finding.effects.is_empty() {
+        lines.extend(wrapped("         then: ", &finding.effects.join("; ")));
+    }
     lines
 }
 
