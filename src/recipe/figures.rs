@@ -17,7 +17,7 @@ pub(super) struct Rates {
     pub max: f64,
     /// The highest rate divided by `schedule.peak`: only `piecewise` and `step` can exceed 1.
     pub max_factor: f64,
-    /// The mean rate from the first step with half of the highest rate on, as a share of the highest.
+    /// The mean rate after the warm-up, as a share of the highest.
     pub mean: f64,
     /// The rate of the last step, as a share of the highest.
     pub last: f64,
@@ -38,7 +38,8 @@ impl Rates {
         let is_high = |step: &u64| schedule.lr(*step) >= 0.5 * max;
         let first = (0..total.min(NUM_SAMPLES)).find(is_high);
         let first = first.or_else(|| sampled().find(is_high)).unwrap_or(total);
-        let risen = sampled().filter(|step| *step >= first);
+        let highest = sampled().find(|step| schedule.lr(*step) >= 0.95 * max).unwrap_or(first);
+        let risen = sampled().filter(|step| *step >= highest);
         let (sum, count) =
             risen.fold((0.0, 0u64), |(sum, count), step| (sum + schedule.lr(step), count + 1));
         Self {

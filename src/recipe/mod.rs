@@ -10,6 +10,7 @@
 
 mod advice;
 mod batch;
+mod compare;
 mod constants;
 mod decay;
 mod double;
@@ -31,6 +32,7 @@ use crate::optim::schedule::{self, Schedule};
 use figures::{Kind, Rates};
 
 pub use advice::{InvalidChange, apply, repair};
+pub use compare::{Comparison, compare};
 pub use double::{Change, Doubling, doubling};
 pub use rules::{RuleInfo, rule, rules};
 

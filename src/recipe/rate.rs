@@ -13,7 +13,7 @@ const LARGE_TRANSFORMER: f64 = 1e11;
 /// The rate times the width of a transformer: Adam moves each of the W inputs of a sum by the rate, and the sum by up to
 /// W times as much.
 fn limit_of_adam(width: f64, num_parameters: f64) -> f64 {
-    let product = if num_parameters >= LARGE_TRANSFORMER { 3.0 } else { 4.0 };
+    let product = if num_parameters >= LARGE_TRANSFORMER { 3.0 } else { 4.5 };
     product / width
 }
 
@@ -65,7 +65,7 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
             let limit = match kind {
                 Kind::Mlp { has_norm: true } => 50.0,
                 Kind::Mlp { has_norm: false } => 5.0,
-                _ => 3.0,
+                _ => 6.0,
             };
             let reason = format!(
                 "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)), above 2 / sharpness of such a model",
@@ -143,7 +143,9 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
                 true => 0.08,
                 false => 0.002,
             };
-            if per_256 >= limit {
+            // Without noise the rate need not grow with the batch.
+            let is_full_batch = recipe.run.steps_per_epoch().is_some_and(|steps| steps < 8);
+            if per_256 >= limit || is_full_batch {
                 return vec![];
             }
             let reason = format!(
@@ -173,7 +175,8 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
                 && recipe.total_steps() >= 10_000
                 && rates.max < floor
                 && floor * width < 2.0;
-            if !is_large && !(rates.max * width < 0.05 && is_long_for_fine_tuning(recipe)) {
+            let is_tiny = rates.max * width < 0.05 && is_long_for_fine_tuning(recipe);
+            if !is_large && !is_tiny {
                 return vec![];
             }
             let reason = format!(

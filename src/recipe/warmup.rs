@@ -45,7 +45,12 @@ fn need(recipe: &Recipe<'_>, rates: &Rates) -> Option<String> {
             let is_from_scratch = rates.max * width >= limit_of_scratch(recipe)
                 && num_parameters >= 1e7
                 && recipe.total_tokens() >= 5.0 * num_parameters;
-            is_from_scratch.then(|| {
+            // Mosbach et al. (2021) and others report collapse to the majority class.
+            let is_unstable = num_parameters >= 2e8
+                && recipe.batch() <= 32.0
+                && recipe.num_examples.is_some_and(|number| number < 20_000)
+                && rates.max >= 1e-5;
+            (is_from_scratch || is_unstable).then(|| {
                 format!(
                     "Adam moves each weight of a transformer by {rate}, while its second moments rest on few steps"
                 )

@@ -2,6 +2,7 @@
 //! followed, and how many of the published and faulty recipes in this folder are judged right.
 
 mod advice;
+mod commands;
 mod measured;
 mod report;
 mod rules;
