@@ -2,7 +2,7 @@
 
 use hlo::{DType, LeafSpec};
 
-use super::figures::Kind;
+use super::figures::ModelKind;
 use super::{Found, Recipe, Severity, short, weight_decay};
 use crate::config::{Lars, Sgd, UpdateRule};
 use crate::optim;
@@ -52,7 +52,7 @@ pub(super) fn betas(recipe: &Recipe<'_>) -> Vec<Found> {
         ),
         () => return vec![],
     };
-    let usual = if matches!(recipe.kind, Kind::Transformer { .. }) { 0.95 } else { 0.999 };
+    let usual = if matches!(recipe.kind, ModelKind::Transformer { .. }) { 0.95 } else { 0.999 };
     let is_inside = (0.88..=0.9995).contains(&beta2);
     let mut sets = vec![];
     if beta1 > 0.9 {
@@ -105,7 +105,7 @@ pub(super) fn momentum(recipe: &Recipe<'_>) -> Vec<Found> {
 pub(super) fn epsilon(recipe: &Recipe<'_>) -> Vec<Found> {
     let Some((_, _, epsilon)) = recipe.adam_constants() else { return vec![] };
     // With a gradient norm of 1, each of 1e8 parameters has 1e-4.
-    let limit = if matches!(recipe.kind, Kind::Transformer { .. }) { 1e-4 } else { 1e-3 };
+    let limit = if matches!(recipe.kind, ModelKind::Transformer { .. }) { 1e-4 } else { 1e-3 };
     if epsilon < limit {
         return vec![];
     }

@@ -1,6 +1,6 @@
 //! Rules about the shape of the rate after the warm-up.
 
-use super::figures::Kind;
+use super::figures::ModelKind;
 use super::rate::limit_of_scratch;
 use super::{Found, Recipe, Severity, percent, short};
 use crate::config::{Shape, UpdateRule, Wsd};
@@ -150,13 +150,13 @@ pub(super) fn never(recipe: &Recipe<'_>) -> Vec<Found> {
         return vec![];
     }
     let is_long = match recipe.kind {
-        Kind::Convolutional { is_small } => {
+        ModelKind::Convolutional { is_small } => {
             let is_known = !is_small || !recipe.is_adam();
             is_known
                 && recipe.is_from_scratch()
                 && recipe.epochs().is_some_and(|epochs| epochs >= 30.0)
         }
-        Kind::Transformer { width, num_parameters } => {
+        ModelKind::Transformer { width, num_parameters } => {
             let tokens = recipe.total_tokens();
             // LAMB's steps are relative, and large in all published runs.
             let is_from_scratch = match recipe.config.optimizer.rule {

@@ -54,7 +54,7 @@ impl Rates {
 
 /// What rates are comparable for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum ModelKind {
     /// A convolutional network with batch norm. `is_small` if it is made for images of 32 pixels.
     Convolutional { is_small: bool },
     /// A transformer, with its blocks, its width, and the number of parameters in its blocks.
@@ -65,7 +65,7 @@ pub(super) enum Kind {
     Linear,
 }
 
-impl Kind {
+impl ModelKind {
     pub fn of(recipe: &Recipe<'_>) -> Self {
         match &recipe.config.model {
             ModelConfig::ResNet(_) => Self::Convolutional { is_small: image_side(recipe) <= 64 },
@@ -178,8 +178,8 @@ impl Recipe<'_> {
     pub(super) fn is_from_scratch(&self) -> bool {
         let epochs = self.epochs().unwrap_or(0.0);
         match self.kind {
-            Kind::Convolutional { is_small: true } => epochs >= 10.0,
-            Kind::Convolutional { is_small: false } => {
+            ModelKind::Convolutional { is_small: true } => epochs >= 10.0,
+            ModelKind::Convolutional { is_small: false } => {
                 epochs >= 40.0 && self.num_examples.is_some_and(|number| number >= 200_000)
             }
             _ => false,

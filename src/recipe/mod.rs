@@ -29,7 +29,7 @@ use serde::Serialize;
 
 use crate::config::{BatchError, Config, Peak, RunLength, RunLengthError, UpdateRule};
 use crate::optim::schedule::{self, Schedule};
-use figures::{Kind, Rates};
+use figures::{ModelKind, Rates};
 
 pub use advice::{InvalidChange, apply, repair};
 pub use compare::{Comparison, compare};
@@ -49,7 +49,7 @@ pub struct Recipe<'a> {
     /// The rank of each of the model's parameters.
     pub ranks: &'a Tree<usize>,
     num_examples: Option<usize>,
-    kind: Kind,
+    kind: ModelKind,
     rates: Option<Rates>,
 }
 
@@ -79,10 +79,10 @@ impl<'a> Recipe<'a> {
         let run = RunLength::new(config.train.length, num_examples, global_batch)?;
         let schedule = Schedule::new(&config.schedule, &run);
         let rates = schedule.as_ref().ok().map(Rates::new);
-        let kind = Kind::Linear;
+        let kind = ModelKind::Linear;
         let mut recipe =
             Self { config, num_replicas, run, schedule, ranks, num_examples, kind, rates };
-        recipe.kind = Kind::of(&recipe);
+        recipe.kind = ModelKind::of(&recipe);
         Ok(recipe)
     }
 

@@ -1,6 +1,6 @@
 //! Rules about the size of the resolved rate, for optimizers without trust ratios.
 
-use super::figures::{Kind, Rates};
+use super::figures::{ModelKind, Rates};
 use super::{Found, Recipe, Severity, short};
 use crate::config::{AutoOr, BatchSize, Peak, Scaling, UpdateRule};
 
@@ -19,7 +19,7 @@ fn limit_of_adam(width: f64, num_parameters: f64) -> f64 {
 
 /// A rate for Adam that is in the range of published ones for this size, as GPT-3's table 2.1 extrapolates it.
 pub(super) fn usual_of_adam(recipe: &Recipe<'_>) -> f64 {
-    let Kind::Transformer { width, num_parameters } = recipe.kind else { return 1e-3 };
+    let ModelKind::Transformer { width, num_parameters } = recipe.kind else { return 1e-3 };
     let by_size = 6e-4 * (1.25e8 / num_parameters).cbrt();
     let by_batch = 1.3e-6 * recipe.batch().sqrt();
     by_size.clamp(1e-5, 1e-3).max(by_batch.min(1e-3)).min(2.0 / width)
@@ -29,10 +29,10 @@ pub(super) fn usual_of_adam(recipe: &Recipe<'_>) -> f64 {
 fn usual_of_sgd(recipe: &Recipe<'_>) -> f64 {
     let per_256 = recipe.batch() / 256.0 / recipe.momentum_gain();
     match recipe.kind {
-        Kind::Convolutional { is_small: true } => (2.0 * per_256).min(3.0),
-        Kind::Convolutional { is_small: false } => per_256.min(8.0),
-        Kind::Transformer { .. } => 0.1 / recipe.momentum_gain(),
-        Kind::Mlp { .. } | Kind::Linear => 0.5 / recipe.momentum_gain(),
+        ModelKind::Convolutional { is_small: true } => (2.0 * per_256).min(3.0),
+        ModelKind::Convolutional { is_small: false } => per_256.min(8.0),
+        ModelKind::Transformer { .. } => 0.1 / recipe.momentum_gain(),
+        ModelKind::Mlp { .. } | ModelKind::Linear => 0.5 / recipe.momentum_gain(),
     }
 }
 
@@ -42,8 +42,8 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
     let gain = recipe.momentum_gain();
     let rate = short(rates.max);
     let (excess, target, reason) = match (&recipe.config.optimizer.rule, recipe.kind) {
-        (_, Kind::Linear) | (UpdateRule::Lars(_) | UpdateRule::Lamb(_), _) => return vec![],
-        (UpdateRule::Sgd(_), Kind::Convolutional { is_small }) => {
+        (_, ModelKind::Linear) | (UpdateRule::Lars(_) | UpdateRule::Lamb(_), _) => return vec![],
+        (UpdateRule::Sgd(_), ModelKind::Convolutional { is_small }) => {
             let per_256 = recipe.rate_per_256(&rates);
             let limit = match (is_small, rates.ramp_steps) {
                 (true, _) => 12.0,
@@ -63,8 +63,8 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
         }
         (UpdateRule::Sgd(_), kind) => {
             let limit = match kind {
-                Kind::Mlp { has_norm: true } => 50.0,
-                Kind::Mlp { has_norm: false } => 5.0,
+                ModelKind::Mlp { has_norm: true } => 50.0,
+                ModelKind::Mlp { has_norm: false } => 5.0,
                 _ => 6.0,
             };
             let reason = format!(
@@ -75,7 +75,7 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
         }
         (
             UpdateRule::Adam(_) | UpdateRule::AdamW(_),
-            Kind::Transformer { width, num_parameters },
+            ModelKind::Transformer { width, num_parameters },
         ) => {
             let limit = limit_of_adam(width, num_parameters);
             let tokens = recipe.total_tokens() / recipe.total_steps().max(1) as f64;
@@ -109,7 +109,7 @@ const FEW_TOKENS: f64 = 15_000.0;
 
 /// A rate of pre-training for a step of few tokens, whose gradients are mostly noise.
 fn too_high_for_few_tokens(recipe: &Recipe<'_>, rates: &Rates, tokens: f64) -> Vec<Found> {
-    let Kind::Transformer { width, num_parameters } = recipe.kind else { return vec![] };
+    let ModelKind::Transformer { width, num_parameters } = recipe.kind else { return vec![] };
     let is_trained = num_parameters >= 5e7 && recipe.total_tokens() >= 5.0 * num_parameters;
     if tokens >= FEW_TOKENS || rates.max * width < 0.4 || !is_trained {
         return vec![];
@@ -136,7 +136,7 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
         return vec![Found::new(Severity::Error, reason, "give the rate another shape", sets)];
     }
     let (reason, target) = match (&recipe.config.optimizer.rule, recipe.kind) {
-        (UpdateRule::Sgd(_), Kind::Convolutional { .. }) => {
+        (UpdateRule::Sgd(_), ModelKind::Convolutional { .. }) => {
             let per_256 = recipe.rate_per_256(&rates);
             let limit = match recipe.is_from_scratch() {
                 true if recipe.batch() >= 1024.0 => 0.2,
@@ -157,7 +157,7 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
             );
             (reason, usual_of_sgd(recipe))
         }
-        (UpdateRule::Sgd(_), Kind::Transformer { .. }) => {
+        (UpdateRule::Sgd(_), ModelKind::Transformer { .. }) => {
             let lasting = rates.max * recipe.momentum_gain();
             if lasting >= 0.01 {
                 return vec![];
@@ -169,7 +169,7 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
             );
             (reason, usual_of_sgd(recipe))
         }
-        (UpdateRule::Adam(_) | UpdateRule::AdamW(_), Kind::Transformer { width, .. }) => {
+        (UpdateRule::Adam(_) | UpdateRule::AdamW(_), ModelKind::Transformer { width, .. }) => {
             let floor = 1e-6 * recipe.batch().sqrt();
             let is_large = recipe.batch() >= 16384.0
                 && recipe.total_steps() >= 10_000
@@ -186,7 +186,7 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
             );
             (reason, usual_of_adam(recipe))
         }
-        (UpdateRule::Adam(_) | UpdateRule::AdamW(_), Kind::Convolutional { .. })
+        (UpdateRule::Adam(_) | UpdateRule::AdamW(_), ModelKind::Convolutional { .. })
             if recipe.is_from_scratch() && rates.max < 2e-5 =>
         {
             let reason = format!(
@@ -212,7 +212,8 @@ fn is_long_for_fine_tuning(recipe: &Recipe<'_>) -> bool {
 
 /// A rate for training from scratch in a run that is too short for it.
 pub(super) fn fine_tuning(recipe: &Recipe<'_>) -> Vec<Found> {
-    let (Some(rates), Kind::Transformer { width, num_parameters }) = (recipe.rates, recipe.kind)
+    let (Some(rates), ModelKind::Transformer { width, num_parameters }) =
+        (recipe.rates, recipe.kind)
     else {
         return vec![];
     };
@@ -292,7 +293,9 @@ pub(super) fn not_scaled(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// SGD on a transformer, at a rate that other rules accept.
 pub(super) fn sgd_on_transformer(recipe: &Recipe<'_>) -> Vec<Found> {
-    let (true, Kind::Transformer { .. }) = (recipe.is_sgd(), recipe.kind) else { return vec![] };
+    let (true, ModelKind::Transformer { .. }) = (recipe.is_sgd(), recipe.kind) else {
+        return vec![];
+    };
     let reason = "SGD trains transformers from scratch far more slowly than Adam".to_owned();
     let change = "set optimizer.name = \"adamw\", unless a vision transformer is fine-tuned";
     vec![Found::new(Severity::Note, reason, change, vec![])]

@@ -1,6 +1,6 @@
 //! Rules about the warm-up, judged on the resolved rates: how many steps they take to rise.
 
-use super::figures::{Kind, Rates};
+use super::figures::{ModelKind, Rates};
 use super::rate::limit_of_scratch;
 use super::{Found, Recipe, Severity, percent, short, trust};
 use crate::config::UpdateRule;
@@ -31,7 +31,7 @@ fn need(recipe: &Recipe<'_>, rates: &Rates) -> Option<String> {
                 "LAMB moves each layer by {rate} of its norm, by moments that rest on few steps"
             )
         }),
-        (UpdateRule::Sgd(_), Kind::Linear) => None,
+        (UpdateRule::Sgd(_), ModelKind::Linear) => None,
         (UpdateRule::Sgd(_), _) => {
             let lasting = rates.max * recipe.momentum_gain();
             (lasting >= 6.0).then(|| {
@@ -41,7 +41,7 @@ fn need(recipe: &Recipe<'_>, rates: &Rates) -> Option<String> {
                 )
             })
         }
-        (_, Kind::Transformer { width, num_parameters }) => {
+        (_, ModelKind::Transformer { width, num_parameters }) => {
             let is_from_scratch = rates.max * width >= limit_of_scratch(recipe)
                 && num_parameters >= 1e7
                 && recipe.total_tokens() >= 5.0 * num_parameters;
@@ -56,7 +56,7 @@ fn need(recipe: &Recipe<'_>, rates: &Rates) -> Option<String> {
                 )
             })
         }
-        (_, Kind::Convolutional { .. }) => (rates.max >= 2e-3 && recipe.batch() >= 1024.0)
+        (_, ModelKind::Convolutional { .. }) => (rates.max >= 2e-3 && recipe.batch() >= 1024.0)
             .then(|| format!("Adam starts at a rate of {rate} at a batch of {}", recipe.batch())),
         _ => None,
     }

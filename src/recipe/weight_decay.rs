@@ -1,6 +1,6 @@
 //! Rules about weight decay, judged by what it takes of a parameter in a step and in the run.
 
-use super::figures::Kind;
+use super::figures::ModelKind;
 use super::rate::limit_of_scratch;
 use super::{Found, Recipe, Severity, short};
 use crate::config::UpdateRule;
@@ -58,7 +58,7 @@ pub(super) fn too_weak(recipe: &Recipe<'_>) -> Vec<Found> {
     let travelled = rates.max * rates.mean * recipe.total_steps() as f64;
     let exponent = travelled * recipe.momentum_gain() * decay;
     match (rule, recipe.kind) {
-        (UpdateRule::Sgd(_), Kind::Convolutional { .. }) => {
+        (UpdateRule::Sgd(_), ModelKind::Convolutional { .. }) => {
             let is_long = recipe.epochs().is_some_and(|epochs| epochs >= 60.0);
             // A rate that is too low is the fault then.
             let is_moving = recipe.rate_per_256(&rates) >= 0.2;
@@ -72,7 +72,7 @@ pub(super) fn too_weak(recipe: &Recipe<'_>) -> Vec<Found> {
             let sets = vec!["optimizer.weight_decay=0.0001".to_owned()];
             vec![Found::new(Severity::Warning, reason, "raise the decay", sets)]
         }
-        (UpdateRule::AdamW(_), Kind::Transformer { width, .. }) => {
+        (UpdateRule::AdamW(_), ModelKind::Transformer { width, .. }) => {
             let is_from_scratch = rates.max * width >= limit_of_scratch(recipe);
             if !is_from_scratch || !(0.0..=1e-3).contains(&decay) || decay == 0.0 || exponent >= 0.5
             {
