@@ -30,7 +30,7 @@ const RULES: [RuleInfo; 32] = [
                 transformers: rate / (1 - momentum) above 6; on MLPs: above 5, or 50 with layer norm. An error above 6 times these limits." },
     RuleInfo { name: "rate-too-low", find: rate::too_low, source: GOYAL,
         about: "The highest resolved rate is too low to train the model from scratch. SGD on images: rate / (1 - momentum) per 256 examples \
-                below 0.08 in a run from scratch (0.2 from a batch of 1024 on), or below 0.002 in any. SGD on transformers: rate / (1 - momentum) below 0.01. Adam on \
+                below 0.08 in a run from scratch (0.2 from a batch of 1024 on; none where an epoch has fewer than 8 steps), or below 0.002 in any. SGD on transformers: rate / (1 - momentum) below 0.01. Adam on \
                 transformers, in runs that are too long for fine-tuning: rate x width below 0.05, or a rate below 1e-6 times the \
                 root of a batch of 16384 or more. Adam on images from scratch: below 2e-5." },
     RuleInfo { name: "fine-tuning-rate", find: rate::fine_tuning, source: "Mosbach et al., On the Stability of Fine-tuning BERT (2021)",

@@ -14,7 +14,7 @@ const MIN_FOUND: f64 = 0.85;
 /// At most this share of the published recipes may have a warning.
 const MAX_FALSE: f64 = 0.1;
 
-/// The rules that may speak about a kind of fault, and words of refusals that do. Any finding counts for other kinds.
+/// The rules that may speak about a kind of fault. Any warning or error counts for other kinds.
 const ABOUT: &[(&str, &[&str])] = &[
     ("accumulation", &["batch-shape", "rate-too-high", "batch-norm-group", "refused-by-train"]),
     ("absurd decay", &["weight-decay-too-strong"]),
