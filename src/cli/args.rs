@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::config::expand_home;
+use crate::config::{MAX_BATCH, expand_home};
 
 /// Synchronous distributed training on XLA.
 #[derive(Debug, Parser)]
@@ -46,6 +46,17 @@ pub enum Command {
     Bench(BenchArgs),
     /// Print the learning rate over the run; needs no plugin
     Schedule(ScheduleArgs),
+    /// List published recipes, or write one as a configuration
+    Recipes {
+        /// Which one to write; without it, all are listed
+        name: Option<String>,
+        /// Scale it to this global batch, as its papers do it
+        #[arg(long, value_name = "N", requires = "name", value_parser = clap::value_parser!(u32).range(1..=(MAX_BATCH as i64)))]
+        batch: Option<u32>,
+        /// Print the list as one line of JSON
+        #[arg(long, conflicts_with = "name")]
+        json: bool,
+    },
     /// Compile the step for a TPU slice or GPU cluster that need not be attached
     Compile {
         #[command(flatten)]
@@ -215,7 +226,7 @@ pub struct BenchArgs {
 #[derive(Debug, clap::Args)]
 pub struct ScheduleArgs {
     #[command(flatten)]
-    pub config: ConfigArgs,
+    pub config: Option<ConfigArgs>,
     /// Print every step as step,lr
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
@@ -228,7 +239,13 @@ pub struct ScheduleArgs {
     /// Check the whole recipe for known problems; exit with 1 if there is an error
     #[arg(long, conflicts_with_all = ["csv", "plot", "replicas"])]
     pub check: bool,
-    /// Print every step, or what --check finds, as one line of JSON
+    /// Compare the recipe with a published one; `lockstep recipes` lists them
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["csv", "plot", "replicas", "check"])]
+    pub against: Option<String>,
+    /// Describe a rule of --check: what it looks for, its limits, its source
+    #[arg(long, value_name = "RULE", exclusive = true)]
+    pub explain: Option<String>,
+    /// Print every step, what --check finds, or the comparison, as one line of JSON
     #[arg(long)]
     pub json: bool,
 }

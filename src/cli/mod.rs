@@ -15,6 +15,7 @@ mod hlo;
 mod launch;
 mod plan;
 mod plugin;
+mod recipes;
 mod resolved;
 mod schedule;
 mod signals;
@@ -79,6 +80,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
             bench::serve(&config, mesh, steps)
         }
         Command::Schedule(args) => schedule::run(&args),
+        Command::Recipes { name, batch, json } => recipes::run(name.as_deref(), batch, json),
         Command::Compile { config, target, dump, json } => {
             compile::run(&config, &target, dump, json)
         }

@@ -1,6 +1,6 @@
 //! The configuration of a run: plain typed data, validated once, with errors that say what to change.
 //!
-//! A configuration is a TOML file of ten sections, and `--set section.key=value` reaches every key of
+//! A configuration is a TOML file of sections, and `--set section.key=value` reaches every key of
 //! it. [`Config::load`] reads both and checks each key by itself; what needs the data or the number of
 //! devices is checked where these are known: [`BatchSplit::new`] and [`RunLength::new`] here,
 //! `optim::Schedule::new` for the rates. Unknown keys are errors that name the nearest known one.
@@ -20,6 +20,7 @@
 //! ```
 
 mod batch;
+mod check;
 mod checkpoint;
 mod cluster;
 mod data;
@@ -49,6 +50,7 @@ use serde::Serialize;
 use toml::Table;
 
 pub use batch::{BatchError, BatchSplit};
+pub use check::CheckConfig;
 pub use checkpoint::{CheckpointConfig, OBJECT_SCHEMES};
 pub use cluster::ClusterConfig;
 pub use data::{
@@ -104,10 +106,12 @@ pub struct Config {
     pub checkpoint: CheckpointConfig,
     /// `[cluster]`.
     pub cluster: ClusterConfig,
+    /// `[check]`.
+    pub check: CheckConfig,
 }
 
 /// All sections.
-const SECTIONS: [SectionInfo; 11] = [
+const SECTIONS: [SectionInfo; 12] = [
     info::<ModelConfig>(),
     info::<DataConfig>(),
     info::<TrainConfig>(),
@@ -119,6 +123,7 @@ const SECTIONS: [SectionInfo; 11] = [
     info::<CompileConfig>(),
     info::<CheckpointConfig>(),
     info::<ClusterConfig>(),
+    info::<CheckConfig>(),
 ];
 
 /// Largest size of a configuration file, in bytes.
@@ -216,6 +221,7 @@ impl Config {
         let compile = read_section(file, errors);
         let checkpoint = read_section(file, errors);
         let cluster = read_section(file, errors);
+        let check = read_section(file, errors);
         if let (Some(optimizer), Some(train)) = (&optimizer, &train)
             && errors.none_of(&["train.precision"])
         {
@@ -246,6 +252,7 @@ impl Config {
             compile: compile?,
             checkpoint: checkpoint?,
             cluster: cluster?,
+            check: check?,
         })
     }
 

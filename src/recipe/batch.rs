@@ -1,77 +1,107 @@
-//! Rules about the size of the batch.
+//! Rules about the batch and its parts.
 
-use super::{Found, GOYAL, LARS, Recipe, Severity};
+use super::{Found, Recipe, Severity};
+use crate::config::UpdateRule;
 
-/// The largest batch with which plain SGD and Adam are known to train well.
+/// The largest batch that is published for SGD and Adam alike.
 const MAX_WITHOUT_TRUST_RATIOS: usize = 32 * 1024;
-/// The largest batch of images that needs no label smoothing.
+/// Batches of more images are published with label smoothing.
 const MAX_WITHOUT_SMOOTHING: usize = 8 * 1024;
-/// Statistics of fewer examples are too noisy for batch norm.
-const MIN_NORM_GROUP: usize = 16;
 /// Epochs with fewer steps are reported.
-const MIN_STEPS: u64 = 8;
+const MIN_STEPS_PER_EPOCH: u64 = 8;
+/// Microbatches of one example are reported from this number on.
+const MANY_MICROBATCHES: usize = 64;
 
-/// The batch is too large for optimizers with one rate for all parameters.
+/// The batch is larger than those published for optimizers with one rate for all parameters.
 pub(super) fn without_trust_ratios(recipe: &Recipe<'_>) -> Vec<Found> {
     let batch = recipe.global_batch();
-    if batch <= MAX_WITHOUT_TRUST_RATIOS || recipe.has_trust_ratios() {
-        return vec![];
-    }
-    let name = recipe.config.optimizer.rule.name();
-    vec![Found {
-        severity: Severity::Error,
-        reason: format!("a batch of {batch} with {name}, which has one rate for all parameters"),
-        source: LARS,
-        change: "set optimizer.name = \"lars\" for images, \"lamb\" for transformers, or lower the batch \
-                 to 32768"
-            .to_owned(),
-    }]
+    let rule = &recipe.config.optimizer.rule;
+    let severity = match rule {
+        _ if batch <= MAX_WITHOUT_TRUST_RATIOS => return vec![],
+        UpdateRule::Lars(_) | UpdateRule::Lamb(_) => return vec![],
+        UpdateRule::Sgd(_) => Severity::Warning,
+        UpdateRule::Adam(_) | UpdateRule::AdamW(_) => Severity::Note,
+    };
+    let name = rule.name();
+    let reason = format!("a batch of {batch} with {name}, which has one rate for all parameters");
+    let change = "use LARS for images or LAMB for transformers, or lower the batch to 32768";
+    let sets = match rule {
+        UpdateRule::Sgd(_) => vec!["optimizer.name=\"lars\"".to_owned()],
+        _ => vec![],
+    };
+    vec![Found::new(severity, reason, change, sets)]
 }
 
-/// Batch norm over few examples.
+/// Batch norm over few examples, or over very many.
 pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
     let Some(group) = recipe.config.model.batch_norm_group() else { return vec![] };
-    if group >= MIN_NORM_GROUP {
-        return vec![];
-    }
-    vec![Found {
-        severity: Severity::Warning,
-        reason: format!(
-            "batch norm normalises groups of {group} examples, whose statistics are noise"
-        ),
-        source: "Wu and He, Group Normalization (2018), figure 1",
-        change: "set model.batch_norm_group = 32; a group may lie on several replicas".to_owned(),
-    }]
+    let (severity, what) = match group {
+        0..8 => (Severity::Warning, "whose statistics are noise"),
+        8..16 => (Severity::Note, "whose statistics are noisy"),
+        1025.. if recipe.is_sgd() => {
+            (Severity::Warning, "whose statistics have no noise left to regularize")
+        }
+        1025.. => (Severity::Note, "whose statistics have no noise left to regularize"),
+        _ => return vec![],
+    };
+    let reason = format!("batch norm normalizes groups of {group} examples, {what}");
+    let sets = usual_group(recipe).map(|group| format!("model.batch_norm_group={group}"));
+    let change = "normalize groups of 32; a group may lie on several replicas";
+    vec![Found::new(severity, reason, change, sets.into_iter().collect())]
 }
 
-/// A large batch of images without label smoothing.
-pub(super) fn no_label_smoothing(recipe: &Recipe<'_>) -> Vec<Found> {
+/// The group nearest to 32, from 16 to 256, that the microbatches can be made of.
+fn usual_group(recipe: &Recipe<'_>) -> Option<usize> {
+    let microbatch = recipe.config.split_batch(recipe.num_replicas).ok()?.microbatch();
+    let fits = |group: &usize| {
+        microbatch.is_multiple_of(*group)
+            || (group.is_multiple_of(microbatch)
+                && recipe.num_replicas.is_multiple_of(group / microbatch))
+    };
+    (16..=256).filter(fits).min_by_key(|group| group.abs_diff(32))
+}
+
+/// Too much label smoothing, or none for a large batch of images.
+pub(super) fn label_smoothing(recipe: &Recipe<'_>) -> Vec<Found> {
     let Some(smoothing) = recipe.config.model.label_smoothing() else { return vec![] };
     let batch = recipe.global_batch();
+    if smoothing >= 0.4 {
+        let reason = format!(
+            "label smoothing spreads {:.0} % of each label over all classes; published recipes have 10 to 20 %",
+            100.0 * smoothing
+        );
+        let sets = vec!["model.label_smoothing=0.1".to_owned()];
+        return vec![Found::new(Severity::Warning, reason, "smooth by 0.1", sets)];
+    }
     if batch <= MAX_WITHOUT_SMOOTHING || smoothing > 0.0 || !recipe.is_for_images() {
         return vec![];
     }
-    vec![Found {
-        severity: Severity::Warning,
-        reason: format!("a batch of {batch} images without label smoothing"),
-        source: "He et al., Bag of Tricks for Image Classification (2019), section 5.2",
-        change: "set model.label_smoothing = 0.1".to_owned(),
-    }]
+    let reason = format!("a batch of {batch} images without label smoothing");
+    let change = "consider model.label_smoothing = 0.1";
+    vec![Found::new(Severity::Note, reason, change, vec![])]
 }
 
-/// The batch is a large part of the data.
-pub(super) fn short_epoch(recipe: &Recipe<'_>) -> Vec<Found> {
-    let Some(steps) = recipe.run.steps_per_epoch().filter(|steps| *steps < MIN_STEPS) else {
-        return vec![];
-    };
-    vec![Found {
-        severity: Severity::Warning,
-        reason: format!(
-            "an epoch is {steps} steps of {} examples: schedules in epochs are coarse, and gradients are \
-             nearly those of all data",
+/// The batch is a large part of the data, or made of many small parts.
+pub(super) fn shape(recipe: &Recipe<'_>) -> Vec<Found> {
+    let mut found = vec![];
+    if let Some(steps) = recipe.run.steps_per_epoch().filter(|steps| *steps < MIN_STEPS_PER_EPOCH) {
+        let reason = format!(
+            "an epoch is {steps} steps of {} examples: lengths in epochs are coarse, and gradients are nearly those of all data",
             recipe.global_batch()
-        ),
-        source: GOYAL,
-        change: "lower the batch, or count in steps".to_owned(),
-    }]
+        );
+        let change = "lower the batch, or count in steps";
+        found.push(Found::new(Severity::Note, reason, change, vec![]));
+    }
+    if let Ok(split) = recipe.config.split_batch(recipe.num_replicas)
+        && split.microbatch() == 1
+        && split.num_microbatches() >= MANY_MICROBATCHES
+    {
+        let reason = format!(
+            "{} microbatches of a single example: correct, but as slow as it can be",
+            split.num_microbatches()
+        );
+        let change = "lower train.num_microbatches as far as memory allows";
+        found.push(Found::new(Severity::Note, reason, change, vec![]));
+    }
+    found
 }

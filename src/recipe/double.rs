@@ -53,17 +53,25 @@ pub fn doubling(recipe: &Recipe<'_>, num_examples: Option<usize>) -> Doubling {
     }
 }
 
-fn changes(before: &Recipe<'_>, after: &Recipe<'_>) -> Vec<Change> {
+pub(super) fn changes(before: &Recipe<'_>, after: &Recipe<'_>) -> Vec<Change> {
     let batch_per_replica = |recipe: &Recipe<'_>| match recipe.config.train.batch {
         BatchSize::PerReplica(size) => size,
         BatchSize::Global(size) => size / recipe.num_replicas.max(1),
     };
     let norm_group = |recipe: &Recipe<'_>| {
         let Some(group) = recipe.config.model.batch_norm_group() else { return String::new() };
-        let local = batch_per_replica(recipe) / recipe.config.train.num_microbatches.max(1);
-        match group.div_ceil(local.max(1)) {
-            0 | 1 => "on one replica".to_owned(),
-            replicas => format!("over {replicas} replicas"),
+        let Ok(split) = recipe.config.split_batch(recipe.num_replicas) else {
+            return format!("{group} examples");
+        };
+        let microbatch = split.microbatch();
+        if microbatch.is_multiple_of(group) {
+            return format!("{group} examples on one replica");
+        }
+        let is_whole = group.is_multiple_of(microbatch)
+            && recipe.num_replicas.is_multiple_of(group / microbatch);
+        match is_whole {
+            true => format!("{group} examples on {} replicas", group / microbatch),
+            false => format!("{group} examples, which {microbatch} on each replica cannot make"),
         }
     };
     let of_schedule =
@@ -75,7 +83,7 @@ fn changes(before: &Recipe<'_>, after: &Recipe<'_>) -> Vec<Change> {
             ("global batch", recipe.global_batch().to_string()),
             ("batch per replica", batch_per_replica(recipe).to_string()),
             ("steps", recipe.run.total_steps().to_string()),
-            ("peak rate", of_schedule(recipe, |schedule| schedule.peak().to_string())),
+            ("peak rate", of_schedule(recipe, |schedule| super::short(schedule.peak()))),
             ("warm-up steps", of_schedule(recipe, |schedule| schedule.warmup_steps().to_string())),
             ("group of batch norm", norm_group(recipe)),
         ]

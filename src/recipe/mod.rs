@@ -1,15 +1,26 @@
 //! Checks of a recipe before it is run.
 //!
-//! Large batches change the optimization silently. Each rule here is a function from a [`Recipe`] to its
-//! [`Finding`]s: the problem, the paper that describes it, and what to change. `RULES` is the table of rules. No
-//! rule looks at data or devices.
+//! A rule is a function from a [`Recipe`] to its [`Finding`]s. Rules judge what the step does, not what the configuration
+//! declares: the resolved rates, the size of an update relative to its parameter, and the length of the run in steps,
+//! epochs and tokens. Limits come from arithmetic where there is any, and otherwise lie well outside the range of
+//! [`published`] recipes. `RULES` is the table of rules. No rule looks at data or devices.
+//!
+//! Every warning and error has a change as data: `--set` arguments. [`check`] applies them and checks again, so that a
+//! change causes no finding of another rule.
 
+mod advice;
 mod batch;
+mod compare;
+mod constants;
+mod decay;
 mod double;
-mod horizon;
-mod optimizer;
+mod figures;
+pub mod published;
 mod rate;
+mod rules;
+mod trust;
 mod warmup;
+mod weight_decay;
 
 use std::fmt;
 
@@ -18,8 +29,12 @@ use serde::Serialize;
 
 use crate::config::{BatchError, Config, Peak, RunLength, RunLengthError, UpdateRule};
 use crate::optim::schedule::{self, Schedule};
+use figures::{ModelKind, Rates};
 
+pub use advice::{InvalidChange, apply, repair};
+pub use compare::{Comparison, compare};
 pub use double::{Change, Doubling, doubling};
+pub use rules::{RuleInfo, rule, rules};
 
 /// A configuration, resolved for a number of replicas.
 pub struct Recipe<'a> {
@@ -33,6 +48,9 @@ pub struct Recipe<'a> {
     pub schedule: Result<Schedule, schedule::Error>,
     /// The rank of each of the model's parameters.
     pub ranks: &'a Tree<usize>,
+    num_examples: Option<usize>,
+    kind: ModelKind,
+    rates: Option<Rates>,
 }
 
 /// A recipe whose batch or length is invalid.
@@ -60,7 +78,12 @@ impl<'a> Recipe<'a> {
         let global_batch = config.global_batch(num_replicas)?;
         let run = RunLength::new(config.train.length, num_examples, global_batch)?;
         let schedule = Schedule::new(&config.schedule, &run);
-        Ok(Self { config, num_replicas, run, schedule, ranks })
+        let rates = schedule.as_ref().ok().map(Rates::new);
+        let kind = ModelKind::Linear;
+        let mut recipe =
+            Self { config, num_replicas, run, schedule, ranks, num_examples, kind, rates };
+        recipe.kind = ModelKind::of(&recipe);
+        Ok(recipe)
     }
 
     fn global_batch(&self) -> usize {
@@ -84,21 +107,17 @@ impl<'a> Recipe<'a> {
     fn is_sgd(&self) -> bool {
         matches!(self.config.optimizer.rule, UpdateRule::Sgd(_))
     }
-
-    fn has_trust_ratios(&self) -> bool {
-        matches!(self.config.optimizer.rule, UpdateRule::Lars(_) | UpdateRule::Lamb(_))
-    }
 }
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// The run would fail or be wasted.
+    /// The run is refused, diverges, or does nothing.
     Error,
-    /// The run would probably be worse than necessary.
+    /// The run is most likely worse than necessary.
     Warning,
-    /// Worth considering.
+    /// Unusual, or worth considering.
     Note,
 }
 
@@ -121,67 +140,92 @@ pub struct Finding {
     pub rule: &'static str,
     /// The problem.
     pub reason: String,
-    /// The paper that describes it.
+    /// The nearest published recipe, where the finding is about a rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub published: Option<String>,
+    /// The literature on it.
     pub source: &'static str,
     /// What to change.
     pub change: String,
+    /// The change as `--set` arguments; empty if there is none to apply.
+    pub sets: Vec<String>,
+    /// What these do to the rest of the recipe.
+    pub effects: Vec<String>,
 }
 
-/// A finding without the name of its rule.
+/// What a rule finds. Its name and source are in the table of rules.
 struct Found {
     severity: Severity,
     reason: String,
-    source: &'static str,
+    /// What to change, in words.
     change: String,
+    /// The same as `--set` arguments.
+    sets: Vec<String>,
+    /// `true` if the nearest published recipe is shown.
+    compares: bool,
 }
 
-type Rule = fn(&Recipe<'_>) -> Vec<Found>;
+impl Found {
+    fn new(severity: Severity, reason: String, change: &str, sets: Vec<String>) -> Self {
+        Self { severity, reason, change: change.to_owned(), sets, compares: false }
+    }
 
-/// All rules, with their names.
-const RULES: [(&str, Rule); 16] = [
-    ("rate-not-scaled", rate::not_scaled),
-    ("schedule-impossible", rate::impossible),
-    ("schedule-ends-elsewhere", rate::ends_elsewhere),
-    ("undeclared-jump", rate::undeclared_jump),
-    ("warmup-missing", warmup::missing),
-    ("warmup-too-short", warmup::too_short),
-    ("warmup-too-long", warmup::too_long),
-    ("boundary-inside-warmup", warmup::boundary_inside),
-    ("decayed-norm-or-bias", optimizer::decayed_norm_or_bias),
-    ("unmatched-pattern", optimizer::unmatched_pattern),
-    ("adam-constants", optimizer::adam_constants),
-    ("batch-without-trust-ratios", batch::without_trust_ratios),
-    ("batch-norm-group", batch::norm_group),
-    ("no-label-smoothing", batch::no_label_smoothing),
-    ("short-epoch", batch::short_epoch),
-    ("long-horizon", horizon::longer_than_run),
-];
-
-/// The names of all rules.
-pub fn rules() -> impl Iterator<Item = &'static str> {
-    RULES.iter().map(|(rule, _)| *rule)
+    /// With the nearest published recipe.
+    fn beside_published(self) -> Self {
+        Self { compares: true, ..self }
+    }
 }
 
 /// The findings of all rules, the worst first.
 pub fn check(recipe: &Recipe<'_>) -> Vec<Finding> {
-    let of_rule = |(rule, find): &(&'static str, Rule)| {
-        let rule = *rule;
-        find(recipe).into_iter().map(move |found| {
-            let Found { severity, reason, source, change } = found;
-            Finding { severity, rule, reason, source, change }
+    let found = rules::findings(recipe);
+    let known: Vec<_> = found.iter().map(|(rule, found)| (rule.name, found.severity)).collect();
+    let mut findings: Vec<_> = found
+        .into_iter()
+        .map(|(rule, found)| {
+            let advice = advice::complete(recipe, rule.name, &found.sets, &known);
+            let nearest = found.compares.then(|| published::nearest(recipe)).flatten();
+            Finding {
+                severity: found.severity,
+                rule: rule.name,
+                reason: found.reason,
+                published: nearest.map(published::PublishedRecipe::describe),
+                source: rule.source,
+                change: found.change,
+                sets: advice.sets,
+                effects: advice.effects,
+            }
         })
-    };
-    let mut findings: Vec<_> = RULES.iter().flat_map(of_rule).collect();
+        .collect();
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
 
-const GOYAL: &str = "Goyal et al., Accurate, Large Minibatch SGD (2017)";
-const LARS: &str =
-    "You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks (2017)";
-const LAMB: &str = "You et al., Large Batch Optimization for Deep Learning (2020)";
-
 /// A share as a percentage.
 fn percent(part: u64, whole: u64) -> String {
     format!("{:.1} %", 100.0 * part as f64 / whole.max(1) as f64)
+}
+
+/// A number to three digits.
+fn short(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".to_owned(),
+        1e-3..1e5 => {
+            let decimals = (2 - value.abs().log10().floor() as i32).max(0) as usize;
+            let text = format!("{value:.decimals$}");
+            match text.contains('.') {
+                true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+                false => text,
+            }
+        }
+        _ => {
+            let text = format!("{value:.2e}");
+            let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+            let digits = match digits.contains('.') {
+                true => digits.trim_end_matches('0').trim_end_matches('.'),
+                false => digits,
+            };
+            format!("{digits}e{exponent}")
+        }
+    }
 }

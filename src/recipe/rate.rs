@@ -1,183 +1,307 @@
-//! Rules about the learning rate and its schedule.
+//! Rules about the size of the resolved rate, for optimizers without trust ratios.
 
-use super::{Found, GOYAL, LAMB, Recipe, Severity};
-use crate::config::{BatchSize, Peak, Scaling, UpdateRule};
-use crate::optim::schedule;
+use super::figures::{ModelKind, Rates};
+use super::{Found, Recipe, Severity, short};
+use crate::config::{AutoOr, BatchSize, Peak, Scaling, UpdateRule};
 
-/// The rate of SGD for 256 images: Goyal et al., section 5.1.
-const RATE_PER_256_IMAGES: f64 = 0.1;
-/// Batches from this size on are large.
-const LARGE_BATCH: usize = 1024;
-/// A smaller deviation may be intended.
-const FAR_OFF: f64 = 4.0;
+/// From this multiple of the limit on, a rate is certain to diverge.
+const CERTAIN: f64 = 6.0;
 
-/// The rate does not scale with the batch.
-pub(super) fn not_scaled(recipe: &Recipe<'_>) -> Vec<Found> {
-    let batch = recipe.global_batch();
-    let found = |severity, reason: String, source, change: String| {
-        vec![Found { severity, reason, source, change }]
-    };
-    match recipe.config.schedule.peak {
-        Peak::Scaled { base_lr, base_batch, scaling: Scaling::None } => {
-            let ratio = batch as f64 / base_batch as f64;
-            let off = ratio.max(1.0 / ratio);
-            if off < 2.0 {
-                return vec![];
-            }
-            let severity = match recipe.is_sgd() && off >= FAR_OFF {
-                true => Severity::Error,
-                false => Severity::Warning,
-            };
-            let reason = format!(
-                "the rate stays {base_lr}, which was found at a batch of {base_batch}, for a batch of {batch}"
-            );
-            let change =
-                "set schedule.scaling = \"linear\" (or \"sqrt\" for Adam and LAMB)".to_owned();
-            found(severity, reason, GOYAL, change)
-        }
-        Peak::Scaled { scaling: Scaling::Linear, .. } if adapts(recipe) => {
-            let scale = recipe.scale().unwrap_or(1.0);
-            if scale < FAR_OFF {
-                return vec![];
-            }
-            let reason = format!(
-                "the rate of an adaptive optimizer is scaled linearly over {scale:.0} times the batch; \
-                 its updates have a size of their own, whose noise falls with the root of the batch"
-            );
-            let change = "set schedule.scaling = \"sqrt\"".to_owned();
-            found(Severity::Warning, reason, LAMB, change)
-        }
-        Peak::Scaled { .. } => vec![],
-        Peak::Rate(peak) => {
-            let ruled = RATE_PER_256_IMAGES * batch as f64 / 256.0;
-            if recipe.is_for_images() && recipe.is_sgd() && batch >= LARGE_BATCH {
-                let off = (ruled / peak).max(peak / ruled);
-                if off >= FAR_OFF {
-                    let reason = format!(
-                        "a rate of {peak} for a batch of {batch} is {off:.0} times off the linear \
-                         scaling rule, which gives {ruled}"
-                    );
-                    let change =
-                        "set schedule.base_lr = 0.1 and schedule.base_batch = 256 in place of \
-                                  schedule.peak"
-                            .to_owned();
-                    return found(Severity::Error, reason, GOYAL, change);
-                }
-            }
-            if let BatchSize::PerReplica(size) = recipe.config.train.batch {
-                let reason = format!(
-                    "the batch is {size} on each replica and grows with them, {batch} on {}, but the \
-                     rate stays {peak}",
-                    recipe.num_replicas
-                );
-                let change =
-                    "set schedule.base_lr and schedule.base_batch in place of schedule.peak, \
-                              or train.global_batch in place of train.batch_per_replica"
-                        .to_owned();
-                return found(Severity::Warning, reason, GOYAL, change);
-            }
-            vec![]
-        }
+/// Parameters from which published rates times widths are lower.
+const LARGE_TRANSFORMER: f64 = 1e11;
+
+/// The rate times the width of a transformer: Adam moves each of the W inputs of a sum by the rate, and the sum by up to
+/// W times as much.
+fn limit_of_adam(width: f64, num_parameters: f64) -> f64 {
+    let product = if num_parameters >= LARGE_TRANSFORMER { 3.0 } else { 4.5 };
+    product / width
+}
+
+/// A rate for Adam that is in the range of published ones for this size, as GPT-3's table 2.1 extrapolates it.
+pub(super) fn usual_of_adam(recipe: &Recipe<'_>) -> f64 {
+    let ModelKind::Transformer { width, num_parameters } = recipe.kind else { return 1e-3 };
+    let by_size = 6e-4 * (1.25e8 / num_parameters).cbrt();
+    let by_batch = 1.3e-6 * recipe.batch().sqrt();
+    by_size.clamp(1e-5, 1e-3).max(by_batch.min(1e-3)).min(2.0 / width)
+}
+
+/// A rate for SGD in the range of published ones for this batch and momentum.
+fn usual_of_sgd(recipe: &Recipe<'_>) -> f64 {
+    let per_256 = recipe.batch() / 256.0 / recipe.momentum_gain();
+    match recipe.kind {
+        ModelKind::Convolutional { is_small: true } => (2.0 * per_256).min(3.0),
+        ModelKind::Convolutional { is_small: false } => per_256.min(8.0),
+        ModelKind::Transformer { .. } => 0.1 / recipe.momentum_gain(),
+        ModelKind::Mlp { .. } | ModelKind::Linear => 0.5 / recipe.momentum_gain(),
     }
 }
 
-fn adapts(recipe: &Recipe<'_>) -> bool {
-    let rule = &recipe.config.optimizer.rule;
-    matches!(rule, UpdateRule::Adam(_) | UpdateRule::AdamW(_) | UpdateRule::Lamb(_))
+/// The highest rate is beyond what diverges.
+pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
+    let Some(rates) = recipe.rates else { return vec![] };
+    let gain = recipe.momentum_gain();
+    let rate = short(rates.max);
+    let (excess, target, reason) = match (&recipe.config.optimizer.rule, recipe.kind) {
+        (_, ModelKind::Linear) | (UpdateRule::Lars(_) | UpdateRule::Lamb(_), _) => return vec![],
+        (UpdateRule::Sgd(_), ModelKind::Convolutional { is_small }) => {
+            let per_256 = recipe.rate_per_256(&rates);
+            let limit = match (is_small, rates.ramp_steps) {
+                (true, _) => 12.0,
+                // Published rates stop growing with the batch.
+                (false, _) if recipe.batch() >= 4096.0 => 2.8,
+                (false, 0) => 5.0,
+                (false, _) => 8.0,
+            };
+            let excess = (per_256 / limit).max(rates.max / 20.0);
+            let reason = format!(
+                "a rate of {rate} at a batch of {} is {} per 256 examples over the momentum (rate / (1 - momentum)); Goyal et al. \
+                 have 1, and published recipes at most 5 (10 on CIFAR)",
+                recipe.batch(),
+                short(per_256)
+            );
+            (excess, usual_of_sgd(recipe), reason)
+        }
+        (UpdateRule::Sgd(_), kind) => {
+            let limit = match kind {
+                ModelKind::Mlp { has_norm: true } => 50.0,
+                ModelKind::Mlp { has_norm: false } => 5.0,
+                _ => 6.0,
+            };
+            let reason = format!(
+                "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)), above 2 / sharpness of such a model",
+                short(rates.max * gain)
+            );
+            (rates.max * gain / limit, usual_of_sgd(recipe), reason)
+        }
+        (
+            UpdateRule::Adam(_) | UpdateRule::AdamW(_),
+            ModelKind::Transformer { width, num_parameters },
+        ) => {
+            let limit = limit_of_adam(width, num_parameters);
+            let tokens = recipe.total_tokens() / recipe.total_steps().max(1) as f64;
+            if rates.max <= limit {
+                return too_high_for_few_tokens(recipe, &rates, tokens);
+            }
+            let reason = format!(
+                "Adam moves each weight by the rate, {rate} here: rate x width is {}, and published transformers have at most 3.3 \
+                 (1.9 from 1e11 parameters on)",
+                short(rates.max * width)
+            );
+            (rates.max / limit, usual_of_adam(recipe), reason)
+        }
+        (UpdateRule::Adam(_) | UpdateRule::AdamW(_), _) => {
+            let reason = format!(
+                "Adam moves each weight by the rate, {rate} here; published recipes have at most 0.01"
+            );
+            (rates.max / 0.02, usual_of_adam(recipe), reason)
+        }
+    };
+    if excess <= 1.0 {
+        return vec![];
+    }
+    let severity = if excess > CERTAIN { Severity::Error } else { Severity::Warning };
+    let sets = recipe.set_peak(&rates, target);
+    vec![Found::new(severity, reason, "lower the rate", sets).beside_published()]
 }
 
-/// The schedule is invalid; warm-ups that are too long have their own rule.
-pub(super) fn impossible(recipe: &Recipe<'_>) -> Vec<Found> {
-    match &recipe.schedule {
-        Err(error) if !matches!(error, schedule::Error::Warmup { .. }) => vec![Found {
-            severity: Severity::Error,
-            reason: error.to_string(),
-            source: "`lockstep train` would refuse it",
-            change: "as the reason says".to_owned(),
-        }],
+/// Tokens of a step below which rates of pre-training are not published.
+const FEW_TOKENS: f64 = 15_000.0;
+
+/// A rate of pre-training for a step of few tokens, whose gradients are mostly noise.
+fn too_high_for_few_tokens(recipe: &Recipe<'_>, rates: &Rates, tokens: f64) -> Vec<Found> {
+    let ModelKind::Transformer { width, num_parameters } = recipe.kind else { return vec![] };
+    let is_trained = num_parameters >= 5e7 && recipe.total_tokens() >= 5.0 * num_parameters;
+    if tokens >= FEW_TOKENS || rates.max * width < 0.4 || !is_trained {
+        return vec![];
+    }
+    let reason = format!(
+        "a rate of {} for steps of {} tokens: published steps at such rates have 16 thousand tokens or more, most of them half a \
+         million",
+        short(rates.max),
+        short(tokens)
+    );
+    let target = (usual_of_adam(recipe) * (tokens / 5e5).sqrt()).min(0.3 / width);
+    let change = "lower the rate, or accumulate more microbatches in a larger batch";
+    let sets = recipe.set_peak(rates, target);
+    vec![Found::new(Severity::Warning, reason, change, sets).beside_published()]
+}
+
+/// The highest rate is too low to train from scratch.
+pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
+    let Some(rates) = recipe.rates else { return vec![] };
+    let rate = short(rates.max);
+    if rates.max == 0.0 {
+        let reason = "the rate is 0 in every step".to_owned();
+        let sets = vec!["schedule.name=\"cosine\"".to_owned()];
+        return vec![Found::new(Severity::Error, reason, "give the rate another shape", sets)];
+    }
+    let (reason, target) = match (&recipe.config.optimizer.rule, recipe.kind) {
+        (UpdateRule::Sgd(_), ModelKind::Convolutional { .. }) => {
+            let per_256 = recipe.rate_per_256(&rates);
+            let limit = match recipe.is_from_scratch() {
+                true if recipe.batch() >= 1024.0 => 0.2,
+                true => 0.08,
+                false => 0.002,
+            };
+            // Without noise the rate need not grow with the batch.
+            let is_full_batch = recipe.run.steps_per_epoch().is_some_and(|steps| steps < 8);
+            if per_256 >= limit || is_full_batch {
+                return vec![];
+            }
+            let reason = format!(
+                "a rate of {rate} at a batch of {} is {} per 256 examples over the momentum (rate / (1 - momentum)), where Goyal \
+                 et al. have 1: {:.0} times less",
+                recipe.batch(),
+                short(per_256),
+                1.0 / per_256
+            );
+            (reason, usual_of_sgd(recipe))
+        }
+        (UpdateRule::Sgd(_), ModelKind::Transformer { .. }) => {
+            let lasting = rates.max * recipe.momentum_gain();
+            if lasting >= 0.01 {
+                return vec![];
+            }
+            let reason = format!(
+                "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)): gradients of transformers are small, and \
+                 this is a rate for Adam, which divides by their size",
+                short(lasting)
+            );
+            (reason, usual_of_sgd(recipe))
+        }
+        (UpdateRule::Adam(_) | UpdateRule::AdamW(_), ModelKind::Transformer { width, .. }) => {
+            let floor = 1e-6 * recipe.batch().sqrt();
+            let is_large = recipe.batch() >= 16384.0
+                && recipe.total_steps() >= 10_000
+                && rates.max < floor
+                && floor * width < 2.0;
+            let is_tiny = rates.max * width < 0.05 && is_long_for_fine_tuning(recipe);
+            if !is_large && !is_tiny {
+                return vec![];
+            }
+            let reason = format!(
+                "a rate of {rate} at a batch of {} is one of fine-tuning or of a far smaller batch, and the run is long enough to train \
+                 from scratch",
+                recipe.batch()
+            );
+            (reason, usual_of_adam(recipe))
+        }
+        (UpdateRule::Adam(_) | UpdateRule::AdamW(_), ModelKind::Convolutional { .. })
+            if recipe.is_from_scratch() && rates.max < 2e-5 =>
+        {
+            let reason = format!(
+                "Adam moves each weight by at most {rate} in a step; published recipes from scratch have 1e-3 to 4e-3"
+            );
+            (reason, usual_of_adam(recipe))
+        }
+        _ => return vec![],
+    };
+    let sets = recipe.set_peak(&rates, target);
+    vec![Found::new(Severity::Warning, reason, "raise the rate", sets).beside_published()]
+}
+
+/// `true` if data and steps are those of training a transformer from scratch. Vision transformers are fine-tuned on
+/// ImageNet for up to 100 epochs.
+fn is_long_for_fine_tuning(recipe: &Recipe<'_>) -> bool {
+    let Some(num_parameters) = recipe.kind.num_parameters() else { return false };
+    let data = recipe.tokens_of_data().unwrap_or(0.0);
+    let is_large = data >= 20.0 * num_parameters && recipe.total_tokens() >= 20.0 * num_parameters;
+    let is_repeated = recipe.epochs().is_some_and(|epochs| epochs >= 150.0) && data >= 1e8;
+    recipe.total_steps() >= 20_000 && (is_large || is_repeated)
+}
+
+/// A rate for training from scratch in a run that is too short for it.
+pub(super) fn fine_tuning(recipe: &Recipe<'_>) -> Vec<Found> {
+    let (Some(rates), ModelKind::Transformer { width, num_parameters }) =
+        (recipe.rates, recipe.kind)
+    else {
+        return vec![];
+    };
+    let tokens = recipe.total_tokens();
+    let is_too_high = rates.max > limit_of_adam(width, num_parameters);
+    if !recipe.is_adam() || is_too_high || rates.max * width <= 0.2 {
+        return vec![];
+    }
+    // Small corpora are fine-tuned on for a few epochs, and trained on from scratch for many.
+    let is_small = recipe.tokens_of_data().is_some_and(|data| data < num_parameters)
+        && recipe.epochs().is_some_and(|epochs| epochs <= 12.0)
+        && tokens < 3.0 * num_parameters;
+    if tokens >= num_parameters && !is_small {
+        return vec![];
+    }
+    let reason = format!(
+        "{} tokens for {} parameters are too few to train from scratch, and a rate of {} is too high to fine-tune",
+        short(tokens),
+        short(num_parameters),
+        short(rates.max)
+    );
+    let target = 2e-5f64.min(0.1 / width);
+    let change = "lower the rate to fine-tune, or lengthen the run to train from scratch";
+    let sets = recipe.set_peak(&rates, target);
+    vec![Found::new(Severity::Warning, reason, change, sets).beside_published()]
+}
+
+/// The declared scaling does not fit.
+pub(super) fn not_scaled(recipe: &Recipe<'_>) -> Vec<Found> {
+    let batch = recipe.global_batch();
+    let scale = recipe.scale().unwrap_or(1.0);
+    let off = scale.max(1.0 / scale);
+    match recipe.config.schedule.peak {
+        Peak::Scaled { base_lr, base_batch, scaling: Scaling::None } if off >= 2.0 => {
+            let reason = format!(
+                "the rate stays {base_lr}, which was found at a batch of {base_batch}, for a batch of {batch}"
+            );
+            let change = "set schedule.scaling = \"linear\" (or \"sqrt\" for Adam and LAMB)";
+            vec![Found::new(Severity::Note, reason, change, vec![])]
+        }
+        Peak::Scaled { scaling: Scaling::Sqrt, .. } if recipe.is_sgd() && off >= 4.0 => {
+            let reason = format!(
+                "the rate of SGD is scaled with the root of the batch over {off:.0} times the batch; the mean gradient does not \
+                 grow with the batch, so fewer steps need a rate in proportion"
+            );
+            let sets = vec!["schedule.scaling=\"linear\"".to_owned()];
+            vec![Found::new(Severity::Warning, reason, "scale linearly", sets)]
+        }
+        Peak::Scaled { scaling: Scaling::Linear, .. } if recipe.is_adam() && scale >= 16.0 => {
+            let reason = format!(
+                "the rate of an adaptive optimizer is scaled linearly over {scale:.0} times the batch; the noise of its updates \
+                 falls with the root of the batch"
+            );
+            let change = "consider schedule.scaling = \"sqrt\"";
+            vec![Found::new(Severity::Note, reason, change, vec![])]
+        }
+        Peak::Rate(peak) if matches!(recipe.config.train.batch, BatchSize::PerReplica(_)) => {
+            let mesh = &recipe.config.mesh;
+            let is_fixed = mesh.data != AutoOr::Auto && mesh.fsdp != AutoOr::Auto;
+            let severity = if is_fixed { Severity::Note } else { Severity::Warning };
+            let reason = format!(
+                "the batch grows with the replicas, {batch} on {}, but the rate stays {peak}",
+                recipe.num_replicas
+            );
+            let scaling = if recipe.scales_linearly() { "linear" } else { "sqrt" };
+            let sets = vec![
+                format!("schedule.base_lr={peak:?}"),
+                format!("schedule.base_batch={batch}"),
+                format!("schedule.scaling={scaling:?}"),
+            ];
+            let change = "give the batch that the rate was found at, or set train.global_batch";
+            vec![Found::new(severity, reason, change, sets)]
+        }
         _ => vec![],
     }
 }
 
-/// The decay ends before or after the end of the run.
-pub(super) fn ends_elsewhere(recipe: &Recipe<'_>) -> Vec<Found> {
-    let Ok(schedule) = &recipe.schedule else { return vec![] };
-    let total = schedule.total_steps();
-    let source =
-        "Hoffmann et al., Training Compute-Optimal Large Language Models (2022), appendix B";
-    let mut found = vec![];
-    if let Some(end) = schedule.end_step().filter(|end| *end < total) {
-        let rest = total - end;
-        let rate = schedule.lr(total - 1);
-        let severity = if rate == 0.0 { Severity::Error } else { Severity::Warning };
-        found.push(Found {
-            severity,
-            reason: format!(
-                "the schedule ends at step {end}, and the last {rest} of {total} steps have a rate of {rate}"
-            ),
-            source,
-            change: "leave schedule.total_steps (or _epochs, _examples) out, or shorten the run".into(),
-        });
-    }
-    if let Some(end) = schedule.end_step().filter(|end| *end > total) {
-        let share = schedule.lr(total - 1) / schedule.peak();
-        found.push(Found {
-            severity: Severity::Warning,
-            reason: format!(
-                "the schedule ends at step {end}, after the end of the run at {total}, where the rate is still \
-                 {:.0} % of its peak",
-                100.0 * share
-            ),
-            source,
-            change: "leave schedule.total_steps (or _epochs, _examples) out, or lengthen the run".into(),
-        });
-    }
-    let unreached: Vec<_> = schedule.boundaries().iter().filter(|step| **step >= total).collect();
-    if let Some(first) = unreached.first() {
-        found.push(Found {
-            severity: Severity::Warning,
-            reason: format!(
-                "{} of the boundaries are never reached: the run ends at step {total}, the first of them \
-                 is at {first}",
-                unreached.len()
-            ),
-            source,
-            change: "move the boundaries into the run, or lengthen it".to_owned(),
-        });
-    }
-    found
+/// SGD on a transformer, at a rate that other rules accept.
+pub(super) fn sgd_on_transformer(recipe: &Recipe<'_>) -> Vec<Found> {
+    let (true, ModelKind::Transformer { .. }) = (recipe.is_sgd(), recipe.kind) else {
+        return vec![];
+    };
+    let reason = "SGD trains transformers from scratch far more slowly than Adam".to_owned();
+    let change = "set optimizer.name = \"adamw\", unless a vision transformer is fine-tuned";
+    vec![Found::new(Severity::Note, reason, change, vec![])]
 }
 
-/// Number of steps that are checked.
-const MAX_STEPS: u64 = 2_000_000;
-/// In a shorter run every step is a jump.
-const MIN_STEPS: u64 = 50;
-
-/// The rate changes by more than a quarter of its peak in one step, without a declared boundary.
-pub(super) fn undeclared_jump(recipe: &Recipe<'_>) -> Vec<Found> {
-    let Ok(schedule) = &recipe.schedule else { return vec![] };
-    if schedule.total_steps() < MIN_STEPS {
-        return vec![];
-    }
-    let is_jump = |step: &u64| {
-        let change = (schedule.lr(*step) - schedule.lr(step - 1)).abs();
-        change > 0.25 * schedule.peak()
-            && *step >= schedule.warmup_steps()
-            && !schedule.is_declared_jump(*step)
-    };
-    let Some(step) = (1..schedule.total_steps().min(MAX_STEPS)).find(is_jump) else {
-        return vec![];
-    };
-    let (before, after) = (schedule.lr(step - 1), schedule.lr(step));
-    vec![Found {
-        severity: if after > before { Severity::Error } else { Severity::Warning },
-        reason: format!(
-            "the rate jumps from {before:.6} to {after:.6} at step {step}, where the schedule declares no step"
-        ),
-        source: GOYAL,
-        change:
-            "let the pieces meet: lengthen the warm-up or the decay, or give the first point after \
-                 the warm-up a factor of 1"
-                .to_owned(),
-    }]
+/// The rate times the width from which a transformer is trained from scratch: fine-tuning has 0.005 to 0.05.
+pub(super) fn limit_of_scratch(recipe: &Recipe<'_>) -> f64 {
+    if recipe.is_adam() { 0.07 } else { f64::INFINITY }
 }

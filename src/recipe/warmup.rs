@@ -1,91 +1,150 @@
-//! Rules about the warm-up.
+//! Rules about the warm-up, judged on the resolved rates: how many steps they take to rise.
 
-use super::{Found, GOYAL, LAMB, LARS, Recipe, Severity, percent};
+use super::figures::{ModelKind, Rates};
+use super::rate::limit_of_scratch;
+use super::{Found, Recipe, Severity, percent, short, trust};
 use crate::config::UpdateRule;
 use crate::optim::schedule;
 
-/// Batches this many times the one for which the rate was tuned need a warm-up: 2048 for 256 images.
-const LARGE_SCALE: f64 = 8.0;
-/// For recipes that do not say for which batch their rate was tuned.
-const LARGE_BATCH: usize = 2048;
+/// Warm-ups with fewer steps are as good as none.
+const MIN_STEPS: u64 = 50;
+/// The same for LAMB, whose published recipes with few steps warm up quickly.
+const MIN_STEPS_OF_LAMB: u64 = 20;
+/// In a shorter run there is no room for a warm-up.
+const MIN_TOTAL: u64 = 500;
 
-/// `true` if the batch is that much larger than the one for which the rate was tuned.
-fn is_large(recipe: &Recipe<'_>) -> bool {
-    match recipe.scale() {
-        Some(scale) => scale >= LARGE_SCALE,
-        None => recipe.global_batch() >= LARGE_BATCH,
+/// Why the recipe needs a warm-up, if it does.
+fn need(recipe: &Recipe<'_>, rates: &Rates) -> Option<String> {
+    let rate = short(rates.max);
+    match (&recipe.config.optimizer.rule, recipe.kind) {
+        (UpdateRule::Lars(_), _) => {
+            let (_, lasting) = trust::shares(recipe)?;
+            (lasting >= 0.03).then(|| {
+                format!(
+                    "LARS moves each layer by {} of its norm over the momentum, in directions of initial values and noise",
+                    short(lasting)
+                )
+            })
+        }
+        (UpdateRule::Lamb(_), _) => (rates.max >= 5e-4).then(|| {
+            format!(
+                "LAMB moves each layer by {rate} of its norm, by moments that rest on few steps"
+            )
+        }),
+        (UpdateRule::Sgd(_), ModelKind::Linear) => None,
+        (UpdateRule::Sgd(_), _) => {
+            let lasting = rates.max * recipe.momentum_gain();
+            (lasting >= 6.0).then(|| {
+                format!(
+                    "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)), more than an untrained network takes",
+                    short(lasting)
+                )
+            })
+        }
+        (_, ModelKind::Transformer { width, num_parameters }) => {
+            let is_from_scratch = rates.max * width >= limit_of_scratch(recipe)
+                && num_parameters >= 1e7
+                && recipe.total_tokens() >= 5.0 * num_parameters;
+            // Mosbach et al. (2021) and others report collapse to the majority class.
+            let is_unstable = num_parameters >= 2e8
+                && recipe.batch() <= 32.0
+                && recipe.num_examples.is_some_and(|number| number < 20_000)
+                && rates.max >= 1e-5;
+            (is_from_scratch || is_unstable).then(|| {
+                format!(
+                    "Adam moves each weight of a transformer by {rate}, while its second moments rest on few steps"
+                )
+            })
+        }
+        (_, ModelKind::Convolutional { .. }) => (rates.max >= 2e-3 && recipe.batch() >= 1024.0)
+            .then(|| format!("Adam starts at a rate of {rate} at a batch of {}", recipe.batch())),
+        _ => None,
     }
+}
+
+/// A linear warm-up of 5 % of the run, or 5 epochs if that is less than a fifth of it.
+fn usual(recipe: &Recipe<'_>) -> Vec<String> {
+    let total = recipe.total_steps();
+    let five_epochs = recipe.run.steps_per_epoch().map(|steps| 5 * steps);
+    let by_epochs = five_epochs.filter(|steps| recipe.is_for_images() && *steps <= total / 5);
+    let steps = by_epochs.unwrap_or(total / 20).clamp(2 * MIN_STEPS, 10_000).min(total / 4).max(1);
+    let boundaries = recipe.schedule.as_ref().map(|schedule| schedule.boundaries().to_vec());
+    let is_inside = |step: &u64| *step > 0 && *step < steps;
+    let mut sets = vec![];
+    if boundaries.is_ok_and(|boundaries| boundaries.iter().any(is_inside)) {
+        sets.push("schedule.name=\"cosine\"".to_owned());
+    }
+    sets.push(format!("schedule.warmup_steps={steps}"));
+    sets.push("schedule.warmup=\"linear\"".to_owned());
+    sets.push("schedule.warmup_factor=0.0".to_owned());
+    sets
 }
 
 /// There is no warm-up, but the recipe needs one.
 pub(super) fn missing(recipe: &Recipe<'_>) -> Vec<Found> {
-    let Ok(schedule) = &recipe.schedule else { return vec![] };
-    if schedule.warmup_steps() > 0 {
+    let Some(rates) = recipe.rates else { return vec![] };
+    if rates.ramp_steps > 0 || rates.max == 0.0 {
         return vec![];
     }
-    let batch = recipe.global_batch();
-    let change = "set schedule.warmup_epochs = 5 (or schedule.warmup_steps)".to_owned();
-    if recipe.has_trust_ratios() {
-        let source = match recipe.config.optimizer.rule {
-            UpdateRule::Lars(_) => LARS,
-            _ => LAMB,
-        };
-        let reason = format!(
-            "{} has no warm-up; its first trust ratios come from initial values and noise",
-            recipe.config.optimizer.rule.name()
-        );
-        return vec![Found { severity: Severity::Error, reason, source, change }];
+    let change = "warm up linearly from 0";
+    match need(recipe, &rates) {
+        Some(why) if recipe.total_steps() >= MIN_TOTAL => {
+            let reason = format!("the run starts at more than half of its highest rate: {why}");
+            vec![Found::new(Severity::Warning, reason, change, usual(recipe))]
+        }
+        _ if recipe.is_adam() => {
+            let reason = "Adam starts at its peak rate, while its second moments rest on few steps"
+                .to_owned();
+            vec![Found::new(Severity::Note, reason, change, vec![])]
+        }
+        _ => vec![],
     }
-    if is_large(recipe) {
-        let severity = if recipe.is_sgd() { Severity::Error } else { Severity::Warning };
-        let reason = format!("a batch of {batch} starts at its peak rate of {}", schedule.peak());
-        return vec![Found { severity, reason, source: GOYAL, change }];
-    }
-    if let UpdateRule::Adam(_) | UpdateRule::AdamW(_) = recipe.config.optimizer.rule {
-        let reason =
-            "Adam starts at its peak rate, while its second moments rest on few steps".to_owned();
-        let source =
-            "Ma and Yarats, On the Adequacy of Untuned Warmup for Adaptive Optimization (2021)";
-        return vec![Found { severity: Severity::Note, reason, source, change }];
-    }
-    vec![]
 }
 
-/// The warm-up is short for the batch.
+/// The warm-up takes few steps.
 pub(super) fn too_short(recipe: &Recipe<'_>) -> Vec<Found> {
-    let Ok(schedule) = &recipe.schedule else { return vec![] };
-    let (warmup, total) = (schedule.warmup_steps(), schedule.total_steps());
-    if warmup == 0 || !is_large(recipe) {
+    let Some(rates) = recipe.rates else { return vec![] };
+    let least = match recipe.config.optimizer.rule {
+        UpdateRule::Lamb(_) => MIN_STEPS_OF_LAMB,
+        _ => MIN_STEPS,
+    };
+    let total = recipe.total_steps();
+    if rates.ramp_steps == 0 || rates.ramp_steps >= least || total < MIN_TOTAL {
         return vec![];
     }
-    // Five epochs of ninety are 5.6 %.
-    let is_short = (warmup as f64) < 0.01 * total as f64;
-    let epochs = recipe.run.steps_per_epoch().map(|steps| warmup as f64 / steps as f64);
-    let few_epochs = recipe.is_for_images() && epochs.is_some_and(|epochs| epochs < 2.0);
-    if !is_short && !few_epochs {
-        return vec![];
-    }
+    let Some(why) = need(recipe, &rates) else { return vec![] };
     let reason = format!(
-        "a warm-up of {warmup} steps, {} of the run, is short for a batch of {}",
-        percent(warmup, total),
-        recipe.global_batch()
+        "the rate rises within {} of {total} steps ({}): {why}",
+        rates.ramp_steps,
+        percent(rates.ramp_steps, total)
     );
-    let change = "set schedule.warmup_epochs = 5, or 2 to 6 % of the run".to_owned();
-    vec![Found { severity: Severity::Warning, reason, source: GOYAL, change }]
+    vec![Found::new(Severity::Warning, reason, "warm up for longer", usual(recipe))]
 }
 
 /// The warm-up is most of the run or more.
 pub(super) fn too_long(recipe: &Recipe<'_>) -> Vec<Found> {
+    let total = recipe.total_steps();
     let (severity, reason) = match &recipe.schedule {
         Err(error @ schedule::Error::Warmup { .. }) => (Severity::Error, error.to_string()),
-        Ok(schedule) if 2 * schedule.warmup_steps() > schedule.total_steps() => {
-            let (warmup, total) = (schedule.warmup_steps(), schedule.total_steps());
-            (Severity::Warning, format!("the warm-up takes {warmup} of {total} steps"))
+        Ok(schedule) => {
+            let warmup = schedule.warmup_steps();
+            let share = warmup as f64 / total.max(1) as f64;
+            let severity = match share {
+                _ if total < 20 => return vec![],
+                0.6.. => Severity::Warning,
+                0.45.. => Severity::Note,
+                _ => return vec![],
+            };
+            let share = percent(warmup, total);
+            (severity, format!("the warm-up takes {warmup} of {total} steps, {share}"))
         }
         _ => return vec![],
     };
-    let change = "shorten the warm-up, or lengthen the run".to_owned();
-    vec![Found { severity, reason, source: GOYAL, change }]
+    let mut sets = vec![format!("schedule.warmup_steps={}", (total / 10).max(1))];
+    if recipe.schedule.is_err() {
+        sets.push(format!("schedule.warmup_factor={:?}", recipe.config.schedule.warmup.factor));
+    }
+    vec![Found::new(severity, reason, "shorten the warm-up, or lengthen the run", sets)]
 }
 
 /// A boundary lies inside the warm-up.
@@ -94,13 +153,11 @@ pub(super) fn boundary_inside(recipe: &Recipe<'_>) -> Vec<Found> {
     let warmup = schedule.warmup_steps();
     let inside = schedule.boundaries().iter().find(|step| **step > 0 && **step < warmup);
     let Some(step) = inside else { return vec![] };
-    vec![Found {
-        severity: Severity::Error,
-        reason: format!(
-            "the boundary at step {step} lies inside the warm-up of {warmup} steps, which passes over it; \
-             after the warm-up the rate is not the peak"
-        ),
-        source: GOYAL,
-        change: "move the boundary past the warm-up".to_owned(),
-    }]
+    let reason = format!(
+        "the boundary at step {step} lies inside the warm-up of {warmup} steps, which passes over it; after the warm-up the rate \
+         is not the peak"
+    );
+    let sets = vec!["schedule.name=\"cosine\"".to_owned()];
+    let change = "move the boundary past the warm-up, or use a smooth decay";
+    vec![Found::new(Severity::Warning, reason, change, sets)]
 }

@@ -1,8 +1,9 @@
 //! `lockstep schedule --check`: problems of a recipe, and what changes with twice as many replicas.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use hlo::{AxisSet, DType, Mesh, TensorType, Tree, row_specs, trace};
 use models::{Batch, Precision, Scope};
 use serde::Serialize;
@@ -10,7 +11,7 @@ use serde::Serialize;
 use super::Examples;
 use crate::cli::{print_line, print_lines};
 use crate::config::Config;
-use crate::recipe::{self, Doubling, Finding, Recipe, Severity};
+use crate::recipe::{self, Doubling, Finding, Recipe, RuleInfo, Severity};
 use crate::train;
 
 /// Columns of a line of text.
@@ -21,26 +22,28 @@ const WIDTH: usize = 100;
 struct Report {
     num_replicas: usize,
     findings: Vec<Finding>,
+    /// The rules that are left out, with the reasons.
+    ignored: BTreeMap<String, String>,
     when_replicas_double: Doubling,
 }
 
 /// Checks a recipe and prints what is found; the exit code is 1 if there is an error among it.
 pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
+    for name in config.check.ignored_rules.keys() {
+        known_rule(name).context("check.ignore")?;
+    }
     let examples = Examples::of(config);
     let ranks = parameter_ranks(config)?;
-    let num_replicas = train::mesh_on_host(config).num_replicas();
-    let recipe = Recipe::new(config, num_replicas, examples.count(), &ranks);
-    let recipe = recipe.map_err(|error| match error {
-        recipe::Error::RunLength(error) => examples.explain(error),
-        error => error.into(),
-    })?;
+    let recipe = resolve(config, &examples, &ranks)?;
+    let num_replicas = recipe.num_replicas;
     let mut findings = recipe::check(&recipe);
     if let Some(refused) = refused(config, examples.count(), &findings) {
         findings.push(refused);
         findings.sort_by_key(|finding| finding.severity);
     }
     let when_replicas_double = recipe::doubling(&recipe, examples.count());
-    let report = Report { num_replicas, findings, when_replicas_double };
+    let ignored = config.check.ignored_rules.clone();
+    let report = Report { num_replicas, findings, ignored, when_replicas_double };
     if json {
         print_line(&serde_json::to_string(&report)?)?;
     } else {
@@ -59,8 +62,49 @@ fn refused(config: &Config, num_examples: Option<usize>, findings: &[Finding]) -
         severity: Severity::Error,
         rule: "refused-by-train",
         reason,
+        published: None,
         source: "`lockstep train` refuses it",
         change: "as the reason says".to_owned(),
+        sets: vec![],
+        effects: vec![],
+    })
+}
+
+/// Describes a rule.
+pub fn explain(name: &str) -> Result<ExitCode> {
+    let rule = known_rule(name)?;
+    let mut lines = vec![rule.name.to_owned()];
+    lines.extend(wrapped("    ", rule.about));
+    lines.extend(wrapped("    source: ", rule.source));
+    let reason =
+        format!("to leave it out, with a reason: --set 'check.ignore.{}=\"..\"'", rule.name);
+    lines.extend(wrapped("    ", &reason));
+    print_lines(lines.into_iter())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The rule with this name, or an error that lists all.
+fn known_rule(name: &str) -> Result<&'static RuleInfo> {
+    match recipe::rule(name) {
+        Some(rule) => Ok(rule),
+        None => {
+            let names: Vec<_> = recipe::rules().map(|rule| rule.name).collect();
+            bail!("there is no rule {name:?}; the rules are {}", names.join(", "))
+        }
+    }
+}
+
+/// The recipe of a configuration, with the error that explains why there is none.
+pub fn resolve<'a>(
+    config: &'a Config,
+    examples: &Examples,
+    ranks: &'a Tree<usize>,
+) -> Result<Recipe<'a>> {
+    let num_replicas = train::mesh_on_host(config).num_replicas();
+    let recipe = Recipe::new(config, num_replicas, examples.count(), ranks);
+    recipe.map_err(|error| match error {
+        recipe::Error::RunLength(error) => examples.explain(error),
+        error => error.into(),
     })
 }
 
@@ -71,6 +115,9 @@ fn text(report: &Report) -> Vec<String> {
         let (count, plural) = (count(severity), if count(severity) == 1 { "" } else { "s" });
         format!("{count} {}{plural}", severity)
     });
+    for (rule, reason) in &report.ignored {
+        lines.extend(wrapped("ignored  ", &format!("{rule}: {reason}")));
+    }
     lines.push(counts.join(", "));
     let Doubling { num_replicas, changes, new_findings, problem } = &report.when_replicas_double;
     let before = report.num_replicas;
@@ -95,8 +142,18 @@ fn text(report: &Report) -> Vec<String> {
 fn describe(finding: &Finding) -> Vec<String> {
     let mut lines = vec![format!("{:<8} {}", finding.severity, finding.rule)];
     lines.extend(wrapped("         ", &finding.reason));
+    if let Some(published) = &finding.published {
+        lines.extend(wrapped("         published: ", published));
+    }
     lines.extend(wrapped("         source: ", finding.source));
     lines.extend(wrapped("         change: ", &finding.change));
+    for set in &finding.sets {
+        // Not wrapped, so that it can be copied.
+        lines.push(format!("             --set '{set}'"));
+    }
+    if !finding.effects.is_empty() {
+        lines.extend(wrapped("         then: ", &finding.effects.join("; ")));
+    }
     lines
 }
 
@@ -121,7 +178,7 @@ fn wrapped(first: &str, text: &str) -> Vec<String> {
 
 /// The rank of each parameter of the model. Names and ranks do not depend on the data, so the model's own example
 /// and a fixed number of classes take their place.
-fn parameter_ranks(config: &Config) -> Result<Tree<usize>> {
+pub fn parameter_ranks(config: &Config) -> Result<Tree<usize>> {
     const NUM_EXAMPLES: usize = 2;
     let model = config.model.build(10);
     let mut ranks = Tree::new();

@@ -3,6 +3,7 @@
 //! It uses the same [`Schedule`] as `train`, so it prints what `metrics.jsonl` records. It opens the data only if
 //! the configuration does not have the number of examples.
 
+mod against;
 mod check;
 mod plot;
 mod table;
@@ -50,13 +51,20 @@ struct Figures {
 
 /// Runs the command.
 pub fn run(args: &ScheduleArgs) -> Result<ExitCode> {
-    let config = Config::load(&args.config.config, &args.config.sets())?;
+    if let Some(rule) = &args.explain {
+        return check::explain(rule);
+    }
+    let Some(files) = &args.config else { bail!("name a configuration") };
+    let config = Config::load(&files.config, &files.sets())?;
     if args.check {
         return check::run(&config, args.json);
     }
+    if let Some(name) = &args.against {
+        return against::run(&config, name, args.json);
+    }
     let columns = columns(&config, &args.replicas)?;
     if let Some(path) = &args.plot {
-        plot::save(path, &args.config.config, &config, &columns)?;
+        plot::save(path, &files.config, &config, &columns)?;
     }
     if args.json {
         let figures: Vec<_> = columns.iter().map(figures).collect();

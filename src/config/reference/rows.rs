@@ -35,7 +35,7 @@ pub(super) fn about(section: &str) -> &'static str {
 }
 
 /// The sections, in words.
-pub(super) const SECTIONS: [(&str, &str); 11] = [
+pub(super) const SECTIONS: [(&str, &str); 12] = [
     ("model", "The architecture, selected by `name`."),
     ("data", "Where the examples come from, selected by `source`."),
     (
@@ -62,6 +62,7 @@ pub(super) const SECTIONS: [(&str, &str); 11] = [
         "The processes of a run. A run of one process needs none of these keys, and under `lockstep launch`, Slurm, Kubernetes or on a \
          TPU slice they follow from the environment. See [Cluster](cluster.md).",
     ),
+    ("check", "What `lockstep schedule --check` leaves out. Training does not use it."),
 ];
 
 const MODEL: Group = Group("model", &[]);
@@ -104,6 +105,7 @@ const DEVICE: Group = Group("device", &[]);
 const COMPILE: Group = Group("compile", &[]);
 const CHECKPOINT: Group = Group("checkpoint", &[]);
 const CLUSTER: Group = Group("cluster", &[]);
+const CHECK: Group = Group("check", &[]);
 
 const COUNT: Kind = Integer(1, None);
 const ANY_COUNT: Kind = Integer(0, None);
@@ -270,6 +272,7 @@ pub(super) const KEYS: &[KeyRow] = &[
     CLUSTER.key("token_file", PATH, "", Absent("the environment variable `LOCKSTEP_TOKEN`"), "A file with the token that the processes share: at least 32 hexadecimal digits, the same in all. Without it nobody is answered."),
     CLUSTER.key("join_timeout_secs", Number(Excluded(0.0), Included(MAX_TIMEOUT_SECS)), "seconds", Value("300.0"), "Time within which all processes must have started."),
     CLUSTER.key("heartbeat_secs", Number(Included(MIN_HEARTBEAT_SECS), Included(MAX_HEARTBEAT_SECS)), "seconds", Value("2.0"), "Time between two reports of a process to the coordinator, if process 0 runs it. A process that sends none for 4 times as long counts as dead."),
+    CHECK.key("ignore", Other("table of reasons by rule"), "", Value("{}"), "Rules whose findings are left out, each with the reason: `ignore = { rate-too-low = \"distillation\" }`. `lockstep schedule --explain RULE` describes a rule."),
 ];
 
 /// A section, and the values of its tag with which a key is there; none of them means all.

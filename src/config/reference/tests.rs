@@ -44,6 +44,11 @@ const SAMPLES: &[(&str, &[&str], &[&str])] = &[
         &["\"plugin.so\"", "1"],
     ),
     ("`\"auto\"`, `true` or `false`", &["\"auto\"", "true", "false"], &["1", "\"yes\""]),
+    (
+        "table of reasons by rule",
+        &["{}", "{ rate-too-low = \"distillation\" }"],
+        &["{ rate-too-low = \"\" }", "{ a = 1 }", "[]"],
+    ),
     ("table of options", &["{}"], &["{ a = 1 }", "[]"]),
     ("table of XLA options", &["{}", "{ xla_a = 0.5, xla_b = true }"], &["{ a = [1] }", "[]"]),
 ];

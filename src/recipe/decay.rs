@@ -1,0 +1,243 @@
+//! Rules about the shape of the rate after the warm-up.
+
+use super::figures::ModelKind;
+use super::rate::limit_of_scratch;
+use super::{Found, Recipe, Severity, percent, short};
+use crate::config::{Shape, UpdateRule, Wsd};
+use crate::optim::schedule;
+
+/// Replaces the shape by one that fits every run.
+fn cosine() -> Vec<String> {
+    vec!["schedule.name=\"cosine\"".to_owned()]
+}
+
+/// The end of the decay at the end of the run.
+fn end_with_run(recipe: &Recipe<'_>) -> Vec<String> {
+    vec![format!("schedule.total_steps={}", recipe.total_steps())]
+}
+
+/// The boundaries in proportion, so that the last is at 90 % of the run. A cosine if they do not fit.
+fn rescaled(recipe: &Recipe<'_>) -> Vec<String> {
+    let Ok(schedule) = &recipe.schedule else { return cosine() };
+    let (total, boundaries) = (recipe.total_steps() as f64, schedule.boundaries());
+    let last = boundaries.last().copied().unwrap_or(0).max(1) as f64;
+    let share = if matches!(recipe.config.schedule.shape, Shape::Piecewise(_)) { 1.0 } else { 0.9 };
+    let moved: Vec<_> = boundaries
+        .iter()
+        .map(|step| (*step as f64 / last * share * total).round() as u64)
+        .collect();
+    let rising = moved.is_sorted_by(|a, b| a < b);
+    let warmup = schedule.warmup_steps();
+    if !rising
+        || moved.iter().any(|step| *step > 0 && *step < warmup)
+        || moved.is_empty()
+        || moved == boundaries
+    {
+        return cosine();
+    }
+    vec![format!("schedule.boundaries={moved:?}")]
+}
+
+/// The schedule is refused; warm-ups that are too long have their own rule.
+pub(super) fn impossible(recipe: &Recipe<'_>) -> Vec<Found> {
+    let error = match &recipe.schedule {
+        Err(error) if !matches!(error, schedule::Error::Warmup { .. }) => error,
+        _ => return vec![],
+    };
+    let total = recipe.total_steps();
+    let sets = match error {
+        schedule::Error::NoWarmup { .. } => vec!["schedule.warmup=\"none\"".to_owned()],
+        schedule::Error::Total { .. } => {
+            let warmup = format!("schedule.warmup_steps={}", (total / 20).max(1));
+            [end_with_run(recipe), vec![warmup]].concat()
+        }
+        schedule::Error::Peak { .. } => vec!["schedule.peak=0.001".to_owned()],
+        schedule::Error::Length(_) => vec![],
+        _ => cosine(),
+    };
+    vec![Found::new(Severity::Error, error.to_string(), "as the reason says", sets)]
+}
+
+/// The decay ends before the run.
+pub(super) fn ends_early(recipe: &Recipe<'_>) -> Vec<Found> {
+    let (Ok(schedule), Some(rates)) = (&recipe.schedule, recipe.rates) else { return vec![] };
+    let total = schedule.total_steps();
+    let Some(end) = schedule.end_step().filter(|end| *end < total) else { return vec![] };
+    let rest = total - end;
+    let does_nothing = rates.last < 1e-3 && rest as f64 >= 0.02 * total as f64;
+    let severity = match (does_nothing, 2 * rest >= total) {
+        (true, true) => Severity::Error,
+        (true, false) => Severity::Warning,
+        (false, _) => Severity::Note,
+    };
+    let reason = format!(
+        "the schedule ends at step {end}, and the last {rest} of {total} steps ({}) have a rate of {}",
+        percent(rest, total),
+        short(schedule.lr(total - 1))
+    );
+    let change = "let the decay end with the run, or shorten the run";
+    vec![Found::new(severity, reason, change, end_with_run(recipe))]
+}
+
+/// The decay ends after the run.
+pub(super) fn ends_late(recipe: &Recipe<'_>) -> Vec<Found> {
+    let (Ok(schedule), Some(rates)) = (&recipe.schedule, recipe.rates) else { return vec![] };
+    let total = schedule.total_steps();
+    let Some(end) = schedule.end_step().filter(|end| *end > total) else { return vec![] };
+    let floor = match &recipe.config.schedule.shape {
+        Shape::Cosine(decay) | Shape::Linear(decay) => decay.floor,
+        Shape::Polynomial(decay) => decay.floor,
+        Shape::Wsd(wsd) => wsd.floor,
+        _ => 0.0,
+    };
+    let severity = if rates.last - floor > 0.3 { Severity::Warning } else { Severity::Note };
+    let reason = format!(
+        "the schedule ends at step {end}, after the end of the run at {total}, where the rate is still {:.0} % of its peak",
+        100.0 * rates.last
+    );
+    let change = "let the decay end with the run, or lengthen the run";
+    vec![Found::new(severity, reason, change, end_with_run(recipe))]
+}
+
+/// Boundaries after the end of the run.
+pub(super) fn unreached(recipe: &Recipe<'_>) -> Vec<Found> {
+    let Ok(schedule) = &recipe.schedule else { return vec![] };
+    let total = schedule.total_steps();
+    // A piecewise curve ends at its last point, which is where the run ends.
+    let is_after = |step: &&u64| match recipe.config.schedule.shape {
+        Shape::Piecewise(_) => **step > total,
+        _ => **step >= total,
+    };
+    let after: Vec<_> = schedule.boundaries().iter().filter(is_after).collect();
+    let Some(first) = after.first() else { return vec![] };
+    let is_long = recipe.is_for_images() && recipe.epochs().is_some_and(|epochs| epochs >= 20.0);
+    let severity = if is_long { Severity::Warning } else { Severity::Note };
+    let reason = format!(
+        "{} of {} boundaries are never reached: the run ends at step {total}, the first of them is at {first}",
+        after.len(),
+        schedule.boundaries().len()
+    );
+    let change = "move the boundaries into the run, or lengthen it";
+    vec![Found::new(severity, reason, change, rescaled(recipe))]
+}
+
+/// Most of the run is at a rate far below the peak.
+pub(super) fn too_soon(recipe: &Recipe<'_>) -> Vec<Found> {
+    let (Ok(schedule), Some(rates)) = (&recipe.schedule, recipe.rates) else { return vec![] };
+    let ends_early = schedule.end_step().is_some_and(|end| end < schedule.total_steps());
+    if rates.max == 0.0 || rates.mean >= 0.06 || ends_early || recipe.total_steps() < 50 {
+        return vec![];
+    }
+    let sets = match &recipe.config.schedule.shape {
+        Shape::Polynomial(polynomial) if polynomial.power > 2.0 => {
+            vec!["schedule.power=2.0".to_owned()]
+        }
+        Shape::Step(_) | Shape::Piecewise(_) => rescaled(recipe),
+        _ => cosine(),
+    };
+    let reason = format!(
+        "the mean rate of the run is {:.1} % of its peak: the rate falls long before the end of the run",
+        100.0 * rates.mean
+    );
+    vec![Found::new(Severity::Warning, reason, "spread the decay over the run", sets)]
+}
+
+/// The rate hardly decays in a long run.
+pub(super) fn never(recipe: &Recipe<'_>) -> Vec<Found> {
+    let (Ok(schedule), Some(rates)) = (&recipe.schedule, recipe.rates) else { return vec![] };
+    let is_late = schedule.end_step().is_some_and(|end| end > schedule.total_steps());
+    if rates.last <= 0.5 || is_late {
+        return vec![];
+    }
+    let is_long = match recipe.kind {
+        ModelKind::Convolutional { is_small } => {
+            let is_known = !is_small || !recipe.is_adam();
+            is_known
+                && recipe.is_from_scratch()
+                && recipe.epochs().is_some_and(|epochs| epochs >= 30.0)
+        }
+        ModelKind::Transformer { width, num_parameters } => {
+            let tokens = recipe.total_tokens();
+            // LAMB's steps are relative, and large in all published runs.
+            let is_from_scratch = match recipe.config.optimizer.rule {
+                UpdateRule::Lamb(_) => rates.max >= 5e-4,
+                _ => rates.max * width >= limit_of_scratch(recipe),
+            };
+            is_from_scratch && tokens >= 20.0 * num_parameters && tokens >= 1e9
+        }
+        _ => false,
+    };
+    if !is_long {
+        return vec![];
+    }
+    let sets = match &recipe.config.schedule.shape {
+        Shape::Step(_) if schedule.boundaries().iter().all(|step| *step < recipe.total_steps()) => {
+            vec!["schedule.factor=0.1".to_owned()]
+        }
+        Shape::Step(_) => rescaled(recipe),
+        Shape::Linear(_) | Shape::Polynomial(_) | Shape::Wsd(_) | Shape::Cosine(_) => {
+            vec!["schedule.floor=0.0".to_owned()]
+        }
+        _ => cosine(),
+    };
+    let reason = format!(
+        "the rate ends at {:.0} % of its peak: noise of the last steps stays in the parameters",
+        100.0 * rates.last
+    );
+    vec![Found::new(Severity::Warning, reason, "let the rate decay", sets)]
+}
+
+/// The decay of `wsd` is too short to matter.
+pub(super) fn too_short(recipe: &Recipe<'_>) -> Vec<Found> {
+    let (Shape::Wsd(wsd), true) = (&recipe.config.schedule.shape, recipe.schedule.is_ok()) else {
+        return vec![];
+    };
+    let total = recipe.total_steps();
+    let Ok(steps) = recipe.run.steps(Wsd::decay(wsd), "schedule.decay_epochs") else {
+        return vec![];
+    };
+    if total < 1000 || steps as f64 >= 0.02 * total as f64 {
+        return vec![];
+    }
+    let reason = format!("the decay takes {steps} of {total} steps, {}", percent(steps, total));
+    let sets = vec![format!("schedule.decay_steps={}", total / 10)];
+    vec![Found::new(Severity::Warning, reason, "decay over a tenth of the run", sets)]
+}
+
+/// Number of steps that are checked.
+const MAX_STEPS: u64 = 2_000_000;
+/// In a shorter run every step is a jump.
+const MIN_STEPS: u64 = 50;
+
+/// The rate jumps without a declared boundary, or `step` raises it.
+pub(super) fn jump(recipe: &Recipe<'_>) -> Vec<Found> {
+    let (Ok(schedule), Some(rates)) = (&recipe.schedule, recipe.rates) else { return vec![] };
+    if let Shape::Step(step) = &recipe.config.schedule.shape
+        && step.factor > 1.0
+    {
+        let reason = format!("the rate is multiplied by {} at each boundary", step.factor);
+        let sets = vec!["schedule.factor=0.1".to_owned()];
+        return vec![Found::new(Severity::Warning, reason, "set a factor below 1", sets)];
+    }
+    if schedule.total_steps() < MIN_STEPS {
+        return vec![];
+    }
+    let is_jump = |step: &u64| {
+        let change = (schedule.lr(*step) - schedule.lr(step - 1)).abs();
+        change > 0.25 * rates.max
+            && *step >= schedule.warmup_steps()
+            && !schedule.is_declared_jump(*step)
+    };
+    let Some(step) = (1..schedule.total_steps().min(MAX_STEPS)).find(is_jump) else {
+        return vec![];
+    };
+    let (before, after) = (schedule.lr(step - 1), schedule.lr(step));
+    let reason = format!(
+        "the rate jumps from {} to {} at step {step}, where the schedule declares no step",
+        short(before),
+        short(after)
+    );
+    let severity = if after > before { Severity::Warning } else { Severity::Note };
+    let change = "let the pieces meet: lengthen the warm-up or the decay, or give the first point after the warm-up a factor of 1";
+    vec![Found::new(severity, reason, change, cosine())]
+}

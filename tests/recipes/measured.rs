@@ -1,0 +1,303 @@
+//! Published and faulty recipes: counts of what is found, as `README.md` says, and `docs/recipes.md`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{fs, thread};
+
+use serde_json::Value;
+use toml::Table;
+
+/// At least this share of the faulty recipes must be found.
+const MIN_FOUND: f64 = 0.85;
+/// At most this share of the published recipes may have a warning.
+const MAX_FALSE: f64 = 0.1;
+
+/// The rules that may speak about a kind of fault. Any warning or error counts for other kinds.
+const ABOUT: &[(&str, &[&str])] = &[
+    ("accumulation", &["batch-shape", "rate-too-high", "batch-norm-group", "refused-by-train"]),
+    ("absurd decay", &["weight-decay-too-strong"]),
+    ("base_batch unlike the source", &["rate-too-high", "rate-too-low"]),
+    ("batch-norm groups", &["batch-norm-group", "refused-by-train"]),
+    ("betas", &["betas"]),
+    ("clipping", &["clipping"]),
+    ("decay of another convention", &["weight-decay-too-weak", "weight-decay-too-strong"]),
+    ("decay of another optimizer", &["weight-decay-too-weak", "weight-decay-too-strong"]),
+    ("double scaling", &["rate-too-high", "trust-ratio-too-high"]),
+    ("epsilon", &["epsilon"]),
+    ("floor", &["never-decays"]),
+    ("label smoothing", &["label-smoothing"]),
+    (
+        "leftover from another batch size",
+        &[
+            "boundaries-unreached",
+            "decays-too-soon",
+            "rate-too-high",
+            "rate-too-low",
+            "schedule-ends-early",
+            "schedule-ends-late",
+            "warmup-too-long",
+            "warmup-too-short",
+        ],
+    ),
+    ("milestones after the end", &["boundaries-unreached", "never-decays"]),
+    ("missing scaling", &["rate-not-scaled", "rate-too-low", "trust-ratio-too-low"]),
+    ("momentum", &["momentum", "rate-too-high", "rate-too-low", "long-memory"]),
+    ("no decay", &["never-decays"]),
+    ("no warm-up", &["warmup-missing", "warmup-too-short"]),
+    ("rate of another convention", &["rate-too-high", "rate-too-low"]),
+    (
+        "rate of another optimizer",
+        &[
+            "rate-too-high",
+            "rate-too-low",
+            "trust-ratio-too-high",
+            "trust-ratio-too-low",
+            "sgd-on-transformer",
+            "fine-tuning-rate",
+        ],
+    ),
+    ("rate of another parametrization", &["rate-too-high", "rate-too-low"]),
+    ("rate of another regime", &["rate-too-high", "rate-too-low", "fine-tuning-rate"]),
+    (
+        "schedule length unlike run length",
+        &["schedule-ends-early", "schedule-ends-late", "never-decays", "decays-too-soon"],
+    ),
+    ("too high for the size", &["rate-too-high"]),
+    ("too short a warm-up", &["warmup-too-short", "warmup-missing"]),
+    ("trust coefficient", &["trust-ratio-too-high", "trust-ratio-too-low"]),
+    ("warm-up longer than the run", &["warmup-too-long"]),
+    ("warm-up that is none", &["warmup-missing", "warmup-too-short"]),
+    ("wrong scaling rule", &["rate-not-scaled", "rate-too-high", "rate-too-low"]),
+];
+
+/// A row of a table with what the checker says.
+struct Judged {
+    row: Table,
+    findings: Vec<Value>,
+    /// Why the recipe is refused before it is checked.
+    refusal: Option<String>,
+}
+
+impl Judged {
+    fn text(&self, key: &str) -> &str {
+        self.row.get(key).and_then(toml::Value::as_str).unwrap_or("")
+    }
+
+    fn of_severity<'a>(&'a self, severities: &'a [&str]) -> impl Iterator<Item = &'a Value> {
+        self.findings.iter().filter(|finding| severities.contains(&text(finding, "severity")))
+    }
+
+    fn is_flagged(&self) -> bool {
+        self.refusal.is_some() || self.of_severity(&["error", "warning"]).next().is_some()
+    }
+
+    /// The findings above a note (or all, for a fault that deserves no more) that are about the fault.
+    fn about_fault(&self) -> Vec<&str> {
+        let severities: &[&str] = match self.text("severity") {
+            "note" => &["error", "warning", "note"],
+            _ => &["error", "warning"],
+        };
+        let about = ABOUT.iter().find(|(kind, _)| *kind == self.text("kind"));
+        let is_about = |rule: &&str| about.is_none_or(|(_, rules)| rules.contains(rule));
+        self.of_severity(severities).map(|finding| text(finding, "rule")).filter(is_about).collect()
+    }
+
+    fn is_found(&self) -> bool {
+        self.refusal.is_some() || !self.about_fault().is_empty()
+    }
+
+    fn describe(&self) -> String {
+        if let Some(refusal) = &self.refusal {
+            return format!("refused: {refusal}");
+        }
+        let describe =
+            |finding: &Value| format!("{} `{}`", text(finding, "severity"), text(finding, "rule"));
+        match self.findings.iter().map(describe).collect::<Vec<_>>() {
+            none if none.is_empty() => "none".to_owned(),
+            found => found.join(", "),
+        }
+    }
+}
+
+fn text<'a>(finding: &'a Value, key: &str) -> &'a str {
+    finding[key].as_str().unwrap_or("")
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recipes")
+}
+
+/// Runs the checker on each recipe of a table.
+fn judge(half: &str, table: &str, recipes: &str) -> Vec<Judged> {
+    let file = fs::read_to_string(folder().join(half).join(table)).unwrap();
+    let file: Table = toml::from_str(&file).unwrap();
+    let rows: Vec<Table> = file["recipe"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row.as_table().unwrap().clone())
+        .collect();
+    let judge = |row: Table| {
+        let name = row["name"].as_str().unwrap();
+        let path = folder().join(half).join(recipes).join(format!("{name}.toml"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+        let output =
+            command.arg("schedule").arg(&path).args(["--check", "--json"]).output().unwrap();
+        match serde_json::from_slice::<Value>(&output.stdout) {
+            Ok(report) => {
+                let findings = report["findings"].as_array().unwrap().clone();
+                let has_error = findings.iter().any(|finding| text(finding, "severity") == "error");
+                assert_eq!(output.status.code(), Some(i32::from(has_error)), "{name}");
+                Judged { row, findings, refusal: None }
+            }
+            Err(_) => {
+                let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+                let error = stderr.lines().find_map(|line| line.strip_prefix("error: "));
+                let error = error.unwrap_or_else(|| panic!("{name}: {stderr}"));
+                let refusal = error.split(&*path.to_string_lossy()).last().unwrap_or(error);
+                let refusal = refusal.trim_start_matches([':', ' ']).to_owned();
+                Judged { row, findings: vec![], refusal: Some(refusal) }
+            }
+        }
+    };
+    let middle = rows.len() / 2;
+    let (first, second) = rows.split_at(middle);
+    thread::scope(|scope| {
+        let second = scope.spawn(|| second.iter().cloned().map(judge).collect::<Vec<_>>());
+        let mut judged: Vec<_> = first.iter().cloned().map(judge).collect();
+        judged.extend(second.join().unwrap());
+        judged
+    })
+}
+
+/// One half of the recipes.
+struct Half {
+    name: &'static str,
+    published: Vec<Judged>,
+    faulty: Vec<Judged>,
+}
+
+impl Half {
+    fn of(name: &'static str) -> Option<Self> {
+        folder().join(name).is_dir().then(|| Self {
+            name,
+            published: judge(name, "published.toml", "good"),
+            faulty: judge(name, "faulty.toml", "faulty"),
+        })
+    }
+
+    fn num_flagged(&self) -> usize {
+        self.published.iter().filter(|recipe| recipe.is_flagged()).count()
+    }
+
+    fn num_errors(&self) -> usize {
+        let is_error = |recipe: &&Judged| {
+            recipe.refusal.is_some() || recipe.of_severity(&["error"]).next().is_some()
+        };
+        self.published.iter().filter(is_error).count()
+    }
+
+    fn num_found(&self) -> usize {
+        self.faulty.iter().filter(|recipe| recipe.is_found()).count()
+    }
+}
+
+fn percent(part: usize, whole: usize) -> String {
+    format!("{:.0} %", 100.0 * part as f64 / whole.max(1) as f64)
+}
+
+/// `docs/recipes.md`.
+fn page(halves: &[Half]) -> String {
+    let mut page = "\
+# Published and faulty recipes, and what `schedule --check` says about them
+
+Generated by `cargo test --test recipes`, which fails if this page is out of date. [The README of the recipes](../tests/recipes/README.md)
+says how they were collected, split and verified, and how findings are counted. The rules were written with the half `build`.
+
+- A **published** recipe is a false alarm if it has a warning or an error.
+- A **faulty** recipe is found if it is refused, or if a rule that may speak about its kind of fault has a warning or an error (for faults
+  that deserve only a note, a note). Which rules these are is a table in `tests/recipes/measured.rs`, made from the kinds in `build`. For a
+  kind that is not in it, any warning or error counts.
+
+| half | published | with a warning or an error | with an error | faulty | found |
+|---|---|---|---|---|---|
+"
+    .to_owned();
+    for half in halves {
+        let (published, faulty) = (half.published.len(), half.faulty.len());
+        let (flagged, found) = (half.num_flagged(), half.num_found());
+        let _ = writeln!(
+            page,
+            "| `{}` | {published} | {flagged} ({}) | {} | {faulty} | {found} ({}) |",
+            half.name,
+            percent(flagged, published),
+            half.num_errors(),
+            percent(found, faulty)
+        );
+    }
+    for half in halves {
+        let _ = write!(
+            page,
+            "\n## Faults of `{}` by kind\n\n| kind | recipes | found |\n|---|---|---|\n",
+            half.name
+        );
+        let mut kinds = BTreeMap::<_, (usize, usize)>::new();
+        for recipe in &half.faulty {
+            let count = kinds.entry(recipe.text("kind")).or_default();
+            *count = (count.0 + 1, count.1 + usize::from(recipe.is_found()));
+        }
+        for (kind, (number, found)) in kinds {
+            let _ = writeln!(page, "| {kind} | {number} | {found} |");
+        }
+    }
+    for half in halves {
+        let heading = "| recipe | source | findings |\n|---|---|---|\n";
+        let _ = write!(page, "\n## Published recipes of `{}`\n\n{heading}", half.name);
+        for recipe in &half.published {
+            let (name, source, link) =
+                (recipe.text("name"), recipe.text("source"), recipe.text("link"));
+            let _ = writeln!(page, "| `{name}` | [{source}]({link}) | {} |", recipe.describe());
+        }
+        let heading = "| recipe | fault | kind | found | findings |\n|---|---|---|---|---|\n";
+        let _ = write!(page, "\n## Faulty recipes of `{}`\n\n{heading}", half.name);
+        for recipe in &half.faulty {
+            let found = if recipe.is_found() { "yes" } else { "**no**" };
+            let (name, wrong, kind) =
+                (recipe.text("name"), recipe.text("wrong"), recipe.text("kind"));
+            let _ =
+                writeln!(page, "| `{name}` | {wrong} | {kind} | {found} | {} |", recipe.describe());
+        }
+    }
+    page
+}
+
+#[test]
+fn published_recipes_pass_and_faulty_ones_are_found() {
+    let halves: Vec<_> = ["build", "heldout"].into_iter().filter_map(Half::of).collect();
+    assert_eq!(halves[0].name, "build");
+    let written = Path::new(env!("CARGO_TARGET_TMPDIR")).join("recipes.md");
+    let page = page(&halves);
+    fs::write(&written, &page).unwrap();
+    for half in &halves {
+        let (published, faulty) = (half.published.len() as f64, half.faulty.len() as f64);
+        let names = |recipes: &[Judged], is: fn(&Judged) -> bool| -> Vec<String> {
+            recipes
+                .iter()
+                .filter(|recipe| is(recipe))
+                .map(|recipe| format!("{}: {}", recipe.text("name"), recipe.describe()))
+                .collect()
+        };
+        let flagged = names(&half.published, Judged::is_flagged);
+        let missed = names(&half.faulty, |recipe| !recipe.is_found());
+        println!("{}: false alarms {flagged:#?}, missed {missed:#?}", half.name);
+        assert!(half.num_found() as f64 >= MIN_FOUND * faulty, "{}: missed {missed:#?}", half.name);
+        let most = MAX_FALSE * published;
+        assert!(half.num_flagged() as f64 <= most, "{}: false alarms {flagged:#?}", half.name);
+        assert_eq!(half.num_errors(), 0, "{}: {flagged:#?}", half.name);
+    }
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/recipes.md");
+    let known = fs::read_to_string(&docs).unwrap_or_default();
+    assert!(known == page, "docs/recipes.md is out of date: copy {} over it", written.display());
+}
