@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::config::expand_home;
+use crate::config::{Store, expand_home};
 
 /// Synchronous distributed training on XLA.
 #[derive(Debug, Parser)]
@@ -156,6 +156,9 @@ pub struct LaunchArgs {
     /// Where the coordinator listens, on host 0; needed with several hosts
     #[arg(long, value_name = "HOST:PORT")]
     pub coordinator: Option<String>,
+    /// etcd://HOST:PORT[,...]: keep values in etcd instead of the coordinator; hosts find the coordinator there too
+    #[arg(long, value_name = "URL", default_value = "builtin")]
+    pub store: Store,
     /// File with the token that all hosts share: at least 32 hexadecimal digits. Or set LOCKSTEP_TOKEN
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub token_file: Option<PathBuf>,
