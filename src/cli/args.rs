@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::config::{Store, expand_home};
+use crate::config::{StoreUrl, expand_home};
 
 /// Synchronous distributed training on XLA.
 #[derive(Debug, Parser)]
@@ -158,7 +158,7 @@ pub struct LaunchArgs {
     pub coordinator: Option<String>,
     /// etcd://HOST:PORT[,...]: keep values in etcd instead of the coordinator; hosts find the coordinator there too
     #[arg(long, value_name = "URL", default_value = "builtin")]
-    pub store: Store,
+    pub store: StoreUrl,
     /// File with the token that all hosts share: at least 32 hexadecimal digits. Or set LOCKSTEP_TOKEN
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub token_file: Option<PathBuf>,

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::cluster::environment::{Environment, Given, Known, Probe, metadata};
 use crate::cluster::{Cause, Etcd, Member, MemberOptions, Secret};
-use crate::config::{AutoOr, Backend, Config, Store};
+use crate::config::{AutoOr, Backend, Config, StoreUrl};
 use crate::launch::variable;
 use crate::observe::{Status, say};
 use crate::pjrt::{self, Process};
@@ -122,10 +122,10 @@ fn find(config: &Config) -> Result<Option<Environment>> {
 }
 
 /// A client of the etcd that a store is, if it is one.
-pub fn etcd(store: &Store) -> Result<Option<Etcd>> {
+pub fn etcd(store: &StoreUrl) -> Result<Option<Etcd>> {
     match store {
-        Store::Builtin => Ok(None),
-        Store::Etcd(endpoints) => Ok(Some(Etcd::new(endpoints, None, ETCD_DEADLINE)?)),
+        StoreUrl::Builtin => Ok(None),
+        StoreUrl::Etcd(endpoints) => Ok(Some(Etcd::new(endpoints, None, ETCD_DEADLINE)?)),
     }
 }
 

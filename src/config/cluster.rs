@@ -16,7 +16,7 @@ pub struct ClusterConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub coordinator: Option<String>,
     /// Where processes exchange values. Default `builtin`.
-    pub store: Store,
+    pub store: StoreUrl,
     /// Number of processes. Default: as the environment says, or 1.
     pub num_processes: AutoOr<usize>,
     /// Index of this process, from 0. Default: as the environment says.
@@ -33,7 +33,7 @@ pub struct ClusterConfig {
 /// Where the processes of a run exchange values, and find the coordinator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Store {
+pub enum StoreUrl {
     /// The coordinator keeps them.
     #[default]
     Builtin,
@@ -41,7 +41,7 @@ pub enum Store {
     Etcd(Vec<String>),
 }
 
-impl TryFrom<String> for Store {
+impl TryFrom<String> for StoreUrl {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -60,16 +60,16 @@ impl TryFrom<String> for Store {
     }
 }
 
-impl From<Store> for String {
-    fn from(store: Store) -> Self {
+impl From<StoreUrl> for String {
+    fn from(store: StoreUrl) -> Self {
         match store {
-            Store::Builtin => "builtin".to_owned(),
-            Store::Etcd(endpoints) => format!("etcd://{}", endpoints.join(",")),
+            StoreUrl::Builtin => "builtin".to_owned(),
+            StoreUrl::Etcd(endpoints) => format!("etcd://{}", endpoints.join(",")),
         }
     }
 }
 
-impl std::str::FromStr for Store {
+impl std::str::FromStr for StoreUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -87,7 +87,7 @@ impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
             coordinator: None,
-            store: Store::Builtin,
+            store: StoreUrl::Builtin,
             num_processes: AutoOr::Auto,
             process_index: AutoOr::Auto,
             token_file: None,

@@ -172,7 +172,7 @@ impl Etcd {
         let put = wire::PutRequest { key: key.to_vec(), value: value.to_vec(), lease };
         let request = wire::TxnRequest {
             compare: vec![wire::Compare::is_absent(key)],
-            success: vec![wire::RequestOp { request: Some(wire::Op::Put(put)) }],
+            success: vec![wire::RequestOp { request: Some(wire::TxnOp::Put(put)) }],
         };
         let response: wire::TxnResponse = self.call("creating a key", method::TXN, request)?;
         // The answer to an earlier attempt may have been lost.

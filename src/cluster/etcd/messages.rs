@@ -97,12 +97,12 @@ impl Compare {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct RequestOp {
-    #[prost(oneof = "Op", tags = "2")]
-    pub request: Option<Op>,
+    #[prost(oneof = "TxnOp", tags = "2")]
+    pub request: Option<TxnOp>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub enum Op {
+pub enum TxnOp {
     #[prost(message, tag = "2")]
     Put(PutRequest),
 }
