@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::config::{MAX_BATCH, expand_home};
+use crate::config::{MAX_BATCH, StoreUrl, expand_home};
 
 /// Synchronous distributed training on XLA.
 #[derive(Debug, Parser)]
@@ -167,6 +167,9 @@ pub struct LaunchArgs {
     /// Where the coordinator listens, on host 0; needed with several hosts
     #[arg(long, value_name = "HOST:PORT")]
     pub coordinator: Option<String>,
+    /// etcd://HOST:PORT[,...]: keep values in etcd instead of the coordinator; hosts find the coordinator there too
+    #[arg(long, value_name = "URL", default_value = "builtin")]
+    pub store: StoreUrl,
     /// File with the token that all hosts share: at least 32 hexadecimal digits. Or set LOCKSTEP_TOKEN
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub token_file: Option<PathBuf>,
@@ -182,7 +185,7 @@ pub struct LaunchArgs {
     /// Directory for flight_recorder.jsonl: what each process did last, written when some fail
     #[arg(long, value_name = "DIR", value_parser = path())]
     pub record_dir: Option<PathBuf>,
-    /// Seconds within which all supervisors must have started
+    /// Seconds within which all supervisors must have started, or have come back after a failure
     #[arg(long, value_name = "SECS", default_value_t = 300.0)]
     pub start_within_secs: f64,
     /// What each process runs: train CONFIG ...

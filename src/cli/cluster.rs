@@ -7,17 +7,20 @@ use std::io::Read;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::cluster::environment::{Environment, Given, Known, Probe, metadata};
-use crate::cluster::{Cause, Member, MemberOptions, Secret};
-use crate::config::{AutoOr, Backend, Config};
+use crate::cluster::{Cause, Etcd, Member, MemberOptions, Secret};
+use crate::config::{AutoOr, Backend, Config, StoreUrl};
 use crate::launch::variable;
 use crate::observe::{Status, say};
 use crate::pjrt::{self, Process};
 use crate::train::{Error, Outcome};
+
+/// A call to etcd fails after this long. It may be restarted meanwhile.
+const ETCD_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Joins the other processes of the run; `None` if there is only one. Waits until all have joined.
 pub fn join(config: &Config) -> Result<Option<Member>> {
@@ -28,10 +31,18 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         index: environment.process_index.value,
         num_processes: environment.num_processes.value,
     };
-    let Some(coordinator) = environment.coordinator()?.map(str::to_owned) else { return Ok(None) };
     if process.num_processes == 1 {
         return Ok(None);
     }
+    let store = match variable_as::<String>(variable::STORE)? {
+        Some(text) => text.parse().map_err(|why| anyhow!("{}: {why}", variable::STORE))?,
+        None => cluster.store.clone(),
+    };
+    let etcd = etcd(&store)?;
+    let coordinator = match &etcd {
+        Some(_) => environment.coordinator.as_ref().map(|known| known.value.clone()),
+        None => environment.coordinator()?.map(str::to_owned),
+    };
     for contradiction in &environment.contradictions {
         say(&format!("warning: {contradiction}"));
     }
@@ -49,6 +60,7 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
     let heartbeat = Duration::from_secs_f64(cluster.heartbeat_secs);
     let member = Member::join(MemberOptions {
         coordinator,
+        etcd,
         job: env::var(variable::JOB).unwrap_or_else(|_| "lockstep".to_owned()),
         secret,
         generation: variable_as(variable::GENERATION)?,
@@ -107,6 +119,14 @@ fn find(config: &Config) -> Result<Option<Environment>> {
         metadata: &|name| if is_on_tpu { metadata(name) } else { None },
     };
     Ok(Environment::find(&probe, &given)?)
+}
+
+/// A client of the etcd that a store is, if it is one.
+pub fn etcd(store: &StoreUrl) -> Result<Option<Etcd>> {
+    match store {
+        StoreUrl::Builtin => Ok(None),
+        StoreUrl::Etcd(endpoints) => Ok(Some(Etcd::new(endpoints, None, ETCD_DEADLINE)?)),
+    }
 }
 
 fn variable_as<T: FromStr>(name: &str) -> Result<Option<T>> {

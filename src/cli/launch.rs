@@ -10,6 +10,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
 use super::args::LaunchArgs;
+use super::cluster::etcd;
 use crate::cluster::Secret;
 use crate::launch::{self, LaunchEnd, LaunchOptions, Requests, variable};
 use crate::observe::say;
@@ -23,6 +24,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         hosts,
         host_index,
         coordinator,
+        store,
         token_file,
         max_restarts,
         heartbeat_secs,
@@ -65,6 +67,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         num_hosts,
         host_index,
         coordinator,
+        etcd: etcd(&store)?.map(|etcd| (etcd, store.into())),
         max_restarts,
         heartbeat: seconds(heartbeat_secs, "--heartbeat-secs")?,
         stuck_after: stuck_after_secs

@@ -2,10 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use std::{fs, io, process, thread};
 
+use super::etcd::{Etcd, Registration, find_coordinator};
 use super::{
     Cause, Contact, Coordinator, CoordinatorOptions, Error, JoinOptions, Limits, LinkError,
     LinkOptions, Links, Overseer, Phase, Rendezvous, Secret, Session, StepTimes,
@@ -27,8 +28,10 @@ const LATE: Duration = Duration::from_millis(200);
 /// Which job a process joins, and as what.
 #[derive(Clone, Debug)]
 pub struct MemberOptions {
-    /// The coordinator, `HOST:PORT`.
-    pub coordinator: String,
+    /// The coordinator, `HOST:PORT`; `None`: its address is in etcd.
+    pub coordinator: Option<String>,
+    /// etcd as the store of the job; `None`: the coordinator keeps the values.
+    pub etcd: Option<Etcd>,
     /// The name of the job.
     pub job: String,
     /// What all processes of the job share.
@@ -82,6 +85,8 @@ pub struct Member {
     phase: Arc<Mutex<(Phase, u64)>>,
     /// Of process 0, if there is no supervisor.
     coordinator: Option<Arc<Coordinator>>,
+    /// Its entry in etcd. Ends after it.
+    _registration: Option<Arc<Registration>>,
 }
 
 impl Member {
@@ -90,18 +95,28 @@ impl Member {
     /// # Errors
     /// If the coordinator does not answer or refuses this process, or if another process is missing at the deadline.
     pub fn join(options: MemberOptions) -> Result<Self, MemberError> {
-        let address = |source| {
-            let address = options.coordinator.clone();
-            MemberError::Address { address, source }
-        };
         let process = options.process;
-        let coordinator = match options.own_heartbeat.filter(|_| process.index == 0) {
-            Some(heartbeat) => Some(own_coordinator(&options, heartbeat).map_err(address)?),
+        let began = Instant::now();
+        let (coordinator, registration) = match options.own_heartbeat.filter(|_| process.index == 0)
+        {
+            Some(heartbeat) => {
+                let (coordinator, registration) = own_coordinator(&options, heartbeat)?;
+                (Some(coordinator), registration)
+            }
+            None => (None, None),
+        };
+        let published = match &options.etcd {
+            Some(etcd) => {
+                let (job, secret) = (&options.job, &options.secret);
+                Some(find_coordinator(etcd, job, secret, None, options.deadline)?)
+            }
             None => None,
         };
-        let began = Instant::now();
+        let found = published.as_ref().map(|published| published.address.clone());
+        let contact = options.coordinator.clone().or(found).unwrap_or_default();
+        let address = |source| MemberError::Address { address: contact.clone(), source };
         let local = loop {
-            match local_address(&options.coordinator) {
+            match local_address(&contact) {
                 // The name of a host that is still being started.
                 Err(_) if began.elapsed() < options.deadline => {
                     thread::sleep(Duration::from_millis(500));
@@ -112,7 +127,7 @@ impl Member {
         let listener = TcpListener::bind((local, 0))?;
         let session = Session::join(JoinOptions {
             contact: Contact {
-                address: options.coordinator.clone(),
+                address: contact.clone(),
                 job: options.job.clone(),
                 secret: options.secret.clone(),
                 tls: None,
@@ -129,10 +144,22 @@ impl Member {
                 elapsed => options.deadline.saturating_sub(elapsed),
             },
         })?;
+        if let (Some(etcd), Some(published)) = (&options.etcd, published) {
+            session.use_etcd(etcd.clone(), &options.job, published.lease, options.say)?;
+        }
         let listener = Mutex::new(Some(listener));
         let rendezvous = OnceLock::new();
         let phase = Arc::new(Mutex::new((Phase::Start, 0)));
-        Ok(Self { process, options, session, listener, rendezvous, phase, coordinator })
+        Ok(Self {
+            process,
+            options,
+            session,
+            listener,
+            rendezvous,
+            phase,
+            coordinator,
+            _registration: registration,
+        })
     }
 
     /// This process among those of the job.
@@ -252,10 +279,17 @@ impl Member {
 }
 
 /// Starts the coordinator of a job without supervisors.
-fn own_coordinator(options: &MemberOptions, heartbeat: Duration) -> io::Result<Arc<Coordinator>> {
-    let local = local_address(&options.coordinator)?;
-    let port = options.coordinator.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
-    let listener = TcpListener::bind((local, port.unwrap_or(0)))?;
+fn own_coordinator(
+    options: &MemberOptions,
+    heartbeat: Duration,
+) -> Result<(Arc<Coordinator>, Option<Arc<Registration>>), MemberError> {
+    let first_endpoint = options.etcd.as_ref().map(Etcd::first_endpoint);
+    let wanted = options.coordinator.as_deref();
+    let remote = wanted.or(first_endpoint).unwrap_or_default();
+    let address = |source| MemberError::Address { address: remote.to_owned(), source };
+    let local = local_address(remote).map_err(address)?;
+    let port = wanted.and_then(|address| address.rsplit_once(':')?.1.parse().ok());
+    let listener = TcpListener::bind((local, port.unwrap_or(0))).map_err(address)?;
     let num_processes = options.process.num_processes;
     let mut own = CoordinatorOptions::new(&options.job, options.secret.clone(), num_processes);
     own.heartbeat = heartbeat;
@@ -264,19 +298,33 @@ fn own_coordinator(options: &MemberOptions, heartbeat: Duration) -> io::Result<A
     let limits = Limits { dead_after: own.dead_after, ..Limits::default() };
     let overseer = Overseer::new(limits, None, move |text| say(&format!("coordinator: {text}")));
     let coordinator = Arc::new(Coordinator::start(listener, own, overseer.clone())?);
+    let registration = match &options.etcd {
+        Some(etcd) => {
+            let address = wanted.map_or_else(|| coordinator.address().to_string(), str::to_owned);
+            Some(Arc::new(Registration::publish(etcd.clone(), &options.job, &address, say)?))
+        }
+        None => None,
+    };
     let checked = Arc::downgrade(&coordinator);
+    let checked_registration = registration.as_ref().map(Arc::downgrade);
     thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
         while let Some(coordinator) = checked.upgrade() {
             overseer.check(&coordinator);
+            if let Some(registration) = checked_registration.as_ref().and_then(Weak::upgrade) {
+                registration.check(&coordinator);
+            }
             drop(coordinator);
             thread::sleep(CHECK);
         }
     })?;
-    Ok(coordinator)
+    Ok((coordinator, registration))
 }
 
 /// The address of this machine on the way to another one, `HOST:PORT`. No packet is sent.
-fn local_address(remote: &str) -> io::Result<IpAddr> {
+///
+/// # Errors
+/// A host without an address, or no way to it.
+pub fn local_address(remote: &str) -> io::Result<IpAddr> {
     let unknown = || io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     let remote = remote.to_socket_addrs()?.next().ok_or_else(unknown)?;
     let any: SocketAddr = match remote {

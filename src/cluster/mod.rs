@@ -6,6 +6,7 @@
 //! | [`environment`] | which process this is, from what a launcher has set |
 //! | [`Coordinator`] | keeps membership, values and wishes of a job; runs in a supervisor or in process 0 |
 //! | [`Session`], [`SupervisorSession`] | a process's, and a supervisor's, side of it |
+//! | [`Etcd`], [`Registration`] | etcd instead of the coordinator's key-value store |
 //! | [`Member`] | a process of a job: its session, and its connections to the others |
 //! | [`Rendezvous`] | collectives that processes compute, connected by [`Links`] |
 //! | [`Watchdog`], [`FlightRecorder`] | who is dead, stuck or slow, and what each did last |
@@ -15,6 +16,7 @@ mod codec;
 mod coordinator;
 mod device_order;
 pub mod environment;
+mod etcd;
 mod flight_recorder;
 mod host_collectives;
 mod member;
@@ -30,9 +32,10 @@ mod wish;
 
 pub use coordinator::{Coordinator, CoordinatorOptions, JobChange, Watcher};
 pub use device_order::{PlacedDevice, device_order, fsdp_line};
+pub use etcd::{Etcd, EtcdError, Registration, published_address};
 pub use flight_recorder::FlightRecorder;
 pub use host_collectives::{LastProcess, LaunchWaits, LinkError, LinkOptions, Links, Rendezvous};
-pub use member::{DEAD_AFTER, Member, MemberError, MemberOptions, host_name};
+pub use member::{DEAD_AFTER, Member, MemberError, MemberOptions, host_name, local_address};
 pub use members::{Directive, GenerationEnd, Peer};
 pub use overseer::Overseer;
 pub use report::{Phase, PhaseChange, Report, StepTimes, thin};

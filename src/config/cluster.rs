@@ -15,6 +15,8 @@ pub struct ClusterConfig {
     /// The coordinator, `HOST:PORT`. Default: as the environment says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub coordinator: Option<String>,
+    /// Where processes exchange values. Default `builtin`.
+    pub store: StoreUrl,
     /// Number of processes. Default: as the environment says, or 1.
     pub num_processes: AutoOr<usize>,
     /// Index of this process, from 0. Default: as the environment says.
@@ -28,10 +30,64 @@ pub struct ClusterConfig {
     pub heartbeat_secs: f64,
 }
 
+/// Where the processes of a run exchange values, and find the coordinator.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum StoreUrl {
+    /// The coordinator keeps them.
+    #[default]
+    Builtin,
+    /// An etcd cluster, with these endpoints, `HOST:PORT`.
+    Etcd(Vec<String>),
+}
+
+impl TryFrom<String> for StoreUrl {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if text == "builtin" {
+            return Ok(Self::Builtin);
+        }
+        // Without the text: it may hold a password.
+        let wrong = || "a store is \"builtin\" or \"etcd://HOST:PORT[,HOST:PORT...]\"".to_owned();
+        let endpoints = text.strip_prefix("etcd://").ok_or_else(wrong)?;
+        let endpoints: Vec<_> = endpoints.split(',').map(str::to_owned).collect();
+        let is_plain = |text: &String| !text.contains(['@', '/', '?', '#', ' ']);
+        match endpoints.iter().all(|endpoint| is_host_and_port(endpoint) && is_plain(endpoint)) {
+            true => Ok(Self::Etcd(endpoints)),
+            false => Err(wrong()),
+        }
+    }
+}
+
+impl From<StoreUrl> for String {
+    fn from(store: StoreUrl) -> Self {
+        match store {
+            StoreUrl::Builtin => "builtin".to_owned(),
+            StoreUrl::Etcd(endpoints) => format!("etcd://{}", endpoints.join(",")),
+        }
+    }
+}
+
+impl std::str::FromStr for StoreUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.to_owned().try_into()
+    }
+}
+
+fn is_host_and_port(address: &str) -> bool {
+    address.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty() && port.parse().is_ok_and(|port: u16| port > 0)
+    })
+}
+
 impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
             coordinator: None,
+            store: StoreUrl::Builtin,
             num_processes: AutoOr::Auto,
             process_index: AutoOr::Auto,
             token_file: None,
@@ -65,11 +121,13 @@ impl Section for ClusterConfig {
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
         let keys: Self = reader.keys()?;
         if let Some(address) = &keys.coordinator {
-            let is_host_and_port = address.rsplit_once(':').is_some_and(|(host, port)| {
-                !host.is_empty() && port.parse().is_ok_and(|port: u16| port > 0)
-            });
             let allowed = "HOST:PORT";
-            reader.errors.check(require(is_host_and_port, "coordinator", address, allowed));
+            reader.errors.check(require(
+                is_host_and_port(address),
+                "coordinator",
+                address,
+                allowed,
+            ));
         }
         let (timeout, heartbeat) = (keys.join_timeout_secs, keys.heartbeat_secs);
         let is_time = timeout > 0.0 && timeout <= MAX_TIMEOUT_SECS;

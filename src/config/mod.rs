@@ -52,7 +52,7 @@ use toml::Table;
 pub use batch::{BatchError, BatchSplit};
 pub use check::CheckConfig;
 pub use checkpoint::{CheckpointConfig, OBJECT_SCHEMES};
-pub use cluster::ClusterConfig;
+pub use cluster::{ClusterConfig, StoreUrl};
 pub use data::{
     Cifar10Config, DataConfig, DigitsConfig, IdxConfig, ImageFolderConfig, OnBroken,
     SyntheticConfig, SyntheticTokensConfig, TextConfig, TokenType, TokensConfig,

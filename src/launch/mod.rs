@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
-use crate::cluster::{self, Secret};
+use crate::cluster::{self, Etcd, Secret};
 
 pub use supervisor::launch;
 
@@ -35,6 +35,8 @@ pub mod variable {
     pub const JOB: &str = "LOCKSTEP_JOB";
     /// What all processes share, as hexadecimal digits.
     pub const TOKEN: &str = "LOCKSTEP_TOKEN";
+    /// Where values are kept: `etcd://HOST:PORT`.
+    pub const STORE: &str = "LOCKSTEP_STORE";
     /// Process id of the supervisor.
     pub const SUPERVISOR: &str = "LOCKSTEP_SUPERVISOR";
 }
@@ -58,6 +60,8 @@ pub struct LaunchOptions {
     pub host_index: usize,
     /// Where the coordinator listens, `HOST:PORT`, if there are several hosts. It runs on the first.
     pub coordinator: Option<String>,
+    /// etcd as the store of the job, and its URL for the workers; `None`: the coordinator keeps the values.
+    pub etcd: Option<(Etcd, String)>,
     /// Restarts in a row without a new checkpoint.
     pub max_restarts: usize,
     /// Time between two reports of a worker.

@@ -13,7 +13,8 @@ use super::worker::{Worker, WorkerCommand, WorkerEnd, describe};
 use super::{LaunchEnd, LaunchError, LaunchOptions, Requests, variable};
 use crate::cluster::{
     Contact, Coordinator, CoordinatorOptions, DEAD_AFTER, Directive, Limits, Overseer,
-    SupervisorOptions, SupervisorSession, host_name,
+    Registration, SupervisorOptions, SupervisorSession, host_name, local_address,
+    published_address,
 };
 use crate::observe::say;
 
@@ -43,6 +44,20 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     let say_of_job = |text: &str| say(&format!("launch: {text}"));
     let overseer = Overseer::new(limits, options.record_dir.clone(), say_of_job);
     let (coordinator, address) = start_coordinator(options, overseer.clone())?;
+    let etcd = options.etcd.as_ref().map(|(etcd, _)| etcd);
+    let registration = match (etcd, &coordinator) {
+        (Some(etcd), Some(_)) => {
+            let publish = Registration::publish(etcd.clone(), &options.job, &address, say_of_job);
+            Some(publish?)
+        }
+        _ => None,
+    };
+    let address = match (etcd, address.is_empty()) {
+        (Some(etcd), true) => {
+            published_address(etcd, &options.job, &options.secret, options.start_within)?
+        }
+        _ => address,
+    };
     let num_local = num_processes / num_hosts;
     let first_process = host_index * num_local;
     let session = SupervisorSession::register(SupervisorOptions {
@@ -68,6 +83,7 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         address,
         session: &session,
         overseen: coordinator.as_ref().map(|coordinator| (&*overseer, coordinator)),
+        registration: registration.as_ref(),
         news,
         processes: first_process..first_process + num_local,
         workers: vec![],
@@ -79,6 +95,7 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     let ended = supervisor.run(&received);
     supervisor.kill();
     drop(coordinator);
+    drop(registration);
     ended
 }
 
@@ -91,7 +108,16 @@ fn start_coordinator(
     let address = match &options.coordinator {
         Some(address) => address.clone(),
         None if num_hosts == 1 => "127.0.0.1:0".to_owned(),
-        None => return Err(LaunchError::NoCoordinator { num_hosts }),
+        None => match &options.etcd {
+            // It is found in etcd.
+            Some(_) if host_index > 0 => return Ok((None, String::new())),
+            Some((etcd, _)) => {
+                let endpoint = etcd.first_endpoint();
+                let listen = |source| LaunchError::Listen { address: endpoint.to_owned(), source };
+                SocketAddr::new(local_address(endpoint).map_err(listen)?, 0).to_string()
+            }
+            None => return Err(LaunchError::NoCoordinator { num_hosts }),
+        },
     };
     if host_index > 0 {
         return Ok((None, address));
@@ -153,6 +179,8 @@ struct Supervisor<'a> {
     session: &'a SupervisorSession,
     /// On the first host.
     overseen: Option<(&'a Overseer, &'a Coordinator)>,
+    /// On the first host, if the job has etcd.
+    registration: Option<&'a Registration>,
     news: Sender<News>,
     processes: std::ops::Range<usize>,
     /// The workers that have not ended, with their index.
@@ -172,6 +200,9 @@ impl Supervisor<'_> {
             self.forward_signals();
             if let Some((overseer, coordinator)) = self.overseen {
                 overseer.check(coordinator);
+                if let Some(registration) = self.registration {
+                    registration.check(coordinator);
+                }
             }
             if self.kill_at.is_some_and(|at| at <= Instant::now()) {
                 self.kill();
@@ -212,7 +243,7 @@ impl Supervisor<'_> {
         (self.generation, self.kill_at) = (generation, None);
         let ends = self.forward_ends();
         for process_index in self.processes.clone() {
-            let environment = vec![
+            let mut environment = vec![
                 (variable::COORDINATOR, self.address.clone()),
                 (variable::PROCESS_INDEX, process_index.to_string()),
                 (variable::NUM_PROCESSES, self.options.num_processes.to_string()),
@@ -221,6 +252,9 @@ impl Supervisor<'_> {
                 (variable::TOKEN, self.options.secret.hex()),
                 (variable::SUPERVISOR, std::process::id().to_string()),
             ];
+            if let Some((_, url)) = &self.options.etcd {
+                environment.push((variable::STORE, url.clone()));
+            }
             let (program, arguments) = (&self.options.program, &self.options.arguments);
             let command = WorkerCommand { program, arguments, environment };
             let worker = Worker::start(command, (generation, process_index), &ends);

@@ -199,6 +199,27 @@ impl Coordinator {
         self.shared.with_job(|now, job| job.fail(now, failure));
     }
 
+    /// The lease of a process in the store has ended: it has shown no sign of life for `silent`. Fails the generation, unless
+    /// the process has left it or another one runs.
+    pub fn lost_lease(&self, generation: u64, process_index: usize, silent: Duration) {
+        self.shared.with_job(|now, job| {
+            let member = job.membership.member(process_index);
+            let is_in = member.is_some_and(|member| member.outcome.is_none());
+            if job.generation() != generation || !is_in {
+                return;
+            }
+            let name = job.membership.describe(process_index);
+            let secs = silent.as_secs();
+            let reason = format!(
+                "{name} is dead: its lease in etcd has ended, no sign of life for {secs} s"
+            );
+            job.fail(
+                now,
+                Failure { processes: vec![process_index], reason, kind: FailureKind::FirstHand },
+            );
+        });
+    }
+
     /// Waits up to `timeout` until the job has ended. `true` if it has.
     pub fn wait_until_ended(&self, timeout: Duration) -> bool {
         self.poll(timeout, JobState::has_ended)

@@ -238,14 +238,15 @@ where
 }
 
 /// The message of a status, and what caused it.
-fn describe(status: &Status) -> String {
+pub fn describe(status: &Status) -> String {
     match status.source() {
         Some(source) => with_sources(source),
         None => status.message().to_owned(),
     }
 }
 
-fn with_sources(error: &dyn std::error::Error) -> String {
+/// An error, and what caused it.
+pub fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

@@ -9,17 +9,20 @@ mod supervisor;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use prost::Message;
 use tokio::task::AbortHandle;
 
 pub use self::connection::Contact;
+pub(super) use self::connection::{describe, runtime, with_sources};
 pub use self::error::Error;
 pub use self::supervisor::{SupervisorOptions, SupervisorSession};
 
-use self::connection::{Connection, runtime};
+use self::connection::Connection;
 use self::life::Life;
+use super::etcd::{Etcd, EtcdError, GenerationStore};
 use super::members::{GenerationEnd, Peer};
 use super::messages::{self as wire, Ask, MAX_REQUEST_BYTES, Named, Reply, Why};
 use super::report::{Phase, StepTimes};
@@ -32,6 +35,9 @@ const POLL: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A process that fails or leaves waits this long for the coordinator.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
+/// Pauses between two questions to etcd.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const MAX_PAUSE: Duration = Duration::from_millis(200);
 /// Room for keys and names in a request.
 const MAX_VALUE_BYTES: usize = MAX_REQUEST_BYTES - (64 << 10);
 
@@ -75,6 +81,8 @@ pub struct Session(Arc<Handle>);
 struct Handle {
     life: Arc<Life>,
     tasks: [AbortHandle; 2],
+    /// `None`: the coordinator keeps the values.
+    store: Mutex<Option<Arc<GenerationStore>>>,
     generation: u64,
     process_index: usize,
     peers: Vec<Peer>,
@@ -109,12 +117,27 @@ impl Session {
         Ok(Self(Arc::new(Handle {
             life,
             tasks,
+            store: Mutex::default(),
             generation: joined.generation,
             process_index,
             peers: peers.rows.iter().map(Peer::from).collect(),
             history: joined.history.iter().map(GenerationEnd::from).collect(),
             rounds: Mutex::default(),
         })))
+    }
+
+    /// Keeps the values and gathers of this generation in etcd. `lease` is that of the job. To be called before they are used.
+    pub(super) fn use_etcd(
+        &self,
+        etcd: Etcd,
+        job: &str,
+        lease: i64,
+        say: fn(&str),
+    ) -> Result<(), Error> {
+        let (generation, process_index) = (self.generation(), self.process_index());
+        let store = GenerationStore::new(etcd, job, generation, lease, process_index, say)?;
+        *lock(&self.0.store) = Some(Arc::new(store));
+        Ok(())
     }
 
     /// The generation, from 1.
@@ -188,6 +211,12 @@ impl Session {
     /// If it is set, unless `overwrite`; if the value is too large; if the generation has ended.
     pub fn put(&self, key: &[u8], value: &[u8], overwrite: bool) -> Result<(), Error> {
         check_size(key.len() + value.len())?;
+        if let Some(store) = self.store() {
+            return match store.put(key, value, overwrite)? {
+                true => Ok(()),
+                false => Err(Error::KeyIsSet(text(key))),
+            };
+        }
         let ask = wire::Put { key: key.to_vec(), value: value.to_vec(), overwrite };
         match self.ask(Ask::Put(ask), Duration::ZERO) {
             // An earlier attempt may have arrived though its answer did not.
@@ -202,6 +231,10 @@ impl Session {
     /// # Errors
     /// If none does; if the generation has ended.
     pub fn get(&self, key: &[u8], timeout: Duration) -> Result<Vec<u8>, Error> {
+        if let Some(store) = self.store() {
+            let found = self.poll(timeout, || store.get(key))?;
+            return found.ok_or_else(|| Error::KeyNotSet(text(key)));
+        }
         let began = Instant::now();
         loop {
             let wait = timeout.saturating_sub(began.elapsed()).min(POLL);
@@ -229,6 +262,9 @@ impl Session {
     /// # Errors
     /// If the generation has ended.
     pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
+        if let Some(store) = self.store() {
+            return Ok(store.delete(key)?);
+        }
         match self.ask(Ask::Delete(wire::Delete { key: key.to_vec() }), Duration::ZERO) {
             Ok(_) => Ok(true),
             Err(Error::KeyNotSet(_)) => Ok(false),
@@ -262,6 +298,9 @@ impl Session {
             *next += 1;
             *next - 1
         };
+        if let Some(store) = self.store() {
+            return self.gather_in_etcd(&store, (name, round), &value, deadline);
+        }
         let began = Instant::now();
         loop {
             let wait = deadline.saturating_sub(began.elapsed()).min(POLL);
@@ -277,6 +316,55 @@ impl Session {
                 }
                 _ => return Err(unexpected()),
             }
+        }
+    }
+
+    fn gather_in_etcd(
+        &self,
+        store: &GenerationStore,
+        (name, round): (&str, u64),
+        value: &[u8],
+        deadline: Duration,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        store.contribute(name, round, value)?;
+        let num_processes = self.num_processes();
+        let mut arrived: Vec<usize> = vec![];
+        let gathered = self.poll(deadline, || {
+            let values = store.gathered(name, round)?;
+            arrived = values.iter().map(|(index, _)| *index).collect();
+            Ok((values.len() >= num_processes).then_some(values))
+        })?;
+        match gathered {
+            Some(values) => Ok(values.into_iter().map(|(_, value)| value).collect()),
+            None => {
+                let missing = (0..num_processes).filter(|index| !arrived.contains(index));
+                let missing: Vec<_> = missing.map(|index| format!("process {index}")).collect();
+                let (what, missing) = (format!("gathering {name:?}"), missing.join(", "));
+                Err(Error::Deadline { what, missing, secs: deadline.as_secs() })
+            }
+        }
+    }
+
+    /// Asks etcd until there is a value, up to `timeout` or the end of the generation.
+    fn poll<T>(
+        &self,
+        timeout: Duration,
+        mut ask: impl FnMut() -> Result<Option<T>, EtcdError>,
+    ) -> Result<Option<T>, Error> {
+        let (began, mut pause) = (Instant::now(), FIRST_PAUSE);
+        loop {
+            if let Some(reason) = self.ended() {
+                return Err(Error::Ended(reason));
+            }
+            if let Some(found) = ask()? {
+                return Ok(Some(found));
+            }
+            let left = timeout.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            thread::sleep(pause.min(left));
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 
@@ -319,7 +407,13 @@ impl Session {
         let life = Arc::clone(self.life());
         block(async move { life.last(ask, LAST_PATIENCE).await })?;
         self.0.tasks.iter().for_each(AbortHandle::abort);
+        // The coordinator knows that this process has left, so that its lease may end.
+        lock(&self.0.store).take();
         Ok(())
+    }
+
+    fn store(&self) -> Option<Arc<GenerationStore>> {
+        lock(&self.0.store).clone()
     }
 
     fn life(&self) -> &Arc<Life> {
@@ -350,6 +444,11 @@ impl KeyValueStore for Session {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), KeyValueError> {
         Ok(Self::put(self, key, value, false)?)
     }
+}
+
+/// Opens a session and lets it end: `Ok` if the coordinator of the job answers there.
+pub(super) fn can_open(contact: Contact, deadline: Duration) -> Result<(), Error> {
+    block(async move { Connection::open(contact, deadline).await.map(drop) })
 }
 
 /// Joins until all have, or the deadline.

@@ -267,6 +267,7 @@ pub(super) const KEYS: &[KeyRow] = &[
     CHECKPOINT.key("keep_every", ANY_COUNT, "steps", Value("0"), "Checkpoints after a multiple of this many steps are kept as well; 0 for none."),
     CHECKPOINT.key("keep_best", Bool, "", Value("false"), "Save a checkpoint after each evaluation that is better than all before, and keep it until a better one. The best has the highest accuracy or, if the model has none, the lowest loss."),
     CLUSTER.key("coordinator", Other("`HOST:PORT`"), "", Absent("as the environment says"), "The coordinator through which the processes find each other. If no `lockstep launch` runs it, process 0 does."),
+    CLUSTER.key("store", Other("`\"builtin\"` or `\"etcd://HOST:PORT[,HOST:PORT...]\"`"), "", Value("\"builtin\""), "Where the processes exchange values: the coordinator, or an etcd cluster. With etcd they also find the coordinator there, so that `coordinator` need not be set."),
     CLUSTER.key("num_processes", AutoOrInteger(1, Some(MAX_PROCESSES)), "processes", Value("\"auto\""), "Number of processes; `\"auto\"` is as the environment says, or 1. It must divide the replicas of the mesh."),
     CLUSTER.key("process_index", AutoOrInteger(0, None), "", Value("\"auto\""), "Index of this process, below `num_processes`; `\"auto\"` is as the environment says."),
     CLUSTER.key("token_file", PATH, "", Absent("the environment variable `LOCKSTEP_TOKEN`"), "A file with the token that the processes share: at least 32 hexadecimal digits, the same in all. Without it nobody is answered."),

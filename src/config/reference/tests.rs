@@ -16,6 +16,11 @@ use crate::config::{Config, SECTIONS};
 /// What stands for [`Kind::Other`]: some values that are taken, and some that are not.
 const SAMPLES: &[(&str, &[&str], &[&str])] = &[
     ("`HOST:PORT`", &["\"host:1\"", "\"[::1]:65535\""], &["\"host\"", "\"host:0\"", "\":1\"", "1"]),
+    (
+        "`\"builtin\"` or `\"etcd://HOST:PORT[,HOST:PORT...]\"`",
+        &["\"builtin\"", "\"etcd://a:1\"", "\"etcd://a:1,[::1]:2379\""],
+        &["\"etcd://a\"", "\"etcd://u:p@a:1\"", "\"etcd://a:1,\"", "\"http://a:1\"", "\"\"", "1"],
+    ),
     ("path", &["\"a\"", "\"/a/b\""], &["1"]),
     ("file name", &["\"a\""], &["1"]),
     ("list of patterns", &["[]", "[\"*.bias\", \"a?\"]"], &["[\"[\"]", "\"*\""]),
