@@ -359,6 +359,23 @@ fn a_coordinator_that_stops_says_so_and_one_that_vanishes_is_noticed() {
     assert!(began.elapsed() < 4 * SECOND, "{:?}", began.elapsed());
 }
 
+/// A process that fails soon after its first checkpoint has made progress.
+#[test]
+fn the_first_checkpoint_is_reported_at_once() {
+    let cluster = Cluster::with(1, |options| {
+        options.heartbeat = 60 * SECOND;
+        options.dead_after = 240 * SECOND;
+    });
+    let session = cluster.join_all().remove(0);
+    let num_reports = || cluster.log.reports.lock().unwrap().len();
+    wait_for("the first heartbeat", || num_reports() == 1);
+    session.saved(3);
+    wait_for("another one", || num_reports() == 2);
+    session.saved(4);
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(num_reports(), 2, "only the first one is urgent");
+}
+
 #[test]
 fn reports_arrive() {
     let cluster = Cluster::start(1);
@@ -463,13 +480,17 @@ fn supervisors_restart_what_failed() {
         supervisor.child_ended(2, host, "exit status: 0", Some(0)).unwrap();
     }
     for host in 0..2 {
-        assert_eq!(next(host), Directive::End { is_success: true, text: "done".to_owned() });
+        let end = Directive::End { is_success: true, text: "done".to_owned(), signal: 0 };
+        assert_eq!(next(host), end);
     }
 }
 
 #[test]
 fn a_supervisor_that_vanishes_ends_the_job() {
-    let cluster = Cluster::with(2, |options| options.num_hosts = Some(2));
+    let cluster = Cluster::with(2, |options| {
+        options.num_hosts = Some(2);
+        options.start_within = SECOND;
+    });
     let supervisors = [cluster.supervise(0, 2), cluster.supervise(1, 2)];
     let [first, second] = supervisors;
     drop(second);
@@ -480,7 +501,7 @@ fn a_supervisor_that_vanishes_ends_the_job() {
             first.child_ended(1, 0, "killed by signal 9", None).unwrap();
         }
     }
-    let Some(Directive::End { is_success: false, text }) = directives.last() else { panic!() };
+    let Some(Directive::End { is_success: false, text, .. }) = directives.last() else { panic!() };
     assert!(text.starts_with("the supervisor on host1 has not been heard of for 1 s"), "{text}");
     assert_eq!(directives.len(), 3);
 }

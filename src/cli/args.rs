@@ -173,6 +173,15 @@ pub struct LaunchArgs {
     /// File with the token that all hosts share: at least 32 hexadecimal digits. Or set LOCKSTEP_TOKEN
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub token_file: Option<PathBuf>,
+    /// PEM file with the authority that has signed the coordinator's certificate: TLS to the coordinator; on all hosts
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub tls_ca: Option<PathBuf>,
+    /// PEM file with the coordinator's certificate; on host 0
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub tls_certificate: Option<PathBuf>,
+    /// PEM file with the private key of the certificate; on host 0
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub tls_key: Option<PathBuf>,
     /// Restarts in a row without a new checkpoint, after which the job fails
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub max_restarts: usize,

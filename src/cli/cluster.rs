@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::cluster::environment::{Environment, Given, Known, Probe, metadata};
-use crate::cluster::{Cause, Etcd, Member, MemberOptions, Secret};
+use crate::cluster::{Cause, Etcd, Member, MemberOptions, Secret, TlsFiles};
 use crate::config::{AutoOr, Backend, Config, StoreUrl};
 use crate::launch::variable;
 use crate::observe::{Status, say};
@@ -57,20 +57,41 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
             )
         })?,
     };
+    let files = TlsFiles {
+        authority: env::var_os(variable::TLS_CA).map(Into::into).or(cluster.tls_ca.clone()),
+        certificate: cluster.tls_certificate.clone(),
+        key: cluster.tls_key.clone(),
+    };
+    let tls = files.read(!is_supervised && process.index == 0)?;
     let heartbeat = Duration::from_secs_f64(cluster.heartbeat_secs);
     let member = Member::join(MemberOptions {
         coordinator,
         etcd,
         job: env::var(variable::JOB).unwrap_or_else(|_| "lockstep".to_owned()),
         secret,
+        tls,
         generation: variable_as(variable::GENERATION)?,
         process,
         program: program(config)?,
         deadline: Duration::from_secs_f64(cluster.join_timeout_secs),
         own_heartbeat: (!is_supervised).then_some(heartbeat),
+        gpus: own_gpus(config, &environment),
         say,
     });
     Ok(Some(member?))
+}
+
+/// The GPU of this process, if it is one of several on its host. `None` if it may use all that it sees: it is alone, its launcher
+/// shows it only its own, or the configuration chooses.
+fn own_gpus(config: &Config, environment: &Environment) -> Option<Vec<usize>> {
+    const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+    let shares_its_host = environment.num_local_processes.as_ref()?.value > 1;
+    let is_chosen = config.device.options.contains_key("visible_devices");
+    let is_only_one = env::var(VISIBLE).is_ok_and(|devices| !devices.contains(','));
+    if config.device.backend != Backend::Cuda || !shares_its_host || is_chosen || is_only_one {
+        return None;
+    }
+    Some(vec![environment.local_process_index.as_ref()?.value])
 }
 
 /// Leaves the other processes after the run, and tells them if it has failed here.

@@ -1,17 +1,19 @@
 //! `lockstep launch`.
 
+use std::fs;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
 use super::args::LaunchArgs;
 use super::cluster::etcd;
-use crate::cluster::Secret;
+use super::wrong_usage;
+use crate::cluster::{Secret, TlsFiles};
 use crate::launch::{self, LaunchEnd, LaunchOptions, Requests, variable};
 use crate::observe::say;
 
@@ -26,6 +28,9 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         coordinator,
         store,
         token_file,
+        tls_ca,
+        tls_certificate,
+        tls_key,
         max_restarts,
         heartbeat_secs,
         stuck_after_secs,
@@ -34,35 +39,50 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         command,
     } = args;
     if command.first().is_none_or(|first| first != "train") {
-        bail!("what is launched is a training run: lockstep launch [OPTIONS] -- train CONFIG ...");
+        let text =
+            "what is launched is a training run: lockstep launch [OPTIONS] -- train CONFIG ...";
+        return Err(wrong_usage(text));
     }
     let num_hosts = hosts.get();
     if host_index >= num_hosts {
-        bail!(
+        return Err(wrong_usage(&format!(
             "--host-index {host_index} is not one of {num_hosts} hosts; they are numbered from 0"
-        );
+        )));
     }
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let num_processes = num_processes.map_or(cores * num_hosts, usize::from);
     let num_local = num_processes / num_hosts;
     if num_local > MAX_PER_CORE * cores {
-        bail!(
+        return Err(wrong_usage(&format!(
             "{num_local} processes on this host are more than {MAX_PER_CORE} for each of its {cores} cores; lower \
              --num-processes"
-        );
+        )));
     }
     let secret = match &token_file {
         Some(path) => Secret::from_file(path)?,
         None if std::env::var_os(variable::TOKEN).is_some() => Secret::from_env(variable::TOKEN)?,
         None if num_hosts == 1 => Secret::random().context("cannot make a token")?,
-        None => bail!("several hosts need the same token: set --token-file, or LOCKSTEP_TOKEN"),
+        None => {
+            let text = "several hosts need the same token: set --token-file, or LOCKSTEP_TOKEN";
+            return Err(wrong_usage(text));
+        }
     };
+    // Workers may have another working directory.
+    let authority = tls_ca.map(std::path::absolute).transpose()?;
+    let files =
+        TlsFiles { authority: authority.clone(), certificate: tls_certificate, key: tls_key };
+    let tls = files.read(host_index == 0)?;
+    if let Some(dir) = &record_dir {
+        let writable = fs::create_dir_all(dir).and_then(|()| tempfile::tempfile_in(dir));
+        writable.with_context(|| format!("--record-dir {} cannot be written to", dir.display()))?;
+    }
     let requests = watch()?;
     let options = LaunchOptions {
         program: std::env::current_exe().context("cannot find this program")?,
         arguments: command,
         job: std::env::var(variable::JOB).unwrap_or_else(|_| "lockstep".to_owned()),
         secret,
+        tls: (tls, authority),
         num_processes,
         num_hosts,
         host_index,
@@ -89,7 +109,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
 fn seconds(secs: f64, name: &str) -> Result<Duration> {
     match Duration::try_from_secs_f64(secs) {
         Ok(time) if (0.01..=1e6).contains(&secs) => Ok(time),
-        _ => bail!("{name} {secs} must be a number of seconds, 0.01 to 1e6"),
+        _ => Err(wrong_usage(&format!("{name} {secs} must be a number of seconds, 0.01 to 1e6"))),
     }
 }
 

@@ -29,7 +29,8 @@ use std::time::Instant;
 
 use ::hlo::{Axis, Mesh};
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use models::Model;
 
 use crate::config::{Config, shorten_words};
@@ -50,11 +51,19 @@ pub fn main(started: Instant) -> ExitCode {
     let ran = signals::keep_on_long_files().map_err(anyhow::Error::from);
     match ran.and_then(|()| run(args.command, started)) {
         Ok(code) => code,
-        Err(error) => {
-            say(&format!("error: {}", in_words(&error)));
-            ExitCode::FAILURE
-        }
+        Err(error) => match error.downcast_ref() {
+            Some(error) => usage(error),
+            None => {
+                say(&format!("error: {}", in_words(&error)));
+                ExitCode::FAILURE
+            }
+        },
     }
+}
+
+/// An error in the arguments that only the command finds: exit code 2.
+fn wrong_usage(text: &str) -> anyhow::Error {
+    Args::command().error(ErrorKind::ValueValidation, text).into()
 }
 
 /// Prints help, or what is wrong with the arguments.

@@ -76,6 +76,9 @@ impl FlightRecorder {
     pub fn record(&mut self, report: &Report, arrived: Instant) {
         let Some(process) = self.processes.get_mut(report.process_index) else { return };
         process.last_report = Some(arrived);
+        if !report.replicas.is_empty() {
+            process.name.replicas = report.replicas.clone();
+        }
         for change in &report.changes {
             let at = arrived.checked_sub(change.ago).unwrap_or(arrived);
             process.changes.push_back((at, change.phase, change.step));
@@ -173,6 +176,7 @@ mod tests {
 
     fn report(process_index: usize, changes: Vec<PhaseChange>) -> Report {
         Report {
+            replicas: 0..0,
             process_index,
             phase: Phase::Data,
             step: 0,

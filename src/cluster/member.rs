@@ -9,7 +9,7 @@ use std::{fs, io, process, thread};
 use super::etcd::{Etcd, Registration, find_coordinator};
 use super::{
     Cause, Contact, Coordinator, CoordinatorOptions, Error, JoinOptions, Limits, LinkError,
-    LinkOptions, Links, Overseer, Phase, Rendezvous, Secret, Session, StepTimes,
+    LinkOptions, Links, Overseer, Phase, Rendezvous, Secret, Session, StepTimes, Tls,
 };
 use crate::pjrt::{KeyValueStore, Process};
 
@@ -36,6 +36,8 @@ pub struct MemberOptions {
     pub job: String,
     /// What all processes of the job share.
     pub secret: Secret,
+    /// Certificates of the coordinator.
+    pub tls: Tls,
     /// The attempt at the job that this process was started for; `None` for the one that is forming.
     pub generation: Option<u64>,
     /// This process.
@@ -46,6 +48,8 @@ pub struct MemberOptions {
     pub deadline: Duration,
     /// The time between heartbeats, if there is no supervisor. Then process 0 runs the coordinator.
     pub own_heartbeat: Option<Duration>,
+    /// The GPUs that this process uses, if it shares its host with others; `None` for all.
+    pub gpus: Option<Vec<usize>>,
     /// Told what the user should know.
     pub say: fn(&str),
 }
@@ -108,7 +112,8 @@ impl Member {
         let published = match &options.etcd {
             Some(etcd) => {
                 let (job, secret) = (&options.job, &options.secret);
-                Some(find_coordinator(etcd, job, secret, None, options.deadline)?)
+                let authority = options.tls.authority.as_deref();
+                Some(find_coordinator(etcd, job, secret, authority, options.deadline)?)
             }
             None => None,
         };
@@ -130,7 +135,7 @@ impl Member {
                 address: contact.clone(),
                 job: options.job.clone(),
                 secret: options.secret.clone(),
-                tls: None,
+                tls: options.tls.authority.clone(),
             },
             generation: options.generation,
             process_index: process.index,
@@ -165,6 +170,11 @@ impl Member {
     /// This process among those of the job.
     pub fn process(&self) -> Process {
         self.process
+    }
+
+    /// The GPUs that it uses; `None` for all of its host.
+    pub fn gpus(&self) -> Option<&[usize]> {
+        self.options.gpus.as_deref()
     }
 
     /// Its session with the coordinator.
@@ -292,6 +302,7 @@ fn own_coordinator(
     let listener = TcpListener::bind((local, port.unwrap_or(0))).map_err(address)?;
     let num_processes = options.process.num_processes;
     let mut own = CoordinatorOptions::new(&options.job, options.secret.clone(), num_processes);
+    own.tls.clone_from(&options.tls.identity);
     own.heartbeat = heartbeat;
     own.dead_after = heartbeat * DEAD_AFTER;
     let say = options.say;

@@ -47,6 +47,8 @@ pub enum Directive {
         is_success: bool,
         /// How the run ended, or why it failed.
         text: String,
+        /// The number of the signal by which a process was asked to stop; 0 for none.
+        signal: u32,
     },
 }
 
@@ -74,7 +76,9 @@ impl Directive {
             Self::Kill { generation, reason } => {
                 DirectiveKind::Kill(wire::Kill { generation, reason })
             }
-            Self::End { is_success, text } => DirectiveKind::End(wire::JobEnd { is_success, text }),
+            Self::End { is_success, text, signal } => {
+                DirectiveKind::End(wire::JobEnd { is_success, text, signal })
+            }
         };
         DirectiveRow { kind: Some(kind) }
     }
@@ -85,7 +89,9 @@ impl Directive {
             DirectiveKind::Kill(wire::Kill { generation, reason }) => {
                 Self::Kill { generation, reason }
             }
-            DirectiveKind::End(wire::JobEnd { is_success, text }) => Self::End { is_success, text },
+            DirectiveKind::End(wire::JobEnd { is_success, text, signal }) => {
+                Self::End { is_success, text, signal }
+            }
         })
     }
 }

@@ -4,6 +4,7 @@
 //! A connection begins with [`Challenge`] and [`Hello`]. Everything after that is a [`CallBody`] in a [`Sealed`] envelope,
 //! answered by a [`ReplyBody`] in another one. The paths of the three gRPC methods are in [`method`].
 
+use std::ops::Range;
 use std::time::Duration;
 
 use prost::{Message, Oneof};
@@ -191,6 +192,11 @@ pub(super) struct Heartbeat {
     /// Step of the newest complete checkpoint that this process knows of.
     #[prost(uint64, optional, tag = "8")]
     pub saved_step: Option<u64>,
+    /// Global numbers.
+    #[prost(uint32, tag = "9")]
+    pub first_replica: u32,
+    #[prost(uint32, tag = "10")]
+    pub num_replicas: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -352,6 +358,7 @@ pub(super) enum Why {
     NotFound = 1,
     AlreadyExists = 2,
     Full = 3,
+    Occupied = 4,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -477,6 +484,8 @@ pub(super) struct JobEnd {
     pub is_success: bool,
     #[prost(string, tag = "2")]
     pub text: String,
+    #[prost(uint32, tag = "3")]
+    pub signal: u32,
 }
 
 pub(super) fn micros(duration: Duration) -> u64 {
@@ -499,7 +508,15 @@ impl Heartbeat {
             changes: report.changes.iter().map(ChangeRow::from).collect(),
             extend,
             saved_step,
+            first_replica: index(&report.replicas.start).unwrap_or(0),
+            num_replicas: index(&report.replicas.len()).unwrap_or(0),
         }
+    }
+
+    /// The replicas of the process; empty while it does not know them.
+    pub fn replicas(&self) -> Range<usize> {
+        let first = self.first_replica as usize;
+        first..first + self.num_replicas as usize
     }
 
     /// The report of process `process_index`. A phase of another version of the program counts as [`Phase::Start`].
@@ -518,6 +535,7 @@ impl Heartbeat {
         };
         Report {
             process_index,
+            replicas: self.replicas(),
             phase: phase(self.phase),
             step: self.step,
             in_phase: micros(self.in_phase_us),
@@ -554,6 +572,7 @@ mod tests {
     fn a_report_survives_the_way() {
         let report = Report {
             process_index: 3,
+            replicas: 6..8,
             phase: Phase::Collective,
             step: 7,
             in_phase: Duration::from_micros(1500),

@@ -27,6 +27,7 @@ mod report;
 mod seal;
 mod secret;
 mod session;
+mod tls;
 mod watchdog;
 mod wish;
 
@@ -43,5 +44,6 @@ pub use secret::{Secret, SecretError};
 pub use session::{
     Cause, Contact, Error, JoinOptions, Session, SupervisorOptions, SupervisorSession,
 };
+pub use tls::{Tls, TlsError, TlsFiles};
 pub use watchdog::{Culprit, Limits, Verdict, Watchdog, WorkerName};
 pub use wish::{AgreedWish, Wish};

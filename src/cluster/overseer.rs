@@ -142,11 +142,12 @@ impl Watcher for Overseer {
                 state.failed = Some(Instant::now());
                 let watched = state.watched.take();
                 drop(state);
-                let (generation, step) = (end.generation, end.step);
-                (self.say)(&format!(
-                    "generation {generation} failed in step {step}: {}",
-                    end.reason
-                ));
+                let generation = end.generation;
+                let place = match end.step {
+                    0 => "at its start".to_owned(),
+                    step => format!("in step {step}"),
+                };
+                (self.say)(&format!("generation {generation} failed {place}: {}", end.reason));
                 if let Some(watched) = watched {
                     self.write_record(&watched, &end.processes);
                 }

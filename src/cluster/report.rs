@@ -4,6 +4,7 @@
 //! which the report arrived, so the clocks of hosts need not agree.
 
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 /// What a process is doing.
@@ -111,6 +112,8 @@ pub struct PhaseChange {
 pub struct Report {
     /// Index of the process in the job.
     pub process_index: usize,
+    /// Its replicas, in global numbers; empty while it does not know them.
+    pub replicas: Range<usize>,
     /// What it does now.
     pub phase: Phase,
     /// Index of the step that it is in, or that comes next.

@@ -24,6 +24,15 @@ pub struct ClusterConfig {
     /// A file with the token that all processes share. Default: the environment variable `LOCKSTEP_TOKEN`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
+    /// PEM file with the authority that has signed the coordinator's certificate. Default: no TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_ca: Option<PathBuf>,
+    /// PEM file with the certificate of the coordinator, for process 0 if it runs the coordinator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_certificate: Option<PathBuf>,
+    /// PEM file with the key of the certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_key: Option<PathBuf>,
     /// Seconds within which all processes must have started. Default 300.
     pub join_timeout_secs: f64,
     /// Seconds between two reports of a process to the coordinator. Default 2.
@@ -91,6 +100,9 @@ impl Default for ClusterConfig {
             num_processes: AutoOr::Auto,
             process_index: AutoOr::Auto,
             token_file: None,
+            tls_ca: None,
+            tls_certificate: None,
+            tls_key: None,
             join_timeout_secs: 300.0,
             heartbeat_secs: 2.0,
         }

@@ -264,8 +264,15 @@ impl Config {
             _ => None,
         };
         self.checkpoint.dir = expand_home(&self.checkpoint.dir);
-        let token = self.cluster.token_file.as_mut().map(|path| ("cluster.token_file", path));
-        let others = backend.into_iter().chain(token);
+        let cluster = &mut self.cluster;
+        let files = [
+            ("cluster.token_file", &mut cluster.token_file),
+            ("cluster.tls_ca", &mut cluster.tls_ca),
+            ("cluster.tls_certificate", &mut cluster.tls_certificate),
+            ("cluster.tls_key", &mut cluster.tls_key),
+        ];
+        let files = files.into_iter().filter_map(|(key, path)| Some((key, path.as_mut()?)));
+        let others = backend.into_iter().chain(files);
         let data =
             self.data.paths_mut().into_iter().map(|(key, path)| (format!("data.{key}"), path));
         for (key, path) in data.chain(others.map(|(key, path)| (key.to_owned(), path))) {

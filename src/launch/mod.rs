@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
-use crate::cluster::{self, Etcd, Secret};
+use crate::cluster::{self, Etcd, Secret, Tls};
 
 pub use supervisor::launch;
 
@@ -29,6 +29,10 @@ pub mod variable {
     pub const PROCESS_INDEX: &str = "LOCKSTEP_PROCESS_INDEX";
     /// Number of processes.
     pub const NUM_PROCESSES: &str = "LOCKSTEP_NUM_PROCESSES";
+    /// Index of the process among those on its host.
+    pub const LOCAL_PROCESS_INDEX: &str = "LOCKSTEP_LOCAL_PROCESS_INDEX";
+    /// Number of processes on the host.
+    pub const NUM_LOCAL_PROCESSES: &str = "LOCKSTEP_NUM_LOCAL_PROCESSES";
     /// The attempt at the job.
     pub const GENERATION: &str = "LOCKSTEP_GENERATION";
     /// The name of the job.
@@ -37,6 +41,8 @@ pub mod variable {
     pub const TOKEN: &str = "LOCKSTEP_TOKEN";
     /// Where values are kept: `etcd://HOST:PORT`.
     pub const STORE: &str = "LOCKSTEP_STORE";
+    /// File with the authority of the coordinator's certificate.
+    pub const TLS_CA: &str = "LOCKSTEP_TLS_CA";
     /// Process id of the supervisor.
     pub const SUPERVISOR: &str = "LOCKSTEP_SUPERVISOR";
 }
@@ -48,6 +54,8 @@ pub struct LaunchOptions {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
+    /// Certificates of the coordinator, and the file with the authority, for the workers.
+    pub tls: (Tls, Option<PathBuf>),
     /// The name of the job.
     pub job: String,
     /// What all processes share.

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use super::worker::{Worker, WorkerCommand, WorkerEnd, describe};
 use super::{LaunchEnd, LaunchError, LaunchOptions, Requests, variable};
 use crate::cluster::{
-    Contact, Coordinator, CoordinatorOptions, DEAD_AFTER, Directive, Limits, Overseer,
+    self, Contact, Coordinator, CoordinatorOptions, DEAD_AFTER, Directive, Limits, Overseer,
     Registration, SupervisorOptions, SupervisorSession, host_name, local_address,
     published_address,
 };
@@ -25,6 +25,8 @@ const SIGTERM: usize = 15;
 const POLL: Duration = Duration::from_millis(50);
 /// Workers of a failed generation may end by themselves within this time: they still write why.
 const GRACE: Duration = Duration::from_millis(500);
+/// One attempt to reach the coordinator again.
+const ATTEMPT: Duration = Duration::from_secs(1);
 
 /// Runs the workers of this host until the job ends.
 ///
@@ -54,18 +56,20 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     };
     let address = match (etcd, address.is_empty()) {
         (Some(etcd), true) => {
-            published_address(etcd, &options.job, &options.secret, options.start_within)?
+            let authority = options.tls.0.authority.as_deref();
+            let within = options.start_within;
+            published_address(etcd, &options.job, &options.secret, authority, within)?
         }
         _ => address,
     };
     let num_local = num_processes / num_hosts;
     let first_process = host_index * num_local;
-    let session = SupervisorSession::register(SupervisorOptions {
+    let own = SupervisorOptions {
         contact: Contact {
             address: address.clone(),
             job: options.job.clone(),
             secret: options.secret.clone(),
-            tls: None,
+            tls: options.tls.0.authority.clone(),
         },
         host_index,
         num_hosts,
@@ -73,15 +77,16 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         first_process,
         num_local,
         deadline: options.start_within,
-    })?;
+    };
+    let session = Arc::new(register(&own)?);
     let (news, received) = mpsc::channel();
-    let session = Arc::new(session);
     forward_directives(session.clone(), news.clone());
     let mut supervisor = Supervisor {
         options,
         requests,
         address,
-        session: &session,
+        own,
+        session,
         overseen: coordinator.as_ref().map(|coordinator| (&*overseer, coordinator)),
         registration: registration.as_ref(),
         news,
@@ -90,13 +95,30 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         generation: 0,
         kill_at: None,
         forwarded: 0,
-        stopped: 0,
     };
     let ended = supervisor.run(&received);
     supervisor.kill();
     drop(coordinator);
     drop(registration);
     ended
+}
+
+/// Registers this host. Waits while another supervisor has its place: that one may have been killed a moment ago.
+fn register(own: &SupervisorOptions) -> Result<SupervisorSession, cluster::Error> {
+    let until = Instant::now() + own.deadline;
+    let mut has_said = false;
+    loop {
+        match SupervisorSession::register(own.clone()) {
+            Err(cluster::Error::Occupied(text)) if Instant::now() < until => {
+                if !std::mem::replace(&mut has_said, true) {
+                    let secs = own.deadline.as_secs_f64();
+                    say(&format!("launch: {text}; waiting up to {secs} s until it is gone"));
+                }
+                thread::sleep(ATTEMPT);
+            }
+            registered => return registered,
+        }
+    }
 }
 
 /// Starts the coordinator on the first host. Returns its address for this host.
@@ -127,6 +149,7 @@ fn start_coordinator(
     let secret = options.secret.clone();
     let mut own = CoordinatorOptions::new(&options.job, secret, options.num_processes);
     own.num_hosts = Some(num_hosts);
+    own.tls.clone_from(&options.tls.0.identity);
     own.heartbeat = options.heartbeat;
     own.dead_after = options.heartbeat * DEAD_AFTER;
     own.start_within = options.start_within;
@@ -148,8 +171,8 @@ fn bind(address: &str) -> std::io::Result<TcpListener> {
 enum News {
     Ended(WorkerEnd),
     Directive(Directive),
-    /// The coordinator is gone.
-    Lost(crate::cluster::Error),
+    /// The coordinator is gone, or has forgotten this supervisor.
+    Lost(cluster::Error),
 }
 
 /// Asks for directives as long as somebody hears the news.
@@ -176,7 +199,8 @@ struct Supervisor<'a> {
     options: &'a LaunchOptions,
     requests: &'a Requests,
     address: String,
-    session: &'a SupervisorSession,
+    own: SupervisorOptions,
+    session: Arc<SupervisorSession>,
     /// On the first host.
     overseen: Option<(&'a Overseer, &'a Coordinator)>,
     /// On the first host, if the job has etcd.
@@ -190,8 +214,6 @@ struct Supervisor<'a> {
     kill_at: Option<Instant>,
     /// The number of the signal that was passed on to the workers; 0 for none.
     forwarded: usize,
-    /// The number of a signal that a worker says it was stopped by; 0 for none.
-    stopped: usize,
 }
 
 impl Supervisor<'_> {
@@ -209,14 +231,14 @@ impl Supervisor<'_> {
             }
             let Ok(news) = received.recv_timeout(POLL) else { continue };
             match news {
-                News::Ended(end) => self.ended(&end)?,
+                News::Ended(end) => self.ended(&end),
                 News::Directive(Directive::Start { generation }) => self.start(generation)?,
                 News::Directive(Directive::Kill { .. }) => {
                     self.kill_at = Some(Instant::now() + GRACE);
                 }
-                News::Directive(Directive::End { is_success, text }) => {
+                News::Directive(Directive::End { is_success, text, signal }) => {
                     let signal = match self.requests.stop.load(Ordering::Relaxed) {
-                        0 => self.stopped,
+                        0 => signal as usize,
                         signal => signal,
                     };
                     return Ok(match (is_success, &*text, signal) {
@@ -227,7 +249,47 @@ impl Supervisor<'_> {
                         (false, _, signal) => LaunchEnd::Stopped(signal),
                     });
                 }
-                News::Lost(error) => return Err(error.into()),
+                News::Lost(error) => {
+                    self.kill();
+                    self.workers.clear();
+                    self.session = Arc::new(self.register_again(error)?);
+                    forward_directives(self.session.clone(), self.news.clone());
+                }
+            }
+        }
+    }
+
+    /// Another session with the coordinator after `lost`: the network may come back, or the first host's supervisor be
+    /// started again.
+    fn register_again(&mut self, lost: cluster::Error) -> Result<SupervisorSession, LaunchError> {
+        let within = self.options.start_within;
+        if self.overseen.is_some() {
+            return Err(lost.into());
+        }
+        say(&format!(
+            "launch: {lost}; its processes on this host are ended; trying to reach it again for {} s",
+            within.as_secs_f64()
+        ));
+        let until = Instant::now() + within;
+        loop {
+            if self.requests.stop.load(Ordering::Relaxed) > 0 {
+                return Err(lost.into());
+            }
+            if let (None, Some((etcd, _))) = (&self.options.coordinator, &self.options.etcd) {
+                // Another one, at another address, may have taken its place.
+                let (job, secret) = (&self.options.job, &self.options.secret);
+                let authority = self.options.tls.0.authority.as_deref();
+                if let Ok(address) = published_address(etcd, job, secret, authority, ATTEMPT) {
+                    self.address = address.clone();
+                    self.own.contact.address = address;
+                }
+            }
+            let own = SupervisorOptions { deadline: ATTEMPT, ..self.own.clone() };
+            match SupervisorSession::register(own) {
+                Ok(session) => return Ok(session),
+                Err(error) if Instant::now() >= until => return Err(error.into()),
+                // Also if it refuses: it may not have noticed yet that the session before is gone.
+                Err(_) => thread::sleep(POLL),
             }
         }
     }
@@ -242,16 +304,22 @@ impl Supervisor<'_> {
         }
         (self.generation, self.kill_at) = (generation, None);
         let ends = self.forward_ends();
+        let first = self.processes.start;
         for process_index in self.processes.clone() {
             let mut environment = vec![
                 (variable::COORDINATOR, self.address.clone()),
                 (variable::PROCESS_INDEX, process_index.to_string()),
                 (variable::NUM_PROCESSES, self.options.num_processes.to_string()),
+                (variable::LOCAL_PROCESS_INDEX, (process_index - first).to_string()),
+                (variable::NUM_LOCAL_PROCESSES, self.processes.len().to_string()),
                 (variable::GENERATION, generation.to_string()),
                 (variable::JOB, self.options.job.clone()),
                 (variable::TOKEN, self.options.secret.hex()),
                 (variable::SUPERVISOR, std::process::id().to_string()),
             ];
+            if let (_, Some(authority)) = &self.options.tls {
+                environment.push((variable::TLS_CA, authority.to_string_lossy().into_owned()));
+            }
             if let Some((_, url)) = &self.options.etcd {
                 environment.push((variable::STORE, url.clone()));
             }
@@ -279,18 +347,14 @@ impl Supervisor<'_> {
         ends
     }
 
-    fn ended(&mut self, end: &WorkerEnd) -> Result<(), LaunchError> {
+    fn ended(&mut self, end: &WorkerEnd) {
         if end.generation == self.generation {
             self.workers.retain(|(index, _)| *index != end.process_index);
         }
         let status = describe(&end.status);
         let exit_code = end.status.as_ref().ok().and_then(std::process::ExitStatus::code);
-        // A signal that reached a worker only.
-        if let Some(code @ (129 | 130 | 143)) = exit_code {
-            self.stopped = code as usize - 128;
-        }
-        self.session.child_ended(end.generation, end.process_index, &status, exit_code)?;
-        Ok(())
+        // A coordinator that does not answer is noticed by the session too.
+        let _ = self.session.child_ended(end.generation, end.process_index, &status, exit_code);
     }
 
     fn forward_signals(&mut self) {

@@ -4,18 +4,26 @@
 //! source locations, the options with the device assignment, the plugin and its libraries and tools, the
 //! devices, the host's processor, `XLA_FLAGS` and `LIBTPU_INIT_ARGS`. Entries have a checksum and are renamed
 //! into place, so that neither a crash nor two processes at once can leave a partial one. Entries are never
-//! removed; the directory may be deleted at any time.
+//! removed; the directory may be deleted at any time. Of several processes that need the same program, one compiles
+//! it, and the others wait for its entry.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hlo::Program;
 use sha2::{Digest, Sha256};
 
 use super::install::{files_below, hex, nvidia_packages};
 use super::{Client, CompileOptions, Error, Executable, Result};
+
+/// The longest wait for another process that compiles the same program. After it this one compiles it too: the other may be
+/// stopped.
+const MAX_WAIT: Duration = Duration::from_secs(600);
+const POLL: Duration = Duration::from_millis(20);
 
 /// How the cache was involved in making an [`Executable`].
 #[derive(Debug)]
@@ -53,20 +61,78 @@ pub fn compile_cached(
         return Ok((client.compile(program, options)?, CacheOutcome::Off));
     };
     let entry = cache_dir.join(format!("{}.xla", program_key(client, program, options)?));
-    let damage = match fs::read(&entry) {
+    let load = || match fs::read(&entry) {
         Ok(bytes) => match client.deserialize(program, options, &bytes) {
-            Ok(executable) => return Ok((executable, CacheOutcome::Hit)),
-            Err(error) => Some(error.to_string()),
+            Ok(executable) => Loaded::Hit(executable),
+            Err(error) => Loaded::Damaged(error.to_string()),
         },
         // Absent or unreadable; if the directory is the problem, storing will report it.
-        Err(_) => None,
+        Err(_) => Loaded::Absent,
+    };
+    let mut loaded = load();
+    let mut turn = None;
+    if !matches!(loaded, Loaded::Hit(_)) {
+        turn = Turn::wait(cache_dir, &entry, MAX_WAIT);
+        if turn.as_ref().is_some_and(|turn| turn.has_waited) {
+            loaded = load();
+        }
+    }
+    let damage = match loaded {
+        Loaded::Hit(executable) => return Ok((executable, CacheOutcome::Hit)),
+        Loaded::Damaged(reason) => Some(reason),
+        Loaded::Absent => None,
     };
     let executable = client.compile(program, options)?;
     let outcome = match store(&executable, cache_dir, &entry) {
         Ok(()) => damage.map_or(CacheOutcome::Stored, |reason| CacheOutcome::Replaced { reason }),
         Err(reason) => CacheOutcome::NotStored { reason },
     };
+    drop(turn);
     Ok((executable, outcome))
+}
+
+/// What is in the cache.
+enum Loaded {
+    Hit(Executable),
+    Damaged(String),
+    Absent,
+}
+
+/// The right to compile a program: a lock on a file beside the entry, which the system releases when the process ends. It only
+/// saves work: without it each process compiles by itself.
+struct Turn {
+    path: PathBuf,
+    _locked: File,
+    has_waited: bool,
+}
+
+impl Turn {
+    /// Waits until no other process compiles for this entry. `None` if that takes longer than `max_wait`, or the file system has
+    /// no locks.
+    fn wait(cache_dir: &Path, entry: &Path, max_wait: Duration) -> Option<Self> {
+        fs::create_dir_all(cache_dir).ok()?;
+        let path = entry.with_extension("lock");
+        let locked = File::create(&path).ok()?;
+        let began = Instant::now();
+        let mut has_waited = false;
+        loop {
+            match locked.try_lock() {
+                Ok(()) => return Some(Self { path, _locked: locked, has_waited }),
+                Err(TryLockError::WouldBlock) if began.elapsed() < max_wait => {
+                    has_waited = true;
+                    thread::sleep(POLL);
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Those that wait have it open, and find the entry when they get the lock.
+        let _ = fs::remove_file(&self.path);
+    }
 }
 
 /// The environment variables that compilers read. If `XLA_FLAGS` named a file, its contents have replaced the name.
@@ -169,6 +235,26 @@ fn store(executable: &Executable, cache_dir: &Path, entry: &PathBuf) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_compiles_while_the_others_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let entry = dir.path().join("key.xla");
+        let wait = |max_wait| Turn::wait(dir.path(), &entry, max_wait);
+        let first = wait(MAX_WAIT).unwrap();
+        assert!(!first.has_waited);
+        assert!(wait(Duration::from_millis(50)).is_none(), "the first may be stopped");
+        let second = thread::scope(|scope| {
+            let second = scope.spawn(|| wait(MAX_WAIT));
+            thread::sleep(Duration::from_millis(100));
+            assert!(!second.is_finished());
+            drop(first);
+            second.join().unwrap().unwrap()
+        });
+        assert!(second.has_waited);
+        drop(second);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
 
     #[test]
     fn what_a_cuda_plugin_compiles_with_is_a_part_of_it() {

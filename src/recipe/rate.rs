@@ -71,7 +71,9 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
                 "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)), above 2 / sharpness of such a model",
                 short(rates.max * gain)
             );
-            (rates.max * gain / limit, usual_of_sgd(recipe), reason)
+            // Clipping bounds how far a step goes: with it, a large step is a doubt, not a certainty.
+            let clip = recipe.config.optimizer.clip_grad_norm.unwrap_or(1.0).min(1.0);
+            (rates.max * gain * clip / limit, usual_of_sgd(recipe), reason)
         }
         (
             UpdateRule::Adam(_) | UpdateRule::AdamW(_),

@@ -27,7 +27,7 @@ const RULES: [RuleInfo; 32] = [
         about: "The highest resolved rate is beyond what diverges. SGD on images: rate / (1 - momentum) per 256 examples above 8 \
                 (5 without a warm-up, 2.8 from a batch of 4096 on, 12 for 32-pixel images; published: 1 to 5, at most 2.3, and 10 for CIFAR), or a rate above 20. Adam on transformers: \
                 rate x width above 4.5, or 3 from 1e11 parameters on (published: 0.1 to 3.3), or above 0.4 in steps of fewer than 15000 tokens. Adam elsewhere: above 0.02. SGD on \
-                transformers: rate / (1 - momentum) above 6; on MLPs: above 5, or 50 with layer norm. An error above 6 times these limits." },
+                transformers: rate / (1 - momentum) above 6; on MLPs: above 5, or 50 with layer norm (both times the limit of clipping, if it is below 1). An error above 6 times these limits." },
     RuleInfo { name: "rate-too-low", find: rate::too_low, source: GOYAL,
         about: "The highest resolved rate is too low to train the model from scratch. SGD on images: rate / (1 - momentum) per 256 examples \
                 below 0.08 in a run from scratch (0.2 from a batch of 1024 on; none where an epoch has fewer than 8 steps), or below 0.002 in any. SGD on transformers: rate / (1 - momentum) below 0.01. Adam on \

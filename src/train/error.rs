@@ -82,6 +82,15 @@ pub enum Error {
         /// Processes of the run.
         num_processes: usize,
     },
+    /// XLA's own collectives on the CPU end at the process.
+    #[error(
+        "parallel.host_collectives = false, but the run has {num_processes} processes, which on the cpu backend only these \
+         collectives connect; leave it out"
+    )]
+    NeedsHostCollectives {
+        /// Processes of the run.
+        num_processes: usize,
+    },
     /// The other processes of the run cannot be reached, or the job has failed.
     #[error(transparent)]
     Cluster(#[from] cluster::Error),

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::{Error, Stop};
 use crate::cluster::{GenerationEnd, Member, Phase, Session, Wish};
 use crate::observe::{FailedGeneration, say};
-use crate::pjrt::Process;
+use crate::pjrt::{Placement, Process};
 
 /// How long a process waits for what another one does before the first step or while it saves. If that process ends, the wait
 /// ends sooner.
@@ -70,6 +70,18 @@ impl<'a> Processes<'a> {
     pub fn phase(&self, phase: Phase, step: u64) {
         if let Some(member) = self.member {
             member.set_phase(phase, step);
+        }
+    }
+
+    /// Reports the replicas of this process.
+    pub fn set_replicas(&self, placement: &Placement) {
+        let Some(session) = self.session() else { return };
+        let replicas = placement.replicas();
+        let Some(first) = replicas.min() else { return };
+        let end = placement.replicas().fold(first, usize::max) + 1;
+        // Elsewhere in the mesh's order they are not one range.
+        if end - first == placement.num_addressable() {
+            session.set_replicas(first..end);
         }
     }
 

@@ -13,11 +13,14 @@ use crate::cluster::device_order;
 use crate::lowering::Lowered;
 use crate::observe::{StartupSpans, say};
 use crate::pjrt::{
-    self, Arg, Buffers, CacheOutcome, Client, CompileOptions, Completion, Executable, Launch,
-    compile_cached, program_key,
+    self, Arg, Buffers, CacheOutcome, Client, CompileOptions, Completion, DeviceDescription,
+    Executable, Launch, OverrideValue, Platform, compile_cached, program_key,
 };
 use crate::step::{self, DeclaredStep, Results, Signature};
 use crate::targets::{Chip, flags};
+
+/// The XLA option by which the processes of a run divide the measuring of kernels among them while they compile.
+const SHARD_AUTOTUNING: &str = "xla_gpu_shard_autotuning";
 
 /// How programs are compiled.
 #[derive(Clone, Debug, Default)]
@@ -40,6 +43,13 @@ impl CompileSettings {
         let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind));
         if let Some(chip) = chip {
             self.options.overrides = flags::with_overrides(chip, mesh, &self.options.overrides);
+        }
+        let is_elsewhere =
+            |device: &DeviceDescription| device.process_index != client.process_index();
+        if client.platform() == Platform::Cuda && client.global_devices().iter().any(is_elsewhere) {
+            // Otherwise compiling waits for all processes to compile too, but most of them wait for the cache.
+            let overrides = &mut self.options.overrides;
+            overrides.entry(SHARD_AUTOTUNING.to_owned()).or_insert(OverrideValue::Bool(false));
         }
         self
     }

@@ -11,7 +11,7 @@ use super::programs::LoweredPrograms;
 use super::run::compile_overrides;
 use super::{Error, Job, Run, Trainer};
 use crate::cluster::{Member, Phase, Rendezvous};
-use crate::config::{Backend, Config, DeviceConfig, PluginOption};
+use crate::config::{AutoOr, Backend, Config, DeviceConfig, PluginOption};
 use crate::observe::StartupSpans;
 use crate::pjrt::{self, Client, CpuWaits, InstallOptions, Platform, Plugin, Process, Value};
 
@@ -36,6 +36,10 @@ fn open(plugin: &Plugin, device: &DeviceConfig, processes: Processes<'_>) -> Res
         let Process { index, num_processes } = processes.this();
         all.push(("node_id", Value::Int64(index as i64)));
         all.push(("num_nodes", Value::Int64(num_processes as i64)));
+        if let Some(gpus) = processes.member().and_then(Member::gpus) {
+            let gpus = gpus.iter().map(|gpu| *gpu as i64).collect();
+            all.push(("visible_devices", Value::Int64List(gpus)));
+        }
     }
     Client::new(plugin, &all, store).map_err(|source| match options.is_empty() {
         true => source.into(),
@@ -71,6 +75,9 @@ fn mesh_among(config: &Config, processes: Processes<'_>) -> Result<Mesh, Error> 
     }
     let mesh = config.mesh.on_virtual_devices(num_processes);
     match mesh.num_replicas() {
+        _ if config.parallel.host_collectives == AutoOr::Value(false) => {
+            Err(Error::NeedsHostCollectives { num_processes })
+        }
         num_replicas if num_replicas.is_multiple_of(num_processes) => Ok(mesh),
         num_replicas => Err(Error::UnevenProcesses { num_replicas, num_processes }),
     }
@@ -212,5 +219,6 @@ pub(super) fn start(
     let trainer = Trainer::with_programs(&client, &run, lowered, config.train.seed, spans)
         .map_err(|error| with_overrides(error, config))?;
     processes.phase(Phase::Start, 0);
+    processes.set_replicas(trainer.programs.init.executable.placement());
     Ok((client, run, trainer))
 }

@@ -1,5 +1,5 @@
-//! Random events in a row, each during a run of two or four processes: the run goes on, or ends with an error that says who,
-//! and what it computes at the end is what an undisturbed run computes, bit for bit.
+//! Random events in a row, each during a run of two or four processes on one host or two: the run goes on, and what it computes
+//! at the end is what an undisturbed run computes, bit for bit.
 
 use std::path::Path;
 use std::thread;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hlo::random::threefry2x32;
 
+use super::hosts::Hosts;
 use super::{DIGITS, Running, alone, assert_same_run, launch, none_left, run, send, text, train};
 
 /// What happens to a run.
@@ -18,7 +19,9 @@ enum Event {
     Freeze,
     /// A worker is frozen for a moment.
     Pause,
-    /// The supervisor, and with it the coordinator, is killed; the run is started again.
+    /// A worker has half the processor for a while.
+    Slow,
+    /// The supervisor of a host, the first with the coordinator, is killed and started again.
     KillSupervisor,
     /// The run is asked to stop, and is started again.
     Stop,
@@ -26,16 +29,23 @@ enum Event {
     StopWorker,
     /// The run is asked for a checkpoint.
     Save,
+    /// The network between the hosts is cut for a moment.
+    Delay,
+    /// The network is cut for longer than a process may be silent.
+    Cut,
 }
 
-const EVENTS: [Event; 7] = [
+const EVENTS: [Event; 10] = [
     Event::Kill,
     Event::Freeze,
     Event::Pause,
+    Event::Slow,
     Event::KillSupervisor,
     Event::Stop,
     Event::StopWorker,
     Event::Save,
+    Event::Delay,
+    Event::Cut,
 ];
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -56,10 +66,69 @@ impl Random {
     }
 }
 
-fn start(dir: &Path, out: &Path, num_processes: usize) -> Running {
-    let args = train(DIGITS, &sets(), &["--resume", "--out", text(out)]);
-    let options = ["--heartbeat-secs", "0.2", "--max-restarts", "1000"];
-    Running::start(dir, &launch(num_processes, &options, &args))
+/// A run under a supervisor, or under one on each of two hosts.
+struct Job<'a> {
+    dir: &'a Path,
+    out: &'a Path,
+    num_processes: usize,
+    hosts: Option<&'a Hosts>,
+    supervisors: Vec<Running>,
+}
+
+impl<'a> Job<'a> {
+    fn start(dir: &'a Path, out: &'a Path, num_processes: usize, hosts: Option<&'a Hosts>) -> Self {
+        let mut job = Self { dir, out, num_processes, hosts, supervisors: vec![] };
+        job.start_all();
+        job
+    }
+
+    fn start_all(&mut self) {
+        let num_hosts = if self.hosts.is_some() { 2 } else { 1 };
+        self.supervisors = (0..num_hosts).map(|host| self.start_host(host)).collect();
+    }
+
+    fn start_host(&self, host: usize) -> Running {
+        let args = train(DIGITS, &sets(), &["--resume", "--out", text(self.out)]);
+        match self.hosts {
+            Some(hosts) => hosts.start(self.dir, host, self.num_processes, &args),
+            None => {
+                let options = ["--heartbeat-secs", "0.5", "--max-restarts", "1000"];
+                Running::start(self.dir, &launch(self.num_processes, &options, &args))
+            }
+        }
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.supervisors[0].child.try_wait().unwrap().is_some()
+    }
+
+    /// Process ids of the workers of all hosts.
+    fn workers(&self) -> Vec<u32> {
+        let workers = self.supervisors.iter().flat_map(Running::workers);
+        workers.map(|(_, pid)| pid).collect()
+    }
+
+    /// Kills the supervisor of a host, and starts it again.
+    fn kill_supervisor(&mut self, host: usize) {
+        let killed = &mut self.supervisors[host];
+        let pid = killed.child.id();
+        killed.signal("KILL");
+        killed.child.wait().unwrap();
+        none_left(pid);
+        self.supervisors[host] = self.start_host(host);
+    }
+
+    /// Waits for the end, with one of these exit codes, on all hosts. Nothing is left over.
+    #[track_caller]
+    fn end(&mut self, codes: &[i32]) {
+        for supervisor in self.supervisors.drain(..) {
+            let pid = supervisor.child.id();
+            let ended = supervisor.end();
+            let code = ended.code.unwrap_or(-1);
+            assert!(codes.contains(&code), "{code}: {}", ended.stderr);
+            none_left(pid);
+        }
+    }
 }
 
 fn sets() -> [&'static str; 3] {
@@ -76,53 +145,71 @@ fn a_run_survives_random_events() {
     run(dir.path(), &launch(2, &[], &train(DIGITS, &sets(), &["--out", text(&whole)]))).succeeded();
 
     let mut random = Random { seed, count: 0 };
-    let mut running = start(dir.path(), &disturbed, 2);
+    let hosts = Hosts::new();
+    // One host with two or four processes, or two hosts.
+    let topology = |choice: usize| match choice {
+        0 => (2, None),
+        1 => (4, None),
+        2 => (2, Some(&hosts)),
+        _ => (4, Some(&hosts)),
+    };
+    let start = |choice: usize| {
+        let (num_processes, hosts) = topology(choice);
+        Job::start(dir.path(), &disturbed, num_processes, hosts)
+    };
+    let mut job = start(random.below(4));
     for number in 0..num_events {
         thread::sleep(Duration::from_millis(300 + random.below(1500) as u64));
-        if running.child.try_wait().unwrap().is_some() {
+        if job.has_ended() {
             // It was done: once more from the beginning.
-            running.end().succeeded();
+            job.end(&[0]);
             assert_same_run(&whole, &disturbed);
             std::fs::remove_dir_all(&disturbed).unwrap();
-            running = start(dir.path(), &disturbed, [2, 4][random.below(2)]);
+            job = start(random.below(4));
             continue;
         }
         let event = EVENTS[random.below(EVENTS.len())];
-        let workers = running.workers();
+        let workers = job.workers();
         let victim = (!workers.is_empty()).then(|| workers[random.below(workers.len())]);
-        eprintln!("event {number}: {event:?} {victim:?}");
-        let supervisor = running.child.id();
+        let num_hosts = job.supervisors.len();
+        eprintln!("event {number}: {event:?} of {victim:?}, {num_hosts} hosts");
         match (event, victim) {
-            (Event::Kill, Some((_, pid))) => send("KILL", pid),
-            (Event::Freeze, Some((_, pid))) => send("STOP", pid),
-            (Event::Pause, Some((_, pid))) => {
-                send("STOP", pid);
-                thread::sleep(Duration::from_millis(200));
-                send("CONT", pid);
-            }
-            (Event::KillSupervisor, _) => {
-                running.signal("KILL");
-                running.child.wait().unwrap();
-                none_left(supervisor);
-                running = start(dir.path(), &disturbed, 2);
-            }
-            (Event::Stop, _) | (Event::StopWorker, Some(_)) => {
-                match (event, victim) {
-                    (Event::StopWorker, Some((_, pid))) => send("TERM", pid),
-                    _ => running.signal("TERM"),
+            (Event::Kill, Some(pid)) => send("KILL", pid),
+            (Event::Freeze, Some(pid)) => send("STOP", pid),
+            (Event::Pause, Some(pid)) => stop_for(pid, 200),
+            (Event::Slow, Some(pid)) => {
+                for _ in 0..20 {
+                    stop_for(pid, 25);
+                    thread::sleep(Duration::from_millis(25));
                 }
-                let ended = running.end();
-                // It may have been done just then.
-                assert!(matches!(ended.code, Some(143 | 0)), "{:?}: {}", ended.code, ended.stderr);
-                none_left(supervisor);
-                running = start(dir.path(), &disturbed, 2);
             }
-            (Event::Save, _) => running.signal("USR1"),
+            (Event::KillSupervisor, _) => job.kill_supervisor(random.below(num_hosts)),
+            (Event::Stop | Event::StopWorker, _) => {
+                match (event, victim) {
+                    (Event::StopWorker, Some(pid)) => send("TERM", pid),
+                    _ => job.supervisors.iter().for_each(|supervisor| supervisor.signal("TERM")),
+                }
+                // It may have been done just then.
+                job.end(&[143, 0]);
+                job = start(random.below(4));
+            }
+            (Event::Save, _) => job.supervisors[0].signal("USR1"),
+            (Event::Delay | Event::Cut, _) => {
+                hosts.cut();
+                let millis = if matches!(event, Event::Cut) { 3000 } else { 200 };
+                thread::sleep(Duration::from_millis(millis));
+                hosts.mend();
+            }
             (_, None) => {}
         }
     }
-    let supervisor = running.child.id();
-    running.end().succeeded();
-    none_left(supervisor);
+    job.end(&[0]);
     assert_same_run(&whole, &disturbed);
+}
+
+/// Freezes a process for so many milliseconds.
+fn stop_for(pid: u32, millis: u64) {
+    send("STOP", pid);
+    thread::sleep(Duration::from_millis(millis));
+    send("CONT", pid);
 }

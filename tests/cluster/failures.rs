@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{
-    DIGITS, Running, alone, assert_same_run, last_step, launch, none_left, run, send, summary,
-    text, train,
+    CARGO_DIR, DIGITS, Running, alone, assert_same_run, last_step, launch, none_left, run, send,
+    summary, text, train,
 };
 
 const SETS: [&str; 3] = ["train.epochs=40", "checkpoint.every_steps=30", "train.eval_every=300"];
@@ -159,6 +159,7 @@ fn what_would_fail_again_is_not_tried_again() {
     for (sets, expected) in [
         (&["train.steeps=3"][..], "train.steeps"),
         (&["mesh.data=1"], "cannot share 1 replicas evenly"),
+        (&["parallel.host_collectives=false"], "parallel.host_collectives = false, but"),
         (&["schedule.warmup_steps=100000"], "warm-up"),
     ] {
         let ended = run(dir.path(), &launch(2, &[], &train(DIGITS, sets, &[])));
@@ -167,7 +168,35 @@ fn what_would_fail_again_is_not_tried_again() {
         assert!(!ended.stderr.contains("generation 2"), "{}", ended.stderr);
     }
     let many = run(dir.path(), &launch(999_999, &[], &train(DIGITS, &[], &[])));
+    assert_eq!(many.code, Some(2));
     assert!(many.stderr.contains("lower --num-processes"), "{}", many.stderr);
     let bench = ["launch", "--", "bench", DIGITS].map(str::to_owned);
-    assert!(run(dir.path(), &bench).stderr.contains("-- train CONFIG"));
+    let bench = run(dir.path(), &bench);
+    assert_eq!(bench.code, Some(2));
+    assert!(bench.stderr.contains("-- train CONFIG"), "{}", bench.stderr);
+}
+
+#[test]
+fn the_coordinator_is_reached_through_tls() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| format!("{CARGO_DIR}/tests/support/tls/{name}.pem");
+    let (authority, certificate, key) = (file("authority"), file("certificate"), file("key"));
+    let tls = ["--tls-ca", &authority, "--tls-certificate", &certificate, "--tls-key", &key];
+    let (open, encrypted) = (dir.path().join("open"), dir.path().join("encrypted"));
+    let sets = ["train.epochs=2"];
+    run(dir.path(), &launch(2, &[], &train(DIGITS, &sets, &["--out", text(&open)]))).succeeded();
+    let args = train(DIGITS, &sets, &["--out", text(&encrypted)]);
+    run(dir.path(), &launch(2, &tls, &args)).succeeded();
+    assert_same_run(&open, &encrypted);
+
+    // Another authority; parts that are missing.
+    let wrong = ["--tls-ca", &certificate, "--tls-certificate", &certificate, "--tls-key", &key];
+    let within = ["--start-within-secs", "3"];
+    let refused = run(dir.path(), &launch(2, &[&wrong[..], &within].concat(), &args));
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("certificate"), "{}", refused.stderr);
+    let partial = run(dir.path(), &launch(2, &tls[..4], &args));
+    assert_eq!(partial.code, Some(1));
+    assert!(partial.stderr.contains("tls_key is missing"), "{}", partial.stderr);
 }

@@ -2,13 +2,15 @@
 //!
 //! - `bits`: however many processes share the replicas, a run computes the same bits
 //! - `failures`: processes that are killed, stopped, missing or different, and what becomes of the run
+//! - `hosts`: two hosts, whose network is cut and whose supervisors are killed
 //! - `chaos`: random events in a row; `LOCKSTEP_NUM_EVENTS` and `LOCKSTEP_SEED` set how many and which
 //!
-//! All traffic stays on loopback addresses.
+//! All traffic stays on loopback addresses and in network namespaces.
 
 mod bits;
 mod chaos;
 mod failures;
+mod hosts;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -72,13 +74,25 @@ impl Running {
 
     /// With variables in its environment.
     fn start_with(dir: &Path, args: &[String], variables: &[(&str, &str)]) -> Self {
+        Self::start_on(&[], dir, args, variables)
+    }
+
+    /// With a command in front that ends in its own place, such as `nsenter`.
+    fn start_on(
+        prefix: &[String],
+        dir: &Path,
+        args: &[String],
+        variables: &[(&str, &str)],
+    ) -> Self {
         let (stderr, file) = (0..)
             .map(|number| dir.join(format!("stderr.{number}")))
             .find_map(|path| File::create_new(&path).ok().map(|file| (path, file)))
             .unwrap();
         // Whoever runs the tests in the background may have told them to ignore SIGINT.
-        let mut command = Command::new("env");
-        command.args(["--default-signal=HUP,INT,TERM", BINARY]).args(args);
+        let env = ["env", "--default-signal=HUP,INT,TERM", BINARY].map(str::to_owned);
+        let words = [prefix, &env, args].concat();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
         command.envs(variables.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
         Self { child: command.spawn().unwrap(), stderr }

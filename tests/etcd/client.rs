@@ -77,7 +77,7 @@ fn what_is_not_etcd_is_named_within_the_deadline() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let absent = format!("127.0.0.1:{}", free_port());
     for endpoint in [absent, garbage, silent.local_addr().unwrap().to_string()] {
-        let etcd = Etcd::new(&[endpoint.clone()], None, 2 * SECOND).unwrap();
+        let etcd = Etcd::new(std::slice::from_ref(&endpoint), None, 2 * SECOND).unwrap();
         let began = Instant::now();
         let error = etcd.get(b"/a").unwrap_err().to_string();
         assert!(began.elapsed() < 10 * SECOND, "{:?}", began.elapsed());

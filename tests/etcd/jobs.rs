@@ -30,6 +30,8 @@ fn members(etcd: &Etcd, job: &str, num_processes: usize) -> Vec<Member> {
             program: vec![],
             deadline: 60 * SECOND,
             own_heartbeat: Some(SECOND),
+            gpus: None,
+            tls: Default::default(),
             say: |text| eprintln!("{text}"),
         };
         thread::spawn(move || Member::join(options).unwrap())
@@ -233,6 +235,8 @@ fn a_process_without_its_lease_is_dead() {
         program: vec![],
         deadline: 60 * SECOND,
         own_heartbeat: None,
+        gpus: None,
+        tls: Default::default(),
         say,
     })
     .unwrap();

@@ -94,7 +94,7 @@ impl Server {
     }
 
     pub fn client(&self) -> Etcd {
-        Etcd::new(&[self.endpoint.clone()], None, Duration::from_secs(20)).unwrap()
+        Etcd::new(std::slice::from_ref(&self.endpoint), None, Duration::from_secs(20)).unwrap()
     }
 
     pub fn url(&self) -> String {
@@ -126,7 +126,7 @@ fn spawn(dir: &Path, endpoint: &str, peer: &str) -> Child {
     let (client, peer) = (format!("http://{endpoint}"), format!("http://{peer}"));
     let log = File::create(dir.join("log")).unwrap();
     Command::new(binary())
-        .arg("--data-dir")
+        .args(["--unsafe-no-fsync", "--data-dir"])
         .arg(dir.join("data"))
         .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
         .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])

@@ -1,9 +1,11 @@
 //! The processes of one generation: who has joined, who is alive, who has left.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::cluster::messages::{Named, PeerRow, PeerRows};
+use crate::cluster::watchdog::WorkerName;
 
 /// At most this many processes are listed in a message.
 const MAX_LISTED: usize = 8;
@@ -24,6 +26,8 @@ pub struct JoinedProcess {
     pub data_address: String,
     pub program: Vec<Named>,
     pub last_seen: Duration,
+    /// In global numbers; empty while they are not known.
+    pub replicas: Range<usize>,
     /// The last step that it reported.
     pub step: u64,
     /// What it said when it left.
@@ -192,11 +196,12 @@ impl Membership {
         PeerRows { rows: self.members.iter().flatten().map(peer).collect() }
     }
 
-    /// "process 3 (host a, pid 7)", or without host and pid if it has not joined.
+    /// "process 3 (host a, pid 7, replicas 6 to 7)", or without host and pid if it has not joined.
     pub fn describe(&self, process_index: usize) -> String {
         match self.member(process_index) {
-            Some(member) => {
-                format!("process {process_index} (host {}, pid {})", member.host, member.pid)
+            Some(JoinedProcess { host, pid, replicas, .. }) => {
+                let name = WorkerName { host: host.clone(), pid: *pid, replicas: replicas.clone() };
+                format!("process {process_index} {name}")
             }
             None => format!("process {process_index}"),
         }
@@ -256,6 +261,7 @@ mod tests {
                 Named { name: "configuration".into(), value: value.into() },
             ],
             last_seen: Duration::ZERO,
+            replicas: 0..0,
             step: 0,
             outcome: None,
         }

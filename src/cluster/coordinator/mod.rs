@@ -34,6 +34,8 @@ use super::secret::Secret;
 
 /// A connection whose other end vanished is closed after two of these.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// The longest time between two calls of a worker that waits for news.
+const BETWEEN_CALLS: Duration = Duration::from_millis(100);
 /// When the coordinator stops, callers may hear of the end for this long.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -243,6 +245,8 @@ impl Drop for Coordinator {
     fn drop(&mut self) {
         self.shared.with_job(|now, job| job.give_up(now, "the coordinator was stopped"));
         self.poll(LINGER, JobState::all_were_told);
+        // Workers that are between two calls hear of it with the next one.
+        thread::sleep(BETWEEN_CALLS);
         self.shared.stop_waiting();
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());

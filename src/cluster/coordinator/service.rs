@@ -202,8 +202,11 @@ impl Shared {
                 let wait = Duration::from_millis(wait_ms).min(self.sign_of_life());
                 let answer = self.wait(Topic::Job, wait, |_, job| {
                     job.knows_directives(session, num_known);
-                    let rows: Vec<_> =
-                        job.directives(num_known).iter().map(|known| known.to_row()).collect();
+                    let rows: Vec<_> = job
+                        .directives(session, num_known)
+                        .iter()
+                        .map(|known| known.to_row())
+                        .collect();
                     (!rows.is_empty()).then_some(Reply::Directives(wire::Directives { rows }))
                 });
                 return answer.await.unwrap_or(Reply::Directives(wire::Directives::default()));
@@ -283,7 +286,7 @@ impl Shared {
 
     fn heartbeat(&self, process_index: usize, heartbeat: &wire::Heartbeat) -> Reply {
         let answer = self.with_job(|_, job| {
-            job.heartbeat(process_index, heartbeat.step, heartbeat.saved_step);
+            job.heartbeat(process_index, heartbeat);
             match heartbeat.extend {
                 Some(extend) => grant(job, extend),
                 None => Reply::Done(wire::Done {}),

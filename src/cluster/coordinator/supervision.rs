@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::cluster::messages::Why;
+
 /// The supervisors that have registered.
 #[derive(Debug)]
 pub struct Supervision {
@@ -17,18 +19,22 @@ pub struct Supervisor {
     pub last_seen: Duration,
     /// Which of its processes of this generation have ended.
     has_ended: Vec<bool>,
+    /// It is silent. It may come back, or another may take its place.
     is_lost: bool,
-    /// How many directives it has received.
+    /// The first directive that concerns it: those before were given before it registered.
+    first_directive: usize,
+    /// How many directives it has received since.
     num_known: usize,
 }
 
 impl Supervisor {
-    /// The supervisor of `num_local` processes from `first_process` on.
+    /// The supervisor of `num_local` processes from `first_process` on, none of which runs. Directives from
+    /// `first_directive` on concern it.
     pub fn new(
         session: u64,
         host: String,
-        first_process: usize,
-        num_local: usize,
+        (first_process, num_local): (usize, usize),
+        first_directive: usize,
         now: Duration,
     ) -> Self {
         let has_ended = vec![true; num_local];
@@ -39,6 +45,7 @@ impl Supervisor {
             last_seen: now,
             has_ended,
             is_lost: false,
+            first_directive,
             num_known: 0,
         }
     }
@@ -57,17 +64,18 @@ impl Supervision {
     /// Adds a supervisor.
     ///
     /// # Errors
-    /// A text: it contradicts the job.
+    /// Why, and a text: it contradicts the job, or its place is occupied.
     pub fn register(
         &mut self,
         host_index: usize,
         num_hosts: usize,
         num_processes: usize,
         supervisor: Supervisor,
-    ) -> Result<(), String> {
+    ) -> Result<(), (Why, String)> {
         let host = &supervisor.host;
+        let invalid = |text| Err((Why::Invalid, text));
         if num_hosts != self.hosts.len() || host_index >= num_hosts {
-            return Err(format!(
+            return invalid(format!(
                 "the supervisor on {host} is number {host_index} of {num_hosts}, but the job has {} hosts; start all \
                  with the same list of hosts",
                 self.hosts.len()
@@ -75,7 +83,7 @@ impl Supervision {
         }
         let own = supervisor.processes();
         if own.is_empty() || own.end > num_processes {
-            return Err(format!(
+            return invalid(format!(
                 "the supervisor on {host} has processes {own:?} of {num_processes}; start all with the same number of \
                  processes"
             ));
@@ -86,14 +94,18 @@ impl Supervision {
                 if other.session == supervisor.session {
                     return Ok(());
                 }
-                return Err(format!(
+                if other.is_lost {
+                    continue;
+                }
+                let text = format!(
                     "the supervisor on {host} cannot register: host {host_index} is {} already",
                     other.host
-                ));
+                );
+                return Err((Why::Occupied, text));
             }
             let theirs = other.processes();
             if own.start < theirs.end && theirs.start < own.end {
-                return Err(format!(
+                return invalid(format!(
                     "the supervisors on {host} and {} both have some of the processes {own:?} and {theirs:?}",
                     other.host
                 ));
@@ -102,26 +114,28 @@ impl Supervision {
         self.hosts[host_index] = Some(supervisor);
         let num_local: usize = self.registered().map(|other| other.has_ended.len()).sum();
         if self.hosts.iter().all(Option::is_some) && num_local != num_processes {
-            return Err(format!(
+            return invalid(format!(
                 "all supervisors together have {num_local} processes, but the job has {num_processes}"
             ));
         }
         Ok(())
     }
 
-    /// `true` when all have registered.
+    /// `true` if all have registered, and none is lost.
     pub fn is_complete(&self) -> bool {
-        self.hosts.iter().all(Option::is_some)
+        self.hosts.iter().all(|host| host.as_ref().is_some_and(|host| !host.is_lost))
     }
 
     /// Who has not registered, in words.
     pub fn missing(&self) -> String {
         let name = |(index, host): (usize, &Option<Supervisor>)| match host {
+            Some(host) if host.is_lost => Some(format!("{index} ({})", host.host)),
             Some(_) => None,
             None => Some(index.to_string()),
         };
         let missing: Vec<_> = self.hosts.iter().enumerate().filter_map(name).collect();
-        let registered: Vec<_> = self.registered().map(|host| host.host.as_str()).collect();
+        let there = self.registered().filter(|host| !host.is_lost);
+        let registered: Vec<_> = there.map(|host| host.host.as_str()).collect();
         let registered = match &registered[..] {
             [] => "none".to_owned(),
             hosts => hosts.join(", "),
@@ -129,11 +143,12 @@ impl Supervision {
         format!("missing: host {}; registered: {registered}", missing.join(", "))
     }
 
-    /// A sign of life of a supervisor.
-    pub fn seen(&mut self, session: u64, now: Duration) {
-        for host in self.hosts.iter_mut().flatten().filter(|host| host.session == session) {
-            host.last_seen = now;
-        }
+    /// A sign of life of a supervisor. Returns its host if it was lost.
+    pub fn seen(&mut self, session: u64, now: Duration) -> Option<String> {
+        let mut hosts = self.hosts.iter_mut().flatten();
+        let host = hosts.find(|host| host.session == session)?;
+        host.last_seen = now;
+        std::mem::take(&mut host.is_lost).then(|| host.host.clone())
     }
 
     /// A generation starts: all its processes run.
@@ -195,9 +210,16 @@ impl Supervision {
         }
     }
 
+    /// The first directive that concerns the supervisor of this session.
+    pub fn first_directive(&self, session: u64) -> Option<usize> {
+        let mut registered = self.registered();
+        registered.find(|host| host.session == session).map(|host| host.first_directive)
+    }
+
     /// `true` when all supervisors that are not lost have received `num_directives` directives.
     pub fn all_know(&self, num_directives: usize) -> bool {
-        self.registered().all(|host| host.is_lost || host.num_known >= num_directives)
+        let knows = |host: &Supervisor| host.first_directive + host.num_known >= num_directives;
+        self.registered().all(|host| host.is_lost || knows(host))
     }
 
     /// The clock stood still for `gap`: nobody was silent during it.
@@ -217,7 +239,8 @@ mod tests {
     use super::*;
 
     fn supervisor(session: u64, first_process: usize, num_local: usize) -> Supervisor {
-        Supervisor::new(session, format!("host{session}"), first_process, num_local, Duration::ZERO)
+        let host = format!("host{session}");
+        Supervisor::new(session, host, (first_process, num_local), 0, Duration::ZERO)
     }
 
     #[test]
@@ -233,11 +256,11 @@ mod tests {
             (0, 2, supervisor(2, 0, 3), "both have some of the processes 0..3 and 2..4"),
             (0, 2, supervisor(2, 3, 2), "has processes 3..5 of 4"),
         ] {
-            let error = hosts.register(index, num_hosts, 4, other).unwrap_err();
+            let (_, error) = hosts.register(index, num_hosts, 4, other).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
         assert!(!hosts.is_complete());
-        let error = hosts.register(0, 2, 4, supervisor(0, 0, 1)).unwrap_err();
+        let (_, error) = hosts.register(0, 2, 4, supervisor(0, 0, 1)).unwrap_err();
         assert!(error.contains("together have 3 processes, but the job has 4"), "{error}");
     }
 
@@ -259,5 +282,15 @@ mod tests {
         assert_eq!(silent, [("host0".to_owned(), vec![0])]);
         assert_eq!(hosts.take_silent(11 * second, 10 * second), []);
         assert!(hosts.all_ended());
+        // It comes back: its process may still run.
+        assert_eq!(hosts.missing(), "missing: host 0 (host0); registered: host1");
+        assert_eq!(hosts.seen(0, 12 * second), Some("host0".to_owned()));
+        assert!(hosts.is_complete() && !hosts.all_ended());
+        // Another takes its place when it is lost again.
+        assert!(hosts.register(0, 2, 3, supervisor(7, 0, 1)).is_err());
+        assert_eq!(hosts.take_silent(30 * second, 10 * second).len(), 2);
+        hosts.register(0, 2, 3, supervisor(7, 0, 1)).unwrap();
+        assert_eq!(hosts.seen(0, 30 * second), None);
+        assert!(!hosts.is_complete());
     }
 }

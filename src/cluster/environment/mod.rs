@@ -33,6 +33,8 @@ pub const DEFAULT_PORT: u16 = 61_400;
 const COORDINATOR: &str = "LOCKSTEP_COORDINATOR";
 const PROCESS_INDEX: &str = "LOCKSTEP_PROCESS_INDEX";
 const NUM_PROCESSES: &str = "LOCKSTEP_NUM_PROCESSES";
+const LOCAL_PROCESS_INDEX: &str = "LOCKSTEP_LOCAL_PROCESS_INDEX";
+const NUM_LOCAL_PROCESSES: &str = "LOCKSTEP_NUM_LOCAL_PROCESSES";
 
 /// A value, and where it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,12 +87,12 @@ impl Environment {
         let mut contradictions = vec![];
         let index = first(
             probe.number(PROCESS_INDEX)?,
-            known(given.process_index, "the flag for the process index"),
+            known(given.process_index, "cluster.process_index"),
             &mut contradictions,
         );
         let count = first(
             probe.count(NUM_PROCESSES)?,
-            known(given.num_processes, "the flag for the number of processes"),
+            known(given.num_processes, "cluster.num_processes"),
             &mut contradictions,
         );
         let coordinator = first(
@@ -98,7 +100,14 @@ impl Environment {
             known(given.coordinator.clone(), "cluster.coordinator"),
             &mut contradictions,
         );
-        let explicit = Launched { index, count, coordinator, ..Launched::default() };
+        let explicit = Launched {
+            index,
+            count,
+            coordinator,
+            local_index: probe.number(LOCAL_PROCESS_INDEX)?,
+            num_local: probe.count(NUM_LOCAL_PROCESSES)?,
+            ..Launched::default()
+        };
         let launched = launchers(probe, &explicit)?;
         let chosen = choose(&launched, &mut contradictions);
         if let Some(launched) = chosen {
@@ -133,7 +142,8 @@ impl Environment {
             });
         }
         let local = if is_launched { launched } else { &nothing };
-        let (local_index, num_local) = (local.local_index.clone(), local.num_local.clone());
+        let local_index = explicit.local_index.or_else(|| local.local_index.clone());
+        let num_local = explicit.num_local.or_else(|| local.num_local.clone());
         if let (Some(index), Some(count)) = (&local_index, &num_local)
             && index.value >= count.value
         {

@@ -114,10 +114,8 @@ fn flags_are_used_and_variables_come_first() {
     assert_eq!(summary(&environment), "explicit 1/3 at a:1, ?/? here");
     assert_eq!(
         environment.contradictions,
-        [
-            "LOCKSTEP_PROCESS_INDEX is 1, but the flag for the process index is 2: the first is used; \
-          remove one of them"
-        ]
+        ["LOCKSTEP_PROCESS_INDEX is 1, but cluster.process_index is 2: the first is used; \
+          remove one of them"]
     );
 }
 

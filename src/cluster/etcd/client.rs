@@ -88,6 +88,9 @@ impl fmt::Debug for Etcd {
     }
 }
 
+/// A key with its value.
+pub type KeyAndValue = (Vec<u8>, Vec<u8>);
+
 impl Etcd {
     /// A client of the etcd cluster with these endpoints, `HOST:PORT`. Connects with the first call. `authority`: the
     /// certificate authority of the servers in PEM; `None`: without TLS. A call fails after `deadline`.
@@ -148,7 +151,7 @@ impl Etcd {
     ///
     /// # Errors
     /// See [`Self::get`].
-    pub fn list(&self, prefix: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, EtcdError> {
+    pub fn list(&self, prefix: &[u8]) -> Result<Vec<KeyAndValue>, EtcdError> {
         let request = wire::RangeRequest { key: prefix.to_vec(), range_end: end_of(prefix) };
         let response: wire::RangeResponse = self.call("reading keys", method::RANGE, request)?;
         let strip = |key: Vec<u8>| key.get(prefix.len()..).unwrap_or_default().to_vec();

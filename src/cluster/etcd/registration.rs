@@ -184,9 +184,10 @@ pub fn published_address(
     etcd: &Etcd,
     job: &str,
     secret: &Secret,
+    tls: Option<&[u8]>,
     deadline: Duration,
 ) -> Result<String, Error> {
-    find_coordinator(etcd, job, secret, None, deadline).map(|found| found.address)
+    find_coordinator(etcd, job, secret, tls, deadline).map(|found| found.address)
 }
 
 /// Waits until the coordinator of a job has published its address and answers there with the secret of the job. An address

@@ -1,6 +1,7 @@
 //! What this process does, collected between heartbeats.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Instant;
 
 use crate::cluster::report::{Phase, PhaseChange, Report, StepTimes, thin};
@@ -11,6 +12,7 @@ const MAX_ROWS: usize = 512;
 /// The current phase, and what happened since the last heartbeat.
 #[derive(Debug)]
 pub struct Activity {
+    replicas: Range<usize>,
     phase: Phase,
     step: u64,
     since: Instant,
@@ -24,6 +26,7 @@ impl Activity {
     /// Starts in [`Phase::Start`].
     pub fn new() -> Self {
         Self {
+            replicas: 0..0,
             phase: Phase::Start,
             step: 0,
             since: Instant::now(),
@@ -46,6 +49,10 @@ impl Activity {
         (self.phase, self.step) = (phase, step);
         self.waits_for.clear();
         push(&mut self.changes, (phase, step, self.since));
+    }
+
+    pub fn set_replicas(&mut self, replicas: Range<usize>) {
+        self.replicas = replicas;
     }
 
     pub fn set_waits_for(&mut self, processes: &[usize]) {
@@ -83,6 +90,7 @@ impl Activity {
         };
         let report = Report {
             process_index,
+            replicas: self.replicas.clone(),
             phase: self.phase,
             step: self.step,
             in_phase: self.since.elapsed(),

@@ -43,6 +43,9 @@ pub enum Error {
     /// The coordinator understood, and says no.
     #[error("{0}")]
     Refused(String),
+    /// Another one has this place, or had it a moment ago.
+    #[error("{0}")]
+    Occupied(String),
     /// Some processes did not join in time.
     #[error("after {secs} s: {missing}")]
     NotAllJoined {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use super::activity::Activity;
@@ -34,6 +34,8 @@ pub struct Life {
     dead_after: Duration,
     began: Instant,
     progress: Mutex<Activity>,
+    /// A heartbeat is to be sent now.
+    hurry: Arc<Notify>,
     course: Mutex<Course>,
     /// The horizon has grown, or the generation has ended.
     has_moved: Condvar,
@@ -59,6 +61,7 @@ impl Life {
             dead_after: Duration::from_millis(joined.dead_after_ms.max(1)),
             began: Instant::now(),
             progress: Mutex::new(Activity::new()),
+            hurry: Arc::default(),
             course: Mutex::new(Course { boundaries, is_asking: false }),
             has_moved: Condvar::new(),
             last_answer: Mutex::new(Instant::now()),
@@ -69,6 +72,16 @@ impl Life {
 
     pub fn progress(&self) -> MutexGuard<'_, Activity> {
         lock(&self.progress)
+    }
+
+    /// A checkpoint is complete. The coordinator hears of the first one at once: a process that fails soon after it has made
+    /// progress, and is started again without delay.
+    pub fn saved(&self, step: u64) {
+        let mut progress = self.progress();
+        if progress.saved_step().is_none() {
+            self.hurry.notify_one();
+        }
+        progress.saved(step);
     }
 
     pub fn ended(&self) -> Option<String> {
@@ -251,7 +264,7 @@ pub fn spawn(life: &Arc<Life>) -> Result<[AbortHandle; 2], Error> {
     let runtime = runtime()?;
     let heartbeats: Weak<Life> = Arc::downgrade(life);
     let watch = heartbeats.clone();
-    let interval = life.heartbeat;
+    let (interval, hurry) = (life.heartbeat, life.hurry.clone());
     let heartbeats = runtime.spawn(async move {
         let mut next = tokio::time::Instant::now();
         while let Some(life) = heartbeats.upgrade() {
@@ -261,7 +274,7 @@ pub fn spawn(life: &Arc<Life>) -> Result<[AbortHandle; 2], Error> {
             life.send_heartbeat().await;
             drop(life);
             next = (next + interval).max(tokio::time::Instant::now());
-            tokio::time::sleep_until(next).await;
+            let _ = tokio::time::timeout_at(next, hurry.notified()).await;
         }
     });
     let watch = runtime.spawn(async move {

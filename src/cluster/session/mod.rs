@@ -8,6 +8,7 @@ mod life;
 mod supervisor;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -170,6 +171,11 @@ impl Session {
         self.life().progress().set_phase(phase, step);
     }
 
+    /// The replicas of this process, in global numbers, are known.
+    pub fn set_replicas(&self, replicas: Range<usize>) {
+        self.life().progress().set_replicas(replicas);
+    }
+
     /// In the current phase this process waits for data of these others.
     pub fn set_waits_for(&self, processes: &[usize]) {
         self.life().progress().set_waits_for(processes);
@@ -182,7 +188,7 @@ impl Session {
 
     /// A checkpoint after `step` steps is complete: the job has made progress.
     pub fn saved(&self, step: u64) {
-        self.life().progress().saved(step);
+        self.life().saved(step);
     }
 
     /// Wishes for something that all processes do after the same step. Returns at once.
@@ -493,6 +499,7 @@ fn result(answer: Reply) -> Result<Reply, Error> {
             Ok(Why::NotFound) => Error::KeyNotSet(String::new()),
             Ok(Why::AlreadyExists) => Error::KeyIsSet(String::new()),
             Ok(Why::Full) => Error::TooLarge(refused.message),
+            Ok(Why::Occupied) => Error::Occupied(refused.message),
             Ok(Why::Invalid) | Err(_) => Error::Refused(refused.message),
         },
         Reply::Ended(ended) => Error::Ended(ended.reason),

@@ -70,6 +70,9 @@ impl Watchdog {
     pub fn receive(&mut self, report: &Report, arrived: Instant) {
         let Some(last) = self.last.get_mut(report.process_index) else { return };
         last.heard = last.heard.max(arrived);
+        if !report.replicas.is_empty() {
+            self.names[report.process_index].replicas = report.replicas.clone();
+        }
         last.reported = Reported {
             process_index: report.process_index,
             phase: report.phase,

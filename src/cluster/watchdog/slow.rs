@@ -9,6 +9,7 @@
 //!    own batches and earlier levels, so noise that lasts for several steps counts too, and of the batches of several processes. The spread is the 90th percentile of
 //!    the distances from the median: the median distance is nearly zero where processes that share a core disturb each other
 //!    now and then.
+//!    Where noise is too large for that, a process is named once most of the last 24 batches show it.
 //! 3. With four processes or more, the level must be an outlier among those of the others, by their median and median absolute
 //!    deviation: in a job of uneven hosts, a host at the end of the range is not an alarm.
 //!
@@ -25,6 +26,10 @@ const WARM_UP: usize = 2;
 const BATCH: usize = 4;
 /// Batches of which the level is computed.
 const WINDOW: usize = 4;
+/// Batches that show a slow process in any noise.
+const LONG_WINDOW: usize = 24;
+/// So many of them may be an exception.
+const EXCEPTIONS: usize = 4;
 /// Batches that are kept, for the estimate of noise.
 const HISTORY: usize = 64;
 /// Processes whose batches are pooled for an estimate of noise.
@@ -216,7 +221,8 @@ impl SlowTest {
         past.is_persistent()
             && (levels.len() < 4 || is_outlier(levels, index))
             && (levels.len() > 2 || past.is_slower_than_it_was())
-            && levels[index] > ERRORS * past.error().max(pooled())
+            && (past.is_slow_for_long(self.min_level)
+                || levels[index] > ERRORS * past.error().max(pooled()))
     }
 }
 
@@ -245,6 +251,13 @@ impl Past {
 
     fn is_persistent(&self) -> bool {
         self.last().all(|batch| batch.value > BALANCED.ln())
+    }
+
+    /// `true` if the last 24 batches exceed `min_level`, and most of them show that it is slow.
+    fn is_slow_for_long(&self, min_level: f64) -> bool {
+        let recent = || self.batches.iter().rev().take(LONG_WINDOW).map(|batch| batch.value);
+        let num_slow = recent().filter(|value| *value > BALANCED.ln()).count();
+        num_slow >= LONG_WINDOW - EXCEPTIONS && median(recent().collect()) > min_level
     }
 
     fn is_slower_than_it_was(&self) -> bool {

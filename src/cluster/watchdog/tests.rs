@@ -79,12 +79,13 @@ fn report_step(test: &mut SlowTest, step: u64, owns: &[f64]) {
     }
 }
 
-const NOISES: [Noise; 7] = [
+const NOISES: [Noise; 8] = [
     CALM,
     Noise { sigma: 0.05, pauses: (0.005, 10.0), ..CALM },
     Noise { sigma: 0.1, pauses: (0.02, 5.0), ..CALM },
     Noise { sigma: 0.2, pauses: (0.01, 20.0), ..CALM },
     Noise { sigma: 0.3, ..CALM },
+    Noise { sigma: 0.5, ..CALM },
     Noise { sigma: 0.1, memory: 0.6, ..CALM },
     Noise { sigma: 0.05, shared_core: 0.5, ..CALM },
 ];
@@ -143,6 +144,32 @@ fn a_process_slowed_by_half_is_named_within_20_steps_and_cleared_later() {
                     "{num_processes} processes, {noise:?}, seed {seed}: {named:?}"
                 );
                 assert_eq!(test.slow().count(), 0, "{num_processes} {noise:?} {seed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn in_much_noise_a_slowed_process_is_named_later() {
+    for num_processes in [3, 4, 8, 64] {
+        for sigma in [0.3, 0.4] {
+            for seed in 0..10 {
+                let noise = Noise { sigma, ..CALM };
+                let mut trace = Trace::new(num_processes, noise, seed);
+                let mut test = SlowTest::new(num_processes, Limits::default().slow_factor);
+                let named = (0..500).find(|&step| {
+                    let mut owns = trace.step();
+                    if step >= 100 {
+                        owns[1] *= 1.5;
+                    }
+                    report_step(&mut test, step, &owns);
+                    let named = test.slow().next();
+                    named.is_some_and(|(index, _)| {
+                        assert!(index == 1 && step >= 100, "{num_processes} {sigma} {seed} {step}");
+                        true
+                    })
+                });
+                assert!(named.is_some(), "{num_processes} processes, {sigma}, seed {seed}");
             }
         }
     }
@@ -277,14 +304,17 @@ fn the_stuck_are_those_for_whom_others_wait() {
 
 fn report(reported: Reported) -> Report {
     let Reported { process_index, phase, step, in_phase, waits_for } = reported;
-    Report { process_index, phase, step, in_phase, waits_for, steps: vec![], changes: vec![] }
+    let replicas = 2 * process_index..2 * process_index + 2;
+    let (steps, changes) = (vec![], vec![]);
+    Report { process_index, replicas, phase, step, in_phase, waits_for, steps, changes }
 }
 
 fn names(num_processes: usize) -> Vec<WorkerName> {
     let name = |index: usize| WorkerName {
         host: format!("node{}", index / 4),
         pid: 1000 + index as u32,
-        replicas: 2 * index..2 * index + 2,
+        // They come with the reports.
+        replicas: 0..0,
     };
     (0..num_processes).map(name).collect()
 }

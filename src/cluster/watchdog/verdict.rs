@@ -121,8 +121,15 @@ impl fmt::Display for Verdict {
 
 impl fmt::Display for Culprit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { process_index, name: WorkerName { host, pid, replicas }, .. } = self;
-        write!(f, "process {process_index} (host {host}, pid {pid}")?;
+        write!(f, "process {} {}", self.process_index, self.name)
+    }
+}
+
+/// "(host a, pid 7, replicas 2 to 3)".
+impl fmt::Display for WorkerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, pid, replicas } = self;
+        write!(f, "(host {host}, pid {pid}")?;
         match replicas.len() {
             0 => f.write_str(")"),
             1 => write!(f, ", replica {})", replicas.start),

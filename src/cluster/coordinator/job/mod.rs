@@ -58,6 +58,8 @@ pub struct JobState {
     /// Processes that lost a connection: that they end explains nothing.
     victims: HashSet<usize>,
     is_final: bool,
+    /// By which a process was asked to stop; 0 for none.
+    signal: u32,
     num_restarts: usize,
     saved_step: Option<u64>,
     has_progressed: bool,
@@ -67,7 +69,7 @@ pub struct JobState {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Supervisors register.
+    /// Supervisors register, or come back.
     Registering {
         until: Duration,
     },
@@ -162,6 +164,7 @@ impl JobState {
             tentative: None,
             victims: HashSet::new(),
             is_final: false,
+            signal: 0,
             num_restarts: 0,
             saved_step: None,
             has_progressed: false,
@@ -246,6 +249,7 @@ impl JobState {
             data_address: join.data_address.clone(),
             program: join.program.clone(),
             last_seen: now,
+            replicas: 0..0,
             step: 0,
             outcome: None,
         };
@@ -296,13 +300,14 @@ impl JobState {
         })
     }
 
-    /// A heartbeat of a process: its step, and the newest checkpoint that it knows of.
-    pub fn heartbeat(&mut self, process_index: usize, step: u64, saved_step: Option<u64>) {
+    /// A heartbeat of a process: its step, its replicas, and the newest checkpoint that it knows of.
+    pub fn heartbeat(&mut self, process_index: usize, heartbeat: &wire::Heartbeat) {
         if let Some(member) = self.membership.member_mut(process_index) {
-            member.step = member.step.max(step);
+            member.step = member.step.max(heartbeat.step);
+            member.replicas = heartbeat.replicas();
         }
-        if saved_step > self.saved_step {
-            self.saved_step = saved_step;
+        if heartbeat.saved_step > self.saved_step {
+            self.saved_step = heartbeat.saved_step;
             self.has_progressed = true;
         }
     }
@@ -365,7 +370,8 @@ impl JobState {
     fn end(&mut self, is_success: bool, text: String) {
         if self.stage != Stage::Ended {
             self.stage = Stage::Ended;
-            self.directives.push(Directive::End { is_success, text: text.clone() });
+            let signal = self.signal;
+            self.directives.push(Directive::End { is_success, text: text.clone(), signal });
             self.changes.push(JobChange::Ended { is_success, text });
         }
     }
@@ -409,10 +415,14 @@ impl JobState {
                 let missing = self.supervision.as_ref().map(Supervision::missing);
                 let secs = self.options.start_within.as_secs();
                 let missing = missing.unwrap_or_default();
-                self.end(
-                    false,
-                    format!("not all supervisors registered within {secs} s ({missing})"),
-                );
+                let text = match self.history.last() {
+                    Some(end) => format!(
+                        "{}; not all supervisors came back within {secs} s ({missing})",
+                        end.reason
+                    ),
+                    None => format!("not all supervisors registered within {secs} s ({missing})"),
+                };
+                self.end(false, text);
             }
             Stage::Waiting { until } if until <= now => self.start(),
             Stage::Failed { until } if until <= now => {
@@ -465,13 +475,16 @@ impl JobState {
                  supervisor was killed",
                 dead_after.as_secs_f64()
             );
-            self.is_final = true;
-            match self.stage {
-                Stage::Forming | Stage::Running => {
-                    self.fail(now, Failure { processes, reason, kind: FailureKind::Final });
+            if matches!(self.stage, Stage::Forming | Stage::Running) {
+                let kind = FailureKind::FirstHand;
+                self.fail(now, Failure { processes, reason, kind });
+            } else {
+                self.changes.push(JobChange::Note(reason));
+                if matches!(self.stage, Stage::Waiting { .. }) {
+                    let until = now + self.options.start_within;
+                    self.stage = Stage::Registering { until };
                 }
-                Stage::Failed { .. } | Stage::Finished { .. } => self.after_children(now),
-                _ => self.end(false, reason),
+                self.after_children(now);
             }
         }
     }
@@ -524,21 +537,34 @@ impl JobState {
             }
             Stage::Failed { .. } => {
                 let reason = self.history.last().map_or_else(String::new, |end| end.reason.clone());
-                if self.has_progressed {
+                if std::mem::take(&mut self.has_progressed) {
                     self.num_restarts = 0;
                 }
                 if self.is_final || self.num_restarts >= self.options.max_restarts {
                     return self.end(false, reason);
                 }
-                let until = now + backoff(self.num_restarts);
-                self.num_restarts += 1;
-                self.stage = Stage::Waiting { until };
-                if until <= now {
-                    self.start();
-                }
+                self.stage = Stage::Registering { until: now + self.options.start_within };
+                self.start_when_complete(now);
             }
+            Stage::Registering { .. } => self.start_when_complete(now),
             _ => {}
         }
+    }
+
+    /// Starts a generation, the first one or another, if all supervisors are there.
+    fn start_when_complete(&mut self, now: Duration) {
+        if !self.supervision.as_ref().is_some_and(Supervision::is_complete) {
+            return;
+        }
+        if self.generation > 0 {
+            let until = now + backoff(self.num_restarts);
+            self.num_restarts += 1;
+            self.stage = Stage::Waiting { until };
+            if until > now {
+                return;
+            }
+        }
+        self.start();
     }
 
     /// A supervisor registers, or asks again.
@@ -551,27 +577,29 @@ impl JobState {
         if num_local > self.options.num_processes || first > self.options.num_processes {
             return Reply::refused(Why::Invalid, "no such processes");
         }
-        let supervisor = Supervisor::new(session, ask.host.clone(), first, num_local, now);
+        let first_directive = self.directives.len();
+        let supervisor =
+            Supervisor::new(session, ask.host.clone(), (first, num_local), first_directive, now);
         let (host_index, num_hosts) = (ask.host_index as usize, ask.num_hosts as usize);
         let num_processes = self.options.num_processes;
-        if let Err(text) = supervision.register(host_index, num_hosts, num_processes, supervisor) {
-            if matches!(self.stage, Stage::Registering { .. }) {
+        let registered = supervision.register(host_index, num_hosts, num_processes, supervisor);
+        if let Err((why, text)) = registered {
+            let is_starting = self.generation == 0 && self.stage != Stage::Ended;
+            if is_starting && why != Why::Occupied {
                 self.end(false, text.clone());
             }
-            return Reply::refused(Why::Invalid, text);
+            return Reply::refused(why, text);
         }
-        let is_complete = supervision.is_complete();
         self.roles.insert(session, Role::Supervisor);
-        if matches!(self.stage, Stage::Registering { .. }) && is_complete {
-            self.start();
-        }
+        self.after_children(now);
         Reply::Done(wire::Done {})
     }
 
     /// `true` if the session is a supervisor: any call is a sign of life.
     pub fn supervisor(&mut self, now: Duration, session: u64) -> bool {
-        if let Some(supervision) = &mut self.supervision {
-            supervision.seen(session, now);
+        if let Some(host) = self.supervision.as_mut().and_then(|hosts| hosts.seen(session, now)) {
+            self.changes.push(JobChange::Note(format!("the supervisor on {host} is back")));
+            self.after_children(now);
         }
         matches!(self.roles.get(&session), Some(Role::Supervisor))
     }
@@ -582,6 +610,9 @@ impl JobState {
         let Some(supervision) = &mut self.supervision else { return };
         if ended.generation != self.generation || !supervision.child_ended(session, process_index) {
             return;
+        }
+        if let Some(code @ (129 | 130 | 143)) = ended.exit_code {
+            self.signal = code as u32 - 128;
         }
         if matches!(self.stage, Stage::Forming | Stage::Running) {
             let member = self.membership.member(process_index);
@@ -634,9 +665,12 @@ impl JobState {
         supervision.is_none_or(|supervision| supervision.all_know(self.directives.len()))
     }
 
-    /// What the supervisors are to do, without the first `num_known`.
-    pub fn directives(&self, num_known: usize) -> &[Directive] {
-        self.directives.get(num_known..).unwrap_or_default()
+    /// What the supervisor of a session is to do, without the first `num_known`.
+    pub fn directives(&self, session: u64, num_known: usize) -> &[Directive] {
+        let supervision = self.supervision.as_ref();
+        let first = supervision.and_then(|supervision| supervision.first_directive(session));
+        let known = first.map(|first| first.saturating_add(num_known));
+        known.and_then(|known| self.directives.get(known..)).unwrap_or_default()
     }
 }
 

@@ -28,6 +28,11 @@ struct World {
     num_known: usize,
 }
 
+/// A heartbeat in the step after a checkpoint.
+fn saved(step: u64) -> wire::Heartbeat {
+    wire::Heartbeat { step, saved_step: Some(step), ..Default::default() }
+}
+
 impl World {
     fn new(num_processes: usize, num_hosts: Option<usize>) -> Self {
         let job = JobState::new(options(num_processes, num_hosts));
@@ -44,6 +49,10 @@ impl World {
     }
 
     fn register(&mut self, host: usize) -> Reply {
+        self.register_as(host, 100 + host as u64)
+    }
+
+    fn register_as(&mut self, host: usize, session: u64) -> Reply {
         let num_local = self.num_processes / self.num_hosts;
         let ask = Register {
             host_index: host as u32,
@@ -52,7 +61,7 @@ impl World {
             first_process: (host * num_local) as u32,
             num_local: num_local as u32,
         };
-        self.job.register(self.now, 100 + host as u64, &ask)
+        self.job.register(self.now, session, &ask)
     }
 
     fn session(&self, process: usize) -> u64 {
@@ -110,7 +119,7 @@ impl World {
     }
 
     fn directives(&mut self) -> Vec<Directive> {
-        let new = self.job.directives(self.num_known).to_vec();
+        let new = self.job.directives(100, self.num_known).to_vec();
         self.num_known += new.len();
         new
     }
@@ -257,7 +266,7 @@ fn a_failed_generation_is_killed_and_the_next_one_starts() {
     }
     assert!(!world.job.has_ended());
     world.all_ended(true);
-    let end = Directive::End { is_success: true, text: "done".into() };
+    let end = Directive::End { is_success: true, text: "done".into(), signal: 0 };
     assert_eq!(world.directives(), [end]);
     assert!(!world.job.all_were_told());
     for host in 0..2 {
@@ -290,7 +299,7 @@ fn restarts_without_progress_wait_longer_and_end() {
     let mut world = World::supervised(1, 1);
     for step in 1..20 {
         world.join_all();
-        world.job.heartbeat(0, step, Some(step));
+        world.job.heartbeat(0, &saved(step));
         world.child_ended(0, false);
         assert_eq!(world.job.generation(), step + 1, "progress: at once, and as often as needed");
     }
@@ -298,7 +307,7 @@ fn restarts_without_progress_wait_longer_and_end() {
     for _ in 0..3 {
         world.pass(5 * SECOND, &[]);
         world.join_all();
-        world.job.heartbeat(0, 19, Some(19));
+        world.job.heartbeat(0, &saved(19));
         world.child_ended(0, false);
     }
     assert!(world.job.has_ended());
@@ -327,7 +336,7 @@ fn processes_that_do_not_end_do_not_hold_up_the_job() {
     world.join_all();
     world.child_ended(0, false);
     world.pass(31 * SECOND, &[]);
-    let Some(Directive::End { is_success: false, text }) = world.directives().pop() else {
+    let Some(Directive::End { is_success: false, text, .. }) = world.directives().pop() else {
         panic!()
     };
     assert!(
@@ -350,7 +359,7 @@ fn supervisors_that_never_come_are_named() {
     let mut world = World::new(2, Some(2));
     world.register(0);
     world.pass(61 * SECOND, &[]);
-    let Some(Directive::End { is_success: false, text }) = world.directives().pop() else {
+    let Some(Directive::End { is_success: false, text, .. }) = world.directives().pop() else {
         panic!()
     };
     assert_eq!(
@@ -359,17 +368,25 @@ fn supervisors_that_never_come_are_named() {
     );
 }
 
+impl World {
+    /// Time passes, in which only the first supervisor and all processes are heard of.
+    fn pass_without_the_second_host(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.now < until {
+            self.now += SECOND / 4;
+            self.job.supervisor(self.now, 100);
+            let _ = self.job.worker(self.now, self.session(0));
+            let _ = self.job.worker(self.now, self.session(1));
+            self.job.tick(self.now);
+        }
+    }
+}
+
 #[test]
-fn a_supervisor_that_vanishes_is_named_and_the_others_end() {
+fn a_supervisor_that_vanishes_for_good_is_named_and_ends_the_job() {
     let mut world = World::supervised(2, 2);
     world.join_all();
-    for _ in 0..50 {
-        world.now += SECOND / 4;
-        world.job.supervisor(world.now, 100);
-        let _ = world.job.worker(world.now, world.session(0));
-        let _ = world.job.worker(world.now, world.session(1));
-        world.job.tick(world.now);
-    }
+    world.pass_without_the_second_host(12 * SECOND);
     let reason = world.ended().unwrap();
     assert!(
         reason.starts_with("the supervisor on host1 has not been heard of for 10 s"),
@@ -377,7 +394,46 @@ fn a_supervisor_that_vanishes_is_named_and_the_others_end() {
     );
     assert_eq!(world.directives(), [start(1), kill(1, &reason)]);
     world.child_ended(0, false);
-    assert_eq!(world.directives(), [Directive::End { is_success: false, text: reason }]);
+    assert_eq!(world.directives(), []);
+    world.pass_without_the_second_host(61 * SECOND);
+    let text = format!(
+        "{reason}; not all supervisors came back within 60 s (missing: host 1 (host1); registered: host0)"
+    );
+    assert_eq!(world.directives(), [Directive::End { is_success: false, text, signal: 0 }]);
+}
+
+#[test]
+fn a_supervisor_that_comes_back_ends_its_processes_before_the_next_generation() {
+    let mut world = World::supervised(2, 2);
+    world.join_all();
+    world.pass_without_the_second_host(12 * SECOND);
+    assert_eq!(world.directives().len(), 2);
+    world.child_ended(0, false);
+    world.pass_without_the_second_host(20 * SECOND);
+    assert!(world.job.supervisor(world.now, 101), "it knows its session");
+    assert_eq!(world.directives(), [], "its process may still run");
+    world.child_ended(1, false);
+    assert_eq!(world.directives(), [start(2)]);
+}
+
+#[test]
+fn another_supervisor_takes_the_place_of_one_that_vanished() {
+    let mut world = World::supervised(2, 2);
+    world.join_all();
+    assert!(matches!(world.register_as(1, 201), Reply::Refused(_)), "it is there");
+    world.pass_without_the_second_host(12 * SECOND);
+    world.child_ended(0, false);
+    assert_eq!(world.directives().len(), 2);
+    assert_eq!(world.register_as(1, 201), Reply::Done(wire::Done {}));
+    assert_eq!(world.directives(), [start(2)]);
+    assert_eq!(world.job.directives(201, 0), [start(2)], "what was before does not concern it");
+    assert!(world.job.directives(101, 0).is_empty());
+    world.job.child_ended(
+        world.now,
+        101,
+        &ChildEnded { generation: 2, process_index: 1, status: "late".into(), exit_code: None },
+    );
+    assert_eq!(world.directives(), [], "the one before has no processes any more");
 }
 
 #[test]
@@ -399,8 +455,8 @@ fn a_supervisor_that_gives_up_ends_the_job() {
     world.job.give_up(world.now, "the disk is full");
     assert_eq!(world.directives(), [start(1), kill(1, "the disk is full")]);
     world.all_ended(false);
-    let end = Directive::End { is_success: false, text: "the disk is full".into() };
+    let end = Directive::End { is_success: false, text: "the disk is full".into(), signal: 0 };
     assert_eq!(world.directives(), [end]);
     let ask = AskDirectives { num_known: 3, wait_ms: 0 };
-    assert!(world.job.directives(ask.num_known as usize).is_empty());
+    assert!(world.job.directives(100, ask.num_known as usize).is_empty());
 }
