@@ -1,6 +1,6 @@
 //! What a process writes of a checkpoint: all of it, or its shard.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::processes::Processes;
@@ -16,7 +16,12 @@ const DEADLINE: Duration = Duration::from_secs(1800);
 #[derive(Clone)]
 pub(super) enum Shards {
     /// The manifest and its shard, in its own directory.
-    First { dir: Arc<CheckpointDir>, others: Option<(Session, usize)> },
+    First {
+        dir: Arc<CheckpointDir>,
+        others: Option<(Session, usize)>,
+        /// Steps whose messages are still there: of checkpoints that failed, before or after others read them.
+        failed: Arc<Mutex<Vec<u64>>>,
+    },
     /// Its shard.
     Other { session: Session, process_index: usize },
 }
@@ -28,7 +33,7 @@ impl Shards {
             let session = member.session().clone();
             (session, processes.this().num_processes)
         });
-        Self::First { dir: Arc::new(dir), others }
+        Self::First { dir: Arc::new(dir), others, failed: Arc::default() }
     }
 
     /// `true` if other processes save too.
@@ -43,14 +48,22 @@ impl Shards {
     pub fn save(&self, leaves: &[HostLeaf], run: RunRecord) -> Result<(), checkpoint::Error> {
         let step = run.step;
         match self {
-            Self::First { dir, others: None } => dir.save(leaves, run).map(drop),
-            Self::First { dir, others: Some((session, num_processes)) } => {
+            Self::First { dir, others: None, .. } => dir.save(leaves, run).map(drop),
+            Self::First { dir, others: Some((session, num_processes)), failed } => {
                 let place = dir.location().clone();
                 let others = Others { session, num_processes: *num_processes, step, place };
-                let saved = dir.save_together(leaves, run, &others);
-                others.forget();
+                let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Err(error) = dir.save_together(leaves, run, &others) {
+                    // They may not have begun, and wait for the place.
+                    others.give_up(&error.to_string());
+                    failed.push(step);
+                    return Err(error);
+                }
+                // All are past the checkpoints before this one.
+                failed.drain(..).chain([step]).for_each(|step| others.forget(step));
                 // Counts as progress of the job.
-                saved.map(|_| session.saved(step))
+                session.saved(step);
+                Ok(())
             }
             Self::Other { session, process_index } => {
                 save_shard(session, *process_index, step, leaves)
@@ -93,15 +106,29 @@ fn save_shard(
 ) -> Result<(), checkpoint::Error> {
     let nowhere = Location::from(std::path::Path::new("the checkpoint"));
     let place = session.get(place_key(step).as_bytes(), DEADLINE).map_err(lost(&nowhere))?;
-    let place: Result<ShardPlace, _> = serde_json::from_slice(&place);
-    let place = place.map_err(|error| other_process(&nowhere, error.to_string()))?;
-    let saved = place.save(leaves, process_index);
+    let saved = match read_place(&place) {
+        Ok(place) => place.save(leaves, process_index).map_err(|error| {
+            // If the first process has failed meanwhile, it has removed the directory.
+            let place = session.try_get(place_key(step).as_bytes());
+            match place.map(|place| read_place(&place)) {
+                Ok(Err(reason)) => other_process(&nowhere, reason),
+                _ => error,
+            }
+        }),
+        Err(reason) => Err(other_process(&nowhere, reason)),
+    };
     let answer = saved.as_ref().map_err(ToString::to_string);
     let answer = serde_json::to_vec(&answer).unwrap_or_default();
     session
-        .put(shard_key(step, process_index).as_bytes(), &answer, false)
+        .put(shard_key(step, process_index).as_bytes(), &answer, true)
         .map_err(lost(&nowhere))?;
     saved.map(drop)
+}
+
+/// Where shards are written, or why the first process saves no checkpoint.
+fn read_place(place: &[u8]) -> Result<ShardPlace, String> {
+    let place: Result<Result<ShardPlace, String>, _> = serde_json::from_slice(place);
+    place.map_err(|error| error.to_string())?.map_err(|reason| format!("process 0: {reason}"))
 }
 
 /// The other processes, while a checkpoint is saved.
@@ -114,18 +141,26 @@ struct Others<'a> {
 
 impl Others<'_> {
     /// Removes the messages about a checkpoint. If one stays, it only takes memory.
-    fn forget(&self) {
-        let shards = (1..self.num_processes).map(|index| shard_key(self.step, index));
-        for key in shards.chain([place_key(self.step)]) {
+    fn forget(&self, step: u64) {
+        let shards = (1..self.num_processes).map(|index| shard_key(step, index));
+        for key in shards.chain([place_key(step)]) {
             let _ = self.session.delete(key.as_bytes());
         }
+    }
+
+    /// Tells the others that this checkpoint is not saved. If that does not reach them, the job has failed anyway.
+    fn give_up(&self, reason: &str) {
+        let place: Result<ShardPlace, &str> = Err(reason);
+        let text = serde_json::to_vec(&place).unwrap_or_default();
+        let _ = self.session.put(place_key(self.step).as_bytes(), &text, true);
     }
 }
 
 impl OtherProcesses for Others<'_> {
     fn begin(&self, place: &ShardPlace) -> Result<(), checkpoint::Error> {
-        let text = serde_json::to_vec(place).unwrap_or_default();
-        self.session.put(place_key(self.step).as_bytes(), &text, false).map_err(lost(&self.place))
+        let place: Result<&ShardPlace, String> = Ok(place);
+        let text = serde_json::to_vec(&place).unwrap_or_default();
+        self.session.put(place_key(self.step).as_bytes(), &text, true).map_err(lost(&self.place))
     }
 
     fn wait(&self) -> Result<Vec<SavedShard>, checkpoint::Error> {

@@ -200,3 +200,25 @@ fn the_coordinator_is_reached_through_tls() {
     assert_eq!(partial.code, Some(1));
     assert!(partial.stderr.contains("tls_key is missing"), "{}", partial.stderr);
 }
+
+/// A directory that cannot be made stands for a disk that is full: each save fails at once in process 0, whether or not the
+/// other one has begun with it.
+#[test]
+fn a_checkpoint_that_cannot_be_written_stops_nobody() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let (out, file) = (dir.path().join("out"), dir.path().join("checkpoints"));
+    let checkpoints = format!("checkpoint.dir={}", text(&file));
+    let sets = ["train.epochs=40", "checkpoint.every_steps=100", &checkpoints];
+    let args = train(DIGITS, &sets, &["--out", text(&out)]);
+    let mut running = Running::start(dir.path(), &launch(2, &[], &args));
+    running.until_step(&out, 50);
+    std::fs::remove_dir_all(&file).unwrap();
+    std::fs::write(&file, "in the way").unwrap();
+    let since = Instant::now();
+    let ended = running.end();
+    assert!(since.elapsed() < Duration::from_secs(60), "{:?}", since.elapsed());
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains(text(&file)), "{}", ended.stderr);
+    assert_eq!(summary(&out)["steps"], 880, "{}", ended.stderr);
+}
