@@ -37,6 +37,19 @@ const CASES: [(&str, &[&str]); 10] = [
     ),
 ];
 
+/// A case with parameters that differ: those of `CASES` also run with other parameters.
+const GROUPS: (&str, &[&str]) = (
+    "groups",
+    &[
+        "name=adamw",
+        "weight_decay=0.05",
+        "beta2=0.98",
+        "lr_factors={ 'head.*' = 4 }",
+        "weight_decays={ 'head.*' = 0.5 }",
+        "freeze=['still.*']",
+    ],
+);
+
 fn optimizer(keys: &[&str]) -> Box<dyn Transformation> {
     let text = "model = { name = \"mlp\" }\n data = { source = \"synthetic\" }\n\
                 train = { global_batch = 8, steps = 10 }\n optimizer = { name = \"sgd\" }\n\
@@ -59,7 +72,10 @@ fn update_graph(
     let (specs, params) = (params, state_types.subtree("params"));
     let graph = trace(mesh, |t| {
         let inputs = state_types.map(|path, ty| t.input(path, ty.clone()));
-        let gradients = params.map(|path, ty| t.input(format!("gradients.{path}"), ty.clone()));
+        let gradients = params.map(|path, ty| {
+            let gradient = t.input(format!("gradients.{path}"), ty.clone());
+            optimizer.trained(path, &specs[path], gradient)
+        });
         let context = Context {
             params: inputs.subtree("params"),
             specs: specs.clone(),
@@ -82,13 +98,13 @@ fn update_graph(
 fn ten_updates_match_optax() {
     let reference = reference();
     let cases = reference["cases"].as_object().unwrap();
-    assert_eq!(cases.len(), CASES.len());
+    assert_eq!(cases.len(), CASES.len() + 1);
     let dims = |path: &str| -> Vec<usize> {
         numbers(&reference["dims"][path]).iter().map(|dim| *dim as usize).collect()
     };
     let leaf = |path: &&str| ((*path).to_owned(), LeafSpec::replicated(DType::F64, &dims(path)));
     let params: Tree<_> = NAMES.iter().map(leaf).collect();
-    for (case, keys) in CASES {
+    for (case, keys) in CASES.into_iter().chain([GROUPS]) {
         let keys = [keys, &["ema_decay=0.8"]].concat();
         let (graph, state_types) = update_graph(&*optimizer(&keys), &params, Mesh::SINGLE);
         let start = |path: &str, ty: &TensorType| match path.strip_prefix("params.") {
@@ -187,6 +203,10 @@ fn rows_of_a_stack_are_updated_like_parameters_of_their_own() {
         ("lars, a row not decayed", vec!["name=lars", "weight_decay=0.05", &decay]),
         ("lars, a row not adapted", vec!["name=lars", "weight_decay=0.05", &trust]),
         ("sgd, a row not decayed", vec!["name=sgd", "weight_decay=0.05", &decay]),
+        ("adamw, rates fall with the layer", vec!["name=adamw", "layer_decay=0.5"]),
+        ("adamw, a row with its rate", vec!["name=adamw", "lr_factors={ 'blocks.1.*' = 3 }"]),
+        ("lars, a row with its decay", vec!["name=lars", "weight_decays={ 'blocks.1.*' = 0.5 }"]),
+        ("lamb, a frozen row", vec!["name=lamb", "weight_decay=0.05", "freeze=['blocks.1.*']"]),
     ];
     let cases = CASES.map(|(name, keys)| (name, keys.to_vec()));
     for (case, mut keys) in cases.into_iter().chain(others) {
@@ -215,7 +235,9 @@ fn rows_of_a_stack_are_updated_like_parameters_of_their_own() {
                 inputs.push(vec![Literal::scalar(0u32)]);
                 inputs.push(vec![Literal::scalar(0.25f32)]);
                 let outputs = interpret(&graph, &inputs).unwrap();
-                let leaves = outputs.chunks(params.len());
+                // A stack with a row that is not trained has state for it.
+                let num_leaves = if case.contains("frozen") { 1 } else { usize::MAX };
+                let leaves = outputs.chunks(params.len()).take(num_leaves);
                 leaves.map(|leaf| leaf.iter().flat_map(|x| x[0].to_f64()).collect()).collect()
             };
             let (expected, got) = (update(&apart), update(&stack));
@@ -243,6 +265,28 @@ fn a_pattern_that_matches_no_parameter_is_rejected() {
         assert!(error.contains(&format!("optimizer.{key}: the pattern \"*.wieght\"")), "{error}");
         assert!(error.contains("nearest are `head.weight`"), "{error}");
     }
+}
+
+/// What is said of `lr_factors`, `weight_decays` and `freeze` that fit no model.
+#[test]
+fn patterns_that_contradict_each_other_are_rejected() {
+    let leaf = |path: &str| (path.to_owned(), LeafSpec::replicated(DType::F32, &[2, 2]));
+    let params = Tree::from_iter(["head.weight", "head.bias"].map(leaf));
+    for (keys, expected) in [
+        ("lr_factors={ 'haed.*' = 2 }", "lr_factors: the pattern \"haed.*\" matches no parameter"),
+        ("weight_decays={ '*.biass' = 0 }", "weight_decays: the pattern \"*.biass\" matches no"),
+        ("freeze=['embed.*']", "freeze: the pattern \"embed.*\" matches no parameter"),
+        ("freeze=['*']", "freeze: its patterns match every parameter"),
+        (
+            "lr_factors={ '*.bias' = 2, 'head.*' = 3 }",
+            "lr_factors: `head.bias` matches \"*.bias\" and \"head.*\", which have different numbers",
+        ),
+    ] {
+        let error = optimizer(&["name=sgd", keys]).check(&params).unwrap_err().to_string();
+        assert!(error.contains(&format!("optimizer.{expected}")), "{error}");
+    }
+    let same = optimizer(&["name=sgd", "lr_factors={ '*.bias' = 2, 'head.b*' = 2 }"]);
+    same.check(&params).unwrap();
 }
 
 fn reference() -> Value {

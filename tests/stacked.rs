@@ -147,6 +147,40 @@ fn lars_with_a_mask_for_one_block_trains_alike() {
     check("lars", &lars);
 }
 
+/// Rates that fall from block to block, a rate of its own for one block, and parameters that are not trained.
+#[test]
+fn blocks_with_their_own_rates_train_alike() {
+    let rates = "optimizer.lr_factors={ 'blocks.1.*' = 2, 'norm.*' = 5 }";
+    let decays = "optimizer.weight_decays={ 'blocks.2.*' = 0.3 }";
+    let freeze = "optimizer.freeze=['position.*', 'blocks.*.norm1.*']";
+    let groups = ["optimizer.layer_decay=0.8", rates, decays, freeze];
+    check("groups", &[&groups[..], &["train.num_microbatches=2"]].concat());
+}
+
+/// Parameters that are not trained keep their bits, are not reduced, and have no optimizer state.
+#[test]
+fn frozen_parameters_cost_nothing() {
+    let freeze = "optimizer.freeze=['embed.*', 'position.*', 'blocks.*']";
+    for mesh in MESHES {
+        let trained = train(3, &[&["optimizer.weight_decay=0.1", freeze], &mesh[..]].concat());
+        let after = trained.trainer.model().unwrap();
+        for (path, before) in trained.initial.iter() {
+            let is_frozen = !path.starts_with("norm.");
+            assert_eq!(before.bytes() == after[path].bytes(), is_frozen, "`{path}` on {mesh:?}");
+        }
+        let specs = trained.trainer.state().specs();
+        let kept = specs.paths().filter(|path| path.starts_with("opt_state."));
+        assert_eq!(kept.count(), 4, "two moments of a weight and a bias");
+        let all = train(0, &mesh).trainer;
+        let sent = |trainer: &Trainer| -> u64 {
+            let found = hlo::communication(trainer.step_graph()).into_iter();
+            found.map(|collective| collective.total_bytes_on_wire()).sum()
+        };
+        let [some, all] = [&trained.trainer, &all].map(sent);
+        assert!(mesh == MESHES[0] || some * 2 < all, "{some} of {all} bytes on {mesh:?}");
+    }
+}
+
 /// A file of the unrolled model initializes the scanned one, and the other way round.
 #[test]
 fn files_do_not_depend_on_how_blocks_are_run() {

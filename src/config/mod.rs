@@ -62,7 +62,7 @@ pub use error::{Complaint, Error, Place, Problem};
 pub use file::{expand_home, open_regular, read_regular};
 pub use mesh::{MeshConfig, UnevenMesh};
 pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
-pub use patterns::Patterns;
+pub use patterns::{PatternNumbers, Patterns};
 pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
 pub use schedule::{Peak, Scaling, ScheduleConfig, Warmup, WarmupFrom, WarmupKind};

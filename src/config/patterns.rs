@@ -1,5 +1,7 @@
 //! Patterns for the paths of parameters.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Patterns such as `*.norm?.*`: `*` matches any characters, including dots, `?` matches one, `[ab]` one of
@@ -22,6 +24,11 @@ impl Patterns {
         patterns: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, glob::PatternError> {
         patterns.into_iter().map(glob::Pattern::new).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// `true` if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// `true` if one of the patterns matches the path.
@@ -47,6 +54,79 @@ impl<'de> Deserialize<'de> for Patterns {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let patterns = Vec::<String>::deserialize(deserializer)?;
         let read = Self::new(patterns.iter().map(String::as_str));
+        read.map_err(|error| de::Error::custom(format!("not a pattern: {}", error.msg)))
+    }
+}
+
+/// Numbers for the parameters whose paths match patterns, such as `{ "classifier.*" = 10.0 }`.
+///
+/// ```
+/// let rates = lockstep::config::PatternNumbers::new([("*.bias", 2.0), ("head.*", 10.0)])?;
+/// assert_eq!(rates.of("head.weight"), Ok(Some(10.0)));
+/// assert_eq!(rates.of("embed.weight"), Ok(None));
+/// assert_eq!(rates.of("head.bias"), Err(["*.bias", "head.*"]));
+/// # Ok::<(), glob::PatternError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PatternNumbers(Vec<(glob::Pattern, f64)>);
+
+impl PatternNumbers {
+    /// Reads patterns and takes their numbers.
+    ///
+    /// # Errors
+    /// A pattern that opens a bracket and does not close it, or the like.
+    pub fn new<'a>(
+        numbers: impl IntoIterator<Item = (&'a str, f64)>,
+    ) -> Result<Self, glob::PatternError> {
+        let numbers = numbers.into_iter();
+        numbers.map(|(pattern, number)| Ok((glob::Pattern::new(pattern)?, number))).collect()
+    }
+
+    /// `true` if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The number of the pattern that matches the path; `None` if none does.
+    ///
+    /// # Errors
+    /// Two patterns that match and have different numbers.
+    pub fn of(&self, path: &str) -> Result<Option<f64>, [&str; 2]> {
+        let mut matching = self.0.iter().filter(|(pattern, _)| pattern.matches(path));
+        let Some((first, number)) = matching.next() else { return Ok(None) };
+        match matching.find(|(_, other)| other != number) {
+            Some((other, _)) => Err([first.as_str(), other.as_str()]),
+            None => Ok(Some(*number)),
+        }
+    }
+
+    /// The patterns.
+    pub fn patterns(&self) -> Patterns {
+        Patterns(self.0.iter().map(|(pattern, _)| pattern.clone()).collect())
+    }
+
+    /// Each pattern and its number.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.0.iter().map(|(pattern, number)| (pattern.as_str(), *number))
+    }
+}
+
+impl FromIterator<(glob::Pattern, f64)> for PatternNumbers {
+    fn from_iter<I: IntoIterator<Item = (glob::Pattern, f64)>>(numbers: I) -> Self {
+        Self(numbers.into_iter().collect())
+    }
+}
+
+impl Serialize for PatternNumbers {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for PatternNumbers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let numbers = BTreeMap::<String, f64>::deserialize(deserializer)?;
+        let read = Self::new(numbers.iter().map(|(pattern, number)| (pattern.as_str(), *number)));
         read.map_err(|error| de::Error::custom(format!("not a pattern: {}", error.msg)))
     }
 }

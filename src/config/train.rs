@@ -18,6 +18,11 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Steps between evaluations; 0, the default, evaluates at the end only.
     pub eval_every: u64,
+    /// Evaluations in a row without a better one after which the run ends; 0, the default, for none.
+    pub patience: u64,
+    /// `loss` or the metric of the model that says which evaluation is the best. Default: the accuracy or, if the model
+    /// has none, the loss.
+    pub best_metric: Option<String>,
     /// Microbatches whose gradients are summed, at most [`MAX_ROUNDS`]. Default 1.
     pub num_microbatches: usize,
     /// Steps in one launch of a program, at most [`MAX_ROUNDS`]. Launches end at evaluations and proofs.
@@ -110,6 +115,9 @@ struct TrainKeys {
     examples: Option<u64>,
     seed: u64,
     eval_every: u64,
+    patience: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    best_metric: Option<String>,
     num_microbatches: usize,
     steps_per_launch: usize,
     check_lockstep_every: u64,
@@ -127,6 +135,8 @@ impl Default for TrainKeys {
             examples: None,
             seed: 0,
             eval_every: 0,
+            patience: 0,
+            best_metric: None,
             num_microbatches: 1,
             steps_per_launch: 1,
             check_lockstep_every: 50,
@@ -167,13 +177,20 @@ impl Section for TrainConfig {
             length: read_length(&keys, errors),
             seed: keys.seed,
             eval_every: keys.eval_every,
+            patience: keys.patience,
+            best_metric: keys.best_metric,
             num_microbatches: keys.num_microbatches,
             steps_per_launch: keys.steps_per_launch,
             check_lockstep_every: keys.check_lockstep_every,
             on_nonfinite: keys.on_nonfinite,
             precision: keys.precision,
         };
-        // Otherwise the key would silently have no effect.
+        // Otherwise the keys would silently have no effect.
+        if errors.none_of(&["eval_every", "patience"]) {
+            let has_evaluations = keys.patience == 0 || keys.eval_every > 0;
+            let allowed = "0 while train.eval_every is 0: without evaluations no run ends early";
+            errors.check(require(has_evaluations, "patience", keys.patience, allowed));
+        }
         let stops =
             [("check_lockstep_every", keys.check_lockstep_every), ("eval_every", keys.eval_every)];
         for (key, every) in stops {
@@ -222,6 +239,8 @@ impl From<TrainConfig> for TrainKeys {
         let mut keys = Self {
             seed: train.seed,
             eval_every: train.eval_every,
+            patience: train.patience,
+            best_metric: train.best_metric,
             num_microbatches: train.num_microbatches,
             steps_per_launch: train.steps_per_launch,
             check_lockstep_every: train.check_lockstep_every,

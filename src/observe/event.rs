@@ -88,6 +88,9 @@ pub struct RunInfo {
     pub resumed_from: Option<String>,
     /// Earlier attempts at the job under the same supervisor, all of which have failed.
     pub failed_generations: Vec<FailedGeneration>,
+    /// `loss` or the metric that says which evaluation is the best; `None` for the accuracy or, if the model has none,
+    /// the loss.
+    pub best_metric: Option<String>,
     /// What the run had come to there.
     pub progress: RunProgress,
 }
@@ -177,7 +180,19 @@ pub struct EvalResult {
 
 impl EvalResult {
     /// A metric cannot have one of these names: `eval_loss` and `eval_step` are other fields.
-    pub const RESERVED_NAMES: [&str; 2] = ["loss", "step"];
+    pub const RESERVED_NAMES: [&str; 2] = [Self::LOSS, "step"];
+    /// The name of the loss where a metric can be named.
+    pub const LOSS: &'static str = "loss";
+
+    /// `true` if this is better than `other` by a metric, of which more is better, or by the loss; see
+    /// [`RunInfo::best_metric`].
+    pub fn is_better(&self, other: &Self, by: Option<&str>) -> bool {
+        let metric = by.unwrap_or("accuracy");
+        match (self.metrics.get(metric), other.metrics.get(metric)) {
+            (Some(found), Some(best)) => found > best || best.is_nan() && !found.is_nan(),
+            _ => self.loss < other.loss,
+        }
+    }
 }
 
 impl Serialize for EvalResult {

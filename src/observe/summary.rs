@@ -80,6 +80,9 @@ pub struct Summary {
     pub resumed_from: Option<String>,
     /// Earlier attempts at the job under the same supervisor, all of which have failed.
     pub failed_generations: Vec<FailedGeneration>,
+    /// See [`RunInfo::best_metric`](super::RunInfo::best_metric).
+    #[serde(skip)]
+    pub best_metric: Option<String>,
 }
 
 /// The state or outcome of a run.
@@ -101,11 +104,9 @@ impl Summary {
     /// The name of the file.
     pub const FILE: &'static str = "summary.json";
 
-    /// Adds an evaluation. It is the best one if its accuracy is the highest or, if the model has none, its loss the
-    /// lowest; of equal ones the first.
+    /// Adds an evaluation. Of equally good ones the first is the best.
     fn evaluated(&mut self, found: &StepEval) {
         let StepEval { step, eval } = found;
-        let accuracy = |eval: &StepEval| eval.eval.metrics.get("accuracy").copied();
         (self.eval_step, self.eval_loss) = (Some(*step), Some(eval.loss));
         (self.eval_accuracy, self.eval_top5_accuracy) = (None, None);
         self.eval_metrics.clear();
@@ -116,10 +117,7 @@ impl Summary {
                 _ => drop(self.eval_metrics.insert(eval_field(name), *value)),
             }
         }
-        let beats = |best: &StepEval| match (accuracy(found), accuracy(best)) {
-            (Some(accuracy), Some(best)) => accuracy > best,
-            _ => eval.loss < best.eval.loss,
-        };
+        let beats = |best: &StepEval| eval.is_better(&best.eval, self.best_metric.as_deref());
         if eval.loss.is_finite() && self.best_eval.as_ref().is_none_or(beats) {
             self.best_eval = Some(found.clone());
         }
@@ -209,6 +207,7 @@ impl Sink for SummaryFile {
                 summary.version = info.version;
                 summary.resumed_from = info.resumed_from.clone();
                 summary.failed_generations = info.failed_generations.clone();
+                summary.best_metric = info.best_metric.clone();
                 let progress = &info.progress;
                 summary.steps = progress.num_steps;
                 summary.num_skipped = progress.num_skipped;

@@ -2,12 +2,11 @@
 
 use hlo::{LeafSpec, Tensor, Tree};
 
-use super::mask::Included;
 use super::norm::{param_norm, ratio};
-use super::{Context, Mask, Transformation, UnmatchedPattern, of_rows_for};
+use super::{Context, Decayed, InvalidPattern, Mask, Transformation, of_rows_for};
 
 /// Layer-wise adaptive rates: scales each parameter's update to a fraction of the parameter's norm.
-/// Parameters that `adapted` excludes are not scaled; those that `decayed` excludes are not decayed.
+/// Parameters that `adapted` excludes are not scaled; `decayed` says which are decayed.
 /// Where a norm is 0, the scale is 1. You, Gitman and Ginsburg, "Large batch training of convolutional
 /// networks" (2017), algorithm 1.
 ///
@@ -29,7 +28,7 @@ use super::{Context, Mask, Transformation, UnmatchedPattern, of_rows_for};
 ///         num_updates: t.scalar(DType::U32, 0.0),
 ///         learning_rate: t.scalar(DType::F32, 1.0),
 ///     };
-///     let link = scale_by_lars(0.001, 0.0, Mask::Matrices, Mask::Matrices);
+///     let link = scale_by_lars(0.001, 0.0, Mask::Matrices.into(), Mask::Matrices);
 ///     let updates = link.update(tree([0.3, 0.4]), &mut Tree::new(), &context);
 ///     t.output("u", updates["w"]);
 /// })?;
@@ -41,7 +40,7 @@ use super::{Context, Mask, Transformation, UnmatchedPattern, of_rows_for};
 pub fn scale_by_lars(
     coefficient: f64,
     decay: f64,
-    decayed: Mask,
+    decayed: Decayed,
     adapted: Mask,
 ) -> impl Transformation {
     Lars { coefficient, decay, decayed, adapted }
@@ -50,12 +49,12 @@ pub fn scale_by_lars(
 struct Lars {
     coefficient: f64,
     decay: f64,
-    decayed: Mask,
+    decayed: Decayed,
     adapted: Mask,
 }
 
 impl Transformation for Lars {
-    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
+    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), InvalidPattern> {
         self.decayed.check(params)?;
         self.adapted.check(params)
     }
@@ -71,17 +70,14 @@ impl Transformation for Lars {
             else {
                 return *gradient;
             };
-            let decayed = match self.decay {
-                0.0 => Included::None,
-                _ => self.decayed.of_leaf(path, spec),
-            };
-            let update = decayed.choose(|| *gradient + *param * self.decay, *gradient);
+            let decays = self.decayed.of_leaf(path, spec, self.decay);
+            let plus_decay =
+                |sum: Tensor<'g>, of: Tensor<'g>| decays.times(of).map_or(sum, |decay| sum + decay);
+            let update = plus_decay(*gradient, *param);
             let scaled = || {
                 let [param_norm, gradient_norm] = [*param, *gradient].map(|x| param_norm(x, spec));
                 // A zero gradient is not scaled: decay alone gives no direction to trust.
-                let norms =
-                    decayed.choose(|| gradient_norm + param_norm * self.decay, gradient_norm);
-                let by = norms / self.coefficient;
+                let by = plus_decay(gradient_norm, param_norm) / self.coefficient;
                 let by = gradient_norm.greater(0.0).select(by, gradient_norm);
                 update * of_rows_for(ratio(param_norm, by), update)
             };

@@ -80,18 +80,27 @@ impl Mask {
     ///
     /// # Errors
     /// The pattern, and the parameters with the most similar paths.
-    pub fn check(&self, params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
+    pub fn check(&self, params: &Tree<LeafSpec>) -> Result<(), InvalidPattern> {
         let Self::Except { key, patterns } = self else { return Ok(()) };
-        let params = rows(params);
-        let paths: Vec<_> = params.paths().collect();
-        match patterns.unmatched(&paths) {
-            Some(pattern) => Err(UnmatchedPattern {
-                key,
-                pattern: pattern.to_owned(),
-                nearest: nearest(pattern, &paths),
-            }),
-            None => Ok(()),
-        }
+        check_matches(key, patterns, params)
+    }
+}
+
+/// Checks that every pattern matches a parameter.
+pub(super) fn check_matches(
+    key: &'static str,
+    patterns: &Patterns,
+    params: &Tree<LeafSpec>,
+) -> Result<(), InvalidPattern> {
+    let params = rows(params);
+    let paths: Vec<_> = params.paths().collect();
+    match patterns.unmatched(&paths) {
+        Some(pattern) => Err(InvalidPattern::Unmatched {
+            key,
+            pattern: pattern.to_owned(),
+            nearest: nearest(pattern, &paths),
+        }),
+        None => Ok(()),
     }
 }
 
@@ -126,19 +135,40 @@ impl Included {
     }
 }
 
-/// A pattern that matches no parameter.
+/// Patterns of the optimizer's keys that do not fit the model's parameters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "optimizer.{key}: the pattern {pattern:?} matches no parameter; the nearest are {}",
-    nearest.join(", ")
-)]
-pub struct UnmatchedPattern {
-    /// The configuration key that holds it.
-    pub key: &'static str,
-    /// The pattern as given.
-    pub pattern: String,
-    /// The most similar parameter paths, best first.
-    pub nearest: Vec<String>,
+pub enum InvalidPattern {
+    /// A pattern that matches no parameter.
+    #[error(
+        "optimizer.{key}: the pattern {pattern:?} matches no parameter; the nearest are {}",
+        nearest.join(", ")
+    )]
+    Unmatched {
+        /// The configuration key that holds it.
+        key: &'static str,
+        /// The pattern as given.
+        pattern: String,
+        /// The most similar parameter paths, best first.
+        nearest: Vec<String>,
+    },
+    /// A parameter with two numbers.
+    #[error(
+        "optimizer.{key}: `{path}` matches {:?} and {:?}, which have different numbers; make one of the patterns narrower",
+        patterns[0], patterns[1]
+    )]
+    Ambiguous {
+        /// The configuration key that holds them.
+        key: &'static str,
+        /// The parameter.
+        path: String,
+        /// The two patterns.
+        patterns: [String; 2],
+    },
+    /// No parameter is left to train.
+    #[error(
+        "optimizer.freeze: its patterns match every parameter, so that nothing is trained; leave some out"
+    )]
+    AllFrozen,
 }
 
 /// The three paths that are spelled most like the pattern.

@@ -8,10 +8,12 @@
 mod adam;
 mod clip;
 mod ema;
+mod freeze;
 mod lars;
 mod mask;
 mod momentum;
 mod norm;
+mod per_parameter;
 mod rules;
 pub mod schedule;
 mod trust_ratio;
@@ -22,10 +24,12 @@ use hlo::{LeafSpec, Tensor, Tree};
 pub use adam::scale_by_adam;
 pub use clip::clip_by_global_norm;
 pub use ema::average_params;
+pub use freeze::train_only;
 pub use lars::scale_by_lars;
-pub use mask::{Mask, UnmatchedPattern};
+pub use mask::{InvalidPattern, Mask};
 pub use momentum::momentum;
 pub use norm::global_norm;
+pub use per_parameter::{Decayed, RateFactors, scale_rates};
 pub use rules::{adam, adamw, from_config, lamb, lars, sgd};
 pub use trust_ratio::scale_by_trust_ratio;
 pub use weight_decay::add_decayed_weights;
@@ -42,12 +46,22 @@ pub trait Transformation {
         Tree::new()
     }
 
-    /// Checks its masks against these parameters. A stacked leaf is not a parameter: its rows are.
+    /// Checks its patterns against these parameters. A stacked leaf is not a parameter: its rows are.
     ///
     /// # Errors
-    /// If a pattern matches none of them.
-    fn check(&self, _params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
+    /// If a pattern matches none of them, or two contradict each other.
+    fn check(&self, _params: &Tree<LeafSpec>) -> Result<(), InvalidPattern> {
         Ok(())
+    }
+
+    /// `true` if the parameters of a leaf stay as they are, so that their gradients are not needed.
+    fn freezes(&self, _path: &str, _spec: &LeafSpec) -> bool {
+        false
+    }
+
+    /// The gradient of a leaf, in which that of a row that stays as it is has been replaced by zeros.
+    fn trained<'g>(&self, _path: &str, _spec: &LeafSpec, gradient: Tensor<'g>) -> Tensor<'g> {
+        gradient
     }
 
     /// Transforms `updates` (the gradients, or the result of the previous link), and replaces `state` by the
@@ -87,7 +101,7 @@ impl Transformation for Chain {
         self.links.iter().flat_map(|link| link.init(params)).collect()
     }
 
-    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
+    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), InvalidPattern> {
         self.links.iter().try_for_each(|link| link.check(params))
     }
 

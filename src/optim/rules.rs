@@ -1,16 +1,19 @@
 //! The update rules as chains, and the chain of a configuration.
 
 use super::{
-    Mask, Transformation, add_decayed_weights, average_params, chain, clip_by_global_norm,
+    Decayed, Mask, Transformation, add_decayed_weights, average_params, chain, clip_by_global_norm,
     momentum, scale_by_adam, scale_by_lars, scale_by_learning_rate, scale_by_trust_ratio,
+    scale_rates, train_only,
 };
 use crate::config::{self, UpdateRule};
 
 type Links = Vec<Box<dyn Transformation>>;
 
-/// The optimizer of a configuration: gradient clipping, the update rule, the running mean of the parameters.
+/// The optimizer of a configuration: gradient clipping, the update rule, the factors of its rates, the running mean of the
+/// parameters; all of this for the parameters that are trained.
 pub fn from_config(config: &config::OptimizerConfig) -> Box<dyn Transformation> {
-    let decayed = Mask::new("weight_decay_exclude", config.weight_decay_exclude.as_ref());
+    let mask = Mask::new("weight_decay_exclude", config.weight_decay_exclude.as_ref());
+    let decayed = Decayed { mask, own: config.weight_decays.clone() };
     let rule: Box<dyn Transformation> = match &config.rule {
         UpdateRule::Sgd(config) => Box::new(sgd(config, decayed)),
         UpdateRule::Adam(config) => Box::new(adam(config, decayed)),
@@ -21,8 +24,15 @@ pub fn from_config(config: &config::OptimizerConfig) -> Box<dyn Transformation> 
     let mut links: Links = vec![];
     links.extend(config.clip_grad_norm.map(|norm| Box::new(clip_by_global_norm(norm)) as _));
     links.push(rule);
+    if !config.lr_factors.is_empty() || config.layer_decay != 1.0 {
+        links.push(Box::new(scale_rates(config.lr_factors.clone(), config.layer_decay)));
+    }
     links.extend(config.ema_decay.map(|decay| Box::new(average_params(decay)) as _));
-    Box::new(chain(links))
+    let optimizer = Box::new(chain(links));
+    match config.freeze.is_empty() {
+        true => optimizer,
+        false => Box::new(train_only(Mask::new("freeze", Some(&config.freeze)), optimizer)),
+    }
 }
 
 /// Stochastic gradient descent: `g = grad + decay w; m = mu m + g; w -= lr m` (Nesterov: `w -= lr (g +
@@ -37,10 +47,10 @@ pub fn from_config(config: &config::OptimizerConfig) -> Box<dyn Transformation> 
 /// use lockstep::{config::Sgd, optim::{Mask, Transformation, sgd}};
 /// use hlo::{DType, LeafSpec, Tree};
 /// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
-/// let state = sgd(&Sgd::default(), Mask::Matrices).init(&params);
+/// let state = sgd(&Sgd::default(), Mask::Matrices.into()).init(&params);
 /// assert_eq!(state.paths().collect::<Vec<_>>(), ["momentum.w"]);
 /// ```
-pub fn sgd(config: &config::Sgd, decayed: Mask) -> impl Transformation + use<> {
+pub fn sgd(config: &config::Sgd, decayed: Decayed) -> impl Transformation + use<> {
     let decay = Box::new(add_decayed_weights(config.weight_decay, decayed));
     let config::Sgd { momentum, nesterov, momentum_correction, .. } = *config;
     with_momentum(decay, momentum, nesterov, momentum_correction)
@@ -52,9 +62,9 @@ pub fn sgd(config: &config::Sgd, decayed: Mask) -> impl Transformation + use<> {
 /// use lockstep::{config::Adam, optim::{Mask, Transformation, adam}};
 /// use hlo::{DType, LeafSpec, Tree};
 /// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
-/// assert_eq!(adam(&Adam::default(), Mask::Matrices).init(&params).len(), 2);
+/// assert_eq!(adam(&Adam::default(), Mask::Matrices.into()).init(&params).len(), 2);
 /// ```
-pub fn adam(config: &config::Adam, decayed: Mask) -> impl Transformation + use<> {
+pub fn adam(config: &config::Adam, decayed: Decayed) -> impl Transformation + use<> {
     chain(vec![
         Box::new(add_decayed_weights(config.weight_decay, decayed)),
         Box::new(scale_by_adam(config.beta1, config.beta2, config.epsilon)),
@@ -69,10 +79,10 @@ pub fn adam(config: &config::Adam, decayed: Mask) -> impl Transformation + use<>
 /// use lockstep::{config::AdamW, optim::{Mask, Transformation, adamw}};
 /// use hlo::{DType, LeafSpec, Tree};
 /// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
-/// let state = adamw(&AdamW::default(), Mask::Matrices).init(&params);
+/// let state = adamw(&AdamW::default(), Mask::Matrices.into()).init(&params);
 /// assert_eq!(state.paths().collect::<Vec<_>>(), ["first_moment.w", "second_moment.w"]);
 /// ```
-pub fn adamw(config: &config::AdamW, decayed: Mask) -> impl Transformation + use<> {
+pub fn adamw(config: &config::AdamW, decayed: Decayed) -> impl Transformation + use<> {
     chain(vec![
         Box::new(scale_by_adam(config.beta1, config.beta2, config.epsilon)),
         Box::new(add_decayed_weights(config.weight_decay, decayed)),
@@ -88,10 +98,10 @@ pub fn adamw(config: &config::AdamW, decayed: Mask) -> impl Transformation + use
 /// use lockstep::{config::Lars, optim::{Mask, Transformation, lars}};
 /// use hlo::{DType, LeafSpec, Tree};
 /// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
-/// let state = lars(&Lars::default(), Mask::Matrices).init(&params);
+/// let state = lars(&Lars::default(), Mask::Matrices.into()).init(&params);
 /// assert_eq!(state.paths().collect::<Vec<_>>(), ["momentum.w"]);
 /// ```
-pub fn lars(config: &config::Lars, decayed: Mask) -> impl Transformation + use<> {
+pub fn lars(config: &config::Lars, decayed: Decayed) -> impl Transformation + use<> {
     let config::Lars { momentum, nesterov, momentum_correction, .. } = *config;
     let adapted = Mask::new("trust_exclude", config.trust_exclude.as_ref());
     let (coefficient, decay) = (config.trust_coefficient, config.weight_decay);
@@ -106,9 +116,9 @@ pub fn lars(config: &config::Lars, decayed: Mask) -> impl Transformation + use<>
 /// use lockstep::{config::Lamb, optim::{Mask, Transformation, lamb}};
 /// use hlo::{DType, LeafSpec, Tree};
 /// let params = Tree::from_iter([("w".to_owned(), LeafSpec::replicated(DType::F32, &[3]))]);
-/// assert_eq!(lamb(&Lamb::default(), Mask::Matrices).init(&params).len(), 2);
+/// assert_eq!(lamb(&Lamb::default(), Mask::Matrices.into()).init(&params).len(), 2);
 /// ```
-pub fn lamb(config: &config::Lamb, decayed: Mask) -> impl Transformation + use<> {
+pub fn lamb(config: &config::Lamb, decayed: Decayed) -> impl Transformation + use<> {
     chain(vec![
         Box::new(scale_by_adam(config.beta1, config.beta2, config.epsilon)),
         Box::new(add_decayed_weights(config.weight_decay, decayed)),

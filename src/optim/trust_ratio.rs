@@ -3,7 +3,7 @@
 use hlo::{LeafSpec, Tensor, Tree};
 
 use super::norm::{param_norm, ratio};
-use super::{Context, Mask, Transformation, UnmatchedPattern, of_rows_for};
+use super::{Context, InvalidPattern, Mask, Transformation, of_rows_for};
 
 /// Scales the update of each parameter in `adapted` to the parameter's norm; if either norm is 0, the
 /// update is unchanged. You et al., "Large batch optimization for deep learning: training BERT in 76
@@ -40,7 +40,7 @@ struct TrustRatio {
 }
 
 impl Transformation for TrustRatio {
-    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
+    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), InvalidPattern> {
         self.adapted.check(params)
     }
 

@@ -2,9 +2,9 @@
 
 use hlo::{LeafSpec, Tensor, Tree};
 
-use super::{Context, Mask, Transformation, UnmatchedPattern};
+use super::{Context, Decayed, InvalidPattern, Transformation};
 
-/// Adds `decay` times the parameter to its update, for the parameters in `decayed`. Krogh and Hertz, "A
+/// Adds `decay` times the parameter to its update, or what `decayed` says in its place. Krogh and Hertz, "A
 /// simple weight decay can improve generalization" (1991).
 ///
 /// ```
@@ -21,23 +21,23 @@ use super::{Context, Mask, Transformation, UnmatchedPattern};
 ///         learning_rate: t.scalar(DType::F32, 1.0),
 ///     };
 ///     let gradients = params.map(|_, w| w.full_like(0.0));
-///     let link = add_decayed_weights(0.1, Mask::Matrices);
+///     let link = add_decayed_weights(0.1, Mask::Matrices.into());
 ///     t.output("u", link.update(gradients, &mut Tree::new(), &context)["w"]);
 /// })?;
 /// assert_eq!(graph.ty(graph.outputs()[0].value).dims, [2, 3]);
 /// # Ok::<(), hlo::Error>(())
 /// ```
-pub fn add_decayed_weights(decay: f64, decayed: Mask) -> impl Transformation {
+pub fn add_decayed_weights(decay: f64, decayed: Decayed) -> impl Transformation + use<> {
     DecayedWeights { decay, decayed }
 }
 
 struct DecayedWeights {
     decay: f64,
-    decayed: Mask,
+    decayed: Decayed,
 }
 
 impl Transformation for DecayedWeights {
-    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), UnmatchedPattern> {
+    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), InvalidPattern> {
         self.decayed.check(params)
     }
 
@@ -47,9 +47,13 @@ impl Transformation for DecayedWeights {
         _state: &mut Tree<Tensor<'g>>,
         context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
-        if self.decay == 0.0 {
-            return updates;
-        }
-        self.decayed.map(updates, context, |update, param, _| update + param * self.decay)
+        updates.map(|path, update| {
+            let (Some(param), Some(spec)) = (context.params.get(path), context.specs.get(path))
+            else {
+                return *update;
+            };
+            let decays = self.decayed.of_leaf(path, spec, self.decay);
+            decays.times(*param).map_or(*update, |decay| *update + decay)
+        })
     }
 }

@@ -196,8 +196,14 @@ impl DeclaredStep<'_> {
     pub(super) fn bound<'g>(&self, held: &Tree<Held<'g>>) -> Tree<Tensor<'g>> {
         held.map(|path, Held { tensor, once_per_step }| {
             let (sharding, dtypes) = self.placed(path);
-            self.spec.policy.for_microbatch(*tensor, *once_per_step, sharding, dtypes)
+            let bound = self.spec.policy.for_microbatch(*tensor, *once_per_step, sharding, dtypes);
+            if self.freezes(path) { bound.stop_gradient() } else { bound }
         })
+    }
+
+    /// `true` if the optimizer leaves all of the leaf of the parameter with this path in the model as it is.
+    pub(super) fn freezes(&self, path: &str) -> bool {
+        self.spec.optimizer.freezes(path, self.param_leaf(path))
     }
 
     /// What [`Policy`] needs to know of the parameter with this path in the model.

@@ -23,7 +23,7 @@ mod train;
 
 use hlo::{Graph, passes, rewrites, verify};
 
-use crate::optim::UnmatchedPattern;
+use crate::optim::InvalidPattern;
 
 pub use declare::{BatchField, DeclaredStep, StepSpec};
 pub use eval::trace_eval;
@@ -51,7 +51,7 @@ pub enum StepError {
     Verify(#[from] hlo::VerifyError),
     /// The optimizer does not fit the model.
     #[error(transparent)]
-    Optimizer(#[from] UnmatchedPattern),
+    Optimizer(#[from] InvalidPattern),
     /// A parameter cannot be sharded as the policy requires.
     #[error("the parameter `{path}` cannot be sharded: {source}")]
     Shard {

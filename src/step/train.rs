@@ -191,11 +191,19 @@ fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>) -> Gradients<'g> 
     // `vary`, whose VJP sums the gradients of the copies.
     let params = inputs.params();
     let kept: Vec<_> = params.values().copied().collect();
-    let cotangents: Vec<_> = held.into_iter().zip(gradients).collect();
+    // Nothing is reduced for a leaf that is not trained.
+    let is_trained = |path: &&str| !step.freezes(path);
+    let cotangents = params.paths().zip(held.into_iter().zip(gradients));
+    let cotangents = cotangents.filter(|(path, _)| is_trained(path));
+    let cotangents: Vec<_> = cotangents.map(|(_, cotangent)| cotangent).collect();
     let totals = vjp(&cotangents, &kept);
     let total_weight = global(spec, weight);
     let scale = 1.0 / total_weight;
-    let totals: Tree<_> = params.paths().map(str::to_owned).zip(totals).collect();
+    let totals = params.paths().zip(totals).map(|(path, total)| {
+        let total = spec.optimizer.trained(path, step.param_leaf(path), total);
+        (path.to_owned(), total)
+    });
+    let totals: Tree<_> = totals.collect();
     Gradients {
         mean: totals.map(|_, total| *total * scale.vary(total.varying())),
         totals,

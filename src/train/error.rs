@@ -126,6 +126,14 @@ pub enum Error {
         /// The reason.
         reason: &'static str,
     },
+    /// The metric by which the best evaluation is chosen is not one of the model's.
+    #[error("train.best_metric: found {found:?}; this model has {known}")]
+    BestMetric {
+        /// The metric.
+        found: String,
+        /// What can be chosen.
+        known: String,
+    },
     /// The output directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] RunDirError),

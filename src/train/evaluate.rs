@@ -9,12 +9,21 @@ use crate::pjrt::{Arg, Buffers};
 use crate::step::SUMS;
 
 impl Trainer {
-    /// Checks that every metric of the model can have its own field in the files of a run.
+    /// Checks that every metric of the model can have its own field in the files of a run, and that the best evaluation
+    /// is chosen by one of them or by the loss.
     ///
     /// # Errors
-    /// If a metric has a reserved name, or two have the same name.
-    pub(super) fn check_metric_names(&self) -> Result<(), Error> {
-        check_metric_names(&self.programs.eval_metrics)
+    /// If a metric has a reserved name, two have the same name, or the model has no metric called `best`.
+    pub(super) fn check_metrics(&self, best: Option<&str>) -> Result<(), Error> {
+        let names = &self.programs.eval_metrics;
+        check_metric_names(names)?;
+        match best {
+            Some(best) if best != EvalResult::LOSS && !names.contains(&best) => {
+                let known = [&[EvalResult::LOSS], &names[..]].concat();
+                Err(Error::BestMetric { found: best.to_owned(), known: known.join(", ") })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Computes means over a split, counting each example once.

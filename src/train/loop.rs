@@ -131,7 +131,7 @@ impl<'a> Loop<'a> {
         let mut agreed = self.agree()?;
         // A request from before the first step is met after it.
         let mut requested = std::mem::take(&mut agreed.must_save);
-        while self.trainer.steps_taken() < total_steps && !agreed.stop {
+        while self.trainer.steps_taken() < total_steps && !agreed.stop && !self.ends_early() {
             let Some(batch) = self.next_batch()? else { break };
             self.launch(batch)?;
             agreed = self.agree()?;
@@ -153,6 +153,7 @@ impl<'a> Loop<'a> {
             }
         }
         let num_steps = self.trainer.steps_taken();
+        let ends_early = self.ends_early();
         if num_steps < self.due_steps.total_steps() {
             self.record_all_but(0)?;
             if self.due_steps.has_proofs() {
@@ -160,7 +161,10 @@ impl<'a> Loop<'a> {
                 self.prove()?;
             }
             self.save(true)?;
-            return Ok(End::Interrupted);
+            if !ends_early {
+                return Ok(End::Interrupted);
+            }
+            self.say_why_early();
         }
         // This error comes first: with it, the run has failed whether or not it was evaluated.
         self.skipped.check_last(num_steps)?;
@@ -237,6 +241,27 @@ impl<'a> Loop<'a> {
             stopped?;
         }
         Ok(())
+    }
+
+    /// `true` if the last `train.patience` evaluations were not better than the best one. Follows from what checkpoints
+    /// hold, and is alike in all processes.
+    fn ends_early(&self) -> bool {
+        let config = &self.job.config.train;
+        let progress = self.recorder.progress();
+        let Some(eval) = progress.eval.filter(|_| config.patience > 0) else { return false };
+        let best = progress.best_eval.map_or(0, |best| best.step + 1);
+        (eval.step + 1).saturating_sub(best) >= config.patience.saturating_mul(config.eval_every)
+    }
+
+    fn say_why_early(&mut self) {
+        let patience = self.job.config.train.patience;
+        let best = self.recorder.progress().best_eval;
+        let best = best.map_or("none was finite".to_owned(), |best| {
+            format!("the best was after step {}", best.step + 1)
+        });
+        self.recorder.say(&format!(
+            "ended early: {patience} evaluations in a row were not better ({best}; train.patience = {patience})"
+        ));
     }
 
     /// `true` if the state of the best evaluation so far is to be saved, and that is the current one.

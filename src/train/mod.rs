@@ -137,7 +137,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let check = || stop.check();
     let (client, run, mut trainer) =
         setup::start(job, processes, &StartupSpans::new(*started), check)?;
-    trainer.check_metric_names()?;
+    trainer.check_metrics(job.config.train.best_metric.as_deref())?;
     if let Some(path) = init {
         trainer.set_model(&params_file::load(path, &trainer.model_specs())?)?;
     }

@@ -95,8 +95,11 @@ fn odd_ones_out(values: &[(usize, u32)]) -> String {
             list(&odd)
         }
         None => {
+            // In the order of replicas: that of the values would differ from one processor to another.
+            let mut groups: Vec<_> = groups.into_values().collect();
+            groups.sort_unstable();
             let groups: Vec<_> =
-                groups.values().map(|group| format!("{{{}}}", list(group))).collect();
+                groups.iter().map(|group| format!("{{{}}}", list(group))).collect();
             groups.join(" against ")
         }
     }
@@ -110,6 +113,7 @@ mod tests {
     fn the_odd_replica_is_named() {
         assert_eq!(odd_ones_out(&[(0, 7), (1, 7), (2, 9), (3, 7)]), "2");
         assert_eq!(odd_ones_out(&[(0, 1), (1, 2)]), "{0} against {1}");
+        assert_eq!(odd_ones_out(&[(0, 2), (1, 1)]), "{0} against {1}");
         assert_eq!(odd_ones_out(&[(1, 5), (3, 5), (5, 6), (7, 6)]), "{1, 3} against {5, 7}");
     }
 }

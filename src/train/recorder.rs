@@ -74,6 +74,7 @@ impl Recorder {
             version: env!("CARGO_PKG_VERSION"),
             resumed_from: resumed.map(|from| from.location().to_string()),
             failed_generations: processes.failed_generations(),
+            best_metric: job.config.train.best_metric.clone(),
             progress: resumed.map_or_else(RunProgress::default, |from| {
                 let metrics = trainer.eval_metrics();
                 progress_of(from.run().step, &from.run().progress, metrics)

@@ -71,7 +71,7 @@ fn sgd_steps_match_jax() {
         ..Sgd::default()
     };
     assert!(config.nesterov && config.weight_decay > 0.0);
-    check("sgd", &sgd(&config, Mask::Matrices));
+    check("sgd", &sgd(&config, Mask::Matrices.into()));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn adamw_steps_match_jax() {
         weight_decay: number(&options["weight_decay"]),
     };
     assert!(config.weight_decay > 0.0);
-    check("adamw", &adamw(&config, Mask::Matrices));
+    check("adamw", &adamw(&config, Mask::Matrices.into()));
 }
 
 fn check(name: &str, optimizer: &dyn Transformation) {

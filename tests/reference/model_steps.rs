@@ -28,7 +28,7 @@ fn a_step_of_gpt_matches_pytorch() {
     let adam: AdamW = serde_json::from_value(reference["optimizer"].clone()).unwrap();
     assert!(adam.weight_decay > 0.0);
     let model = config.model();
-    gpt_case(&reference, &model, &adamw(&adam, Mask::Matrices)).check();
+    gpt_case(&reference, &model, &adamw(&adam, Mask::Matrices.into())).check();
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_step_of_resnet20_matches_pytorch() {
     let momentum: Sgd = serde_json::from_value(reference["optimizer"].clone()).unwrap();
     assert!(momentum.nesterov && momentum.weight_decay > 0.0);
     let model = resnet20(&reference);
-    resnet20_case(&reference, &model, &sgd(&momentum, Mask::Matrices)).check();
+    resnet20_case(&reference, &model, &sgd(&momentum, Mask::Matrices.into())).check();
 }
 
 #[test]

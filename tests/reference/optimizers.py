@@ -37,7 +37,7 @@ def rate(step):
 
 
 def matrices(tree):
-    return {path: leaf.ndim >= 2 for path, leaf in tree.items()}
+    return {path: getattr(leaf, "ndim", 0) >= 2 for path, leaf in tree.items()}
 
 
 def numbers(seed):
@@ -83,6 +83,12 @@ def cases():
             optax.scale_by_adam(eps=1e-6, **BETAS), decayed(DECAY),
             optax.masked(optax.scale_by_trust_ratio(), matrices), optax.scale_by_learning_rate(rate)),
         "lamb_all": optax.lamb(rate, eps=1e-6, weight_decay=DECAY, **BETAS),
+        # Four times the rate and ten times the decay for the head, and a parameter that is not trained.
+        "groups": optax.multi_transform({
+            "linear": optax.adamw(rate, eps=1e-8, weight_decay=DECAY, mask=matrices, **BETAS),
+            "head": optax.adamw(lambda step: 4 * rate(step), eps=1e-8, weight_decay=10 * DECAY, **BETAS),
+            "still": optax.set_to_zero(),
+        }, lambda tree: {path: path.split(".")[0] for path in tree}),
     }
 
 

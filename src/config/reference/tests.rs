@@ -54,6 +54,16 @@ const SAMPLES: &[(&str, &[&str], &[&str])] = &[
         &["{}", "{ rate-too-low = \"distillation\" }"],
         &["{ rate-too-low = \"\" }", "{ a = 1 }", "[]"],
     ),
+    (
+        "table of numbers above 0, up to 1e6, by pattern",
+        &["{}", "{ \"*\" = 10, a = 1e-3 }"],
+        &["{ a = 0 }", "{ a = 1e7 }", "{ \"[\" = 1 }", "{ a = \"1\" }", "[]"],
+    ),
+    (
+        "table of numbers, 0 or more, by pattern",
+        &["{}", "{ \"*\" = 0, a = 0.5 }"],
+        &["{ a = -0.5 }", "{ \"[\" = 1 }", "[]"],
+    ),
     ("table of options", &["{}"], &["{ a = 1 }", "[]"]),
     ("table of XLA options", &["{}", "{ xla_a = 0.5, xla_b = true }"], &["{ a = [1] }", "[]"]),
 ];

@@ -1,0 +1,84 @@
+//! Parameters that are not trained.
+
+use hlo::{LeafSpec, Tensor, Tree};
+
+use super::mask::{Included, InvalidPattern};
+use super::{Context, Mask, Transformation};
+
+/// `inner` for the parameters of the mask. The others keep their values, and no state is kept for them. A stacked leaf of
+/// which some rows are trained has state for all of them.
+///
+/// ```
+/// use hlo::{DType, LeafSpec, Tree};
+/// use lockstep::config::Patterns;
+/// use lockstep::optim::{Mask, Transformation, scale_by_adam, train_only};
+///
+/// let leaf = |path: &str| (path.to_owned(), LeafSpec::replicated(DType::F32, &[3]));
+/// let params = Tree::from_iter(["embed.weight", "head.weight"].map(leaf));
+/// let trained = Mask::new("freeze", Some(&Patterns::new(["embed.*"])?));
+/// let state = train_only(trained, Box::new(scale_by_adam(0.9, 0.999, 1e-8))).init(&params);
+/// assert_eq!(state.paths().collect::<Vec<_>>(), ["first_moment.head.weight", "second_moment.head.weight"]);
+/// # Ok::<(), glob::PatternError>(())
+/// ```
+pub fn train_only(trained: Mask, inner: Box<dyn Transformation>) -> impl Transformation {
+    TrainOnly { trained, inner }
+}
+
+struct TrainOnly {
+    trained: Mask,
+    inner: Box<dyn Transformation>,
+}
+
+impl TrainOnly {
+    fn kept(&self, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
+        let is_kept = |(path, spec): &(&str, &LeafSpec)| !self.freezes(path, spec);
+        let kept = params.iter().filter(is_kept);
+        kept.map(|(path, spec)| (path.to_owned(), spec.clone())).collect()
+    }
+}
+
+impl Transformation for TrainOnly {
+    fn init(&self, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
+        self.inner.init(&self.kept(params))
+    }
+
+    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), InvalidPattern> {
+        self.trained.check(params)?;
+        // Patterns of other keys may match parameters that are not trained.
+        self.inner.check(params)?;
+        match params.is_empty() || !self.kept(params).is_empty() {
+            true => Ok(()),
+            false => Err(InvalidPattern::AllFrozen),
+        }
+    }
+
+    fn freezes(&self, path: &str, spec: &LeafSpec) -> bool {
+        matches!(self.trained.of_leaf(path, spec), Included::None)
+    }
+
+    fn trained<'g>(&self, path: &str, spec: &LeafSpec, gradient: Tensor<'g>) -> Tensor<'g> {
+        self.trained.of_leaf(path, spec).choose(|| gradient, gradient.full_like(0.0))
+    }
+
+    fn update<'g>(
+        &self,
+        updates: Tree<Tensor<'g>>,
+        state: &mut Tree<Tensor<'g>>,
+        context: &Context<'g>,
+    ) -> Tree<Tensor<'g>> {
+        let kept = self.kept(&context.specs);
+        let trained = updates.iter().filter(|(path, _)| kept.get(path).is_some());
+        let trained = trained.map(|(path, update)| (path.to_owned(), *update)).collect();
+        let trained = self.inner.update(trained, state, context);
+        updates.map(|path, update| {
+            // Adding it changes no bit, not even the sign of a zero.
+            let unchanged = || update.full_like(-0.0);
+            match (trained.get(path), context.specs.get(path)) {
+                (Some(trained), Some(spec)) => {
+                    self.trained.of_leaf(path, spec).choose(|| *trained, unchanged())
+                }
+                _ => unchanged(),
+            }
+        })
+    }
+}
