@@ -4,7 +4,7 @@
 //! replicas: the same code is correct on any number of them. The exception is [`layers::batch_norm`], whose groups of
 //! examples may span several replicas. A model computes the [`Loss`] of a batch, which consists of sums, never means.
 
-use hlo::DType;
+use hlo::{DType, Tensor};
 
 mod architecture;
 mod foreign;
@@ -32,6 +32,12 @@ pub use stack::{Stack, stack};
 pub trait Model {
     /// The loss of the examples in `batch`.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g>;
+
+    /// The scores of each class for the examples in `batch`, float `[b, num_classes]`, in evaluation mode; `None` if the
+    /// model does not classify examples. Labels are not used.
+    fn scores<'g>(&self, _scope: &Scope<'g>, _batch: &Batch<'g>) -> Option<Tensor<'g>> {
+        None
+    }
 
     /// Checks, before tracing, that the model takes examples whose field `x` has this dtype and these dims
     /// (without the batch dim), with labels of `num_classes` classes.

@@ -4,7 +4,7 @@
 //! sums over microbatches, all_reduces sums, and divides once: no mean of means anywhere, so that
 //! uneven weights (padding, masked tokens) count the same however the batch is divided.
 
-use hlo::{Tensor, Tree};
+use hlo::{DType, Tensor, Tree};
 
 /// The examples a replica computes on.
 #[derive(Clone, Debug)]
@@ -39,6 +39,8 @@ pub struct Loss<'g> {
     pub weight: Tensor<'g>,
     /// Other weighted sums under their names (scalars, like `accuracy`), reported divided by `weight`.
     pub metrics: Vec<(&'static str, Tensor<'g>)>,
+    /// [`class_counts`], if F1 and Matthews' correlation are to be reported.
+    pub class_counts: Option<Tensor<'g>>,
 }
 
 /// Softmax cross-entropy, with `accuracy` and, from six classes on, `top5_accuracy` as metrics.
@@ -125,5 +127,38 @@ pub fn smoothed_cross_entropy<'g>(
         let among_five_b = num_as_high_b.greater_equal(1.0).and(num_as_high_b.less_equal(5.0));
         metrics.push(("top5_accuracy", correct(among_five_b)));
     }
-    Loss { sum: -(log_likelihood_b * weight_b).sum(), weight: weight_b.sum(), metrics }
+    let sum = -(log_likelihood_b * weight_b).sum();
+    Loss { sum, weight: weight_b.sum(), metrics, class_counts: None }
+}
+
+/// How often each class is predicted correctly, is predicted, and is the label: weighted sums, `[3, c]`, from which F1 and
+/// Matthews' correlation follow. Of classes with the same score the first is predicted.
+///
+/// - `logits_bc`: float `[b, c]`
+/// - `labels_b`: integer `[b]`, each below c
+/// - `weight_b`: float `[b]`
+#[track_caller]
+pub fn class_counts<'g>(
+    logits_bc: Tensor<'g>,
+    labels_b: Tensor<'g>,
+    weight_b: Tensor<'g>,
+) -> Tensor<'g> {
+    let logits_bc = logits_bc.convert(logits_bc.dtype().accumulation());
+    let num_classes = logits_bc.dim(1);
+    let highest_b = logits_bc.reduce_max(&[1]);
+    let is_highest_bc = logits_bc.equal(highest_b.broadcast_like(logits_bc, &[0]));
+    let class_bc = logits_bc.tracer().iota(DType::I32, &logits_bc.shape(), 1);
+    let none_bc = class_bc.full_like(num_classes as f64);
+    let varying = is_highest_bc.varying();
+    let first_b =
+        is_highest_bc.select(class_bc.vary(varying), none_bc.vary(varying)).reduce_min(&[1]);
+    let weight_b = weight_b.convert(logits_bc.dtype());
+    let label_bc = labels_b.one_hot(num_classes, logits_bc.dtype());
+    let predicted_bc = first_b.one_hot(num_classes, logits_bc.dtype());
+    let count = |of_bc: Tensor<'g>| {
+        let sum_c = (of_bc * weight_b.broadcast_like(of_bc, &[0])).reduce_sum(&[0]);
+        sum_c.reshape(&[1, num_classes])
+    };
+    let counts = [label_bc * predicted_bc, predicted_bc, label_bc].map(count);
+    counts[0].concatenate(&counts[1..], 0).stop_gradient()
 }

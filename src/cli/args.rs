@@ -26,6 +26,8 @@ pub enum Command {
     /// Run several training processes on this host, and start them again after a failure
     #[command(after_help = TRAIN_EXIT_CODES)]
     Launch(LaunchArgs),
+    /// Evaluate a trained model on the evaluation data of its run, or on others
+    Evaluate(EvaluateArgs),
     /// Print the resolved configuration as TOML: every key, defaults written out
     Config {
         #[command(flatten)]
@@ -148,6 +150,23 @@ pub struct TrainArgs {
     #[arg(long, value_name = "PATH", value_parser = path())]
     pub init: Option<PathBuf>,
     /// Print the summary as one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `evaluate`.
+#[derive(Debug, clap::Args)]
+pub struct EvaluateArgs {
+    /// The --out of a run, or a checkpoint
+    #[arg(value_parser = path())]
+    pub run: PathBuf,
+    /// Override a key of the run's configuration, such as data.eval_path=FILE or mesh.data=2
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Examples of a batch on each replica
+    #[arg(long, value_name = "N", default_value = "32")]
+    pub batch_per_replica: NonZeroUsize,
+    /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
 }

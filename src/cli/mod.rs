@@ -10,6 +10,7 @@ mod checkpoint;
 mod cluster;
 mod compile;
 mod doctor;
+mod evaluate;
 mod figure;
 mod hlo;
 mod launch;
@@ -81,6 +82,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
     match command {
         Command::Train(args) => train::run(args, started),
         Command::Launch(args) => launch::run(args),
+        Command::Evaluate(args) => evaluate::run(&args),
         Command::Config { config, .. } => resolved::run(config.as_ref()),
         Command::Hlo { config, stage } => hlo::run(&config, stage),
         Command::Bench(args) => bench::run(&args, started),

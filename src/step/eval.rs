@@ -1,45 +1,96 @@
 //! The graph of evaluation.
 
-use hlo::{Graph, Reduction, TensorType, trace};
+use hlo::{DType, Graph, Reduction, TensorType, Tracer, trace};
 use models::{Batch, Scope};
 
-use super::{DeclaredStep, MODEL_STATE, PARAMS, SUMS, StepError, WEIGHT};
+use super::{DeclaredStep, MODEL_STATE, PARAMS, SCORES, SUMS, StepError, WEIGHT};
+
+/// What the sums of an evaluation are of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EvalSums {
+    /// Names of the model's metrics.
+    pub metrics: Vec<&'static str>,
+    /// Classes whose [`models::loss::class_counts`] follow; 0 for none.
+    pub num_classes: usize,
+}
+
+impl EvalSums {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        2 + self.metrics.len() + 3 * self.num_classes
+    }
+}
 
 /// Sums over an evaluation batch: params, model_state, batch, batch.weight -> sums.
 ///
 /// `batch.weight` is f32 `[b]`, 0 for padding. `sums` is a vector of the parameters' dtype, the same on
-/// every replica: the global sums of the loss, of the weights, and of each of the model's metrics, whose
-/// names are returned. The host adds up the sums of all batches and divides once.
+/// every replica: the global sums of the loss, of the weights, of each of the model's metrics, and its class
+/// counts, as is returned. The host adds up the sums of all batches and divides once.
 ///
 /// # Errors
 /// If the model does not trace.
-pub fn trace_eval(step: &DeclaredStep<'_>) -> Result<(Graph, Vec<&'static str>), StepError> {
+pub fn trace_eval(step: &DeclaredStep<'_>) -> Result<(Graph, EvalSums), StepError> {
     let spec = &step.spec;
     let axes = spec.policy.batch_axes();
-    let mut names = vec![];
+    let mut found = EvalSums::default();
     let graph = trace(spec.mesh, |t| {
-        let leaf = |prefix: &str| {
-            let types = step.types().subtree(prefix);
-            types.map(|path, ty| t.input(format!("{prefix}.{path}"), ty.clone()))
-        };
-        let params = step.bound(&step.held(&leaf(PARAMS)));
-        let model_state = leaf(MODEL_STATE).map(|_, mean| mean.vary(axes));
-        let Batch { fields, .. } = spec.batch_inputs(t, spec.microbatch);
-        let ty = TensorType::new(hlo::DType::F32, &[spec.microbatch]).varying(axes);
+        let (scope, fields) = inputs(step, t);
+        let ty = TensorType::new(DType::F32, &[spec.microbatch]).varying(axes);
         let weight = t.input(WEIGHT, ty).convert(spec.precision.params);
-        let scope = Scope::bind(t, spec.precision, params, None)
-            .with_param_use(step.at_use())
-            .with_model_state(model_state);
-        let loss = spec.model.loss(&scope, &Batch { fields, weight });
-        names = loss.metrics.iter().map(|(name, _)| *name).collect();
+        let loss = spec.model.loss(&scope, &Batch { weight, ..fields });
+        found = EvalSums {
+            metrics: loss.metrics.iter().map(|(name, _)| *name).collect(),
+            num_classes: loss.class_counts.map_or(0, |counts| counts.dim(1)),
+        };
         let metrics = loss.metrics.iter().map(|(_, sum)| *sum);
         let sums: Vec<_> = [loss.sum, loss.weight]
             .into_iter()
             .chain(metrics)
-            .map(|sum| sum.convert(spec.precision.params).vary(axes).reshape(&[1]))
+            .chain(loss.class_counts)
+            .map(|sum| sum.convert(spec.precision.params).vary(axes))
+            .map(|sum| sum.reshape(&[sum.ty().num_elements()]))
             .collect();
         let sums = sums[0].concatenate(&sums[1..], 0);
         t.output(SUMS, sums.all_reduce(Reduction::Sum, axes));
     })?;
-    Ok((step.finish(graph)?, names))
+    Ok((step.finish(graph)?, found))
+}
+
+/// The scores of a batch: params, model_state, batch -> scores.
+///
+/// `scores` is f32 `[b, num_classes]` on each replica, of its own examples. `None` if the model does not classify examples.
+///
+/// # Errors
+/// If the model does not trace.
+pub fn trace_scores(step: &DeclaredStep<'_>) -> Result<Option<Graph>, StepError> {
+    let spec = &step.spec;
+    let mut is_there = true;
+    let graph = trace(spec.mesh, |t| {
+        let (scope, batch) = inputs(step, t);
+        match spec.model.scores(&scope, &batch) {
+            Some(scores_bc) => {
+                let axes = spec.policy.batch_axes();
+                t.output_varying(SCORES, scores_bc.convert(DType::F32).vary(axes), axes);
+            }
+            None => is_there = false,
+        }
+    })?;
+    is_there.then(|| step.finish(graph)).transpose()
+}
+
+/// The model's parameters in evaluation mode, and a batch whose examples all count.
+fn inputs<'g>(step: &DeclaredStep<'_>, t: &'g Tracer) -> (Scope<'g>, Batch<'g>) {
+    let spec = &step.spec;
+    let axes = spec.policy.batch_axes();
+    let leaf = |prefix: &str| {
+        let types = step.types().subtree(prefix);
+        types.map(|path, ty| t.input(format!("{prefix}.{path}"), ty.clone()))
+    };
+    let params = step.bound(&step.held(&leaf(PARAMS)));
+    let model_state = leaf(MODEL_STATE).map(|_, mean| mean.vary(axes));
+    let batch = spec.batch_inputs(t, spec.microbatch);
+    let scope = Scope::bind(t, spec.precision, params, None)
+        .with_param_use(step.at_use())
+        .with_model_state(model_state);
+    (scope, batch)
 }

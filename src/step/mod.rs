@@ -4,6 +4,7 @@
 //! init:    seed                                       -> state
 //! step:    state, seed, batch, learning_rate          -> state, metrics, replica_loss
 //! eval:    params, model_state, batch, batch.weight   -> sums
+//! scores:  params, model_state, batch                 -> scores
 //! proof:   state                                      -> fingerprints, their minimum and maximum
 //! forward: params, model_state, x                     -> y
 //! ```
@@ -26,7 +27,7 @@ use hlo::{Graph, passes, rewrites, verify};
 use crate::optim::InvalidPattern;
 
 pub use declare::{BatchField, DeclaredStep, StepSpec};
-pub use eval::trace_eval;
+pub use eval::{EvalSums, trace_eval, trace_scores};
 pub use finite::{again_if, first_nonfinite};
 pub use forward::{Forward, trace_forward};
 pub use gather::trace_gather;
@@ -35,7 +36,7 @@ pub use proof::trace_proof;
 pub use repeat::repeat_step;
 pub use signature::{
     BATCH, FINGERPRINTS, GATHERED, LEARNING_RATE, MAX, METRICS_OUTPUT, MIN, MODEL_STATE,
-    NUM_SKIPPED, OPT_STATE, PARAMS, REPLICA_LOSS, Results, SEED, STEP, SUMS, Signature,
+    NUM_SKIPPED, OPT_STATE, PARAMS, REPLICA_LOSS, Results, SCORES, SEED, STEP, SUMS, Signature,
     SignatureError, WEIGHT, ema_path,
 };
 pub use train::{METRICS, trace_grad, trace_loss, trace_step};

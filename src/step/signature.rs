@@ -28,6 +28,8 @@ pub const METRICS_OUTPUT: &str = "metrics";
 pub const REPLICA_LOSS: &str = "replica_loss";
 /// Name of the evaluation's output that holds the global sums.
 pub const SUMS: &str = "sums";
+/// The output of [`super::trace_scores`].
+pub const SCORES: &str = "scores";
 /// Name of the proof's output that holds each replica's own fingerprints.
 pub const FINGERPRINTS: &str = "fingerprints";
 /// Name of the proof's output that holds the smallest fingerprints.

@@ -16,7 +16,7 @@ use crate::pjrt::{
     self, Arg, Buffers, CacheOutcome, Client, CompileOptions, Completion, DeviceDescription,
     Executable, Launch, OverrideValue, Platform, compile_cached, program_key,
 };
-use crate::step::{self, DeclaredStep, Results, Signature};
+use crate::step::{self, DeclaredStep, EvalSums, Results, Signature};
 use crate::targets::{Chip, flags};
 
 /// The XLA option by which the processes of a run divide the measuring of kernels among them while they compile.
@@ -105,13 +105,13 @@ impl Callable {
 }
 
 /// A program that has not been compiled yet.
-struct UncompiledProgram {
-    program: Program,
+pub(super) struct UncompiledProgram {
+    pub program: Program,
     signature: Signature,
 }
 
 impl UncompiledProgram {
-    fn new(
+    pub fn new(
         program: Program,
         taken: impl Iterator<Item = impl AsRef<str>>,
         given: impl Iterator<Item = impl AsRef<str>>,
@@ -120,7 +120,7 @@ impl UncompiledProgram {
         Ok(Self { program, signature })
     }
 
-    fn compiled(&self, executable: Executable) -> Callable {
+    pub fn compiled(&self, executable: Executable) -> Callable {
         Callable { executable, signature: self.signature.clone() }
     }
 }
@@ -137,8 +137,8 @@ pub struct Programs {
     pub eval: Background,
     /// state -> fingerprints, min, max.
     pub proof: Background,
-    /// Names of the metrics, which follow loss and weight in the sums of `eval`.
-    pub eval_metrics: Vec<&'static str>,
+    /// What the sums of `eval` are of.
+    pub eval_sums: EvalSums,
     /// The paths in the state of the leaves that evaluation reads and whose rows files hold, under their paths in the
     /// model.
     pub model_leaves: Tree<String>,
@@ -154,7 +154,7 @@ pub(super) struct Traced<'r> {
     init: Graph,
     step: Graph,
     eval: Graph,
-    eval_metrics: Vec<&'static str>,
+    eval_sums: EvalSums,
     proof: Graph,
 }
 
@@ -167,9 +167,9 @@ impl<'r> Traced<'r> {
         let declared = spans.time("trace the model", || run.spec(model).declare())?;
         let step = spans.time("trace the step", || step::trace_step(&declared))?;
         let init = spans.time("trace init", || step::trace_init(&declared))?;
-        let (eval, eval_metrics) = spans.time("trace eval", || step::trace_eval(&declared))?;
+        let (eval, eval_sums) = spans.time("trace eval", || step::trace_eval(&declared))?;
         let proof = spans.time("trace proof", || step::trace_proof(run.mesh, declared.leaves()))?;
-        Ok(Self { declared, init, step, eval, eval_metrics, proof })
+        Ok(Self { declared, init, step, eval, eval_sums, proof })
     }
 }
 
@@ -184,7 +184,7 @@ pub struct LoweredPrograms {
     steps: Option<UncompiledProgram>,
     eval: UncompiledProgram,
     proof: UncompiledProgram,
-    eval_metrics: Vec<&'static str>,
+    eval_sums: EvalSums,
 }
 
 impl LoweredPrograms {
@@ -221,7 +221,7 @@ impl LoweredPrograms {
         let lower = |graph: Graph, name: &str| {
             spans.time("write programs", || write(run.lowering.lower(graph, name), name))
         };
-        let Traced { declared, init, step, eval, eval_metrics, proof } =
+        let Traced { declared, init, step, eval, eval_sums, proof } =
             Traced::new(run, model, spans)?;
         let leaves = declared.leaves();
         let model_leaves = declared.model_leaves();
@@ -245,7 +245,7 @@ impl LoweredPrograms {
             steps,
             eval: UncompiledProgram::new(lower(eval, "eval").program, eval_leaves, none())?,
             proof: UncompiledProgram::new(lower(proof, "proof").program, leaves.paths(), none())?,
-            eval_metrics,
+            eval_sums,
             leaves: leaves.clone(),
             model_leaves,
             step_graph,
@@ -286,7 +286,7 @@ impl LoweredPrograms {
             steps: steps.transpose()?,
             eval: Background::new(client, self.eval, settings),
             proof: Background::new(client, self.proof, settings),
-            eval_metrics: self.eval_metrics,
+            eval_sums: self.eval_sums,
             model_leaves: self.model_leaves,
             step_graph: self.step_graph,
         })

@@ -77,7 +77,7 @@ impl Recorder {
             best_metric: job.config.train.best_metric.clone(),
             progress: resumed.map_or_else(RunProgress::default, |from| {
                 let metrics = trainer.eval_metrics();
-                progress_of(from.run().step, &from.run().progress, metrics)
+                progress_of(from.run().step, &from.run().progress, &metrics)
             }),
         };
         let sinks = match &dir {

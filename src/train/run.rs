@@ -135,8 +135,18 @@ impl Run {
     }
 }
 
+/// How the programs of an evaluation without training are compiled.
+///
+/// # Errors
+/// If the directory of the compile cache is not known.
+pub fn eval_compile_settings(config: &Config) -> Result<CompileSettings, Error> {
+    let overrides = compile_overrides(config);
+    let options = CompileOptions { overrides, ..CompileOptions::default() };
+    Ok(CompileSettings { options, cache_dir: cache_dir(config)? })
+}
+
 /// The fields of a batch of training examples.
-pub(super) fn fields_of(splits: &Splits) -> Vec<BatchField> {
+pub fn fields_of(splits: &Splits) -> Vec<BatchField> {
     let field = |field: &Field| BatchField {
         name: field.name.to_owned(),
         dtype: field.dtype,

@@ -7,6 +7,7 @@ use std::time::Instant;
 use hlo::{AxisSet, Graph, LeafSpec, Literal, Mesh, Tree, join_rows, row_specs, rows, split_rows};
 use models::Model;
 
+use super::evaluate::metric_names;
 use super::gather::Gathers;
 use super::programs::{Callable, CompileSettings, LoweredPrograms, NamedLaunch, Programs};
 use super::{Error, Run};
@@ -240,8 +241,8 @@ impl Trainer {
     }
 
     /// Names of the metrics of an evaluation.
-    pub(super) fn eval_metrics(&self) -> &[&'static str] {
-        &self.programs.eval_metrics
+    pub(super) fn eval_metrics(&self) -> Vec<&'static str> {
+        metric_names(&self.programs.eval_sums)
     }
 
     /// A hash of everything that the compiled step depends on.
@@ -421,6 +422,6 @@ impl BatchSender {
 }
 
 /// The same value for each replica of this process.
-fn replicated(literal: Literal, placement: &Placement) -> Vec<Arc<Literal>> {
+pub(super) fn replicated(literal: Literal, placement: &Placement) -> Vec<Arc<Literal>> {
     std::iter::repeat_n(Arc::new(literal), placement.num_addressable()).collect()
 }

@@ -1,0 +1,53 @@
+//! `lockstep evaluate`: a trained model on evaluation data.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use hlo::{Axis, Mesh};
+use serde_json::json;
+
+use super::args::EvaluateArgs;
+use super::print_line;
+use crate::config::Config;
+use crate::data;
+use crate::observe::say;
+use crate::train::params_file::SavedModel;
+use crate::train::{self, EvalSpec};
+
+pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
+    let saved = SavedModel::find(&args.run)?;
+    let Some((text, path)) = saved.config()? else {
+        bail!(
+            "{saved} has no configuration, which names the model and the data; name a checkpoint or the --out of a run"
+        )
+    };
+    let config = Config::parse(&text, &path, &args.sets)?;
+    let splits = data::open(&config.data, config.train.seed)?;
+    let model = config.model.build(splits.train.num_classes());
+    train::check_example(&*model, &config, &splits)?;
+    say(&format!("taking the parameters from {saved}"));
+    let (client, mesh) = train::open_devices(&config, say)?;
+    // Every replica holds all parameters, whatever the mesh of the training was.
+    let mesh = Mesh::new(&[(Axis::Data, mesh.num_replicas())]);
+    let fields = train::fields_of(&splits);
+    let spec = EvalSpec {
+        model: &*model,
+        fields: &fields,
+        mesh,
+        batch_per_replica: args.batch_per_replica.get(),
+        precision: config.train.precision.dtypes(),
+        compile: train::eval_compile_settings(&config)?,
+    };
+    let num_examples = splits.eval.num_examples();
+    let result = spec.evaluator(&client, |specs| saved.load(specs))?.evaluate(splits.eval)?;
+    if args.json {
+        let mut line = json!(result);
+        line["num_examples"] = num_examples.into();
+        print_line(&line.to_string())?;
+    } else {
+        let metrics = result.metrics.iter().map(|(name, value)| format!("{name} {value:.4}, "));
+        let metrics: String = metrics.collect();
+        print_line(&format!("{metrics}loss {:.4}, over {num_examples} examples", result.loss))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,176 @@
+//! A trained model that is evaluated or predicts: its parameters on each device, and no optimizer.
+
+use std::sync::Arc;
+
+use hlo::{LeafSpec, Literal, Mesh, Tree, join_rows, row_specs};
+use models::{Model, Precision};
+
+use super::evaluate::evaluate_with;
+use super::programs::{Callable, UncompiledProgram};
+use super::trainer::replicated;
+use super::{BatchSender, CompileSettings, Error, EvalResult};
+use crate::config::OnNonfinite;
+use crate::data::{EvalBatches, Source};
+use crate::lowering::Lowering;
+use crate::optim;
+use crate::parallel::{Policy, Replicated};
+use crate::pjrt::{Arg, Buffers, Client};
+use crate::state;
+use crate::step::{self, BatchField, EvalSums, SCORES, StepSpec};
+
+/// What is evaluated: a model, and how its examples are batched.
+pub struct EvalSpec<'a> {
+    /// The model.
+    pub model: &'a dyn Model,
+    /// The fields of a batch.
+    pub fields: &'a [BatchField],
+    /// The replicas, each of which holds all parameters.
+    pub mesh: Mesh,
+    /// Examples of a batch on each replica.
+    pub batch_per_replica: usize,
+    /// Element types of parameters and computation.
+    pub precision: Precision,
+    /// How programs are compiled.
+    pub compile: CompileSettings,
+}
+
+/// A program and the parameters that it reads, on the devices.
+pub struct Evaluator {
+    program: Callable,
+    leaves: Vec<Buffers>,
+    sender: BatchSender,
+    batch: usize,
+    num_replicas: usize,
+    sums: EvalSums,
+}
+
+impl EvalSpec<'_> {
+    /// Means over examples. `load` gets the specifications of parameters and model state under the model's own paths, and
+    /// returns their values.
+    ///
+    /// # Errors
+    /// If the model does not trace, values do not fit, or the compiler or a transfer fails.
+    pub fn evaluator(
+        &self,
+        client: &Client,
+        load: impl FnOnce(&Tree<LeafSpec>) -> Result<Tree<Literal>, Error>,
+    ) -> Result<Evaluator, Error> {
+        let program = |step: &step::DeclaredStep<'_>| Ok(Some(step::trace_eval(step)?));
+        match self.start(client, load, program)? {
+            Some(evaluator) => Ok(evaluator),
+            None => unreachable!("every model has a loss"),
+        }
+    }
+
+    /// Scores of examples; `None` if the model does not classify them. `load` as for [`Self::evaluator`].
+    ///
+    /// # Errors
+    /// As [`Self::evaluator`].
+    pub fn scorer(
+        &self,
+        client: &Client,
+        load: impl FnOnce(&Tree<LeafSpec>) -> Result<Tree<Literal>, Error>,
+    ) -> Result<Option<Evaluator>, Error> {
+        self.start(client, load, |step| {
+            Ok(step::trace_scores(step)?.map(|graph| (graph, EvalSums::default())))
+        })
+    }
+
+    fn start(
+        &self,
+        client: &Client,
+        load: impl FnOnce(&Tree<LeafSpec>) -> Result<Tree<Literal>, Error>,
+        trace: impl FnOnce(&step::DeclaredStep<'_>) -> Result<Option<(hlo::Graph, EvalSums)>, Error>,
+    ) -> Result<Option<Evaluator>, Error> {
+        let policy: Arc<dyn Policy> = Arc::new(Replicated);
+        let batch_axes = policy.batch_axes();
+        let optimizer = optim::chain(vec![]);
+        let spec = StepSpec {
+            model: self.model,
+            fields: self.fields,
+            mesh: self.mesh,
+            microbatch: self.batch_per_replica,
+            num_microbatches: 1,
+            precision: self.precision,
+            optimizer: &optimizer,
+            policy,
+            on_nonfinite: OnNonfinite::Stop,
+        };
+        let declared = spec.declare()?;
+        let Some((graph, sums)) = trace(&declared)? else { return Ok(None) };
+        let lowered = Lowering::for_platform(client.platform()).lower(graph, "eval");
+        let none = std::iter::empty::<&str>();
+        let program = UncompiledProgram::new(lowered.program, declared.eval_inputs(), none)?;
+        let settings = self.compile.clone().for_devices(client, &self.mesh);
+        let executable = settings.compile(client, &program.program)?.0;
+        let program = program.compiled(executable);
+
+        let specs = declared.model_leaves().map(|_, path| declared.leaves()[path].clone());
+        let values = load(&row_specs(&specs))?;
+        let placement = program.executable.placement();
+        let upload = |(path, spec): (&str, &LeafSpec)| {
+            let missing = |reason: String| state::Error::Leaf { path: path.to_owned(), reason };
+            let whole = join_rows(path, spec, &values).map_err(|misfit| missing(misfit.reason))?;
+            let whole = whole.ok_or_else(|| missing("there is no value".to_owned()))?;
+            let literals = replicated(whole.into_owned(), placement);
+            Ok::<_, Error>(client.upload_on(placement, &literals)?)
+        };
+        let leaves = specs.iter().map(upload).collect::<Result<_, _>>()?;
+        let sender = BatchSender::new(&program, &self.mesh, batch_axes);
+        let num_replicas = self.mesh.num_replicas();
+        let batch = self.batch_per_replica * num_replicas;
+        Ok(Some(Evaluator { program, leaves, sender, batch, num_replicas, sums }))
+    }
+}
+
+impl Evaluator {
+    /// Means over all examples of a source, each counted once.
+    ///
+    /// # Errors
+    /// If examples cannot be read, or a launch fails.
+    pub fn evaluate(&self, source: Arc<dyn Source>) -> Result<EvalResult, Error> {
+        let batches = self.batches(source)?;
+        let leaves: Vec<_> = self.leaves.iter().collect();
+        let with = (&self.program, &self.sender);
+        match evaluate_with(with, &leaves, &self.sums, &batches, || false)? {
+            Some(result) => Ok(result),
+            None => unreachable!("nothing ends it early"),
+        }
+    }
+
+    /// Calls `each` with the scores of every example of a source, `[num_classes]`, in order.
+    ///
+    /// # Errors
+    /// If examples cannot be read, or a launch fails; and those of `each`.
+    pub fn scores<E: From<Error>>(
+        &self,
+        source: Arc<dyn Source>,
+        mut each: impl FnMut(u64, &[f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let num_examples = source.num_examples();
+        let mut next = 0;
+        for batch in self.batches(source)?.iter() {
+            let batch = self.sender.send(batch.map_err(Error::from)?).map_err(Error::from)?;
+            let leaves = self.leaves.iter().map(Arg::Borrow);
+            let called = self.program.call(leaves, |name| batch.arg(name))?;
+            let scores = { called }.results.take(SCORES).map_err(Error::from)?;
+            for replica in 0..self.num_replicas {
+                let scores_bc = scores.read(replica).map_err(Error::from)?;
+                let num_classes = scores_bc.dims().last().copied().unwrap_or(1).max(1);
+                for scores_c in scores_bc.as_slice::<f32>().chunks(num_classes) {
+                    // The rest of the last batch is padding.
+                    if next < num_examples {
+                        each(next, scores_c)?;
+                    }
+                    next += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn batches(&self, source: Arc<dyn Source>) -> Result<EvalBatches, Error> {
+        let batches = EvalBatches::new(source, self.batch, self.num_replicas)?;
+        Ok(batches.of_shards(self.sender.shards().clone()))
+    }
+}
