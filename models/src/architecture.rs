@@ -14,11 +14,13 @@
 //! ```
 
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 
 use hlo::TensorType;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::encoder::{BertConfig, DistilBertConfig};
 use crate::gpt::GptConfig;
 use crate::mlp::MlpConfig;
 use crate::model_keys::{Architecture, InvalidValue};
@@ -71,7 +73,7 @@ macro_rules! architectures {
             }
 
             /// [`Architecture::example`].
-            pub fn example(&self) -> [(&'static str, TensorType); 2] {
+            pub fn example(&self) -> Vec<(&'static str, TensorType)> {
                 match self { $(Self::$Variant(config) => config.example(),)* }
             }
 
@@ -100,6 +102,16 @@ macro_rules! architectures {
                 match self { $(Self::$Variant(config) => config.counterpart(),)* }
             }
 
+            /// [`Architecture::folder`].
+            pub fn folder(&self) -> Option<&Path> {
+                match self { $(Self::$Variant(config) => config.folder(),)* }
+            }
+
+            /// [`Architecture::folder_mut`].
+            pub fn folder_mut(&mut self) -> Option<&mut PathBuf> {
+                match self { $(Self::$Variant(config) => config.folder_mut(),)* }
+            }
+
             /// [`Architecture::label_smoothing`].
             pub fn label_smoothing(&self) -> Option<f64> {
                 match self { $(Self::$Variant(config) => config.label_smoothing(),)* }
@@ -115,13 +127,16 @@ architectures! {
     "resnet" => ResNet(ResNetConfig),
     /// A decoder-only transformer.
     "gpt" => Gpt(GptConfig),
+    /// An encoder-only transformer.
+    "bert" => Bert(BertConfig),
+    /// The same with half the layers.
+    "distilbert" => DistilBert(DistilBertConfig),
 }
 
 impl ModelConfig {
     /// `true` if examples are images, `[channels, height, width]`.
     pub fn takes_images(&self) -> bool {
-        let [(_, x), _] = self.example();
-        x.dims.len() == 3
+        self.example().first().is_some_and(|(_, x)| x.dims.len() == 3)
     }
 }
 
@@ -143,7 +158,7 @@ mod tests {
             let resolved = config.clone();
             config.resolve();
             let (model, example) = (config.build(10), config.example());
-            let [(_, x), _] = &example;
+            let (_, x) = &example[0];
             assert_eq!(model.check_example(x.dtype, &x.dims, 10), Ok(()), "{name}");
             assert_eq!(resolved.example(), example, "{name}");
             let mut num_parameters = 0;

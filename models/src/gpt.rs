@@ -5,6 +5,7 @@
 //! N(0, 0.02), those that write to the residual stream scaled by `1 / sqrt(2 num_layers)`.
 
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 
 use hlo::{DType, Tensor, TensorType};
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,9 @@ impl GptPreset {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GptConfig {
+    /// A folder of Hugging Face's with the parameters to start from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<PathBuf>,
     /// The sizes; the keys below override them one by one. Default `gpt-bytes`.
     pub preset: GptPreset,
     /// Number of transformer blocks.
@@ -116,9 +120,9 @@ impl Architecture for GptConfig {
         Box::new(self.model())
     }
 
-    fn example(&self) -> [(&'static str, TensorType); 2] {
+    fn example(&self) -> Vec<(&'static str, TensorType)> {
         let tokens = TensorType::new(DType::I32, &[1]);
-        [("x", tokens.clone()), ("y", tokens)]
+        vec![("x", tokens.clone()), ("y", tokens)]
     }
 
     fn range(key: &str) -> Option<RangeInclusive<i64>> {
@@ -156,6 +160,14 @@ impl Architecture for GptConfig {
 
     fn counterpart(&self) -> Option<Counterpart> {
         Some(Counterpart::gpt2(&self.model()))
+    }
+
+    fn folder(&self) -> Option<&Path> {
+        self.from.as_deref()
+    }
+
+    fn folder_mut(&mut self) -> Option<&mut PathBuf> {
+        self.from.as_mut()
     }
 }
 

@@ -7,6 +7,7 @@
 use hlo::{DType, Tensor};
 
 mod architecture;
+pub mod encoder;
 mod foreign;
 pub mod gpt;
 pub mod layers;
@@ -19,12 +20,12 @@ mod scope;
 mod stack;
 
 pub use architecture::ModelConfig;
-pub use foreign::{Counterpart, ForeignFormat, Gpt2Config, Layout, Library};
+pub use foreign::{Counterpart, ForeignFormat, Layout, Library, TransformersConfig};
 pub use loss::{Batch, Loss};
 pub use model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 pub use parameter::{Initializer, Parameter, Precision, RunningMean};
 pub use scope::{ParamUse, Scope, Training};
-pub use stack::{Stack, stack};
+pub use stack::{Stack, stack, stack_with};
 
 /// A model: declares its parameters in the scope, and computes the loss of a batch.
 ///

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 
 use hlo::TensorType;
 use serde::Serialize;
@@ -22,7 +23,7 @@ pub trait Architecture: Serialize + DeserializeOwned {
 
     /// The name and type, without the batch dim, of each field of an example that the model takes. Parameters
     /// have the same names and ranks for every other example that it takes.
-    fn example(&self) -> [(&'static str, TensorType); 2];
+    fn example(&self) -> Vec<(&'static str, TensorType)>;
 
     /// The whole numbers allowed under a key, or in its list; `None` if all from 0 on are.
     fn range(_key: &str) -> Option<RangeInclusive<i64>> {
@@ -50,6 +51,16 @@ pub trait Architecture: Serialize + DeserializeOwned {
 
     /// The model of another library that computes the same from the same parameters, if there is one.
     fn counterpart(&self) -> Option<Counterpart> {
+        None
+    }
+
+    /// The folder of Hugging Face's with the parameters to start from, if the configuration names one.
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
+
+    /// The same, to make it absolute.
+    fn folder_mut(&mut self) -> Option<&mut PathBuf> {
         None
     }
 

@@ -67,8 +67,9 @@ impl Architecture for ResNetConfig {
         Box::new(ResNet { config: self.clone(), num_classes })
     }
 
-    fn example(&self) -> [(&'static str, TensorType); 2] {
-        [("x", TensorType::new(DType::F32, &[3, 64, 64])), ("y", TensorType::new(DType::I32, &[]))]
+    fn example(&self) -> Vec<(&'static str, TensorType)> {
+        let x = TensorType::new(DType::F32, &[3, 64, 64]);
+        vec![("x", x), ("y", TensorType::new(DType::I32, &[]))]
     }
 
     fn range(key: &str) -> Option<RangeInclusive<i64>> {

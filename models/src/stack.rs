@@ -30,16 +30,28 @@ pub fn stack<'g>(
     how: Stack,
     block: impl for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>,
 ) -> Tensor<'g> {
+    stack_with(scope, x, &[], how, |scope, x, _| block(scope, x))
+}
+
+/// [`stack`] of blocks that all read the same `given` tensors, such as a mask, besides their own input.
+#[track_caller]
+pub fn stack_with<'g>(
+    scope: &Scope<'g>,
+    x: Tensor<'g>,
+    given: &[Tensor<'g>],
+    how: Stack,
+    block: impl for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>,
+) -> Tensor<'g> {
     let Stack { num_blocks, scan, remat } = how;
     if num_blocks == 0 {
         return x;
     }
     if !scan && !remat {
-        let run = |x: Tensor<'g>, index| block(&scope.block(index), x.block_boundary());
+        let run = |x: Tensor<'g>, index| block(&scope.block(index), x.block_boundary(), given);
         return (0..num_blocks).fold(x, run).block_boundary();
     }
-    let run = Block::new(scope, x, scan, &block);
-    let shared = run.shared_inputs(scope);
+    let run = Block::new(scope, x, given, scan, &block);
+    let shared = [given, &run.shared_inputs(scope)].concat();
     if !scan {
         let y = (0..num_blocks).fold(x, |x, index| {
             let number = x.tracer().scalar(DType::U32, index as f64);
@@ -77,7 +89,7 @@ pub fn stack<'g>(
 /// Stands for a block's index in the paths of stacked parameters.
 const ANY_BLOCK: char = '*';
 
-/// A block as a function of tensors: x; if it draws random numbers, the two words of a key and the index of the
+/// A block as a function of tensors: x; what is given to all blocks; if it draws random numbers, the two words of a key and the index of the
 /// first example; the block's index; parameters and running means in order of declaration. It returns y and its
 /// observations of running means.
 struct Block<F> {
@@ -88,21 +100,24 @@ struct Block<F> {
     observed: Vec<String>,
     /// In training: number of examples on this replica, and the axes over which the batch is split.
     training: Option<(usize, hlo::AxisSet)>,
+    num_given: usize,
     is_random: bool,
     /// Applied inside the body. All blocks share one body, so blocks that are not scanned have the first block's path.
     param_use: Option<UseBelow>,
 }
 
-impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
+impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F> {
     /// Traces one block to discover what it declares. An error in it is ignored here; running the block reports it.
     #[track_caller]
-    fn new(scope: &Scope<'_>, x: Tensor<'_>, scan: bool, block: F) -> Self {
+    fn new(scope: &Scope<'_>, x: Tensor<'_>, given: &[Tensor<'_>], scan: bool, block: F) -> Self {
+        let num_given = given.len();
+        let given_types: Vec<_> = given.iter().map(|given| given.ty()).collect();
         let precision = scope.precision();
-        let given = scope.training();
+        let in_training = scope.training();
         let (mut params, mut running_means, mut observed) = Default::default();
         let graph = trace(x.tracer().mesh(), |t| {
             let word = || TensorType::new(DType::U32, &[]);
-            let training = given.map(|given| Training {
+            let training = in_training.map(|given| Training {
                 key: Key::from_words([0, 1].map(|i| t.input(format!("key.{i}"), word()))),
                 first_example: t.input("first_example", given.first_example.ty()),
                 num_examples: given.num_examples,
@@ -112,20 +127,33 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
                 Some(training) => Scope::declare_in_training(t, precision, x.varying(), training),
                 None => Scope::declare(t, precision, x.varying()),
             };
-            block(&scope, t.input("x", x.ty()));
+            let x = t.input("x", x.ty());
+            let given = given_types.iter().enumerate();
+            let given = given.map(|(index, ty)| t.input(format!("given.{index}"), ty.clone()));
+            block(&scope, x, &given.collect::<Vec<_>>());
             (params, running_means) = (scope.parameters(), scope.running_means());
             observed = scope.observed().paths().map(str::to_owned).collect();
         });
         // The words of the key and the first example come first.
-        let is_random = given.is_some()
+        let is_random = in_training.is_some()
             && graph.is_ok_and(|graph| {
                 let random: Vec<_> = graph.inputs()[..3].iter().map(|input| input.value).collect();
                 graph.nodes().iter().any(|node| node.operands.iter().any(|x| random.contains(x)))
             });
-        let training = given.map(|given| (given.num_examples, given.batch_axes));
+        let training = in_training.map(|given| (given.num_examples, given.batch_axes));
         let body = if scan { scope.at(ANY_BLOCK) } else { scope.at(0) };
         let param_use = body.param_use_below();
-        Self { block, precision, params, running_means, observed, training, is_random, param_use }
+        Self {
+            block,
+            precision,
+            params,
+            running_means,
+            observed,
+            training,
+            num_given,
+            is_random,
+            param_use,
+        }
     }
 
     /// The inputs shared by all blocks: the words of the stack's key and the index of the first example; none if blocks
@@ -160,6 +188,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
     fn on<'b>(&self, inputs: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
         let (x, rest) = (inputs[0], &inputs[1..]);
         let t = x.tracer();
+        let (given, rest) = rest.split_at(self.num_given);
         let (random, rest) = rest.split_at(if self.is_random { 3 } else { 0 });
         let (index, leaves) = (rest[0], &rest[1..]);
         let training = self.training.map(|(num_examples, batch_axes)| {
@@ -179,7 +208,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>) -> Tensor<'b>> Block<F> {
         let scope = Scope::bind(t, self.precision, params, training)
             .with_model_state(means)
             .with_param_use_below(self.param_use.clone());
-        let y = (self.block)(&scope, x);
+        let y = (self.block)(&scope, x, given);
         let observed = scope.observed();
         let observed = self.observed.iter().filter_map(|path| observed.get(path).copied());
         std::iter::once(y).chain(observed).collect()

@@ -388,7 +388,7 @@ pub enum CheckpointCommand {
 pub enum ExportFormat {
     /// One safetensors file with the model's own names, as `train` writes at its end
     Safetensors,
-    /// A folder that transformers loads with `from_pretrained` (gpt)
+    /// A folder that transformers loads with `from_pretrained` (gpt, bert, distilbert)
     Huggingface,
     /// One safetensors file with torchvision's names (resnet50)
     Torchvision,

@@ -27,6 +27,7 @@ mod data;
 mod device;
 mod error;
 mod file;
+mod folder;
 mod keys;
 mod lines;
 mod mesh;
@@ -43,7 +44,7 @@ mod shorten;
 mod span;
 mod train;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use models::ModelConfig;
 use serde::Serialize;
@@ -126,6 +127,40 @@ const SECTIONS: [SectionInfo; 12] = [
     info::<CheckConfig>(),
 ];
 
+/// The key of the folder that a model is taken from.
+const MODEL_FROM: &str = "model.from";
+
+/// The path under `key`: relative to the current directory if it was given as an argument, otherwise to `dir`.
+fn absolute(path: &Path, key: &str, dir: &Path, overrides: &[Override<'_>]) -> PathBuf {
+    let is_typed = overrides.iter().any(|set| sets_key(set, key));
+    let dir = if is_typed { Path::new("") } else { dir };
+    let joined = dir.join(expand_home(path));
+    std::path::absolute(&joined).unwrap_or(joined)
+}
+
+/// Where `[model]` names a folder and no architecture, adds what the folder says. Written-out configurations have both, so
+/// that they can be read where the folder is not.
+fn fill_from_folder(
+    file: &mut Table,
+    dir: &Path,
+    overrides: &[Override<'_>],
+) -> Result<(), KeyError> {
+    let Some(model) = file.get_mut("model").and_then(toml::Value::as_table_mut) else {
+        return Ok(());
+    };
+    let from = model.get("from").and_then(toml::Value::as_str).map(PathBuf::from);
+    let Some(from) = from.filter(|_| !model.contains_key("name")) else { return Ok(()) };
+    let folder = absolute(&from, MODEL_FROM, dir, overrides);
+    folder::fill(model, &folder).map_err(|problem| {
+        // The name is not known then.
+        model.insert("name".to_owned(), ModelConfig::NAMES[0].into());
+        model.retain(|key, _| key == "name");
+        let allowed = format!("a folder of Hugging Face's ({problem})");
+        let found = from.display().to_string();
+        KeyError::new(MODEL_FROM, Problem::Value { found, allowed })
+    })
+}
+
 /// Largest size of a configuration file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -185,6 +220,10 @@ impl Config {
             problem,
         }));
         let mut errors = KeyErrors::default();
+        let dir = path.parent().unwrap_or(Path::new(""));
+        if let Err(error) = fill_from_folder(&mut file, dir, &overrides) {
+            errors.push(error);
+        }
         let config = Self::read(&file, &mut errors);
         for error in errors.into_vec() {
             let KeyError { key, problem } = in_other_sections(error);
@@ -196,7 +235,7 @@ impl Config {
         }
         match config {
             Some(mut config) if complaints.is_empty() => {
-                config.resolve_paths(path.parent().unwrap_or(Path::new("")), &overrides);
+                config.resolve_paths(dir, &overrides);
                 config.write_out();
                 Ok(config)
             }
@@ -275,11 +314,10 @@ impl Config {
         let others = backend.into_iter().chain(files);
         let data =
             self.data.paths_mut().into_iter().map(|(key, path)| (format!("data.{key}"), path));
-        for (key, path) in data.chain(others.map(|(key, path)| (key.to_owned(), path))) {
-            let is_typed = overrides.iter().any(|set| sets_key(set, &key));
-            let dir = if is_typed { Path::new("") } else { dir };
-            let joined = dir.join(expand_home(path));
-            *path = std::path::absolute(&joined).unwrap_or(joined);
+        let model = self.model.folder_mut().map(|path| (MODEL_FROM, path));
+        let others = others.chain(model).map(|(key, path)| (key.to_owned(), path));
+        for (key, path) in data.chain(others) {
+            *path = absolute(path, &key, dir, overrides);
         }
     }
 

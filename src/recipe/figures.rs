@@ -4,6 +4,7 @@ use crate::config::{
     Adam, AdamW, BatchSize, DataConfig, Lamb, Lars, ModelConfig, Peak, Sgd, UpdateRule,
 };
 use crate::optim::schedule::Schedule;
+use models::encoder::{BertConfig, DistilBertConfig, Encoder, EncoderConfig, Family};
 
 use super::Recipe;
 
@@ -74,9 +75,20 @@ impl ModelKind {
                 let (layers, width) = (model.num_layers as f64, model.width as f64);
                 Self::Transformer { width, num_parameters: 12.0 * layers * width * width }
             }
+            ModelConfig::Bert(BertConfig(encoder)) => Self::of_encoder(encoder, Family::Bert),
+            ModelConfig::DistilBert(DistilBertConfig(encoder)) => {
+                Self::of_encoder(encoder, Family::DistilBert)
+            }
             ModelConfig::Mlp(mlp) if mlp.hidden.is_empty() => Self::Linear,
             ModelConfig::Mlp(mlp) => Self::Mlp { has_norm: mlp.layer_norm },
         }
+    }
+
+    fn of_encoder(config: &EncoderConfig, family: Family) -> Self {
+        let Encoder { num_layers, width, num_hidden, .. } = config.model(family, 2);
+        let (layers, width) = (num_layers as f64, width as f64);
+        let of_block = 4.0 * width * width + 2.0 * width * num_hidden as f64;
+        Self::Transformer { width, num_parameters: layers * of_block }
     }
 
     /// Its name in the table of published recipes.

@@ -140,8 +140,15 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let (client, run, mut trainer) =
         setup::start(job, processes, &StartupSpans::new(*started), check)?;
     trainer.check_metrics(job.config.train.best_metric.as_deref())?;
-    if let Some(path) = init {
-        trainer.set_model(&params_file::load(path, &trainer.model_specs())?)?;
+    match (init, job.config.model.folder()) {
+        (Some(path), _) => trainer.set_model(&params_file::load(path, &trainer.model_specs())?)?,
+        // What is restored below has its own parameters.
+        (None, Some(folder)) if beginning.checkpoint.is_none() => {
+            params_file::check_counterpart(folder, &job.config.model)?;
+            let specs = trainer.model_specs();
+            trainer.set_model(&params_file::load_below_head(folder, &specs)?)?;
+        }
+        _ => {}
     }
     processes.say(&describe_devices(&client, job.config));
     processes.say(&describe_batch(&run));

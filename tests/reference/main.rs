@@ -15,5 +15,6 @@ mod support;
 
 mod checkpoints;
 mod drawn;
+mod encoders;
 mod mlp_step;
 mod model_steps;

@@ -30,6 +30,7 @@ pub(super) static GPT2: ForeignFormat = ForeignFormat {
         ("norm.weight", "ln_f.weight", Same),
         ("norm.bias", "ln_f.bias", Same),
     ],
+    heads: &[],
     ignored: &["h.*.attn.bias", "h.*.attn.masked_bias"],
     tied: Some(("lm_head.weight", "wte.weight")),
 };

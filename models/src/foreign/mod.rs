@@ -11,14 +11,19 @@
 //! assert_eq!((&*name, layout), ("h.3.attn.c_attn.weight", Layout::Transposed));
 //! ```
 
+mod encoder;
 mod gpt2;
 mod torchvision;
 
-use gpt2::GPT2;
-pub use gpt2::Gpt2Config;
-use torchvision::TORCHVISION_RESNET;
+use std::borrow::Cow;
 
+use serde::Serialize;
+
+use crate::encoder::{Encoder, Family};
 use crate::gpt::Gpt;
+use encoder::{BERT, DISTILBERT, EncoderFields};
+use gpt2::{GPT2, Gpt2Config};
+use torchvision::TORCHVISION_RESNET;
 
 /// The order of a tensor's dims in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +54,8 @@ pub struct ForeignFormat {
     prefix: &'static str,
     /// Our path, their name.
     rows: &'static [(&'static str, &'static str, Layout)],
+    /// The same for what stands on top of the model, whose names have no prefix. A file may lack them, or have others.
+    heads: &'static [(&'static str, &'static str, Layout)],
     /// Tensors in a file that are not parameters: masks, counters.
     ignored: &'static [&'static str],
     /// An optional tensor, and the one that it must be equal to.
@@ -61,12 +68,56 @@ pub struct Counterpart {
     /// The names of its parameters.
     pub format: &'static ForeignFormat,
     /// Its `config.json`, if it is a model of transformers.
-    pub config: Option<Gpt2Config>,
+    pub config: Option<TransformersConfig>,
+}
+
+/// `config.json`: the fields that describe one of our models. The others have defaults that fit.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum TransformersConfig {
+    /// GPT-2.
+    Gpt2(Gpt2Config),
+    /// BERT and DistilBERT.
+    Encoder(EncoderFields),
+}
+
+impl TransformersConfig {
+    /// The keys that decide what is computed but not the shape of any parameter.
+    pub fn shapeless(&self) -> &'static [&'static str] {
+        match self {
+            Self::Gpt2(_) => &Gpt2Config::SHAPELESS,
+            Self::Encoder(fields) => fields.shapeless(),
+        }
+    }
+
+    /// Other values of a key that mean the same.
+    pub fn synonyms(&self, key: &str) -> &'static [&'static str] {
+        match self {
+            Self::Gpt2(_) if key == "activation_function" => &Gpt2Config::SAME_ACTIVATION,
+            _ => &[],
+        }
+    }
+
+    /// The token that ends a text, if it is known: what `generation_config.json` is about.
+    pub fn eos_token_id(&self) -> Option<usize> {
+        match self {
+            Self::Gpt2(config) => config.eos_token_id(),
+            Self::Encoder(_) => None,
+        }
+    }
 }
 
 impl Counterpart {
     pub(crate) fn gpt2(model: &Gpt) -> Self {
-        Self { format: &GPT2, config: Some(Gpt2Config::of(model)) }
+        Self { format: &GPT2, config: Some(TransformersConfig::Gpt2(Gpt2Config::of(model))) }
+    }
+
+    pub(crate) fn encoder(model: &Encoder) -> Self {
+        let format = match model.family {
+            Family::Bert => &BERT,
+            Family::DistilBert => &DISTILBERT,
+        };
+        Self { format, config: Some(TransformersConfig::Encoder(EncoderFields::of(model))) }
     }
 
     pub(crate) fn torchvision_resnet() -> Self {
@@ -76,45 +127,74 @@ impl Counterpart {
 
 impl ForeignFormat {
     /// All formats.
-    pub const ALL: [&'static ForeignFormat; 2] = [&GPT2, &TORCHVISION_RESNET];
+    pub const ALL: [&'static ForeignFormat; 4] = [&GPT2, &BERT, &DISTILBERT, &TORCHVISION_RESNET];
 
-    /// The format that one of these names belongs to.
+    /// The format that most of these names belong to, if any does.
     pub fn recognize<'a>(
         names: impl IntoIterator<Item = &'a str>,
     ) -> Option<&'static ForeignFormat> {
-        let of = |name: &str| Self::ALL.into_iter().find(|format| format.has_parameter(name));
-        names.into_iter().find_map(of)
+        let names: Vec<_> = names.into_iter().collect();
+        let count = |format: &&'static ForeignFormat| {
+            names.iter().filter(|name| format.has_parameter(name)).count()
+        };
+        Self::ALL.into_iter().filter(|format| count(format) > 0).max_by_key(count)
     }
 
     /// Name, without the prefix, and layout of our parameter `path`.
     pub fn tensor(&self, path: &str) -> Option<(String, Layout)> {
-        self.rows
-            .iter()
-            .find_map(|(ours, theirs, layout)| Some((fill(theirs, &numbers(ours, path)?), *layout)))
+        find(self.rows, path).or_else(|| find(self.heads, path))
     }
 
     /// Full name and layout of our parameter `path`, as the library itself writes it.
     pub fn full_name(&self, path: &str) -> Option<(String, Layout)> {
-        let (name, layout) = self.tensor(path)?;
-        Some((format!("{}{name}", self.prefix), layout))
+        let prefixed = |(name, layout)| (format!("{}{name}", self.prefix), layout);
+        find(self.rows, path).map(prefixed).or_else(|| find(self.heads, path))
     }
 
-    /// A name in a file without the prefix.
-    pub fn without_prefix<'a>(&self, name: &'a str) -> &'a str {
-        name.strip_prefix(self.prefix).unwrap_or(name)
+    /// A name in a file without the prefix, as [`Self::tensor`] has it. Files of early versions have `gamma` and `beta`.
+    pub fn without_prefix<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        let name = name.strip_prefix(self.prefix).unwrap_or(name);
+        let early = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")];
+        let renamed = early.into_iter().find_map(|(early, now)| {
+            Some(Cow::Owned(format!("{}{now}", name.strip_suffix(early)?)))
+        });
+        renamed.unwrap_or(Cow::Borrowed(name))
+    }
+
+    /// `true` if our parameter `path` stands on top of the model, so that a file may lack it: one that was trained for
+    /// something else.
+    pub fn is_of_head(&self, path: &str) -> bool {
+        path.starts_with("pooler.") || find(self.heads, path).is_some()
+    }
+
+    /// `true` if a tensor of a file belongs to what stands on top of a model.
+    pub fn is_head_tensor(&self, name: &str) -> bool {
+        let name = self.without_prefix(name);
+        let is_tied = self.tied.is_some_and(|(copy, _)| name == copy);
+        is_tied
+            || name.starts_with("pooler.")
+            || self.heads.iter().any(|(_, theirs, _)| numbers(theirs, &name).is_some())
     }
 
     /// `true` if the tensor is not a parameter.
     pub fn is_ignored(&self, name: &str) -> bool {
         let name = self.without_prefix(name);
-        self.ignored.iter().any(|pattern| numbers(pattern, name).is_some())
+        self.ignored.iter().any(|pattern| numbers(pattern, &name).is_some())
     }
 
     fn has_parameter(&self, name: &str) -> bool {
         let name = self.without_prefix(name);
-        let is = |theirs: &str| numbers(&theirs.replace('+', "*"), name).is_some();
+        let is = |theirs: &str| numbers(&theirs.replace('+', "*"), &name).is_some();
         self.rows.iter().any(|(_, theirs, _)| is(theirs))
     }
+}
+
+/// Name and layout of our parameter `path` by a table.
+fn find(rows: &[(&'static str, &'static str, Layout)], path: &str) -> Option<(String, Layout)> {
+    let of = |(ours, theirs, layout): &(&str, &str, Layout)| {
+        Some((fill(theirs, &numbers(ours, path)?), *layout))
+    };
+    rows.iter().find_map(of)
 }
 
 /// The numbers in `name` in place of each `*` of the pattern; `None` if it does not match.
@@ -150,11 +230,12 @@ mod tests {
     fn both_sides_of_a_row_have_as_many_numbers_and_no_name_stands_twice() {
         for format in ForeignFormat::ALL {
             let count = |pattern: &str| pattern.matches(['*', '+']).count();
-            let mut names: Vec<_> = format.rows.iter().map(|(_, theirs, _)| *theirs).collect();
-            assert!(format.rows.iter().all(|(ours, theirs, _)| count(ours) == count(theirs)));
+            let rows = [format.rows, format.heads].concat();
+            let mut names: Vec<_> = rows.iter().map(|(_, theirs, _)| *theirs).collect();
+            assert!(rows.iter().all(|(ours, theirs, _)| count(ours) == count(theirs)));
             names.sort_unstable();
             names.dedup();
-            assert_eq!(names.len(), format.rows.len());
+            assert_eq!(names.len(), rows.len());
         }
     }
 
@@ -174,16 +255,22 @@ mod tests {
     fn what_is_written_is_recognized_and_read_as_the_same_tensor() {
         for (format, path) in [
             (&GPT2, "blocks.11.mlp.down.weight"),
+            (&BERT, "blocks.3.attn.query.weight"),
+            (&DISTILBERT, "blocks.3.norm2.bias"),
             (&TORCHVISION_RESNET, "stages.2.blocks.1.shortcut.norm.mean"),
         ] {
             let (name, layout) = format.full_name(path).unwrap();
             let read = ForeignFormat::recognize([&*name]).unwrap();
             assert_eq!(read.name, format.name);
             let (expected, same) = read.tensor(path).unwrap();
-            assert_eq!((read.without_prefix(&name), layout), (&*expected, same));
+            assert_eq!((&*read.without_prefix(&name), layout), (&*expected, same));
         }
         assert_eq!(GPT2.full_name("norm.bias").unwrap().0, "transformer.ln_f.bias");
         assert_eq!(GPT2.full_name("head.weight"), None);
+        assert_eq!(BERT.full_name("pooler.bias").unwrap().0, "bert.pooler.dense.bias");
+        assert_eq!(BERT.full_name("classifier.bias").unwrap().0, "classifier.bias");
+        let early = "bert.encoder.layer.2.output.LayerNorm.gamma";
+        assert_eq!(BERT.without_prefix(early), "encoder.layer.2.output.LayerNorm.weight");
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub(super) static TORCHVISION_RESNET: ForeignFormat = ForeignFormat {
         ("head.weight", "fc.weight", Same),
         ("head.bias", "fc.bias", Same),
     ],
+    heads: &[],
     ignored: &[
         "bn1.num_batches_tracked",
         "layer*.*.bn*.num_batches_tracked",

@@ -82,28 +82,82 @@ pub fn attention<'g>(scope: &Scope<'g>, x_nw: Tensor<'g>, parts: Attention) -> T
 
     let qkv = linear(&scope.at("qkv"), x_nw, query_width + 2 * kv_width, parts.qkv);
     let heads = |first: usize, num_heads: usize| -> Tensor<'g> {
-        let part_nw = qkv.slice_dim(1, first, first + num_heads * d);
-        let part_bthd = part_nw.reshape(&[batch, t, num_heads, d]);
-        part_bthd.transpose(&[0, 2, 1, 3]).reshape(&[batch * num_heads, t, d])
+        into_heads(qkv.slice_dim(1, first, first + num_heads * d), t, num_heads)
     };
     let turned = |x_mtd: Tensor<'g>| if parts.rotary { rotary(x_mtd) } else { x_mtd };
     let shared = |x_mtd: Tensor<'g>| share(x_mtd, num_heads / num_kv_heads);
-    let q_mtd = turned(heads(0, num_heads)) * (1.0 / (d as f64).sqrt());
+    let q_mtd = turned(heads(0, num_heads));
     let k_mtd = shared(turned(heads(query_width, num_kv_heads)));
     let v_mtd = shared(heads(query_width + kv_width, num_kv_heads));
-
-    let scores_mts = q_mtd.dot_general(k_mtd, DotDims::contract(&[2], &[2]).batch(&[0], &[0]));
-    let mut scores_mts = scores_mts.convert(scores_mts.dtype().accumulation());
-    if parts.causal {
-        let mask_ts = causal_mask(scores_mts.tracer(), t).convert(scores_mts.dtype());
-        scores_mts = scores_mts + mask_ts.broadcast_in_dim(&scores_mts.shape(), &[1, 2]);
-    }
-    let weights_mts = softmax(scores_mts).convert(v_mtd.dtype());
-    let weights_mts = dropout(&scope.at("weights"), weights_mts, parts.dropout);
-    let y_mtd = weights_mts.dot_general(v_mtd, DotDims::contract(&[2], &[1]).batch(&[0], &[0]));
-
+    let mask_ts = parts.causal.then(|| causal_mask(x_nw.tracer(), t));
+    let y_mtd = attend(scope, [q_mtd, k_mtd, v_mtd], parts.dropout, |scores_mts| {
+        mask_ts.map(|mask_ts| {
+            let mask_ts = mask_ts.convert(scores_mts.dtype());
+            mask_ts.broadcast_in_dim(&scores_mts.shape(), &[1, 2])
+        })
+    });
     let y_bthd = y_mtd.reshape(&[batch, num_heads, t, d]).transpose(&[0, 2, 1, 3]);
     linear(&scope.at("out"), y_bthd.reshape(&[n, width]), width, parts.out)
+}
+
+/// Multi-head attention of `[n, w]` over the positions of each example that are not padding, with parameters `query.*`,
+/// `key.*`, `value.*` and `out.*`, `[w, w]` each. `mask_bs` is integer `[b, s]`, 0 for padding; there are `n / b` positions.
+/// Softmax is in f32 or wider. Devlin, Chang, Lee and Toutanova, "BERT" (2019), section 3.
+#[track_caller]
+pub fn masked_attention<'g>(
+    scope: &Scope<'g>,
+    x_nw: Tensor<'g>,
+    mask_bs: Tensor<'g>,
+    num_heads: usize,
+    rate: f64,
+    initializer: Initializer,
+) -> Tensor<'g> {
+    let ([n, width], [batch, t]) = (x_nw.dims(), mask_bs.dims());
+    if n != batch * t || num_heads == 0 || !width.is_multiple_of(num_heads) {
+        let message = format!(
+            "{n} rows must be {batch} examples of {t} positions, and the width {width} a multiple of {num_heads} heads"
+        );
+        x_nw.reject("masked_attention", message);
+        return x_nw;
+    }
+    let heads = ["query", "key", "value"]
+        .map(|name| into_heads(linear(&scope.at(name), x_nw, width, initializer), t, num_heads));
+    let y_mtd = attend(scope, heads, rate, |scores_mts| {
+        let added_bs = (1.0 - mask_bs.convert(scores_mts.dtype())) * MASKED;
+        let added = added_bs.broadcast_in_dim(&[batch, num_heads, t, t], &[0, 3]);
+        Some(added.reshape(&scores_mts.shape()))
+    });
+    let y_bthd = y_mtd.reshape(&[batch, num_heads, t, width / num_heads]).transpose(&[0, 2, 1, 3]);
+    linear(&scope.at("out"), y_bthd.reshape(&[n, width]), width, initializer)
+}
+
+/// `[b * t, heads * d] -> [b * heads, t, d]`
+#[track_caller]
+fn into_heads(x_nw: Tensor<'_>, t: usize, num_heads: usize) -> Tensor<'_> {
+    let [n, width] = x_nw.dims();
+    let (batch, d) = (n / t, width / num_heads);
+    let x_bthd = x_nw.reshape(&[batch, t, num_heads, d]);
+    x_bthd.transpose(&[0, 2, 1, 3]).reshape(&[batch * num_heads, t, d])
+}
+
+/// `softmax(q k^T / sqrt(d) + mask) v` in each head, all `[m, t, d]`. `mask` gets the scores `[m, t, s]`, and returns what
+/// is added to them.
+#[track_caller]
+fn attend<'g>(
+    scope: &Scope<'g>,
+    [q_mtd, k_mtd, v_mtd]: [Tensor<'g>; 3],
+    rate: f64,
+    mask: impl FnOnce(Tensor<'g>) -> Option<Tensor<'g>>,
+) -> Tensor<'g> {
+    let q_mtd = q_mtd * (1.0 / (q_mtd.dim(2) as f64).sqrt());
+    let scores_mts = q_mtd.dot_general(k_mtd, DotDims::contract(&[2], &[2]).batch(&[0], &[0]));
+    let mut scores_mts = scores_mts.convert(scores_mts.dtype().accumulation());
+    if let Some(mask_mts) = mask(scores_mts) {
+        scores_mts = scores_mts + mask_mts;
+    }
+    let weights_mts = softmax(scores_mts).convert(v_mtd.dtype());
+    let weights_mts = dropout(&scope.at("weights"), weights_mts, rate);
+    weights_mts.dot_general(v_mtd, DotDims::contract(&[2], &[1]).batch(&[0], &[0]))
 }
 
 /// Repeats each head `size` times.

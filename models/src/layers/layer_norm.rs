@@ -23,6 +23,12 @@ pub(crate) const LAYER_NORM_EPSILON: f64 = 1e-5;
 /// ```
 #[track_caller]
 pub fn layer_norm<'g>(scope: &Scope<'g>, x_bd: Tensor<'g>) -> Tensor<'g> {
+    layer_norm_with(scope, x_bd, LAYER_NORM_EPSILON)
+}
+
+/// [`layer_norm`] with another epsilon.
+#[track_caller]
+pub fn layer_norm_with<'g>(scope: &Scope<'g>, x_bd: Tensor<'g>, epsilon: f64) -> Tensor<'g> {
     let [_, d] = x_bd.dims();
     let weight_d = scope.param_in_full("weight", &[d], Initializer::Ones);
     let bias_d = scope.param_in_full("bias", &[d], Initializer::Zeros);
@@ -31,7 +37,7 @@ pub fn layer_norm<'g>(scope: &Scope<'g>, x_bd: Tensor<'g>) -> Tensor<'g> {
     let mean = |x_bd: Tensor<'g>| (x_bd.reduce_sum(&[1]) / d as f64).broadcast_like(x_bd, &[0]);
     let centered_bd = x_bd - mean(x_bd);
     let variance_bd = mean(centered_bd * centered_bd);
-    let normalized_bd = centered_bd * (variance_bd + LAYER_NORM_EPSILON).rsqrt();
+    let normalized_bd = centered_bd * (variance_bd + epsilon).rsqrt();
     let y_bd =
         normalized_bd * weight_d.broadcast_like(x_bd, &[1]) + bias_d.broadcast_like(x_bd, &[1]);
     y_bd.convert(dtype)

@@ -14,14 +14,14 @@ mod relu;
 mod rms_norm;
 mod rotary;
 
-pub use attention::{Attention, attention};
+pub use attention::{Attention, attention, masked_attention};
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use conv2d::{Conv2d, conv2d};
 pub use dropout::dropout;
 pub use embedding::{Embedding, embedding};
 pub use feed_forward::{feed_forward, gelu, gelu_exact, silu, swiglu};
 pub(crate) use layer_norm::LAYER_NORM_EPSILON;
-pub use layer_norm::layer_norm;
+pub use layer_norm::{layer_norm, layer_norm_with};
 pub use linear::linear;
 pub use mlp_block::{MlpBlock, mlp_block};
 pub use pooling::{avg_pool, global_avg_pool, max_pool};

@@ -69,6 +69,8 @@ const MODEL: Group = Group("model", &[]);
 const MLP: Group = Group("model", &["mlp"]);
 const RESNET: Group = Group("model", &["resnet"]);
 const GPT: Group = Group("model", &["gpt"]);
+const ENCODER: Group = Group("model", &["bert", "distilbert"]);
+const FROM: Group = Group("model", &["gpt", "bert", "distilbert"]);
 const DATA: Group = Group("data", &[]);
 const DIGITS: Group = Group("data", &["digits"]);
 const CIFAR10: Group = Group("data", &["cifar10"]);
@@ -142,6 +144,20 @@ pub(super) const KEYS: &[KeyRow] = &[
     RESNET.key("batch_norm_group", COUNT, "examples", Value("32"), "Number of examples that batch norm normalizes together."),
     RESNET.key("zero_init_last_scale", Bool, "", Value("false"), "Start the last norm of each block with scale 0, so that the block starts as its shortcut."),
     RESNET.key("label_smoothing", SHARE, "share of a label", Value("0.0"), "Label smoothing: the share that is spread evenly over all classes in training. Evaluation uses the labels unchanged."),
+    FROM.key("from", PATH, "", Absent("parameters are drawn"), "A folder of Hugging Face's, with `config.json` and `model.safetensors` or several files and their index: the parameters to start from. Without `name`, the architecture and its sizes come from there too; keys that are set replace them."),
+    ENCODER.key("preset", OneOf(&["mini", "base", "large"]), "", Value("\"base\""), "The sizes; the keys below override them one by one. `mini` has 2 layers of width 128; there is no large DistilBERT."),
+    ENCODER.key("num_layers", Integer(1, Some(MAX_LAYERS as i64)), "blocks", Depends("the preset's"), "Number of transformer blocks."),
+    ENCODER.key("width", MODEL_SIZE, "features", Depends("the preset's"), "Width of the residual stream."),
+    ENCODER.key("num_heads", MODEL_SIZE, "heads", Depends("the preset's"), "Number of attention heads. It must divide the width."),
+    ENCODER.key("num_hidden", MODEL_SIZE, "features", Depends("4 times the width"), "Width between the two layers of the feed-forward part."),
+    ENCODER.key("context", MODEL_SIZE, "tokens", Depends("the preset's"), "Maximum number of positions. Examples may be shorter."),
+    ENCODER.key("vocabulary", MODEL_SIZE, "tokens", Depends("30522"), "Number of different tokens."),
+    ENCODER.key("dropout", SHARE, "", Value("0.1"), "Probability of dropout in training: of the embeddings, and of the output of each half of a block."),
+    ENCODER.key("attention_dropout", SHARE, "", Value("0.1"), "Probability of dropout of the attention weights in training."),
+    ENCODER.key("classifier_dropout", SHARE, "", Depends("0.1; 0.2 for `distilbert`"), "Probability of dropout before the last layer of the classifier in training."),
+    ENCODER.key("head", OneOf(&["classification", "masked_lm"]), "", Value("\"classification\""), "What stands on top: scores of classes, from the first position, or scores of the vocabulary at each position."),
+    ENCODER.key("scan_layers", Bool, "", Value("false"), "Write the blocks as a loop. It compiles faster, but less communication overlaps with compute."),
+    ENCODER.key("remat", Bool, "", Value("false"), "Recompute each block in the backward pass instead of keeping its activations."),
     GPT.key("preset", OneOf(&["gpt-bytes", "gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1558m"]), "", Value("\"gpt-bytes\""), "The sizes; the keys below override them one by one."),
     GPT.key("num_layers", Integer(1, Some(MAX_LAYERS as i64)), "blocks", Depends("the preset's"), "Number of transformer blocks."),
     GPT.key("width", MODEL_SIZE, "features", Depends("the preset's"), "Width of the residual stream."),

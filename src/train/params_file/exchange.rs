@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use hlo::{DType, Literal, Tree};
-use models::{Counterpart, Gpt2Config, Layout, ModelConfig};
+use models::{Counterpart, Layout, ModelConfig, TransformersConfig};
 use serde_json::{Value, json};
 
 use super::fit::copy;
@@ -19,6 +19,8 @@ use crate::observe::{replace_file, unfinished_prefix};
 /// The configuration in a folder of Hugging Face's.
 const HF_CONFIG: &str = "config.json";
 const HF_GENERATION: &str = "generation_config.json";
+/// The parameter with a number for each class.
+const CLASSIFIER: &str = "classifier.bias";
 /// Largest size of it, in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
 
@@ -49,7 +51,8 @@ pub fn save_for_library(
         None => replace_file(path, &bytes),
         Some(config) => {
             let dtype = tensors.values().next().map_or(DType::F32, Literal::dtype);
-            write_folder(path, &transformers_files(config, dtype, bytes))
+            let num_classes = params.get(CLASSIFIER).map(|bias| bias.dims()[0]);
+            write_folder(path, &transformers_files(config, num_classes, dtype, bytes))
         }
     };
     written.map_err(|error| failed(error.to_string()))
@@ -71,15 +74,15 @@ pub fn check_counterpart(path: &Path, model: &ModelConfig) -> Result<(), Error> 
     let text = read_regular(&config, MAX_CONFIG).map_err(|error| failed(error.to_string()))?;
     let not_json = |error: serde_json::Error| failed(format!("it is not JSON: {error}"));
     let theirs: Value = serde_json::from_slice(&text).map_err(not_json)?;
-    let ours = json!(ours);
+    let config = ours;
+    let ours = json!(config);
     let is_same = |key: &str, found: &Value| {
-        let is_synonym = key == "activation_function"
-            && found.as_str().is_some_and(|name| Gpt2Config::SAME_ACTIVATION.contains(&name));
+        let is_synonym = found.as_str().is_some_and(|name| config.synonyms(key).contains(&name));
         *found == ours[key] || is_synonym
     };
     // What is not written there has the default, which ours has too.
     let differs = |key: &&str| theirs.get(key).is_some_and(|found| !is_same(key, found));
-    match Gpt2Config::SHAPELESS.iter().find(|key| differs(key)) {
+    match config.shapeless().iter().find(|key| differs(key)) {
         None => Ok(()),
         Some(key) => {
             Err(failed(format!("{key} is {}, but the model's is {}", theirs[*key], ours[*key])))
@@ -100,7 +103,8 @@ fn arranged(value: &Literal, layout: Layout) -> Literal {
 
 /// The names and contents of a folder that `from_pretrained` loads.
 fn transformers_files(
-    config: &Gpt2Config,
+    config: &TransformersConfig,
+    num_classes: Option<usize>,
     dtype: DType,
     weights: Vec<u8>,
 ) -> Vec<(&'static str, Vec<u8>)> {
@@ -114,6 +118,13 @@ fn transformers_files(
     // Versions before 4.56 know it by the longer name only.
     fields["dtype"] = dtype.into();
     fields["torch_dtype"] = dtype.into();
+    if let Some(num_classes) = num_classes {
+        let labels =
+            (0..num_classes).map(|class| (class.to_string(), json!(format!("LABEL_{class}"))));
+        fields["id2label"] = Value::Object(labels.collect());
+        let ids = (0..num_classes).map(|class| (format!("LABEL_{class}"), json!(class)));
+        fields["label2id"] = Value::Object(ids.collect());
+    }
     let text = |value: Value| format!("{value:#}\n").into_bytes();
     let mut files = vec![(HF_FILE, weights), (HF_CONFIG, text(fields))];
     if let Some(token) = config.eos_token_id() {

@@ -11,16 +11,77 @@ use crate::checkpoint::safetensors_dtype;
 /// Tensors by name, from one file or several.
 pub(super) type Tensors<'a> = BTreeMap<String, TensorView<'a>>;
 
+/// What was found of a model in a file that another one may have written.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The leaves that the file has.
+    pub values: Tree<Literal>,
+    /// The model's leaves that it lacks: parts of the head.
+    pub missing: Vec<String>,
+    /// Its tensors that the model lacks: parts of another head.
+    pub unused: Vec<String>,
+}
+
 /// The values of the model's leaves, in the order of `specs`.
 ///
 /// # Errors
 /// A leaf that is missing or does not fit, a value that is not finite or too large, or a tensor that is not the model's.
 pub(super) fn fit(tensors: &Tensors<'_>, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, String> {
-    let is_own = tensors.keys().any(|name| specs.get(name).is_some());
-    let names = tensors.keys().map(String::as_str);
-    let format = if is_own { None } else { ForeignFormat::recognize(names) };
+    let format = format_of(tensors, specs);
     let sources = sources(tensors, format, specs)?;
     check_rest(tensors, format, &sources)?;
+    read(tensors, specs, &sources)
+}
+
+/// [`fit`] of a file whose model may have another head, or none.
+///
+/// # Errors
+/// As [`fit`], for everything but heads.
+pub(super) fn fit_below_head(
+    tensors: &Tensors<'_>,
+    specs: &Tree<LeafSpec>,
+) -> Result<Found, String> {
+    let Some(format) = format_of(tensors, specs) else {
+        let (missing, unused) = Default::default();
+        return Ok(Found { values: fit(tensors, specs)?, missing, unused });
+    };
+    let is_unused = |name: &&String| {
+        let path = specs.paths().any(|path| {
+            format.tensor(path).is_some_and(|(theirs, _)| theirs == format.without_prefix(name))
+        });
+        format.is_head_tensor(name) && !path
+    };
+    let unused: Vec<_> = tensors.keys().filter(is_unused).cloned().collect();
+    let kept: Tensors<'_> = tensors
+        .iter()
+        .filter(|(name, _)| !unused.contains(name))
+        .map(|(name, view)| (name.clone(), view.clone()))
+        .collect();
+    let all = sources(&kept, Some(format), specs)?;
+    let is_missing = |(path, (name, _)): &(&str, &(String, Layout))| {
+        format.is_of_head(path) && !kept.contains_key(name)
+    };
+    let missing = specs.paths().zip(&all).filter(is_missing).map(|(path, _)| path.to_owned());
+    let missing: Vec<_> = missing.collect();
+    let present = specs.iter().filter(|(path, _)| !missing.iter().any(|other| other == path));
+    let present = present.map(|(path, spec)| (path.to_owned(), spec.clone())).collect();
+    let values = fit(&kept, &present)?;
+    Ok(Found { values, missing, unused })
+}
+
+/// The format of a file, unless it has the model's own names.
+fn format_of(tensors: &Tensors<'_>, specs: &Tree<LeafSpec>) -> Option<&'static ForeignFormat> {
+    let format = ForeignFormat::recognize(tensors.keys().map(String::as_str));
+    // A name may be the same in both.
+    let is_own = |name: &String| specs.get(name).is_some();
+    format.filter(|_| !tensors.keys().any(is_own) || !tensors.keys().all(is_own))
+}
+
+fn read(
+    tensors: &Tensors<'_>,
+    specs: &Tree<LeafSpec>,
+    sources: &[(String, Layout)],
+) -> Result<Tree<Literal>, String> {
     let leaf = |((path, ty), (name, layout)): ((&str, &LeafSpec), &(String, Layout))| {
         let view = tensors.get(name).ok_or_else(|| format!("`{name}` is missing"))?;
         let mut dims = ty.dims.clone();
@@ -43,7 +104,7 @@ pub(super) fn fit(tensors: &Tensors<'_>, specs: &Tree<LeafSpec>) -> Result<Tree<
         }
         Ok((path.to_owned(), literal))
     };
-    specs.iter().zip(&sources).map(leaf).collect()
+    specs.iter().zip(sources).map(leaf).collect()
 }
 
 /// The dtype of a tensor in a file, if programs can have it.
@@ -82,7 +143,7 @@ fn sources(
         let (name, layout) = format.tensor(path).ok_or_else(|| {
             format!("it is {}, which has no tensor for the model's `{path}`", format.name)
         })?;
-        Ok((in_file.get(&*name).map_or(name, |&full| full.to_owned()), layout))
+        Ok((in_file.get(&*name).map_or_else(|| name.clone(), |&full| full.to_owned()), layout))
     };
     specs.paths().map(source).collect()
 }

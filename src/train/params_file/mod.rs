@@ -19,7 +19,7 @@ use super::Error;
 use crate::checkpoint::safetensors_dtype;
 use crate::observe::{replace_file, say};
 pub use exchange::{check_counterpart, save_for_library};
-use fit::check_finite;
+use fit::{Found, check_finite};
 pub use saved::SavedModel;
 
 /// Name of the file in the output directory.
@@ -52,6 +52,25 @@ pub fn load(path: &Path, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, Error>
         say(&format!("taking the parameters from {saved}"));
     }
     saved.load(specs)
+}
+
+/// The parameters that a model starts from where its configuration names a folder: those that the folder has. A message
+/// says what it lacks, which is drawn, and what is not used.
+///
+/// # Errors
+/// As [`load`], for everything but the head.
+pub fn load_below_head(path: &Path, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, Error> {
+    let saved = SavedModel::find(path)?;
+    let Found { values, missing, unused } = saved.load_below_head(specs)?;
+    let mut text = format!("taking the parameters from {saved}");
+    if !missing.is_empty() {
+        text += &format!("; drawn, because it lacks them: {}", missing.join(", "));
+    }
+    if !unused.is_empty() {
+        text += &format!("; not used, because the model lacks them: {}", unused.join(", "));
+    }
+    say(&text);
+    Ok(values)
 }
 
 /// The bytes of a safetensors file.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use hlo::{LeafSpec, Literal, Tree, split_rows};
 use safetensors::tensor::TensorView;
 
-use super::fit::{Tensors, dtype_of, fit};
+use super::fit::{Found, Tensors, dtype_of, fit, fit_below_head};
 use super::read::{files_of_index, read_files, tensors};
 use super::{Error, FILE};
 use crate::checkpoint::{Checkpoint, CheckpointDir, Location, Manifest, safetensors_dtype};
@@ -145,6 +145,23 @@ impl SavedModel {
                 let paths = self.files();
                 let files = read_files(paths)?;
                 fit(&tensors(paths, &files)?, specs).map_err(failed)
+            }
+        }
+    }
+
+    /// [`Self::load`] of a model that may have been trained with another head, or without one.
+    ///
+    /// # Errors
+    /// As [`load`](super::load), for everything but heads.
+    pub fn load_below_head(&self, specs: &Tree<LeafSpec>) -> Result<Found, Error> {
+        match self {
+            Self::Files { files, .. } => {
+                let bytes = read_files(files)?;
+                let found = fit_below_head(&tensors(files, &bytes)?, specs);
+                found.map_err(Error::unreadable_params(&self.path()))
+            }
+            Self::Checkpoint(_) | Self::Run { .. } => {
+                Ok(Found { values: self.load(specs)?, ..Found::default() })
             }
         }
     }

@@ -1,0 +1,426 @@
+//! `bert` and `distilbert`: encoder-only transformers.
+//!
+//! Devlin, Chang, Lee and Toutanova, "BERT" (2019), section 3 and appendix A; Sanh, Debut, Chaumond and Wolf, "DistilBERT"
+//! (2019), section 3: half the layers, no segments, no pooler. Each block is `x = norm(x + attention(x)); x = norm(x +
+//! W_down gelu(W_up x))`; weights start from N(0, 0.02).
+//!
+//! Legend: b batch, t position, n = b * t, w width, c class, v entry of the vocabulary.
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use hlo::{DType, Tensor, TensorType};
+use serde::{Deserialize, Serialize};
+
+use crate::layers::{
+    Embedding, dropout, embedding, gelu_exact, layer_norm_with, linear, masked_attention, relu,
+};
+use crate::loss::{class_counts, cross_entropy};
+use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_share};
+use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Scope, Stack, stack_with};
+
+/// Standard deviation of the weights at the start.
+const STD: f64 = 0.02;
+const WEIGHTS: Initializer = Initializer::Normal { std: STD };
+pub(crate) const EPSILON: f64 = 1e-12;
+
+/// Which of the two it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// BERT.
+    Bert,
+    /// DistilBERT.
+    DistilBert,
+}
+
+/// Published sizes, and a small one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EncoderPreset {
+    /// 2 layers of width 128, 2 heads, 128 positions.
+    Mini,
+    /// BERT with 12 layers or DistilBERT with 6, of width 768.
+    #[default]
+    Base,
+    /// BERT with 24 layers of width 1024.
+    Large,
+}
+
+/// What stands on top of the encoder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Head {
+    /// Scores of classes, from the first position.
+    #[default]
+    Classification,
+    /// Scores of the vocabulary at each position, with the table of the embedding.
+    MaskedLm,
+}
+
+/// The keys of both: a preset, and the sizes that override it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EncoderConfig {
+    /// A folder of Hugging Face's with the parameters to start from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<PathBuf>,
+    /// The sizes; the keys below override them one by one. Default `base`.
+    pub preset: EncoderPreset,
+    /// Number of blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_layers: Option<usize>,
+    /// Width of the residual stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
+    /// Number of attention heads; it divides the width.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_heads: Option<usize>,
+    /// Width between the two layers of the feed-forward part. Default: 4 times the width.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_hidden: Option<usize>,
+    /// Maximum number of positions; examples may be shorter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
+    /// Number of different tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<usize>,
+    /// Rate of dropout in training: of the embeddings, and of the output of each half of a block. Default 0.1.
+    pub dropout: f64,
+    /// Rate of dropout of the attention weights. Default 0.1.
+    pub attention_dropout: f64,
+    /// Rate of dropout before the last layer of the classifier. Default 0.1; DistilBERT 0.2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classifier_dropout: Option<f64>,
+    /// What stands on top. Default `classification`.
+    pub head: Head,
+    /// `true` if the blocks are a loop in the program. Default false.
+    pub scan_layers: bool,
+    /// `true` if the backward pass recomputes each block instead of keeping its activations. Default false.
+    pub remat: bool,
+}
+
+impl Default for EncoderConfig {
+    fn default() -> Self {
+        Self {
+            from: None,
+            preset: EncoderPreset::default(),
+            num_layers: None,
+            width: None,
+            num_heads: None,
+            num_hidden: None,
+            context: None,
+            vocabulary: None,
+            dropout: 0.1,
+            attention_dropout: 0.1,
+            classifier_dropout: None,
+            head: Head::default(),
+            scan_layers: false,
+            remat: false,
+        }
+    }
+}
+
+/// `name = "bert"`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BertConfig(pub EncoderConfig);
+
+/// `name = "distilbert"`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DistilBertConfig(pub EncoderConfig);
+
+/// The vocabulary of the published models, uncased.
+const VOCABULARY: usize = 30522;
+
+impl EncoderConfig {
+    /// The model.
+    pub fn model(&self, family: Family, num_classes: usize) -> Encoder {
+        let (num_layers, width, num_heads, context) = match (self.preset, family) {
+            (EncoderPreset::Mini, _) => (2, 128, 2, 128),
+            (EncoderPreset::Base, Family::Bert) => (12, 768, 12, 512),
+            (EncoderPreset::Base, Family::DistilBert) => (6, 768, 12, 512),
+            (EncoderPreset::Large, _) => (24, 1024, 16, 512),
+        };
+        let width = self.width.unwrap_or(width);
+        let classifier_dropout = match family {
+            Family::Bert => 0.1,
+            Family::DistilBert => 0.2,
+        };
+        Encoder {
+            family,
+            num_layers: self.num_layers.unwrap_or(num_layers),
+            width,
+            num_heads: self.num_heads.unwrap_or(num_heads),
+            num_hidden: self.num_hidden.unwrap_or(4 * width),
+            context: self.context.unwrap_or(context),
+            vocabulary: self.vocabulary.unwrap_or(VOCABULARY),
+            dropout: self.dropout,
+            attention_dropout: self.attention_dropout,
+            classifier_dropout: self.classifier_dropout.unwrap_or(classifier_dropout),
+            head: self.head,
+            num_classes,
+            scan_layers: self.scan_layers,
+            remat: self.remat,
+        }
+    }
+
+    fn check(&self, family: Family) -> Vec<InvalidValue> {
+        let Encoder { width, num_heads, .. } = self.model(family, 2);
+        let allowed = format!("a number that divides the width, {width}");
+        let heads = InvalidValue {
+            depends_on: &["preset", "width"],
+            ..InvalidValue::new("num_heads", num_heads, allowed)
+        };
+        let divides = num_heads == 0 || width.is_multiple_of(num_heads);
+        let is_large = family == Family::DistilBert && self.preset == EncoderPreset::Large;
+        let preset = is_large.then(|| {
+            InvalidValue::new(
+                "preset",
+                "large",
+                "\"mini\" or \"base\": there is no large DistilBERT",
+            )
+        });
+        let rates = [
+            check_share("dropout", self.dropout),
+            check_share("attention_dropout", self.attention_dropout),
+            self.classifier_dropout.and_then(|rate| check_share("classifier_dropout", rate)),
+        ];
+        (!divides)
+            .then_some(heads)
+            .into_iter()
+            .chain(preset)
+            .chain(rates.into_iter().flatten())
+            .collect()
+    }
+
+    fn resolve(&mut self, family: Family) {
+        let sizes = self.model(family, 2);
+        self.num_layers = Some(sizes.num_layers);
+        self.width = Some(sizes.width);
+        self.num_heads = Some(sizes.num_heads);
+        self.num_hidden = Some(sizes.num_hidden);
+        self.context = Some(sizes.context);
+        self.vocabulary = Some(sizes.vocabulary);
+        self.classifier_dropout = Some(sizes.classifier_dropout);
+    }
+
+    fn range(key: &str) -> Option<RangeInclusive<i64>> {
+        match key {
+            "num_layers" => Some(1..=MAX_LAYERS as i64),
+            "width" | "num_heads" | "num_hidden" | "context" | "vocabulary" => {
+                Some(1..=MAX_SIZE as i64)
+            }
+            _ => None,
+        }
+    }
+
+    fn example(&self) -> Vec<(&'static str, TensorType)> {
+        let tokens = TensorType::new(DType::I32, &[1]);
+        let y = match self.head {
+            Head::Classification => TensorType::new(DType::I32, &[]),
+            Head::MaskedLm => tokens.clone(),
+        };
+        vec![("x", tokens.clone()), ("segments", tokens.clone()), ("mask", tokens), ("y", y)]
+    }
+}
+
+/// Implements [`Architecture`] for a configuration.
+macro_rules! encoder {
+    ($Config:ident, $family:expr) => {
+        impl Architecture for $Config {
+            fn build(&self, num_classes: usize) -> Box<dyn Model> {
+                Box::new(self.0.model($family, num_classes))
+            }
+
+            fn example(&self) -> Vec<(&'static str, TensorType)> {
+                self.0.example()
+            }
+
+            fn range(key: &str) -> Option<RangeInclusive<i64>> {
+                EncoderConfig::range(key)
+            }
+
+            fn check(&self) -> Vec<InvalidValue> {
+                self.0.check($family)
+            }
+
+            fn resolve(&mut self) {
+                self.0.resolve($family);
+            }
+
+            fn remat(&self) -> Option<bool> {
+                Some(self.0.remat)
+            }
+
+            fn counterpart(&self) -> Option<Counterpart> {
+                Some(Counterpart::encoder(&self.0.model($family, 2)))
+            }
+
+            fn folder(&self) -> Option<&std::path::Path> {
+                self.0.from.as_deref()
+            }
+
+            fn folder_mut(&mut self) -> Option<&mut PathBuf> {
+                self.0.from.as_mut()
+            }
+        }
+    };
+}
+
+encoder!(BertConfig, Family::Bert);
+encoder!(DistilBertConfig, Family::DistilBert);
+
+/// An encoder of known sizes with its head. Parameters are `embed.weight`, `position.weight`, with BERT `segment.weight`,
+/// `embed.norm.*`; `blocks.I.{attn.query, attn.key, attn.value, attn.out, norm1, mlp.up, mlp.down, norm2}.{weight, bias}`;
+/// and of the head `pooler.*` (BERT) or `pre_classifier.*` (DistilBERT) and `classifier.*`, or `transform.*`,
+/// `transform.norm.*` and `vocabulary.bias`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Encoder {
+    /// BERT or DistilBERT.
+    pub family: Family,
+    /// Number of blocks.
+    pub num_layers: usize,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Number of attention heads.
+    pub num_heads: usize,
+    /// Width of the feed-forward part.
+    pub num_hidden: usize,
+    /// Maximum number of positions.
+    pub context: usize,
+    /// Number of different tokens.
+    pub vocabulary: usize,
+    /// Rate of dropout.
+    pub dropout: f64,
+    /// Rate of dropout of the attention weights.
+    pub attention_dropout: f64,
+    /// Rate of dropout in the classifier.
+    pub classifier_dropout: f64,
+    /// What stands on top.
+    pub head: Head,
+    /// Number of classes.
+    pub num_classes: usize,
+    /// `true` if the blocks are a loop.
+    pub scan_layers: bool,
+    /// `true` if the backward pass recomputes them.
+    pub remat: bool,
+}
+
+/// Segments of the published models: the first sentence and the second.
+pub(crate) const NUM_SEGMENTS: usize = 2;
+
+impl Encoder {
+    /// The last hidden states `[b * t, width]` of tokens, all integers `[b, t]`: `mask_bt` is 0 for padding, which no
+    /// other position attends to. DistilBERT does not use `segments_bt`. Also returns the table of the embedding.
+    #[track_caller]
+    pub fn hidden<'g>(
+        &self,
+        scope: &Scope<'g>,
+        ids_bt: Tensor<'g>,
+        segments_bt: impl FnOnce() -> Tensor<'g>,
+        mask_bt: Tensor<'g>,
+    ) -> (Tensor<'g>, Embedding<'g>) {
+        let [batch, t] = ids_bt.dims();
+        if t > self.context {
+            let message = format!("{t} positions are more than the context of {}", self.context);
+            ids_bt.reject("encoder", message);
+        }
+        let embed = scope.at("embed");
+        let table = embedding(&embed, self.vocabulary, self.width, WEIGHTS);
+        let positions = scope.at("position").param("weight", &[self.context, self.width], WEIGHTS);
+        let position_td = positions.slice_dim(0, 0, t.min(self.context));
+        let mut x_btw = table.embed(ids_bt);
+        x_btw = x_btw + position_td.broadcast_like(x_btw, &[1, 2]);
+        if self.family == Family::Bert {
+            let segments = embedding(&scope.at("segment"), NUM_SEGMENTS, self.width, WEIGHTS);
+            x_btw = x_btw + segments.embed(segments_bt());
+        }
+        let x_nw = x_btw.reshape(&[batch * t, self.width]);
+        let x_nw = layer_norm_with(&embed.at("norm"), x_nw, EPSILON);
+        let x_nw = dropout(&embed, x_nw, self.dropout);
+        let how = Stack { num_blocks: self.num_layers, scan: self.scan_layers, remat: self.remat };
+        let Self { num_heads, num_hidden, dropout: rate, attention_dropout, .. } = *self;
+        let x_nw = stack_with(&scope.at("blocks"), x_nw, &[mask_bt], how, |scope, x_nw, given| {
+            let attn = scope.at("attn");
+            let added_nw =
+                masked_attention(&attn, x_nw, given[0], num_heads, attention_dropout, WEIGHTS);
+            let x_nw = x_nw + dropout(&attn, added_nw, rate);
+            let x_nw = layer_norm_with(&scope.at("norm1"), x_nw, EPSILON).fusion_barrier();
+            let mlp = scope.at("mlp");
+            let hidden_nh = gelu_exact(linear(&mlp.at("up"), x_nw, num_hidden, WEIGHTS));
+            let added_nw = linear(&mlp.at("down"), hidden_nh, x_nw.dim(1), WEIGHTS);
+            let x_nw = x_nw + dropout(&mlp, added_nw, rate);
+            layer_norm_with(&scope.at("norm2"), x_nw, EPSILON).fusion_barrier()
+        });
+        (x_nw, table)
+    }
+
+    /// The head's scores: of classes `[b, c]`, or of the vocabulary `[b * t, v]`.
+    #[track_caller]
+    pub fn logits<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Tensor<'g> {
+        let (ids_bt, mask_bt) = (batch.field("x"), batch.field("mask"));
+        let [num_examples, t] = ids_bt.dims();
+        let (x_nw, table) = self.hidden(scope, ids_bt, || batch.field("segments"), mask_bt);
+        if self.head == Head::MaskedLm {
+            let transform = scope.at("transform");
+            let x_nw = gelu_exact(linear(&transform, x_nw, self.width, WEIGHTS));
+            let x_nw = layer_norm_with(&transform.at("norm"), x_nw, EPSILON);
+            let bias_v =
+                scope.at("vocabulary").param("bias", &[self.vocabulary], Initializer::Zeros);
+            let logits_nv = table.logits(x_nw);
+            return logits_nv + bias_v.broadcast_like(logits_nv, &[1]);
+        }
+        let x_btw = x_nw.reshape(&[num_examples, t, self.width]);
+        let first_bw = x_btw.slice_dim(1, 0, 1).reshape(&[num_examples, self.width]);
+        let pooled_bw = match self.family {
+            Family::Bert => linear(&scope.at("pooler"), first_bw, self.width, WEIGHTS).tanh(),
+            Family::DistilBert => {
+                relu(linear(&scope.at("pre_classifier"), first_bw, self.width, WEIGHTS))
+            }
+        };
+        let classifier = scope.at("classifier");
+        let pooled_bw = dropout(&classifier, pooled_bw, self.classifier_dropout);
+        linear(&classifier, pooled_bw, self.num_classes, WEIGHTS)
+    }
+}
+
+impl Model for Encoder {
+    /// Cross-entropy of the labels `y`: classes (integer `[b]`), or tokens at the positions to predict (integer `[b, t]`),
+    /// negative elsewhere.
+    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        let (logits, y) = (self.logits(scope, batch), batch.field("y"));
+        match self.head {
+            Head::Classification => {
+                let counts = class_counts(logits, y, batch.weight);
+                Loss { class_counts: Some(counts), ..cross_entropy(logits, y, batch.weight) }
+            }
+            Head::MaskedLm => {
+                let num_tokens = y.ty().num_elements();
+                let weight_n =
+                    batch.weight.broadcast_in_dim(&y.shape(), &[0]).reshape(&[num_tokens]);
+                let y_n = y.reshape(&[num_tokens]);
+                let counts_n = y_n.greater_equal(0.0).convert(weight_n.dtype());
+                cross_entropy(logits, y_n.maximum(0.0), weight_n * counts_n)
+            }
+        }
+    }
+
+    fn scores<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Option<Tensor<'g>> {
+        (self.head == Head::Classification).then(|| self.logits(scope, batch))
+    }
+
+    fn check_example(&self, dtype: DType, dims: &[usize], _classes: usize) -> Result<(), Misfit> {
+        let context = self.context;
+        match dims {
+            _ if dtype.is_float() => {
+                Err(Misfit::Kind { takes: "tokens, i32[positions]".to_owned() })
+            }
+            [positions] if *positions <= context => Ok(()),
+            _ => {
+                let takes = format!("i32[positions], at most {context}, which is model.context");
+                Err(Misfit::Dims { takes })
+            }
+        }
+    }
+}
