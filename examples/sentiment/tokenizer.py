@@ -7,6 +7,9 @@ Written with Python 3 and tokenizers 0.23.3 (`pip install tokenizers==0.23.3`).
 It reads train.tsv only to train, and writes model/vocab.txt, model/tokenizer.json and model/tokenizer_config.json.
 Text is lower-cased and split as BERT does it. [PAD] has index 0. Then it prints the longest sentence in tokens,
 [CLS] and [SEP] included, and the share of [UNK] among the other tokens.
+
+The trainer breaks ties in an order that changes between runs, so a new run numbers tokens differently and may choose a
+few others. A checkpoint needs the vocabulary that it was trained with: keep the files in model/ unless sentences change.
 """
 
 import json
