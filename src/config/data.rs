@@ -1,5 +1,6 @@
 //! `[data]`: where the examples come from.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,8 @@ choices! {
         "text" => Text(TextConfig),
         /// Text that is already tokenized.
         "tokens" => Tokens(TokensConfig),
+        /// Texts, or pairs of texts, with a label each.
+        "classification" => Classification(ClassificationConfig),
         /// A classification task that is computed, not read.
         "synthetic" => Synthetic(SyntheticConfig),
         /// Sequences of tokens that are computed, not read.
@@ -86,6 +89,50 @@ pub struct TokensConfig {
 }
 
 impl TokensConfig {
+    /// [`Self::eval_fraction`], or its default.
+    pub fn eval_fraction(&self) -> f64 {
+        self.eval_fraction.unwrap_or_else(tenth)
+    }
+}
+
+/// Texts with labels: rows of `.tsv`, `.csv` or `.jsonl` files with named columns, as GLUE has them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClassificationConfig {
+    /// The file.
+    pub path: PathBuf,
+    /// The file for evaluation; without it a part of `path` is held out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_path: Option<PathBuf>,
+    /// Share of `path`, spread evenly over it, that is held out for evaluation without `eval_path`. Default 0.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_fraction: Option<f64>,
+    /// The column of the text. Default `sentence`.
+    #[serde(default = "sentence")]
+    pub text: String,
+    /// The column of a second text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text_pair: Option<String>,
+    /// The column of the label. Default `label`.
+    #[serde(default = "label")]
+    pub label: String,
+    /// The labels in the order of the classes. Default: those of `path`, sorted.
+    #[serde(default)]
+    pub labels: Vec<String>,
+    /// A folder with `tokenizer.json` or `vocab.txt`, or such a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<PathBuf>,
+    /// Tokens of an example, special ones included. Default 128.
+    #[serde(default = "max_length")]
+    pub max_length: usize,
+    /// `true` if longer texts lose their end, instead of being errors. Default false.
+    #[serde(default)]
+    pub truncate: bool,
+    /// Number of training examples, for commands that run without the data; if they are present, it must match.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_examples: Option<usize>,
+}
+
+impl ClassificationConfig {
     /// [`Self::eval_fraction`], or its default.
     pub fn eval_fraction(&self) -> f64 {
         self.eval_fraction.unwrap_or_else(tenth)
@@ -253,6 +300,18 @@ fn token_context() -> usize {
     1024
 }
 
+fn sentence() -> String {
+    "sentence".to_owned()
+}
+
+fn label() -> String {
+    "label".to_owned()
+}
+
+fn max_length() -> usize {
+    128
+}
+
 fn train_images() -> String {
     "train-images-idx3-ubyte".to_owned()
 }
@@ -293,6 +352,7 @@ impl DataConfig {
             | Self::Cifar10(Cifar10Config { num_examples, .. })
             | Self::ImageFolder(ImageFolderConfig { num_examples, .. })
             | Self::Idx(IdxConfig { num_examples, .. })
+            | Self::Classification(ClassificationConfig { num_examples, .. })
             | Self::Text(TextConfig { num_examples, .. })
             | Self::Tokens(TokensConfig { num_examples, .. }) => *num_examples,
             Self::Synthetic(synthetic) => Some(synthetic.num_examples),
@@ -309,6 +369,14 @@ impl DataConfig {
             Self::Idx(idx) => (&mut idx.path, None),
             Self::Text(text) => (&mut text.path, None),
             Self::Tokens(tokens) => (&mut tokens.path, tokens.eval_path.as_mut()),
+            Self::Classification(texts) => {
+                let paths = [
+                    ("path", Some(&mut texts.path)),
+                    ("eval_path", texts.eval_path.as_mut()),
+                    ("tokenizer", texts.tokenizer.as_mut()),
+                ];
+                return paths.into_iter().filter_map(|(key, path)| Some((key, path?))).collect();
+            }
             Self::Synthetic(_) | Self::SyntheticTokens(_) => return vec![],
         };
         let paths = [("path", path)].into_iter();
@@ -321,6 +389,7 @@ impl DataConfig {
             Self::Synthetic(synthetic) if synthetic.image.is_empty() => "data.features",
             Self::Synthetic(_) => "data.image",
             Self::Idx(_) => "data.flat",
+            Self::Classification(_) => "data.max_length",
             Self::Text(_) | Self::Tokens(_) | Self::SyntheticTokens(_) => "data.context",
             Self::Digits(_) | Self::Cifar10(_) | Self::ImageFolder(_) => "data.source",
         }
@@ -330,6 +399,7 @@ impl DataConfig {
     pub fn classes_key(&self) -> &'static str {
         match self {
             Self::Synthetic(_) | Self::Idx(_) => "data.classes",
+            Self::Classification(_) => "data.labels",
             Self::Tokens(_) | Self::SyntheticTokens(_) => "data.vocab_size",
             Self::Digits(_) | Self::Cifar10(_) | Self::ImageFolder(_) | Self::Text(_) => {
                 "data.source"
@@ -341,6 +411,14 @@ impl DataConfig {
     fn check(&self, errors: &mut KeyErrors) {
         match self {
             Self::Cifar10(_) | Self::Digits(_) | Self::Idx(_) | Self::SyntheticTokens(_) => {}
+            Self::Classification(texts) => {
+                let labels = &texts.labels;
+                let different: BTreeSet<_> = labels.iter().collect();
+                let fits = labels.is_empty() || labels.len() > 1 && different.len() == labels.len();
+                let allowed = "an empty list, or two or more different names";
+                errors.check(require(fits, "labels", format!("{labels:?}"), allowed));
+                check_fraction(texts.eval_fraction(), errors);
+            }
             Self::ImageFolder(images) => {
                 if errors.none_of(&["image_size"]) {
                     let (least, most) = (images.image_size, 2 * MAX_SIDE);
@@ -387,7 +465,7 @@ impl Section for DataConfig {
             ("image_size", _) => MAX_SIDE,
             ("eval_resize", _) => 2 * MAX_SIDE,
             ("vocab_size", _) => i32::MAX as usize,
-            ("context", _) => MAX_CONTEXT,
+            ("context" | "max_length", _) => MAX_CONTEXT,
             ("classes", "idx") => 256,
             ("classes", _) => return Some(2..=MAX_FEATURES as i64),
             ("features" | "image", _) => MAX_FEATURES,

@@ -55,8 +55,8 @@ pub use check::CheckConfig;
 pub use checkpoint::{CheckpointConfig, OBJECT_SCHEMES};
 pub use cluster::{ClusterConfig, StoreUrl};
 pub use data::{
-    Cifar10Config, DataConfig, DigitsConfig, IdxConfig, ImageFolderConfig, OnBroken,
-    SyntheticConfig, SyntheticTokensConfig, TextConfig, TokenType, TokensConfig,
+    Cifar10Config, ClassificationConfig, DataConfig, DigitsConfig, IdxConfig, ImageFolderConfig,
+    OnBroken, SyntheticConfig, SyntheticTokensConfig, TextConfig, TokenType, TokensConfig,
 };
 pub use device::{Backend, DeviceConfig, PluginOption, UnknownBackend};
 pub use error::{Complaint, Error, Place, Problem};

@@ -19,6 +19,9 @@ impl Config {
             DataConfig::Tokens(tokens) if tokens.eval_path.is_none() => {
                 tokens.eval_fraction = Some(tokens.eval_fraction());
             }
+            DataConfig::Classification(texts) if texts.eval_path.is_none() => {
+                texts.eval_fraction = Some(texts.eval_fraction());
+            }
             DataConfig::ImageFolder(images) => {
                 images.eval_resize = Some(images.eval_resize());
                 if images.eval_path.is_none() {

@@ -255,6 +255,55 @@ pub enum Error {
         /// The highest label.
         max: usize,
     },
+    /// A row of a table that cannot be used.
+    #[error("{} line {line}: {problem}", path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong, and what to change.
+        problem: String,
+    },
+    /// A table that cannot be used as a whole.
+    #[error("{}: {problem}", path.display())]
+    Table {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to change.
+        problem: String,
+    },
+    /// No tokenizer is named.
+    #[error(
+        "data.source = \"classification\" needs a tokenizer; set data.tokenizer to a folder with \
+         tokenizer.json or vocab.txt, or to such a file"
+    )]
+    NoTokenizer,
+    /// A tokenizer that cannot be used.
+    #[error(
+        "cannot use the tokenizer {}: {}; set {key} to a tokenizer.json or a vocab.txt, or to a folder \
+         with one",
+        path.display(), shorten(reason)
+    )]
+    Tokenizer {
+        /// The file or folder.
+        path: PathBuf,
+        /// The key that names it.
+        key: &'static str,
+        /// Why not.
+        reason: String,
+    },
+    /// Examples that are too short for a text.
+    #[error(
+        "data.max_length is {max_length}, but the tokenizer adds {added} special tokens to a pair; set it \
+         to more than {added}"
+    )]
+    TooFewPositions {
+        /// The configured number of tokens.
+        max_length: usize,
+        /// Special tokens around two texts.
+        added: usize,
+    },
     /// An id past the last example.
     #[error("example {example} was requested, but the source has {num_examples}")]
     NoSuchExample {

@@ -7,6 +7,7 @@
 mod augment;
 mod batch;
 mod cifar10;
+mod classification;
 mod digits;
 mod error;
 mod files;
@@ -29,6 +30,7 @@ use crate::config;
 
 pub use batch::{EvalBatches, HostBatch, TrainBatches};
 pub use cifar10::Cifar10;
+pub use classification::{Classification, EncodedText, TextEncoder, TextRow, read_text_rows};
 pub use digits::Digits;
 pub use error::Error;
 pub use idx::Idx;
@@ -85,6 +87,10 @@ fn open_source(config: &config::DataConfig, seed: u64) -> Result<Splits, Error> 
     Ok(match config {
         config::DataConfig::Cifar10(config) => {
             let (train, eval) = Cifar10::load(config, seed)?;
+            Splits::of(train, eval)
+        }
+        config::DataConfig::Classification(config) => {
+            let (train, eval) = Classification::load(config)?;
             Splits::of(train, eval)
         }
         config::DataConfig::Digits(config::DigitsConfig { path, .. }) => {

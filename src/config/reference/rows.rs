@@ -78,10 +78,14 @@ const IDX: Group = Group("data", &["idx"]);
 const IMAGE_FOLDER: Group = Group("data", &["image_folder"]);
 const TEXT: Group = Group("data", &["text"]);
 const TOKENS: Group = Group("data", &["tokens"]);
+const CLASSIFICATION: Group = Group("data", &["classification"]);
 const SYNTHETIC: Group = Group("data", &["synthetic"]);
 const SYNTHETIC_TOKENS: Group = Group("data", &["synthetic_tokens"]);
 const COMPUTED: Group = Group("data", &["synthetic", "synthetic_tokens"]);
-const READ: Group = Group("data", &["digits", "cifar10", "idx", "image_folder", "text", "tokens"]);
+const READ: Group = Group(
+    "data",
+    &["digits", "cifar10", "idx", "image_folder", "text", "tokens", "classification"],
+);
 const TRAIN: Group = Group("train", &[]);
 const OPTIMIZER: Group = Group("optimizer", &[]);
 const MOMENTUM: Group = Group("optimizer", &["sgd", "lars"]);
@@ -128,6 +132,7 @@ const POSITIVE_F32: Kind = Number(Included(f32::MIN_POSITIVE as f64), Included(f
 const DECAY: Kind = Number(Included(0.0), Included(f32::MAX as f64));
 const PATH: Kind = Other("path");
 const FILE_NAME: Kind = Other("file name");
+const COLUMN: Kind = Other("column name");
 const PATTERNS: Kind = Other("list of patterns");
 const PLACES_IN_STEPS: Kind = Other("list of 1 to 1000 whole numbers from 0 on, rising");
 const PLACES_IN_EPOCHS: Kind = Other("list of 1 to 1000 numbers from 0 on, rising");
@@ -196,6 +201,16 @@ pub(super) const KEYS: &[KeyRow] = &[
     TOKENS.key("dtype", OneOf(&["u16", "u32"]), "", Value("\"u16\""), "The type of a stored token."),
     TOKENS.key("vocab_size", Integer(1, Some(1 << 16)), "tokens", Required, "Number of different tokens. With `dtype = \"u32\"` it may be up to 2147483647."),
     TOKENS.key("context", CONTEXT, "tokens", Value("1024"), "Maximum number of tokens that a prediction sees. An example has one token more."),
+    CLASSIFICATION.key("path", PATH, "", Required, "The file: `.tsv` (quotes are ordinary characters), `.csv` or `.jsonl`. The first line of `.tsv` and `.csv` names the columns."),
+    CLASSIFICATION.key("eval_path", PATH, "", Depends("none: `eval_fraction` is held out"), "The file for evaluation, with the same columns."),
+    CLASSIFICATION.key("eval_fraction", HELD_OUT, "share of the rows", Value("0.1"), "Share of the rows, spread evenly over the file, that is held out for evaluation. Only without `eval_path`."),
+    CLASSIFICATION.key("text", COLUMN, "", Value("\"sentence\""), "The column of the text."),
+    CLASSIFICATION.key("text_pair", COLUMN, "", Absent("none: an example is one text"), "The column of the second text of a pair."),
+    CLASSIFICATION.key("label", COLUMN, "", Value("\"label\""), "The column of the label."),
+    CLASSIFICATION.key("labels", Other("list of different strings, none or two or more"), "", Value("[]"), "The labels in the order of the classes. A label in the file may then also be the number of a class, from 0 on. An empty list takes the labels of `path`, sorted."),
+    CLASSIFICATION.key("tokenizer", PATH, "", Absent("it must be set to read the data"), "A folder with `tokenizer.json` or BERT's `vocab.txt`, or such a file. Beside a `vocab.txt`, `do_lower_case` in `tokenizer_config.json` is followed."),
+    CLASSIFICATION.key("max_length", CONTEXT, "tokens", Value("128"), "Tokens of an example, special ones included. Shorter texts are padded to it."),
+    CLASSIFICATION.key("truncate", Bool, "", Value("false"), "Cut off the end of longer texts, that of the longer text in a pair. Without it a longer text is an error."),
     SYNTHETIC.key("features", Integer(1, Some(1 << 20)), "numbers", Value("64"), "Length of an example."),
     SYNTHETIC.key("image", Other("list of whole numbers with a product from 1 to 1048576"), "", Value("[]"), "Dims of an example, such as `[3, 32, 32]`. An empty list makes it a row of `features`."),
     SYNTHETIC.key("classes", Integer(2, Some(1 << 20)), "classes", Value("10"), "Number of classes. Labels are smaller than this."),

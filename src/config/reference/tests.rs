@@ -22,6 +22,12 @@ const SAMPLES: &[(&str, &[&str], &[&str])] = &[
         &["\"etcd://a\"", "\"etcd://u:p@a:1\"", "\"etcd://a:1,\"", "\"http://a:1\"", "\"\"", "1"],
     ),
     ("path", &["\"a\"", "\"/a/b\""], &["1"]),
+    ("column name", &["\"a\"", "\"premise text\""], &["1"]),
+    (
+        "list of different strings, none or two or more",
+        &["[]", "[\"no\", \"yes\"]"],
+        &["[\"a\"]", "[\"a\", \"a\"]", "\"a\"", "[1, 2]"],
+    ),
     ("file name", &["\"a\""], &["1"]),
     ("list of patterns", &["[]", "[\"*.bias\", \"a?\"]"], &["[\"[\"]", "\"*\""]),
     ("list of strings", &["[]", "[\"rs\", \"md\"]"], &["\"rs\"", "[1]"]),

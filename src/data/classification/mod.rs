@@ -1,0 +1,193 @@
+//! Texts, or pairs of texts, with a label each: `.tsv`, `.csv` and `.jsonl` files, as GLUE has them.
+
+mod encoder;
+mod labels;
+mod table;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hlo::DType;
+use rayon::prelude::*;
+
+use super::source::checked_index;
+use super::{Error, Field, Source};
+use crate::config::ClassificationConfig;
+
+pub use encoder::{EncodedText, TextEncoder};
+use labels::Labels;
+pub use table::{TextRow, read_text_rows};
+
+/// One part of a data set of labeled texts, with `T` of `data.max_length`. Field `x` is i32 `[T]`, the ids of tokens;
+/// `segments` i32 `[T]`, 0 for the first text and 1 for the second; `mask` i32 `[T]`, 1 for a token and 0 for padding;
+/// `y` i32 `[]`, the class.
+///
+/// All texts are tokenized when the files are opened, on all cores.
+pub struct Classification {
+    texts: Arc<Texts>,
+    /// The rows of the file that belong to this part, in order.
+    rows: Vec<usize>,
+    labels: Arc<Labels>,
+    fields: [Field; 4],
+    vocab_size: usize,
+    pad_id: i32,
+}
+
+/// The tokens and the classes of a file.
+struct Texts {
+    encoded: Vec<EncodedText>,
+    classes: Vec<i32>,
+}
+
+impl Classification {
+    /// Reads and tokenizes the training and the evaluation examples.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not such a table; a column that it lacks; a label that is not a class; a text
+    /// without a token, or with more than `data.max_length` if they are not to be truncated; no tokenizer, or a damaged one.
+    pub fn load(config: &ClassificationConfig) -> Result<(Self, Self), Error> {
+        let tokenizer = config.tokenizer.as_deref().ok_or(Error::NoTokenizer)?;
+        let encoder =
+            TextEncoder::open(tokenizer, "data.tokenizer", config.max_length, config.truncate)?;
+        let columns: Vec<_> = [Some(&config.text), config.text_pair.as_ref(), Some(&config.label)]
+            .into_iter()
+            .flatten()
+            .map(String::as_str)
+            .collect();
+        let rows = some_rows(&config.path, "data.path", &columns)?;
+        let labels = Arc::new(Labels::new(&config.labels, &rows, &config.path)?);
+        let texts = |rows: &[TextRow], path: &Path| {
+            Texts::of(rows, path, &encoder, &labels, config.text_pair.is_some()).map(Arc::new)
+        };
+        let part = |texts: &Arc<Texts>, rows: Vec<usize>| Self {
+            texts: texts.clone(),
+            rows,
+            labels: labels.clone(),
+            fields: fields(config.max_length),
+            vocab_size: encoder.vocab_size(),
+            pad_id: encoder.pad_id(),
+        };
+        let train = texts(&rows, &config.path)?;
+        let all = |texts: &Arc<Texts>| (0..texts.classes.len()).collect();
+        if let Some(eval_path) = &config.eval_path {
+            let rows = some_rows(eval_path, "data.eval_path", &columns)?;
+            let eval = texts(&rows, eval_path)?;
+            return Ok((part(&train, all(&train)), part(&eval, all(&eval))));
+        }
+        let share = config.eval_fraction();
+        let (held_out, kept): (Vec<_>, Vec<_>) =
+            (0..rows.len()).partition(|row| is_held_out(*row, share));
+        if held_out.is_empty() || kept.is_empty() {
+            return Err(Error::Table {
+                path: config.path.clone(),
+                problem: format!(
+                    "its {} rows leave none for {}; set data.eval_path, or change data.eval_fraction",
+                    rows.len(),
+                    if kept.is_empty() { "training" } else { "evaluation" }
+                ),
+            });
+        }
+        Ok((part(&train, kept), part(&train, held_out)))
+    }
+
+    /// The names of the classes, in order.
+    pub fn labels(&self) -> &[String] {
+        self.labels.names()
+    }
+
+    /// One more than the highest id of a token.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+}
+
+impl Source for Classification {
+    fn num_examples(&self) -> u64 {
+        self.rows.len() as u64
+    }
+
+    fn num_classes(&self) -> usize {
+        self.labels.names().len()
+    }
+
+    fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
+        let row = self.rows[checked_index(example, self.num_examples())?];
+        let text = &self.texts.encoded[row];
+        let fields = [text.ids.iter().copied(), text.segments.iter().copied()]
+            .into_iter()
+            .zip([self.pad_id, 0]);
+        let (sequences, y) = out.split_at_mut(3);
+        for (out, (values, padding)) in sequences.iter_mut().zip(fields) {
+            write(out, values.chain(std::iter::repeat(padding)));
+        }
+        let mask = std::iter::repeat_n(1, text.ids.len()).chain(std::iter::repeat(0));
+        write(sequences[2], mask);
+        y[0].copy_from_slice(&self.texts.classes[row].to_ne_bytes());
+        Ok(())
+    }
+}
+
+impl Texts {
+    /// `rows` have the cells text, the second text if `has_pairs`, and label.
+    fn of(
+        rows: &[TextRow],
+        path: &Path,
+        encoder: &TextEncoder,
+        labels: &Labels,
+        has_pairs: bool,
+    ) -> Result<Self, Error> {
+        let at = |row: &TextRow| {
+            let line = row.line;
+            move |problem| Error::Row { path: path.to_owned(), line, problem }
+        };
+        let of_row = |row: &TextRow| {
+            let pair = has_pairs.then(|| row.cells[1].as_str());
+            encoder.encode(&row.cells[0], pair).map_err(at(row))
+        };
+        // All results first, so that the error is the first of the file on any number of threads.
+        let encoded: Vec<_> = rows.par_iter().map(of_row).collect();
+        let encoded = encoded.into_iter().collect::<Result<_, _>>()?;
+        let class = |row: &TextRow| {
+            labels.class(row.cells.last().map_or("", String::as_str)).map_err(at(row))
+        };
+        Ok(Self { encoded, classes: rows.iter().map(class).collect::<Result<_, _>>()? })
+    }
+}
+
+/// The rows of a file, at least one.
+fn some_rows(path: &Path, key: &'static str, columns: &[&str]) -> Result<Vec<TextRow>, Error> {
+    let rows = read_text_rows(path, key, columns)?;
+    if rows.is_empty() {
+        let problem = format!("it has no rows; set {key} to a file with some");
+        return Err(Error::Table { path: path.to_owned(), problem });
+    }
+    Ok(rows)
+}
+
+/// Writes as many numbers as fit.
+fn write(out: &mut [u8], values: impl Iterator<Item = i32>) {
+    for (out, value) in out.chunks_exact_mut(size_of::<i32>()).zip(values) {
+        out.copy_from_slice(&value.to_ne_bytes());
+    }
+}
+
+fn fields(max_length: usize) -> [Field; 4] {
+    let field = |name, dims| Field { name, dtype: DType::I32, dims };
+    let row = vec![max_length];
+    [
+        field("x", row.clone()),
+        field("segments", row.clone()),
+        field("mask", row),
+        field("y", vec![]),
+    ]
+}
+
+/// Spreads what is held out evenly over the file, which may be sorted by label.
+fn is_held_out(row: usize, share: f64) -> bool {
+    let held_out_before = |row: usize| (row as f64 * share).floor();
+    held_out_before(row + 1) > held_out_before(row)
+}

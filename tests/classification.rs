@@ -1,0 +1,276 @@
+//! Texts with labels: tokens like those of Hugging Face's `tokenizers`, and what is wrong with files.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use flate2::read::GzDecoder;
+use lockstep::config::ClassificationConfig;
+use lockstep::data::{Classification, EncodedText, Source, TextEncoder, read_text_rows};
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+
+/// Lines that `tests/reference/tokens.py` hashes together.
+const GROUP: usize = 100;
+
+fn reference(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/tokens").join(name)
+}
+
+fn hash(encoded: &[EncodedText]) -> String {
+    let mut digest = Sha256::new();
+    for text in encoded {
+        digest.update((text.ids.len() as u32).to_le_bytes());
+        for number in text.ids.iter().chain(&text.segments) {
+            digest.update(number.to_le_bytes());
+        }
+    }
+    digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn tokens_are_those_of_hugging_face() {
+    let golden: serde_json::Value =
+        serde_json::from_slice(&fs::read(reference("tokens.json")).unwrap()).unwrap();
+    let short = golden["max_length"].as_u64().unwrap() as usize;
+    let mut text = String::new();
+    let file = fs::File::open(reference("lines.txt.gz")).unwrap();
+    GzDecoder::new(file).read_to_string(&mut text).unwrap();
+    let lines: Vec<_> = text.split('\n').collect();
+    assert_eq!(lines.len(), 10_000);
+
+    let dir = tempfile::tempdir().unwrap();
+    fs::copy(reference("vocab.txt"), dir.path().join("vocab.txt")).unwrap();
+    let settings = r#"{"do_lower_case": false, "model_max_length": 512}"#;
+    fs::write(dir.path().join("tokenizer_config.json"), settings).unwrap();
+    let tokenizers = [
+        ("bert", reference("bert.json")),
+        ("bert", reference("vocab.txt")),
+        ("cased", dir.path().to_owned()),
+        ("gpt2", reference("gpt2.json")),
+    ];
+    for (name, path) in tokenizers {
+        for (suffix, has_pairs, truncate) in [
+            ("", false, false),
+            ("_truncated", false, true),
+            ("_pairs", true, false),
+            ("_pairs_truncated", true, true),
+        ] {
+            let max_length = if truncate { short } else { 1 << 20 };
+            let encoder = TextEncoder::open(&path, "data.tokenizer", max_length, truncate).unwrap();
+            let encode = |index: usize| {
+                let pair = has_pairs.then(|| lines[(index + 1) % lines.len()]);
+                let encoded = encoder.encode(lines[index], pair);
+                // Of GPT-2's tokens, none is for an empty text.
+                encoded.unwrap_or_else(|error| {
+                    assert!(error.contains("no token") && lines[index].is_empty(), "{error}");
+                    EncodedText { ids: vec![], segments: vec![] }
+                })
+            };
+            let encoded: Vec<_> = (0..lines.len()).into_par_iter().map(encode).collect();
+            let expected = golden[format!("{name}{suffix}")].as_array().unwrap();
+            assert_eq!(expected.len(), lines.len() / GROUP);
+            for (group, (texts, expected)) in encoded.chunks(GROUP).zip(expected).enumerate() {
+                let place = format!("{}, {name}{suffix}, lines {}", path.display(), group * GROUP);
+                assert_eq!(hash(texts), expected.as_str().unwrap(), "{place}");
+            }
+        }
+    }
+}
+
+/// A configuration for a file of this name and these bytes, and the folder that holds it.
+fn config(name: &str, bytes: &[u8]) -> (tempfile::TempDir, ClassificationConfig) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(name);
+    fs::write(&path, bytes).unwrap();
+    let config = ClassificationConfig {
+        path,
+        eval_path: None,
+        eval_fraction: Some(0.25),
+        text: "sentence".to_owned(),
+        text_pair: None,
+        label: "label".to_owned(),
+        labels: vec![],
+        tokenizer: Some(reference("bert.json")),
+        max_length: 12,
+        truncate: false,
+        num_examples: None,
+    };
+    (dir, config)
+}
+
+/// The fields `x`, `segments`, `mask` and `y` of an example.
+fn example(source: &Classification, id: u64) -> [Vec<i32>; 4] {
+    let mut values = [0, 1, 2, 3].map(|field| {
+        let size: usize = source.fields()[field].dims.iter().product();
+        vec![7i32; size]
+    });
+    let mut out: Vec<_> =
+        values.iter_mut().map(|values| bytemuck::cast_slice_mut::<_, u8>(values)).collect();
+    source.read(id, Some(3), &mut out).unwrap();
+    values
+}
+
+const FOUR_ROWS: &str = "label\tsentence\n0\tba be\n1\tci\n0\t\"do\n1\t\n";
+
+#[test]
+fn examples_are_padded_and_held_out_evenly() {
+    let (_dir, config) = config("a.tsv", FOUR_ROWS.as_bytes());
+    let (train, eval) = Classification::load(&config).unwrap();
+    assert_eq!((train.num_examples(), eval.num_examples(), train.num_classes()), (3, 1, 2));
+    let encoder = TextEncoder::open(&reference("bert.json"), "data.tokenizer", 12, false).unwrap();
+    let names: Vec<_> = train.fields().iter().map(|field| field.name).collect();
+    assert_eq!(names, ["x", "segments", "mask", "y"]);
+    for (id, (text, label)) in [("ba be", 0), ("ci", 1), ("\"do", 0)].into_iter().enumerate() {
+        let tokens = encoder.encode(text, None).unwrap();
+        let len = tokens.ids.len();
+        let [x, segments, mask, y] = example(&train, id as u64);
+        assert_eq!((&x[..len], &x[len..]), (&tokens.ids[..], &vec![0; 12 - len][..]));
+        assert_eq!((segments, y), (vec![0; 12], vec![label]));
+        assert_eq!(mask, [vec![1; len], vec![0; 12 - len]].concat());
+    }
+    // An empty text is `[CLS] [SEP]`.
+    let [_, _, mask, y] = example(&eval, 0);
+    assert_eq!((mask.iter().sum::<i32>(), y), (2, vec![1]));
+}
+
+#[test]
+fn all_formats_give_the_same_pairs() {
+    let files = [
+        ("a.tsv", "\u{feff}id\ta\tb\tlabel\r\n9\tba, \"be\tci\tyes\r\n8\tdo\tfu\tno\r\n"),
+        ("a.csv", "id,a,b,label\n9,\"ba, \"\"be\",ci,yes\n8,do,\"fu\",no\n"),
+        (
+            "a.jsonl",
+            "{\"a\": \"ba, \\\"be\", \"b\": \"ci\", \"label\": \"yes\"}\n\n{\"label\": \"no\", \"a\": \"do\", \"b\": \"fu\"}",
+        ),
+    ];
+    let encoder = TextEncoder::open(&reference("bert.json"), "data.tokenizer", 12, false).unwrap();
+    let tokens = encoder.encode("ba, \"be", Some("ci")).unwrap();
+    for (name, text) in files {
+        let (_dir, mut config) = config(name, text.as_bytes());
+        config.eval_path = Some(config.path.clone());
+        (config.text, config.text_pair) = ("a".to_owned(), Some("b".to_owned()));
+        let (train, eval) = Classification::load(&config).unwrap();
+        assert_eq!((train.num_examples(), eval.num_examples()), (2, 2), "{name}");
+        assert_eq!(train.labels(), ["no", "yes"], "{name}");
+        let [x, segments, _, y] = example(&eval, 0);
+        let len = tokens.ids.len();
+        assert_eq!((&x[..len], &segments[..len]), (&tokens.ids[..], &tokens.segments[..]));
+        assert!(segments[len - 1] == 1 && y == [1], "{name}");
+        // The order that is given holds, and numbers of classes do too.
+        config.labels = vec!["yes".to_owned(), "no".to_owned()];
+        let (train, _) = Classification::load(&config).unwrap();
+        assert_eq!(example(&train, 0)[3], [0], "{name}");
+    }
+    let (_dir, mut config) = config("a.tsv", FOUR_ROWS.as_bytes());
+    config.labels = vec!["negative".to_owned(), "positive".to_owned()];
+    let (train, _) = Classification::load(&config).unwrap();
+    assert_eq!(example(&train, 1)[3], [1]);
+}
+
+#[test]
+fn bad_files_are_errors_that_name_the_place() {
+    let long = format!("sentence\tlabel\nba\t0\n{}\t1\n", "ba ".repeat(40));
+    let cases: [(&str, &[u8], &[&str]); 19] = [
+        ("a.txt", b"", &["must end in .tsv, .csv or .jsonl", "data.path"]),
+        ("a.tsv", b"", &["line 1", "no column \"sentence\""]),
+        ("a.tsv", b"sentence\tlabel\n", &["it has no rows; set data.path"]),
+        ("a.tsv", b"text\tlabel\nba\t0\n", &["\"sentence\"", "\"text\", \"label\"", "data.text"]),
+        ("a.tsv", b"sentence\tlabel\tlabel\n", &["line 1: two columns are named \"label\""]),
+        ("a.tsv", b"sentence\tlabel\nba\t0\nbe\n", &["line 3: 1 columns, but a row has 2"]),
+        ("a.tsv", b"sentence\tlabel\nba\t0\nb\xffe\t1\n", &["line 3: byte 2", "not UTF-8"]),
+        ("a.tsv", b"sentence\tlabel\nba\t0\nbe\t2\n", &["\"0\", \"2\"", "without a gap"]),
+        ("a.tsv", b"sentence\tlabel\nba\t0\nbe\t0\n", &["same label, \"0\"", "data.label"]),
+        ("a.tsv", b"sentence\tlabel\nba\t0\nbe\t1\n", &["2 rows leave none for evaluation"]),
+        ("a.tsv", long.as_bytes(), &["line 3", "data.max_length is 12", "data.truncate = true"]),
+        ("a.csv", b"sentence,label\nba,0\n\"be,1\n", &["line 3", "never closed"]),
+        ("a.csv", b"sentence,label\nba,0\nb,e,1\n", &["line 3: 3 columns"]),
+        (
+            "a.jsonl",
+            b"{\"sentence\": \"ba\", \"label\": 0}\n{\"s\n",
+            &["line 2: column", "not a JSON"],
+        ),
+        ("a.jsonl", b"[1]\n", &["line 1: column", "not a JSON object"]),
+        (
+            "a.jsonl",
+            b"{\"sentence\": \"ba\"}\n",
+            &["line 1", "no column \"label\"", "\"sentence\""],
+        ),
+        ("a.jsonl", b"{\"sentence\": null, \"label\": 0}\n", &["line 1", "\"sentence\" is null"]),
+        ("a.jsonl", b"{\"sentence\": \"ba\", \"label\": 0.5}\n", &["line 1", "\"label\" is 0.5"]),
+        ("a.jsonl", b"", &["it has no rows"]),
+    ];
+    for (name, bytes, expected) in cases {
+        let (dir, config) = config(name, bytes);
+        let error = Classification::load(&config).err().expect(name).to_string();
+        for part in expected {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert!(error.contains(&dir.path().join(name).display().to_string()), "{error}");
+    }
+    let (_dir, mut unknown) = config("a.tsv", FOUR_ROWS.as_bytes());
+    unknown.labels = vec!["1".to_owned(), "2".to_owned()];
+    let error = Classification::load(&unknown).err().unwrap().to_string();
+    assert!(
+        error.contains("line 2: label \"0\" is none of the 2 classes, \"1\", \"2\""),
+        "{error}"
+    );
+    unknown.path = "/no/a.tsv".into();
+    let error = Classification::load(&unknown).err().unwrap().to_string();
+    assert!(error.contains("/no/a.tsv") && error.contains("data.path"), "{error}");
+}
+
+#[test]
+fn what_is_too_long_is_cut_if_asked() {
+    let text = format!("sentence\tlabel\nba\t0\n{}\t1\nbe\t0\nci\t1\n", "ba ".repeat(40));
+    let (_dir, mut config) = config("a.tsv", text.as_bytes());
+    config.truncate = true;
+    let (train, _) = Classification::load(&config).unwrap();
+    let [x, _, mask, _] = example(&train, 1);
+    // Ends with the id of `[SEP]`, the fourth line of the vocabulary.
+    assert_eq!((mask, x[11]), (vec![1; 12], 3));
+}
+
+#[test]
+fn bad_tokenizers_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let whole = fs::read(reference("bert.json")).unwrap();
+    let cases = [
+        (dir.path().to_owned(), "neither tokenizer.json nor vocab.txt"),
+        (dir.path().join("no"), "set data.tokenizer"),
+        (file("damaged.json", &whole[..whole.len() / 2]), "damaged.json"),
+        (file("other.json", b"{}"), "other.json"),
+        (file("other.txt", b"one\ntwo\n"), "no line [SEP]"),
+        (file("binary.txt", b"\xff\n"), "binary.txt"),
+    ];
+    for (path, expected) in cases {
+        let error = TextEncoder::open(&path, "data.tokenizer", 12, false).err().expect(expected);
+        let error = error.to_string();
+        assert!(error.contains(expected) && error.contains("set data.tokenizer"), "{error}");
+    }
+    let error = TextEncoder::open(&reference("vocab.txt"), "data.tokenizer", 3, true).err();
+    let error = error.unwrap().to_string();
+    assert!(error.contains("data.max_length is 3") && error.contains("more than 3"), "{error}");
+    let encoder = TextEncoder::open(&reference("gpt2.json"), "data.tokenizer", 3, true).unwrap();
+    assert!(encoder.encode("", None).unwrap_err().contains("no token"));
+    assert_eq!(encoder.vocab_size(), 900);
+    let (_dir, mut config) = config("a.tsv", FOUR_ROWS.as_bytes());
+    config.tokenizer = None;
+    let error = Classification::load(&config).err().unwrap().to_string();
+    assert!(error.contains("set data.tokenizer"), "{error}");
+}
+
+#[test]
+fn files_without_labels_are_read_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("new.tsv");
+    fs::write(&path, "sentence\nba be\n\nci\n").unwrap();
+    let rows = read_text_rows(&path, "FILE", &["sentence"]).unwrap();
+    let rows: Vec<_> = rows.iter().map(|row| (row.line, row.cells[0].as_str())).collect();
+    assert_eq!(rows, [(2, "ba be"), (3, ""), (4, "ci")]);
+}
