@@ -146,7 +146,7 @@ fn find(config: &Config) -> Result<Option<Environment>> {
 pub fn etcd(store: &StoreUrl) -> Result<Option<Etcd>> {
     match store {
         StoreUrl::Builtin => Ok(None),
-        StoreUrl::Etcd(endpoints) => Ok(Some(Etcd::new(endpoints, None, ETCD_DEADLINE)?)),
+        StoreUrl::Etcd(endpoints) => Ok(Some(Etcd::new(endpoints, ETCD_DEADLINE)?)),
     }
 }
 

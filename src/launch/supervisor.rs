@@ -78,7 +78,10 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         num_local,
         deadline: options.start_within,
     };
-    let session = Arc::new(register(&own)?);
+    let session = match register(&own, requests)? {
+        Some(session) => Arc::new(session),
+        None => return Ok(LaunchEnd::Stopped(requests.stop.load(Ordering::Relaxed))),
+    };
     let (news, received) = mpsc::channel();
     forward_directives(session.clone(), news.clone());
     let mut supervisor = Supervisor {
@@ -87,6 +90,7 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         address,
         own,
         session,
+        num_lost_sessions: 0,
         overseen: coordinator.as_ref().map(|coordinator| (&*overseer, coordinator)),
         registration: registration.as_ref(),
         news,
@@ -103,22 +107,34 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     ended
 }
 
-/// Registers this host. Waits while another supervisor has its place: that one may have been killed a moment ago.
-fn register(own: &SupervisorOptions) -> Result<SupervisorSession, cluster::Error> {
+/// Registers this host. Waits for the coordinator, and while another supervisor has this one's place: that one may have been
+/// killed a moment ago. `None`: a signal stopped it before.
+fn register(
+    own: &SupervisorOptions,
+    requests: &Requests,
+) -> Result<Option<SupervisorSession>, cluster::Error> {
     let until = Instant::now() + own.deadline;
     let mut has_said = false;
-    loop {
-        match SupervisorSession::register(own.clone()) {
-            Err(cluster::Error::Occupied(text)) if Instant::now() < until => {
+    let attempt = SupervisorOptions { deadline: ATTEMPT.min(own.deadline), ..own.clone() };
+    while requests.stop.load(Ordering::Relaxed) == 0 {
+        let is_over = Instant::now() >= until;
+        match SupervisorSession::register(attempt.clone()) {
+            Err(cluster::Error::Occupied(text)) if !is_over => {
                 if !std::mem::replace(&mut has_said, true) {
                     let secs = own.deadline.as_secs_f64();
                     say(&format!("launch: {text}; waiting up to {secs} s until it is gone"));
                 }
                 thread::sleep(ATTEMPT);
             }
-            registered => return registered,
+            Err(cluster::Error::Unreachable { .. }) if !is_over => {}
+            Err(cluster::Error::Unreachable { address, error, .. }) => {
+                let secs = own.deadline.as_secs();
+                return Err(cluster::Error::Unreachable { address, secs, error });
+            }
+            registered => return registered.map(Some),
         }
     }
+    Ok(None)
 }
 
 /// Starts the coordinator on the first host. Returns its address for this host.
@@ -169,7 +185,8 @@ fn bind(address: &str) -> std::io::Result<TcpListener> {
 
 /// What a supervisor hears of.
 enum News {
-    Ended(WorkerEnd),
+    /// A worker that was started in the session with this number.
+    Ended(usize, WorkerEnd),
     Directive(Directive),
     /// The coordinator is gone, or has forgotten this supervisor.
     Lost(cluster::Error),
@@ -201,6 +218,8 @@ struct Supervisor<'a> {
     address: String,
     own: SupervisorOptions,
     session: Arc<SupervisorSession>,
+    /// Sessions before this one. Another coordinator counts generations from 1 again.
+    num_lost_sessions: usize,
     /// On the first host.
     overseen: Option<(&'a Overseer, &'a Coordinator)>,
     /// On the first host, if the job has etcd.
@@ -231,7 +250,9 @@ impl Supervisor<'_> {
             }
             let Ok(news) = received.recv_timeout(POLL) else { continue };
             match news {
-                News::Ended(end) => self.ended(&end),
+                News::Ended(session, end) if session == self.num_lost_sessions => self.ended(&end),
+                // Another coordinator would take it for the end of one of its own.
+                News::Ended(..) => {}
                 News::Directive(Directive::Start { generation }) => self.start(generation)?,
                 News::Directive(Directive::Kill { .. }) => {
                     self.kill_at = Some(Instant::now() + GRACE);
@@ -253,6 +274,7 @@ impl Supervisor<'_> {
                     self.kill();
                     self.workers.clear();
                     self.session = Arc::new(self.register_again(error)?);
+                    self.num_lost_sessions += 1;
                     forward_directives(self.session.clone(), self.news.clone());
                 }
             }
@@ -336,10 +358,10 @@ impl Supervisor<'_> {
     /// A channel for the ends of workers, which become news.
     fn forward_ends(&self) -> Sender<WorkerEnd> {
         let (ends, received) = mpsc::channel();
-        let news = self.news.clone();
+        let (session, news) = (self.num_lost_sessions, self.news.clone());
         thread::spawn(move || {
             for end in received {
-                if news.send(News::Ended(end)).is_err() {
+                if news.send(News::Ended(session, end)).is_err() {
                     return;
                 }
             }
@@ -359,8 +381,12 @@ impl Supervisor<'_> {
 
     fn forward_signals(&mut self) {
         let stop = self.requests.stop.load(Ordering::Relaxed);
-        if stop != self.forwarded && stop > 0 && !self.workers.is_empty() {
+        if stop != self.forwarded && stop > 0 {
             self.forwarded = stop;
+            if self.workers.is_empty() {
+                // Between generations, or before the first. A coordinator that does not answer is noticed by the session.
+                let _ = self.session.give_up("stopped by a signal");
+            }
             self.signal(match stop {
                 1 => Signal::HUP,
                 2 => Signal::INT,

@@ -73,9 +73,10 @@ fn mesh_among(config: &Config, processes: Processes<'_>) -> Result<Mesh, Error> 
     if num_processes == 1 {
         return Ok(mesh_on_host(config));
     }
+    let is_cpu = platform_on_host(config) == Some(Platform::Cpu);
     let mesh = config.mesh.on_virtual_devices(num_processes);
     match mesh.num_replicas() {
-        _ if config.parallel.host_collectives == AutoOr::Value(false) => {
+        _ if is_cpu && config.parallel.host_collectives == AutoOr::Value(false) => {
             Err(Error::NeedsHostCollectives { num_processes })
         }
         num_replicas if num_replicas.is_multiple_of(num_processes) => Ok(mesh),

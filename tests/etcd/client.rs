@@ -56,7 +56,7 @@ fn keys_end_with_their_lease() {
 fn another_endpoint_and_a_restarted_server_are_found() {
     let mut server = Server::start();
     let endpoints = [format!("127.0.0.1:{}", free_port()), server.endpoint.clone()];
-    let etcd = Etcd::new(&endpoints, None, 30 * SECOND).unwrap();
+    let etcd = Etcd::new(&endpoints, 30 * SECOND).unwrap();
     etcd.put(b"/a", b"1", 0).unwrap();
     server.kill();
     let value = thread::spawn(move || etcd.get(b"/a"));
@@ -77,7 +77,7 @@ fn what_is_not_etcd_is_named_within_the_deadline() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let absent = format!("127.0.0.1:{}", free_port());
     for endpoint in [absent, garbage, silent.local_addr().unwrap().to_string()] {
-        let etcd = Etcd::new(std::slice::from_ref(&endpoint), None, 2 * SECOND).unwrap();
+        let etcd = Etcd::new(std::slice::from_ref(&endpoint), 2 * SECOND).unwrap();
         let began = Instant::now();
         let error = etcd.get(b"/a").unwrap_err().to_string();
         assert!(began.elapsed() < 10 * SECOND, "{:?}", began.elapsed());

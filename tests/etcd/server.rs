@@ -94,7 +94,7 @@ impl Server {
     }
 
     pub fn client(&self) -> Etcd {
-        Etcd::new(std::slice::from_ref(&self.endpoint), None, Duration::from_secs(20)).unwrap()
+        Etcd::new(std::slice::from_ref(&self.endpoint), Duration::from_secs(20)).unwrap()
     }
 
     pub fn url(&self) -> String {

@@ -243,10 +243,13 @@ impl Coordinator {
 
 impl Drop for Coordinator {
     fn drop(&mut self) {
+        let has_ended = self.poll(Duration::ZERO, JobState::has_ended);
         self.shared.with_job(|now, job| job.give_up(now, "the coordinator was stopped"));
         self.poll(LINGER, JobState::all_were_told);
-        // Workers that are between two calls hear of it with the next one.
-        thread::sleep(BETWEEN_CALLS);
+        if !has_ended {
+            // Workers that are between two calls hear of it with the next one.
+            thread::sleep(BETWEEN_CALLS);
+        }
         self.shared.stop_waiting();
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::tokio_stream;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
 use super::messages::{self as wire, method};
@@ -35,7 +35,7 @@ pub enum EtcdError {
     /// No endpoint answers.
     #[error(
         "no etcd answered at {endpoints} within {secs} s, for {what} ({error}); check that etcd runs there, that this \
-         is its client port (2379 by default) with or without TLS as the URL says, and that no firewall blocks it"
+         is its client port (2379 by default) without TLS, and that no firewall blocks it"
     )]
     Unreachable {
         /// All that were tried, `HOST:PORT`.
@@ -59,7 +59,7 @@ pub enum EtcdError {
         /// The kind of error.
         code: Code,
     },
-    /// The address or the certificate cannot be used, or there are no threads.
+    /// The address cannot be used, or there are no threads.
     #[error("cannot use etcd at {endpoint}: {error}")]
     Setup {
         /// `HOST:PORT`.
@@ -92,16 +92,12 @@ impl fmt::Debug for Etcd {
 pub type KeyAndValue = (Vec<u8>, Vec<u8>);
 
 impl Etcd {
-    /// A client of the etcd cluster with these endpoints, `HOST:PORT`. Connects with the first call. `authority`: the
-    /// certificate authority of the servers in PEM; `None`: without TLS. A call fails after `deadline`.
+    /// A client of the etcd cluster with these endpoints, `HOST:PORT`, without TLS. Connects with the first call. A call
+    /// fails after `deadline`.
     ///
     /// # Errors
-    /// An endpoint or certificate that cannot be used.
-    pub fn new(
-        endpoints: &[String],
-        authority: Option<&[u8]>,
-        deadline: Duration,
-    ) -> Result<Self, EtcdError> {
+    /// An endpoint that cannot be used.
+    pub fn new(endpoints: &[String], deadline: Duration) -> Result<Self, EtcdError> {
         let setup = |endpoint: &str, error: String| EtcdError::Setup {
             endpoint: endpoint.to_owned(),
             error,
@@ -112,7 +108,7 @@ impl Etcd {
         let runtime = runtime().map_err(|error: io::Error| setup("", error.to_string()))?;
         let _guard = runtime.enter();
         let channels = endpoints.iter().map(|endpoint| {
-            let channel = channel(endpoint, authority);
+            let channel = channel(endpoint);
             let channel = channel.map_err(|error| setup(endpoint, with_sources(&error)))?;
             Ok((endpoint.clone(), channel))
         });
@@ -343,17 +339,12 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
-fn channel(address: &str, authority: Option<&[u8]>) -> Result<Channel, tonic::transport::Error> {
-    let scheme = if authority.is_some() { "https" } else { "http" };
-    let mut endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))?
+fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE);
-    if let Some(authority) = authority {
-        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority));
-        endpoint = endpoint.tls_config(tls)?;
-    }
     Ok(endpoint.connect_lazy())
 }
 

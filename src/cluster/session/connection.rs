@@ -80,11 +80,15 @@ impl Connection {
         let began = Instant::now();
         let channel = channel(&contact)?;
         let mut pause = FIRST_PAUSE;
+        let mut was_refused = false;
         loop {
             match timeout(OPEN_TIMEOUT, greet(&channel, &contact)).await {
                 Ok(Ok((session, key))) => {
                     return Ok(Self { contact, channel, session, key, counter: AtomicU64::new(0) });
                 }
+                // The coordinator may have been replaced since its challenge.
+                Ok(Err(Greeting::Final(Error::Unauthenticated { .. })))
+                    if !std::mem::replace(&mut was_refused, true) => {}
                 Ok(Err(Greeting::Final(error))) => return Err(error),
                 Ok(Err(Greeting::Again(_))) | Err(_) if began.elapsed() + pause < deadline => {
                     tokio::time::sleep(pause).await;

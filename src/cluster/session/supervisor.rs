@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
@@ -58,9 +58,20 @@ impl SupervisorSession {
                 first_process: index(options.first_process),
                 num_local: index(options.num_local),
             });
-            let connection = Connection::open(options.contact, options.deadline).await?;
-            result(connection.insist(ask, Duration::ZERO, PATIENCE).await?)?;
-            Ok(Arc::new(connection))
+            let until = Instant::now() + options.deadline;
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                let connection = Connection::open(options.contact.clone(), left).await?;
+                match connection.insist(ask.clone(), Duration::ZERO, PATIENCE).await {
+                    Ok(reply) => {
+                        result(reply)?;
+                        return Ok(Arc::new(connection));
+                    }
+                    // The coordinator that has opened the session is gone; another one may have its place.
+                    Err(_) if Instant::now() < until => {}
+                    Err(error) => return Err(error),
+                }
+            }
         })?;
         let (sender, receiver) = mpsc::channel();
         let listening = runtime()?.spawn(listen(Arc::clone(&connection), sender)).abort_handle();
