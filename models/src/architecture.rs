@@ -102,6 +102,16 @@ macro_rules! architectures {
                 match self { $(Self::$Variant(config) => config.counterpart(),)* }
             }
 
+            /// [`Architecture::context`].
+            pub fn context(&self) -> Option<usize> {
+                match self { $(Self::$Variant(config) => config.context(),)* }
+            }
+
+            /// [`Architecture::vocabulary`].
+            pub fn vocabulary(&self) -> Option<usize> {
+                match self { $(Self::$Variant(config) => config.vocabulary(),)* }
+            }
+
             /// [`Architecture::folder`].
             pub fn folder(&self) -> Option<&Path> {
                 match self { $(Self::$Variant(config) => config.folder(),)* }

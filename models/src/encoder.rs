@@ -257,6 +257,14 @@ macro_rules! encoder {
                 Some(Counterpart::encoder(&self.0.model($family, 2)))
             }
 
+            fn context(&self) -> Option<usize> {
+                Some(self.0.model($family, 2).context)
+            }
+
+            fn vocabulary(&self) -> Option<usize> {
+                Some(self.0.vocabulary.unwrap_or(VOCABULARY))
+            }
+
             fn folder(&self) -> Option<&std::path::Path> {
                 self.0.from.as_deref()
             }

@@ -54,6 +54,16 @@ pub trait Architecture: Serialize + DeserializeOwned {
         None
     }
 
+    /// Maximum number of positions, if examples are tokens and labels are not.
+    fn context(&self) -> Option<usize> {
+        None
+    }
+
+    /// Number of different tokens, if labels are not tokens: the data may have fewer.
+    fn vocabulary(&self) -> Option<usize> {
+        None
+    }
+
     /// The folder of Hugging Face's with the parameters to start from, if the configuration names one.
     fn folder(&self) -> Option<&Path> {
         None

@@ -28,6 +28,8 @@ pub enum Command {
     Launch(LaunchArgs),
     /// Evaluate a trained model on the evaluation data of its run, or on others
     Evaluate(EvaluateArgs),
+    /// Predict the labels of texts; prints a line of JSON for each
+    Predict(PredictArgs),
     /// Print the resolved configuration as TOML: every key, defaults written out
     Config {
         #[command(flatten)]
@@ -169,6 +171,35 @@ pub struct EvaluateArgs {
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `predict`.
+#[derive(Debug, clap::Args)]
+pub struct PredictArgs {
+    /// The --out of a run, a checkpoint, or a folder of Hugging Face's with a model that classifies
+    #[arg(value_parser = path())]
+    pub model: PathBuf,
+    /// Texts: a .tsv or .csv file with a header, or .jsonl
+    #[arg(value_parser = path())]
+    pub input: PathBuf,
+    /// File for the lines, instead of stdout
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub to: Option<PathBuf>,
+    /// Column of the text; by default that of the training data
+    #[arg(long, value_name = "COLUMN")]
+    pub text: Option<String>,
+    /// Column of a second text
+    #[arg(long, value_name = "COLUMN")]
+    pub text_pair: Option<String>,
+    /// Use the beginning of texts that are too long
+    #[arg(long)]
+    pub truncate: bool,
+    /// Override a key of the configuration
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Examples of a batch on each replica
+    #[arg(long, value_name = "N", default_value = "32")]
+    pub batch_per_replica: NonZeroUsize,
 }
 
 /// Arguments of `launch`.

@@ -16,6 +16,7 @@ mod hlo;
 mod launch;
 mod plan;
 mod plugin;
+mod predict;
 mod recipes;
 mod resolved;
 mod schedule;
@@ -83,6 +84,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Train(args) => train::run(args, started),
         Command::Launch(args) => launch::run(args),
         Command::Evaluate(args) => evaluate::run(&args),
+        Command::Predict(args) => predict::run(&args),
         Command::Config { config, .. } => resolved::run(config.as_ref()),
         Command::Hlo { config, stage } => hlo::run(&config, stage),
         Command::Bench(args) => bench::run(&args, started),

@@ -1,5 +1,7 @@
 //! A configuration as text, with every key that was left out.
 
+use std::path::Path;
+
 use toml::{Table, Value};
 
 use super::keys::SectionInfo;
@@ -15,6 +17,12 @@ impl Config {
     /// default. So what is read is what [`Self::to_toml`] writes.
     pub(super) fn write_out(&mut self) {
         self.model.resolve();
+        if let DataConfig::Classification(texts) = &mut self.data
+            && texts.tokenizer.is_none()
+        {
+            // The folder of the parameters has the tokenizer that they were trained with.
+            texts.tokenizer = self.model.folder().map(Path::to_owned);
+        }
         match &mut self.data {
             DataConfig::Tokens(tokens) if tokens.eval_path.is_none() => {
                 tokens.eval_fraction = Some(tokens.eval_fraction());

@@ -31,6 +31,16 @@ pub trait Source: Send + Sync {
     /// Number of classes: values of field `y` are below it.
     fn num_classes(&self) -> usize;
 
+    /// The names of the classes, if they have some.
+    fn labels(&self) -> &[String] {
+        &[]
+    }
+
+    /// One more than the highest id of a token, if examples are tokens and their labels are not.
+    fn vocab_size(&self) -> Option<usize> {
+        None
+    }
+
     /// The fields of every example.
     fn fields(&self) -> &[Field];
 

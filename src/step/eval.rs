@@ -16,7 +16,7 @@ pub struct EvalSums {
 
 impl EvalSums {
     /// Number of elements.
-    pub fn len(&self) -> usize {
+    pub fn num_elements(&self) -> usize {
         2 + self.metrics.len() + 3 * self.num_classes
     }
 }

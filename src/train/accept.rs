@@ -70,6 +70,11 @@ pub fn check_config(config: &Config, num_examples: Option<usize>) -> Result<(), 
 /// Names the key to change.
 pub fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Result<(), Error> {
     let [x, ..] = splits.train.fields() else { return Ok(()) };
+    if let (Some(found), Some(vocabulary)) = (splits.train.vocab_size(), config.model.vocabulary())
+        && found > vocabulary
+    {
+        return Err(Error::Vocabulary { found, vocabulary });
+    }
     let num_classes = splits.train.num_classes();
     let Err(misfit) = model.check_example(x.dtype, &x.dims, num_classes) else { return Ok(()) };
     let (key, takes) = match misfit {

@@ -126,6 +126,17 @@ pub enum Error {
         /// The reason.
         reason: &'static str,
     },
+    /// The tokenizer has tokens that the model lacks.
+    #[error(
+        "model.vocabulary: found {vocabulary}, but the ids of the tokenizer go up to {}; set it to {found} or more, or \
+         choose the model's own data.tokenizer", found - 1
+    )]
+    Vocabulary {
+        /// One more than the highest id.
+        found: usize,
+        /// The model's.
+        vocabulary: usize,
+    },
     /// The metric by which the best evaluation is chosen is not one of the model's.
     #[error("train.best_metric: found {found:?}; this model has {known}")]
     BestMetric {

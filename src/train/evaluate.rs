@@ -69,7 +69,7 @@ pub(super) fn evaluate_with(
     batches: &EvalBatches,
     is_ended: impl Fn() -> bool,
 ) -> Result<Option<EvalResult>, Error> {
-    let mut sums = vec![0.0; of.len()];
+    let mut sums = vec![0.0; of.num_elements()];
     let mut add = |(more, _): (Buffers, DeviceBatch)| -> Result<(), Error> {
         for (sum, more) in sums.iter_mut().zip(more.first_to_host()?.wait()?.to_f64()) {
             *sum += more;

@@ -49,7 +49,7 @@ impl Labels {
         Ok(Self::of(numbers.iter().map(usize::to_string).collect()))
     }
 
-    fn of(names: Vec<String>) -> Self {
+    pub(super) fn of(names: Vec<String>) -> Self {
         let classes = names.iter().cloned().zip(0..).collect();
         let has_numbers = !names.iter().any(|name| number(name).is_some());
         Self { names, classes, has_numbers }

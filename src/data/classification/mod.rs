@@ -90,14 +90,28 @@ impl Classification {
         Ok((part(&train, kept), part(&train, held_out)))
     }
 
-    /// The names of the classes, in order.
-    pub fn labels(&self) -> &[String] {
-        self.labels.names()
-    }
-
-    /// One more than the highest id of a token.
-    pub fn vocab_size(&self) -> usize {
-        self.vocab_size
+    /// Texts to predict the labels of: rows of a text and, if `has_pairs`, of a second one. All have class 0, and are padded
+    /// to the longest.
+    ///
+    /// # Errors
+    /// A text without a token, or with too many. `path` names the file.
+    pub fn unlabeled(
+        rows: &[TextRow],
+        path: &Path,
+        encoder: &TextEncoder,
+        labels: &[String],
+        has_pairs: bool,
+    ) -> Result<Self, Error> {
+        let encoded = encoded(rows, path, encoder, has_pairs)?;
+        let longest = encoded.iter().map(|text| text.ids.len()).max().unwrap_or(1);
+        Ok(Self {
+            texts: Arc::new(Texts { classes: vec![0; rows.len()], encoded }),
+            rows: (0..rows.len()).collect(),
+            labels: Arc::new(Labels::of(labels.to_vec())),
+            fields: fields(longest),
+            vocab_size: encoder.vocab_size(),
+            pad_id: encoder.pad_id(),
+        })
     }
 }
 
@@ -108,6 +122,14 @@ impl Source for Classification {
 
     fn num_classes(&self) -> usize {
         self.labels.names().len()
+    }
+
+    fn labels(&self) -> &[String] {
+        self.labels.names()
+    }
+
+    fn vocab_size(&self) -> Option<usize> {
+        Some(self.vocab_size)
     }
 
     fn fields(&self) -> &[Field] {
@@ -140,22 +162,34 @@ impl Texts {
         labels: &Labels,
         has_pairs: bool,
     ) -> Result<Self, Error> {
-        let at = |row: &TextRow| {
-            let line = row.line;
-            move |problem| Error::Row { path: path.to_owned(), line, problem }
-        };
-        let of_row = |row: &TextRow| {
-            let pair = has_pairs.then(|| row.cells[1].as_str());
-            encoder.encode(&row.cells[0], pair).map_err(at(row))
-        };
-        // All results first, so that the error is the first of the file on any number of threads.
-        let encoded: Vec<_> = rows.par_iter().map(of_row).collect();
-        let encoded = encoded.into_iter().collect::<Result<_, _>>()?;
+        let encoded = encoded(rows, path, encoder, has_pairs)?;
         let class = |row: &TextRow| {
-            labels.class(row.cells.last().map_or("", String::as_str)).map_err(at(row))
+            labels.class(row.cells.last().map_or("", String::as_str)).map_err(at(row, path))
         };
         Ok(Self { encoded, classes: rows.iter().map(class).collect::<Result<_, _>>()? })
     }
+}
+
+/// An error in a row.
+fn at(row: &TextRow, path: &Path) -> impl FnOnce(String) -> Error + use<> {
+    let (line, path) = (row.line, path.to_owned());
+    move |problem| Error::Row { path, line, problem }
+}
+
+/// The tokens of rows that begin with a text, and a second one if they have pairs.
+fn encoded(
+    rows: &[TextRow],
+    path: &Path,
+    encoder: &TextEncoder,
+    has_pairs: bool,
+) -> Result<Vec<EncodedText>, Error> {
+    let of_row = |row: &TextRow| {
+        let pair = has_pairs.then(|| row.cells[1].as_str());
+        encoder.encode(&row.cells[0], pair).map_err(at(row, path))
+    };
+    // All results first, so that the error is the first of the file on any number of threads.
+    let encoded: Vec<_> = rows.par_iter().map(of_row).collect();
+    encoded.into_iter().collect()
 }
 
 /// The rows of a file, at least one.
