@@ -26,7 +26,7 @@ pub(crate) const EPSILON: f64 = 1e-12;
 
 /// Which of the two it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
+pub enum EncoderFamily {
     /// BERT.
     Bert,
     /// DistilBERT.
@@ -135,17 +135,17 @@ const VOCABULARY: usize = 30522;
 
 impl EncoderConfig {
     /// The model.
-    pub fn model(&self, family: Family, num_classes: usize) -> Encoder {
+    pub fn model(&self, family: EncoderFamily, num_classes: usize) -> Encoder {
         let (num_layers, width, num_heads, context) = match (self.preset, family) {
             (EncoderPreset::Mini, _) => (2, 128, 2, 128),
-            (EncoderPreset::Base, Family::Bert) => (12, 768, 12, 512),
-            (EncoderPreset::Base, Family::DistilBert) => (6, 768, 12, 512),
+            (EncoderPreset::Base, EncoderFamily::Bert) => (12, 768, 12, 512),
+            (EncoderPreset::Base, EncoderFamily::DistilBert) => (6, 768, 12, 512),
             (EncoderPreset::Large, _) => (24, 1024, 16, 512),
         };
         let width = self.width.unwrap_or(width);
         let classifier_dropout = match family {
-            Family::Bert => 0.1,
-            Family::DistilBert => 0.2,
+            EncoderFamily::Bert => 0.1,
+            EncoderFamily::DistilBert => 0.2,
         };
         Encoder {
             family,
@@ -165,7 +165,7 @@ impl EncoderConfig {
         }
     }
 
-    fn check(&self, family: Family) -> Vec<InvalidValue> {
+    fn check(&self, family: EncoderFamily) -> Vec<InvalidValue> {
         let Encoder { width, num_heads, .. } = self.model(family, 2);
         let allowed = format!("a number that divides the width, {width}");
         let heads = InvalidValue {
@@ -173,7 +173,7 @@ impl EncoderConfig {
             ..InvalidValue::new("num_heads", num_heads, allowed)
         };
         let divides = num_heads == 0 || width.is_multiple_of(num_heads);
-        let is_large = family == Family::DistilBert && self.preset == EncoderPreset::Large;
+        let is_large = family == EncoderFamily::DistilBert && self.preset == EncoderPreset::Large;
         let preset = is_large.then(|| {
             InvalidValue::new(
                 "preset",
@@ -194,7 +194,7 @@ impl EncoderConfig {
             .collect()
     }
 
-    fn resolve(&mut self, family: Family) {
+    fn resolve(&mut self, family: EncoderFamily) {
         let sizes = self.model(family, 2);
         self.num_layers = Some(sizes.num_layers);
         self.width = Some(sizes.width);
@@ -228,9 +228,16 @@ impl EncoderConfig {
 /// Implements [`Architecture`] for a configuration.
 macro_rules! encoder {
     ($Config:ident, $family:expr) => {
+        impl $Config {
+            /// The model, for data with `num_classes` classes.
+            pub fn model(&self, num_classes: usize) -> Encoder {
+                self.0.model($family, num_classes)
+            }
+        }
+
         impl Architecture for $Config {
             fn build(&self, num_classes: usize) -> Box<dyn Model> {
-                Box::new(self.0.model($family, num_classes))
+                Box::new(self.model(num_classes))
             }
 
             fn example(&self) -> Vec<(&'static str, TensorType)> {
@@ -254,11 +261,11 @@ macro_rules! encoder {
             }
 
             fn counterpart(&self) -> Option<Counterpart> {
-                Some(Counterpart::encoder(&self.0.model($family, 2)))
+                Some(Counterpart::encoder(&self.model(2)))
             }
 
             fn context(&self) -> Option<usize> {
-                Some(self.0.model($family, 2).context)
+                Some(self.model(2).context)
             }
 
             fn vocabulary(&self) -> Option<usize> {
@@ -276,8 +283,8 @@ macro_rules! encoder {
     };
 }
 
-encoder!(BertConfig, Family::Bert);
-encoder!(DistilBertConfig, Family::DistilBert);
+encoder!(BertConfig, EncoderFamily::Bert);
+encoder!(DistilBertConfig, EncoderFamily::DistilBert);
 
 /// An encoder of known sizes with its head. Parameters are `embed.weight`, `position.weight`, with BERT `segment.weight`,
 /// `embed.norm.*`; `blocks.I.{attn.query, attn.key, attn.value, attn.out, norm1, mlp.up, mlp.down, norm2}.{weight, bias}`;
@@ -286,7 +293,7 @@ encoder!(DistilBertConfig, Family::DistilBert);
 #[derive(Clone, Debug, PartialEq)]
 pub struct Encoder {
     /// BERT or DistilBERT.
-    pub family: Family,
+    pub family: EncoderFamily,
     /// Number of blocks.
     pub num_layers: usize,
     /// Width of the residual stream.
@@ -340,7 +347,7 @@ impl Encoder {
         let position_td = positions.slice_dim(0, 0, t.min(self.context));
         let mut x_btw = table.embed(ids_bt);
         x_btw = x_btw + position_td.broadcast_like(x_btw, &[1, 2]);
-        if self.family == Family::Bert {
+        if self.family == EncoderFamily::Bert {
             let segments = embedding(&scope.at("segment"), NUM_SEGMENTS, self.width, WEIGHTS);
             x_btw = x_btw + segments.embed(segments_bt());
         }
@@ -382,8 +389,10 @@ impl Encoder {
         let x_btw = x_nw.reshape(&[num_examples, t, self.width]);
         let first_bw = x_btw.slice_dim(1, 0, 1).reshape(&[num_examples, self.width]);
         let pooled_bw = match self.family {
-            Family::Bert => linear(&scope.at("pooler"), first_bw, self.width, WEIGHTS).tanh(),
-            Family::DistilBert => {
+            EncoderFamily::Bert => {
+                linear(&scope.at("pooler"), first_bw, self.width, WEIGHTS).tanh()
+            }
+            EncoderFamily::DistilBert => {
                 relu(linear(&scope.at("pre_classifier"), first_bw, self.width, WEIGHTS))
             }
         };

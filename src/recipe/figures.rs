@@ -1,12 +1,10 @@
 //! What the rules judge: the kind of model, the resolved learning rates, and the length of the run.
 
+use super::Recipe;
 use crate::config::{
     Adam, AdamW, BatchSize, DataConfig, Lamb, Lars, ModelConfig, Peak, Sgd, UpdateRule,
 };
 use crate::optim::schedule::Schedule;
-use models::encoder::{BertConfig, DistilBertConfig, Encoder, EncoderConfig, Family};
-
-use super::Recipe;
 
 /// Steps at which the rate is evaluated one by one, and the number of those that are sampled from the rest.
 const NUM_SAMPLES: u64 = 4096;
@@ -75,17 +73,20 @@ impl ModelKind {
                 let (layers, width) = (model.num_layers as f64, model.width as f64);
                 Self::Transformer { width, num_parameters: 12.0 * layers * width * width }
             }
-            ModelConfig::Bert(BertConfig(encoder)) => Self::of_encoder(encoder, Family::Bert),
-            ModelConfig::DistilBert(DistilBertConfig(encoder)) => {
-                Self::of_encoder(encoder, Family::DistilBert)
+            ModelConfig::Bert(bert) => {
+                let model = bert.model(2);
+                Self::encoder(model.num_layers, model.width, model.num_hidden)
+            }
+            ModelConfig::DistilBert(bert) => {
+                let model = bert.model(2);
+                Self::encoder(model.num_layers, model.width, model.num_hidden)
             }
             ModelConfig::Mlp(mlp) if mlp.hidden.is_empty() => Self::Linear,
             ModelConfig::Mlp(mlp) => Self::Mlp { has_norm: mlp.layer_norm },
         }
     }
 
-    fn of_encoder(config: &EncoderConfig, family: Family) -> Self {
-        let Encoder { num_layers, width, num_hidden, .. } = config.model(family, 2);
+    fn encoder(num_layers: usize, width: usize, num_hidden: usize) -> Self {
         let (layers, width) = (num_layers as f64, width as f64);
         let of_block = 4.0 * width * width + 2.0 * width * num_hidden as f64;
         Self::Transformer { width, num_parameters: layers * of_block }

@@ -6,6 +6,7 @@
 //! - `export`: models that leave a run for other programs, and that runs start from
 //! - `interrupted`: signals, and readers that go away
 //! - `run_dir`: a directory holds one run, whatever becomes of it and of the disk
+//! - `texts`: fine-tuning on texts, evaluation, prediction, early stopping
 //! - `terminal`: what a person at a terminal sees
 //! - `schedule`: the learning rates that it prints, against those of `train`
 //! - `reports`: `config`, `hlo`, `bench`, `plugin list`, `doctor`
@@ -22,6 +23,7 @@ mod reports;
 mod run_dir;
 mod schedule;
 mod terminal;
+mod texts;
 mod training;
 
 use std::collections::BTreeSet;

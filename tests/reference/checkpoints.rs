@@ -7,7 +7,7 @@ use std::path::Path;
 
 use hlo::{DType, Literal, TensorType, Tree};
 use lockstep::step::{Forward, trace_forward};
-use lockstep::train::params_file::{self, SavedModel};
+use lockstep::train::params_file::{self, Beside, SavedModel};
 use models::resnet::{self, ResNet};
 use models::{ModelConfig, Precision, Scope, gpt};
 use serde_json::Value;
@@ -35,7 +35,7 @@ fn logits_of_gpt2_match_hugging_face() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("exported");
     let params = params_file::load(&path, &forward.leaves).unwrap();
-    params_file::save_for_library(&folder, &params, &counterpart).unwrap();
+    params_file::save_for_library(&folder, &params, &counterpart, &Beside::default()).unwrap();
     assert_eq!(stored(&folder), stored(&path));
 }
 
@@ -76,7 +76,7 @@ fn logits_of_resnet50_match_torchvision() {
     let counterpart = ModelConfig::ResNet(model.config).counterpart().unwrap();
     let exported = dir.path().join("exported.safetensors");
     let leaves = params_file::load(&path, &forward.leaves).unwrap();
-    params_file::save_for_library(&exported, &leaves, &counterpart).unwrap();
+    params_file::save_for_library(&exported, &leaves, &counterpart, &Beside::default()).unwrap();
     let is_counter = |name: &String| name.ends_with("num_batches_tracked");
     let mut expected = stored(&path);
     expected.retain(|name, _| !is_counter(name));

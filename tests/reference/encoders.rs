@@ -9,9 +9,9 @@ use hlo::{DType, Literal, TensorType, Tree};
 use lockstep::config::{Config, ModelConfig};
 use lockstep::data::{Error, Field, HostBatch, Source, Splits};
 use lockstep::step::trace_forward;
-use lockstep::train::params_file::{self, SavedModel};
+use lockstep::train::params_file::{self, Beside, SavedModel};
 use lockstep::train::{Run, Trainer, open_devices};
-use models::encoder::{BertConfig, DistilBertConfig, Encoder, Family};
+use models::encoder::Encoder;
 use models::{Batch, Precision};
 use serde_json::Value;
 
@@ -38,10 +38,8 @@ fn config(from: &Path, sets: &[&str]) -> Config {
 
 fn encoder(config: &ModelConfig, num_classes: usize) -> Encoder {
     match config {
-        ModelConfig::Bert(BertConfig(keys)) => keys.model(Family::Bert, num_classes),
-        ModelConfig::DistilBert(DistilBertConfig(keys)) => {
-            keys.model(Family::DistilBert, num_classes)
-        }
+        ModelConfig::Bert(bert) => bert.model(num_classes),
+        ModelConfig::DistilBert(bert) => bert.model(num_classes),
         other => panic!("{}", other.name()),
     }
 }
@@ -254,7 +252,8 @@ fn folders_are_written_as_they_were_read() {
             values.map(|_, value| Literal::from_f64(DType::Bf16, value.dims(), &value.to_f64()));
         for (index, values) in [values, rounded].iter().enumerate() {
             let to = dir.path().join(index.to_string());
-            params_file::save_for_library(&to, &ours(values), &counterpart).unwrap();
+            params_file::save_for_library(&to, &ours(values), &counterpart, &Beside::default())
+                .unwrap();
             let written = SavedModel::find(&to).unwrap().values(true).unwrap();
             assert_eq!(written.len(), values.len(), "{name}");
             for (path, value) in values.iter() {

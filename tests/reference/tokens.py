@@ -1,11 +1,12 @@
-"""Golden tokens for tests/classification.rs, by Hugging Face `tokenizers` 0.23.3 on Python 3.
+"""Golden tokens for tests/classification.rs, by Hugging Face `tokenizers` 0.23.2 on Python 3, the version of the crate. (0.23.3 gives an odd
+token of a truncated pair to the other text.)
 
 Writes, into tests/reference/tokens: lines.txt.gz (10,000 lines with many scripts, emoji, control characters, accents, long
 words and unusual whitespace, drawn from a fixed seed); two tokenizers that are trained on them, WordPiece as BERT has it
 (vocab.txt and bert.json) and byte-level BPE as GPT-2 has it (gpt2.json); and tokens.json, the hashes of what they
 make of the lines.
 
-    pip install tokenizers==0.23.3
+    pip install tokenizers==0.23.2
     python tests/reference/tokens.py
 """
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::Layout::{self, Same};
 use super::{ForeignFormat, Library};
-use crate::encoder::{EPSILON, Encoder, Family, Head, NUM_SEGMENTS};
+use crate::encoder::{EPSILON, Encoder, EncoderFamily, Head, NUM_SEGMENTS};
 
 type Rows = &'static [(&'static str, &'static str, Layout)];
 
@@ -173,7 +173,7 @@ impl EncoderFields {
             remat: _,
         } = *model;
         match family {
-            Family::Bert => Self::Bert(BertFields {
+            EncoderFamily::Bert => Self::Bert(BertFields {
                 architectures: [match head {
                     Head::Classification => "BertForSequenceClassification",
                     Head::MaskedLm => "BertForMaskedLM",
@@ -194,7 +194,7 @@ impl EncoderFields {
                 position_embedding_type: "absolute",
                 pad_token_id: 0,
             }),
-            Family::DistilBert => Self::DistilBert(DistilBertFields {
+            EncoderFamily::DistilBert => Self::DistilBert(DistilBertFields {
                 architectures: [match head {
                     Head::Classification => "DistilBertForSequenceClassification",
                     Head::MaskedLm => "DistilBertForMaskedLM",

@@ -19,7 +19,7 @@ use std::borrow::Cow;
 
 use serde::Serialize;
 
-use crate::encoder::{Encoder, Family};
+use crate::encoder::{Encoder, EncoderFamily};
 use crate::gpt::Gpt;
 use encoder::{BERT, DISTILBERT, EncoderFields};
 use gpt2::{GPT2, Gpt2Config};
@@ -114,8 +114,8 @@ impl Counterpart {
 
     pub(crate) fn encoder(model: &Encoder) -> Self {
         let format = match model.family {
-            Family::Bert => &BERT,
-            Family::DistilBert => &DISTILBERT,
+            EncoderFamily::Bert => &BERT,
+            EncoderFamily::DistilBert => &DISTILBERT,
         };
         Self { format, config: Some(TransformersConfig::Encoder(EncoderFields::of(model))) }
     }

@@ -8,8 +8,9 @@ use models::{Counterpart, Library};
 use crate::checkpoint::CheckpointDir;
 use crate::cli::args::ExportFormat;
 use crate::cli::print_line;
-use crate::config::Config;
-use crate::train::params_file::{self, SavedModel};
+use crate::config::{Config, DataConfig};
+use crate::data;
+use crate::train::params_file::{self, Beside, SavedModel};
 
 /// Writes what evaluation needs: under the model's own names, or as another library has it.
 pub fn run(dir: &Path, to: &Path, format: ExportFormat, without_ema: bool) -> Result<()> {
@@ -24,7 +25,9 @@ pub fn run(dir: &Path, to: &Path, format: ExportFormat, without_ema: bool) -> Re
     let values = saved.values(!without_ema)?;
     match counterpart {
         None => params_file::save(to, &values)?,
-        Some(counterpart) => params_file::save_for_library(to, &values, &counterpart)?,
+        Some(counterpart) => {
+            params_file::save_for_library(to, &values, &counterpart, &beside(&saved)?)?;
+        }
     }
     print_line(&format!("{} has the model from {saved}", to.display()))
 }
@@ -57,6 +60,21 @@ fn library_of(format: ExportFormat) -> Option<Library> {
         ExportFormat::Huggingface => Some(Library::Transformers),
         ExportFormat::Torchvision => Some(Library::Torchvision),
     }
+}
+
+/// The tokenizer and the names of the classes, if the data are texts.
+fn beside(saved: &SavedModel) -> Result<Beside> {
+    let Some((text, path)) = saved.config()? else { return Ok(Beside::default()) };
+    let config = Config::parse(&text, &path, &[])?;
+    let DataConfig::Classification(texts) = &config.data else { return Ok(Beside::default()) };
+    let labels = match texts.labels.is_empty() {
+        false => texts.labels.clone(),
+        // They follow from the training file. Without it the classes have no names.
+        true => data::open(&config.data, config.train.seed)
+            .map_or(vec![], |splits| splits.train.labels().to_vec()),
+    };
+    let tokenizer = texts.tokenizer.clone().filter(|path| path.exists());
+    Ok(Beside { labels, tokenizer })
 }
 
 /// The model of `library` that the saved one is.

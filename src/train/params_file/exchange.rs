@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hlo::{DType, Literal, Tree};
 use models::{Counterpart, Layout, ModelConfig, TransformersConfig};
@@ -19,6 +19,18 @@ use crate::observe::{replace_file, unfinished_prefix};
 /// The configuration in a folder of Hugging Face's.
 const HF_CONFIG: &str = "config.json";
 const HF_GENERATION: &str = "generation_config.json";
+/// The files of a tokenizer, in any of the forms that transformers has.
+const TOKENIZER_FILES: [&str; 7] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+];
+/// Largest size of one of them, in bytes.
+const MAX_TOKENIZER: u64 = 1 << 28;
 /// The parameter with a number for each class.
 const CLASSIFIER: &str = "classifier.bias";
 /// Largest size of it, in bytes.
@@ -35,6 +47,7 @@ pub fn save_for_library(
     path: &Path,
     params: &Tree<Literal>,
     counterpart: &Counterpart,
+    beside: &Beside,
 ) -> Result<(), Error> {
     let failed = |reason: String| Error::Params { verb: "write", path: path.to_owned(), reason };
     let renamed = |(path, value): (&str, &Literal)| {
@@ -51,11 +64,39 @@ pub fn save_for_library(
         None => replace_file(path, &bytes),
         Some(config) => {
             let dtype = tensors.values().next().map_or(DType::F32, Literal::dtype);
-            let num_classes = params.get(CLASSIFIER).map(|bias| bias.dims()[0]);
-            write_folder(path, &transformers_files(config, num_classes, dtype, bytes))
+            let num_classes = params.get(CLASSIFIER).map_or(0, |bias| bias.dims()[0]);
+            let label = |class| beside.labels.get(class).cloned();
+            let label = |class| label(class).unwrap_or_else(|| format!("LABEL_{class}"));
+            let labels: Vec<_> = (0..num_classes).map(label).collect();
+            let mut files = transformers_files(config, &labels, dtype, bytes);
+            files.extend(beside.tokenizer_files().map_err(failed)?);
+            write_folder(path, &files)
         }
     };
     written.map_err(|error| failed(error.to_string()))
+}
+
+/// What a folder for transformers has besides the model.
+#[derive(Clone, Debug, Default)]
+pub struct Beside {
+    /// The names of the classes; `LABEL_0` and so on without them.
+    pub labels: Vec<String>,
+    /// The tokenizer's folder, or its file in one.
+    pub tokenizer: Option<PathBuf>,
+}
+
+impl Beside {
+    /// The files of the tokenizer.
+    fn tokenizer_files(&self) -> Result<Vec<(&'static str, Vec<u8>)>, String> {
+        let Some(path) = &self.tokenizer else { return Ok(vec![]) };
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+        let files = TOKENIZER_FILES.into_iter().map(|name| (name, folder.join(name)));
+        let files = files.filter(|(_, file)| file.is_file()).map(|(name, file)| {
+            let bytes = read_regular(&file, MAX_TOKENIZER);
+            bytes.map(|bytes| (name, bytes)).map_err(|error| format!("{}: {error}", file.display()))
+        });
+        files.collect()
+    }
 }
 
 /// Checks that a folder of Hugging Face's is of a model that computes the same as `model`, as far as shapes do not say it.
@@ -104,7 +145,7 @@ fn arranged(value: &Literal, layout: Layout) -> Literal {
 /// The names and contents of a folder that `from_pretrained` loads.
 fn transformers_files(
     config: &TransformersConfig,
-    num_classes: Option<usize>,
+    labels: &[String],
     dtype: DType,
     weights: Vec<u8>,
 ) -> Vec<(&'static str, Vec<u8>)> {
@@ -118,12 +159,12 @@ fn transformers_files(
     // Versions before 4.56 know it by the longer name only.
     fields["dtype"] = dtype.into();
     fields["torch_dtype"] = dtype.into();
-    if let Some(num_classes) = num_classes {
-        let labels =
-            (0..num_classes).map(|class| (class.to_string(), json!(format!("LABEL_{class}"))));
-        fields["id2label"] = Value::Object(labels.collect());
-        let ids = (0..num_classes).map(|class| (format!("LABEL_{class}"), json!(class)));
-        fields["label2id"] = Value::Object(ids.collect());
+    if !labels.is_empty() {
+        let numbered = labels.iter().enumerate();
+        let names = numbered.clone().map(|(class, label)| (class.to_string(), json!(label)));
+        fields["id2label"] = Value::Object(names.collect());
+        let classes = numbered.map(|(class, label)| (label.clone(), json!(class)));
+        fields["label2id"] = Value::Object(classes.collect());
     }
     let text = |value: Value| format!("{value:#}\n").into_bytes();
     let mut files = vec![(HF_FILE, weights), (HF_CONFIG, text(fields))];

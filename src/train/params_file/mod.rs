@@ -18,7 +18,7 @@ use safetensors::tensor::{Dtype, View};
 use super::Error;
 use crate::checkpoint::safetensors_dtype;
 use crate::observe::{replace_file, say};
-pub use exchange::{check_counterpart, save_for_library};
+pub use exchange::{Beside, check_counterpart, save_for_library};
 use fit::{Found, check_finite};
 pub use saved::SavedModel;
 
