@@ -1,6 +1,6 @@
 """Throughput of tokenizing sentences: Lockstep beside Hugging Face `tokenizers` in Python, in turns.
 
-    pip install tokenizers==0.23.3
+    pip install tokenizers==0.23.2
     cargo build --release --bench tokenize        # prints the path of the program
     python benches/peers/tokenize.py PROGRAM [LINES]
 

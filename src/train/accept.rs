@@ -70,13 +70,10 @@ pub fn check_config(config: &Config, num_examples: Option<usize>) -> Result<(), 
 /// Names the key to change.
 pub fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Result<(), Error> {
     let [x, ..] = splits.train.fields() else { return Ok(()) };
-    if let (Some(found), Some(vocabulary)) = (splits.train.vocab_size(), config.model.vocabulary())
-        && found > vocabulary
-    {
-        return Err(Error::Vocabulary { found, vocabulary });
-    }
     let num_classes = splits.train.num_classes();
-    let Err(misfit) = model.check_example(x.dtype, &x.dims, num_classes) else { return Ok(()) };
+    let Err(misfit) = model.check_example(x.dtype, &x.dims, num_classes) else {
+        return check_labels_and_tokens(config, splits);
+    };
     let (key, takes) = match misfit {
         Misfit::Kind { takes } => ("data.source", takes),
         Misfit::Dims { takes } => (config.data.shape_key(), takes),
@@ -84,4 +81,22 @@ pub fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Res
     };
     let example = TensorType::new(x.dtype, &x.dims).to_string();
     Err(Error::Example { key, example, num_classes, model: config.model.name(), takes })
+}
+
+fn check_labels_and_tokens(config: &Config, splits: &Splits) -> Result<(), Error> {
+    if let (Some(found), Some(vocabulary)) = (splits.train.vocab_size(), config.model.vocabulary())
+        && found > vocabulary
+    {
+        return Err(Error::Vocabulary { found, vocabulary });
+    }
+    let example = config.model.example();
+    let taken = example.iter().find(|(name, _)| *name == "y").map(|(_, ty)| ty.dims.len());
+    let given = splits.train.fields().iter().find(|field| field.name == "y");
+    let given = given.map(|field| field.dims.len());
+    if let (Some(0), Some(1)) | (Some(1), Some(0)) = (taken, given) {
+        let of = |rank: Option<usize>| if rank == Some(0) { "each example" } else { "each token" };
+        let (model, takes, found) = (config.model.name(), of(taken), of(given));
+        return Err(Error::Labels { model, takes, found });
+    }
+    Ok(())
 }

@@ -126,6 +126,19 @@ pub enum Error {
         /// The reason.
         reason: &'static str,
     },
+    /// Labels of examples where the model takes those of tokens, or the other way round.
+    #[error(
+        "model.name = {model:?} as configured takes a label of {takes}, but the data have one of {found}; choose another \
+         data.source, or another model.head if the model has one"
+    )]
+    Labels {
+        /// The model.
+        model: &'static str,
+        /// What it takes.
+        takes: &'static str,
+        /// What the data have.
+        found: &'static str,
+    },
     /// The tokenizer has tokens that the model lacks.
     #[error(
         "model.vocabulary: found {vocabulary}, but the ids of the tokenizer go up to {}; set it to {found} or more, or \

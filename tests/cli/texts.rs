@@ -174,6 +174,10 @@ fn what_does_not_fit_is_refused_with_what_to_change() {
         ("data.max_length=8", "data.truncate"),
         ("data.label=mood", "mood"),
         (
+            "model.head=masked_lm",
+            "takes a label of each token, but the data have one of each example",
+        ),
+        (
             "optimizer.freeze=['embde.*']",
             "optimizer.freeze: the pattern \"embde.*\" matches no parameter",
         ),
