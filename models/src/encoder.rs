@@ -42,7 +42,7 @@ pub enum EncoderPreset {
     /// BERT with 12 layers or DistilBERT with 6, of width 768.
     #[default]
     Base,
-    /// BERT with 24 layers of width 1024.
+    /// BERT with 24 layers of width 1024, or half as many, which nobody has published.
     Large,
 }
 
@@ -140,7 +140,8 @@ impl EncoderConfig {
             (EncoderPreset::Mini, _) => (2, 128, 2, 128),
             (EncoderPreset::Base, EncoderFamily::Bert) => (12, 768, 12, 512),
             (EncoderPreset::Base, EncoderFamily::DistilBert) => (6, 768, 12, 512),
-            (EncoderPreset::Large, _) => (24, 1024, 16, 512),
+            (EncoderPreset::Large, EncoderFamily::Bert) => (24, 1024, 16, 512),
+            (EncoderPreset::Large, EncoderFamily::DistilBert) => (12, 1024, 16, 512),
         };
         let width = self.width.unwrap_or(width);
         let classifier_dropout = match family {
@@ -173,25 +174,12 @@ impl EncoderConfig {
             ..InvalidValue::new("num_heads", num_heads, allowed)
         };
         let divides = num_heads == 0 || width.is_multiple_of(num_heads);
-        let is_large = family == EncoderFamily::DistilBert && self.preset == EncoderPreset::Large;
-        let preset = is_large.then(|| {
-            InvalidValue::new(
-                "preset",
-                "large",
-                "\"mini\" or \"base\": there is no large DistilBERT",
-            )
-        });
         let rates = [
             check_share("dropout", self.dropout),
             check_share("attention_dropout", self.attention_dropout),
             self.classifier_dropout.and_then(|rate| check_share("classifier_dropout", rate)),
         ];
-        (!divides)
-            .then_some(heads)
-            .into_iter()
-            .chain(preset)
-            .chain(rates.into_iter().flatten())
-            .collect()
+        (!divides).then_some(heads).into_iter().chain(rates.into_iter().flatten()).collect()
     }
 
     fn resolve(&mut self, family: EncoderFamily) {

@@ -160,7 +160,10 @@ mod tests {
             ("[]", "model_type \"\" is not one of bert, distilbert, gpt2"),
             (r#"{"model_type": "roberta"}"#, "model_type \"roberta\" is not one of"),
             (r#"{"model_type": "bert", "hidden_act": "relu"}"#, "hidden_act is \"relu\""),
-            (r#"{"model_type": "bert", "layer_norm_eps": 1e-5}"#, "layer_norm_eps is 1e-5"),
+            (
+                r#"{"model_type": "bert", "layer_norm_eps": 1e-5}"#,
+                "layer_norm_eps is 0.00001; bert here has 1e-12",
+            ),
             (r#"{"model_type": "distilbert", "dim": "wide"}"#, "dim is \"wide\", not a number"),
             (r#"{"model_type": "gpt2", "activation_function": "relu"}"#, "activation_function is"),
         ] {

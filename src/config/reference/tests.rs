@@ -21,6 +21,7 @@ const SAMPLES: &[(&str, &[&str], &[&str])] = &[
         &["\"builtin\"", "\"etcd://a:1\"", "\"etcd://a:1,[::1]:2379\""],
         &["\"etcd://a\"", "\"etcd://u:p@a:1\"", "\"etcd://a:1,\"", "\"http://a:1\"", "\"\"", "1"],
     ),
+    ("`\"loss\"`, or a metric of the model", &["\"loss\"", "\"f1\""], &["1"]),
     ("path", &["\"a\"", "\"/a/b\""], &["1"]),
     ("column name", &["\"a\"", "\"premise text\""], &["1"]),
     (
@@ -87,13 +88,14 @@ const NEEDED: [(&str, &str); 8] = [
 ];
 
 /// What must be set beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 13] = [
+const COMPANIONS: [(&str, &[&str]); 14] = [
     ("mesh.data", &["train.global_batch=131072"]),
     ("parallel.zero", &["mesh.fsdp=2"]),
     ("parallel.scatter_line", &["mesh.fsdp=auto"]),
     ("model.width", &["model.num_heads=1"]),
     ("model.num_heads", &["model.width=1048576"]),
     ("train.steps_per_launch", &["train.check_lockstep_every=0"]),
+    ("train.patience", &["train.eval_every=1"]),
     ("schedule.base_lr", &["schedule.base_batch=64"]),
     ("schedule.base_batch", &["schedule.base_lr=0.1"]),
     ("schedule.scaling", &["schedule.base_lr=0.1", "schedule.base_batch=64"]),
