@@ -131,12 +131,61 @@ impl Source for Given {
     }
 }
 
+/// Steps on the same batch from the folder of the configuration: losses, and parameters at the end.
+fn fine_tune(
+    config: &Config,
+    fields: &[(&'static str, Literal)],
+    rates: &[f64],
+) -> (Vec<f64>, Tree<Literal>) {
+    let of_field = |(name, values): &(&'static str, Literal)| Field {
+        name,
+        dtype: DType::I32,
+        dims: values.dims()[1..].to_vec(),
+    };
+    let source: Arc<dyn Source> = Arc::new(Given { fields: fields.iter().map(of_field).collect() });
+    let splits = Splits { train: source.clone(), eval: source };
+    let model = config.model.build(3);
+    let (client, mesh) = open_devices(config, |_| ()).unwrap();
+    let run = Run::new(config, &splits, mesh, client.platform()).unwrap();
+    let mut trainer = Trainer::new(&client, &run, &*model, 0).unwrap();
+    let start = params_file::load(config.model.folder().unwrap(), &trainer.model_specs());
+    trainer.set_model(&start.unwrap()).unwrap();
+    let num_shards = run.batch.num_batch_shards();
+    let mut losses = vec![];
+    for (step, rate) in rates.iter().enumerate() {
+        let pieces = |(name, values): &(&str, Literal)| {
+            let rows = values.dims()[0] / num_shards;
+            let dims = [&[rows], &values.dims()[1..]].concat();
+            let size = values.num_bytes() / num_shards;
+            let piece = |bytes: &[u8]| {
+                let mut piece = Literal::zeros(DType::I32, &dims);
+                piece.bytes_mut().copy_from_slice(bytes);
+                Arc::new(piece)
+            };
+            ((*name).to_owned(), values.bytes().chunks(size).map(piece).collect())
+        };
+        let batch = HostBatch {
+            index: step as u64,
+            num_steps: 1,
+            shards: (0..num_shards).collect(),
+            fields: fields.iter().map(pieces).collect(),
+        };
+        let batch = trainer.batch_sender().send(batch).unwrap();
+        let pending = trainer.step(batch, *rate).unwrap();
+        losses.push(trainer.finish(pending).unwrap()[0].loss);
+    }
+    trainer.prove_lockstep().unwrap();
+    (losses, trainer.model().unwrap())
+}
+
 /// Losses and parameters, in f32 and f64, replicated and sharded, with blocks as a loop and without.
 #[test]
 fn five_steps_of_fine_tuning_match_pytorch() {
     let reference = reference();
     let fields = fields(&reference);
     let number = |key: &str| reference["optimizer"][key].as_f64().unwrap();
+    let rates = reference["rates"].as_array().unwrap().iter();
+    let rates: Vec<_> = rates.map(|rate| rate.as_f64().unwrap()).collect();
     let sets = ["beta1", "beta2", "epsilon", "weight_decay"]
         .map(|key| format!("optimizer.{key}={:?}", number(key)));
     let still = ["model.dropout=0", "model.attention_dropout=0", "model.classifier_dropout=0"];
@@ -153,52 +202,13 @@ fn five_steps_of_fine_tuning_match_pytorch() {
             let sets: Vec<_> =
                 sets.iter().map(String::as_str).chain(still).chain(more.iter().copied()).collect();
             let config = config(&folder(&format!("{name}_classification")), &sets);
-            let of_field = |(name, values): &(&'static str, Literal)| Field {
-                name,
-                dtype: DType::I32,
-                dims: values.dims()[1..].to_vec(),
-            };
-            let source: Arc<dyn Source> =
-                Arc::new(Given { fields: fields.iter().map(of_field).collect() });
-            let splits = Splits { train: source.clone(), eval: source };
-            let model = config.model.build(3);
-            let (client, mesh) = open_devices(&config, |_| ()).unwrap();
-            let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
-            let mut trainer = Trainer::new(&client, &run, &*model, 0).unwrap();
-            let start = params_file::load(config.model.folder().unwrap(), &trainer.model_specs());
-            trainer.set_model(&start.unwrap()).unwrap();
-            let num_shards = run.batch.num_batch_shards();
-            let mut losses = vec![];
-            for (step, rate) in reference["rates"].as_array().unwrap().iter().enumerate() {
-                let pieces = |(name, values): &(&str, Literal)| {
-                    let rows = values.dims()[0] / num_shards;
-                    let dims = [&[rows], &values.dims()[1..]].concat();
-                    let size = values.num_bytes() / num_shards;
-                    let piece = |bytes: &[u8]| {
-                        let mut piece = Literal::zeros(DType::I32, &dims);
-                        piece.bytes_mut().copy_from_slice(bytes);
-                        Arc::new(piece)
-                    };
-                    ((*name).to_owned(), values.bytes().chunks(size).map(piece).collect())
-                };
-                let batch = HostBatch {
-                    index: step as u64,
-                    num_steps: 1,
-                    shards: (0..num_shards).collect(),
-                    fields: fields.iter().map(pieces).collect(),
-                };
-                let batch = trainer.batch_sender().send(batch).unwrap();
-                let pending = trainer.step(batch, rate.as_f64().unwrap()).unwrap();
-                losses.push(trainer.finish(pending).unwrap()[0].loss);
-            }
-            trainer.prove_lockstep().unwrap();
+            let (losses, params) = fine_tune(&config, &fields, &rates);
             for (loss, expected) in losses.iter().zip(steps["losses"].as_array().unwrap()) {
                 let expected = expected.as_f64().unwrap();
                 assert!((loss / expected - 1.0).abs() < tolerance, "{what}: {losses:?}");
             }
             let counterpart = config.model.counterpart().unwrap();
             let digests = steps["params"].as_object().unwrap();
-            let params = trainer.model().unwrap();
             assert_eq!(params.len(), digests.len(), "{what}");
             for (path, value) in params.iter() {
                 let (name, _) = counterpart.format.full_name(path).unwrap();
@@ -210,6 +220,42 @@ fn five_steps_of_fine_tuning_match_pytorch() {
                     tolerance,
                 );
             }
+        }
+    }
+}
+
+/// More padding changes neither the loss nor, seen in the update of plain gradient descent, any gradient.
+#[test]
+fn padding_changes_no_loss_and_no_gradient() {
+    let reference = reference();
+    let given = fields(&reference);
+    let padded = given.clone().map(|(name, values)| match *values.dims() {
+        [batch, positions] => {
+            let rows = values.to_f64();
+            // Tokens that would be seen if the mask did not hide them.
+            let token = if name == "x" { 7.0 } else { 0.0 };
+            let row = |row: &[f64]| [row, &[token; 2]].concat();
+            let rows: Vec<_> = rows.chunks(positions).flat_map(row).collect();
+            (name, Literal::from_f64(DType::I32, &[batch, positions + 2], &rows))
+        }
+        _ => (name, values),
+    });
+    let still = ["model.dropout=0", "model.attention_dropout=0", "model.classifier_dropout=0"];
+    let sgd = ["optimizer.name=sgd", "optimizer.momentum=0", "train.precision=f64"];
+    for name in ["bert", "distilbert"] {
+        let config = config(&folder(&format!("{name}_classification")), &[still, sgd].concat());
+        let (loss, params) = fine_tune(&config, &given, &[1.0]);
+        let (padded_loss, padded_params) = fine_tune(&config, &padded, &[1.0]);
+        assert!((loss[0] / padded_loss[0] - 1.0).abs() < 1e-10, "{name}");
+        let (_, start) = fine_tune(&config, &given, &[]);
+        for (path, value) in params.iter() {
+            let (value, again) = (value.to_f64(), padded_params[path].to_f64());
+            let difference =
+                value.iter().zip(&again).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(difference < 1e-10, "{name}: {path} {difference:e}");
+            // The keys' biases have no gradient, nor have rows that no token uses.
+            let is_moved = value != start[path].to_f64();
+            assert!(is_moved || path.ends_with("key.bias"), "{name}: {path} has no gradient");
         }
     }
 }
