@@ -1,5 +1,5 @@
 //! `tokenize LINES.tsv TOKENIZER`: encodes the column `sentence` on all cores, and prints the seconds that it took and
-//! how many tokens there are. `benches/peers/tokenize.py` runs it beside Python's `tokenizers`.
+//! how many tokens there are. `benches/peers/tokenizing.py` runs it beside Python's `tokenizers`.
 
 use std::path::Path;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use rayon::prelude::*;
 fn main() {
     let arguments: Vec<_> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let [lines, tokenizer] = &arguments[..] else {
-        println!("run by benches/peers/tokenize.py");
+        println!("run by benches/peers/tokenizing.py");
         return;
     };
     let rows = read_text_rows(Path::new(lines), "LINES.tsv", &["sentence"]).unwrap();

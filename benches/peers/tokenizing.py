@@ -2,7 +2,7 @@
 
     pip install tokenizers==0.23.2
     cargo build --release --bench tokenize        # prints the path of the program
-    python benches/peers/tokenize.py PROGRAM [LINES]
+    python benches/peers/tokenizing.py PROGRAM [LINES]
 
 LINES (default 67349, as many as SST-2 has) sentences of 2 to 17 words, drawn from a fixed seed, are encoded with the
 WordPiece tokenizer of tests/reference/tokens. Both sides use all cores. Prints the best of five rounds, in lines per second.
