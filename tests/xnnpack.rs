@@ -55,18 +55,25 @@ fn num_fusions(text: &str, sets: &[&str], num_replicas: usize) -> usize {
     executable.windows(kind.len()).filter(|window| window == kind).count()
 }
 
-/// `true` if the processor has a matrix unit. XLA then runs fewer dots in XNNPACK, or none.
-fn has_amx() -> bool {
-    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| info.contains(" amx_tile"))
+/// `true` on AMD's Zen 3 and Zen 4, where XLA is known to run dots of both programs in XNNPACK. It decides from rules measured
+/// per processor, and takes none of these dots on Zen 5, and fewer or none where there is a matrix unit.
+fn has_fusions_if_asked() -> bool {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has = |key: &str, value: &str| {
+        let mut fields = info.lines().filter_map(|line| line.split_once(':'));
+        fields.any(|(found, text)| found.trim() == key && text.trim() == value)
+    };
+    has("vendor_id", "AuthenticAMD") && has("cpu family", "25")
 }
 
 #[test]
 fn xnnpack_fusions_are_off_unless_requested() {
+    let is_certain = has_fusions_if_asked();
     for (name, text) in CONFIGS {
         assert_eq!(num_fusions(text, &[], 2), 0, "{name}");
         let num_forced = num_fusions(text, &[FORCED], 2);
         println!("{name}: {num_forced} fusions where they are asked for");
-        assert!(num_forced > 0 || has_amx(), "{name}");
+        assert!(num_forced > 0 || !is_certain, "{name}");
     }
 }
 
