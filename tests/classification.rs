@@ -1,12 +1,17 @@
 //! Texts with labels: tokens like those of Hugging Face's `tokenizers`, and what is wrong with files.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use flate2::read::GzDecoder;
 use lockstep::config::ClassificationConfig;
-use lockstep::data::{Classification, EncodedText, Source, TextEncoder, read_text_rows};
+use lockstep::data::{
+    Classification, EncodedText, EvalBatches, HostBatch, Sampler, Source, TextEncoder,
+    TrainBatches, read_text_rows,
+};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
@@ -93,6 +98,7 @@ fn config(name: &str, bytes: &[u8]) -> (tempfile::TempDir, ClassificationConfig)
         labels: vec![],
         tokenizer: Some(reference("bert.json")),
         max_length: 12,
+        pad_to: vec![],
         truncate: false,
         num_examples: None,
     };
@@ -132,6 +138,60 @@ fn examples_are_padded_and_held_out_evenly() {
     // An empty text is `[CLS] [SEP]`.
     let [_, _, mask, y] = example(&eval, 0);
     assert_eq!((mask.iter().sum::<i32>(), y), (2, vec![1]));
+}
+
+/// All shards of a batch have the shortest length that holds each of its texts, in training and in evaluation.
+#[test]
+fn batches_are_padded_to_the_shortest_length_that_holds_them() {
+    let words =
+        |row: usize| "ba ".repeat([1, 2, 4, 9][row / 3 % 4 * usize::from(row.is_multiple_of(3))]);
+    let rows: String = (0..64).map(|row| format!("{}\t{}\n", words(row), row % 2)).collect();
+    let (_dir, mut config) = config("a.tsv", format!("sentence\tlabel\n{rows}").as_bytes());
+    config.pad_to = vec![4, 7];
+    let (train, eval) = Classification::load(&config).unwrap();
+    let num_tokens = |source: &Classification, id| example(source, id)[2].iter().sum::<i32>();
+    let length = |batch: &HostBatch| batch.fields["x"][0].dims()[1];
+    let mut seen = BTreeSet::new();
+    let train: Arc<Classification> = Arc::new(train);
+    let batches = TrainBatches::new(train.clone(), 3, 4, 2).unwrap();
+    let sampler = Sampler::new(3, train.num_examples(), 4);
+    for step in 0..24 {
+        let batch = batches.get(step).unwrap();
+        let longest = sampler.batch(step).into_iter().map(|id| num_tokens(&train, id)).max();
+        let expected = [4, 7, 12].into_iter().find(|length| *length >= longest.unwrap());
+        assert_eq!(Some(length(&batch) as i32), expected, "step {step}");
+        // A process that reads one shard finds the same length.
+        for shard in 0..2 {
+            let alone = batches.clone().of_shards(Arc::new([shard])).get(step).unwrap();
+            assert_eq!(alone.fields["x"][0], batch.fields["x"][shard]);
+            assert_eq!((alone.size, length(&alone)), (batch.size, length(&batch)));
+        }
+        let full = batches.clone().of_full_size().get(step).unwrap();
+        let tokens = |batch: &HostBatch, field: &str| -> Vec<i32> {
+            let rows = batch.fields[field].iter();
+            let kept = rows.flat_map(|rows| {
+                rows.as_slice::<i32>()
+                    .chunks(rows.dims()[1])
+                    .flat_map(|row| row[..4].to_vec())
+                    .collect::<Vec<_>>()
+            });
+            kept.collect()
+        };
+        assert_eq!(length(&full), 12);
+        for field in ["x", "segments", "mask"] {
+            assert_eq!(tokens(&full, field), tokens(&batch, field), "{field}");
+        }
+        seen.insert(length(&batch));
+    }
+    assert_eq!(seen, BTreeSet::from([4, 7, 12]));
+    let eval: Arc<Classification> = Arc::new(eval);
+    let batches = EvalBatches::new(eval.clone(), 2, 2).unwrap();
+    for (place, batch) in batches.iter().enumerate() {
+        let ids = 2 * place as u64..(2 * place as u64 + 2).min(eval.num_examples());
+        let longest = ids.map(|id| num_tokens(&eval, id)).max();
+        let expected = [4, 7, 12].into_iter().find(|length| *length >= longest.unwrap());
+        assert_eq!(Some(length(&batch.unwrap()) as i32), expected, "batch {place}");
+    }
 }
 
 #[test]

@@ -196,9 +196,9 @@ impl EncoderConfig {
     fn range(key: &str) -> Option<RangeInclusive<i64>> {
         match key {
             "num_layers" => Some(1..=MAX_LAYERS as i64),
-            "width" | "num_heads" | "num_hidden" | "context" | "vocabulary" => {
-                Some(1..=MAX_SIZE as i64)
-            }
+            "width" | "num_heads" | "context" | "vocabulary" => Some(1..=MAX_SIZE as i64),
+            // So that the default has no width at which it is refused.
+            "num_hidden" => Some(1..=4 * MAX_SIZE as i64),
             _ => None,
         }
     }

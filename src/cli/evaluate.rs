@@ -29,10 +29,9 @@ pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
     let (client, mesh) = train::open_devices(&config, say)?;
     // Every replica holds all parameters, whatever the mesh of the training was.
     let mesh = Mesh::new(&[(Axis::Data, mesh.num_replicas())]);
-    let fields = train::fields_of(&splits);
     let spec = EvalSpec {
         model: &*model,
-        fields: &fields,
+        source: &*splits.eval,
         mesh,
         batch_per_replica: args.batch_per_replica.get(),
         precision: config.train.precision.dtypes(),

@@ -39,7 +39,7 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
     train::check_example(&*model, &config, &splits)?;
     let spec = EvalSpec {
         model: &*model,
-        fields: &train::fields_of(&splits),
+        source: &*source,
         mesh,
         batch_per_replica: args.batch_per_replica.get(),
         precision: config.train.precision.dtypes(),
@@ -129,7 +129,14 @@ fn read(
     if rows.is_empty() {
         bail!("{} has no rows", args.input.display());
     }
-    let source = Classification::unlabeled(&rows, &args.input, &encoder, labels, pair.is_some())?;
+    let source = Classification::unlabeled(
+        &rows,
+        &args.input,
+        &encoder,
+        labels,
+        pair.is_some(),
+        &texts.pad_to,
+    )?;
     Ok((rows, Arc::new(source)))
 }
 

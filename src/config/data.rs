@@ -124,6 +124,9 @@ pub struct ClassificationConfig {
     /// Tokens of an example, special ones included. Default 128.
     #[serde(default = "max_length")]
     pub max_length: usize,
+    /// Lengths below `max_length`, ascending, that batches of shorter texts are padded to. Default: none.
+    #[serde(default)]
+    pub pad_to: Vec<usize>,
     /// `true` if longer texts lose their end, instead of being errors. Default false.
     #[serde(default)]
     pub truncate: bool,
@@ -417,6 +420,13 @@ impl DataConfig {
                 let fits = labels.is_empty() || labels.len() > 1 && different.len() == labels.len();
                 let allowed = "an empty list, or two or more different names";
                 errors.check(require(fits, "labels", format!("{labels:?}"), allowed));
+                let ends = [0].iter().chain(&texts.pad_to).chain([&texts.max_length]);
+                let allowed = format!(
+                    "at most {MAX_LENGTHS} whole numbers above 0 in ascending order, below data.max_length = {}",
+                    texts.max_length
+                );
+                let fits = texts.pad_to.len() <= MAX_LENGTHS && ends.is_sorted_by(|a, b| a < b);
+                errors.check(require(fits, "pad_to", format!("{:?}", texts.pad_to), &allowed));
                 check_fraction(texts.eval_fraction(), errors);
             }
             Self::ImageFolder(images) => {
@@ -485,6 +495,8 @@ impl Section for DataConfig {
 const MAX_FEATURES: usize = 1 << 20;
 const MAX_CONTEXT: usize = 1 << 24;
 const MAX_SIDE: usize = 1 << 13;
+/// Each length is a program to compile.
+const MAX_LENGTHS: usize = 16;
 
 /// Neither split may be empty: a run ends with an evaluation.
 fn check_fraction(value: f64, errors: &mut KeyErrors) {

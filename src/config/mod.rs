@@ -250,7 +250,7 @@ impl Config {
             errors.push(KeyError::unknown(name, sections.to_vec()));
         }
         let model = read_section(file, errors);
-        let data = read_section(file, errors);
+        let data: Option<DataConfig> = read_section(file, errors);
         let train: Option<TrainConfig> = read_section(file, errors);
         let optimizer: Option<OptimizerConfig> = read_section(file, errors);
         let schedule = read_section(file, errors);
@@ -274,6 +274,9 @@ impl Config {
         }
         if let (Some(parallel), Some(device)) = (&parallel, &device) {
             check_host_collectives(parallel, device, errors);
+        }
+        if let (Some(train), Some(data)) = (&train, &data) {
+            check_pad_to(train, data, errors);
         }
         // The batch is split over every axis that a configuration has.
         if let (Some(train), Some(mesh)) = (&train, mesh.as_ref().and_then(MeshConfig::fixed)) {
@@ -367,6 +370,21 @@ fn check_batch(train: &TrainConfig, num_batch_shards: usize, errors: &mut KeyErr
         let message = error.to_string();
         let problem = message.strip_prefix(&format!("{key} = ")).unwrap_or(&message);
         errors.push(KeyError::new(key, Problem::Inconsistent(problem.to_owned())));
+    }
+}
+
+/// The batches of a launch have the same dims, and would depend on where launches begin.
+fn check_pad_to(train: &TrainConfig, data: &DataConfig, errors: &mut KeyErrors) {
+    if let DataConfig::Classification(texts) = data
+        && !texts.pad_to.is_empty()
+        && train.steps_per_launch > 1
+        && errors.none_of(&["data.pad_to", "train.steps_per_launch"])
+    {
+        let problem = format!(
+            "batches of several lengths need train.steps_per_launch = 1, but it is {}; set it to 1, or leave out data.pad_to",
+            train.steps_per_launch
+        );
+        errors.push(KeyError::new("data.pad_to", Problem::Inconsistent(problem)));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Batches in host memory, one piece per batch shard.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use hlo::{DType, Literal, Tree};
@@ -15,6 +15,8 @@ pub struct HostBatch {
     pub index: u64,
     /// Number of consecutive batches, one per step of the launch.
     pub num_steps: usize,
+    /// Its size: the place of its fields in [`Source::smaller_fields`], or their number if it has [`Source::fields`].
+    pub size: usize,
     /// The batch shards that the fields hold, ascending: all of them, or those that were asked for.
     pub shards: Arc<[usize]>,
     /// Per field, one literal per shard: `[global_batch / num_batch_shards, ...]`, or for several steps
@@ -29,6 +31,8 @@ pub struct TrainBatches {
     sampler: Sampler,
     num_batch_shards: usize,
     shards: Arc<[usize]>,
+    /// The smallest size of a batch.
+    least_size: usize,
 }
 
 impl TrainBatches {
@@ -48,7 +52,14 @@ impl TrainBatches {
         if sampler.batches_per_epoch() == 0 {
             return Err(Error::BatchExceedsData { batch: global_batch, num_examples });
         }
-        Ok(Self { source, sampler, num_batch_shards, shards: (0..num_batch_shards).collect() })
+        let shards = (0..num_batch_shards).collect();
+        Ok(Self { source, sampler, num_batch_shards, shards, least_size: 0 })
+    }
+
+    /// The same batches, all in the largest size, so that their steps take equally long.
+    #[must_use]
+    pub fn of_full_size(self) -> Self {
+        Self { least_size: self.source.smaller_fields().len(), ..self }
     }
 
     /// The same batches, of which only these shards, in ascending order, are read.
@@ -83,13 +94,16 @@ impl TrainBatches {
                 examples.extend(piece.iter().map(|id| Example { id: *id, epoch: Some(*epoch) }));
             }
         }
+        // Of the whole batch, so that all replicas run the same program.
+        let ids = batches.iter().flat_map(|(ids, _)| ids.iter().copied());
+        let size = size_of(self.source.as_ref(), ids).max(self.least_size);
         let num_shards = self.shards.len();
         let dims = match num_steps {
             1 => vec![examples.len() / num_shards],
             _ => vec![num_steps, examples.len() / num_shards / num_steps],
         };
-        let batch = assemble(self.source.as_ref(), &examples, num_shards, &dims)?;
-        Ok(HostBatch { index, num_steps, shards: self.shards.clone(), fields: batch.fields })
+        let batch = assemble(self.source.as_ref(), &examples, num_shards, &dims, size)?;
+        Ok(HostBatch { index, num_steps, size, shards: self.shards.clone(), fields: batch.fields })
     }
 
     /// The batches `start..end`, for [`super::Prefetch`].
@@ -162,6 +176,8 @@ impl EvalBatches {
         let per_shard = self.global_batch / self.num_batch_shards;
         check_bytes(self.source.as_ref(), (per_shard * self.shards.len()) as u64)?;
         let first = k * self.global_batch as u64;
+        let end = first.saturating_add(self.global_batch as u64).min(num_examples);
+        let size = size_of(self.source.as_ref(), first..end);
         let of_shard = |shard: &usize| {
             let first = first + (shard * per_shard) as u64;
             first..first + per_shard as u64
@@ -170,7 +186,7 @@ impl EvalBatches {
         let example = |place: &u64| Example { id: (*place).min(num_examples - 1), epoch: None };
         let examples: Vec<_> = places.iter().map(example).collect();
         let Assembled { mut fields, is_there } =
-            assemble(self.source.as_ref(), &examples, self.shards.len(), &[per_shard])?;
+            assemble(self.source.as_ref(), &examples, self.shards.len(), &[per_shard], size)?;
         let counts =
             places.into_iter().zip(is_there).map(|(place, there)| there && place < num_examples);
         let weights: Vec<_> = counts.map(|counts| if counts { 1f32 } else { 0.0 }).collect();
@@ -178,7 +194,7 @@ impl EvalBatches {
             .chunks_exact(per_shard)
             .map(|weights| Arc::new(Literal::from_slice(&[per_shard], weights)));
         fields.insert(Self::WEIGHT, weights.collect());
-        Ok(HostBatch { index: k, num_steps: 1, shards: self.shards.clone(), fields })
+        Ok(HostBatch { index: k, num_steps: 1, size, shards: self.shards.clone(), fields })
     }
 
     /// All batches, for [`super::Prefetch`].
@@ -193,6 +209,18 @@ fn check_even(batch: usize, num_batch_shards: usize) -> Result<(), Error> {
         return Err(Error::UnevenBatch { batch, num_batch_shards });
     }
     Ok(())
+}
+
+/// The size in which all examples fit.
+fn size_of(source: &dyn Source, mut examples: impl Iterator<Item = u64>) -> usize {
+    let largest = source.smaller_fields().len();
+    let widen = |size: usize, example| match size.max(source.size_of(example)) {
+        size if size < largest => ControlFlow::Continue(size),
+        _ => ControlFlow::Break(largest),
+    };
+    match examples.try_fold(0, widen) {
+        ControlFlow::Continue(size) | ControlFlow::Break(size) => size,
+    }
 }
 
 /// Upper limit for the bytes of one launch, far above practical sizes. An allocation that exceeds the memory would end the
@@ -223,15 +251,16 @@ struct Assembled {
 }
 
 /// Reads the examples, shard by shard, into one literal `[dims.., field dims..]` per field and shard. The number of examples
-/// is the product of `num_shards` and `dims`.
+/// is the product of `num_shards` and `dims`, and they fit in `size`.
 fn assemble(
     source: &dyn Source,
     examples: &[Example],
     num_shards: usize,
     dims: &[usize],
+    size: usize,
 ) -> Result<Assembled, Error> {
     let per_shard = examples.len() / num_shards;
-    let fields = source.fields();
+    let fields = source.fields_of_size(size);
     let mut literals: Vec<Vec<_>> = (0..num_shards)
         .map(|_| {
             let zeros =

@@ -44,8 +44,24 @@ pub trait Source: Send + Sync {
     /// The fields of every example.
     fn fields(&self) -> &[Field];
 
-    /// Writes one example. `out` has one slice of [`Field::num_bytes`] bytes per field, in order; elements are row-major and
-    /// in the host's byte order. With an `epoch` (training) the example may be augmented, at random but determined by the
+    /// The same fields with smaller dims, ascending, for batches whose examples all fit in them. Empty if all batches have the
+    /// same dims.
+    fn smaller_fields(&self) -> &[Vec<Field>] {
+        &[]
+    }
+
+    /// The place in [`Self::smaller_fields`] of the first that an example fits in; their number if it fits in none.
+    fn size_of(&self, _example: u64) -> usize {
+        self.smaller_fields().len()
+    }
+
+    /// The fields of a batch of a size: of [`Self::smaller_fields`], or [`Self::fields`].
+    fn fields_of_size(&self, size: usize) -> &[Field] {
+        self.smaller_fields().get(size).map_or(self.fields(), |fields| fields)
+    }
+
+    /// Writes one example. `out` has one slice of [`Field::num_bytes`] bytes per field, in order, of a size that the example
+    /// fits in; elements are row-major and in the host's byte order. With an `epoch` (training) the example may be augmented, at random but determined by the
     /// epoch; without one (evaluation) it is not.
     ///
     /// # Errors

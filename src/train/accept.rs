@@ -48,7 +48,7 @@ pub fn check_config(config: &Config, num_examples: Option<usize>) -> Result<(), 
         BatchField { name: name.to_owned(), dtype, dims }
     };
     let fields = match &splits {
-        Some(splits) => fields_of(splits),
+        Some(splits) => fields_of(&*splits.train),
         None => config.model.example().into_iter().map(of_model).collect(),
     };
     let platform = platform_on_host(config).unwrap_or(Platform::Cpu);

@@ -51,19 +51,20 @@ impl Trainer {
     ) -> Result<Option<EvalResult>, Error> {
         let num_batch_shards = run.batch.num_batch_shards();
         let size = run.batch.microbatch() * num_batch_shards;
-        let program = self.programs.eval.get()?;
-        let sender = self.sender(program);
+        let sender = self.sender(self.programs.eval.get()?);
+        let program = |size| self.programs.eval_of_size(size);
         let batches = EvalBatches::new(source.clone(), size, num_batch_shards)?;
         let batches = batches.of_shards(sender.shards().clone());
         let leaves = self.programs.model_leaves.values().filter_map(|path| self.state.get(path));
         let leaves: Vec<_> = leaves.collect();
-        evaluate_with((program, &sender), &leaves, &self.programs.eval_sums, &batches, is_ended)
+        evaluate_with((&program, &sender), &leaves, &self.programs.eval_sums, &batches, is_ended)
     }
 }
 
-/// Means over `batches`, by a program of [`crate::step::trace_eval`] whose leaves these are. `None` if `is_ended` before one of them.
-pub(super) fn evaluate_with(
-    (program, sender): (&Callable, &BatchSender),
+/// Means over `batches`, by programs of [`crate::step::trace_eval`] for each size, whose leaves these are. `None` if `is_ended`
+/// before one of them.
+pub(super) fn evaluate_with<'p>(
+    (program, sender): (&dyn Fn(usize) -> Result<&'p Callable, Error>, &BatchSender),
     leaves: &[&Buffers],
     of: &EvalSums,
     batches: &EvalBatches,
@@ -84,7 +85,7 @@ pub(super) fn evaluate_with(
         }
         let batch = sender.send(batch?)?;
         let leaves = leaves.iter().map(|leaf| Arg::Borrow(leaf));
-        let sums = program.call(leaves, |name| batch.arg(name))?.results.take(SUMS)?;
+        let sums = program(batch.size)?.call(leaves, |name| batch.arg(name))?.results.take(SUMS)?;
         if let Some(before) = before.replace((sums, batch)) {
             add(before)?;
         }

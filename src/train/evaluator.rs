@@ -7,6 +7,7 @@ use models::{Model, Precision};
 
 use super::evaluate::evaluate_with;
 use super::programs::{Callable, UncompiledProgram};
+use super::run::{fields_of, smaller_fields_of};
 use super::trainer::replicated;
 use super::{BatchSender, CompileSettings, Error, EvalResult};
 use crate::config::OnNonfinite;
@@ -16,14 +17,14 @@ use crate::optim;
 use crate::parallel::{Policy, Replicated};
 use crate::pjrt::{Arg, Buffers, Client};
 use crate::state;
-use crate::step::{self, BatchField, EvalSums, SCORES, StepSpec};
+use crate::step::{self, DeclaredStep, EvalSums, SCORES, StepSpec};
 
 /// What is evaluated: a model, and how its examples are batched.
 pub struct EvalSpec<'a> {
     /// The model.
     pub model: &'a dyn Model,
-    /// The fields of a batch.
-    pub fields: &'a [BatchField],
+    /// The examples, or others with the same fields at the same sizes.
+    pub source: &'a dyn Source,
     /// The replicas, each of which holds all parameters.
     pub mesh: Mesh,
     /// Examples of a batch on each replica.
@@ -34,9 +35,11 @@ pub struct EvalSpec<'a> {
     pub compile: CompileSettings,
 }
 
-/// A program and the parameters that it reads, on the devices.
+/// Programs for batches of each size, and the parameters that they read, on the devices.
 pub struct Evaluator {
     program: Callable,
+    /// Those of smaller batches; see [`Source::smaller_fields`].
+    smaller: Vec<Callable>,
     leaves: Vec<Buffers>,
     sender: BatchSender,
     batch: usize,
@@ -55,7 +58,7 @@ impl EvalSpec<'_> {
         client: &Client,
         load: impl FnOnce(&Tree<LeafSpec>) -> Result<Tree<Literal>, Error>,
     ) -> Result<Evaluator, Error> {
-        let program = |step: &step::DeclaredStep<'_>| Ok(Some(step::trace_eval(step)?));
+        let program = |step: &DeclaredStep<'_>| Ok(Some(step::trace_eval(step)?));
         match self.start(client, load, program)? {
             Some(evaluator) => Ok(evaluator),
             None => unreachable!("every model has a loss"),
@@ -80,14 +83,15 @@ impl EvalSpec<'_> {
         &self,
         client: &Client,
         load: impl FnOnce(&Tree<LeafSpec>) -> Result<Tree<Literal>, Error>,
-        trace: impl FnOnce(&step::DeclaredStep<'_>) -> Result<Option<(hlo::Graph, EvalSums)>, Error>,
+        trace: impl Fn(&DeclaredStep<'_>) -> Result<Option<(hlo::Graph, EvalSums)>, Error>,
     ) -> Result<Option<Evaluator>, Error> {
         let policy: Arc<dyn Policy> = Arc::new(Replicated);
         let batch_axes = policy.batch_axes();
         let optimizer = optim::chain(vec![]);
+        let settings = self.compile.clone().for_devices(client, &self.mesh);
         let spec = StepSpec {
             model: self.model,
-            fields: self.fields,
+            fields: &fields_of(self.source),
             mesh: self.mesh,
             microbatch: self.batch_per_replica,
             num_microbatches: 1,
@@ -96,14 +100,22 @@ impl EvalSpec<'_> {
             policy,
             on_nonfinite: OnNonfinite::Stop,
         };
+        let compile = |graph, declared: &DeclaredStep<'_>| {
+            let lowered = Lowering::for_platform(client.platform()).lower(graph, "eval");
+            let none = std::iter::empty::<&str>();
+            let program = UncompiledProgram::new(lowered.program, declared.eval_inputs(), none)?;
+            let executable = settings.compile(client, &program.program)?.0;
+            Ok::<_, Error>(program.compiled(executable))
+        };
+        let mut smaller = vec![];
+        for fields in &smaller_fields_of(self.source) {
+            let declared = StepSpec { fields, ..spec.clone() }.declare()?;
+            let Some((graph, _)) = trace(&declared)? else { return Ok(None) };
+            smaller.push(compile(graph, &declared)?);
+        }
         let declared = spec.declare()?;
         let Some((graph, sums)) = trace(&declared)? else { return Ok(None) };
-        let lowered = Lowering::for_platform(client.platform()).lower(graph, "eval");
-        let none = std::iter::empty::<&str>();
-        let program = UncompiledProgram::new(lowered.program, declared.eval_inputs(), none)?;
-        let settings = self.compile.clone().for_devices(client, &self.mesh);
-        let executable = settings.compile(client, &program.program)?.0;
-        let program = program.compiled(executable);
+        let program = compile(graph, &declared)?;
 
         let specs = declared.model_leaves().map(|_, path| declared.leaves()[path].clone());
         let values = load(&row_specs(&specs))?;
@@ -119,7 +131,7 @@ impl EvalSpec<'_> {
         let sender = BatchSender::new(&program, &self.mesh, batch_axes);
         let num_replicas = self.mesh.num_replicas();
         let batch = self.batch_per_replica * num_replicas;
-        Ok(Some(Evaluator { program, leaves, sender, batch, num_replicas, sums }))
+        Ok(Some(Evaluator { program, smaller, leaves, sender, batch, num_replicas, sums }))
     }
 }
 
@@ -131,8 +143,8 @@ impl Evaluator {
     pub fn evaluate(&self, source: Arc<dyn Source>) -> Result<EvalResult, Error> {
         let batches = self.batches(source)?;
         let leaves: Vec<_> = self.leaves.iter().collect();
-        let with = (&self.program, &self.sender);
-        match evaluate_with(with, &leaves, &self.sums, &batches, || false)? {
+        let program = |size| Ok(self.program_of_size(size));
+        match evaluate_with((&program, &self.sender), &leaves, &self.sums, &batches, || false)? {
             Some(result) => Ok(result),
             None => unreachable!("nothing ends it early"),
         }
@@ -152,7 +164,8 @@ impl Evaluator {
         for batch in self.batches(source)?.iter() {
             let batch = self.sender.send(batch.map_err(Error::from)?).map_err(Error::from)?;
             let leaves = self.leaves.iter().map(Arg::Borrow);
-            let called = self.program.call(leaves, |name| batch.arg(name))?;
+            let program = self.program_of_size(batch.size);
+            let called = program.call(leaves, |name| batch.arg(name))?;
             let scores = { called }.results.take(SCORES).map_err(Error::from)?;
             for replica in 0..self.num_replicas {
                 let scores_bc = scores.read(replica).map_err(Error::from)?;
@@ -167,6 +180,10 @@ impl Evaluator {
             }
         }
         Ok(())
+    }
+
+    fn program_of_size(&self, size: usize) -> &Callable {
+        self.smaller.get(size).unwrap_or(&self.program)
     }
 
     fn batches(&self, source: Arc<dyn Source>) -> Result<EvalBatches, Error> {

@@ -52,7 +52,7 @@ pub use launches::launches;
 pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
 pub use report::{describe_batch, describe_synchronisation, list_collectives, list_sharding};
 pub use resume::Resume;
-pub use run::{Run, eval_compile_settings, fields_of};
+pub use run::{Run, eval_compile_settings};
 pub use run_dir::RunDirError;
 pub use setup::{mesh_on_host, open_devices, platform_on_host};
 pub use stop::Stop;

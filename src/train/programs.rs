@@ -133,6 +133,8 @@ pub struct Programs {
     pub step: Callable,
     /// The same for `steps_per_launch` steps at once, if that is more than one.
     pub steps: Option<Callable>,
+    /// The programs of smaller batches; see [`Run::smaller_fields`].
+    pub smaller: Vec<SmallerPrograms>,
     /// params, model_state, batch, weight -> sums.
     pub eval: Background,
     /// state -> fingerprints, min, max.
@@ -144,8 +146,41 @@ pub struct Programs {
     pub model_leaves: Tree<String>,
     /// The graph of the step that was compiled, for reports.
     pub step_graph: Graph,
-    /// Hexadecimal hashes of everything that the compiled step depends on, and the program of several.
+    /// Hexadecimal hashes of everything that the compiled step depends on, and the programs of several steps and of smaller
+    /// batches.
     pub step_key: String,
+}
+
+/// The programs of batches of a smaller size.
+pub struct SmallerPrograms {
+    /// As [`Programs::step`].
+    step: Background,
+    /// As [`Programs::eval`].
+    eval: Background,
+}
+
+impl Programs {
+    /// The step on a batch of a size; see [`HostBatch::size`](crate::data::HostBatch::size).
+    ///
+    /// # Errors
+    /// If the compiler fails.
+    pub fn step_of_size(&self, size: usize) -> Result<&Callable, Error> {
+        self.smaller.get(size).map_or(Ok(&self.step), |smaller| smaller.step.get())
+    }
+
+    /// The evaluation of a batch of a size.
+    ///
+    /// # Errors
+    /// If the compiler fails.
+    pub fn eval_of_size(&self, size: usize) -> Result<&Callable, Error> {
+        self.smaller.get(size).map_or(&self.eval, |smaller| &smaller.eval).get()
+    }
+
+    /// The programs that the first step does not need.
+    pub fn later(&self) -> impl Iterator<Item = &Background> {
+        let smaller = self.smaller.iter().flat_map(|smaller| [&smaller.step, &smaller.eval]);
+        smaller.chain([&self.eval, &self.proof])
+    }
 }
 
 /// The graphs of a run's programs.
@@ -182,6 +217,8 @@ pub struct LoweredPrograms {
     init: UncompiledProgram,
     step: UncompiledProgram,
     steps: Option<UncompiledProgram>,
+    /// Step and evaluation of smaller batches.
+    smaller: Vec<[UncompiledProgram; 2]>,
     eval: UncompiledProgram,
     proof: UncompiledProgram,
     eval_sums: EvalSums,
@@ -238,12 +275,24 @@ impl LoweredPrograms {
                 Some(UncompiledProgram::new(steps.program, leaves.paths(), leaves.paths())?)
             }
         };
-        let eval_leaves = declared.eval_inputs();
+        let eval_program = |declared: &DeclaredStep<'_>, eval| {
+            UncompiledProgram::new(lower(eval, "eval").program, declared.eval_inputs(), none())
+        };
+        let smaller = run.smaller_specs(model).map(|spec| {
+            let declared = spans.time("trace the model", || spec.declare())?;
+            let step = spans.time("trace the step", || step::trace_step(&declared))?;
+            let (eval, _) = spans.time("trace eval", || step::trace_eval(&declared))?;
+            let step = lower(step, "step").program;
+            let step = UncompiledProgram::new(step, leaves.paths(), leaves.paths())?;
+            Ok([step, eval_program(&declared, eval)?])
+        });
+        let smaller = smaller.collect::<Result<_, Error>>()?;
         Ok(Self {
             init: UncompiledProgram::new(lower(init, "init").program, none(), leaves.paths())?,
             step: UncompiledProgram::new(step, leaves.paths(), leaves.paths())?,
             steps,
-            eval: UncompiledProgram::new(lower(eval, "eval").program, eval_leaves, none())?,
+            smaller,
+            eval: eval_program(&declared, eval)?,
             proof: UncompiledProgram::new(lower(proof, "proof").program, leaves.paths(), none())?,
             eval_sums,
             leaves: leaves.clone(),
@@ -276,14 +325,20 @@ impl LoweredPrograms {
             let step = compile(&self.step, "the step");
             (joined(init), step, steps.map(joined))
         });
-        let compiled = std::iter::once(&self.step).chain(&self.steps);
+        let smaller = self.smaller.iter().map(|[step, _]| step);
+        let compiled = std::iter::once(&self.step).chain(&self.steps).chain(smaller);
         let keys = compiled.map(|step| program_key(client, &step.program, &settings.options));
+        let smaller_programs = |[step, eval]: [UncompiledProgram; 2]| SmallerPrograms {
+            step: Background::new(client, step, settings),
+            eval: Background::new(client, eval, settings),
+        };
         let step_key = keys.collect::<Result<Vec<_>, _>>()?.join(" ");
         Ok(Programs {
             step_key,
             init: init?,
             step: step?,
             steps: steps.transpose()?,
+            smaller: self.smaller.into_iter().map(smaller_programs).collect(),
             eval: Background::new(client, self.eval, settings),
             proof: Background::new(client, self.proof, settings),
             eval_sums: self.eval_sums,

@@ -9,11 +9,32 @@ use crate::config::ParallelConfig;
 use crate::parallel::{ShardingReport, Total};
 use crate::step::{OPT_STATE, PARAMS};
 
-/// The sizes that make up the global batch, and the length of the run.
+/// The sizes that make up the global batch, the length of the run, and the sizes that examples are padded to.
 pub fn describe_batch(run: &Run) -> String {
     let (length, batch) = (&run.length, &run.batch);
     let epoch = length.steps_per_epoch().map(|steps| format!(" {steps} steps per epoch,"));
-    format!("batch: {batch};{} {} in total", epoch.unwrap_or_default(), length.total_steps())
+    let padding = describe_padding(run).map_or_else(String::new, |padding| format!("\n{padding}"));
+    format!(
+        "batch: {batch};{} {} in total{padding}",
+        epoch.unwrap_or_default(),
+        length.total_steps()
+    )
+}
+
+/// The sizes that batches have, if there are several.
+fn describe_padding(run: &Run) -> Option<String> {
+    let sizes = run.smaller_fields.iter().chain([&run.fields]);
+    let inputs = sizes.map(|fields| fields.first().map_or(&[][..], |input| &input.dims[..]));
+    let dims: Vec<_> = inputs.map(|dims| format!("{dims:?}")).collect();
+    let [smaller @ .., largest] = &dims[..] else { return None };
+    (!smaller.is_empty()).then(|| {
+        format!(
+            "padding: examples are {} or {largest}, the smallest that holds all of a batch; {} programs each of the step \
+             and of the evaluation",
+            smaller.join(", "),
+            dims.len()
+        )
+    })
 }
 
 /// The sizes of the state, what is sharded, and the cost of synchronization: bytes per step, collectives and replica

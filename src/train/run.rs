@@ -9,7 +9,7 @@ use models::{Model, Precision};
 
 use super::{CompileSettings, Error};
 use crate::config::{AutoOr, BatchSplit, Config, OnNonfinite, OptionValue, RunLength};
-use crate::data::{Field, Splits};
+use crate::data::{Field, Source, Splits};
 use crate::lowering::Lowering;
 use crate::optim::{self, Transformation, schedule::Schedule};
 use crate::parallel::{Policy, Replicated, Zero, ZeroStage};
@@ -32,6 +32,8 @@ pub struct Run {
     pub optimizer: Box<dyn Transformation>,
     /// The fields of a batch.
     pub fields: Vec<BatchField>,
+    /// The same with smaller dims, ascending; see [`Source::smaller_fields`].
+    pub smaller_fields: Vec<Vec<BatchField>>,
     /// Element types of parameters and computation.
     pub precision: Precision,
     /// What to do when a value is not finite.
@@ -60,13 +62,14 @@ impl Run {
         platform: Platform,
     ) -> Result<Self, Error> {
         let num_examples = usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX);
-        let run = Self::resolve(config, fields_of(splits), Some(num_examples), mesh, platform)?;
+        let run =
+            Self::resolve(config, fields_of(&*splits.train), Some(num_examples), mesh, platform)?;
         let compile = CompileSettings { cache_dir: cache_dir(config)?, ..run.compile };
-        Ok(Self { compile, ..run })
+        Ok(Self { smaller_fields: smaller_fields_of(&*splits.train), compile, ..run })
     }
 
-    /// [`Self::new`] for data that need not be there: the fields of a batch, and the number of training examples if it is
-    /// known. Nothing is cached.
+    /// [`Self::new`] for data that need not be there: the fields of a batch, which is of full size, and the number of training
+    /// examples if it is known. Nothing is cached.
     pub(super) fn resolve(
         config: &Config,
         fields: Vec<BatchField>,
@@ -100,6 +103,7 @@ impl Run {
             policy,
             optimizer: optim::from_config(&config.optimizer),
             fields,
+            smaller_fields: vec![],
             precision: config.train.precision.dtypes(),
             on_nonfinite: config.train.on_nonfinite,
             steps_per_launch: config.train.steps_per_launch,
@@ -121,9 +125,21 @@ impl Run {
 
     /// The specification of the step for a model.
     pub fn spec<'a>(&'a self, model: &'a dyn Model) -> StepSpec<'a> {
+        self.spec_of(model, &self.fields)
+    }
+
+    /// Those of the steps on smaller batches; see [`Self::smaller_fields`].
+    pub(super) fn smaller_specs<'a>(
+        &'a self,
+        model: &'a dyn Model,
+    ) -> impl Iterator<Item = StepSpec<'a>> {
+        self.smaller_fields.iter().map(move |fields| self.spec_of(model, fields))
+    }
+
+    fn spec_of<'a>(&'a self, model: &'a dyn Model, fields: &'a [BatchField]) -> StepSpec<'a> {
         StepSpec {
             model,
-            fields: &self.fields,
+            fields,
             mesh: self.mesh,
             microbatch: self.batch.microbatch(),
             num_microbatches: self.batch.num_microbatches(),
@@ -145,14 +161,23 @@ pub fn eval_compile_settings(config: &Config) -> Result<CompileSettings, Error> 
     Ok(CompileSettings { options, cache_dir: cache_dir(config)? })
 }
 
-/// The fields of a batch of training examples.
-pub fn fields_of(splits: &Splits) -> Vec<BatchField> {
+/// The fields of a batch of examples.
+pub(super) fn fields_of(source: &dyn Source) -> Vec<BatchField> {
+    batch_fields(source.fields())
+}
+
+/// The fields of smaller batches.
+pub(super) fn smaller_fields_of(source: &dyn Source) -> Vec<Vec<BatchField>> {
+    source.smaller_fields().iter().map(|fields| batch_fields(fields)).collect()
+}
+
+fn batch_fields(fields: &[Field]) -> Vec<BatchField> {
     let field = |field: &Field| BatchField {
         name: field.name.to_owned(),
         dtype: field.dtype,
         dims: field.dims.clone(),
     };
-    splits.train.fields().iter().map(field).collect()
+    fields.iter().map(field).collect()
 }
 
 /// The options that the configuration passes to the compiler.

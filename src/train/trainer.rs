@@ -9,7 +9,9 @@ use models::Model;
 
 use super::evaluate::metric_names;
 use super::gather::Gathers;
-use super::programs::{Callable, CompileSettings, LoweredPrograms, NamedLaunch, Programs};
+use super::programs::{
+    Background, Callable, CompileSettings, LoweredPrograms, NamedLaunch, Programs,
+};
 use super::{Error, Run};
 use crate::checkpoint::Checkpoint;
 use crate::data::HostBatch;
@@ -28,6 +30,8 @@ pub struct DeviceBatch {
     pub index: u64,
     /// Number of batches.
     pub num_steps: usize,
+    /// Its [`HostBatch::size`].
+    pub size: usize,
     fields: Tree<Buffers>,
 }
 
@@ -202,9 +206,7 @@ impl Trainer {
     /// # Errors
     /// If the compiler fails.
     pub fn finish_compiling(&self) -> Result<(), Error> {
-        self.programs.eval.get()?;
-        self.programs.proof.get()?;
-        Ok(())
+        self.programs.later().try_for_each(|program| program.get().map(drop))
     }
 
     /// Number of elements in the model's parameters.
@@ -260,7 +262,7 @@ impl Trainer {
         &self.programs.step_graph
     }
 
-    /// The program of one step.
+    /// The program of one step, on a batch of full size.
     pub fn step_program(&self) -> &Callable {
         &self.programs.step
     }
@@ -290,7 +292,7 @@ impl Trainer {
     pub fn launch(&mut self, batch: DeviceBatch, rates: Vec<f64>) -> Result<PendingSteps, Error> {
         let program = match &self.programs.steps {
             Some(steps) if rates.len() > 1 => steps,
-            _ => &self.programs.step,
+            _ => self.programs.step_of_size(batch.size)?,
         };
         let rounded: Vec<_> = rates.iter().map(|rate| *rate as f32).collect();
         let rate = match rounded[..] {
@@ -321,8 +323,7 @@ impl Trainer {
         // The copy is not requested earlier, because XLA's CPU backend would block there until the step ends.
         let metrics = metrics.first_to_host()?.wait()?.to_f64();
         // Only after the first step: while it runs, compiling would take its processors.
-        self.programs.eval.start();
-        self.programs.proof.start();
+        self.programs.later().for_each(Background::start);
         let steps = rates.into_iter().zip(metrics.chunks(METRICS.len())).enumerate();
         let result = |(i, (lr, metrics)): (usize, (f64, &[f64]))| {
             let [loss, grad_norm, _weight, num_skipped, nonfinite_leaf] = *metrics else {
@@ -401,7 +402,7 @@ impl BatchSender {
     /// # Errors
     /// If a transfer cannot be started.
     pub fn send(&self, batch: HostBatch) -> Result<DeviceBatch, crate::pjrt::Error> {
-        let HostBatch { index, num_steps, shards, fields } = batch;
+        let HostBatch { index, num_steps, size, shards, fields } = batch;
         // A batch may have more shards than are needed here.
         let held: Vec<_> = match shards == self.shards {
             true => (0..shards.len()).collect(),
@@ -417,7 +418,7 @@ impl BatchSender {
             Ok::<_, crate::pjrt::Error>((input.clone(), buffers))
         };
         let fields = self.inputs.iter().map(upload).collect::<Result<_, _>>()?;
-        Ok(DeviceBatch { index, num_steps, fields })
+        Ok(DeviceBatch { index, num_steps, size, fields })
     }
 }
 

@@ -157,6 +157,57 @@ fn a_run_that_no_longer_improves_ends_early() {
     assert_eq!(super::summary(&run)["steps"], steps);
 }
 
+/// Padding to several lengths changes no loss beyond rounding, and a continued run has the same bits.
+#[test]
+fn batches_of_several_lengths_train_as_padded_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets = [
+        "train.epochs=2",
+        "train.precision=f64",
+        "mesh.data=2",
+        "model.dropout=0",
+        "model.attention_dropout=0",
+        "model.classifier_dropout=0",
+    ];
+    let mut losses = vec![];
+    for (name, pad_to) in [("one", "data.pad_to=[]"), ("several", "data.pad_to=[14, 16, 18]")] {
+        let run = dir.path().join(name);
+        let outcome = train(&run, &[&sets[..], &[pad_to]].concat()).succeeded();
+        let says = "padding: examples are [14], [16], [18] or [32], the smallest that holds all of a batch; 4 programs";
+        assert_eq!(outcome.stderr.contains(says), name == "several", "{}", outcome.stderr);
+        let of_line = |line: &Value| {
+            let losses = ["loss", "eval_loss"].map(|key| line[key].as_f64());
+            losses.into_iter().flatten().collect::<Vec<_>>()
+        };
+        losses.push(metrics(&run).iter().flat_map(of_line).collect::<Vec<_>>());
+    }
+    assert_eq!(losses[0].len(), losses[1].len());
+    for (step, (padded, several)) in losses[0].iter().zip(&losses[1]).enumerate() {
+        assert!((padded / several - 1.0).abs() < 1e-9, "{step}: {padded} {several}");
+    }
+    assert_ne!(losses[0], losses[1], "the same bits: nothing shows that programs differed");
+
+    let pad_to = "data.pad_to=[14, 16, 18]";
+    let fingerprint = |run: &Path| summary(run)["params_fingerprint"].clone();
+    let (whole, halves) = (dir.path().join("several"), dir.path().join("halves"));
+    let checkpoints = "checkpoint.every_steps=39";
+    train(&halves, &[&sets[..], &[pad_to, checkpoints]].concat()).succeeded();
+    assert!(fingerprint(&whole).is_string() && fingerprint(&whole) == fingerprint(&halves));
+    let from = halves.join("checkpoints/step_00000039");
+    let resumed = dir.path().join("resumed");
+    let mut args =
+        vec!["train".to_owned(), example(), "--out".to_owned(), text(&resumed).to_owned()];
+    let all = [&sets[..], &[pad_to]].concat();
+    args.extend(all.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]));
+    args.extend(["--resume".to_owned(), text(&from).to_owned()]);
+    lockstep(&args).succeeded();
+    assert_eq!(fingerprint(&resumed), fingerprint(&whole));
+    let predicted = |more: &[&str]| predict(&whole, more);
+    for (line, padded) in predicted(&[]).iter().zip(predicted(&["--set", "data.pad_to=[]"])) {
+        assert_eq!((&line["text"], &line["label"]), (&padded["text"], &padded["label"]));
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused_with_what_to_change() {
     let dir = tempfile::tempdir().unwrap();
@@ -173,6 +224,8 @@ fn what_does_not_fit_is_refused_with_what_to_change() {
         ("model.context=16", "at most 16, which is model.context"),
         ("data.max_length=8", "data.truncate"),
         ("data.label=mood", "mood"),
+        ("data.pad_to=[16, 16]", "ascending order, below data.max_length = 32"),
+        ("data.pad_to=[32]", "ascending order, below data.max_length = 32"),
         (
             "model.head=masked_lm",
             "takes a label of each token, but the data have one of each example",

@@ -167,6 +167,7 @@ fn fine_tune(
         let batch = HostBatch {
             index: step as u64,
             num_steps: 1,
+            size: 0,
             shards: (0..num_shards).collect(),
             fields: fields.iter().map(pieces).collect(),
         };

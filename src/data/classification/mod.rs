@@ -18,7 +18,7 @@ pub use encoder::{EncodedText, TextEncoder};
 use labels::Labels;
 pub use table::{TextRow, read_text_rows};
 
-/// One part of a data set of labeled texts, with `T` of `data.max_length`. Field `x` is i32 `[T]`, the ids of tokens;
+/// One part of a data set of labeled texts, with `T` of `data.pad_to` or `data.max_length`. Field `x` is i32 `[T]`, the ids of tokens;
 /// `segments` i32 `[T]`, 0 for the first text and 1 for the second; `mask` i32 `[T]`, 1 for a token and 0 for padding;
 /// `y` i32 `[]`, the class.
 ///
@@ -28,7 +28,10 @@ pub struct Classification {
     /// The rows of the file that belong to this part, in order.
     rows: Vec<usize>,
     labels: Arc<Labels>,
-    fields: [Field; 4],
+    fields: Vec<Field>,
+    smaller_fields: Vec<Vec<Field>>,
+    /// `T` of each of them.
+    lengths: Vec<usize>,
     vocab_size: usize,
     pad_id: i32,
 }
@@ -64,6 +67,8 @@ impl Classification {
             rows,
             labels: labels.clone(),
             fields: fields(config.max_length),
+            smaller_fields: config.pad_to.iter().copied().map(fields).collect(),
+            lengths: config.pad_to.clone(),
             vocab_size: encoder.vocab_size(),
             pad_id: encoder.pad_id(),
         };
@@ -90,8 +95,8 @@ impl Classification {
         Ok((part(&train, kept), part(&train, held_out)))
     }
 
-    /// Texts to predict the labels of: rows of a text and, if `has_pairs`, of a second one. All have class 0, and are padded
-    /// to the longest.
+    /// Texts to predict the labels of: rows of a text and, if `has_pairs`, of a second one. All have class 0. Batches are padded
+    /// to those of the lengths `pad_to`, ascending, that are below the longest text, or to its length.
     ///
     /// # Errors
     /// A text without a token, or with too many. `path` names the file.
@@ -101,14 +106,18 @@ impl Classification {
         encoder: &TextEncoder,
         labels: &[String],
         has_pairs: bool,
+        pad_to: &[usize],
     ) -> Result<Self, Error> {
         let encoded = encoded(rows, path, encoder, has_pairs)?;
         let longest = encoded.iter().map(|text| text.ids.len()).max().unwrap_or(1);
+        let lengths: Vec<_> = pad_to.iter().copied().filter(|length| *length < longest).collect();
         Ok(Self {
             texts: Arc::new(Texts { classes: vec![0; rows.len()], encoded }),
             rows: (0..rows.len()).collect(),
             labels: Arc::new(Labels::of(labels.to_vec())),
             fields: fields(longest),
+            smaller_fields: lengths.iter().copied().map(fields).collect(),
+            lengths,
             vocab_size: encoder.vocab_size(),
             pad_id: encoder.pad_id(),
         })
@@ -134,6 +143,16 @@ impl Source for Classification {
 
     fn fields(&self) -> &[Field] {
         &self.fields
+    }
+
+    fn smaller_fields(&self) -> &[Vec<Field>] {
+        &self.smaller_fields
+    }
+
+    fn size_of(&self, example: u64) -> usize {
+        let row = usize::try_from(example).ok().and_then(|example| self.rows.get(example));
+        let num_tokens = row.map_or(0, |row| self.texts.encoded[*row].ids.len());
+        self.lengths.partition_point(|length| *length < num_tokens)
     }
 
     fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
@@ -209,10 +228,10 @@ fn write(out: &mut [u8], values: impl Iterator<Item = i32>) {
     }
 }
 
-fn fields(max_length: usize) -> [Field; 4] {
+fn fields(length: usize) -> Vec<Field> {
     let field = |name, dims| Field { name, dtype: DType::I32, dims };
-    let row = vec![max_length];
-    [
+    let row = vec![length];
+    vec![
         field("x", row.clone()),
         field("segments", row.clone()),
         field("mask", row),

@@ -54,7 +54,7 @@ pub fn serve_ops(
     let (global_batch, num_batch_shards) = (run.batch.global_batch(), run.batch.num_batch_shards());
     let train = job.splits.train.clone();
     let batches = TrainBatches::new(train, seed, global_batch, num_batch_shards);
-    let batches = batches.map_err(Error::from)?;
+    let batches = batches.map_err(Error::from)?.of_full_size();
     for index in 0..WARMUP + num_steps {
         let batch = sender.send(batches.get(index as u64).map_err(Error::from)?)?;
         let marked = index >= WARMUP;
