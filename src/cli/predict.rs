@@ -1,6 +1,5 @@
 //! `lockstep predict`: the labels of texts.
 
-use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -122,9 +121,6 @@ fn read(
     let text = args.text.as_ref().unwrap_or(&texts.text);
     let pair = args.text_pair.as_ref().or(texts.text_pair.as_ref());
     let columns: Vec<_> = [Some(text), pair].into_iter().flatten().map(String::as_str).collect();
-    if !fs::exists(&args.input).unwrap_or(false) {
-        bail!("{}: No such file", args.input.display());
-    }
     let rows = read_text_rows(&args.input, "INPUT", &columns)?;
     if rows.is_empty() {
         bail!("{} has no rows", args.input.display());

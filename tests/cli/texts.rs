@@ -194,7 +194,7 @@ fn what_does_not_fit_is_refused_with_what_to_change() {
     for (args, expected) in [
         (vec!["predict", text(&out), "a.tsv"], "predict needs a model of texts"),
         (vec!["predict", "/nowhere", "a.tsv"], "/nowhere"),
-        (vec!["evaluate", "/nowhere"], "/nowhere"),
+        (vec!["evaluate", "/nowhere"], "/nowhere: No such file"),
     ] {
         let outcome = lockstep(&args);
         assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
