@@ -10,7 +10,7 @@ use flate2::read::GzDecoder;
 use lockstep::config::ClassificationConfig;
 use lockstep::data::{
     Classification, EncodedText, EvalBatches, HostBatch, Sampler, Source, TextEncoder,
-    TrainBatches, read_text_rows,
+    TrainBatches, class_names, read_text_rows,
 };
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
@@ -213,6 +213,9 @@ fn all_formats_give_the_same_pairs() {
         let (train, eval) = Classification::load(&config).unwrap();
         assert_eq!((train.num_examples(), eval.num_examples()), (2, 2), "{name}");
         assert_eq!(train.labels(), ["no", "yes"], "{name}");
+        // They need no tokenizer, and no file but this one.
+        let without = ClassificationConfig { tokenizer: None, eval_path: None, ..config.clone() };
+        assert_eq!(class_names(&without).unwrap(), ["no", "yes"], "{name}");
         let [x, segments, _, y] = example(&eval, 0);
         let len = tokens.ids.len();
         assert_eq!((&x[..len], &segments[..len]), (&tokens.ids[..], &tokens.segments[..]));
@@ -316,6 +319,12 @@ fn bad_tokenizers_are_errors() {
     let error = TextEncoder::open(&reference("vocab.txt"), "data.tokenizer", 3, true).err();
     let error = error.unwrap().to_string();
     assert!(error.contains("data.max_length is 3") && error.contains("more than 3"), "{error}");
+    // Special tokens with ids of their own.
+    let foreign = String::from_utf8(whole).unwrap().replace(r#"["[CLS]",2]"#, r#"["[CLS]",1500]"#);
+    let foreign = file("foreign.json", foreign.as_bytes());
+    let encoder = TextEncoder::open(&foreign, "data.tokenizer", 12, false).unwrap();
+    let error = encoder.encode("ba", None).unwrap_err();
+    assert!(error.contains("id 1500, but its ids are below 1500"), "{error}");
     let encoder = TextEncoder::open(&reference("gpt2.json"), "data.tokenizer", 3, true).unwrap();
     assert!(encoder.encode("", None).unwrap_err().contains("no token"));
     assert_eq!(encoder.vocab_size(), 900);

@@ -89,9 +89,9 @@ pub fn stack_with<'g>(
 /// Stands for a block's index in the paths of stacked parameters.
 const ANY_BLOCK: char = '*';
 
-/// A block as a function of tensors: x; what is given to all blocks; if it draws random numbers, the two words of a key and the index of the
-/// first example; the block's index; parameters and running means in order of declaration. It returns y and its
-/// observations of running means.
+/// A block as a function of tensors: x; what is given to all blocks; if it draws random numbers, the two words of a key and
+/// the index of the first example; the block's index; parameters and running means in order of declaration. It returns y
+/// and its observations of running means.
 struct Block<F> {
     block: F,
     precision: Precision,

@@ -1,7 +1,5 @@
 //! `lockstep predict`: the labels of texts.
 
-use std::fs;
-use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -62,19 +60,17 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
                 .with_context(|| format!("cannot write {}", path.display()))?;
         }
     }
-    io::stdout().flush()?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The configuration of a run, and the labels of its data.
+/// The configuration of a run, and the labels of its data; none if these are not texts.
 fn of_run(mut config: Config, truncate: bool) -> Result<(Config, Vec<String>)> {
-    if let DataConfig::Classification(texts) = &mut config.data {
-        texts.truncate |= truncate;
-    }
-    let labels = match &config.data {
-        DataConfig::Classification(texts) if !texts.labels.is_empty() => texts.labels.clone(),
-        // They follow from the training file.
-        _ => data::open(&config.data, config.train.seed)?.train.labels().to_vec(),
+    let labels = match &mut config.data {
+        DataConfig::Classification(texts) => {
+            texts.truncate |= truncate;
+            data::class_names(texts)?
+        }
+        _ => vec![],
     };
     Ok((config, labels))
 }
@@ -82,8 +78,11 @@ fn of_run(mut config: Config, truncate: bool) -> Result<(Config, Vec<String>)> {
 /// The configuration that a folder of Hugging Face's stands for, and the labels that its `config.json` has.
 fn of_folder(args: &PredictArgs) -> Result<(Config, Vec<String>)> {
     let folder = std::path::absolute(&args.model)?;
+    let Some(from) = folder.to_str().map(toml::Value::from) else {
+        bail!("{} is not UTF-8; rename it", folder.display());
+    };
     let text = format!(
-        "model = {{ from = {folder:?} }}\ndata = {{ source = \"classification\", path = \"unused\", max_length = 512 }}\n\
+        "model = {{ from = {from} }}\ndata = {{ source = \"classification\", path = \"unused\", max_length = 512 }}\n\
          train = {{ global_batch = 1, steps = 1 }}\noptimizer = {{ name = \"sgd\" }}\n\
          schedule = {{ name = \"constant\", peak = 1.0 }}"
     );
@@ -122,9 +121,6 @@ fn read(
     let text = args.text.as_ref().unwrap_or(&texts.text);
     let pair = args.text_pair.as_ref().or(texts.text_pair.as_ref());
     let columns: Vec<_> = [Some(text), pair].into_iter().flatten().map(String::as_str).collect();
-    if !fs::exists(&args.input).unwrap_or(false) {
-        bail!("{}: No such file", args.input.display());
-    }
     let rows = read_text_rows(&args.input, "INPUT", &columns)?;
     if rows.is_empty() {
         bail!("{} has no rows", args.input.display());

@@ -30,7 +30,9 @@ use crate::config;
 
 pub use batch::{EvalBatches, HostBatch, TrainBatches};
 pub use cifar10::Cifar10;
-pub use classification::{Classification, EncodedText, TextEncoder, TextRow, read_text_rows};
+pub use classification::{
+    Classification, EncodedText, TextEncoder, TextRow, class_names, read_text_rows,
+};
 pub use digits::Digits;
 pub use error::Error;
 pub use idx::Idx;

@@ -1,17 +1,21 @@
 //! Files that are replaced atomically: complete or not there.
 
 use std::ffi::OsString;
-use std::fs::Permissions;
+use std::fs::{self, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// Creates or replaces a file. It is written under another name in the same directory, synced to disk and renamed, so
-/// that a reader gets all of the old contents or all of the new.
+/// that a reader gets all of the old contents or all of the new. A pipe or a device, such as `/dev/null`, is written to
+/// instead: a file in its place would break what else uses it.
 ///
 /// # Errors
 /// If the file cannot be written, or `path` is a directory.
 pub fn replace_file(path: &Path, contents: &[u8]) -> io::Result<()> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        return fs::write(path, contents);
+    }
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // The mode of any new file; the process's umask applies to it.
     let permissions = Permissions::from_mode(0o666);
@@ -33,4 +37,18 @@ pub fn unfinished_prefix(path: &Path) -> OsString {
     prefix.push(path.file_name().unwrap_or_default());
     prefix.push(".");
     prefix
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_written_to_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        replace_file(&link, b"a").unwrap();
+        assert!(link.is_symlink());
+    }
 }

@@ -136,12 +136,13 @@ impl Recipe<'_> {
         self.run.steps_per_epoch().map(|steps| self.total_steps() as f64 / steps.max(1) as f64)
     }
 
-    /// Tokens of an example; 1 for models of images.
+    /// Tokens of an example, padding included; 1 for models of images.
     fn tokens_per_example(&self) -> f64 {
         let context = match &self.config.data {
             DataConfig::Text(text) => text.context,
             DataConfig::Tokens(tokens) => tokens.context,
             DataConfig::SyntheticTokens(tokens) => tokens.context,
+            DataConfig::Classification(texts) => texts.max_length,
             _ => 1,
         };
         context as f64

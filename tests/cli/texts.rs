@@ -37,7 +37,8 @@ fn labels() -> Vec<String> {
 #[test]
 fn what_was_trained_evaluates_predicts_and_is_exported() {
     let dir = tempfile::tempdir().unwrap();
-    let (run, folder) = (dir.path().join("run"), dir.path().join("folder"));
+    // An accent of its own, as some file systems have it.
+    let (run, folder) = (dir.path().join("run"), dir.path().join("re\u{301}sume\u{301}"));
     let sets = ["train.epochs=4", "mesh.data=1", "mesh.fsdp=2", "parallel.zero=3"];
     train(&run, &sets).succeeded();
     let summary = summary(&run);
@@ -97,7 +98,7 @@ fn what_was_trained_evaluates_predicts_and_is_exported() {
 
     // A run from the folder starts where this one ended.
     let from = file(dir.path(), "from.toml", format!(
-        "model = {{ from = \"folder\" }}\n[data]\nsource = \"classification\"\npath = {:?}\neval_path = {:?}\n\
+        "model = {{ from = \"re\u{301}sume\u{301}\" }}\n[data]\nsource = \"classification\"\npath = {:?}\neval_path = {:?}\n\
          max_length = 32\n[train]\nglobal_batch = 32\nsteps = 1\n[optimizer]\nname = \"sgd\"\n\
          [schedule]\nname = \"constant\"\npeak = 1e-12\n[mesh]\ndata = 1\n",
         PathBuf::from(EXAMPLES).join("sentiment/train.tsv"), PathBuf::from(dev()),
@@ -246,7 +247,7 @@ fn what_does_not_fit_is_refused_with_what_to_change() {
     for (args, expected) in [
         (vec!["predict", text(&out), "a.tsv"], "predict needs a model of texts"),
         (vec!["predict", "/nowhere", "a.tsv"], "/nowhere"),
-        (vec!["evaluate", "/nowhere"], "/nowhere"),
+        (vec!["evaluate", "/nowhere"], "/nowhere: No such file"),
     ] {
         let outcome = lockstep(&args);
         assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);

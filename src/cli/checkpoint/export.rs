@@ -67,12 +67,8 @@ fn beside(saved: &SavedModel) -> Result<Beside> {
     let Some((text, path)) = saved.config()? else { return Ok(Beside::default()) };
     let config = Config::parse(&text, &path, &[])?;
     let DataConfig::Classification(texts) = &config.data else { return Ok(Beside::default()) };
-    let labels = match texts.labels.is_empty() {
-        false => texts.labels.clone(),
-        // They follow from the training file. Without it the classes have no names.
-        true => data::open(&config.data, config.train.seed)
-            .map_or(vec![], |splits| splits.train.labels().to_vec()),
-    };
+    // They may follow from the training file. Without it the classes have no names.
+    let labels = data::class_names(texts).unwrap_or_default();
     let tokenizer = texts.tokenizer.clone().filter(|path| path.exists());
     Ok(Beside { labels, tokenizer })
 }

@@ -60,7 +60,8 @@ impl TextEncoder {
     /// without it they are errors. `key` names the path in messages.
     ///
     /// # Errors
-    /// A file that is missing, damaged or of another kind; or a `max_length` that the special tokens alone fill.
+    /// A file that is missing, damaged or of another kind, padding that is not in the vocabulary, or a `max_length` that
+    /// the special tokens alone fill.
     pub fn open(
         path: &Path,
         key: &'static str,
@@ -83,7 +84,11 @@ impl TextEncoder {
         }
         let padding = tokenizer.get_padding().map(|padding| padding.pad_id);
         let named = || [PADDING, "<pad>"].iter().find_map(|name| tokenizer.token_to_id(name));
-        let pad_id = padding.or_else(named).unwrap_or_default() as i32;
+        let pad_id = padding.or_else(named).unwrap_or_default();
+        if pad_id as usize >= vocab_size {
+            let reason = format!("padding has the id {pad_id}, but ids are below {vocab_size}");
+            return Err(problem(reason));
+        }
         let added = tokenizer.get_post_processor().map_or(0, |post| post.added_tokens(true));
         if max_length <= added {
             return Err(Error::TooFewPositions { max_length, added });
@@ -93,13 +98,14 @@ impl TextEncoder {
             .with_padding(None)
             .with_truncation(truncate.then_some(truncation))
             .map_err(|error| problem(error.to_string()))?;
-        Ok(Self { tokenizer, max_length, truncate, vocab_size, pad_id })
+        Ok(Self { tokenizer, max_length, truncate, vocab_size, pad_id: pad_id as i32 })
     }
 
     /// Tokenizes a text, or two.
     ///
     /// # Errors
-    /// What is wrong with the text: it has no token, or more than `max_length` and is not to be truncated.
+    /// What is wrong with the text: it has no token, or more than `max_length` and is not to be truncated. Also a token or
+    /// a segment that the tokenizer should not have.
     pub fn encode(&self, text: &str, pair: Option<&str>) -> Result<EncodedText, String> {
         let encoding = match pair {
             Some(pair) => self.tokenizer.encode_fast((text, pair), true),
@@ -116,11 +122,21 @@ impl TextEncoder {
                  to use its beginning, or raise data.max_length"
             ));
         }
+        let (ids, segments) = (encoding.get_ids(), encoding.get_type_ids());
+        // A post-processor has its own ids of special tokens; the program would read another row of the embedding.
+        if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab_size) {
+            let size = self.vocab_size;
+            return Err(format!(
+                "the tokenizer gives it a token with the id {id}, but its ids are below {size}; correct data.tokenizer"
+            ));
+        }
+        if let Some(segment) = segments.iter().find(|segment| **segment > 1) {
+            return Err(format!(
+                "the tokenizer gives it the segment {segment}, but segments are 0 and 1; correct data.tokenizer"
+            ));
+        }
         let signed = |values: &[u32]| values.iter().map(|value| *value as i32).collect();
-        Ok(EncodedText {
-            ids: signed(encoding.get_ids()),
-            segments: signed(encoding.get_type_ids()),
-        })
+        Ok(EncodedText { ids: signed(ids), segments: signed(segments) })
     }
 
     /// One more than the highest id of a token.

@@ -189,6 +189,19 @@ impl Texts {
     }
 }
 
+/// The names of the classes: `data.labels` or, without it, the labels in `data.path`. Nothing is tokenized.
+///
+/// # Errors
+/// If the labels are in `data.path`: as [`Classification::load`], for this column.
+pub fn class_names(config: &ClassificationConfig) -> Result<Vec<String>, Error> {
+    if !config.labels.is_empty() {
+        return Ok(config.labels.clone());
+    }
+    let rows = some_rows(&config.path, "data.path", &[&config.label])?;
+    let labels = Labels::new(&config.labels, &rows, &config.path)?;
+    Ok(labels.names().to_vec())
+}
+
 /// An error in a row.
 fn at(row: &TextRow, path: &Path) -> impl FnOnce(String) -> Error + use<> {
     let (line, path) = (row.line, path.to_owned());

@@ -19,6 +19,8 @@ use crate::observe::{replace_file, unfinished_prefix};
 /// The configuration in a folder of Hugging Face's.
 const HF_CONFIG: &str = "config.json";
 const HF_GENERATION: &str = "generation_config.json";
+/// Largest size of the configuration, in bytes.
+const MAX_CONFIG: u64 = 1 << 20;
 /// The files of a tokenizer, in any of the forms that transformers has.
 const TOKENIZER_FILES: [&str; 7] = [
     "tokenizer.json",
@@ -33,8 +35,6 @@ const TOKENIZER_FILES: [&str; 7] = [
 const MAX_TOKENIZER: u64 = 1 << 28;
 /// The parameter with a number for each class.
 const CLASSIFIER: &str = "classifier.bias";
-/// Largest size of it, in bytes.
-const MAX_CONFIG: u64 = 1 << 20;
 
 /// Writes parameters, given under the model's own names, as the library of its counterpart has them: for transformers a
 /// folder with `model.safetensors`, `config.json` and, if the token that ends a text is known, `generation_config.json`;

@@ -46,10 +46,10 @@ pub(super) fn fit_below_head(
         return Ok(Found { values: fit(tensors, specs)?, missing, unused });
     };
     let is_unused = |name: &&String| {
-        let path = specs.paths().any(|path| {
+        let is_ours = specs.paths().any(|path| {
             format.tensor(path).is_some_and(|(theirs, _)| theirs == format.without_prefix(name))
         });
-        format.is_head_tensor(name) && !path
+        format.is_head_tensor(name) && !is_ours
     };
     let unused: Vec<_> = tensors.keys().filter(is_unused).cloned().collect();
     let kept: Tensors<'_> = tensors
@@ -73,8 +73,7 @@ pub(super) fn fit_below_head(
 fn format_of(tensors: &Tensors<'_>, specs: &Tree<LeafSpec>) -> Option<&'static ForeignFormat> {
     let format = ForeignFormat::recognize(tensors.keys().map(String::as_str));
     // A name may be the same in both.
-    let is_own = |name: &String| specs.get(name).is_some();
-    format.filter(|_| !tensors.keys().any(is_own) || !tensors.keys().all(is_own))
+    format.filter(|_| !tensors.keys().all(|name| specs.get(name).is_some()))
 }
 
 fn read(

@@ -52,12 +52,14 @@ impl SavedModel {
     /// - anything else: a safetensors file.
     ///
     /// # Errors
-    /// A directory that is none of these or cannot be read, and a damaged checkpoint.
+    /// A path that leads nowhere, a directory that is none of these or cannot be read, and a damaged checkpoint.
     pub fn find(path: &Path) -> Result<Self, Error> {
         if let place @ Location::Url(_) = Location::from(path) {
             return Ok(Self::Checkpoint(Box::new(CheckpointDir::open(place)?)));
         }
         if !path.is_dir() {
+            let failed = Error::unreadable_params(path);
+            path.metadata().map_err(|error| failed(error.to_string()))?;
             let (path, files) = (path.to_owned(), vec![path.to_owned()]);
             return Ok(Self::Files { path, files });
         }
