@@ -20,7 +20,7 @@ mod scope;
 mod stack;
 
 pub use architecture::ModelConfig;
-pub use foreign::{Counterpart, ForeignFormat, Layout, Library, TransformersConfig};
+pub use foreign::{Counterpart, ForeignFormat, Layout, Library, Tied, TransformersConfig};
 pub use loss::{Batch, Loss};
 pub use model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 pub use parameter::{Initializer, Parameter, Precision, RunningMean};

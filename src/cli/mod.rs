@@ -35,7 +35,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use models::Model;
 
-use crate::config::{Config, shorten_words};
+use crate::config::{Config, DataConfig, shorten_words};
 use crate::data::{self, Splits};
 use crate::observe::say;
 use crate::train::Job;
@@ -126,8 +126,12 @@ impl Loaded {
     }
 
     fn with_sets(path: &Path, sets: &[String]) -> Result<Self> {
-        let config = Config::load(path, sets)?;
+        let mut config = Config::load(path, sets)?;
         let splits = data::open(&config.data, config.train.seed)?;
+        // So that what reads the run later knows the classes without the training data.
+        if let DataConfig::Classification(texts) = &mut config.data {
+            texts.labels = splits.train.labels().to_vec();
+        }
         let model = config.model.build(splits.train.num_classes());
         crate::train::check_example(&*model, &config, &splits)?;
         Ok(Self { config, splits, model })

@@ -1,5 +1,6 @@
 //! `lockstep predict`: the labels of texts.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,6 +21,10 @@ use crate::train::{self, EvalSpec};
 const MAX_CONFIG: u64 = 1 << 20;
 
 pub fn run(args: &PredictArgs) -> Result<ExitCode> {
+    let dir = args.to.as_deref().and_then(Path::parent).filter(|dir| !dir.as_os_str().is_empty());
+    if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
+        bail!("--to: there is no directory {}", dir.display());
+    }
     let saved = SavedModel::find(&args.model)?;
     let (config, labels) = match saved.config()? {
         Some((text, path)) => of_run(Config::parse(&text, &path, &args.sets)?, args.truncate)?,
@@ -49,6 +54,9 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
     };
     let mut lines = vec![];
     scorer.scores(source, |example, scores| {
+        if scores.iter().any(|score| score.is_nan()) {
+            bail!("the model has no score for example {}: a value was not finite", example + 1);
+        }
         lines.push(line(&rows[example as usize], &labels, scores).to_string());
         Ok::<_, anyhow::Error>(())
     })?;
@@ -81,19 +89,19 @@ fn of_folder(args: &PredictArgs) -> Result<(Config, Vec<String>)> {
     let Some(from) = folder.to_str().map(toml::Value::from) else {
         bail!("{} is not UTF-8; rename it", folder.display());
     };
+    let path = folder.join("config.json");
     let text = format!(
         "model = {{ from = {from} }}\ndata = {{ source = \"classification\", path = \"unused\", max_length = 512 }}\n\
          train = {{ global_batch = 1, steps = 1 }}\noptimizer = {{ name = \"sgd\" }}\n\
          schedule = {{ name = \"constant\", peak = 1.0 }}"
     );
-    let mut config = Config::parse(&text, Path::new("predict"), &args.sets)?;
+    let mut config = Config::parse(&text, &path, &args.sets)?;
     if let (DataConfig::Classification(texts), Some(context)) =
         (&mut config.data, config.model.context())
     {
         texts.max_length = texts.max_length.min(context);
         texts.truncate |= args.truncate;
     }
-    let path = folder.join("config.json");
     let bytes = read_regular(&path, MAX_CONFIG);
     let bytes = bytes.with_context(|| format!("cannot read {}", path.display()))?;
     let found: Value = serde_json::from_slice(&bytes)
@@ -105,7 +113,11 @@ fn of_folder(args: &PredictArgs) -> Result<(Config, Vec<String>)> {
         let name = names.and_then(|names| names.get(&class.to_string())?.as_str());
         name.map_or_else(|| format!("LABEL_{class}"), str::to_owned)
     };
-    Ok((config, (0..num_classes).map(label).collect()))
+    let labels: Vec<_> = (0..num_classes).map(label).collect();
+    if labels.iter().collect::<BTreeSet<_>>().len() < labels.len() {
+        bail!("{}: two classes of id2label have the same name", path.display());
+    }
+    Ok((config, labels))
 }
 
 /// The rows of the input, and the same as tokens.

@@ -17,6 +17,8 @@ struct Kind {
     model_type: &'static str,
     /// `model.name`.
     name: &'static str,
+    /// The preset with the sizes that hold where the file has none, if that is not the usual preset.
+    preset: Option<&'static str>,
     /// Key of the file, key of `[model]`.
     keys: &'static [(&'static str, &'static str)],
     /// Keys that must have a value, if they are there: it decides what is computed.
@@ -27,6 +29,7 @@ const KINDS: [Kind; 3] = [
     Kind {
         model_type: "bert",
         name: "bert",
+        preset: None,
         keys: &[
             ("vocab_size", "vocabulary"),
             ("hidden_size", "width"),
@@ -49,6 +52,7 @@ const KINDS: [Kind; 3] = [
     Kind {
         model_type: "distilbert",
         name: "distilbert",
+        preset: None,
         keys: &[
             ("vocab_size", "vocabulary"),
             ("dim", "width"),
@@ -65,6 +69,7 @@ const KINDS: [Kind; 3] = [
     Kind {
         model_type: "gpt2",
         name: "gpt",
+        preset: Some("gpt2-124m"),
         keys: &[
             ("vocab_size", "vocabulary"),
             ("n_embd", "width"),
@@ -110,7 +115,15 @@ pub(super) fn fill(model: &mut Table, folder: &Path) -> Result<(), String> {
             return Err(failed(&format!("{key} is {found}; {} here has {allowed}", kind.name)));
         }
     }
+    if let Some(preset) = model.get("preset") {
+        return Err(failed(&format!(
+            "it has the sizes, so model.preset = {preset} has no effect; leave that out"
+        )));
+    }
     model.insert("name".to_owned(), kind.name.into());
+    if let Some(preset) = kind.preset {
+        model.insert("preset".to_owned(), preset.into());
+    }
     for (theirs, ours) in kind.keys {
         let value = match &found[*theirs] {
             // transformers uses the other rate then.
@@ -151,6 +164,15 @@ mod tests {
         let expected =
             "name = \"bert\"\nwidth = 64\nnum_heads = 2\ndropout = 0.0\nclassifier_dropout = 0.0";
         assert_eq!(filled(text, "num_heads = 2").unwrap(), expected.parse().unwrap());
+    }
+
+    #[test]
+    fn sizes_that_are_not_there_are_those_of_transformers() {
+        let expected = "name = \"gpt\"\npreset = \"gpt2-124m\"\nnum_layers = 2";
+        let text = r#"{"model_type": "gpt2", "n_layer": 2}"#;
+        assert_eq!(filled(text, "").unwrap(), expected.parse().unwrap());
+        let error = filled(text, "preset = \"gpt2-355m\"").unwrap_err();
+        assert!(error.contains("model.preset = \"gpt2-355m\" has no effect"), "{error}");
     }
 
     #[test]

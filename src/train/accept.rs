@@ -90,8 +90,13 @@ fn check_labels_and_tokens(config: &Config, splits: &Splits) -> Result<(), Error
         return Err(Error::Vocabulary { found, vocabulary });
     }
     let example = config.model.example();
+    let fields = splits.train.fields();
+    let lacks = |name: &str| !fields.iter().any(|field| field.name == name);
+    if let Some((field, _)) = example.iter().find(|(name, _)| lacks(name)) {
+        return Err(Error::Field { model: config.model.name(), field });
+    }
     let taken = example.iter().find(|(name, _)| *name == "y").map(|(_, ty)| ty.dims.len());
-    let given = splits.train.fields().iter().find(|field| field.name == "y");
+    let given = fields.iter().find(|field| field.name == "y");
     let given = given.map(|field| field.dims.len());
     if let (Some(0), Some(1)) | (Some(1), Some(0)) = (taken, given) {
         let of = |rank: Option<usize>| if rank == Some(0) { "each example" } else { "each token" };

@@ -139,6 +139,17 @@ pub enum Error {
         /// What the data have.
         found: &'static str,
     },
+    /// The data lack a field that the model takes.
+    #[error(
+        "model.name = {model:?} as configured takes the field `{field}` of examples, which the data do not have; choose \
+         data.source = \"classification\" for texts, or another model"
+    )]
+    Field {
+        /// The model.
+        model: &'static str,
+        /// The name of the field.
+        field: &'static str,
+    },
     /// The tokenizer has tokens that the model lacks.
     #[error(
         "model.vocabulary: found {vocabulary}, but the ids of the tokenizer go up to {}; set it to {found} or more, or \

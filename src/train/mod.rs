@@ -31,6 +31,7 @@ mod trainer;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use hlo::{LeafSpec, Tree};
 use models::Model;
 
 use crate::cluster::{Member, Phase};
@@ -137,19 +138,18 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
     let (beginning, dir) = Beginning::find_among(processes, job.config, options, &resolved)?;
     let check = || stop.check();
-    let (client, run, mut trainer) =
-        setup::start(job, processes, &StartupSpans::new(*started), check)?;
-    trainer.check_metrics(job.config.train.best_metric.as_deref())?;
-    match (init, job.config.model.folder()) {
-        (Some(path), _) => trainer.set_model(&params_file::load(path, &trainer.model_specs())?)?,
+    let load = |specs: &Tree<LeafSpec>| match (init, job.config.model.folder()) {
+        (Some(path), _) => params_file::load(path, specs).map(Some),
         // What is restored below has its own parameters.
         (None, Some(folder)) if beginning.checkpoint.is_none() => {
             params_file::check_counterpart(folder, &job.config.model)?;
-            let specs = trainer.model_specs();
-            trainer.set_model(&params_file::load_below_head(folder, &specs)?)?;
+            params_file::load_below_head(folder, specs).map(Some)
         }
-        _ => {}
-    }
+        _ => Ok(None),
+    };
+    let (client, run, mut trainer) =
+        setup::start(job, processes, &StartupSpans::new(*started), check, load)?;
+    trainer.check_metrics(job.config.train.best_metric.as_deref())?;
     processes.say(&describe_devices(&client, job.config));
     processes.say(&describe_batch(&run));
     processes.say(&describe_synchronisation(&trainer, &job.config.parallel));

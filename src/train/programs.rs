@@ -5,7 +5,7 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, ScopedJoinHandle};
 use std::time::Instant;
 
-use hlo::{Axis, Graph, LeafSpec, Mesh, Program, Tree, lower_isolated};
+use hlo::{Axis, Graph, LeafSpec, Mesh, Program, Tree, lower_isolated, row_specs};
 use models::Model;
 
 use super::{Error, Run};
@@ -299,6 +299,11 @@ impl LoweredPrograms {
             model_leaves,
             step_graph,
         })
+    }
+
+    /// As [`Trainer::model_specs`](super::Trainer::model_specs).
+    pub(super) fn model_specs(&self) -> Tree<LeafSpec> {
+        row_specs(&self.model_leaves.map(|_, path| self.leaves[path].clone()))
     }
 
     /// Compiles the programs that the first step needs.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use hlo::Mesh;
+use hlo::{LeafSpec, Literal, Mesh, Tree};
 
 use super::processes::Processes;
 use super::programs::LoweredPrograms;
@@ -174,12 +174,14 @@ fn with_overrides(error: Error, config: &Config) -> Error {
 }
 
 /// The whole startup, from a job to a state on the devices. `check` is called between the phases, and its error ends
-/// the startup.
+/// the startup. `load` gets the specifications of what files of a model hold, and returns the values to start from if they are
+/// not drawn; it is called before anything is compiled, so that what does not fit is known at once.
 pub(super) fn start(
     job: &Job<'_>,
     processes: Processes<'_>,
     spans: &StartupSpans,
     check: impl Fn() -> Result<(), Error>,
+    load: impl FnOnce(&Tree<LeafSpec>) -> Result<Option<Tree<Literal>>, Error>,
 ) -> Result<(Client, Run, Trainer), Error> {
     let Job { config, model, splits } = job;
     check()?;
@@ -216,9 +218,13 @@ pub(super) fn start(
         }
     };
     check()?;
+    let model = load(&lowered.model_specs())?;
     processes.phase(Phase::Compile, 0);
-    let trainer = Trainer::with_programs(&client, &run, lowered, config.train.seed, spans)
+    let mut trainer = Trainer::with_programs(&client, &run, lowered, config.train.seed, spans)
         .map_err(|error| with_overrides(error, config))?;
+    if let Some(model) = model {
+        trainer.set_model(&model)?;
+    }
     processes.phase(Phase::Start, 0);
     processes.set_replicas(trainer.programs.init.executable.placement());
     Ok((client, run, trainer))

@@ -81,7 +81,7 @@ fn keys_and_values() {
             &[
                 "data.source=tokens",
                 "data.vocab_size=9",
-                "data.path=tests/reference/gpt2_hf.safetensors",
+                "data.path=tests/reference/gpt2_hf/model.safetensors",
                 "data.eval_path=no.bin",
             ],
             &["/no.bin: ", "; set data.eval_path"],

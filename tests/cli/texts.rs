@@ -129,7 +129,7 @@ fn a_run_that_no_longer_improves_ends_early() {
     ];
     let outcome = train(&run, &sets).succeeded();
     assert!(
-        outcome.stderr.contains("ended early: 2 evaluations in a row were not better"),
+        outcome.stderr.contains("ended early: no better evaluation in the last 2"),
         "{}",
         outcome.stderr
     );

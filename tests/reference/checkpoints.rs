@@ -9,34 +9,36 @@ use hlo::{DType, Literal, TensorType, Tree};
 use lockstep::step::{Forward, trace_forward};
 use lockstep::train::params_file::{self, Beside, SavedModel};
 use models::resnet::{self, ResNet};
-use models::{ModelConfig, Precision, Scope, gpt};
+use models::{ModelConfig, Precision, Scope};
 use serde_json::Value;
 
-use super::{drawn, support};
+use super::{drawn, encoders, support};
 
 const F32S: Precision = Precision::uniform(DType::F32);
 
 #[test]
 fn logits_of_gpt2_match_hugging_face() {
     let reference: Value = serde_json::from_str(include_str!("gpt2_hf.json")).unwrap();
-    let config: gpt::GptConfig = serde_json::from_value(reference["model"].clone()).unwrap();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/gpt2_hf");
+    let ModelConfig::Gpt(config) = encoders::config(&folder, &[]).model else {
+        panic!("the folder is of a GPT-2");
+    };
     let model = config.model();
     let dims = sizes(&reference["dims"]);
     let ty = TensorType::new(DType::I32, &dims);
     let forward = trace_forward(F32S, &ty, |scope: &Scope<'_>, x| model.logits(scope, x)).unwrap();
     let count = dims.iter().product();
     let tokens: Vec<_> = drawn::integers("tokens", model.vocabulary as u32).take(count).collect();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/gpt2_hf.safetensors");
-    let logits = run(&forward, &path, Literal::from_f64(DType::I32, &dims, &tokens));
+    let logits = run(&forward, &folder, Literal::from_f64(DType::I32, &dims, &tokens));
     drawn::assert_digest("logits", "logits", &logits, &reference["logits"], 1e-5);
 
     // What is exported from it is what transformers has written.
     let counterpart = ModelConfig::Gpt(config).counterpart().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path().join("exported");
-    let params = params_file::load(&path, &forward.leaves).unwrap();
-    params_file::save_for_library(&folder, &params, &counterpart, &Beside::default()).unwrap();
-    assert_eq!(stored(&folder), stored(&path));
+    let exported = dir.path().join("exported");
+    let params = params_file::load(&folder, &forward.leaves).unwrap();
+    params_file::save_for_library(&exported, &params, &counterpart, &Beside::default()).unwrap();
+    assert_eq!(stored(&exported), stored(&folder));
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 /// A configuration that names a folder.
-fn config(from: &Path, sets: &[&str]) -> Config {
+pub fn config(from: &Path, sets: &[&str]) -> Config {
     let text = format!(
         "model = {{ from = {from:?} }}\ndata = {{ source = \"synthetic_tokens\", vocab_size = 96, context = 10 }}\n\
          train = {{ global_batch = 4, steps = 5 }}\noptimizer = {{ name = \"adamw\" }}\n\

@@ -1,6 +1,6 @@
 """A randomly initialised Hugging Face GPT-2 as a checkpoint, and its logits.
 
-    python gpt2_hf.py          # a tiny one: writes gpt2_hf.safetensors and gpt2_hf.json, which checkpoints.rs reads
+    python gpt2_hf.py          # a tiny one: writes the folder gpt2_hf and gpt2_hf.json, which checkpoints.rs reads
     python gpt2_hf.py --full   # GPT-2 124M, beside `cargo run --example logits`; prints the largest difference
 
 Made with Python 3.11.7, torch 2.15.0, transformers 5.23.0, safetensors 0.8.0 on x86-64. Biases
@@ -9,7 +9,6 @@ and scales, which start as zeros and ones, are made random too.
 
 import pathlib
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,9 +41,8 @@ def tiny():
     config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=4, n_positions=24, vocab_size=96)
     model = make(config)
     tokens = drawn.integers("tokens", config.vocab_size, 2, 10)
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        shutil.copy(pathlib.Path(folder) / "model.safetensors", HERE / "gpt2_hf.safetensors")
+    model.save_pretrained(HERE / "gpt2_hf")
+    (HERE / "gpt2_hf/generation_config.json").unlink()
     drawn.write(__file__, {
         "made_with": {"python": platform.python_version(), "torch": torch.__version__,
                       "transformers": transformers.__version__},

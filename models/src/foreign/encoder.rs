@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::Layout::{self, Same};
-use super::{ForeignFormat, Library};
+use super::{ForeignFormat, Library, Tied};
 use crate::encoder::{EPSILON, Encoder, EncoderFamily, Head, NUM_SEGMENTS};
 
 type Rows = &'static [(&'static str, &'static str, Layout)];
@@ -73,13 +73,18 @@ pub(super) static BERT: ForeignFormat = ForeignFormat {
         ("transform.norm.bias", "cls.predictions.transform.LayerNorm.bias", Same),
         ("vocabulary.bias", "cls.predictions.bias", Same),
     ],
+    optional: &["pooler.weight", "pooler.bias"],
     ignored: &[
         "embeddings.position_ids",
         "cls.predictions.decoder.bias",
         "cls.seq_relationship.weight",
         "cls.seq_relationship.bias",
     ],
-    tied: Some(("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight")),
+    tied: Some(Tied {
+        copy: "cls.predictions.decoder.weight",
+        of: "embeddings.word_embeddings.weight",
+        used_with: Some("vocabulary.bias"),
+    }),
 };
 
 /// `DistilBertModel`, `DistilBertForSequenceClassification`, `DistilBertForMaskedLM`.
@@ -99,8 +104,13 @@ pub(super) static DISTILBERT: ForeignFormat = ForeignFormat {
         ("transform.norm.bias", "vocab_layer_norm.bias", Same),
         ("vocabulary.bias", "vocab_projector.bias", Same),
     ],
+    optional: &[],
     ignored: &["embeddings.position_ids"],
-    tied: Some(("vocab_projector.weight", "embeddings.word_embeddings.weight")),
+    tied: Some(Tied {
+        copy: "vocab_projector.weight",
+        of: "embeddings.word_embeddings.weight",
+        used_with: Some("vocabulary.bias"),
+    }),
 };
 
 /// `config.json` of either.
@@ -219,10 +229,14 @@ impl EncoderFields {
     /// The keys that decide what is computed but not the shape of any parameter.
     pub(super) fn shapeless(&self) -> &'static [&'static str] {
         match self {
-            Self::Bert(_) => {
-                &["num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type"]
-            }
-            Self::DistilBert(_) => &["n_heads", "activation"],
+            Self::Bert(_) => &[
+                "model_type",
+                "num_attention_heads",
+                "hidden_act",
+                "layer_norm_eps",
+                "position_embedding_type",
+            ],
+            Self::DistilBert(_) => &["model_type", "n_heads", "activation"],
         }
     }
 }

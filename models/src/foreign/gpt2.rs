@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Layout::{Same, Transposed};
-use super::{ForeignFormat, Library};
+use super::{ForeignFormat, Library, Tied};
 use crate::gpt::Gpt;
 use crate::layers::LAYER_NORM_EPSILON;
 
@@ -31,8 +31,9 @@ pub(super) static GPT2: ForeignFormat = ForeignFormat {
         ("norm.bias", "ln_f.bias", Same),
     ],
     heads: &[],
+    optional: &[],
     ignored: &["h.*.attn.bias", "h.*.attn.masked_bias"],
-    tied: Some(("lm_head.weight", "wte.weight")),
+    tied: Some(Tied { copy: "lm_head.weight", of: "wte.weight", used_with: None }),
 };
 
 /// The vocabulary of GPT-2's own tokenizer, and its token for the end of a text, which also starts one.
@@ -64,7 +65,8 @@ pub struct Gpt2Config {
 
 impl Gpt2Config {
     /// The keys that decide what is computed but not the shape of any parameter.
-    pub const SHAPELESS: [&'static str; 5] = [
+    pub const SHAPELESS: [&'static str; 6] = [
+        "model_type",
         "n_head",
         "activation_function",
         "layer_norm_epsilon",

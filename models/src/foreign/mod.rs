@@ -56,10 +56,23 @@ pub struct ForeignFormat {
     rows: &'static [(&'static str, &'static str, Layout)],
     /// The same for what stands on top of the model, whose names have no prefix. A file may lack them, or have others.
     heads: &'static [(&'static str, &'static str, Layout)],
+    /// Those of our paths in `rows` that a file may lack or have too many of, as if they were in `heads`.
+    optional: &'static [&'static str],
     /// Tensors in a file that are not parameters: masks, counters.
     ignored: &'static [&'static str],
-    /// An optional tensor, and the one that it must be equal to.
-    pub tied: Option<(&'static str, &'static str)>,
+    /// A tensor that a file may repeat.
+    pub tied: Option<Tied>,
+}
+
+/// A tensor in a file that is a copy of another.
+#[derive(Debug)]
+pub struct Tied {
+    /// Its name.
+    pub copy: &'static str,
+    /// The tensor that it must be equal to.
+    pub of: &'static str,
+    /// Our parameter that a model has if it uses the copy; `None` if every model does.
+    used_with: Option<&'static str>,
 }
 
 /// A model of another library that computes the same as one of ours from the same parameters.
@@ -164,16 +177,21 @@ impl ForeignFormat {
     /// `true` if our parameter `path` stands on top of the model, so that a file may lack it: one that was trained for
     /// something else.
     pub fn is_of_head(&self, path: &str) -> bool {
-        path.starts_with("pooler.") || find(self.heads, path).is_some()
+        self.optional.contains(&path) || find(self.heads, path).is_some()
     }
 
-    /// `true` if a tensor of a file belongs to what stands on top of a model.
-    pub fn is_head_tensor(&self, name: &str) -> bool {
+    /// `true` if a tensor of a file belongs to what stands on top of another model than the one with `ours`.
+    pub fn is_of_other_head(&self, name: &str, ours: &[&str]) -> bool {
         let name = self.without_prefix(name);
-        let is_tied = self.tied.is_some_and(|(copy, _)| name == copy);
-        is_tied
-            || name.starts_with("pooler.")
-            || self.heads.iter().any(|(_, theirs, _)| numbers(theirs, &name).is_some())
+        if let Some(Tied { copy, used_with, .. }) = &self.tied
+            && name == *copy
+        {
+            return used_with.is_some_and(|parameter| !ours.contains(&parameter));
+        }
+        let optional = self.rows.iter().filter(|(path, _, _)| self.optional.contains(path));
+        let mut heads = optional.chain(self.heads);
+        let is_ours = |path: &&str| self.tensor(path).is_some_and(|(theirs, _)| theirs == name);
+        heads.any(|(_, theirs, _)| numbers(theirs, &name).is_some()) && !ours.iter().any(is_ours)
     }
 
     /// `true` if the tensor is not a parameter.

@@ -28,6 +28,7 @@ pub(super) static TORCHVISION_RESNET: ForeignFormat = ForeignFormat {
         ("head.bias", "fc.bias", Same),
     ],
     heads: &[],
+    optional: &[],
     ignored: &[
         "bn1.num_batches_tracked",
         "layer*.*.bn*.num_batches_tracked",

@@ -11,6 +11,9 @@ use super::{Error, PATIENCE, POLL, block, lock, result, unexpected};
 use crate::cluster::members::Directive;
 use crate::cluster::messages::{self as wire, Ask, Reply};
 
+/// Time between two attempts to register.
+const AGAIN: Duration = Duration::from_millis(100);
+
 /// Which host this is, and which processes it has.
 #[derive(Clone, Debug)]
 pub struct SupervisorOptions {
@@ -68,7 +71,7 @@ impl SupervisorSession {
                         return Ok(Arc::new(connection));
                     }
                     // The coordinator that has opened the session is gone; another one may have its place.
-                    Err(_) if Instant::now() < until => {}
+                    Err(_) if Instant::now() < until => tokio::time::sleep(AGAIN).await,
                     Err(error) => return Err(error),
                 }
             }

@@ -34,6 +34,11 @@ impl Labels {
             let text = format!("all rows have the same label, {}", listed(found));
             return Err(problem(text + "; name the classes in data.labels, or check data.label"));
         }
+        if found.len() == rows.len() && rows.len() > MAX_LISTED {
+            let text =
+                format!("each of its {} rows has another label, {}", rows.len(), listed(found));
+            return Err(problem(text + "; correct data.label, or name the classes in data.labels"));
+        }
         let numbers: Option<BTreeSet<_>> = found.iter().map(|label| number(label)).collect();
         let Some(numbers) = numbers else {
             return Ok(Self::of(found.into_iter().cloned().collect()));

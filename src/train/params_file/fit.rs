@@ -45,12 +45,8 @@ pub(super) fn fit_below_head(
         let (missing, unused) = Default::default();
         return Ok(Found { values: fit(tensors, specs)?, missing, unused });
     };
-    let is_unused = |name: &&String| {
-        let is_ours = specs.paths().any(|path| {
-            format.tensor(path).is_some_and(|(theirs, _)| theirs == format.without_prefix(name))
-        });
-        format.is_head_tensor(name) && !is_ours
-    };
+    let ours: Vec<_> = specs.paths().collect();
+    let is_unused = |name: &&String| format.is_of_other_head(name, &ours);
     let unused: Vec<_> = tensors.keys().filter(is_unused).cloned().collect();
     let kept: Tensors<'_> = tensors
         .iter()
@@ -163,9 +159,9 @@ fn check_rest(
                  those of {formats}"
             ));
         };
-        match format.tied {
-            Some((copy, of)) if name == copy => {
-                let of = used.iter().find(|name| format.without_prefix(name) == of);
+        match &format.tied {
+            Some(tied) if name == tied.copy => {
+                let of = used.iter().find(|name| format.without_prefix(name) == tied.of);
                 if of.is_none_or(|of| data(name) != data(of)) {
                     return Err(format!(
                         "`{name}` has its own values, but the model ties it to another parameter"

@@ -1,6 +1,6 @@
 use hlo::{DType, LeafSpec, Literal, Tree};
 
-use super::{FILE, load, save};
+use super::{FILE, SavedModel, load, save};
 
 fn example() -> Tree<Literal> {
     let weight = Literal::from_slice(&[2, 2], &[1.0f32, -2.0, 3.5, f32::MIN_POSITIVE]);
@@ -149,6 +149,9 @@ fn a_foreign_file_is_recognized_by_its_names_and_transposed() {
     untied.insert("lm_head.weight", Literal::zeros(DType::F32, &[3, 2]));
     save(&path, &untied).unwrap();
     assert!(message(&[up, embed]).contains("`lm_head.weight` has its own values"));
+    // Every model of this kind has that head, so that it is no other model's.
+    let below = SavedModel::find(&path).unwrap().load_below_head(&specs(&[up, embed]));
+    assert!(below.unwrap_err().to_string().contains("`lm_head.weight` has its own values"));
 }
 
 #[test]
