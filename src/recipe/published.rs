@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::{Recipe, short};
-use crate::config::Scaling;
+use crate::config::{Lars, Scaling};
 
 /// A published recipe.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -72,8 +72,6 @@ pub fn find(name: &str) -> Option<&'static PublishedRecipe> {
 
 /// The published recipe for the same kind of model and optimizer whose batch and size are the nearest by their ratios.
 pub(super) fn nearest(recipe: &Recipe<'_>) -> Option<&'static PublishedRecipe> {
-    let optimizer = recipe.config.optimizer.rule.name();
-    let same = |name: &str| name == optimizer || (name.starts_with("adam") && recipe.is_adam());
     let distance = |published: &PublishedRecipe| {
         let log_ratio = |a: f64, b: f64| (a / b).ln().abs();
         let of_size = published
@@ -84,11 +82,34 @@ pub(super) fn nearest(recipe: &Recipe<'_>) -> Option<&'static PublishedRecipe> {
     };
     recipes()
         .iter()
-        .filter(|published| published.kind == recipe.kind.name() && same(&published.optimizer))
+        .filter(|published| published.is_comparable(recipe))
         .min_by(|a, b| distance(a).total_cmp(&distance(b)))
 }
 
 impl PublishedRecipe {
+    /// `true` for the same kind of model and optimizer; Adam and AdamW are one.
+    pub(super) fn is_comparable(&self, recipe: &Recipe<'_>) -> bool {
+        let optimizer = &self.optimizer;
+        let is_same = optimizer == recipe.config.optimizer.rule.name()
+            || (optimizer.starts_with("adam") && recipe.is_adam());
+        self.kind == recipe.kind.name() && is_same
+    }
+
+    /// The highest rate, for LARS as the share of its norm that a layer moves by a gradient in the end.
+    pub(super) fn effective_rate(&self) -> f64 {
+        if self.optimizer != "lars" {
+            return self.peak;
+        }
+        let file: Table = toml::from_str(&self.config).unwrap_or_default();
+        let constant = |key: &str, usual: f64| {
+            let optimizer = file.get("optimizer").and_then(Value::as_table);
+            optimizer.and_then(|keys| keys.get(key)?.as_float()).unwrap_or(usual)
+        };
+        let Lars { momentum, trust_coefficient, .. } = Lars::default();
+        let gain = 1.0 / (1.0 - constant("momentum", momentum));
+        self.peak * constant("trust_coefficient", trust_coefficient) * gain
+    }
+
     /// One line: model, batch, rate, warm-up, source.
     pub fn describe(&self) -> String {
         format!(
