@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::{Recipe, short};
-use crate::config::{Lars, Scaling};
+use crate::config::Scaling;
 
 /// A published recipe.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -93,21 +93,6 @@ impl PublishedRecipe {
         let is_same = optimizer == recipe.config.optimizer.rule.name()
             || (optimizer.starts_with("adam") && recipe.is_adam());
         self.kind == recipe.kind.name() && is_same
-    }
-
-    /// The highest rate, for LARS as the share of its norm that a layer moves by a gradient in the end.
-    pub(super) fn effective_rate(&self) -> f64 {
-        if self.optimizer != "lars" {
-            return self.peak;
-        }
-        let file: Table = toml::from_str(&self.config).unwrap_or_default();
-        let constant = |key: &str, usual: f64| {
-            let optimizer = file.get("optimizer").and_then(Value::as_table);
-            optimizer.and_then(|keys| keys.get(key)?.as_float()).unwrap_or(usual)
-        };
-        let Lars { momentum, trust_coefficient, .. } = Lars::default();
-        let gain = 1.0 / (1.0 - constant("momentum", momentum));
-        self.peak * constant("trust_coefficient", trust_coefficient) * gain
     }
 
     /// One line: model, batch, rate, warm-up, source.

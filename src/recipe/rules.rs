@@ -36,9 +36,10 @@ const RULES: [RuleInfo; 36] = [
                 transformers, in runs that are too long for fine-tuning: rate x width below 0.05 and a rate below 6e-5, a rate below 0.3 of what is usual for the size from \
                 1e9 parameters and 40 tokens per parameter on, or below 1e-6 times the root of a batch of 16384 or more. Adam on images from scratch: below 2e-5." },
     RuleInfo { name: "rate-unlike-published", find: neighbours::unlike_published, source: "The table of published recipes: `lockstep recipes`; Malladi et al., On the SDEs and Scaling Rules for Adaptive Gradient Algorithms (2022)",
-        about: "The rate is far from those of all published recipes (of `lockstep recipes`) for the same optimizer and kind of model whose batch is within a factor of 16 of this one, \
-                and for transformers the size: each is scaled to this batch as its papers scale it. LARS (rate x trust coefficient / (1 - momentum)) and LAMB: above 3 times the second highest, or \
-                below a quarter of the lowest. Adam on images: above 3 times the second highest, and 0.002. It needs three such recipes, and is silent where a limit for all batches is exceeded." },
+        about: "The rate is far from those of the published recipes (`lockstep recipes`) for the same optimizer and kind of model whose batch is within a factor of 16 of this one, and for \
+                transformers the size too (both 8, tokens for the batch, and pre-training apart from fine-tuning, with Adam): each is scaled to this batch as its papers scale it. \
+                LARS (rate x trust coefficient / (1 - momentum)), LAMB and Adam: above 2.5 times the second highest (and above 0.002 for Adam on images). LARS and LAMB: below a \
+                quarter of the lowest. It needs three such recipes, and is silent where a limit for all batches is exceeded." },
     RuleInfo { name: "fine-tuning-rate", find: rate::fine_tuning, source: "Mosbach et al., On the Stability of Fine-tuning BERT (2021)",
         about: "Adam on a transformer with rate x width above 0.2 in a run of less than one token per parameter, or of a few epochs on \
                 such a small data set: too short to train from scratch, and too high to keep what was learned before (published for fine-tuning: 0.005 to 0.16)." },

@@ -17,15 +17,27 @@ const MAX_FALSE: f64 = 0.1;
 
 /// The rules that may speak about a kind of fault. Any warning or error counts for other kinds.
 const ABOUT: &[(&str, &[&str])] = &[
-    ("accumulation", &["batch-shape", "rate-too-high", "batch-norm-group", "refused-by-train"]),
+    (
+        "accumulation",
+        &[
+            "batch-shape",
+            "rate-too-high",
+            "batch-norm-group",
+            "refused-by-train",
+            "rate-unlike-published",
+        ],
+    ),
     ("absurd decay", &["weight-decay-too-strong"]),
-    ("base_batch unlike the source", &["rate-too-high", "rate-too-low"]),
+    ("base_batch unlike the source", &["rate-too-high", "rate-too-low", "rate-unlike-published"]),
     ("batch-norm groups", &["batch-norm-group", "refused-by-train"]),
     ("betas", &["betas"]),
     ("clipping", &["clipping"]),
     ("decay of another convention", &["weight-decay-too-weak", "weight-decay-too-strong"]),
     ("decay of another optimizer", &["weight-decay-too-weak", "weight-decay-too-strong"]),
-    ("double scaling", &["rate-too-high", "trust-ratio-too-high"]),
+    (
+        "double scaling",
+        &["rate-too-high", "trust-ratio-too-high", "rate-unlike-published", "peak-unreached"],
+    ),
     ("epsilon", &["epsilon"]),
     ("floor", &["never-decays"]),
     ("label smoothing", &["label-smoothing"]),
@@ -40,14 +52,24 @@ const ABOUT: &[(&str, &[&str])] = &[
             "schedule-ends-late",
             "warmup-too-long",
             "warmup-too-short",
+            "rate-unlike-published",
         ],
     ),
     ("milestones after the end", &["boundaries-unreached", "never-decays"]),
-    ("missing scaling", &["rate-not-scaled", "rate-too-low", "trust-ratio-too-low"]),
-    ("momentum", &["momentum", "rate-too-high", "rate-too-low", "long-memory"]),
+    (
+        "missing scaling",
+        &["rate-not-scaled", "rate-too-low", "trust-ratio-too-low", "rate-unlike-published"],
+    ),
+    (
+        "momentum",
+        &["momentum", "rate-too-high", "rate-too-low", "long-memory", "rate-unlike-published"],
+    ),
     ("no decay", &["never-decays"]),
     ("no warm-up", &["warmup-missing", "warmup-too-short"]),
-    ("rate of another convention", &["rate-too-high", "rate-too-low"]),
+    (
+        "rate of another convention",
+        &["rate-too-high", "rate-too-low", "rate-unlike-published", "peak-unreached"],
+    ),
     (
         "rate of another optimizer",
         &[
@@ -57,20 +79,33 @@ const ABOUT: &[(&str, &[&str])] = &[
             "trust-ratio-too-low",
             "sgd-on-transformer",
             "fine-tuning-rate",
+            "rate-unlike-published",
         ],
     ),
-    ("rate of another parametrization", &["rate-too-high", "rate-too-low"]),
-    ("rate of another regime", &["rate-too-high", "rate-too-low", "fine-tuning-rate"]),
+    (
+        "rate of another parametrization",
+        &["rate-too-high", "rate-too-low", "rate-unlike-published"],
+    ),
+    (
+        "rate of another regime",
+        &["rate-too-high", "rate-too-low", "fine-tuning-rate", "rate-unlike-published"],
+    ),
     (
         "schedule length unlike run length",
         &["schedule-ends-early", "schedule-ends-late", "never-decays", "decays-too-soon"],
     ),
-    ("too high for the size", &["rate-too-high"]),
+    ("too high for the size", &["rate-too-high", "rate-unlike-published"]),
     ("too short a warm-up", &["warmup-too-short", "warmup-missing"]),
-    ("trust coefficient", &["trust-ratio-too-high", "trust-ratio-too-low"]),
+    (
+        "trust coefficient",
+        &["trust-ratio-too-high", "trust-ratio-too-low", "rate-unlike-published"],
+    ),
     ("warm-up longer than the run", &["warmup-too-long"]),
     ("warm-up that is none", &["warmup-missing", "warmup-too-short"]),
-    ("wrong scaling rule", &["rate-not-scaled", "rate-too-high", "rate-too-low"]),
+    (
+        "wrong scaling rule",
+        &["rate-not-scaled", "rate-too-high", "rate-too-low", "rate-unlike-published"],
+    ),
 ];
 
 /// The rules that say that `train` refuses the recipe.
