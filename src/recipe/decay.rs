@@ -160,7 +160,7 @@ pub(super) fn too_soon(recipe: &Recipe<'_>) -> Vec<Found> {
         return vec![Found::new(Severity::Warning, reason, change, vec![set.to_owned()])];
     }
     if rates.mean >= MIN_MEAN {
-        return vec![];
+        return first_boundary(recipe, schedule).into_iter().collect();
     }
     let sets = match &recipe.config.schedule.shape {
         Shape::Polynomial(polynomial) if polynomial.power > 2.0 => {
@@ -176,11 +176,34 @@ pub(super) fn too_soon(recipe: &Recipe<'_>) -> Vec<Found> {
     vec![Found::new(Severity::Warning, reason, "spread the decay over the run", sets)]
 }
 
+/// The share of the run before which no published boundary of `step` is.
+const MIN_FIRST: f64 = 0.05;
+
+/// The first boundary of `step` is at the start of the run, after the warm-up.
+fn first_boundary(recipe: &Recipe<'_>, schedule: &Schedule) -> Option<Found> {
+    let (Shape::Step(step), total) = (&recipe.config.schedule.shape, recipe.total_steps()) else {
+        return None;
+    };
+    let first = *schedule.boundaries().first()?;
+    let is_early = (first as f64) < MIN_FIRST * total as f64 && first > schedule.warmup_steps();
+    if !is_early || step.factor > 0.5 || total < 1000 {
+        return None;
+    }
+    let reason = format!(
+        "the rate is multiplied by {} at step {first} already, of {total}: is it a number of epochs?",
+        step.factor
+    );
+    Some(Found::new(Severity::Warning, reason, "move the boundary", cosine()))
+}
+
 /// The rate hardly decays in a long run.
 pub(super) fn never(recipe: &Recipe<'_>) -> Vec<Found> {
     let (Ok(schedule), Some(rates)) = (&recipe.schedule, recipe.rates) else { return vec![] };
     let is_late = schedule.end_step().is_some_and(|end| end > schedule.total_steps());
-    if rates.last <= 0.35 || is_late {
+    // Published floors are up to 0.33, and inverse square roots end higher in short runs.
+    let most =
+        if matches!(recipe.config.schedule.shape, Shape::InverseSqrt(_)) { 0.5 } else { 0.35 };
+    if rates.last <= most || is_late {
         return vec![];
     }
     let is_long = match recipe.kind {

@@ -115,7 +115,11 @@ fn effective_rate(recipe: &Recipe<'_>) -> Option<f64> {
         UpdateRule::Lars(_) | UpdateRule::Lamb(_) => {
             trust::shares(recipe).map(|(_, lasting)| lasting)
         }
-        UpdateRule::Adam(_) | UpdateRule::AdamW(_) => recipe.rates.map(|rates| rates.max),
+        UpdateRule::Adam(_) | UpdateRule::AdamW(_) => {
+            let is_small = |number| number < rate::SMALL_TRANSFORMER;
+            let is_small = recipe.kind.num_parameters().is_some_and(is_small);
+            recipe.rates.filter(|_| !is_small).map(|rates| rates.max)
+        }
         UpdateRule::Sgd(_) => None,
     }
 }

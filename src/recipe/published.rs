@@ -122,9 +122,12 @@ impl PublishedRecipe {
         let rescale = |value: &mut Value| match value {
             Value::Integer(steps) => *steps = ((*steps as f64 * ratio).round() as i64).max(1),
             Value::Array(steps) => {
+                // Boundaries rise, also those that were one step apart.
+                let mut least = 0;
                 for step in steps.iter_mut() {
                     if let Value::Integer(step) = step {
-                        *step = (*step as f64 * ratio).round() as i64;
+                        *step = ((*step as f64 * ratio).round() as i64).max(least);
+                        least = *step + 1;
                     }
                 }
             }

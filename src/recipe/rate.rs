@@ -109,15 +109,17 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
 const FEW_TOKENS: f64 = 15_000.0;
 /// Tokens of a step up to which the limit of rate x width grows with their root, as the noise of the mean gradient falls.
 const MANY_TOKENS: f64 = 250_000.0;
-/// Smaller transformers are trained at higher rates.
-const SMALL_TRANSFORMER: f64 = 5e6;
+/// Smaller transformers are trained at higher rates, of which few are published.
+pub(super) const SMALL_TRANSFORMER: f64 = 5e6;
 
 /// A rate of pre-training for a step of few tokens, whose gradients are mostly noise.
 fn too_high_for_few_tokens(recipe: &Recipe<'_>, rates: &Rates) -> Vec<Found> {
     let ModelKind::Transformer { width, num_parameters } = recipe.kind else { return vec![] };
     let tokens = recipe.total_tokens() / recipe.total_steps().max(1) as f64;
     let is_trained = num_parameters >= 5e7 && recipe.total_tokens() >= 2.0 * num_parameters;
-    let is_of_large_steps = tokens < FEW_TOKENS && rates.max * width >= 0.25 && is_trained;
+    // Larger models need larger steps.
+    let few = FEW_TOKENS * (num_parameters / 1e8).sqrt().max(1.0);
+    let is_of_large_steps = tokens < few && rates.max * width >= 0.25 && is_trained;
     let limit = limit_of_adam(width, num_parameters) * (tokens / MANY_TOKENS).sqrt().min(1.0);
     let is_noise = num_parameters >= SMALL_TRANSFORMER && rates.max > limit;
     if !is_of_large_steps && !is_noise {
@@ -154,6 +156,16 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
                 true => 0.08,
                 false => 0.002,
             };
+            if per_256 >= limit && per_256 < 0.28 && recipe.is_from_scratch() {
+                let reason = format!(
+                    "a rate of {rate} at a batch of {} is {} per 256 examples over the momentum (rate / (1 - momentum)); Goyal et al. have 1, \
+                     and lower ones are published for networks without batch norm and for contrastive learning",
+                    recipe.batch(),
+                    short(per_256)
+                );
+                let change = "consider a higher rate";
+                return vec![Found::new(Severity::Note, reason, change, vec![]).beside_published()];
+            }
             // Without noise the rate need not grow with the batch.
             let is_full_batch = recipe.run.steps_per_epoch().is_some_and(|steps| steps < 8);
             if per_256 >= limit || is_full_batch {

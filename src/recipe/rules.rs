@@ -28,16 +28,16 @@ const RULES: [RuleInfo; 36] = [
     RuleInfo { name: "rate-too-high", find: rate::too_high, source: WORTSMAN,
         about: "The highest resolved rate is beyond what diverges. SGD on images: rate / (1 - momentum) per 256 examples above 8 \
                 (5 without a warm-up, 2.8 from a batch of 4096 on, 12 for 32-pixel images; published: 1 to 5, at most 2.3, and 10 for CIFAR), or a rate above 20. Adam on transformers: \
-                rate x width above 4.5, or 3 from 1e11 parameters on (published: 0.1 to 3.3), both times the root of (tokens of a step / 250000) below that and from 5e6 parameters on; or above 0.25 in steps of fewer than 15000 tokens from 5e7 parameters and 2 tokens per parameter on. Adam elsewhere: above 0.02. SGD on \
+                rate x width above 4.5, or 3 from 1e11 parameters on (published: 0.1 to 3.3), both times the root of (tokens of a step / 250000) below that and from 5e6 parameters on; or above 0.25 in steps of fewer than 15000 tokens (times the root of parameters / 1e8 above that) from 5e7 parameters and 2 tokens per parameter on. Adam elsewhere: above 0.02. SGD on \
                 transformers: rate / (1 - momentum) above 6; on MLPs: above 5, or 50 with layer norm (both times the limit of clipping, if it is below 1). An error above 6 times these limits." },
     RuleInfo { name: "rate-too-low", find: rate::too_low, source: GOYAL,
         about: "The highest resolved rate is too low to train the model from scratch. SGD on images: rate / (1 - momentum) per 256 examples \
-                below 0.08 in a run from scratch (0.28 from a batch of 1024 on, where 0.3 is published; none where an epoch has fewer than 8 steps), or below 0.002 in any. SGD on transformers: rate / (1 - momentum) below 0.01. Adam on \
+                below 0.08 in a run from scratch (0.28 from a batch of 1024 on, where 0.3 is published; a note below that at smaller batches; none where an epoch has fewer than 8 steps), or below 0.002 in any. SGD on transformers: rate / (1 - momentum) below 0.01. Adam on \
                 transformers, in runs that are too long for fine-tuning: rate x width below 0.05 and a rate below 6e-5, a rate below 0.3 of what is usual for the size from \
                 1e9 parameters and 40 tokens per parameter on, or below 1e-6 times the root of a batch of 16384 or more. Adam on images from scratch: below 2e-5." },
     RuleInfo { name: "rate-unlike-published", find: neighbours::unlike_published, source: "The table of published recipes: `lockstep recipes`; Malladi et al., On the SDEs and Scaling Rules for Adaptive Gradient Algorithms (2022)",
         about: "The rate is far from those of the published recipes (`lockstep recipes`) for the same optimizer and kind of model whose batch is within a factor of 16 of this one, and for \
-                transformers the size too (both 8, tokens for the batch, and pre-training apart from fine-tuning, with Adam): each is scaled to this batch as its papers scale it. \
+                transformers the size too (both 8, tokens for the batch, pre-training apart from fine-tuning, and at least 5e6 parameters, with Adam): each is scaled to this batch as its papers scale it. \
                 LARS (rate x trust coefficient / (1 - momentum)), LAMB and Adam: above 2.5 times the second highest (and above 0.002 for Adam on images). LARS and LAMB: below a \
                 quarter of the lowest. It needs three such recipes, and is silent where a limit for all batches is exceeded." },
     RuleInfo { name: "fine-tuning-rate", find: rate::fine_tuning, source: "Mosbach et al., On the Stability of Fine-tuning BERT (2021)",
@@ -55,7 +55,7 @@ const RULES: [RuleInfo; 36] = [
                 one step. LAMB: above 0.03, 0.06 for images (published: at most 0.01 and 0.04); an error above 0.3." },
     RuleInfo { name: "trust-ratio-too-low", find: trust::too_low, source: LARS,
         about: "LARS or LAMB hardly turn a layer in the whole run, in at least 500 steps. LARS: less than 20 times its norm in all, and less than 0.02 in a \
-                step over the momentum. LAMB: less than 2 times its norm in all, in more than 2000 steps at a rate below 5e-4." },
+                step over the momentum. LAMB: less than its norm in all, in more than 2000 steps at a rate below 5e-4." },
     RuleInfo { name: "no-trust-ratios", find: batch::without_trust_ratios, source: "Nado et al., A Large Batch Optimizer Reality Check (2021)",
         about: "A batch above 32768 with one rate for all parameters: a warning for SGD, a note for Adam, whose published batches go to 90112." },
     RuleInfo { name: "schedule-impossible", find: decay::impossible, source: "`lockstep train` refuses it",
@@ -69,9 +69,9 @@ const RULES: [RuleInfo; 36] = [
         about: "Boundaries are after the end of the run: a warning from 1000 steps on, otherwise a note." },
     RuleInfo { name: "decays-too-soon", find: decay::too_soon, source: HOFFMANN,
         about: "The mean rate of the run is below 6 % of the peak: most steps hardly move the parameters. Milestones in steps left over from a larger batch, for example. \
-                Or the decay is too steep: a power above 5 (published: 0.5 to 2), or a factor of `step` below 0.02 (published: 0.1 and above)." },
+                Or the decay is too steep: a power above 5 (published: 0.5 to 2), or a factor of `step` below 0.02 (published: 0.1 and above). Or the first boundary of `step` is in the first 5 % of a run of at least 1000 steps." },
     RuleInfo { name: "never-decays", find: decay::never, source: "Defazio et al., When, Why and How Much? Adaptive Learning Rate Scheduling by Refinement (2023)",
-        about: "The rate ends above 35 % of its peak: images from scratch, from 30 epochs on (but not Adam on 32-pixel images); Adam and LAMB on transformers, in runs of at least 20 tokens per \
+        about: "The rate ends above 35 % of its peak (50 % with `inverse_sqrt`): images from scratch, from 30 epochs on (but not Adam on 32-pixel images); Adam and LAMB on transformers, in runs of at least 20 tokens per \
                 parameter and 1e9 tokens at a rate for training from scratch." },
     RuleInfo { name: "decay-too-short", find: decay::too_short, source: "Hägele et al., Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations (2024)",
         about: "The decay of `wsd` takes less than 2 % of a run of at least 1000 steps (published: 10 to 20 %)." },
@@ -85,9 +85,9 @@ const RULES: [RuleInfo; 36] = [
                 over the momentum. LAMB: 5e-4. Adam: rate x width from 0.07 on, in transformers of at least 1e7 parameters and 5 tokens per parameter; 2e-3 for images \
                 at a batch of 1024; fine-tuning 2e8 parameters or more on fewer than 20000 examples in batches of at most 32. A note for other runs with Adam." },
     RuleInfo { name: "warmup-too-short", find: warmup::too_short, source: GOYAL,
-        about: "The warm-up to such a rate takes fewer than 50 steps, in runs of at least 500 steps: 20 for LAMB, and for other transformers a thousandth of the run up to 200 if that is more." },
+        about: "The warm-up to such a rate takes fewer than 50 steps, in runs of at least 500 steps: 20 for LAMB, and for other transformers a 2000th of the run up to 200 if that is more (published: a 1400th)." },
     RuleInfo { name: "warmup-too-long", find: warmup::too_long, source: GOYAL,
-        about: "The warm-up is longer than the run (an error), more than 60 % of it (a warning), or more than 45 % (a note; published: 48 %)." },
+        about: "The warm-up is longer than the run (an error), more than 60 % of it (a warning), or more than 20 % (a note; published: mostly up to 10 %, at most 48 %)." },
     RuleInfo { name: "boundary-inside-warmup", find: warmup::boundary_inside, source: GOYAL,
         about: "A boundary lies inside the warm-up, which passes over it, so that the peak is never reached." },
     RuleInfo { name: "weight-decay-too-strong", find: weight_decay::too_strong, source: "Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019)",
@@ -95,7 +95,7 @@ const RULES: [RuleInfo; 36] = [
                 rate x decay / (1 - momentum) above 0.02 (published: at most 0.017), or a decay from 0.005 on. Adam, whose decay is added to the gradient: 0.01. LARS: 0.005. LAMB: above 0.5." },
     RuleInfo { name: "weight-decay-too-weak", find: weight_decay::too_weak, source: "Zhang et al., Three Mechanisms of Weight Decay Regularization (2019)",
         about: "Over the whole run, SGD on images from scratch, from 60 epochs on, decays by an exponent below 0.5; or LARS on images from scratch has no decay. A note for AdamW from scratch whose decay of 1e-3 or less does \
-                nothing: it may be from a convention without the rate." },
+                nothing: it may be from a convention without the rate; or that has none, in at least 20 tokens per parameter." },
     RuleInfo { name: "decayed-norm-or-bias", find: weight_decay::norm_or_bias, source: "He et al., Bag of Tricks for Image Classification (2019), section 3.1",
         about: "Weight decay also applies to biases and scales of norms." },
     RuleInfo { name: "unmatched-pattern", find: constants::unmatched_pattern, source: "`lockstep train` refuses it",

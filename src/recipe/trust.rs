@@ -83,7 +83,7 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
     let all = lasting * rates.mean * steps as f64;
     let is_low = match recipe.config.optimizer.rule {
         UpdateRule::Lars(_) => steps >= 500 && all < 20.0 && lasting < 0.02,
-        _ => steps > 2000 && all < 2.0 && lasting < 5e-4,
+        _ => steps > 2000 && all < 1.0 && lasting < 5e-4,
     };
     if !is_low {
         return vec![];

@@ -81,10 +81,10 @@ pub(super) fn too_weak(recipe: &Recipe<'_>) -> Vec<Found> {
             let sets = vec!["optimizer.weight_decay=0.0001".to_owned()];
             vec![Found::new(Severity::Warning, reason, "set a decay", sets)]
         }
-        (UpdateRule::AdamW(_), ModelKind::Transformer { width, .. }) => {
+        (UpdateRule::AdamW(_), ModelKind::Transformer { width, num_parameters }) => {
             let is_from_scratch = rates.max * width >= limit_of_scratch(recipe);
-            if !is_from_scratch || !(0.0..=1e-3).contains(&decay) || decay == 0.0 || exponent >= 0.5
-            {
+            let is_long = recipe.total_tokens() >= 20.0 * num_parameters;
+            if !is_from_scratch || decay > 1e-3 || exponent >= 0.5 || (decay == 0.0 && !is_long) {
                 return vec![];
             }
             let reason = format!(
