@@ -59,7 +59,6 @@ const CASES: &[Case] = &[
     ("rate-unlike-published", LARS, &["optimizer.momentum=0.0"], Warning, "times below all of them", &["optimizer.momentum=0.85"]),
     ("rate-unlike-published", LAMB, &["schedule.peak=2e-2"], Warning, "times above all but one", &["schedule.peak=6e-3"]),
     ("rate-unlike-published", IMAGES, &["optimizer.name=adamw", "schedule.peak=4e-3", "train.global_batch=64"], Warning, "times above all but one", &["optimizer.name=adamw", "schedule.peak=2e-3", "train.global_batch=64"]),
-    ("rate-unlike-published", "roberta-large-mnli", &["schedule.peak=2e-4"], Warning, "times above all but one", &["schedule.peak=2e-5"]),
     ("rate-unlike-published", BERT, &["schedule.peak=5e-4"], Warning, "times above all but one", &["schedule.peak=5e-5"]),
     ("fine-tuning-rate", BERT, &["schedule.peak=1e-3"], Warning, "too high to fine-tune", &["schedule.peak=1e-4"]),
     ("rate-not-scaled", IMAGES, &["schedule.scaling=sqrt"], Warning, "over 32 times the batch", &["schedule.scaling=linear"]),
