@@ -4,7 +4,7 @@ use hlo::{DType, LeafSpec};
 
 use super::figures::ModelKind;
 use super::{Found, Recipe, Severity, short, weight_decay};
-use crate::config::{Lars, Sgd, UpdateRule};
+use crate::config::{Lars, PrecisionConfig, Sgd, UpdateRule};
 use crate::optim;
 
 /// A pattern that matches no parameter.
@@ -90,15 +90,14 @@ pub(super) fn momentum(recipe: &Recipe<'_>) -> Vec<Found> {
                 short(0.1)
             )
         }
+        () if *momentum > 0.98 && !recipe.is_sgd() => format!(
+            "a momentum of {momentum} multiplies the lasting step of LARS by {gain}; published recipes have 0.9 to 0.97"
+        ),
         () => return vec![],
     };
     let sets = vec!["optimizer.momentum=0.9".to_owned()];
-    vec![Found::new(
-        Severity::Warning,
-        reason,
-        "set a momentum of 0.9, or ten times the rate",
-        sets,
-    )]
+    let change = "set a momentum of 0.9, or change the rate as much the other way";
+    vec![Found::new(Severity::Warning, reason, change, sets)]
 }
 
 /// An epsilon as large as the gradients.
@@ -155,13 +154,54 @@ pub(super) fn long_memory(recipe: &Recipe<'_>) -> Vec<Found> {
     found
 }
 
-/// Clipping that bounds what the run can do.
-pub(super) fn clipping(recipe: &Recipe<'_>) -> Vec<Found> {
-    let (Some(limit), Some(rates)) = (recipe.config.optimizer.clip_grad_norm, recipe.rates) else {
+/// A running mean of the parameters that forgets at once.
+pub(super) fn short_memory(recipe: &Recipe<'_>) -> Vec<Found> {
+    let Some(decay) = recipe.config.optimizer.ema_decay.filter(|decay| *decay < 0.9) else {
         return vec![];
     };
+    let total = recipe.total_steps();
+    let reason = format!(
+        "optimizer.ema_decay = {decay} averages the parameters of {} steps, and the run has {total}: it is the share that is kept, not \
+         the share of the new",
+        short(1.0 / (1.0 - decay))
+    );
+    let usual = 0.9999f64.min(1.0 - 20.0 / total.max(400) as f64);
+    let sets = vec![format!("optimizer.ema_decay={:?}", (usual * 1e4).floor() / 1e4)];
+    let change = "raise the decay, or leave the averaging out";
+    vec![Found::new(Severity::Warning, reason, change, sets)]
+}
+
+/// f64 in a run that is not a test.
+pub(super) fn double_precision(recipe: &Recipe<'_>) -> Vec<Found> {
+    let total = recipe.total_steps();
+    if recipe.config.train.precision != PrecisionConfig::F64 || total < 1000 {
+        return vec![];
+    }
+    let reason = format!(
+        "all {total} steps are in f64, which most devices compute many times more slowly than f32, and training does not need"
+    );
+    let sets = vec!["train.precision=\"f32\"".to_owned()];
+    vec![Found::new(Severity::Warning, reason, "train in f32 or bf16", sets)]
+}
+
+/// Clipping that bounds what the run can do, or is missing.
+pub(super) fn clipping(recipe: &Recipe<'_>) -> Vec<Found> {
+    let Some(rates) = recipe.rates else { return vec![] };
     let sets = vec!["optimizer.clip_grad_norm=1.0".to_owned()];
     let change = "clip at 1";
+    let Some(limit) = recipe.config.optimizer.clip_grad_norm else {
+        let lasting = rates.max * recipe.momentum_gain();
+        let is_transformer = recipe.kind.num_parameters().is_some();
+        if !recipe.is_sgd() || !is_transformer || lasting < 0.5 {
+            return vec![];
+        }
+        let reason = format!(
+            "SGD takes steps of {} times the gradient (rate / (1 - momentum)), and the gradients of transformers have heavy tails: without \
+             clipping one of them can end the run",
+            short(lasting)
+        );
+        return vec![Found::new(Severity::Warning, reason, change, sets)];
+    };
     if let UpdateRule::Sgd(_) = recipe.config.optimizer.rule {
         let steps = recipe.total_steps() as f64;
         let all = limit * rates.max * rates.mean * steps * recipe.momentum_gain();

@@ -3,8 +3,8 @@
 use super::figures::ModelKind;
 use super::rate::limit_of_scratch;
 use super::{Found, Recipe, Severity, percent, short};
-use crate::config::{Shape, UpdateRule, Wsd};
-use crate::optim::schedule;
+use crate::config::{Shape, UpdateRule, WarmupKind, Wsd};
+use crate::optim::schedule::{self, Schedule};
 
 /// Replaces the shape by one that fits every run.
 fn cosine() -> Vec<String> {
@@ -65,9 +65,12 @@ pub(super) fn ends_early(recipe: &Recipe<'_>) -> Vec<Found> {
     let Some(end) = schedule.end_step().filter(|end| *end < total) else { return vec![] };
     let rest = total - end;
     let does_nothing = rates.last < 1e-3 && rest as f64 >= 0.02 * total as f64;
+    // Published decays that end at a floor end in the last half.
+    let is_most = 10 * rest >= 7 * total && rates.last <= 0.5;
     let severity = match (does_nothing, 2 * rest >= total) {
         (true, true) => Severity::Error,
         (true, false) => Severity::Warning,
+        (false, _) if is_most => Severity::Warning,
         (false, _) => Severity::Note,
     };
     let reason = format!(
@@ -110,8 +113,8 @@ pub(super) fn unreached(recipe: &Recipe<'_>) -> Vec<Found> {
     };
     let after: Vec<_> = schedule.boundaries().iter().filter(is_after).collect();
     let Some(first) = after.first() else { return vec![] };
-    let is_long = recipe.is_for_images() && recipe.epochs().is_some_and(|epochs| epochs >= 20.0);
-    let severity = if is_long { Severity::Warning } else { Severity::Note };
+    // Shorter runs are tests of a configuration.
+    let severity = if total >= 1000 { Severity::Warning } else { Severity::Note };
     let reason = format!(
         "{} of {} boundaries are never reached: the run ends at step {total}, the first of them is at {first}",
         after.len(),
@@ -121,12 +124,43 @@ pub(super) fn unreached(recipe: &Recipe<'_>) -> Vec<Found> {
     vec![Found::new(severity, reason, change, rescaled(recipe))]
 }
 
+/// The lowest usual mean rate of a run, as a share of the peak.
+const MIN_MEAN: f64 = 0.06;
+/// Published powers are 0.5 to 2.
+const MAX_POWER: f64 = 5.0;
+/// Published factors of `step` are 0.1 and above.
+const MIN_FACTOR: f64 = 0.02;
+
 /// Most of the run is at a rate far below the peak.
 pub(super) fn too_soon(recipe: &Recipe<'_>) -> Vec<Found> {
     let (Ok(schedule), Some(rates)) = (&recipe.schedule, recipe.rates) else { return vec![] };
     let ends_early = schedule.end_step().is_some_and(|end| end < schedule.total_steps());
-    if rates.max == 0.0 || rates.mean >= 0.06 || ends_early || recipe.total_steps() < 50 {
+    if rates.max == 0.0 || ends_early || recipe.total_steps() < 50 {
         return vec![];
+    }
+    let steep = match &recipe.config.schedule.shape {
+        Shape::Polynomial(polynomial) if polynomial.power > MAX_POWER => Some((
+            format!(
+                "a power of {}: the rate is below a tenth of its peak in most of the run",
+                polynomial.power
+            ),
+            "schedule.power=2.0",
+        )),
+        Shape::Step(step) if step.factor < MIN_FACTOR => Some((
+            format!(
+                "each boundary multiplies the rate by {}: after the first the parameters hardly move",
+                step.factor
+            ),
+            "schedule.factor=0.1",
+        )),
+        _ => None,
+    };
+    if let Some((reason, set)) = steep.filter(|_| rates.mean >= MIN_MEAN) {
+        let change = "decay more slowly";
+        return vec![Found::new(Severity::Warning, reason, change, vec![set.to_owned()])];
+    }
+    if rates.mean >= MIN_MEAN {
+        return first_boundary(recipe, schedule).into_iter().collect();
     }
     let sets = match &recipe.config.schedule.shape {
         Shape::Polynomial(polynomial) if polynomial.power > 2.0 => {
@@ -142,11 +176,34 @@ pub(super) fn too_soon(recipe: &Recipe<'_>) -> Vec<Found> {
     vec![Found::new(Severity::Warning, reason, "spread the decay over the run", sets)]
 }
 
+/// The share of the run before which no published boundary of `step` is.
+const MIN_FIRST: f64 = 0.05;
+
+/// The first boundary of `step` is at the start of the run, after the warm-up.
+fn first_boundary(recipe: &Recipe<'_>, schedule: &Schedule) -> Option<Found> {
+    let (Shape::Step(step), total) = (&recipe.config.schedule.shape, recipe.total_steps()) else {
+        return None;
+    };
+    let first = *schedule.boundaries().first()?;
+    let is_early = (first as f64) < MIN_FIRST * total as f64 && first > schedule.warmup_steps();
+    if !is_early || step.factor > 0.5 || total < 1000 {
+        return None;
+    }
+    let reason = format!(
+        "the rate is multiplied by {} at step {first} already, of {total}: is it a number of epochs?",
+        step.factor
+    );
+    Some(Found::new(Severity::Warning, reason, "move the boundary", cosine()))
+}
+
 /// The rate hardly decays in a long run.
 pub(super) fn never(recipe: &Recipe<'_>) -> Vec<Found> {
     let (Ok(schedule), Some(rates)) = (&recipe.schedule, recipe.rates) else { return vec![] };
     let is_late = schedule.end_step().is_some_and(|end| end > schedule.total_steps());
-    if rates.last <= 0.5 || is_late {
+    // Published floors are up to 0.33, and inverse square roots end higher in short runs.
+    let most =
+        if matches!(recipe.config.schedule.shape, Shape::InverseSqrt(_)) { 0.5 } else { 0.35 };
+    if rates.last <= most || is_late {
         return vec![];
     }
     let is_long = match recipe.kind {
@@ -209,6 +266,47 @@ const MAX_STEPS: u64 = 2_000_000;
 /// In a shorter run every step is a jump.
 const MIN_STEPS: u64 = 50;
 
+/// The largest jump after a published constant warm-up is by 10 (He et al., 2016).
+const MAX_JUMP: f64 = 12.0;
+
+/// A constant warm-up ends in a jump.
+fn jump_after_warmup(recipe: &Recipe<'_>, schedule: &Schedule) -> Option<Found> {
+    let warmup = schedule.warmup_steps();
+    let is_inside = warmup > 0 && warmup < schedule.total_steps();
+    if recipe.config.schedule.warmup.kind != WarmupKind::Constant || !is_inside {
+        return None;
+    }
+    let (before, after) = (schedule.lr(warmup - 1), schedule.lr(warmup));
+    if after <= MAX_JUMP * before {
+        return None;
+    }
+    let reason = format!(
+        "the constant warm-up ends with a jump from {} to {}, which the parameters are not prepared for",
+        short(before),
+        short(after)
+    );
+    let sets = vec!["schedule.warmup=\"linear\"".to_owned()];
+    Some(Found::new(Severity::Warning, reason, "warm up linearly", sets))
+}
+
+/// The factors of `piecewise` stay below 1: probably they are rates.
+pub(super) fn peak_unreached(recipe: &Recipe<'_>) -> Vec<Found> {
+    let Shape::Piecewise(piecewise) = &recipe.config.schedule.shape else { return vec![] };
+    let highest = piecewise.factors.iter().copied().fold(0.0, f64::max);
+    if highest <= 0.0 || highest >= 0.9 {
+        return vec![];
+    }
+    let reason = format!(
+        "the highest factor is {}, so that the peak is never reached; factors multiply the peak, and are not rates",
+        short(highest)
+    );
+    let shares: Vec<_> =
+        piecewise.factors.iter().map(|factor| (factor / highest * 1e6).round() / 1e6).collect();
+    let sets = vec![format!("schedule.factors={shares:?}")];
+    let change = "divide the factors by the highest, or lower the peak and do so";
+    vec![Found::new(Severity::Warning, reason, change, sets)]
+}
+
 /// The rate jumps without a declared boundary, or `step` raises it.
 pub(super) fn jump(recipe: &Recipe<'_>) -> Vec<Found> {
     let (Ok(schedule), Some(rates)) = (&recipe.schedule, recipe.rates) else { return vec![] };
@@ -221,6 +319,9 @@ pub(super) fn jump(recipe: &Recipe<'_>) -> Vec<Found> {
     }
     if schedule.total_steps() < MIN_STEPS {
         return vec![];
+    }
+    if let Some(found) = jump_after_warmup(recipe, schedule) {
+        return vec![found];
     }
     let is_jump = |step: &u64| {
         let change = (schedule.lr(*step) - schedule.lr(step - 1)).abs();

@@ -15,6 +15,7 @@ mod constants;
 mod decay;
 mod double;
 mod figures;
+mod neighbours;
 pub mod published;
 mod rate;
 mod rules;
@@ -34,7 +35,7 @@ use figures::{ModelKind, Rates};
 pub use advice::{InvalidChange, apply, repair};
 pub use compare::{Comparison, compare};
 pub use double::{Change, Doubling, doubling};
-pub use rules::{RuleInfo, rule, rules};
+pub use rules::{REFUSED, RuleInfo, rule, rules};
 
 /// A configuration, resolved for a number of replicas.
 pub struct Recipe<'a> {

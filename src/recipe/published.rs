@@ -72,8 +72,6 @@ pub fn find(name: &str) -> Option<&'static PublishedRecipe> {
 
 /// The published recipe for the same kind of model and optimizer whose batch and size are the nearest by their ratios.
 pub(super) fn nearest(recipe: &Recipe<'_>) -> Option<&'static PublishedRecipe> {
-    let optimizer = recipe.config.optimizer.rule.name();
-    let same = |name: &str| name == optimizer || (name.starts_with("adam") && recipe.is_adam());
     let distance = |published: &PublishedRecipe| {
         let log_ratio = |a: f64, b: f64| (a / b).ln().abs();
         let of_size = published
@@ -84,11 +82,19 @@ pub(super) fn nearest(recipe: &Recipe<'_>) -> Option<&'static PublishedRecipe> {
     };
     recipes()
         .iter()
-        .filter(|published| published.kind == recipe.kind.name() && same(&published.optimizer))
+        .filter(|published| published.is_comparable(recipe))
         .min_by(|a, b| distance(a).total_cmp(&distance(b)))
 }
 
 impl PublishedRecipe {
+    /// `true` for the same kind of model and optimizer; Adam and AdamW are one.
+    pub(super) fn is_comparable(&self, recipe: &Recipe<'_>) -> bool {
+        let optimizer = &self.optimizer;
+        let is_same = optimizer == recipe.config.optimizer.rule.name()
+            || (optimizer.starts_with("adam") && recipe.is_adam());
+        self.kind == recipe.kind.name() && is_same
+    }
+
     /// One line: model, batch, rate, warm-up, source.
     pub fn describe(&self) -> String {
         format!(
@@ -116,9 +122,12 @@ impl PublishedRecipe {
         let rescale = |value: &mut Value| match value {
             Value::Integer(steps) => *steps = ((*steps as f64 * ratio).round() as i64).max(1),
             Value::Array(steps) => {
+                // Boundaries rise, also those that were one step apart.
+                let mut least = 0;
                 for step in steps.iter_mut() {
                     if let Value::Integer(step) = step {
-                        *step = (*step as f64 * ratio).round() as i64;
+                        *step = ((*step as f64 * ratio).round() as i64).max(least);
+                        least = *step + 1;
                     }
                 }
             }

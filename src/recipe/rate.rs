@@ -80,9 +80,8 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
             ModelKind::Transformer { width, num_parameters },
         ) => {
             let limit = limit_of_adam(width, num_parameters);
-            let tokens = recipe.total_tokens() / recipe.total_steps().max(1) as f64;
             if rates.max <= limit {
-                return too_high_for_few_tokens(recipe, &rates, tokens);
+                return too_high_for_few_tokens(recipe, &rates);
             }
             let reason = format!(
                 "Adam moves each weight by the rate, {rate} here: rate x width is {}, and published transformers have at most 3.3 \
@@ -108,21 +107,33 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// Tokens of a step below which rates of pre-training are not published.
 const FEW_TOKENS: f64 = 15_000.0;
+/// Tokens of a step up to which the limit of rate x width grows with their root, as the noise of the mean gradient falls.
+const MANY_TOKENS: f64 = 250_000.0;
+/// Smaller transformers are trained at higher rates, of which few are published.
+pub(super) const SMALL_TRANSFORMER: f64 = 5e6;
 
 /// A rate of pre-training for a step of few tokens, whose gradients are mostly noise.
-fn too_high_for_few_tokens(recipe: &Recipe<'_>, rates: &Rates, tokens: f64) -> Vec<Found> {
+fn too_high_for_few_tokens(recipe: &Recipe<'_>, rates: &Rates) -> Vec<Found> {
     let ModelKind::Transformer { width, num_parameters } = recipe.kind else { return vec![] };
-    let is_trained = num_parameters >= 5e7 && recipe.total_tokens() >= 5.0 * num_parameters;
-    if tokens >= FEW_TOKENS || rates.max * width < 0.4 || !is_trained {
+    let tokens = recipe.total_tokens() / recipe.total_steps().max(1) as f64;
+    let is_trained = num_parameters >= 5e7 && recipe.total_tokens() >= 2.0 * num_parameters;
+    // Larger models need larger steps.
+    let few = FEW_TOKENS * (num_parameters / 1e8).sqrt().max(1.0);
+    let is_of_large_steps = tokens < few && rates.max * width >= 0.25 && is_trained;
+    let limit = limit_of_adam(width, num_parameters) * (tokens / MANY_TOKENS).sqrt().min(1.0);
+    let is_noise = num_parameters >= SMALL_TRANSFORMER && rates.max > limit;
+    if !is_of_large_steps && !is_noise {
         return vec![];
     }
     let reason = format!(
-        "a rate of {} for steps of {} tokens: published steps at such rates have 16 thousand tokens or more, most of them half a \
-         million",
+        "a rate of {} (rate x width {}) for steps of {} tokens: the noise of a step's gradient grows as its tokens get fewer, and such \
+         rates are published for steps of more tokens, most of them half a million",
         short(rates.max),
+        short(rates.max * width),
         short(tokens)
     );
-    let target = (usual_of_adam(recipe) * (tokens / 5e5).sqrt()).min(0.3 / width);
+    let target = (usual_of_adam(recipe) * (tokens / 5e5).sqrt().min(1.0)).min(0.2 / width);
+    let target = target.min(0.5 * limit);
     let change = "lower the rate, or accumulate more microbatches in a larger batch";
     let sets = recipe.set_peak(rates, target);
     vec![Found::new(Severity::Warning, reason, change, sets).beside_published()]
@@ -141,10 +152,20 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
         (UpdateRule::Sgd(_), ModelKind::Convolutional { .. }) => {
             let per_256 = recipe.rate_per_256(&rates);
             let limit = match recipe.is_from_scratch() {
-                true if recipe.batch() >= 1024.0 => 0.2,
+                true if recipe.batch() >= 1024.0 => 0.28,
                 true => 0.08,
                 false => 0.002,
             };
+            if per_256 >= limit && per_256 < 0.28 && recipe.is_from_scratch() {
+                let reason = format!(
+                    "a rate of {rate} at a batch of {} is {} per 256 examples over the momentum (rate / (1 - momentum)); Goyal et al. have 1, \
+                     and lower ones are published for networks without batch norm and for contrastive learning",
+                    recipe.batch(),
+                    short(per_256)
+                );
+                let change = "consider a higher rate";
+                return vec![Found::new(Severity::Note, reason, change, vec![]).beside_published()];
+            }
             // Without noise the rate need not grow with the batch.
             let is_full_batch = recipe.run.steps_per_epoch().is_some_and(|steps| steps < 8);
             if per_256 >= limit || is_full_batch {
@@ -171,14 +192,25 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
             );
             (reason, usual_of_sgd(recipe))
         }
-        (UpdateRule::Adam(_) | UpdateRule::AdamW(_), ModelKind::Transformer { width, .. }) => {
+        (
+            UpdateRule::Adam(_) | UpdateRule::AdamW(_),
+            ModelKind::Transformer { width, num_parameters },
+        ) => {
             let floor = 1e-6 * recipe.batch().sqrt();
+            // E5 and others are trained further, on pairs, for up to 20 thousand steps.
             let is_large = recipe.batch() >= 16384.0
-                && recipe.total_steps() >= 10_000
+                && recipe.total_steps() >= 30_000
                 && rates.max < floor
                 && floor * width < 2.0;
-            let is_tiny = rates.max * width < 0.05 && is_long_for_fine_tuning(recipe);
-            if !is_large && !is_tiny {
+            let is_long = is_long_for_fine_tuning(recipe);
+            // Narrow transformers are trained from scratch at 1e-4: DETR.
+            let is_tiny = rates.max * width < 0.05 && rates.max < 6e-5 && is_long;
+            // Rates of large models rest on fewer tests, and are alike.
+            let is_below_size = num_parameters >= 1e9
+                && is_long
+                && recipe.total_tokens() >= 40.0 * num_parameters
+                && rates.max < 0.3 * usual_of_adam(recipe);
+            if !is_large && !is_tiny && !is_below_size {
                 return vec![];
             }
             let reason = format!(
@@ -250,11 +282,17 @@ pub(super) fn not_scaled(recipe: &Recipe<'_>) -> Vec<Found> {
     let off = scale.max(1.0 / scale);
     match recipe.config.schedule.peak {
         Peak::Scaled { base_lr, base_batch, scaling: Scaling::None } if off >= 2.0 => {
+            // The rate is then off by 4 in either case.
+            let is_far = if recipe.scales_linearly() { off >= 4.0 } else { off >= 16.0 };
+            let scaling = if recipe.scales_linearly() { "linear" } else { "sqrt" };
+            let sets = vec![format!("schedule.scaling={scaling:?}")];
+            let (severity, sets) =
+                if is_far { (Severity::Warning, sets) } else { (Severity::Note, vec![]) };
             let reason = format!(
                 "the rate stays {base_lr}, which was found at a batch of {base_batch}, for a batch of {batch}"
             );
             let change = "set schedule.scaling = \"linear\" (or \"sqrt\" for Adam and LAMB)";
-            vec![Found::new(Severity::Note, reason, change, vec![])]
+            vec![Found::new(severity, reason, change, sets)]
         }
         Peak::Scaled { scaling: Scaling::Sqrt, .. } if recipe.is_sgd() && off >= 4.0 => {
             let reason = format!(
@@ -269,8 +307,13 @@ pub(super) fn not_scaled(recipe: &Recipe<'_>) -> Vec<Found> {
                 "the rate of an adaptive optimizer is scaled linearly over {scale:.0} times the batch; the noise of its updates \
                  falls with the root of the batch"
             );
-            let change = "consider schedule.scaling = \"sqrt\"";
-            vec![Found::new(Severity::Note, reason, change, vec![])]
+            let change = "scale with the root of the batch, or declare a base batch near the run's";
+            // From 256 to 4096 it is published.
+            let (severity, sets) = match scale >= 32.0 {
+                true => (Severity::Warning, vec!["schedule.scaling=\"sqrt\"".to_owned()]),
+                false => (Severity::Note, vec![]),
+            };
+            vec![Found::new(severity, reason, change, sets)]
         }
         Peak::Rate(peak) if matches!(recipe.config.train.batch, BatchSize::PerReplica(_)) => {
             let mesh = &recipe.config.mesh;
@@ -295,12 +338,25 @@ pub(super) fn not_scaled(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// SGD on a transformer, at a rate that other rules accept.
 pub(super) fn sgd_on_transformer(recipe: &Recipe<'_>) -> Vec<Found> {
-    let (true, ModelKind::Transformer { .. }) = (recipe.is_sgd(), recipe.kind) else {
+    let (true, ModelKind::Transformer { num_parameters, .. }, Some(rates)) =
+        (recipe.is_sgd(), recipe.kind, recipe.rates)
+    else {
         return vec![];
     };
+    // Vision transformers are fine-tuned with SGD on data sets that are small beside their parameters.
+    let is_from_scratch = recipe.total_tokens() >= 20.0 * num_parameters
+        && recipe.tokens_of_data().is_some_and(|data| data >= 2.0 * num_parameters);
     let reason = "SGD trains transformers from scratch far more slowly than Adam".to_owned();
-    let change = "set optimizer.name = \"adamw\", unless a vision transformer is fine-tuned";
-    vec![Found::new(Severity::Note, reason, change, vec![])]
+    let change = "set optimizer.name = \"adamw\" with a rate for it, unless a vision transformer is fine-tuned";
+    let (severity, sets) = match is_from_scratch {
+        true => {
+            let adam = vec!["optimizer.name=\"adamw\"".to_owned()];
+            let usual = recipe.set_peak(&rates, usual_of_adam(recipe));
+            (Severity::Warning, [adam, usual].concat())
+        }
+        false => (Severity::Note, vec![]),
+    };
+    vec![Found::new(severity, reason, change, sets)]
 }
 
 /// The rate times the width from which a transformer is trained from scratch: fine-tuning has 0.005 to 0.05.

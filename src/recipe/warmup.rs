@@ -104,11 +104,12 @@ pub(super) fn missing(recipe: &Recipe<'_>) -> Vec<Found> {
 /// The warm-up takes few steps.
 pub(super) fn too_short(recipe: &Recipe<'_>) -> Vec<Found> {
     let Some(rates) = recipe.rates else { return vec![] };
+    let total = recipe.total_steps();
     let least = match recipe.config.optimizer.rule {
         UpdateRule::Lamb(_) => MIN_STEPS_OF_LAMB,
+        _ if recipe.kind.num_parameters().is_some() => MIN_STEPS.max((total / 2000).min(200)),
         _ => MIN_STEPS,
     };
-    let total = recipe.total_steps();
     if rates.ramp_steps == 0 || rates.ramp_steps >= least || total < MIN_TOTAL {
         return vec![];
     }
@@ -132,7 +133,7 @@ pub(super) fn too_long(recipe: &Recipe<'_>) -> Vec<Found> {
             let severity = match share {
                 _ if total < 20 => return vec![],
                 0.6.. => Severity::Warning,
-                0.45.. => Severity::Note,
+                0.2.. => Severity::Note,
                 _ => return vec![],
             };
             let share = percent(warmup, total);

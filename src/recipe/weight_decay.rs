@@ -17,11 +17,11 @@ pub(super) fn too_strong(recipe: &Recipe<'_>) -> Vec<Found> {
         _ => rates.max * decay,
     };
     let (is_strong, is_certain, usual) = match rule {
-        UpdateRule::Sgd(_) => (share > 0.03 || decay >= 5e-3, share > 1.0, 1e-4),
+        UpdateRule::Sgd(_) => (share > 0.02 || decay >= 5e-3, share > 1.0, 1e-4),
         UpdateRule::Adam(_) => (decay >= 0.01, false, 1e-4),
         UpdateRule::AdamW(_) => {
             let usual = (1e-3 / rates.max.max(1e-12)).min(0.1);
-            (share > 5e-3 || decay >= 2.0, share > 0.02, usual)
+            (share > 5e-3 || decay >= 1.0, share > 0.02, usual)
         }
         UpdateRule::Lars(_) => (decay >= 5e-3, false, 1e-4),
         UpdateRule::Lamb(_) => (decay > 0.5, false, 0.01),
@@ -72,10 +72,19 @@ pub(super) fn too_weak(recipe: &Recipe<'_>) -> Vec<Found> {
             let sets = vec!["optimizer.weight_decay=0.0001".to_owned()];
             vec![Found::new(Severity::Warning, reason, "raise the decay", sets)]
         }
-        (UpdateRule::AdamW(_), ModelKind::Transformer { width, .. }) => {
+        (UpdateRule::Lars(_), ModelKind::Convolutional { .. }) => {
+            if decay > 0.0 || !recipe.is_from_scratch() {
+                return vec![];
+            }
+            let reason = "LARS moves each layer by a share of its norm, at right angles to it: without decay norms only grow, whatever the rate"
+                .to_owned();
+            let sets = vec!["optimizer.weight_decay=0.0001".to_owned()];
+            vec![Found::new(Severity::Warning, reason, "set a decay", sets)]
+        }
+        (UpdateRule::AdamW(_), ModelKind::Transformer { width, num_parameters }) => {
             let is_from_scratch = rates.max * width >= limit_of_scratch(recipe);
-            if !is_from_scratch || !(0.0..=1e-3).contains(&decay) || decay == 0.0 || exponent >= 0.5
-            {
+            let is_long = recipe.total_tokens() >= 20.0 * num_parameters;
+            if !is_from_scratch || decay > 1e-3 || exponent >= 0.5 || (decay == 0.0 && !is_long) {
                 return vec![];
             }
             let reason = format!(

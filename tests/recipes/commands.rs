@@ -91,6 +91,10 @@ fn a_rule_can_be_ignored_with_a_reason() {
     assert_eq!(unknown.status.code(), Some(1));
     let error = stderr(&unknown);
     assert!(error.contains("no rule \"rate\"") && error.contains("rate-too-low"), "{error}");
+    let refused = "check.ignore.refused-by-train=\"a test\"";
+    let refused = lockstep(&[&check[..], &["--set", refused]].concat());
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("the run would still be refused"), "{}", stderr(&refused));
     let reasonless = lockstep(&[&check[..], &["--set", "check.ignore.rate-too-low=\"\""]].concat());
     assert!(stderr(&reasonless).contains("the reason why"), "{}", stderr(&reasonless));
 }
@@ -101,6 +105,9 @@ fn every_rule_is_explained() {
         let text = stdout(&lockstep(&["schedule", "--explain", rule.name]));
         assert!(text.starts_with(rule.name) && text.contains("source: "), "{text}");
     }
+    // No rule, but it can be in a report.
+    let text = stdout(&lockstep(&["schedule", "--explain", "refused-by-train"]));
+    assert!(text.contains("cannot be left out") && !text.contains("with a reason"), "{text}");
     assert_eq!(lockstep(&["schedule", "--explain", "nothing"]).status.code(), Some(1));
     assert_eq!(lockstep(&["schedule"]).status.code(), Some(2));
 }

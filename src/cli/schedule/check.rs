@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::Examples;
 use crate::cli::{print_line, print_lines};
 use crate::config::Config;
-use crate::recipe::{self, Doubling, Finding, Recipe, RuleInfo, Severity};
+use crate::recipe::{self, Doubling, Finding, REFUSED, Recipe, RuleInfo, Severity};
 use crate::train;
 
 /// Columns of a line of text.
@@ -30,6 +30,11 @@ struct Report {
 /// Checks a recipe and prints what is found; the exit code is 1 if there is an error among it.
 pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
     for name in config.check.ignored_rules.keys() {
+        if name == REFUSED.name {
+            bail!(
+                "check.ignore: {name} cannot be left out, as the run would still be refused; change what the reason of the error says"
+            );
+        }
         known_rule(name).context("check.ignore")?;
     }
     let examples = Examples::of(config);
@@ -60,10 +65,10 @@ fn refused(config: &Config, num_examples: Option<usize>, findings: &[Finding]) -
     let mut errors = findings.iter().filter(|finding| finding.severity == Severity::Error);
     (!errors.any(says_so)).then(|| Finding {
         severity: Severity::Error,
-        rule: "refused-by-train",
+        rule: REFUSED.name,
         reason,
         published: None,
-        source: "`lockstep train` refuses it",
+        source: REFUSED.source,
         change: "as the reason says".to_owned(),
         sets: vec![],
         effects: vec![],
@@ -72,13 +77,14 @@ fn refused(config: &Config, num_examples: Option<usize>, findings: &[Finding]) -
 
 /// Describes a rule.
 pub fn explain(name: &str) -> Result<ExitCode> {
-    let rule = known_rule(name)?;
+    let rule = if name == REFUSED.name { &REFUSED } else { known_rule(name)? };
     let mut lines = vec![rule.name.to_owned()];
     lines.extend(wrapped("    ", rule.about));
     lines.extend(wrapped("    source: ", rule.source));
-    let reason =
-        format!("to leave it out, with a reason: --set 'check.ignore.{}=\"..\"'", rule.name);
-    lines.extend(wrapped("    ", &reason));
+    if name != REFUSED.name {
+        let reason = format!("to leave it out, with a reason: --set 'check.ignore.{name}=\"..\"'");
+        lines.extend(wrapped("    ", &reason));
+    }
     print_lines(lines.into_iter())?;
     Ok(ExitCode::SUCCESS)
 }
