@@ -208,7 +208,7 @@ fn a_plan_says_what_sharded_state_leaves_to_all_reduce() {
             timeline: Timeline::of(&graph),
             state_bytes: 0,
         };
-        ScalingPrediction::new(&target, &[measured]).rows[0].clone()
+        ScalingPrediction::new(&target, &[measured], None).rows[0].clone()
     };
     let (single, data) = (row(&["mesh.data=1"]), row(&["mesh.data=8"]));
     assert_eq!((single.algorithm, single.all_reduced_bytes), ("none", 0));

@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::args::PlanArgs;
 use super::compile::{TargetStep, smallest_mesh};
 use super::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
-use super::print_line;
+use super::{in_words, print_line};
 use crate::targets::{self, AllReduce, Row, ScalingPrediction, Target};
 
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
@@ -39,10 +39,16 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
         }
     }
     let largest = steps.last().map_or(0, |step| step.num_devices);
-    if let Some(error) = refused.filter(|_| largest < target.num_devices()) {
-        return Err(error.context(format!("there is no step for all of {target}")));
+    let refused = refused.filter(|_| largest < target.num_devices());
+    match refused {
+        Some(error) if steps.is_empty() => {
+            Err(error.context(format!("there is no step for any part of {target}")))
+        }
+        refused => {
+            let why = refused.map(|error| in_words(&error));
+            Ok(ScalingPrediction::new(target, &steps, why.as_deref()))
+        }
     }
-    Ok(ScalingPrediction::new(target, &steps))
 }
 
 /// A curve's name, and its value in a row.

@@ -7,6 +7,7 @@ use super::Target;
 use super::cost::{
     Algorithm, DeviceLayout, Fabric, StepTime, Timeline, Work, all_reduce, first_group,
 };
+use super::memory::gib;
 
 /// The prediction for one number of devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -64,6 +65,10 @@ pub struct ScalingPrediction {
     pub algorithms: Vec<(u64, &'static str)>,
     /// What limits scaling, in words.
     pub finding: String,
+    /// Why there are no rows for more devices, if the target has more.
+    pub stops: Option<String>,
+    /// Whether the state fits in the memory of a device, in words.
+    pub memory: String,
 }
 
 /// The numbers of devices to predict: `smallest` times powers of two, and the whole target.
@@ -91,8 +96,8 @@ pub struct Measured {
 const NOTICEABLE: f64 = 0.1;
 
 impl ScalingPrediction {
-    /// Predicts from the steps at several sizes, smallest first.
-    pub fn new(target: &Target, steps: &[Measured]) -> Self {
+    /// Predicts from the steps at several sizes, smallest first. `refused` says why there is none for more devices.
+    pub fn new(target: &Target, steps: &[Measured], refused: Option<&str>) -> Self {
         let layout = DeviceLayout::of(target);
         let mut rows: Vec<Row> = steps.iter().map(|step| row(target, &layout, step)).collect();
         let per_device = |row: &Row| row.examples_per_sec / row.num_devices as f64;
@@ -100,13 +105,22 @@ impl ScalingPrediction {
         for row in &mut rows {
             row.efficiency = per_device(row) / base;
         }
-        let finding = finding(target, &layout, steps, &rows);
+        let finding = finding(&layout, steps, &rows);
         let fabric = layout.first(target.num_devices());
         let sizes = (10..=32).map(|power| 1u64 << power);
         let all_reduce: Vec<_> = sizes.map(|bytes| AllReduce::of(&fabric, bytes)).collect();
         let algorithms = changes(&fabric, &all_reduce);
-        let mesh = mesh(steps);
-        Self { target: target.to_string(), mesh, rows, all_reduce, algorithms, finding }
+        let stops = refused.zip(rows.last()).map(|(why, row)| {
+            format!(
+                "there are steps for up to {} of {} devices: {why}; with train.batch_per_replica the batch grows with the \
+                 devices",
+                row.num_devices,
+                target.num_devices()
+            )
+        });
+        let (mesh, memory) = (mesh(steps), memory(target, &rows));
+        let target = target.to_string();
+        Self { target, mesh, rows, all_reduce, algorithms, finding, stops, memory }
     }
 
     /// CSV: a header line, then one line per size.
@@ -135,7 +149,35 @@ impl ScalingPrediction {
         let from = |(bytes, name): &(u64, &str)| format!("{name} from {bytes} bytes");
         let algorithms: Vec<_> = self.algorithms.iter().map(from).collect();
         out += &format!("{}: {}\n{}\n", self.target, algorithms.join(", "), self.mesh);
-        out + &self.finding
+        let lines = [Some(&self.memory), self.stops.as_ref(), Some(&self.finding)];
+        for line in lines.into_iter().flatten() {
+            out += &format!("{line}\n");
+        }
+        out + UPPER_BOUND
+    }
+}
+
+/// What the examples per second are.
+const UPPER_BOUND: &str =
+    "examples/s are an upper bound: input, launches and slow devices are not counted";
+
+/// Whether the state leaves room for a step.
+fn memory(target: &Target, rows: &[Row]) -> String {
+    let limit = target.chip.memory_bytes;
+    let too_large = rows.iter().filter(|row| row.state_bytes > limit);
+    let (Some(most), of) = (rows.iter().map(|row| row.state_bytes).max(), gib(limit)) else {
+        return String::new();
+    };
+    match too_large.map(|row| row.num_devices).max() {
+        Some(num_devices) => format!(
+            "memory: the state alone, up to {}, does not fit in the {of} of a device on {num_devices} devices or fewer; \
+             --set mesh.fsdp=N shards it, `lockstep compile` says what else a step needs",
+            gib(most)
+        ),
+        None => format!(
+            "memory: the state takes up to {} of the {of} of a device; `lockstep compile` says what else a step needs",
+            gib(most)
+        ),
     }
 }
 
@@ -236,12 +278,12 @@ fn changes(fabric: &Fabric, sizes: &[AllReduce]) -> Vec<(u64, &'static str)> {
     found
 }
 
-fn finding(target: &Target, layout: &DeviceLayout, steps: &[Measured], rows: &[Row]) -> String {
+fn finding(layout: &DeviceLayout, steps: &[Measured], rows: &[Row]) -> String {
     let waits = |row: &Row, share: f64| row.exposed_ms > share * row.step_ms;
     let Some(at) = rows.iter().position(|row| waits(row, NOTICEABLE)) else {
         return format!(
             "up to {} devices the step hardly waits for collectives",
-            target.num_devices()
+            rows.last().map_or(1, |row| row.num_devices)
         );
     };
     let (Some(step), Some(row)) = (steps.get(at), rows.get(at)) else { return String::new() };
@@ -262,6 +304,13 @@ fn finding(target: &Target, layout: &DeviceLayout, steps: &[Measured], rows: &[R
         format!("the network between groups of {} devices is slow", fabric.group.size())
     } else if gathered > 0 {
         format!("of {} not all overlap with the arithmetic", megabytes(bytes, gathered))
+    } else if early * 2 > bytes {
+        format!(
+            "the collectives take {:.2} ms, and the arithmetic that is left when they can begin hides {:.2} of these: smaller \
+             parallel.bucket_bytes or more examples on each device help",
+            row.communication_ms,
+            row.communication_ms - row.exposed_ms
+        )
     } else {
         let late = bytes - early;
         format!(

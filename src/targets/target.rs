@@ -181,10 +181,52 @@ fn slices(chip: &Chip, tpu: &TpuSpec, sizes: &[usize]) -> Option<Result<Arrangem
             joined(tpu.max_bounds)
         )));
     }
+    if !exists(&sorted) {
+        return Some(Err(format!(
+            "there is no slice {} of {chip}; {}",
+            joined(bounds),
+            existing(num_dims)
+        )));
+    }
     if num_slices > MAX_SLICES {
         return Some(Err(format!("{num_slices} slices are more than {MAX_SLICES}")));
     }
     Some(Ok(Arrangement::Slices { bounds: bounds.to_vec(), num_slices }))
+}
+
+/// Slices of two dims, of v5e and v6e, as the Cloud TPU documentation lists them: largest side first.
+const FLAT_SLICES: [[usize; 2]; 8] =
+    [[1, 1], [2, 2], [4, 2], [4, 4], [8, 4], [8, 8], [16, 8], [16, 16]];
+/// Slices of three dims that are less than a cube of 4; the sides of larger ones are multiples of 4.
+const SMALL_SLICES: [[usize; 3]; 5] = [[1, 1, 1], [2, 2, 1], [2, 2, 2], [4, 2, 2], [4, 4, 2]];
+
+/// `true` if Cloud TPU has slices with these sides, largest first.
+fn exists(sides: &[usize]) -> bool {
+    match sides.len() {
+        2 => FLAT_SLICES.iter().any(|slice| slice == sides),
+        _ => {
+            SMALL_SLICES.iter().any(|slice| slice == sides)
+                || sides.iter().all(|side| side.is_multiple_of(4))
+        }
+    }
+}
+
+/// The slices of this number of dims, in words.
+fn existing(num_dims: usize) -> String {
+    let list = |slices: &[&[usize]]| {
+        slices.iter().map(|sides| joined(&reversed(sides))).collect::<Vec<_>>().join(", ")
+    };
+    match num_dims {
+        2 => format!("there are {}", list(&FLAT_SLICES.each_ref().map(|slice| &slice[..]))),
+        _ => format!(
+            "there are {}, and those whose sides are multiples of 4",
+            list(&SMALL_SLICES.each_ref().map(|slice| &slice[..]))
+        ),
+    }
+}
+
+fn reversed(sides: &[usize]) -> Vec<usize> {
+    sides.iter().rev().copied().collect()
 }
 
 fn hosts(chip: &Chip, gpu: &GpuSpec, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
@@ -257,6 +299,10 @@ mod tests {
             ("tpu:v5p:4x4", "AxBxC, or AxBxCxSLICES"),
             ("tpu:v5e:4x4x2x2", "AxB, or AxBxSLICES"),
             ("tpu:v5e:32x16", "the largest slice of TPU v5e, 16x16"),
+            ("tpu:v5e:3x5", "no slice 3x5 of TPU v5e; there are 1x1, 2x2, 2x4, 4x4"),
+            ("tpu:v6e:16x1", "no slice 16x1"),
+            ("tpu:v5p:5x3x1", "2x4x4, and those whose sides are multiples of 4"),
+            ("tpu:v4:8x4x2", "no slice 8x4x2"),
             ("tpu:v5e:4x4x99999", "more than 256"),
             ("tpu:v5e:99999999999999999999x1", "in whole numbers"),
             ("gpu:h100:4x9", "at most 8"),

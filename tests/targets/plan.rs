@@ -1,6 +1,10 @@
 //! `lockstep plan`: scaling by the cost model, without compiling anything.
 
-use super::{FEATURES, MLP, config, lockstep};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::{BINARY, FEATURES, MLP, config, lockstep};
 
 #[test]
 fn a_plan_ranges_from_one_device_to_the_whole_target() {
@@ -43,6 +47,81 @@ fn a_plan_ranges_from_one_device_to_the_whole_target() {
     }
     let table = lockstep(&args, &[]).stdout;
     assert!(table.contains("efficiency") && table.contains("devices on the step waits"), "{table}");
+}
+
+/// Every `lockstep plan` in docs.
+#[test]
+fn the_plans_of_the_docs_work_for_the_whole_target() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut num_commands = 0;
+    for page in fs::read_dir(root.join("docs")).unwrap() {
+        let page = page.unwrap().path();
+        let Some("md") = page.extension().and_then(|end| end.to_str()) else { continue };
+        let text = fs::read_to_string(&page).unwrap();
+        for line in text.lines().filter_map(|line| line.strip_prefix("lockstep plan ")) {
+            let words = line.split_whitespace().take_while(|word| !word.starts_with('#'));
+            let args: Vec<_> = ["plan"].into_iter().chain(words).collect();
+            let done = Command::new(BINARY).current_dir(root).args(&args).output().unwrap();
+            let [stdout, stderr] =
+                [&done.stdout, &done.stderr].map(|out| String::from_utf8_lossy(out));
+            assert!(done.status.success(), "{}: {args:?}: {stderr}", page.display());
+            assert!(!stdout.contains("there are steps for up to"), "{args:?}: {stdout}");
+            num_commands += 1;
+        }
+    }
+    assert!(num_commands >= 2, "{num_commands}");
+}
+
+/// A batch of 32 does not divide over all devices.
+#[test]
+fn a_plan_ends_at_the_largest_size_that_works_and_says_why() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/gpt-bytes.toml");
+    for (target, num_devices) in [("tpu:v5e:16x16", 256), ("gpu:h100:64x8", 512)] {
+        let args = ["plan", example, "--target", target];
+        let done = lockstep(&args, &[]);
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+        let says = format!(
+            "there are steps for up to 32 of {num_devices} devices: train.global_batch = 32"
+        );
+        assert!(done.stdout.contains(&says), "{}", done.stdout);
+        assert!(done.stdout.contains("an upper bound") && done.stdout.contains("of a device"));
+        assert!(!done.stdout.contains("0 of 3 MB"), "{}", done.stdout);
+        let json = lockstep(&[&args[..], &["--json"]].concat(), &[]).stdout;
+        let plan: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(plan["rows"].as_array().unwrap().last().unwrap()["num_devices"], 32);
+        let grows = ["--set", "train.batch_per_replica=1", "--json"];
+        let grown = lockstep(&[&args[..], &grows].concat(), &[]);
+        let plan: serde_json::Value = serde_json::from_str(&grown.stdout).unwrap();
+        assert!(plan["stops"].is_null(), "{plan}");
+        assert_eq!(plan["rows"].as_array().unwrap().last().unwrap()["num_devices"], num_devices);
+    }
+    let none = [
+        "plan",
+        example,
+        "--target",
+        "tpu:v5e:4x4",
+        "--set",
+        "mesh.fsdp=16",
+        "--set",
+        "train.global_batch=24",
+    ];
+    let done = lockstep(&none, &[]);
+    assert!(done.code == Some(1) && done.stderr.contains("24 does not divide"), "{}", done.stderr);
+}
+
+/// State that cannot fit is said to.
+#[test]
+fn a_plan_says_whether_the_state_fits() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/gpt2-124m.toml");
+    let plan = |sets: &[&str]| {
+        let args = ["plan", example, "--target", "tpu:v5e:4x4"];
+        let done = lockstep(&[&args[..], sets].concat(), &[]);
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+        done.stdout
+    };
+    let whole = plan(&["--set", "model.preset=gpt2-1558m"]);
+    assert!(whole.contains("does not fit in the 16.00 GiB of a device on 16 devices"), "{whole}");
+    assert!(plan(&[]).contains("memory: the state takes up to"));
 }
 
 /// With 8 shards, a host holds the state once: gathers and scatters stay on NVLink, and only shards cross the network.
