@@ -374,7 +374,7 @@ fn files_do_not_depend_on_the_mesh() {
     for mesh in [ONE, MESHES[1]] {
         let mut other = train(&case, mesh).trainer;
         let specs = other.model_specs();
-        other.set_model(&params_file::load(&path("sharded"), &specs).unwrap()).unwrap();
+        other.set_model(&params_file::open(&path("sharded"), &specs).unwrap()).unwrap();
         other.prove_lockstep().unwrap();
         let params = other.model().unwrap();
         assert_eq!(state::fingerprint(&params), state::fingerprint(&sharded.params));

@@ -193,7 +193,7 @@ fn files_do_not_depend_on_how_blocks_are_run() {
         let written = train(2, &[&from, ema, mesh[0], mesh[1]]).trainer.model().unwrap();
         params_file::save(&path, &written).unwrap();
         let mut trainer = train(0, &[&to, ema, mesh[0], mesh[1]]).trainer;
-        let read = params_file::load(&path, &trainer.model_specs()).unwrap();
+        let read = params_file::open(&path, &trainer.model_specs()).unwrap();
         trainer.set_model(&read).unwrap();
         trainer.prove_lockstep().unwrap();
         let again = trainer.model().unwrap();
@@ -202,7 +202,7 @@ fn files_do_not_depend_on_how_blocks_are_run() {
 
         let others = written.into_iter().filter(|(path, _)| path != "blocks.1.norm1.bias");
         params_file::save(&path, &others.collect()).unwrap();
-        let error = params_file::load(&path, &trainer.model_specs()).unwrap_err().to_string();
+        let error = params_file::open(&path, &trainer.model_specs()).unwrap_err().to_string();
         assert!(error.contains("`blocks.1.norm1.bias` is missing"), "{error}");
     }
 }

@@ -55,7 +55,7 @@ pub use ops::{
 };
 pub use origin::Origin;
 pub use rebuild::rebuild;
-pub use rectangle::{ContiguousRun, Corner, contiguous_runs};
+pub use rectangle::{ContiguousRun, Corner, contiguous_runs, unravel};
 pub use region::{Region, Scan};
 pub use stablehlo::{
     HOST_COLLECTIVE_TARGET, HOST_REPLICA_ID_TARGET, Program, ProgramInput, ProgramOutput, lower,

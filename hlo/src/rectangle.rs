@@ -125,6 +125,15 @@ fn copy(from: &Literal, to: &mut Literal, runs: impl Iterator<Item = ContiguousR
     }
 }
 
+/// The index in each dim of an element of a row-major array.
+pub fn unravel(mut index: usize, sizes: &[usize]) -> Vec<usize> {
+    let mut indices = vec![0; sizes.len()];
+    for (dim, size) in sizes.iter().enumerate().rev() {
+        (indices[dim], index) = (index % size, index / size);
+    }
+    indices
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

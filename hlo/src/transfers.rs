@@ -23,8 +23,7 @@ pub struct Transfer {
 /// Loops with more iterations are counted as if they had this many, with proportionally larger collectives.
 const MAX_ITERATIONS: u64 = 256;
 
-/// The collectives, in the order in which their operands are known. All_reduces over subgroups are left out: they are of
-/// activations, such as batch statistics.
+/// The collectives, in the order in which their operands are known.
 ///
 /// A collective in a loop is listed once per iteration. It starts and ends within its iteration, since compilers do not
 /// move it to another one.
@@ -118,12 +117,5 @@ fn iterations(found: &mut Vec<Transfer>, body: &Graph, from: f64, trips: u64) {
 
 fn transfer(graph: &Graph, node: &Node, ready: f64, needed: f64) -> Option<Transfer> {
     let Communication { kind, groups, whole_bytes, .. } = Communication::of(graph, node, 1)?;
-    let needed = needed.max(ready);
-    (groups.is_whole() || kind != "all_reduce").then_some(Transfer {
-        kind,
-        groups,
-        whole_bytes,
-        ready,
-        needed,
-    })
+    Some(Transfer { kind, groups, whole_bytes, ready, needed: needed.max(ready) })
 }

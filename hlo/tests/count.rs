@@ -207,7 +207,6 @@ fn every_kind_of_collective_has_its_bytes_on_the_wire() {
     assert_eq!(rows, expected);
 }
 
-/// [`transfers`] only lists the one over the whole group.
 #[test]
 fn collectives_in_subgroups_have_the_size_of_their_groups() {
     let graph = trace(Mesh::data(8), |t| {
@@ -219,8 +218,8 @@ fn collectives_in_subgroups_have_the_size_of_their_groups() {
     let sizes: Vec<_> =
         count(&graph).collectives.iter().map(|c| (c.num_groups, c.group_size)).collect();
     assert_eq!(sizes, [(4, 2), (1, 8)]);
-    let reduced: Vec<_> = transfers(&graph).iter().map(|t| (t.whole_bytes, t.ready)).collect();
-    assert_eq!(reduced, [(6 * 4, 1.0)]);
+    let reduced: Vec<_> = transfers(&graph).iter().map(|t| (t.groups.is_whole(), t.whole_bytes)).collect();
+    assert_eq!(reduced, [(false, 6 * 4), (true, 6 * 4)]);
 }
 
 #[test]

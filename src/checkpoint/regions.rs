@@ -1,7 +1,7 @@
 //! Which parts of the saved leaves make up a rectangle of a leaf as it is declared now: the same leaf, a row of a stack, or
 //! the rows of one.
 
-use hlo::{ContiguousRun, Corner, LeafSpec, StackedRow, Tree, contiguous_runs, row_paths};
+use hlo::{ContiguousRun, Corner, LeafSpec, StackedRow, Tree, contiguous_runs, row_paths, unravel};
 
 use super::PieceRecord;
 
@@ -103,15 +103,6 @@ pub fn runs_in(
         follows
     });
     found
-}
-
-/// The index in each dim of an element of a row-major array.
-fn unravel(mut index: usize, sizes: &[usize]) -> Vec<usize> {
-    let mut indices = vec![0; sizes.len()];
-    for (dim, size) in sizes.iter().enumerate().rev() {
-        (indices[dim], index) = (index % size, index / size);
-    }
-    indices
 }
 
 fn pad(dims: &[usize], rank: usize, fill: usize) -> Vec<usize> {

@@ -398,20 +398,27 @@ pub enum CheckpointCommand {
         b: PathBuf,
     },
     /// Write the model's parameters and running statistics for other programs
-    Export {
-        /// A checkpoint, a directory whose newest one is meant, or the --out of a run
-        #[arg(value_parser = path())]
-        dir: PathBuf,
-        /// The file to write; a folder with --format huggingface
-        #[arg(long, value_name = "PATH", value_parser = path())]
-        to: PathBuf,
-        /// Names and layout
-        #[arg(long, value_enum, default_value_t = ExportFormat::Safetensors)]
-        format: ExportFormat,
-        /// Write the parameters themselves where the optimizer keeps running means of them
-        #[arg(long)]
-        without_ema: bool,
-    },
+    Export(ExportArgs),
+}
+
+/// `checkpoint export`.
+#[derive(Debug, clap::Args)]
+pub struct ExportArgs {
+    /// A checkpoint, a directory whose newest one is meant, or the --out of a run
+    #[arg(value_parser = path())]
+    pub dir: PathBuf,
+    /// The file to write; a folder with --format huggingface
+    #[arg(long, value_name = "PATH", value_parser = path())]
+    pub to: PathBuf,
+    /// Names and layout
+    #[arg(long, value_enum, default_value_t = ExportFormat::Safetensors)]
+    pub format: ExportFormat,
+    /// Write the parameters themselves where the optimizer keeps running means of them
+    #[arg(long)]
+    pub without_ema: bool,
+    /// With --format huggingface: divide the parameters over files of at most this size
+    #[arg(long, value_name = "BYTES", default_value = "5000000000")]
+    pub max_file_bytes: NonZeroUsize,
 }
 
 /// What `checkpoint export` writes.

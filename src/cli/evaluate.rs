@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use hlo::{Axis, Mesh};
 use serde_json::json;
 
 use super::args::EvaluateArgs;
@@ -27,18 +26,10 @@ pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
     train::check_example(&*model, &config, &splits)?;
     say(&format!("taking the parameters from {saved}"));
     let (client, mesh) = train::open_devices(&config, say)?;
-    // Every replica holds all parameters, whatever the mesh of the training was.
-    let mesh = Mesh::new(&[(Axis::Data, mesh.num_replicas())]);
-    let spec = EvalSpec {
-        model: &*model,
-        source: &*splits.eval,
-        mesh,
-        batch_per_replica: args.batch_per_replica.get(),
-        precision: config.train.precision.dtypes(),
-        compile: train::eval_compile_settings(&config)?,
-    };
+    let (num_replicas, batch) = (mesh.num_replicas(), args.batch_per_replica.get());
+    let spec = EvalSpec::of_config(&config, &*model, &*splits.eval, num_replicas, batch)?;
     let num_examples = splits.eval.num_examples();
-    let result = spec.evaluator(&client, |specs| saved.load(specs))?.evaluate(splits.eval)?;
+    let result = spec.evaluator(&client, |specs| saved.open(specs))?.evaluate(splits.eval)?;
     if args.json {
         let mut line = json!(result);
         line["num_examples"] = num_examples.into();

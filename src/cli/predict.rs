@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use hlo::{Axis, Mesh};
 use serde_json::{Value, json};
 
 use super::args::PredictArgs;
@@ -37,18 +36,11 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
     let model = config.model.build(labels.len());
     say(&format!("taking the parameters from {saved}"));
     let (client, mesh) = train::open_devices(&config, say)?;
-    let mesh = Mesh::new(&[(Axis::Data, mesh.num_replicas())]);
     let splits = data::Splits { train: source.clone(), eval: source.clone() };
     train::check_example(&*model, &config, &splits)?;
-    let spec = EvalSpec {
-        model: &*model,
-        source: &*source,
-        mesh,
-        batch_per_replica: args.batch_per_replica.get(),
-        precision: config.train.precision.dtypes(),
-        compile: train::eval_compile_settings(&config)?,
-    };
-    let scorer = spec.scorer(&client, |specs| saved.load(specs))?;
+    let (num_replicas, batch) = (mesh.num_replicas(), args.batch_per_replica.get());
+    let spec = EvalSpec::of_config(&config, &*model, &*source, num_replicas, batch)?;
+    let scorer = spec.scorer(&client, |specs| saved.open(specs))?;
     let Some(scorer) = scorer else {
         bail!("the model of {saved} does not classify: set model.head = \"classification\"");
     };

@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use hlo::{LeafSpec, Literal, Mesh, Tree, join_rows, row_specs};
+use hlo::{Axis, LeafSpec, Mesh, Tree, row_specs};
 use models::{Model, Precision};
 
 use super::evaluate::evaluate_with;
+use super::model_values::{ModelValues, piece_of_leaf};
 use super::programs::{Callable, UncompiledProgram};
-use super::run::{fields_of, smaller_fields_of};
+use super::run::{eval_compile_settings, fields_of, smaller_fields_of};
 use super::trainer::replicated;
 use super::{BatchSender, CompileSettings, Error, EvalResult};
-use crate::config::OnNonfinite;
+use crate::config::{Config, OnNonfinite};
 use crate::data::{EvalBatches, Source};
 use crate::lowering::Lowering;
 use crate::optim;
 use crate::parallel::{Policy, Replicated};
 use crate::pjrt::{Arg, Buffers, Client};
-use crate::state;
 use crate::step::{self, DeclaredStep, EvalSums, SCORES, StepSpec};
 
 /// What is evaluated: a model, and how its examples are batched.
@@ -47,42 +47,64 @@ pub struct Evaluator {
     sums: EvalSums,
 }
 
-impl EvalSpec<'_> {
-    /// Means over examples. `load` gets the specifications of parameters and model state under the model's own paths, and
-    /// returns their values.
+impl<'a> EvalSpec<'a> {
+    /// The model and the source of a configuration, on `num_replicas` devices.
+    ///
+    /// # Errors
+    /// If there is no place for compiled programs.
+    pub fn of_config(
+        config: &Config,
+        model: &'a dyn Model,
+        source: &'a dyn Source,
+        num_replicas: usize,
+        batch_per_replica: usize,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            model,
+            source,
+            // Every replica holds all parameters, whatever the mesh of the training was.
+            mesh: Mesh::new(&[(Axis::Data, num_replicas)]),
+            batch_per_replica,
+            precision: config.train.precision.dtypes(),
+            compile: eval_compile_settings(config)?,
+        })
+    }
+
+    /// Means over examples. `open` gets the specifications of parameters and model state under the model's own paths, and
+    /// returns what has their values.
     ///
     /// # Errors
     /// If the model does not trace, values do not fit, or the compiler or a transfer fails.
-    pub fn evaluator(
+    pub fn evaluator<M: ModelValues>(
         &self,
         client: &Client,
-        load: impl FnOnce(&Tree<LeafSpec>) -> Result<Tree<Literal>, Error>,
+        open: impl FnOnce(&Tree<LeafSpec>) -> Result<M, Error>,
     ) -> Result<Evaluator, Error> {
         let program = |step: &DeclaredStep<'_>| Ok(Some(step::trace_eval(step)?));
-        match self.start(client, load, program)? {
+        match self.start(client, open, program)? {
             Some(evaluator) => Ok(evaluator),
             None => unreachable!("every model has a loss"),
         }
     }
 
-    /// Scores of examples; `None` if the model does not classify them. `load` as for [`Self::evaluator`].
+    /// Scores of examples; `None` if the model does not classify them. `open` as for [`Self::evaluator`].
     ///
     /// # Errors
     /// As [`Self::evaluator`].
-    pub fn scorer(
+    pub fn scorer<M: ModelValues>(
         &self,
         client: &Client,
-        load: impl FnOnce(&Tree<LeafSpec>) -> Result<Tree<Literal>, Error>,
+        open: impl FnOnce(&Tree<LeafSpec>) -> Result<M, Error>,
     ) -> Result<Option<Evaluator>, Error> {
-        self.start(client, load, |step| {
+        self.start(client, open, |step| {
             Ok(step::trace_scores(step)?.map(|graph| (graph, EvalSums::default())))
         })
     }
 
-    fn start(
+    fn start<M: ModelValues>(
         &self,
         client: &Client,
-        load: impl FnOnce(&Tree<LeafSpec>) -> Result<Tree<Literal>, Error>,
+        open: impl FnOnce(&Tree<LeafSpec>) -> Result<M, Error>,
         trace: impl Fn(&DeclaredStep<'_>) -> Result<Option<(hlo::Graph, EvalSums)>, Error>,
     ) -> Result<Option<Evaluator>, Error> {
         let policy: Arc<dyn Policy> = Arc::new(Replicated);
@@ -118,14 +140,12 @@ impl EvalSpec<'_> {
         let program = compile(graph, &declared)?;
 
         let specs = declared.model_leaves().map(|_, path| declared.leaves()[path].clone());
-        let values = load(&row_specs(&specs))?;
+        let values = open(&row_specs(&specs))?;
         let placement = program.executable.placement();
         let upload = |(path, spec): (&str, &LeafSpec)| {
-            let missing = |reason: String| state::Error::Leaf { path: path.to_owned(), reason };
-            let whole = join_rows(path, spec, &values).map_err(|misfit| missing(misfit.reason))?;
-            let whole = whole.ok_or_else(|| missing("there is no value".to_owned()))?;
-            let literals = replicated(whole.into_owned(), placement);
-            Ok::<_, Error>(client.upload_on(placement, &literals)?)
+            let start = vec![0; spec.dims.len()];
+            let whole = piece_of_leaf(&values, (path, spec), &start, &spec.dims)?;
+            Ok::<_, Error>(client.upload_on(placement, &replicated(whole, placement))?)
         };
         let leaves = specs.iter().map(upload).collect::<Result<_, _>>()?;
         let sender = BatchSender::new(&program, &self.mesh, batch_axes);

@@ -12,6 +12,7 @@ mod events;
 mod gather;
 mod launches;
 mod r#loop;
+mod model_values;
 mod nonfinite;
 pub mod params_file;
 mod processes;
@@ -50,10 +51,11 @@ pub use bench::{BenchOptions, BenchResult, StepParts, bench};
 pub use error::Error;
 pub use evaluator::{EvalSpec, Evaluator};
 pub use launches::launches;
+pub use model_values::ModelValues;
 pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
 pub use report::{describe_batch, describe_synchronisation, list_collectives, list_sharding};
 pub use resume::Resume;
-pub use run::{Run, eval_compile_settings};
+pub use run::Run;
 pub use run_dir::RunDirError;
 pub use setup::{mesh_on_host, open_devices, platform_on_host};
 pub use stop::Stop;
@@ -139,11 +141,11 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let (beginning, dir) = Beginning::find_among(processes, job.config, options, &resolved)?;
     let check = || stop.check();
     let load = |specs: &Tree<LeafSpec>| match (init, job.config.model.folder()) {
-        (Some(path), _) => params_file::load(path, specs).map(Some),
+        (Some(path), _) => params_file::open(path, specs).map(Some),
         // What is restored below has its own parameters.
         (None, Some(folder)) if beginning.checkpoint.is_none() => {
             params_file::check_counterpart(folder, &job.config.model)?;
-            params_file::load_below_head(folder, specs).map(Some)
+            params_file::open_below_head(folder, specs).map(Some)
         }
         _ => Ok(None),
     };

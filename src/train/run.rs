@@ -155,7 +155,7 @@ impl Run {
 ///
 /// # Errors
 /// If the directory of the compile cache is not known.
-pub fn eval_compile_settings(config: &Config) -> Result<CompileSettings, Error> {
+pub(super) fn eval_compile_settings(config: &Config) -> Result<CompileSettings, Error> {
     let overrides = compile_overrides(config);
     let options = CompileOptions { overrides, ..CompileOptions::default() };
     Ok(CompileSettings { options, cache_dir: cache_dir(config)? })

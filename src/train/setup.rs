@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use hlo::{LeafSpec, Literal, Mesh, Tree};
+use hlo::{LeafSpec, Mesh, Tree};
 
+use super::params_file::OpenModel;
 use super::processes::Processes;
 use super::programs::LoweredPrograms;
 use super::run::compile_overrides;
@@ -174,14 +175,14 @@ fn with_overrides(error: Error, config: &Config) -> Error {
 }
 
 /// The whole startup, from a job to a state on the devices. `check` is called between the phases, and its error ends
-/// the startup. `load` gets the specifications of what files of a model hold, and returns the values to start from if they are
+/// the startup. `load` gets the specifications of what files of a model hold, and returns the model to start from if it is
 /// not drawn; it is called before anything is compiled, so that what does not fit is known at once.
 pub(super) fn start(
     job: &Job<'_>,
     processes: Processes<'_>,
     spans: &StartupSpans,
     check: impl Fn() -> Result<(), Error>,
-    load: impl FnOnce(&Tree<LeafSpec>) -> Result<Option<Tree<Literal>>, Error>,
+    load: impl FnOnce(&Tree<LeafSpec>) -> Result<Option<OpenModel>, Error>,
 ) -> Result<(Client, Run, Trainer), Error> {
     let Job { config, model, splits } = job;
     check()?;

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hlo::{AxisSet, Graph, LeafSpec, Literal, Mesh, Tree, join_rows, row_specs, rows, split_rows};
+use hlo::{AxisSet, Graph, LeafSpec, Literal, Mesh, Tree, row_paths, row_specs, rows, split_rows};
 use models::Model;
 
 use super::evaluate::metric_names;
 use super::gather::Gathers;
+use super::model_values::{ModelValues, misfit, piece_of_leaf};
 use super::programs::{
     Background, Callable, CompileSettings, LoweredPrograms, NamedLaunch, Programs,
 };
@@ -18,7 +19,7 @@ use crate::data::HostBatch;
 use crate::lowering::Lowering;
 use crate::observe::StartupSpans;
 use crate::pjrt::{Arg, Buffers, Client, Completion, Placement};
-use crate::state::{self, State};
+use crate::state::State;
 use crate::step::{
     BATCH, LEARNING_RATE, METRICS, METRICS_OUTPUT, MODEL_STATE, PARAMS, REPLICA_LOSS, SEED,
     ema_path,
@@ -146,30 +147,34 @@ impl Trainer {
         &mut self.state
     }
 
-    /// Replaces parameters, their running means if the optimizer keeps them, and model state by whole leaves, given
-    /// under the model's own paths.
+    /// Replaces parameters, their running means if the optimizer keeps them, and model state by the values that there are.
     ///
     /// # Errors
-    /// See [`State::scatter`].
-    pub fn set_model(&mut self, model: &Tree<Literal>) -> Result<(), Error> {
+    /// A value that the model does not have, that does not fit, or that cannot be read; see [`State::fill`].
+    pub fn set_model(&mut self, values: &dyn ModelValues) -> Result<(), Error> {
         let specs = self.model_leaf_specs();
         let rows = rows(&specs);
-        if let Some(unknown) = model.paths().find(|name| rows.get(name).is_none()) {
-            let path = format!("{PARAMS}.{unknown}");
-            let reason = "the model has no such parameter".to_owned();
-            return Err(state::Error::Leaf { path, reason }.into());
+        let given = values.paths();
+        if let Some(unknown) = given.iter().find(|name| rows.get(name).is_none()) {
+            return Err(misfit(unknown, "the model has no such parameter"));
         }
         for (name, spec) in specs.iter() {
-            let whole = join_rows(name, spec, model).map_err(|misfit| state::Error::Leaf {
-                path: format!("{PARAMS}.{}", misfit.path),
-                reason: misfit.reason,
-            })?;
-            let Some(whole) = whole else { continue };
+            let of_leaf = row_paths(name, spec);
+            let (there, missing): (Vec<_>, Vec<_>) =
+                of_leaf.iter().partition(|row| given.contains(&row.as_str()));
+            match missing.first() {
+                Some(_) if there.is_empty() => continue,
+                Some(row) => return Err(misfit(row, "there is no value")),
+                None => {}
+            }
             let paths =
                 [format!("{PARAMS}.{name}"), ema_path(name), format!("{MODEL_STATE}.{name}")];
             for path in paths {
                 if self.state.specs().get(&path).is_some() {
-                    self.state.scatter(&path, &whole)?;
+                    let piece = |start: &[usize], dims: &[usize]| {
+                        piece_of_leaf(values, (name, spec), start, dims)
+                    };
+                    self.state.fill(&path, piece)?;
                 }
             }
         }

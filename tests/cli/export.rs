@@ -114,7 +114,7 @@ fn a_gpt_becomes_a_folder_that_transformers_loads() {
     let params = SavedModel::find(&run).unwrap().values(true).unwrap();
     let specs = |_: &str, value: &hlo::Literal| LeafSpec::replicated(value.dtype(), value.dims());
     let specs: Tree<LeafSpec> = params.map(specs);
-    assert_eq!(params_file::load(&folder, &specs).unwrap(), params);
+    assert_eq!(params_file::open(&folder, &specs).unwrap().read_all().unwrap(), params);
 
     for (name, from) in [("from_checkpoint", run.join("checkpoints")), ("raw", run)] {
         let to = dir.path().join(name);

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use hlo::{DType, Literal, TensorType, Tree};
 use lockstep::step::{Forward, trace_forward};
-use lockstep::train::params_file::{self, Beside, SavedModel};
+use lockstep::train::params_file::{self, FolderOptions, SavedModel};
 use models::resnet::{self, ResNet};
 use models::{ModelConfig, Precision, Scope};
 use serde_json::Value;
@@ -36,8 +36,9 @@ fn logits_of_gpt2_match_hugging_face() {
     let counterpart = ModelConfig::Gpt(config).counterpart().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let exported = dir.path().join("exported");
-    let params = params_file::load(&folder, &forward.leaves).unwrap();
-    params_file::save_for_library(&exported, &params, &counterpart, &Beside::default()).unwrap();
+    let params = params_file::open(&folder, &forward.leaves).unwrap().read_all().unwrap();
+    params_file::save_for_library(&exported, &params, &counterpart, &FolderOptions::default())
+        .unwrap();
     assert_eq!(stored(&exported), stored(&folder));
 }
 
@@ -77,8 +78,9 @@ fn logits_of_resnet50_match_torchvision() {
 
     let counterpart = ModelConfig::ResNet(model.config).counterpart().unwrap();
     let exported = dir.path().join("exported.safetensors");
-    let leaves = params_file::load(&path, &forward.leaves).unwrap();
-    params_file::save_for_library(&exported, &leaves, &counterpart, &Beside::default()).unwrap();
+    let leaves = params_file::open(&path, &forward.leaves).unwrap().read_all().unwrap();
+    params_file::save_for_library(&exported, &leaves, &counterpart, &FolderOptions::default())
+        .unwrap();
     let is_counter = |name: &String| name.ends_with("num_batches_tracked");
     let mut expected = stored(&path);
     expected.retain(|name, _| !is_counter(name));
@@ -91,7 +93,7 @@ fn stored(path: &Path) -> BTreeMap<String, Literal> {
 }
 
 fn run(forward: &Forward, checkpoint: &Path, x: Literal) -> Literal {
-    let leaves = params_file::load(checkpoint, &forward.leaves).unwrap();
+    let leaves = params_file::open(checkpoint, &forward.leaves).unwrap();
     let values = leaves.into_iter().map(|(_, leaf)| leaf).chain([x]);
     let inputs: Vec<_> = values.map(|value| vec![value]).collect();
     let executable = support::compile(&forward.graph).unwrap();

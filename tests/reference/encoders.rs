@@ -9,10 +9,11 @@ use hlo::{DType, Literal, TensorType, Tree};
 use lockstep::config::{Config, ModelConfig};
 use lockstep::data::{Error, Field, HostBatch, Source, Splits};
 use lockstep::step::trace_forward;
-use lockstep::train::params_file::{self, Beside, SavedModel};
+use lockstep::train::params_file::{self, FolderOptions, SavedModel};
 use lockstep::train::{Run, Trainer, open_devices};
 use models::encoder::Encoder;
 use models::{Batch, Precision};
+use safetensors::SafeTensors;
 use serde_json::Value;
 
 use super::{drawn, support};
@@ -90,7 +91,7 @@ fn logits_match_transformers() {
                     model.logits(scope, &Batch { fields, weight })
                 })
                 .unwrap();
-                let leaves = params_file::load(&from, &forward.leaves).unwrap();
+                let leaves = params_file::open(&from, &forward.leaves).unwrap().read_all().unwrap();
                 let inputs = forward.arguments(&leaves).unwrap().into_iter().chain([ids.clone()]);
                 let inputs: Vec<_> = inputs.map(|value| vec![value]).collect();
                 let executable = support::compile(&forward.graph).unwrap();
@@ -148,7 +149,7 @@ fn fine_tune(
     let (client, mesh) = open_devices(config, |_| ()).unwrap();
     let run = Run::new(config, &splits, mesh, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &run, &*model, 0).unwrap();
-    let start = params_file::load(config.model.folder().unwrap(), &trainer.model_specs());
+    let start = params_file::open(config.model.folder().unwrap(), &trainer.model_specs());
     trainer.set_model(&start.unwrap()).unwrap();
     let num_shards = run.batch.num_batch_shards();
     let mut losses = vec![];
@@ -297,10 +298,12 @@ fn folders_are_written_as_they_were_read() {
         let dir = tempfile::tempdir().unwrap();
         let rounded =
             values.map(|_, value| Literal::from_f64(DType::Bf16, value.dims(), &value.to_f64()));
-        for (index, values) in [values, rounded].iter().enumerate() {
+        let cases = [(&values, None), (&values, Some(10_000)), (&rounded, Some(1))];
+        for (index, (values, max_file_bytes)) in cases.into_iter().enumerate() {
             let to = dir.path().join(index.to_string());
-            params_file::save_for_library(&to, &ours(values), &counterpart, &Beside::default())
-                .unwrap();
+            let options = FolderOptions { max_file_bytes, ..FolderOptions::default() };
+            params_file::save_for_library(&to, &ours(values), &counterpart, &options).unwrap();
+            check_parts(&to, values, max_file_bytes);
             let written = SavedModel::find(&to).unwrap().values(true).unwrap();
             assert_eq!(written.len(), values.len(), "{name}");
             for (path, value) in values.iter() {
@@ -334,6 +337,30 @@ fn folders_are_written_as_they_were_read() {
     }
 }
 
+/// The files of a folder are as many as the limit asks for, and its index names the one that has a tensor.
+fn check_parts(folder: &Path, values: &Tree<Literal>, max_file_bytes: Option<usize>) {
+    let index = folder.join("model.safetensors.index.json");
+    let Some(max) = max_file_bytes else {
+        assert!(folder.join("model.safetensors").exists() && !index.exists());
+        return;
+    };
+    let index: Value = serde_json::from_slice(&fs::read(index).unwrap()).unwrap();
+    let num_bytes: usize = values.values().map(Literal::num_bytes).sum();
+    assert_eq!(index["metadata"]["total_size"], num_bytes);
+    let map = index["weight_map"].as_object().unwrap();
+    let mut files: Vec<_> = map.values().map(|file| file.as_str().unwrap()).collect();
+    files.sort_unstable();
+    files.dedup();
+    assert!(files.len() > 1 && (max > 1 || files.len() == values.len()), "{files:?}");
+    for file in &files {
+        let bytes = fs::read(folder.join(file)).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        assert!(tensors.names().iter().all(|name| map[*name] == *file), "{file}");
+        let held: usize = tensors.tensors().iter().map(|(_, tensor)| tensor.data().len()).sum();
+        assert!(held <= max || tensors.len() == 1, "{file} has {held} bytes");
+    }
+}
+
 /// A model with another head, or with early names, gives its encoder; the rest is drawn.
 #[test]
 fn another_head_is_left_out_and_ours_is_drawn() {
@@ -364,12 +391,13 @@ fn another_head_is_left_out_and_ours_is_drawn() {
         let trainer = Trainer::new(&client, &run, &*config.model.build(3), 0).unwrap();
         let specs = trainer.model_specs();
         let saved = SavedModel::find(&from).unwrap();
-        let mut found = saved.load_below_head(&specs).unwrap();
-        found.missing.sort();
-        assert_eq!(found.missing.join(", "), missing);
-        assert!(found.unused.iter().all(|name| name.starts_with(unused)), "{:?}", found.unused);
-        assert_eq!(found.values.len() + found.missing.len(), specs.len());
-        let error = params_file::load(&from, &specs).unwrap_err().to_string();
+        let (found, mut unmatched) = saved.open_below_head(&specs).unwrap();
+        unmatched.missing.sort();
+        assert_eq!(unmatched.missing.join(", "), missing);
+        assert!(unmatched.unused.iter().all(|name| name.starts_with(unused)), "{unmatched:?}");
+        let found = found.read_all().unwrap();
+        assert_eq!(found.len() + unmatched.missing.len(), specs.len());
+        let error = params_file::open(&from, &specs).unwrap_err().to_string();
         assert!(error.contains("is missing") || error.contains("does not have"), "{error}");
 
         // Early files have other names for the same.
@@ -383,16 +411,14 @@ fn another_head_is_left_out_and_ours_is_drawn() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("early.safetensors");
         params_file::save(&file, &early).unwrap();
-        let again = SavedModel::find(&file).unwrap().load_below_head(&specs).unwrap();
-        assert!(
-            again.values.iter().all(|(path, value)| value.bytes() == found.values[path].bytes())
-        );
+        let (again, _) = SavedModel::find(&file).unwrap().open_below_head(&specs).unwrap();
+        assert_eq!(again.read_all().unwrap(), found);
 
         // What is not of a head is needed.
         let without = early.into_iter().filter(|(path, _)| !path.contains("position"));
         params_file::save(&file, &without.collect()).unwrap();
         let error =
-            SavedModel::find(&file).unwrap().load_below_head(&specs).unwrap_err().to_string();
+            SavedModel::find(&file).unwrap().open_below_head(&specs).unwrap_err().to_string();
         assert!(error.contains("position_embeddings.weight` is missing"), "{error}");
     }
 }

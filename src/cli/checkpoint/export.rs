@@ -6,27 +6,29 @@ use anyhow::{Result, bail};
 use models::{Counterpart, Library};
 
 use crate::checkpoint::CheckpointDir;
-use crate::cli::args::ExportFormat;
+use crate::cli::args::{ExportArgs, ExportFormat};
 use crate::cli::print_line;
 use crate::config::{Config, DataConfig};
 use crate::data;
-use crate::train::params_file::{self, Beside, SavedModel};
+use crate::train::params_file::{self, FolderOptions, SavedModel};
 
 /// Writes what evaluation needs: under the model's own names, or as another library has it.
-pub fn run(dir: &Path, to: &Path, format: ExportFormat, without_ema: bool) -> Result<()> {
+pub fn run(args: &ExportArgs) -> Result<()> {
+    let ExportArgs { dir, to, format, without_ema, max_file_bytes } = args;
     if to.symlink_metadata().is_ok() {
         bail!("{} exists; choose another --to", to.display());
     }
-    let saved = find(dir, without_ema)?;
-    let counterpart = match library_of(format) {
+    let saved = find(dir, *without_ema)?;
+    let counterpart = match library_of(*format) {
         None => None,
         Some(library) => Some(counterpart(&saved, library)?),
     };
-    let values = saved.values(!without_ema)?;
+    let values = saved.values(!*without_ema)?;
     match counterpart {
         None => params_file::save(to, &values)?,
         Some(counterpart) => {
-            params_file::save_for_library(to, &values, &counterpart, &beside(&saved)?)?;
+            let options = folder_options(&saved, max_file_bytes.get())?;
+            params_file::save_for_library(to, &values, &counterpart, &options)?;
         }
     }
     print_line(&format!("{} has the model from {saved}", to.display()))
@@ -63,14 +65,16 @@ fn library_of(format: ExportFormat) -> Option<Library> {
 }
 
 /// The tokenizer and the names of the classes, if the data are texts.
-fn beside(saved: &SavedModel) -> Result<Beside> {
-    let Some((text, path)) = saved.config()? else { return Ok(Beside::default()) };
+fn folder_options(saved: &SavedModel, max_file_bytes: usize) -> Result<FolderOptions> {
+    let max_file_bytes = Some(max_file_bytes);
+    let without_texts = FolderOptions { max_file_bytes, ..FolderOptions::default() };
+    let Some((text, path)) = saved.config()? else { return Ok(without_texts) };
     let config = Config::parse(&text, &path, &[])?;
-    let DataConfig::Classification(texts) = &config.data else { return Ok(Beside::default()) };
+    let DataConfig::Classification(texts) = &config.data else { return Ok(without_texts) };
     // They may follow from the training file. Without it the classes have no names.
     let labels = data::class_names(texts).unwrap_or_default();
     let tokenizer = texts.tokenizer.clone().filter(|path| path.exists());
-    Ok(Beside { labels, tokenizer })
+    Ok(FolderOptions { labels, tokenizer, max_file_bytes })
 }
 
 /// The model of `library` that the saved one is.

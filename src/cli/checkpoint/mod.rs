@@ -22,9 +22,7 @@ pub fn run(command: &CheckpointCommand) -> Result<ExitCode> {
         CheckpointCommand::Diff { a, b } => {
             return diff(&CheckpointDir::open(a)?, &CheckpointDir::open(b)?);
         }
-        CheckpointCommand::Export { dir, to, format, without_ema } => {
-            export::run(dir, to, *format, *without_ema)?;
-        }
+        CheckpointCommand::Export(args) => export::run(args)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -74,15 +74,17 @@ impl Timeline {
     }
 
     fn reductions(&self) -> impl Iterator<Item = &Transfer> {
-        let reduces = |kind: &str| matches!(kind, "all_reduce" | "reduce_scatter");
-        self.transfers.iter().filter(move |transfer| reduces(transfer.kind))
+        self.transfers.iter().filter(|transfer| match transfer.kind {
+            "all_reduce" => !is_of_activations(transfer),
+            kind => kind == "reduce_scatter",
+        })
     }
 
     /// The groups of the all_reduce with the most bytes, and the bytes of all all_reduces over these groups. All_reduces
     /// among one replica, which move nothing, are left out.
     pub fn all_reduced(&self) -> Option<(Groups, u64)> {
         let moves = |groups: Groups| groups.size(&self.mesh) != Ok(1);
-        let all = self.transfers.iter().filter(|t| t.kind == "all_reduce" && moves(t.groups));
+        let all = self.reductions().filter(|t| t.kind == "all_reduce" && moves(t.groups));
         let groups = all.clone().max_by_key(|transfer| transfer.whole_bytes)?.groups;
         let same = all.filter(|transfer| transfer.groups == groups);
         Some((groups, same.map(|transfer| transfer.whole_bytes).sum()))
@@ -132,6 +134,11 @@ impl Timeline {
                 }
                 waits
             });
+            if is_of_activations(&transfer) {
+                let bytes = transfer.whole_bytes as f64;
+                queue.run(&Bucket { last: transfer, bytes });
+                continue;
+            }
             let is_same = |bucket: &Bucket| {
                 (bucket.last.kind, bucket.last.groups) == (transfer.kind, transfer.groups)
             };
@@ -154,6 +161,12 @@ impl Timeline {
             exposed_secs: (queue.compute.reaches(1.0) - compute_secs).max(0.0),
         }
     }
+}
+
+/// `true` for an all_reduce over a part of a group, such as that of batch statistics. Others depend on its result, so that it
+/// is not combined with them.
+fn is_of_activations(transfer: &Transfer) -> bool {
+    transfer.kind == "all_reduce" && !transfer.groups.is_whole()
 }
 
 /// Collectives that run as one.

@@ -7,11 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use hlo::{DType, Literal, Tree};
-use models::{Counterpart, Layout, ModelConfig, TransformersConfig};
-use serde_json::{Value, json};
+use models::{Counterpart, ModelConfig, TransformersConfig};
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
 
-use super::fit::copy;
-use super::saved::HF_FILE;
+use super::fit::arranged;
+use super::saved::{HF_FILE, HF_INDEX};
 use super::{Error, SavedModel, serialize};
 use crate::config::read_regular;
 use crate::observe::{replace_file, unfinished_prefix};
@@ -37,8 +38,9 @@ const MAX_TOKENIZER: u64 = 1 << 28;
 const CLASSIFIER: &str = "classifier.bias";
 
 /// Writes parameters, given under the model's own names, as the library of its counterpart has them: for transformers a
-/// folder with `model.safetensors`, `config.json` and, if the token that ends a text is known, `generation_config.json`;
-/// for torchvision a safetensors file. It appears under its name when it is complete and on the disk.
+/// folder with `model.safetensors`, or several files and `model.safetensors.index.json`, `config.json` and, if the token that
+/// ends a text is known, `generation_config.json`; for torchvision a safetensors file. It appears under its name when it is
+/// complete and on the disk.
 ///
 /// # Errors
 /// If a parameter has no name there, a value is not finite, or something cannot be written. A folder that is there and
@@ -47,7 +49,7 @@ pub fn save_for_library(
     path: &Path,
     params: &Tree<Literal>,
     counterpart: &Counterpart,
-    beside: &Beside,
+    options: &FolderOptions,
 ) -> Result<(), Error> {
     let failed = |reason: String| Error::Params { verb: "write", path: path.to_owned(), reason };
     let renamed = |(path, value): (&str, &Literal)| {
@@ -59,33 +61,80 @@ pub fn save_for_library(
     let tensors: Tree<Literal> =
         params.iter().map(renamed).collect::<Result<_, String>>().map_err(failed)?;
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let bytes = serialize(&tensors, Some(metadata)).map_err(failed)?;
-    let written = match &counterpart.config {
-        None => replace_file(path, &bytes),
-        Some(config) => {
-            let dtype = tensors.values().next().map_or(DType::F32, Literal::dtype);
-            let num_classes = params.get(CLASSIFIER).map_or(0, |bias| bias.dims()[0]);
-            let label = |class| beside.labels.get(class).cloned();
-            let label = |class| label(class).unwrap_or_else(|| format!("LABEL_{class}"));
-            let labels: Vec<_> = (0..num_classes).map(label).collect();
-            let mut files = transformers_files(config, &labels, dtype, bytes);
-            files.extend(beside.tokenizer_files().map_err(failed)?);
-            write_folder(path, &files)
-        }
+    let Some(config) = &counterpart.config else {
+        let bytes = serialize(&tensors, Some(metadata)).map_err(failed)?;
+        return replace_file(path, &bytes).map_err(|error| failed(error.to_string()));
     };
-    written.map_err(|error| failed(error.to_string()))
+    let dtype = tensors.values().next().map_or(DType::F32, Literal::dtype);
+    let num_classes = params.get(CLASSIFIER).map_or(0, |bias| bias.dims()[0]);
+    let label = |class| options.labels.get(class).cloned();
+    let label = |class| label(class).unwrap_or_else(|| format!("LABEL_{class}"));
+    let labels: Vec<_> = (0..num_classes).map(label).collect();
+    let mut files = transformers_files(config, &labels, dtype);
+    files.extend(options.tokenizer_files().map_err(failed)?);
+    let parts = in_parts(tensors, options.max_file_bytes);
+    files.extend(index_of(&parts));
+    let folder = NewFolder::new(path).map_err(|error| failed(error.to_string()))?;
+    for (name, tensors) in &parts {
+        let bytes = serialize(tensors, Some(metadata.clone())).map_err(failed)?;
+        folder.write(name, &bytes).map_err(|error| failed(error.to_string()))?;
+    }
+    let written = files.iter().try_for_each(|(name, bytes)| folder.write(name, bytes));
+    written.and_then(|()| folder.finish(path)).map_err(|error| failed(error.to_string()))
 }
 
-/// What a folder for transformers has besides the model.
+/// The parameters of each file, in order, with its name: one file, or several named as transformers does. None has more
+/// than `max_bytes` of values, unless it has one tensor only.
+fn in_parts(tensors: Tree<Literal>, max_bytes: Option<usize>) -> Vec<(String, Tree<Literal>)> {
+    let mut parts = vec![Tree::new()];
+    let mut num_bytes = 0usize;
+    for (name, value) in tensors {
+        let more = num_bytes.saturating_add(value.num_bytes());
+        let is_too_large = max_bytes.is_some_and(|max| num_bytes > 0 && more > max);
+        if is_too_large {
+            parts.push(Tree::new());
+        }
+        num_bytes = if is_too_large { value.num_bytes() } else { more };
+        if let Some(part) = parts.last_mut() {
+            part.insert(name, value);
+        }
+    }
+    let num_parts = parts.len();
+    let name = |index: usize| match num_parts {
+        1 => HF_FILE.to_owned(),
+        _ => format!("model-{:05}-of-{num_parts:05}.safetensors", index + 1),
+    };
+    parts.into_iter().enumerate().map(|(index, part)| (name(index), part)).collect()
+}
+
+/// The file that says which of several files has a tensor.
+fn index_of(parts: &[(String, Tree<Literal>)]) -> Option<(&'static str, Vec<u8>)> {
+    if parts.len() == 1 {
+        return None;
+    }
+    let of_part = |(file, part): &(String, Tree<Literal>)| -> Vec<_> {
+        part.paths().map(|name| (name.to_owned(), json!(file))).collect()
+    };
+    let map: Map<_, _> = parts.iter().flat_map(of_part).collect();
+    let num_bytes =
+        |(_, part): &(_, Tree<Literal>)| -> usize { part.values().map(Literal::num_bytes).sum() };
+    let total: usize = parts.iter().map(num_bytes).sum();
+    let index = json!({"metadata": {"total_size": total}, "weight_map": map});
+    Some((HF_INDEX, format!("{index:#}\n").into_bytes()))
+}
+
+/// What a folder for transformers has besides the model, and how that is divided.
 #[derive(Clone, Debug, Default)]
-pub struct Beside {
+pub struct FolderOptions {
     /// The names of the classes; `LABEL_0` and so on without them.
     pub labels: Vec<String>,
     /// The tokenizer's folder, or its file in one.
     pub tokenizer: Option<PathBuf>,
+    /// Most bytes of values in a file with several tensors; one file without it.
+    pub max_file_bytes: Option<usize>,
 }
 
-impl Beside {
+impl FolderOptions {
     /// The files of the tokenizer.
     fn tokenizer_files(&self) -> Result<Vec<(&'static str, Vec<u8>)>, String> {
         let Some(path) = &self.tokenizer else { return Ok(vec![]) };
@@ -131,23 +180,11 @@ pub fn check_counterpart(path: &Path, model: &ModelConfig) -> Result<(), Error> 
     }
 }
 
-/// A value with its dims in the given order.
-fn arranged(value: &Literal, layout: Layout) -> Literal {
-    let mut dims = value.dims().to_vec();
-    if layout == Layout::Transposed {
-        dims.reverse();
-    }
-    let mut to = Literal::zeros(value.dtype(), &dims);
-    copy(value.bytes(), value.dims(), layout, &mut to);
-    to
-}
-
 /// The names and contents of a folder that `from_pretrained` loads.
 fn transformers_files(
     config: &TransformersConfig,
     labels: &[String],
     dtype: DType,
-    weights: Vec<u8>,
 ) -> Vec<(&'static str, Vec<u8>)> {
     let dtype = match dtype {
         DType::F64 => "float64",
@@ -167,7 +204,7 @@ fn transformers_files(
         fields["label2id"] = Value::Object(classes.collect());
     }
     let text = |value: Value| format!("{value:#}\n").into_bytes();
-    let mut files = vec![(HF_FILE, weights), (HF_CONFIG, text(fields))];
+    let mut files = vec![(HF_CONFIG, text(fields))];
     if let Some(token) = config.eos_token_id() {
         let generation =
             json!({"_from_model_config": true, "bos_token_id": token, "eos_token_id": token});
@@ -176,23 +213,36 @@ fn transformers_files(
     files
 }
 
-/// Writes a folder under another name beside it, and renames it when everything is on the disk.
-fn write_folder(path: &Path, files: &[(&str, Vec<u8>)]) -> io::Result<()> {
-    let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // The mode of any new directory; the process's umask applies to it.
-    let permissions = Permissions::from_mode(0o777);
-    let unfinished = tempfile::Builder::new()
-        .prefix(&unfinished_prefix(path))
-        .permissions(permissions)
-        .tempdir_in(parent)?;
-    for (name, contents) in files {
-        let mut file = File::create_new(unfinished.path().join(name))?;
-        file.write_all(contents)?;
-        file.sync_all()?;
+/// A folder that is written under another name beside its own, which it gets when everything is on the disk.
+struct NewFolder {
+    dir: TempDir,
+}
+
+impl NewFolder {
+    fn new(path: &Path) -> io::Result<Self> {
+        // The mode of any new directory; the process's umask applies to it.
+        let permissions = Permissions::from_mode(0o777);
+        let prefix = unfinished_prefix(path);
+        let mut builder = tempfile::Builder::new();
+        let dir = builder.prefix(&prefix).permissions(permissions).tempdir_in(parent(path))?;
+        Ok(Self { dir })
     }
-    File::open(unfinished.path())?.sync_all()?;
-    fs::rename(unfinished.path(), path)?;
-    // It has another name now.
-    let _ = unfinished.keep();
-    File::open(parent)?.sync_all()
+
+    fn write(&self, name: &str, contents: &[u8]) -> io::Result<()> {
+        let mut file = File::create_new(self.dir.path().join(name))?;
+        file.write_all(contents)?;
+        file.sync_all()
+    }
+
+    fn finish(self, path: &Path) -> io::Result<()> {
+        File::open(self.dir.path())?.sync_all()?;
+        fs::rename(self.dir.path(), path)?;
+        // It has another name now.
+        let _ = self.dir.keep();
+        File::open(parent(path))?.sync_all()
+    }
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

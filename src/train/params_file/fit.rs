@@ -4,33 +4,73 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hlo::{DType, LeafSpec, Literal, TensorType, Tree};
 use models::{ForeignFormat, Layout};
-use safetensors::tensor::TensorView;
 
-use crate::checkpoint::safetensors_dtype;
+use super::read::StoredTensor;
 
 /// Tensors by name, from one file or several.
-pub(super) type Tensors<'a> = BTreeMap<String, TensorView<'a>>;
+pub(super) type Tensors = BTreeMap<String, StoredTensor>;
 
-/// What was found of a model in a file that another one may have written.
+/// What a model and a file, which another one may have written, do not have in common.
 #[derive(Debug, Default)]
-pub struct Found {
-    /// The leaves that the file has.
-    pub values: Tree<Literal>,
-    /// The model's leaves that it lacks: parts of the head.
+pub struct Unmatched {
+    /// The model's leaves that the file lacks: parts of the head.
     pub missing: Vec<String>,
-    /// Its tensors that the model lacks: parts of another head.
+    /// The file's tensors that the model lacks: parts of another head.
     pub unused: Vec<String>,
 }
 
-/// The values of the model's leaves, in the order of `specs`.
+/// A leaf of the model, with the tensor that has its values.
+#[derive(Clone, Debug)]
+pub(super) struct StoredLeaf {
+    name: String,
+    tensor: StoredTensor,
+    layout: Layout,
+    spec: LeafSpec,
+}
+
+impl StoredLeaf {
+    /// `true` if the model declares it as `spec`.
+    pub fn is(&self, spec: &LeafSpec) -> bool {
+        (self.spec.dtype, &self.spec.dims) == (spec.dtype, &spec.dims)
+    }
+
+    /// All values, as [`Self::read`].
+    pub fn read_all(&self) -> Result<Literal, String> {
+        self.read(&vec![0; self.spec.dims.len()], &self.spec.dims)
+    }
+
+    /// The rectangle of these `dims`, whose first element is at `start`, in the model's dtype.
+    ///
+    /// # Errors
+    /// Values that cannot be read, or that are not finite or too large.
+    pub fn read(&self, start: &[usize], dims: &[usize]) -> Result<Literal, String> {
+        let named = |reason: String| format!("`{}`: {reason}", self.name);
+        let mut values = match self.layout {
+            Layout::Same => self.tensor.read(start, dims).map_err(named)?,
+            Layout::Transposed => {
+                let [mut start, mut dims] = [start, dims].map(<[usize]>::to_vec);
+                start.reverse();
+                dims.reverse();
+                arranged(&self.tensor.read(&start, &dims).map_err(named)?, self.layout)
+            }
+        };
+        check_finite(&self.name, &values)?;
+        if values.dtype() != self.spec.dtype {
+            values = rounded(&self.name, &values, self.spec.dtype)?;
+        }
+        Ok(values)
+    }
+}
+
+/// The model's leaves, in the order of `specs`.
 ///
 /// # Errors
-/// A leaf that is missing or does not fit, a value that is not finite or too large, or a tensor that is not the model's.
-pub(super) fn fit(tensors: &Tensors<'_>, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, String> {
+/// A leaf that is missing or does not fit, or a tensor that is not the model's.
+pub(super) fn fit(tensors: &Tensors, specs: &Tree<LeafSpec>) -> Result<Tree<StoredLeaf>, String> {
     let format = format_of(tensors, specs);
     let sources = sources(tensors, format, specs)?;
     check_rest(tensors, format, &sources)?;
-    read(tensors, specs, &sources)
+    leaves(tensors, specs, &sources)
 }
 
 /// [`fit`] of a file whose model may have another head, or none.
@@ -38,17 +78,16 @@ pub(super) fn fit(tensors: &Tensors<'_>, specs: &Tree<LeafSpec>) -> Result<Tree<
 /// # Errors
 /// As [`fit`], for everything but heads.
 pub(super) fn fit_below_head(
-    tensors: &Tensors<'_>,
+    tensors: &Tensors,
     specs: &Tree<LeafSpec>,
-) -> Result<Found, String> {
+) -> Result<(Tree<StoredLeaf>, Unmatched), String> {
     let Some(format) = format_of(tensors, specs) else {
-        let (missing, unused) = Default::default();
-        return Ok(Found { values: fit(tensors, specs)?, missing, unused });
+        return Ok((fit(tensors, specs)?, Unmatched::default()));
     };
     let ours: Vec<_> = specs.paths().collect();
     let is_unused = |name: &&String| format.is_of_other_head(name, &ours);
     let unused: Vec<_> = tensors.keys().filter(is_unused).cloned().collect();
-    let kept: Tensors<'_> = tensors
+    let kept: Tensors = tensors
         .iter()
         .filter(|(name, _)| !unused.contains(name))
         .map(|(name, view)| (name.clone(), view.clone()))
@@ -61,50 +100,39 @@ pub(super) fn fit_below_head(
     let missing: Vec<_> = missing.collect();
     let present = specs.iter().filter(|(path, _)| !missing.iter().any(|other| other == path));
     let present = present.map(|(path, spec)| (path.to_owned(), spec.clone())).collect();
-    let values = fit(&kept, &present)?;
-    Ok(Found { values, missing, unused })
+    Ok((fit(&kept, &present)?, Unmatched { missing, unused }))
 }
 
 /// The format of a file, unless it has the model's own names.
-fn format_of(tensors: &Tensors<'_>, specs: &Tree<LeafSpec>) -> Option<&'static ForeignFormat> {
+fn format_of(tensors: &Tensors, specs: &Tree<LeafSpec>) -> Option<&'static ForeignFormat> {
     let format = ForeignFormat::recognize(tensors.keys().map(String::as_str));
     // A name may be the same in both.
     format.filter(|_| !tensors.keys().all(|name| specs.get(name).is_some()))
 }
 
-fn read(
-    tensors: &Tensors<'_>,
+fn leaves(
+    tensors: &Tensors,
     specs: &Tree<LeafSpec>,
     sources: &[(String, Layout)],
-) -> Result<Tree<Literal>, String> {
-    let leaf = |((path, ty), (name, layout)): ((&str, &LeafSpec), &(String, Layout))| {
-        let view = tensors.get(name).ok_or_else(|| format!("`{name}` is missing"))?;
-        let mut dims = ty.dims.clone();
+) -> Result<Tree<StoredLeaf>, String> {
+    let leaf = |((path, spec), (name, layout)): ((&str, &LeafSpec), &(String, Layout))| {
+        let tensor = tensors.get(name).ok_or_else(|| format!("`{name}` is missing"))?;
+        let mut dims = spec.dims.clone();
         if *layout == Layout::Transposed {
             dims.reverse();
         }
         let is_convertible =
-            |from: &DType| *from == ty.dtype || from.is_float() && ty.dtype.is_float();
-        let from = dtype_of(view).filter(is_convertible).filter(|_| view.shape() == dims);
-        let Some(from) = from else {
-            let found = format!("{:?}{:?}", view.dtype(), view.shape());
-            let expected = TensorType::new(ty.dtype, &dims);
+            |from: DType| from == spec.dtype || from.is_float() && spec.dtype.is_float();
+        if !tensor.program_dtype().is_some_and(is_convertible) || tensor.dims != dims {
+            let found = format!("{:?}{:?}", tensor.dtype, tensor.dims);
+            let expected = TensorType::new(spec.dtype, &dims);
             return Err(format!("`{name}` is {found}, but the model's is {expected}"));
-        };
-        let mut literal = Literal::zeros(from, &ty.dims);
-        copy(view.data(), &dims, *layout, &mut literal);
-        check_finite(name, &literal)?;
-        if from != ty.dtype {
-            literal = rounded(name, &literal, ty.dtype)?;
         }
-        Ok((path.to_owned(), literal))
+        let (name, tensor, layout) = (name.clone(), tensor.clone(), *layout);
+        let leaf = StoredLeaf { name, tensor, layout, spec: spec.clone() };
+        Ok((path.to_owned(), leaf))
     };
     specs.iter().zip(sources).map(leaf).collect()
-}
-
-/// The dtype of a tensor in a file, if programs can have it.
-pub(super) fn dtype_of(view: &TensorView<'_>) -> Option<DType> {
-    DType::ALL.into_iter().find(|dtype| safetensors_dtype(*dtype) == view.dtype())
 }
 
 pub(super) fn check_finite(name: &str, literal: &Literal) -> Result<(), String> {
@@ -125,7 +153,7 @@ fn rounded(name: &str, literal: &Literal, dtype: DType) -> Result<Literal, Strin
 
 /// The name in the file and the layout of each of the model's leaves, in order.
 fn sources(
-    tensors: &Tensors<'_>,
+    tensors: &Tensors,
     format: Option<&ForeignFormat>,
     specs: &Tree<LeafSpec>,
 ) -> Result<Vec<(String, Layout)>, String> {
@@ -145,12 +173,12 @@ fn sources(
 
 /// Checks that every tensor in the file was used, except those that its format holds besides parameters.
 fn check_rest(
-    tensors: &Tensors<'_>,
+    tensors: &Tensors,
     format: Option<&ForeignFormat>,
     sources: &[(String, Layout)],
 ) -> Result<(), String> {
     let used: BTreeSet<_> = sources.iter().map(|(name, _)| name.as_str()).collect();
-    let data = |name: &str| tensors.get(name).map(|view| view.data());
+    let values = |name: &str| tensors.get(name).map(StoredTensor::read_all).transpose();
     for name in tensors.keys().map(String::as_str).filter(|name| !used.contains(name)) {
         let Some(format) = format else {
             let formats = ForeignFormat::ALL.map(|format| format.name).join(" or ");
@@ -162,7 +190,11 @@ fn check_rest(
         match &format.tied {
             Some(tied) if name == tied.copy => {
                 let of = used.iter().find(|name| format.without_prefix(name) == tied.of);
-                if of.is_none_or(|of| data(name) != data(of)) {
+                let is_same = match of {
+                    Some(of) => values(name)? == values(of)?,
+                    None => false,
+                };
+                if !is_same {
                     return Err(format!(
                         "`{name}` has its own values, but the model ties it to another parameter"
                     ));
@@ -175,16 +207,15 @@ fn check_rest(
     Ok(())
 }
 
-/// Copies the bytes of a tensor with dims `dims` to one of the given layout.
-pub(super) fn copy(from: &[u8], dims: &[usize], layout: Layout, to: &mut Literal) {
-    let size = to.dtype().size_bytes();
-    match (layout, dims) {
-        (Layout::Transposed, [_, columns]) => {
-            let column = |column: usize| from.chunks_exact(size).skip(column).step_by(*columns);
-            let elements = (0..*columns).flat_map(column);
-            let to = to.bytes_mut().chunks_exact_mut(size);
-            to.zip(elements).for_each(|(to, from)| to.copy_from_slice(from));
-        }
-        _ => to.bytes_mut().copy_from_slice(from),
-    }
+/// Values with their dims in the given order.
+pub(super) fn arranged(values: &Literal, layout: Layout) -> Literal {
+    let (Layout::Transposed, [_, columns]) = (layout, values.dims()) else { return values.clone() };
+    let dims: Vec<_> = values.dims().iter().rev().copied().collect();
+    let mut to = Literal::zeros(values.dtype(), &dims);
+    let size = values.dtype().size_bytes();
+    let column = |column: usize| values.bytes().chunks_exact(size).skip(column).step_by(*columns);
+    let elements = (0..*columns).flat_map(column);
+    let places = to.bytes_mut().chunks_exact_mut(size);
+    places.zip(elements).for_each(|(to, from)| to.copy_from_slice(from));
+    to
 }

@@ -18,9 +18,10 @@ use safetensors::tensor::{Dtype, View};
 use super::Error;
 use crate::checkpoint::safetensors_dtype;
 use crate::observe::{replace_file, say};
-pub use exchange::{Beside, check_counterpart, save_for_library};
-use fit::{Found, check_finite};
-pub use saved::SavedModel;
+pub use exchange::{FolderOptions, check_counterpart, save_for_library};
+pub use fit::Unmatched;
+use fit::check_finite;
+pub use saved::{OpenModel, SavedModel};
 
 /// Name of the file in the output directory.
 pub const FILE: &str = "params.safetensors";
@@ -35,7 +36,7 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
     replace_file(path, &bytes).map_err(|error| failed(error.to_string()))
 }
 
-/// Reads parameters of the given types from what `path` leads to, see [`SavedModel::find`]: a file, a checkpoint, a run, or
+/// Opens parameters of the given types in what `path` leads to, see [`SavedModel::find`]: a file, a checkpoint, a run, or
 /// a folder of Hugging Face's. If it is a directory, a message says what is taken.
 ///
 /// Names are the model's own paths or those of a [foreign format](models::ForeignFormat), which is recognized by them.
@@ -44,24 +45,24 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
 /// model's.
 ///
 /// # Errors
-/// If something cannot be read or is damaged, or if a parameter is missing, has other dims or another dtype, holds a
-/// value that is not finite or too large, or is not one of the model's.
-pub fn load(path: &Path, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, Error> {
+/// If something cannot be read or is damaged, or if a parameter is missing, has other dims or another dtype, or is not one
+/// of the model's. That a value is not finite or too large is found when it is read.
+pub fn open(path: &Path, specs: &Tree<LeafSpec>) -> Result<OpenModel, Error> {
     let saved = SavedModel::find(path)?;
     if path.is_dir() {
         say(&format!("taking the parameters from {saved}"));
     }
-    saved.load(specs)
+    saved.open(specs)
 }
 
 /// The parameters that a model starts from where its configuration names a folder: those that the folder has. A message
 /// says what it lacks, which is drawn, and what is not used.
 ///
 /// # Errors
-/// As [`load`], for everything but the head.
-pub fn load_below_head(path: &Path, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, Error> {
+/// As [`open`], for everything but the head.
+pub fn open_below_head(path: &Path, specs: &Tree<LeafSpec>) -> Result<OpenModel, Error> {
     let saved = SavedModel::find(path)?;
-    let Found { values, missing, unused } = saved.load_below_head(specs)?;
+    let (model, Unmatched { missing, unused }) = saved.open_below_head(specs)?;
     let mut text = format!("taking the parameters from {saved}");
     if !missing.is_empty() {
         text += &format!("; drawn, because it lacks them: {}", missing.join(", "));
@@ -70,7 +71,7 @@ pub fn load_below_head(path: &Path, specs: &Tree<LeafSpec>) -> Result<Tree<Liter
         text += &format!("; not used, because the model lacks them: {}", unused.join(", "));
     }
     say(&text);
-    Ok(values)
+    Ok(model)
 }
 
 /// The bytes of a safetensors file.

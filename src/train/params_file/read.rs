@@ -1,43 +1,104 @@
-//! Reading safetensors files.
+//! Safetensors files whose values are read when they are asked for.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use safetensors::tensor::{Metadata, SafeTensors};
+use hlo::{Corner, DType, LeafSpec, Literal, contiguous_runs};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::Value;
 
 use super::Error;
 use super::fit::Tensors;
+use crate::checkpoint::{Checkpoint, safetensors_dtype};
 use crate::config::{open_regular, read_regular};
 
 /// The format's limit on the size of the header, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
 
+/// A tensor whose values are in a file or a checkpoint.
+#[derive(Clone, Debug)]
+pub(super) struct StoredTensor {
+    /// Its dtype, which programs may not have.
+    pub dtype: Dtype,
+    /// Its dims.
+    pub dims: Vec<usize>,
+    values: Values,
+}
+
+#[derive(Clone, Debug)]
+enum Values {
+    /// In a file, from this byte on, row-major.
+    File(Arc<File>, u64),
+    /// At this path of a checkpoint.
+    Checkpoint(Arc<Checkpoint>, String),
+}
+
+impl StoredTensor {
+    /// A leaf of a checkpoint, or a row of one.
+    pub fn of_checkpoint(checkpoint: &Arc<Checkpoint>, path: &str, spec: &LeafSpec) -> Self {
+        let values = Values::Checkpoint(checkpoint.clone(), path.to_owned());
+        Self { dtype: safetensors_dtype(spec.dtype), dims: spec.dims.clone(), values }
+    }
+
+    /// The dtype, if programs can have it.
+    pub fn program_dtype(&self) -> Option<DType> {
+        DType::ALL.into_iter().find(|dtype| safetensors_dtype(*dtype) == self.dtype)
+    }
+
+    /// All values.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_all(&self) -> Result<Literal, String> {
+        self.read(&vec![0; self.dims.len()], &self.dims)
+    }
+
+    /// The rectangle of these `dims`, whose first element is at `start`. Nothing else is read.
+    ///
+    /// # Errors
+    /// A dtype that programs do not have, or values that cannot be read.
+    pub fn read(&self, start: &[usize], dims: &[usize]) -> Result<Literal, String> {
+        let dtype = self
+            .program_dtype()
+            .ok_or_else(|| format!("it is of the unknown dtype {:?}", self.dtype))?;
+        match &self.values {
+            Values::Checkpoint(checkpoint, path) => {
+                let spec = LeafSpec::replicated(dtype, &self.dims);
+                checkpoint.read(path, &spec, start, dims).map_err(|error| error.to_string())
+            }
+            Values::File(file, offset) => {
+                let mut values = Literal::zeros(dtype, dims);
+                let size = dtype.size_bytes();
+                let from = Corner { dims: &self.dims, start };
+                let to = Corner { dims, start: &vec![0; dims.len()] };
+                for run in contiguous_runs(dims, from, to) {
+                    let bytes = &mut values.bytes_mut()[run.to * size..][..run.len * size];
+                    let read = file.read_exact_at(bytes, offset + (run.from * size) as u64);
+                    read.map_err(|error| error.to_string())?;
+                }
+                Ok(values)
+            }
+        }
+    }
+}
+
 fn damaged(reason: String) -> String {
     format!("it is not a safetensors file, or it is damaged: {reason}")
 }
 
-/// Reads whole files.
+/// The tensors of files.
 ///
 /// # Errors
-/// The first one that cannot be read.
-pub(super) fn read_files(paths: &[PathBuf]) -> Result<Vec<Vec<u8>>, Error> {
-    let read = |path: &PathBuf| read_announced(path).map_err(Error::unreadable_params(path));
-    paths.iter().map(read).collect()
-}
-
-/// The tensors of files that were read from `paths`.
-///
-/// # Errors
-/// A file that is damaged, and a name that two of them have.
-pub(super) fn tensors<'a>(paths: &[PathBuf], files: &'a [Vec<u8>]) -> Result<Tensors<'a>, Error> {
+/// A file that cannot be read or is damaged, and a name that two of them have.
+pub(super) fn tensors(paths: &[PathBuf]) -> Result<Tensors, Error> {
     let mut all = Tensors::new();
-    for (path, bytes) in paths.iter().zip(files) {
+    for path in paths {
         let failed = Error::unreadable_params(path);
-        let file = SafeTensors::deserialize(bytes);
-        let file = file.map_err(|error| failed(damaged(error.to_string())))?;
-        for (name, tensor) in file.tensors() {
+        for (name, tensor) in tensors_of(path).map_err(&failed)? {
             if all.contains_key(&name) {
                 return Err(failed(format!(
                     "it holds `{name}`, as another file of the model does"
@@ -71,8 +132,8 @@ pub(super) fn files_of_index(path: &Path) -> Result<Vec<PathBuf>, Error> {
     }
 }
 
-/// The bytes of a file. They are read only if the length of the file matches its header.
-fn read_announced(path: &Path) -> Result<Vec<u8>, String> {
+/// The tensors of a file, by its header.
+fn tensors_of(path: &Path) -> Result<Vec<(String, StoredTensor)>, String> {
     let in_words = |error: std::io::Error| error.to_string();
     let mut file = open_regular(path).map_err(in_words)?;
     let found = file.metadata().map_err(in_words)?.len();
@@ -82,13 +143,19 @@ fn read_announced(path: &Path) -> Result<Vec<u8>, String> {
     if header_bytes > MAX_HEADER || header_bytes > found {
         return Err(damaged("it has no valid header".to_owned()));
     }
+    bytes.clear();
     file.by_ref().take(header_bytes).read_to_end(&mut bytes).map_err(in_words)?;
-    let header: Metadata = serde_json::from_slice(bytes.get(8..).unwrap_or_default())
+    let header: Metadata = serde_json::from_slice(&bytes)
         .map_err(|error| damaged(format!("its header is invalid: {error}")))?;
     let expected = (8 + header_bytes).saturating_add(header.data_len() as u64);
     if found != expected {
         return Err(damaged(format!("it has {found} bytes, but {expected} by its header")));
     }
-    file.take(found).read_to_end(&mut bytes).map_err(in_words)?;
-    Ok(bytes)
+    let file = Arc::new(file);
+    let tensor = |(name, info): (String, &TensorInfo)| {
+        let offset = 8 + header_bytes + info.data_offsets.0 as u64;
+        let values = Values::File(file.clone(), offset);
+        (name, StoredTensor { dtype: info.dtype, dims: info.shape.clone(), values })
+    };
+    Ok(header.tensors().into_iter().map(tensor).collect())
 }

@@ -2,22 +2,23 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use hlo::{LeafSpec, Literal, Tree, split_rows};
-use safetensors::tensor::TensorView;
+use hlo::{LeafSpec, Literal, Tree, row_paths, split_rows};
 
-use super::fit::{Found, Tensors, dtype_of, fit, fit_below_head};
-use super::read::{files_of_index, read_files, tensors};
+use super::fit::{StoredLeaf, Tensors, Unmatched, fit, fit_below_head};
+use super::read::{StoredTensor, files_of_index, tensors};
 use super::{Error, FILE};
-use crate::checkpoint::{Checkpoint, CheckpointDir, Location, Manifest, safetensors_dtype};
+use crate::checkpoint::{Checkpoint, CheckpointDir, Location, Manifest};
 use crate::config::{CheckpointConfig, read_regular};
 use crate::step::{MODEL_STATE, PARAMS, ema_path};
+use crate::train::ModelValues;
 use crate::train::run_dir::{CONFIG_FILE, summary_in};
 
 /// The file in a folder of Hugging Face's, unless there are several.
 pub(super) const HF_FILE: &str = "model.safetensors";
 /// The file that names them if there are several.
-const HF_INDEX: &str = "model.safetensors.index.json";
+pub(super) const HF_INDEX: &str = "model.safetensors.index.json";
 /// Largest size of a configuration, in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
 
@@ -39,7 +40,46 @@ pub enum SavedModel {
         files: Vec<PathBuf>,
     },
     /// The parameters and running statistics in a checkpoint.
-    Checkpoint(Box<Checkpoint>),
+    Checkpoint(Arc<Checkpoint>),
+}
+
+/// The leaves of a model in files or a checkpoint, which have been found to fit. Values are read, checked and converted when
+/// they are asked for, so that a process reads the pieces that it holds, one at a time.
+#[derive(Debug)]
+pub struct OpenModel {
+    path: PathBuf,
+    leaves: Tree<StoredLeaf>,
+}
+
+impl OpenModel {
+    /// All values.
+    ///
+    /// # Errors
+    /// Values that cannot be read, or that are not finite or too large.
+    pub fn read_all(&self) -> Result<Tree<Literal>, Error> {
+        let value = |(path, leaf): (&str, &StoredLeaf)| Ok((path.to_owned(), leaf.read_all()?));
+        let values: Result<_, String> = self.leaves.iter().map(value).collect();
+        values.map_err(Error::unreadable_params(&self.path))
+    }
+}
+
+impl ModelValues for OpenModel {
+    fn paths(&self) -> Vec<&str> {
+        self.leaves.paths().collect()
+    }
+
+    fn piece(
+        &self,
+        path: &str,
+        spec: &LeafSpec,
+        start: &[usize],
+        dims: &[usize],
+    ) -> Result<Literal, Error> {
+        let failed = Error::unreadable_params(&self.path);
+        let leaf = self.leaves.get(path).filter(|leaf| leaf.is(spec));
+        let leaf = leaf.ok_or_else(|| failed(format!("it was opened without `{path}: {spec}`")))?;
+        leaf.read(start, dims).map_err(failed)
+    }
 }
 
 impl SavedModel {
@@ -55,7 +95,7 @@ impl SavedModel {
     /// A path that leads nowhere, a directory that is none of these or cannot be read, and a damaged checkpoint.
     pub fn find(path: &Path) -> Result<Self, Error> {
         if let place @ Location::Url(_) = Location::from(path) {
-            return Ok(Self::Checkpoint(Box::new(CheckpointDir::open(place)?)));
+            return Ok(Self::Checkpoint(Arc::new(CheckpointDir::open(place)?)));
         }
         if !path.is_dir() {
             let failed = Error::unreadable_params(path);
@@ -95,7 +135,7 @@ impl SavedModel {
         for place in [path.into(), checkpoints_of_run(path)] {
             if is_checkpoint || !CheckpointDir::list(&place)?.is_empty() {
                 let checkpoint = CheckpointDir::open(&place)?;
-                return Ok(Some(Self::Checkpoint(Box::new(checkpoint))));
+                return Ok(Some(Self::Checkpoint(Arc::new(checkpoint))));
             }
         }
         Ok(None)
@@ -124,48 +164,29 @@ impl SavedModel {
         }
     }
 
-    /// The values of the model's leaves.
+    /// Finds the model's leaves. Their values are read when they are asked for.
     ///
     /// # Errors
-    /// As [`load`](super::load).
-    pub fn load(&self, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, Error> {
+    /// As [`open`](super::open).
+    pub fn open(&self, specs: &Tree<LeafSpec>) -> Result<OpenModel, Error> {
         let path = self.path();
-        let failed = Error::unreadable_params(&path);
-        match self {
-            Self::Checkpoint(checkpoint) => {
-                let values = of_checkpoint(checkpoint, true)?;
-                let mut tensors = Tensors::new();
-                for (name, value) in values.iter() {
-                    let (dtype, dims) = (safetensors_dtype(value.dtype()), value.dims().to_vec());
-                    let view = TensorView::new(dtype, dims, value.bytes());
-                    let view = view.map_err(|error| failed(error.to_string()))?;
-                    tensors.insert(name.to_owned(), view);
-                }
-                fit(&tensors, specs).map_err(failed)
-            }
-            Self::Run { .. } | Self::Files { .. } => {
-                let paths = self.files();
-                let files = read_files(paths)?;
-                fit(&tensors(paths, &files)?, specs).map_err(failed)
-            }
-        }
+        let leaves = fit(&self.tensors()?, specs).map_err(Error::unreadable_params(&path))?;
+        Ok(OpenModel { path, leaves })
     }
 
-    /// [`Self::load`] of a model that may have been trained with another head, or without one.
+    /// [`Self::open`] of a model that may have been trained with another head, or without one; and what of either the
+    /// other lacks.
     ///
     /// # Errors
-    /// As [`load`](super::load), for everything but heads.
-    pub fn load_below_head(&self, specs: &Tree<LeafSpec>) -> Result<Found, Error> {
-        match self {
-            Self::Files { files, .. } => {
-                let bytes = read_files(files)?;
-                let found = fit_below_head(&tensors(files, &bytes)?, specs);
-                found.map_err(Error::unreadable_params(&self.path()))
-            }
-            Self::Checkpoint(_) | Self::Run { .. } => {
-                Ok(Found { values: self.load(specs)?, ..Found::default() })
-            }
+    /// As [`open`](super::open), for everything but heads.
+    pub fn open_below_head(&self, specs: &Tree<LeafSpec>) -> Result<(OpenModel, Unmatched), Error> {
+        if !matches!(self, Self::Files { .. }) {
+            return Ok((self.open(specs)?, Unmatched::default()));
         }
+        let path = self.path();
+        let found = fit_below_head(&self.tensors()?, specs);
+        let (leaves, unmatched) = found.map_err(Error::unreadable_params(&path))?;
+        Ok((OpenModel { path, leaves }, unmatched))
     }
 
     /// All values under the names that they were saved with. With `means`, the running means of the parameters where the
@@ -177,17 +198,26 @@ impl SavedModel {
         if let Self::Checkpoint(checkpoint) = self {
             return of_checkpoint(checkpoint, means);
         }
-        let paths = self.files();
-        let files = read_files(paths)?;
-        let literal = |(name, view): (String, TensorView<'_>)| {
-            let dtype = dtype_of(&view)
-                .ok_or_else(|| format!("`{name}` is of the unknown dtype {:?}", view.dtype()))?;
-            let mut literal = Literal::zeros(dtype, view.shape());
-            literal.bytes_mut().copy_from_slice(view.data());
-            Ok((name, literal))
+        let value = |(name, tensor): (String, StoredTensor)| {
+            let value = tensor.read_all().map_err(|reason| format!("`{name}`: {reason}"))?;
+            Ok((name, value))
         };
-        let values: Result<_, String> = tensors(paths, &files)?.into_iter().map(literal).collect();
+        let values: Result<_, String> = self.tensors()?.into_iter().map(value).collect();
         values.map_err(Error::unreadable_params(&self.path()))
+    }
+
+    /// What evaluation needs, by the names that it was saved with.
+    fn tensors(&self) -> Result<Tensors, Error> {
+        let Self::Checkpoint(checkpoint) = self else { return tensors(self.files()) };
+        let tensor = |(name, (path, spec)): (String, (String, &LeafSpec))| {
+            let rows = row_paths(&name, spec).into_iter().zip(row_paths(&path, spec));
+            rows.map(|(name, path)| {
+                let tensor = StoredTensor::of_checkpoint(checkpoint, &path, &spec.row());
+                (name, tensor)
+            })
+            .collect::<Vec<_>>()
+        };
+        Ok(leaves_of_checkpoint(checkpoint, true).into_iter().flat_map(tensor).collect())
     }
 
     fn files(&self) -> &[PathBuf] {
@@ -225,9 +255,10 @@ impl fmt::Display for SavedModel {
     }
 }
 
-/// What evaluation needs, under the model's own names.
-fn of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Result<Tree<Literal>, Error> {
-    let (mut specs, mut values) = (Tree::new(), Tree::new());
+/// What evaluation needs: under each of the model's own names the path of a leaf in the checkpoint. With `means`, the
+/// running means of parameters where there are any.
+fn leaves_of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Tree<(String, &LeafSpec)> {
+    let mut leaves = Tree::new();
     for (path, spec) in checkpoint.specs().iter() {
         let Some((kind, name)) = path.split_once('.') else { continue };
         if ![PARAMS, MODEL_STATE].contains(&kind) {
@@ -235,10 +266,18 @@ fn of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Result<Tree<Literal>, 
         }
         let mean = ema_path(name);
         let is_mean = kind == PARAMS && means && checkpoint.specs().get(&mean).is_some();
-        specs.insert(name, spec.clone());
-        values.insert(name, checkpoint.leaf(if is_mean { &mean } else { path })?);
+        leaves.insert(name, (if is_mean { mean } else { path.to_owned() }, spec));
     }
-    Ok(split_rows(&specs, values))
+    leaves
+}
+
+/// The values of [`leaves_of_checkpoint`], as rows.
+fn of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Result<Tree<Literal>, Error> {
+    let leaves = leaves_of_checkpoint(checkpoint, means);
+    let value =
+        |(name, (path, _)): (&str, &(String, _))| Ok((name.to_owned(), checkpoint.leaf(path)?));
+    let values = leaves.iter().map(value).collect::<Result<_, Error>>()?;
+    Ok(split_rows(&leaves.map(|_, (_, spec)| (*spec).clone()), values))
 }
 
 /// Where the run in an output directory keeps its checkpoints.

@@ -1,6 +1,9 @@
+use std::path::Path;
+
 use hlo::{DType, LeafSpec, Literal, Tree};
 
-use super::{FILE, SavedModel, load, save};
+use super::{Error, FILE, SavedModel, open, save};
+use crate::train::ModelValues;
 
 fn example() -> Tree<Literal> {
     let weight = Literal::from_slice(&[2, 2], &[1.0f32, -2.0, 3.5, f32::MIN_POSITIVE]);
@@ -8,6 +11,10 @@ fn example() -> Tree<Literal> {
         ("b.10.weight".to_owned(), weight),
         ("b.2.bias".to_owned(), Literal::from_slice(&[1], &[4.0f32])),
     ])
+}
+
+fn load(path: &Path, specs: &Tree<LeafSpec>) -> Result<Tree<Literal>, Error> {
+    open(path, specs)?.read_all()
 }
 
 fn specs(params: &Tree<Literal>) -> Tree<LeafSpec> {
@@ -150,8 +157,57 @@ fn a_foreign_file_is_recognized_by_its_names_and_transposed() {
     save(&path, &untied).unwrap();
     assert!(message(&[up, embed]).contains("`lm_head.weight` has its own values"));
     // Every model of this kind has that head, so that it is no other model's.
-    let below = SavedModel::find(&path).unwrap().load_below_head(&specs(&[up, embed]));
+    let below = SavedModel::find(&path).unwrap().open_below_head(&specs(&[up, embed]));
     assert!(below.unwrap_err().to_string().contains("`lm_head.weight` has its own values"));
+}
+
+/// A process reads what it holds, and nothing else.
+#[test]
+fn pieces_are_read_alone_in_any_layout() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    let values: Vec<f64> = (0..12).map(f64::from).collect();
+    let matrix = Literal::from_f64(DType::Bf16, &[4, 3], &values);
+    let file = [("transformer.h.0.mlp.c_fc.weight", &matrix), ("transformer.wte.weight", &matrix)];
+    let file: Tree<_> =
+        file.map(|(path, value)| (path.to_owned(), value.clone())).into_iter().collect();
+    save(&path, &file).unwrap();
+    let (up, embed) = ("blocks.0.mlp.up.weight", "embed.weight");
+    let spec = |dims: &[usize]| LeafSpec::replicated(DType::F32, dims);
+    let specs: Tree<_> = [(up, spec(&[3, 4])), (embed, spec(&[4, 3]))]
+        .map(|(path, spec)| (path.to_owned(), spec))
+        .into_iter()
+        .collect();
+    let whole = load(&path, &specs).unwrap();
+    let check = |of: &[(&str, [usize; 2], [usize; 2])]| {
+        let model = open(&path, &specs).unwrap();
+        for (leaf, start, dims) in of {
+            let piece = model.piece(leaf, &specs[*leaf], start, dims).unwrap();
+            assert_eq!(piece, whole[*leaf].slice(start, dims), "{leaf} at {start:?}");
+        }
+    };
+    let pieces = [
+        (up, [0, 2], [3, 2]),
+        (up, [1, 0], [1, 4]),
+        (embed, [2, 0], [1, 3]),
+        (embed, [0, 1], [4, 1]),
+    ];
+    check(&pieces);
+
+    // The last row of each matrix in the file is damaged.
+    let mut bytes = std::fs::read(&path).unwrap();
+    let num_bytes = bytes.len();
+    for end in [num_bytes, num_bytes - matrix.num_bytes()] {
+        bytes[end - 6..end].fill(0xff);
+    }
+    std::fs::write(&path, bytes).unwrap();
+    let row = [0, 0];
+    check(&[(up, row, [3, 3]), (embed, row, [3, 3])]);
+    let model = open(&path, &specs).unwrap();
+    for (leaf, start) in [(up, [0, 3]), (embed, [3, 0])] {
+        let error = model.piece(leaf, &specs[leaf], &start, &[1, 1]).unwrap_err().to_string();
+        assert!(error.contains("infinite or NaN"), "{error}");
+    }
 }
 
 #[test]
