@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         _ => return Err("logits: the model is neither a gpt nor a resnet".into()),
     };
-    let leaves = params_file::load(Path::new(checkpoint), &forward.leaves)?;
+    let leaves = params_file::open(Path::new(checkpoint), &forward.leaves)?.read_all()?;
 
     let found = find_or_install("cpu", &InstallOptions::from_env()?, |text| eprintln!("{text}"))?;
     let client = Client::cpu(&Plugin::load(found.path)?, 1)?;

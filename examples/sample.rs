@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let client = Client::cpu(&Plugin::load(found.path)?, 1)?;
     let program = lower(&forward.graph, "logits");
     let program = client.compile(&program, &CompileOptions::default())?;
-    let params = params_file::load(Path::new(&path), &forward.leaves)?;
+    let params = params_file::open(Path::new(&path), &forward.leaves)?.read_all()?;
     let params = forward.arguments(&params)?;
     let params = params.into_iter().map(|literal| client.upload(&[Arc::new(literal)]));
     let params = params.collect::<Result<Vec<_>, _>>()?;

@@ -218,7 +218,8 @@ fn collectives_in_subgroups_have_the_size_of_their_groups() {
     let sizes: Vec<_> =
         count(&graph).collectives.iter().map(|c| (c.num_groups, c.group_size)).collect();
     assert_eq!(sizes, [(4, 2), (1, 8)]);
-    let reduced: Vec<_> = transfers(&graph).iter().map(|t| (t.groups.is_whole(), t.whole_bytes)).collect();
+    let reduced: Vec<_> =
+        transfers(&graph).iter().map(|t| (t.groups.is_whole(), t.whole_bytes)).collect();
     assert_eq!(reduced, [(false, 6 * 4), (true, 6 * 4)]);
 }
 

@@ -62,21 +62,11 @@ pub enum Command {
         json: bool,
     },
     /// Compile the step for a TPU slice or GPU cluster that need not be attached
-    Compile {
-        #[command(flatten)]
-        config: ConfigArgs,
-        /// tpu:v4|v5e|v5p|v6e|tpu7x:TOPOLOGY[xSLICES] or gpu:h100|h200:HOSTSxGPUS, as in tpu:v5e:4x4
-        #[arg(long)]
-        target: String,
-        /// Directory for the program, its optimized form and the executable
-        #[arg(long, value_name = "DIR", value_parser = path())]
-        dump: Option<PathBuf>,
-        /// Print one line of JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Compile(CompileArgs),
     /// Predict step time and efficiency from one device to the whole target, without compiling
     Plan(PlanArgs),
+    /// Answer before a run: does it fit, does communication hide, is the recipe sound, does the input keep up, what does it cost?
+    Preflight(PreflightArgs),
     /// Compile the program that another process has put into a directory
     #[command(hide = true)]
     CompileWorker {
@@ -331,6 +321,36 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
+/// `preflight`.
+#[derive(Debug, clap::Args)]
+pub struct PreflightArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Target, as for `compile`
+    #[arg(long)]
+    pub target: String,
+    /// Processors of a host of the target, for the input; by default as many as this machine has
+    #[arg(long, value_name = "N")]
+    pub host_processors: Option<NonZeroUsize>,
+    /// Most device hours that the run may take
+    #[arg(long, value_name = "HOURS", value_parser = positive)]
+    pub max_device_hours: Option<f64>,
+    /// Plot step times and learning rates to a file that ends in .svg or .png
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub plot: Option<PathBuf>,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Reads a positive number.
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if value > 0.0 && f64::is_finite(value) => Ok(value),
+        _ => Err("it must be a positive number".to_owned()),
+    }
+}
+
 /// The commands about plugins.
 #[derive(Debug, Subcommand)]
 pub enum PluginCommand {
@@ -399,6 +419,25 @@ pub enum CheckpointCommand {
     },
     /// Write the model's parameters and running statistics for other programs
     Export(ExportArgs),
+}
+
+/// `compile`.
+#[derive(Debug, clap::Args)]
+pub struct CompileArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// tpu:v4|v5e|v5p|v6e|tpu7x:TOPOLOGY[xSLICES] or gpu:h100|h200:HOSTSxGPUS, as in tpu:v5e:4x4
+    #[arg(long)]
+    pub target: String,
+    /// Directory for the program, its optimized form and the executable
+    #[arg(long, value_name = "DIR", value_parser = path())]
+    pub dump: Option<PathBuf>,
+    /// If the step does not fit, do not compile it with what is advised
+    #[arg(long)]
+    pub no_check: bool,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `checkpoint export`.

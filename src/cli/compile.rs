@@ -1,37 +1,76 @@
 //! `lockstep compile`: the step of a configuration, compiled for hardware that need not be attached.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use ::hlo::{Axis, LeafSpec};
 use anyhow::{Context, Result, bail};
 
-use super::args::ConfigArgs;
+use super::args::{CompileArgs, ConfigArgs};
 use super::{Loaded, print_line};
 use crate::config::{AutoOr, Config};
+use crate::observe::say;
 use crate::pjrt::Platform;
 use crate::step;
 use crate::targets::cost::{Timeline, Work};
-use crate::targets::{self, ByLine, Family, Knobs, Measured, Step, Target, worker};
+use crate::targets::{
+    self, Advice, ByLine, CompileReport, Family, Knobs, Measured, Step, Suggestion, Target, worker,
+};
 use crate::train::Run;
 
-pub fn run(
-    config: &ConfigArgs,
-    target: &str,
-    dump: Option<PathBuf>,
-    json: bool,
-) -> Result<ExitCode> {
-    let target: Target = target.parse()?;
-    let step = TargetStep::new(config, &target, target.num_devices())?;
-    let binary = std::env::current_exe().context("cannot find this program's own file")?;
-    let report =
-        step.with_step(&target, |step| targets::compile(step, &target, &binary, dump.as_deref()))?;
-    if json {
+/// Most steps that are compiled to check what is advised.
+const MAX_CHECKS: usize = 3;
+
+pub fn run(args: &CompileArgs) -> Result<ExitCode> {
+    let target: Target = args.target.parse()?;
+    let step = TargetStep::new(&args.config, &[], &target, target.num_devices())?;
+    let mut report = step.compile(&target, args.dump.as_deref())?;
+    if !report.fits && !args.no_check {
+        check_advice(&args.config, &target, &mut report.advice)?;
+    }
+    if args.json {
         print_line(&serde_json::to_string(&report)?)?;
     } else {
         print_line(&report.to_string())?;
     }
     Ok(if report.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Compiles what is advised. What does not fit is followed by what is advised then, until something fits, which then comes
+/// first.
+pub(super) fn check_advice(
+    config: &ConfigArgs,
+    target: &Target,
+    advice: &mut Advice,
+) -> Result<()> {
+    let mut next = advice.suggestions.first().cloned();
+    let mut checked = vec![];
+    while let Some(Suggestion { sets, .. }) = next.filter(|_| checked.len() < MAX_CHECKS) {
+        say(&format!("compiling with {} to check that it fits", sets.join(" ")));
+        let mut all = sets.clone();
+        if sets.iter().any(|set| set.starts_with("mesh.fsdp=")) {
+            all.push("mesh.data=auto".to_owned());
+        }
+        let step = TargetStep::new(config, &all, target, target.num_devices())?;
+        let report = step.compile(target, None)?;
+        let peak_bytes = report.memory.peak_bytes;
+        checked.push(Suggestion { sets: sets.clone(), peak_bytes, fits: Some(report.fits) });
+        let following = report.advice.suggestions.into_iter().next();
+        next = following
+            .map(|following| Suggestion { sets: with(&sets, &following.sets), ..following });
+    }
+    let is_checked = |suggestion: &Suggestion| checked.iter().any(|c| c.sets == suggestion.sets);
+    advice.suggestions.retain(|suggestion| !is_checked(suggestion));
+    checked.reverse();
+    advice.suggestions.splice(..0, checked);
+    Ok(())
+}
+
+/// Settings, of which `later` replace those of the same key.
+fn with(sets: &[String], later: &[String]) -> Vec<String> {
+    let key = |set: &str| set.split_once('=').map_or(set, |(key, _)| key).to_owned();
+    let is_replaced = |set: &&String| later.iter().any(|other| key(other) == key(set));
+    sets.iter().filter(|set| !is_replaced(set)).chain(later).cloned().collect()
 }
 
 /// The hidden command that compiles in a child process: see [`worker`].
@@ -52,19 +91,25 @@ pub(super) fn smallest_mesh(args: &ConfigArgs) -> Result<usize> {
 
 /// The step that `train` would run on a target.
 pub(super) struct TargetStep {
-    loaded: Loaded,
-    run: Run,
+    pub loaded: Loaded,
+    pub run: Run,
 }
 
 impl TargetStep {
     /// Reads the configuration with the target's backend, for a number of its devices: `mesh.fsdp` is as many as
     /// `mesh.data` leaves if it is `"auto"`, otherwise `mesh.data` is as many as `mesh.fsdp` leaves.
-    pub fn new(args: &ConfigArgs, target: &Target, num_devices: usize) -> Result<Self> {
+    /// `more` are further keys to set.
+    pub fn new(
+        args: &ConfigArgs,
+        more: &[String],
+        target: &Target,
+        num_devices: usize,
+    ) -> Result<Self> {
         let (backend, platform) = match target.chip.family {
             Family::Tpu(_) => ("tpu", Platform::Tpu),
             Family::Gpu(_) => ("cuda", Platform::Cuda),
         };
-        let mut sets = args.sets();
+        let mut sets = [&args.sets(), more].concat();
         sets.push(format!("device.backend={backend}"));
         sets.push("mesh.data=auto".to_owned());
         if Config::load(&args.config, &sets)?.mesh.fsdp == AutoOr::Auto {
@@ -99,14 +144,12 @@ impl TargetStep {
         })
     }
 
-    fn with_step<T, E>(
-        &self,
-        target: &Target,
-        compile: impl FnOnce(&Step<'_>) -> Result<T, E>,
-    ) -> Result<T>
-    where
-        anyhow::Error: From<E>,
-    {
+    /// Compiles it for the target. With `dump`, that directory gets the program and what it became.
+    ///
+    /// # Errors
+    /// A step that does not trace, and the compiler's.
+    pub fn compile(&self, target: &Target, dump: Option<&Path>) -> Result<CompileReport> {
+        let binary = std::env::current_exe().context("cannot find this program's own file")?;
         let run = &self.run;
         let declared = run.spec(&*self.loaded.model).declare()?;
         let graph = step::trace_step(&declared)?;
@@ -143,6 +186,6 @@ impl TargetStep {
             memory_fraction: self.loaded.config.device.memory_fraction(),
             overrides: &run.compile.options.overrides,
         };
-        Ok(compile(&step)?)
+        Ok(targets::compile(&step, target, &binary, dump)?)
     }
 }

@@ -17,6 +17,7 @@ mod launch;
 mod plan;
 mod plugin;
 mod predict;
+mod preflight;
 mod recipes;
 mod resolved;
 mod schedule;
@@ -94,10 +95,9 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         }
         Command::Schedule(args) => schedule::run(&args),
         Command::Recipes { name, batch, json } => recipes::run(name.as_deref(), batch, json),
-        Command::Compile { config, target, dump, json } => {
-            compile::run(&config, &target, dump, json)
-        }
+        Command::Compile(args) => compile::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Preflight(args) => preflight::run(&args),
         Command::CompileWorker { dir } => compile::serve(&dir),
         Command::ProbePlugin { path, open } => {
             doctor::probe_plugin_here(&path, open)?;

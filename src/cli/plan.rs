@@ -31,7 +31,7 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
     let mut steps = vec![];
     let mut refused = None;
     for num_devices in targets::sizes(target, smallest_mesh(&args.config)?) {
-        let step = TargetStep::new(&args.config, target, num_devices);
+        let step = TargetStep::new(&args.config, &[], target, num_devices);
         match step.and_then(|step| step.measure()) {
             Ok(step) => steps.push(step),
             // A batch that does not divide over this number of devices may divide over others.

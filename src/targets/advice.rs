@@ -1,5 +1,7 @@
 //! What to change if a step does not fit in memory.
 
+use std::fmt;
+
 use hlo::{Axis, Mesh};
 
 use super::memory::{Memory, gib};
@@ -35,6 +37,46 @@ struct Choice {
     parts: usize,
 }
 
+/// Settings with which a step is expected to fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Suggestion {
+    /// Each as `section.key=value`.
+    pub sets: Vec<String>,
+    /// The peak with them, in bytes.
+    pub peak_bytes: u64,
+    /// Whether the step fits, if it was compiled with them; `None` if the peak is an estimate.
+    pub fits: Option<bool>,
+}
+
+/// As arguments of any command.
+impl fmt::Display for Suggestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let peak = gib(self.peak_bytes);
+        write!(f, "{} ", as_arguments(&self.sets))?;
+        match self.fits {
+            None => write!(f, "(estimated peak {peak})"),
+            Some(true) => write!(f, "(compiled: peak {peak}, fits)"),
+            Some(false) => write!(f, "(compiled: peak {peak}, does not fit)"),
+        }
+    }
+}
+
+/// What to change, best first, and what else helps if nothing is estimated to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Advice {
+    /// Each alone, and each with other keys.
+    pub suggestions: Vec<Suggestion>,
+    /// What helps whatever the settings are, if none is estimated to.
+    pub otherwise: Option<String>,
+}
+
+impl Advice {
+    /// A line for each.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        self.suggestions.iter().map(Suggestion::to_string).chain(self.otherwise.clone())
+    }
+}
+
 /// Maximum number of suggestions.
 const MAX_ADVICE: usize = 4;
 /// The fraction of activations that remain with `model.remat`. Blocks differ; the largest part of most is recomputed.
@@ -42,6 +84,9 @@ const REMAT_SHARE: f64 = 1.0 / 3.0;
 /// The fraction of whole parameters and gradients that is in memory at once in stage 3, and of whole gradients in stage
 /// 2: those of two blocks and the largest single parameters.
 const BLOCKS_SHARE: f64 = 0.25;
+/// The largest fraction of a GPU's memory that is suggested for the program. The rest is for the driver, the libraries and
+/// their workspaces.
+const MAX_FRACTION: f64 = 0.92;
 
 impl Choice {
     fn now(knobs: &Knobs) -> Self {
@@ -101,10 +146,12 @@ impl Choice {
     }
 }
 
-/// What to change so that the step is estimated to fit, best first; only choices that are estimated to fit. If there is
-/// none, one line says so.
-pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Vec<String> {
+/// What to change so that the step is estimated to fit; only choices that are estimated to fit, and otherwise the one that
+/// needs least. The estimate takes for activations whatever else the compiler holds whole, such as updates and their copies, so
+/// that one may fit all the same.
+pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Advice {
     let now = Choice::now(knobs);
+    let mut suggestions: Vec<Suggestion> = larger_fraction(memory).into_iter().collect();
     let mut found: Vec<(Vec<String>, f64, f64)> = choices(now, knobs)
         .into_iter()
         .filter(|choice| *choice != now)
@@ -112,29 +159,45 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Vec<String> {
             let sets = choice.sets(now, knobs);
             (sets, choice.cost(now), choice.peak_bytes(memory, knobs))
         })
-        .filter(|(_, _, peak)| *peak <= memory.limit_bytes as f64)
         .collect();
-    if found.is_empty() {
-        return vec![least(memory, knobs)];
+    let least = found.iter().min_by(|a, b| a.2.total_cmp(&b.2)).cloned();
+    found.retain(|(_, _, peak)| *peak <= memory.limit_bytes as f64);
+    if found.is_empty() && suggestions.is_empty() {
+        let suggestion = |(sets, _, peak)| Suggestion { sets, peak_bytes: peak as u64, fits: None };
+        let state = gib(knobs.state_bytes);
+        let otherwise = format!("take more devices or a smaller model: the whole state is {state}");
+        let suggestions = least.map(suggestion).into_iter().collect();
+        return Advice { suggestions, otherwise: Some(otherwise) };
     }
     // Few changes first, cheap ones first.
     found.sort_by(|a, b| a.0.len().cmp(&b.0.len()).then_with(|| a.1.total_cmp(&b.1)));
     let keys = |sets: &[String]| -> Vec<String> {
         sets.iter().filter_map(|set| set.split('=').next().map(str::to_owned)).collect()
     };
-    let mut advice = vec![];
     let mut seen: Vec<Vec<String>> = vec![];
-    for (sets, _, peak) in &found {
+    for (sets, _, peak) in found {
         // The best for each set of keys, and none that changes further keys without need.
-        let changed = keys(sets);
+        let changed = keys(&sets);
         if seen.iter().any(|seen| seen.iter().all(|key| changed.contains(key))) {
             continue;
         }
         seen.push(changed);
-        advice.push(format!("{} (estimated peak {})", as_arguments(sets), gib(*peak as u64)));
+        suggestions.push(Suggestion { sets, peak_bytes: peak as u64, fits: None });
     }
-    advice.truncate(MAX_ADVICE);
-    advice
+    suggestions.truncate(MAX_ADVICE);
+    Advice { suggestions, otherwise: None }
+}
+
+/// More of a GPU's memory for the program, if that is enough.
+fn larger_fraction(memory: &Memory) -> Option<Suggestion> {
+    let device = memory.device_bytes as f64;
+    let fraction = (100.0 * memory.peak_bytes as f64 / device + 1.0).ceil() / 100.0;
+    let is_enough = memory.limit_bytes < memory.device_bytes && fraction <= MAX_FRACTION;
+    is_enough.then(|| Suggestion {
+        sets: vec![format!("device.options.memory_fraction={fraction}")],
+        peak_bytes: memory.peak_bytes,
+        fits: None,
+    })
 }
 
 /// The settings as arguments of any command. With another `mesh.fsdp`, `mesh.data` takes the other devices, whatever the
@@ -145,21 +208,6 @@ fn as_arguments(sets: &[String]) -> String {
         arguments.push("--set mesh.data=auto".to_owned());
     }
     arguments.join(" ")
-}
-
-/// The choice that needs least, if none is estimated to fit. The estimate takes for activations whatever else the
-/// compiler holds whole, such as updates and their copies, so this choice may fit all the same.
-fn least(memory: &Memory, knobs: &Knobs) -> String {
-    let now = Choice::now(knobs);
-    let peak = |choice: &Choice| choice.peak_bytes(memory, knobs);
-    let smallest = choices(now, knobs).into_iter().min_by(|a, b| peak(a).total_cmp(&peak(b)));
-    let smallest = smallest.filter(|choice| *choice != now).map_or(String::new(), |choice| {
-        let sets = as_arguments(&choice.sets(now, knobs));
-        let most = gib(peak(&choice) as u64);
-        format!("{sets} needs least, at most {most}, and may fit; otherwise ")
-    });
-    let state = gib(knobs.state_bytes);
-    format!("{smallest}take more devices or a smaller model: the whole state is {state}")
 }
 
 /// Every combination of the settings that the mesh and the batch allow.
@@ -195,6 +243,7 @@ mod tests {
             temporaries_bytes: temporaries,
             peak_bytes: state + temporaries,
             limit_bytes: 16 * GIB,
+            device_bytes: 16 * GIB,
             ..Memory::default()
         }
     }
@@ -212,9 +261,13 @@ mod tests {
         }
     }
 
+    fn lines(memory: &Memory, knobs: &Knobs) -> Vec<String> {
+        advice(memory, knobs).lines().collect()
+    }
+
     #[test]
     fn advice_names_the_key_and_a_value_that_divides() {
-        let found = advice(&memory(6 * GIB, 25 * GIB), &knobs(6 * GIB, 4));
+        let found = lines(&memory(6 * GIB, 25 * GIB), &knobs(6 * GIB, 4));
         // 23 GiB of activations into the remaining 8: at least three microbatches.
         assert!(found[0].starts_with("--set train.num_microbatches=6 ("), "{found:?}");
         let advice = found.join("\n");
@@ -226,15 +279,29 @@ mod tests {
     #[test]
     fn state_that_does_not_fit_is_sharded_over_as_few_replicas_as_do() {
         // 6 GiB of parameters and gradients, 12 of optimizer state, 1 of activations.
-        let found = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 16));
+        let found = lines(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 16));
         // On two, 9 of state, 12 of whole parameters and gradients, and 1: too much. On eight, 2.25 + 12 + 1.
         assert!(found[0].starts_with("--set mesh.fsdp=8 --set mesh.data=auto ("), "{found:?}");
         // On four, stage 1 takes 4.5 + 12 + 1.
-        let few = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 4));
+        let few = lines(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 4));
         let expected = "--set mesh.fsdp=4 --set parallel.zero=2 --set mesh.data=auto (";
         assert!(few[0].starts_with(expected), "{few:?}");
-        // On one device nothing helps.
-        let none = advice(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 1));
-        assert!(none.len() == 1 && none[0].contains("more devices"), "{none:?}");
+        // On one device nothing is estimated to be enough.
+        let none = lines(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 1));
+        assert!(none.len() == 2 && none[1].contains("more devices"), "{none:?}");
+    }
+
+    /// A program of 15 GiB on a GPU of 20, of which it may have three quarters or more.
+    #[test]
+    fn a_gpu_that_has_the_memory_may_use_more_of_it() {
+        let on_gpu = |peak_bytes: u64| {
+            let memory = memory(6 * GIB, peak_bytes - 6 * GIB);
+            Memory { limit_bytes: 15 * GIB, device_bytes: 20 * GIB, ..memory }
+        };
+        let found = lines(&on_gpu(18 * GIB), &knobs(6 * GIB, 4));
+        let expected = "--set device.options.memory_fraction=0.91 (estimated peak 18.00 GiB)";
+        assert_eq!(found[0], expected);
+        let found = lines(&on_gpu(19 * GIB), &knobs(6 * GIB, 4));
+        assert!(!found.join("\n").contains("memory_fraction"), "{found:?}");
     }
 }

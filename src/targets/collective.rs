@@ -103,7 +103,7 @@ impl Collective {
 }
 
 /// Collectives of one kind and phase over groups of one size.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CollectiveSum {
     /// StableHLO's name.
     pub kind: String,
@@ -121,10 +121,15 @@ pub struct CollectiveSum {
     pub overlapped_count: u64,
     /// Bytes of these.
     pub overlapped_bytes: u64,
+    /// Predicted time of all executions on the links of the groups, in milliseconds.
+    pub predicted_ms: f64,
 }
 
-/// The sums of collectives, in the order in which each first appears.
-pub(super) fn sums(collectives: &[Collective]) -> Vec<CollectiveSum> {
+/// The sums of collectives, in the order in which each first appears. `secs` is the predicted time of one in all its executions.
+pub(super) fn sums(
+    collectives: &[Collective],
+    mut secs: impl FnMut(&Collective) -> f64,
+) -> Vec<CollectiveSum> {
     let mut sums: Vec<CollectiveSum> = vec![];
     for c in collectives {
         let key = (&c.kind, c.phase, c.group_size, c.num_groups);
@@ -141,12 +146,14 @@ pub(super) fn sums(collectives: &[Collective]) -> Vec<CollectiveSum> {
                 bytes: 0,
                 overlapped_count: 0,
                 overlapped_bytes: 0,
+                predicted_ms: 0.0,
             });
             sums.len() - 1
         });
         let sum = &mut sums[at];
         sum.count = sum.count.saturating_add(c.count);
         sum.bytes = sum.bytes.saturating_add(c.total_bytes());
+        sum.predicted_ms += 1e3 * secs(c);
         if c.is_overlapped() {
             sum.overlapped_count = sum.overlapped_count.saturating_add(c.count);
             sum.overlapped_bytes = sum.overlapped_bytes.saturating_add(c.total_bytes());
@@ -209,9 +216,10 @@ mod tests {
             group: vec![0, 1, 2, 3],
         };
         let collectives = [gather(100, 3, 1), gather(50, 2, 0)];
-        let [sum] = &sums(&collectives)[..] else { panic!("one kind") };
+        let [sum] = &sums(&collectives, |c| c.count as f64)[..] else { panic!("one kind") };
         assert_eq!((sum.count, sum.bytes), (5, 400));
         assert_eq!((sum.overlapped_count, sum.overlapped_bytes), (3, 300));
+        assert_eq!(sum.predicted_ms, 5e3);
         assert_eq!(overlapped_fraction(&collectives, &["all_gather"]), Some(0.75));
         assert_eq!(overlapped_fraction(&collectives, &["reduce_scatter"]), None);
         assert_eq!(collectives[0].whole_bytes(), 400);

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use hlo::{Axis, Graph, Program, TensorType, Tree};
 
-use super::advice::{Knobs, advice};
+use super::advice::{Advice, Knobs, advice};
 use super::collective::{overlapped_fraction, sums};
-use super::cost::{DeviceLayout, StepTime, Timeline, Work, seconds};
+use super::cost::{DeviceLayout, Fabric, StepTime, Timeline, Work, seconds};
 use super::hlo_proto::HloModule;
 use super::listing::listing;
 use super::memory::{GPU_MEMORY_FRACTION, Memory};
@@ -231,7 +231,7 @@ impl CompileReport {
             num_devices: target.num_devices(),
             fits: false,
             memory,
-            advice: vec![],
+            advice: Advice::default(),
             collectives: vec![],
             collective_sums: vec![],
             has_unknown_loops: false,
@@ -241,6 +241,10 @@ impl CompileReport {
             flops_per_device: work.flops as u64,
             arithmetic_intensity: work.arithmetic_intensity(),
             predicted_step_ms: 0.0,
+            compute_ms: 0.0,
+            backward_ms: 0.0,
+            communication_ms: 0.0,
+            exposed_ms: 0.0,
             predicted_utilization: 0.0,
             options,
             scatter_forms: vec![],
@@ -253,6 +257,10 @@ impl CompileReport {
 
     fn predict(&mut self, time: &StepTime, work: &Work, chip: &Chip) {
         self.predicted_step_ms = 1e3 * time.total_secs();
+        self.compute_ms = 1e3 * time.compute_secs;
+        self.backward_ms = 1e3 * BACKWARD_SHARE * work.matmul_seconds(chip);
+        self.communication_ms = 1e3 * time.communication_secs;
+        self.exposed_ms = 1e3 * time.exposed_secs;
         self.predicted_utilization = work.utilization(chip, time.total_secs());
     }
 
@@ -269,13 +277,15 @@ impl CompileReport {
         self.memory.gathered_bytes = schedule.gathered_bytes;
         self.has_unknown_loops = schedule.has_unknown_loops;
         self.collectives = schedule.collectives;
-        self.collective_sums = sums(&self.collectives);
         let fraction = |kinds: &[&str]| overlapped_fraction(&self.collectives, kinds);
         self.overlapped_gradient_fraction =
             fraction(&["all_reduce", "reduce_scatter"]).unwrap_or(0.0);
         self.overlapped_gather_fraction = fraction(&["all_gather"]);
         let work = Work::of(step.graph, step.element_bytes);
-        let time = scheduled(&self.collectives, &work, target.chip, &step.layout(target));
+        let layout = step.layout(target);
+        let mut links = Links { layout: &layout, fabrics: HashMap::new() };
+        self.collective_sums = sums(&self.collectives, |collective| links.seconds(collective));
+        let time = scheduled(&self.collectives, &work, target.chip, &mut links);
         self.predict(&time, &work, target.chip);
         Ok(())
     }
@@ -302,22 +312,36 @@ impl CompileReport {
     }
 }
 
+/// The part of the matmuls that is in the backward pass; the rest is in the forward pass.
+const BACKWARD_SHARE: f64 = 2.0 / 3.0;
+
+/// The links of each group.
+struct Links<'a> {
+    layout: &'a DeviceLayout,
+    fabrics: HashMap<Vec<usize>, Fabric>,
+}
+
+impl Links<'_> {
+    /// Predicted time of all executions of a collective.
+    fn seconds(&mut self, collective: &Collective) -> f64 {
+        let group = &collective.group;
+        let fabric = self.fabrics.entry(group.clone()).or_insert_with(|| self.layout.fabric(group));
+        let once = seconds(fabric, &collective.kind, collective.whole_bytes() as f64);
+        once * collective.count as f64
+    }
+}
+
 /// The step time of the compiled schedule, with each collective on the links of its own group. Synchronous collectives
-/// are exposed. Those that overlap with matmuls are hidden, up to the time of the matmuls of their pass: a third of all in
-/// the forward pass, two thirds in the backward pass.
+/// are exposed. Those that overlap with matmuls are hidden, up to the time of the matmuls of their pass.
 fn scheduled(
     collectives: &[Collective],
     work: &Work,
     chip: &Chip,
-    layout: &DeviceLayout,
+    links: &mut Links<'_>,
 ) -> StepTime {
-    let mut fabrics = HashMap::new();
     let (mut waited_for, mut forward, mut backward) = (0.0, 0.0, 0.0);
     for collective in collectives {
-        let fabric =
-            fabrics.entry(&collective.group).or_insert_with(|| layout.fabric(&collective.group));
-        let once = seconds(fabric, &collective.kind, collective.whole_bytes() as f64);
-        let secs = once * collective.count as f64;
+        let secs = links.seconds(collective);
         match (collective.is_overlapped(), collective.phase) {
             (false, _) => waited_for += secs,
             (true, CollectivePhase::ForwardGather) => forward += secs,
@@ -326,10 +350,11 @@ fn scheduled(
     }
     let matmuls = work.matmul_seconds(chip);
     let beyond = |hidden: f64, share: f64| (hidden - share * matmuls).max(0.0);
+    let exposed = beyond(forward, 1.0 - BACKWARD_SHARE) + beyond(backward, BACKWARD_SHARE);
     StepTime {
         compute_secs: work.seconds(chip),
         communication_secs: waited_for + forward + backward,
-        exposed_secs: waited_for + beyond(forward, 1.0 / 3.0) + beyond(backward, 2.0 / 3.0),
+        exposed_secs: waited_for + exposed,
     }
 }
 

@@ -23,6 +23,8 @@ pub struct Memory {
     pub peak_bytes: u64,
     /// The memory that a program may use.
     pub limit_bytes: u64,
+    /// The memory of the device.
+    pub device_bytes: u64,
 }
 
 /// The fraction of a GPU's memory that the plugin allocates by default.
@@ -43,6 +45,7 @@ impl Memory {
             parameters_bytes: bytes(&[PARAMS, MODEL_STATE]),
             optimizer_bytes: bytes(&[OPT_STATE]),
             limit_bytes: limit(chip, chip.memory_bytes, gpu_fraction),
+            device_bytes: chip.memory_bytes,
             ..Self::default()
         }
     }
@@ -69,6 +72,7 @@ impl Memory {
             temporaries_bytes: temporary_bytes,
             peak_bytes,
             limit_bytes: limit(chip, total, gpu_fraction),
+            device_bytes: total,
             ..self
         }
     }

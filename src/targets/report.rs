@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
+use super::advice::Advice;
 use super::collective::{Collective, CollectivePhase, CollectiveSum};
 use super::memory::{Memory, gib};
 
@@ -18,8 +19,9 @@ pub struct CompileReport {
     pub fits: bool,
     /// Memory of one device, in bytes.
     pub memory: Memory,
-    /// What to change if it does not fit.
-    pub advice: Vec<String>,
+    /// What to change if it does not fit, a line each.
+    #[serde(serialize_with = "as_lines")]
+    pub advice: Advice,
     /// Every collective of the optimized program; empty if it did not compile.
     pub collectives: Vec<Collective>,
     /// The sums of these by kind, phase and group.
@@ -39,6 +41,14 @@ pub struct CompileReport {
     pub arithmetic_intensity: f64,
     /// Step time predicted by the cost model, in milliseconds.
     pub predicted_step_ms: f64,
+    /// The part of it for compute.
+    pub compute_ms: f64,
+    /// The part of the compute that is the backward pass's matmuls, which collectives of gradients can overlap with.
+    pub backward_ms: f64,
+    /// All collectives, including those that are hidden behind compute.
+    pub communication_ms: f64,
+    /// The part of the collectives that the step waits for.
+    pub exposed_ms: f64,
     /// The fraction of the chip's peak that the predicted step reaches.
     pub predicted_utilization: f64,
     /// The XLA options that were set, by name.
@@ -47,6 +57,10 @@ pub struct CompileReport {
     pub scatter_forms: Vec<ScatterForm>,
     /// Compile time in seconds, of all forms.
     pub compile_secs: f64,
+}
+
+fn as_lines<S: Serializer>(advice: &Advice, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(advice.lines())
 }
 
 /// A form of the step's reduce_scatters.
@@ -128,6 +142,7 @@ impl fmt::Display for CompileReport {
             gathered_bytes,
             peak_bytes,
             limit_bytes,
+            ..
         } = self.memory;
         writeln!(f, "target           {}, {} replicas", self.target, self.num_devices)?;
         writeln!(
@@ -148,8 +163,8 @@ impl fmt::Display for CompileReport {
             gib(peak_bytes),
             gib(limit_bytes)
         )?;
-        for advice in &self.advice {
-            writeln!(f, "                 - {advice}")?;
+        for line in self.advice.lines() {
+            writeln!(f, "                 - {line}")?;
         }
         for Row { first, count, bytes, matmuls } in self.rows() {
             let Collective { kind, phase, group_size, num_groups, asynchronous, .. } = first;
@@ -199,8 +214,9 @@ impl fmt::Display for CompileReport {
         )?;
         writeln!(
             f,
-            "predicted        {:.2} ms a step, {:.0} % of the peak",
+            "predicted        {:.2} ms a step, of which {:.2} waiting for collectives; {:.0} % of the peak",
             self.predicted_step_ms,
+            self.exposed_ms,
             100.0 * self.predicted_utilization
         )?;
         for (name, value) in &self.options {

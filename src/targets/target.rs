@@ -64,6 +64,19 @@ impl Target {
         }
     }
 
+    /// Number of hosts.
+    pub fn num_hosts(&self) -> usize {
+        match (&self.arrangement, &self.chip.family) {
+            (Arrangement::Slices { bounds, num_slices }, Family::Tpu(tpu)) => {
+                let along = |dim: usize| tpu.host_bounds.get(dim).copied().unwrap_or(1).max(1);
+                let hosts = bounds.iter().enumerate().map(|(dim, size)| size.div_ceil(along(dim)));
+                hosts.product::<usize>() * num_slices
+            }
+            (Arrangement::Slices { num_slices, .. }, Family::Gpu(_)) => *num_slices,
+            (Arrangement::Hosts { num_hosts, .. }, _) => *num_hosts,
+        }
+    }
+
     /// Names of the plugins that can compile for it, in order of preference.
     pub fn plugins(&self) -> &'static [&'static str] {
         match self.chip.family {

@@ -93,7 +93,7 @@ fn stored(path: &Path) -> BTreeMap<String, Literal> {
 }
 
 fn run(forward: &Forward, checkpoint: &Path, x: Literal) -> Literal {
-    let leaves = params_file::open(checkpoint, &forward.leaves).unwrap();
+    let leaves = params_file::open(checkpoint, &forward.leaves).unwrap().read_all().unwrap();
     let values = leaves.into_iter().map(|(_, leaf)| leaf).chain([x]);
     let inputs: Vec<_> = values.map(|value| vec![value]).collect();
     let executable = support::compile(&forward.graph).unwrap();

@@ -152,9 +152,8 @@ fn check_that_does_not_fit(target: &str, batch_per_replica: usize) {
     assert_eq!(bytes("optimizer_bytes"), 2 * bytes("parameters_bytes"));
 
     let advice = report["advice"][0].as_str().unwrap();
-    let set = advice.split_whitespace().find(|word| word.starts_with("train.")).unwrap();
-    let (code, report) = compile(&path, target, &["--set", set]);
-    assert_eq!((code, &report["fits"]), (Some(0), &true.into()), "{set}: {report}");
+    assert!(advice.starts_with("--set train.num_microbatches="), "{advice}");
+    assert!(advice.contains("(compiled: peak ") && advice.ends_with(", fits)"), "{advice}");
 }
 
 #[test]

@@ -13,6 +13,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
+pub use check::parameter_ranks;
+
 use super::args::ScheduleArgs;
 use super::{print_line, print_lines};
 use crate::config::{BatchSize, Config, RunLength, RunLengthError};

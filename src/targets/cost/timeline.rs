@@ -73,7 +73,7 @@ impl Timeline {
         gathers.map(|transfer| transfer.whole_bytes).sum()
     }
 
-    fn reductions(&self) -> impl Iterator<Item = &Transfer> {
+    fn reductions(&self) -> impl Iterator<Item = &Transfer> + Clone {
         self.transfers.iter().filter(|transfer| match transfer.kind {
             "all_reduce" => !is_of_activations(transfer),
             kind => kind == "reduce_scatter",

@@ -1,0 +1,223 @@
+//! The answers as a page of text and as a picture.
+
+use std::fmt;
+use std::path::Path;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::cli::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
+use crate::optim::schedule::Schedule;
+use crate::targets::{Row, ScalingPrediction};
+
+/// Points of the curve of learning rates.
+const NUM_POINTS: u64 = 2000;
+
+/// What `preflight` prints.
+#[derive(Debug, Serialize)]
+pub struct Preflight {
+    pub config: String,
+    pub target: String,
+    pub num_devices: usize,
+    pub num_hosts: usize,
+    pub global_batch: usize,
+    pub step_ms: f64,
+    pub cost: Cost,
+    pub answers: Answers,
+}
+
+/// What the steps of a run take.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Cost {
+    pub num_steps: u64,
+    pub hours: f64,
+    pub device_hours: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Answers {
+    pub memory: Answer,
+    pub communication: Answer,
+    pub recipe: Answer,
+    pub input: Answer,
+    pub cost: Answer,
+}
+
+impl Answers {
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Answer)> {
+        [
+            ("memory", &self.memory),
+            ("communication", &self.communication),
+            ("recipe", &self.recipe),
+            ("input", &self.input),
+            ("cost", &self.cost),
+        ]
+        .into_iter()
+    }
+}
+
+/// The answer to one question.
+#[derive(Debug, Serialize)]
+pub struct Answer {
+    pub verdict: Verdict,
+    pub summary: String,
+    pub details: Vec<String>,
+    /// What to change if the verdict is no.
+    pub changes: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Yes,
+    No,
+    /// There is no limit to compare with.
+    NotAsked,
+}
+
+impl Verdict {
+    pub fn of(is_good: bool) -> Self {
+        if is_good { Self::Yes } else { Self::No }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Yes => "yes",
+            Self::No => "NO",
+            Self::NotAsked => "-",
+        })
+    }
+}
+
+impl fmt::Display for Preflight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { config, target, num_devices, num_hosts, global_batch, step_ms, .. } = self;
+        let plural = |count: usize| if count == 1 { "" } else { "s" };
+        writeln!(
+            f,
+            "{config} on {target}: {num_devices} device{}, {num_hosts} host{}, a batch of {global_batch}, {} a step (predicted)",
+            plural(*num_devices),
+            plural(*num_hosts),
+            milliseconds(*step_ms),
+        )?;
+        writeln!(f)?;
+        for (name, answer) in self.answers.iter() {
+            writeln!(f, "{name:<14} {:<4} {}", answer.verdict, answer.summary)?;
+            for line in &answer.details {
+                writeln!(f, "{:20}{line}", "")?;
+            }
+            for line in &answer.changes {
+                writeln!(f, "{:20}change: {line}", "")?;
+            }
+        }
+        let no = self.answers.iter().filter(|(_, answer)| answer.verdict == Verdict::No);
+        write!(f, "\n{}", summary(&no.map(|(name, _)| name).collect::<Vec<_>>()))
+    }
+}
+
+fn summary(no: &[&str]) -> String {
+    match no {
+        [] => "ready, as far as can be said without the hardware".to_owned(),
+        _ => format!("not ready: {}", no.join(", ")),
+    }
+}
+
+pub fn gibibytes(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / 1024f64.powi(3))
+}
+
+/// With three digits.
+pub fn milliseconds(ms: f64) -> String {
+    let digits = (2 - ms.abs().max(1e-3).log10().floor() as i32).clamp(0, 4) as usize;
+    format!("{ms:.digits$} ms")
+}
+
+/// With thousands separated, and a decimal below 100.
+pub fn number(value: f64) -> String {
+    if value < 100.0 && value.fract() != 0.0 {
+        return format!("{value:.1}");
+    }
+    let digits = format!("{value:.0}");
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// `3.5 hours`, `12 minutes`.
+pub fn duration(hours: f64) -> String {
+    match hours {
+        _ if hours >= 48.0 => format!("{} days", number((hours / 2.4).round() / 10.0)),
+        _ if hours >= 1.0 => format!("{hours:.1} hours"),
+        _ if hours * 60.0 >= 1.0 => format!("{:.1} minutes", hours * 60.0),
+        _ => format!("{:.1} seconds", hours * 3600.0),
+    }
+}
+
+/// The predicted step by the number of devices, and the learning rates of the run.
+pub fn plot(
+    path: &Path,
+    page: &Preflight,
+    schedule: &Schedule,
+    scaling: &ScalingPrediction,
+) -> Result<()> {
+    let curve = |name: &str, value: fn(&Row) -> f64| PlotCurve {
+        name: name.to_owned(),
+        detail: String::new(),
+        points: scaling.rows.iter().map(|row| (row.num_devices as f64, value(row))).collect(),
+    };
+    let steps = Panel {
+        title: "Predicted time of a step".to_owned(),
+        x: PlotAxis { title: "devices", scale: Scale::Log(2.0), labels: figure::powers },
+        y: PlotAxis { title: "time (ms)", scale: Scale::Linear, labels: figure::numbers },
+        curves: vec![
+            curve("whole step", |row| row.step_ms),
+            curve("arithmetic", |row| row.compute_ms),
+            curve("waited for", |row| row.exposed_ms),
+        ],
+    };
+    let total = schedule.total_steps();
+    let stride = total.div_ceil(NUM_POINTS).max(1) as usize;
+    let points = (0..total).step_by(stride).chain([total.saturating_sub(1)]);
+    let rates = PlotCurve {
+        name: String::new(),
+        detail: String::new(),
+        points: points.map(|step| (step as f64, schedule.lr(step))).collect(),
+    };
+    let rates = Panel {
+        title: format!("Learning rate at a batch of {}", page.global_batch),
+        x: PlotAxis { title: "step", scale: Scale::Whole, labels: figure::numbers },
+        y: PlotAxis { title: "learning rate", scale: Scale::Linear, labels: figure::numbers },
+        curves: vec![rates],
+    };
+    let answers = page.answers.iter().map(|(name, answer)| format!("{name}: {}", answer.verdict));
+    figure::save(
+        path,
+        &Figure {
+            title: format!("{} on {}", figure::file_name(Path::new(&page.config)), page.target),
+            subtitle: answers.collect::<Vec<_>>().join(", "),
+            panels: vec![steps, rates],
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        let found = [1.5, 99.96, 1234.4, 1e6, 12.0].map(number);
+        assert_eq!(found, ["1.5", "100.0", "1,234", "1,000,000", "12"]);
+        let found = [0.0123, 1.2345, 12.345, 1234.5].map(milliseconds);
+        assert_eq!(found, ["0.0123 ms", "1.23 ms", "12.3 ms", "1234 ms"]);
+        let found = [0.001, 0.5, 2.0, 72.0].map(duration);
+        assert_eq!(found, ["3.6 seconds", "30.0 minutes", "2.0 hours", "3 days"]);
+    }
+}
