@@ -18,6 +18,8 @@ pub struct Transfer {
     pub ready: f64,
     /// When the first matmul, loop or output depends on its result.
     pub needed: f64,
+    /// How many collectives of the same graph or loop body it depends on, one after the other.
+    pub depth: usize,
 }
 
 /// Loops with more iterations are counted as if they had this many, with proportionally larger collectives.
@@ -47,14 +49,17 @@ fn collect(found: &mut Vec<Transfer>, graph: &Graph, start: f64, end: Option<f64
     let mut before = Vec::with_capacity(graph.nodes().len());
     let mut done = start;
     let mut known_at = vec![start; graph.num_values()];
+    let mut depths = vec![0; graph.num_values()];
     for node in graph.nodes() {
         before.push(done);
         let flops = matmul_flops(graph, node) as f64;
         done += flops;
         let operands = node.operands.iter().map(|value| known_at[value.index()]);
         let known = if flops > 0.0 { done } else { operands.fold(start, f64::max) };
+        let depth = depth(&depths, node) + usize::from(Communication::of(graph, node, 1).is_some());
         for value in node.results() {
             known_at[value.index()] = known;
+            depths[value.index()] = depth;
         }
     }
     let end = end.unwrap_or(done);
@@ -87,11 +92,17 @@ fn collect(found: &mut Vec<Transfer>, graph: &Graph, start: f64, end: Option<f64
             _ => {
                 let needed = node.results().map(|value| needed_at[value.index()]);
                 let (ready, needed) = (ready(), needed.fold(end, f64::min));
-                found.extend(transfer(graph, node, ready, needed));
+                let transfer = transfer(graph, node, ready, needed);
+                found.extend(transfer.map(|t| Transfer { depth: depth(&depths, node), ..t }));
             }
         }
     }
     done
+}
+
+/// The most collectives, one after the other, that a node depends on.
+fn depth(depths: &[usize], node: &Node) -> usize {
+    node.operands.iter().map(|value| depths[value.index()]).max().unwrap_or(0)
 }
 
 fn iterations(found: &mut Vec<Transfer>, body: &Graph, from: f64, trips: u64) {
@@ -117,5 +128,5 @@ fn iterations(found: &mut Vec<Transfer>, body: &Graph, from: f64, trips: u64) {
 
 fn transfer(graph: &Graph, node: &Node, ready: f64, needed: f64) -> Option<Transfer> {
     let Communication { kind, groups, whole_bytes, .. } = Communication::of(graph, node, 1)?;
-    Some(Transfer { kind, groups, whole_bytes, ready, needed: needed.max(ready) })
+    Some(Transfer { kind, groups, whole_bytes, ready, needed: needed.max(ready), depth: 0 })
 }

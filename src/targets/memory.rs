@@ -123,8 +123,8 @@ fn gibibytes(text: &str) -> Option<u64> {
     Some((number * factor) as u64)
 }
 
-/// `15.75 GiB`.
-pub(super) fn gib(bytes: u64) -> String {
+/// Bytes for people: `15.75 GiB`.
+pub fn gib(bytes: u64) -> String {
     let bytes = bytes as f64;
     if bytes >= 0.1 * 1024f64.powi(3) {
         format!("{:.2} GiB", bytes / 1024f64.powi(3))

@@ -28,7 +28,7 @@ pub use chips::{CHIPS, Chip, Family, GpuSpec, TpuSpec};
 pub use collective::{Collective, CollectivePhase, CollectiveSum};
 pub use compile::{ByLine, Error, Step, compile, scatter_line};
 pub use instruction::{Instruction, instructions};
-pub use memory::Memory;
+pub use memory::{Memory, gib};
 pub use ordering::unordered_collectives;
 pub use report::{CompileReport, ScatterForm};
 pub use scaling::{AllReduce, Measured, Row, ScalingPrediction, sizes};

@@ -6,6 +6,7 @@
 //!   not fit until the advice is followed
 //! - `sharded`: gathers and scatters of a GPT at ZeRO stage 3, and GPT-2 1558M, which fits only sharded
 //! - `plan`: scaling by the cost model
+//! - `preflight`: the answers before a run
 //! - `several_processes`: the options and the store of a client that is one of several
 //!
 //! The tests install the plugins once, into the user's cache: downloads of some 200 MB for TPUs and 150 MB for
@@ -13,6 +14,7 @@
 
 mod order;
 mod plan;
+mod preflight;
 mod programs;
 mod refused;
 mod several_processes;

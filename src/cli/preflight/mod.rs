@@ -18,8 +18,8 @@ use crate::config::BatchSize;
 use crate::data::{Source, TrainBatches};
 use crate::observe::say;
 use crate::recipe::{self, Recipe, Severity};
-use crate::targets::{self, CompileReport, ScalingPrediction, Target};
-use page::{Answer, Answers, Cost, Preflight, Verdict, gibibytes, milliseconds, number};
+use crate::targets::{self, CompileReport, ScalingPrediction, Target, gib};
+use page::{Answer, Answers, Cost, Preflight, Verdict, milliseconds, number};
 
 /// The part of a step that may wait for collectives.
 const MAX_EXPOSED: f64 = 0.1;
@@ -74,13 +74,13 @@ pub fn run(args: &PreflightArgs) -> Result<ExitCode> {
 
 fn memory(report: &CompileReport) -> Answer {
     let memory = &report.memory;
-    let [peak, limit] = [memory.peak_bytes, memory.limit_bytes].map(gibibytes);
+    let [peak, limit] = [memory.peak_bytes, memory.limit_bytes].map(gib);
     let parts = [
         ("parameters", memory.parameters_bytes),
         ("optimizer", memory.optimizer_bytes),
         ("temporaries", memory.temporaries_bytes),
     ];
-    let parts = parts.map(|(name, bytes)| format!("{name} {}", gibibytes(bytes))).join(", ");
+    let parts = parts.map(|(name, bytes)| format!("{name} {}", gib(bytes))).join(", ");
     Answer {
         verdict: Verdict::of(report.fits),
         summary: format!("peak {peak} of {limit}"),

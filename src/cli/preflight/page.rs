@@ -124,18 +124,20 @@ fn summary(no: &[&str]) -> String {
     }
 }
 
-pub fn gibibytes(bytes: u64) -> String {
-    format!("{:.2} GiB", bytes as f64 / 1024f64.powi(3))
-}
-
 /// With three digits.
 pub fn milliseconds(ms: f64) -> String {
-    let digits = (2 - ms.abs().max(1e-3).log10().floor() as i32).clamp(0, 4) as usize;
+    if ms <= 0.0 {
+        return "0 ms".to_owned();
+    }
+    let digits = (2 - ms.max(1e-3).log10().floor() as i32).clamp(0, 4) as usize;
     format!("{ms:.digits$} ms")
 }
 
-/// With thousands separated, and a decimal below 100.
+/// With thousands separated, and with decimals below 100.
 pub fn number(value: f64) -> String {
+    if value < 1.0 && value.fract() != 0.0 {
+        return format!("{value:.2}");
+    }
     if value < 100.0 && value.fract() != 0.0 {
         return format!("{value:.1}");
     }
@@ -213,10 +215,10 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let found = [1.5, 99.96, 1234.4, 1e6, 12.0].map(number);
-        assert_eq!(found, ["1.5", "100.0", "1,234", "1,000,000", "12"]);
-        let found = [0.0123, 1.2345, 12.345, 1234.5].map(milliseconds);
-        assert_eq!(found, ["0.0123 ms", "1.23 ms", "12.3 ms", "1234 ms"]);
+        let found = [0.123, 1.5, 99.96, 1234.4, 1e6, 12.0].map(number);
+        assert_eq!(found, ["0.12", "1.5", "100.0", "1,234", "1,000,000", "12"]);
+        let found = [0.0, 0.0123, 1.2345, 12.345, 1234.5].map(milliseconds);
+        assert_eq!(found, ["0 ms", "0.0123 ms", "1.23 ms", "12.3 ms", "1234 ms"]);
         let found = [0.001, 0.5, 2.0, 72.0].map(duration);
         assert_eq!(found, ["3.6 seconds", "30.0 minutes", "2.0 hours", "3 days"]);
     }

@@ -125,7 +125,7 @@ impl Timeline {
         let compute = Compute { secs: compute_secs, waits: vec![] };
         let mut queue = Queue { compute, free_at: 0.0, busy_secs: 0.0, secs };
         let mut buckets: Vec<Bucket> = vec![];
-        for transfer in order {
+        for transfer in combined(order) {
             // No bucket waits for what is known only after the bucket is needed.
             buckets.retain(|bucket| {
                 let waits = bucket.last.needed >= transfer.ready;
@@ -134,6 +134,7 @@ impl Timeline {
                 }
                 waits
             });
+            // What else is to be reduced depends on it.
             if is_of_activations(&transfer) {
                 let bytes = transfer.whole_bytes as f64;
                 queue.run(&Bucket { last: transfer, bytes });
@@ -163,8 +164,27 @@ impl Timeline {
     }
 }
 
-/// `true` for an all_reduce over a part of a group, such as that of batch statistics. Others depend on its result, so that it
-/// is not combined with them.
+/// All_reduces of activations that are ready at the same time and do not depend on each other are one, as compilers combine them.
+fn combined(transfers: Vec<Transfer>) -> Vec<Transfer> {
+    let mut found: Vec<Transfer> = vec![];
+    for transfer in transfers {
+        let key = |t: &Transfer| (t.groups, t.ready, t.depth);
+        let is_same = |other: &&mut Transfer| {
+            is_of_activations(other) && is_of_activations(&transfer) && key(other) == key(&transfer)
+        };
+        match found.iter_mut().rev().take_while(|other| other.ready == transfer.ready).find(is_same)
+        {
+            Some(same) => {
+                same.whole_bytes += transfer.whole_bytes;
+                same.needed = same.needed.min(transfer.needed);
+            }
+            None => found.push(transfer),
+        }
+    }
+    found
+}
+
+/// `true` for an all_reduce over a part of a group, such as that of batch statistics.
 fn is_of_activations(transfer: &Transfer) -> bool {
     transfer.kind == "all_reduce" && !transfer.groups.is_whole()
 }
@@ -201,7 +221,8 @@ pub(crate) fn first_group(mesh: &Mesh, groups: Groups) -> Vec<usize> {
 
 /// An all_reduce over `data` whose result is needed at the end.
 fn reduced(whole_bytes: u64, ready: f64) -> Transfer {
-    Transfer { kind: "all_reduce", groups: Axis::Data.into(), whole_bytes, ready, needed: 1.0 }
+    let groups = Axis::Data.into();
+    Transfer { kind: "all_reduce", groups, whole_bytes, ready, needed: 1.0, depth: 0 }
 }
 
 /// The clock of the compute, which stops where it waits for a collective.
@@ -253,6 +274,27 @@ mod tests {
         assert!((late.exposed_secs - 0.2).abs() < 1e-9, "{late:?}");
     }
 
+    /// Batch statistics: the variance depends on the mean, and their cotangents do not depend on each other.
+    #[test]
+    fn all_reduces_of_activations_run_one_after_the_other_unless_they_are_independent() {
+        let wire = Wire { latency_secs: 1e-6, bytes_per_sec: 1e12 };
+        let fabric = Fabric::single(Group::Switch { size: 2, wire });
+        let statistic = |ready: f64, depth: usize| {
+            let groups = Groups::contiguous(Axis::Data, 2);
+            Transfer { groups, needed: ready, depth, ..reduced(64, ready) }
+        };
+        let once = timeline(&[statistic(0.2, 0)]).overlapped(1.0, &fabric, 1e12);
+        let times = |transfers: &[Transfer]| {
+            let time = timeline(transfers).overlapped(1.0, &fabric, 1e12);
+            assert!((time.communication_secs - time.exposed_secs).abs() < 1e-12, "{time:?}");
+            (time.communication_secs / once.communication_secs).round()
+        };
+        assert_eq!(times(&[statistic(0.2, 0), statistic(0.2, 1), statistic(0.4, 2)]), 3.0);
+        assert_eq!(times(&[statistic(0.2, 0), statistic(0.2, 0), statistic(0.4, 2)]), 2.0);
+        // They are no gradients.
+        assert_eq!(timeline(&[statistic(0.2, 0)]).gradient_bytes(), 0);
+    }
+
     #[test]
     fn compute_waits_for_a_gather_only_where_it_is_needed() {
         let wire = Wire { latency_secs: 0.0, bytes_per_sec: 1e9 };
@@ -260,7 +302,7 @@ mod tests {
         // Half of it is sent: 0.1 s.
         let gather = |ready: f64, needed: f64| {
             let (kind, groups) = ("all_gather", Axis::Data.into());
-            Transfer { kind, groups, whole_bytes: 200_000_000, ready, needed }
+            Transfer { kind, groups, whole_bytes: 200_000_000, ready, needed, depth: 0 }
         };
         let exposed =
             |transfers: &[Transfer]| timeline(transfers).overlapped(1.0, &fabric, 1.0).exposed_secs;
