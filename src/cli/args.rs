@@ -310,6 +310,9 @@ pub struct PlanArgs {
     /// Target, as for `compile`
     #[arg(long)]
     pub target: String,
+    /// Rank ways of sharding (fsdp, ZeRO), remat and microbatches that fit on the whole target; compiles the step and the best
+    #[arg(long, conflicts_with_all = ["csv", "plot"])]
+    pub search: bool,
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,

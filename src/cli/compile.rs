@@ -11,7 +11,7 @@ use super::{Loaded, print_line};
 use crate::config::{AutoOr, Config};
 use crate::observe::say;
 use crate::pjrt::Platform;
-use crate::step;
+use crate::step::{self, DeclaredStep};
 use crate::targets::cost::{Timeline, Work};
 use crate::targets::{
     self, Advice, ByLine, CompileReport, Family, Knobs, Measured, Step, Suggestion, Target, worker,
@@ -45,16 +45,13 @@ pub(super) fn check_advice(
 ) -> Result<()> {
     let mut next = advice.suggestions.first().cloned();
     let mut checked = vec![];
-    while let Some(Suggestion { sets, .. }) = next.filter(|_| checked.len() < MAX_CHECKS) {
-        say(&format!("compiling with {} to check that it fits", sets.join(" ")));
-        let mut all = sets.clone();
-        if sets.iter().any(|set| set.starts_with("mesh.fsdp=")) {
-            all.push("mesh.data=auto".to_owned());
-        }
+    while let Some(suggestion) = next.filter(|_| checked.len() < MAX_CHECKS) {
+        let (sets, all) = (suggestion.sets.clone(), suggestion.all_sets());
+        say(&format!("compiling with {} to check that it fits", all.join(" ")));
         let step = TargetStep::new(config, &all, target, target.num_devices())?;
         let report = step.compile(target, None)?;
         let peak_bytes = report.memory.peak_bytes;
-        checked.push(Suggestion { sets: sets.clone(), peak_bytes, fits: Some(report.fits) });
+        checked.push(Suggestion { peak_bytes, fits: Some(report.fits), ..suggestion });
         let following = report.advice.suggestions.into_iter().next();
         next = following
             .map(|following| Suggestion { sets: with(&sets, &following.sets), ..following });
@@ -144,6 +141,32 @@ impl TargetStep {
         })
     }
 
+    /// What can be changed about it.
+    ///
+    /// # Errors
+    /// A step that does not trace.
+    pub fn knobs(&self) -> Result<Knobs> {
+        Ok(self.knobs_of(&self.run.spec(&*self.loaded.model).declare()?))
+    }
+
+    fn knobs_of(&self, declared: &DeclaredStep<'_>) -> Knobs {
+        let run = &self.run;
+        let parameters = declared.leaves().subtree(step::PARAMS);
+        let bytes = |leaf: &LeafSpec| leaf.num_bytes() as u64;
+        let num_elements = |leaf: &LeafSpec| leaf.num_elements() as u64;
+        Knobs {
+            microbatch: run.batch.microbatch(),
+            num_microbatches: run.batch.num_microbatches(),
+            remat: self.loaded.config.model.remat(),
+            mesh: run.mesh,
+            zero: self.loaded.config.parallel.zero_stage(),
+            state_bytes: declared.leaves().values().map(bytes).sum(),
+            parameters_bytes: parameters.values().map(bytes).sum(),
+            gathered_bytes: parameters.values().map(num_elements).sum::<u64>()
+                * run.precision.compute.size_bytes() as u64,
+        }
+    }
+
     /// Compiles it for the target. With `dump`, that directory gets the program and what it became.
     ///
     /// # Errors
@@ -163,19 +186,7 @@ impl TargetStep {
             lowering.scatter_line = line;
             (line, lowering.lower(graph.clone(), "step").program)
         });
-        let parameters = declared.leaves().subtree(step::PARAMS);
-        let bytes = |leaf: &LeafSpec| leaf.num_bytes() as u64;
-        let knobs = Knobs {
-            microbatch: run.batch.microbatch(),
-            num_microbatches: run.batch.num_microbatches(),
-            remat: self.loaded.config.model.remat(),
-            mesh: run.mesh,
-            zero: self.loaded.config.parallel.zero_stage(),
-            state_bytes: declared.leaves().values().map(bytes).sum(),
-            parameters_bytes: parameters.values().map(bytes).sum(),
-            gathered_bytes: parameters.values().map(|leaf| leaf.num_elements() as u64).sum::<u64>()
-                * run.precision.compute.size_bytes() as u64,
-        };
+        let knobs = self.knobs_of(&declared);
         let step = Step {
             graph: &graph,
             program: &program,

@@ -21,6 +21,7 @@ mod preflight;
 mod recipes;
 mod resolved;
 mod schedule;
+mod search;
 mod signals;
 mod train;
 

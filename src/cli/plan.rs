@@ -8,11 +8,14 @@ use anyhow::Result;
 use super::args::PlanArgs;
 use super::compile::{TargetStep, smallest_mesh};
 use super::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
-use super::{in_words, print_line};
+use super::{in_words, print_line, search};
 use crate::targets::{self, AllReduce, Row, ScalingPrediction, Target};
 
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
+    if args.search {
+        return search::run(args, &target);
+    }
     let plan = plan(args, &target)?;
     if let Some(path) = &args.plot {
         plot(path, &args.config.config, &plan)?;

@@ -48,11 +48,24 @@ pub struct Suggestion {
     pub fits: Option<bool>,
 }
 
+impl Suggestion {
+    /// The keys to set. With another `mesh.fsdp`, `mesh.data` takes the other devices, whatever the file says.
+    pub fn all_sets(&self) -> Vec<String> {
+        let mut sets = self.sets.clone();
+        if sets.iter().any(|set| set.starts_with("mesh.fsdp=")) {
+            sets.push("mesh.data=auto".to_owned());
+        }
+        sets
+    }
+}
+
 /// As arguments of any command.
 impl fmt::Display for Suggestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let peak = gib(self.peak_bytes);
-        write!(f, "{} ", as_arguments(&self.sets))?;
+        for set in self.all_sets() {
+            write!(f, "--set {set} ")?;
+        }
         match self.fits {
             None => write!(f, "(estimated peak {peak})"),
             Some(true) => write!(f, "(compiled: peak {peak}, fits)"),
@@ -111,7 +124,11 @@ impl Choice {
     fn peak_bytes(self, memory: &Memory, knobs: &Knobs) -> f64 {
         let now = Self::now(knobs);
         let activations = (memory.temporaries_bytes as f64 - now.fixed_bytes(knobs)).max(0.0);
-        let share = if self.remat && !now.remat { REMAT_SHARE } else { 1.0 };
+        let share = match (now.remat, self.remat) {
+            (false, true) => REMAT_SHARE,
+            (true, false) => 1.0 / REMAT_SHARE,
+            _ => 1.0,
+        };
         let state = knobs.state_bytes as f64 / self.fsdp as f64;
         state + self.fixed_bytes(knobs) + activations * share / self.parts as f64
     }
@@ -129,7 +146,7 @@ impl Choice {
             sets.push(format!("parallel.zero={}", self.zero));
         }
         if self.remat != now.remat {
-            sets.push("model.remat=true".to_owned());
+            sets.push(format!("model.remat={}", self.remat));
         }
         sets
     }
@@ -152,7 +169,8 @@ impl Choice {
 pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Advice {
     let now = Choice::now(knobs);
     let mut suggestions: Vec<Suggestion> = larger_fraction(memory).into_iter().collect();
-    let mut found: Vec<(Vec<String>, f64, f64)> = choices(now, knobs)
+    let remats = if knobs.remat == Some(false) { &[false, true][..] } else { &[now.remat] };
+    let mut found: Vec<(Vec<String>, f64, f64)> = choices(now, remats, knobs)
         .into_iter()
         .filter(|choice| *choice != now)
         .map(|choice| {
@@ -200,26 +218,41 @@ fn larger_fraction(memory: &Memory) -> Option<Suggestion> {
     })
 }
 
-/// The settings as arguments of any command. With another `mesh.fsdp`, `mesh.data` takes the other devices, whatever the
-/// file says.
-fn as_arguments(sets: &[String]) -> String {
-    let mut arguments: Vec<_> = sets.iter().map(|set| format!("--set {set}")).collect();
-    if sets.iter().any(|set| set.starts_with("mesh.fsdp=")) {
-        arguments.push("--set mesh.data=auto".to_owned());
+/// The settings that are estimated to fit, as they are among them: each way of sharding and remat, with the fewest microbatches
+/// that fit. And the number of those that are estimated not to.
+pub fn candidates(memory: &Memory, knobs: &Knobs) -> (Vec<Suggestion>, usize) {
+    let now = Choice::now(knobs);
+    let mut found: Vec<(Choice, Suggestion)> = vec![];
+    let mut num_too_large = 0;
+    let remats = if knobs.remat.is_some() { &[false, true][..] } else { &[now.remat] };
+    for choice in choices(Choice { fsdp: 1, zero: 1, ..now }, remats, knobs) {
+        // Microbatches that fit make more of them useless.
+        let is_same =
+            |other: &Choice| Choice { parts: 1, ..*other } == Choice { parts: 1, ..choice };
+        if found.iter().any(|(other, _)| is_same(other)) {
+            continue;
+        }
+        let peak =
+            if choice == now { memory.peak_bytes as f64 } else { choice.peak_bytes(memory, knobs) };
+        if peak > memory.limit_bytes as f64 {
+            num_too_large += 1;
+            continue;
+        }
+        let sets = choice.sets(now, knobs);
+        found.push((choice, Suggestion { sets, peak_bytes: peak as u64, fits: None }));
     }
-    arguments.join(" ")
+    (found.into_iter().map(|(_, suggestion)| suggestion).collect(), num_too_large)
 }
 
-/// Every combination of the settings that the mesh and the batch allow.
-fn choices(now: Choice, knobs: &Knobs) -> Vec<Choice> {
+/// Every combination of the settings that the mesh and the batch allow, from these shards and this stage on.
+fn choices(least: Choice, remats: &[bool], knobs: &Knobs) -> Vec<Choice> {
     let num_replicas = knobs.mesh.num_replicas();
-    let shards = (now.fsdp..=num_replicas).filter(|fsdp| num_replicas.is_multiple_of(*fsdp));
+    let shards = (least.fsdp..=num_replicas).filter(|fsdp| num_replicas.is_multiple_of(*fsdp));
     let parts = (1..=knobs.microbatch).filter(|parts| knobs.microbatch.is_multiple_of(*parts));
     let parts: Vec<_> = parts.collect();
-    let remats = if knobs.remat == Some(false) { &[false, true][..] } else { &[now.remat] };
     let mut found = vec![];
     for fsdp in shards {
-        let stages = if fsdp == 1 { now.zero..=now.zero } else { now.zero..=3 };
+        let stages = if fsdp == 1 { least.zero..=least.zero } else { least.zero..=3 };
         for zero in stages {
             for remat in remats {
                 let with = |parts: &usize| Choice { fsdp, zero, remat: *remat, parts: *parts };
@@ -289,6 +322,25 @@ mod tests {
         // On one device nothing is estimated to be enough.
         let none = lines(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 1));
         assert!(none.len() == 2 && none[1].contains("more devices"), "{none:?}");
+    }
+
+    #[test]
+    fn candidates_have_the_fewest_microbatches_that_fit() {
+        // 6 GiB of state, 2 of gradients and 23 of activations, in 16 GiB.
+        let (found, num_too_large) = candidates(&memory(6 * GIB, 25 * GIB), &knobs(6 * GIB, 4));
+        let sets: Vec<_> = found.iter().map(|suggestion| suggestion.sets.join(" ")).collect();
+        assert!(sets.contains(&"train.num_microbatches=6".to_owned()), "{sets:?}");
+        assert!(sets.contains(&"model.remat=true".to_owned()), "{sets:?}");
+        assert!(!sets.iter().any(|sets| sets.contains("num_microbatches=12")), "{sets:?}");
+        assert!(num_too_large > 0 && found.iter().all(|one| one.peak_bytes <= 16 * GIB));
+        // What is sharded and recomputed may also be whole and kept.
+        let mut sharded = knobs(2 * GIB, 4);
+        sharded.mesh = Mesh::new(&[(Axis::Fsdp, 4)]);
+        (sharded.zero, sharded.remat) = (3, Some(true));
+        let (found, _) = candidates(&memory(GIB / 2, GIB), &sharded);
+        let sets: Vec<_> = found.iter().map(|suggestion| suggestion.sets.join(" ")).collect();
+        assert!(sets.contains(&"mesh.fsdp=1 model.remat=false".to_owned()), "{sets:?}");
+        assert!(sets.contains(&String::new()), "{sets:?}");
     }
 
     /// A program of 15 GiB on a GPU of 20, of which it may have three quarters or more.

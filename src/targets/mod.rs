@@ -23,7 +23,7 @@ mod schedule;
 mod target;
 pub mod worker;
 
-pub use advice::{Advice, Knobs, Suggestion};
+pub use advice::{Advice, Knobs, Suggestion, candidates};
 pub use chips::{CHIPS, Chip, Family, GpuSpec, TpuSpec};
 pub use collective::{Collective, CollectivePhase, CollectiveSum};
 pub use compile::{ByLine, Error, Step, compile, scatter_line};
