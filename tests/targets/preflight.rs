@@ -29,6 +29,8 @@ fn check_refused(question: &str, example: &str, target: &str, more: &[&str], cha
 }
 
 const GPT: &str = "gpt-bytes.toml";
+/// Its images are drawn, which is slow.
+const RESNET: &str = "resnet20-synthetic.toml";
 
 #[test]
 fn a_run_that_is_ready_says_what_it_costs() {
@@ -36,7 +38,8 @@ fn a_run_that_is_ready_says_what_it_costs() {
     let batch = ["--set", "train.global_batch=512", "--set", "schedule.peak=1e-3"];
     let dir = tempfile::tempdir().unwrap();
     let plot = dir.path().join("page.svg");
-    let more = ["--plot", plot.to_str().unwrap(), "--max-device-hours", "5"];
+    let plot_to = plot.to_str().unwrap();
+    let more = ["--plot", plot_to, "--max-device-hours", "5", "--host-processors", "64"];
     let (code, page) = preflight(GPT, "gpu:h100:1x8", &[&batch[..], &more].concat());
     assert_eq!((code, refused(&page)), (Some(0), vec![]), "{page}");
     let number = |of: &Value, key: &str| of[key].as_f64().unwrap();
@@ -48,33 +51,36 @@ fn a_run_that_is_ready_says_what_it_costs() {
 #[test]
 fn what_does_not_fit_is_refused() {
     install("cuda-compiler");
-    let sets = ["--set", "train.global_batch=65536", "--set", "schedule.peak=1e-3"];
-    check_refused("memory", GPT, "gpu:h100:1x1", &sets, "(compiled: ");
+    let sets = ["data.num_examples=1000000", "train.global_batch=131072", "schedule.peak=1"];
+    let sets = sets.map(|set| ["--set", set]).concat();
+    let more = [&sets[..], &["--host-processors", "100000"]].concat();
+    check_refused("memory", RESNET, "gpu:h100:1x1", &more, "(compiled: ");
 }
 
 #[test]
 fn a_step_that_waits_for_collectives_is_refused() {
     install("cuda-compiler");
-    check_refused("communication", GPT, "gpu:h100:1x8", &[], "--set train.global_batch=");
+    let more = ["--host-processors", "64"];
+    check_refused("communication", GPT, "gpu:h100:1x8", &more, "--set train.global_batch=");
 }
 
 #[test]
 fn a_recipe_that_cannot_train_is_refused() {
     install("cuda-compiler");
-    let sets = ["--set", "schedule.peak=10"];
+    let sets = ["--set", "schedule.peak=10", "--host-processors", "64"];
     check_refused("recipe", GPT, "gpu:h100:1x1", &sets, "--set 'schedule.peak=");
 }
 
 #[test]
 fn an_input_that_does_not_keep_up_is_refused() {
     install("cuda-compiler");
-    let sets = ["--host-processors", "1", "--set", "model.width=16"];
-    check_refused("input", "digits.toml", "gpu:h100:1x1", &sets, "--host-processors");
+    let more = ["--host-processors", "1"];
+    check_refused("input", RESNET, "gpu:h100:1x1", &more, "--host-processors");
 }
 
 #[test]
 fn a_run_that_costs_too_much_is_refused() {
     install("cuda-compiler");
-    let more = ["--max-device-hours", "1e-6"];
+    let more = ["--max-device-hours", "1e-6", "--host-processors", "64"];
     check_refused("cost", GPT, "gpu:h100:1x1", &more, "fewer steps");
 }
