@@ -1,7 +1,8 @@
 //! Rules about the batch and its parts.
 
+use super::figures::ModelKind;
 use super::{Found, Recipe, Severity};
-use crate::config::UpdateRule;
+use crate::config::{ModelConfig, UpdateRule};
 
 /// The largest batch that is published for SGD and Adam alike.
 const MAX_WITHOUT_TRUST_RATIOS: usize = 32 * 1024;
@@ -19,14 +20,17 @@ pub(super) fn without_trust_ratios(recipe: &Recipe<'_>) -> Vec<Found> {
     let severity = match rule {
         _ if batch <= MAX_WITHOUT_TRUST_RATIOS => return vec![],
         UpdateRule::Lars(_) | UpdateRule::Lamb(_) => return vec![],
+        UpdateRule::Sgd(_) if matches!(recipe.kind, ModelKind::Mlp { .. } | ModelKind::Linear) => {
+            Severity::Note
+        }
         UpdateRule::Sgd(_) => Severity::Warning,
         UpdateRule::Adam(_) | UpdateRule::AdamW(_) => Severity::Note,
     };
     let name = rule.name();
     let reason = format!("a batch of {batch} with {name}, which has one rate for all parameters");
     let change = "use LARS for images or LAMB for transformers, or lower the batch to 32768";
-    let sets = match rule {
-        UpdateRule::Sgd(_) => vec!["optimizer.name=\"lars\"".to_owned()],
+    let sets = match severity {
+        Severity::Warning => vec!["optimizer.name=\"lars\"".to_owned()],
         _ => vec![],
     };
     vec![Found::new(severity, reason, change, sets)]
@@ -38,7 +42,7 @@ pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
     let (severity, what) = match group {
         0..8 => (Severity::Warning, "whose statistics are noise"),
         8..16 => (Severity::Note, "whose statistics are noisy"),
-        1025.. if recipe.is_sgd() => {
+        1024.. if recipe.is_sgd() => {
             (Severity::Warning, "whose statistics have no noise left to regularize")
         }
         1025.. => (Severity::Note, "whose statistics have no noise left to regularize"),
@@ -65,7 +69,7 @@ fn usual_group(recipe: &Recipe<'_>) -> Option<usize> {
 pub(super) fn label_smoothing(recipe: &Recipe<'_>) -> Vec<Found> {
     let Some(smoothing) = recipe.config.model.label_smoothing() else { return vec![] };
     let batch = recipe.global_batch();
-    if smoothing >= 0.4 {
+    if smoothing >= 0.3 {
         let reason = format!(
             "label smoothing spreads {:.0} % of each label over all classes; published recipes have 10 to 20 %",
             100.0 * smoothing
@@ -79,6 +83,26 @@ pub(super) fn label_smoothing(recipe: &Recipe<'_>) -> Vec<Found> {
     let reason = format!("a batch of {batch} images without label smoothing");
     let change = "consider model.label_smoothing = 0.1";
     vec![Found::new(Severity::Note, reason, change, vec![])]
+}
+
+/// Too much dropout.
+pub(super) fn dropout(recipe: &Recipe<'_>) -> Vec<Found> {
+    let (rate, most, published) = match &recipe.config.model {
+        ModelConfig::Mlp(mlp) => (mlp.dropout, 0.6, "at most 0.5"),
+        ModelConfig::Gpt(gpt) => (gpt.model().dropout, 0.35, "0 to 0.3"),
+        ModelConfig::Bert(bert) => (bert.model(2).dropout, 0.35, "0 to 0.3"),
+        ModelConfig::DistilBert(bert) => (bert.model(2).dropout, 0.35, "0 to 0.3"),
+        ModelConfig::ResNet(_) => return vec![],
+    };
+    if rate <= most {
+        return vec![];
+    }
+    let reason = format!(
+        "dropout sets {:.0} % of the values to 0; published recipes of such models have {published}",
+        100.0 * rate
+    );
+    let sets = vec!["model.dropout=0.1".to_owned()];
+    vec![Found::new(Severity::Warning, reason, "lower the dropout", sets)]
 }
 
 /// The batch is a large part of the data, or made of many small parts.

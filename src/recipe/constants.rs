@@ -64,6 +64,9 @@ pub(super) fn betas(recipe: &Recipe<'_>) -> Vec<Found> {
     vec![Found::new(Severity::Warning, reason, "set usual betas", sets)]
 }
 
+/// nnU-Net and networks for translation have 0.99 with SGD.
+const MAX_MOMENTUM: f64 = 0.991;
+
 /// Momentum that is probably a typing error, or missing.
 pub(super) fn momentum(recipe: &Recipe<'_>) -> Vec<Found> {
     let (
@@ -90,6 +93,9 @@ pub(super) fn momentum(recipe: &Recipe<'_>) -> Vec<Found> {
                 short(0.1)
             )
         }
+        () if *momentum > MAX_MOMENTUM && recipe.is_sgd() => format!(
+            "a momentum of {momentum} multiplies the lasting step by {gain}, and remembers as many steps; published recipes have 0.9 to 0.99"
+        ),
         () if *momentum > 0.98 && !recipe.is_sgd() => format!(
             "a momentum of {momentum} multiplies the lasting step of LARS by {gain}; published recipes have 0.9 to 0.97"
         ),
@@ -124,6 +130,11 @@ pub(super) fn long_memory(recipe: &Recipe<'_>) -> Vec<Found> {
     let total = recipe.total_steps();
     let optimizer = &recipe.config.optimizer;
     let is_long = |decay: f64| 2.0 / (1.0 - decay) > total as f64;
+    // Means of parameters are often corrected for their start by a decay that grows, which is not said here.
+    let severity = |key: &str, decay: f64| match key {
+        "ema_decay" if 1.0 / (1.0 - decay) <= total as f64 => Severity::Note,
+        _ => Severity::Warning,
+    };
     let reason = |key: &str, decay: f64| {
         let steps = short(1.0 / (1.0 - decay));
         format!("optimizer.{key} = {decay} remembers {steps} steps, and the run has {total}")
@@ -142,7 +153,8 @@ pub(super) fn long_memory(recipe: &Recipe<'_>) -> Vec<Found> {
     let checked = uncorrected.into_iter().chain(ema).filter(|_| total >= 40);
     for (key, decay, usual) in checked.filter(|(_, decay, _)| is_long(*decay)) {
         let sets = vec![format!("optimizer.{key}={usual:?}")];
-        found.push(Found::new(Severity::Warning, reason(key, decay), "lower the decay", sets));
+        let severity = severity(key, decay);
+        found.push(Found::new(severity, reason(key, decay), "lower the decay", sets));
     }
     if let Some((_, beta2, _)) = recipe.adam_constants()
         && is_long(beta2)
@@ -182,6 +194,16 @@ pub(super) fn double_precision(recipe: &Recipe<'_>) -> Vec<Found> {
     );
     let sets = vec!["train.precision=\"f32\"".to_owned()];
     vec![Found::new(Severity::Warning, reason, "train in f32 or bf16", sets)]
+}
+
+/// Adam's updates do not depend on how far all gradients are clipped, so that this is a note.
+fn unusual_clipping(limit: f64) -> Option<Found> {
+    (limit < 0.005).then(|| {
+        let reason = format!(
+            "gradients are clipped at a norm of {limit}, every one of them; published limits are 0.01 to 5, so that outliers stand out"
+        );
+        Found::new(Severity::Note, reason, "consider clipping at 1", vec![])
+    })
 }
 
 /// Clipping that bounds what the run can do, or is missing.
@@ -225,7 +247,7 @@ pub(super) fn clipping(recipe: &Recipe<'_>) -> Vec<Found> {
     };
     let each = limit / num_parameters.sqrt();
     if each >= epsilon / 30.0 || epsilon >= 1e-4 {
-        return vec![];
+        return unusual_clipping(limit).into_iter().collect();
     }
     let severity = if each < epsilon / 1e4 { Severity::Error } else { Severity::Warning };
     let reason = format!(

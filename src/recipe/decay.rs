@@ -67,10 +67,11 @@ pub(super) fn ends_early(recipe: &Recipe<'_>) -> Vec<Found> {
     let does_nothing = rates.last < 1e-3 && rest as f64 >= 0.02 * total as f64;
     // Published decays that end at a floor end in the last half.
     let is_most = 10 * rest >= 7 * total && rates.last <= 0.5;
+    let is_slow = 10 * rest >= 3 * total && rates.last <= 0.02;
     let severity = match (does_nothing, 2 * rest >= total) {
         (true, true) => Severity::Error,
         (true, false) => Severity::Warning,
-        (false, _) if is_most => Severity::Warning,
+        (false, _) if is_most || is_slow => Severity::Warning,
         (false, _) => Severity::Note,
     };
     let reason = format!(
@@ -160,7 +161,8 @@ pub(super) fn too_soon(recipe: &Recipe<'_>) -> Vec<Found> {
         return vec![Found::new(Severity::Warning, reason, change, vec![set.to_owned()])];
     }
     if rates.mean >= MIN_MEAN {
-        return first_boundary(recipe, schedule).into_iter().collect();
+        let boundary = first_boundary(recipe, schedule).or_else(|| last_boundary(recipe, schedule));
+        return boundary.into_iter().collect();
     }
     let sets = match &recipe.config.schedule.shape {
         Shape::Polynomial(polynomial) if polynomial.power > 2.0 => {
@@ -196,6 +198,29 @@ fn first_boundary(recipe: &Recipe<'_>, schedule: &Schedule) -> Option<Found> {
     Some(Found::new(Severity::Warning, reason, "move the boundary", cosine()))
 }
 
+/// The share of the run before which the last published boundary of `step` never is, if little of the rate is left after it.
+const MIN_LAST: f64 = 0.45;
+
+/// After the last boundary of `step` most of the run is left, at next to no rate.
+fn last_boundary(recipe: &Recipe<'_>, schedule: &Schedule) -> Option<Found> {
+    let (Shape::Step(step), total) = (&recipe.config.schedule.shape, recipe.total_steps()) else {
+        return None;
+    };
+    let last = *schedule.boundaries().last()?;
+    let left = step.factor.powi(i32::try_from(schedule.boundaries().len()).unwrap_or(i32::MAX));
+    let is_early = (last as f64) < MIN_LAST * total as f64;
+    if !is_early || left > 0.02 || total < 1000 {
+        return None;
+    }
+    let reason = format!(
+        "after the last boundary, at step {last} of {total}, {} of the run have {} of the rate: are the boundaries those of a shorter run?",
+        percent(total - last, total),
+        short(left)
+    );
+    let change = "move the boundaries to the end of the run";
+    Some(Found::new(Severity::Warning, reason, change, rescaled(recipe)))
+}
+
 /// The rate hardly decays in a long run.
 pub(super) fn never(recipe: &Recipe<'_>) -> Vec<Found> {
     let (Ok(schedule), Some(rates)) = (&recipe.schedule, recipe.rates) else { return vec![] };
@@ -203,7 +228,10 @@ pub(super) fn never(recipe: &Recipe<'_>) -> Vec<Found> {
     // Published floors are up to 0.33, and inverse square roots end higher in short runs.
     let most =
         if matches!(recipe.config.schedule.shape, Shape::InverseSqrt(_)) { 0.5 } else { 0.35 };
-    if rates.last <= most || is_late {
+    // Averaging the parameters takes the noise out as a decay would, and so does a gradient of all data.
+    let is_averaged = recipe.config.optimizer.ema_decay.is_some_and(|decay| decay >= 0.99)
+        && (matches!(recipe.config.schedule.shape, Shape::Constant(_)) || rates.last < 0.6);
+    if rates.last <= most || is_late || is_averaged || recipe.is_full_batch() {
         return vec![];
     }
     let is_long = match recipe.kind {

@@ -200,6 +200,11 @@ impl Recipe<'_> {
         }
     }
 
+    /// `true` if a step sees so much of the data that its gradient has next to no noise.
+    pub(super) fn is_full_batch(&self) -> bool {
+        self.run.steps_per_epoch().is_some_and(|steps| steps < 8)
+    }
+
     /// Assignments that make this the highest rate.
     pub(super) fn set_peak(&self, rates: &Rates, target: f64) -> Vec<String> {
         let peak = two_digits(target / rates.max_factor.max(f64::MIN_POSITIVE));

@@ -14,6 +14,7 @@ mod compare;
 mod constants;
 mod decay;
 mod double;
+mod factors;
 mod figures;
 mod neighbours;
 pub mod published;

@@ -25,6 +25,8 @@ const MAX_BELOW: f64 = 4.0;
 const USUAL_OF_ADAM: f64 = 2e-3;
 /// Tokens per parameter above which a transformer is trained from scratch, and below which it is fine-tuned.
 const TOKENS_FROM_SCRATCH: f64 = 2.0;
+/// Up to this factor from it, a run is compared with both.
+const DOUBTFUL: f64 = 4.0;
 
 /// What is compared of a published recipe.
 struct Neighbour {
@@ -75,11 +77,13 @@ impl Neighbour {
                 let size = self.recipe.parameters.unwrap_or(num_parameters);
                 let tokens = recipe.total_tokens();
                 let of_step = tokens / recipe.total_steps().max(1) as f64;
-                let is_from_scratch = tokens >= TOKENS_FROM_SCRATCH * num_parameters;
+                let of_parameter = tokens / num_parameters;
+                let is_doubtful = is_near(of_parameter, TOKENS_FROM_SCRATCH, DOUBTFUL);
+                let is_from_scratch = of_parameter >= TOKENS_FROM_SCRATCH;
                 is_same
                     && is_near(self.tokens, of_step, MAX_BATCH_RATIO_OF_ADAM)
                     && is_near(size, num_parameters, MAX_SIZE_RATIO_OF_ADAM)
-                    && self.is_from_scratch() == is_from_scratch
+                    && (is_doubtful || self.is_from_scratch() == is_from_scratch)
             }
             kind => {
                 let sizes = self.recipe.parameters.zip(kind.num_parameters());

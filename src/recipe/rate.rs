@@ -7,6 +7,9 @@ use crate::config::{AutoOr, BatchSize, Peak, Scaling, UpdateRule};
 /// From this multiple of the limit on, a rate is certain to diverge.
 const CERTAIN: f64 = 6.0;
 
+/// SGD's rate / (1 - momentum) on images: Goyal et al. have 32 at a batch of 8192, and no published recipe has more than 40.
+const MAX_LASTING: f64 = 60.0;
+
 /// Parameters from which published rates times widths are lower.
 const LARGE_TRANSFORMER: f64 = 1e11;
 
@@ -52,7 +55,15 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
                 (false, 0) => 5.0,
                 (false, _) => 8.0,
             };
-            let excess = (per_256 / limit).max(rates.max / 20.0);
+            let lasting = rates.max * gain;
+            let excess = match recipe.is_full_batch() {
+                // Without noise the batch does not matter.
+                true => lasting / MAX_LASTING,
+                // What is certain to diverge does so at any batch.
+                false if lasting <= MAX_LASTING => (per_256 / limit).min(CERTAIN),
+                false => per_256 / limit,
+            };
+            let excess = excess.max(rates.max / 20.0);
             let reason = format!(
                 "a rate of {rate} at a batch of {} is {} per 256 examples over the momentum (rate / (1 - momentum)); Goyal et al. \
                  have 1, and published recipes at most 5 (10 on CIFAR)",
@@ -92,9 +103,18 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
         }
         (UpdateRule::Adam(_) | UpdateRule::AdamW(_), _) => {
             let reason = format!(
-                "Adam moves each weight by the rate, {rate} here; published recipes have at most 0.01"
+                "Adam moves each weight by the rate, {rate} here at a batch of {}; published recipes have at most 0.01, and 0.004 in batches \
+                 of a few",
+                recipe.batch()
             );
-            (rates.max / 0.02, usual_of_adam(recipe), reason)
+            // The noise of a step grows as its examples get fewer.
+            let limit = match recipe.kind {
+                ModelKind::Convolutional { .. } => {
+                    0.02 * (recipe.batch() / 256.0).sqrt().clamp(0.2, 1.0)
+                }
+                _ => 0.02,
+            };
+            (rates.max / limit, usual_of_adam(recipe), reason)
         }
     };
     if excess <= 1.0 {
@@ -167,8 +187,7 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
                 return vec![Found::new(Severity::Note, reason, change, vec![]).beside_published()];
             }
             // Without noise the rate need not grow with the batch.
-            let is_full_batch = recipe.run.steps_per_epoch().is_some_and(|steps| steps < 8);
-            if per_256 >= limit || is_full_batch {
+            if per_256 >= limit || recipe.is_full_batch() {
                 return vec![];
             }
             let reason = format!(
@@ -253,7 +272,7 @@ pub(super) fn fine_tuning(recipe: &Recipe<'_>) -> Vec<Found> {
     };
     let tokens = recipe.total_tokens();
     let is_too_high = rates.max > limit_of_adam(width, num_parameters);
-    if !recipe.is_adam() || is_too_high || rates.max * width <= 0.2 {
+    if !recipe.is_adam() || is_too_high || rates.max * width <= 0.32 {
         return vec![];
     }
     // Small corpora are fine-tuned on for a few epochs, and trained on from scratch for many.

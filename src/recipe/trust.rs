@@ -1,8 +1,10 @@
 //! Rules about LARS and LAMB, whose steps are shares of a layer's norm.
 
 use super::figures::ModelKind;
+use super::weight_decay::vectors;
 use super::{Found, Recipe, Severity, short};
-use crate::config::{Lars, UpdateRule};
+use crate::config::{Lamb, Lars, UpdateRule};
+use crate::optim::Mask;
 
 /// The share of its norm that a layer moves in one step at the highest rate: `(in one step, over the momentum)`.
 pub(super) fn shares(recipe: &Recipe<'_>) -> Option<(f64, f64)> {
@@ -74,6 +76,30 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
     let severity = if is_certain { Severity::Error } else { Severity::Warning };
     let change = "lower the rate, or the trust coefficient of LARS";
     vec![Found::new(severity, reason, change, set_usual(recipe)).beside_published()]
+}
+
+/// No matrix has a trust ratio.
+pub(super) fn excluded(recipe: &Recipe<'_>) -> Vec<Found> {
+    let (UpdateRule::Lars(Lars { trust_exclude, .. })
+    | UpdateRule::Lamb(Lamb { trust_exclude, .. })) = &recipe.config.optimizer.rule
+    else {
+        return vec![];
+    };
+    let mask = Mask::new("trust_exclude", trust_exclude.as_ref());
+    let mut ranks = recipe.ranks.iter();
+    let name = recipe.config.optimizer.rule.name();
+    if ranks.any(|(path, rank)| *rank >= 2 && mask.includes(path, *rank)) {
+        return vec![];
+    }
+    let is_lars = recipe.config.optimizer.rule.name() == "lars";
+    let without = if is_lars { "SGD with momentum" } else { "Adam" };
+    let reason = format!(
+        "no layer has a trust ratio, so that {name} is {without} at rates that are shares of a layer's norm"
+    );
+    let sets = vec![format!("optimizer.trust_exclude={:?}", vectors(recipe))];
+    let change =
+        "leave optimizer.trust_exclude out, which excludes biases and norms, or exclude only these";
+    vec![Found::new(Severity::Error, reason, change, sets)]
 }
 
 /// Layers hardly move in the whole run.

@@ -1,7 +1,6 @@
 //! Rules about the warm-up, judged on the resolved rates: how many steps they take to rise.
 
 use super::figures::{ModelKind, Rates};
-use super::rate::limit_of_scratch;
 use super::{Found, Recipe, Severity, percent, short, trust};
 use crate::config::UpdateRule;
 use crate::optim::schedule;
@@ -10,6 +9,10 @@ use crate::optim::schedule;
 const MIN_STEPS: u64 = 50;
 /// The same for LAMB, whose published recipes with few steps warm up quickly.
 const MIN_STEPS_OF_LAMB: u64 = 20;
+/// The rate times the width of a transformer up to which published runs with Adam have no warm-up.
+const MIN_OF_ADAM: f64 = 0.3;
+/// Published warm-ups of Adam are up to 40000 steps.
+const MAX_STEPS: u64 = 60_000;
 /// In a shorter run there is no room for a warm-up.
 const MIN_TOTAL: u64 = 500;
 
@@ -34,7 +37,7 @@ fn need(recipe: &Recipe<'_>, rates: &Rates) -> Option<String> {
         (UpdateRule::Sgd(_), ModelKind::Linear) => None,
         (UpdateRule::Sgd(_), _) => {
             let lasting = rates.max * recipe.momentum_gain();
-            (lasting >= 6.0).then(|| {
+            (lasting > 6.01).then(|| {
                 format!(
                     "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)), more than an untrained network takes",
                     short(lasting)
@@ -42,7 +45,7 @@ fn need(recipe: &Recipe<'_>, rates: &Rates) -> Option<String> {
             })
         }
         (_, ModelKind::Transformer { width, num_parameters }) => {
-            let is_from_scratch = rates.max * width >= limit_of_scratch(recipe)
+            let is_from_scratch = rates.max * width >= MIN_OF_ADAM
                 && num_parameters >= 1e7
                 && recipe.total_tokens() >= 5.0 * num_parameters;
             // Mosbach et al. (2021) and others report collapse to the majority class.
@@ -133,6 +136,8 @@ pub(super) fn too_long(recipe: &Recipe<'_>) -> Vec<Found> {
             let severity = match share {
                 _ if total < 20 => return vec![],
                 0.6.. => Severity::Warning,
+                // Steps, not shares, are what moments and norms need.
+                0.15.. if warmup > MAX_STEPS && recipe.is_adam() => Severity::Warning,
                 0.2.. => Severity::Note,
                 _ => return vec![],
             };

@@ -23,7 +23,7 @@ pub(super) fn too_strong(recipe: &Recipe<'_>) -> Vec<Found> {
             let usual = (1e-3 / rates.max.max(1e-12)).min(0.1);
             (share > 5e-3 || decay >= 1.0, share > 0.02, usual)
         }
-        UpdateRule::Lars(_) => (decay >= 5e-3, false, 1e-4),
+        UpdateRule::Lars(_) => (decay >= 1e-3, false, 1e-4),
         UpdateRule::Lamb(_) => (decay > 0.5, false, 0.01),
     };
     if !is_strong {
@@ -61,7 +61,7 @@ pub(super) fn too_weak(recipe: &Recipe<'_>) -> Vec<Found> {
         (UpdateRule::Sgd(_), ModelKind::Convolutional { .. }) => {
             let is_long = recipe.epochs().is_some_and(|epochs| epochs >= 60.0);
             // A rate that is too low is the fault then.
-            let is_moving = recipe.rate_per_256(&rates) >= 0.2;
+            let is_moving = recipe.rate_per_256(&rates) >= 0.2 && !recipe.is_full_batch();
             if !is_long || !recipe.is_from_scratch() || exponent >= 0.5 || !is_moving {
                 return vec![];
             }

@@ -40,6 +40,7 @@ const ABOUT: &[(&str, &[&str])] = &[
             "batch-norm-group",
             "refused-by-train",
             "rate-unlike-published",
+            "fine-tuning-rate",
         ],
     ),
     ("absurd decay", &["weight-decay-too-strong"]),
@@ -113,7 +114,7 @@ const ABOUT: &[(&str, &[&str])] = &[
     ("too short a warm-up", &["warmup-too-short", "warmup-missing"]),
     (
         "trust coefficient",
-        &["trust-ratio-too-high", "trust-ratio-too-low", "rate-unlike-published"],
+        &["trust-ratio-too-high", "trust-ratio-too-low", "rate-unlike-published", "trust-excluded"],
     ),
     ("warm-up longer than the run", &["warmup-too-long"]),
     ("warm-up that is none", &["warmup-missing", "warmup-too-short"]),
