@@ -21,6 +21,7 @@ pub mod published;
 mod rate;
 mod rules;
 mod trust;
+mod unused;
 mod warmup;
 mod weight_decay;
 

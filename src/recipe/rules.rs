@@ -1,7 +1,8 @@
 //! The table of rules.
 
 use super::{
-    Found, Recipe, batch, constants, decay, factors, neighbours, rate, trust, warmup, weight_decay,
+    Found, Recipe, batch, constants, decay, factors, neighbours, rate, trust, unused, warmup,
+    weight_decay,
 };
 
 /// A rule, as `schedule --explain` shows it.
@@ -24,7 +25,7 @@ const WORTSMAN: &str = "Wortsman et al., Small-scale Proxies for Large-scale Tra
 
 /// All rules.
 #[rustfmt::skip]
-const RULES: [RuleInfo; 39] = [
+const RULES: [RuleInfo; 42] = [
     RuleInfo { name: "rate-too-high", find: rate::too_high, source: WORTSMAN,
         about: "The highest resolved rate is beyond what diverges. SGD on images: rate / (1 - momentum) per 256 examples above 8 \
                 (5 without a warm-up, 2.8 from a batch of 4096 on, 12 for 32-pixel images; published: 1 to 5, at most 2.3, and 10 for CIFAR), or a rate above 20; where an epoch has fewer than 8 steps rate / (1 - momentum) above 60 instead, below which no rate is an error. Adam on transformers: \
@@ -103,6 +104,12 @@ const RULES: [RuleInfo; 39] = [
                 nothing: it may be from a convention without the rate; or that has none, in at least 20 tokens per parameter." },
     RuleInfo { name: "decayed-norm-or-bias", find: weight_decay::norm_or_bias, source: "He et al., Bag of Tricks for Image Classification (2019), section 3.1",
         about: "Weight decay also applies to biases and scales of norms." },
+    RuleInfo { name: "weight-decay-excluded", find: unused::weight_decay, source: "Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019)",
+        about: "`optimizer.weight_decay` is above 0, and `optimizer.weight_decay_exclude` leaves no parameter of rank 2 or more with it." },
+    RuleInfo { name: "evaluation-unreached", find: unused::evaluations, source: "Prechelt, Early Stopping - But When? (1998)",
+        about: "`train.eval_every` is longer than a run of at least 1000 steps: a note, and a warning if `train.patience` waits for evaluations." },
+    RuleInfo { name: "factor-too-low", find: unused::factors, source: "Zhu et al., Deformable DETR (2021), appendix; Howard and Ruder, Universal Language Model Fine-tuning (2018)",
+        about: "`optimizer.lr_factors` leaves a parameter less than 0.001 of the rate (published: 0.01 and above)." },
     RuleInfo { name: "unmatched-pattern", find: constants::unmatched_pattern, source: "`lockstep train` refuses it",
         about: "A pattern matches no parameter, which `lockstep train` refuses." },
     RuleInfo { name: "betas", find: constants::betas, source: "Zhang et al., Adam Can Converge Without Any Modification on Update Rules (2022)",
