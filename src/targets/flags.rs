@@ -122,10 +122,10 @@ pub fn with_overrides(
 /// The size in bytes up to which the chip's compiler is taken to combine collectives of a kind (StableHLO's name). On v5p
 /// and v6e with sharded state no option sets it.
 pub fn bucket_bytes(chip: &Chip, kind: &str) -> u64 {
-    match (chip.name, kind) {
-        ("v5e", _) => 1 << 20,
-        ("h100" | "h200", "all_reduce") => 30 << 20,
-        ("h100" | "h200", _) => 4 << 20,
+    match (chip.name, &chip.family, kind) {
+        ("v5e", ..) => 1 << 20,
+        (_, Family::Gpu(_), "all_reduce") => 30 << 20,
+        (_, Family::Gpu(_), _) => 4 << 20,
         _ => 64 << 20,
     }
 }
