@@ -372,6 +372,18 @@ mod tests {
     }
 
     #[test]
+    fn gpus_are_described_with_the_libraries_that_are_installed() {
+        let catalog = include_str!("../pjrt/install/catalog.rs");
+        for (name, (major, minor)) in
+            [("nvidia-cuda-runtime", CUDA_VERSION), ("nvidia-cudnn-cu13", CUDNN_VERSION)]
+        {
+            let (_, package) = catalog.split_once(&format!("distribution: \"{name}\"")).unwrap();
+            let (_, version) = package.split_once("version: \"").unwrap();
+            assert!(version.starts_with(&format!("{major}.{minor}.")), "{name}");
+        }
+    }
+
+    #[test]
     fn what_is_no_target_is_refused_with_what_would_be_one() {
         let rows = [
             ("v5e:4x4", "tpu:CHIP:TOPOLOGY"),
