@@ -429,7 +429,8 @@ pub enum CheckpointCommand {
 pub struct CompileArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// tpu:v4|v5e|v5p|v6e|tpu7x:TOPOLOGY[xSLICES] or gpu:h100|h200:HOSTSxGPUS, as in tpu:v5e:4x4
+    /// tpu:v4|v5e|v5p|v6e|tpu7x:TOPOLOGY[xSLICES], as in tpu:v5e:4x4; an accelerator type, as in tpu:v5litepod-16; or
+    /// gpu:a100|a100-40gb|l4|l40s|h100|h100-pcie|h200|b200|gb200:HOSTSxGPUS, as in gpu:h100:4x8
     #[arg(long)]
     pub target: String,
     /// Directory for the program, its optimized form and the executable

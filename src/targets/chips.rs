@@ -1,7 +1,8 @@
 //! The supported chips, with a source for each figure.
 //!
-//! Figures are vendors' peaks per PJRT *device*, which on v4 and TPU7x is half a chip. `f32` is the peak of a
-//! binary32 matmul at XLA's default precision: one bfloat16 pass on a TPU, TF32 on an NVIDIA GPU.
+//! Figures are vendors' peaks per PJRT *device*, which on TPU7x is half a chip. `f32` is the peak of a binary32
+//! matmul at XLA's default precision: one bfloat16 pass on a TPU, TF32 on an NVIDIA GPU. Where a vendor gives peaks
+//! with sparsity only, half of them are taken. Memory of GPUs is what the driver reports, which is less than their names say.
 
 use std::fmt;
 
@@ -10,10 +11,12 @@ use std::fmt;
 pub struct Chip {
     /// The name in a target: `v5e`, `h100`.
     pub name: &'static str,
+    /// Other names for it in a target: `v5litepod`, `h100-sxm`.
+    pub aliases: &'static [&'static str],
     /// The vendor's name.
     pub title: &'static str,
-    /// Prefix of the device kind that PJRT reports.
-    pub kind: &'static str,
+    /// How the device kinds that PJRT reports begin; a GPU's first is the name that its driver reports.
+    pub kinds: &'static [&'static str],
     /// TPU or GPU, and the figures that only one of them has.
     pub family: Family,
     /// Peak of dense bfloat16 matmuls, in FLOP/s.
@@ -33,7 +36,7 @@ pub struct Chip {
 pub enum Family {
     /// A Google TPU; chips are connected as a torus.
     Tpu(TpuSpec),
-    /// An NVIDIA GPU; connected by NVLink within a host and by a network between hosts.
+    /// An NVIDIA GPU; connected by NVLink or PCI Express within a host, and by a network between hosts.
     Gpu(GpuSpec),
 }
 
@@ -42,8 +45,16 @@ pub enum Family {
 pub struct TpuSpec {
     /// The largest torus in chips, largest dim first; its length is the number of torus dimensions.
     pub max_bounds: &'static [usize],
+    /// `true` if Cloud has slices of a single chip.
+    pub has_single_chips: bool,
     /// PJRT devices per chip.
     pub devices_per_chip: usize,
+    /// Bandwidth of the link between the two devices of a chip, per device and direction, in bytes/s.
+    pub core_link_bytes_per_sec: Option<f64>,
+    /// What Cloud's accelerator types count per chip: its TensorCores (`v5p-8` is 4 chips), or 1 if they count chips.
+    pub type_units_per_chip: usize,
+    /// libtpu's name for a configuration of the chip that is not its default.
+    pub chip_config: Option<&'static str>,
     /// Chips of one host along x and y.
     pub host_bounds: [usize; 2],
     /// The shortest side that has wrap-around links.
@@ -57,74 +68,134 @@ pub struct TpuSpec {
 /// An NVIDIA GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuSpec {
-    /// Maximum number of GPUs per host.
+    /// Maximum number of GPUs per host; for a GB200 per rack, whose GPUs are connected as those of a host are.
     pub max_per_host: usize,
-    /// Compute capability.
-    pub compute_capability: (u32, u32),
+    /// What its architecture determines.
+    pub architecture: GpuArchitecture,
     /// Streaming multiprocessors.
     pub num_cores: u32,
     /// L2 cache size in bytes.
     pub l2_bytes: u64,
     /// Clock rate in GHz.
     pub clock_ghz: f64,
-    /// NVLink bandwidth per GPU and direction, in bytes/s.
+    /// Bandwidth between the GPUs of a host, per GPU and direction, in bytes/s: NVLink's, or PCI Express's where there is
+    /// no NVLink.
     pub nvlink_bytes_per_sec: f64,
     /// Bandwidth of the network between hosts, per GPU and direction, in bytes/s.
     pub network_bytes_per_sec: f64,
 }
 
+/// Limits of a streaming multiprocessor: CUDA C++ Programming Guide, "Compute Capabilities", table of technical
+/// specifications per compute capability.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GpuArchitecture {
+    /// Compute capability.
+    pub compute_capability: (u32, u32),
+    /// `true` if code may use the instructions that only this compute capability has, such as those of `sm_90a`.
+    pub has_accelerated_features: bool,
+    /// Resident threads.
+    pub max_threads: u32,
+    /// Shared memory in bytes.
+    pub shared_memory_bytes: u32,
+    /// Shared memory of one thread block, in bytes, if the kernel asks for it.
+    pub block_shared_memory_bytes: u32,
+    /// Binary32 units.
+    pub num_f32_units: u32,
+}
+
 const GIB: u64 = 1 << 30;
 
-/// What the H100 and the H200 share: everything but memory.
-const HOPPER: Chip = Chip {
-    name: "",
-    title: "",
-    kind: "",
-    family: Family::Gpu(GpuSpec {
-        max_per_host: 8,
-        compute_capability: (9, 0),
-        num_cores: 132,
-        l2_bytes: 52_428_800,
-        clock_ghz: 1.98,
-        nvlink_bytes_per_sec: 450e9,
-        network_bytes_per_sec: 50e9,
-    }),
-    bf16_flops_per_sec: 989.4e12,
-    f32_flops_per_sec: 494.7e12,
-    memory_bytes: 0,
-    memory_bytes_per_sec: 0.0,
-    source: "",
+const AMPERE: GpuArchitecture = GpuArchitecture {
+    compute_capability: (8, 0),
+    has_accelerated_features: false,
+    max_threads: 2048,
+    shared_memory_bytes: 164 << 10,
+    block_shared_memory_bytes: 163 << 10,
+    num_f32_units: 64,
+};
+
+const ADA: GpuArchitecture = GpuArchitecture {
+    compute_capability: (8, 9),
+    has_accelerated_features: false,
+    max_threads: 1536,
+    shared_memory_bytes: 100 << 10,
+    block_shared_memory_bytes: 99 << 10,
+    num_f32_units: 128,
+};
+
+const HOPPER: GpuArchitecture = GpuArchitecture {
+    compute_capability: (9, 0),
+    has_accelerated_features: true,
+    max_threads: 2048,
+    shared_memory_bytes: 228 << 10,
+    block_shared_memory_bytes: 227 << 10,
+    num_f32_units: 128,
+};
+
+const BLACKWELL: GpuArchitecture = GpuArchitecture { compute_capability: (10, 0), ..HOPPER };
+
+/// What the A100s have in common.
+const A100: GpuSpec = GpuSpec {
+    max_per_host: 8,
+    architecture: AMPERE,
+    num_cores: 108,
+    l2_bytes: 40 << 20,
+    clock_ghz: 1.41,
+    nvlink_bytes_per_sec: 300e9,
+    network_bytes_per_sec: 25e9,
+};
+
+/// What the H100 SXM and the H200 have in common.
+const H100: GpuSpec = GpuSpec {
+    max_per_host: 8,
+    architecture: HOPPER,
+    num_cores: 132,
+    l2_bytes: 50 << 20,
+    clock_ghz: 1.98,
+    nvlink_bytes_per_sec: 450e9,
+    network_bytes_per_sec: 50e9,
 };
 
 /// Every chip.
 pub const CHIPS: &[Chip] = &[
     Chip {
         name: "v4",
+        aliases: &[],
         title: "TPU v4",
-        kind: "TPU v4",
+        kinds: &["TPU v4"],
         family: Family::Tpu(TpuSpec {
             max_bounds: &[16, 16, 16],
-            devices_per_chip: 2,
+            has_single_chips: false,
+            devices_per_chip: 1,
+            core_link_bytes_per_sec: None,
+            type_units_per_chip: 2,
+            // Both TensorCores as one device, which is what Cloud runs; libtpu's default is a device each.
+            chip_config: Some("megacore"),
             host_bounds: [2, 2],
             ring_from: 4,
             link_bytes_per_sec: 50e9,
             network_bytes_per_sec: 6.25e9,
         }),
-        bf16_flops_per_sec: 137.5e12,
-        f32_flops_per_sec: 137.5e12,
-        memory_bytes: 16 * GIB,
-        memory_bytes_per_sec: 614e9,
+        bf16_flops_per_sec: 275e12,
+        f32_flops_per_sec: 275e12,
+        memory_bytes: 32 * GIB,
+        memory_bytes_per_sec: 1228e9,
         source: "Jouppi et al., TPU v4, ISCA 2023, table 4; Cloud TPU documentation, TPU v4: 275 TFLOP/s, \
                  32 GiB and 1228 GB/s a chip, 2 TensorCores, 2400 Gb/s over 6 links; the network's is not published, \
                  and taken as the v5p's",
     },
     Chip {
         name: "v5e",
+        aliases: &["v5litepod"],
         title: "TPU v5e",
-        kind: "TPU v5 lite",
+        kinds: &["TPU v5 lite", "TPU v5e"],
         family: Family::Tpu(TpuSpec {
             max_bounds: &[16, 16],
+            has_single_chips: true,
             devices_per_chip: 1,
+            core_link_bytes_per_sec: None,
+            type_units_per_chip: 1,
+            chip_config: None,
             host_bounds: [2, 2],
             ring_from: 16,
             link_bytes_per_sec: 50e9,
@@ -139,11 +210,16 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "v5p",
+        aliases: &[],
         title: "TPU v5p",
-        kind: "TPU v5",
+        kinds: &["TPU v5", "TPU v5p"],
         family: Family::Tpu(TpuSpec {
             max_bounds: &[24, 16, 16],
+            has_single_chips: false,
             devices_per_chip: 1,
+            core_link_bytes_per_sec: None,
+            type_units_per_chip: 2,
+            chip_config: None,
             host_bounds: [2, 2],
             ring_from: 4,
             link_bytes_per_sec: 100e9,
@@ -159,11 +235,16 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "v6e",
+        aliases: &[],
         title: "TPU v6e (Trillium)",
-        kind: "TPU v6 lite",
+        kinds: &["TPU v6 lite", "TPU v6e"],
         family: Family::Tpu(TpuSpec {
             max_bounds: &[16, 16],
+            has_single_chips: true,
             devices_per_chip: 1,
+            core_link_bytes_per_sec: None,
+            type_units_per_chip: 1,
+            chip_config: None,
             host_bounds: [2, 2],
             ring_from: 16,
             link_bytes_per_sec: 100e9,
@@ -178,11 +259,16 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "tpu7x",
+        aliases: &["v7x", "ironwood"],
         title: "TPU7x (Ironwood)",
-        kind: "TPU7x",
+        kinds: &["TPU7x"],
         family: Family::Tpu(TpuSpec {
             max_bounds: &[36, 16, 16],
+            has_single_chips: true,
             devices_per_chip: 2,
+            core_link_bytes_per_sec: Some(600e9),
+            type_units_per_chip: 2,
+            chip_config: None,
             host_bounds: [2, 2],
             ring_from: 4,
             link_bytes_per_sec: 100e9,
@@ -193,40 +279,192 @@ pub const CHIPS: &[Chip] = &[
         memory_bytes: 96 * GIB,
         memory_bytes_per_sec: 3690e9,
         source: "Cloud TPU documentation, TPU7x: 2307 TFLOP/s, 192 GiB and 7380 GB/s a chip of 2 TensorCores, \
-                 1200 GB/s of ICI both ways over 6 links, 100 Gb/s of network a chip, 9216 chips",
+                 1200 GB/s of ICI both ways over 6 links, between the chiplets six times a link, 100 Gb/s of network a \
+                 chip, 9216 chips",
+    },
+    Chip {
+        name: "a100",
+        aliases: &["a100-80gb"],
+        title: "NVIDIA A100 SXM 80 GB",
+        kinds: &["NVIDIA A100-SXM4-80GB", "NVIDIA A100"],
+        family: Family::Gpu(A100),
+        bf16_flops_per_sec: 312e12,
+        f32_flops_per_sec: 156e12,
+        memory_bytes: 85_100_068_864,
+        memory_bytes_per_sec: 2039e9,
+        source: "NVIDIA A100 datasheet: 312 TFLOP/s bfloat16 and 156 TF32 without sparsity, 80 GB, 2039 GB/s, \
+                 600 GB/s of NVLink both ways; DGX A100 datasheet: 8 ports of 200 Gb/s for 8 GPUs; cores, clock, L2 and \
+                 usable memory: XLA's target description a100_sxm_80",
+    },
+    Chip {
+        name: "a100-40gb",
+        aliases: &[],
+        title: "NVIDIA A100 SXM 40 GB",
+        kinds: &["NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"],
+        family: Family::Gpu(A100),
+        bf16_flops_per_sec: 312e12,
+        f32_flops_per_sec: 156e12,
+        memory_bytes: 42_331_013_120,
+        memory_bytes_per_sec: 1555e9,
+        source: "NVIDIA A100 datasheet, as the 80 GB but for 40 GB and 1555 GB/s; DGX A100 datasheet: 8 ports of 200 \
+                 Gb/s for 8 GPUs; cores, clock, L2 and usable memory: XLA's target description a100_sxm_40",
+    },
+    Chip {
+        name: "l4",
+        aliases: &[],
+        title: "NVIDIA L4",
+        kinds: &["NVIDIA L4"],
+        family: Family::Gpu(GpuSpec {
+            max_per_host: 8,
+            architecture: ADA,
+            num_cores: 58,
+            l2_bytes: 48 << 20,
+            clock_ghz: 2.04,
+            nvlink_bytes_per_sec: 32e9,
+            network_bytes_per_sec: 1.5625e9,
+        }),
+        bf16_flops_per_sec: 121e12,
+        f32_flops_per_sec: 60e12,
+        memory_bytes: 23_034 << 20,
+        memory_bytes_per_sec: 300e9,
+        source: "NVIDIA L4 datasheet: 242 TFLOP/s bfloat16 and 120 TF32 with sparsity, 24 GB, 300 GB/s, PCIe 4.0 x16 \
+                 with 64 GB/s both ways, no NVLink; NVIDIA Ada whitepaper, AD104: 48 MB of L2; Compute Engine \
+                 documentation, network bandwidth of G2: 100 Gb/s for 8 GPUs; usable memory: nvidia-smi, 23034 MiB",
+    },
+    Chip {
+        name: "l40s",
+        aliases: &[],
+        title: "NVIDIA L40S",
+        kinds: &["NVIDIA L40S"],
+        family: Family::Gpu(GpuSpec {
+            max_per_host: 8,
+            architecture: ADA,
+            num_cores: 142,
+            l2_bytes: 96 << 20,
+            clock_ghz: 2.52,
+            nvlink_bytes_per_sec: 32e9,
+            network_bytes_per_sec: 6.25e9,
+        }),
+        bf16_flops_per_sec: 362e12,
+        f32_flops_per_sec: 183e12,
+        memory_bytes: 46_068 << 20,
+        memory_bytes_per_sec: 864e9,
+        source: "NVIDIA L40S datasheet: 362 TFLOP/s bfloat16 and 183 TF32 without sparsity, 48 GB, 864 GB/s, PCIe 4.0 \
+                 x16 with 64 GB/s both ways, no NVLink; NVIDIA Ada whitepaper, AD102: 96 MB of L2; Amazon EC2 G6e: 400 \
+                 Gb/s of network for 8 GPUs; usable memory: nvidia-smi, 46068 MiB",
     },
     Chip {
         name: "h100",
+        aliases: &["h100-sxm"],
         title: "NVIDIA H100 SXM",
-        kind: "NVIDIA H100",
-        memory_bytes: 80 * GIB,
+        kinds: &["NVIDIA H100 80GB HBM3", "NVIDIA H100"],
+        family: Family::Gpu(H100),
+        bf16_flops_per_sec: 989.4e12,
+        f32_flops_per_sec: 494.7e12,
+        memory_bytes: 84_942_979_072,
         memory_bytes_per_sec: 3350e9,
         source: "NVIDIA H100 datasheet: 989.4 TFLOP/s bfloat16 and 494.7 TF32 without sparsity, 80 GB, 3.35 TB/s, \
-                 900 GB/s of NVLink both ways; DGX H100 datasheet: 8 ports of 400 Gb/s for 8 GPUs",
-        ..HOPPER
+                 900 GB/s of NVLink both ways; DGX H100 datasheet: 8 ports of 400 Gb/s for 8 GPUs; cores, clock, L2 and \
+                 usable memory: XLA's target description h100_sxm",
+    },
+    Chip {
+        name: "h100-pcie",
+        aliases: &[],
+        title: "NVIDIA H100 PCIe",
+        kinds: &["NVIDIA H100 PCIe"],
+        family: Family::Gpu(GpuSpec {
+            num_cores: 114,
+            clock_ghz: 1.755,
+            nvlink_bytes_per_sec: 64e9,
+            network_bytes_per_sec: 25e9,
+            ..H100
+        }),
+        bf16_flops_per_sec: 756e12,
+        f32_flops_per_sec: 378e12,
+        memory_bytes: 84_942_979_072,
+        memory_bytes_per_sec: 2039e9,
+        source: "NVIDIA H100 datasheet, PCIe: 1513 TFLOP/s bfloat16 and 756 TF32 with sparsity, 80 GB, 2 TB/s, PCIe 5.0 \
+                 x16 with 128 GB/s both ways (bridges of NVLink connect pairs only, and are not counted); NVIDIA \
+                 Enterprise Reference Architectures, PCIe Optimized 2-8-5: 4 ports of 400 Gb/s for 8 GPUs; cores, clock, \
+                 L2 and usable memory: XLA's target description h100_pcie",
     },
     Chip {
         name: "h200",
+        aliases: &["h200-sxm"],
         title: "NVIDIA H200 SXM",
-        kind: "NVIDIA H200",
+        kinds: &["NVIDIA H200"],
+        family: Family::Gpu(H100),
+        bf16_flops_per_sec: 989.4e12,
+        f32_flops_per_sec: 494.7e12,
         memory_bytes: 150_110_011_392,
         memory_bytes_per_sec: 4800e9,
         source: "NVIDIA H200 datasheet: the H100's arithmetic, 141 GB, 4.8 TB/s; DGX H200 datasheet: 8 ports of \
                  400 Gb/s for 8 GPUs",
-        ..HOPPER
+    },
+    Chip {
+        name: "b200",
+        aliases: &[],
+        title: "NVIDIA B200",
+        kinds: &["NVIDIA B200"],
+        family: Family::Gpu(GpuSpec {
+            max_per_host: 8,
+            architecture: BLACKWELL,
+            num_cores: 148,
+            l2_bytes: 132_644_864,
+            clock_ghz: 1.965,
+            nvlink_bytes_per_sec: 900e9,
+            network_bytes_per_sec: 50e9,
+        }),
+        bf16_flops_per_sec: 2250e12,
+        f32_flops_per_sec: 1125e12,
+        memory_bytes: 191_514_411_008,
+        memory_bytes_per_sec: 7672e9,
+        source: "NVIDIA HGX B200 datasheet: 36 PFLOP/s bfloat16 and 18 TF32 with sparsity for 8 GPUs, 180 GB, 1.8 TB/s \
+                 of NVLink both ways; DGX B200 datasheet: 8 ports of 400 Gb/s for 8 GPUs; cores, clock, L2, usable \
+                 memory and its bandwidth: XLA's target description b200",
+    },
+    Chip {
+        name: "gb200",
+        aliases: &["gb200-nvl72"],
+        title: "NVIDIA GB200 NVL72",
+        kinds: &["NVIDIA GB200"],
+        family: Family::Gpu(GpuSpec {
+            max_per_host: 72,
+            architecture: BLACKWELL,
+            num_cores: 152,
+            l2_bytes: 135_528_448,
+            clock_ghz: 2.062,
+            nvlink_bytes_per_sec: 900e9,
+            network_bytes_per_sec: 50e9,
+        }),
+        bf16_flops_per_sec: 2500e12,
+        f32_flops_per_sec: 1250e12,
+        memory_bytes: 197_897_748_480,
+        memory_bytes_per_sec: 7928e9,
+        source: "NVIDIA GB200 NVL72 datasheet: 360 PFLOP/s bfloat16 and 180 TF32 with sparsity, 13.4 TB and 130 TB/s of \
+                 NVLink both ways for 72 GPUs; Compute Engine documentation, A4X: 4 ports of 400 Gb/s for 4 GPUs; cores, \
+                 clock, L2, usable memory and its bandwidth: XLA's target description gb200",
     },
 ];
 
 impl Chip {
-    /// The chip called `name`.
+    /// The chip that a target calls `name`.
     pub fn named(name: &str) -> Option<&'static Chip> {
-        CHIPS.iter().find(|chip| chip.name == name)
+        CHIPS.iter().find(|chip| chip.name == name || chip.aliases.contains(&name))
     }
 
-    /// The chip with this device kind: `TPU v5 lite` is a v5e, `TPU v5` a v5p.
+    /// The chip with this device kind: `TPU v5 lite` is a v5e, `TPU v5` a v5p. Words are compared whole: an `NVIDIA L40`
+    /// is not an L4.
     pub fn of_kind(kind: &str) -> Option<&'static Chip> {
-        let matching = CHIPS.iter().filter(|chip| kind.starts_with(chip.kind));
-        matching.max_by_key(|chip| chip.kind.len())
+        let begins = |words: &str| {
+            let rest = kind.strip_prefix(words);
+            rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric()))
+        };
+        let matching =
+            CHIPS.iter().flat_map(|chip| chip.kinds.iter().map(move |words| (chip, words)));
+        let longest =
+            matching.filter(|(_, words)| begins(words)).max_by_key(|(_, words)| words.len());
+        longest.map(|(chip, _)| chip)
     }
 
     /// `tpu` or `gpu`, the first part of a target's name.
@@ -256,14 +494,79 @@ mod tests {
     #[test]
     fn a_chip_is_known_by_the_kind_of_its_devices() {
         let rows = [
+            ("TPU v4", Some("v4")),
             ("TPU v5 lite", Some("v5e")),
             ("TPU v5", Some("v5p")),
+            ("TPU v5p", Some("v5p")),
             ("TPU v6 lite", Some("v6e")),
+            ("TPU7x", Some("tpu7x")),
+            ("NVIDIA A100-SXM4-80GB", Some("a100")),
+            ("NVIDIA A100 80GB PCIe", Some("a100")),
+            ("NVIDIA A100-SXM4-40GB", Some("a100-40gb")),
+            ("NVIDIA L4", Some("l4")),
+            ("NVIDIA L40S", Some("l40s")),
+            ("NVIDIA L40", None),
             ("NVIDIA H100 80GB HBM3", Some("h100")),
+            ("NVIDIA H100 PCIe", Some("h100-pcie")),
+            ("NVIDIA H200", Some("h200")),
+            ("NVIDIA B200", Some("b200")),
+            ("NVIDIA GB200", Some("gb200")),
+            ("NVIDIA GH200 480GB", None),
             ("cpu", None),
         ];
         for (kind, name) in rows {
             assert_eq!(Chip::of_kind(kind).map(|chip| chip.name), name, "{kind}");
         }
+        for chip in CHIPS {
+            for kind in chip.kinds {
+                assert_eq!(Chip::of_kind(kind), Some(chip), "{kind}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_and_aliases_are_distinct_and_name_their_chip() {
+        let mut names: Vec<_> =
+            CHIPS.iter().flat_map(|chip| [&[chip.name], chip.aliases].concat()).collect();
+        for chip in CHIPS {
+            for name in chip.aliases.iter().chain([&chip.name]) {
+                assert_eq!(Chip::named(name), Some(chip), "{name}");
+            }
+        }
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        assert_eq!(Chip::named("h100-sxm"), Chip::named("h100"));
+        assert_ne!(Chip::named("h100-pcie"), Chip::named("h100"));
+    }
+
+    /// Peak FLOP/s are cores x tensor cores x FLOPs a cycle x clock: multiply-adds of bfloat16 a core and cycle are 512 on
+    /// Ada, 1024 on Ampere, 2048 on Hopper and 4096 on Blackwell. Tensor cores may have a lower clock than the highest.
+    #[test]
+    fn peaks_of_gpus_agree_with_their_cores_and_clock() {
+        for chip in CHIPS {
+            let Family::Gpu(gpu) = &chip.family else { continue };
+            let multiply_adds = match gpu.architecture.compute_capability {
+                (8, 0) => 1024.0,
+                (8, 9) => 512.0,
+                (9, 0) => 2048.0,
+                _ => 4096.0,
+            };
+            let most = f64::from(gpu.num_cores) * 2.0 * multiply_adds * gpu.clock_ghz * 1e9;
+            let share = chip.bf16_flops_per_sec / most;
+            assert!((0.88..=1.01).contains(&share), "{chip}: {share}");
+            assert!(
+                (chip.f32_flops_per_sec / chip.bf16_flops_per_sec - 0.5).abs() < 0.02,
+                "{chip}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_v4_chip_is_one_device_with_all_of_its_memory() {
+        let chip = Chip::named("v4").unwrap();
+        let Family::Tpu(tpu) = &chip.family else { panic!("{chip} is a TPU") };
+        assert_eq!((tpu.devices_per_chip, chip.memory_bytes), (1, 32 * GIB));
     }
 }

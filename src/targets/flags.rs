@@ -19,6 +19,12 @@
 //! | all but v5e | `xla_tpu_enable_async_collective_fusion` | refused by the compiler |
 //! | H100 | defaults: combiner at 30 MiB, latency hiding scheduler | every bucket asynchronous, all but the embedding's over matmuls |
 //! | H100 | combiner at 1 GiB | one all_reduce, nothing to overlap |
+//! | A100, L4 | defaults | synchronous: before compute capability 9.0 the latency hiding scheduler is off |
+//! | A100 | the latency hiding scheduler | asynchronous, but one at a time, each to the end of the step: GPT-2: 0.06 |
+//! | A100 | the same, up to 4 or 32 collectives at a time | GPT-2: 0.23, 0.94 |
+//! | B200 | defaults | GPT-2: 0.69, as on the H100 |
+//! | GB200 | defaults; up to 4 or 32 at a time | GPT-2: 0.06; 0.23, 0.94: XLA has no measurements of its matmuls, and takes times of the same few sizes as on the A100 |
+//! | v4 | SparseCore offload, or `xla_enable_async_all_reduce`, each with the combiner at 4 MiB | synchronous: no option found |
 //!
 //! With sharded state at stage 3: fractions of gathered and of scattered bytes beside matmuls, of a GPT with 6 blocks of
 //! width 2048 on 16 devices, one sequence of 1024 tokens each unless it is said otherwise. `tests/targets/sharded.rs`
@@ -74,6 +80,14 @@ const SPARSE_CORE_SHARDED: [(&str, Setting); 5] = [
     ("xla_tpu_enable_sparse_core_collective_offload_reduce_scatter", Bool(true)),
     ("xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter", Bool(true)),
 ];
+/// Off by default before compute capability 9.0, where no collective is asynchronous without it.
+const LATENCY_HIDING: (&str, Setting) = ("xla_gpu_enable_latency_hiding_scheduler", Bool(true));
+/// Where XLA does not know the times of matmuls, it keeps a collective open to the end of the step, so that only as many as
+/// are allowed at a time overlap.
+const ALL_AT_A_TIME: (&str, Setting) =
+    ("xla_gpu_experimental_parallel_collective_overlap_limit", Int(32));
+const BEFORE_HOPPER: [(&str, Setting); 2] = [LATENCY_HIDING, ALL_AT_A_TIME];
+const GB200: [(&str, Setting); 1] = [ALL_AT_A_TIME];
 const GPU_SHARDED: [(&str, Setting); 3] = [
     ("xla_gpu_all_gather_combine_threshold_bytes", Int(4 * MIB)),
     ("xla_gpu_reduce_scatter_combine_threshold_bytes", Int(4 * MIB)),
@@ -91,13 +105,20 @@ pub fn defaults(chip: &Chip, mesh: &Mesh) -> BTreeMap<String, OverrideValue> {
         (_, Family::Gpu(_)) if is_sharded => &GPU_SHARDED,
         _ => &[],
     };
-    let of_family: &[(&str, Setting)] = match chip.family {
+    let of_family: &[(&str, Setting)] = match &chip.family {
         Family::Tpu(_) => &TPU,
         Family::Gpu(_) => &[],
+    };
+    // Last, because they replace the limit of sharded state.
+    let of_scheduler: &[(&str, Setting)] = match &chip.family {
+        Family::Gpu(gpu) if gpu.architecture.compute_capability < (9, 0) => &BEFORE_HOPPER,
+        Family::Gpu(_) if chip.name == "gb200" => &GB200,
+        _ => &[],
     };
     of_family
         .iter()
         .chain(of_chip)
+        .chain(of_scheduler)
         .map(|(name, setting)| {
             let value = match setting {
                 Bool(value) => OverrideValue::Bool(*value),
@@ -122,10 +143,10 @@ pub fn with_overrides(
 /// The size in bytes up to which the chip's compiler is taken to combine collectives of a kind (StableHLO's name). On v5p
 /// and v6e with sharded state no option sets it.
 pub fn bucket_bytes(chip: &Chip, kind: &str) -> u64 {
-    match (chip.name, kind) {
-        ("v5e", _) => 1 << 20,
-        ("h100" | "h200", "all_reduce") => 30 << 20,
-        ("h100" | "h200", _) => 4 << 20,
+    match (chip.name, &chip.family, kind) {
+        ("v5e", ..) => 1 << 20,
+        (_, Family::Gpu(_), "all_reduce") => 30 << 20,
+        (_, Family::Gpu(_), _) => 4 << 20,
         _ => 64 << 20,
     }
 }

@@ -20,11 +20,12 @@ mod ordering;
 mod report;
 mod scaling;
 mod schedule;
+mod slices;
 mod target;
 pub mod worker;
 
 pub use advice::{Advice, Knobs, Suggestion, candidates};
-pub use chips::{CHIPS, Chip, Family, GpuSpec, TpuSpec};
+pub use chips::{CHIPS, Chip, Family, GpuArchitecture, GpuSpec, TpuSpec};
 pub use collective::{Collective, CollectivePhase, CollectiveSum};
 pub use compile::{ByLine, Error, Step, compile, scatter_line};
 pub use instruction::{Instruction, instructions};

@@ -1,12 +1,14 @@
 //! A target: the hardware that a program is compiled for, given by name.
 //!
 //! `tpu:v5e:16x16` is a slice of 256 chips, `tpu:v5e:16x16x2` two such slices, `tpu:v4:4x4x4x2` two slices
-//! of a generation with a three-dimensional torus, `gpu:h100:4x8` four hosts with eight GPUs each.
+//! of a generation with a three-dimensional torus, `tpu:v5litepod-16` the slice that Cloud makes for this accelerator
+//! type, `gpu:h100:4x8` four hosts with eight GPUs each.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::chips::{CHIPS, Chip, Family, GpuSpec, TpuSpec};
+use super::chips::{CHIPS, Chip, Family, GpuArchitecture, GpuSpec, TpuSpec};
+use super::slices::{existing, exists, of_type};
 use crate::pjrt::Value;
 
 /// Maximum number of GPU hosts, far more than any published run has used.
@@ -88,10 +90,16 @@ impl Target {
     /// The topology's name and options in the plugin's format.
     pub fn topology(&self) -> (String, Vec<(String, Value)>) {
         match (&self.arrangement, &self.chip.family) {
-            (Arrangement::Slices { bounds, num_slices }, _) => {
-                let slices = Value::Int64(*num_slices as i64);
-                let options = (*num_slices > 1).then(|| ("num_slices".to_owned(), slices));
-                (format!("{}:{}", self.chip.name, joined(bounds)), options.into_iter().collect())
+            (Arrangement::Slices { bounds, num_slices }, family) => {
+                let mut options = vec![];
+                if *num_slices > 1 {
+                    options.push(("num_slices".to_owned(), Value::Int64(*num_slices as i64)));
+                }
+                if let Family::Tpu(TpuSpec { chip_config: Some(config), .. }) = family {
+                    let config = Value::String((*config).to_owned());
+                    options.push(("chip_config_name".to_owned(), config));
+                }
+                (format!("{}:{}", self.chip.name, joined(bounds)), options)
             }
             (Arrangement::Hosts { num_hosts, gpus_per_host }, family) => {
                 let config = match family {
@@ -108,23 +116,38 @@ impl Target {
     }
 }
 
+/// CUDA and cuDNN as `lockstep plugin install cuda` installs them: major and minor version.
+const CUDA_VERSION: (u32, u32) = (13, 5);
+const CUDNN_VERSION: (u32, u32) = (9, 28);
+
 /// XLA's `GpuTargetConfigProto` as text, in place of what the compiler would ask the driver for.
 fn gpu_config(chip: &Chip, gpu: &GpuSpec) -> String {
-    let GpuSpec { num_cores, l2_bytes, clock_ghz, compute_capability: (major, minor), .. } = gpu;
-    let (memory, bandwidth, title) = (chip.memory_bytes, chip.memory_bytes_per_sec, chip.title);
-    // Limits of threads, registers and shared memory are those of compute capability 9.0 in the
-    // CUDA C++ Programming Guide, "Compute Capabilities".
+    let GpuSpec { architecture, num_cores, l2_bytes, clock_ghz, .. } = gpu;
+    let GpuArchitecture {
+        compute_capability: (major, minor),
+        has_accelerated_features,
+        max_threads,
+        shared_memory_bytes,
+        block_shared_memory_bytes,
+        num_f32_units,
+    } = architecture;
+    let features = if *has_accelerated_features { "ACCELERATED_FEATURES" } else { "NONE" };
+    let (memory, bandwidth) = (chip.memory_bytes, chip.memory_bytes_per_sec);
+    let name = chip.kinds.first().unwrap_or(&chip.title);
+    let ((cuda, cuda_minor), (cudnn, cudnn_minor)) = (CUDA_VERSION, CUDNN_VERSION);
+    // The other limits are the same from compute capability 8.0 to 10.0.
     format!(
         "gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 \
-         shared_memory_per_block: 49152 shared_memory_per_core: 233472 \
-         shared_memory_per_block_optin: 232448 threads_per_core_limit: 2048 \
+         shared_memory_per_block: 49152 shared_memory_per_core: {shared_memory_bytes} \
+         shared_memory_per_block_optin: {block_shared_memory_bytes} \
+         threads_per_core_limit: {max_threads} \
          registers_per_core_limit: 65536 registers_per_block_limit: 65536 \
          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 \
-         core_count: {num_cores} fpus_per_core: 128 clock_rate_ghz: {clock_ghz} \
+         core_count: {num_cores} fpus_per_core: {num_f32_units} clock_rate_ghz: {clock_ghz} \
          l2_cache_size: {l2_bytes} device_memory_size: {memory} memory_bandwidth: {bandwidth:.0} \
-         cuda_compute_capability {{ major: {major} minor: {minor} }} }} \
-         platform_name: \"CUDA\" dnn_version_info {{ major: 9 minor: 8 patch: 0 }} \
-         runtime_version {{ major: 12 minor: 9 }} device_description_str: \"{title}\""
+         cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }} }} \
+         platform_name: \"CUDA\" dnn_version_info {{ major: {cudnn} minor: {cudnn_minor} patch: 0 }} \
+         runtime_version {{ major: {cuda} minor: {cuda_minor} }} device_description_str: \"{name}\""
     )
 }
 
@@ -133,26 +156,49 @@ impl FromStr for Target {
 
     fn from_str(text: &str) -> Result<Self, TargetError> {
         let parts: Vec<&str> = text.split(':').collect();
-        let read = || match parts[..] {
+        let read = || {
+            match parts[..] {
             [family, chip, sizes] => read(family, chip, sizes),
-            _ => Err("write tpu:CHIP:TOPOLOGY or gpu:CHIP:HOSTSxGPUS, such as tpu:v5e:4x4, \
-                      tpu:v5e:16x16x2 for two slices, or gpu:h100:4x8"
+            ["tpu", name] if name.contains('-') => read_type(name),
+            _ => Err("write tpu:CHIP:TOPOLOGY, tpu:ACCELERATOR-TYPE or gpu:CHIP:HOSTSxGPUS, such as \
+                      tpu:v5e:4x4, tpu:v5e:16x16x2 for two slices, tpu:v5litepod-16, or gpu:h100:4x8"
                 .to_owned()),
+        }
         };
         read().map_err(|reason| TargetError { target: text.to_owned(), reason })
     }
 }
 
-fn read(family: &str, name: &str, sizes: &str) -> Result<Target, String> {
+fn chip_of(family: &str, name: &str) -> Result<&'static Chip, String> {
     let of_family = |chip: &&Chip| chip.family_name() == family;
     let names: Vec<_> = CHIPS.iter().filter(of_family).map(|chip| chip.name).collect();
     if names.is_empty() {
         return Err(format!("{family:?} is neither tpu nor gpu"));
     }
     let chip = Chip::named(name).filter(of_family);
-    let chip = chip.ok_or_else(|| {
+    chip.ok_or_else(|| {
         format!("there is no {family} called {name:?}; known are {}", names.join(", "))
+    })
+}
+
+/// Reads an accelerator type of Cloud, `v5litepod-16`.
+fn read_type(text: &str) -> Result<Target, String> {
+    let (name, size) = text.rsplit_once('-').unwrap_or((text, ""));
+    let chip = chip_of("tpu", name)?;
+    let Family::Tpu(tpu) = &chip.family else {
+        return Err(format!("{chip} is no TPU"));
+    };
+    let size: usize = size.parse().map_err(|_| {
+        format!(
+            "{size:?} is no size of an accelerator type, which is a whole number as in {name}-8"
+        )
     })?;
+    let bounds = of_type(chip, tpu, name, size)?;
+    Ok(Target { chip, arrangement: Arrangement::Slices { bounds, num_slices: 1 } })
+}
+
+fn read(family: &str, name: &str, sizes: &str) -> Result<Target, String> {
+    let chip = chip_of(family, name)?;
     let sizes: Option<Vec<usize>> =
         sizes.split('x').map(|size| size.parse().ok().filter(|size| *size > 0)).collect();
     let form = || match &chip.family {
@@ -194,11 +240,11 @@ fn slices(chip: &Chip, tpu: &TpuSpec, sizes: &[usize]) -> Option<Result<Arrangem
             joined(tpu.max_bounds)
         )));
     }
-    if !exists(&sorted) {
+    if !exists(tpu, &sorted) {
         return Some(Err(format!(
             "there is no slice {} of {chip}; {}",
             joined(bounds),
-            existing(num_dims)
+            existing(tpu)
         )));
     }
     if num_slices > MAX_SLICES {
@@ -207,46 +253,13 @@ fn slices(chip: &Chip, tpu: &TpuSpec, sizes: &[usize]) -> Option<Result<Arrangem
     Some(Ok(Arrangement::Slices { bounds: bounds.to_vec(), num_slices }))
 }
 
-/// Slices of two dims, of v5e and v6e, as the Cloud TPU documentation lists them: largest side first.
-const FLAT_SLICES: [[usize; 2]; 8] =
-    [[1, 1], [2, 2], [4, 2], [4, 4], [8, 4], [8, 8], [16, 8], [16, 16]];
-/// Slices of three dims that are less than a cube of 4; the sides of larger ones are multiples of 4.
-const SMALL_SLICES: [[usize; 3]; 5] = [[1, 1, 1], [2, 2, 1], [2, 2, 2], [4, 2, 2], [4, 4, 2]];
-
-/// `true` if Cloud TPU has slices with these sides, largest first.
-fn exists(sides: &[usize]) -> bool {
-    match sides.len() {
-        2 => FLAT_SLICES.iter().any(|slice| slice == sides),
-        _ => {
-            SMALL_SLICES.iter().any(|slice| slice == sides)
-                || sides.iter().all(|side| side.is_multiple_of(4))
-        }
-    }
-}
-
-/// The slices of this number of dims, in words.
-fn existing(num_dims: usize) -> String {
-    let list = |slices: &[&[usize]]| {
-        slices.iter().map(|sides| joined(&reversed(sides))).collect::<Vec<_>>().join(", ")
-    };
-    match num_dims {
-        2 => format!("there are {}", list(&FLAT_SLICES.each_ref().map(|slice| &slice[..]))),
-        _ => format!(
-            "there are {}, and those whose sides are multiples of 4",
-            list(&SMALL_SLICES.each_ref().map(|slice| &slice[..]))
-        ),
-    }
-}
-
-fn reversed(sides: &[usize]) -> Vec<usize> {
-    sides.iter().rev().copied().collect()
-}
-
 fn hosts(chip: &Chip, gpu: &GpuSpec, sizes: &[usize]) -> Option<Result<Arrangement, String>> {
     let [num_hosts, gpus_per_host] = *sizes else { return None };
     if gpus_per_host > gpu.max_per_host {
         let max = gpu.max_per_host;
-        return Some(Err(format!("a host has at most {max} of {chip}; write HOSTSx{max}")));
+        return Some(Err(format!(
+            "a host, or rack with one NVLink switch, has at most {max} of {chip}; write HOSTSx{max}"
+        )));
     }
     if num_hosts > MAX_HOSTS {
         return Some(Err(format!("{num_hosts} hosts are more than {MAX_HOSTS}")));
@@ -254,7 +267,8 @@ fn hosts(chip: &Chip, gpu: &GpuSpec, sizes: &[usize]) -> Option<Result<Arrangeme
     Some(Ok(Arrangement::Hosts { num_hosts, gpus_per_host }))
 }
 
-fn joined(sizes: &[usize]) -> String {
+/// `4x4`.
+pub(super) fn joined(sizes: &[usize]) -> String {
     sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
 }
 
@@ -283,15 +297,102 @@ mod tests {
         let rows = [
             ("tpu:v5e:4x4", 16),
             ("tpu:v5e:16x16x2", 512),
-            ("tpu:v4:4x4x4", 128),
+            ("tpu:v4:4x4x4", 64),
             ("tpu:v5p:4x4x4x2", 128),
             ("tpu:tpu7x:16x16x36", 18432),
             ("gpu:h100:4x8", 32),
+            ("tpu:tpu7x:1x1x1", 2),
             ("gpu:h200:1x1", 1),
+            ("gpu:a100-40gb:2x8", 16),
+            ("gpu:h100-pcie:1x8", 8),
+            ("gpu:gb200:2x72", 144),
         ];
         for (text, num_devices) in rows {
             let target: Target = text.parse().unwrap();
             assert_eq!((target.to_string(), target.num_devices()), (text.to_owned(), num_devices));
+        }
+    }
+
+    #[test]
+    fn other_names_give_the_same_target() {
+        let rows = [
+            ("tpu:v5litepod-8", "tpu:v5e:2x4"),
+            ("tpu:v5litepod-16", "tpu:v5e:4x4"),
+            ("tpu:v5litepod:4x4x2", "tpu:v5e:4x4x2"),
+            ("tpu:v6e-8", "tpu:v6e:2x4"),
+            ("tpu:v4-8", "tpu:v4:2x2x1"),
+            ("tpu:v5p-8", "tpu:v5p:2x2x1"),
+            ("tpu:v5p-16", "tpu:v5p:2x2x2"),
+            ("tpu:tpu7x-8", "tpu:tpu7x:2x2x1"),
+            ("tpu:v7x-16", "tpu:tpu7x:2x2x2"),
+            ("tpu:v7x:4x4x4", "tpu:tpu7x:4x4x4"),
+            ("gpu:h100-sxm:4x8", "gpu:h100:4x8"),
+            ("gpu:a100-80gb:1x8", "gpu:a100:1x8"),
+            ("gpu:gb200-nvl72:1x72", "gpu:gb200:1x72"),
+        ];
+        for (name, expected) in rows {
+            let target: Target = name.parse().unwrap();
+            assert_eq!(target.to_string(), expected, "{name}");
+            assert_eq!(expected.parse(), Ok(target), "{name}");
+        }
+    }
+
+    #[test]
+    fn libtpu_makes_one_device_of_a_v4_chip() {
+        let (name, options) = "tpu:v4:2x2x1".parse::<Target>().unwrap().topology();
+        let megacore = ("chip_config_name".to_owned(), Value::String("megacore".to_owned()));
+        assert_eq!((name.as_str(), options), ("v4:2x2x1", vec![megacore]));
+        let (_, options) = "tpu:v5p:2x2x1".parse::<Target>().unwrap().topology();
+        assert_eq!(options, []);
+    }
+
+    #[test]
+    fn a_gpu_is_described_with_the_limits_of_its_own_architecture() {
+        let rows = [
+            (
+                "a100",
+                "threads_per_core_limit: 2048",
+                "shared_memory_per_core: 167936",
+                "major: 8 minor: 0 feature_extension: NONE",
+            ),
+            (
+                "l4",
+                "threads_per_core_limit: 1536",
+                "shared_memory_per_core: 102400",
+                "major: 8 minor: 9 feature_extension: NONE",
+            ),
+            (
+                "h100-pcie",
+                "core_count: 114",
+                "shared_memory_per_core: 233472",
+                "major: 9 minor: 0 feature_extension: ACCELERATED",
+            ),
+            (
+                "b200",
+                "core_count: 148",
+                "shared_memory_per_block_optin: 232448",
+                "major: 10 minor: 0 feature_extension: ACCELERATED",
+            ),
+        ];
+        for (chip, cores, memory, capability) in rows {
+            let target: Target = format!("gpu:{chip}:1x8").parse().unwrap();
+            let (_, options) = target.topology();
+            let config = format!("{options:?}");
+            for expected in [cores, memory, capability, "runtime_version { major: 13"] {
+                assert!(config.contains(expected), "{chip}: {expected}: {config}");
+            }
+        }
+    }
+
+    #[test]
+    fn gpus_are_described_with_the_libraries_that_are_installed() {
+        let catalog = include_str!("../pjrt/install/catalog.rs");
+        for (name, (major, minor)) in
+            [("nvidia-cuda-runtime", CUDA_VERSION), ("nvidia-cudnn-cu13", CUDNN_VERSION)]
+        {
+            let (_, package) = catalog.split_once(&format!("distribution: \"{name}\"")).unwrap();
+            let (_, version) = package.split_once("version: \"").unwrap();
+            assert!(version.starts_with(&format!("{major}.{minor}.")), "{name}");
         }
     }
 
@@ -302,9 +403,21 @@ mod tests {
             ("tpu:v5e", "tpu:CHIP:TOPOLOGY"),
             ("tpu:v5e:4x4:2", "tpu:CHIP:TOPOLOGY"),
             ("npu:v5e:4x4", "neither tpu nor gpu"),
-            ("tpu:v7x:4x4", "known are v4, v5e, v5p, v6e, tpu7x"),
+            ("tpu:v3:4x4", "known are v4, v5e, v5p, v6e, tpu7x"),
+            ("tpu:v3-8", "known are v4, v5e, v5p, v6e, tpu7x"),
             ("tpu:h100:4x8", "known are v4"),
-            ("gpu:a100:1x8", "known are h100, h200"),
+            ("tpu:h100-8", "known are v4"),
+            (
+                "gpu:v100:1x8",
+                "known are a100, a100-40gb, l4, l40s, h100, h100-pcie, h200, b200, gb200",
+            ),
+            ("tpu:v5litepod-12", "there are v5litepod-1, v5litepod-4, v5litepod-8"),
+            ("tpu:v5litepod-", "whole number as in v5litepod-8"),
+            ("tpu:v5p-8x2", "whole number as in v5p-8"),
+            ("tpu:v5p-99999999999999999999", "whole number"),
+            ("tpu:v5p-18446744073709551615", "the nearest are"),
+            ("tpu:v5p:1x1x1", "there are 2x2x1, 2x2x2, 2x2x4, 2x4x4, and"),
+            ("tpu:v4:1x1x1", "no slice 1x1x1 of TPU v4"),
             ("tpu:v5e:4", "AxB, or AxBxSLICES"),
             ("tpu:v5e:4x", "AxB, or AxBxSLICES"),
             ("tpu:v5e:0x4", "from 1"),
@@ -319,6 +432,7 @@ mod tests {
             ("tpu:v5e:4x4x99999", "more than 256"),
             ("tpu:v5e:99999999999999999999x1", "in whole numbers"),
             ("gpu:h100:4x9", "at most 8"),
+            ("gpu:gb200:1x73", "at most 72"),
             ("gpu:h100:5000x8", "more than 4096"),
             ("gpu:h100:8", "HOSTSxGPUS"),
             ("", "tpu:CHIP:TOPOLOGY"),

@@ -135,7 +135,7 @@ const CASES: &[Case] = &[
     ("weight-decay-excluded", GPT, &["optimizer.weight_decay_exclude=['*']"], Warning, "excludes all weights", &["optimizer.weight_decay_exclude=['*bias']"]),
     ("evaluation-unreached", GPT, &["train.eval_every=700000"], Note, "at its end only", &["train.eval_every=600000"]),
     ("evaluation-unreached", GPT, &["train.eval_every=700000", "train.patience=3"], Warning, "never end early", &["train.eval_every=600000", "train.patience=3"]),
-    ("factor-too-low", GPT, &["optimizer.lr_factors={ 'block*' = 1e-4 }"], Warning, "hardly moves", &["optimizer.lr_factors={ 'block*' = 0.01 }"]),
+    ("factor-too-low", GPT, &["optimizer.lr_factors={ 'blocks.*' = 1e-4 }"], Warning, "hardly moves", &["optimizer.lr_factors={ 'blocks.*' = 0.01 }"]),
     ("betas", GPT, &["optimizer.beta1=0.95", "optimizer.beta2=0.9"], Warning, "may diverge", &["optimizer.beta1=0.9", "optimizer.beta2=0.9"]),
     ("betas", CLIP, &["optimizer.beta1=0.5", "optimizer.beta2=0.5"], Warning, "remembers 2 steps", &[]),
     ("betas", GPT, &["optimizer.beta2=0.9999"], Warning, "lag behind", &["optimizer.beta2=0.999"]),

@@ -59,6 +59,17 @@ fn all_reduces_of_an_mlp_overlap_with_matmuls_on_v5e() {
     check_mlp("tpu:v5e:4x4", 16);
 }
 
+/// Without the chip's own options all of them are synchronous.
+#[test]
+fn all_reduces_of_an_mlp_overlap_with_matmuls_on_a100() {
+    check_mlp("gpu:a100:4x8", 32);
+}
+
+#[test]
+fn all_reduces_of_an_mlp_overlap_with_matmuls_on_gb200() {
+    check_mlp("gpu:gb200:1x32", 32);
+}
+
 #[test]
 fn all_reduces_of_an_mlp_overlap_with_matmuls_on_h100() {
     check_mlp("gpu:h100:4x8", 32);

@@ -16,7 +16,9 @@ fn a_wrong_target_is_rejected_before_anything_is_loaded() {
     let path = config(dir.path(), MLP, FEATURES, 8);
     let rows = [
         ("tpu:v5e:32x16", "the largest slice of TPU v5e, 16x16"),
-        ("tpu:v7x:4x4", "known are v4, v5e, v5p, v6e, tpu7x"),
+        ("tpu:v3:4x4", "known are v4, v5e, v5p, v6e, tpu7x"),
+        ("tpu:v5litepod-12", "there are v5litepod-1, v5litepod-4, v5litepod-8, v5litepod-16"),
+        ("tpu:v5p:1x1x1", "there is no slice 1x1x1 of TPU v5p; there are 2x2x1"),
         ("gpu:h100:1x9", "at most 8"),
         ("h100", "gpu:CHIP:HOSTSxGPUS"),
     ];
