@@ -8,6 +8,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::config::{MAX_BATCH, StoreUrl, expand_home};
+use crate::targets::cost::{Network, WhatIf};
 
 /// Synchronous distributed training on XLA.
 #[derive(Debug, Parser)]
@@ -312,6 +313,12 @@ pub struct ScheduleArgs {
     pub json: bool,
 }
 
+/// A positive number that is not so large or small that times overflow.
+fn positive(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value| (1e-3..=1e9).contains(value));
+    value.ok_or_else(|| format!("{text:?} is no number from 0.001 to 1000000000"))
+}
+
 /// Arguments of `plan`.
 #[derive(Debug, clap::Args)]
 pub struct PlanArgs {
@@ -320,6 +327,22 @@ pub struct PlanArgs {
     /// Target, as for `compile`
     #[arg(long)]
     pub target: String,
+    /// Another network between hosts or slices than the target's: ib-hdr, roce-v2-400, ethernet-25, ...; options follow:
+    /// ib-hdr:oversubscription=2:devices_per_port=4:multipath
+    #[arg(long)]
+    pub network: Option<Network>,
+    /// A change of that network: alpha=+20us,beta=x0.5 adds to the latency of a hop and halves the time of a byte
+    #[arg(long, value_name = "CHANGE")]
+    pub what_if: Option<WhatIf>,
+    /// Mean time between failures of one device, for the best interval between checkpoints and what failures cost
+    #[arg(long, value_name = "HOURS", value_parser = positive)]
+    pub mtbf: Option<f64>,
+    /// Seconds for which a checkpoint stalls the run
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = positive, requires = "mtbf")]
+    pub save_secs: f64,
+    /// Seconds from a failure to the first new step
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = positive, requires = "mtbf")]
+    pub restart_secs: f64,
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
