@@ -52,6 +52,7 @@ pub struct Cost {
 /// let cost = count(&graph);
 /// assert_eq!(cost.flops, 2 * 8 * 4 * 16);
 /// assert_eq!(cost.bytes, 4 * (8 * 4 + 4 * 16 + 8 * 16));
+/// assert_eq!((cost.num_matmuls, cost.num_fused_kernels), (1, 0));
 /// # Ok::<(), hlo::Error>(())
 /// ```
 pub fn count(graph: &Graph) -> Cost {

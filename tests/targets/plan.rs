@@ -111,6 +111,41 @@ fn a_plan_ends_at_the_largest_size_that_works_and_says_why() {
     assert!(done.code == Some(1) && done.stderr.contains("24 does not divide"), "{}", done.stderr);
 }
 
+/// Networks, changes of them and failures are read, and refused with what is allowed.
+#[test]
+fn a_plan_takes_another_network_and_failures() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/gpt-bytes.toml");
+    let args = ["plan", example, "--target", "gpu:h100:4x8"];
+    let plan = |more: &[&str]| lockstep(&[&args[..], more].concat(), &[]);
+    let done = plan(&[
+        "--network",
+        "ib-hdr:oversubscription=2",
+        "--what-if",
+        "alpha=+1ms",
+        "--mtbf",
+        "50000",
+    ]);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    for expected in
+        ["ib-hdr:oversubscription=2, changed, 10.00 GB/s", "save every s", "goodput", "jitter ms"]
+    {
+        assert!(done.stdout.contains(expected), "{expected}: {}", done.stdout);
+    }
+    for (more, expected) in [
+        (["--network", "token-ring"], "write one of ib-sdr"),
+        (["--what-if", "alpha=20"], "is no change of a network"),
+        (["--mtbf", "0"], "is no number from"),
+        (["--save-secs", "5"], "--mtbf"),
+    ] {
+        let done = plan(&more);
+        assert!(
+            done.code == Some(2) && done.stderr.contains(expected),
+            "{more:?}: {}",
+            done.stderr
+        );
+    }
+}
+
 /// State that cannot fit is said to.
 #[test]
 fn a_plan_says_whether_the_state_fits() {
