@@ -672,7 +672,9 @@ fn scanned_layers_take_about_as_long_as_unrolled_ones() {
         assert_eq!(scanned.matmul_bytes, unrolled.matmul_bytes, "{more:?}");
         for target in ["gpu:h100:1x8", "tpu:v5e:4x4", "tpu:v5p:2x2x4"] {
             let chip = target.parse::<Target>().unwrap().chip;
-            let ratio = scanned.seconds(chip) / unrolled.seconds(chip);
+            // Stacked parameters are updated by fewer kernels, which would hide what is read and written.
+            let secs = |work: &Work| work.seconds(chip) - work.launch_seconds(chip);
+            let ratio = secs(&scanned) / secs(&unrolled);
             assert!((0.99..slowest).contains(&ratio), "{target} {more:?}: {ratio}");
         }
     }
