@@ -9,7 +9,7 @@ use lockstep::data;
 use lockstep::pjrt::Platform;
 use lockstep::step;
 use lockstep::targets::cost::{
-    Algorithm, DeviceLayout, Fabric, Group, Network, STEP_VARIATION, Timeline, Wire, Work,
+    Algorithm, DeviceLayout, Fabric, Group, NamedNetwork, STEP_VARIATION, Timeline, Wire, Work,
     all_gather, all_reduce, expected_maximum, reduce_scatter, seconds, waiting_secs,
 };
 use lockstep::targets::{Measured, ScalingPrediction, Scenario, Target};
@@ -509,7 +509,7 @@ fn random_fabrics_are_monotone_and_within_physical_limits() {
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % bound
     };
-    let names: Vec<_> = Network::names().collect();
+    let names: Vec<_> = NamedNetwork::names().collect();
     let step = gpt_bytes_work();
     for _ in 0..300 {
         let target = match below(3) {
@@ -520,7 +520,8 @@ fn random_fabrics_are_monotone_and_within_physical_limits() {
         let parsed: Target = target.parse().unwrap_or_else(|error| panic!("{error}"));
         let option =
             ["", ":oversubscription=2", ":oversubscription=7.5:devices_per_port=8"][below(3)];
-        let network: Network = format!("{}{option}", names[below(names.len())]).parse().unwrap();
+        let network: NamedNetwork =
+            format!("{}{option}", names[below(names.len())]).parse().unwrap();
         let layout = DeviceLayout::of(&parsed).with_network(network.wire());
         let fabric = layout.first(1 + below(parsed.num_devices()));
         let faster = Fabric {

@@ -8,7 +8,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::config::{MAX_BATCH, StoreUrl, expand_home};
-use crate::targets::cost::{Network, WhatIf};
+use crate::targets::cost::{NamedNetwork, WhatIf};
 
 /// Synchronous distributed training on XLA.
 #[derive(Debug, Parser)]
@@ -330,7 +330,7 @@ pub struct PlanArgs {
     /// Another network between hosts or slices than the target's: ib-hdr, roce-v2-400, ethernet-25, ...; options follow:
     /// ib-hdr:oversubscription=2:devices_per_port=4:multipath
     #[arg(long)]
-    pub network: Option<Network>,
+    pub network: Option<NamedNetwork>,
     /// A change of that network: alpha=+20us,beta=x0.5 adds to the latency of a hop and halves the time of a byte
     #[arg(long, value_name = "CHANGE")]
     pub what_if: Option<WhatIf>,

@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use super::Target;
 use super::cost::{
-    Algorithm, DeviceLayout, Fabric, Failures, Network, STEP_VARIATION, StepTime, Timeline, WhatIf,
-    Wire, Work, all_reduce, first_group, waiting_secs,
+    Algorithm, DeviceLayout, Fabric, Failures, NamedNetwork, STEP_VARIATION, StepTime, Timeline,
+    WhatIf, Wire, Work, all_reduce, first_group, waiting_secs,
 };
 use super::memory::gib;
 
@@ -105,7 +105,7 @@ pub struct Measured {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scenario {
     /// The network between hosts or slices, if it is not the target's.
-    pub network: Option<Network>,
+    pub network: Option<NamedNetwork>,
     /// A change of that network.
     pub what_if: Option<WhatIf>,
     /// How often devices fail.
@@ -115,7 +115,7 @@ pub struct Scenario {
 impl Scenario {
     /// The network between hosts or slices, as one device uses it, instead of `wire`.
     fn network(&self, wire: Wire) -> Wire {
-        let named = self.network.as_ref().map_or(wire, Network::wire);
+        let named = self.network.as_ref().map_or(wire, NamedNetwork::wire);
         self.what_if.map_or(named, |change| change.apply(named))
     }
 

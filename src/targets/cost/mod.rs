@@ -10,7 +10,7 @@
 //!   the compiled program.
 //!
 //! * Waiting for the slowest device, by the spread of step times ([`expected_maximum`]).
-//! * Other networks than the target's, by name ([`Network`]), and changed ones ([`WhatIf`]).
+//! * Other networks than the target's, by name ([`NamedNetwork`]), and changed ones ([`WhatIf`]).
 //! * Failures: the best interval between checkpoints, and what is left of the time ([`Failures`]).
 //!
 //! Input pipelines are not modelled, nor traffic of others on the network.
@@ -32,7 +32,7 @@ pub use failures::Failures;
 pub use in_process::InProcess;
 pub use jitter::{STEP_VARIATION, expected_maximum, waiting_secs};
 pub use layout::DeviceLayout;
-pub use network::{Network, NetworkError};
+pub use network::{NamedNetwork, NetworkError};
 pub use roofline::Work;
 pub(super) use timeline::first_group;
 pub use timeline::{StepTime, Timeline};

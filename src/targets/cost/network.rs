@@ -10,15 +10,15 @@ use super::Wire;
 /// A network between hosts or slices, as `plan --network` takes it: a name, then options.
 ///
 /// ```
-/// use lockstep::targets::cost::Network;
+/// use lockstep::targets::cost::NamedNetwork;
 ///
-/// let network: Network = "ib-hdr:oversubscription=2".parse()?;
+/// let network: NamedNetwork = "ib-hdr:oversubscription=2".parse()?;
 /// assert_eq!((network.bytes_per_sec, network.oversubscription), (25e9, 2.0));
-/// assert!("ib-hdr:oversubscription=0.5".parse::<Network>().is_err());
+/// assert!("ib-hdr:oversubscription=0.5".parse::<NamedNetwork>().is_err());
 /// # Ok::<(), lockstep::targets::cost::NetworkError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Network {
+pub struct NamedNetwork {
     /// The name.
     pub name: &'static str,
     /// Bandwidth of one port in one direction after line coding, in bytes/s.
@@ -76,7 +76,7 @@ const NETWORKS: [(&str, f64, bool); 16] = [
     ("ethernet-100", 100.0, false),
 ];
 
-impl Network {
+impl NamedNetwork {
     /// All names.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NETWORKS.iter().map(|(name, ..)| *name)
@@ -92,7 +92,7 @@ impl Network {
     }
 }
 
-impl FromStr for Network {
+impl FromStr for NamedNetwork {
     type Err = NetworkError;
 
     fn from_str(text: &str) -> Result<Self, NetworkError> {
@@ -157,7 +157,7 @@ impl FromStr for Network {
     }
 }
 
-impl fmt::Display for Network {
+impl fmt::Display for NamedNetwork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)?;
         if self.oversubscription > 1.0 {
@@ -179,13 +179,13 @@ mod tests {
 
     #[test]
     fn every_name_is_read_and_written() {
-        for name in Network::names() {
-            let network: Network = name.parse().unwrap();
+        for name in NamedNetwork::names() {
+            let network: NamedNetwork = name.parse().unwrap();
             assert_eq!(network.to_string(), name);
             assert!(network.wire().bytes_per_sec < network.bytes_per_sec);
         }
         let text = "roce-v2-400:oversubscription=3:devices_per_port=8:multipath";
-        let network: Network = text.parse().unwrap();
+        let network: NamedNetwork = text.parse().unwrap();
         assert_eq!(network.to_string(), text);
         let share = network.wire().bytes_per_sec;
         assert!((share - 50e9 * 0.9 / 24.0).abs() < 1.0, "{share}");
@@ -203,7 +203,7 @@ mod tests {
             ("ethernet-10:multipath", "sprays packets of RDMA"),
             ("ib-hdr:", "is no option"),
         ] {
-            let error = text.parse::<Network>().unwrap_err().to_string();
+            let error = text.parse::<NamedNetwork>().unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
     }
