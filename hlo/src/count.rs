@@ -28,6 +28,11 @@ pub struct Cost {
     /// Bytes that all other ops except collectives read and write if elementwise ops are fused: an estimate of the
     /// compiled program's memory traffic.
     pub fused_bytes: u64,
+    /// Dots and convolutions.
+    pub num_matmuls: u64,
+    /// Kernels of all other ops except collectives if elementwise ops are fused, each with one result: an upper bound, since
+    /// compilers also make kernels with several results.
+    pub num_fused_kernels: u64,
     /// All collectives, in program order.
     pub collectives: Vec<Communication>,
     /// `true` if there is a loop with an unknown trip count, which is counted as 1.
@@ -47,6 +52,7 @@ pub struct Cost {
 /// let cost = count(&graph);
 /// assert_eq!(cost.flops, 2 * 8 * 4 * 16);
 /// assert_eq!(cost.bytes, 4 * (8 * 4 + 4 * 16 + 8 * 16));
+/// assert_eq!((cost.num_matmuls, cost.num_fused_kernels), (1, 0));
 /// # Ok::<(), hlo::Error>(())
 /// ```
 pub fn count(graph: &Graph) -> Cost {
@@ -77,10 +83,13 @@ pub(crate) fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
 /// Adds a graph or region that runs `times` times.
 fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
     let moved = fused_traffic(graph, |node| traffic(graph, node));
-    for (to, bytes) in
-        [(&mut cost.matmul_bytes, moved.matmul), (&mut cost.fused_bytes, moved.other)]
-    {
-        *to = to.saturating_add(bytes.saturating_mul(times));
+    for (to, amount) in [
+        (&mut cost.matmul_bytes, moved.matmul),
+        (&mut cost.fused_bytes, moved.other),
+        (&mut cost.num_matmuls, moved.num_matmuls),
+        (&mut cost.num_fused_kernels, moved.num_others),
+    ] {
+        *to = to.saturating_add(amount.saturating_mul(times));
     }
     for node in graph.nodes() {
         if let Op::While { regions, trip_count } = &node.op {

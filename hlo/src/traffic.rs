@@ -11,13 +11,17 @@ use std::collections::{BTreeMap, HashSet};
 
 use crate::{Graph, Node, Op, ValueId};
 
-/// Bytes read and written by one run of a graph, without the bodies of loops.
+/// Bytes read and written by one run of a graph, and its kernels, without the bodies of loops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
     /// By dots and convolutions.
     pub matmul: u64,
     /// By everything else except collectives.
     pub other: u64,
+    /// Dots and convolutions.
+    pub num_matmuls: u64,
+    /// Kernels of everything else except collectives.
+    pub num_others: u64,
 }
 
 /// The traffic of `graph`; `unfused` returns the bytes that a node reads and writes if it is not fused.
@@ -37,11 +41,13 @@ pub(crate) fn traffic(graph: &Graph, unfused: impl Fn(&Node) -> u64) -> Traffic 
             }
             Kind::Matmul => {
                 total.matmul += unfused(node);
+                total.num_matmuls += 1;
                 roots.extend(node.operands.iter().filter_map(fused));
             }
             Kind::Alone => {
                 if !is_counted_elsewhere(&node.op) {
                     total.other += unfused(node);
+                    total.num_others += 1;
                 }
                 roots.extend(node.operands.iter().filter_map(fused));
             }
@@ -54,6 +60,7 @@ pub(crate) fn traffic(graph: &Graph, unfused: impl Fn(&Node) -> u64) -> Traffic 
         if read > 0 || kind(&node.op) != Kind::Fused {
             let written = if kind(&node.op) == Kind::Update { node.operands[1] } else { *root };
             total.other += read + graph.ty(written).num_bytes() as u64;
+            total.num_others += 1;
         }
     }
     total

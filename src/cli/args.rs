@@ -8,6 +8,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::config::{MAX_BATCH, StoreUrl, expand_home};
+use crate::targets::cost::{NamedNetwork, WhatIf};
 
 /// Synchronous distributed training on XLA.
 #[derive(Debug, Parser)]
@@ -302,6 +303,12 @@ pub struct ScheduleArgs {
     pub json: bool,
 }
 
+/// A positive number that is not so large or small that times overflow.
+fn positive(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value| (1e-3..=1e9).contains(value));
+    value.ok_or_else(|| format!("{text:?} is no number from 0.001 to 1000000000"))
+}
+
 /// Arguments of `plan`.
 #[derive(Debug, clap::Args)]
 pub struct PlanArgs {
@@ -311,8 +318,24 @@ pub struct PlanArgs {
     #[arg(long)]
     pub target: String,
     /// Rank ways of sharding (fsdp, ZeRO), remat and microbatches that fit on the whole target; compiles the step and the best
-    #[arg(long, conflicts_with_all = ["csv", "plot"])]
+    #[arg(long, conflicts_with_all = ["csv", "plot", "network", "what_if", "mtbf"])]
     pub search: bool,
+    /// Another network between hosts or slices than the target's: ib-hdr, roce-v2-400, ethernet-25, ...; options follow:
+    /// ib-hdr:oversubscription=2:devices_per_port=4:multipath
+    #[arg(long)]
+    pub network: Option<NamedNetwork>,
+    /// A change of that network: alpha=+20us,beta=x0.5 adds to the latency of a hop and halves the time of a byte
+    #[arg(long, value_name = "CHANGE")]
+    pub what_if: Option<WhatIf>,
+    /// Mean time between failures of one device, for the best interval between checkpoints and what failures cost
+    #[arg(long, value_name = "HOURS", value_parser = positive)]
+    pub mtbf: Option<f64>,
+    /// Seconds for which a checkpoint stalls the run
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = positive, requires = "mtbf")]
+    pub save_secs: f64,
+    /// Seconds from a failure to the first new step
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = positive, requires = "mtbf")]
+    pub restart_secs: f64,
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
@@ -344,14 +367,6 @@ pub struct PreflightArgs {
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// Reads a positive number.
-fn positive(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(value) if value > 0.0 && f64::is_finite(value) => Ok(value),
-        _ => Err("it must be a positive number".to_owned()),
-    }
 }
 
 /// The commands about plugins.

@@ -9,7 +9,8 @@ use super::args::PlanArgs;
 use super::compile::{TargetStep, smallest_mesh};
 use super::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use super::{in_words, print_line, search};
-use crate::targets::{self, AllReduce, Row, ScalingPrediction, Target};
+use crate::targets::cost::Failures;
+use crate::targets::{self, AllReduce, Row, ScalingPrediction, Scenario, Target};
 
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
@@ -49,9 +50,19 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
         }
         refused => {
             let why = refused.map(|error| in_words(&error));
-            Ok(ScalingPrediction::new(target, &steps, why.as_deref()))
+            Ok(ScalingPrediction::new(target, &steps, why.as_deref(), &scenario(args)))
         }
     }
+}
+
+/// What the arguments assume besides the target.
+fn scenario(args: &PlanArgs) -> Scenario {
+    let failures = args.mtbf.map(|hours| Failures {
+        device_mtbf_secs: 3600.0 * hours,
+        save_secs: args.save_secs,
+        restart_secs: args.restart_secs,
+    });
+    Scenario { network: args.network, what_if: args.what_if, failures }
 }
 
 /// A curve's name, and its value in a row.
@@ -64,7 +75,7 @@ fn plot(path: &Path, source: &Path, plan: &ScalingPrediction) -> Result<()> {
         ("whole step", |row| row.step_ms),
         ("arithmetic", |row| row.compute_ms),
         ("collectives", |row| row.communication_ms),
-        ("waited for", |row| row.exposed_ms),
+        ("waited for", |row| row.exposed_ms + row.jitter_ms),
     ];
     let curve = |(name, value): Column<Row>| PlotCurve {
         name: name.to_owned(),

@@ -9,7 +9,7 @@ use super::args::PlanArgs;
 use super::compile::TargetStep;
 use super::{in_words, print_line};
 use crate::observe::say;
-use crate::targets::{ScalingPrediction, Suggestion, Target, candidates, gib};
+use crate::targets::{ScalingPrediction, Scenario, Suggestion, Target, candidates, gib};
 
 /// Rows of the table.
 const MAX_ROWS: usize = 12;
@@ -77,7 +77,7 @@ pub fn run(args: &PlanArgs, target: &Target) -> Result<ExitCode> {
 fn predict(args: &PlanArgs, target: &Target, candidate: &Suggestion) -> Result<Found> {
     let sets = candidate.all_sets();
     let step = TargetStep::new(&args.config, &sets, target, target.num_devices())?;
-    let prediction = ScalingPrediction::new(target, &[step.measure()?], None);
+    let prediction = ScalingPrediction::new(target, &[step.measure()?], None, &Scenario::default());
     let Some(row) = prediction.rows.first() else { bail!("there is no prediction") };
     Ok(Found {
         sets,

@@ -49,8 +49,6 @@ pub struct TpuSpec {
     pub has_single_chips: bool,
     /// PJRT devices per chip.
     pub devices_per_chip: usize,
-    /// Bandwidth of the link between the two devices of a chip, per device and direction, in bytes/s.
-    pub core_link_bytes_per_sec: Option<f64>,
     /// What Cloud's accelerator types count per chip: its TensorCores (`v5p-8` is 4 chips), or 1 if they count chips.
     pub type_units_per_chip: usize,
     /// libtpu's name for a configuration of the chip that is not its default.
@@ -167,7 +165,6 @@ pub const CHIPS: &[Chip] = &[
             max_bounds: &[16, 16, 16],
             has_single_chips: false,
             devices_per_chip: 1,
-            core_link_bytes_per_sec: None,
             type_units_per_chip: 2,
             // Both TensorCores as one device, which is what Cloud runs; libtpu's default is a device each.
             chip_config: Some("megacore"),
@@ -193,7 +190,6 @@ pub const CHIPS: &[Chip] = &[
             max_bounds: &[16, 16],
             has_single_chips: true,
             devices_per_chip: 1,
-            core_link_bytes_per_sec: None,
             type_units_per_chip: 1,
             chip_config: None,
             host_bounds: [2, 2],
@@ -217,7 +213,6 @@ pub const CHIPS: &[Chip] = &[
             max_bounds: &[24, 16, 16],
             has_single_chips: false,
             devices_per_chip: 1,
-            core_link_bytes_per_sec: None,
             type_units_per_chip: 2,
             chip_config: None,
             host_bounds: [2, 2],
@@ -242,7 +237,6 @@ pub const CHIPS: &[Chip] = &[
             max_bounds: &[16, 16],
             has_single_chips: true,
             devices_per_chip: 1,
-            core_link_bytes_per_sec: None,
             type_units_per_chip: 1,
             chip_config: None,
             host_bounds: [2, 2],
@@ -266,7 +260,6 @@ pub const CHIPS: &[Chip] = &[
             max_bounds: &[36, 16, 16],
             has_single_chips: true,
             devices_per_chip: 2,
-            core_link_bytes_per_sec: Some(600e9),
             type_units_per_chip: 2,
             chip_config: None,
             host_bounds: [2, 2],

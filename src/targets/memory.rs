@@ -100,6 +100,11 @@ impl Memory {
     }
 }
 
+/// The memory of a chip that a program may use by default.
+pub(super) fn usable(chip: &Chip) -> u64 {
+    limit(chip, chip.memory_bytes, GPU_MEMORY_FRACTION)
+}
+
 /// The part of a device's memory that a program may use.
 fn limit(chip: &Chip, total: u64, gpu_fraction: f64) -> u64 {
     match chip.family {

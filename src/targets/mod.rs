@@ -32,6 +32,6 @@ pub use instruction::{Instruction, instructions};
 pub use memory::{Memory, gib};
 pub use ordering::unordered_collectives;
 pub use report::{CompileReport, ScatterForm};
-pub use scaling::{AllReduce, Measured, Row, ScalingPrediction, sizes};
+pub use scaling::{AllReduce, Measured, Row, ScalingPrediction, Scenario, sizes};
 pub use schedule::gathered_bytes;
 pub use target::{Arrangement, Target, TargetError};

@@ -5,9 +5,10 @@ use serde::Serialize;
 
 use super::Target;
 use super::cost::{
-    Algorithm, DeviceLayout, Fabric, StepTime, Timeline, Work, all_reduce, first_group,
+    Algorithm, DeviceLayout, Fabric, Failures, NamedNetwork, STEP_VARIATION, StepTime, Timeline,
+    WhatIf, Wire, Work, all_reduce, first_group, waiting_secs,
 };
-use super::memory::gib;
+use super::memory::{gib, usable};
 
 /// The prediction for one number of devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -22,7 +23,9 @@ pub struct Row {
     pub communication_ms: f64,
     /// The part of it that does not overlap with compute.
     pub exposed_ms: f64,
-    /// Step time in milliseconds.
+    /// Expected time that a device waits for the slowest in milliseconds.
+    pub jitter_ms: f64,
+    /// Step time in milliseconds: compute, the exposed part of collectives, and waiting for the slowest.
     pub step_ms: f64,
     /// Examples per second and device, relative to the smallest size.
     pub efficiency: f64,
@@ -35,6 +38,10 @@ pub struct Row {
     pub all_reduced_bytes: u64,
     /// The fastest algorithm for an all_reduce of all these bytes at once; `none` if nothing is all_reduced.
     pub algorithm: &'static str,
+    /// With failures: the best interval between checkpoints in seconds.
+    pub checkpoint_secs: Option<f64>,
+    /// With failures: the fraction of the time that is left for steps that are not lost.
+    pub goodput: Option<f64>,
 }
 
 /// Predicted times of an all_reduce.
@@ -57,6 +64,8 @@ pub struct ScalingPrediction {
     pub target: String,
     /// How the mesh grows with the number of devices, in words.
     pub mesh: String,
+    /// The network between hosts or slices, in words.
+    pub network: String,
     /// One row per size, smallest first.
     pub rows: Vec<Row>,
     /// Times of an all_reduce on the whole target, 1 KiB to 4 GiB.
@@ -92,14 +101,63 @@ pub struct Measured {
     pub state_bytes: u64,
 }
 
+/// What a prediction assumes besides the target.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scenario {
+    /// The network between hosts or slices, if it is not the target's.
+    pub network: Option<NamedNetwork>,
+    /// A change of that network.
+    pub what_if: Option<WhatIf>,
+    /// How often devices fail.
+    pub failures: Option<Failures>,
+}
+
+impl Scenario {
+    /// The network between hosts or slices, as one device uses it, instead of `wire`.
+    fn network(&self, wire: Wire) -> Wire {
+        let named = self.network.as_ref().map_or(wire, NamedNetwork::wire);
+        self.what_if.map_or(named, |change| change.apply(named))
+    }
+
+    /// In words, for devices that use the network as `wire`.
+    fn words(&self, wire: Wire) -> String {
+        let name = match (self.network, self.what_if) {
+            (Some(network), None) => network.to_string(),
+            (Some(network), Some(_)) => format!("{network}, changed"),
+            (None, Some(_)) => "the target's, changed".to_owned(),
+            (None, None) => "the target's".to_owned(),
+        };
+        let sprayed = match self.network {
+            Some(network) if network.is_multipath => {
+                "; multipath is a scenario: packets of one flow on all paths of several planes of two tiers"
+            }
+            _ => "",
+        };
+        format!(
+            "network between groups: {name}, {:.2} GB/s for each device and {:.1} us a hop{sprayed}",
+            wire.bytes_per_sec / 1e9,
+            1e6 * wire.latency_secs
+        )
+    }
+}
+
 /// The fraction of exposed communication from which it is reported.
 const NOTICEABLE: f64 = 0.1;
 
 impl ScalingPrediction {
     /// Predicts from the steps at several sizes, smallest first. `refused` says why there is none for more devices.
-    pub fn new(target: &Target, steps: &[Measured], refused: Option<&str>) -> Self {
+    pub fn new(
+        target: &Target,
+        steps: &[Measured],
+        refused: Option<&str>,
+        scenario: &Scenario,
+    ) -> Self {
         let layout = DeviceLayout::of(target);
-        let mut rows: Vec<Row> = steps.iter().map(|step| row(target, &layout, step)).collect();
+        let wire = scenario.network(layout.network());
+        let (layout, network) = (layout.with_network(wire), scenario.words(wire));
+        let failures = scenario.failures.as_ref();
+        let row = |step: &Measured| row(target, &layout, step, failures);
+        let mut rows: Vec<Row> = steps.iter().map(row).collect();
         let per_device = |row: &Row| row.examples_per_sec / row.num_devices as f64;
         let base = rows.first().map_or(1.0, per_device);
         for row in &mut rows {
@@ -120,15 +178,15 @@ impl ScalingPrediction {
         });
         let (mesh, memory) = (mesh(steps), memory(target, &rows));
         let target = target.to_string();
-        Self { target, mesh, rows, all_reduce, algorithms, finding, stops, memory }
+        Self { target, mesh, network, rows, all_reduce, algorithms, finding, stops, memory }
     }
 
     /// CSV: a header line, then one line per size.
     pub fn csv(&self) -> String {
-        let names = COLUMNS.iter().map(|column| column.name);
+        let names = self.columns().map(|column| column.name);
         let mut out = names.chain(["algorithm"]).collect::<Vec<_>>().join(",") + "\n";
         for row in &self.rows {
-            for column in &COLUMNS {
+            for column in self.columns() {
                 out += &format!("{:.*},", column.digits.0, (column.value)(row));
             }
             out += &format!("{}\n", row.algorithm);
@@ -139,43 +197,54 @@ impl ScalingPrediction {
     /// A human-readable table.
     pub fn table(&self) -> String {
         let title = |column: &Column| format!("{:>12}", column.title);
-        let mut out = COLUMNS.iter().map(title).collect::<String>() + "  all_reduce\n";
+        let mut out = self.columns().map(title).collect::<String>() + "  all_reduce\n";
         for row in &self.rows {
-            for column in &COLUMNS {
+            for column in self.columns() {
                 out += &format!("{:>12.*}", column.digits.1, (column.value)(row));
             }
             out += &format!("  {}\n", row.algorithm);
         }
         let from = |(bytes, name): &(u64, &str)| format!("{name} from {bytes} bytes");
         let algorithms: Vec<_> = self.algorithms.iter().map(from).collect();
-        out += &format!("{}: {}\n{}\n", self.target, algorithms.join(", "), self.mesh);
+        out += &format!(
+            "{}: {}\n{}\n{}\n",
+            self.target,
+            algorithms.join(", "),
+            self.mesh,
+            self.network
+        );
         let lines = [Some(&self.memory), self.stops.as_ref(), Some(&self.finding)];
         for line in lines.into_iter().flatten() {
             out += &format!("{line}\n");
         }
         out + UPPER_BOUND
     }
+
+    /// The columns that all rows have values for.
+    fn columns(&self) -> impl Iterator<Item = &'static Column> {
+        let failures = self.rows.iter().any(|row| row.goodput.is_some());
+        COLUMNS.iter().chain(FAILURE_COLUMNS.iter().filter(move |_| failures))
+    }
 }
 
 /// What the examples per second are.
-const UPPER_BOUND: &str =
-    "examples/s are an upper bound: input, launches and slow devices are not counted";
+const UPPER_BOUND: &str = "examples/s are an upper bound: input, failures and other traffic on the network are not counted";
 
 /// Whether the state leaves room for a step.
 fn memory(target: &Target, rows: &[Row]) -> String {
-    let limit = target.chip.memory_bytes;
+    let limit = usable(target.chip);
     let too_large = rows.iter().filter(|row| row.state_bytes > limit);
     let (Some(most), of) = (rows.iter().map(|row| row.state_bytes).max(), gib(limit)) else {
         return String::new();
     };
     match too_large.map(|row| row.num_devices).max() {
         Some(num_devices) => format!(
-            "memory: the state alone, up to {}, does not fit in the {of} of a device on {num_devices} devices or fewer; \
+            "memory: the state alone, up to {}, does not fit in the {of} that a program has on a device, on {num_devices} devices or fewer; \
              --set mesh.fsdp=N shards it, `lockstep compile` says what else a step needs",
             gib(most)
         ),
         None => format!(
-            "memory: the state takes up to {} of the {of} of a device; `lockstep compile` says what else a step needs",
+            "memory: the state takes up to {} of the {of} that a program has on a device; `lockstep compile` says what else a step needs",
             gib(most)
         ),
     }
@@ -190,17 +259,23 @@ struct Column {
     digits: (usize, usize),
 }
 
-const COLUMNS: [Column; 10] = [
+static COLUMNS: [Column; 11] = [
     column("num_devices", "devices", |row| row.num_devices as f64, (0, 0)),
     column("global_batch", "batch", |row| row.global_batch as f64, (0, 0)),
     column("compute_ms", "compute ms", |row| row.compute_ms, (4, 2)),
     column("communication_ms", "collect. ms", |row| row.communication_ms, (4, 2)),
     column("exposed_ms", "exposed ms", |row| row.exposed_ms, (4, 2)),
+    column("jitter_ms", "jitter ms", |row| row.jitter_ms, (4, 2)),
     column("step_ms", "step ms", |row| row.step_ms, (4, 2)),
     column("efficiency", "efficiency", |row| row.efficiency, (4, 3)),
     column("examples_per_sec", "examples/s", |row| row.examples_per_sec, (1, 0)),
     column("state_mb", "state MB", |row| row.state_bytes as f64 / 1e6, (3, 1)),
     column("all_reduced_mb", "reduced MB", |row| row.all_reduced_bytes as f64 / 1e6, (3, 1)),
+];
+
+static FAILURE_COLUMNS: [Column; 2] = [
+    column("checkpoint_secs", "save every s", |row| row.checkpoint_secs.unwrap_or(0.0), (1, 0)),
+    column("goodput", "goodput", |row| row.goodput.unwrap_or(1.0), (4, 3)),
 ];
 
 const fn column(
@@ -233,8 +308,15 @@ fn all_reduced(layout: &DeviceLayout, step: &Measured) -> Option<(Fabric, u64)> 
     Some((layout.fabric(&first_group(step.timeline.mesh(), groups)), bytes))
 }
 
-fn row(target: &Target, layout: &DeviceLayout, step: &Measured) -> Row {
+fn row(
+    target: &Target,
+    layout: &DeviceLayout,
+    step: &Measured,
+    failures: Option<&Failures>,
+) -> Row {
     let time: StepTime = step.timeline.step(&step.work, target.chip, layout);
+    let jitter_secs = waiting_secs(time.compute_secs, STEP_VARIATION, step.num_devices);
+    let step_secs = time.total_secs() + jitter_secs;
     let reduced = all_reduced(layout, step);
     let algorithm = reduced
         .as_ref()
@@ -245,12 +327,15 @@ fn row(target: &Target, layout: &DeviceLayout, step: &Measured) -> Row {
         compute_ms: 1e3 * time.compute_secs,
         communication_ms: 1e3 * time.communication_secs,
         exposed_ms: 1e3 * time.exposed_secs,
-        step_ms: 1e3 * time.total_secs(),
+        jitter_ms: 1e3 * jitter_secs,
+        step_ms: 1e3 * step_secs,
         efficiency: 1.0,
-        examples_per_sec: step.global_batch as f64 / time.total_secs(),
+        examples_per_sec: step.global_batch as f64 / step_secs,
         state_bytes: step.state_bytes,
         all_reduced_bytes: reduced.map_or(0, |(_, bytes)| bytes),
         algorithm,
+        checkpoint_secs: failures.map(|failures| failures.interval_secs(step.num_devices)),
+        goodput: failures.map(|failures| failures.goodput(step.num_devices)),
     }
 }
 

@@ -12,7 +12,7 @@ use super::slices::{existing, exists, of_type};
 use crate::pjrt::Value;
 
 /// Maximum number of GPU hosts, far more than any published run has used.
-const MAX_HOSTS: usize = 4096;
+const MAX_HOSTS: usize = 16_384;
 /// Maximum number of slices.
 const MAX_SLICES: usize = 256;
 
@@ -433,7 +433,7 @@ mod tests {
             ("tpu:v5e:99999999999999999999x1", "in whole numbers"),
             ("gpu:h100:4x9", "at most 8"),
             ("gpu:gb200:1x73", "at most 72"),
-            ("gpu:h100:5000x8", "more than 4096"),
+            ("gpu:h100:20000x8", "more than 16384"),
             ("gpu:h100:8", "HOSTSxGPUS"),
             ("", "tpu:CHIP:TOPOLOGY"),
         ];

@@ -19,7 +19,9 @@ fn a_plan_ranges_from_one_device_to_the_whole_target() {
     assert_eq!(sizes, [1, 2, 4, 8, 16, 32, 48]);
     for row in rows {
         let of = |key: &str| row[key].as_f64().unwrap();
-        assert!((of("step_ms") - of("compute_ms") - of("exposed_ms")).abs() < 1e-9);
+        assert!(
+            (of("step_ms") - of("compute_ms") - of("exposed_ms") - of("jitter_ms")).abs() < 1e-9
+        );
         assert!(of("exposed_ms") <= of("communication_ms") + 1e-9, "{row}");
         assert!((of("examples_per_sec") - 1e3 * of("global_batch") / of("step_ms")).abs() < 1.0);
         assert!(of("efficiency") <= 1.0 + 1e-9);
@@ -109,6 +111,41 @@ fn a_plan_ends_at_the_largest_size_that_works_and_says_why() {
     assert!(done.code == Some(1) && done.stderr.contains("24 does not divide"), "{}", done.stderr);
 }
 
+/// Networks, changes of them and failures are read, and refused with what is allowed.
+#[test]
+fn a_plan_takes_another_network_and_failures() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/gpt-bytes.toml");
+    let args = ["plan", example, "--target", "gpu:h100:4x8"];
+    let plan = |more: &[&str]| lockstep(&[&args[..], more].concat(), &[]);
+    let done = plan(&[
+        "--network",
+        "ib-hdr:oversubscription=2",
+        "--what-if",
+        "alpha=+1ms",
+        "--mtbf",
+        "50000",
+    ]);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    for expected in
+        ["ib-hdr:oversubscription=2, changed, 10.00 GB/s", "save every s", "goodput", "jitter ms"]
+    {
+        assert!(done.stdout.contains(expected), "{expected}: {}", done.stdout);
+    }
+    for (more, expected) in [
+        (["--network", "token-ring"], "write one of ib-sdr"),
+        (["--what-if", "alpha=20"], "is no change of a network"),
+        (["--mtbf", "0"], "is no number from"),
+        (["--save-secs", "5"], "--mtbf"),
+    ] {
+        let done = plan(&more);
+        assert!(
+            done.code == Some(2) && done.stderr.contains(expected),
+            "{more:?}: {}",
+            done.stderr
+        );
+    }
+}
+
 /// State that cannot fit is said to.
 #[test]
 fn a_plan_says_whether_the_state_fits() {
@@ -120,7 +157,7 @@ fn a_plan_says_whether_the_state_fits() {
         done.stdout
     };
     let whole = plan(&["--set", "model.preset=gpt2-1558m"]);
-    assert!(whole.contains("does not fit in the 16.00 GiB of a device on 16 devices"), "{whole}");
+    assert!(whole.contains("does not fit in the 16.00 GiB that a program has on a device, on 16 devices"), "{whole}");
     assert!(plan(&[]).contains("memory: the state takes up to"));
 }
 
@@ -143,7 +180,10 @@ fn a_plan_of_sharded_state_grows_by_whole_groups() {
     assert_eq!(whole["mesh"], "mesh: data grows from 1 to 32, fsdp is 1");
     for row in rows {
         let of = |key: &str| row[key].as_f64().unwrap();
-        assert!((of("step_ms") - of("compute_ms") - of("exposed_ms")).abs() < 1e-9, "{row}");
+        assert!(
+            (of("step_ms") - of("compute_ms") - of("exposed_ms") - of("jitter_ms")).abs() < 1e-9,
+            "{row}"
+        );
         assert!(of("communication_ms") > 0.0, "{row}");
     }
     let last = |plan: &serde_json::Value, key: &str| {

@@ -81,6 +81,7 @@ fn an_input_that_does_not_keep_up_is_refused() {
 #[test]
 fn a_run_that_costs_too_much_is_refused() {
     install("cuda-compiler");
-    let more = ["--max-device-hours", "1e-6", "--host-processors", "64"];
+    let more =
+        ["--set", "train.steps=1000000", "--max-device-hours", "0.01", "--host-processors", "64"];
     check_refused("cost", GPT, "gpu:h100:1x1", &more, "fewer steps");
 }

@@ -18,7 +18,7 @@ use crate::config::BatchSize;
 use crate::data::{Source, TrainBatches};
 use crate::observe::say;
 use crate::recipe::{self, Recipe, Severity};
-use crate::targets::{self, CompileReport, ScalingPrediction, Target, gib};
+use crate::targets::{self, CompileReport, ScalingPrediction, Scenario, Target, gib};
 use page::{Answer, Answers, Cost, Preflight, Verdict, milliseconds, number};
 
 /// The part of a step that may wait for collectives.
@@ -149,7 +149,7 @@ fn larger_batch(config: &ConfigArgs, target: &Target, step: &TargetStep) -> Opti
         let set = format!("{key}={}", now.checked_mul(factor)?);
         let step = TargetStep::new(config, std::slice::from_ref(&set), target, target.num_devices());
         let measured = step.and_then(|step| step.measure()).ok()?;
-        let rows = ScalingPrediction::new(target, &[measured], None).rows;
+        let rows = ScalingPrediction::new(target, &[measured], None, &Scenario::default()).rows;
         let exposed = rows.first().map(|row| row.exposed_ms / row.step_ms)?;
         (exposed <= MAX_EXPOSED).then(|| {
             format!(
@@ -267,5 +267,5 @@ fn rows(config: &ConfigArgs, target: &Target) -> Result<ScalingPrediction> {
     let sizes = targets::sizes(target, smallest_mesh(config)?).into_iter();
     let step = |size| TargetStep::new(config, &[], target, size).and_then(|step| step.measure());
     let steps: Vec<_> = sizes.filter_map(|size| step(size).ok()).collect();
-    Ok(ScalingPrediction::new(target, &steps, None))
+    Ok(ScalingPrediction::new(target, &steps, None, &Scenario::default()))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::fabric::{Fabric, Group};
+use super::fabric::{Fabric, Group, Wire};
 use crate::cluster::{device_order, fsdp_line};
 use crate::pjrt::{DeviceDescription, Value};
 use crate::targets::{Arrangement, Family, Target};
@@ -91,6 +91,17 @@ impl DeviceLayout {
             }
         };
         Fabric { group, num_groups, network: self.whole.network }
+    }
+
+    /// The network between hosts or slices, as one device uses it.
+    pub fn network(&self) -> Wire {
+        self.whole.network
+    }
+
+    /// The same replicas with another network between hosts or slices.
+    pub fn with_network(mut self, network: Wire) -> Self {
+        self.whole.network = network;
+        self
     }
 
     /// What connects the first `num_devices` replicas.

@@ -9,19 +9,31 @@
 //! * Overlap: collectives run one after another, each as soon as its operands are known ([`Timeline`]), or as scheduled in
 //!   the compiled program.
 //!
-//! It predicts what the hardware allows; congestion, stragglers and input pipelines are not modelled.
+//! * Waiting for the slowest device, by the spread of step times ([`expected_maximum`]).
+//! * Other networks than the target's, by name ([`NamedNetwork`]), and changed ones ([`WhatIf`]).
+//! * Failures: the best interval between checkpoints, and what is left of the time ([`Failures`]).
+//!
+//! Input pipelines are not modelled, nor traffic of others on the network.
 
 mod collective;
 mod fabric;
+mod failures;
 mod in_process;
+mod jitter;
 mod layout;
+mod network;
 mod roofline;
 mod timeline;
+mod what_if;
 
 pub use collective::{Algorithm, all_gather, all_reduce, reduce_scatter, seconds};
 pub use fabric::{Fabric, Group, Wire};
+pub use failures::Failures;
 pub use in_process::InProcess;
+pub use jitter::{STEP_VARIATION, expected_maximum, waiting_secs};
 pub use layout::DeviceLayout;
+pub use network::{NamedNetwork, NetworkError};
 pub use roofline::Work;
 pub(super) use timeline::first_group;
 pub use timeline::{StepTime, Timeline};
+pub use what_if::{WhatIf, WhatIfError};
