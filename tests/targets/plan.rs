@@ -157,7 +157,12 @@ fn a_plan_says_whether_the_state_fits() {
         done.stdout
     };
     let whole = plan(&["--set", "model.preset=gpt2-1558m"]);
-    assert!(whole.contains("does not fit in the 16.00 GiB that a program has on a device, on 16 devices"), "{whole}");
+    assert!(
+        whole.contains(
+            "does not fit in the 16.00 GiB that a program has on a device, on 16 devices"
+        ),
+        "{whole}"
+    );
     assert!(plan(&[]).contains("memory: the state takes up to"));
 }
 
