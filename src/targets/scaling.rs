@@ -274,7 +274,7 @@ static COLUMNS: [Column; 11] = [
 ];
 
 static FAILURE_COLUMNS: [Column; 2] = [
-    column("checkpoint_secs", "save every s", |row| row.checkpoint_secs.unwrap_or(0.0), (1, 0)),
+    column("checkpoint_secs", "save each s", |row| row.checkpoint_secs.unwrap_or(0.0), (1, 0)),
     column("goodput", "goodput", |row| row.goodput.unwrap_or(1.0), (4, 3)),
 ];
 

@@ -127,7 +127,7 @@ fn a_plan_takes_another_network_and_failures() {
     ]);
     assert_eq!(done.code, Some(0), "{}", done.stderr);
     for expected in
-        ["ib-hdr:oversubscription=2, changed, 10.00 GB/s", "save every s", "goodput", "jitter ms"]
+        ["ib-hdr:oversubscription=2, changed, 10.00 GB/s", "save each s", "goodput", "jitter ms"]
     {
         assert!(done.stdout.contains(expected), "{expected}: {}", done.stdout);
     }
