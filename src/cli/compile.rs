@@ -14,7 +14,8 @@ use crate::pjrt::Platform;
 use crate::step::{self, DeclaredStep};
 use crate::targets::cost::{Timeline, Work};
 use crate::targets::{
-    self, Advice, ByLine, CompileReport, Family, Knobs, Measured, Step, Suggestion, Target, worker,
+    self, ByLine, CompileReport, Family, Knobs, Measured, MemoryAdvice, Step, Suggestion, Target,
+    worker,
 };
 use crate::train::Run;
 
@@ -41,7 +42,7 @@ pub fn run(args: &CompileArgs) -> Result<ExitCode> {
 pub(super) fn check_advice(
     config: &ConfigArgs,
     target: &Target,
-    advice: &mut Advice,
+    advice: &mut MemoryAdvice,
 ) -> Result<()> {
     let mut next = advice.suggestions.first().cloned();
     let mut checked = vec![];

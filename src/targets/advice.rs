@@ -76,14 +76,14 @@ impl fmt::Display for Suggestion {
 
 /// What to change, best first, and what else helps if nothing is estimated to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Advice {
+pub struct MemoryAdvice {
     /// Each alone, and each with other keys.
     pub suggestions: Vec<Suggestion>,
     /// What helps whatever the settings are, if none is estimated to.
     pub otherwise: Option<String>,
 }
 
-impl Advice {
+impl MemoryAdvice {
     /// A line for each.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         self.suggestions.iter().map(Suggestion::to_string).chain(self.otherwise.clone())
@@ -166,7 +166,7 @@ impl Choice {
 /// What to change so that the step is estimated to fit; only choices that are estimated to fit, and otherwise the one that
 /// needs least. The estimate takes for activations whatever else the compiler holds whole, such as updates and their copies, so
 /// that one may fit all the same.
-pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Advice {
+pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> MemoryAdvice {
     let now = Choice::now(knobs);
     let mut suggestions: Vec<Suggestion> = larger_fraction(memory).into_iter().collect();
     let remats = if knobs.remat == Some(false) { &[false, true][..] } else { &[now.remat] };
@@ -185,7 +185,7 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Advice {
         let state = gib(knobs.state_bytes);
         let otherwise = format!("take more devices or a smaller model: the whole state is {state}");
         let suggestions = least.map(suggestion).into_iter().collect();
-        return Advice { suggestions, otherwise: Some(otherwise) };
+        return MemoryAdvice { suggestions, otherwise: Some(otherwise) };
     }
     // Few changes first, cheap ones first.
     found.sort_by(|a, b| a.0.len().cmp(&b.0.len()).then_with(|| a.1.total_cmp(&b.1)));
@@ -203,7 +203,7 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> Advice {
         suggestions.push(Suggestion { sets, peak_bytes: peak as u64, fits: None });
     }
     suggestions.truncate(MAX_ADVICE);
-    Advice { suggestions, otherwise: None }
+    MemoryAdvice { suggestions, otherwise: None }
 }
 
 /// More of a GPU's memory for the program, if that is enough.

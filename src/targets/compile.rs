@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use hlo::{Axis, Graph, Program, TensorType, Tree};
 
-use super::advice::{Advice, Knobs, advice};
+use super::advice::{Knobs, MemoryAdvice, advice};
 use super::collective::{overlapped_fraction, sums};
 use super::cost::{DeviceLayout, Fabric, StepTime, Timeline, Work, seconds};
 use super::hlo_proto::HloModule;
@@ -231,7 +231,7 @@ impl CompileReport {
             num_devices: target.num_devices(),
             fits: false,
             memory,
-            advice: Advice::default(),
+            advice: MemoryAdvice::default(),
             collectives: vec![],
             collective_sums: vec![],
             has_unknown_loops: false,

@@ -24,7 +24,7 @@ mod slices;
 mod target;
 pub mod worker;
 
-pub use advice::{Advice, Knobs, Suggestion, candidates};
+pub use advice::{Knobs, MemoryAdvice, Suggestion, candidates};
 pub use chips::{CHIPS, Chip, Family, GpuArchitecture, GpuSpec, TpuSpec};
 pub use collective::{Collective, CollectivePhase, CollectiveSum};
 pub use compile::{ByLine, Error, Step, compile, scatter_line};

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use super::advice::Advice;
+use super::advice::MemoryAdvice;
 use super::collective::{Collective, CollectivePhase, CollectiveSum};
 use super::memory::{Memory, gib};
 
@@ -21,7 +21,7 @@ pub struct CompileReport {
     pub memory: Memory,
     /// What to change if it does not fit, a line each.
     #[serde(serialize_with = "as_lines")]
-    pub advice: Advice,
+    pub advice: MemoryAdvice,
     /// Every collective of the optimized program; empty if it did not compile.
     pub collectives: Vec<Collective>,
     /// The sums of these by kind, phase and group.
@@ -59,7 +59,7 @@ pub struct CompileReport {
     pub compile_secs: f64,
 }
 
-fn as_lines<S: Serializer>(advice: &Advice, serializer: S) -> Result<S::Ok, S::Error> {
+fn as_lines<S: Serializer>(advice: &MemoryAdvice, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(advice.lines())
 }
 

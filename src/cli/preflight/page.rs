@@ -15,7 +15,7 @@ const NUM_POINTS: u64 = 2000;
 
 /// What `preflight` prints.
 #[derive(Debug, Serialize)]
-pub struct Preflight {
+pub(super) struct Preflight {
     pub config: String,
     pub target: String,
     pub num_devices: usize,
@@ -28,14 +28,14 @@ pub struct Preflight {
 
 /// What the steps of a run take.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Cost {
+pub(super) struct Cost {
     pub num_steps: u64,
     pub hours: f64,
     pub device_hours: f64,
 }
 
 #[derive(Debug, Serialize)]
-pub struct Answers {
+pub(super) struct Answers {
     pub memory: Answer,
     pub communication: Answer,
     pub recipe: Answer,
@@ -58,7 +58,7 @@ impl Answers {
 
 /// The answer to one question.
 #[derive(Debug, Serialize)]
-pub struct Answer {
+pub(super) struct Answer {
     pub verdict: Verdict,
     pub summary: String,
     pub details: Vec<String>,
@@ -68,7 +68,7 @@ pub struct Answer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub(super) enum Verdict {
     Yes,
     No,
     /// There is no limit to compare with.
@@ -163,7 +163,7 @@ pub fn duration(hours: f64) -> String {
 }
 
 /// The predicted step by the number of devices, and the learning rates of the run.
-pub fn plot(
+pub(super) fn plot(
     path: &Path,
     page: &Preflight,
     schedule: &Schedule,
