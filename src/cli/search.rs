@@ -49,7 +49,10 @@ pub fn run(args: &PlanArgs, target: &Target) -> Result<ExitCode> {
     let mut refused = None;
     for candidate in fitting {
         match predict(args, target, &candidate) {
-            Ok(one) => found.push(one),
+            // The configuration as it is has been compiled.
+            Ok(one) => {
+                found.push(Found { fits: one.sets.is_empty().then_some(report.fits), ..one })
+            }
             // Another number of shards or microbatches may divide.
             Err(error) => refused = Some(error),
         }
