@@ -19,7 +19,9 @@ use crate::data::{Source, TrainBatches};
 use crate::observe::say;
 use crate::recipe::{self, Recipe, Severity};
 use crate::targets::{self, CompileReport, ScalingPrediction, Scenario, Target, gib};
-use page::{Answer, Answers, Cost, Preflight, Verdict, milliseconds, number};
+use page::{
+    Preflight, PreflightAnswer, PreflightAnswers, PreflightVerdict, RunCost, milliseconds, number,
+};
 
 /// The part of a step that may wait for collectives.
 const MAX_EXPOSED: f64 = 0.1;
@@ -42,8 +44,8 @@ pub fn run(args: &PreflightArgs) -> Result<ExitCode> {
     let rows = rows(&args.config, &target)?;
     let num_steps = step.run.length.total_steps();
     let hours = num_steps as f64 * report.predicted_step_ms / 3.6e6;
-    let cost = Cost { num_steps, hours, device_hours: hours * num_devices as f64 };
-    let answers = Answers {
+    let cost = RunCost { num_steps, hours, device_hours: hours * num_devices as f64 };
+    let answers = PreflightAnswers {
         memory: memory(&report),
         communication: communication(&args.config, &target, &report, &step, &rows),
         recipe: recipe_is_sound(&step, num_devices)?,
@@ -68,11 +70,11 @@ pub fn run(args: &PreflightArgs) -> Result<ExitCode> {
     } else {
         print_line(&page.to_string())?;
     }
-    let is_ready = page.answers.iter().all(|(_, answer)| answer.verdict != Verdict::No);
+    let is_ready = page.answers.iter().all(|(_, answer)| answer.verdict != PreflightVerdict::No);
     Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn memory(report: &CompileReport) -> Answer {
+fn memory(report: &CompileReport) -> PreflightAnswer {
     let memory = &report.memory;
     let [peak, limit] = [memory.peak_bytes, memory.limit_bytes].map(gib);
     let parts = [
@@ -81,8 +83,8 @@ fn memory(report: &CompileReport) -> Answer {
         ("temporaries", memory.temporaries_bytes),
     ];
     let parts = parts.map(|(name, bytes)| format!("{name} {}", gib(bytes))).join(", ");
-    Answer {
-        verdict: Verdict::of(report.fits),
+    PreflightAnswer {
+        verdict: PreflightVerdict::of(report.fits),
         summary: format!("peak {peak} of {limit}"),
         details: vec![parts],
         changes: report.advice.lines().collect(),
@@ -95,7 +97,7 @@ fn communication(
     report: &CompileReport,
     step: &TargetStep,
     rows: &ScalingPrediction,
-) -> Answer {
+) -> PreflightAnswer {
     let exposed = report.exposed_ms / report.predicted_step_ms;
     let is_hidden = exposed <= MAX_EXPOSED;
     let mut details = vec![format!(
@@ -136,7 +138,7 @@ fn communication(
         milliseconds(step_ms),
         100.0 * exposed
     );
-    Answer { verdict: Verdict::of(is_hidden), summary, details, changes }
+    PreflightAnswer { verdict: PreflightVerdict::of(is_hidden), summary, details, changes }
 }
 
 /// The least larger batch with which the step is predicted to wait for little.
@@ -160,7 +162,7 @@ fn larger_batch(config: &ConfigArgs, target: &Target, step: &TargetStep) -> Opti
     })
 }
 
-fn recipe_is_sound(step: &TargetStep, num_devices: usize) -> Result<Answer> {
+fn recipe_is_sound(step: &TargetStep, num_devices: usize) -> Result<PreflightAnswer> {
     let config = &step.loaded.config;
     let ranks = parameter_ranks(config)?;
     let num_examples = usize::try_from(step.loaded.splits.train.num_examples()).ok();
@@ -175,8 +177,8 @@ fn recipe_is_sound(step: &TargetStep, num_devices: usize) -> Result<Answer> {
     let sets: Vec<_> = sets.map(|set| format!("--set '{set}'")).collect();
     let plural = |count: usize| if count == 1 { "" } else { "s" };
     let (of_errors, of_warnings) = (plural(errors), plural(warnings));
-    Ok(Answer {
-        verdict: Verdict::of(errors == 0),
+    Ok(PreflightAnswer {
+        verdict: PreflightVerdict::of(errors == 0),
         summary: format!(
             "{errors} error{of_errors} and {warnings} warning{of_warnings} at a batch of {}",
             step.run.batch.global_batch()
@@ -191,7 +193,7 @@ fn input(
     target: &Target,
     report: &CompileReport,
     step: &TargetStep,
-) -> Answer {
+) -> PreflightAnswer {
     let per_second = 1e3 * step.run.batch.global_batch() as f64 / report.predicted_step_ms;
     let needed = per_second / target.num_hosts() as f64;
     let here = thread::available_parallelism().map_or(1, usize::from);
@@ -201,7 +203,12 @@ fn input(
         Ok(rate) => rate,
         Err(error) => {
             let summary = format!("the training data cannot be read: {}", in_words(&error));
-            return Answer { verdict: Verdict::No, summary, details: vec![], changes: vec![] };
+            return PreflightAnswer {
+                verdict: PreflightVerdict::No,
+                summary,
+                details: vec![],
+                changes: vec![],
+            };
         }
     };
     let processors = args.host_processors.map_or(here, std::num::NonZeroUsize::get);
@@ -224,7 +231,7 @@ fn input(
         ));
     }
     let summary = format!("a host must read {} examples/s", number(needed));
-    Answer { verdict: Verdict::of(is_enough), summary, details, changes }
+    PreflightAnswer { verdict: PreflightVerdict::of(is_enough), summary, details, changes }
 }
 
 /// Examples per second of the training data, in batches on this machine.
@@ -242,10 +249,11 @@ fn examples_per_sec(source: &Arc<dyn Source>, seed: u64, step: &TargetStep) -> R
     Ok(num_batches as f64 * batch as f64 / started.elapsed().as_secs_f64())
 }
 
-fn answer_to_cost(args: &PreflightArgs, cost: &Cost) -> Answer {
-    let Cost { num_steps, hours, device_hours } = *cost;
+fn answer_to_cost(args: &PreflightArgs, cost: &RunCost) -> PreflightAnswer {
+    let RunCost { num_steps, hours, device_hours } = *cost;
     let allowed = args.max_device_hours;
-    let verdict = allowed.map_or(Verdict::NotAsked, |max| Verdict::of(device_hours <= max));
+    let verdict =
+        allowed.map_or(PreflightVerdict::NotAsked, |max| PreflightVerdict::of(device_hours <= max));
     let summary = format!(
         "{} device hours: {} steps in {}",
         number(device_hours),
@@ -253,13 +261,13 @@ fn answer_to_cost(args: &PreflightArgs, cost: &Cost) -> Answer {
         page::duration(hours)
     );
     let mut changes = vec![];
-    if verdict == Verdict::No {
+    if verdict == PreflightVerdict::No {
         let max = number(allowed.unwrap_or_default());
         changes.push(format!("fewer steps, or more than {max} device hours"));
     }
     let details =
         vec!["without startup, evaluation, checkpoints, waiting for input and failures".to_owned()];
-    Answer { verdict, summary, details, changes }
+    PreflightAnswer { verdict, summary, details, changes }
 }
 
 /// The predicted step on every part of the target that has one.

@@ -22,29 +22,29 @@ pub(super) struct Preflight {
     pub num_hosts: usize,
     pub global_batch: usize,
     pub step_ms: f64,
-    pub cost: Cost,
-    pub answers: Answers,
+    pub cost: RunCost,
+    pub answers: PreflightAnswers,
 }
 
 /// What the steps of a run take.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Cost {
+pub(super) struct RunCost {
     pub num_steps: u64,
     pub hours: f64,
     pub device_hours: f64,
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Answers {
-    pub memory: Answer,
-    pub communication: Answer,
-    pub recipe: Answer,
-    pub input: Answer,
-    pub cost: Answer,
+pub(super) struct PreflightAnswers {
+    pub memory: PreflightAnswer,
+    pub communication: PreflightAnswer,
+    pub recipe: PreflightAnswer,
+    pub input: PreflightAnswer,
+    pub cost: PreflightAnswer,
 }
 
-impl Answers {
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Answer)> {
+impl PreflightAnswers {
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &PreflightAnswer)> {
         [
             ("memory", &self.memory),
             ("communication", &self.communication),
@@ -58,8 +58,8 @@ impl Answers {
 
 /// The answer to one question.
 #[derive(Debug, Serialize)]
-pub(super) struct Answer {
-    pub verdict: Verdict,
+pub(super) struct PreflightAnswer {
+    pub verdict: PreflightVerdict,
     pub summary: String,
     pub details: Vec<String>,
     /// What to change if the verdict is no.
@@ -68,20 +68,20 @@ pub(super) struct Answer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Verdict {
+pub(super) enum PreflightVerdict {
     Yes,
     No,
     /// There is no limit to compare with.
     NotAsked,
 }
 
-impl Verdict {
+impl PreflightVerdict {
     pub fn of(is_good: bool) -> Self {
         if is_good { Self::Yes } else { Self::No }
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for PreflightVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Yes => "yes",
@@ -112,7 +112,7 @@ impl fmt::Display for Preflight {
                 writeln!(f, "{:20}change: {line}", "")?;
             }
         }
-        let no = self.answers.iter().filter(|(_, answer)| answer.verdict == Verdict::No);
+        let no = self.answers.iter().filter(|(_, answer)| answer.verdict == PreflightVerdict::No);
         write!(f, "\n{}", summary(&no.map(|(name, _)| name).collect::<Vec<_>>()))
     }
 }
