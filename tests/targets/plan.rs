@@ -86,7 +86,7 @@ fn a_plan_ends_at_the_largest_size_that_works_and_says_why() {
             "there are steps for up to 32 of {num_devices} devices: train.global_batch = 32"
         );
         assert!(done.stdout.contains(&says), "{}", done.stdout);
-        assert!(done.stdout.contains("an upper bound") && done.stdout.contains("of a device"));
+        assert!(done.stdout.contains("an upper bound") && done.stdout.contains("on a device"));
         assert!(!done.stdout.contains("0 of 3 MB"), "{}", done.stdout);
         let json = lockstep(&[&args[..], &["--json"]].concat(), &[]).stdout;
         let plan: serde_json::Value = serde_json::from_str(&json).unwrap();
