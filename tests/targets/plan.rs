@@ -146,6 +146,27 @@ fn a_plan_takes_another_network_and_failures() {
     }
 }
 
+/// ResNet-20 on 32 GPUs has 4 examples on each, so that batch norm's groups of 32 lie on 8: 57 all_reduces, one after the other
+/// within a host.
+#[test]
+fn a_plan_counts_the_all_reduces_of_batch_statistics() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/resnet20-synthetic.toml");
+    let row = |group: &str| {
+        let set = format!("model.batch_norm_group={group}");
+        let args = ["plan", example, "--target", "gpu:h100:4x8", "--set", &set, "--json"];
+        let done = lockstep(&args, &[]);
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+        let plan: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        let row = plan["rows"].as_array().unwrap().last().unwrap().clone();
+        ["communication_ms", "exposed_ms"].map(|key| row[key].as_f64().unwrap())
+    };
+    let ([spanning, waited], [local, _]) = (row("32"), row("4"));
+    // 6 hops of 3.4 us each are the least for 8 GPUs.
+    let least = 57.0 * 6.0 * 3.4e-3;
+    assert!(spanning - local > least && waited > least, "{spanning} {waited} {local}");
+    assert!(spanning - local < 2.0 * least, "{spanning} {local}");
+}
+
 /// State that cannot fit is said to.
 #[test]
 fn a_plan_says_whether_the_state_fits() {

@@ -134,10 +134,10 @@ impl Timeline {
                 }
                 waits
             });
-            // What else is to be reduced depends on it.
+            // What else is to be reduced depends on it, and compilers leave it synchronous.
             if is_of_activations(&transfer) {
-                let bytes = transfer.whole_bytes as f64;
-                queue.run(&Bucket { last: transfer, bytes });
+                let last = Transfer { needed: transfer.ready, ..transfer };
+                queue.run(&Bucket { last, bytes: transfer.whole_bytes as f64 });
                 continue;
             }
             let is_same = |bucket: &Bucket| {
