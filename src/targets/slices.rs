@@ -4,7 +4,6 @@
 //! a three-dimensional generation is the one closest to a cube, as in the table of XPK, Google's tool for clusters.
 
 use super::chips::{Chip, TpuSpec};
-use super::target::joined;
 
 /// Slices of two dims, largest side first.
 const FLAT: [[usize; 2]; 8] = [[1, 1], [2, 2], [4, 2], [4, 4], [8, 4], [8, 8], [16, 8], [16, 16]];
@@ -14,6 +13,11 @@ const SMALL: [[usize; 3]; 5] = [[1, 1, 1], [2, 2, 1], [2, 2, 2], [4, 2, 2], [4, 
 const CUBE: usize = 4;
 /// At most so many sizes are listed in a message.
 const MAX_LISTED: usize = 10;
+
+/// `4x4`.
+pub(super) fn joined(sizes: &[usize]) -> String {
+    sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
+}
 
 /// `true` if Cloud has slices with these sides, largest first. Whether they are too large is not considered.
 pub(super) fn exists(tpu: &TpuSpec, sides: &[usize]) -> bool {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::chips::{CHIPS, Chip, Family, GpuArchitecture, GpuSpec, TpuSpec};
-use super::slices::{existing, exists, of_type};
+use super::slices::{existing, exists, joined, of_type};
 use crate::pjrt::Value;
 
 /// Maximum number of GPU hosts, far more than any published run has used.
@@ -265,11 +265,6 @@ fn hosts(chip: &Chip, gpu: &GpuSpec, sizes: &[usize]) -> Option<Result<Arrangeme
         return Some(Err(format!("{num_hosts} hosts are more than {MAX_HOSTS}")));
     }
     Some(Ok(Arrangement::Hosts { num_hosts, gpus_per_host }))
-}
-
-/// `4x4`.
-pub(super) fn joined(sizes: &[usize]) -> String {
-    sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
 }
 
 /// The name that parses to this target.
