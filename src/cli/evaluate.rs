@@ -20,7 +20,7 @@ pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
             "{saved} has no configuration, which names the model and the data; name a checkpoint or the --out of a run"
         )
     };
-    let config = Config::parse(&text, &path, &args.sets)?;
+    let config = Config::parse_for_evaluation(&text, &path, &args.sets)?;
     let splits = data::open(&config.data, config.train.seed)?;
     let model = config.model.build(splits.train.num_classes());
     train::check_example(&*model, &config, &splits)?;

@@ -26,7 +26,9 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
     }
     let saved = SavedModel::find(&args.model)?;
     let (config, labels) = match saved.config()? {
-        Some((text, path)) => of_run(Config::parse(&text, &path, &args.sets)?, args.truncate)?,
+        Some((text, path)) => {
+            of_run(Config::parse_for_evaluation(&text, &path, &args.sets)?, args.truncate)?
+        }
         None => of_folder(args)?,
     };
     let DataConfig::Classification(texts) = &config.data else {

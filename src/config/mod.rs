@@ -182,6 +182,28 @@ impl Config {
         Self::parse(&text, path, sets)
     }
 
+    /// [`Self::parse`] of the configuration of a run whose model is only evaluated, so that `sets` may ask for any mesh, whatever the
+    /// run's batch and stage of ZeRO were.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn parse_for_evaluation(text: &str, path: &Path, sets: &[String]) -> Result<Self, Error> {
+        // What is not TOML has its error there.
+        let Ok(mut keys) = text.parse::<toml::Table>() else {
+            return Self::parse(text, path, sets);
+        };
+        let mut section = |name: &str| keys.get_mut(name).and_then(toml::Value::as_table_mut);
+        if let Some(train) = section("train") {
+            train.remove("global_batch");
+            train.remove("num_microbatches");
+            train.insert("batch_per_replica".to_owned(), 1.into());
+        }
+        if let Some(parallel) = section("parallel") {
+            parallel.remove("zero");
+        }
+        Self::parse(&keys.to_string(), path, sets)
+    }
+
     /// [`Self::load`] from a text; `path` is what errors name. Paths in the text are relative to that file's
     /// directory, those in `sets` to the current one; in both a leading `~/` is the home directory.
     ///

@@ -49,7 +49,8 @@ fn what_was_trained_evaluates_predicts_and_is_exported() {
         let args = ["evaluate", text(&run), "--json"];
         lockstep(&[&args[..], more].concat()).succeeded().json()
     };
-    for more in [&["--batch-per-replica", "7"][..], &["--set", "mesh.data=2"]] {
+    let three = ["--set", "mesh.data=3", "--set", "mesh.fsdp=1"];
+    for more in [&["--batch-per-replica", "7"][..], &["--set", "mesh.data=2"], &three] {
         let again = evaluated(more);
         assert_eq!(again["num_examples"], 240);
         for metric in ["eval_accuracy", "eval_f1", "eval_matthews"] {
