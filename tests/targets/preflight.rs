@@ -57,11 +57,13 @@ fn what_does_not_fit_is_refused() {
     check_refused("memory", RESNET, "gpu:h100:1x1", &more, "(compiled: ");
 }
 
+/// Batch norm's groups lie on 8 GPUs, with 4 images on each.
 #[test]
 fn a_step_that_waits_for_collectives_is_refused() {
     install("cuda-compiler");
-    let more = ["--host-processors", "64"];
-    check_refused("communication", GPT, "gpu:h100:1x8", &more, "--set train.global_batch=");
+    let more = ["--set", "train.epochs=100", "--host-processors", "100000"];
+    let change = "--set train.global_batch=";
+    check_refused("communication", RESNET, "gpu:h100:4x8", &more, change);
 }
 
 #[test]
