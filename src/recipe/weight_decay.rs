@@ -69,7 +69,10 @@ pub(super) fn too_weak(recipe: &Recipe<'_>) -> Vec<Found> {
                 "a decay of {decay} shrinks weights by a factor of exp(-{}) in the whole run; published recipes have exponents of 5 to 40",
                 short(exponent)
             );
-            let sets = vec!["optimizer.weight_decay=0.0001".to_owned()];
+            // Published decays of SGD are up to 5e-4 for long runs and to 1e-3 for short ones.
+            let usual = if decay > 0.0 { (decay / exponent).clamp(1e-4, 1e-3) } else { 1e-4 };
+            let sets =
+                vec![format!("optimizer.weight_decay={:?}", super::figures::two_digits(usual))];
             vec![Found::new(Severity::Warning, reason, "raise the decay", sets)]
         }
         (UpdateRule::Lars(_), ModelKind::Convolutional { .. }) => {
