@@ -192,13 +192,12 @@ impl Config {
         let Ok(mut keys) = text.parse::<toml::Table>() else {
             return Self::parse(text, path, sets);
         };
-        let mut section = |name: &str| keys.get_mut(name).and_then(toml::Value::as_table_mut);
-        if let Some(train) = section("train") {
+        if let Some(train) = keys.get_mut("train").and_then(toml::Value::as_table_mut) {
             train.remove("global_batch");
             train.remove("num_microbatches");
             train.insert("batch_per_replica".to_owned(), 1.into());
         }
-        if let Some(parallel) = section("parallel") {
+        if let Some(parallel) = keys.get_mut("parallel").and_then(toml::Value::as_table_mut) {
             parallel.remove("zero");
         }
         Self::parse(&keys.to_string(), path, sets)
