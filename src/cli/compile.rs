@@ -49,7 +49,8 @@ pub(super) fn check_advice(
     while let Some(suggestion) = next.filter(|_| checked.len() < MAX_CHECKS) {
         let (sets, all) = (suggestion.sets.clone(), suggestion.all_sets());
         say(&format!("compiling with {} to check that it fits", all.join(" ")));
-        let step = TargetStep::new(config, &all, target, target.num_devices())?;
+        // What is advised may not divide; then it stays an estimate.
+        let Ok(step) = TargetStep::new(config, &all, target, target.num_devices()) else { break };
         let report = step.compile(target, None)?;
         let peak_bytes = report.memory.peak_bytes;
         checked.push(Suggestion { peak_bytes, fits: Some(report.fits), ..suggestion });

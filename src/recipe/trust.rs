@@ -91,8 +91,7 @@ pub(super) fn excluded(recipe: &Recipe<'_>) -> Vec<Found> {
     if ranks.any(|(path, rank)| *rank >= 2 && mask.includes(path, *rank)) {
         return vec![];
     }
-    let is_lars = recipe.config.optimizer.rule.name() == "lars";
-    let without = if is_lars { "SGD with momentum" } else { "Adam" };
+    let without = if name == "lars" { "SGD with momentum" } else { "Adam" };
     let reason = format!(
         "no layer has a trust ratio, so that {name} is {without} at rates that are shares of a layer's norm"
     );
