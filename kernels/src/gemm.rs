@@ -1,0 +1,396 @@
+//! Products of matrices with strides: a safe form of the crate `gemm`.
+
+#![allow(unsafe_code)]
+
+use ::gemm::Parallelism;
+
+use crate::Pool;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+}
+
+/// An element type that products are computed in.
+pub trait Scalar:
+    sealed::Sealed + Copy + Send + Sync + Default + PartialEq + std::fmt::Debug + 'static
+{
+    /// 1.
+    const ONE: Self;
+}
+
+impl Scalar for f32 {
+    const ONE: Self = 1.0;
+}
+
+impl Scalar for f64 {
+    const ONE: Self = 1.0;
+}
+
+/// A matrix whose element (i, j) is `data[i * row_stride + j * column_stride]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a, T> {
+    /// The elements, from the first.
+    pub data: &'a [T],
+    /// Rows and columns.
+    pub dims: [usize; 2],
+    /// Distances between rows and between columns, in elements. 0 repeats a row or column.
+    pub strides: [usize; 2],
+}
+
+/// The matrix that a product is written to. No element may be the place of two.
+#[derive(Debug)]
+pub struct MatrixMut<'a, T> {
+    /// The elements, from the first.
+    pub data: &'a mut [T],
+    /// Rows and columns.
+    pub dims: [usize; 2],
+    /// Distances between rows and between columns, in elements.
+    pub strides: [usize; 2],
+}
+
+/// The number of elements that a matrix reaches over.
+///
+/// # Panics
+/// If that number does not fit a `usize`.
+fn extent(dims: [usize; 2], strides: [usize; 2]) -> usize {
+    if dims.contains(&0) {
+        return 0;
+    }
+    let last = |i: usize| (dims[i] - 1).checked_mul(strides[i]);
+    let extent =
+        last(0).zip(last(1)).and_then(|(row, column)| row.checked_add(column)?.checked_add(1));
+    extent.expect("a matrix reaches over less than the address space")
+}
+
+/// `out = a b`, or `out += a b` to accumulate. `[m, k] x [k, n] -> [m, n]`, computed on the calling thread. Each element is a sum over
+/// `k` in an order that depends on `k` alone, unless `m` or `n` is 1.
+///
+/// # Panics
+/// If the dims do not fit each other, if a matrix reaches beyond its data, or if elements of `out` share a place.
+pub fn multiply<T: Scalar>(
+    out: MatrixMut<'_, T>,
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+    accumulate: bool,
+) {
+    let ([m, n], k) = (out.dims, a.dims[1]);
+    assert!(a.dims[0] == m && b.dims == [k, n], "{:?} x {:?} -> {:?}", a.dims, b.dims, out.dims);
+    assert!(extent(a.dims, a.strides) <= a.data.len(), "the first operand is too short");
+    assert!(extent(b.dims, b.strides) <= b.data.len(), "the second operand is too short");
+    assert!(extent(out.dims, out.strides) <= out.data.len(), "the result is too short");
+    let places = vec![(out.strides[0], m), (out.strides[1], n)];
+    assert!(are_distinct(places), "elements of the result share a place");
+    // SAFETY: the result is borrowed mutably, so nothing else reads or writes it, and it overlaps no operand. All
+    // elements are within their slices, as was just asserted.
+    unsafe {
+        multiply_raw(
+            Place { data: out.data.as_mut_ptr(), strides: out.strides },
+            (a.data.as_ptr(), a.strides),
+            (b.data.as_ptr(), b.strides),
+            [m, n, k],
+            accumulate,
+        );
+    }
+}
+
+/// `true` if elements at different indices are at different places. `dims` are strides and sizes. May be `false` for an
+/// unusual layout in which they are.
+fn are_distinct(mut dims: Vec<(usize, usize)>) -> bool {
+    if dims.iter().any(|(_, size)| *size == 0) {
+        return true;
+    }
+    dims.retain(|(_, size)| *size > 1);
+    dims.sort_unstable();
+    // Each stride must be beyond what all smaller ones reach over.
+    let mut reached = 0usize;
+    for (stride, size) in dims {
+        let reach = stride.checked_mul(size - 1).and_then(|reach| reach.checked_add(reached));
+        match reach {
+            Some(reach) if stride > reached => reached = reach,
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Where a product is written.
+#[derive(Clone, Copy)]
+struct Place<T> {
+    data: *mut T,
+    strides: [usize; 2],
+}
+
+impl<T> Place<T> {
+    /// # Safety
+    /// As [`pointer::add`].
+    unsafe fn at(&self, offset: usize) -> *mut T {
+        // SAFETY: by this function's contract.
+        unsafe { self.data.add(offset) }
+    }
+}
+
+// SAFETY: a place is only an address. Whoever writes there says why that is allowed.
+unsafe impl<T: Send> Send for Place<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Place<T> {}
+
+/// [`multiply`], of `[m, n, k]`, without its checks.
+///
+/// # Safety
+/// All elements must be valid: those of the operands for reads, and those of the result for writes, by nobody else. The
+/// result must overlap no operand, and its elements not each other.
+unsafe fn multiply_raw<T: Scalar>(
+    out: Place<T>,
+    (a, a_strides): (*const T, [usize; 2]),
+    (b, b_strides): (*const T, [usize; 2]),
+    [m, n, k]: [usize; 3],
+    accumulate: bool,
+) {
+    let signed = |strides: [usize; 2]| strides.map(|stride| stride as isize);
+    let [out_row, out_column] = signed(out.strides);
+    let ([a_row, a_column], [b_row, b_column]) = (signed(a_strides), signed(b_strides));
+    // SAFETY: by this function's contract. Strides of matrices within a slice fit an `isize`.
+    unsafe {
+        ::gemm::gemm(
+            m,
+            n,
+            k,
+            out.data,
+            out_column,
+            out_row,
+            accumulate,
+            a,
+            a_column,
+            a_row,
+            b,
+            b_column,
+            b_row,
+            T::ONE,
+            T::ONE,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+}
+
+/// `out[..] = a[..] b[..]` in each iteration of some loops, on all threads: `[m, k] x [k, n] -> [m, n]`, at strides of their
+/// own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Product {
+    dims: [usize; 3],
+    strides: [[usize; 2]; 3],
+    /// Size of each loop, and its strides in `a`, `b` and `out`.
+    loops: Vec<(usize, [usize; 3])>,
+}
+
+/// The least work of a task, in floating-point operations: enough to outweigh handing it to a thread.
+const MIN_TASK: usize = 1 << 22;
+
+/// Results of matrices are cut into about this many tasks: enough for many processors, and few enough that packing the operands of
+/// each costs little.
+const NUM_TASKS: usize = 16;
+
+/// Tiles of results are multiples of this, a multiple of the tiles of all of the crate's kernels.
+const TILE: usize = 96;
+
+impl Product {
+    /// `dims` are m, n and k. `strides` are those of rows and columns of `a`, `b` and `out`. `loops` are sizes, and strides in `a`,
+    /// `b` and `out`. `None` if elements of the result could share a place.
+    pub fn new(
+        dims: [usize; 3],
+        strides: [[usize; 2]; 3],
+        loops: Vec<(usize, [usize; 3])>,
+    ) -> Option<Self> {
+        let [_, _, out] = strides;
+        let mut places = vec![(out[0], dims[0]), (out[1], dims[1])];
+        places.extend(loops.iter().map(|(size, [.., out])| (*out, *size)));
+        are_distinct(places).then_some(Self { dims, strides, loops })
+    }
+
+    /// Number of floating-point operations: a multiplication and an addition for each term.
+    pub fn flops(&self) -> usize {
+        2 * self.num_iterations() * self.dims.iter().product::<usize>()
+    }
+
+    fn num_iterations(&self) -> usize {
+        self.loops.iter().map(|(size, _)| *size).product()
+    }
+
+    /// Offsets in `a`, `b` and `out` of an iteration.
+    fn offsets(&self, mut iteration: usize) -> [usize; 3] {
+        let mut offsets = [0; 3];
+        for (size, strides) in self.loops.iter().rev() {
+            let index = iteration % size;
+            iteration /= size;
+            for (offset, stride) in offsets.iter_mut().zip(strides) {
+                *offset += index * stride;
+            }
+        }
+        offsets
+    }
+
+    /// The elements that an operand (0 or 1) or the result (2) reaches over.
+    fn extent(&self, which: usize) -> usize {
+        let [m, n, k] = self.dims;
+        let dims = [[m, k], [k, n], [m, n]][which];
+        if dims.contains(&0) || self.num_iterations() == 0 {
+            return 0;
+        }
+        let loops: usize =
+            self.loops.iter().map(|(size, strides)| (size - 1) * strides[which]).sum();
+        loops + extent(dims, self.strides[which])
+    }
+
+    /// Rows and columns of the tiles of a result. They depend on the product's dims alone: the order of a sum may depend on
+    /// whether its tile is a small one.
+    fn tile(&self) -> [usize; 2] {
+        let [mut m, mut n, k] = self.dims;
+        let wanted = (self.flops() / NUM_TASKS).max(MIN_TASK);
+        let halved = |size: usize| size.div_ceil(2).next_multiple_of(TILE);
+        while 2 * m * n * k > wanted + wanted / 2 && m.max(n) > TILE {
+            if m >= n {
+                m = halved(m)
+            } else {
+                n = halved(n)
+            };
+        }
+        [m, n]
+    }
+
+    /// Computes the results. Elements between them keep their values.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn run<T: Scalar>(&self, pool: &Pool, out: &mut [T], a: &[T], b: &[T]) {
+        assert!(self.extent(0) <= a.len(), "the first operand is too short");
+        assert!(self.extent(1) <= b.len(), "the second operand is too short");
+        assert!(self.extent(2) <= out.len(), "the result is too short");
+        let [m, n, k] = self.dims;
+        let [a_strides, b_strides, out_strides] = self.strides;
+        let num_iterations = self.num_iterations();
+        if m == 0 || n == 0 || num_iterations == 0 {
+            return;
+        }
+        let [tile_m, tile_n] = self.tile();
+        let (num_m, num_n) = (m.div_ceil(tile_m), n.div_ceil(tile_n));
+        let num_tiles = num_iterations * num_m * num_n;
+        let tiles_per_task = MIN_TASK.div_ceil((2 * tile_m * tile_n * k).max(1)).min(num_tiles);
+        let out = Place { data: out.as_mut_ptr(), strides: out_strides };
+        pool.run(num_tiles.div_ceil(tiles_per_task), |task| {
+            let first = task * tiles_per_task;
+            for tile in first..(first + tiles_per_task).min(num_tiles) {
+                let (iteration, tile) = (tile / (num_m * num_n), tile % (num_m * num_n));
+                let (row, column) = (tile / num_n * tile_m, tile % num_n * tile_n);
+                let [a_offset, b_offset, out_offset] = self.offsets(iteration);
+                let a_offset = a_offset + row * a_strides[0];
+                let b_offset = b_offset + column * b_strides[1];
+                let out_offset = out_offset + row * out_strides[0] + column * out_strides[1];
+                let dims = [tile_m.min(m - row), tile_n.min(n - column), k];
+                // SAFETY: the operands and the result are live slices, the result is borrowed mutably, and `extent` has
+                // shown that all elements lie within. By `new`, the places of the result are distinct, and each is in
+                // the tile of one task.
+                unsafe {
+                    let out = Place { data: out.at(out_offset), strides: out_strides };
+                    let a = (a.as_ptr().add(a_offset), a_strides);
+                    let b = (b.as_ptr().add(b_offset), b_strides);
+                    multiply_raw(out, a, b, dims, false);
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Small integers, whose products and sums are exact.
+    fn integers(len: usize, seed: usize) -> Vec<f64> {
+        (0..len).map(|i| ((i * 7 + seed * 13) % 11) as f64 - 5.0).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_product_is_the_sum_of_its_terms(
+            m in 0usize..40, n in 0usize..40, k in 0usize..20, batch in 1usize..4,
+            transposed in any::<[bool; 3]>(), gap in 0usize..3, num_helpers in 0usize..3,
+        ) {
+            // Row-major or column-major, with a gap between rows or columns.
+            let strides = |rows: usize, columns: usize, transposed: bool| match transposed {
+                true => [1, rows + gap],
+                false => [columns + gap, 1],
+            };
+            let strides = [
+                strides(m, k, transposed[0]), strides(k, n, transposed[1]), strides(m, n, transposed[2]),
+            ];
+            let size = [(m + gap) * (k + gap), (k + gap) * (n + gap), (m + gap) * (n + gap)];
+            let product = Product::new([m, n, k], strides, vec![(batch, size)]).unwrap();
+            let (a, b) = (integers(batch * size[0], 1), integers(batch * size[1], 2));
+            let mut out = vec![77.0; batch * size[2]];
+            let mut expected = out.clone();
+            for i in 0..batch {
+                for row in 0..m {
+                    for column in 0..n {
+                        let term = |l: usize| {
+                            a[i * size[0] + row * strides[0][0] + l * strides[0][1]]
+                                * b[i * size[1] + l * strides[1][0] + column * strides[1][1]]
+                        };
+                        expected[i * size[2] + row * strides[2][0] + column * strides[2][1]] =
+                            (0..k).map(term).sum();
+                    }
+                }
+            }
+            let pool = Pool::new(num_helpers, || {}).unwrap();
+            product.run(&pool, &mut out, &a, &b);
+            prop_assert_eq!(&out, &expected);
+        }
+    }
+
+    #[test]
+    fn results_do_not_depend_on_the_number_of_threads() {
+        for [m, n, k] in [[300, 400, 50], [1, 3000, 1000], [97, 97, 3000], [2000, 16, 700]] {
+            let value = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 1000.0 - 0.5;
+            let a: Vec<f32> = (0..m * k).map(value).collect();
+            let b: Vec<f32> = (0..k * n).map(value).collect();
+            let product = Product::new([m, n, k], [[k, 1], [n, 1], [n, 1]], vec![]).unwrap();
+            let computed = [0, 1, 3].map(|num_helpers| {
+                let mut out = vec![0f32; m * n];
+                product.run(&Pool::new(num_helpers, || {}).unwrap(), &mut out, &a, &b);
+                out
+            });
+            assert!(computed[0].iter().any(|x| *x != 0.0));
+            assert!(computed.iter().all(|out| *out == computed[0]), "{m} x {n} x {k}");
+        }
+    }
+
+    #[test]
+    fn elements_of_a_result_must_be_apart() {
+        let out = |strides, size, stride| {
+            Product::new([4, 5, 6], [[6, 1], [5, 1], strides], vec![(size, [24, 30, stride])])
+        };
+        assert!(out([5, 1], 3, 20).is_some());
+        // Rows of all matrices side by side.
+        assert!(out([15, 1], 3, 5).is_some());
+        assert!(out([4, 1], 1, 0).is_none());
+        assert!(out([5, 1], 3, 19).is_none());
+        assert!(out([5, 1], 2, 0).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "the second operand is too short")]
+    fn operands_must_be_long_enough() {
+        let (a, b, mut out) = ([0f32; 6], [0f32; 11], [0f32; 8]);
+        multiply(
+            MatrixMut { data: &mut out, dims: [2, 4], strides: [4, 1] },
+            Matrix { data: &a, dims: [2, 3], strides: [3, 1] },
+            Matrix { data: &b, dims: [3, 4], strides: [4, 1] },
+            false,
+        );
+    }
+}
