@@ -55,6 +55,7 @@
 //! | [`lowering`] | from a graph to the form that a backend is fastest with |
 //! | [`pjrt`] | plugins, devices, buffers and executables; all `unsafe` code |
 //! | [`cluster`] | the processes of a run: coordinator, membership, collectives between them; the order of devices |
+//! | [`kernels`](mod@kernels) | kernels for the CPU backend: what programs leave to this process |
 //! | [`launch`] | the supervisor of a host: starts workers, watches them, starts them again |
 //! | [`state`] | the training state on the devices: gather, scatter, fingerprint |
 //! | [`checkpoint`] | the state of a run on disk: manifest, files, saving and reading |
@@ -79,6 +80,7 @@ pub mod cli;
 pub mod cluster;
 pub mod config;
 pub mod data;
+pub mod kernels;
 pub mod launch;
 pub mod lowering;
 pub mod observe;

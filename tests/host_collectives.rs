@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 use hlo::random::threefry2x32;
 use hlo::{
-    Axis, AxisSet, DType, Element, Graph, Groups, Literal, Mesh, Reduction, Tensor, TensorType,
-    interpret, lower, lower_with_host_collectives, trace,
+    Axis, AxisSet, DType, Element, Graph, Groups, HostCalls, Literal, Mesh, Program, Reduction,
+    Tensor, TensorType, interpret, lower, lower_with_host_calls, trace,
 };
 use lockstep::cluster::Rendezvous;
 use lockstep::config::Config;
@@ -22,6 +22,11 @@ use lockstep::state;
 use lockstep::train::{Run, Trainer, open_devices};
 
 const NUM_REPLICAS: usize = 4;
+
+fn lowered(graph: &Graph) -> Program {
+    let calls = HostCalls { collectives: Some(1), kernels: false };
+    lower_with_host_calls(graph, "test", calls)
+}
 
 fn plugin() -> Plugin {
     let options = InstallOptions::from_env().unwrap();
@@ -60,7 +65,7 @@ fn options() -> CompileOptions {
 }
 
 fn compile(client: &Client, graph: &Graph) -> Executable {
-    client.compile(&lower_with_host_collectives(graph, "test", 1), &options()).unwrap()
+    client.compile(&lowered(graph), &options()).unwrap()
 }
 
 /// Like `hlo::interpret`, on the plugin.
@@ -388,7 +393,7 @@ fn a_replica_that_does_not_arrive_is_named_after_the_deadline() {
 #[test]
 fn a_client_without_host_collectives_refuses_programs_that_need_them() {
     let client = Client::cpu(&plugin(), NUM_REPLICAS).unwrap();
-    let program = lower_with_host_collectives(&three_sums().0, "test", 1);
+    let program = lowered(&three_sums().0);
     let error = client.compile(&program, &options()).unwrap_err().to_string();
     assert!(error.contains("Client::use_host_collectives"), "{error}");
     client.use_host_collectives(Arc::new(Rendezvous::new().unwrap())).unwrap();

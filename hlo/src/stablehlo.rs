@@ -8,6 +8,7 @@ mod constant;
 mod control;
 mod custom_call;
 mod host_collective;
+mod host_kernel;
 mod windows;
 
 use std::borrow::Cow;
@@ -24,6 +25,7 @@ use crate::{
 };
 
 pub use host_collective::{HOST_COLLECTIVE_TARGET, HOST_REPLICA_ID_TARGET};
+pub use host_kernel::HOST_KERNEL_TARGET;
 
 use constant::constant;
 use host_collective::Collectives;
@@ -82,34 +84,52 @@ impl Program {
         self.num_replicas / self.num_processes
     }
 
-    /// `true` if the program calls functions of the process: see [`lower_with_host_collectives`].
-    pub fn has_host_calls(&self) -> bool {
+    /// `true` if the process computes the program's collectives: see [`HostCalls`].
+    pub fn has_host_collectives(&self) -> bool {
         self.text.contains(HOST_COLLECTIVE_TARGET) || self.text.contains(HOST_REPLICA_ID_TARGET)
     }
+
+    /// `true` if the process computes some of the program's ops: see [`HostCalls`].
+    pub fn has_host_kernels(&self) -> bool {
+        self.text.contains(HOST_KERNEL_TARGET)
+    }
+}
+
+/// What a program leaves to functions of the process that runs it, on the CPU backend: custom calls in version 4, the typed
+/// FFI, with row-major operands and results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostCalls {
+    /// Every collective is a call to [`HOST_COLLECTIVE_TARGET`], in a program for so many processes. Its attributes say what to
+    /// compute among which replicas.
+    ///
+    /// With several processes, each runs `num_replicas / num_processes` replicas of the same text, and a replica asks for its
+    /// number with a call to [`HOST_REPLICA_ID_TARGET`]. The number of processes must divide the replicas of the mesh.
+    pub collectives: Option<usize>,
+    /// Matrix products that are worth it are calls to [`HOST_KERNEL_TARGET`]. Attributes say what to compute.
+    pub kernels: bool,
 }
 
 /// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those of
 /// the graph's mesh, and state is donated to its next value.
 pub fn lower(graph: &Graph, name: &str) -> Program {
-    write(graph, name, ReplicaGroups::OfMesh, Collectives::Ops)
+    lower_with_host_calls(graph, name, HostCalls::default())
 }
 
-/// [`lower`] with every collective written as a custom call to [`HOST_COLLECTIVE_TARGET`] in version 4, the typed FFI.
-/// Its attributes say what to compute among which replicas; operands and results are row-major.
-///
-/// With several processes, each runs `num_replicas / num_processes` replicas of the same text, and a replica asks for its
-/// number with a call to [`HOST_REPLICA_ID_TARGET`]. `num_processes` must divide the replicas of the mesh.
-pub fn lower_with_host_collectives(graph: &Graph, name: &str, num_processes: usize) -> Program {
-    let collectives = Collectives::HostCalls { num_sites: 0, num_processes };
-    write(graph, name, ReplicaGroups::OfMesh, collectives)
+/// [`lower`] with some ops left to the process.
+pub fn lower_with_host_calls(graph: &Graph, name: &str, calls: HostCalls) -> Program {
+    let collectives = match calls.collectives {
+        Some(num_processes) => Collectives::HostCalls { num_sites: 0, num_processes },
+        None => Collectives::Ops,
+    };
+    write(graph, name, ReplicaGroups::OfMesh, collectives, calls.kernels)
 }
 
 /// [`lower`] without communication, for the first `num_replicas` replicas of the mesh: the same work for each of them, to
 /// measure it. Every all_reduce is over a group of one replica, and other collectives become local ops of the same
-/// shapes. The results are not those of the program.
-pub fn lower_isolated(graph: &Graph, name: &str, num_replicas: usize) -> Program {
+/// shapes. The results are not those of the program. `kernels` is that of [`HostCalls`].
+pub fn lower_isolated(graph: &Graph, name: &str, num_replicas: usize, kernels: bool) -> Program {
     let replica_groups = ReplicaGroups::Isolated { num_replicas };
-    write(&isolate(&expand(graph)), name, replica_groups, Collectives::Ops)
+    write(&isolate(&expand(graph)), name, replica_groups, Collectives::Ops, kernels)
 }
 
 /// The replicas that a program is for, and how they form groups.
@@ -146,6 +166,7 @@ fn write(
     name: &str,
     replica_groups: ReplicaGroups,
     collectives: Collectives,
+    kernels: bool,
 ) -> Program {
     let graph = &*match expand(graph) {
         // Merges the zeros with which each stack of a loop starts.
@@ -161,7 +182,7 @@ fn write(
         }
     }
 
-    let mut writer = Writer::new(*graph.mesh(), replica_groups, collectives);
+    let mut writer = Writer::new(*graph.mesh(), replica_groups, collectives, kernels);
     let _ = writeln!(
         writer.text,
         "module @{name} attributes {{mhlo.num_replicas = {} : i32, \
@@ -218,18 +239,26 @@ struct Writer {
     mesh: Mesh,
     replica_groups: ReplicaGroups,
     collectives: Collectives,
+    /// `true` to leave ops that have a kernel to the process.
+    kernels: bool,
     num_names: usize,
     locations: HashMap<Origin, usize>,
     location_order: Vec<Origin>,
 }
 
 impl Writer {
-    fn new(mesh: Mesh, replica_groups: ReplicaGroups, collectives: Collectives) -> Self {
+    fn new(
+        mesh: Mesh,
+        replica_groups: ReplicaGroups,
+        collectives: Collectives,
+        kernels: bool,
+    ) -> Self {
         Self {
             text: String::new(),
             mesh,
             replica_groups,
             collectives,
+            kernels,
             num_names: 0,
             locations: HashMap::new(),
             location_order: vec![],
@@ -336,7 +365,11 @@ impl Writer {
                 windows::convolution(context, node, forward, wide)
             }),
             Op::DotGeneral(dims) => {
-                self.accumulated(context, node, |wide| dot_general(context, node, dims, wide))
+                let kernel = self.kernels && host_kernel::has_dot(context, node, dims);
+                self.accumulated(context, node, |wide| match kernel {
+                    true => host_kernel::dot_general(context, node, dims, wide),
+                    false => dot_general(context, node, dims, wide),
+                })
             }
             op => match &mut self.collectives {
                 Collectives::HostCalls { num_sites, .. } if op.groups().is_some() => {

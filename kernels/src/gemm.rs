@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use ::gemm::Parallelism;
+use pulp::Arch;
 
 use crate::Pool;
 
@@ -261,6 +262,13 @@ impl Product {
         [m, n]
     }
 
+    /// `true` if columns of `b` are contiguous and so far apart that the lines of the cache that hold their neighbours displace
+    /// each other: packing would read each line several times from memory.
+    fn is_b_slow_to_pack(&self) -> bool {
+        let ([m, n, k], [row, column]) = (self.dims, self.strides[1]);
+        self.loops.is_empty() && row == 1 && column >= 512 && m >= 2 * TILE && n > 1 && k > 1
+    }
+
     /// Computes the results. Elements between them keep their values.
     ///
     /// # Panics
@@ -280,6 +288,12 @@ impl Product {
         let num_tiles = num_iterations * num_m * num_n;
         let tiles_per_task = MIN_TASK.div_ceil((2 * tile_m * tile_n * k).max(1)).min(num_tiles);
         let out = Place { data: out.as_mut_ptr(), strides: out_strides };
+        let (mut b, mut b_strides) = (b, b_strides);
+        let copied;
+        if self.is_b_slow_to_pack() {
+            copied = transposed(pool, b, [k, n], b_strides[1]);
+            (b, b_strides) = (&copied, [n, 1]);
+        }
         pool.run(num_tiles.div_ceil(tiles_per_task), |task| {
             let first = task * tiles_per_task;
             for tile in first..(first + tiles_per_task).min(num_tiles) {
@@ -302,6 +316,36 @@ impl Product {
             }
         });
     }
+}
+
+/// `[columns, rows]` at `stride` between its rows, as `[rows, columns]` without gaps.
+fn transposed<T: Scalar>(
+    pool: &Pool,
+    from: &[T],
+    [rows, columns]: [usize; 2],
+    stride: usize,
+) -> Vec<T> {
+    const BLOCK: usize = 16;
+    let mut out = vec![T::default(); rows * columns];
+    pool.for_each(out.chunks_mut(4 * BLOCK * columns), |chunk, out| {
+        Arch::new().dispatch(|| {
+            let first_row = chunk * 4 * BLOCK;
+            for first_column in (0..columns).step_by(BLOCK) {
+                let last_column = (first_column + BLOCK).min(columns);
+                for (block, out) in out.chunks_mut(BLOCK * columns).enumerate() {
+                    let first_row = first_row + block * BLOCK;
+                    let num_rows = out.len() / columns;
+                    for column in first_column..last_column {
+                        let from = &from[column * stride + first_row..][..num_rows];
+                        for (row, value) in from.iter().enumerate() {
+                            out[row * columns + column] = *value;
+                        }
+                    }
+                }
+            }
+        });
+    });
+    out
 }
 
 #[cfg(test)]
@@ -354,17 +398,28 @@ mod tests {
 
     #[test]
     fn results_do_not_depend_on_the_number_of_threads() {
-        for [m, n, k] in [[300, 400, 50], [1, 3000, 1000], [97, 97, 3000], [2000, 16, 700]] {
+        for ([m, n, k], is_transposed) in [
+            ([300, 400, 50], false),
+            ([1, 3000, 1000], false),
+            ([97, 97, 3000], false),
+            ([2000, 16, 700], true),
+            ([300, 200, 600], true),
+        ] {
             let value = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 1000.0 - 0.5;
             let a: Vec<f32> = (0..m * k).map(value).collect();
             let b: Vec<f32> = (0..k * n).map(value).collect();
-            let product = Product::new([m, n, k], [[k, 1], [n, 1], [n, 1]], vec![]).unwrap();
+            let b_strides = if is_transposed { [1, k] } else { [n, 1] };
+            let strides = [[k, 1], b_strides, [n, 1]];
+            let product = Product::new([m, n, k], strides, vec![]).unwrap();
             let computed = [0, 1, 3].map(|num_helpers| {
                 let mut out = vec![0f32; m * n];
                 product.run(&Pool::new(num_helpers, || {}).unwrap(), &mut out, &a, &b);
                 out
             });
-            assert!(computed[0].iter().any(|x| *x != 0.0));
+            let (row, column) = (m / 2, n / 2);
+            let term = |l: usize| a[row * k + l] * b[l * b_strides[0] + column * b_strides[1]];
+            let expected: f32 = (0..k).map(term).sum();
+            assert!((computed[0][row * n + column] - expected).abs() < 1e-3, "{m} x {n} x {k}");
             assert!(computed.iter().all(|out| *out == computed[0]), "{m} x {n} x {k}");
         }
     }

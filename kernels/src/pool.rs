@@ -27,13 +27,18 @@ impl Pool {
     ) -> Result<Self, ThreadPoolBuildError> {
         // Rayon takes 0 to mean one per processor.
         if num_helpers == 0 {
-            return Ok(Self { helpers: None });
+            return Ok(Self::without_helpers());
         }
         let builder = ThreadPoolBuilder::new()
             .num_threads(num_helpers)
             .thread_name(|index| format!("kernels-{index}"))
             .start_handler(move |_| on_start());
         Ok(Self { helpers: Some(builder.build()?) })
+    }
+
+    /// A pool in which the calling thread does all the work.
+    pub fn without_helpers() -> Self {
+        Self { helpers: None }
     }
 
     /// Calls `task` with each number below `num_tasks`, on several threads and in any order, and returns when all calls

@@ -67,7 +67,7 @@ pub use patterns::{PatternNumbers, Patterns};
 pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
 pub use schedule::{Peak, Scaling, ScheduleConfig, Warmup, WarmupFrom, WarmupKind};
-pub use sections::{AutoOr, CompileConfig, OptionValue, ParallelConfig};
+pub use sections::{AutoOr, CompileConfig, KernelsConfig, OptionValue, ParallelConfig};
 pub use shape::{
     BoundariesFrom, Constant, Decay, DecayFrom, DecayShape, Interpolation, InverseSqrt, Piecewise,
     Polynomial, ReachedAt, Shape, StepDecay, Wsd,

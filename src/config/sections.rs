@@ -186,11 +186,24 @@ pub struct CompileConfig {
     pub overrides: BTreeMap<String, OptionValue>,
     /// `true` if compiled programs are cached on disk. Default true.
     pub cache: bool,
+    /// The kernels of the program. Default `auto`.
+    pub kernels: KernelsConfig,
+}
+
+/// Who computes the ops that this program has kernels for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KernelsConfig {
+    /// The kernel that is faster on the backend.
+    #[default]
+    Auto,
+    /// XLA, all of them.
+    Xla,
 }
 
 impl Default for CompileConfig {
     fn default() -> Self {
-        Self { overrides: BTreeMap::new(), cache: true }
+        Self { overrides: BTreeMap::new(), cache: true, kernels: KernelsConfig::Auto }
     }
 }
 

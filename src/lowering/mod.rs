@@ -3,7 +3,7 @@
 
 mod buckets;
 
-use hlo::{Graph, Program, rewrites};
+use hlo::{Graph, HostCalls, Program, rewrites};
 
 use crate::pjrt::Platform;
 
@@ -27,9 +27,12 @@ pub struct Lowering {
     /// [`rewrites::scatter_by_line`]. 0 leaves them as one op.
     pub scatter_line: usize,
     /// A number of processes writes collectives as calls to the host, for so many: see
-    /// [`hlo::lower_with_host_collectives`]. They are matched by site, not by order, so `order_collectives` does nothing
+    /// [`hlo::HostCalls::collectives`]. They are matched by site, not by order, so `order_collectives` does nothing
     /// then.
     pub host_collectives: Option<usize>,
+    /// `true` leaves ops that have a kernel to the process: see [`hlo::HostCalls::kernels`]. For clients with kernels
+    /// ([`crate::pjrt::Client::use_host_kernels`]).
+    pub host_kernels: bool,
 }
 
 /// XLA's CPU backend vectorises reductions of up to this many elements. It turns longer ones into windows, which
@@ -48,6 +51,7 @@ impl Lowering {
     /// | reductions to a scalar | in stages, the first over at most 32 elements: longer ones are not vectorised | one op |
     /// | reduce_scatters | one op | one op; `parallel.scatter_line` writes one per dim of a torus |
     /// | collectives | ops; `parallel.host_collectives` writes calls to the host | ops |
+    /// | large matrix products | ops; `compile.kernels = "auto"` writes calls to the host | ops |
     pub fn for_platform(platform: Platform) -> Self {
         match platform {
             Platform::Cpu => Self {
@@ -58,6 +62,7 @@ impl Lowering {
                 reduction_group: CPU_REDUCTION_GROUP,
                 scatter_line: 0,
                 host_collectives: None,
+                host_kernels: false,
             },
             Platform::Cuda | Platform::Tpu | Platform::Other => Self::default(),
         }
@@ -70,10 +75,8 @@ impl Lowering {
 
     /// Writes the program of a graph that is in the backend's form already, such as several lowered steps in one graph.
     pub fn write(self, graph: Graph, name: &str) -> Lowered {
-        let program = match self.host_collectives {
-            Some(num_processes) => hlo::lower_with_host_collectives(&graph, name, num_processes),
-            None => hlo::lower(&graph, name),
-        };
+        let calls = HostCalls { collectives: self.host_collectives, kernels: self.host_kernels };
+        let program = hlo::lower_with_host_calls(&graph, name, calls);
         Lowered { program, graph }
     }
 

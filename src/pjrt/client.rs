@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::abi::*;
 use super::cpu::{self, CpuWaits};
 use super::device::{Device, DeviceDescription, MemoryStats, describe_device, describe_global};
 use super::event::Completion;
-use super::ffi::{self, HostCollectives};
+use super::ffi::{self, HostCollectives, HostKernels};
 use super::key_value::{self, KeyValueStore};
 use super::plugin::call;
 use super::value::{self, slice, string};
@@ -38,6 +38,7 @@ struct Inner {
     split: Process,
     cpu_waits: CpuWaits,
     host_collectives: OnceLock<Arc<dyn HostCollectives>>,
+    has_host_kernels: AtomicBool,
     queue: Mutex<LaunchQueue>,
     /// The plugin calls it as long as the client lives.
     _key_value_store: Option<Box<Arc<dyn KeyValueStore>>>,
@@ -280,25 +281,47 @@ impl Client {
         found.memory_stats(self.plugin())
     }
 
-    /// Lets programs with host collectives ([`hlo::lower_with_host_collectives`]) be compiled and run on this client of the
+    /// Lets programs with host collectives ([`hlo::HostCalls`]) be compiled and run on this client of the
     /// CPU plugin.
     ///
     /// # Errors
-    /// [`Error::HostCollectives`] on another platform, for a plugin that cannot call functions, or if the client has some
+    /// [`Error::HostCalls`] on another platform, for a plugin that cannot call functions, or if the client has some
     /// already.
     pub fn use_host_collectives(&self, collectives: Arc<dyn HostCollectives>) -> Result<()> {
-        let refused = |reason: String| Err(Error::HostCollectives { reason });
+        let refused = |reason: String| Err(Error::HostCalls { reason });
         if self.platform() != Platform::Cpu {
             return refused(format!(
                 "the platform {} has collectives of its own",
                 self.platform_name()
             ));
         }
-        ffi::register(self.plugin())?;
+        ffi::register_collectives(self.plugin())?;
         match self.0.host_collectives.set(collectives) {
             Ok(()) => Ok(()),
             Err(_) => refused("the client has some already".to_owned()),
         }
+    }
+
+    /// Lets programs with kernels ([`hlo::HostCalls`]) be compiled and run on this client of the CPU plugin. All clients of the
+    /// process have the same kernels: those of the first call.
+    ///
+    /// # Errors
+    /// [`Error::HostCalls`] on another platform, or for a plugin that cannot call functions.
+    pub fn use_host_kernels(&self, kernels: impl FnOnce() -> Arc<dyn HostKernels>) -> Result<()> {
+        if self.platform() != Platform::Cpu {
+            let platform = self.platform_name();
+            let reason = format!("the platform {platform} has kernels of its own");
+            return Err(Error::HostCalls { reason });
+        }
+        ffi::register_kernels(self.plugin())?;
+        ffi::set_kernels(kernels);
+        self.0.has_host_kernels.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// `true` after [`Self::use_host_kernels`].
+    pub fn has_host_kernels(&self) -> bool {
+        self.0.has_host_kernels.load(Ordering::Acquire)
     }
 
     pub(super) fn host_collectives(&self) -> Option<&Arc<dyn HostCollectives>> {
@@ -335,10 +358,10 @@ impl Client {
     }
 
     /// Runs `launch` with a unique launch id. A client starts one launch at a time, so that every device
-    /// gets them in the same order. Blocks while too many are in flight. Those with `has_host_calls` get a number too.
+    /// gets them in the same order. Blocks while too many are in flight. Those with `has_host_collectives` get a number too.
     pub(super) fn launch(
         &self,
-        has_host_calls: bool,
+        has_host_collectives: bool,
         launch: impl FnOnce(LaunchId, &mut Scratch) -> Result<Completion>,
     ) -> Result<Completion> {
         let mut queue = self.0.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -352,7 +375,7 @@ impl Client {
             let _ = oldest.wait();
         }
         let id = LaunchId { id: next_launch_id(), number: queue.num_host_launches };
-        queue.num_host_launches += u64::from(has_host_calls);
+        queue.num_host_launches += u64::from(has_host_collectives);
         let completion = launch(id, &mut queue.scratch)?;
         queue.launches.push_back(completion.clone());
         Ok(completion)
@@ -399,6 +422,7 @@ impl Inner {
             split: Process::ONLY,
             cpu_waits: CpuWaits::default(),
             host_collectives: OnceLock::new(),
+            has_host_kernels: AtomicBool::new(false),
             queue: Mutex::default(),
             _key_value_store: store,
         };

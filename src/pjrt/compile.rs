@@ -18,8 +18,8 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`], [`Error::SignatureMismatch`],
-    /// [`Error::HostCollectives`] without [`Self::use_host_collectives`] for a program that needs them, or what the
-    /// compiler reports, which for an unknown override is INVALID_ARGUMENT.
+    /// [`Error::HostCalls`] without [`Self::use_host_collectives`] or [`Self::use_host_kernels`] for a program that needs
+    /// them, or what the compiler reports, which for an unknown override is INVALID_ARGUMENT.
     pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Executable> {
         signature_check::check_inputs(program)?;
         self.check_host_calls(program)?;
@@ -66,10 +66,15 @@ impl Client {
     }
 
     fn check_host_calls(&self, program: &Program) -> Result<()> {
-        if program.has_host_calls() && self.host_collectives().is_none() {
-            let reason = "the program needs them, but the client has none; call \
-                          Client::use_host_collectives first";
-            return Err(Error::HostCollectives { reason: reason.to_owned() });
+        let missing = |what: &str, function: &str| {
+            let reason = format!("the program has {what}; call Client::{function} first");
+            Err(Error::HostCalls { reason })
+        };
+        if program.has_host_collectives() && self.host_collectives().is_none() {
+            return missing("host collectives", "use_host_collectives");
+        }
+        if program.has_host_kernels() && !self.has_host_kernels() {
+            return missing("host kernels", "use_host_kernels");
         }
         Ok(())
     }
@@ -94,7 +99,7 @@ impl Executable {
             outputs: program.outputs.clone(),
             num_replicas: program.num_replicas,
             replicas_per_process: program.replicas_per_process(),
-            has_host_calls: program.has_host_calls(),
+            has_host_collectives: program.has_host_collectives(),
             program_digest: short(&digest),
             placement: client.placement().clone(),
             output_types: program.outputs.iter().map(|output| value_type(&output.ty)).collect(),

@@ -176,9 +176,9 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// A client cannot run collectives on the host.
-    #[error("host collectives: {reason}")]
-    HostCollectives {
+    /// A program cannot call functions of this process.
+    #[error("calls of this process: {reason}")]
+    HostCalls {
         /// Why not.
         reason: String,
     },

@@ -25,7 +25,7 @@ pub struct Executable {
     pub(super) outputs: Vec<ProgramOutput>,
     pub(super) num_replicas: usize,
     pub(super) replicas_per_process: usize,
-    pub(super) has_host_calls: bool,
+    pub(super) has_host_collectives: bool,
     pub(super) program_digest: u64,
     pub(super) placement: Placement,
     pub(super) output_types: Arc<[ValueType]>,
@@ -108,7 +108,7 @@ impl Executable {
         let num_devices = self.placement.num_addressable();
         let num_outputs = self.outputs.len();
         let mut pointers = vec![ptr::null_mut(); num_devices * num_outputs].into_boxed_slice();
-        let done = self.client.launch(self.has_host_calls, |id, scratch| {
+        let done = self.client.launch(self.has_host_collectives, |id, scratch| {
             self.launch(&arguments, &mut pointers, id, scratch)
         })?;
         let outputs = Block {
@@ -228,7 +228,7 @@ impl Executable {
 
     /// Announces a launch to the handler of host collectives, if the program has some.
     fn host_launch(&self, id: LaunchId) -> Option<Arc<HostLaunch>> {
-        let collectives = self.client.host_collectives().filter(|_| self.has_host_calls)?;
+        let collectives = self.client.host_collectives().filter(|_| self.has_host_collectives)?;
         let ordinal = |(replica, device): &(usize, usize)| {
             (self.client.devices()[*device].local_hardware_id, *replica)
         };

@@ -122,7 +122,8 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
 
     spans.time("first step, its batch and the state", || timed(&mut trainer, 0, false))?;
     let (first_step_secs, start) = (options.started.elapsed().as_secs_f64(), spans.list());
-    let isolated = lower_isolated(trainer.step_graph(), "step", num_replicas);
+    let isolated =
+        lower_isolated(trainer.step_graph(), "step", num_replicas, run.lowering.host_kernels);
     let settings = run.compile.clone().for_devices(&client, &run.mesh);
     let mut alone = Trainer::new(&client, &run, job.model, seed)?;
     (alone.programs.step.executable, _) = settings.compile(&client, &isolated)?;

@@ -123,7 +123,11 @@ impl<'a> EvalSpec<'a> {
             on_nonfinite: OnNonfinite::Stop,
         };
         let compile = |graph, declared: &DeclaredStep<'_>| {
-            let lowered = Lowering::for_platform(client.platform()).lower(graph, "eval");
+            let lowering = Lowering {
+                host_kernels: client.has_host_kernels(),
+                ..Lowering::for_platform(client.platform())
+            };
+            let lowered = lowering.lower(graph, "eval");
             let none = std::iter::empty::<&str>();
             let program = UncompiledProgram::new(lowered.program, declared.eval_inputs(), none)?;
             let executable = settings.compile(client, &program.program)?.0;

@@ -243,7 +243,7 @@ impl LoweredPrograms {
         spans: &StartupSpans,
     ) -> Result<Self, Error> {
         Self::written(run, model, spans, |lowered, name| {
-            let program = lower_isolated(&lowered.graph, name, 1);
+            let program = lower_isolated(&lowered.graph, name, 1, run.lowering.host_kernels);
             Lowered { program, ..lowered }
         })
     }

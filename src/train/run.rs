@@ -8,7 +8,9 @@ use hlo::{Axis, AxisSet, Mesh};
 use models::{Model, Precision};
 
 use super::{CompileSettings, Error};
-use crate::config::{AutoOr, BatchSplit, Config, OnNonfinite, OptionValue, RunLength};
+use crate::config::{
+    AutoOr, BatchSplit, Config, KernelsConfig, OnNonfinite, OptionValue, RunLength,
+};
 use crate::data::{Field, Source, Splits};
 use crate::lowering::Lowering;
 use crate::optim::{self, Transformation, schedule::Schedule};
@@ -95,6 +97,8 @@ impl Run {
         let has_host_collectives =
             platform == Platform::Cpu && config.parallel.host_collectives.or(false);
         lowering.host_collectives = has_host_collectives.then_some(1);
+        lowering.host_kernels =
+            platform == Platform::Cpu && config.compile.kernels == KernelsConfig::Auto;
         Ok(Self {
             schedule: Schedule::new(&config.schedule, &length)?,
             batch,

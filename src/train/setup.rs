@@ -12,7 +12,8 @@ use super::programs::LoweredPrograms;
 use super::run::compile_overrides;
 use super::{Error, Job, Run, Trainer};
 use crate::cluster::{Member, Phase, Rendezvous};
-use crate::config::{AutoOr, Backend, Config, DeviceConfig, PluginOption};
+use crate::config::{AutoOr, Backend, Config, DeviceConfig, KernelsConfig, PluginOption};
+use crate::kernels::CpuKernels;
 use crate::observe::StartupSpans;
 use crate::pjrt::{self, Client, CpuWaits, InstallOptions, Platform, Plugin, Process, Value};
 
@@ -139,6 +140,9 @@ fn open_timed(
         return Err(too_many(config, mesh.num_replicas(), num_devices));
     }
     if client.platform() == Platform::Cpu {
+        if config.compile.kernels == KernelsConfig::Auto {
+            client.use_host_kernels(|| Arc::new(CpuKernels::default()))?;
+        }
         match processes.member() {
             Some(member) => client.use_host_collectives(member.rendezvous()?)?,
             None if config.parallel.host_collectives.or(false) => {

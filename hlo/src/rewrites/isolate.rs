@@ -64,7 +64,7 @@ mod tests {
         });
         let graph = graph.unwrap();
         let kinds = ["all_gather", "reduce_scatter", "collective_permute", "all_to_all"];
-        let (program, isolated) = (lower(&graph, "step"), lower_isolated(&graph, "step", 4));
+        let (program, isolated) = (lower(&graph, "step"), lower_isolated(&graph, "step", 4, false));
         for kind in kinds {
             let op = format!("\"stablehlo.{kind}\"");
             assert!(program.text.contains(&op) && !isolated.text.contains(&op), "{kind}");
@@ -76,7 +76,7 @@ mod tests {
         assert!(isolated.text.contains("dense<[[0], [1], [2], [3]]>"), "{}", isolated.text);
         assert!(isolated.text.contains("(tensor<8x4xf32>, tensor<8x4xf32>"), "{}", isolated.text);
         // One replica of the four has its own shard, and whole tensors of the same shape.
-        let one = lower_isolated(&graph, "step", 1);
+        let one = lower_isolated(&graph, "step", 1, false);
         assert_eq!((one.num_replicas, types(&one)), (1, types(&program)));
         let all = isolated.text.replace("dense<[[0], [1], [2], [3]]>", "dense<[[0]]>");
         let all = all.replace("tensor<4x1xi64>", "tensor<1x1xi64>");

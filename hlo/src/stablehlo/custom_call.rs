@@ -3,10 +3,40 @@
 use std::fmt::Write as _;
 
 use super::RegionContext;
-use crate::{CustomCall, Node};
+use crate::{CustomCall, Layouts, Node, ValueId};
+
+/// A call of a function of the process, with row-major operands and results of the types `results`, without the `=` and
+/// what precedes it. `attributes` is an MLIR dictionary.
+pub(super) fn host_call(
+    context: &RegionContext<'_>,
+    node: &Node,
+    target: &str,
+    attributes: &str,
+    has_side_effect: bool,
+    results: &str,
+) -> String {
+    let row_major = |value: ValueId| (0..context.graph.ty(value).rank()).rev().collect();
+    // Without layouts a backend may choose others than row-major, of which a handler is not informed.
+    let layouts = Layouts {
+        operands: node.operands.iter().map(|operand| row_major(*operand)).collect(),
+        results: node.results().map(row_major).collect(),
+    };
+    let call = CustomCall {
+        backend_config: attributes.to_owned(),
+        api_version: 4,
+        has_side_effect,
+        layouts: Some(layouts),
+        ..CustomCall::new(target, vec![])
+    };
+    write(context, node, &call, results)
+}
 
 /// A call, without the `=` and what precedes it.
 pub(super) fn custom_call(context: &RegionContext<'_>, node: &Node, call: &CustomCall) -> String {
+    write(context, node, call, &context.types(node.results()))
+}
+
+fn write(context: &RegionContext<'_>, node: &Node, call: &CustomCall, results: &str) -> String {
     let CustomCall { target, backend_config, api_version, has_side_effect, layouts, .. } = call;
     let mut attributes = format!("api_version = {api_version} : i32");
     match (backend_config.is_empty(), api_version) {
@@ -26,8 +56,8 @@ pub(super) fn custom_call(context: &RegionContext<'_>, node: &Node, call: &Custo
         let _ =
             write!(attributes, ", operand_layouts = [{operands}], result_layouts = [{results}]");
     }
-    let results = context.types(node.results());
-    let results = if node.results().len() == 1 { results } else { format!("({results})") };
+    let results =
+        if node.results().len() == 1 { results.to_owned() } else { format!("({results})") };
     format!(
         "stablehlo.custom_call @{}({}) {{{attributes}}} : ({}) -> {results}",
         symbol(target),

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use super::{RegionContext, custom_call};
-use crate::{CustomCall, Groups, Layouts, Mesh, Node, Op};
+use crate::{Groups, Mesh, Node, Op};
 
-/// The target of the custom calls that [`super::lower_with_host_collectives`] writes.
+/// The target of the custom calls by which [`super::HostCalls`] leaves collectives to the process.
 pub const HOST_COLLECTIVE_TARGET: &str = "lockstep_collective";
 
 /// The target of the custom calls by which a replica of such a program asks for its number among those of all processes.
@@ -73,27 +73,11 @@ pub(super) fn host_collective(
         }
         _ => unreachable!("only collectives are written as calls to the host"),
     }
-    let ty = |value| context.graph.ty(value);
-    let row_major = |value| (0..ty(value).rank()).rev().collect();
-    // Without layouts a backend may choose others than row-major, of which a handler is not informed.
-    let layouts = Layouts {
-        operands: node.operands.iter().map(|operand| row_major(*operand)).collect(),
-        results: node.results().map(row_major).collect(),
-    };
-    let call = CustomCall {
-        backend_config: attributes,
-        api_version: 4,
-        has_side_effect: true,
-        layouts: Some(layouts),
-        ..CustomCall::new(
-            HOST_COLLECTIVE_TARGET,
-            node.results().map(|result| ty(result).clone()).collect(),
-        )
-    };
-    custom_call::custom_call(context, node, &call)
+    let results = context.types(node.results());
+    custom_call::host_call(context, node, HOST_COLLECTIVE_TARGET, &attributes, true, &results)
 }
 
-fn array(values: &[usize]) -> String {
+pub(super) fn array(values: &[usize]) -> String {
     match values {
         [] => "array<i64>".to_owned(),
         values => {
@@ -105,7 +89,15 @@ fn array(values: &[usize]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Axis, DType, Mesh, Reduction, TensorType, lower_with_host_collectives, trace};
+    use crate::{
+        Axis, DType, Graph, HostCalls, Mesh, Program, Reduction, TensorType, lower_with_host_calls,
+        trace,
+    };
+
+    fn lower_for(graph: &Graph, num_processes: usize) -> Program {
+        let calls = HostCalls { collectives: Some(num_processes), kernels: false };
+        lower_with_host_calls(graph, "test", calls)
+    }
 
     #[test]
     fn attributes_say_what_to_compute_and_among_which_replicas() {
@@ -122,8 +114,8 @@ mod tests {
             });
             t.output_varying("looped", looped[0], axis.into());
         });
-        let program = lower_with_host_collectives(&graph.unwrap(), "test", 1);
-        assert!(program.has_host_calls());
+        let program = lower_for(&graph.unwrap(), 1);
+        assert!(program.has_host_collectives());
         let groups = "groups = array<i64: 0, 2, 1, 3>, group_size = 2 : i64";
         let matrix = "dense<[1, 0]> : tensor<2xindex>";
         let both = format!("{matrix}, dense<> : tensor<0xindex>");
@@ -153,7 +145,7 @@ mod tests {
             t.output("sum", index.all_reduce(Reduction::Sum, Axis::Data));
         });
         let graph = graph.unwrap();
-        let program = lower_with_host_collectives(&graph, "test", 4);
+        let program = lower_for(&graph, 4);
         assert_eq!((program.num_replicas, program.replicas_per_process()), (8, 2));
         let expected = [
             "mhlo.num_replicas = 2 : i32",

@@ -11,7 +11,7 @@ use super::launch::HostLaunch;
 use super::site::CollectiveSite;
 use crate::pjrt::Placement;
 
-/// An operand or result of a [`HostCall`]: row-major, one byte per `pred`.
+/// An operand or result of a [`HostCall`] or [`super::KernelCall`]: row-major, one byte per `pred`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostTensor {
     /// The element type.
@@ -33,12 +33,36 @@ pub(super) struct TensorMemory {
     pub data: *mut u8,
 }
 
-/// The operands and results of a [`HostCall`], in order.
+/// The operands and results of a [`HostCall`] or [`super::KernelCall`], in order.
 pub struct CallBuffers<'c> {
     /// The values of the operands.
     pub operands: Vec<&'c [u8]>,
     /// Memory for the results, with arbitrary contents.
     pub results: Vec<&'c mut [u8]>,
+}
+
+/// The memory of operands and results.
+///
+/// # Safety
+/// It must be valid as long as the references to it, and be written by nobody else. That of results must overlap no other.
+pub(super) unsafe fn buffers<'c>(
+    operands: &'c [TensorMemory],
+    results: &'c mut [TensorMemory],
+) -> CallBuffers<'c> {
+    let operand = |memory: &'c TensorMemory| match memory.tensor.num_bytes() {
+        0 => &[][..],
+        // SAFETY: by this function's contract.
+        len => unsafe { std::slice::from_raw_parts(memory.data, len) },
+    };
+    let result = |memory: &'c mut TensorMemory| match memory.tensor.num_bytes() {
+        0 => &mut [][..],
+        // SAFETY: as above.
+        len => unsafe { std::slice::from_raw_parts_mut(memory.data, len) },
+    };
+    CallBuffers {
+        operands: operands.iter().map(operand).collect(),
+        results: results.iter_mut().map(result).collect(),
+    }
 }
 
 /// A replica has arrived at a collective and its program waits for the results. Dropping the call completes it with an
@@ -119,20 +143,9 @@ impl HostCall {
 
     /// The memory of operands and results.
     pub fn buffers(&mut self) -> CallBuffers<'_> {
-        let operand = |memory: &TensorMemory| match memory.tensor.num_bytes() {
-            0 => &[][..],
-            // SAFETY: by the contract of `new`, valid and not written until the call is completed, which takes `self`.
-            len => unsafe { std::slice::from_raw_parts(memory.data, len) },
-        };
-        let result = |memory: &mut TensorMemory| match memory.tensor.num_bytes() {
-            0 => &mut [][..],
-            // SAFETY: as above. It overlaps nothing else, and `self` is borrowed mutably.
-            len => unsafe { std::slice::from_raw_parts_mut(memory.data, len) },
-        };
-        CallBuffers {
-            operands: self.operands.iter().map(operand).collect(),
-            results: self.results.iter_mut().map(result).collect(),
-        }
+        // SAFETY: by the contract of `new`, valid and not written until the call is completed, which takes `self`, which
+        // is borrowed mutably.
+        unsafe { buffers(&self.operands, &mut self.results) }
     }
 
     /// Completes the call: the results are written, or the program of this replica fails with `reason`. An error also

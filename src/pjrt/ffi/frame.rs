@@ -8,6 +8,7 @@ use hlo::DType;
 
 use super::abi::{self, Api, Buffer, CallFrame, FfiError, attribute};
 use super::call::{HostCall, HostTensor, PendingCall, TensorMemory};
+use super::kernel::KernelCall;
 use super::launch::HostLaunch;
 use super::site::{Attribute, Attributes};
 use crate::pjrt::value::slice;
@@ -84,16 +85,45 @@ pub(super) unsafe fn write_replica_id(frame: *mut CallFrame) -> Result<(), Strin
 unsafe fn launch(frame: *mut CallFrame) -> Result<Arc<HostLaunch>, String> {
     // SAFETY: by this function's contract.
     unsafe {
-        let (api, ctx) = ((*frame).api, (*frame).ctx);
-        if (*frame).struct_size < abi::size::CALL_FRAME || (*api).struct_size < abi::size::API {
-            return Err("the plugin's FFI is older than this program supports".to_owned());
-        }
-        if (*frame).stage != abi::EXECUTE {
-            return Err(format!("called in stage {}", (*frame).stage));
-        }
-        let id = run_id(&*api, ctx)?;
+        check_frame(frame)?;
+        let id = run_id(&*(*frame).api, (*frame).ctx)?;
         let launch = HostLaunch::of_id(id);
         launch.ok_or_else(|| format!("there is no launch {id} with host collectives"))
+    }
+}
+
+/// # Safety
+/// As [`read`].
+unsafe fn check_frame(frame: *mut CallFrame) -> Result<(), String> {
+    // SAFETY: by this function's contract.
+    let (size, api_size, stage) =
+        unsafe { ((*frame).struct_size, (*(*frame).api).struct_size, (*frame).stage) };
+    if size < abi::size::CALL_FRAME || api_size < abi::size::API {
+        return Err("the plugin's FFI is older than this program supports".to_owned());
+    }
+    match stage {
+        abi::EXECUTE => Ok(()),
+        other => Err(format!("called in stage {other}")),
+    }
+}
+
+/// Reads a call of a kernel, and checks everything that its memory safety rests on.
+///
+/// # Errors
+/// A frame of another form.
+///
+/// # Safety
+/// `frame` must be a valid frame in the stage of execution. The call must not outlive it.
+pub(super) unsafe fn read_kernel<'c>(frame: *mut CallFrame) -> Result<KernelCall<'c>, String> {
+    // SAFETY: by this function's contract: arrays have as many elements as the frame says, each of its type. The memory
+    // of operands and results is valid during the call, and nobody else writes it.
+    unsafe {
+        check_frame(frame)?;
+        let kernel = attributes(&(*frame).attrs)?.kernel()?;
+        let operands = memories(&(*frame).args)?;
+        let results = memories(&(*frame).rets)?;
+        check_disjoint(&operands, &results)?;
+        Ok(KernelCall::new(kernel, operands, results))
     }
 }
 

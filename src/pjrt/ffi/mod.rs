@@ -1,9 +1,11 @@
-//! Collectives that this process computes, called from XLA programs through its typed FFI.
+//! Collectives and kernels that this process computes, called from XLA programs through its typed FFI.
 //!
-//! On the CPU backend a program that [`hlo::lower_with_host_collectives`] wrote has custom calls where others have
-//! collectives. XLA calls [`handle`] for each of them on each replica, which makes a [`HostCall`] of it: what is to be
-//! computed, the operands, and memory for the results. The call goes to the [`HostCollectives`] of the client, and the
-//! handler returns without waiting. XLA continues with ops that need the results once the call is completed.
+//! On the CPU backend a program with [`hlo::HostCalls`] has custom calls where others have collectives. XLA calls [`handle`]
+//! for each of them on each replica, which makes a [`HostCall`] of it: what is to be computed, the operands, and memory for
+//! the results. The call goes to the [`HostCollectives`] of the client, and the handler returns without waiting. XLA
+//! continues with ops that need the results once the call is completed.
+//!
+//! Kernels are simpler: a call is computed before its handler returns, by the [`HostKernels`] of the process.
 //!
 //! A program for several processes also asks for the number of its replica, with a call of [`replica_id`].
 //!
@@ -14,6 +16,7 @@ mod abi;
 mod call;
 mod denormals;
 mod frame;
+mod kernel;
 mod launch;
 mod site;
 
@@ -22,7 +25,7 @@ use std::path::PathBuf;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use hlo::{HOST_COLLECTIVE_TARGET, HOST_REPLICA_ID_TARGET};
+use hlo::{HOST_COLLECTIVE_TARGET, HOST_KERNEL_TARGET, HOST_REPLICA_ID_TARGET};
 
 use super::plugin::Plugin;
 use super::{Error, Result};
@@ -30,6 +33,8 @@ use abi::{CallFrame, FfiError};
 
 pub use call::{CallBuffers, HostCall, HostTensor};
 pub use denormals::{FlushedDenormals, flush_denormals};
+pub(super) use kernel::set as set_kernels;
+pub use kernel::{HostKernels, Kernel, KernelCall};
 pub(super) use launch::HostLaunch;
 pub use site::{CollectiveKind, CollectiveSite};
 
@@ -63,30 +68,40 @@ pub trait HostCollectives: Send + Sync {
     fn end(&self, launch_id: i64);
 }
 
-/// Registers the handlers with a plugin, once.
+/// Registers the handlers of collectives with a plugin, once.
 ///
 /// # Errors
-/// [`Error::HostCollectives`] for a plugin without the FFI extension; otherwise what the plugin reports.
-pub(super) fn register(plugin: &Plugin) -> Result<()> {
-    static REGISTERED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
-    if registered.iter().any(|path| path == plugin.path()) {
-        return Ok(());
-    }
-    let missing = || Error::HostCollectives {
+/// [`Error::HostCalls`] for a plugin without the FFI extension; otherwise what the plugin reports.
+pub(super) fn register_collectives(plugin: &Plugin) -> Result<()> {
+    register(plugin, &[(HOST_COLLECTIVE_TARGET, handle), (HOST_REPLICA_ID_TARGET, replica_id)])
+}
+
+/// Registers the handler of kernels with a plugin, once.
+///
+/// # Errors
+/// As [`register_collectives`].
+pub(super) fn register_kernels(plugin: &Plugin) -> Result<()> {
+    register(plugin, &[(HOST_KERNEL_TARGET, kernel::run)])
+}
+
+fn register(plugin: &Plugin, handlers: &[(&'static str, abi::Handler)]) -> Result<()> {
+    static REGISTERED: Mutex<Vec<(PathBuf, &str)>> = Mutex::new(Vec::new());
+    const PLATFORM: &str = "Host";
+    let missing = || Error::HostCalls {
         reason: "this plugin cannot call functions of this process (it has no FFI extension)"
             .to_owned(),
     };
     let extension = plugin.extension(abi::FFI_EXTENSION).ok_or_else(missing)?;
-    const PLATFORM: &str = "Host";
-    let handlers: [(&str, abi::Handler); 2] =
-        [(HOST_COLLECTIVE_TARGET, handle), (HOST_REPLICA_ID_TARGET, replica_id)];
+    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
     for (target, handler) in handlers {
+        if registered.iter().any(|(path, known)| path == plugin.path() && known == target) {
+            continue;
+        }
         let mut args = abi::RegisterHandlerArgs {
             struct_size: abi::size::REGISTER_HANDLER,
             target_name: target.as_ptr().cast(),
             target_name_size: target.len(),
-            handler: handler as *mut std::ffi::c_void,
+            handler: *handler as *mut std::ffi::c_void,
             platform_name: PLATFORM.as_ptr().cast(),
             platform_name_size: PLATFORM.len(),
             traits: 0,
@@ -98,8 +113,8 @@ pub(super) fn register(plugin: &Plugin) -> Result<()> {
             extension.register_handler.ok_or_else(missing)?(&raw mut args)
         };
         plugin.check("PJRT_FFI_Register_Handler", error)?;
+        registered.push((plugin.path().to_path_buf(), target));
     }
-    registered.push(plugin.path().to_path_buf());
     Ok(())
 }
 

@@ -85,7 +85,7 @@ impl Attributes {
         }
     }
 
-    fn numbers(&self, name: &str) -> Result<Vec<usize>, String> {
+    pub fn numbers(&self, name: &str) -> Result<Vec<usize>, String> {
         let Attribute::Integers(values) = self.get(name)? else {
             return Err(format!("attribute {name} is not an array of integers"));
         };
@@ -94,7 +94,7 @@ impl Attributes {
         numbers.ok_or_else(|| format!("attribute {name} has a negative number"))
     }
 
-    fn text(&self, name: &str) -> Result<&str, String> {
+    pub fn text(&self, name: &str) -> Result<&str, String> {
         match self.get(name)? {
             Attribute::Text(text) => Ok(text),
             other => Err(format!("attribute {name} is not a string but {other:?}")),

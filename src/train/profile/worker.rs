@@ -1,6 +1,7 @@
 //! The child process in which the ops of a step are timed.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Instant;
 
 use hlo::Mesh;
@@ -9,6 +10,7 @@ use super::ProfileError;
 use super::launch_log;
 use crate::config::AutoOr;
 use crate::data::TrainBatches;
+use crate::kernels::CpuKernels;
 use crate::observe::{StartupSpans, say};
 use crate::pjrt::{Client, CpuWaits};
 use crate::train::programs::LoweredPrograms;
@@ -47,6 +49,9 @@ pub fn serve_ops(
     stay_on_one_processor();
     let waits = CpuWaits::of(&run.compile.options.overrides);
     let client = Client::cpu_with(compiling.plugin(), 1, waits)?;
+    if run.lowering.host_kernels {
+        client.use_host_kernels(|| Arc::new(CpuKernels::default()))?;
+    }
     let seed = job.config.train.seed;
     let mut trainer = Trainer::with_programs(&client, &run, lower()?, seed, &spans)?;
     let (_, optimized) = trainer.programs.step.executable.optimized_program()?;

@@ -1,0 +1,126 @@
+//! Calls of kernels.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::{Arc, OnceLock};
+
+use hlo::DotDims;
+
+use super::abi::{CallFrame, FfiError};
+use super::call::{self, CallBuffers, HostTensor, TensorMemory};
+use super::frame;
+use super::site::Attributes;
+
+/// Computes ops for programs that leave them to the process. XLA calls it on several threads at once.
+pub trait HostKernels: Send + Sync {
+    /// Writes the results of a call. It runs on a worker of XLA's pool, or on a replica's own thread, and may wait only for
+    /// threads that never wait for XLA.
+    ///
+    /// # Errors
+    /// If there is no kernel for what is called. The program fails on this replica.
+    fn run(&self, call: &mut KernelCall<'_>) -> Result<(), String>;
+}
+
+/// The kernels of the process. A handler gets nothing by which to tell clients apart.
+static KERNELS: OnceLock<Arc<dyn HostKernels>> = OnceLock::new();
+
+/// Sets the kernels of the process, unless there are some already.
+pub(in crate::pjrt) fn set(kernels: impl FnOnce() -> Arc<dyn HostKernels>) {
+    KERNELS.get_or_init(kernels);
+}
+
+/// What a kernel computes, as its custom call says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// The generalised matrix product of two operands.
+    DotGeneral(DotDims),
+}
+
+/// A program waits for the results of an op.
+pub struct KernelCall<'c> {
+    kernel: Kernel,
+    operands: Vec<TensorMemory>,
+    results: Vec<TensorMemory>,
+    _frame: PhantomData<&'c mut [u8]>,
+}
+
+impl KernelCall<'_> {
+    /// # Safety
+    /// Each memory must be valid as long as the call, written by nobody else, and that of results overlap no other.
+    pub(super) unsafe fn new(
+        kernel: Kernel,
+        operands: Vec<TensorMemory>,
+        results: Vec<TensorMemory>,
+    ) -> Self {
+        Self { kernel, operands, results, _frame: PhantomData }
+    }
+
+    /// What to compute.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// The types of the operands.
+    pub fn operand_types(&self) -> impl ExactSizeIterator<Item = &HostTensor> {
+        self.operands.iter().map(|memory| &memory.tensor)
+    }
+
+    /// The types of the results.
+    pub fn result_types(&self) -> impl ExactSizeIterator<Item = &HostTensor> {
+        self.results.iter().map(|memory| &memory.tensor)
+    }
+
+    /// The memory of operands and results.
+    pub fn buffers(&mut self) -> CallBuffers<'_> {
+        // SAFETY: by the contract of `new`. `self` is borrowed mutably.
+        unsafe { call::buffers(&self.operands, &mut self.results) }
+    }
+}
+
+impl fmt::Debug for KernelCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (operands, results) = (self.operand_types(), self.result_types());
+        f.debug_struct("KernelCall")
+            .field("kernel", &self.kernel)
+            .field("operands", &operands.collect::<Vec<_>>())
+            .field("results", &results.collect::<Vec<_>>())
+            .finish()
+    }
+}
+
+impl Attributes {
+    /// The kernel that they describe.
+    pub fn kernel(&self) -> Result<Kernel, String> {
+        match self.text("kind")? {
+            "dot_general" => Ok(Kernel::DotGeneral(DotDims {
+                lhs_batch: self.numbers("lhs_batch")?,
+                rhs_batch: self.numbers("rhs_batch")?,
+                lhs_contracting: self.numbers("lhs_contracting")?,
+                rhs_contracting: self.numbers("rhs_contracting")?,
+            })),
+            other => Err(format!("there is no kernel {other:?}")),
+        }
+    }
+}
+
+/// Called by XLA for each call of a kernel; and once at registration, to ask for the version.
+pub(super) unsafe extern "C" fn run(frame: *mut CallFrame) -> *mut FfiError {
+    // Results must not depend on the thread, and kernels' own threads flush, too.
+    let _flushed = super::flush_denormals();
+    // SAFETY: XLA calls with a frame that is valid during the call.
+    let done = catch_unwind(AssertUnwindSafe(|| unsafe {
+        if frame::answer_version(frame) {
+            return Ok(());
+        }
+        let mut call = frame::read_kernel(frame)?;
+        let kernels = KERNELS.get().ok_or("the process has no kernels")?;
+        kernels.run(&mut call).map_err(|reason| format!("{call:?}: {reason}"))
+    }));
+    match done.unwrap_or_else(|_| Err("a kernel panicked".to_owned())) {
+        Ok(()) => ptr::null_mut(),
+        // SAFETY: as above.
+        Err(reason) => unsafe { frame::error((*frame).api, &reason) },
+    }
+}
