@@ -24,7 +24,7 @@ fn main() {
             let (a, b) = (vec![0.5f32; m * k], vec![0.25f32; k * n]);
             let mut out = vec![0f32; m * n];
             let rates = [0, 1].map(|num_helpers| {
-                let Ok(pool) = Pool::new(num_helpers, || {}) else { return f64::NAN };
+                let Ok(pool) = Pool::new(num_helpers) else { return f64::NAN };
                 let mut secs: Vec<f64> = (0..15)
                     .map(|_| {
                         let started = Instant::now();

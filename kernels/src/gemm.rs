@@ -273,7 +273,7 @@ impl Product {
     ///
     /// # Panics
     /// If a slice is too short.
-    pub fn run<T: Scalar>(&self, pool: &Pool, out: &mut [T], a: &[T], b: &[T]) {
+    pub fn run<T: Scalar>(&self, pool: &Pool<'_>, out: &mut [T], a: &[T], b: &[T]) {
         assert!(self.extent(0) <= a.len(), "the first operand is too short");
         assert!(self.extent(1) <= b.len(), "the second operand is too short");
         assert!(self.extent(2) <= out.len(), "the result is too short");
@@ -320,7 +320,7 @@ impl Product {
 
 /// `[columns, rows]` at `stride` between its rows, as `[rows, columns]` without gaps.
 fn transposed<T: Scalar>(
-    pool: &Pool,
+    pool: &Pool<'_>,
     from: &[T],
     [rows, columns]: [usize; 2],
     stride: usize,
@@ -390,7 +390,7 @@ mod tests {
                     }
                 }
             }
-            let pool = Pool::new(num_helpers, || {}).unwrap();
+            let pool = Pool::new(num_helpers).unwrap();
             product.run(&pool, &mut out, &a, &b);
             prop_assert_eq!(&out, &expected);
         }
@@ -413,7 +413,7 @@ mod tests {
             let product = Product::new([m, n, k], strides, vec![]).unwrap();
             let computed = [0, 1, 3].map(|num_helpers| {
                 let mut out = vec![0f32; m * n];
-                product.run(&Pool::new(num_helpers, || {}).unwrap(), &mut out, &a, &b);
+                product.run(&Pool::new(num_helpers).unwrap(), &mut out, &a, &b);
                 out
             });
             let (row, column) = (m / 2, n / 2);

@@ -9,4 +9,4 @@ mod gemm;
 mod pool;
 
 pub use gemm::{Matrix, MatrixMut, Product, Scalar, multiply};
-pub use pool::Pool;
+pub use pool::{Helpers, Pool};

@@ -1,53 +1,63 @@
 //! The threads that kernels run on.
 
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 
+/// Threads that help the one that calls.
+pub trait Helpers: Sync {
+    /// Calls `work` on this thread, and on up to `num_helpers` others that have time. Returns when all calls that have begun
+    /// have returned.
+    fn join(&self, num_helpers: usize, work: &(dyn Fn() + Sync));
+}
+
 /// Runs the tasks of kernels on the calling thread and on helpers.
 ///
 /// Many threads may call at once. Each works on its own tasks until none is left, so it never depends on a helper that is
-/// busy with something else, and helpers wait for nothing.
-#[derive(Debug)]
-pub struct Pool {
-    /// `None` without helpers.
-    helpers: Option<ThreadPool>,
+/// busy with something else.
+pub struct Pool<'h> {
+    num_helpers: usize,
+    helpers: OwnOr<'h>,
 }
 
-impl Pool {
-    /// A pool with so many helpers besides the threads that call it. `on_start` runs once on each helper, before any
-    /// task.
+enum OwnOr<'h> {
+    Own(ThreadPool),
+    Given(&'h dyn Helpers),
+    None,
+}
+
+impl Pool<'static> {
+    /// A pool with so many threads of its own besides those that call it.
     ///
     /// # Errors
     /// A thread that cannot be started.
-    pub fn new(
-        num_helpers: usize,
-        on_start: impl Fn() + Send + Sync + 'static,
-    ) -> Result<Self, ThreadPoolBuildError> {
+    pub fn new(num_helpers: usize) -> Result<Self, ThreadPoolBuildError> {
         // Rayon takes 0 to mean one per processor.
         if num_helpers == 0 {
-            return Ok(Self::without_helpers());
+            return Ok(Self { num_helpers, helpers: OwnOr::None });
         }
         let builder = ThreadPoolBuilder::new()
             .num_threads(num_helpers)
-            .thread_name(|index| format!("kernels-{index}"))
-            .start_handler(move |_| on_start());
-        Ok(Self { helpers: Some(builder.build()?) })
+            .thread_name(|index| format!("kernels-{index}"));
+        Ok(Self { num_helpers, helpers: OwnOr::Own(builder.build()?) })
     }
+}
 
-    /// A pool in which the calling thread does all the work.
-    pub fn without_helpers() -> Self {
-        Self { helpers: None }
+impl<'h> Pool<'h> {
+    /// A pool of other threads, of which at most `num_helpers` help at once.
+    pub fn of(helpers: &'h dyn Helpers, num_helpers: usize) -> Self {
+        Self { num_helpers, helpers: OwnOr::Given(helpers) }
     }
 
     /// Calls `task` with each number below `num_tasks`, on several threads and in any order, and returns when all calls
     /// have.
     pub fn run(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
-        let helpers = match &self.helpers {
-            Some(helpers) if num_tasks > 1 => helpers,
-            _ => return (0..num_tasks).for_each(task),
-        };
+        let num_helpers = self.num_helpers.min(num_tasks.saturating_sub(1));
+        if num_helpers == 0 {
+            return (0..num_tasks).for_each(task);
+        }
         let next = AtomicUsize::new(0);
         let work = || {
             loop {
@@ -58,12 +68,16 @@ impl Pool {
                 task(index);
             }
         };
-        helpers.in_place_scope(|scope| {
-            for _ in 0..helpers.current_num_threads().min(num_tasks - 1) {
-                scope.spawn(|_| work());
-            }
-            work();
-        });
+        match &self.helpers {
+            OwnOr::Own(threads) => threads.in_place_scope(|scope| {
+                for _ in 0..num_helpers {
+                    scope.spawn(|_| work());
+                }
+                work();
+            }),
+            OwnOr::Given(helpers) => helpers.join(num_helpers, &work),
+            OwnOr::None => work(),
+        }
     }
 
     /// Calls `task` with each item and its number, as [`Self::run`] does. Items are often parts of a result, from
@@ -83,6 +97,12 @@ impl Pool {
     }
 }
 
+impl fmt::Debug for Pool<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("num_helpers", &self.num_helpers).finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,7 +110,7 @@ mod tests {
     #[test]
     fn each_task_runs_once_whatever_the_number_of_helpers_and_callers() {
         for num_helpers in [0, 1, 3] {
-            let pool = Pool::new(num_helpers, || {}).unwrap();
+            let pool = Pool::new(num_helpers).unwrap();
             for num_tasks in [0, 1, 2, 100] {
                 let mut counts = vec![0; num_tasks];
                 std::thread::scope(|scope| {
@@ -108,16 +128,5 @@ mod tests {
                 assert!(counts.iter().all(|count| *count == 1), "{counts:?}");
             }
         }
-    }
-
-    #[test]
-    fn helpers_start_with_the_callers_function() {
-        static STARTED: AtomicUsize = AtomicUsize::new(0);
-        let pool = Pool::new(2, || {
-            STARTED.fetch_add(1, Ordering::SeqCst);
-        });
-        // Dropping waits for nothing: the helpers run what they have been given first.
-        pool.unwrap().run(8, |_| std::thread::sleep(std::time::Duration::from_millis(5)));
-        assert!((1..=2).contains(&STARTED.load(Ordering::SeqCst)));
     }
 }

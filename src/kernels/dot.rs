@@ -10,7 +10,11 @@ use super::{elements, elements_mut};
 use crate::pjrt::KernelCall;
 
 /// Computes the product of two operands: f32, f64, or bf16 with an f32 result.
-pub(super) fn run(pool: &Pool, dims: &DotDims, call: &mut KernelCall<'_>) -> Result<(), String> {
+pub(super) fn run(
+    pool: &Pool<'_>,
+    dims: &DotDims,
+    call: &mut KernelCall<'_>,
+) -> Result<(), String> {
     let operands: Vec<_> = call.operand_types().collect();
     let results: Vec<_> = call.result_types().collect();
     let (&[a, b], &[out]) = (&operands[..], &results[..]) else {
@@ -26,7 +30,7 @@ pub(super) fn run(pool: &Pool, dims: &DotDims, call: &mut KernelCall<'_>) -> Res
 }
 
 fn multiply<T: Scalar + Pod>(
-    pool: &Pool,
+    pool: &Pool<'_>,
     product: &Product,
     call: &mut KernelCall<'_>,
 ) -> Result<(), String> {
@@ -37,7 +41,11 @@ fn multiply<T: Scalar + Pod>(
 }
 
 /// Widens the operands, and computes in f32.
-fn multiply_bf16(pool: &Pool, product: &Product, call: &mut KernelCall<'_>) -> Result<(), String> {
+fn multiply_bf16(
+    pool: &Pool<'_>,
+    product: &Product,
+    call: &mut KernelCall<'_>,
+) -> Result<(), String> {
     let mut buffers = call.buffers();
     let (a, b) = (elements(buffers.operands[0])?, elements(buffers.operands[1])?);
     let (a, b) = (widened(pool, a), widened(pool, b));
@@ -45,7 +53,7 @@ fn multiply_bf16(pool: &Pool, product: &Product, call: &mut KernelCall<'_>) -> R
     Ok(())
 }
 
-fn widened(pool: &Pool, narrow: &[bf16]) -> Vec<f32> {
+fn widened(pool: &Pool<'_>, narrow: &[bf16]) -> Vec<f32> {
     const CHUNK: usize = 1 << 16;
     let mut wide = vec![0.0; narrow.len()];
     pool.for_each(wide.chunks_mut(CHUNK).zip(narrow.chunks(CHUNK)), |_, (wide, narrow)| {

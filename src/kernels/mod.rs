@@ -5,36 +5,38 @@
 mod dot;
 
 use std::fmt;
-use std::sync::OnceLock;
 use std::thread;
 
-use kernels::Pool;
+use kernels::{Helpers, Pool};
 
-use crate::pjrt::{HostKernels, Kernel, KernelCall, flush_denormals};
+use crate::pjrt::{HostKernels, Kernel, KernelCall, Workers};
 
-/// The kernels, and the threads that all replicas of the process share: the thread that calls, and a helper for each
-/// further processor. They are started with the first call.
-#[derive(Default)]
+/// The kernels. They run on the workers of XLA's pool, which all replicas of the process share.
 pub struct CpuKernels {
-    pool: OnceLock<Pool>,
+    num_processors: usize,
 }
 
-impl CpuKernels {
-    fn pool(&self) -> &Pool {
-        self.pool.get_or_init(|| {
-            let num_helpers = thread::available_parallelism().map_or(0, |count| count.get() - 1);
-            // The helpers' results must be those of XLA's threads.
-            let flush = || std::mem::forget(flush_denormals());
-            // Without helpers the calling thread computes all of it, with the same results.
-            Pool::new(num_helpers, flush).unwrap_or_else(|_| Pool::without_helpers())
-        })
+impl Default for CpuKernels {
+    /// For all processors.
+    fn default() -> Self {
+        Self { num_processors: thread::available_parallelism().map_or(1, usize::from) }
+    }
+}
+
+struct XlaWorkers<'c>(Workers<'c>);
+
+impl Helpers for XlaWorkers<'_> {
+    fn join(&self, num_helpers: usize, work: &(dyn Fn() + Sync)) {
+        self.0.join(num_helpers, work);
     }
 }
 
 impl HostKernels for CpuKernels {
     fn run(&self, call: &mut KernelCall<'_>) -> Result<(), String> {
+        let workers = XlaWorkers(call.workers());
+        let pool = Pool::of(&workers, self.num_processors - 1);
         match call.kernel() {
-            Kernel::DotGeneral(dims) => dot::run(self.pool(), &dims.clone(), call),
+            Kernel::DotGeneral(dims) => dot::run(&pool, &dims.clone(), call),
         }
     }
 }

@@ -82,7 +82,7 @@ pub use event::Completion;
 pub use executable::{Arg, Executable, Launch};
 pub use ffi::{
     CallBuffers, CollectiveKind, CollectiveSite, FlushedDenormals, HostCall, HostCollectives,
-    HostKernels, HostTensor, Kernel, KernelCall, LaunchInfo, flush_denormals,
+    HostKernels, HostTensor, Kernel, KernelCall, LaunchInfo, Workers, flush_denormals,
 };
 pub use inspect::{Compiled, CompiledMemory};
 pub use install::{

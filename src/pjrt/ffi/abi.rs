@@ -114,7 +114,7 @@ pub(super) struct Api {
     pub State_Get: Uncalled,
     pub DeviceMemory_Allocate: Uncalled,
     pub DeviceMemory_Free: Uncalled,
-    pub ThreadPool_Schedule: Uncalled,
+    pub ThreadPool_Schedule: Call<ScheduleArgs>,
     pub ThreadPool_NumThreads: Uncalled,
     pub Future_Create: Call<FutureArgs>,
     pub Future_SetAvailable: Call<FutureArgs>,
@@ -129,6 +129,15 @@ pub(super) struct ErrorCreateArgs {
     pub extension_start: *mut Extension,
     pub message: *const c_char,
     pub code: c_int,
+}
+
+#[repr(C)]
+pub(super) struct ScheduleArgs {
+    pub struct_size: usize,
+    pub extension_start: *mut Extension,
+    pub ctx: *mut c_void,
+    pub task: Option<unsafe extern "C" fn(*mut c_void)>,
+    pub data: *mut c_void,
 }
 
 #[repr(C)]
@@ -241,6 +250,7 @@ pub(super) mod size {
     pub const REGISTER_HANDLER: usize = 52;
     pub const ERROR_CREATE: usize = 28;
     pub const ERROR_DESTROY: usize = 24;
+    pub const SCHEDULE: usize = 40;
     pub const FUTURE_CREATE: usize = 16;
     pub const FUTURE_SET_AVAILABLE: usize = 24;
     pub const FUTURE_SET_ERROR: usize = 32;
@@ -261,6 +271,8 @@ const _: () = {
     assert!(size_of::<Api>() == size::API);
     assert!(offset_of!(ErrorCreateArgs, code) + size_of::<c_int>() == size::ERROR_CREATE);
     assert!(size_of::<ErrorDestroyArgs>() == size::ERROR_DESTROY);
+    assert!(offset_of!(Api, ThreadPool_Schedule) == 136);
+    assert!(size_of::<ScheduleArgs>() == size::SCHEDULE);
     assert!(offset_of!(FutureArgs, future) == size::FUTURE_CREATE);
     assert!(size_of::<FutureArgs>() == size::FUTURE_SET_AVAILABLE);
     assert!(size_of::<FutureSetErrorArgs>() == size::FUTURE_SET_ERROR);

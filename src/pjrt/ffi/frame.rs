@@ -11,6 +11,7 @@ use super::call::{HostCall, HostTensor, PendingCall, TensorMemory};
 use super::kernel::KernelCall;
 use super::launch::HostLaunch;
 use super::site::{Attribute, Attributes};
+use super::workers::Workers;
 use crate::pjrt::value::slice;
 
 /// Answers the question for the version that XLA asks a handler at registration; `false` for a call.
@@ -123,7 +124,8 @@ pub(super) unsafe fn read_kernel<'c>(frame: *mut CallFrame) -> Result<KernelCall
         let operands = memories(&(*frame).args)?;
         let results = memories(&(*frame).rets)?;
         check_disjoint(&operands, &results)?;
-        Ok(KernelCall::new(kernel, operands, results))
+        let workers = Workers::new((*frame).api, (*frame).ctx);
+        Ok(KernelCall::new(kernel, operands, results, workers))
     }
 }
 
@@ -327,7 +329,7 @@ unsafe fn create_future(api: &Api) -> Result<*mut abi::Future, String> {
 ///
 /// # Safety
 /// `error` must be null or a live error of `api`.
-unsafe fn check(api: &Api, error: *mut FfiError, name: &str) -> Result<(), String> {
+pub(super) unsafe fn check(api: &Api, error: *mut FfiError, name: &str) -> Result<(), String> {
     if error.is_null() {
         return Ok(());
     }

@@ -1,7 +1,6 @@
 //! Calls of kernels.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::{Arc, OnceLock};
@@ -12,11 +11,12 @@ use super::abi::{CallFrame, FfiError};
 use super::call::{self, CallBuffers, HostTensor, TensorMemory};
 use super::frame;
 use super::site::Attributes;
+use super::workers::Workers;
 
 /// Computes ops for programs that leave them to the process. XLA calls it on several threads at once.
 pub trait HostKernels: Send + Sync {
-    /// Writes the results of a call. It runs on a worker of XLA's pool, or on a replica's own thread, and may wait only for
-    /// threads that never wait for XLA.
+    /// Writes the results of a call. It runs on a worker of XLA's pool, or on a replica's own thread, and may wait for nothing
+    /// but [`Workers::join`].
     ///
     /// # Errors
     /// If there is no kernel for what is called. The program fails on this replica.
@@ -43,18 +43,24 @@ pub struct KernelCall<'c> {
     kernel: Kernel,
     operands: Vec<TensorMemory>,
     results: Vec<TensorMemory>,
-    _frame: PhantomData<&'c mut [u8]>,
+    workers: Workers<'c>,
 }
 
-impl KernelCall<'_> {
+impl<'c> KernelCall<'c> {
     /// # Safety
     /// Each memory must be valid as long as the call, written by nobody else, and that of results overlap no other.
     pub(super) unsafe fn new(
         kernel: Kernel,
         operands: Vec<TensorMemory>,
         results: Vec<TensorMemory>,
+        workers: Workers<'c>,
     ) -> Self {
-        Self { kernel, operands, results, _frame: PhantomData }
+        Self { kernel, operands, results, workers }
+    }
+
+    /// The threads that may help to compute it.
+    pub fn workers(&self) -> Workers<'c> {
+        self.workers
     }
 
     /// What to compute.
@@ -107,7 +113,7 @@ impl Attributes {
 
 /// Called by XLA for each call of a kernel; and once at registration, to ask for the version.
 pub(super) unsafe extern "C" fn run(frame: *mut CallFrame) -> *mut FfiError {
-    // Results must not depend on the thread, and kernels' own threads flush, too.
+    // Results must not depend on the thread, and XLA's workers flush, too.
     let _flushed = super::flush_denormals();
     // SAFETY: XLA calls with a frame that is valid during the call.
     let done = catch_unwind(AssertUnwindSafe(|| unsafe {

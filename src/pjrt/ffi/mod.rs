@@ -19,6 +19,7 @@ mod frame;
 mod kernel;
 mod launch;
 mod site;
+mod workers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -37,6 +38,7 @@ pub(super) use kernel::set as set_kernels;
 pub use kernel::{HostKernels, Kernel, KernelCall};
 pub(super) use launch::HostLaunch;
 pub use site::{CollectiveKind, CollectiveSite};
+pub use workers::Workers;
 
 /// A launch of a program that leaves its collectives to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
