@@ -5,8 +5,10 @@
 //!
 //! Tensors are row-major slices. Functions panic if a slice is shorter than the shape says: callers check shapes.
 
+mod attention;
 mod gemm;
 mod pool;
 
+pub use attention::{Attention, Dropout, Forward, Gradients, Heads, QueriesKeysValues, Real};
 pub use gemm::{Matrix, MatrixMut, Product, Scalar, multiply};
 pub use pool::{Helpers, Pool};

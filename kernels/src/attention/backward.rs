@@ -1,0 +1,281 @@
+//! The backward pass.
+
+use pulp::Arch;
+
+use super::real::{Real, dot};
+use super::{Attention, Gradients, Heads, KEYS, QUERIES, QueriesKeysValues};
+use crate::{Matrix, MatrixMut, Pool, multiply};
+
+/// What the forward pass has computed, and the cotangent of its result.
+#[derive(Clone, Copy, Debug)]
+pub struct Forward<'a, T> {
+    /// The result, rows of heads.
+    pub y: &'a [T],
+    /// The logarithms of sums of exponentials, `[batch * num_positions, num_heads]`.
+    pub lse: &'a [T],
+    /// The cotangent of `y`.
+    pub cotangent: &'a [T],
+}
+
+impl Attention {
+    /// Writes the gradients of queries, keys and values.
+    ///
+    /// # Panics
+    /// If a slice has another length.
+    pub fn backward<T: Real>(
+        &self,
+        pool: &Pool<'_>,
+        gradients: Gradients<'_, T>,
+        operands: QueriesKeysValues<'_, T>,
+        forward: Forward<'_, T>,
+        added: Option<&[T]>,
+    ) {
+        self.check(&operands, forward.y, forward.lse, added);
+        assert_eq!(forward.cotangent.len(), forward.y.len(), "the length of the cotangent");
+        if self.num_rows() == 0 || self.head_width == 0 {
+            return;
+        }
+        // A task for each key and value head of each example, which writes columns of its own.
+        pool.for_each(self.deal(gradients), |task, out| {
+            let (example, kv_head) = (task / self.num_kv_heads, task % self.num_kv_heads);
+            Head::new(self).compute(self, example, kv_head, &operands, &forward, added, out);
+        });
+    }
+
+    /// The columns that each task writes, by rows.
+    fn deal<'a, T>(&self, gradients: Gradients<'a, T>) -> Vec<Columns<'a, T>> {
+        let (num_tasks, group) = (self.batch * self.num_kv_heads, self.group());
+        let with_capacity = || Columns {
+            queries: Vec::with_capacity(self.num_positions * group),
+            keys: Vec::with_capacity(self.num_positions),
+            values: Vec::with_capacity(self.num_positions),
+        };
+        let mut tasks: Vec<_> = (0..num_tasks).map(|_| with_capacity()).collect();
+        let (num_heads, num_kv_heads) = (self.num_heads, self.num_kv_heads);
+        let first_task = |row: usize| row / self.num_positions * num_kv_heads;
+        let mut deal_queries = |row: usize, heads: &'a mut [T]| {
+            for (head, out) in heads.chunks_mut(self.head_width).enumerate() {
+                tasks[first_task(row) + head / group].queries.push(out);
+            }
+        };
+        let d = self.head_width;
+        let mut kv = vec![];
+        match gradients {
+            Gradients::Packed(all) => {
+                let width = (num_heads + 2 * num_kv_heads) * d;
+                assert_eq!(all.len(), self.num_rows() * width, "the length of the gradients");
+                for (row, all) in all.chunks_mut(width).enumerate() {
+                    let (queries, rest) = all.split_at_mut(num_heads * d);
+                    deal_queries(row, queries);
+                    kv.push(rest.split_at_mut(num_kv_heads * d));
+                }
+            }
+            Gradients::Separate([queries, keys, values]) => {
+                assert_eq!(queries.len(), self.num_rows() * num_heads * d, "the length of dq");
+                assert_eq!(keys.len(), self.num_rows() * num_kv_heads * d, "the length of dk");
+                assert_eq!(values.len(), keys.len(), "the length of dv");
+                for (row, queries) in queries.chunks_mut(num_heads * d).enumerate() {
+                    deal_queries(row, queries);
+                }
+                let keys = keys.chunks_mut(num_kv_heads * d);
+                kv.extend(keys.zip(values.chunks_mut(num_kv_heads * d)));
+            }
+        }
+        for (row, (keys, values)) in kv.into_iter().enumerate() {
+            for (head, (key, value)) in keys.chunks_mut(d).zip(values.chunks_mut(d)).enumerate() {
+                let task = &mut tasks[first_task(row) + head];
+                task.keys.push(key);
+                task.values.push(value);
+            }
+        }
+        tasks
+    }
+}
+
+/// The places of the gradients of a key and value head of an example.
+struct Columns<'a, T> {
+    /// By row, then by query head.
+    queries: Vec<&'a mut [T]>,
+    keys: Vec<&'a mut [T]>,
+    values: Vec<&'a mut [T]>,
+}
+
+/// Scratch memory of a task.
+struct Head<T> {
+    /// `[queries, keys]`: scores, then weights.
+    weights: Vec<T>,
+    /// `[queries, keys]`: cotangents of weights, then of scores.
+    cotangents: Vec<T>,
+    /// `[queries, keys]`: weights after dropout.
+    dropped: Vec<T>,
+    keep: Vec<bool>,
+    /// `[queries, d]`
+    queries: Vec<T>,
+    /// `[positions, d]`
+    keys: Vec<T>,
+    /// `[positions, d]`
+    values: Vec<T>,
+}
+
+/// A block of scores.
+#[derive(Clone, Copy)]
+struct Place {
+    example: usize,
+    head: usize,
+    first_query: usize,
+    num_queries: usize,
+    first_key: usize,
+    num_keys: usize,
+}
+
+impl<T: Real> Head<T> {
+    fn new(attention: &Attention) -> Self {
+        let Attention { num_positions, head_width, .. } = *attention;
+        let zeros = |len: usize| vec![T::default(); len];
+        let block = num_positions.min(QUERIES) * num_positions.min(KEYS);
+        let dropped = if attention.dropout.is_some() { block } else { 0 };
+        Self {
+            weights: zeros(block),
+            cotangents: zeros(block),
+            dropped: zeros(dropped),
+            keep: vec![false; dropped.min(KEYS)],
+            queries: zeros(num_positions.min(QUERIES) * head_width),
+            keys: zeros(num_positions * head_width),
+            values: zeros(num_positions * head_width),
+        }
+    }
+
+    fn compute(
+        mut self,
+        attention: &Attention,
+        example: usize,
+        kv_head: usize,
+        operands: &QueriesKeysValues<'_, T>,
+        forward: &Forward<'_, T>,
+        added: Option<&[T]>,
+        mut out: Columns<'_, T>,
+    ) {
+        let Attention { num_positions, head_width: d, .. } = *attention;
+        let group = attention.group();
+        for (index, head) in (kv_head * group..(kv_head + 1) * group).enumerate() {
+            for first_query in (0..num_positions).step_by(QUERIES) {
+                let num_queries = QUERIES.min(num_positions - first_query);
+                let last_key = attention.num_keys(first_query + num_queries);
+                for first_key in (0..last_key).step_by(KEYS) {
+                    let num_keys = KEYS.min(last_key - first_key);
+                    let place =
+                        Place { example, head, first_query, num_queries, first_key, num_keys };
+                    self.block(attention, place, kv_head, operands, forward, added);
+                }
+                for row in 0..num_queries {
+                    let out = &mut out.queries[(first_query + row) * group + index];
+                    out.copy_from_slice(&self.queries[row * d..][..d]);
+                }
+            }
+        }
+        for (out, found) in [(&mut out.keys, &self.keys), (&mut out.values, &self.values)] {
+            for (out, found) in out.iter_mut().zip(found.chunks_exact(d)) {
+                out.copy_from_slice(found);
+            }
+        }
+    }
+
+    /// Adds what one block of scores contributes.
+    fn block(
+        &mut self,
+        attention: &Attention,
+        place: Place,
+        kv_head: usize,
+        operands: &QueriesKeysValues<'_, T>,
+        forward: &Forward<'_, T>,
+        added: Option<&[T]>,
+    ) {
+        let Attention { num_positions, num_heads, head_width: d, .. } = *attention;
+        let Place { example, head, first_query, num_queries, first_key, num_keys } = place;
+        let first_row = example * num_positions;
+        let cotangents = Heads { data: forward.cotangent, row_stride: num_heads * d, offset: 0 };
+        let q = rows(&operands.queries, first_row + first_query, head, [num_queries, d]);
+        let dy = rows(&cotangents, first_row + first_query, head, [num_queries, d]);
+        let k = rows(&operands.keys, first_row + first_key, kv_head, [num_keys, d]);
+        let v = rows(&operands.values, first_row + first_key, kv_head, [num_keys, d]);
+        let (dims, strides) = ([num_queries, num_keys], [num_keys, 1]);
+        multiply(MatrixMut { data: &mut self.weights, dims, strides }, q, transposed(k), false);
+        multiply(MatrixMut { data: &mut self.cotangents, dims, strides }, dy, transposed(v), false);
+        let added = added.map(|added| &added[first_row + first_key..][..num_keys]);
+        self.differentiate(attention, place, forward, added);
+        let weights = if self.dropped.is_empty() { &self.weights } else { &self.dropped };
+        let weights = Matrix { data: &weights[..], dims, strides };
+        let ds = Matrix { data: &self.cotangents[..], dims, strides };
+        let dims = [num_keys, d];
+        let values = &mut self.values[first_key * d..];
+        multiply(MatrixMut { data: values, dims, strides: [d, 1] }, transposed(weights), dy, true);
+        let keys = &mut self.keys[first_key * d..];
+        multiply(MatrixMut { data: keys, dims, strides: [d, 1] }, transposed(ds), q, true);
+        let dims = [num_queries, d];
+        let queries = MatrixMut { data: &mut self.queries, dims, strides: [d, 1] };
+        multiply(queries, ds, k, first_key > 0);
+    }
+
+    /// From scores to weights, and from cotangents of weights to those of products of queries and keys.
+    fn differentiate(
+        &mut self,
+        attention: &Attention,
+        place: Place,
+        forward: &Forward<'_, T>,
+        added: Option<&[T]>,
+    ) {
+        let Attention { num_positions, num_heads, head_width: d, dropout, .. } = *attention;
+        let Place { example, head, first_query, num_queries, first_key, num_keys } = place;
+        let scale = T::from_f64(1.0 / (d as f64).sqrt());
+        Arch::new().dispatch(|| {
+            for row in 0..num_queries {
+                let query = first_query + row;
+                let entry = (example * num_positions + query) * num_heads + head;
+                let (y, dy) = (&forward.y[entry * d..][..d], &forward.cotangent[entry * d..][..d]);
+                // The sum over keys of weights and their cotangents.
+                let (lse, weighted) = (forward.lse[entry], dot(y, dy));
+                let num_visible = attention.num_visible(query, first_key, num_keys);
+                let part = row * num_keys..(row + 1) * num_keys;
+                let (weights, hidden) = self.weights[part.clone()].split_at_mut(num_visible);
+                hidden.fill(T::default());
+                match added {
+                    None => weights.iter_mut().for_each(|p| *p = (*p * scale - lse).exp()),
+                    Some(added) => {
+                        for (p, added) in weights.iter_mut().zip(added) {
+                            *p = (*p * scale + *added - lse).exp();
+                        }
+                    }
+                }
+                let (cotangents, hidden) = self.cotangents[part.clone()].split_at_mut(num_visible);
+                hidden.fill(T::default());
+                if let Some(dropout) = dropout {
+                    let (dropped, hidden) = self.dropped[part].split_at_mut(num_visible);
+                    hidden.fill(T::default());
+                    let keep = &mut self.keep[..num_visible];
+                    let first = query * num_positions + first_key;
+                    dropout.keep(keep, example * num_heads + head, first);
+                    let factor = T::from_f64(dropout.scale());
+                    let values = dropped.iter_mut().zip(cotangents.iter_mut());
+                    for ((dropped, ct), (p, keep)) in values.zip(weights.iter().zip(keep)) {
+                        let factor = if *keep { factor } else { T::default() };
+                        *dropped = *p * factor;
+                        *ct *= factor;
+                    }
+                }
+                for (ct, p) in cotangents.iter_mut().zip(weights.iter()) {
+                    *ct = *p * (*ct - weighted) * scale;
+                }
+            }
+        });
+    }
+}
+
+/// Rows of a head.
+fn rows<'a, T>(heads: &Heads<'a, T>, first: usize, head: usize, dims: [usize; 2]) -> Matrix<'a, T> {
+    Matrix { data: heads.at(first, head, dims[1]), dims, strides: [heads.row_stride, 1] }
+}
+
+fn transposed<T>(matrix: Matrix<'_, T>) -> Matrix<'_, T> {
+    let ([m, n], [row, column]) = (matrix.dims, matrix.strides);
+    Matrix { data: matrix.data, dims: [n, m], strides: [column, row] }
+}

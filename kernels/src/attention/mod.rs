@@ -1,0 +1,131 @@
+//! Self-attention in blocks: nothing of size positions x positions is in memory.
+//!
+//! Dao, Fu, Ermon, Rudra and Ré, "FlashAttention" (2022), and Dao, "FlashAttention-2" (2023): the softmax of a row of scores is
+//! computed block by block with the greatest score so far, and the backward pass computes the weights again from the
+//! logarithm of their sum. Blocks in which a causal mask hides everything are left out.
+
+mod backward;
+mod dropout;
+mod forward;
+mod real;
+
+pub use backward::Forward;
+pub use dropout::Dropout;
+pub use real::Real;
+
+/// The queries that a block has, which are rows of its scores.
+const QUERIES: usize = 64;
+
+/// The keys that a block has at most, which are columns of its scores.
+const KEYS: usize = 256;
+
+/// `y = dropout(softmax(q k^T / sqrt(d) + added)) v` in each head of each example.
+///
+/// Rows of all operands are positions, of all examples in order. Scratch memory of a task is 3 blocks of `64 x 256` scores, and in the
+/// backward pass also the gradients of one head: `2 num_positions * d`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Number of examples.
+    pub batch: usize,
+    /// Positions of an example.
+    pub num_positions: usize,
+    /// Number of query heads.
+    pub num_heads: usize,
+    /// Number of key and value heads, each shared by equally many query heads, which are neighbours.
+    pub num_kv_heads: usize,
+    /// d: the width of a head.
+    pub head_width: usize,
+    /// `true` if a position attends only to itself and earlier ones.
+    pub causal: bool,
+    /// Dropout of the weights.
+    pub dropout: Option<Dropout>,
+}
+
+/// Heads side by side in the rows of a matrix, each of `d` neighbouring columns.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads<'a, T> {
+    /// The elements from the first row on.
+    pub data: &'a [T],
+    /// The distance between rows, in elements.
+    pub row_stride: usize,
+    /// The first column of the first head.
+    pub offset: usize,
+}
+
+impl<'a, T> Heads<'a, T> {
+    /// Head `head` of width `width`, from row `row` on.
+    fn at(&self, row: usize, head: usize, width: usize) -> &'a [T] {
+        &self.data[row * self.row_stride + self.offset + head * width..]
+    }
+}
+
+/// Queries, keys and values.
+#[derive(Clone, Copy, Debug)]
+pub struct QueriesKeysValues<'a, T> {
+    /// q
+    pub queries: Heads<'a, T>,
+    /// k
+    pub keys: Heads<'a, T>,
+    /// v
+    pub values: Heads<'a, T>,
+}
+
+/// Where the gradients of [`QueriesKeysValues`] are written.
+#[derive(Debug)]
+pub enum Gradients<'a, T> {
+    /// Side by side in one matrix: rows of `num_heads` queries, then keys, then values.
+    Packed(&'a mut [T]),
+    /// In three matrices, rows of heads.
+    Separate([&'a mut [T]; 3]),
+}
+
+impl Attention {
+    /// Number of rows: positions of all examples.
+    fn num_rows(&self) -> usize {
+        self.batch * self.num_positions
+    }
+
+    /// Query heads that share a key and value head.
+    fn group(&self) -> usize {
+        self.num_heads / self.num_kv_heads.max(1)
+    }
+
+    /// Keys that some of the queries before `last_query` attend to.
+    fn num_keys(&self, last_query: usize) -> usize {
+        if self.causal { last_query } else { self.num_positions }
+    }
+
+    /// Of `num_keys` keys from `first_key` on, those that a query attends to, which are the first.
+    fn num_visible(&self, query: usize, first_key: usize, num_keys: usize) -> usize {
+        match self.causal {
+            true => (query + 1).saturating_sub(first_key).min(num_keys),
+            false => num_keys,
+        }
+    }
+
+    /// # Panics
+    /// If key and value heads do not divide the query heads, or a slice has another length.
+    fn check<T>(
+        &self,
+        operands: &QueriesKeysValues<'_, T>,
+        y: &[T],
+        lse: &[T],
+        added: Option<&[T]>,
+    ) {
+        let Self { num_heads, num_kv_heads, head_width, .. } = *self;
+        assert!(num_kv_heads > 0 && num_heads.is_multiple_of(num_kv_heads), "{self:?}");
+        let rows = self.num_rows();
+        let QueriesKeysValues { queries, keys, values } = operands;
+        for (heads, count) in [(queries, num_heads), (keys, num_kv_heads), (values, num_kv_heads)] {
+            let columns = heads.offset + count * head_width;
+            let needed = rows.saturating_sub(1) * heads.row_stride + columns;
+            assert!(rows == 0 || needed <= heads.data.len(), "an operand is too short");
+        }
+        assert_eq!(y.len(), rows * num_heads * head_width, "the length of y");
+        assert_eq!(lse.len(), rows * num_heads, "the length of the logarithms");
+        assert!(added.is_none_or(|added| added.len() == rows), "the length of the mask");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::Pool;
+
+/// Numbers between -1 and 1 that look random.
+fn values(len: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    };
+    (0..len).map(next).collect()
+}
+
+/// Operands in one matrix, and what is added for each key.
+#[derive(Clone)]
+struct Case {
+    attention: Attention,
+    qkv: Vec<f64>,
+    added: Option<Vec<f64>>,
+}
+
+impl Case {
+    fn new(attention: Attention, is_masked: bool, seed: u64) -> Self {
+        let Attention { batch, num_positions, num_heads, num_kv_heads, head_width, .. } = attention;
+        let rows = batch * num_positions;
+        let qkv = values(rows * (num_heads + 2 * num_kv_heads) * head_width, seed);
+        // Every third key is hidden.
+        let hidden = |row: usize| if row % 3 == 1 { -1e4 } else { 0.0 };
+        Self { attention, qkv, added: is_masked.then(|| (0..rows).map(hidden).collect()) }
+    }
+
+    fn widths(&self) -> [usize; 3] {
+        let Attention { num_heads, num_kv_heads, head_width: d, .. } = self.attention;
+        [num_heads * d, num_kv_heads * d, (num_heads + 2 * num_kv_heads) * d]
+    }
+
+    fn operands<'a, T>(&self, qkv: &'a [T]) -> QueriesKeysValues<'a, T> {
+        let [q, kv, row_stride] = self.widths();
+        let heads = |offset| Heads { data: qkv, row_stride, offset };
+        QueriesKeysValues { queries: heads(0), keys: heads(q), values: heads(q + kv) }
+    }
+
+    /// Weights before and after dropout of a head of an example, `[positions, positions]`, and y, by definition.
+    fn plain(&self) -> (Vec<f64>, Vec<f64>) {
+        let Attention {
+            batch, num_positions: t, num_heads, head_width: d, causal, dropout, ..
+        } = self.attention;
+        let [q_width, kv_width, width] = self.widths();
+        let mut y = vec![0.0; batch * t * q_width];
+        let mut lse = vec![0.0; batch * t * num_heads];
+        for (b, h, i) in indices(batch, num_heads, t) {
+            let kv = h / self.attention.group();
+            let at = |row: usize, column: usize| self.qkv[(b * t + row) * width + column];
+            let score = |j: usize| {
+                let terms = (0..d).map(|l| at(i, h * d + l) * at(j, q_width + kv * d + l));
+                let added = self.added.as_ref().map_or(0.0, |added| added[b * t + j]);
+                terms.sum::<f64>() / (d as f64).sqrt() + added
+            };
+            let num_keys = if causal { i + 1 } else { t };
+            let scores: Vec<f64> = (0..num_keys).map(score).collect();
+            let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|score| (score - greatest).exp()).sum();
+            let entry = (b * t + i) * num_heads + h;
+            lse[entry] = greatest + total.ln();
+            for (j, score) in scores.iter().enumerate() {
+                let mut weight = (score - lse[entry]).exp();
+                if let Some(dropout) = dropout {
+                    let mut keep = [false];
+                    dropout.keep(&mut keep, b * num_heads + h, i * t + j);
+                    weight *= if keep[0] { dropout.scale() } else { 0.0 };
+                }
+                for l in 0..d {
+                    y[entry * d + l] += weight * at(j, q_width + kv_width + kv * d + l);
+                }
+            }
+        }
+        (y, lse)
+    }
+
+    fn forward<T: Real>(&self, pool: &Pool<'_>, qkv: &[T]) -> (Vec<T>, Vec<T>) {
+        let Attention { batch, num_positions, num_heads, .. } = self.attention;
+        let rows = batch * num_positions;
+        // Whatever was in memory is replaced.
+        let mut y = vec![T::from_f64(7.0); rows * self.widths()[0]];
+        let mut lse = vec![T::from_f64(7.0); rows * num_heads];
+        let added = self.added.as_ref().map(|added| narrow::<T>(added));
+        self.attention.forward(pool, &mut y, &mut lse, self.operands(qkv), added.as_deref());
+        (y, lse)
+    }
+
+    fn backward<T: Real>(&self, pool: &Pool<'_>, qkv: &[T], cotangent: &[T]) -> Vec<T> {
+        let (y, lse) = self.forward(pool, qkv);
+        let mut gradients = vec![T::from_f64(7.0); qkv.len()];
+        let forward = Forward { y: &y, lse: &lse, cotangent };
+        let added = self.added.as_ref().map(|added| narrow::<T>(added));
+        let out = Gradients::Packed(&mut gradients);
+        self.attention.backward(pool, out, self.operands(qkv), forward, added.as_deref());
+        gradients
+    }
+}
+
+fn indices(a: usize, b: usize, c: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..a * b * c).map(move |i| (i / (b * c), i / c % b, i % c))
+}
+
+fn narrow<T: Real>(x: &[f64]) -> Vec<T> {
+    x.iter().map(|x| T::from_f64(*x)).collect()
+}
+
+fn assert_close(found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len());
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let distance = (found - expected).abs();
+        assert!(distance <= tolerance * (1.0 + expected.abs()), "{i}: {found} {expected}");
+    }
+}
+
+fn attentions() -> impl Strategy<Value = Attention> {
+    let sizes = (1usize..3, 1usize..300, 1usize..3, 1usize..3, 1usize..9);
+    let dropout = proptest::option::of((0.0..0.9, any::<[u32; 2]>(), any::<u32>()));
+    (sizes, any::<bool>(), dropout).prop_map(|((batch, t, kv, group, d), causal, dropout)| {
+        Attention {
+            batch,
+            num_positions: t,
+            num_heads: kv * group,
+            num_kv_heads: kv,
+            head_width: d,
+            causal,
+            dropout: dropout.map(|(rate, key, first_row)| Dropout { rate, key, first_row }),
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn blocks_give_what_the_definition_gives(
+        attention in attentions(), is_masked: bool, seed: u64, num_helpers in 0usize..3,
+    ) {
+        let case = Case::new(attention, is_masked, seed);
+        let pool = Pool::new(num_helpers).unwrap();
+        let (expected_y, expected_lse) = case.plain();
+        let (y, lse) = case.forward(&pool, &case.qkv);
+        assert_close(&y, &expected_y, 1e-12);
+        assert_close(&lse, &expected_lse, 1e-12);
+        let (y, _) = case.forward(&pool, &narrow::<f32>(&case.qkv));
+        assert_close(&y.iter().map(|y| f64::from(*y)).collect::<Vec<_>>(), &expected_y, 1e-5);
+    }
+
+    /// The derivative along a direction, from both sides.
+    #[test]
+    fn gradients_are_those_of_finite_differences(
+        attention in attentions(), is_masked: bool, seed: u64, num_helpers in 0usize..3,
+    ) {
+        let case = Case::new(attention, is_masked, seed);
+        let pool = Pool::new(num_helpers).unwrap();
+        let [q_width, kv_width, width] = case.widths();
+        let cotangent = values(case.plain().0.len(), seed ^ 1);
+        let gradients = case.backward(&pool, &case.qkv, &cotangent);
+        let direction = values(case.qkv.len(), seed ^ 2);
+        // Along queries, keys and values alone, so that one cannot hide the other.
+        for part in [0..q_width, q_width..q_width + kv_width, q_width + kv_width..width] {
+            let along = |i: usize| if part.contains(&(i % width)) { direction[i] } else { 0.0 };
+            let step = 1e-5;
+            let value = |sign: f64| -> f64 {
+                let mut moved = case.clone();
+                for (i, x) in moved.qkv.iter_mut().enumerate() {
+                    *x += sign * step * along(i);
+                }
+                moved.plain().0.iter().zip(&cotangent).map(|(y, ct)| y * ct).sum()
+            };
+            let expected = (value(1.0) - value(-1.0)) / (2.0 * step);
+            let found: f64 = gradients.iter().enumerate().map(|(i, g)| g * along(i)).sum();
+            let size = 1.0 + expected.abs();
+            assert!((found - expected).abs() < 1e-5 * size, "{part:?}: {found} {expected}");
+        }
+        let narrow_gradients = case.backward(&pool, &narrow::<f32>(&case.qkv), &narrow(&cotangent));
+        let narrow_gradients: Vec<_> = narrow_gradients.iter().map(|g| f64::from(*g)).collect();
+        assert_close(&narrow_gradients, &gradients, 3e-4);
+    }
+}
+
+fn causal(batch: usize, num_positions: usize, num_heads: usize) -> Attention {
+    let (num_kv_heads, head_width) = (num_heads, 16);
+    Attention {
+        batch,
+        num_positions,
+        num_heads,
+        num_kv_heads,
+        head_width,
+        causal: true,
+        dropout: None,
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let dropout = Some(Dropout { rate: 0.2, key: [3, 4], first_row: 5 });
+    let case = Case::new(Attention { dropout, ..causal(3, 150, 2) }, true, 1);
+    let qkv = narrow::<f32>(&case.qkv);
+    let cotangent = narrow(&values(3 * 150 * 32, 2));
+    let of = |num_helpers: usize| {
+        let pool = Pool::new(num_helpers).unwrap();
+        (case.forward(&pool, &qkv), case.backward(&pool, &qkv, &cotangent))
+    };
+    let alone = of(0);
+    assert!(alone == of(1) && alone == of(3));
+}
+
+#[test]
+fn gradients_in_three_matrices_are_those_in_one() {
+    let case = Case::new(Attention { num_kv_heads: 1, ..causal(2, 70, 2) }, false, 1);
+    let pool = Pool::new(1).unwrap();
+    let (y, lse) = case.forward(&pool, &case.qkv);
+    let cotangent = values(y.len(), 2);
+    let packed = case.backward(&pool, &case.qkv, &cotangent);
+    let [q_width, kv_width, width] = case.widths();
+    let mut parts = [q_width, kv_width, kv_width].map(|width| vec![0.0; 140 * width]);
+    let forward = Forward { y: &y, lse: &lse, cotangent: &cotangent };
+    let out = Gradients::Separate(parts.each_mut().map(|part| &mut part[..]));
+    case.attention.backward(&pool, out, case.operands(&case.qkv), forward, None);
+    let rows = (0..140).flat_map(|row| {
+        let [q, k, v] = parts.each_ref().map(|part| part.chunks(part.len() / 140).nth(row));
+        [q, k, v].into_iter().flatten().flatten().copied()
+    });
+    assert_eq!(packed, rows.collect::<Vec<_>>());
+    assert_eq!(packed.len(), 140 * width);
+}
+
+#[test]
+fn scores_may_be_huge_and_nan_shows() {
+    let mut case = Case::new(causal(1, 100, 1), false, 1);
+    let width = case.widths()[2];
+    for (i, x) in case.qkv.iter_mut().enumerate() {
+        // Queries and keys.
+        *x *= if i % width < 32 { 300.0 } else { 1.0 };
+    }
+    let pool = Pool::new(0).unwrap();
+    let (y, _) = case.forward(&pool, &case.qkv);
+    assert_close(&y, &case.plain().0, 1e-9);
+    assert!(y.iter().all(|y| y.is_finite()));
+    // A key is seen by its own query and by later ones. Gradients of others in its block may show it, too: 0 times NaN.
+    case.qkv[64 * width + 16] = f64::NAN;
+    let (y, _) = case.forward(&pool, &case.qkv);
+    let is_nan = |row: usize| y[row * 16..][..16].iter().all(|y| y.is_nan());
+    assert!((0..100).all(|row| is_nan(row) == (row >= 64)));
+    let gradients = case.backward(&pool, &case.qkv, &values(y.len(), 2));
+    assert!(gradients[..16].iter().all(|g| g.is_finite()));
+    assert!(gradients[64 * width..][..16].iter().all(|g| g.is_nan()));
+}
