@@ -24,7 +24,7 @@ use lockstep::train::{Run, Trainer, open_devices};
 const NUM_REPLICAS: usize = 4;
 
 fn lowered(graph: &Graph) -> Program {
-    let calls = HostCalls { collectives: Some(1), kernels: false };
+    let calls = HostCalls { collectives: Some(1), ..HostCalls::default() };
     lower_with_host_calls(graph, "test", calls)
 }
 

@@ -214,6 +214,7 @@ fn graph(model: &dyn Model, num_examples: usize, keys: &[&str], case: &Case) -> 
         optimizer: &*from_config(&config.optimizer),
         policy: Arc::new(Replicated),
         on_nonfinite: case.on_nonfinite,
+        host_kernels: false,
     };
     trace_step(&spec.declare().unwrap()).unwrap()
 }

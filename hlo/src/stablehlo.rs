@@ -25,7 +25,7 @@ use crate::{
 };
 
 pub use host_collective::{HOST_COLLECTIVE_TARGET, HOST_REPLICA_ID_TARGET};
-pub use host_kernel::HOST_KERNEL_TARGET;
+pub use host_kernel::{HOST_KERNEL_TARGET, HOST_KERNELS_VERSION};
 
 use constant::constant;
 use host_collective::Collectives;
@@ -105,8 +105,17 @@ pub struct HostCalls {
     /// With several processes, each runs `num_replicas / num_processes` replicas of the same text, and a replica asks for its
     /// number with a call to [`HOST_REPLICA_ID_TARGET`]. The number of processes must divide the replicas of the mesh.
     pub collectives: Option<usize>,
-    /// Matrix products that are worth it are calls to [`HOST_KERNEL_TARGET`]. Attributes say what to compute.
-    pub kernels: bool,
+    /// The ops that are calls to [`HOST_KERNEL_TARGET`]. Attributes say what to compute.
+    pub kernels: KernelOps,
+}
+
+/// The ops that a program leaves to kernels of the process, if they are large enough to be worth a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelOps {
+    /// Matrix products.
+    pub products: bool,
+    /// Sums over leading dims.
+    pub sums: bool,
 }
 
 /// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those of
@@ -127,7 +136,12 @@ pub fn lower_with_host_calls(graph: &Graph, name: &str, calls: HostCalls) -> Pro
 /// [`lower`] without communication, for the first `num_replicas` replicas of the mesh: the same work for each of them, to
 /// measure it. Every all_reduce is over a group of one replica, and other collectives become local ops of the same
 /// shapes. The results are not those of the program. `kernels` is that of [`HostCalls`].
-pub fn lower_isolated(graph: &Graph, name: &str, num_replicas: usize, kernels: bool) -> Program {
+pub fn lower_isolated(
+    graph: &Graph,
+    name: &str,
+    num_replicas: usize,
+    kernels: KernelOps,
+) -> Program {
     let replica_groups = ReplicaGroups::Isolated { num_replicas };
     write(&isolate(&expand(graph)), name, replica_groups, Collectives::Ops, kernels)
 }
@@ -166,7 +180,7 @@ fn write(
     name: &str,
     replica_groups: ReplicaGroups,
     collectives: Collectives,
-    kernels: bool,
+    kernels: KernelOps,
 ) -> Program {
     let graph = &*match expand(graph) {
         // Merges the zeros with which each stack of a loop starts.
@@ -239,8 +253,7 @@ struct Writer {
     mesh: Mesh,
     replica_groups: ReplicaGroups,
     collectives: Collectives,
-    /// `true` to leave ops that have a kernel to the process.
-    kernels: bool,
+    kernels: KernelOps,
     num_names: usize,
     locations: HashMap<Origin, usize>,
     location_order: Vec<Origin>,
@@ -251,7 +264,7 @@ impl Writer {
         mesh: Mesh,
         replica_groups: ReplicaGroups,
         collectives: Collectives,
-        kernels: bool,
+        kernels: KernelOps,
     ) -> Self {
         Self {
             text: String::new(),
@@ -338,6 +351,11 @@ impl Writer {
         let body = match &node.op {
             Op::While { .. } => self.while_body(context, node),
             Op::Case { branches } => self.case_body(context, node, branches),
+            Op::Reduce { reduction: Reduction::Sum, dims }
+                if self.kernels.sums && host_kernel::has_sum(context, node, dims) =>
+            {
+                host_kernel::sum(context, node)
+            }
             Op::Reduce { reduction, dims } => {
                 let dtype = context.graph.ty(node.operands[0]).dtype;
                 let identity = self.identity(context, node, dtype, *reduction);
@@ -365,7 +383,7 @@ impl Writer {
                 windows::convolution(context, node, forward, wide)
             }),
             Op::DotGeneral(dims) => {
-                let kernel = self.kernels && host_kernel::has_dot(context, node, dims);
+                let kernel = self.kernels.products && host_kernel::has_dot(context, node, dims);
                 self.accumulated(context, node, |wide| match kernel {
                     true => host_kernel::dot_general(context, node, dims, wide),
                     false => dot_general(context, node, dims, wide),

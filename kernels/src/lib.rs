@@ -8,7 +8,9 @@
 mod attention;
 mod gemm;
 mod pool;
+mod sum;
 
 pub use attention::{Attention, Dropout, Forward, Gradients, Heads, QueriesKeysValues, Real};
 pub use gemm::{Matrix, MatrixMut, Product, Scalar, multiply};
 pub use pool::{Helpers, Pool};
+pub use sum::sum_rows;

@@ -50,6 +50,7 @@ pub struct Scope<'g> {
     prefix: String,
     stream: Stream<'g>,
     param_use: Option<UseBelow>,
+    host_kernels: bool,
 }
 
 /// A [`ParamUse`] for a scope whose root is not the root of the tree of parameters.
@@ -122,7 +123,20 @@ impl<'g> Scope<'g> {
             training,
         };
         let shared = Rc::new(shared);
-        Self { shared, prefix: String::new(), stream: Stream::default(), param_use: None }
+        let stream = Stream::default();
+        Self { shared, prefix: String::new(), stream, param_use: None, host_kernels: false }
+    }
+
+    /// The same scope; with `true`, for a program whose process has kernels, which layers call ([`hlo::HostCalls::kernels`]). The
+    /// interpreter does not evaluate them.
+    #[must_use]
+    pub fn with_host_kernels(self, host_kernels: bool) -> Self {
+        Self { host_kernels, ..self }
+    }
+
+    /// `true` if layers may call kernels of the process.
+    pub(crate) fn has_host_kernels(&self) -> bool {
+        self.host_kernels
     }
 
     /// The same scope, which applies `at_use` to each parameter where a model uses it.

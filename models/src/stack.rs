@@ -104,6 +104,7 @@ struct Block<F> {
     is_random: bool,
     /// Applied inside the body. All blocks share one body, so blocks that are not scanned have the first block's path.
     param_use: Option<UseBelow>,
+    host_kernels: bool,
 }
 
 impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F> {
@@ -153,6 +154,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
             num_given,
             is_random,
             param_use,
+            host_kernels: scope.has_host_kernels(),
         }
     }
 
@@ -207,7 +209,8 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
         let means = tree(self.running_means.paths().map(str::to_owned).collect(), means);
         let scope = Scope::bind(t, self.precision, params, training)
             .with_model_state(means)
-            .with_param_use_below(self.param_use.clone());
+            .with_param_use_below(self.param_use.clone())
+            .with_host_kernels(self.host_kernels);
         let y = (self.block)(&scope, x, given);
         let observed = scope.observed();
         let observed = self.observed.iter().filter_map(|path| observed.get(path).copied());

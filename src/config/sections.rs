@@ -194,9 +194,11 @@ pub struct CompileConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KernelsConfig {
-    /// The kernel that is faster on the backend.
+    /// This program, where that is faster on the backend.
     #[default]
     Auto,
+    /// This program, all of them.
+    All,
     /// XLA, all of them.
     Xla,
 }

@@ -2,7 +2,9 @@
 //!
 //! The crate `kernels` computes on slices; this module reads what a program asks for.
 
+mod attention;
 mod dot;
+mod sum;
 
 use std::fmt;
 use std::thread;
@@ -35,8 +37,10 @@ impl HostKernels for CpuKernels {
     fn run(&self, call: &mut KernelCall<'_>) -> Result<(), String> {
         let workers = XlaWorkers(call.workers());
         let pool = Pool::of(&workers, self.num_processors - 1);
-        match call.kernel() {
-            Kernel::DotGeneral(dims) => dot::run(&pool, &dims.clone(), call),
+        match call.kernel().clone() {
+            Kernel::DotGeneral(dims) => dot::run(&pool, &dims, call),
+            Kernel::Sum => sum::run(&pool, call),
+            Kernel::Attention(site) => attention::run(&pool, site, call),
         }
     }
 }

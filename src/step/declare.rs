@@ -45,6 +45,8 @@ pub struct StepSpec<'a> {
     pub policy: Arc<dyn Policy>,
     /// What to do when the loss, a gradient or the next state is not finite.
     pub on_nonfinite: OnNonfinite,
+    /// `true` if layers may call kernels of the process: see [`models::Scope::with_host_kernels`].
+    pub host_kernels: bool,
 }
 
 /// A step whose model has been traced once to discover its parameters. All programs of a run are traced from it.

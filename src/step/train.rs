@@ -321,7 +321,8 @@ fn microbatch<'g>(
 ) -> Vec<Tensor<'g>> {
     let (t, spec) = (batch.weight.tracer(), &step.spec);
     let scope = Scope::bind(t, spec.precision, step.bound(params), Some(training))
-        .with_param_use(step.at_use());
+        .with_param_use(step.at_use())
+        .with_host_kernels(spec.host_kernels);
     let loss = spec.model.loss(&scope, batch);
     // A constant weight counts this replica's examples.
     let weight = match loss.weight.is_gradient_free() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hlo::{Axis, AxisSet, Mesh};
+use hlo::{Axis, AxisSet, KernelOps, Mesh};
 use models::{Model, Precision};
 
 use super::{CompileSettings, Error};
@@ -12,7 +12,7 @@ use crate::config::{
     AutoOr, BatchSplit, Config, KernelsConfig, OnNonfinite, OptionValue, RunLength,
 };
 use crate::data::{Field, Source, Splits};
-use crate::lowering::Lowering;
+use crate::lowering::{ALL_KERNELS, FAST_KERNELS, Lowering};
 use crate::optim::{self, Transformation, schedule::Schedule};
 use crate::parallel::{Policy, Replicated, Zero, ZeroStage};
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
@@ -44,6 +44,8 @@ pub struct Run {
     pub steps_per_launch: usize,
     /// The form in which programs are written for the platform.
     pub lowering: Lowering,
+    /// `true` if layers call kernels of the process: see [`StepSpec::host_kernels`].
+    pub host_kernels: bool,
     /// How programs are compiled.
     pub compile: CompileSettings,
 }
@@ -97,8 +99,13 @@ impl Run {
         let has_host_collectives =
             platform == Platform::Cpu && config.parallel.host_collectives.or(false);
         lowering.host_collectives = has_host_collectives.then_some(1);
-        lowering.host_kernels =
-            platform == Platform::Cpu && config.compile.kernels == KernelsConfig::Auto;
+        let host_kernels =
+            platform == Platform::Cpu && config.compile.kernels != KernelsConfig::Xla;
+        lowering.host_kernels = match config.compile.kernels {
+            _ if !host_kernels => KernelOps::default(),
+            KernelsConfig::All => ALL_KERNELS,
+            _ => FAST_KERNELS,
+        };
         Ok(Self {
             schedule: Schedule::new(&config.schedule, &length)?,
             batch,
@@ -112,6 +119,7 @@ impl Run {
             on_nonfinite: config.train.on_nonfinite,
             steps_per_launch: config.train.steps_per_launch,
             lowering,
+            host_kernels,
             compile: CompileSettings {
                 options: CompileOptions {
                     overrides: compile_overrides(config),
@@ -151,6 +159,7 @@ impl Run {
             optimizer: &*self.optimizer,
             policy: self.policy.clone(),
             on_nonfinite: self.on_nonfinite,
+            host_kernels: self.host_kernels,
         }
     }
 }

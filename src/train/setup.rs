@@ -140,7 +140,7 @@ fn open_timed(
         return Err(too_many(config, mesh.num_replicas(), num_devices));
     }
     if client.platform() == Platform::Cpu {
-        if config.compile.kernels == KernelsConfig::Auto {
+        if config.compile.kernels != KernelsConfig::Xla {
             client.use_host_kernels(|| Arc::new(CpuKernels::default()))?;
         }
         match processes.member() {

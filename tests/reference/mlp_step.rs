@@ -125,6 +125,7 @@ impl Setting {
             optimizer,
             policy: Arc::new(Replicated),
             on_nonfinite: OnNonfinite::Stop,
+            host_kernels: false,
         };
         f(&spec.declare().unwrap())
     }

@@ -137,6 +137,7 @@ impl Case<'_> {
             optimizer: self.optimizer,
             policy: Arc::new(Replicated),
             on_nonfinite: OnNonfinite::Stop,
+            host_kernels: false,
         };
         f(&spec.declare().unwrap())
     }

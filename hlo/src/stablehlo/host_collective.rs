@@ -95,7 +95,7 @@ mod tests {
     };
 
     fn lower_for(graph: &Graph, num_processes: usize) -> Program {
-        let calls = HostCalls { collectives: Some(num_processes), kernels: false };
+        let calls = HostCalls { collectives: Some(num_processes), ..HostCalls::default() };
         lower_with_host_calls(graph, "test", calls)
     }
 

@@ -2,8 +2,9 @@
 //!
 //! Legend: b batch, t position, n = b * t, m = b * heads, w width, d width of a head.
 
-use hlo::{DotDims, Tensor, Tracer};
+use hlo::{DType, DotDims, Tensor, Tracer};
 
+use super::attention_call::AttentionCall;
 use crate::layers::{dropout, linear, rotary};
 use crate::{Initializer, Scope};
 
@@ -81,6 +82,17 @@ pub fn attention<'g>(scope: &Scope<'g>, x_nw: Tensor<'g>, parts: Attention) -> T
     let (query_width, kv_width) = (num_heads * d, num_kv_heads * d);
 
     let qkv = linear(&scope.at("qkv"), x_nw, query_width + 2 * kv_width, parts.qkv);
+    if scope.has_host_kernels() && !parts.rotary {
+        let call = AttentionCall {
+            num_positions: t,
+            num_heads,
+            num_kv_heads,
+            causal: parts.causal,
+            rate: parts.dropout,
+        };
+        let y_nw = call.attend(scope, &[qkv], None);
+        return linear(&scope.at("out"), y_nw, width, parts.out);
+    }
     let heads = |first: usize, num_heads: usize| -> Tensor<'g> {
         into_heads(qkv.slice_dim(1, first, first + num_heads * d), t, num_heads)
     };
@@ -120,15 +132,28 @@ pub fn masked_attention<'g>(
         x_nw.reject("masked_attention", message);
         return x_nw;
     }
-    let heads = ["query", "key", "value"]
-        .map(|name| into_heads(linear(&scope.at(name), x_nw, width, initializer), t, num_heads));
+    let heads =
+        ["query", "key", "value"].map(|name| linear(&scope.at(name), x_nw, width, initializer));
+    if scope.has_host_kernels() {
+        let num_kv_heads = num_heads;
+        let call = AttentionCall { num_positions: t, num_heads, num_kv_heads, causal: false, rate };
+        let y_nw = call.attend(scope, &heads, Some(mask_bs));
+        return linear(&scope.at("out"), y_nw, width, initializer);
+    }
+    let heads = heads.map(|x_nw| into_heads(x_nw, t, num_heads));
     let y_mtd = attend(scope, heads, rate, |scores_mts| {
-        let added_bs = (1.0 - mask_bs.convert(scores_mts.dtype())) * MASKED;
+        let added_bs = added_for(mask_bs, scores_mts.dtype());
         let added = added_bs.broadcast_in_dim(&[batch, num_heads, t, t], &[0, 3]);
         Some(added.reshape(&scores_mts.shape()))
     });
     let y_bthd = y_mtd.reshape(&[batch, num_heads, t, width / num_heads]).transpose(&[0, 2, 1, 3]);
     linear(&scope.at("out"), y_bthd.reshape(&[n, width]), width, initializer)
+}
+
+/// What is added to the scores of keys: 0, or [`MASKED`] for padding.
+#[track_caller]
+pub(super) fn added_for(mask_bs: Tensor<'_>, dtype: DType) -> Tensor<'_> {
+    (1.0 - mask_bs.convert(dtype)) * MASKED
 }
 
 /// `[b * t, heads * d] -> [b * heads, t, d]`

@@ -1,6 +1,7 @@
 //! Layers, one per file.
 
 mod attention;
+mod attention_call;
 mod batch_norm;
 mod conv2d;
 mod dropout;

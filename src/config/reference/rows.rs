@@ -298,7 +298,7 @@ pub(super) const KEYS: &[KeyRow] = &[
     DEVICE.key("options", Other("table of options"), "", Value("{}"), "Options of the plugin, passed to it when it opens its devices: `true`, `false`, numbers, strings or lists of whole numbers. The `cpu` backend has none. See [GPU](gpu.md) and [TPU](tpu.md)."),
     COMPILE.key("overrides", Other("table of XLA options"), "", Value("{}"), "XLA options by name: `true`, `false`, numbers or strings."),
     COMPILE.key("cache", Bool, "", Value("true"), "Cache compiled programs on disk."),
-    COMPILE.key("kernels", OneOf(&["auto", "xla"]), "", Value("\"auto\""), "Who computes the ops that Lockstep has kernels for: whichever is faster on the backend, or XLA. On the `cpu` backend these are matrix products."),
+    COMPILE.key("kernels", OneOf(&["auto", "all", "xla"]), "", Value("\"auto\""), "The ops of the `cpu` backend that kernels of this program compute: those that they compute faster on every processor that was measured (attention, large sums over leading dims), all that there are kernels for (matrix products, too), or none. Results differ by rounding."),
     CHECKPOINT.key("dir", PATH, "", Value("\"checkpoints\""), "The directory of the checkpoints. A relative path is in the output directory; without `--out` nothing is saved there. Or a URL in an object store: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`."),
     CHECKPOINT.key("every_steps", ANY_COUNT, "steps", Value("0"), "Steps between checkpoints; 0 for none on the way."),
     CHECKPOINT.key("every_secs", ANY_COUNT, "seconds", Value("0"), "Seconds between checkpoints; 0 for none on the way."),

@@ -32,10 +32,35 @@ pub(in crate::pjrt) fn set(kernels: impl FnOnce() -> Arc<dyn HostKernels>) {
 }
 
 /// What a kernel computes, as its custom call says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Kernel {
     /// The generalised matrix product of two operands.
     DotGeneral(DotDims),
+    /// The sum of an operand over its leading dims.
+    Sum,
+    /// Self-attention, or its gradient.
+    Attention(AttentionSite),
+}
+
+/// `dropout(softmax(q k^T / sqrt(d) + mask)) v` in each head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionSite {
+    /// Positions of an example.
+    pub num_positions: usize,
+    /// Number of query heads.
+    pub num_heads: usize,
+    /// Number of key and value heads.
+    pub num_kv_heads: usize,
+    /// `true` if a position attends only to itself and earlier ones.
+    pub causal: bool,
+    /// `true` if queries, keys and values are one operand.
+    pub is_packed: bool,
+    /// `true` if an operand is added to the scores of each key.
+    pub is_masked: bool,
+    /// The dropout rate. An operand has the words that the mask depends on.
+    pub dropout: Option<f64>,
+    /// `true` for the gradient.
+    pub is_gradient: bool,
 }
 
 /// A program waits for the results of an op.
@@ -106,8 +131,27 @@ impl Attributes {
                 lhs_contracting: self.numbers("lhs_contracting")?,
                 rhs_contracting: self.numbers("rhs_contracting")?,
             })),
+            "sum" => Ok(Kernel::Sum),
+            "attention" => Ok(Kernel::Attention(self.attention(false)?)),
+            "attention_gradient" => Ok(Kernel::Attention(self.attention(true)?)),
             other => Err(format!("there is no kernel {other:?}")),
         }
+    }
+
+    fn attention(&self, is_gradient: bool) -> Result<AttentionSite, String> {
+        let rate = self.text("dropout")?;
+        let parsed = rate.parse().ok().filter(|rate| (0.0..1.0).contains(rate));
+        let rate: f64 = parsed.ok_or_else(|| format!("a dropout rate of {rate:?}"))?;
+        Ok(AttentionSite {
+            num_positions: self.number("num_positions")?,
+            num_heads: self.number("num_heads")?,
+            num_kv_heads: self.number("num_kv_heads")?,
+            causal: self.number("causal")? != 0,
+            is_packed: self.number("packed")? != 0,
+            is_masked: self.number("masked")? != 0,
+            dropout: (rate > 0.0).then_some(rate),
+            is_gradient,
+        })
     }
 }
 

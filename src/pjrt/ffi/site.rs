@@ -76,7 +76,7 @@ impl Attributes {
         found.map(|(_, value)| value).ok_or_else(|| format!("attribute {name} is missing"))
     }
 
-    fn number(&self, name: &str) -> Result<usize, String> {
+    pub fn number(&self, name: &str) -> Result<usize, String> {
         match self.get(name)? {
             Attribute::Integer(value) => {
                 usize::try_from(*value).map_err(|_| format!("attribute {name} is {value}"))

@@ -49,7 +49,7 @@ pub fn serve_ops(
     stay_on_one_processor();
     let waits = CpuWaits::of(&run.compile.options.overrides);
     let client = Client::cpu_with(compiling.plugin(), 1, waits)?;
-    if run.lowering.host_kernels {
+    if run.host_kernels {
         client.use_host_kernels(|| Arc::new(CpuKernels::default()))?;
     }
     let seed = job.config.train.seed;
