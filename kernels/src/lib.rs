@@ -5,8 +5,11 @@
 //!
 //! Tensors are row-major slices. Functions panic if a slice is shorter than the shape says: callers check shapes.
 
+mod convolution;
 mod gemm;
 mod pool;
+mod vectors;
 
+pub use convolution::Convolution;
 pub use gemm::{Matrix, MatrixMut, Product, Scalar, multiply};
 pub use pool::Pool;

@@ -1,0 +1,229 @@
+//! The innermost loops of convolutions: tiles of a result that are kept in the processor's registers.
+
+use std::cmp::Reverse;
+
+use pulp::{Arch, Simd, WithSimd};
+
+use super::pack::LANE;
+use crate::Scalar;
+use crate::vectors::lanes;
+
+/// What tiles depend on the processor for.
+#[derive(Clone, Copy, Debug)]
+pub struct Processor {
+    /// Elements of a vector.
+    pub lanes: usize,
+    /// Number of vector registers.
+    pub registers: usize,
+}
+
+impl Processor {
+    pub fn new<T: Scalar>() -> Self {
+        struct Query<T>(std::marker::PhantomData<T>);
+        impl<T: Scalar> WithSimd for Query<T> {
+            type Output = Processor;
+            #[inline(always)]
+            fn with_simd<S: Simd>(self, _simd: S) -> Processor {
+                Processor { lanes: lanes::<T, S>(), registers: S::REGISTER_COUNT }
+            }
+        }
+        Arch::new().dispatch(Query::<T>(std::marker::PhantomData))
+    }
+
+    /// Vectors of a panel of output features: 1 or 2.
+    pub fn panel_vectors(self, out_features: usize) -> usize {
+        if out_features <= self.lanes { 1 } else { 2 }
+    }
+
+    /// The positions of a tile, for rows of so many: the fewest idle ones, then the fewest tiles.
+    pub fn tile_positions(self, positions: usize, vectors: usize) -> usize {
+        // A register for each vector of weights, and one for an input.
+        let fitting = |m: &usize| m * vectors + vectors < self.registers;
+        let cost = |m: usize| positions.div_ceil(m) * (m * vectors + 2);
+        let best = SIZES.into_iter().filter(fitting).min_by_key(|m| (cost(*m), Reverse(*m)));
+        best.unwrap_or(SIZES[0])
+    }
+}
+
+/// The positions that a tile may have.
+const SIZES: [usize; 8] = [2, 4, 6, 7, 8, 12, 14, 16];
+
+/// Where a tap of the kernel finds its inputs and weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Tap {
+    /// Offset from the packed input of an output position, for the tap.
+    pub input: usize,
+    /// Offset in a panel of packed weights.
+    pub weights: usize,
+}
+
+/// Some rows of output positions, of some output features: `out[position, feature] = sum(input[position + tap, channel] * weights[tap,
+/// channel, feature])`.
+#[derive(Debug)]
+pub struct Forward<'a, T> {
+    /// The packed input, from that of the first position.
+    pub input: &'a [T],
+    /// Distance between rows of positions in the input, and between groups of [`LANE`] channels.
+    pub input_row: usize,
+    pub input_group: usize,
+    /// A panel.
+    pub weights: &'a [T],
+    pub taps: &'a [Tap],
+    pub channels: usize,
+    pub rows: usize,
+    pub columns: usize,
+    /// The result from that of the first position, and its distances between rows and columns.
+    pub out: &'a mut [T],
+    pub out_row: usize,
+    pub out_column: usize,
+    /// Output features, at most a panel of them.
+    pub features: usize,
+}
+
+impl<T: Scalar> Forward<'_, T> {
+    /// Computes with tiles of `positions`, one of [`SIZES`], and panels of `vectors`, 1 or 2.
+    pub fn run(self, positions: usize, vectors: usize) {
+        let arch = Arch::new();
+        match (positions, vectors) {
+            (2, 1) => arch.dispatch(ForwardTiles::<T, 2, 1>(self)),
+            (4, 1) => arch.dispatch(ForwardTiles::<T, 4, 1>(self)),
+            (6, 1) => arch.dispatch(ForwardTiles::<T, 6, 1>(self)),
+            (7, 1) => arch.dispatch(ForwardTiles::<T, 7, 1>(self)),
+            (8, 1) => arch.dispatch(ForwardTiles::<T, 8, 1>(self)),
+            (12, 1) => arch.dispatch(ForwardTiles::<T, 12, 1>(self)),
+            (14, 1) => arch.dispatch(ForwardTiles::<T, 14, 1>(self)),
+            (16, 1) => arch.dispatch(ForwardTiles::<T, 16, 1>(self)),
+            (2, 2) => arch.dispatch(ForwardTiles::<T, 2, 2>(self)),
+            (4, 2) => arch.dispatch(ForwardTiles::<T, 4, 2>(self)),
+            (6, 2) => arch.dispatch(ForwardTiles::<T, 6, 2>(self)),
+            (7, 2) => arch.dispatch(ForwardTiles::<T, 7, 2>(self)),
+            (8, 2) => arch.dispatch(ForwardTiles::<T, 8, 2>(self)),
+            (12, 2) => arch.dispatch(ForwardTiles::<T, 12, 2>(self)),
+            (14, 2) => arch.dispatch(ForwardTiles::<T, 14, 2>(self)),
+            _ => unreachable!("no tiles of {positions} positions and {vectors} vectors"),
+        }
+    }
+}
+
+struct ForwardTiles<'a, T, const M: usize, const N: usize>(Forward<'a, T>);
+
+impl<T: Scalar, const M: usize, const N: usize> WithSimd for ForwardTiles<'_, T, M, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Forward { input, taps, weights, channels, features, .. } = self.0;
+        let lanes = lanes::<T, S>();
+        for row in 0..self.0.rows {
+            for first in (0..self.0.columns).step_by(M) {
+                let input = &input[row * self.0.input_row + first * LANE..];
+                let mut sums = [[T::splat(simd, T::default()); N]; M];
+                for tap in taps {
+                    let weights = &weights[tap.weights..][..channels * N * lanes];
+                    let mut offset = tap.input;
+                    for weights in weights.chunks(LANE * N * lanes) {
+                        let groups = input[offset..].as_chunks::<LANE>().0;
+                        let groups = groups.first_chunk::<M>().expect("room for a tile");
+                        let weights = T::vectors::<S>(weights).as_chunks::<N>().0;
+                        for (channel, weights) in (0..LANE).zip(weights) {
+                            for (sums, group) in sums.iter_mut().zip(groups) {
+                                let x = T::splat(simd, group[channel]);
+                                for (sum, weights) in sums.iter_mut().zip(weights) {
+                                    *sum = T::mul_add(simd, x, *weights, *sum);
+                                }
+                            }
+                        }
+                        offset += self.0.input_group;
+                    }
+                }
+                let out = &mut self.0.out[row * self.0.out_row + first * self.0.out_column..];
+                let out = out.chunks_mut(self.0.out_column);
+                for (out, sums) in out.zip(sums).take(self.0.columns - first) {
+                    let out = &mut out[..features];
+                    if features == N * lanes {
+                        for (out, sum) in T::vectors_mut::<S>(out).iter_mut().zip(sums) {
+                            *out = sum;
+                        }
+                    } else {
+                        for (out, sum) in out.chunks_mut(lanes).zip(sums) {
+                            T::store_part(simd, out, sum);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds to a block of a kernel's gradient, over some rows of positions: `sums[channel, feature] += sum(input[position, channel] *
+/// cotangent[position, feature])`.
+#[derive(Debug)]
+pub struct Gradient<'a, T> {
+    /// The packed input for the tap, from that of the first position, and the distance between its rows.
+    pub input: &'a [T],
+    pub input_row: usize,
+    /// A panel of the packed cotangent: positions without gaps.
+    pub cotangent: &'a [T],
+    pub rows: usize,
+    pub columns: usize,
+    /// [`LANE`] channels of a panel.
+    pub sums: &'a mut [T],
+    /// Channels that count: at most [`LANE`].
+    pub channels: usize,
+}
+
+impl<T: Scalar> Gradient<'_, T> {
+    /// Computes with panels of `vectors`, 1 or 2, and as many channels at a time as there are registers for.
+    pub fn run(mut self, processor: Processor, vectors: usize) {
+        let arch = Arch::new();
+        let mut first = 0;
+        while first < self.channels {
+            let rest = self.channels - first;
+            let many = processor.registers > 16;
+            // The first channel of a block is a multiple of its size, so that blocks end within the group.
+            let size = match vectors {
+                1 if many && rest > 12 => arch.dispatch(GradientTile::<T, 16, 1>(&mut self, first)),
+                1 if many && rest > 8 => arch.dispatch(GradientTile::<T, 12, 1>(&mut self, first)),
+                1 if rest > 4 => arch.dispatch(GradientTile::<T, 8, 1>(&mut self, first)),
+                1 => arch.dispatch(GradientTile::<T, 4, 1>(&mut self, first)),
+                _ if many && rest > 4 => arch.dispatch(GradientTile::<T, 8, 2>(&mut self, first)),
+                _ => arch.dispatch(GradientTile::<T, 4, 2>(&mut self, first)),
+            };
+            first += size;
+        }
+    }
+}
+
+struct GradientTile<'a, 'b, T, const M: usize, const N: usize>(&'a mut Gradient<'b, T>, usize);
+
+impl<T: Scalar, const M: usize, const N: usize> WithSimd for GradientTile<'_, '_, T, M, N> {
+    /// `M`.
+    type Output = usize;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> usize {
+        let Self(gradient, first) = self;
+        let width = N * lanes::<T, S>();
+        let block = &mut gradient.sums[first * width..];
+        let block = T::vectors_mut::<S>(block).as_chunks_mut::<N>().0;
+        let block = block.first_chunk_mut::<M>().expect("room for a block");
+        let mut sums = *block;
+        let columns = gradient.columns;
+        for row in 0..gradient.rows {
+            let input = &gradient.input[row * gradient.input_row..][..columns * LANE];
+            let cotangent = &gradient.cotangent[row * columns * width..][..columns * width];
+            let cotangent = T::vectors::<S>(cotangent).as_chunks::<N>().0;
+            for (input, cotangent) in input.as_chunks::<LANE>().0.iter().zip(cotangent) {
+                let input = input[first..].first_chunk::<M>().expect("a block within a group");
+                for (sums, x) in sums.iter_mut().zip(input) {
+                    let x = T::splat(simd, *x);
+                    for (sum, cotangent) in sums.iter_mut().zip(cotangent) {
+                        *sum = T::mul_add(simd, x, *cotangent, *sum);
+                    }
+                }
+            }
+        }
+        *block = sums;
+        M
+    }
+}
