@@ -14,6 +14,7 @@ use axis::Axis;
 use pack::{Kernel, Layout};
 use tiles::{Forward, Processor, Tap};
 
+use crate::vectors::Aligned;
 use crate::{Pool, Scalar};
 
 /// A convolution of two spatial dimensions.
@@ -116,7 +117,7 @@ impl Convolution {
         let max_rows = blocks.iter().map(|block| block.rows.len()).max().unwrap_or(0);
         let scratch_len = layout.len(max_rows.div_ceil(layout.rows.period)) + layout.group();
         pool.for_each(tasks(y, &blocks, row_len, self.flops()), |_, (blocks, mut y)| {
-            let mut scratch = vec![T::default(); scratch_len];
+            let mut scratch = Aligned::new(scratch_len);
             for block in blocks {
                 let (out, rest) = y.split_at_mut(block.rows.len() * row_len);
                 y = rest;

@@ -1,5 +1,7 @@
 //! Vectors of the processor's own width, of either element type.
 
+use std::ops::{Deref, DerefMut};
+
 use pulp::Simd;
 
 /// An element type that there are vectors of.
@@ -74,3 +76,38 @@ macro_rules! vectors {
 
 vectors!(f32, f32s, splat_f32s, mul_add_e_f32s, as_simd_f32s, as_mut_simd_f32s, partial_store_f32s);
 vectors!(f64, f64s, splat_f64s, mul_add_e_f64s, as_simd_f64s, as_mut_simd_f64s, partial_store_f64s);
+
+/// Elements from the start of a cache line, so that no vector of them crosses one.
+#[derive(Debug)]
+pub struct Aligned<T> {
+    data: Vec<T>,
+    start: usize,
+    len: usize,
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+impl<T: Copy + Default> Aligned<T> {
+    /// So many zeros.
+    pub fn new(len: usize) -> Self {
+        let slack = LINE / size_of::<T>();
+        let data = vec![T::default(); len + slack];
+        let start = data.as_ptr().align_offset(LINE).min(slack);
+        Self { data, start, len }
+    }
+}
+
+impl<T> Deref for Aligned<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.data[self.start..][..self.len]
+    }
+}
+
+impl<T> DerefMut for Aligned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.data[self.start..][..self.len]
+    }
+}

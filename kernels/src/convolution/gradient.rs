@@ -5,13 +5,18 @@ use std::ops::Range;
 use super::pack::{Kernel, LANE, Layout, pack_panels};
 use super::tiles::{Gradient, Processor};
 use super::{Block, Convolution};
+use crate::vectors::Aligned;
 use crate::{Pool, Scalar};
 
 /// Tasks of a gradient: enough for many processors.
-const NUM_TASKS: usize = 24;
+const NUM_TASKS: usize = 16;
 
 /// The size that partial sums should not exceed, in bytes.
-const PARTIAL_BYTES: usize = 8 << 20;
+const PARTIAL_BYTES: usize = 2 << 20;
+
+/// Positions of a cotangent with at most so many features are read in place. More would have many of them share few sets of the
+/// first-level cache.
+const MAX_IN_PLACE: usize = 128;
 
 /// The partial sums of a chunk of blocks: `[panel, tap, channel, width]`, channels rounded up to groups.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +75,7 @@ impl Convolution {
         let num_chunks = blocks.len().div_ceil(per_chunk);
 
         let len = sums.num_panels * sums.panel;
-        let mut partial = vec![T::default(); len * num_chunks.max(1)];
+        let mut partial = Aligned::new(len * num_chunks);
         if len > 0 {
             let parts = partial.chunks_exact_mut(len).zip(blocks.chunks(per_chunk));
             let parts = parts.flat_map(|(partial, blocks)| {
@@ -129,20 +134,29 @@ impl Convolution {
             let start = panel * sums.width;
             start..(start + num_panels * sums.width).min(self.out_features)
         };
-        let mut input = vec![T::default(); layout.len(max_rows)];
+        let mut input = Aligned::new(layout.len(max_rows));
         let row_len = self.output[1] * self.out_features;
-        let mut cotangent = vec![T::default(); max_rows * self.output[1] * num_panels * sums.width];
+        // Whole panels of few features are read where they are.
+        let in_place =
+            self.out_features.is_multiple_of(sums.width) && self.out_features <= MAX_IN_PLACE;
+        let positions = max_rows * self.output[1];
+        let packed_len = if in_place { 0 } else { positions * num_panels * sums.width };
+        let mut packed = Aligned::new(packed_len);
         for block in blocks {
             let rows = block.rows.len();
             layout.pack(&mut input, self.image(x, block.image), block.rows.start, rows);
+            let dy = &dy[(block.image * self.output[0] + block.rows.start) * row_len..];
+            let dy = &dy[..rows * row_len];
             let panel_len = rows * self.output[1] * sums.width;
-            let cotangent = &mut cotangent[..num_panels * panel_len];
-            let dy = &dy[(block.image * self.output[0] + block.rows.start) * row_len..]
-                [..rows * row_len];
-            pack_panels(cotangent, dy, self.out_features, features.clone(), sums.width);
-            for (partial, cotangent) in
-                partial.chunks_exact_mut(sums.panel).zip(cotangent.chunks_exact(panel_len))
-            {
+            if !in_place {
+                let packed = &mut packed[..num_panels * panel_len];
+                pack_panels(packed, dy, self.out_features, features.clone(), sums.width);
+            }
+            for (index, partial) in partial.chunks_exact_mut(sums.panel).enumerate() {
+                let (cotangent, cotangent_column) = match in_place {
+                    true => (&dy[features.start + index * sums.width..], self.out_features),
+                    false => (&packed[index * panel_len..][..panel_len], sums.width),
+                };
                 for (tap, partial) in taps.iter().zip(partial.chunks_exact_mut(sums.tap)) {
                     let groups = partial.chunks_exact_mut(LANE * sums.width);
                     for (group, partial) in groups.enumerate() {
@@ -150,6 +164,7 @@ impl Convolution {
                             input: &input[tap.input + group * layout.group()..],
                             input_row: layout.rows.stride * layout.row(),
                             cotangent,
+                            cotangent_column,
                             rows,
                             columns: self.output[1],
                             sums: partial,

@@ -5,6 +5,7 @@ use std::ops::Range;
 use pulp::Arch;
 
 use super::axis::{Axis, Phase};
+use crate::vectors::Aligned;
 use crate::{Pool, Scalar};
 
 /// Channels of a group. The innermost loops address them as arrays.
@@ -228,10 +229,10 @@ impl Kernel {
     }
 
     /// Packs panels of `width` output features, and zeros after the last feature.
-    pub fn pack<T: Scalar>(&self, pool: &Pool, width: usize, weights: &[T]) -> Vec<T> {
+    pub fn pack<T: Scalar>(&self, pool: &Pool, width: usize, weights: &[T]) -> Aligned<T> {
         let [out_features, in_features, _, columns] = self.dims;
         let len = self.panel(width);
-        let mut packed = vec![T::default(); out_features.div_ceil(width) * len];
+        let mut packed = Aligned::new(out_features.div_ceil(width) * len);
         if packed.is_empty() {
             return packed;
         }

@@ -137,16 +137,18 @@ impl<T: Scalar, const M: usize, const N: usize> WithSimd for ForwardTiles<'_, T,
                     }
                 }
                 let out = &mut self.0.out[row * self.0.out_row + first * self.0.out_column..];
-                let out = out.chunks_mut(self.0.out_column);
-                for (out, sums) in out.zip(sums).take(self.0.columns - first) {
-                    let out = &mut out[..features];
-                    if features == N * lanes {
-                        for (out, sum) in T::vectors_mut::<S>(out).iter_mut().zip(sums) {
-                            *out = sum;
-                        }
-                    } else {
-                        for (out, sum) in out.chunks_mut(lanes).zip(sums) {
-                            T::store_part(simd, out, sum);
+                // Not `zip`: an iterator over sums would keep them in memory.
+                for j in 0..M {
+                    if first + j < self.0.columns {
+                        let out = &mut out[j * self.0.out_column..][..features];
+                        if features == N * lanes {
+                            for (out, sum) in T::vectors_mut::<S>(out).iter_mut().zip(sums[j]) {
+                                *out = sum;
+                            }
+                        } else {
+                            for (out, sum) in out.chunks_mut(lanes).zip(sums[j]) {
+                                T::store_part(simd, out, sum);
+                            }
                         }
                     }
                 }
@@ -162,8 +164,9 @@ pub struct Gradient<'a, T> {
     /// The packed input for the tap, from that of the first position, and the distance between its rows.
     pub input: &'a [T],
     pub input_row: usize,
-    /// A panel of the packed cotangent: positions without gaps.
+    /// A panel of the cotangent, and the distance between its positions.
     pub cotangent: &'a [T],
+    pub cotangent_column: usize,
     pub rows: usize,
     pub columns: usize,
     /// [`LANE`] channels of a panel.
@@ -211,9 +214,11 @@ impl<T: Scalar, const M: usize, const N: usize> WithSimd for GradientTile<'_, '_
         let columns = gradient.columns;
         for row in 0..gradient.rows {
             let input = &gradient.input[row * gradient.input_row..][..columns * LANE];
-            let cotangent = &gradient.cotangent[row * columns * width..][..columns * width];
-            let cotangent = T::vectors::<S>(cotangent).as_chunks::<N>().0;
+            let stride = gradient.cotangent_column;
+            let cotangent = gradient.cotangent[row * columns * stride..].chunks(stride);
             for (input, cotangent) in input.as_chunks::<LANE>().0.iter().zip(cotangent) {
+                let cotangent = T::vectors::<S>(&cotangent[..width]);
+                let cotangent = cotangent.first_chunk::<N>().expect("a panel's vectors");
                 let input = input[first..].first_chunk::<M>().expect("a block within a group");
                 for (sums, x) in sums.iter_mut().zip(input) {
                     let x = T::splat(simd, *x);
