@@ -11,7 +11,7 @@ mod tiles;
 use std::ops::Range;
 
 use axis::Axis;
-use pack::{Kernel, Layout};
+use pack::{Kernel, LANE, Layout};
 use tiles::{Forward, Processor, Tap};
 
 use crate::vectors::Aligned;
@@ -142,10 +142,8 @@ impl Convolution {
                             let forward = Forward {
                                 input: &scratch,
                                 input_row: layout.rows.stride * layout.row(),
-                                input_group: layout.group(),
                                 weights,
                                 taps: &taps,
-                                channels: layout.channels,
                                 rows: part.len(),
                                 columns: column_phase.count,
                                 out: &mut out[out_first..],
@@ -261,11 +259,19 @@ impl Convolution {
         width: usize,
     ) -> Vec<Tap> {
         let columns = layout.column_taps(columns);
-        let tap = |(row, row_offset): (usize, i64), (column, column_offset): (usize, i64)| Tap {
-            input: layout.offset(row_offset, column_offset),
-            weights: (row * self.kernel[1] + column) * self.in_features * width,
-        };
-        rows.iter().flat_map(|row| columns.iter().map(|column| tap(*row, *column))).collect()
+        let mut taps = Vec::new();
+        for (row, row_offset) in rows {
+            for (column, column_offset) in columns {
+                let input = layout.offset(*row_offset, *column_offset);
+                let weights = (row * self.kernel[1] + column) * self.in_features * width;
+                taps.extend((0..layout.channels.div_ceil(LANE)).map(|group| Tap {
+                    input: input + group * layout.group(),
+                    weights: weights + group * LANE * width,
+                    channels: LANE.min(layout.channels - group * LANE),
+                }));
+            }
+        }
+        taps
     }
 }
 

@@ -157,21 +157,19 @@ impl Convolution {
                     true => (&dy[features.start + index * sums.width..], self.out_features),
                     false => (&packed[index * panel_len..][..panel_len], sums.width),
                 };
-                for (tap, partial) in taps.iter().zip(partial.chunks_exact_mut(sums.tap)) {
-                    let groups = partial.chunks_exact_mut(LANE * sums.width);
-                    for (group, partial) in groups.enumerate() {
-                        let gradient = Gradient {
-                            input: &input[tap.input + group * layout.group()..],
-                            input_row: layout.rows.stride * layout.row(),
-                            cotangent,
-                            cotangent_column,
-                            rows,
-                            columns: self.output[1],
-                            sums: partial,
-                            channels: LANE.min(layout.channels - group * LANE),
-                        };
-                        gradient.run(processor, vectors);
-                    }
+                let groups = partial.chunks_exact_mut(LANE * sums.width);
+                for (tap, partial) in taps.iter().zip(groups) {
+                    let gradient = Gradient {
+                        input: &input[tap.input..],
+                        input_row: layout.rows.stride * layout.row(),
+                        cotangent,
+                        cotangent_column,
+                        rows,
+                        columns: self.output[1],
+                        sums: partial,
+                        channels: tap.channels,
+                    };
+                    gradient.run(processor, vectors);
                 }
             }
         }

@@ -48,13 +48,15 @@ impl Processor {
 /// The positions that a tile may have.
 const SIZES: [usize; 8] = [2, 4, 6, 7, 8, 12, 14, 16];
 
-/// Where a tap of the kernel finds its inputs and weights.
+/// Where a tap of the kernel finds its inputs and weights, for a group of channels.
 #[derive(Clone, Copy, Debug)]
 pub struct Tap {
     /// Offset from the packed input of an output position, for the tap.
     pub input: usize,
     /// Offset in a panel of packed weights.
     pub weights: usize,
+    /// Number of channels of the group: at most [`LANE`].
+    pub channels: usize,
 }
 
 /// Some rows of output positions, of some output features: `out[position, feature] = sum(input[position + tap, channel] * weights[tap,
@@ -63,13 +65,11 @@ pub struct Tap {
 pub struct Forward<'a, T> {
     /// The packed input, from that of the first position.
     pub input: &'a [T],
-    /// Distance between rows of positions in the input, and between groups of [`LANE`] channels.
+    /// Distance between rows of positions in the input.
     pub input_row: usize,
-    pub input_group: usize,
     /// A panel.
     pub weights: &'a [T],
     pub taps: &'a [Tap],
-    pub channels: usize,
     pub rows: usize,
     pub columns: usize,
     /// The result from that of the first position, and its distances between rows and columns.
@@ -112,28 +112,24 @@ impl<T: Scalar, const M: usize, const N: usize> WithSimd for ForwardTiles<'_, T,
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Forward { input, taps, weights, channels, features, .. } = self.0;
+        let Forward { input, taps, weights, features, .. } = self.0;
         let lanes = lanes::<T, S>();
         for row in 0..self.0.rows {
             for first in (0..self.0.columns).step_by(M) {
                 let input = &input[row * self.0.input_row + first * LANE..];
                 let mut sums = [[T::splat(simd, T::default()); N]; M];
                 for tap in taps {
-                    let weights = &weights[tap.weights..][..channels * N * lanes];
-                    let mut offset = tap.input;
-                    for weights in weights.chunks(LANE * N * lanes) {
-                        let groups = input[offset..].as_chunks::<LANE>().0;
-                        let groups = groups.first_chunk::<M>().expect("room for a tile");
-                        let weights = T::vectors::<S>(weights).as_chunks::<N>().0;
-                        for (channel, weights) in (0..LANE).zip(weights) {
-                            for (sums, group) in sums.iter_mut().zip(groups) {
-                                let x = T::splat(simd, group[channel]);
-                                for (sum, weights) in sums.iter_mut().zip(weights) {
-                                    *sum = T::mul_add(simd, x, *weights, *sum);
-                                }
+                    let weights = &weights[tap.weights..][..tap.channels * N * lanes];
+                    let groups = input[tap.input..].as_chunks::<LANE>().0;
+                    let groups = groups.first_chunk::<M>().expect("room for a tile");
+                    let weights = T::vectors::<S>(weights).as_chunks::<N>().0;
+                    for (channel, weights) in (0..LANE).zip(weights) {
+                        for (sums, group) in sums.iter_mut().zip(groups) {
+                            let x = T::splat(simd, group[channel]);
+                            for (sum, weights) in sums.iter_mut().zip(weights) {
+                                *sum = T::mul_add(simd, x, *weights, *sum);
                             }
                         }
-                        offset += self.0.input_group;
                     }
                 }
                 let out = &mut self.0.out[row * self.0.out_row + first * self.0.out_column..];
