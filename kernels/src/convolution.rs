@@ -113,7 +113,8 @@ impl Convolution {
         let panel = kernel.panel(width);
 
         let row_len = self.output[1] * self.out_features;
-        let blocks = self.blocks(&layout, size_of::<T>());
+        let fits = |rows: usize| layout.len(rows) * size_of::<T>() <= BLOCK_BYTES;
+        let blocks = self.blocks(layout.rows.period, fits);
         let max_rows = blocks.iter().map(|block| block.rows.len()).max().unwrap_or(0);
         let scratch_len = layout.len(max_rows.div_ceil(layout.rows.period)) + layout.group();
         pool.for_each(tasks(y, &blocks, row_len, self.flops()), |_, (blocks, mut y)| {
@@ -231,11 +232,9 @@ impl Convolution {
         flat
     }
 
-    /// Cuts the output into blocks whose inputs fit the cache.
-    fn blocks(&self, layout: &Layout, element_size: usize) -> Vec<Block> {
-        let period = layout.rows.period;
+    /// Cuts the output into blocks of as many rows of each phase as `fits` allows, at least 1.
+    fn blocks(&self, period: usize, fits: impl Fn(usize) -> bool) -> Vec<Block> {
         let mut rows = self.output[0].div_ceil(period);
-        let fits = |rows: usize| layout.len(rows) * element_size <= BLOCK_BYTES;
         if !fits(rows) {
             let most = (1..rows).rev().find(|rows| fits(*rows)).unwrap_or(1);
             // Blocks of about the same size.

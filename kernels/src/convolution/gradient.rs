@@ -12,21 +12,62 @@ use crate::{Pool, Scalar};
 const NUM_TASKS: usize = 16;
 
 /// The size that partial sums should not exceed, in bytes.
-const PARTIAL_BYTES: usize = 2 << 20;
+const PARTIAL_BYTES: usize = 8 << 20;
+
+/// The size that a task's packed blocks should have, in bytes.
+const BLOCK_BYTES: usize = 384 << 10;
 
 /// Positions of a cotangent with at most so many features are read in place. More would have many of them share few sets of the
 /// first-level cache.
 const MAX_IN_PLACE: usize = 128;
 
-/// The partial sums of a chunk of blocks: `[panel, tap, channel, width]`, channels rounded up to groups.
+/// How the work is cut: into chunks of the positions, whose partial sums are added, panels of output features, and groups of
+/// input channels. Each task keeps its sums as `[panel, group, tap, LANE, width]`.
 #[derive(Clone, Copy, Debug)]
-struct Sums {
+struct Cut {
+    /// Output features of a panel.
     width: usize,
-    num_panels: usize,
-    /// Elements of a panel.
-    panel: usize,
-    /// Elements of a tap.
-    tap: usize,
+    num_taps: usize,
+    /// Numbers of parts.
+    chunks: usize,
+    panel_parts: usize,
+    group_parts: usize,
+    /// Panels and groups of a task. The last ones may have fewer.
+    panels: usize,
+    groups: usize,
+}
+
+impl Cut {
+    /// Elements of the sums of a group.
+    fn group(&self) -> usize {
+        self.num_taps * LANE * self.width
+    }
+
+    /// Elements of the sums of a task.
+    fn task(&self) -> usize {
+        self.panels * self.groups * self.group()
+    }
+
+    /// Elements of the sums of a chunk.
+    fn chunk(&self) -> usize {
+        self.panel_parts * self.group_parts * self.task()
+    }
+
+    /// Where the sums of an output feature begin in those of a chunk.
+    fn feature(&self, feature: usize) -> usize {
+        let panel = feature / self.width;
+        panel / self.panels * self.group_parts * self.task()
+            + panel % self.panels * self.groups * self.group()
+            + feature % self.width
+    }
+
+    /// Where those of a channel and tap begin in those of a feature.
+    fn channel(&self, channel: usize, tap: usize) -> usize {
+        let group = channel / LANE;
+        group / self.groups * self.task()
+            + group % self.groups * self.group()
+            + (tap * LANE + channel % LANE) * self.width
+    }
 }
 
 impl Convolution {
@@ -48,77 +89,97 @@ impl Convolution {
             return scatter(pool, dw, &kernel, |_, _, _| T::default());
         }
         let processor = Processor::new::<T>();
-        let vectors = processor.panel_vectors(self.out_features);
         let [rows, columns] = self.axes();
         let layout = Layout::new(rows, columns, self.in_features, 0);
-        let column_taps = match layout.columns.phases.first() {
-            Some(phase) => layout.column_taps(&phase.taps).len(),
-            None => 0,
-        };
-        let width = vectors * processor.lanes;
-        let tap = layout.channels.next_multiple_of(LANE) * width;
-        let sums = Sums {
-            width,
-            num_panels: self.out_features.div_ceil(width),
-            panel: self.kernel[0] * column_taps * tap,
-            tap,
-        };
-        let blocks = self.blocks(&layout, size_of::<T>());
+        let cut = self.cut(&layout, processor, size_of::<T>());
 
-        // The work is cut into chunks of blocks as far as their partial sums are small, and then into groups of panels.
-        let bytes = sums.num_panels * sums.panel * size_of::<T>();
-        let worth = (self.flops() / super::MIN_TASK).clamp(1, NUM_TASKS);
-        let num_chunks = worth.min(PARTIAL_BYTES / bytes.max(1)).clamp(1, blocks.len().max(1));
-        let per_chunk = blocks.len().div_ceil(num_chunks).max(1);
-        let num_groups = worth.div_ceil(num_chunks).min(sums.num_panels);
-        let per_group = sums.num_panels.div_ceil(num_groups);
+        let part = layout.part(0..cut.groups);
+        let features = cut.panels * cut.width;
+        let block_len = |rows: usize| part.len(rows) + rows * self.output[1] * features;
+        let blocks = self.blocks(1, |rows| block_len(rows) * size_of::<T>() <= BLOCK_BYTES);
+        let per_chunk = blocks.len().div_ceil(cut.chunks);
         let num_chunks = blocks.len().div_ceil(per_chunk);
-
-        let len = sums.num_panels * sums.panel;
-        let mut partial = Aligned::new(len * num_chunks);
-        if len > 0 {
-            let parts = partial.chunks_exact_mut(len).zip(blocks.chunks(per_chunk));
-            let parts = parts.flat_map(|(partial, blocks)| {
-                let panels = partial.chunks_mut(per_group * sums.panel).enumerate();
-                panels.map(move |(group, partial)| (blocks, group * per_group, partial))
-            });
-            pool.for_each(parts, |_, (blocks, panel, partial)| {
-                self.gradient_task(&layout, sums, processor, (blocks, panel), partial, (x, dy));
-            });
-            let (total, rest) = partial.split_at_mut(len);
-            let size = len.div_ceil(NUM_TASKS).max(1 << 14);
-            pool.for_each(total.chunks_mut(size), |index, total| {
-                for partial in rest.chunks_exact(len) {
-                    for (total, partial) in total.iter_mut().zip(&partial[index * size..]) {
-                        *total = T::sum(*total, *partial);
-                    }
-                }
-            });
-        }
-        // Folded columns are channels.
-        let (tap, column) = match column_taps == self.kernel[1] {
-            true => (sums.tap, sums.tap),
-            false => (sums.tap, self.in_features * width),
-        };
-        let offsets: Vec<usize> = (0..self.kernel[0] * self.kernel[1])
-            .map(|index| {
-                let (row, column_index) = (index / self.kernel[1], index % self.kernel[1]);
-                row * column_taps * tap + column_index * column
-            })
-            .collect();
-        scatter(pool, dw, &kernel, |o, i, tap| {
-            partial[o / width * sums.panel + offsets[tap] + i * width + o % width]
+        let mut sums = Aligned::new(num_chunks * cut.chunk());
+        pool.for_each(sums.chunks_exact_mut(cut.task()), |index, sums| {
+            let (chunk, part) = (index / cut.group_parts, index % cut.group_parts);
+            let (chunk, panel_part) = (chunk / cut.panel_parts, chunk % cut.panel_parts);
+            let layout = layout.part(part * cut.groups..(part + 1) * cut.groups);
+            let first = panel_part * features;
+            let features = first..(first + features).min(self.out_features);
+            let blocks = &blocks[chunk * per_chunk..];
+            let blocks = &blocks[..per_chunk.min(blocks.len())];
+            if layout.channels > 0 && first < self.out_features {
+                self.gradient_task(&layout, &cut, processor, (blocks, features), sums, (x, dy));
+            }
         });
+        let (total, rest) = sums.split_at_mut(cut.chunk());
+        let size = cut.chunk().div_ceil(NUM_TASKS).max(1 << 14);
+        pool.for_each(total.chunks_mut(size), |index, total| {
+            for sums in rest.chunks_exact(cut.chunk()) {
+                for (total, sum) in total.iter_mut().zip(&sums[index * size..]) {
+                    *total = T::sum(*total, *sum);
+                }
+            }
+        });
+
+        let places = layout.places(self.in_features, self.kernel);
+        let places = places.map(|(channel, tap)| cut.channel(channel, tap));
+        let places: Vec<usize> = places.collect();
+        let features: Vec<usize> = (0..self.out_features).map(|o| cut.feature(o)).collect();
+        let num_taps = self.kernel[0] * self.kernel[1];
+        scatter(pool, dw, &kernel, |o, i, tap| total[features[o] + places[i * num_taps + tap]]);
     }
 
-    /// The sums of some blocks, for the panels from `panel`.
+    /// Among the ways to cut the work into enough tasks, the one that moves the fewest elements.
+    fn cut(&self, layout: &Layout, processor: Processor, element_size: usize) -> Cut {
+        let width = processor.panel_vectors(self.out_features) * processor.lanes;
+        let num_taps = self.kernel[0] * layout.num_column_taps();
+        let (num_panels, num_groups) =
+            (self.out_features.div_ceil(width), layout.channels.div_ceil(LANE));
+        let cut = |chunks: usize, panel_parts: usize, group_parts: usize| {
+            let (panels, groups) =
+                (num_panels.div_ceil(panel_parts), num_groups.div_ceil(group_parts));
+            Cut {
+                width,
+                num_taps,
+                chunks,
+                panel_parts: num_panels.div_ceil(panels),
+                group_parts: num_groups.div_ceil(groups),
+                panels,
+                groups,
+            }
+        };
+        let wanted = (self.flops() / super::MIN_TASK).clamp(1, NUM_TASKS);
+        let max_chunks = self.batch * self.output[0];
+        let positions = max_chunks * self.output[1];
+        let cost = |cut: &Cut| {
+            let num_tasks = cut.chunks * cut.panel_parts * cut.group_parts;
+            // Each part packs its positions once for all parts of the other operand, and sums are written, read and added.
+            let packed = cut.panel_parts * layout.channels + cut.group_parts * self.out_features;
+            let sums = cut.chunks * cut.chunk();
+            (wanted.saturating_sub(num_tasks), 2 * positions * packed + 3 * sums)
+        };
+        let parts = || (0..5).map(|log| 1 << log);
+        let cuts = (1..=NUM_TASKS).flat_map(|chunks| {
+            parts().flat_map(move |panels| parts().map(move |groups| (chunks, panels, groups)))
+        });
+        cuts.filter(|(chunks, panels, groups)| {
+            *chunks <= max_chunks && *panels <= num_panels && *groups <= layout.max_parts()
+        })
+        .map(|(chunks, panels, groups)| cut(chunks, panels, groups))
+        .filter(|cut| cut.chunks == 1 || cut.chunks * cut.chunk() * element_size <= PARTIAL_BYTES)
+        .min_by_key(cost)
+        .unwrap_or(cut(1, 1, 1))
+    }
+
+    /// The sums of some blocks, for a range of output features. `layout` is that of the task's channels.
     fn gradient_task<T: Scalar>(
         &self,
         layout: &Layout,
-        sums: Sums,
+        cut: &Cut,
         processor: Processor,
-        (blocks, panel): (&[Block], usize),
-        partial: &mut [T],
+        (blocks, features): (&[Block], Range<usize>),
+        sums: &mut [T],
         (x, dy): (&[T], &[T]),
     ) {
         let (Some(row_phase), Some(column_phase)) =
@@ -126,50 +187,52 @@ impl Convolution {
         else {
             return;
         };
-        let vectors = sums.width / processor.lanes;
+        // For each tap, all groups of channels.
         let taps = self.taps(layout, &row_phase.taps, &column_phase.taps, 0);
+        let num_groups = layout.channels.div_ceil(LANE);
         let max_rows = blocks.iter().map(|block| block.rows.len()).max().unwrap_or(0);
-        let num_panels = partial.len() / sums.panel;
-        let features: Range<usize> = {
-            let start = panel * sums.width;
-            start..(start + num_panels * sums.width).min(self.out_features)
-        };
         let mut input = Aligned::new(layout.len(max_rows));
         let row_len = self.output[1] * self.out_features;
         // Whole panels of few features are read where they are.
         let in_place =
-            self.out_features.is_multiple_of(sums.width) && self.out_features <= MAX_IN_PLACE;
+            self.out_features.is_multiple_of(cut.width) && self.out_features <= MAX_IN_PLACE;
+        let num_panels = features.len().div_ceil(cut.width);
         let positions = max_rows * self.output[1];
-        let packed_len = if in_place { 0 } else { positions * num_panels * sums.width };
+        let packed_len = if in_place { 0 } else { positions * num_panels * cut.width };
         let mut packed = Aligned::new(packed_len);
         for block in blocks {
             let rows = block.rows.len();
             layout.pack(&mut input, self.image(x, block.image), block.rows.start, rows);
             let dy = &dy[(block.image * self.output[0] + block.rows.start) * row_len..];
             let dy = &dy[..rows * row_len];
-            let panel_len = rows * self.output[1] * sums.width;
+            let panel_len = rows * self.output[1] * cut.width;
             if !in_place {
                 let packed = &mut packed[..num_panels * panel_len];
-                pack_panels(packed, dy, self.out_features, features.clone(), sums.width);
+                pack_panels(packed, dy, self.out_features, features.clone(), cut.width);
             }
-            for (index, partial) in partial.chunks_exact_mut(sums.panel).enumerate() {
+            let panels = sums.chunks_exact_mut(cut.groups * cut.group()).take(num_panels);
+            for (index, sums) in panels.enumerate() {
                 let (cotangent, cotangent_column) = match in_place {
-                    true => (&dy[features.start + index * sums.width..], self.out_features),
-                    false => (&packed[index * panel_len..][..panel_len], sums.width),
+                    true => (&dy[features.start + index * cut.width..], self.out_features),
+                    false => (&packed[index * panel_len..][..panel_len], cut.width),
                 };
-                let groups = partial.chunks_exact_mut(LANE * sums.width);
-                for (tap, partial) in taps.iter().zip(groups) {
-                    let gradient = Gradient {
-                        input: &input[tap.input..],
-                        input_row: layout.rows.stride * layout.row(),
-                        cotangent,
-                        cotangent_column,
-                        rows,
-                        columns: self.output[1],
-                        sums: partial,
-                        channels: tap.channels,
-                    };
-                    gradient.run(processor, vectors);
+                let sums = sums.chunks_exact_mut(cut.group()).take(num_groups);
+                for (group, sums) in sums.enumerate() {
+                    let sums = sums.chunks_exact_mut(LANE * cut.width);
+                    let taps = taps.iter().skip(group).step_by(num_groups);
+                    for (tap, sums) in taps.zip(sums) {
+                        let gradient = Gradient {
+                            input: &input[tap.input..],
+                            input_row: layout.rows.stride * layout.row(),
+                            cotangent,
+                            cotangent_column,
+                            rows,
+                            columns: self.output[1],
+                            sums,
+                            channels: tap.channels,
+                        };
+                        gradient.run(processor, cut.width / processor.lanes);
+                    }
                 }
             }
         }

@@ -17,7 +17,12 @@ pub const LANE: usize = 16;
 pub struct Layout {
     pub rows: Axis,
     pub columns: Axis,
+    /// Packed channels.
     pub channels: usize,
+    /// The first packed channel of an image.
+    first_channel: usize,
+    /// Channels of an image.
+    image_channels: usize,
     /// Columns of the kernel count as channels: for images of few channels.
     folded: bool,
     /// For each column within a stride, where such columns begin, if any tap sees them.
@@ -47,8 +52,52 @@ impl Layout {
         });
         let places = if folded { vec![Some(0)] } else { places.collect() };
         let num_columns = if folded { per_place } else { num_columns };
-        let channels = if folded { channels * columns.span } else { channels };
-        Self { seen: rows.seen(), rows, columns, channels, folded, places, num_columns }
+        Self {
+            seen: rows.seen(),
+            channels: if folded { channels * columns.span } else { channels },
+            first_channel: 0,
+            image_channels: channels,
+            rows,
+            columns,
+            folded,
+            places,
+            num_columns,
+        }
+    }
+
+    /// The parts that channels may be cut into: groups, but not of folded columns.
+    pub fn max_parts(&self) -> usize {
+        if self.folded { 1 } else { self.channels.div_ceil(LANE) }
+    }
+
+    /// The layout of some groups of the channels.
+    pub fn part(&self, groups: Range<usize>) -> Self {
+        let first = (groups.start * LANE).min(self.channels);
+        let end = (groups.end * LANE).min(self.channels);
+        Self { channels: end - first, first_channel: first, ..self.clone() }
+    }
+
+    /// Columns of the kernel that are not folded.
+    pub fn num_column_taps(&self) -> usize {
+        let num_taps = self.columns.phases.first().map_or(0, |phase| phase.taps.len());
+        if self.folded { num_taps.min(1) } else { num_taps }
+    }
+
+    /// The packed channel and tap of each `[input feature, row, column]` of a kernel.
+    pub fn places(
+        &self,
+        in_features: usize,
+        [rows, columns]: [usize; 2],
+    ) -> impl Iterator<Item = (usize, usize)> {
+        let place = move |index: usize| {
+            let (i, row, column) =
+                (index / columns / rows, index / columns % rows, index % columns);
+            match self.folded {
+                true => (column * in_features + i, row),
+                false => (i, row * columns + column),
+            }
+        };
+        (0..in_features * rows * columns).map(place)
     }
 
     /// Distance between groups of channels.
@@ -127,12 +176,12 @@ impl Layout {
             if count == 0 {
                 continue;
             }
-            let image = &image[column * self.channels..];
+            let image = &image[column * self.image_channels + self.first_channel..];
             for (group, block) in block.chunks_exact_mut(self.group()).enumerate() {
                 let block = &mut block[(place + skipped) * LANE..][..count * LANE];
                 let block = block.as_chunks_mut::<LANE>().0;
                 let channels = group * LANE..((group + 1) * LANE).min(self.channels);
-                let images = image.chunks(self.channels * stride);
+                let images = image.chunks(self.image_channels * stride);
                 if channels.len() == LANE {
                     for (block, image) in block.iter_mut().zip(images) {
                         if let Some(image) = image[channels.start..].first_chunk::<LANE>() {
@@ -152,7 +201,7 @@ impl Layout {
     #[inline(always)]
     fn pack_folded<T: Scalar>(&self, block: &mut [T], image: &[T]) {
         let columns = &self.columns;
-        let channels = self.channels / columns.span;
+        let channels = self.image_channels;
         for position in 0..columns.output {
             let first = (position * columns.stride) as i64 + columns.first;
             let (left, right) =
