@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::pack::{Kernel, LANE, Layout, pack_panels};
+use super::pack::{Kernel, LANE, Layout, copy, pack_panels};
 use super::tiles::{Gradient, Processor};
 use super::{Block, Convolution};
 use crate::vectors::Aligned;
@@ -86,7 +86,9 @@ impl Convolution {
             return;
         }
         if x.is_empty() || dy.is_empty() {
-            return scatter(pool, dw, &kernel, |_, _, _| T::default());
+            let places = vec![0; kernel.dims.iter().product()];
+            let features = &places[..self.out_features];
+            return scatter(pool, dw, &kernel, &[T::default()], (features, &places));
         }
         let processor = Processor::new::<T>();
         let [rows, columns] = self.axes();
@@ -126,8 +128,7 @@ impl Convolution {
         let places = places.map(|(channel, tap)| cut.channel(channel, tap));
         let places: Vec<usize> = places.collect();
         let features: Vec<usize> = (0..self.out_features).map(|o| cut.feature(o)).collect();
-        let num_taps = self.kernel[0] * self.kernel[1];
-        scatter(pool, dw, &kernel, |o, i, tap| total[features[o] + places[i * num_taps + tap]]);
+        scatter(pool, dw, &kernel, total, (&features, &places));
     }
 
     /// Among the ways to cut the work into enough tasks, the one that moves the fewest elements.
@@ -239,14 +240,16 @@ impl Convolution {
     }
 }
 
-/// Writes `value(o, i, tap)` to the places of a kernel's gradient. Taps are numbered row by row.
+/// Copies `sums[features[o] + places[i, tap]]` to the places of a kernel's gradient. Taps are numbered row by row.
 fn scatter<T: Scalar>(
     pool: &Pool,
     dw: &mut [T],
     kernel: &Kernel,
-    value: impl Fn(usize, usize, usize) -> T + Sync,
+    sums: &[T],
+    (features, places): (&[usize], &[usize]),
 ) {
     let (dims, strides) = (kernel.dims, kernel.strides);
+    let [_, _, rows, columns] = dims;
     // The outermost dimension cuts the gradient into slices, if the others lie within its stride.
     let reach = |dim: usize| (dims[dim] - 1) * strides[dim];
     let outer = (0..4).max_by_key(|dim| reach(*dim)).unwrap_or(0);
@@ -255,15 +258,34 @@ fn scatter<T: Scalar>(
         reach(outer) == 0 || others <= strides[outer],
         "elements of the gradient share a place"
     );
+    let inner = |ranges: [Range<usize>; 3], skipped: usize| -> Vec<[usize; 2]> {
+        let windows = kernel.windows(ranges);
+        windows
+            .map(|([i, row, column], at)| {
+                [at - skipped, places[(i * rows + row) * columns + column]]
+            })
+            .collect()
+    };
+    let [out_features, in_features, num_rows, num_columns] = dims.map(|dim| 0..dim);
+    let all = [in_features, num_rows, num_columns];
+    let block = LANE * rows * columns;
     let chunk = dims[outer].div_ceil(NUM_TASKS);
-    pool.for_each(dw.chunks_mut((chunk * strides[outer]).max(1)), |index, dw| {
-        let mut part = Kernel { dims, strides };
-        let start = index * chunk;
-        part.dims[outer] = chunk.min(dims[outer] - start);
-        let first = [0, 1, 2, 3].map(|dim| if dim == outer { start } else { 0 });
-        part.for_each(|[o, i, row, column], at| {
-            let tap = (first[2] + row) * dims[3] + first[3] + column;
-            dw[at] = value(first[0] + o, first[1] + i, tap);
+    let slices = dw.chunks_mut((chunk * strides[outer]).max(1));
+    if outer == 0 {
+        let inner = inner(all, 0);
+        pool.for_each(slices, |index, dw| {
+            let features = features.chunks(chunk).nth(index).unwrap_or_default();
+            let outer = features.iter().enumerate().map(|(o, feature)| [o * strides[0], *feature]);
+            copy(dw, sums, outer, inner.chunks(block));
         });
-    });
+    } else {
+        pool.for_each(slices, |index, dw| {
+            let start = index * chunk;
+            let mut ranges = all.clone();
+            ranges[outer - 1] = start..(start + chunk).min(dims[outer]);
+            let inner = inner(ranges, start * strides[outer]);
+            let outer = out_features.clone().map(|o| [o * strides[0], features[o]]);
+            copy(dw, sums, outer, inner.chunks(block));
+        });
+    }
 }

@@ -257,44 +257,59 @@ impl Kernel {
         self.dims[1..].iter().product::<usize>() * width
     }
 
-    /// Calls `visit` with the indices of each element, and its offset. A few input features at a time, so that neither the elements
-    /// nor what is visited with them leave the first-level cache, whatever the strides.
-    #[inline(always)]
-    pub fn for_each(&self, mut visit: impl FnMut([usize; 4], usize)) {
-        let [out_features, in_features, rows, columns] = self.dims;
-        let [s_out, s_in, s_row, s_column] = self.strides;
-        for first in (0..in_features).step_by(LANE) {
-            for o in 0..out_features {
-                for i in first..(first + LANE).min(in_features) {
-                    for row in 0..rows {
-                        for column in 0..columns {
-                            let at = o * s_out + i * s_in + row * s_row + column * s_column;
-                            visit([o, i, row, column], at);
-                        }
-                    }
-                }
-            }
-        }
+    /// The input features, rows and columns in some ranges, and their offsets.
+    pub fn windows(
+        &self,
+        [in_features, rows, columns]: [Range<usize>; 3],
+    ) -> impl Iterator<Item = ([usize; 3], usize)> {
+        let [_, s_in, s_row, s_column] = self.strides;
+        in_features.flat_map(move |i| {
+            let columns = columns.clone();
+            rows.clone().flat_map(move |row| {
+                let at = move |column| i * s_in + row * s_row + column * s_column;
+                columns.clone().map(move |column| ([i, row, column], at(column)))
+            })
+        })
     }
 
     /// Packs panels of `width` output features, and zeros after the last feature.
     pub fn pack<T: Scalar>(&self, pool: &Pool, width: usize, weights: &[T]) -> Aligned<T> {
-        let [out_features, in_features, _, columns] = self.dims;
+        let [out_features, in_features, rows, columns] = self.dims;
         let len = self.panel(width);
         let mut packed = Aligned::new(out_features.div_ceil(width) * len);
         if packed.is_empty() {
             return packed;
         }
+        let inner: Vec<_> = self
+            .windows([in_features, rows, columns].map(|size| 0..size))
+            .map(|([i, row, column], at)| {
+                [((row * columns + column) * in_features + i) * width, at]
+            })
+            .collect();
         pool.for_each(packed.chunks_exact_mut(len), |panel, packed| {
-            let first = panel * width;
-            let mut part = *self;
-            part.dims[0] = width.min(out_features - first);
-            let weights = &weights[first * self.strides[0]..];
-            part.for_each(|[o, i, row, column], at| {
-                packed[((row * columns + column) * in_features + i) * width + o] = weights[at];
-            });
+            let features = panel * width..((panel + 1) * width).min(out_features);
+            let outer = features.map(|o| [o % width, o * self.strides[0]]);
+            copy(packed, weights, outer, inner.chunks(LANE * rows * columns));
         });
         packed
+    }
+}
+
+/// Copies elements to and from the sums of an outer and an inner offset. A chunk of inner ones at a time, so that neither side leaves the
+/// first-level cache, whatever the strides.
+pub fn copy<'a, T: Copy>(
+    to: &mut [T],
+    from: &[T],
+    outer: impl Iterator<Item = [usize; 2]> + Clone,
+    inner: impl Iterator<Item = &'a [[usize; 2]]>,
+) {
+    for inner in inner {
+        for [to_first, from_first] in outer.clone() {
+            let (to, from) = (&mut to[to_first..], &from[from_first..]);
+            for [to_at, from_at] in inner {
+                to[*to_at] = from[*from_at];
+            }
+        }
     }
 }
 
