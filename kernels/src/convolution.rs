@@ -45,7 +45,7 @@ pub struct Convolution {
 }
 
 /// The size that packed blocks of an input should have, in bytes: they share the second-level cache with the kernel.
-const BLOCK_BYTES: usize = 192 << 10;
+const BLOCK_BYTES: usize = 320 << 10;
 
 /// The least work of a task, in floating-point operations: enough to outweigh its allocation.
 const MIN_TASK: usize = 1 << 24;
@@ -113,7 +113,8 @@ impl Convolution {
         let panel = kernel.panel(width);
 
         let row_len = self.output[1] * self.out_features;
-        let fits = |rows: usize| layout.len(rows) * size_of::<T>() <= BLOCK_BYTES;
+        let block_len = |rows: usize| layout.len(rows) + rows * layout.rows.period * row_len;
+        let fits = |rows: usize| block_len(rows) * size_of::<T>() <= BLOCK_BYTES;
         let blocks = self.blocks(layout.rows.period, fits);
         let max_rows = blocks.iter().map(|block| block.rows.len()).max().unwrap_or(0);
         let scratch_len = layout.len(max_rows.div_ceil(layout.rows.period)) + layout.group();

@@ -38,7 +38,7 @@ impl Processor {
     /// The positions of a tile, for rows of so many: the fewest idle ones, then the fewest tiles.
     pub fn tile_positions(self, positions: usize, vectors: usize) -> usize {
         // A register for each vector of weights, and one for an input.
-        let fitting = |m: &usize| m * vectors + vectors < self.registers;
+        let fitting = |m: &usize| m * vectors + vectors + 4 < self.registers;
         let cost = |m: usize| positions.div_ceil(m) * (m * vectors + 2);
         let best = SIZES.into_iter().filter(fitting).min_by_key(|m| (cost(*m), Reverse(*m)));
         best.unwrap_or(SIZES[0])
