@@ -19,9 +19,9 @@ use crate::{Pool, Scalar};
 
 /// A convolution of two spatial dimensions.
 ///
-/// Besides its operands, a call keeps a packed copy of the kernel and, on each thread, a packed block of the input: about 200
-/// KiB, or the input rows that one row of the output sees (with a dilated input: the rows that `dilation` rows see), if
-/// those are more.
+/// Besides its operands, a call keeps a packed copy of the kernel and, on each thread, a packed block of the input: at most 320
+/// KiB, or the input rows that one row of the output sees (with a dilated input: those that `base_dilation` rows see), if those
+/// are more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Convolution {
     /// Number of images.
@@ -44,7 +44,8 @@ pub struct Convolution {
     pub base_dilation: [usize; 2],
 }
 
-/// The size that packed blocks of an input should have, in bytes: they share the second-level cache with the kernel.
+/// The size that a packed block of an input should have together with its output, in bytes: they share the second-level cache with
+/// the kernel.
 const BLOCK_BYTES: usize = 320 << 10;
 
 /// The least work of a task, in floating-point operations: enough to outweigh its allocation.
@@ -165,8 +166,8 @@ impl Convolution {
     /// input, and `c` likewise a column: the gradient of [`Self::run`]'s weights for the cotangent `dy` of its result. Elements of
     /// `dw` between strides keep their values.
     ///
-    /// Besides its operands, a call keeps partial sums of at most 8 MiB or one padded copy of the kernel, and packed blocks
-    /// of `x` and `dy` on each thread as [`Self::run`] does.
+    /// Besides its operands, a call keeps partial sums of at most 8 MiB or one padded copy of the kernel and, on each thread,
+    /// packed blocks of `x` and `dy`: at most 384 KiB, or what one row of the output takes, if that is more.
     ///
     /// # Panics
     /// If a slice is too short, if a stride is 0, if `base_dilation` is not 1, or if elements of `dw` share a place.

@@ -37,7 +37,7 @@ impl Processor {
 
     /// The positions of a tile, for rows of so many: the fewest idle ones, then the fewest tiles.
     pub fn tile_positions(self, positions: usize, vectors: usize) -> usize {
-        // A register for each vector of weights, and one for an input.
+        // Besides the sums, each vector of weights takes a register, and inputs some: with fewer, sums are moved to memory.
         let fitting = |m: &usize| m * vectors + vectors + 4 < self.registers;
         let cost = |m: usize| positions.div_ceil(m) * (m * vectors + 2);
         let best = SIZES.into_iter().filter(fitting).min_by_key(|m| (cost(*m), Reverse(*m)));
@@ -226,5 +226,54 @@ impl<T: Scalar, const M: usize, const N: usize> WithSimd for GradientTile<'_, '_
         }
         *block = sums;
         M
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_fit_the_registers_and_the_positions() {
+        for registers in [16, 32] {
+            let processor = Processor { lanes: 8, registers };
+            for vectors in [1, 2] {
+                for positions in 1..100 {
+                    let tile = processor.tile_positions(positions, vectors);
+                    assert!(SIZES.contains(&tile) && (tile + 1) * vectors < registers);
+                }
+            }
+        }
+        let wide = Processor { lanes: 16, registers: 32 };
+        let tiles = |vectors| [8, 14, 16, 32, 56].map(|n| wide.tile_positions(n, vectors));
+        assert_eq!(tiles(1), [8, 14, 16, 16, 14]);
+        assert_eq!(tiles(2), [8, 7, 8, 8, 8]);
+    }
+
+    #[test]
+    fn few_registers_give_the_same_gradient() {
+        let actual = Processor::new::<f64>();
+        for vectors in [1, 2] {
+            let width = vectors * actual.lanes;
+            let input: Vec<f64> = (0..5 * LANE).map(|i| (i % 7) as f64 - 3.0).collect();
+            let cotangent: Vec<f64> = (0..5 * width).map(|i| (i % 5) as f64 - 2.0).collect();
+            let sums = [16, 32].map(|registers| {
+                let mut sums = vec![1.0; LANE * width];
+                let gradient = Gradient {
+                    input: &input,
+                    input_row: 0,
+                    cotangent: &cotangent,
+                    cotangent_column: width,
+                    rows: 1,
+                    columns: 5,
+                    sums: &mut sums,
+                    channels: LANE,
+                };
+                gradient.run(Processor { registers, ..actual }, vectors);
+                sums
+            });
+            assert!(sums[0].iter().any(|sum| *sum != 1.0));
+            assert_eq!(sums[0], sums[1]);
+        }
     }
 }
