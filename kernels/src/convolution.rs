@@ -14,7 +14,7 @@ use axis::Axis;
 use pack::{Kernel, LANE, Layout};
 use tiles::{Forward, Processor, Tap};
 
-use crate::vectors::Aligned;
+use crate::vectors::Scratch;
 use crate::{Pool, Scalar};
 
 /// A convolution of two spatial dimensions.
@@ -48,8 +48,8 @@ pub struct Convolution {
 /// the kernel.
 const BLOCK_BYTES: usize = 320 << 10;
 
-/// The least work of a task, in floating-point operations: enough to outweigh its allocation.
-const MIN_TASK: usize = 1 << 24;
+/// The least work of a task, in floating-point operations: enough to outweigh handing it to a thread.
+const MIN_TASK: usize = 1 << 22;
 
 /// Some rows of the output of an image.
 struct Block {
@@ -119,46 +119,50 @@ impl Convolution {
         let blocks = self.blocks(layout.rows.period, fits);
         let max_rows = blocks.iter().map(|block| block.rows.len()).max().unwrap_or(0);
         let scratch_len = layout.len(max_rows.div_ceil(layout.rows.period)) + layout.group();
+        // Padding is zero in all blocks of this layout.
+        let scratch = Scratch::new();
         pool.for_each(tasks(y, &blocks, row_len, self.flops()), |_, (blocks, mut y)| {
-            let mut scratch = Aligned::new(scratch_len);
-            for block in blocks {
-                let (out, rest) = y.split_at_mut(block.rows.len() * row_len);
-                y = rest;
-                let image = self.image(x, block.image);
-                let first = block.rows.start / layout.rows.period;
-                let num_rows = block.rows.len().div_ceil(layout.rows.period);
-                layout.pack(&mut scratch, image, first, num_rows);
-                for row_phase in &layout.rows.phases {
-                    let part = layout.rows.part(row_phase, &block.rows);
-                    for column_phase in &layout.columns.phases {
-                        let taps = self.taps(&layout, &row_phase.taps, &column_phase.taps, width);
-                        for (panel, weights) in
-                            panels(&packed_kernel, panel, self.out_features.div_ceil(width))
-                        {
-                            let feature = panel * width;
-                            let out_first = row_phase.start * row_len
-                                + column_phase.start * self.out_features
-                                + feature;
-                            if part.is_empty() {
-                                continue;
+            scratch.with(scratch_len, |scratch| {
+                for block in blocks {
+                    let (out, rest) = y.split_at_mut(block.rows.len() * row_len);
+                    y = rest;
+                    let image = self.image(x, block.image);
+                    let first = block.rows.start / layout.rows.period;
+                    let num_rows = block.rows.len().div_ceil(layout.rows.period);
+                    layout.pack(scratch, image, first, num_rows);
+                    for row_phase in &layout.rows.phases {
+                        let part = layout.rows.part(row_phase, &block.rows);
+                        for column_phase in &layout.columns.phases {
+                            let taps =
+                                self.taps(&layout, &row_phase.taps, &column_phase.taps, width);
+                            for (panel, weights) in
+                                panels(&packed_kernel, panel, self.out_features.div_ceil(width))
+                            {
+                                let feature = panel * width;
+                                let out_first = row_phase.start * row_len
+                                    + column_phase.start * self.out_features
+                                    + feature;
+                                if part.is_empty() {
+                                    continue;
+                                }
+                                let forward = Forward {
+                                    input: scratch,
+                                    input_row: layout.rows.stride * layout.row(),
+                                    weights,
+                                    taps: &taps,
+                                    rows: part.len(),
+                                    columns: column_phase.count,
+                                    out: &mut out[out_first..],
+                                    out_row: layout.rows.period * row_len,
+                                    out_column: layout.columns.period * self.out_features,
+                                    features: width.min(self.out_features - feature),
+                                };
+                                forward.run(positions, vectors);
                             }
-                            let forward = Forward {
-                                input: &scratch,
-                                input_row: layout.rows.stride * layout.row(),
-                                weights,
-                                taps: &taps,
-                                rows: part.len(),
-                                columns: column_phase.count,
-                                out: &mut out[out_first..],
-                                out_row: layout.rows.period * row_len,
-                                out_column: layout.columns.period * self.out_features,
-                                features: width.min(self.out_features - feature),
-                            };
-                            forward.run(positions, vectors);
                         }
                     }
                 }
-            }
+            });
         });
     }
 
@@ -166,8 +170,9 @@ impl Convolution {
     /// input, and `c` likewise a column: the gradient of [`Self::run`]'s weights for the cotangent `dy` of its result. Elements of
     /// `dw` between strides keep their values.
     ///
-    /// Besides its operands, a call keeps partial sums of at most 8 MiB or one padded copy of the kernel and, on each thread,
-    /// packed blocks of `x` and `dy`: at most 384 KiB, or what one row of the output takes, if that is more.
+    /// Besides its operands, a call keeps partial sums of at most 8 MiB or one padded copy of the kernel and, for each thread,
+    /// packed blocks of `x` and `dy`: at most 384 KiB, or what one row of the output takes, if that is more. Twice that if
+    /// features are cut into parts of two sizes.
     ///
     /// # Panics
     /// If a slice is too short, if a stride is 0, if `base_dilation` is not 1, or if elements of `dw` share a place.

@@ -1,6 +1,7 @@
 //! Vectors of the processor's own width, of either element type.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
 
 use pulp::Simd;
 
@@ -95,6 +96,31 @@ impl<T: Copy + Default> Aligned<T> {
         let data = vec![T::default(); len + slack];
         let start = data.as_ptr().align_offset(LINE).min(slack);
         Self { data, start, len }
+    }
+}
+
+/// Memory that tasks of a call take in turns, so that only the first tasks pay for its zeros.
+#[derive(Debug)]
+pub struct Scratch<T>(Mutex<Vec<Aligned<T>>>);
+
+impl<T: Copy + Default> Scratch<T> {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    /// Calls `task` with so many elements: zeros, or what an earlier task of the same length has left.
+    pub fn with<R>(&self, len: usize, task: impl FnOnce(&mut [T]) -> R) -> R {
+        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = {
+            let mut kept = kept();
+            let index = kept.iter().position(|scratch| scratch.len == len);
+            index.map(|index| kept.swap_remove(index))
+        };
+        let mut scratch = found.unwrap_or_else(|| Aligned::new(len));
+        let result = task(&mut scratch);
+        kept().push(scratch);
+        result
     }
 }
 

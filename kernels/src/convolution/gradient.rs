@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::pack::{Kernel, LANE, Layout, copy, pack_panels};
 use super::tiles::{Gradient, Processor};
 use super::{Block, Convolution};
-use crate::vectors::Aligned;
+use crate::vectors::{Aligned, Scratch};
 use crate::{Pool, Scalar};
 
 /// Tasks of a gradient: enough for many processors.
@@ -25,6 +25,7 @@ const MAX_IN_PLACE: usize = 128;
 /// input channels. Each task keeps its sums as `[panel, group, tap, LANE, width]`.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
+    processor: Processor,
     /// Output features of a panel.
     width: usize,
     num_taps: usize,
@@ -101,6 +102,8 @@ impl Convolution {
         let blocks = self.blocks(1, |rows| block_len(rows) * size_of::<T>() <= BLOCK_BYTES);
         let per_chunk = blocks.len().div_ceil(cut.chunks);
         let num_chunks = blocks.len().div_ceil(per_chunk);
+        let max_rows = blocks.iter().map(|block| block.rows.len()).max().unwrap_or(0);
+        let (inputs, cotangents) = (Scratch::new(), Scratch::new());
         let mut sums = Aligned::new(num_chunks * cut.chunk());
         pool.for_each(sums.chunks_exact_mut(cut.task()), |index, sums| {
             let (chunk, part) = (index / cut.group_parts, index % cut.group_parts);
@@ -111,7 +114,14 @@ impl Convolution {
             let blocks = &blocks[chunk * per_chunk..];
             let blocks = &blocks[..per_chunk.min(blocks.len())];
             if layout.channels > 0 && first < self.out_features {
-                self.gradient_task(&layout, &cut, processor, (blocks, features), sums, (x, dy));
+                self.gradient_task(
+                    &layout,
+                    &cut,
+                    (blocks, max_rows, features),
+                    sums,
+                    (x, dy),
+                    [&inputs, &cotangents],
+                );
             }
         });
         let (total, rest) = sums.split_at_mut(cut.chunk());
@@ -141,6 +151,7 @@ impl Convolution {
             let (panels, groups) =
                 (num_panels.div_ceil(panel_parts), num_groups.div_ceil(group_parts));
             Cut {
+                processor,
                 width,
                 num_taps,
                 chunks,
@@ -173,15 +184,15 @@ impl Convolution {
         .unwrap_or(cut(1, 1, 1))
     }
 
-    /// The sums of some blocks, for a range of output features. `layout` is that of the task's channels.
+    /// The sums of some blocks, of at most `max_rows` rows, for a range of output features. `layout` is that of the task's channels.
     fn gradient_task<T: Scalar>(
         &self,
         layout: &Layout,
         cut: &Cut,
-        processor: Processor,
-        (blocks, features): (&[Block], Range<usize>),
+        (blocks, max_rows, features): (&[Block], usize, Range<usize>),
         sums: &mut [T],
         (x, dy): (&[T], &[T]),
+        scratch: [&Scratch<T>; 2],
     ) {
         let (Some(row_phase), Some(column_phase)) =
             (layout.rows.phases.first(), layout.columns.phases.first())
@@ -191,8 +202,6 @@ impl Convolution {
         // For each tap, all groups of channels.
         let taps = self.taps(layout, &row_phase.taps, &column_phase.taps, 0);
         let num_groups = layout.channels.div_ceil(LANE);
-        let max_rows = blocks.iter().map(|block| block.rows.len()).max().unwrap_or(0);
-        let mut input = Aligned::new(layout.len(max_rows));
         let row_len = self.output[1] * self.out_features;
         // Whole panels of few features are read where they are.
         let in_place =
@@ -200,43 +209,47 @@ impl Convolution {
         let num_panels = features.len().div_ceil(cut.width);
         let positions = max_rows * self.output[1];
         let packed_len = if in_place { 0 } else { positions * num_panels * cut.width };
-        let mut packed = Aligned::new(packed_len);
-        for block in blocks {
-            let rows = block.rows.len();
-            layout.pack(&mut input, self.image(x, block.image), block.rows.start, rows);
-            let dy = &dy[(block.image * self.output[0] + block.rows.start) * row_len..];
-            let dy = &dy[..rows * row_len];
-            let panel_len = rows * self.output[1] * cut.width;
-            if !in_place {
-                let packed = &mut packed[..num_panels * panel_len];
-                pack_panels(packed, dy, self.out_features, features.clone(), cut.width);
-            }
-            let panels = sums.chunks_exact_mut(cut.groups * cut.group()).take(num_panels);
-            for (index, sums) in panels.enumerate() {
-                let (cotangent, cotangent_column) = match in_place {
-                    true => (&dy[features.start + index * cut.width..], self.out_features),
-                    false => (&packed[index * panel_len..][..panel_len], cut.width),
-                };
-                let sums = sums.chunks_exact_mut(cut.group()).take(num_groups);
-                for (group, sums) in sums.enumerate() {
-                    let sums = sums.chunks_exact_mut(LANE * cut.width);
-                    let taps = taps.iter().skip(group).step_by(num_groups);
-                    for (tap, sums) in taps.zip(sums) {
-                        let gradient = Gradient {
-                            input: &input[tap.input..],
-                            input_row: layout.rows.stride * layout.row(),
-                            cotangent,
-                            cotangent_column,
-                            rows,
-                            columns: self.output[1],
-                            sums,
-                            channels: tap.channels,
+        // Padding is zero in all blocks of one length.
+        scratch[0].with(layout.len(max_rows), |input| {
+            scratch[1].with(packed_len, |packed| {
+                for block in blocks {
+                    let rows = block.rows.len();
+                    layout.pack(input, self.image(x, block.image), block.rows.start, rows);
+                    let dy = &dy[(block.image * self.output[0] + block.rows.start) * row_len..];
+                    let dy = &dy[..rows * row_len];
+                    let panel_len = rows * self.output[1] * cut.width;
+                    if !in_place {
+                        let packed = &mut packed[..num_panels * panel_len];
+                        pack_panels(packed, dy, self.out_features, features.clone(), cut.width);
+                    }
+                    let panels = sums.chunks_exact_mut(cut.groups * cut.group()).take(num_panels);
+                    for (index, sums) in panels.enumerate() {
+                        let (cotangent, cotangent_column) = match in_place {
+                            true => (&dy[features.start + index * cut.width..], self.out_features),
+                            false => (&packed[index * panel_len..][..panel_len], cut.width),
                         };
-                        gradient.run(processor, cut.width / processor.lanes);
+                        let sums = sums.chunks_exact_mut(cut.group()).take(num_groups);
+                        for (group, sums) in sums.enumerate() {
+                            let sums = sums.chunks_exact_mut(LANE * cut.width);
+                            let taps = taps.iter().skip(group).step_by(num_groups);
+                            for (tap, sums) in taps.zip(sums) {
+                                let gradient = Gradient {
+                                    input: &input[tap.input..],
+                                    input_row: layout.rows.stride * layout.row(),
+                                    cotangent,
+                                    cotangent_column,
+                                    rows,
+                                    columns: self.output[1],
+                                    sums,
+                                    channels: tap.channels,
+                                };
+                                gradient.run(cut.processor, cut.width / cut.processor.lanes);
+                            }
+                        }
                     }
                 }
-            }
-        }
+            });
+        });
     }
 }
 
