@@ -114,6 +114,8 @@ pub struct HostCalls {
 pub struct KernelOps {
     /// Matrix products.
     pub products: bool,
+    /// Convolutions of images NHWC, and their gradients.
+    pub convolutions: bool,
     /// Sums over leading dims.
     pub sums: bool,
 }
@@ -379,9 +381,15 @@ impl Writer {
                 let zero = self.identity(context, node, dtype, Reduction::Sum);
                 windows::select_and_scatter(context, node, window, &zero)
             }
-            Op::Convolution(forward) => self.accumulated(context, node, |wide| {
-                windows::convolution(context, node, forward, wide)
-            }),
+            Op::Convolution(forward) => {
+                let kernel = host_kernel::image_convolution(context, node, forward);
+                match kernel.filter(|_| self.kernels.convolutions) {
+                    Some(kind) => host_kernel::convolution(context, node, forward, kind),
+                    None => self.accumulated(context, node, |wide| {
+                        windows::convolution(context, node, forward, wide)
+                    }),
+                }
+            }
             Op::DotGeneral(dims) => {
                 let kernel = self.kernels.products && host_kernel::has_dot(context, node, dims);
                 self.accumulated(context, node, |wide| match kernel {

@@ -6,6 +6,7 @@ use ::gemm::Parallelism;
 use pulp::Arch;
 
 use crate::Pool;
+use crate::vectors::Vectors;
 
 mod sealed {
     pub trait Sealed {}
@@ -15,18 +16,29 @@ mod sealed {
 
 /// An element type that products are computed in.
 pub trait Scalar:
-    sealed::Sealed + Copy + Send + Sync + Default + PartialEq + std::fmt::Debug + 'static
+    sealed::Sealed + Vectors + Copy + Send + Sync + Default + PartialEq + std::fmt::Debug + 'static
 {
     /// 1.
     const ONE: Self;
+
+    /// `a + b`.
+    fn sum(a: Self, b: Self) -> Self;
 }
 
 impl Scalar for f32 {
     const ONE: Self = 1.0;
+
+    fn sum(a: Self, b: Self) -> Self {
+        a + b
+    }
 }
 
 impl Scalar for f64 {
     const ONE: Self = 1.0;
+
+    fn sum(a: Self, b: Self) -> Self {
+        a + b
+    }
 }
 
 /// A matrix whose element (i, j) is `data[i * row_stride + j * column_stride]`.

@@ -6,11 +6,14 @@
 //! Tensors are row-major slices. Functions panic if a slice is shorter than the shape says: callers check shapes.
 
 mod attention;
+mod convolution;
 mod gemm;
 mod pool;
 mod sum;
+mod vectors;
 
 pub use attention::{Attention, Dropout, Forward, Gradients, Heads, QueriesKeysValues, Real};
+pub use convolution::Convolution;
 pub use gemm::{Matrix, MatrixMut, Product, Scalar, multiply};
 pub use pool::{Helpers, Pool};
 pub use sum::sum_rows;

@@ -6,7 +6,7 @@ use half::slice::HalfFloatSliceExt;
 use hlo::{DType, DotDims};
 use kernels::{Pool, Product, Scalar};
 
-use super::{elements, elements_mut};
+use super::{elements, elements_mut, strides};
 use crate::pjrt::KernelCall;
 
 /// Computes the product of two operands: f32, f64, or bf16 with an f32 result.
@@ -122,14 +122,6 @@ fn product(dims: &DotDims, a: &[usize], b: &[usize], out: &[usize]) -> Result<Pr
     }
     let strides = [[m.stride, a_k.stride], [b_k.stride, n.stride], [width, 1]];
     Product::new([m.size, n.size, a_k.size], strides, loops).ok_or_else(misfit)
-}
-
-fn strides(dims: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; dims.len()];
-    for i in (1..dims.len()).rev() {
-        strides[i - 1] = strides[i] * dims[i];
-    }
-    strides
 }
 
 /// Dims of a row-major tensor, neighbours merged into one. Dims of size 1 are left out.

@@ -3,6 +3,7 @@
 //! The crate `kernels` computes on slices; this module reads what a program asks for.
 
 mod attention;
+mod convolution;
 mod dot;
 mod sum;
 
@@ -40,6 +41,7 @@ impl HostKernels for CpuKernels {
         match call.kernel().clone() {
             Kernel::DotGeneral(dims) => dot::run(&pool, &dims, call),
             Kernel::Sum => sum::run(&pool, call),
+            Kernel::Convolution(site) => convolution::run(&pool, site, call),
             Kernel::Attention(site) => attention::run(&pool, site, call),
         }
     }
@@ -59,4 +61,13 @@ fn elements<T: bytemuck::Pod>(bytes: &[u8]) -> Result<&[T], String> {
 /// As [`elements`].
 fn elements_mut<T: bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T], String> {
     bytemuck::try_cast_slice_mut(bytes).map_err(|error| error.to_string())
+}
+
+/// Distances of neighbours along each dim of a row-major tensor, in elements.
+fn strides(dims: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; dims.len()];
+    for i in (1..dims.len()).rev() {
+        strides[i - 1] = strides[i] * dims[i];
+    }
+    strides
 }

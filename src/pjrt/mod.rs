@@ -81,8 +81,8 @@ pub use error::{Code, Error, Result};
 pub use event::Completion;
 pub use executable::{Arg, Executable, Launch};
 pub use ffi::{
-    AttentionSite, CallBuffers, CollectiveKind, CollectiveSite, FlushedDenormals, HostCall,
-    HostCollectives, HostKernels, HostTensor, Kernel, KernelCall, LaunchInfo, Workers,
+    AttentionSite, CallBuffers, CollectiveKind, CollectiveSite, ConvolutionSite, FlushedDenormals,
+    HostCall, HostCollectives, HostKernels, HostTensor, Kernel, KernelCall, LaunchInfo, Workers,
     flush_denormals,
 };
 pub use inspect::{Compiled, CompiledMemory};

@@ -2,7 +2,7 @@
 
 use super::host_collective::array;
 use super::{RegionContext, custom_call};
-use crate::{DType, DotDims, Node};
+use crate::{Convolution, ConvolutionDims, DType, DotDims, Node, WindowDim};
 
 /// The target of the custom calls by which [`super::HostCalls`] leaves ops to the process.
 pub const HOST_KERNEL_TARGET: &str = "lockstep_kernel";
@@ -64,6 +64,76 @@ pub(super) fn has_sum(context: &RegionContext<'_>, node: &Node, dims: &[usize]) 
 /// The call for a sum over the leading dims, without the `=` and what precedes it.
 pub(super) fn sum(context: &RegionContext<'_>, node: &Node) -> String {
     let attributes = format!("{{kind = \"sum\", version = {HOST_KERNELS_VERSION} : i64}}");
+    let results = context.types(node.results());
+    custom_call::host_call(context, node, HOST_KERNEL_TARGET, &attributes, false, &results)
+}
+
+/// Convolutions of fewer elements of output and kernel, multiplied, are left to XLA.
+const MIN_CONVOLUTION: usize = 1 << 18;
+
+/// What a kernel computes of convolutions of images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ImageConvolution {
+    /// From images NHWC and a kernel in any order to images NHWC. The input may be dilated: then it is the gradient of one with strides.
+    Images,
+    /// The gradient of the kernel, in any order, from the input and the cotangent, NHWC.
+    KernelGradient,
+}
+
+/// The kernel for a convolution, if there is one: with two spatial dims, of f32 or f64, in one group.
+pub(super) fn image_convolution(
+    context: &RegionContext<'_>,
+    node: &Node,
+    convolution: &Convolution,
+) -> Option<ImageConvolution> {
+    let Convolution { dims, window, feature_group_count, batch_group_count } = convolution;
+    let ConvolutionDims { lhs, rhs, result } = dims;
+    let x = context.graph.ty(node.operands[0]);
+    let kernel = context.graph.ty(node.operands[1]).num_elements();
+    let is_large =
+        context.graph.ty(node.result()).num_elements().saturating_mul(kernel) >= MIN_CONVOLUTION;
+    let is_plain = *feature_group_count == 1 && *batch_group_count == 1 && window.len() == 2;
+    if !is_large || !is_plain || !matches!(x.dtype, DType::F32 | DType::F64) {
+        return None;
+    }
+    // Batch, feature and spatial dims of NHWC, and the same with batch and feature exchanged.
+    let (images, exchanged) = ([0, 3, 1, 2], [3, 0, 1, 2]);
+    let all = |is: fn(&WindowDim) -> bool| window.iter().all(is);
+    if *lhs == images && *result == images && all(|dim| dim.window_dilation == 1) {
+        return Some(ImageConvolution::Images);
+    }
+    let is_gradient = *lhs == exchanged
+        && *rhs == exchanged
+        && all(|dim| dim.stride == 1 && dim.base_dilation == 1);
+    is_gradient.then_some(ImageConvolution::KernelGradient)
+}
+
+/// The call for a convolution, without the `=` and what precedes it. `stride` is that of windows over the input.
+pub(super) fn convolution(
+    context: &RegionContext<'_>,
+    node: &Node,
+    convolution: &Convolution,
+    kind: ImageConvolution,
+) -> String {
+    let Convolution { dims, window, .. } = convolution;
+    let each = |of: fn(&WindowDim) -> usize| array(&window.iter().map(of).collect::<Vec<_>>());
+    // Which dims of the kernel are output features, input features, rows and columns.
+    let (name, kernel, stride) = match kind {
+        ImageConvolution::Images => ("convolution", dims.rhs.clone(), each(|dim| dim.stride)),
+        ImageConvolution::KernelGradient => {
+            let [inputs, outputs] = [dims.result[0], dims.result[1]];
+            let kernel = [&[outputs, inputs], &dims.result[2..]].concat();
+            ("convolution_gradient", kernel, each(|dim| dim.window_dilation))
+        }
+    };
+    let attributes = format!(
+        "{{kind = \"{name}\", version = {HOST_KERNELS_VERSION} : i64, kernel = {}, stride = {stride}, \
+         low = array<i64: {}, {}>, base_dilation = {}}}",
+        array(&kernel),
+        window[0].low,
+        window[1].low,
+        each(|dim| dim.base_dilation),
+    );
     let results = context.types(node.results());
     custom_call::host_call(context, node, HOST_KERNEL_TARGET, &attributes, false, &results)
 }

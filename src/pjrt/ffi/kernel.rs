@@ -40,6 +40,23 @@ pub enum Kernel {
     Sum,
     /// Self-attention, or its gradient.
     Attention(AttentionSite),
+    /// A convolution of images NHWC, or the gradient of its kernel.
+    Convolution(ConvolutionSite),
+}
+
+/// A convolution of two spatial dims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvolutionSite {
+    /// The dims of the kernel that are output features, input features, rows and columns: each once.
+    pub kernel: [usize; 4],
+    /// Distance of windows, at least 1.
+    pub stride: [usize; 2],
+    /// Padding before the input; negative padding cuts elements off.
+    pub low: [i64; 2],
+    /// Distance of the input's elements, at least 1.
+    pub base_dilation: [usize; 2],
+    /// `true` for the gradient of the kernel, from input and cotangent.
+    pub is_gradient: bool,
 }
 
 /// `dropout(softmax(q k^T / sqrt(d) + mask)) v` in each head.
@@ -134,8 +151,27 @@ impl Attributes {
             "sum" => Ok(Kernel::Sum),
             "attention" => Ok(Kernel::Attention(self.attention(false)?)),
             "attention_gradient" => Ok(Kernel::Attention(self.attention(true)?)),
+            "convolution" => Ok(Kernel::Convolution(self.convolution(false)?)),
+            "convolution_gradient" => Ok(Kernel::Convolution(self.convolution(true)?)),
             other => Err(format!("there is no kernel {other:?}")),
         }
+    }
+
+    fn convolution(&self, is_gradient: bool) -> Result<ConvolutionSite, String> {
+        let misfit = || "not a convolution of two spatial dims".to_owned();
+        let pair = |name: &str| {
+            let found: Result<[usize; 2], _> = self.numbers(name)?.try_into();
+            found.ok().filter(|pair| !pair.contains(&0)).ok_or_else(misfit)
+        };
+        let kernel: [usize; 4] = self.numbers("kernel")?.try_into().map_err(|_| misfit())?;
+        let mut sorted = kernel;
+        sorted.sort_unstable();
+        let low = self.integers("low")?.try_into().map_err(|_| misfit())?;
+        if sorted != [0, 1, 2, 3] {
+            return Err(misfit());
+        }
+        let (stride, base_dilation) = (pair("stride")?, pair("base_dilation")?);
+        Ok(ConvolutionSite { kernel, stride, low, base_dilation, is_gradient })
     }
 
     fn attention(&self, is_gradient: bool) -> Result<AttentionSite, String> {

@@ -85,12 +85,16 @@ impl Attributes {
         }
     }
 
+    pub fn integers(&self, name: &str) -> Result<Vec<i64>, String> {
+        match self.get(name)? {
+            Attribute::Integers(values) => Ok(values.clone()),
+            _ => Err(format!("attribute {name} is not an array of integers")),
+        }
+    }
+
     pub fn numbers(&self, name: &str) -> Result<Vec<usize>, String> {
-        let Attribute::Integers(values) = self.get(name)? else {
-            return Err(format!("attribute {name} is not an array of integers"));
-        };
-        let number = |value: &i64| usize::try_from(*value).ok();
-        let numbers: Option<Vec<_>> = values.iter().map(number).collect();
+        let number = |value: i64| usize::try_from(value).ok();
+        let numbers: Option<Vec<_>> = self.integers(name)?.into_iter().map(number).collect();
         numbers.ok_or_else(|| format!("attribute {name} has a negative number"))
     }
 
