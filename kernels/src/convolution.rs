@@ -15,7 +15,7 @@ use pack::{Kernel, LANE, Layout};
 use tiles::{Forward, Processor, Tap};
 
 use crate::vectors::Scratch;
-use crate::{Pool, Scalar};
+use crate::{Element, Pool, Scalar};
 
 /// A convolution of two spatial dimensions.
 ///
@@ -73,9 +73,20 @@ impl Convolution {
     ///
     /// # Panics
     /// If a slice is too short, or if a stride or dilation is 0.
-    pub fn run<T: Scalar>(
+    pub fn run<T: Element>(
         &self,
-        pool: &Pool,
+        pool: &Pool<'_>,
+        y: &mut [T],
+        x: &[T],
+        weights: &[T],
+        weight_strides: [usize; 4],
+    ) {
+        T::convolve(self, pool, y, x, (weights, weight_strides));
+    }
+
+    pub(crate) fn compute<T: Scalar>(
+        &self,
+        pool: &Pool<'_>,
         y: &mut [T],
         x: &[T],
         weights: &[T],
@@ -86,7 +97,7 @@ impl Convolution {
 
     fn run_blocks<T: Scalar>(
         &self,
-        pool: &Pool,
+        pool: &Pool<'_>,
         y: &mut [T],
         x: &[T],
         weights: &[T],
@@ -176,9 +187,20 @@ impl Convolution {
     ///
     /// # Panics
     /// If a slice is too short, if a stride is 0, if `base_dilation` is not 1, or if elements of `dw` share a place.
-    pub fn run_kernel_gradient<T: Scalar>(
+    pub fn run_kernel_gradient<T: Element>(
         &self,
-        pool: &Pool,
+        pool: &Pool<'_>,
+        dw: &mut [T],
+        dw_strides: [usize; 4],
+        x: &[T],
+        dy: &[T],
+    ) {
+        T::kernel_gradient(self, pool, (dw, dw_strides), x, dy);
+    }
+
+    pub(crate) fn compute_kernel_gradient<T: Scalar>(
+        &self,
+        pool: &Pool<'_>,
         dw: &mut [T],
         dw_strides: [usize; 4],
         x: &[T],

@@ -5,8 +5,8 @@
 use ::gemm::Parallelism;
 use pulp::Arch;
 
-use crate::Pool;
 use crate::vectors::Vectors;
+use crate::{Element, Pool};
 
 mod sealed {
     pub trait Sealed {}
@@ -63,10 +63,7 @@ pub struct MatrixMut<'a, T> {
     pub strides: [usize; 2],
 }
 
-/// The number of elements that a matrix reaches over.
-///
-/// # Panics
-/// If that number does not fit a `usize`.
+/// The number of elements that a matrix reaches over, `usize::MAX` if that is more than the address space.
 fn extent(dims: [usize; 2], strides: [usize; 2]) -> usize {
     if dims.contains(&0) {
         return 0;
@@ -74,7 +71,7 @@ fn extent(dims: [usize; 2], strides: [usize; 2]) -> usize {
     let last = |i: usize| (dims[i] - 1).checked_mul(strides[i]);
     let extent =
         last(0).zip(last(1)).and_then(|(row, column)| row.checked_add(column)?.checked_add(1));
-    extent.expect("a matrix reaches over less than the address space")
+    extent.unwrap_or(usize::MAX)
 }
 
 /// `out = a b`, or `out += a b` to accumulate. `[m, k] x [k, n] -> [m, n]`, computed on the calling thread. Each element is a sum over
@@ -285,7 +282,11 @@ impl Product {
     ///
     /// # Panics
     /// If a slice is too short.
-    pub fn run<T: Scalar>(&self, pool: &Pool<'_>, out: &mut [T], a: &[T], b: &[T]) {
+    pub fn run<T: Element>(&self, pool: &Pool<'_>, out: &mut [T], a: &[T], b: &[T]) {
+        T::multiply(self, pool, out, a, b);
+    }
+
+    pub(crate) fn compute<T: Scalar>(&self, pool: &Pool<'_>, out: &mut [T], a: &[T], b: &[T]) {
         assert!(self.extent(0) <= a.len(), "the first operand is too short");
         assert!(self.extent(1) <= b.len(), "the second operand is too short");
         assert!(self.extent(2) <= out.len(), "the result is too short");

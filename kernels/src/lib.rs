@@ -7,6 +7,7 @@
 
 mod attention;
 mod convolution;
+mod element;
 mod gemm;
 mod pool;
 mod sum;
@@ -14,6 +15,7 @@ mod vectors;
 
 pub use attention::{Attention, Dropout, Forward, Gradients, Heads, QueriesKeysValues, Real};
 pub use convolution::Convolution;
-pub use gemm::{Matrix, MatrixMut, Product, Scalar, multiply};
+pub use element::Element;
+pub use gemm::{Product, Scalar};
 pub use pool::{Helpers, Pool};
 pub use sum::sum_rows;

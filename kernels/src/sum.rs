@@ -2,7 +2,7 @@
 
 use pulp::Arch;
 
-use crate::{Pool, Real};
+use crate::{Element, Pool, Real};
 
 /// Rows that a task adds up: their sums are added in the order of the tasks.
 const ROWS: usize = 128;
@@ -14,7 +14,11 @@ const COLUMNS: usize = 1024;
 ///
 /// # Panics
 /// If `x` has no whole number of rows.
-pub fn sum_rows<T: Real>(pool: &Pool<'_>, out: &mut [T], x: &[T]) {
+pub fn sum_rows<T: Element>(pool: &Pool<'_>, out: &mut [T], x: &[T]) {
+    T::sum_rows(pool, out, x);
+}
+
+pub(crate) fn compute<T: Real>(pool: &Pool<'_>, out: &mut [T], x: &[T]) {
     let width = out.len();
     if width == 0 {
         return;

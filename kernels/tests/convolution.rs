@@ -1,6 +1,6 @@
 //! Convolutions against loops over all their terms.
 
-use kernels::{Convolution, Pool, Scalar};
+use kernels::{Convolution, Element, Pool};
 use proptest::prelude::*;
 
 /// Small integers, whose products and sums are exact.
@@ -233,7 +233,7 @@ fn large() -> Vec<Convolution> {
 }
 
 /// The results of a convolution, and the gradient of its kernel if there is one.
-fn results<T: Scalar>(
+fn results<T: Element>(
     convolution: &Convolution,
     num_helpers: usize,
     value: impl Fn(usize) -> T,

@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use hlo::DType;
-use kernels::{Attention, Dropout, Forward, Gradients, Heads, Pool, QueriesKeysValues, Real};
+use kernels::{Attention, Dropout, Element, Forward, Gradients, Heads, Pool, QueriesKeysValues};
 
 use super::{elements, elements_mut};
 use crate::pjrt::{AttentionSite, KernelCall};
@@ -23,7 +23,7 @@ pub(super) fn run(
     }
 }
 
-fn compute<T: Real + Pod>(
+fn compute<T: Element + Pod>(
     pool: &Pool<'_>,
     site: AttentionSite,
     call: &mut KernelCall<'_>,

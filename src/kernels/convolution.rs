@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use hlo::DType;
-use kernels::{Convolution, Pool, Scalar};
+use kernels::{Convolution, Element, Pool};
 
 use super::{elements, elements_mut, strides};
 use crate::pjrt::{ConvolutionSite, KernelCall};
@@ -21,7 +21,7 @@ pub(super) fn run(
     }
 }
 
-fn compute<T: Scalar + Pod>(
+fn compute<T: Element + Pod>(
     pool: &Pool<'_>,
     site: ConvolutionSite,
     call: &mut KernelCall<'_>,

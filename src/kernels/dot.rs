@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use hlo::{DType, DotDims};
-use kernels::{Pool, Product, Scalar};
+use kernels::{Element, Pool, Product};
 
 use super::{elements, elements_mut, strides};
 use crate::pjrt::KernelCall;
@@ -29,7 +29,7 @@ pub(super) fn run(
     }
 }
 
-fn multiply<T: Scalar + Pod>(
+fn multiply<T: Element + Pod>(
     pool: &Pool<'_>,
     product: &Product,
     call: &mut KernelCall<'_>,

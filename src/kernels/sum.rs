@@ -1,7 +1,7 @@
 //! Sums over leading dims.
 
 use hlo::DType;
-use kernels::{Pool, Real, sum_rows};
+use kernels::{Element, Pool, sum_rows};
 
 use super::{elements, elements_mut};
 use crate::pjrt::KernelCall;
@@ -23,7 +23,10 @@ pub(super) fn run(pool: &Pool<'_>, call: &mut KernelCall<'_>) -> Result<(), Stri
     }
 }
 
-fn sum<T: Real + bytemuck::Pod>(pool: &Pool<'_>, call: &mut KernelCall<'_>) -> Result<(), String> {
+fn sum<T: Element + bytemuck::Pod>(
+    pool: &Pool<'_>,
+    call: &mut KernelCall<'_>,
+) -> Result<(), String> {
     let mut buffers = call.buffers();
     sum_rows::<T>(pool, elements_mut(buffers.results[0])?, elements(buffers.operands[0])?);
     Ok(())

@@ -4,7 +4,8 @@ use pulp::Arch;
 
 use super::real::{Real, dot};
 use super::{Attention, Gradients, Heads, KEYS, QUERIES, QueriesKeysValues};
-use crate::{Matrix, MatrixMut, Pool, multiply};
+use crate::gemm::{Matrix, MatrixMut, multiply};
+use crate::{Element, Pool};
 
 /// What the forward pass has computed, and the cotangent of its result.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +23,18 @@ impl Attention {
     ///
     /// # Panics
     /// If a slice has another length.
-    pub fn backward<T: Real>(
+    pub fn backward<T: Element>(
+        &self,
+        pool: &Pool<'_>,
+        gradients: Gradients<'_, T>,
+        operands: QueriesKeysValues<'_, T>,
+        forward: Forward<'_, T>,
+        added: Option<&[T]>,
+    ) {
+        T::attention_gradients(self, pool, gradients, operands, forward, added);
+    }
+
+    pub(crate) fn compute_gradients<T: Real>(
         &self,
         pool: &Pool<'_>,
         gradients: Gradients<'_, T>,
@@ -38,7 +50,8 @@ impl Attention {
         // A task for each key and value head of each example, which writes columns of its own.
         pool.for_each(self.deal(gradients), |task, out| {
             let (example, kv_head) = (task / self.num_kv_heads, task % self.num_kv_heads);
-            Head::new(self).compute(self, example, kv_head, &operands, &forward, added, out);
+            let pass = Pass { attention: self, operands, forward, added };
+            Head::new(self).compute(&pass, example, kv_head, out);
         });
     }
 
@@ -100,6 +113,14 @@ struct Columns<'a, T> {
     values: Vec<&'a mut [T]>,
 }
 
+/// What all tasks read.
+struct Pass<'a, T> {
+    attention: &'a Attention,
+    operands: QueriesKeysValues<'a, T>,
+    forward: Forward<'a, T>,
+    added: Option<&'a [T]>,
+}
+
 /// Scratch memory of a task.
 struct Head<T> {
     /// `[queries, keys]`: scores, then weights.
@@ -147,14 +168,12 @@ impl<T: Real> Head<T> {
 
     fn compute(
         mut self,
-        attention: &Attention,
+        pass: &Pass<'_, T>,
         example: usize,
         kv_head: usize,
-        operands: &QueriesKeysValues<'_, T>,
-        forward: &Forward<'_, T>,
-        added: Option<&[T]>,
         mut out: Columns<'_, T>,
     ) {
+        let attention = pass.attention;
         let Attention { num_positions, head_width: d, .. } = *attention;
         let group = attention.group();
         for (index, head) in (kv_head * group..(kv_head + 1) * group).enumerate() {
@@ -165,7 +184,7 @@ impl<T: Real> Head<T> {
                     let num_keys = KEYS.min(last_key - first_key);
                     let place =
                         Place { example, head, first_query, num_queries, first_key, num_keys };
-                    self.block(attention, place, kv_head, operands, forward, added);
+                    self.block(pass, place, kv_head);
                 }
                 for row in 0..num_queries {
                     let out = &mut out.queries[(first_query + row) * group + index];
@@ -181,16 +200,9 @@ impl<T: Real> Head<T> {
     }
 
     /// Adds what one block of scores contributes.
-    fn block(
-        &mut self,
-        attention: &Attention,
-        place: Place,
-        kv_head: usize,
-        operands: &QueriesKeysValues<'_, T>,
-        forward: &Forward<'_, T>,
-        added: Option<&[T]>,
-    ) {
-        let Attention { num_positions, num_heads, head_width: d, .. } = *attention;
+    fn block(&mut self, pass: &Pass<'_, T>, place: Place, kv_head: usize) {
+        let Pass { attention, operands, forward, .. } = pass;
+        let Attention { num_positions, num_heads, head_width: d, .. } = **attention;
         let Place { example, head, first_query, num_queries, first_key, num_keys } = place;
         let first_row = example * num_positions;
         let cotangents = Heads { data: forward.cotangent, row_stride: num_heads * d, offset: 0 };
@@ -201,8 +213,7 @@ impl<T: Real> Head<T> {
         let (dims, strides) = ([num_queries, num_keys], [num_keys, 1]);
         multiply(MatrixMut { data: &mut self.weights, dims, strides }, q, transposed(k), false);
         multiply(MatrixMut { data: &mut self.cotangents, dims, strides }, dy, transposed(v), false);
-        let added = added.map(|added| &added[first_row + first_key..][..num_keys]);
-        self.differentiate(attention, place, forward, added);
+        self.differentiate(pass, place);
         let weights = if self.dropped.is_empty() { &self.weights } else { &self.dropped };
         let weights = Matrix { data: &weights[..], dims, strides };
         let ds = Matrix { data: &self.cotangents[..], dims, strides };
@@ -217,16 +228,13 @@ impl<T: Real> Head<T> {
     }
 
     /// From scores to weights, and from cotangents of weights to those of products of queries and keys.
-    fn differentiate(
-        &mut self,
-        attention: &Attention,
-        place: Place,
-        forward: &Forward<'_, T>,
-        added: Option<&[T]>,
-    ) {
-        let Attention { num_positions, num_heads, head_width: d, dropout, .. } = *attention;
+    fn differentiate(&mut self, pass: &Pass<'_, T>, place: Place) {
+        let Pass { attention, forward, added, .. } = pass;
+        let Attention { num_positions, num_heads, head_width: d, dropout, .. } = **attention;
         let Place { example, head, first_query, num_queries, first_key, num_keys } = place;
         let scale = T::from_f64(1.0 / (d as f64).sqrt());
+        let first = example * num_positions + first_key;
+        let added = added.map(|added| &added[first..][..num_keys]);
         Arch::new().dispatch(|| {
             for row in 0..num_queries {
                 let query = first_query + row;

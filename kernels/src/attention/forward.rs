@@ -4,7 +4,8 @@ use pulp::Arch;
 
 use super::real::{Real, maximum, sum};
 use super::{Attention, KEYS, QUERIES, QueriesKeysValues};
-use crate::{Matrix, MatrixMut, Pool, multiply};
+use crate::gemm::{Matrix, MatrixMut, multiply};
+use crate::{Element, Pool};
 
 impl Attention {
     /// Writes `y`, rows of heads `[batch * num_positions, num_heads * d]`, and for the backward pass the logarithms of the sums of the
@@ -13,7 +14,18 @@ impl Attention {
     ///
     /// # Panics
     /// If a slice has another length.
-    pub fn forward<T: Real>(
+    pub fn forward<T: Element>(
+        &self,
+        pool: &Pool<'_>,
+        y: &mut [T],
+        lse: &mut [T],
+        operands: QueriesKeysValues<'_, T>,
+        added: Option<&[T]>,
+    ) {
+        T::attend(self, pool, [y, lse], operands, added);
+    }
+
+    pub(crate) fn compute<T: Real>(
         &self,
         pool: &Pool<'_>,
         y: &mut [T],

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::Pool;
+use crate::{Element, Pool};
 
 /// Numbers between -1 and 1 that look random.
 fn values(len: usize, seed: u64) -> Vec<f64> {
@@ -81,7 +81,7 @@ impl Case {
         (y, lse)
     }
 
-    fn forward<T: Real>(&self, pool: &Pool<'_>, qkv: &[T]) -> (Vec<T>, Vec<T>) {
+    fn forward<T: Element>(&self, pool: &Pool<'_>, qkv: &[T]) -> (Vec<T>, Vec<T>) {
         let Attention { batch, num_positions, num_heads, .. } = self.attention;
         let rows = batch * num_positions;
         // Whatever was in memory is replaced.
@@ -92,7 +92,7 @@ impl Case {
         (y, lse)
     }
 
-    fn backward<T: Real>(&self, pool: &Pool<'_>, qkv: &[T], cotangent: &[T]) -> Vec<T> {
+    fn backward<T: Element>(&self, pool: &Pool<'_>, qkv: &[T], cotangent: &[T]) -> Vec<T> {
         let (y, lse) = self.forward(pool, qkv);
         let mut gradients = vec![T::from_f64(7.0); qkv.len()];
         let forward = Forward { y: &y, lse: &lse, cotangent };

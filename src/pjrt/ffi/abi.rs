@@ -114,7 +114,7 @@ pub(super) struct Api {
     pub State_Get: Uncalled,
     pub DeviceMemory_Allocate: Uncalled,
     pub DeviceMemory_Free: Uncalled,
-    pub ThreadPool_Schedule: Call<ScheduleArgs>,
+    pub ThreadPool_Schedule: Call<PoolTaskArgs>,
     pub ThreadPool_NumThreads: Uncalled,
     pub Future_Create: Call<FutureArgs>,
     pub Future_SetAvailable: Call<FutureArgs>,
@@ -132,7 +132,7 @@ pub(super) struct ErrorCreateArgs {
 }
 
 #[repr(C)]
-pub(super) struct ScheduleArgs {
+pub(super) struct PoolTaskArgs {
     pub struct_size: usize,
     pub extension_start: *mut Extension,
     pub ctx: *mut c_void,
@@ -272,7 +272,7 @@ const _: () = {
     assert!(offset_of!(ErrorCreateArgs, code) + size_of::<c_int>() == size::ERROR_CREATE);
     assert!(size_of::<ErrorDestroyArgs>() == size::ERROR_DESTROY);
     assert!(offset_of!(Api, ThreadPool_Schedule) == 136);
-    assert!(size_of::<ScheduleArgs>() == size::SCHEDULE);
+    assert!(size_of::<PoolTaskArgs>() == size::SCHEDULE);
     assert!(offset_of!(FutureArgs, future) == size::FUTURE_CREATE);
     assert!(size_of::<FutureArgs>() == size::FUTURE_SET_AVAILABLE);
     assert!(size_of::<FutureSetErrorArgs>() == size::FUTURE_SET_ERROR);

@@ -83,7 +83,7 @@ impl Workers<'_> {
     /// `false` if the pool takes no tasks.
     fn schedule(&self, help: Arc<Help>) -> bool {
         let data = Arc::into_raw(help).cast_mut();
-        let mut args = abi::ScheduleArgs {
+        let mut args = abi::PoolTaskArgs {
             struct_size: abi::size::SCHEDULE,
             extension_start: ptr::null_mut(),
             ctx: self.ctx,
