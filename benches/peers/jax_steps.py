@@ -1,6 +1,6 @@
-"""Training steps of ../mlp.toml, ../gpt.toml and ../resnet20.toml in JAX, waiting for each, batch transfer included.
+"""Training steps of ../mlp.toml, ../gpt.toml, ../gpt1024.toml, ../gpt2.toml and ../resnet20.toml in JAX, waiting for each, batch transfer included.
 
-Versions: see requirements.txt. Run by ../compare_steps.py; by hand: python jax_steps.py --model gpt --replicas 2
+Versions: see requirements.txt. Run by ../beside_peers.py; by hand: python jax_steps.py --model gpt --replicas 2
 """
 
 import argparse
@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--model", choices=["mlp", "gpt", "resnet20"], required=True)
+parser.add_argument("--model", choices=["mlp", "gpt", "gpt1024", "gpt2", "resnet20"], required=True)
 parser.add_argument("--replicas", type=int, default=1)
 parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--cache", help="directory of the compile cache")
@@ -65,9 +65,12 @@ def mlp_loss(params, batch):
     return cross_entropy(apply_linear(params[-1], x), y)
 
 
-# gpt: 4 layers, width 256, 4 heads, 256 tokens, vocabulary 256, batch 8
+# gpt: 4 layers, width 256, 4 heads, 256 tokens, vocabulary 256, batch 8; gpt1024: 1024 tokens, batch 2; gpt2: GPT-2 124M, batch 1
 
-LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = 4, 256, 4, 256, 256
+BATCH, LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = {
+    "gpt1024": (2, 4, 256, 4, 1024, 256),
+    "gpt2": (1, 12, 768, 12, 256, 50257),
+}.get(args.model, (8, 4, 256, 4, 256, 256))
 
 
 def norm_params(width):
@@ -171,9 +174,9 @@ def resnet20_loss(params, batch):
 if args.model == "mlp":
     params, loss, optimizer = mlp_params(), mlp_loss, optax.sgd(0.1, momentum=0.9)
     batch = (normal(1, 1024, 784), random.integers(0, 10, 1024, dtype=np.int32))
-elif args.model == "gpt":
+elif args.model.startswith("gpt"):
     params, loss, optimizer = gpt_params(), gpt_loss, optax.adamw(3e-4, weight_decay=0.01)
-    tokens = random.integers(0, VOCABULARY, (8, TOKENS + 1), dtype=np.int32)
+    tokens = random.integers(0, VOCABULARY, (BATCH, TOKENS + 1), dtype=np.int32)
     batch = (tokens[:, :-1].copy(), tokens[:, 1:].copy())
 else:
     params, loss, optimizer = resnet20_params(), resnet20_loss, optax.sgd(0.1, momentum=0.9)

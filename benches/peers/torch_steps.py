@@ -1,7 +1,7 @@
-"""Training steps of ../mlp.toml, ../gpt.toml and ../resnet20.toml in PyTorch, each including a copy of its batch; several replicas are
+"""Training steps of ../mlp.toml, ../gpt.toml, ../gpt1024.toml, ../gpt2.toml and ../resnet20.toml in PyTorch, each including a copy of its batch; several replicas are
 DistributedDataParallel processes over gloo, which share the cores.
 
-Versions: see requirements.txt. Run by ../compare_steps.py; by hand: python torch_steps.py --model gpt --replicas 2
+Versions: see requirements.txt. Run by ../beside_peers.py; by hand: python torch_steps.py --model gpt --replicas 2
 """
 
 import argparse
@@ -11,7 +11,7 @@ import statistics
 import time
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--model", choices=["mlp", "gpt", "resnet20"], required=True)
+parser.add_argument("--model", choices=["mlp", "gpt", "gpt1024", "gpt2", "resnet20"], required=True)
 parser.add_argument("--replicas", type=int, default=1)
 parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--started", type=float, default=time.time(), help="when the process was started, seconds since the epoch")
@@ -24,7 +24,10 @@ import torch.nn.functional as F
 from torch import nn
 
 WARM_UP = 3
-LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = 4, 256, 4, 256, 256
+BATCH, LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = {
+    "gpt1024": (2, 4, 256, 4, 1024, 256),
+    "gpt2": (1, 12, 768, 12, 256, 50257),
+}.get(args.model, (8, 4, 256, 4, 256, 256))
 
 
 def mlp():
@@ -94,20 +97,25 @@ class ResNet20(nn.Module):
 def run(rank, port):
     torch.manual_seed(0)
     torch.set_num_threads(max(1, os.cpu_count() // args.replicas))
-    model = {"mlp": mlp, "gpt": Gpt, "resnet20": ResNet20}[args.model]()
+    model = {"mlp": mlp, "resnet20": ResNet20}.get(args.model, Gpt)()
+    if args.model == "resnet20":
+        # Faster than the default layout.
+        model = model.to(memory_format=torch.channels_last)
     if args.replicas > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group("gloo", rank=rank, world_size=args.replicas)
         model = nn.parallel.DistributedDataParallel(model)
-    if args.model == "gpt":
+    if args.model.startswith("gpt"):
         optimizer = torch.optim.AdamW(model.parameters(), 3e-4, weight_decay=0.01)
-        tokens = torch.randint(0, VOCABULARY, (8 // args.replicas, TOKENS + 1))
+        tokens = torch.randint(0, VOCABULARY, (BATCH // args.replicas, TOKENS + 1))
         x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].reshape(-1)
     else:
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         dims = (1024, 784) if args.model == "mlp" else (128, 3, 32, 32)
         x = torch.randn(dims[0] // args.replicas, *dims[1:])
         y = torch.randint(0, 10, (len(x),))
+        if args.model == "resnet20":
+            x = x.to(memory_format=torch.channels_last)
     millis, first_step_secs = [], None
     for index in range(WARM_UP + args.steps):
         start = time.perf_counter()
