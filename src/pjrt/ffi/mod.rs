@@ -90,7 +90,8 @@ fn register(plugin: &Plugin, handlers: &[(&'static str, abi::Handler)]) -> Resul
     static REGISTERED: Mutex<Vec<(PathBuf, &str)>> = Mutex::new(Vec::new());
     const PLATFORM: &str = "Host";
     let missing = || Error::HostCalls {
-        reason: "this plugin cannot call functions of this process (it has no FFI extension)"
+        reason: "this plugin cannot call functions of this process (it has no FFI extension); set \
+                 compile.kernels = \"xla\" and leave parallel.host_collectives out"
             .to_owned(),
     };
     let extension = plugin.extension(abi::FFI_EXTENSION).ok_or_else(missing)?;
