@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use hlo::random::threefry2x32;
 use hlo::{Graph, Literal, lower};
+use lockstep::kernels::CpuKernels;
 use lockstep::pjrt::{
     Arg, Client, CompileOptions, Executable, InstallOptions, OverrideValue, Plugin, Result,
     find_or_install,
@@ -17,7 +18,9 @@ pub fn client() -> &'static Client {
     CLIENT.get_or_init(|| {
         let options = InstallOptions::from_env().unwrap();
         let found = find_or_install("cpu", &options, |line| eprintln!("{line}")).unwrap();
-        Client::cpu(&Plugin::load(&found.path).unwrap(), 4).unwrap()
+        let client = Client::cpu(&Plugin::load(&found.path).unwrap(), 4).unwrap();
+        client.use_host_kernels(|| Arc::new(CpuKernels::default())).unwrap();
+        client
     })
 }
 

@@ -82,7 +82,7 @@ pub fn attention<'g>(scope: &Scope<'g>, x_nw: Tensor<'g>, parts: Attention) -> T
     let (query_width, kv_width) = (num_heads * d, num_kv_heads * d);
 
     let qkv = linear(&scope.at("qkv"), x_nw, query_width + 2 * kv_width, parts.qkv);
-    if scope.has_host_kernels() && !parts.rotary {
+    if AttentionCall::is_for(scope, qkv) && !parts.rotary {
         let call = AttentionCall {
             num_positions: t,
             num_heads,
@@ -134,7 +134,7 @@ pub fn masked_attention<'g>(
     }
     let heads =
         ["query", "key", "value"].map(|name| linear(&scope.at(name), x_nw, width, initializer));
-    if scope.has_host_kernels() {
+    if AttentionCall::is_for(scope, x_nw) {
         let num_kv_heads = num_heads;
         let call = AttentionCall { num_positions: t, num_heads, num_kv_heads, causal: false, rate };
         let y_nw = call.attend(scope, &heads, Some(mask_bs));

@@ -21,6 +21,12 @@ pub(super) struct AttentionCall {
 }
 
 impl AttentionCall {
+    /// `true` if the process has kernels for tensors like `x`: f32 and f64. Between ops a backend may keep values of narrower types
+    /// unrounded, but not what it hands to a kernel, so results would depend on what it fuses.
+    pub fn is_for(scope: &Scope<'_>, x: Tensor<'_>) -> bool {
+        scope.has_host_kernels() && x.dtype() == x.dtype().accumulation()
+    }
+
     /// From queries, keys and values, as one `[n, (heads + 2 kv_heads) * d]` or as three, to `[n, heads * d]`. `mask_bs` is 0 for
     /// padding.
     #[track_caller]
@@ -30,13 +36,11 @@ impl AttentionCall {
         qkv: &[Tensor<'g>],
         mask_bs: Option<Tensor<'g>>,
     ) -> Tensor<'g> {
-        let narrow = qkv[0].dtype();
-        let dtype = narrow.accumulation();
         let num_qkv = qkv.len();
-        let mut operands: Vec<_> = qkv.iter().map(|x| x.convert(dtype)).collect();
+        let mut operands = qkv.to_vec();
         if let Some(mask_bs) = mask_bs {
             let num_rows = mask_bs.num_elements();
-            operands.push(added_for(mask_bs, dtype).reshape(&[num_rows]));
+            operands.push(added_for(mask_bs, qkv[0].dtype()).reshape(&[num_rows]));
         }
         let random = self.random(scope, qkv[0].dim(0));
         operands.extend(random);
@@ -66,7 +70,7 @@ impl AttentionCall {
                 gradients
             },
         );
-        y_nw[0].convert(narrow)
+        y_nw[0]
     }
 
     /// What dropout depends on, if there is any: two words of the key, and the first row of the plain form's weights
