@@ -1,4 +1,4 @@
-"""Training steps of ../mlp.toml, ../gpt.toml, ../gpt1024.toml, ../gpt2.toml and ../resnet20.toml in JAX, waiting for each, batch transfer included.
+"""Training steps of the configurations in .. (mlp.toml, gpt.toml, ..) in JAX, waiting for each, batch transfer included.
 
 Versions: see requirements.txt. Run by ../beside_peers.py; by hand: python jax_steps.py --model gpt --replicas 2
 """
@@ -11,9 +11,10 @@ import time
 import numpy as np
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--model", choices=["mlp", "gpt", "gpt1024", "gpt2", "resnet20"], required=True)
+parser.add_argument("--model", choices=["mlp", "gpt", "gpt1024", "gpt2", "encoder", "resnet20", "resnet50"], required=True)
 parser.add_argument("--replicas", type=int, default=1)
 parser.add_argument("--steps", type=int, default=10)
+parser.add_argument("--layout", choices=["NCHW", "NHWC"], default="NCHW", help="of images")
 parser.add_argument("--cache", help="directory of the compile cache")
 parser.add_argument("--started", type=float, default=time.time(), help="when the process was started, seconds since the epoch")
 args = parser.parse_args()
@@ -70,6 +71,7 @@ def mlp_loss(params, batch):
 BATCH, LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = {
     "gpt1024": (2, 4, 256, 4, 1024, 256),
     "gpt2": (1, 12, 768, 12, 256, 50257),
+    "encoder": (16, 4, 256, 4, 128, 30522),
 }.get(args.model, (8, 4, 256, 4, 256, 256))
 
 
@@ -95,10 +97,10 @@ def gpt_params():
     }
 
 
-def layer_norm(p, x):
+def layer_norm(p, x, epsilon=1e-5):
     centered = x - x.mean(-1, keepdims=True)
     variance = (centered**2).mean(-1, keepdims=True)
-    return centered * lax.rsqrt(variance + 1e-5) * p["w"] + p["b"]
+    return centered * lax.rsqrt(variance + epsilon) * p["w"] + p["b"]
 
 
 def attention(p, x):
@@ -123,11 +125,64 @@ def gpt_loss(params, batch):
     return cross_entropy(logits, targets)
 
 
-# resnet20: 3x32x32, batch 128, zero-padded shortcuts, batch norm over each replica's examples
+# encoder: BERT with 4 layers of width 256, 4 heads, its pooler and a classifier of two classes; 16 texts of 128 tokens, dropout 0.1
+
+DROPOUT, EPSILON = 0.1, 1e-12
 
 
-def conv_params(num_in, num_out):
-    return {"w": normal((2 / (9 * num_out)) ** 0.5, num_out, num_in, 3, 3), "norm": norm_params(num_out)}
+def encoder_params():
+    block = lambda: {
+        **{name: linear(WIDTH, WIDTH, 0.02) for name in ("query", "key", "value", "out")},
+        "norm1": norm_params(WIDTH),
+        "up": linear(WIDTH, 4 * WIDTH, 0.02),
+        "down": linear(4 * WIDTH, WIDTH, 0.02),
+        "norm2": norm_params(WIDTH),
+    }
+    return {
+        "embed": normal(0.02, VOCABULARY, WIDTH),
+        "position": normal(0.02, TOKENS, WIDTH),
+        "segment": normal(0.02, 2, WIDTH),
+        "norm": norm_params(WIDTH),
+        "blocks": [block() for _ in range(LAYERS)],
+        "pooler": linear(WIDTH, WIDTH, 0.02),
+        "classifier": linear(WIDTH, 2, 0.02),
+    }
+
+
+def encoder_loss(params, batch, key):
+    (tokens, segments, mask), labels = batch
+    keys = iter(jax.random.split(key, 2 + 3 * LAYERS))
+    size, num_positions = tokens.shape
+
+    def dropout(x):
+        return jnp.where(jax.random.bernoulli(next(keys), 1 - DROPOUT, x.shape), x / (1 - DROPOUT), 0)
+
+    def heads(p, x):
+        return apply_linear(p, x).reshape(size, num_positions, HEADS, WIDTH // HEADS).transpose(0, 2, 1, 3)
+
+    x = params["embed"][tokens] + params["position"] + params["segment"][segments]
+    x = dropout(layer_norm(params["norm"], x, EPSILON))
+    for p in params["blocks"]:
+        q, k, v = (heads(p[name], x) for name in ("query", "key", "value"))
+        scores = q @ k.transpose(0, 1, 3, 2) / (WIDTH // HEADS) ** 0.5
+        weights = dropout(jax.nn.softmax(jnp.where(mask[:, None, None, :] > 0, scores, -1e30)))
+        y = (weights @ v).transpose(0, 2, 1, 3).reshape(size, num_positions, WIDTH)
+        x = layer_norm(p["norm1"], x + dropout(apply_linear(p["out"], y)), EPSILON)
+        hidden = jax.nn.gelu(apply_linear(p["up"], x), approximate=False)
+        x = layer_norm(p["norm2"], x + dropout(apply_linear(p["down"], hidden)), EPSILON)
+    pooled = jnp.tanh(apply_linear(params["pooler"], x[:, 0]))
+    return cross_entropy(apply_linear(params["classifier"], dropout(pooled)), labels)
+
+
+# resnet20: 3x32x32, batch 128, zero-padded shortcuts; resnet50: 3x224x224, batch 8, stride in the 3x3 convolutions, 1000 classes.
+# Batch norm over each replica's examples.
+
+CHANNELS = args.layout.index("C")
+PIXELS = args.layout.index("H"), args.layout.index("W")
+
+
+def conv_params(num_in, num_out, size=3):
+    return {"w": normal((2 / (size**2 * num_out)) ** 0.5, num_out, num_in, size, size), "norm": norm_params(num_out)}
 
 
 def resnet20_params():
@@ -140,37 +195,78 @@ def resnet20_params():
     return params
 
 
+def resnet50_params():
+    params = {"stem": conv_params(3, 64, 7), "blocks": [], "head": linear(2048, 1000)}
+    num_in = 64
+    for width, count in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(count):
+            convs = [conv_params(num_in, width, 1), conv_params(width, width, 3), conv_params(width, 4 * width, 1)]
+            params["blocks"].append(convs if block else [*convs, conv_params(num_in, 4 * width, 1)])
+            num_in = 4 * width
+    return params
+
+
 def conv_norm(p, x, stride=1):
-    x = lax.conv_general_dilated(x, p["w"], (stride, stride), [(1, 1), (1, 1)])
+    """The normalized result, and the means and variances of its features."""
+    pad = p["w"].shape[-1] // 2
+    x = lax.conv_general_dilated(x, p["w"], (stride, stride), [(pad, pad)] * 2, dimension_numbers=(args.layout, "OIHW", args.layout))
     groups = x.reshape(args.replicas, -1, *x.shape[1:])
-    mean = groups.mean((1, 3, 4), keepdims=True)
-    variance = ((groups - mean) ** 2).mean((1, 3, 4), keepdims=True)
+    others = tuple(axis for axis in range(1, 5) if axis != CHANNELS + 1)
+    mean = groups.mean(others, keepdims=True)
+    variance = ((groups - mean) ** 2).mean(others, keepdims=True)
     groups = (groups - mean) * lax.rsqrt(variance + 1e-5)
-    x = groups.reshape(x.shape) * p["norm"]["w"][:, None, None] + p["norm"]["b"][:, None, None]
-    return x, (mean.mean(0).ravel(), variance.mean(0).ravel())
+    w, b = (p["norm"][name].reshape([-1 if axis == CHANNELS else 1 for axis in range(4)]) for name in "wb")
+    return groups.reshape(x.shape) * w + b, (mean.mean(0).ravel(), variance.mean(0).ravel())
 
 
-def resnet20_loss(params, batch):
+def padded_shortcut(x, num_out, stride):
+    num_in = x.shape[CHANNELS]
+    if num_in == num_out:
+        return x
+    cut = tuple(slice(None, None, stride if axis in PIXELS else 1) for axis in range(4))
+    new = num_out - num_in
+    return jnp.pad(x[cut], [(new // 2, new - new // 2) if axis == CHANNELS else (0, 0) for axis in range(4)])
+
+
+def resnet_loss(params, batch):
     x, y = batch
-    observed = []
+    observed = {}
 
-    def norm(p, x, stride=1):
-        x, statistics = conv_norm(p, x, stride)
-        observed.append(statistics)
+    def norm(place, p, x, stride=1):
+        x, observed[place] = conv_norm(p, x, stride)
         return x
 
-    x = jax.nn.relu(norm(params["stem"], x))
-    for first, second in params["blocks"]:
-        num_out, num_in = first["w"].shape[:2]
-        stride = 1 if num_in == num_out else 2
-        shortcut = x[:, :, ::stride, ::stride]
-        new = num_out - num_in
-        shortcut = jnp.pad(shortcut, ((0, 0), (new // 2, new - new // 2), (0, 0), (0, 0)))
-        x = norm(second, jax.nn.relu(norm(first, x, stride)))
+    is_deep = args.model == "resnet50"
+    x = jax.nn.relu(norm("stem", params["stem"], x, 2 if is_deep else 1))
+    if is_deep:
+        # As many pixels of 3x3 windows as PyTorch's max_pool2d(3, 2, 1) has.
+        window, strides, padding = ([value if axis in PIXELS else other for axis in range(4)] for value, other in ((3, 1), (2, 1), ((1, 1), (0, 0))))
+        x = lax.reduce_window(x, -jnp.inf, lax.max, window, strides, padding)
+    for index, convs in enumerate(params["blocks"]):
+        num_in, num_out = x.shape[CHANNELS], convs[-1]["w"].shape[0]
+        if is_deep:
+            stride = 2 if len(convs) == 4 and index else 1
+            shortcut = norm((index, 3), convs[3], x, stride) if len(convs) == 4 else x
+            x = jax.nn.relu(norm((index, 0), convs[0], x))
+            x = jax.nn.relu(norm((index, 1), convs[1], x, stride))
+            x = norm((index, 2), convs[2], x)
+        else:
+            stride = 1 if num_in == num_out else 2
+            shortcut = padded_shortcut(x, num_out, stride)
+            x = jax.nn.relu(norm((index, 0), convs[0], x, stride))
+            x = norm((index, 1), convs[1], x)
         x = jax.nn.relu(x + shortcut)
-    return cross_entropy(apply_linear(params["head"], x.mean((2, 3))), y), observed
+    # In the order of the running statistics.
+    places = ["stem", *((index, conv) for index, convs in enumerate(params["blocks"]) for conv in range(len(convs)))]
+    return cross_entropy(apply_linear(params["head"], x.mean(PIXELS)), y), [observed[place] for place in places]
 
 
+def images(size, pixels, classes):
+    dims = {"N": size, "C": 3, "H": pixels, "W": pixels}
+    return normal(1, *(dims[axis] for axis in args.layout)), random.integers(0, classes, size, dtype=np.int32)
+
+
+has_aux, running = args.model.startswith("resnet"), []
 if args.model == "mlp":
     params, loss, optimizer = mlp_params(), mlp_loss, optax.sgd(0.1, momentum=0.9)
     batch = (normal(1, 1024, 784), random.integers(0, 10, 1024, dtype=np.int32))
@@ -178,27 +274,35 @@ elif args.model.startswith("gpt"):
     params, loss, optimizer = gpt_params(), gpt_loss, optax.adamw(3e-4, weight_decay=0.01)
     tokens = random.integers(0, VOCABULARY, (BATCH, TOKENS + 1), dtype=np.int32)
     batch = (tokens[:, :-1].copy(), tokens[:, 1:].copy())
+elif args.model == "encoder":
+    params, loss, optimizer = encoder_params(), encoder_loss, optax.adamw(1e-4, weight_decay=0.01)
+    lengths = random.integers(TOKENS // 2, TOKENS + 1, (BATCH, 1))
+    mask = (np.arange(TOKENS) < lengths).astype(np.int32)
+    tokens = random.integers(0, VOCABULARY, (BATCH, TOKENS), dtype=np.int32) * mask
+    batch = ((tokens, np.zeros_like(tokens), mask), random.integers(0, 2, BATCH, dtype=np.int32))
 else:
-    params, loss, optimizer = resnet20_params(), resnet20_loss, optax.sgd(0.1, momentum=0.9)
-    batch = (normal(1, 128, 3, 32, 32), random.integers(0, 10, 128, dtype=np.int32))
-
-has_aux = args.model == "resnet20"
-running = [(np.zeros(p["norm"]["w"].shape, np.float32),) * 2 for p in [params["stem"], *sum(params["blocks"], [])]] if has_aux else []
+    params = resnet20_params() if args.model == "resnet20" else resnet50_params()
+    loss, optimizer = resnet_loss, optax.sgd(0.1, momentum=0.9)
+    batch = images(128, 32, 10) if args.model == "resnet20" else images(8, 224, 1000)
+    convs = [params["stem"], *sum(params["blocks"], [])]
+    running = [(np.zeros(p["norm"]["w"].shape, np.float32),) * 2 for p in convs]
 
 
 def step(state, batch):
-    params, optimizer_state, running = state
-    value, gradients = jax.value_and_grad(loss, has_aux=has_aux)(params, batch)
+    params, optimizer_state, running, count = state
+    # Random numbers are drawn by the encoder only.
+    given = [jax.random.fold_in(jax.random.key(0), count)] if args.model == "encoder" else []
+    value, gradients = jax.value_and_grad(loss, has_aux=has_aux)(params, batch, *given)
     if has_aux:
         value, observed = value
         running = jax.tree.map(lambda old, new: old + 0.1 * (new - old), running, observed)
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
-    return (optax.apply_updates(params, updates), optimizer_state, running), value
+    return (optax.apply_updates(params, updates), optimizer_state, running, count + 1), value
 
 
 mesh = Mesh(jax.devices(), ("data",))
 everywhere, cut = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("data",)))
-state = jax.device_put((params, optimizer.init(params), running), everywhere)
+state = jax.device_put((params, optimizer.init(params), running, np.int32(0)), everywhere)
 step = jax.jit(step, donate_argnums=0, out_shardings=(everywhere, everywhere))
 
 millis, first_step_secs = [], None
