@@ -590,6 +590,7 @@ fn a_plan_of_131072_devices_takes_seconds() {
     let measured = Measured {
         num_devices,
         global_batch: num_devices,
+        tokens_per_example: None,
         work: Work::of(&graph, 2),
         timeline: Timeline::of(&graph),
         state_bytes: 0,
@@ -609,6 +610,7 @@ fn a_scenario_changes_the_network_and_counts_failures() {
         let measured = Measured {
             num_devices: 16,
             global_batch: 64,
+            tokens_per_example: None,
             work: Work::of(&graph, 2),
             timeline: Timeline::of(&graph),
             state_bytes: 0,
@@ -690,6 +692,7 @@ fn a_plan_says_what_sharded_state_leaves_to_all_reduce() {
         let measured = Measured {
             num_devices: graph.mesh().num_replicas(),
             global_batch: 64,
+            tokens_per_example: None,
             work: Work::of(&graph, 2),
             timeline: Timeline::of(&graph),
             state_bytes: 0,

@@ -53,8 +53,10 @@ pub struct TpuSpec {
     pub type_units_per_chip: usize,
     /// libtpu's name for a configuration of the chip that is not its default.
     pub chip_config: Option<&'static str>,
-    /// Chips of one host along x and y.
+    /// Chips of one host along x and y in slices of several hosts.
     pub host_bounds: [usize; 2],
+    /// Slices of at most so many chips are on one host.
+    pub max_chips_per_host: usize,
     /// The shortest side that has wrap-around links.
     pub ring_from: usize,
     /// Bandwidth of one ICI link in one direction, in bytes/s; there are two links per dimension.
@@ -169,6 +171,7 @@ pub const CHIPS: &[Chip] = &[
             // Both TensorCores as one device, which is what Cloud runs; libtpu's default is a device each.
             chip_config: Some("megacore"),
             host_bounds: [2, 2],
+            max_chips_per_host: 4,
             ring_from: 4,
             link_bytes_per_sec: 50e9,
             network_bytes_per_sec: 6.25e9,
@@ -193,6 +196,7 @@ pub const CHIPS: &[Chip] = &[
             type_units_per_chip: 1,
             chip_config: None,
             host_bounds: [2, 2],
+            max_chips_per_host: 8,
             ring_from: 16,
             link_bytes_per_sec: 50e9,
             network_bytes_per_sec: 3.125e9,
@@ -216,6 +220,7 @@ pub const CHIPS: &[Chip] = &[
             type_units_per_chip: 2,
             chip_config: None,
             host_bounds: [2, 2],
+            max_chips_per_host: 4,
             ring_from: 4,
             link_bytes_per_sec: 100e9,
             network_bytes_per_sec: 6.25e9,
@@ -240,6 +245,7 @@ pub const CHIPS: &[Chip] = &[
             type_units_per_chip: 1,
             chip_config: None,
             host_bounds: [2, 2],
+            max_chips_per_host: 8,
             ring_from: 16,
             link_bytes_per_sec: 100e9,
             network_bytes_per_sec: 12.5e9,
@@ -263,6 +269,7 @@ pub const CHIPS: &[Chip] = &[
             type_units_per_chip: 2,
             chip_config: None,
             host_bounds: [2, 2],
+            max_chips_per_host: 4,
             ring_from: 4,
             link_bytes_per_sec: 100e9,
             network_bytes_per_sec: 12.5e9,
