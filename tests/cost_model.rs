@@ -293,6 +293,7 @@ fn published() -> Vec<Published> {
             what: "MaxText, 16B parameters, 256 to 8192 v5e (slices of 256)",
             purpose: Use::Fit,
             group: Group::Torus {
+                die: None,
                 bounds: vec![16, 16],
                 ring_from: 16,
                 link: Wire { latency_secs: 1e-6, bytes_per_sec: 50e9 * SHARE },
@@ -538,8 +539,9 @@ fn random_fabrics_are_monotone_and_within_physical_limits() {
             // Each device sends 2 (p-1)/p n over all of its links: at most 6 ICI links or NVLink.
             let links = match &fabric.group {
                 Group::Switch { wire, .. } => wire.bytes_per_sec + fabric.network.bytes_per_sec,
-                Group::Torus { link, .. } => {
-                    6.0 * link.bytes_per_sec + fabric.network.bytes_per_sec
+                Group::Torus { die, link, .. } => {
+                    let die = die.map_or(0.0, |wire| wire.bytes_per_sec);
+                    6.0 * link.bytes_per_sec + die + fabric.network.bytes_per_sec
                 }
             };
             assert!(

@@ -61,6 +61,8 @@ pub struct TpuSpec {
     pub ring_from: usize,
     /// Bandwidth of one ICI link in one direction, in bytes/s; there are two links per dimension.
     pub link_bytes_per_sec: f64,
+    /// Bandwidth between the two devices of a chip in one direction, in bytes/s, if it has two.
+    pub die_bytes_per_sec: Option<f64>,
     /// Bandwidth of the data center network between slices, per chip and direction, in bytes/s.
     pub network_bytes_per_sec: f64,
 }
@@ -174,6 +176,7 @@ pub const CHIPS: &[Chip] = &[
             max_chips_per_host: 4,
             ring_from: 4,
             link_bytes_per_sec: 50e9,
+            die_bytes_per_sec: None,
             network_bytes_per_sec: 6.25e9,
         }),
         bf16_flops_per_sec: 275e12,
@@ -199,6 +202,7 @@ pub const CHIPS: &[Chip] = &[
             max_chips_per_host: 8,
             ring_from: 16,
             link_bytes_per_sec: 50e9,
+            die_bytes_per_sec: None,
             network_bytes_per_sec: 3.125e9,
         }),
         bf16_flops_per_sec: 197e12,
@@ -223,6 +227,7 @@ pub const CHIPS: &[Chip] = &[
             max_chips_per_host: 4,
             ring_from: 4,
             link_bytes_per_sec: 100e9,
+            die_bytes_per_sec: None,
             network_bytes_per_sec: 6.25e9,
         }),
         bf16_flops_per_sec: 459e12,
@@ -248,6 +253,7 @@ pub const CHIPS: &[Chip] = &[
             max_chips_per_host: 8,
             ring_from: 16,
             link_bytes_per_sec: 100e9,
+            die_bytes_per_sec: None,
             network_bytes_per_sec: 12.5e9,
         }),
         bf16_flops_per_sec: 918e12,
@@ -272,6 +278,7 @@ pub const CHIPS: &[Chip] = &[
             max_chips_per_host: 4,
             ring_from: 4,
             link_bytes_per_sec: 100e9,
+            die_bytes_per_sec: Some(600e9),
             network_bytes_per_sec: 12.5e9,
         }),
         bf16_flops_per_sec: 1153.5e12,
