@@ -293,6 +293,7 @@ fn published() -> Vec<Published> {
             what: "MaxText, 16B parameters, 256 to 8192 v5e (slices of 256)",
             purpose: Use::Fit,
             group: Group::Torus {
+                die: None,
                 bounds: vec![16, 16],
                 ring_from: 16,
                 link: Wire { latency_secs: 1e-6, bytes_per_sec: 50e9 * SHARE },
@@ -538,8 +539,9 @@ fn random_fabrics_are_monotone_and_within_physical_limits() {
             // Each device sends 2 (p-1)/p n over all of its links: at most 6 ICI links or NVLink.
             let links = match &fabric.group {
                 Group::Switch { wire, .. } => wire.bytes_per_sec + fabric.network.bytes_per_sec,
-                Group::Torus { link, .. } => {
-                    6.0 * link.bytes_per_sec + fabric.network.bytes_per_sec
+                Group::Torus { die, link, .. } => {
+                    let die = die.map_or(0.0, |wire| wire.bytes_per_sec);
+                    6.0 * link.bytes_per_sec + die + fabric.network.bytes_per_sec
                 }
             };
             assert!(
@@ -590,6 +592,7 @@ fn a_plan_of_131072_devices_takes_seconds() {
     let measured = Measured {
         num_devices,
         global_batch: num_devices,
+        tokens_per_example: None,
         work: Work::of(&graph, 2),
         timeline: Timeline::of(&graph),
         state_bytes: 0,
@@ -609,6 +612,7 @@ fn a_scenario_changes_the_network_and_counts_failures() {
         let measured = Measured {
             num_devices: 16,
             global_batch: 64,
+            tokens_per_example: None,
             work: Work::of(&graph, 2),
             timeline: Timeline::of(&graph),
             state_bytes: 0,
@@ -690,6 +694,7 @@ fn a_plan_says_what_sharded_state_leaves_to_all_reduce() {
         let measured = Measured {
             num_devices: graph.mesh().num_replicas(),
             global_batch: 64,
+            tokens_per_example: None,
             work: Work::of(&graph, 2),
             timeline: Timeline::of(&graph),
             state_bytes: 0,

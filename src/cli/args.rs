@@ -8,7 +8,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::config::{MAX_BATCH, StoreUrl, expand_home};
-use crate::targets::cost::{NamedNetwork, WhatIf};
+use crate::targets::cost::{NamedNetwork, Stragglers, WhatIf};
 
 /// Synchronous distributed training on XLA.
 #[derive(Debug, Parser)]
@@ -318,7 +318,7 @@ pub struct PlanArgs {
     #[arg(long)]
     pub target: String,
     /// Rank ways of sharding (fsdp, ZeRO), remat and microbatches that fit on the whole target; compiles the step and the best
-    #[arg(long, conflicts_with_all = ["csv", "plot", "network", "what_if", "mtbf"])]
+    #[arg(long, conflicts_with_all = ["csv", "plot", "network", "what_if", "mtbf", "stragglers"])]
     pub search: bool,
     /// Another network between hosts or slices than the target's: ib-hdr, roce-v2-400, ethernet-25, ...; options follow:
     /// ib-hdr:oversubscription=2:devices_per_port=4:multipath
@@ -336,6 +336,17 @@ pub struct PlanArgs {
     /// Seconds from a failure to the first new step
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = positive, requires = "mtbf")]
     pub restart_secs: f64,
+    /// Simulate backup workers on the whole target (Lockstep runs none), by default with the variation of step times that the
+    /// column jitter has; slow=0.01,factor=2.0 makes one step of a device in 100 twice as long. Other keys: cv, backups, steps, seed
+    #[arg(
+        long,
+        value_name = "KEYS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        conflicts_with = "csv"
+    )]
+    pub stragglers: Option<Stragglers>,
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,

@@ -79,13 +79,33 @@ pub fn serve(dir: &Path) -> Result<ExitCode> {
 }
 
 /// The fewest devices that the configuration's mesh can have if one axis grows with their number.
-pub(super) fn smallest_mesh(args: &ConfigArgs) -> Result<usize> {
+fn smallest_mesh(args: &ConfigArgs) -> Result<usize> {
     let mesh = Config::load(&args.config, &args.sets())?.mesh;
     Ok(match (mesh.data, mesh.fsdp) {
         (_, AutoOr::Value(fsdp)) => fsdp,
         (AutoOr::Value(data), AutoOr::Auto) => data,
         (AutoOr::Auto, AutoOr::Auto) => 1,
     })
+}
+
+/// The steps on every part of a target that has one, smallest first, and why the largest part without one has none.
+///
+/// # Errors
+/// A configuration that cannot be read.
+pub(super) fn steps(
+    args: &ConfigArgs,
+    target: &Target,
+) -> Result<(Vec<Measured>, Option<anyhow::Error>)> {
+    let (mut steps, mut refused) = (vec![], None);
+    for num_devices in targets::sizes(target, smallest_mesh(args)?) {
+        let step = TargetStep::new(args, &[], target, num_devices);
+        match step.and_then(|step| step.measure()) {
+            Ok(step) => steps.push(step),
+            // A batch that does not divide over this number of devices may divide over others.
+            Err(error) => refused = Some(error),
+        }
+    }
+    Ok((steps, refused))
 }
 
 /// The step that `train` would run on a target.
@@ -137,6 +157,7 @@ impl TargetStep {
         Ok(Measured {
             num_devices: self.run.mesh.num_replicas(),
             global_batch: self.run.batch.global_batch(),
+            tokens_per_example: self.loaded.config.data.tokens_per_example(),
             work: Work::of(&graph, self.run.precision.compute.size_bytes()),
             timeline: Timeline::of(&graph),
             state_bytes: declared.types().values().map(|ty| ty.num_bytes() as u64).sum(),

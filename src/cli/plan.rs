@@ -6,11 +6,13 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use super::args::PlanArgs;
-use super::compile::{TargetStep, smallest_mesh};
+use super::compile::steps;
 use super::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use super::{in_words, print_line, search};
+use crate::config::Config;
+use crate::recipe::published;
 use crate::targets::cost::Failures;
-use crate::targets::{self, AllReduce, Row, ScalingPrediction, Scenario, Target};
+use crate::targets::{AllReduce, Row, ScalingPrediction, Scenario, Target};
 
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
@@ -32,16 +34,7 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
 }
 
 fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
-    let mut steps = vec![];
-    let mut refused = None;
-    for num_devices in targets::sizes(target, smallest_mesh(&args.config)?) {
-        let step = TargetStep::new(&args.config, &[], target, num_devices);
-        match step.and_then(|step| step.measure()) {
-            Ok(step) => steps.push(step),
-            // A batch that does not divide over this number of devices may divide over others.
-            Err(error) => refused = Some(error),
-        }
-    }
+    let (steps, refused) = steps(&args.config, target)?;
     let largest = steps.last().map_or(0, |step| step.num_devices);
     let refused = refused.filter(|_| largest < target.num_devices());
     match refused {
@@ -50,7 +43,12 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
         }
         refused => {
             let why = refused.map(|error| in_words(&error));
-            Ok(ScalingPrediction::new(target, &steps, why.as_deref(), &scenario(args)))
+            let mut plan = ScalingPrediction::new(target, &steps, why.as_deref(), &scenario(args));
+            let config = Config::load(&args.config.config, &args.config.sets())?;
+            if let Some((recipe, largest)) = published::largest_batch(&config) {
+                plan.compare_batches(largest, &recipe.name);
+            }
+            Ok(plan)
         }
     }
 }
@@ -62,7 +60,7 @@ fn scenario(args: &PlanArgs) -> Scenario {
         save_secs: args.save_secs,
         restart_secs: args.restart_secs,
     });
-    Scenario { network: args.network, what_if: args.what_if, failures }
+    Scenario { network: args.network, what_if: args.what_if, failures, stragglers: args.stragglers }
 }
 
 /// A curve's name, and its value in a row.

@@ -386,6 +386,21 @@ impl DataConfig {
         paths.chain(eval_path.map(|path| ("eval_path", path))).collect()
     }
 
+    /// Tokens of an example, padding included; `None` if examples are no texts.
+    pub fn tokens_per_example(&self) -> Option<usize> {
+        match self {
+            Self::Text(text) => Some(text.context),
+            Self::Tokens(tokens) => Some(tokens.context),
+            Self::SyntheticTokens(tokens) => Some(tokens.context),
+            Self::Classification(texts) => Some(texts.max_length),
+            Self::Digits(_)
+            | Self::Cifar10(_)
+            | Self::Idx(_)
+            | Self::ImageFolder(_)
+            | Self::Synthetic(_) => None,
+        }
+    }
+
     /// The key that determines the dims of an example.
     pub fn shape_key(&self) -> &'static str {
         match self {

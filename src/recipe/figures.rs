@@ -2,7 +2,7 @@
 
 use super::Recipe;
 use crate::config::{
-    Adam, AdamW, BatchSize, DataConfig, Lamb, Lars, ModelConfig, Peak, Sgd, UpdateRule,
+    Adam, AdamW, BatchSize, Config, DataConfig, Lamb, Lars, ModelConfig, Peak, Sgd, UpdateRule,
 };
 use crate::optim::schedule::Schedule;
 
@@ -65,9 +65,11 @@ pub(super) enum ModelKind {
 }
 
 impl ModelKind {
-    pub fn of(recipe: &Recipe<'_>) -> Self {
-        match &recipe.config.model {
-            ModelConfig::ResNet(_) => Self::Convolutional { is_small: image_side(recipe) <= 64 },
+    pub fn of(config: &Config) -> Self {
+        match &config.model {
+            ModelConfig::ResNet(_) => {
+                Self::Convolutional { is_small: image_side(&config.data) <= 64 }
+            }
             ModelConfig::Gpt(gpt) => {
                 let model = gpt.model();
                 let (layers, width) = (model.num_layers as f64, model.width as f64);
@@ -112,8 +114,8 @@ impl ModelKind {
     }
 }
 
-fn image_side(recipe: &Recipe<'_>) -> usize {
-    match &recipe.config.data {
+fn image_side(data: &DataConfig) -> usize {
+    match data {
         DataConfig::Cifar10(_) => 32,
         DataConfig::Idx(_) | DataConfig::Digits(_) => 28,
         DataConfig::ImageFolder(images) => images.image_size,
@@ -138,14 +140,7 @@ impl Recipe<'_> {
 
     /// Tokens of an example, padding included; 1 for models of images.
     fn tokens_per_example(&self) -> f64 {
-        let context = match &self.config.data {
-            DataConfig::Text(text) => text.context,
-            DataConfig::Tokens(tokens) => tokens.context,
-            DataConfig::SyntheticTokens(tokens) => tokens.context,
-            DataConfig::Classification(texts) => texts.max_length,
-            _ => 1,
-        };
-        context as f64
+        self.config.data.tokens_per_example().unwrap_or(1) as f64
     }
 
     /// Tokens that the run sees.

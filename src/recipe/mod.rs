@@ -85,7 +85,7 @@ impl<'a> Recipe<'a> {
         let kind = ModelKind::Linear;
         let mut recipe =
             Self { config, num_replicas, run, schedule, ranks, num_examples, kind, rates };
-        recipe.kind = ModelKind::of(&recipe);
+        recipe.kind = ModelKind::of(recipe.config);
         Ok(recipe)
     }
 

@@ -5,8 +5,9 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use super::figures::ModelKind;
 use super::{Recipe, short};
-use crate::config::Scaling;
+use crate::config::{Config, Scaling};
 
 /// A published recipe.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -70,6 +71,23 @@ pub fn find(name: &str) -> Option<&'static PublishedRecipe> {
     recipes().iter().find(|recipe| recipe.name == name)
 }
 
+/// The published recipe with the largest batch for a configuration's kind of model, and that batch: in tokens if the
+/// configuration has texts, otherwise in examples. `None` if there is no recipe for it.
+pub fn largest_batch(config: &Config) -> Option<(&'static PublishedRecipe, usize)> {
+    let kind = ModelKind::of(config).name();
+    let has_texts = config.data.tokens_per_example().is_some();
+    let size = |published: &PublishedRecipe| match has_texts {
+        true => {
+            published.tokens_per_example().and_then(|tokens| tokens.checked_mul(published.batch))
+        }
+        false => Some(published.batch),
+    };
+    let of_kind = recipes().iter().filter(|published| published.kind == kind);
+    of_kind
+        .filter_map(|published| Some((published, size(published)?)))
+        .max_by_key(|(_, size)| *size)
+}
+
 /// The published recipe for the same kind of model and optimizer whose batch and size are the nearest by their ratios.
 pub(super) fn nearest(recipe: &Recipe<'_>) -> Option<&'static PublishedRecipe> {
     let distance = |published: &PublishedRecipe| {
@@ -93,6 +111,14 @@ impl PublishedRecipe {
         let is_same = optimizer == recipe.config.optimizer.rule.name()
             || (optimizer.starts_with("adam") && recipe.is_adam());
         self.kind == recipe.kind.name() && is_same
+    }
+
+    /// Tokens of an example, by its configuration.
+    fn tokens_per_example(&self) -> Option<usize> {
+        let file: Table = toml::from_str(&self.config).ok()?;
+        let data = file.get("data")?.as_table()?;
+        let length = data.get("context").or_else(|| data.get("max_length"))?;
+        usize::try_from(length.as_integer()?).ok()
     }
 
     /// One line: model, batch, rate, warm-up, source.

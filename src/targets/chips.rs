@@ -53,12 +53,16 @@ pub struct TpuSpec {
     pub type_units_per_chip: usize,
     /// libtpu's name for a configuration of the chip that is not its default.
     pub chip_config: Option<&'static str>,
-    /// Chips of one host along x and y.
+    /// Chips of one host along x and y in slices of several hosts.
     pub host_bounds: [usize; 2],
+    /// Slices of at most so many chips are on one host.
+    pub max_chips_per_host: usize,
     /// The shortest side that has wrap-around links.
     pub ring_from: usize,
     /// Bandwidth of one ICI link in one direction, in bytes/s; there are two links per dimension.
     pub link_bytes_per_sec: f64,
+    /// Bandwidth between the two devices of a chip in one direction, in bytes/s, if it has two.
+    pub die_bytes_per_sec: Option<f64>,
     /// Bandwidth of the data center network between slices, per chip and direction, in bytes/s.
     pub network_bytes_per_sec: f64,
 }
@@ -169,8 +173,10 @@ pub const CHIPS: &[Chip] = &[
             // Both TensorCores as one device, which is what Cloud runs; libtpu's default is a device each.
             chip_config: Some("megacore"),
             host_bounds: [2, 2],
+            max_chips_per_host: 4,
             ring_from: 4,
             link_bytes_per_sec: 50e9,
+            die_bytes_per_sec: None,
             network_bytes_per_sec: 6.25e9,
         }),
         bf16_flops_per_sec: 275e12,
@@ -193,8 +199,10 @@ pub const CHIPS: &[Chip] = &[
             type_units_per_chip: 1,
             chip_config: None,
             host_bounds: [2, 2],
+            max_chips_per_host: 8,
             ring_from: 16,
             link_bytes_per_sec: 50e9,
+            die_bytes_per_sec: None,
             network_bytes_per_sec: 3.125e9,
         }),
         bf16_flops_per_sec: 197e12,
@@ -216,8 +224,10 @@ pub const CHIPS: &[Chip] = &[
             type_units_per_chip: 2,
             chip_config: None,
             host_bounds: [2, 2],
+            max_chips_per_host: 4,
             ring_from: 4,
             link_bytes_per_sec: 100e9,
+            die_bytes_per_sec: None,
             network_bytes_per_sec: 6.25e9,
         }),
         bf16_flops_per_sec: 459e12,
@@ -240,8 +250,10 @@ pub const CHIPS: &[Chip] = &[
             type_units_per_chip: 1,
             chip_config: None,
             host_bounds: [2, 2],
+            max_chips_per_host: 8,
             ring_from: 16,
             link_bytes_per_sec: 100e9,
+            die_bytes_per_sec: None,
             network_bytes_per_sec: 12.5e9,
         }),
         bf16_flops_per_sec: 918e12,
@@ -263,8 +275,10 @@ pub const CHIPS: &[Chip] = &[
             type_units_per_chip: 2,
             chip_config: None,
             host_bounds: [2, 2],
+            max_chips_per_host: 4,
             ring_from: 4,
             link_bytes_per_sec: 100e9,
+            die_bytes_per_sec: Some(600e9),
             network_bytes_per_sec: 12.5e9,
         }),
         bf16_flops_per_sec: 1153.5e12,

@@ -6,6 +6,7 @@
 //! ([`worker`]), and reads memory and schedule from the result. [`cost`] predicts times.
 
 mod advice;
+mod backups;
 mod chips;
 mod collective;
 mod compile;
@@ -25,6 +26,7 @@ mod target;
 pub mod worker;
 
 pub use advice::{Knobs, MemoryAdvice, Suggestion, candidates};
+pub use backups::{BackupRow, BackupSimulation};
 pub use chips::{CHIPS, Chip, Family, GpuArchitecture, GpuSpec, TpuSpec};
 pub use collective::{Collective, CollectivePhase, CollectiveSum};
 pub use compile::{ByLine, Error, Step, compile, scatter_line};

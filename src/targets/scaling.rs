@@ -4,9 +4,10 @@ use hlo::Axis;
 use serde::Serialize;
 
 use super::Target;
+use super::backups::BackupSimulation;
 use super::cost::{
-    Algorithm, DeviceLayout, Fabric, Failures, NamedNetwork, STEP_VARIATION, StepTime, Timeline,
-    WhatIf, Wire, Work, all_reduce, first_group, waiting_secs,
+    Algorithm, DeviceLayout, Fabric, Failures, NamedNetwork, STEP_VARIATION, StepTime, Stragglers,
+    Timeline, WhatIf, Wire, Work, all_reduce, first_group, waiting_secs,
 };
 use super::memory::{gib, usable};
 
@@ -17,6 +18,8 @@ pub struct Row {
     pub num_devices: usize,
     /// Examples per step.
     pub global_batch: usize,
+    /// Tokens per step, padding included; `None` for models of other data than texts.
+    pub num_tokens: Option<usize>,
     /// Compute time in milliseconds.
     pub compute_ms: f64,
     /// Time of all collectives in milliseconds, including overlapped ones.
@@ -78,6 +81,10 @@ pub struct ScalingPrediction {
     pub stops: Option<String>,
     /// Whether the state fits in the memory of a device, in words.
     pub memory: String,
+    /// That batches are larger than those of published recipes, in words.
+    pub batch: Option<String>,
+    /// Backup workers on the whole target, if they were asked for.
+    pub backups: Option<BackupSimulation>,
 }
 
 /// The numbers of devices to predict: `smallest` times powers of two, and the whole target.
@@ -93,6 +100,8 @@ pub struct Measured {
     pub num_devices: usize,
     /// Examples per step.
     pub global_batch: usize,
+    /// Tokens of an example, for texts.
+    pub tokens_per_example: Option<usize>,
     /// The work of one device.
     pub work: Work,
     /// When its collectives can run.
@@ -110,6 +119,8 @@ pub struct Scenario {
     pub what_if: Option<WhatIf>,
     /// How often devices fail.
     pub failures: Option<Failures>,
+    /// How step times vary, to simulate backup workers.
+    pub stragglers: Option<Stragglers>,
 }
 
 impl Scenario {
@@ -178,7 +189,37 @@ impl ScalingPrediction {
         });
         let (mesh, memory) = (mesh(steps), memory(target, &rows));
         let target = target.to_string();
-        Self { target, mesh, network, rows, all_reduce, algorithms, finding, stops, memory }
+        let simulated = scenario.stragglers.as_ref().zip(rows.last());
+        let backups = simulated.map(|(stragglers, row)| BackupSimulation::of(stragglers, row));
+        let batch = None;
+        Self {
+            target,
+            mesh,
+            network,
+            rows,
+            all_reduce,
+            algorithms,
+            finding,
+            stops,
+            memory,
+            batch,
+            backups,
+        }
+    }
+
+    /// Compares the batches with the largest of a published recipe, in tokens for texts and otherwise in examples.
+    pub fn compare_batches(&mut self, largest: usize, recipe: &str) {
+        let size = |row: &Row| row.num_tokens.unwrap_or(row.global_batch);
+        let larger = self.rows.iter().filter(|row| size(row) > largest);
+        let Some(row) = larger.min_by_key(|row| row.num_devices) else { return };
+        let what = if row.num_tokens.is_some() { "tokens" } else { "examples" };
+        let devices = if row.num_devices == 1 { "device" } else { "devices" };
+        self.batch = Some(format!(
+            "batch: with {} {devices} a step has {} {what}; no published recipe for this kind of model has more than {largest} ({recipe}), \
+             so rows from there on are of batches that nobody is known to train with",
+            row.num_devices,
+            size(row)
+        ));
     }
 
     /// CSV: a header line, then one line per size.
@@ -213,17 +254,25 @@ impl ScalingPrediction {
             self.mesh,
             self.network
         );
-        let lines = [Some(&self.memory), self.stops.as_ref(), Some(&self.finding)];
+        let (batch, stops) = (self.batch.as_ref(), self.stops.as_ref());
+        let lines = [Some(&self.memory), batch, stops, Some(&self.finding)];
         for line in lines.into_iter().flatten() {
             out += &format!("{line}\n");
         }
-        out + UPPER_BOUND
+        out += UPPER_BOUND;
+        if let Some(backups) = &self.backups {
+            out += &format!("\n{}", backups.table());
+        }
+        out
     }
 
     /// The columns that all rows have values for.
     fn columns(&self) -> impl Iterator<Item = &'static Column> {
         let failures = self.rows.iter().any(|row| row.goodput.is_some());
-        COLUMNS.iter().chain(FAILURE_COLUMNS.iter().filter(move |_| failures))
+        let texts = self.rows.iter().any(|row| row.num_tokens.is_some());
+        let is_there = move |column: &&Column| texts || column.name != TOKENS;
+        let all = COLUMNS.iter().filter(is_there);
+        all.chain(FAILURE_COLUMNS.iter().filter(move |_| failures))
     }
 }
 
@@ -259,9 +308,13 @@ struct Column {
     digits: (usize, usize),
 }
 
-static COLUMNS: [Column; 11] = [
+/// The column that only texts have.
+const TOKENS: &str = "num_tokens";
+
+static COLUMNS: [Column; 12] = [
     column("num_devices", "devices", |row| row.num_devices as f64, (0, 0)),
     column("global_batch", "batch", |row| row.global_batch as f64, (0, 0)),
+    column(TOKENS, "tokens", |row| row.num_tokens.unwrap_or(0) as f64, (0, 0)),
     column("compute_ms", "compute ms", |row| row.compute_ms, (4, 2)),
     column("communication_ms", "collect. ms", |row| row.communication_ms, (4, 2)),
     column("exposed_ms", "exposed ms", |row| row.exposed_ms, (4, 2)),
@@ -324,6 +377,7 @@ fn row(
     Row {
         num_devices: step.num_devices,
         global_batch: step.global_batch,
+        num_tokens: step.tokens_per_example.and_then(|each| each.checked_mul(step.global_batch)),
         compute_ms: 1e3 * time.compute_secs,
         communication_ms: 1e3 * time.communication_secs,
         exposed_ms: 1e3 * time.exposed_secs,

@@ -70,6 +70,9 @@ impl Target {
     pub fn num_hosts(&self) -> usize {
         match (&self.arrangement, &self.chip.family) {
             (Arrangement::Slices { bounds, num_slices }, Family::Tpu(tpu)) => {
+                if bounds.iter().product::<usize>() <= tpu.max_chips_per_host {
+                    return *num_slices;
+                }
                 let along = |dim: usize| tpu.host_bounds.get(dim).copied().unwrap_or(1).max(1);
                 let hosts = bounds.iter().enumerate().map(|(dim, size)| size.div_ceil(along(dim)));
                 hosts.product::<usize>() * num_slices
@@ -329,6 +332,27 @@ mod tests {
             let target: Target = name.parse().unwrap();
             assert_eq!(target.to_string(), expected, "{name}");
             assert_eq!(expected.parse(), Ok(target), "{name}");
+        }
+    }
+
+    /// The largest types of one host in docs/tpu.md, and the next larger slices.
+    #[test]
+    fn eight_chips_of_v5e_and_v6e_are_one_host() {
+        for (target, num_hosts) in [
+            ("tpu:v5litepod-8", 1),
+            ("tpu:v5e:4x2", 1),
+            ("tpu:v5e:2x4x3", 3),
+            ("tpu:v5litepod-16", 4),
+            ("tpu:v6e-8", 1),
+            ("tpu:v6e-16", 4),
+            ("tpu:v4-8", 1),
+            ("tpu:v5p-8", 1),
+            ("tpu:v5p-16", 2),
+            ("tpu:tpu7x-8", 1),
+            ("tpu:tpu7x-16", 2),
+            ("gpu:h100:4x8", 4),
+        ] {
+            assert_eq!(target.parse::<Target>().unwrap().num_hosts(), num_hosts, "{target}");
         }
     }
 

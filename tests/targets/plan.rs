@@ -111,6 +111,100 @@ fn a_plan_ends_at_the_largest_size_that_works_and_says_why() {
     assert!(done.code == Some(1) && done.stderr.contains("24 does not divide"), "{}", done.stderr);
 }
 
+/// Sequences are counted in tokens too, and a batch beyond all published recipes is named.
+#[test]
+fn a_plan_says_how_many_tokens_a_step_has() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/");
+    let plan = |example: &str, more: &[&str]| {
+        let path = format!("{root}{example}");
+        let done = lockstep(&[&["plan", &path, "--target"][..], more].concat(), &[]);
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+        done.stdout
+    };
+    let large = ["gpu:h100:128x8", "--set", "train.batch_per_replica=128"];
+    let json = plan("gpt2-124m.toml", &[&large[..], &["--json"]].concat());
+    let found: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let rows = found["rows"].as_array().unwrap();
+    let last = rows.last().unwrap();
+    assert_eq!(
+        (&last["global_batch"], &last["num_tokens"]),
+        (&131_072.into(), &134_217_728.into())
+    );
+    assert_eq!(rows[0]["num_tokens"], 131_072);
+    let csv = plan("gpt2-124m.toml", &[&large[..], &["--csv"]].concat());
+    assert!(csv.starts_with("num_devices,global_batch,num_tokens,"), "{csv}");
+    assert!(csv.lines().last().unwrap().starts_with("1024,131072,134217728,"), "{csv}");
+    let table = plan("gpt2-124m.toml", &large);
+    assert!(table.contains("tokens") && table.contains("134217728"), "{table}");
+    // One line, which names the first size whose batch is too large.
+    let first = rows.iter().find(|row| {
+        let largest = found["batch"].as_str().unwrap().split("more than ").nth(1).unwrap();
+        let largest: u64 = largest.split_whitespace().next().unwrap().parse().unwrap();
+        row["num_tokens"].as_u64().unwrap() > largest
+    });
+    let of_first = |key: &str| first.unwrap()[key].as_u64().unwrap();
+    let (devices, tokens) = (of_first("num_devices"), of_first("num_tokens"));
+    let says =
+        format!("batch: with {devices} devices a step has {tokens} tokens; no published recipe");
+    assert_eq!(table.lines().filter(|line| line.starts_with(&says)).count(), 1, "{table}");
+
+    // The batch that the example is for is none, and images have no tokens.
+    let usual = plan("gpt2-124m.toml", &["gpu:h100:1x8"]);
+    assert!(usual.contains("tokens") && !usual.contains("no published recipe"), "{usual}");
+    let images = plan("resnet50-imagenet.toml", &["gpu:h100:4x8", "--csv"]);
+    assert!(images.starts_with("num_devices,global_batch,compute_ms,"), "{images}");
+}
+
+/// Backup workers are simulated, alike each time, and said to be.
+#[test]
+fn a_plan_simulates_backup_workers() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/gpt-bytes.toml");
+    let plan = |more: &[&str]| {
+        lockstep(&[&["plan", example, "--target", "gpu:h100:4x8"], more].concat(), &[])
+    };
+    let heavy = ["--stragglers=slow=0.01,factor=3,backups=4", "--json"];
+    let json = plan(&heavy);
+    assert_eq!(json.code, Some(0), "{}", json.stderr);
+    assert_eq!(json.stdout, plan(&heavy).stdout);
+    let found: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    let rows = found["backups"]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 5);
+    let of = |row: &serde_json::Value, key: &str| row[key].as_f64().unwrap();
+    let step = found["rows"].as_array().unwrap().last().unwrap();
+    // Of 32 devices one in a hundred is three times as slow: about every fourth step waits for one.
+    assert!(of(&rows[0], "mean_ms") > of(step, "step_ms"), "{found}");
+    assert!(of(&rows[0], "p99_ms") > 2.5 * of(step, "compute_ms"), "{found}");
+    for two in rows.windows(2) {
+        assert!(of(&two[1], "mean_ms") <= of(&two[0], "mean_ms"), "{found}");
+    }
+    for row in rows {
+        let examples = 1e3 * of(step, "global_batch") / of(row, "mean_ms");
+        assert!((of(row, "examples_per_sec") - examples).abs() < 1e-6 * examples, "{row}");
+        let devices = 32.0 + of(row, "num_backups");
+        assert!((of(row, "per_device") - examples / devices).abs() < 1e-6 * examples, "{row}");
+    }
+    let best = found["backups"]["best"].as_u64().unwrap();
+    let most = rows.iter().map(|row| of(row, "per_device")).fold(0.0, f64::max);
+    assert_eq!(of(&rows[usize::try_from(best).unwrap()], "per_device"), most);
+    assert!(best > 0, "{found}");
+
+    // Without slow devices no backup pays for itself.
+    let table = plan(&["--stragglers"]);
+    assert_eq!(table.code, Some(0), "{}", table.stderr);
+    for expected in
+        ["simulated", "seed 0", "included: 0 backups", "Lockstep runs no backup workers"]
+    {
+        assert!(table.stdout.contains(expected), "{expected}: {}", table.stdout);
+    }
+    for (value, expected) in [
+        ("--stragglers=tail=2", "\"tail\" is no key; the keys are"),
+        ("--stragglers=slow=2", "slow=2 is no number from 0 to 0.5"),
+    ] {
+        let done = plan(&[value]);
+        assert!(done.code == Some(2) && done.stderr.contains(expected), "{value}: {}", done.stderr);
+    }
+}
+
 /// Networks, changes of them and failures are read, and refused with what is allowed.
 #[test]
 fn a_plan_takes_another_network_and_failures() {

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::args::{ConfigArgs, PreflightArgs};
-use super::compile::{TargetStep, check_advice, smallest_mesh};
+use super::compile::{TargetStep, check_advice, steps};
 use super::schedule::parameter_ranks;
 use super::{in_words, print_line};
 use crate::config::BatchSize;
 use crate::data::{Source, TrainBatches};
 use crate::observe::say;
 use crate::recipe::{self, Recipe, Severity};
-use crate::targets::{self, CompileReport, ScalingPrediction, Scenario, Target, gib};
+use crate::targets::{CompileReport, ScalingPrediction, Scenario, Target, gib};
 use page::{
     Preflight, PreflightAnswer, PreflightAnswers, PreflightVerdict, RunCost, milliseconds, number,
 };
@@ -272,8 +272,6 @@ fn answer_to_cost(args: &PreflightArgs, cost: &RunCost) -> PreflightAnswer {
 
 /// The predicted step on every part of the target that has one.
 fn rows(config: &ConfigArgs, target: &Target) -> Result<ScalingPrediction> {
-    let sizes = targets::sizes(target, smallest_mesh(config)?).into_iter();
-    let step = |size| TargetStep::new(config, &[], target, size).and_then(|step| step.measure());
-    let steps: Vec<_> = sizes.filter_map(|size| step(size).ok()).collect();
+    let (steps, _) = steps(config, target)?;
     Ok(ScalingPrediction::new(target, &steps, None, &Scenario::default()))
 }

@@ -152,12 +152,17 @@ fn ring_pass(p: usize, bytes: f64, wire: Wire) -> f64 {
 fn in_group(group: &Group, bytes: f64) -> f64 {
     match group {
         Group::Switch { size, wire } => ring_pass(*size, bytes, *wire),
-        Group::Torus { link, .. } => {
-            let p = group.size() as f64;
+        Group::Torus { die, bounds, link, .. } => {
+            let p = bounds.iter().product::<usize>() as f64;
+            // The two devices of a chip first; then each has a half to send over the links that they share.
+            let (of_chip, bytes) = match die {
+                Some(wire) => (ring_pass(2, bytes, *wire), bytes / 2.0),
+                None => (0.0, bytes),
+            };
             if p <= 1.0 {
-                return 0.0;
+                return of_chip;
             }
-            hops(group) * link.latency_secs + (p - 1.0) / p * bytes / bandwidth(group)
+            of_chip + hops(group) * link.latency_secs + (p - 1.0) / p * bytes / bandwidth(group)
         }
     }
 }
@@ -166,7 +171,7 @@ fn in_group(group: &Group, bytes: f64) -> f64 {
 fn bandwidth(group: &Group) -> f64 {
     match group {
         Group::Switch { wire, .. } => wire.bytes_per_sec,
-        Group::Torus { bounds, ring_from, link } => {
+        Group::Torus { bounds, ring_from, link, .. } => {
             let links: f64 =
                 bounds.iter().map(|side| if side >= ring_from { 2.0 } else { 1.0 }).sum();
             links.max(1.0) * link.bytes_per_sec
@@ -237,7 +242,7 @@ mod tests {
     fn a_closed_torus_is_twice_as_fast_as_an_open_one_and_one_device_needs_nothing() {
         let torus = |ring_from| {
             let bounds = vec![16, 16];
-            Fabric::single(Group::Torus { bounds, ring_from, link: WIRE })
+            Fabric::single(Group::Torus { die: None, bounds, ring_from, link: WIRE })
         };
         let n = 1e12;
         let (closed, open) = (all_reduce(&torus(16), n).0, all_reduce(&torus(17), n).0);

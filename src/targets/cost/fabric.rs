@@ -34,7 +34,9 @@ pub enum Group {
     },
     /// Links between neighbors along each dimension.
     Torus {
-        /// Devices along each dimension.
+        /// The link between the two devices of a chip, if the group has both; they share the links of the chip.
+        die: Option<Wire>,
+        /// Chips along each dimension.
         bounds: Vec<usize>,
         /// Sides of at least this length are rings, shorter ones lines.
         ring_from: usize,
@@ -43,7 +45,7 @@ pub enum Group {
     },
 }
 
-/// An ICI hop: Austin et al., "How to Scale Your Model" (2025), part 3, takes about a microsecond.
+/// An ICI hop, and for want of a published figure one between the two chiplets of a chip: Austin et al., "How to Scale Your Model" (2025), part 3, takes about a microsecond.
 const ICI_LATENCY_SECS: f64 = 1e-6;
 /// A hop over NVLink and over the network: NCCL's own model, `src/graph/tuning.cc`, table of hardware
 /// latencies, protocol Simple: 3.4 and 14 microseconds for rings.
@@ -57,7 +59,10 @@ impl Group {
     pub fn size(&self) -> usize {
         match self {
             Group::Switch { size, .. } => *size,
-            Group::Torus { bounds, .. } => bounds.iter().product(),
+            Group::Torus { die, bounds, .. } => {
+                let of_chip = if die.is_some() { 2 } else { 1 };
+                of_chip * bounds.iter().product::<usize>()
+            }
         }
     }
 }
@@ -82,7 +87,8 @@ impl Fabric {
                 let share = |bytes_per_sec: f64| bytes_per_sec / tpu.devices_per_chip as f64;
                 Self {
                     group: Group::Torus {
-                        bounds: [&[tpu.devices_per_chip], &bounds[..]].concat(),
+                        die: tpu.die_bytes_per_sec.map(|bytes| wire(ICI_LATENCY_SECS, bytes)),
+                        bounds: bounds.clone(),
                         ring_from: tpu.ring_from,
                         link: wire(ICI_LATENCY_SECS, share(tpu.link_bytes_per_sec)),
                     },

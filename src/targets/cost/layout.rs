@@ -74,9 +74,11 @@ impl DeviceLayout {
         let largest = islands.into_values().max_by_key(Vec::len).unwrap_or_default();
         let group = match &self.whole.group {
             Group::Switch { wire, .. } => Group::Switch { size: largest.len().max(1), wire: *wire },
-            Group::Torus { ring_from, link, .. } => {
+            Group::Torus { die, ring_from, link, .. } => {
+                let cores: BTreeSet<i64> = largest.iter().map(|place| place.coords[0]).collect();
+                let die = die.filter(|_| cores.len() > 1);
                 let (mut sides, mut stride) = (vec![], 1);
-                for dim in 0..largest.first().map_or(0, |place| place.coords.len()) {
+                for dim in 1..largest.first().map_or(0, |place| place.coords.len()) {
                     let at: BTreeSet<i64> = largest.iter().map(|place| place.coords[dim]).collect();
                     let gap = at.iter().zip(at.iter().skip(1)).map(|(a, b)| b - a).min();
                     stride = stride.max(usize::try_from(gap.unwrap_or(1)).unwrap_or(1));
@@ -87,7 +89,10 @@ impl DeviceLayout {
                 let mut link = *link;
                 link.latency_secs *= stride as f64;
                 link.bytes_per_sec /= stride as f64;
-                Group::Torus { bounds: sides, ring_from: *ring_from, link }
+                match die {
+                    Some(wire) if sides.is_empty() => Group::Switch { size: 2, wire },
+                    _ => Group::Torus { die, bounds: sides, ring_from: *ring_from, link },
+                }
             }
         };
         Fabric { group, num_groups, network: self.whole.network }
@@ -155,6 +160,7 @@ fn torus_devices(
 
 #[cfg(test)]
 mod tests {
+    use super::super::reduce_scatter;
     use super::*;
 
     fn layout(target: &str) -> DeviceLayout {
@@ -217,7 +223,26 @@ mod tests {
         let whole = layout.first(32);
         assert_eq!((whole.num_groups, whole.group.size()), (2, 16));
         assert_eq!(layout.fabric(&[0, 16]).num_groups, 2);
-        // The two cores of a chip come first.
         assert_eq!(sides(&chip.first(2)).0, [2]);
+    }
+
+    #[test]
+    fn the_cores_of_a_chip_share_its_links_and_have_one_that_is_faster() {
+        let layout = layout("tpu:tpu7x:2x2x2");
+        // The two cores of a chip come first.
+        let (chip, between) = sides(&layout.first(2));
+        let (cube, link) = sides(&layout.first(16));
+        assert_eq!((chip, cube), (vec![2], vec![2, 2, 2]));
+        // Six links of 100 GB/s, of which each core has half.
+        assert!((between / link - 12.0).abs() < 1e-9, "{between} {link}");
+        assert_eq!(layout.first(16).num_devices(), 16);
+        // Each core sends half of the bytes to the other, then the two send a half each over the links of the chip.
+        let (n, whole) = (1e12, layout.first(16));
+        let expected = 0.5 * n / between + 7.0 / 8.0 * (n / 2.0) / (3.0 * link);
+        let found = reduce_scatter(&whole, n);
+        assert!((found / expected - 1.0).abs() < 1e-3, "{found} {expected}");
+        // One core of each chip.
+        let (cores, of_one) = sides(&layout.fabric(&[0, 2, 4, 6]));
+        assert_eq!((cores.iter().product::<usize>(), of_one), (4, link));
     }
 }

@@ -12,6 +12,7 @@
 //! * Waiting for the slowest device, by the spread of step times ([`expected_maximum`]).
 //! * Other networks than the target's, by name ([`NamedNetwork`]), and changed ones ([`WhatIf`]).
 //! * Failures: the best interval between checkpoints, and what is left of the time ([`Failures`]).
+//! * Backup workers, as a simulation ([`Stragglers`]).
 //!
 //! Input pipelines are not modelled, nor traffic of others on the network.
 
@@ -23,6 +24,7 @@ mod jitter;
 mod layout;
 mod network;
 mod roofline;
+mod stragglers;
 mod timeline;
 mod what_if;
 
@@ -34,6 +36,7 @@ pub use jitter::{STEP_VARIATION, expected_maximum, waiting_secs};
 pub use layout::DeviceLayout;
 pub use network::{NamedNetwork, NetworkError};
 pub use roofline::Work;
+pub use stragglers::{BackupStep, Stragglers, StragglersError};
 pub(super) use timeline::first_group;
 pub use timeline::{StepTime, Timeline};
 pub use what_if::{WhatIf, WhatIfError};
