@@ -91,9 +91,15 @@ def run(command):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    output = process.stdout.read()
-    ended.set()
-    watcher.join()
+    try:
+        output = process.stdout.read()
+    except KeyboardInterrupt:
+        # It has a session of its own, and would go on.
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    finally:
+        ended.set()
+        watcher.join()
     _, status, usage = os.wait4(process.pid, 0)
     if too_large.is_set():
         raise NeedsMemory(pathlib.Path(command[0]).name)
