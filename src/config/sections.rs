@@ -186,7 +186,7 @@ pub struct CompileConfig {
     pub overrides: BTreeMap<String, OptionValue>,
     /// `true` if compiled programs are cached on disk. Default true.
     pub cache: bool,
-    /// The kernels of the program. Default `xla`.
+    /// The kernels of the program. Default `auto`.
     pub kernels: KernelsConfig,
 }
 
@@ -195,17 +195,17 @@ pub struct CompileConfig {
 #[serde(rename_all = "lowercase")]
 pub enum KernelsConfig {
     /// This program, where that is faster on the backend.
+    #[default]
     Auto,
     /// This program, all of them.
     All,
     /// XLA, all of them.
-    #[default]
     Xla,
 }
 
 impl Default for CompileConfig {
     fn default() -> Self {
-        Self { overrides: BTreeMap::new(), cache: true, kernels: KernelsConfig::Xla }
+        Self { overrides: BTreeMap::new(), cache: true, kernels: KernelsConfig::Auto }
     }
 }
 
