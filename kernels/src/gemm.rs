@@ -3,9 +3,8 @@
 #![allow(unsafe_code)]
 
 use ::gemm::Parallelism;
-use pulp::Arch;
 
-use crate::vectors::Vectors;
+use crate::vectors::{Vectors, vectorized};
 use crate::{Element, Pool};
 
 mod sealed {
@@ -341,22 +340,25 @@ fn transposed<T: Scalar>(
     const BLOCK: usize = 16;
     let mut out = vec![T::default(); rows * columns];
     pool.for_each(out.chunks_mut(4 * BLOCK * columns), |chunk, out| {
-        Arch::new().dispatch(|| {
-            let first_row = chunk * 4 * BLOCK;
-            for first_column in (0..columns).step_by(BLOCK) {
-                let last_column = (first_column + BLOCK).min(columns);
-                for (block, out) in out.chunks_mut(BLOCK * columns).enumerate() {
-                    let first_row = first_row + block * BLOCK;
-                    let num_rows = out.len() / columns;
-                    for column in first_column..last_column {
-                        let from = &from[column * stride + first_row..][..num_rows];
-                        for (row, value) in from.iter().enumerate() {
-                            out[row * columns + column] = *value;
+        vectorized(
+            #[inline(always)]
+            || {
+                let first_row = chunk * 4 * BLOCK;
+                for first_column in (0..columns).step_by(BLOCK) {
+                    let last_column = (first_column + BLOCK).min(columns);
+                    for (block, out) in out.chunks_mut(BLOCK * columns).enumerate() {
+                        let first_row = first_row + block * BLOCK;
+                        let num_rows = out.len() / columns;
+                        for column in first_column..last_column {
+                            let from = &from[column * stride + first_row..][..num_rows];
+                            for (row, value) in from.iter().enumerate() {
+                                out[row * columns + column] = *value;
+                            }
                         }
                     }
                 }
-            }
-        });
+            },
+        );
     });
     out
 }

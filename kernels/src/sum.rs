@@ -1,7 +1,6 @@
 //! Sums of the rows of a matrix.
 
-use pulp::Arch;
-
+use crate::vectors::vectorized;
 use crate::{Element, Pool, Real};
 
 /// Rows that a task adds up: their sums are added in the order of the tasks.
@@ -37,14 +36,17 @@ pub(crate) fn compute<T: Real>(pool: &Pool<'_>, out: &mut [T], x: &[T]) {
     add_rows(out, parts.chunks_exact(width));
 }
 
-fn add_rows<'a, T: Real>(sums: &mut [T], rows: impl Iterator<Item = &'a [T]>) {
-    Arch::new().dispatch(|| {
-        for row in rows {
-            for (sum, x) in sums.iter_mut().zip(row) {
-                *sum += *x;
+fn add_rows<'a, T: Real>(sums: &mut [T], mut rows: impl Iterator<Item = &'a [T]>) {
+    vectorized(
+        #[inline(always)]
+        || {
+            for row in &mut rows {
+                for (sum, x) in sums.iter_mut().zip(row) {
+                    *sum += *x;
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 #[cfg(test)]

@@ -3,7 +3,24 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 
-use pulp::Simd;
+use pulp::{Arch, Simd, WithSimd};
+
+/// Runs `task` compiled for the widest vectors of the processor.
+///
+/// `task` and what it calls must be marked `#[inline(always)]`: a function of its own is compiled for the vectors that all processors
+/// have. For that reason `pulp::Arch` is not given closures itself, which it calls by `FnOnce::call_once`, a function of its own.
+pub fn vectorized(task: impl FnMut()) {
+    struct Task<F>(F);
+    impl<F: FnMut()> WithSimd for Task<F> {
+        type Output = ();
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(mut self, _: S) {
+            (self.0)();
+        }
+    }
+    Arch::new().dispatch(Task(task));
+}
 
 /// An element type that there are vectors of.
 pub trait Vectors: Copy {

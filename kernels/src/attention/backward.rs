@@ -1,10 +1,9 @@
 //! The backward pass.
 
-use pulp::Arch;
-
 use super::real::{Real, dot};
 use super::{Attention, Gradients, Heads, KEYS, QUERIES, QueriesKeysValues};
 use crate::gemm::{Matrix, MatrixMut, multiply};
+use crate::vectors::vectorized;
 use crate::{Element, Pool};
 
 /// What the forward pass has computed, and the cotangent of its result.
@@ -235,46 +234,55 @@ impl<T: Real> Head<T> {
         let scale = T::from_f64(1.0 / (d as f64).sqrt());
         let first = example * num_positions + first_key;
         let added = added.map(|added| &added[first..][..num_keys]);
-        Arch::new().dispatch(|| {
-            for row in 0..num_queries {
-                let query = first_query + row;
-                let entry = (example * num_positions + query) * num_heads + head;
-                let (y, dy) = (&forward.y[entry * d..][..d], &forward.cotangent[entry * d..][..d]);
-                // The sum over keys of weights and their cotangents.
-                let (lse, weighted) = (forward.lse[entry], dot(y, dy));
-                let num_visible = attention.num_visible(query, first_key, num_keys);
-                let part = row * num_keys..(row + 1) * num_keys;
-                let (weights, hidden) = self.weights[part.clone()].split_at_mut(num_visible);
-                hidden.fill(T::default());
-                match added {
-                    None => weights.iter_mut().for_each(|p| *p = (*p * scale - lse).exp()),
-                    Some(added) => {
-                        for (p, added) in weights.iter_mut().zip(added) {
-                            *p = (*p * scale + *added - lse).exp();
+        vectorized(
+            #[inline(always)]
+            || {
+                for row in 0..num_queries {
+                    let query = first_query + row;
+                    let entry = (example * num_positions + query) * num_heads + head;
+                    let (y, dy) =
+                        (&forward.y[entry * d..][..d], &forward.cotangent[entry * d..][..d]);
+                    // The sum over keys of weights and their cotangents.
+                    let (lse, weighted) = (forward.lse[entry], dot(y, dy));
+                    let num_visible = attention.num_visible(query, first_key, num_keys);
+                    let part = row * num_keys..(row + 1) * num_keys;
+                    let (weights, hidden) = self.weights[part.clone()].split_at_mut(num_visible);
+                    hidden.fill(T::default());
+                    match added {
+                        None => {
+                            for p in weights.iter_mut() {
+                                *p = (*p * scale - lse).exp();
+                            }
+                        }
+                        Some(added) => {
+                            for (p, added) in weights.iter_mut().zip(added) {
+                                *p = (*p * scale + *added - lse).exp();
+                            }
                         }
                     }
-                }
-                let (cotangents, hidden) = self.cotangents[part.clone()].split_at_mut(num_visible);
-                hidden.fill(T::default());
-                if let Some(dropout) = dropout {
-                    let (dropped, hidden) = self.dropped[part].split_at_mut(num_visible);
+                    let (cotangents, hidden) =
+                        self.cotangents[part.clone()].split_at_mut(num_visible);
                     hidden.fill(T::default());
-                    let keep = &mut self.keep[..num_visible];
-                    let first = query * num_positions + first_key;
-                    dropout.keep(keep, example * num_heads + head, first);
-                    let factor = T::from_f64(dropout.scale());
-                    let values = dropped.iter_mut().zip(cotangents.iter_mut());
-                    for ((dropped, ct), (p, keep)) in values.zip(weights.iter().zip(keep)) {
-                        let factor = if *keep { factor } else { T::default() };
-                        *dropped = *p * factor;
-                        *ct *= factor;
+                    if let Some(dropout) = dropout {
+                        let (dropped, hidden) = self.dropped[part].split_at_mut(num_visible);
+                        hidden.fill(T::default());
+                        let keep = &mut self.keep[..num_visible];
+                        let first = query * num_positions + first_key;
+                        dropout.keep(keep, example * num_heads + head, first);
+                        let factor = T::from_f64(dropout.scale());
+                        let values = dropped.iter_mut().zip(cotangents.iter_mut());
+                        for ((dropped, ct), (p, keep)) in values.zip(weights.iter().zip(keep)) {
+                            let factor = if *keep { factor } else { T::default() };
+                            *dropped = *p * factor;
+                            *ct *= factor;
+                        }
+                    }
+                    for (ct, p) in cotangents.iter_mut().zip(weights.iter()) {
+                        *ct = *p * (*ct - weighted) * scale;
                     }
                 }
-                for (ct, p) in cotangents.iter_mut().zip(weights.iter()) {
-                    *ct = *p * (*ct - weighted) * scale;
-                }
-            }
-        });
+            },
+        );
     }
 }
 

@@ -1,7 +1,5 @@
 //! Dropout whose mask depends on global indices only.
 
-use pulp::Arch;
-
 /// Dropout of attention weights: a weight is kept, divided by `1 - rate`, if the random number of its global index is less than
 /// `1 - rate`.
 ///
@@ -27,17 +25,16 @@ impl Dropout {
     }
 
     /// `true` in `keep` for the weights to keep, of local row `row` and neighbouring indices from `first` on.
+    #[inline(always)]
     pub(super) fn keep(&self, keep: &mut [bool], row: usize, first: usize) {
         // A random number is the upper 24 bits of a word as a fraction. It is compared in f32.
         let probability = (1.0 - self.rate) as f32;
         let threshold = (probability * (1 << 24) as f32).ceil() as u32;
         let row = self.first_row.wrapping_add(row as u32);
-        Arch::new().dispatch(|| {
-            for (i, keep) in keep.iter_mut().enumerate() {
-                let index = (first as u32).wrapping_add(i as u32);
-                *keep = (threefry2x32(self.key, [row, index]) >> 8) < threshold;
-            }
-        });
+        for (i, keep) in keep.iter_mut().enumerate() {
+            let index = (first as u32).wrapping_add(i as u32);
+            *keep = (threefry2x32(self.key, [row, index]) >> 8) < threshold;
+        }
     }
 }
 

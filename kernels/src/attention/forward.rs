@@ -1,10 +1,9 @@
 //! The forward pass.
 
-use pulp::Arch;
-
 use super::real::{Real, maximum, sum};
 use super::{Attention, KEYS, QUERIES, QueriesKeysValues};
 use crate::gemm::{Matrix, MatrixMut, multiply};
+use crate::vectors::vectorized;
 use crate::{Element, Pool};
 
 impl Attention {
@@ -157,63 +156,77 @@ impl<T: Real> Block<T> {
     ) {
         let Attention { num_positions, num_heads, head_width, dropout, .. } = *attention;
         let scale = T::from_f64(1.0 / (head_width as f64).sqrt());
-        Arch::new().dispatch(|| {
-            let rows = self.scores.chunks_exact_mut(num_keys).take(self.num_queries);
-            for (row, scores) in rows.enumerate() {
-                let query = first_query + row;
-                let num_visible = attention.num_visible(query, first_key, num_keys);
-                let (scores, hidden) = scores.split_at_mut(num_visible);
-                hidden.fill(T::default());
-                match added {
-                    None => scores.iter_mut().for_each(|score| *score *= scale),
-                    Some(added) => {
-                        for (score, added) in scores.iter_mut().zip(added) {
-                            *score = *score * scale + *added;
+        vectorized(
+            #[inline(always)]
+            || {
+                let rows = self.scores.chunks_exact_mut(num_keys).take(self.num_queries);
+                for (row, scores) in rows.enumerate() {
+                    let query = first_query + row;
+                    let num_visible = attention.num_visible(query, first_key, num_keys);
+                    let (scores, hidden) = scores.split_at_mut(num_visible);
+                    hidden.fill(T::default());
+                    match added {
+                        None => {
+                            for score in scores.iter_mut() {
+                                *score *= scale;
+                            }
+                        }
+                        Some(added) => {
+                            for (score, added) in scores.iter_mut().zip(added) {
+                                *score = *score * scale + *added;
+                            }
+                        }
+                    }
+                    let before = self.greatest[row];
+                    let block = maximum(scores);
+                    let greatest = if block > before { block } else { before };
+                    for score in scores.iter_mut() {
+                        *score = (*score - greatest).exp();
+                    }
+                    let block_sum = sum(scores);
+                    self.greatest[row] = greatest;
+                    if first_key == 0 {
+                        self.sums[row] = block_sum;
+                    } else if greatest > before {
+                        let factor = (before - greatest).exp();
+                        self.sums[row] = self.sums[row] * factor + block_sum;
+                        let y = &mut self.y[row * head_width..][..head_width];
+                        for y in y {
+                            *y *= factor;
+                        }
+                    } else {
+                        self.sums[row] += block_sum;
+                    }
+                    if let Some(dropout) = dropout {
+                        let keep = &mut self.keep[..num_visible];
+                        let first = query * num_positions + first_key;
+                        dropout.keep(keep, example * num_heads + head, first);
+                        let factor = T::from_f64(dropout.scale());
+                        for (score, keep) in scores.iter_mut().zip(keep) {
+                            *score = if *keep { *score * factor } else { T::default() };
                         }
                     }
                 }
-                let before = self.greatest[row];
-                let block = maximum(scores);
-                let greatest = if block > before { block } else { before };
-                scores.iter_mut().for_each(|score| *score = (*score - greatest).exp());
-                let block_sum = sum(scores);
-                self.greatest[row] = greatest;
-                if first_key == 0 {
-                    self.sums[row] = block_sum;
-                } else if greatest > before {
-                    let factor = (before - greatest).exp();
-                    self.sums[row] = self.sums[row] * factor + block_sum;
-                    let y = &mut self.y[row * head_width..][..head_width];
-                    y.iter_mut().for_each(|y| *y *= factor);
-                } else {
-                    self.sums[row] += block_sum;
-                }
-                if let Some(dropout) = dropout {
-                    let keep = &mut self.keep[..num_visible];
-                    let first = query * num_positions + first_key;
-                    dropout.keep(keep, example * num_heads + head, first);
-                    let factor = T::from_f64(dropout.scale());
-                    for (score, keep) in scores.iter_mut().zip(keep) {
-                        *score = if *keep { *score * factor } else { T::default() };
-                    }
-                }
-            }
-        });
+            },
+        );
     }
 
     /// Writes the columns of a head.
     fn write(&self, y: &mut [T], lse: &mut [T], head: usize, num_heads: usize) {
         let d = self.head_width;
-        Arch::new().dispatch(|| {
-            for row in 0..self.num_queries {
-                let sum = self.sums[row];
-                lse[row * num_heads + head] = self.greatest[row] + sum.ln();
-                let out = &mut y[(row * num_heads + head) * d..][..d];
-                let factor = T::ONE / sum;
-                for (out, y) in out.iter_mut().zip(&self.y[row * d..][..d]) {
-                    *out = *y * factor;
+        vectorized(
+            #[inline(always)]
+            || {
+                for row in 0..self.num_queries {
+                    let sum = self.sums[row];
+                    lse[row * num_heads + head] = self.greatest[row] + sum.ln();
+                    let out = &mut y[(row * num_heads + head) * d..][..d];
+                    let factor = T::ONE / sum;
+                    for (out, y) in out.iter_mut().zip(&self.y[row * d..][..d]) {
+                        *out = *y * factor;
+                    }
                 }
-            }
-        });
+            },
+        );
     }
 }

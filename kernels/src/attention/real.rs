@@ -6,7 +6,7 @@ use crate::Scalar;
 
 /// Arithmetic that attention is written in.
 ///
-/// Functions are inlined into a `pulp::Arch::dispatch`, so that they are compiled for its instruction set.
+/// Functions are inlined into [`vectorized`](crate::vectors::vectorized) loops, so that they are compiled for their instruction set.
 pub trait Real:
     Scalar
     + PartialOrd

@@ -2,10 +2,8 @@
 
 use std::ops::Range;
 
-use pulp::Arch;
-
 use super::axis::{Axis, Phase};
-use crate::vectors::Aligned;
+use crate::vectors::{Aligned, vectorized};
 use crate::{Pool, Scalar};
 
 /// Channels of a group. The innermost loops address them as arrays.
@@ -139,7 +137,6 @@ impl Layout {
             return;
         }
         let num_rows = (rows - 1) * stride + self.rows.span;
-        let arch = Arch::new();
         for (row, block) in block.chunks_exact_mut(row_len).take(num_rows).enumerate() {
             if !self.seen[row % stride] {
                 continue;
@@ -152,9 +149,15 @@ impl Layout {
             let len = image.len() / self.rows.input;
             let image = &image[row as usize * len..][..len];
             if self.folded {
-                arch.dispatch(|| self.pack_folded(block, image));
+                vectorized(
+                    #[inline(always)]
+                    || self.pack_folded(block, image),
+                );
             } else {
-                arch.dispatch(|| self.pack_row(block, image));
+                vectorized(
+                    #[inline(always)]
+                    || self.pack_row(block, image),
+                );
             }
         }
     }
@@ -322,20 +325,23 @@ pub fn pack_panels<T: Scalar>(
     width: usize,
 ) {
     let count = positions.len() / num_features.max(1);
-    Arch::new().dispatch(|| {
-        for (panel, packed) in packed.chunks_exact_mut(count * width).enumerate() {
-            let start = features.start + panel * width;
-            let end = (start + width).min(features.end);
-            let positions = positions.chunks_exact(num_features);
-            if end - start == LANE {
-                for (packed, position) in packed.chunks_exact_mut(width).zip(positions) {
-                    packed[..LANE].copy_from_slice(&position[start..end][..LANE]);
-                }
-            } else {
-                for (packed, position) in packed.chunks_exact_mut(width).zip(positions) {
-                    packed[..end - start].copy_from_slice(&position[start..end]);
+    vectorized(
+        #[inline(always)]
+        || {
+            for (panel, packed) in packed.chunks_exact_mut(count * width).enumerate() {
+                let start = features.start + panel * width;
+                let end = (start + width).min(features.end);
+                let positions = positions.chunks_exact(num_features);
+                if end - start == LANE {
+                    for (packed, position) in packed.chunks_exact_mut(width).zip(positions) {
+                        packed[..LANE].copy_from_slice(&position[start..end][..LANE]);
+                    }
+                } else {
+                    for (packed, position) in packed.chunks_exact_mut(width).zip(positions) {
+                        packed[..end - start].copy_from_slice(&position[start..end]);
+                    }
                 }
             }
-        }
-    });
+        },
+    );
 }
