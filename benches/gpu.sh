@@ -27,3 +27,12 @@ for config in examples/digits.toml examples/gpt-bytes.toml examples/resnet20-syn
         $lockstep bench "$config" --backend cuda --set mesh.data="$n" --json
     done
 done
+
+# The losses should agree to the roundings of bf16.
+for kernels in xla all; do
+    echo "== gpt-bytes in bf16, compile.kernels = $kernels"
+    set -- examples/gpt-bytes.toml --backend cuda --set mesh.data="$num_gpus" --set train.precision=bf16 \
+        --set compile.kernels="$kernels" --json
+    $lockstep train "$@" --set train.steps=200
+    $lockstep bench "$@"
+done

@@ -18,7 +18,7 @@ use lockstep::state;
 use lockstep::step;
 use lockstep::train::{Run, Trainer, open_devices};
 use models::layers::{Attention, attention, masked_attention};
-use models::{Initializer, Precision, Scope, Training};
+use models::{AttentionKernels, Initializer, Precision, Scope, Training};
 
 const ALL: KernelOps = KernelOps { products: true, convolutions: true, sums: true };
 
@@ -200,7 +200,7 @@ fn sums_over_leading_dims_are_those_of_the_interpreter() {
 
 /// The outputs of a layer and its gradients, with kernels and without.
 fn attention_graph(
-    host_kernels: bool,
+    kernels: AttentionKernels,
     dtype: DType,
     inputs: &[(&str, Vec<usize>)],
     layer: impl for<'g> Fn(&Scope<'g>, &'g Tracer, Tensor<'g>) -> Tensor<'g>,
@@ -219,7 +219,7 @@ fn attention_graph(
             batch_axes: AxisSet::EMPTY,
         };
         let scope = Scope::bind(t, Precision::uniform(dtype), values.clone(), Some(training));
-        let y = layer(&scope.with_host_kernels(host_kernels), t, x);
+        let y = layer(&scope.with_attention(kernels), t, x);
         let ct = *values.get("ct").unwrap();
         let wanted: Vec<_> = values.iter().filter(|(name, _)| *name != "ct").collect();
         let tensors: Vec<_> = wanted.iter().map(|(_, value)| **value).collect();
@@ -237,11 +237,11 @@ fn check_attention(
     inputs: &[(&str, Vec<usize>)],
     layer: impl for<'g> Fn(&Scope<'g>, &'g Tracer, Tensor<'g>) -> Tensor<'g>,
 ) {
-    let plain = attention_graph(false, dtype, inputs, &layer);
+    let plain = attention_graph(AttentionKernels::None, dtype, inputs, &layer);
     let literals = literals(&plain);
     let each: Vec<_> = literals.iter().map(|input| vec![input.clone()]).collect();
     let expected: Vec<_> = interpret(&plain, &each).unwrap().into_iter().flatten().collect();
-    let graph = attention_graph(true, dtype, inputs, &layer);
+    let graph = attention_graph(AttentionKernels::Host, dtype, inputs, &layer);
     let calls = HostCalls::default();
     let program = lower_with_host_calls(&graph, "test", calls);
     assert_eq!(program.text.matches("@lockstep_kernel(").count(), 2, "{}", program.text);

@@ -15,7 +15,7 @@ use lockstep::parallel::Replicated;
 use lockstep::pjrt::Platform;
 use lockstep::step::{BatchField, METRICS, StepSpec, trace_step};
 use models::layers::{BatchNorm, batch_norm, linear};
-use models::{Batch, Initializer, Loss, Model, Precision, Scope, loss};
+use models::{AttentionKernels, Batch, Initializer, Loss, Model, Precision, Scope, loss};
 
 const EXAMPLES: usize = 8;
 const FEATURES: usize = 4;
@@ -214,7 +214,7 @@ fn graph(model: &dyn Model, num_examples: usize, keys: &[&str], case: &Case) -> 
         optimizer: &*from_config(&config.optimizer),
         policy: Arc::new(Replicated),
         on_nonfinite: case.on_nonfinite,
-        host_kernels: false,
+        attention: AttentionKernels::None,
     };
     trace_step(&spec.declare().unwrap()).unwrap()
 }

@@ -13,7 +13,7 @@ pub struct Cost {
     /// Arithmetic operations; a fused multiply-add counts 2. A dot is 2 * batch * m * n * k, a
     /// convolution 2 for each product with an element of its input (not with padding), an
     /// elementwise op 1 per result element, a reduction 1 for each operand element less 1 for each result element,
-    /// top_k 1 per operand element, a custom_call 0. Additions inside collectives are not counted.
+    /// top_k 1 per operand element, a custom_call what it says. Additions inside collectives are not counted.
     pub flops: u64,
     /// Elements of exponentials, logarithms, roots, powers, sines and the like; not included in `flops`.
     pub transcendentals: u64,
@@ -21,14 +21,14 @@ pub struct Cost {
     /// that only change a type (reshape, bitcast, vary, ...) move nothing; a slice reads only what it
     /// returns, and an update of a slice is done in position.
     pub bytes: u64,
-    /// The part of `flops` in dots and convolutions.
+    /// The part of `flops` in dots, convolutions and custom_calls.
     pub matmul_flops: u64,
-    /// Bytes that dots and convolutions read and write.
+    /// Bytes that dots, convolutions and custom_calls read and write.
     pub matmul_bytes: u64,
     /// Bytes that all other ops except collectives read and write if elementwise ops are fused: an estimate of the
     /// compiled program's memory traffic.
     pub fused_bytes: u64,
-    /// Dots and convolutions.
+    /// Dots, convolutions and custom_calls.
     pub num_matmuls: u64,
     /// Kernels of all other ops except collectives if elementwise ops are fused, each with one result: an upper bound, since
     /// compilers also make kernels with several results.
@@ -61,10 +61,15 @@ pub fn count(graph: &Graph) -> Cost {
     cost
 }
 
-/// FLOPs of the dots and convolutions of a node, in its loops too.
+/// `true` for ops whose FLOPs are those of products.
+pub(crate) fn is_matmul(op: &Op) -> bool {
+    matches!(op, Op::DotGeneral(_) | Op::Convolution(_) | Op::CustomCall(_))
+}
+
+/// FLOPs of the dots, convolutions and custom_calls of a node, in its loops too.
 pub(crate) fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
     match &node.op {
-        Op::DotGeneral(_) | Op::Convolution(_) => match work(graph, node) {
+        op if is_matmul(op) => match work(graph, node) {
             Work::Flops(flops) => flops,
             _ => 0,
         },
@@ -110,7 +115,7 @@ fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
         match work(graph, node) {
             Work::Flops(flops) => {
                 add(&mut cost.flops, flops);
-                if matches!(node.op, Op::DotGeneral(_) | Op::Convolution(_)) {
+                if is_matmul(&node.op) {
                     add(&mut cost.matmul_flops, flops);
                 }
             }
@@ -187,8 +192,8 @@ fn work(graph: &Graph, node: &Node) -> Work {
         Op::Scan(_) | Op::Remat(_) | Op::CustomVjp(_) => {
             unreachable!("written as other ops by `expand`")
         }
-        // The arithmetic of a custom_call is unknown.
-        Op::Gather { .. } | Op::CustomCall(_) => Work::Move,
+        Op::CustomCall(call) => Work::Flops(call.flops),
+        Op::Gather { .. } => Work::Move,
         Op::Scatter { .. } => Work::Flops(elements(operand(2))),
         Op::TopK { .. } => Work::Flops(elements(operand(0))),
         Op::AllReduce { .. }

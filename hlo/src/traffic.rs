@@ -9,16 +9,17 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use crate::count::is_matmul;
 use crate::{Graph, Node, Op, ValueId};
 
 /// Bytes read and written by one run of a graph, and its kernels, without the bodies of loops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
-    /// By dots and convolutions.
+    /// By dots, convolutions and custom_calls.
     pub matmul: u64,
     /// By everything else except collectives.
     pub other: u64,
-    /// Dots and convolutions.
+    /// Dots, convolutions and custom_calls.
     pub num_matmuls: u64,
     /// Kernels of everything else except collectives.
     pub num_others: u64,
@@ -149,7 +150,7 @@ fn is_counted_elsewhere(op: &Op) -> bool {
 
 fn kind(op: &Op) -> Kind {
     match op {
-        Op::DotGeneral(_) | Op::Convolution(_) => Kind::Matmul,
+        op if is_matmul(op) => Kind::Matmul,
         // Marks of values with several users, which compilers write once rather than compute for each user.
         Op::FusionBarrier | Op::BlockBoundary => Kind::Kept,
         Op::Reduce { .. } => Kind::Reduction,

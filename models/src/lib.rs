@@ -24,7 +24,7 @@ pub use foreign::{Counterpart, ForeignFormat, Layout, Library, Tied, Transformer
 pub use loss::{Batch, Loss};
 pub use model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 pub use parameter::{Initializer, Parameter, Precision, RunningMean};
-pub use scope::{ParamUse, Scope, Training};
+pub use scope::{AttentionKernels, ParamUse, Scope, Training};
 pub use stack::{Stack, stack, stack_with};
 
 /// A model: declares its parameters in the scope, and computes the loss of a batch.

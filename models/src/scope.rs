@@ -30,6 +30,18 @@ pub trait ParamUse {
     fn apply<'g>(&self, path: &str, held: Tensor<'g>, parameter: &Parameter) -> Tensor<'g>;
 }
 
+/// The kernels that compute attention where they can; elsewhere it is written as ops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionKernels {
+    /// None.
+    #[default]
+    None,
+    /// Those of the process, in f32 and f64, for programs whose process has kernels ([`hlo::HostCalls::kernels`]).
+    Host,
+    /// Those of cuDNN, in f16 and bf16, for the CUDA backend: heads of at most 128 columns, a multiple of 8, without padding and dropout.
+    Cudnn,
+}
+
 /// A position in the tree of parameters, and the source of their values. Layers declare their parameters through it.
 ///
 /// ```
@@ -50,7 +62,7 @@ pub struct Scope<'g> {
     prefix: String,
     stream: Stream<'g>,
     param_use: Option<UseBelow>,
-    host_kernels: bool,
+    attention: AttentionKernels,
 }
 
 /// A [`ParamUse`] for a scope whose root is not the root of the tree of parameters.
@@ -124,19 +136,24 @@ impl<'g> Scope<'g> {
         };
         let shared = Rc::new(shared);
         let stream = Stream::default();
-        Self { shared, prefix: String::new(), stream, param_use: None, host_kernels: false }
+        Self {
+            shared,
+            prefix: String::new(),
+            stream,
+            param_use: None,
+            attention: AttentionKernels::None,
+        }
     }
 
-    /// The same scope; with `true`, for a program whose process has kernels, which layers call ([`hlo::HostCalls::kernels`]). The
-    /// interpreter does not evaluate them.
+    /// The same scope, whose layers call kernels for attention. The interpreter does not evaluate them.
     #[must_use]
-    pub fn with_host_kernels(self, host_kernels: bool) -> Self {
-        Self { host_kernels, ..self }
+    pub fn with_attention(self, attention: AttentionKernels) -> Self {
+        Self { attention, ..self }
     }
 
-    /// `true` if layers may call kernels of the process.
-    pub(crate) fn has_host_kernels(&self) -> bool {
-        self.host_kernels
+    /// The kernels for attention.
+    pub(crate) fn attention(&self) -> AttentionKernels {
+        self.attention
     }
 
     /// The same scope, which applies `at_use` to each parameter where a model uses it.

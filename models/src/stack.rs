@@ -4,7 +4,7 @@ use hlo::random::Key;
 use hlo::{DType, Literal, Tensor, TensorType, Tree, trace};
 
 use crate::scope::UseBelow;
-use crate::{Parameter, Precision, RunningMean, Scope, Training};
+use crate::{AttentionKernels, Parameter, Precision, RunningMean, Scope, Training};
 
 /// How the blocks of a [`stack`] are run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -104,7 +104,7 @@ struct Block<F> {
     is_random: bool,
     /// Applied inside the body. All blocks share one body, so blocks that are not scanned have the first block's path.
     param_use: Option<UseBelow>,
-    host_kernels: bool,
+    attention: AttentionKernels,
 }
 
 impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F> {
@@ -154,7 +154,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
             num_given,
             is_random,
             param_use,
-            host_kernels: scope.has_host_kernels(),
+            attention: scope.attention(),
         }
     }
 
@@ -210,7 +210,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
         let scope = Scope::bind(t, self.precision, params, training)
             .with_model_state(means)
             .with_param_use_below(self.param_use.clone())
-            .with_host_kernels(self.host_kernels);
+            .with_attention(self.attention);
         let y = (self.block)(&scope, x, given);
         let observed = scope.observed();
         let observed = self.observed.iter().filter_map(|path| observed.get(path).copied());

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use ::hlo::{Axis, LeafSpec};
 use anyhow::{Context, Result, bail};
+use models::AttentionKernels;
 
 use super::args::{CompileArgs, ConfigArgs};
 use super::{Loaded, print_line};
@@ -26,6 +27,12 @@ pub fn run(args: &CompileArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
     let step = TargetStep::new(&args.config, &[], &target, target.num_devices())?;
     let mut report = step.compile(&target, args.dump.as_deref())?;
+    if step.run.attention == AttentionKernels::Cudnn {
+        say("compiling with compile.kernels=xla to show what cuDNN's attention saves");
+        let as_ops = ["compile.kernels=xla".to_owned()];
+        let as_ops = TargetStep::new(&args.config, &as_ops, &target, target.num_devices())?;
+        report.compare_attention(&as_ops.compile(&target, None)?);
+    }
     if !report.fits && !args.no_check {
         check_advice(&args.config, &target, &mut report.advice)?;
     }

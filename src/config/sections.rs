@@ -186,18 +186,18 @@ pub struct CompileConfig {
     pub overrides: BTreeMap<String, OptionValue>,
     /// `true` if compiled programs are cached on disk. Default true.
     pub cache: bool,
-    /// The kernels of the program. Default `auto`.
+    /// Which kernels are used. Default `auto`.
     pub kernels: KernelsConfig,
 }
 
-/// Who computes the ops that this program has kernels for.
+/// Who computes the ops that there are kernels for: on the CPU backend those of this program, on CUDA cuDNN's attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KernelsConfig {
-    /// This program, where that is faster on the backend.
+    /// The kernels, where they were measured to be faster on the backend.
     #[default]
     Auto,
-    /// This program, all of them.
+    /// The kernels, all of them.
     All,
     /// XLA, all of them.
     Xla,

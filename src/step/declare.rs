@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hlo::{DType, LeafSpec, Mesh, Sharding, Tensor, TensorType, Tracer, Tree, trace};
-use models::{Batch, Model, ParamUse, Parameter, Precision, RunningMean, Scope};
+use models::{AttentionKernels, Batch, Model, ParamUse, Parameter, Precision, RunningMean, Scope};
 
 use super::{BATCH, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, STEP, StepError, ema_path};
 use crate::config::OnNonfinite;
@@ -45,8 +45,8 @@ pub struct StepSpec<'a> {
     pub policy: Arc<dyn Policy>,
     /// What to do when the loss, a gradient or the next state is not finite.
     pub on_nonfinite: OnNonfinite,
-    /// `true` if layers may call kernels of the process: see [`models::Scope::with_host_kernels`].
-    pub host_kernels: bool,
+    /// The kernels that layers call for attention.
+    pub attention: AttentionKernels,
 }
 
 /// A step whose model has been traced once to discover its parameters. All programs of a run are traced from it.

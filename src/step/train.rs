@@ -322,7 +322,7 @@ fn microbatch<'g>(
     let (t, spec) = (batch.weight.tracer(), &step.spec);
     let scope = Scope::bind(t, spec.precision, step.bound(params), Some(training))
         .with_param_use(step.at_use())
-        .with_host_kernels(spec.host_kernels);
+        .with_attention(spec.attention);
     let loss = spec.model.loss(&scope, batch);
     // A constant weight counts this replica's examples.
     let weight = match loss.weight.is_gradient_free() {

@@ -239,6 +239,7 @@ impl CompileReport {
             overlapped_gradient_fraction: 0.0,
             overlapped_gather_fraction: None,
             flops_per_device: work.flops as u64,
+            traffic_bytes: (work.matmul_bytes + work.other_bytes) as u64,
             arithmetic_intensity: work.arithmetic_intensity(),
             predicted_step_ms: 0.0,
             compute_ms: 0.0,
@@ -248,6 +249,7 @@ impl CompileReport {
             predicted_utilization: 0.0,
             options,
             scatter_forms: vec![],
+            attention_forms: vec![],
             compile_secs: 0.0,
         };
         let time = timeline.step(&work, target.chip, &step.layout(target));

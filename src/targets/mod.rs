@@ -33,7 +33,7 @@ pub use compile::{ByLine, Error, Step, compile, scatter_line};
 pub use instruction::{Instruction, instructions};
 pub use memory::{Memory, gib};
 pub use ordering::unordered_collectives;
-pub use report::{CompileReport, ScatterForm};
+pub use report::{AttentionForm, CompileReport, ScatterForm};
 pub use scaling::{AllReduce, Measured, Row, ScalingPrediction, Scenario, sizes};
 pub use schedule::gathered_bytes;
 pub use target::{Arrangement, Target, TargetError};

@@ -37,6 +37,8 @@ pub struct CompileReport {
     pub overlapped_gather_fraction: Option<f64>,
     /// FLOPs of a step on one device, counting every loop iteration.
     pub flops_per_device: u64,
+    /// Estimated memory traffic of a step on one device, in bytes.
+    pub traffic_bytes: u64,
     /// FLOPs per byte of estimated memory traffic.
     pub arithmetic_intensity: f64,
     /// Step time predicted by the cost model, in milliseconds.
@@ -55,6 +57,8 @@ pub struct CompileReport {
     pub options: Vec<(String, String)>,
     /// The forms in which reduce_scatters were compiled, if there is a choice; everything else is of the chosen one.
     pub scatter_forms: Vec<ScatterForm>,
+    /// The step with cuDNN's attention, which it has, and with attention as ops; empty if it has no cuDNN's.
+    pub attention_forms: Vec<AttentionForm>,
     /// Compile time in seconds, of all forms.
     pub compile_secs: f64,
 }
@@ -80,6 +84,37 @@ pub struct ScatterForm {
     pub predicted_step_ms: f64,
 }
 
+/// A form of the step's attention.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct AttentionForm {
+    /// `true` for calls of cuDNN, `false` for ops.
+    pub is_by_cudnn: bool,
+    /// `true` if the step fits in a device's memory.
+    pub fits: bool,
+    /// Peak memory, in bytes.
+    pub peak_bytes: u64,
+    /// Intermediate values, in bytes.
+    pub temporaries_bytes: u64,
+    /// Estimated memory traffic of a step, in bytes.
+    pub traffic_bytes: u64,
+    /// Predicted step time in milliseconds.
+    pub predicted_step_ms: f64,
+}
+
+impl fmt::Display for AttentionForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let form = if self.is_by_cudnn { "by cuDNN" } else { "as ops" };
+        let verdict = if self.fits { "" } else { ", does not fit" };
+        let [temporaries, peak, traffic] =
+            [self.temporaries_bytes, self.peak_bytes, self.traffic_bytes].map(gib);
+        let ms = self.predicted_step_ms;
+        write!(
+            f,
+            "{form}: temporaries {temporaries}, peak {peak}{verdict}, memory traffic {traffic}, {ms:.2} ms"
+        )
+    }
+}
+
 impl fmt::Display for ScatterForm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.scatter_line {
@@ -103,6 +138,23 @@ struct Row<'r> {
 }
 
 impl CompileReport {
+    /// Adds what the step would take with attention as ops.
+    pub fn compare_attention(&mut self, as_ops: &Self) {
+        self.attention_forms = vec![self.attention_form(true), as_ops.attention_form(false)];
+        self.compile_secs += as_ops.compile_secs;
+    }
+
+    fn attention_form(&self, is_by_cudnn: bool) -> AttentionForm {
+        AttentionForm {
+            is_by_cudnn,
+            fits: self.fits,
+            peak_bytes: self.memory.peak_bytes,
+            temporaries_bytes: self.memory.temporaries_bytes,
+            traffic_bytes: self.traffic_bytes,
+            predicted_step_ms: self.predicted_step_ms,
+        }
+    }
+
     fn rows(&self) -> Vec<Row<'_>> {
         let mut rows: Vec<Row<'_>> = vec![];
         for collective in &self.collectives {
@@ -188,6 +240,9 @@ impl fmt::Display for CompileReport {
                 let line = form.scatter_line;
                 writeln!(f, "                 - train with --set parallel.scatter_line={line}")?;
             }
+        }
+        for (at, form) in self.attention_forms.iter().enumerate() {
+            writeln!(f, "{:<16} {form}", if at == 0 { "attention" } else { "" })?;
         }
         if !self.collectives.is_empty() {
             let overlapped = 100.0 * self.overlapped_gradient_fraction;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hlo::{Axis, KernelOps, LeafSpec, Mesh, Tree, row_specs};
-use models::{Model, Precision};
+use models::{AttentionKernels, Model, Precision};
 
 use super::evaluate::evaluate_with;
 use super::model_values::{ModelValues, piece_of_leaf};
@@ -121,7 +121,10 @@ impl<'a> EvalSpec<'a> {
             optimizer: &optimizer,
             policy,
             on_nonfinite: OnNonfinite::Stop,
-            host_kernels: client.has_host_kernels(),
+            attention: match client.has_host_kernels() {
+                true => AttentionKernels::Host,
+                false => AttentionKernels::None,
+            },
         };
         let compile = |graph, declared: &DeclaredStep<'_>| {
             let lowering = Lowering {

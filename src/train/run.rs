@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hlo::{Axis, AxisSet, KernelOps, Mesh};
-use models::{Model, Precision};
+use models::{AttentionKernels, Model, Precision};
 
 use super::{CompileSettings, Error};
 use crate::config::{
@@ -44,8 +44,8 @@ pub struct Run {
     pub steps_per_launch: usize,
     /// The form in which programs are written for the platform.
     pub lowering: Lowering,
-    /// `true` if layers call kernels of the process: see [`StepSpec::host_kernels`].
-    pub host_kernels: bool,
+    /// The kernels that layers call for attention.
+    pub attention: AttentionKernels,
     /// How programs are compiled.
     pub compile: CompileSettings,
 }
@@ -99,13 +99,8 @@ impl Run {
         let has_host_collectives =
             platform == Platform::Cpu && config.parallel.host_collectives.or(false);
         lowering.host_collectives = has_host_collectives.then_some(1);
-        let host_kernels =
-            platform == Platform::Cpu && config.compile.kernels != KernelsConfig::Xla;
-        lowering.host_kernels = match config.compile.kernels {
-            _ if !host_kernels => KernelOps::default(),
-            KernelsConfig::All => ALL_KERNELS,
-            _ => FAST_KERNELS,
-        };
+        let (host_kernels, attention) = kernels(config.compile.kernels, platform);
+        lowering.host_kernels = host_kernels;
         Ok(Self {
             schedule: Schedule::new(&config.schedule, &length)?,
             batch,
@@ -119,7 +114,7 @@ impl Run {
             on_nonfinite: config.train.on_nonfinite,
             steps_per_launch: config.train.steps_per_launch,
             lowering,
-            host_kernels,
+            attention,
             compile: CompileSettings {
                 options: CompileOptions {
                     overrides: compile_overrides(config),
@@ -159,8 +154,18 @@ impl Run {
             optimizer: &*self.optimizer,
             policy: self.policy.clone(),
             on_nonfinite: self.on_nonfinite,
-            host_kernels: self.host_kernels,
+            attention: self.attention,
         }
+    }
+}
+
+/// The ops that are left to kernels of the process, and the kernels for attention.
+fn kernels(config: KernelsConfig, platform: Platform) -> (KernelOps, AttentionKernels) {
+    match (platform, config) {
+        (Platform::Cpu, KernelsConfig::Auto) => (FAST_KERNELS, AttentionKernels::Host),
+        (Platform::Cpu, KernelsConfig::All) => (ALL_KERNELS, AttentionKernels::Host),
+        (Platform::Cuda, KernelsConfig::All) => (KernelOps::default(), AttentionKernels::Cudnn),
+        _ => (KernelOps::default(), AttentionKernels::None),
     }
 }
 

@@ -12,6 +12,7 @@ use lockstep::config::{AdamW, OnNonfinite, Sgd};
 use lockstep::optim::{Mask, Transformation, adamw, sgd};
 use lockstep::parallel::Replicated;
 use lockstep::step::{BatchField, DeclaredStep, METRICS, StepSpec, trace_grad, trace_step};
+use models::AttentionKernels;
 use models::mlp::{Mlp, MlpConfig};
 use serde_json::Value;
 
@@ -125,7 +126,7 @@ impl Setting {
             optimizer,
             policy: Arc::new(Replicated),
             on_nonfinite: OnNonfinite::Stop,
-            host_kernels: false,
+            attention: AttentionKernels::None,
         };
         f(&spec.declare().unwrap())
     }

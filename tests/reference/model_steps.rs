@@ -12,7 +12,7 @@ use lockstep::parallel::Replicated;
 use lockstep::step::{BatchField, DeclaredStep, StepError, StepSpec, trace_grad, trace_step};
 use models::gpt::{self, Gpt};
 use models::resnet::{self, ResNet};
-use models::{Model, Precision};
+use models::{AttentionKernels, Model, Precision};
 use serde_json::Value;
 
 use super::{drawn, support};
@@ -137,7 +137,7 @@ impl Case<'_> {
             optimizer: self.optimizer,
             policy: Arc::new(Replicated),
             on_nonfinite: OnNonfinite::Stop,
-            host_kernels: false,
+            attention: AttentionKernels::None,
         };
         f(&spec.declare().unwrap())
     }

@@ -1,6 +1,7 @@
 //! Compiling for hardware that is absent, through the command line and with the real compilers:
 //!
 //! - `refused`: wrong targets, plugins, tools and options, and a compiler that aborts its process
+//! - `attention`: what cuDNN's attention saves
 //! - `chips`: every chip of the table compiles, and the documentation has its figures
 //! - `order`: the order of devices on the topologies that the plugins describe
 //! - `programs`: collectives, groups, bytes and overlap of an MLP, a ResNet-50 and GPT-2, and one that does
@@ -13,6 +14,7 @@
 //! The tests install the plugins once, into the user's cache: downloads of some 200 MB for TPUs and 150 MB for
 //! GPUs.
 
+mod attention;
 mod chips;
 mod order;
 mod plan;

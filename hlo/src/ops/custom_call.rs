@@ -21,6 +21,8 @@ pub struct CustomCall {
     pub results: Vec<TensorType>,
     /// Memory layouts of operands and results, if not row-major.
     pub layouts: Option<Layouts>,
+    /// Floating-point operations of the products in it, for [`crate::count`].
+    pub flops: u64,
 }
 
 /// The layout of each operand and result of a [`CustomCall`]: its dims from minor to major. `[1, 0]` is a row-major
@@ -43,6 +45,7 @@ impl CustomCall {
             has_side_effect: false,
             results,
             layouts: None,
+            flops: 0,
         }
     }
 

@@ -82,14 +82,14 @@ pub fn attention<'g>(scope: &Scope<'g>, x_nw: Tensor<'g>, parts: Attention) -> T
     let (query_width, kv_width) = (num_heads * d, num_kv_heads * d);
 
     let qkv = linear(&scope.at("qkv"), x_nw, query_width + 2 * kv_width, parts.qkv);
+    let call = AttentionCall {
+        num_positions: t,
+        num_heads,
+        num_kv_heads,
+        causal: parts.causal,
+        rate: parts.dropout,
+    };
     if AttentionCall::is_for(scope, qkv) && !parts.rotary {
-        let call = AttentionCall {
-            num_positions: t,
-            num_heads,
-            num_kv_heads,
-            causal: parts.causal,
-            rate: parts.dropout,
-        };
         let y_nw = call.attend(scope, &[qkv], None);
         return linear(&scope.at("out"), y_nw, width, parts.out);
     }
@@ -99,8 +99,17 @@ pub fn attention<'g>(scope: &Scope<'g>, x_nw: Tensor<'g>, parts: Attention) -> T
     let turned = |x_mtd: Tensor<'g>| if parts.rotary { rotary(x_mtd) } else { x_mtd };
     let shared = |x_mtd: Tensor<'g>| share(x_mtd, num_heads / num_kv_heads);
     let q_mtd = turned(heads(0, num_heads));
-    let k_mtd = shared(turned(heads(query_width, num_kv_heads)));
-    let v_mtd = shared(heads(query_width + kv_width, num_kv_heads));
+    let k_mtd = turned(heads(query_width, num_kv_heads));
+    let v_mtd = heads(query_width + kv_width, num_kv_heads);
+    if call.is_for_cudnn(scope, qkv, d) {
+        let qkv_bthd = [q_mtd, k_mtd, v_mtd].map(|x_mtd| {
+            let x_bhtd = x_mtd.reshape(&[batch, x_mtd.dim(0) / batch, t, d]);
+            x_bhtd.transpose(&[0, 2, 1, 3])
+        });
+        let y_bthd = call.attend_by_cudnn(qkv_bthd);
+        return linear(&scope.at("out"), y_bthd.reshape(&[n, width]), width, parts.out);
+    }
+    let (k_mtd, v_mtd) = (shared(k_mtd), shared(v_mtd));
     let mask_ts = parts.causal.then(|| causal_mask(x_nw.tracer(), t));
     let y_mtd = attend(scope, [q_mtd, k_mtd, v_mtd], parts.dropout, |scores_mts| {
         mask_ts.map(|mask_ts| {

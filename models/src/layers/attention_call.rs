@@ -1,9 +1,9 @@
-//! Attention as calls of kernels of the process, forward and backward: nothing of size positions x positions is in memory.
+//! Attention as calls of kernels, forward and backward: nothing of size positions x positions is in memory. Here by the process.
 
 use hlo::{CustomCall, HOST_KERNEL_TARGET, HOST_KERNELS_VERSION, Layouts, Tensor, TensorType};
 
 use super::attention::added_for;
-use crate::Scope;
+use crate::{AttentionKernels, Scope};
 
 /// What the kernels compute: `dropout(softmax(q k^T / sqrt(d) + mask)) v` in each head.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ impl AttentionCall {
     /// `true` if the process has kernels for tensors like `x`: f32 and f64. Between ops a backend may keep values of narrower types
     /// unrounded, but not what it hands to a kernel, so results would depend on what it fuses.
     pub fn is_for(scope: &Scope<'_>, x: Tensor<'_>) -> bool {
-        scope.has_host_kernels() && x.dtype() == x.dtype().accumulation()
+        scope.attention() == AttentionKernels::Host && x.dtype() == x.dtype().accumulation()
     }
 
     /// From queries, keys and values, as one `[n, (heads + 2 kv_heads) * d]` or as three, to `[n, heads * d]`. `mask_bs` is 0 for
@@ -58,12 +58,15 @@ impl AttentionCall {
                 };
                 let results =
                     [width, self.num_heads].map(|width| x[0].ty().with_dims(&[num_rows, width]));
-                call(&forward, x, results.to_vec())
+                let flops = self.flops(num_rows / self.num_positions, width / self.num_heads, 2);
+                call(&forward, flops, x, results.to_vec())
             },
             |x, y, ct| {
                 let operands = [x, y, &ct[..1]].concat();
                 let results = x[..num_qkv].iter().map(Tensor::ty).collect();
-                let mut gradients = call(&backward, &operands, results);
+                let [num_rows, width] = y[0].dims();
+                let flops = self.flops(num_rows / self.num_positions, width / self.num_heads, 5);
+                let mut gradients = call(&backward, flops, &operands, results);
                 // Of what is added for the mask, which no gradient goes through.
                 let others = x[num_qkv..].iter().filter(|x| x.dtype().is_float());
                 gradients.extend(others.map(|x| x.full_like(0.0)));
@@ -71,6 +74,14 @@ impl AttentionCall {
             },
         );
         y_nw[0]
+    }
+
+    /// FLOPs of so many products of queries and keys on the blocks that a causal mask leaves.
+    pub fn flops(&self, batch: usize, head_width: usize, num_products: u64) -> u64 {
+        let t = self.num_positions as u64;
+        let scores = if self.causal { t * (t + 1) / 2 } else { t * t };
+        let heads = (batch * self.num_heads) as u64;
+        2 * num_products * heads * scores * head_width as u64
     }
 
     /// What dropout depends on, if there is any: two words of the key, and the first row of the plain form's weights
@@ -104,7 +115,12 @@ impl AttentionCall {
 }
 
 #[track_caller]
-fn call<'g>(config: &str, operands: &[Tensor<'g>], results: Vec<TensorType>) -> Vec<Tensor<'g>> {
+fn call<'g>(
+    config: &str,
+    flops: u64,
+    operands: &[Tensor<'g>],
+    results: Vec<TensorType>,
+) -> Vec<Tensor<'g>> {
     let row_major = |rank: usize| (0..rank).rev().collect();
     let layouts = Layouts {
         operands: operands.iter().map(|x| row_major(x.rank())).collect(),
@@ -114,6 +130,7 @@ fn call<'g>(config: &str, operands: &[Tensor<'g>], results: Vec<TensorType>) -> 
         backend_config: config.to_owned(),
         api_version: 4,
         layouts: Some(layouts),
+        flops,
         ..CustomCall::new(HOST_KERNEL_TARGET, results)
     };
     operands[0].tracer().custom_call(call, operands)

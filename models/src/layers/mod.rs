@@ -2,6 +2,7 @@
 
 mod attention;
 mod attention_call;
+mod attention_cudnn;
 mod batch_norm;
 mod conv2d;
 mod dropout;

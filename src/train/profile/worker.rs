@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hlo::Mesh;
+use models::AttentionKernels;
 
 use super::ProfileError;
 use super::launch_log;
@@ -49,7 +50,7 @@ pub fn serve_ops(
     stay_on_one_processor();
     let waits = CpuWaits::of(&run.compile.options.overrides);
     let client = Client::cpu_with(compiling.plugin(), 1, waits)?;
-    if run.host_kernels {
+    if run.attention == AttentionKernels::Host {
         client.use_host_kernels(|| Arc::new(CpuKernels::default()))?;
     }
     let seed = job.config.train.seed;
