@@ -1,6 +1,7 @@
 //! Allocations of a training step on the host: as many for a model with many leaves as for one with few.
 
 use std::alloc::System;
+use std::ops::Range;
 use std::path::Path;
 
 use lockstep::config::Config;
@@ -32,7 +33,7 @@ fn allocations(hidden: &str, replicas: usize) -> (usize, usize, usize) {
     let mut trainer = Trainer::new(&client, &run, &*model, config.train.seed).unwrap();
     let (batch, shards) = (run.batch.global_batch(), run.batch.num_batch_shards());
     let batches = TrainBatches::new(splits.train, config.train.seed, batch, shards).unwrap();
-    let mut steps = |steps: std::ops::Range<u64>| {
+    let steps = |trainer: &mut Trainer, steps: Range<u64>| {
         let batches: Vec<_> = steps.map(|step| batches.launch(step..step + 1).unwrap()).collect();
         let region = Region::new(ALLOCATOR);
         for batch in batches {
@@ -43,10 +44,10 @@ fn allocations(hidden: &str, replicas: usize) -> (usize, usize, usize) {
         region.change()
     };
     // Buffers that are kept grow to their sizes, and the programs of evaluation and proof are compiled.
-    steps(0..STEPS);
+    steps(&mut trainer, 0..STEPS);
     trainer.prove_lockstep().unwrap();
     trainer.evaluate(&splits.eval, &run).unwrap();
-    let change = steps(STEPS..2 * STEPS);
+    let change = steps(&mut trainer, STEPS..2 * STEPS);
     (
         trainer.state().leaves().len(),
         change.allocations + change.reallocations,

@@ -383,7 +383,7 @@ impl BatchSender {
     /// For a program whose batch is split over `axes`.
     pub(super) fn new(program: &Callable, mesh: &Mesh, axes: AxisSet) -> Self {
         let program = &program.executable;
-        let inputs = program.inputs().iter().map(|input| input.name.clone());
+        let inputs = program.inputs().iter().map(|input| &input.name);
         let shard = |replica| mesh.index(replica, axes);
         let of_replicas: Vec<usize> = program.placement().replicas().map(shard).collect();
         let shards: BTreeSet<usize> = of_replicas.iter().copied().collect();
@@ -393,7 +393,7 @@ impl BatchSender {
             placement: program.placement().clone(),
             places: of_replicas.iter().map(place).collect(),
             shards: shards.into_iter().collect(),
-            inputs: inputs.filter(|name| name.starts_with(BATCH)).collect(),
+            inputs: inputs.filter(|name| name.starts_with(BATCH)).cloned().collect(),
         }
     }
 

@@ -67,23 +67,24 @@ impl AttentionCall {
         let element = if dtype == DType::F16 { "F16" } else { "BF16" };
         let scale = 1.0 / (d as f64).sqrt();
         let mask = if causal { "CAUSAL" } else { "NO_MASK" };
-        // Contracting dims, and batch dims of each operand. Scores p are [b, h, t, s].
-        let products: &[(&str, [usize; 2], [[usize; 2]; 2])] = match gradient {
+        // Contracting dims. Scores p are [b, h, t, s], everything else is [b, t, h, d].
+        let products: &[(&str, [usize; 2])] = match gradient {
             // q k^T, and p v.
-            false => &[("bmm1", [3, 3], [[0, 2], [0, 2]]), ("bmm2", [3, 1], [[0, 1], [0, 2]])],
+            false => &[("bmm1", [3, 3]), ("bmm2", [3, 1])],
             // dp^T q, dp k, p^T dy, and dy v^T.
             true => &[
-                ("bmm1_grad_gemm1", [2, 1], [[0, 1], [0, 2]]),
-                ("bmm1_grad_gemm2", [3, 1], [[0, 1], [0, 2]]),
-                ("bmm2_grad_gemm1", [2, 1], [[0, 1], [0, 2]]),
-                ("bmm2_grad_gemm2", [3, 3], [[0, 2], [0, 2]]),
+                ("bmm1_grad_gemm1", [2, 1]),
+                ("bmm1_grad_gemm2", [3, 1]),
+                ("bmm2_grad_gemm1", [2, 1]),
+                ("bmm2_grad_gemm2", [3, 3]),
             ],
         };
-        let products = products.iter().map(|(name, [lhs, rhs], [[lhs_b, lhs_h], [rhs_b, rhs_h]])| {
+        let products = products.iter().map(|(name, [lhs, rhs])| {
+            let lhs_heads = if [lhs, rhs] == [&3, &3] { 2 } else { 1 };
             format!(
                 ",\"{name}_dot_dimension_numbers\":{{\"lhs_contracting_dimensions\":[\"{lhs}\"],\
-                 \"rhs_contracting_dimensions\":[\"{rhs}\"],\"lhs_batch_dimensions\":[\"{lhs_b}\",\"{lhs_h}\"],\
-                 \"rhs_batch_dimensions\":[\"{rhs_b}\",\"{rhs_h}\"]}}"
+                 \"rhs_contracting_dimensions\":[\"{rhs}\"],\"lhs_batch_dimensions\":[\"0\",\"{lhs_heads}\"],\
+                 \"rhs_batch_dimensions\":[\"0\",\"2\"]}}"
             )
         });
         let products: String = products.collect();
