@@ -249,6 +249,7 @@ impl CompileReport {
             predicted_utilization: 0.0,
             options,
             scatter_forms: vec![],
+            num_cudnn_calls: step.program.text.matches("@__cudnn$").count(),
             attention_forms: vec![],
             compile_secs: 0.0,
         };

@@ -57,6 +57,8 @@ pub struct CompileReport {
     pub options: Vec<(String, String)>,
     /// The forms in which reduce_scatters were compiled, if there is a choice; everything else is of the chosen one.
     pub scatter_forms: Vec<ScatterForm>,
+    /// Calls of cuDNN's attention, forward and backward, in the program's text; one in a loop counts once.
+    pub num_cudnn_calls: usize,
     /// The step with cuDNN's attention, which it has, and with attention as ops; empty if it has no cuDNN's.
     pub attention_forms: Vec<AttentionForm>,
     /// Compile time in seconds, of all forms.

@@ -28,7 +28,11 @@ fn attention_by_cudnn_saves_memory_and_traffic_on_h100() {
     let [with, without] = of("traffic_bytes");
     assert!(with + 2 * 4 * scores < without, "{with} and {without}");
 
-    let (code, report) = compile(&path, "gpu:h100:1x2", &[]);
+    assert_eq!(report["num_cudnn_calls"], 4);
+
+    // In f32 there is none.
+    let more = ["--set", "compile.kernels=all", "--set", "train.precision=f32"];
+    let (code, report) = compile(&path, "gpu:h100:1x2", &more);
     assert_eq!(code, Some(0));
     assert_eq!(report["attention_forms"].as_array().map(Vec::len), Some(0), "{report}");
 }
