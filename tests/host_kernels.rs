@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hlo::random::{Key, threefry2x32};
 use hlo::{
-    AxisSet, Convolution, DType, DotDims, Graph, HostCalls, KernelOps, Literal, Mesh, Tensor,
-    TensorType, Tracer, grad, interpret, lower_with_host_calls, trace,
+    AxisSet, Convolution, DType, DotDims, Graph, HostCalls, KernelOps, Literal, Mesh, Reduction,
+    Tensor, TensorType, Tracer, Window, grad, interpret, lower_with_host_calls, trace,
 };
 use lockstep::config::Config;
 use lockstep::data::{self, TrainBatches};
@@ -20,7 +20,8 @@ use lockstep::train::{Run, Trainer, open_devices};
 use models::layers::{Attention, attention, masked_attention};
 use models::{AttentionKernels, Initializer, Precision, Scope, Training};
 
-const ALL: KernelOps = KernelOps { products: true, convolutions: true, sums: true };
+const ALL: KernelOps =
+    KernelOps { products: true, convolutions: true, sums: true, max_pools: true };
 
 fn plugin() -> Plugin {
     let options = InstallOptions::from_env().unwrap();
@@ -176,6 +177,43 @@ fn convolutions_and_their_gradients_are_those_of_the_interpreter() {
             });
             check(&client, &graph.unwrap(), 3);
         }
+    }
+}
+
+#[test]
+fn maxima_over_windows_and_their_gradients_are_those_of_the_interpreter() {
+    let client = client(1);
+    // Images, size of the window, stride and padding.
+    let cases: [([usize; 4], [usize; 2], usize, i64); 5] = [
+        ([3, 23, 22, 16], [3, 3], 2, 1),
+        ([2, 20, 21, 37], [2, 3], 2, 0),
+        ([2, 30, 17, 20], [4, 2], 1, 1),
+        ([2, 17, 30, 20], [3, 3], 3, -2),
+        // Left to XLA.
+        ([2, 17, 30, 10], [3, 3], 3, 1),
+    ];
+    for dtype in [DType::F32, DType::F64] {
+        for (x, [rows, columns], stride, padding) in cases {
+            let is_large = x.iter().product::<usize>() >= 1 << 14;
+            let graph = trace(Mesh::SINGLE, |t| {
+                let x = t.input("x", TensorType::new(dtype, &x));
+                let mut window = Window::nhwc(rows, stride, padding);
+                window.sizes[2] = columns;
+                let y = x.reduce_window(Reduction::Max, window);
+                let ct = t.input("ct", y.ty());
+                t.output("y", y);
+                t.output("dx", grad((y * ct).reduce_sum(&[0, 1, 2, 3]), &[x])[0]);
+            });
+            check(&client, &graph.unwrap(), if is_large { 2 } else { 0 });
+        }
+    }
+    // Sums and minima over windows have no kernel.
+    for reduction in [Reduction::Sum, Reduction::Min] {
+        let graph = trace(Mesh::SINGLE, |t| {
+            let x = t.input("x", TensorType::new(DType::F32, &[2, 20, 20, 32]));
+            t.output("y", x.reduce_window(reduction, Window::nhwc(3, 2, 1)));
+        });
+        check(&client, &graph.unwrap(), 0);
     }
 }
 

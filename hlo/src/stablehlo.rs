@@ -55,6 +55,8 @@ pub struct KernelOps {
     pub convolutions: bool,
     /// Sums over leading dims.
     pub sums: bool,
+    /// Maxima over windows of images NHWC, and their gradients.
+    pub max_pools: bool,
 }
 
 /// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those of
@@ -307,6 +309,12 @@ impl Writer {
                     mlir_type(&TensorType::new(dtype, &[])),
                     context.types(node.results())
                 )
+            }
+            Op::ReduceWindow { reduction: Reduction::Max, window }
+            | Op::SelectAndScatter { window }
+                if self.kernels.max_pools && host_kernel::has_max_pool(context, node, window) =>
+            {
+                host_kernel::max_pool(context, node, window)
             }
             Op::ReduceWindow { reduction, window } => {
                 let dtype = context.graph.ty(node.operands[0]).dtype;

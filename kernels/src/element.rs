@@ -1,7 +1,7 @@
 //! The kernels for each element type.
 
 use crate::attention::{Attention, Forward, Gradients, QueriesKeysValues};
-use crate::{Convolution, Pool, Product, Real, sum};
+use crate::{Convolution, MaxPool, Pool, Product, Real, sum};
 
 /// An element type of kernels.
 ///
@@ -31,6 +31,12 @@ pub trait Element: Real {
         x: &[Self],
         dy: &[Self],
     );
+
+    #[doc(hidden)]
+    fn max_pool(of: &MaxPool, pool: &Pool<'_>, y: &mut [Self], x: &[Self]);
+
+    #[doc(hidden)]
+    fn max_pool_gradient(of: &MaxPool, pool: &Pool<'_>, dx: &mut [Self], x: &[Self], dy: &[Self]);
 
     #[doc(hidden)]
     fn attend(
@@ -87,6 +93,20 @@ macro_rules! elements {
                 dy: &[Self],
             ) {
                 convolution.compute_kernel_gradient(pool, dw.0, dw.1, x, dy);
+            }
+
+            fn max_pool(of: &MaxPool, pool: &Pool<'_>, y: &mut [Self], x: &[Self]) {
+                of.compute(pool, y, x);
+            }
+
+            fn max_pool_gradient(
+                of: &MaxPool,
+                pool: &Pool<'_>,
+                dx: &mut [Self],
+                x: &[Self],
+                dy: &[Self],
+            ) {
+                of.compute_gradient(pool, dx, x, dy);
             }
 
             fn attend(

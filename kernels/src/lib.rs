@@ -9,6 +9,7 @@ mod attention;
 mod convolution;
 mod element;
 mod gemm;
+mod max_pool;
 mod pool;
 mod sum;
 mod vectors;
@@ -17,5 +18,6 @@ pub use attention::{Attention, Dropout, Forward, Gradients, Heads, QueriesKeysVa
 pub use convolution::Convolution;
 pub use element::Element;
 pub use gemm::{Product, Scalar};
+pub use max_pool::MaxPool;
 pub use pool::{Helpers, Pool};
 pub use sum::sum_rows;

@@ -5,6 +5,7 @@
 mod attention;
 mod convolution;
 mod dot;
+mod max_pool;
 mod sum;
 
 use std::thread;
@@ -42,6 +43,7 @@ impl HostKernels for CpuKernels {
             Kernel::DotGeneral(dims) => dot::run(&pool, &dims, call),
             Kernel::Sum => sum::run(&pool, call),
             Kernel::Convolution(site) => convolution::run(&pool, site, call),
+            Kernel::MaxPool(site) => max_pool::run(&pool, site, call),
             Kernel::Attention(site) => attention::run(&pool, site, call),
         }
     }

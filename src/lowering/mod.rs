@@ -40,10 +40,11 @@ pub struct Lowering {
 const CPU_REDUCTION_GROUP: usize = 32;
 
 /// The ops whose kernels are faster than XLA's ops on every processor where both were measured.
-pub const FAST_KERNELS: KernelOps = KernelOps { products: false, convolutions: true, sums: true };
+pub const FAST_KERNELS: KernelOps = KernelOps { products: false, ..ALL_KERNELS };
 
 /// All ops that have kernels.
-pub const ALL_KERNELS: KernelOps = KernelOps { products: true, convolutions: true, sums: true };
+pub const ALL_KERNELS: KernelOps =
+    KernelOps { products: true, convolutions: true, sums: true, max_pools: true };
 
 impl Lowering {
     /// The choices for a platform.
@@ -57,7 +58,7 @@ impl Lowering {
     /// | reductions to a scalar | in stages, the first over at most 32 elements: longer ones are not vectorised | one op |
     /// | reduce_scatters | one op | one op; `parallel.scatter_line` writes one per dim of a torus |
     /// | collectives | ops; `parallel.host_collectives` writes calls to the host | ops |
-    /// | convolutions of images, large sums over leading dims | ops; `compile.kernels` writes calls to the host, [`FAST_KERNELS`] | ops |
+    /// | convolutions and maxima of windows of images, large sums over leading dims | ops; `compile.kernels` writes calls to the host, [`FAST_KERNELS`] | ops |
     pub fn for_platform(platform: Platform) -> Self {
         match platform {
             Platform::Cpu => Self {

@@ -82,8 +82,8 @@ pub use event::Completion;
 pub use executable::{Arg, Executable, Launch};
 pub use ffi::{
     AttentionSite, CallBuffers, CollectiveKind, CollectiveSite, ConvolutionSite, FlushedDenormals,
-    HostCall, HostCollectives, HostKernels, HostTensor, Kernel, KernelCall, LaunchInfo, Workers,
-    flush_denormals,
+    HostCall, HostCollectives, HostKernels, HostTensor, Kernel, KernelCall, LaunchInfo,
+    MaxPoolSite, Workers, flush_denormals,
 };
 pub use inspect::{Compiled, CompiledMemory};
 pub use install::{

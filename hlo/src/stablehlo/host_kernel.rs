@@ -2,7 +2,7 @@
 
 use super::host_collective::array;
 use super::{RegionContext, custom_call};
-use crate::{Convolution, ConvolutionDims, DType, DotDims, Node, WindowDim};
+use crate::{Convolution, ConvolutionDims, DType, DotDims, Node, Op, Window, WindowDim};
 
 /// The target of the custom calls by which [`super::HostCalls`] leaves ops to the process.
 pub const HOST_KERNEL_TARGET: &str = "lockstep_kernel";
@@ -64,6 +64,38 @@ pub(super) fn has_sum(context: &RegionContext<'_>, node: &Node, dims: &[usize]) 
 /// The call for a sum over the leading dims, without the `=` and what precedes it.
 pub(super) fn sum(context: &RegionContext<'_>, node: &Node) -> String {
     let attributes = format!("{{kind = \"sum\", version = {HOST_KERNELS_VERSION} : i64}}");
+    let results = context.types(node.results());
+    custom_call::host_call(context, node, HOST_KERNEL_TARGET, &attributes, false, &results)
+}
+
+/// Maxima over windows of fewer elements are left to XLA.
+const MIN_MAX_POOL: usize = 1 << 14;
+
+/// `true` if a kernel computes the maximum over windows, or its gradient: windows of rows and columns of images NHWC of f32 or f64.
+pub(super) fn has_max_pool(context: &RegionContext<'_>, node: &Node, window: &Window) -> bool {
+    let x = context.graph.ty(node.operands[0]);
+    let one = WindowDim::default();
+    matches!(x.dtype, DType::F32 | DType::F64)
+        && x.rank() == 4
+        && [0, 3].iter().all(|dim| window.sizes[*dim] == 1 && window.dims[*dim] == one)
+        && !window.is_dilated()
+        && x.num_elements() >= MIN_MAX_POOL
+}
+
+/// The call for a maximum over windows, or for its gradient, without the `=` and what precedes it.
+pub(super) fn max_pool(context: &RegionContext<'_>, node: &Node, window: &Window) -> String {
+    let kind = match node.op {
+        Op::SelectAndScatter { .. } => "max_pool_gradient",
+        _ => "max_pool",
+    };
+    let [rows, columns] = [window.dims[1], window.dims[2]];
+    let attributes = format!(
+        "{{kind = \"{kind}\", version = {HOST_KERNELS_VERSION} : i64, window = {}, stride = {}, low = array<i64: {}, {}>}}",
+        array(&window.sizes[1..3]),
+        array(&[rows.stride, columns.stride]),
+        rows.low,
+        columns.low,
+    );
     let results = context.types(node.results());
     custom_call::host_call(context, node, HOST_KERNEL_TARGET, &attributes, false, &results)
 }

@@ -42,6 +42,8 @@ pub enum Kernel {
     Attention(AttentionSite),
     /// A convolution of images NHWC, or the gradient of its kernel.
     Convolution(ConvolutionSite),
+    /// Maxima over windows of images NHWC, or their gradient.
+    MaxPool(MaxPoolSite),
 }
 
 /// A convolution of two spatial dims.
@@ -56,6 +58,19 @@ pub struct ConvolutionSite {
     /// Distance of the input's elements, at least 1.
     pub base_dilation: [usize; 2],
     /// `true` for the gradient of the kernel, from input and cotangent.
+    pub is_gradient: bool,
+}
+
+/// A maximum over windows of rows and columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxPoolSite {
+    /// Rows and columns of a window.
+    pub window: [usize; 2],
+    /// Distance of windows, at least 1.
+    pub stride: [usize; 2],
+    /// Padding before the input; negative padding cuts elements off.
+    pub low: [i64; 2],
+    /// `true` for the gradient, from the input and the cotangent of the result.
     pub is_gradient: bool,
 }
 
@@ -153,25 +168,38 @@ impl Attributes {
             "attention_gradient" => Ok(Kernel::Attention(self.attention(true)?)),
             "convolution" => Ok(Kernel::Convolution(self.convolution(false)?)),
             "convolution_gradient" => Ok(Kernel::Convolution(self.convolution(true)?)),
+            "max_pool" => Ok(Kernel::MaxPool(self.max_pool(false)?)),
+            "max_pool_gradient" => Ok(Kernel::MaxPool(self.max_pool(true)?)),
             other => Err(format!("there is no kernel {other:?}")),
         }
     }
 
+    /// Two numbers, each at least 1.
+    fn pair(&self, name: &str) -> Result<[usize; 2], String> {
+        let found: Result<[usize; 2], _> = self.numbers(name)?.try_into();
+        let found = found.ok().filter(|pair| !pair.contains(&0));
+        found.ok_or_else(|| format!("{name} is not two numbers"))
+    }
+
+    fn low(&self) -> Result<[i64; 2], String> {
+        self.integers("low")?.try_into().map_err(|_| "low is not two numbers".to_owned())
+    }
+
+    fn max_pool(&self, is_gradient: bool) -> Result<MaxPoolSite, String> {
+        let (window, stride) = (self.pair("window")?, self.pair("stride")?);
+        Ok(MaxPoolSite { window, stride, low: self.low()?, is_gradient })
+    }
+
     fn convolution(&self, is_gradient: bool) -> Result<ConvolutionSite, String> {
         let misfit = || "not a convolution of two spatial dims".to_owned();
-        let pair = |name: &str| {
-            let found: Result<[usize; 2], _> = self.numbers(name)?.try_into();
-            found.ok().filter(|pair| !pair.contains(&0)).ok_or_else(misfit)
-        };
         let kernel: [usize; 4] = self.numbers("kernel")?.try_into().map_err(|_| misfit())?;
         let mut sorted = kernel;
         sorted.sort_unstable();
-        let low = self.integers("low")?.try_into().map_err(|_| misfit())?;
         if sorted != [0, 1, 2, 3] {
             return Err(misfit());
         }
-        let (stride, base_dilation) = (pair("stride")?, pair("base_dilation")?);
-        Ok(ConvolutionSite { kernel, stride, low, base_dilation, is_gradient })
+        let (stride, base_dilation) = (self.pair("stride")?, self.pair("base_dilation")?);
+        Ok(ConvolutionSite { kernel, stride, low: self.low()?, base_dilation, is_gradient })
     }
 
     fn attention(&self, is_gradient: bool) -> Result<AttentionSite, String> {

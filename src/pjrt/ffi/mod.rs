@@ -35,7 +35,7 @@ use abi::{CallFrame, FfiError};
 pub use call::{CallBuffers, HostCall, HostTensor};
 pub use denormals::{FlushedDenormals, flush_denormals};
 pub(super) use kernel::set as set_kernels;
-pub use kernel::{AttentionSite, ConvolutionSite, HostKernels, Kernel, KernelCall};
+pub use kernel::{AttentionSite, ConvolutionSite, HostKernels, Kernel, KernelCall, MaxPoolSite};
 pub(super) use launch::HostLaunch;
 pub use site::{CollectiveKind, CollectiveSite};
 pub use workers::Workers;
