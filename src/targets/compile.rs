@@ -261,7 +261,7 @@ impl CompileReport {
     fn predict(&mut self, time: &StepTime, work: &Work, chip: &Chip) {
         self.predicted_step_ms = 1e3 * time.total_secs();
         self.compute_ms = 1e3 * time.compute_secs;
-        self.backward_ms = 1e3 * BACKWARD_SHARE * work.matmul_seconds(chip);
+        self.backward_ms = 1e3 * BACKWARD_SHARE * work.seconds(chip);
         self.communication_ms = 1e3 * time.communication_secs;
         self.exposed_ms = 1e3 * time.exposed_secs;
         self.predicted_utilization = work.utilization(chip, time.total_secs());
@@ -315,7 +315,7 @@ impl CompileReport {
     }
 }
 
-/// The part of the matmuls that is in the backward pass; the rest is in the forward pass.
+/// The part of the compute that is in the backward pass; the rest is in the forward pass.
 const BACKWARD_SHARE: f64 = 2.0 / 3.0;
 
 /// The links of each group.
@@ -335,7 +335,8 @@ impl Links<'_> {
 }
 
 /// The step time of the compiled schedule, with each collective on the links of its own group. Synchronous collectives
-/// are exposed. Those that overlap with matmuls are hidden, up to the time of the matmuls of their pass.
+/// are exposed. Those that overlap with matmuls are hidden, up to the time of the compute of their pass: beside the matmuls
+/// there are other kernels.
 fn scheduled(
     collectives: &[Collective],
     work: &Work,
@@ -351,11 +352,11 @@ fn scheduled(
             (true, _) => backward += secs,
         }
     }
-    let matmuls = work.matmul_seconds(chip);
-    let beyond = |hidden: f64, share: f64| (hidden - share * matmuls).max(0.0);
+    let compute_secs = work.seconds(chip);
+    let beyond = |hidden: f64, share: f64| (hidden - share * compute_secs).max(0.0);
     let exposed = beyond(forward, 1.0 - BACKWARD_SHARE) + beyond(backward, BACKWARD_SHARE);
     StepTime {
-        compute_secs: work.seconds(chip),
+        compute_secs,
         communication_secs: waited_for + forward + backward,
         exposed_secs: waited_for + exposed,
     }

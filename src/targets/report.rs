@@ -45,7 +45,7 @@ pub struct CompileReport {
     pub predicted_step_ms: f64,
     /// The part of it for compute.
     pub compute_ms: f64,
-    /// The part of the compute that is the backward pass's matmuls, which collectives of gradients can overlap with.
+    /// The part of the compute that is in the backward pass, which collectives of gradients can overlap with.
     pub backward_ms: f64,
     /// All collectives, including those that are hidden behind compute.
     pub communication_ms: f64,

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::{compile, config, text_data};
+use super::{compile, config, lockstep, text_data};
 
 const WIDTH: u64 = 2048;
 const VOCABULARY: u64 = 8192;
@@ -31,9 +31,26 @@ fn report(case: &Case) -> Value {
     );
     let path = config(dir.path(), &model, &text_data(CONTEXT as usize), *batch_per_replica);
     let fsdp = format!("mesh.fsdp={fsdp}");
-    let (code, report) = compile(&path, target, &["--set", &fsdp, "--set", "parallel.zero=3"]);
+    let sets = ["--set", &fsdp, "--set", "parallel.zero=3"];
+    let (code, report) = compile(&path, target, &sets);
     assert_eq!(code, Some(0), "{report}");
+    let plan = ["plan", path.to_str().unwrap(), "--target", target, "--json"];
+    check_plan(&[&plan[..], &sets].concat(), &report);
     report
+}
+
+/// The step that `plan` predicts from the traced graph, without waiting for the slowest device, is within 15 % of that of the
+/// compiled schedule.
+fn check_plan(args: &[&str], report: &Value) {
+    let done = lockstep(args, &[]);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    let plan: Value = serde_json::from_str(&done.stdout).unwrap();
+    let row = plan["rows"].as_array().unwrap().last().unwrap();
+    assert_eq!(row["num_devices"], report["num_devices"]);
+    let of = |value: &Value, key: &str| value[key].as_f64().unwrap();
+    let planned = of(row, "compute_ms") + of(row, "exposed_ms");
+    let ratio = planned / of(report, "predicted_step_ms");
+    assert!((0.85..1.15).contains(&ratio), "{args:?}: {ratio}: {row}");
 }
 
 /// Bytes and overlapped bytes of a kind of collective over groups of a size.

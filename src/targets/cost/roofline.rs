@@ -96,7 +96,7 @@ impl Work {
     }
 
     /// Seconds of the matmuls alone.
-    pub fn matmul_seconds(&self, chip: &Chip) -> f64 {
+    fn matmul_seconds(&self, chip: &Chip) -> f64 {
         let share = match chip.family {
             Family::Tpu(_) => TPU_SHARE,
             Family::Gpu(_) => GPU_SHARE,
