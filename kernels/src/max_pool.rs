@@ -135,8 +135,7 @@ impl MaxPool {
 #[inline(always)]
 fn raise<T: Real>(y: &mut [T], x: &[T]) {
     for (y, x) in y.iter_mut().zip(x) {
-        // Also true for NaN.
-        let replaces = *y < *x || *x != *x;
+        let replaces = *y < *x || x.is_nan();
         *y = if replaces { *x } else { *y };
     }
 }
@@ -178,7 +177,7 @@ mod tests {
     fn expected(of: &MaxPool, x: &[f64], dy: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let [height, width] = of.input;
         let (mut y, mut dx) = (vec![], vec![0.0; x.len()]);
-        for at in 0..dy.len() {
+        for (at, dy) in dy.iter().enumerate() {
             let (feature, place) = (at % of.features, at / of.features);
             let (column, row) = (place % of.output[1], place / of.output[1] % of.output[0]);
             let image = place / of.output[1] / of.output[0];
@@ -196,7 +195,7 @@ mod tests {
             y.push(if any_nan { f64::NAN } else { greatest });
             if let Some(chosen) = found.into_iter().reduce(|a, b| if x[a] >= x[b] { a } else { b })
             {
-                dx[chosen] += dy[at];
+                dx[chosen] += dy;
             }
         }
         (y, dx)

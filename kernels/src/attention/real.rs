@@ -4,7 +4,7 @@ use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
 
 use crate::Scalar;
 
-/// Arithmetic that attention is written in.
+/// Arithmetic that kernels are written in.
 ///
 /// Functions are inlined into [`vectorized`](crate::vectors::vectorized) loops, so that they are compiled for their instruction set.
 pub trait Real:
@@ -24,6 +24,9 @@ pub trait Real:
     /// The number nearest to `x`.
     fn from_f64(x: f64) -> Self;
 
+    /// `true` for NaN.
+    fn is_nan(self) -> bool;
+
     /// `e^x`, exactly 0 for numbers so small that it would be denormal.
     fn exp(self) -> Self;
 
@@ -37,6 +40,11 @@ impl Real for f32 {
     #[inline(always)]
     fn from_f64(x: f64) -> Self {
         x as f32
+    }
+
+    #[inline(always)]
+    fn is_nan(self) -> bool {
+        f32::is_nan(self)
     }
 
     /// By `e^x = 2^n e^r` with `|r| <= ln(2) / 2` and a polynomial in `r`, for arguments up to 88.
@@ -72,6 +80,11 @@ impl Real for f64 {
     #[inline(always)]
     fn from_f64(x: f64) -> Self {
         x
+    }
+
+    #[inline(always)]
+    fn is_nan(self) -> bool {
+        f64::is_nan(self)
     }
 
     #[inline(always)]
