@@ -82,7 +82,7 @@ pub struct GpuSpec {
     pub clock_ghz: f64,
     /// Bandwidth between the GPUs of a host, per GPU and direction, in bytes/s: NVLink's, or PCI Express's where there is
     /// no NVLink.
-    pub nvlink_bytes_per_sec: f64,
+    pub host_link_bytes_per_sec: f64,
     /// Bandwidth of the network between hosts, per GPU and direction, in bytes/s.
     pub network_bytes_per_sec: f64,
 }
@@ -143,7 +143,7 @@ const A100: GpuSpec = GpuSpec {
     num_cores: 108,
     l2_bytes: 40 << 20,
     clock_ghz: 1.41,
-    nvlink_bytes_per_sec: 300e9,
+    host_link_bytes_per_sec: 300e9,
     network_bytes_per_sec: 25e9,
 };
 
@@ -154,7 +154,7 @@ const H100: GpuSpec = GpuSpec {
     num_cores: 132,
     l2_bytes: 50 << 20,
     clock_ghz: 1.98,
-    nvlink_bytes_per_sec: 450e9,
+    host_link_bytes_per_sec: 450e9,
     network_bytes_per_sec: 50e9,
 };
 
@@ -327,7 +327,7 @@ pub const CHIPS: &[Chip] = &[
             num_cores: 58,
             l2_bytes: 48 << 20,
             clock_ghz: 2.04,
-            nvlink_bytes_per_sec: 32e9,
+            host_link_bytes_per_sec: 32e9,
             network_bytes_per_sec: 1.5625e9,
         }),
         bf16_flops_per_sec: 121e12,
@@ -349,7 +349,7 @@ pub const CHIPS: &[Chip] = &[
             num_cores: 142,
             l2_bytes: 96 << 20,
             clock_ghz: 2.52,
-            nvlink_bytes_per_sec: 32e9,
+            host_link_bytes_per_sec: 32e9,
             network_bytes_per_sec: 6.25e9,
         }),
         bf16_flops_per_sec: 362e12,
@@ -382,7 +382,7 @@ pub const CHIPS: &[Chip] = &[
         family: Family::Gpu(GpuSpec {
             num_cores: 114,
             clock_ghz: 1.755,
-            nvlink_bytes_per_sec: 64e9,
+            host_link_bytes_per_sec: 64e9,
             network_bytes_per_sec: 25e9,
             ..H100
         }),
@@ -419,7 +419,7 @@ pub const CHIPS: &[Chip] = &[
             num_cores: 148,
             l2_bytes: 132_644_864,
             clock_ghz: 1.965,
-            nvlink_bytes_per_sec: 900e9,
+            host_link_bytes_per_sec: 900e9,
             network_bytes_per_sec: 50e9,
         }),
         bf16_flops_per_sec: 2250e12,
@@ -441,7 +441,7 @@ pub const CHIPS: &[Chip] = &[
             num_cores: 152,
             l2_bytes: 135_528_448,
             clock_ghz: 2.062,
-            nvlink_bytes_per_sec: 900e9,
+            host_link_bytes_per_sec: 900e9,
             network_bytes_per_sec: 50e9,
         }),
         bf16_flops_per_sec: 2500e12,

@@ -127,7 +127,7 @@ fn the_page_on_gpus_has_the_figures_of_the_table() {
                 number(chip.bf16_flops_per_sec / 1e12),
                 number(chip.memory_bytes as f64 / 1e9),
                 number(chip.memory_bytes_per_sec / 1e9),
-                number(gpu.nvlink_bytes_per_sec / 1e9),
+                number(gpu.host_link_bytes_per_sec / 1e9),
                 number(gpu.network_bytes_per_sec / 1e9),
             ]
         })

@@ -99,7 +99,7 @@ impl Fabric {
             (Family::Gpu(gpu), Arrangement::Hosts { num_hosts, gpus_per_host }) => Self {
                 group: Group::Switch {
                     size: *gpus_per_host,
-                    wire: wire(NVLINK_LATENCY_SECS, gpu.nvlink_bytes_per_sec),
+                    wire: wire(NVLINK_LATENCY_SECS, gpu.host_link_bytes_per_sec),
                 },
                 num_groups: *num_hosts,
                 network: wire(NETWORK_LATENCY_SECS, gpu.network_bytes_per_sec),
