@@ -494,8 +494,8 @@ fn reduce<'g>(
     }
 }
 
-/// The result has dims (batch, lhs free, rhs free). The cotangent of the left operand contracts the
-/// right one's free dims, which gives (batch, lhs free, contracted), then restores the order of dims.
+/// The result has dims (batch, lhs free, rhs free). The cotangent of an operand contracts it with the other operand over the other's
+/// free dims.
 fn dot_general<'g>(
     dims: &DotDims,
     lhs: Tensor<'g>,
@@ -504,22 +504,41 @@ fn dot_general<'g>(
 ) -> Vec<Option<Tensor<'g>>> {
     let (lhs_free, rhs_free) = (dims.lhs_free(lhs.rank()), dims.rhs_free(rhs.rank()));
     let num_batch = dims.lhs_batch.len();
-    let batch: Vec<_> = (0..num_batch).collect();
     let ct_lhs: Vec<_> = (num_batch..num_batch + lhs_free.len()).collect();
     let ct_rhs: Vec<_> = (num_batch + lhs_free.len()..ct.rank()).collect();
 
-    let lhs_ct =
-        ct.dot_general(rhs, DotDims::contract(&ct_rhs, &rhs_free).batch(&batch, &dims.rhs_batch));
     let lhs_dims = in_order_of(&dims.lhs_contracting, &dims.rhs_contracting);
-    let lhs_ct = put_back(lhs_ct, &[&dims.lhs_batch, &lhs_free, &lhs_dims]);
-
-    // With the left operand first the dims are (batch, contracted, rhs free), which needs no transpose for the
-    // usual order of dims.
-    let rhs_ct =
-        lhs.dot_general(ct, DotDims::contract(&lhs_free, &ct_lhs).batch(&dims.lhs_batch, &batch));
+    let lhs_ct = operand_cotangent(
+        (ct, &ct_rhs),
+        (rhs, &rhs_free, &dims.rhs_batch),
+        [&dims.lhs_batch, &lhs_free, &lhs_dims],
+    );
     let rhs_dims = in_order_of(&dims.rhs_contracting, &dims.lhs_contracting);
-    let rhs_ct = put_back(rhs_ct, &[&dims.rhs_batch, &rhs_dims, &rhs_free]);
+    let rhs_ct = operand_cotangent(
+        (ct, &ct_lhs),
+        (lhs, &lhs_free, &dims.lhs_batch),
+        [&dims.rhs_batch, &rhs_free, &rhs_dims],
+    );
     vec![Some(lhs_ct), Some(rhs_ct)]
+}
+
+/// The product of `ct` and the other operand, contracted over the dims listed with them; the other's batch dims correspond to the first
+/// of `ct`. `to` are the dims of the result that are batch dims, from `ct`, and from the other operand. The operand whose dims come
+/// first in the result is the left one, so that there is nothing to transpose in the usual orders.
+fn operand_cotangent<'g>(
+    (ct, ct_dims): (Tensor<'g>, &[usize]),
+    (other, other_dims, other_batch): (Tensor<'g>, &[usize], &[usize]),
+    [batch, from_ct, from_other]: [&[usize]; 3],
+) -> Tensor<'g> {
+    let ct_batch: Vec<_> = (0..batch.len()).collect();
+    let first = |dims: &[usize]| dims.first().copied().unwrap_or(usize::MAX);
+    if first(from_ct) < first(from_other) {
+        let dims = DotDims::contract(ct_dims, other_dims).batch(&ct_batch, other_batch);
+        put_back(ct.dot_general(other, dims), &[batch, from_ct, from_other])
+    } else {
+        let dims = DotDims::contract(other_dims, ct_dims).batch(other_batch, &ct_batch);
+        put_back(other.dot_general(ct, dims), &[batch, from_other, from_ct])
+    }
 }
 
 /// `dims` in the order that sorts `by`: a product keeps an operand's free dims in increasing order.

@@ -59,8 +59,7 @@ pub use rectangle::{ContiguousRun, Corner, contiguous_runs, unravel};
 pub use region::{Region, Scan};
 pub use stablehlo::{
     HOST_COLLECTIVE_TARGET, HOST_KERNEL_TARGET, HOST_KERNELS_VERSION, HOST_REPLICA_ID_TARGET,
-    HostCalls, KernelOps, Program, ProgramInput, ProgramOutput, lower, lower_isolated,
-    lower_with_host_calls,
+    HostCalls, Program, ProgramInput, ProgramOutput, lower, lower_isolated, lower_with_host_calls,
 };
 pub use stacked::{MisfitRow, StackedRow, join_rows, row_paths, row_specs, rows, split_rows};
 pub use tensor::{Tensor, Tracer, trace};

@@ -117,7 +117,7 @@ pub enum Op {
         window: Window,
     },
     /// `select_and_scatter(x, source)`: for each position of the window, adds `source`'s element to the position
-    /// of the greatest element of `x` in the window (the first of equals).
+    /// of the greatest element of `x` in the window, the first if several are equal.
     SelectAndScatter {
         /// The window, without dilations.
         window: Window,

@@ -42,21 +42,9 @@ pub struct HostCalls {
     /// With several processes, each runs `num_replicas / num_processes` replicas of the same text, and a replica asks for its
     /// number with a call to [`HOST_REPLICA_ID_TARGET`]. The number of processes must divide the replicas of the mesh.
     pub collectives: Option<usize>,
-    /// The ops that are calls to [`HOST_KERNEL_TARGET`]. Attributes say what to compute.
-    pub kernels: KernelOps,
-}
-
-/// The ops that a program leaves to kernels of the process, if they are large enough to be worth a call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KernelOps {
-    /// Matrix products.
-    pub products: bool,
-    /// Convolutions of images NHWC, and their gradients.
-    pub convolutions: bool,
-    /// Sums over leading dims.
-    pub sums: bool,
-    /// Maxima over windows of images NHWC, and their gradients.
-    pub max_pools: bool,
+    /// Matrix products, convolutions of images NHWC, maxima over windows of them, their gradients, and sums over leading dims are calls
+    /// to [`HOST_KERNEL_TARGET`], if they are large enough to be worth a call. Attributes say what to compute.
+    pub kernels: bool,
 }
 
 /// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those of
@@ -77,12 +65,7 @@ pub fn lower_with_host_calls(graph: &Graph, name: &str, calls: HostCalls) -> Pro
 /// [`lower`] without communication, for the first `num_replicas` replicas of the mesh: the same work for each of them, to
 /// measure it. Every all_reduce is over a group of one replica, and other collectives become local ops of the same
 /// shapes. The results are not those of the program. `kernels` is that of [`HostCalls`].
-pub fn lower_isolated(
-    graph: &Graph,
-    name: &str,
-    num_replicas: usize,
-    kernels: KernelOps,
-) -> Program {
+pub fn lower_isolated(graph: &Graph, name: &str, num_replicas: usize, kernels: bool) -> Program {
     let replica_groups = ReplicaGroups::Isolated { num_replicas };
     write(&isolate(&expand(graph)), name, replica_groups, Collectives::Ops, kernels)
 }
@@ -121,7 +104,7 @@ fn write(
     name: &str,
     replica_groups: ReplicaGroups,
     collectives: Collectives,
-    kernels: KernelOps,
+    kernels: bool,
 ) -> Program {
     let graph = &*match expand(graph) {
         // Merges the zeros with which each stack of a loop starts.
@@ -194,7 +177,7 @@ struct Writer {
     mesh: Mesh,
     replica_groups: ReplicaGroups,
     collectives: Collectives,
-    kernels: KernelOps,
+    kernels: bool,
     num_names: usize,
     locations: HashMap<Origin, usize>,
     location_order: Vec<Origin>,
@@ -205,7 +188,7 @@ impl Writer {
         mesh: Mesh,
         replica_groups: ReplicaGroups,
         collectives: Collectives,
-        kernels: KernelOps,
+        kernels: bool,
     ) -> Self {
         Self {
             text: String::new(),
@@ -293,7 +276,7 @@ impl Writer {
             Op::While { .. } => self.while_body(context, node),
             Op::Case { branches } => self.case_body(context, node, branches),
             Op::Reduce { reduction: Reduction::Sum, dims }
-                if self.kernels.sums && host_kernel::has_sum(context, node, dims) =>
+                if self.kernels && host_kernel::has_sum(context, node, dims) =>
             {
                 host_kernel::sum(context, node)
             }
@@ -312,7 +295,7 @@ impl Writer {
             }
             Op::ReduceWindow { reduction: Reduction::Max, window }
             | Op::SelectAndScatter { window }
-                if self.kernels.max_pools && host_kernel::has_max_pool(context, node, window) =>
+                if self.kernels && host_kernel::has_max_pool(context, node, window) =>
             {
                 host_kernel::max_pool(context, node, window)
             }
@@ -328,7 +311,7 @@ impl Writer {
             }
             Op::Convolution(forward) => {
                 let kernel = host_kernel::image_convolution(context, node, forward);
-                match kernel.filter(|_| self.kernels.convolutions) {
+                match kernel.filter(|_| self.kernels) {
                     Some(kind) => host_kernel::convolution(context, node, forward, kind),
                     None => self.accumulated(context, node, |wide| {
                         windows::convolution(context, node, forward, wide)
@@ -336,7 +319,7 @@ impl Writer {
                 }
             }
             Op::DotGeneral(dims) => {
-                let kernel = self.kernels.products && host_kernel::has_dot(context, node, dims);
+                let kernel = self.kernels && host_kernel::has_dot(context, node, dims);
                 self.accumulated(context, node, |wide| match kernel {
                     true => host_kernel::dot_general(context, node, dims, wide),
                     false => dot_general(context, node, dims, wide),

@@ -270,11 +270,15 @@ impl Product {
         [m, n]
     }
 
-    /// `true` if columns of `b` are contiguous and so far apart that the lines of the cache that hold their neighbours displace
-    /// each other: packing would read each line several times from memory.
-    fn is_b_slow_to_pack(&self) -> bool {
-        let ([m, n, k], [row, column]) = (self.dims, self.strides[1]);
-        self.loops.is_empty() && row == 1 && column >= 512 && m >= 2 * TILE && n > 1 && k > 1
+    /// Whether `a` and `b` are to be transposed first. Their tiles are packed several times, which reads rows faster than columns.
+    fn transposes(&self) -> [bool; 2] {
+        let ([m, n, k], [a, b, _]) = (self.dims, self.strides);
+        let is_large = self.loops.is_empty() && k >= 64;
+        let is_by_columns = |strides: [usize; 2]| strides[0] == 1 && strides[1] > 1;
+        [
+            is_large && is_by_columns(a) && n >= 8 * TILE,
+            is_large && is_by_columns(b) && m >= 2 * TILE,
+        ]
     }
 
     /// Computes the results. Elements between them keep their values.
@@ -300,11 +304,16 @@ impl Product {
         let num_tiles = num_iterations * num_m * num_n;
         let tiles_per_task = MIN_TASK.div_ceil((2 * tile_m * tile_n * k).max(1)).min(num_tiles);
         let out = Place { data: out.as_mut_ptr(), strides: out_strides };
-        let (mut b, mut b_strides) = (b, b_strides);
-        let copied;
-        if self.is_b_slow_to_pack() {
-            copied = transposed(pool, b, [k, n], b_strides[1]);
-            (b, b_strides) = (&copied, [n, 1]);
+        let transposes = self.transposes();
+        let (by_rows_a, by_rows_b);
+        let (mut a, mut a_strides, mut b, mut b_strides) = (a, a_strides, b, b_strides);
+        if transposes[0] {
+            by_rows_a = transposed(pool, a, [m, k], a_strides[1]);
+            (a, a_strides) = (&by_rows_a, [k, 1]);
+        }
+        if transposes[1] {
+            by_rows_b = transposed(pool, b, [k, n], b_strides[1]);
+            (b, b_strides) = (&by_rows_b, [n, 1]);
         }
         pool.run(num_tiles.div_ceil(tiles_per_task), |task| {
             let first = task * tiles_per_task;
@@ -337,30 +346,69 @@ fn transposed<T: Scalar>(
     [rows, columns]: [usize; 2],
     stride: usize,
 ) -> Vec<T> {
-    const BLOCK: usize = 16;
+    const BLOCKS: usize = 4;
     let mut out = vec![T::default(); rows * columns];
-    pool.for_each(out.chunks_mut(4 * BLOCK * columns), |chunk, out| {
+    pool.for_each(out.chunks_mut(BLOCKS * BLOCK * columns), |chunk, out| {
         vectorized(
             #[inline(always)]
             || {
-                let first_row = chunk * 4 * BLOCK;
                 for first_column in (0..columns).step_by(BLOCK) {
-                    let last_column = (first_column + BLOCK).min(columns);
                     for (block, out) in out.chunks_mut(BLOCK * columns).enumerate() {
-                        let first_row = first_row + block * BLOCK;
-                        let num_rows = out.len() / columns;
-                        for column in first_column..last_column {
-                            let from = &from[column * stride + first_row..][..num_rows];
-                            for (row, value) in from.iter().enumerate() {
-                                out[row * columns + column] = *value;
-                            }
-                        }
+                        let first_row = (BLOCKS * chunk + block) * BLOCK;
+                        let from = &from[first_column * stride + first_row..];
+                        let dims = [out.len() / columns, BLOCK.min(columns - first_column)];
+                        transpose_block(&mut out[first_column..], columns, from, stride, dims);
                     }
                 }
             },
         );
     });
     out
+}
+
+/// Rows and columns of the blocks that matrices are transposed in: in f32, a line of the cache. Lines of neighbouring rows may
+/// displace each other, so each is read once and written once.
+const BLOCK: usize = 16;
+
+/// Writes the transpose of a block at the start of `from` to the start of `out`. `columns` and `stride` are the distances between rows of
+/// `out` and of `from`; `dims` are the block's rows and columns in `out`.
+#[inline(always)]
+fn transpose_block<T: Scalar>(
+    out: &mut [T],
+    columns: usize,
+    from: &[T],
+    stride: usize,
+    [num_rows, num_columns]: [usize; 2],
+) {
+    if [num_rows, num_columns] != [BLOCK; 2] {
+        for row in 0..num_rows {
+            for column in 0..num_columns {
+                out[row * columns + column] = from[column * stride + row];
+            }
+        }
+        return;
+    }
+    let mut block = [[T::default(); BLOCK]; BLOCK];
+    for (column, line) in block.iter_mut().enumerate() {
+        line.copy_from_slice(&from[column * stride..][..BLOCK]);
+    }
+    // Element (8 a + i, 8 b + j) moves to (2 i + b, 2 j + a): the first binary digit of each index becomes the last of the other.
+    // After as many times as there are digits, rows are columns.
+    for _ in 0..BLOCK.ilog2() {
+        let before = block;
+        const HALF: usize = BLOCK / 2;
+        for i in 0..HALF {
+            for j in 0..HALF {
+                block[2 * i][2 * j] = before[i][j];
+                block[2 * i][2 * j + 1] = before[i + HALF][j];
+                block[2 * i + 1][2 * j] = before[i][j + HALF];
+                block[2 * i + 1][2 * j + 1] = before[i + HALF][j + HALF];
+            }
+        }
+    }
+    for (row, line) in block.iter().enumerate() {
+        out[row * columns..][..BLOCK].copy_from_slice(line);
+    }
 }
 
 #[cfg(test)]
@@ -413,29 +461,49 @@ mod tests {
 
     #[test]
     fn results_do_not_depend_on_the_number_of_threads() {
-        for ([m, n, k], is_transposed) in [
-            ([300, 400, 50], false),
-            ([1, 3000, 1000], false),
-            ([97, 97, 3000], false),
-            ([2000, 16, 700], true),
-            ([300, 200, 600], true),
+        for ([m, n, k], by_columns) in [
+            ([300, 400, 50], [false, false]),
+            ([1, 3000, 1000], [false, false]),
+            ([97, 97, 3000], [false, false]),
+            ([2000, 16, 700], [false, true]),
+            ([300, 200, 601], [false, true]),
+            ([203, 1000, 101], [true, false]),
+            ([200, 801, 77], [true, true]),
         ] {
             let value = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 1000.0 - 0.5;
             let a: Vec<f32> = (0..m * k).map(value).collect();
             let b: Vec<f32> = (0..k * n).map(value).collect();
-            let b_strides = if is_transposed { [1, k] } else { [n, 1] };
-            let strides = [[k, 1], b_strides, [n, 1]];
+            let a_strides = if by_columns[0] { [1, m] } else { [k, 1] };
+            let b_strides = if by_columns[1] { [1, k] } else { [n, 1] };
+            let strides = [a_strides, b_strides, [n, 1]];
             let product = Product::new([m, n, k], strides, vec![]).unwrap();
             let computed = [0, 1, 3].map(|num_helpers| {
                 let mut out = vec![0f32; m * n];
                 product.run(&Pool::new(num_helpers).unwrap(), &mut out, &a, &b);
                 out
             });
-            let (row, column) = (m / 2, n / 2);
-            let term = |l: usize| a[row * k + l] * b[l * b_strides[0] + column * b_strides[1]];
-            let expected: f32 = (0..k).map(term).sum();
-            assert!((computed[0][row * n + column] - expected).abs() < 1e-3, "{m} x {n} x {k}");
+            for (row, column) in (0..m).step_by(7).zip((0..n).step_by(3).cycle()) {
+                let a = |l: usize| a[row * a_strides[0] + l * a_strides[1]];
+                let b = |l: usize| b[l * b_strides[0] + column * b_strides[1]];
+                let expected: f32 = (0..k).map(|l| a(l) * b(l)).sum();
+                let error = (computed[0][row * n + column] - expected).abs();
+                assert!(error < 1e-3, "{m} x {n} x {k} at {row}, {column}");
+            }
             assert!(computed.iter().all(|out| *out == computed[0]), "{m} x {n} x {k}");
+        }
+    }
+
+    #[test]
+    fn transposes_have_every_element_of_whole_and_partial_blocks() {
+        for ([rows, columns], gap) in [([48, 64], 0), ([16, 16], 3), ([67, 35], 5), ([5, 100], 0)] {
+            let stride = rows + gap;
+            let from = integers(columns * stride, 3);
+            for num_helpers in [0, 2] {
+                let pool = Pool::new(num_helpers).unwrap();
+                let by_rows = transposed(&pool, &from, [rows, columns], stride);
+                let element = |i: usize| from[i % columns * stride + i / columns];
+                assert_eq!(by_rows, (0..rows * columns).map(element).collect::<Vec<_>>());
+            }
         }
     }
 

@@ -34,8 +34,8 @@ impl MaxPool {
         T::max_pool(self, pool, y, x);
     }
 
-    /// The cotangent of x: that of each element of y is added to the greatest of its window. That is the first of equals; and NaN
-    /// compares as false, so what follows it counts as greater.
+    /// The cotangent of x: that of each element of y is added to the greatest element of its window, the first if several are equal. The
+    /// comparison is XLA's, `>=`, which is false for NaN: an element replaces a NaN before it, and a NaN replaces any element.
     ///
     /// # Panics
     /// If a slice is too short.
@@ -90,7 +90,6 @@ impl MaxPool {
                     #[inline(always)]
                     || {
                         for (dy, window) in dy.chunks_exact(features).zip(&windows) {
-                            greatest.fill(T::NEG_INFINITY);
                             for (number, start) in (0..).zip(self.starts(window)) {
                                 let x = &x[start..][..features];
                                 choose(&mut greatest, &mut chosen, x, number);
@@ -140,7 +139,7 @@ fn raise<T: Real>(y: &mut [T], x: &[T]) {
     }
 }
 
-/// The first number replaces whatever `chosen` has.
+/// Number 0 replaces whatever `greatest` and `chosen` have.
 #[inline(always)]
 fn choose<T: Real>(greatest: &mut [T], chosen: &mut [u32], x: &[T], number: u32) {
     for ((greatest, chosen), x) in greatest.iter_mut().zip(chosen).zip(x) {

@@ -194,12 +194,12 @@ pub struct CompileConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KernelsConfig {
-    /// The kernels, where they were measured to be faster on the backend.
+    /// The kernels that were measured to be faster on the backend.
     #[default]
     Auto,
-    /// The kernels, all of them.
+    /// All kernels.
     All,
-    /// XLA, all of them.
+    /// XLA.
     Xla,
 }
 

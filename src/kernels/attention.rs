@@ -1,29 +1,15 @@
 //! Attention, forward and backward.
 
 use bytemuck::Pod;
-use hlo::DType;
 use kernels::{Attention, Dropout, Element, Forward, Gradients, Heads, Pool, QueriesKeysValues};
 
 use super::{elements, elements_mut};
 use crate::pjrt::{AttentionSite, KernelCall};
 
-/// Computes a call, in f32 or f64. Operands are q, k and v in one matrix or in three; if there is a mask, what is added to the scores of
+/// Computes a call. Operands are q, k and v in one matrix or in three; if there is a mask, what is added to the scores of
 /// each key; if there is dropout, the words of the key and the first row. The gradient's are followed by the result, the logarithms and
 /// the cotangent.
-pub(super) fn run(
-    pool: &Pool<'_>,
-    site: AttentionSite,
-    call: &mut KernelCall<'_>,
-) -> Result<(), String> {
-    let dtype = call.operand_types().next().map(|first| first.dtype);
-    match dtype {
-        Some(DType::F32) => compute::<f32>(pool, site, call),
-        Some(DType::F64) => compute::<f64>(pool, site, call),
-        other => Err(format!("there is no attention of {other:?}")),
-    }
-}
-
-fn compute<T: Element + Pod>(
+pub(super) fn run<T: Element + Pod>(
     pool: &Pool<'_>,
     site: AttentionSite,
     call: &mut KernelCall<'_>,

@@ -1,27 +1,13 @@
 //! Convolutions of images, and the gradients of their kernels.
 
 use bytemuck::Pod;
-use hlo::DType;
 use kernels::{Convolution, Element, Pool};
 
 use super::{elements, elements_mut, strides};
 use crate::pjrt::{ConvolutionSite, KernelCall};
 
-/// Computes a call, in f32 or f64: from images and a kernel to images, or from images and a cotangent to the gradient of the kernel.
-pub(super) fn run(
-    pool: &Pool<'_>,
-    site: ConvolutionSite,
-    call: &mut KernelCall<'_>,
-) -> Result<(), String> {
-    let dtype = call.operand_types().next().map(|first| first.dtype);
-    match dtype {
-        Some(DType::F32) => compute::<f32>(pool, site, call),
-        Some(DType::F64) => compute::<f64>(pool, site, call),
-        other => Err(format!("there is no convolution of {other:?}")),
-    }
-}
-
-fn compute<T: Element + Pod>(
+/// Computes a call: from images and a kernel to images, or from images and a cotangent to the gradient of the kernel.
+pub(super) fn run<T: Element + Pod>(
     pool: &Pool<'_>,
     site: ConvolutionSite,
     call: &mut KernelCall<'_>,

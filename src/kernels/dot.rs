@@ -1,16 +1,14 @@
 //! Generalised matrix products.
 
 use bytemuck::Pod;
-use half::bf16;
-use half::slice::HalfFloatSliceExt;
-use hlo::{DType, DotDims};
+use hlo::DotDims;
 use kernels::{Element, Pool, Product};
 
 use super::{elements, elements_mut, strides};
 use crate::pjrt::KernelCall;
 
-/// Computes the product of two operands: f32, f64, or bf16 with an f32 result.
-pub(super) fn run(
+/// Computes the product of two operands.
+pub(super) fn run<T: Element + Pod>(
     pool: &Pool<'_>,
     dims: &DotDims,
     call: &mut KernelCall<'_>,
@@ -20,46 +18,14 @@ pub(super) fn run(
     let (&[a, b], &[out]) = (&operands[..], &results[..]) else {
         return Err("a product has two operands and one result".to_owned());
     };
-    let product = product(dims, &a.dims, &b.dims, &out.dims)?;
-    match [a.dtype, b.dtype, out.dtype] {
-        [DType::F32, DType::F32, DType::F32] => multiply::<f32>(pool, &product, call),
-        [DType::F64, DType::F64, DType::F64] => multiply::<f64>(pool, &product, call),
-        [DType::Bf16, DType::Bf16, DType::F32] => multiply_bf16(pool, &product, call),
-        dtypes => Err(format!("there is no product of {dtypes:?}")),
+    if [b.dtype, out.dtype] != [a.dtype; 2] {
+        return Err(format!("there is no product of {} and {} in {}", a.dtype, b.dtype, out.dtype));
     }
-}
-
-fn multiply<T: Element + Pod>(
-    pool: &Pool<'_>,
-    product: &Product,
-    call: &mut KernelCall<'_>,
-) -> Result<(), String> {
+    let product = product(dims, &a.dims, &b.dims, &out.dims)?;
     let mut buffers = call.buffers();
     let (a, b) = (elements(buffers.operands[0])?, elements(buffers.operands[1])?);
     product.run::<T>(pool, elements_mut(buffers.results[0])?, a, b);
     Ok(())
-}
-
-/// Widens the operands, and computes in f32.
-fn multiply_bf16(
-    pool: &Pool<'_>,
-    product: &Product,
-    call: &mut KernelCall<'_>,
-) -> Result<(), String> {
-    let mut buffers = call.buffers();
-    let (a, b) = (elements(buffers.operands[0])?, elements(buffers.operands[1])?);
-    let (a, b) = (widened(pool, a), widened(pool, b));
-    product.run::<f32>(pool, elements_mut(buffers.results[0])?, &a, &b);
-    Ok(())
-}
-
-fn widened(pool: &Pool<'_>, narrow: &[bf16]) -> Vec<f32> {
-    const CHUNK: usize = 1 << 16;
-    let mut wide = vec![0.0; narrow.len()];
-    pool.for_each(wide.chunks_mut(CHUNK).zip(narrow.chunks(CHUNK)), |_, (wide, narrow)| {
-        narrow.convert_to_f32_slice(wide);
-    });
-    wide
 }
 
 /// Neighbouring dims of a row-major tensor as one: its size and its stride.

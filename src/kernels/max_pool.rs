@@ -1,27 +1,13 @@
 //! Maxima over windows of images, and their gradients.
 
 use bytemuck::Pod;
-use hlo::DType;
 use kernels::{Element, MaxPool, Pool};
 
 use super::{elements, elements_mut};
 use crate::pjrt::{KernelCall, MaxPoolSite};
 
-/// Computes a call, in f32 or f64: from images to the maxima, or from images and a cotangent of the maxima to that of the images.
-pub(super) fn run(
-    pool: &Pool<'_>,
-    site: MaxPoolSite,
-    call: &mut KernelCall<'_>,
-) -> Result<(), String> {
-    let dtype = call.operand_types().next().map(|first| first.dtype);
-    match dtype {
-        Some(DType::F32) => compute::<f32>(pool, site, call),
-        Some(DType::F64) => compute::<f64>(pool, site, call),
-        other => Err(format!("there is no maximum over windows of {other:?}")),
-    }
-}
-
-fn compute<T: Element + Pod>(
+/// Computes a call: from images to the maxima, or from images and a cotangent of the maxima to that of the images.
+pub(super) fn run<T: Element + Pod>(
     pool: &Pool<'_>,
     site: MaxPoolSite,
     call: &mut KernelCall<'_>,

@@ -10,7 +10,9 @@ mod sum;
 
 use std::thread;
 
-use kernels::{Helpers, Pool};
+use bytemuck::Pod;
+use hlo::DType;
+use kernels::{Element, Helpers, Pool};
 
 use crate::pjrt::{HostKernels, Kernel, KernelCall, Workers};
 
@@ -39,23 +41,33 @@ impl HostKernels for CpuKernels {
     fn run(&self, call: &mut KernelCall<'_>) -> Result<(), String> {
         let workers = XlaWorkers(call.workers());
         let pool = Pool::of(&workers, self.num_processors - 1);
-        match call.kernel().clone() {
-            Kernel::DotGeneral(dims) => dot::run(&pool, &dims, call),
-            Kernel::Sum => sum::run(&pool, call),
-            Kernel::Convolution(site) => convolution::run(&pool, site, call),
-            Kernel::MaxPool(site) => max_pool::run(&pool, site, call),
-            Kernel::Attention(site) => attention::run(&pool, site, call),
+        let dtype = call.operand_types().next().map(|first| first.dtype);
+        match dtype {
+            Some(DType::F32) => run::<f32>(&pool, call),
+            Some(DType::F64) => run::<f64>(&pool, call),
+            other => Err(format!("kernels compute in f32 and f64, not in {other:?}")),
         }
     }
 }
 
+/// Computes a call whose first operand has elements `T`.
+fn run<T: Element + Pod>(pool: &Pool<'_>, call: &mut KernelCall<'_>) -> Result<(), String> {
+    match call.kernel().clone() {
+        Kernel::DotGeneral(dims) => dot::run::<T>(pool, &dims, call),
+        Kernel::Sum => sum::run::<T>(pool, call),
+        Kernel::Convolution(site) => convolution::run::<T>(pool, site, call),
+        Kernel::MaxPool(site) => max_pool::run::<T>(pool, site, call),
+        Kernel::Attention(site) => attention::run::<T>(pool, site, call),
+    }
+}
+
 /// Elements of a buffer. Its address is aligned: XLA's buffers are, and `pjrt::ffi` has checked it.
-fn elements<T: bytemuck::Pod>(bytes: &[u8]) -> Result<&[T], String> {
+fn elements<T: Pod>(bytes: &[u8]) -> Result<&[T], String> {
     bytemuck::try_cast_slice(bytes).map_err(|error| error.to_string())
 }
 
 /// As [`elements`].
-fn elements_mut<T: bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T], String> {
+fn elements_mut<T: Pod>(bytes: &mut [u8]) -> Result<&mut [T], String> {
     bytemuck::try_cast_slice_mut(bytes).map_err(|error| error.to_string())
 }
 

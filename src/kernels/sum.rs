@@ -1,13 +1,16 @@
 //! Sums over leading dims.
 
-use hlo::DType;
+use bytemuck::Pod;
 use kernels::{Element, Pool, sum_rows};
 
 use super::{elements, elements_mut};
 use crate::pjrt::KernelCall;
 
-/// Computes the sum of an operand, f32 or f64, over the dims that the result does not have.
-pub(super) fn run(pool: &Pool<'_>, call: &mut KernelCall<'_>) -> Result<(), String> {
+/// Computes the sum of an operand over the dims that the result does not have.
+pub(super) fn run<T: Element + Pod>(
+    pool: &Pool<'_>,
+    call: &mut KernelCall<'_>,
+) -> Result<(), String> {
     let operands: Vec<_> = call.operand_types().collect();
     let results: Vec<_> = call.result_types().collect();
     let (&[x], &[out]) = (&operands[..], &results[..]) else {
@@ -16,17 +19,6 @@ pub(super) fn run(pool: &Pool<'_>, call: &mut KernelCall<'_>) -> Result<(), Stri
     if !x.dims.ends_with(&out.dims) || x.dtype != out.dtype {
         return Err("the result is not a sum over leading dims".to_owned());
     }
-    match x.dtype {
-        DType::F32 => sum::<f32>(pool, call),
-        DType::F64 => sum::<f64>(pool, call),
-        dtype => Err(format!("there is no sum of {dtype}")),
-    }
-}
-
-fn sum<T: Element + bytemuck::Pod>(
-    pool: &Pool<'_>,
-    call: &mut KernelCall<'_>,
-) -> Result<(), String> {
     let mut buffers = call.buffers();
     sum_rows::<T>(pool, elements_mut(buffers.results[0])?, elements(buffers.operands[0])?);
     Ok(())

@@ -3,7 +3,7 @@
 
 mod buckets;
 
-use hlo::{Graph, HostCalls, KernelOps, Program, rewrites};
+use hlo::{Graph, HostCalls, Program, rewrites};
 
 use crate::pjrt::Platform;
 
@@ -30,21 +30,14 @@ pub struct Lowering {
     /// [`hlo::HostCalls::collectives`]. They are matched by site, not by order, so `order_collectives` does nothing
     /// then.
     pub host_collectives: Option<usize>,
-    /// The ops that are left to kernels of the process: see [`hlo::HostCalls::kernels`]. For clients with kernels
+    /// `true` leaves ops to kernels of the process: see [`hlo::HostCalls::kernels`]. For clients with kernels
     /// ([`crate::pjrt::Client::use_host_kernels`]).
-    pub host_kernels: KernelOps,
+    pub host_kernels: bool,
 }
 
 /// XLA's CPU backend vectorises reductions of up to this many elements. It turns longer ones into windows, which
 /// it does not vectorise.
 const CPU_REDUCTION_GROUP: usize = 32;
-
-/// The ops whose kernels are faster than XLA's ops on every processor where both were measured.
-pub const FAST_KERNELS: KernelOps = KernelOps { products: false, ..ALL_KERNELS };
-
-/// All ops that have kernels.
-pub const ALL_KERNELS: KernelOps =
-    KernelOps { products: true, convolutions: true, sums: true, max_pools: true };
 
 impl Lowering {
     /// The choices for a platform.
@@ -58,7 +51,7 @@ impl Lowering {
     /// | reductions to a scalar | in stages, the first over at most 32 elements: longer ones are not vectorised | one op |
     /// | reduce_scatters | one op | one op; `parallel.scatter_line` writes one per dim of a torus |
     /// | collectives | ops; `parallel.host_collectives` writes calls to the host | ops |
-    /// | convolutions and maxima of windows of images, large sums over leading dims | ops; `compile.kernels` writes calls to the host, [`FAST_KERNELS`] | ops |
+    /// | large products, convolutions of images, maxima over windows, sums over leading dims | ops; `compile.kernels` writes calls to the host | ops |
     pub fn for_platform(platform: Platform) -> Self {
         match platform {
             Platform::Cpu => Self {
@@ -69,7 +62,7 @@ impl Lowering {
                 reduction_group: CPU_REDUCTION_GROUP,
                 scatter_line: 0,
                 host_collectives: None,
-                host_kernels: KernelOps::default(),
+                host_kernels: false,
             },
             Platform::Cuda | Platform::Tpu | Platform::Other => Self::default(),
         }

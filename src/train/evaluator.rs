@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hlo::{Axis, KernelOps, LeafSpec, Mesh, Tree, row_specs};
+use hlo::{Axis, LeafSpec, Mesh, Tree, row_specs};
 use models::{AttentionKernels, Model, Precision};
 
 use super::evaluate::evaluate_with;
@@ -13,7 +13,7 @@ use super::trainer::replicated;
 use super::{BatchSender, CompileSettings, Error, EvalResult};
 use crate::config::{Config, OnNonfinite};
 use crate::data::{EvalBatches, Source};
-use crate::lowering::{FAST_KERNELS, Lowering};
+use crate::lowering::Lowering;
 use crate::optim;
 use crate::parallel::{Policy, Replicated};
 use crate::pjrt::{Arg, Buffers, Client};
@@ -128,11 +128,7 @@ impl<'a> EvalSpec<'a> {
         };
         let compile = |graph, declared: &DeclaredStep<'_>| {
             let lowering = Lowering {
-                host_kernels: if client.has_host_kernels() {
-                    FAST_KERNELS
-                } else {
-                    KernelOps::default()
-                },
+                host_kernels: client.has_host_kernels(),
                 ..Lowering::for_platform(client.platform())
             };
             let lowered = lowering.lower(graph, "eval");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hlo::{Axis, AxisSet, KernelOps, Mesh};
+use hlo::{Axis, AxisSet, Mesh};
 use models::{AttentionKernels, Model, Precision};
 
 use super::{CompileSettings, Error};
@@ -12,7 +12,7 @@ use crate::config::{
     AutoOr, BatchSplit, Config, KernelsConfig, OnNonfinite, OptionValue, RunLength,
 };
 use crate::data::{Field, Source, Splits};
-use crate::lowering::{ALL_KERNELS, FAST_KERNELS, Lowering};
+use crate::lowering::Lowering;
 use crate::optim::{self, Transformation, schedule::Schedule};
 use crate::parallel::{Policy, Replicated, Zero, ZeroStage};
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
@@ -99,8 +99,8 @@ impl Run {
         let has_host_collectives =
             platform == Platform::Cpu && config.parallel.host_collectives.or(false);
         lowering.host_collectives = has_host_collectives.then_some(1);
-        let (host_kernels, attention) = kernels(config.compile.kernels, platform);
-        lowering.host_kernels = host_kernels;
+        let attention = attention_kernels(config.compile.kernels, platform);
+        lowering.host_kernels = attention == AttentionKernels::Host;
         Ok(Self {
             schedule: Schedule::new(&config.schedule, &length)?,
             batch,
@@ -159,13 +159,12 @@ impl Run {
     }
 }
 
-/// The ops that are left to kernels of the process, and the kernels for attention.
-fn kernels(config: KernelsConfig, platform: Platform) -> (KernelOps, AttentionKernels) {
+/// The kernels for attention.
+fn attention_kernels(config: KernelsConfig, platform: Platform) -> AttentionKernels {
     match (platform, config) {
-        (Platform::Cpu, KernelsConfig::Auto) => (FAST_KERNELS, AttentionKernels::Host),
-        (Platform::Cpu, KernelsConfig::All) => (ALL_KERNELS, AttentionKernels::Host),
-        (Platform::Cuda, KernelsConfig::All) => (KernelOps::default(), AttentionKernels::Cudnn),
-        _ => (KernelOps::default(), AttentionKernels::None),
+        (Platform::Cpu, KernelsConfig::Auto | KernelsConfig::All) => AttentionKernels::Host,
+        (Platform::Cuda, KernelsConfig::All) => AttentionKernels::Cudnn,
+        _ => AttentionKernels::None,
     }
 }
 

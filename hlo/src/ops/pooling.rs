@@ -83,7 +83,7 @@ impl<'g> Tensor<'g> {
     }
 
     /// For each position of the window, adds `source`'s element at the position of this tensor's greatest
-    /// element in the window (the first of equals). Sums are accumulated in f32 for narrower floats.
+    /// element in the window, the first if several are equal. Sums are accumulated in f32 for narrower floats.
     /// The gradient of a maximum over windows.
     #[must_use]
     #[track_caller]

@@ -47,9 +47,7 @@ fn alone(new: &mut Graph, node: &Node, x: &[ValueId], result: &TensorType) -> Op
 
 #[cfg(test)]
 mod tests {
-    use crate::{
-        Axis, DType, KernelOps, Mesh, Reduction, TensorType, lower, lower_isolated, trace,
-    };
+    use crate::{Axis, DType, Mesh, Reduction, TensorType, lower, lower_isolated, trace};
 
     #[test]
     fn shapes_remain_and_nothing_is_sent() {
@@ -65,9 +63,8 @@ mod tests {
             t.output("sum", x.all_reduce(Reduction::Sum, axis));
         });
         let graph = graph.unwrap();
-        let none = KernelOps::default();
         let kinds = ["all_gather", "reduce_scatter", "collective_permute", "all_to_all"];
-        let (program, isolated) = (lower(&graph, "step"), lower_isolated(&graph, "step", 4, none));
+        let (program, isolated) = (lower(&graph, "step"), lower_isolated(&graph, "step", 4, false));
         for kind in kinds {
             let op = format!("\"stablehlo.{kind}\"");
             assert!(program.text.contains(&op) && !isolated.text.contains(&op), "{kind}");
@@ -79,7 +76,7 @@ mod tests {
         assert!(isolated.text.contains("dense<[[0], [1], [2], [3]]>"), "{}", isolated.text);
         assert!(isolated.text.contains("(tensor<8x4xf32>, tensor<8x4xf32>"), "{}", isolated.text);
         // One replica of the four has its own shard, and whole tensors of the same shape.
-        let one = lower_isolated(&graph, "step", 1, none);
+        let one = lower_isolated(&graph, "step", 1, false);
         assert_eq!((one.num_replicas, types(&one)), (1, types(&program)));
         let all = isolated.text.replace("dense<[[0], [1], [2], [3]]>", "dense<[[0]]>");
         let all = all.replace("tensor<4x1xi64>", "tensor<1x1xi64>");
