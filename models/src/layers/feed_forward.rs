@@ -1,6 +1,6 @@
 //! `y = gelu(x W_up^T) W_down^T`, and gated: `y = (silu(x W_gate^T) * x W_up^T) W_down^T`
 
-use hlo::{DotDims, Tensor};
+use hlo::{DotDims, Tensor, vjp};
 
 use crate::layers::linear;
 use crate::{Initializer, Scope};
@@ -21,8 +21,10 @@ use crate::{Initializer, Scope};
 #[must_use]
 #[track_caller]
 pub fn gelu(x: Tensor<'_>) -> Tensor<'_> {
-    let inner = (x + x * x * x * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();
-    x * 0.5 * (inner.tanh() + 1.0)
+    recomputed(x, |x| {
+        let inner = (x + x * x * x * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();
+        x * 0.5 * (inner.tanh() + 1.0)
+    })
 }
 
 /// Exact GELU, `x / 2 * (1 + erf(x / sqrt(2)))`: x times the standard normal distribution function at
@@ -41,7 +43,23 @@ pub fn gelu(x: Tensor<'_>) -> Tensor<'_> {
 #[must_use]
 #[track_caller]
 pub fn gelu_exact(x: Tensor<'_>) -> Tensor<'_> {
-    x * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)
+    recomputed(x, |x| x * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0))
+}
+
+/// `f(x)` of an elementwise `f`, of which only `x` is kept for the backward pass. The result, as large as the greatest activations of
+/// a transformer, and all between are computed again, in ops that read and write little more than those they replace.
+#[track_caller]
+fn recomputed<'g>(x: Tensor<'g>, f: impl for<'b> Fn(Tensor<'b>) -> Tensor<'b>) -> Tensor<'g> {
+    let results = x.tracer().custom_vjp_recomputed(
+        &[x],
+        |x| vec![f(x[0])],
+        |x, _, ct| {
+            // Without the barrier XLA would keep what both passes have in common.
+            let x = x[0].fusion_barrier();
+            vjp(&[(f(x), ct[0])], &[x])
+        },
+    );
+    results[0]
 }
 
 /// SiLU, also called swish: `x / (1 + e^-x)`.
@@ -110,4 +128,26 @@ pub fn swiglu<'g>(
     let gate_bh = map("gate", x_bd, [num_hidden, d], up);
     let up_bh = map("up", x_bd, [num_hidden, d], up);
     map("down", silu(gate_bh) * up_bh, [d, num_hidden], down)
+}
+
+#[cfg(test)]
+mod tests {
+    use hlo::passes::simplify;
+    use hlo::{DType, Mesh, TensorType, count, grad, trace};
+
+    use super::*;
+
+    #[test]
+    fn the_backward_pass_computes_gelu_again() {
+        let graph = trace(Mesh::SINGLE, |t| {
+            let [x, w] = ["x", "w"].map(|name| t.input(name, TensorType::new(DType::F32, &[8, 8])));
+            let y = gelu(x).dot(w);
+            for (name, gradient) in ["dx", "dw"].into_iter().zip(grad(y.sum(), &[x, w])) {
+                t.output(name, gradient);
+            }
+            t.output("loss", y.sum());
+        });
+        // In the forward pass, for the gradient of x, and for that of the weight.
+        assert_eq!(count(&simplify(&graph.unwrap())).transcendentals, 3 * 64);
+    }
 }
