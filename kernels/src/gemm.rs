@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use std::mem::MaybeUninit;
+
 use ::gemm::Parallelism;
 
 use crate::vectors::{Vectors, vectorized};
@@ -345,9 +347,9 @@ fn transposed<T: Scalar>(
     from: &[T],
     [rows, columns]: [usize; 2],
     stride: usize,
-) -> Vec<T> {
+) -> Box<[T]> {
     const BLOCKS: usize = 4;
-    let mut out = vec![T::default(); rows * columns];
+    let mut out = Box::new_uninit_slice(rows * columns);
     pool.for_each(out.chunks_mut(BLOCKS * BLOCK * columns), |chunk, out| {
         vectorized(
             #[inline(always)]
@@ -363,7 +365,8 @@ fn transposed<T: Scalar>(
             },
         );
     });
-    out
+    // SAFETY: the blocks of all chunks cover every row and column.
+    unsafe { out.assume_init() }
 }
 
 /// Rows and columns of the blocks that matrices are transposed in: in f32, a line of the cache. Lines of neighbouring rows may
@@ -374,7 +377,7 @@ const BLOCK: usize = 16;
 /// `out` and of `from`; `dims` are the block's rows and columns in `out`.
 #[inline(always)]
 fn transpose_block<T: Scalar>(
-    out: &mut [T],
+    out: &mut [MaybeUninit<T>],
     columns: usize,
     from: &[T],
     stride: usize,
@@ -383,7 +386,7 @@ fn transpose_block<T: Scalar>(
     if [num_rows, num_columns] != [BLOCK; 2] {
         for row in 0..num_rows {
             for column in 0..num_columns {
-                out[row * columns + column] = from[column * stride + row];
+                out[row * columns + column].write(from[column * stride + row]);
             }
         }
         return;
@@ -407,7 +410,9 @@ fn transpose_block<T: Scalar>(
         }
     }
     for (row, line) in block.iter().enumerate() {
-        out[row * columns..][..BLOCK].copy_from_slice(line);
+        for (out, value) in out[row * columns..][..BLOCK].iter_mut().zip(line) {
+            out.write(*value);
+        }
     }
 }
 
@@ -502,7 +507,7 @@ mod tests {
                 let pool = Pool::new(num_helpers).unwrap();
                 let by_rows = transposed(&pool, &from, [rows, columns], stride);
                 let element = |i: usize| from[i % columns * stride + i / columns];
-                assert_eq!(by_rows, (0..rows * columns).map(element).collect::<Vec<_>>());
+                assert_eq!(by_rows, (0..rows * columns).map(element).collect());
             }
         }
     }
