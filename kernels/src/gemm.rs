@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use ::gemm::Parallelism;
 
@@ -201,12 +202,18 @@ pub struct Product {
 /// The least work of a task, in floating-point operations: enough to outweigh handing it to a thread.
 const MIN_TASK: usize = 1 << 22;
 
-/// Results of matrices are cut into about this many tasks: enough for many processors, and few enough that packing the operands of
-/// each costs little.
-const NUM_TASKS: usize = 16;
+/// The least rows and columns of a tile, unless the whole result has fewer. Sums of smaller ones can have another order: the crate's
+/// kernels for vectors and for small matrices begin below 65 rows or columns.
+const MIN_TILE: usize = 96;
 
-/// Tiles of results are multiples of this, a multiple of the tiles of all of the crate's kernels.
-const TILE: usize = 96;
+/// Tiles begin at multiples of this, so that they fill vectors.
+const ALIGNMENT: usize = 16;
+
+/// If the result has fewer rows or columns, the tasks do not depend on the number of threads: the order of sums may depend on them.
+const MIN_MATRIX: usize = 16;
+
+/// The tasks of such a result.
+const NUM_VECTOR_TASKS: usize = 16;
 
 impl Product {
     /// `dims` are m, n and k. `strides` are those of rows and columns of `a`, `b` and `out`. `loops` are sizes, and strides in `a`,
@@ -256,30 +263,36 @@ impl Product {
         loops + extent(dims, self.strides[which])
     }
 
-    /// Rows and columns of the tiles of a result. They depend on the product's dims alone: the order of a sum may depend on
-    /// whether its tile is a small one.
-    fn tile(&self) -> [usize; 2] {
-        let [mut m, mut n, k] = self.dims;
-        let wanted = (self.flops() / NUM_TASKS).max(MIN_TASK);
-        let halved = |size: usize| size.div_ceil(2).next_multiple_of(TILE);
-        while 2 * m * n * k > wanted + wanted / 2 && m.max(n) > TILE {
-            if m >= n {
-                m = halved(m)
-            } else {
-                n = halved(n)
-            };
-        }
-        [m, n]
+    /// Into how many tiles the rows and the columns of a result are cut: a tile for each thread, and as square as possible, because each
+    /// tile packs its part of both operands.
+    fn num_tiles(&self, num_threads: usize) -> [usize; 2] {
+        let [m, n, k] = self.dims;
+        let wanted = match m.min(n) < MIN_MATRIX {
+            true => NUM_VECTOR_TASKS,
+            false => num_threads.div_ceil(self.num_iterations()),
+        };
+        let most = [m, n].map(|size| (size / (MIN_TILE + ALIGNMENT)).max(1));
+        let most_tasks = wanted.min(2 * m * n * k / MIN_TASK).min(most[0] * most[1]);
+        let cuts = |num_tasks: usize| {
+            let counts =
+                (1..=num_tasks).rev().filter(move |num_m| num_tasks.is_multiple_of(*num_m));
+            let cuts = counts.map(move |num_m| [num_m, num_tasks / num_m]);
+            let cuts = cuts.filter(|[num_m, num_n]| *num_m <= most[0] && *num_n <= most[1]);
+            cuts.min_by_key(|[num_m, num_n]| m / num_m + n / num_n)
+        };
+        (1..=most_tasks).rev().find_map(cuts).unwrap_or([1, 1])
     }
 
-    /// Whether `a` and `b` are to be transposed first. Their tiles are packed several times, which reads rows faster than columns.
-    fn transposes(&self) -> [bool; 2] {
-        let ([m, n, k], [a, b, _]) = (self.dims, self.strides);
+    /// Whether `a` and `b` are to be transposed first, if the result is cut into so many tiles. Each column of tiles packs `a` again, and
+    /// each row `b`, which reads rows faster than columns.
+    fn transposes(&self, [num_m, num_n]: [usize; 2]) -> [bool; 2] {
+        let ([_, _, k], [a, b, _]) = (self.dims, self.strides);
         let is_large = self.loops.is_empty() && k >= 64;
         let is_by_columns = |strides: [usize; 2]| strides[0] == 1 && strides[1] > 1;
+        let is_packed_often = |times: usize| times > 2;
         [
-            is_large && is_by_columns(a) && n >= 8 * TILE,
-            is_large && is_by_columns(b) && m >= 2 * TILE,
+            is_large && is_by_columns(a) && is_packed_often(num_n),
+            is_large && is_by_columns(b) && is_packed_often(num_m),
         ]
     }
 
@@ -301,12 +314,12 @@ impl Product {
         if m == 0 || n == 0 || num_iterations == 0 {
             return;
         }
-        let [tile_m, tile_n] = self.tile();
-        let (num_m, num_n) = (m.div_ceil(tile_m), n.div_ceil(tile_n));
+        let [num_m, num_n] = self.num_tiles(pool.num_threads());
         let num_tiles = num_iterations * num_m * num_n;
-        let tiles_per_task = MIN_TASK.div_ceil((2 * tile_m * tile_n * k).max(1)).min(num_tiles);
+        let work_of_tile = 2 * m * n * k / (num_m * num_n);
+        let tiles_per_task = MIN_TASK.div_ceil(work_of_tile.max(1)).min(num_tiles);
         let out = Place { data: out.as_mut_ptr(), strides: out_strides };
-        let transposes = self.transposes();
+        let transposes = self.transposes([num_m, num_n]);
         let (by_rows_a, by_rows_b);
         let (mut a, mut a_strides, mut b, mut b_strides) = (a, a_strides, b, b_strides);
         if transposes[0] {
@@ -321,12 +334,14 @@ impl Product {
             let first = task * tiles_per_task;
             for tile in first..(first + tiles_per_task).min(num_tiles) {
                 let (iteration, tile) = (tile / (num_m * num_n), tile % (num_m * num_n));
-                let (row, column) = (tile / num_n * tile_m, tile % num_n * tile_n);
+                let rows = tile_of(tile / num_n, num_m, m);
+                let columns = tile_of(tile % num_n, num_n, n);
+                let (row, column) = (rows.start, columns.start);
                 let [a_offset, b_offset, out_offset] = self.offsets(iteration);
                 let a_offset = a_offset + row * a_strides[0];
                 let b_offset = b_offset + column * b_strides[1];
                 let out_offset = out_offset + row * out_strides[0] + column * out_strides[1];
-                let dims = [tile_m.min(m - row), tile_n.min(n - column), k];
+                let dims = [rows.len(), columns.len(), k];
                 // SAFETY: the operands and the result are live slices, the result is borrowed mutably, and `extent` has
                 // shown that all elements lie within. By `new`, the places of the result are distinct, and each is in
                 // the tile of one task.
@@ -339,6 +354,15 @@ impl Product {
             }
         });
     }
+}
+
+/// The rows or columns of a tile, of so many that are cut out of `size`.
+fn tile_of(index: usize, num_tiles: usize, size: usize) -> Range<usize> {
+    let start = |index: usize| match index {
+        _ if index == num_tiles => size,
+        _ => index * size / num_tiles / ALIGNMENT * ALIGNMENT,
+    };
+    start(index)..start(index + 1)
 }
 
 /// `[columns, rows]` at `stride` between its rows, as `[rows, columns]` without gaps.
@@ -461,6 +485,33 @@ mod tests {
             let pool = Pool::new(num_helpers).unwrap();
             product.run(&pool, &mut out, &a, &b);
             prop_assert_eq!(&out, &expected);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn bits_do_not_depend_on_the_number_of_threads(
+            m in 1usize..700, n in 1usize..700, k in 1usize..1200,
+            by_columns in any::<[bool; 2]>(), num_helpers in 1usize..20, num_iterations in 1usize..4,
+        ) {
+            let strides = |rows: usize, columns: usize, by_columns| match by_columns {
+                true => [1, rows],
+                false => [columns, 1],
+            };
+            let strides = [strides(m, k, by_columns[0]), strides(k, n, by_columns[1]), [n, 1]];
+            let product =
+                Product::new([m, n, k], strides, vec![(num_iterations, [0, 0, m * n])]).unwrap();
+            let value = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 1000.0 - 0.5;
+            let a: Vec<f32> = (0..m * k).map(value).collect();
+            let b: Vec<f32> = (1..=k * n).map(value).collect();
+            let [one, many] = [0, num_helpers].map(|num_helpers| {
+                let mut out = vec![0f32; num_iterations * m * n];
+                product.run(&Pool::new(num_helpers).unwrap(), &mut out, &a, &b);
+                out
+            });
+            prop_assert!(one == many);
         }
     }
 

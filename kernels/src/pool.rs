@@ -51,6 +51,11 @@ impl<'h> Pool<'h> {
         Self { num_helpers, helpers: OwnOr::Given(helpers) }
     }
 
+    /// Threads that work at once: the calling one and its helpers.
+    pub fn num_threads(&self) -> usize {
+        self.num_helpers + 1
+    }
+
     /// Calls `task` with each number below `num_tasks`, on several threads and in any order, and returns when all calls
     /// have.
     pub fn run(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {

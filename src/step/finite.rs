@@ -32,16 +32,22 @@ pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>) -> Tensor<'g>
     let num_leaves = next.len() as f64;
     let none = t.scalar(DType::I32, 0.0);
     let greatest = groups.iter().fold(none, |greatest, group| {
+        // Codes within the group: parameters of the same shape then have the same kernel, which is compiled once.
         let like_leaf = |code: f64| t.full(DType::I32, &group.ty.dims, code).vary(group.ty.varying);
-        let codes = group.leaves.iter().rev().fold(like_leaf(0.0), |codes, (place, leaf)| {
-            leaf.is_finite().select(codes, like_leaf(num_leaves - *place as f64))
+        let leaves = || (1..).map(f64::from).zip(group.leaves.iter().rev());
+        let codes = leaves().fold(like_leaf(0.0), |codes, (code, (_, leaf))| {
+            leaf.is_finite().select(codes, like_leaf(code))
         });
-        let greatest_here = codes.reduce_max(&(0..group.ty.rank()).collect::<Vec<_>>());
-        let greatest_everywhere = match group.ty.varying.is_empty() {
-            true => greatest_here,
-            false => greatest_here.all_reduce(Reduction::Max, group.ty.varying),
+        let here = codes.reduce_max(&(0..group.ty.rank()).collect::<Vec<_>>());
+        let everywhere = match group.ty.varying.is_empty() {
+            true => here,
+            false => here.all_reduce(Reduction::Max, group.ty.varying),
         };
-        greatest.maximum(greatest_everywhere)
+        let among_all = leaves().fold(none, |among_all, (code, (place, _))| {
+            let code_among_all = t.scalar(DType::I32, num_leaves - *place as f64);
+            everywhere.equal(code).select(code_among_all, among_all)
+        });
+        greatest.maximum(among_all)
     });
     greatest.equal(0.0).select(greatest, num_leaves + 1.0 - greatest)
 }

@@ -74,12 +74,14 @@ pub fn trace_step(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
         let is_mean_finite = loss.is_finite().and(grad_norm.is_finite());
         // The test depends on the norm of all gradients. If a leaf were tested as soon as its gradient is known,
         // compilers would overlap the all_reduces with the tests instead of the backward pass.
-        let nonfinite_leaf = first_nonfinite(t, &next_if(is_mean_finite));
+        // The barriers keep XLA's CPU backend from computing `apply` again for each leaf, from the tests of all leaves.
+        let nonfinite_leaf = first_nonfinite(t, &next_if(is_mean_finite)).fusion_barrier();
         let finite = is_mean_finite.and(nonfinite_leaf.equal(0.0));
         let apply = match spec.on_nonfinite {
             OnNonfinite::Skip => finite,
             OnNonfinite::Stop => finite.and(inputs.num_skipped.equal(0.0)),
         };
+        let apply = apply.fusion_barrier();
         for (path, next) in next_if(apply).iter() {
             let apply = apply.vary(next.varying());
             t.next_state(path, apply.select(*next, inputs.state[path]));
