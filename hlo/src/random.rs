@@ -76,6 +76,7 @@ impl<'g> Key<'g> {
     #[track_caller]
     pub fn fold_in(self, number: Tensor<'g>) -> Self {
         Self { words: threefry2x32_ops(self.words, [number.full_like(0.0), number]) }
+            .computed_once()
     }
 
     /// Derives a key from a path.
@@ -83,8 +84,16 @@ impl<'g> Key<'g> {
     #[track_caller]
     pub fn fold_in_path(self, path: &str) -> Self {
         let t = self.words[0].tracer();
-        let hash = path_hash(path).map(|word| t.scalar(DType::U32, f64::from(word)));
-        Self { words: threefry2x32_ops(self.words, hash) }
+        // The barrier gives the keys of all paths the same kernel.
+        let hash =
+            path_hash(path).map(|word| t.scalar(DType::U32, f64::from(word)).fusion_barrier());
+        Self { words: threefry2x32_ops(self.words, hash) }.computed_once()
+    }
+
+    /// Keeps XLA's CPU backend from deriving the key again in each kernel that draws from it, and for each element.
+    #[track_caller]
+    fn computed_once(self) -> Self {
+        Self { words: self.words.map(Tensor::fusion_barrier) }
     }
 
     /// The keys of [`Self::fold_in_path`] for several paths, to draw several streams in one computation.
