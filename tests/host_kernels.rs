@@ -404,8 +404,8 @@ fn train(text: &str, sets: &[&str], num_steps: u64) -> (Vec<f64>, String) {
     (losses, state::fingerprint(&trainer.model().unwrap()))
 }
 
-/// Trains with kernels, twice with the same bits, and compares with XLA's ops.
-fn check_training(text: &str, sets: &[&str], num_steps: u64) {
+/// Trains with kernels, twice with the same bits, and compares the losses with those of XLA's ops: their relative difference.
+fn check_training(text: &str, sets: &[&str], num_steps: u64, tolerance: f64) {
     let with = |kernels: &'static str| [sets, &[kernels]].concat();
     let xla = train(text, &with("compile.kernels=\"xla\""), num_steps);
     for kernels in ["compile.kernels=\"auto\"", "compile.kernels=\"all\""] {
@@ -414,7 +414,7 @@ fn check_training(text: &str, sets: &[&str], num_steps: u64) {
         assert_ne!(found.1, xla.1, "{sets:?} {kernels}: other kernels, other bits");
         let differences = found.0.iter().zip(&xla.0).map(|(a, b)| (a - b).abs() / b.abs());
         let worst = differences.fold(0.0, f64::max);
-        assert!(worst < 2e-3, "{sets:?} {kernels}: {worst:e}");
+        assert!(worst < tolerance, "{sets:?} {kernels}: {worst:e}");
     }
 }
 
@@ -426,13 +426,15 @@ fn a_gpt_trains_with_kernels_on_every_mesh() {
         &["mesh.data=2", "mesh.fsdp=2", "parallel.zero=3", "model.scan_layers=true"],
         &["mesh.data=2", "parallel.host_collectives=true", "model.remat=true"],
     ] {
-        check_training(GPT, sets, 6);
+        check_training(GPT, sets, 6, 2e-3);
     }
 }
 
 #[test]
 fn a_resnet_trains_with_kernels() {
-    check_training(RESNET, &["mesh.data=2"], 3);
+    check_training(RESNET, &["mesh.data=2", "train.precision=\"f64\""], 3, 1e-9);
+    // At this rate the steps amplify rounding: on one processor XLA's f32 ops were 8e-3 from those in f64, the kernels 7e-6.
+    check_training(RESNET, &["mesh.data=2"], 3, 3e-2);
 }
 
 /// Kernels wait only for workers that have begun to help, so they cannot wait for a collective.
