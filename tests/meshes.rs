@@ -234,7 +234,9 @@ impl Trained {
 }
 
 fn train(case: &Case, mesh: Mesh) -> Trained {
-    let is_quick = !case.name.starts_with("resnet");
+    // Without optimization, XLA rounds to bf16 in more than one way on processors with instructions for it. What is only noise, as the
+    // gradients of the keys' biases, would then differ from mesh to mesh, and Adam would amplify it.
+    let is_quick = !case.name.starts_with("resnet") && !case.name.ends_with("bf16");
     let quick = is_quick.then_some(&QUICK);
     let sets = case.sets.iter().chain(quick).map(|set| (*set).to_owned());
     let sets: Vec<_> = sets.chain(mesh.sets()).collect();
