@@ -234,9 +234,7 @@ impl Trained {
 }
 
 fn train(case: &Case, mesh: Mesh) -> Trained {
-    // Without optimization, XLA rounds to bf16 in more than one way on processors with instructions for it. What is only noise, as the
-    // gradients of the keys' biases, would then differ from mesh to mesh, and Adam would amplify it.
-    let is_quick = !case.name.starts_with("resnet") && !case.name.ends_with("bf16");
+    let is_quick = !case.name.starts_with("resnet");
     let quick = is_quick.then_some(&QUICK);
     let sets = case.sets.iter().chain(quick).map(|set| (*set).to_owned());
     let sets: Vec<_> = sets.chain(mesh.sets()).collect();
@@ -344,11 +342,18 @@ fn gpt_agrees_on_any_mesh() {
 }
 
 /// Against as many replicas with whole state, since what bf16 rounds depends on the number of replicas. Gradients are
-/// accumulated over microbatches, and parameters rounded before they are sent.
+/// accumulated over microbatches, and parameters rounded before they are sent. Where XLA rounds depends on the mesh on some processors.
+/// So not with Adam, which makes whole steps of what is only noise: the gradients of the keys' biases, which do not matter.
 #[test]
 fn bf16_agrees_on_as_many_replicas() {
-    let sets = &["train.precision=bf16", "train.num_microbatches=2"];
-    let case = Case { name: "gpt, bf16", sets, tolerance: 1e-4, ..GPTS[0] };
+    let sets = &[
+        "train.precision=bf16",
+        "train.num_microbatches=2",
+        "optimizer.name=sgd",
+        "optimizer.momentum=0.9",
+        "schedule.peak=0.1",
+    ];
+    let case = Case { name: "gpt, bf16", sets, tolerance: 2e-4, ..GPTS[0] };
     check_against(MESHES[7], &case, &MESHES[..6]);
 }
 
