@@ -343,7 +343,7 @@ fn gpt_agrees_on_any_mesh() {
 
 /// Against as many replicas with whole state, since what bf16 rounds depends on the number of replicas. Gradients are
 /// accumulated over microbatches, and parameters rounded before they are sent. Where XLA rounds depends on the mesh on some processors.
-/// So not with Adam, which makes whole steps of what is only noise: the gradients of the keys' biases, which do not matter.
+/// So not with Adam: the gradients of the keys' biases are rounding errors alone, and Adam would turn them into steps of full size.
 #[test]
 fn bf16_agrees_on_as_many_replicas() {
     let sets = &[
