@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hlo::random::{Key, threefry2x32};
 use hlo::{
     AxisSet, Convolution, DType, DotDims, Graph, HostCalls, Literal, Mesh, Reduction, Tensor,
-    TensorType, Tracer, Window, grad, interpret, lower_with_host_calls, trace,
+    TensorType, Threefry, Tracer, Window, grad, interpret, lower_with_host_calls, trace,
 };
 use lockstep::config::Config;
 use lockstep::data::{self, TrainBatches};
@@ -236,6 +236,52 @@ fn sums_over_leading_dims_are_those_of_the_interpreter() {
 }
 
 /// The outputs of a layer and its gradients, with kernels and without.
+/// The bits of the words of a key and of counters, exactly.
+#[test]
+fn random_bits_are_those_of_the_interpreter() {
+    let client = client(1);
+    for (many, dims, strides) in [
+        ([false; 2], &[][..], &[][..]),
+        ([false; 2], &[40_001], &[]),
+        ([false; 2], &[30, 700], &[1]),
+        ([true, false], &[5, 40, 30], &[u32::MAX, 3]),
+        ([false, true], &[], &[]),
+        ([true, true], &[0, 3], &[1]),
+    ] {
+        for num_words in [1, 2] {
+            let graph = trace(Mesh::SINGLE, |t| {
+                let word = |name: &str, many: bool| {
+                    t.input(name, TensorType::new(DType::U32, if many { &[9][..] } else { &[] }))
+                };
+                let key = [word("key 0", many[0]), word("key 1", many[0])];
+                let counter = [word("counter 0", many[1]), word("counter 1", many[1])];
+                let (dims, strides) = (dims.to_vec(), strides.to_vec());
+                let words = t.threefry(Threefry { dims, strides, num_words }, key, counter);
+                for (i, word) in words.into_iter().enumerate() {
+                    t.output(format!("word {i}"), word);
+                }
+            });
+            let graph = graph.unwrap();
+            let inputs = graph.inputs().iter().zip(0..);
+            let inputs: Vec<_> = inputs
+                .map(|(input, stream)| {
+                    let dims = &graph.ty(input.value).dims;
+                    let word = |i| threefry2x32([0x7e57, stream], [0, i])[0];
+                    let words: Vec<_> = (0..).take(dims.iter().product()).map(word).collect();
+                    Literal::from_slice(dims, &words)
+                })
+                .collect();
+            let each: Vec<_> = inputs.iter().map(|input| vec![input.clone()]).collect();
+            let expected = interpret(&graph, &each).unwrap();
+            assert_eq!(
+                run(&client, &graph, 1, &inputs),
+                expected.into_iter().flatten().collect::<Vec<_>>(),
+                "{dims:?}"
+            );
+        }
+    }
+}
+
 fn attention_graph(
     kernels: AttentionKernels,
     dtype: DType,

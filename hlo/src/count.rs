@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::ops::threefry::THREEFRY_FLOPS;
 use crate::region::expand;
 use crate::traffic::traffic as fused_traffic;
 use crate::{Binary, Communication, Graph, Node, Op, Region, TensorType, Unary};
@@ -196,6 +197,9 @@ fn work(graph: &Graph, node: &Node) -> Work {
         Op::Gather { .. } => Work::Move,
         Op::Scatter { .. } => Work::Flops(elements(operand(2))),
         Op::TopK { .. } => Work::Flops(elements(operand(0))),
+        Op::Threefry(_) => {
+            Work::Flops(elements(graph.ty(node.result())).saturating_mul(THREEFRY_FLOPS))
+        }
         Op::AllReduce { .. }
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }

@@ -230,6 +230,7 @@ fn rule<'g>(
         Op::Unary(op) => Ok(vec![unary(*op, x[0], y[0], ct)]),
         Op::Binary(op) => Ok(binary(*op, x[0], x[1], y[0], ct)),
         Op::Compare(_) => Ok(vec![None, None]),
+        Op::Threefry(_) => Ok(vec![None; x.len()]),
         Op::Select => {
             let zero = ct.full_like(0.0);
             Ok(vec![None, Some(x[0].select(ct, zero)), Some(x[0].select(zero, ct))])

@@ -68,6 +68,7 @@ fn num_operands(op: &Op) -> Option<usize> {
         Op::Select | Op::Clamp => Some(3),
         Op::Gather { .. } => Some(2),
         Op::Scatter { .. } => Some(3),
+        Op::Threefry(_) => Some(4),
         Op::Concatenate { .. }
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice
@@ -196,6 +197,7 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
         Op::While { regions, .. } => while_loop(t, regions, mesh),
         Op::Gather { num_batch } => one(gather::infer_gather(t[0], t[1], *num_batch)?),
         Op::TopK { k } => top_k::infer(t[0], *k),
+        Op::Threefry(threefry) => threefry.infer(t),
         Op::Scan(scan) => region::infer_scan(scan, t, mesh),
         Op::Case { branches } => case::infer(branches, t, mesh),
         Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => {

@@ -51,7 +51,7 @@ pub use literal::{Element, Literal};
 pub use mesh::{Axis, AxisSet, Mesh, Sharding, UnevenShard};
 pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
 pub use ops::{
-    Branch, Convolution, ConvolutionDims, CustomCall, CustomVjp, Layouts, Operand, Window,
+    Branch, Convolution, ConvolutionDims, CustomCall, CustomVjp, Layouts, Operand, Threefry, Window,
 };
 pub use origin::Origin;
 pub use rebuild::rebuild;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::{
     AxisSet, Convolution, CustomCall, CustomVjp, DType, Graph, Groups, Literal, Region, Scan,
-    Window,
+    Threefry, Window,
 };
 
 /// One operation; its operands and result types are stored in the graph.
@@ -147,6 +147,8 @@ pub enum Op {
         /// Number of elements, at least 1.
         k: usize,
     },
+    /// Random bits: Threefry-2x32 of a key and of a grid of counters.
+    Threefry(Threefry),
     /// `scan(consts.., init.., xs..) -> carried.., ys..`: a differentiable loop that reads and writes stacks of
     /// slices.
     Scan(Scan),
@@ -259,6 +261,7 @@ impl Op {
             Op::Gather { .. } => "gather",
             Op::Scatter { .. } => "scatter",
             Op::TopK { .. } => "top_k",
+            Op::Threefry(_) => "threefry",
             Op::Scan(_) => "scan",
             Op::Case { .. } => "case",
             Op::Remat(_) => "remat",

@@ -9,43 +9,9 @@
 
 use std::f64::consts::TAU;
 
-use crate::{DType, Literal, Mesh, Sharding, Tensor, Tracer};
+use crate::{DType, Literal, Mesh, Sharding, Tensor, Threefry, Tracer};
 
-const PARITY: u32 = 0x1BD1_1BDA;
-const ROTATIONS: [[u32; 4]; 2] = [[13, 15, 26, 6], [17, 29, 16, 24]];
-
-/// Threefry-2x32 with 20 rounds on the host: the counter's two words, encrypted under the key.
-pub fn threefry2x32(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
-    let schedule = [key[0], key[1], key[0] ^ key[1] ^ PARITY];
-    let [mut x0, mut x1] = [counter[0].wrapping_add(key[0]), counter[1].wrapping_add(key[1])];
-    for group in 0..5usize {
-        for rotation in ROTATIONS[group % 2] {
-            x0 = x0.wrapping_add(x1);
-            x1 = x1.rotate_left(rotation) ^ x0;
-        }
-        x0 = x0.wrapping_add(schedule[(group + 1) % 3]);
-        x1 = x1.wrapping_add(schedule[(group + 2) % 3]).wrapping_add(group as u32 + 1);
-    }
-    [x0, x1]
-}
-
-/// [`threefry2x32`] in a graph: key words are u32 scalars, counter words are u32 tensors of the same shape.
-#[track_caller]
-fn threefry2x32_ops<'g>(key: [Tensor<'g>; 2], counter: [Tensor<'g>; 2]) -> [Tensor<'g>; 2] {
-    let schedule = [key[0], key[1], key[0].xor(key[1]).xor(f64::from(PARITY))];
-    let [mut x0, mut x1] = [counter[0] + key[0], counter[1] + key[1]];
-    for group in 0..5usize {
-        for rotation in ROTATIONS[group % 2] {
-            x0 = x0 + x1;
-            let left = x1.shift_left(f64::from(rotation));
-            let right = x1.shift_right_logical(f64::from(32 - rotation));
-            x1 = left.or(right).xor(x0);
-        }
-        x0 = x0 + schedule[(group + 1) % 3];
-        x1 = x1 + (schedule[(group + 2) % 3] + (group as f64 + 1.0));
-    }
-    [x0, x1]
-}
+pub use crate::ops::threefry::threefry2x32;
 
 /// The key of a stream of random numbers: two u32 scalars. Or the keys of several streams that are drawn in
 /// one computation: two u32 `[num_streams]`.
@@ -75,8 +41,7 @@ impl<'g> Key<'g> {
     #[must_use]
     #[track_caller]
     pub fn fold_in(self, number: Tensor<'g>) -> Self {
-        Self { words: threefry2x32_ops(self.words, [number.full_like(0.0), number]) }
-            .computed_once()
+        self.derived([number.full_like(0.0), number]).computed_once()
     }
 
     /// Derives a key from a path.
@@ -87,7 +52,14 @@ impl<'g> Key<'g> {
         // The barrier gives the keys of all paths the same kernel.
         let hash =
             path_hash(path).map(|word| t.scalar(DType::U32, f64::from(word)).fusion_barrier());
-        Self { words: threefry2x32_ops(self.words, hash) }.computed_once()
+        self.derived(hash).computed_once()
+    }
+
+    /// The key, or keys, of a counter.
+    #[track_caller]
+    fn derived(self, counter: [Tensor<'g>; 2]) -> Self {
+        let key = Threefry { dims: vec![], strides: vec![], num_words: 2 };
+        Self { words: two(self.words[0].tracer(), key, self.words, counter) }
     }
 
     /// Keeps XLA's CPU backend from deriving the key again in each kernel that draws from it, and for each element.
@@ -106,7 +78,7 @@ impl<'g> Key<'g> {
             let words: Vec<_> = hashes.iter().map(|hash| hash[i]).collect();
             t.constant(Literal::from_slice(&[words.len()], &words))
         });
-        Self { words: threefry2x32_ops(self.words, hashes) }
+        self.derived(hashes)
     }
 
     /// Two u32 tensors of random bits for the slice's elements. Keys of several streams give a leading dim,
@@ -114,30 +86,32 @@ impl<'g> Key<'g> {
     #[must_use]
     #[track_caller]
     pub fn bits(self, slice: &GlobalSlice<'g>) -> [Tensor<'g>; 2] {
-        let counter = slice.counter(self.words[0].tracer());
-        let Some(&num_streams) = self.words[0].shape().first() else {
-            return threefry2x32_ops(self.words, counter);
-        };
-        let dims = [&[num_streams], slice.dims()].concat();
-        let inner: Vec<_> = (1..dims.len()).collect();
-        threefry2x32_ops(
-            self.words.map(|word| word.broadcast_in_dim(&dims, &[0])),
-            counter.map(|word| word.broadcast_in_dim(&dims, &inner)),
-        )
+        let t = self.words[0].tracer();
+        two(t, slice.threefry(2), self.words, slice.first_counter(t))
+    }
+
+    /// The first of the two tensors of [`Self::bits`].
+    #[track_caller]
+    fn first_bits(self, slice: &GlobalSlice<'g>) -> Tensor<'g> {
+        let t = self.words[0].tracer();
+        t.threefry(slice.threefry(1), self.words, slice.first_counter(t))[0]
     }
 
     /// Uniform in `[0, 1)`, in multiples of a step that the dtype represents exactly: 2^-53 for f64, 2^-24 for f32, 2^-11
     /// for f16, 2^-8 for bf16.
     #[track_caller]
     pub fn uniform(self, slice: &GlobalSlice<'g>, dtype: DType) -> Tensor<'g> {
-        let bits = self.bits(slice);
-        match dtype {
-            DType::F64 => unit_f64(bits[0], bits[1]),
-            // A finer step would round up to 1.
-            DType::F16 => unit(bits[0], 11).convert(dtype),
-            DType::Bf16 => unit(bits[0], 8).convert(dtype),
-            _ => unit(bits[0], 24).convert(dtype),
-        }
+        // A finer step would round up to 1.
+        let num_bits = match dtype {
+            DType::F64 => {
+                let [high, low] = self.bits(slice);
+                return unit_f64(high, low);
+            }
+            DType::F16 => 11,
+            DType::Bf16 => 8,
+            _ => 24,
+        };
+        unit(self.first_bits(slice), num_bits).convert(dtype)
     }
 
     /// Standard normal, by the Box-Muller transform of the element's two words:
@@ -250,24 +224,48 @@ impl<'g> GlobalSlice<'g> {
         &self.local
     }
 
-    /// The counter of each element: its index along dim 0, and its row-major index over the others.
+    /// The counters of the elements: the index along dim 0, and the row-major index over the others.
+    fn threefry(&self, num_words: usize) -> Threefry {
+        let mut strides = vec![];
+        let mut stride = 1u32;
+        for size in self.global.iter().skip(1).rev() {
+            strides.push(stride);
+            stride = stride.wrapping_mul(*size as u32);
+        }
+        strides.reverse();
+        Threefry { dims: self.local.clone(), strides, num_words }
+    }
+
+    /// The counter of the first element.
     #[track_caller]
-    fn counter(&self, t: &'g Tracer) -> [Tensor<'g>; 2] {
-        let along = |dim: usize| {
-            let index = t.iota(DType::U32, &self.local, dim);
-            self.start[dim].map_or(index, |start| index + start)
-        };
-        let zeros = || t.full(DType::U32, &self.local, 0.0);
-        let rest = (1..self.local.len()).fold(None, |rest: Option<Tensor<'g>>, dim| {
-            let index = along(dim);
-            Some(rest.map_or(index, |outer| outer * self.global[dim] as f64 + index))
-        });
-        [if self.local.is_empty() { zeros() } else { along(0) }, rest.unwrap_or_else(zeros)]
+    fn first_counter(&self, t: &'g Tracer) -> [Tensor<'g>; 2] {
+        let zero = || t.scalar(DType::U32, 0.0);
+        let steps = self.threefry(1).strides;
+        let others = self.start.iter().skip(1).zip(steps);
+        let others = others.filter_map(|(start, step)| Some((*start)? * f64::from(step)));
+        let row = self.start.first().copied().flatten();
+        [row.unwrap_or_else(zero), others.reduce(|a, b| a + b).unwrap_or_else(zero)]
+    }
+}
+
+/// Both words of random bits.
+#[track_caller]
+fn two<'g>(
+    t: &'g Tracer,
+    threefry: Threefry,
+    key: [Tensor<'g>; 2],
+    counter: [Tensor<'g>; 2],
+) -> [Tensor<'g>; 2] {
+    match t.threefry(threefry, key, counter)[..] {
+        [high, low] => [high, low],
+        _ => [t.poison(); 2],
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::panic::Location;
+
     use super::*;
     use crate::{Axis, AxisSet, TensorType, interpret, trace};
 
@@ -299,23 +297,41 @@ mod tests {
         }
     }
 
+    /// The interpreter computes it on the host; other backends get ops.
     #[test]
-    fn threefry_in_a_graph_equals_threefry_on_the_host() {
-        let counters: Vec<[u32; 2]> = (0..50)
-            .map(|i| threefry2x32([5, 6], [0, i]))
-            .chain(KNOWN.map(|known| known.1))
-            .collect();
-        let words = |i: usize| -> Vec<u32> { counters.iter().map(|counter| counter[i]).collect() };
-        for (key, _, _) in KNOWN {
-            let drawn = draw(Mesh::SINGLE, key, |t, key| {
-                let counter =
-                    [0, 1].map(|i| t.constant(Literal::from_slice(&[counters.len()], &words(i))));
-                let [high, low] = threefry2x32_ops(key.words(), counter);
-                high.concatenate(&[low], 0)
-            });
-            let expected = |i: usize| counters.iter().map(move |c| threefry2x32(key, *c)[i]);
-            let expected: Vec<_> = expected(0).chain(expected(1)).collect();
-            assert_eq!(drawn[0].as_slice::<u32>(), expected);
+    fn threefry_in_other_ops_equals_threefry_on_the_host() {
+        for (streams, dims, strides) in [
+            ([false; 4], vec![], vec![]),
+            ([true, true, false, false], vec![7], vec![]),
+            ([true, true, false, false], vec![], vec![]),
+            ([false, false, true, true], vec![], vec![]),
+            ([false; 4], vec![3, 5], vec![1]),
+            ([true; 4], vec![2, 3, 4], vec![u32::MAX, 9]),
+        ] {
+            for num_words in [1, 2] {
+                let threefry = Threefry { dims: dims.clone(), strides: strides.clone(), num_words };
+                let types = streams
+                    .map(|many| TensorType::new(DType::U32, if many { &[5][..] } else { &[] }));
+                let as_ops =
+                    threefry.as_ops(Mesh::SINGLE, &types.each_ref(), Location::caller().into());
+                let words: Vec<Vec<u32>> = (0..4)
+                    .zip(streams)
+                    .map(|(i, many)| {
+                        let word = |j| threefry2x32([5, i], [0, j])[0];
+                        (0..if many { 5 } else { 1 }).map(word).collect()
+                    })
+                    .collect();
+                let literals: Vec<_> = types
+                    .iter()
+                    .zip(&words)
+                    .map(|(ty, words)| vec![Literal::from_slice(&ty.dims, words)])
+                    .collect();
+                let drawn = interpret(&as_ops, &literals).unwrap();
+                let drawn: Vec<_> =
+                    drawn.iter().map(|word| word[0].as_slice::<u32>().to_vec()).collect();
+                let words: Vec<_> = words.iter().map(Vec::as_slice).collect();
+                assert_eq!(drawn, threefry.interpret(&words), "{threefry:?}");
+            }
         }
     }
 

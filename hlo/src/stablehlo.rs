@@ -43,7 +43,8 @@ pub struct HostCalls {
     /// number with a call to [`HOST_REPLICA_ID_TARGET`]. The number of processes must divide the replicas of the mesh.
     pub collectives: Option<usize>,
     /// Matrix products, convolutions of images NHWC, maxima over windows of them, their gradients, and sums over leading dims are calls
-    /// to [`HOST_KERNEL_TARGET`], if they are large enough to be worth a call. Attributes say what to compute.
+    /// to [`HOST_KERNEL_TARGET`], if they are large enough to be worth a call, and so are all random bits, which are large programs to
+    /// compile. Attributes say what to compute.
     pub kernels: bool,
 }
 
@@ -304,6 +305,15 @@ impl Writer {
                 let identity = self.identity(context, node, dtype, *reduction);
                 windows::reduce_window(context, node, *reduction, window, &identity)
             }
+            Op::Threefry(threefry) if self.kernels => {
+                host_kernel::threefry(context, node, threefry)
+            }
+            Op::Threefry(threefry) => {
+                let types: Vec<_> =
+                    node.operands.iter().map(|operand| context.graph.ty(*operand)).collect();
+                let as_ops = threefry.as_ops(self.mesh, &types, node.location);
+                return self.inline(context, node, &merge_common_subexpressions(&as_ops));
+            }
             Op::SelectAndScatter { window } => {
                 let dtype = context.graph.ty(node.operands[0]).dtype;
                 let zero = self.identity(context, node, dtype, Reduction::Sum);
@@ -346,6 +356,22 @@ impl Writer {
         }
         let arity = if results.len() == 1 { String::new() } else { format!(":{}", results.len()) };
         self.line(context, node, &format!("{name}{arity} = {body}"));
+    }
+
+    /// Writes the nodes of a graph in place of a node, whose operands are its inputs.
+    fn inline(&mut self, context: &mut RegionContext<'_>, node: &Node, graph: &Graph) {
+        let mut names = vec![String::new(); graph.num_values()];
+        for (input, operand) in graph.inputs().iter().zip(&node.operands) {
+            names[input.value.index()] = context.name(*operand).to_owned();
+        }
+        let identities = HashMap::new();
+        let mut inner = RegionContext { graph, names, identities, indent: context.indent };
+        for node in graph.nodes() {
+            self.node(&mut inner, node);
+        }
+        for (result, output) in node.results().zip(graph.outputs()) {
+            context.names[result.index()] = inner.name(output.value).to_owned();
+        }
     }
 
     /// Writes an op that sums products with an f32 result where the graph has a narrower float, and converts
@@ -606,7 +632,8 @@ fn expression(
         | Op::ReplicaId { .. }
         | Op::Vary { .. }
         | Op::BlockBoundary
-        | Op::StopGradient => unreachable!("written by `Writer::node`"),
+        | Op::StopGradient
+        | Op::Threefry(_) => unreachable!("written by `Writer::node`"),
     }
 }
 

@@ -166,6 +166,7 @@ fn kind(op: &Op) -> Kind {
         | Op::Convert(_)
         | Op::Constant(_)
         | Op::Iota { .. }
+        | Op::Threefry(_)
         | Op::BroadcastInDim { .. }
         | Op::Slice { .. }
         | Op::DynamicSlice { .. }

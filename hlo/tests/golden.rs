@@ -6,8 +6,9 @@
 
 use hlo::passes::simplify;
 use hlo::{
-    Axis, AxisSet, Branch, Convolution, CustomCall, DType, DotDims, Graph, Groups, Layouts,
-    Literal, Mesh, Reduction, Tensor, TensorType, Tracer, Window, grad, lower, trace, verify,
+    Axis, AxisSet, Branch, Convolution, CustomCall, DType, DotDims, Graph, Groups, HostCalls,
+    Layouts, Literal, Mesh, Reduction, Tensor, TensorType, Threefry, Tracer, Window, grad, lower,
+    lower_with_host_calls, trace, verify,
 };
 
 /// Text of a graph that passes `verify`.
@@ -165,6 +166,21 @@ fn rows() {
         t.output("where", indices);
     });
     insta::assert_snapshot!(text);
+}
+
+#[test]
+fn random_bits() {
+    let graph = trace(Mesh::SINGLE, |t| {
+        let words = t.input("words", TensorType::new(DType::U32, &[4]));
+        let word = |i: usize| words.slice_dim(0, i, i + 1).reshape(&[]);
+        let threefry = Threefry { dims: vec![2, 3], strides: vec![5], num_words: 1 };
+        t.output("bits", t.threefry(threefry, [word(0), word(1)], [word(2), word(3)])[0]);
+    });
+    let graph = graph.unwrap();
+    let calls = HostCalls { kernels: true, ..HostCalls::default() };
+    let texts = [lower(&graph, "test"), lower_with_host_calls(&graph, "test", calls)];
+    let [as_ops, as_call] = texts.map(|program| program.text_without_locations().to_string());
+    insta::assert_snapshot!(format!("{as_ops}\n{as_call}"));
 }
 
 #[test]

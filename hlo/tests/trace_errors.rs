@@ -2,7 +2,7 @@
 
 use hlo::{
     Axis, AxisSet, Convolution, CustomCall, DType, DotDims, Error, Graph, Groups, Layouts, Literal,
-    Mesh, Reduction, Tensor, TensorType, Tracer, Window, grad, trace, vjp,
+    Mesh, Reduction, Tensor, TensorType, Threefry, Tracer, Window, grad, trace, vjp,
 };
 
 use Axis::{Data, Tensor as Model};
@@ -37,6 +37,23 @@ fn shard<'t>(t: &'t Tracer, dims: &[usize]) -> Tensor<'t> {
 }
 
 /// A call of `f` with a result.
+fn word<'g>(t: &'g Tracer, dims: &[usize]) -> Tensor<'g> {
+    t.input(format!("word {dims:?}"), TensorType::new(DType::U32, dims))
+}
+
+/// Random bits of words that are both key and counter.
+#[track_caller]
+fn threefry<'g>(
+    t: &'g Tracer,
+    words: [Tensor<'g>; 2],
+    dims: &[usize],
+    strides: &[u32],
+    num_words: usize,
+) -> Vec<Tensor<'g>> {
+    let threefry = Threefry { dims: dims.to_vec(), strides: strides.to_vec(), num_words };
+    t.threefry(threefry, words, words)
+}
+
 fn call(dims: &[usize]) -> CustomCall {
     CustomCall::new("f", vec![TensorType::new(DType::F32, dims)])
 }
@@ -228,6 +245,12 @@ fn replicas() -> Vec<Case> {
         ("custom_call", "layout [1] of result 0 is not a permutation", line!(), |t| wrong(t.custom_call(CustomCall { layouts: Some(Layouts { operands: vec![], results: vec![vec![1]] }), ..call(&[2]) }, &[]))),
         ("custom_call", "more than 2^40", line!(), |t| wrong(t.custom_call(call(&[usize::MAX, 2]), &[]))),
         ("custom_call", "apply `vary` to it", line!(), |t| wrong(t.custom_call(call(&[2]), &[x(t, &[2]), shard(t, &[2])]))),
+        ("threefry", "key and counter must be u32", line!(), |t| wrong(threefry(t, [int(t, &[]), word(t, &[])], &[3], &[], 1))),
+        ("threefry", "scalars or all of the same number", line!(), |t| wrong(threefry(t, [word(t, &[2]), word(t, &[3])], &[3], &[], 1))),
+        ("threefry", "scalars or all of the same number", line!(), |t| wrong(threefry(t, [word(t, &[2, 2]); 2], &[3], &[], 1))),
+        ("threefry", "1 strides for 1 dims", line!(), |t| wrong(threefry(t, [word(t, &[]); 2], &[3], &[1], 1))),
+        ("threefry", "gives 1 or 2 words, not 3", line!(), |t| wrong(threefry(t, [word(t, &[]); 2], &[3], &[], 3))),
+        ("threefry", "gives 1 or 2 words, not 0", line!(), |t| wrong(threefry(t, [word(t, &[]); 2], &[3], &[], 0))),
         ("remat", "returns nothing", line!(), |t| wrong(t.remat(&[x(t, &[])], |_| vec![]))),
         ("exponential", "not defined for i32", line!(), |t| wrong(t.remat(&[int(t, &[])], |x| vec![x[0].exponential()]))),
         ("exponential", "not defined for i32", line!(), |t| wrong(t.fori_loop(2, &[int(t, &[])], |_, x| vec![x[0].exponential()]))),

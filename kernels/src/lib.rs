@@ -12,6 +12,7 @@ mod gemm;
 mod max_pool;
 mod pool;
 mod sum;
+mod threefry;
 mod vectors;
 
 pub use attention::{Attention, Dropout, Forward, Gradients, Heads, QueriesKeysValues, Real};
@@ -21,3 +22,4 @@ pub use gemm::{Product, Scalar};
 pub use max_pool::MaxPool;
 pub use pool::{Helpers, Pool};
 pub use sum::sum_rows;
+pub use threefry::RandomBits;

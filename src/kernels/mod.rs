@@ -7,6 +7,7 @@ mod convolution;
 mod dot;
 mod max_pool;
 mod sum;
+mod threefry;
 
 use std::thread;
 
@@ -43,7 +44,8 @@ impl HostKernels for CpuKernels {
         let pool = Pool::of(&workers, self.num_processors - 1);
         let dtype = call.operand_types().next().map(|first| first.dtype);
         match dtype {
-            Some(DType::F32) => run::<f32>(&pool, call),
+            // Random bits are of no float.
+            Some(DType::F32 | DType::U32) => run::<f32>(&pool, call),
             Some(DType::F64) => run::<f64>(&pool, call),
             other => Err(format!("kernels compute in f32 and f64, not in {other:?}")),
         }
@@ -58,6 +60,7 @@ fn run<T: Element + Pod>(pool: &Pool<'_>, call: &mut KernelCall<'_>) -> Result<(
         Kernel::Convolution(site) => convolution::run::<T>(pool, site, call),
         Kernel::MaxPool(site) => max_pool::run::<T>(pool, site, call),
         Kernel::Attention(site) => attention::run::<T>(pool, site, call),
+        Kernel::Threefry(bits) => threefry::run(pool, &bits, call),
     }
 }
 

@@ -7,7 +7,8 @@ use std::rc::Rc;
 
 use hlo::{
     Axis, AxisSet, Binary, Branch, Comparison, Convolution, DType, DotDims, Graph, Groups, Literal,
-    Mesh, Op, Reduction, Tensor, TensorType, Unary, Window, grad, interpret, trace, verify,
+    Mesh, Op, Reduction, Tensor, TensorType, Threefry, Unary, Window, grad, interpret, trace,
+    verify,
 };
 
 use crate::agreement::{Agreement, disagreement};
@@ -34,6 +35,10 @@ fn float(dtype: DType) -> bool {
 
 fn integer(dtype: DType) -> bool {
     dtype.is_integer()
+}
+
+fn u32s(dtype: DType) -> bool {
+    dtype == DType::U32
 }
 
 fn numeric(dtype: DType) -> bool {
@@ -261,6 +266,18 @@ fn moving_cases() -> Vec<Case> {
         case("gradient of top_k", float, Exact, &[SMALL], |x| {
             let (values, _) = x[0].reshape(&[4, 16]).top_k(3);
             grad(values.sum(), x)[0]
+        }),
+        case("threefry", u32s, Bits, &[small(&[]), small(&[2])], |x| {
+            let (words, keys) = (x[0] * 4e9, x[1] * 4e9);
+            let keys = [0, 1].map(|i| keys.slice_dim(0, i, i + 1).reshape(&[]));
+            let threefry =
+                Threefry { dims: vec![2, 3, 4], strides: vec![u32::MAX, 7], num_words: 2 };
+            x[0].tracer().threefry(threefry, keys, [words, words])[1]
+        }),
+        case("threefry of streams", u32s, Bits, &[SMALL, small(&[])], |x| {
+            let keys = x[0].reshape(&[64]);
+            let threefry = Threefry { dims: vec![5], strides: vec![], num_words: 1 };
+            x[0].tracer().threefry(threefry, [keys, keys], [x[1], x[1]])[0]
         }),
         case("fusion_barrier", any, Bits, &[MATRIX], |x| x[0].fusion_barrier()),
         case("optimization_barrier", any, Bits, &[MATRIX, SMALL], |x| {
@@ -638,7 +655,8 @@ fn the_table_covers_every_op_with_every_dtype_that_it_takes() {
             "reduce_scatter",
         ];
         let of_numbers = of_numbers.iter().filter(|_| numeric(dtype));
-        for op in everywhere.iter().chain(of_numbers) {
+        let of_u32: &[&str] = if u32s(dtype) { &["threefry"] } else { &[] };
+        for op in everywhere.iter().chain(of_numbers).chain(of_u32) {
             let made_of = match *op {
                 "select" => DType::Pred,
                 // Narrow floats are summed in f32.

@@ -257,6 +257,17 @@ fn eval(
             let (values, indices) = found.map(|[values, indices]| (values, indices)).unzip();
             Ok(vec![values, indices])
         }
+        Op::Threefry(threefry) => {
+            let mut results = vec![vec![]; threefry.num_words];
+            for replica in 0..mesh.num_replicas() {
+                let words: Vec<_> =
+                    operands.iter().map(|value| value[replica].as_slice::<u32>()).collect();
+                for (result, words) in results.iter_mut().zip(threefry.interpret(&words)) {
+                    result.push(Arc::new(Literal::from_slice(&ty.dims, &words)));
+                }
+            }
+            Ok(results)
+        }
         Op::Scan(scan) => region::scan(scan, operands, running),
         Op::Case { branches } => region::case(branches, operands, running),
         Op::Remat(body) | Op::CustomVjp(CustomVjp { forward: body, .. }) => {

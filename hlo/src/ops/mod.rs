@@ -13,6 +13,7 @@ pub(crate) mod pooling;
 mod reduce;
 mod scan;
 mod shape;
+pub(crate) mod threefry;
 pub(crate) mod top_k;
 
 pub use case::Branch;
@@ -21,3 +22,4 @@ pub use custom_call::{CustomCall, Layouts};
 pub use custom_vjp::CustomVjp;
 pub use elementwise::Operand;
 pub use pooling::Window;
+pub use threefry::Threefry;

@@ -2,7 +2,7 @@
 
 use super::host_collective::array;
 use super::{RegionContext, custom_call};
-use crate::{Convolution, ConvolutionDims, DType, DotDims, Node, Op, Window, WindowDim};
+use crate::{Convolution, ConvolutionDims, DType, DotDims, Node, Op, Threefry, Window, WindowDim};
 
 /// The target of the custom calls by which [`super::HostCalls`] leaves ops to the process.
 pub const HOST_KERNEL_TARGET: &str = "lockstep_kernel";
@@ -45,6 +45,19 @@ pub(super) fn dot_general(
         array(&dims.rhs_contracting),
     );
     custom_call::host_call(context, node, HOST_KERNEL_TARGET, &attributes, false, result)
+}
+
+/// The call for random bits, without the `=` and what precedes it.
+pub(super) fn threefry(context: &RegionContext<'_>, node: &Node, threefry: &Threefry) -> String {
+    let strides: Vec<_> = threefry.strides.iter().map(|stride| *stride as usize).collect();
+    let attributes = format!(
+        "{{kind = \"threefry\", version = {HOST_KERNELS_VERSION} : i64, dims = {}, strides = {}, num_words = {} : i64}}",
+        array(&threefry.dims),
+        array(&strides),
+        threefry.num_words,
+    );
+    let results = context.types(node.results());
+    custom_call::host_call(context, node, HOST_KERNEL_TARGET, &attributes, false, &results)
 }
 
 /// Sums of fewer elements are left to XLA.

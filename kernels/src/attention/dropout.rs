@@ -1,10 +1,12 @@
 //! Dropout whose mask depends on global indices only.
 
+use crate::threefry::threefry2x32;
+
 /// Dropout of attention weights: a weight is kept, divided by `1 - rate`, if the random number of its global index is less than
 /// `1 - rate`.
 ///
 /// Random numbers are threefry2x32 of the key and of two words: the row, which is `first_row` plus the number of example and head, and
-/// the number of query and key within it. Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
+/// the number of query and key within it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     /// The probability of dropping, in `[0, 1)`.
@@ -14,9 +16,6 @@ pub struct Dropout {
     /// The row of the first head of the first example in the global batch.
     pub first_row: u32,
 }
-
-const PARITY: u32 = 0x1BD1_1BDA;
-const ROTATIONS: [[u32; 4]; 2] = [[13, 15, 26, 6], [17, 29, 16, 24]];
 
 impl Dropout {
     /// What weights that are kept are multiplied with.
@@ -33,41 +32,14 @@ impl Dropout {
         let row = self.first_row.wrapping_add(row as u32);
         for (i, keep) in keep.iter_mut().enumerate() {
             let index = (first as u32).wrapping_add(i as u32);
-            *keep = (threefry2x32(self.key, [row, index]) >> 8) < threshold;
+            *keep = (threefry2x32(self.key, [row, index])[0] >> 8) < threshold;
         }
     }
-}
-
-/// The first word.
-#[inline(always)]
-fn threefry2x32(key: [u32; 2], counter: [u32; 2]) -> u32 {
-    let schedule = [key[0], key[1], key[0] ^ key[1] ^ PARITY];
-    let [mut x0, mut x1] = [counter[0].wrapping_add(key[0]), counter[1].wrapping_add(key[1])];
-    for group in 0..5 {
-        for rotation in ROTATIONS[group % 2] {
-            x0 = x0.wrapping_add(x1);
-            x1 = x1.rotate_left(rotation) ^ x0;
-        }
-        x0 = x0.wrapping_add(schedule[(group + 1) % 3]);
-        x1 = x1.wrapping_add(schedule[(group + 2) % 3]).wrapping_add(group as u32 + 1);
-    }
-    x0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Vectors of the authors' library.
-    #[test]
-    fn random_numbers_are_those_of_the_published_vectors() {
-        assert_eq!(threefry2x32([0, 0], [0, 0]), 0x6B20_0159);
-        assert_eq!(threefry2x32([u32::MAX; 2], [u32::MAX; 2]), 0x1CB9_96FC);
-        assert_eq!(
-            threefry2x32([0x1319_8A2E, 0x0370_7344], [0x243F_6A88, 0x85A3_08D3]),
-            0xC492_3A9C
-        );
-    }
 
     #[test]
     fn about_as_many_are_kept_as_the_rate_says_and_the_same_wherever_a_part_begins() {

@@ -28,5 +28,6 @@ pub fn dropout<'g>(scope: &Scope<'g>, x: Tensor<'g>, rate: f64) -> Tensor<'g> {
     let first_row = training.first_example * rows_per_example as f64;
     let Some(key) = scope.random_key("dropout") else { return x };
     let keep = key.bernoulli(1.0 - rate, &GlobalSlice::rows(first_row, &x.shape()));
-    keep.select(x / (1.0 - rate), x.full_like(0.0))
+    // The backward pass reads the mask, a byte for an element, instead of drawing it again.
+    keep.fusion_barrier().select(x / (1.0 - rate), x.full_like(0.0))
 }

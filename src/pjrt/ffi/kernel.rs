@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
-use hlo::DotDims;
+use hlo::{DotDims, Threefry};
 
 use super::abi::{CallFrame, FfiError};
 use super::call::{self, CallBuffers, HostTensor, TensorMemory};
@@ -44,6 +44,8 @@ pub enum Kernel {
     Convolution(ConvolutionSite),
     /// Maxima over windows of images NHWC, or their gradient.
     MaxPool(MaxPoolSite),
+    /// Random bits.
+    Threefry(Threefry),
 }
 
 /// A convolution of two spatial dims.
@@ -170,6 +172,7 @@ impl Attributes {
             "convolution_gradient" => Ok(Kernel::Convolution(self.convolution(true)?)),
             "max_pool" => Ok(Kernel::MaxPool(self.max_pool(false)?)),
             "max_pool_gradient" => Ok(Kernel::MaxPool(self.max_pool(true)?)),
+            "threefry" => Ok(Kernel::Threefry(self.threefry()?)),
             other => Err(format!("there is no kernel {other:?}")),
         }
     }
@@ -183,6 +186,16 @@ impl Attributes {
 
     fn low(&self) -> Result<[i64; 2], String> {
         self.integers("low")?.try_into().map_err(|_| "low is not two numbers".to_owned())
+    }
+
+    fn threefry(&self) -> Result<Threefry, String> {
+        let strides = self.numbers("strides")?.into_iter().map(u32::try_from);
+        let strides = strides.collect::<Result<_, _>>().map_err(|_| "strides are of 32 bits")?;
+        let num_words = self.number("num_words")?;
+        if !(1..=2).contains(&num_words) {
+            return Err(format!("{num_words} words of two"));
+        }
+        Ok(Threefry { dims: self.numbers("dims")?, strides, num_words })
     }
 
     fn max_pool(&self, is_gradient: bool) -> Result<MaxPoolSite, String> {
