@@ -51,7 +51,7 @@ impl Lowering {
     /// | reductions to a scalar | in stages, the first over at most 32 elements: longer ones are not vectorised | one op |
     /// | reduce_scatters | one op | one op; `parallel.scatter_line` writes one per dim of a torus |
     /// | collectives | ops; `parallel.host_collectives` writes calls to the host | ops |
-    /// | large products, convolutions of images, maxima over windows, sums over leading dims | ops; `compile.kernels` writes calls to the host | ops |
+    /// | large products, convolutions of images, maxima over windows, sums over leading dims, random bits | ops; `compile.kernels` writes calls to the host | ops |
     pub fn for_platform(platform: Platform) -> Self {
         match platform {
             Platform::Cpu => Self {

@@ -3,7 +3,7 @@
 use hlo::Tensor;
 use hlo::random::GlobalSlice;
 
-use crate::Scope;
+use crate::{AttentionKernels, Scope};
 
 /// Dropout of `[rows, ..]`, with equally many rows for each example of the batch, in order. The mask depends
 /// on (seed, step, the scope's path, the example's index in the global batch), not on the replica. The
@@ -28,6 +28,10 @@ pub fn dropout<'g>(scope: &Scope<'g>, x: Tensor<'g>, rate: f64) -> Tensor<'g> {
     let first_row = training.first_example * rows_per_example as f64;
     let Some(key) = scope.random_key("dropout") else { return x };
     let keep = key.bernoulli(1.0 - rate, &GlobalSlice::rows(first_row, &x.shape()));
-    // The backward pass reads the mask, a byte for an element, instead of drawing it again.
-    keep.fusion_barrier().select(x / (1.0 - rate), x.full_like(0.0))
+    let keep = match scope.attention() {
+        // Random bits are then in memory too: the backward pass reads the mask, a byte for an element, rather than those.
+        AttentionKernels::Host => keep.fusion_barrier(),
+        AttentionKernels::None | AttentionKernels::Cudnn => keep,
+    };
+    keep.select(x / (1.0 - rate), x.full_like(0.0))
 }
