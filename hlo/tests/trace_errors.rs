@@ -247,6 +247,7 @@ fn replicas() -> Vec<Case> {
         ("custom_call", "apply `vary` to it", line!(), |t| wrong(t.custom_call(call(&[2]), &[x(t, &[2]), shard(t, &[2])]))),
         ("threefry", "key and counter must be u32", line!(), |t| wrong(threefry(t, [int(t, &[]), word(t, &[])], &[3], &[], 1))),
         ("threefry", "scalars or all of the same number", line!(), |t| wrong(threefry(t, [word(t, &[2]), word(t, &[3])], &[3], &[], 1))),
+        ("threefry", "scalars or all of the same number", line!(), |t| wrong(threefry(t, [word(t, &[0]), word(t, &[])], &[3], &[], 1))),
         ("threefry", "scalars or all of the same number", line!(), |t| wrong(threefry(t, [word(t, &[2, 2]); 2], &[3], &[], 1))),
         ("threefry", "1 strides for 1 dims", line!(), |t| wrong(threefry(t, [word(t, &[]); 2], &[3], &[1], 1))),
         ("threefry", "gives 1 or 2 words, not 3", line!(), |t| wrong(threefry(t, [word(t, &[]); 2], &[3], &[], 3))),

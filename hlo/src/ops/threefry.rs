@@ -65,7 +65,7 @@ impl Threefry {
         let fits = |ty: &&TensorType| {
             ty.dtype == DType::U32 && (ty.dims.is_empty() || ty.dims == *streams)
         };
-        if streams.len() > 1 || !t.iter().all(fits) {
+        if streams.len() > 1 || streams == [0] || !t.iter().all(fits) {
             return Err("key and counter must be u32, scalars or all of the same number".into());
         }
         if t.iter().any(|ty| ty.varying != t[0].varying) {
