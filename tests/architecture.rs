@@ -33,8 +33,9 @@ const MAX_LINES: usize = 700;
 const FLAT_TABLES: [&str; 1] = ["src/pjrt/abi.rs"];
 
 /// Calls of `unwrap` and `expect` outside of tests: file, number of calls, and why they cannot panic.
-const UNWRAPS: [(&str, usize, &str); 6] = [
+const UNWRAPS: [(&str, usize, &str); 7] = [
     ("hlo/src/rebuild.rs", 1, "a copied node fits its copied operands"),
+    ("hlo/src/ops/threefry.rs", 1, "its operands were checked, and the ops fit them"),
     ("hlo/src/region/expand.rs", 1, "a scan's types were checked, and its `while` has the same"),
     ("hlo/src/region/vjp.rs", 2, "what a part needs was required into it, or is its input"),
     ("hlo/src/tensor.rs", 1, "the axes to add are those that are missing"),
