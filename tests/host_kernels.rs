@@ -235,7 +235,6 @@ fn sums_over_leading_dims_are_those_of_the_interpreter() {
     }
 }
 
-/// The outputs of a layer and its gradients, with kernels and without.
 /// The bits of the words of a key and of counters, exactly.
 #[test]
 fn random_bits_are_those_of_the_interpreter() {
@@ -282,6 +281,7 @@ fn random_bits_are_those_of_the_interpreter() {
     }
 }
 
+/// The outputs of a layer and its gradients, with kernels and without.
 fn attention_graph(
     kernels: AttentionKernels,
     dtype: DType,

@@ -229,7 +229,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// StableHLO's name of the op (our own for `input`, `scan`, `remat`, `vary` and
+    /// StableHLO's name of the op (our own for `input`, `scan`, `remat`, `vary`, `threefry` and
     /// `stop_gradient`; CHLO's for `erf` and `top_k`).
     pub fn name(&self) -> &'static str {
         match self {

@@ -58,8 +58,14 @@ impl<'g> Key<'g> {
     /// The key, or keys, of a counter.
     #[track_caller]
     fn derived(self, counter: [Tensor<'g>; 2]) -> Self {
-        let key = Threefry { dims: vec![], strides: vec![], num_words: 2 };
-        Self { words: two(self.words[0].tracer(), key, self.words, counter) }
+        let scalar = Threefry { dims: vec![], strides: vec![], num_words: 2 };
+        Self { words: self.both_words(scalar, counter) }
+    }
+
+    #[track_caller]
+    fn both_words(self, threefry: Threefry, counter: [Tensor<'g>; 2]) -> [Tensor<'g>; 2] {
+        let words = self.words[0].tracer().threefry(threefry, self.words, counter);
+        [words[0], words[1]]
     }
 
     /// Keeps XLA's CPU backend from deriving the key again in each kernel that draws from it, and for each element.
@@ -86,8 +92,7 @@ impl<'g> Key<'g> {
     #[must_use]
     #[track_caller]
     pub fn bits(self, slice: &GlobalSlice<'g>) -> [Tensor<'g>; 2] {
-        let t = self.words[0].tracer();
-        two(t, slice.threefry(2), self.words, slice.first_counter(t))
+        self.both_words(slice.threefry(2), slice.first_counter(self.words[0].tracer()))
     }
 
     /// The first of the two tensors of [`Self::bits`].
@@ -226,6 +231,11 @@ impl<'g> GlobalSlice<'g> {
 
     /// The counters of the elements: the index along dim 0, and the row-major index over the others.
     fn threefry(&self, num_words: usize) -> Threefry {
+        Threefry { dims: self.local.clone(), strides: self.strides(), num_words }
+    }
+
+    /// Distances of the row-major index over all dims but the first, in u32.
+    fn strides(&self) -> Vec<u32> {
         let mut strides = vec![];
         let mut stride = 1u32;
         for size in self.global.iter().skip(1).rev() {
@@ -233,32 +243,17 @@ impl<'g> GlobalSlice<'g> {
             stride = stride.wrapping_mul(*size as u32);
         }
         strides.reverse();
-        Threefry { dims: self.local.clone(), strides, num_words }
+        strides
     }
 
     /// The counter of the first element.
     #[track_caller]
     fn first_counter(&self, t: &'g Tracer) -> [Tensor<'g>; 2] {
         let zero = || t.scalar(DType::U32, 0.0);
-        let steps = self.threefry(1).strides;
-        let others = self.start.iter().skip(1).zip(steps);
-        let others = others.filter_map(|(start, step)| Some((*start)? * f64::from(step)));
+        let others = self.start.iter().skip(1).zip(self.strides());
+        let others = others.filter_map(|(start, stride)| Some((*start)? * f64::from(stride)));
         let row = self.start.first().copied().flatten();
         [row.unwrap_or_else(zero), others.reduce(|a, b| a + b).unwrap_or_else(zero)]
-    }
-}
-
-/// Both words of random bits.
-#[track_caller]
-fn two<'g>(
-    t: &'g Tracer,
-    threefry: Threefry,
-    key: [Tensor<'g>; 2],
-    counter: [Tensor<'g>; 2],
-) -> [Tensor<'g>; 2] {
-    match t.threefry(threefry, key, counter)[..] {
-        [high, low] => [high, low],
-        _ => [t.poison(); 2],
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! One op per line, numbered in order, so that two dumps can be compared line by line. Source lines follow
 //! the ops as locations, leaf names follow the arguments and results as comments. `vary` and
-//! `stop_gradient` only affect types and gradients, and print nothing.
+//! `stop_gradient` only affect types and gradients, and print nothing; `threefry` prints the ops that compute it.
 
 mod constant;
 mod control;

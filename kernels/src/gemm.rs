@@ -289,10 +289,10 @@ impl Product {
         let ([_, _, k], [a, b, _]) = (self.dims, self.strides);
         let is_large = self.loops.is_empty() && k >= 64;
         let is_by_columns = |strides: [usize; 2]| strides[0] == 1 && strides[1] > 1;
-        let is_packed_often = |times: usize| times > 1;
+        let is_packed_again = |times: usize| times > 1;
         [
-            is_large && is_by_columns(a) && is_packed_often(num_n),
-            is_large && is_by_columns(b) && is_packed_often(num_m),
+            is_large && is_by_columns(a) && is_packed_again(num_n),
+            is_large && is_by_columns(b) && is_packed_again(num_m),
         ]
     }
 

@@ -49,9 +49,17 @@ impl RandomBits<'_> {
         let size = dims.iter().product::<usize>();
         let num_streams = words.iter().map(|words| words.len()).max().unwrap_or(1);
         let is_given = |words: &&[u32]| words.len() == 1 || words.len() == num_streams;
-        assert!(words.iter().all(is_given) && strides.len() == dims.len().saturating_sub(1));
-        assert!(first.len() == num_streams * size);
-        assert!(second.is_empty() || second.len() == first.len());
+        assert!(words.iter().all(is_given), "operands of different numbers of streams");
+        assert_eq!(
+            strides.len(),
+            dims.len().saturating_sub(1),
+            "a stride for each dim but the first"
+        );
+        assert_eq!(first.len(), num_streams * size, "elements of the result");
+        assert!(
+            second.is_empty() || second.len() == first.len(),
+            "both results have equally many elements"
+        );
         if first.is_empty() {
             return;
         }
@@ -65,7 +73,7 @@ impl RandomBits<'_> {
                     let mut done = 0;
                     while done < first.len() {
                         let index = task * TASK + done;
-                        let [key, counter, step] = self.run_from(index / size, index % size);
+                        let [key, counter, step] = self.element(index / size, index % size);
                         let row = dims.last().map_or(1, |row| row - index % row);
                         let row = row.min(first.len() - done);
                         let nth = |i: usize| {
@@ -94,7 +102,7 @@ impl RandomBits<'_> {
 
     /// The key and the counter of an element of a stream, and what the counter grows by along the last dim.
     #[inline(always)]
-    fn run_from(self, stream: usize, mut index: usize) -> [[u32; 2]; 3] {
+    fn element(self, stream: usize, mut index: usize) -> [[u32; 2]; 3] {
         let word = |i: usize| match self.words[i] {
             [one] => *one,
             many => many[stream],

@@ -42,12 +42,14 @@ impl HostKernels for CpuKernels {
     fn run(&self, call: &mut KernelCall<'_>) -> Result<(), String> {
         let workers = XlaWorkers(call.workers());
         let pool = Pool::of(&workers, self.num_processors - 1);
+        if let Kernel::Threefry(bits) = call.kernel().clone() {
+            return threefry::run(&pool, &bits, call);
+        }
         let dtype = call.operand_types().next().map(|first| first.dtype);
         match dtype {
-            // Random bits are of no float.
-            Some(DType::F32 | DType::U32) => run::<f32>(&pool, call),
+            Some(DType::F32) => run::<f32>(&pool, call),
             Some(DType::F64) => run::<f64>(&pool, call),
-            other => Err(format!("kernels compute in f32 and f64, not in {other:?}")),
+            other => Err(format!("this kernel computes in f32 and f64, not in {other:?}")),
         }
     }
 }
@@ -60,7 +62,7 @@ fn run<T: Element + Pod>(pool: &Pool<'_>, call: &mut KernelCall<'_>) -> Result<(
         Kernel::Convolution(site) => convolution::run::<T>(pool, site, call),
         Kernel::MaxPool(site) => max_pool::run::<T>(pool, site, call),
         Kernel::Attention(site) => attention::run::<T>(pool, site, call),
-        Kernel::Threefry(bits) => threefry::run(pool, &bits, call),
+        Kernel::Threefry(_) => unreachable!("random bits are u32"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Random bits.
 
-use hlo::Threefry;
+use hlo::{DType, Threefry};
 use kernels::{Pool, RandomBits};
 
 use super::{elements, elements_mut};
@@ -13,6 +13,9 @@ pub(super) fn run(
     call: &mut KernelCall<'_>,
 ) -> Result<(), String> {
     let Threefry { dims, strides, num_words } = threefry;
+    if call.operand_types().chain(call.result_types()).any(|ty| ty.dtype != DType::U32) {
+        return Err("random bits are u32".to_owned());
+    }
     let mut buffers = call.buffers();
     let words: Result<Vec<&[u32]>, _> =
         buffers.operands.iter().map(|operand| elements(operand)).collect();

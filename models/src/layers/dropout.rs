@@ -29,7 +29,7 @@ pub fn dropout<'g>(scope: &Scope<'g>, x: Tensor<'g>, rate: f64) -> Tensor<'g> {
     let Some(key) = scope.random_key("dropout") else { return x };
     let keep = key.bernoulli(1.0 - rate, &GlobalSlice::rows(first_row, &x.shape()));
     let keep = match scope.attention() {
-        // Random bits are then in memory too: the backward pass reads the mask, a byte for an element, rather than those.
+        // The kernel writes random bits to memory, 4 bytes an element. The backward pass needs the mask alone, 1 byte.
         AttentionKernels::Host => keep.fusion_barrier(),
         AttentionKernels::None | AttentionKernels::Cudnn => keep,
     };
