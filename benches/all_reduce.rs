@@ -11,6 +11,11 @@ use std::time::Instant;
 use hlo::{Axis, DType, Literal, Mesh, Reduction, TensorType, lower, trace};
 use lockstep::pjrt::{Arg, Client, CompileOptions, InstallOptions, Plugin, find_or_install};
 use lockstep::targets::cost::InProcess;
+use mimalloc::MiMalloc;
+
+/// As of the program.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;

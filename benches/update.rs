@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hlo::{AxisSet, DType, LeafSpec, Literal, Mesh, TensorType, Tree, passes, trace, verify};
-use lockstep::cli::allocator;
 use lockstep::config::Config;
 use lockstep::lowering::{Lowered, Lowering};
 use lockstep::optim::{Context, Transformation, from_config, global_norm};
@@ -19,16 +18,20 @@ use lockstep::pjrt::{
     Arg, Client, CompileOptions, InstallOptions, Platform, Plugin, find_or_install,
 };
 use lockstep::step::{again_if, first_nonfinite};
+use mimalloc::MiMalloc;
 use models::gpt::{GptConfig, GptPreset};
 use models::{Batch, Model, Precision, Scope};
 use rayon::prelude::*;
+
+/// As of the program.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// An optimizer, and the number of passes over memory of the parameters' size that it needs: each leaf of the
 /// state is read and written once, each gradient read once.
 const CASES: [(&str, usize); 4] = [("sgd", 5), ("adamw", 7), ("lars", 5), ("lamb", 7)];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    allocator::tune();
     let mut rounds = 10;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {

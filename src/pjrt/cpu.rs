@@ -94,11 +94,13 @@ const DISABLED_PASSES: &str = "xla_disable_hlo_passes";
 const REMOVES_BARRIERS: &str = "cse_barrier_expander";
 
 /// Default overrides of a compilation.
-fn defaults() -> [(&'static str, OverrideValue); 2] {
+fn defaults() -> [(&'static str, OverrideValue); 3] {
     [
         (XNNPACK, OverrideValue::Bool(false)),
         // By default a clamp, or a maximum over a dim, drops NaN. A run must see them. The measured cost is zero.
         ("xla_cpu_enable_fast_min_max", OverrideValue::Bool(false)),
+        // By default XLA verifies the IR of each kernel again after each of its passes: 5 % of a start.
+        ("xla_cpu_emitter_verification_level", OverrideValue::Int(0)),
     ]
 }
 
