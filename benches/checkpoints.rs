@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use hlo::{AxisSet, DType, LeafSpec, Literal, Mesh, TensorType, Tree, trace};
 use lockstep::checkpoint::{self, Checkpoint, HostLeaf, HostPiece, LocalDisk, RunRecord};
+use lockstep::cli::allocator;
 use mimalloc::MiMalloc;
 use models::gpt::{GptConfig, GptPreset};
 use models::{Batch, Model, Precision, Scope};
@@ -23,6 +24,7 @@ use serde_json::json;
 static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> Result<(), Box<dyn Error>> {
+    allocator::tune();
     let (mut preset, mut dir) = ("gpt2-124m".to_owned(), PathBuf::from("."));
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {

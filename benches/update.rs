@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hlo::{AxisSet, DType, LeafSpec, Literal, Mesh, TensorType, Tree, passes, trace, verify};
+use lockstep::cli::allocator;
 use lockstep::config::Config;
 use lockstep::lowering::{Lowered, Lowering};
 use lockstep::optim::{Context, Transformation, from_config, global_norm};
@@ -32,6 +33,7 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 const CASES: [(&str, usize); 4] = [("sgd", 5), ("adamw", 7), ("lars", 5), ("lamb", 7)];
 
 fn main() -> Result<(), Box<dyn Error>> {
+    allocator::tune();
     let mut rounds = 10;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {

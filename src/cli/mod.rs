@@ -3,6 +3,7 @@
 //! Results go to stdout, progress and errors to stderr. Exit codes: 0; 1 for errors and for runs that end with values
 //! that are not finite; 2 for wrong usage; 128 plus the number of the signal for runs that a signal stopped.
 
+pub mod allocator;
 mod args;
 mod bench;
 mod checkpoint;
@@ -48,6 +49,9 @@ pub fn main(started: Instant) -> ExitCode {
         Ok(args) => args,
         Err(error) => return usage(&error),
     };
+    if matches!(args.command, Command::Train { .. } | Command::Bench(_)) {
+        allocator::tune();
+    }
     let ran = signals::keep_on_long_files().map_err(anyhow::Error::from);
     match ran.and_then(|()| run(args.command, started)) {
         Ok(code) => code,
