@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hlo::{Axis, DType, Literal, Mesh, Reduction, TensorType, lower, trace};
+use lockstep::cli::allocator;
 use lockstep::pjrt::{Arg, Client, CompileOptions, InstallOptions, Plugin, find_or_install};
 use lockstep::targets::cost::InProcess;
 use mimalloc::MiMalloc;
@@ -33,6 +34,7 @@ struct Measured {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    allocator::tune();
     let cache_mib = match std::env::args().skip(1).find(|argument| argument != "--bench") {
         Some(argument) => argument.parse()?,
         None => CACHE_MIB,

@@ -61,6 +61,27 @@ impl Cache {
     }
 }
 
+/// By the dynamic linker's own account. Otherwise steps would only be slower.
+#[test]
+#[cfg(target_env = "gnu")]
+fn a_plugin_allocates_from_the_programs_allocator() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let env = [("LD_DEBUG", Path::new("bindings")), ("LD_DEBUG_OUTPUT", &log)];
+    lockstep_with(&["doctor"], &env).succeeded();
+    // One for each process.
+    let logs = fs::read_dir(dir.path()).unwrap();
+    let logs = logs.map(|log| fs::read_to_string(log.unwrap().path()).unwrap()).collect::<String>();
+    for name in ["malloc", "free"] {
+        let symbol = format!("symbol `{name}'");
+        let is_plugins =
+            |line: &&str| line.contains("/xla_cpu_pjrt.so [0] to ") && line.contains(&symbol);
+        let bound: Vec<_> = logs.lines().filter(is_plugins).collect();
+        assert!(!bound.is_empty(), "no {name} in {logs}");
+        assert!(bound.iter().all(|line| line.contains("/lockstep [0]:")), "{bound:?}");
+    }
+}
+
 /// Ended with an error in words, not by a signal.
 #[track_caller]
 fn refused(done: &Outcome, fragments: &[&str]) {
