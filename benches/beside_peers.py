@@ -5,10 +5,10 @@
     python3 benches/beside_peers.py --python peers-env/bin/python
 
 Each program runs in its own process, one at a time. A step is timed from the batch in host memory until the new state is complete. Start
-to first step begins before the process is started, with an empty compile cache (cold) or that of an earlier run (warm; PyTorch compiles
-nothing). A round runs each program once cold and once warm. Figures are medians over these runs, with the least and the greatest; ratios are
-those of programs of the same round and cache. Memory is the largest resident size of a process, with all that it compiles; of PyTorch's
-processes it is the sum, in which the pages of libraries that they share are counted in each.
+to first step begins before the process is started (of Lockstep in its `main`, about 10 ms later), with an empty compile cache (cold) or that of
+an earlier run (warm; PyTorch compiles nothing). A round runs each program once cold and once warm. Figures are medians over these runs, with
+the least and the greatest; ratios are those of programs of the same round and cache. Memory is the largest resident size of a process, with
+all that it compiles; of PyTorch's processes it is the sum, in which the pages of libraries that they share are counted in each.
 """
 
 import argparse

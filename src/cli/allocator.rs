@@ -4,10 +4,11 @@ use std::env;
 
 /// Variables that the allocator reads when a process starts, and at no other time.
 const SETTINGS: [(&str, &str); 2] = [
-    // Keep freed memory. XLA's CPU backend allocates all temporaries of a step at its start and frees them at its end. By default those that
-    // no step has taken for a second go back to the system, which clears them again: up to 8 % of the processor time of a ResNet-20's steps.
+    // Keep freed memory. XLA's CPU backend allocates all temporaries of a step at its start and frees them at its end. By default those
+    // that no step has taken for a second go back to the system, which clears them again: 8 % of the processor time of a ResNet-20's
+    // steps.
     ("MIMALLOC_PURGE_DELAY", "-1"),
-    // No transparent huge pages. A start allocates little from each, and the system clears all of it: a seventh of a GPT's cold start.
+    // No transparent huge pages. A start writes only parts of many, and the system clears them whole: a seventh of a GPT's cold start.
     ("MIMALLOC_ALLOW_THP", "0"),
 ];
 

@@ -60,9 +60,13 @@ impl Running {
         self.until("the first step", |_| begun());
     }
 
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
     #[track_caller]
     pub fn send(&self, signal: &str) {
-        let kill = format!("kill -{signal} {}", self.0.id());
+        let kill = format!("kill -{signal} {}", self.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
     }
 

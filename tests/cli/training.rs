@@ -57,6 +57,22 @@ const SUMMARY_FIELDS: [&str; 32] = [
     "version",
 ];
 
+/// By the system's account of the process. Otherwise starts would only be slower.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_run_has_the_settings_of_its_allocator() {
+    use super::interrupted::Running;
+
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let args = train_args(&["train.steps=1000000", "train.eval_every=0"], &["--out", text(&out)]);
+    let (mut run, _) = Running::with_stderr_in(dir.path(), &args);
+    run.until_begun(&out);
+    let of_process = |file| fs::read_to_string(format!("/proc/{}/{file}", run.id())).unwrap();
+    assert!(of_process("status").contains("THP_enabled:\t0"), "{}", of_process("status"));
+    assert!(of_process("environ").contains("MIMALLOC_PURGE_DELAY=-1\0"));
+}
+
 #[test]
 fn digits_are_learned_on_any_number_of_replicas() {
     super::install_plugin();
