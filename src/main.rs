@@ -5,8 +5,7 @@ use std::time::Instant;
 
 use mimalloc::MiMalloc;
 
-/// Also of plugins: the crate's feature `override` replaces the functions of the C library. XLA compiles in less time with it, and steps find
-/// their temporaries in large pages.
+/// Also of plugins: the crate's feature `override` replaces the functions of the C library, with which XLA takes longer to compile.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
