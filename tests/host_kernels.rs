@@ -183,13 +183,14 @@ fn convolutions_and_their_gradients_are_those_of_the_interpreter() {
 fn maxima_over_windows_and_their_gradients_are_those_of_the_interpreter() {
     let client = client(1);
     // Images, size of the window, stride and padding.
-    let cases: [([usize; 4], [usize; 2], usize, i64); 5] = [
+    let cases: [([usize; 4], [usize; 2], usize, i64); 6] = [
         ([3, 23, 22, 16], [3, 3], 2, 1),
         ([2, 20, 21, 37], [2, 3], 2, 0),
         ([2, 30, 17, 20], [4, 2], 1, 1),
-        ([2, 17, 30, 20], [3, 3], 3, -2),
-        // Left to XLA.
-        ([2, 17, 30, 10], [3, 3], 3, 1),
+        ([2, 30, 17, 40], [3, 3], 3, -2),
+        // The first is left to XLA.
+        ([2, 17, 30, 10], [3, 3], 3, 0),
+        ([2, 8, 8, 1], [2, 2], 2, 1),
     ];
     for dtype in [DType::F32, DType::F64] {
         for (x, [rows, columns], stride, padding) in cases {
@@ -203,8 +204,21 @@ fn maxima_over_windows_and_their_gradients_are_those_of_the_interpreter() {
                 t.output("y", y);
                 t.output("dx", grad((y * ct).reduce_sum(&[0, 1, 2, 3]), &[x])[0]);
             });
-            check(&client, &graph.unwrap(), if is_large { 2 } else { 0 });
+            let num_kernels = if is_large { 2 } else { usize::from(padding > 0) };
+            check(&client, &graph.unwrap(), num_kernels);
         }
+    }
+    // Among equal elements the first has the gradient. XLA takes another one in the first two cases.
+    for (x, size, padding) in [([2, 8, 8, 1], 2, 1), ([1, 6, 4, 1], 2, 1), ([2, 17, 30, 20], 3, 1)]
+    {
+        let graph = trace(Mesh::SINGLE, |t| {
+            let x = t.input("x", TensorType::new(DType::F32, &x));
+            let window = Window::nhwc(size, 2, padding);
+            let steps = x.greater(0.0).convert(DType::F32);
+            let ct = t.input("ct", steps.reduce_window(Reduction::Max, window.clone()).ty());
+            t.output("dx", steps.select_and_scatter(ct, window));
+        });
+        check(&client, &graph.unwrap(), 1);
     }
     // Sums and minima over windows have no kernel.
     for reduction in [Reduction::Sum, Reduction::Min] {
@@ -386,10 +400,12 @@ fn masked_attention_is_that_of_the_plain_form() {
         .collect();
     let mut inputs = vec![("x", vec![n, width]), ("ct", vec![n, width])];
     inputs.extend(names.iter().map(|(name, dims)| (name.as_str(), dims.clone())));
-    for (dtype, rate) in [(DType::F64, 0.0), (DType::F32, 0.1)] {
+    // The second example has 50 positions, or none.
+    for (dtype, rate, num_rows) in
+        [(DType::F64, 0.0, 120), (DType::F32, 0.1, 120), (DType::F64, 0.0, 70)]
+    {
         check_attention(dtype, &inputs, |scope, t, x| {
-            // The second example has 50 positions.
-            let mask: Vec<i32> = (0..n).map(|row| i32::from(row < 120)).collect();
+            let mask: Vec<i32> = (0..n).map(|row| i32::from(row < num_rows)).collect();
             let mask = t.constant(Literal::from_slice(&[2, 70], &mask));
             let normal = Initializer::Normal { std: 0.02 };
             masked_attention(scope, x, mask, 4, rate, normal)

@@ -91,6 +91,17 @@ impl DType {
         }
     }
 
+    /// The least finite value of a float dtype; `None` for other dtypes.
+    pub const fn least_finite(self) -> Option<f64> {
+        match self {
+            F64 => Some(f64::MIN),
+            F32 => Some(f32::MIN as f64),
+            Bf16 => Some(-3.389_531_389_251_535_5e38),
+            F16 => Some(-65504.0),
+            _ => None,
+        }
+    }
+
     /// `true` for signed and unsigned integers; `pred` is not one.
     pub const fn is_integer(self) -> bool {
         matches!(self, I64 | I32 | I8 | U64 | U32 | U8)
@@ -178,6 +189,16 @@ mod tests {
         assert!(U64.holds(2f64.powi(63)).is_ok() && U64.holds(2f64.powi(64)).is_err());
         assert!(F16.holds(65519.0).is_ok() && F16.holds(65520.0).is_err());
         assert!(F32.holds(f64::from(f32::MAX)).is_ok() && F32.holds(-3.5e38).is_err());
+    }
+
+    #[test]
+    fn the_least_finite_value_has_infinity_below_it() {
+        for dtype in DType::ALL {
+            let Some(least) = dtype.least_finite() else { continue };
+            assert_eq!(dtype.round(least), least, "{dtype}");
+            assert_eq!(dtype.round(least * (1.0 + 2f64.powi(-7))), f64::NEG_INFINITY, "{dtype}");
+        }
+        assert!(DType::ALL.iter().all(|dtype| dtype.is_float() == dtype.least_finite().is_some()));
     }
 
     #[test]

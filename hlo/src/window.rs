@@ -9,6 +9,8 @@
 //! if `p` is a multiple of `base_dilation` and within the base. Semantics are those of
 //! StableHLO's `convolution` and `reduce_window`.
 
+use std::ops::Range;
+
 /// The largest edge, step and extent: their sums and differences, also in gradients, fit an i64.
 pub(crate) const MAX_EXTENT: i128 = 1 << 60;
 
@@ -59,6 +61,24 @@ impl WindowDim {
         usize::try_from(positions).map_err(|_| format!("a window has {positions} positions"))
     }
 
+    /// The base elements that negative padding leaves, and the same positions over them without negative padding. Where padding cuts into
+    /// the gap between two elements of a dilated base, the rest of the gap is padding.
+    pub(crate) fn without_cuts(self, base: usize) -> (Range<usize>, Self) {
+        let dilation = self.base_dilation as i128;
+        let [low, high] = [self.low, self.high].map(i128::from);
+        // Elements and gaps that an edge cuts off.
+        let num_cut = |edge: i128| if edge < 0 { (-edge + dilation - 1) / dilation } else { 0 };
+        let first = num_cut(low);
+        let end = base as i128 - num_cut(high);
+        if first >= end {
+            let all = dilated(base, self.base_dilation) + low + high;
+            return (0..0, Self { low: all as i64, high: 0, ..self });
+        }
+        let low = low + first * dilation;
+        let high = high + num_cut(high) * dilation;
+        (first as usize..end as usize, Self { low: low as i64, high: high as i64, ..self })
+    }
+
     /// Index of the base element that the window's element `window` covers at position `position`; `None` in the padding
     /// and between the elements of a dilated base.
     pub(crate) fn base_index(&self, position: usize, window: usize, base: usize) -> Option<usize> {
@@ -101,6 +121,25 @@ mod tests {
         let shifted = WindowDim { low: 2, ..dim };
         assert_eq!([0, 1].map(|window| shifted.base_index(0, window, 3)), [None, Some(0)]);
         assert_eq!([0, 1].map(|window| shifted.base_index(1, window, 3)), [Some(0), Some(1)]);
+    }
+
+    #[test]
+    fn without_negative_padding_the_same_elements_are_covered() {
+        for (low, high, base_dilation, stride) in (-7..4).flat_map(|low| {
+            (-7..4).flat_map(move |high| [(low, high, 1, 1), (low, high, 3, 2), (low, high, 2, 1)])
+        }) {
+            let dim = WindowDim { stride, low, high, base_dilation, window_dilation: 1 };
+            for (base, window) in [(1, 1), (3, 1), (3, 2), (5, 3)] {
+                let Ok(num_positions) = dim.num_positions(base, window) else { continue };
+                let (kept, whole) = dim.without_cuts(base);
+                assert!(whole.low >= 0 && whole.high >= 0, "{dim:?}");
+                assert_eq!(whole.num_positions(kept.len(), window), Ok(num_positions), "{dim:?}");
+                for (at, w) in (0..num_positions).flat_map(|at| (0..window).map(move |w| (at, w))) {
+                    let index = whole.base_index(at, w, kept.len()).map(|index| index + kept.start);
+                    assert_eq!(index, dim.base_index(at, w, base), "{dim:?} of {base}");
+                }
+            }
+        }
     }
 
     #[test]

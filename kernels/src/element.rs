@@ -44,7 +44,7 @@ pub trait Element: Real {
         pool: &Pool<'_>,
         results: [&mut [Self]; 2],
         operands: QueriesKeysValues<'_, Self>,
-        added: Option<&[Self]>,
+        mask: Option<&[Self]>,
     );
 
     #[doc(hidden)]
@@ -54,7 +54,7 @@ pub trait Element: Real {
         gradients: Gradients<'_, Self>,
         operands: QueriesKeysValues<'_, Self>,
         forward: Forward<'_, Self>,
-        added: Option<&[Self]>,
+        mask: Option<&[Self]>,
     );
 }
 
@@ -114,9 +114,9 @@ macro_rules! elements {
                 pool: &Pool<'_>,
                 [y, lse]: [&mut [Self]; 2],
                 operands: QueriesKeysValues<'_, Self>,
-                added: Option<&[Self]>,
+                mask: Option<&[Self]>,
             ) {
-                attention.compute(pool, y, lse, operands, added);
+                attention.compute(pool, y, lse, operands, mask);
             }
 
             fn attention_gradients(
@@ -125,9 +125,9 @@ macro_rules! elements {
                 gradients: Gradients<'_, Self>,
                 operands: QueriesKeysValues<'_, Self>,
                 forward: Forward<'_, Self>,
-                added: Option<&[Self]>,
+                mask: Option<&[Self]>,
             ) {
-                attention.compute_gradients(pool, gradients, operands, forward, added);
+                attention.compute_gradients(pool, gradients, operands, forward, mask);
             }
         }
     )*};

@@ -6,8 +6,8 @@ use kernels::{Attention, Dropout, Element, Forward, Gradients, Heads, Pool, Quer
 use super::{elements, elements_mut};
 use crate::pjrt::{AttentionSite, KernelCall};
 
-/// Computes a call. Operands are q, k and v in one matrix or in three; if there is a mask, what is added to the scores of
-/// each key; if there is dropout, the words of the key and the first row. The gradient's are followed by the result, the logarithms and
+/// Computes a call. Operands are q, k and v in one matrix or in three; if there is a mask, a number for each key,
+/// 0 if it is hidden; if there is dropout, the words of the key and the first row. The gradient's are followed by the result, the logarithms and
 /// the cotangent.
 pub(super) fn run<T: Element + Pod>(
     pool: &Pool<'_>,
@@ -52,7 +52,7 @@ pub(super) fn run<T: Element + Pod>(
             values: heads(2, kv_width, 0)?,
         },
     };
-    let added = if site.is_masked { Some(operand(num_qkv)?) } else { None };
+    let mask = if site.is_masked { Some(operand(num_qkv)?) } else { None };
     let dropout = match site.dropout {
         Some(rate) => match elements::<u32>(buffers.operands[num_inputs - 1])? {
             &[high, low, first_row] => Some(Dropout { rate, key: [high, low], first_row }),
@@ -71,7 +71,7 @@ pub(super) fn run<T: Element + Pod>(
     };
     if !site.is_gradient {
         let [y, lse] = &mut buffers.results[..] else { unreachable!("two, as was checked") };
-        attention.forward(pool, elements_mut(y)?, elements_mut(lse)?, qkv, added);
+        attention.forward(pool, elements_mut(y)?, elements_mut(lse)?, qkv, mask);
         return Ok(());
     }
     let forward = Forward {
@@ -84,6 +84,6 @@ pub(super) fn run<T: Element + Pod>(
         [q, k, v] => Gradients::Separate([elements_mut(q)?, elements_mut(k)?, elements_mut(v)?]),
         _ => unreachable!("one or three, as was checked"),
     };
-    attention.backward(pool, gradients, qkv, forward, added);
+    attention.backward(pool, gradients, qkv, forward, mask);
     Ok(())
 }

@@ -379,11 +379,28 @@ fn contracting_cases() -> Vec<Case> {
             (window.dims[2].window_dilation, window.dims[3].high) = (2, -1);
             x[0].reduce_window(Reduction::Min, window)
         }),
+        case("reduce_window of one element, cut", numeric, Exact, &[IMAGE], |x| {
+            let mut window = Window::nchw(1, 2, 0);
+            (window.dims[0].low, window.dims[2].high, window.dims[3].low) = (-1, -1, -2);
+            x[0].reduce_window(Reduction::Max, window)
+        }),
+        case("gradients of cut windows", float, ulps_of_one(16.0), &[IMAGE], |x| {
+            let mut window = Window::nchw(2, 1, 0);
+            (window.dims[2].low, window.dims[3].high) = (1, -2);
+            let [sum, max] = [Reduction::Sum, Reduction::Max]
+                .map(|reduction| x[0].reduce_window(reduction, window.clone()).sum());
+            grad(sum + max, x)[0]
+        }),
         case("reduce_window and", only_pred, Bits, &[IMAGE], |x| {
             x[0].reduce_window(Reduction::And, Window::nchw(2, 2, 0))
         }),
         case("select_and_scatter", float, ulps_of_one(16.0), &[IMAGE, small(&[2, 2, 3, 2])], |x| {
             x[0].select_and_scatter(x[1], Window::nchw(3, 2, 1))
+        }),
+        case("select_and_scatter among equals", float, ulps_of_one(16.0), &[IMAGE], |x| {
+            let window = Window::nchw(3, 2, 1);
+            let source = x[0].reduce_window(Reduction::Sum, window.clone());
+            x[0].greater(0.0).convert(x[0].dtype()).select_and_scatter(source, window)
         }),
         case("while", numeric, Exact, &[MATRIX], |x| {
             x[0].tracer().fori_loop(3, &[x[0]], |_, x| vec![x[0] + x[0]])[0]

@@ -1,5 +1,7 @@
 //! Reductions over sliding windows, and their gradients.
 
+use std::ops::Range;
+
 use super::gather::accumulated;
 use crate::window::dilated;
 use crate::{Op, Reduction, Tensor, TensorType, WindowDim};
@@ -54,8 +56,42 @@ impl Window {
         (0..self.dims.len()).map(along).fold(1, u64::saturating_mul)
     }
 
+    /// The elements that negative padding leaves of a base, and the window over them, which has the same positions and no negative
+    /// padding. Compilers mishandle that: XLA's simplifier aborts the process if the window has one element.
+    fn without_cuts(self, base: &[usize]) -> (Kept, Self) {
+        let has_cuts = self.dims.iter().any(|dim| dim.low < 0 || dim.high < 0);
+        if !has_cuts || self.positions(base).is_err() {
+            return (Kept(None), self);
+        }
+        let (kept, dims) =
+            self.dims.iter().zip(base).map(|(dim, base)| dim.without_cuts(*base)).unzip();
+        (Kept(Some(kept)), Self { dims, ..self })
+    }
+
     pub(crate) fn is_dilated(&self) -> bool {
         self.dims.iter().any(|dim| dim.base_dilation > 1 || dim.window_dilation > 1)
+    }
+}
+
+/// The part of each dim that is kept of a tensor, if not all is.
+struct Kept(Option<Vec<Range<usize>>>);
+
+impl Kept {
+    #[track_caller]
+    fn of<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
+        let Some(ranges) = &self.0 else { return x };
+        let edge = |edge: fn(&Range<usize>) -> usize| ranges.iter().map(edge).collect::<Vec<_>>();
+        x.slice(&edge(|range| range.start), &edge(|range| range.end), &vec![1; ranges.len()])
+    }
+
+    /// Zeros around the part, up to the dims of the whole.
+    #[track_caller]
+    fn back<'g>(&self, x: Tensor<'g>, dims: &[usize]) -> Tensor<'g> {
+        let Some(ranges) = &self.0 else { return x };
+        let low: Vec<_> = ranges.iter().map(|range| range.start as i64).collect();
+        let high: Vec<_> =
+            ranges.iter().zip(dims).map(|(range, dim)| (dim - range.end) as i64).collect();
+        x.pad(0.0, &low, &high, &vec![0; dims.len()])
     }
 }
 
@@ -78,19 +114,25 @@ impl<'g> Tensor<'g> {
     pub fn reduce_window(self, reduction: Reduction, window: Window) -> Tensor<'g> {
         let dtype = self.dtype();
         let accumulated = if reduction == Reduction::Sum { dtype.accumulation() } else { dtype };
-        let x = self.convert(accumulated);
+        let (kept, window) = window.without_cuts(&self.shape());
+        let x = kept.of(self).convert(accumulated);
         self.tracer().apply(Op::ReduceWindow { reduction, window }, &[x]).convert(dtype)
     }
 
     /// For each position of the window, adds `source`'s element at the position of this tensor's greatest
     /// element in the window, the first if several are equal. Sums are accumulated in f32 for narrower floats.
     /// The gradient of a maximum over windows.
+    ///
+    /// The interpreter and the CPU kernels (images `[n, h, w, c]` in f32 and f64) take the first. XLA does too, but for some padded windows
+    /// with several equal elements, where it may take another one of them.
     #[must_use]
     #[track_caller]
     pub fn select_and_scatter(self, source: Tensor<'g>, window: Window) -> Tensor<'g> {
         let dtype = self.dtype();
-        let operands = accumulated(self, source);
-        self.tracer().apply(Op::SelectAndScatter { window }, &operands).convert(dtype)
+        let (kept, window) = window.without_cuts(&self.shape());
+        let operands = accumulated(kept.of(self), source);
+        let sums = self.tracer().apply(Op::SelectAndScatter { window }, &operands).convert(dtype);
+        kept.back(sums, &self.shape())
     }
 }
 

@@ -9,7 +9,7 @@ pub const HOST_KERNEL_TARGET: &str = "lockstep_kernel";
 
 /// The version of the kernels' results: raised with every change of a kernel that changes bits, so that the programs that call it differ, and
 /// with them their fingerprints.
-pub const HOST_KERNELS_VERSION: usize = 3;
+pub const HOST_KERNELS_VERSION: usize = 4;
 
 /// Products of fewer floating-point operations are left to XLA: a call would take as long as the product.
 const MIN_DOT_FLOPS: usize = 1 << 18;
@@ -82,18 +82,21 @@ pub(super) fn sum(context: &RegionContext<'_>, node: &Node) -> String {
     custom_call::host_call(context, node, HOST_KERNEL_TARGET, &attributes, false, &results)
 }
 
-/// Maxima over windows of fewer elements are left to XLA.
+/// Maxima over windows of fewer elements are left to XLA, but not gradients of padded windows: there XLA's choice among equal elements is
+/// not always the first.
 const MIN_MAX_POOL: usize = 1 << 14;
 
 /// `true` if a kernel computes the maximum over windows, or its gradient: windows of rows and columns of images NHWC of f32 or f64.
 pub(super) fn has_max_pool(context: &RegionContext<'_>, node: &Node, window: &Window) -> bool {
     let x = context.graph.ty(node.operands[0]);
     let one = WindowDim::default();
+    let is_padded = window.dims.iter().any(|dim| dim.low != 0 || dim.high != 0);
+    let is_padded_gradient = is_padded && matches!(node.op, Op::SelectAndScatter { .. });
     matches!(x.dtype, DType::F32 | DType::F64)
         && x.rank() == 4
         && [0, 3].iter().all(|dim| window.sizes[*dim] == 1 && window.dims[*dim] == one)
         && !window.is_dilated()
-        && x.num_elements() >= MIN_MAX_POOL
+        && (x.num_elements() >= MIN_MAX_POOL || is_padded_gradient)
 }
 
 /// The call for a maximum over windows, or for its gradient, without the `=` and what precedes it.

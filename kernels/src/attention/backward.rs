@@ -28,9 +28,9 @@ impl Attention {
         gradients: Gradients<'_, T>,
         operands: QueriesKeysValues<'_, T>,
         forward: Forward<'_, T>,
-        added: Option<&[T]>,
+        mask: Option<&[T]>,
     ) {
-        T::attention_gradients(self, pool, gradients, operands, forward, added);
+        T::attention_gradients(self, pool, gradients, operands, forward, mask);
     }
 
     pub(crate) fn compute_gradients<T: Real>(
@@ -39,9 +39,9 @@ impl Attention {
         gradients: Gradients<'_, T>,
         operands: QueriesKeysValues<'_, T>,
         forward: Forward<'_, T>,
-        added: Option<&[T]>,
+        mask: Option<&[T]>,
     ) {
-        self.check(&operands, forward.y, forward.lse, added);
+        self.check(&operands, forward.y, forward.lse, mask);
         assert_eq!(forward.cotangent.len(), forward.y.len(), "the length of the cotangent");
         if self.num_rows() == 0 || self.head_width == 0 {
             return;
@@ -49,7 +49,7 @@ impl Attention {
         // A task for each key and value head of each example, which writes columns of its own.
         pool.for_each(self.deal(gradients), |task, out| {
             let (example, kv_head) = (task / self.num_kv_heads, task % self.num_kv_heads);
-            let pass = Pass { attention: self, operands, forward, added };
+            let pass = Pass { attention: self, operands, forward, mask };
             Head::new(self).compute(&pass, example, kv_head, out);
         });
     }
@@ -117,7 +117,7 @@ struct Pass<'a, T> {
     attention: &'a Attention,
     operands: QueriesKeysValues<'a, T>,
     forward: Forward<'a, T>,
-    added: Option<&'a [T]>,
+    mask: Option<&'a [T]>,
 }
 
 /// Scratch memory of a task.
@@ -228,12 +228,12 @@ impl<T: Real> Head<T> {
 
     /// From scores to weights, and from cotangents of weights to those of products of queries and keys.
     fn differentiate(&mut self, pass: &Pass<'_, T>, place: Place) {
-        let Pass { attention, forward, added, .. } = pass;
+        let Pass { attention, forward, mask, .. } = pass;
         let Attention { num_positions, num_heads, head_width: d, dropout, .. } = **attention;
         let Place { example, head, first_query, num_queries, first_key, num_keys } = place;
         let scale = T::from_f64(1.0 / (d as f64).sqrt());
         let first = example * num_positions + first_key;
-        let added = added.map(|added| &added[first..][..num_keys]);
+        let mask = mask.map(|mask| &mask[first..][..num_keys]);
         vectorized(
             #[inline(always)]
             || {
@@ -248,15 +248,26 @@ impl<T: Real> Head<T> {
                     let part = row * num_keys..(row + 1) * num_keys;
                     let (weights, hidden) = self.weights[part.clone()].split_at_mut(num_visible);
                     hidden.fill(T::default());
-                    match added {
+                    match mask {
                         None => {
                             for p in weights.iter_mut() {
                                 *p = (*p * scale - lse).exp();
                             }
                         }
-                        Some(added) => {
-                            for (p, added) in weights.iter_mut().zip(added) {
-                                *p = (*p * scale + *added - lse).exp();
+                        Some(mask) => {
+                            // Of a query from which all keys are hidden, all weights are equal.
+                            let hidden_weight = if lse == T::LEAST {
+                                T::ONE / T::from_f64(attention.num_keys(query + 1) as f64)
+                            } else {
+                                T::default()
+                            };
+                            for (p, mask) in weights.iter_mut().zip(mask) {
+                                let is_hidden = *mask == T::default();
+                                *p = if is_hidden {
+                                    hidden_weight
+                                } else {
+                                    (*p * scale - lse).exp()
+                                };
                             }
                         }
                     }
@@ -279,6 +290,10 @@ impl<T: Real> Head<T> {
                     }
                     for (ct, p) in cotangents.iter_mut().zip(weights.iter()) {
                         *ct = *p * (*ct - weighted) * scale;
+                    }
+                    // Scores of hidden keys are constants.
+                    for (ct, mask) in cotangents.iter_mut().zip(mask.unwrap_or_default()) {
+                        *ct = if *mask == T::default() { T::default() } else { *ct };
                     }
                 }
             },

@@ -8,8 +8,8 @@ use crate::{Element, Pool};
 
 impl Attention {
     /// Writes `y`, rows of heads `[batch * num_positions, num_heads * d]`, and for the backward pass the logarithms of the sums of the
-    /// exponentials of each head's scores, `[batch * num_positions, num_heads]`. `added`, one number for each row, is added to all scores
-    /// of that key.
+    /// exponentials of each head's scores, `[batch * num_positions, num_heads]`. `mask` has a number for each row, 0 for a key that
+    /// is hidden from all queries. A query from which all keys are hidden weights them equally.
     ///
     /// # Panics
     /// If a slice has another length.
@@ -19,9 +19,9 @@ impl Attention {
         y: &mut [T],
         lse: &mut [T],
         operands: QueriesKeysValues<'_, T>,
-        added: Option<&[T]>,
+        mask: Option<&[T]>,
     ) {
-        T::attend(self, pool, [y, lse], operands, added);
+        T::attend(self, pool, [y, lse], operands, mask);
     }
 
     pub(crate) fn compute<T: Real>(
@@ -30,9 +30,9 @@ impl Attention {
         y: &mut [T],
         lse: &mut [T],
         operands: QueriesKeysValues<'_, T>,
-        added: Option<&[T]>,
+        mask: Option<&[T]>,
     ) {
-        self.check(&operands, y, lse, added);
+        self.check(&operands, y, lse, mask);
         let Self { num_positions, num_heads, head_width, .. } = *self;
         let width = num_heads * head_width;
         if y.is_empty() {
@@ -48,7 +48,7 @@ impl Attention {
         pool.for_each(blocks, |_, (example, first_query, y, lse)| {
             let mut block = Block::new(self, lse.len() / num_heads);
             for head in 0..num_heads {
-                block.compute(self, example, head, first_query, &operands, added);
+                block.compute(self, example, head, first_query, &operands, mask);
                 block.write(y, lse, head, num_heads);
             }
         });
@@ -93,7 +93,7 @@ impl<T: Real> Block<T> {
         head: usize,
         first_query: usize,
         operands: &QueriesKeysValues<'_, T>,
-        added: Option<&[T]>,
+        mask: Option<&[T]>,
     ) {
         let Attention { num_positions, head_width, .. } = *attention;
         let QueriesKeysValues { queries, keys, values } = operands;
@@ -122,8 +122,8 @@ impl<T: Real> Block<T> {
                 },
                 false,
             );
-            let added = added.map(|added| &added[first_row + first_key..][..num_keys]);
-            self.exponentials(attention, example, head, [first_query, first_key, num_keys], added);
+            let mask = mask.map(|mask| &mask[first_row + first_key..][..num_keys]);
+            self.exponentials(attention, example, head, [first_query, first_key, num_keys], mask);
             multiply(
                 MatrixMut {
                     data: &mut self.y,
@@ -152,7 +152,7 @@ impl<T: Real> Block<T> {
         example: usize,
         head: usize,
         [first_query, first_key, num_keys]: [usize; 3],
-        added: Option<&[T]>,
+        mask: Option<&[T]>,
     ) {
         let Attention { num_positions, num_heads, head_width, dropout, .. } = *attention;
         let scale = T::from_f64(1.0 / (head_width as f64).sqrt());
@@ -165,15 +165,16 @@ impl<T: Real> Block<T> {
                     let num_visible = attention.num_visible(query, first_key, num_keys);
                     let (scores, hidden) = scores.split_at_mut(num_visible);
                     hidden.fill(T::default());
-                    match added {
+                    match mask {
                         None => {
                             for score in scores.iter_mut() {
                                 *score *= scale;
                             }
                         }
-                        Some(added) => {
-                            for (score, added) in scores.iter_mut().zip(added) {
-                                *score = *score * scale + *added;
+                        Some(mask) => {
+                            for (score, mask) in scores.iter_mut().zip(mask) {
+                                let is_hidden = *mask == T::default();
+                                *score = if is_hidden { T::LEAST } else { *score * scale };
                             }
                         }
                     }

@@ -19,7 +19,7 @@ const QUERIES: usize = 64;
 /// The keys that a block has at most, which are columns of its scores.
 const KEYS: usize = 256;
 
-/// `y = dropout(softmax(q k^T / sqrt(d) + added)) v` in each head of each example.
+/// `y = dropout(softmax(q k^T / sqrt(d))) v` in each head of each example, where the scores of hidden keys are the least finite number.
 ///
 /// Rows of all operands are positions, of all examples in order. Scratch memory of a task is 3 blocks of `64 x 256` scores, and in the
 /// backward pass also the gradients of one head: `2 num_positions * d`.
@@ -110,7 +110,7 @@ impl Attention {
         operands: &QueriesKeysValues<'_, T>,
         y: &[T],
         lse: &[T],
-        added: Option<&[T]>,
+        mask: Option<&[T]>,
     ) {
         let Self { num_heads, num_kv_heads, head_width, .. } = *self;
         assert!(num_kv_heads > 0 && num_heads.is_multiple_of(num_kv_heads), "{self:?}");
@@ -123,7 +123,7 @@ impl Attention {
         }
         assert_eq!(y.len(), rows * num_heads * head_width, "the length of y");
         assert_eq!(lse.len(), rows * num_heads, "the length of the logarithms");
-        assert!(added.is_none_or(|added| added.len() == rows), "the length of the mask");
+        assert!(mask.is_none_or(|mask| mask.len() == rows), "the length of the mask");
     }
 }
 

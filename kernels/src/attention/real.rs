@@ -21,6 +21,9 @@ pub trait Real:
     /// Smaller than every number.
     const NEG_INFINITY: Self;
 
+    /// The least finite number.
+    const LEAST: Self;
+
     /// The number nearest to `x`.
     fn from_f64(x: f64) -> Self;
 
@@ -36,6 +39,7 @@ pub trait Real:
 
 impl Real for f32 {
     const NEG_INFINITY: Self = f32::NEG_INFINITY;
+    const LEAST: Self = f32::MIN;
 
     #[inline(always)]
     fn from_f64(x: f64) -> Self {
@@ -76,6 +80,7 @@ impl Real for f32 {
 
 impl Real for f64 {
     const NEG_INFINITY: Self = f64::NEG_INFINITY;
+    const LEAST: Self = f64::MIN;
 
     #[inline(always)]
     fn from_f64(x: f64) -> Self {
@@ -164,7 +169,7 @@ mod tests {
             x += 0.003_7;
         }
         assert_eq!(Real::exp(0f32), 1.0);
-        assert_eq!([-88.0, -1e4, f32::NEG_INFINITY].map(Real::exp), [0.0; 3]);
+        assert_eq!([-88.0, -1e4, f32::MIN, f32::NEG_INFINITY].map(Real::exp), [0.0; 4]);
         assert!(Real::exp(f32::NAN).is_nan());
     }
 

@@ -15,12 +15,12 @@ fn values(len: usize, seed: u64) -> Vec<f64> {
     (0..len).map(next).collect()
 }
 
-/// Operands in one matrix, and what is added for each key.
+/// Operands in one matrix, and for each key 0 if it is hidden.
 #[derive(Clone)]
 struct Case {
     attention: Attention,
     qkv: Vec<f64>,
-    added: Option<Vec<f64>>,
+    mask: Option<Vec<f64>>,
 }
 
 impl Case {
@@ -28,9 +28,11 @@ impl Case {
         let Attention { batch, num_positions, num_heads, num_kv_heads, head_width, .. } = attention;
         let rows = batch * num_positions;
         let qkv = values(rows * (num_heads + 2 * num_kv_heads) * head_width, seed);
-        // Every third key is hidden.
-        let hidden = |row: usize| if row % 3 == 1 { -1e4 } else { 0.0 };
-        Self { attention, qkv, added: is_masked.then(|| (0..rows).map(hidden).collect()) }
+        // Some keys of the first example are hidden, and by every other seed all of the second.
+        let is_hidden =
+            |row: usize| row % 3 == 1 || (seed.is_multiple_of(2) && row >= num_positions);
+        let mask = |row: usize| if is_hidden(row) { 0.0 } else { 1.0 };
+        Self { attention, qkv, mask: is_masked.then(|| (0..rows).map(mask).collect()) }
     }
 
     fn widths(&self) -> [usize; 3] {
@@ -57,8 +59,8 @@ impl Case {
             let at = |row: usize, column: usize| self.qkv[(b * t + row) * width + column];
             let score = |j: usize| {
                 let terms = (0..d).map(|l| at(i, h * d + l) * at(j, q_width + kv * d + l));
-                let added = self.added.as_ref().map_or(0.0, |added| added[b * t + j]);
-                terms.sum::<f64>() / (d as f64).sqrt() + added
+                let is_hidden = self.mask.as_ref().is_some_and(|mask| mask[b * t + j] == 0.0);
+                if is_hidden { f64::MIN } else { terms.sum::<f64>() / (d as f64).sqrt() }
             };
             let num_keys = if causal { i + 1 } else { t };
             let scores: Vec<f64> = (0..num_keys).map(score).collect();
@@ -67,7 +69,7 @@ impl Case {
             let entry = (b * t + i) * num_heads + h;
             lse[entry] = greatest + total.ln();
             for (j, score) in scores.iter().enumerate() {
-                let mut weight = (score - lse[entry]).exp();
+                let mut weight = (score - greatest).exp() / total;
                 if let Some(dropout) = dropout {
                     let mut keep = [false];
                     dropout.keep(&mut keep, b * num_heads + h, i * t + j);
@@ -87,8 +89,8 @@ impl Case {
         // Whatever was in memory is replaced.
         let mut y = vec![T::from_f64(7.0); rows * self.widths()[0]];
         let mut lse = vec![T::from_f64(7.0); rows * num_heads];
-        let added = self.added.as_ref().map(|added| narrow::<T>(added));
-        self.attention.forward(pool, &mut y, &mut lse, self.operands(qkv), added.as_deref());
+        let mask = self.mask.as_ref().map(|mask| narrow::<T>(mask));
+        self.attention.forward(pool, &mut y, &mut lse, self.operands(qkv), mask.as_deref());
         (y, lse)
     }
 
@@ -96,9 +98,9 @@ impl Case {
         let (y, lse) = self.forward(pool, qkv);
         let mut gradients = vec![T::from_f64(7.0); qkv.len()];
         let forward = Forward { y: &y, lse: &lse, cotangent };
-        let added = self.added.as_ref().map(|added| narrow::<T>(added));
+        let mask = self.mask.as_ref().map(|mask| narrow::<T>(mask));
         let out = Gradients::Packed(&mut gradients);
-        self.attention.backward(pool, out, self.operands(qkv), forward, added.as_deref());
+        self.attention.backward(pool, out, self.operands(qkv), forward, mask.as_deref());
         gradients
     }
 }
@@ -244,6 +246,23 @@ fn scores_may_be_huge_and_nan_shows() {
     let (y, _) = case.forward(&pool, &case.qkv);
     assert_close(&y, &case.plain().0, 1e-9);
     assert!(y.iter().all(|y| y.is_finite()));
+    // Whatever the scores of hidden keys would be, nothing depends on them.
+    let rows = || (0..100).filter(|row| row % 3 != 1);
+    case.mask = Some((0..100).map(|row| if row % 3 == 1 { 0.0 } else { 1.0 }).collect());
+    let cotangent = values(y.len(), 2);
+    let of_visible = |case: &Case| {
+        let (y, gradients) =
+            (case.forward(&pool, &case.qkv).0, case.backward(&pool, &case.qkv, &cotangent));
+        let queries = rows().flat_map(|row| gradients[row * width..][..16].to_vec());
+        (rows().flat_map(|row| y[row * 16..][..16].to_vec()).collect(), queries.collect())
+    };
+    let before: (Vec<f64>, Vec<f64>) = of_visible(&case);
+    let mut moved = case.clone();
+    for row in (0..100).filter(|row| row % 3 == 1) {
+        moved.qkv[row * width..][16..width].fill(1e3);
+    }
+    assert!(before == of_visible(&moved));
+    case.mask = None;
     // A key is seen by its own query and by later ones. Gradients of others in its block may show it, too: 0 times NaN.
     case.qkv[64 * width + 16] = f64::NAN;
     let (y, _) = case.forward(&pool, &case.qkv);

@@ -1,4 +1,5 @@
-//! `y = softmax(q k^T / sqrt(d) + mask) v`, in heads, between two linear layers
+//! `y = softmax(q k^T / sqrt(d)) v`, in heads, between two linear layers, where scores of hidden positions are replaced by the least
+//! finite number
 //!
 //! Legend: b batch, t position, n = b * t, m = b * heads, w width, d width of a head.
 
@@ -7,9 +8,6 @@ use hlo::{DType, DotDims, Tensor, Tracer};
 use super::attention_call::AttentionCall;
 use crate::layers::{dropout, linear, rotary};
 use crate::{Initializer, Scope};
-
-/// Added to the scores of masked positions: its exponential is 0, and it is finite in f16.
-const MASKED: f64 = -1e4;
 
 /// Parameters of [`attention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,8 +35,8 @@ pub struct Attention {
 /// or wider.
 ///
 /// Vaswani et al., "Attention is all you need" (2017); grouped queries: Ainslie et al., "GQA" (2023).
-/// Activations have two dims except inside the heads, queries are scaled instead of scores, and the mask is
-/// added: this form was the fastest in measurements on XLA's CPU backend.
+/// Activations have two dims except inside the heads, and queries are scaled instead of scores: this form was the fastest in
+/// measurements on XLA's CPU backend.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
@@ -110,12 +108,9 @@ pub fn attention<'g>(scope: &Scope<'g>, x_nw: Tensor<'g>, parts: Attention) -> T
         return linear(&scope.at("out"), y_bthd.reshape(&[n, width]), width, parts.out);
     }
     let (k_mtd, v_mtd) = (shared(k_mtd), shared(v_mtd));
-    let mask_ts = parts.causal.then(|| causal_mask(x_nw.tracer(), t));
+    let visible_ts = parts.causal.then(|| not_later(x_nw.tracer(), t));
     let y_mtd = attend(scope, [q_mtd, k_mtd, v_mtd], parts.dropout, |scores_mts| {
-        mask_ts.map(|mask_ts| {
-            let mask_ts = mask_ts.convert(scores_mts.dtype());
-            mask_ts.broadcast_in_dim(&scores_mts.shape(), &[1, 2])
-        })
+        visible_ts.map(|visible_ts| visible_ts.broadcast_in_dim(&scores_mts.shape(), &[1, 2]))
     });
     let y_bthd = y_mtd.reshape(&[batch, num_heads, t, d]).transpose(&[0, 2, 1, 3]);
     linear(&scope.at("out"), y_bthd.reshape(&[n, width]), width, parts.out)
@@ -151,18 +146,12 @@ pub fn masked_attention<'g>(
     }
     let heads = heads.map(|x_nw| into_heads(x_nw, t, num_heads));
     let y_mtd = attend(scope, heads, rate, |scores_mts| {
-        let added_bs = added_for(mask_bs, scores_mts.dtype());
-        let added = added_bs.broadcast_in_dim(&[batch, num_heads, t, t], &[0, 3]);
-        Some(added.reshape(&scores_mts.shape()))
+        let visible_bs = mask_bs.not_equal(0.0);
+        let visible = visible_bs.broadcast_in_dim(&[batch, num_heads, t, t], &[0, 3]);
+        Some(visible.reshape(&scores_mts.shape()))
     });
     let y_bthd = y_mtd.reshape(&[batch, num_heads, t, width / num_heads]).transpose(&[0, 2, 1, 3]);
     linear(&scope.at("out"), y_bthd.reshape(&[n, width]), width, initializer)
-}
-
-/// What is added to the scores of keys: 0, or [`MASKED`] for padding.
-#[track_caller]
-pub(super) fn added_for(mask_bs: Tensor<'_>, dtype: DType) -> Tensor<'_> {
-    (1.0 - mask_bs.convert(dtype)) * MASKED
 }
 
 /// `[b * t, heads * d] -> [b * heads, t, d]`
@@ -174,20 +163,24 @@ fn into_heads(x_nw: Tensor<'_>, t: usize, num_heads: usize) -> Tensor<'_> {
     x_bthd.transpose(&[0, 2, 1, 3]).reshape(&[batch * num_heads, t, d])
 }
 
-/// `softmax(q k^T / sqrt(d) + mask) v` in each head, all `[m, t, d]`. `mask` gets the scores `[m, t, s]`, and returns what
-/// is added to them.
+/// `softmax(q k^T / sqrt(d)) v` in each head, all `[m, t, d]`. `visible` gets the scores `[m, t, s]`, and returns which of them count,
+/// pred of that shape.
+///
+/// The others are replaced, because no number is small enough to be added to scores of any size. The least finite number, unlike infinity,
+/// gives equal weights to a query that sees nothing, and not NaN.
 #[track_caller]
 fn attend<'g>(
     scope: &Scope<'g>,
     [q_mtd, k_mtd, v_mtd]: [Tensor<'g>; 3],
     rate: f64,
-    mask: impl FnOnce(Tensor<'g>) -> Option<Tensor<'g>>,
+    visible: impl FnOnce(Tensor<'g>) -> Option<Tensor<'g>>,
 ) -> Tensor<'g> {
     let q_mtd = q_mtd * (1.0 / (q_mtd.dim(2) as f64).sqrt());
     let scores_mts = q_mtd.dot_general(k_mtd, DotDims::contract(&[2], &[2]).batch(&[0], &[0]));
     let mut scores_mts = scores_mts.convert(scores_mts.dtype().accumulation());
-    if let Some(mask_mts) = mask(scores_mts) {
-        scores_mts = scores_mts + mask_mts;
+    if let Some(visible_mts) = visible(scores_mts) {
+        let least = scores_mts.dtype().least_finite().unwrap_or(f64::MIN);
+        scores_mts = visible_mts.select(scores_mts, scores_mts.full_like(least));
     }
     let weights_mts = softmax(scores_mts).convert(v_mtd.dtype());
     let weights_mts = dropout(&scope.at("weights"), weights_mts, rate);
@@ -204,11 +197,11 @@ fn share(x_mtd: Tensor<'_>, size: usize) -> Tensor<'_> {
     x_mtd.broadcast_in_dim(&[m, size, t, d], &[0, 2, 3]).reshape(&[m * size, t, d])
 }
 
-/// Zero where position s is at most t, [`MASKED`] elsewhere.
+/// Pred `[t, s]`: whether position s is at most t.
 #[track_caller]
-fn causal_mask(tracer: &Tracer, t: usize) -> Tensor<'_> {
-    let [row, column] = [0, 1].map(|dim| tracer.iota(hlo::DType::I32, &[t, t], dim));
-    column.greater(row).convert(hlo::DType::F32) * MASKED
+fn not_later(tracer: &Tracer, t: usize) -> Tensor<'_> {
+    let [row, column] = [0, 1].map(|dim| tracer.iota(DType::I32, &[t, t], dim));
+    row.greater_equal(column)
 }
 
 /// Softmax over the last dim. Its VJP `p * (dp - sum(p * dp))` needs only the result p, which is kept anyway
@@ -230,4 +223,108 @@ fn softmax(x_mts: Tensor<'_>) -> Tensor<'_> {
         },
     );
     results[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use hlo::random::threefry2x32;
+    use hlo::{Literal, Mesh, TensorType, grad, interpret, trace};
+
+    use super::*;
+    use crate::Precision;
+
+    const N: usize = 8;
+    const WIDTH: usize = 12;
+
+    fn uniform(stream: usize, count: usize) -> Vec<f64> {
+        let word = |i: usize| threefry2x32([7, stream as u32], [0, i as u32])[0];
+        (0..count).map(|i| f64::from(word(i)) / 2f64.powi(31) - 1.0).collect()
+    }
+
+    /// The rows of y, of two examples of 4 positions, then those of the gradient of x, where the positions in `wanted` have a
+    /// cotangent. Weights of queries and keys are so large that scores are far beyond 1e4.
+    fn outputs(x: &[f64], mask: Option<[i32; N]>, wanted: &[usize]) -> [Vec<Vec<f64>>; 2] {
+        let graph = trace(Mesh::SINGLE, |t| {
+            let f64s =
+                |dims: &[usize], values: &[f64]| t.constant(Literal::from_slice(dims, values));
+            let weight = |name: &str, scale: f64, rows: usize| {
+                let values = uniform(name.len(), rows * WIDTH).into_iter().enumerate();
+                // Only queries and keys, which are the first rows of a packed weight, are scaled.
+                let value = |(i, x)| if i < 2 * WIDTH * WIDTH { scale * x } else { x };
+                f64s(&[rows, WIDTH], &values.map(value).collect::<Vec<_>>())
+            };
+            let names: &[(&str, f64, usize)] = match mask {
+                None => &[("qkv", 300.0, 3 * WIDTH), ("out", 1.0, WIDTH)],
+                Some(_) => &[
+                    ("query", 300.0, WIDTH),
+                    ("key", 300.0, WIDTH),
+                    ("value", 1.0, WIDTH),
+                    ("out", 1.0, WIDTH),
+                ],
+            };
+            let params = names.iter().flat_map(|(name, scale, rows)| {
+                let bias = t.full(DType::F64, &[*rows], 0.25);
+                [
+                    (format!("{name}.weight"), weight(name, *scale, *rows)),
+                    (format!("{name}.bias"), bias),
+                ]
+            });
+            let scope = Scope::bind(t, Precision::uniform(DType::F64), params.collect(), None);
+            let x = t.input("x", TensorType::new(DType::F64, &[N, WIDTH]));
+            let zeros = Initializer::Zeros;
+            let y = match mask {
+                Some(mask) => {
+                    let mask = t.constant(Literal::from_slice(&[2, N / 2], &mask));
+                    masked_attention(&scope, x, mask, 3, 0.0, zeros)
+                }
+                None => {
+                    let parts = Attention {
+                        num_positions: N / 2,
+                        num_heads: 3,
+                        num_kv_heads: 3,
+                        causal: true,
+                        rotary: false,
+                        dropout: 0.0,
+                        qkv: zeros,
+                        out: zeros,
+                    };
+                    attention(&scope, x, parts)
+                }
+            };
+            let rows: Vec<_> =
+                wanted.iter().map(|row| y.slice_dim(0, *row, row + 1).sum()).collect();
+            let sum = rows.into_iter().reduce(|a, b| a + b).unwrap();
+            t.output("y", y);
+            t.output("gradient", grad(sum, &[x])[0]);
+        });
+        let x = vec![Literal::from_slice(&[N, WIDTH], x)];
+        let outputs = interpret(&graph.unwrap(), &[x]).unwrap();
+        [0, 1].map(|i| outputs[i][0].to_f64().chunks(WIDTH).map(<[_]>::to_vec).collect())
+    }
+
+    #[test]
+    fn scores_of_any_size_are_hidden() {
+        let causal: (Option<[i32; N]>, &[usize], usize) = (None, &[0, 1, 4, 5, 6, 7], 3);
+        let padded: (_, &[usize], _) = (Some([1, 0, 1, 1, 1, 1, 1, 1]), &[0, 2, 3, 4, 5, 6, 7], 1);
+        for (mask, wanted, hidden) in [causal, padded] {
+            let mut x = uniform(0, N * WIDTH);
+            let [y, gradient] = outputs(&x, mask, wanted);
+            // The hidden position changes nothing, and has no gradient.
+            assert!(gradient[hidden].iter().all(|g| *g == 0.0), "{:?}", gradient[hidden]);
+            assert!(gradient[0].iter().any(|g| *g != 0.0));
+            x[hidden * WIDTH..][..WIDTH].fill(5.0);
+            let [moved_y, moved_gradient] = outputs(&x, mask, wanted);
+            for row in wanted {
+                assert_eq!((&y[*row], &gradient[*row]), (&moved_y[*row], &moved_gradient[*row]));
+            }
+        }
+    }
+
+    #[test]
+    fn an_example_of_padding_alone_weights_all_positions_equally() {
+        let x = uniform(0, N * WIDTH);
+        let [y, gradient] = outputs(&x, Some([1, 1, 1, 1, 0, 0, 0, 0]), &[4, 5]);
+        assert!(y[5..].iter().all(|row| *row == y[4]) && y[4].iter().all(|y| y.is_finite()));
+        assert!(gradient[5..].iter().all(|row| *row == gradient[4]), "{gradient:?}");
+    }
 }

@@ -2,10 +2,9 @@
 
 use hlo::{CustomCall, HOST_KERNEL_TARGET, HOST_KERNELS_VERSION, Layouts, Tensor, TensorType};
 
-use super::attention::added_for;
 use crate::{AttentionKernels, Scope};
 
-/// What the kernels compute: `dropout(softmax(q k^T / sqrt(d) + mask)) v` in each head.
+/// What the kernels compute: `dropout(softmax(q k^T / sqrt(d))) v` in each head, without what a mask hides.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttentionCall {
     /// Positions of an example.
@@ -40,7 +39,8 @@ impl AttentionCall {
         let mut operands = qkv.to_vec();
         if let Some(mask_bs) = mask_bs {
             let num_rows = mask_bs.num_elements();
-            operands.push(added_for(mask_bs, qkv[0].dtype()).reshape(&[num_rows]));
+            let visible_bs = mask_bs.not_equal(0.0).convert(qkv[0].dtype());
+            operands.push(visible_bs.reshape(&[num_rows]));
         }
         let random = self.random(scope, qkv[0].dim(0));
         operands.extend(random);
@@ -67,7 +67,7 @@ impl AttentionCall {
                 let [num_rows, width] = y[0].dims();
                 let flops = self.flops(num_rows / self.num_positions, width / self.num_heads, 5);
                 let mut gradients = call(&backward, flops, &operands, results);
-                // Of what is added for the mask, which no gradient goes through.
+                // Of the mask, which no gradient goes through.
                 let others = x[num_qkv..].iter().filter(|x| x.dtype().is_float());
                 gradients.extend(others.map(|x| x.full_like(0.0)));
                 gradients

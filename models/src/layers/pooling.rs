@@ -2,7 +2,8 @@
 
 use hlo::{Reduction, Tensor, Window};
 
-/// Maximum of each window of images `[n, h, w, c]`; padding is ignored.
+/// Maximum of each window of images `[n, h, w, c]`; padding is ignored. Among equal elements the first has the gradient, within the limits
+/// that [`Tensor::select_and_scatter`] names.
 ///
 /// ```
 /// use hlo::{DType, Mesh, TensorType, trace};
