@@ -267,6 +267,23 @@ pub enum Error {
     Install(#[from] InstallError),
 }
 
+impl Error {
+    /// `true` if a device or the host had no memory left, by the code or, where a plugin reports that as an internal failure, by its words.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Pjrt { code: Code::ResourceExhausted, .. } => true,
+            Self::Pjrt { message, .. } => {
+                let message = message.to_lowercase();
+                ["out of memory", "failed to allocate", "resource_exhausted"]
+                    .iter()
+                    .any(|words| message.contains(words))
+            }
+            Self::Replica { source, .. } => source.is_out_of_memory(),
+            _ => false,
+        }
+    }
+}
+
 /// PJRT's error codes, which are those of Abseil's `Status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Code {

@@ -51,8 +51,14 @@ pub enum Error {
     #[error(transparent)]
     Install(#[from] pjrt::InstallError),
     /// The plugin, its compiler or a device failed.
-    #[error(transparent)]
+    #[error("{error}{advice}", error = .0, advice = advice(.0))]
     Pjrt(#[from] pjrt::Error),
+    /// The run is larger than the memory.
+    #[error("{message}")]
+    Memory {
+        /// What it needs, what there is, and what to change.
+        message: String,
+    },
     /// The devices cannot be opened with the options of the configuration.
     #[error("cannot open the devices of `{backend}` with device.options ({options}): {source}")]
     Device {
@@ -308,5 +314,47 @@ impl From<state::Error> for Error {
             state::Error::Pjrt(error) => Self::Pjrt(error),
             error => Self::State(error),
         }
+    }
+}
+
+/// What to change if memory has run out.
+fn advice(error: &pjrt::Error) -> &'static str {
+    match error.is_out_of_memory() {
+        true => {
+            ". The memory is too small for this run: use a smaller batch, or more microbatches (train.num_microbatches); recompute \
+             activations (model.remat = true) where the model can; or shard the state over more devices (mesh.fsdp, parallel.zero)"
+        }
+        false => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pjrt::Code;
+
+    #[test]
+    fn a_plugin_that_runs_out_of_memory_is_answered_with_what_to_change() {
+        let failed = |code, message: &str| {
+            let message = message.to_owned();
+            let source = pjrt::Error::Pjrt { call: "PJRT_Event_Await", code, message };
+            Error::from(pjrt::Error::Replica { replica: 1, source: Box::new(source) }).to_string()
+        };
+        for (code, message) in [
+            (Code::Internal, "Out of memory allocating 68719476736 bytes."),
+            (
+                Code::ResourceExhausted,
+                "Error allocating device buffer: Attempting to allocate 9.00G",
+            ),
+            (
+                Code::Internal,
+                "Failed to allocate request for 2.00GiB (2147483648B) on device ordinal 0",
+            ),
+        ] {
+            let said = failed(code, message);
+            assert!(said.contains(message) && said.contains("train.num_microbatches"), "{said}");
+        }
+        let said = failed(Code::Internal, "Unknown custom call");
+        assert!(said.ends_with("Unknown custom call"), "{said}");
     }
 }

@@ -12,6 +12,7 @@ mod events;
 mod gather;
 mod launches;
 mod r#loop;
+mod memory;
 mod model_values;
 mod nonfinite;
 pub mod params_file;

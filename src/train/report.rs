@@ -215,6 +215,6 @@ fn plural(count: usize, noun: &str) -> String {
     }
 }
 
-fn human_bytes(bytes: usize) -> String {
+pub(super) fn human_bytes(bytes: usize) -> String {
     indicatif::HumanBytes(bytes as u64).to_string()
 }

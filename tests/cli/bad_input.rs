@@ -55,6 +55,14 @@ fn keys_and_values() {
         (&["parallel.zero=2"], &["parallel.zero: stage 2", "mesh.fsdp = 1", "set mesh.fsdp"]),
         (&["parallel.zero=4", "mesh.fsdp=2"], &["parallel.zero: found 4", "from 1 to 3"]),
         (&["train.steps=0"], &["train.steps: found 0", "from 1 to"]),
+        (
+            &["mesh.data=1", "model.hidden=[1048576000]"],
+            &[
+                "the step needs at least 1.17 TiB of memory",
+                "300.78 GiB of gradients",
+                "a smaller model",
+            ],
+        ),
         (&["train.steps=1"], &["warm-up of 22 steps is longer than the run of 1"]),
         (
             &["optimizer.weight_decay_exclude=['*.bais']"],

@@ -1,0 +1,240 @@
+//! Whether a run fits into memory, asked before anything of its size is allocated.
+
+use std::fmt;
+
+use hlo::{Axis, LeafSpec, Mesh, Tree};
+use sysinfo::{ProcessesToUpdate, System, get_current_pid};
+
+use super::Error;
+use super::report::human_bytes;
+use crate::pjrt::{Client, CompiledMemory, Platform};
+use crate::step::PARAMS;
+
+/// What one replica keeps in memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Need {
+    /// The state, and after compiling also the batch.
+    state_bytes: u64,
+    /// Gradients, and after compiling everything else that a step computes.
+    temporary_bytes: u64,
+    is_measured: bool,
+}
+
+impl Need {
+    /// What is known of a step before it is compiled: its state, and gradients of the parameters.
+    pub fn of_state(leaves: &Tree<LeafSpec>, mesh: &Mesh) -> Self {
+        // A leaf that the mesh does not divide is refused elsewhere.
+        let bytes =
+            |leaf: &LeafSpec| leaf.local_type(mesh).map_or(0, |local| local.num_bytes() as u64);
+        let total = |leaves: &Tree<LeafSpec>| {
+            leaves.values().map(bytes).fold(0, |sum: u64, bytes| sum.saturating_add(bytes))
+        };
+        Self {
+            state_bytes: total(leaves),
+            temporary_bytes: total(&leaves.subtree(PARAMS)),
+            is_measured: false,
+        }
+    }
+
+    /// The compiler's figures for a program.
+    pub fn of_program(memory: &CompiledMemory) -> Self {
+        let CompiledMemory { argument_bytes, output_bytes, alias_bytes, temporary_bytes, .. } =
+            *memory;
+        // Donated arguments are results already.
+        let outputs = output_bytes.saturating_sub(alias_bytes);
+        Self {
+            state_bytes: argument_bytes.saturating_add(outputs),
+            temporary_bytes,
+            is_measured: true,
+        }
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.state_bytes.saturating_add(self.temporary_bytes)
+    }
+}
+
+/// Where replicas allocate memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Device,
+    Host,
+    ControlGroup,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "the device",
+            Self::Host => "this host, swap included,",
+            Self::ControlGroup => "the control group of this process (the limit of its container)",
+        })
+    }
+}
+
+/// The memory that replicas of this process allocate from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Memory {
+    place: Place,
+    /// What there is, used or not.
+    total_bytes: u64,
+    /// What is not used by others now, if that is known.
+    free_bytes: Option<u64>,
+    /// Replicas that share it.
+    num_replicas: u64,
+    is_sharded: bool,
+}
+
+impl Memory {
+    /// The memory of the devices of a client: on the CPU backend, all replicas of this process share that of the host. `None` if the plugin
+    /// or the system does not say how much there is.
+    pub fn of(client: &Client, mesh: &Mesh) -> Option<Self> {
+        let is_sharded = mesh.size(Axis::Fsdp) > 1;
+        if client.platform() != Platform::Cpu {
+            let total_bytes = client.memory_stats(0).ok()??.bytes_limit?;
+            let place = Place::Device;
+            return Some(Self {
+                place,
+                total_bytes,
+                free_bytes: None,
+                num_replicas: 1,
+                is_sharded,
+            });
+        }
+        let num_replicas = client.devices().len().min(mesh.num_replicas()) as u64;
+        let mut system = System::new().ok()?;
+        system.refresh_memory();
+        let host = Self {
+            place: Place::Host,
+            total_bytes: system.total_memory().checked_add(system.total_swap())?,
+            free_bytes: Some(system.available_memory()),
+            num_replicas,
+            is_sharded,
+        };
+        let pid = get_current_pid().ok()?;
+        system.refresh_processes(ProcessesToUpdate::Some(&[pid]), false);
+        let limits = system.process(pid).and_then(sysinfo::Process::cgroup_limits);
+        let group = limits.map(|limits| Self {
+            place: Place::ControlGroup,
+            total_bytes: limits.total_memory.saturating_add(limits.free_swap),
+            free_bytes: Some(limits.free_memory),
+            ..host
+        });
+        let is_tighter = |group: &Self| group.total_bytes < host.total_bytes;
+        Some(group.filter(is_tighter).unwrap_or(host))
+    }
+
+    /// Refuses what is larger than the memory. The answer is a warning if it is larger than what is free.
+    ///
+    /// # Errors
+    /// [`Error::Memory`], which says what to change.
+    pub fn check(&self, need: Need) -> Result<Option<String>, Error> {
+        let needed = need.total().saturating_mul(self.num_replicas);
+        if needed > self.total_bytes {
+            let message = format!(
+                "{}, but {} has {}; {}",
+                self.describe(need, needed),
+                self.place,
+                bytes(self.total_bytes),
+                self.advice(need)
+            );
+            return Err(Error::Memory { message });
+        }
+        let Some(free) = self.free_bytes.filter(|free| needed > *free) else { return Ok(None) };
+        let (needs, advice) = (self.describe(need, needed), self.advice(need));
+        Ok(Some(format!(
+            "{needs}, and only {} of memory are free here; if the run ends without a message, the system has killed it: {advice}",
+            bytes(free)
+        )))
+    }
+
+    fn describe(&self, need: Need, needed: u64) -> String {
+        let (state, temporaries) = (bytes(need.state_bytes), bytes(need.temporary_bytes));
+        let parts = match need.is_measured {
+            true => format!("{state} of state and batch and {temporaries} of temporaries"),
+            false => format!("{state} of state and {temporaries} of gradients"),
+        };
+        let at_least = if need.is_measured { "" } else { " at least" };
+        match self.num_replicas {
+            1 => format!("the step needs{at_least} {} of memory, {parts}", bytes(needed)),
+            replicas => format!(
+                "the step needs{at_least} {} of memory, {parts} on each of {replicas} replicas",
+                bytes(needed)
+            ),
+        }
+    }
+
+    /// What makes the larger part smaller.
+    fn advice(&self, need: Need) -> &'static str {
+        let is_shared = self.num_replicas > 1;
+        match (need.state_bytes >= need.temporary_bytes, self.is_sharded, is_shared) {
+            (true, false, true) => {
+                "shard the state over these replicas (mesh.fsdp, parallel.zero = 3), use fewer of them, or a smaller model"
+            }
+            (true, false, false) => {
+                "shard the state over several devices (mesh.fsdp, parallel.zero = 3), or use a smaller model"
+            }
+            (true, true, _) => {
+                "shard the state over more devices (mesh.fsdp), or use a smaller model"
+            }
+            (false, ..) => {
+                "use a smaller batch, or more microbatches (train.num_microbatches), or recompute activations \
+                 (model.remat = true) where the model can"
+            }
+        }
+    }
+}
+
+fn bytes(bytes: u64) -> String {
+    human_bytes(usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn host(num_replicas: u64) -> Memory {
+        Memory {
+            place: Place::Host,
+            total_bytes: 24 * GIB,
+            free_bytes: Some(20 * GIB),
+            num_replicas,
+            is_sharded: false,
+        }
+    }
+
+    fn need(state: u64, temporaries: u64) -> Need {
+        let (state_bytes, temporary_bytes) = (state * GIB, temporaries * GIB);
+        Need { state_bytes, temporary_bytes, is_measured: true }
+    }
+
+    #[test]
+    fn what_is_larger_than_the_memory_is_refused_and_what_is_not_free_is_warned_of() {
+        assert!(matches!(host(1).check(need(10, 10)), Ok(None)));
+        let warning = host(1).check(need(10, 12)).unwrap().unwrap();
+        assert!(warning.contains("only 20.00 GiB of memory are free"), "{warning}");
+        assert!(warning.contains("train.num_microbatches"), "{warning}");
+        let refused = host(4).check(need(6, 1)).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "the step needs 28.00 GiB of memory, 6.00 GiB of state and batch and 1.00 GiB of temporaries on each of 4 \
+             replicas, but this host, swap included, has 24.00 GiB; shard the state over these replicas (mesh.fsdp, \
+             parallel.zero = 3), use fewer of them, or a smaller model"
+        );
+        let device = Memory { place: Place::Device, free_bytes: None, is_sharded: true, ..host(1) };
+        let refused = device.check(need(30, 0)).unwrap_err().to_string();
+        assert!(refused.contains("but the device has 24.00 GiB; shard the state over more"));
+        // No sum wraps.
+        assert!(host(u64::MAX).check(need(1, 1)).is_err());
+    }
+
+    #[test]
+    fn this_machine_has_some_memory() {
+        let mut system = System::new().unwrap();
+        system.refresh_memory();
+        assert!(system.total_memory() > GIB && system.available_memory() <= system.total_memory());
+    }
+}
