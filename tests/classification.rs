@@ -343,3 +343,128 @@ fn files_without_labels_are_read_too() {
     let rows: Vec<_> = rows.iter().map(|row| (row.line, row.cells[0].as_str())).collect();
     assert_eq!(rows, [(2, "ba be"), (3, ""), (4, "ci")]);
 }
+
+/// A folder with these files.
+fn folder_of(files: &serde_json::Value) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in files.as_object().unwrap() {
+        fs::write(dir.path().join(name), text.as_str().unwrap()).unwrap();
+    }
+    dir
+}
+
+/// Folders that differ in what stands beside the vocabulary: see `tests/reference/tokenizer_folders.py`.
+#[test]
+fn folders_have_the_tokens_of_transformers() {
+    let path = reference("../tokenizer_folders.json");
+    let golden: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let numbers = |value: &serde_json::Value| -> Vec<i32> {
+        value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect()
+    };
+    let mut failures = vec![];
+    for folder in golden["folders"].as_array().unwrap() {
+        let dir = folder_of(&folder["files"]);
+        let max_length = folder["max_length"].as_u64();
+        let most = max_length.unwrap_or(64) as usize;
+        let encoder =
+            TextEncoder::open(dir.path(), "data.tokenizer", most, max_length.is_some()).unwrap();
+        let texts = folder["texts"].as_array().unwrap().iter();
+        for (text, (ids, segments)) in texts.zip(
+            folder["ids"].as_array().unwrap().iter().zip(folder["segments"].as_array().unwrap()),
+        ) {
+            let found = encoder.encode(text[0].as_str().unwrap(), text[1].as_str());
+            let expected = EncodedText { ids: numbers(ids), segments: numbers(segments) };
+            if found.as_ref() != Ok(&expected) {
+                failures.push(format!("{}, {text}: {found:?}, not {expected:?}", folder["name"]));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// What versions of transformers read in different ways is refused, and what is not read is said.
+#[test]
+fn files_beside_a_tokenizer_are_refused_or_noted() {
+    let golden = fs::read(reference("../tokenizer_folders.json")).unwrap();
+    let golden: serde_json::Value = serde_json::from_slice(&golden).unwrap();
+    let file = |name: &str| {
+        let folders = golden["folders"].as_array().unwrap().iter();
+        folders.filter_map(|folder| folder["files"][name].as_str()).next().unwrap().to_owned()
+    };
+    let (vocab, whole) = (file("vocab.txt"), file("tokenizer.json"));
+    let open = |vocabulary: (&str, &str), files: &[(&str, &str)]| {
+        let files = files.iter().chain([&vocabulary]);
+        let files = files.map(|(name, text)| ((*name).to_owned(), (*text).into())).collect();
+        let dir = folder_of(&serde_json::Value::Object(files));
+        let encoder = TextEncoder::open(dir.path(), "data.tokenizer", 12, true);
+        encoder.map(|encoder| encoder.warnings(true).join("\n")).map_err(|error| error.to_string())
+    };
+    let config = "tokenizer_config.json";
+    let class = r#"{"tokenizer_class": "BertTokenizer"}"#;
+    let refused = [
+        ("[]", "tokenizer_config.json: it is no JSON object"),
+        ("{", "tokenizer_config.json: it is not JSON"),
+        (r#"{"do_lower_case": "no"}"#, "do_lower_case is \"no\", not true or false"),
+        (r#"{"do_basic_tokenize": false}"#, "do_basic_tokenize is false"),
+        (r#"{"truncation_side": "both"}"#, "truncation_side is \"both\""),
+        (r#"{"model_input_names": "x"}"#, "model_input_names is \"x\", not a list"),
+        (r#"{"cls_token": 3}"#, "cls_token: 3 is no token"),
+        (r#"{"cls_token": "<cls>"}"#, "it has no line <cls>"),
+        (r#"{"a_token": "<a>", "b_token": "<b>"}"#, "special tokens <a>, <b> are in no file"),
+        (r#"{"added_tokens_decoder": {"x": {"content": "y"}}}"#, "\"x\" is not the id of a token"),
+        (r#"{"added_tokens_decoder": {"77": {"content": "<y>"}}}"#, "\"<y>\" has the id 77, but"),
+        (r#"{"tokenizer_class": "BertJapaneseTokenizer"}"#, "only BERT's vocab.txt is read"),
+        (r#"{"fast_tokenizer_files": ["tokenizer.4.0.json"]}"#, "tokenizer.4.0.json"),
+    ];
+    for (text, expected) in refused {
+        let error = open(("vocab.txt", &vocab), &[(config, text)]).expect_err(expected);
+        assert!(error.contains(expected) && error.contains("set data.tokenizer"), "{error}");
+    }
+    let error = open(("vocab.txt", &vocab), &[("added_tokens.json", r#"{"<y>": -1}"#)]);
+    assert!(error.unwrap_err().contains("added_tokens.json: \"<y>\" has the id -1"));
+    let error = open(("vocab.txt", &vocab), &[("config.json", r#"{"model_type": "roberta"}"#)]);
+    assert!(error.unwrap_err().contains("model_type \"roberta\", but without a tokenizer.json"));
+    for (from, to, part) in [
+        ("\"clean_text\": true", "\"clean_text\": false", "normalizer"),
+        ("BertPreTokenizer", "Whitespace", "pre_tokenizer"),
+        ("\"##\"", "\"@@\"", "model"),
+        ("{\"SpecialToken\": {\"id\": \"[SEP]\", \"type_id\": 1}}", "", "post_processor"),
+    ] {
+        let text = whole.replace(from, to).replace(", ]", "]");
+        assert_ne!(text, whole, "{part}");
+        let error = open(("tokenizer.json", &text), &[(config, class)]).expect_err(part);
+        let expected = format!("its {part} is not BertTokenizer's");
+        assert!(error.contains(&expected) && error.contains("PreTrainedTokenizerFast"), "{error}");
+    }
+    let bpe = fs::read_to_string(reference("gpt2.json")).unwrap();
+    let error = open(("tokenizer.json", &bpe), &[(config, class)]).unwrap_err();
+    assert!(error.contains("its model is \"BPE\""), "{error}");
+
+    let noted = [
+        (class, ""),
+        (r#"{"tokenizer_class": "BertTokenizer", "padding_side": "left"}"#, "padding_side is"),
+        (
+            r#"{"tokenizer_class": "BertTokenizer", "new": 1, "chat_template": ""}"#,
+            "new is not read",
+        ),
+        (
+            r#"{"tokenizer_class": "BertTokenizer", "strip_accents": true}"#,
+            "strip_accents is null, but",
+        ),
+        (
+            r#"{"tokenizer_class": "BertTokenizer", "model_max_length": 8}"#,
+            "model_max_length beside it is 8",
+        ),
+        (r#"{"tokenizer_class": "MPNetTokenizer"}"#, "tokenizer.json is used as it is"),
+        (
+            r#"{"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": false}"#,
+            "do_lower_case = false beside it has no effect",
+        ),
+        (r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#, "the second text of a pair"),
+    ];
+    for (text, expected) in noted {
+        let warnings = open(("tokenizer.json", &whole), &[(config, text)]).unwrap();
+        assert!(warnings.contains(expected), "{expected}: {warnings}");
+        assert_eq!(warnings.is_empty(), expected.is_empty(), "{warnings}");
+    }
+}

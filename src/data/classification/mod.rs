@@ -3,6 +3,7 @@
 mod encoder;
 mod labels;
 mod table;
+mod tokenizer;
 
 use std::path::Path;
 use std::sync::Arc;
