@@ -9,7 +9,7 @@ use std::sync::Arc;
 use flate2::read::GzDecoder;
 use lockstep::config::ClassificationConfig;
 use lockstep::data::{
-    Classification, EncodedText, EvalBatches, HostBatch, Sampler, Source, TextEncoder,
+    Classification, EncodedText, Error, EvalBatches, HostBatch, Sampler, Source, TextEncoder,
     TrainBatches, class_names, read_text_rows,
 };
 use rayon::prelude::*;
@@ -105,6 +105,12 @@ fn config(name: &str, bytes: &[u8]) -> (tempfile::TempDir, ClassificationConfig)
     (dir, config)
 }
 
+/// The two parts for a seed of 0.
+fn load(config: &ClassificationConfig) -> Result<(Classification, Classification), Error> {
+    let splits = Classification::load(config, 0)?;
+    Ok((splits.train, splits.eval))
+}
+
 /// The fields `x`, `segments`, `mask` and `y` of an example.
 fn example(source: &Classification, id: u64) -> [Vec<i32>; 4] {
     let mut values = [0, 1, 2, 3].map(|field| {
@@ -122,7 +128,7 @@ const FOUR_ROWS: &str = "label\tsentence\n0\tba be\n1\tci\n0\t\"do\n1\t\n";
 #[test]
 fn examples_are_padded_and_held_out_evenly() {
     let (_dir, config) = config("a.tsv", FOUR_ROWS.as_bytes());
-    let (train, eval) = Classification::load(&config).unwrap();
+    let (train, eval) = load(&config).unwrap();
     assert_eq!((train.num_examples(), eval.num_examples(), train.num_classes()), (3, 1, 2));
     let encoder = TextEncoder::open(&reference("bert.json"), "data.tokenizer", 12, false).unwrap();
     let names: Vec<_> = train.fields().iter().map(|field| field.name).collect();
@@ -148,7 +154,7 @@ fn batches_are_padded_to_the_shortest_length_that_holds_them() {
     let rows: String = (0..64).map(|row| format!("{}\t{}\n", words(row), row % 2)).collect();
     let (_dir, mut config) = config("a.tsv", format!("sentence\tlabel\n{rows}").as_bytes());
     config.pad_to = vec![4, 7];
-    let (train, eval) = Classification::load(&config).unwrap();
+    let (train, eval) = load(&config).unwrap();
     let num_tokens = |source: &Classification, id| example(source, id)[2].iter().sum::<i32>();
     let length = |batch: &HostBatch| batch.fields["x"][0].dims()[1];
     let mut seen = BTreeSet::new();
@@ -210,7 +216,7 @@ fn all_formats_give_the_same_pairs() {
         let (_dir, mut config) = config(name, text.as_bytes());
         config.eval_path = Some(config.path.clone());
         (config.text, config.text_pair) = ("a".to_owned(), Some("b".to_owned()));
-        let (train, eval) = Classification::load(&config).unwrap();
+        let (train, eval) = load(&config).unwrap();
         assert_eq!((train.num_examples(), eval.num_examples()), (2, 2), "{name}");
         assert_eq!(train.labels(), ["no", "yes"], "{name}");
         // They need no tokenizer, and no file but this one.
@@ -222,12 +228,12 @@ fn all_formats_give_the_same_pairs() {
         assert!(segments[len - 1] == 1 && y == [1], "{name}");
         // The order that is given holds, and numbers of classes do too.
         config.labels = vec!["yes".to_owned(), "no".to_owned()];
-        let (train, _) = Classification::load(&config).unwrap();
+        let (train, _) = load(&config).unwrap();
         assert_eq!(example(&train, 0)[3], [0], "{name}");
     }
     let (_dir, mut config) = config("a.tsv", FOUR_ROWS.as_bytes());
     config.labels = vec!["negative".to_owned(), "positive".to_owned()];
-    let (train, _) = Classification::load(&config).unwrap();
+    let (train, _) = load(&config).unwrap();
     assert_eq!(example(&train, 1)[3], [1]);
 }
 
@@ -265,7 +271,7 @@ fn bad_files_are_errors_that_name_the_place() {
     ];
     for (name, bytes, expected) in cases {
         let (dir, config) = config(name, bytes);
-        let error = Classification::load(&config).err().expect(name).to_string();
+        let error = load(&config).err().expect(name).to_string();
         for part in expected {
             assert!(error.contains(part), "{part}: {error}");
         }
@@ -273,13 +279,13 @@ fn bad_files_are_errors_that_name_the_place() {
     }
     let (_dir, mut unknown) = config("a.tsv", FOUR_ROWS.as_bytes());
     unknown.labels = vec!["1".to_owned(), "2".to_owned()];
-    let error = Classification::load(&unknown).err().unwrap().to_string();
+    let error = load(&unknown).err().unwrap().to_string();
     assert!(
         error.contains("line 2: label \"0\" is none of the 2 classes, \"1\", \"2\""),
         "{error}"
     );
     unknown.path = "/no/a.tsv".into();
-    let error = Classification::load(&unknown).err().unwrap().to_string();
+    let error = load(&unknown).err().unwrap().to_string();
     assert!(error.contains("/no/a.tsv") && error.contains("data.path"), "{error}");
 }
 
@@ -288,7 +294,7 @@ fn what_is_too_long_is_cut_if_asked() {
     let text = format!("sentence\tlabel\nba\t0\n{}\t1\nbe\t0\nci\t1\n", "ba ".repeat(40));
     let (_dir, mut config) = config("a.tsv", text.as_bytes());
     config.truncate = true;
-    let (train, _) = Classification::load(&config).unwrap();
+    let (train, _) = load(&config).unwrap();
     let [x, _, mask, _] = example(&train, 1);
     // Ends with the id of `[SEP]`, the fourth line of the vocabulary.
     assert_eq!((mask, x[11]), (vec![1; 12], 3));
@@ -330,7 +336,7 @@ fn bad_tokenizers_are_errors() {
     assert_eq!(encoder.vocab_size(), 900);
     let (_dir, mut config) = config("a.tsv", FOUR_ROWS.as_bytes());
     config.tokenizer = None;
-    let error = Classification::load(&config).err().unwrap().to_string();
+    let error = load(&config).err().unwrap().to_string();
     assert!(error.contains("set data.tokenizer"), "{error}");
 }
 

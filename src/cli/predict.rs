@@ -38,7 +38,7 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
     let model = config.model.build(labels.len());
     say(&format!("taking the parameters from {saved}"));
     let (client, mesh) = train::open_devices(&config, say)?;
-    let splits = data::Splits { train: source.clone(), eval: source.clone() };
+    let splits = data::Splits { train: source.clone(), eval: source.clone(), warnings: vec![] };
     train::check_example(&*model, &config, &splits)?;
     let (num_replicas, batch) = (mesh.num_replicas(), args.batch_per_replica.get());
     let spec = EvalSpec::of_config(&config, &*model, &*source, num_replicas, batch)?;
