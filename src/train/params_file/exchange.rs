@@ -14,14 +14,12 @@ use tempfile::TempDir;
 use super::fit::arranged;
 use super::saved::{HF_FILE, HF_INDEX};
 use super::{Error, SavedModel, serialize};
-use crate::config::read_regular;
+use crate::config::{FolderConfig, read_regular};
 use crate::observe::{replace_file, unfinished_prefix};
 
 /// The configuration in a folder of Hugging Face's.
 const HF_CONFIG: &str = "config.json";
 const HF_GENERATION: &str = "generation_config.json";
-/// Largest size of the configuration, in bytes.
-const MAX_CONFIG: u64 = 1 << 20;
 /// The files of a tokenizer, in any of the forms that transformers has.
 const TOKENIZER_FILES: [&str; 7] = [
     "tokenizer.json",
@@ -148,35 +146,31 @@ impl FolderOptions {
     }
 }
 
-/// Checks that a folder of Hugging Face's is of a model that computes the same as `model`, as far as shapes do not say it.
-/// Anything else that parameters are loaded from passes.
+/// Checks that a folder of Hugging Face's is of a model that computes the same as `model`. Anything else that parameters are
+/// loaded from passes.
 ///
 /// # Errors
-/// A key of its `config.json` that differs, and a file that cannot be read.
+/// A key of its `config.json` that differs, or that no model of this program can have; and a file that cannot be read.
 pub fn check_counterpart(path: &Path, model: &ModelConfig) -> Result<(), Error> {
-    let config = path.join(HF_CONFIG);
     let counterpart = model.counterpart().and_then(|counterpart| counterpart.config);
-    let Some(ours) = counterpart.filter(|_| config.exists()) else { return Ok(()) };
+    let Some(ours) = counterpart.filter(|_| FolderConfig::is_in(path)) else { return Ok(()) };
     if !matches!(SavedModel::find(path)?, SavedModel::Files { .. }) {
         return Ok(());
     }
-    let failed = Error::unreadable_params(&config);
-    let text = read_regular(&config, MAX_CONFIG).map_err(|error| failed(error.to_string()))?;
-    let not_json = |error: serde_json::Error| failed(format!("it is not JSON: {error}"));
-    let theirs: Value = serde_json::from_slice(&text).map_err(not_json)?;
-    let config = ours;
-    let ours = json!(config);
-    let is_same = |key: &str, found: &Value| {
-        let is_synonym = found.as_str().is_some_and(|name| config.synonyms(key).contains(&name));
-        *found == ours[key] || is_synonym
+    let theirs = FolderConfig::read(path)?;
+    let fields = json!(ours);
+    let differs = |key: &str| {
+        // What is not written there has the default, which ours has too.
+        let (found, expected) = (theirs.get(key)?, &fields[key]);
+        let is_synonym = found.as_str().is_some_and(|name| ours.synonyms(key).contains(&name));
+        let is_number = expected.as_f64().is_some_and(|number| found.as_f64() == Some(number));
+        let is_free = expected.is_null();
+        let is_same = found == expected || is_synonym || is_number || is_free;
+        (!is_same).then(|| format!("{key} is {found}, but the model's is {expected}"))
     };
-    // What is not written there has the default, which ours has too.
-    let differs = |key: &&str| theirs.get(key).is_some_and(|found| !is_same(key, found));
-    match config.shapeless().iter().find(|key| differs(key)) {
+    match ours.computed_with().iter().find_map(|key| differs(key)) {
         None => Ok(()),
-        Some(key) => {
-            Err(failed(format!("{key} is {}, but the model's is {}", theirs[*key], ours[*key])))
-        }
+        Some(reason) => Err(theirs.wrong(reason).into()),
     }
 }
 
