@@ -185,3 +185,23 @@ impl Classes {
         line
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_has_one_class_or_those_that_are_likely() {
+        let row = TextRow { line: 2, cells: vec!["a".to_owned()] };
+        let labels = ["x", "y", "z"].map(str::to_owned).to_vec();
+        let line = |is_multi_label| {
+            Classes { labels: labels.clone(), is_multi_label }.line(&row, &[0.0, -2.0, 1.0])
+        };
+        let expected = json!({"text": "a", "label": "z", "probability": 0.705385,
+            "probabilities": {"x": 0.259496, "y": 0.035119, "z": 0.705385}});
+        assert_eq!(line(false), expected);
+        let expected = json!({"text": "a", "label": "z", "labels": ["x", "z"], "probability": 0.731059,
+            "probabilities": {"x": 0.5, "y": 0.119203, "z": 0.731059}});
+        assert_eq!(line(true), expected);
+    }
+}
