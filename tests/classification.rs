@@ -126,24 +126,44 @@ fn example(source: &Classification, id: u64) -> [Vec<i32>; 4] {
 const FOUR_ROWS: &str = "label\tsentence\n0\tba be\n1\tci\n0\t\"do\n1\t\n";
 
 #[test]
-fn examples_are_padded_and_held_out_evenly() {
+fn examples_are_padded_and_held_out_by_seed() {
     let (_dir, config) = config("a.tsv", FOUR_ROWS.as_bytes());
-    let (train, eval) = load(&config).unwrap();
-    assert_eq!((train.num_examples(), eval.num_examples(), train.num_classes()), (3, 1, 2));
     let encoder = TextEncoder::open(&reference("bert.json"), "data.tokenizer", 12, false).unwrap();
-    let names: Vec<_> = train.fields().iter().map(|field| field.name).collect();
-    assert_eq!(names, ["x", "segments", "mask", "y"]);
-    for (id, (text, label)) in [("ba be", 0), ("ci", 1), ("\"do", 0)].into_iter().enumerate() {
-        let tokens = encoder.encode(text, None).unwrap();
-        let len = tokens.ids.len();
-        let [x, segments, mask, y] = example(&train, id as u64);
-        assert_eq!((&x[..len], &x[len..]), (&tokens.ids[..], &vec![0; 12 - len][..]));
-        assert_eq!((segments, y), (vec![0; 12], vec![label]));
-        assert_eq!(mask, [vec![1; len], vec![0; 12 - len]].concat());
-    }
     // An empty text is `[CLS] [SEP]`.
-    let [_, _, mask, y] = example(&eval, 0);
-    assert_eq!((mask.iter().sum::<i32>(), y), (2, vec![1]));
+    let texts = [("ba be", 0), ("ci", 1), ("\"do", 0), ("", 1)];
+    let mut expected: Vec<_> = texts
+        .into_iter()
+        .map(|(text, label)| {
+            let tokens = encoder.encode(text, None).unwrap();
+            let rest = vec![0; 12 - tokens.ids.len()];
+            let mask = [vec![1; tokens.ids.len()], rest.clone()].concat();
+            [[tokens.ids, rest].concat(), vec![0; 12], mask, vec![label]]
+        })
+        .collect();
+    expected.sort();
+    let mut held_out = BTreeSet::new();
+    for seed in 0..8 {
+        let splits = Classification::load(&config, seed).unwrap();
+        let (train, eval) = (splits.train, splits.eval);
+        assert_eq!((train.num_examples(), eval.num_examples(), train.num_classes()), (3, 1, 2));
+        let names: Vec<_> = train.fields().iter().map(|field| field.name).collect();
+        assert_eq!(names, ["x", "segments", "mask", "y"]);
+        let mut found: Vec<_> = (0..3).map(|id| example(&train, id)).collect();
+        // In the order of the file.
+        let kept = |row: &[Vec<i32>; 4]| found.contains(row);
+        let texts = texts.map(|(text, _)| encoder.encode(text, None).unwrap().ids[1]);
+        let places = found.iter().map(|row| texts.iter().position(|id| *id == row[0][1]));
+        assert!(places.is_sorted(), "{found:?}");
+        assert!(!kept(&example(&eval, 0)));
+        held_out.insert(example(&eval, 0));
+        found.push(example(&eval, 0));
+        found.sort();
+        assert_eq!(found, expected);
+        // One row cannot have both classes.
+        let missing = if example(&eval, 0)[3] == [0] { "\"1\"" } else { "\"0\"" };
+        assert_eq!(splits.warnings, [format!("evaluation has no row with the label {missing}")]);
+    }
+    assert!(held_out.len() > 1, "every seed holds out the same row");
 }
 
 /// All shards of a batch have the shortest length that holds each of its texts, in training and in evaluation.
@@ -233,6 +253,7 @@ fn all_formats_give_the_same_pairs() {
     }
     let (_dir, mut config) = config("a.tsv", FOUR_ROWS.as_bytes());
     config.labels = vec!["negative".to_owned(), "positive".to_owned()];
+    config.eval_path = Some(config.path.clone());
     let (train, _) = load(&config).unwrap();
     assert_eq!(example(&train, 1)[3], [1]);
 }
@@ -293,7 +314,7 @@ fn bad_files_are_errors_that_name_the_place() {
 fn what_is_too_long_is_cut_if_asked() {
     let text = format!("sentence\tlabel\nba\t0\n{}\t1\nbe\t0\nci\t1\n", "ba ".repeat(40));
     let (_dir, mut config) = config("a.tsv", text.as_bytes());
-    config.truncate = true;
+    (config.truncate, config.eval_path) = (true, Some(config.path.clone()));
     let (train, _) = load(&config).unwrap();
     let [x, _, mask, _] = example(&train, 1);
     // Ends with the id of `[SEP]`, the fourth line of the vocabulary.

@@ -67,7 +67,7 @@ CASES = [
     ("a class that takes tokenizer.json as it is", {"tokenizer.json": tokenizer_json(lower=False), "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": True}, "config.json": BERT}, TEXTS, None),
     ("the class is in config.json", {"tokenizer.json": tokenizer_json(lower=False), "config.json": {**BERT, "tokenizer_class": "PreTrainedTokenizerFast"}}, TEXTS, None),
     ("added_tokens.json", {"vocab.txt": VOCAB, "added_tokens.json": {"[NEW]": V}, "config.json": BERT}, TEXTS, None),
-    ("added_tokens.json, one of them special", {"vocab.txt": VOCAB, "added_tokens.json": {"[NEW]": V, "[new]": V + 1}, "special_tokens_map.json": {"additional_special_tokens": ["[NEW]"]}, "config.json": BERT}, TEXTS, None),
+    ("added_tokens.json, one of them special", {"vocab.txt": VOCAB, "added_tokens.json": {"[NEW]": V, "<s>no": V + 1}, "special_tokens_map.json": {"additional_special_tokens": ["[NEW]"]}, "config.json": BERT}, TEXTS, None),
     ("added_tokens.json beside tokenizer.json", {"tokenizer.json": tokenizer_json(), "added_tokens.json": {"[NEW]": V}, "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}, "config.json": BERT}, TEXTS, None),
     ("added tokens of tokenizer.json, BertTokenizer", {"tokenizer.json": WITH_NEW, "config.json": BERT}, TEXTS, None),
     ("added_tokens_decoder", {"vocab.txt": VOCAB, "tokenizer_config.json": {"tokenizer_class": "BertTokenizer", "added_tokens_decoder": {str(V): new(normalized=True)}}}, TEXTS, None),

@@ -1,7 +1,7 @@
 //! What of a `config.json` is read, and what must have a certain value.
 
 /// An architecture as transformers names it.
-pub(super) struct Kind {
+pub(super) struct FolderKind {
     pub model_type: &'static str,
     /// `model.name`.
     pub name: &'static str,
@@ -26,8 +26,8 @@ pub(super) const FIXED: [(&str, &[&str]); 6] = [
     ("pruned_heads", &["{}", "null"]),
 ];
 
-pub(super) const KINDS: [Kind; 3] = [
-    Kind {
+pub(super) const KINDS: [FolderKind; 3] = [
+    FolderKind {
         model_type: "bert",
         name: "bert",
         preset: None,
@@ -51,7 +51,7 @@ pub(super) const KINDS: [Kind; 3] = [
             ("position_embedding_type", &["\"absolute\"", "null"]),
         ],
     },
-    Kind {
+    FolderKind {
         model_type: "distilbert",
         name: "distilbert",
         preset: None,
@@ -70,7 +70,7 @@ pub(super) const KINDS: [Kind; 3] = [
         ],
         fixed: &[("activation", &["\"gelu\"", "\"gelu_python\""])],
     },
-    Kind {
+    FolderKind {
         model_type: "gpt2",
         name: "gpt",
         preset: Some("gpt2-124m"),

@@ -11,7 +11,7 @@ use toml::{Table, Value};
 use super::file::read_regular;
 use super::shorten;
 pub use classes::FolderClasses;
-use kinds::{FIXED, KINDS, Kind};
+use kinds::{FIXED, FolderKind, KINDS};
 
 /// The file that describes the model.
 const CONFIG: &str = "config.json";
@@ -32,7 +32,7 @@ pub struct FolderError {
 pub struct FolderConfig {
     path: PathBuf,
     keys: Map<String, Json>,
-    kind: &'static Kind,
+    kind: &'static FolderKind,
 }
 
 impl FolderConfig {
@@ -54,7 +54,7 @@ impl FolderConfig {
         folder.join(CONFIG).exists()
     }
 
-    fn of_file(path: &Path) -> Result<(Map<String, Json>, &'static Kind), String> {
+    fn of_file(path: &Path) -> Result<(Map<String, Json>, &'static FolderKind), String> {
         let bytes = read_regular(path, MAX_BYTES).map_err(|error| error.to_string())?;
         let found: Json =
             serde_json::from_slice(&bytes).map_err(|error| format!("it is not JSON: {error}"))?;
