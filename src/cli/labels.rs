@@ -20,8 +20,8 @@ pub(super) fn settle(config: &mut Config, init: Option<&Path>) -> Result<Vec<Str
     let Some(saved) = saved_classes(&path)? else { return Ok(vec![]) };
     if saved.is_multi_label {
         bail!(
-            "{}: problem_type is \"multi_label_classification\", any number of labels for a text, which only predict has; \
-             to train the model on one label for each text, remove problem_type from its config.json",
+            "{}: problem_type is \"multi_label_classification\": a text may have any number of labels. Only predict takes such \
+             a model; to train it on one label for each text, remove problem_type from its config.json",
             path.display()
         );
     }

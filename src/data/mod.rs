@@ -32,8 +32,8 @@ use crate::config;
 pub use batch::{EvalBatches, HostBatch, TrainBatches};
 pub use cifar10::Cifar10;
 pub use classification::{
-    Classification, ClassificationSplits, EncodedText, TextEncoder, TextRow, class_names,
-    labels_of_file, read_text_rows,
+    Classification, ClassificationSplits, EncodedText, TextEncoder, TextRow, TokenizerClass,
+    class_names, labels_of_file, read_text_rows,
 };
 pub use digits::Digits;
 pub use error::Error;

@@ -237,6 +237,11 @@ impl EncoderFields {
         }
     }
 
+    /// `true` if the model distinguishes the texts of a pair.
+    pub fn has_segments(&self) -> bool {
+        matches!(self, Self::Bert(_))
+    }
+
     /// The keys that decide what is computed.
     pub(super) fn computed_with(&self) -> &'static [&'static str] {
         match self {

@@ -54,6 +54,7 @@ impl TextEncoder {
             model_max_length,
             about_pairs,
             mut warnings,
+            ..
         } = tokenizer::open(path, key)?;
         let added = tokenizer.get_post_processor().map_or(0, |post| post.added_tokens(true));
         if max_length <= added {

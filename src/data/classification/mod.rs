@@ -18,6 +18,7 @@ use crate::config::ClassificationConfig;
 pub use encoder::{EncodedText, TextEncoder};
 use labels::Labels;
 pub use table::{TextRow, read_text_rows};
+pub use tokenizer::TokenizerClass;
 
 /// One part of a data set of labeled texts, with `T` of `data.pad_to` or `data.max_length`. Field `x` is i32 `[T]`, the ids of tokens;
 /// `segments` i32 `[T]`, 0 for the first text and 1 for the second; `mask` i32 `[T]`, 1 for a token and 0 for padding;

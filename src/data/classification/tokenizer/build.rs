@@ -10,7 +10,7 @@ use tokenizers::{AddedToken, Encoding, Model, PostProcessor, Token, Tokenizer};
 
 use super::class::Class;
 use super::settings::{Letters, NAMES, Settings};
-use super::{FolderTokenizer, Place};
+use super::{FolderTokenizer, Place, TokenizerClass};
 use crate::config::shorten;
 use crate::data::Error;
 
@@ -298,7 +298,13 @@ fn finish(
         Class::Bert { has_segments } => settings.has_segments.unwrap_or(has_segments),
         Class::Whole => settings.has_segments.unwrap_or(true),
     };
-    let is_doubtful = settings.class == Class::Whole
+    let is_whole = settings.class == Class::Whole;
+    let usual_name = if is_whole { "PreTrainedTokenizerFast" } else { "BertTokenizer" };
+    let class = TokenizerClass {
+        name: (!settings.is_named_in_config).then_some(usual_name),
+        has_segments: (is_whole && settings.has_segments.is_none()).then_some(has_segments),
+    };
+    let is_doubtful = is_whole
         && settings.is_named
         && settings.has_segments.is_none()
         && settings.model_type.as_deref() != Some("distilbert");
@@ -317,6 +323,7 @@ fn finish(
         has_segments,
         cuts_start: settings.cuts_start.unwrap_or_default(),
         model_max_length: settings.model_max_length,
+        class,
         about_pairs,
         warnings: settings.warnings,
     })

@@ -33,6 +33,8 @@ pub(super) struct FolderTokenizer {
     pub cuts_start: bool,
     /// Most tokens that the model takes, if a file says it.
     pub model_max_length: Option<usize>,
+    /// What another folder must say.
+    pub class: TokenizerClass,
     /// What to say about pairs of texts, if nothing says whether they have segments.
     pub about_pairs: Option<String>,
     /// What to say about the files.
@@ -55,6 +57,25 @@ impl Place<'_> {
     fn unusable(&self, reason: impl ToString) -> Error {
         let (path, reason) = (self.vocabulary.to_owned(), reason.to_string());
         Error::Tokenizer { path, key: self.key, reason }
+    }
+}
+
+/// What `tokenizer_config.json` must say in another folder, beside another `config.json`, for the same tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenizerClass {
+    /// `tokenizer_class`, if it does not say it.
+    pub name: Option<&'static str>,
+    /// Whether a model gets segments, if versions of transformers disagree on that.
+    pub has_segments: Option<bool>,
+}
+
+impl TokenizerClass {
+    /// That of the tokenizer at `path`, as [`open`] takes it.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn of(path: &Path, key: &'static str) -> Result<Self, Error> {
+        Ok(open(path, key)?.class)
     }
 }
 

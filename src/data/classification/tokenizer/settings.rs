@@ -90,6 +90,8 @@ pub(super) struct Settings {
     pub class: Class,
     /// `true` if a file names the class.
     pub is_named: bool,
+    /// `true` if `tokenizer_config.json` does.
+    pub is_named_in_config: bool,
     pub letters: Letters,
     /// The name of `bos_token` and so on, and the token.
     pub special: Vec<(String, AddedToken)>,
@@ -129,6 +131,7 @@ impl Settings {
         let flag = |key: &str| flag(&config, key).map_err(failed);
         let model_type = text_of(&model_config, "model_type");
         let named = [&config, &model_config].map(|keys| text_of(keys, "tokenizer_class"));
+        let is_named_in_config = named[0].is_some();
         let named = named.into_iter().flatten().next();
         let mut warnings = vec![];
         let class = Class::of(named.as_deref(), model_type.as_deref(), is_whole, &mut warnings);
@@ -204,6 +207,7 @@ impl Settings {
         Ok(Self {
             class,
             is_named: named.is_some(),
+            is_named_in_config,
             letters,
             special,
             more_special,
