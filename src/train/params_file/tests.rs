@@ -161,6 +161,9 @@ fn a_foreign_file_is_recognized_by_its_names_and_transposed() {
     assert!(below.unwrap_err().to_string().contains("`lm_head.weight` has its own values"));
 }
 
+/// Tensors by name.
+type Named<'a> = &'a [(&'a str, &'a Literal)];
+
 /// transformers writes one of two names of a tensor, and reads both.
 #[test]
 fn a_tied_tensor_is_taken_under_either_name() {
@@ -171,7 +174,7 @@ fn a_tied_tensor_is_taken_under_either_name() {
     let bias = Literal::from_slice(&[3], &[7.0f32, 8.0, 9.0]);
     let norm = Literal::from_slice(&[2], &[1.0f32, 2.0]);
     let bert = "bert.embeddings.LayerNorm.weight";
-    let cases: [(&[(&str, &Literal)], &[(&str, &Literal)]); 5] = [
+    let cases: [(Named<'_>, Named<'_>); 5] = [
         (
             &[("lm_head.weight", &matrix), ("transformer.ln_f.weight", &norm)],
             &[("embed.weight", &matrix), ("norm.weight", &norm)],
