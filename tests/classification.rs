@@ -9,7 +9,7 @@ use std::sync::Arc;
 use flate2::read::GzDecoder;
 use lockstep::config::ClassificationConfig;
 use lockstep::data::{
-    Classification, EncodedText, EvalBatches, HostBatch, Sampler, Source, TextEncoder,
+    Classification, EncodedText, Error, EvalBatches, HostBatch, Sampler, Source, TextEncoder,
     TrainBatches, class_names, read_text_rows,
 };
 use rayon::prelude::*;
@@ -105,6 +105,12 @@ fn config(name: &str, bytes: &[u8]) -> (tempfile::TempDir, ClassificationConfig)
     (dir, config)
 }
 
+/// The two parts for a seed of 0.
+fn load(config: &ClassificationConfig) -> Result<(Classification, Classification), Error> {
+    let splits = Classification::load(config, 0)?;
+    Ok((splits.train, splits.eval))
+}
+
 /// The fields `x`, `segments`, `mask` and `y` of an example.
 fn example(source: &Classification, id: u64) -> [Vec<i32>; 4] {
     let mut values = [0, 1, 2, 3].map(|field| {
@@ -120,24 +126,44 @@ fn example(source: &Classification, id: u64) -> [Vec<i32>; 4] {
 const FOUR_ROWS: &str = "label\tsentence\n0\tba be\n1\tci\n0\t\"do\n1\t\n";
 
 #[test]
-fn examples_are_padded_and_held_out_evenly() {
+fn examples_are_padded_and_held_out_by_seed() {
     let (_dir, config) = config("a.tsv", FOUR_ROWS.as_bytes());
-    let (train, eval) = Classification::load(&config).unwrap();
-    assert_eq!((train.num_examples(), eval.num_examples(), train.num_classes()), (3, 1, 2));
     let encoder = TextEncoder::open(&reference("bert.json"), "data.tokenizer", 12, false).unwrap();
-    let names: Vec<_> = train.fields().iter().map(|field| field.name).collect();
-    assert_eq!(names, ["x", "segments", "mask", "y"]);
-    for (id, (text, label)) in [("ba be", 0), ("ci", 1), ("\"do", 0)].into_iter().enumerate() {
-        let tokens = encoder.encode(text, None).unwrap();
-        let len = tokens.ids.len();
-        let [x, segments, mask, y] = example(&train, id as u64);
-        assert_eq!((&x[..len], &x[len..]), (&tokens.ids[..], &vec![0; 12 - len][..]));
-        assert_eq!((segments, y), (vec![0; 12], vec![label]));
-        assert_eq!(mask, [vec![1; len], vec![0; 12 - len]].concat());
-    }
     // An empty text is `[CLS] [SEP]`.
-    let [_, _, mask, y] = example(&eval, 0);
-    assert_eq!((mask.iter().sum::<i32>(), y), (2, vec![1]));
+    let texts = [("ba be", 0), ("ci", 1), ("\"do", 0), ("", 1)];
+    let mut expected: Vec<_> = texts
+        .into_iter()
+        .map(|(text, label)| {
+            let tokens = encoder.encode(text, None).unwrap();
+            let rest = vec![0; 12 - tokens.ids.len()];
+            let mask = [vec![1; tokens.ids.len()], rest.clone()].concat();
+            [[tokens.ids, rest].concat(), vec![0; 12], mask, vec![label]]
+        })
+        .collect();
+    expected.sort();
+    let mut held_out = BTreeSet::new();
+    for seed in 0..8 {
+        let splits = Classification::load(&config, seed).unwrap();
+        let (train, eval) = (splits.train, splits.eval);
+        assert_eq!((train.num_examples(), eval.num_examples(), train.num_classes()), (3, 1, 2));
+        let names: Vec<_> = train.fields().iter().map(|field| field.name).collect();
+        assert_eq!(names, ["x", "segments", "mask", "y"]);
+        let mut found: Vec<_> = (0..3).map(|id| example(&train, id)).collect();
+        // In the order of the file.
+        let kept = |row: &[Vec<i32>; 4]| found.contains(row);
+        let texts = texts.map(|(text, _)| encoder.encode(text, None).unwrap().ids[1]);
+        let places = found.iter().map(|row| texts.iter().position(|id| *id == row[0][1]));
+        assert!(places.is_sorted(), "{found:?}");
+        assert!(!kept(&example(&eval, 0)));
+        held_out.insert(example(&eval, 0));
+        found.push(example(&eval, 0));
+        found.sort();
+        assert_eq!(found, expected);
+        // One row cannot have both classes.
+        let missing = if example(&eval, 0)[3] == [0] { "\"1\"" } else { "\"0\"" };
+        assert_eq!(splits.warnings, [format!("evaluation has no row with the label {missing}")]);
+    }
+    assert!(held_out.len() > 1, "every seed holds out the same row");
 }
 
 /// All shards of a batch have the shortest length that holds each of its texts, in training and in evaluation.
@@ -148,7 +174,7 @@ fn batches_are_padded_to_the_shortest_length_that_holds_them() {
     let rows: String = (0..64).map(|row| format!("{}\t{}\n", words(row), row % 2)).collect();
     let (_dir, mut config) = config("a.tsv", format!("sentence\tlabel\n{rows}").as_bytes());
     config.pad_to = vec![4, 7];
-    let (train, eval) = Classification::load(&config).unwrap();
+    let (train, eval) = load(&config).unwrap();
     let num_tokens = |source: &Classification, id| example(source, id)[2].iter().sum::<i32>();
     let length = |batch: &HostBatch| batch.fields["x"][0].dims()[1];
     let mut seen = BTreeSet::new();
@@ -210,7 +236,7 @@ fn all_formats_give_the_same_pairs() {
         let (_dir, mut config) = config(name, text.as_bytes());
         config.eval_path = Some(config.path.clone());
         (config.text, config.text_pair) = ("a".to_owned(), Some("b".to_owned()));
-        let (train, eval) = Classification::load(&config).unwrap();
+        let (train, eval) = load(&config).unwrap();
         assert_eq!((train.num_examples(), eval.num_examples()), (2, 2), "{name}");
         assert_eq!(train.labels(), ["no", "yes"], "{name}");
         // They need no tokenizer, and no file but this one.
@@ -222,12 +248,13 @@ fn all_formats_give_the_same_pairs() {
         assert!(segments[len - 1] == 1 && y == [1], "{name}");
         // The order that is given holds, and numbers of classes do too.
         config.labels = vec!["yes".to_owned(), "no".to_owned()];
-        let (train, _) = Classification::load(&config).unwrap();
+        let (train, _) = load(&config).unwrap();
         assert_eq!(example(&train, 0)[3], [0], "{name}");
     }
     let (_dir, mut config) = config("a.tsv", FOUR_ROWS.as_bytes());
     config.labels = vec!["negative".to_owned(), "positive".to_owned()];
-    let (train, _) = Classification::load(&config).unwrap();
+    config.eval_path = Some(config.path.clone());
+    let (train, _) = load(&config).unwrap();
     assert_eq!(example(&train, 1)[3], [1]);
 }
 
@@ -265,7 +292,7 @@ fn bad_files_are_errors_that_name_the_place() {
     ];
     for (name, bytes, expected) in cases {
         let (dir, config) = config(name, bytes);
-        let error = Classification::load(&config).err().expect(name).to_string();
+        let error = load(&config).err().expect(name).to_string();
         for part in expected {
             assert!(error.contains(part), "{part}: {error}");
         }
@@ -273,13 +300,13 @@ fn bad_files_are_errors_that_name_the_place() {
     }
     let (_dir, mut unknown) = config("a.tsv", FOUR_ROWS.as_bytes());
     unknown.labels = vec!["1".to_owned(), "2".to_owned()];
-    let error = Classification::load(&unknown).err().unwrap().to_string();
+    let error = load(&unknown).err().unwrap().to_string();
     assert!(
         error.contains("line 2: label \"0\" is none of the 2 classes, \"1\", \"2\""),
         "{error}"
     );
     unknown.path = "/no/a.tsv".into();
-    let error = Classification::load(&unknown).err().unwrap().to_string();
+    let error = load(&unknown).err().unwrap().to_string();
     assert!(error.contains("/no/a.tsv") && error.contains("data.path"), "{error}");
 }
 
@@ -287,8 +314,8 @@ fn bad_files_are_errors_that_name_the_place() {
 fn what_is_too_long_is_cut_if_asked() {
     let text = format!("sentence\tlabel\nba\t0\n{}\t1\nbe\t0\nci\t1\n", "ba ".repeat(40));
     let (_dir, mut config) = config("a.tsv", text.as_bytes());
-    config.truncate = true;
-    let (train, _) = Classification::load(&config).unwrap();
+    (config.truncate, config.eval_path) = (true, Some(config.path.clone()));
+    let (train, _) = load(&config).unwrap();
     let [x, _, mask, _] = example(&train, 1);
     // Ends with the id of `[SEP]`, the fourth line of the vocabulary.
     assert_eq!((mask, x[11]), (vec![1; 12], 3));
@@ -330,7 +357,7 @@ fn bad_tokenizers_are_errors() {
     assert_eq!(encoder.vocab_size(), 900);
     let (_dir, mut config) = config("a.tsv", FOUR_ROWS.as_bytes());
     config.tokenizer = None;
-    let error = Classification::load(&config).err().unwrap().to_string();
+    let error = load(&config).err().unwrap().to_string();
     assert!(error.contains("set data.tokenizer"), "{error}");
 }
 
@@ -342,4 +369,129 @@ fn files_without_labels_are_read_too() {
     let rows = read_text_rows(&path, "FILE", &["sentence"]).unwrap();
     let rows: Vec<_> = rows.iter().map(|row| (row.line, row.cells[0].as_str())).collect();
     assert_eq!(rows, [(2, "ba be"), (3, ""), (4, "ci")]);
+}
+
+/// A folder with these files.
+fn folder_of(files: &serde_json::Value) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in files.as_object().unwrap() {
+        fs::write(dir.path().join(name), text.as_str().unwrap()).unwrap();
+    }
+    dir
+}
+
+/// Folders that differ in what stands beside the vocabulary: see `tests/reference/tokenizer_folders.py`.
+#[test]
+fn folders_have_the_tokens_of_transformers() {
+    let path = reference("../tokenizer_folders.json");
+    let golden: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let numbers = |value: &serde_json::Value| -> Vec<i32> {
+        value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect()
+    };
+    let mut failures = vec![];
+    for folder in golden["folders"].as_array().unwrap() {
+        let dir = folder_of(&folder["files"]);
+        let max_length = folder["max_length"].as_u64();
+        let most = max_length.unwrap_or(64) as usize;
+        let encoder =
+            TextEncoder::open(dir.path(), "data.tokenizer", most, max_length.is_some()).unwrap();
+        let texts = folder["texts"].as_array().unwrap().iter();
+        for (text, (ids, segments)) in texts.zip(
+            folder["ids"].as_array().unwrap().iter().zip(folder["segments"].as_array().unwrap()),
+        ) {
+            let found = encoder.encode(text[0].as_str().unwrap(), text[1].as_str());
+            let expected = EncodedText { ids: numbers(ids), segments: numbers(segments) };
+            if found.as_ref() != Ok(&expected) {
+                failures.push(format!("{}, {text}: {found:?}, not {expected:?}", folder["name"]));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// What versions of transformers read in different ways is refused, and what is not read is said.
+#[test]
+fn files_beside_a_tokenizer_are_refused_or_noted() {
+    let golden = fs::read(reference("../tokenizer_folders.json")).unwrap();
+    let golden: serde_json::Value = serde_json::from_slice(&golden).unwrap();
+    let file = |name: &str| {
+        let folders = golden["folders"].as_array().unwrap().iter();
+        folders.filter_map(|folder| folder["files"][name].as_str()).next().unwrap().to_owned()
+    };
+    let (vocab, whole) = (file("vocab.txt"), file("tokenizer.json"));
+    let open = |vocabulary: (&str, &str), files: &[(&str, &str)]| {
+        let files = files.iter().chain([&vocabulary]);
+        let files = files.map(|(name, text)| ((*name).to_owned(), (*text).into())).collect();
+        let dir = folder_of(&serde_json::Value::Object(files));
+        let encoder = TextEncoder::open(dir.path(), "data.tokenizer", 12, true);
+        encoder.map(|encoder| encoder.warnings(true).join("\n")).map_err(|error| error.to_string())
+    };
+    let config = "tokenizer_config.json";
+    let class = r#"{"tokenizer_class": "BertTokenizer"}"#;
+    let refused = [
+        ("[]", "tokenizer_config.json: it is no JSON object"),
+        ("{", "tokenizer_config.json: it is not JSON"),
+        (r#"{"do_lower_case": "no"}"#, "do_lower_case is \"no\", not true or false"),
+        (r#"{"do_basic_tokenize": false}"#, "do_basic_tokenize is false"),
+        (r#"{"truncation_side": "both"}"#, "truncation_side is \"both\""),
+        (r#"{"model_input_names": "x"}"#, "model_input_names is \"x\", not a list"),
+        (r#"{"cls_token": 3}"#, "cls_token: 3 is no token"),
+        (r#"{"cls_token": "<cls>"}"#, "it has no line <cls>"),
+        (r#"{"a_token": "<a>", "b_token": "<b>"}"#, "special tokens <a>, <b> are in no file"),
+        (r#"{"added_tokens_decoder": {"x": {"content": "y"}}}"#, "\"x\" is not the id of a token"),
+        (r#"{"added_tokens_decoder": {"77": {"content": "<y>"}}}"#, "\"<y>\" has the id 77, but"),
+        (r#"{"tokenizer_class": "BertJapaneseTokenizer"}"#, "only BERT's vocab.txt is read"),
+        (r#"{"fast_tokenizer_files": ["tokenizer.4.0.json"]}"#, "tokenizer.4.0.json"),
+    ];
+    for (text, expected) in refused {
+        let error = open(("vocab.txt", &vocab), &[(config, text)]).expect_err(expected);
+        assert!(error.contains(expected) && error.contains("set data.tokenizer"), "{error}");
+    }
+    let error = open(("vocab.txt", &vocab), &[("added_tokens.json", r#"{"<y>": -1}"#)]);
+    assert!(error.unwrap_err().contains("added_tokens.json: \"<y>\" has the id -1"));
+    let error = open(("vocab.txt", &vocab), &[("config.json", r#"{"model_type": "roberta"}"#)]);
+    assert!(error.unwrap_err().contains("model_type \"roberta\", but without a tokenizer.json"));
+    for (from, to, part) in [
+        ("\"clean_text\": true", "\"clean_text\": false", "normalizer"),
+        ("BertPreTokenizer", "Whitespace", "pre_tokenizer"),
+        ("\"##\"", "\"@@\"", "model"),
+        ("{\"SpecialToken\": {\"id\": \"[SEP]\", \"type_id\": 1}}", "", "post_processor"),
+    ] {
+        let text = whole.replace(from, to).replace(", ]", "]");
+        assert_ne!(text, whole, "{part}");
+        let error = open(("tokenizer.json", &text), &[(config, class)]).expect_err(part);
+        let expected = format!("its {part} is not BertTokenizer's");
+        assert!(error.contains(&expected) && error.contains("PreTrainedTokenizerFast"), "{error}");
+    }
+    let bpe = fs::read_to_string(reference("gpt2.json")).unwrap();
+    let error = open(("tokenizer.json", &bpe), &[(config, class)]).unwrap_err();
+    assert!(error.contains("its model is \"BPE\""), "{error}");
+
+    let noted = [
+        (class, ""),
+        (r#"{"tokenizer_class": "BertTokenizer", "padding_side": "left"}"#, "padding_side is"),
+        (
+            r#"{"tokenizer_class": "BertTokenizer", "new": 1, "chat_template": ""}"#,
+            "new is not read",
+        ),
+        (
+            r#"{"tokenizer_class": "BertTokenizer", "strip_accents": true}"#,
+            "strip_accents is null, but",
+        ),
+        (
+            r#"{"tokenizer_class": "BertTokenizer", "model_max_length": 8}"#,
+            "model_max_length beside it is 8",
+        ),
+        (r#"{"tokenizer_class": "MPNetTokenizer"}"#, "tokenizer.json is used as it is"),
+        (
+            r#"{"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": false}"#,
+            "do_lower_case = false beside it has no effect",
+        ),
+        (r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#, "the second text of a pair"),
+    ];
+    for (text, expected) in noted {
+        let warnings = open(("tokenizer.json", &whole), &[(config, text)]).unwrap();
+        assert!(warnings.contains(expected), "{expected}: {warnings}");
+        assert_eq!(warnings.is_empty(), expected.is_empty(), "{warnings}");
+    }
 }

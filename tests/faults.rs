@@ -53,7 +53,7 @@ impl Examples {
     fn splits(bad: Option<(u64, Bad)>) -> Splits {
         let fields = Self::fields();
         let eval = Self { fields: fields.clone(), bad: None };
-        Splits { train: Arc::new(Self { fields, bad }), eval: Arc::new(eval) }
+        Splits { train: Arc::new(Self { fields, bad }), eval: Arc::new(eval), warnings: vec![] }
     }
 }
 

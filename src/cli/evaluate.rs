@@ -10,7 +10,7 @@ use super::print_line;
 use crate::config::Config;
 use crate::data;
 use crate::observe::say;
-use crate::train::params_file::SavedModel;
+use crate::train::params_file::{self, SavedModel};
 use crate::train::{self, EvalSpec};
 
 pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
@@ -22,14 +22,18 @@ pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
     };
     let config = Config::parse_for_evaluation(&text, &path, &args.sets)?;
     let splits = data::open(&config.data, config.train.seed)?;
+    for warning in &splits.warnings {
+        say(&format!("warning: {warning}"));
+    }
     let model = config.model.build(splits.train.num_classes());
     train::check_example(&*model, &config, &splits)?;
-    say(&format!("taking the parameters from {saved}"));
     let (client, mesh) = train::open_devices(&config, say)?;
     let (num_replicas, batch) = (mesh.num_replicas(), args.batch_per_replica.get());
     let spec = EvalSpec::of_config(&config, &*model, &*splits.eval, num_replicas, batch)?;
     let num_examples = splits.eval.num_examples();
-    let result = spec.evaluator(&client, |specs| saved.open(specs))?.evaluate(splits.eval)?;
+    let result = spec
+        .evaluator(&client, |specs| params_file::open_saved(&saved, specs))?
+        .evaluate(splits.eval)?;
     if args.json {
         let mut line = json!(result);
         line["num_examples"] = num_examples.into();

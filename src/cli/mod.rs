@@ -13,6 +13,7 @@ mod doctor;
 mod evaluate;
 mod figure;
 mod hlo;
+mod labels;
 mod launch;
 mod plan;
 mod plugin;
@@ -128,7 +129,20 @@ impl Loaded {
 
     fn with_sets(path: &Path, sets: &[String]) -> Result<Self> {
         let mut config = Config::load(path, sets)?;
-        let splits = data::open(&config.data, config.train.seed)?;
+        // Whether a run could start from the model's parameters is not the question.
+        let warnings = labels::settle(&mut config, None).unwrap_or_default();
+        Self::of_config(config, warnings)
+    }
+
+    /// A run that starts from the parameters in `init`, if there are such.
+    fn with_init(mut config: Config, init: Option<&Path>) -> Result<Self> {
+        let warnings = labels::settle(&mut config, init)?;
+        Self::of_config(config, warnings)
+    }
+
+    fn of_config(mut config: Config, warnings: Vec<String>) -> Result<Self> {
+        let mut splits = data::open(&config.data, config.train.seed)?;
+        splits.warnings.splice(0..0, warnings);
         // So that what reads the run later knows the classes without the training data.
         if let DataConfig::Classification(texts) = &mut config.data {
             texts.labels = splits.train.labels().to_vec();

@@ -11,6 +11,7 @@ use anyhow::Result;
 
 use super::args::TrainArgs;
 use super::{Loaded, cluster, print_line, signals};
+use crate::config::Config;
 use crate::observe::{Status, Summary, say};
 use crate::train::{self, Error, Options, Outcome, Resume, Stop, params_file};
 
@@ -18,10 +19,11 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     let stop = Stop::default();
     let received = signals::watch(&stop)?;
     let TrainArgs { config, out, overwrite, resume, init, json } = args;
-    let loaded = Loaded::new(&config)?;
+    let config = Config::load(&config.config, &config.sets())?;
     if let Some(init) = &init {
-        params_file::check_counterpart(init, &loaded.config.model)?;
+        params_file::check_counterpart(init, &config.model)?;
     }
+    let loaded = Loaded::with_init(config, init.as_deref())?;
     let resume = match resume {
         None => Resume::Never,
         Some(path) if path.as_os_str() == "auto" => Resume::Newest,

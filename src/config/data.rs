@@ -103,7 +103,7 @@ pub struct ClassificationConfig {
     /// The file for evaluation; without it a part of `path` is held out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<PathBuf>,
-    /// Share of `path`, spread evenly over it, that is held out for evaluation without `eval_path`. Default 0.1.
+    /// Share of each class in `path`, drawn by the seed, that is held out for evaluation without `eval_path`. Default 0.1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_fraction: Option<f64>,
     /// The column of the text. Default `sentence`.
@@ -115,7 +115,8 @@ pub struct ClassificationConfig {
     /// The column of the label. Default `label`.
     #[serde(default = "label")]
     pub label: String,
-    /// The labels in the order of the classes. Default: those of `path`, sorted.
+    /// The labels in the order of the classes. Default: the order of the head that a run starts from if `path` has its names,
+    /// otherwise the labels of `path`, sorted.
     #[serde(default)]
     pub labels: Vec<String>,
     /// A folder with `tokenizer.json` or `vocab.txt`, or such a file.

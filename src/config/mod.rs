@@ -61,6 +61,7 @@ pub use data::{
 pub use device::{Backend, DeviceConfig, PluginOption, UnknownBackend};
 pub use error::{Complaint, Error, Place, Problem};
 pub use file::{expand_home, open_regular, read_regular};
+pub use folder::{FolderClasses, FolderConfig, FolderError};
 pub use mesh::{MeshConfig, UnevenMesh};
 pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
 pub use patterns::{PatternNumbers, Patterns};
@@ -151,7 +152,8 @@ fn fill_from_folder(
     let from = model.get("from").and_then(toml::Value::as_str).map(PathBuf::from);
     let Some(from) = from.filter(|_| !model.contains_key("name")) else { return Ok(()) };
     let folder = absolute(&from, MODEL_FROM, dir, overrides);
-    folder::fill(model, &folder).map_err(|problem| {
+    let filled = folder::FolderConfig::read(&folder).and_then(|config| config.fill(model));
+    filled.map_err(|problem| {
         // The name is not known then.
         model.insert("name".to_owned(), ModelConfig::NAMES[0].into());
         model.retain(|key, _| key == "name");

@@ -293,6 +293,16 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// A file beside a tokenizer that cannot be followed.
+    #[error("{}: {reason}; correct the file, or set {key} to another tokenizer", path.display())]
+    TokenizerSetting {
+        /// The file.
+        path: PathBuf,
+        /// The key that leads to it.
+        key: &'static str,
+        /// Why not, and what to change.
+        reason: String,
+    },
     /// Examples that are too short for a text.
     #[error(
         "data.max_length is {max_length}, but the tokenizer adds {added} special tokens to a pair; set it \

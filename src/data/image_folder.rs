@@ -32,7 +32,8 @@ pub struct ImageFolder {
     files: Vec<Labelled>,
     /// The key that names their folder.
     key: &'static str,
-    num_classes: usize,
+    /// The names of the classes' folders.
+    labels: Vec<String>,
     image_size: u32,
     eval_resize: u32,
     /// `None` if images are not augmented.
@@ -81,9 +82,11 @@ impl ImageFolder {
         }
         let augment_seed = config.augment.then_some(seed);
         let eval_key = if config.eval_path.is_some() { EVAL_PATH } else { PATH };
+        let labels: Vec<_> =
+            classes.iter().map(|class| class.to_string_lossy().into_owned()).collect();
         let split = |files, key, augment_seed| Self {
             key,
-            ..Self::new(config, files, classes.len(), augment_seed)
+            ..Self::new(config, files, labels.clone(), augment_seed)
         };
         Ok((split(train, PATH, augment_seed), split(eval, eval_key, None)))
     }
@@ -91,7 +94,7 @@ impl ImageFolder {
     fn new(
         config: &config::ImageFolderConfig,
         files: Vec<Labelled>,
-        num_classes: usize,
+        labels: Vec<String>,
         augment_seed: Option<u64>,
     ) -> Self {
         let side = config.image_size;
@@ -99,7 +102,7 @@ impl ImageFolder {
         Self {
             files,
             key: PATH,
-            num_classes,
+            labels,
             // The configuration limits both to far less than u32::MAX.
             image_size: side as u32,
             eval_resize: config.eval_resize() as u32,
@@ -141,7 +144,11 @@ impl Source for ImageFolder {
     }
 
     fn num_classes(&self) -> usize {
-        self.num_classes
+        self.labels.len()
+    }
+
+    fn labels(&self) -> &[String] {
+        &self.labels
     }
 
     fn fields(&self) -> &[Field] {

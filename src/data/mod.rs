@@ -18,6 +18,7 @@ mod prefetch;
 mod sampler;
 mod skipped;
 mod source;
+mod stratified;
 mod synthetic;
 mod synthetic_tokens;
 mod text;
@@ -31,7 +32,8 @@ use crate::config;
 pub use batch::{EvalBatches, HostBatch, TrainBatches};
 pub use cifar10::Cifar10;
 pub use classification::{
-    Classification, EncodedText, TextEncoder, TextRow, class_names, read_text_rows,
+    Classification, ClassificationSplits, EncodedText, TextEncoder, TextRow, TokenizerClass,
+    class_names, labels_of_file, read_text_rows,
 };
 pub use digits::Digits;
 pub use error::Error;
@@ -41,6 +43,7 @@ pub use prefetch::{Prefetch, PrefetchError, Prefetched};
 pub use sampler::Sampler;
 pub use skipped::Skipped;
 pub use source::{Field, Source};
+pub use stratified::StratifiedSplit;
 pub use synthetic::Synthetic;
 pub use synthetic_tokens::SyntheticTokens;
 pub use text::Text;
@@ -53,6 +56,8 @@ pub struct Splits {
     pub train: Arc<dyn Source>,
     /// The evaluation examples.
     pub eval: Arc<dyn Source>,
+    /// What looks like a mistake in the data, but may be none. Who opens them says so.
+    pub warnings: Vec<String>,
 }
 
 impl Splits {
@@ -67,12 +72,12 @@ impl Splits {
     }
 
     fn of<S: Source + 'static>(train: S, eval: S) -> Self {
-        Self { train: Arc::new(train), eval: Arc::new(eval) }
+        Self { train: Arc::new(train), eval: Arc::new(eval), warnings: vec![] }
     }
 }
 
-/// Opens the source that a configuration names. `seed` is `train.seed`, which determines synthetic data and the
-/// augmentation of training images.
+/// Opens the source that a configuration names. `seed` is `train.seed`, which determines synthetic data, the augmentation of
+/// training images, and which labelled texts are held out.
 ///
 /// # Errors
 /// A file that cannot be read or has the wrong format; or a number of training examples other than the configured one.
@@ -92,8 +97,9 @@ fn open_source(config: &config::DataConfig, seed: u64) -> Result<Splits, Error> 
             Splits::of(train, eval)
         }
         config::DataConfig::Classification(config) => {
-            let (train, eval) = Classification::load(config)?;
-            Splits::of(train, eval)
+            let ClassificationSplits { train, eval, warnings } =
+                Classification::load(config, seed)?;
+            Splits { warnings, ..Splits::of(train, eval) }
         }
         config::DataConfig::Digits(config::DigitsConfig { path, .. }) => {
             let (train, eval) = Digits::load(path)?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::profile::ProfileError;
 use super::run_dir::RunDirError;
-use crate::config::{BatchError, RunLengthError, UnevenMesh};
+use crate::config::{BatchError, FolderError, RunLengthError, UnevenMesh};
 use crate::data::PrefetchError;
 use crate::step::{SignatureError, StepError};
 use crate::{checkpoint, cluster, data, observe, optim, pjrt, state};
@@ -28,6 +28,9 @@ pub enum Error {
     /// Examples cannot be read.
     #[error(transparent)]
     Data(#[from] data::Error),
+    /// The folder of a model is of another one.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     /// The model does not take the examples.
     #[error(
         "{key}: an example is {example} of {num_classes} classes, but model.name = {model:?} takes {takes}"

@@ -54,7 +54,9 @@ pub use evaluator::{EvalSpec, Evaluator};
 pub use launches::launches;
 pub use model_values::ModelValues;
 pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
-pub use report::{describe_batch, describe_synchronisation, list_collectives, list_sharding};
+pub use report::{
+    describe_batch, describe_classes, describe_synchronisation, list_collectives, list_sharding,
+};
 pub use resume::Resume;
 pub use run::Run;
 pub use run_dir::RunDirError;
@@ -140,6 +142,9 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     // Before anything that takes time: a run whose files cannot be written does not start.
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
     let (beginning, dir) = Beginning::find_among(processes, job.config, options, &resolved)?;
+    for warning in &job.splits.warnings {
+        processes.say(&format!("warning: {warning}"));
+    }
     let check = || stop.check();
     let load = |specs: &Tree<LeafSpec>| match (init, job.config.model.folder()) {
         (Some(path), _) => params_file::open(path, specs).map(Some),
@@ -155,6 +160,9 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     trainer.check_metrics(job.config.train.best_metric.as_deref())?;
     processes.say(&describe_devices(&client, job.config));
     processes.say(&describe_batch(&run));
+    if let Some(classes) = describe_classes(&*job.splits.train) {
+        processes.say(&classes);
+    }
     processes.say(&describe_synchronisation(&trainer, &job.config.parallel));
     beginning.restore(processes, &run, &mut trainer)?;
     stop.check()?;

@@ -5,9 +5,13 @@ use std::collections::BTreeSet;
 use hlo::{Axis, AxisSet, Graph, LeafSpec, Mesh, Tree};
 
 use super::{Run, Trainer};
-use crate::config::ParallelConfig;
+use crate::config::{ParallelConfig, shorten};
+use crate::data::Source;
 use crate::parallel::{ShardingReport, Total};
 use crate::step::{OPT_STATE, PARAMS};
+
+/// Classes that a message lists.
+const MAX_CLASSES: usize = 10;
 
 /// The sizes that make up the global batch, the length of the run, and the sizes that examples are padded to.
 pub fn describe_batch(run: &Run) -> String {
@@ -19,6 +23,23 @@ pub fn describe_batch(run: &Run) -> String {
         epoch.unwrap_or_default(),
         length.total_steps()
     )
+}
+
+/// The names of the classes with their numbers, if they have names; a few of many.
+pub fn describe_classes(source: &dyn Source) -> Option<String> {
+    let labels = source.labels();
+    let are_numbers = labels.iter().enumerate().all(|(class, name)| *name == class.to_string());
+    let name = |(class, name): (usize, &String)| match are_numbers {
+        true => name.clone(),
+        false => format!("{class} {:?}", shorten(name)),
+    };
+    let shown =
+        labels.iter().enumerate().take(MAX_CLASSES).map(name).collect::<Vec<_>>().join(", ");
+    let more = match labels.len().saturating_sub(MAX_CLASSES) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!labels.is_empty()).then(|| format!("classes: {shown}{more}"))
 }
 
 /// The sizes that batches have, if there are several.

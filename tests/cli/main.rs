@@ -4,6 +4,7 @@
 //! - `bad_input`: what is refused, with which words, and that nothing is lost by it
 //! - `checkpoints`: runs that are killed or stopped, and continued
 //! - `export`: models that leave a run for other programs, and that runs start from
+//! - `folders`: whatever in a folder of transformers' changes results is read, or refused by name
 //! - `interrupted`: signals, and readers that go away
 //! - `run_dir`: a directory holds one run, whatever becomes of it and of the disk
 //! - `texts`: fine-tuning on texts, evaluation, prediction, early stopping
@@ -17,6 +18,7 @@
 mod bad_input;
 mod checkpoints;
 mod export;
+mod folders;
 mod interrupted;
 mod plugin;
 mod reports;

@@ -144,7 +144,7 @@ fn fine_tune(
         dims: values.dims()[1..].to_vec(),
     };
     let source: Arc<dyn Source> = Arc::new(Given { fields: fields.iter().map(of_field).collect() });
-    let splits = Splits { train: source.clone(), eval: source };
+    let splits = Splits { train: source.clone(), eval: source, warnings: vec![] };
     let model = config.model.build(3);
     let (client, mesh) = open_devices(config, |_| ()).unwrap();
     let run = Run::new(config, &splits, mesh, client.platform()).unwrap();
@@ -386,7 +386,7 @@ fn another_head_is_left_out_and_ours_is_drawn() {
         };
         let source: Arc<dyn Source> =
             Arc::new(Given { fields: fields(&reference()).iter().map(of_field).collect() });
-        let splits = Splits { train: source.clone(), eval: source };
+        let splits = Splits { train: source.clone(), eval: source, warnings: vec![] };
         let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
         let trainer = Trainer::new(&client, &run, &*config.model.build(3), 0).unwrap();
         let specs = trainer.model_specs();

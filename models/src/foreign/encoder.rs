@@ -74,17 +74,19 @@ pub(super) static BERT: ForeignFormat = ForeignFormat {
         ("vocabulary.bias", "cls.predictions.bias", Same),
     ],
     optional: &["pooler.weight", "pooler.bias"],
-    ignored: &[
-        "embeddings.position_ids",
-        "cls.predictions.decoder.bias",
-        "cls.seq_relationship.weight",
-        "cls.seq_relationship.bias",
+    ignored: &["embeddings.position_ids"],
+    tied: &[
+        Tied {
+            copy: "cls.predictions.decoder.weight",
+            of: "embeddings.word_embeddings.weight",
+            used_with: Some("vocabulary.bias"),
+        },
+        Tied {
+            copy: "cls.predictions.decoder.bias",
+            of: "cls.predictions.bias",
+            used_with: Some("vocabulary.bias"),
+        },
     ],
-    tied: Some(Tied {
-        copy: "cls.predictions.decoder.weight",
-        of: "embeddings.word_embeddings.weight",
-        used_with: Some("vocabulary.bias"),
-    }),
 };
 
 /// `DistilBertModel`, `DistilBertForSequenceClassification`, `DistilBertForMaskedLM`.
@@ -106,11 +108,11 @@ pub(super) static DISTILBERT: ForeignFormat = ForeignFormat {
     ],
     optional: &[],
     ignored: &["embeddings.position_ids"],
-    tied: Some(Tied {
+    tied: &[Tied {
         copy: "vocab_projector.weight",
         of: "embeddings.word_embeddings.weight",
         used_with: Some("vocabulary.bias"),
-    }),
+    }],
 };
 
 /// `config.json` of either.
@@ -142,6 +144,9 @@ pub struct BertFields {
     layer_norm_eps: f64,
     position_embedding_type: &'static str,
     pad_token_id: usize,
+    /// `Some(true)` if the head for masked tokens uses the table of the embedding.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tie_word_embeddings: Option<bool>,
 }
 
 /// The fields of transformers' `DistilBertConfig` that describe one of our models.
@@ -161,6 +166,9 @@ pub struct DistilBertFields {
     max_position_embeddings: usize,
     sinusoidal_pos_embds: bool,
     pad_token_id: usize,
+    /// `Some(true)` if the head for masked tokens uses the table of the embedding.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tie_word_embeddings: Option<bool>,
 }
 
 impl EncoderFields {
@@ -182,6 +190,7 @@ impl EncoderFields {
             scan_layers: _,
             remat: _,
         } = *model;
+        let tie_word_embeddings = (head == Head::MaskedLm).then_some(true);
         match family {
             EncoderFamily::Bert => Self::Bert(BertFields {
                 architectures: [match head {
@@ -203,6 +212,7 @@ impl EncoderFields {
                 layer_norm_eps: EPSILON,
                 position_embedding_type: "absolute",
                 pad_token_id: 0,
+                tie_word_embeddings,
             }),
             EncoderFamily::DistilBert => Self::DistilBert(DistilBertFields {
                 architectures: [match head {
@@ -222,21 +232,47 @@ impl EncoderFields {
                 max_position_embeddings: context,
                 sinusoidal_pos_embds: false,
                 pad_token_id: 0,
+                tie_word_embeddings,
             }),
         }
     }
 
-    /// The keys that decide what is computed but not the shape of any parameter.
-    pub(super) fn shapeless(&self) -> &'static [&'static str] {
+    /// `true` if the model distinguishes the texts of a pair.
+    pub fn has_segments(&self) -> bool {
+        matches!(self, Self::Bert(_))
+    }
+
+    /// The keys that decide what is computed.
+    pub(super) fn computed_with(&self) -> &'static [&'static str] {
         match self {
             Self::Bert(_) => &[
                 "model_type",
+                "vocab_size",
+                "hidden_size",
+                "num_hidden_layers",
                 "num_attention_heads",
+                "intermediate_size",
                 "hidden_act",
+                "max_position_embeddings",
+                "type_vocab_size",
                 "layer_norm_eps",
                 "position_embedding_type",
+                "tie_word_embeddings",
             ],
-            Self::DistilBert(_) => &["model_type", "n_heads", "activation"],
+            Self::DistilBert(_) => &[
+                "model_type",
+                "vocab_size",
+                "dim",
+                "n_layers",
+                "n_heads",
+                "hidden_dim",
+                "activation",
+                "max_position_embeddings",
+                "tie_word_embeddings",
+            ],
         }
     }
+
+    /// Another name that transformers has for GELU by the error function.
+    pub(super) const SAME_ACTIVATION: [&'static str; 1] = ["gelu_python"];
 }

@@ -33,7 +33,7 @@ pub(super) static GPT2: ForeignFormat = ForeignFormat {
     heads: &[],
     optional: &[],
     ignored: &["h.*.attn.bias", "h.*.attn.masked_bias"],
-    tied: Some(Tied { copy: "lm_head.weight", of: "wte.weight", used_with: None }),
+    tied: &[Tied { copy: "lm_head.weight", of: "wte.weight", used_with: None }],
 };
 
 /// The vocabulary of GPT-2's own tokenizer, and its token for the end of a text, which also starts one.
@@ -64,18 +64,25 @@ pub struct Gpt2Config {
 }
 
 impl Gpt2Config {
-    /// The keys that decide what is computed but not the shape of any parameter.
-    pub const SHAPELESS: [&'static str; 6] = [
+    /// The keys that decide what is computed.
+    pub const COMPUTED_WITH: [&'static str; 12] = [
         "model_type",
+        "vocab_size",
+        "n_positions",
+        "n_embd",
+        "n_layer",
         "n_head",
+        "n_inner",
         "activation_function",
         "layer_norm_epsilon",
         "scale_attn_weights",
         "scale_attn_by_inverse_layer_idx",
+        "tie_word_embeddings",
     ];
 
     /// The other names that transformers has for the tanh form of GELU.
-    pub const SAME_ACTIVATION: [&'static str; 2] = ["gelu_pytorch_tanh", "gelu_fast"];
+    pub const SAME_ACTIVATION: [&'static str; 4] =
+        ["gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"];
 
     /// Token ids are given only for the vocabulary of GPT-2's own tokenizer: no other one says what its ids mean.
     pub(crate) fn of(model: &Gpt) -> Self {

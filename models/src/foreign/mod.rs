@@ -60,18 +60,18 @@ pub struct ForeignFormat {
     optional: &'static [&'static str],
     /// Tensors in a file that are not parameters: masks, counters.
     ignored: &'static [&'static str],
-    /// A tensor that a file may repeat.
-    pub tied: Option<Tied>,
+    /// Tensors that have two names, of which a file may have either or both.
+    pub tied: &'static [Tied],
 }
 
-/// A tensor in a file that is a copy of another.
+/// A tensor that has a second name.
 #[derive(Debug)]
 pub struct Tied {
-    /// Its name.
+    /// Its second name.
     pub copy: &'static str,
-    /// The tensor that it must be equal to.
+    /// The name that it has in the table. If a file has both, the values must be equal.
     pub of: &'static str,
-    /// Our parameter that a model has if it uses the copy; `None` if every model does.
+    /// Our parameter that a model has if it uses the second name; `None` if every model does.
     used_with: Option<&'static str>,
 }
 
@@ -95,11 +95,12 @@ pub enum TransformersConfig {
 }
 
 impl TransformersConfig {
-    /// The keys that decide what is computed but not the shape of any parameter.
-    pub fn shapeless(&self) -> &'static [&'static str] {
+    /// The keys that decide what is computed: a file for the same model has the same values, or leaves them out. Rates of dropout and
+    /// ids of tokens are not among them.
+    pub fn computed_with(&self) -> &'static [&'static str] {
         match self {
-            Self::Gpt2(_) => &Gpt2Config::SHAPELESS,
-            Self::Encoder(fields) => fields.shapeless(),
+            Self::Gpt2(_) => &Gpt2Config::COMPUTED_WITH,
+            Self::Encoder(fields) => fields.computed_with(),
         }
     }
 
@@ -107,6 +108,9 @@ impl TransformersConfig {
     pub fn synonyms(&self, key: &str) -> &'static [&'static str] {
         match self {
             Self::Gpt2(_) if key == "activation_function" => &Gpt2Config::SAME_ACTIVATION,
+            Self::Encoder(_) if key == "hidden_act" || key == "activation" => {
+                &EncoderFields::SAME_ACTIVATION
+            }
             _ => &[],
         }
     }
@@ -180,18 +184,27 @@ impl ForeignFormat {
         self.optional.contains(&path) || find(self.heads, path).is_some()
     }
 
-    /// `true` if a tensor of a file belongs to what stands on top of another model than the one with `ours`.
-    pub fn is_of_other_head(&self, name: &str, ours: &[&str]) -> bool {
+    /// `true` if a tensor of a file belongs to what stands on top of another model than the one with `ours`. Names of the model
+    /// itself have the prefix in a file that `has_prefixes`, and names of heads have none.
+    pub fn is_of_other_head(&self, name: &str, ours: &[&str], has_prefixes: bool) -> bool {
+        let is_bare = has_prefixes && !name.starts_with(self.prefix);
         let name = self.without_prefix(name);
-        if let Some(Tied { copy, used_with, .. }) = &self.tied
-            && name == *copy
-        {
-            return used_with.is_some_and(|parameter| !ours.contains(&parameter));
+        if let Some(tied) = self.tied.iter().find(|tied| tied.copy == name) {
+            return tied.used_with.is_some_and(|parameter| !ours.contains(&parameter));
         }
         let optional = self.rows.iter().filter(|(path, _, _)| self.optional.contains(path));
         let mut heads = optional.chain(self.heads);
         let is_ours = |path: &&str| self.tensor(path).is_some_and(|(theirs, _)| theirs == name);
-        heads.any(|(_, theirs, _)| numbers(theirs, &name).is_some()) && !ours.iter().any(is_ours)
+        if ours.iter().any(is_ours) {
+            return false;
+        }
+        let is_unknown = || !self.has_parameter(&name) && !self.is_ignored(&name);
+        heads.any(|(_, theirs, _)| numbers(theirs, &name).is_some()) || is_bare && is_unknown()
+    }
+
+    /// `true` if names begin with the prefix that the library writes.
+    pub fn has_prefixes<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> bool {
+        !self.prefix.is_empty() && names.into_iter().any(|name| name.starts_with(self.prefix))
     }
 
     /// `true` if the tensor is not a parameter.
@@ -200,7 +213,8 @@ impl ForeignFormat {
         self.ignored.iter().any(|pattern| numbers(pattern, &name).is_some())
     }
 
-    fn has_parameter(&self, name: &str) -> bool {
+    /// `true` if a name is one of the model's own parameters, not of a head.
+    pub fn has_parameter(&self, name: &str) -> bool {
         let name = self.without_prefix(name);
         let is = |theirs: &str| numbers(&theirs.replace('+', "*"), &name).is_some();
         self.rows.iter().any(|(_, theirs, _)| is(theirs))

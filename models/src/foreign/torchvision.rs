@@ -34,5 +34,5 @@ pub(super) static TORCHVISION_RESNET: ForeignFormat = ForeignFormat {
         "layer*.*.bn*.num_batches_tracked",
         "layer*.*.downsample.1.num_batches_tracked",
     ],
-    tied: None,
+    tied: &[],
 };

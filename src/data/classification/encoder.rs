@@ -1,24 +1,11 @@
 //! From text to tokens, as Hugging Face's `tokenizers` does it.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use serde::Deserialize;
-use tokenizers::models::wordpiece::WordPiece;
-use tokenizers::normalizers::BertNormalizer;
-use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
-use tokenizers::processors::bert::BertProcessing;
-use tokenizers::{AddedToken, PostProcessor, Tokenizer, TruncationParams};
+use tokenizers::{PostProcessor, Tokenizer, TruncationDirection, TruncationParams};
 
+use super::tokenizer::{self, FolderTokenizer};
 use crate::data::Error;
-use crate::data::files::unreadable;
-
-/// The special tokens of BERT.
-const UNKNOWN: &str = "[UNK]";
-const CLASS: &str = "[CLS]";
-const SEPARATOR: &str = "[SEP]";
-const PADDING: &str = "[PAD]";
-const MASKED: &str = "[MASK]";
 
 /// The tokens of a text or of a pair of texts, with the special tokens around them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,69 +23,70 @@ pub struct TextEncoder {
     truncate: bool,
     vocab_size: usize,
     pad_id: i32,
-}
-
-/// The keys of `tokenizer_config.json` that a `vocab.txt` needs.
-#[derive(Deserialize)]
-#[serde(default)]
-struct BertSettings {
-    do_lower_case: bool,
-    strip_accents: Option<bool>,
-    tokenize_chinese_chars: bool,
-}
-
-impl Default for BertSettings {
-    fn default() -> Self {
-        Self { do_lower_case: true, strip_accents: None, tokenize_chinese_chars: true }
-    }
+    has_segments: bool,
+    model_max_length: Option<usize>,
+    about_pairs: Option<String>,
+    warnings: Vec<String>,
 }
 
 impl TextEncoder {
-    /// Opens a `tokenizer.json`, a `vocab.txt` of BERT's WordPiece, or a folder with either. `tokenizer_config.json`
-    /// beside a `vocab.txt` says whether letters become lower case (`do_lower_case`, by default true). `max_length` is in
-    /// tokens, special ones included. With `truncate`, longer texts lose their end, the longer one of a pair first;
-    /// without it they are errors. `key` names the path in messages.
+    /// Opens a `tokenizer.json`, a `vocab.txt` of BERT's WordPiece, or a folder with either, as `AutoTokenizer` of transformers opens the
+    /// folder: with what `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json` and `config.json` beside it say
+    /// of tokens. `max_length` is in tokens, special ones included. With `truncate`, longer texts lose their end (or their start,
+    /// if the files say so), the longer one of a pair first; without it they are errors. `key` names the path in messages.
     ///
     /// # Errors
-    /// A file that is missing, damaged or of another kind, padding that is not in the vocabulary, or a `max_length` that
-    /// the special tokens alone fill.
+    /// A file that is missing, damaged or of another kind, files that contradict each other, padding that is not in the
+    /// vocabulary, or a `max_length` that the special tokens alone fill.
     pub fn open(
         path: &Path,
         key: &'static str,
         max_length: usize,
         truncate: bool,
     ) -> Result<Self, Error> {
-        let file = file_of(path, key)?;
-        let problem = |reason: String| Error::Tokenizer { path: file.clone(), key, reason };
-        let mut tokenizer = match file.extension().is_some_and(|extension| extension == "txt") {
-            true => of_vocab(&file, key)?,
-            false => {
-                let bytes = read(&file, key)?;
-                Tokenizer::from_bytes(bytes).map_err(|error| problem(error.to_string()))?
-            }
-        };
-        let ids = tokenizer.get_vocab(true).into_values();
-        let vocab_size = ids.max().map_or(0, |id| id as usize + 1);
-        if vocab_size == 0 || i32::try_from(vocab_size).is_err() {
-            return Err(problem(format!("it has a vocabulary of {vocab_size} tokens")));
-        }
-        let padding = tokenizer.get_padding().map(|padding| padding.pad_id);
-        let named = || [PADDING, "<pad>"].iter().find_map(|name| tokenizer.token_to_id(name));
-        let pad_id = padding.or_else(named).unwrap_or_default();
-        if pad_id as usize >= vocab_size {
-            let reason = format!("padding has the id {pad_id}, but ids are below {vocab_size}");
-            return Err(problem(reason));
-        }
+        let FolderTokenizer {
+            mut tokenizer,
+            vocabulary,
+            vocab_size,
+            pad_id,
+            has_segments,
+            cuts_start,
+            model_max_length,
+            about_pairs,
+            mut warnings,
+            ..
+        } = tokenizer::open(path, key)?;
         let added = tokenizer.get_post_processor().map_or(0, |post| post.added_tokens(true));
         if max_length <= added {
             return Err(Error::TooFewPositions { max_length, added });
         }
-        let truncation = TruncationParams { max_length, ..TruncationParams::default() };
-        tokenizer
-            .with_padding(None)
-            .with_truncation(truncate.then_some(truncation))
-            .map_err(|error| problem(error.to_string()))?;
-        Ok(Self { tokenizer, max_length, truncate, vocab_size, pad_id: pad_id as i32 })
+        let direction = match cuts_start {
+            true => TruncationDirection::Left,
+            false => TruncationDirection::Right,
+        };
+        let truncation = TruncationParams { max_length, direction, ..TruncationParams::default() };
+        tokenizer.with_padding(None).with_truncation(truncate.then_some(truncation)).map_err(
+            |error| Error::Tokenizer { path: vocabulary.clone(), key, reason: error.to_string() },
+        )?;
+        if let Some(most) = model_max_length.filter(|most| truncate && *most < max_length) {
+            warnings.push(format!(
+                "{}: texts are cut to data.max_length = {max_length} tokens, but model_max_length beside it is {most}; \
+                 transformers cuts them to that",
+                vocabulary.display()
+            ));
+        }
+        let pad_id = pad_id as i32;
+        Ok(Self {
+            tokenizer,
+            max_length,
+            truncate,
+            vocab_size,
+            pad_id,
+            has_segments,
+            model_max_length,
+            about_pairs,
+            warnings,
+        })
     }
 
     /// Tokenizes a text, or two.
@@ -136,7 +124,11 @@ impl TextEncoder {
             ));
         }
         let signed = |values: &[u32]| values.iter().map(|value| *value as i32).collect();
-        Ok(EncodedText { ids: signed(ids), segments: signed(segments) })
+        let segments = match self.has_segments {
+            true => signed(segments),
+            false => vec![0; segments.len()],
+        };
+        Ok(EncodedText { ids: signed(ids), segments })
     }
 
     /// One more than the highest id of a token.
@@ -148,69 +140,15 @@ impl TextEncoder {
     pub fn pad_id(&self) -> i32 {
         self.pad_id
     }
-}
 
-/// The file itself, or the first of those in a folder.
-fn file_of(path: &Path, key: &'static str) -> Result<PathBuf, Error> {
-    let metadata = fs::metadata(path).map_err(|source| unreadable(path, key, source))?;
-    if !metadata.is_dir() {
-        return Ok(path.to_owned());
+    /// Most tokens that the model takes, if a file beside the tokenizer says it.
+    pub fn model_max_length(&self) -> Option<usize> {
+        self.model_max_length
     }
-    let files = ["tokenizer.json", "vocab.txt"].map(|name| path.join(name));
-    files.into_iter().find(|file| file.is_file()).ok_or_else(|| Error::Tokenizer {
-        path: path.to_owned(),
-        key,
-        reason: "the folder has neither tokenizer.json nor vocab.txt".to_owned(),
-    })
-}
 
-fn read(path: &Path, key: &'static str) -> Result<Vec<u8>, Error> {
-    let unreadable = |source| unreadable(path, key, source);
-    let mut file = crate::config::open_regular(path).map_err(unreadable)?;
-    let mut bytes = vec![];
-    std::io::Read::read_to_end(&mut file, &mut bytes).map_err(unreadable)?;
-    Ok(bytes)
-}
-
-/// BERT's tokenizer: a token on each line of the vocabulary, its id the number of the line from 0.
-fn of_vocab(path: &Path, key: &'static str) -> Result<Tokenizer, Error> {
-    let problem = |reason: String| Error::Tokenizer { path: path.to_owned(), key, reason };
-    let bytes = read(path, key)?;
-    let vocab = WordPiece::read_bytes(&bytes).map_err(|error| problem(error.to_string()))?;
-    let special = |name: &str| {
-        let id = vocab.get(name).copied();
-        let id = id.ok_or_else(|| problem(format!("it has no line {name}, as BERT's has")))?;
-        Ok::<_, Error>((name.to_owned(), id))
-    };
-    let (separator, class) = (special(SEPARATOR)?, special(CLASS)?);
-    special(UNKNOWN)?;
-    let settings = path.with_file_name("tokenizer_config.json");
-    let settings = match settings.is_file() {
-        true => serde_json::from_slice(&read(&settings, key)?).map_err(|error| {
-            let reason = error.to_string();
-            Error::Tokenizer { path: settings, key, reason }
-        })?,
-        false => BertSettings::default(),
-    };
-    let added: Vec<_> = [UNKNOWN, SEPARATOR, CLASS, PADDING, MASKED]
-        .into_iter()
-        .filter(|name| vocab.contains_key(*name))
-        .map(|name| AddedToken::from(name, true))
-        .collect();
-    let model = WordPiece::builder()
-        .vocab(vocab)
-        .unk_token(UNKNOWN.to_owned())
-        .build()
-        .map_err(|error| problem(error.to_string()))?;
-    let BertSettings { do_lower_case, strip_accents, tokenize_chinese_chars } = settings;
-    let normalizer =
-        BertNormalizer::new(true, tokenize_chinese_chars, strip_accents, do_lower_case);
-    let mut tokenizer = Tokenizer::new(model);
-    tokenizer
-        .with_normalizer(Some(normalizer))
-        .map_err(|error| problem(error.to_string()))?
-        .with_pre_tokenizer(Some(BertPreTokenizer))
-        .with_post_processor(Some(BertProcessing::new(separator, class)));
-    tokenizer.add_special_tokens(added).map_err(|error| problem(error.to_string()))?;
-    Ok(tokenizer)
+    /// What to say about the tokenizer's files, and about pairs of texts if there are such.
+    pub fn warnings(&self, has_pairs: bool) -> Vec<String> {
+        let about_pairs = self.about_pairs.clone().filter(|_| has_pairs);
+        self.warnings.iter().cloned().chain(about_pairs).collect()
+    }
 }

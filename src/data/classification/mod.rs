@@ -3,6 +3,7 @@
 mod encoder;
 mod labels;
 mod table;
+mod tokenizer;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,12 +12,13 @@ use hlo::DType;
 use rayon::prelude::*;
 
 use super::source::checked_index;
-use super::{Error, Field, Source};
+use super::{Error, Field, Source, StratifiedSplit};
 use crate::config::ClassificationConfig;
 
 pub use encoder::{EncodedText, TextEncoder};
 use labels::Labels;
 pub use table::{TextRow, read_text_rows};
+pub use tokenizer::TokenizerClass;
 
 /// One part of a data set of labeled texts, with `T` of `data.pad_to` or `data.max_length`. Field `x` is i32 `[T]`, the ids of tokens;
 /// `segments` i32 `[T]`, 0 for the first text and 1 for the second; `mask` i32 `[T]`, 1 for a token and 0 for padding;
@@ -42,13 +44,24 @@ struct Texts {
     classes: Vec<i32>,
 }
 
+/// The two parts of a data set, and what to say about it.
+pub struct ClassificationSplits {
+    /// The training examples.
+    pub train: Classification,
+    /// The evaluation examples.
+    pub eval: Classification,
+    /// What looks like a mistake, but may be none.
+    pub warnings: Vec<String>,
+}
+
 impl Classification {
-    /// Reads and tokenizes the training and the evaluation examples.
+    /// Reads and tokenizes the training and the evaluation examples. Without `data.eval_path`, `seed` draws those that are held out:
+    /// see [`StratifiedSplit`].
     ///
     /// # Errors
     /// A file that cannot be read or is not such a table; a column that it lacks; a label that is not a class; a text
     /// without a token, or with more than `data.max_length` if they are not to be truncated; no tokenizer, or a damaged one.
-    pub fn load(config: &ClassificationConfig) -> Result<(Self, Self), Error> {
+    pub fn load(config: &ClassificationConfig, seed: u64) -> Result<ClassificationSplits, Error> {
         let tokenizer = config.tokenizer.as_deref().ok_or(Error::NoTokenizer)?;
         let encoder =
             TextEncoder::open(tokenizer, "data.tokenizer", config.max_length, config.truncate)?;
@@ -74,25 +87,39 @@ impl Classification {
         };
         let train = texts(&rows, &config.path)?;
         let all = |texts: &Arc<Texts>| (0..texts.classes.len()).collect();
-        if let Some(eval_path) = &config.eval_path {
-            let rows = some_rows(eval_path, "data.eval_path", &columns)?;
-            let eval = texts(&rows, eval_path)?;
-            return Ok((part(&train, all(&train)), part(&eval, all(&eval))));
+        let (train, eval) = match &config.eval_path {
+            Some(eval_path) => {
+                let rows = some_rows(eval_path, "data.eval_path", &columns)?;
+                let eval = texts(&rows, eval_path)?;
+                (part(&train, all(&train)), part(&eval, all(&eval)))
+            }
+            None => {
+                let split = StratifiedSplit::draw(&train.classes, config.eval_fraction(), seed);
+                let StratifiedSplit { kept, held_out } = split;
+                if held_out.is_empty() {
+                    return Err(Error::Table {
+                        path: config.path.clone(),
+                        problem: format!(
+                            "its {} rows leave none for evaluation; set data.eval_path, or change data.eval_fraction",
+                            rows.len(),
+                        ),
+                    });
+                }
+                (part(&train, kept), part(&train, held_out))
+            }
+        };
+        let mut warnings = encoder.warnings(config.text_pair.is_some());
+        if config.labels.is_empty() {
+            let of_file = |doubt| format!("{}: {doubt}", config.path.display());
+            warnings.extend(labels.doubts().into_iter().map(of_file));
         }
-        let share = config.eval_fraction();
-        let (held_out, kept): (Vec<_>, Vec<_>) =
-            (0..rows.len()).partition(|row| is_held_out(*row, share));
-        if held_out.is_empty() || kept.is_empty() {
-            return Err(Error::Table {
-                path: config.path.clone(),
-                problem: format!(
-                    "its {} rows leave none for {}; set data.eval_path, or change data.eval_fraction",
-                    rows.len(),
-                    if kept.is_empty() { "training" } else { "evaluation" }
-                ),
-            });
+        for (name, part) in [("training", &train), ("evaluation", &eval)] {
+            let missing = labels.missing(part.rows.iter().map(|row| part.texts.classes[*row]));
+            warnings.extend(
+                missing.map(|missing| format!("{name} has no row with the label {missing}")),
+            );
         }
-        Ok((part(&train, kept), part(&train, held_out)))
+        Ok(ClassificationSplits { train, eval, warnings })
     }
 
     /// Texts to predict the labels of: rows of a text and, if `has_pairs`, of a second one. All have class 0. Batches are padded
@@ -182,9 +209,7 @@ impl Texts {
         has_pairs: bool,
     ) -> Result<Self, Error> {
         let encoded = encoded(rows, path, encoder, has_pairs)?;
-        let class = |row: &TextRow| {
-            labels.class(row.cells.last().map_or("", String::as_str)).map_err(at(row, path))
-        };
+        let class = |row: &TextRow| labels.class(labels::label(row)).map_err(at(row, path));
         Ok(Self { encoded, classes: rows.iter().map(class).collect::<Result<_, _>>()? })
     }
 }
@@ -200,6 +225,15 @@ pub fn class_names(config: &ClassificationConfig) -> Result<Vec<String>, Error> 
     let rows = some_rows(&config.path, "data.path", &[&config.label])?;
     let labels = Labels::new(&config.labels, &rows, &config.path)?;
     Ok(labels.names().to_vec())
+}
+
+/// The different labels in `data.path`, sorted, whatever they are. Nothing is tokenized.
+///
+/// # Errors
+/// As [`Classification::load`], for reading this column.
+pub fn labels_of_file(config: &ClassificationConfig) -> Result<Vec<String>, Error> {
+    let rows = some_rows(&config.path, "data.path", &[&config.label])?;
+    Ok(labels::distinct(&rows).into_iter().cloned().collect())
 }
 
 /// An error in a row.
@@ -250,10 +284,4 @@ fn fields(length: usize) -> Vec<Field> {
         field("mask", row),
         field("y", vec![]),
     ]
-}
-
-/// Spreads what is held out evenly over the file, which may be sorted by label.
-fn is_held_out(row: usize, share: f64) -> bool {
-    let held_out_before = |row: usize| (row as f64 * share).floor();
-    held_out_before(row + 1) > held_out_before(row)
 }

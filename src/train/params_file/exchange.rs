@@ -14,24 +14,25 @@ use tempfile::TempDir;
 use super::fit::arranged;
 use super::saved::{HF_FILE, HF_INDEX};
 use super::{Error, SavedModel, serialize};
-use crate::config::read_regular;
+use crate::config::{FolderConfig, read_regular};
+use crate::data::TokenizerClass;
 use crate::observe::{replace_file, unfinished_prefix};
 
 /// The configuration in a folder of Hugging Face's.
 const HF_CONFIG: &str = "config.json";
 const HF_GENERATION: &str = "generation_config.json";
-/// Largest size of the configuration, in bytes.
-const MAX_CONFIG: u64 = 1 << 20;
 /// The files of a tokenizer, in any of the forms that transformers has.
 const TOKENIZER_FILES: [&str; 7] = [
     "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.txt",
     "vocab.json",
     "merges.txt",
 ];
+/// The one with settings.
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Largest size of one of them, in bytes.
 const MAX_TOKENIZER: u64 = 1 << 28;
 /// The parameter with a number for each class.
@@ -71,7 +72,9 @@ pub fn save_for_library(
     let label = |class| label(class).unwrap_or_else(|| format!("LABEL_{class}"));
     let labels: Vec<_> = (0..num_classes).map(label).collect();
     let mut files = transformers_files(config, &labels, dtype);
-    files.extend(options.tokenizer_files().map_err(failed)?);
+    let has_segments =
+        matches!(config, TransformersConfig::Encoder(fields) if fields.has_segments());
+    files.extend(options.tokenizer_files(has_segments).map_err(failed)?);
     let parts = in_parts(tensors, options.max_file_bytes);
     files.extend(index_of(&parts));
     let folder = NewFolder::new(path).map_err(|error| failed(error.to_string()))?;
@@ -135,8 +138,9 @@ pub struct FolderOptions {
 }
 
 impl FolderOptions {
-    /// The files of the tokenizer.
-    fn tokenizer_files(&self) -> Result<Vec<(&'static str, Vec<u8>)>, String> {
+    /// The files of the tokenizer. `tokenizer_config.json` gets what it does not say: another `config.json` beside it would
+    /// stand for another tokenizer. `has_segments` if the model does.
+    fn tokenizer_files(&self, has_segments: bool) -> Result<Vec<(&'static str, Vec<u8>)>, String> {
         let Some(path) = &self.tokenizer else { return Ok(vec![]) };
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
         let files = TOKENIZER_FILES.into_iter().map(|name| (name, folder.join(name)));
@@ -144,39 +148,56 @@ impl FolderOptions {
             let bytes = read_regular(&file, MAX_TOKENIZER);
             bytes.map(|bytes| (name, bytes)).map_err(|error| format!("{}: {error}", file.display()))
         });
-        files.collect()
+        let mut files = files.collect::<Result<Vec<_>, _>>()?;
+        let class =
+            TokenizerClass::of(path, "data.tokenizer").map_err(|error| error.to_string())?;
+        let place = files.iter().position(|(name, _)| *name == TOKENIZER_CONFIG);
+        let text = place.map_or(&b"{}"[..], |place| &files[place].1);
+        let mut settings: Value =
+            serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        if let Some(name) = class.name {
+            settings["tokenizer_class"] = name.into();
+        }
+        if let Some(are_made) = class.has_segments {
+            let segments = (are_made && has_segments).then_some("token_type_ids");
+            let names = [Some("input_ids"), segments, Some("attention_mask")];
+            settings["model_input_names"] = names.into_iter().flatten().collect();
+        }
+        if class != (TokenizerClass { name: None, has_segments: None }) {
+            if let Some(place) = place {
+                files.remove(place);
+            }
+            files.push((TOKENIZER_CONFIG, format!("{settings:#}\n").into_bytes()));
+        }
+        Ok(files)
     }
 }
 
-/// Checks that a folder of Hugging Face's is of a model that computes the same as `model`, as far as shapes do not say it.
-/// Anything else that parameters are loaded from passes.
+/// Checks that a folder of Hugging Face's is of a model that computes the same as `model`. Anything else that parameters are
+/// loaded from passes.
 ///
 /// # Errors
-/// A key of its `config.json` that differs, and a file that cannot be read.
+/// A key of its `config.json` that differs, or that no model of this program can have; and a file that cannot be read.
 pub fn check_counterpart(path: &Path, model: &ModelConfig) -> Result<(), Error> {
-    let config = path.join(HF_CONFIG);
     let counterpart = model.counterpart().and_then(|counterpart| counterpart.config);
-    let Some(ours) = counterpart.filter(|_| config.exists()) else { return Ok(()) };
+    let Some(ours) = counterpart.filter(|_| FolderConfig::is_in(path)) else { return Ok(()) };
     if !matches!(SavedModel::find(path)?, SavedModel::Files { .. }) {
         return Ok(());
     }
-    let failed = Error::unreadable_params(&config);
-    let text = read_regular(&config, MAX_CONFIG).map_err(|error| failed(error.to_string()))?;
-    let not_json = |error: serde_json::Error| failed(format!("it is not JSON: {error}"));
-    let theirs: Value = serde_json::from_slice(&text).map_err(not_json)?;
-    let config = ours;
-    let ours = json!(config);
-    let is_same = |key: &str, found: &Value| {
-        let is_synonym = found.as_str().is_some_and(|name| config.synonyms(key).contains(&name));
-        *found == ours[key] || is_synonym
+    let theirs = FolderConfig::read(path)?;
+    let fields = json!(ours);
+    let differs = |key: &str| {
+        // What is not written there has the default, which ours has too.
+        let (found, expected) = (theirs.get(key)?, &fields[key]);
+        let is_synonym = found.as_str().is_some_and(|name| ours.synonyms(key).contains(&name));
+        let is_number = expected.as_f64().is_some_and(|number| found.as_f64() == Some(number));
+        let is_free = expected.is_null();
+        let is_same = found == expected || is_synonym || is_number || is_free;
+        (!is_same).then(|| format!("{key} is {found}, but the model's is {expected}"))
     };
-    // What is not written there has the default, which ours has too.
-    let differs = |key: &&str| theirs.get(key).is_some_and(|found| !is_same(key, found));
-    match config.shapeless().iter().find(|key| differs(key)) {
+    match ours.computed_with().iter().find_map(|key| differs(key)) {
         None => Ok(()),
-        Some(key) => {
-            Err(failed(format!("{key} is {}, but the model's is {}", theirs[*key], ours[*key])))
-        }
+        Some(reason) => Err(theirs.wrong(reason).into()),
     }
 }
 
@@ -245,4 +266,46 @@ impl NewFolder {
 
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A `tokenizer.json` of a word for each id, which is no `BertTokenizer`'s.
+    const WORDS: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}}"#;
+
+    /// Beside the `config.json` that is written, a file without a class would be another tokenizer.
+    #[test]
+    fn a_tokenizer_says_what_it_is_beside_another_configuration() {
+        let settings =
+            |name: &str, text: &str, config: Option<&str>, has_segments: bool| -> Value {
+                let dir = tempfile::tempdir().unwrap();
+                fs::write(dir.path().join(name), text).unwrap();
+                if let Some(config) = config {
+                    fs::write(dir.path().join(TOKENIZER_CONFIG), config).unwrap();
+                }
+                let tokenizer = Some(dir.path().to_owned());
+                let options = FolderOptions { tokenizer, ..FolderOptions::default() };
+                let files = options.tokenizer_files(has_segments).unwrap();
+                let all =
+                    files.iter().filter(|(name, _)| *name == TOKENIZER_CONFIG).collect::<Vec<_>>();
+                assert_eq!((all.len(), files.len()), (1, 2));
+                serde_json::from_slice(&all[0].1).unwrap()
+            };
+        let (whole, vocab) = ("tokenizer.json", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n");
+        let fast = "PreTrainedTokenizerFast";
+        let names = ["input_ids", "token_type_ids", "attention_mask"];
+        let expected = json!({"tokenizer_class": fast, "model_input_names": names});
+        assert_eq!(settings(whole, WORDS, None, true), expected);
+        let expected = json!({"tokenizer_class": fast, "model_input_names": [names[0], names[2]]});
+        assert_eq!(settings(whole, WORDS, None, false), expected);
+        let given = json!({"tokenizer_class": fast, "model_input_names": names, "x_token": null});
+        assert_eq!(settings(whole, WORDS, Some(&given.to_string()), true), given);
+        let expected = json!({"do_lower_case": false, "tokenizer_class": "BertTokenizer"});
+        let given = "{\"do_lower_case\": false}";
+        assert_eq!(settings("vocab.txt", vocab, Some(given), true), expected);
+    }
 }

@@ -62,15 +62,24 @@ impl StoredLeaf {
     }
 }
 
-/// The model's leaves, in the order of `specs`.
+/// The model's leaves, in the order of `specs`. Tensors of other heads may stand beside them.
 ///
 /// # Errors
-/// A leaf that is missing or does not fit, or a tensor that is not the model's.
-pub(super) fn fit(tensors: &Tensors, specs: &Tree<LeafSpec>) -> Result<Tree<StoredLeaf>, String> {
-    let format = format_of(tensors, specs);
-    let sources = sources(tensors, format, specs)?;
-    check_rest(tensors, format, &sources)?;
-    leaves(tensors, specs, &sources)
+/// A leaf that is missing or does not fit, or a tensor that belongs neither to the model nor to another head.
+pub(super) fn fit(
+    tensors: &Tensors,
+    specs: &Tree<LeafSpec>,
+) -> Result<(Tree<StoredLeaf>, Unmatched), String> {
+    let (leaves, unmatched) = fit_below_head(tensors, specs)?;
+    match unmatched.missing.first() {
+        None => Ok((leaves, unmatched)),
+        Some(_) => {
+            let missing = unmatched.missing.join("`, `");
+            Err(format!(
+                "`{missing}` is missing: a head that the file does not have; train it first, with model.from"
+            ))
+        }
+    }
 }
 
 /// [`fit`] of a file whose model may have another head, or none.
@@ -81,12 +90,20 @@ pub(super) fn fit_below_head(
     tensors: &Tensors,
     specs: &Tree<LeafSpec>,
 ) -> Result<(Tree<StoredLeaf>, Unmatched), String> {
+    check_wrappers(tensors, specs)?;
     let Some(format) = format_of(tensors, specs) else {
-        return Ok((fit(tensors, specs)?, Unmatched::default()));
+        let sources = sources(tensors, None, specs)?;
+        check_rest(tensors, None, &sources)?;
+        return Ok((leaves(tensors, specs, &sources)?, Unmatched::default()));
     };
     let ours: Vec<_> = specs.paths().collect();
-    let is_unused = |name: &&String| format.is_of_other_head(name, &ours);
-    let unused: Vec<_> = tensors.keys().filter(is_unused).cloned().collect();
+    let has_prefixes = format.has_prefixes(tensors.keys().map(String::as_str));
+    let unused: Vec<_> = tensors
+        .keys()
+        .filter(|name| format.is_of_other_head(name, &ours, has_prefixes))
+        .filter(|name| !stands_for_another(tensors, format, name))
+        .cloned()
+        .collect();
     let kept: Tensors = tensors
         .iter()
         .filter(|(name, _)| !unused.contains(name))
@@ -100,7 +117,68 @@ pub(super) fn fit_below_head(
     let missing: Vec<_> = missing.collect();
     let present = specs.iter().filter(|(path, _)| !missing.iter().any(|other| other == path));
     let present = present.map(|(path, spec)| (path.to_owned(), spec.clone())).collect();
-    Ok((fit(&kept, &present)?, Unmatched { missing, unused }))
+    let sources = sources(&kept, Some(format), &present)?;
+    check_rest(&kept, Some(format), &sources)?;
+    Ok((leaves(&kept, &present, &sources)?, Unmatched { missing, unused }))
+}
+
+/// `true` for the second name of a tensor whose first name the file does not have.
+fn stands_for_another(tensors: &Tensors, format: &ForeignFormat, name: &str) -> bool {
+    let name = format.without_prefix(name);
+    let tied = format.tied.iter().find(|tied| tied.copy == name);
+    tied.is_some_and(|tied| !tensors.keys().any(|name| format.without_prefix(name) == tied.of))
+}
+
+/// What puts a model into another, and the name that parameters get in front of theirs, or in between.
+const WRAPPERS: [(&str, &str); 6] = [
+    ("_fsdp_wrapped_module.", "FullyShardedDataParallel"),
+    ("_checkpoint_wrapped_module.", "checkpoint_wrapper"),
+    ("_orig_mod.", "torch.compile"),
+    ("_forward_module.", "Fabric"),
+    ("module.", "DataParallel, DistributedDataParallel or DeepSpeed"),
+    ("model.", "a module around the model"),
+];
+
+/// Refuses a file whose names would be known without what wrappers added to them.
+fn check_wrappers(tensors: &Tensors, specs: &Tree<LeafSpec>) -> Result<(), String> {
+    let num_known = |names: &[String]| {
+        let format = ForeignFormat::recognize(names.iter().map(String::as_str));
+        let is_known = |name: &&String| match format {
+            Some(format) => format.has_parameter(name),
+            None => specs.get(name).is_some(),
+        };
+        names.iter().filter(is_known).count()
+    };
+    let names: Vec<_> = tensors.keys().cloned().collect();
+    let strip = |name: &String| {
+        WRAPPERS.iter().fold(name.clone(), |name, (part, _)| without_part(&name, part))
+    };
+    let stripped: Vec<_> = names.iter().map(strip).collect();
+    let Some(example) = names.iter().zip(&stripped).find(|(name, stripped)| name != stripped)
+    else {
+        return Ok(());
+    };
+    if num_known(&stripped) <= num_known(&names) {
+        return Ok(());
+    }
+    let has = |part: &str| names.iter().any(|name| without_part(name, part) != *name);
+    let found: Vec<_> = WRAPPERS.iter().filter(|(part, _)| has(part)).collect();
+    let causes: Vec<_> =
+        found.iter().map(|(part, wrapper)| format!("`{part}`, which {wrapper} adds")).collect();
+    let replace: String = found.iter().map(|(part, _)| format!(".replace('{part}', '')")).collect();
+    Err(format!(
+        "its names have {}, as in `{}`; save the model that is wrapped, or strip the names: python -c \"from \
+         safetensors.torch import load_file, save_file; save_file({{k{replace}: v for k, v in \
+         load_file('model.safetensors').items()}}, 'stripped.safetensors')\"",
+        causes.join("; and "),
+        example.0
+    ))
+}
+
+/// The name without a part that stands at its start or after a dot.
+fn without_part(name: &str, part: &str) -> String {
+    let name = name.strip_prefix(part).unwrap_or(name);
+    name.replace(&format!(".{part}"), ".")
 }
 
 /// The format of a file, unless it has the model's own names.
@@ -166,7 +244,12 @@ fn sources(
         let (name, layout) = format.tensor(path).ok_or_else(|| {
             format!("it is {}, which has no tensor for the model's `{path}`", format.name)
         })?;
-        Ok((in_file.get(&*name).map_or_else(|| name.clone(), |&full| full.to_owned()), layout))
+        let second = || {
+            let tied = format.tied.iter().find(|tied| tied.of == name)?;
+            in_file.get(tied.copy)
+        };
+        let full = in_file.get(&*name).or_else(second);
+        Ok((full.map_or_else(|| name.clone(), |&full| full.to_owned()), layout))
     };
     specs.paths().map(source).collect()
 }
@@ -187,8 +270,8 @@ fn check_rest(
                  those of {formats}"
             ));
         };
-        match &format.tied {
-            Some(tied) if name == tied.copy => {
+        match format.tied.iter().find(|tied| tied.copy == name) {
+            Some(tied) => {
                 let of = used.iter().find(|name| format.without_prefix(name) == tied.of);
                 let is_same = match of {
                     Some(of) => values(name)? == values(of)?,
@@ -196,12 +279,13 @@ fn check_rest(
                 };
                 if !is_same {
                     return Err(format!(
-                        "`{name}` has its own values, but the model ties it to another parameter"
+                        "`{name}` has its own values, but the model ties it to `{}`",
+                        tied.of
                     ));
                 }
             }
-            _ if format.is_ignored(name) => {}
-            _ => return Err(format!("it holds `{name}`, which the model does not have")),
+            None if format.is_ignored(name) => {}
+            None => return Err(format!("it holds `{name}`, which the model does not have")),
         }
     }
     Ok(())

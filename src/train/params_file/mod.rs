@@ -1,8 +1,10 @@
 //! Parameters on disk, with the model state that evaluation needs: safetensors files under the model's own paths.
 //! Reading also accepts checkpoints, runs, and the names that other programs use; writing can use those names too.
 
+mod classes;
 mod exchange;
 mod fit;
+mod other_weights;
 mod read;
 mod saved;
 #[cfg(test)]
@@ -18,6 +20,7 @@ use safetensors::tensor::{Dtype, View};
 use super::Error;
 use crate::checkpoint::safetensors_dtype;
 use crate::observe::{replace_file, say};
+pub use classes::{SavedClasses, saved_classes};
 pub use exchange::{FolderOptions, check_counterpart, save_for_library};
 pub use fit::Unmatched;
 use fit::check_finite;
@@ -37,7 +40,7 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
 }
 
 /// Opens parameters of the given types in what `path` leads to, see [`SavedModel::find`]: a file, a checkpoint, a run, or
-/// a folder of Hugging Face's. If it is a directory, a message says what is taken.
+/// a folder of Hugging Face's. If it is a directory, or holds another head too, a message says what is taken.
 ///
 /// Names are the model's own paths or those of a [foreign format](models::ForeignFormat), which is recognized by them.
 /// Floats of any width are converted to the model's dtype, rounded once, to nearest, ties to even. A value too large for
@@ -45,14 +48,25 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
 /// model's.
 ///
 /// # Errors
-/// If something cannot be read or is damaged, or if a parameter is missing, has other dims or another dtype, or is not one
-/// of the model's. That a value is not finite or too large is found when it is read.
+/// If something cannot be read or is damaged, or if a parameter is missing, has other dims or another dtype, or belongs neither to
+/// the model nor to another head on top of it. That a value is not finite or too large is found when it is read.
 pub fn open(path: &Path, specs: &Tree<LeafSpec>) -> Result<OpenModel, Error> {
     let saved = SavedModel::find(path)?;
-    if path.is_dir() {
-        say(&format!("taking the parameters from {saved}"));
+    let (model, unmatched) = saved.open(specs)?;
+    if path.is_dir() || !unmatched.unused.is_empty() {
+        say(&describe(&saved, &unmatched));
     }
-    saved.open(specs)
+    Ok(model)
+}
+
+/// Like [`open`], but of a model that was found before, and always with a message that says what is taken.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_saved(saved: &SavedModel, specs: &Tree<LeafSpec>) -> Result<OpenModel, Error> {
+    let (model, unmatched) = saved.open(specs)?;
+    say(&describe(saved, &unmatched));
+    Ok(model)
 }
 
 /// The parameters that a model starts from where its configuration names a folder: those that the folder has. A message
@@ -62,7 +76,13 @@ pub fn open(path: &Path, specs: &Tree<LeafSpec>) -> Result<OpenModel, Error> {
 /// As [`open`], for everything but the head.
 pub fn open_below_head(path: &Path, specs: &Tree<LeafSpec>) -> Result<OpenModel, Error> {
     let saved = SavedModel::find(path)?;
-    let (model, Unmatched { missing, unused }) = saved.open_below_head(specs)?;
+    let (model, unmatched) = saved.open_below_head(specs)?;
+    say(&describe(&saved, &unmatched));
+    Ok(model)
+}
+
+/// Where parameters are from, and what a model and a file do not have in common.
+fn describe(saved: &SavedModel, Unmatched { missing, unused }: &Unmatched) -> String {
     let mut text = format!("taking the parameters from {saved}");
     if !missing.is_empty() {
         text += &format!("; drawn, because it lacks them: {}", missing.join(", "));
@@ -70,8 +90,7 @@ pub fn open_below_head(path: &Path, specs: &Tree<LeafSpec>) -> Result<OpenModel,
     if !unused.is_empty() {
         text += &format!("; not used, because the model lacks them: {}", unused.join(", "));
     }
-    say(&text);
-    Ok(model)
+    text
 }
 
 /// The bytes of a safetensors file.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use hlo::{LeafSpec, Literal, Tree, row_paths, split_rows};
 
 use super::fit::{StoredLeaf, Tensors, Unmatched, fit, fit_below_head};
+use super::other_weights::{ADAPTER, adapter, other_weights};
 use super::read::{StoredTensor, files_of_index, tensors};
 use super::{Error, FILE};
 use crate::checkpoint::{Checkpoint, CheckpointDir, Location, Manifest};
@@ -113,14 +114,19 @@ impl SavedModel {
         let path = path.to_owned();
         if file.exists() {
             Ok(Self::Run { dir: path, file })
+        } else if path.join(ADAPTER).exists() {
+            Err(Error::unreadable_params(&path)(adapter()))
         } else if whole.exists() {
             Ok(Self::Files { path, files: vec![whole] })
         } else if index.exists() {
             Ok(Self::Files { path, files: files_of_index(&index)? })
         } else {
-            let reason = format!(
-                "the directory has neither checkpoints nor {FILE}, {HF_FILE} or {HF_INDEX}"
-            );
+            let reason = match other_weights(&path) {
+                Some(reason) => reason,
+                None => format!(
+                    "the directory has neither checkpoints nor {FILE}, {HF_FILE} or {HF_INDEX}"
+                ),
+            };
             Err(Error::unreadable_params(&path)(reason))
         }
     }
@@ -164,14 +170,15 @@ impl SavedModel {
         }
     }
 
-    /// Finds the model's leaves. Their values are read when they are asked for.
+    /// Finds the model's leaves, and says what of the file is not used. Values are read when they are asked for.
     ///
     /// # Errors
     /// As [`open`](super::open).
-    pub fn open(&self, specs: &Tree<LeafSpec>) -> Result<OpenModel, Error> {
+    pub fn open(&self, specs: &Tree<LeafSpec>) -> Result<(OpenModel, Unmatched), Error> {
         let path = self.path();
-        let leaves = fit(&self.tensors()?, specs).map_err(Error::unreadable_params(&path))?;
-        Ok(OpenModel { path, leaves })
+        let found = fit(&self.tensors()?, specs);
+        let (leaves, unmatched) = found.map_err(Error::unreadable_params(&path))?;
+        Ok((OpenModel { path, leaves }, unmatched))
     }
 
     /// [`Self::open`] of a model that may have been trained with another head, or without one; and what of either the
@@ -181,7 +188,7 @@ impl SavedModel {
     /// As [`open`](super::open), for everything but heads.
     pub fn open_below_head(&self, specs: &Tree<LeafSpec>) -> Result<(OpenModel, Unmatched), Error> {
         if !matches!(self, Self::Files { .. }) {
-            return Ok((self.open(specs)?, Unmatched::default()));
+            return self.open(specs);
         }
         let path = self.path();
         let found = fit_below_head(&self.tensors()?, specs);
@@ -207,7 +214,7 @@ impl SavedModel {
     }
 
     /// What evaluation needs, by the names that it was saved with.
-    fn tensors(&self) -> Result<Tensors, Error> {
+    pub(super) fn tensors(&self) -> Result<Tensors, Error> {
         let Self::Checkpoint(checkpoint) = self else { return tensors(self.files()) };
         let tensor = |(name, (path, spec)): (String, (String, &LeafSpec))| {
             let rows = row_paths(&name, spec).into_iter().zip(row_paths(&path, spec));

@@ -161,6 +161,97 @@ fn a_foreign_file_is_recognized_by_its_names_and_transposed() {
     assert!(below.unwrap_err().to_string().contains("`lm_head.weight` has its own values"));
 }
 
+/// Tensors by name.
+type Named<'a> = &'a [(&'a str, &'a Literal)];
+
+/// transformers writes one of two names of a tensor, and reads both.
+#[test]
+fn a_tied_tensor_is_taken_under_either_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    let spec = |dims: &[usize]| LeafSpec::replicated(DType::F32, dims);
+    let matrix = Literal::from_slice(&[3, 2], &[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let bias = Literal::from_slice(&[3], &[7.0f32, 8.0, 9.0]);
+    let norm = Literal::from_slice(&[2], &[1.0f32, 2.0]);
+    let bert = "bert.embeddings.LayerNorm.weight";
+    let cases: [(Named<'_>, Named<'_>); 5] = [
+        (
+            &[("lm_head.weight", &matrix), ("transformer.ln_f.weight", &norm)],
+            &[("embed.weight", &matrix), ("norm.weight", &norm)],
+        ),
+        (
+            &[("cls.predictions.decoder.weight", &matrix), (bert, &norm)],
+            &[("embed.weight", &matrix), ("embed.norm.weight", &norm)],
+        ),
+        (
+            &[
+                ("cls.predictions.decoder.weight", &matrix),
+                ("cls.predictions.decoder.bias", &bias),
+                (bert, &norm),
+            ],
+            &[("embed.weight", &matrix), ("vocabulary.bias", &bias)],
+        ),
+        (
+            &[
+                ("bert.embeddings.word_embeddings.weight", &matrix),
+                ("cls.predictions.decoder.bias", &bias),
+            ],
+            &[("embed.weight", &matrix), ("vocabulary.bias", &bias)],
+        ),
+        (
+            &[
+                ("vocab_projector.weight", &matrix),
+                ("distilbert.embeddings.LayerNorm.weight", &norm),
+            ],
+            &[("embed.weight", &matrix), ("embed.norm.weight", &norm)],
+        ),
+    ];
+    for (file, model) in cases {
+        let file: Tree<_> =
+            file.iter().map(|(name, value)| ((*name).to_owned(), (*value).clone())).collect();
+        save(&path, &file).unwrap();
+        let mut specs: Tree<_> =
+            model.iter().map(|(name, value)| ((*name).to_owned(), spec(value.dims()))).collect();
+        if file.get(bert).is_some() {
+            specs.insert("embed.norm.weight", spec(&[2]));
+        }
+        let (below, unmatched) = SavedModel::find(&path).unwrap().open_below_head(&specs).unwrap();
+        assert!(unmatched.unused.is_empty() && unmatched.missing.is_empty(), "{unmatched:?}");
+        let found = load(&path, &specs).unwrap();
+        assert_eq!(found, below.read_all().unwrap());
+        for (name, value) in model {
+            assert_eq!(found[*name], **value, "{name}");
+        }
+    }
+    // Both names, with values of their own.
+    let file: Tree<_> =
+        [("bert.embeddings.word_embeddings.weight", &matrix), ("cls.predictions.bias", &bias)]
+            .into_iter()
+            .chain([("cls.predictions.decoder.bias", &Literal::zeros(DType::F32, &[3]))])
+            .map(|(name, value)| (name.to_owned(), value.clone()))
+            .collect();
+    save(&path, &file).unwrap();
+    let specs = [("embed.weight", spec(&[3, 2])), ("vocabulary.bias", spec(&[3]))];
+    let specs: Tree<_> = specs.map(|(name, spec)| (name.to_owned(), spec)).into_iter().collect();
+    let error = load(&path, &specs).unwrap_err().to_string();
+    assert!(
+        error.contains("decoder.bias` has its own values, but the model ties it to `cls"),
+        "{error}"
+    );
+    // A model without that head needs neither.
+    let specs = Tree::from_iter([("embed.weight".to_owned(), spec(&[3, 2]))]);
+    let (_, unmatched) = SavedModel::find(&path).unwrap().open(&specs).unwrap();
+    assert_eq!(unmatched.unused, ["cls.predictions.bias", "cls.predictions.decoder.bias"]);
+    // A head that is needed is not drawn here.
+    let mut more = specs.clone();
+    more.insert("classifier.bias", spec(&[2]));
+    let error = load(&path, &more).unwrap_err().to_string();
+    assert!(
+        error.contains("`classifier.bias` is missing: a head that the file does not have"),
+        "{error}"
+    );
+}
+
 /// A process reads what it holds, and nothing else.
 #[test]
 fn pieces_are_read_alone_in_any_layout() {
