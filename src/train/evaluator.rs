@@ -6,6 +6,7 @@ use hlo::{Axis, LeafSpec, Mesh, Tree, row_specs};
 use models::{AttentionKernels, Model, Precision};
 
 use super::evaluate::evaluate_with;
+use super::memory::{self, Need};
 use super::model_values::{ModelValues, piece_of_leaf};
 use super::programs::{Callable, UncompiledProgram};
 use super::run::{eval_compile_settings, fields_of, smaller_fields_of};
@@ -135,6 +136,7 @@ impl<'a> EvalSpec<'a> {
             let none = std::iter::empty::<&str>();
             let program = UncompiledProgram::new(lowered.program, declared.eval_inputs(), none)?;
             let executable = settings.compile(client, &program.program)?.0;
+            memory::check(client, &self.mesh, Need::of_programs([&executable])?)?;
             Ok::<_, Error>(program.compiled(executable))
         };
         let mut smaller = vec![];

@@ -7,7 +7,8 @@ use sysinfo::{ProcessesToUpdate, System, get_current_pid};
 
 use super::Error;
 use super::report::human_bytes;
-use crate::pjrt::{Client, CompiledMemory, Platform};
+use crate::observe::say;
+use crate::pjrt::{self, Client, Code, CompiledMemory, Executable, Platform};
 use crate::step::PARAMS;
 
 /// What one replica keeps in memory, in bytes.
@@ -36,8 +37,27 @@ impl Need {
         }
     }
 
-    /// The compiler's figures for a program.
-    pub fn of_program(memory: &CompiledMemory) -> Self {
+    /// What the largest of some programs needs, by the compiler's figures. A plugin without figures needs nothing.
+    ///
+    /// # Errors
+    /// If the plugin fails otherwise.
+    pub fn of_programs<'e>(
+        programs: impl IntoIterator<Item = &'e Executable>,
+    ) -> Result<Self, Error> {
+        let mut largest = Self::default();
+        for program in programs {
+            match program.memory() {
+                Ok(memory) => {
+                    largest = std::cmp::max_by_key(largest, Self::of_program(&memory), Self::total)
+                }
+                Err(pjrt::Error::Pjrt { code: Code::Unimplemented, .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(largest)
+    }
+
+    fn of_program(memory: &CompiledMemory) -> Self {
         let CompiledMemory { argument_bytes, output_bytes, alias_bytes, temporary_bytes, .. } =
             *memory;
         // Donated arguments are results already.
@@ -49,10 +69,22 @@ impl Need {
         }
     }
 
-    /// All of it.
-    pub fn total(&self) -> u64 {
+    fn total(&self) -> u64 {
         self.state_bytes.saturating_add(self.temporary_bytes)
     }
+}
+
+/// Refuses what is larger than the memory of a client's devices, and says if it is larger than what is free. Where neither the plugin nor
+/// the system says how much there is, everything is accepted.
+///
+/// # Errors
+/// [`Error::Memory`], which says what to change.
+pub(super) fn check(client: &Client, mesh: &Mesh, need: Need) -> Result<(), Error> {
+    let Some(memory) = Memory::of(client, mesh) else { return Ok(()) };
+    if let Some(warning) = memory.check(need)? {
+        say(&format!("warning: {warning}"));
+    }
+    Ok(())
 }
 
 /// Where replicas allocate memory.
@@ -75,7 +107,7 @@ impl fmt::Display for Place {
 
 /// The memory that replicas of this process allocate from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Memory {
+struct Memory {
     place: Place,
     /// What there is, used or not.
     total_bytes: u64,
@@ -89,7 +121,7 @@ pub(super) struct Memory {
 impl Memory {
     /// The memory of the devices of a client: on the CPU backend, all replicas of this process share that of the host. `None` if the plugin
     /// or the system does not say how much there is.
-    pub fn of(client: &Client, mesh: &Mesh) -> Option<Self> {
+    fn of(client: &Client, mesh: &Mesh) -> Option<Self> {
         let is_sharded = mesh.size(Axis::Fsdp) > 1;
         if client.platform() != Platform::Cpu {
             let total_bytes = client.memory_stats(0).ok()??.bytes_limit?;
@@ -125,11 +157,8 @@ impl Memory {
         Some(group.filter(is_tighter).unwrap_or(host))
     }
 
-    /// Refuses what is larger than the memory. The answer is a warning if it is larger than what is free.
-    ///
-    /// # Errors
-    /// [`Error::Memory`], which says what to change.
-    pub fn check(&self, need: Need) -> Result<Option<String>, Error> {
+    /// Refuses what is larger than the memory. The answer is a warning if a compiled program needs more than is free.
+    fn check(&self, need: Need) -> Result<Option<String>, Error> {
         let needed = need.total().saturating_mul(self.num_replicas);
         if needed > self.total_bytes {
             let message = format!(
@@ -141,7 +170,8 @@ impl Memory {
             );
             return Err(Error::Memory { message });
         }
-        let Some(free) = self.free_bytes.filter(|free| needed > *free) else { return Ok(None) };
+        let is_too_much = |free: &u64| need.is_measured && needed > *free;
+        let Some(free) = self.free_bytes.filter(is_too_much) else { return Ok(None) };
         let (needs, advice) = (self.describe(need, needed), self.advice(need));
         Ok(Some(format!(
             "{needs}, and only {} of memory are free here; if the run ends without a message, the system has killed it: {advice}",

@@ -8,7 +8,6 @@ use std::time::Instant;
 use hlo::{Axis, Graph, LeafSpec, Mesh, Program, Tree, lower_isolated, row_specs};
 use models::Model;
 
-use super::memory::Need;
 use super::{Error, Run};
 use crate::cluster::device_order;
 use crate::lowering::Lowered;
@@ -177,22 +176,9 @@ impl Programs {
         self.smaller.get(size).map_or(&self.eval, |smaller| &smaller.eval).get()
     }
 
-    /// What the largest of the programs needs that are compiled first. A plugin without figures needs nothing.
-    ///
-    /// # Errors
-    /// If the plugin fails otherwise.
-    pub(super) fn need(&self) -> Result<Need, Error> {
-        let programs = [Some(&self.init), Some(&self.step), self.steps.as_ref()];
-        let needs =
-            programs.into_iter().flatten().map(|program| match program.executable.memory() {
-                Ok(memory) => Ok(Need::of_program(&memory)),
-                Err(pjrt::Error::Pjrt { code: pjrt::Code::Unimplemented, .. }) => {
-                    Ok(Need::default())
-                }
-                Err(error) => Err(error.into()),
-            });
-        let needs = needs.collect::<Result<Vec<_>, Error>>()?;
-        Ok(needs.into_iter().max_by_key(Need::total).unwrap_or_default())
+    /// The programs that are compiled first.
+    pub(super) fn first(&self) -> impl Iterator<Item = &Executable> {
+        [&self.init, &self.step].into_iter().chain(&self.steps).map(|program| &program.executable)
     }
 
     /// The programs that the first step does not need.

@@ -9,7 +9,7 @@ use models::Model;
 
 use super::evaluate::metric_names;
 use super::gather::Gathers;
-use super::memory::{Memory, Need};
+use super::memory::{self, Need};
 use super::model_values::{ModelValues, misfit, piece_of_leaf};
 use super::programs::{
     Background, Callable, CompileSettings, LoweredPrograms, NamedLaunch, Programs,
@@ -18,7 +18,7 @@ use super::{Error, Run};
 use crate::checkpoint::Checkpoint;
 use crate::data::HostBatch;
 use crate::lowering::Lowering;
-use crate::observe::{StartupSpans, say};
+use crate::observe::StartupSpans;
 use crate::pjrt::{Arg, Buffers, Client, Completion, Placement};
 use crate::state::State;
 use crate::step::{
@@ -127,15 +127,9 @@ impl Trainer {
     ) -> Result<Self, Error> {
         let settings = run.compile.clone().for_devices(client, &run.mesh);
         let specs = lowered.leaves.clone();
-        let memory = Memory::of(client, &run.mesh);
-        if let Some(memory) = &memory {
-            memory.check(Need::of_state(&specs, &run.mesh))?;
-        }
+        memory::check(client, &run.mesh, Need::of_state(&specs, &run.mesh))?;
         let programs = lowered.compile(client, &settings, spans)?;
-        if let Some(memory) = &memory {
-            let warning = memory.check(programs.need()?)?;
-            warning.into_iter().for_each(|warning| say(&format!("warning: {warning}")));
-        }
+        memory::check(client, &run.mesh, Need::of_programs(programs.first())?)?;
         let placement = programs.init.executable.placement();
         let seed = Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]);
         let seed = client.upload_on(placement, &replicated(seed, placement))?;
