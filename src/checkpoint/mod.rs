@@ -26,7 +26,9 @@ pub use directory::{CheckpointDir, StoredCheckpoint};
 pub use disk::{Disk, LocalDisk};
 pub use error::Error;
 pub use location::{Location, ObjectOptions, ObjectUrl};
-pub use manifest::{DataPosition, FileRecord, LeafRecord, Manifest, PieceRecord, RunRecord};
+pub use manifest::{
+    DataPosition, DataRecord, FileRecord, LeafRecord, Manifest, PieceRecord, RunRecord, SplitRecord,
+};
 pub use read::Checkpoint;
 pub use source::{CheckpointSource, LocalSource, SourceFile};
 pub use together::{OtherProcesses, SavedShard, ShardPlace};

@@ -22,6 +22,8 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     if let Some(init) = &init {
         params_file::check_counterpart(init, &loaded.config.model)?;
     }
+    // Before the other processes wait for this one.
+    loaded.splits.check(&say)?;
     let resume = match resume {
         None => Resume::Never,
         Some(path) if path.as_os_str() == "auto" => Resume::Newest,

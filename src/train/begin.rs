@@ -2,24 +2,27 @@
 
 use std::path::Path;
 
+use hlo::{LeafSpec, Tree};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoints::{self, Saver};
 use super::processes::Processes;
 use super::recorder::Recorder;
-use super::resume::{self, Differences};
+use super::resume::{self, Differences, Now};
 use super::run_dir::{self, Existing, RunDir};
 use super::shards::Shards;
 use super::{Error, Job, Options, Resume, Run, Trainer};
-use crate::checkpoint::{self, Checkpoint, CheckpointDir, Location};
+use crate::checkpoint::{self, Checkpoint, CheckpointDir, DataRecord, Location};
 use crate::config::{CheckpointConfig, Config};
 
 /// Where a run begins. The directories that it writes into are locked, but not changed.
 pub(super) struct Beginning {
     /// The checkpoint that it continues from.
     pub checkpoint: Option<Checkpoint>,
-    /// How its configuration differs from the one in the checkpoint.
+    /// How it differs from the run in the checkpoint.
     differences: Differences,
+    /// Its data.
+    data: DataRecord,
     /// Where its checkpoints go, and the claim to that place, unless it may be moved aside with a run that is replaced: then it
     /// is claimed after that. Only the first process has them.
     place: Option<(Location, Option<CheckpointDir>)>,
@@ -46,11 +49,11 @@ impl Beginning {
         processes: Processes<'_>,
         config: &Config,
         options: &Options,
-        resolved: &str,
+        now: Now<'_>,
     ) -> Result<(Self, Option<RunDir>), Error> {
         const WHAT: &str = "beginning";
         if processes.is_first() {
-            let (beginning, dir) = Self::find(config, options, resolved)?;
+            let (beginning, dir) = Self::find(config, options, now)?;
             processes.decided_by_first(WHAT, || Ok(beginning.decision.clone()))?;
             return Ok((beginning, dir));
         }
@@ -58,24 +61,24 @@ impl Beginning {
         let decision: Decision = processes.decided_by_first(WHAT, unreachable)?;
         let checkpoint = decision.checkpoint.as_ref().map(|path| Checkpoint::open(Path::new(path)));
         let checkpoint = checkpoint.transpose()?;
-        let differences = Differences::of(checkpoint.as_ref(), resolved)?;
-        Ok((Self { checkpoint, differences, place: None, decision }, None))
+        let differences = Differences::of(checkpoint.as_ref(), now)?;
+        let data = now.data.clone();
+        Ok((Self { checkpoint, differences, data, place: None, decision }, None))
     }
 
     /// Finds the checkpoint to continue from, and claims the output directory and the directory of the checkpoints.
-    /// `resolved` is the configuration.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read, another configuration, or a directory that cannot be used.
+    /// A checkpoint that cannot be read, another configuration, other data, or a directory that cannot be used.
     fn find(
         config: &Config,
         options: &Options,
-        resolved: &str,
+        now: Now<'_>,
     ) -> Result<(Self, Option<RunDir>), Error> {
         let out = options.out.as_deref();
         let place = checkpoints::place(&config.checkpoint, out);
         let checkpoint = options.resume.find(place.as_ref())?;
-        let differences = Differences::of(checkpoint.as_ref(), resolved)?;
+        let differences = Differences::of(checkpoint.as_ref(), now)?;
         let is_outside = checkpoints::is_outside(&config.checkpoint);
         let is_its_own = |out| !is_outside || run_dir::may_be_run_of(out, config);
         let continues = checkpoint.as_ref().zip(place.as_ref());
@@ -109,25 +112,36 @@ impl Beginning {
             saves: place.is_some(),
         };
         let place = place.map(|place| (place, claimed));
-        Ok((Self { checkpoint, differences, place, decision }, dir))
+        let data = now.data.clone();
+        Ok((Self { checkpoint, differences, data, place, decision }, dir))
+    }
+
+    /// Says how the run differs from the one that it continues. Before it is compiled, which takes long.
+    pub fn say_differences(&self, processes: Processes<'_>) {
+        for difference in &self.differences.shown {
+            match difference.starts_with("warning: ") {
+                true => processes.say(difference),
+                false => processes.say(&format!("configuration: {difference}")),
+            }
+        }
+    }
+
+    /// Checks that the run, with these leaves of its state, can continue from the checkpoint, if there is one.
+    ///
+    /// # Errors
+    /// A state that does not fit, or another position in the data.
+    pub fn check(&self, run: &Run, leaves: &Tree<LeafSpec>) -> Result<(), Error> {
+        let check = |checkpoint| resume::check(checkpoint, &self.differences, run, leaves);
+        self.checkpoint.as_ref().map_or(Ok(()), check)
     }
 
     /// Restores the state of the checkpoint, if there is one, and says so.
     ///
     /// # Errors
-    /// A state that does not fit, another position in the data, or a damaged checkpoint.
-    pub fn restore(
-        &self,
-        processes: Processes<'_>,
-        run: &Run,
-        trainer: &mut Trainer,
-    ) -> Result<(), Error> {
-        for difference in &self.differences.shown {
-            processes.say(&format!("configuration: {difference}"));
-        }
+    /// A damaged checkpoint.
+    pub fn restore(&self, processes: Processes<'_>, trainer: &mut Trainer) -> Result<(), Error> {
         if let Some(checkpoint) = &self.checkpoint {
-            let is_other_run = self.differences.is_other_run;
-            processes.say(&resume::restore(checkpoint, is_other_run, run, trainer)?);
+            processes.say(&resume::restore(checkpoint, &self.differences, trainer)?);
         }
         Ok(())
     }
@@ -166,7 +180,7 @@ impl Beginning {
             (None, None) => return Ok(None),
         };
         let saved = self.decision.continues.then_some(trainer.steps_taken());
-        Ok(Some(Saver::new(shards, job, run, trainer, resolved, saved)))
+        Ok(Some(Saver::new(shards, job, run, trainer, (resolved, self.data), saved)))
     }
 }
 

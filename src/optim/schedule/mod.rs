@@ -165,7 +165,9 @@ fn warmup_steps(config: &config::ScheduleConfig, run: &RunLength) -> Result<u64,
     let total_steps = run.total_steps();
     match warmup_steps {
         0 => Err(Error::NoWarmup { unit, global_batch: run.global_batch() }),
-        _ if warmup_steps > total_steps && config.shape.total().is_none() => Err(Error::Warmup { warmup_steps, total_steps, unit }),
+        _ if warmup_steps > total_steps && config.shape.total().is_none() => {
+            Err(Error::Warmup { warmup_steps, total_steps, unit })
+        }
         _ => Ok(warmup_steps),
     }
 }
