@@ -14,6 +14,7 @@ mod evaluate;
 mod figure;
 mod hlo;
 mod launch;
+mod output;
 mod plan;
 mod plugin;
 mod predict;

@@ -9,7 +9,7 @@ use super::checkpoints::{self, Saver};
 use super::processes::Processes;
 use super::recorder::Recorder;
 use super::resume::{self, Differences, Now};
-use super::run_dir::{self, Existing, RunDir};
+use super::run_dir::{self, Existing, RunDir, RunDirError};
 use super::shards::Shards;
 use super::{Error, Job, Options, Resume, Run, Trainer};
 use crate::checkpoint::{self, Checkpoint, CheckpointDir, DataRecord, Location};
@@ -53,7 +53,8 @@ impl Beginning {
     ) -> Result<(Self, Option<RunDir>), Error> {
         const WHAT: &str = "beginning";
         if processes.is_first() {
-            let (beginning, dir) = Self::find(config, options, now)?;
+            let found = Self::find(config, options, now);
+            let (beginning, dir) = found.map_err(|error| after_failures(error, processes))?;
             processes.decided_by_first(WHAT, || Ok(beginning.decision.clone()))?;
             return Ok((beginning, dir));
         }
@@ -78,12 +79,18 @@ impl Beginning {
         let out = options.out.as_deref();
         let place = checkpoints::place(&config.checkpoint, out);
         let checkpoint = options.resume.find(place.as_ref())?;
-        let differences = Differences::of(checkpoint.as_ref(), now)?;
         let is_outside = checkpoints::is_outside(&config.checkpoint);
         let is_its_own = |out| !is_outside || run_dir::may_be_run_of(out, config);
         let continues = checkpoint.as_ref().zip(place.as_ref());
         let continues = continues.is_some_and(|(checkpoint, place)| checkpoint.is_in(place))
             && out.is_none_or(is_its_own);
+        if let (Resume::Newest, false, Some(dir)) = (&options.resume, continues, out) {
+            let (dir, differences) = (dir.to_owned(), run_dir::differences(dir, config));
+            if !differences.is_empty() {
+                return Err(RunDirError::Elsewhere { dir, differences }.into());
+            }
+        }
+        let differences = Differences::of(checkpoint.as_ref(), now)?;
         if let (Some(place), false) = (&place, continues) {
             check_is_free(place, config)?;
         }
@@ -97,7 +104,14 @@ impl Beginning {
             _ if options.overwrite => Existing::Replace,
             _ => Existing::Refuse,
         };
-        let dir = out.map(|out| RunDir::claim(out, existing)).transpose()?;
+        let dir = out.map(|out| match RunDir::claim(out, existing) {
+            // `--resume` was given, so it is not what helps.
+            Err(RunDirError::Occupied { dir, .. }) if options.resume == Resume::Newest => {
+                Err(RunDirError::NoCheckpoint { dir })
+            }
+            claimed => claimed,
+        });
+        let dir = dir.transpose()?;
         let claimed = place.as_ref().filter(|_| continues || is_outside);
         let claimed = claimed.map(CheckpointDir::claim).transpose()?;
         let absolute = |checkpoint: &Checkpoint| match checkpoint.location() {
@@ -181,6 +195,16 @@ impl Beginning {
         };
         let saved = self.decision.continues.then_some(trainer.steps_taken());
         Ok(Some(Saver::new(shards, job, run, trainer, (resolved, self.data), saved)))
+    }
+}
+
+/// If this is another attempt at a job, the run in the directory is that of an attempt before, and what ended that comes first.
+fn after_failures(error: Error, processes: Processes<'_>) -> Error {
+    match (error, processes.failed_generations().into_iter().next()) {
+        (Error::RunDir(RunDirError::Occupied { dir, .. }), Some(first)) => {
+            Error::NotResumed { generation: first.generation, reason: first.reason, dir }
+        }
+        (error, _) => error,
     }
 }
 

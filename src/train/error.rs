@@ -270,6 +270,20 @@ pub enum Error {
         /// What differs.
         differences: String,
     },
+    /// A job was started again after a failure, but its command does not continue the run that it has left.
+    #[error(
+        "generation {generation} of this job has failed: {reason}; its run in {} cannot be continued, because the command of \
+         lockstep launch has no --resume: add it, or replace the run with --overwrite",
+        dir.display()
+    )]
+    NotResumed {
+        /// The number of the first attempt.
+        generation: u64,
+        /// Why it failed.
+        reason: String,
+        /// The directory of the run.
+        dir: PathBuf,
+    },
     /// The training data are not those of the run that is to be continued.
     #[error(
         "this configuration cannot continue the run that was saved: {source_name} has {now} training examples, {}. Use the data of \

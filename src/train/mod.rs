@@ -4,6 +4,7 @@
 mod accept;
 mod begin;
 mod bench;
+mod checkpoint_place;
 mod checkpoints;
 mod data_record;
 mod error;
@@ -50,6 +51,7 @@ use resume::Now;
 pub use crate::observe::EvalResult;
 pub use accept::{check_config, check_example};
 pub use bench::{BenchOptions, BenchResult, StepParts, bench};
+pub use checkpoint_place::{checkpoint_place, newest_checkpoint};
 pub use error::Error;
 pub use evaluator::{EvalSpec, Evaluator};
 pub use launches::launches;

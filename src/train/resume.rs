@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use hlo::{LeafSpec, Tree};
 use toml::{Table, Value};
 
+use super::checkpoint_place::{newest_checkpoint, warn_of_incomplete};
 use super::checkpoints::position;
 use super::data_record::DataChange;
 use super::{Error, Run, Trainer};
@@ -22,7 +23,7 @@ pub enum Resume {
     Never,
     /// At its newest checkpoint, if it has one.
     Newest,
-    /// At this checkpoint, or at the newest one in this directory; a path or a URL.
+    /// At this checkpoint, or at the newest one in this directory or of the run in it; a path or a URL.
     From(PathBuf),
 }
 
@@ -30,16 +31,17 @@ impl Resume {
     /// The checkpoint to continue from. `dir` is where the run saves its own.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read; the newest one is never passed over.
+    /// A checkpoint that cannot be read; the newest one is never passed over without a word.
     pub(super) fn find(&self, dir: Option<&Location>) -> Result<Option<Checkpoint>, Error> {
         match (self, dir) {
             (Self::Never, _) => Ok(None),
             (Self::Newest, None) => Err(Error::NothingToResume),
             (Self::Newest, Some(dir)) => {
+                warn_of_incomplete(dir)?;
                 let newest = CheckpointDir::list(dir)?.pop();
                 Ok(newest.map(|newest| newest.open()).transpose()?)
             }
-            (Self::From(path), _) => Ok(Some(CheckpointDir::open(path)?)),
+            (Self::From(path), _) => newest_checkpoint(path).map(Some),
         }
     }
 }

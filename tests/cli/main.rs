@@ -6,6 +6,7 @@
 //! - `export`: models that leave a run for other programs, and that runs start from
 //! - `interrupted`: signals, and readers that go away
 //! - `run_dir`: a directory holds one run, whatever becomes of it and of the disk
+//! - `output`: files that other commands write
 //! - `texts`: fine-tuning on texts, evaluation, prediction, early stopping
 //! - `terminal`: what a person at a terminal sees
 //! - `schedule`: the learning rates that it prints, against those of `train`
@@ -18,6 +19,7 @@ mod bad_input;
 mod checkpoints;
 mod export;
 mod interrupted;
+mod output;
 mod plugin;
 mod reports;
 mod run_dir;

@@ -36,6 +36,29 @@ fn a_killed_process_is_named_and_the_run_goes_on() {
     assert_same_run(&whole, &killed);
 }
 
+/// The restart is refused, and says what came first.
+#[test]
+fn a_restart_without_resume_does_not_hide_the_first_failure() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let args = train(DIGITS, &["train.epochs=4000"], &["--out", text(&out)]);
+    let args = launch(2, &["--max-restarts", "1"], &args);
+    let mut running = Running::start(dir.path(), &args);
+    running.until_step(&out, 10);
+    send("KILL", running.workers()[1].1);
+    let ended = running.end();
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.starts_with("warning: the command has no --resume"), "{}", ended.stderr);
+    let last = ended.stderr.lines().last().unwrap();
+    for expected in
+        ["error: ", "generation 1 of this job has failed", "killed by signal 9", "--resume"]
+    {
+        assert!(last.contains(expected), "{expected}: {}", ended.stderr);
+    }
+    assert!(!ended.stderr.contains("holds another run"), "{}", ended.stderr);
+}
+
 /// With the default times.
 #[test]
 fn a_frozen_process_is_named_within_ten_seconds() {
