@@ -70,8 +70,8 @@ fn llm_c(head: &[u8], num_bytes: u64) -> Option<(String, String)> {
          tokens)"
     );
     let advice = format!(
-        "write what follows the header to another file: tail -c +{} FILE > NEW. Its tokens have {width} bytes: set \
-         data.dtype = \"u{}\"",
+        "write what follows the header to another file (tail -c +{} FILE > NEW), whose tokens of {width} bytes are data.dtype = \
+         \"u{}\"",
         LLM_C_HEADER + 1,
         8 * width
     );

@@ -27,10 +27,13 @@ pub(super) fn record(splits: &Splits, processes: Processes<'_>) -> Result<DataRe
                 true => ("evaluation", &first.eval, &other.eval),
                 false => ("training", &first.train, &other.train),
             };
+            let counts = match (other.num_examples, first.num_examples) {
+                (other, first) if other == first => "as many examples, but others".to_owned(),
+                (other, first) => format!("{other} examples instead of {first}"),
+            };
             let reason = format!(
-                "process {process_index} has other {part} data than process 0 ({} and {} examples); all processes read the same data: \
-                 copy them anew, or name a directory that all hosts share",
-                other.num_examples, first.num_examples
+                "process {process_index} has other {part} data than process 0 ({counts}); all processes must read the same data: copy \
+                 them anew, or name a directory that all hosts share"
             );
             Err(Error::OtherProcess { reason })
         }
