@@ -197,7 +197,7 @@ fn scan(
     let blocks = blocks.collect::<io::Result<Vec<_>>>()?;
     if has_told.into_inner() {
         let speed = num_bytes as f64 / 1e9 / begun.elapsed().as_secs_f64();
-        tell(&format!("read {} at {speed:.1} GB/s; this is remembered", path.display()));
+        tell(&format!("read {} at {speed:.2} GB/s; what was found is remembered", path.display()));
     }
     let (hashes, maxima): (Vec<_>, Vec<_>) = blocks.into_iter().unzip();
     let larger = |a: [u32; 2], b: [u32; 2]| [a[0].max(b[0]), a[1].max(b[1])];

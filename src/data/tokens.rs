@@ -6,6 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use rayon::prelude::*;
+
 use super::files::unreadable;
 use super::fingerprint::Fingerprinter;
 use super::token_format;
@@ -31,6 +33,11 @@ struct TokenFile {
     num_tokens: u64,
     scan: OnceLock<TokenScan>,
 }
+
+/// Tokens that are looked at together.
+const BLOCK_TOKENS: u64 = 1 << 18;
+/// Blocks of a large file that are looked at before all others.
+const NUM_FIRST: usize = 64;
 
 impl Tokens {
     /// Opens the file, and returns the training split and the evaluation split: all of `eval_path`, or the end of the file.
@@ -133,9 +140,14 @@ impl TokenFile {
     /// Checks all tokens. Says only the first time what is doubtful.
     fn check(&self, vocab_size: usize, tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
         let is_new = self.scan.get().is_none();
+        let num_blocks = self.num_tokens.div_ceil(BLOCK_TOKENS) as usize;
+        if is_new && num_blocks > NUM_FIRST {
+            // What is wrong everywhere is found without reading the whole of a large file.
+            self.find_token(vocab_size, num_blocks.div_ceil(NUM_FIRST))?;
+        }
         let [even, odd] = self.scan(tell)?.max;
         if even.max(odd) as usize >= vocab_size {
-            self.find_token(vocab_size)?;
+            self.find_token(vocab_size, 1)?;
         }
         match token_format::doubt(self.dtype, [even, odd], self.num_tokens) {
             Some(doubt) if doubt.is_certain => {
@@ -149,14 +161,16 @@ impl TokenFile {
         }
     }
 
-    /// Finds the first token that is not in the vocabulary.
-    fn find_token(&self, vocab_size: usize) -> Result<(), Error> {
-        const TOKENS: u64 = 1 << 18;
-        for first in (0..self.num_tokens).step_by(TOKENS as usize) {
-            let tokens = self.read(first, TOKENS.min(self.num_tokens - first) as usize)?;
-            self.check_tokens(first, &tokens, vocab_size)?;
-        }
-        Ok(())
+    /// Finds the first token that is not in the vocabulary, in every `step`th block.
+    fn find_token(&self, vocab_size: usize, step: usize) -> Result<(), Error> {
+        let check = |block: u64| {
+            let first = block * BLOCK_TOKENS;
+            let tokens = self.read(first, BLOCK_TOKENS.min(self.num_tokens - first) as usize)?;
+            self.check_tokens(first, &tokens, vocab_size)
+        };
+        let blocks = (0..self.num_tokens.div_ceil(BLOCK_TOKENS) as usize).into_par_iter();
+        let checked = blocks.step_by(step).map(|block| check(block as u64));
+        checked.find_first(Result::is_err).unwrap_or(Ok(()))
     }
 
     /// Checks tokens, the first of them number `first` of the file.
