@@ -133,11 +133,9 @@ impl Beginning {
     /// Says how the run differs from the one that it continues. Before it is compiled, which takes long.
     pub fn say_differences(&self, processes: Processes<'_>) {
         for difference in &self.differences.shown {
-            match difference.starts_with("warning: ") {
-                true => processes.say(difference),
-                false => processes.say(&format!("configuration: {difference}")),
-            }
+            processes.say(&format!("configuration: {difference}"));
         }
+        self.differences.notes.iter().for_each(|note| processes.say(note));
     }
 
     /// Checks that the run, with these leaves of its state, can continue from the checkpoint, if there is one.

@@ -113,6 +113,8 @@ pub(super) struct Now<'a> {
 pub(super) struct Differences {
     /// What to tell the user, key by key.
     pub shown: Vec<String>,
+    /// What to tell the user of the data: lines, some of which begin with `warning: `.
+    pub notes: Vec<String>,
     /// `true` if steps are computed differently from here on.
     pub is_other_run: bool,
     /// `true` if the training data are others, on purpose.
@@ -190,17 +192,17 @@ fn compare(saved: &RunRecord, now: Now<'_>) -> Result<Differences, Error> {
     }
     match (train, record) {
         (DataChange::None, _) => {}
-        (DataChange::Unknown, None) => found.shown.push(
+        (DataChange::Unknown, None) => found.notes.push(
             "the version that saved the checkpoint did not record its data, so they are not compared"
                 .to_owned(),
         ),
-        (DataChange::Unknown, Some(_)) => found.shown.push(format!(
+        (DataChange::Unknown, Some(_)) => found.notes.push(format!(
             "the data have no fingerprint: only the number of examples, {}, was compared",
             data.train.num_examples
         )),
         (DataChange::Other, Some(saved)) if names_data => {
             (found.is_other_run, found.has_other_data) = (true, true);
-            found.shown.push(format!(
+            found.notes.push(format!(
                 "warning: the training data are not those of the checkpoint ({}); the run is another one from here on",
                 counts(&saved.train, &data.train)
             ));
@@ -223,7 +225,7 @@ fn compare(saved: &RunRecord, now: Now<'_>) -> Result<Differences, Error> {
     }
     if let (DataChange::Other, Some(saved)) = (eval, record) {
         found.has_other_eval = true;
-        found.shown.push(format!(
+        found.notes.push(format!(
             "warning: the evaluation data are not those of the checkpoint ({}): evaluations before and after it cannot be compared",
             counts(&saved.eval, &data.eval)
         ));
@@ -437,13 +439,13 @@ mod tests {
             let key = format!("[data]\nnum_examples = {}", now.train.num_examples);
             let found = of(&[("[data]", &key)], &now).unwrap();
             assert!(found.has_other_data && found.is_other_run);
-            assert!(found.shown.iter().any(|line| line.starts_with("warning: the training data")));
+            assert!(found.notes[0].starts_with("warning: the training data"), "{found:?}");
         }
         // Other evaluation data change no step.
         let now = DataRecord { eval: data(7, "c").eval, ..data(40, "a") };
         let found = of(&[], &now).unwrap();
         assert!(found.has_other_eval && !found.is_other_run, "{found:?}");
-        assert!(found.shown[0].starts_with("warning: the evaluation data"), "{found:?}");
+        assert!(found.notes[0].starts_with("warning: the evaluation data"), "{found:?}");
     }
 
     #[test]
@@ -451,6 +453,6 @@ mod tests {
         let saved = RunRecord { config: SAVED.to_owned(), ..RunRecord::default() };
         let found = compare(&saved, Now { resolved: SAVED, data: &data(40, "a") }).unwrap();
         assert!(!found.is_other_run);
-        assert!(found.shown[0].contains("did not record its data"), "{found:?}");
+        assert!(found.notes[0].contains("did not record its data"), "{found:?}");
     }
 }
