@@ -30,6 +30,7 @@ struct TokenFile {
     key: &'static str,
     file: File,
     dtype: TokenType,
+    num_bytes: u64,
     num_tokens: u64,
     scan: OnceLock<TokenScan>,
 }
@@ -56,7 +57,7 @@ impl Tokens {
         let eval_file = config.eval_path.as_ref().map(|path| open(path, "data.eval_path"));
         let eval_file = eval_file.transpose()?;
         for file in [Some(&file), eval_file.as_ref()].into_iter().flatten() {
-            token_format::check(&file.path, file.key, &file.file, config.dtype)?;
+            file.check_format()?;
         }
         let windows = Windows::new(config.context, file.num_tokens);
         let Some(eval_file) = eval_file else {
@@ -112,19 +113,25 @@ impl Source for Tokens {
 
 impl TokenFile {
     fn open(path: &Path, key: &'static str, dtype: TokenType) -> Result<Self, Error> {
-        let opened = open_regular(path).and_then(|file| Ok((file.metadata()?, file)));
-        let (metadata, file) = opened.map_err(|source| unreadable(path, key, source))?;
-        let (num_bytes, token_bytes) = (metadata.len(), dtype.num_bytes() as u64);
-        if !num_bytes.is_multiple_of(token_bytes) {
-            return Err(Error::NotWhole {
-                path: path.to_owned(),
-                found: num_bytes,
-                unit: format!("{token_bytes}-byte tokens"),
-                key: "data.dtype",
-            });
+        let opened = open_regular(path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let (num_bytes, file) = opened.map_err(|source| unreadable(path, key, source))?;
+        let (path, num_tokens) = (path.to_owned(), num_bytes / dtype.num_bytes() as u64);
+        Ok(Self { path, key, file, dtype, num_bytes, num_tokens, scan: OnceLock::new() })
+    }
+
+    /// Checks what its beginning and its size say.
+    fn check_format(&self) -> Result<(), Error> {
+        token_format::check(&self.path, self.key, &self.file, self.dtype)?;
+        let token_bytes = self.dtype.num_bytes() as u64;
+        if self.num_bytes.is_multiple_of(token_bytes) {
+            return Ok(());
         }
-        let (path, num_tokens) = (path.to_owned(), num_bytes / token_bytes);
-        Ok(Self { path, key, file, dtype, num_tokens, scan: OnceLock::new() })
+        Err(Error::NotWhole {
+            path: self.path.clone(),
+            found: self.num_bytes,
+            unit: format!("{token_bytes}-byte tokens"),
+            key: "data.dtype",
+        })
     }
 
     /// What is in the file. It is read when this is asked for the first time.
@@ -293,6 +300,9 @@ mod tests {
         assert!(error.contains("21 bytes") && error.contains("2-byte tokens"), "{error}");
         let error = message(&[0; 22], TokenType::U32);
         assert!(error.contains("4-byte tokens") && error.contains("data.dtype"), "{error}");
+        // What it is, and not that it ends within a token.
+        let error = message(b"\x93NUMPY\x01\0v", TokenType::U16);
+        assert!(error.contains("a.bin is a NumPy array"), "{error}");
         assert!(message(&[], TokenType::U16).contains("holds 0 tokens"));
         assert!(message(&[0; 10], TokenType::U16).contains("holds 5 tokens"));
         let error = |path: &str| {

@@ -404,6 +404,10 @@ fn a_checkpoint_without_its_manifest_is_named() {
     let line = resumed.stderr.lines().find(|line| line.starts_with("warning: ")).unwrap();
     assert!(line.contains(warning) && line.ends_with("step_00000011 is used"), "{line}");
     assert!(resumed.stderr.contains("resumed after 11 steps"), "{}", resumed.stderr);
+    // A run stands for its newest checkpoint here, too.
+    let branch = dir.path().join("branch");
+    let branch = train(&["--resume", text(&out), "--out", text(&branch)]).succeeded();
+    assert!(branch.stderr.contains("resumed after 22 steps"), "{}", branch.stderr);
     // It has been saved again.
     lockstep(&["checkpoint", "verify", text(&out)]).succeeded();
     // Without another one the run would begin again.
