@@ -162,8 +162,8 @@ fn compare(saved: &RunRecord, now: Now<'_>) -> Result<Differences, Error> {
         let is_of = |key: &str| {
             name == key || name.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'))
         };
-        // Synthetic data follow from the seed.
-        names_data |= is_of("data") || is_of("train.seed");
+        // The seed determines synthetic data. Labels may have been taken from the data.
+        names_data |= is_of("data") && !is_of("data.labels") || is_of("train.seed");
         if alters_leaves(name, old, new) {
             found.of_state.push(difference.clone());
         }
@@ -190,47 +190,63 @@ fn compare(saved: &RunRecord, now: Now<'_>) -> Result<Differences, Error> {
     if !refused.is_empty() {
         return Err(Error::OtherRun { differences: refused.join("; ") });
     }
-    match (train, record) {
-        (DataChange::None, _) => {}
-        (DataChange::Unknown, None) => found.notes.push(
-            "the version that saved the checkpoint did not record its data, so they are not compared"
-                .to_owned(),
-        ),
-        (DataChange::Unknown, Some(_)) => found.notes.push(format!(
-            "the data have no fingerprint: only the number of examples, {}, was compared",
-            data.train.num_examples
-        )),
-        (DataChange::Other, Some(saved)) if names_data => {
-            (found.is_other_run, found.has_other_data) = (true, true);
-            found.notes.push(format!(
-                "warning: the training data are not those of the checkpoint ({}); the run is another one from here on",
-                counts(&saved.train, &data.train)
-            ));
+    let train = match (train, record) {
+        (DataChange::Other, Some(record)) if !names_data => {
+            return Err(other_data(&record.train, &data.train, &new_keys));
         }
-        (DataChange::Other, saved) => {
-            let path = new_keys.get("data.path").and_then(Value::as_str);
-            let source = path.unwrap_or("the data source").to_owned();
-            let before = saved.map_or(0, |saved| saved.train.num_examples);
-            let is_set = new_keys.contains_key(NUM_EXAMPLES);
-            return Err(Error::OtherData {
-                source_name: source,
-                now: data.train.num_examples,
-                before,
-                key: match is_set {
-                    true => format!("leave {NUM_EXAMPLES} out"),
-                    false => format!("set {NUM_EXAMPLES} = {}", data.train.num_examples),
-                },
-            });
-        }
+        (train, _) => train,
+    };
+    found.has_other_data = train == DataChange::Other;
+    found.has_other_eval = eval == DataChange::Other;
+    found.is_other_run |= found.has_other_data;
+    found.notes = notes_of_data(train, eval, record, data);
+    Ok(found)
+}
+
+/// Training data that are not those of the run, although no key says so.
+fn other_data(before: &SplitRecord, now: &SplitRecord, keys: &BTreeMap<String, Value>) -> Error {
+    let path = keys.get("data.path").and_then(Value::as_str);
+    Error::OtherData {
+        source_name: path.unwrap_or("the data source").to_owned(),
+        now: now.num_examples,
+        before: before.num_examples,
+        key: match keys.contains_key(NUM_EXAMPLES) {
+            true => format!("leave {NUM_EXAMPLES} out"),
+            false => format!("set {NUM_EXAMPLES} = {}", now.num_examples),
+        },
     }
-    if let (DataChange::Other, Some(saved)) = (eval, record) {
-        found.has_other_eval = true;
-        found.notes.push(format!(
+}
+
+/// What to tell the user of the data.
+fn notes_of_data(
+    train: DataChange,
+    eval: DataChange,
+    saved: Option<&DataRecord>,
+    now: &DataRecord,
+) -> Vec<String> {
+    let Some(saved) = saved else {
+        let note = "the version that saved the checkpoint did not record its data, so they are not compared";
+        return vec![note.to_owned()];
+    };
+    let mut notes = vec![];
+    match train {
+        DataChange::None => {}
+        DataChange::Unknown => notes.push(format!(
+            "the data have no fingerprint: only the number of examples, {}, was compared",
+            now.train.num_examples
+        )),
+        DataChange::Other => notes.push(format!(
+            "warning: the training data are not those of the checkpoint ({}); the run is another one from here on",
+            counts(&saved.train, &now.train)
+        )),
+    }
+    if eval == DataChange::Other {
+        notes.push(format!(
             "warning: the evaluation data are not those of the checkpoint ({}): evaluations before and after it cannot be compared",
-            counts(&saved.eval, &data.eval)
+            counts(&saved.eval, &now.eval)
         ));
     }
-    Ok(found)
+    notes
 }
 
 /// The numbers of examples.
@@ -437,6 +453,8 @@ mod tests {
             let advice = format!("set data.num_examples = {}", now.train.num_examples);
             assert!(error.contains(&advice), "{error}");
             let key = format!("[data]\nnum_examples = {}", now.train.num_examples);
+            // Labels that follow from the data are not said by anybody.
+            of(&[("[data]", "[data]\nlabels = [\"a\"]")], &now).unwrap_err();
             let found = of(&[("[data]", &key)], &now).unwrap();
             assert!(found.has_other_data && found.is_other_run);
             assert!(found.notes[0].starts_with("warning: the training data"), "{found:?}");

@@ -115,7 +115,11 @@ fn a_run_survives_being_stopped_and_keeps_its_best_state() {
 #[test]
 fn a_gpt_survives_being_killed() {
     let dir = tempfile::tempdir().unwrap();
+    // Not the example's own data, the sources, which may be edited while this runs.
+    let text = file(dir.path(), "text.rs", &include_bytes!("checkpoints.rs").repeat(8));
+    let path = format!("data.path={}", self::text(&text));
     let sets = [
+        &path,
         "mesh.data=1",
         "mesh.fsdp=2",
         "model.num_layers=2",
