@@ -209,48 +209,26 @@ fn scan(
 
 /// The largest tokens at even and at odd places.
 fn largest(bytes: &[u8], dtype: TokenType) -> [u32; 2] {
-    // As many independent maxima as make the loop one of vectors.
-    const LANES: usize = 16;
     match dtype {
-        TokenType::U16 => {
-            let (rows, rest) = bytes.as_chunks::<{ 4 * LANES }>();
-            let (mut even, mut odd) = ([0i32; LANES], [0i32; LANES]);
-            for row in rows {
-                let (words, _) = row.as_chunks::<4>();
-                for ((word, even), odd) in words.iter().zip(&mut even).zip(&mut odd) {
-                    let word = u32::from_le_bytes(*word);
-                    *even = (*even).max((word & 0xffff) as i32);
-                    *odd = (*odd).max((word >> 16) as i32);
-                }
-            }
-            let (tokens, _) = rest.as_chunks::<2>();
-            let tokens = tokens.iter().map(|token| u32::from(u16::from_le_bytes(*token)));
-            let max = |lanes: [i32; LANES]| lanes.into_iter().max().unwrap_or(0) as u32;
-            with_rest([max(even), max(odd)], tokens)
-        }
-        TokenType::U32 => {
-            let (rows, rest) = bytes.as_chunks::<{ 4 * LANES }>();
-            let mut lanes = [0u32; LANES];
-            for row in rows {
-                let (words, _) = row.as_chunks::<4>();
-                for (word, lane) in words.iter().zip(&mut lanes) {
-                    *lane = (*lane).max(u32::from_le_bytes(*word));
-                }
-            }
-            let (tokens, _) = rest.as_chunks::<4>();
-            let max = |first: usize| lanes.iter().skip(first).step_by(2).copied().max();
-            let max = [max(0).unwrap_or(0), max(1).unwrap_or(0)];
-            with_rest(max, tokens.iter().map(|token| u32::from_le_bytes(*token)))
-        }
+        TokenType::U16 => largest_of(bytes, u16::from_le_bytes),
+        TokenType::U32 => largest_of(bytes, u32::from_le_bytes),
     }
 }
 
-/// The same with some more tokens, the first of them at an even place.
-fn with_rest(mut max: [u32; 2], tokens: impl Iterator<Item = u32>) -> [u32; 2] {
-    for (place, token) in tokens.enumerate() {
-        max[place % 2] = max[place % 2].max(token);
+fn largest_of<T: Copy + Default + Ord + Into<u32>, const BYTES: usize>(
+    bytes: &[u8],
+    token: fn([u8; BYTES]) -> T,
+) -> [u32; 2] {
+    // As many independent maxima as make the loop one of vectors.
+    const LANES: usize = 64;
+    let mut lanes = [T::default(); LANES];
+    for row in bytes.as_chunks::<BYTES>().0.chunks(LANES) {
+        for (lane, bytes) in lanes.iter_mut().zip(row) {
+            *lane = (*lane).max(token(*bytes));
+        }
     }
-    max
+    let max = |first: usize| lanes.iter().skip(first).step_by(2).max().copied();
+    [0, 1].map(|first| max(first).unwrap_or_default().into())
 }
 
 #[cfg(test)]
