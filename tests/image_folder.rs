@@ -254,7 +254,7 @@ fn a_folder_of_broken_files_is_refused_at_the_start() {
 #[test]
 fn fingerprints_follow_the_files_wherever_they_are() {
     let [here, there] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    [&here, &there].map(|dir| write_folder(dir.path()));
+    [&here, &there].iter().for_each(|dir| write_folder(dir.path()));
     let prints = |dir: &Path| {
         let splits = open_folder(config(dir)).unwrap();
         [splits.train, splits.eval].map(|part| part.fingerprint().unwrap().unwrap())

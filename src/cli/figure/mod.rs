@@ -112,8 +112,11 @@ pub fn file(plot: Option<&Path>, overwrite: bool) -> Result<Option<OutputFile<'_
     Ok(Some(file))
 }
 
-/// The function that draws a figure in the format of a file's extension.
-fn format_of(path: &Path) -> Result<fn(&Figure) -> Result<Vec<u8>>> {
+/// Draws a figure in some format.
+type Draw = fn(&Figure) -> Result<Vec<u8>>;
+
+/// The function for the format of a file's extension.
+fn format_of(path: &Path) -> Result<Draw> {
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
     match extension.to_ascii_lowercase().as_str() {
         "svg" => Ok(|figure| svg(figure).map(String::into_bytes)),
