@@ -261,7 +261,7 @@ fn all_formats_give_the_same_pairs() {
 #[test]
 fn bad_files_are_errors_that_name_the_place() {
     let long = format!("sentence\tlabel\nba\t0\n{}\t1\n", "ba ".repeat(40));
-    let cases: [(&str, &[u8], &[&str]); 19] = [
+    let cases: [(&str, &[u8], &[&str]); 20] = [
         ("a.txt", b"", &["must end in .tsv, .csv or .jsonl", "data.path"]),
         ("a.tsv", b"", &["line 1", "no column \"sentence\""]),
         ("a.tsv", b"sentence\tlabel\n", &["it has no rows; set data.path"]),
@@ -269,6 +269,7 @@ fn bad_files_are_errors_that_name_the_place() {
         ("a.tsv", b"sentence\tlabel\tlabel\n", &["line 1: two columns are named \"label\""]),
         ("a.tsv", b"sentence\tlabel\nba\t0\nbe\n", &["line 3: 1 columns, but a row has 2"]),
         ("a.tsv", b"sentence\tlabel\nba\t0\nb\xffe\t1\n", &["line 3: byte 2", "not UTF-8"]),
+        ("a.tsv", b"\x1f\x8b\x08\0\0", &["a.tsv is compressed with gzip", "gunzip", "data.path"]),
         ("a.tsv", b"sentence\tlabel\nba\t0\nbe\t2\n", &["\"0\", \"2\"", "without a gap"]),
         ("a.tsv", b"sentence\tlabel\nba\t0\nbe\t0\n", &["same label, \"0\"", "data.label"]),
         ("a.tsv", b"sentence\tlabel\nba\t0\nbe\t1\n", &["2 rows leave none for evaluation"]),

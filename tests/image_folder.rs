@@ -222,7 +222,55 @@ fn broken_files_can_be_left_out() {
             fs::write(dir.path().join(class).join(name), "broken").unwrap();
         }
     }
-    assert!(train(1).get(0).unwrap_err().to_string().contains("cannot decode"));
+    let message = train(1).get(0).unwrap_err().to_string();
+    assert!(message.contains("images can be decoded, too many to be left out"), "{message}");
+    assert!(message.contains("it is neither a JPEG nor a PNG; replace the files"), "{message}");
+}
+
+/// Before the first step, and not with the advice that was followed.
+#[test]
+fn a_folder_of_broken_files_is_refused_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    write_folder(dir.path());
+    let open = |on_broken| {
+        open_folder(config::ImageFolderConfig { on_broken, ..config(dir.path()) }).unwrap()
+    };
+    open(OnBroken::Skip).check(&|_| ()).unwrap();
+    for class in fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()) {
+        for file in fs::read_dir(class).unwrap().map(|entry| entry.unwrap().path()) {
+            match file.is_dir() {
+                true => fs::remove_dir_all(file).unwrap(),
+                false => fs::write(file, "broken").unwrap(),
+            }
+        }
+    }
+    let message = open(OnBroken::Skip).check(&|_| ()).unwrap_err().to_string();
+    assert!(message.contains("can be decoded") && message.contains("set data.path"), "{message}");
+    assert!(!message.contains("leave such files out"), "{message}");
+    // The first one that is read ends such a run by its name.
+    open(OnBroken::Stop).check(&|_| ()).unwrap();
+}
+
+#[test]
+fn fingerprints_follow_the_files_wherever_they_are() {
+    let [here, there] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    [&here, &there].iter().for_each(|dir| write_folder(dir.path()));
+    let prints = |dir: &Path| {
+        let splits = open_folder(config(dir)).unwrap();
+        [splits.train, splits.eval].map(|part| part.fingerprint().unwrap().unwrap())
+    };
+    let first = prints(here.path());
+    assert_ne!(first[0], first[1]);
+    assert_eq!(prints(there.path()), first);
+    // As many bytes, other pixels.
+    let path = there.path().join("ant/a.jpg");
+    let mut bytes = fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    assert_ne!(prints(there.path())[0], first[0]);
+    fs::rename(here.path().join("ant/a.jpg"), here.path().join("ant/aa.jpg")).unwrap();
+    assert_ne!(prints(here.path())[0], first[0]);
 }
 
 #[test]

@@ -415,9 +415,29 @@ fn errors_of_bad_schedules_say_what_to_change() {
         (wsd(9.5, Some(50)), one, none, "the decay of 95 steps that ends at step 50"),
         (wsd(0.01, None), one, none, "schedule.decay_epochs is less than one step"),
         (total(9), one, Span::Steps(10), "ends at step 9, inside the warm-up of 10"),
+        (total(110), one, Span::Steps(111), "ends at step 110, inside the warm-up of 111"),
     ];
     for (shape, peak, warmup, expected) in cases {
         let error = schedule(shape, peak, Warmup::linear(warmup), 100).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// The first part of a longer run, whose schedule says where it ends.
+#[test]
+fn a_run_may_end_inside_the_warm_up_of_a_longer_schedule() {
+    let shapes = [
+        Shape::Cosine(Decay { total_steps: Some(500), ..Decay::default() }),
+        Shape::Linear(Decay { total_epochs: Some(50.0), ..Decay::default() }),
+        Shape::Polynomial(Polynomial { total_examples: Some(64 * 500), ..Polynomial::default() }),
+        Shape::Wsd(Wsd { decay_steps: Some(90), total_steps: Some(500), ..Wsd::default() }),
+    ];
+    for shape in shapes {
+        let of = |steps| {
+            schedule(shape.clone(), Peak::Rate(1.0), Warmup::linear(Span::Steps(120)), steps)
+        };
+        let (part, whole) = (of(100).unwrap(), of(500).unwrap());
+        assert!((0..100).all(|step| part.lr(step) == whole.lr(step)), "{shape:?}");
+        assert_eq!((part.warmup_steps(), part.total_steps()), (120, 100));
     }
 }

@@ -127,13 +127,38 @@ impl CheckpointDir {
         let location = location.into();
         let mut found = vec![];
         match &location {
-            Location::Path(path) => found = list_local(path)?,
+            Location::Path(path) => {
+                found = named_local(path, |dir| dir.join(Manifest::FILE).exists())?;
+            }
             Location::Url(url) => {
                 for (step, name) in objects::list(url)? {
                     found.push(StoredCheckpoint { step, location: location.join(&name) });
                 }
             }
         }
+        found.sort();
+        Ok(found)
+    }
+
+    /// What has the name of a checkpoint, but no manifest, oldest first. In a directory it has lost it: a save that has not ended, and
+    /// a checkpoint that is being removed, have other names. In an object store it is also what is left of a save that was cut
+    /// off, or one that is in progress.
+    ///
+    /// # Errors
+    /// A place that cannot be read.
+    pub fn incomplete(location: impl Into<Location>) -> Result<Vec<StoredCheckpoint>, Error> {
+        let location = location.into();
+        let mut found = match &location {
+            Location::Path(path) => named_local(path, |dir| !dir.join(Manifest::FILE).exists())?,
+            Location::Url(url) => {
+                let names = objects::unfinished(url)?.into_iter();
+                let stored = |(step, name): (u64, String)| StoredCheckpoint {
+                    step,
+                    location: location.join(&name),
+                };
+                names.map(stored).collect()
+            }
+        };
         found.sort();
         Ok(found)
     }
@@ -231,7 +256,11 @@ impl Claim for LocalClaim {
     }
 }
 
-fn list_local(path: &Path) -> Result<Vec<StoredCheckpoint>, Error> {
+/// The directories in another one that have the name of a checkpoint, and for which `is_wanted`.
+fn named_local(
+    path: &Path,
+    is_wanted: impl Fn(&Path) -> bool,
+) -> Result<Vec<StoredCheckpoint>, Error> {
     let entries = match fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         entries => entries.map_err(Error::io("read", path))?,
@@ -241,7 +270,8 @@ fn list_local(path: &Path) -> Result<Vec<StoredCheckpoint>, Error> {
         let entry = entry.map_err(Error::io("read", path))?;
         let name = entry.file_name();
         if let Some(step) = name.to_str().and_then(step_of)
-            && entry.path().join(Manifest::FILE).exists()
+            && entry.path().is_dir()
+            && is_wanted(&entry.path())
         {
             found.push(StoredCheckpoint { step, location: Location::Path(entry.path()) });
         }

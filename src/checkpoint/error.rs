@@ -26,6 +26,15 @@ pub enum Error {
         /// What may help; begins with a separator, or empty.
         hint: &'static str,
     },
+    /// A checkpoint whose manifest is gone.
+    #[error(
+        "the checkpoint {path} is damaged: it has no manifest.json, which a save writes last, before the directory gets its name; \
+         bring the file back, or remove the directory to use an earlier one"
+    )]
+    Incomplete {
+        /// The directory.
+        path: Location,
+    },
     /// A newer program has written it.
     #[error(
         "{path} has format version {version}, but this program reads versions up to {newest}; use the version of \

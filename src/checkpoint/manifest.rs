@@ -53,6 +53,9 @@ pub struct RunRecord {
     pub num_processes: usize,
     /// The resolved configuration, as TOML.
     pub config: String,
+    /// The data. Earlier versions did not record them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataRecord>,
     /// What the run has come to so far: losses, evaluations.
     pub progress: Value,
     /// Hexadecimal hash of everything that the compiled step depends on: an equal one computes the same bits.
@@ -65,6 +68,24 @@ pub struct RunRecord {
     pub lockstep: String,
     /// When it was saved, in seconds since 1970-01-01 UTC.
     pub saved_at: f64,
+}
+
+/// The data of a run, as far as they can be recognized.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataRecord {
+    /// The training examples.
+    pub train: SplitRecord,
+    /// The evaluation examples.
+    pub eval: SplitRecord,
+}
+
+/// One part of the data.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitRecord {
+    /// Number of examples.
+    pub num_examples: u64,
+    /// Hash of the examples, 32 hexadecimal digits; `None` if the source has none.
+    pub fingerprint: Option<String>,
 }
 
 /// A place in the training data.

@@ -2,8 +2,8 @@
 //! nothing of devices.
 //!
 //! A checkpoint is a directory `step_00000500` with one safetensors file per process and `manifest.json`, which is
-//! written last. The directory is renamed into place when everything in it is on the disk, so one without a manifest, or
-//! under another name, is not a checkpoint. In an object store, putting the manifest makes it one. `docs/checkpoints.md`
+//! written last. The directory is renamed into place when everything in it is on the disk, so one under another name is not a
+//! checkpoint, and one without a manifest was damaged later. In an object store, putting the manifest makes it one. `docs/checkpoints.md`
 //! describes the files.
 
 mod blocks;
@@ -26,7 +26,9 @@ pub use directory::{CheckpointDir, StoredCheckpoint};
 pub use disk::{Disk, LocalDisk};
 pub use error::Error;
 pub use location::{Location, ObjectOptions, ObjectUrl};
-pub use manifest::{DataPosition, FileRecord, LeafRecord, Manifest, PieceRecord, RunRecord};
+pub use manifest::{
+    DataPosition, DataRecord, FileRecord, LeafRecord, Manifest, PieceRecord, RunRecord, SplitRecord,
+};
 pub use read::Checkpoint;
 pub use source::{CheckpointSource, LocalSource, SourceFile};
 pub use together::{OtherProcesses, SavedShard, ShardPlace};

@@ -21,6 +21,10 @@ pub fn list(url: &ObjectUrl) -> Result<Vec<(u64, String)>, Error> {
     Err(absent(url))
 }
 
+pub fn unfinished(url: &ObjectUrl) -> Result<Vec<(u64, String)>, Error> {
+    Err(absent(url))
+}
+
 pub fn source(url: &ObjectUrl) -> io::Result<Box<dyn CheckpointSource>> {
     Err(io::Error::new(io::ErrorKind::Unsupported, absent(url)))
 }

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::blocks::{StoredPiece, Unreadable, WINDOW_BYTES};
+use super::directory::step_of;
 use super::manifest::hex;
 use super::objects;
 use super::regions::{regions, runs_in};
@@ -53,6 +54,9 @@ impl Checkpoint {
     ) -> Result<Self, Error> {
         let path: &Location = &location.into();
         let text = read_whole(source, Manifest::FILE).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory if has_lost_manifest(path) => {
+                Error::Incomplete { path: path.clone() }
+            }
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                 Error::NotACheckpoint { path: path.clone(), hint: hint(path) }
             }
@@ -255,6 +259,12 @@ fn read_whole(source: &dyn CheckpointSource, name: &str) -> io::Result<Vec<u8>> 
     let num_bytes = usize::try_from(file.num_bytes()).map_err(io::Error::other)?;
     let mut bytes = vec![0; num_bytes];
     file.read_exact_at(&mut bytes, 0).map(|()| bytes)
+}
+
+/// `true` for a directory with the name of a checkpoint. It gets that name after its manifest.
+fn has_lost_manifest(location: &Location) -> bool {
+    let is_dir = matches!(location, Location::Path(path) if path.is_dir());
+    is_dir && step_of(location.name()).is_some()
 }
 
 /// What may help if a place has no manifest.

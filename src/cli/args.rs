@@ -135,7 +135,8 @@ pub struct TrainArgs {
     /// Replace the run in --out; its files are kept in DIR/replaced-run until this run is done
     #[arg(long, requires = "out")]
     pub overwrite: bool,
-    /// Continue from the newest checkpoint of the run in --out, or from this one; without any, start
+    /// Continue from the newest checkpoint of the run in --out, or from this one, or the newest in this directory or of this
+    /// run; without any, start
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "auto", conflicts_with_all = ["overwrite", "init"])]
     pub resume: Option<PathBuf>,
     /// Start from these parameters instead of random ones: a safetensors file, a checkpoint, the --out of a run, or a
@@ -173,9 +174,12 @@ pub struct PredictArgs {
     /// Texts: a .tsv or .csv file with a header, or .jsonl
     #[arg(value_parser = path())]
     pub input: PathBuf,
-    /// File for the lines, instead of stdout
+    /// File for the lines, instead of stdout; it must not exist
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub to: Option<PathBuf>,
+    /// Replace the file of --to
+    #[arg(long, requires = "to")]
+    pub overwrite: bool,
     /// Column of the text; by default that of the training data
     #[arg(long, value_name = "COLUMN")]
     pub text: Option<String>,
@@ -283,9 +287,12 @@ pub struct ScheduleArgs {
     /// Print every step as step,lr
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
-    /// Plot it to a file that ends in .svg or .png
+    /// Plot it to a file that ends in .svg or .png; an earlier plot is replaced
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub plot: Option<PathBuf>,
+    /// Replace the file of --plot, whatever it is
+    #[arg(long, requires = "plot")]
+    pub overwrite: bool,
     /// Numbers of replicas to show side by side; needs train.batch_per_replica
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub replicas: Vec<u32>,
@@ -350,9 +357,12 @@ pub struct PlanArgs {
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
-    /// Plot step times, and all_reduce times by algorithm, to a file that ends in .svg or .png
+    /// Plot step times, and all_reduce times by algorithm, to a file that ends in .svg or .png; an earlier plot is replaced
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub plot: Option<PathBuf>,
+    /// Replace the file of --plot, whatever it is
+    #[arg(long, requires = "plot")]
+    pub overwrite: bool,
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
@@ -372,9 +382,12 @@ pub struct PreflightArgs {
     /// Most device hours that the run may take
     #[arg(long, value_name = "HOURS", value_parser = positive)]
     pub max_device_hours: Option<f64>,
-    /// Plot step times and learning rates to a file that ends in .svg or .png
+    /// Plot step times and learning rates to a file that ends in .svg or .png; an earlier plot is replaced
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub plot: Option<PathBuf>,
+    /// Replace the file of --plot, whatever it is
+    #[arg(long, requires = "plot")]
+    pub overwrite: bool,
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
@@ -410,12 +423,13 @@ pub enum PluginCommand {
     },
 }
 
-/// The commands of `checkpoint`. DIR is a checkpoint, or a directory of checkpoints, of which the newest is used.
+/// The commands of `checkpoint`. DIR is a checkpoint, a directory of checkpoints, of which the newest is used, or the --out of a
+/// run.
 #[derive(Debug, Subcommand)]
 pub enum CheckpointCommand {
     /// List the checkpoints in a directory
     List {
-        /// The directory, such as run/checkpoints
+        /// The directory, such as run/checkpoints, or the --out of a run
         #[arg(value_parser = path())]
         dir: PathBuf,
         /// Print one line of JSON
@@ -424,7 +438,7 @@ pub enum CheckpointCommand {
     },
     /// Print steps, mesh, leaves with their shardings, and configuration
     Inspect {
-        /// A checkpoint, or a directory whose newest one is meant
+        /// A checkpoint, or a directory or the --out of a run, whose newest one is meant
         #[arg(value_parser = path())]
         dir: PathBuf,
         /// Print the manifest as one line of JSON
@@ -433,13 +447,13 @@ pub enum CheckpointCommand {
     },
     /// Read everything and compare all checksums; exit with 1 if something is damaged
     Verify {
-        /// A checkpoint, or a directory of which all are checked
+        /// A checkpoint, or a directory or the --out of a run, of which all are checked
         #[arg(value_parser = path())]
         dir: PathBuf,
     },
     /// Compare two checkpoints leaf by leaf; exit with 1 if they differ
     Diff {
-        /// A checkpoint, or a directory whose newest one is meant
+        /// A checkpoint, or a directory or the --out of a run, whose newest one is meant
         #[arg(value_parser = path())]
         a: PathBuf,
         /// The other
@@ -459,9 +473,12 @@ pub struct CompileArgs {
     /// gpu:a100|a100-40gb|l4|l40s|h100|h100-pcie|h200|b200|gb200:HOSTSxGPUS, as in gpu:h100:4x8
     #[arg(long)]
     pub target: String,
-    /// Directory for the program, its optimized form and the executable
+    /// Directory for the program, its optimized form and the executable; an earlier dump is replaced
     #[arg(long, value_name = "DIR", value_parser = path())]
     pub dump: Option<PathBuf>,
+    /// Replace files of the same names in the directory of --dump
+    #[arg(long, requires = "dump")]
+    pub overwrite: bool,
     /// If the step does not fit, do not compile it with what is advised
     #[arg(long)]
     pub no_check: bool,

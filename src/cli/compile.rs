@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use models::AttentionKernels;
 
 use super::args::{CompileArgs, ConfigArgs};
-use super::{Loaded, print_line};
+use super::{Loaded, output, print_line};
 use crate::config::{AutoOr, Config};
 use crate::observe::say;
 use crate::pjrt::Platform;
@@ -25,6 +25,10 @@ const MAX_CHECKS: usize = 3;
 
 pub fn run(args: &CompileArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
+    if let Some(dir) = &args.dump {
+        let is_step = |head: &[u8]| head.starts_with(b"module @step");
+        output::check_dir(("--dump", dir), &targets::DUMPED, args.overwrite, is_step)?;
+    }
     let step = TargetStep::new(&args.config, &[], &target, target.num_devices())?;
     let mut report = step.compile(&target, args.dump.as_deref())?;
     if step.run.attention == AttentionKernels::Cudnn && report.num_cudnn_calls == 0 {

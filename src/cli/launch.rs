@@ -43,6 +43,17 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
             "what is launched is a training run: lockstep launch [OPTIONS] -- train CONFIG ...";
         return Err(wrong_usage(text));
     }
+    let has = |option: &str| {
+        let is_it = |word: &str| {
+            word.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        };
+        command.iter().any(|word| word.to_str().is_some_and(is_it))
+    };
+    if max_restarts > 0 && has("--out") && !has("--resume") {
+        say(
+            "warning: the command has no --resume: after a failure, the job cannot continue its run",
+        );
+    }
     let num_hosts = hosts.get();
     if host_index >= num_hosts {
         return Err(wrong_usage(&format!(

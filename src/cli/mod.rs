@@ -15,6 +15,7 @@ mod figure;
 mod hlo;
 mod labels;
 mod launch;
+mod output;
 mod plan;
 mod plugin;
 mod predict;

@@ -8,6 +8,7 @@ use anyhow::Result;
 use super::args::PlanArgs;
 use super::compile::steps;
 use super::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
+use super::output::OutputFile;
 use super::{in_words, print_line, search};
 use crate::config::Config;
 use crate::recipe::published;
@@ -19,9 +20,10 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     if args.search {
         return search::run(args, &target);
     }
+    let file = figure::file(args.plot.as_deref(), args.overwrite)?;
     let plan = plan(args, &target)?;
-    if let Some(path) = &args.plot {
-        plot(path, &args.config.config, &plan)?;
+    if let Some(file) = file {
+        plot(file, &args.config.config, &plan)?;
     }
     if args.json {
         print_line(&serde_json::to_string(&plan)?)?;
@@ -68,7 +70,7 @@ type Column<T> = (&'static str, fn(&T) -> f64);
 
 /// What a step of the configuration `source` is made of by the number of devices, and below it an all_reduce on
 /// all of them by its bytes: the lowest curve is the algorithm that wins.
-fn plot(path: &Path, source: &Path, plan: &ScalingPrediction) -> Result<()> {
+fn plot(file: OutputFile<'_>, source: &Path, plan: &ScalingPrediction) -> Result<()> {
     let of_step: [Column<Row>; 4] = [
         ("whole step", |row| row.step_ms),
         ("arithmetic", |row| row.compute_ms),
@@ -112,5 +114,5 @@ fn plot(path: &Path, source: &Path, plan: &ScalingPrediction) -> Result<()> {
     let panels = if has_fabric { vec![steps, algorithms] } else { vec![steps] };
     let title = format!("{} on {}", figure::file_name(source), plan.target);
     let subtitle = "predicted by the cost model".to_owned();
-    figure::save(path, &Figure { title, subtitle, panels })
+    figure::save(file, &Figure { title, subtitle, panels })
 }

@@ -1,25 +1,28 @@
 //! `lockstep predict`: the labels of texts.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use super::args::PredictArgs;
+use super::output::{self, OutputFile};
 use super::print_lines;
 use crate::config::{ClassificationConfig, Config, DataConfig, FolderClasses};
 use crate::data::{self, Classification, Source, TextEncoder, TextRow, read_text_rows};
-use crate::observe::{replace_file, say};
+use crate::observe::say;
 use crate::train::params_file::{self, SavedModel, check_counterpart, saved_classes};
 use crate::train::{self, EvalSpec};
 
 pub fn run(args: &PredictArgs) -> Result<ExitCode> {
-    let dir = args.to.as_deref().and_then(Path::parent).filter(|dir| !dir.as_os_str().is_empty());
-    if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
-        bail!("--to: there is no directory {}", dir.display());
-    }
+    let to = args.to.as_deref().map(|path| OutputFile {
+        option: "--to",
+        path,
+        overwrite: args.overwrite,
+        is_own: output::never,
+    });
+    to.map_or(Ok(()), |file| file.check())?;
     let saved = SavedModel::find(&args.model)?;
     let (config, classes) = match saved.config()? {
         Some((text, path)) => {
@@ -50,12 +53,11 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
         lines.push(classes.line(&rows[example as usize], scores).to_string());
         Ok::<_, anyhow::Error>(())
     })?;
-    match &args.to {
+    match to {
         None => print_lines(lines.iter())?,
-        Some(path) => {
+        Some(file) => {
             let text: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
-            replace_file(path, text.as_bytes())
-                .with_context(|| format!("cannot write {}", path.display()))?;
+            file.write(text.as_bytes())?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -51,6 +51,16 @@ fn kind(metadata: &Metadata) -> &'static str {
     }
 }
 
+/// The user's cache directory for this program, unless `LOCKSTEP_CACHE` names another. `None` if there is neither a home
+/// directory nor that variable.
+pub fn cache_dir() -> Option<PathBuf> {
+    let named = std::env::var_os("LOCKSTEP_CACHE").filter(|value| !value.is_empty());
+    named.map(PathBuf::from).or_else(|| {
+        let strategy = etcetera::choose_base_strategy().ok()?;
+        Some(etcetera::BaseStrategy::cache_dir(&strategy).join("lockstep"))
+    })
+}
+
 /// The path with a leading `~/` replaced by the home directory: shells do this at the start of a word only,
 /// not in `--set data.path=~/x` or `--out=~/x`. `./~` is the file of that name.
 pub fn expand_home(path: &Path) -> PathBuf {

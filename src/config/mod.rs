@@ -60,7 +60,7 @@ pub use data::{
 };
 pub use device::{Backend, DeviceConfig, PluginOption, UnknownBackend};
 pub use error::{Complaint, Error, Place, Problem};
-pub use file::{expand_home, open_regular, read_regular};
+pub use file::{cache_dir, expand_home, open_regular, read_regular};
 pub use folder::{FolderClasses, FolderConfig, FolderError};
 pub use mesh::{MeshConfig, UnevenMesh};
 pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};

@@ -282,6 +282,16 @@ impl Shape {
         }
     }
 
+    /// Where the decay ends, if the configuration says so. Without it, the decay ends with the run.
+    pub fn total(&self) -> Option<Span> {
+        match self {
+            Self::Cosine(decay) | Self::Linear(decay) => decay.total(),
+            Self::Polynomial(decay) => decay.total(),
+            Self::Wsd(wsd) => wsd.total(),
+            Self::Constant(_) | Self::InverseSqrt(_) | Self::Step(_) | Self::Piecewise(_) => None,
+        }
+    }
+
     /// Checks each key, and that lists have the same length.
     pub(super) fn check(&self, errors: &mut KeyErrors) {
         match self {

@@ -197,6 +197,11 @@ impl EvalBatches {
         Ok(HostBatch { index: k, num_steps: 1, size, shards: self.shards.clone(), fields })
     }
 
+    /// `true` if broken examples were left out.
+    pub(crate) fn has_skipped(&self) -> bool {
+        self.source.skipped().is_some_and(|skipped| skipped.count() > 0)
+    }
+
     /// All batches, for [`super::Prefetch`].
     pub fn iter(&self) -> impl Iterator<Item = Result<HostBatch, Error>> + Send + use<> {
         let batches = self.clone();
@@ -326,5 +331,11 @@ fn read_one(
             return Ok(false);
         }
     }
-    Err(first_error.unwrap_or(Error::NoSuchExample { example: id, num_examples }))
+    Err(match first_error {
+        Some(Error::Image { path, reason }) => {
+            let tried = MAX_BROKEN_RUN.min(num_examples);
+            Error::NothingDecodes { tried, path, reason, key: "data.path" }
+        }
+        _ => Error::NoSuchExample { example: id, num_examples },
+    })
 }

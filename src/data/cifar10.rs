@@ -13,6 +13,7 @@ use hlo::DType;
 
 use super::augment::Draws;
 use super::files::unreadable;
+use super::fingerprint::Fingerprinter;
 use super::source::checked_index;
 use super::{Error, Field, Source};
 use crate::config::{self, read_regular};
@@ -79,6 +80,10 @@ impl Source for Cifar10 {
 
     fn fields(&self) -> &[Field] {
         &self.fields
+    }
+
+    fn fingerprint(&self) -> Result<Option<u128>, Error> {
+        Ok(Some(Fingerprinter::new("cifar10").bytes(&self.records).finish()))
     }
 
     fn read(&self, example: u64, epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {

@@ -8,6 +8,7 @@ use flate2::bufread::MultiGzDecoder;
 use hlo::DType;
 
 use super::files::unreadable;
+use super::fingerprint::Fingerprinter;
 use super::source::checked_index;
 use super::{Error, Field, Source};
 use crate::config::open_regular;
@@ -67,6 +68,12 @@ impl Source for Digits {
 
     fn fields(&self) -> &[Field] {
         &self.fields
+    }
+
+    fn fingerprint(&self) -> Result<Option<u128>, Error> {
+        let all = Fingerprinter::new("digits").bytes(bytemuck::cast_slice(&self.rows.pixels));
+        let all = all.bytes(bytemuck::cast_slice(&self.rows.labels));
+        Ok(Some(all.numbers(self.ids.iter().map(|id| *id as u64)).finish()))
     }
 
     fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {

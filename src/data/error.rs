@@ -59,8 +59,7 @@ pub enum Error {
     },
     /// A token outside the vocabulary.
     #[error(
-        "{}, offset {offset}: token {found}, but data.vocab_size is {vocab_size}; does data.dtype match \
-         the file?",
+        "{}, offset {offset}: token {found}, but data.vocab_size is {vocab_size}; {hint}",
         path.display()
     )]
     Token {
@@ -72,6 +71,28 @@ pub enum Error {
         found: u32,
         /// Size of the vocabulary.
         vocab_size: usize,
+        /// What may be wrong.
+        hint: String,
+    },
+    /// Tokens that are stored in another width than is configured.
+    #[error("{}: {problem}", path.display())]
+    TokenWidth {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to change.
+        problem: String,
+    },
+    /// A file that is of a known format, but not of the one that is needed.
+    #[error("{} is {found}, not {expected}; {advice}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        found: String,
+        /// What is needed.
+        expected: &'static str,
+        /// What to do.
+        advice: String,
     },
     /// A file in another format.
     #[error(
@@ -148,6 +169,22 @@ pub enum Error {
         path: PathBuf,
         /// Why not.
         reason: String,
+    },
+    /// So many images that cannot be decoded that leaving them out leaves none.
+    #[error(
+        "none of {tried} images can be decoded, too many to be left out by data.on_broken = \"skip\"; the first is {}: {reason}; \
+         replace the files, or set {key} to another folder",
+        path.display()
+    )]
+    NothingDecodes {
+        /// Images that were tried.
+        tried: u64,
+        /// The first of them.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+        /// The key that names their folder.
+        key: &'static str,
     },
     /// A folder with no class folders.
     #[error(

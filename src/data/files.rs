@@ -5,6 +5,15 @@ use std::path::{Path, PathBuf};
 
 use super::Error;
 
+/// A file of a data set.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ListedFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its size in bytes.
+    pub num_bytes: u64,
+}
+
 /// The file itself, or all files of the folder and its subfolders, sorted by path. With `extensions` (`rs` or `.rs`, in
 /// upper or lower case), only files that end in one of them.
 ///
@@ -17,11 +26,11 @@ pub(super) fn list(
     path: &Path,
     key: &'static str,
     extensions: &[String],
-) -> Result<Vec<PathBuf>, Error> {
+) -> Result<Vec<ListedFile>, Error> {
     let unreadable = |path: &Path, source| unreadable(path, key, source);
     let metadata = fs::metadata(path).map_err(|source| unreadable(path, source))?;
     if !metadata.is_dir() {
-        return Ok(vec![path.to_owned()]);
+        return Ok(vec![ListedFile { path: path.to_owned(), num_bytes: metadata.len() }]);
     }
     let mut files = vec![];
     let mut folders = vec![path.to_owned()];
@@ -35,8 +44,12 @@ pub(super) fn list(
             let entry = entry.path();
             if kind.is_dir() {
                 folders.push(entry);
-            } else if has_extension(&entry, extensions) && is_file(&entry) {
-                files.push(entry);
+            } else if has_extension(&entry, extensions)
+                // Links to files count as files.
+                && let Ok(metadata) = fs::metadata(&entry)
+                && metadata.is_file()
+            {
+                files.push(ListedFile { path: entry, num_bytes: metadata.len() });
             }
         }
     }
@@ -50,11 +63,6 @@ pub(super) fn unreadable(path: &Path, key: &'static str, source: std::io::Error)
 
 pub(super) fn is_hidden(name: &std::ffi::OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".")
-}
-
-/// Links to files count as files.
-fn is_file(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|metadata| metadata.is_file())
 }
 
 fn has_extension(path: &Path, extensions: &[String]) -> bool {
@@ -73,7 +81,7 @@ mod tests {
 
     fn names(root: &Path, extensions: &[&str]) -> Vec<String> {
         let extensions: Vec<_> = extensions.iter().map(|word| word.to_string()).collect();
-        let name = |path: PathBuf| path.strip_prefix(root).unwrap().display().to_string();
+        let name = |file: ListedFile| file.path.strip_prefix(root).unwrap().display().to_string();
         list(root, "data.path", &extensions).unwrap().into_iter().map(name).collect()
     }
 
@@ -95,7 +103,8 @@ mod tests {
         assert_eq!(names(root, &["rs"]), ["b/c/x.RS", "b/link.rs", "z.rs"]);
         assert_eq!(names(root, &[".md", "py"]), ["b/a.md"]);
         let file = root.join("b/a.md");
-        assert_eq!(list(&file, "data.path", &["rs".to_owned()]).unwrap(), [file]);
+        let listed = list(&file, "data.path", &["rs".to_owned()]).unwrap();
+        assert_eq!(listed, [ListedFile { path: file, num_bytes: 6 }]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use flate2::bufread::MultiGzDecoder;
 use hlo::DType;
 
 use super::files::unreadable;
+use super::fingerprint::Fingerprinter;
 use super::source::checked_index;
 use super::{Error, Field, Source};
 use crate::config::{self, open_regular};
@@ -98,6 +99,11 @@ impl Source for Idx {
 
     fn fields(&self) -> &[Field] {
         &self.fields
+    }
+
+    fn fingerprint(&self) -> Result<Option<u128>, Error> {
+        let all = Fingerprinter::new("idx").bytes(&self.pixels).bytes(&self.labels);
+        Ok(Some(all.finish()))
     }
 
     fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use hlo::DType;
 
 use super::augment::Draws;
-use super::files::{is_hidden, list, unreadable};
+use super::files::{ListedFile, is_hidden, list, unreadable};
+use super::fingerprint::Fingerprinter;
 use super::image::{MAX_FILE_BYTES, Rect, decode};
 use super::source::checked_index;
 use super::{Error, Field, Skipped, Source};
@@ -30,7 +31,9 @@ const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
 /// the training folders.
 pub struct ImageFolder {
     files: Vec<Labelled>,
-    /// The key that names their folder.
+    /// The folder of the class folders.
+    root: PathBuf,
+    /// The key that names it.
     key: &'static str,
     /// The names of the classes' folders.
     labels: Vec<String>,
@@ -45,7 +48,7 @@ pub struct ImageFolder {
 }
 
 struct Labelled {
-    path: PathBuf,
+    file: ListedFile,
     label: i32,
 }
 
@@ -81,14 +84,19 @@ impl ImageFolder {
             return Err(Error::NothingHeldOut { path: config.path.clone() });
         }
         let augment_seed = config.augment.then_some(seed);
-        let eval_key = if config.eval_path.is_some() { EVAL_PATH } else { PATH };
+        let (eval_root, eval_key) = match &config.eval_path {
+            Some(eval_path) => (eval_path, EVAL_PATH),
+            None => (&config.path, PATH),
+        };
         let labels: Vec<_> =
             classes.iter().map(|class| class.to_string_lossy().into_owned()).collect();
-        let split = |files, key, augment_seed| Self {
+        let split = |files, (root, key): (&PathBuf, _), augment_seed| Self {
+            root: root.clone(),
             key,
             ..Self::new(config, files, labels.clone(), augment_seed)
         };
-        Ok((split(train, PATH, augment_seed), split(eval, eval_key, None)))
+        let train = split(train, (&config.path, PATH), augment_seed);
+        Ok((train, split(eval, (eval_root, eval_key), None)))
     }
 
     fn new(
@@ -101,6 +109,7 @@ impl ImageFolder {
         let value = |colour: usize, byte: usize| (byte as f32 / 255.0 - MEAN[colour]) / STD[colour];
         Self {
             files,
+            root: config.path.clone(),
             key: PATH,
             labels,
             // The configuration limits both to far less than u32::MAX.
@@ -156,17 +165,50 @@ impl Source for ImageFolder {
     }
 
     fn read(&self, example: u64, epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
-        let file = &self.files[checked_index(example, self.num_examples())?];
-        let bytes = read_regular(&file.path, MAX_FILE_BYTES)
-            .map_err(|source| unreadable(&file.path, self.key, source))?;
+        let Labelled { file: ListedFile { path, .. }, label } =
+            &self.files[checked_index(example, self.num_examples())?];
+        let bytes = read_regular(path, MAX_FILE_BYTES)
+            .map_err(|source| unreadable(path, self.key, source))?;
         let draws = match (self.augment_seed, epoch) {
             (Some(seed), Some(epoch)) => Some(Draws::new(seed, epoch, example)),
             _ => None,
         };
         self.write_image(&bytes, draws, out[0])
-            .map_err(|reason| Error::Image { path: file.path.clone(), reason })?;
-        out[1].copy_from_slice(&file.label.to_ne_bytes());
+            .map_err(|reason| Error::Image { path: path.clone(), reason })?;
+        out[1].copy_from_slice(&label.to_ne_bytes());
         Ok(())
+    }
+
+    /// If broken images are to be left out: that at least one of some that are spread over all of them is intact.
+    fn check(&self, _tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
+        const MAX_TRIED: usize = 64;
+        let tried = self.files.len().min(MAX_TRIED);
+        let places = (0..tried).map(|place| place * self.files.len() / tried);
+        let mut first = None;
+        for place in places.filter(|_| self.skipped.is_some()) {
+            let path = &self.files[place].file.path;
+            let bytes = read_regular(path, MAX_FILE_BYTES)
+                .map_err(|source| unreadable(path, self.key, source))?;
+            match decode(&bytes) {
+                Ok(_) => return Ok(()),
+                Err(reason) => drop(first.get_or_insert((path.clone(), reason))),
+            }
+        }
+        match first {
+            None => Ok(()),
+            Some((path, reason)) => {
+                let (tried, key) = (tried as u64, self.key);
+                Err(Error::NothingDecodes { tried, path, reason, key })
+            }
+        }
+    }
+
+    fn fingerprint(&self) -> Result<Option<u128>, Error> {
+        let labels = self.files.iter().map(|file| file.label as u64);
+        let files: Vec<_> = self.files.iter().map(|file| &file.file).collect();
+        let all = Fingerprinter::new("image_folder").numbers(labels).files(&self.root, &files);
+        let all = all.map_err(|source| unreadable(&self.root, self.key, source))?;
+        Ok(Some(all.finish()))
     }
 
     fn is_costly(&self) -> bool {
@@ -199,5 +241,5 @@ fn labelled(folder: &Path, key: &'static str, label: usize) -> Result<Vec<Labell
     if files.is_empty() {
         return Err(Error::NoImages { path: folder.to_owned(), key });
     }
-    Ok(files.into_iter().map(|path| Labelled { path, label: label as i32 }).collect())
+    Ok(files.into_iter().map(|file| Labelled { file, label: label as i32 }).collect())
 }

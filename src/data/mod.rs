@@ -11,6 +11,8 @@ mod classification;
 mod digits;
 mod error;
 mod files;
+mod fingerprint;
+mod formats;
 mod idx;
 mod image;
 mod image_folder;
@@ -22,6 +24,8 @@ mod stratified;
 mod synthetic;
 mod synthetic_tokens;
 mod text;
+mod token_format;
+mod token_scan;
 mod tokens;
 mod windows;
 
@@ -61,6 +65,15 @@ pub struct Splits {
 }
 
 impl Splits {
+    /// Reads what could otherwise end a run in its middle; see [`Source::check`].
+    ///
+    /// # Errors
+    /// What is wrong with the data.
+    pub fn check(&self, tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
+        self.train.check(tell)?;
+        self.eval.check(tell)
+    }
+
     /// The broken examples that were left out of either part, or `None` if there are none.
     pub fn skipped_report(&self) -> Option<String> {
         let parts = [("training", &self.train), ("evaluation", &self.eval)];

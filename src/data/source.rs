@@ -68,6 +68,25 @@ pub trait Source: Send + Sync {
     /// If there is no such example, or it cannot be read.
     fn read(&self, example: u64, epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error>;
 
+    /// Finds what is wrong with examples that would otherwise be read hours later: what takes longer than opening the files, but
+    /// no longer than reading them once. `tell` gets lines for the user: what takes long, and, after `warning: `, what is doubtful.
+    /// Told and checked once, however often this is called.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn check(&self, _tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// A hash of the examples, by which a run that is continued recognizes its data: equal for the same examples at any path and on
+    /// any machine, different if they differ. By default there is none, and only the number of examples is compared.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    fn fingerprint(&self) -> Result<Option<u128>, Error> {
+        Ok(None)
+    }
+
     /// `true` if reading an example is slow enough that several threads should share a batch.
     fn is_costly(&self) -> bool {
         false

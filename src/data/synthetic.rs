@@ -7,6 +7,7 @@
 use hlo::DType;
 use hlo::random::threefry2x32;
 
+use super::fingerprint::Fingerprinter;
 use super::source::checked_index;
 use super::{Error, Field, Source};
 
@@ -59,6 +60,14 @@ impl Source for Synthetic {
 
     fn fields(&self) -> &[Field] {
         &self.fields
+    }
+
+    fn fingerprint(&self) -> Result<Option<u128>, Error> {
+        let keys = [self.centres_key, self.noise_key, self.labels_key].concat();
+        let [x, _] = &self.fields;
+        let all = Fingerprinter::new("synthetic").numbers(keys.into_iter().map(u64::from));
+        let all = all.numbers([self.num_examples, self.num_classes as u64]);
+        Ok(Some(all.numbers(x.dims.iter().map(|size| *size as u64)).finish()))
     }
 
     fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {

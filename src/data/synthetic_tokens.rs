@@ -9,6 +9,7 @@
 use hlo::DType;
 use hlo::random::threefry2x32;
 
+use super::fingerprint::Fingerprinter;
 use super::source::checked_index;
 use super::{Error, Field, Source, windows};
 
@@ -67,6 +68,13 @@ impl Source for SyntheticTokens {
 
     fn fields(&self) -> &[Field] {
         &self.fields
+    }
+
+    fn fingerprint(&self) -> Result<Option<u128>, Error> {
+        let keys = [self.successors_key, self.tokens_key].concat();
+        let sizes = [self.num_examples, self.vocab_size as u64, self.context as u64];
+        let all = Fingerprinter::new("synthetic_tokens").numbers(keys.into_iter().map(u64::from));
+        Ok(Some(all.numbers(sizes).finish()))
     }
 
     fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {

@@ -4,9 +4,14 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use rayon::prelude::*;
 
 use super::files::unreadable;
+use super::fingerprint::Fingerprinter;
+use super::token_format;
+use super::token_scan::TokenScan;
 use super::windows::{self, Windows};
 use super::{Error, Field, Source};
 use crate::config::{self, TokenType, open_regular};
@@ -25,29 +30,42 @@ struct TokenFile {
     key: &'static str,
     file: File,
     dtype: TokenType,
+    num_bytes: u64,
     num_tokens: u64,
+    scan: OnceLock<TokenScan>,
 }
+
+/// Tokens that are looked at together.
+const BLOCK_TOKENS: u64 = 1 << 18;
+/// Blocks of a large file that are looked at before all others.
+const NUM_FIRST: usize = 64;
 
 impl Tokens {
     /// Opens the file, and returns the training split and the evaluation split: all of `eval_path`, or the end of the file.
     ///
     /// # Errors
-    /// A file that cannot be read, ends within a token, or has too few tokens.
+    /// A file that cannot be read, ends within a token, has too few tokens, or is of a known format that is not this one. Ids
+    /// beyond the vocabulary are found by [`Source::check`].
     pub fn open(config: &config::TokensConfig) -> Result<(Self, Self), Error> {
         let split = |file: &Arc<TokenFile>, windows| Self {
             file: file.clone(),
             windows,
             vocab_size: config.vocab_size,
         };
-        let file = Arc::new(TokenFile::open(&config.path, "data.path", config.dtype)?);
+        let open = |path: &Path, key| TokenFile::open(path, key, config.dtype).map(Arc::new);
+        let file = open(&config.path, "data.path")?;
+        let eval_file = config.eval_path.as_ref().map(|path| open(path, "data.eval_path"));
+        let eval_file = eval_file.transpose()?;
+        for file in [Some(&file), eval_file.as_ref()].into_iter().flatten() {
+            file.check_format()?;
+        }
         let windows = Windows::new(config.context, file.num_tokens);
-        let Some(eval_path) = &config.eval_path else {
+        let Some(eval_file) = eval_file else {
             let (train, eval) = windows
                 .split(config.eval_fraction())
                 .ok_or_else(|| file.too_few_tokens(config.context))?;
             return Ok((split(&file, train), split(&file, eval)));
         };
-        let eval_file = Arc::new(TokenFile::open(eval_path, "data.eval_path", config.dtype)?);
         let eval_windows = Windows::new(config.context, eval_file.num_tokens);
         for (file, windows) in [(&file, &windows), (&eval_file, &eval_windows)] {
             if windows.num_windows() == 0 {
@@ -71,17 +89,21 @@ impl Source for Tokens {
         self.windows.fields()
     }
 
+    fn check(&self, tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
+        self.file.check(self.vocab_size, tell)
+    }
+
+    fn fingerprint(&self) -> Result<Option<u128>, Error> {
+        let hash = self.file.scan(&|_| ())?.hash;
+        let of_part = Fingerprinter::new("tokens").hashes(&[hash]).numbers(self.windows.extent());
+        Ok(Some(of_part.finish()))
+    }
+
     fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
         let range = self.windows.tokens_of(example)?;
         let tokens = self.file.read(range.start, (range.end - range.start) as usize)?;
-        if let Some(index) = tokens.iter().position(|token| *token as usize >= self.vocab_size) {
-            return Err(Error::Token {
-                path: self.file.path.clone(),
-                offset: (range.start + index as u64) * self.file.dtype.num_bytes() as u64,
-                found: tokens[index],
-                vocab_size: self.vocab_size,
-            });
-        }
+        // The file may have been changed since it was checked.
+        self.file.check_tokens(range.start, &tokens, self.vocab_size)?;
         // The configuration limits the vocabulary to i32.
         let tokens: Vec<_> = tokens.into_iter().map(|token| token as i32).collect();
         windows::write(&tokens, out);
@@ -91,18 +113,85 @@ impl Source for Tokens {
 
 impl TokenFile {
     fn open(path: &Path, key: &'static str, dtype: TokenType) -> Result<Self, Error> {
-        let opened = open_regular(path).and_then(|file| Ok((file.metadata()?, file)));
-        let (metadata, file) = opened.map_err(|source| unreadable(path, key, source))?;
-        let (num_bytes, token_bytes) = (metadata.len(), dtype.num_bytes() as u64);
-        if !num_bytes.is_multiple_of(token_bytes) {
-            return Err(Error::NotWhole {
-                path: path.to_owned(),
-                found: num_bytes,
-                unit: format!("{token_bytes}-byte tokens"),
-                key: "data.dtype",
-            });
+        let opened = open_regular(path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let (num_bytes, file) = opened.map_err(|source| unreadable(path, key, source))?;
+        let (path, num_tokens) = (path.to_owned(), num_bytes / dtype.num_bytes() as u64);
+        Ok(Self { path, key, file, dtype, num_bytes, num_tokens, scan: OnceLock::new() })
+    }
+
+    /// Checks what its beginning and its size say.
+    fn check_format(&self) -> Result<(), Error> {
+        token_format::check(&self.path, self.key, &self.file, self.dtype)?;
+        let token_bytes = self.dtype.num_bytes() as u64;
+        if self.num_bytes.is_multiple_of(token_bytes) {
+            return Ok(());
         }
-        Ok(Self { path: path.to_owned(), key, file, dtype, num_tokens: num_bytes / token_bytes })
+        Err(Error::NotWhole {
+            path: self.path.clone(),
+            found: self.num_bytes,
+            unit: format!("{token_bytes}-byte tokens"),
+            key: "data.dtype",
+        })
+    }
+
+    /// What is in the file. It is read when this is asked for the first time.
+    fn scan(&self, tell: &(dyn Fn(&str) + Sync)) -> Result<&TokenScan, Error> {
+        if let Some(found) = self.scan.get() {
+            return Ok(found);
+        }
+        let found = TokenScan::of(&self.path, &self.file, self.dtype, tell);
+        let found = found.map_err(|source| unreadable(&self.path, self.key, source))?;
+        Ok(self.scan.get_or_init(|| found))
+    }
+
+    /// Checks all tokens. Says only the first time what is doubtful.
+    fn check(&self, vocab_size: usize, tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
+        let is_new = self.scan.get().is_none();
+        let num_blocks = self.num_tokens.div_ceil(BLOCK_TOKENS) as usize;
+        if is_new && num_blocks > NUM_FIRST {
+            // What is wrong everywhere is found without reading the whole of a large file.
+            self.find_token(vocab_size, num_blocks.div_ceil(NUM_FIRST))?;
+        }
+        let [even, odd] = self.scan(tell)?.max;
+        if even.max(odd) as usize >= vocab_size {
+            self.find_token(vocab_size, 1)?;
+        }
+        match token_format::doubt(self.dtype, [even, odd], self.num_tokens) {
+            Some(doubt) if doubt.is_certain => {
+                Err(Error::TokenWidth { path: self.path.clone(), problem: doubt.problem })
+            }
+            Some(doubt) if is_new => {
+                tell(&format!("warning: {}: {}", self.path.display(), doubt.problem));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Finds the first token that is not in the vocabulary, in every `step`th block.
+    fn find_token(&self, vocab_size: usize, step: usize) -> Result<(), Error> {
+        let check = |block: u64| {
+            let first = block * BLOCK_TOKENS;
+            let tokens = self.read(first, BLOCK_TOKENS.min(self.num_tokens - first) as usize)?;
+            self.check_tokens(first, &tokens, vocab_size)
+        };
+        let blocks = (0..self.num_tokens.div_ceil(BLOCK_TOKENS) as usize).into_par_iter();
+        let checked = blocks.step_by(step).map(|block| check(block as u64));
+        checked.find_first(Result::is_err).unwrap_or(Ok(()))
+    }
+
+    /// Checks tokens, the first of them number `first` of the file.
+    fn check_tokens(&self, first: u64, tokens: &[u32], vocab_size: usize) -> Result<(), Error> {
+        match tokens.iter().position(|token| *token as usize >= vocab_size) {
+            None => Ok(()),
+            Some(index) => Err(Error::Token {
+                path: self.path.clone(),
+                offset: (first + index as u64) * self.dtype.num_bytes() as u64,
+                found: tokens[index],
+                vocab_size,
+                hint: token_format::hint(self.dtype, tokens[index], vocab_size),
+            }),
+        }
     }
 
     fn read(&self, first: u64, count: usize) -> Result<Vec<u32>, Error> {
@@ -211,6 +300,9 @@ mod tests {
         assert!(error.contains("21 bytes") && error.contains("2-byte tokens"), "{error}");
         let error = message(&[0; 22], TokenType::U32);
         assert!(error.contains("4-byte tokens") && error.contains("data.dtype"), "{error}");
+        // What it is, and not that it ends within a token.
+        let error = message(b"\x93NUMPY\x01\0v", TokenType::U16);
+        assert!(error.contains("a.bin is a NumPy array"), "{error}");
         assert!(message(&[], TokenType::U16).contains("holds 0 tokens"));
         assert!(message(&[0; 10], TokenType::U16).contains("holds 5 tokens"));
         let error = |path: &str| {
@@ -228,6 +320,54 @@ mod tests {
         // Cut off after it was opened.
         fs::write(&path, [0; 4]).unwrap();
         assert!(read(&train, 0).unwrap_err().contains("a.bin"));
+    }
+
+    /// All tokens are looked at, also those that no window has yet asked for.
+    #[test]
+    fn wrong_tokens_are_found_before_they_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.bin");
+        let told = std::sync::Mutex::new(vec![]);
+        let tell = |text: &str| told.lock().unwrap().push(text.to_owned());
+        let check = |bytes: &[u8], dtype| {
+            fs::write(&path, bytes).unwrap();
+            let (train, eval) = Tokens::open(&config(path.clone(), dtype)).unwrap();
+            let checked = train.check(&tell).and_then(|()| eval.check(&tell));
+            checked.map_err(|error| error.to_string())
+        };
+        let mut tokens: Vec<u16> = (0..1000).collect();
+        assert_eq!(check(&u16s(&tokens), TokenType::U16), Ok(()));
+        tokens[700] = 1000;
+        let error = check(&u16s(&tokens), TokenType::U16).unwrap_err();
+        assert!(error.contains("a.bin, offset 1400: token 1000, but data.vocab_size"), "{error}");
+        let wide: Vec<u8> = (0..500u32).flat_map(u32::to_le_bytes).collect();
+        let error = check(&wide, TokenType::U16).unwrap_err();
+        assert!(error.contains("every second token is 0") && error.contains("\"u32\""), "{error}");
+        let narrow = u16s(&(500..1000).collect::<Vec<_>>());
+        let error = check(&narrow, TokenType::U32).unwrap_err();
+        assert!(error.contains("offset 0") && error.contains("would be 500 and 501"), "{error}");
+        assert_eq!(told.lock().unwrap().len(), 0);
+        let doubtful: Vec<u16> = (0..500).flat_map(|token| [token + 300, token % 2]).collect();
+        assert_eq!(check(&u16s(&doubtful), TokenType::U16), Ok(()));
+        let told = told.into_inner().unwrap();
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with("warning: ") && told[0].contains("at most 1"), "{}", told[0]);
+    }
+
+    #[test]
+    fn fingerprints_are_those_of_the_file_and_of_the_part() {
+        let dir = tempfile::tempdir().unwrap();
+        let [here, there] = ["a.bin", "b.bin"].map(|name| dir.path().join(name));
+        let prints = |path: &Path, tokens: &[u16]| {
+            fs::write(path, u16s(tokens)).unwrap();
+            let (train, eval) = Tokens::open(&config(path.to_owned(), TokenType::U16)).unwrap();
+            [train, eval].map(|part| part.fingerprint().unwrap().unwrap())
+        };
+        let first = prints(&here, &[1; 90]);
+        assert_ne!(first[0], first[1]);
+        assert_eq!(prints(&there, &[1; 90]), first);
+        assert_ne!(prints(&here, &[1; 91])[0], first[0]);
+        assert_ne!(prints(&here, &[2; 90])[0], first[0]);
     }
 
     /// Only what is read has to be there: a file with a hole of 6 GB before its end.

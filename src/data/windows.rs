@@ -47,6 +47,11 @@ impl Windows {
         self.num_windows
     }
 
+    /// Which part of the whole sequence these windows are: tokens of a window, windows before the split, windows.
+    pub fn extent(&self) -> [u64; 3] {
+        [self.context as u64 + 1, self.first, self.num_windows]
+    }
+
     /// `x` and `y`, each i32 `[context]`.
     pub fn fields(&self) -> &[Field] {
         &self.fields

@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use tempfile::NamedTempFile;
+
 /// Creates or replaces a file. It is written under another name in the same directory, synced to disk and renamed, so
 /// that a reader gets all of the old contents or all of the new. A pipe or a device, such as `/dev/null`, is written to
 /// instead: a file in its place would break what else uses it.
@@ -16,6 +18,21 @@ pub fn replace_file(path: &Path, contents: &[u8]) -> io::Result<()> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         return fs::write(path, contents);
     }
+    unfinished(path, contents)?.persist(path)?;
+    Ok(())
+}
+
+/// As [`replace_file`], but a file of that name stays as it is.
+///
+/// # Errors
+/// If there is such a file, or it cannot be written.
+pub fn create_file(path: &Path, contents: &[u8]) -> io::Result<()> {
+    unfinished(path, contents)?.persist_noclobber(path)?;
+    Ok(())
+}
+
+/// A file under another name in the same directory, whose contents are on the disk.
+fn unfinished(path: &Path, contents: &[u8]) -> io::Result<NamedTempFile> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // The mode of any new file; the process's umask applies to it.
     let permissions = Permissions::from_mode(0o666);
@@ -27,8 +44,7 @@ pub fn replace_file(path: &Path, contents: &[u8]) -> io::Result<()> {
     let written = file.as_file_mut();
     written.write_all(contents)?;
     written.sync_all()?;
-    file.persist(path)?;
-    Ok(())
+    Ok(file)
 }
 
 /// Prefix of the temporary files that remain if the process is killed while it replaces `path`.
@@ -50,5 +66,15 @@ mod tests {
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();
         replace_file(&link, b"a").unwrap();
         assert!(link.is_symlink());
+    }
+
+    #[test]
+    fn a_new_file_replaces_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        create_file(&path, b"first").unwrap();
+        assert_eq!(create_file(&path, b"second").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"first");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

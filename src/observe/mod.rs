@@ -23,7 +23,7 @@ pub use event::{
     EvalResult, FailedGeneration, LaunchMetrics, RunEnd, RunEvent, RunInfo, RunProgress,
     SavedCheckpoint, StepEval, StepMetrics,
 };
-pub use file::{replace_file, unfinished_prefix};
+pub use file::{create_file, replace_file, unfinished_prefix};
 pub use jsonl::Jsonl;
 pub use progress::{Progress, say};
 pub use sink::{FlushLater, Sink, Sinks};

@@ -93,7 +93,7 @@ const RULES: [RuleInfo; 42] = [
     RuleInfo { name: "warmup-too-short", find: warmup::too_short, source: GOYAL,
         about: "The warm-up to such a rate takes fewer than 50 steps, in runs of at least 500 steps: 20 for LAMB, and for other transformers a 2000th of the run up to 200 if that is more (published: a 1400th)." },
     RuleInfo { name: "warmup-too-long", find: warmup::too_long, source: GOYAL,
-        about: "The warm-up is longer than the run (an error), more than 60 % of it, or with Adam more than 15 % and 60000 steps (a warning; published: up to 40000), or more than 20 % (a note; published: mostly up to 10 %, at most 48 %)." },
+        about: "The warm-up is longer than the run (an error, or a note if schedule.total_steps says that a longer schedule goes on), more than 60 % of it, or with Adam more than 15 % and 60000 steps (a warning; published: up to 40000), or more than 20 % (a note; published: mostly up to 10 %, at most 48 %)." },
     RuleInfo { name: "boundary-inside-warmup", find: warmup::boundary_inside, source: GOYAL,
         about: "A boundary lies inside the warm-up, which passes over it, so that the peak is never reached." },
     RuleInfo { name: "weight-decay-too-strong", find: weight_decay::too_strong, source: "Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019)",

@@ -132,6 +132,14 @@ pub(super) fn too_long(recipe: &Recipe<'_>) -> Vec<Found> {
         Err(error @ schedule::Error::Warmup { .. }) => (Severity::Error, error.to_string()),
         Ok(schedule) => {
             let warmup = schedule.warmup_steps();
+            if warmup > total {
+                let end = schedule.end_step().unwrap_or(total);
+                let reason = format!(
+                    "the run of {total} steps ends inside the warm-up of {warmup} steps, as the first part of a schedule of {end}"
+                );
+                let change = "leave it if the run is to be continued, or shorten the warm-up";
+                return vec![Found::new(Severity::Note, reason, change, vec![])];
+            }
             let share = warmup as f64 / total.max(1) as f64;
             let severity = match share {
                 _ if total < 20 => return vec![],

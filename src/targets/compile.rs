@@ -110,6 +110,9 @@ pub enum Error {
     },
 }
 
+/// The files that a dump consists of: the program, its optimised form as text and as it is, and the executable.
+pub const DUMPED: [&str; 4] = ["step.mlir", "optimized.txt", "optimized.pb", "executable.bin"];
+
 /// Compiles a step for a target in a child process that runs `binary`. With `dump`, that directory is created
 /// if needed and gets the program, its optimised form and the executable. If the step has a second form, both are
 /// compiled, and the report and these files are of the one that fits, or of the one that is predicted to be faster.
@@ -128,7 +131,7 @@ pub fn compile(
         return Err(Error::Replicas { target: target.to_string(), expected: num_devices, found });
     }
     if let Some(dir) = dump {
-        write(dir, "step.mlir", step.program.text.as_bytes())?;
+        write(dir, DUMPED[0], step.program.text.as_bytes())?;
     }
     let started = Instant::now();
     let mut chosen = Form::compile(step, step.program, target, binary)?;
@@ -194,12 +197,13 @@ impl<'a> Form<'a> {
     }
 
     fn dump(&self, dir: &Path) -> Result<(), Error> {
-        write(dir, "step.mlir", self.program.text.as_bytes())?;
+        let [program, text, optimized, executable] = DUMPED;
+        write(dir, program, self.program.text.as_bytes())?;
         let Some(compilation) = &self.compilation else { return Ok(()) };
         let module = HloModule::decode_optimized(&compilation.optimized)?;
-        write(dir, "optimized.txt", listing(&module).as_bytes())?;
-        write(dir, "optimized.pb", &compilation.optimized)?;
-        write(dir, "executable.bin", &compilation.executable)
+        write(dir, text, listing(&module).as_bytes())?;
+        write(dir, optimized, &compilation.optimized)?;
+        write(dir, executable, &compilation.executable)
     }
 }
 

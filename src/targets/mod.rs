@@ -29,7 +29,7 @@ pub use advice::{Knobs, MemoryAdvice, Suggestion, candidates};
 pub use backups::{BackupRow, BackupSimulation};
 pub use chips::{CHIPS, Chip, Family, GpuArchitecture, GpuSpec, TpuSpec};
 pub use collective::{Collective, CollectivePhase, CollectiveSum};
-pub use compile::{ByLine, Error, Step, compile, scatter_line};
+pub use compile::{ByLine, DUMPED, Error, Step, compile, scatter_line};
 pub use instruction::{Instruction, instructions};
 pub use memory::{Memory, gib};
 pub use ordering::unordered_collectives;

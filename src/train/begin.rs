@@ -2,24 +2,27 @@
 
 use std::path::Path;
 
+use hlo::{LeafSpec, Tree};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoints::{self, Saver};
 use super::processes::Processes;
 use super::recorder::Recorder;
-use super::resume::{self, Differences};
-use super::run_dir::{self, Existing, RunDir};
+use super::resume::{self, Differences, Now};
+use super::run_dir::{self, Existing, RunDir, RunDirError};
 use super::shards::Shards;
 use super::{Error, Job, Options, Resume, Run, Trainer};
-use crate::checkpoint::{self, Checkpoint, CheckpointDir, Location};
+use crate::checkpoint::{self, Checkpoint, CheckpointDir, DataRecord, Location};
 use crate::config::{CheckpointConfig, Config};
 
 /// Where a run begins. The directories that it writes into are locked, but not changed.
 pub(super) struct Beginning {
     /// The checkpoint that it continues from.
     pub checkpoint: Option<Checkpoint>,
-    /// How its configuration differs from the one in the checkpoint.
+    /// How it differs from the run in the checkpoint.
     differences: Differences,
+    /// Its data.
+    data: DataRecord,
     /// Where its checkpoints go, and the claim to that place, unless it may be moved aside with a run that is replaced: then it
     /// is claimed after that. Only the first process has them.
     place: Option<(Location, Option<CheckpointDir>)>,
@@ -46,11 +49,12 @@ impl Beginning {
         processes: Processes<'_>,
         config: &Config,
         options: &Options,
-        resolved: &str,
+        now: Now<'_>,
     ) -> Result<(Self, Option<RunDir>), Error> {
         const WHAT: &str = "beginning";
         if processes.is_first() {
-            let (beginning, dir) = Self::find(config, options, resolved)?;
+            let found = Self::find(config, options, now);
+            let (beginning, dir) = found.map_err(|error| after_failures(error, processes))?;
             processes.decided_by_first(WHAT, || Ok(beginning.decision.clone()))?;
             return Ok((beginning, dir));
         }
@@ -58,29 +62,35 @@ impl Beginning {
         let decision: Decision = processes.decided_by_first(WHAT, unreachable)?;
         let checkpoint = decision.checkpoint.as_ref().map(|path| Checkpoint::open(Path::new(path)));
         let checkpoint = checkpoint.transpose()?;
-        let differences = Differences::of(checkpoint.as_ref(), resolved)?;
-        Ok((Self { checkpoint, differences, place: None, decision }, None))
+        let differences = Differences::of(checkpoint.as_ref(), now)?;
+        let data = now.data.clone();
+        Ok((Self { checkpoint, differences, data, place: None, decision }, None))
     }
 
     /// Finds the checkpoint to continue from, and claims the output directory and the directory of the checkpoints.
-    /// `resolved` is the configuration.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read, another configuration, or a directory that cannot be used.
+    /// A checkpoint that cannot be read, another configuration, other data, or a directory that cannot be used.
     fn find(
         config: &Config,
         options: &Options,
-        resolved: &str,
+        now: Now<'_>,
     ) -> Result<(Self, Option<RunDir>), Error> {
         let out = options.out.as_deref();
         let place = checkpoints::place(&config.checkpoint, out);
         let checkpoint = options.resume.find(place.as_ref())?;
-        let differences = Differences::of(checkpoint.as_ref(), resolved)?;
         let is_outside = checkpoints::is_outside(&config.checkpoint);
         let is_its_own = |out| !is_outside || run_dir::may_be_run_of(out, config);
         let continues = checkpoint.as_ref().zip(place.as_ref());
         let continues = continues.is_some_and(|(checkpoint, place)| checkpoint.is_in(place))
             && out.is_none_or(is_its_own);
+        if let (Resume::Newest, false, Some(dir)) = (&options.resume, continues, out) {
+            let (dir, differences) = (dir.to_owned(), run_dir::differences(dir, config));
+            if !differences.is_empty() {
+                return Err(RunDirError::Elsewhere { dir, differences }.into());
+            }
+        }
+        let differences = Differences::of(checkpoint.as_ref(), now)?;
         if let (Some(place), false) = (&place, continues) {
             check_is_free(place, config)?;
         }
@@ -94,7 +104,14 @@ impl Beginning {
             _ if options.overwrite => Existing::Replace,
             _ => Existing::Refuse,
         };
-        let dir = out.map(|out| RunDir::claim(out, existing)).transpose()?;
+        let dir = out.map(|out| match RunDir::claim(out, existing) {
+            // `--resume` was given, so it is not what helps.
+            Err(RunDirError::Occupied { dir, .. }) if options.resume == Resume::Newest => {
+                Err(RunDirError::NoCheckpoint { dir })
+            }
+            claimed => claimed,
+        });
+        let dir = dir.transpose()?;
         let claimed = place.as_ref().filter(|_| continues || is_outside);
         let claimed = claimed.map(CheckpointDir::claim).transpose()?;
         let absolute = |checkpoint: &Checkpoint| match checkpoint.location() {
@@ -109,25 +126,34 @@ impl Beginning {
             saves: place.is_some(),
         };
         let place = place.map(|place| (place, claimed));
-        Ok((Self { checkpoint, differences, place, decision }, dir))
+        let data = now.data.clone();
+        Ok((Self { checkpoint, differences, data, place, decision }, dir))
+    }
+
+    /// Says how the run differs from the one that it continues. Before it is compiled, which takes long.
+    pub fn say_differences(&self, processes: Processes<'_>) {
+        for difference in &self.differences.shown {
+            processes.say(&format!("configuration: {difference}"));
+        }
+        self.differences.notes.iter().for_each(|note| processes.say(note));
+    }
+
+    /// Checks that the run, with these leaves of its state, can continue from the checkpoint, if there is one.
+    ///
+    /// # Errors
+    /// A state that does not fit, or another position in the data.
+    pub fn check(&self, run: &Run, leaves: &Tree<LeafSpec>) -> Result<(), Error> {
+        let check = |checkpoint| resume::check(checkpoint, &self.differences, run, leaves);
+        self.checkpoint.as_ref().map_or(Ok(()), check)
     }
 
     /// Restores the state of the checkpoint, if there is one, and says so.
     ///
     /// # Errors
-    /// A state that does not fit, another position in the data, or a damaged checkpoint.
-    pub fn restore(
-        &self,
-        processes: Processes<'_>,
-        run: &Run,
-        trainer: &mut Trainer,
-    ) -> Result<(), Error> {
-        for difference in &self.differences.shown {
-            processes.say(&format!("configuration: {difference}"));
-        }
+    /// A damaged checkpoint.
+    pub fn restore(&self, processes: Processes<'_>, trainer: &mut Trainer) -> Result<(), Error> {
         if let Some(checkpoint) = &self.checkpoint {
-            let is_other_run = self.differences.is_other_run;
-            processes.say(&resume::restore(checkpoint, is_other_run, run, trainer)?);
+            processes.say(&resume::restore(checkpoint, &self.differences, trainer)?);
         }
         Ok(())
     }
@@ -166,7 +192,17 @@ impl Beginning {
             (None, None) => return Ok(None),
         };
         let saved = self.decision.continues.then_some(trainer.steps_taken());
-        Ok(Some(Saver::new(shards, job, run, trainer, resolved, saved)))
+        Ok(Some(Saver::new(shards, job, run, trainer, (resolved, self.data), saved)))
+    }
+}
+
+/// If this is another attempt at a job, the run in the directory is that of an attempt before, and what ended that comes first.
+fn after_failures(error: Error, processes: Processes<'_>) -> Error {
+    match (error, processes.failed_generations().into_iter().next()) {
+        (Error::RunDir(RunDirError::Occupied { dir, .. }), Some(first)) => {
+            Error::NotResumed { generation: first.generation, reason: first.reason, dir }
+        }
+        (error, _) => error,
     }
 }
 

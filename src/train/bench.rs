@@ -91,7 +91,7 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
     let spans = StartupSpans::new(options.started);
     spans.record("read configuration and data", options.started, Instant::now());
     let (client, run, mut trainer) =
-        setup::start(job, Processes::default(), &spans, || Ok(()), |_| Ok(None))?;
+        setup::start(job, Processes::default(), &spans, || Ok(()), |_, _, _| Ok(None))?;
     let (num_replicas, seed) = (run.mesh.num_replicas(), job.config.train.seed);
     let (global_batch, num_batch_shards) = (run.batch.global_batch(), run.batch.num_batch_shards());
     let batches =

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::recorder::Recorder;
 use super::shards::Shards;
 use super::{Error, Job, Run, Trainer};
-use crate::checkpoint::{self, DataPosition, HostLeaf, HostPiece, Location, RunRecord};
+use crate::checkpoint::{self, DataPosition, DataRecord, HostLeaf, HostPiece, Location, RunRecord};
 use crate::config::CheckpointConfig;
 use crate::observe::{EvalResult, RunProgress, SavedCheckpoint, StepEval};
 use crate::state::State;
@@ -55,7 +55,7 @@ impl Saver {
         job: &Job<'_>,
         run: &Run,
         trainer: &Trainer,
-        resolved: &str,
+        (resolved, data): (&str, DataRecord),
         last_step: Option<u64>,
     ) -> Self {
         let config = &job.config.checkpoint;
@@ -74,6 +74,7 @@ impl Saver {
                 num_replicas: run.mesh.num_replicas(),
                 num_processes: trainer.num_processes(),
                 config: resolved.to_owned(),
+                data: Some(data),
                 program: trainer.program_key().to_owned(),
                 backend: job.config.device.backend.to_string(),
                 device: device.unwrap_or_default(),

@@ -239,6 +239,12 @@ pub enum Error {
         /// The mean loss.
         loss: f64,
     },
+    /// All evaluation examples were broken and left out.
+    #[error(
+        "no evaluation example can be decoded, so there is nothing to evaluate: data.on_broken = \"skip\" has left out all of them; \
+         replace the files, or set data.eval_path to others"
+    )]
+    NothingEvaluated,
     /// The lockstep proof found replicas that differ.
     #[error(
         "lockstep is lost after step {step}: `{leaf}` differs on replica {replicas}; a device or its \
@@ -272,6 +278,37 @@ pub enum Error {
     OtherRun {
         /// What differs.
         differences: String,
+    },
+    /// A job was started again after a failure, but its command does not continue the run that it has left.
+    #[error(
+        "generation {generation} of this job has failed: {reason}; its run in {} cannot be continued, because the command of \
+         lockstep launch has no --resume: add it, or replace the run with --overwrite",
+        dir.display()
+    )]
+    NotResumed {
+        /// The number of the first attempt.
+        generation: u64,
+        /// Why it failed.
+        reason: String,
+        /// The directory of the run.
+        dir: PathBuf,
+    },
+    /// The training data are not those of the run that is to be continued.
+    #[error(
+        "this configuration cannot continue the run that was saved: {source_name} has {now} training examples, {}. Use the data of \
+         the run; or, to go on with these as another run from here on, {key} and give --resume again",
+        if now == before { "as many as when the checkpoint was saved, but others".to_owned() }
+        else { format!("but {before} when the checkpoint was saved") }
+    )]
+    OtherData {
+        /// The path of the data.
+        source_name: String,
+        /// Number of training examples.
+        now: u64,
+        /// Their number when the checkpoint was saved.
+        before: u64,
+        /// What to do with which key of `[data]`.
+        key: String,
     },
     /// A thread cannot be started.
     #[error("cannot start the thread that {what}: {source}")]

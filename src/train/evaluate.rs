@@ -91,6 +91,9 @@ pub(super) fn evaluate_with<'p>(
         }
     }
     before.map(add).transpose()?;
+    if sums[1] == 0.0 && batches.has_skipped() {
+        return Err(Error::NothingEvaluated);
+    }
     Ok(Some(result_of(of, &sums)))
 }
 

@@ -4,7 +4,9 @@
 mod accept;
 mod begin;
 mod bench;
+mod checkpoint_place;
 mod checkpoints;
+mod data_record;
 mod error;
 mod evaluate;
 mod evaluator;
@@ -45,10 +47,12 @@ use begin::Beginning;
 use r#loop::{End, Loop};
 use processes::Processes;
 use recorder::Recorder;
+use resume::Now;
 
 pub use crate::observe::EvalResult;
 pub use accept::{check_config, check_example};
 pub use bench::{BenchOptions, BenchResult, StepParts, bench};
+pub use checkpoint_place::{checkpoint_place, newest_checkpoint};
 pub use error::Error;
 pub use evaluator::{EvalSpec, Evaluator};
 pub use launches::launches;
@@ -141,19 +145,26 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let processes = Processes::of(member.as_ref());
     // Before anything that takes time: a run whose files cannot be written does not start.
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
-    let (beginning, dir) = Beginning::find_among(processes, job.config, options, &resolved)?;
     for warning in &job.splits.warnings {
         processes.say(&format!("warning: {warning}"));
     }
+    job.splits.check(&|text: &str| processes.say(text))?;
+    let data = data_record::record(job.splits, processes)?;
+    let now = Now { resolved: &resolved, data: &data };
+    let (beginning, dir) = Beginning::find_among(processes, job.config, options, now)?;
+    beginning.say_differences(processes);
     let check = || stop.check();
-    let load = |specs: &Tree<LeafSpec>| match (init, job.config.model.folder()) {
-        (Some(path), _) => params_file::open(path, specs).map(Some),
-        // What is restored below has its own parameters.
-        (None, Some(folder)) if beginning.checkpoint.is_none() => {
-            params_file::check_counterpart(folder, &job.config.model)?;
-            params_file::open_below_head(folder, specs).map(Some)
+    let load = |run: &Run, leaves: &Tree<LeafSpec>, specs: &Tree<LeafSpec>| {
+        beginning.check(run, leaves)?;
+        match (init, job.config.model.folder()) {
+            (Some(path), _) => params_file::open(path, specs).map(Some),
+            // What is restored below has its own parameters.
+            (None, Some(folder)) if beginning.checkpoint.is_none() => {
+                params_file::check_counterpart(folder, &job.config.model)?;
+                params_file::open_below_head(folder, specs).map(Some)
+            }
+            _ => Ok(None),
         }
-        _ => Ok(None),
     };
     let (client, run, mut trainer) =
         setup::start(job, processes, &StartupSpans::new(*started), check, load)?;
@@ -164,7 +175,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         processes.say(&classes);
     }
     processes.say(&describe_synchronisation(&trainer, &job.config.parallel));
-    beginning.restore(processes, &run, &mut trainer)?;
+    beginning.restore(processes, &mut trainer)?;
     stop.check()?;
 
     let resumed = beginning.checkpoint.as_ref();

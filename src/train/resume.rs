@@ -3,11 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use hlo::{LeafSpec, Tree};
 use toml::{Table, Value};
 
+use super::checkpoint_place::{newest_checkpoint, warn_of_incomplete};
 use super::checkpoints::position;
+use super::data_record::DataChange;
 use super::{Error, Run, Trainer};
-use crate::checkpoint::{Checkpoint, CheckpointDir, Location};
+use crate::checkpoint::{
+    self, Checkpoint, CheckpointDir, DataRecord, Location, RunRecord, SplitRecord,
+};
+use crate::config::{Length, RunLength};
 
 /// Where a run begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,7 +23,7 @@ pub enum Resume {
     Never,
     /// At its newest checkpoint, if it has one.
     Newest,
-    /// At this checkpoint, or at the newest one in this directory; a path or a URL.
+    /// At this checkpoint, or at the newest one in this directory or of the run in it; a path or a URL.
     From(PathBuf),
 }
 
@@ -25,16 +31,17 @@ impl Resume {
     /// The checkpoint to continue from. `dir` is where the run saves its own.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read; the newest one is never passed over.
+    /// A checkpoint that cannot be read; the newest one is never passed over without a word.
     pub(super) fn find(&self, dir: Option<&Location>) -> Result<Option<Checkpoint>, Error> {
         match (self, dir) {
             (Self::Never, _) => Ok(None),
             (Self::Newest, None) => Err(Error::NothingToResume),
             (Self::Newest, Some(dir)) => {
+                warn_of_incomplete(dir)?;
                 let newest = CheckpointDir::list(dir)?.pop();
                 Ok(newest.map(|newest| newest.open()).transpose()?)
             }
-            (Self::From(path), _) => Ok(Some(CheckpointDir::open(path)?)),
+            (Self::From(path), _) => newest_checkpoint(path).map(Some),
         }
     }
 }
@@ -44,8 +51,12 @@ impl Resume {
 enum Meaning {
     /// The same run, run in another way.
     Same,
+    /// The size of the batch, in one of two ways.
+    Batch,
     /// A longer or shorter run, whose rates may differ.
     Length,
+    /// Where the data are: the same run if they are the same data.
+    Place,
     /// Another run from here on.
     Warn,
     /// The state has no meaning in it.
@@ -53,13 +64,24 @@ enum Meaning {
 }
 
 /// Keys, or sections, and what another value means. The first that matches counts; others are warned of.
-const MEANINGS: [(&str, Meaning); 21] = [
+const MEANINGS: [(&str, Meaning); 31] = [
     ("model.remat", Meaning::Same),
     ("model.scan_layers", Meaning::Same),
     ("model.dropout", Meaning::Warn),
     ("model", Meaning::Refuse),
+    ("data.path", Meaning::Place),
+    ("data.eval_path", Meaning::Place),
+    ("data.eval_fraction", Meaning::Place),
+    ("data.tokenizer", Meaning::Place),
+    ("data.extensions", Meaning::Place),
+    ("data.train_images", Meaning::Place),
+    ("data.train_labels", Meaning::Place),
+    ("data.eval_images", Meaning::Place),
+    ("data.eval_labels", Meaning::Place),
+    (NUM_EXAMPLES, Meaning::Place),
     ("optimizer.name", Meaning::Refuse),
-    ("train.global_batch", Meaning::Refuse),
+    ("train.global_batch", Meaning::Batch),
+    ("train.batch_per_replica", Meaning::Batch),
     ("train.steps_per_launch", Meaning::Same),
     ("train.num_microbatches", Meaning::Same),
     ("train.eval_every", Meaning::Same),
@@ -68,7 +90,6 @@ const MEANINGS: [(&str, Meaning); 21] = [
     ("train.steps", Meaning::Length),
     ("train.epochs", Meaning::Length),
     ("train.examples", Meaning::Length),
-    ("train.batch_per_replica", Meaning::Same),
     ("mesh", Meaning::Same),
     ("parallel", Meaning::Same),
     ("device", Meaning::Same),
@@ -77,38 +98,62 @@ const MEANINGS: [(&str, Meaning); 21] = [
     ("cluster", Meaning::Same),
 ];
 
-/// How a configuration differs from the one that was saved.
+/// The number of training examples, which the data must have.
+const NUM_EXAMPLES: &str = "data.num_examples";
+
+/// What a run is now: its resolved configuration, and its data.
+#[derive(Clone, Copy)]
+pub(super) struct Now<'a> {
+    pub resolved: &'a str,
+    pub data: &'a DataRecord,
+}
+
+/// How a run differs from the one that was saved.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
     /// What to tell the user, key by key.
     pub shown: Vec<String>,
+    /// What to tell the user of the data: lines, some of which begin with `warning: `.
+    pub notes: Vec<String>,
     /// `true` if steps are computed differently from here on.
     pub is_other_run: bool,
+    /// `true` if the training data are others, on purpose.
+    has_other_data: bool,
+    /// `true` if evaluations are of other data.
+    has_other_eval: bool,
+    /// Keys that determine which leaves the state has, and in which dtype.
+    of_state: Vec<String>,
 }
 
 impl Differences {
-    /// How a resolved configuration differs from that of a checkpoint, if there is one.
+    /// How a run differs from that of a checkpoint, if there is one.
     ///
     /// # Errors
-    /// Keys that must not differ.
-    pub fn of(checkpoint: Option<&Checkpoint>, resolved: &str) -> Result<Self, Error> {
-        checkpoint.map_or(Ok(Self::default()), |of| compare(&of.run().config, resolved))
+    /// Keys that must not differ; other data, if no key of the data differs.
+    pub fn of(checkpoint: Option<&Checkpoint>, now: Now<'_>) -> Result<Self, Error> {
+        checkpoint.map_or(Ok(Self::default()), |of| compare(of.run(), now))
     }
 }
 
-/// Compares two resolved configurations.
+/// Compares what was saved with what is now.
 ///
 /// # Errors
-/// Keys that must not differ.
-fn compare(saved: &str, resolved: &str) -> Result<Differences, Error> {
+/// As [`Differences::of`].
+fn compare(saved: &RunRecord, now: Now<'_>) -> Result<Differences, Error> {
+    let Now { resolved, data } = now;
+    let record = saved.data.as_ref();
+    let train = DataChange::of(record.map(|data| &data.train), &data.train);
+    let eval = DataChange::of(record.map(|data| &data.eval), &data.eval);
+    let has_same_data = (train, eval) == (DataChange::None, DataChange::None);
     let keys = |text: &str| flat(&text.parse::<Table>().unwrap_or_default());
-    let (saved, now) = (keys(saved), keys(resolved));
-    let follows_length = !now.contains_key("schedule.total_steps")
-        && now.get("schedule.name").and_then(Value::as_str) != Some("constant");
-    let names: BTreeSet<_> = saved.keys().chain(now.keys()).collect();
-    let (mut found, mut refused) = (Differences::default(), vec![]);
+    let (old_keys, new_keys) = (keys(&saved.config), keys(resolved));
+    let has_same_length = has_same_length(saved, now);
+    let follows_length = !new_keys.contains_key("schedule.total_steps")
+        && new_keys.get("schedule.name").and_then(Value::as_str) != Some("constant");
+    let names: BTreeSet<_> = old_keys.keys().chain(new_keys.keys()).collect();
+    let (mut found, mut refused, mut names_data) = (Differences::default(), vec![], false);
     for name in names {
-        let [old, new] = [&saved, &now].map(|keys| keys.get(name.as_str()));
+        let [old, new] = [&old_keys, &new_keys].map(|keys| keys.get(name.as_str()));
         if old == new {
             continue;
         }
@@ -117,15 +162,24 @@ fn compare(saved: &str, resolved: &str) -> Result<Differences, Error> {
         let is_of = |key: &str| {
             name == key || name.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'))
         };
+        // The seed determines synthetic data. Labels may have been taken from the data.
+        names_data |= is_of("data") && !is_of("data.labels") || is_of("train.seed");
+        if alters_leaves(name, old, new) {
+            found.of_state.push(difference.clone());
+        }
         let row = MEANINGS.iter().find(|(key, _)| is_of(key));
         let note = match row.map_or(Meaning::Warn, |row| row.1) {
             Meaning::Same => "",
-            Meaning::Length if !follows_length => "",
+            Meaning::Place if has_same_data => "",
+            // In the other way the number of replicas decides, see `check`.
+            Meaning::Batch if old.is_none() || new.is_none() => "",
+            Meaning::Batch if name.ends_with("per_replica") => "",
+            Meaning::Length if has_same_length || !follows_length => "",
             Meaning::Length => {
                 " (the learning rates follow it, as schedule.total_steps is not set)"
             }
-            Meaning::Warn => " (the run is another one from here on)",
-            Meaning::Refuse => {
+            Meaning::Place | Meaning::Warn => " (the run is another one from here on)",
+            Meaning::Batch | Meaning::Refuse => {
                 refused.push(difference);
                 continue;
             }
@@ -133,9 +187,98 @@ fn compare(saved: &str, resolved: &str) -> Result<Differences, Error> {
         found.is_other_run |= !note.is_empty();
         found.shown.push(difference + note);
     }
-    match refused.is_empty() {
-        true => Ok(found),
-        false => Err(Error::OtherRun { differences: refused.join("; ") }),
+    if !refused.is_empty() {
+        return Err(Error::OtherRun { differences: refused.join("; ") });
+    }
+    let train = match (train, record) {
+        (DataChange::Other, Some(record)) if !names_data => {
+            return Err(other_data(&record.train, &data.train, &new_keys));
+        }
+        (train, _) => train,
+    };
+    found.has_other_data = train == DataChange::Other;
+    found.has_other_eval = eval == DataChange::Other;
+    found.is_other_run |= found.has_other_data;
+    found.notes = notes_of_data(train, eval, record, data);
+    Ok(found)
+}
+
+/// Training data that are not those of the run, although no key says so.
+fn other_data(before: &SplitRecord, now: &SplitRecord, keys: &BTreeMap<String, Value>) -> Error {
+    let path = keys.get("data.path").and_then(Value::as_str);
+    Error::OtherData {
+        source_name: path.unwrap_or("the data source").to_owned(),
+        now: now.num_examples,
+        before: before.num_examples,
+        key: match keys.contains_key(NUM_EXAMPLES) {
+            true => format!("leave {NUM_EXAMPLES} out"),
+            false => format!("set {NUM_EXAMPLES} = {}", now.num_examples),
+        },
+    }
+}
+
+/// What to tell the user of the data.
+fn notes_of_data(
+    train: DataChange,
+    eval: DataChange,
+    saved: Option<&DataRecord>,
+    now: &DataRecord,
+) -> Vec<String> {
+    let Some(saved) = saved else {
+        let note = "the version that saved the checkpoint did not record its data, so they are not compared";
+        return vec![note.to_owned()];
+    };
+    let mut notes = vec![];
+    match train {
+        DataChange::None => {}
+        DataChange::Unknown => notes.push(format!(
+            "the data have no fingerprint: only the number of examples, {}, was compared",
+            now.train.num_examples
+        )),
+        DataChange::Other => notes.push(format!(
+            "warning: the training data are not those of the checkpoint ({}); the run is another one from here on",
+            counts(&saved.train, &now.train)
+        )),
+    }
+    if eval == DataChange::Other {
+        notes.push(format!(
+            "warning: the evaluation data are not those of the checkpoint ({}): evaluations before and after it cannot be compared",
+            counts(&saved.eval, &now.eval)
+        ));
+    }
+    notes
+}
+
+/// The numbers of examples.
+fn counts(before: &SplitRecord, now: &SplitRecord) -> String {
+    match (before.num_examples, now.num_examples) {
+        (before, now) if before == now => format!("{now} examples then and now, but others"),
+        (before, now) => format!("{before} examples then, {now} now"),
+    }
+}
+
+/// `true` if both configurations make the same number of steps of the same batch, however they say it.
+fn has_same_length(saved: &RunRecord, now: Now<'_>) -> bool {
+    let num_examples = usize::try_from(now.data.train.num_examples).ok();
+    let total = |text: &str| {
+        let keys: Table = text.parse().ok()?;
+        let number = |key: &str| keys.get("train")?.get(key)?.as_integer()?.try_into().ok();
+        let length = number("steps").map(Length::Steps);
+        let length = length.or_else(|| number("epochs").map(Length::Epochs));
+        let length = length.or_else(|| number("examples").map(Length::Examples))?;
+        Some(RunLength::new(length, num_examples, saved.global_batch).ok()?.total_steps())
+    };
+    total(&saved.config).is_some_and(|steps| total(now.resolved) == Some(steps))
+}
+
+/// `true` if another value of a key may change which leaves the state has, or their dtypes.
+fn alters_leaves(name: &str, old: Option<&Value>, new: Option<&Value>) -> bool {
+    let is_zero = |value: Option<&Value>| value.and_then(Value::as_float) == Some(0.0);
+    match name {
+        "optimizer.ema_decay" => old.is_none() != new.is_none(),
+        "optimizer.momentum" => is_zero(old) != is_zero(new),
+        "optimizer.freeze" | "train.precision" => true,
+        _ => false,
     }
 }
 
@@ -155,46 +298,65 @@ fn flat(table: &Table) -> BTreeMap<String, Value> {
     keys
 }
 
+/// Checks that a checkpoint can be continued, before anything is compiled. `leaves` are those of the run.
+///
+/// # Errors
+/// Another batch, another position in the data, more steps than the run has, or a state that does not fit.
+pub(super) fn check(
+    checkpoint: &Checkpoint,
+    differences: &Differences,
+    run: &Run,
+    leaves: &Tree<LeafSpec>,
+) -> Result<(), Error> {
+    let saved = checkpoint.run();
+    let other_run = |differences| Err(Error::OtherRun { differences });
+    let here = position(saved.step, run.length.steps_per_epoch());
+    let is_other_batch = saved.global_batch != run.batch.global_batch();
+    if is_other_batch || saved.position != here && !differences.has_other_data {
+        return other_run(format!(
+            "the checkpoint was made after {} steps of {} examples, at batch {} of epoch {}; here that is batch {} of \
+             epoch {} with {} examples a step. Use the same data and the same global batch",
+            saved.step,
+            saved.global_batch,
+            saved.position.batch,
+            saved.position.epoch,
+            here.batch,
+            here.epoch,
+            run.batch.global_batch()
+        ));
+    }
+    if saved.step > run.length.total_steps() {
+        return other_run(format!(
+            "{} steps have been taken, but the configuration asks for {}",
+            saved.step,
+            run.length.total_steps()
+        ));
+    }
+    match checkpoint.check_fits(leaves) {
+        Err(misfit @ checkpoint::Error::Misfit { .. }) if !differences.of_state.is_empty() => {
+            other_run(format!("{} ({misfit})", differences.of_state.join("; ")))
+        }
+        fits => Ok(fits?),
+    }
+}
+
 /// Replaces the state by that of a checkpoint. Returns what to tell the user.
 ///
 /// # Errors
-/// A state that does not fit, another position in the data, or a damaged checkpoint.
+/// A state that does not fit, or a damaged checkpoint.
 pub(super) fn restore(
     checkpoint: &Checkpoint,
-    is_other_run: bool,
-    run: &Run,
+    differences: &Differences,
     trainer: &mut Trainer,
 ) -> Result<String, Error> {
     let saved = checkpoint.run();
-    let here = position(saved.step, run.length.steps_per_epoch());
-    if (saved.position, saved.global_batch) != (here, run.batch.global_batch()) {
-        return Err(Error::OtherRun {
-            differences: format!(
-                "the checkpoint was made after {} steps of {} examples, at batch {} of epoch {}; here that is batch {} of \
-                 epoch {} with {} examples a step. Use the same data and the same global batch",
-                saved.step,
-                saved.global_batch,
-                saved.position.batch,
-                saved.position.epoch,
-                here.batch,
-                here.epoch,
-                run.batch.global_batch()
-            ),
-        });
-    }
-    if saved.step > run.length.total_steps() {
-        return Err(Error::OtherRun {
-            differences: format!(
-                "{} steps have been taken, but the configuration asks for {}",
-                saved.step,
-                run.length.total_steps()
-            ),
-        });
-    }
     trainer.restore(checkpoint)?;
     let is_same_program = saved.program == trainer.program_key();
-    let how = match (is_other_run, is_same_program) {
+    let how = match (differences.is_other_run, is_same_program) {
         (true, _) => "another configuration holds from here on",
+        (false, true) if differences.has_other_eval => {
+            "the same program: what follows is bit for bit the run that was saved, but for evaluations"
+        }
         (false, true) => "the same program: what follows is bit for bit the run that was saved",
         (false, false) => {
             "another program (mesh, options, device or version): what follows is the run that was saved, up to rounding"
@@ -207,11 +369,33 @@ pub(super) fn restore(
 mod tests {
     use super::*;
 
+    const SAVED: &str = "[model]\nwidth = 8\nremat = false\n[data]\npath = \"/a\"\n[train]\nsteps = 10\nglobal_batch = 4\n\
+                         [schedule]\nname = \"cosine\"\n";
+
+    fn data(num_examples: u64, fingerprint: &str) -> DataRecord {
+        let fingerprint = Some(fingerprint.to_owned());
+        let split = SplitRecord { num_examples, fingerprint };
+        DataRecord { train: split.clone(), eval: split }
+    }
+
+    /// Compares a configuration, after changes to it, and data with what was saved.
+    fn of(changes: &[(&str, &str)], now: &DataRecord) -> Result<Differences, String> {
+        let record = RunRecord {
+            config: SAVED.to_owned(),
+            global_batch: 4,
+            data: Some(data(40, "a")),
+            ..RunRecord::default()
+        };
+        let change = |text: String, (from, to): &(&str, &str)| text.replace(from, to);
+        let resolved = changes.iter().fold(SAVED.to_owned(), change);
+        let now = Now { resolved: &resolved, data: now };
+        compare(&record, now).map_err(|error| error.to_string())
+    }
+
     #[test]
     fn every_difference_has_its_meaning() {
-        let saved = "[model]\nwidth = 8\nremat = false\n[train]\nsteps = 10\n[schedule]\nname = \"cosine\"\n";
-        let of = |from: &str, to: &str| compare(saved, &saved.replace(from, to));
-        assert_eq!(of("", "").unwrap(), Differences::default());
+        let same = data(40, "a");
+        assert_eq!(of(&[], &same).unwrap(), Differences::default());
         for (from, to, shown, is_other_run) in [
             ("remat = false", "remat = true", "model.remat: false -> true", false),
             (
@@ -226,14 +410,67 @@ mod tests {
                 "train.seed: not set -> 3 (the run is another one from here on)",
                 true,
             ),
+            ("\"/a\"", "\"/b\"", "data.path: \"/a\" -> \"/b\"", false),
         ] {
-            let expected = Differences { shown: vec![shown.to_owned()], is_other_run };
-            assert_eq!(of(from, to).unwrap(), expected);
+            let found = of(&[(from, to)], &same).unwrap();
+            assert_eq!(
+                (&found.shown[..], found.is_other_run),
+                (&[shown.to_owned()][..], is_other_run)
+            );
         }
-        let constant = saved.replace("cosine", "constant");
-        let longer = compare(&constant, &constant.replace("10", "20")).unwrap();
-        assert_eq!((&*longer.shown[0], longer.is_other_run), ("train.steps: 10 -> 20", false));
-        let error = of("width = 8", "width = 9").unwrap_err().to_string();
+        let constant = ("cosine", "constant");
+        let longer = of(&[constant, ("= 10", "= 20")], &same).unwrap();
+        assert!(longer.shown.contains(&"train.steps: 10 -> 20".to_owned()), "{longer:?}");
+        let error = of(&[("width = 8", "width = 9")], &same).unwrap_err();
         assert!(error.ends_with("model.width: 8 -> 9"), "{error}");
+    }
+
+    /// The batch is compared when the number of replicas is known.
+    #[test]
+    fn other_keys_for_the_same_batch_and_length_are_no_difference() {
+        let same = data(40, "a");
+        for changes in [("global_batch = 4", "batch_per_replica = 2"), ("steps = 10", "epochs = 1")]
+        {
+            let found = of(&[changes], &same).unwrap();
+            assert!(!found.is_other_run && found.shown.len() == 2, "{found:?}");
+        }
+        let error = of(&[("global_batch = 4", "global_batch = 8")], &same).unwrap_err();
+        assert!(error.contains("train.global_batch: 4 -> 8"), "{error}");
+        assert!(of(&[("steps = 10", "epochs = 2")], &same).unwrap().is_other_run);
+    }
+
+    #[test]
+    fn other_data_are_refused_unless_a_key_of_the_data_says_so() {
+        for (now, expected) in [
+            (data(41, "b"), "/a has 41 training examples, but 40 when the checkpoint was saved"),
+            (
+                data(40, "b"),
+                "/a has 40 training examples, as many as when the checkpoint was saved, but others",
+            ),
+        ] {
+            let error = of(&[], &now).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+            let advice = format!("set data.num_examples = {}", now.train.num_examples);
+            assert!(error.contains(&advice), "{error}");
+            let key = format!("[data]\nnum_examples = {}", now.train.num_examples);
+            // Labels that follow from the data are not said by anybody.
+            of(&[("[data]", "[data]\nlabels = [\"a\"]")], &now).unwrap_err();
+            let found = of(&[("[data]", &key)], &now).unwrap();
+            assert!(found.has_other_data && found.is_other_run);
+            assert!(found.notes[0].starts_with("warning: the training data"), "{found:?}");
+        }
+        // Other evaluation data change no step.
+        let now = DataRecord { eval: data(7, "c").eval, ..data(40, "a") };
+        let found = of(&[], &now).unwrap();
+        assert!(found.has_other_eval && !found.is_other_run, "{found:?}");
+        assert!(found.notes[0].starts_with("warning: the evaluation data"), "{found:?}");
+    }
+
+    #[test]
+    fn checkpoints_without_a_record_of_the_data_are_continued_with_a_note() {
+        let saved = RunRecord { config: SAVED.to_owned(), ..RunRecord::default() };
+        let found = compare(&saved, Now { resolved: SAVED, data: &data(40, "a") }).unwrap();
+        assert!(!found.is_other_run);
+        assert!(found.notes[0].contains("did not record its data"), "{found:?}");
     }
 }

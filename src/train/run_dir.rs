@@ -89,6 +89,30 @@ pub enum RunDirError {
         /// That run's files.
         names: Vec<&'static str>,
     },
+    /// It holds a run that is to be continued, but not with this configuration.
+    #[error(
+        "--resume finds no checkpoint of the run in {} with this configuration, which differs from the run's: {}; use the run's \
+         values{}, or choose another directory with --out",
+        dir.display(), differences.join("; "),
+        if differences.iter().any(|key| key.starts_with("checkpoint.dir")) {
+            ", or move its checkpoints to the new checkpoint.dir"
+        } else { "" }
+    )]
+    Elsewhere {
+        /// The directory.
+        dir: PathBuf,
+        /// The keys that differ.
+        differences: Vec<String>,
+    },
+    /// It holds a run that is to be continued, but none of its checkpoints.
+    #[error(
+        "the run in {} has no checkpoint to continue from; replace it with --overwrite instead of --resume, or choose another \
+         directory with --out", dir.display()
+    )]
+    NoCheckpoint {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// Another process is writing into it.
     #[error(
         "another process is writing a run into {}; choose another directory with --out, or wait for it",
@@ -252,6 +276,23 @@ pub fn has_nothing_saved(dir: &Path, config: &Config) -> bool {
 
 fn has_checkpoints(dir: &Path) -> bool {
     CheckpointDir::list(dir.join(CheckpointConfig::DIR)).is_ok_and(|found| !found.is_empty())
+}
+
+/// How the run in a directory differs from the one of `config` in what tells their checkpoints apart; empty if it does not, or if
+/// there is no such run.
+pub fn differences(dir: &Path, config: &Config) -> Vec<String> {
+    let Some((place, seed)) = keys_of(dir) else { return vec![] };
+    let (new_place, new_seed) = is_identified_by(config);
+    let text = |value: Option<String>| value.unwrap_or_else(|| "not set".to_owned());
+    let number = |value: Option<i64>| text(value.map(|value| value.to_string()));
+    let mut found = vec![];
+    if place != new_place {
+        found.push(format!("checkpoint.dir: {:?} -> {:?}", text(place), text(new_place)));
+    }
+    if seed != new_seed {
+        found.push(format!("train.seed: {} -> {}", number(seed), number(new_seed)));
+    }
+    found
 }
 
 /// `true` unless a directory holds a run that saves its checkpoints elsewhere or has another seed than `config`.

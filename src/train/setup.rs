@@ -179,14 +179,14 @@ fn with_overrides(error: Error, config: &Config) -> Error {
 }
 
 /// The whole startup, from a job to a state on the devices. `check` is called between the phases, and its error ends
-/// the startup. `load` gets the specifications of what files of a model hold, and returns the model to start from if it is
-/// not drawn; it is called before anything is compiled, so that what does not fit is known at once.
+/// the startup. `load` gets the run, the leaves of its state and the specifications of what files of a model hold, and returns the
+/// model to start from if it is not drawn; it is called before anything is compiled, so that what does not fit is known at once.
 pub(super) fn start(
     job: &Job<'_>,
     processes: Processes<'_>,
     spans: &StartupSpans,
     check: impl Fn() -> Result<(), Error>,
-    load: impl FnOnce(&Tree<LeafSpec>) -> Result<Option<OpenModel>, Error>,
+    load: impl FnOnce(&Run, &Tree<LeafSpec>, &Tree<LeafSpec>) -> Result<Option<OpenModel>, Error>,
 ) -> Result<(Client, Run, Trainer), Error> {
     let Job { config, model, splits } = job;
     check()?;
@@ -223,7 +223,7 @@ pub(super) fn start(
         }
     };
     check()?;
-    let model = load(&lowered.model_specs())?;
+    let model = load(&run, &lowered.leaves, &lowered.model_specs())?;
     processes.phase(Phase::Compile, 0);
     let mut trainer = Trainer::with_programs(&client, &run, lowered, config.train.seed, spans)
         .map_err(|error| with_overrides(error, config))?;

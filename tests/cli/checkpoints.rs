@@ -115,7 +115,11 @@ fn a_run_survives_being_stopped_and_keeps_its_best_state() {
 #[test]
 fn a_gpt_survives_being_killed() {
     let dir = tempfile::tempdir().unwrap();
+    // Not the example's own data, the sources, which may be edited while this runs.
+    let text = file(dir.path(), "text.rs", &include_bytes!("checkpoints.rs").repeat(8));
+    let path = format!("data.path={}", self::text(&text));
     let sets = [
+        &path,
         "mesh.data=1",
         "mesh.fsdp=2",
         "model.num_layers=2",
@@ -238,19 +242,25 @@ fn what_cannot_be_continued_or_saved_is_said_and_costs_nothing() {
         (&[], &["--resume"], 1, "--resume needs to know where the checkpoints are"),
         (&[], &["--resume", "--overwrite", "--out", text(&out)], 2, "cannot be used with"),
         (&[], &["--resume", text(&elsewhere)], 1, "there is no such directory"),
-        (&[], &["--resume", text(&out)], 1, "it has no manifest.json"),
+        (&[], &["--resume", text(dir.path())], 1, "it has no manifest.json"),
         (
             &["model.hidden=[9]", &in_shared],
             &["--resume", "--out", text(&out)],
             1,
             "cannot continue the run that was saved: model.hidden: [8] -> [9]",
         ),
-        (&["optimizer.ema_decay=0.9", &in_shared], &["--resume"], 1, "it has no leaf `"),
+        (
+            &["optimizer.ema_decay=0.9", &in_shared],
+            &["--resume"],
+            1,
+            "cannot continue the run that was saved: optimizer.ema_decay: not set -> 0.9 (",
+        ),
     ] {
         let before = names(&out);
         let done = run(sets, more);
         assert_eq!(done.code, Some(code), "{expected}: {}", done.stderr);
         assert!(done.stderr.contains(expected), "{expected}: {}", done.stderr);
+        assert!(!done.stderr.contains("backend cpu"), "before it is compiled: {}", done.stderr);
         assert_eq!(names(&out), before);
         assert!(!elsewhere.exists());
     }
@@ -273,16 +283,22 @@ fn what_cannot_be_continued_or_saved_is_said_and_costs_nothing() {
     fs::remove_file(own.join("params.safetensors")).unwrap();
     let killed = fs::read_to_string(own.join("summary.json")).unwrap();
     fs::write(own.join("summary.json"), killed.replace("\"done\"", "\"running\"")).unwrap();
-    for (set, more) in [("checkpoint.dir=ck2", &[][..]), (&*in_shared, &["--set", "train.seed=0"])]
-    {
+    let expected = format!("checkpoint.dir: \"checkpoints\" -> {shared:?}");
+    for (set, more, expected) in [
+        ("checkpoint.dir=ck2", &[][..], "checkpoint.dir: \"checkpoints\" -> \"ck2\"; use"),
+        (&*in_shared, &["--set", "train.seed=0"], &expected),
+    ] {
         let before = names(&own);
         let done = run(&[set], &[&["--resume", "--out", text(&own)], more].concat());
         assert_eq!(done.code, Some(1), "{}", done.stderr);
-        assert!(
-            done.stderr.contains("holds another run") || done.stderr.contains("holds checkpoints")
-        );
+        assert!(done.stderr.contains(expected), "{expected}: {}", done.stderr);
+        assert!(!done.stderr.contains("with --resume"), "it was given: {}", done.stderr);
         assert_eq!(names(&own), before);
     }
+    fs::remove_dir_all(own.join("checkpoints")).unwrap();
+    fs::write(own.join("summary.json"), &killed).unwrap();
+    let done = run(&[], &["--resume", "--out", text(&own)]);
+    assert!(done.stderr.contains("has no checkpoint to continue from"), "{}", done.stderr);
     // None at all, if asked for none.
     let none = dir.path().join("none");
     run(&["checkpoint.keep=0"], &["--out", text(&none)]).succeeded();
@@ -326,8 +342,16 @@ fn checkpoints_are_listed_checked_compared_and_exported() {
     ] {
         assert!(inspected.contains(expected), "{expected}: {inspected}");
     }
+    let data = "data: training examples 1437 (fingerprint ";
+    assert!(inspected.contains(data), "{inspected}");
     assert!(checkpoint(&["verify", text(&first)]).succeeded().stdout.contains("is intact"));
-    let equal = checkpoint(&["diff", text(&first), text(&second)]).succeeded().stdout;
+    // A run stands for its checkpoints.
+    let of_run = checkpoint(&["list", "--json", text(&out)]).succeeded().json();
+    assert_eq!(of_run, listed);
+    let of_run = checkpoint(&["inspect", text(&out)]).succeeded().stdout;
+    assert_eq!(of_run, inspected);
+    assert_eq!(checkpoint(&["verify", text(&out)]).succeeded().stdout.lines().count(), 2);
+    let equal = checkpoint(&["diff", text(&out), text(&second)]).succeeded().stdout;
     assert!(equal.contains("leaves are equal bit for bit"), "{equal}");
     let early = first.join("step_00000011");
     let done = checkpoint(&["diff", text(&first), text(&early)]);
@@ -351,4 +375,51 @@ fn checkpoints_are_listed_checked_compared_and_exported() {
     let damaged = checkpoint(&["verify", text(&first)]);
     assert_eq!(damaged.code, Some(1));
     assert!(damaged.stderr.contains("has other bytes than were written"), "{}", damaged.stderr);
+}
+
+/// A directory gets the name of a checkpoint after its manifest: without one it is damaged, and never passed over silently.
+#[test]
+fn a_checkpoint_without_its_manifest_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let sets = ["model.hidden=[8]", "mesh.data=1", "train.epochs=1", "checkpoint.every_steps=11"];
+    let train = |more: &[&str]| lockstep(&train_args(&sets, more));
+    train(&["--out", text(&out)]).succeeded();
+    let checkpoints = out.join("checkpoints");
+    let (early, late) = (checkpoints.join("step_00000011"), checkpoints.join("step_00000022"));
+    // As if it were being saved: another name.
+    fs::create_dir(checkpoints.join(".unfinished.step_00000033")).unwrap();
+    fs::remove_file(late.join("manifest.json")).unwrap();
+    let verified = lockstep(&["checkpoint", "verify", text(&out)]);
+    assert_eq!(verified.code, Some(1), "{}", verified.stderr);
+    let damage = "step_00000022 is damaged: it has no manifest.json";
+    assert!(verified.stderr.contains(damage), "{}", verified.stderr);
+    assert_eq!(verified.stdout.lines().count(), 1, "{}", verified.stdout);
+    let listed = lockstep(&["checkpoint", "list", text(&checkpoints)]).succeeded().stdout;
+    assert!(listed.contains(damage) && listed.lines().count() == 2, "{listed}");
+    for args in
+        [&["checkpoint", "inspect", text(&out)][..], &["checkpoint", "inspect", text(&late)]]
+    {
+        let done = lockstep(args);
+        assert!(done.stderr.contains("no manifest.json"), "{args:?}: {}", done.stderr);
+    }
+    let resumed = train(&["--resume", "--out", text(&out)]).succeeded();
+    let warning = "step_00000022 is passed over: it has no manifest.json";
+    let line = resumed.stderr.lines().find(|line| line.starts_with("warning: ")).unwrap();
+    assert!(line.contains(warning) && line.ends_with("step_00000011 is used"), "{line}");
+    assert!(resumed.stderr.contains("resumed after 11 steps"), "{}", resumed.stderr);
+    // A run stands for its newest checkpoint here, too.
+    let branch = dir.path().join("branch");
+    let branch = train(&["--resume", text(&out), "--out", text(&branch)]).succeeded();
+    assert!(branch.stderr.contains("resumed after 22 steps"), "{}", branch.stderr);
+    // It has been saved again.
+    lockstep(&["checkpoint", "verify", text(&out)]).succeeded();
+    // Without another one the run would begin again.
+    fs::remove_dir_all(&early).unwrap();
+    fs::remove_file(late.join("manifest.json")).unwrap();
+    let before = names(&out);
+    let refused = train(&["--resume", "--out", text(&out)]);
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains(damage), "{}", refused.stderr);
+    assert_eq!(names(&out), before);
 }

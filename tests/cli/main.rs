@@ -7,6 +7,7 @@
 //! - `folders`: whatever in a folder of transformers' changes results is read, or refused by name
 //! - `interrupted`: signals, and readers that go away
 //! - `run_dir`: a directory holds one run, whatever becomes of it and of the disk
+//! - `output`: files that other commands write
 //! - `texts`: fine-tuning on texts, evaluation, prediction, early stopping
 //! - `terminal`: what a person at a terminal sees
 //! - `schedule`: the learning rates that it prints, against those of `train`
@@ -20,6 +21,7 @@ mod checkpoints;
 mod export;
 mod folders;
 mod interrupted;
+mod output;
 mod plugin;
 mod reports;
 mod run_dir;

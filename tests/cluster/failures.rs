@@ -1,7 +1,13 @@
 //! Processes that are killed, stopped, missing or different, and what becomes of the run.
 
+use std::fs;
+use std::io::{Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
 
 use super::{
     CARGO_DIR, DIGITS, Running, alone, assert_same_run, last_step, launch, none_left, run, send,
@@ -34,6 +40,29 @@ fn a_killed_process_is_named_and_the_run_goes_on() {
     assert!(ended.stderr.contains("generation 2 runs"), "{}", ended.stderr);
     none_left(supervisor);
     assert_same_run(&whole, &killed);
+}
+
+/// The restart is refused, and says what came first.
+#[test]
+fn a_restart_without_resume_does_not_hide_the_first_failure() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let args = train(DIGITS, &["train.epochs=4000"], &["--out", text(&out)]);
+    let args = launch(2, &["--max-restarts", "1"], &args);
+    let mut running = Running::start(dir.path(), &args);
+    running.until_step(&out, 10);
+    send("KILL", running.workers()[1].1);
+    let ended = running.end();
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.starts_with("warning: the command has no --resume"), "{}", ended.stderr);
+    let last = ended.stderr.lines().last().unwrap();
+    for expected in
+        ["error: ", "generation 1 of this job has failed", "killed by signal 9", "--resume"]
+    {
+        assert!(last.contains(expected), "{expected}: {}", ended.stderr);
+    }
+    assert!(!ended.stderr.contains("holds another run"), "{}", ended.stderr);
 }
 
 /// With the default times.
@@ -142,6 +171,25 @@ fn processes_that_differ_or_are_missing_are_named() {
     assert_eq!(first.code, Some(1));
     assert!(first.stderr.contains("process 1 has not joined"), "{}", first.stderr);
     assert!(!first.stderr.contains(token), "{}", first.stderr);
+
+    // The same configuration, but as on hosts with different copies of the data: one pixel differs.
+    let data = dir.path().join("digits.csv.gz");
+    fs::copy(DIGITS.replace("digits.toml", "data/digits.csv.gz"), &data).unwrap();
+    let path = format!("data.path={}", text(&data));
+    let first = start("0", &["train.epochs=1", &path, deadline], token);
+    thread::sleep(Duration::from_millis(1500));
+    let mut rows = String::new();
+    GzDecoder::new(fs::File::open(&data).unwrap()).read_to_string(&mut rows).unwrap();
+    let changed = rows.replacen("0,", "1,", 1);
+    let mut gzip = GzEncoder::new(fs::File::create(&data).unwrap(), Compression::fast());
+    gzip.write_all(changed.as_bytes()).unwrap();
+    gzip.finish().unwrap();
+    for ended in [start("1", &["train.epochs=1", &path, deadline], token).end(), first.end()] {
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        let expected =
+            "process 1 has other training data than process 0 (as many examples, but others)";
+        assert!(ended.stderr.contains(expected), "{}", ended.stderr);
+    }
 
     let first = start("0", &["train.epochs=1", deadline], token);
     thread::sleep(Duration::from_millis(300));

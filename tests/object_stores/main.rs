@@ -311,6 +311,8 @@ fn a_run_continues_from_an_object_store() {
     let verified = run(&["checkpoint", "verify", url]);
     assert_eq!(verified.matches(" is intact").count(), 3, "{verified}");
     run(&["checkpoint", "diff", url, "whole/checkpoints"]);
+    // The run stands for its checkpoints, wherever they are.
+    assert_eq!(run(&["checkpoint", "verify", "a"]), verified);
     // A branch of the run, in a place of its own.
     let from = "s3://bucket/runs/a/step_00000002";
     let said = run(&["train", "run.toml", "--out", "b", "--resume", from]);
@@ -322,6 +324,15 @@ fn a_run_continues_from_an_object_store() {
         };
         assert_eq!(summary(out)["params_fingerprint"], summary("whole")["params_fingerprint"]);
     }
+    // Without a manifest it is what a save leaves that was cut off: said, but not taken for damage.
+    fs::remove_file(server.file("runs/a/step_00000006/manifest.json")).unwrap();
+    let verified = run(&["checkpoint", "verify", url]);
+    let unfinished = "step_00000006 has no manifest.json: its save has not finished";
+    assert!(verified.contains(unfinished), "{verified}");
+    assert_eq!(verified.matches(" is intact").count(), 2, "{verified}");
+    let said = run(&["train", "run.toml", "--out", "a", "--set", &place, "--resume"]);
+    assert!(said.contains("step_00000006 is passed over: it has no manifest.json"), "{said}");
+    assert!(said.contains("resumed after 4 steps"), "{said}");
     for (place, expected) in [
         ("ftp://bucket/run", "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"),
         ("s3://", "s3://BUCKET/PREFIX"),

@@ -116,6 +116,7 @@ const CASES: &[Case] = &[
     ("warmup-too-short", GPT, &["schedule.warmup_steps=10"], Warning, "of 600000 steps", &["schedule.warmup_steps=250"]),
     ("warmup-too-short", GPT, &["schedule.warmup_steps=100"], Warning, "within 98 of 600000 steps", &["schedule.warmup_steps=100", "train.steps=60000"]),
     ("warmup-too-long", DIGITS, &["schedule.warmup_steps=1000"], Error, "longer than the run of 660", &["schedule.warmup_steps=200"]),
+    ("warmup-too-long", DIGITS, &["schedule.warmup_steps=700", "schedule.total_steps=900"], Note, "ends inside the warm-up of 700", &["schedule.warmup_steps=100", "schedule.total_steps=900"]),
     ("warmup-too-long", DIGITS, &["schedule.warmup_steps=500"], Warning, "500 of 660", &["schedule.warmup_steps=200"]),
     ("warmup-too-long", DIGITS, &["schedule.warmup_steps=330"], Note, "330 of 660", &[]),
     ("boundary-inside-warmup", IMAGES, &["schedule.boundary_epochs=[3, 60]"], Warning, "step 468 lies inside the warm-up of 780", &["schedule.boundary_epochs=[6, 60]"]),

@@ -45,11 +45,26 @@ pub fn save_shard(
 
 /// The complete checkpoints below a URL: their steps and names.
 pub fn list(url: &ObjectUrl) -> Result<Vec<(u64, String)>, Error> {
+    folders(url, |files| files.contains_key(Manifest::FILE))
+}
+
+/// The folders below a URL with shards of checkpoints that were not committed: their steps and names.
+pub fn unfinished(url: &ObjectUrl) -> Result<Vec<(u64, String)>, Error> {
+    folders(url, |files| {
+        let is_ours = |name: &String| prefix::is_of_save(name);
+        !files.contains_key(Manifest::FILE) && files.keys().any(is_ours)
+    })
+}
+
+fn folders(
+    url: &ObjectUrl,
+    is_wanted: impl Fn(&BTreeMap<String, u64>) -> bool,
+) -> Result<Vec<(u64, String)>, Error> {
     let failed = Error::io("list", Location::Url(url.clone()));
     let client = ObjectClient::connect(url).map_err(&failed)?;
     let steps = client.steps().map_err(failed)?.into_iter();
-    let complete = steps.filter(|found| found.files.contains_key(Manifest::FILE));
-    Ok(complete.map(|found| (found.step, found.name)).collect())
+    let wanted = steps.filter(|found| is_wanted(&found.files));
+    Ok(wanted.map(|found| (found.step, found.name)).collect())
 }
 
 /// The files of the checkpoint at a URL.

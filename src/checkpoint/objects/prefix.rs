@@ -37,7 +37,7 @@ impl ObjectPrefix {
     /// Removes the files of all saves that were not committed.
     fn clean(&self) -> io::Result<()> {
         for StepFolder { name: folder, files, .. } in self.client.steps()? {
-            let is_ours = |name: &&String| is_shard(name) || is_upload_record(name);
+            let is_ours = |name: &&String| is_of_save(name);
             if !files.keys().any(|name| is_ours(&name)) {
                 continue;
             }
@@ -178,6 +178,11 @@ pub fn upload_shard(
         upload.abort();
     }
     written.and_then(|shard| upload.finish().map(|()| shard))
+}
+
+/// `true` for the names of what saves leave besides the manifest.
+pub fn is_of_save(name: &str) -> bool {
+    is_shard(name) || is_upload_record(name)
 }
 
 /// `true` for the names of shards that [`ObjectPrefix::save`] writes.

@@ -11,31 +11,44 @@ use serde_json::json;
 
 use super::args::CheckpointCommand;
 use super::{print_line, print_lines};
-use crate::checkpoint::{Checkpoint, CheckpointDir, Error, StoredCheckpoint};
+use crate::checkpoint::{
+    Checkpoint, CheckpointDir, Error, Location, RunRecord, SplitRecord, StoredCheckpoint,
+};
 use crate::observe::say;
+use crate::train::{checkpoint_place, newest_checkpoint};
 
 pub fn run(command: &CheckpointCommand) -> Result<ExitCode> {
     match command {
         CheckpointCommand::List { dir, json } => list(dir, *json)?,
-        CheckpointCommand::Inspect { dir, json } => inspect(&CheckpointDir::open(dir)?, *json)?,
+        CheckpointCommand::Inspect { dir, json } => inspect(&newest_checkpoint(dir)?, *json)?,
         CheckpointCommand::Verify { dir } => return verify(dir),
         CheckpointCommand::Diff { a, b } => {
-            return diff(&CheckpointDir::open(a)?, &CheckpointDir::open(b)?);
+            return diff(&newest_checkpoint(a)?, &newest_checkpoint(b)?);
         }
         CheckpointCommand::Export(args) => export::run(args)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The checkpoints in a directory, or the one that it is.
-fn stored(dir: &Path) -> Result<Vec<StoredCheckpoint>> {
-    let found = CheckpointDir::list(dir)?;
-    if !found.is_empty() {
-        return Ok(found);
+/// The checkpoints in a directory or of a run, or the one that it is; and what has lost its manifest, or never had one.
+fn stored(dir: &Path) -> Result<(Vec<StoredCheckpoint>, Vec<StoredCheckpoint>)> {
+    let place = checkpoint_place(dir);
+    let (found, incomplete) = (CheckpointDir::list(&place)?, CheckpointDir::incomplete(&place)?);
+    if !found.is_empty() || !incomplete.is_empty() {
+        return Ok((found, incomplete));
     }
-    let step = Checkpoint::open(dir)?.run().step;
-    Ok(vec![StoredCheckpoint { step, location: dir.into() }])
+    let step = Checkpoint::open(&place)?.run().step;
+    Ok((vec![StoredCheckpoint { step, location: place }], vec![]))
 }
+
+/// What is wrong with a checkpoint without a manifest; `None` in an object store, where saves in progress have none.
+fn damage(incomplete: &StoredCheckpoint) -> Option<Error> {
+    let path = incomplete.location.clone();
+    matches!(path, Location::Path(_)).then_some(Error::Incomplete { path })
+}
+
+/// What is said of one that is not known to be damaged.
+const UNFINISHED: &str = "has no manifest.json: its save has not finished";
 
 fn num_bytes(checkpoint: &Checkpoint) -> u64 {
     checkpoint.manifest().files.iter().map(|file| file.num_bytes).sum()
@@ -43,20 +56,27 @@ fn num_bytes(checkpoint: &Checkpoint) -> u64 {
 
 fn list(dir: &Path, json: bool) -> Result<()> {
     let mut rows = vec![];
-    for stored in stored(dir)? {
+    let (found, incomplete) = stored(dir)?;
+    for stored in found {
         let (checkpoint, damage) = match stored.open() {
             Ok(checkpoint) => (Some(checkpoint), None),
             // It has been removed since: a run keeps the newest only.
             Err(Error::NotACheckpoint { .. }) => continue,
-            Err(error @ (Error::Damaged { .. } | Error::Version { .. })) => {
-                (None, Some(error.to_string()))
-            }
+            Err(
+                error @ (Error::Damaged { .. } | Error::Incomplete { .. } | Error::Version { .. }),
+            ) => (None, Some(error.to_string())),
             Err(other) => return Err(other.into()),
         };
         rows.push((stored, checkpoint, damage));
     }
-    let newest = rows.last().and_then(|(_, checkpoint, _)| checkpoint.as_ref());
-    let best = newest.and_then(|newest| newest.run().progress["best_eval"]["step"].as_u64());
+    let best_of = rows.last().and_then(|(_, checkpoint, _)| checkpoint.as_ref());
+    let best =
+        best_of.and_then(|newest: &Checkpoint| newest.run().progress["best_eval"]["step"].as_u64());
+    for stored in incomplete {
+        let damage = damage(&stored).map_or(UNFINISHED.to_owned(), |damage| damage.to_string());
+        rows.push((stored, None, Some(damage)));
+    }
+    rows.sort_by_key(|(stored, ..)| stored.step);
     let is_best = |stored: &StoredCheckpoint| best.is_some_and(|best| best + 1 == stored.step);
     if json {
         let row = |(stored, checkpoint, damage): &(_, Option<Checkpoint>, _)| {
@@ -95,6 +115,7 @@ fn inspect(checkpoint: &Checkpoint, json: bool) -> Result<()> {
             run.step, run.position.batch, run.position.epoch
         ),
         format!("global batch {}, seed {}", run.global_batch, run.seed),
+        format!("data: {}", data_of(run)),
         format!(
             "mesh: {}; {} replicas in {} processes",
             mesh.join(", "),
@@ -115,10 +136,30 @@ fn inspect(checkpoint: &Checkpoint, json: bool) -> Result<()> {
     print_lines(head.into_iter().chain(leaves.map(leaf)).chain(config))
 }
 
+/// The data of a run, in words.
+fn data_of(run: &RunRecord) -> String {
+    let Some(data) = &run.data else { return "not recorded".to_owned() };
+    let part = |part: &SplitRecord| match &part.fingerprint {
+        Some(fingerprint) => format!("{} (fingerprint {fingerprint})", part.num_examples),
+        None => part.num_examples.to_string(),
+    };
+    format!("training examples {}, evaluation examples {}", part(&data.train), part(&data.eval))
+}
+
 /// Checks one checkpoint, or all in a directory. The exit code is 1 if one is damaged.
 fn verify(dir: &Path) -> Result<ExitCode> {
     let mut is_damaged = false;
-    for stored in stored(dir)? {
+    let (found, incomplete) = stored(dir)?;
+    for stored in &incomplete {
+        match damage(stored) {
+            None => print_line(&format!("{} {UNFINISHED}", stored.location))?,
+            Some(damage) => {
+                is_damaged = true;
+                say(&format!("error: {damage}"));
+            }
+        }
+    }
+    for stored in found {
         let read = stored.open().and_then(|checkpoint| {
             checkpoint.verify()?;
             Ok(indicatif::HumanBytes(num_bytes(&checkpoint)))

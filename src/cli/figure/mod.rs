@@ -18,7 +18,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontStyle, TextStyle, register_font};
 
-use crate::observe::replace_file;
+use crate::cli::output::OutputFile;
 
 pub use ticks::{bytes, numbers, powers};
 
@@ -95,15 +95,47 @@ const COLORS: [RGBColor; 6] = [
 /// the gaps.
 const DASHES: [(i32, i32); 4] = [(12, 12), (5, 9), (20, 10), (2, 8)];
 
-/// Draws into a file, whose extension says in which format.
-pub fn save(path: &Path, figure: &Figure) -> Result<()> {
+/// By which a picture is recognized as one that was drawn here.
+const SVG_MARK: &str = "<!-- drawn by lockstep -->";
+const PNG_MARK: (&str, &str) = ("Software", "lockstep");
+
+/// The file of `--plot`, if there is one: it may be written. An earlier picture of ours is replaced. Call this before anything
+/// that takes long.
+///
+/// # Errors
+/// As [`OutputFile::check`]; a name with another extension.
+pub fn file(plot: Option<&Path>, overwrite: bool) -> Result<Option<OutputFile<'_>>> {
+    let Some(path) = plot else { return Ok(None) };
+    format_of(path)?;
+    let file = OutputFile { option: "--plot", path, overwrite, is_own: is_figure };
+    file.check()?;
+    Ok(Some(file))
+}
+
+/// Draws a figure in some format.
+type Draw = fn(&Figure) -> Result<Vec<u8>>;
+
+/// The function for the format of a file's extension.
+fn format_of(path: &Path) -> Result<Draw> {
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
-    let bytes = match extension.to_ascii_lowercase().as_str() {
-        "svg" => svg(figure)?.into_bytes(),
-        "png" => png(figure)?,
+    match extension.to_ascii_lowercase().as_str() {
+        "svg" => Ok(|figure| svg(figure).map(String::into_bytes)),
+        "png" => Ok(png),
         _ => bail!("cannot draw {}: end its name in .svg or .png", path.display()),
-    };
-    replace_file(path, &bytes).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+fn is_figure(head: &[u8]) -> bool {
+    let has = |part: &[u8]| memchr::memmem::find(head, part).is_some();
+    let (key, value) = PNG_MARK;
+    let in_png = [key.as_bytes(), b"\0", value.as_bytes()].concat();
+    head.starts_with(b"<svg") && has(SVG_MARK.as_bytes())
+        || head.starts_with(b"\x89PNG") && has(&in_png)
+}
+
+/// Draws into a file, whose extension says in which format.
+pub fn save(file: OutputFile<'_>, figure: &Figure) -> Result<()> {
+    file.write(&format_of(file.path)?(figure)?)
 }
 
 /// The last part of a path, for a title.
@@ -114,6 +146,8 @@ pub fn file_name(path: &Path) -> String {
 fn svg(figure: &Figure) -> Result<String> {
     let mut text = String::new();
     draw(&SVGBackend::with_string(&mut text, size(figure)).into_drawing_area(), figure, 1)?;
+    let start = text.find('>').map_or(0, |end| end + 1);
+    text.insert_str(start, &format!("\n{SVG_MARK}"));
     Ok(text)
 }
 
@@ -127,6 +161,10 @@ fn png(figure: &Figure) -> Result<Vec<u8>> {
     let mut encoder = png::Encoder::new(&mut bytes, width, height);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
+    let (key, value) = PNG_MARK;
+    encoder
+        .add_text_chunk(key.to_owned(), value.to_owned())
+        .context("cannot encode the picture")?;
     let encode = |encoder: png::Encoder<'_, _>| -> Result<(), png::EncodingError> {
         let mut writer = encoder.write_header()?;
         writer.write_image_data(&pixels)?;

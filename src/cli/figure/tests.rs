@@ -94,3 +94,22 @@ fn an_svg_and_a_png_have_the_same_shape() {
     let curve = [0, 114, 178];
     assert!(pixels.chunks(3).filter(|pixel| *pixel == curve).count() > 1000, "no curve");
 }
+
+#[test]
+fn a_picture_is_recognized_and_no_other() {
+    let figure = figure(Scale::Linear, &[("a", &[(0.0, 1.0), (1.0, 2.0)])]);
+    let (svg, png) = (svg(&figure).unwrap().into_bytes(), png(&figure).unwrap());
+    for bytes in [&svg, &png] {
+        assert!(is_figure(&bytes[..bytes.len().min(4096)]));
+    }
+    let image = png::Decoder::new(std::io::Cursor::new(&png)).read_info().unwrap();
+    assert_eq!(image.info().uncompressed_latin1_text.len(), 1);
+    for other in [
+        &b"<svg>somebody's drawing</svg>"[..],
+        b"\x89PNG\r\n\x1a\n a photo",
+        b"",
+        b"drawn by lockstep",
+    ] {
+        assert!(!is_figure(other));
+    }
+}

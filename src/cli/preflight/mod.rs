@@ -13,7 +13,7 @@ use anyhow::Result;
 use super::args::{ConfigArgs, PreflightArgs};
 use super::compile::{TargetStep, check_advice, steps};
 use super::schedule::parameter_ranks;
-use super::{in_words, print_line};
+use super::{figure, in_words, print_line};
 use crate::config::BatchSize;
 use crate::data::{Source, TrainBatches};
 use crate::observe::say;
@@ -34,6 +34,7 @@ const LARGER: [usize; 4] = [2, 4, 8, 16];
 
 pub fn run(args: &PreflightArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
+    let plot = figure::file(args.plot.as_deref(), args.overwrite)?;
     let num_devices = target.num_devices();
     let step = TargetStep::new(&args.config, &[], &target, num_devices)?;
     say(&format!("compiling the step for {target}"));
@@ -62,8 +63,8 @@ pub fn run(args: &PreflightArgs) -> Result<ExitCode> {
         cost,
         answers,
     };
-    if let Some(path) = &args.plot {
-        page::plot(path, &page, &step.run.schedule, &rows)?;
+    if let Some(file) = plot {
+        page::plot(file, &page, &step.run.schedule, &rows)?;
     }
     if args.json {
         print_line(&serde_json::to_string(&page)?)?;

@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::cli::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
+use crate::cli::output::OutputFile;
 use crate::optim::schedule::Schedule;
 use crate::targets::{Row, ScalingPrediction};
 
@@ -164,7 +165,7 @@ pub fn duration(hours: f64) -> String {
 
 /// The predicted step by the number of devices, and the learning rates of the run.
 pub(super) fn plot(
-    path: &Path,
+    file: OutputFile<'_>,
     page: &Preflight,
     schedule: &Schedule,
     scaling: &ScalingPrediction,
@@ -200,7 +201,7 @@ pub(super) fn plot(
     };
     let answers = page.answers.iter().map(|(name, answer)| format!("{name}: {}", answer.verdict));
     figure::save(
-        path,
+        file,
         &Figure {
             title: format!("{} on {}", figure::file_name(Path::new(&page.config)), page.target),
             subtitle: answers.collect::<Vec<_>>().join(", "),

@@ -16,7 +16,7 @@ use serde::Serialize;
 pub use check::parameter_ranks;
 
 use super::args::ScheduleArgs;
-use super::{print_line, print_lines};
+use super::{figure, print_line, print_lines};
 use crate::config::{BatchSize, Config, RunLength, RunLengthError};
 use crate::optim::schedule::{self, Schedule};
 use crate::{data, train};
@@ -64,9 +64,10 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode> {
     if let Some(name) = &args.against {
         return against::run(&config, name, args.json);
     }
+    let file = figure::file(args.plot.as_deref(), args.overwrite)?;
     let columns = columns(&config, &args.replicas)?;
-    if let Some(path) = &args.plot {
-        plot::save(path, &files.config, &config, &columns)?;
+    if let Some(file) = file {
+        plot::save(file, &files.config, &config, &columns)?;
     }
     if args.json {
         let figures: Vec<_> = columns.iter().map(figures).collect();

@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use super::Column;
 use crate::cli::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
+use crate::cli::output::OutputFile;
 use crate::config::Config;
 
 /// Points of a curve: more than there are pixels across.
@@ -13,7 +14,12 @@ const NUM_POINTS: u64 = 2000;
 
 /// Draws the schedules of a configuration, read from the file `source`, into a file whose extension says in
 /// which format.
-pub fn save(path: &Path, source: &Path, config: &Config, columns: &[Column]) -> Result<()> {
+pub fn save(
+    file: OutputFile<'_>,
+    source: &Path,
+    config: &Config,
+    columns: &[Column],
+) -> Result<()> {
     let curve = |column: &Column| PlotCurve {
         name: name(column),
         detail: describe(column),
@@ -31,7 +37,7 @@ pub fn save(path: &Path, source: &Path, config: &Config, columns: &[Column]) -> 
         _ => format!("{shape}, by the number of replicas"),
     };
     let title = format!("Learning rate of {}", figure::file_name(source));
-    figure::save(path, &Figure { title, subtitle, panels: vec![panel] })
+    figure::save(file, &Figure { title, subtitle, panels: vec![panel] })
 }
 
 fn name(column: &Column) -> String {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use hlo::DType;
 use rayon::prelude::*;
 
+use super::fingerprint::Fingerprinter;
 use super::source::checked_index;
 use super::{Error, Field, Source, StratifiedSplit};
 use crate::config::ClassificationConfig;
@@ -180,6 +181,18 @@ impl Source for Classification {
         let row = usize::try_from(example).ok().and_then(|example| self.rows.get(example));
         let num_tokens = row.map_or(0, |row| self.texts.encoded[*row].ids.len());
         self.lengths.partition_point(|length| *length < num_tokens)
+    }
+
+    fn fingerprint(&self) -> Result<Option<u128>, Error> {
+        let all = Fingerprinter::new("classification");
+        let names = self.labels.names().iter();
+        let all = names.fold(all, |all, name| all.bytes(name.as_bytes()));
+        let one = |all: Fingerprinter, row: &usize| {
+            let EncodedText { ids, segments } = &self.texts.encoded[*row];
+            let all = all.bytes(bytemuck::cast_slice(ids)).bytes(bytemuck::cast_slice(segments));
+            all.numbers([self.texts.classes[*row] as u64])
+        };
+        Ok(Some(self.rows.iter().fold(all, one).finish()))
     }
 
     fn read(&self, example: u64, _epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::config::{open_regular, shorten};
 use crate::data::Error;
 use crate::data::files::unreadable;
+use crate::data::formats::{self, HEAD_BYTES};
 
 /// Follows a CSV file, to tell whether its last record ended: a quote that is not closed would take this in.
 const SENTINEL: &str = "\n\u{0}end of file";
@@ -50,6 +51,11 @@ pub fn read_text_rows(
     let mut bytes = vec![];
     let mut file = open_regular(path).map_err(|source| unreadable(path, key, source))?;
     file.read_to_end(&mut bytes).map_err(|source| unreadable(path, key, source))?;
+    if let Some(format) =
+        formats::recognize(&bytes[..bytes.len().min(HEAD_BYTES)], bytes.len() as u64)
+    {
+        return Err(formats::refuse(path, key, "a table of texts", format));
+    }
     let text =
         str::from_utf8(&bytes).map_err(|error| not_utf8(path, &bytes, error.valid_up_to()))?;
     parse(path, text.strip_prefix('\u{feff}').unwrap_or(text), columns)

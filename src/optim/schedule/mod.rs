@@ -82,7 +82,7 @@ impl Schedule {
         if !is_rate(peak) {
             return Err(Error::Peak { peak, key });
         }
-        let warmup_steps = warmup_steps(config.warmup, run)?;
+        let warmup_steps = warmup_steps(config, run)?;
         let config::Warmup { kind: warmup_kind, factor, from, peak_at, .. } = config.warmup;
         let curve = Curve::new(&config.shape, run, warmup_steps, peak_at)?;
         let warmup_factor = match (from, config.peak) {
@@ -153,8 +153,10 @@ impl Schedule {
     }
 }
 
-/// The length of the warm-up in steps, at most that of the run.
-fn warmup_steps(warmup: config::Warmup, run: &RunLength) -> Result<u64, Error> {
+/// The length of the warm-up in steps, at most that of the run. Where the configuration says where the schedule ends, the run
+/// may be the first part of a longer one; [`Curve::new`] then compares the warm-up with that end.
+fn warmup_steps(config: &config::ScheduleConfig, run: &RunLength) -> Result<u64, Error> {
+    let warmup = config.warmup;
     if warmup.kind == WarmupKind::None {
         return Ok(0);
     }
@@ -163,7 +165,9 @@ fn warmup_steps(warmup: config::Warmup, run: &RunLength) -> Result<u64, Error> {
     let total_steps = run.total_steps();
     match warmup_steps {
         0 => Err(Error::NoWarmup { unit, global_batch: run.global_batch() }),
-        _ if warmup_steps > total_steps => Err(Error::Warmup { warmup_steps, total_steps, unit }),
+        _ if warmup_steps > total_steps && config.shape.total().is_none() => {
+            Err(Error::Warmup { warmup_steps, total_steps, unit })
+        }
         _ => Ok(warmup_steps),
     }
 }

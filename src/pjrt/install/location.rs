@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use etcetera::BaseStrategy;
-
 use super::InstallError;
 use super::catalog::{CatalogEntry, PLUGINS};
+use crate::config::cache_dir;
 
 /// Where plugins are installed, and with which Python.
 #[derive(Clone, Debug)]
@@ -22,16 +21,11 @@ impl InstallOptions {
     /// # Errors
     /// [`InstallError::NoCacheDir`] if there is neither a home directory nor `LOCKSTEP_CACHE`.
     pub fn from_env() -> Result<Self, InstallError> {
-        let set =
-            |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache_dir = match set("LOCKSTEP_CACHE") {
-            Some(cache_dir) => cache_dir,
-            None => etcetera::choose_base_strategy()
-                .map_err(|_| InstallError::NoCacheDir)?
-                .cache_dir()
-                .join("lockstep"),
-        };
-        Ok(Self { cache_dir, python: set("LOCKSTEP_PYTHON").unwrap_or_else(|| "python3".into()) })
+        let python = std::env::var_os("LOCKSTEP_PYTHON").filter(|value| !value.is_empty());
+        Ok(Self {
+            cache_dir: cache_dir().ok_or(InstallError::NoCacheDir)?,
+            python: python.map_or_else(|| "python3".into(), PathBuf::from),
+        })
     }
 
     /// The directory of installed plugins, with a subdirectory for each.

@@ -24,6 +24,7 @@ pub use classes::{SavedClasses, saved_classes};
 pub use exchange::{FolderOptions, check_counterpart, save_for_library};
 pub use fit::Unmatched;
 use fit::check_finite;
+pub(super) use saved::checkpoints_of_run;
 pub use saved::{OpenModel, SavedModel};
 
 /// Name of the file in the output directory.

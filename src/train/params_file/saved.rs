@@ -14,6 +14,7 @@ use crate::checkpoint::{Checkpoint, CheckpointDir, Location, Manifest};
 use crate::config::{CheckpointConfig, read_regular};
 use crate::step::{MODEL_STATE, PARAMS, ema_path};
 use crate::train::ModelValues;
+use crate::train::checkpoint_place::warn_of_incomplete;
 use crate::train::run_dir::{CONFIG_FILE, summary_in};
 
 /// The file in a folder of Hugging Face's, unless there are several.
@@ -139,6 +140,9 @@ impl SavedModel {
     pub fn newest_checkpoint(path: &Path) -> Result<Option<Self>, Error> {
         let is_checkpoint = path.join(Manifest::FILE).exists();
         for place in [path.into(), checkpoints_of_run(path)] {
+            if !is_checkpoint {
+                warn_of_incomplete(&place)?;
+            }
             if is_checkpoint || !CheckpointDir::list(&place)?.is_empty() {
                 let checkpoint = CheckpointDir::open(&place)?;
                 return Ok(Some(Self::Checkpoint(Arc::new(checkpoint))));
@@ -288,7 +292,7 @@ fn of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Result<Tree<Literal>, 
 }
 
 /// Where the run in an output directory keeps its checkpoints.
-fn checkpoints_of_run(dir: &Path) -> Location {
+pub(in crate::train) fn checkpoints_of_run(dir: &Path) -> Location {
     let text = read_regular(&dir.join(CONFIG_FILE), MAX_CONFIG).unwrap_or_default();
     let keys: toml::Table = String::from_utf8_lossy(&text).parse().unwrap_or_default();
     let place = keys.get("checkpoint").and_then(|section| section.get("dir")?.as_str());

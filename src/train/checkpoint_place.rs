@@ -1,0 +1,60 @@
+//! What a path leads to that names checkpoints: one of them, a directory of them, or a run.
+
+use std::path::Path;
+
+use super::Error;
+use super::params_file::checkpoints_of_run;
+use super::run_dir::CONFIG_FILE;
+use crate::checkpoint::{self, Checkpoint, CheckpointDir, Location, Manifest};
+use crate::config::CheckpointConfig;
+use crate::observe::say;
+
+/// Where the checkpoints are that a path or URL leads to: the `--out` of a run leads to those of the run, wherever its
+/// `checkpoint.dir` has them. Anything else leads to itself.
+pub fn checkpoint_place(path: &Path) -> Location {
+    let place = Location::from(path);
+    let Location::Path(dir) = &place else { return place };
+    let is_run = dir.join(CONFIG_FILE).is_file() || dir.join(CheckpointConfig::DIR).is_dir();
+    match is_run && !dir.join(Manifest::FILE).exists() {
+        true => checkpoints_of_run(dir),
+        false => place,
+    }
+}
+
+/// The newest of the checkpoints that a path or URL leads to, see [`checkpoint_place`]. A message names those that are passed over.
+///
+/// # Errors
+/// No checkpoint, or one that cannot be read or is damaged.
+pub fn newest_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
+    let place = checkpoint_place(path);
+    warn_of_incomplete(&place)?;
+    Ok(CheckpointDir::open(place)?)
+}
+
+/// Warns of checkpoints without a manifest that are newer than the newest one that can be used: it is not the run's last.
+///
+/// # Errors
+/// A place that cannot be read; no other checkpoint, so that the run would begin again without a word.
+pub(super) fn warn_of_incomplete(place: &Location) -> Result<(), checkpoint::Error> {
+    let newest = CheckpointDir::list(place)?.pop();
+    let incomplete = CheckpointDir::incomplete(place)?;
+    let is_newer = |step| newest.as_ref().is_none_or(|newest| newest.step < step);
+    let newer: Vec<_> = incomplete.into_iter().filter(|found| is_newer(found.step)).collect();
+    for found in &newer {
+        let location = found.location.clone();
+        match (&newest, place) {
+            // In a store it is what a save leaves that was cut off.
+            (_, Location::Url(_)) => {
+                say(&format!(
+                    "{location} is passed over: it has no manifest.json, so its save did not finish"
+                ));
+            }
+            (Some(newest), _) => say(&format!(
+                "warning: {location} is passed over: it has no manifest.json, which a save writes last; {} is used",
+                newest.location.name()
+            )),
+            (None, _) => return Err(checkpoint::Error::Incomplete { path: location }),
+        }
+    }
+    Ok(())
+}
