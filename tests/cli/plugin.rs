@@ -161,10 +161,24 @@ fn a_plugin_without_a_record_gets_one_unless_it_is_cut_off() {
     assert!(!record.exists());
     let length = cache.file().metadata().unwrap().len();
     cache.file().set_len(length - 1).unwrap();
-    refused(&cache.train(), &["error: ", "xla_cpu_pjrt.so is cut off (bytes missing: at least 1)"]);
+    let cut_off = "xla_cpu_pjrt.so is cut off (bytes missing: at least 1)";
+    let again = "`lockstep plugin install cpu` installs it again";
+    refused(&cache.train(), &["error: the cpu plugin is damaged: ", cut_off, again]);
     refused(&cache.run(&["plugin", "verify"]), &["the cpu plugin is damaged", "is cut off"]);
     refused(&cache.run(&["plugin", "install", "cpu"]), &["it is installed again now"]);
     assert!(!record.exists());
+    for contents in ["", "a page of a proxy"] {
+        fs::write(&cache.library, contents).unwrap();
+        refused(&cache.train(), &["error: the cpu plugin is damaged: ", again]);
+    }
+    // Under a directory of another name nobody knows what it was.
+    let elsewhere = cache.plugin_dir().with_file_name("mine");
+    fs::rename(cache.plugin_dir(), &elsewhere).unwrap();
+    let library = elsewhere.join(cache.library.strip_prefix(cache.plugin_dir()).unwrap());
+    let backend = format!("device.backend={}", text(&library));
+    let done = lockstep(&train_args(&[&backend, "train.steps=1", "schedule.warmup=none"], &[]));
+    refused(&done, &["is not a PJRT plugin"]);
+    assert!(!done.stderr.contains("install cpu"), "{}", done.stderr);
 
     let cache = Cache::new();
     let record = cache.plugin_dir().join(RECORD);

@@ -28,6 +28,7 @@ pub fn look(has_tpus: bool) -> (Option<ClusterReport>, Vec<Diagnosis>) {
     let probe = Probe {
         variable: &|name| std::env::var(name).ok(),
         file: &|path| fs::read_to_string(path).ok(),
+        names: &|| vec![],
         metadata: &|name| if has_tpus { ask_metadata(name) } else { None },
     };
     describe(Environment::find(&probe, &Given::default()))
@@ -88,7 +89,8 @@ mod tests {
             let values = recorded.iter().filter_map(|line| line.strip_prefix(name));
             values.filter_map(|rest| rest.strip_prefix('=')).map(str::to_owned).next()
         };
-        let probe = Probe { variable: &variable, file: &|_| None, metadata: &|_| None };
+        let probe =
+            Probe { variable: &variable, file: &|_| None, metadata: &|_| None, names: &|| vec![] };
         describe(Environment::find(&probe, &Given::default()))
     }
 
