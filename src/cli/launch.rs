@@ -86,7 +86,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         num_processes,
         num_hosts,
         host_index,
-        coordinator,
+        coordinator: coordinator.map(|address| address.to_string()),
         etcd: etcd(&store)?.map(|etcd| (etcd, store.into())),
         max_restarts,
         heartbeat: seconds(heartbeat_secs, "--heartbeat-secs")?,

@@ -14,6 +14,7 @@ mod evaluate;
 mod figure;
 mod hlo;
 mod launch;
+mod place;
 mod plan;
 mod plugin;
 mod predict;
@@ -100,8 +101,8 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Plan(args) => plan::run(&args),
         Command::Preflight(args) => preflight::run(&args),
         Command::CompileWorker { dir } => compile::serve(&dir),
-        Command::ProbePlugin { path, open } => {
-            doctor::probe_plugin_here(&path, open)?;
+        Command::ProbePlugin { path, open, trial } => {
+            doctor::probe_plugin_here(&path, open, trial)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::ProbeNvidia { nccl } => {

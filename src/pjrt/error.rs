@@ -60,8 +60,8 @@ pub enum Error {
     },
     /// The plugin's file is truncated: loading it would end the process.
     #[error(
-        "{path} is cut off (bytes missing: at least {missing}); copy it again, or install it again with \
-         `lockstep plugin install`"
+        "{path} is cut off (bytes missing: at least {missing}); copy it again, or give the name of a plugin that \
+         `lockstep plugin install` knows (cpu, cuda, tpu)"
     )]
     IncompletePlugin {
         /// The file.

@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::Mutex;
 
 use super::abi::{self, *};
-use super::install::{check_before_load, check_library};
+use super::install::{check_before_load, check_library_to_load};
 use super::value::{self, string};
 use super::{Code, Error, Result, Value, environment};
 
@@ -50,7 +50,7 @@ impl Plugin {
             return Ok(*plugin);
         }
         check_before_load(&path)?;
-        check_library(&path)?;
+        check_library_to_load(&path)?;
         environment::prepare(&path, loaded.is_empty())?;
         let plugin = load_library(&path)?;
         loaded.insert(path, plugin);

@@ -83,6 +83,20 @@ impl Target {
         }
     }
 
+    /// `true` if a job on all of it can have so many hosts: [`Self::num_hosts`], or machines with four chips each, in which
+    /// Google Kubernetes Engine also offers slices that would fit into one host.
+    pub fn may_have_hosts(&self, num_hosts: usize) -> bool {
+        const CHIPS_OF_SMALL_HOST: usize = 4;
+        let is_in_small_hosts = match &self.arrangement {
+            Arrangement::Slices { bounds, num_slices } => {
+                let num_chips = bounds.iter().product::<usize>() * num_slices;
+                Some(num_chips) == num_hosts.checked_mul(CHIPS_OF_SMALL_HOST)
+            }
+            Arrangement::Hosts { .. } => false,
+        };
+        num_hosts == self.num_hosts() || is_in_small_hosts
+    }
+
     /// Names of the plugins that can compile for it, in order of preference.
     pub fn plugins(&self) -> &'static [&'static str] {
         match self.chip.family {
@@ -384,8 +398,20 @@ mod tests {
             ("tpu:tpu7x-16", 2),
             ("gpu:h100:4x8", 4),
         ] {
-            assert_eq!(target.parse::<Target>().unwrap().num_hosts(), num_hosts, "{target}");
+            let target = target.parse::<Target>().unwrap();
+            assert_eq!(target.num_hosts(), num_hosts, "{target}");
+            assert!(target.may_have_hosts(num_hosts) && !target.may_have_hosts(num_hosts + 4));
         }
+    }
+
+    #[test]
+    fn small_hosts_may_share_a_slice_that_fits_into_one() {
+        let may_have = |target: &str, num_hosts| {
+            let target: Target = target.parse().unwrap();
+            target.may_have_hosts(num_hosts)
+        };
+        assert!(may_have("tpu:v5litepod-8", 2) && may_have("tpu:v6e-8", 2));
+        assert!(!may_have("tpu:v5litepod-16", 2) && !may_have("tpu:v5p-16", 4));
     }
 
     #[test]

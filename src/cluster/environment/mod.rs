@@ -53,8 +53,10 @@ pub struct Known<T> {
 /// The hosts of a TPU slice, and its type, such as `v5litepod-16`. The two may contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceHosts {
-    /// The accelerator type.
+    /// The accelerator type, or the name of the node pool's accelerators.
     pub kind: Known<String>,
+    /// Chips along each dim, such as `4x4`, if it is known.
+    pub topology: Option<Known<String>>,
     /// Hosts that are named as its workers.
     pub num_hosts: Known<usize>,
 }

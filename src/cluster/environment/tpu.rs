@@ -53,7 +53,8 @@ pub(super) fn complete(probe: &Probe, explicit: &Launched, found: &mut Launched)
         hosts.sort_unstable();
         hosts.dedup();
         let num_hosts = Known { value: hosts.len(), from: workers.from.clone() };
-        found.slice = Some(SliceHosts { kind, num_hosts });
+        let topology = probe.text("TPU_TOPOLOGY");
+        found.slice = Some(SliceHosts { kind, topology, num_hosts });
     }
     let mut from = workers.from;
     if let Some(Slice { index: slice, num_slices, first_worker }) = slice(probe)? {
