@@ -125,6 +125,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A value that a compile option cannot have.
+    #[error("compile option {name}: {reason}")]
+    CompileOption {
+        /// The option.
+        name: String,
+        /// What it can be.
+        reason: String,
+    },
     /// A client option that the plugin would ignore or abort on.
     #[error("client option {name}: {reason}")]
     ClientOption {
