@@ -23,41 +23,46 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root" || exit 2
 self=$root/benches/gpu.sh
 
-: "${BACKEND:=cuda}" "${LIMIT:=570}" "${SECTIONS:=}" "${CPU_LOSSES:=}" "${NUM_GPUS:=}"
+: "${BACKEND:=cuda}" "${SECTIONS:=}" "${CPU_LOSSES:=}" "${NUM_GPUS:=}"
 : "${LOCKSTEP:=$root/target/release/lockstep}" "${RESULTS:=gpu-results}"
 mkdir -p "$RESULTS" && RESULTS=$(cd "$RESULTS" && pwd) || exit 2
-export BACKEND LIMIT CPU_LOSSES NUM_GPUS LOCKSTEP RESULTS
+export BACKEND CPU_LOSSES NUM_GPUS LOCKSTEP RESULTS
 
-# Section, seconds that it may take, and what it answers, most wanted first.
+# Section, seconds that it may take, and what it answers, most wanted first. Together they take no more than LIMIT.
 sections() {
     cat <<'END'
-machine 30 which GPUs, drivers and plugin there are
-digits 40 200 steps of an MLP, each proved, and the losses of the CPU
-gpt_bytes 60 200 steps of a small GPT, each proved, and the losses of the CPU
-resnet20 60 200 steps of ResNet-20, each proved, and the losses of the CPU
-gpt2 90 the step of gpt2-124m beside the one that `plan` predicts
-level_o1 70 the same step at the compiler's optimization level O1
-replicas 80 the step of one GPU in a program for 8 and for 64 replicas, with loopback collectives
-two_processes 50 two processes on one GPU
-collectives 60 steps with and without collectives, on one GPU and on all
-attention 60 a GPT in bf16 with cuDNN's attention and without
+machine 20 which GPUs, drivers and plugin there are
+digits 30 200 steps of an MLP, each proved, and the losses of the CPU
+gpt_bytes 50 200 steps of a small GPT, each proved, and the losses of the CPU
+resnet20 50 200 steps of ResNet-20, each proved, and the losses of the CPU
+gpt2 110 the step of gpt2-124m beside the one that `plan` predicts
+level_o1 80 the same step at the compiler's optimization level O1
+replicas 110 the step of one GPU in a program for 8 and for 64 replicas, with loopback collectives
+two_processes 40 two processes on one GPU
+collectives 40 steps with and without collectives, on one GPU and on all
+attention 40 a GPT in bf16 with cuDNN's attention and without
 END
 }
 
+examples='digits gpt-bytes resnet20-synthetic'
 # What the steps are, and what they are where only this script is tried.
 if [ "$BACKEND" = cpu ]; then
-    num_steps=4 bench_steps=2 cpu_steps=4 replicas='2 4' examples='digits gpt-bytes resnet20-synthetic'
-    small_gpt=(--set model.num_layers=1 --set data.context=16 --set train.batch_per_replica=1)
-    small_bytes=(--set data.context=16)
+    num_steps=4 bench_steps=2 cpu_steps=4 replicas='2 4' budget_factor=6
+    small=(--set schedule.warmup=none)
+    small_gpt=(--set model.num_layers=1 --set model.width=32 --set model.num_heads=2 --set model.vocabulary=64
+        --set data.vocab_size=64 --set data.context=16 --set train.batch_per_replica=1)
+    small_bytes=(--set model.num_layers=1 --set data.context=16)
     small_image=(--set 'data.image=[3,8,8]' --set data.num_examples=640)
 else
-    num_steps=200 bench_steps=30 cpu_steps=50 replicas='8 64' examples='digits gpt-bytes resnet20-synthetic'
-    small_gpt=() small_bytes=() small_image=()
+    num_steps=200 bench_steps=30 cpu_steps=50 replicas='8 64' budget_factor=1
+    small=() small_gpt=() small_bytes=() small_image=()
 fi
+: "${LIMIT:=$((570 * budget_factor))}"
 
 # A figure: section, name, value. Into results.jsonl, and into the summary.
 record() {
-    printf '{"section": "%s", "name": "%s", "value": "%s"}\n' "$1" "$2" "$3" >> "$RESULTS/results.jsonl"
+    local value=${3//\\/\\\\}
+    printf '{"section": "%s", "name": "%s", "value": "%s"}\n' "$1" "${2//\"/}" "${value//\"/\\\"}" >> "$RESULTS/results.jsonl"
     printf '    %-44s %s\n' "$2" "$3" >> "$RESULTS/summary.txt"
 }
 
@@ -81,6 +86,13 @@ num_devices() {
     esac
 }
 
+# Whether a plugin is installed, or in the Python environment.
+has_plugin() {
+    "$LOCKSTEP" plugin list --json | python3 -c '
+import json, sys
+sys.exit(all(row["name"] != sys.argv[1] or not row["path"] for row in json.load(sys.stdin)))' "$1"
+}
+
 # The keys that an example needs on this backend. The batch is that of the example on any number of devices.
 sets_of() {
     case $1 in
@@ -94,18 +106,18 @@ run_example() {
     local command=$1 example=$2 sets
     shift 2
     mapfile -t sets < <(sets_of "$example")
-    "$LOCKSTEP" "$command" "examples/$example.toml" ${sets[@]+"${sets[@]}"} "$@" --json
+    "$LOCKSTEP" "$command" "examples/$example.toml" ${small[@]+"${small[@]}"} ${sets[@]+"${sets[@]}"} "$@" --json
 }
 
-# Losses of a run, as {"example", "backend", "step", "loss"}.
+# Losses of a run, as {"example", "on", "step", "loss"}: example, `here` or `cpu`, and the folder of the run.
 losses_of() {
     python3 -c '
 import json, sys
-example, backend, path = sys.argv[1:]
+example, on, path = sys.argv[1:]
 for line in open(path):
     line = json.loads(line)
     if "loss" in line:
-        print(json.dumps({"example": example, "backend": backend, "step": line["step"], "loss": line["loss"]}))
+        print(json.dumps({"example": example, "on": on, "step": line["step"], "loss": line["loss"]}))
 ' "$1" "$2" "$3/metrics.jsonl"
 }
 
@@ -113,7 +125,7 @@ for line in open(path):
 cpu_losses() {
     local example=$1 steps=$2 file=$3 out
     out=$(mktemp -d) || return 1
-    # Stopped in time: the schedule must be that of the whole run.
+    # Stopped after these steps: the schedule must be that of the whole run.
     run_example train "$example" --backend cpu --set train.steps="$num_steps" --set train.eval_every=1000000 \
         --set train.check_lockstep_every=0 --out "$out/run" > "$out/stdout" &
     local pid=$! lines=0
@@ -137,10 +149,11 @@ prove() {
     echo "$line"
     record "$section" "steps, each proved on $(num_devices) devices" "$(field steps <<< "$line")"
     record "$section" "status" "$(field status <<< "$line")"
-    losses_of "$example" "$BACKEND" "$out/run" >> "$RESULTS/losses.jsonl"
+    losses_of "$example" here "$out/run" >> "$RESULTS/losses.jsonl"
     rm -rf "$out"
     file=$CPU_LOSSES/$example.jsonl
     if [ -z "$CPU_LOSSES" ] || ! [ -f "$file" ]; then
+        has_plugin cpu || { record "$section" "losses of the CPU" "none: set CPU_LOSSES, no CPU plugin is here"; return 1; }
         file=$RESULTS/cpu-$example.tmp
         cpu_losses "$example" "$cpu_steps" "$file" || { record "$section" "losses of the CPU" "none: see log.txt"; return 1; }
     fi
@@ -156,9 +169,9 @@ compare_losses() {
         record "$1" "loss beside the CPU's, after $step steps" "$difference"
     done < <(python3 -c '
 import json, sys
-example, backend, path = sys.argv[1:]
+example, path = sys.argv[1:]
 rows = [row for row in map(json.loads, open(path)) if row["example"] == example]
-ours, cpu = ({row["step"]: row["loss"] for row in rows if row["backend"] == name} for name in (backend, "cpu"))
+ours, cpu = ({row["step"]: row["loss"] for row in rows if row["on"] == name} for name in ("here", "cpu"))
 common = sorted(set(ours) & set(cpu))
 if not common:
     print("0 no common step")
@@ -166,7 +179,7 @@ for step in sorted({min(count, len(common)) - 1 for count in (1, 10, 50, 200) if
     step = common[step]
     a, b = ours[step], cpu[step]
     print(step + 1, f"{a:.6g} {b:.6g}, differs by {abs(a - b) / abs(b):.1e}")
-' "$2" "$BACKEND" "$RESULTS/losses.jsonl")
+' "$2" "$RESULTS/losses.jsonl")
 }
 
 # The target of `plan` for the first GPU, by the name that the driver gives it.
@@ -189,14 +202,15 @@ target() {
 }
 
 gpt2() {
-    "$LOCKSTEP" "$1" examples/gpt2-124m.toml ${small_gpt[@]+"${small_gpt[@]}"} "${@:2}"
+    "$LOCKSTEP" "$1" examples/gpt2-124m.toml ${small[@]+"${small[@]}"} ${small_gpt[@]+"${small_gpt[@]}"} "${@:2}"
 }
 
 # Times of a step: section, what it is called, and arguments of `bench`.
 time_gpt2() {
     local section=$1 name=$2 line
     shift 2
-    line=$(gpt2 bench --backend "$BACKEND" --steps "$bench_steps" --json "$@") || return 1
+    # Without collectives the program of one device is the same, and need not be compiled again.
+    line=$(gpt2 bench --backend "$BACKEND" --steps "$bench_steps" --warm --json "$@") || return 1
     echo "$line"
     record "$section" "$name: step, ms" "$(field median_step_ms <<< "$line")"
     record "$section" "$name: step without collectives, ms" "$(field compute_only_ms <<< "$line")"
@@ -239,16 +253,17 @@ section_level_o1() {
 # With loopback collectives every rank is taken to hold the same data, so that the values are wrong, but memory, kernels
 # and the host's work are those of a real rank. The plugin invents the other hosts.
 section_replicas() {
-    local count failed=0
+    local count failed=0 layers=(--set model.num_layers=4)
+    [ "$BACKEND" = cuda ] || layers=()
+    time_gpt2 replicas "4 layers, 1 of 1" --set mesh.data=1 ${layers[@]+"${layers[@]}"} || failed=1
     for count in $replicas; do
-        if [ "$BACKEND" = cpu ]; then
-            time_gpt2 replicas "1 of $count" --set mesh.data="$count" || failed=1
-        else
-            time_gpt2 replicas "1 of $count" --set mesh.data="$count" --set device.options.enable_mock_nccl=true \
-                --set device.options.node_id=0 --set device.options.num_nodes="$count" \
-                --set device.options.mock_gpu_topology="1x${count}x1" \
-                --set compile.overrides.xla_gpu_collectives_implementation=loopback || failed=1
+        local sets=(--set mesh.data="$count" ${layers[@]+"${layers[@]}"})
+        if [ "$BACKEND" = cuda ]; then
+            sets+=(--set device.options.enable_mock_nccl=true --set device.options.node_id=0
+                --set device.options.num_nodes="$count" --set device.options.mock_gpu_topology="1x${count}x1"
+                --set compile.overrides.xla_gpu_collectives_implementation=loopback)
         fi
+        time_gpt2 replicas "4 layers, 1 of $count" "${sets[@]}" || failed=1
     done
     return $failed
 }
@@ -263,7 +278,8 @@ section_two_processes() {
             [ $name = nccl ] || sets+=(--set compile.overrides.xla_gpu_collectives_implementation=loopback)
         fi
         if "$LOCKSTEP" launch --num-processes 2 --max-restarts 0 -- train examples/digits.toml --backend "$BACKEND" \
-            --set mesh.data=2 --set train.steps="$num_steps" --out "$out/$name" ${sets[@]+"${sets[@]}"}; then
+            --set mesh.data=2 --set train.steps="$num_steps" --out "$out/$name" ${small[@]+"${small[@]}"} \
+            ${sets[@]+"${sets[@]}"}; then
             record two_processes "$name" "ended well"
             ended=0
             break
@@ -336,9 +352,7 @@ if ! [ -x "$LOCKSTEP" ]; then
     cargo build --release >&2 || give_up "the program could not be built"
 fi
 "$LOCKSTEP" --version > /dev/null || give_up "$LOCKSTEP does not run on this machine"
-if ! "$LOCKSTEP" plugin list --json | python3 -c '
-import json, sys
-sys.exit(all(row["name"] != sys.argv[1] or not row["path"] for row in json.load(sys.stdin)))' "$BACKEND"; then
+if ! has_plugin "$BACKEND"; then
     timeout 240 "$LOCKSTEP" plugin install "$BACKEND" >&2 ||
         give_up "no $BACKEND plugin here, and pip could not fetch it: see docs/gpu.md"
 fi
@@ -346,7 +360,7 @@ fi
 began=$SECONDS failures=0
 while read -r name budget what; do
     case " ${SECTIONS:-$name} " in *" $name "*) ;; *) continue ;; esac
-    left=$((LIMIT - (SECONDS - began)))
+    budget=$((budget * budget_factor)) left=$((LIMIT - (SECONDS - began)))
     [ "$budget" -le "$left" ] || budget=$left
     echo "== $name: $what" | tee -a "$RESULTS/summary.txt" "$RESULTS/log.txt"
     if [ "$budget" -lt 10 ]; then

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::place::{self, Finding, Place, Weight};
+use super::place::{self, Finding, OwnPlace, Weight};
 use crate::cluster::environment::Environment;
 use crate::cluster::{Cause, Etcd, Member, MemberOptions, TlsFiles};
 use crate::config::{Backend, Config, StoreUrl};
@@ -31,7 +31,7 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         Some(text) => text.parse().map_err(|why| anyhow!("{}: {why}", variable::STORE))?,
         None => cluster.store.clone(),
     };
-    let Place { environment, secret, findings, .. } = place::of_run(config, &store);
+    let OwnPlace { environment, secret, findings, .. } = place::of_run(config, &store);
     let of_weight = |weight| {
         let found = findings.iter().filter(move |finding| finding.weight == weight);
         found.map(|Finding { what, change, .. }| format!("{what}: {change}"))

@@ -39,7 +39,7 @@ pub enum Weight {
 
 /// The place of a process.
 #[derive(Debug)]
-pub struct Place {
+pub struct OwnPlace {
     /// `None` for a process alone, and if it is not known.
     pub environment: Option<Environment>,
     /// What keeps the place from being known.
@@ -72,7 +72,7 @@ pub struct Machine<'a> {
 }
 
 /// The place of this process for a run with this configuration.
-pub fn of_run(config: &Config, store: &StoreUrl) -> Place {
+pub fn of_run(config: &Config, store: &StoreUrl) -> OwnPlace {
     let cluster = &config.cluster;
     let value = |key: AutoOr<usize>| match key {
         AutoOr::Value(value) => Some(value),
@@ -84,7 +84,7 @@ pub fn of_run(config: &Config, store: &StoreUrl) -> Place {
         num_processes: value(cluster.num_processes),
     };
     if given.num_processes == Some(1) {
-        return Place { environment: None, obstacle: None, secret: None, findings: vec![] };
+        return OwnPlace { environment: None, obstacle: None, secret: None, findings: vec![] };
     }
     let wanted = Wanted {
         given,
@@ -96,13 +96,13 @@ pub fn of_run(config: &Config, store: &StoreUrl) -> Place {
 }
 
 /// The place of this process for a run of which only the environment is known.
-pub fn of_any_run(host: &Host) -> Place {
+pub fn of_any_run(host: &Host) -> OwnPlace {
     // Elsewhere the metadata server may be slow not to exist.
     let asks = host.tpu_pci_devices > 0 || host.is_google_cloud;
     here(&Wanted::default(), host, asks)
 }
 
-fn here(wanted: &Wanted<'_>, host: &Host, asks_metadata: bool) -> Place {
+fn here(wanted: &Wanted<'_>, host: &Host, asks_metadata: bool) -> OwnPlace {
     let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
     let probe = Probe {
         variable: &|name| env::var_os(name).map(text),
@@ -119,7 +119,7 @@ fn here(wanted: &Wanted<'_>, host: &Host, asks_metadata: bool) -> Place {
 }
 
 /// The one list of what is checked.
-fn examine(probe: &Probe, wanted: &Wanted<'_>, machine: &Machine<'_>) -> Place {
+fn examine(probe: &Probe, wanted: &Wanted<'_>, machine: &Machine<'_>) -> OwnPlace {
     let mut findings = vec![];
     let environment = match Environment::find(probe, &wanted.given) {
         Ok(environment) => environment,
@@ -128,7 +128,7 @@ fn examine(probe: &Probe, wanted: &Wanted<'_>, machine: &Machine<'_>) -> Place {
             let obstacle = Some(error.what.clone());
             findings.push(error);
             let secret = findings_of_token(probe, wanted, None, &mut findings);
-            return Place { environment: None, obstacle, secret, findings };
+            return OwnPlace { environment: None, obstacle, secret, findings };
         }
     };
     let several = environment.as_ref().filter(|environment| environment.num_processes.value > 1);
@@ -149,7 +149,7 @@ fn examine(probe: &Probe, wanted: &Wanted<'_>, machine: &Machine<'_>) -> Place {
     findings.extend(chips(probe, wanted, several, machine));
     let slice = environment.as_ref().and_then(|environment| environment.slice.as_ref());
     findings.extend(slice.and_then(|slice| slice_hosts(slice, wanted, several)));
-    Place { environment, obstacle: None, secret, findings }
+    OwnPlace { environment, obstacle: None, secret, findings }
 }
 
 fn finding(what: impl Into<String>, change: impl Into<String>, weight: Weight) -> Finding {
@@ -404,7 +404,7 @@ mod tests {
     }
 
     /// `NAME=value`, and `@name=value` for attributes of the metadata server; on a machine with these chips.
-    fn place(recorded: &[&str], wanted: &Wanted<'_>, chips: &str) -> Place {
+    fn place(recorded: &[&str], wanted: &Wanted<'_>, chips: &str) -> OwnPlace {
         let look = |name: &str| {
             let mut pairs = recorded.iter().filter_map(|line| line.split_once('='));
             pairs.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
