@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::place::{self, Finding, OwnPlace, Weight};
+use super::place::{self, Fault, OwnPlace, Weight};
 use crate::cluster::environment::Environment;
 use crate::cluster::{Cause, Etcd, Member, MemberOptions, TlsFiles};
 use crate::config::{Backend, Config, StoreUrl};
@@ -34,7 +34,7 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
     let OwnPlace { environment, secret, findings, .. } = place::of_run(config, &store);
     let of_weight = |weight| {
         let found = findings.iter().filter(move |finding| finding.weight == weight);
-        found.map(|Finding { what, change, .. }| format!("{what}: {change}"))
+        found.map(|Fault { what, change, .. }| format!("{what}: {change}"))
     };
     of_weight(Weight::Warning).for_each(|text| say(&format!("warning: {text}")));
     let errors: Vec<String> = of_weight(Weight::Error).collect();

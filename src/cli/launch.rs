@@ -12,7 +12,7 @@ use signal_hook::flag;
 
 use super::args::LaunchArgs;
 use super::cluster::etcd;
-use super::wrong_usage;
+use super::{place, wrong_usage};
 use crate::cluster::{Secret, TlsFiles};
 use crate::launch::{self, LaunchEnd, LaunchOptions, Requests, variable};
 use crate::observe::say;
@@ -48,6 +48,9 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         return Err(wrong_usage(&format!(
             "--host-index {host_index} is not one of {num_hosts} hosts; they are numbered from 0"
         )));
+    }
+    if let (1, Some(text)) = (num_hosts, place::ignored_by_supervisor()) {
+        say(&format!("warning: {text}"));
     }
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let num_processes = num_processes.map_or(cores * num_hosts, usize::from);

@@ -1,14 +1,14 @@
 //! Where this process is to run: its place among others, and what is wrong with it. `train` asks before it waits for the
 //! others, `doctor` reports it.
 
-use std::env;
-use std::fs;
-use std::io;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::path::Path;
+use std::{env, fs, io};
 
 use super::doctor::{Host, has_device_files};
 use crate::cluster::environment::{
-    Environment, Given, Known, Probe, SliceHosts, metadata as ask_metadata, unread,
+    DEFAULT_PORT, Environment, Given, Known, Probe, SliceHosts, metadata as ask_metadata, unread,
 };
 use crate::cluster::{Secret, SecretError, Whereabouts, host_name};
 use crate::config::{AutoOr, Backend, Config, HostPort, StoreUrl};
@@ -17,7 +17,7 @@ use crate::targets::Target;
 
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct Fault {
     /// What is wrong.
     pub what: String,
     /// What to change.
@@ -47,7 +47,7 @@ pub struct OwnPlace {
     /// What the processes of the job share, if there are several.
     pub secret: Option<Secret>,
     /// What is wrong.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<Fault>,
 }
 
 /// What a run is to have.
@@ -102,20 +102,51 @@ pub fn of_any_run(host: &Host) -> OwnPlace {
     here(&Wanted::default(), host, asks)
 }
 
-fn here(wanted: &Wanted<'_>, host: &Host, asks_metadata: bool) -> OwnPlace {
-    let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
-    let probe = Probe {
-        variable: &|name| env::var_os(name).map(text),
-        names: &|| env::vars_os().map(|(name, _)| text(name)).collect(),
-        file: &|path| fs::read_to_string(path).ok(),
-        metadata: &|name| if asks_metadata { ask_metadata(name) } else { None },
+/// Why a supervisor that is told of one host only may be one of several that would each train alone.
+pub fn ignored_by_supervisor() -> Option<String> {
+    with_probe(false, ignored_hosts)
+}
+
+fn ignored_hosts(probe: &Probe) -> Option<String> {
+    let environment = Environment::find(probe, &Given::default()).ok()?;
+    let (what, index, number) = match environment {
+        Some(Environment { process_index: index, num_processes: number, .. })
+            if number.value > 1 =>
+        {
+            let from = format!("{}, {}", index.from, number.from);
+            let what = format!("this is process {} of {} ({from})", index.value, number.value);
+            (what, index.value.to_string(), number.value.to_string())
+        }
+        _ => {
+            let text = unread(probe).into_iter().next()?;
+            let (what, _) = text.split_once(", but")?;
+            (what.to_owned(), "INDEX".to_owned(), "NUMBER".to_owned())
+        }
     };
+    Some(format!(
+        "{what}, but --hosts is 1, and each supervisor would train alone: if they are the hosts of one job, set --hosts \
+         {number}, --host-index {index} and --coordinator HOST:{DEFAULT_PORT} with the first host"
+    ))
+}
+
+fn here(wanted: &Wanted<'_>, host: &Host, asks_metadata: bool) -> OwnPlace {
     let machine = Machine {
         has_gpus: host.nvidia_pci_devices > 0 || has_device_files("cuda"),
         has_tpus: host.tpu_pci_devices > 0 || has_device_files("tpu"),
         whereabouts: &Whereabouts::of,
     };
-    examine(&probe, wanted, &machine)
+    with_probe(asks_metadata, |probe| examine(probe, wanted, &machine))
+}
+
+/// Calls `ask` with this process's environment.
+fn with_probe<T>(asks_metadata: bool, ask: impl FnOnce(&Probe) -> T) -> T {
+    let text = |text: OsString| text.to_string_lossy().into_owned();
+    ask(&Probe {
+        variable: &|name| env::var_os(name).map(text),
+        names: &|| env::vars_os().map(|(name, _)| text(name)).collect(),
+        file: &|path| fs::read_to_string(path).ok(),
+        metadata: &|name| if asks_metadata { ask_metadata(name) } else { None },
+    })
 }
 
 /// The one list of what is checked.
@@ -152,12 +183,12 @@ fn examine(probe: &Probe, wanted: &Wanted<'_>, machine: &Machine<'_>) -> OwnPlac
     OwnPlace { environment, obstacle: None, secret, findings }
 }
 
-fn finding(what: impl Into<String>, change: impl Into<String>, weight: Weight) -> Finding {
-    Finding { what: what.into(), change: change.into(), weight }
+fn finding(what: impl Into<String>, change: impl Into<String>, weight: Weight) -> Fault {
+    Fault { what: what.into(), change: change.into(), weight }
 }
 
 /// Messages about environments end in `: ` and what to change.
-fn in_two(message: &str, weight: Weight) -> Finding {
+fn in_two(message: &str, weight: Weight) -> Fault {
     let (what, change) = message.rsplit_once(": ").unwrap_or((message, "correct it, or remove it"));
     finding(what, change, weight)
 }
@@ -172,7 +203,7 @@ fn findings_of_token(
     probe: &Probe,
     wanted: &Wanted<'_>,
     several: Option<&Environment>,
-    findings: &mut Vec<Finding>,
+    findings: &mut Vec<Fault>,
 ) -> Option<Secret> {
     const PRINTS: &str = "`openssl rand -hex 32` prints one";
     let variable = (probe.variable)(variable::TOKEN);
@@ -216,7 +247,7 @@ fn findings_of_token(
 }
 
 /// Whether the others can reach the coordinator where they look for it, if this process runs it.
-fn address(probe: &Probe, several: &Environment, machine: &Machine<'_>) -> Option<Finding> {
+fn address(probe: &Probe, several: &Environment, machine: &Machine<'_>) -> Option<Fault> {
     let is_supervised = (probe.variable)(variable::SUPERVISOR).is_some();
     if several.process_index.value > 0 || is_supervised {
         return None;
@@ -224,9 +255,11 @@ fn address(probe: &Probe, several: &Environment, machine: &Machine<'_>) -> Optio
     let Known { value, from } = several.coordinator.as_ref()?;
     let address: HostPort = value.parse().ok()?;
     let host = address.host();
-    let is_local = several.num_local_processes.as_ref().is_some_and(|local| {
-        local.value == several.num_processes.value && several.hosts.len() <= 1
-    });
+    let num_hosts = several.hosts.iter().collect::<BTreeSet<_>>().len();
+    let is_local = several
+        .num_local_processes
+        .as_ref()
+        .is_some_and(|local| local.value == several.num_processes.value && num_hosts <= 1);
     match (machine.whereabouts)(host) {
         Ok(Whereabouts::Elsewhere(ip)) => {
             let ip = ip.to_string();
@@ -244,7 +277,6 @@ fn address(probe: &Probe, several: &Environment, machine: &Machine<'_>) -> Optio
         }
         Ok(Whereabouts::Here(ip)) if ip.is_loopback() && !is_local => {
             let is_meant = host == "localhost" || host == ip.to_string();
-            let num_hosts = several.hosts.len();
             // Processes of one host are told by hand to meet there, too.
             (!is_meant || num_hosts > 1).then(|| {
                 let what = format!(
@@ -295,7 +327,7 @@ fn chips(
     wanted: &Wanted<'_>,
     several: Option<&Environment>,
     machine: &Machine<'_>,
-) -> Vec<Finding> {
+) -> Vec<Fault> {
     let set = |variables: &[(&str, &[&str])]| {
         let set = variables.iter().filter_map(|(name, none)| {
             let value = (probe.variable)(name)?.trim().to_owned();
@@ -349,7 +381,7 @@ fn slice_hosts(
     slice: &SliceHosts,
     wanted: &Wanted<'_>,
     several: Option<&Environment>,
-) -> Option<Finding> {
+) -> Option<Fault> {
     let SliceHosts { kind, topology, num_hosts } = slice;
     let by_topology =
         topology.as_ref().map(|bounds| format!("tpu:{}:{}", kind.value, bounds.value));
@@ -428,12 +460,12 @@ mod tests {
     }
 
     /// What `doctor` says.
-    fn findings(recorded: &[&str]) -> Vec<Finding> {
+    fn findings(recorded: &[&str]) -> Vec<Fault> {
         place(recorded, &Wanted::default(), "").findings
     }
 
     #[track_caller]
-    fn check(found: Vec<Finding>, weight: Weight, what: &str, change: &str) {
+    fn check(found: Vec<Fault>, weight: Weight, what: &str, change: &str) {
         let [one] = &found[..] else { panic!("{what}: {found:?}") };
         let is_it = one.what.contains(what) && one.change.contains(change);
         assert!(is_it && one.weight == weight, "{one:?}");
@@ -506,6 +538,25 @@ mod tests {
         // etcd has the address.
         let wanted = Wanted { has_store: true, ..Wanted::default() };
         assert_eq!(place(&[TOKEN, "RANK=1", "WORLD_SIZE=2"], &wanted, "").findings, []);
+    }
+
+    #[test]
+    fn a_supervisor_of_one_host_is_not_one_of_several() {
+        let of = |recorded: &[&str]| {
+            let look = |name: &str| {
+                let mut pairs = recorded.iter().filter_map(|line| line.split_once('='));
+                pairs.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+            };
+            let (names, file, metadata) = (&Vec::new, &|_: &Path| None, &|_: &str| None);
+            ignored_hosts(&Probe { variable: &look, names, file, metadata })
+        };
+        let slurm = ["SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NODELIST=a,b"];
+        let said = of(&slurm).unwrap();
+        assert!(said.starts_with("this is process 1 of 2 (SLURM_PROCID, SLURM_STEP"), "{said}");
+        assert!(said.contains("--hosts 2, --host-index 1 and --coordinator"), "{said}");
+        let said = of(&["DSTACK_NODES_NUM=2"]).unwrap();
+        assert!(said.starts_with("DSTACK_NODES_NUM (dstack) is 2, but --hosts is 1"), "{said}");
+        assert_eq!(of(&["USER=me", "RANK=0", "WORLD_SIZE=1"]), None);
     }
 
     #[test]

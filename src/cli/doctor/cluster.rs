@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::findings::Diagnosis;
-use crate::cli::place::Finding;
+use crate::cli::place::Fault;
 use crate::cluster::environment::{Environment, Known};
 
 /// What was found in the environment. `None` for one process.
@@ -20,8 +20,8 @@ pub struct ClusterReport {
     pub from: Vec<String>,
 }
 
-impl From<Finding> for Diagnosis {
-    fn from(Finding { what, change, .. }: Finding) -> Self {
+impl From<Fault> for Diagnosis {
+    fn from(Fault { what, change, .. }: Fault) -> Self {
         Self { what, change }
     }
 }
