@@ -47,7 +47,7 @@ END
 examples='digits gpt-bytes resnet20-synthetic'
 # What the steps are, and what they are where only this script is tried.
 if [ "$BACKEND" = cpu ]; then
-    num_steps=4 bench_steps=2 cpu_steps=4 replicas='2 4' budget_factor=6
+    num_steps=4 bench_steps=2 cpu_steps=4 replicas='2 4' budget_factor=8
     small=(--set schedule.warmup=none)
     small_gpt=(--set model.num_layers=1 --set model.width=32 --set model.num_heads=2 --set model.vocabulary=64
         --set data.vocab_size=64 --set data.context=16 --set train.batch_per_replica=1)
@@ -62,7 +62,8 @@ fi
 # A figure: section, name, value. Into results.jsonl, and into the summary.
 record() {
     local value=${3//\\/\\\\}
-    printf '{"section": "%s", "name": "%s", "value": "%s"}\n' "$1" "${2//\"/}" "${value//\"/\\\"}" >> "$RESULTS/results.jsonl"
+    value=${value//\"/\\\"}
+    printf '{"section": "%s", "name": "%s", "value": "%s"}\n' "$1" "$2" "$value" >> "$RESULTS/results.jsonl"
     printf '    %-44s %s\n' "$2" "$3" >> "$RESULTS/summary.txt"
 }
 
@@ -153,9 +154,15 @@ prove() {
     rm -rf "$out"
     file=$CPU_LOSSES/$example.jsonl
     if [ -z "$CPU_LOSSES" ] || ! [ -f "$file" ]; then
-        has_plugin cpu || { record "$section" "losses of the CPU" "none: set CPU_LOSSES, no CPU plugin is here"; return 1; }
+        if ! has_plugin cpu; then
+            record "$section" "losses of the CPU" "none: set CPU_LOSSES, no CPU plugin is here"
+            return 1
+        fi
         file=$RESULTS/cpu-$example.tmp
-        cpu_losses "$example" "$cpu_steps" "$file" || { record "$section" "losses of the CPU" "none: see log.txt"; return 1; }
+        if ! cpu_losses "$example" "$cpu_steps" "$file"; then
+            record "$section" "losses of the CPU" "none: see log.txt"
+            return 1
+        fi
     fi
     cat "$file" >> "$RESULTS/losses.jsonl"
     rm -f "$RESULTS/cpu-$example.tmp"
@@ -227,7 +234,10 @@ section_machine() {
     nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu,clocks_throttle_reasons.active \
         --format=csv
     record machine "GPUs" "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tr '\n' ';')"
-    record machine "CUDA plugin" "$(field plugins.1.version < "$RESULTS/doctor.json") $(field plugins.1.problem < "$RESULTS/doctor.json")"
+    local version problem
+    version=$(field plugins.1.version < "$RESULTS/doctor.json")
+    problem=$(field plugins.1.problem < "$RESULTS/doctor.json")
+    record machine "CUDA plugin" "$version $problem"
 }
 
 section_digits() { prove digits digits; }
@@ -277,7 +287,9 @@ section_two_processes() {
             sets=(--set 'device.options.visible_devices=[0]' --set device.options.memory_fraction=0.3)
             [ $name = nccl ] || sets+=(--set compile.overrides.xla_gpu_collectives_implementation=loopback)
         fi
-        if "$LOCKSTEP" launch --num-processes 2 --max-restarts 0 -- train examples/digits.toml --backend "$BACKEND" \
+        # A rank that NCCL refuses may leave the other one waiting.
+        if timeout --foreground --kill-after=2 $((16 * budget_factor)) \
+            "$LOCKSTEP" launch --num-processes 2 --max-restarts 0 -- train examples/digits.toml --backend "$BACKEND" \
             --set mesh.data=2 --set train.steps="$num_steps" --out "$out/$name" ${small[@]+"${small[@]}"} \
             ${sets[@]+"${sets[@]}"}; then
             record two_processes "$name" "ended well"
@@ -294,7 +306,10 @@ section_collectives() {
     local example count line failed=0
     for example in $examples; do
         for count in 1 "$(num_devices)"; do
-            line=$(run_example bench "$example" --backend "$BACKEND" --set mesh.data="$count" --steps "$bench_steps") || { failed=1; continue; }
+            if ! line=$(run_example bench "$example" --backend "$BACKEND" --set mesh.data="$count" --steps "$bench_steps"); then
+                failed=1
+                continue
+            fi
             echo "$line"
             record collectives "$example on $count: step, ms" "$(field median_step_ms <<< "$line")"
             record collectives "$example on $count: without collectives, ms" "$(field compute_only_ms <<< "$line")"

@@ -91,7 +91,7 @@ pub enum MemberError {
         /// The name of this machine.
         host: String,
         /// Who is missing.
-        source: Error,
+        source: Box<Error>,
     },
     /// A socket or a thread cannot be had.
     #[error("cannot join the other processes: {0}")]
@@ -165,7 +165,8 @@ impl Member {
         let session =
             session.map_err(|source| match (&source, elsewhere, &options.coordinator) {
                 (Error::NotAllJoined { .. }, Some(_), Some(address)) => {
-                    MemberError::Elsewhere { address: address.clone(), host: host_name(), source }
+                    let (address, host, source) = (address.clone(), host_name(), Box::new(source));
+                    MemberError::Elsewhere { address, host, source }
                 }
                 _ => source.into(),
             })?;
