@@ -94,19 +94,14 @@ import json, sys
 sys.exit(all(row["name"] != sys.argv[1] or not row["path"] for row in json.load(sys.stdin)))' "$1"
 }
 
-# The keys that an example needs on this backend. The batch is that of the example on any number of devices.
-sets_of() {
-    case $1 in
-        gpt-bytes) printf '%s\n' ${small_bytes[@]+"${small_bytes[@]}"} ;;
-        resnet20-synthetic) printf '%s\n' ${small_image[@]+"${small_image[@]}"} ;;
-    esac
-}
-
 # `train` or `bench` of an example: the command, the example, and more arguments. Prints the line of JSON.
 run_example() {
-    local command=$1 example=$2 sets
+    local command=$1 example=$2 sets=()
     shift 2
-    mapfile -t sets < <(sets_of "$example")
+    case $example in
+        gpt-bytes) sets=(${small_bytes[@]+"${small_bytes[@]}"}) ;;
+        resnet20-synthetic) sets=(${small_image[@]+"${small_image[@]}"}) ;;
+    esac
     "$LOCKSTEP" "$command" "examples/$example.toml" ${small[@]+"${small[@]}"} ${sets[@]+"${sets[@]}"} "$@" --json
 }
 
@@ -245,12 +240,15 @@ section_gpt_bytes() { prove gpt_bytes gpt-bytes; }
 section_resnet20() { prove resnet20 resnet20-synthetic; }
 
 section_gpt2() {
-    local name predicted
-    time_gpt2 gpt2 "measured on 1 device" --set mesh.data=1 || return 1
-    name=$(target) || return 1
-    predicted=$(gpt2 plan --target "$name" --set mesh.data=1 --json) || return 1
-    echo "$predicted"
-    record gpt2 "\`plan\` for $name: step, ms" "$(field rows.0.step_ms <<< "$predicted")"
+    local name predicted failed=0
+    if name=$(target) && predicted=$(gpt2 plan --target "$name" --set mesh.data=1 --json); then
+        echo "$predicted"
+        record gpt2 "\`plan\` for $name: step, ms" "$(field rows.0.step_ms <<< "$predicted")"
+    else
+        failed=1
+    fi
+    time_gpt2 gpt2 "measured on 1 device" --set mesh.data=1 || failed=1
+    return $failed
 }
 
 section_level_o1() {

@@ -339,6 +339,10 @@ fn chips(
         true => Weight::Error,
         false => Weight::Note,
     };
+    let otherwise = |weight| match weight {
+        Weight::Error => "choose another --backend",
+        _ => "remove the variables",
+    };
     let mut found = vec![];
     if !machine.has_tpus {
         let mut said = set(&TPU_VARIABLES);
@@ -352,8 +356,10 @@ fn chips(
             said = "the backend is tpu".to_owned();
         }
         if !said.is_empty() {
-            let change = "ask for the chips (google.com/tpu in the resources of a pod, --privileged for a container), or \
-                          remove the variables";
+            let change = format!(
+                "ask for the chips (google.com/tpu in the resources of a pod, --privileged for a container), or {}",
+                otherwise(weight)
+            );
             found.push(finding(format!("{said}, but this machine has no TPU"), change, weight));
         }
     }
@@ -364,8 +370,11 @@ fn chips(
             said = "the backend is cuda".to_owned();
         }
         if !said.is_empty() {
-            let change = "ask for GPUs (--gpus-per-task of Slurm, nvidia.com/gpu in the resources of a pod, --gpus all for a \
-                          container), or remove the variables";
+            let change = format!(
+                "ask for GPUs (--gpus-per-task of Slurm, nvidia.com/gpu in the resources of a pod, --gpus all for a \
+                 container), or {}",
+                otherwise(weight)
+            );
             found.push(finding(
                 format!("{said}, but this machine has no GPU of NVIDIA's"),
                 change,

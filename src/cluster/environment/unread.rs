@@ -52,8 +52,11 @@ const NUMBERED: [Numbered; 15] = [
     row("Volcano", "VC_TASK_INDEX", "", ""),
 ];
 
+/// Counts what the value of a variable lists.
+type Count = fn(&str) -> usize;
+
 /// Variables with a list of hosts: who sets them, their name, and how to count.
-const LISTS: [(&str, &str, fn(&str) -> usize); 7] = [
+const LISTS: [(&str, &str, Count); 7] = [
     ("Azure Batch", "AZ_BATCH_NODE_LIST", |text| count(text, ';')),
     ("Azure Batch", "AZ_BATCH_HOST_LIST", |text| count(text, ',')),
     ("SageMaker", "SM_HOSTS", in_json),
