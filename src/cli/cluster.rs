@@ -7,7 +7,7 @@ use std::io::Read;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -27,11 +27,7 @@ const ETCD_DEADLINE: Duration = Duration::from_secs(20);
 pub fn join(config: &Config) -> Result<Option<Member>> {
     let is_supervised = follow_supervisor()?;
     let cluster = &config.cluster;
-    let store = match variable_as::<String>(variable::STORE)? {
-        Some(text) => text.parse().map_err(|why| anyhow!("{}: {why}", variable::STORE))?,
-        None => cluster.store.clone(),
-    };
-    let OwnPlace { environment, secret, findings, .. } = place::of_run(config, &store);
+    let OwnPlace { environment, secret, store, findings, .. } = place::of_run(config);
     let of_weight = |weight| {
         let found = findings.iter().filter(move |finding| finding.weight == weight);
         found.map(|Fault { what, change, .. }| format!("{what}: {change}"))

@@ -43,7 +43,7 @@ impl Probe<'_> {
     /// A variable with a host, and the port in another one; both are known, or it is an error.
     pub(super) fn address(&self, host: &str, port: &str) -> Result<Option<Known<HostPort>>> {
         let Some(found) = self.text(host) else { return Ok(None) };
-        let expected = "a host, which is a name or an IP address without a port";
+        let expected = "a host (a name or an IP address, without a port)";
         let (number, from) = match self.text(port) {
             Some(text) => {
                 let number = text.value.parse().ok().filter(|port| *port > 0);
