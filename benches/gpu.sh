@@ -105,6 +105,15 @@ run_example() {
     "$LOCKSTEP" "$command" "examples/$example.toml" ${small[@]+"${small[@]}"} ${sets[@]+"${sets[@]}"} "$@" --json
 }
 
+# The name of the file with the CPU's losses of an example. It has a checksum of the configuration and the data, which for
+# gpt-bytes are the sources here: losses of other data are not compared.
+losses_file() {
+    local sum files=("examples/$1.toml")
+    [ "$1" != gpt-bytes ] || mapfile -t -O 1 files < <(find src -name '*.rs' | LC_ALL=C sort)
+    sum=$( (echo "$num_steps $BACKEND"; cat "${files[@]}") | cksum)
+    echo "$1-${sum%% *}.jsonl"
+}
+
 # Losses of a run, as {"example", "on", "step", "loss"}: example, `here` or `cpu`, and the folder of the run.
 losses_of() {
     python3 -c '
@@ -147,8 +156,9 @@ prove() {
     record "$section" "status" "$(field status <<< "$line")"
     losses_of "$example" here "$out/run" >> "$RESULTS/losses.jsonl"
     rm -rf "$out"
-    file=$CPU_LOSSES/$example.jsonl
+    file=$CPU_LOSSES/$(losses_file "$example")
     if [ -z "$CPU_LOSSES" ] || ! [ -f "$file" ]; then
+        [ -z "$CPU_LOSSES" ] || record "$section" "losses in $CPU_LOSSES" "none of this example, configuration and data"
         if ! has_plugin cpu; then
             record "$section" "losses of the CPU" "none: set CPU_LOSSES, no CPU plugin is here"
             return 1
@@ -304,7 +314,9 @@ section_collectives() {
     local example count line failed=0
     for example in $examples; do
         for count in 1 "$(num_devices)"; do
-            if ! line=$(run_example bench "$example" --backend "$BACKEND" --set mesh.data="$count" --steps "$bench_steps"); then
+            # Start-up is not measured here: what has been compiled before need not be compiled again.
+            if ! line=$(run_example bench "$example" --backend "$BACKEND" --set mesh.data="$count" --steps "$bench_steps" \
+                --warm); then
                 failed=1
                 continue
             fi
@@ -349,7 +361,7 @@ if [ "${1:-}" = losses ]; then
     mkdir -p "$folder" || exit 2
     for example in $examples; do
         echo "$example on the CPU, $num_steps steps"
-        cpu_losses "$example" "$num_steps" "$folder/$example.jsonl" || exit 1
+        cpu_losses "$example" "$num_steps" "$folder/$(losses_file "$example")" || exit 1
     done
     exit 0
 fi
