@@ -72,7 +72,7 @@ pub fn examine(listed: &pjrt::Listed) -> PluginReport {
             let mut problem = in_words(&error);
             if found.source == PluginSource::Cache && !problem.contains("plugin install") {
                 problem += &format!(
-                    "; `lockstep plugin verify {}` tells whether it is damaged",
+                    "; if it is damaged, `lockstep plugin remove {0}` and `lockstep plugin install {0}` install it again",
                     listed.name
                 );
             }

@@ -179,15 +179,35 @@ pub(in crate::pjrt) fn check_before_load(library: &Path) -> Result<(), InstallEr
 /// # Errors
 /// [`InstallError::Damaged`]; those of [`check_library`] for other libraries.
 pub(in crate::pjrt) fn check_library_to_load(library: &Path) -> Result<(), Error> {
-    check_library(library).map_err(|error| {
-        let mut dirs = library.ancestors().skip(1).take(MAX_DEPTH);
-        let is_of_plugins =
-            |dir: &&Path| dir.parent().is_some_and(|dir| dir.ends_with(PLUGINS_DIR));
-        match dirs.find(is_of_plugins).and_then(plugin_of_dir) {
-            Some(plugin) => damaged(plugin, &error).into(),
-            None => error,
-        }
+    check_library(library).map_err(|error| match installed_plugin(library) {
+        Some((_, plugin)) => damaged(plugin, &error).into(),
+        None => error,
     })
+}
+
+/// The error that `library` cannot be loaded, with its cause if it is damaged: then all of its plugin's files are read.
+pub(in crate::pjrt) fn explain_load_failure(library: &Path, error: Error) -> Error {
+    let Some((dir, plugin)) = installed_plugin(library) else { return error };
+    let damaged = |reason| InstallError::Damaged { name: plugin.name.to_owned(), reason }.into();
+    match (Record::read(dir), &error) {
+        (Err(reason), _) => damaged(reason),
+        (Ok(Some(mut record)), _) => record.check(dir, Hashed::All).err().map_or(error, damaged),
+        // Nothing says what it should hold, and `install` would believe what is there.
+        (Ok(None), Error::NotAPlugin { path, reason }) => damaged(format!(
+            "{}: {reason}; remove it first with `lockstep plugin remove {}`",
+            path.display(),
+            plugin.name
+        )),
+        (Ok(None), _) => error,
+    }
+}
+
+/// The directory of the plugin that a library belongs to, if it stands where this program installs plugins.
+fn installed_plugin(library: &Path) -> Option<(&Path, &'static CatalogEntry)> {
+    let mut dirs = library.ancestors().skip(1).take(MAX_DEPTH);
+    let is_of_plugins = |dir: &&Path| dir.parent().is_some_and(|dir| dir.ends_with(PLUGINS_DIR));
+    let dir = dirs.find(is_of_plugins)?;
+    Some((dir, plugin_of_dir(dir)?))
 }
 
 /// The error that an installed plugin has a library about which [`check_library`] complains.
