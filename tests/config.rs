@@ -118,6 +118,15 @@ fn options_have_the_types_of_the_plugin() {
     ];
     assert_eq!(told, expected);
     assert_eq!(good(&[]).device.memory_fraction(), None);
+    // What this program sets itself may be given where the plugin invents the other hosts.
+    let mock = ["backend=cuda", "options.enable_mock_nccl=true", "options.num_nodes=8"];
+    assert_eq!(
+        good(&mock.map(|set| format!("device.{set}")).each_ref().map(|s| &**s))
+            .device
+            .options
+            .len(),
+        2
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::config::{MAX_BATCH, StoreUrl, expand_home};
+use crate::config::{HostPort, MAX_BATCH, StoreUrl, expand_home};
 use crate::targets::cost::{NamedNetwork, Stragglers, WhatIf};
 
 /// Synchronous distributed training on XLA.
@@ -82,6 +82,9 @@ pub enum Command {
         /// Open its devices too
         #[arg(long)]
         open: bool,
+        /// It is the CPU plugin: run a program too
+        #[arg(long, conflicts_with = "open")]
+        trial: bool,
     },
     /// Run steps with op times from XLA's log, and print the optimized program
     #[command(hide = true)]
@@ -211,7 +214,7 @@ pub struct LaunchArgs {
     pub host_index: usize,
     /// Where the coordinator listens, on host 0; needed with several hosts
     #[arg(long, value_name = "HOST:PORT")]
-    pub coordinator: Option<String>,
+    pub coordinator: Option<HostPort>,
     /// etcd://HOST:PORT[,...]: keep values in etcd instead of the coordinator; hosts find the coordinator there too
     #[arg(long, value_name = "URL", default_value = "builtin")]
     pub store: StoreUrl,

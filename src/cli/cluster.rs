@@ -7,13 +7,14 @@ use std::io::Read;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::cluster::environment::{Environment, Given, Known, Probe, metadata};
-use crate::cluster::{Cause, Etcd, Member, MemberOptions, Secret, TlsFiles};
-use crate::config::{AutoOr, Backend, Config, StoreUrl};
+use super::place::{self, Fault, OwnPlace, Weight};
+use crate::cluster::environment::Environment;
+use crate::cluster::{Cause, Etcd, Member, MemberOptions, TlsFiles};
+use crate::config::{Backend, Config, StoreUrl};
 use crate::launch::variable;
 use crate::observe::{Status, say};
 use crate::pjrt::{self, Process};
@@ -26,7 +27,17 @@ const ETCD_DEADLINE: Duration = Duration::from_secs(20);
 pub fn join(config: &Config) -> Result<Option<Member>> {
     let is_supervised = follow_supervisor()?;
     let cluster = &config.cluster;
-    let Some(environment) = find(config)? else { return Ok(None) };
+    let OwnPlace { environment, secret, store, findings, .. } = place::of_run(config);
+    let of_weight = |weight| {
+        let found = findings.iter().filter(move |finding| finding.weight == weight);
+        found.map(|Fault { what, change, .. }| format!("{what}: {change}"))
+    };
+    of_weight(Weight::Warning).for_each(|text| say(&format!("warning: {text}")));
+    let errors: Vec<String> = of_weight(Weight::Error).collect();
+    if !errors.is_empty() {
+        bail!(errors.join("\nerror: "));
+    }
+    let (Some(environment), Some(secret)) = (environment, secret) else { return Ok(None) };
     let process = Process {
         index: environment.process_index.value,
         num_processes: environment.num_processes.value,
@@ -34,29 +45,8 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
     if process.num_processes == 1 {
         return Ok(None);
     }
-    let store = match variable_as::<String>(variable::STORE)? {
-        Some(text) => text.parse().map_err(|why| anyhow!("{}: {why}", variable::STORE))?,
-        None => cluster.store.clone(),
-    };
     let etcd = etcd(&store)?;
-    let coordinator = match &etcd {
-        Some(_) => environment.coordinator.as_ref().map(|known| known.value.clone()),
-        None => environment.coordinator()?.map(str::to_owned),
-    };
-    for contradiction in &environment.contradictions {
-        say(&format!("warning: {contradiction}"));
-    }
-    let secret = match &cluster.token_file {
-        Some(path) => Secret::from_file(path)?,
-        None => Secret::from_env(variable::TOKEN).with_context(|| {
-            let Known { value, from } = &environment.num_processes;
-            format!(
-                "this is one of {value} processes ({from}), which need a common token; set cluster.token_file or \
-                 {} to the same in all, or cluster.num_processes to 1 if this process is to run alone",
-                variable::TOKEN
-            )
-        })?,
-    };
+    let coordinator = environment.coordinator.as_ref().map(|known| known.value.clone());
     let files = TlsFiles {
         authority: env::var_os(variable::TLS_CA).map(Into::into).or(cluster.tls_ca.clone()),
         certificate: cluster.tls_certificate.clone(),
@@ -116,30 +106,6 @@ pub fn leave(member: Member, trained: &Result<Outcome, Error>) {
         _ => (Cause::Own, failure.to_string()),
     };
     member.fail(cause, &reason);
-}
-
-/// The place of this process among others, as variables and the configuration say.
-fn find(config: &Config) -> Result<Option<Environment>> {
-    let cluster = &config.cluster;
-    let value = |key: AutoOr<usize>| match key {
-        AutoOr::Value(value) => Some(value),
-        AutoOr::Auto => None,
-    };
-    let given = Given {
-        coordinator: cluster.coordinator.clone(),
-        process_index: value(cluster.process_index),
-        num_processes: value(cluster.num_processes),
-    };
-    if given.num_processes == Some(1) {
-        return Ok(None);
-    }
-    let is_on_tpu = config.device.backend == Backend::Tpu;
-    let probe = Probe {
-        variable: &|name| env::var(name).ok(),
-        file: &|path| std::fs::read_to_string(path).ok(),
-        metadata: &|name| if is_on_tpu { metadata(name) } else { None },
-    };
-    Ok(Environment::find(&probe, &given)?)
 }
 
 /// A client of the etcd that a store is, if it is one.

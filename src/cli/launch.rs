@@ -12,7 +12,7 @@ use signal_hook::flag;
 
 use super::args::LaunchArgs;
 use super::cluster::etcd;
-use super::wrong_usage;
+use super::{place, wrong_usage};
 use crate::cluster::{Secret, TlsFiles};
 use crate::launch::{self, LaunchEnd, LaunchOptions, Requests, variable};
 use crate::observe::say;
@@ -60,6 +60,9 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
             "--host-index {host_index} is not one of {num_hosts} hosts; they are numbered from 0"
         )));
     }
+    if let (1, Some(text)) = (num_hosts, place::ignored_by_supervisor()) {
+        say(&format!("warning: {text}"));
+    }
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let num_processes = num_processes.map_or(cores * num_hosts, usize::from);
     let num_local = num_processes / num_hosts;
@@ -97,7 +100,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         num_processes,
         num_hosts,
         host_index,
-        coordinator,
+        coordinator: coordinator.map(|address| address.to_string()),
         etcd: etcd(&store)?.map(|etcd| (etcd, store.into())),
         max_restarts,
         heartbeat: seconds(heartbeat_secs, "--heartbeat-secs")?,

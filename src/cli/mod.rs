@@ -16,6 +16,7 @@ mod hlo;
 mod labels;
 mod launch;
 mod output;
+mod place;
 mod plan;
 mod plugin;
 mod predict;
@@ -102,8 +103,8 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Plan(args) => plan::run(&args),
         Command::Preflight(args) => preflight::run(&args),
         Command::CompileWorker { dir } => compile::serve(&dir),
-        Command::ProbePlugin { path, open } => {
-            doctor::probe_plugin_here(&path, open)?;
+        Command::ProbePlugin { path, open, trial } => {
+            doctor::probe_plugin_here(&path, open, trial)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::ProbeNvidia { nccl } => {

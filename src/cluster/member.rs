@@ -1,16 +1,19 @@
 //! This process as a member of a job of several.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::Range;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
-use std::{fs, io, process, thread};
+use std::{io, thread};
 
 use super::etcd::{Etcd, Registration, find_coordinator};
+use super::own_host::{Whereabouts, host_name, local_address};
 use super::{
     Cause, Contact, Coordinator, CoordinatorOptions, Error, JoinOptions, Limits, LinkError,
     LinkOptions, Links, Overseer, Phase, Rendezvous, Secret, Session, StepTimes, Tls,
 };
+use crate::config::HostPort;
 use crate::pjrt::{KeyValueStore, Process};
 
 /// How long replicas wait for those of other processes in a collective. Long before that, a process that is gone closes its
@@ -24,6 +27,11 @@ pub const DEAD_AFTER: u32 = 4;
 const CHECK: Duration = Duration::from_millis(250);
 /// A process that waits in a collective for longer than this reports it.
 const LATE: Duration = Duration::from_millis(200);
+/// The user hears that a process still waits for a host's address, or for the others, after this time, and from then on
+/// every minute.
+const PATIENCE_FOR_ADDRESS: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
+const REMINDER: Duration = Duration::from_secs(60);
 
 /// Which job a process joins, and as what.
 #[derive(Clone, Debug)]
@@ -72,6 +80,19 @@ pub enum MemberError {
         /// Why not.
         source: io::Error,
     },
+    /// Some processes did not join, and they look for the coordinator elsewhere.
+    #[error(
+        "{source}; this is process 0, which runs the coordinator, but the others look for it at {address}, which is no \
+         address of this host ({host}); set it to one of this host's in all processes, or start process 0 there"
+    )]
+    Elsewhere {
+        /// `HOST:PORT`, where the others look.
+        address: String,
+        /// The name of this machine.
+        host: String,
+        /// Who is missing.
+        source: Box<Error>,
+    },
     /// A socket or a thread cannot be had.
     #[error("cannot join the other processes: {0}")]
     Io(#[from] io::Error),
@@ -101,13 +122,9 @@ impl Member {
     pub fn join(options: MemberOptions) -> Result<Self, MemberError> {
         let process = options.process;
         let began = Instant::now();
-        let (coordinator, registration) = match options.own_heartbeat.filter(|_| process.index == 0)
-        {
-            Some(heartbeat) => {
-                let (coordinator, registration) = own_coordinator(&options, heartbeat)?;
-                (Some(coordinator), registration)
-            }
-            None => (None, None),
+        let own = match options.own_heartbeat.filter(|_| process.index == 0) {
+            Some(heartbeat) => Some(OwnCoordinator::start(&options, heartbeat, began)?),
+            None => None,
         };
         let published = match &options.etcd {
             Some(etcd) => {
@@ -119,17 +136,12 @@ impl Member {
         };
         let found = published.as_ref().map(|published| published.address.clone());
         let contact = options.coordinator.clone().or(found).unwrap_or_default();
-        let address = |source| MemberError::Address { address: contact.clone(), source };
-        let local = loop {
-            match local_address(&contact) {
-                // The name of a host that is still being started.
-                Err(_) if began.elapsed() < options.deadline => {
-                    thread::sleep(Duration::from_millis(500));
-                }
-                found => break found.map_err(address)?,
-            }
-        };
-        let listener = TcpListener::bind((local, 0))?;
+        // A certificate is for the address that the others use.
+        let is_direct = options.tls.authority.is_none();
+        let elsewhere = own.as_ref().filter(|own| own.is_elsewhere && is_direct);
+        let contact = elsewhere.map_or(contact, |own| own.coordinator.address().to_string());
+        let listener = TcpListener::bind((address_on_the_way(&contact, &options, began)?, 0))?;
+        let waiting = Waiting::start(&options, &contact)?;
         let session = Session::join(JoinOptions {
             contact: Contact {
                 address: contact.clone(),
@@ -148,13 +160,24 @@ impl Member {
                 elapsed if elapsed < CHECK => options.deadline,
                 elapsed => options.deadline.saturating_sub(elapsed),
             },
-        })?;
+        });
+        drop(waiting);
+        let session =
+            session.map_err(|source| match (&source, elsewhere, &options.coordinator) {
+                (Error::NotAllJoined { .. }, Some(_), Some(address)) => {
+                    let (address, host, source) = (address.clone(), host_name(), Box::new(source));
+                    MemberError::Elsewhere { address, host, source }
+                }
+                _ => source.into(),
+            })?;
         if let (Some(etcd), Some(published)) = (&options.etcd, published) {
             session.use_etcd(etcd.clone(), &options.job, published.lease, options.say)?;
         }
         let listener = Mutex::new(Some(listener));
         let rendezvous = OnceLock::new();
         let phase = Arc::new(Mutex::new((Phase::Start, 0)));
+        let (coordinator, registration) =
+            own.map_or((None, None), |own| (Some(own.coordinator), own.registration));
         Ok(Self {
             process,
             options,
@@ -288,67 +311,111 @@ impl Member {
     }
 }
 
-/// Starts the coordinator of a job without supervisors.
-fn own_coordinator(
-    options: &MemberOptions,
-    heartbeat: Duration,
-) -> Result<(Arc<Coordinator>, Option<Arc<Registration>>), MemberError> {
-    let first_endpoint = options.etcd.as_ref().map(Etcd::first_endpoint);
-    let wanted = options.coordinator.as_deref();
-    let remote = wanted.or(first_endpoint).unwrap_or_default();
-    let address = |source| MemberError::Address { address: remote.to_owned(), source };
-    let local = local_address(remote).map_err(address)?;
-    let port = wanted.and_then(|address| address.rsplit_once(':')?.1.parse().ok());
-    let listener = TcpListener::bind((local, port.unwrap_or(0))).map_err(address)?;
-    let num_processes = options.process.num_processes;
-    let mut own = CoordinatorOptions::new(&options.job, options.secret.clone(), num_processes);
-    own.tls.clone_from(&options.tls.identity);
-    own.heartbeat = heartbeat;
-    own.dead_after = heartbeat * DEAD_AFTER;
-    let say = options.say;
-    let limits = Limits { dead_after: own.dead_after, ..Limits::default() };
-    let overseer = Overseer::new(limits, None, move |text| say(&format!("coordinator: {text}")));
-    let coordinator = Arc::new(Coordinator::start(listener, own, overseer.clone())?);
-    let registration = match &options.etcd {
-        Some(etcd) => {
-            let address = wanted.map_or_else(|| coordinator.address().to_string(), str::to_owned);
-            Some(Arc::new(Registration::publish(etcd.clone(), &options.job, &address, say)?))
-        }
-        None => None,
-    };
-    let checked = Arc::downgrade(&coordinator);
-    let checked_registration = registration.as_ref().map(Arc::downgrade);
-    thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
-        while let Some(coordinator) = checked.upgrade() {
-            overseer.check(&coordinator);
-            if let Some(registration) = checked_registration.as_ref().and_then(Weak::upgrade) {
-                registration.check(&coordinator);
+/// The coordinator of a job without supervisors, in process 0.
+struct OwnCoordinator {
+    coordinator: Arc<Coordinator>,
+    registration: Option<Arc<Registration>>,
+    /// `true` if the others look for it at an address that is none of this machine.
+    is_elsewhere: bool,
+}
+
+impl OwnCoordinator {
+    fn start(
+        options: &MemberOptions,
+        heartbeat: Duration,
+        began: Instant,
+    ) -> Result<Self, MemberError> {
+        let first_endpoint = options.etcd.as_ref().map(Etcd::first_endpoint);
+        let wanted = options.coordinator.as_deref();
+        let remote = wanted.or(first_endpoint).unwrap_or_default();
+        let address = |source| MemberError::Address { address: remote.to_owned(), source };
+        let local = address_on_the_way(remote, options, began)?;
+        let parsed: Option<HostPort> = wanted.and_then(|wanted| wanted.parse().ok());
+        let port = parsed.as_ref().map_or(0, HostPort::port);
+        let whereabouts = parsed.and_then(|wanted| Whereabouts::of(wanted.host()).ok());
+        let listener = TcpListener::bind((local, port)).map_err(address)?;
+        let num_processes = options.process.num_processes;
+        let mut own = CoordinatorOptions::new(&options.job, options.secret.clone(), num_processes);
+        own.tls.clone_from(&options.tls.identity);
+        own.heartbeat = heartbeat;
+        own.dead_after = heartbeat * DEAD_AFTER;
+        let say = options.say;
+        let limits = Limits { dead_after: own.dead_after, ..Limits::default() };
+        let overseer =
+            Overseer::new(limits, None, move |text| say(&format!("coordinator: {text}")));
+        let coordinator = Arc::new(Coordinator::start(listener, own, overseer.clone())?);
+        let registration = match &options.etcd {
+            Some(etcd) => {
+                let address =
+                    wanted.map_or_else(|| coordinator.address().to_string(), str::to_owned);
+                Some(Arc::new(Registration::publish(etcd.clone(), &options.job, &address, say)?))
             }
-            drop(coordinator);
-            thread::sleep(CHECK);
+            None => None,
+        };
+        let checked = Arc::downgrade(&coordinator);
+        let checked_registration = registration.as_ref().map(Arc::downgrade);
+        thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
+            while let Some(coordinator) = checked.upgrade() {
+                overseer.check(&coordinator);
+                if let Some(registration) = checked_registration.as_ref().and_then(Weak::upgrade) {
+                    registration.check(&coordinator);
+                }
+                drop(coordinator);
+                thread::sleep(CHECK);
+            }
+        })?;
+        let is_elsewhere = matches!(whereabouts, Some(Whereabouts::Elsewhere(_)));
+        Ok(Self { coordinator, registration, is_elsewhere })
+    }
+}
+
+/// This machine's address on the way to `remote`. Waits for the name of a host that is still being started.
+fn address_on_the_way(
+    remote: &str,
+    options: &MemberOptions,
+    began: Instant,
+) -> Result<IpAddr, MemberError> {
+    let mut has_said = false;
+    loop {
+        match local_address(remote) {
+            Err(error) if began.elapsed() < options.deadline => {
+                if began.elapsed() >= PATIENCE_FOR_ADDRESS && !has_said {
+                    has_said = true;
+                    (options.say)(&format!(
+                        "warning: the address of the coordinator, {remote}, cannot be used yet ({error}); trying for {} s",
+                        options.deadline.as_secs()
+                    ));
+                }
+                thread::sleep(Duration::from_millis(500));
+            }
+            found => {
+                let address = remote.to_owned();
+                return found.map_err(|source| MemberError::Address { address, source });
+            }
         }
-    })?;
-    Ok((coordinator, registration))
+    }
 }
 
-/// The address of this machine on the way to another one, `HOST:PORT`. No packet is sent.
-///
-/// # Errors
-/// A host without an address, or no way to it.
-pub fn local_address(remote: &str) -> io::Result<IpAddr> {
-    let unknown = || io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-    let remote = remote.to_socket_addrs()?.next().ok_or_else(unknown)?;
-    let any: SocketAddr = match remote {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
-    };
-    let socket = UdpSocket::bind(any)?;
-    socket.connect(remote)?;
-    Ok(socket.local_addr()?.ip())
-}
+/// Tells the user, until it is dropped, that the other processes are waited for.
+struct Waiting(#[expect(dead_code, reason = "the thread ends when it is dropped")] Sender<()>);
 
-/// The name of this machine, for messages.
-pub fn host_name() -> String {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname");
-    name.map_or_else(|_| format!("process {}", process::id()), |name| name.trim().to_owned())
+impl Waiting {
+    fn start(options: &MemberOptions, contact: &str) -> io::Result<Self> {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let (say, num_processes) = (options.say, options.process.num_processes);
+        let (contact, deadline) = (contact.to_owned(), options.deadline.as_secs());
+        let remind = move || {
+            let (mut wait, mut waited) = (PATIENCE, Duration::ZERO);
+            while receiver.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+                waited += wait;
+                wait = REMINDER;
+                say(&format!(
+                    "warning: not all {num_processes} processes have joined at {contact} after {} s; the limit is {deadline} s",
+                    waited.as_secs()
+                ));
+            }
+        };
+        thread::Builder::new().name("waiting".to_owned()).spawn(remind)?;
+        Ok(Self(sender))
+    }
 }

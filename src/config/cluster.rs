@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::address::HostPort;
 use super::error::{Range, require};
 use super::keys::{Reader, Section, field_names};
 use super::sections::AutoOr;
@@ -61,8 +62,7 @@ impl TryFrom<String> for StoreUrl {
         let wrong = || "a store is \"builtin\" or \"etcd://HOST:PORT[,HOST:PORT...]\"".to_owned();
         let endpoints = text.strip_prefix("etcd://").ok_or_else(wrong)?;
         let endpoints: Vec<_> = endpoints.split(',').map(str::to_owned).collect();
-        let is_plain = |text: &String| !text.contains(['@', '/', '?', '#', ' ']);
-        match endpoints.iter().all(|endpoint| is_host_and_port(endpoint) && is_plain(endpoint)) {
+        match endpoints.iter().all(|endpoint| endpoint.parse::<HostPort>().is_ok()) {
             true => Ok(Self::Etcd(endpoints)),
             false => Err(wrong()),
         }
@@ -84,12 +84,6 @@ impl std::str::FromStr for StoreUrl {
     fn from_str(text: &str) -> Result<Self, String> {
         text.to_owned().try_into()
     }
-}
-
-fn is_host_and_port(address: &str) -> bool {
-    address.rsplit_once(':').is_some_and(|(host, port)| {
-        !host.is_empty() && port.parse().is_ok_and(|port: u16| port > 0)
-    })
 }
 
 impl Default for ClusterConfig {
@@ -135,7 +129,7 @@ impl Section for ClusterConfig {
         if let Some(address) = &keys.coordinator {
             let allowed = "HOST:PORT";
             reader.errors.check(require(
-                is_host_and_port(address),
+                address.parse::<HostPort>().is_ok(),
                 "coordinator",
                 address,
                 allowed,

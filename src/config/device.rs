@@ -32,7 +32,11 @@ impl Section for DeviceConfig {
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
         let mut device: Self = reader.keys()?;
         if reader.errors.none_of(&["backend"]) {
+            let is_mock = device.options.get(MOCK_NCCL) == Some(&PluginOption::Bool(true));
             for (name, option) in &mut device.options {
+                if is_mock && MOCK_OPTIONS.contains(&name.as_str()) {
+                    continue;
+                }
                 let checked = option.check(&device.backend, name);
                 reader.errors.check(checked.map_err(|error| error.within("options")));
             }
@@ -62,6 +66,11 @@ pub enum PluginOption {
 
 /// The share of a GPU's memory that its plugin may use, and allocates at the start.
 const MEMORY_FRACTION: &str = "memory_fraction";
+
+/// With this option the CUDA plugin takes one host's GPUs for those of many, of which these options say how many: for
+/// measurements of a large program's step on few GPUs.
+const MOCK_NCCL: &str = "enable_mock_nccl";
+const MOCK_OPTIONS: [&str; 2] = ["node_id", "num_nodes"];
 
 /// Options that this program sets, and what to set instead.
 const OWN_OPTIONS: [(&str, &str); 3] = [

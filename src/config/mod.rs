@@ -19,6 +19,7 @@
 //! # Ok::<(), lockstep::config::Error>(())
 //! ```
 
+mod address;
 mod batch;
 mod check;
 mod checkpoint;
@@ -50,6 +51,7 @@ pub use models::ModelConfig;
 use serde::Serialize;
 use toml::Table;
 
+pub use address::{HostPort, NotHostPort};
 pub use batch::{BatchError, BatchSplit};
 pub use check::CheckConfig;
 pub use checkpoint::{CheckpointConfig, OBJECT_SCHEMES};

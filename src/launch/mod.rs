@@ -132,6 +132,17 @@ pub enum LaunchError {
         /// Why not.
         source: io::Error,
     },
+    /// The coordinator's address is not one of the host that is to run it.
+    #[error(
+        "--coordinator {address} is no address of this host ({host}), but host 0 (--host-index) runs the coordinator: give \
+         an address of host 0 on all hosts, or --host-index 0 to the host that has this one"
+    )]
+    Elsewhere {
+        /// `HOST:PORT`.
+        address: String,
+        /// The name of this host.
+        host: String,
+    },
     /// A worker cannot be started.
     #[error("cannot start {}: {source}", program.display())]
     Start {

@@ -1,5 +1,6 @@
 //! The loop of a supervisor: directives of the coordinator, ends of workers, signals.
 
+use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -161,7 +162,12 @@ fn start_coordinator(
         return Ok((None, address));
     }
     let listen = |source| LaunchError::Listen { address: address.clone(), source };
-    let listener = bind(&address).map_err(listen)?;
+    let listener = bind(&address).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrNotAvailable => {
+            LaunchError::Elsewhere { address: address.clone(), host: host_name() }
+        }
+        _ => listen(source),
+    })?;
     let secret = options.secret.clone();
     let mut own = CoordinatorOptions::new(&options.job, secret, options.num_processes);
     own.num_hosts = Some(num_hosts);
@@ -178,7 +184,7 @@ fn start_coordinator(
     Ok((Some(coordinator), address))
 }
 
-fn bind(address: &str) -> std::io::Result<TcpListener> {
+fn bind(address: &str) -> io::Result<TcpListener> {
     let addresses: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
     TcpListener::bind(&addresses[..])
 }

@@ -16,9 +16,13 @@ pub struct CompileOptions {
     /// [`Client::global_devices`] in their order. It is always sent: plugins' own defaults differ (a
     /// TPU's is a ring).
     pub device_assignment: Option<Vec<i32>>,
-    /// XLA options by name, as in `XLA_FLAGS` but only for this compilation.
+    /// XLA options by name, as in `XLA_FLAGS` but only for this compilation; and `optimization_level`, `"O0"` to `"O3"`.
     pub overrides: BTreeMap<String, OverrideValue>,
 }
+
+/// The override that is not one of `XLA_FLAGS`, and its values as `xla.ExecutionOptions.EffortLevel`.
+const OPTIMIZATION_LEVEL: &str = "optimization_level";
+const LEVELS: [(&str, i32); 4] = [("O0", 9), ("O1", 19), ("O2", 29), ("O3", 39)];
 
 /// The value of an XLA option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,13 +41,13 @@ impl CompileOptions {
     /// The bytes that PJRT takes, for replicas on these of a client's devices.
     ///
     /// # Errors
-    /// [`Error::TooFewWorkers`].
+    /// [`Error::TooFewWorkers`], [`Error::CompileOption`].
     pub(super) fn encode_for(&self, client: &Client, assignment: &[i32]) -> Result<Vec<u8>> {
         let overrides = match client.platform() {
             Platform::Cpu => Cow::Owned(cpu::overrides(&self.overrides, client.cpu_waits())?),
             _ => Cow::Borrowed(&self.overrides),
         };
-        Ok(encode(&overrides, &client.plugin_ids(assignment)))
+        encode(&overrides, &client.plugin_ids(assignment))
     }
 
     /// The device ids that a program's replicas run on, over all processes.
@@ -102,16 +106,24 @@ impl CompileOptions {
         devices: &[DeviceDescription],
         num_replicas: usize,
     ) -> Result<Vec<u8>> {
-        Ok(encode(&self.overrides, &self.assignment_on(devices, num_replicas)?))
+        encode(&self.overrides, &self.assignment_on(devices, num_replicas)?)
     }
 }
 
-fn encode(overrides: &BTreeMap<String, OverrideValue>, assignment: &[i32]) -> Vec<u8> {
+fn encode(overrides: &BTreeMap<String, OverrideValue>, assignment: &[i32]) -> Result<Vec<u8>> {
+    let level = overrides.get(OPTIMIZATION_LEVEL).map(|value| {
+        let mut levels = LEVELS.into_iter();
+        let known = levels.find(|(name, _)| *value == OverrideValue::String((*name).to_owned()));
+        known.map(|(_, level)| level).ok_or_else(|| Error::CompileOption {
+            name: OPTIMIZATION_LEVEL.to_owned(),
+            reason: format!("it is one of {:?}", LEVELS.map(|(name, _)| name)),
+        })
+    });
     let num_replicas = assignment.len();
     let devices = ComputationDevice {
         replica_device_ids: assignment.iter().map(|id| i64::from(*id)).collect(),
     };
-    CompileOptionsProto {
+    let options = CompileOptionsProto {
         executable_build_options: Some(ExecutableBuildOptionsProto {
             device_ordinal: -1,
             num_replicas: num_replicas as i64,
@@ -121,13 +133,15 @@ fn encode(overrides: &BTreeMap<String, OverrideValue>, assignment: &[i32]) -> Ve
                 computation_count: 1,
                 computation_devices: vec![devices],
             }),
+            optimization_level: level.transpose()?.unwrap_or_default(),
         }),
         env_option_overrides: overrides
             .iter()
+            .filter(|(name, _)| *name != OPTIMIZATION_LEVEL)
             .map(|(name, value)| (name.clone(), OptionOverrideProto { value: Some(value.into()) }))
             .collect(),
-    }
-    .encode_to_vec()
+    };
+    Ok(options.encode_to_vec())
 }
 
 fn check_distinct(assignment: &[i32]) -> Result<()> {
@@ -161,6 +175,9 @@ struct ExecutableBuildOptionsProto {
     num_partitions: i64,
     #[prost(message, optional, tag = "9")]
     device_assignment: Option<DeviceAssignmentProto>,
+    /// 0: the compiler's default.
+    #[prost(int32, tag = "24")]
+    optimization_level: i32,
 }
 
 /// `xla.DeviceAssignmentProto`.
@@ -208,5 +225,26 @@ impl From<&OverrideValue> for OverrideProto {
             OverrideValue::Int(value) => OverrideProto::Int(*value),
             OverrideValue::Double(value) => OverrideProto::Double(*value),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_optimization_level_is_a_field_and_no_override() {
+        let encoded = |level: &str| {
+            let level = OverrideValue::String(level.to_owned());
+            let others = [("xla_a".to_owned(), OverrideValue::Bool(true))];
+            let overrides = others.into_iter().chain([(OPTIMIZATION_LEVEL.to_owned(), level)]);
+            encode(&overrides.collect(), &[0, 1])
+        };
+        let options = CompileOptionsProto::decode(&*encoded("O1").unwrap()).unwrap();
+        let names: Vec<_> = options.env_option_overrides.into_keys().collect();
+        assert_eq!(names, ["xla_a"]);
+        assert_eq!(options.executable_build_options.unwrap().optimization_level, 19);
+        let error = encoded("1").unwrap_err().to_string();
+        assert!(error.contains("optimization_level") && error.contains("\"O3\""), "{error}");
     }
 }

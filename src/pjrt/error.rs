@@ -60,8 +60,8 @@ pub enum Error {
     },
     /// The plugin's file is truncated: loading it would end the process.
     #[error(
-        "{path} is cut off (bytes missing: at least {missing}); copy it again, or install it again with \
-         `lockstep plugin install`"
+        "{path} is cut off (bytes missing: at least {missing}); copy it again, or give the name of a plugin that \
+         `lockstep plugin install` knows (cpu, cuda, tpu)"
     )]
     IncompletePlugin {
         /// The file.
@@ -123,6 +123,14 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
+        reason: String,
+    },
+    /// A value that a compile option cannot have.
+    #[error("compile option {name}: {reason}")]
+    CompileOption {
+        /// The option.
+        name: String,
+        /// What it can be.
         reason: String,
     },
     /// A client option that the plugin would ignore or abort on.

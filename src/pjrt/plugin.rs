@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Mutex;
 
 use super::abi::{self, *};
-use super::install::{check_before_load, check_library};
+use super::install::{check_before_load, check_library_to_load, explain_load_failure};
 use super::value::{self, string};
 use super::{Code, Error, Result, Value, environment};
 
@@ -50,9 +51,9 @@ impl Plugin {
             return Ok(*plugin);
         }
         check_before_load(&path)?;
-        check_library(&path)?;
+        check_library_to_load(&path)?;
         environment::prepare(&path, loaded.is_empty())?;
-        let plugin = load_library(&path)?;
+        let plugin = load_library(&path).map_err(|error| explain_load_failure(&path, error))?;
         loaded.insert(path, plugin);
         Ok(plugin)
     }
@@ -151,14 +152,14 @@ fn load_library(path: &Path) -> Result<Plugin> {
     // process is what naming it as a plugin means; nothing better can be checked.
     let library = unsafe { libloading::Library::new(path) }
         .map_err(|error| not_a_plugin(error.to_string()))?;
+    // Never unloaded, also if it is no plugin: its threads, and objects with destructors, outlive any scope here.
+    let library = ManuallyDrop::new(library);
     // SAFETY: every PJRT plugin exports this symbol with this type.
     let get_api =
         unsafe { library.get::<unsafe extern "C" fn() -> *const PJRT_Api>(b"GetPjrtApi\0") }
             .map_err(|_| not_a_plugin("it has no function GetPjrtApi".into()))?;
     // SAFETY: the function takes nothing and returns null or static data.
     let raw = unsafe { get_api() };
-    // Never unloaded: the plugin's threads and objects with destructors outlive any scope here.
-    std::mem::forget(library);
     if raw.is_null() {
         return Err(not_a_plugin("GetPjrtApi returned null".into()));
     }

@@ -11,7 +11,8 @@ use std::fmt;
 pub struct Chip {
     /// The name in a target: `v5e`, `h100`.
     pub name: &'static str,
-    /// Other names for it in a target: `v5litepod`, `h100-sxm`.
+    /// Other names for it in a target, in lower case: those of accelerator types (`v5litepod`) and of makers (`h100-sxm`), and
+    /// those that Google Kubernetes Engine gives its node pools (`tpu-v5-lite-podslice`, `nvidia-h100-80gb`).
     pub aliases: &'static [&'static str],
     /// The vendor's name.
     pub title: &'static str,
@@ -162,7 +163,7 @@ const H100: GpuSpec = GpuSpec {
 pub const CHIPS: &[Chip] = &[
     Chip {
         name: "v4",
-        aliases: &[],
+        aliases: &["tpu-v4-podslice"],
         title: "TPU v4",
         kinds: &["TPU v4"],
         family: Family::Tpu(TpuSpec {
@@ -189,7 +190,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "v5e",
-        aliases: &["v5litepod"],
+        aliases: &["v5litepod", "tpu-v5-lite-podslice", "tpu-v5-lite-device"],
         title: "TPU v5e",
         kinds: &["TPU v5 lite", "TPU v5e"],
         family: Family::Tpu(TpuSpec {
@@ -214,7 +215,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "v5p",
-        aliases: &[],
+        aliases: &["tpu-v5p-slice"],
         title: "TPU v5p",
         kinds: &["TPU v5", "TPU v5p"],
         family: Family::Tpu(TpuSpec {
@@ -240,7 +241,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "v6e",
-        aliases: &[],
+        aliases: &["tpu-v6e-slice"],
         title: "TPU v6e (Trillium)",
         kinds: &["TPU v6 lite", "TPU v6e"],
         family: Family::Tpu(TpuSpec {
@@ -291,7 +292,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "a100",
-        aliases: &["a100-80gb"],
+        aliases: &["a100-80gb", "nvidia-a100-80gb"],
         title: "NVIDIA A100 SXM 80 GB",
         kinds: &["NVIDIA A100-SXM4-80GB", "NVIDIA A100"],
         family: Family::Gpu(A100),
@@ -305,7 +306,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "a100-40gb",
-        aliases: &[],
+        aliases: &["nvidia-tesla-a100"],
         title: "NVIDIA A100 SXM 40 GB",
         kinds: &["NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"],
         family: Family::Gpu(A100),
@@ -318,7 +319,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "l4",
-        aliases: &[],
+        aliases: &["nvidia-l4"],
         title: "NVIDIA L4",
         kinds: &["NVIDIA L4"],
         family: Family::Gpu(GpuSpec {
@@ -362,7 +363,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "h100",
-        aliases: &["h100-sxm"],
+        aliases: &["h100-sxm", "nvidia-h100-80gb", "nvidia-h100-mega-80gb"],
         title: "NVIDIA H100 SXM",
         kinds: &["NVIDIA H100 80GB HBM3", "NVIDIA H100"],
         family: Family::Gpu(H100),
@@ -397,7 +398,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "h200",
-        aliases: &["h200-sxm"],
+        aliases: &["h200-sxm", "nvidia-h200-141gb"],
         title: "NVIDIA H200 SXM",
         kinds: &["NVIDIA H200"],
         family: Family::Gpu(H100),
@@ -410,7 +411,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "b200",
-        aliases: &[],
+        aliases: &["nvidia-b200"],
         title: "NVIDIA B200",
         kinds: &["NVIDIA B200"],
         family: Family::Gpu(GpuSpec {
@@ -432,7 +433,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "gb200",
-        aliases: &["gb200-nvl72"],
+        aliases: &["gb200-nvl72", "nvidia-gb200"],
         title: "NVIDIA GB200 NVL72",
         kinds: &["NVIDIA GB200"],
         family: Family::Gpu(GpuSpec {

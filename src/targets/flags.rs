@@ -19,6 +19,7 @@
 //! | all but v5e | `xla_tpu_enable_async_collective_fusion` | refused by the compiler |
 //! | H100 | defaults: combiner at 30 MiB, latency hiding scheduler | every bucket asynchronous, all but the embedding's over matmuls |
 //! | H100 | combiner at 1 GiB | one all_reduce, nothing to overlap |
+//! | H100 | optimization level O1 | the default's program, also of blocks in a loop with sharded state |
 //! | A100, L4 | defaults | synchronous: before compute capability 9.0 the latency hiding scheduler is off |
 //! | A100 | the latency hiding scheduler | asynchronous, but one at a time, each to the end of the step: GPT-2: 0.06 |
 //! | A100 | the same, up to 4 or 32 collectives at a time | GPT-2: 0.23, 0.94 |

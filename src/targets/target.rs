@@ -2,7 +2,8 @@
 //!
 //! `tpu:v5e:16x16` is a slice of 256 chips, `tpu:v5e:16x16x2` two such slices, `tpu:v4:4x4x4x2` two slices
 //! of a generation with a three-dimensional torus, `tpu:v5litepod-16` the slice that Cloud makes for this accelerator
-//! type, `gpu:h100:4x8` four hosts with eight GPUs each.
+//! type, `gpu:h100:4x8` four hosts with eight GPUs each, `gpu:h100` one GPU. Capitals mean the same as small letters, and a
+//! chip may have the name of its node pools in Google Kubernetes Engine: `tpu-v5-lite-podslice:4x4`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -82,6 +83,20 @@ impl Target {
         }
     }
 
+    /// `true` if a job on all of it can have so many hosts: [`Self::num_hosts`], or machines with four chips each, in which
+    /// Google Kubernetes Engine also offers slices that would fit into one host.
+    pub fn may_have_hosts(&self, num_hosts: usize) -> bool {
+        const CHIPS_OF_SMALL_HOST: usize = 4;
+        let is_in_small_hosts = match &self.arrangement {
+            Arrangement::Slices { bounds, num_slices } => {
+                let num_chips = bounds.iter().product::<usize>() * num_slices;
+                Some(num_chips) == num_hosts.checked_mul(CHIPS_OF_SMALL_HOST)
+            }
+            Arrangement::Hosts { .. } => false,
+        };
+        num_hosts == self.num_hosts() || is_in_small_hosts
+    }
+
     /// Names of the plugins that can compile for it, in order of preference.
     pub fn plugins(&self) -> &'static [&'static str] {
         match self.chip.family {
@@ -158,12 +173,22 @@ impl FromStr for Target {
     type Err = TargetError;
 
     fn from_str(text: &str) -> Result<Self, TargetError> {
-        let parts: Vec<&str> = text.split(':').collect();
+        let lower = text.trim().to_ascii_lowercase();
+        let mut parts: Vec<&str> = lower.split(':').collect();
+        // The names of node pools say what they are of.
+        let says_family = |name: &str| name.starts_with("tpu") || name.starts_with("nvidia-");
+        if let Some(chip) = Chip::named(parts[0]).filter(|_| says_family(parts[0])) {
+            parts.insert(0, chip.family_name());
+        }
         let read = || {
             match parts[..] {
             [family, chip, sizes] => read(family, chip, sizes),
-            ["tpu", name] if name.contains('-') => read_type(name),
-            _ => Err("write tpu:CHIP:TOPOLOGY, tpu:ACCELERATOR-TYPE or gpu:CHIP:HOSTSxGPUS, such as \
+            ["tpu", name] if name.contains('-') => match Chip::named(name) {
+                Some(chip) => Err(without_topology(name, chip)),
+                None => read_type(name),
+            },
+            ["gpu", chip] => read("gpu", chip, "1x1"),
+            _ => Err("write tpu:CHIP:TOPOLOGY, tpu:ACCELERATOR-TYPE, gpu:CHIP:HOSTSxGPUS or gpu:CHIP for one GPU, such as \
                       tpu:v5e:4x4, tpu:v5e:16x16x2 for two slices, tpu:v5litepod-16, or gpu:h100:4x8"
                 .to_owned()),
         }
@@ -182,6 +207,15 @@ fn chip_of(family: &str, name: &str) -> Result<&'static Chip, String> {
     chip.ok_or_else(|| {
         format!("there is no {family} called {name:?}; known are {}", names.join(", "))
     })
+}
+
+/// The name of a node pool says nothing of the slice's size.
+fn without_topology(name: &str, chip: &Chip) -> String {
+    let example = match &chip.family {
+        Family::Tpu(tpu) if tpu.max_bounds.len() == 3 => "2x2x4",
+        _ => "4x4",
+    };
+    format!("{name} has slices of several sizes; give the topology as well: tpu:{name}:{example}")
 }
 
 /// Reads an accelerator type of Cloud, `v5litepod-16`.
@@ -327,6 +361,18 @@ mod tests {
             ("gpu:h100-sxm:4x8", "gpu:h100:4x8"),
             ("gpu:a100-80gb:1x8", "gpu:a100:1x8"),
             ("gpu:gb200-nvl72:1x72", "gpu:gb200:1x72"),
+            ("gpu:H100:4x8", "gpu:h100:4x8"),
+            ("GPU:A100-40GB:1X8", "gpu:a100-40gb:1x8"),
+            ("tpu:V5LitePod-16", "tpu:v5e:4x4"),
+            ("gpu:H100", "gpu:h100:1x1"),
+            ("gpu:nvidia-h100-80gb:2x8", "gpu:h100:2x8"),
+            ("gpu:nvidia-l4:1x8", "gpu:l4:1x8"),
+            ("tpu:tpu-v5-lite-podslice:4x4", "tpu:v5e:4x4"),
+            ("tpu-v5-lite-podslice:4x4", "tpu:v5e:4x4"),
+            ("tpu:tpu-v6e-slice:2x4", "tpu:v6e:2x4"),
+            ("tpu:tpu-v5p-slice:2x2x2", "tpu:v5p:2x2x2"),
+            ("tpu:tpu-v4-podslice:2x2x2", "tpu:v4:2x2x2"),
+            ("tpu7x:2x2x1", "tpu:tpu7x:2x2x1"),
         ];
         for (name, expected) in rows {
             let target: Target = name.parse().unwrap();
@@ -352,8 +398,20 @@ mod tests {
             ("tpu:tpu7x-16", 2),
             ("gpu:h100:4x8", 4),
         ] {
-            assert_eq!(target.parse::<Target>().unwrap().num_hosts(), num_hosts, "{target}");
+            let target = target.parse::<Target>().unwrap();
+            assert_eq!(target.num_hosts(), num_hosts, "{target}");
+            assert!(target.may_have_hosts(num_hosts) && !target.may_have_hosts(num_hosts + 4));
         }
+    }
+
+    #[test]
+    fn small_hosts_may_share_a_slice_that_fits_into_one() {
+        let may_have = |target: &str, num_hosts| {
+            let target: Target = target.parse().unwrap();
+            target.may_have_hosts(num_hosts)
+        };
+        assert!(may_have("tpu:v5litepod-8", 2) && may_have("tpu:v6e-8", 2));
+        assert!(!may_have("tpu:v5litepod-16", 2) && !may_have("tpu:v5p-16", 4));
     }
 
     #[test]
@@ -455,6 +513,10 @@ mod tests {
             ("gpu:h100:20000x8", "more than 16384"),
             ("gpu:h100:8", "HOSTSxGPUS"),
             ("", "tpu:CHIP:TOPOLOGY"),
+            ("tpu:tpu-v5-lite-podslice", "tpu:tpu-v5-lite-podslice:4x4"),
+            ("tpu-v5-lite-podslice", "tpu:tpu-v5-lite-podslice:4x4"),
+            ("tpu:tpu-v5p-slice", "tpu:tpu-v5p-slice:2x2x4"),
+            ("gpu:V100", "known are a100"),
         ];
         for (text, expected) in rows {
             let error = text.parse::<Target>().unwrap_err().to_string();

@@ -1,6 +1,7 @@
 //! Plugins that are not what was installed are refused before they are loaded, which would end the process.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -24,7 +25,7 @@ impl Cache {
         let dir = tempfile::tempdir().unwrap();
         let plugins = dir.path().join("plugins");
         fs::create_dir(&plugins).unwrap();
-        let copied = Command::new("cp").arg("-R").arg(original).arg(&plugins).status().unwrap();
+        let copied = Command::new("cp").arg("-pR").arg(original).arg(&plugins).status().unwrap();
         assert!(copied.success());
         let library = plugins.join(library.strip_prefix(original.parent().unwrap()).unwrap());
         Self { dir, library }
@@ -161,10 +162,24 @@ fn a_plugin_without_a_record_gets_one_unless_it_is_cut_off() {
     assert!(!record.exists());
     let length = cache.file().metadata().unwrap().len();
     cache.file().set_len(length - 1).unwrap();
-    refused(&cache.train(), &["error: ", "xla_cpu_pjrt.so is cut off (bytes missing: at least 1)"]);
+    let cut_off = "xla_cpu_pjrt.so is cut off (bytes missing: at least 1)";
+    let again = "`lockstep plugin install cpu` installs it again";
+    refused(&cache.train(), &["error: the cpu plugin is damaged: ", cut_off, again]);
     refused(&cache.run(&["plugin", "verify"]), &["the cpu plugin is damaged", "is cut off"]);
     refused(&cache.run(&["plugin", "install", "cpu"]), &["it is installed again now"]);
     assert!(!record.exists());
+    for contents in ["", "a page of a proxy"] {
+        fs::write(&cache.library, contents).unwrap();
+        refused(&cache.train(), &["error: the cpu plugin is damaged: ", again]);
+    }
+    // Under a directory of another name nobody knows what it was.
+    let elsewhere = cache.plugin_dir().with_file_name("mine");
+    fs::rename(cache.plugin_dir(), &elsewhere).unwrap();
+    let library = elsewhere.join(cache.library.strip_prefix(cache.plugin_dir()).unwrap());
+    let backend = format!("device.backend={}", text(&library));
+    let done = lockstep(&train_args(&[&backend, "train.steps=1", "schedule.warmup=none"], &[]));
+    refused(&done, &["is not a PJRT plugin"]);
+    assert!(!done.stderr.contains("install cpu"), "{}", done.stderr);
 
     let cache = Cache::new();
     let record = cache.plugin_dir().join(RECORD);
@@ -177,6 +192,28 @@ fn a_plugin_without_a_record_gets_one_unless_it_is_cut_off() {
     fs::remove_file(&record).unwrap();
     let said = cache.run(&["plugin", "install", "cpu"]).succeeded().stderr;
     assert!(said.contains("by an older version") && record.exists(), "{said}");
+}
+
+/// A plugin that passes the checks at the start, but that cannot be loaded.
+#[test]
+#[cfg(target_env = "gnu")]
+fn a_damaged_plugin_that_is_found_when_it_is_loaded_is_named() {
+    let cache = Cache::new();
+    let modified = cache.file().metadata().unwrap().modified().unwrap();
+    let (file, mut start) = (cache.file(), vec![0; 1 << 20]);
+    file.read_exact_at(&mut start, 0).unwrap();
+    let name = b"GetPjrtApi\0";
+    let offset = start.windows(name.len()).position(|bytes| bytes == name).unwrap();
+    file.write_all_at(b"g", offset as u64).unwrap();
+    file.set_modified(modified).unwrap();
+    let again = "`lockstep plugin install cpu` installs it again";
+    let damage = "xla_cpu_pjrt.so does not hold what was installed";
+    refused(&cache.train(), &["error: the cpu plugin is damaged: ", damage, again]);
+
+    // Without a record `plugin install` believes the files that are there.
+    fs::remove_file(cache.plugin_dir().join(RECORD)).unwrap();
+    let remove = "remove it first with `lockstep plugin remove cpu`";
+    refused(&cache.train(), &["error: the cpu plugin is damaged: ", "GetPjrtApi", remove, again]);
 }
 
 #[test]

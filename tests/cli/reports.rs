@@ -1,6 +1,8 @@
 //! `config`, `hlo`, `bench`, `plugin` and `doctor`.
 
-use super::{DIGITS, keys, lockstep, set, text};
+use std::path::Path;
+
+use super::{DIGITS, keys, lockstep, lockstep_with, set, text};
 
 /// The inputs of the program: name, type, and whether the caller gives the buffer away.
 fn inputs(program: &str) -> Vec<(&str, &str, bool)> {
@@ -243,6 +245,36 @@ fn doctor_tries_the_cpu_plugin() {
     let text = lockstep(&["doctor"]).stdout;
     assert!(text.contains(cpu["path"].as_str().unwrap()), "{text}");
     assert!(text.contains("open files") && text.contains("\nwrong "), "{text}");
+}
+
+/// Both ask the same function: what ends `train` is a finding of `doctor`, in the same words.
+#[test]
+fn train_refuses_at_once_what_doctor_finds_in_the_environment() {
+    let rows: [&[(&str, &str)]; 3] = [
+        &[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("LOCKSTEP_TOKEN", "hello")],
+        &[("JAX_PROCESS_ID", "1"), ("JAX_NUM_PROCESSES", "4"), ("JAX_COORDINATOR_ADDRESS", "[a")],
+        &[
+            ("JOB_COMPLETION_INDEX", "1"),
+            ("HOSTNAME", "ms-node-1-1"),
+            ("JOBSET_NAME", "ms"),
+            ("LOCKSTEP_NUM_PROCESSES", "4"),
+        ],
+    ];
+    for row in rows {
+        let row: Vec<_> = row.iter().map(|(name, value)| (*name, Path::new(*value))).collect();
+        let train = lockstep_with(&["train", DIGITS, "--set", "train.steps=1"], &row);
+        assert_eq!(train.code, Some(1), "{}", train.stderr);
+        let report = lockstep_with(&["doctor", "--json"], &row).json();
+        let findings = report["findings"].as_array().unwrap();
+        let lines = findings.iter().map(|finding| {
+            let text = |key: &str| finding[key].as_str().unwrap();
+            format!("error: {}: {}", text("what"), text("change"))
+        });
+        let said: Vec<&str> = train.stderr.lines().collect();
+        assert!(!said.is_empty(), "{row:?}");
+        let lines: Vec<_> = lines.collect();
+        assert!(said.iter().all(|line| lines.iter().any(|of| of == line)), "{said:?} {lines:?}");
+    }
 }
 
 #[test]

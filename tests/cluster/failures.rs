@@ -199,6 +199,45 @@ fn processes_that_differ_or_are_missing_are_named() {
     assert_eq!(summary(&dir.path().join("out"))["num_processes"], 2);
 }
 
+/// A launcher gave index 0 to another host than the one that it names. A service could still lead here, so that is a warning
+/// at once; it is repeated when nobody has come.
+#[test]
+fn process_0_says_that_the_others_look_for_it_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = train(DIGITS, &["train.epochs=1", "cluster.join_timeout_secs=0.6"], &[]);
+    // TEST-NET-3, which no machine has (RFC 5737).
+    let variables = [
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "203.0.113.9"),
+        ("MASTER_PORT", "29517"),
+        ("LOCKSTEP_TOKEN", "0123456789abcdef0123456789abcdef"),
+    ];
+    let ended = Running::start_with(dir.path(), &args, &variables).end();
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let lines: Vec<&str> = ended.stderr.lines().collect();
+    let [first, .., last] = &lines[..] else { panic!("{}", ended.stderr) };
+    for (line, begins) in
+        [(first, "warning: the coordinator's address is 203.0.113.9:29517"), (last, "error: ")]
+    {
+        assert!(line.starts_with(begins), "{}", ended.stderr);
+        for fragment in ["no address of this host", "process 0, which runs the coordinator"] {
+            assert!(line.contains(fragment), "{fragment}: {line}");
+        }
+    }
+    assert!(last.contains("process 1 has not joined"), "{last}");
+
+    let host_0 = ["--hosts", "2", "--coordinator", "203.0.113.9:29517"];
+    let token = dir.path().join("token");
+    fs::write(&token, variables[4].1).unwrap();
+    let host_0 = [&host_0[..], &["--token-file", text(&token)]].concat();
+    let host_0 = run(dir.path(), &launch(2, &host_0, &args));
+    let expected = "error: --coordinator 203.0.113.9:29517 is no address of this host";
+    assert!(host_0.stderr.contains(expected), "{}", host_0.stderr);
+    let brackets = ["--hosts", "2", "--coordinator", "[[::1]]:29517"];
+    assert_eq!(run(dir.path(), &launch(2, &brackets, &args)).code, Some(2));
+}
+
 /// An error that each attempt would meet ends the job at once; wrong arguments of `launch` too.
 #[test]
 fn what_would_fail_again_is_not_tried_again() {

@@ -31,6 +31,9 @@ pub fn ask<T: DeserializeOwned>(mut command: Command) -> Result<T> {
         thread::sleep(Duration::from_millis(20));
     }
     let output = child.wait_with_output()?;
+    if output.stdout.is_empty() {
+        anyhow::bail!("ended with {} when it was loaded", output.status);
+    }
     serde_json::from_slice(&output.stdout)
         .with_context(|| format!("ended with {} when it was loaded", output.status))
 }

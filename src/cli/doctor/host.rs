@@ -27,6 +27,9 @@ pub struct Host {
     pub tpu_pci_devices: usize,
     /// Network cards that write into the memory of other hosts.
     pub infiniband_devices: usize,
+    /// `true` for a machine of Google's cloud, which has a metadata server.
+    #[serde(skip)]
+    pub is_google_cloud: bool,
 }
 
 /// The limit of a process, and how far it may raise it; `None` is unlimited.
@@ -62,6 +65,8 @@ impl Host {
             nvidia_pci_devices: from(NVIDIA),
             tpu_pci_devices: from(GOOGLE),
             infiniband_devices: entries(Path::new("/sys/class/infiniband")).len(),
+            is_google_cloud: read("/sys/class/dmi/id/product_name")
+                .is_some_and(|name| name.starts_with("Google")),
         }
     }
 

@@ -14,17 +14,17 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::print_lines;
+use super::{place, print_lines};
 use crate::pjrt::{self, InstallOptions};
 use cluster::ClusterReport;
 use findings::{Diagnosis, findings};
-use host::Host;
 use network::{Network, nccl_variables};
 use nvidia::Nvidia;
 use plugins::{PluginReport, examine};
 
+pub use host::Host;
 pub use nvidia::probe_here as probe_nvidia_here;
-pub use plugins::probe_here as probe_plugin_here;
+pub use plugins::{has_device_files, probe_here as probe_plugin_here};
 
 /// What was found.
 #[derive(Serialize)]
@@ -35,8 +35,10 @@ struct Report {
     plugins: Vec<PluginReport>,
     /// `None` without an NVIDIA GPU and without a plugin for one.
     nvidia: Option<Nvidia>,
-    /// `None` for one process.
+    /// `None` for one process, and if what was found makes the place unclear.
     cluster: Option<ClusterReport>,
+    #[serde(skip)]
+    obstacle: Option<String>,
     findings: Vec<Diagnosis>,
 }
 
@@ -48,12 +50,14 @@ pub fn run(json: bool) -> Result<ExitCode> {
     let cuda = cuda.and_then(|plugin| plugin.path.as_deref()).map(Path::new);
     let nvidia = Nvidia::here(host.nvidia_pci_devices > 0, cuda);
     let mut findings = findings(&host, nvidia.as_ref());
-    let (cluster, contradictions) = cluster::look(host.tpu_pci_devices > 0);
-    findings.extend(contradictions);
+    let place = place::of_any_run(&host);
+    let cluster = place.environment.as_ref().map(ClusterReport::of);
+    findings.extend(place.findings.into_iter().map(Diagnosis::from));
     let network = Network::read(Path::new("/"));
     findings.extend(network.findings(&nccl_variables(), host.nvidia_pci_devices));
     let cache_dir = options.compile_cache_dir().display().to_string();
-    let report = Report { host, cache_dir, plugins, nvidia, cluster, findings };
+    let report =
+        Report { host, cache_dir, plugins, nvidia, cluster, obstacle: place.obstacle, findings };
     if json {
         print_lines([serde_json::to_string(&report)?].iter())?;
     } else {
@@ -81,7 +85,6 @@ impl Report {
         if self.host.tpu_pci_devices == 0 {
             lines.push("tpu      none".to_owned());
         }
-        lines.push(cluster::line(self.cluster.as_ref()));
         for Diagnosis { what, change } in &self.findings {
             lines.push(format!("wrong    {what}"));
             lines.push(format!("         - {change}"));
@@ -89,6 +92,7 @@ impl Report {
         if self.findings.is_empty() {
             lines.push("wrong    nothing found".to_owned());
         }
+        lines.push(cluster::line(self.cluster.as_ref(), self.obstacle.as_deref()));
         lines
     }
 }

@@ -1,7 +1,7 @@
-//! The plugins on this machine. All but the CPU plugin are loaded in a child process: the TPU plugin looks for
-//! hardware and for the cloud's metadata server when it is loaded, and a plugin may crash if its device is broken or
-//! in use.
+//! The plugins on this machine. They are loaded in a child process: the TPU plugin looks for hardware and for the cloud's
+//! metadata server when it is loaded, and a plugin may crash if its device is broken or in use, or if it is damaged.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::child;
 use crate::cli::{in_words, print_line};
-use crate::pjrt::{self, Arg, Client, CompileOptions, Plugin, Value};
+use crate::pjrt::{self, Arg, Client, CompileOptions, Plugin, PluginSource, Value};
 use crate::targets::worker;
 
 /// A plugin, and what is wrong with it.
@@ -66,13 +66,18 @@ pub fn examine(listed: &pjrt::Listed) -> PluginReport {
     };
     report.path = Some(found.path.display().to_string());
     report.version = found.version.clone();
-    let probed = match listed.name {
-        "cpu" => probe_cpu(&found.path),
-        name => probe_in_child(name, &found.path),
-    };
-    match probed {
+    match probe_in_child(listed.name, &found.path) {
         Ok(found) => report.found = found,
-        Err(error) => report.problem = Some(in_words(&error)),
+        Err(error) => {
+            let mut problem = in_words(&error);
+            if found.source == PluginSource::Cache && !problem.contains("plugin install") {
+                problem += &format!(
+                    "; if it is damaged, `lockstep plugin remove {0}` and `lockstep plugin install {0}` install it again",
+                    listed.name
+                );
+            }
+            report.problem = Some(problem);
+        }
     }
     report
 }
@@ -97,12 +102,22 @@ fn api_version(plugin: &Plugin) -> String {
     format!("{major}.{minor}")
 }
 
-/// `true` if there is hardware for the plugin.
-fn has_hardware(name: &str) -> bool {
-    let any = |paths: &[&str]| paths.iter().any(|path| Path::new(path).exists());
+/// Files of devices, as the beginnings of their names: NVIDIA's driver, also under WSL and on Jetson; TPUs, whose later
+/// generations are passed through as numbered files.
+const CUDA_FILES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu"];
+const TPU_DIRS: [(&str, &str); 2] = [("/dev", "accel"), ("/dev/vfio", "")];
+
+/// `true` if there are files of the devices that the plugin drives.
+pub fn has_device_files(name: &str) -> bool {
     match name {
-        "tpu" => any(&["/dev/accel0", "/dev/vfio/0"]),
-        "cuda" => any(&["/dev/nvidiactl"]),
+        "tpu" => TPU_DIRS.iter().any(|(dir, prefix)| {
+            let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+            let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            let mut numbers =
+                names.filter_map(|name| name.strip_prefix(prefix)?.parse::<u32>().ok());
+            numbers.next().is_some()
+        }),
+        "cuda" => CUDA_FILES.iter().any(|path| Path::new(path).exists()),
         _ => false,
     }
 }
@@ -110,18 +125,23 @@ fn has_hardware(name: &str) -> bool {
 fn probe_in_child(name: &str, path: &Path) -> Result<ProbedPlugin> {
     let mut command = child::command()?;
     command.arg("probe-plugin").arg(path);
-    if has_hardware(name) {
+    if name == "cpu" {
+        command.arg("--trial");
+    } else if has_device_files(name) {
         command.arg("--open");
     } else {
         worker::without_hardware(&mut command);
     }
-    let said: Result<ProbedPlugin, String> = child::ask(command)?;
-    said.map_err(anyhow::Error::msg)
+    let said: Result<Result<ProbedPlugin, String>> = child::ask(command);
+    said?.map_err(anyhow::Error::msg)
 }
 
-/// Runs in the child: prints one line of JSON, the answer or the error.
-pub fn probe_here(path: &Path, open: bool) -> Result<()> {
+/// Runs in the child: prints one line of JSON, the answer or the error. `trial`: of the CPU plugin, with an all_reduce.
+pub fn probe_here(path: &Path, open: bool, trial: bool) -> Result<()> {
     let probe = || -> Result<ProbedPlugin> {
+        if trial {
+            return probe_cpu(path);
+        }
         let plugin = Plugin::load(path)?;
         let api_version = Some(api_version(&plugin));
         if !open {

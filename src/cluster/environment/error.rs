@@ -1,4 +1,6 @@
-//! What is wrong with an environment, and what to change.
+//! What is wrong with an environment, and what to change: messages end in `: ` and what to change.
+
+use super::Known;
 
 /// An environment from which the place of this process cannot be found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,6 +75,32 @@ pub enum EnvironmentError {
         theirs: usize,
         /// The variable that would make the explicit values complete.
         missing: &'static str,
+    },
+    /// A pod of another Job of a JobSet than the first, whose index in all Jobs is not known.
+    #[error(
+        "HOSTNAME is {hostname}, a pod of job {job} of its JobSet, but JOB_INDEX is not set, and JOB_COMPLETION_INDEX \
+         counts the pods of each job from 0: set JOB_INDEX and REPLICATED_JOB_REPLICAS from the pod's annotations \
+         jobset.sigs.k8s.io/job-index and jobset.sigs.k8s.io/replicatedjob-replicas, or LOCKSTEP_PROCESS_INDEX"
+    )]
+    UnknownJob {
+        /// The name of the pod.
+        hostname: String,
+        /// The number of its Job, above 0.
+        job: usize,
+    },
+    /// The pods are not divided among the Jobs of a JobSet as the variables say.
+    #[error(
+        "{} is {}, which is not {} pods in each of {} jobs ({}) with one that has index {} ({}): set {} to the number of \
+         pods in all jobs", count.from, count.value, count.value / num_jobs.value, num_jobs.value, num_jobs.from,
+        pod.value, pod.from, count.from
+    )]
+    UnevenJobs {
+        /// Processes in all Jobs.
+        count: Known<usize>,
+        /// Jobs.
+        num_jobs: Known<usize>,
+        /// Index of this pod in its Job.
+        pod: Known<usize>,
     },
     /// No address at which the processes can meet.
     #[error(

@@ -90,25 +90,6 @@ pub(super) fn tasks_of_node(list: &str, position: usize) -> Option<usize> {
     None
 }
 
-/// The host of `host`, `host:port`, `[IPv6]:port` or a bare IPv6 address.
-pub(super) fn without_port(address: &str) -> &str {
-    if let Some((host, _)) = address.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        return host;
-    }
-    match address.split_once(':') {
-        Some((host, port)) if !port.contains(':') => host,
-        _ => address,
-    }
-}
-
-/// host:port, with brackets around an IPv6 address.
-pub(super) fn with_port(host: &str, port: u16) -> String {
-    match host.contains(':') {
-        true => format!("[{host}]:{port}"),
-        false => format!("{host}:{port}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,21 +125,5 @@ mod tests {
         assert_eq!(all("1,3(x2)"), [1, 3, 3]);
         assert_eq!(all("x"), [0; 0]);
         assert_eq!(all("2(x"), [0; 0]);
-    }
-
-    #[test]
-    fn addresses_are_taken_apart_and_put_together() {
-        let rows = [
-            ("host", "host"),
-            ("host:80", "host"),
-            ("10.0.0.1:80", "10.0.0.1"),
-            ("[fd00::1]:80", "fd00::1"),
-            ("fd00::1", "fd00::1"),
-        ];
-        for (address, host) in rows {
-            assert_eq!(without_port(address), host);
-        }
-        assert_eq!(with_port("fd00::1", 80), "[fd00::1]:80");
-        assert_eq!(with_port("host", 80), "host:80");
     }
 }

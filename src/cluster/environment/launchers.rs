@@ -2,14 +2,15 @@
 //!
 //! Sources: `srun(1)`, output environment variables; Kubernetes, "Indexed Job" and "Job with Pod-to-Pod Communication"; JobSet's
 //! `api/jobset/v1alpha2`; Cloud TPU and GKE, "TPU multislice", and the attributes of TPU machines as JAX reads them; `torchrun`,
-//! "Environment Variables"; Open MPI, "Environment variables set for MPI applications"; MPICH's Hydra and Cray's PMI.
-
-use std::path::Path;
+//! "Environment Variables", and its options as variables, which Kubeflow Trainer sets; SkyPilot, "Distributed multi-node jobs"; JAX,
+//! `jax.distributed`, and Kubeflow's JAXJob; Open MPI, "Environment variables set for MPI applications"; MPICH's Hydra and Cray's
+//! PMI.
 
 use super::error::EnvironmentError;
-use super::hosts::{expand, tasks_of_node, with_port, without_port};
-use super::probe::{Probe, parse};
-use super::{DEFAULT_PORT, Known};
+use super::hosts::{expand, tasks_of_node};
+use super::probe::{Probe, host_and_port, invalid};
+use super::{DEFAULT_PORT, Known, SliceHosts, kubernetes, tpu};
+use crate::config::HostPort;
 
 type Result<T> = std::result::Result<T, EnvironmentError>;
 
@@ -23,6 +24,14 @@ pub(super) struct Launched {
     pub(super) local_index: Option<Known<usize>>,
     pub(super) num_local: Option<Known<usize>>,
     pub(super) hosts: Vec<String>,
+    /// The slice of a TPU that these hosts are, if its type is known.
+    pub(super) slice: Option<SliceHosts>,
+    /// Why its index cannot be used.
+    pub(super) problem: Option<EnvironmentError>,
+    /// Why its index may be wrong.
+    pub(super) doubts: Vec<String>,
+    /// `true` if it starts processes in those of a [`Role::Scheduler`].
+    pub(super) is_inner: bool,
 }
 
 impl Launched {
@@ -39,9 +48,19 @@ impl Launched {
     }
 }
 
+/// What a launcher starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Processes on hosts that it gives to a job. No other launcher's process starts these.
+    Scheduler,
+    /// Processes, where it is started itself.
+    Starter,
+}
+
 /// A launcher: the variables that it sets, in order of preference.
 pub(super) struct Launcher {
     name: &'static str,
+    role: Role,
     /// Without this one, the others do not mean what they seem to.
     needs: Option<&'static str>,
     index: &'static [&'static str],
@@ -52,10 +71,11 @@ pub(super) struct Launcher {
     complete: fn(&Probe, &Launched, &mut Launched) -> Result<()>,
 }
 
-/// In order of precedence among launchers that do not nest.
-pub(super) const LAUNCHERS: [Launcher; 6] = [
+/// In order of precedence among launchers that do not nest: schedulers first.
+pub(super) const LAUNCHERS: [Launcher; 10] = [
     Launcher {
         name: "Slurm",
+        role: Role::Scheduler,
         // A batch script also has SLURM_PROCID and SLURM_NTASKS, but is one process: only srun starts a step.
         needs: Some("SLURM_STEP_NODELIST"),
         index: &["SLURM_PROCID"],
@@ -67,25 +87,49 @@ pub(super) const LAUNCHERS: [Launcher; 6] = [
     },
     Launcher {
         name: "Kubernetes",
+        role: Role::Scheduler,
         needs: None,
         index: &["JOB_COMPLETION_INDEX"],
         count: &[],
         local_index: &[],
         num_local: &[],
-        complete: kubernetes,
+        complete: kubernetes::complete,
     },
     Launcher {
         name: "Cloud TPU",
+        role: Role::Scheduler,
         needs: None,
         // The first is set where several processes share a host.
         index: &["CLOUD_TPU_TASK_ID", "TPU_WORKER_ID"],
         count: &[],
         local_index: &[],
         num_local: &[],
-        complete: tpu,
+        complete: tpu::complete,
+    },
+    Launcher {
+        name: "SkyPilot",
+        role: Role::Scheduler,
+        needs: None,
+        index: &["SKYPILOT_NODE_RANK"],
+        count: &["SKYPILOT_NUM_NODES"],
+        local_index: &[],
+        num_local: &[],
+        complete: skypilot,
+    },
+    Launcher {
+        // Options of torchrun, as variables: what it would start in this pod, or has started, has its own.
+        name: "Kubeflow",
+        role: Role::Scheduler,
+        needs: None,
+        index: &["PET_NODE_RANK"],
+        count: &[],
+        local_index: &[],
+        num_local: &[],
+        complete: kubeflow,
     },
     Launcher {
         name: "torchrun",
+        role: Role::Starter,
         needs: None,
         index: &["RANK"],
         count: &["WORLD_SIZE"],
@@ -94,7 +138,29 @@ pub(super) const LAUNCHERS: [Launcher; 6] = [
         complete: torchrun,
     },
     Launcher {
+        name: "JAX",
+        role: Role::Starter,
+        needs: None,
+        index: &["JAX_PROCESS_ID"],
+        count: &["JAX_NUM_PROCESSES"],
+        local_index: &[],
+        num_local: &[],
+        complete: jax,
+    },
+    Launcher {
+        name: "JAXJob",
+        role: Role::Starter,
+        // The other names are too general to mean anything alone.
+        needs: Some("COORDINATOR_ADDRESS"),
+        index: &["PROCESS_ID"],
+        count: &["NUM_PROCESSES"],
+        local_index: &[],
+        num_local: &[],
+        complete: jax_job,
+    },
+    Launcher {
         name: "Open MPI",
+        role: Role::Starter,
         needs: None,
         index: &["OMPI_COMM_WORLD_RANK"],
         count: &["OMPI_COMM_WORLD_SIZE"],
@@ -104,6 +170,7 @@ pub(super) const LAUNCHERS: [Launcher; 6] = [
     },
     Launcher {
         name: "PMI",
+        role: Role::Starter,
         needs: None,
         index: &["PMI_RANK"],
         count: &["PMI_SIZE"],
@@ -128,6 +195,7 @@ impl Launcher {
             count: count(self.count)?,
             local_index: number(self.local_index)?,
             num_local: count(self.num_local)?,
+            is_inner: self.role == Role::Starter,
             ..Launched::default()
         };
         (self.complete)(probe, explicit, &mut found)?;
@@ -163,7 +231,10 @@ fn slurm(probe: &Probe, _: &Launched, found: &mut Launched) -> Result<()> {
         let number = (job.value as u64).wrapping_add(step.wrapping_mul(61)) % SLURM_PORTS;
         let port = (u64::from(u16::MAX) + 1 - SLURM_PORTS + number) as u16;
         let from = format!("{NODES}, {}", job.from);
-        found.coordinator = Some(Known { value: with_port(&found.hosts[0], port), from });
+        let expected = "a list whose first entry is a host";
+        let address = HostPort::new(&found.hosts[0], port);
+        let address = address.ok_or_else(|| invalid(NODES, &nodes.value, expected))?;
+        found.coordinator = Some(Known { value: address.to_string(), from });
     }
     const PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
     if let (Some(list), Some(node)) = (probe.text(PER_NODE), probe.number("SLURM_NODEID")?) {
@@ -173,181 +244,95 @@ fn slurm(probe: &Probe, _: &Launched, found: &mut Launched) -> Result<()> {
     Ok(())
 }
 
-/// An indexed Job knows its index only; the number of pods must be given, since Kubernetes does not say it. JobSets with several
-/// Jobs need `JOB_INDEX` and `REPLICATED_JOB_REPLICAS`, from the pod's annotations `jobset.sigs.k8s.io/job-index` and
-/// `jobset.sigs.k8s.io/replicatedjob-replicas`.
-fn kubernetes(probe: &Probe, explicit: &Launched, found: &mut Launched) -> Result<()> {
-    let Some(pod) = found.index.clone() else { return Ok(()) };
-    let job = probe.number("JOB_INDEX")?;
-    let num_jobs = probe.count("REPLICATED_JOB_REPLICAS")?;
-    match (&job, &num_jobs) {
-        (Some(job), Some(num_jobs)) if num_jobs.value > 1 => {
-            let Some(count) = &explicit.count else { return Ok(()) };
-            let value = job.value.saturating_mul(count.value / num_jobs.value);
-            let value = value.saturating_add(pod.value);
-            let from = format!("{}, {}", job.from, pod.from);
-            found.index = Some(Known { value, from });
-        }
-        (Some(job), None) if job.value > 0 => {
-            let (present, missing) = ("JOB_INDEX", "REPLICATED_JOB_REPLICAS");
-            return Err(EnvironmentError::Incomplete { present, missing });
-        }
-        _ => {}
-    }
-    let Some(hostname) = probe.text("HOSTNAME") else { return Ok(()) };
-    // Pods of a Job are named job-0, job-1, ...; those of a JobSet set-job-0-0, set-job-0-1, ...
-    let Some(first) = hostname.value.strip_suffix(&format!("-{}", pod.value)) else {
-        return Ok(());
-    };
-    let first = match job.and_then(|job| first.strip_suffix(&format!("-{}", job.value))) {
-        Some(prefix) => format!("{prefix}-0-0"),
-        None => format!("{first}-0"),
-    };
-    let domain = match domain(probe, &hostname.value) {
-        Some(domain) => Some((domain, "/etc/hosts")),
-        // The headless service of a JobSet has its name.
-        None => probe.text("JOBSET_NAME").map(|set| (set.value, "JOBSET_NAME")),
-    };
-    found.coordinator = domain.map(|(domain, from)| Known {
-        value: with_port(&format!("{first}.{domain}"), DEFAULT_PORT),
-        from: format!("HOSTNAME, {from}"),
-    });
-    Ok(())
-}
-
-/// The domain of a pod with a headless service, which Kubernetes writes to `/etc/hosts`.
-fn domain(probe: &Probe, hostname: &str) -> Option<String> {
-    let hosts = (probe.file)(Path::new("/etc/hosts"))?;
-    let names = hosts.lines().flat_map(|line| {
-        let line = line.split('#').next().unwrap_or_default();
-        line.split_whitespace().skip(1)
-    });
-    let mut domains = names.filter_map(|name| name.strip_prefix(hostname)?.strip_prefix('.'));
-    domains.next().map(str::to_owned)
-}
-
-fn tpu(probe: &Probe, explicit: &Launched, found: &mut Launched) -> Result<()> {
-    let mut workers = tpu_workers(probe)?;
-    let skips = probe.text("TPU_SKIP_MDS_QUERY").is_some();
-    let is_identified = explicit.index.is_some() || found.index.is_some() || workers.is_some();
-    if !skips && !is_identified && !is_launched_otherwise(probe) {
-        // ip, or two other fields and ip, of each worker.
-        const ENDPOINTS: &str = "worker-network-endpoints";
-        const NUMBER: &str = "agent-worker-number";
-        let Some(number) = (probe.metadata)(NUMBER) else { return Ok(()) };
-        found.index = Some(parse(number.trim(), NUMBER, 0)?);
-        workers = (probe.metadata)(ENDPOINTS).map(|endpoints| {
-            let host = |endpoint: &str| {
-                endpoint.trim().splitn(3, ':').last().unwrap_or_default().to_owned()
-            };
-            Known { value: endpoints.split(',').map(host).collect(), from: ENDPOINTS.to_owned() }
-        });
-    }
-    let Some(workers) = workers else { return Ok(()) };
-    let count = workers.value.len();
-    found.count = Some(Known { value: count, from: workers.from.clone() });
-    let mut first = workers.value.first().cloned().unwrap_or_default();
-    found.hosts = workers.value;
-    let mut from = workers.from;
-    if let Some(Slice { index: slice, num_slices, first_worker }) = slice(probe)? {
-        from = format!("{}, {from}", num_slices.from);
-        let value = num_slices.value.saturating_mul(count);
-        found.count = Some(Known { value, from: from.clone() });
-        if let Some(index) = &mut found.index {
-            index.value = slice.value.saturating_mul(count).saturating_add(index.value);
-            index.from = format!("{}, {}", slice.from, index.from);
-        }
-        // Only the hosts of this slice are known.
-        found.hosts.clear();
-        (first, from) = (without_port(&first_worker.value).to_owned(), first_worker.from);
-    }
-    found.coordinator = Some(Known { value: with_port(&first, DEFAULT_PORT), from });
-    Ok(())
-}
-
-/// The workers of this slice, from the variables.
-fn tpu_workers(probe: &Probe) -> Result<Option<Known<Vec<String>>>> {
-    let hosts = |known: Known<String>| {
-        let hosts = known.value.split(',').map(|host| without_port(host.trim()).to_owned());
-        Known { value: hosts.collect(), from: known.from }
-    };
-    const PATH: &str = "TPU_PROCESS_ADDRESSES_PATH";
-    if let Some(path) = probe.text(PATH) {
-        let expected = "a file with the addresses of the workers";
-        let invalid = || super::probe::invalid(PATH, &path.value, expected);
-        let text = (probe.file)(Path::new(&path.value)).ok_or_else(invalid)?;
-        let value = text.trim().to_owned();
-        return match value.is_empty() {
-            true => Err(invalid()),
-            false => Ok(Some(hosts(Known { value, from: PATH.to_owned() }))),
-        };
-    }
-    // On machines with one worker the first is "local".
-    let addresses = probe.text("TPU_PROCESS_ADDRESSES").filter(|known| known.value != "local");
-    Ok(addresses.or_else(|| probe.text("TPU_WORKER_HOSTNAMES")).map(hosts))
-}
-
-/// The slice of this machine in a job of several.
-struct Slice {
-    index: Known<usize>,
-    num_slices: Known<usize>,
-    /// The first worker of the first slice.
-    first_worker: Known<String>,
-}
-
-fn slice(probe: &Probe) -> Result<Option<Slice>> {
-    const VARIABLES: [&str; 3] =
-        ["MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES", "MEGASCALE_COORDINATOR_ADDRESS"];
-    // Machines that were created together have them in the metadata, as lines NAME: 'value'.
-    let text = || (probe.metadata)("tpu-env").unwrap_or_default();
-    let from_metadata = |text: &str, name: &str| {
-        let value = text.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':'));
-        let value = value?.trim().trim_matches('\'').to_owned();
-        (!value.is_empty()).then(|| Known { value, from: format!("tpu-env ({name})") })
-    };
-    let mut values = VARIABLES.map(|name| probe.text(name));
-    if values.iter().all(Option::is_none) && tpu_workers(probe)?.is_none() {
-        let text = text();
-        values = VARIABLES.map(|name| from_metadata(&text, name));
-    }
-    let named = |is_set: bool| {
-        let mut named = VARIABLES.iter().zip(&values).filter(|(_, v)| v.is_some() == is_set);
-        named.next().map(|(variable, _)| *variable)
-    };
-    if let (Some(present), Some(missing)) = (named(true), named(false)) {
-        return Err(EnvironmentError::Incomplete { present, missing });
-    }
-    let [Some(index), Some(count), Some(first_worker)] = values else { return Ok(None) };
-    let index = parse(&index.value, &index.from, 0)?;
-    let num_slices = parse(&count.value, &count.from, 1)?;
-    Ok(Some(Slice { index, num_slices, first_worker }))
-}
-
 /// `true` if a variable of another launcher identifies this process, so that the metadata need not be asked.
-fn is_launched_otherwise(probe: &Probe) -> bool {
+pub(super) fn is_launched_otherwise(probe: &Probe) -> bool {
     let others = LAUNCHERS
         .iter()
         .filter(|launcher| launcher.needs.is_none_or(|variable| probe.text(variable).is_some()));
     others.flat_map(|launcher| launcher.index).any(|variable| probe.text(variable).is_some())
 }
 
-fn torchrun(probe: &Probe, explicit: &Launched, found: &mut Launched) -> Result<()> {
-    let Some(host) = probe.text("MASTER_ADDR") else {
-        return on_one_host(probe, explicit, found);
+/// One process on each node. The first line of the list is the node with index 0.
+fn skypilot(probe: &Probe, _: &Launched, found: &mut Launched) -> Result<()> {
+    const NODES: &str = "SKYPILOT_NODE_IPS";
+    let Some(nodes) = probe.text(NODES).filter(|_| found.identity().is_some()) else {
+        return Ok(());
     };
-    let port = match probe.text("MASTER_PORT") {
-        Some(text) => text.value.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
-            super::probe::invalid("MASTER_PORT", &text.value, "a port from 1 to 65535")
-        })?,
-        None => DEFAULT_PORT,
+    let first = nodes.value.lines().next().unwrap_or_default().trim();
+    let address = HostPort::new(first, DEFAULT_PORT);
+    let address = address.ok_or_else(|| invalid(NODES, first, "a list of hosts, one a line"))?;
+    found.coordinator = Some(Known { value: address.to_string(), from: nodes.from });
+    Ok(())
+}
+
+/// One process in each pod. A number of nodes that may change, such as `1:4`, is for torchrun only.
+fn kubeflow(probe: &Probe, _: &Launched, found: &mut Launched) -> Result<()> {
+    found.count = probe.text("PET_NNODES").and_then(|Known { value, from }| {
+        let value = value.parse().ok().filter(|count| *count > 0)?;
+        Some(Known { value, from })
+    });
+    if found.index.is_none() || found.count.is_none() {
+        (found.index, found.count) = (None, None);
+        return Ok(());
+    }
+    set_coordinator(probe.address("PET_MASTER_ADDR", "PET_MASTER_PORT")?, found);
+    Ok(())
+}
+
+fn torchrun(probe: &Probe, explicit: &Launched, found: &mut Launched) -> Result<()> {
+    if found.index.is_none() && found.count.is_none() {
+        return Ok(());
+    }
+    let Some(mut address) = probe.address("MASTER_ADDR", "MASTER_PORT")? else {
+        return on_one_host(probe, explicit, found);
     };
     // The agent listens on that port itself.
     let store = probe.text("TORCHELASTIC_USE_AGENT_STORE");
     let is_taken = store.is_some_and(|store| store.value.eq_ignore_ascii_case("true"));
-    let port = if is_taken { port.checked_add(1).unwrap_or(DEFAULT_PORT) } else { port };
-    let from = "MASTER_ADDR, MASTER_PORT".to_owned();
-    found.coordinator = Some(Known { value: with_port(&host.value, port), from });
+    if is_taken {
+        let next = address.value.port().checked_add(1).unwrap_or(DEFAULT_PORT);
+        address.value = HostPort::new(address.value.host(), next).unwrap_or(address.value);
+    }
+    set_coordinator(Some(address), found);
     Ok(())
+}
+
+fn jax(probe: &Probe, explicit: &Launched, found: &mut Launched) -> Result<()> {
+    jax_coordinator(probe, explicit, found, ["JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"])
+}
+
+fn jax_job(probe: &Probe, explicit: &Launched, found: &mut Launched) -> Result<()> {
+    jax_coordinator(probe, explicit, found, ["COORDINATOR_ADDRESS", "COORDINATOR_PORT"])
+}
+
+/// The address may have its port, or leave it to another variable.
+fn jax_coordinator(
+    probe: &Probe,
+    explicit: &Launched,
+    found: &mut Launched,
+    [address, port]: [&str; 2],
+) -> Result<()> {
+    if found.index.is_none() && found.count.is_none() {
+        return Ok(());
+    }
+    let Some(text) = probe.text(address) else { return on_one_host(probe, explicit, found) };
+    let whole: Option<HostPort> = text.value.parse().ok();
+    let known = match whole {
+        Some(value) => Known { value, from: text.from },
+        None => match probe.text(port) {
+            Some(_) => return probe.address(address, port).map(|it| set_coordinator(it, found)),
+            None => {
+                Known { value: host_and_port(&text.value, address, DEFAULT_PORT)?, from: text.from }
+            }
+        },
+    };
+    set_coordinator(Some(known), found);
+    Ok(())
+}
+
+fn set_coordinator(address: Option<Known<HostPort>>, found: &mut Launched) {
+    found.coordinator =
+        address.map(|Known { value, from }| Known { value: value.to_string(), from });
 }
 
 /// Launchers that do not say where process 0 is: known only if all processes are on this host.
@@ -355,7 +340,7 @@ fn on_one_host(_: &Probe, _: &Launched, found: &mut Launched) -> Result<()> {
     if let (Some(count), Some(local)) = (&found.count, &found.num_local)
         && count.value == local.value
     {
-        let value = with_port("127.0.0.1", DEFAULT_PORT);
+        let value = format!("127.0.0.1:{DEFAULT_PORT}");
         found.coordinator = Some(Known { value, from: local.from.clone() });
     }
     Ok(())

@@ -12,16 +12,21 @@
 
 mod error;
 mod hosts;
+mod kubernetes;
 mod launchers;
 mod metadata;
 mod probe;
 #[cfg(test)]
 mod tests;
+mod tpu;
+mod unread;
 
 pub use error::EnvironmentError;
 pub use metadata::metadata;
 pub use probe::Probe;
+pub use unread::unread;
 
+use crate::config::HostPort;
 use launchers::{LAUNCHERS, Launched};
 
 type Result<T> = std::result::Result<T, EnvironmentError>;
@@ -43,6 +48,17 @@ pub struct Known<T> {
     pub value: T,
     /// The variable, flag or key that it comes from.
     pub from: String,
+}
+
+/// The hosts of a TPU slice, and its type, such as `v5litepod-16`. The two may contradict each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceHosts {
+    /// The accelerator type, or the name of the node pool's accelerators.
+    pub kind: Known<String>,
+    /// Chips along each dim, such as `4x4`, if it is known.
+    pub topology: Option<Known<String>>,
+    /// Hosts that are named as its workers.
+    pub num_hosts: Known<usize>,
 }
 
 /// What flags and the configuration say. `None` where they say nothing.
@@ -73,7 +89,9 @@ pub struct Environment {
     pub num_local_processes: Option<Known<usize>>,
     /// Hosts of the job, in the order of their processes; empty if unknown.
     pub hosts: Vec<String>,
-    /// Sources that disagree, and what to change.
+    /// This host's TPU slice, if the launcher knows it.
+    pub slice: Option<SliceHosts>,
+    /// Sources that disagree, each with what to change after `: `.
     pub contradictions: Vec<String>,
 }
 
@@ -100,7 +118,7 @@ impl Environment {
             known(given.coordinator.clone(), "cluster.coordinator"),
             &mut contradictions,
         );
-        let explicit = Launched {
+        let mut explicit = Launched {
             index,
             count,
             coordinator,
@@ -141,6 +159,20 @@ impl Environment {
                 count_from: count.from,
             });
         }
+        if is_launched {
+            if let Some(problem) = &launched.problem {
+                return Err(problem.clone());
+            }
+            contradictions.extend(launched.doubts.iter().cloned());
+        }
+        if let Some(Known { value, from }) = &mut explicit.coordinator
+            && count.value > 1
+        {
+            let address: Option<HostPort> = value.parse().ok();
+            let expected = "HOST:PORT, such as node1:61400 or [2001:db8::1]:61400";
+            let address = address.ok_or_else(|| probe::invalid(from, value, expected))?;
+            *value = address.to_string();
+        }
         let local = if is_launched { launched } else { &nothing };
         let local_index = explicit.local_index.or_else(|| local.local_index.clone());
         let num_local = explicit.num_local.or_else(|| local.num_local.clone());
@@ -160,6 +192,7 @@ impl Environment {
             local_process_index: local_index,
             num_local_processes: num_local,
             hosts: launched.hosts.clone(),
+            slice: launched.slice.clone(),
             contradictions,
         }))
     }
@@ -216,18 +249,24 @@ fn choose<'a>(launched: &'a [Launched], contradictions: &mut Vec<String>) -> Opt
         launched.iter().filter_map(|launched| Some((launched.identity()?, launched)));
     let Some((mut identity, mut chosen)) = complete.next() else { return launched.first() };
     for (other_identity, other) in complete {
+        // What a scheduler starts is not inside a process that another launcher has started in it.
+        let may_be_outer = identity == other_identity || chosen.is_inner || !other.is_inner;
         if other_identity.1 > identity.1 && nests(other_identity, identity) {
             (identity, chosen) = (other_identity, other);
-        } else if !nests(identity, other_identity) {
+        } else if !(may_be_outer && nests(identity, other_identity)) {
             contradictions.push(format!(
-                "{} says process {} of {}, but {} says process {} of {}: {0} is used; remove the variables \
-                 of the other, or set {PROCESS_INDEX} and {NUM_PROCESSES}",
+                "{} says process {} of {}, but {} says process {} of {}; the first is used, because the processes that \
+                 {} starts in those of {} would be {} or a multiple: remove the variables of {6} if they are left over, \
+                 or set {PROCESS_INDEX} and {NUM_PROCESSES}",
                 chosen.label(),
                 identity.0,
                 identity.1,
                 other.label(),
                 other_identity.0,
                 other_identity.1,
+                other.name.unwrap_or_default(),
+                chosen.name.unwrap_or_default(),
+                identity.1,
             ));
         }
     }

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use super::Known;
 use super::error::EnvironmentError;
+use super::{DEFAULT_PORT, Known};
+use crate::config::HostPort;
 
 type Result<T> = std::result::Result<T, EnvironmentError>;
 
@@ -11,6 +12,8 @@ type Result<T> = std::result::Result<T, EnvironmentError>;
 pub struct Probe<'a> {
     /// The value of an environment variable.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
+    /// The names of all environment variables.
+    pub names: &'a dyn Fn() -> Vec<String>,
     /// The contents of a text file.
     pub file: &'a dyn Fn(&Path) -> Option<String>,
     /// An attribute of this machine from the cloud's metadata server; asked only if no variable identifies the process.
@@ -34,6 +37,32 @@ impl Probe<'_> {
     pub(super) fn count(&self, variable: &str) -> Result<Option<Known<usize>>> {
         self.text(variable).map(|text| parse(&text.value, variable, 1)).transpose()
     }
+}
+
+impl Probe<'_> {
+    /// A variable with a host, and the port in another one; both are known, or it is an error.
+    pub(super) fn address(&self, host: &str, port: &str) -> Result<Option<Known<HostPort>>> {
+        let Some(found) = self.text(host) else { return Ok(None) };
+        let expected = "a host (a name or an IP address, without a port)";
+        let (number, from) = match self.text(port) {
+            Some(text) => {
+                let number = text.value.parse().ok().filter(|port| *port > 0);
+                let number =
+                    number.ok_or_else(|| invalid(port, &text.value, "a port from 1 to 65535"))?;
+                (number, format!("{host}, {port}"))
+            }
+            None => (DEFAULT_PORT, host.to_owned()),
+        };
+        let value = HostPort::new(&found.value, number);
+        let value = value.ok_or_else(|| invalid(host, &found.value, expected))?;
+        Ok(Some(Known { value, from }))
+    }
+}
+
+/// `HOST:PORT`, or a host whose port follows from elsewhere.
+pub(super) fn host_and_port(text: &str, from: &str, port: u16) -> Result<HostPort> {
+    let address = text.parse().ok().or_else(|| HostPort::new(text, port));
+    address.ok_or_else(|| invalid(from, text, "a host, or HOST:PORT, such as [2001:db8::1]:61400"))
 }
 
 /// Reads a number of at least `min`, which is 0 or 1.

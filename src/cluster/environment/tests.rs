@@ -22,8 +22,8 @@ fn find_given(recorded: &[&str], hosts_file: &str, given: &Given) -> Result<Opti
         look("@", name)
     };
     let variable = |name: &str| look("", name);
-    let found =
-        Environment::find(&Probe { variable: &variable, file: &file, metadata: &metadata }, given);
+    let probe = Probe { variable: &variable, names: &Vec::new, file: &file, metadata: &metadata };
+    let found = Environment::find(&probe, given);
     let is_cloud = recorded.iter().any(|line| line.starts_with('@'));
     if matches!(found, Ok(Some(_))) && !is_cloud {
         assert!(asked.borrow().is_empty(), "{recorded:?} asked {asked:?}");
@@ -319,8 +319,9 @@ fn contradictions_say_what_to_change() {
         environment.contradictions,
         [
             "Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS) says process 4 of 7, but torchrun (RANK, WORLD_SIZE) says \
-          process 0 of 2: Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS) is used; remove the variables of the \
-          other, or set LOCKSTEP_PROCESS_INDEX and LOCKSTEP_NUM_PROCESSES"
+          process 0 of 2; the first is used, because the processes that torchrun starts in those of Slurm would be \
+          7 or a multiple: remove the variables of torchrun if they are left over, or set LOCKSTEP_PROCESS_INDEX \
+          and LOCKSTEP_NUM_PROCESSES"
         ]
     );
     let left_over = ["LOCKSTEP_PROCESS_INDEX=0", "LOCKSTEP_NUM_PROCESSES=2"];
@@ -367,4 +368,142 @@ fn values_that_cannot_be_are_errors() {
         &["SLURM_PROCID=0", "SLURM_NTASKS=2", "SLURM_STEP_NODELIST=node[1"],
         "SLURM_STEP_NODELIST is \"node[1\", which is not a list of nodes such as node[1-4],login",
     );
+}
+
+#[test]
+fn addresses_in_brackets_have_one_pair_in_the_result() {
+    let torchrun = ["RANK=1", "WORLD_SIZE=2", "MASTER_PORT=29500"];
+    let with = |address: &'static str| [&torchrun[..], &[address]].concat();
+    for address in ["MASTER_ADDR=[2001:db8::1]", "MASTER_ADDR=2001:db8::1"] {
+        check(&with(address), "torchrun 1/2 at [2001:db8::1]:29500, ?/? here");
+    }
+    let tpu = ["TPU_WORKER_ID=1", "TPU_WORKER_HOSTNAMES=[fd00::1],[fd00::2]"];
+    check(&tpu, "Cloud TPU 1/2 at [fd00::1]:61400, ?/? here");
+    let explicit = ["LOCKSTEP_PROCESS_INDEX=1", "LOCKSTEP_NUM_PROCESSES=2"];
+    let at = |address: &'static str| [&explicit[..], &[address]].concat();
+    check(&at("LOCKSTEP_COORDINATOR=[fd00::1]:80"), "explicit 1/2 at [fd00::1]:80, ?/? here");
+}
+
+#[test]
+fn an_address_that_is_none_is_refused_with_its_variable() {
+    let with = |recorded: &[&'static str], more: &'static str| [recorded, &[more]].concat();
+    let torchrun = ["RANK=1", "WORLD_SIZE=2", "MASTER_PORT=29500"];
+    for address in
+        ["[[fd00::1]]", "[fd00::1", "fd00::1]", "http://a", "a b", "a:29500", "10.0.0.300"]
+    {
+        let recorded = format!("MASTER_ADDR={address}");
+        let error = find(&[&torchrun[..], &[&*recorded]].concat()).unwrap_err().to_string();
+        assert!(
+            error.starts_with(&format!("MASTER_ADDR is \"{address}\", which is not")),
+            "{error}"
+        );
+    }
+    let explicit = ["LOCKSTEP_PROCESS_INDEX=1", "LOCKSTEP_NUM_PROCESSES=2"];
+    for (recorded, variable) in [
+        (with(&explicit, "LOCKSTEP_COORDINATOR=host"), "LOCKSTEP_COORDINATOR"),
+        (with(&explicit, "LOCKSTEP_COORDINATOR=fd00::1:61400"), "LOCKSTEP_COORDINATOR"),
+        (vec!["TPU_WORKER_ID=1", "TPU_WORKER_HOSTNAMES=a,[b"], "TPU_WORKER_HOSTNAMES"),
+        (
+            vec!["JAX_PROCESS_ID=1", "JAX_NUM_PROCESSES=2", "JAX_COORDINATOR_ADDRESS=a/b:1"],
+            "JAX_COORDINATOR_ADDRESS",
+        ),
+    ] {
+        let error = find(&recorded).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{variable} is \"")), "{error}");
+    }
+}
+
+#[test]
+fn jax_is_found() {
+    let recorded =
+        ["JAX_PROCESS_ID=1", "JAX_NUM_PROCESSES=4", "JAX_COORDINATOR_ADDRESS=node-0-0.job:8888"];
+    check(&recorded, "JAX 1/4 at node-0-0.job:8888, ?/? here");
+    let apart = ["JAX_PROCESS_ID=1", "JAX_NUM_PROCESSES=4", "JAX_COORDINATOR_ADDRESS=[fd00::1]"];
+    check(&apart, "JAX 1/4 at [fd00::1]:61400, ?/? here");
+    let port = [&apart[..], &["JAX_COORDINATOR_PORT=1234"]].concat();
+    check(&port, "JAX 1/4 at [fd00::1]:1234, ?/? here");
+    // A pod of Kubeflow's also has its index in the Job.
+    let pod = [&recorded[..], &["JOB_COMPLETION_INDEX=1", "HOSTNAME=job-node-0-1"]].concat();
+    check(&pod, "JAX 1/4 at node-0-0.job:8888, ?/? here");
+    let job = [
+        "PROCESS_ID=2",
+        "NUM_PROCESSES=3",
+        "COORDINATOR_ADDRESS=job-worker-0",
+        "COORDINATOR_PORT=6666",
+    ];
+    check(&job, "JAXJob 2/3 at job-worker-0:6666, ?/? here");
+    // Names that anything may use mean nothing alone.
+    assert_eq!(find(&job[..2]).unwrap(), None);
+}
+
+#[test]
+fn pods_and_nodes_that_would_start_torchrun_are_found() {
+    let pod = [
+        "PET_NNODES=4",
+        "PET_NODE_RANK=3",
+        "PET_NPROC_PER_NODE=8",
+        "PET_MASTER_ADDR=job-node-0-0.job",
+        "PET_MASTER_PORT=29400",
+    ];
+    check(&pod, "Kubeflow 3/4 at job-node-0-0.job:29400, ?/? here");
+    // Started by the torchrun that read them.
+    let inner = ["RANK=25", "WORLD_SIZE=32", "MASTER_ADDR=job-node-0-0.job", "MASTER_PORT=1"];
+    check(&[&pod[..], &inner].concat(), "torchrun 25/32 at job-node-0-0.job:1, ?/? here");
+    let cluster =
+        ["SKYPILOT_NODE_RANK=1", "SKYPILOT_NUM_NODES=2", "SKYPILOT_NODE_IPS=10.0.0.1\n10.0.0.2"];
+    check(&cluster, "SkyPilot 1/2 at 10.0.0.1:61400, ?/? here");
+}
+
+/// Slurm's 8 processes are not inside one of torchrun's two: the variables were left over in the shell.
+#[test]
+fn a_step_of_slurm_is_not_inside_a_process_of_torchrun() {
+    let slurm = ["SLURM_PROCID=5", "SLURM_STEP_NUM_TASKS=8", "SLURM_STEP_NODELIST=n[1-2]"];
+    for (left_over, said) in [
+        (["RANK=0", "WORLD_SIZE=2"], "torchrun (RANK, WORLD_SIZE) says process 0 of 2"),
+        (["RANK=0", "WORLD_SIZE=1"], "torchrun (RANK, WORLD_SIZE) says process 0 of 1"),
+        (["PMI_RANK=0", "PMI_SIZE=4"], "PMI (PMI_RANK, PMI_SIZE) says process 0 of 4"),
+    ] {
+        let environment = find(&[&slurm[..], &left_over].concat()).unwrap().unwrap();
+        assert_eq!((environment.launcher, environment.process_index.value), (Some("Slurm"), 5));
+        let [one] = &environment.contradictions[..] else { panic!("{environment:?}") };
+        let expected = "Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS) says process 5 of 8";
+        assert!(one.starts_with(expected) && one.contains(said), "{one}");
+        assert!(one.contains("the first is used, because"), "{one}");
+    }
+}
+
+#[test]
+fn a_pod_of_a_second_job_needs_the_index_of_its_job() {
+    let pod = |job: &'static str, more: &[&'static str]| {
+        let one = ["JOB_COMPLETION_INDEX=1", "JOBSET_NAME=ms", "LOCKSTEP_NUM_PROCESSES=4", job];
+        [&one[..], more].concat()
+    };
+    let error = find(&pod("HOSTNAME=ms-node-1-1", &[])).unwrap_err().to_string();
+    for expected in ["HOSTNAME is ms-node-1-1", "job 1", "JOB_INDEX", "REPLICATED_JOB_REPLICAS"] {
+        assert!(error.contains(expected), "{error}");
+    }
+    // What it says to set.
+    let set = ["JOB_INDEX=1", "REPLICATED_JOB_REPLICAS=2"];
+    check(&pod("HOSTNAME=ms-node-1-1", &set), "Kubernetes 3/4 at ms-node-0-0.ms:61400, ?/? here");
+    check(&pod("HOSTNAME=ms-node-0-1", &[]), "Kubernetes 1/4 at ms-node-0-0.ms:61400, ?/? here");
+    // Given by hand, or by the slices of a TPU.
+    let explicit = pod("HOSTNAME=ms-node-1-1", &["LOCKSTEP_PROCESS_INDEX=3"]);
+    assert_eq!(find(&explicit).unwrap().unwrap().process_index.value, 3);
+    let slices = [
+        "JOB_COMPLETION_INDEX=1",
+        "JOBSET_NAME=ms",
+        "HOSTNAME=ms-node-1-1",
+        "TPU_WORKER_ID=1",
+        "TPU_WORKER_HOSTNAMES=a,b",
+        "MEGASCALE_NUM_SLICES=2",
+        "MEGASCALE_SLICE_ID=1",
+        "MEGASCALE_COORDINATOR_ADDRESS=first",
+    ];
+    check(&slices, "Cloud TPU 3/4 at first:61400, ?/? here");
+    // Without the name of the JobSet: a Job may be called ms-node-1.
+    let hosts = "10.0.0.7 ms-node-1-1.ms.default.svc.cluster.local ms-node-1-1\n";
+    let recorded = ["JOB_COMPLETION_INDEX=1", "HOSTNAME=ms-node-1-1", "LOCKSTEP_NUM_PROCESSES=4"];
+    let environment = find_given(&recorded, hosts, &Given::default()).unwrap().unwrap();
+    let [one] = &environment.contradictions[..] else { panic!("{environment:?}") };
+    assert!(one.contains("JOB_INDEX") && one.contains("ms-node-1-1"), "{one}");
 }

@@ -1,4 +1,5 @@
-//! Culprit is dead, stuck or slow, from the reports of the workers.
+//! Who is dead, stuck or slow, from the reports of the workers. Slow ones are found on the CPU backend only: elsewhere the
+//! plugin waits for the others inside its collectives, and the steps of all take equally long.
 //!
 //! Nothing here reads a clock or does IO: reports and times are passed in, so tests simulate hours in milliseconds.
 

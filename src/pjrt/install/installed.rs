@@ -97,7 +97,7 @@ pub(super) fn verify_files(
         }
         None => {
             record::check_unrecorded(&dir).map_err(damaged)?;
-            elf::check_library(&found.path).map_err(|error| damaged(error.to_string()))?;
+            elf::check_library(&found.path).map_err(|error| record::damaged(plugin, &error))?;
             let record = Record::of(&dir).map_err(cache_error)?;
             record.write(&dir).map_err(cache_error)?;
             record

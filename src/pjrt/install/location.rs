@@ -6,6 +6,9 @@ use super::InstallError;
 use super::catalog::{CatalogEntry, PLUGINS};
 use crate::config::cache_dir;
 
+/// The directory of all plugins in the cache directory.
+pub(super) const PLUGINS_DIR: &str = "plugins";
+
 /// Where plugins are installed, and with which Python.
 #[derive(Clone, Debug)]
 pub struct InstallOptions {
@@ -30,7 +33,7 @@ impl InstallOptions {
 
     /// The directory of installed plugins, with a subdirectory for each.
     pub(super) fn plugins_dir(&self) -> PathBuf {
-        self.cache_dir.join("plugins")
+        self.cache_dir.join(PLUGINS_DIR)
     }
 
     /// The directory of compiled programs.

@@ -24,13 +24,15 @@ use location::{install_dir, installed};
 use record::Record;
 use wheel::{check_hash, download, hashes, unpack, wheel_of};
 
-pub(super) use elf::{check_library, missing_bytes};
+pub(super) use elf::missing_bytes;
 pub use error::InstallError;
 pub use find::{find, nvidia_packages};
 pub(super) use hash::hex;
 pub use installed::{Listed, Verified, installed_names, list, remove, verify};
 pub use location::{FoundPlugin, InstallOptions, PluginSource};
-pub(super) use record::{check_before_load, files_below};
+pub(super) use record::{
+    check_before_load, check_library_to_load, explain_load_failure, files_below,
+};
 
 /// Installs the plugin called `name` (`cpu`, `cuda`, `tpu`) unless it is installed with all files unchanged, and
 /// returns where it is. A damaged one is reported through `say` and installed again. Concurrent installs are

@@ -11,9 +11,12 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::InstallError;
+use super::catalog::CatalogEntry;
+use super::elf::{self, check_library};
 use super::hash::sha256_of;
-use super::location::plugin_of_dir;
-use super::{InstallError, elf};
+use super::location::{PLUGINS_DIR, plugin_of_dir};
+use crate::pjrt::Error;
 
 /// File name of the record.
 const FILE: &str = ".lockstep-files.json";
@@ -170,6 +173,61 @@ pub(in crate::pjrt) fn check_before_load(library: &Path) -> Result<(), InstallEr
     })
 }
 
+/// [`check_library`] for a library that is about to be loaded. If it stands where this program installs plugins, the error
+/// says so, whether or not there is a record.
+///
+/// # Errors
+/// [`InstallError::Damaged`]; those of [`check_library`] for other libraries.
+pub(in crate::pjrt) fn check_library_to_load(library: &Path) -> Result<(), Error> {
+    check_library(library).map_err(|error| match installed_plugin(library) {
+        Some((_, plugin)) => damaged(plugin, &error).into(),
+        None => error,
+    })
+}
+
+/// The error that `library` cannot be loaded, with its cause if it is damaged: then all of its plugin's files are read.
+pub(in crate::pjrt) fn explain_load_failure(library: &Path, error: Error) -> Error {
+    let Some((dir, plugin)) = installed_plugin(library) else { return error };
+    let damaged = |reason| InstallError::Damaged { name: plugin.name.to_owned(), reason }.into();
+    match (Record::read(dir), &error) {
+        (Err(reason), _) => damaged(reason),
+        (Ok(Some(mut record)), _) => record.check(dir, Hashed::All).err().map_or(error, damaged),
+        // Nothing says what it should hold, and `install` would believe what is there.
+        (Ok(None), Error::NotAPlugin { path, reason }) => damaged(format!(
+            "{}: {reason}; remove it first with `lockstep plugin remove {}`",
+            path.display(),
+            plugin.name
+        )),
+        (Ok(None), _) => error,
+    }
+}
+
+/// The directory of the plugin that a library belongs to, if it stands where this program installs plugins.
+fn installed_plugin(library: &Path) -> Option<(&Path, &'static CatalogEntry)> {
+    let mut dirs = library.ancestors().skip(1).take(MAX_DEPTH);
+    let is_of_plugins = |dir: &&Path| dir.parent().is_some_and(|dir| dir.ends_with(PLUGINS_DIR));
+    let dir = dirs.find(is_of_plugins)?;
+    Some((dir, plugin_of_dir(dir)?))
+}
+
+/// The error that an installed plugin has a library about which [`check_library`] complains.
+pub(super) fn damaged(plugin: &CatalogEntry, error: &Error) -> InstallError {
+    // Without what to do about a library from elsewhere.
+    let reason = match error {
+        Error::IncompletePlugin { path, missing } => cut_off(path, *missing),
+        Error::NotAPlugin { path, reason } => format!("{}: {reason}", path.display()),
+        Error::WrongArchitecture { path, found, .. } => {
+            format!("{} is built for {found}", path.display())
+        }
+        error => error.to_string(),
+    };
+    InstallError::Damaged { name: plugin.name.to_owned(), reason }
+}
+
+fn cut_off(path: &Path, missing: u64) -> String {
+    format!("{} is cut off (bytes missing: at least {missing})", path.display())
+}
+
 /// Checks that no ELF file below `dir` is truncated, for a plugin without a record.
 ///
 /// # Errors
@@ -180,10 +238,7 @@ pub(super) fn check_unrecorded(dir: &Path) -> Result<(), String> {
         let missing = File::open(&path).and_then(|file| elf::missing_bytes(&file));
         match missing.map_err(|error| format!("{}: {error}", path.display()))? {
             0 => {}
-            missing => {
-                let path = path.display();
-                return Err(format!("{path} is cut off (bytes missing: at least {missing})"));
-            }
+            missing => return Err(cut_off(&path, missing)),
         }
     }
     Ok(())
