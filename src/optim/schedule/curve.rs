@@ -83,9 +83,12 @@ impl Curve {
         }
         let from = origin(decay.boundaries_from, warmup_steps);
         let boundaries = places(&decay.boundaries(), run, from)?;
-        let at = boundaries.clone();
+        // Of each piece, computed once: a schedule may have a boundary at every step.
+        let starts = std::iter::once(0).chain(boundaries.iter().copied());
+        let pieces: Vec<_> =
+            starts.map(|start| (start, step_decay(start, &boundaries, factor))).collect();
         Ok(Self {
-            factor: Box::new(move |step| step_decay(step, &at, factor)),
+            factor: Box::new(move |step| piecewise_constant(step, &pieces)),
             end_step: None,
             jumps: boundaries.clone(),
             boundaries,

@@ -92,7 +92,7 @@ pub fn inverse_sqrt(step: u64, scale: u64, peak_at: ReachedAt) -> f64 {
     (scale.max(1) as f64 / number(step, peak_at) as f64).sqrt().min(1.0)
 }
 
-/// Step decay: `factor ^ (number of boundaries at or before the step)`.
+/// Step decay: `factor ^ (number of boundaries at or before the step)`. Boundaries are ascending.
 ///
 /// He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), section 4.2, with factor 0.1.
 ///
@@ -101,7 +101,7 @@ pub fn inverse_sqrt(step: u64, scale: u64, peak_at: ReachedAt) -> f64 {
 /// assert_eq!([9, 10, 20].map(|step| step_decay(step, &[10, 20], 0.5)), [1.0, 0.5, 0.25]);
 /// ```
 pub fn step_decay(step: u64, boundaries: &[u64], factor: f64) -> f64 {
-    let num_passed = boundaries.iter().filter(|boundary| **boundary <= step).count();
+    let num_passed = boundaries.partition_point(|boundary| *boundary <= step);
     (0..num_passed).fold(1.0, |rate, _| rate * factor)
 }
 
