@@ -139,7 +139,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "auto", conflicts_with_all = ["overwrite", "init"])]
     pub resume: Option<PathBuf>,
     /// Start from these parameters instead of random ones: a safetensors file, a checkpoint, the --out of a run, or a
-    /// folder of Hugging Face's
+    /// Hugging Face folder
     #[arg(long, value_name = "PATH", value_parser = path())]
     pub init: Option<PathBuf>,
     /// Print the summary as one line of JSON
@@ -167,7 +167,7 @@ pub struct EvaluateArgs {
 /// Arguments of `predict`.
 #[derive(Debug, clap::Args)]
 pub struct PredictArgs {
-    /// The --out of a run, a checkpoint, or a folder of Hugging Face's with a model that classifies
+    /// The --out of a run, a checkpoint, or a Hugging Face folder with a model that classifies
     #[arg(value_parser = path())]
     pub model: PathBuf,
     /// Texts: a .tsv or .csv file with a header, or .jsonl

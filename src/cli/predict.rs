@@ -77,7 +77,7 @@ fn of_run(mut config: Config, truncate: bool) -> Result<(Config, Vec<String>)> {
     Ok((config, labels))
 }
 
-/// The configuration that a folder of Hugging Face's stands for, and the labels that its `config.json` has.
+/// The configuration that a Hugging Face folder stands for, and the labels that its `config.json` has.
 fn of_folder(args: &PredictArgs) -> Result<(Config, Vec<String>)> {
     let folder = std::path::absolute(&args.model)?;
     let Some(from) = folder.to_str().map(toml::Value::from) else {

@@ -1,4 +1,4 @@
-//! `[model] from = "FOLDER"`: the architecture and its sizes from the `config.json` of a folder of Hugging Face's.
+//! `[model] from = "FOLDER"`: the architecture and its sizes from the `config.json` of a Hugging Face folder.
 
 use std::path::Path;
 

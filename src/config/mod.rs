@@ -155,7 +155,7 @@ fn fill_from_folder(
         // The name is not known then.
         model.insert("name".to_owned(), ModelConfig::NAMES[0].into());
         model.retain(|key, _| key == "name");
-        let allowed = format!("a folder of Hugging Face's ({problem})");
+        let allowed = format!("a Hugging Face folder ({problem})");
         let found = from.display().to_string();
         KeyError::new(MODEL_FROM, Problem::Value { found, allowed })
     })

@@ -87,7 +87,7 @@ impl Report {
             lines.push(format!("         - {change}"));
         }
         if self.findings.is_empty() {
-            lines.push("wrong    nothing found".to_owned());
+            lines.push("ok       nothing wrong was found".to_owned());
         }
         lines
     }

@@ -149,7 +149,7 @@ pub(super) const KEYS: &[KeyRow] = &[
     RESNET.key("batch_norm_group", COUNT, "examples", Value("32"), "Number of examples that batch norm normalizes together."),
     RESNET.key("zero_init_last_scale", Bool, "", Value("false"), "Start the last norm of each block with scale 0, so that the block starts as its shortcut."),
     RESNET.key("label_smoothing", SHARE, "share of a label", Value("0.0"), "Label smoothing: the share that is spread evenly over all classes in training. Evaluation uses the labels unchanged."),
-    FROM.key("from", PATH, "", Absent("parameters are drawn"), "A folder of Hugging Face's, with `config.json` and `model.safetensors` or several files and their index: the parameters to start from. Without `name`, the architecture and its sizes come from there too; keys that are set replace them."),
+    FROM.key("from", PATH, "", Absent("parameters are drawn"), "A Hugging Face folder, with `config.json` and `model.safetensors` or several files and their index: the parameters to start from. Without `name`, the architecture and its sizes come from there too; keys that are set replace them."),
     ENCODER.key("preset", OneOf(&["mini", "base", "large"]), "", Value("\"base\""), "The sizes; the keys below override them one by one. `mini` has 2 layers of width 128."),
     ENCODER.key("num_layers", Integer(1, Some(MAX_LAYERS as i64)), "blocks", Depends("the preset's"), "Number of transformer blocks."),
     ENCODER.key("width", MODEL_SIZE, "features", Depends("the preset's"), "Width of the residual stream."),

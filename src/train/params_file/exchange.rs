@@ -17,7 +17,7 @@ use super::{Error, SavedModel, serialize};
 use crate::config::read_regular;
 use crate::observe::{replace_file, unfinished_prefix};
 
-/// The configuration in a folder of Hugging Face's.
+/// The configuration in a Hugging Face folder.
 const HF_CONFIG: &str = "config.json";
 const HF_GENERATION: &str = "generation_config.json";
 /// Largest size of the configuration, in bytes.
@@ -148,7 +148,7 @@ impl FolderOptions {
     }
 }
 
-/// Checks that a folder of Hugging Face's is of a model that computes the same as `model`, as far as shapes do not say it.
+/// Checks that a Hugging Face folder is of a model that computes the same as `model`, as far as shapes do not say it.
 /// Anything else that parameters are loaded from passes.
 ///
 /// # Errors

@@ -15,7 +15,7 @@ use crate::step::{MODEL_STATE, PARAMS, ema_path};
 use crate::train::ModelValues;
 use crate::train::run_dir::{CONFIG_FILE, summary_in};
 
-/// The file in a folder of Hugging Face's, unless there are several.
+/// The file in a Hugging Face folder, unless there are several.
 pub(super) const HF_FILE: &str = "model.safetensors";
 /// The file that names them if there are several.
 pub(super) const HF_INDEX: &str = "model.safetensors.index.json";
@@ -88,7 +88,7 @@ impl SavedModel {
     /// - a checkpoint, or a directory or prefix of checkpoints, whose newest one is meant;
     /// - the output directory of a run: its parameters at the end if it is done, otherwise its newest checkpoint, otherwise
     ///   the parameters that it left;
-    /// - a folder of Hugging Face's, with `model.safetensors` or several files and their index;
+    /// - a Hugging Face folder, with `model.safetensors` or several files and their index;
     /// - anything else: a safetensors file.
     ///
     /// # Errors
