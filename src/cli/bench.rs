@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::Result;
-use hlo::{Axis, Mesh};
+use hlo::{Axis, Mesh, counted};
 
 use super::args::{BenchArgs, ConfigArgs};
 use super::{Loaded, print_line};
@@ -122,6 +122,7 @@ fn describe_ops(text: &mut String, ops: &OpTimes, step_ms: f64) {
             writeln!(text, "{ms:>9.3} {:>5.1}% {num_launches:>6}  {kind} {op}{from}", share(ms));
     }
     if ops.ops.len() > MAX_OPS {
-        let _ = writeln!(text, "and {} more ops; --json has all", ops.ops.len() - MAX_OPS);
+        let _ =
+            writeln!(text, "and {}; --json has all", counted(ops.ops.len() - MAX_OPS, "more op"));
     }
 }

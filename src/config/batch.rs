@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use hlo::counted;
+
 use super::train::BatchSize;
 
 /// How the global batch is divided:
@@ -91,11 +93,11 @@ impl fmt::Display for BatchSplit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} = {} microbatch * {} num_microbatches * {} replicas",
+            "{} = {} microbatch * {} num_microbatches * {}",
             self.global_batch(),
             self.microbatch,
             self.num_microbatches,
-            self.num_batch_shards
+            counted(self.num_batch_shards, "replica")
         )
     }
 }
@@ -105,9 +107,9 @@ impl fmt::Display for BatchSplit {
 pub enum BatchError {
     /// It does not divide.
     #[error(
-        "train.{key} = {size} does not divide over {}{num_batch_shards} replicas; \
-         the nearest that would: {}{above}",
+        "train.{key} = {size} does not divide over {}{}; the nearest that would: {}{above}",
         if *num_microbatches == 1 { String::new() } else { format!("{num_microbatches} microbatches on ") },
+        counted(*num_batch_shards, "replica"),
         below.map(|below| format!("{below} or ")).unwrap_or_default()
     )]
     Uneven {

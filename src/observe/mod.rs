@@ -45,7 +45,8 @@ pub enum Error {
     },
     /// Writes failed for so long that lines could not be kept.
     #[error(
-        "cannot write {}: {source}; the lines of {num_lost} steps are lost", path.display()
+        "cannot write {}: {source}; the lines of {} are lost", path.display(),
+        if *num_lost == 1 { "1 step".to_owned() } else { format!("{num_lost} steps") }
     )]
     Lost {
         /// The file.

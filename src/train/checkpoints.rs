@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use hlo::Axis;
+use hlo::{Axis, counted};
 use serde_json::{Value, json};
 
 use super::recorder::Recorder;
@@ -113,7 +113,8 @@ impl Saver {
         if is_busy && !must_save && !is_multiple(step, self.keep_every) {
             self.last = Instant::now();
             recorder.say(&format!(
-                "the checkpoint after {step} steps is skipped: the one before is still being written"
+                "the checkpoint after {} is skipped: the one before is still being written",
+                counted(step, "step")
             ));
             return Ok(());
         }

@@ -32,7 +32,7 @@ mod trainer;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use hlo::{LeafSpec, Tree};
+use hlo::{LeafSpec, Tree, counted};
 use models::Model;
 
 use crate::cluster::{Member, Phase};
@@ -219,5 +219,6 @@ fn describe_devices(client: &Client, config: &Config) -> String {
     let backend = &config.device.backend;
     // The version of most plugins begins with the platform.
     let platform = if version.starts_with(platform) { "" } else { &format!("{platform} ") };
-    format!("backend {backend}: {platform}{version}, {} devices", client.devices().len())
+    let devices = counted(client.devices().len(), "device");
+    format!("backend {backend}: {platform}{version}, {devices}")
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use hlo::counted;
 use toml::{Table, Value};
 
 use super::checkpoints::position;
@@ -170,23 +171,23 @@ pub(super) fn restore(
     if (saved.position, saved.global_batch) != (here, run.batch.global_batch()) {
         return Err(Error::OtherRun {
             differences: format!(
-                "the checkpoint was made after {} steps of {} examples, at batch {} of epoch {}; here that is batch {} of \
-                 epoch {} with {} examples a step. Use the same data and the same global batch",
-                saved.step,
-                saved.global_batch,
+                "the checkpoint was made after {} of {}, at batch {} of epoch {}; here that is batch {} of \
+                 epoch {} with {} a step. Use the same data and the same global batch",
+                counted(saved.step, "step"),
+                counted(saved.global_batch, "example"),
                 saved.position.batch,
                 saved.position.epoch,
                 here.batch,
                 here.epoch,
-                run.batch.global_batch()
+                counted(run.batch.global_batch(), "example")
             ),
         });
     }
     if saved.step > run.length.total_steps() {
         return Err(Error::OtherRun {
             differences: format!(
-                "{} steps have been taken, but the configuration asks for {}",
-                saved.step,
+                "the checkpoint was made after {}, but the configuration asks for {}",
+                counted(saved.step, "step"),
                 run.length.total_steps()
             ),
         });
@@ -200,7 +201,8 @@ pub(super) fn restore(
             "another program (mesh, options, device or version): what follows is the run that was saved, up to rounding"
         }
     };
-    Ok(format!("resumed after {} steps from {}; {how}", saved.step, checkpoint.location()))
+    let steps = counted(saved.step, "step");
+    Ok(format!("resumed after {steps} from {}; {how}", checkpoint.location()))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use hlo::Literal;
+use hlo::{Literal, counted};
 use serde_json::json;
 
 use super::args::CheckpointCommand;
@@ -91,15 +91,17 @@ fn inspect(checkpoint: &Checkpoint, json: bool) -> Result<()> {
     let head = [
         format!("{}: {}", checkpoint.location(), indicatif::HumanBytes(num_bytes(checkpoint))),
         format!(
-            "after {} steps; batch {} of epoch {} is next",
-            run.step, run.position.batch, run.position.epoch
+            "after {}; batch {} of epoch {} is next",
+            counted(run.step, "step"),
+            run.position.batch,
+            run.position.epoch
         ),
         format!("global batch {}, seed {}", run.global_batch, run.seed),
         format!(
-            "mesh: {}; {} replicas in {} processes",
+            "mesh: {}; {} in {}",
             mesh.join(", "),
-            run.num_replicas,
-            run.num_processes
+            counted(run.num_replicas, "replica"),
+            counted(run.num_processes, "process")
         ),
         format!("backend {} ({}), lockstep {}", run.backend, run.device, run.lockstep),
     ];

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use hlo::counted;
 use serde::Serialize;
 
 use super::findings::Diagnosis;
@@ -74,8 +75,9 @@ pub fn line(place: Option<&ClusterReport>) -> String {
     let mut facts = vec![format!("process {} of {}", place.process_index, place.num_processes)];
     facts.extend(place.launcher.map(|launcher| format!("started by {launcher}")));
     facts.extend(place.coordinator.as_ref().map(|address| format!("coordinator {address}")));
-    facts.extend(place.num_local_processes.map(|count| format!("{count} processes on this host")));
-    facts.extend(place.num_hosts.map(|count| format!("{count} hosts")));
+    facts
+        .extend(place.num_local_processes.map(|count| counted(count, "process") + " on this host"));
+    facts.extend(place.num_hosts.map(|count| counted(count, "host")));
     format!("cluster  {} (from {})", facts.join(", "), place.from.join(", "))
 }
 

@@ -1,5 +1,6 @@
 //! Rules that find what is wrong with a machine, from what is already known about it.
 
+use hlo::counted;
 use serde::Serialize;
 
 use super::host::Host;
@@ -107,7 +108,7 @@ fn driver_problem(host: &Host, nvidia: Option<&Nvidia>) -> Option<Diagnosis> {
     let has_driver = nvidia.is_some_and(|nvidia| nvidia.driver.is_some());
     (host.nvidia_pci_devices > 0 && !has_driver).then(|| {
         finding(
-            format!("{} GPUs of NVIDIA's have no driver here", host.nvidia_pci_devices),
+            format!("no driver here for {}", counted(host.nvidia_pci_devices, "NVIDIA GPU")),
             "install the driver, 580 or newer; start a container with its GPUs (--gpus all)",
         )
     })

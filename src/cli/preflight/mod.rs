@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use hlo::counted;
 
 use super::args::{ConfigArgs, PreflightArgs};
 use super::compile::{TargetStep, check_advice, steps};
@@ -124,10 +125,9 @@ fn communication(
         changes.extend(larger_batch(config, target, step));
         let enough = rows.rows.iter().rfind(|row| row.exposed_ms <= MAX_EXPOSED * row.step_ms);
         changes.extend(enough.map(|row| {
-            let of = if row.num_devices == 1 { "device" } else { "devices" };
             format!(
-                "up to {} {of} of this target the step waits for less than that",
-                row.num_devices
+                "up to {} of this target the step waits for less than that",
+                counted(row.num_devices, "device")
             )
         }));
     }
@@ -175,12 +175,12 @@ fn recipe_is_sound(step: &TargetStep, num_devices: usize) -> Result<PreflightAns
         bad().map(|finding| format!("{} {}: {}", finding.severity, finding.rule, finding.reason));
     let sets = bad().flat_map(|finding| finding.sets.iter());
     let sets: Vec<_> = sets.map(|set| format!("--set '{set}'")).collect();
-    let plural = |count: usize| if count == 1 { "" } else { "s" };
-    let (of_errors, of_warnings) = (plural(errors), plural(warnings));
     Ok(PreflightAnswer {
         verdict: PreflightVerdict::of(errors == 0),
         summary: format!(
-            "{errors} error{of_errors} and {warnings} warning{of_warnings} at a batch of {}",
+            "{} and {} at a batch of {}",
+            counted(errors, "error"),
+            counted(warnings, "warning"),
             step.run.batch.global_batch()
         ),
         details: details.collect(),
@@ -214,12 +214,16 @@ fn input(
     let processors = args.host_processors.map_or(here, std::num::NonZeroUsize::get);
     let expected = rate * processors as f64 / here as f64;
     let is_enough = expected >= needed;
-    let mut details =
-        vec![format!("measured: {} examples/s with {here} processors here", number(rate))];
+    let mut details = vec![format!(
+        "measured: {} examples/s with {} here",
+        number(rate),
+        counted(here, "processor")
+    )];
     if args.host_processors.is_some() {
         let on_host = number(expected);
         details.push(format!(
-            "so {on_host} with the {processors} processors of a host, if each adds as much"
+            "so {on_host} with the {} of a host, if each adds as much",
+            counted(processors, "processor")
         ));
     }
     let mut changes = vec![];

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use hlo::{AxisSet, DType, Mesh, TensorType, Tree, row_specs, trace};
+use hlo::{AxisSet, DType, Mesh, TensorType, Tree, counted, row_specs, trace};
 use models::{Batch, Precision, Scope};
 use serde::Serialize;
 
@@ -117,10 +117,8 @@ pub fn resolve<'a>(
 fn text(report: &Report) -> Vec<String> {
     let mut lines: Vec<_> = report.findings.iter().flat_map(describe).collect();
     let count = |severity| report.findings.iter().filter(|f| f.severity == severity).count();
-    let counts = [Severity::Error, Severity::Warning, Severity::Note].map(|severity| {
-        let (count, plural) = (count(severity), if count(severity) == 1 { "" } else { "s" });
-        format!("{count} {}{plural}", severity)
-    });
+    let counts = [Severity::Error, Severity::Warning, Severity::Note]
+        .map(|severity| counted(count(severity), &severity.to_string()));
     for (rule, reason) in &report.ignored {
         lines.extend(wrapped("ignored  ", &format!("{rule}: {reason}")));
     }

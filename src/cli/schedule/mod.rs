@@ -11,6 +11,7 @@ mod table;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use hlo::counted;
 use serde::Serialize;
 
 pub use check::parameter_ranks;
@@ -112,7 +113,7 @@ fn columns(config: &Config, replicas: &[u32]) -> Result<Vec<Column>> {
     let column = |num_replicas: &u32| {
         let name = format!("lr_{num_replicas}");
         column(config, &examples, name, Some(*num_replicas as usize))
-            .with_context(|| format!("with {num_replicas} replicas"))
+            .with_context(|| format!("with {}", counted(*num_replicas, "replica")))
     };
     replicas.iter().map(column).collect()
 }

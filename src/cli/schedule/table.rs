@@ -2,6 +2,8 @@
 
 use std::iter;
 
+use hlo::counted;
+
 use super::Column;
 use crate::config::{Config, Peak, Scaling};
 
@@ -65,13 +67,14 @@ pub fn table(config: &Config, columns: &[Column]) -> Vec<String> {
 }
 
 fn describe_run(column: &Column) -> String {
-    let batch = column.run.global_batch();
-    let replicas = column.num_replicas.map(|number| format!(" on {number} replicas"));
-    let epoch = column.run.steps_per_epoch().map(|steps| format!(", {steps} steps per epoch"));
+    let batch = counted(column.run.global_batch(), "example");
+    let replicas = column.num_replicas.map(|number| format!(" on {}", counted(number, "replica")));
+    let epoch = column.run.steps_per_epoch();
+    let epoch = epoch.map(|steps| format!(", {} per epoch", counted(steps, "step")));
     format!(
-        "{}: {} steps of {batch} examples{}{}",
+        "{}: {} of {batch}{}{}",
         column.name,
-        column.run.total_steps(),
+        counted(column.run.total_steps(), "step"),
         replicas.unwrap_or_default(),
         epoch.unwrap_or_default()
     )
@@ -89,7 +92,7 @@ fn describe_peak(config: &Config, column: &Column) -> String {
     };
     let name = config.schedule.shape.name();
     let (peak, warmup) = (short(column.schedule.peak()), column.schedule.warmup_steps());
-    format!("    {name}, peak {peak}{from}, warm-up of {warmup} steps")
+    format!("    {name}, peak {peak}{from}, warm-up of {}", counted(warmup, "step"))
 }
 
 /// A rate to six digits.

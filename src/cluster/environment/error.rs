@@ -1,5 +1,7 @@
 //! What is wrong with an environment, and what to change.
 
+use hlo::counted;
+
 /// An environment from which the place of this process cannot be found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
@@ -23,8 +25,8 @@ pub enum EnvironmentError {
     },
     /// Several processes, but not which of them this is.
     #[error(
-        "{from} says that the job has {count} processes, but nothing says which of them this is: set \
-         LOCKSTEP_PROCESS_INDEX to 0 to {}, another value in each process", count - 1
+        "{from} says that the job has {}, but nothing says which of them this is: set \
+         LOCKSTEP_PROCESS_INDEX to 0 to {}, another value in each process", counted(*count, "process"), count - 1
     )]
     NoIndex {
         /// Processes of the job.
@@ -45,8 +47,8 @@ pub enum EnvironmentError {
     },
     /// An index that no process can have.
     #[error(
-        "{index_from} is {index}, but {count_from} says that the job has {count} processes: indices are below \
-         that, correct one of the two"
+        "{index_from} is {index}, but {count_from} says that the job has {}: indices are below that, correct one of \
+         the two", counted(*count, "process")
     )]
     IndexTooLarge {
         /// Index of this process.

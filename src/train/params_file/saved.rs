@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hlo::{LeafSpec, Literal, Tree, row_paths, split_rows};
+use hlo::{LeafSpec, Literal, Tree, counted, row_paths, split_rows};
 
 use super::fit::{StoredLeaf, Tensors, Unmatched, fit, fit_below_head};
 use super::read::{StoredTensor, files_of_index, tensors};
@@ -247,7 +247,7 @@ impl fmt::Display for SavedModel {
                     name.is_some_and(|name| checkpoint.specs().get(&ema_path(name)).is_some())
                 });
                 let means = if has_means { ", running means of the parameters" } else { "" };
-                write!(f, " (after {} steps{means})", checkpoint.run().step)
+                write!(f, " (after {}{means})", counted(checkpoint.run().step, "step"))
             }
             Self::Files { files, .. } if files.len() > 1 => write!(f, " ({} files)", files.len()),
             Self::Run { .. } | Self::Files { .. } => Ok(()),
