@@ -9,6 +9,7 @@ use anyhow::Result;
 use hlo::{Axis, Mesh, counted};
 
 use super::args::{BenchArgs, ConfigArgs};
+use super::changes::argument;
 use super::{Loaded, print_line};
 use crate::train::profile::{self, OpTimes};
 use crate::train::{self, BenchOptions, BenchResult, StepParts};
@@ -41,7 +42,7 @@ fn worker(config: &ConfigArgs, mesh: Mesh) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("time-ops").arg(&config.config);
     for set in config.sets() {
-        command.args(["--set", &set]);
+        command.args(argument(&set));
     }
     command.args(["--data", &mesh.size(Axis::Data).to_string()]);
     command.args(["--fsdp", &mesh.size(Axis::Fsdp).to_string()]);

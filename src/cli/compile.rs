@@ -196,6 +196,7 @@ impl TargetStep {
             remat: self.loaded.config.model.remat(),
             mesh: run.mesh,
             zero: self.loaded.config.parallel.zero_stage(),
+            is_zero_set: self.loaded.config.parallel.zero.is_some(),
             state_bytes: declared.leaves().values().map(bytes).sum(),
             parameters_bytes: parameters.values().map(bytes).sum(),
             gathered_bytes: parameters.values().map(num_elements).sum::<u64>()

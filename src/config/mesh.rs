@@ -38,6 +38,9 @@ pub struct UnevenMesh {
 }
 
 impl MeshConfig {
+    /// The axes that can be set; on the others every mesh has one replica.
+    pub const AXES: [Axis; 2] = [Axis::Data, Axis::Fsdp];
+
     /// The mesh, if it does not depend on the number of devices.
     pub fn fixed(&self) -> Option<Mesh> {
         match (self.data, self.fsdp) {

@@ -327,7 +327,8 @@ pub enum Error {
     /// The configured number of examples is not that of the data.
     #[error(
         "data.num_examples is {given}, but the data have {}: epochs, and with them \
-         the learning rates, would not be those that were planned; set it to {found} or leave it out",
+         the learning rates, would not be those that were planned; set it to {found} or leave it out \
+         (--unset data.num_examples)",
         counted(*found, "training example")
     )]
     NumExamples {

@@ -25,7 +25,7 @@ pub use event::{
 };
 pub use file::{replace_file, unfinished_prefix};
 pub use jsonl::Jsonl;
-pub use progress::{Progress, say};
+pub use progress::{Progress, say, stdout_columns};
 pub use sink::{FlushLater, Sink, Sinks};
 pub use spans::{StartupSpan, StartupSpans};
 pub use summary::{Status, Summary, SummaryFile};

@@ -58,12 +58,8 @@ pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// The group nearest to 32, from 16 to 256, that the microbatches can be made of.
 fn usual_group(recipe: &Recipe<'_>) -> Option<usize> {
-    let microbatch = recipe.config.split_batch(recipe.num_replicas).ok()?.microbatch();
-    let fits = |group: &usize| {
-        microbatch.is_multiple_of(*group)
-            || (group.is_multiple_of(microbatch)
-                && recipe.num_replicas.is_multiple_of(group / microbatch))
-    };
+    let split = recipe.config.split_batch(recipe.num_replicas).ok()?;
+    let fits = |group: &usize| split.makes_groups_of(*group);
     (16..=256).filter(fits).min_by_key(|group| group.abs_diff(32))
 }
 

@@ -117,7 +117,7 @@ pub(super) fn norm_or_bias(recipe: &Recipe<'_>) -> Vec<Found> {
         "weight decay also pulls at {}: biases and scales of norms, such as `{first}`",
         counted(paths.len(), "parameter")
     );
-    let change = "leave optimizer.weight_decay_exclude out, which excludes all of them, or exclude these too";
+    let change = "leave the patterns out (--unset optimizer.weight_decay_exclude), which excludes all of them, or exclude these too";
     let sets = vec![format!("optimizer.weight_decay_exclude={:?}", vectors(recipe))];
     vec![Found::new(Severity::Warning, reason, change, sets)]
 }

@@ -5,14 +5,14 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use hlo::{Axis, counted};
+use hlo::counted;
 use serde_json::{Value, json};
 
 use super::recorder::Recorder;
 use super::shards::Shards;
 use super::{Error, Job, Run, Trainer};
 use crate::checkpoint::{self, DataPosition, HostLeaf, HostPiece, Location, RunRecord};
-use crate::config::CheckpointConfig;
+use crate::config::{CheckpointConfig, MeshConfig};
 use crate::observe::{EvalResult, RunProgress, SavedCheckpoint, StepEval};
 use crate::state::State;
 
@@ -59,7 +59,7 @@ impl Saver {
         last_step: Option<u64>,
     ) -> Self {
         let config = &job.config.checkpoint;
-        let mesh = Axis::ALL.map(|axis| (axis.name().to_owned(), run.mesh.size(axis)));
+        let mesh = MeshConfig::AXES.map(|axis| (axis.name().to_owned(), run.mesh.size(axis)));
         let device = trainer.client().devices().first().map(|device| device.kind.clone());
         Self {
             shards,

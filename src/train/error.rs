@@ -88,7 +88,7 @@ pub enum Error {
     /// XLA's own collectives on the CPU end at the process.
     #[error(
         "parallel.host_collectives = false, but the run has {num_processes} processes, which on the cpu backend only these \
-         collectives connect; leave it out"
+         collectives connect; leave it out (--unset parallel.host_collectives)"
     )]
     NeedsHostCollectives {
         /// Processes of the run.

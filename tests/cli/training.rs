@@ -144,7 +144,7 @@ fn a_run_leaves_metrics_summary_and_parameters() {
     for field in EVAL_FIELDS.iter().chain(&["step"]) {
         assert_eq!(summary["best_eval"][field], best[field], "{field}");
     }
-    let mesh = serde_json::json!({ "pipeline": 1, "data": 2, "fsdp": 1, "tensor": 1 });
+    let mesh = serde_json::json!({ "data": 2, "fsdp": 1 });
     assert_eq!((&summary["mesh"], &summary["num_processes"]), (&mesh, &1.into()));
     // Weights and biases of 64 -> 256 -> 256 -> 10 and of two norms.
     assert_eq!(summary["num_params"], num_values(&out.join("params.safetensors")));
@@ -307,7 +307,10 @@ fn sharded_state_goes_with_every_other_choice() {
         (
             "resnet20-synthetic",
             &[&small_resnet[..], &["parallel.zero=2", "model.batch_norm_group=12"]].concat(),
-            Some("groups of 12 examples cannot be made of 8 on each of 4 replicas"),
+            Some(
+                "model.batch_norm_group: groups of 12 examples cannot be made of 8 on each of 4 replicas; the nearest that \
+                 can: 8 or 16",
+            ),
         ),
         ("digits", &["train.global_batch=62"], Some("train.global_batch: 62 does not divide")),
     ];

@@ -19,6 +19,7 @@ pub use check::parameter_ranks;
 use super::args::ScheduleArgs;
 use super::{print_line, print_lines};
 use crate::config::{BatchSize, Config, RunLength, RunLengthError};
+use crate::observe::stdout_columns;
 use crate::optim::schedule::{self, Schedule};
 use crate::{data, train};
 
@@ -77,7 +78,9 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode> {
     } else if let Some(path) = &args.plot {
         print_line(&path.display().to_string())?;
     } else {
-        print_lines(table::table(&config, &columns).into_iter())?;
+        print_lines(
+            table::table(&config, &columns, stdout_columns().unwrap_or(usize::MAX)).into_iter(),
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }
