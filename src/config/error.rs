@@ -295,8 +295,8 @@ pub(super) fn nearest(word: &str, candidates: &[&str]) -> Option<String> {
         .map(|(_, candidate)| candidate.to_owned())
 }
 
-/// The names that may be meant by `word`: those that contain it, the shortest first, and then those that are spelled like
-/// it, the most similar first. Case does not matter.
+/// The names that may be meant by `word`: those that begin with it, those that contain it, both with the shortest first, and
+/// then those that are spelled like it, the most similar first. Case does not matter.
 ///
 /// ```
 /// use lockstep::config::near_names;
@@ -308,7 +308,7 @@ pub fn near_names<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> V
     let word = word.to_lowercase();
     let (mut within, others): (Vec<&str>, Vec<&str>) =
         names.into_iter().partition(|name| !word.is_empty() && name.to_lowercase().contains(&word));
-    within.sort_by_key(|name| (name.len(), *name));
+    within.sort_by_key(|name| (!name.to_lowercase().starts_with(&word), name.len(), *name));
     let similar = |name| Some((similarity(&word, &str::to_lowercase(name))?, name));
     let mut similar: Vec<_> = others.into_iter().filter_map(similar).collect();
     similar.sort_by(|a, b| b.0.total_cmp(&a.0));

@@ -177,7 +177,7 @@ mod tests {
             (vec![], "not a whole gzip file"),
             (gzip(""), "0 rows"),
             (whole[..whole.len() / 2].to_vec(), "not a whole gzip file"),
-            (gzip(&good), "has 1 rows, but the set has 1797"),
+            (gzip(&good), "has 1 row, but the set has 1797"),
             (with("1,2,3"), "line 2: 3 columns, but a row has 65"),
             (with(""), "line 2: 1 columns"),
             (with(&format!("{}7", "17,".repeat(64))), "line 2, column 1: found \"17\""),

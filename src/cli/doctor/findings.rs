@@ -280,7 +280,7 @@ mod tests {
         let unlimited = Some(Limit { soft: None, hard: None });
         let free = Host { locked_memory_bytes: unlimited, ..infiniband };
         assert_eq!(findings(&free, Some(&nvidia)), []);
-        check(&with_gpu, None, "have no driver", "--gpus all");
+        check(&with_gpu, None, "no driver here for 1 NVIDIA GPU", "--gpus all");
         let problem = Some("NVIDIA's driver says: mismatch".to_owned());
         let broken = Nvidia { driver_problem: problem, ..Nvidia::default() };
         check(&with_gpu, Some(&broken), "mismatch", "restart");
