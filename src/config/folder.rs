@@ -1,4 +1,4 @@
-//! `[model] from = "FOLDER"`: the architecture and its sizes from the `config.json` of a Hugging Face folder.
+//! `[model] from = "FOLDER"`: the architecture and its sizes from the `config.json` of a folder of Hugging Face's.
 
 use std::path::Path;
 
