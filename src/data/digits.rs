@@ -179,7 +179,7 @@ mod tests {
             (whole[..whole.len() / 2].to_vec(), "not a whole gzip file"),
             (gzip(&good), "has 1 row, but the set has 1797"),
             (with("1,2,3"), "line 2: 3 columns, but a row has 65"),
-            (with(""), "line 2: 1 columns"),
+            (with(""), "line 2: 1 column, but"),
             (with(&format!("{}7", "17,".repeat(64))), "line 2, column 1: found \"17\""),
             (with(&format!("0,a,{}7", "0,".repeat(62))), "line 2, column 2: found \"a\""),
             (with(&format!("{}10", "0,".repeat(64))), "line 2: found label \"10\""),

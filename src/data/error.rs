@@ -214,7 +214,7 @@ pub enum Error {
         expected: usize,
     },
     /// The wrong number of columns.
-    #[error("{} line {line}: {found} columns, but a row has {expected}", path.display())]
+    #[error("{} line {line}: {}, but a row has {expected}", path.display(), counted(*found, "column"))]
     NumColumns {
         /// The file.
         path: PathBuf,

@@ -288,9 +288,13 @@ fn memory(target: &Target, rows: &[Row]) -> String {
     };
     match too_large.map(|row| row.num_devices).max() {
         Some(num_devices) => format!(
-            "memory: the state alone, up to {}, does not fit in the {of} that a program has on a device, on {num_devices} devices or fewer; \
+            "memory: the state alone, up to {}, does not fit in the {of} that a program has on a device, on {}; \
              --set mesh.fsdp=N shards it, `lockstep compile` says what else a step needs",
-            gib(most)
+            gib(most),
+            match num_devices {
+                1 => "1 device".to_owned(),
+                _ => format!("{num_devices} devices or fewer"),
+            }
         ),
         None => format!(
             "memory: the state takes up to {} of the {of} that a program has on a device; `lockstep compile` says what else a step needs",

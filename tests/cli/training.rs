@@ -1,11 +1,12 @@
 //! What `train` achieves, prints and writes.
 
 use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
-use super::{keys, lockstep, metrics, set, summary, text, train_args};
+use super::{BINARY, install_plugin, keys, lockstep, metrics, set, summary, text, train_args};
 
 const STEP_FIELDS: [&str; 12] = [
     "step",
@@ -93,6 +94,16 @@ fn digits_are_learned_on_any_number_of_replicas() {
             format!("64 = {} microbatch * 1 num_microbatches * {num_replicas}", 64 / num_replicas);
         assert!(done.stderr.contains(&said), "{}", done.stderr);
     }
+}
+
+#[test]
+fn a_small_stack_is_enough() {
+    install_plugin();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -s 64; exec \"$0\" \"$@\"", BINARY]);
+    command.args(train_args(&["train.epochs=2", "mesh.data=2"], &["--json"]));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

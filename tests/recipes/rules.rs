@@ -166,7 +166,7 @@ const CASES: &[Case] = &[
     ("batch-norm-group", IMAGES, &["model.batch_norm_group=4096", "mesh.data=1"], Warning, "groups of 4096", &["model.batch_norm_group=512", "mesh.data=1"]),
     ("label-smoothing", IMAGES, &["model.label_smoothing=0.9"], Warning, "90 % of each label", &["model.label_smoothing=0.2"]),
     ("label-smoothing", IMAGES, &["train.global_batch=16384"], Note, "16384 images", &["train.global_batch=8192"]),
-    ("batch-shape", DIGITS, &["train.global_batch=720"], Note, "an epoch is 1 steps", &["train.global_batch=128"]),
+    ("batch-shape", DIGITS, &["train.global_batch=720"], Note, "an epoch is 1 step of 720 examples", &["train.global_batch=128"]),
     ("batch-shape", LAMB, &["train.num_microbatches=4096", "mesh.data=1"], Note, "4096 microbatches", &["train.num_microbatches=512", "mesh.data=1"]),
 ];
 

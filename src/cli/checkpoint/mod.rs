@@ -12,6 +12,7 @@ use serde_json::json;
 use super::args::CheckpointCommand;
 use super::{print_line, print_lines};
 use crate::checkpoint::{Checkpoint, CheckpointDir, Error, StoredCheckpoint};
+use crate::config::MeshConfig;
 use crate::observe::say;
 
 pub fn run(command: &CheckpointCommand) -> Result<ExitCode> {
@@ -87,7 +88,10 @@ fn inspect(checkpoint: &Checkpoint, json: bool) -> Result<()> {
         return print_line(&serde_json::to_string(checkpoint.manifest())?);
     }
     let run = checkpoint.run();
-    let mesh: Vec<_> = run.mesh.iter().map(|(axis, size)| format!("{axis} {size}")).collect();
+    // Older checkpoints also name the axes that cannot be set.
+    let can_be_set = |axis: &str| MeshConfig::AXES.iter().any(|known| known.name() == axis);
+    let mesh = run.mesh.iter().filter(|(axis, _)| can_be_set(axis));
+    let mesh: Vec<_> = mesh.map(|(axis, size)| format!("{axis} {size}")).collect();
     let head = [
         format!("{}: {}", checkpoint.location(), indicatif::HumanBytes(num_bytes(checkpoint))),
         format!(

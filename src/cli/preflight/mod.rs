@@ -259,9 +259,10 @@ fn answer_to_cost(args: &PreflightArgs, cost: &RunCost) -> PreflightAnswer {
     let verdict =
         allowed.map_or(PreflightVerdict::NotAsked, |max| PreflightVerdict::of(device_hours <= max));
     let summary = format!(
-        "{} device hours: {} steps in {}",
+        "{} device hours: {} {} in {}",
         number(device_hours),
         number(num_steps as f64),
+        if num_steps == 1 { "step" } else { "steps" },
         page::duration(hours)
     );
     let mut changes = vec![];
