@@ -267,7 +267,7 @@ fn bad_files_are_errors_that_name_the_place() {
         ("a.tsv", b"sentence\tlabel\n", &["it has no rows; set data.path"]),
         ("a.tsv", b"text\tlabel\nba\t0\n", &["\"sentence\"", "\"text\", \"label\"", "data.text"]),
         ("a.tsv", b"sentence\tlabel\tlabel\n", &["line 1: two columns are named \"label\""]),
-        ("a.tsv", b"sentence\tlabel\nba\t0\nbe\n", &["line 3: 1 columns, but a row has 2"]),
+        ("a.tsv", b"sentence\tlabel\nba\t0\nbe\n", &["line 3: 1 column, but a row has 2"]),
         ("a.tsv", b"sentence\tlabel\nba\t0\nb\xffe\t1\n", &["line 3: byte 2", "not UTF-8"]),
         ("a.tsv", b"\x1f\x8b\x08\0\0", &["a.tsv is compressed with gzip", "gunzip", "data.path"]),
         ("a.tsv", b"sentence\tlabel\nba\t0\nbe\t2\n", &["\"0\", \"2\"", "without a gap"]),

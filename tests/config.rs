@@ -287,6 +287,55 @@ fn the_stage_of_zero_is_set_only_for_sharded_state() {
 }
 
 #[test]
+fn unset_takes_a_key_back() {
+    let sharded = GOOD.replace("data = 4\n", "data = 4\nfsdp = 2\n[parallel]\nzero = 2\n");
+    assert_eq!(parse(&sharded, &[]).unwrap().parallel.zero, Some(2));
+    let refused = parse(&sharded, &["mesh.fsdp=1"]).unwrap_err().to_string();
+    assert!(refused.contains("leave out parallel.zero (--unset parallel.zero)"), "{refused}");
+    let whole = parse(&sharded, &["mesh.fsdp=1", "--unset parallel.zero"]).unwrap();
+    assert_eq!((whole.parallel.zero, whole.mesh.fsdp), (None, AutoOr::Value(1)));
+
+    // Later arguments count, as with --set alone.
+    let beta1 = |sets: &[&str]| match good(sets).optimizer.rule {
+        UpdateRule::AdamW(adamw) => adamw.beta1,
+        rule => panic!("{rule:?}"),
+    };
+    assert_eq!((beta1(&[]), beta1(&["--unset optimizer.beta1"])), (0.8, 0.9));
+    assert_eq!(beta1(&["--unset optimizer.beta1", "optimizer.beta1=0.7"]), 0.7);
+    assert_eq!(beta1(&["optimizer.beta1=0.7", "--unset optimizer.beta1"]), 0.9);
+    // Options in a table of a section, keys that are not known, and a section whose last key goes.
+    let options = ["compile.overrides.a=1", "--unset compile.overrides.a"];
+    assert!(good(&options).compile.overrides.is_empty());
+    let misspelled = GOOD.replace("steps = 500", "steps = 500\nstepz = 3");
+    assert!(parse(&misspelled, &[]).is_err());
+    assert!(parse(&misspelled, &["--unset train.stepz"]).is_ok());
+    assert_eq!(good(&["--unset mesh.data"]).mesh.data, AutoOr::Auto);
+    // What --set has cleared already.
+    assert_eq!(good(&["train.epochs=2", "--unset train.steps"]).train.length, Length::Epochs(2));
+    // A path in the file that comes back is again relative to the file.
+    let text = GOOD.replace("[mesh]", "[cluster]\ntoken_file = \"token\"\n[mesh]");
+    let token = |sets: &[&str]| parse(&text, sets).unwrap().cluster.token_file;
+    assert_eq!(token(&[]).as_deref(), Some(Path::new("/runs/token")));
+    assert_eq!(token(&["cluster.token_file=here", "--unset cluster.token_file"]), None);
+
+    for (unset, expected) in [
+        ("train.stepz", "--unset train.stepz: unknown key, did you mean \"steps\"?; known here: "),
+        ("trian.steps", "--unset trian.steps: unknown key, did you mean \"train\"?"),
+        ("train.epochs", "--unset train.epochs: it is not set, so that nothing can be taken back"),
+        ("optimizer.beta2", "did you mean \"optimizer.beta1\"?; set in [optimizer]: "),
+        ("parallel.zero", "set in [parallel]: none"),
+        ("compile.overrides.b", "it is not set"),
+        ("train", "write it as section.key, for example --unset parallel.zero"),
+        ("train.steps=3", "write it as section.key, for example"),
+        ("train.steps", "missing; allowed"),
+        ("train..", "write it as section.key"),
+    ] {
+        let error = parse(GOOD, &[&format!("--unset {unset}")]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{unset}: {error}");
+    }
+}
+
+#[test]
 fn setting_a_choice_clears_the_keys_of_the_others() {
     let config = good(&["optimizer.momentum=0.5", "optimizer.name=sgd", "schedule.name=constant"]);
     let UpdateRule::Sgd(sgd) = &config.optimizer.rule else { panic!("{:?}", config.optimizer) };
@@ -634,7 +683,7 @@ fn bad_set_arguments_say_what_to_change() {
         ),
         (
             &["schedule.name=piecewise", "schedule.boundaries=[1]", "schedule.factors=[1, 2]"],
-            &["schedule.factors: there are 2 of them for 1 boundaries"],
+            &["schedule.factors: found 2 factors for 1 boundary"],
         ),
         (
             &["schedule.name=piecewise", "schedule.boundaries=[1]", "schedule.factors=[-1]"],
@@ -853,6 +902,29 @@ fn counts_have_limits_far_beyond_any_run() {
         let error = parse(GOOD, sets).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn deep_nesting_is_one_error() {
+    let deep = |open: &str, close: &str| open.repeat(50_000) + &close.repeat(50_000);
+    for text in [
+        format!("a = {}", deep("[", "")),
+        format!("a = {}", deep("[", "]")),
+        format!("a = {}", deep("[\n", "")),
+        format!("a = {}", deep("{ b = ", "}")),
+        format!("{}b = 1", "a.".repeat(50_000)),
+        format!("[{}b]\nc = 1", "a.".repeat(50_000)),
+    ] {
+        let error = parse(&text, &[]).unwrap_err().to_string();
+        let expected = "not valid TOML: lists or tables are nested too deeply";
+        assert!(error.ends_with(expected) && !error.contains("errors"), "{error}");
+    }
+    let error =
+        parse(GOOD, &[&format!("model.hidden={}", deep("[", "]"))]).unwrap_err().to_string();
+    assert!(error.contains("the value is not valid TOML") && error.len() < 1000, "{error}");
+    // Equal errors are listed once.
+    let error = parse("a = [[[[", &[]).unwrap_err().to_string();
+    assert_eq!(error.matches("unclosed array").count(), 1, "{error}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
     cargo build --release
     python benches/peers/finetune.py FOLDER [--batch 8] [--length 32] [--rounds 3] [--steps 10]
 
-FOLDER has a DistilBERT of Hugging Face's and its tokenizer, such as `lockstep checkpoint export --format huggingface` writes.
+FOLDER has a Hugging Face DistilBERT and its tokenizer, such as `lockstep checkpoint export --format huggingface` writes.
 f32, AdamW, gradients clipped to norm 1, dropout as in the folder; Lockstep with 1 and 2 replicas, PyTorch in one process with
 all processors and with DistributedDataParallel (gloo) in two. Prints the median step of each round.
 """

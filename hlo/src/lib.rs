@@ -8,6 +8,7 @@
 mod collective;
 mod communication;
 mod count;
+mod counted;
 mod dtype;
 mod error;
 pub mod grad;
@@ -40,6 +41,7 @@ mod window;
 
 pub use communication::{Communication, communication};
 pub use count::{Cost, count};
+pub use counted::counted;
 pub use dtype::DType;
 pub use error::Error;
 pub use grad::{grad, vjp};

@@ -61,7 +61,7 @@ pub enum Head {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EncoderConfig {
-    /// A folder of Hugging Face's with the parameters to start from.
+    /// A Hugging Face folder with the parameters to start from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<PathBuf>,
     /// The sizes; the keys below override them one by one. Default `base`.

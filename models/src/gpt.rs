@@ -62,7 +62,7 @@ impl GptPreset {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GptConfig {
-    /// A folder of Hugging Face's with the parameters to start from.
+    /// A Hugging Face folder with the parameters to start from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<PathBuf>,
     /// The sizes; the keys below override them one by one. Default `gpt-bytes`.

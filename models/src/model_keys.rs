@@ -64,7 +64,7 @@ pub trait Architecture: Serialize + DeserializeOwned {
         None
     }
 
-    /// The folder of Hugging Face's with the parameters to start from, if the configuration names one.
+    /// The Hugging Face folder with the parameters to start from, if the configuration names one.
     fn folder(&self) -> Option<&Path> {
         None
     }

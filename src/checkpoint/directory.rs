@@ -5,6 +5,8 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use hlo::counted;
+
 use super::objects;
 use super::together::NoOthers;
 use super::write::save_together;
@@ -50,7 +52,7 @@ impl StoredCheckpoint {
             step if step == self.step => Ok(checkpoint),
             step => Err(Error::Damaged {
                 path: self.location.clone(),
-                reason: format!("it was renamed: it was saved after {step} steps"),
+                reason: format!("it was renamed: it was saved after {}", counted(step, "step")),
             }),
         }
     }

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 
+use super::changes::Changes;
+pub use super::changes::ConfigArgs;
 use crate::config::{HostPort, MAX_BATCH, StoreUrl, expand_home};
 use crate::targets::cost::{NamedNetwork, Stragglers, WhatIf};
 
@@ -143,7 +145,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "auto", conflicts_with_all = ["overwrite", "init"])]
     pub resume: Option<PathBuf>,
     /// Start from these parameters instead of random ones: a safetensors file, a checkpoint, the --out of a run, or a
-    /// folder of Hugging Face's
+    /// Hugging Face folder
     #[arg(long, value_name = "PATH", value_parser = path())]
     pub init: Option<PathBuf>,
     /// Print the summary as one line of JSON
@@ -157,9 +159,8 @@ pub struct EvaluateArgs {
     /// The --out of a run, or a checkpoint
     #[arg(value_parser = path())]
     pub run: PathBuf,
-    /// Override a key of the run's configuration, such as data.eval_path=FILE or mesh.data=2
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub sets: Vec<String>,
+    #[command(flatten)]
+    pub sets: Changes,
     /// Examples of a batch on each replica
     #[arg(long, value_name = "N", default_value = "32")]
     pub batch_per_replica: NonZeroUsize,
@@ -171,7 +172,7 @@ pub struct EvaluateArgs {
 /// Arguments of `predict`.
 #[derive(Debug, clap::Args)]
 pub struct PredictArgs {
-    /// The --out of a run, a checkpoint, or a folder of Hugging Face's with a model that classifies
+    /// The --out of a run, a checkpoint, or a Hugging Face folder with a model that classifies
     #[arg(value_parser = path())]
     pub model: PathBuf,
     /// Texts: a .tsv or .csv file with a header, or .jsonl
@@ -192,9 +193,8 @@ pub struct PredictArgs {
     /// Use the beginning of texts that are too long
     #[arg(long)]
     pub truncate: bool,
-    /// Override a key of the configuration
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub sets: Vec<String>,
+    #[command(flatten)]
+    pub sets: Changes,
     /// Examples of a batch on each replica
     #[arg(long, value_name = "N", default_value = "32")]
     pub batch_per_replica: NonZeroUsize,
@@ -521,31 +521,9 @@ pub enum ExportFormat {
     Torchvision,
 }
 
-/// A configuration and changes to it.
-#[derive(Debug, clap::Args)]
-pub struct ConfigArgs {
-    /// Configuration file (TOML)
-    pub config: PathBuf,
-    /// Set a key of the configuration; may be given several times. Paths are relative to the current directory;
-    /// paths in the file are relative to the file
-    #[arg(long, value_name = "SECTION.KEY=VALUE")]
-    set: Vec<String>,
-    /// cpu, cuda, tpu, or the path of a plugin: short for --set device.backend=..
-    #[arg(long)]
-    backend: Option<String>,
-}
-
 /// Reads a path. Shells do not expand `~/` after a `=`, so this does.
 fn path() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(|path| expand_home(path.as_ref()))
-}
-
-impl ConfigArgs {
-    /// All changes, in order.
-    pub fn sets(&self) -> Vec<String> {
-        let backend = self.backend.iter().map(|name| format!("device.backend={name}"));
-        self.set.iter().cloned().chain(backend).collect()
-    }
 }
 
 /// How much of the program to print.

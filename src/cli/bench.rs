@@ -6,9 +6,10 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::Result;
-use hlo::{Axis, Mesh};
+use hlo::{Axis, Mesh, counted};
 
 use super::args::{BenchArgs, ConfigArgs};
+use super::changes::argument;
 use super::{Loaded, print_line};
 use crate::train::profile::{self, OpTimes};
 use crate::train::{self, BenchOptions, BenchResult, StepParts};
@@ -41,7 +42,7 @@ fn worker(config: &ConfigArgs, mesh: Mesh) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("time-ops").arg(&config.config);
     for set in config.sets() {
-        command.args(["--set", &set]);
+        command.args(argument(&set));
     }
     command.args(["--data", &mesh.size(Axis::Data).to_string()]);
     command.args(["--fsdp", &mesh.size(Axis::Fsdp).to_string()]);
@@ -122,6 +123,7 @@ fn describe_ops(text: &mut String, ops: &OpTimes, step_ms: f64) {
             writeln!(text, "{ms:>9.3} {:>5.1}% {num_launches:>6}  {kind} {op}{from}", share(ms));
     }
     if ops.ops.len() > MAX_OPS {
-        let _ = writeln!(text, "and {} more ops; --json has all", ops.ops.len() - MAX_OPS);
+        let _ =
+            writeln!(text, "and {}; --json has all", counted(ops.ops.len() - MAX_OPS, "more op"));
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use ::hlo::{Axis, LeafSpec};
+use ::hlo::{Axis, LeafSpec, counted};
 use anyhow::{Context, Result, bail};
 use models::AttentionKernels;
 
@@ -155,8 +155,9 @@ impl TargetStep {
         let mesh = loaded.config.mesh.on_devices(num_devices)?;
         if mesh.num_replicas() != num_devices {
             bail!(
-                "the mesh has {} replicas, but {num_devices} devices are to run them",
-                mesh.num_replicas()
+                "the mesh has {}, but the target has {}",
+                counted(mesh.num_replicas(), "replica"),
+                counted(num_devices, "device")
             );
         }
         let run = Run::new(&loaded.config, &loaded.splits, mesh, platform)?;
@@ -199,6 +200,7 @@ impl TargetStep {
             remat: self.loaded.config.model.remat(),
             mesh: run.mesh,
             zero: self.loaded.config.parallel.zero_stage(),
+            is_zero_set: self.loaded.config.parallel.zero.is_some(),
             state_bytes: declared.leaves().values().map(bytes).sum(),
             parameters_bytes: parameters.values().map(bytes).sum(),
             gathered_bytes: parameters.values().map(num_elements).sum::<u64>()

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use hlo::counted;
 use serde_json::json;
 
 use super::args::EvaluateArgs;
@@ -41,7 +42,11 @@ pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
     } else {
         let metrics = result.metrics.iter().map(|(name, value)| format!("{name} {value:.4}, "));
         let metrics: String = metrics.collect();
-        print_line(&format!("{metrics}loss {:.4}, over {num_examples} examples", result.loss))?;
+        print_line(&format!(
+            "{metrics}loss {:.4}, over {}",
+            result.loss,
+            counted(num_examples, "example")
+        ))?;
     }
     Ok(ExitCode::SUCCESS)
 }

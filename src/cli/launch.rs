@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use hlo::counted;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
@@ -57,7 +58,8 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     let num_hosts = hosts.get();
     if host_index >= num_hosts {
         return Err(wrong_usage(&format!(
-            "--host-index {host_index} is not one of {num_hosts} hosts; they are numbered from 0"
+            "--host-index {host_index} is not one of {}; they are numbered from 0",
+            counted(num_hosts, "host")
         )));
     }
     if let (1, Some(text)) = (num_hosts, place::ignored_by_supervisor()) {
@@ -68,8 +70,9 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     let num_local = num_processes / num_hosts;
     if num_local > MAX_PER_CORE * cores {
         return Err(wrong_usage(&format!(
-            "{num_local} processes on this host are more than {MAX_PER_CORE} for each of its {cores} cores; lower \
-             --num-processes"
+            "{num_local} processes on this host are more than {MAX_PER_CORE} for each of its {}; lower \
+             --num-processes",
+            counted(cores, "core")
         )));
     }
     let secret = match &token_file {

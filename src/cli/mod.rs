@@ -6,6 +6,7 @@
 pub mod allocator;
 mod args;
 mod bench;
+mod changes;
 mod checkpoint;
 mod cluster;
 mod compile;
@@ -32,6 +33,7 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use ::hlo::{Axis, Mesh};
@@ -46,8 +48,29 @@ use crate::observe::say;
 use crate::train::Job;
 use args::{Args, Command, ConfigArgs};
 
-/// Runs the command in the arguments of this process, which was started at `started`.
+/// Stack of the thread that runs the command, in bytes: as much as the first thread of a process usually has. Only what is
+/// used takes memory.
+const STACK_BYTES: usize = 8 << 20;
+
+/// Exit code of a process that panics.
+const PANICKED: u8 = 101;
+
+/// Runs the command in the arguments of this process, which was started at `started`, on a thread of its own: the stack of
+/// the first one is as small as `ulimit -s` makes it.
 pub fn main(started: Instant) -> ExitCode {
+    let thread = thread::Builder::new().name("main".to_owned()).stack_size(STACK_BYTES);
+    match thread.spawn(move || run_command(started)).map(JoinHandle::join) {
+        Ok(Ok(code)) => code,
+        // The panic has been reported.
+        Ok(Err(_)) => PANICKED.into(),
+        Err(error) => {
+            say(&format!("error: cannot start a thread: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_command(started: Instant) -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => return usage(&error),

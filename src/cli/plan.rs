@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use hlo::counted;
 
 use super::args::PlanArgs;
 use super::compile::steps;
@@ -100,7 +101,10 @@ fn plot(file: OutputFile<'_>, source: &Path, plan: &ScalingPrediction) -> Result
     };
     let num_devices = plan.rows.last().map_or(1, |row| row.num_devices);
     let algorithms = Panel {
-        title: format!("Time of one all_reduce over {num_devices} devices, by algorithm"),
+        title: format!(
+            "Time of one all_reduce over {}, by algorithm",
+            counted(num_devices, "device")
+        ),
         x: PlotAxis {
             title: "bytes of an all_reduce",
             scale: Scale::Log(2.0),

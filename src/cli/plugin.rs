@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use hlo::counted;
 
 use super::args::PluginCommand;
 use super::{print_line, print_lines};
@@ -88,14 +89,13 @@ fn verify(options: &InstallOptions, name: Option<&str>, json: bool) -> Result<Ex
 fn in_words(verified: &Verified) -> String {
     let Verified { found, num_files, num_bytes, was_recorded } = verified;
     let (name, path, megabytes) = (&found.name, found.path.display(), *num_bytes as f64 / 1e6);
+    let files = counted(*num_files, "file");
     if *was_recorded {
-        return format!(
-            "{name} is as it was installed: {num_files} files, {megabytes:.1} MB, {path}"
-        );
+        return format!("{name} is as it was installed: {files}, {megabytes:.1} MB, {path}");
     }
     format!(
         "{name} was installed by an older version of this program, which kept no record: nothing is cut off, and its \
-         {num_files} files, {megabytes:.1} MB, are recorded now as they are; to be sure of them, remove the plugin \
+         {files}, {megabytes:.1} MB, are recorded now as they are; to be sure of them, remove the plugin \
          and install it again: {path}"
     )
 }

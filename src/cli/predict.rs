@@ -82,7 +82,7 @@ fn of_run(mut config: Config, truncate: bool) -> Result<(Config, Classes)> {
     Ok((config, Classes { labels, is_multi_label: false }))
 }
 
-/// The configuration that a folder of Hugging Face's stands for, and the classes that its `config.json` has.
+/// The configuration that a Hugging Face folder stands for, and the classes that its `config.json` has.
 fn of_folder(args: &PredictArgs) -> Result<(Config, Classes)> {
     let folder = std::path::absolute(&args.model)?;
     let Some(from) = folder.to_str().map(toml::Value::from) else {

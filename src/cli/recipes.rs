@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 
 use super::{print_line, print_lines};
+use crate::config::{near_names, shorten};
 use crate::recipe::published::{self, PublishedRecipe};
 
 /// Lists all recipes, or writes one as a configuration, scaled to a batch.
@@ -26,10 +27,24 @@ pub fn run(name: Option<&str>, batch: Option<u32>, json: bool) -> Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
+/// Near names that are suggested.
+const MAX_NEAR: usize = 6;
+
 /// The recipe with this name.
+///
+/// # Errors
+/// Another name, with those that are near.
 pub fn find(name: &str) -> Result<&'static PublishedRecipe> {
-    match published::find(name) {
-        Some(recipe) => Ok(recipe),
-        None => bail!("there is no published recipe {name:?}; `lockstep recipes` lists them"),
+    if let Some(recipe) = published::find(name) {
+        return Ok(recipe);
     }
+    let names = published::recipes().iter().map(|recipe| recipe.name.as_str());
+    let near = near_names(name, names);
+    let near = &near[..near.len().min(MAX_NEAR)];
+    let meant = match near {
+        [] => String::new(),
+        [one] => format!(", did you mean {one}?"),
+        [others @ .., last] => format!(", did you mean {} or {last}?", others.join(", ")),
+    };
+    bail!("there is no published recipe {:?}{meant}; `lockstep recipes` lists them", shorten(name))
 }

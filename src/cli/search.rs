@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::args::PlanArgs;
+use super::changes::argument;
 use super::compile::TargetStep;
 use super::{in_words, print_line};
 use crate::observe::say;
@@ -19,7 +20,7 @@ const MAX_CHECKS: usize = 3;
 /// Settings that are expected to fit, and the predicted step with them.
 #[derive(Debug, Serialize)]
 struct Found {
-    /// Each as `section.key=value`; none for the configuration as it is.
+    /// Each as `section.key=value` or `--unset section.key`; none for the configuration as it is.
     sets: Vec<String>,
     /// Bytes: of the compiler if it was compiled, otherwise estimated.
     peak_bytes: u64,
@@ -108,7 +109,7 @@ fn check(args: &PlanArgs, target: &Target, found: &mut [Found]) -> Result<()> {
 fn in_a_row(sets: &[String]) -> String {
     match sets {
         [] => "nothing changed".to_owned(),
-        _ => sets.iter().map(|set| format!("--set {set}")).collect::<Vec<_>>().join(" "),
+        _ => sets.iter().map(|set| argument(set).join(" ")).collect::<Vec<_>>().join(" "),
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Result;
+use hlo::counted;
 
 use super::args::TrainArgs;
 use super::{Loaded, cluster, print_line, signals};
@@ -93,15 +94,15 @@ fn in_a_line(summary: &Summary) -> Option<String> {
     let Summary { status, steps, planned_steps, .. } = summary;
     let accuracy = summary.eval_accuracy.map_or(String::new(), |a| format!("accuracy {a:.4}, "));
     let eval = summary.eval_loss.map(|loss| format!("{accuracy}loss {loss:.4}"));
-    let eval_steps = summary.eval_step.map_or(0, |step| step + 1);
+    let eval_steps = counted(summary.eval_step.map_or(0, |step| step + 1), "step");
     match (status, eval) {
         (Status::Interrupted, None) => {
             Some(format!("stopped after {steps} of {planned_steps} steps"))
         }
         (Status::Interrupted, Some(eval)) => Some(format!(
-            "stopped after {steps} of {planned_steps} steps; evaluation after {eval_steps} steps: {eval}"
+            "stopped after {steps} of {planned_steps} steps; evaluation after {eval_steps}: {eval}"
         )),
-        (_, Some(eval)) => Some(format!("test {eval}, after {eval_steps} steps")),
+        (_, Some(eval)) => Some(format!("test {eval}, after {eval_steps}")),
         (_, None) => None,
     }
 }

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use hlo::counted;
+
 use super::{
     Coordinator, FlightRecorder, JobChange, Limits, Report, Verdict, Watchdog, Watcher, WorkerName,
 };
@@ -127,10 +129,9 @@ impl Watcher for Overseer {
                     named: BTreeSet::new(),
                 });
                 drop(state);
-                let (num_processes, recovered) = (peers.len(), recovered.unwrap_or_default());
-                (self.say)(&format!(
-                    "generation {generation} runs: {num_processes} processes{recovered}"
-                ));
+                let processes = counted(peers.len(), "process");
+                let recovered = recovered.unwrap_or_default();
+                (self.say)(&format!("generation {generation} runs: {processes}{recovered}"));
             }
             JobChange::Left { process_index } => {
                 if let Some(watched) = &mut self.lock().watched {

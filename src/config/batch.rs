@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use hlo::counted;
+
 use super::train::BatchSize;
 
 /// How the global batch is divided:
@@ -85,17 +87,47 @@ impl BatchSplit {
     pub fn num_batch_shards(&self) -> usize {
         self.num_batch_shards
     }
+
+    /// `true` if microbatches can be made of whole groups of neighbouring examples: several on one replica, or one on several.
+    pub fn makes_groups_of(&self, num_examples: usize) -> bool {
+        let microbatch = self.microbatch;
+        num_examples > 0
+            && (microbatch.is_multiple_of(num_examples)
+                || (num_examples.is_multiple_of(microbatch)
+                    && self.num_batch_shards.is_multiple_of(num_examples / microbatch)))
+    }
+
+    /// Checks the groups of examples that batch norm normalizes together.
+    ///
+    /// # Errors
+    /// Groups that microbatches cannot be made of, with the nearest ones that they can.
+    pub fn check_norm_group(&self, group: usize) -> Result<(), BatchError> {
+        let Self { microbatch, num_batch_shards, .. } = *self;
+        if self.makes_groups_of(group) {
+            return Ok(());
+        }
+        let most = microbatch * num_batch_shards;
+        let mut below = (1..=group.saturating_sub(1).min(most)).rev();
+        let mut above = group.saturating_add(1)..=most;
+        Err(BatchError::NormGroup {
+            group,
+            microbatch,
+            num_batch_shards,
+            below: below.find(|group| self.makes_groups_of(*group)),
+            above: above.find(|group| self.makes_groups_of(*group)),
+        })
+    }
 }
 
 impl fmt::Display for BatchSplit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} = {} microbatch * {} num_microbatches * {} replicas",
+            "{} = {} microbatch * {} num_microbatches * {}",
             self.global_batch(),
             self.microbatch,
             self.num_microbatches,
-            self.num_batch_shards
+            counted(self.num_batch_shards, "replica")
         )
     }
 }
@@ -105,9 +137,9 @@ impl fmt::Display for BatchSplit {
 pub enum BatchError {
     /// It does not divide.
     #[error(
-        "train.{key} = {size} does not divide over {}{num_batch_shards} replicas; \
-         the nearest that would: {}{above}",
+        "train.{key} = {size} does not divide over {}{}; the nearest that would: {}{above}",
         if *num_microbatches == 1 { String::new() } else { format!("{num_microbatches} microbatches on ") },
+        counted(*num_batch_shards, "replica"),
         below.map(|below| format!("{below} or ")).unwrap_or_default()
     )]
     Uneven {
@@ -123,6 +155,26 @@ pub enum BatchError {
         below: Option<usize>,
         /// The smallest larger batch that divides.
         above: usize,
+    },
+    /// Groups of batch norm that the microbatches cannot be made of.
+    #[error(
+        "model.batch_norm_group = {group}: groups of {} cannot be made of {microbatch} on {}{}; the nearest that can: {}",
+        counted(*group, "example"),
+        if *num_batch_shards == 1 { "" } else { "each of " },
+        counted(*num_batch_shards, "replica"),
+        [below, above].into_iter().flatten().map(usize::to_string).collect::<Vec<_>>().join(" or ")
+    )]
+    NormGroup {
+        /// Examples that batch norm normalizes together.
+        group: usize,
+        /// Examples in one forward pass on one replica.
+        microbatch: usize,
+        /// Replicas that the batch is divided over.
+        num_batch_shards: usize,
+        /// The largest smaller group that fits, if there is one.
+        below: Option<usize>,
+        /// The smallest larger group that fits, if there is one.
+        above: Option<usize>,
     },
     /// A factor is 0.
     #[error("the batch, train.num_microbatches and the number of replicas must each be at least 1")]
@@ -162,6 +214,36 @@ mod tests {
             let message =
                 BatchSplit::new(batch, num_microbatches, replicas).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn groups_of_batch_norm_fit_or_the_nearest_are_named() {
+        let split = |size, replicas| BatchSplit::new(BatchSize::Global(size), 1, replicas).unwrap();
+        for group in [1, 2, 27, 54] {
+            assert_eq!(split(54, 1).check_norm_group(group), Ok(()), "{group}");
+        }
+        for (batch, replicas, group, expected) in [
+            (
+                54,
+                1,
+                32,
+                "32: groups of 32 examples cannot be made of 54 on 1 replica; the nearest that can: 27 or 54",
+            ),
+            (54, 1, 1, ""),
+            (
+                64,
+                4,
+                48,
+                "48: groups of 48 examples cannot be made of 16 on each of 4 replicas; the nearest that can: 32 or 64",
+            ),
+            (6, 6, 4, "the nearest that can: 3 or 6"),
+            (8, 1, 4096, "the nearest that can: 8"),
+            (8, 1, 0, "the nearest that can: 1"),
+        ] {
+            let message = split(batch, replicas).check_norm_group(group).err();
+            let message = message.map_or(String::new(), |error| error.to_string());
+            assert!(message.ends_with(expected), "{message}");
         }
     }
 }

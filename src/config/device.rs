@@ -90,9 +90,10 @@ impl PluginOption {
         match (backend, name) {
             (Backend::Cpu, _) => Err(KeyError::new(
                 name,
-                Problem::Inconsistent(
-                    "the cpu backend has no options; leave it out, or set device.backend".into(),
-                ),
+                Problem::Inconsistent(format!(
+                    "the cpu backend has no options; leave it out (--unset device.options.{name}), or set \
+                         device.backend"
+                )),
             )),
             (Backend::Cuda, MEMORY_FRACTION) => {
                 if let Self::Int(whole) = *self {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use hlo::DType;
 use serde::de::{self, Expected, Unexpected};
 
+use super::overrides::UNSET;
 use super::shorten::shorten;
 
 /// A configuration that cannot be used.
@@ -20,7 +21,7 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
-    /// Everything that is wrong with the file and the `--set` arguments; at least one thing.
+    /// Everything that is wrong with the file and the arguments; at least one thing.
     #[error("{}", listed(.0))]
     Invalid(Vec<Complaint>),
 }
@@ -46,7 +47,7 @@ pub enum Place {
         /// The line, from 1, if it is known.
         line: Option<usize>,
     },
-    /// A `--set` argument.
+    /// A `--set` or `--unset` argument.
     Set {
         /// Index of the argument, from 0.
         index: usize,
@@ -60,6 +61,9 @@ impl Display for Place {
         match self {
             Self::File { path, line: Some(line) } => write!(f, "{}:{line}", path.display()),
             Self::File { path, line: None } => path.display().fmt(f),
+            Self::Set { argument, .. } if argument.starts_with(UNSET) => {
+                f.write_str(&shorten(argument))
+            }
             Self::Set { argument, .. } => write!(f, "--set {}", shorten(argument)),
         }
     }
@@ -129,7 +133,9 @@ pub enum Problem {
         allowed: String,
     },
     /// Two keys that exclude each other.
-    #[error("cannot be combined with {other}; keep one of the two")]
+    #[error(
+        "cannot be combined with {other}; keep one of the two (--unset takes a key of the file back)"
+    )]
     Exclusive {
         /// The other key.
         other: String,
@@ -272,19 +278,41 @@ fn range(dtype: DType) -> (f64, f64) {
     }
 }
 
-/// The candidate spelled most like `word`, if any is near enough to be meant. Jaro-Winkler finds words
+/// How alike two words are spelled, if one may be meant by the other. Jaro-Winkler finds words
 /// that begin alike (`batch_size`), Damerau-Levenshtein swapped letters in short ones (`mpl`).
-pub(super) fn nearest(word: &str, candidates: &[&'static str]) -> Option<String> {
+fn similarity(word: &str, candidate: &str) -> Option<f64> {
+    let prefix = strsim::jaro_winkler(word, candidate);
+    let edits = strsim::normalized_damerau_levenshtein(word, candidate);
+    Some(prefix.max(edits)).filter(|similarity| *similarity > 0.65)
+}
+
+/// The candidate spelled most like `word`, if any is near enough to be meant.
+pub(super) fn nearest(word: &str, candidates: &[&str]) -> Option<String> {
     candidates
         .iter()
-        .map(|candidate| {
-            let prefix = strsim::jaro_winkler(word, candidate);
-            let edits = strsim::normalized_damerau_levenshtein(word, candidate);
-            (prefix.max(edits), *candidate)
-        })
-        .filter(|(similarity, _)| *similarity > 0.65)
+        .filter_map(|candidate| Some((similarity(word, candidate)?, *candidate)))
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, candidate)| candidate.to_owned())
+}
+
+/// The names that may be meant by `word`: those that begin with it, those that contain it, both with the shortest first, and
+/// then those that are spelled like it, the most similar first. Case does not matter.
+///
+/// ```
+/// use lockstep::config::near_names;
+/// let names = ["roberta-base", "bert-large", "resnet50", "beit"];
+/// assert_eq!(near_names("BERT", names), ["bert-large", "roberta-base", "beit"]);
+/// assert!(near_names("xyz", names).is_empty());
+/// ```
+pub fn near_names<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let word = word.to_lowercase();
+    let (mut within, others): (Vec<&str>, Vec<&str>) =
+        names.into_iter().partition(|name| !word.is_empty() && name.to_lowercase().contains(&word));
+    within.sort_by_key(|name| (!name.to_lowercase().starts_with(&word), name.len(), *name));
+    let similar = |name| Some((similarity(&word, &str::to_lowercase(name))?, name));
+    let mut similar: Vec<_> = others.into_iter().filter_map(similar).collect();
+    similar.sort_by(|a, b| b.0.total_cmp(&a.0));
+    within.into_iter().chain(similar.into_iter().map(|(_, name)| name)).collect()
 }
 
 fn suggestion(nearest: &Option<String>) -> String {

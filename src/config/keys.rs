@@ -104,6 +104,21 @@ pub(super) struct SectionInfo {
     pub keys: fn(&str) -> Vec<&'static str>,
 }
 
+impl SectionInfo {
+    /// The keys for all choices, and the tag.
+    pub fn all_keys(&self) -> Vec<&'static str> {
+        let choices = if self.choices.is_empty() { &[""] } else { self.choices };
+        let keys = choices.iter().flat_map(|choice| (self.keys)(choice));
+        let mut known = vec![];
+        for key in self.tag.into_iter().chain(keys) {
+            if !known.contains(&key) {
+                known.push(key);
+            }
+        }
+        known
+    }
+}
+
 pub(super) const fn info<S: Section>() -> SectionInfo {
     SectionInfo {
         name: S::NAME,

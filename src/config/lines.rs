@@ -37,7 +37,12 @@ pub(super) fn parse(text: &str) -> (Option<Table>, Lines) {
     let describe = |error: &toml::de::Error| {
         (error.span().map(|span| line_at(span.start)), error.message().to_owned())
     };
-    lines.errors = errors.iter().map(describe).collect();
+    for error in errors.iter().map(describe) {
+        if !lines.errors.contains(&error) {
+            lines.errors.push(error);
+        }
+    }
+    say_once_how_deep(&mut lines.errors);
     if !lines.errors.is_empty() {
         return (None, lines);
     }
@@ -61,7 +66,18 @@ pub(super) fn parse(text: &str) -> (Option<Table>, Lines) {
         Ok(table) => (Some(table), lines),
         Err(error) => {
             lines.errors.push(describe(&error));
+            say_once_how_deep(&mut lines.errors);
             (None, lines)
         }
+    }
+}
+
+/// Replaces all errors of a text that is nested too deeply by one: the others follow from it.
+fn say_once_how_deep(errors: &mut Vec<(Option<usize>, String)>) {
+    // The parser's words, in both of its passes.
+    let is_depth = |message: &str| message.contains("recurs");
+    if let Some(at) = errors.iter().position(|(_, message)| is_depth(message)) {
+        let line = errors[at].0;
+        *errors = vec![(line, "lists or tables are nested too deeply".to_owned())];
     }
 }

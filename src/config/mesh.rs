@@ -1,6 +1,6 @@
 //! `[mesh]`: the number of replicas along each axis.
 
-use hlo::{Axis, Mesh};
+use hlo::{Axis, Mesh, counted};
 use serde::{Deserialize, Serialize};
 
 use super::error::{KeyErrors, Range, require};
@@ -26,8 +26,9 @@ impl Default for MeshConfig {
 /// A mesh that does not fit the devices.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "mesh.{auto} = \"auto\" cannot divide {num_devices} devices evenly by mesh.{other} = {size}; \
-     set mesh.{other} to a divisor of {num_devices}, or mesh.{auto} to a number"
+    "mesh.{auto} = \"auto\" cannot divide {} evenly by mesh.{other} = {size}; \
+     set mesh.{other} to a divisor of {num_devices}, or mesh.{auto} to a number",
+    counted(*num_devices, "device")
 )]
 pub struct UnevenMesh {
     auto: &'static str,
@@ -37,6 +38,9 @@ pub struct UnevenMesh {
 }
 
 impl MeshConfig {
+    /// The axes that can be set; on the others every mesh has one replica.
+    pub const AXES: [Axis; 2] = [Axis::Data, Axis::Fsdp];
+
     /// The mesh, if it does not depend on the number of devices.
     pub fn fixed(&self) -> Option<Mesh> {
         match (self.data, self.fsdp) {

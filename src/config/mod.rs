@@ -1,6 +1,6 @@
 //! The configuration of a run: plain typed data, validated once, with errors that say what to change.
 //!
-//! A configuration is a TOML file of sections, and `--set section.key=value` reaches every key of
+//! A configuration is a TOML file of sections, and `--set section.key=value` and `--unset section.key` reach every key of
 //! it. [`Config::load`] reads both and checks each key by itself; what needs the data or the number of
 //! devices is checked where these are known: [`BatchSplit::new`] and [`RunLength::new`] here,
 //! `optim::Schedule::new` for the rates. Unknown keys are errors that name the nearest known one.
@@ -61,11 +61,12 @@ pub use data::{
     OnBroken, SyntheticConfig, SyntheticTokensConfig, TextConfig, TokenType, TokensConfig,
 };
 pub use device::{Backend, DeviceConfig, PluginOption, UnknownBackend};
-pub use error::{Complaint, Error, Place, Problem};
+pub use error::{Complaint, Error, Place, Problem, near_names};
 pub use file::{cache_dir, expand_home, open_regular, read_regular};
 pub use folder::{FolderClasses, FolderConfig, FolderError};
 pub use mesh::{MeshConfig, UnevenMesh};
 pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
+pub use overrides::UNSET;
 pub use patterns::{PatternNumbers, Patterns};
 pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
@@ -130,12 +131,16 @@ const SECTIONS: [SectionInfo; 12] = [
     info::<CheckConfig>(),
 ];
 
+/// The key of `[model]` with the examples that batch norm normalizes together.
+const NORM_GROUP: &str = "batch_norm_group";
+
 /// The key of the folder that a model is taken from.
 const MODEL_FROM: &str = "model.from";
 
 /// The path under `key`: relative to the current directory if it was given as an argument, otherwise to `dir`.
 fn absolute(path: &Path, key: &str, dir: &Path, overrides: &[Override<'_>]) -> PathBuf {
-    let is_typed = overrides.iter().any(|set| sets_key(set, key));
+    let last = overrides.iter().rev().find(|set| sets_key(set, key));
+    let is_typed = last.is_some_and(Override::is_set);
     let dir = if is_typed { Path::new("") } else { dir };
     let joined = dir.join(expand_home(path));
     std::path::absolute(&joined).unwrap_or(joined)
@@ -159,7 +164,7 @@ fn fill_from_folder(
         // The name is not known then.
         model.insert("name".to_owned(), ModelConfig::NAMES[0].into());
         model.retain(|key, _| key == "name");
-        let allowed = format!("a folder of Hugging Face's ({problem})");
+        let allowed = format!("a Hugging Face folder ({problem})");
         let found = from.display().to_string();
         KeyError::new(MODEL_FROM, Problem::Value { found, allowed })
     })
@@ -169,7 +174,8 @@ fn fill_from_folder(
 const MAX_BYTES: u64 = 1 << 20;
 
 impl Config {
-    /// Reads the file, applies the `--set` arguments (`section.key=value`) in order, and validates.
+    /// Reads the file, applies the arguments in order, and validates. An argument is `section.key=value`, or [`UNSET`]
+    /// with `section.key`, which takes a key back.
     ///
     /// # Errors
     /// A file that cannot be read or is not TOML, arguments of another form, and all keys that are
@@ -200,6 +206,10 @@ impl Config {
             train.remove("global_batch");
             train.remove("num_microbatches");
             train.insert("batch_per_replica".to_owned(), 1.into());
+        }
+        // Evaluation normalizes with running means, whatever the groups were.
+        if let Some(group) = keys.get_mut("model").and_then(|model| model.get_mut(NORM_GROUP)) {
+            *group = 1.into();
         }
         if let Some(parallel) = keys.get_mut("parallel").and_then(toml::Value::as_table_mut) {
             parallel.remove("zero");
@@ -305,7 +315,8 @@ impl Config {
         }
         // The batch is split over every axis that a configuration has.
         if let (Some(train), Some(mesh)) = (&train, mesh.as_ref().and_then(MeshConfig::fixed)) {
-            check_batch(train, mesh.num_replicas(), errors);
+            let model: Option<&ModelConfig> = model.as_ref();
+            check_batch(train, model, mesh.num_replicas(), errors);
         }
         Some(Self {
             model: model?,
@@ -375,26 +386,43 @@ fn invalid(mut complaints: Vec<Complaint>) -> Error {
     Error::Invalid(complaints)
 }
 
-/// `true` if the argument sets this key, one below it, or one above it.
+/// `true` if the argument is about this key, one below it, or one above it.
 fn sets_key(set: &Override<'_>, key: &str) -> bool {
     set.path.iter().zip(key.split('.')).all(|(set, key)| *set == key)
 }
 
 /// With a mesh of known size, a batch that does not divide is an error of the configuration.
-fn check_batch(train: &TrainConfig, num_batch_shards: usize, errors: &mut KeyErrors) {
+fn check_batch(
+    train: &TrainConfig,
+    model: Option<&ModelConfig>,
+    num_batch_shards: usize,
+    errors: &mut KeyErrors,
+) {
     let key = match train.batch {
         BatchSize::Global(_) => "train.global_batch",
         BatchSize::PerReplica(_) => "train.batch_per_replica",
     };
     let others =
         ["train.global_batch", "train.batch_per_replica", "train.num_microbatches", "mesh"];
-    if errors.none_of(&others)
-        && let Err(error) = BatchSplit::new(train.batch, train.num_microbatches, num_batch_shards)
-    {
-        // The complaint names the key.
+    if !errors.none_of(&others) {
+        return;
+    }
+    let group =
+        model.filter(|_| errors.none_of(&["model"])).and_then(ModelConfig::batch_norm_group);
+    // The complaint names the key.
+    let mut complain = |key: &str, prefix: &str, error: BatchError| {
         let message = error.to_string();
-        let problem = message.strip_prefix(&format!("{key} = ")).unwrap_or(&message);
+        let problem = message.strip_prefix(prefix).unwrap_or(&message);
         errors.push(KeyError::new(key, Problem::Inconsistent(problem.to_owned())));
+    };
+    match (BatchSplit::new(train.batch, train.num_microbatches, num_batch_shards), group) {
+        (Err(error), _) => complain(key, &format!("{key} = "), error),
+        (Ok(batch), Some(group)) => {
+            let key = format!("model.{NORM_GROUP}");
+            let checked = batch.check_norm_group(group);
+            checked.unwrap_or_else(|error| complain(&key, &format!("{key} = {group}: "), error));
+        }
+        (Ok(_), None) => {}
     }
 }
 
@@ -406,7 +434,8 @@ fn check_pad_to(train: &TrainConfig, data: &DataConfig, errors: &mut KeyErrors) 
         && errors.none_of(&["data.pad_to", "train.steps_per_launch"])
     {
         let problem = format!(
-            "batches of several lengths need train.steps_per_launch = 1, but it is {}; set it to 1, or leave out data.pad_to",
+            "batches of several lengths need train.steps_per_launch = 1, but it is {}; set it to 1, or leave out data.pad_to \
+             (--unset data.pad_to)",
             train.steps_per_launch
         );
         errors.push(KeyError::new("data.pad_to", Problem::Inconsistent(problem)));
@@ -421,7 +450,7 @@ fn check_zero(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErro
     {
         let problem = format!(
             "stage {stage} shards the state over mesh.fsdp replicas, but mesh.fsdp = 1; \
-             set mesh.fsdp to 2 or more or to \"auto\", or leave out parallel.zero"
+             set mesh.fsdp to 2 or more or to \"auto\", or leave out parallel.zero (--unset parallel.zero)"
         );
         errors.push(KeyError::new("parallel.zero", Problem::Inconsistent(problem)));
     }
@@ -454,7 +483,7 @@ fn check_host_collectives(
     {
         let problem = format!(
             "only the backend \"cpu\" has them, and device.backend = \"{}\"; leave out \
-             parallel.host_collectives",
+             parallel.host_collectives (--unset parallel.host_collectives)",
             device.backend
         );
         let key = "parallel.host_collectives";
@@ -488,16 +517,8 @@ fn in_other_sections(mut error: KeyError) -> KeyError {
 
 /// All keys that `--set` reaches, as `section.key`, for all choices of `name` and `source`.
 pub fn known_keys() -> Vec<String> {
-    let mut known = vec![];
-    for section in SECTIONS {
-        let choices = if section.choices.is_empty() { &[""] } else { section.choices };
-        let keys = choices.iter().flat_map(|choice| (section.keys)(choice));
-        for key in section.tag.into_iter().chain(keys) {
-            let key = format!("{}.{key}", section.name);
-            if !known.contains(&key) {
-                known.push(key);
-            }
-        }
-    }
-    known
+    let of_section = |section: SectionInfo| {
+        section.all_keys().into_iter().map(move |key| format!("{}.{key}", section.name))
+    };
+    SECTIONS.into_iter().flat_map(of_section).collect()
 }

@@ -143,6 +143,11 @@ mod tests {
     fn an_epoch_drops_its_remainder() {
         let run = RunLength::new(Length::Epochs(3), Some(1437), 64).unwrap();
         assert_eq!((run.total_steps(), run.steps_per_epoch()), (66, Some(22)));
+        // 631.2 steps, as the reference of the keys says.
+        let run = RunLength::new(Length::Epochs(3), Some(67_349), 32).unwrap();
+        assert_eq!((run.total_steps(), run.steps_per_epoch()), (6312, Some(2104)));
+        assert_eq!(run.steps(Span::Epochs(0.3), "schedule.warmup_epochs"), Ok(631));
+        assert_eq!(run.steps(Span::Epochs(0.25 / 2104.0 * 6.0), "schedule.warmup_epochs"), Ok(2));
         assert_eq!(RunLength::new(Length::Steps(7), Some(1437), 64).unwrap().total_steps(), 7);
         let error = RunLength::new(Length::Steps(7), Some(60), 64).unwrap_err();
         assert!(error.to_string().contains("at most 60"), "{error}");

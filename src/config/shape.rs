@@ -1,5 +1,6 @@
 //! Shapes of the learning rate after the warm-up: the choices of `[schedule] name` and their keys.
 
+use hlo::counted;
 use serde::{Deserialize, Serialize};
 
 use super::error::{KeyError, KeyErrors, Problem, require, require_positive};
@@ -368,9 +369,9 @@ fn check_points(piecewise: &Piecewise, errors: &mut KeyErrors) {
     errors.check(require(fit, "factors", found, "fractions of the peak, 0 or more"));
     if boundaries.len() != factors.len() && errors.none_of(&BOUNDARIES) {
         let problem = format!(
-            "there are {} of them for {} boundaries; give one each",
-            factors.len(),
-            boundaries.len()
+            "found {} for {}; give one for each boundary",
+            counted(factors.len(), "factor"),
+            counted(boundaries.len(), "boundary")
         );
         errors.push(KeyError::new("factors", Problem::Inconsistent(problem)));
     }

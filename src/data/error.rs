@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use hlo::counted;
+
 use crate::config::shorten;
 
 /// Data that cannot be read or put into batches.
@@ -28,9 +30,9 @@ pub enum Error {
     },
     /// Not enough tokens for an example in each split.
     #[error(
-        "{} holds {found} tokens, but training and evaluation need at least one window of {window} \
-         each; set {key} to more, or make data.context smaller",
-        path.display()
+        "{} holds {}, but training and evaluation need at least one window of {window} each; set {key} to more, or \
+         make data.context smaller",
+        path.display(), counted(*found, "token")
     )]
     TooFewTokens {
         /// The file or folder.
@@ -239,7 +241,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The wrong number of rows.
-    #[error("{} has {found} rows, but the set has {expected}: download the file again", path.display())]
+    #[error("{} has {}, but the set has {expected}: download the file again", path.display(), counted(*found, "row"))]
     NumRows {
         /// The file.
         path: PathBuf,
@@ -249,7 +251,7 @@ pub enum Error {
         expected: usize,
     },
     /// The wrong number of columns.
-    #[error("{} line {line}: {found} columns, but a row has {expected}", path.display())]
+    #[error("{} line {line}: {}, but a row has {expected}", path.display(), counted(*found, "column"))]
     NumColumns {
         /// The file.
         path: PathBuf,
@@ -361,7 +363,7 @@ pub enum Error {
     },
     /// A batch that the replicas do not divide.
     #[error(
-        "a batch of {batch} cannot be split over {num_batch_shards} replicas; make it a multiple of them"
+        "a batch of {batch} cannot be split over {}; make it a multiple of them", counted(*num_batch_shards, "replica")
     )]
     UnevenBatch {
         /// Examples in the batch.
@@ -371,8 +373,10 @@ pub enum Error {
     },
     /// The configured number of examples is not that of the data.
     #[error(
-        "data.num_examples is {given}, but there are {found} training examples: epochs, and with them \
-         the learning rates, would not be those that were planned; set it to {found} or leave it out"
+        "data.num_examples is {given}, but the data have {}: epochs, and with them \
+         the learning rates, would not be those that were planned; set it to {found} or leave it out \
+         (--unset data.num_examples)",
+        counted(*found, "training example")
     )]
     NumExamples {
         /// The configured number.
@@ -382,9 +386,9 @@ pub enum Error {
     },
     /// More data in one launch than the limit.
     #[error(
-        "the {examples} examples of a launch take {} GiB, but the limit is {} GiB; \
-         make train.global_batch, train.steps_per_launch or the examples smaller",
-        bytes >> 30, max >> 30
+        "a launch has {}, which take {} GiB, but the limit is {} GiB; make train.global_batch, train.steps_per_launch or \
+         the examples smaller",
+        counted(*examples, "example"), bytes >> 30, max >> 30
     )]
     BatchBytes {
         /// Examples of the launch.
@@ -396,7 +400,7 @@ pub enum Error {
     },
     /// A batch with more examples than the source.
     #[error(
-        "a batch of {batch} is more than the {num_examples} examples of the data; make it smaller"
+        "a batch of {batch} is more than the data have: {}; make it smaller", counted(*num_examples, "example")
     )]
     BatchExceedsData {
         /// Examples in the batch.

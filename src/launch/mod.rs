@@ -108,7 +108,7 @@ pub enum LaunchEnd {
 pub enum LaunchError {
     /// The processes cannot be divided among the hosts.
     #[error(
-        "{num_processes} processes cannot be divided among {num_hosts} hosts; make --num-processes a multiple of --hosts"
+        "--num-processes is {num_processes}, which {num_hosts} hosts cannot share evenly; make it a multiple of --hosts"
     )]
     Uneven {
         /// Processes on all hosts.

@@ -25,7 +25,7 @@ pub use event::{
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
 pub use jsonl::Jsonl;
-pub use progress::{Progress, say};
+pub use progress::{Progress, say, stdout_columns};
 pub use sink::{FlushLater, Sink, Sinks};
 pub use spans::{StartupSpan, StartupSpans};
 pub use summary::{Status, Summary, SummaryFile};
@@ -45,7 +45,8 @@ pub enum Error {
     },
     /// Writes failed for so long that lines could not be kept.
     #[error(
-        "cannot write {}: {source}; the lines of {num_lost} steps are lost", path.display()
+        "cannot write {}: {source}; the lines of {} are lost", path.display(),
+        if *num_lost == 1 { "1 step".to_owned() } else { format!("{num_lost} steps") }
     )]
     Lost {
         /// The file.

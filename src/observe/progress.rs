@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// The bar on the terminal. Lines from any thread go above it.
@@ -31,9 +32,19 @@ pub struct Progress {
 }
 
 enum View {
-    Bar(ProgressBar),
+    Bar(ProgressBar, Option<BarWidth>),
     Lines { out: Box<dyn Write + Send>, every: Duration, last: Option<Instant> },
 }
+
+/// Characters of a bar; 0 for none.
+type BarWidth = usize;
+
+/// Most characters of the bar.
+const MAX_BAR: BarWidth = 30;
+/// A shorter bar tells nothing.
+const MIN_BAR: BarWidth = 5;
+/// Columns of a terminal that does not say how many it has.
+const COLUMNS: usize = 80;
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 const REDRAWS_PER_SEC: u8 = 10;
@@ -47,14 +58,11 @@ impl Progress {
         }
         let target = ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SEC);
         let bar = ProgressBar::with_draw_target(Some(total_steps), target);
-        let template = "{bar:30} {pos}/{len} {msg}";
-        // If the template did not parse, this would show the default bar.
-        bar.set_style(
-            ProgressStyle::with_template(template).unwrap_or(ProgressStyle::default_bar()),
-        );
+        let mut width = None;
+        draw(&bar, &mut width, &[&format!("{first_step}/{total_steps}")]);
         bar.set_position(first_step);
         *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
-        let (view, rate) = (View::Bar(bar), Rate::new(first_step));
+        let (view, rate) = (View::Bar(bar, width), Rate::new(first_step));
         Self { view, rate, global_batch, total_steps, last: None }
     }
 
@@ -79,11 +87,13 @@ impl Progress {
         let state = || state(&self.rate, self.global_batch, loss);
         let left = || left(&self.rate, self.total_steps.saturating_sub(num_steps));
         match &mut self.view {
-            View::Bar(bar) => {
-                let state = state();
+            View::Bar(bar, width) => {
+                let counter = format!("{num_steps}/{}", self.total_steps);
+                let (state, left) = (state(), left());
+                let (loss, per_sec) = state.split_at(state.find("  ").unwrap_or(state.len()));
+                draw(bar, width, &[&counter, loss, left.trim_start(), per_sec.trim_start()]);
                 bar.set_position(num_steps);
-                bar.set_message(format!("{state}{}", left()));
-                self.last = Some(format!("step {num_steps}/{} {state}", self.total_steps));
+                self.last = Some(format!("step {counter} {state}"));
             }
             View::Lines { out, every, last } => {
                 let is_due = last.is_none_or(|last| now - last >= *every);
@@ -100,7 +110,7 @@ impl Progress {
     /// Writes a line of text, above the bar if there is one.
     pub fn message(&mut self, text: &str) {
         match &mut self.view {
-            View::Bar(_) => say(text),
+            View::Bar(..) => say(text),
             View::Lines { out, .. } => {
                 // As above.
                 let _ = writeln!(out, "{text}");
@@ -110,7 +120,7 @@ impl Progress {
 
     /// Removes the bar and writes its last state as a line. Dropping does the same.
     pub fn finish(&mut self) {
-        let View::Bar(bar) = &self.view else { return };
+        let View::Bar(bar, _) = &self.view else { return };
         if bar.is_finished() {
             return;
         }
@@ -125,6 +135,48 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.finish();
+    }
+}
+
+/// The columns of the terminal that stdout is; `None` if it is none, or does not say.
+pub fn stdout_columns() -> Option<usize> {
+    columns(&Term::stdout())
+}
+
+fn columns(terminal: &Term) -> Option<usize> {
+    let (_, columns) = terminal.size_checked()?;
+    Some(usize::from(columns)).filter(|columns| *columns > 0)
+}
+
+/// Shows what fits on a line of the terminal, which may have another width than before.
+fn draw(bar: &ProgressBar, last_width: &mut Option<BarWidth>, parts: &[&str]) {
+    let (width, text) = fitted(columns(&Term::stderr()).unwrap_or(COLUMNS), parts);
+    if *last_width != Some(width) {
+        let template =
+            if width > 0 { format!("{{bar:{width}}} {{msg}}") } else { "{msg}".to_owned() };
+        // If the template did not parse, this would show the default bar.
+        let style = ProgressStyle::with_template(&template);
+        bar.set_style(style.unwrap_or(ProgressStyle::default_bar()));
+        *last_width = Some(width);
+    }
+    bar.set_message(text);
+}
+
+/// As many of the parts as a line has place for, the first ones first, and a bar in what remains. The last column stays free, so
+/// that no terminal wraps.
+fn fitted(columns: usize, parts: &[&str]) -> (BarWidth, String) {
+    let columns = columns.saturating_sub(1);
+    let mut text = String::new();
+    for part in parts.iter().filter(|part| !part.is_empty()) {
+        let with = if text.is_empty() { (*part).to_owned() } else { format!("{text}  {part}") };
+        if with.len() > columns {
+            break;
+        }
+        text = with;
+    }
+    match columns.saturating_sub(text.len() + 1) {
+        MIN_BAR.. => (MAX_BAR.min(columns - text.len() - 1), text),
+        _ => (0, text),
     }
 }
 
@@ -245,6 +297,24 @@ mod tests {
             rate.update(101 + 20 * (second - 10), start + Duration::from_secs(60 + second));
         }
         assert!((rate.steps_per_sec.unwrap() - 20.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn a_line_fits_the_terminal() {
+        let parts = ["120/1320", "loss 0.1234", "1m05s left", "5120 examples/s"];
+        for (columns, width, text) in [
+            (120, 30, "120/1320  loss 0.1234  1m05s left  5120 examples/s"),
+            (80, 28, "120/1320  loss 0.1234  1m05s left  5120 examples/s"),
+            (51, 0, "120/1320  loss 0.1234  1m05s left  5120 examples/s"),
+            (50, 15, "120/1320  loss 0.1234  1m05s left"),
+            (40, 5, "120/1320  loss 0.1234  1m05s left"),
+            (24, 0, "120/1320  loss 0.1234"),
+            (9, 0, "120/1320"),
+            (3, 0, ""),
+        ] {
+            assert_eq!(fitted(columns, &parts), (width, text.to_owned()), "{columns}");
+            assert!(width + usize::from(width > 0) + text.len() < columns, "{columns}");
+        }
     }
 
     #[test]

@@ -52,7 +52,8 @@ impl Sink for Terminal {
 /// The loss, then the accuracy, then the model's other metrics.
 fn describe_eval(eval: &StepEval) -> String {
     let StepEval { step, eval } = eval;
-    let mut text = format!("evaluation after {} steps: loss {:.4}", step + 1, eval.loss);
+    let steps = if *step == 0 { "1 step".to_owned() } else { format!("{} steps", step + 1) };
+    let mut text = format!("evaluation after {steps}: loss {:.4}", eval.loss);
     let (accuracy, others): (Vec<_>, Vec<_>) =
         eval.metrics.iter().partition(|(name, _)| **name == "accuracy");
     for (name, value) in accuracy.into_iter().chain(others) {

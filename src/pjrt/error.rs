@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use hlo::DType;
+use hlo::{DType, counted};
 
 use super::{InstallError, Placement};
 
@@ -144,8 +144,8 @@ pub enum Error {
 
     /// The program needs more devices than the client has.
     #[error(
-        "the program runs on {needed} replicas, but the client has {available} devices; \
-         make the mesh smaller or the client larger"
+        "the program runs on {}, but the client has {}; make the mesh smaller or the client larger",
+        counted(*needed, "replica"), counted(*available, "device")
     )]
     TooFewDevices {
         /// Replicas of the program.

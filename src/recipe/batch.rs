@@ -1,5 +1,7 @@
 //! Rules about the batch and its parts.
 
+use hlo::counted;
+
 use super::figures::ModelKind;
 use super::{Found, Recipe, Severity};
 use crate::config::{ModelConfig, UpdateRule};
@@ -48,7 +50,7 @@ pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
         1025.. => (Severity::Note, "whose statistics have no noise left to regularize"),
         _ => return vec![],
     };
-    let reason = format!("batch norm normalizes groups of {group} examples, {what}");
+    let reason = format!("batch norm normalizes groups of {}, {what}", counted(group, "example"));
     let sets = usual_group(recipe).map(|group| format!("model.batch_norm_group={group}"));
     let change = "normalize groups of 32; a group may lie on several replicas";
     vec![Found::new(severity, reason, change, sets.into_iter().collect())]
@@ -56,12 +58,8 @@ pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// The group nearest to 32, from 16 to 256, that the microbatches can be made of.
 fn usual_group(recipe: &Recipe<'_>) -> Option<usize> {
-    let microbatch = recipe.config.split_batch(recipe.num_replicas).ok()?.microbatch();
-    let fits = |group: &usize| {
-        microbatch.is_multiple_of(*group)
-            || (group.is_multiple_of(microbatch)
-                && recipe.num_replicas.is_multiple_of(group / microbatch))
-    };
+    let split = recipe.config.split_batch(recipe.num_replicas).ok()?;
+    let fits = |group: &usize| split.makes_groups_of(*group);
     (16..=256).filter(fits).min_by_key(|group| group.abs_diff(32))
 }
 
@@ -110,8 +108,9 @@ pub(super) fn shape(recipe: &Recipe<'_>) -> Vec<Found> {
     let mut found = vec![];
     if let Some(steps) = recipe.run.steps_per_epoch().filter(|steps| *steps < MIN_STEPS_PER_EPOCH) {
         let reason = format!(
-            "an epoch is {steps} steps of {} examples: lengths in epochs are coarse, and gradients are nearly those of all data",
-            recipe.global_batch()
+            "an epoch is {} of {}: lengths in epochs are coarse, and gradients are nearly those of all data",
+            counted(steps, "step"),
+            counted(recipe.global_batch(), "example")
         );
         let change = "lower the batch, or count in steps";
         found.push(Found::new(Severity::Note, reason, change, vec![]));

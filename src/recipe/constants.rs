@@ -39,17 +39,16 @@ pub(super) fn betas(recipe: &Recipe<'_>) -> Vec<Found> {
             short(beta2.sqrt())
         ),
         () if beta2 < 0.8 => format!(
-            "beta2 = {beta2} remembers {} steps, whose noise the step is divided by",
-            short(1.0 / (1.0 - beta2))
+            "beta2 = {beta2} remembers {}, whose noise the step is divided by",
+            memory(beta2)
         ),
         () if beta2 > 0.9995 => format!(
-            "beta2 = {beta2} remembers {} steps: second moments lag behind gradients, and the loss spikes",
-            short(1.0 / (1.0 - beta2))
+            "beta2 = {beta2} remembers {}: second moments lag behind gradients, and the loss spikes",
+            memory(beta2)
         ),
-        () if beta1 > 0.98 => format!(
-            "beta1 = {beta1} remembers {} steps: updates lag behind gradients",
-            short(1.0 / (1.0 - beta1))
-        ),
+        () if beta1 > 0.98 => {
+            format!("beta1 = {beta1} remembers {}: updates lag behind gradients", memory(beta1))
+        }
         () => return vec![],
     };
     let usual = if matches!(recipe.kind, ModelKind::Transformer { .. }) { 0.95 } else { 0.999 };
@@ -136,8 +135,7 @@ pub(super) fn long_memory(recipe: &Recipe<'_>) -> Vec<Found> {
         _ => Severity::Warning,
     };
     let reason = |key: &str, decay: f64| {
-        let steps = short(1.0 / (1.0 - decay));
-        format!("optimizer.{key} = {decay} remembers {steps} steps, and the run has {total}")
+        format!("optimizer.{key} = {decay} remembers {}, and the run has {total}", memory(decay))
     };
     // A twentieth of the run, so that the means are those of its end.
     let shorter = 1.0 - 20.0 / total.max(40) as f64;
@@ -166,6 +164,14 @@ pub(super) fn long_memory(recipe: &Recipe<'_>) -> Vec<Found> {
     found
 }
 
+/// The steps that a running mean with this decay remembers.
+fn memory(decay: f64) -> String {
+    match short(1.0 / (1.0 - decay)).as_str() {
+        "1" => "1 step".to_owned(),
+        steps => format!("{steps} steps"),
+    }
+}
+
 /// A running mean of the parameters that forgets at once.
 pub(super) fn short_memory(recipe: &Recipe<'_>) -> Vec<Found> {
     let Some(decay) = recipe.config.optimizer.ema_decay.filter(|decay| *decay < 0.9) else {
@@ -173,9 +179,9 @@ pub(super) fn short_memory(recipe: &Recipe<'_>) -> Vec<Found> {
     };
     let total = recipe.total_steps();
     let reason = format!(
-        "optimizer.ema_decay = {decay} averages the parameters of {} steps, and the run has {total}: it is the share that is kept, not \
-         the share of the new",
-        short(1.0 / (1.0 - decay))
+        "optimizer.ema_decay = {decay} averages the parameters of {}, and the run has {total}: it is the share that is kept, not the \
+         share of the new",
+        memory(decay)
     );
     let usual = 0.9999f64.min(1.0 - 20.0 / total.max(400) as f64);
     let sets = vec![format!("optimizer.ema_decay={:?}", (usual * 1e4).floor() / 1e4)];

@@ -1,5 +1,7 @@
 //! Rules about the shape of the rate after the warm-up.
 
+use hlo::counted;
+
 use super::figures::ModelKind;
 use super::rate::limit_of_scratch;
 use super::{Found, Recipe, Severity, percent, short};
@@ -117,9 +119,9 @@ pub(super) fn unreached(recipe: &Recipe<'_>) -> Vec<Found> {
     // Shorter runs are tests of a configuration.
     let severity = if total >= 1000 { Severity::Warning } else { Severity::Note };
     let reason = format!(
-        "{} of {} boundaries are never reached: the run ends at step {total}, the first of them is at {first}",
+        "the run ends at step {total} and never reaches {} of {}, the first at {first}",
         after.len(),
-        schedule.boundaries().len()
+        counted(schedule.boundaries().len(), "boundary")
     );
     let change = "move the boundaries into the run, or lengthen it";
     vec![Found::new(severity, reason, change, rescaled(recipe))]

@@ -1,5 +1,6 @@
 //! What changes in a recipe when the number of replicas doubles.
 
+use hlo::counted;
 use serde::Serialize;
 
 use super::{Finding, Recipe, check};
@@ -61,17 +62,22 @@ pub(super) fn changes(before: &Recipe<'_>, after: &Recipe<'_>) -> Vec<Change> {
     let norm_group = |recipe: &Recipe<'_>| {
         let Some(group) = recipe.config.model.batch_norm_group() else { return String::new() };
         let Ok(split) = recipe.config.split_batch(recipe.num_replicas) else {
-            return format!("{group} examples");
+            return counted(group, "example");
         };
         let microbatch = split.microbatch();
         if microbatch.is_multiple_of(group) {
-            return format!("{group} examples on one replica");
+            return format!("{} on one replica", counted(group, "example"));
         }
         let is_whole = group.is_multiple_of(microbatch)
             && recipe.num_replicas.is_multiple_of(group / microbatch);
         match is_whole {
-            true => format!("{group} examples on {} replicas", group / microbatch),
-            false => format!("{group} examples, which {microbatch} on each replica cannot make"),
+            true => {
+                format!("{group} examples on {}", counted(group / microbatch, "replica"))
+            }
+            false => format!(
+                "{}, which {microbatch} on each replica cannot make",
+                counted(group, "example")
+            ),
         }
     };
     let of_schedule =

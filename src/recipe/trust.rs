@@ -96,8 +96,7 @@ pub(super) fn excluded(recipe: &Recipe<'_>) -> Vec<Found> {
         "no layer has a trust ratio, so that {name} is {without} at rates that are shares of a layer's norm"
     );
     let sets = vec![format!("optimizer.trust_exclude={:?}", vectors(recipe))];
-    let change =
-        "leave optimizer.trust_exclude out, which excludes biases and norms, or exclude only these";
+    let change = "leave the patterns out (--unset optimizer.trust_exclude), which excludes biases and norms, or exclude only these";
     vec![Found::new(Severity::Error, reason, change, sets)]
 }
 

@@ -1,5 +1,7 @@
 //! Rules about the warm-up, judged on the resolved rates: how many steps they take to rise.
 
+use hlo::counted;
+
 use super::figures::{ModelKind, Rates};
 use super::{Found, Recipe, Severity, percent, short, trust};
 use crate::config::UpdateRule;
@@ -168,8 +170,9 @@ pub(super) fn boundary_inside(recipe: &Recipe<'_>) -> Vec<Found> {
     let inside = schedule.boundaries().iter().find(|step| **step > 0 && **step < warmup);
     let Some(step) = inside else { return vec![] };
     let reason = format!(
-        "the boundary at step {step} lies inside the warm-up of {warmup} steps, which passes over it; after the warm-up the rate \
-         is not the peak"
+        "the boundary at step {step} lies inside the warm-up of {}, which passes over it; after the warm-up the rate is not the \
+         peak",
+        counted(warmup, "step")
     );
     let sets = vec!["schedule.name=\"cosine\"".to_owned()];
     let change = "move the boundary past the warm-up, or use a smooth decay";

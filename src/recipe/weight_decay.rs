@@ -1,5 +1,7 @@
 //! Rules about weight decay, judged by what it takes of a parameter in a step and in the run.
 
+use hlo::counted;
+
 use super::figures::ModelKind;
 use super::rate::limit_of_scratch;
 use super::{Found, Recipe, Severity, short};
@@ -112,10 +114,10 @@ pub(super) fn norm_or_bias(recipe: &Recipe<'_>) -> Vec<Found> {
     let paths: Vec<_> = recipe.ranks.iter().filter(is_decayed).map(|(path, _)| path).collect();
     let Some(first) = paths.first() else { return vec![] };
     let reason = format!(
-        "weight decay also pulls at {} biases and scales of norms, such as `{first}`",
-        paths.len()
+        "weight decay also pulls at {}: biases and scales of norms, such as `{first}`",
+        counted(paths.len(), "parameter")
     );
-    let change = "leave optimizer.weight_decay_exclude out, which excludes all of them, or exclude these too";
+    let change = "leave the patterns out (--unset optimizer.weight_decay_exclude), which excludes all of them, or exclude these too";
     let sets = vec![format!("optimizer.weight_decay_exclude={:?}", vectors(recipe))];
     vec![Found::new(Severity::Warning, reason, change, sets)]
 }

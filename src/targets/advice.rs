@@ -19,6 +19,8 @@ pub struct Knobs {
     pub mesh: Mesh,
     /// Stage of ZeRO; matters only if the state is sharded.
     pub zero: usize,
+    /// `true` if the configuration sets the stage, which it must not for whole state.
+    pub is_zero_set: bool,
     /// Bytes of the whole state, over all shards.
     pub state_bytes: u64,
     /// Bytes of the whole parameters as they are kept.
@@ -40,7 +42,7 @@ struct Choice {
 /// Settings with which a step is expected to fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suggestion {
-    /// Each as `section.key=value`.
+    /// Each as `section.key=value`, or `--unset section.key` for a key to take back.
     pub sets: Vec<String>,
     /// The peak with them, in bytes.
     pub peak_bytes: u64,
@@ -64,7 +66,8 @@ impl fmt::Display for Suggestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let peak = gib(self.peak_bytes);
         for set in self.all_sets() {
-            write!(f, "--set {set} ")?;
+            let option = if set.starts_with("--unset ") { "" } else { "--set " };
+            write!(f, "{option}{set} ")?;
         }
         match self.fits {
             None => write!(f, "(estimated peak {peak})"),
@@ -142,8 +145,12 @@ impl Choice {
         if self.fsdp != now.fsdp {
             sets.push(format!("mesh.fsdp={}", self.fsdp));
         }
-        if self.zero != now.zero && self.fsdp > 1 {
-            sets.push(format!("parallel.zero={}", self.zero));
+        match self.fsdp {
+            1 if now.fsdp != 1 && knobs.is_zero_set => {
+                sets.push("--unset parallel.zero".to_owned())
+            }
+            2.. if self.zero != now.zero => sets.push(format!("parallel.zero={}", self.zero)),
+            _ => {}
         }
         if self.remat != now.remat {
             sets.push(format!("model.remat={}", self.remat));
@@ -288,6 +295,7 @@ mod tests {
             remat: Some(false),
             mesh: Mesh::data(num_replicas),
             zero: 1,
+            is_zero_set: false,
             state_bytes,
             parameters_bytes: state_bytes / 3,
             gathered_bytes: state_bytes / 3,
@@ -341,6 +349,12 @@ mod tests {
         let sets: Vec<_> = found.iter().map(|suggestion| suggestion.sets.join(" ")).collect();
         assert!(sets.contains(&"mesh.fsdp=1 model.remat=false".to_owned()), "{sets:?}");
         assert!(sets.contains(&String::new()), "{sets:?}");
+        // Whole state with a stage of ZeRO is refused, so that the stage must go.
+        sharded.is_zero_set = true;
+        let (found, _) = candidates(&memory(GIB / 2, GIB), &sharded);
+        let whole = found.iter().map(Suggestion::to_string).find(|line| line.contains("fsdp=1 "));
+        let expected = "--set mesh.fsdp=1 --unset parallel.zero --set model.remat=false --set mesh.data=auto (";
+        assert!(whole.as_ref().is_some_and(|line| line.starts_with(expected)), "{whole:?}");
     }
 
     /// A program of 15 GiB on a GPU of 20, of which it may have three quarters or more.

@@ -1,5 +1,6 @@
 //! The table of `lockstep plan --stragglers`: what backup workers would bring.
 
+use hlo::counted;
 use serde::Serialize;
 
 use super::cost::Stragglers;
@@ -68,11 +69,11 @@ impl BackupSimulation {
         }
         out + &format!(
             "backup workers, simulated on {} devices and backups: {}\n\
-             most examples/s for each device, backups included: {} backups. Lockstep runs no backup workers, because it drops no gradient: \
+             most examples/s for each device, backups included: {}. Lockstep runs no backup workers, because it drops no gradient: \
              this is what they would bring",
             self.num_devices,
             self.stragglers.words(),
-            self.best
+            counted(self.best, "backup")
         )
     }
 }

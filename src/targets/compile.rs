@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use hlo::counted;
 use hlo::{Axis, Graph, Program, TensorType, Tree};
 
 use super::advice::{Knobs, MemoryAdvice, advice};
@@ -82,7 +83,9 @@ pub enum Error {
         source: WorkerError,
     },
     /// The step was made for another number of replicas.
-    #[error("the step has {found} replicas, but {target} has {expected} devices")]
+    #[error(
+        "the step has {}, but {target} has {}", counted(*found, "replica"), counted(*expected, "device")
+    )]
     Replicas {
         /// The target.
         target: String,

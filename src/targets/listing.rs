@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
+use hlo::counted;
+
 use super::hlo_proto::{HloComputation, HloModule, ReplicaGroups};
 
 /// The computations, entry first, with instructions in scheduled order if there is one. Attributes are
@@ -47,7 +49,7 @@ fn write_computation(
             _ => {}
         }
         if let Some(ReplicaGroups { num_groups, first }) = instruction.groups() {
-            let _ = write!(out, ", {num_groups} groups of {}", first.len());
+            let _ = write!(out, ", {} of {}", counted(num_groups, "group"), first.len());
         }
         let called = instruction.called_computation_ids.iter().filter_map(|id| names.get(id));
         for name in called {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use hlo::counted;
 use serde::{Serialize, Serializer};
 
 use super::advice::MemoryAdvice;
@@ -198,7 +199,8 @@ impl fmt::Display for CompileReport {
             limit_bytes,
             ..
         } = self.memory;
-        writeln!(f, "target           {}, {} replicas", self.target, self.num_devices)?;
+        let replicas = counted(self.num_devices, "replica");
+        writeln!(f, "target           {}, {replicas}", self.target)?;
         writeln!(
             f,
             "memory           parameters {}, optimizer {}, temporaries {}",
@@ -227,12 +229,12 @@ impl fmt::Display for CompileReport {
                 phase => format!(" ({phase})"),
             };
             let how = if *asynchronous { "asynchronous" } else { "synchronous" };
-            let groups = if *num_groups == 1 { "group" } else { "groups" };
+            let groups = counted(*num_groups, "group");
             writeln!(
                 f,
-                "collectives      {count} {kind}{phase}, {} in all, {num_groups} {groups} of {group_size}, {how}, \
-                 beside {matmuls} matmuls",
-                gib(bytes)
+                "collectives      {count} {kind}{phase}, {} in all, {groups} of {group_size}, {how}, beside {}",
+                gib(bytes),
+                counted(matmuls, "matmul")
             )?;
         }
         for (at, form) in self.scatter_forms.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Predicted scaling of a step from one device to the whole target.
 
-use hlo::Axis;
+use hlo::{Axis, counted};
 use serde::Serialize;
 
 use super::Target;
@@ -288,9 +288,13 @@ fn memory(target: &Target, rows: &[Row]) -> String {
     };
     match too_large.map(|row| row.num_devices).max() {
         Some(num_devices) => format!(
-            "memory: the state alone, up to {}, does not fit in the {of} that a program has on a device, on {num_devices} devices or fewer; \
+            "memory: the state alone, up to {}, does not fit in the {of} that a program has on a device, on {}; \
              --set mesh.fsdp=N shards it, `lockstep compile` says what else a step needs",
-            gib(most)
+            gib(most),
+            match num_devices {
+                1 => "1 device".to_owned(),
+                _ => format!("{num_devices} devices or fewer"),
+            }
         ),
         None => format!(
             "memory: the state takes up to {} of the {of} that a program has on a device; `lockstep compile` says what else a step needs",
@@ -421,8 +425,8 @@ fn finding(layout: &DeviceLayout, steps: &[Measured], rows: &[Row]) -> String {
     let waits = |row: &Row, share: f64| row.exposed_ms > share * row.step_ms;
     let Some(at) = rows.iter().position(|row| waits(row, NOTICEABLE)) else {
         return format!(
-            "up to {} devices the step hardly waits for collectives",
-            rows.last().map_or(1, |row| row.num_devices)
+            "up to {} the step hardly waits for collectives",
+            counted(rows.last().map_or(1, |row| row.num_devices), "device")
         );
     };
     let (Some(step), Some(row)) = (steps.get(at), rows.get(at)) else { return String::new() };
@@ -440,7 +444,7 @@ fn finding(layout: &DeviceLayout, steps: &[Measured], rows: &[Row]) -> String {
             megabytes(bytes, gathered)
         )
     } else if fabric.num_groups > 1 && early * 2 > bytes {
-        format!("the network between groups of {} devices is slow", fabric.group.size())
+        format!("the network between groups of {} is slow", counted(fabric.group.size(), "device"))
     } else if gathered > 0 {
         format!("of {} not all overlap with the arithmetic", megabytes(bytes, gathered))
     } else if early * 2 > bytes {

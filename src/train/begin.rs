@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hlo::{LeafSpec, Tree};
+use hlo::{LeafSpec, Tree, counted};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoints::{self, Saver};
@@ -180,7 +180,8 @@ impl Beginning {
                 match dir.remove_after(trainer.steps_taken())? {
                     0 => {}
                     later => recorder.say(&format!(
-                        "removed {later} later checkpoints: those steps are taken again"
+                        "removed {}: those steps are taken again",
+                        counted(later, "later checkpoint")
                     )),
                 }
                 Shards::of_first(dir, processes)

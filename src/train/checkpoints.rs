@@ -5,14 +5,14 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use hlo::Axis;
+use hlo::counted;
 use serde_json::{Value, json};
 
 use super::recorder::Recorder;
 use super::shards::Shards;
 use super::{Error, Job, Run, Trainer};
 use crate::checkpoint::{self, DataPosition, DataRecord, HostLeaf, HostPiece, Location, RunRecord};
-use crate::config::CheckpointConfig;
+use crate::config::{CheckpointConfig, MeshConfig};
 use crate::observe::{EvalResult, RunProgress, SavedCheckpoint, StepEval};
 use crate::state::State;
 
@@ -59,7 +59,7 @@ impl Saver {
         last_step: Option<u64>,
     ) -> Self {
         let config = &job.config.checkpoint;
-        let mesh = Axis::ALL.map(|axis| (axis.name().to_owned(), run.mesh.size(axis)));
+        let mesh = MeshConfig::AXES.map(|axis| (axis.name().to_owned(), run.mesh.size(axis)));
         let device = trainer.client().devices().first().map(|device| device.kind.clone());
         Self {
             shards,
@@ -114,7 +114,8 @@ impl Saver {
         if is_busy && !must_save && !is_multiple(step, self.keep_every) {
             self.last = Instant::now();
             recorder.say(&format!(
-                "the checkpoint after {step} steps is skipped: the one before is still being written"
+                "the checkpoint after {} is skipped: the one before is still being written",
+                counted(step, "step")
             ));
             return Ok(());
         }

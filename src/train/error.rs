@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use hlo::counted;
+
 use super::profile::ProfileError;
 use super::run_dir::RunDirError;
 use crate::config::{BatchError, FolderError, RunLengthError, UnevenMesh};
@@ -33,7 +35,8 @@ pub enum Error {
     Folder(#[from] FolderError),
     /// The model does not take the examples.
     #[error(
-        "{key}: an example is {example} of {num_classes} classes, but model.name = {model:?} takes {takes}"
+        "{key}: an example is {example} of {}, but model.name = {model:?} takes {takes}",
+        counted(*num_classes, "class")
     )]
     Example {
         /// The key to change.
@@ -82,8 +85,8 @@ pub enum Error {
     },
     /// The processes of a run cannot share the replicas of the mesh evenly.
     #[error(
-        "{num_processes} processes cannot share {num_replicas} replicas evenly; make mesh.data x mesh.fsdp a multiple of \
-         {num_processes}"
+        "{num_processes} processes cannot share {} evenly; make mesh.data x mesh.fsdp a multiple of {num_processes}",
+        counted(*num_replicas, "replica")
     )]
     UnevenProcesses {
         /// Replicas of the mesh.
@@ -94,7 +97,7 @@ pub enum Error {
     /// XLA's own collectives on the CPU end at the process.
     #[error(
         "parallel.host_collectives = false, but the run has {num_processes} processes, which on the cpu backend only these \
-         collectives connect; leave it out"
+         collectives connect; leave it out (--unset parallel.host_collectives)"
     )]
     NeedsHostCollectives {
         /// Processes of the run.
@@ -194,8 +197,9 @@ pub enum Error {
     Mesh(#[from] UnevenMesh),
     /// The mesh has more replicas than there are devices.
     #[error(
-        "the mesh asks for {num_replicas} replicas, but the backend `{backend}` has {num_devices} \
-         devices; make mesh.data x mesh.fsdp {num_devices} or less, or set one of the two to \"auto\""
+        "the mesh asks for {num_replicas} replicas, but the backend `{backend}` has {}; make mesh.data x mesh.fsdp \
+         {num_devices} or less, or set one of the two to \"auto\"",
+        counted(*num_devices, "device")
     )]
     TooManyReplicas {
         /// Replicas of the mesh.

@@ -35,7 +35,7 @@ mod trainer;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use hlo::{LeafSpec, Tree};
+use hlo::{LeafSpec, Tree, counted};
 use models::Model;
 
 use crate::cluster::{Member, Phase};
@@ -193,7 +193,10 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         recorder.say(&report);
     }
     let (is_interrupted, mut failure) = match ended {
-        Ok(End::Interrupted) => (true, None),
+        Ok(End::Interrupted) => {
+            recorder.say(&how_to_go_on(job.config, options, trainer.steps_taken()));
+            (true, None)
+        }
         Ok(End::Done) => (false, None),
         Err(error) => (false, Some(error)),
     };
@@ -213,6 +216,25 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         },
     };
     Ok(recorder.end(is_interrupted, failure, params.as_ref()))
+}
+
+/// Where a run that was stopped after `num_steps` steps has been saved, and how to go on.
+fn how_to_go_on(config: &Config, options: &Options, num_steps: u64) -> String {
+    let Some(place) = checkpoints::place(&config.checkpoint, options.out.as_deref()) else {
+        return "nothing is saved from which the run could go on: there is no --out, or checkpoint.keep is 0".to_owned();
+    };
+    let how = match options.resume {
+        Resume::Never if options.overwrite => {
+            "the same command with --resume in place of --overwrite"
+        }
+        Resume::Never if options.init.is_some() => {
+            "the same command with --resume in place of --init"
+        }
+        Resume::Never => "the same command with --resume",
+        Resume::Newest => "the same command",
+        Resume::From(_) => "the same command with --resume and no path after it",
+    };
+    format!("saved after {} in {place}; {how} goes on from there", counted(num_steps, "step"))
 }
 
 /// `true` if the parameters can be saved, whatever ended the steps. After a failed proof or launch they are not sound.
@@ -239,5 +261,59 @@ fn describe_devices(client: &Client, config: &Config) -> String {
     let backend = &config.device.backend;
     // The version of most plugins begins with the platform.
     let platform = if version.starts_with(platform) { "" } else { &format!("{platform} ") };
-    format!("backend {backend}: {platform}{version}, {} devices", client.devices().len())
+    let devices = counted(client.devices().len(), "device");
+    format!("backend {backend}: {platform}{version}, {devices}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_stopped_run_says_where_it_is_saved_and_how_to_go_on() {
+        let text = "model = { name = \"mlp\" }\ndata = { source = \"synthetic\" }\n\
+                    train = { global_batch = 8, steps = 9 }\noptimizer = { name = \"sgd\" }\n\
+                    schedule = { name = \"constant\", peak = 0.1 }";
+        let say = |set: &str, options: &Options| {
+            let config = Config::parse(text, Path::new("/a.toml"), &[set.to_owned()]).unwrap();
+            how_to_go_on(&config, options, 1)
+        };
+        let kept = "checkpoint.keep=1";
+        let out = || Options { out: Some("run".into()), ..Options::default() };
+        for (set, options, expected) in [
+            (kept, Options::default(), "nothing is saved from which the run could go on"),
+            ("checkpoint.keep=0", out(), "nothing is saved from which the run could go on"),
+            (
+                kept,
+                out(),
+                "saved after 1 step in run/checkpoints; the same command with --resume goes on",
+            ),
+            (
+                kept,
+                Options { overwrite: true, ..out() },
+                "with --resume in place of --overwrite goes on",
+            ),
+            (
+                kept,
+                Options { init: Some("a".into()), ..out() },
+                "--resume in place of --init goes on",
+            ),
+            (
+                kept,
+                Options { resume: Resume::Newest, ..out() },
+                "; the same command goes on from there",
+            ),
+            (
+                kept,
+                Options { resume: Resume::From("a".into()), ..out() },
+                "and no path after it goes on",
+            ),
+            ("checkpoint.dir=s3://bucket/a", Options::default(), "in s3://bucket/a; the same"),
+        ] {
+            let said = say(set, &options);
+            assert!(said.contains(expected), "{expected}: {said}");
+        }
+    }
 }

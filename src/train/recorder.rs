@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use hlo::{Axis, Literal, Tree};
+use hlo::{Literal, Tree};
 
 use super::checkpoints::progress_of;
 use super::processes::Processes;
 use super::run_dir::{CONFIG_FILE, RunDir};
 use super::{Error, Job, Outcome, Run, StepResult, Trainer, params_file};
 use crate::checkpoint::Checkpoint;
+use crate::config::MeshConfig;
 use crate::observe::{
     self, EvalResult, FlushLater, LaunchMetrics, RunEnd, RunEvent, RunInfo, RunProgress,
     SavedCheckpoint, Sinks, Status, StepEval, StepMetrics, replace_file,
@@ -59,7 +60,7 @@ impl Recorder {
             planned_steps: run.length.total_steps(),
             num_replicas: run.mesh.num_replicas(),
             num_processes: processes.this().num_processes,
-            mesh: Axis::ALL.map(|axis| (axis.name(), run.mesh.size(axis))).into(),
+            mesh: MeshConfig::AXES.map(|axis| (axis.name(), run.mesh.size(axis))).into(),
             global_batch: run.batch.global_batch(),
             num_params: trainer.num_params(),
             state_bytes_per_replica: state_bytes.sum(),

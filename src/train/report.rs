@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hlo::{Axis, AxisSet, Graph, LeafSpec, Mesh, Tree};
+use hlo::{Axis, AxisSet, Graph, LeafSpec, Mesh, Tree, counted};
 
 use super::{Run, Trainer};
 use crate::config::{ParallelConfig, shorten};
@@ -16,7 +16,8 @@ const MAX_CLASSES: usize = 10;
 /// The sizes that make up the global batch, the length of the run, and the sizes that examples are padded to.
 pub fn describe_batch(run: &Run) -> String {
     let (length, batch) = (&run.length, &run.batch);
-    let epoch = length.steps_per_epoch().map(|steps| format!(" {steps} steps per epoch,"));
+    let epoch =
+        length.steps_per_epoch().map(|steps| format!(" {} per epoch,", counted(steps, "step")));
     let padding = describe_padding(run).map_or_else(String::new, |padding| format!("\n{padding}"));
     format!(
         "batch: {batch};{} {} in total{padding}",
@@ -77,7 +78,7 @@ pub fn describe_synchronisation(trainer: &Trainer, parallel: &ParallelConfig) ->
     format!(
         "{PARAMS}: {}, {}, and {} of optimizer state on each replica{sharding}\n\
          synchronisation: {synchronisation}",
-        plural(params.len(), "leaf"),
+        counted(params.len(), "leaf"),
         human_bytes(bytes(PARAMS)),
         human_bytes(bytes(OPT_STATE)),
     )
@@ -96,7 +97,7 @@ fn describe_all_reduces(step: &Graph) -> String {
     format!(
         "{} per step in {} over {}",
         human_bytes(synced as usize),
-        plural(calls as usize, "collective"),
+        counted(calls as usize, "collective"),
         groups.join(" and "),
     )
 }
@@ -105,7 +106,7 @@ fn describe_all_reduces(step: &Graph) -> String {
 fn describe_sharding(state: &Tree<LeafSpec>, mesh: &Mesh, parallel: &ParallelConfig) -> String {
     let report = ShardingReport::new(&state.subtree(PARAMS), state, mesh);
     let total = |Total { num_leaves, bytes }| {
-        format!("{}, {}", plural(num_leaves, "leaf"), human_bytes(bytes))
+        format!("{}, {}", counted(num_leaves, "leaf"), human_bytes(bytes))
     };
     let reasons = report.whole_by_reason();
     let reasons = reasons.into_iter().map(|(why, of)| format!("{} ({why})", total(of)));
@@ -183,7 +184,7 @@ pub fn list_sharding(
     let mut lines = vec![format!("zero = {stage} over {} replicas", report.num_shards)];
     lines.extend(report.params.iter().map(|(path, param)| format!("{PARAMS}.{path}: {param}")));
     let total =
-        |Total { num_leaves, bytes }| format!("{}, {bytes} bytes", plural(num_leaves, "leaf"));
+        |Total { num_leaves, bytes }| format!("{}, {bytes} bytes", counted(num_leaves, "leaf"));
     lines.push(format!("sharded: {}", total(report.sharded())));
     lines.push(format!("whole: {}", total(report.whole())));
     let reasons = report.whole_by_reason();
@@ -217,23 +218,14 @@ fn describe_by_kind(step: &Graph) -> String {
         let (count, bytes) = same.fold((0u64, 0u64), |(count, bytes), total| {
             (count.saturating_add(total.count), bytes.saturating_add(total.whole_bytes))
         });
-        format!("{}, {}", plural(count as usize, kind), human_bytes(bytes as usize))
+        format!("{}, {}", counted(count as usize, kind), human_bytes(bytes as usize))
     });
     let kinds: Vec<_> = kinds.collect();
     format!("each replica sends {} per step; {}", human_bytes(sent as usize), kinds.join("; "))
 }
 
 fn describe_groups(num_groups: usize, group_size: usize) -> String {
-    format!("{} of {}", plural(num_groups, "group"), plural(group_size, "replica"))
-}
-
-/// `1 leaf`, `2 leaves`.
-fn plural(count: usize, noun: &str) -> String {
-    match (count, noun) {
-        (1, noun) => format!("1 {noun}"),
-        (count, "leaf") => format!("{count} leaves"),
-        (count, noun) => format!("{count} {noun}s"),
-    }
+    format!("{} of {}", counted(num_groups, "group"), counted(group_size, "replica"))
 }
 
 pub(super) fn human_bytes(bytes: usize) -> String {

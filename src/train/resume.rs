@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use hlo::{LeafSpec, Tree};
+use hlo::{LeafSpec, Tree, counted};
 use toml::{Table, Value};
 
 use super::checkpoint_place::{newest_checkpoint, warn_of_incomplete};
@@ -314,21 +314,21 @@ pub(super) fn check(
     let is_other_batch = saved.global_batch != run.batch.global_batch();
     if is_other_batch || saved.position != here && !differences.has_other_data {
         return other_run(format!(
-            "the checkpoint was made after {} steps of {} examples, at batch {} of epoch {}; here that is batch {} of \
-             epoch {} with {} examples a step. Use the same data and the same global batch",
-            saved.step,
-            saved.global_batch,
+            "the checkpoint was made after {} of {}, at batch {} of epoch {}; here that is batch {} of epoch {} with {} a step. \
+             Use the same data and the same global batch",
+            counted(saved.step, "step"),
+            counted(saved.global_batch, "example"),
             saved.position.batch,
             saved.position.epoch,
             here.batch,
             here.epoch,
-            run.batch.global_batch()
+            counted(run.batch.global_batch(), "example")
         ));
     }
     if saved.step > run.length.total_steps() {
         return other_run(format!(
-            "{} steps have been taken, but the configuration asks for {}",
-            saved.step,
+            "the checkpoint was made after {}, but the configuration asks for {}",
+            counted(saved.step, "step"),
             run.length.total_steps()
         ));
     }
@@ -362,7 +362,8 @@ pub(super) fn restore(
             "another program (mesh, options, device or version): what follows is the run that was saved, up to rounding"
         }
     };
-    Ok(format!("resumed after {} steps from {}; {how}", saved.step, checkpoint.location()))
+    let steps = counted(saved.step, "step");
+    Ok(format!("resumed after {steps} from {}; {how}", checkpoint.location()))
 }
 
 #[cfg(test)]

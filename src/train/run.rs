@@ -90,6 +90,7 @@ impl Run {
             })),
         };
         let batch = config.split_batch(mesh.group_size(policy.batch_axes()))?;
+        config.model.batch_norm_group().map_or(Ok(()), |group| batch.check_norm_group(group))?;
         let length = RunLength::new(config.train.length, num_examples, batch.global_batch())?;
         let mut lowering = Lowering::for_platform(platform);
         if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {

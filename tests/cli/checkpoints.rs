@@ -275,7 +275,7 @@ fn what_cannot_be_continued_or_saved_is_said_and_costs_nothing() {
     let shorter = [&*in_shared, "train.steps=9", "schedule.warmup=none"];
     let shorter = run(&shorter, &["--resume", "--out", text(&out)]);
     assert_eq!(shorter.code, Some(1));
-    let expected = "22 steps have been taken, but the configuration asks for 9";
+    let expected = "the checkpoint was made after 22 steps, but the configuration asks for 9";
     assert!(shorter.stderr.contains(expected), "{}", shorter.stderr);
     // Checkpoints of the run in --out are not lost by looking for them elsewhere, nor is another run.
     let own = dir.path().join("own");

@@ -53,7 +53,7 @@ fn train(config: &Path, out: &Path, more: &[&str]) -> Vec<u8> {
     fs::read(out.join(params_file::FILE)).unwrap()
 }
 
-/// The configuration, a run of it, and the folder of Hugging Face's that was exported from it.
+/// The configuration, a run of it, and the Hugging Face folder that was exported from it.
 fn exported(dir: &Path) -> [std::path::PathBuf; 3] {
     install_plugin();
     let config = file(dir, "gpt.toml", GPT.as_bytes());

@@ -113,6 +113,12 @@ fn a_signal_ends_the_run_after_the_step_and_loses_nothing() {
         assert!(said.contains(&expected), "{said}");
 
         let steps = metrics(&out);
+        let saved = format!(
+            "saved after {} steps in {}; the same command with --resume goes on from there\n",
+            steps.len(),
+            out.join("checkpoints").display()
+        );
+        assert!(said.ends_with(&saved), "{saved}: {said}");
         let summary = summary(&out);
         let evaluated = steps.iter().rfind(|line| line["eval_loss"].is_number()).unwrap();
         let last = steps.len() - 1;

@@ -184,7 +184,7 @@ fn what_cannot_be_shown_is_refused() {
     // The number that is planned with must be that of the data, or epochs would be others.
     let done = lockstep(&train_args(&["data.num_examples=1000"], &[]));
     assert_eq!(done.code, Some(1));
-    assert!(done.stderr.contains("there are 1437 training examples"), "{}", done.stderr);
+    assert!(done.stderr.contains("the data have 1437 training examples"), "{}", done.stderr);
     let done =
         lockstep(&train_args(&["data.num_examples=1437", "train.epochs=2"], &[])).succeeded();
     assert!(done.stderr.contains("22 steps per epoch, 44 in total"), "{}", done.stderr);

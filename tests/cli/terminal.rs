@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use super::{BINARY, install_plugin, train_args};
+use super::{BINARY, DIGITS, install_plugin, train_args};
 
 /// Runs its arguments on a terminal of their own, and passes on what they write there.
 const ON_A_TERMINAL: &str = "
@@ -51,4 +51,36 @@ fn the_bar_leaves_a_line_and_the_result_is_shown_once() {
     let at = words.iter().position(|word| *word == "examples/s").unwrap();
     let rate: f64 = words[at - 1].parse().unwrap();
     assert!(rate < 3e6, "{step}");
+}
+
+#[test]
+fn bars_and_schedules_fit_forty_columns() {
+    install_plugin();
+    let narrow = "stty rows 24 cols 40; exec \"$0\" \"$@\"";
+    let show = |args: &[String]| {
+        let mut command = Command::new("python3");
+        command.args(["-c", ON_A_TERMINAL, "sh", "-c", narrow, BINARY]).args(args);
+        let output = command.env("TERM", "xterm").stdin(Stdio::null()).output().unwrap();
+        let seen = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{args:?}: {seen}");
+        seen
+    };
+    let longest =
+        |seen: &str| seen.lines().map(|line| line.trim_end().chars().count()).max().unwrap();
+    for more in [
+        &[][..],
+        &["--replicas", "1,4,16", "--set", "train.batch_per_replica=16"],
+        &["--check"],
+        &["--against", "lamb-bert-large-1024"],
+    ] {
+        let args: Vec<_> =
+            ["schedule", DIGITS].iter().chain(more).map(ToString::to_string).collect();
+        let seen = show(&args);
+        assert!(longest(&seen) <= 40, "{more:?}: {seen}");
+    }
+    let seen = show(&train_args(&["train.epochs=4", "mesh.data=1"], &[]));
+    let drawn = seen.split(['\r', '\n']).map(|line| line.replace("\u{1b}[2K", ""));
+    let bars: Vec<_> = drawn.filter(|line| line.contains('█')).collect();
+    assert!(!bars.is_empty(), "{seen}");
+    assert!(longest(&bars.join("\n")) < 40, "{bars:#?}");
 }

@@ -1,11 +1,12 @@
 //! What `train` achieves, prints and writes.
 
 use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
-use super::{keys, lockstep, metrics, set, summary, text, train_args};
+use super::{BINARY, install_plugin, keys, lockstep, metrics, set, summary, text, train_args};
 
 const STEP_FIELDS: [&str; 12] = [
     "step",
@@ -96,6 +97,16 @@ fn digits_are_learned_on_any_number_of_replicas() {
 }
 
 #[test]
+fn a_small_stack_is_enough() {
+    install_plugin();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -s 64; exec \"$0\" \"$@\"", BINARY]);
+    command.args(train_args(&["train.epochs=2", "mesh.data=2"], &["--json"]));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn a_run_leaves_metrics_summary_and_parameters() {
     let dir = tempfile::tempdir().unwrap();
     // A directory that is not there yet.
@@ -144,7 +155,7 @@ fn a_run_leaves_metrics_summary_and_parameters() {
     for field in EVAL_FIELDS.iter().chain(&["step"]) {
         assert_eq!(summary["best_eval"][field], best[field], "{field}");
     }
-    let mesh = serde_json::json!({ "pipeline": 1, "data": 2, "fsdp": 1, "tensor": 1 });
+    let mesh = serde_json::json!({ "data": 2, "fsdp": 1 });
     assert_eq!((&summary["mesh"], &summary["num_processes"]), (&mesh, &1.into()));
     // Weights and biases of 64 -> 256 -> 256 -> 10 and of two norms.
     assert_eq!(summary["num_params"], num_values(&out.join("params.safetensors")));
@@ -307,7 +318,10 @@ fn sharded_state_goes_with_every_other_choice() {
         (
             "resnet20-synthetic",
             &[&small_resnet[..], &["parallel.zero=2", "model.batch_norm_group=12"]].concat(),
-            Some("groups of 12 examples cannot be made of 8 on each of 4 replicas"),
+            Some(
+                "model.batch_norm_group: groups of 12 examples cannot be made of 8 on each of 4 replicas; the nearest that \
+                 can: 8 or 16",
+            ),
         ),
         ("digits", &["train.global_batch=62"], Some("train.global_batch: 62 does not divide")),
     ];

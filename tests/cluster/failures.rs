@@ -245,7 +245,7 @@ fn what_would_fail_again_is_not_tried_again() {
     let dir = tempfile::tempdir().unwrap();
     for (sets, expected) in [
         (&["train.steeps=3"][..], "train.steeps"),
-        (&["mesh.data=1"], "cannot share 1 replicas evenly"),
+        (&["mesh.data=1"], "cannot share 1 replica evenly"),
         (&["parallel.host_collectives=false"], "parallel.host_collectives = false, but"),
         (&["schedule.warmup_steps=100000"], "warm-up"),
     ] {

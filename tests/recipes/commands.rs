@@ -63,6 +63,26 @@ fn recipes_are_listed_and_written() {
 }
 
 #[test]
+fn names_near_an_unknown_recipe_or_rule_are_suggested() {
+    let digits = file("digits.toml");
+    let against = ["schedule", digits.to_str().unwrap(), "--against", "distilbert"];
+    for (args, expected) in [
+        (&["recipes", "bert"][..], ", did you mean bert-"),
+        (&["recipes", "goyal-resnet50-2048-peek"], ", did you mean goyal-resnet50-2048-peak"),
+        (&against, ", did you mean distilbert-"),
+        (&["recipes", "qqqq"], "recipe \"qqqq\"; `lockstep recipes`"),
+        (
+            &["schedule", "--explain", "rate-too-hig"],
+            ", did you mean rate-too-high?; the rules are",
+        ),
+    ] {
+        let refused = lockstep(args);
+        assert_eq!(refused.status.code(), Some(1), "{args:?}");
+        assert!(stderr(&refused).contains(expected), "{args:?}: {}", stderr(&refused));
+    }
+}
+
+#[test]
 fn a_recipe_is_compared_with_a_published_one() {
     let images = file("resnet50-imagenet.toml");
     let against = ["schedule", images.to_str().unwrap(), "--against"];

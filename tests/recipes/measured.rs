@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, thread};
 
+use lockstep::recipe::published::recipes;
 use serde_json::Value;
 use toml::Table;
 
@@ -298,6 +299,19 @@ all but `fourth`, so that only its counts measure them.
             percent(found, faulty)
         );
     }
+    let sum = |count: fn(&RecipeSet) -> usize| -> usize { sets.iter().map(count).sum() };
+    let (published, faulty) = (sum(|set| set.published.len()), sum(|set| set.faulty.len()));
+    let (flagged, found) = (sum(RecipeSet::num_flagged), sum(RecipeSet::num_found));
+    let _ = writeln!(
+        page,
+        "| all | {published} | {flagged} ({}) | {} | {faulty} | {found} ({}) |\n\n\
+         `lockstep recipes` lists the {} published recipes that the program itself has, with which it compares others: those of all sets \
+         but `fourth`, with few exceptions, and some for other batches of the same papers.",
+        percent(flagged, published),
+        sum(RecipeSet::num_errors),
+        percent(found, faulty),
+        recipes().len()
+    );
     for set in sets {
         let _ = write!(
             page,
@@ -356,6 +370,16 @@ fn published_recipes_pass_and_faulty_ones_are_found() {
         let most = max_flagged * published;
         assert!(set.num_flagged() as f64 <= most, "{}: false alarms {flagged:#?}", set.name);
         assert!(set.num_errors() <= max_errors, "{}: {flagged:#?}", set.name);
+    }
+    let readme =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let count = |of: fn(&RecipeSet) -> usize| -> usize { sets.iter().map(of).sum() };
+    let (published, faulty) = (count(|set| set.published.len()), count(|set| set.faulty.len()));
+    for claim in [
+        format!("lists {} published recipes", recipes().len()),
+        format!("found in {published} published and {faulty} faulty recipes"),
+    ] {
+        assert!(readme.contains(&claim), "README.md does not say {claim:?}");
     }
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/recipes.md");
     let known = fs::read_to_string(&docs).unwrap_or_default();

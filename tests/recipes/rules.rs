@@ -148,7 +148,7 @@ const CASES: &[Case] = &[
     ("long-memory", DIGITS, &["optimizer.ema_decay=0.9999"], Warning, "ema_decay = 0.9999", &["optimizer.ema_decay=0.99"]),
     ("long-memory", DIGITS, &["optimizer.name=sgd", "optimizer.momentum=0.999"], Warning, "momentum = 0.999 remembers 1000 steps, and the run has 660", &["optimizer.name=sgd", "optimizer.momentum=0.99"]),
     ("long-memory", DIGITS, &[], Note, "beta2 = 0.999", &["optimizer.beta2=0.95"]),
-    ("short-memory", DIGITS, &["optimizer.ema_decay=0.001"], Warning, "1 steps", &["optimizer.ema_decay=0.95"]),
+    ("short-memory", DIGITS, &["optimizer.ema_decay=0.001"], Warning, "parameters of 1 step, and", &["optimizer.ema_decay=0.95"]),
     ("double-precision", GPT, &["train.precision=f64"], Warning, "600000 steps are in f64", &["train.precision=f64", "train.steps=500"]),
     ("clipping", "flax-nlp-seq-rsqrt", &["optimizer.name=sgd", "schedule.peak=0.1"], Warning, "heavy tails", &["optimizer.name=sgd", "schedule.peak=0.1", "optimizer.clip_grad_norm=1.0"]),
     ("clipping", SMALL, &["optimizer.clip_grad_norm=1e-6"], Error, "all steps by", &["optimizer.clip_grad_norm=1.0"]),
@@ -167,7 +167,7 @@ const CASES: &[Case] = &[
     ("batch-norm-group", IMAGES, &["model.batch_norm_group=4096", "mesh.data=1"], Warning, "groups of 4096", &["model.batch_norm_group=512", "mesh.data=1"]),
     ("label-smoothing", IMAGES, &["model.label_smoothing=0.9"], Warning, "90 % of each label", &["model.label_smoothing=0.2"]),
     ("label-smoothing", IMAGES, &["train.global_batch=16384"], Note, "16384 images", &["train.global_batch=8192"]),
-    ("batch-shape", DIGITS, &["train.global_batch=720"], Note, "an epoch is 1 steps", &["train.global_batch=128"]),
+    ("batch-shape", DIGITS, &["train.global_batch=720"], Note, "an epoch is 1 step of 720 examples", &["train.global_batch=128"]),
     ("batch-shape", LAMB, &["train.num_microbatches=4096", "mesh.data=1"], Note, "4096 microbatches", &["train.num_microbatches=512", "mesh.data=1"]),
 ];
 

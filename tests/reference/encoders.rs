@@ -1,4 +1,4 @@
-//! BERT and DistilBERT from folders of Hugging Face's: logits and five steps of fine-tuning against transformers
+//! BERT and DistilBERT from Hugging Face folders: logits and five steps of fine-tuning against transformers
 //! (`encoder_hf.py`), and the way back.
 
 use std::fs;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use hlo::Literal;
+use hlo::{Literal, counted};
 use serde_json::json;
 
 use super::args::CheckpointCommand;
@@ -14,6 +14,7 @@ use super::{print_line, print_lines};
 use crate::checkpoint::{
     Checkpoint, CheckpointDir, Error, Location, RunRecord, SplitRecord, StoredCheckpoint,
 };
+use crate::config::MeshConfig;
 use crate::observe::say;
 use crate::train::{checkpoint_place, newest_checkpoint};
 
@@ -107,20 +108,25 @@ fn inspect(checkpoint: &Checkpoint, json: bool) -> Result<()> {
         return print_line(&serde_json::to_string(checkpoint.manifest())?);
     }
     let run = checkpoint.run();
-    let mesh: Vec<_> = run.mesh.iter().map(|(axis, size)| format!("{axis} {size}")).collect();
+    // Older checkpoints also name the axes that cannot be set.
+    let can_be_set = |axis: &str| MeshConfig::AXES.iter().any(|known| known.name() == axis);
+    let mesh = run.mesh.iter().filter(|(axis, _)| can_be_set(axis));
+    let mesh: Vec<_> = mesh.map(|(axis, size)| format!("{axis} {size}")).collect();
     let head = [
         format!("{}: {}", checkpoint.location(), indicatif::HumanBytes(num_bytes(checkpoint))),
         format!(
-            "after {} steps; batch {} of epoch {} is next",
-            run.step, run.position.batch, run.position.epoch
+            "after {}; batch {} of epoch {} is next",
+            counted(run.step, "step"),
+            run.position.batch,
+            run.position.epoch
         ),
         format!("global batch {}, seed {}", run.global_batch, run.seed),
         format!("data: {}", data_of(run)),
         format!(
-            "mesh: {}; {} replicas in {} processes",
+            "mesh: {}; {} in {}",
             mesh.join(", "),
-            run.num_replicas,
-            run.num_processes
+            counted(run.num_replicas, "replica"),
+            counted(run.num_processes, "process")
         ),
         format!("backend {} ({}), lockstep {}", run.backend, run.device, run.lockstep),
     ];

@@ -1,5 +1,6 @@
 //! The place of this process among those of its job, as `lockstep train` would find it.
 
+use hlo::counted;
 use serde::Serialize;
 
 use super::findings::Diagnosis;
@@ -57,13 +58,9 @@ pub fn line(place: Option<&ClusterReport>, obstacle: Option<&str>) -> String {
     let mut facts = vec![format!("process {} of {}", place.process_index, place.num_processes)];
     facts.extend(place.launcher.map(|launcher| format!("started by {launcher}")));
     facts.extend(place.coordinator.as_ref().map(|address| format!("coordinator {address}")));
-    let counted = |count: usize, one: &str, several: &str| match count {
-        1 => format!("1 {one}"),
-        count => format!("{count} {several}"),
-    };
-    let local = place.num_local_processes.map(|count| counted(count, "process", "processes"));
-    facts.extend(local.map(|processes| format!("{processes} on this host")));
-    facts.extend(place.num_hosts.map(|count| counted(count, "host", "hosts")));
+    facts
+        .extend(place.num_local_processes.map(|count| counted(count, "process") + " on this host"));
+    facts.extend(place.num_hosts.map(|count| counted(count, "host")));
     format!("cluster  {} (from {})", facts.join(", "), place.from.join(", "))
 }
 

@@ -1,5 +1,6 @@
 //! Rules that find what is wrong with a machine, from what is already known about it.
 
+use hlo::counted;
 use serde::Serialize;
 
 use super::host::Host;
@@ -107,7 +108,7 @@ fn driver_problem(host: &Host, nvidia: Option<&Nvidia>) -> Option<Diagnosis> {
     let has_driver = nvidia.is_some_and(|nvidia| nvidia.driver.is_some());
     (host.nvidia_pci_devices > 0 && !has_driver).then(|| {
         finding(
-            format!("{} GPUs of NVIDIA's have no driver here", host.nvidia_pci_devices),
+            format!("no driver here for {}", counted(host.nvidia_pci_devices, "NVIDIA GPU")),
             "install the driver, 580 or newer; start a container with its GPUs (--gpus all)",
         )
     })
@@ -279,7 +280,7 @@ mod tests {
         let unlimited = Some(Limit { soft: None, hard: None });
         let free = Host { locked_memory_bytes: unlimited, ..infiniband };
         assert_eq!(findings(&free, Some(&nvidia)), []);
-        check(&with_gpu, None, "have no driver", "--gpus all");
+        check(&with_gpu, None, "no driver here for 1 NVIDIA GPU", "--gpus all");
         let problem = Some("NVIDIA's driver says: mismatch".to_owned());
         let broken = Nvidia { driver_problem: problem, ..Nvidia::default() };
         check(&with_gpu, Some(&broken), "mismatch", "restart");

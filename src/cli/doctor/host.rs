@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
+use hlo::counted;
 use serde::Serialize;
 
 /// The machine. Unknown values are `None`.
@@ -84,7 +85,8 @@ impl Host {
             (!facts.is_empty()).then(|| format!("{name:8} {}", facts.join(", ")))
         };
         let (os, arch, cores) = (self.os, self.arch, self.cores);
-        let machine = format!("{os} {arch}, {cores} cores{}", memory.unwrap_or_default());
+        let cores = counted(cores, "core");
+        let machine = format!("{os} {arch}, {cores}{}", memory.unwrap_or_default());
         [line("machine", vec![machine]), line("pages", pages), line("limits", limits)]
             .into_iter()
             .flatten()

@@ -90,7 +90,7 @@ impl Report {
             lines.push(format!("         - {change}"));
         }
         if self.findings.is_empty() {
-            lines.push("wrong    nothing found".to_owned());
+            lines.push("ok       nothing wrong was found".to_owned());
         }
         lines.push(cluster::line(self.cluster.as_ref(), self.obstacle.as_deref()));
         lines

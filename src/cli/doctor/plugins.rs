@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use ::hlo::{Axis, DType, Literal, Mesh, Reduction, TensorType, lower, trace};
+use ::hlo::{Axis, DType, Literal, Mesh, Reduction, TensorType, counted, lower, trace};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +50,7 @@ impl PluginReport {
         facts.extend(self.version.clone());
         facts.extend(platform.clone());
         facts.extend(api_version.as_ref().map(|version| format!("PJRT {version}")));
-        facts.extend(num_devices.map(|count| format!("{count} devices")));
+        facts.extend(num_devices.map(|count| counted(count, "device")));
         facts.extend(device_kind.clone());
         facts.extend(device_memory_bytes.map(|bytes| format!("{:.1} GB each", bytes as f64 / 1e9)));
         format!("{name} {}: {path}", facts.join(", "))

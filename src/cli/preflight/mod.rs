@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use hlo::counted;
 
 use super::args::{ConfigArgs, PreflightArgs};
 use super::compile::{TargetStep, check_advice, steps};
@@ -125,10 +126,9 @@ fn communication(
         changes.extend(larger_batch(config, target, step));
         let enough = rows.rows.iter().rfind(|row| row.exposed_ms <= MAX_EXPOSED * row.step_ms);
         changes.extend(enough.map(|row| {
-            let of = if row.num_devices == 1 { "device" } else { "devices" };
             format!(
-                "up to {} {of} of this target the step waits for less than that",
-                row.num_devices
+                "up to {} of this target the step waits for less than that",
+                counted(row.num_devices, "device")
             )
         }));
     }
@@ -176,12 +176,12 @@ fn recipe_is_sound(step: &TargetStep, num_devices: usize) -> Result<PreflightAns
         bad().map(|finding| format!("{} {}: {}", finding.severity, finding.rule, finding.reason));
     let sets = bad().flat_map(|finding| finding.sets.iter());
     let sets: Vec<_> = sets.map(|set| format!("--set '{set}'")).collect();
-    let plural = |count: usize| if count == 1 { "" } else { "s" };
-    let (of_errors, of_warnings) = (plural(errors), plural(warnings));
     Ok(PreflightAnswer {
         verdict: PreflightVerdict::of(errors == 0),
         summary: format!(
-            "{errors} error{of_errors} and {warnings} warning{of_warnings} at a batch of {}",
+            "{} and {} at a batch of {}",
+            counted(errors, "error"),
+            counted(warnings, "warning"),
             step.run.batch.global_batch()
         ),
         details: details.collect(),
@@ -215,12 +215,16 @@ fn input(
     let processors = args.host_processors.map_or(here, std::num::NonZeroUsize::get);
     let expected = rate * processors as f64 / here as f64;
     let is_enough = expected >= needed;
-    let mut details =
-        vec![format!("measured: {} examples/s with {here} processors here", number(rate))];
+    let mut details = vec![format!(
+        "measured: {} examples/s with {} here",
+        number(rate),
+        counted(here, "processor")
+    )];
     if args.host_processors.is_some() {
         let on_host = number(expected);
         details.push(format!(
-            "so {on_host} with the {processors} processors of a host, if each adds as much"
+            "so {on_host} with the {} of a host, if each adds as much",
+            counted(processors, "processor")
         ));
     }
     let mut changes = vec![];
@@ -256,9 +260,10 @@ fn answer_to_cost(args: &PreflightArgs, cost: &RunCost) -> PreflightAnswer {
     let verdict =
         allowed.map_or(PreflightVerdict::NotAsked, |max| PreflightVerdict::of(device_hours <= max));
     let summary = format!(
-        "{} device hours: {} steps in {}",
+        "{} device hours: {} {} in {}",
         number(device_hours),
         number(num_steps as f64),
+        if num_steps == 1 { "step" } else { "steps" },
         page::duration(hours)
     );
     let mut changes = vec![];

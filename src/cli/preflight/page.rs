@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::Result;
+use hlo::counted;
 use serde::Serialize;
 
 use crate::cli::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
@@ -95,12 +96,11 @@ impl fmt::Display for PreflightVerdict {
 impl fmt::Display for Preflight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { config, target, num_devices, num_hosts, global_batch, step_ms, .. } = self;
-        let plural = |count: usize| if count == 1 { "" } else { "s" };
         writeln!(
             f,
-            "{config} on {target}: {num_devices} device{}, {num_hosts} host{}, a batch of {global_batch}, {} a step (predicted)",
-            plural(*num_devices),
-            plural(*num_hosts),
+            "{config} on {target}: {}, {}, a batch of {global_batch}, {} a step (predicted)",
+            counted(*num_devices, "device"),
+            counted(*num_hosts, "host"),
             milliseconds(*step_ms),
         )?;
         writeln!(f)?;

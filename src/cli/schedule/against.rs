@@ -1,5 +1,6 @@
 //! `lockstep schedule --against NAME`: a recipe beside a published one.
 
+use std::iter;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -8,7 +9,11 @@ use anyhow::{Context, Result};
 use super::{Examples, check};
 use crate::cli::{print_line, print_lines, recipes};
 use crate::config::Config;
+use crate::observe::stdout_columns;
 use crate::recipe::{Comparison, compare};
+
+/// Columns of the table; a narrower terminal has each value on a line of its own.
+const WIDTH: usize = 64;
 
 /// Prints what differs.
 pub fn run(config: &Config, name: &str, json: bool) -> Result<ExitCode> {
@@ -25,13 +30,23 @@ pub fn run(config: &Config, name: &str, json: bool) -> Result<ExitCode> {
         print_line(&serde_json::to_string(&rows)?)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let mark = |row: &Comparison| if row.ours == row.published { ' ' } else { '*' };
+    let source = format!("{name}: {} ({}, {})", published.model, published.source, published.link);
+    if let Some(columns) = stdout_columns().filter(|columns| *columns < WIDTH) {
+        let values = |row: &Comparison| format!("{} (published: {})", row.ours, row.published);
+        let lines = rows.iter().flat_map(|row| {
+            let name = format!("{} {}", mark(row), row.what);
+            iter::once(name).chain(check::wrapped_to(columns, "      ", &values(row)))
+        });
+        print_lines(lines.chain(check::wrapped_to(columns, "", &source)))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let line = |row: &Comparison| {
-        let mark = if row.ours == row.published { ' ' } else { '*' };
-        format!("{mark} {:<28} {:>16} {:>16}", row.what, row.ours, row.published)
+        format!("{} {:<28} {:>16} {:>16}", mark(row), row.what, row.ours, row.published)
     };
     let mut lines = vec![format!("  {:<28} {:>16} {:>16}", "", "this recipe", "published")];
     lines.extend(rows.iter().map(line));
-    lines.push(format!("{name}: {} ({}, {})", published.model, published.source, published.link));
+    lines.push(source);
     print_lines(lines.into_iter())?;
     Ok(ExitCode::SUCCESS)
 }

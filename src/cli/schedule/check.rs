@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use hlo::{AxisSet, DType, Mesh, TensorType, Tree, row_specs, trace};
+use hlo::{AxisSet, DType, Mesh, TensorType, Tree, counted, row_specs, trace};
 use models::{Batch, Precision, Scope};
 use serde::Serialize;
 
 use super::Examples;
 use crate::cli::{print_line, print_lines};
-use crate::config::Config;
+use crate::config::{Config, near_names, shorten};
+use crate::observe::stdout_columns;
 use crate::recipe::{self, Doubling, Finding, REFUSED, Recipe, RuleInfo, Severity};
 use crate::train;
 
@@ -95,7 +96,10 @@ fn known_rule(name: &str) -> Result<&'static RuleInfo> {
         Some(rule) => Ok(rule),
         None => {
             let names: Vec<_> = recipe::rules().map(|rule| rule.name).collect();
-            bail!("there is no rule {name:?}; the rules are {}", names.join(", "))
+            let near = near_names(name, names.iter().copied()).first().copied();
+            let meant = near.map_or(String::new(), |near| format!(", did you mean {near}?"));
+            let name = shorten(name);
+            bail!("there is no rule {name:?}{meant}; the rules are {}", names.join(", "))
         }
     }
 }
@@ -117,10 +121,8 @@ pub fn resolve<'a>(
 fn text(report: &Report) -> Vec<String> {
     let mut lines: Vec<_> = report.findings.iter().flat_map(describe).collect();
     let count = |severity| report.findings.iter().filter(|f| f.severity == severity).count();
-    let counts = [Severity::Error, Severity::Warning, Severity::Note].map(|severity| {
-        let (count, plural) = (count(severity), if count(severity) == 1 { "" } else { "s" });
-        format!("{count} {}{plural}", severity)
-    });
+    let counts = [Severity::Error, Severity::Warning, Severity::Note]
+        .map(|severity| counted(count(severity), &severity.to_string()));
     for (rule, reason) in &report.ignored {
         lines.extend(wrapped("ignored  ", &format!("{rule}: {reason}")));
     }
@@ -163,14 +165,19 @@ fn describe(finding: &Finding) -> Vec<String> {
     lines
 }
 
-/// Wraps text to lines of at most [`WIDTH`]; the lines after the first are indented by as much.
+/// [`wrapped_to`] lines of [`WIDTH`] columns, or those of a narrower terminal.
 fn wrapped(first: &str, text: &str) -> Vec<String> {
+    wrapped_to(stdout_columns().map_or(WIDTH, |columns| columns.min(WIDTH)), first, text)
+}
+
+/// Wraps text to lines of at most `width`; the lines after the first are indented by as much as `first`. Longer words remain whole.
+pub fn wrapped_to(width: usize, first: &str, text: &str) -> Vec<String> {
     let indent = " ".repeat(first.len());
     let mut lines = vec![first.to_owned()];
     for word in text.split_whitespace() {
         let Some(line) = lines.last_mut() else { break };
         let is_empty = line.len() == first.len();
-        if !is_empty && line.len() + 1 + word.len() > WIDTH {
+        if !is_empty && line.len() + 1 + word.len() > width {
             lines.push(format!("{indent}{word}"));
         } else {
             if !is_empty {

@@ -11,6 +11,7 @@ mod table;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use hlo::counted;
 use serde::Serialize;
 
 pub use check::parameter_ranks;
@@ -18,6 +19,7 @@ pub use check::parameter_ranks;
 use super::args::ScheduleArgs;
 use super::{figure, print_line, print_lines};
 use crate::config::{BatchSize, Config, RunLength, RunLengthError};
+use crate::observe::stdout_columns;
 use crate::optim::schedule::{self, Schedule};
 use crate::{data, train};
 
@@ -77,7 +79,9 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode> {
     } else if let Some(path) = &args.plot {
         print_line(&path.display().to_string())?;
     } else {
-        print_lines(table::table(&config, &columns).into_iter())?;
+        print_lines(
+            table::table(&config, &columns, stdout_columns().unwrap_or(usize::MAX)).into_iter(),
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -113,7 +117,7 @@ fn columns(config: &Config, replicas: &[u32]) -> Result<Vec<Column>> {
     let column = |num_replicas: &u32| {
         let name = format!("lr_{num_replicas}");
         column(config, &examples, name, Some(*num_replicas as usize))
-            .with_context(|| format!("with {num_replicas} replicas"))
+            .with_context(|| format!("with {}", counted(*num_replicas, "replica")))
     };
     replicas.iter().map(column).collect()
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use hlo::counted;
 
 use super::Column;
 use crate::cli::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
@@ -42,8 +43,7 @@ pub fn save(
 
 fn name(column: &Column) -> String {
     match column.num_replicas {
-        Some(1) => "1 replica".to_owned(),
-        Some(number) => format!("{number} replicas"),
+        Some(number) => counted(number, "replica"),
         None => column.name.clone(),
     }
 }
@@ -51,9 +51,8 @@ fn name(column: &Column) -> String {
 /// The highest rate, and what the run is made of.
 fn describe(column: &Column) -> String {
     let peak = figure::numbers(&[column.schedule.peak()]).concat();
-    let (steps, batch) = (column.run.total_steps(), column.run.global_batch());
-    let steps = if steps == 1 { "1 step".to_owned() } else { format!("{steps} steps") };
-    format!("peak {peak}, {steps} of {batch} examples")
+    let steps = counted(column.run.total_steps(), "step");
+    format!("peak {peak}, {steps} of {}", counted(column.run.global_batch(), "example"))
 }
 
 /// Steps at even distances, and both sides of each jump.

@@ -1,14 +1,23 @@
 //! Schedules as text: every step as CSV, a choice of steps as a table, and a plot for the terminal.
 
 use std::iter;
+use std::ops::RangeInclusive;
+
+use hlo::counted;
 
 use super::Column;
+use super::check::wrapped_to;
 use crate::config::{Config, Peak, Scaling};
 
 /// Approximate number of rows, without boundaries.
 const NUM_ROWS: u64 = 16;
-/// Characters of a plot.
-const PLOT_COLUMNS: usize = 72;
+/// Most characters of a plot, and fewest.
+const PLOT_COLUMNS: RangeInclusive<usize> = 10..=72;
+/// Characters before a plot.
+const LABEL_COLUMNS: usize = 13;
+/// Characters of a step or an epoch in the table, and of a rate.
+const STEP_COLUMNS: usize = 10;
+const RATE_COLUMNS: usize = 14;
 const PLOT_ROWS: usize = 10;
 
 /// A header, and a line a step. Where a run has ended before the longest one, its rate is empty.
@@ -31,47 +40,59 @@ fn exact(rate: f64) -> String {
     serde_json::Number::from_f64(rate).map_or_else(|| rate.to_string(), |rate| rate.to_string())
 }
 
-/// The arithmetic of each schedule, rates at telling steps, and a plot of each.
-pub fn table(config: &Config, columns: &[Column]) -> Vec<String> {
-    let mut lines: Vec<_> = columns
-        .iter()
-        .flat_map(|column| [describe_run(column), describe_peak(config, column)])
-        .collect();
-    lines.push(String::new());
-    let epochs = columns.iter().find_map(|column| column.run.steps_per_epoch());
-    let epochs = epochs.filter(|_| columns.len() == 1);
-    let mut header = format!("{:>10}", "step");
-    if epochs.is_some() {
-        header += &format!("{:>10}", "epoch");
+/// The arithmetic of each schedule, rates at telling steps, and a plot of each, in lines of at most `width` characters if that
+/// is 40 or more. Schedules that do not stand side by side have several tables.
+pub fn table(config: &Config, columns: &[Column], width: usize) -> Vec<String> {
+    let mut lines = vec![];
+    for column in columns {
+        lines.extend(wrapped_to(width, "", &describe_run(column)));
+        lines.extend(wrapped_to(width, "    ", &describe_peak(config, column)));
     }
-    header.extend(columns.iter().map(|column| format!("{:>14}", column.name)));
-    lines.push(header);
-    for step in telling_steps(columns) {
-        let mut line = format!("{step:>10}");
-        if let Some(epochs) = epochs {
-            line += &format!("{:>10.2}", step as f64 / epochs as f64);
-        }
-        for column in columns {
-            let rate = (step < column.run.total_steps()).then(|| column.schedule.lr(step));
-            line += &format!("{:>14}", rate.map_or(String::new(), short));
-        }
-        lines.push(line);
+    let side_by_side = (width.saturating_sub(STEP_COLUMNS) / RATE_COLUMNS).max(1);
+    for part in columns.chunks(side_by_side) {
+        lines.push(String::new());
+        lines.extend(rates(part, columns.len() == 1));
     }
     for column in columns {
         lines.push(String::new());
-        lines.extend(plot(column));
+        lines.extend(plot(column, width.saturating_sub(LABEL_COLUMNS)));
+    }
+    lines
+}
+
+/// Rates at telling steps, side by side.
+fn rates(columns: &[Column], has_epochs: bool) -> Vec<String> {
+    let epochs = columns.iter().find_map(|column| column.run.steps_per_epoch());
+    let epochs = epochs.filter(|_| has_epochs);
+    let mut header = format!("{:>STEP_COLUMNS$}", "step");
+    if epochs.is_some() {
+        header += &format!("{:>STEP_COLUMNS$}", "epoch");
+    }
+    header.extend(columns.iter().map(|column| format!("{:>RATE_COLUMNS$}", column.name)));
+    let mut lines = vec![header];
+    for step in telling_steps(columns) {
+        let mut line = format!("{step:>STEP_COLUMNS$}");
+        if let Some(epochs) = epochs {
+            line += &format!("{:>STEP_COLUMNS$.2}", step as f64 / epochs as f64);
+        }
+        for column in columns {
+            let rate = (step < column.run.total_steps()).then(|| column.schedule.lr(step));
+            line += &format!("{:>RATE_COLUMNS$}", rate.map_or(String::new(), short));
+        }
+        lines.push(line);
     }
     lines
 }
 
 fn describe_run(column: &Column) -> String {
-    let batch = column.run.global_batch();
-    let replicas = column.num_replicas.map(|number| format!(" on {number} replicas"));
-    let epoch = column.run.steps_per_epoch().map(|steps| format!(", {steps} steps per epoch"));
+    let batch = counted(column.run.global_batch(), "example");
+    let replicas = column.num_replicas.map(|number| format!(" on {}", counted(number, "replica")));
+    let epoch = column.run.steps_per_epoch();
+    let epoch = epoch.map(|steps| format!(", {} per epoch", counted(steps, "step")));
     format!(
-        "{}: {} steps of {batch} examples{}{}",
+        "{}: {} of {batch}{}{}",
         column.name,
-        column.run.total_steps(),
+        counted(column.run.total_steps(), "step"),
         replicas.unwrap_or_default(),
         epoch.unwrap_or_default()
     )
@@ -89,7 +110,7 @@ fn describe_peak(config: &Config, column: &Column) -> String {
     };
     let name = config.schedule.shape.name();
     let (peak, warmup) = (short(column.schedule.peak()), column.schedule.warmup_steps());
-    format!("    {name}, peak {peak}{from}, warm-up of {warmup} steps")
+    format!("{name}, peak {peak}{from}, warm-up of {}", counted(warmup, "step"))
 }
 
 /// A rate to six digits.
@@ -126,14 +147,15 @@ fn longest(columns: &[Column]) -> u64 {
     columns.iter().map(|column| column.run.total_steps()).max().unwrap_or(0)
 }
 
-/// The rate over the steps in braille dots, two across and four down in each character.
-fn plot(column: &Column) -> Vec<String> {
-    let (width, height) = (PLOT_COLUMNS * 2, PLOT_ROWS * 4);
+/// The rate over the steps in braille dots, two across and four down in each of at most `num_columns` characters.
+fn plot(column: &Column, num_columns: usize) -> Vec<String> {
+    let num_columns = num_columns.clamp(*PLOT_COLUMNS.start(), *PLOT_COLUMNS.end());
+    let (width, height) = (num_columns * 2, PLOT_ROWS * 4);
     let last = column.run.total_steps().saturating_sub(1);
     let at = |dot: usize| (u128::from(last) * dot as u128 / (width - 1) as u128) as u64;
     let rates: Vec<_> = (0..width).map(|dot| column.schedule.lr(at(dot))).collect();
     let top = rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-    let mut cells = vec![[0u8; PLOT_COLUMNS]; PLOT_ROWS];
+    let mut cells = vec![vec![0u8; num_columns]; PLOT_ROWS];
     let level = |rate: f64| ((rate / top) * (height - 1) as f64).round() as usize;
     for (dot, rate) in rates.iter().enumerate() {
         // Connect to the previous level, so that the curve has no gaps.
@@ -153,7 +175,7 @@ fn plot(column: &Column) -> Vec<String> {
         let dots: String = cells.iter().map(|bits| braille(*bits)).collect();
         format!("{:>12} {}", label(row), dots.trim_end_matches(braille(0)))
     });
-    let steps = format!("{:>12} 0{:>width$}", column.name, last, width = PLOT_COLUMNS - 1);
+    let steps = format!("{:>12} 0{:>width$}", column.name, last, width = num_columns - 1);
     rows.chain([steps]).collect()
 }
 
@@ -185,6 +207,25 @@ mod tests {
         let rates = [(0.1, "0.1"), (0.0, "0"), (3.2, "3.2"), (2e-4, "2.00000e-4"), (1.0, "1")];
         for (rate, expected) in rates {
             assert_eq!(short(rate), expected);
+        }
+    }
+
+    #[test]
+    fn lines_fit_forty_columns() {
+        let text = "model = { name = \"mlp\" }\ndata = { source = \"synthetic\", num_examples = 60000000 }\n\
+                    train = { batch_per_replica = 8, epochs = 3 }\noptimizer = { name = \"sgd\" }\n\
+                    schedule = { name = \"cosine\", base_lr = 0.123456, base_batch = 2048, warmup_epochs = 0.5 }";
+        let config = Config::parse(text, std::path::Path::new("/a.toml"), &[]).unwrap();
+        for replicas in [&[][..], &[8], &[8, 64, 512, 4096]] {
+            let columns = super::super::columns(&config, replicas).unwrap();
+            for width in [40, 60, 100] {
+                let lines = table(&config, &columns, width);
+                let longest = lines.iter().map(|line| line.chars().count()).max().unwrap();
+                assert!(longest <= width, "{width}: {lines:#?}");
+                assert!(width > 80 || longest > width - 14, "{width}: {lines:#?}");
+            }
+            let shown = table(&config, &columns, 40).join("\n");
+            assert!(columns.iter().all(|column| shown.contains(&column.name)), "{shown}");
         }
     }
 

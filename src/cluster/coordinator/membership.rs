@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::time::Duration;
 
+use hlo::counted;
+
 use crate::cluster::messages::{Named, PeerRow, PeerRows};
 use crate::cluster::watchdog::WorkerName;
 
@@ -79,14 +81,16 @@ impl Membership {
         let name = format!("process {process_index} (host {}, pid {})", member.host, member.pid);
         if num_processes != self.members.len() {
             return Admission::Contradiction(format!(
-                "{name} was started for {num_processes} processes, but the job has {}; start all with the same \
+                "{name} was started for {}, but the job has {}; start all with the same \
                  number of processes",
+                counted(num_processes, "process"),
                 self.members.len()
             ));
         }
         let Some(slot) = self.members.get(process_index) else {
             return Admission::Refused(format!(
-                "{name} cannot join a job of {num_processes} processes: their indices are 0 to {}",
+                "{name} cannot join a job of {}: indices are 0 to {}",
+                counted(num_processes, "process"),
                 num_processes.saturating_sub(1)
             ));
         };

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use hlo::counted;
+
 use crate::cluster::messages::Why;
 
 /// The supervisors that have registered.
@@ -76,9 +78,9 @@ impl Supervision {
         let invalid = |text| Err((Why::Invalid, text));
         if num_hosts != self.hosts.len() || host_index >= num_hosts {
             return invalid(format!(
-                "the supervisor on {host} is number {host_index} of {num_hosts}, but the job has {} hosts; start all \
+                "the supervisor on {host} is number {host_index} of {num_hosts}, but the job has {}; start all \
                  with the same list of hosts",
-                self.hosts.len()
+                counted(self.hosts.len(), "host")
             ));
         }
         let own = supervisor.processes();
@@ -115,7 +117,8 @@ impl Supervision {
         let num_local: usize = self.registered().map(|other| other.has_ended.len()).sum();
         if self.hosts.iter().all(Option::is_some) && num_local != num_processes {
             return invalid(format!(
-                "all supervisors together have {num_local} processes, but the job has {num_processes}"
+                "all supervisors together have {}, but the job has {num_processes}",
+                counted(num_local, "process")
             ));
         }
         Ok(())

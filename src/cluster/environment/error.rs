@@ -2,6 +2,8 @@
 
 use super::Known;
 
+use hlo::counted;
+
 /// An environment from which the place of this process cannot be found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
@@ -25,8 +27,8 @@ pub enum EnvironmentError {
     },
     /// Several processes, but not which of them this is.
     #[error(
-        "{from} says that the job has {count} processes, but nothing says which of them this is: set \
-         LOCKSTEP_PROCESS_INDEX to 0 to {}, another value in each process", count - 1
+        "{from} says that the job has {}, but nothing says which of them this is: set \
+         LOCKSTEP_PROCESS_INDEX to 0 to {}, another value in each process", counted(*count, "process"), count - 1
     )]
     NoIndex {
         /// Processes of the job.
@@ -47,8 +49,8 @@ pub enum EnvironmentError {
     },
     /// An index that no process can have.
     #[error(
-        "{index_from} is {index}, but {count_from} says that the job has {count} processes: indices are below \
-         that, correct one of the two"
+        "{index_from} is {index}, but {count_from} says that the job has {}: indices are below that, correct one of \
+         the two", counted(*count, "process")
     )]
     IndexTooLarge {
         /// Index of this process.

@@ -55,16 +55,13 @@ impl Watchdog {
         let rest = groups.drain(num_shown / 2..groups.len() - num_shown.div_ceil(2));
         let rest: Vec<usize> = rest.flat_map(|(_, group)| group.processes).collect();
         for ((what, step), Group { processes, lasted }) in groups {
-            let count = match processes.len() {
-                1 => "1 process".to_owned(),
-                count => format!("{} processes", grouped(count)),
-            };
+            let count = num_processes(processes.len());
             let lasted = lasting(lasted.unwrap_or_default());
             let indices = ranges(&processes);
             lines.push(format!("{count:>16}  {what:24} step {step:<8} for {lasted:12} {indices}"));
         }
         if !rest.is_empty() {
-            let count = format!("{} processes", grouped(rest.len()));
+            let count = num_processes(rest.len());
             lines.push(format!("{count:>16}  in other phases or steps"));
         }
         lines
@@ -79,6 +76,13 @@ impl Watchdog {
             Phase::Coordinator => ("wait for the coordinator", last.reported.in_phase),
             phase => (phase.name(), last.reported.in_phase),
         }
+    }
+}
+
+fn num_processes(count: usize) -> String {
+    match count {
+        1 => "1 process".to_owned(),
+        count => format!("{} processes", grouped(count)),
     }
 }
 

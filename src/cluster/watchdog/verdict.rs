@@ -107,7 +107,10 @@ impl fmt::Display for Verdict {
                 }
             }
             Self::Standstill { num_processes, phase, step, lasted } => {
-                write!(f, "all {} processes are in ", grouped(*num_processes))?;
+                match num_processes {
+                    1 => f.write_str("the only process is in ")?,
+                    _ => write!(f, "all {} processes are in ", grouped(*num_processes))?,
+                }
                 write!(f, "{phase} at step {step} for {}, ", lasting(*lasted))?;
                 f.write_str("and none differs from the others: look at the network and the devices")
             }

@@ -1,4 +1,4 @@
-//! `[model] from = "FOLDER"`: the architecture and its sizes from the `config.json` of a folder of Hugging Face's.
+//! `[model] from = "FOLDER"`: the architecture and its sizes from the `config.json` of a Hugging Face folder.
 
 mod classes;
 mod kinds;
@@ -28,7 +28,7 @@ pub struct FolderError {
     reason: String,
 }
 
-/// The `config.json` of a folder of Hugging Face's, of a model that computes what one of this program does.
+/// The `config.json` of a Hugging Face folder, of a model that computes what one of this program does.
 pub struct FolderConfig {
     path: PathBuf,
     keys: Map<String, Json>,

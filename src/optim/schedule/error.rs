@@ -1,5 +1,7 @@
 //! Errors in a schedule's configuration.
 
+use hlo::counted;
+
 use crate::config::RunLengthError;
 
 /// Why a schedule is rejected.
@@ -35,8 +37,9 @@ pub enum Error {
     },
     /// The warm-up is longer than the run.
     #[error(
-        "the warm-up of {warmup_steps} steps is longer than the run of {total_steps}; shorten \
-         schedule.warmup_{unit}, or lengthen train.steps (or train.epochs)"
+        "the warm-up of {} is longer than the run of {total_steps}; shorten schedule.warmup_{unit}, or lengthen \
+         train.steps (or train.epochs)",
+        counted(*warmup_steps, "step")
     )]
     Warmup {
         /// Steps of the warm-up.
@@ -48,8 +51,9 @@ pub enum Error {
     },
     /// The warm-up is shorter than one step.
     #[error(
-        "schedule.warmup_{unit} is less than one step of {global_batch} examples, so there would be no \
-         warm-up; make it longer, or set schedule.warmup = \"none\""
+        "schedule.warmup_{unit} is less than one step of {}, so there would be no warm-up; make it longer, or set \
+         schedule.warmup = \"none\"",
+        counted(*global_batch, "example")
     )]
     NoWarmup {
         /// The unit that the warm-up was given in.
@@ -59,8 +63,9 @@ pub enum Error {
     },
     /// The decay begins inside the warm-up.
     #[error(
-        "the decay of {decay_steps} steps that ends at step {end_step} begins inside the warm-up of \
-         {warmup_steps}; shorten schedule.decay_{unit} or the warm-up"
+        "the decay of {} that ends at step {end_step} begins inside the warm-up of {warmup_steps}; shorten \
+         schedule.decay_{unit} or the warm-up",
+        counted(*decay_steps, "step")
     )]
     Decay {
         /// Steps of the decay.
@@ -74,7 +79,7 @@ pub enum Error {
     },
     /// The decay is shorter than one step.
     #[error(
-        "schedule.decay_{unit} is less than one step of {global_batch} examples; make it longer"
+        "schedule.decay_{unit} is less than one step of {}; make it longer", counted(*global_batch, "example")
     )]
     NoDecay {
         /// The unit that the decay was given in.

@@ -9,6 +9,7 @@
 
 use std::str::FromStr;
 
+use hlo::counted;
 use serde::Serialize;
 
 use super::STEP_VARIATION;
@@ -128,8 +129,10 @@ impl Stragglers {
             slow => format!(", in {slow} of its steps {} times as long", self.factor),
         };
         format!(
-            "{} steps, seed {}; a device's compute time is normal with a coefficient of variation of {}{slow}",
-            self.steps, self.seed, self.cv
+            "{}, seed {}; a device's compute time is normal with a coefficient of variation of {}{slow}",
+            counted(self.steps, "step"),
+            self.seed,
+            self.cv
         )
     }
 

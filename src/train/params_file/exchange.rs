@@ -18,7 +18,7 @@ use crate::config::{FolderConfig, read_regular};
 use crate::data::TokenizerClass;
 use crate::observe::{replace_file, unfinished_prefix};
 
-/// The configuration in a folder of Hugging Face's.
+/// The configuration in a Hugging Face folder.
 const HF_CONFIG: &str = "config.json";
 const HF_GENERATION: &str = "generation_config.json";
 /// The files of a tokenizer, in any of the forms that transformers has.
@@ -173,7 +173,7 @@ impl FolderOptions {
     }
 }
 
-/// Checks that a folder of Hugging Face's is of a model that computes the same as `model`. Anything else that parameters are
+/// Checks that a Hugging Face folder is of a model that computes the same as `model`. Anything else that parameters are
 /// loaded from passes.
 ///
 /// # Errors

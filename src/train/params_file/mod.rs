@@ -41,7 +41,7 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
 }
 
 /// Opens parameters of the given types in what `path` leads to, see [`SavedModel::find`]: a file, a checkpoint, a run, or
-/// a folder of Hugging Face's. If it is a directory, or holds another head too, a message says what is taken.
+/// a Hugging Face folder. If it is a directory, or holds another head too, a message says what is taken.
 ///
 /// Names are the model's own paths or those of a [foreign format](models::ForeignFormat), which is recognized by them.
 /// Floats of any width are converted to the model's dtype, rounded once, to nearest, ties to even. A value too large for

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hlo::{LeafSpec, Literal, Tree, row_paths, split_rows};
+use hlo::{LeafSpec, Literal, Tree, counted, row_paths, split_rows};
 
 use super::fit::{StoredLeaf, Tensors, Unmatched, fit, fit_below_head};
 use super::other_weights::{ADAPTER, adapter, other_weights};
@@ -17,7 +17,7 @@ use crate::train::ModelValues;
 use crate::train::checkpoint_place::warn_of_incomplete;
 use crate::train::run_dir::{CONFIG_FILE, summary_in};
 
-/// The file in a folder of Hugging Face's, unless there are several.
+/// The file in a Hugging Face folder, unless there are several.
 pub(super) const HF_FILE: &str = "model.safetensors";
 /// The file that names them if there are several.
 pub(super) const HF_INDEX: &str = "model.safetensors.index.json";
@@ -90,7 +90,7 @@ impl SavedModel {
     /// - a checkpoint, or a directory or prefix of checkpoints, whose newest one is meant;
     /// - the output directory of a run: its parameters at the end if it is done, otherwise its newest checkpoint, otherwise
     ///   the parameters that it left;
-    /// - a folder of Hugging Face's, with `model.safetensors` or several files and their index;
+    /// - a Hugging Face folder, with `model.safetensors` or several files and their index;
     /// - anything else: a safetensors file.
     ///
     /// # Errors
@@ -258,7 +258,7 @@ impl fmt::Display for SavedModel {
                     name.is_some_and(|name| checkpoint.specs().get(&ema_path(name)).is_some())
                 });
                 let means = if has_means { ", running means of the parameters" } else { "" };
-                write!(f, " (after {} steps{means})", checkpoint.run().step)
+                write!(f, " (after {}{means})", counted(checkpoint.run().step, "step"))
             }
             Self::Files { files, .. } if files.len() > 1 => write!(f, " ({} files)", files.len()),
             Self::Run { .. } | Self::Files { .. } => Ok(()),

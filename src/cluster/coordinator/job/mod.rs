@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use hlo::counted;
 use prost::Message;
 
 use super::horizon::Horizon;
@@ -496,9 +497,10 @@ impl JobState {
             .take(8)
             .map(|(process, host)| format!("process {process} on {host}"))
             .collect();
+        let have = if running.len() == 1 { "has" } else { "have" };
         format!(
-            "{} processes have not ended {} s after that ({})",
-            running.len(),
+            "{} {have} not ended {} s after that ({})",
+            counted(running.len(), "process"),
             self.options.kill_within.as_secs(),
             names.join(", ")
         )

@@ -340,7 +340,7 @@ fn processes_that_do_not_end_do_not_hold_up_the_job() {
         panic!()
     };
     assert!(
-        text.ends_with("1 processes have not ended 30 s after that (process 1 on host1)"),
+        text.ends_with("1 process has not ended 30 s after that (process 1 on host1)"),
         "{text}"
     );
 
