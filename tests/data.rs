@@ -128,7 +128,7 @@ fn impossible_batches_are_rejected() {
     let cases = [
         (TrainBatches::new(source(100), 0, 10, 4).err(), "multiple"),
         (TrainBatches::new(source(100), 0, 0, 4).err(), "multiple"),
-        (TrainBatches::new(source(100), 0, 128, 4).err(), "more than the 100 examples"),
+        (TrainBatches::new(source(100), 0, 128, 4).err(), "more than the data have: 100 examples"),
         (EvalBatches::new(source(100), 10, 0).err(), "multiple"),
         (EvalBatches::new(source(100), 10, 1).unwrap().get(10).err(), "example 100"),
         (
