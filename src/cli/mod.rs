@@ -37,6 +37,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use models::Model;
 
+use crate::children;
 use crate::config::{Config, DataConfig, shorten_words};
 use crate::data::{self, Splits};
 use crate::observe::say;
@@ -91,6 +92,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Hlo { config, stage } => hlo::run(&config, stage),
         Command::Bench(args) => bench::run(&args, started),
         Command::TimeOps { config, data, fsdp, steps } => {
+            children::end_with_parent(|| ());
             let mesh = Mesh::new(&[(Axis::Data, data.get()), (Axis::Fsdp, fsdp.get())]);
             bench::serve(&config, mesh, steps)
         }
@@ -101,10 +103,12 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Preflight(args) => preflight::run(&args),
         Command::CompileWorker { dir } => compile::serve(&dir),
         Command::ProbePlugin { path, open } => {
+            children::end_with_parent(|| ());
             doctor::probe_plugin_here(&path, open)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::ProbeNvidia { nccl } => {
+            children::end_with_parent(|| ());
             doctor::probe_nvidia_here(nccl)?;
             Ok(ExitCode::SUCCESS)
         }
