@@ -39,7 +39,7 @@ mod verify;
 mod window;
 
 pub use communication::{Communication, communication};
-pub use count::{Cost, count};
+pub use count::{Cost, MatmulCost, count};
 pub use dtype::DType;
 pub use error::Error;
 pub use grad::{grad, vjp};

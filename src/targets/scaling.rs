@@ -7,7 +7,7 @@ use super::Target;
 use super::backups::BackupSimulation;
 use super::cost::{
     Algorithm, DeviceLayout, Fabric, Failures, NamedNetwork, STEP_VARIATION, StepTime, Stragglers,
-    Timeline, WhatIf, Wire, Work, all_reduce, first_group, waiting_secs,
+    Timeline, WhatIf, Wire, Work, all_reduce, first_group, num_varying, waiting_secs,
 };
 use super::memory::{gib, usable};
 
@@ -368,7 +368,8 @@ fn row(
     failures: Option<&Failures>,
 ) -> Row {
     let time: StepTime = step.timeline.step(&step.work, target.chip, layout);
-    let jitter_secs = waiting_secs(time.compute_secs, STEP_VARIATION, step.num_devices);
+    let num_varying = num_varying(target, step.num_devices);
+    let jitter_secs = waiting_secs(time.compute_secs, STEP_VARIATION, num_varying);
     let step_secs = time.total_secs() + jitter_secs;
     let reduced = all_reduced(layout, step);
     let algorithm = reduced
