@@ -37,6 +37,8 @@ pub struct Chip {
 /// steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calibration {
+    /// The chip of the steps to which the share is fitted.
+    pub chip: &'static str,
     /// The part of its peak that large matmuls reach in a step.
     pub matmul_share: f64,
     /// Published steps to which the share is fitted; 0 if it is that of a similar chip.
@@ -176,8 +178,13 @@ const H100: GpuSpec = GpuSpec {
 };
 
 /// A share fitted to published steps, with the error that was found by leaving one out.
-const fn fitted(matmul_share: f64, num_steps: usize, error: f64) -> Calibration {
-    Calibration { matmul_share, num_steps, error }
+const fn fitted(
+    chip: &'static str,
+    matmul_share: f64,
+    num_steps: usize,
+    error: f64,
+) -> Calibration {
+    Calibration { chip, matmul_share, num_steps, error }
 }
 
 /// The share of a similar chip, with which no published step was compared.
@@ -185,13 +192,13 @@ const fn as_of(other: Calibration) -> Calibration {
     Calibration { num_steps: 0, error: 0.0, ..other }
 }
 
-const V4_STEPS: Calibration = fitted(0.71, 3, 0.03);
-const V5E_STEPS: Calibration = fitted(0.80, 10, 0.07);
-const V5P_STEPS: Calibration = fitted(0.76, 3, 0.08);
-const V6E_STEPS: Calibration = fitted(0.60, 5, 0.08);
-const TPU7X_STEPS: Calibration = fitted(0.53, 2, 0.10);
-const A100_STEPS: Calibration = fitted(0.71, 28, 0.076);
-const H100_STEPS: Calibration = fitted(0.56, 25, 0.10);
+const V4_STEPS: Calibration = fitted("v4", 0.71, 3, 0.02);
+const V5E_STEPS: Calibration = fitted("v5e", 0.81, 9, 0.06);
+const V5P_STEPS: Calibration = fitted("v5p", 0.74, 3, 0.06);
+const V6E_STEPS: Calibration = fitted("v6e", 0.62, 5, 0.11);
+const TPU7X_STEPS: Calibration = fitted("tpu7x", 0.74, 3, 0.01);
+const A100_STEPS: Calibration = fitted("a100", 0.71, 28, 0.08);
+const H100_STEPS: Calibration = fitted("h100", 0.56, 23, 0.09);
 
 /// Every chip.
 pub const CHIPS: &[Chip] = &[
@@ -534,6 +541,21 @@ impl Chip {
             Family::Tpu(_) => "tpu",
             Family::Gpu(_) => "gpu",
         }
+    }
+
+    /// How far predicted steps on this chip were off, in words.
+    pub fn accuracy(&self) -> String {
+        let Calibration { chip, matmul_share, num_steps, error } = self.calibration;
+        if num_steps == 0 {
+            return format!(
+                "no published step on {} was compared: matmuls are assumed to reach {matmul_share:.2} of the peak, as on {chip}",
+                self.name
+            );
+        }
+        format!(
+            "{:.0} % is the mean error of the predictions of {num_steps} published steps on {chip}",
+            100.0 * error
+        )
     }
 
     /// Peak FLOP/s of matmuls whose operands have `bytes` bytes per element.

@@ -250,6 +250,7 @@ impl CompileReport {
             communication_ms: 0.0,
             exposed_ms: 0.0,
             jitter_ms: 0.0,
+            accuracy: target.chip.accuracy(),
             predicted_utilization: 0.0,
             options,
             scatter_forms: vec![],

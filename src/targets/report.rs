@@ -54,6 +54,8 @@ pub struct CompileReport {
     pub exposed_ms: f64,
     /// Expected time that a device waits for the slowest.
     pub jitter_ms: f64,
+    /// How far predicted steps on this chip were off, in words.
+    pub accuracy: String,
     /// The fraction of the chip's peak that the predicted step reaches.
     pub predicted_utilization: f64,
     /// The XLA options that were set, by name.
@@ -281,6 +283,7 @@ impl fmt::Display for CompileReport {
             self.jitter_ms,
             100.0 * self.predicted_utilization
         )?;
+        writeln!(f, "accuracy         {}", self.accuracy)?;
         for (name, value) in &self.options {
             writeln!(f, "option           {name}={value}")?;
         }

@@ -75,6 +75,8 @@ pub struct ScalingPrediction {
     pub all_reduce: Vec<AllReduce>,
     /// The fastest algorithm on the whole target from each of these sizes (in bytes) on.
     pub algorithms: Vec<(u64, &'static str)>,
+    /// How far predicted steps on this chip were off, in words.
+    pub accuracy: String,
     /// What limits scaling, in words.
     pub finding: String,
     /// Why there are no rows for more devices, if the target has more.
@@ -188,6 +190,7 @@ impl ScalingPrediction {
             )
         });
         let (mesh, memory) = (mesh(steps), memory(target, &rows));
+        let accuracy = target.chip.accuracy();
         let target = target.to_string();
         let simulated = scenario.stragglers.as_ref().zip(rows.last());
         let backups = simulated.map(|(stragglers, row)| BackupSimulation::of(stragglers, row));
@@ -199,6 +202,7 @@ impl ScalingPrediction {
             rows,
             all_reduce,
             algorithms,
+            accuracy,
             finding,
             stops,
             memory,
@@ -259,6 +263,7 @@ impl ScalingPrediction {
         for line in lines.into_iter().flatten() {
             out += &format!("{line}\n");
         }
+        out += &format!("accuracy: {}\n", self.accuracy);
         out += UPPER_BOUND;
         if let Some(backups) = &self.backups {
             out += &format!("\n{}", backups.table());

@@ -1,11 +1,14 @@
-//! Published steps: how many tokens or images a device trained on a second. The tables in `docs/cost-model.md` are computed here.
+//! Published steps against predicted ones. The share of the peak that matmuls reach is fitted to them here, and the tables in
+//! `docs/cost-model.md` are computed.
 //!
-//! A published language model is taken as a GPT with as many parameters, whose blocks are 12 squares of its width. A step of many
-//! equal blocks is extrapolated from steps of a few, which `extrapolated_steps_are_the_whole_steps` compares with the whole.
+//! A step of many equal blocks is extrapolated from steps of a few, which `extrapolated_steps_are_the_whole_steps` compares with the
+//! whole.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
+use hlo::MatmulCost;
 use lockstep::config::Config;
 use lockstep::data;
 use lockstep::pjrt::Platform;
@@ -17,310 +20,7 @@ use lockstep::targets::{CHIPS, Calibration, Chip, Family, Target};
 use lockstep::train::Run;
 use rayon::prelude::*;
 
-/// A published step.
-struct Published {
-    /// Who published it, the model, the devices, and what else matters.
-    what: String,
-    target: &'static str,
-    num_devices: usize,
-    model: Model,
-    /// Examples of a device in a step, in as many microbatches.
-    batch: usize,
-    num_microbatches: usize,
-    remat: bool,
-    /// The stage of ZeRO, over all devices; 0 for whole state.
-    zero: usize,
-    network: Option<&'static str>,
-    attention: Attention,
-    /// Tokens or images per second and device.
-    per_second: f64,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Model {
-    Gpt { num_layers: usize, width: usize, num_heads: usize, context: usize, vocabulary: usize },
-    ResNet50,
-}
-
-/// How attention was computed.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Attention {
-    /// By a fused kernel, as cuDNN has it. This project has none on TPUs, where the publishers had.
-    Fused,
-    /// As ops, with scores in memory.
-    Ops,
-}
-use Attention::{Fused, Ops};
-
-/// `12 * num_layers` squares of the width.
-const fn gpt(
-    num_layers: usize,
-    width: usize,
-    num_heads: usize,
-    context: usize,
-    vocabulary: usize,
-) -> Model {
-    Model::Gpt { num_layers, width, num_heads, context, vocabulary }
-}
-
-/// Blocks, width and heads of MosaicML's models.
-const MPT: [(&str, usize, usize, usize); 9] = [
-    ("125M", 12, 768, 12),
-    ("350M", 24, 1024, 16),
-    ("760M", 24, 1536, 12),
-    ("1B", 24, 2048, 16),
-    ("3B", 32, 2560, 20),
-    ("7B", 32, 4096, 32),
-    ("13B", 40, 5120, 40),
-    ("30B", 48, 7168, 56),
-    ("70B", 80, 8192, 64),
-];
-
-/// MosaicML, llm-foundry, `scripts/train/benchmarking/README.md`: the model, its context, where it ran, examples of a microbatch,
-/// microbatches, whether blocks are recomputed, and tokens per second and GPU.
-type MptRow = (&'static str, usize, &'static str, usize, usize, bool, f64);
-const MPT_ROWS: [MptRow; 36] = [
-    ("125M", 2048, "gpu:a100:1x8", 40, 2, false, 142_830.0),
-    ("350M", 2048, "gpu:a100:1x8", 32, 2, false, 58_782.0),
-    ("1B", 2048, "gpu:a100:1x8", 14, 4, false, 20_513.0),
-    ("7B", 2048, "gpu:a100:1x8", 6, 2, false, 4641.0),
-    ("125M", 512, "gpu:a100:1x8", 128, 2, false, 165_681.0),
-    ("350M", 512, "gpu:a100:1x8", 128, 2, false, 69_330.0),
-    ("760M", 2048, "gpu:a100:1x8", 24, 2, false, 32_434.0),
-    ("1B", 8192, "gpu:a100:1x8", 3, 4, false, 13_814.0),
-    ("3B", 2048, "gpu:a100:1x8", 10, 2, false, 10_811.0),
-    ("13B", 2048, "gpu:a100:1x8", 2, 3, false, 2262.0),
-    ("30B", 2048, "gpu:a100:1x8", 3, 21, true, 916.0),
-    ("70B", 2048, "gpu:a100:8x8", 8, 4, true, 410.0),
-    ("125M", 2048, "gpu:a100-40gb:16x8", 26, 1, false, 123_936.0),
-    ("350M", 2048, "gpu:a100-40gb:2x8", 18, 1, false, 55_413.0),
-    ("1B", 2048, "gpu:a100-40gb:16x8", 10, 1, false, 18_647.0),
-    ("7B", 2048, "gpu:a100-40gb:16x8", 18, 1, true, 3623.0),
-    ("13B", 2048, "gpu:a100-40gb:16x8", 16, 1, true, 1972.0),
-    ("30B", 2048, "gpu:a100-40gb:16x8", 6, 1, true, 865.0),
-    ("70B", 2048, "gpu:a100-40gb:16x8", 4, 1, true, 376.0),
-    ("760M", 512, "gpu:h100:1x8", 96, 2, false, 83_749.0),
-    ("760M", 2048, "gpu:h100:1x8", 24, 2, false, 63_147.0),
-    ("1B", 512, "gpu:h100:1x8", 56, 4, false, 52_275.0),
-    ("1B", 2048, "gpu:h100:1x8", 14, 1, false, 45_455.0),
-    ("1B", 8192, "gpu:h100:1x8", 3, 4, false, 29_157.0),
-    ("1B", 2048, "gpu:h100:8x8", 20, 1, false, 44_402.0),
-    ("3B", 512, "gpu:h100:1x8", 40, 6, false, 27_965.0),
-    ("3B", 2048, "gpu:h100:2x8", 10, 3, false, 24_142.0),
-    ("7B", 2048, "gpu:h100:1x8", 6, 1, false, 10_643.0),
-    ("7B", 2048, "gpu:h100:16x8", 6, 1, false, 10_475.0),
-    ("7B", 2048, "gpu:h100:64x8", 6, 1, false, 9670.0),
-    ("13B", 2048, "gpu:h100:1x8", 2, 1, false, 4792.0),
-    ("13B", 2048, "gpu:h100:8x8", 2, 1, false, 4800.0),
-    ("13B", 2048, "gpu:h100:16x8", 16, 1, true, 5080.0),
-    ("30B", 2048, "gpu:h100:4x8", 14, 3, true, 2308.0),
-    ("30B", 2048, "gpu:h100:64x8", 8, 1, true, 2115.0),
-    ("70B", 2048, "gpu:h100:8x8", 8, 4, true, 1039.0),
-];
-
-fn mpt(
-    (name, context, target, microbatch, num_microbatches, remat, per_second): MptRow,
-) -> Published {
-    let row = MPT.iter().find(|row| row.0 == name).unwrap();
-    Published {
-        model: gpt(row.1, row.2, row.3, context, 50_368),
-        remat,
-        num_microbatches,
-        ..published(
-            "llm-foundry",
-            &format!("MPT {name}"),
-            target,
-            microbatch * num_microbatches,
-            per_second,
-        )
-    }
-}
-
-/// A step of a GPT on all devices of a target, in stage 3.
-fn published(
-    who: &str,
-    model: &str,
-    target: &'static str,
-    batch: usize,
-    per_second: f64,
-) -> Published {
-    Published {
-        what: format!("{who}, {model}"),
-        target,
-        num_devices: target.parse::<Target>().unwrap().num_devices(),
-        model: Model::ResNet50,
-        batch,
-        num_microbatches: 1,
-        remat: false,
-        zero: 3,
-        network: None,
-        attention: Fused,
-        per_second,
-    }
-}
-
-/// MaxText, `configs/tpu/*/README.md`: TFLOP/s of a chip, which counts 6 for each parameter and 12 for each pair of positions in an
-/// attention of the model's width. With `remat_policy=full`.
-fn maxtext(what: &str, target: &'static str, batch: usize, tflops: f64, model: Model) -> Published {
-    let per_second = tflops * 1e12 / model.flops_per_item();
-    Published { model, remat: true, ..published("MaxText", what, target, batch, per_second) }
-}
-
-const B16: Model = gpt(78, 4096, 32, 2048, 32_000);
-const B32: Model = gpt(39, 8192, 64, 2048, 32_000);
-const B64: Model = gpt(78, 8192, 64, 2048, 32_000);
-const B22: Model = gpt(48, 6144, 48, 2048, 32_000);
-const B52: Model = gpt(32, 12_288, 96, 2048, 32_000);
-const GPT2: Model = gpt(12, 768, 12, 1024, 50_304);
-const GPT3: Model = gpt(96, 12_288, 96, 2048, 50_304);
-/// Llama 2 and 3 with as many parameters in blocks of 12 squares.
-const LLAMA_7B: Model = gpt(32, 4096, 32, 4096, 32_000);
-const LLAMA_8B: Model = gpt(35, 4096, 32, 8192, 128_256);
-const LLAMA2_70B: Model = gpt(85, 8192, 64, 4096, 32_000);
-const LLAMA3_70B: Model = gpt(85, 8192, 64, 8192, 128_256);
-const LLAMA_405B: Model = gpt(126, 16_384, 128, 8192, 128_256);
-
-/// All of them. `shared/cases` of the project's issues has none that is not here.
-fn all() -> Vec<Published> {
-    let mut rows: Vec<_> = MPT_ROWS.into_iter().map(mpt).collect();
-    // karpathy/llm.c, discussion 481: 10 billion tokens in 90 minutes on 8 A100; README of modded-nanogpt: in 45 on 8 H100;
-    // discussion 677: 32000 steps of 1048576 tokens in 24 hours, from memory.
-    let llm_c = |what, target, batch, per_second, model| Published {
-        model,
-        zero: 0,
-        ..published("llm.c", what, target, batch, per_second)
-    };
-    rows.push(llm_c("GPT-2 124M", "gpu:a100:1x8", 64, 1e10 / 5400.0 / 8.0, GPT2));
-    rows.push(llm_c("GPT-2 124M", "gpu:h100:1x8", 64, 1e10 / 2700.0 / 8.0, GPT2));
-    rows.push(Published {
-        num_microbatches: 8,
-        zero: 1,
-        ..llm_c(
-            "GPT-2 1558M",
-            "gpu:h100:1x8",
-            128,
-            32_000.0 * 1_048_576.0 / 86_400.0 / 8.0,
-            gpt(48, 1600, 25, 1024, 50_304),
-        )
-    });
-    // NVIDIA, JAX-Toolbox, `rosetta/projects/pax/README.md`: the first without TransformerEngine.
-    rows.push(Published {
-        model: gpt(12, 768, 12, 2048, 50_304),
-        zero: 0,
-        attention: Ops,
-        ..published("Paxml", "GPT 126M", "gpu:a100:8x8", 4, 56_361.6)
-    });
-    rows.push(Published {
-        model: gpt(24, 4096, 32, 2048, 50_304),
-        ..published("Paxml", "GPT 5B", "gpu:a100:32x8", 8, 4790.64)
-    });
-    // Narayanan et al. 2021, table 1: 137 TFLOP/s a GPU, with the paper's count of a step with recomputation; the microbatch is
-    // assumed.
-    rows.push(Published {
-        model: gpt(24, 2304, 24, 2048, 51_200),
-        num_microbatches: 4,
-        remat: true,
-        zero: 0,
-        attention: Ops,
-        ..published("Megatron-LM", "GPT 1.7B", "gpu:a100:4x8", 16, 9287.935)
-    });
-    // torchtitan, `docs/performance.md` of 2024; the TorchTitan paper, table 1, from memory: H100s of 500 W and 2.4 TB/s.
-    rows.push(Published {
-        model: LLAMA_8B,
-        ..published("torchtitan", "Llama 3 8B", "gpu:a100:8x8", 1, 2973.0)
-    });
-    rows.push(Published {
-        model: LLAMA_8B,
-        ..published("torchtitan", "Llama 3.1 8B, 500 W", "gpu:h100:1x8", 2, 6258.0)
-    });
-    // README of TinyLlama.
-    rows.push(Published {
-        model: gpt(19, 2048, 32, 2048, 32_000),
-        ..published("TinyLlama", "Llama 1.1B", "gpu:a100-40gb:2x8", 8, 24_000.0)
-    });
-    // PyTorch blog, "Maximizing training throughput", 2024; README of fms-fsdp.
-    rows.push(Published {
-        model: LLAMA_7B,
-        network: Some("roce-v2-400:devices_per_port=8"),
-        ..published("IBM", "Llama 2 7B", "gpu:a100:16x8", 2, 3700.0)
-    });
-    rows.push(Published {
-        model: LLAMA_7B,
-        ..published("IBM", "Llama 2 7B", "gpu:h100:12x8", 2, 7500.0)
-    });
-    // MaxText, `configs/gpu/a3/llama_2_7b`: 492 TFLOP/s.
-    rows.push(Published {
-        remat: false,
-        ..maxtext("Llama 2 7B", "gpu:h100:1x8", 4, 492.0, LLAMA_7B)
-    });
-    // NVIDIA, DeepLearningExamples, `PyTorch/Classification/ConvNets/resnet50v1.5`, on a DGX A100; MLPerf Training 3.0: 35 epochs
-    // in 13.466 minutes, from memory.
-    let resnet = |who, target, num_devices, batch, per_second| Published {
-        num_devices,
-        zero: 0,
-        attention: Ops,
-        ..published(who, "ResNet-50", target, batch, per_second)
-    };
-    rows.push(resnet("NVIDIA", "gpu:a100:1x8", 1, 256, 2470.0));
-    rows.push(resnet("NVIDIA", "gpu:a100:1x8", 8, 256, 2077.625));
-    let images = 35.0 * 1_281_167.0 / (13.466 * 60.0) / 8.0;
-    rows.push(resnet("MLPerf 3.0", "gpu:h100:1x8", 8, 408, images));
-    rows.extend([
-        maxtext("16B", "tpu:v5e:16x16", 6, 120.0, B16),
-        maxtext("16B", "tpu:v5e:16x16x4", 6, 117.0, B16),
-        maxtext("16B", "tpu:v5e:16x16x32", 6, 108.0, B16),
-        maxtext("32B", "tpu:v5e:16x16", 4, 132.0, B32),
-        maxtext("32B", "tpu:v5e:16x16x4", 4, 126.0, B32),
-        maxtext("32B", "tpu:v5e:16x16x32", 4, 119.0, B32),
-        maxtext("64B", "tpu:v5e:16x16", 2, 118.0, B64),
-        maxtext("64B", "tpu:v5e:16x16x4", 2, 110.0, B64),
-        maxtext("64B", "tpu:v5e:16x16x32", 2, 99.0, B64),
-        maxtext("22B", "tpu:v4:4x4x4", 13, 156.0, B22),
-        maxtext("22B", "tpu:v4:4x4x4x8", 13, 146.0, B22),
-        maxtext("52B", "tpu:v4:4x4x12", 7, 154.0, B52),
-    ]);
-    // MaxText, `configs/tpu/v5p`, with few values recomputed; `docs/reference/models/tiering.md`.
-    let kept = |row: Published| Published { remat: false, ..row };
-    rows.push(kept(maxtext("32B", "tpu:v5p:4x4x4", 6, 328.0, B32)));
-    rows.push(kept(maxtext("64B", "tpu:v5p:4x4x4", 3, 323.0, B64)));
-    let recipe = |model, what, target, batch, per_second| Published {
-        model,
-        remat: true,
-        ..published("MaxText", what, target, batch, per_second)
-    };
-    rows.push(recipe(LLAMA2_70B, "Llama 2 70B", "tpu:v5p:8x8x8", 4, 692.0));
-    // Google, tpu-recipes, `training/trillium` and `training/ironwood`.
-    rows.push(recipe(GPT3, "GPT-3 175B", "tpu:v6e:16x16", 3, 357.58));
-    rows.push(recipe(LLAMA_8B, "Llama 3.1 8B", "tpu:v6e:2x4", 3, 7138.89));
-    rows.push(recipe(LLAMA_8B, "Llama 3.1 8B", "tpu:v6e:16x16", 4, 7207.336));
-    rows.push(recipe(LLAMA2_70B, "Llama 2 70B", "tpu:v6e:16x16", 2, 905.021));
-    rows.push(recipe(LLAMA3_70B, "Llama 3.1 70B", "tpu:v6e:8x8", 2, 876.736));
-    rows.push(recipe(LLAMA3_70B, "Llama 3.1 70B", "tpu:tpu7x:4x4x4", 2, 2686.98 / 2.0));
-    rows.push(recipe(LLAMA3_70B, "Llama 3.1 70B", "tpu:tpu7x:4x8x8", 2, 2670.55 / 2.0));
-    rows.push(recipe(LLAMA_405B, "Llama 3.1 405B", "tpu:tpu7x:4x8x8", 3, 499.77 / 2.0));
-    rows
-}
-
-impl Model {
-    /// FLOPs of a token or an image without recomputation, as publishers count them.
-    fn flops_per_item(self) -> f64 {
-        match self {
-            Self::Gpt { num_layers, width, context, vocabulary, .. } => {
-                let (layers, width) = (num_layers as f64, width as f64);
-                let parameters = 12.0 * layers * width * width + vocabulary as f64 * width;
-                6.0 * parameters + 12.0 * layers * width * context as f64
-            }
-            Self::ResNet50 => 24.6e9,
-        }
-    }
-
-    fn items_per_example(self) -> f64 {
-        match self {
-            Self::Gpt { context, .. } => context as f64,
-            Self::ResNet50 => 1.0,
-        }
-    }
-}
+use super::published::{Fused, Model, Published, all};
 
 /// What a step is made of.
 struct Traced {
@@ -329,67 +29,56 @@ struct Traced {
     global_batch: usize,
 }
 
-impl Published {
-    fn chip(&self) -> &'static Chip {
-        self.target.parse::<Target>().unwrap().chip
-    }
-
-    /// Chips with the same arithmetic have one share.
-    fn group(&self) -> &'static str {
-        if self.chip().name.starts_with("a100") { "a100" } else { self.chip().name }
-    }
-
-    /// The step with this many blocks.
-    fn trace(&self, num_layers: usize) -> Traced {
-        let num_examples = 2 * self.batch * self.num_devices;
-        let (model, data) = match self.model {
-            Model::Gpt { width, num_heads, context, vocabulary, .. } => (
-                format!(
-                    "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {width}\nnum_heads = {num_heads}\n\
-                     context = {context}\nvocabulary = {vocabulary}\nremat = {}\nscan_layers = false",
-                    self.remat
-                ),
-                format!(
-                    "source = \"synthetic_tokens\"\nvocab_size = {vocabulary}\ncontext = {context}\nnum_examples = {num_examples}"
-                ),
+/// The step with this many blocks.
+fn trace(published: &Published, num_layers: usize) -> Traced {
+    let num_examples = 2 * published.batch * published.num_devices;
+    let (model, data) = match published.model {
+        Model::Gpt { width, num_heads, context, vocabulary, .. } => (
+            format!(
+                "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {width}\nnum_heads = {num_heads}\n\
+                 context = {context}\nvocabulary = {vocabulary}\nremat = {}\nscan_layers = false",
+                published.remat
             ),
-            Model::ResNet50 => (
-                format!(
-                    "name = \"resnet\"\npreset = \"resnet50\"\nbatch_norm_group = {}",
-                    self.batch
-                ),
-                format!(
-                    "source = \"synthetic\"\nimage = [3, 224, 224]\nclasses = 1000\nnum_examples = {num_examples}"
-                ),
+            format!(
+                "source = \"synthetic_tokens\"\nvocab_size = {vocabulary}\ncontext = {context}\nnum_examples = {num_examples}"
             ),
-        };
-        let optimizer = match self.model {
-            Model::Gpt { .. } => "name = \"adamw\"",
-            Model::ResNet50 => "name = \"sgd\"\nmomentum = 0.9",
-        };
-        let mesh = match self.zero {
-            0 => "data = \"auto\"".to_owned(),
-            stage => format!("data = 1\nfsdp = \"auto\"\n[parallel]\nzero = {stage}"),
-        };
-        let kernels = if self.attention == Fused { "all" } else { "auto" };
-        let text = format!(
-            "[model]\n{model}\n[data]\n{data}\n[train]\nsteps = 1000\nprecision = \"bf16\"\nbatch_per_replica = {}\n\
-             num_microbatches = {}\n[optimizer]\n{optimizer}\n[schedule]\nname = \"cosine\"\npeak = 2e-4\n\
-             warmup_steps = 50\n[compile]\nkernels = \"{kernels}\"\n[device]\nbackend = \"cuda\"\n[mesh]\n{mesh}\n",
-            self.batch, self.num_microbatches
-        );
-        let config = Config::parse(&text, Path::new("/published.toml"), &[]).unwrap();
-        let splits = data::open(&config.data, config.train.seed).unwrap();
-        let model = config.model.build(splits.train.num_classes());
-        let mesh = config.mesh.on_devices(self.num_devices).unwrap();
-        // With cuDNN's attention for all chips, where it is to be fused.
-        let run = Run::new(&config, &splits, mesh, Platform::Cuda).unwrap();
-        let graph = step::trace_step(&run.spec(&*model).declare().unwrap()).unwrap();
-        Traced {
-            work: Work::of(&graph, 2),
-            timeline: Timeline::of(&graph),
-            global_batch: run.batch.global_batch(),
-        }
+        ),
+        Model::ResNet50 => (
+            format!(
+                "name = \"resnet\"\npreset = \"resnet50\"\nbatch_norm_group = {}",
+                published.batch
+            ),
+            format!(
+                "source = \"synthetic\"\nimage = [3, 224, 224]\nclasses = 1000\nnum_examples = {num_examples}"
+            ),
+        ),
+    };
+    let optimizer = match published.model {
+        Model::Gpt { .. } => "name = \"adamw\"",
+        Model::ResNet50 => "name = \"sgd\"\nmomentum = 0.9",
+    };
+    let mesh = match published.zero {
+        0 => "data = \"auto\"".to_owned(),
+        stage => format!("data = 1\nfsdp = \"auto\"\n[parallel]\nzero = {stage}"),
+    };
+    let kernels = if published.attention == Fused { "all" } else { "auto" };
+    let text = format!(
+        "[model]\n{model}\n[data]\n{data}\n[train]\nsteps = 1000\nprecision = \"bf16\"\nbatch_per_replica = {}\n\
+         num_microbatches = {}\n[optimizer]\n{optimizer}\n[schedule]\nname = \"cosine\"\npeak = 2e-4\n\
+         warmup_steps = 50\n[compile]\nkernels = \"{kernels}\"\n[device]\nbackend = \"cuda\"\n[mesh]\n{mesh}\n",
+        published.batch, published.num_microbatches
+    );
+    let config = Config::parse(&text, Path::new("/published.toml"), &[]).unwrap();
+    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let model = config.model.build(splits.train.num_classes());
+    let mesh = config.mesh.on_devices(published.num_devices).unwrap();
+    // With cuDNN's attention for all chips, where it is to be fused.
+    let run = Run::new(&config, &splits, mesh, Platform::Cuda).unwrap();
+    let graph = step::trace_step(&run.spec(&*model).declare().unwrap()).unwrap();
+    Traced {
+        work: Work::of(&graph, 2),
+        timeline: Timeline::of(&graph),
+        global_batch: run.batch.global_batch(),
     }
 }
 
@@ -406,8 +95,8 @@ struct Step {
 impl Step {
     fn new(published: Published) -> Self {
         let parts = match published.model {
-            Model::Gpt { .. } => FEW.map(|blocks| (blocks, published.trace(blocks))).into(),
-            Model::ResNet50 => vec![(0, published.trace(0))],
+            Model::Gpt { .. } => FEW.map(|blocks| (blocks, trace(&published, blocks))).into(),
+            Model::ResNet50 => vec![(0, trace(&published, 0))],
         };
         Self { published, parts }
     }
@@ -425,24 +114,38 @@ impl Step {
         }
     }
 
-    fn target(&self) -> Target {
-        self.published.target.parse().unwrap()
+    fn layout(&self, target: &Target) -> DeviceLayout {
+        let layout = DeviceLayout::of(target);
+        match self.published.network {
+            Some(network) => layout.with_network(network.parse::<NamedNetwork>().unwrap().wire()),
+            None => layout,
+        }
     }
 
     /// Seconds of the step as `lockstep plan` predicts it, if matmuls reach this share of the peak.
     fn predicted_secs(&self, matmul_share: f64) -> f64 {
-        let target = self.target();
+        let target: Target = self.published.target.parse().unwrap();
         let calibration = Calibration { matmul_share, ..target.chip.calibration };
         let chip = Chip { calibration, ..target.chip.clone() };
-        let mut layout = DeviceLayout::of(&target);
-        if let Some(network) = self.published.network {
-            layout = layout.with_network(network.parse::<NamedNetwork>().unwrap().wire());
-        }
+        let layout = self.layout(&target);
         let num_varying = num_varying(&target, self.published.num_devices);
         self.extrapolated(|step| {
             let time = step.timeline.step(&step.work, &chip, &layout);
-            let jitter = waiting_secs(time.compute_secs, STEP_VARIATION, num_varying);
-            time.total_secs() + jitter
+            time.total_secs() + waiting_secs(time.compute_secs, STEP_VARIATION, num_varying)
+        })
+    }
+
+    /// Seconds by a simpler roofline: the longer of the times for the FLOPs and for the bytes of all matmuls, at 0.7 of a GPU's peak
+    /// or 0.8 of a TPU's, and the slowest of all devices.
+    fn secs_of_sums(&self) -> f64 {
+        let target: Target = self.published.target.parse().unwrap();
+        let matmul_share = if matches!(target.chip.family, Family::Tpu(_)) { 0.8 } else { 0.7 };
+        let calibration = Calibration { matmul_share, ..target.chip.calibration };
+        let (chip, layout) = (Chip { calibration, ..target.chip.clone() }, self.layout(&target));
+        self.extrapolated(|step| {
+            let time = step.timeline.step(&sums(&step.work), &chip, &layout);
+            let num_devices = self.published.num_devices;
+            time.total_secs() + waiting_secs(time.compute_secs, STEP_VARIATION, num_devices)
         })
     }
 
@@ -451,9 +154,9 @@ impl Step {
         examples * self.published.model.items_per_example() / self.published.per_second
     }
 
-    /// How far the predicted throughput is off, relative to the published one.
-    fn error(&self, matmul_share: f64) -> f64 {
-        self.published_secs() / self.predicted_secs(matmul_share) - 1.0
+    /// How far the throughput of a step of this time is off, relative to the published one.
+    fn error(&self, secs: f64) -> f64 {
+        self.published_secs() / secs - 1.0
     }
 
     /// The published fraction of the peak.
@@ -461,53 +164,249 @@ impl Step {
         self.published.per_second * self.published.model.flops_per_item()
             / self.published.chip().bf16_flops_per_sec
     }
+}
 
-    /// The error of a prediction by one fraction of the peak for everything.
-    fn error_of_mfu(&self, mfu: f64) -> f64 {
-        mfu / self.mfu() - 1.0
+/// The same work with one matmul that has the FLOPs and the bytes of all.
+fn sums(work: &Work) -> Work {
+    let all = MatmulCost {
+        flops: work.matmul_flops() as u64,
+        bytes: work.matmul_bytes() as u64,
+        epilogue_bytes: 0,
+        result_bytes: 0,
+        element_bytes: work.element_bytes,
+        is_call: false,
+        count: 1,
+    };
+    // To start a matmul takes as long as two other kernels.
+    let started = work.matmuls.iter().map(|matmul| matmul.count).sum::<u64>() - 1;
+    let num_other_kernels = work.num_other_kernels + 2.0 * started as f64;
+    Work { matmuls: vec![all], num_other_kernels, ..work.clone() }
+}
+
+/// The steps of a group of chips, and the errors of models with one parameter.
+struct Comparison {
+    steps: Vec<Step>,
+    /// Of the roofline, with a share of the peak.
+    roofline: Fit,
+    /// Of the same fraction of the peak for every step.
+    constant: Fit,
+}
+
+/// A parameter with the least mean absolute error, of the steps that are not held out.
+struct Fit {
+    best: f64,
+    /// Of each step, with the best parameter for all.
+    errors: Vec<f64>,
+    /// Of each step, with the best parameter for the others.
+    left_out: Vec<f64>,
+}
+
+impl Fit {
+    /// `errors[i]` are those of all steps with `parameters[i]`, which is fitted to some of them.
+    fn of(parameters: &[f64], errors: &[Vec<f64>], is_fitted: &[bool]) -> Self {
+        let best = |without: Option<usize>| -> usize {
+            let sum = |errors: &Vec<f64>| -> f64 {
+                let kept = errors.iter().enumerate();
+                let kept = kept.filter(|(at, _)| is_fitted[*at] && Some(*at) != without);
+                kept.map(|(_, error)| error.abs()).sum()
+            };
+            let sums: Vec<_> = errors.iter().map(sum).collect();
+            (0..sums.len()).min_by(|a, b| sums[*a].total_cmp(&sums[*b])).unwrap()
+        };
+        let left_out = (0..is_fitted.len()).map(|step| errors[best(Some(step))][step]).collect();
+        let of_all = best(None);
+        Self { best: parameters[of_all], errors: errors[of_all].clone(), left_out }
     }
 }
 
-static STEPS: LazyLock<Vec<Step>> =
-    LazyLock::new(|| all().into_par_iter().map(Step::new).collect());
+impl Comparison {
+    fn of(steps: Vec<Step>) -> Self {
+        let is_fitted: Vec<_> = steps.iter().map(|step| !step.published.is_held_out).collect();
+        let shares: Vec<_> = (30..=100).map(|percent| f64::from(percent) / 100.0).collect();
+        let errors_of = |share: &f64| -> Vec<f64> {
+            steps.iter().map(|step| step.error(step.predicted_secs(*share))).collect()
+        };
+        let errors: Vec<_> = shares.par_iter().map(errors_of).collect();
+        let roofline = Fit::of(&shares, &errors, &is_fitted);
+        let fractions: Vec<_> = (50..=900).map(|tenth| f64::from(tenth) / 1000.0).collect();
+        let errors_of = |fraction: &f64| -> Vec<f64> {
+            steps.iter().map(|step| fraction / step.mfu() - 1.0).collect()
+        };
+        let errors: Vec<_> = fractions.iter().map(errors_of).collect();
+        let constant = Fit::of(&fractions, &errors, &is_fitted);
+        Self { steps, roofline, constant }
+    }
+
+    /// The mean absolute error in percent of the steps to which the parameter is fitted, or of those that are held out, and their number.
+    fn mean(&self, errors: &[f64], held_out: bool) -> (f64, usize) {
+        let chosen = self.steps.iter().zip(errors);
+        let chosen = chosen.filter(|(step, _)| step.published.is_held_out == held_out);
+        let chosen: Vec<_> = chosen.map(|(_, error)| 100.0 * error.abs()).collect();
+        (chosen.iter().sum::<f64>() / chosen.len() as f64, chosen.len())
+    }
+}
+
+/// By group of chips.
+static COMPARISONS: LazyLock<BTreeMap<&'static str, Comparison>> = LazyLock::new(|| {
+    let mut groups: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    let steps: Vec<_> = all().into_par_iter().map(Step::new).collect();
+    for step in steps {
+        groups.entry(step.published.group()).or_default().push(step);
+    }
+    groups.into_iter().map(|(group, steps)| (group, Comparison::of(steps))).collect()
+});
+
+/// The page should hold this table.
+fn check_page(table: &str) {
+    let docs = include_str!("../../docs/cost-model.md");
+    assert!(docs.contains(table), "docs/cost-model.md should hold:\n{table}");
+}
+
 #[test]
-fn probe() {
-    let t = std::time::Instant::now();
-    let n = STEPS.len();
-    eprintln!("{n} traced in {:?}", t.elapsed());
-    for s in STEPS.iter() {
-        let share = s.published.chip().calibration.matmul_share;
-        let e = s.error(share);
-        let mut full = 0.0;
-        if std::env::var("FULL").is_ok()
-            && let Model::Gpt { num_layers, .. } = s.published.model
-        {
-            let w = Step {
-                parts: vec![(num_layers, s.published.trace(num_layers))],
-                published: all()
-                    .into_iter()
-                    .find(|p| {
-                        p.what == s.published.what
-                            && p.target == s.published.target
-                            && p.batch == s.published.batch
-                            && p.per_second == s.published.per_second
-                    })
-                    .unwrap(),
+fn the_shares_of_chips_are_those_of_published_steps() {
+    let mut table = "| chip | steps | share of the peak | error | left out | held out | constant MFU | error | left out | held out |\n\
+                     |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+        .to_owned();
+    for (group, comparison) in &*COMPARISONS {
+        let errors = |fit: &Fit| {
+            let held_out = match comparison.mean(&fit.errors, true) {
+                (_, 0) => String::new(),
+                (error, num_steps) => format!("{error:.1} % of {num_steps}"),
             };
-            let w2 = Step { parts: w.parts, published: w.published };
-            full = w2.predicted_secs(share);
-        }
-        let p = s.predicted_secs(share);
-        eprintln!(
-            "{:40} {:20} pub {:.1} pred {:.1} err {:+.3} mfu {:.3} full {:.4}",
-            s.published.what,
-            s.published.target,
-            1e3 * s.published_secs(),
-            1e3 * p,
-            e,
-            s.mfu(),
-            if full > 0.0 { p / full } else { 0.0 }
+            let [error, left_out] =
+                [&fit.errors, &fit.left_out].map(|errors| comparison.mean(errors, false).0);
+            format!("{error:.1} % | {left_out:.1} % | {held_out}")
+        };
+        let (roofline, constant) = (&comparison.roofline, &comparison.constant);
+        table += &format!(
+            "| {group} | {} | {:.2} | {} | {:.1} % | {} |\n",
+            comparison.mean(&roofline.errors, false).1,
+            roofline.best,
+            errors(roofline),
+            100.0 * constant.best,
+            errors(constant),
         );
     }
-    eprintln!("{:?}", t.elapsed());
+    check_page(&table);
+    for (group, comparison) in &*COMPARISONS {
+        let [roofline, constant] = [&comparison.roofline, &comparison.constant]
+            .map(|fit| comparison.mean(&fit.left_out, false).0);
+        let num_fitted = comparison.mean(&comparison.roofline.errors, false).1;
+        let found = (comparison.roofline.best, num_fitted, roofline.round());
+        for chip in CHIPS.iter().filter(|chip| chip.name.split('-').next() == Some(group)) {
+            let Calibration { matmul_share, num_steps, error, .. } = chip.calibration;
+            if num_steps > 0 {
+                assert_eq!((matmul_share, num_steps, (100.0 * error).round()), found, "{group}");
+            }
+        }
+        assert!(roofline <= 15.0, "{group}: {roofline}");
+        assert_eq!(constant < roofline, CLOSER_BY_MFU.contains(group), "{group}");
+    }
+}
+
+/// Chips whose published steps are of so similar models that one fraction of the peak is closer; `docs/cost-model.md` says so.
+const CLOSER_BY_MFU: [&str; 2] = ["v5p", "v6e"];
+
+#[test]
+fn the_page_has_every_published_step() {
+    let mut table =
+        "| step | target | published/s | MFU | predicted | left out | by sums | constant MFU |\n\
+                     |---|---|---:|---:|---:|---:|---:|---:|\n"
+            .to_owned();
+    for comparison in COMPARISONS.values() {
+        for (at, step) in comparison.steps.iter().enumerate() {
+            let published = &step.published;
+            table += &format!(
+                "| {}{} | {} | {:.0} | {:.1} % | {:+.1} % | {:+.1} % | {:+.1} % | {:+.1} % |\n",
+                published.label(),
+                if published.is_held_out { " (held out)" } else { "" },
+                published.target,
+                published.per_second,
+                100.0 * step.mfu(),
+                100.0 * comparison.roofline.errors[at],
+                100.0 * comparison.roofline.left_out[at],
+                100.0 * step.error(step.secs_of_sums()),
+                100.0 * comparison.constant.errors[at],
+            );
+        }
+    }
+    check_page(&table);
+}
+
+/// What is lost from the smallest published size of a model on a chip to larger ones.
+#[test]
+fn the_page_has_the_scaling_of_published_steps() {
+    let mut table =
+        "| steps | from | to | published | predicted | error | error of perfect scaling |\n\
+         |---|---|---|---:|---:|---:|---:|\n"
+            .to_owned();
+    for comparison in COMPARISONS.values() {
+        let rate =
+            |step: &Step| step.published_secs() / step.predicted_secs(comparison.roofline.best);
+        for larger in &comparison.steps {
+            let is_smaller = |step: &&Step| {
+                let (one, other) = (&step.published, &larger.published);
+                (&one.what, one.model, one.remat, one.chip().name)
+                    == (&other.what, other.model, other.remat, other.chip().name)
+                    && one.num_devices < other.num_devices
+            };
+            let smaller = comparison.steps.iter().filter(is_smaller);
+            let Some(smaller) = smaller.min_by_key(|step| step.published.num_devices) else {
+                continue;
+            };
+            let published = larger.published.per_second / smaller.published.per_second;
+            let predicted = published * rate(larger) / rate(smaller);
+            table += &format!(
+                "| {} | {} | {} | {:.1} % | {:.1} % | {:.1} % | {:.1} % |\n",
+                larger.published.what,
+                on(&smaller.published),
+                on(&larger.published),
+                100.0 * published,
+                100.0 * predicted,
+                100.0 * (predicted / published - 1.0).abs(),
+                100.0 * (1.0 / published - 1.0).abs(),
+            );
+        }
+    }
+    check_page(&table);
+}
+
+/// `8 of gpu:a100:1x8`.
+fn on(published: &Published) -> String {
+    let target: Target = published.target.parse().unwrap();
+    if target.num_devices() == published.num_devices {
+        published.target.to_owned()
+    } else {
+        format!("{} of {}", published.num_devices, published.target)
+    }
+}
+
+/// Chips without published steps say so, and have the share of another.
+#[test]
+fn chips_without_published_steps_have_the_share_of_a_similar_one() {
+    for chip in CHIPS {
+        let Calibration { matmul_share, num_steps, error, .. } = chip.calibration;
+        assert!((0.3..1.0).contains(&matmul_share), "{}", chip.name);
+        assert_eq!(num_steps == 0, error == 0.0, "{}", chip.name);
+        let others = CHIPS.iter().filter(|other| other.calibration.num_steps > 0);
+        assert!(
+            others.map(|other| other.calibration.matmul_share).any(|share| share == matmul_share)
+        );
+    }
+}
+
+#[test]
+fn extrapolated_steps_are_the_whole_steps() {
+    for (group, what) in [("a100", "llm-foundry, MPT 125M"), ("v5p", "MaxText, 32B")] {
+        let steps = &COMPARISONS[group].steps;
+        let step = steps.iter().find(|step| step.published.what == what).unwrap();
+        let Model::Gpt { num_layers, .. } = step.published.model else { panic!("{what}") };
+        let published = all().into_iter().find(|one| one.label() == step.published.label());
+        let published = published.unwrap();
+        let parts = vec![(num_layers, trace(&published, num_layers))];
+        let whole = Step { published, parts };
+        let share = step.published.chip().calibration.matmul_share;
+        let ratio = step.predicted_secs(share) / whole.predicted_secs(share);
+        assert!((ratio - 1.0).abs() < 0.01, "{what}: {ratio}");
+    }
 }
