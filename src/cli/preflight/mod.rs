@@ -99,8 +99,8 @@ fn recipe_is_sound(step: &TargetStep, num_devices: usize) -> Result<PreflightAns
     let bad = || of(Severity::Error).chain(of(Severity::Warning));
     let details =
         bad().map(|finding| format!("{} {}: {}", finding.severity, finding.rule, finding.reason));
-    let sets = bad().flat_map(|finding| finding.sets.iter());
-    let sets: Vec<_> = sets.map(|set| format!("--set '{set}'")).collect();
+    let sets = recipe::merged(&[], bad().flat_map(|finding| &finding.sets));
+    let sets: Vec<_> = sets.iter().map(|set| format!("--set '{set}'")).collect();
     let plural = |count: usize| if count == 1 { "" } else { "s" };
     let (of_errors, of_warnings) = (plural(errors), plural(warnings));
     Ok(PreflightAnswer {
