@@ -155,3 +155,27 @@ pub fn bucket_bytes(chip: &Chip, kind: &str) -> u64 {
         _ => 64 << 20,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// XLA's combiner compares results, which are shards, so the gradients of a scatter are as many times larger.
+    #[test]
+    fn scatters_on_gpus_are_combined_to_the_same_size_of_gradients_for_any_number_of_shards() {
+        let threshold = |name: &str, fsdp: usize| {
+            let mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Fsdp, fsdp)]);
+            match defaults(Chip::named(name).unwrap(), &mesh).get(SCATTER_COMBINER.0) {
+                Some(OverrideValue::Int(bytes)) => Some(bytes * fsdp as i64),
+                _ => None,
+            }
+        };
+        for chip in ["l4", "a100", "h100", "b200"] {
+            assert_eq!(
+                [1, 8, 64].map(|fsdp| threshold(chip, fsdp)),
+                [None, Some(4 * MIB), Some(4 * MIB)]
+            );
+        }
+        assert_eq!(threshold("v5e", 8), None);
+    }
+}
