@@ -75,6 +75,7 @@
 //! been written; [`train::Outcome::success`] turns its failure into an error.
 
 pub mod checkpoint;
+mod children;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod cluster;

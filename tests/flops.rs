@@ -21,7 +21,7 @@ fn counted(example: &str, batch: usize, sets: &[&str]) -> f64 {
     let model = config.model.build(splits.train.num_classes());
     let run = Run::new(&config, &splits, mesh_on_host(&config), Platform::Cuda).unwrap();
     let graph = step::trace_step(&run.spec(&*model).declare().unwrap()).unwrap();
-    Work::of(&graph, 4).matmul_flops
+    Work::of(&graph, 4).matmul_flops()
 }
 
 fn check(what: &str, found: f64, expected: f64) {

@@ -1,11 +1,12 @@
 //! The cost of a graph: arithmetic, memory traffic and collectives, with loops multiplied by their trip counts. A case
 //! costs as much as its branch with the most FLOPs.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::ops::threefry::THREEFRY_FLOPS;
 use crate::region::expand;
-use crate::traffic::traffic as fused_traffic;
+use crate::traffic::{Epilogue, traffic as fused_traffic};
 use crate::{Binary, Communication, Graph, Node, Op, Region, TensorType, Unary};
 
 /// The cost of running a graph once, **on one replica**.
@@ -22,15 +23,11 @@ pub struct Cost {
     /// that only change a type (reshape, bitcast, vary, ...) move nothing; a slice reads only what it
     /// returns, and an update of a slice is done in position.
     pub bytes: u64,
-    /// The part of `flops` in dots, convolutions and custom_calls.
-    pub matmul_flops: u64,
-    /// Bytes that dots, convolutions and custom_calls read and write.
-    pub matmul_bytes: u64,
+    /// Dots, convolutions and custom_calls. Equal ones are one entry, in the order in which they first run.
+    pub matmuls: Vec<MatmulCost>,
     /// Bytes that all other ops except collectives read and write if elementwise ops are fused: an estimate of the
     /// compiled program's memory traffic.
     pub fused_bytes: u64,
-    /// Dots, convolutions and custom_calls.
-    pub num_matmuls: u64,
     /// Kernels of all other ops except collectives if elementwise ops are fused, each with one result: an upper bound, since
     /// compilers also make kernels with several results.
     pub num_fused_kernels: u64,
@@ -38,6 +35,48 @@ pub struct Cost {
     pub collectives: Vec<Communication>,
     /// `true` if there is a loop with an unknown trip count, which is counted as 1.
     pub has_unknown_loops: bool,
+}
+
+/// The cost of equal dots, convolutions or custom_calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatmulCost {
+    /// FLOPs of one of them.
+    pub flops: u64,
+    /// Bytes that one of them reads and writes.
+    pub bytes: u64,
+    /// Bytes that the kernels read and write that can run as soon as the result of one of them is there, a part of
+    /// [`Cost::fused_bytes`]. Compilers for TPUs make these kernels part of the product.
+    pub epilogue_bytes: u64,
+    /// The part of `epilogue_bytes` that reads this result. A kernel of both does not read it from memory.
+    pub result_bytes: u64,
+    /// Bytes of an element of their first operand.
+    pub element_bytes: usize,
+    /// `true` for a custom_call, which computes more than a product: attention with its softmax.
+    pub is_call: bool,
+    /// How often they run.
+    pub count: u64,
+}
+
+impl Cost {
+    /// The part of `flops` in dots, convolutions and custom_calls.
+    pub fn matmul_flops(&self) -> u64 {
+        self.of_matmuls(|matmul| matmul.flops)
+    }
+
+    /// Bytes that dots, convolutions and custom_calls read and write.
+    pub fn matmul_bytes(&self) -> u64 {
+        self.of_matmuls(|matmul| matmul.bytes)
+    }
+
+    /// Dots, convolutions and custom_calls.
+    pub fn num_matmuls(&self) -> u64 {
+        self.of_matmuls(|_| 1)
+    }
+
+    fn of_matmuls(&self, each: impl Fn(&MatmulCost) -> u64) -> u64 {
+        let all = self.matmuls.iter().map(|matmul| each(matmul).saturating_mul(matmul.count));
+        all.fold(0, u64::saturating_add)
+    }
 }
 
 /// The cost of `graph`, per replica.
@@ -53,13 +92,13 @@ pub struct Cost {
 /// let cost = count(&graph);
 /// assert_eq!(cost.flops, 2 * 8 * 4 * 16);
 /// assert_eq!(cost.bytes, 4 * (8 * 4 + 4 * 16 + 8 * 16));
-/// assert_eq!((cost.num_matmuls, cost.num_fused_kernels), (1, 0));
+/// assert_eq!((cost.num_matmuls(), cost.num_fused_kernels), (1, 0));
 /// # Ok::<(), hlo::Error>(())
 /// ```
 pub fn count(graph: &Graph) -> Cost {
-    let mut cost = Cost::default();
-    add_graph(&mut cost, &expand(graph), 1);
-    cost
+    let mut counter = Counter::default();
+    counter.add_graph(&expand(graph), 1);
+    counter.cost
 }
 
 /// `true` for ops whose FLOPs are those of products.
@@ -75,58 +114,100 @@ pub(crate) fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
             _ => 0,
         },
         Op::While { regions, trip_count } => {
-            let mut cost = Cost::default();
-            add_graph(&mut cost, &regions.body, trip_count.unwrap_or(1));
-            cost.matmul_flops
+            let mut counter = Counter::default();
+            counter.add_graph(&regions.body, trip_count.unwrap_or(1));
+            counter.cost.matmul_flops()
         }
         Op::Case { branches } => {
-            most_expensive(branches).map_or(0, |branch| count(branch).matmul_flops)
+            most_expensive(branches).map_or(0, |branch| count(branch).matmul_flops())
         }
         _ => 0,
     }
 }
 
-/// Adds a graph or region that runs `times` times.
-fn add_graph(cost: &mut Cost, graph: &Graph, times: u64) {
-    let moved = fused_traffic(graph, |node| traffic(graph, node));
-    for (to, amount) in [
-        (&mut cost.matmul_bytes, moved.matmul),
-        (&mut cost.fused_bytes, moved.other),
-        (&mut cost.num_matmuls, moved.num_matmuls),
-        (&mut cost.num_fused_kernels, moved.num_others),
-    ] {
-        *to = to.saturating_add(amount.saturating_mul(times));
-    }
-    for node in graph.nodes() {
-        if let Op::While { regions, trip_count } = &node.op {
-            cost.has_unknown_loops |= trip_count.is_none();
-            let trips = trip_count.unwrap_or(1);
-            // The condition is evaluated once more than the body.
-            add_graph(cost, &regions.cond, times.saturating_mul(trips.saturating_add(1)));
-            add_graph(cost, &regions.body, times.saturating_mul(trips));
-            continue;
-        }
-        if let Op::Case { branches } = &node.op {
-            if let Some(branch) = most_expensive(branches) {
-                add_graph(cost, branch, times);
-            }
-            continue;
-        }
-        let add = |to: &mut u64, amount: u64| *to = to.saturating_add(amount.saturating_mul(times));
-        match work(graph, node) {
-            Work::Flops(flops) => {
-                add(&mut cost.flops, flops);
-                if is_matmul(&node.op) {
-                    add(&mut cost.matmul_flops, flops);
+#[derive(Default)]
+struct Counter {
+    cost: Cost,
+    /// Where in `cost.matmuls` those are whose entry is this one with a count of 0.
+    matmuls: HashMap<MatmulCost, usize>,
+}
+
+impl Counter {
+    /// Adds a graph or region that runs `times` times.
+    fn add_graph(&mut self, graph: &Graph, times: u64) {
+        let moved = fused_traffic(graph, |node| traffic(graph, node));
+        add(&mut self.cost.fused_bytes, moved.bytes, times);
+        add(&mut self.cost.num_fused_kernels, moved.num_kernels, times);
+        for node in graph.nodes() {
+            match &node.op {
+                Op::While { regions, trip_count } => {
+                    self.cost.has_unknown_loops |= trip_count.is_none();
+                    let trips = trip_count.unwrap_or(1);
+                    // The condition is evaluated once more than the body.
+                    self.add_graph(&regions.cond, times.saturating_mul(trips.saturating_add(1)));
+                    self.add_graph(&regions.body, times.saturating_mul(trips));
+                }
+                Op::Case { branches } => {
+                    if let Some(branch) = most_expensive(branches) {
+                        self.add_graph(branch, times);
+                    }
+                }
+                _ => {
+                    let mut epilogue = Epilogue::default();
+                    for one in node.results().filter_map(|value| moved.epilogues.get(&value)) {
+                        epilogue.bytes += one.bytes;
+                        epilogue.result_bytes += one.result_bytes;
+                    }
+                    self.add_node(graph, node, epilogue, times);
                 }
             }
-            Work::Transcendentals(elements) => add(&mut cost.transcendentals, elements),
-            Work::Collective => cost.collectives.extend(Communication::of(graph, node, times)),
-            Work::Move => {}
-            Work::Nothing => continue,
         }
-        add(&mut cost.bytes, traffic(graph, node));
     }
+
+    /// Adds an op that has no body.
+    fn add_node(&mut self, graph: &Graph, node: &Node, epilogue: Epilogue, times: u64) {
+        let bytes = traffic(graph, node);
+        match work(graph, node) {
+            Work::Flops(flops) => {
+                add(&mut self.cost.flops, flops, times);
+                if is_matmul(&node.op) {
+                    let first = operands(graph, node).next();
+                    let one = MatmulCost {
+                        flops,
+                        bytes,
+                        epilogue_bytes: epilogue.bytes,
+                        result_bytes: epilogue.result_bytes,
+                        element_bytes: first.map_or(0, |ty| ty.dtype.size_bytes()),
+                        is_call: matches!(node.op, Op::CustomCall(_)),
+                        count: 0,
+                    };
+                    self.add_matmul(one, times);
+                }
+            }
+            Work::Transcendentals(elements) => add(&mut self.cost.transcendentals, elements, times),
+            Work::Collective => {
+                self.cost.collectives.extend(Communication::of(graph, node, times));
+            }
+            Work::Move => {}
+            Work::Nothing => return,
+        }
+        add(&mut self.cost.bytes, bytes, times);
+    }
+
+    fn add_matmul(&mut self, one: MatmulCost, times: u64) {
+        let all = &mut self.cost.matmuls;
+        let at = *self.matmuls.entry(one).or_insert_with(|| {
+            all.push(one);
+            all.len() - 1
+        });
+        let count = &mut all[at].count;
+        *count = count.saturating_add(times);
+    }
+}
+
+/// Adds what is there `times` times.
+fn add(to: &mut u64, amount: u64, times: u64) {
+    *to = to.saturating_add(amount.saturating_mul(times));
 }
 
 /// The branch with the most FLOPs; among equals the one that moves the most bytes.

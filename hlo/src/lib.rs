@@ -40,7 +40,7 @@ mod verify;
 mod window;
 
 pub use communication::{Communication, communication};
-pub use count::{Cost, count};
+pub use count::{Cost, MatmulCost, count};
 pub use counted::counted;
 pub use dtype::DType;
 pub use error::Error;

@@ -7,22 +7,28 @@
 //! update of a slice writes only the slice. What two kernels need is computed twice. Reshapes and other changes of a
 //! type move nothing.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::count::is_matmul;
 use crate::{Graph, Node, Op, ValueId};
 
-/// Bytes read and written by one run of a graph, and its kernels, without the bodies of loops.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Bytes read and written by one run of a graph, and its kernels, without dots, convolutions, custom_calls, collectives and
+/// the bodies of loops.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
-    /// By dots, convolutions and custom_calls.
-    pub matmul: u64,
-    /// By everything else except collectives.
-    pub other: u64,
-    /// Dots, convolutions and custom_calls.
-    pub num_matmuls: u64,
-    /// Kernels of everything else except collectives.
-    pub num_others: u64,
+    pub bytes: u64,
+    pub num_kernels: u64,
+    /// The kernels that can be part of a dot, convolution or custom_call, by its result.
+    pub epilogues: HashMap<ValueId, Epilogue>,
+}
+
+/// Kernels that read a result and can run as soon as it is there, since they wait for nothing later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Epilogue {
+    /// Bytes that they read and write.
+    pub bytes: u64,
+    /// The part of these that is the result, which a kernel of both does not read from memory.
+    pub result_bytes: u64,
 }
 
 /// The traffic of `graph`; `unfused` returns the bytes that a node reads and writes if it is not fused.
@@ -34,43 +40,64 @@ pub(crate) fn traffic(graph: &Graph, unfused: impl Fn(&Node) -> u64) -> Traffic 
     for node in graph.nodes() {
         match kind(&node.op) {
             Kind::View | Kind::Fused => {}
-            Kind::Kept => roots.extend(node.operands.iter().filter_map(fused)),
+            // The bytes of products are counted with their FLOPs.
+            Kind::Kept | Kind::Matmul => roots.extend(node.operands.iter().filter_map(fused)),
             Kind::Reduction => roots.extend(node.results()),
             Kind::Update => {
                 roots.extend(node.results());
                 roots.extend(fused(&node.operands[0]));
             }
-            Kind::Matmul => {
-                total.matmul += unfused(node);
-                total.num_matmuls += 1;
-                roots.extend(node.operands.iter().filter_map(fused));
-            }
             Kind::Alone => {
                 if !is_counted_elsewhere(&node.op) {
-                    total.other += unfused(node);
-                    total.num_others += 1;
+                    total.bytes += unfused(node);
+                    total.num_kernels += 1;
                 }
                 roots.extend(node.operands.iter().filter_map(fused));
             }
         }
     }
     roots.extend(graph.outputs().iter().filter_map(|output| fused(&output.value)));
+    let stages = stages(graph, &roots);
     for root in &roots {
-        let (node, read) = (graph.node_of(*root), bytes_read(graph, *root, &roots));
+        let (node, read) = (graph.node_of(*root), reads(graph, *root, &roots));
+        let num_read = read.iter().map(|(_, bytes)| bytes).sum::<u64>();
         // A value that depends on nothing in memory is computed where it is used.
-        if read > 0 || kind(&node.op) != Kind::Fused {
+        if num_read > 0 || kind(&node.op) != Kind::Fused {
             let written = if kind(&node.op) == Kind::Update { node.operands[1] } else { *root };
-            total.other += read + graph.ty(written).num_bytes() as u64;
-            total.num_others += 1;
+            let bytes = num_read + graph.ty(written).num_bytes() as u64;
+            total.bytes += bytes;
+            total.num_kernels += 1;
+            let last = read.iter().max_by_key(|(value, _)| (stages[value.index()], value.index()));
+            if let Some((value, result_bytes)) = last
+                && is_matmul(&graph.node_of(*value).op)
+            {
+                let epilogue = total.epilogues.entry(*value).or_default();
+                epilogue.bytes += bytes;
+                epilogue.result_bytes += result_bytes;
+            }
         }
     }
     total
 }
 
-/// Bytes that the kernel of `root` reads.
-fn bytes_read(graph: &Graph, root: ValueId, roots: &HashSet<ValueId>) -> u64 {
+/// How many kernels, one after the other, each value waits for.
+fn stages(graph: &Graph, roots: &HashSet<ValueId>) -> Vec<usize> {
+    let mut stages = vec![0; graph.num_values()];
+    for node in graph.nodes() {
+        let operands = node.operands.iter().map(|value| stages[value.index()]);
+        let latest = operands.max().unwrap_or(0);
+        for value in node.results() {
+            let in_memory = roots.contains(&value) || !is_computed(graph, value);
+            stages[value.index()] = latest + usize::from(in_memory);
+        }
+    }
+    stages
+}
+
+/// The values in memory that the kernel of `root` reads, and how many bytes of each.
+fn reads(graph: &Graph, root: ValueId, roots: &HashSet<ValueId>) -> Vec<(ValueId, u64)> {
     let elements = |value: ValueId| graph.ty(value).num_elements() as u64;
-    let mut bytes = 0;
+    let mut read = vec![];
     // Elements that the kernel needs of each value. Values are numbered in program order, so the last one's users have all
     // been visited.
     let mut needed = BTreeMap::from([(root, elements(root))]);
@@ -78,7 +105,7 @@ fn bytes_read(graph: &Graph, root: ValueId, roots: &HashSet<ValueId>) -> u64 {
         let num_needed = num_needed.min(elements(value));
         let in_memory = roots.contains(&value) || !is_computed(graph, value);
         if in_memory && value != root {
-            bytes += num_needed * graph.ty(value).dtype.size_bytes() as u64;
+            read.push((value, num_needed * graph.ty(value).dtype.size_bytes() as u64));
             continue;
         }
         let node = graph.node_of(value);
@@ -98,7 +125,7 @@ fn bytes_read(graph: &Graph, root: ValueId, roots: &HashSet<ValueId>) -> u64 {
             *sum = if is_part { sum.saturating_add(at) } else { at.max(*sum) };
         }
     }
-    bytes
+    read
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -46,7 +46,7 @@ fn two_layers_have_the_costs_computed_by_hand() {
     let bytes = 4 * elements.iter().sum::<u64>();
     assert_eq!(cost.flops, flops.iter().sum::<u64>());
     assert_eq!((cost.transcendentals, cost.bytes), (batch * output, bytes));
-    assert_eq!(cost.matmul_flops, flops[0] + flops[3]);
+    assert_eq!(cost.matmul_flops(), flops[0] + flops[3]);
     assert_eq!((cost.flops, cost.bytes), (1806, 5964));
 }
 
@@ -287,7 +287,7 @@ fn a_case_costs_as_much_as_its_most_expensive_branch() {
         t.output("y", t.remat(&y, |y| vec![-y[0]])[0]);
     });
     let dot = 2 * 4 * 4 * 4;
-    assert_eq!((cost.flops, cost.matmul_flops, cost.transcendentals), (dot + 16, dot, 0));
+    assert_eq!((cost.flops, cost.matmul_flops(), cost.transcendentals), (dot + 16, dot, 0));
     assert_eq!(cost.bytes, 4 * (3 * 16 + 2 * 16));
 }
 
@@ -314,10 +314,48 @@ fn elementwise_ops_are_fused_into_their_users() {
     .unwrap();
     let cost = count(&graph);
     let dot = 4 * (m * k + k * n + m * n) as u64;
-    assert_eq!((cost.matmul_flops, cost.matmul_bytes), (2 * (m * k * n) as u64, dot));
+    assert_eq!((cost.matmul_flops(), cost.matmul_bytes()), (2 * (m * k * n) as u64, dot));
     // Two kernels depend on the dot's result: one writes `y`, one the total.
     let y = 4 * (m * n) as u64;
     assert_eq!(cost.fused_bytes, (y + y) + (y + 4));
+    // The first can be part of it. The other reads `y`.
+    let [matmul] = cost.matmuls[..] else { panic!("{:?}", cost.matmuls) };
+    assert_eq!((matmul.epilogue_bytes, matmul.result_bytes), (2 * y, y));
+    assert_eq!((matmul.element_bytes, matmul.is_call, matmul.count), (4, false, 1));
+}
+
+/// A kernel that waits for two products can be part of the later one only, and what waits for a further kernel of none.
+#[test]
+fn a_kernel_can_be_part_of_the_product_that_it_waits_for_last() {
+    let (m, n) = (8, 4);
+    let cost = cost(Mesh::SINGLE, |t| {
+        let x = t.input("x", f32s(&[m, m]));
+        let [first, second] = ["v", "w"].map(|name| x.dot(t.input(name, f32s(&[m, n]))));
+        let sum = first + second;
+        let total = sum.reduce_sum(&[0]);
+        t.output("sum", sum);
+        t.output("scaled", first * total.broadcast_in_dim(&[m, n], &[1]));
+    });
+    let y = 4 * (m * n) as u64;
+    let row = 4 * n as u64;
+    let found: Vec<_> = cost.matmuls.iter().map(|one| (one.epilogue_bytes, one.count)).collect();
+    // Only the sum waits for nothing later: the total reads it, and the last kernel the total. Equal products have two entries.
+    assert_eq!(found, [(0, 1), (3 * y, 1)], "{cost:?}");
+    assert_eq!(cost.fused_bytes, 3 * y + (y + row) + (2 * y + row));
+}
+
+/// Loops and equal products are multiplied out.
+#[test]
+fn equal_products_are_one_entry() {
+    let cost = cost(Mesh::SINGLE, |t| {
+        let x = t.input("x", f32s(&[4, 4]));
+        let w = t.input("w", f32s(&[4, 4]));
+        let y = x.dot(w).dot(w);
+        t.output("y", y.dot(t.input("v", f32s(&[4, 2]))));
+    });
+    let found: Vec<_> = cost.matmuls.iter().map(|one| (one.flops, one.bytes, one.count)).collect();
+    assert_eq!(found, [(128, 192, 2), (64, 4 * (16 + 8 + 8), 1)]);
+    assert_eq!((cost.num_matmuls(), cost.matmul_flops()), (3, 2 * 128 + 64));
 }
 
 /// A slice of a stack is read, changed and written back: none of the other rows.
@@ -360,7 +398,7 @@ fn a_scan_moves_as_much_as_its_iterations() {
         t.output("y", carried[0]);
     });
     let row = 4 * (n * n * length) as u64;
-    assert_eq!(scanned.matmul_bytes, 3 * row);
+    assert_eq!(scanned.matmul_bytes(), 3 * row);
     // A copy of each row for the dot, its index, and a few bytes for the loop's counter.
     let rest = scanned.fused_bytes - 2 * row;
     assert!(rest < 100 * length as u64, "{rest}");

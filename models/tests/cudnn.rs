@@ -141,7 +141,7 @@ fn what_cudnn_has_no_kernels_for_is_written_as_ops() {
 /// Of all pairs of positions those up to the query: 2 products forward; 5 backward, in which scores are computed again.
 #[test]
 fn calls_count_the_flops_of_the_pairs_that_are_computed() {
-    let flops = |kernels| count(&graph(Case { kernels, ..PLAIN })).matmul_flops;
+    let flops = |kernels| count(&graph(Case { kernels, ..PLAIN })).matmul_flops();
     let product = (2 * BATCH * HEADS * 16 * POSITIONS) as u64;
     let (pairs, all) =
         (POSITIONS as u64 * (POSITIONS as u64 + 1) / 2, (POSITIONS * POSITIONS) as u64);

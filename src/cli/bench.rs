@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::io;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -47,7 +47,6 @@ fn worker(config: &ConfigArgs, mesh: Mesh) -> io::Result<Command> {
     command.args(["--data", &mesh.size(Axis::Data).to_string()]);
     command.args(["--fsdp", &mesh.size(Axis::Fsdp).to_string()]);
     command.args(["--steps", &OP_STEPS.to_string()]);
-    command.stdin(Stdio::null());
     Ok(command)
 }
 

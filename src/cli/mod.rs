@@ -42,6 +42,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use models::Model;
 
+use crate::children;
 use crate::config::{Config, DataConfig, shorten_words};
 use crate::data::{self, Splits};
 use crate::observe::say;
@@ -117,6 +118,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Hlo { config, stage } => hlo::run(&config, stage),
         Command::Bench(args) => bench::run(&args, started),
         Command::TimeOps { config, data, fsdp, steps } => {
+            children::end_with_parent(|| ());
             let mesh = Mesh::new(&[(Axis::Data, data.get()), (Axis::Fsdp, fsdp.get())]);
             bench::serve(&config, mesh, steps)
         }
@@ -127,10 +129,12 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Preflight(args) => preflight::run(&args),
         Command::CompileWorker { dir } => compile::serve(&dir),
         Command::ProbePlugin { path, open, trial } => {
+            children::end_with_parent(|| ());
             doctor::probe_plugin_here(&path, open, trial)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::ProbeNvidia { nccl } => {
+            children::end_with_parent(|| ());
             doctor::probe_nvidia_here(nccl)?;
             Ok(ExitCode::SUCCESS)
         }

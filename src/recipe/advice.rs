@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::double::changes;
-use super::{Recipe, Severity, check, rules};
+use super::{Finding, Recipe, Severity, alone, rules};
 use crate::config::{self, Config};
 
 /// Rounds in which findings that a change causes are resolved.
@@ -65,13 +65,81 @@ pub(super) fn complete(
             }));
             return Advice { sets, effects };
         };
-        for set in &found.sets {
-            let key = |set: &str| set.split('=').next().unwrap_or_default().to_owned();
-            sets.retain(|earlier| key(earlier) != key(set));
-            sets.push(set.clone());
-        }
+        sets = merged(&sets, &found.sets);
     }
     nothing()
+}
+
+/// `--set` arguments, of which later ones replace those of the same key.
+pub fn merged<'s>(earlier: &[String], later: impl IntoIterator<Item = &'s String>) -> Vec<String> {
+    let key = |set: &str| set.split('=').next().unwrap_or_default().to_owned();
+    let mut sets = earlier.to_vec();
+    for set in later {
+        sets.retain(|earlier| key(earlier) != key(set));
+        sets.push(set.clone());
+    }
+    sets
+}
+
+/// Makes the changes of errors and warnings ones that can be followed together, the worst first: a change that others make
+/// unnecessary becomes theirs, and one that should be another after them includes them.
+pub(super) fn reconcile(recipe: &Recipe<'_>, findings: &mut [Finding]) {
+    let known: Vec<_> = findings.iter().map(|found| (found.rule, found.severity)).collect();
+    let known = &known[..];
+    let mut together: Vec<String> = vec![];
+    for at in 0..findings.len() {
+        let (earlier, rest) = findings.split_at_mut(at);
+        let Some(finding) = rest.first_mut() else { return };
+        if finding.severity >= Severity::Note || finding.sets.is_empty() {
+            continue;
+        }
+        if !together.is_empty() {
+            let Some(after) = sets_after(recipe, finding.rule, &together, known) else { continue };
+            match after {
+                Some(sets) if sets == finding.sets => {}
+                Some(sets) => {
+                    let all = merged(&together, &sets);
+                    let advice = complete(recipe, finding.rule, &all, known);
+                    if !advice.sets.is_empty() {
+                        (finding.sets, finding.effects) = (advice.sets, advice.effects);
+                    }
+                }
+                None => {
+                    let is_enough = |other: &&Finding| {
+                        let after = sets_after(recipe, finding.rule, &other.sets, known);
+                        !other.sets.is_empty() && after == Some(None)
+                    };
+                    let (sets, whose) = match earlier.iter().find(is_enough) {
+                        Some(other) => {
+                            (other.sets.clone(), format!("the change for {}", other.rule))
+                        }
+                        None => (together.clone(), "the changes above together".to_owned()),
+                    };
+                    finding.change = format!("{whose} is enough for this, too");
+                    finding.effects = complete(recipe, finding.rule, &sets, known).effects;
+                    finding.sets = sets;
+                }
+            }
+        }
+        together = merged(&together, &finding.sets);
+    }
+}
+
+/// What a rule advises after a change; the inner `None` if it finds nothing then, the outer if the configuration does not take the
+/// change.
+fn sets_after(
+    recipe: &Recipe<'_>,
+    rule: &str,
+    sets: &[String],
+    known: &[(&str, Severity)],
+) -> Option<Option<Vec<String>>> {
+    let config = apply(recipe.config, sets).ok()?;
+    let changed =
+        Recipe::new(&config, recipe.num_replicas, recipe.num_examples, recipe.ranks).ok()?;
+    let found = rules::findings(&changed);
+    let again =
+        found.iter().find(|(other, found)| other.name == rule && found.severity < Severity::Note);
+    Some(again.map(|(_, found)| complete(&changed, rule, &found.sets, known).sets))
 }
 
 /// Follows the change of the worst finding until no warning or error with a change is left.
@@ -83,7 +151,7 @@ pub fn repair(recipe: &Recipe<'_>) -> Result<Config, InvalidChange> {
     for _ in 0..2 * MAX_ROUNDS {
         let changed = Recipe::new(&config, recipe.num_replicas, recipe.num_examples, recipe.ranks);
         let Ok(changed) = changed else { break };
-        let findings = check(&changed);
+        let findings = alone(&changed);
         let worst = findings
             .iter()
             .find(|finding| finding.severity < Severity::Note && !finding.sets.is_empty());

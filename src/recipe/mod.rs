@@ -34,7 +34,7 @@ use crate::config::{BatchError, Config, Peak, RunLength, RunLengthError, UpdateR
 use crate::optim::schedule::{self, Schedule};
 use figures::{ModelKind, Rates};
 
-pub use advice::{InvalidChange, apply, repair};
+pub use advice::{InvalidChange, apply, merged, repair};
 pub use compare::{Comparison, compare};
 pub use double::{Change, Doubling, doubling};
 pub use rules::{REFUSED, RuleInfo, rule, rules};
@@ -150,7 +150,7 @@ pub struct Finding {
     pub source: &'static str,
     /// What to change.
     pub change: String,
-    /// The change as `--set` arguments; empty if there is none to apply.
+    /// The change as `--set` arguments; empty if there is none to apply. Those of all errors and warnings can be given together.
     pub sets: Vec<String>,
     /// What these do to the rest of the recipe.
     pub effects: Vec<String>,
@@ -181,6 +181,13 @@ impl Found {
 
 /// The findings of all rules, the worst first.
 pub fn check(recipe: &Recipe<'_>) -> Vec<Finding> {
+    let mut findings = alone(recipe);
+    advice::reconcile(recipe, &mut findings);
+    findings
+}
+
+/// The findings of all rules, the worst first, each with a change as if it were the only one.
+fn alone(recipe: &Recipe<'_>) -> Vec<Finding> {
     let found = rules::findings(recipe);
     let known: Vec<_> = found.iter().map(|(rule, found)| (rule.name, found.severity)).collect();
     let mut findings: Vec<_> = found

@@ -24,12 +24,28 @@ pub struct Chip {
     pub bf16_flops_per_sec: f64,
     /// Peak of dense binary32 matmuls at default precision, in FLOP/s.
     pub f32_flops_per_sec: f64,
+    /// How fast published steps were.
+    pub calibration: Calibration,
     /// Device memory, in bytes.
     pub memory_bytes: u64,
     /// Bandwidth of the device memory, in bytes/s.
     pub memory_bytes_per_sec: f64,
     /// Where the figures come from.
     pub source: &'static str,
+}
+
+/// What published steps say about a chip. `cargo test --test cost_model` fits the share again; `docs/cost-model.md` lists the
+/// steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Calibration {
+    /// The chip of the steps to which the share is fitted.
+    pub chip: &'static str,
+    /// The part of its peak that large matmuls reach in a step.
+    pub matmul_share: f64,
+    /// Published steps to which the share is fitted; 0 if it is that of a similar chip.
+    pub num_steps: usize,
+    /// Mean absolute relative error of the throughput of each of these steps, as predicted with a share that is fitted to the others.
+    pub error: f64,
 }
 
 /// The figures that only TPUs or only GPUs have.
@@ -58,6 +74,9 @@ pub struct TpuSpec {
     pub host_bounds: [usize; 2],
     /// Slices of at most so many chips are on one host.
     pub max_chips_per_host: usize,
+    /// Device memory that a program may use, in bytes: what libtpu 0.0.51 says, from a little less to a little more than the
+    /// documented memory.
+    pub usable_bytes: u64,
     /// The shortest side that has wrap-around links.
     pub ring_from: usize,
     /// Bandwidth of one ICI link in one direction, in bytes/s; there are two links per dimension.
@@ -159,6 +178,29 @@ const H100: GpuSpec = GpuSpec {
     network_bytes_per_sec: 50e9,
 };
 
+/// A share fitted to published steps, with the error that was found by leaving one out.
+const fn fitted(
+    chip: &'static str,
+    matmul_share: f64,
+    num_steps: usize,
+    error: f64,
+) -> Calibration {
+    Calibration { chip, matmul_share, num_steps, error }
+}
+
+/// The share of a similar chip, with which no published step was compared.
+const fn as_of(other: Calibration) -> Calibration {
+    Calibration { num_steps: 0, error: 0.0, ..other }
+}
+
+const V4_STEPS: Calibration = fitted("v4", 0.71, 3, 0.02);
+const V5E_STEPS: Calibration = fitted("v5e", 0.81, 9, 0.06);
+const V5P_STEPS: Calibration = fitted("v5p", 0.74, 3, 0.06);
+const V6E_STEPS: Calibration = fitted("v6e", 0.62, 5, 0.11);
+const TPU7X_STEPS: Calibration = fitted("tpu7x", 0.74, 3, 0.01);
+const A100_STEPS: Calibration = fitted("a100", 0.71, 28, 0.08);
+const H100_STEPS: Calibration = fitted("h100", 0.56, 23, 0.09);
+
 /// Every chip.
 pub const CHIPS: &[Chip] = &[
     Chip {
@@ -175,6 +217,7 @@ pub const CHIPS: &[Chip] = &[
             chip_config: Some("megacore"),
             host_bounds: [2, 2],
             max_chips_per_host: 4,
+            usable_bytes: 33_014_413_312,
             ring_from: 4,
             link_bytes_per_sec: 50e9,
             die_bytes_per_sec: None,
@@ -182,6 +225,7 @@ pub const CHIPS: &[Chip] = &[
         }),
         bf16_flops_per_sec: 275e12,
         f32_flops_per_sec: 275e12,
+        calibration: V4_STEPS,
         memory_bytes: 32 * GIB,
         memory_bytes_per_sec: 1228e9,
         source: "Jouppi et al., TPU v4, ISCA 2023, table 4; Cloud TPU documentation, TPU v4: 275 TFLOP/s, \
@@ -201,6 +245,7 @@ pub const CHIPS: &[Chip] = &[
             chip_config: None,
             host_bounds: [2, 2],
             max_chips_per_host: 8,
+            usable_bytes: 16_909_334_528,
             ring_from: 16,
             link_bytes_per_sec: 50e9,
             die_bytes_per_sec: None,
@@ -208,6 +253,7 @@ pub const CHIPS: &[Chip] = &[
         }),
         bf16_flops_per_sec: 197e12,
         f32_flops_per_sec: 197e12,
+        calibration: V5E_STEPS,
         memory_bytes: 16 * GIB,
         memory_bytes_per_sec: 819e9,
         source: "Cloud TPU documentation, TPU v5e: 197 TFLOP/s, 16 GB, 819 GB/s, 1600 Gb/s over 4 links; \
@@ -226,6 +272,7 @@ pub const CHIPS: &[Chip] = &[
             chip_config: None,
             host_bounds: [2, 2],
             max_chips_per_host: 4,
+            usable_bytes: 102_786_660_352,
             ring_from: 4,
             link_bytes_per_sec: 100e9,
             die_bytes_per_sec: None,
@@ -233,6 +280,7 @@ pub const CHIPS: &[Chip] = &[
         }),
         bf16_flops_per_sec: 459e12,
         f32_flops_per_sec: 459e12,
+        calibration: V5P_STEPS,
         memory_bytes: 95 * GIB,
         memory_bytes_per_sec: 2765e9,
         source: "Cloud TPU documentation, TPU7x, table of generations: 459 TFLOP/s, 95 GiB, 2765 GB/s, 1200 GB/s of \
@@ -252,6 +300,7 @@ pub const CHIPS: &[Chip] = &[
             chip_config: None,
             host_bounds: [2, 2],
             max_chips_per_host: 8,
+            usable_bytes: 33_546_041_344,
             ring_from: 16,
             link_bytes_per_sec: 100e9,
             die_bytes_per_sec: None,
@@ -259,6 +308,7 @@ pub const CHIPS: &[Chip] = &[
         }),
         bf16_flops_per_sec: 918e12,
         f32_flops_per_sec: 918e12,
+        calibration: V6E_STEPS,
         memory_bytes: 32 * GIB,
         memory_bytes_per_sec: 1638e9,
         source: "Cloud TPU documentation, TPU7x, table of generations: 918 TFLOP/s, 32 GiB, 1638 GB/s, 800 GB/s of \
@@ -277,6 +327,7 @@ pub const CHIPS: &[Chip] = &[
             chip_config: None,
             host_bounds: [2, 2],
             max_chips_per_host: 4,
+            usable_bytes: 101_724_450_816,
             ring_from: 4,
             link_bytes_per_sec: 100e9,
             die_bytes_per_sec: Some(600e9),
@@ -284,6 +335,7 @@ pub const CHIPS: &[Chip] = &[
         }),
         bf16_flops_per_sec: 1153.5e12,
         f32_flops_per_sec: 1153.5e12,
+        calibration: TPU7X_STEPS,
         memory_bytes: 96 * GIB,
         memory_bytes_per_sec: 3690e9,
         source: "Cloud TPU documentation, TPU7x: 2307 TFLOP/s, 192 GiB and 7380 GB/s a chip of 2 TensorCores, \
@@ -298,6 +350,7 @@ pub const CHIPS: &[Chip] = &[
         family: Family::Gpu(A100),
         bf16_flops_per_sec: 312e12,
         f32_flops_per_sec: 156e12,
+        calibration: A100_STEPS,
         memory_bytes: 85_100_068_864,
         memory_bytes_per_sec: 2039e9,
         source: "NVIDIA A100 datasheet: 312 TFLOP/s bfloat16 and 156 TF32 without sparsity, 80 GB, 2039 GB/s, \
@@ -312,6 +365,7 @@ pub const CHIPS: &[Chip] = &[
         family: Family::Gpu(A100),
         bf16_flops_per_sec: 312e12,
         f32_flops_per_sec: 156e12,
+        calibration: A100_STEPS,
         memory_bytes: 42_331_013_120,
         memory_bytes_per_sec: 1555e9,
         source: "NVIDIA A100 datasheet, as the 80 GB but for 40 GB and 1555 GB/s; DGX A100 datasheet: 8 ports of 200 \
@@ -333,6 +387,7 @@ pub const CHIPS: &[Chip] = &[
         }),
         bf16_flops_per_sec: 121e12,
         f32_flops_per_sec: 60e12,
+        calibration: as_of(A100_STEPS),
         memory_bytes: 23_034 << 20,
         memory_bytes_per_sec: 300e9,
         source: "NVIDIA L4 datasheet: 242 TFLOP/s bfloat16 and 120 TF32 with sparsity, 24 GB, 300 GB/s, PCIe 4.0 x16 \
@@ -355,6 +410,7 @@ pub const CHIPS: &[Chip] = &[
         }),
         bf16_flops_per_sec: 362e12,
         f32_flops_per_sec: 183e12,
+        calibration: as_of(A100_STEPS),
         memory_bytes: 46_068 << 20,
         memory_bytes_per_sec: 864e9,
         source: "NVIDIA L40S datasheet: 362 TFLOP/s bfloat16 and 183 TF32 without sparsity, 48 GB, 864 GB/s, PCIe 4.0 \
@@ -369,6 +425,7 @@ pub const CHIPS: &[Chip] = &[
         family: Family::Gpu(H100),
         bf16_flops_per_sec: 989.4e12,
         f32_flops_per_sec: 494.7e12,
+        calibration: H100_STEPS,
         memory_bytes: 84_942_979_072,
         memory_bytes_per_sec: 3350e9,
         source: "NVIDIA H100 datasheet: 989.4 TFLOP/s bfloat16 and 494.7 TF32 without sparsity, 80 GB, 3.35 TB/s, \
@@ -389,6 +446,7 @@ pub const CHIPS: &[Chip] = &[
         }),
         bf16_flops_per_sec: 756e12,
         f32_flops_per_sec: 378e12,
+        calibration: as_of(H100_STEPS),
         memory_bytes: 84_942_979_072,
         memory_bytes_per_sec: 2039e9,
         source: "NVIDIA H100 datasheet, PCIe: 1513 TFLOP/s bfloat16 and 756 TF32 with sparsity, 80 GB, 2 TB/s, PCIe 5.0 \
@@ -404,6 +462,7 @@ pub const CHIPS: &[Chip] = &[
         family: Family::Gpu(H100),
         bf16_flops_per_sec: 989.4e12,
         f32_flops_per_sec: 494.7e12,
+        calibration: as_of(H100_STEPS),
         memory_bytes: 150_110_011_392,
         memory_bytes_per_sec: 4800e9,
         source: "NVIDIA H200 datasheet: the H100's arithmetic, 141 GB, 4.8 TB/s; DGX H200 datasheet: 8 ports of \
@@ -425,6 +484,7 @@ pub const CHIPS: &[Chip] = &[
         }),
         bf16_flops_per_sec: 2250e12,
         f32_flops_per_sec: 1125e12,
+        calibration: as_of(H100_STEPS),
         memory_bytes: 191_514_411_008,
         memory_bytes_per_sec: 7672e9,
         source: "NVIDIA HGX B200 datasheet: 36 PFLOP/s bfloat16 and 18 TF32 with sparsity for 8 GPUs, 180 GB, 1.8 TB/s \
@@ -447,6 +507,7 @@ pub const CHIPS: &[Chip] = &[
         }),
         bf16_flops_per_sec: 2500e12,
         f32_flops_per_sec: 1250e12,
+        calibration: as_of(H100_STEPS),
         memory_bytes: 197_897_748_480,
         memory_bytes_per_sec: 7928e9,
         source: "NVIDIA GB200 NVL72 datasheet: 360 PFLOP/s bfloat16 and 180 TF32 with sparsity, 13.4 TB and 130 TB/s of \
@@ -481,6 +542,21 @@ impl Chip {
             Family::Tpu(_) => "tpu",
             Family::Gpu(_) => "gpu",
         }
+    }
+
+    /// How far predicted steps on this chip were off, in words.
+    pub fn accuracy(&self) -> String {
+        let Calibration { chip, matmul_share, num_steps, error } = self.calibration;
+        if num_steps == 0 {
+            return format!(
+                "no published step on {} was compared: matmuls are assumed to reach {matmul_share:.2} of the peak, as on {chip}",
+                self.name
+            );
+        }
+        format!(
+            "{:.0} % is the mean error of the predictions of {num_steps} published steps on {chip}",
+            100.0 * error
+        )
     }
 
     /// Peak FLOP/s of matmuls whose operands have `bytes` bytes per element.

@@ -11,7 +11,10 @@ use hlo::{Axis, Graph, Program, TensorType, Tree};
 
 use super::advice::{Knobs, MemoryAdvice, advice};
 use super::collective::{overlapped_fraction, sums};
-use super::cost::{DeviceLayout, Fabric, StepTime, Timeline, Work, seconds};
+use super::cost::{
+    DeviceLayout, Fabric, STEP_VARIATION, StepTime, Timeline, Work, num_varying, seconds,
+    waiting_secs,
+};
 use super::hlo_proto::HloModule;
 use super::listing::listing;
 use super::memory::{GPU_MEMORY_FRACTION, Memory};
@@ -246,13 +249,15 @@ impl CompileReport {
             overlapped_gradient_fraction: 0.0,
             overlapped_gather_fraction: None,
             flops_per_device: work.flops as u64,
-            traffic_bytes: (work.matmul_bytes + work.other_bytes) as u64,
+            traffic_bytes: (work.matmul_bytes() + work.other_bytes) as u64,
             arithmetic_intensity: work.arithmetic_intensity(),
             predicted_step_ms: 0.0,
             compute_ms: 0.0,
             backward_ms: 0.0,
             communication_ms: 0.0,
             exposed_ms: 0.0,
+            jitter_ms: 0.0,
+            accuracy: target.chip.accuracy(),
             predicted_utilization: 0.0,
             options,
             scatter_forms: vec![],
@@ -261,17 +266,22 @@ impl CompileReport {
             compile_secs: 0.0,
         };
         let time = timeline.step(&work, target.chip, &step.layout(target));
-        report.predict(&time, &work, target.chip);
+        report.predict(&time, &work, target);
         report
     }
 
-    fn predict(&mut self, time: &StepTime, work: &Work, chip: &Chip) {
-        self.predicted_step_ms = 1e3 * time.total_secs();
+    fn predict(&mut self, time: &StepTime, work: &Work, target: &Target) {
+        let chip = target.chip;
+        let num_varying = num_varying(target, target.num_devices());
+        let jitter_secs = waiting_secs(time.compute_secs, STEP_VARIATION, num_varying);
+        let step_secs = time.total_secs() + jitter_secs;
+        self.jitter_ms = 1e3 * jitter_secs;
+        self.predicted_step_ms = 1e3 * step_secs;
         self.compute_ms = 1e3 * time.compute_secs;
         self.backward_ms = 1e3 * BACKWARD_SHARE * work.seconds(chip);
         self.communication_ms = 1e3 * time.communication_secs;
         self.exposed_ms = 1e3 * time.exposed_secs;
-        self.predicted_utilization = work.utilization(chip, time.total_secs());
+        self.predicted_utilization = work.utilization(chip, step_secs);
     }
 
     /// Adds what is read from the compiled program.
@@ -282,7 +292,7 @@ impl CompileReport {
         compilation: &Compilation,
     ) -> Result<(), Error> {
         let module = HloModule::decode_optimized(&compilation.optimized)?;
-        self.memory = self.memory.compiled(&compilation.answer, target.chip, step.gpu_fraction());
+        self.memory = self.memory.compiled(&compilation.answer, target.chip);
         let schedule = schedule::read(&module, self.num_devices);
         self.memory.gathered_bytes = schedule.gathered_bytes;
         self.has_unknown_loops = schedule.has_unknown_loops;
@@ -296,7 +306,7 @@ impl CompileReport {
         let mut links = Links { layout: &layout, fabrics: HashMap::new() };
         self.collective_sums = sums(&self.collectives, |collective| links.seconds(collective));
         let time = scheduled(&self.collectives, &work, target.chip, &mut links);
-        self.predict(&time, &work, target.chip);
+        self.predict(&time, &work, target);
         Ok(())
     }
 

@@ -21,10 +21,12 @@ pub struct Memory {
     pub gathered_bytes: u64,
     /// Peak use: the compiler's, on GPUs at least arguments, outputs and temporaries without what they share.
     pub peak_bytes: u64,
-    /// The memory that a program may use.
+    /// The memory that a program may use, by the table of chips.
     pub limit_bytes: u64,
     /// The memory of the device.
     pub device_bytes: u64,
+    /// The memory of the device that the plugin describes, of which programs may use as much on a TPU.
+    pub described_bytes: Option<u64>,
 }
 
 /// The fraction of a GPU's memory that the plugin allocates by default.
@@ -44,14 +46,14 @@ impl Memory {
         Self {
             parameters_bytes: bytes(&[PARAMS, MODEL_STATE]),
             optimizer_bytes: bytes(&[OPT_STATE]),
-            limit_bytes: limit(chip, chip.memory_bytes, gpu_fraction),
+            limit_bytes: limit(chip, gpu_fraction),
             device_bytes: chip.memory_bytes,
             ..Self::default()
         }
     }
 
     /// Adds the compiler's memory analysis.
-    pub(super) fn compiled(self, answer: &Answer, chip: &Chip, gpu_fraction: f64) -> Self {
+    pub(super) fn compiled(self, answer: &Answer, chip: &Chip) -> Self {
         let CompiledMemory {
             argument_bytes,
             output_bytes,
@@ -61,7 +63,6 @@ impl Memory {
             ..
         } = answer.memory;
         let sum = (argument_bytes + output_bytes + temporary_bytes).saturating_sub(alias_bytes);
-        let total = answer.limit_bytes.unwrap_or(chip.memory_bytes);
         let peak_bytes = match chip.family {
             // libtpu's includes everything, and it refuses what does not fit.
             Family::Tpu(_) if peak_bytes > 0 => peak_bytes,
@@ -71,8 +72,7 @@ impl Memory {
         Self {
             temporaries_bytes: temporary_bytes,
             peak_bytes,
-            limit_bytes: limit(chip, total, gpu_fraction),
-            device_bytes: total,
+            described_bytes: answer.limit_bytes,
             ..self
         }
     }
@@ -88,8 +88,7 @@ impl Memory {
         let (needed, available) = (sizes.next()?, sizes.next()?);
         Some(Self {
             temporaries_bytes: needed,
-            peak_bytes: needed.saturating_add(state).max(available + 1),
-            limit_bytes: available,
+            peak_bytes: needed.saturating_add(state).max(available.max(self.limit_bytes) + 1),
             ..self
         })
     }
@@ -102,14 +101,14 @@ impl Memory {
 
 /// The memory of a chip that a program may use by default.
 pub(super) fn usable(chip: &Chip) -> u64 {
-    limit(chip, chip.memory_bytes, GPU_MEMORY_FRACTION)
+    limit(chip, GPU_MEMORY_FRACTION)
 }
 
 /// The part of a device's memory that a program may use.
-fn limit(chip: &Chip, total: u64, gpu_fraction: f64) -> u64 {
-    match chip.family {
-        Family::Tpu(_) => total,
-        Family::Gpu(_) => (total as f64 * gpu_fraction) as u64,
+fn limit(chip: &Chip, gpu_fraction: f64) -> u64 {
+    match &chip.family {
+        Family::Tpu(tpu) => tpu.usable_bytes,
+        Family::Gpu(_) => (chip.memory_bytes as f64 * gpu_fraction) as u64,
     }
 }
 
@@ -158,19 +157,30 @@ mod tests {
         let answer = Answer { devices: vec![], memory, limit_bytes: Some(80 * GIB) };
         let on = |name: &str| {
             let chip = Chip::named(name).unwrap();
-            Memory::default().compiled(&answer, chip, GPU_MEMORY_FRACTION)
+            let memory = Memory { limit_bytes: usable(chip), ..Memory::default() };
+            memory.compiled(&answer, chip)
         };
         assert_eq!((on("h100").peak_bytes, on("h100").fits()), (66 * GIB, false));
-        assert_eq!((on("v5e").peak_bytes, on("v5e").fits()), (56 * GIB, true));
+        assert_eq!((on("v5p").peak_bytes, on("v5p").fits()), (56 * GIB, true));
     }
 
     #[test]
     fn a_refusal_is_read() {
         let message = "PJRT_Compile: RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: the total memory required \
                        for HLO temporaries (20.78G) exceeds available HBM (15.75G)";
-        let state = Memory { parameters_bytes: GIB, optimizer_bytes: 2 * GIB, ..Memory::default() };
+        let limit_bytes = usable(Chip::named("v5e").unwrap());
+        let state = Memory {
+            parameters_bytes: GIB,
+            optimizer_bytes: 2 * GIB,
+            limit_bytes,
+            ..Memory::default()
+        };
         let memory = state.refused(message).unwrap();
-        assert_eq!(memory.limit_bytes, 16_911_433_728);
+        // The compiler's number is rounded.
+        assert_eq!(
+            (gib(memory.limit_bytes), memory.limit_bytes),
+            ("15.75 GiB".into(), limit_bytes)
+        );
         assert!(memory.temporaries_bytes > 22 * 1_000_000_000 && !memory.fits(), "{memory:?}");
         assert_eq!(state.refused("INVALID_ARGUMENT: no (1.0G) such (2.0G)"), None);
     }

@@ -27,7 +27,7 @@ pub mod worker;
 
 pub use advice::{Knobs, MemoryAdvice, Suggestion, candidates};
 pub use backups::{BackupRow, BackupSimulation};
-pub use chips::{CHIPS, Chip, Family, GpuArchitecture, GpuSpec, TpuSpec};
+pub use chips::{CHIPS, Calibration, Chip, Family, GpuArchitecture, GpuSpec, TpuSpec};
 pub use collective::{Collective, CollectivePhase, CollectiveSum};
 pub use compile::{ByLine, DUMPED, Error, Step, compile, scatter_line};
 pub use instruction::{Instruction, instructions};

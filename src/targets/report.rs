@@ -42,7 +42,8 @@ pub struct CompileReport {
     pub traffic_bytes: u64,
     /// FLOPs per byte of estimated memory traffic.
     pub arithmetic_intensity: f64,
-    /// Step time predicted by the cost model, in milliseconds.
+    /// Step time predicted by the cost model, in milliseconds: compute, the exposed part of collectives, and waiting for the
+    /// slowest device.
     pub predicted_step_ms: f64,
     /// The part of it for compute.
     pub compute_ms: f64,
@@ -52,6 +53,10 @@ pub struct CompileReport {
     pub communication_ms: f64,
     /// The part of the collectives that the step waits for.
     pub exposed_ms: f64,
+    /// Expected time that a device waits for the slowest.
+    pub jitter_ms: f64,
+    /// How far predicted steps on this chip were off, in words.
+    pub accuracy: String,
     /// The fraction of the chip's peak that the predicted step reaches.
     pub predicted_utilization: f64,
     /// The XLA options that were set, by name.
@@ -273,11 +278,14 @@ impl fmt::Display for CompileReport {
         )?;
         writeln!(
             f,
-            "predicted        {:.2} ms a step, of which {:.2} waiting for collectives; {:.0} % of the peak",
+            "predicted        {:.2} ms a step, of which {:.2} waiting for collectives and {:.2} for the slowest device; {:.0} % of the \
+             peak",
             self.predicted_step_ms,
             self.exposed_ms,
+            self.jitter_ms,
             100.0 * self.predicted_utilization
         )?;
+        writeln!(f, "accuracy         {}", self.accuracy)?;
         for (name, value) in &self.options {
             writeln!(f, "option           {name}={value}")?;
         }

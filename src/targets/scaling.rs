@@ -7,7 +7,7 @@ use super::Target;
 use super::backups::BackupSimulation;
 use super::cost::{
     Algorithm, DeviceLayout, Fabric, Failures, NamedNetwork, STEP_VARIATION, StepTime, Stragglers,
-    Timeline, WhatIf, Wire, Work, all_reduce, first_group, waiting_secs,
+    Timeline, WhatIf, Wire, Work, all_reduce, first_group, num_varying, waiting_secs,
 };
 use super::memory::{gib, usable};
 
@@ -75,6 +75,8 @@ pub struct ScalingPrediction {
     pub all_reduce: Vec<AllReduce>,
     /// The fastest algorithm on the whole target from each of these sizes (in bytes) on.
     pub algorithms: Vec<(u64, &'static str)>,
+    /// How far predicted steps on this chip were off, in words.
+    pub accuracy: String,
     /// What limits scaling, in words.
     pub finding: String,
     /// Why there are no rows for more devices, if the target has more.
@@ -188,6 +190,7 @@ impl ScalingPrediction {
             )
         });
         let (mesh, memory) = (mesh(steps), memory(target, &rows));
+        let accuracy = target.chip.accuracy();
         let target = target.to_string();
         let simulated = scenario.stragglers.as_ref().zip(rows.last());
         let backups = simulated.map(|(stragglers, row)| BackupSimulation::of(stragglers, row));
@@ -199,6 +202,7 @@ impl ScalingPrediction {
             rows,
             all_reduce,
             algorithms,
+            accuracy,
             finding,
             stops,
             memory,
@@ -259,6 +263,7 @@ impl ScalingPrediction {
         for line in lines.into_iter().flatten() {
             out += &format!("{line}\n");
         }
+        out += &format!("accuracy: {}\n", self.accuracy);
         out += UPPER_BOUND;
         if let Some(backups) = &self.backups {
             out += &format!("\n{}", backups.table());
@@ -372,7 +377,8 @@ fn row(
     failures: Option<&Failures>,
 ) -> Row {
     let time: StepTime = step.timeline.step(&step.work, target.chip, layout);
-    let jitter_secs = waiting_secs(time.compute_secs, STEP_VARIATION, step.num_devices);
+    let num_varying = num_varying(target, step.num_devices);
+    let jitter_secs = waiting_secs(time.compute_secs, STEP_VARIATION, num_varying);
     let step_secs = time.total_secs() + jitter_secs;
     let reduced = all_reduced(layout, step);
     let algorithm = reduced

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use hlo::Program;
 
 use super::{Chip, Family, Target};
+use crate::children;
 use crate::cluster::{PlacedDevice, device_order};
 use crate::pjrt::{
     self, CompileOptions, CompiledMemory, InstallError, InstallOptions, OverrideValue, Plugin,
@@ -29,6 +30,9 @@ const ANSWER: &str = "answer.json";
 const ERROR: &str = "error.txt";
 const OPTIMIZED: &str = "optimized.pb";
 const EXECUTABLE: &str = "executable.bin";
+
+/// How the names of the directories begin, for a program and for devices.
+const PREFIXES: [&str; 2] = ["lockstep-compile-", "lockstep-describe-"];
 
 /// Keeps the TPU plugin from querying the cloud's metadata server, from detecting chips, and from insisting on
 /// being the only process that has it loaded.
@@ -137,7 +141,7 @@ pub fn compile(
     request: &Request,
     program: &Program,
 ) -> Result<Compilation, WorkerError> {
-    let dir = tempfile::Builder::new().prefix("lockstep-compile-").tempdir()?;
+    let dir = tempfile::Builder::new().prefix(PREFIXES[0]).tempdir()?;
     fs::write(dir.path().join(PROGRAM), &program.text)?;
     let answer = ask(binary, request, dir.path())?;
     Ok(Compilation {
@@ -166,7 +170,7 @@ pub fn devices(
         fsdp,
         overrides: BTreeMap::new(),
     };
-    let dir = tempfile::Builder::new().prefix("lockstep-describe-").tempdir()?;
+    let dir = tempfile::Builder::new().prefix(PREFIXES[1]).tempdir()?;
     Ok(ask(binary, &request, dir.path())?.devices)
 }
 
@@ -175,9 +179,9 @@ fn ask(binary: &Path, request: &Request, dir: &Path) -> Result<Answer, WorkerErr
     let path = |name: &str| dir.join(name);
     fs::write(path(REQUEST), serde_json::to_vec(request).map_err(io::Error::other)?)?;
     let mut command = Command::new(binary);
-    command.arg(COMMAND).arg(dir).stdin(Stdio::null()).stdout(Stdio::null());
+    command.arg(COMMAND).arg(dir).stdout(Stdio::null()).stderr(Stdio::piped());
     without_hardware(&mut command);
-    let output = command.stderr(Stdio::piped()).output()?;
+    let output = children::output(&mut command)?;
     if path(ANSWER).is_file() {
         return read_json(&path(ANSWER));
     }
@@ -201,11 +205,20 @@ pub fn without_hardware(command: &mut Command) {
 /// The name of the hidden command that [`compile`] runs.
 pub const COMMAND: &str = "compile-worker";
 
-/// Serves a request in the child process. Failures are written to a file for the parent.
+/// Serves a request in the child process. Failures are written to a file for the parent. If the parent ends before, so does
+/// this process, and removes the directory, which the parent would have removed.
 ///
 /// # Errors
 /// If that file cannot be written.
 pub fn serve(dir: &Path) -> io::Result<()> {
+    let of_parent = dir.to_owned();
+    children::end_with_parent(move || {
+        let name = of_parent.file_name().and_then(|name| name.to_str());
+        if name.is_some_and(|name| PREFIXES.iter().any(|prefix| name.starts_with(prefix))) {
+            // The system may be cleaning up already.
+            let _ = fs::remove_dir_all(&of_parent);
+        }
+    });
     match answer(dir) {
         Ok(()) => Ok(()),
         Err(error) => fs::write(dir.join(ERROR), error.to_string()),

@@ -5,17 +5,19 @@ use std::fs;
 use std::path::Path;
 
 use lockstep::config::Config;
-use lockstep::recipe::{apply, repair};
+use lockstep::recipe::{apply, merged, repair};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::strategy::ValueTree;
 
 use super::{Loaded, file, is_flagged};
 
-/// Follows the change of each finding by itself, and then those of all.
+/// Follows the change of each finding by itself, then those of all together, and then one after the other.
 fn assert_advice_holds(loaded: &Loaded, about: &str) {
     let recipe = loaded.recipe();
-    for finding in loaded.findings().iter().filter(|finding| is_flagged(finding)) {
+    let mut flagged = loaded.findings();
+    flagged.retain(is_flagged);
+    for finding in &flagged {
         let rule = finding.rule;
         assert!(!finding.sets.is_empty(), "{about}: {rule} has no change that can be applied");
         let changed = apply(&loaded.config, &finding.sets);
@@ -25,6 +27,12 @@ fn assert_advice_holds(loaded: &Loaded, about: &str) {
         let is_there = again.iter().any(|other| is_flagged(other) && other.rule == rule);
         assert!(!is_there, "{about}: {:?} leaves {rule}: {again:#?}", finding.sets);
     }
+    let sets = merged(&[], flagged.iter().flat_map(|finding| &finding.sets));
+    let config = apply(&loaded.config, &sets).unwrap_or_else(|error| panic!("{about}: {error}"));
+    let together = Loaded { config, ranks: loaded.ranks.clone() }.findings();
+    let is_left = |rule| together.iter().any(|left| is_flagged(left) && left.rule == rule);
+    let left: Vec<_> = flagged.iter().filter(|finding| is_left(finding.rule)).collect();
+    assert!(left.is_empty(), "{about}: the changes together leave {left:#?}");
     let config = repair(&recipe).unwrap_or_else(|error| panic!("{about}: {error}"));
     let repaired = Loaded { config, ranks: loaded.ranks.clone() };
     let mut left = repaired.findings();
@@ -69,6 +77,21 @@ const KEYS: &[(&str, &[&str])] = &[
     ("model.label_smoothing", &["0.1", "0.9"]),
     ("model.batch_norm_group", &["2", "64", "4096"]),
 ];
+
+/// A decay for a rate of 30 would be far too weak for the rate that is advised.
+#[test]
+fn a_change_that_another_makes_unnecessary_is_that_other() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/gpt-bytes.toml");
+    let loaded = Loaded::new(&path, &["schedule.peak=30".to_owned()]);
+    let found = loaded.findings();
+    let sets: Vec<_> = found.iter().filter(|finding| is_flagged(finding)).collect();
+    let rules: Vec<_> = sets.iter().map(|finding| finding.rule).collect();
+    assert_eq!(rules, ["rate-too-high", "weight-decay-too-strong"]);
+    assert!(sets.iter().all(|finding| finding.sets == ["schedule.peak=0.001"]), "{sets:#?}");
+    assert_eq!(sets[1].change, "the change for rate-too-high is enough for this, too");
+    let all = sets.iter().flat_map(|finding| &finding.sets);
+    assert_eq!(merged(&[], all), ["schedule.peak=0.001"]);
+}
 
 #[test]
 fn advice_for_generated_recipes_ends_without_findings() {

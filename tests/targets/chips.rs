@@ -4,19 +4,24 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lockstep::targets::{CHIPS, Chip, Family, Target};
+use lockstep::targets::{CHIPS, Family, Target, gib};
 
-use super::{BINARY, FEATURES, compile, config};
+use super::{BINARY, FEATURES, compile, config, lockstep};
 
 const SMALL_MLP: &str = "name = \"mlp\"\nhidden = [64]";
 
-/// Compiles a small step for a chip and returns the memory that programs may use, as a fraction of the table's.
-fn memory_share(dir: &Path, chip: &Chip, target: &str) -> f64 {
+/// Compiles a small step for a chip and returns the memory that programs may use, and that the plugin describes. `plan` knows
+/// as much.
+fn memory(dir: &Path, target: &str) -> (u64, u64) {
     let path = config(dir, SMALL_MLP, FEATURES, 8);
     let (code, report) = compile(&path, target, &[]);
     assert_eq!((code, &report["fits"]), (Some(0), &true.into()), "{target}: {report}");
     assert!(report["collectives"].as_array().is_some_and(|all| !all.is_empty()), "{report}");
-    report["memory"]["limit_bytes"].as_f64().unwrap() / chip.memory_bytes as f64
+    let [limit, described] = ["limit_bytes", "described_bytes"].map(|key| &report["memory"][key]);
+    let done = lockstep(&["plan", path.to_str().unwrap(), "--target", target], &[]);
+    let said = format!("of the {} that a program has on a device", gib(limit.as_u64().unwrap()));
+    assert!(done.stdout.contains(&said), "{said}: {}", done.stdout);
+    (limit.as_u64().unwrap(), described.as_u64().unwrap())
 }
 
 /// libtpu's limits are up to 4 % below the documented memory, and above it on v5p by less than 1 %.
@@ -27,7 +32,9 @@ fn every_tpu_compiles_and_has_the_memory_of_the_table() {
         let Family::Tpu(tpu) = &chip.family else { continue };
         let topology = if tpu.max_bounds.len() == 2 { "2x2" } else { "2x2x1" };
         let target = format!("tpu:{}:{topology}", chip.name);
-        let share = memory_share(dir.path(), chip, &target);
+        let (limit, described) = memory(dir.path(), &target);
+        assert_eq!((limit, described), (tpu.usable_bytes, tpu.usable_bytes), "{target}");
+        let share = limit as f64 / chip.memory_bytes as f64;
         assert!((0.95..1.01).contains(&share), "{target}: {share}");
     }
 }
@@ -39,7 +46,9 @@ fn every_gpu_compiles_with_the_limits_of_its_architecture() {
     for chip in CHIPS {
         let Family::Gpu(gpu) = &chip.family else { continue };
         let target = format!("gpu:{}:2x{}", chip.name, gpu.max_per_host.min(8));
-        let share = memory_share(dir.path(), chip, &target);
+        let (limit, described) = memory(dir.path(), &target);
+        assert_eq!(described, chip.memory_bytes, "{target}");
+        let share = limit as f64 / chip.memory_bytes as f64;
         assert!((share - 0.75).abs() < 1e-6, "{target}: {share}");
     }
 }

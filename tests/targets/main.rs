@@ -10,6 +10,7 @@
 //! - `plan`: scaling by the cost model
 //! - `preflight`: the answers before a run
 //! - `several_processes`: the options and the store of a client that is one of several
+//! - `workers`: processes that compile end with their program
 //!
 //! The tests install the plugins once, into the user's cache: downloads of some 200 MB for TPUs and 150 MB for
 //! GPUs.
@@ -23,6 +24,7 @@ mod programs;
 mod refused;
 mod several_processes;
 mod sharded;
+mod workers;
 
 use std::path::Path;
 use std::process::Command;

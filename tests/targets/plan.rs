@@ -274,7 +274,7 @@ fn a_plan_says_whether_the_state_fits() {
     let whole = plan(&["--set", "model.preset=gpt2-1558m"]);
     assert!(
         whole.contains(
-            "does not fit in the 16.00 GiB that a program has on a device, on 16 devices"
+            "does not fit in the 15.75 GiB that a program has on a device, on 16 devices"
         ),
         "{whole}"
     );

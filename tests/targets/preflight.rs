@@ -20,12 +20,19 @@ fn refused(page: &Value) -> Vec<&str> {
     no.map(|(name, _)| name.as_str()).collect()
 }
 
-fn check_refused(question: &str, example: &str, target: &str, more: &[&str], change: &str) {
+fn check_refused(
+    question: &str,
+    example: &str,
+    target: &str,
+    more: &[&str],
+    change: &str,
+) -> Value {
     let (code, page) = preflight(example, target, more);
     assert_eq!((code, refused(&page)), (Some(1), vec![question]), "{page}");
     let changes = page["answers"][question]["changes"].as_array().unwrap();
     let is_there = |line: &Value| line.as_str().unwrap().contains(change);
     assert!(changes.iter().any(is_there), "{page}");
+    page
 }
 
 const GPT: &str = "gpt-bytes.toml";
@@ -62,8 +69,10 @@ fn what_does_not_fit_is_refused() {
 fn a_step_that_waits_for_collectives_is_refused() {
     install("cuda-compiler");
     let more = ["--set", "train.epochs=100", "--host-processors", "100000"];
-    let change = "--set train.global_batch=";
-    check_refused("communication", RESNET, "gpu:h100:4x8", &more, change);
+    let page = check_refused("communication", RESNET, "gpu:h100:4x8", &more, "train.global_batch=");
+    let communication = page["answers"]["communication"].to_string();
+    assert!(communication.contains("--set model.batch_norm_group="), "{communication}");
+    assert!(communication.contains("for the slowest device"), "{communication}");
 }
 
 #[test]
@@ -77,7 +86,7 @@ fn a_recipe_that_cannot_train_is_refused() {
 fn an_input_that_does_not_keep_up_is_refused() {
     install("cuda-compiler");
     let more = ["--host-processors", "1"];
-    check_refused("input", RESNET, "gpu:h100:1x1", &more, "--host-processors");
+    check_refused("input", RESNET, "gpu:h100:1x1", &more, "--set data.source=");
 }
 
 #[test]

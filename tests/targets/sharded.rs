@@ -48,8 +48,8 @@ fn check_plan(args: &[&str], report: &Value) {
     let row = plan["rows"].as_array().unwrap().last().unwrap();
     assert_eq!(row["num_devices"], report["num_devices"]);
     let of = |value: &Value, key: &str| value[key].as_f64().unwrap();
-    let planned = of(row, "compute_ms") + of(row, "exposed_ms");
-    let ratio = planned / of(report, "predicted_step_ms");
+    let ms = |value: &Value| of(value, "compute_ms") + of(value, "exposed_ms");
+    let ratio = ms(row) / ms(report);
     assert!((0.85..1.15).contains(&ratio), "{args:?}: {ratio}: {row}");
 }
 

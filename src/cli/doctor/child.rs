@@ -14,7 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// This program, for a hidden command.
 pub fn command() -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    // The child ends when this stdin does: see `children::end_with_parent`.
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     Ok(command)
 }
 

@@ -1,6 +1,7 @@
 //! `lockstep preflight`: the questions to answer before paying for a target. Does the step fit, do the collectives hide behind the
 //! arithmetic, is the recipe sound, does the input keep up, and what does the run cost?
 
+mod communication;
 mod page;
 
 use std::process::ExitCode;
@@ -15,23 +16,19 @@ use super::args::{ConfigArgs, PreflightArgs};
 use super::compile::{TargetStep, check_advice, steps};
 use super::schedule::parameter_ranks;
 use super::{figure, in_words, print_line};
-use crate::config::BatchSize;
+use crate::config::DataConfig;
 use crate::data::{Source, TrainBatches};
 use crate::observe::say;
 use crate::recipe::{self, Recipe, Severity};
 use crate::targets::{CompileReport, ScalingPrediction, Scenario, Target, gib};
-use page::{
-    Preflight, PreflightAnswer, PreflightAnswers, PreflightVerdict, RunCost, milliseconds, number,
-};
+use page::{Preflight, PreflightAnswer, PreflightAnswers, PreflightVerdict, RunCost, number};
 
-/// The part of a step that may wait for collectives.
-const MAX_EXPOSED: f64 = 0.1;
 /// How long the input is measured.
 const MEASURE_FOR: Duration = Duration::from_secs(2);
 /// Most examples of a batch with which it is measured.
 const MAX_MEASURED_BATCH: usize = 256;
-/// Larger batches that are tried where the step waits for collectives.
-const LARGER: [usize; 4] = [2, 4, 8, 16];
+/// Processors of the largest hosts.
+const MAX_PROCESSORS: f64 = 512.0;
 
 pub fn run(args: &PreflightArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
@@ -49,10 +46,10 @@ pub fn run(args: &PreflightArgs) -> Result<ExitCode> {
     let cost = RunCost { num_steps, hours, device_hours: hours * num_devices as f64 };
     let answers = PreflightAnswers {
         memory: memory(&report),
-        communication: communication(&args.config, &target, &report, &step, &rows),
+        communication: communication::answer(&args.config, &target, &report, &step, &rows),
         recipe: recipe_is_sound(&step, num_devices)?,
         input: input(args, &target, &report, &step),
-        cost: answer_to_cost(args, &cost),
+        cost: answer_to_cost(args, &cost, &report.accuracy),
     };
     let page = Preflight {
         config: args.config.config.display().to_string(),
@@ -93,76 +90,6 @@ fn memory(report: &CompileReport) -> PreflightAnswer {
     }
 }
 
-fn communication(
-    config: &ConfigArgs,
-    target: &Target,
-    report: &CompileReport,
-    step: &TargetStep,
-    rows: &ScalingPrediction,
-) -> PreflightAnswer {
-    let exposed = report.exposed_ms / report.predicted_step_ms;
-    let is_hidden = exposed <= MAX_EXPOSED;
-    let mut details = vec![format!(
-        "arithmetic {}, of which {} in the backward pass; collectives {}, of which {} are hidden",
-        milliseconds(report.compute_ms),
-        milliseconds(report.backward_ms),
-        milliseconds(report.communication_ms),
-        milliseconds((report.communication_ms - report.exposed_ms).max(0.0)),
-    )];
-    details.extend(report.collective_sums.iter().map(|sum| {
-        format!(
-            "{} {} ({}) over groups of {}, {:.1} MB: {}, {} beside matmuls",
-            number(sum.count as f64),
-            sum.kind,
-            sum.phase,
-            sum.group_size,
-            sum.bytes as f64 / 1e6,
-            milliseconds(sum.predicted_ms),
-            number(sum.overlapped_count as f64),
-        )
-    }));
-    let mut changes = vec![];
-    if !is_hidden {
-        changes.extend(larger_batch(config, target, step));
-        let enough = rows.rows.iter().rfind(|row| row.exposed_ms <= MAX_EXPOSED * row.step_ms);
-        changes.extend(enough.map(|row| {
-            format!(
-                "up to {} of this target the step waits for less than that",
-                counted(row.num_devices, "device")
-            )
-        }));
-    }
-    let (waits, step_ms) = (report.exposed_ms, report.predicted_step_ms);
-    let summary = format!(
-        "waits {} of {} for collectives ({:.0} %)",
-        milliseconds(waits),
-        milliseconds(step_ms),
-        100.0 * exposed
-    );
-    PreflightAnswer { verdict: PreflightVerdict::of(is_hidden), summary, details, changes }
-}
-
-/// The least larger batch with which the step is predicted to wait for little.
-fn larger_batch(config: &ConfigArgs, target: &Target, step: &TargetStep) -> Option<String> {
-    let (key, now) = match step.loaded.config.train.batch {
-        BatchSize::Global(batch) => ("train.global_batch", batch),
-        BatchSize::PerReplica(batch) => ("train.batch_per_replica", batch),
-    };
-    LARGER.into_iter().find_map(|factor| {
-        let set = format!("{key}={}", now.checked_mul(factor)?);
-        let step = TargetStep::new(config, std::slice::from_ref(&set), target, target.num_devices());
-        let measured = step.and_then(|step| step.measure()).ok()?;
-        let rows = ScalingPrediction::new(target, &[measured], None, &Scenario::default()).rows;
-        let exposed = rows.first().map(|row| row.exposed_ms / row.step_ms)?;
-        (exposed <= MAX_EXPOSED).then(|| {
-            format!(
-                "--set {set} (predicted to wait {:.0} %; ask again, because memory and recipe depend on it)",
-                100.0 * exposed
-            )
-        })
-    })
-}
-
 fn recipe_is_sound(step: &TargetStep, num_devices: usize) -> Result<PreflightAnswer> {
     let config = &step.loaded.config;
     let ranks = parameter_ranks(config)?;
@@ -174,8 +101,8 @@ fn recipe_is_sound(step: &TargetStep, num_devices: usize) -> Result<PreflightAns
     let bad = || of(Severity::Error).chain(of(Severity::Warning));
     let details =
         bad().map(|finding| format!("{} {}: {}", finding.severity, finding.rule, finding.reason));
-    let sets = bad().flat_map(|finding| finding.sets.iter());
-    let sets: Vec<_> = sets.map(|set| format!("--set '{set}'")).collect();
+    let sets = recipe::merged(&[], bad().flat_map(|finding| &finding.sets));
+    let sets: Vec<_> = sets.iter().map(|set| format!("--set '{set}'")).collect();
     Ok(PreflightAnswer {
         verdict: PreflightVerdict::of(errors == 0),
         summary: format!(
@@ -229,14 +156,30 @@ fn input(
     }
     let mut changes = vec![];
     if !is_enough {
-        let enough = (needed / rate * here as f64).ceil();
-        changes.push(format!(
-            "--host-processors, if a host has at least {}; otherwise smaller or fewer files, less augmentation, or more hosts",
-            number(enough)
-        ));
+        changes.push(faster_input(&step.loaded.config.data, (needed / rate * here as f64).ceil()));
     }
     let summary = format!("a host must read {} examples/s", number(needed));
     PreflightAnswer { verdict: PreflightVerdict::of(is_enough), summary, details, changes }
+}
+
+/// What to change if a host needs so many processors to read the data.
+fn faster_input(data: &DataConfig, num_processors: f64) -> String {
+    let needed = number(num_processors);
+    match data {
+        DataConfig::Synthetic(_) | DataConfig::SyntheticTokens(_) => format!(
+            "measure with the data of the run, by --set data.source=..: synthetic examples are computed, which would take {needed} processors"
+        ),
+        _ if num_processors <= MAX_PROCESSORS => format!(
+            "--host-processors {num_processors}, if a host has as many; otherwise smaller files or less augmentation"
+        ),
+        DataConfig::ImageFolder(_) => format!(
+            "store the images at the size of data.size, which decodes faster, or take fewer devices: no host has the {needed} processors that \
+             reading would take"
+        ),
+        _ => format!(
+            "tokenize or decode the data once, before the run, or take fewer devices: no host has the {needed} processors that reading would take"
+        ),
+    }
 }
 
 /// Examples per second of the training data, in batches on this machine.
@@ -254,7 +197,7 @@ fn examples_per_sec(source: &Arc<dyn Source>, seed: u64, step: &TargetStep) -> R
     Ok(num_batches as f64 * batch as f64 / started.elapsed().as_secs_f64())
 }
 
-fn answer_to_cost(args: &PreflightArgs, cost: &RunCost) -> PreflightAnswer {
+fn answer_to_cost(args: &PreflightArgs, cost: &RunCost, accuracy: &str) -> PreflightAnswer {
     let RunCost { num_steps, hours, device_hours } = *cost;
     let allowed = args.max_device_hours;
     let verdict =
@@ -271,8 +214,10 @@ fn answer_to_cost(args: &PreflightArgs, cost: &RunCost) -> PreflightAnswer {
         let max = number(allowed.unwrap_or_default());
         changes.push(format!("fewer steps, or more than {max} device hours"));
     }
-    let details =
-        vec!["without startup, evaluation, checkpoints, waiting for input and failures".to_owned()];
+    let details = vec![
+        "without startup, evaluation, checkpoints, waiting for input and failures".to_owned(),
+        format!("step time: {accuracy}"),
+    ];
     PreflightAnswer { verdict, summary, details, changes }
 }
 
@@ -280,4 +225,29 @@ fn answer_to_cost(args: &PreflightArgs, cost: &RunCost) -> PreflightAnswer {
 fn rows(config: &ConfigArgs, target: &Target) -> Result<ScalingPrediction> {
     let (steps, _) = steps(config, target)?;
     Ok(ScalingPrediction::new(target, &steps, None, &Scenario::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn no_host_is_said_to_need_thousands_of_processors() {
+        let advice = |example: &str, num_processors: f64| {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/{example}"));
+            faster_input(&Config::load(&path, &[]).unwrap().data, num_processors)
+        };
+        assert!(advice("digits.toml", 96.0).contains("--host-processors 96"));
+        for (example, change) in [
+            ("digits.toml", "before the run"),
+            ("gpt-bytes.toml", "before the run"),
+            ("resnet20-synthetic.toml", "data.source="),
+        ] {
+            let found = advice(example, 14_094.0);
+            assert!(found.contains(change) && !found.contains("--host-processors"), "{found}");
+        }
+    }
 }

@@ -10,6 +10,8 @@
 //! standard normal values: Blom, "Statistical Estimates and Transformed Beta-Variables" (1958). It grows with
 //! `sqrt(2 ln n)`: from 8 to 8192 devices it grows from 1.4 to 3.8.
 
+use crate::targets::{Arrangement, Target};
+
 /// The coefficient of variation of a device's compute time: standard deviation over mean. Fitted to half of the published
 /// runs of `docs/cost-model.md`, which `cargo test --test cost_model` fits again.
 pub const STEP_VARIATION: f64 = 0.036;
@@ -37,6 +39,18 @@ pub fn waiting_secs(compute_secs: f64, variation: f64, num_devices: usize) -> f6
     compute_secs * variation * expected_maximum(num_devices)
 }
 
+/// The number of devices, among `num_devices` of a target, that take different times: every GPU, but of TPUs one for each
+/// slice. TPUs keep their clock, run a program without their host and meet the others of their slice at each collective; what
+/// varies is when slices reach the collectives between them. MaxText's tables have steps of one slice and of up to 32.
+pub fn num_varying(target: &Target, num_devices: usize) -> usize {
+    match target.arrangement {
+        Arrangement::Slices { num_slices, .. } => {
+            num_devices.div_ceil((target.num_devices() / num_slices.max(1)).max(1))
+        }
+        Arrangement::Hosts { .. } => num_devices,
+    }
+}
+
 /// The quantile of the standard normal distribution for `0.5 <= p < 1`, by Abramowitz and Stegun, "Handbook of Mathematical
 /// Functions" (1964), 26.2.23, whose error is below 4.5e-4.
 fn normal_quantile(p: f64) -> f64 {
@@ -56,6 +70,17 @@ mod tests {
         assert_eq!(waits[0], 0.0);
         let steps: Vec<f64> = waits.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert!(steps.windows(2).all(|pair| pair[0] > pair[1] && pair[1] > 0.0), "{steps:?}");
+    }
+
+    #[test]
+    fn gpus_vary_each_for_itself_and_tpus_by_slices() {
+        let varying =
+            |target: &str, num_devices| num_varying(&target.parse().unwrap(), num_devices);
+        assert_eq!(varying("gpu:h100:4x8", 32), 32);
+        assert_eq!(varying("gpu:h100:4x8", 2), 2);
+        assert_eq!(varying("tpu:v5e:16x16", 256), 1);
+        assert_eq!(varying("tpu:v5e:16x16x4", 1024), 4);
+        assert_eq!(varying("tpu:v5e:16x16x4", 300), 2);
     }
 
     /// The expected maximum, from uniform numbers of a linear congruential generator through the same quantile.

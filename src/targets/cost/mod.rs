@@ -3,7 +3,7 @@
 //! * Collectives: latency per hop and time per byte (alpha and beta), by algorithm
 //!   ([`Algorithm`]) on a described [`Fabric`].
 //! * Collectives within one process: caches and memory instead of wires ([`InProcess`]).
-//! * Compute: a roofline. Matmuls take the longer of the time for their FLOPs and for their bytes, everything
+//! * Compute: a roofline. Each matmul takes the longer of the times for its FLOPs and for its bytes, everything
 //!   else the time for its bytes ([`Work::seconds`]).
 //! * Groups: what connects the replicas of a group, from where a target's replicas are ([`DeviceLayout`]).
 //! * Overlap: collectives run one after another, each as soon as its operands are known ([`Timeline`]), or as scheduled in
@@ -32,7 +32,7 @@ pub use collective::{Algorithm, all_gather, all_reduce, reduce_scatter, seconds}
 pub use fabric::{Fabric, Group, Wire};
 pub use failures::Failures;
 pub use in_process::InProcess;
-pub use jitter::{STEP_VARIATION, expected_maximum, waiting_secs};
+pub use jitter::{STEP_VARIATION, expected_maximum, num_varying, waiting_secs};
 pub use layout::DeviceLayout;
 pub use network::{NamedNetwork, NetworkError};
 pub use roofline::Work;

@@ -10,11 +10,12 @@ mod launch_log;
 mod table;
 mod worker;
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 pub use table::{OpTime, OpTimes, Share};
 pub use worker::serve_ops;
 
+use crate::children;
 use crate::pjrt;
 use crate::targets;
 
@@ -57,7 +58,7 @@ impl From<pjrt::Error> for ProfileError {
     }
 }
 
-/// Runs `worker`, a command that calls [`serve_ops`], and summarizes the ops of its steps.
+/// Runs `worker`, a command that calls [`serve_ops`] and ends when its stdin does, and summarizes the ops of its steps.
 ///
 /// # Errors
 /// See [`ProfileError`].
@@ -65,7 +66,8 @@ pub fn time_ops(mut worker: Command) -> Result<OpTimes, ProfileError> {
     for (name, value) in launch_log::ENVIRONMENT {
         worker.env(name, value);
     }
-    let output = worker.output().map_err(|source| ProfileError::Start { source })?;
+    worker.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = children::output(&mut worker).map_err(|source| ProfileError::Start { source })?;
     let log = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
         return Err(ProfileError::Worker { said: launch_log::without_log_lines(&log) });

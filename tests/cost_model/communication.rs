@@ -1,0 +1,98 @@
+//! The numbers of `docs/communication.md`.
+
+use lockstep::targets::Target;
+use lockstep::targets::cost::{
+    Algorithm, DeviceLayout, Fabric, Group, all_gather, reduce_scatter, seconds,
+};
+
+/// Gradients of `docs/communication.md`, in bytes.
+const GRADIENTS: f64 = 3.4e9;
+
+/// The lines of `docs/communication.md` with numbers of the model.
+fn communication() -> Vec<String> {
+    let target: Target = "gpu:h100:32x8".parse().unwrap();
+    let fabric = DeviceLayout::of(&target).first(256);
+    let (n, p) = (GRADIENTS, fabric.num_devices() as f64);
+    let Group::Switch { size, wire } = fabric.group.clone() else { panic!("{fabric:?}") };
+    let network = fabric.network;
+    let one_port = Fabric {
+        group: Group::Switch { size: 1, wire },
+        num_groups: fabric.num_devices(),
+        network,
+    };
+    let ms = |secs: f64| format!("{:.1} ms", 1e3 * secs);
+    let all_reduce_by = |fabric: &Fabric, algorithm: Algorithm| ms(algorithm.all_reduce(fabric, n));
+    let mut lines = vec![
+        format!(
+            "{p} devices, {size} a host, {:.0} GB/s of NVLink and {:.0} GB/s of network for each",
+            wire.bytes_per_sec / 1e9,
+            network.bytes_per_sec / 1e9
+        ),
+        format!(
+            "| beta n / p, which no all_reduce can reach | {} |",
+            ms(n / p / network.bytes_per_sec)
+        ),
+        format!("| ring, one port for all of it | {} |", all_reduce_by(&one_port, Algorithm::Ring)),
+        format!(
+            "| rings in parallel, one through each port | {} |",
+            all_reduce_by(&fabric, Algorithm::Ring)
+        ),
+        format!("| two trees | {} |", all_reduce_by(&fabric, Algorithm::Tree)),
+        format!("| hierarchical | {} |", all_reduce_by(&fabric, Algorithm::Hierarchical)),
+        format!(
+            "{} in the host and {} on the network, twice each",
+            ms(reduce_scatter(&Fabric::single(fabric.group.clone()), n)),
+            ms(reduce_scatter(
+                &Fabric { group: Group::Switch { size: 1, wire }, ..fabric.clone() },
+                n / size as f64
+            )),
+        ),
+    ];
+    let (scatter, gather) = (reduce_scatter(&fabric, n), all_gather(&fabric, n));
+    let moved = |passes: f64| format!("{:.2} GB", passes * (p - 1.0) / p * n / 1e9);
+    lines.extend([
+        format!(
+            "| 0 | all_reduce | {} | {} |",
+            moved(2.0),
+            all_reduce_by(&fabric, Algorithm::Hierarchical)
+        ),
+        format!(
+            "| 1 and 2 | reduce_scatter, all_gather | {} | {} |",
+            moved(2.0),
+            ms(scatter + gather)
+        ),
+        format!(
+            "| 3 | all_gather, all_gather, reduce_scatter | {} | {} |",
+            moved(3.0),
+            ms(scatter + 2.0 * gather)
+        ),
+    ]);
+    // 8 sequences of 2048 tokens, 4096 wide, in bfloat16.
+    let activations = 8.0 * 2048.0 * 4096.0 * 2.0;
+    let send = |fabric: &Fabric| 1e6 * seconds(fabric, "collective_permute", activations);
+    lines.push(format!(
+        "{:.0} MB take {:.0} us to the next host and {:.0} us within one",
+        activations / 1e6,
+        send(&fabric),
+        send(&Fabric::single(fabric.group.clone()))
+    ));
+    for (stages, microbatches) in [(4.0, 8.0), (4.0, 32.0), (16.0, 32.0)] {
+        let idle = (stages - 1.0) / (microbatches + stages - 1.0);
+        lines.push(format!("| {stages} | {microbatches} | {:.1} % |", 100.0 * idle));
+    }
+    lines
+}
+
+#[test]
+fn every_number_of_the_page_on_communication_is_the_models() {
+    let docs = include_str!("../../docs/communication.md");
+    let missing: Vec<_> = communication().into_iter().filter(|line| !docs.contains(line)).collect();
+    assert!(missing.is_empty(), "docs/communication.md should hold:\n{}", missing.join("\n"));
+    // Each table row of the page is one of these: none is left over from before.
+    let rows = docs
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.contains(|c: char| c.is_ascii_digit()));
+    for row in rows.filter(|row| !row.contains("alpha") && !row.ends_with("| time |")) {
+        assert!(communication().iter().any(|line| line == row), "{row}");
+    }
+}
