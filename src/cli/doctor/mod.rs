@@ -85,6 +85,7 @@ impl Report {
         if self.host.tpu_pci_devices == 0 {
             lines.push("tpu      none".to_owned());
         }
+        lines.push(cluster::line(self.cluster.as_ref(), self.obstacle.as_deref()));
         for Diagnosis { what, change } in &self.findings {
             lines.push(format!("wrong    {what}"));
             lines.push(format!("         - {change}"));
@@ -92,7 +93,6 @@ impl Report {
         if self.findings.is_empty() {
             lines.push("ok       nothing wrong was found".to_owned());
         }
-        lines.push(cluster::line(self.cluster.as_ref(), self.obstacle.as_deref()));
         lines
     }
 }
