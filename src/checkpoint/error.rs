@@ -29,7 +29,7 @@ pub enum Error {
     /// A checkpoint whose manifest is gone.
     #[error(
         "the checkpoint {path} is damaged: it has no manifest.json, which a save writes last, before the directory gets its name; \
-         bring the file back, or remove the directory to use an earlier one"
+         bring the file back, or remove the directory: then the checkpoint before it is used, or, without one, the run begins again"
     )]
     Incomplete {
         /// The directory.

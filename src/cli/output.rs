@@ -72,11 +72,12 @@ impl OutputFile<'_> {
         written.with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    /// `true` if nothing would be lost: there is no such file, or it is one of our own, or a pipe or a device.
+    /// `true` if nothing would be lost: there is no such file, or it is empty or one of our own, or a pipe or a device.
     fn may_write(&self) -> bool {
         let is_free = self.path.symlink_metadata().is_err();
         let is_stream = fs::metadata(self.path).is_ok_and(|found| !found.is_file());
-        is_free || is_stream || head(self.path).is_ok_and(|head| (self.is_own)(&head))
+        let may_replace = |head: Vec<u8>| head.is_empty() || (self.is_own)(&head);
+        is_free || is_stream || head(self.path).is_ok_and(may_replace)
     }
 }
 
@@ -139,6 +140,9 @@ mod tests {
         file(&path, true, never).write(b"ours: 1").unwrap();
         file(&path, false, is_ours).write(b"ours: 2").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"ours: 2");
+        // As `mktemp` makes it.
+        fs::write(dir.path().join("empty"), "").unwrap();
+        file(&dir.path().join("empty"), false, never).check().unwrap();
         // A link that leads nowhere is something of the user's, too.
         let link = dir.path().join("link");
         std::os::unix::fs::symlink("nowhere", &link).unwrap();

@@ -57,7 +57,11 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
         None => print_lines(lines.iter())?,
         Some(file) => {
             let text: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
-            file.write(text.as_bytes())?;
+            // What was computed is not lost because of a file that has appeared meanwhile.
+            if let Err(error) = file.write(text.as_bytes()) {
+                print_lines(lines.iter())?;
+                return Err(error.context("the predictions were printed instead"));
+            }
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -5,7 +5,6 @@ use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -26,23 +25,12 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
         params_file::check_counterpart(init, &config.model)?;
     }
     let loaded = Loaded::with_init(config, init.as_deref())?;
-    // Before the other processes wait for this one. All would warn of the same.
-    let warnings = Mutex::new(vec![]);
-    let tell = |text: &str| match text.starts_with("warning: ") {
-        true => warnings.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned()),
-        false => say(text),
-    };
-    loaded.splits.check(&tell)?;
     let resume = match resume {
         None => Resume::Never,
         Some(path) if path.as_os_str() == "auto" => Resume::Newest,
         Some(path) => Resume::From(path),
     };
     let member = cluster::join(&loaded.config)?;
-    if member.as_ref().is_none_or(|member| member.process().index == 0) {
-        let warnings = warnings.into_inner().unwrap_or_else(PoisonError::into_inner);
-        warnings.iter().for_each(|warning| say(warning));
-    }
     let mut options = Options { started, out, overwrite, init, resume, stop, member };
     let trained = train::train(&loaded.job(), &options);
     let is_first = options.member.as_ref().is_none_or(|member| member.process().index == 0);

@@ -553,8 +553,12 @@ impl Chip {
                 self.name
             );
         }
+        let fused = match self.family {
+            Family::Tpu(_) => ", whose attention is fused; here it is not on TPUs",
+            Family::Gpu(_) => "",
+        };
         format!(
-            "{:.0} % is the mean error of the predictions of {num_steps} published steps on {chip}",
+            "{:.0} % is the mean error of the predictions of {num_steps} published steps on {chip}{fused}",
             100.0 * error
         )
     }

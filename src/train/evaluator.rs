@@ -136,7 +136,7 @@ impl<'a> EvalSpec<'a> {
             let none = std::iter::empty::<&str>();
             let program = UncompiledProgram::new(lowered.program, declared.eval_inputs(), none)?;
             let executable = settings.compile(client, &program.program)?.0;
-            memory::check(client, &self.mesh, Need::of_programs([&executable])?)?;
+            memory::check(client, &self.mesh, Need::of_evaluation(&executable)?)?;
             Ok::<_, Error>(program.compiled(executable))
         };
         let mut smaller = vec![];

@@ -9,32 +9,34 @@ use super::Error;
 use super::report::human_bytes;
 use crate::observe::say;
 use crate::pjrt::{self, Client, Code, CompiledMemory, Executable, Platform};
-use crate::step::PARAMS;
 
 /// What one replica keeps in memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Need {
     /// The state, and after compiling also the batch.
     state_bytes: u64,
-    /// Gradients, and after compiling everything else that a step computes.
+    /// Everything else that a program computes, after compiling.
     temporary_bytes: u64,
     is_measured: bool,
+    is_evaluation: bool,
 }
 
 impl Need {
-    /// What is known of a step before it is compiled: its state, and gradients of the parameters.
+    /// What is known of a step before it is compiled: its state. Not all gradients need to be there at the same time.
     pub fn of_state(leaves: &Tree<LeafSpec>, mesh: &Mesh) -> Self {
         // A leaf that the mesh does not divide is refused elsewhere.
         let bytes =
             |leaf: &LeafSpec| leaf.local_type(mesh).map_or(0, |local| local.num_bytes() as u64);
-        let total = |leaves: &Tree<LeafSpec>| {
-            leaves.values().map(bytes).fold(0, |sum: u64, bytes| sum.saturating_add(bytes))
-        };
-        Self {
-            state_bytes: total(leaves),
-            temporary_bytes: total(&leaves.subtree(PARAMS)),
-            is_measured: false,
-        }
+        let state_bytes = leaves.values().map(bytes).fold(0, u64::saturating_add);
+        Self { state_bytes, ..Self::default() }
+    }
+
+    /// What the program of an evaluation needs, by the compiler's figures.
+    ///
+    /// # Errors
+    /// As [`Self::of_programs`].
+    pub fn of_evaluation(program: &Executable) -> Result<Self, Error> {
+        Ok(Self { is_evaluation: true, ..Self::of_programs([program])? })
     }
 
     /// What the largest of some programs needs, by the compiler's figures. A plugin without figures needs nothing.
@@ -66,6 +68,7 @@ impl Need {
             state_bytes: argument_bytes.saturating_add(outputs),
             temporary_bytes,
             is_measured: true,
+            is_evaluation: false,
         }
     }
 
@@ -135,26 +138,7 @@ impl Memory {
             });
         }
         let num_replicas = client.devices().len().min(mesh.num_replicas()) as u64;
-        let mut system = System::new().ok()?;
-        system.refresh_memory();
-        let host = Self {
-            place: Place::Host,
-            total_bytes: system.total_memory().checked_add(system.total_swap())?,
-            free_bytes: Some(system.available_memory()),
-            num_replicas,
-            is_sharded,
-        };
-        let pid = get_current_pid().ok()?;
-        system.refresh_processes(ProcessesToUpdate::Some(&[pid]), false);
-        let limits = system.process(pid).and_then(sysinfo::Process::cgroup_limits);
-        let group = limits.map(|limits| Self {
-            place: Place::ControlGroup,
-            total_bytes: limits.total_memory.saturating_add(limits.free_swap),
-            free_bytes: Some(limits.free_memory),
-            ..host
-        });
-        let is_tighter = |group: &Self| group.total_bytes < host.total_bytes;
-        Some(group.filter(is_tighter).unwrap_or(host))
+        Readings::now()?.memory(num_replicas, is_sharded)
     }
 
     /// Refuses what is larger than the memory. The answer is a warning if a compiled program needs more than is free.
@@ -181,15 +165,19 @@ impl Memory {
 
     fn describe(&self, need: Need, needed: u64) -> String {
         let (state, temporaries) = (bytes(need.state_bytes), bytes(need.temporary_bytes));
-        let parts = match need.is_measured {
-            true => format!("{state} of state and batch and {temporaries} of temporaries"),
-            false => format!("{state} of state and {temporaries} of gradients"),
+        let parts = match (need.is_evaluation, need.is_measured) {
+            (true, _) => {
+                format!("{state} of parameters and batch and {temporaries} of temporaries")
+            }
+            (false, true) => format!("{state} of state and batch and {temporaries} of temporaries"),
+            (false, false) => format!("{state} of state"),
         };
+        let what = if need.is_evaluation { "the evaluation" } else { "the step" };
         let at_least = if need.is_measured { "" } else { " at least" };
         match self.num_replicas {
-            1 => format!("the step needs{at_least} {} of memory, {parts}", bytes(needed)),
+            1 => format!("{what} needs{at_least} {} of memory, {parts}", bytes(needed)),
             replicas => format!(
-                "the step needs{at_least} {} of memory, {parts} on each of {replicas} replicas",
+                "{what} needs{at_least} {} of memory, {parts} on each of {replicas} replicas",
                 bytes(needed)
             ),
         }
@@ -198,6 +186,9 @@ impl Memory {
     /// What makes the larger part smaller.
     fn advice(&self, need: Need) -> &'static str {
         let is_shared = self.num_replicas > 1;
+        if need.is_evaluation {
+            return "use a smaller batch, fewer replicas (mesh.data), or a smaller model";
+        }
         match (need.state_bytes >= need.temporary_bytes, self.is_sharded, is_shared) {
             (true, false, true) => {
                 "shard the state over these replicas (mesh.fsdp, parallel.zero = 3), use fewer of them, or a smaller model"
@@ -213,6 +204,43 @@ impl Memory {
                  (model.remat = true) where the model can"
             }
         }
+    }
+}
+
+/// What the system says of its memory, in bytes.
+struct Readings {
+    host_total: u64,
+    host_swap: u64,
+    host_available: u64,
+    /// The limit of the control group of this process, and what its processes have allocated. Pages of files that it has read count as free.
+    group: Option<(u64, u64)>,
+}
+
+impl Readings {
+    fn now() -> Option<Self> {
+        let mut system = System::new().ok()?;
+        system.refresh_memory();
+        let pid = get_current_pid().ok()?;
+        system.refresh_processes(ProcessesToUpdate::Some(&[pid]), false);
+        let limits = system.process(pid).and_then(sysinfo::Process::cgroup_limits);
+        Some(Self {
+            host_total: system.total_memory(),
+            host_swap: system.total_swap(),
+            host_available: system.available_memory(),
+            group: limits.map(|limits| (limits.total_memory, limits.rss)),
+        })
+    }
+
+    /// The control group if it has less than the host. Whether it may use the host's swap is not known, so that is not counted.
+    fn memory(&self, num_replicas: u64, is_sharded: bool) -> Option<Memory> {
+        let (place, total_bytes, free_bytes) = match self.group {
+            Some((limit, used)) if limit < self.host_total => {
+                let free = limit.saturating_sub(used).min(self.host_available);
+                (Place::ControlGroup, limit, free)
+            }
+            _ => (Place::Host, self.host_total.checked_add(self.host_swap)?, self.host_available),
+        };
+        Some(Memory { place, total_bytes, free_bytes: Some(free_bytes), num_replicas, is_sharded })
     }
 }
 
@@ -238,7 +266,7 @@ mod tests {
 
     fn need(state: u64, temporaries: u64) -> Need {
         let (state_bytes, temporary_bytes) = (state * GIB, temporaries * GIB);
-        Need { state_bytes, temporary_bytes, is_measured: true }
+        Need { state_bytes, temporary_bytes, is_measured: true, is_evaluation: false }
     }
 
     #[test]
@@ -262,9 +290,33 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_some_memory() {
-        let mut system = System::new().unwrap();
-        system.refresh_memory();
-        assert!(system.total_memory() > GIB && system.available_memory() <= system.total_memory());
+    fn the_advice_for_an_evaluation_is_of_evaluations() {
+        let need = Need { is_evaluation: true, ..need(30, 1) };
+        let refused = host(1).check(need).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("the evaluation needs 31.00 GiB of memory, 30.00 GiB of param")
+        );
+        assert!(
+            refused
+                .ends_with("use a smaller batch, fewer replicas (mesh.data), or a smaller model")
+        );
+    }
+
+    #[test]
+    fn a_container_has_its_limit_without_the_swap_of_the_host() {
+        let readings = |group| {
+            let (host_total, host_swap, host_available) = (24 * GIB, 8 * GIB, 20 * GIB);
+            let readings = Readings { host_total, host_swap, host_available, group };
+            let memory = readings.memory(2, false).unwrap();
+            (memory.place, memory.total_bytes / GIB, memory.free_bytes.unwrap() / GIB)
+        };
+        assert_eq!(readings(None), (Place::Host, 32, 20));
+        assert_eq!(readings(Some((10 * GIB, 3 * GIB))), (Place::ControlGroup, 10, 7));
+        // Others on the host have allocated more.
+        assert_eq!(readings(Some((22 * GIB, GIB))), (Place::ControlGroup, 22, 20));
+        // A limit that is none.
+        assert_eq!(readings(Some((u64::MAX, GIB))), (Place::Host, 32, 20));
+        let here = Readings::now().unwrap();
+        assert!(here.host_total > GIB && here.host_available <= here.host_total);
     }
 }

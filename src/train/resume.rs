@@ -119,6 +119,8 @@ pub(super) struct Differences {
     pub is_other_run: bool,
     /// `true` if the training data are others, on purpose.
     has_other_data: bool,
+    /// `true` if nothing says whether the training data are the same.
+    has_unknown_data: bool,
     /// `true` if evaluations are of other data.
     has_other_eval: bool,
     /// Keys that determine which leaves the state has, and in which dtype.
@@ -197,6 +199,7 @@ fn compare(saved: &RunRecord, now: Now<'_>) -> Result<Differences, Error> {
         (train, _) => train,
     };
     found.has_other_data = train == DataChange::Other;
+    found.has_unknown_data = train == DataChange::Unknown;
     found.has_other_eval = eval == DataChange::Other;
     found.is_other_run |= found.has_other_data;
     found.notes = notes_of_data(train, eval, record, data);
@@ -354,6 +357,9 @@ pub(super) fn restore(
     let is_same_program = saved.program == trainer.program_key();
     let how = match (differences.is_other_run, is_same_program) {
         (true, _) => "another configuration holds from here on",
+        (false, _) if differences.has_unknown_data => {
+            "what follows is the run that was saved only if the training data are those that it had, which nothing here shows"
+        }
         (false, true) if differences.has_other_eval => {
             "the same program: what follows is bit for bit the run that was saved, but for evaluations"
         }

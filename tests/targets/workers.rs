@@ -70,7 +70,10 @@ fn end(mut child: Child) {
 /// A process that compiles and was started by this one.
 #[cfg(target_os = "linux")]
 fn child_of(parent: u32) -> Option<u32> {
-    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    // The command may have been started on any thread.
+    let threads = fs::read_dir(format!("/proc/{parent}/task")).ok()?.filter_map(Result::ok);
+    let children = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).ok();
+    let children: String = threads.filter_map(children).collect();
     let is_worker = |pid: &u32| {
         let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         command.windows(14).any(|window| window == b"compile-worker")

@@ -131,12 +131,12 @@ impl FolderConfig {
                 "it has the sizes, so model.preset = {preset} has no effect; leave that out"
             )));
         }
-        let rates = ["resid_pdrop", "embd_pdrop", "attn_pdrop"].map(|key| (key, self.get(key)));
-        let mut rates = rates.iter().filter_map(|(key, rate)| Some((key, (*rate)?.as_f64()?)));
+        // transformers' default of each.
+        let rate = |key| (key, self.get(key).and_then(Json::as_f64).unwrap_or(0.1));
+        let [(first, rate), others @ ..] = ["resid_pdrop", "embd_pdrop", "attn_pdrop"].map(rate);
         if self.kind.model_type == "gpt2"
             && !model.contains_key("dropout")
-            && let Some((first, rate)) = rates.next()
-            && let Some((other, differs)) = rates.find(|(_, other)| *other != rate)
+            && let Some((other, differs)) = others.iter().find(|(_, other)| *other != rate)
         {
             return Err(self.wrong(format!(
                 "{first} is {rate} and {other} is {differs}, but gpt here has one rate; set model.dropout"
@@ -157,7 +157,8 @@ impl FolderConfig {
                 None if *ours == "classifier_dropout" => self.get("hidden_dropout_prob"),
                 rate => rate,
             };
-            if let Some(rate) = rate.and_then(Json::as_f64) {
+            let gpt2 = (self.kind.model_type == "gpt2").then_some(0.1);
+            if let Some(rate) = rate.and_then(Json::as_f64).or(gpt2) {
                 model.entry(*ours).or_insert(Value::Float(rate));
             }
         }
