@@ -1,7 +1,5 @@
 //! GPT on real devices: replicas and all ways to run blocks agree, and rematerialization saves memory.
 
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +12,7 @@ use lockstep::data::{self, TrainBatches};
 use lockstep::pjrt::{Arg, CompileOptions, Executable, OverrideValue, Platform};
 use lockstep::step;
 use lockstep::train::{Run, Trainer, open_devices};
+use crate::support;
 use models::gpt::{self, Gpt};
 use models::{Batch, Loss, Model, Precision, Scope};
 

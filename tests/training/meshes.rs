@@ -23,8 +23,8 @@ struct Case {
 /// XLA's lowest level compiles in half the time. Not for convolutions in f64, which are loops that take most of the time.
 const QUICK: &str = "compile.overrides.xla_backend_optimization_level=0";
 
-const DIGITS: &str = include_str!("../examples/digits.toml");
-const RESNET20: &str = include_str!("../examples/resnet20-synthetic.toml");
+const DIGITS: &str = include_str!("../../examples/digits.toml");
+const RESNET20: &str = include_str!("../../examples/resnet20-synthetic.toml");
 const GPT: &str = r#"
 [model]
 name = "gpt"
