@@ -5,7 +5,7 @@
 //! - `hosts`: two hosts, whose network is cut and whose supervisors are killed
 //! - `coordinator`: the coordinator and its sessions, without processes
 //! - `etcd`: jobs with etcd as their store
-//! - `chaos`: random events in a row; `LOCKSTEP_NUM_EVENTS` and `LOCKSTEP_SEED` set how many and which
+//! - `chaos`: events of every kind in a row; `LOCKSTEP_NUM_EVENTS` and `LOCKSTEP_SEED` set how many and which
 //!
 //! All traffic stays on loopback addresses and in network namespaces.
 
