@@ -24,10 +24,10 @@ mod ops;
 mod origin;
 pub mod passes;
 pub mod random;
-mod rebuild;
 mod recompute;
 mod rectangle;
 mod region;
+mod rewriter;
 pub mod rewrites;
 mod stablehlo;
 mod stacked;
@@ -56,7 +56,7 @@ pub use ops::{
     Branch, Convolution, ConvolutionDims, CustomCall, CustomVjp, Layouts, Operand, Threefry, Window,
 };
 pub use origin::Origin;
-pub use rebuild::rebuild;
+pub use rewriter::{Rewriter, rebuild};
 pub use rectangle::{ContiguousRun, Corner, contiguous_runs, unravel};
 pub use region::{Region, Scan};
 pub use stablehlo::{

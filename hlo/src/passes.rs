@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::rebuild::{push, rebuild};
+use crate::rewriter::{push, rebuild};
 use crate::region::prepare;
 use crate::{Graph, Op, ValueId};
 

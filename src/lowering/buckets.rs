@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use hlo::{DType, Graph, Groups, Op, Reduction, ValueId};
+use hlo::{DType, Graph, Groups, Op, Reduction, Rewriter};
 
 /// Combines independent summing all_reduces over the same whole groups and of the same dtype into variadic ones of up
 /// to `bucket_bytes` operand bytes, in program order. One that is larger by itself gets its own bucket.
@@ -21,9 +21,7 @@ pub fn group_all_reduces(graph: &Graph, bucket_bytes: u64) -> Graph {
         }
     }
     let mut builder = Builder {
-        old: graph,
-        new: Graph::new(*graph.mesh()),
-        map: vec![None; graph.num_values()],
+        copy: Rewriter::new(graph),
         bucket_of,
         members,
         producer: producers(graph),
@@ -37,12 +35,7 @@ pub fn group_all_reduces(graph: &Graph, bucket_bytes: u64) -> Graph {
     for index in 0..graph.nodes().len() {
         builder.emit(index);
     }
-    let Builder { mut new, map, .. } = builder;
-    for output in graph.outputs() {
-        let value = map[output.value.index()].expect("every node was copied");
-        new.output(hlo::Output { value, ..output.clone() });
-    }
-    new
+    builder.copy.finish()
 }
 
 /// The bucket of each node that is an all_reduce to be grouped. On the longest path to each member of a bucket there
@@ -90,9 +83,7 @@ fn producers(graph: &Graph) -> Vec<usize> {
 }
 
 struct Builder<'a> {
-    old: &'a Graph,
-    new: Graph,
-    map: Vec<Option<ValueId>>,
+    copy: Rewriter<'a>,
     bucket_of: Vec<Option<usize>>,
     members: HashMap<usize, Vec<usize>>,
     producer: Vec<usize>,
@@ -109,9 +100,9 @@ impl Builder<'_> {
                 stack.pop();
                 continue;
             }
-            let needed = group.iter().flat_map(|node| &self.old.nodes()[*node].operands);
+            let needed = group.iter().flat_map(|node| &self.copy.old().nodes()[*node].operands);
             let missing: Vec<_> = needed
-                .filter(|operand| self.map[operand.index()].is_none())
+                .filter(|operand| self.copy.get(**operand).is_none())
                 .map(|operand| self.producer[operand.index()])
                 .collect();
             if missing.is_empty() {
@@ -131,31 +122,22 @@ impl Builder<'_> {
     }
 
     fn is_done(&self, node: usize) -> bool {
-        self.map[self.old.nodes()[node].result().index()].is_some()
+        self.copy.get(self.copy.old().nodes()[node].result()).is_some()
     }
 
     /// Copies one node, or several all_reduces as a variadic one.
     fn copy(&mut self, group: &[usize]) {
-        let nodes: Vec<_> = group.iter().map(|node| &self.old.nodes()[*node]).collect();
-        let first = nodes[0];
-        let new_first = if let Op::Input { index } = first.op {
-            let input = &self.old.inputs()[index];
-            let ty = self.old.ty(input.value).clone();
-            self.new.input(input.name.clone(), ty, first.location)
-        } else {
-            let operands: Vec<_> = nodes
-                .iter()
-                .flat_map(|node| &node.operands)
-                .map(|operand| self.map[operand.index()].expect("operands were copied before"))
-                .collect();
-            let pushed = self.new.push(first.op.clone(), &operands, first.location);
-            pushed.expect("a copied node fits its copied operands")
-        };
-        let new_results: Vec<_> = self.new.node_of(new_first).results().collect();
-        let old_results = nodes.iter().flat_map(|node| node.results());
-        for (old, new) in old_results.zip(new_results) {
-            self.map[old.index()] = Some(new);
+        let old = self.copy.old();
+        let [first, others @ ..] = group else { return };
+        let first = &old.nodes()[*first];
+        if others.is_empty() {
+            return self.copy.copy(first);
         }
+        let nodes: Vec<_> = group.iter().map(|node| &old.nodes()[*node]).collect();
+        let operands = nodes.iter().flat_map(|node| &node.operands);
+        let operands: Vec<_> = operands.map(|operand| self.copy.value(*operand)).collect();
+        let new_first = self.copy.push(first, first.op.clone(), &operands);
+        self.copy.set_results(nodes.iter().flat_map(|node| node.results()), new_first);
     }
 }
 

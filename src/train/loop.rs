@@ -222,6 +222,7 @@ impl<'a> Loop<'a> {
             && let Some(UnrecordedLaunch { steps, host, data_wait }) = self.unrecorded.pop_front()
         {
             let mut results = self.trainer.finish(steps)?;
+            self.trainer.compile_later(self.due_steps.has_proofs());
             for result in results.iter_mut().filter(|result| !result.is_finite()) {
                 let replicas = std::mem::take(&mut result.nonfinite_replicas);
                 result.nonfinite_replicas = self.processes.gather("nonfinite", replicas)?.concat();

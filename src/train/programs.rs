@@ -181,10 +181,10 @@ impl Programs {
         [&self.init, &self.step].into_iter().chain(&self.steps).map(|program| &program.executable)
     }
 
-    /// The programs that the first step does not need.
-    pub fn later(&self) -> impl Iterator<Item = &Background> {
+    /// What evaluations and smaller batches need, and the first step does not.
+    pub fn background(&self) -> impl Iterator<Item = &Background> {
         let smaller = self.smaller.iter().flat_map(|smaller| [&smaller.step, &smaller.eval]);
-        smaller.chain([&self.eval, &self.proof])
+        smaller.chain([&self.eval])
     }
 }
 

@@ -209,12 +209,21 @@ impl Trainer {
         Ok(split_rows(&self.model_leaf_specs(), whole))
     }
 
+    /// Starts to compile the programs that the first step does not need: those of smaller batches, the evaluation, and, with
+    /// `proof`, the lockstep proof. Best called after the first step: while it runs, compiling would take its processors. A program
+    /// that is needed before is compiled then.
+    pub fn compile_later(&self, proof: bool) {
+        let proof = proof.then_some(&self.programs.proof);
+        self.programs.background().chain(proof).for_each(Background::start);
+    }
+
     /// Waits until all programs are compiled.
     ///
     /// # Errors
     /// If the compiler fails.
     pub fn finish_compiling(&self) -> Result<(), Error> {
-        self.programs.later().try_for_each(|program| program.get().map(drop))
+        let mut later = self.programs.background().chain([&self.programs.proof]);
+        later.try_for_each(|program| program.get().map(drop))
     }
 
     /// Number of elements in the model's parameters.
@@ -330,8 +339,6 @@ impl Trainer {
         let PendingSteps { first, rates, metrics, replica_loss, .. } = pending;
         // The copy is not requested earlier, because XLA's CPU backend would block there until the step ends.
         let metrics = metrics.first_to_host()?.wait()?.to_f64();
-        // Only after the first step: while it runs, compiling would take its processors.
-        self.programs.later().for_each(Background::start);
         let steps = rates.into_iter().zip(metrics.chunks(METRICS.len())).enumerate();
         let result = |(i, (lr, metrics)): (usize, (f64, &[f64]))| {
             let [loss, grad_norm, _weight, num_skipped, nonfinite_leaf] = *metrics else {

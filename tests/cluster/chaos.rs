@@ -1,5 +1,5 @@
-//! Random events in a row, each during a run of two or four processes on one host or two: the run goes on, and what it computes
-//! at the end is what an undisturbed run computes, bit for bit.
+//! Events in a row, each during a run of two or four processes on one host or two: the run goes on, and what it computes at the end is what
+//! an undisturbed run computes, bit for bit. Every kind of event occurs once, in random order; `LOCKSTEP_NUM_EVENTS` is for more, random ones.
 
 use std::path::Path;
 use std::thread;
@@ -64,6 +64,16 @@ impl Random {
         let key = [self.seed as u32, (self.seed >> 32) as u32];
         threefry2x32(key, [self.count, 0])[0] as usize % limit
     }
+}
+
+/// Every kind of event, in random order, and then random ones.
+fn events(random: &mut Random, num_events: usize) -> Vec<Event> {
+    let mut events = EVENTS.to_vec();
+    for last in (1..events.len()).rev() {
+        events.swap(last, random.below(last + 1));
+    }
+    events.extend((events.len()..num_events).map(|_| EVENTS[random.below(EVENTS.len())]));
+    events
 }
 
 /// A run under a supervisor, or under one on each of two hosts.
@@ -136,71 +146,71 @@ fn sets() -> [&'static str; 3] {
 }
 
 #[test]
-fn a_run_survives_random_events() {
+fn a_run_survives_events_of_every_kind() {
     let _alone = alone();
-    let (num_events, seed) = (setting("LOCKSTEP_NUM_EVENTS", 30), setting("LOCKSTEP_SEED", 1));
-    eprintln!("{num_events} events, seed {seed}");
+    let (num_events, seed) = (setting("LOCKSTEP_NUM_EVENTS", 0), setting("LOCKSTEP_SEED", 1));
     let dir = tempfile::tempdir().unwrap();
     let (whole, disturbed) = (dir.path().join("whole"), dir.path().join("disturbed"));
     run(dir.path(), &launch(2, &[], &train(DIGITS, &sets(), &["--out", text(&whole)]))).succeeded();
 
     let mut random = Random { seed, count: 0 };
+    let events = events(&mut random, num_events as usize);
+    eprintln!("seed {seed}: {events:?}");
     let hosts = Hosts::new();
-    // One host with two or four processes, or two hosts.
-    let topology = |choice: usize| match choice {
-        0 => (2, None),
-        1 => (4, None),
-        2 => (2, Some(&hosts)),
-        _ => (4, Some(&hosts)),
+    // One host with two or four processes, or two hosts, as long as events of the network between them are to come.
+    let start = |random: &mut Random, rest: &[Event]| {
+        let is_of_network = |event: &Event| matches!(event, Event::Delay | Event::Cut);
+        let num_processes = 2 * (1 + random.below(2));
+        let has_two = rest.iter().any(is_of_network) || random.below(2) == 1;
+        Job::start(dir.path(), &disturbed, num_processes, has_two.then_some(&hosts))
     };
-    let start = |choice: usize| {
-        let (num_processes, hosts) = topology(choice);
-        Job::start(dir.path(), &disturbed, num_processes, hosts)
-    };
-    let mut job = start(random.below(4));
-    for number in 0..num_events {
-        thread::sleep(Duration::from_millis(300 + random.below(1500) as u64));
-        if job.has_ended() {
-            // It was done: once more from the beginning.
-            job.end(&[0]);
-            assert_same_run(&whole, &disturbed);
-            std::fs::remove_dir_all(&disturbed).unwrap();
-            job = start(random.below(4));
-            continue;
-        }
-        let event = EVENTS[random.below(EVENTS.len())];
-        let workers = job.workers();
-        let victim = (!workers.is_empty()).then(|| workers[random.below(workers.len())]);
+    let mut job = start(&mut random, &events);
+    for (number, event) in events.iter().copied().enumerate() {
+        let rest = &events[number..];
+        let victim = loop {
+            thread::sleep(Duration::from_millis(300 + random.below(1500) as u64));
+            if job.has_ended() {
+                // It was done: once more from the beginning.
+                job.end(&[0]);
+                assert_same_run(&whole, &disturbed);
+                std::fs::remove_dir_all(&disturbed).unwrap();
+                job = start(&mut random, rest);
+                continue;
+            }
+            let workers = job.workers();
+            if !workers.is_empty() {
+                break workers[random.below(workers.len())];
+            }
+        };
         let num_hosts = job.supervisors.len();
-        eprintln!("event {number}: {event:?} of {victim:?}, {num_hosts} hosts");
-        match (event, victim) {
-            (Event::Kill, Some(pid)) => send("KILL", pid),
-            (Event::Freeze, Some(pid)) => send("STOP", pid),
-            (Event::Pause, Some(pid)) => stop_for(pid, 200),
-            (Event::Slow, Some(pid)) => {
+        eprintln!("event {number}: {event:?} of {victim}, {num_hosts} hosts");
+        match event {
+            Event::Kill => send("KILL", victim),
+            Event::Freeze => send("STOP", victim),
+            Event::Pause => stop_for(victim, 200),
+            Event::Slow => {
                 for _ in 0..20 {
-                    stop_for(pid, 25);
+                    stop_for(victim, 25);
                     thread::sleep(Duration::from_millis(25));
                 }
             }
-            (Event::KillSupervisor, _) => job.kill_supervisor(random.below(num_hosts)),
-            (Event::Stop | Event::StopWorker, _) => {
-                match (event, victim) {
-                    (Event::StopWorker, Some(pid)) => send("TERM", pid),
+            Event::KillSupervisor => job.kill_supervisor(random.below(num_hosts)),
+            Event::Stop | Event::StopWorker => {
+                match event {
+                    Event::StopWorker => send("TERM", victim),
                     _ => job.supervisors.iter().for_each(|supervisor| supervisor.signal("TERM")),
                 }
                 // It may have been done just then.
                 job.end(&[143, 0]);
-                job = start(random.below(4));
+                job = start(&mut random, &rest[1..]);
             }
-            (Event::Save, _) => job.supervisors[0].signal("USR1"),
-            (Event::Delay | Event::Cut, _) => {
+            Event::Save => job.supervisors[0].signal("USR1"),
+            Event::Delay | Event::Cut => {
                 hosts.cut();
                 let millis = if matches!(event, Event::Cut) { 3000 } else { 200 };
                 thread::sleep(Duration::from_millis(millis));
                 hosts.mend();
             }
-            (_, None) => {}
         }
     }
     job.end(&[0]);

@@ -3,12 +3,16 @@
 //! - `bits`: however many processes share the replicas, a run computes the same bits
 //! - `failures`: processes that are killed, stopped, missing or different, and what becomes of the run
 //! - `hosts`: two hosts, whose network is cut and whose supervisors are killed
-//! - `chaos`: random events in a row; `LOCKSTEP_NUM_EVENTS` and `LOCKSTEP_SEED` set how many and which
+//! - `coordinator`: the coordinator and its sessions, without processes
+//! - `etcd`: jobs with etcd as their store
+//! - `chaos`: events of every kind in a row; `LOCKSTEP_NUM_EVENTS` and `LOCKSTEP_SEED` set how many and which
 //!
 //! All traffic stays on loopback addresses and in network namespaces.
 
 mod bits;
 mod chaos;
+mod coordinator;
+mod etcd;
 mod failures;
 mod hosts;
 

@@ -2,6 +2,7 @@
 //! other. The tables in `docs/cost-model.md` are computed here.
 
 mod communication;
+mod flops;
 mod published;
 mod random;
 mod scaling;

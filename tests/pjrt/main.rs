@@ -10,7 +10,11 @@
 //! | `rejected` | every argument that would wedge the client is refused, and the client goes on |
 //! | `faulty` | a plugin whose calls fail where they seldom do, or that gives null for an empty array |
 //! | `cache` | compiled programs on disk: hits, damage, two processes, no place to write |
+//! | `ops` | the interpreter and XLA compute the same values for each op and for random graphs |
 //! | `install` | pip, hashes, no network, no Python, two installs at once |
+
+#[path = "../support/mod.rs"]
+mod support;
 
 mod abi;
 mod buffers;
@@ -19,6 +23,7 @@ mod client;
 mod execute;
 mod faulty;
 mod install;
+mod ops;
 mod plugin;
 mod programs;
 mod rejected;

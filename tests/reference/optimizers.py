@@ -1,6 +1,6 @@
 """Ten updates of each optimizer on fixed gradients, by optax.
 
-Writes optimizers.json beside this file, which tests/optimizers.rs reads:
+Writes optimizers.json beside this file, which tests/reference/optimizers.rs reads:
 
     python optimizers.py      # made with Python 3.11.7, jax 0.10.2, optax 0.2.8, numpy 2.4.6 on x86-64
 

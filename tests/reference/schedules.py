@@ -1,6 +1,6 @@
 """Learning rates at every step from optax, Hugging Face, PyTorch and papers, in f64.
 
-Writes schedules.json beside this file, which tests/schedules.rs reads:
+Writes schedules.json beside this file, which tests/reference/schedules.rs reads:
 
     python schedules.py       # made with Python 3.11.7, jax 0.10.2, optax 0.2.8, torch 2.15.0, transformers 5.23.0 on x86-64
 

@@ -1,4 +1,4 @@
-"""Tokens of small folders for tests/classification.rs, by `AutoTokenizer` of Hugging Face's transformers.
+"""Tokens of small folders for tests/inputs/classification.rs, by `AutoTokenizer` of Hugging Face's transformers.
 
 Writes tests/reference/tokenizer_folders.json: for each folder its files, and the ids and segments of texts. The folders
 differ in what stands beside the vocabulary. The segments are those that a BERT gets: all 0 if the tokenizer makes no

@@ -1,4 +1,4 @@
-"""Golden tokens for tests/classification.rs, by Hugging Face `tokenizers` 0.23.2 on Python 3, the version of the crate. (0.23.3 gives an odd
+"""Golden tokens for tests/inputs/classification.rs, by Hugging Face `tokenizers` 0.23.2 on Python 3, the version of the crate. (0.23.3 gives an odd
 token of a truncated pair to the other text.)
 
 Writes, into tests/reference/tokens: lines.txt.gz (10,000 lines with many scripts, emoji, control characters, accents, long

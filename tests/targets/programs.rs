@@ -165,48 +165,51 @@ fn all_reduces_of_a_resnet50_overlap_with_convolutions_on_v5e() {
     check_resnet50("tpu:v5e:4x4", 16, 64, 0.6);
 }
 
-/// Number of parameters of GPT-2, and of those whose gradients are final only at the end: the tied embedding and the
-/// positions.
-const GPT2: u64 = 124_439_808;
+/// Parameters of a block of GPT-2, and those that are final only at the end: the tied embedding and the positions.
+const GPT2_BLOCK: u64 = 12 * 768 * 768 + 13 * 768;
 const GPT2_EMBEDDINGS: u64 = (50257 + 1024) * 768;
+const GPT2_LAST_NORM: u64 = 2 * 768;
 
-/// All gradients except those of the embeddings are final before the last block's backward pass ends. Nine tenths of
-/// them must be overlapped, and 0.66 of all gradients, of which they are 0.68. Measured: 0.68 on v5e, 0.69 on all
-/// others.
-fn check_gpt2(target: &str, num_devices: u64, batch_per_replica: usize) {
+/// All gradients except those of the embeddings are final before the last block's backward pass ends. Nine tenths of them must be
+/// overlapped. Measured with all 12 layers: 0.68 of all gradients on v5e, 0.69 on all others.
+fn check_gpt2(target: &str, num_devices: u64, num_layers: u64, batch_per_replica: usize) {
     let dir = tempfile::tempdir().unwrap();
-    let model = "name = \"gpt\"\npreset = \"gpt2-124m\"";
-    let path = config(dir.path(), model, &text_data(1024), batch_per_replica);
+    let model = format!("name = \"gpt\"\npreset = \"gpt2-124m\"\nnum_layers = {num_layers}");
+    let path = config(dir.path(), &model, &text_data(1024), batch_per_replica);
     let (code, report) = compile(&path, target, &[]);
     assert_eq!(code, Some(0));
-    let (_, overlapped) = check_gradients(&report, GPT2, num_devices, 0.66);
-    let early = 4 * (GPT2 - GPT2_EMBEDDINGS);
-    assert!(overlapped as f64 >= 0.9 * early as f64, "{target}: {overlapped} of {early}");
+    let early = num_layers * GPT2_BLOCK + GPT2_LAST_NORM;
+    let all = early + GPT2_EMBEDDINGS;
+    let at_least = 0.9 * early as f64 / all as f64;
+    let (_, overlapped) = check_gradients(&report, all, num_devices, at_least * 0.99);
+    assert!(overlapped as f64 >= 0.9 * 4.0 * early as f64, "{target}: {overlapped} of {early}");
 }
 
 // One sequence per TPU: the schedule is the same as with eight, and it compiles in three quarters of the time.
 
 #[test]
 fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_v5e_4x4() {
-    check_gpt2("tpu:v5e:4x4", 16, 1);
-}
-
-#[test]
-fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_v5e_16x16() {
-    check_gpt2("tpu:v5e:16x16", 256, 1);
-}
-
-#[test]
-fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_v5p_4x4x4() {
-    check_gpt2("tpu:v5p:4x4x4", 64, 1);
-}
-
-#[test]
-fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_v6e_8x8() {
-    check_gpt2("tpu:v6e:8x8", 64, 1);
+    check_gpt2("tpu:v5e:4x4", 16, 12, 1);
 }
 
 #[test]
 fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_h100_4x8() {
-    check_gpt2("gpu:h100:4x8", 32, 8);
+    check_gpt2("gpu:h100:4x8", 32, 12, 8);
+}
+
+// Each block is scheduled as the others: four of them compile in a third of the time.
+
+#[test]
+fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_v5e_16x16() {
+    check_gpt2("tpu:v5e:16x16", 256, 4, 1);
+}
+
+#[test]
+fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_v5p_4x4x4() {
+    check_gpt2("tpu:v5p:4x4x4", 64, 4, 1);
+}
+
+#[test]
+fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_v6e_8x8() {
+    check_gpt2("tpu:v6e:8x8", 64, 4, 1);
 }

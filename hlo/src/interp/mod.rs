@@ -4,7 +4,7 @@
 //! Every value is stored in its dtype; an op computes in f64, or in integers wide enough for all dtypes,
 //! and rounds (or wraps) its result once. A sum, also inside a dot, is accumulated in f64 and rounded at
 //! the end; an all_reduce adds replicas in the order of their group and rounds after each, bitwise like XLA's CPU
-//! backend (except for bf16, which XLA adds in f32). No plugin is needed. The root package's `tests/plugin_ops`
+//! backend (except for bf16, which XLA adds in f32). No plugin is needed. The root package's `tests/pjrt/ops`
 //! compares every op with that backend.
 //!
 //! Each op is a line in [`eval`]; its arithmetic is in one module per family.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Scan, stacked};
 use crate::op::Regions;
-use crate::rebuild::{self, rebuild_values};
+use crate::rewriter::{self, rebuild_values};
 use crate::tensor::Tracer;
 use crate::{AxisSet, DType, Graph, Literal, Node, Op, Tensor, TensorType, ValueId};
 
@@ -55,7 +55,7 @@ pub(crate) fn inline(
         }
         let operands: Vec<_> = node.operands.iter().map(|operand| map[operand.index()]).collect();
         let location = node.location.or_backward(is_backward);
-        let first = rebuild::push_at(new, location, node.op.clone(), &operands);
+        let first = rewriter::push_at(new, location, node.op.clone(), &operands);
         map.extend(new.node_of(first).results());
     }
     graph.outputs().iter().map(|output| map[output.value.index()]).collect()
@@ -128,6 +128,6 @@ fn zeros(new: &mut Graph, node: &Node, ty: &TensorType) -> ValueId {
 }
 
 pub(super) fn push(new: &mut Graph, node: &Node, op: Op, operands: &[ValueId]) -> Vec<ValueId> {
-    let first = rebuild::push(new, node, op, operands);
+    let first = rewriter::push(new, node, op, operands);
     new.node_of(first).results().collect()
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::expand::{inline, push};
 use super::{Region, Scan};
-use crate::rebuild::rebuild_values;
+use crate::rewriter::rebuild_values;
 use crate::{Graph, Node, Op, ValueId};
 
 /// Replaces remats and custom VJPs by their bodies' ops, and merges each scan with the scans that extend it, so that

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::expand::push;
 use super::residuals::recomputed;
 use super::{Region, Scan};
 use crate::grad::{Cotangents, Recompute, active, vjp_with};
 use crate::graph::Output;
 use crate::passes::eliminate_dead_code;
+use crate::rewriter::Rewriter;
 use crate::tensor::Tracer;
 use crate::{AxisSet, Binary, Graph, Op, Tensor, ValueId, vjp};
 
@@ -282,25 +282,20 @@ impl Joint {
 
     /// The body, with the residuals after its results.
     fn forward(&self, parts: &Parts) -> Graph {
-        let mut new = Graph::new(*self.graph.mesh());
-        let mut map = vec![None; self.graph.num_values()];
-        for i in 0..self.num_inputs {
-            self.input(i, &mut new, &mut map);
-        }
-        self.copy(&mut new, &mut map, &parts.is_forward);
+        let mut copy = Rewriter::new(&self.graph);
+        (0..self.num_inputs).for_each(|i| copy.input(i));
+        copy_part(&mut copy, &parts.is_forward);
         let body = self.graph.outputs()[..self.num_outputs].iter().map(|output| output.value);
-        let outputs: Vec<_> = body.chain(parts.residuals.iter().copied()).collect();
-        finish(new, outputs.into_iter().map(|value| map[value.index()]))
+        let outputs = body.chain(parts.residuals.iter().copied());
+        let outputs: Vec<_> = outputs.map(|value| copy.get(value)).collect();
+        finish(copy, outputs)
     }
 
     /// The backward pass. Inputs: constants, the sums of the constants' cotangents in f32 or wider, the carried
     /// values' cotangents, slices of `xs`, residuals, cotangents of slices of `ys`.
     fn backward(&self, parts: &Parts) -> Graph {
-        let mut new = Graph::new(*self.graph.mesh());
-        let mut map = vec![None; self.graph.num_values()];
-        for i in &parts.used_consts {
-            self.input(*i, &mut new, &mut map);
-        }
+        let mut copy = Rewriter::new(&self.graph);
+        parts.used_consts.iter().for_each(|i| copy.input(*i));
         let gradients = &self.graph.outputs()[self.num_outputs..];
         let here = std::panic::Location::caller();
         let sums: Vec<_> = gradients[..self.wanted_consts.len()]
@@ -308,68 +303,50 @@ impl Joint {
             .map(|gradient| {
                 let ty = self.graph.ty(gradient.value);
                 let ty = ty.with_dtype(ty.dtype.accumulation());
-                new.input(format!("sum.{}", gradient.name), ty, here)
+                copy.copied_mut().input(format!("sum.{}", gradient.name), ty, here)
             })
             .collect();
         let first_seed = self.num_inputs;
-        for i in 0..self.wanted_carried.len() {
-            self.input(first_seed + i, &mut new, &mut map);
-        }
-        for i in &parts.used_xs {
-            self.input(self.first_x + i, &mut new, &mut map);
-        }
+        let first_y = first_seed + self.wanted_carried.len();
+        (first_seed..first_y).for_each(|i| copy.input(i));
+        parts.used_xs.iter().for_each(|i| copy.input(self.first_x + i));
         for residual in &parts.residuals {
             let (ty, name) = (self.graph.ty(*residual).clone(), residual.index());
-            map[residual.index()] = Some(new.input(format!("residual.{name}"), ty, here));
+            let input = copy.copied_mut().input(format!("residual.{name}"), ty, here);
+            copy.set(*residual, input);
         }
-        for i in 0..self.given_ys.len() {
-            self.input(first_seed + self.wanted_carried.len() + i, &mut new, &mut map);
-        }
-        self.copy(&mut new, &mut map, &parts.is_backward);
+        (first_y..first_y + self.given_ys.len()).for_each(|i| copy.input(i));
+        copy_part(&mut copy, &parts.is_backward);
         let mut outputs: Vec<_> =
-            gradients.iter().map(|gradient| map[gradient.value.index()]).collect();
+            gradients.iter().map(|gradient| copy.get(gradient.value)).collect();
         for ((output, sum), gradient) in outputs.iter_mut().zip(&sums).zip(gradients) {
             let node = self.graph.node_of(gradient.value);
             let add = |more: ValueId| {
-                let dtype = new.ty(*sum).dtype;
-                let more = match new.ty(more).dtype == dtype {
+                let dtype = copy.copied().ty(*sum).dtype;
+                let more = match copy.copied().ty(more).dtype == dtype {
                     true => more,
-                    false => push(&mut new, node, Op::Convert(dtype), &[more])[0],
+                    false => copy.push(node, Op::Convert(dtype), &[more]),
                 };
-                push(&mut new, node, Op::Binary(Binary::Add), &[*sum, more])[0]
+                copy.push(node, Op::Binary(Binary::Add), &[*sum, more])
             };
             *output = output.map(add);
         }
-        finish(new, outputs).in_backward()
+        finish(copy, outputs).in_backward()
     }
+}
 
-    /// Input number `i` of this graph as the next input of another.
-    fn input(&self, i: usize, new: &mut Graph, map: &mut [Option<ValueId>]) {
-        let input = &self.graph.inputs()[i];
-        let location = self.graph.node_of(input.value).location;
-        let value = new.input(input.name.clone(), self.graph.ty(input.value).clone(), location);
-        map[input.value.index()] = Some(value);
-    }
-
-    /// Copies the nodes of a part, except those whose values are mapped already, such as residuals.
-    fn copy(&self, new: &mut Graph, map: &mut [Option<ValueId>], part: &[bool]) {
-        for node in self.graph.nodes() {
-            let is_input = matches!(node.op, Op::Input { .. });
-            let first = node.result().index();
-            if is_input || !part[first] || map[first].is_some() {
-                continue;
-            }
-            let operands: Option<Vec<_>> =
-                node.operands.iter().map(|operand| map[operand.index()]).collect();
-            let operands = operands.expect("a part has what it needs");
-            for (old, new) in node.results().zip(push(new, node, node.op.clone(), &operands)) {
-                map[old.index()] = Some(new);
-            }
+/// Copies the nodes of a part, except those whose values are known already, such as residuals.
+fn copy_part(copy: &mut Rewriter<'_>, part: &[bool]) {
+    for node in copy.old().nodes() {
+        let is_input = matches!(node.op, Op::Input { .. });
+        if !is_input && part[node.result().index()] && copy.get(node.result()).is_none() {
+            copy.copy(node);
         }
     }
 }
 
-fn finish(mut graph: Graph, outputs: impl IntoIterator<Item = Option<ValueId>>) -> Graph {
+fn finish(copy: Rewriter<'_>, outputs: impl IntoIterator<Item = Option<ValueId>>) -> Graph {
+    let mut graph = copy.finish_without_outputs();
     for (i, value) in outputs.into_iter().enumerate() {
         let value = value.expect("a part has its outputs");
         let (name, varying) = (format!("output.{i}"), AxisSet::ALL);

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use crate::ops::custom_vjp::moves_elements;
 use crate::passes::eliminate_dead_code;
-use crate::rebuild::{push, rebuild, rebuild_values};
-use crate::{Graph, Groups, Node, Op, Output, ValueId};
+use crate::rewriter::{Rewriter, push, rebuild, rebuild_values};
+use crate::{Graph, Groups, Node, Op, ValueId};
 
 /// Times the all_gathers of inputs by the marks of [`crate::Tensor::block_boundary`], in the forward and in the
 /// backward pass, so that the parameters of at most two blocks are whole at a time:
@@ -30,9 +30,7 @@ pub fn tie_gathers(graph: &Graph) -> Graph {
     let blocks = Blocks::of(graph);
     let mut tied = Tied {
         blocks: &blocks,
-        old: graph,
-        new: Graph::new(*graph.mesh()),
-        map: HashMap::new(),
+        copy: Rewriter::new(graph),
         block: 0,
         shards: HashMap::new(),
         whole: HashMap::new(),
@@ -47,9 +45,9 @@ pub fn tie_gathers(graph: &Graph) -> Graph {
     }
     for output in graph.outputs() {
         let value = tied.mapped(output.value);
-        tied.new.output(Output { value, ..output.clone() });
+        tied.copy.set(output.value, value);
     }
-    without_unused_barriers(&eliminate_dead_code(&tied.new))
+    without_unused_barriers(&eliminate_dead_code(&tied.copy.finish()))
 }
 
 /// The gathers and scatters of each block. Blocks are numbered from 0, and a boundary begins the next.
@@ -165,10 +163,8 @@ impl<'a> Gather<'a> {
 /// A graph that is copied with barriers.
 struct Tied<'a> {
     blocks: &'a Blocks<'a>,
-    old: &'a Graph,
-    new: Graph,
-    /// The new values of the old ones, except for what is gathered.
-    map: HashMap<ValueId, ValueId>,
+    /// Has no values of what is gathered.
+    copy: Rewriter<'a>,
     /// The number of the current block.
     block: usize,
     /// The operands of gathers, as returned by the barrier of their boundary.
@@ -181,28 +177,24 @@ struct Tied<'a> {
 impl Tied<'_> {
     fn copy(&mut self, node: &Node) {
         if let Op::Input { index } = node.op {
-            let input = &self.old.inputs()[index];
-            let ty = self.old.ty(input.value).clone();
-            let value = self.new.input(input.name.clone(), ty, node.location);
-            self.map.insert(input.value, value);
-            return;
+            return self.copy.input(index);
         }
         let operands: Vec<_> = node.operands.iter().map(|operand| self.mapped(*operand)).collect();
         let op = node.op.with_regions(tie_gathers).unwrap_or_else(|| node.op.clone());
-        let first = push(&mut self.new, node, op, &operands);
-        self.map.extend(node.results().zip(self.new.node_of(first).results()));
+        let first = self.copy.push(node, op, &operands);
+        self.copy.set_results(node.results(), first);
     }
 
     fn mapped(&mut self, value: ValueId) -> ValueId {
         match self.blocks.gather_of.get(&value) {
             Some(gather) => self.gathered(value, *gather),
-            None => self.map[&value],
+            None => self.copy.value(value),
         }
     }
 
     /// A gathered value in the current block: that of the block before, if it used it, or a new one.
     fn gathered(&mut self, value: ValueId, gather: usize) -> ValueId {
-        let node = self.old.node_of(value);
+        let node = self.copy.old().node_of(value);
         let is_gather = matches!(node.op, Op::AllGather { .. });
         let key = if is_gather { self.blocks.gathers[gather].node.result() } else { value };
         let found = match self.whole.get(&key) {
@@ -213,7 +205,7 @@ impl Tied<'_> {
                     (true, None) => self.shard(&self.blocks.gathers[gather]),
                     (false, _) => self.gathered(node.operands[0], gather),
                 };
-                push(&mut self.new, node, node.op.clone(), &[operand])
+                self.copy.push(node, node.op.clone(), &[operand])
             }
         };
         self.whole.insert(key, (self.block, found));
@@ -222,8 +214,8 @@ impl Tied<'_> {
 
     /// The operand of a gather, from the input.
     fn shard(&mut self, gather: &Gather<'_>) -> ValueId {
-        let input = self.map[&gather.input];
-        let prepare = |value, node: &&Node| push(&mut self.new, node, node.op.clone(), &[value]);
+        let input = self.copy.value(gather.input);
+        let prepare = |value, node: &&Node| self.copy.push(node, node.op.clone(), &[value]);
         gather.prepared_by.iter().fold(input, prepare)
     }
 
@@ -239,15 +231,15 @@ impl Tied<'_> {
         for gather in &next {
             operands.push(self.shard(&self.blocks.gathers[*gather]));
         }
-        operands.extend(ended.iter().map(|scatter| self.map[scatter]));
+        operands.extend(ended.iter().map(|scatter| self.copy.value(*scatter)));
         if operands.len() > 1 {
-            let first = push(&mut self.new, node, Op::OptimizationBarrier, &operands);
-            operands = self.new.node_of(first).results().collect();
+            let first = self.copy.push(node, Op::OptimizationBarrier, &operands);
+            operands = self.copy.copied().node_of(first).results().collect();
         }
-        self.map.insert(node.result(), operands[0]);
+        self.copy.set(node.result(), operands[0]);
         let (shards, scattered) = operands[1..].split_at(next.len());
         self.shards.extend(next.into_iter().zip(shards.iter().copied()));
-        self.map.extend(ended.iter().copied().zip(scattered.iter().copied()));
+        ended.iter().zip(scattered).for_each(|(old, new)| self.copy.set(*old, *new));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::rebuild::{push, rebuild};
+use crate::rewriter::{push, rebuild};
 use crate::{Graph, Node, Op, ValueId};
 
 /// Makes all users of a leaf's next value read the value after `select`.

@@ -1,7 +1,7 @@
 //! The work of a program without its communication.
 
 use super::everywhere;
-use crate::rebuild::push;
+use crate::rewriter::push;
 use crate::{Graph, Node, Op, TensorType, ValueId};
 
 /// Replaces collectives by local ops of the same shapes, to measure the time of everything else. The results are not

@@ -8,7 +8,7 @@ mod order;
 mod reductions;
 mod scatters;
 
-use crate::rebuild::{push, rebuild};
+use crate::rewriter::{push, rebuild};
 use crate::region::prepare;
 use crate::{Graph, Node, Op, TensorType, ValueId};
 

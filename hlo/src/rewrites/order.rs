@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::graph::Output;
-use crate::rebuild::push;
 use crate::region::expand;
+use crate::rewriter::Rewriter;
 use crate::{Comparison, DType, Graph, Literal, Node, Op, ValueId};
 
 /// Orders the collectives of a graph around each loop (or branch) that has some inside: what the loop does not need waits
@@ -26,13 +25,8 @@ fn ordered(graph: &Graph) -> Graph {
     if loops.is_empty() {
         return graph.clone();
     }
-    let mut copy = OrderedCopy {
-        old: graph,
-        new: Graph::new(*graph.mesh()),
-        map: vec![None; graph.num_values()],
-        last_loop: None,
-        collectives: vec![],
-    };
+    let copy = Rewriter::new(graph);
+    let mut copy = OrderedCopy { copy, last_loop: None, collectives: vec![] };
     for input in graph.inputs() {
         copy.node(graph.node_of(input.value));
     }
@@ -42,11 +36,7 @@ fn ordered(graph: &Graph) -> Graph {
     for node in graph.nodes() {
         copy.node(node);
     }
-    for output in graph.outputs() {
-        let value = copy.mapped(output.value);
-        copy.new.output(Output { value, ..output.clone() });
-    }
-    copy.new
+    copy.copy.finish()
 }
 
 /// A loop or branch with collectives inside.
@@ -61,26 +51,20 @@ fn is_collective(node: &Node) -> bool {
 
 /// A graph that is copied loop by loop, each after what it depends on.
 struct OrderedCopy<'a> {
-    old: &'a Graph,
-    new: Graph,
-    /// The new values of the old ones.
-    map: Vec<Option<ValueId>>,
+    copy: Rewriter<'a>,
     /// The first result of the last loop that was copied, and of the collectives since.
     last_loop: Option<ValueId>,
     collectives: Vec<ValueId>,
 }
 
 impl<'a> OrderedCopy<'a> {
-    fn mapped(&self, value: ValueId) -> ValueId {
-        self.map[value.index()].unwrap_or_else(|| unreachable!("operands precede their users"))
-    }
-
     /// Copies a node after everything that it depends on.
     fn with_ancestors(&mut self, node: &'a Node) {
-        let mut is_needed = vec![false; self.old.num_values()];
+        let old = self.copy.old();
+        let mut is_needed = vec![false; old.num_values()];
         is_needed[node.result().index()] = true;
         let mut needed = vec![];
-        for ancestor in self.old.nodes().iter().rev() {
+        for ancestor in old.nodes().iter().rev() {
             if ancestor.results().any(|result| is_needed[result.index()]) {
                 needed.push(ancestor);
                 ancestor.operands.iter().for_each(|operand| is_needed[operand.index()] = true);
@@ -91,18 +75,14 @@ impl<'a> OrderedCopy<'a> {
 
     /// Copies a node whose operands are copied, once.
     fn node(&mut self, node: &'a Node) {
-        if self.map[node.result().index()].is_some() {
+        if self.copy.get(node.result()).is_some() {
             return;
         }
         if let Op::Input { index } = node.op {
-            let input = &self.old.inputs()[index];
-            let ty = self.old.ty(input.value).clone();
-            let value = self.new.input(input.name.clone(), ty, node.location);
-            self.map[input.value.index()] = Some(value);
-            return;
+            return self.copy.input(index);
         }
         let mut operands: Vec<_> =
-            node.operands.iter().map(|operand| self.mapped(*operand)).collect();
+            node.operands.iter().map(|operand| self.copy.value(*operand)).collect();
         let is_loop = is_loop(node);
         let mut earlier = vec![];
         if is_loop || is_collective(node) {
@@ -117,10 +97,8 @@ impl<'a> OrderedCopy<'a> {
             }
         }
         let op = node.op.with_regions(ordered).unwrap_or_else(|| node.op.clone());
-        let first = push(&mut self.new, node, op, &operands);
-        for (old, new) in node.results().zip(self.new.node_of(first).results()) {
-            self.map[old.index()] = Some(new);
-        }
+        let first = self.copy.push(node, op, &operands);
+        self.copy.set_results(node.results(), first);
         if is_loop {
             self.last_loop = Some(first);
         } else if is_collective(node) {
@@ -130,13 +108,14 @@ impl<'a> OrderedCopy<'a> {
 
     /// `true` if some of the values are computed from a result of the node with this first result.
     fn depend_on(&self, values: &[ValueId], first: ValueId) -> bool {
-        let mut is_seen = vec![false; self.new.num_values()];
+        let new = self.copy.copied();
+        let mut is_seen = vec![false; new.num_values()];
         let mut open = values.to_vec();
         while let Some(value) = open.pop() {
             if value < first || std::mem::replace(&mut is_seen[value.index()], true) {
                 continue;
             }
-            let node = self.new.node_of(value);
+            let node = new.node_of(value);
             let index = value.index() - node.result().index();
             if !is_computed(&node.op, index) {
                 open.push(node.operands[index]);
@@ -151,18 +130,19 @@ impl<'a> OrderedCopy<'a> {
 
     /// Makes an operand of a node depend on an earlier node: the smallest that can.
     fn wait(&mut self, node: &Node, operands: &mut [ValueId], earlier: ValueId) {
-        let earlier = self.new.node_of(earlier);
+        let new = self.copy.copied();
+        let earlier = new.node_of(earlier);
         let results = earlier.results().enumerate().filter(|(index, result)| {
-            is_computed(&earlier.op, *index) && self.new.ty(*result).num_elements() > 0
+            is_computed(&earlier.op, *index) && new.ty(*result).num_elements() > 0
         });
         let results: Vec<_> = results.map(|(_, result)| result).collect();
         let mut places: Vec<_> =
             (0..operands.len()).filter(|place| is_read(&node.op, *place)).collect();
-        places.sort_by_key(|place| self.new.ty(operands[*place]).num_bytes());
+        places.sort_by_key(|place| new.ty(operands[*place]).num_bytes());
         for place in places {
             let x = operands[place];
-            let varying = self.new.ty(x).varying;
-            let fits = |result: &&ValueId| self.new.ty(**result).varying.is_subset(varying);
+            let varying = new.ty(x).varying;
+            let fits = |result: &&ValueId| new.ty(**result).varying.is_subset(varying);
             if let Some(result) = results.iter().find(fits) {
                 operands[place] = self.after(node, x, *result);
                 return;
@@ -172,8 +152,9 @@ impl<'a> OrderedCopy<'a> {
 
     /// `x`, but known only when `result` is.
     fn after(&mut self, node: &Node, x: ValueId, result: ValueId) -> ValueId {
-        let (of_result, of_x) = (self.new.ty(result).clone(), self.new.ty(x).clone());
-        let mut push = |op: Op, operands: &[ValueId]| push(&mut self.new, node, op, operands);
+        let new = self.copy.copied();
+        let (of_result, of_x) = (new.ty(result).clone(), new.ty(x).clone());
+        let mut push = |op: Op, operands: &[ValueId]| self.copy.push(node, op, operands);
         let rank = of_result.rank();
         let (start, limit, strides) = (vec![0; rank], vec![1; rank], vec![1; rank]);
         let mut p = push(Op::Slice { start, limit, strides }, &[result]);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::everywhere;
-use crate::rebuild::push;
+use crate::rewriter::push;
 use crate::recompute::is_elementwise;
 use crate::{Graph, Op, TensorType, ValueId};
 

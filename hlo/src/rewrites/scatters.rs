@@ -1,7 +1,7 @@
 //! Reduce_scatters in two steps, along one dim of a torus each.
 
 use super::everywhere;
-use crate::rebuild::push;
+use crate::rewriter::push;
 use crate::{Graph, Groups, Op};
 
 /// Writes each reduce_scatter over whole groups of `A * line` replicas as two: over the `A` replicas at the same place in

@@ -2,7 +2,7 @@ use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use lockstep::cluster::{
 use lockstep::pjrt::{Code, KeyValueStore, Process};
 
 use super::server::{Server, free_port};
+use crate::{BINARY, alone};
 
 const SECOND: Duration = Duration::from_secs(1);
-const BINARY: &str = env!("CARGO_BIN_EXE_lockstep");
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/digits.toml");
 
 /// The members of a job of `num_processes`, in threads of this process. Process 0 runs the coordinator.
@@ -85,17 +85,6 @@ impl Watcher for Log {
             self.0.lock().unwrap().push(end.reason.clone());
         }
     }
-}
-
-/// One run at a time.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    static INSTALL: Once = Once::new();
-    INSTALL.call_once(|| {
-        let status = Command::new(BINARY).args(["plugin", "install", "cpu"]).status();
-        assert!(status.expect("the binary starts").success());
-    });
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `lockstep launch` of two processes that train digits.

@@ -290,7 +290,7 @@ fn patterns_that_contradict_each_other_are_rejected() {
 }
 
 fn reference() -> Value {
-    serde_json::from_str(include_str!("reference/optimizers.json")).unwrap()
+    serde_json::from_str(include_str!("optimizers.json")).unwrap()
 }
 
 fn numbers(value: &Value) -> Vec<f64> {

@@ -1,9 +1,6 @@
 //! A step whose next state would not be finite is skipped as a whole and reports the leaf: for all optimizers,
 //! in the interpreter and compiled.
 
-#[path = "support/mod.rs"]
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +11,7 @@ use lockstep::optim::from_config;
 use lockstep::parallel::Replicated;
 use lockstep::pjrt::Platform;
 use lockstep::step::{BatchField, METRICS, StepSpec, trace_step};
+use crate::support;
 use models::layers::{BatchNorm, batch_norm, linear};
 use models::{AttentionKernels, Batch, Initializer, Loss, Model, Precision, Scope, loss};
 

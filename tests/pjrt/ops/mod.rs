@@ -6,8 +6,7 @@
 //! | `random_graphs` | combinations of ops: random graphs, also after `passes::simplify` |
 //! | `agreement` | criteria for the agreement of two values |
 
-#[path = "../support/mod.rs"]
-mod support;
+use crate::support;
 
 mod agreement;
 mod random_graphs;

@@ -402,8 +402,8 @@ fn a_client_without_host_collectives_refuses_programs_that_need_them() {
     assert!(again.unwrap_err().to_string().contains("has some already"));
 }
 
-const DIGITS: &str = include_str!("../examples/digits.toml");
-const RESNET20: &str = include_str!("../examples/resnet20-synthetic.toml");
+const DIGITS: &str = include_str!("../../examples/digits.toml");
+const RESNET20: &str = include_str!("../../examples/resnet20-synthetic.toml");
 const GPT: &str = r#"
 [model]
 name = "gpt"

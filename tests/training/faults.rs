@@ -266,7 +266,7 @@ fn a_model_with_wrong_shapes_is_rejected_with_op_and_line() {
         let dir = tempfile::tempdir().unwrap();
         let error = train(&[], &model, &Examples::splits(None), dir.path()).unwrap_err();
         let message = error.to_string();
-        let place = format!("tests/faults.rs:{line}:");
+        let place = format!("tests/training/faults.rs:{line}:");
         for fragment in
             fragments.iter().copied().chain([place.as_str(), "the model does not trace"])
         {

@@ -1,0 +1,6 @@
+//! What goes into a run: configurations, and batches from data of every kind.
+
+mod classification;
+mod config;
+mod data;
+mod image_folder;

@@ -1,0 +1,206 @@
+//! The same two steps for every model, way to run blocks, optimizer and number of microbatches, on any mesh and in every stage, against one
+//! replica: in the interpreter, which computes the collectives of all replicas without XLA.
+//!
+//! Each test covers every pair of settings. `LOCKSTEP_FULL=1` covers the whole product.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use hlo::{Graph, LeafSpec, Literal, Mesh, Tree, interpret, split_rows};
+use lockstep::config::Config;
+use lockstep::data::{self, TrainBatches};
+use lockstep::pjrt::Platform;
+use lockstep::step;
+use lockstep::train::{Run, mesh_on_host};
+use rayon::prelude::*;
+
+const NUM_STEPS: u64 = 2;
+const TOLERANCE: f64 = 1e-10;
+
+const MLP: &str = r#"
+model = { name = "mlp", hidden = [40, 40], dropout = 0.1 }
+data = { source = "synthetic", features = 32 }
+"#;
+const GPT: &str = r#"
+model = { name = "gpt", num_layers = 2, width = 32, num_heads = 2, context = 8, vocabulary = 32, dropout = 0.1 }
+data = { source = "synthetic_tokens", vocab_size = 32, context = 8 }
+"#;
+const RESNET: &str = r#"
+model = { name = "resnet20", batch_norm_group = 4 }
+data = { source = "synthetic", image = [3, 4, 4], num_examples = 64 }
+"#;
+const REST: &str = r#"
+train = { global_batch = 16, steps = 10, precision = "f64" }
+optimizer = { name = "sgd" }
+schedule = { name = "constant", peak = 0.01 }
+"#;
+
+const MODELS: [(&str, &[&str]); 5] = [
+    (MLP, &[]),
+    (GPT, &[]),
+    (GPT, &["model.scan_layers=true"]),
+    (GPT, &["model.remat=true"]),
+    (GPT, &["model.scan_layers=true", "model.remat=true"]),
+];
+const OPTIMIZERS: [&[&str]; 4] = [
+    &["optimizer.momentum=0.9", "optimizer.weight_decay=0.01"],
+    &["optimizer.name=adamw", "optimizer.clip_grad_norm=0.5", "optimizer.ema_decay=0.9"],
+    &["optimizer.name=lamb"],
+    &["optimizer.name=lars", "schedule.peak=1"],
+];
+const MICROBATCHES: [&[&str]; 2] = [&[], &["train.num_microbatches=2"]];
+const ONE: &[&str] = &["mesh.data=1"];
+const MESHES: [&[&str]; 9] = [
+    &["mesh.data=4"],
+    &["mesh.data=1", "mesh.fsdp=4", "parallel.zero=1"],
+    &["mesh.data=1", "mesh.fsdp=4", "parallel.zero=2"],
+    &["mesh.data=1", "mesh.fsdp=4", "parallel.zero=3"],
+    &["mesh.data=2", "mesh.fsdp=2", "parallel.zero=1"],
+    &["mesh.data=2", "mesh.fsdp=2", "parallel.zero=2"],
+    &["mesh.data=2", "mesh.fsdp=2", "parallel.zero=3"],
+    &["mesh.data=1", "mesh.fsdp=8", "parallel.zero=3"],
+    &["mesh.data=4", "mesh.fsdp=2", "parallel.zero=2"],
+];
+
+/// Losses, and the model after the last step.
+struct Trained {
+    losses: Vec<f64>,
+    params: Tree<Literal>,
+}
+
+/// Values on each replica, by the names of a graph's inputs and outputs.
+type Values = BTreeMap<String, Vec<Literal>>;
+
+fn run_graph(graph: &Graph, values: &Values) -> Values {
+    let inputs: Vec<_> = graph.inputs().iter().map(|input| values[&*input.name].clone()).collect();
+    let outputs = interpret(graph, &inputs).unwrap();
+    graph.outputs().iter().map(|output| output.name.to_string()).zip(outputs).collect()
+}
+
+/// Trains as `Trainer` does, but in the interpreter.
+fn train(model: &str, sets: &[&str]) -> Trained {
+    let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
+    let text = format!("{model}{REST}");
+    let config = Config::parse(&text, Path::new("/runs/a.toml"), &sets).unwrap();
+    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let model = config.model.build(splits.train.num_classes());
+    let mesh = mesh_on_host(&config);
+    let run = Run::new(&config, &splits, mesh, Platform::Cpu).unwrap();
+    let declared = run.spec(&*model).declare().unwrap();
+    let step = step::trace_step(&declared).unwrap();
+    let alike = |value: Literal| vec![value; mesh.num_replicas()];
+    let seed = alike(Literal::scalar(config.train.seed as u32));
+    let seed = BTreeMap::from([(step::SEED.to_owned(), seed)]);
+    let mut values = run_graph(&step::trace_init(&declared).unwrap(), &seed);
+    values.extend(seed);
+    let (batch, shards) = (run.batch.global_batch(), run.batch.num_batch_shards());
+    let batches = TrainBatches::new(splits.train, config.train.seed, batch, shards).unwrap();
+    let losses = (0..NUM_STEPS).map(|index| {
+        let batch = batches.get(index).unwrap();
+        for (field, shards) in batch.fields.iter() {
+            // Replicas are numbered along the axes that divide the batch.
+            let shards = shards.iter().map(|shard| Literal::clone(shard)).collect();
+            values.insert(format!("{}{field}", step::BATCH), shards);
+        }
+        let rate = Literal::scalar(run.schedule.lr(index) as f32);
+        values.insert(step::LEARNING_RATE.to_owned(), alike(rate));
+        values.extend(run_graph(&step, &values));
+        values[step::METRICS_OUTPUT][0].to_f64()[0]
+    });
+    let losses = losses.collect();
+    let whole = |path: &str, leaf: &LeafSpec| join(leaf, &mesh, &values[path]);
+    let specs = declared.leaves().subtree(step::PARAMS);
+    let params = specs.map(|path, leaf| whole(&format!("{}.{path}", step::PARAMS), leaf));
+    // Stacks of scanned blocks as the rows that files hold.
+    Trained { losses, params: split_rows(&specs, params) }
+}
+
+/// The whole leaf. Replicas that hold the same piece must hold the same bits.
+fn join(leaf: &LeafSpec, mesh: &Mesh, on_replicas: &[Literal]) -> Literal {
+    let mut whole = Literal::zeros(leaf.dtype, &leaf.dims);
+    let mut pieces = BTreeMap::new();
+    for (replica, piece) in on_replicas.iter().enumerate() {
+        let axes = leaf.sharding.dims();
+        let dims = piece.dims().iter().zip(axes);
+        let start: Vec<_> = dims.map(|(size, axes)| mesh.index(replica, *axes) * size).collect();
+        whole.paste(piece, &start);
+        let first = pieces.entry(start).or_insert(piece);
+        assert!(*first == piece, "replica {replica} holds another value");
+    }
+    whole
+}
+
+fn check(what: &str, one: &Trained, other: &Trained) {
+    let close = |a: f64, b: f64, scale: f64| (a - b).abs() < TOLERANCE * scale;
+    for (a, b) in one.losses.iter().zip(&other.losses) {
+        assert!(close(*a, *b, a.abs()), "{what}: losses {:?} and {:?}", one.losses, other.losses);
+    }
+    assert!(one.params.paths().eq(other.params.paths()), "{what}");
+    for (path, a) in one.params.iter() {
+        let (a, b) = (a.to_f64(), other.params[path].to_f64());
+        assert_eq!(a.len(), b.len(), "{what}: `{path}`");
+        let scale = a.iter().fold(1e-3, |scale: f64, x| scale.max(x.abs()));
+        let is_close = a.iter().zip(&b).all(|(a, b)| close(*a, *b, 100.0 * scale));
+        assert!(is_close, "{what}: `{path}` differs");
+    }
+}
+
+/// Indices of settings, of which there are `sizes`, such that each pair of settings of different kinds occurs: greedily, the most new
+/// pairs first. With `LOCKSTEP_FULL` all combinations.
+fn combinations(sizes: &[usize]) -> Vec<Vec<usize>> {
+    let mut all = vec![vec![]];
+    for size in sizes {
+        let longer = |start: &Vec<usize>| {
+            let start = start.clone();
+            (0..*size).map(move |index| [&start[..], &[index]].concat())
+        };
+        all = all.iter().flat_map(longer).collect();
+    }
+    if std::env::var_os("LOCKSTEP_FULL").is_some() {
+        return all;
+    }
+    let pairs = |row: &Vec<usize>| -> Vec<[usize; 4]> {
+        let kinds = 0..row.len();
+        let pairs = kinds.flat_map(|i| (i + 1..row.len()).map(move |j| (i, j)));
+        pairs.map(|(i, j)| [i, row[i], j, row[j]]).collect()
+    };
+    let mut missing: BTreeSet<_> = all.iter().flat_map(pairs).collect();
+    let mut chosen = vec![];
+    while !missing.is_empty() {
+        let num_new = |row: &&Vec<usize>| pairs(row).iter().filter(|p| missing.contains(*p)).count();
+        let best = all.iter().rev().max_by_key(num_new).unwrap();
+        pairs(best).iter().for_each(|pair| {
+            missing.remove(pair);
+        });
+        chosen.push(best.clone());
+    }
+    chosen
+}
+
+#[test]
+fn every_pair_of_settings_agrees_with_one_replica() {
+    let rows = combinations(&[MODELS.len(), OPTIMIZERS.len(), MESHES.len(), MICROBATCHES.len()]);
+    assert!(rows.len() >= MODELS.len() * MESHES.len(), "{rows:?}");
+    // However its blocks are run, a model is the same.
+    let references = [MLP, GPT].into_iter().flat_map(|model| (0..OPTIMIZERS.len()).map(move |o| (model, o)));
+    let references: BTreeMap<_, _> = references
+        .par_bridge()
+        .map(|(model, optimizer)| ((model, optimizer), train(model, &[ONE, OPTIMIZERS[optimizer]].concat())))
+        .collect();
+    rows.par_iter().for_each(|row| {
+        let [model, optimizer, mesh, microbatches] = row[..] else { unreachable!() };
+        let (text, blocks) = MODELS[model];
+        let sets = [blocks, OPTIMIZERS[optimizer], MESHES[mesh], MICROBATCHES[microbatches]].concat();
+        check(&format!("{sets:?} of\n{text}"), &references[&(text, optimizer)], &train(text, &sets));
+    });
+}
+
+/// Groups of batch norm lie on one replica, or on two.
+#[test]
+fn batch_norm_agrees_with_one_replica() {
+    let all = std::env::var_os("LOCKSTEP_FULL").is_some();
+    let meshes: Vec<_> = if all { MESHES.to_vec() } else { vec![MESHES[0], MESHES[6], MESHES[7]] };
+    let runs: Vec<_> = [ONE].iter().chain(&meshes).par_bridge().map(|mesh| (*mesh, train(RESNET, mesh))).collect();
+    let one = &runs.iter().find(|(mesh, _)| *mesh == ONE).unwrap().1;
+    runs.iter().for_each(|(mesh, other)| check(&format!("{mesh:?}"), one, other));
+}
