@@ -6,8 +6,6 @@
 //! | `random_graphs` | combinations of ops: random graphs, also after `passes::simplify` |
 //! | `agreement` | criteria for the agreement of two values |
 
-use crate::support;
-
 mod agreement;
 mod random_graphs;
 mod table;

@@ -18,7 +18,7 @@ use lockstep::lowering::group_all_reduces;
 use proptest::prelude::{Strategy, any};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
-use crate::agreement::{Agreement, disagreement};
+use super::agreement::{Agreement, disagreement};
 use crate::support;
 
 const NUM_CASES: u32 = 64;

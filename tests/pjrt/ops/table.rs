@@ -11,7 +11,7 @@ use hlo::{
     verify,
 };
 
-use crate::agreement::{Agreement, disagreement};
+use super::agreement::{Agreement, disagreement};
 use crate::support;
 
 use Agreement::{Bits, Exact};
