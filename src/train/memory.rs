@@ -169,15 +169,17 @@ impl Memory {
             (true, _) => {
                 format!("{state} of parameters and batch and {temporaries} of temporaries")
             }
-            (false, true) => format!("{state} of state and batch and {temporaries} of temporaries"),
-            (false, false) => format!("{state} of state"),
+            (false, true) => {
+                format!(", {state} of state and batch and {temporaries} of temporaries")
+            }
+            (false, false) => " for its state".to_owned(),
         };
         let what = if need.is_evaluation { "the evaluation" } else { "the step" };
         let at_least = if need.is_measured { "" } else { " at least" };
         match self.num_replicas {
-            1 => format!("{what} needs{at_least} {} of memory, {parts}", bytes(needed)),
+            1 => format!("{what} needs{at_least} {} of memory{parts}", bytes(needed)),
             replicas => format!(
-                "{what} needs{at_least} {} of memory, {parts} on each of {replicas} replicas",
+                "{what} needs{at_least} {} of memory{parts} on each of {replicas} replicas",
                 bytes(needed)
             ),
         }

@@ -204,9 +204,12 @@ mod tests {
 
     #[test]
     fn sizes_that_are_not_there_are_those_of_transformers() {
-        let expected = "name = \"gpt\"\npreset = \"gpt2-124m\"\nnum_layers = 2";
+        let expected = "name = \"gpt\"\npreset = \"gpt2-124m\"\nnum_layers = 2\ndropout = 0.1";
         let text = r#"{"model_type": "gpt2", "n_layer": 2}"#;
         assert_eq!(filled(text, "").unwrap(), expected.parse().unwrap());
+        let without_dropout = r#"{"model_type": "gpt2", "attn_pdrop": 0.0}"#;
+        let error = filled(without_dropout, "").unwrap_err();
+        assert!(error.contains("resid_pdrop is 0.1 and attn_pdrop is 0"), "{error}");
         let error = filled(text, "preset = \"gpt2-355m\"").unwrap_err();
         assert!(error.contains("model.preset = \"gpt2-355m\" has no effect"), "{error}");
     }
