@@ -9,7 +9,7 @@ use lockstep::recipe::published::{find, recipes};
 use lockstep::recipe::rules;
 use serde_json::Value;
 
-use super::file;
+use super::example;
 
 fn lockstep(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lockstep")).args(args).output().unwrap()
@@ -64,7 +64,7 @@ fn recipes_are_listed_and_written() {
 
 #[test]
 fn names_near_an_unknown_recipe_or_rule_are_suggested() {
-    let digits = file("digits.toml");
+    let digits = example("digits.toml");
     let against = ["schedule", digits.to_str().unwrap(), "--against", "distilbert"];
     for (args, expected) in [
         (&["recipes", "bert"][..], ", did you mean bert-"),
@@ -84,7 +84,7 @@ fn names_near_an_unknown_recipe_or_rule_are_suggested() {
 
 #[test]
 fn a_recipe_is_compared_with_a_published_one() {
-    let images = file("resnet50-imagenet.toml");
+    let images = example("resnet50-imagenet.toml");
     let against = ["schedule", images.to_str().unwrap(), "--against"];
     let rows = lockstep(&[&against[..], &["goyal-resnet50-2048-peak", "--json"]].concat());
     let rows: Value = serde_json::from_slice(&rows.stdout).unwrap();
@@ -100,7 +100,7 @@ fn a_recipe_is_compared_with_a_published_one() {
 
 #[test]
 fn a_rule_can_be_ignored_with_a_reason() {
-    let images = file("resnet50-imagenet.toml");
+    let images = example("resnet50-imagenet.toml");
     let check = ["schedule", images.to_str().unwrap(), "--check", "--set", "schedule.peak=0.1"];
     let ignored = ["--set", "check.ignore.rate-too-low=\"a test\"", "--json"];
     let report = lockstep(&[&check[..], &ignored].concat());
