@@ -6,8 +6,8 @@ use std::process::Command;
 
 use lockstep::config::{self, Config};
 use lockstep::recipe::{Finding, REFUSED, Severity};
-use lockstep::{cli, data};
 use lockstep::train::{self, Job, Options, check_config};
+use lockstep::{cli, data};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::strategy::ValueTree;

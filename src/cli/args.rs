@@ -63,14 +63,14 @@ pub enum Command {
         /// Print the list as one line of JSON
         #[arg(long, conflicts_with = "name")]
         json: bool,
-        /// Print a table with what `schedule --check` finds in each; `--table=markdown` for Markdown
+        /// Print a table with what `schedule --check` finds in each, or in this one; `--table=markdown` for Markdown
         #[arg(
             long,
             value_name = "FORM",
             num_args = 0..=1,
             require_equals = true,
             default_missing_value = "text",
-            conflicts_with_all = ["name", "json"]
+            conflicts_with_all = ["batch", "json"]
         )]
         table: Option<TableForm>,
     },

@@ -126,9 +126,9 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         }
         Command::Schedule(args) => schedule::run(&args),
         Command::Recipes { name, batch, json, table } => match (name, table) {
-            (None, Some(form)) => recipes::table(form),
+            (name, Some(form)) => recipes::table(name.as_deref(), form),
             (None, None) => recipes::list(json),
-            (Some(name), _) => recipes::write(&name, batch),
+            (Some(name), None) => recipes::write(&name, batch),
         },
         Command::Compile(args) => compile::run(&args),
         Command::Plan(args) => plan::run(&args),

@@ -1,7 +1,7 @@
 //! `lockstep recipes`: the table of published recipes.
 
 use std::process::ExitCode;
-use std::{array, iter};
+use std::{array, iter, slice};
 
 use anyhow::{Context, Result, bail};
 use rayon::prelude::*;
@@ -22,7 +22,7 @@ pub fn list(json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes one as a configuration, scaled to a batch.
+/// Writes one as a configuration, scaled to a batch if there is one.
 pub fn write(name: &str, batch: Option<u32>) -> Result<ExitCode> {
     let recipe = find(name)?;
     let text = match batch {
@@ -36,10 +36,13 @@ pub fn write(name: &str, batch: Option<u32>) -> Result<ExitCode> {
 const HEADINGS: [&str; 8] =
     ["recipe", "model", "batch", "optimizer", "peak rate", "warm-up", "findings", "source"];
 
-/// Prints all with what `schedule --check` finds in them.
-pub fn table(form: TableForm) -> Result<ExitCode> {
-    let rows: Result<Vec<_>> =
-        published::recipes().par_iter().map(|recipe| row(recipe, form)).collect();
+/// Prints all, or one, with what `schedule --check` finds in them.
+pub fn table(name: Option<&str>, form: TableForm) -> Result<ExitCode> {
+    let recipes = match name {
+        Some(name) => slice::from_ref(find(name)?),
+        None => published::recipes(),
+    };
+    let rows: Result<Vec<_>> = recipes.par_iter().map(|recipe| row(recipe, form)).collect();
     let rows = rows?;
     if let TableForm::Markdown = form {
         let line = |cells: &[String; 8]| format!("| {} |", cells.join(" | "));

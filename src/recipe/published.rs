@@ -49,7 +49,7 @@ pub struct PublishedRecipe {
     pub link: String,
     /// How well the source was read.
     #[serde(skip_serializing)]
-    pub verified: Verified,
+    pub verified: Provenance,
     /// The set of `tests/recipes` that it belongs to.
     #[serde(default, skip_serializing)]
     pub test_set: Option<String>,
@@ -64,7 +64,7 @@ pub struct PublishedRecipe {
 /// How well the source of a recipe was read.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-pub enum Verified {
+pub enum Provenance {
     /// In a file, a thread or a page.
     Stored,
     /// Some values are from memory; the configuration's comments name them.

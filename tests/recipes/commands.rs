@@ -63,6 +63,36 @@ fn recipes_are_listed_and_written() {
 }
 
 #[test]
+fn the_table_has_figures_and_findings() {
+    let text = stdout(&lockstep(&["recipes", "convmixer-768-640-adamw", "--table"]));
+    let lines: Vec<_> = text.lines().collect();
+    let [headings, row] = lines[..] else { panic!("{text}") };
+    let recipe = find("convmixer-768-640-adamw").unwrap();
+    let warm_up = format!("{} of {} steps", recipe.warmup_steps, recipe.steps);
+    for (heading, cell) in [
+        ("recipe", &*recipe.name),
+        ("model", &recipe.model),
+        ("batch", "640"),
+        ("optimizer", "adamw"),
+        ("peak rate", "0.01"),
+        ("warm-up", &warm_up),
+        ("findings", "warning rate-unlike-published"),
+        ("source", &recipe.source),
+    ] {
+        let at = headings.find(heading).unwrap();
+        assert!(row[at..].starts_with(cell), "{heading}: {text}");
+    }
+    let text = stdout(&lockstep(&["recipes", "keras-mnist-convnet-128", "--table=markdown"]));
+    let lines: Vec<_> = text.lines().collect();
+    let columns = |line: &str| line.matches('|').count();
+    assert!(lines.len() == 3 && lines.iter().all(|line| columns(line) == 9), "{text}");
+    let recipe = find("keras-mnist-convnet-128").unwrap();
+    assert!(lines[2].contains(&format!("| [{}]({}) |", recipe.source, recipe.link)), "{text}");
+    let refused = lockstep(&["recipes", "--table", "--json"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+}
+
+#[test]
 fn names_near_an_unknown_recipe_or_rule_are_suggested() {
     let digits = example("digits.toml");
     let against = ["schedule", digits.to_str().unwrap(), "--against", "distilbert"];

@@ -177,9 +177,8 @@ impl Judged {
         let Fault { kind, severity, .. } = self.fault();
         let least = if severity == "note" { Severity::Note } else { Severity::Warning };
         let about = ABOUT.iter().find(|(of_kind, _)| of_kind == kind);
-        let is_about = move |finding: &&Finding| {
-            about.is_none_or(|(_, rules)| rules.contains(&finding.rule))
-        };
+        let is_about =
+            move |finding: &&Finding| about.is_none_or(|(_, rules)| rules.contains(&finding.rule));
         self.from(least).filter(is_about)
     }
 
@@ -280,9 +279,9 @@ fn the_command_prints_the_findings_and_exits_with_1_for_errors() {
     let with_warning = next(|recipe| recipe.is_flagged() && !recipe.has_error());
     let without = sets::published("build").into_iter().take(1).map(Judged::of);
     let refused = sets::faulty("heldout").into_iter().chain(sets::faulty("second"));
-    let refused = refused.map(Judged::of).filter(|recipe| {
-        recipe.case.config.is_ok() && recipe.findings.is_err()
-    });
+    let refused = refused
+        .map(Judged::of)
+        .filter(|recipe| recipe.case.config.is_ok() && recipe.findings.is_err());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("recipe.toml");
     let cases = iter::once(with_error).chain([with_warning]).chain(without).chain(refused.take(1));

@@ -59,30 +59,28 @@ first look at each set gave. The rules are written with all but `fourth`, so tha
         percent(found, faulty),
         recipes().len()
     );
-    page + &by_kind(sets) + &by_rule(sets) + &misjudged(sets)
+    let last = &sets[sets.len().saturating_sub(1)..];
+    page + &by_kind(sets, last) + &by_rule(sets) + &misjudged(sets)
 }
 
-/// How many faults of each kind are found, in each set.
-fn by_kind(sets: &[RecipeSet]) -> String {
-    let names: Vec<_> = sets.iter().map(|set| format!("`{}`", set.name)).collect();
+/// How many faults of each kind are found, in all sets and in some.
+fn by_kind(all: &[RecipeSet], columns: &[RecipeSet]) -> String {
+    let names: String = columns.iter().map(|set| format!(" `{}` |", set.name)).collect();
     let mut text = format!(
-        "\n## By kind of fault\n\nFound, of the faulty recipes of this kind.\n\n| kind | {} | all |\n|---|{}---|\n",
-        names.join(" | "),
-        "---|".repeat(sets.len())
+        "\n## By kind of fault\n\nFound, of the faulty recipes of this kind.\n\n| kind | all |{names}\n|---|---|{}\n",
+        "---|".repeat(columns.len())
     );
-    let faulty = || sets.iter().flat_map(|set| &set.faulty);
+    let faulty = || all.iter().flat_map(|set| &set.faulty);
     let kinds: BTreeSet<_> = faulty().map(|recipe| &recipe.fault().kind).collect();
-    let count = |recipes: &mut dyn Iterator<Item = &Judged>| {
-        let recipes: Vec<_> = recipes.collect();
-        let found = recipes.iter().filter(|recipe| recipe.is_found()).count();
-        if recipes.is_empty() { String::new() } else { format!("{found} of {}", recipes.len()) }
-    };
     for kind in kinds {
-        let is_of_kind = |recipe: &&Judged| recipe.fault().kind == *kind;
-        let of_set = |set: &RecipeSet| count(&mut set.faulty.iter().filter(is_of_kind));
-        let counts: Vec<_> = sets.iter().map(of_set).collect();
-        let all = count(&mut faulty().filter(is_of_kind));
-        let _ = writeln!(text, "| {kind} | {} | {all} |", counts.join(" | "));
+        let count = |recipes: &mut dyn Iterator<Item = &Judged>| {
+            let recipes: Vec<_> = recipes.filter(|recipe| recipe.fault().kind == *kind).collect();
+            let found = recipes.iter().filter(|recipe| recipe.is_found()).count();
+            if recipes.is_empty() { String::new() } else { format!("{found} of {}", recipes.len()) }
+        };
+        let of_sets: String =
+            columns.iter().map(|set| format!(" {} |", count(&mut set.faulty.iter()))).collect();
+        let _ = writeln!(text, "| {kind} | {} |{of_sets}", count(&mut faulty()));
     }
     text
 }
@@ -92,7 +90,8 @@ fn by_rule(sets: &[RecipeSet]) -> String {
     let mut text = format!(
         "\n## By rule\n\n\
          The {} rules: published recipes with a warning or an error of the rule, those with a note, and faulty recipes that are found by \
-         it, perhaps among others; `only` are those that no other rule finds. `lockstep schedule --explain RULE` has the source of a rule.\n\n\
+         it, perhaps among others; `only` are those that no other rule finds. `lockstep schedule --explain RULE` has the whole rule, with its \
+         limits and its source.\n\n\
          | rule | what it says | false alarms | notes | found | only |\n|---|---|---|---|---|---|\n",
         rules().count()
     );
@@ -110,8 +109,10 @@ fn by_rule(sets: &[RecipeSet]) -> String {
         let notes = with(|severity| severity == Severity::Note);
         let by = found.iter().filter(|rules| rules.contains(&rule.name));
         let only = by.clone().filter(|rules| rules.iter().all(|name| *name == rule.name)).count();
-        let (name, about, by) = (rule.name, rule.about, by.count());
-        let _ = writeln!(text, "| `{name}` | {about} | {alarms} | {notes} | {by} | {only} |");
+        let (name, by) = (rule.name, by.count());
+        let first = rule.about.split_once(". ").map_or(rule.about, |(first, _)| first);
+        let first = first.trim_end_matches('.');
+        let _ = writeln!(text, "| `{name}` | {first}. | {alarms} | {notes} | {by} | {only} |");
     }
     text
 }
@@ -150,7 +151,7 @@ fn source(recipe: &Judged) -> String {
 
 /// All recipes with their findings.
 pub fn tables(sets: &[RecipeSet]) -> String {
-    let mut text = "# All recipes of the test sets\n".to_owned();
+    let mut text = "# All recipes of the test sets\n".to_owned() + &by_kind(sets, sets);
     for set in sets {
         let heading = "| recipe | source | findings |\n|---|---|---|\n";
         let _ = write!(text, "\n## Published recipes of `{}`\n\n{heading}", set.name);

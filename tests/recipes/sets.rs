@@ -70,9 +70,8 @@ static OTHERS: LazyLock<Vec<Other>> = LazyLock::new(|| rows("published.toml"));
 
 /// The published recipe with this name, as this set has it, with changes.
 fn changed(set: &str, name: &str, changes: &[String]) -> Result<Config, config::Error> {
-    let is_meant = |other: &&Other| {
-        other.name == name && (other.from.is_none() || other.test_set == set)
-    };
+    let is_meant =
+        |other: &&Other| other.name == name && (other.from.is_none() || other.test_set == set);
     let path = PathBuf::from(format!("/{name}.toml"));
     match OTHERS.iter().find(is_meant) {
         Some(Other { from: None, config, .. }) => Config::parse(config, &path, changes),
