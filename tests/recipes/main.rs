@@ -1,5 +1,5 @@
 //! `schedule --check`: each rule with a case that it finds and one just beside it that it does not, advice that can be
-//! followed, and how many of the published and faulty recipes in this folder are judged right: their sets are tables of changes to the program's own published recipes.
+//! followed, and how many published and faulty recipes are judged right. The faulty ones are changes to published ones.
 
 mod advice;
 mod commands;
