@@ -5,12 +5,14 @@ use std::path::Path;
 use std::process::Command;
 
 use lockstep::config::{self, Config};
-use lockstep::data;
+use lockstep::recipe::{Finding, REFUSED, Severity};
 use lockstep::train::{self, Job, Options, check_config};
+use lockstep::{cli, data};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
+use rayon::prelude::*;
 
 /// Values that fit each other often, but not always.
 #[derive(Clone, Debug)]
@@ -120,43 +122,59 @@ fn parse(text: &str) -> Result<Config, config::Error> {
 #[test]
 fn a_check_has_an_error_if_train_refuses() {
     const NUM_CASES: usize = 240;
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("case.toml");
-    let mut num_refused = 0;
-    for (text, config) in sequence(NUM_CASES) {
-        let refused = check_config(&config, config.data.num_examples()).err();
-        num_refused += usize::from(refused.is_some());
-        std::fs::write(&path, &text).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
-        let output = command.args(["schedule", "--check", "--json"]).arg(&path).output().unwrap();
-        let shown =
-            String::from_utf8_lossy(&[output.stdout.clone(), output.stderr].concat()).into_owned();
-        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        let findings = report["findings"].as_array().cloned().unwrap_or_default();
-        let errors: Vec<_> =
-            findings.iter().filter(|finding| finding["severity"] == "error").collect();
-        let has_report = !report.is_null();
-        let fails = !output.status.success();
-        assert_eq!(fails, !has_report || !errors.is_empty(), "{shown}\n{text}");
+    let cases = sequence(NUM_CASES);
+    let is_refused = |(text, config): &(String, Config)| {
+        let refused = check_config(config, config.data.num_examples()).err();
+        let report = cli::findings(config);
+        let errors: Vec<_> = report.iter().flatten().filter(is_error).collect();
         match &refused {
             // Said once, in the words of `train`.
             Some(error) => {
                 let reason = error.to_string();
-                let says =
-                    |finding: &&serde_json::Value| finding["reason"].as_str() == Some(&reason);
-                let num_said = errors.iter().copied().filter(says).count();
+                let num_said = errors.iter().filter(|finding| finding.reason == reason).count();
                 // Without a report there is another reason to refuse it, and only that is shown.
-                let is_said = !has_report || num_said == 1;
-                assert!(fails && is_said, "{reason}\n{shown}\n{text}");
+                assert!(report.is_err() || num_said == 1, "{reason}\n{report:?}\n{text}");
             }
             None => {
-                let invented = errors.iter().any(|finding| finding["rule"] == "refused-by-train");
-                assert!(has_report && !invented, "{shown}\n{text}");
+                let invented = errors.iter().any(|finding| finding.rule == REFUSED.name);
+                assert!(report.is_ok() && !invented, "{report:?}\n{text}");
             }
         }
-    }
+        refused.is_some()
+    };
+    let num_refused = cases.par_iter().filter(|case| is_refused(case)).count();
     let share = num_refused as f64 / NUM_CASES as f64;
     assert!((0.2..0.8).contains(&share), "{num_refused} of {NUM_CASES} are refused");
+}
+
+fn is_error(finding: &&Finding) -> bool {
+    finding.severity == Severity::Error
+}
+
+/// The exit code is 1 with an error and without a report, and 0 otherwise.
+#[test]
+fn the_command_fails_if_there_is_an_error_or_no_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("case.toml");
+    let cases = sequence(240);
+    let report = |config: &Config| cli::findings(config).ok();
+    let has_errors = |findings: &Vec<Finding>| findings.iter().any(|finding| is_error(&finding));
+    let kinds: [&dyn Fn(&Config) -> bool; 3] = [
+        &|config| report(config).is_some_and(|findings| !has_errors(&findings)),
+        &|config| report(config).is_some_and(|findings| has_errors(&findings)),
+        &|config| report(config).is_none(),
+    ];
+    for (kind, is_of_kind) in kinds.iter().enumerate() {
+        let (text, config) = cases.iter().find(|(_, config)| is_of_kind(config)).unwrap();
+        std::fs::write(&path, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+        let output = command.args(["schedule", "--check", "--json"]).arg(&path).output().unwrap();
+        assert_eq!(output.status.code(), Some(i32::from(kind > 0)), "{text}");
+        let shown: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        let expected = report(config).map(|findings| serde_json::to_value(findings).unwrap());
+        assert_eq!(shown.map(|report| report["findings"].clone()), expected, "{text}");
+        assert_eq!(output.stderr.is_empty(), kind < 2, "{text}");
+    }
 }
 
 #[test]

@@ -63,6 +63,16 @@ pub enum Command {
         /// Print the list as one line of JSON
         #[arg(long, conflicts_with = "name")]
         json: bool,
+        /// Print a table with what `schedule --check` finds in each, or in this one; `--table=markdown` for Markdown
+        #[arg(
+            long,
+            value_name = "FORM",
+            num_args = 0..=1,
+            require_equals = true,
+            default_missing_value = "text",
+            conflicts_with_all = ["batch", "json"]
+        )]
+        table: Option<TableForm>,
     },
     /// Compile the step for a TPU slice or GPU cluster that need not be attached
     Compile(CompileArgs),
@@ -524,6 +534,15 @@ pub enum ExportFormat {
 /// Reads a path. Shells do not expand `~/` after a `=`, so this does.
 fn path() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(|path| expand_home(path.as_ref()))
+}
+
+/// How a table is printed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum TableForm {
+    /// Columns
+    Text,
+    /// A table of Markdown, with links to the sources
+    Markdown,
 }
 
 /// How much of the program to print.

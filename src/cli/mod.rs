@@ -49,6 +49,8 @@ use crate::observe::say;
 use crate::train::Job;
 use args::{Args, Command, ConfigArgs};
 
+pub use schedule::{findings, parameter_ranks};
+
 /// Stack of the thread that runs the command, in bytes: as much as the first thread of a process usually has. Only what is
 /// used takes memory.
 const STACK_BYTES: usize = 8 << 20;
@@ -123,7 +125,11 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
             bench::serve(&config, mesh, steps)
         }
         Command::Schedule(args) => schedule::run(&args),
-        Command::Recipes { name, batch, json } => recipes::run(name.as_deref(), batch, json),
+        Command::Recipes { name, batch, json, table } => match (name, table) {
+            (name, Some(form)) => recipes::table(name.as_deref(), form),
+            (None, None) => recipes::list(json),
+            (Some(name), None) => recipes::write(&name, batch),
+        },
         Command::Compile(args) => compile::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Preflight(args) => preflight::run(&args),

@@ -1,5 +1,6 @@
 //! The table of published recipes: `published.toml`, compiled into the program.
 
+use std::path::Path;
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
@@ -7,7 +8,7 @@ use toml::{Table, Value};
 
 use super::figures::ModelKind;
 use super::{Recipe, short};
-use crate::config::{Config, Scaling};
+use crate::config::{self, Config, Scaling};
 
 /// A published recipe.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -46,9 +47,30 @@ pub struct PublishedRecipe {
     pub source: String,
     /// Where to find it.
     pub link: String,
-    /// The recipe as a configuration.
+    /// How well the source was read.
+    #[serde(skip_serializing)]
+    pub verified: Provenance,
+    /// The set of `tests/recipes` that it belongs to.
+    #[serde(default, skip_serializing)]
+    pub test_set: Option<String>,
+    /// Replicas that it is checked with, if not those of its configuration.
+    #[serde(default, skip_serializing)]
+    pub replicas: Option<usize>,
+    /// The recipe as a configuration, without the lines that name the model and the source.
     #[serde(skip_serializing)]
     pub config: String,
+}
+
+/// How well the source of a recipe was read.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Provenance {
+    /// In a file, a thread or a page.
+    Stored,
+    /// Some values are from memory; the configuration's comments name them.
+    Part,
+    /// The whole recipe is from memory.
+    Memory,
 }
 
 #[derive(Deserialize)]
@@ -135,6 +157,21 @@ impl PublishedRecipe {
             self.decay,
             self.source
         )
+    }
+
+    /// The configuration as a file, which begins with the source.
+    pub fn text(&self) -> String {
+        format!("# {}: {}\n# Source: {}\n{}", self.model, self.source, self.link, self.config)
+    }
+
+    /// The configuration with the replicas that it is checked with, and with `--set` arguments.
+    ///
+    /// # Errors
+    /// Arguments that make it invalid.
+    pub fn changed(&self, sets: &[String]) -> Result<Config, config::Error> {
+        let replicas = self.replicas.map(|replicas| format!("mesh.data={replicas}"));
+        let sets: Vec<_> = replicas.into_iter().chain(sets.iter().cloned()).collect();
+        Config::parse(&self.config, Path::new(&format!("/{}.toml", self.name)), &sets)
     }
 
     /// The configuration for another batch: the rate is scaled as its papers do it, and lengths in steps keep the number of

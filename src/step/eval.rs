@@ -30,6 +30,12 @@ impl EvalSums {
 /// # Errors
 /// If the model does not trace.
 pub fn trace_eval(step: &DeclaredStep<'_>) -> Result<(Graph, EvalSums), StepError> {
+    let (graph, sums) = eval_as_traced(step)?;
+    Ok((step.finish(graph)?, sums))
+}
+
+/// [`trace_eval`] before the graph is simplified.
+pub(super) fn eval_as_traced(step: &DeclaredStep<'_>) -> Result<(Graph, EvalSums), StepError> {
     let spec = &step.spec;
     let axes = spec.policy.batch_axes();
     let mut found = EvalSums::default();
@@ -53,7 +59,7 @@ pub fn trace_eval(step: &DeclaredStep<'_>) -> Result<(Graph, EvalSums), StepErro
         let sums = sums[0].concatenate(&sums[1..], 0);
         t.output(SUMS, sums.all_reduce(Reduction::Sum, axes));
     })?;
-    Ok((step.finish(graph)?, found))
+    Ok((graph, found))
 }
 
 /// The scores of a batch: params, model_state, batch -> scores.

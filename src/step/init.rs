@@ -12,8 +12,13 @@ use super::{DeclaredStep, MODEL_STATE, PARAMS, SEED, StepError, ema_path, finish
 /// # Errors
 /// If the graph is rejected.
 pub fn trace_init(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
+    finish(init_as_traced(step)?)
+}
+
+/// [`trace_init`] before the graph is simplified.
+pub(super) fn init_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let running_means = step.running_means.clone().prefixed(MODEL_STATE);
-    finish(trace(step.mesh(), |t| {
+    Ok(trace(step.mesh(), |t| {
         let key = Key::from_seed(t.input(SEED, TensorType::new(DType::U32, &[2])));
         let drawn = draw(key, &step.params, |name| step.param_leaf(name));
         for (path, ty) in step.types().iter() {

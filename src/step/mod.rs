@@ -63,6 +63,18 @@ pub enum StepError {
     },
 }
 
+/// Traces and verifies the programs of a run. They are not simplified, which takes most of the time of tracing them and cannot fail.
+///
+/// # Errors
+/// If the model does not trace, or the optimizer or the mesh does not fit it.
+pub fn check_programs(step: &DeclaredStep<'_>) -> Result<(), StepError> {
+    verify(&train::step_as_traced(step)?)?;
+    verify(&init::init_as_traced(step)?)?;
+    verify(&eval::eval_as_traced(step)?.0)?;
+    verify(&proof::proof_as_traced(step.mesh(), step.leaves())?)?;
+    Ok(())
+}
+
 /// Verifies a traced graph and removes dead nodes.
 fn finish(graph: Graph) -> Result<Graph, StepError> {
     verify(&graph)?;

@@ -15,8 +15,13 @@ use super::{FINGERPRINTS, MAX, MIN, StepError, finish};
 /// # Errors
 /// If a leaf cannot be sharded over the mesh.
 pub fn trace_proof(mesh: Mesh, leaves: &Tree<LeafSpec>) -> Result<Graph, StepError> {
+    finish(proof_as_traced(mesh, leaves)?)
+}
+
+/// [`trace_proof`] before the graph is simplified.
+pub(super) fn proof_as_traced(mesh: Mesh, leaves: &Tree<LeafSpec>) -> Result<Graph, StepError> {
     let types = local_types(leaves, &mesh)?;
-    finish(trace(mesh, |t| {
+    Ok(trace(mesh, |t| {
         let state = types.map(|path, ty| t.input(path, ty.clone()));
         let prints: Vec<_> = state.values().map(|leaf| fingerprint(*leaf).reshape(&[1])).collect();
         // Typed as varying even if the leaf's type says that it is the same everywhere: that is what is being proved.

@@ -59,8 +59,13 @@ pub fn trace_grad(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 /// # Errors
 /// If the model does not trace or would lose lockstep.
 pub fn trace_step(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
+    step.finish(step_as_traced(step)?)
+}
+
+/// [`trace_step`] before the graph is simplified.
+pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let spec = &step.spec;
-    step.finish(trace(spec.mesh, |t| {
+    Ok(trace(spec.mesh, |t| {
         let inputs = Inputs::new(t, spec, step.types());
         let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));
         let gradients = gradients(step, &inputs);

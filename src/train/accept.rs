@@ -1,19 +1,15 @@
 //! Whether `train` accepts a configuration, before there are data and devices.
 
-use std::time::Instant;
-
 use hlo::{Mesh, TensorType};
 use models::{Misfit, Model};
 
-use super::programs::Traced;
 use super::run::fields_of;
 use super::setup::{mesh_on_host, platform_on_host};
 use super::{Error, Run};
 use crate::config::{Config, DataConfig};
 use crate::data::{self, Splits};
-use crate::observe::StartupSpans;
 use crate::pjrt::Platform;
-use crate::step::BatchField;
+use crate::step::{self, BatchField};
 
 /// Number of classes of data that are not opened. No configuration is refused because of it.
 const NUM_CLASSES: usize = 10;
@@ -54,7 +50,7 @@ pub fn check_config(config: &Config, num_examples: Option<usize>) -> Result<(), 
     let platform = platform_on_host(config).unwrap_or(Platform::Cpu);
     let check = |mesh: Mesh| {
         let run = Run::resolve(config, fields.clone(), num_examples, mesh, platform)?;
-        Traced::new(&run, &*model, &StartupSpans::new(Instant::now())).map(drop)
+        step::check_programs(&run.spec(&*model).declare()?).map_err(Error::from)
     };
     let Err(refused) = check(mesh_on_host(config)) else { return Ok(()) };
     let mut others = (0..=MAX_LOG2_DEVICES).map(|log2| config.mesh.on_virtual_devices(1 << log2));

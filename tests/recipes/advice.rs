@@ -1,16 +1,12 @@
 //! Advice can be followed: the changes of all findings are arguments that the configuration takes, and after them nothing
 //! is found.
 
-use std::fs;
-use std::path::Path;
-
-use lockstep::config::Config;
 use lockstep::recipe::{apply, merged, repair};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::strategy::ValueTree;
 
-use super::{Loaded, file, is_flagged};
+use super::{Loaded, is_flagged, sets};
 
 /// Follows the change of each finding by itself, then those of all together, and then one after the other.
 fn assert_advice_holds(loaded: &Loaded, about: &str) {
@@ -42,14 +38,12 @@ fn assert_advice_holds(loaded: &Loaded, about: &str) {
 
 #[test]
 fn advice_for_faulty_recipes_ends_without_findings() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recipes/build/faulty");
     let mut num_flagged = 0;
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let Ok(config) = Config::load(&path, &[]) else { continue };
+    for case in sets::faulty("build") {
+        let Ok(config) = case.config else { continue };
         let loaded = Loaded::of(config);
         num_flagged += usize::from(loaded.findings().iter().any(is_flagged));
-        assert_advice_holds(&loaded, &path.file_name().unwrap().to_string_lossy());
+        assert_advice_holds(&loaded, &case.name);
     }
     assert!(num_flagged > 70, "{num_flagged}");
 }
@@ -81,8 +75,7 @@ const KEYS: &[(&str, &[&str])] = &[
 /// A decay for a rate of 30 would be far too weak for the rate that is advised.
 #[test]
 fn a_change_that_another_makes_unnecessary_is_that_other() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/gpt-bytes.toml");
-    let loaded = Loaded::new(&path, &["schedule.peak=30".to_owned()]);
+    let loaded = Loaded::new("gpt-bytes.toml", &["schedule.peak=30".to_owned()]);
     let found = loaded.findings();
     let sets: Vec<_> = found.iter().filter(|finding| is_flagged(finding)).collect();
     let rules: Vec<_> = sets.iter().map(|finding| finding.rule).collect();
@@ -96,7 +89,7 @@ fn a_change_that_another_makes_unnecessary_is_that_other() {
 #[test]
 fn advice_for_generated_recipes_ends_without_findings() {
     let bases = ["goyal-resnet50-2048-peak", "nanogpt-gpt2-124m", "flax-vae-adam-constant"];
-    let bases = bases.map(|name| Loaded::new(&file(name), &["mesh.data=4".to_owned()]));
+    let bases = bases.map(|name| Loaded::new(name, &["mesh.data=4".to_owned()]));
     let case = || {
         let chosen = prop::collection::vec((select(KEYS), any::<Index>()), 1..6);
         (0..bases.len(), chosen)

@@ -9,7 +9,7 @@ use lockstep::recipe::published::{find, recipes};
 use lockstep::recipe::rules;
 use serde_json::Value;
 
-use super::file;
+use super::example;
 
 fn lockstep(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lockstep")).args(args).output().unwrap()
@@ -63,8 +63,38 @@ fn recipes_are_listed_and_written() {
 }
 
 #[test]
+fn the_table_has_figures_and_findings() {
+    let text = stdout(&lockstep(&["recipes", "convmixer-768-640-adamw", "--table"]));
+    let lines: Vec<_> = text.lines().collect();
+    let [headings, row] = lines[..] else { panic!("{text}") };
+    let recipe = find("convmixer-768-640-adamw").unwrap();
+    let warm_up = format!("{} of {} steps", recipe.warmup_steps, recipe.steps);
+    for (heading, cell) in [
+        ("recipe", &*recipe.name),
+        ("model", &recipe.model),
+        ("batch", "640"),
+        ("optimizer", "adamw"),
+        ("peak rate", "0.01"),
+        ("warm-up", &warm_up),
+        ("findings", "warning rate-unlike-published"),
+        ("source", &recipe.source),
+    ] {
+        let at = headings.find(heading).unwrap();
+        assert!(row[at..].starts_with(cell), "{heading}: {text}");
+    }
+    let text = stdout(&lockstep(&["recipes", "keras-mnist-convnet-128", "--table=markdown"]));
+    let lines: Vec<_> = text.lines().collect();
+    let columns = |line: &str| line.matches('|').count();
+    assert!(lines.len() == 3 && lines.iter().all(|line| columns(line) == 9), "{text}");
+    let recipe = find("keras-mnist-convnet-128").unwrap();
+    assert!(lines[2].contains(&format!("| [{}]({}) |", recipe.source, recipe.link)), "{text}");
+    let refused = lockstep(&["recipes", "--table", "--json"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+}
+
+#[test]
 fn names_near_an_unknown_recipe_or_rule_are_suggested() {
-    let digits = file("digits.toml");
+    let digits = example("digits.toml");
     let against = ["schedule", digits.to_str().unwrap(), "--against", "distilbert"];
     for (args, expected) in [
         (&["recipes", "bert"][..], ", did you mean bert-"),
@@ -84,7 +114,7 @@ fn names_near_an_unknown_recipe_or_rule_are_suggested() {
 
 #[test]
 fn a_recipe_is_compared_with_a_published_one() {
-    let images = file("resnet50-imagenet.toml");
+    let images = example("resnet50-imagenet.toml");
     let against = ["schedule", images.to_str().unwrap(), "--against"];
     let rows = lockstep(&[&against[..], &["goyal-resnet50-2048-peak", "--json"]].concat());
     let rows: Value = serde_json::from_slice(&rows.stdout).unwrap();
@@ -100,7 +130,7 @@ fn a_recipe_is_compared_with_a_published_one() {
 
 #[test]
 fn a_rule_can_be_ignored_with_a_reason() {
-    let images = file("resnet50-imagenet.toml");
+    let images = example("resnet50-imagenet.toml");
     let check = ["schedule", images.to_str().unwrap(), "--check", "--set", "schedule.peak=0.1"];
     let ignored = ["--set", "check.ignore.rate-too-low=\"a test\"", "--json"];
     let report = lockstep(&[&check[..], &ignored].concat());

@@ -1,19 +1,22 @@
 //! `schedule --check`: each rule with a case that it finds and one just beside it that it does not, advice that can be
-//! followed, and how many of the published and faulty recipes in this folder are judged right.
+//! followed, and how many published and faulty recipes are judged right. The faulty ones are changes to published ones.
 
 mod advice;
 mod commands;
 mod measured;
+mod page;
 mod report;
 mod rules;
+mod sets;
 
 use std::path::{Path, PathBuf};
 
-use hlo::{AxisSet, DType, Mesh, TensorType, Tree, row_specs, trace};
+use hlo::Tree;
+use lockstep::cli::parameter_ranks;
 use lockstep::config::Config;
+use lockstep::recipe::published::find;
 use lockstep::recipe::{Finding, Recipe, Severity, check};
 use lockstep::train::mesh_on_host;
-use models::{Batch, Precision, Scope};
 
 /// A configuration with what a [`Recipe`] borrows.
 struct Loaded {
@@ -22,12 +25,17 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn new(path: &Path, sets: &[String]) -> Self {
-        Self::of(Config::load(path, sets).unwrap_or_else(|error| panic!("{sets:?}: {error}")))
+    /// A shipped example, or a published recipe.
+    fn new(name: &str, sets: &[String]) -> Self {
+        let config = match name.ends_with(".toml") {
+            true => Config::load(&example(name), sets),
+            false => find(name).unwrap_or_else(|| panic!("no recipe {name}")).changed(sets),
+        };
+        Self::of(config.unwrap_or_else(|error| panic!("{name} {sets:?}: {error}")))
     }
 
     fn of(config: Config) -> Self {
-        let ranks = ranks(&config);
+        let ranks = parameter_ranks(&config).unwrap();
         Self { config, ranks }
     }
 
@@ -45,32 +53,8 @@ impl Loaded {
     }
 }
 
-/// The rank of each parameter, from the model's own example.
-fn ranks(config: &Config) -> Tree<usize> {
-    let mut ranks = Tree::new();
-    let model = config.model.build(10);
-    trace(Mesh::SINGLE, |t| {
-        let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
-        let fields = config.model.example().into_iter().map(|(name, ty)| {
-            let ty = TensorType::new(ty.dtype, &[&[2], &ty.dims[..]].concat());
-            (name.to_owned(), t.input(format!("batch.{name}"), ty))
-        });
-        let fields = fields.collect();
-        model.loss(&scope, &Batch { fields, weight: t.full(DType::F32, &[2], 1.0) });
-        let parameters = row_specs(&scope.parameters().map(|_, parameter| parameter.leaf()));
-        ranks = parameters.map(|_, parameter| parameter.dims.len());
-    })
-    .unwrap();
-    ranks
-}
-
-/// A shipped example, or a published recipe of `build/good`.
-fn file(name: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    match name.ends_with(".toml") {
-        true => root.join("examples").join(name),
-        false => root.join(format!("tests/recipes/build/good/{name}.toml")),
-    }
+fn example(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)
 }
 
 fn owned(sets: &[&str]) -> Vec<String> {

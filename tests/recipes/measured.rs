@@ -1,14 +1,17 @@
-//! Published and faulty recipes: counts of what is found, as `README.md` says, and `docs/recipes.md`.
+//! Published and faulty recipes: what the checker says about them, counts as `README.md` and `docs/recipes.md` have them.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::{fs, thread};
+use std::{fs, iter};
 
+use lockstep::cli;
 use lockstep::recipe::published::recipes;
+use lockstep::recipe::{Finding, Severity};
+use rayon::prelude::*;
 use serde_json::Value;
-use toml::Table;
+
+use super::page::{page, tables};
+use super::sets::{self, About, Case, Fault};
 
 /// The sets, and what must hold of them. The rules were written with all but `fourth`: `README.md` says what was found when the
 /// others were first looked at.
@@ -129,238 +132,116 @@ const ABOUT: &[(&str, &[&str])] = &[
 /// The rules that say that `train` refuses the recipe.
 const REFUSED: [&str; 2] = ["schedule-impossible", "refused-by-train"];
 
-/// A row of a table with what the checker says.
-struct Judged {
-    row: Table,
-    findings: Vec<Value>,
-    /// Why the recipe is refused before it is checked.
-    refusal: Option<String>,
+/// A recipe with what the checker says.
+pub struct Judged {
+    pub case: Case,
+    /// The findings, or why the recipe is refused before it is checked.
+    findings: Result<Vec<Finding>, String>,
 }
 
 impl Judged {
-    fn text(&self, key: &str) -> &str {
-        self.row.get(key).and_then(toml::Value::as_str).unwrap_or("")
+    fn of(case: Case) -> Self {
+        let findings = match &case.config {
+            Ok(config) => cli::findings(config).map_err(|error| format!("{error:#}")),
+            Err(error) => Err(error.to_string()),
+        };
+        Self { case, findings }
     }
 
-    fn of_severity<'a>(&'a self, severities: &'a [&str]) -> impl Iterator<Item = &'a Value> {
-        self.findings.iter().filter(|finding| severities.contains(&text(finding, "severity")))
+    pub fn findings(&self) -> &[Finding] {
+        self.findings.as_deref().unwrap_or_default()
     }
 
-    fn is_flagged(&self) -> bool {
-        self.refusal.is_some() || self.of_severity(&["error", "warning"]).next().is_some()
+    /// The findings that are at least this bad.
+    fn from(&self, severity: Severity) -> impl Iterator<Item = &Finding> {
+        self.findings().iter().filter(move |finding| finding.severity <= severity)
+    }
+
+    pub fn is_flagged(&self) -> bool {
+        self.findings.is_err() || self.from(Severity::Warning).next().is_some()
+    }
+
+    fn has_error(&self) -> bool {
+        self.findings.is_err() || self.from(Severity::Error).next().is_some()
+    }
+
+    pub fn fault(&self) -> &Fault {
+        match &self.case.about {
+            About::Faulty(fault) => fault,
+            About::Published { .. } => panic!("{} is published", self.case.name),
+        }
     }
 
     /// The findings above a note (or all, for a fault that deserves no more) that are about the fault.
-    fn about_fault(&self) -> Vec<&str> {
-        let severities: &[&str] = match self.text("severity") {
-            "note" => &["error", "warning", "note"],
-            _ => &["error", "warning"],
-        };
-        let about = ABOUT.iter().find(|(kind, _)| *kind == self.text("kind"));
-        let is_about = |rule: &&str| about.is_none_or(|(_, rules)| rules.contains(rule));
-        self.of_severity(severities).map(|finding| text(finding, "rule")).filter(is_about).collect()
+    fn about_fault(&self) -> impl Iterator<Item = &Finding> {
+        let Fault { kind, severity, .. } = self.fault();
+        let least = if severity == "note" { Severity::Note } else { Severity::Warning };
+        let about = ABOUT.iter().find(|(of_kind, _)| of_kind == kind);
+        let is_about =
+            move |finding: &&Finding| about.is_none_or(|(_, rules)| rules.contains(&finding.rule));
+        self.from(least).filter(is_about)
     }
 
-    fn is_found(&self) -> bool {
-        let is_refused = self.refusal.is_some()
-            || self.findings.iter().any(|finding| {
-                text(finding, "severity") == "error" && REFUSED.contains(&text(finding, "rule"))
-            });
-        is_refused || !self.about_fault().is_empty()
+    /// The rules by which the fault is found.
+    pub fn found_by(&self) -> Vec<&'static str> {
+        let refused = self.from(Severity::Error).filter(|finding| REFUSED.contains(&finding.rule));
+        self.about_fault().chain(refused).map(|finding| finding.rule).collect()
     }
 
-    fn describe(&self) -> String {
-        if let Some(refusal) = &self.refusal {
-            return format!("refused: {refusal}");
-        }
-        let describe =
-            |finding: &Value| format!("{} `{}`", text(finding, "severity"), text(finding, "rule"));
-        match self.findings.iter().map(describe).collect::<Vec<_>>() {
-            none if none.is_empty() => "none".to_owned(),
-            found => found.join(", "),
+    pub fn is_found(&self) -> bool {
+        self.findings.is_err() || !self.found_by().is_empty()
+    }
+
+    pub fn describe(&self) -> String {
+        let describe = |finding: &Finding| format!("{} `{}`", finding.severity, finding.rule);
+        match &self.findings {
+            Err(refusal) => format!("refused: {refusal}"),
+            Ok(none) if none.is_empty() => "none".to_owned(),
+            Ok(found) => found.iter().map(describe).collect::<Vec<_>>().join(", "),
         }
     }
 }
 
-fn text<'a>(finding: &'a Value, key: &str) -> &'a str {
-    finding[key].as_str().unwrap_or("")
-}
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recipes")
-}
-
-/// Runs the checker on each recipe of a table.
-fn judge(set: &str, table: &str, recipes: &str) -> Vec<Judged> {
-    let file = fs::read_to_string(folder().join(set).join(table)).unwrap();
-    let file: Table = toml::from_str(&file).unwrap();
-    let rows: Vec<Table> = file["recipe"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|row| row.as_table().unwrap().clone())
-        .collect();
-    let judge = |row: Table| {
-        let name = row["name"].as_str().unwrap();
-        let path = folder().join(set).join(recipes).join(format!("{name}.toml"));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
-        let output =
-            command.arg("schedule").arg(&path).args(["--check", "--json"]).output().unwrap();
-        match serde_json::from_slice::<Value>(&output.stdout) {
-            Ok(report) => {
-                let findings = report["findings"].as_array().unwrap().clone();
-                let has_error = findings.iter().any(|finding| text(finding, "severity") == "error");
-                assert_eq!(output.status.code(), Some(i32::from(has_error)), "{name}");
-                Judged { row, findings, refusal: None }
-            }
-            Err(_) => {
-                let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-                let error = stderr.lines().find_map(|line| line.strip_prefix("error: "));
-                let error = error.unwrap_or_else(|| panic!("{name}: {stderr}"));
-                let refusal = error.split(&*path.to_string_lossy()).last().unwrap_or(error);
-                let refusal = refusal.trim_start_matches([':', ' ']).to_owned();
-                Judged { row, findings: vec![], refusal: Some(refusal) }
-            }
-        }
-    };
-    let middle = rows.len() / 2;
-    let (first, second) = rows.split_at(middle);
-    thread::scope(|scope| {
-        let second = scope.spawn(|| second.iter().cloned().map(judge).collect::<Vec<_>>());
-        let mut judged: Vec<_> = first.iter().cloned().map(judge).collect();
-        judged.extend(second.join().unwrap());
-        judged
-    })
-}
-
-/// Published and faulty recipes of one folder.
-struct RecipeSet {
-    name: &'static str,
-    published: Vec<Judged>,
-    faulty: Vec<Judged>,
+/// Published and faulty recipes of one set.
+pub struct RecipeSet {
+    pub name: &'static str,
+    pub published: Vec<Judged>,
+    pub faulty: Vec<Judged>,
 }
 
 impl RecipeSet {
     fn of(name: &'static str) -> Self {
-        Self {
-            name,
-            published: judge(name, "published.toml", "good"),
-            faulty: judge(name, "faulty.toml", "faulty"),
-        }
+        let judge = |cases: Vec<Case>| cases.into_par_iter().map(Judged::of).collect();
+        Self { name, published: judge(sets::published(name)), faulty: judge(sets::faulty(name)) }
     }
 
-    fn num_flagged(&self) -> usize {
+    pub fn num_flagged(&self) -> usize {
         self.published.iter().filter(|recipe| recipe.is_flagged()).count()
     }
 
-    fn num_errors(&self) -> usize {
-        let is_error = |recipe: &&Judged| {
-            recipe.refusal.is_some() || recipe.of_severity(&["error"]).next().is_some()
-        };
-        self.published.iter().filter(is_error).count()
+    pub fn num_errors(&self) -> usize {
+        self.published.iter().filter(|recipe| recipe.has_error()).count()
     }
 
-    fn num_found(&self) -> usize {
+    pub fn num_found(&self) -> usize {
         self.faulty.iter().filter(|recipe| recipe.is_found()).count()
     }
-}
-
-fn percent(part: usize, whole: usize) -> String {
-    format!("{:.0} %", 100.0 * part as f64 / whole.max(1) as f64)
-}
-
-/// `docs/recipes.md`.
-fn page(sets: &[RecipeSet]) -> String {
-    let mut page = "\
-# Published and faulty recipes, and what `schedule --check` says about them
-
-Generated by `cargo test --test recipes`, which fails if this page is out of date. [The README of the recipes](../tests/recipes/README.md)
-says how they were collected, split and verified, how findings are counted, and what the first look at each set gave. The rules are written with
-all but `fourth`, so that only its counts measure them.
-
-- A **published** recipe is a false alarm if it has a warning or an error.
-- A **faulty** recipe is found if it is refused, or if a rule that may speak about its kind of fault has a warning or an error (for faults
-  that deserve only a note, a note). Which rules these are is a table in `tests/recipes/measured.rs`, made from the kinds in `build`. For a
-  kind that is not in it, any warning or error counts.
-
-| set | published | with a warning or an error | with an error | faulty | found |
-|---|---|---|---|---|---|
-"
-    .to_owned();
-    for set in sets {
-        let (published, faulty) = (set.published.len(), set.faulty.len());
-        let (flagged, found) = (set.num_flagged(), set.num_found());
-        let _ = writeln!(
-            page,
-            "| `{}` | {published} | {flagged} ({}) | {} | {faulty} | {found} ({}) |",
-            set.name,
-            percent(flagged, published),
-            set.num_errors(),
-            percent(found, faulty)
-        );
-    }
-    let sum = |count: fn(&RecipeSet) -> usize| -> usize { sets.iter().map(count).sum() };
-    let (published, faulty) = (sum(|set| set.published.len()), sum(|set| set.faulty.len()));
-    let (flagged, found) = (sum(RecipeSet::num_flagged), sum(RecipeSet::num_found));
-    let _ = writeln!(
-        page,
-        "| all | {published} | {flagged} ({}) | {} | {faulty} | {found} ({}) |\n\n\
-         `lockstep recipes` lists the {} published recipes that the program itself has, with which it compares others: those of all sets \
-         but `fourth`, with few exceptions, and some for other batches of the same papers.",
-        percent(flagged, published),
-        sum(RecipeSet::num_errors),
-        percent(found, faulty),
-        recipes().len()
-    );
-    for set in sets {
-        let _ = write!(
-            page,
-            "\n## Faults of `{}` by kind\n\n| kind | recipes | found |\n|---|---|---|\n",
-            set.name
-        );
-        let mut kinds = BTreeMap::<_, (usize, usize)>::new();
-        for recipe in &set.faulty {
-            let count = kinds.entry(recipe.text("kind")).or_default();
-            *count = (count.0 + 1, count.1 + usize::from(recipe.is_found()));
-        }
-        for (kind, (number, found)) in kinds {
-            let _ = writeln!(page, "| {kind} | {number} | {found} |");
-        }
-    }
-    for set in sets {
-        let heading = "| recipe | source | findings |\n|---|---|---|\n";
-        let _ = write!(page, "\n## Published recipes of `{}`\n\n{heading}", set.name);
-        for recipe in &set.published {
-            let (name, source, link) =
-                (recipe.text("name"), recipe.text("source"), recipe.text("link"));
-            let _ = writeln!(page, "| `{name}` | [{source}]({link}) | {} |", recipe.describe());
-        }
-        let heading = "| recipe | fault | kind | found | findings |\n|---|---|---|---|---|\n";
-        let _ = write!(page, "\n## Faulty recipes of `{}`\n\n{heading}", set.name);
-        for recipe in &set.faulty {
-            let found = if recipe.is_found() { "yes" } else { "**no**" };
-            let (name, wrong, kind) =
-                (recipe.text("name"), recipe.text("wrong"), recipe.text("kind"));
-            let _ =
-                writeln!(page, "| `{name}` | {wrong} | {kind} | {found} | {} |", recipe.describe());
-        }
-    }
-    page
 }
 
 #[test]
 fn published_recipes_pass_and_faulty_ones_are_found() {
     let sets = SETS.map(|aim| RecipeSet::of(aim.set));
-    let written = Path::new(env!("CARGO_TARGET_TMPDIR")).join("recipes.md");
+    let written = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let page = page(&sets);
-    fs::write(&written, &page).unwrap();
+    fs::write(written.join("recipes.md"), &page).unwrap();
+    fs::write(written.join("all-recipes.md"), tables(&sets)).unwrap();
     for (set, Aim { min_found, max_flagged, max_errors, .. }) in sets.iter().zip(SETS) {
         let (published, faulty) = (set.published.len() as f64, set.faulty.len() as f64);
         let names = |recipes: &[Judged], is: fn(&Judged) -> bool| -> Vec<String> {
             recipes
                 .iter()
                 .filter(|recipe| is(recipe))
-                .map(|recipe| format!("{}: {}", recipe.text("name"), recipe.describe()))
+                .map(|recipe| format!("{}: {}", recipe.case.name, recipe.describe()))
                 .collect()
         };
         let flagged = names(&set.published, Judged::is_flagged);
@@ -371,10 +252,12 @@ fn published_recipes_pass_and_faulty_ones_are_found() {
         assert!(set.num_flagged() as f64 <= most, "{}: false alarms {flagged:#?}", set.name);
         assert!(set.num_errors() <= max_errors, "{}: {flagged:#?}", set.name);
     }
-    let readme =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
     let count = |of: fn(&RecipeSet) -> usize| -> usize { sets.iter().map(of).sum() };
     let (published, faulty) = (count(|set| set.published.len()), count(|set| set.faulty.len()));
+    let (flagged, found) = (count(RecipeSet::num_flagged), count(RecipeSet::num_found));
+    assert_eq!([published, faulty, flagged, found], [384, 457, 12, 418]);
+    let readme =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
     for claim in [
         format!("lists {} published recipes", recipes().len()),
         format!("found in {published} published and {faulty} faulty recipes"),
@@ -383,5 +266,42 @@ fn published_recipes_pass_and_faulty_ones_are_found() {
     }
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/recipes.md");
     let known = fs::read_to_string(&docs).unwrap_or_default();
+    let written = written.join("recipes.md");
     assert!(known == page, "docs/recipes.md is out of date: copy {} over it", written.display());
+}
+
+/// The command says of a recipe what [`cli::findings`] returns, and its exit code is 1 for an error and a refusal.
+#[test]
+fn the_command_prints_the_findings_and_exits_with_1_for_errors() {
+    let mut judged = sets::faulty("build").into_iter().map(Judged::of);
+    let mut next = |is: fn(&Judged) -> bool| judged.find(is).unwrap();
+    let with_error = next(|recipe| recipe.findings.is_ok() && recipe.has_error());
+    let with_warning = next(|recipe| recipe.is_flagged() && !recipe.has_error());
+    let without = sets::published("build").into_iter().take(1).map(Judged::of);
+    let refused = sets::faulty("heldout").into_iter().chain(sets::faulty("second"));
+    let refused = refused
+        .map(Judged::of)
+        .filter(|recipe| recipe.case.config.is_ok() && recipe.findings.is_err());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("recipe.toml");
+    let cases = iter::once(with_error).chain([with_warning]).chain(without).chain(refused.take(1));
+    for recipe in cases.collect::<Vec<_>>() {
+        let name = &recipe.case.name;
+        fs::write(&path, recipe.case.config.as_ref().unwrap().to_toml().unwrap()).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+        command.arg("schedule").arg(&path).args(["--check", "--json"]);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(i32::from(recipe.has_error())), "{name}");
+        match &recipe.findings {
+            Ok(findings) => {
+                let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+                assert_eq!(report["findings"], serde_json::to_value(findings).unwrap(), "{name}");
+            }
+            Err(refusal) => {
+                let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert!(output.stdout.is_empty(), "{name}");
+                assert!(stderr.contains(&format!("error: {refusal}")), "{name}: {stderr}");
+            }
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use lockstep::recipe::{Finding, Severity, rules};
 
-use super::{Loaded, file, owned};
+use super::{Loaded, owned};
 
 const IMAGES: &str = "resnet50-imagenet.toml";
 const LARS: &str = "resnet50-imagenet-32k-lars.toml";
@@ -177,7 +177,7 @@ fn findings(name: &str, sets: &[&str]) -> Vec<Finding> {
         DIGITS => vec!["data.num_examples=1437".to_owned()],
         _ => vec![],
     };
-    Loaded::new(&file(name), &[number, owned(sets)].concat()).findings()
+    Loaded::new(name, &[number, owned(sets)].concat()).findings()
 }
 
 #[test]

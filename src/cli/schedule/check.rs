@@ -30,23 +30,12 @@ struct Report {
 
 /// Checks a recipe and prints what is found; the exit code is 1 if there is an error among it.
 pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
-    for name in config.check.ignored_rules.keys() {
-        if name == REFUSED.name {
-            bail!(
-                "check.ignore: {name} cannot be left out, as the run would still be refused; change what the reason of the error says"
-            );
-        }
-        known_rule(name).context("check.ignore")?;
-    }
+    check_ignored(config)?;
     let examples = Examples::of(config);
     let ranks = parameter_ranks(config)?;
     let recipe = resolve(config, &examples, &ranks)?;
     let num_replicas = recipe.num_replicas;
-    let mut findings = recipe::check(&recipe);
-    if let Some(refused) = refused(config, examples.count(), &findings) {
-        findings.push(refused);
-        findings.sort_by_key(|finding| finding.severity);
-    }
+    let findings = findings_of(&recipe, &examples);
     let when_replicas_double = recipe::doubling(&recipe, examples.count());
     let ignored = config.check.ignored_rules.clone();
     let report = Report { num_replicas, findings, ignored, when_replicas_double };
@@ -57,6 +46,40 @@ pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
     }
     let is_error = |finding: &Finding| finding.severity == Severity::Error;
     Ok(ExitCode::from(u8::from(report.findings.iter().any(is_error))))
+}
+
+/// The findings that `schedule --check` prints, the worst first: those of the rules, and what `train` would refuse the recipe
+/// with.
+///
+/// # Errors
+/// A recipe without a report: a batch that does not divide, a run whose length is not known, an ignored rule that does not exist.
+pub fn findings(config: &Config) -> Result<Vec<Finding>> {
+    check_ignored(config)?;
+    let examples = Examples::of(config);
+    let ranks = parameter_ranks(config)?;
+    Ok(findings_of(&resolve(config, &examples, &ranks)?, &examples))
+}
+
+fn findings_of(recipe: &Recipe<'_>, examples: &Examples) -> Vec<Finding> {
+    let mut findings = recipe::check(recipe);
+    if let Some(refused) = refused(recipe.config, examples.count(), &findings) {
+        findings.push(refused);
+        findings.sort_by_key(|finding| finding.severity);
+    }
+    findings
+}
+
+/// Refuses names of ignored rules that are none, or cannot be left out.
+fn check_ignored(config: &Config) -> Result<()> {
+    for name in config.check.ignored_rules.keys() {
+        if name == REFUSED.name {
+            bail!(
+                "check.ignore: {name} cannot be left out, as the run would still be refused; change what the reason of the error says"
+            );
+        }
+        known_rule(name).context("check.ignore")?;
+    }
+    Ok(())
 }
 
 /// What `train` would refuse the configuration with, unless an error says so already.

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use hlo::counted;
 use serde::Serialize;
 
-pub use check::parameter_ranks;
+pub use check::{findings, parameter_ranks};
 
 use super::args::ScheduleArgs;
 use super::{figure, print_line, print_lines};
