@@ -56,9 +56,9 @@ pub use ops::{
     Branch, Convolution, ConvolutionDims, CustomCall, CustomVjp, Layouts, Operand, Threefry, Window,
 };
 pub use origin::Origin;
-pub use rewriter::{Rewriter, rebuild};
 pub use rectangle::{ContiguousRun, Corner, contiguous_runs, unravel};
 pub use region::{Region, Scan};
+pub use rewriter::{Rewriter, rebuild};
 pub use stablehlo::{
     HOST_COLLECTIVE_TARGET, HOST_KERNEL_TARGET, HOST_KERNELS_VERSION, HOST_REPLICA_ID_TARGET,
     HostCalls, Program, ProgramInput, ProgramOutput, lower, lower_isolated, lower_with_host_calls,

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::rewriter::{push, rebuild};
 use crate::region::prepare;
+use crate::rewriter::{push, rebuild};
 use crate::{Graph, Op, ValueId};
 
 /// Removes nodes without side effects that no output depends on. Inputs stay, since they are the program's

@@ -20,12 +20,8 @@ pub fn group_all_reduces(graph: &Graph, bucket_bytes: u64) -> Graph {
             members.entry(*bucket).or_default().push(node);
         }
     }
-    let mut builder = Builder {
-        copy: Rewriter::new(graph),
-        bucket_of,
-        members,
-        producer: producers(graph),
-    };
+    let mut builder =
+        Builder { copy: Rewriter::new(graph), bucket_of, members, producer: producers(graph) };
     // All inputs first, in order: they are the program's signature.
     for (index, node) in graph.nodes().iter().enumerate() {
         if matches!(node.op, Op::Input { .. }) {

@@ -34,7 +34,11 @@ const FLAT_TABLES: [&str; 1] = ["src/pjrt/abi.rs"];
 
 /// Calls of `unwrap` and `expect` outside of tests: file, number of calls, and why they cannot panic.
 const UNWRAPS: [(&str, usize, &str); 6] = [
-    ("hlo/src/rewriter.rs", 2, "operands are copied first, and a copied node fits its copied operands"),
+    (
+        "hlo/src/rewriter.rs",
+        2,
+        "operands are copied first, and a copied node fits its copied operands",
+    ),
     ("hlo/src/ops/threefry.rs", 1, "its operands were checked, and the ops fit them"),
     ("hlo/src/region/expand.rs", 1, "a scan's types were checked, and its `while` has the same"),
     ("hlo/src/region/vjp.rs", 1, "what a part needs was required into it, or is its input"),

@@ -126,8 +126,7 @@ struct Reference {
 
 #[test]
 fn every_rate_equals_its_reference() {
-    let References { cases } =
-        serde_json::from_str(include_str!("schedules.json")).unwrap();
+    let References { cases } = serde_json::from_str(include_str!("schedules.json")).unwrap();
     let mut tested = BTreeSet::new();
     for Reference { source, keys, rates } in cases {
         let text = keys.to_string();

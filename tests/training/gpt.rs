@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::support;
 use hlo::{
     AxisSet, DType, Graph, Literal, Mesh, Tensor, TensorType, Tracer, Tree, grad, lower, passes,
     trace,
@@ -12,7 +13,6 @@ use lockstep::data::{self, TrainBatches};
 use lockstep::pjrt::{Arg, CompileOptions, Executable, OverrideValue, Platform};
 use lockstep::step;
 use lockstep::train::{Run, Trainer, open_devices};
-use crate::support;
 use models::gpt::{self, Gpt};
 use models::{Batch, Loss, Model, Precision, Scope};
 

@@ -167,7 +167,8 @@ fn combinations(sizes: &[usize]) -> Vec<Vec<usize>> {
     let mut missing: BTreeSet<_> = all.iter().flat_map(pairs).collect();
     let mut chosen = vec![];
     while !missing.is_empty() {
-        let num_new = |row: &&Vec<usize>| pairs(row).iter().filter(|p| missing.contains(*p)).count();
+        let num_new =
+            |row: &&Vec<usize>| pairs(row).iter().filter(|p| missing.contains(*p)).count();
         let best = all.iter().rev().max_by_key(num_new).unwrap();
         pairs(best).iter().for_each(|pair| {
             missing.remove(pair);
@@ -182,16 +183,24 @@ fn every_pair_of_settings_agrees_with_one_replica() {
     let rows = combinations(&[MODELS.len(), OPTIMIZERS.len(), MESHES.len(), MICROBATCHES.len()]);
     assert!(rows.len() >= MODELS.len() * MESHES.len(), "{rows:?}");
     // However its blocks are run, a model is the same.
-    let references = [MLP, GPT].into_iter().flat_map(|model| (0..OPTIMIZERS.len()).map(move |o| (model, o)));
+    let references =
+        [MLP, GPT].into_iter().flat_map(|model| (0..OPTIMIZERS.len()).map(move |o| (model, o)));
     let references: BTreeMap<_, _> = references
         .par_bridge()
-        .map(|(model, optimizer)| ((model, optimizer), train(model, &[ONE, OPTIMIZERS[optimizer]].concat())))
+        .map(|(model, optimizer)| {
+            ((model, optimizer), train(model, &[ONE, OPTIMIZERS[optimizer]].concat()))
+        })
         .collect();
     rows.par_iter().for_each(|row| {
         let [model, optimizer, mesh, microbatches] = row[..] else { unreachable!() };
         let (text, blocks) = MODELS[model];
-        let sets = [blocks, OPTIMIZERS[optimizer], MESHES[mesh], MICROBATCHES[microbatches]].concat();
-        check(&format!("{sets:?} of\n{text}"), &references[&(text, optimizer)], &train(text, &sets));
+        let sets =
+            [blocks, OPTIMIZERS[optimizer], MESHES[mesh], MICROBATCHES[microbatches]].concat();
+        check(
+            &format!("{sets:?} of\n{text}"),
+            &references[&(text, optimizer)],
+            &train(text, &sets),
+        );
     });
 }
 
@@ -200,7 +209,8 @@ fn every_pair_of_settings_agrees_with_one_replica() {
 fn batch_norm_agrees_with_one_replica() {
     let all = std::env::var_os("LOCKSTEP_FULL").is_some();
     let meshes: Vec<_> = if all { MESHES.to_vec() } else { vec![MESHES[0], MESHES[6], MESHES[7]] };
-    let runs: Vec<_> = [ONE].iter().chain(&meshes).par_bridge().map(|mesh| (*mesh, train(RESNET, mesh))).collect();
+    let runs: Vec<_> =
+        [ONE].iter().chain(&meshes).par_bridge().map(|mesh| (*mesh, train(RESNET, mesh))).collect();
     let one = &runs.iter().find(|(mesh, _)| *mesh == ONE).unwrap().1;
     runs.iter().for_each(|(mesh, other)| check(&format!("{mesh:?}"), one, other));
 }

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::support;
 use hlo::{DType, Graph, Literal, Mesh, interpret};
 use lockstep::config::{Config, OnNonfinite};
 use lockstep::lowering::Lowering;
@@ -11,7 +12,6 @@ use lockstep::optim::from_config;
 use lockstep::parallel::Replicated;
 use lockstep::pjrt::Platform;
 use lockstep::step::{BatchField, METRICS, StepSpec, trace_step};
-use crate::support;
 use models::layers::{BatchNorm, batch_norm, linear};
 use models::{AttentionKernels, Batch, Initializer, Loss, Model, Precision, Scope, loss};
 

@@ -8,8 +8,8 @@ mod order;
 mod reductions;
 mod scatters;
 
-use crate::rewriter::{push, rebuild};
 use crate::region::prepare;
+use crate::rewriter::{push, rebuild};
 use crate::{Graph, Node, Op, TensorType, ValueId};
 
 pub use gathers::tie_gathers;

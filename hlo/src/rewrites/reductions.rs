@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use super::everywhere;
-use crate::rewriter::push;
 use crate::recompute::is_elementwise;
+use crate::rewriter::push;
 use crate::{Graph, Op, TensorType, ValueId};
 
 /// Reductions of fewer elements than this are left alone: a second loop costs more than it saves.
