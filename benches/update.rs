@@ -18,7 +18,7 @@ use lockstep::optim::{Context, Transformation, from_config, global_norm};
 use lockstep::pjrt::{
     Arg, Client, CompileOptions, InstallOptions, Platform, Plugin, find_or_install,
 };
-use lockstep::step::{again_if, first_nonfinite};
+use lockstep::step::{first_nonfinite, recompute_if};
 use mimalloc::MiMalloc;
 use models::gpt::{GptConfig, GptPreset};
 use models::{Batch, Model, Precision, Scope};
@@ -167,7 +167,7 @@ fn update(
         let norm = global_norm(&mean).filter(|_| form != Form::Alone);
         let mut apply = norm.map(|norm| norm.is_finite());
         if let (Some(is_mean_finite), Form::Tested) = (apply, form) {
-            let next_if = |apply| again_if(apply, &next, &mean, &totals, scale);
+            let next_if = |apply| recompute_if(apply, &next, &mean, &totals, scale);
             let finite =
                 first_nonfinite(t, &next_if(is_mean_finite)).equal(0.0).and(is_mean_finite);
             apply = Some(finite);

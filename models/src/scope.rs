@@ -163,12 +163,12 @@ impl<'g> Scope<'g> {
     }
 
     /// The [`ParamUse`] of this scope, for a separate scope whose root is here.
-    pub(crate) fn param_use_below(&self) -> Option<UseBelow> {
+    pub(crate) fn child_param_use(&self) -> Option<UseBelow> {
         let UseBelow { at_use, root } = self.param_use.as_ref()?;
         Some(UseBelow { at_use: at_use.clone(), root: join(root, &self.prefix) })
     }
 
-    /// The same scope, with the result of [`Self::param_use_below`].
+    /// The same scope, with the result of [`Self::child_param_use`].
     #[must_use]
     pub(crate) fn with_param_use_below(self, param_use: Option<UseBelow>) -> Self {
         Self { param_use, ..self }
@@ -303,7 +303,7 @@ impl<'g> Scope<'g> {
 
     /// Like [`Self::param`], but in the dtype of parameters, for layers such as norms.
     #[track_caller]
-    pub fn param_in_full(
+    pub fn param_full_precision(
         &self,
         name: &str,
         dims: &[usize],

@@ -143,7 +143,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
             });
         let training = in_training.map(|given| (given.num_examples, given.batch_axes));
         let body = if scan { scope.at(ANY_BLOCK) } else { scope.at(0) };
-        let param_use = body.param_use_below();
+        let param_use = body.child_param_use();
         Self {
             block,
             precision,

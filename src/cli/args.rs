@@ -19,6 +19,24 @@ pub struct Args {
     /// The command.
     #[command(subcommand)]
     pub command: Command,
+    /// What is said of it.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// What the program says of its work on stderr.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Messages")]
+pub struct LogArgs {
+    /// Say what the program does (-v), and what its libraries do (-vv, -vvv); RUST_LOG chooses exactly
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, conflicts_with = "quiet")]
+    pub verbose: u8,
+    /// Say nothing but warnings and errors
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// Write everything on stderr as lines of JSON
+    #[arg(long, global = true)]
+    pub log_json: bool,
 }
 
 /// The commands.

@@ -16,6 +16,7 @@ mod figure;
 mod hlo;
 mod labels;
 mod launch;
+mod logging;
 mod output;
 mod place;
 mod plan;
@@ -82,7 +83,7 @@ fn run_command(started: Instant) -> ExitCode {
         allocator::tune();
     }
     let ran = signals::keep_on_long_files().map_err(anyhow::Error::from);
-    match ran.and_then(|()| run(args.command, started)) {
+    match ran.and_then(|()| logging::start(&args.log)).and_then(|()| run(args.command, started)) {
         Ok(code) => code,
         Err(error) => match error.downcast_ref() {
             Some(error) => usage(error),

@@ -70,17 +70,17 @@ impl Lowering {
 
     /// Lowers a traced graph.
     pub fn lower(self, graph: Graph, name: &str) -> Lowered {
-        self.write(self.apply(graph), name)
+        self.emit(self.run_passes(graph), name)
     }
 
     /// Writes the program of a graph that is in the backend's form already, such as several lowered steps in one graph.
-    pub fn write(self, graph: Graph, name: &str) -> Lowered {
+    pub fn emit(self, graph: Graph, name: &str) -> Lowered {
         let calls = HostCalls { collectives: self.host_collectives, kernels: self.host_kernels };
         let program = hlo::lower_with_host_calls(&graph, name, calls);
         Lowered { program, graph }
     }
 
-    fn apply(self, mut graph: Graph) -> Graph {
+    fn run_passes(self, mut graph: Graph) -> Graph {
         if !self.fusion_barriers {
             graph = rewrites::without_fusion_barriers(&graph);
         }

@@ -16,13 +16,13 @@ pub enum RunEvent {
     Started(Box<RunInfo>),
     /// The steps of a launch have ended.
     Launch(LaunchMetrics),
-    /// The update of a step was left out because a value was not finite.
+    /// The update of a step was skipped because a value was not finite.
     UpdateSkipped {
         /// Index of the step, from 0.
         step: u64,
         /// Which value, and on which replicas.
         reason: String,
-        /// Updates left out so far, this one included.
+        /// Updates skipped so far, this one included.
         num_skipped: u64,
     },
     /// Replicas that hold the same piece of the state were found to hold the same bits.
@@ -111,9 +111,9 @@ pub struct SavedCheckpoint {
 pub struct RunProgress {
     /// Steps taken.
     pub num_steps: u64,
-    /// Updates left out because a value was not finite.
+    /// Updates skipped because a value was not finite.
     pub num_skipped: u64,
-    /// Which value was not finite, if the update of the last step was left out.
+    /// Which value was not finite, if the update of the last step was skipped.
     pub last_skipped: Option<String>,
     /// Mean training loss of the last step.
     pub final_loss: Option<f64>,
@@ -155,7 +155,7 @@ pub struct StepMetrics {
     pub lr: f64,
     /// Euclidean norm of the whole gradient.
     pub grad_norm: f64,
-    /// Updates left out so far because a value was not finite, this step's included.
+    /// Updates skipped so far because a value was not finite, this step's included.
     pub num_skipped: u64,
     /// Milliseconds of the whole step; steps of one launch share its time evenly.
     pub step_ms: f64,

@@ -9,6 +9,7 @@
 mod event;
 mod file;
 mod jsonl;
+mod messages;
 mod progress;
 mod sink;
 mod spans;
@@ -25,7 +26,8 @@ pub use event::{
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
 pub use jsonl::Jsonl;
-pub use progress::{Progress, say, stdout_columns};
+pub use messages::{MESSAGE_TARGET, Messages, say, set_messages, write_line};
+pub use progress::{Progress, stdout_columns};
 pub use sink::{FlushLater, Sink, Sinks};
 pub use spans::{StartupSpan, StartupSpans};
 pub use summary::{Status, Summary, SummaryFile};

@@ -1,25 +1,13 @@
 //! Progress on stderr: a bar on a terminal, a line every few seconds elsewhere.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// The bar on the terminal. Lines from any thread go above it.
-static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
-
-/// Writes a line to stderr, above the progress bar if there is one.
-pub fn say(text: &str) {
-    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
-    // A closed stderr is not an error.
-    let write = || drop(writeln!(io::stderr().lock(), "{text}"));
-    match &*bar {
-        Some(bar) => bar.suspend(write),
-        None => write(),
-    }
-}
+use super::messages::{BAR, Said, is_text, say};
 
 /// Shows step, loss, examples per second and the remaining time on stderr.
 pub struct Progress {
@@ -52,9 +40,8 @@ const REDRAWS_PER_SEC: u8 = 10;
 impl Progress {
     /// A bar if stderr is a terminal, else a line every five seconds. `first_step` is not 0 if the run continues another.
     pub fn new(first_step: u64, total_steps: u64, global_batch: usize) -> Self {
-        let err = io::stderr();
-        if !err.is_terminal() {
-            return Self::lines(Box::new(err), LINE_EVERY, first_step, total_steps, global_batch);
+        if !io::stderr().is_terminal() || !is_text() {
+            return Self::lines(Box::new(Said), LINE_EVERY, first_step, total_steps, global_batch);
         }
         let target = ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SEC);
         let bar = ProgressBar::with_draw_target(Some(total_steps), target);

@@ -39,18 +39,23 @@ impl StartupSpans {
 
     /// Runs `what`, and records how long it takes.
     pub fn time<T>(&self, name: impl Into<Cow<'static, str>>, what: impl FnOnce() -> T) -> T {
-        let from = Instant::now();
-        let result = what();
-        self.record(name, from, Instant::now());
+        let (name, from) = (name.into(), Instant::now());
+        let result = tracing::debug_span!("start", what = %name).in_scope(what);
+        self.add(name, from, Instant::now());
         result
     }
 
     /// Adds a span that has been measured.
     pub fn record(&self, name: impl Into<Cow<'static, str>>, from: Instant, to: Instant) {
+        let name = name.into();
+        tracing::debug!(what = %name, time = ?to.saturating_duration_since(from), "start");
+        self.add(name, from, to);
+    }
+
+    fn add(&self, name: Cow<'static, str>, from: Instant, to: Instant) {
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
         let from_ms = ms(from.saturating_duration_since(self.start));
-        let span =
-            StartupSpan { name: name.into(), from_ms, ms: ms(to.saturating_duration_since(from)) };
+        let span = StartupSpan { name, from_ms, ms: ms(to.saturating_duration_since(from)) };
         self.spans.lock().unwrap_or_else(PoisonError::into_inner).push(span);
     }
 

@@ -64,7 +64,7 @@ pub struct Summary {
     pub state_bytes_per_replica: u64,
     /// Hexadecimal SHA-256 of the final parameters and model state.
     pub params_fingerprint: Option<String>,
-    /// Updates left out because a value was not finite.
+    /// Updates skipped because a value was not finite.
     pub num_skipped: u64,
     /// Seed of every random choice.
     pub seed: u64,
@@ -96,7 +96,7 @@ pub enum Status {
     Done,
     /// A signal stopped it.
     Interrupted,
-    /// An error or a value that is not finite ended it, or its last update was left out.
+    /// An error or a value that is not finite ended it, or its last update was skipped.
     Failed,
 }
 
@@ -140,7 +140,7 @@ pub struct SummaryFile {
     dir: Option<PathBuf>,
     summary: Summary,
     last_eval: Option<StepEval>,
-    /// The last step whose update was left out, from 0, and why.
+    /// The last step whose update was skipped, from 0, and why.
     last_skipped: Option<(u64, String)>,
     timer: StepTimer,
     error: Option<Error>,

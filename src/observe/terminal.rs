@@ -34,7 +34,7 @@ impl Sink for Terminal {
                 }
             }
             RunEvent::UpdateSkipped { step, reason, num_skipped } => self.say(&format!(
-                "step {step}: {reason}; its update was left out ({num_skipped} so far)"
+                "step {step}: {reason}; its update was skipped ({num_skipped} so far)"
             )),
             RunEvent::Evaluated(eval) => self.say(&describe_eval(eval)),
             RunEvent::Message(text) => self.say(text),

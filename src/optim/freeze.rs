@@ -15,17 +15,17 @@ use super::{Context, Mask, Transformation};
 ///
 /// let leaf = |path: &str| (path.to_owned(), LeafSpec::replicated(DType::F32, &[3]));
 /// let params = Tree::from_iter(["embed.weight", "head.weight"].map(leaf));
-/// let trained = Mask::new("freeze", Some(&Patterns::new(["embed.*"])?));
-/// let state = train_only(trained, Box::new(scale_by_adam(0.9, 0.999, 1e-8))).init(&params);
+/// let mask = Mask::new("freeze", Some(&Patterns::new(["embed.*"])?));
+/// let state = train_only(mask, Box::new(scale_by_adam(0.9, 0.999, 1e-8))).init(&params);
 /// assert_eq!(state.paths().collect::<Vec<_>>(), ["first_moment.head.weight", "second_moment.head.weight"]);
 /// # Ok::<(), glob::PatternError>(())
 /// ```
-pub fn train_only(trained: Mask, inner: Box<dyn Transformation>) -> impl Transformation {
-    TrainOnly { trained, inner }
+pub fn train_only(mask: Mask, inner: Box<dyn Transformation>) -> impl Transformation {
+    TrainOnly { mask, inner }
 }
 
 struct TrainOnly {
-    trained: Mask,
+    mask: Mask,
     inner: Box<dyn Transformation>,
 }
 
@@ -43,7 +43,7 @@ impl Transformation for TrainOnly {
     }
 
     fn check(&self, params: &Tree<LeafSpec>) -> Result<(), InvalidPattern> {
-        self.trained.check(params)?;
+        self.mask.check(params)?;
         // Patterns of other keys may match parameters that are not trained.
         self.inner.check(params)?;
         match params.is_empty() || !self.kept(params).is_empty() {
@@ -53,11 +53,11 @@ impl Transformation for TrainOnly {
     }
 
     fn freezes(&self, path: &str, spec: &LeafSpec) -> bool {
-        matches!(self.trained.of_leaf(path, spec), Included::None)
+        matches!(self.mask.of_leaf(path, spec), Included::None)
     }
 
-    fn trained<'g>(&self, path: &str, spec: &LeafSpec, gradient: Tensor<'g>) -> Tensor<'g> {
-        self.trained.of_leaf(path, spec).choose(|| gradient, gradient.full_like(0.0))
+    fn mask_gradient<'g>(&self, path: &str, spec: &LeafSpec, gradient: Tensor<'g>) -> Tensor<'g> {
+        self.mask.of_leaf(path, spec).choose(|| gradient, gradient.full_like(0.0))
     }
 
     fn update<'g>(
@@ -67,15 +67,15 @@ impl Transformation for TrainOnly {
         context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
         let kept = self.kept(&context.specs);
-        let trained = updates.iter().filter(|(path, _)| kept.get(path).is_some());
-        let trained = trained.map(|(path, update)| (path.to_owned(), *update)).collect();
-        let trained = self.inner.update(trained, state, context);
+        let trainable = updates.iter().filter(|(path, _)| kept.get(path).is_some());
+        let trainable = trainable.map(|(path, update)| (path.to_owned(), *update)).collect();
+        let trainable = self.inner.update(trainable, state, context);
         updates.map(|path, update| {
             // Adding it changes no bit, not even the sign of a zero.
             let unchanged = || update.full_like(-0.0);
-            match (trained.get(path), context.specs.get(path)) {
-                (Some(trained), Some(spec)) => {
-                    self.trained.of_leaf(path, spec).choose(|| *trained, unchanged())
+            match (trainable.get(path), context.specs.get(path)) {
+                (Some(update), Some(spec)) => {
+                    self.mask.of_leaf(path, spec).choose(|| *update, unchanged())
                 }
                 _ => unchanged(),
             }

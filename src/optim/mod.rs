@@ -59,8 +59,8 @@ pub trait Transformation {
         false
     }
 
-    /// The gradient of a leaf, in which that of a row that stays as it is has been replaced by zeros.
-    fn trained<'g>(&self, _path: &str, _spec: &LeafSpec, gradient: Tensor<'g>) -> Tensor<'g> {
+    /// The gradient of a leaf, with zeros for the rows that stay as they are.
+    fn mask_gradient<'g>(&self, _path: &str, _spec: &LeafSpec, gradient: Tensor<'g>) -> Tensor<'g> {
         gradient
     }
 

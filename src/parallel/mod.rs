@@ -4,4 +4,4 @@ mod policy;
 mod report;
 
 pub use policy::{Policy, Replicated, UseDTypes, WhyWhole, Zero, ZeroStage};
-pub use report::{ParamReport, ShardingReport, Total};
+pub use report::{LeafTotals, ParamReport, ShardingReport};

@@ -29,7 +29,7 @@ impl fmt::Display for ParamReport {
 
 /// Parameters that are held in the same way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Total {
+pub struct LeafTotals {
     /// Number of leaves.
     pub num_leaves: usize,
     /// Bytes of the whole leaves.
@@ -68,17 +68,17 @@ impl ShardingReport {
     }
 
     /// The parameters that are sharded.
-    pub fn sharded(&self) -> Total {
+    pub fn sharded(&self) -> LeafTotals {
         self.total(|why| why.is_none())
     }
 
     /// The parameters that are whole.
-    pub fn whole(&self) -> Total {
+    pub fn whole(&self) -> LeafTotals {
         self.total(|why| why.is_some())
     }
 
     /// The parameters that are whole, by reason. Reasons without parameters are left out.
-    pub fn whole_by_reason(&self) -> Vec<(WhyWhole, Total)> {
+    pub fn whole_by_reason(&self) -> Vec<(WhyWhole, LeafTotals)> {
         let mut reasons: Vec<WhyWhole> = vec![];
         for why in self.params.values().filter_map(|param| param.why_whole) {
             if !reasons.contains(&why) {
@@ -89,9 +89,9 @@ impl ShardingReport {
         reasons.into_iter().map(total).collect()
     }
 
-    fn total(&self, is_counted: impl Fn(Option<WhyWhole>) -> bool) -> Total {
+    fn total(&self, is_counted: impl Fn(Option<WhyWhole>) -> bool) -> LeafTotals {
         let counted = self.params.values().filter(|param| is_counted(param.why_whole));
-        counted.fold(Total::default(), |total, param| Total {
+        counted.fold(LeafTotals::default(), |total, param| LeafTotals {
             num_leaves: total.num_leaves + 1,
             bytes: total.bytes + param.spec.num_bytes(),
         })
@@ -125,9 +125,9 @@ mod tests {
             "f32[33, 35], 4620 bytes, whole: no dim that 4 divides",
         ];
         assert_eq!(lines, expected);
-        assert_eq!(report.sharded(), Total { num_leaves: 1, bytes: 7680 });
+        assert_eq!(report.sharded(), LeafTotals { num_leaves: 1, bytes: 7680 });
         let whole = 16384 + 256 + 4620;
-        assert_eq!(report.whole(), Total { num_leaves: 3, bytes: whole });
+        assert_eq!(report.whole(), LeafTotals { num_leaves: 3, bytes: whole });
         let reasons = report.whole_by_reason();
         assert_eq!(
             reasons.iter().map(|(_, total)| total.bytes).collect::<Vec<_>>(),

@@ -66,7 +66,7 @@ struct Group<'a, 'g> {
 ///
 /// Both computations apply the same ops to the same values. They differ at most in which multiply-adds the compiler
 /// fuses, which could change finiteness only for a sum on the edge of overflow.
-pub fn again_if<'g>(
+pub fn recompute_if<'g>(
     apply: Tensor<'g>,
     next: &Tree<Tensor<'g>>,
     mean: &Tree<Tensor<'g>>,

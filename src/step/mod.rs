@@ -28,7 +28,7 @@ use crate::optim::InvalidPattern;
 
 pub use declare::{BatchField, DeclaredStep, StepSpec};
 pub use eval::{EvalSums, trace_eval, trace_scores};
-pub use finite::{again_if, first_nonfinite};
+pub use finite::{first_nonfinite, recompute_if};
 pub use forward::{Forward, trace_forward};
 pub use gather::trace_gather;
 pub use init::trace_init;

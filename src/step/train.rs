@@ -5,7 +5,7 @@ use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tracer, Tree, grad, trace
 use models::{Batch, Scope, Training};
 
 use super::declare::Held;
-use super::finite::{again_if, first_nonfinite};
+use super::finite::{first_nonfinite, recompute_if};
 use super::{
     DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS,
     REPLICA_LOSS, SEED, STEP, StepError, StepSpec,
@@ -75,7 +75,7 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
 
         let next = next_state(step, &inputs, learning_rate, &gradients);
         let Gradients { totals, mean, scale, .. } = &gradients;
-        let next_if = |apply| again_if(apply, &next, mean, totals, *scale);
+        let next_if = |apply| recompute_if(apply, &next, mean, totals, *scale);
         let is_mean_finite = loss.is_finite().and(grad_norm.is_finite());
         // The test depends on the norm of all gradients. If a leaf were tested as soon as its gradient is known,
         // compilers would overlap the all_reduces with the tests instead of the backward pass.
@@ -207,7 +207,7 @@ fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>) -> Gradients<'g> 
     let total_weight = global(spec, weight);
     let scale = 1.0 / total_weight;
     let totals = params.paths().zip(totals).map(|(path, total)| {
-        let total = spec.optimizer.trained(path, step.param_leaf(path), total);
+        let total = spec.optimizer.mask_gradient(path, step.param_leaf(path), total);
         (path.to_owned(), total)
     });
     let totals: Tree<_> = totals.collect();

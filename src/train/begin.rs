@@ -5,12 +5,12 @@ use std::path::Path;
 use hlo::{LeafSpec, Tree, counted};
 use serde::{Deserialize, Serialize};
 
+use super::checkpoint_writer::CheckpointWriter;
 use super::checkpoints::{self, Saver};
 use super::processes::Processes;
 use super::recorder::Recorder;
 use super::resume::{self, Differences, Now};
 use super::run_dir::{self, Existing, RunDir, RunDirError};
-use super::shards::Shards;
 use super::{Error, Job, Options, Resume, Run, Trainer};
 use crate::checkpoint::{self, Checkpoint, CheckpointDir, DataRecord, Location};
 use crate::config::{CheckpointConfig, Config};
@@ -184,9 +184,9 @@ impl Beginning {
                         counted(later, "later checkpoint")
                     )),
                 }
-                Shards::of_first(dir, processes)
+                CheckpointWriter::of_first(dir, processes)
             }
-            (None, Some(member)) => Shards::Other {
+            (None, Some(member)) => CheckpointWriter::Other {
                 session: member.session().clone(),
                 process_index: processes.this().index,
             },

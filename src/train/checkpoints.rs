@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 use hlo::counted;
 use serde_json::{Value, json};
 
+use super::checkpoint_writer::CheckpointWriter;
 use super::recorder::Recorder;
-use super::shards::Shards;
 use super::{Error, Job, Run, Trainer};
 use crate::checkpoint::{self, DataPosition, DataRecord, HostLeaf, HostPiece, Location, RunRecord};
 use crate::config::{CheckpointConfig, MeshConfig};
@@ -33,7 +33,7 @@ pub(super) fn is_outside(config: &CheckpointConfig) -> bool {
 
 /// Saves the state of a run. One save is in flight at most; the loop waits only for the copy of the state.
 pub(super) struct Saver {
-    shards: Shards,
+    shards: CheckpointWriter,
     every: Option<Duration>,
     keep: usize,
     keep_every: u64,
@@ -51,7 +51,7 @@ pub(super) struct Saver {
 impl Saver {
     /// A saver for a run whose state has been initialized or restored. Its newest checkpoint is after `last_step` steps.
     pub fn new(
-        shards: Shards,
+        shards: CheckpointWriter,
         job: &Job<'_>,
         run: &Run,
         trainer: &Trainer,

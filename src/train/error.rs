@@ -222,8 +222,8 @@ pub enum Error {
     },
     /// With `train.on_nonfinite = "skip"`: the last update of the run was skipped.
     #[error(
-        "the last update of the run was left out, in step {step}: {what}. {num_skipped} of {num_steps} updates \
-         were left out; lower the rate or warm up longer"
+        "the last update of the run was skipped, in step {step}: {what}. {num_skipped} of {num_steps} updates \
+         were skipped; lower the rate or warm up longer"
     )]
     LastSkipped {
         /// The step, from 0.

@@ -5,6 +5,7 @@ mod accept;
 mod begin;
 mod bench;
 mod checkpoint_place;
+mod checkpoint_writer;
 mod checkpoints;
 mod data_record;
 mod error;
@@ -28,7 +29,6 @@ mod resume;
 mod run;
 mod run_dir;
 mod setup;
-mod shards;
 mod stop;
 mod trainer;
 

@@ -1,13 +1,13 @@
-//! Updates that were left out because a value was not finite.
+//! Updates that were skipped because a value was not finite.
 
 use super::{Error, StepResult};
 use crate::config::OnNonfinite;
 use crate::observe::RunProgress;
 
-/// Follows which updates are left out, and stops the run at the first one unless it is to go on.
+/// Follows which updates are skipped, and stops the run at the first one unless it is to go on.
 pub(super) struct SkippedUpdates {
     on_nonfinite: OnNonfinite,
-    /// If the update of the last step was left out: which value was not finite, and how many were left out so far.
+    /// If the update of the last step was skipped: which value was not finite, and how many were skipped so far.
     last: Option<(String, u64)>,
 }
 
@@ -18,7 +18,7 @@ impl SkippedUpdates {
         Self { on_nonfinite, last }
     }
 
-    /// Checks the steps of the next launch, and calls `report` with each whose update was left out and with the value
+    /// Checks the steps of the next launch, and calls `report` with each whose update was skipped and with the value
     /// that was not finite.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl SkippedUpdates {
     /// Checks the last of `num_steps` steps.
     ///
     /// # Errors
-    /// [`Error::LastSkipped`] if its update was left out.
+    /// [`Error::LastSkipped`] if its update was skipped.
     pub fn check_last(&self, num_steps: u64) -> Result<(), Error> {
         let Some((what, num_skipped)) = self.last.clone() else { return Ok(()) };
         let step = num_steps.saturating_sub(1);

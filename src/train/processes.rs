@@ -68,6 +68,7 @@ impl<'a> Processes<'a> {
 
     /// Reports what this process does from now on, in which step.
     pub fn phase(&self, phase: Phase, step: u64) {
+        tracing::trace!(?phase, step, "phase");
         if let Some(member) = self.member {
             member.set_phase(phase, step);
         }

@@ -275,7 +275,7 @@ impl LoweredPrograms {
             many => {
                 let steps = step::repeat_step(&step_graph, many)?;
                 // Its body is the step in the backend's form already.
-                let written = || write(run.lowering.write(steps, "steps"), "steps");
+                let written = || write(run.lowering.emit(steps, "steps"), "steps");
                 let steps = spans.time("write programs", written);
                 Some(UncompiledProgram::new(steps.program, leaves.paths(), leaves.paths())?)
             }

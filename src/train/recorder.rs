@@ -137,7 +137,7 @@ impl Recorder {
         self.sinks.send(&RunEvent::Launch(launch));
     }
 
-    /// Records that the update of a step was left out.
+    /// Records that the update of a step was skipped.
     pub fn update_skipped(&mut self, result: &StepResult, reason: &str) {
         let (step, num_skipped) = (result.step, result.num_skipped);
         let reason = reason.to_owned();

@@ -7,7 +7,7 @@ use hlo::{Axis, AxisSet, Graph, LeafSpec, Mesh, Tree, counted};
 use super::{Run, Trainer};
 use crate::config::{ParallelConfig, shorten};
 use crate::data::Source;
-use crate::parallel::{ShardingReport, Total};
+use crate::parallel::{LeafTotals, ShardingReport};
 use crate::step::{OPT_STATE, PARAMS};
 
 /// Classes that a message lists.
@@ -105,7 +105,7 @@ fn describe_all_reduces(step: &Graph) -> String {
 /// How a sharded state is held: the stage of ZeRO, and bytes of parameters sharded and whole, and why.
 fn describe_sharding(state: &Tree<LeafSpec>, mesh: &Mesh, parallel: &ParallelConfig) -> String {
     let report = ShardingReport::new(&state.subtree(PARAMS), state, mesh);
-    let total = |Total { num_leaves, bytes }| {
+    let total = |LeafTotals { num_leaves, bytes }| {
         format!("{}, {}", counted(num_leaves, "leaf"), human_bytes(bytes))
     };
     let reasons = report.whole_by_reason();
@@ -183,8 +183,9 @@ pub fn list_sharding(
     let stage = parallel.zero_stage();
     let mut lines = vec![format!("zero = {stage} over {} replicas", report.num_shards)];
     lines.extend(report.params.iter().map(|(path, param)| format!("{PARAMS}.{path}: {param}")));
-    let total =
-        |Total { num_leaves, bytes }| format!("{}, {bytes} bytes", counted(num_leaves, "leaf"));
+    let total = |LeafTotals { num_leaves, bytes }| {
+        format!("{}, {bytes} bytes", counted(num_leaves, "leaf"))
+    };
     lines.push(format!("sharded: {}", total(report.sharded())));
     lines.push(format!("whole: {}", total(report.whole())));
     let reasons = report.whole_by_reason();

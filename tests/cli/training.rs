@@ -406,14 +406,14 @@ fn updates_that_are_not_finite_are_counted_and_left_out_if_asked_for() {
     // The first step's loss is that of the initial parameters, and its update is what blows up.
     for (step, count) in [(1, 1), (4, 4)] {
         let said = format!(
-            "step {step}: the loss is not finite on replicas 0, 1; its update was left out ({count} so far)"
+            "step {step}: the loss is not finite on replicas 0, 1; its update was skipped ({count} so far)"
         );
         assert!(done.stderr.contains(&said), "{}", done.stderr);
     }
     // A run that ends so is no success, and says what it came to all the same.
     assert_eq!(done.code, Some(1), "{}", done.stderr);
-    let said = "error: the last update of the run was left out, in step 4: the loss is not finite on \
-                replicas 0, 1. 4 of 5 updates were left out; lower the rate";
+    let said = "error: the last update of the run was skipped, in step 4: the loss is not finite on \
+                replicas 0, 1. 4 of 5 updates were skipped; lower the rate";
     assert!(done.stderr.contains(said), "{}", done.stderr);
     let summary = summary(dir.path());
     assert_eq!(done.json(), summary);

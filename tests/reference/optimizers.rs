@@ -74,7 +74,7 @@ fn update_graph(
         let inputs = state_types.map(|path, ty| t.input(path, ty.clone()));
         let gradients = params.map(|path, ty| {
             let gradient = t.input(format!("gradients.{path}"), ty.clone());
-            optimizer.trained(path, &specs[path], gradient)
+            optimizer.mask_gradient(path, &specs[path], gradient)
         });
         let context = Context {
             params: inputs.subtree("params"),

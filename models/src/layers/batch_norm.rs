@@ -44,8 +44,8 @@ pub struct BatchNorm {
 #[track_caller]
 pub fn batch_norm<'g>(scope: &Scope<'g>, x_nhwc: Tensor<'g>, norm: BatchNorm) -> Tensor<'g> {
     let [n, h, w, c] = x_nhwc.dims();
-    let weight_c = scope.param_in_full("weight", &[c], norm.weight);
-    let bias_c = scope.param_in_full("bias", &[c], Initializer::Zeros);
+    let weight_c = scope.param_full_precision("weight", &[c], norm.weight);
+    let bias_c = scope.param_full_precision("bias", &[c], Initializer::Zeros);
     let wide_nhwc = x_nhwc.convert(weight_c.dtype());
     let y_nhwc = match scope.training() {
         Some(training) => {

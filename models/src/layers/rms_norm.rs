@@ -24,7 +24,7 @@ const EPSILON: f64 = 1e-5;
 #[track_caller]
 pub fn rms_norm<'g>(scope: &Scope<'g>, x_bd: Tensor<'g>) -> Tensor<'g> {
     let [_, d] = x_bd.dims();
-    let weight_d = scope.param_in_full("weight", &[d], Initializer::Ones);
+    let weight_d = scope.param_full_precision("weight", &[d], Initializer::Ones);
     let dtype = x_bd.dtype();
     let x_bd = x_bd.convert(weight_d.dtype());
     let mean_square_b = (x_bd * x_bd).reduce_sum(&[1]) / d as f64;

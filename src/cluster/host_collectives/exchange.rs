@@ -154,7 +154,7 @@ impl<C: ReplicaCall> Exchange<C> {
         self.lock().launches.len()
     }
 
-    /// The waits of launches that have ended since the last call.
+    /// The processes that launches have waited for longer than `longer_than`, ascending.
     pub fn awaited(&self, longer_than: Duration) -> Vec<usize> {
         let state = self.lock();
         let spanning = state.launches.values().flat_map(|launch| launch.spanning.values());
@@ -164,6 +164,7 @@ impl<C: ReplicaCall> Exchange<C> {
         late.into_iter().collect()
     }
 
+    /// The waits of launches that have ended since the last call.
     pub fn take_waits(&self) -> Vec<LaunchWaits> {
         self.lock().waits.take()
     }

@@ -2,8 +2,8 @@
 //! Reading also accepts checkpoints, runs, and the names that other programs use; writing can use those names too.
 
 mod classes;
-mod exchange;
 mod fit;
+mod huggingface;
 mod other_weights;
 mod read;
 mod saved;
@@ -21,9 +21,9 @@ use super::Error;
 use crate::checkpoint::safetensors_dtype;
 use crate::observe::{replace_file, say};
 pub use classes::{SavedClasses, saved_classes};
-pub use exchange::{FolderOptions, check_counterpart, save_for_library};
 pub use fit::Unmatched;
 use fit::check_finite;
+pub use huggingface::{FolderOptions, check_counterpart, save_for_library};
 pub(super) use saved::checkpoints_of_run;
 pub use saved::{OpenModel, SavedModel};
 

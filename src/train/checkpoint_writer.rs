@@ -14,7 +14,7 @@ const DEADLINE: Duration = Duration::from_secs(1800);
 
 /// What this process writes of each checkpoint.
 #[derive(Clone)]
-pub(super) enum Shards {
+pub(super) enum CheckpointWriter {
     /// The manifest and its shard, in its own directory.
     First {
         dir: Arc<CheckpointDir>,
@@ -26,7 +26,7 @@ pub(super) enum Shards {
     Other { session: Session, process_index: usize },
 }
 
-impl Shards {
+impl CheckpointWriter {
     /// For the first process, which has claimed the directory.
     pub fn of_first(dir: CheckpointDir, processes: Processes<'_>) -> Self {
         let others = processes.member().map(|member| {

@@ -1,0 +1,83 @@
+//! Lines on stderr: text for people, or events of `tracing`.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use indicatif::ProgressBar;
+
+/// The bar on the terminal. Lines from any thread go above it.
+pub(super) static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// The target of messages among the events of `tracing`.
+pub const MESSAGE_TARGET: &str = "lockstep::message";
+
+/// What becomes of what [`say`] is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Messages {
+    /// A line on stderr. This is the default.
+    Text,
+    /// A line on stderr for a warning or an error, and nothing for anything else.
+    Problems,
+    /// An event of `tracing`, whose subscriber writes it.
+    Events,
+}
+
+static MESSAGES: AtomicU8 = AtomicU8::new(Messages::Text as u8);
+
+/// Decides for the whole process what becomes of messages.
+pub fn set_messages(messages: Messages) {
+    MESSAGES.store(messages as u8, Ordering::Relaxed);
+}
+
+fn messages_are(messages: Messages) -> bool {
+    MESSAGES.load(Ordering::Relaxed) == messages as u8
+}
+
+/// `true` if messages are text for people, who may look at a terminal.
+pub(super) fn is_text() -> bool {
+    messages_are(Messages::Text)
+}
+
+/// Tells the user something. A text that begins with `warning: ` or `error: ` is one.
+pub fn say(text: &str) {
+    let problem = |kind: &str| text.strip_prefix(kind);
+    match (problem("error: "), problem("warning: ")) {
+        _ if messages_are(Messages::Text) => write_line(text),
+        (Some(error), _) if messages_are(Messages::Events) => {
+            tracing::error!(target: MESSAGE_TARGET, "{error}");
+        }
+        (_, Some(warning)) if messages_are(Messages::Events) => {
+            tracing::warn!(target: MESSAGE_TARGET, "{warning}");
+        }
+        _ if messages_are(Messages::Events) => tracing::info!(target: MESSAGE_TARGET, "{text}"),
+        (None, None) => {}
+        _ => write_line(text),
+    }
+}
+
+/// Writes a line to stderr, above the progress bar if there is one.
+pub fn write_line(text: &str) {
+    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
+    // A closed stderr is not an error.
+    let write = || drop(writeln!(io::stderr().lock(), "{text}"));
+    match &*bar {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
+}
+
+/// Says each line that is written to it.
+pub(super) struct Said;
+
+impl Write for Said {
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        String::from_utf8_lossy(lines).lines().for_each(say);
+        Ok(lines.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
