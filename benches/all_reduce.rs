@@ -1,8 +1,10 @@
-//! In-process all_reduce on the CPU backend, 1 KiB to 256 MiB on 2, 4 and 8 replicas, compared with the cost model.
+//! In-process all_reduce on the CPU backend, 1 KiB to 256 MiB on 2, 4 and 8 replicas, compared with
+//! the cost model.
 //!
-//! `cargo bench --bench all_reduce` prints a table. The model ([`InProcess`]) is calibrated on the rendezvous of
-//! the threads, from 1 KiB for each number of replicas, and on three marked points; every other size is
-//! predicted. The optional argument is the size of the processor's cache available to it, in MiB. See `README.md`.
+//! `cargo bench --bench all_reduce` prints a table. The model ([`InProcess`]) is calibrated on the
+//! rendezvous of the threads, from 1 KiB for each number of replicas, and on three marked points;
+//! every other size is predicted. The optional argument is the size of the processor's cache
+//! available to it, in MiB. See `README.md`.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -21,7 +23,8 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 const SIZES: [usize; 10] = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144];
-/// Half of the third-level cache of the machine in `README.md`, which is shared with other machines.
+/// Half of the third-level cache of the machine in `README.md`, which is shared with other
+/// machines.
 const CACHE_MIB: usize = 24;
 /// `(replicas, bytes)`: all in the cache, in memory, and with only the sum in the cache.
 const CALIBRATION: [(usize, usize); 3] = [(2, MIB), (2, 64 * MIB), (4, 16 * MIB)];

@@ -1,11 +1,13 @@
-//! Saving and restoring a checkpoint of a GPT's AdamW state in f32: parameters and two moments, 1.5 GB for GPT-2 124M.
-//! `peers/checkpoint_peers.py` measures other programs with the same leaves, alternately. See `README.md`.
+//! Saving and restoring a checkpoint of a GPT's AdamW state in f32: parameters and two moments, 1.5
+//! GB for GPT-2 124M. `peers/checkpoint_peers.py` measures other programs with the same leaves,
+//! alternately. See `README.md`.
 //!
 //! ```text
 //! cargo bench --bench checkpoints -- --preset gpt2-124m --dir PATH
 //! ```
-//! prints one line of JSON, in milliseconds: `memcpy` (into memory that was written before), `copy` (into fresh memory,
-//! leaf by leaf: what the training loop waits for), `save`, `verify`, `restore` (each leaf read and checked).
+//! prints one line of JSON, in milliseconds: `memcpy` (into memory that was written before), `copy`
+//! (into fresh memory, leaf by leaf: what the training loop waits for), `save`, `verify`, `restore`
+//! (each leaf read and checked).
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -1,8 +1,10 @@
-//! What a coordinator costs with many workers: their sessions all live in this process and share two cores with it.
+//! What a coordinator costs with many workers: their sessions all live in this process and share
+//! two cores with it.
 //!
-//! `cargo bench --bench coordinator -- --workers 2000 --secs 20` prints one line of JSON: seconds until the generation has
-//! formed, memory of everything, CPU seconds per second while all send heartbeats every 2 s (coordinator and sessions
-//! together, each about half), milliseconds until all have heard of a failure, and seconds until a silent worker is dead.
+//! `cargo bench --bench coordinator -- --workers 2000 --secs 20` prints one line of JSON: seconds
+//! until the generation has formed, memory of everything, CPU seconds per second while all send
+//! heartbeats every 2 s (coordinator and sessions together, each about half), milliseconds until
+//! all have heard of a failure, and seconds until a silent worker is dead.
 
 use std::error::Error;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Time to trace, differentiate and lower the steps of GPT-2 124M and ResNet-50: the part of a start that
-//! runs in Rust.
+//! Time to trace, differentiate and lower the steps of GPT-2 124M and ResNet-50: the part of a
+//! start that runs in Rust.
 //!
 //! ```text
 //! cargo bench --bench graph

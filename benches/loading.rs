@@ -1,6 +1,6 @@
-//! `loading CONFIG.toml [--seconds 5]`: makes the training batches of a configuration in host memory on all processors, as
-//! training does ahead of its steps, and prints how many examples a second as one line of JSON. `peers/data_loading.py`
-//! runs it beside PyTorch's `DataLoader`.
+//! `loading CONFIG.toml [--seconds 5]`: makes the training batches of a configuration in host
+//! memory on all processors, as training does ahead of its steps, and prints how many examples a
+//! second as one line of JSON. `peers/data_loading.py` runs it beside PyTorch's `DataLoader`.
 
 use std::error::Error;
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! `tokenize LINES.tsv TOKENIZER`: encodes the column `sentence` on all cores, and prints the seconds that it took and
-//! how many tokens there are. `benches/peers/tokenizing.py` runs it beside Python's `tokenizers`.
+//! `tokenize LINES.tsv TOKENIZER`: encodes the column `sentence` on all cores, and prints the
+//! seconds that it took and how many tokens there are. `benches/peers/tokenizing.py` runs it beside
+//! Python's `tokenizers`.
 
 use std::path::Path;
 use std::time::Instant;

@@ -1,5 +1,6 @@
-//! Time of one update of GPT-2 124M's parameters, with and without testing it before it is kept, compared with the
-//! bytes that it must move and the memory bandwidth, measured in the same run. See `README.md`.
+//! Time of one update of GPT-2 124M's parameters, with and without testing it before it is kept,
+//! compared with the bytes that it must move and the memory bandwidth, measured in the same run.
+//! See `README.md`.
 //!
 //! ```text
 //! cargo bench --bench update -- [--rounds N]
@@ -28,8 +29,8 @@ use rayon::prelude::*;
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-/// An optimizer, and the number of passes over memory of the parameters' size that it needs: each leaf of the
-/// state is read and written once, each gradient read once.
+/// An optimizer, and the number of passes over memory of the parameters' size that it needs: each
+/// leaf of the state is read and written once, each gradient read once.
 const CASES: [(&str, usize); 4] = [("sgd", 5), ("adamw", 7), ("lars", 5), ("lamb", 7)];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -140,7 +141,8 @@ fn optimizer(name: &str) -> Result<Box<dyn Transformation>, Box<dyn Error>> {
     Ok(from_config(&Config::parse(text, Path::new("update.toml"), &sets)?.optimizer))
 }
 
-/// `params, opt_state, num_updates, learning_rate, totals, scale -> params, opt_state`; `totals` are sums of gradients.
+/// `params, opt_state, num_updates, learning_rate, totals, scale -> params, opt_state`; `totals`
+/// are sums of gradients.
 fn update(
     optimizer: &dyn Transformation,
     params: &Tree<LeafSpec>,
@@ -182,8 +184,9 @@ fn update(
     Ok(lowered)
 }
 
-/// Memory bandwidth: the bytes per second that `a = b + 3 c` moves, over arrays of the parameters' size on all cores.
-/// McCalpin, "Memory bandwidth and machine balance in current high performance computers" (1995).
+/// Memory bandwidth: the bytes per second that `a = b + 3 c` moves, over arrays of the parameters'
+/// size on all cores. McCalpin, "Memory bandwidth and machine balance in current high performance
+/// computers" (1995).
 fn triad_gb_per_sec(num_elements: usize, rounds: usize) -> f64 {
     let (b, c) = (vec![1f32; num_elements], vec![2f32; num_elements]);
     let mut a = vec![0f32; num_elements];

@@ -2,11 +2,11 @@
 //!
 //!     cargo run --release --example custom_model -- runs/custom
 //!
-//! The directory is optional. With one, the state is saved there every 100 steps, and the same command continues a run that
-//! was interrupted.
+//! The directory is optional. With one, the state is saved there every 100 steps, and the same
+//! command continues a run that was interrupted.
 //!
-//! Data, batch, optimizer and schedule are those of `examples/digits.toml`: 64 = 16 examples * 1 microbatch *
-//! 4 replicas. Only the model differs. It is written for one device and runs on four.
+//! Data, batch, optimizer and schedule are those of `examples/digits.toml`: 64 = 16 examples * 1
+//! microbatch * 4 replicas. Only the model differs. It is written for one device and runs on four.
 
 use std::path::{Path, PathBuf};
 

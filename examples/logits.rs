@@ -1,10 +1,12 @@
 //! A model's logits for a given input, to compare a checkpoint with the program that it comes from.
 //!
-//!     cargo run --release --example logits -- examples/gpt2-124m.toml model.safetensors in.safetensors out.safetensors
+//!     cargo run --release --example logits -- \
+//!         examples/gpt2-124m.toml model.safetensors in.safetensors out.safetensors
 //!
-//! The input file holds `x`: tokens, i32 `[b, t]`, for a GPT; images, f32 `[n, c, h, w]`, for a ResNet. The
-//! output file holds `logits`. The checkpoint is Lockstep's own, or that of a Hugging Face GPT-2 or a torchvision
-//! ResNet. Running means are used as in evaluation, and everything is f32.
+//! The input file holds `x`: tokens, i32 `[b, t]`, for a GPT; images, f32 `[n, c, h, w]`, for a
+//! ResNet. The output file holds `logits`. The checkpoint is Lockstep's own, or that of a Hugging
+//! Face GPT-2 or a torchvision ResNet. Running means are used as in evaluation, and everything is
+//! f32.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //!     cargo run --release -- train examples/gpt-bytes.toml --out runs/gpt-bytes
 //!     cargo run --release --example sample -- runs/gpt-bytes/params.safetensors "pub fn "
 //!
-//! A program on one device computes the logits at every position of a window. The host samples the next byte
-//! at temperature 0.8, and runs the program again.
+//! A program on one device computes the logits at every position of a window. The host samples the
+//! next byte at temperature 0.8, and runs the program again.
 
 use std::io::Write as _;
 use std::path::Path;

@@ -1,14 +1,15 @@
 //! Child processes of this program that end with it.
 //!
-//! The stdin of such a child is a pipe whose other end only the parent has. The parent writes nothing to it. However the parent
-//! ends, the system closes its end, and the child reads the end of the file.
+//! The stdin of such a child is a pipe whose other end only the parent has. The parent writes
+//! nothing to it. However the parent ends, the system closes its end, and the child reads the end
+//! of the file.
 
 use std::io;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
-/// Runs a command that calls [`end_with_parent`] to its end, and returns what it has written where it was told to write into
-/// a pipe.
+/// Runs a command that calls [`end_with_parent`] to its end, and returns what it has written where
+/// it was told to write into a pipe.
 ///
 /// # Errors
 /// The system's, if the child cannot be started or read.
@@ -33,7 +34,8 @@ pub(crate) fn end_with_parent(clean_up: impl FnOnce() + Send + 'static) {
     let _ = thread::Builder::new().name("parent".to_owned()).spawn(watch);
 }
 
-/// Ends the process at once. A library that is at work in another thread could hang or crash in handlers of `exit`.
+/// Ends the process at once. A library that is at work in another thread could hang or crash in
+/// handlers of `exit`.
 #[cfg(unix)]
 fn kill_self() {
     use rustix::process::{Signal, getpid, kill_process};

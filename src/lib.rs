@@ -1,9 +1,10 @@
 //! Synchronous training on XLA, as a library.
 //!
-//! A model is written for one device: a function of a [`models::Scope`], which holds its parameters, and of a
-//! [`models::Batch`]. Lockstep traces it, adds gradients, all_reduce and optimizer, and compiles the result into
-//! one program that runs on every replica of a mesh. Programs run on PJRT plugins, which are loaded at run time:
-//! XLA's CPU backend with several devices in this process, GPUs, TPUs.
+//! A model is written for one device: a function of a [`models::Scope`], which holds its
+//! parameters, and of a [`models::Batch`]. Lockstep traces it, adds gradients, all_reduce and
+//! optimizer, and compiles the result into one program that runs on every replica of a mesh.
+//! Programs run on PJRT plugins, which are loaded at run time: XLA's CPU backend with several
+//! devices in this process, GPUs, TPUs.
 //!
 //! # From a configuration to a trained model
 //!
@@ -36,10 +37,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The first run installs the CPU plugin with the user's own pip. [`train::Options::out`] names a directory for
-//! metrics, summary and parameters; [`train::params_file`] reads the parameters back. `examples/custom_model.rs`
-//! trains a larger model of its own, `examples/linear.rs` writes a step by hand, and `examples/sample.rs` draws
-//! text from a trained GPT.
+//! The first run installs the CPU plugin with the user's own pip. [`train::Options::out`] names a
+//! directory for metrics, summary and parameters; [`train::params_file`] reads the parameters back.
+//! `examples/custom_model.rs` trains a larger model of its own, `examples/linear.rs` writes a step
+//! by hand, and `examples/sample.rs` draws text from a trained GPT.
 //!
 //! # Where to look
 //!
@@ -64,15 +65,16 @@
 //! | [`observe`] | events of a run, and the sinks that record and print them |
 //! | [`hlo`] | tensors, ops, gradients, and lowering to StableHLO |
 //!
-//! With the default feature `cli` there is also `cli`, the program `lockstep`. A user of the library leaves it out
-//! with `default-features = false`.
+//! With the default feature `cli` there is also `cli`, the program `lockstep`. A user of the
+//! library leaves it out with `default-features = false`.
 //!
 //! # Errors
 //!
-//! Every module has an error type of its own, and each message says what to change. Tracing does not return a
-//! `Result` at every op: the first error is kept, with the source line of the op, and returned when the trace ends.
-//! A run that has begun does not return an error but a [`train::Outcome`], because its metrics and its summary have
-//! been written; [`train::Outcome::success`] turns its failure into an error.
+//! Every module has an error type of its own, and each message says what to change. Tracing does
+//! not return a `Result` at every op: the first error is kept, with the source line of the op, and
+//! returned when the trace ends. A run that has begun does not return an error but a
+//! [`train::Outcome`], because its metrics and its summary have been written;
+//! [`train::Outcome::success`] turns its failure into an error.
 
 pub mod checkpoint;
 mod children;

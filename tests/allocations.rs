@@ -1,4 +1,5 @@
-//! Allocations of a training step on the host: as many for a model with many leaves as for one with few.
+//! Allocations of a training step on the host: as many for a model with many leaves as for one with
+//! few.
 
 use std::alloc::System;
 use std::ops::Range;
@@ -22,7 +23,8 @@ schedule = { name = "constant", peak = 1e-3 }
 
 const STEPS: u64 = 20;
 
-/// Leaves of the state, and allocations and allocated bytes of [`STEPS`] steps: the transfer of the batch, the launch, the results.
+/// Leaves of the state, and allocations and allocated bytes of [`STEPS`] steps: the transfer of the
+/// batch, the launch, the results.
 fn allocations(hidden: &str, replicas: usize) -> (usize, usize, usize) {
     let sets = [format!("model.hidden={hidden}"), format!("mesh.data={replicas}")];
     let config = Config::parse(MLP, Path::new("/runs/test.toml"), &sets).unwrap();
@@ -43,7 +45,8 @@ fn allocations(hidden: &str, replicas: usize) -> (usize, usize, usize) {
         }
         region.change()
     };
-    // Buffers that are kept grow to their sizes, and the programs of evaluation and proof are compiled.
+    // Buffers that are kept grow to their sizes, and the programs of evaluation and proof are
+    // compiled.
     steps(&mut trainer, 0..STEPS);
     trainer.prove_lockstep().unwrap();
     trainer.evaluate(&splits.eval, &run).unwrap();

@@ -1,4 +1,5 @@
-//! The results as a figure: for each task, the test error against the batch size, with one line per arm.
+//! The results as a figure: for each task, the test error against the batch size, with one line per
+//! arm.
 
 use std::error::Error;
 use std::path::Path;

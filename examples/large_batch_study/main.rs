@@ -1,10 +1,12 @@
-//! What large batches do to training, and what helps: two small tasks with batches B, 4B and 16B for the same
-//! number of epochs, with and without a scaled rate, warm-up and LARS, several seeds each.
+//! What large batches do to training, and what helps: two small tasks with batches B, 4B and 16B
+//! for the same number of epochs, with and without a scaled rate, warm-up and LARS, several seeds
+//! each.
 //!
 //!     cargo run --release --example large_batch_study -- docs
 //!
-//! prints a table, and draws `large-batch-study.svg` into the given folder. Batch: 16, 64 or 256 examples *
-//! 1 microbatch * 1 replica; the number of replicas would change nothing. `docs/large-batch.md` has the results.
+//! prints a table, and draws `large-batch-study.svg` into the given folder. Batch: 16, 64 or 256
+//! examples * 1 microbatch * 1 replica; the number of replicas would change nothing.
+//! `docs/large-batch.md` has the results.
 
 mod figure;
 mod table;

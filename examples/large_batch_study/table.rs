@@ -2,8 +2,8 @@
 
 use super::{BASE_BATCH, Cell, FACTORS, SEEDS};
 
-/// A Markdown table per task, with a row per arm and a column per batch: test error in percent with its standard
-/// deviation over seeds, and the last training loss.
+/// A Markdown table per task, with a row per arm and a column per batch: test error in percent with
+/// its standard deviation over seeds, and the last training loss.
 pub fn markdown(cells: &[Cell]) -> String {
     let mut text = String::new();
     let mut task = "";

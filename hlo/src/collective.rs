@@ -22,7 +22,8 @@ impl Tracer {
 }
 
 impl<'g> Tensor<'g> {
-    /// The same value, typed as varying over `axes` too; its gradient is summed over them. Axes over which the tensor already varies are ignored.
+    /// The same value, typed as varying over `axes` too; its gradient is summed over them. Axes
+    /// over which the tensor already varies are ignored.
     #[must_use]
     #[track_caller]
     pub fn vary(self, axes: impl Into<AxisSet>) -> Tensor<'g> {
@@ -30,33 +31,34 @@ impl<'g> Tensor<'g> {
         if axes.is_empty() { self } else { self.tracer().apply(Op::Vary { axes }, &[self]) }
     }
 
-    /// Reduction over each replica group. All replicas of a group get the same result: over whole groups it no
-    /// longer varies over their axes, over subgroups it still does.
-    /// Where a maximum or minimum meets a NaN, the backend decides which of them remains.
+    /// Reduction over each replica group. All replicas of a group get the same result: over whole
+    /// groups it no longer varies over their axes, over subgroups it still does. Where a maximum or
+    /// minimum meets a NaN, the backend decides which of them remains.
     #[must_use]
     #[track_caller]
     pub fn all_reduce(self, reduction: Reduction, groups: impl Into<Groups>) -> Tensor<'g> {
         self.tracer().apply(Op::AllReduce { reduction, groups: groups.into() }, &[self])
     }
 
-    /// The shards of each replica group, joined along `dim` in the order of the group. The result is still typed as
-    /// varying over the axes, so that its gradient is summed where it is cut again.
+    /// The shards of each replica group, joined along `dim` in the order of the group. The result
+    /// is still typed as varying over the axes, so that its gradient is summed where it is cut
+    /// again.
     #[must_use]
     #[track_caller]
     pub fn all_gather(self, dim: usize, groups: impl Into<Groups>) -> Tensor<'g> {
         self.tracer().apply(Op::AllGather { dim, groups: groups.into() }, &[self])
     }
 
-    /// Sum over each replica group, of which each replica keeps its shard of `dim`: the first replica of the group
-    /// the first shard, and so on.
+    /// Sum over each replica group, of which each replica keeps its shard of `dim`: the first
+    /// replica of the group the first shard, and so on.
     #[must_use]
     #[track_caller]
     pub fn reduce_scatter(self, dim: usize, groups: impl Into<Groups>) -> Tensor<'g> {
         self.tracer().apply(Op::ReduceScatter { dim, groups: groups.into() }, &[self])
     }
 
-    /// Cuts `split_dim` into one piece per replica of the group, sends piece `i` to replica `i`, and joins the
-    /// received pieces along `concat_dim`.
+    /// Cuts `split_dim` into one piece per replica of the group, sends piece `i` to replica `i`,
+    /// and joins the received pieces along `concat_dim`.
     #[must_use]
     #[track_caller]
     pub fn all_to_all(
@@ -69,8 +71,8 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::AllToAll { split_dim, concat_dim, groups }, &[self])
     }
 
-    /// Sends the value of replica `source` of each group to replica `target` of the group, for each pair
-    /// `(source, target)`. A replica that is no target gets zeros.
+    /// Sends the value of replica `source` of each group to replica `target` of the group, for each
+    /// pair `(source, target)`. A replica that is no target gets zeros.
     #[must_use]
     #[track_caller]
     pub fn collective_permute(

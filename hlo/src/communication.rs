@@ -4,8 +4,8 @@ use crate::{Graph, Groups, Node, Op, TensorType, count};
 
 /// One collective of a graph.
 ///
-/// Sizes are given in two ways. `bytes` is what the op reads on one replica. `whole_bytes` is the tensor that the
-/// replicas of a group share, whichever side of the op it is on:
+/// Sizes are given in two ways. `bytes` is what the op reads on one replica. `whole_bytes` is the
+/// tensor that the replicas of a group share, whichever side of the op it is on:
 ///
 /// | kind | `bytes` (operands) | `whole_bytes` |
 /// |---|---|---|
@@ -36,8 +36,8 @@ pub struct Communication {
 }
 
 impl Communication {
-    /// Bytes that one replica sends in one execution of a bandwidth-optimal algorithm, on average over the group. With
-    /// `p` replicas in a group and `n` = [`Self::whole_bytes`]:
+    /// Bytes that one replica sends in one execution of a bandwidth-optimal algorithm, on average
+    /// over the group. With `p` replicas in a group and `n` = [`Self::whole_bytes`]:
     ///
     /// ```text
     /// all_gather, reduce_scatter, all_to_all    n (p-1)/p
@@ -94,7 +94,8 @@ impl Communication {
     }
 }
 
-/// The collectives of `graph` in program order, in loops too. Of a case, those of the branch with the most FLOPs.
+/// The collectives of `graph` in program order, in loops too. Of a case, those of the branch with
+/// the most FLOPs.
 ///
 /// ```
 /// use hlo::{Axis, DType, Mesh, TensorType, communication, trace};

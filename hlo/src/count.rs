@@ -1,5 +1,5 @@
-//! The cost of a graph: arithmetic, memory traffic and collectives, with loops multiplied by their trip counts. A case
-//! costs as much as its branch with the most FLOPs.
+//! The cost of a graph: arithmetic, memory traffic and collectives, with loops multiplied by their
+//! trip counts. A case costs as much as its branch with the most FLOPs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,22 +14,25 @@ use crate::{Binary, Communication, Graph, Node, Op, Region, TensorType, Unary};
 pub struct Cost {
     /// Arithmetic operations; a fused multiply-add counts 2. A dot is 2 * batch * m * n * k, a
     /// convolution 2 for each product with an element of its input (not with padding), an
-    /// elementwise op 1 per result element, a reduction 1 for each operand element less 1 for each result element,
-    /// top_k 1 per operand element, a custom_call what it says. Additions inside collectives are not counted.
+    /// elementwise op 1 per result element, a reduction 1 for each operand element less 1 for each
+    /// result element, top_k 1 per operand element, a custom_call what it says. Additions inside
+    /// collectives are not counted.
     pub flops: u64,
-    /// Elements of exponentials, logarithms, roots, powers, sines and the like; not included in `flops`.
+    /// Elements of exponentials, logarithms, roots, powers, sines and the like; not included in
+    /// `flops`.
     pub transcendentals: u64,
     /// Bytes that ops read and write if nothing is fused: an upper bound of the memory traffic. Ops
-    /// that only change a type (reshape, bitcast, vary, ...) move nothing; a slice reads only what it
-    /// returns, and an update of a slice is done in position.
+    /// that only change a type (reshape, bitcast, vary, ...) move nothing; a slice reads only what
+    /// it returns, and an update of a slice is done in position.
     pub bytes: u64,
-    /// Dots, convolutions and custom_calls. Equal ones are one entry, in the order in which they first run.
+    /// Dots, convolutions and custom_calls. Equal ones are one entry, in the order in which they
+    /// first run.
     pub matmuls: Vec<MatmulCost>,
-    /// Bytes that all other ops except collectives read and write if elementwise ops are fused: an estimate of the
-    /// compiled program's memory traffic.
+    /// Bytes that all other ops except collectives read and write if elementwise ops are fused: an
+    /// estimate of the compiled program's memory traffic.
     pub fused_bytes: u64,
-    /// Kernels of all other ops except collectives if elementwise ops are fused, each with one result: an upper bound, since
-    /// compilers also make kernels with several results.
+    /// Kernels of all other ops except collectives if elementwise ops are fused, each with one
+    /// result: an upper bound, since compilers also make kernels with several results.
     pub num_fused_kernels: u64,
     /// All collectives, in program order.
     pub collectives: Vec<Communication>,
@@ -44,10 +47,12 @@ pub struct MatmulCost {
     pub flops: u64,
     /// Bytes that one of them reads and writes.
     pub bytes: u64,
-    /// Bytes that the kernels read and write that can run as soon as the result of one of them is there, a part of
-    /// [`Cost::fused_bytes`]. Compilers for TPUs make these kernels part of the product.
+    /// Bytes that the kernels read and write that can run as soon as the result of one of them is
+    /// there, a part of [`Cost::fused_bytes`]. Compilers for TPUs make these kernels part of the
+    /// product.
     pub epilogue_bytes: u64,
-    /// The part of `epilogue_bytes` that reads this result. A kernel of both does not read it from memory.
+    /// The part of `epilogue_bytes` that reads this result. A kernel of both does not read it from
+    /// memory.
     pub result_bytes: u64,
     /// Bytes of an element of their first operand.
     pub element_bytes: usize,
@@ -319,7 +324,8 @@ fn traffic(graph: &Graph, node: &Node) -> u64 {
         Op::DynamicUpdateSlice => [bytes(graph.ty(node.operands[1])); 2],
         // The selected rows, and the indices.
         Op::Gather { .. } => [results() + bytes(graph.ty(node.operands[1])), results()],
-        // In position: reads the updates, the indices and the rows that are updated, and writes these rows.
+        // In position: reads the updates, the indices and the rows that are updated, and writes
+        // these rows.
         Op::Scatter { .. } => {
             let [indices, updates] = [1, 2].map(|i| bytes(graph.ty(node.operands[i])));
             [indices + 2 * updates, updates]

@@ -107,10 +107,11 @@ impl DType {
         matches!(self, I64 | I32 | I8 | U64 | U32 | U8)
     }
 
-    /// The value of this float dtype nearest to `value`, ties to even; for other dtypes `value` itself.
+    /// The value of this float dtype nearest to `value`, ties to even; for other dtypes `value`
+    /// itself.
     ///
-    /// Rounds once. The `half` crate's conversions from f64 round twice: they drop the low bits of the
-    /// significand before they look for a tie, or go through f32.
+    /// Rounds once. The `half` crate's conversions from f64 round twice: they drop the low bits of
+    /// the significand before they look for a tie, or go through f32.
     pub fn round(self, value: f64) -> f64 {
         let (fraction_bits, exponents) = match self {
             F32 => return f64::from(value as f32),
@@ -130,8 +131,8 @@ impl DType {
         if overflows { f64::INFINITY.copysign(value) } else { rounded }
     }
 
-    /// Checks that a constant of this dtype can represent the number. An integer or `pred` must hold it exactly. A
-    /// float rounds it, but a finite number must not become infinite.
+    /// Checks that a constant of this dtype can represent the number. An integer or `pred` must
+    /// hold it exactly. A float rounds it, but a finite number must not become infinite.
     ///
     /// # Errors
     /// If it cannot; the message names the number.

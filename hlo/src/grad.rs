@@ -3,10 +3,10 @@
 //! # What is differentiated on many replicas
 //!
 //! A value whose type varies over no axis is one number that all replicas hold. A value that varies
-//! over `data` is N numbers, one per replica. [`grad`] of a scalar loss differentiates **the sum of the
-//! loss over the axes over which it varies**: the one number, or the sum of the N numbers. With this convention,
-//! the rules of the collectives follow from their meaning, and a cotangent always has exactly the type
-//! of its value, varying axes included (checked at every node):
+//! over `data` is N numbers, one per replica. [`grad`] of a scalar loss differentiates **the sum of
+//! the loss over the axes over which it varies**: the one number, or the sum of the N numbers. With
+//! this convention, the rules of the collectives follow from their meaning, and a cotangent always
+//! has exactly the type of its value, varying axes included (checked at every node):
 //!
 //! | op | VJP |
 //! |---|---|
@@ -18,25 +18,26 @@
 //! | `all_to_all` | `all_to_all` back |
 //! | `collective_permute` | `collective_permute` back |
 //!
-//! So the gradient all_reduce of data-parallel training *is* the VJP of the parameter's `vary`. There is one for
-//! each `vary`, and it cannot be forgotten: an op on a replicated parameter and a varying batch does not
-//! type-check without `vary`.
+//! So the gradient all_reduce of data-parallel training *is* the VJP of the parameter's `vary`.
+//! There is one for each `vary`, and it cannot be forgotten: an op on a replicated parameter and a
+//! varying batch does not type-check without `vary`.
 //!
 //! # The two errors that this prevents
 //!
 //! Without varying axes in the types, `all_reduce` must be given a VJP that is right for only some
 //! of its uses:
 //!
-//! 1. **`all_reduce` as the VJP of `all_reduce`.** A loss after an all_reduce (a global mean, a batch
-//!    norm, a tensor-parallel layer) then sums N equal cotangents: gradients are N times too large, which a
-//!    tuned learning rate hides until N changes.
-//! 2. **The identity as the VJP of everything.** A data-parallel loss that is reduced by hand inside
-//!    the differentiated function then gives every replica the gradient of its own part of the batch:
-//!    the replicas drift apart without an error.
+//! 1. **`all_reduce` as the VJP of `all_reduce`.** A loss after an all_reduce (a global mean, a
+//!    batch norm, a tensor-parallel layer) then sums N equal cotangents: gradients are N times too
+//!    large, which a tuned learning rate hides until N changes.
+//! 2. **The identity as the VJP of everything.** A data-parallel loss that is reduced by hand
+//!    inside the differentiated function then gives every replica the gradient of its own part of
+//!    the batch: the replicas drift apart without an error.
 //!
-//! Here the VJP in the first case is `vary`, not a sum, and the second case does not type-check: the cotangent of a
-//! replicated parameter must itself be replicated. `tests/lockstep_gradients.rs` compares data-parallel,
-//! tensor-parallel and sharded losses on 4 replicas with one replica that has the whole batch.
+//! Here the VJP in the first case is `vary`, not a sum, and the second case does not type-check:
+//! the cotangent of a replicated parameter must itself be replicated. `tests/lockstep_gradients.rs`
+//! compares data-parallel, tensor-parallel and sharded losses on 4 replicas with one replica that
+//! has the whole batch.
 
 use crate::ops::custom_vjp::Recomputed;
 use crate::ops::{case, convolution, custom_vjp, gather, pooling, top_k};
@@ -46,8 +47,9 @@ use crate::{
     ValueId,
 };
 
-/// Gradients of the scalar `loss` with respect to each of `wrt`, in their types; zeros if the loss does not
-/// depend on one. If the loss varies over mesh axes, these are the gradients of its sum over them.
+/// Gradients of the scalar `loss` with respect to each of `wrt`, in their types; zeros if the loss
+/// does not depend on one. If the loss varies over mesh axes, these are the gradients of its sum
+/// over them.
 ///
 /// ```
 /// use hlo::{DType, Literal, Mesh, TensorType, grad, interpret, trace};
@@ -70,14 +72,15 @@ pub fn grad<'g>(loss: Tensor<'g>, wrt: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     vjp(&[(loss, loss.full_like(1.0))], wrt)
 }
 
-/// Vector-Jacobian product: the cotangents of `wrt`, from pairs of a value and its cotangent in the value's type.
-/// [`grad`] is this with a cotangent of 1.
+/// Vector-Jacobian product: the cotangents of `wrt`, from pairs of a value and its cotangent in the
+/// value's type. [`grad`] is this with a cotangent of 1.
 #[track_caller]
 pub fn vjp<'g>(cotangents: &[(Tensor<'g>, Tensor<'g>)], wrt: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     vjp_with(cotangents, wrt, Recompute::Again)
 }
 
-/// Whether the VJP computes results of [`Tracer::custom_vjp_recomputed`] again, or uses them as they are.
+/// Whether the VJP computes results of [`Tracer::custom_vjp_recomputed`] again, or uses them as
+/// they are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recompute {
     Again,
@@ -114,8 +117,8 @@ pub(crate) fn vjp_with<'g>(
         .collect()
 }
 
-/// For each value, `true` if gradients flow from it to one of `wrt`. Only such values get cotangents. How `wrt`
-/// itself is computed does not matter: it may depend on constants alone.
+/// For each value, `true` if gradients flow from it to one of `wrt`. Only such values get
+/// cotangents. How `wrt` itself is computed does not matter: it may depend on constants alone.
 pub(crate) fn active(graph: &Graph, wrt: impl IntoIterator<Item = ValueId>) -> Vec<bool> {
     let mut active = vec![false; graph.num_values()];
     for id in wrt {
@@ -211,8 +214,9 @@ impl<'g> Backward<'g> {
 /// Cotangents of an op's operands (`None` is zero), or why the op has no VJP.
 pub(crate) type Cotangents<'g> = Result<Vec<Option<Tensor<'g>>>, String>;
 
-/// The VJP rules: the cotangents of an op's operands `x`, from its operands, its results `y` and the results'
-/// cotangents. Only cotangents that are `wanted` are used; expensive rules skip the others.
+/// The VJP rules: the cotangents of an op's operands `x`, from its operands, its results `y` and
+/// the results' cotangents. Only cotangents that are `wanted` are used; expensive rules skip the
+/// others.
 fn rule<'g>(
     op: &Op,
     x: &[Tensor<'g>],
@@ -433,8 +437,8 @@ fn with_no_start<'g>(
     cotangents
 }
 
-/// The part of a padded result's cotangent that belongs to the operand: negated padding removes the edges and
-/// restores what was cut off, then a strided slice skips the interior padding.
+/// The part of a padded result's cotangent that belongs to the operand: negated padding removes the
+/// edges and restores what was cut off, then a strided slice skips the interior padding.
 fn unpad<'g>(
     x: Tensor<'g>,
     low: &[i64],
@@ -450,8 +454,9 @@ fn unpad<'g>(
     taken.reshape(&x.shape())
 }
 
-/// The cotangent of a padded result where it is padding, and zeros elsewhere. The sum over the padding is not
-/// computed as a difference of sums: the cotangent of the operand may be much greater, or not finite.
+/// The cotangent of a padded result where it is padding, and zeros elsewhere. The sum over the
+/// padding is not computed as a difference of sums: the cotangent of the operand may be much
+/// greater, or not finite.
 fn on_padding<'g>(
     x: Tensor<'g>,
     low: &[i64],
@@ -495,8 +500,8 @@ fn reduce<'g>(
     }
 }
 
-/// The result has dims (batch, lhs free, rhs free). The cotangent of an operand contracts it with the other operand over the other's
-/// free dims.
+/// The result has dims (batch, lhs free, rhs free). The cotangent of an operand contracts it with
+/// the other operand over the other's free dims.
 fn dot_general<'g>(
     dims: &DotDims,
     lhs: Tensor<'g>,
@@ -523,9 +528,10 @@ fn dot_general<'g>(
     vec![Some(lhs_ct), Some(rhs_ct)]
 }
 
-/// The product of `ct` and the other operand, contracted over the dims listed with them; the other's batch dims correspond to the first
-/// of `ct`. `to` are the dims of the result that are batch dims, from `ct`, and from the other operand. The operand whose dims come
-/// first in the result is the left one, so that there is nothing to transpose in the usual orders.
+/// The product of `ct` and the other operand, contracted over the dims listed with them; the
+/// other's batch dims correspond to the first of `ct`. `to` are the dims of the result that are
+/// batch dims, from `ct`, and from the other operand. The operand whose dims come first in the
+/// result is the left one, so that there is nothing to transpose in the usual orders.
 fn operand_cotangent<'g>(
     (ct, ct_dims): (Tensor<'g>, &[usize]),
     (other, other_dims, other_batch): (Tensor<'g>, &[usize], &[usize]),
@@ -549,7 +555,8 @@ fn in_order_of(dims: &[usize], by: &[usize]) -> Vec<usize> {
     pairs.into_iter().map(|(_, dim)| *dim).collect()
 }
 
-/// Transposes a tensor whose dims correspond to `dims`, in order, so that dim `i` corresponds to `i`.
+/// Transposes a tensor whose dims correspond to `dims`, in order, so that dim `i` corresponds to
+/// `i`.
 fn put_back<'g>(x: Tensor<'g>, dims: &[&[usize]]) -> Tensor<'g> {
     let permutation = inverse(&dims.concat());
     if permutation.is_sorted() { x } else { x.transpose(&permutation) }

@@ -119,8 +119,8 @@ impl Graph {
         &self.nodes[self.values[value.index()].node as usize]
     }
 
-    /// `true` if the value is computed from constants, integers and `pred` alone, so that no gradient flows
-    /// through it to parameters.
+    /// `true` if the value is computed from constants, integers and `pred` alone, so that no
+    /// gradient flows through it to parameters.
     pub fn is_gradient_free(&self, value: ValueId) -> bool {
         self.values[value.index()].is_gradient_free
     }

@@ -2,8 +2,8 @@
 
 use crate::{Axis, AxisSet, Mesh};
 
-/// The replica groups of a collective. A whole group holds the replicas that differ only along some mesh axes,
-/// row-major over these axes, outermost first; it can be cut into subgroups of one size.
+/// The replica groups of a collective. A whole group holds the replicas that differ only along some
+/// mesh axes, row-major over these axes, outermost first; it can be cut into subgroups of one size.
 ///
 /// ```
 /// use hlo::{Axis, Groups, Mesh};
@@ -29,14 +29,15 @@ enum Part {
 }
 
 impl Groups {
-    /// Whole groups along `axes`, cut into subgroups of `size` neighbours: with neighbours on one host, the
-    /// replicas of a host.
+    /// Whole groups along `axes`, cut into subgroups of `size` neighbours: with neighbours on one
+    /// host, the replicas of a host.
     pub fn contiguous(axes: impl Into<AxisSet>, size: usize) -> Self {
         Self { axes: axes.into(), part: Part::Contiguous { size } }
     }
 
-    /// Whole groups along `axes`, cut into `stride` subgroups of replicas that are `stride` apart: one replica
-    /// from each group of `Groups::contiguous(axes, stride)`, all at the same position in it.
+    /// Whole groups along `axes`, cut into `stride` subgroups of replicas that are `stride` apart:
+    /// one replica from each group of `Groups::contiguous(axes, stride)`, all at the same position
+    /// in it.
     pub fn strided(axes: impl Into<AxisSet>, stride: usize) -> Self {
         Self { axes: axes.into(), part: Part::Strided { stride } }
     }

@@ -1,9 +1,9 @@
 //! The result types of every op, and the constraints on its operands.
 //!
-//! The rules for `varying`: operands of an op must vary over the same axes, because gradients are lost where
-//! a replicated value is mixed with one that differs between replicas (see `grad`).
-//! [`Op::Vary`] adds axes, [`Op::AllReduce`] over whole groups removes them; other collectives keep theirs. The
-//! results of a loop also vary over the axes of its condition.
+//! The rules for `varying`: operands of an op must vary over the same axes, because gradients are
+//! lost where a replicated value is mixed with one that differs between replicas (see `grad`).
+//! [`Op::Vary`] adds axes, [`Op::AllReduce`] over whole groups removes them; other collectives keep
+//! theirs. The results of a loop also vary over the axes of its condition.
 
 use crate::ops::{case, gather, top_k};
 use crate::region;
@@ -36,7 +36,8 @@ pub(crate) fn infer(op: &Op, operands: &[&TensorType], mesh: &Mesh) -> Types {
     Ok(results)
 }
 
-/// `true` for ops with independent operands, and for ops whose regions determine the operands' types.
+/// `true` for ops with independent operands, and for ops whose regions determine the operands'
+/// types.
 pub(crate) fn takes_any_varying(op: &Op) -> bool {
     matches!(
         op,
@@ -50,8 +51,8 @@ pub(crate) fn takes_any_varying(op: &Op) -> bool {
     )
 }
 
-/// Checks that later arithmetic on the size cannot overflow. Dims of size 0 count as 1, so that they do not
-/// hide the others.
+/// Checks that later arithmetic on the size cannot overflow. Dims of size 0 count as 1, so that
+/// they do not hide the others.
 pub(crate) fn check_size(ty: &TensorType) -> Result<(), String> {
     let elements = ty.dims.iter().try_fold(1usize, |n, dim| n.checked_mul((*dim).max(1)));
     ensure(elements.is_some_and(|n| n <= MAX_ELEMENTS), || {
@@ -449,8 +450,9 @@ fn all_reduce(t: &[&TensorType], reduction: Reduction, groups: Groups, mesh: &Me
         .collect()
 }
 
-/// Checks the operand of a collective, and returns the number of replicas in each group. A collective over axes
-/// along which its operand is the same everywhere is a mistake: a sum would be a multiple of what was meant.
+/// Checks the operand of a collective, and returns the number of replicas in each group. A
+/// collective over axes along which its operand is the same everywhere is a mistake: a sum would be
+/// a multiple of what was meant.
 fn collective(
     ty: &TensorType,
     groups: Groups,

@@ -6,9 +6,10 @@ use crate::{AxisSet, DType, Mesh, Sharding, TensorType, UnevenShard};
 
 /// A leaf of a training state: its dtype and dims as a whole, and how replicas hold it.
 ///
-/// Equal parameters of blocks that run as a loop are *stacked*: one leaf `[num_blocks, ..]` holds a row for each
-/// block. Its path has a `*` where the paths of the rows have the block's index. Each row counts as a parameter of its
-/// own for everything that depends on a parameter's rank, name or norm; see [`rows`](crate::rows).
+/// Equal parameters of blocks that run as a loop are *stacked*: one leaf `[num_blocks, ..]` holds a
+/// row for each block. Its path has a `*` where the paths of the rows have the block's index. Each
+/// row counts as a parameter of its own for everything that depends on a parameter's rank, name or
+/// norm; see [`rows`](crate::rows).
 ///
 /// ```
 /// use hlo::{Axis, AxisSet, DType, LeafSpec, Mesh, Sharding};
@@ -27,7 +28,8 @@ pub struct LeafSpec {
     pub dims: Vec<usize>,
     /// How each dim is cut over the mesh.
     pub sharding: Sharding,
-    /// Number of leading dims that count rows: one for each `*` in the path, 0 for an ordinary leaf. They are not cut.
+    /// Number of leading dims that count rows: one for each `*` in the path, 0 for an ordinary
+    /// leaf. They are not cut.
     pub num_stacked: usize,
 }
 

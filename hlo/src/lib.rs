@@ -2,8 +2,9 @@
 //!
 //! A program is [traced](trace) into a [`Graph`] for the replicas of a [`Mesh`]; collectives are
 //! ordinary ops of the graph. [`mod@grad`] and the passes transform graphs, [`verify`] checks their
-//! invariants, [`lower`] writes StableHLO text, and [`interpret`] evaluates a graph slowly and exactly
-//! with N simulated replicas. Everything here happens at trace time: no IO, no devices, no training.
+//! invariants, [`lower`] writes StableHLO text, and [`interpret`] evaluates a graph slowly and
+//! exactly with N simulated replicas. Everything here happens at trace time: no IO, no devices, no
+//! training.
 
 mod collective;
 mod communication;

@@ -1,7 +1,7 @@
 //! `Literal`: a tensor value in host memory.
 //!
-//! Constants of a graph, batches, and values read back from a device are all literals. The storage is
-//! aligned to 64 bytes, which XLA's CPU backend requires to use host memory without a copy.
+//! Constants of a graph, batches, and values read back from a device are all literals. The storage
+//! is aligned to 64 bytes, which XLA's CPU backend requires to use host memory without a copy.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

@@ -100,8 +100,8 @@ impl fmt::Display for AxisSet {
     }
 }
 
-/// The sizes of the mesh's axes. An axis of size 1 is treated like any other, so that a program that
-/// traces on one replica traces on many.
+/// The sizes of the mesh's axes. An axis of size 1 is treated like any other, so that a program
+/// that traces on one replica traces on many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
     sizes: [usize; Axis::ALL.len()],
@@ -168,8 +168,8 @@ impl Mesh {
     }
 }
 
-/// How a tensor's dims are cut over the mesh: for each dim the axes it is cut over, outermost first.
-/// A dim with no axes is held whole.
+/// How a tensor's dims are cut over the mesh: for each dim the axes it is cut over, outermost
+/// first. A dim with no axes is held whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sharding {
     dims: Vec<AxisSet>,

@@ -44,7 +44,8 @@ pub enum Op {
     Convert(DType),
     /// Reinterpretation of the bits as another dtype of the same width.
     BitcastConvert(DType),
-    /// Operand dim `i` becomes result dim `broadcast_dims[i]`; size 1 is stretched, other dims are new.
+    /// Operand dim `i` becomes result dim `broadcast_dims[i]`; size 1 is stretched, other dims are
+    /// new.
     BroadcastInDim {
         /// Result dims.
         dims: Vec<usize>,
@@ -70,14 +71,14 @@ pub enum Op {
         /// Step, at least 1.
         strides: Vec<usize>,
     },
-    /// `dynamic_slice(x, start...)`: `sizes` elements from `start`, one integer scalar per dim. The start is
-    /// clamped so that the slice is in bounds.
+    /// `dynamic_slice(x, start...)`: `sizes` elements from `start`, one integer scalar per dim. The
+    /// start is clamped so that the slice is in bounds.
     DynamicSlice {
         /// Result dims.
         sizes: Vec<usize>,
     },
-    /// `dynamic_update_slice(x, update, start...)`: x with `update` written at `start`, which is clamped
-    /// as in [`Op::DynamicSlice`].
+    /// `dynamic_update_slice(x, update, start...)`: x with `update` written at `start`, which is
+    /// clamped as in [`Op::DynamicSlice`].
     DynamicUpdateSlice,
     /// `pad(x, value)`: negative edges cut elements off; `interior` is put between elements.
     Pad {
@@ -116,8 +117,8 @@ pub enum Op {
         /// The window.
         window: Window,
     },
-    /// `select_and_scatter(x, source)`: for each position of the window, adds `source`'s element to the position
-    /// of the greatest element of `x` in the window, the first if several are equal.
+    /// `select_and_scatter(x, source)`: for each position of the window, adds `source`'s element to
+    /// the position of the greatest element of `x` in the window, the first if several are equal.
     SelectAndScatter {
         /// The window, without dilations.
         window: Window,
@@ -129,31 +130,31 @@ pub enum Op {
         /// Number of iterations, if known: `count` multiplies by it.
         trip_count: Option<u64>,
     },
-    /// `gather(x, indices)`: rows of `x` `[batch.., n, slice..]` at the integers `[batch.., index..]`, as
-    /// `[batch.., index.., slice..]`. Indices are clamped to the range.
+    /// `gather(x, indices)`: rows of `x` `[batch.., n, slice..]` at the integers
+    /// `[batch.., index..]`, as `[batch.., index.., slice..]`. Indices are clamped to the range.
     Gather {
         /// Number of leading dims that operand and indices share.
         num_batch: usize,
     },
-    /// `scatter(x, indices, updates)`: `x` with the updates `[batch.., index.., slice..]` added to its rows
-    /// at the indices. Indices out of range are ignored.
+    /// `scatter(x, indices, updates)`: `x` with the updates `[batch.., index.., slice..]` added to
+    /// its rows at the indices. Indices out of range are ignored.
     Scatter {
         /// Number of leading dims that operand, indices and updates share.
         num_batch: usize,
     },
-    /// `top_k(x)`: the `k` greatest elements along the last dim, in decreasing order, and their i32 indices.
-    /// Equal elements keep their order; floats are compared in IEEE 754's total order.
+    /// `top_k(x)`: the `k` greatest elements along the last dim, in decreasing order, and their i32
+    /// indices. Equal elements keep their order; floats are compared in IEEE 754's total order.
     TopK {
         /// Number of elements, at least 1.
         k: usize,
     },
     /// Random bits: Threefry-2x32 of a key and of a grid of counters.
     Threefry(Threefry),
-    /// `scan(consts.., init.., xs..) -> carried.., ys..`: a differentiable loop that reads and writes stacks of
-    /// slices.
+    /// `scan(consts.., init.., xs..) -> carried.., ys..`: a differentiable loop that reads and
+    /// writes stacks of slices.
     Scan(Scan),
-    /// `case(index, x..)`: the results of branch `index` on x; only this branch runs. An index out of range
-    /// takes the last branch.
+    /// `case(index, x..)`: the results of branch `index` on x; only this branch runs. An index out
+    /// of range takes the last branch.
     Case {
         /// The branches; all return the same types.
         branches: Vec<Arc<Region>>,
@@ -165,8 +166,8 @@ pub enum Op {
     CustomVjp(CustomVjp),
     /// A call of a function of the backend.
     CustomCall(Arc<CustomCall>),
-    /// The operand, unchanged. On backends where it pays, its producer and its users are not fused into one
-    /// loop; elsewhere it does nothing.
+    /// The operand, unchanged. On backends where it pays, its producer and its users are not fused
+    /// into one loop; elsewhere it does nothing.
     FusionBarrier,
     /// The operand, unchanged: a mark between two blocks of a model.
     BlockBoundary,
@@ -177,17 +178,17 @@ pub enum Op {
         /// Which axes.
         axes: AxisSet,
     },
-    /// The operand, unchanged, typed as varying over `axes` too. Costs nothing. Its VJP is an `all_reduce`: for
-    /// a parameter, the one that synchronises gradients.
+    /// The operand, unchanged, typed as varying over `axes` too. Costs nothing. Its VJP is an
+    /// `all_reduce`: for a parameter, the one that synchronises gradients.
     Vary {
         /// The axes added to the type.
         axes: AxisSet,
     },
     /// The operand, unchanged; gradients end here.
     StopGradient,
-    /// Reduction over each replica group; variadic. Over whole groups the result varies over none of their
-    /// axes, and the VJP of a sum is `vary`. Over subgroups the result still varies over the axes, since each
-    /// subgroup has its own; so do the cotangents, and a sum is its own VJP.
+    /// Reduction over each replica group; variadic. Over whole groups the result varies over none
+    /// of their axes, and the VJP of a sum is `vary`. Over subgroups the result still varies over
+    /// the axes, since each subgroup has its own; so do the cotangents, and a sum is its own VJP.
     AllReduce {
         /// The reduction.
         reduction: Reduction,
@@ -208,8 +209,8 @@ pub enum Op {
         /// The replica groups.
         groups: Groups,
     },
-    /// Cuts `split_dim` into pieces, sends piece `i` to replica `i` of the group, and concatenates the
-    /// received pieces along `concat_dim`.
+    /// Cuts `split_dim` into pieces, sends piece `i` to replica `i` of the group, and concatenates
+    /// the received pieces along `concat_dim`.
     AllToAll {
         /// The dim that is cut.
         split_dim: usize,
@@ -218,8 +219,8 @@ pub enum Op {
         /// The replica groups.
         groups: Groups,
     },
-    /// Sends the value of replica `source` of each group to replica `target` of the group, for each pair. A
-    /// replica that is no target gets zeros.
+    /// Sends the value of replica `source` of each group to replica `target` of the group, for each
+    /// pair. A replica that is no target gets zeros.
     CollectivePermute {
         /// `(source, target)`: positions in the group. Sources are distinct, and so are targets.
         pairs: Vec<(usize, usize)>,
@@ -464,8 +465,8 @@ fn free_dims(rank: usize, batch: &[usize], contracting: &[usize]) -> Vec<usize> 
     (0..rank).filter(|dim| !batch.contains(dim) && !contracting.contains(dim)).collect()
 }
 
-/// The condition and body of a `while`: graphs whose inputs are the carried values. Compared by identity, so
-/// that loops are never merged.
+/// The condition and body of a `while`: graphs whose inputs are the carried values. Compared by
+/// identity, so that loops are never merged.
 #[derive(Debug)]
 pub struct Regions {
     /// From the carried values to one `pred` scalar.

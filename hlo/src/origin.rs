@@ -8,12 +8,14 @@ use std::panic::Location;
 pub struct Origin {
     /// The source line; for the ops of a gradient, that of the op that is differentiated.
     pub line: &'static Location<'static>,
-    /// `true` if the op belongs to a backward pass: a VJP, or the recomputation that a VJP asks for.
+    /// `true` if the op belongs to a backward pass: a VJP, or the recomputation that a VJP asks
+    /// for.
     pub is_backward: bool,
 }
 
 impl Origin {
-    /// The name that ops of a backward pass get in the program's locations. Compilers keep it in the op's metadata.
+    /// The name that ops of a backward pass get in the program's locations. Compilers keep it in
+    /// the op's metadata.
     pub const BACKWARD: &str = "backward";
 
     /// The same line in a backward pass, if `is_backward`; otherwise unchanged.
@@ -41,7 +43,8 @@ mod tests {
     use crate::passes::simplify;
     use crate::{Axis, DType, Graph, Mesh, Op, TensorType, grad, lower, trace};
 
-    /// The names of the ops that `is_wanted`, and whether they belong to the backward pass, in loops too.
+    /// The names of the ops that `is_wanted`, and whether they belong to the backward pass, in
+    /// loops too.
     fn origins(graph: &Graph, is_wanted: fn(&Op) -> bool) -> Vec<(&'static str, bool)> {
         let mut found = vec![];
         for node in graph.nodes() {

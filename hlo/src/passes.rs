@@ -6,8 +6,8 @@ use crate::region::prepare;
 use crate::rewriter::{push, rebuild};
 use crate::{Graph, Op, ValueId};
 
-/// Removes nodes without side effects that no output depends on. Inputs stay, since they are the program's
-/// signature.
+/// Removes nodes without side effects that no output depends on. Inputs stay, since they are the
+/// program's signature.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
     let mut live = vec![false; graph.num_values()];
     for output in graph.outputs() {
@@ -28,9 +28,9 @@ pub fn eliminate_dead_code(graph: &Graph) -> Graph {
 
 /// Merges nodes with the same op and the same operands, in loops and branches too.
 ///
-/// An `optimization_barrier` is never merged, so a recomputation after it is not merged with the original. A
-/// `fusion_barrier` is only a hint, and is merged. So are collectives, since equal ones on equal operands give
-/// equal results.
+/// An `optimization_barrier` is never merged, so a recomputation after it is not merged with the
+/// original. A `fusion_barrier` is only a hint, and is merged. So are collectives, since equal ones
+/// on equal operands give equal results.
 pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
     let mut seen: HashMap<(Op, Vec<ValueId>), ValueId> = HashMap::new();
     rebuild(graph, |new, node, operands| {
@@ -58,8 +58,8 @@ pub fn merge_common_subexpressions(graph: &Graph) -> Graph {
     })
 }
 
-/// Prepares the regions of gradients, then applies [`merge_common_subexpressions`] and [`eliminate_dead_code`]. The
-/// result is what is lowered and what `lockstep hlo` prints.
+/// Prepares the regions of gradients, then applies [`merge_common_subexpressions`] and
+/// [`eliminate_dead_code`]. The result is what is lowered and what `lockstep hlo` prints.
 pub fn simplify(graph: &Graph) -> Graph {
     eliminate_dead_code(&merge_common_subexpressions(&prepare(graph)))
 }

@@ -1,11 +1,12 @@
 //! Random numbers that do not depend on the number of replicas.
 //!
-//! The bits of an element are threefry2x32 of a key, which depends on (seed, step, path), and of the
-//! element's **global** index. So a shard draws its own slice, dropout depends on the example and not on the
-//! replica, and the values do not depend on N. Everything is ordinary u32 arithmetic, the same on every backend.
+//! The bits of an element are threefry2x32 of a key, which depends on (seed, step, path), and of
+//! the element's **global** index. So a shard draws its own slice, dropout depends on the example
+//! and not on the replica, and the values do not depend on N. Everything is ordinary u32
+//! arithmetic, the same on every backend.
 //!
-//! Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); the values
-//! are those of JAX and of the Random123 library.
+//! Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); the
+//! values are those of JAX and of the Random123 library.
 
 use std::f64::consts::TAU;
 
@@ -13,8 +14,8 @@ use crate::{DType, Literal, Mesh, Sharding, Tensor, Threefry, Tracer};
 
 pub use crate::ops::threefry::threefry2x32;
 
-/// The key of a stream of random numbers: two u32 scalars. Or the keys of several streams that are drawn in
-/// one computation: two u32 `[num_streams]`.
+/// The key of a stream of random numbers: two u32 scalars. Or the keys of several streams that are
+/// drawn in one computation: two u32 `[num_streams]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Key<'g> {
     words: [Tensor<'g>; 2],
@@ -68,13 +69,15 @@ impl<'g> Key<'g> {
         [words[0], words[1]]
     }
 
-    /// Keeps XLA's CPU backend from deriving the key again in each kernel that draws from it, and for each element.
+    /// Keeps XLA's CPU backend from deriving the key again in each kernel that draws from it, and
+    /// for each element.
     #[track_caller]
     fn computed_once(self) -> Self {
         Self { words: self.words.map(Tensor::fusion_barrier) }
     }
 
-    /// The keys of [`Self::fold_in_path`] for several paths, to draw several streams in one computation.
+    /// The keys of [`Self::fold_in_path`] for several paths, to draw several streams in one
+    /// computation.
     #[must_use]
     #[track_caller]
     pub fn fold_in_paths(self, paths: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
@@ -87,8 +90,8 @@ impl<'g> Key<'g> {
         self.derived(hashes)
     }
 
-    /// Two u32 tensors of random bits for the slice's elements. Keys of several streams give a leading dim,
-    /// `[num_streams, ..]`, here and in the distributions.
+    /// Two u32 tensors of random bits for the slice's elements. Keys of several streams give a
+    /// leading dim, `[num_streams, ..]`, here and in the distributions.
     #[must_use]
     #[track_caller]
     pub fn bits(self, slice: &GlobalSlice<'g>) -> [Tensor<'g>; 2] {
@@ -102,8 +105,8 @@ impl<'g> Key<'g> {
         t.threefry(slice.threefry(1), self.words, slice.first_counter(t))[0]
     }
 
-    /// Uniform in `[0, 1)`, in multiples of a step that the dtype represents exactly: 2^-53 for f64, 2^-24 for f32, 2^-11
-    /// for f16, 2^-8 for bf16.
+    /// Uniform in `[0, 1)`, in multiples of a step that the dtype represents exactly: 2^-53 for
+    /// f64, 2^-24 for f32, 2^-11 for f16, 2^-8 for bf16.
     #[track_caller]
     pub fn uniform(self, slice: &GlobalSlice<'g>, dtype: DType) -> Tensor<'g> {
         // A finer step would round up to 1.
@@ -208,8 +211,8 @@ impl<'g> GlobalSlice<'g> {
         Ok(Self { global: global.to_vec(), start: start.collect(), local })
     }
 
-    /// The same elements, with all dims after the first flattened to one. Unchanged if the slice is cut along one of
-    /// these dims.
+    /// The same elements, with all dims after the first flattened to one. Unchanged if the slice is
+    /// cut along one of these dims.
     #[must_use]
     pub fn as_rows(self) -> Self {
         if self.local.len() < 2 || self.start.iter().skip(1).any(Option::is_some) {
@@ -229,7 +232,8 @@ impl<'g> GlobalSlice<'g> {
         &self.local
     }
 
-    /// The counters of the elements: the index along dim 0, and the row-major index over the others.
+    /// The counters of the elements: the index along dim 0, and the row-major index over the
+    /// others.
     fn threefry(&self, num_words: usize) -> Threefry {
         Threefry { dims: self.local.clone(), strides: self.strides(), num_words }
     }
@@ -445,7 +449,8 @@ mod tests {
         assert!(error.unwrap_err().message.contains("more than 2^40 elements"));
     }
 
-    /// The tolerance is four standard errors, which a correct generator exceeds for one seed in 16 000.
+    /// The tolerance is four standard errors, which a correct generator exceeds for one seed in 16
+    /// 000.
     fn assert_mean(what: &str, values: &[f64], mean: f64, variance: f64) {
         let found = values.iter().sum::<f64>() / values.len() as f64;
         let limit = 4.0 * (variance / values.len() as f64).sqrt();

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use crate::{Error, Graph, Op, Tensor, Tracer, ValueId};
 
 impl Tracer {
-    /// `values` recomputed with `to` in the place of `from` for each `(from, to)` of `replaced`, which have the
-    /// same type. Only elementwise ops are repeated: results of reductions, products, collectives and loops on
-    /// `from` are reused.
+    /// `values` recomputed with `to` in the place of `from` for each `(from, to)` of `replaced`,
+    /// which have the same type. Only elementwise ops are repeated: results of reductions,
+    /// products, collectives and loops on `from` are reused.
     ///
-    /// So a large value need not be kept in memory between two uses, at the cost of repeating its last ops. If
-    /// `to` depends on `values`, no compiler can merge the two computations.
+    /// So a large value need not be kept in memory between two uses, at the cost of repeating its
+    /// last ops. If `to` depends on `values`, no compiler can merge the two computations.
     ///
     /// ```
     /// use hlo::{DType, Literal, Mesh, TensorType, interpret, trace};

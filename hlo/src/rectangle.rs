@@ -13,7 +13,8 @@ pub struct ContiguousRun {
     pub len: usize,
 }
 
-/// A place in a row-major array: the array's dims, and the index of a rectangle's first element in each dim.
+/// A place in a row-major array: the array's dims, and the index of a rectangle's first element in
+/// each dim.
 #[derive(Clone, Copy, Debug)]
 pub struct Corner<'a> {
     /// Size of each dim of the array.
@@ -22,8 +23,8 @@ pub struct Corner<'a> {
     pub start: &'a [usize],
 }
 
-/// The longest contiguous runs of a rectangle of these `dims` that is copied between two arrays of the same rank, in
-/// row-major order. Empty if the rectangle has no elements.
+/// The longest contiguous runs of a rectangle of these `dims` that is copied between two arrays of
+/// the same rank, in row-major order. Empty if the rectangle has no elements.
 ///
 /// ```
 /// use hlo::{ContiguousRun, Corner, contiguous_runs};

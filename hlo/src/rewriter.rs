@@ -5,8 +5,8 @@ use crate::{Graph, Node, Op, Origin, ValueId};
 
 /// A graph that is copied with changes. It knows the new value of each old value that has one.
 ///
-/// A pass that visits nodes in their order is a call of [`rebuild`]. A `Rewriter` is for passes with another order, or with a choice of values
-/// of their own.
+/// A pass that visits nodes in their order is a call of [`rebuild`]. A `Rewriter` is for passes
+/// with another order, or with a choice of values of their own.
 pub struct Rewriter<'a> {
     old: &'a Graph,
     new: Graph,
@@ -59,7 +59,8 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    /// Adds an op for an old node, and returns its first result. It takes no place of an old value yet.
+    /// Adds an op for an old node, and returns its first result. It takes no place of an old value
+    /// yet.
     pub fn push(&mut self, node: &Node, op: Op, operands: &[ValueId]) -> ValueId {
         push(&mut self.new, node, op, operands)
     }
@@ -101,9 +102,9 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-/// Copies a graph node by node. `f` gets the new graph, the old node and its new operands, and returns the
-/// value of the new graph that replaces the node's first result, or `None` to drop the node. Inputs and
-/// outputs are copied automatically.
+/// Copies a graph node by node. `f` gets the new graph, the old node and its new operands, and
+/// returns the value of the new graph that replaces the node's first result, or `None` to drop the
+/// node. Inputs and outputs are copied automatically.
 pub fn rebuild(
     graph: &Graph,
     mut f: impl FnMut(&mut Graph, &Node, &[ValueId]) -> Option<ValueId>,
@@ -114,8 +115,8 @@ pub fn rebuild(
     })
 }
 
-/// [`rebuild`] where a node may become several: `f` returns the values that replace its results, at least as
-/// many as it had.
+/// [`rebuild`] where a node may become several: `f` returns the values that replace its results, at
+/// least as many as it had.
 pub(crate) fn rebuild_values(
     graph: &Graph,
     mut f: impl FnMut(&mut Graph, &Node, &[ValueId]) -> Option<Vec<ValueId>>,

@@ -1,8 +1,8 @@
 //! Lowering of graphs to StableHLO text.
 //!
-//! One op per line, numbered in order, so that two dumps can be compared line by line. Source lines follow
-//! the ops as locations, leaf names follow the arguments and results as comments. `vary` and
-//! `stop_gradient` only affect types and gradients, and print nothing; `threefry` prints the ops that compute it.
+//! One op per line, numbered in order, so that two dumps can be compared line by line. Source lines
+//! follow ops as locations, leaf names follow arguments and results as comments. `vary` and
+//! `stop_gradient` print nothing; `threefry` prints the ops that compute it.
 
 mod constant;
 mod control;
@@ -32,24 +32,24 @@ pub use program::{Program, ProgramInput, ProgramOutput};
 use constant::constant;
 use host_collective::Collectives;
 
-/// What a program leaves to functions of the process that runs it, on the CPU backend: custom calls in version 4, the typed
-/// FFI, with row-major operands and results.
+/// What a program leaves to functions of the process that runs it, on the CPU backend: custom calls
+/// in version 4, the typed FFI, with row-major operands and results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCalls {
-    /// Every collective is a call to [`HOST_COLLECTIVE_TARGET`], in a program for so many processes. Its attributes say what to
-    /// compute among which replicas.
+    /// Every collective is a call to [`HOST_COLLECTIVE_TARGET`], in a program for so many
+    /// processes. Its attributes say what to compute among which replicas.
     ///
-    /// With several processes, each runs `num_replicas / num_processes` replicas of the same text, and a replica asks for its
-    /// number with a call to [`HOST_REPLICA_ID_TARGET`]. The number of processes must divide the replicas of the mesh.
+    /// With several processes, each runs `num_replicas / num_processes` replicas of the same text,
+    /// and a replica asks for its number with a call to [`HOST_REPLICA_ID_TARGET`]. The number of
+    /// processes must divide the replicas of the mesh.
     pub collectives: Option<usize>,
-    /// Matrix products, convolutions of images NHWC, maxima over windows of them, their gradients, and sums over leading dims are calls
-    /// to [`HOST_KERNEL_TARGET`], if they are large enough to be worth a call, and so are all random bits, which are large programs to
-    /// compile. Attributes say what to compute.
+    /// Products, convolutions of images NHWC, maxima over windows of them, their gradients, sums
+    /// over leading dims are calls to [`HOST_KERNEL_TARGET`] if they are large; so are random bits.
     pub kernels: bool,
 }
 
-/// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those of
-/// the graph's mesh, and state is donated to its next value.
+/// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those
+/// of the graph's mesh, and state is donated to its next value.
 pub fn lower(graph: &Graph, name: &str) -> Program {
     lower_with_host_calls(graph, name, HostCalls::default())
 }
@@ -63,9 +63,9 @@ pub fn lower_with_host_calls(graph: &Graph, name: &str, calls: HostCalls) -> Pro
     write(graph, name, ReplicaGroups::OfMesh, collectives, calls.kernels)
 }
 
-/// [`lower`] without communication, for the first `num_replicas` replicas of the mesh: the same work for each of them, to
-/// measure it. Every all_reduce is over a group of one replica, and other collectives become local ops of the same
-/// shapes. The results are not those of the program. `kernels` is that of [`HostCalls`].
+/// [`lower`] without communication, for the first `num_replicas` replicas of the mesh, to measure
+/// the work of each. Every all_reduce is over one replica, other collectives become local ops of
+/// the same shapes. The results are not those of the program. `kernels` is that of [`HostCalls`].
 pub fn lower_isolated(graph: &Graph, name: &str, num_replicas: usize, kernels: bool) -> Program {
     let replica_groups = ReplicaGroups::Isolated { num_replicas };
     write(&isolate(&expand(graph)), name, replica_groups, Collectives::Ops, kernels)
@@ -204,8 +204,8 @@ impl Writer {
     }
 }
 
-/// The graph or region being written: names of its values, and of the identities of its reductions, which
-/// are written once.
+/// The graph or region being written: names of its values, and of the identities of its reductions,
+/// which are written once.
 struct RegionContext<'a> {
     graph: &'a Graph,
     names: Vec<String>,
@@ -374,8 +374,8 @@ impl Writer {
         }
     }
 
-    /// Writes an op that sums products with an f32 result where the graph has a narrower float, and converts
-    /// the result, so that no backend accumulates in the narrow dtype. `write` takes the result type.
+    /// Writes an op that sums products in f32 where the graph has a narrower float, and converts
+    /// the result: no backend accumulates in the narrow dtype. `write` takes the result type.
     fn accumulated(
         &mut self,
         context: &RegionContext<'_>,

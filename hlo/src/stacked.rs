@@ -1,7 +1,8 @@
 //! The rows of stacked leaves: their paths, and conversion between stacks and rows.
 //!
-//! A leaf `blocks.*.norm.weight` of dims `[2, 64]` with one stacked dim has the rows `blocks.0.norm.weight` and
-//! `blocks.1.norm.weight` of dims `[64]`. Programs use the stack; files and patterns use the rows.
+//! A leaf `blocks.*.norm.weight` of dims `[2, 64]` with one stacked dim has the rows
+//! `blocks.0.norm.weight` and `blocks.1.norm.weight` of dims `[64]`. Programs use the stack; files
+//! and patterns use the rows.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -27,8 +28,8 @@ pub struct MisfitRow {
     pub reason: String,
 }
 
-/// The rows of all leaves under their own paths, block by block: in the order in which the model would declare them if no
-/// leaf were stacked. An ordinary leaf is its own row.
+/// The rows of all leaves under their own paths, block by block: in the order in which the model
+/// would declare them if no leaf were stacked. An ordinary leaf is its own row.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Tree, rows};
@@ -66,7 +67,8 @@ struct Stack {
 }
 
 fn add_rows(rows: &mut Tree<StackedRow>, mut stacks: &[Stack]) {
-    // The path before the first index, and the number of blocks: the same for all parameters of a block.
+    // The path before the first index, and the number of blocks: the same for all parameters of a
+    // block.
     let blocks = |stack: &Stack| {
         let before = stack.path.split('*').next().unwrap_or_default().to_owned();
         stack.sizes.first().map(|size| (before, *size))
@@ -105,7 +107,8 @@ pub fn row_specs(leaves: &Tree<LeafSpec>) -> Tree<LeafSpec> {
     rows(leaves).map(|_, row| leaves[&*row.leaf].row())
 }
 
-/// Whole leaves as their rows, in the order of [`rows`]. The paths of `values` are among those of `leaves`.
+/// Whole leaves as their rows, in the order of [`rows`]. The paths of `values` are among those of
+/// `leaves`.
 pub fn split_rows(leaves: &Tree<LeafSpec>, values: Tree<Literal>) -> Tree<Literal> {
     let mut split = HashMap::new();
     for (path, whole) in values {

@@ -1,12 +1,12 @@
 //! `Tensor<'g>`: a copyable handle on a value of a graph that is being traced.
 //!
-//! Tracing does not return `Result`. The [`Tracer`] keeps the first error with its op, operand types
-//! and the caller's line; ops on a tensor without a value, as an error leaves it, do nothing; [`trace`]
-//! returns the error.
+//! Tracing does not return `Result`. The [`Tracer`] keeps the first error with its op, operand
+//! types and the caller's line; ops on a tensor without a value, as an error leaves it, do nothing;
+//! [`trace`] returns the error.
 //!
-//! **Operands that vary over different axes**: `vary` is applied automatically to values computed from constants,
-//! integers and `pred` alone, since no gradient flows into them. Other float values need an explicit `vary`,
-//! which says that gradients are summed over the replicas.
+//! **Operands that vary over different axes**: `vary` is applied automatically to values computed
+//! from constants, integers and `pred` alone, since no gradient flows into them. Other float values
+//! need an explicit `vary`, which says that gradients are summed over the replicas.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -117,8 +117,8 @@ impl Tracer {
         self.output_with(name, tensor, varying, None);
     }
 
-    /// The next value of the state leaf whose input has this name. It has the same dtype and dims, varies over no
-    /// other axes, and reuses the input's memory.
+    /// The next value of the state leaf whose input has this name. It has the same dtype and dims,
+    /// varies over no other axes, and reuses the input's memory.
     #[track_caller]
     pub fn next_state(&self, name: &str, tensor: Tensor<'_>) {
         let found = {
@@ -152,8 +152,8 @@ impl Tracer {
         self.apply(Op::Constant(Arc::new(literal)), &[])
     }
 
-    /// A rank-0 constant. A float is rounded, but must not overflow to infinity; an integer must be whole and in
-    /// range, a `pred` 0 or 1.
+    /// A rank-0 constant. A float is rounded, but must not overflow to infinity; an integer must be
+    /// whole and in range, a `pred` 0 or 1.
     #[track_caller]
     pub fn scalar(&self, dtype: DType, value: f64) -> Tensor<'_> {
         if let Err(message) = dtype.holds(value) {
@@ -182,7 +182,8 @@ impl Tracer {
         Tensor { tracer: self, value: first }
     }
 
-    /// Records an op with several results; after an error returns one tensor without a value per operand.
+    /// Records an op with several results; after an error returns one tensor without a value per
+    /// operand.
     #[track_caller]
     pub(crate) fn apply_variadic<'g>(&'g self, op: Op, operands: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
         match self.record(op, operands) {
@@ -213,7 +214,8 @@ impl Tracer {
         }
     }
 
-    /// The values of tensors of this tracer; `None` if one has no value or belongs to another tracer.
+    /// The values of tensors of this tracer; `None` if one has no value or belongs to another
+    /// tracer.
     #[track_caller]
     pub(crate) fn values_of(
         &self,
@@ -226,8 +228,9 @@ impl Tracer {
         }
     }
 
-    /// `true` if all tensors belong to this tracer. If not, records an error of `op`: value ids of another graph
-    /// would refer to unrelated values here. Tracers are identified by their address, which tensors keep borrowed.
+    /// `true` if all tensors belong to this tracer. If not, records an error of `op`: value ids of
+    /// another graph would refer to unrelated values here. Tracers are identified by their address,
+    /// which tensors keep borrowed.
     #[track_caller]
     pub(crate) fn owns(&self, op: &'static str, tensors: &[Tensor<'_>]) -> bool {
         let Some(foreign) = tensors.iter().find(|tensor| !std::ptr::eq(tensor.tracer, self)) else {
@@ -293,8 +296,8 @@ impl Tracer {
         types.iter().zip(is_free).enumerate().map(input).collect()
     }
 
-    /// Records the nodes of `graph` with these tensors as its inputs, whose types they must have. Returns the
-    /// graph's outputs.
+    /// Records the nodes of `graph` with these tensors as its inputs, whose types they must have.
+    /// Returns the graph's outputs.
     #[track_caller]
     pub fn inline<'g>(&'g self, graph: &Graph, inputs: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
         let poison = vec![self.poison(); graph.outputs().len()];
@@ -375,8 +378,9 @@ impl<'g> Tensor<'g> {
         self.ty().varying
     }
 
-    /// `true` if the value is computed from constants, integers and `pred` alone. Then no gradient flows through it
-    /// to parameters, and `vary` is applied to it automatically. Gradients with respect to it are still possible.
+    /// `true` if the value is computed from constants, integers and `pred` alone. Then no gradient
+    /// flows through it to parameters, and `vary` is applied to it automatically. Gradients with
+    /// respect to it are still possible.
     pub fn is_gradient_free(&self) -> bool {
         self.value.is_some_and(|value| self.tracer.graph().is_gradient_free(value))
     }
@@ -391,7 +395,8 @@ impl<'g> Tensor<'g> {
         self.ty().dims
     }
 
-    /// The dims, as an array of length `N`. All ones after an error. If the rank is not `N`, records an error.
+    /// The dims, as an array of length `N`. All ones after an error. If the rank is not `N`,
+    /// records an error.
     #[track_caller]
     pub fn dims<const N: usize>(&self) -> [usize; N] {
         let dims = self.shape();
@@ -428,8 +433,8 @@ impl<'g> Tensor<'g> {
         self.tracer.full(ty.dtype, &ty.dims, value).vary(ty.varying)
     }
 
-    /// Records an error about this tensor unless there is one already: for layers that check more than
-    /// the ops do.
+    /// Records an error about this tensor unless there is one already: for layers that check more
+    /// than the ops do.
     #[track_caller]
     pub fn reject(&self, op: &'static str, message: impl Into<String>) {
         if self.value.is_some() {

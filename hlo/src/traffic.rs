@@ -1,19 +1,20 @@
 //! Estimated memory traffic of a graph after a compiler has fused its elementwise ops.
 //!
-//! A *kernel* computes a value in memory, together with all elementwise ops that lead up to it. The values in memory
-//! are the inputs, the outputs, the operands and results of ops that are not fused (dots, convolutions, gathers,
-//! collectives, loops), values before a barrier, and the results of reductions and of updates of slices. A kernel reads
-//! each value in memory that it depends on once, of a sliced value only the slice, and writes its result once; an
-//! update of a slice writes only the slice. What two kernels need is computed twice. Reshapes and other changes of a
-//! type move nothing.
+//! A *kernel* computes a value in memory, together with all elementwise ops that lead up to it. The
+//! values in memory are the inputs, the outputs, the operands and results of ops that are not fused
+//! (dots, convolutions, gathers, collectives, loops), values before a barrier, and the results of
+//! reductions and of updates of slices. A kernel reads each value in memory that it depends on
+//! once, of a sliced value only the slice, and writes its result once; an update of a slice writes
+//! only the slice. What two kernels need is computed twice. Reshapes and other changes of a type
+//! move nothing.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::count::is_matmul;
 use crate::{Graph, Node, Op, ValueId};
 
-/// Bytes read and written by one run of a graph, and its kernels, without dots, convolutions, custom_calls, collectives and
-/// the bodies of loops.
+/// Bytes read and written by one run of a graph, and its kernels, without dots, convolutions,
+/// custom_calls, collectives and the bodies of loops.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
     pub bytes: u64,
@@ -22,7 +23,8 @@ pub(crate) struct Traffic {
     pub epilogues: HashMap<ValueId, Epilogue>,
 }
 
-/// Kernels that read a result and can run as soon as it is there, since they wait for nothing later.
+/// Kernels that read a result and can run as soon as it is there, since they wait for nothing
+/// later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Epilogue {
     /// Bytes that they read and write.
@@ -31,7 +33,8 @@ pub(crate) struct Epilogue {
     pub result_bytes: u64,
 }
 
-/// The traffic of `graph`; `unfused` returns the bytes that a node reads and writes if it is not fused.
+/// The traffic of `graph`; `unfused` returns the bytes that a node reads and writes if it is not
+/// fused.
 pub(crate) fn traffic(graph: &Graph, unfused: impl Fn(&Node) -> u64) -> Traffic {
     let mut total = Traffic::default();
     let mut roots: HashSet<ValueId> = HashSet::new();
@@ -98,8 +101,8 @@ fn stages(graph: &Graph, roots: &HashSet<ValueId>) -> Vec<usize> {
 fn reads(graph: &Graph, root: ValueId, roots: &HashSet<ValueId>) -> Vec<(ValueId, u64)> {
     let elements = |value: ValueId| graph.ty(value).num_elements() as u64;
     let mut read = vec![];
-    // Elements that the kernel needs of each value. Values are numbered in program order, so the last one's users have all
-    // been visited.
+    // Elements that the kernel needs of each value. Values are numbered in program order, so the
+    // last one's users have all been visited.
     let mut needed = BTreeMap::from([(root, elements(root))]);
     while let Some((value, num_needed)) = needed.pop_last() {
         let num_needed = num_needed.min(elements(value));
@@ -158,8 +161,8 @@ fn is_computed(graph: &Graph, value: ValueId) -> bool {
     matches!(kind(&graph.node_of(value).op), Kind::View | Kind::Kept | Kind::Fused)
 }
 
-/// `true` for ops without memory traffic of their own: inputs move nothing, loops and cases are counted by their
-/// bodies, collectives by their bytes on the network.
+/// `true` for ops without memory traffic of their own: inputs move nothing, loops and cases are
+/// counted by their bodies, collectives by their bytes on the network.
 fn is_counted_elsewhere(op: &Op) -> bool {
     matches!(
         op,
@@ -178,7 +181,8 @@ fn is_counted_elsewhere(op: &Op) -> bool {
 fn kind(op: &Op) -> Kind {
     match op {
         op if is_matmul(op) => Kind::Matmul,
-        // Marks of values with several users, which compilers write once rather than compute for each user.
+        // Marks of values with several users, which compilers write once rather than compute for
+        // each user.
         Op::FusionBarrier | Op::BlockBoundary => Kind::Kept,
         Op::Reduce { .. } => Kind::Reduction,
         Op::DynamicUpdateSlice => Kind::Update,

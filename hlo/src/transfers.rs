@@ -4,8 +4,9 @@ use crate::count::{matmul_flops, most_expensive};
 use crate::region::expand;
 use crate::{Communication, Graph, Groups, Node, Op};
 
-/// An execution of a collective, and the time in which it can overlap with matmuls. Time is the fraction of the graph's
-/// matmul FLOPs that are done, if matmuls run in the order of the graph, and everything else as early as it can.
+/// An execution of a collective, and the time in which it can overlap with matmuls. Time is the
+/// fraction of the graph's matmul FLOPs that are done, if matmuls run in the order of the graph,
+/// and everything else as early as it can.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transfer {
     /// StableHLO's name: `all_reduce`, `all_gather`, ...
@@ -22,13 +23,14 @@ pub struct Transfer {
     pub depth: usize,
 }
 
-/// Loops with more iterations are counted as if they had this many, with proportionally larger collectives.
+/// Loops with more iterations are counted as if they had this many, with proportionally larger
+/// collectives.
 const MAX_ITERATIONS: u64 = 256;
 
 /// The collectives, in the order in which their operands are known.
 ///
-/// A collective in a loop is listed once per iteration. It starts and ends within its iteration, since compilers do not
-/// move it to another one.
+/// A collective in a loop is listed once per iteration. It starts and ends within its iteration,
+/// since compilers do not move it to another one.
 pub fn transfers(graph: &Graph) -> Vec<Transfer> {
     let mut found = vec![];
     let graph = expand(graph);
@@ -42,8 +44,8 @@ pub fn transfers(graph: &Graph) -> Vec<Transfer> {
     found
 }
 
-/// Adds the collectives of a graph that starts after `start` FLOPs. Its outputs are needed at `end`, by default after its
-/// last matmul. Returns the FLOPs at which it ends.
+/// Adds the collectives of a graph that starts after `start` FLOPs. Its outputs are needed at
+/// `end`, by default after its last matmul. Returns the FLOPs at which it ends.
 fn collect(found: &mut Vec<Transfer>, graph: &Graph, start: f64, end: Option<f64>) -> f64 {
     // FLOPs before each node.
     let mut before = Vec::with_capacity(graph.nodes().len());

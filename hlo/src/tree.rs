@@ -5,8 +5,8 @@ use indexmap::IndexMap;
 /// Values under dotted paths (`blocks.0.attn.qkv.weight`), in order of insertion.
 ///
 /// Parameters, their types, gradients, buffers and files share the same paths: a parameter has one
-/// name from the model to the disk. Only parameters that are stored as the [`rows`](crate::rows) of one leaf share a
-/// path (`blocks.*.attn.qkv.weight`) in the trees of a program.
+/// name from the model to the disk. Only parameters that are stored as the [`rows`](crate::rows) of
+/// one leaf share a path (`blocks.*.attn.qkv.weight`) in the trees of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree<T> {
     leaves: IndexMap<String, T>,

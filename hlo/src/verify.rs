@@ -44,8 +44,8 @@ pub enum VerifyError {
         /// The leaf's path.
         name: String,
     },
-    /// A loop with collectives inside may run a different number of times on different replicas, or a case may
-    /// take different branches.
+    /// A loop with collectives inside may run a different number of times on different replicas, or
+    /// a case may take different branches.
     #[error(
         "the loop or case at {location} contains a collective over {axes}, but its condition or index may \
          differ between these replicas: some would wait forever"
@@ -72,8 +72,8 @@ pub enum VerifyError {
 /// that no collective can hang.
 ///
 /// An output may vary over the axes it was declared with and no others; the next value of a state
-/// leaf may vary over the axes of the leaf's input. The types are sound, so a graph that passes keeps
-/// replicated state equal on all replicas.
+/// leaf may vary over the axes of the leaf's input. The types are sound, so a graph that passes
+/// keeps replicated state equal on all replicas.
 ///
 /// # Errors
 /// The first invariant that does not hold.

@@ -1,7 +1,8 @@
 //! Sliding windows, shared by convolutions and pooling.
 //!
-//! Along one dim the base is dilated (with zeros, or the identity of the reduction, between its elements) and
-//! padded; the window's elements are `window_dilation` apart; the window moves by `stride`:
+//! Along one dim the base is dilated (with zeros, or the identity of the reduction, between its
+//! elements) and padded; the window's elements are `window_dilation` apart; the window moves by
+//! `stride`:
 //!
 //! ```text
 //! result[r] takes base[p / base_dilation], p = r * stride + w * window_dilation - low, for each w
@@ -61,8 +62,9 @@ impl WindowDim {
         usize::try_from(positions).map_err(|_| format!("a window has {positions} positions"))
     }
 
-    /// The base elements that negative padding leaves, and the same positions over them without negative padding. Where padding cuts into
-    /// the gap between two elements of a dilated base, the rest of the gap is padding.
+    /// The base elements that negative padding leaves, and the same positions over them without
+    /// negative padding. Where padding cuts into the gap between two elements of a dilated base,
+    /// the rest of the gap is padding.
     pub(crate) fn without_cuts(self, base: usize) -> (Range<usize>, Self) {
         let dilation = self.base_dilation as i128;
         let [low, high] = [self.low, self.high].map(i128::from);
@@ -79,8 +81,8 @@ impl WindowDim {
         (first as usize..end as usize, Self { low: low as i64, high: high as i64, ..self })
     }
 
-    /// Index of the base element that the window's element `window` covers at position `position`; `None` in the padding
-    /// and between the elements of a dilated base.
+    /// Index of the base element that the window's element `window` covers at position `position`;
+    /// `None` in the padding and between the elements of a dilated base.
     pub(crate) fn base_index(&self, position: usize, window: usize, base: usize) -> Option<usize> {
         let p = position as i128 * self.stride as i128
             + window as i128 * self.window_dilation as i128

@@ -235,8 +235,9 @@ fn a_scatter_in_two_steps_is_two_transfers() {
     assert_eq!(bytes, [32, 16]);
 }
 
-/// A layer's parameter is gathered before its product, and the gradient scattered after the two products of the backward
-/// pass; three products for each of two layers, and the first layer's operand needs no cotangent.
+/// A layer's parameter is gathered before its product, and the gradient scattered after the two
+/// products of the backward pass; three products for each of two layers, and the first layer's
+/// operand needs no cotangent.
 #[test]
 fn gathers_are_needed_before_their_use_and_scatters_are_ready_after_the_gradient() {
     let mesh = Mesh::new(&[(Axis::Fsdp, 2)]);
@@ -324,7 +325,8 @@ fn elementwise_ops_are_fused_into_their_users() {
     assert_eq!((matmul.element_bytes, matmul.is_call, matmul.count), (4, false, 1));
 }
 
-/// A kernel that waits for two products can be part of the later one only, and what waits for a further kernel of none.
+/// A kernel that waits for two products can be part of the later one only, and what waits for a
+/// further kernel of none.
 #[test]
 fn a_kernel_can_be_part_of_the_product_that_it_waits_for_last() {
     let (m, n) = (8, 4);
@@ -339,7 +341,8 @@ fn a_kernel_can_be_part_of_the_product_that_it_waits_for_last() {
     let y = 4 * (m * n) as u64;
     let row = 4 * n as u64;
     let found: Vec<_> = cost.matmuls.iter().map(|one| (one.epilogue_bytes, one.count)).collect();
-    // Only the sum waits for nothing later: the total reads it, and the last kernel the total. Equal products have two entries.
+    // Only the sum waits for nothing later: the total reads it, and the last kernel the total.
+    // Equal products have two entries.
     assert_eq!(found, [(0, 1), (3 * y, 1)], "{cost:?}");
     assert_eq!(cost.fused_bytes, 3 * y + (y + row) + (2 * y + row));
 }

@@ -1,5 +1,5 @@
-//! Parameters that are gathered where they are used: the backward pass gathers them again, and barriers keep at most two
-//! blocks of them whole.
+//! Parameters that are gathered where they are used: the backward pass gathers them again, and
+//! barriers keep at most two blocks of them whole.
 
 use std::collections::HashMap;
 
@@ -33,8 +33,8 @@ fn block<'g>(x: Tensor<'g>, shard: Tensor<'g>) -> Tensor<'g> {
     x.dot(gathered(shard)).tanh()
 }
 
-/// The gradients of a loss with respect to the shards of all blocks, and to that of a table that the first and the last op
-/// use.
+/// The gradients of a loss with respect to the shards of all blocks, and to that of a table that
+/// the first and the last op use.
 fn model<'g>(t: &'g Tracer, run: Run) -> Vec<Tensor<'g>> {
     let batch = TensorType::new(DType::F64, &[3, WIDTH]).varying(Axis::Fsdp.into());
     let shard = TensorType::new(DType::F64, &[WIDTH / 2, WIDTH]).varying(Axis::Fsdp.into());
@@ -129,8 +129,8 @@ fn gathering_again_changes_no_value_however_blocks_are_run() {
     }
 }
 
-/// Each block's parameters are gathered once for the forward and once for the backward pass, remat or not. The table is
-/// gathered for its first use and for its second, whose VJP uses it at once.
+/// Each block's parameters are gathered once for the forward and once for the backward pass, remat
+/// or not. The table is gathered for its first use and for its second, whose VJP uses it at once.
 #[test]
 fn at_most_two_blocks_are_whole_at_a_time() {
     for run in [Run::Unrolled, Run::Remat] {
@@ -213,7 +213,8 @@ fn a_parameter_of_all_blocks_stays_whole() {
     assert_eq!(gather.op.groups(), Some(Groups::from(Axis::Fsdp)));
 }
 
-/// Without gathers there are no barriers, and without the marks the program is that of a model without marks.
+/// Without gathers there are no barriers, and without the marks the program is that of a model
+/// without marks.
 #[test]
 fn marks_alone_leave_nothing() {
     let traced = |marked: bool| {

@@ -1,8 +1,9 @@
 //! StableHLO text of programs, compared with `snapshots/`.
 //!
-//! Plugins compile this text, compile caches are keyed by it, and `lockstep hlo` prints it, so changes must be
-//! visible in review. Source locations are left out and have a separate test. After an intended change, run
-//! `INSTA_UPDATE=always cargo test -p lockstep-hlo --test golden` and read the diff.
+//! Plugins compile this text, compile caches are keyed by it, and `lockstep hlo` prints it, so
+//! changes must be visible in review. Source locations are left out and have a separate test. After
+//! an intended change, run `INSTA_UPDATE=always cargo test -p lockstep-hlo --test golden` and read
+//! the diff.
 
 use hlo::passes::simplify;
 use hlo::{
@@ -126,7 +127,8 @@ fn collectives() {
     insta::assert_snapshot!(text);
 }
 
-/// The three steps of a hierarchical all_reduce over hosts of four replicas, and other collectives in subgroups.
+/// The three steps of a hierarchical all_reduce over hosts of four replicas, and other collectives
+/// in subgroups.
 #[test]
 fn subgroups() {
     let grid = AxisSet::of(&[Axis::Data, Axis::Tensor]);
@@ -193,7 +195,8 @@ fn scans() {
     insta::assert_snapshot!(lower(&simplify(&graph.unwrap()), "golden").text_without_locations());
 }
 
-/// The all_reduce of the gradients, with one group of all four replicas, between backward and update.
+/// The all_reduce of the gradients, with one group of all four replicas, between backward and
+/// update.
 fn data_parallel_step() -> Graph {
     let graph = trace(Mesh::data(4), |t| {
         let weight = f32_input(t, "params.weight", &[3]);
@@ -259,7 +262,8 @@ fn loops() {
     insta::assert_snapshot!(text);
 }
 
-/// `vary` is applied to a branch's constant result if it varies in another branch, and the gradient is also a case.
+/// `vary` is applied to a branch's constant result if it varies in another branch, and the gradient
+/// is also a case.
 #[test]
 fn cases() {
     let graph = trace(Mesh::data(2), |t| {
@@ -278,8 +282,8 @@ fn cases() {
     insta::assert_snapshot!(lower(&graph, "golden").text_without_locations());
 }
 
-/// Attention as a kernel of the backend, and its backward pass as another: results with custom layouts, an unused
-/// workspace, a configuration with quotes.
+/// Attention as a kernel of the backend, and its backward pass as another: results with custom
+/// layouts, an unused workspace, a configuration with quotes.
 fn attention<'g>(x: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let kernel = |target: &str, x: &[TensorType], results: Vec<TensorType>| {
         // In the kernel's layout the heads precede the sequence.
@@ -347,7 +351,8 @@ fn custom_calls() {
     insta::assert_snapshot!(text);
 }
 
-/// Each op has a location, gradients have that of the differentiated op, and each location is defined once.
+/// Each op has a location, gradients have that of the differentiated op, and each location is
+/// defined once.
 #[test]
 fn locations_are_lines_of_the_source() {
     let program = lower(&data_parallel_step(), "golden");

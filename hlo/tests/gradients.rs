@@ -1,10 +1,10 @@
 //! Every VJP rule against central finite differences, in f64, through the interpreter.
 //!
 //! One table: for each case `f`, random inputs `x` and a random cotangent `c` of the result, every
-//! element of `vjp(c)` is compared with the slope of `sum(c * f(x))` in that element of `x`. On many
-//! replicas the sum is over the replicas over which the result varies, an input that varies is moved
-//! on one replica alone, and one that does not is moved on all at once: the convention of `hlo::grad`.
-//! The expected numbers are the interpreter's values; the rules are not repeated here.
+//! element of `vjp(c)` is compared with the slope of `sum(c * f(x))` in that element of `x`. On
+//! many replicas the sum is over the replicas over which the result varies, an input that varies is
+//! moved on one replica alone, and one that does not is moved on all at once: the convention of
+//! `hlo::grad`. The expected numbers are the interpreter's values; the rules are not repeated here.
 
 mod values;
 
@@ -464,8 +464,8 @@ fn grid() -> AxisSet {
     AxisSet::of(&[Axis::Data, Axis::Tensor])
 }
 
-/// The sum over all replicas, as a reduce_scatter in `inner` groups, an all_reduce over `outer` groups, one replica
-/// from each inner group, and an all_gather in the inner groups.
+/// The sum over all replicas, as a reduce_scatter in `inner` groups, an all_reduce over `outer`
+/// groups, one replica from each inner group, and an all_gather in the inner groups.
 fn hierarchical(x: Tensor<'_>, inner: Groups, outer: Groups) -> Tensor<'_> {
     x.reduce_scatter(0, inner).all_reduce(Reduction::Sum, outer).all_gather(0, inner)
 }
@@ -666,7 +666,8 @@ fn the_cotangent_of_padding_is_summed_over_the_padding() {
     assert_eq!(to_padding(&[1.0, 1e9, 2.0, 1e9, 4.0, 1e9, 8.0], -1, 1, 1), 15.0);
 }
 
-/// A window wider than the operand has no positions: the maximum over windows is empty, and so are its derivatives.
+/// A window wider than the operand has no positions: the maximum over windows is empty, and so are
+/// its derivatives.
 #[test]
 fn a_window_without_positions_has_derivatives_of_every_order() {
     for (dims, window) in [

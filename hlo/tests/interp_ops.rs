@@ -1,5 +1,5 @@
-//! One table of all ops except collectives: the interpreter against values computed by hand. Transcendental values
-//! are those of Python 3.11's `math`.
+//! One table of all ops except collectives: the interpreter against values computed by hand.
+//! Transcendental values are those of Python 3.11's `math`.
 
 use std::collections::BTreeSet;
 

@@ -32,8 +32,8 @@ fn as_f64(results: &[Literal]) -> Vec<Vec<f64>> {
 
 type Build = for<'t> fn(&'t Tracer, Tensor<'t>) -> Tensor<'t>;
 
-/// Name, mesh, op, and its value on each replica. On the 2x2 mesh, groups along `data` are [0, 2] and
-/// [1, 3], along `tensor` [0, 1] and [2, 3].
+/// Name, mesh, op, and its value on each replica. On the 2x2 mesh, groups along `data` are [0, 2]
+/// and [1, 3], along `tensor` [0, 1] and [2, 3].
 fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
     let two = Mesh::data(2);
     let four = Mesh::data(4);
@@ -149,7 +149,8 @@ fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
             "all_to_all between dims",
             two,
             |_, x| {
-                // [[x0, x1], [10 x0, 10 x1]] is cut into columns, and [2, 1] pieces are joined along dim 0.
+                // [[x0, x1], [10 x0, 10 x1]] is cut into columns, and [2, 1] pieces are joined
+                // along dim 0.
                 x.reshape(&[2, 1])
                     .concatenate(&[x.reshape(&[2, 1]) * -1.0], 1)
                     .all_to_all(1, 0, Data)
@@ -206,7 +207,8 @@ fn cases() -> Vec<(&'static str, Mesh, Build, Vec<Vec<f64>>)> {
             },
             vec![vec![6., 60.]; 2],
         ),
-        // Replicas leave after a different number of iterations: 1 2 .. 128, 2 4 .. 128, 3 6 .. 192, 4 8 .. 128.
+        // Replicas leave after a different number of iterations: 1 2 .. 128, 2 4 .. 128, 3 6 ..
+        // 192, 4 8 .. 128.
         (
             "while",
             four,

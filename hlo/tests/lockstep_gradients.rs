@@ -1,9 +1,10 @@
 //! Gradients on four replicas against one replica with the whole batch and the whole parameters.
 //!
-//! Each loss is written twice: for one replica, in ordinary maths, and for a mesh, with the batch and the parameters
-//! sharded. Both are interpreted in f64 on the same inputs; the joined gradients must agree to rounding, and each
-//! replica's loss must be the whole one. So the reference is the loss on one replica, not the conventions of
-//! `hlo::grad`. The other tests are programs that would lose lockstep: they must fail to trace or to verify.
+//! Each loss is written twice: for one replica, in ordinary maths, and for a mesh, with the batch
+//! and the parameters sharded. Both are interpreted in f64 on the same inputs; the joined gradients
+//! must agree to rounding, and each replica's loss must be the whole one. So the reference is the
+//! loss on one replica, not the conventions of `hlo::grad`. The other tests are programs that would
+//! lose lockstep: they must fail to trace or to verify.
 
 mod values;
 
@@ -356,7 +357,8 @@ fn a_collective_in_a_loop_that_replicas_may_leave_at_different_times_is_rejected
     assert!(error.to_string().contains("some would wait forever"), "{error}");
 }
 
-/// Descent from zero in a loop: the carried value depends on constants alone only in the first iteration.
+/// Descent from zero in a loop: the carried value depends on constants alone only in the first
+/// iteration.
 #[test]
 fn vary_is_not_automatic_for_carried_values_once_gradients_flow_into_them() {
     let descent = |is_explicit: bool| {
@@ -382,8 +384,8 @@ fn vary_is_not_automatic_for_carried_values_once_gradients_flow_into_them() {
     }
 }
 
-/// Replicas that leave a loop in different iterations return different values, even if these are equal on all
-/// replicas in each iteration.
+/// Replicas that leave a loop in different iterations return different values, even if these are
+/// equal on all replicas in each iteration.
 #[test]
 fn results_of_a_loop_that_replicas_leave_at_different_times_vary() {
     let graph = trace(Mesh::data(2), |t| {

@@ -1,8 +1,8 @@
-//! Gradients through ops with a body: all nestings of two of them, and all origins of the differentiated
-//! variable, against central finite differences of the interpreter in f64.
+//! Gradients through ops with a body: all nestings of two of them, and all origins of the
+//! differentiated variable, against central finite differences of the interpreter in f64.
 //!
-//! For the finite differences the variable is an input, so that the special treatment of values computed from
-//! constants does not affect them.
+//! For the finite differences the variable is an input, so that the special treatment of values
+//! computed from constants does not affect them.
 
 mod values;
 
@@ -21,7 +21,8 @@ enum Wrap {
     Remat,
     ScanConsts,
     ScanCarried,
-    /// The carried values are initially constants, and depend on w only from the third iteration on.
+    /// The carried values are initially constants, and depend on w only from the third iteration
+    /// on.
     ScanFromZero,
     ScanXs,
     Case,
@@ -38,7 +39,8 @@ const WRAPS: [Wrap; 7] = [
     Wrap::CustomVjp,
 ];
 
-/// A function of w and x, of the same shape, inside `wraps`, outermost first. Its result has that shape.
+/// A function of w and x, of the same shape, inside `wraps`, outermost first. Its result has that
+/// shape.
 fn nested<'g>(wraps: &[Wrap], w: Tensor<'g>, x: Tensor<'g>) -> Tensor<'g> {
     let t = w.tracer();
     let Some((wrap, inner)) = wraps.split_first() else { return (w * x).tanh() + w * 0.5 };
@@ -166,7 +168,8 @@ impl Case<'_> {
         }
     }
 
-    /// From the origin's input and x: the variable, and gradients with respect to it alone, and to it and x.
+    /// From the origin's input and x: the variable, and gradients with respect to it alone, and to
+    /// it and x.
     fn gradients(&self) -> Graph {
         let graph = trace(self.mesh, |t| {
             let (value, x) = ((self.origin.value)(t), t.input("x", self.x_type()));
@@ -197,7 +200,8 @@ impl Case<'_> {
     }
 }
 
-/// Slopes of a graph's scalar output in the elements of an input, which is moved on the first `moved` replicas.
+/// Slopes of a graph's scalar output in the elements of an input, which is moved on the first
+/// `moved` replicas.
 fn slopes(graph: &Graph, inputs: &[Vec<Literal>], index: usize, moved: usize) -> Vec<f64> {
     let at = |element: usize, step: f64| {
         let mut inputs = inputs.to_vec();

@@ -1,5 +1,5 @@
-//! `scan` against the unrolled loop: values and gradients in f64, on one replica and on four. `remat`
-//! against no `remat`.
+//! `scan` against the unrolled loop: values and gradients in f64, on one replica and on four.
+//! `remat` against no `remat`.
 
 mod values;
 
@@ -293,8 +293,8 @@ fn cheap_functions_of_kept_values_are_recomputed() {
     assert_eq!(forward.unwrap().results().len(), 1 + 2);
 }
 
-/// Masks, other layers' inputs and values that are only read get no cotangents: their sums and stacks would be
-/// carried through the backward pass.
+/// Masks, other layers' inputs and values that are only read get no cotangents: their sums and
+/// stacks would be carried through the backward pass.
 #[test]
 fn the_backward_pass_only_computes_wanted_cotangents() {
     let graph = trace(Mesh::SINGLE, |t| {
@@ -340,7 +340,8 @@ fn a_scan_is_lowered_to_a_while() {
     assert!(!text.contains("scan"));
 }
 
-/// The loop that keeps residuals takes the place of the plain one, also if a rewrite has copied their bodies.
+/// The loop that keeps residuals takes the place of the plain one, also if a rewrite has copied
+/// their bodies.
 #[test]
 fn a_marked_scan_runs_forward_once() {
     let graph = trace(Mesh::SINGLE, |t| {

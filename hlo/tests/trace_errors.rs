@@ -333,7 +333,8 @@ fn twice(x: Tensor<'_>) -> Vec<Tensor<'_>> {
     vec![x, x]
 }
 
-/// After an error an op still has as many results as the body returns, so that callers can index them.
+/// After an error an op still has as many results as the body returns, so that callers can index
+/// them.
 #[test]
 fn an_invalid_op_has_as_many_results_as_a_valid_one() {
     let cases: Vec<Variadic> = vec![

@@ -1,4 +1,5 @@
-//! Times attention on the shapes of some models: `cargo run --release -p lockstep-kernels --example attention`.
+//! Times attention on the shapes of some models:
+//! `cargo run --release -p lockstep-kernels --example attention`.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! Speed of convolutions: `convolutions [batch of ResNet-20] [number of helpers] [rounds] [batch of ResNet-50]`.
+//! Speed of convolutions:
+//! `convolutions [batch of ResNet-20] [number of helpers] [rounds] [batch of ResNet-50]`.
 fn main() {
     let arguments: Vec<usize> =
         std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();

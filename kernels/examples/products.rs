@@ -1,4 +1,5 @@
-//! Times products of the shapes of a training step: `cargo run --release -p lockstep-kernels --example products`.
+//! Times products of the shapes of a training step:
+//! `cargo run --release -p lockstep-kernels --example products`.
 
 use std::time::Instant;
 

@@ -1,7 +1,8 @@
 //! Convolutions of images: the direct product of packed blocks, without a matrix of all windows.
 //!
-//! A block of rows of an input is packed once, with its padding, and stays in the second-level cache. Tiles of some positions and
-//! one or two vectors of output features are then summed over the kernel's taps in registers.
+//! A block of rows of an input is packed once, with its padding, and stays in the second-level
+//! cache. Tiles of some positions and one or two vectors of output features are then summed over
+//! the kernel's taps in registers.
 
 mod axis;
 mod gradient;
@@ -19,9 +20,9 @@ use crate::{Element, Pool, Scalar};
 
 /// A convolution of two spatial dimensions.
 ///
-/// Besides its operands, a call keeps a packed copy of the kernel and, on each thread, a packed block of the input: at most 320
-/// KiB, or the input rows that one row of the output sees (with a dilated input: those that `base_dilation` rows see), if those
-/// are more.
+/// Besides its operands, a call keeps a packed copy of the kernel and, on each thread, a packed
+/// block of the input: at most 320 KiB, or the input rows that one row of the output sees (with a
+/// dilated input: those that `base_dilation` rows see), if those are more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Convolution {
     /// Number of images.
@@ -44,11 +45,12 @@ pub struct Convolution {
     pub base_dilation: [usize; 2],
 }
 
-/// The size that a packed block of an input should have together with its output, in bytes: they share the second-level cache with
-/// the kernel.
+/// The size that a packed block of an input should have together with its output, in bytes: they
+/// share the second-level cache with the kernel.
 const BLOCK_BYTES: usize = 320 << 10;
 
-/// The least work of a task, in floating-point operations: enough to outweigh handing it to a thread.
+/// The least work of a task, in floating-point operations: enough to outweigh handing it to a
+/// thread.
 const MIN_TASK: usize = 1 << 22;
 
 /// Some rows of the output of an image.
@@ -58,7 +60,8 @@ struct Block {
 }
 
 impl Convolution {
-    /// Number of floating-point operations, as if there were no padding: a multiplication and an addition for each term.
+    /// Number of floating-point operations, as if there were no padding: a multiplication and an
+    /// addition for each term.
     pub fn flops(&self) -> usize {
         let terms = self.kernel[0] * self.kernel[1] * self.in_features;
         let dilation = self.base_dilation[0] * self.base_dilation[1];
@@ -66,10 +69,11 @@ impl Convolution {
             / dilation.max(1)
     }
 
-    /// `x` is `[batch, rows, columns, in_features]`, `y` is `[batch, rows, columns, out_features]`, and `weights` have strides for
-    /// output features, input features, rows and columns:
+    /// `x` is `[batch, rows, columns, in_features]`, `y` is `[batch, rows, columns, out_features]`,
+    /// and `weights` have strides for output features, input features, rows and columns:
     /// `y[n, p, q, o] = sum(x[n, r, c, i] * weights[o, i, kh, kw])` over `i`, `kh`, `kw`, where
-    /// `r = (p * stride + kh - low) / base_dilation` is a row of the input (without remainder), and `c` likewise a column.
+    /// `r = (p * stride + kh - low) / base_dilation` is a row of the input (without remainder), and
+    /// `c` likewise a column.
     ///
     /// # Panics
     /// If a slice is too short, or if a stride or dilation is 0.
@@ -177,16 +181,19 @@ impl Convolution {
         });
     }
 
-    /// `dw[o, i, kh, kw] = sum(x[n, r, c, i] * dy[n, p, q, o])` over `n`, `p`, `q`, where `r = p * stride + kh - low` is a row of the
-    /// input, and `c` likewise a column: the gradient of [`Self::run`]'s weights for the cotangent `dy` of its result. Elements of
-    /// `dw` between strides keep their values.
+    /// `dw[o, i, kh, kw] = sum(x[n, r, c, i] * dy[n, p, q, o])` over `n`, `p`, `q`, where
+    /// `r = p * stride + kh - low` is a row of the input, and `c` likewise a column: the gradient
+    /// of [`Self::run`]'s weights for the cotangent `dy` of its result. Elements of `dw` between
+    /// strides keep their values.
     ///
-    /// Besides its operands, a call keeps partial sums of at most 8 MiB or one padded copy of the kernel and, for each thread,
-    /// packed blocks of `x` and `dy`: at most 384 KiB, or what one row of the output takes, if that is more. Twice that if
-    /// features are cut into parts of two sizes.
+    /// Besides its operands, a call keeps partial sums of at most 8 MiB or one padded copy of the
+    /// kernel and, for each thread, packed blocks of `x` and `dy`: at most 384 KiB, or what one row
+    /// of the output takes, if that is more. Twice that if features are cut into parts of two
+    /// sizes.
     ///
     /// # Panics
-    /// If a slice is too short, if a stride is 0, if `base_dilation` is not 1, or if elements of `dw` share a place.
+    /// If a slice is too short, if a stride is 0, if `base_dilation` is not 1, or if elements of
+    /// `dw` share a place.
     pub fn run_kernel_gradient<T: Element>(
         &self,
         pool: &Pool<'_>,

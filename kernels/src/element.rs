@@ -5,8 +5,8 @@ use crate::{Convolution, MaxPool, Pool, Product, Real, sum};
 
 /// An element type of kernels.
 ///
-/// Its functions are not generic, so they are compiled with this crate, with all optimisations whatever the crate that calls them is
-/// compiled with.
+/// Its functions are not generic, so they are compiled with this crate, with all optimisations
+/// whatever the crate that calls them is compiled with.
 pub trait Element: Real {
     #[doc(hidden)]
     fn multiply(product: &Product, pool: &Pool<'_>, out: &mut [Self], a: &[Self], b: &[Self]);

@@ -65,7 +65,8 @@ pub struct MatrixMut<'a, T> {
     pub strides: [usize; 2],
 }
 
-/// The number of elements that a matrix reaches over, `usize::MAX` if that is more than the address space.
+/// The number of elements that a matrix reaches over, `usize::MAX` if that is more than the address
+/// space.
 fn extent(dims: [usize; 2], strides: [usize; 2]) -> usize {
     if dims.contains(&0) {
         return 0;
@@ -76,11 +77,13 @@ fn extent(dims: [usize; 2], strides: [usize; 2]) -> usize {
     extent.unwrap_or(usize::MAX)
 }
 
-/// `out = a b`, or `out += a b` to accumulate. `[m, k] x [k, n] -> [m, n]`, computed on the calling thread. Each element is a sum over
-/// `k` in an order that depends on `k` alone, unless `m` or `n` is 1.
+/// `out = a b`, or `out += a b` to accumulate. `[m, k] x [k, n] -> [m, n]`, computed on the calling
+/// thread. Each element is a sum over `k` in an order that depends on `k` alone, unless `m` or `n`
+/// is 1.
 ///
 /// # Panics
-/// If the dims do not fit each other, if a matrix reaches beyond its data, or if elements of `out` share a place.
+/// If the dims do not fit each other, if a matrix reaches beyond its data, or if elements of `out`
+/// share a place.
 pub fn multiply<T: Scalar>(
     out: MatrixMut<'_, T>,
     a: Matrix<'_, T>,
@@ -94,8 +97,8 @@ pub fn multiply<T: Scalar>(
     assert!(extent(out.dims, out.strides) <= out.data.len(), "the result is too short");
     let places = vec![(out.strides[0], m), (out.strides[1], n)];
     assert!(are_distinct(places), "elements of the result share a place");
-    // SAFETY: the result is borrowed mutably, so nothing else reads or writes it, and it overlaps no operand. All
-    // elements are within their slices, as was just asserted.
+    // SAFETY: the result is borrowed mutably, so nothing else reads or writes it, and it overlaps
+    // no operand. All elements are within their slices, as was just asserted.
     unsafe {
         multiply_raw(
             Place { data: out.data.as_mut_ptr(), strides: out.strides },
@@ -107,8 +110,8 @@ pub fn multiply<T: Scalar>(
     }
 }
 
-/// `true` if elements at different indices are at different places. `dims` are strides and sizes. May be `false` for an
-/// unusual layout in which they are.
+/// `true` if elements at different indices are at different places. `dims` are strides and sizes.
+/// May be `false` for an unusual layout in which they are.
 fn are_distinct(mut dims: Vec<(usize, usize)>) -> bool {
     if dims.iter().any(|(_, size)| *size == 0) {
         return true;
@@ -151,8 +154,8 @@ unsafe impl<T: Send> Sync for Place<T> {}
 /// [`multiply`], of `[m, n, k]`, without its checks.
 ///
 /// # Safety
-/// All elements must be valid: those of the operands for reads, and those of the result for writes, by nobody else. The
-/// result must overlap no operand, and its elements not each other.
+/// All elements must be valid: those of the operands for reads, and those of the result for writes,
+/// by nobody else. The result must overlap no operand, and its elements not each other.
 unsafe fn multiply_raw<T: Scalar>(
     out: Place<T>,
     (a, a_strides): (*const T, [usize; 2]),
@@ -189,8 +192,8 @@ unsafe fn multiply_raw<T: Scalar>(
     }
 }
 
-/// `out[..] = a[..] b[..]` in each iteration of some loops, on all threads: `[m, k] x [k, n] -> [m, n]`, at strides of their
-/// own.
+/// `out[..] = a[..] b[..]` in each iteration of some loops, on all threads:
+/// `[m, k] x [k, n] -> [m, n]`, at strides of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Product {
     dims: [usize; 3],
@@ -199,25 +202,29 @@ pub struct Product {
     loops: Vec<(usize, [usize; 3])>,
 }
 
-/// The least work of a task, in floating-point operations: enough to outweigh handing it to a thread.
+/// The least work of a task, in floating-point operations: enough to outweigh handing it to a
+/// thread.
 const MIN_TASK: usize = 1 << 22;
 
-/// The least rows and columns of a tile, unless the whole result has fewer. Sums of smaller ones can have another order: the crate's
-/// kernels for vectors and for small matrices begin below 65 rows or columns.
+/// The least rows and columns of a tile, unless the whole result has fewer. Sums of smaller ones
+/// can have another order: the crate's kernels for vectors and for small matrices begin below 65
+/// rows or columns.
 const MIN_TILE: usize = 96;
 
 /// Tiles begin at multiples of this, so that they fill vectors.
 const ALIGNMENT: usize = 16;
 
-/// If the result has fewer rows or columns, the tasks do not depend on the number of threads: the order of sums may depend on them.
+/// If the result has fewer rows or columns, the tasks do not depend on the number of threads: the
+/// order of sums may depend on them.
 const MIN_MATRIX: usize = 16;
 
 /// The tasks of such a result.
 const NUM_VECTOR_TASKS: usize = 16;
 
 impl Product {
-    /// `dims` are m, n and k. `strides` are those of rows and columns of `a`, `b` and `out`. `loops` are sizes, and strides in `a`,
-    /// `b` and `out`. `None` if elements of the result could share a place.
+    /// `dims` are m, n and k. `strides` are those of rows and columns of `a`, `b` and `out`.
+    /// `loops` are sizes, and strides in `a`, `b` and `out`. `None` if elements of the result could
+    /// share a place.
     pub fn new(
         dims: [usize; 3],
         strides: [[usize; 2]; 3],
@@ -263,8 +270,8 @@ impl Product {
         loops + extent(dims, self.strides[which])
     }
 
-    /// Into how many tiles the rows and the columns of a result are cut: a tile for each thread, and as square as possible, because each
-    /// tile packs its part of both operands.
+    /// Into how many tiles the rows and the columns of a result are cut: a tile for each thread,
+    /// and as square as possible, because each tile packs its part of both operands.
     fn num_tiles(&self, num_threads: usize) -> [usize; 2] {
         let [m, n, k] = self.dims;
         let wanted = match m.min(n) < MIN_MATRIX {
@@ -283,8 +290,9 @@ impl Product {
         (1..=most_tasks).rev().find_map(cuts).unwrap_or([1, 1])
     }
 
-    /// Whether `a` and `b` are to be transposed first, if the result is cut into so many tiles. Each column of tiles packs `a` again, and
-    /// each row `b`, which reads rows faster than columns.
+    /// Whether `a` and `b` are to be transposed first, if the result is cut into so many tiles.
+    /// Each column of tiles packs `a` again, and each row `b`, which reads rows faster than
+    /// columns.
     fn transposes(&self, [num_m, num_n]: [usize; 2]) -> [bool; 2] {
         let ([_, _, k], [a, b, _]) = (self.dims, self.strides);
         let is_large = self.loops.is_empty() && k >= 64;
@@ -342,9 +350,9 @@ impl Product {
                 let b_offset = b_offset + column * b_strides[1];
                 let out_offset = out_offset + row * out_strides[0] + column * out_strides[1];
                 let dims = [rows.len(), columns.len(), k];
-                // SAFETY: the operands and the result are live slices, the result is borrowed mutably, and `extent` has
-                // shown that all elements lie within. By `new`, the places of the result are distinct, and each is in
-                // the tile of one task.
+                // SAFETY: the operands and the result are live slices, the result is borrowed
+                // mutably, and `extent` has shown that all elements lie within. By `new`, the
+                // places of the result are distinct, and each is in the tile of one task.
                 unsafe {
                     let out = Place { data: out.at(out_offset), strides: out_strides };
                     let a = (a.as_ptr().add(a_offset), a_strides);
@@ -393,12 +401,13 @@ fn transposed<T: Scalar>(
     unsafe { out.assume_init() }
 }
 
-/// Rows and columns of the blocks that matrices are transposed in: in f32, a line of the cache. Lines of neighbouring rows may
-/// displace each other, so each is read once and written once.
+/// Rows and columns of the blocks that matrices are transposed in: in f32, a line of the cache.
+/// Lines of neighbouring rows may displace each other, so each is read once and written once.
 const BLOCK: usize = 16;
 
-/// Writes the transpose of a block at the start of `from` to the start of `out`. `columns` and `stride` are the distances between rows of
-/// `out` and of `from`; `dims` are the block's rows and columns in `out`.
+/// Writes the transpose of a block at the start of `from` to the start of `out`. `columns` and
+/// `stride` are the distances between rows of `out` and of `from`; `dims` are the block's rows and
+/// columns in `out`.
 #[inline(always)]
 fn transpose_block<T: Scalar>(
     out: &mut [MaybeUninit<T>],
@@ -419,8 +428,8 @@ fn transpose_block<T: Scalar>(
     for (column, line) in block.iter_mut().enumerate() {
         line.copy_from_slice(&from[column * stride..][..BLOCK]);
     }
-    // Element (8 a + i, 8 b + j) moves to (2 i + b, 2 j + a): the first binary digit of each index becomes the last of the other.
-    // After as many times as there are digits, rows are columns.
+    // Element (8 a + i, 8 b + j) moves to (2 i + b, 2 j + a): the first binary digit of each index
+    // becomes the last of the other. After as many times as there are digits, rows are columns.
     for _ in 0..BLOCK.ilog2() {
         let before = block;
         const HALF: usize = BLOCK / 2;

@@ -1,9 +1,11 @@
 //! CPU kernels on slices, on one pool of threads.
 //!
-//! Results depend on the processor's instruction set and caches, but not on the number of threads: work is cut into tasks
-//! by shapes alone, each element is computed by one task, and sums over tasks are added in the order of their numbers.
+//! Results depend on the processor's instruction set and caches, but not on the number of threads:
+//! work is cut into tasks by shapes alone, each element is computed by one task, and sums over
+//! tasks are added in the order of their numbers.
 //!
-//! Tensors are row-major slices. Functions panic if a slice is shorter than the shape says: callers check shapes.
+//! Tensors are row-major slices. Functions panic if a slice is shorter than the shape says: callers
+//! check shapes.
 
 mod attention;
 mod convolution;

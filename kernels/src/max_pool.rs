@@ -25,8 +25,9 @@ pub struct MaxPool {
 }
 
 impl MaxPool {
-    /// `y[n, p, q, f]` is the greatest of `x[n, r, c, f]` for the rows r and columns c in the window at p, q. It is NaN if one of them is,
-    /// and negative infinity if there is none. `x` is `[batch, rows, columns, features]`, `y` likewise.
+    /// `y[n, p, q, f]` is the greatest of `x[n, r, c, f]` for the rows r and columns c in the
+    /// window at p, q. It is NaN if one of them is, and negative infinity if there is none. `x` is
+    /// `[batch, rows, columns, features]`, `y` likewise.
     ///
     /// # Panics
     /// If a slice is too short.
@@ -34,8 +35,9 @@ impl MaxPool {
         T::max_pool(self, pool, y, x);
     }
 
-    /// The cotangent of x: that of each element of y is added to the greatest element of its window, the first if several are equal. The
-    /// comparison is XLA's, `>=`, which is false for NaN: an element replaces a NaN before it, and a NaN replaces any element.
+    /// The cotangent of x: that of each element of y is added to the greatest element of its
+    /// window, the first if several are equal. The comparison is XLA's, `>=`, which is false for
+    /// NaN: an element replaces a NaN before it, and a NaN replaces any element.
     ///
     /// # Panics
     /// If a slice is too short.

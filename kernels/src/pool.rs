@@ -8,15 +8,15 @@ use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 
 /// Threads that help the one that calls.
 pub trait Helpers: Sync {
-    /// Calls `work` on this thread, and on up to `num_helpers` others that have time. Returns when all calls that have begun
-    /// have returned.
+    /// Calls `work` on this thread, and on up to `num_helpers` others that have time. Returns when
+    /// all calls that have begun have returned.
     fn join(&self, num_helpers: usize, work: &(dyn Fn() + Sync));
 }
 
 /// Runs the tasks of kernels on the calling thread and on helpers.
 ///
-/// Many threads may call at once. Each works on its own tasks until none is left, so it never depends on a helper that is
-/// busy with something else.
+/// Many threads may call at once. Each works on its own tasks until none is left, so it never
+/// depends on a helper that is busy with something else.
 pub struct Pool<'h> {
     num_helpers: usize,
     helpers: OwnOr<'h>,
@@ -56,8 +56,8 @@ impl<'h> Pool<'h> {
         self.num_helpers + 1
     }
 
-    /// Calls `task` with each number below `num_tasks`, on several threads and in any order, and returns when all calls
-    /// have.
+    /// Calls `task` with each number below `num_tasks`, on several threads and in any order, and
+    /// returns when all calls have.
     pub fn run(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
         let num_helpers = self.num_helpers.min(num_tasks.saturating_sub(1));
         if num_helpers == 0 {
@@ -85,8 +85,8 @@ impl<'h> Pool<'h> {
         }
     }
 
-    /// Calls `task` with each item and its number, as [`Self::run`] does. Items are often parts of a result, from
-    /// [`slice::chunks_mut`].
+    /// Calls `task` with each item and its number, as [`Self::run`] does. Items are often parts of
+    /// a result, from [`slice::chunks_mut`].
     pub fn for_each<I: Send>(
         &self,
         items: impl IntoIterator<Item = I>,

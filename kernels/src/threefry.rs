@@ -27,8 +27,8 @@ pub(crate) fn threefry2x32(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
     [x0, x1]
 }
 
-/// Random bits of several streams, each of a grid of counters. A counter's first word grows by 1 along the first dim, the second by
-/// `strides[i]` along dim `i + 1`.
+/// Random bits of several streams, each of a grid of counters. A counter's first word grows by 1
+/// along the first dim, the second by `strides[i]` along dim `i + 1`.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomBits<'a> {
     /// Two words of the key and two of the first counter: one for all streams, or one for each.
@@ -100,7 +100,8 @@ impl RandomBits<'_> {
         });
     }
 
-    /// The key and the counter of an element of a stream, and what the counter grows by along the last dim.
+    /// The key and the counter of an element of a stream, and what the counter grows by along the
+    /// last dim.
     #[inline(always)]
     fn element(self, stream: usize, mut index: usize) -> [[u32; 2]; 3] {
         let word = |i: usize| match self.words[i] {

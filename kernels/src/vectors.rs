@@ -7,8 +7,9 @@ use pulp::{Arch, Simd, WithSimd};
 
 /// Runs `task` compiled for the widest vectors of the processor.
 ///
-/// `task` and what it calls must be marked `#[inline(always)]`: a function of its own is compiled for the vectors that all processors
-/// have. For that reason `pulp::Arch` is not given closures itself, which it calls by `FnOnce::call_once`, a function of its own.
+/// `task` and what it calls must be marked `#[inline(always)]`: a function of its own is compiled
+/// for the vectors that all processors have. For that reason `pulp::Arch` is not given closures
+/// itself, which it calls by `FnOnce::call_once`, a function of its own.
 pub fn vectorized(task: impl FnMut()) {
     struct Task<F>(F);
     impl<F: FnMut()> WithSimd for Task<F> {
@@ -126,7 +127,8 @@ impl<T: Copy + Default> Scratch<T> {
         Self(Mutex::new(Vec::new()))
     }
 
-    /// Calls `task` with so many elements: zeros, or what an earlier task of the same length has left.
+    /// Calls `task` with so many elements: zeros, or what an earlier task of the same length has
+    /// left.
     pub fn with<R>(&self, len: usize, task: impl FnOnce(&mut [T]) -> R) -> R {
         let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = {

@@ -1,7 +1,8 @@
 //! The table of models: what can stand under `[model] name = ".."`.
 //!
-//! To add a model, write its file with a configuration struct that implements [`Architecture`], and add its
-//! row to the table at the end of this file. Configuration, command line and rules ask [`ModelConfig`].
+//! To add a model, write its file with a configuration struct that implements [`Architecture`], and
+//! add its row to the table at the end of this file. Configuration, command line and rules ask
+//! [`ModelConfig`].
 //!
 //! ```
 //! use models::ModelConfig;

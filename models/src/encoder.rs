@@ -1,8 +1,8 @@
 //! `bert` and `distilbert`: encoder-only transformers.
 //!
-//! Devlin, Chang, Lee and Toutanova, "BERT" (2019), section 3 and appendix A; Sanh, Debut, Chaumond and Wolf, "DistilBERT"
-//! (2019), section 3: half the layers, no segments, no pooler. Each block is `x = norm(x + attention(x)); x = norm(x +
-//! W_down gelu(W_up x))`; weights start from N(0, 0.02).
+//! Devlin, Chang, Lee and Toutanova, "BERT" (2019), section 3 and appendix A; Sanh, Debut, Chaumond
+//! and Wolf, "DistilBERT" (2019), section 3: half the layers, no segments, no pooler. Each block is
+//! `x = norm(x + attention(x)); x = norm(x + W_down gelu(W_up x))`; weights start from N(0, 0.02).
 //!
 //! Legend: b batch, t position, n = b * t, w width, c class, v entry of the vocabulary.
 
@@ -84,7 +84,8 @@ pub struct EncoderConfig {
     /// Number of different tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
-    /// Rate of dropout in training: of the embeddings, and of the output of each half of a block. Default 0.1.
+    /// Rate of dropout in training: of the embeddings, and of the output of each half of a block.
+    /// Default 0.1.
     pub dropout: f64,
     /// Rate of dropout of the attention weights. Default 0.1.
     pub attention_dropout: f64,
@@ -95,7 +96,8 @@ pub struct EncoderConfig {
     pub head: Head,
     /// `true` if the blocks are a loop in the program. Default false.
     pub scan_layers: bool,
-    /// `true` if the backward pass recomputes each block instead of keeping its activations. Default false.
+    /// `true` if the backward pass recomputes each block instead of keeping its activations.
+    /// Default false.
     pub remat: bool,
 }
 
@@ -274,10 +276,11 @@ macro_rules! encoder {
 encoder!(BertConfig, EncoderFamily::Bert);
 encoder!(DistilBertConfig, EncoderFamily::DistilBert);
 
-/// An encoder of known sizes with its head. Parameters are `embed.weight`, `position.weight`, with BERT `segment.weight`,
-/// `embed.norm.*`; `blocks.I.{attn.query, attn.key, attn.value, attn.out, norm1, mlp.up, mlp.down, norm2}.{weight, bias}`;
-/// and of the head `pooler.*` (BERT) or `pre_classifier.*` (DistilBERT) and `classifier.*`, or `transform.*`,
-/// `transform.norm.*` and `vocabulary.bias`.
+/// An encoder of known sizes with its head. Parameters are `embed.weight`, `position.weight`, with
+/// BERT `segment.weight`, `embed.norm.*`;
+/// `weight` and `bias` of `blocks.I.{attn.{query, key, value, out}, norm1, mlp.{up, down}, norm2}`;
+/// and of the head `pooler.*` (BERT) or `pre_classifier.*` (DistilBERT) and `classifier.*`, or
+/// `transform.*`, `transform.norm.*` and `vocabulary.bias`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Encoder {
     /// BERT or DistilBERT.
@@ -314,8 +317,9 @@ pub struct Encoder {
 pub(crate) const NUM_SEGMENTS: usize = 2;
 
 impl Encoder {
-    /// The last hidden states `[b * t, width]` of tokens, all integers `[b, t]`: `mask_bt` is 0 for padding, which no
-    /// other position attends to. DistilBERT does not use `segments_bt`. Also returns the table of the embedding.
+    /// The last hidden states `[b * t, width]` of tokens, all integers `[b, t]`: `mask_bt` is 0 for
+    /// padding, which no other position attends to. DistilBERT does not use `segments_bt`. Also
+    /// returns the table of the embedding.
     #[track_caller]
     pub fn hidden<'g>(
         &self,
@@ -391,8 +395,8 @@ impl Encoder {
 }
 
 impl Model for Encoder {
-    /// Cross-entropy of the labels `y`: classes (integer `[b]`), or tokens at the positions to predict (integer `[b, t]`),
-    /// negative elsewhere.
+    /// Cross-entropy of the labels `y`: classes (integer `[b]`), or tokens at the positions to
+    /// predict (integer `[b, t]`), negative elsewhere.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
         let (logits, y) = (self.logits(scope, batch), batch.field("y"));
         match self.head {

@@ -1,8 +1,9 @@
 //! `gpt`: a decoder-only transformer, as GPT-2.
 //!
-//! Radford, Wu, Child, Luan, Amodei and Sutskever, "Language models are unsupervised multitask learners"
-//! (2019), section 2.3: norms before attention and feed-forward, one after the last block, weights from
-//! N(0, 0.02), those that write to the residual stream scaled by `1 / sqrt(2 num_layers)`.
+//! Radford, Wu, Child, Luan, Amodei and Sutskever, "Language models are unsupervised multitask
+//! learners" (2019), section 2.3: norms before attention and feed-forward, one after the last
+//! block, weights from N(0, 0.02), those that write to the residual stream scaled by
+//! `1 / sqrt(2 num_layers)`.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -82,13 +83,14 @@ pub struct GptConfig {
     /// Number of different tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
-    /// Rate of dropout in training: of the embeddings, of the attention weights, and of the output of each half
-    /// of a block. Default 0; GPT-2's code has 0.1.
+    /// Rate of dropout in training: of the embeddings, of the attention weights, and of the output
+    /// of each half of a block. Default 0; GPT-2's code has 0.1.
     pub dropout: f64,
-    /// `true` if the blocks are a loop in the program. Default false: gradients cannot be all_reduced while
-    /// the loop runs.
+    /// `true` if the blocks are a loop in the program. Default false: gradients cannot be
+    /// all_reduced while the loop runs.
     pub scan_layers: bool,
-    /// `true` if the backward pass recomputes each block instead of keeping its activations. Default false.
+    /// `true` if the backward pass recomputes each block instead of keeping its activations.
+    /// Default false.
     pub remat: bool,
 }
 
@@ -171,8 +173,9 @@ impl Architecture for GptConfig {
     }
 }
 
-/// A GPT of known sizes. Parameters are `embed.weight`, `position.weight`, `blocks.I.{norm1, attn.qkv,
-/// attn.out, norm2, mlp.up, mlp.down}.{weight, bias}` and `norm.{weight, bias}`; the head is `embed.weight`.
+/// A GPT of known sizes. Parameters are `embed.weight`, `position.weight`,
+/// `blocks.I.{norm1, attn.qkv, attn.out, norm2, mlp.up, mlp.down}.{weight, bias}` and
+/// `norm.{weight, bias}`; the head is `embed.weight`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt {
     /// Number of transformer blocks.
@@ -240,8 +243,8 @@ impl Gpt {
 }
 
 impl Model for Gpt {
-    /// Cross-entropy of the next tokens `y` (integer `[b, t]`) after the tokens `x` (integer `[b, t]`). Each
-    /// token has its example's weight, so the loss is a mean over tokens.
+    /// Cross-entropy of the next tokens `y` (integer `[b, t]`) after the tokens `x` (integer
+    /// `[b, t]`). Each token has its example's weight, so the loss is a mean over tokens.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
         let (x_bt, y_bt) = (batch.field("x"), batch.field("y"));
         let num_tokens = y_bt.ty().num_elements();

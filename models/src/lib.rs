@@ -1,8 +1,9 @@
 //! Layers and architectures, written for one device.
 //!
-//! A layer is a function of tensors and a [`Scope`], which provides its parameters. It does not know about
-//! replicas: the same code is correct on any number of them. The exception is [`layers::batch_norm`], whose groups of
-//! examples may span several replicas. A model computes the [`Loss`] of a batch, which consists of sums, never means.
+//! A layer is a function of tensors and a [`Scope`], which provides its parameters. It does not
+//! know about replicas: the same code is correct on any number of them. The exception is
+//! [`layers::batch_norm`], whose groups of examples may span several replicas. A model computes the
+//! [`Loss`] of a batch, which consists of sums, never means.
 
 use hlo::{DType, Tensor};
 
@@ -34,14 +35,14 @@ pub trait Model {
     /// The loss of the examples in `batch`.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g>;
 
-    /// The scores of each class for the examples in `batch`, float `[b, num_classes]`, in evaluation mode; `None` if the
-    /// model does not classify examples. Labels are not used.
+    /// The scores of each class for the examples in `batch`, float `[b, num_classes]`, in
+    /// evaluation mode; `None` if the model does not classify examples. Labels are not used.
     fn scores<'g>(&self, _scope: &Scope<'g>, _batch: &Batch<'g>) -> Option<Tensor<'g>> {
         None
     }
 
-    /// Checks, before tracing, that the model takes examples whose field `x` has this dtype and these dims
-    /// (without the batch dim), with labels of `num_classes` classes.
+    /// Checks, before tracing, that the model takes examples whose field `x` has this dtype and
+    /// these dims (without the batch dim), with labels of `num_classes` classes.
     ///
     /// # Errors
     /// If it does not, with a description of what it takes.

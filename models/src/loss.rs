@@ -1,8 +1,9 @@
 //! The loss contract: sums and weights, never means.
 //!
-//! A model returns the sum of its examples' losses and the sum of their weights. The step accumulates
-//! sums over microbatches, all_reduces sums, and divides once: no mean of means anywhere, so that
-//! uneven weights (padding, masked tokens) count the same however the batch is divided.
+//! A model returns the sum of its examples' losses and the sum of their weights. The step
+//! accumulates sums over microbatches, all_reduces sums, and divides once: no mean of means
+//! anywhere, so that uneven weights (padding, masked tokens) count the same however the batch is
+//! divided.
 
 use hlo::{DType, Tensor, Tree};
 
@@ -37,7 +38,8 @@ pub struct Loss<'g> {
     pub sum: Tensor<'g>,
     /// Sum of the weights: a scalar.
     pub weight: Tensor<'g>,
-    /// Other weighted sums under their names (scalars, like `accuracy`), reported divided by `weight`.
+    /// Other weighted sums under their names (scalars, like `accuracy`), reported divided by
+    /// `weight`.
     pub metrics: Vec<(&'static str, Tensor<'g>)>,
     /// [`class_counts`], if F1 and Matthews' correlation are to be reported.
     pub class_counts: Option<Tensor<'g>>,
@@ -47,8 +49,8 @@ pub struct Loss<'g> {
 ///
 /// `sum_i w_i * -log softmax(logits_i)[label_i]`, and `sum_i w_i`.
 ///
-/// An example is correct if no other class scores as high, and among the top five if at most four do: ties
-/// count against the model.
+/// An example is correct if no other class scores as high, and among the top five if at most four
+/// do: ties count against the model.
 ///
 /// - `logits_bc`: float `[b, c]`; computed in f32 or wider
 /// - `labels_b`: integer `[b]`, each below c
@@ -80,9 +82,9 @@ pub fn cross_entropy<'g>(
 
 /// [`cross_entropy`] against labels of which a share is spread evenly over all classes:
 ///
-/// `sum_i w_i * -((1 - smoothing) log p_i[label_i] + smoothing / c sum_c log p_i[c])` with `p_i =
-/// softmax(logits_i)`, as in PyTorch. Szegedy et al., "Rethinking the Inception architecture for computer
-/// vision" (2016), section 7.
+/// `sum_i w_i * -((1 - smoothing) log p_i[label_i] + smoothing / c sum_c log p_i[c])` with
+/// `p_i = softmax(logits_i)`, as in PyTorch. Szegedy et al., "Rethinking the Inception architecture
+/// for computer vision" (2016), section 7.
 ///
 /// ```
 /// use hlo::{DType, Literal, Mesh, interpret, trace};
@@ -131,8 +133,9 @@ pub fn smoothed_cross_entropy<'g>(
     Loss { sum, weight: weight_b.sum(), metrics, class_counts: None }
 }
 
-/// How often each class is predicted correctly, is predicted, and is the label: weighted sums, `[3, c]`, from which F1 and
-/// Matthews' correlation follow. Of classes with the same score the first is predicted.
+/// How often each class is predicted correctly, is predicted, and is the label: weighted sums,
+/// `[3, c]`, from which F1 and Matthews' correlation follow. Of classes with the same score the
+/// first is predicted.
 ///
 /// - `logits_bc`: float `[b, c]`
 /// - `labels_b`: integer `[b]`, each below c

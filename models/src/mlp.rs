@@ -20,8 +20,8 @@ pub struct MlpConfig {
     pub dropout: f64,
     /// `true` if each hidden layer is normalized before its activation.
     pub layer_norm: bool,
-    /// Share of each label that is spread evenly over all classes in training, 0 to below 1. Evaluation
-    /// uses the labels unchanged.
+    /// Share of each label that is spread evenly over all classes in training, 0 to below 1.
+    /// Evaluation uses the labels unchanged.
     pub label_smoothing: f64,
 }
 

@@ -1,4 +1,5 @@
-//! What the configuration of every kind of model answers: which model it builds, and which values its keys may have.
+//! What the configuration of every kind of model answers: which model it builds, and which values
+//! its keys may have.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -16,13 +17,14 @@ pub const MAX_LAYERS: usize = 1024;
 /// The largest width, context or vocabulary: a typing error should not ask for terabytes.
 pub const MAX_SIZE: usize = 1 << 20;
 
-/// What a configuration says about one kind of model: plain data, whose fields are the keys of `[model]`.
+/// What a configuration says about one kind of model: plain data, whose fields are the keys of
+/// `[model]`.
 pub trait Architecture: Serialize + DeserializeOwned {
     /// The model for data with `num_classes` classes, which for text are the tokens.
     fn build(&self, num_classes: usize) -> Box<dyn Model>;
 
-    /// The name and type, without the batch dim, of each field of an example that the model takes. Parameters
-    /// have the same names and ranks for every other example that it takes.
+    /// The name and type, without the batch dim, of each field of an example that the model takes.
+    /// Parameters have the same names and ranks for every other example that it takes.
     fn example(&self) -> Vec<(&'static str, TensorType)>;
 
     /// The whole numbers allowed under a key, or in its list; `None` if all from 0 on are.
@@ -38,8 +40,8 @@ pub trait Architecture: Serialize + DeserializeOwned {
     /// Writes out the values that are left to a preset.
     fn resolve(&mut self) {}
 
-    /// Whether the backward pass computes blocks again instead of keeping their values; `None` if the
-    /// configuration has no such choice.
+    /// Whether the backward pass computes blocks again instead of keeping their values; `None` if
+    /// the configuration has no such choice.
     fn remat(&self) -> Option<bool> {
         None
     }
@@ -49,7 +51,8 @@ pub trait Architecture: Serialize + DeserializeOwned {
         None
     }
 
-    /// The model of another library that computes the same from the same parameters, if there is one.
+    /// The model of another library that computes the same from the same parameters, if there is
+    /// one.
     fn counterpart(&self) -> Option<Counterpart> {
         None
     }
@@ -74,7 +77,8 @@ pub trait Architecture: Serialize + DeserializeOwned {
         None
     }
 
-    /// The share of a label that is spread over all classes; `None` if the configuration has no such choice.
+    /// The share of a label that is spread over all classes; `None` if the configuration has no
+    /// such choice.
     fn label_smoothing(&self) -> Option<f64> {
         None
     }

@@ -56,8 +56,8 @@ impl Initializer {
         matches!(self, Initializer::Normal { .. } | Initializer::Uniform { .. })
     }
 
-    /// The values of the slice's elements, drawn with the parameter's key. With a vector of keys, draws as many
-    /// parameters, stacked along dim 0.
+    /// The values of the slice's elements, drawn with the parameter's key. With a vector of keys,
+    /// draws as many parameters, stacked along dim 0.
     #[track_caller]
     pub fn draw<'g>(self, key: Key<'g>, slice: &GlobalSlice<'g>, dtype: DType) -> Tensor<'g> {
         let streams = key.words()[0];
@@ -87,8 +87,9 @@ pub struct Parameter {
     pub used_in: DType,
     /// Element type to which its values may be rounded before the layer gets them.
     pub rounded_to: DType,
-    /// Number of leading dims that count the blocks of a scan. If it is not 0, this stands for one parameter of each
-    /// block, and its path has a `*` in place of each index. 0 for an ordinary parameter.
+    /// Number of leading dims that count the blocks of a scan. If it is not 0, this stands for one
+    /// parameter of each block, and its path has a `*` in place of each index. 0 for an ordinary
+    /// parameter.
     pub num_stacked: usize,
 }
 

@@ -1,14 +1,14 @@
 //! `resnet`: residual networks for images.
 //!
-//! `x -> relu(f(x) + shortcut(x))`, block after block: He, Zhang, Ren and Sun, "Deep residual learning for
-//! image recognition" (2016). Section 4.2 has those for 32x32 images (ResNet-20, -56: basic blocks), table
-//! 1 those for 224x224 (ResNet-50: bottlenecks; version 1.5, with the stride in the 3x3 convolution, as
-//! torchvision has it).
+//! `x -> relu(f(x) + shortcut(x))`, block after block: He, Zhang, Ren and Sun, "Deep residual
+//! learning for image recognition" (2016). Section 4.2 has those for 32x32 images (ResNet-20, -56:
+//! basic blocks), table 1 those for 224x224 (ResNet-50: bottlenecks; version 1.5, with the stride
+//! in the 3x3 convolution, as torchvision has it).
 //!
-//! **Shortcuts** are the published ones. Where a block changes the size, the small networks take every
-//! second pixel and pad features with zeros (option A: no parameters, so that their counts are those of
-//! table 6), and the large ones project with a 1x1 convolution and a norm (option B, as all published
-//! ResNet-50 weights do).
+//! **Shortcuts** are the published ones. Where a block changes the size, the small networks take
+//! every second pixel and pad features with zeros (option A: no parameters, so that their counts
+//! are those of table 6), and the large ones project with a 1x1 convolution and a norm (option B,
+//! as all published ResNet-50 weights do).
 
 use std::ops::RangeInclusive;
 
@@ -43,11 +43,11 @@ pub struct ResNetConfig {
     pub preset: ResNetPreset,
     /// Number of examples that batch norm normalizes together.
     pub batch_norm_group: usize,
-    /// `true` if the last norm of each block starts with scale 0, so that the block starts as its shortcut: Goyal
-    /// et al., "Accurate, large minibatch SGD" (2017), section 5.1.
+    /// `true` if the last norm of each block starts with scale 0, so that the block starts as its
+    /// shortcut: Goyal et al., "Accurate, large minibatch SGD" (2017), section 5.1.
     pub zero_init_last_scale: bool,
-    /// Share of each label that is spread evenly over all classes in training, 0 to below 1. Evaluation
-    /// uses the labels unchanged.
+    /// Share of each label that is spread evenly over all classes in training, 0 to below 1.
+    /// Evaluation uses the labels unchanged.
     pub label_smoothing: f64,
 }
 
@@ -96,7 +96,8 @@ impl Architecture for ResNetConfig {
 }
 
 /// A ResNet for a known number of classes. Parameters are `stem.{conv, norm}`,
-/// `stages.I.blocks.J.{conv1, norm1, conv2, ..}`, `stages.I.blocks.J.shortcut.{conv, norm}` and `head`.
+/// `stages.I.blocks.J.{conv1, norm1, conv2, ..}`, `stages.I.blocks.J.shortcut.{conv, norm}` and
+/// `head`.
 #[derive(Clone, Debug)]
 pub struct ResNet {
     /// Its layers.
@@ -132,7 +133,8 @@ impl ResNet {
             ResNetPreset::ResNet56 => (&[9; 3], false),
             ResNetPreset::ResNet50 => (&[3, 4, 6, 3], true),
         };
-        // Convolutions use NHWC layout, which XLA prefers on CPUs and GPUs: otherwise it transposes around each.
+        // Convolutions use NHWC layout, which XLA prefers on CPUs and GPUs: otherwise it transposes
+        // around each.
         let x_nhwc = x_nchw.transpose(&[0, 2, 3, 1]);
         let mut x = self.stem(&scope.at("stem"), x_nhwc, bottleneck);
         let first_width = x.dim(3);

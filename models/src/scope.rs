@@ -11,7 +11,8 @@ use crate::parameter::{Initializer, Parameter, Precision, RunningMean};
 /// Values that a model has in training but not in evaluation.
 #[derive(Clone, Copy, Debug)]
 pub struct Training<'g> {
-    /// Key of this step's random numbers, from which [`Scope::random_key`] derives each layer's own.
+    /// Key of this step's random numbers, from which [`Scope::random_key`] derives each layer's
+    /// own.
     pub key: Key<'g>,
     /// Global index of this replica's first example: a u32 scalar.
     pub first_example: Tensor<'g>,
@@ -21,12 +22,12 @@ pub struct Training<'g> {
     pub batch_axes: AxisSet,
 }
 
-/// A function that is applied to a parameter where a model uses it, including in the body of a scan or remat. With it,
-/// a policy that shards parameters can gather them at use.
+/// A function that is applied to a parameter where a model uses it, including in the body of a scan
+/// or remat. With it, a policy that shards parameters can gather them at use.
 pub trait ParamUse {
     /// The whole parameter at `path`, from the tensor that the scope holds. It is converted to
-    /// [`Parameter::used_in`] if it is not in that dtype yet. In the body of a scan it is the parameter of one block,
-    /// and the path has a `*` in place of the block's index.
+    /// [`Parameter::used_in`] if it is not in that dtype yet. In the body of a scan it is the
+    /// parameter of one block, and the path has a `*` in place of the block's index.
     fn apply<'g>(&self, path: &str, held: Tensor<'g>, parameter: &Parameter) -> Tensor<'g>;
 }
 
@@ -36,13 +37,16 @@ pub enum AttentionKernels {
     /// None.
     #[default]
     None,
-    /// Those of the process, in f32 and f64, for programs whose process has kernels ([`hlo::HostCalls::kernels`]).
+    /// Those of the process, in f32 and f64, for programs whose process has kernels
+    /// ([`hlo::HostCalls::kernels`]).
     Host,
-    /// Those of cuDNN, in f16 and bf16, for the CUDA backend: heads of at most 128 columns, a multiple of 8, without padding and dropout.
+    /// Those of cuDNN, in f16 and bf16, for the CUDA backend: heads of at most 128 columns, a
+    /// multiple of 8, without padding and dropout.
     Cudnn,
 }
 
-/// A position in the tree of parameters, and the source of their values. Layers declare their parameters through it.
+/// A position in the tree of parameters, and the source of their values. Layers declare their
+/// parameters through it.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, trace};
@@ -76,7 +80,8 @@ pub(crate) struct UseBelow {
 /// The position that a scope's random numbers are derived from.
 #[derive(Clone, Default)]
 struct Stream<'g> {
-    /// The enclosing stacks, outermost first: path relative to the previous one, and index of the block.
+    /// The enclosing stacks, outermost first: path relative to the previous one, and index of the
+    /// block.
     blocks: Vec<(String, Tensor<'g>)>,
     /// The path relative to the innermost stack.
     path: String,
@@ -102,8 +107,8 @@ enum Source<'g> {
 }
 
 impl<'g> Scope<'g> {
-    /// A scope in which every parameter becomes an input of the graph, to discover a model's parameters. Their
-    /// types vary over `varying`, the axes over which the batch varies.
+    /// A scope in which every parameter becomes an input of the graph, to discover a model's
+    /// parameters. Their types vary over `varying`, the axes over which the batch varies.
     pub fn declare(tracer: &'g Tracer, precision: Precision, varying: AxisSet) -> Self {
         Self::new(tracer, precision, Source::Declare { varying }, None)
     }
@@ -145,7 +150,8 @@ impl<'g> Scope<'g> {
         }
     }
 
-    /// The same scope, whose layers call kernels for attention. The interpreter does not evaluate them.
+    /// The same scope, whose layers call kernels for attention. The interpreter does not evaluate
+    /// them.
     #[must_use]
     pub fn with_attention(self, attention: AttentionKernels) -> Self {
         Self { attention, ..self }
@@ -191,7 +197,8 @@ impl<'g> Scope<'g> {
         self
     }
 
-    /// Declares the running mean `name` and returns its value, for evaluation. Training [observes](Self::observe) it.
+    /// Declares the running mean `name` and returns its value, for evaluation. Training
+    /// [observes](Self::observe) it.
     #[track_caller]
     pub fn running_mean(
         &self,
@@ -255,8 +262,9 @@ impl<'g> Scope<'g> {
         Self { prefix: self.path(&name), stream, ..self.clone() }
     }
 
-    /// The scope of block `index` of a stack with this scope. Its random numbers are derived from the index as a
-    /// number (a u32 scalar), not as part of the path, so that they are the same with the counter of a loop.
+    /// The scope of block `index` of a stack with this scope. Its random numbers are derived from
+    /// the index as a number (a u32 scalar), not as part of the path, so that they are the same
+    /// with the counter of a loop.
     pub(crate) fn block(&self, index: usize) -> Self {
         let number = self.shared.tracer.scalar(DType::U32, index as f64);
         let mut blocks = self.stream.blocks.clone();
@@ -265,7 +273,8 @@ impl<'g> Scope<'g> {
         Self { prefix: self.path(&index.to_string()), stream, ..self.clone() }
     }
 
-    /// In training: the key for random numbers called `name`, derived from (seed, step, path). `None` in evaluation.
+    /// In training: the key for random numbers called `name`, derived from (seed, step, path).
+    /// `None` in evaluation.
     #[track_caller]
     pub fn random_key(&self, name: &str) -> Option<Key<'g>> {
         let start = self.training()?.key;
@@ -281,15 +290,17 @@ impl<'g> Scope<'g> {
         join(&self.prefix, name)
     }
 
-    /// Declares the parameter `name` with its global dims, and returns it whole, in the compute dtype.
+    /// Declares the parameter `name` with its global dims, and returns it whole, in the compute
+    /// dtype.
     #[track_caller]
     pub fn param(&self, name: &str, dims: &[usize], initializer: Initializer) -> Tensor<'g> {
         let Precision { compute, .. } = self.shared.precision;
         self.used_param(name, dims, initializer, compute, compute)
     }
 
-    /// Like [`Self::param`], but in the dtype of parameters, for layers that convert the values they read to the compute
-    /// dtype themselves, so that gradients are summed in the dtype of parameters. The values may already be rounded.
+    /// Like [`Self::param`], but in the dtype of parameters, for layers that convert the values
+    /// they read to the compute dtype themselves, so that gradients are summed in the dtype of
+    /// parameters. The values may already be rounded.
     #[track_caller]
     pub fn param_to_round(
         &self,
@@ -343,7 +354,8 @@ impl<'g> Scope<'g> {
         whole.convert(parameter.used_in)
     }
 
-    /// Declares a parameter and returns the tensor that the scope holds for it, before [`ParamUse::apply`].
+    /// Declares a parameter and returns the tensor that the scope holds for it, before
+    /// [`ParamUse::apply`].
     #[track_caller]
     pub(crate) fn held_param(&self, name: &str, parameter: Parameter) -> Tensor<'g> {
         let path = self.path(name);

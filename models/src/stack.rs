@@ -11,18 +11,19 @@ use crate::{AttentionKernels, Parameter, Precision, RunningMean, Scope, Training
 pub struct Stack {
     /// Number of blocks.
     pub num_blocks: usize,
-    /// `true` runs the block in a loop instead of unrolling it. The program has the size of one block and compiles
-    /// faster, but communication in the loop overlaps only within its iteration, and gradients of all blocks are
-    /// complete only when the loop ends.
+    /// `true` runs the block in a loop instead of unrolling it. The program has the size of one
+    /// block and compiles faster, but communication in the loop overlaps only within its iteration,
+    /// and gradients of all blocks are complete only when the loop ends.
     pub scan: bool,
-    /// `true` if the backward pass recomputes each block instead of keeping its activations (activation
-    /// checkpointing).
+    /// `true` if the backward pass recomputes each block instead of keeping its activations
+    /// (activation checkpointing).
     pub remat: bool,
 }
 
-/// Applies all blocks to `x`, each with its parameters under `INDEX.` of the scope. A scan declares a parameter or
-/// running mean of all blocks once, stacked along a leading dim, under `*.`. Values of parameters, random numbers,
-/// observations of running means and, up to rounding, results do not depend on how the blocks are run.
+/// Applies all blocks to `x`, each with its parameters under `INDEX.` of the scope. A scan declares
+/// a parameter or running mean of all blocks once, stacked along a leading dim, under `*.`. Values
+/// of parameters, random numbers, observations of running means and, up to rounding, results do not
+/// depend on how the blocks are run.
 #[track_caller]
 pub fn stack<'g>(
     scope: &Scope<'g>,
@@ -33,7 +34,8 @@ pub fn stack<'g>(
     stack_with(scope, x, &[], how, |scope, x, _| block(scope, x))
 }
 
-/// [`stack`] of blocks that all read the same `given` tensors, such as a mask, besides their own input.
+/// [`stack`] of blocks that all read the same `given` tensors, such as a mask, besides their own
+/// input.
 #[track_caller]
 pub fn stack_with<'g>(
     scope: &Scope<'g>,
@@ -89,9 +91,9 @@ pub fn stack_with<'g>(
 /// Stands for a block's index in the paths of stacked parameters.
 const ANY_BLOCK: char = '*';
 
-/// A block as a function of tensors: x; what is given to all blocks; if it draws random numbers, the two words of a key and
-/// the index of the first example; the block's index; parameters and running means in order of declaration. It returns y
-/// and its observations of running means.
+/// A block as a function of tensors: x; what is given to all blocks; if it draws random numbers,
+/// the two words of a key and the index of the first example; the block's index; parameters and
+/// running means in order of declaration. It returns y and its observations of running means.
 struct Block<F> {
     block: F,
     precision: Precision,
@@ -102,13 +104,15 @@ struct Block<F> {
     training: Option<(usize, hlo::AxisSet)>,
     num_given: usize,
     is_random: bool,
-    /// Applied inside the body. All blocks share one body, so blocks that are not scanned have the first block's path.
+    /// Applied inside the body. All blocks share one body, so blocks that are not scanned have the
+    /// first block's path.
     param_use: Option<UseBelow>,
     attention: AttentionKernels,
 }
 
 impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F> {
-    /// Traces one block to discover what it declares. An error in it is ignored here; running the block reports it.
+    /// Traces one block to discover what it declares. An error in it is ignored here; running the
+    /// block reports it.
     #[track_caller]
     fn new(scope: &Scope<'_>, x: Tensor<'_>, given: &[Tensor<'_>], scan: bool, block: F) -> Self {
         let num_given = given.len();
@@ -158,8 +162,8 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
         }
     }
 
-    /// The inputs shared by all blocks: the words of the stack's key and the index of the first example; none if blocks
-    /// draw no random numbers.
+    /// The inputs shared by all blocks: the words of the stack's key and the index of the first
+    /// example; none if blocks draw no random numbers.
     #[track_caller]
     fn shared_inputs<'g>(&self, scope: &Scope<'g>) -> Vec<Tensor<'g>> {
         let training = scope.training().filter(|_| self.is_random);
@@ -168,7 +172,8 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
         vec![high, low, training.first_example]
     }
 
-    /// The parameters and running means of the block with this scope, or those of `num_blocks` blocks stacked.
+    /// The parameters and running means of the block with this scope, or those of `num_blocks`
+    /// blocks stacked.
     #[track_caller]
     fn leaves<'g>(&self, scope: &Scope<'g>, num_blocks: Option<usize>) -> Vec<Tensor<'g>> {
         let stacked = |dims: &[usize]| -> Vec<usize> {

@@ -138,7 +138,8 @@ fn what_cudnn_has_no_kernels_for_is_written_as_ops() {
     }
 }
 
-/// Of all pairs of positions those up to the query: 2 products forward; 5 backward, in which scores are computed again.
+/// Of all pairs of positions those up to the query: 2 products forward; 5 backward, in which scores
+/// are computed again.
 #[test]
 fn calls_count_the_flops_of_the_pairs_that_are_computed() {
     let flops = |kernels| count(&graph(Case { kernels, ..PLAIN })).matmul_flops();

@@ -1,4 +1,5 @@
-//! GPT by tracing and in the interpreter: sizes, start, and that how blocks are run changes nothing.
+//! GPT by tracing and in the interpreter: sizes, start, and that how blocks are run changes
+//! nothing.
 
 use hlo::random::{GlobalSlice, Key, threefry2x32};
 use hlo::{
@@ -201,7 +202,8 @@ fn more_positions_than_the_context_are_an_error() {
     assert!(message.contains("9 positions are more than the context of 8"), "{message}");
 }
 
-/// Every head with keys and values of its own, computed from the shared ones', is the same attention.
+/// Every head with keys and values of its own, computed from the shared ones', is the same
+/// attention.
 #[test]
 fn grouped_queries_share_keys_and_values() {
     let (width, t, num_heads, d) = (8, 5, 4, 2);
@@ -258,10 +260,10 @@ fn grouped_queries_share_keys_and_values() {
     assert_ne!(run(2, false), run(2, true));
 }
 
-/// The text of loss and gradients. Arguments, results, the joining of parameters and the cutting of their
-/// gradients are 3 lines a parameter and block either way, which is 432 of the 12 blocks' lines, so the
-/// ratio falls with the number of blocks: it would be below a quarter everywhere if the blocks' parameters
-/// were stacks in the state.
+/// The text of loss and gradients. Arguments, results, the joining of parameters and the cutting of
+/// their gradients are 3 lines a parameter and block either way, which is 432 of the 12 blocks'
+/// lines, so the ratio falls with the number of blocks: it would be below a quarter everywhere if
+/// the blocks' parameters were stacks in the state.
 #[test]
 fn scanned_text_is_shorter_and_costs_the_same() {
     for (preset, percent) in [(GptPreset::Gpt2Small, 25), (GptPreset::Gpt2Xl, 10)] {

@@ -1,5 +1,5 @@
-//! Losses and metrics of classification, on scores that are hard to rank, and what training changes about
-//! labels.
+//! Losses and metrics of classification, on scores that are hard to rank, and what training changes
+//! about labels.
 
 use hlo::{AxisSet, DType, Literal, Mesh, Tensor, TensorType, Tree, interpret, trace};
 use models::loss::{cross_entropy, smoothed_cross_entropy};

@@ -26,15 +26,16 @@ fn sizes(preset: ResNetPreset, num_classes: usize, image: [usize; 3]) -> (usize,
     sizes
 }
 
-/// Torchvision 0.20's `resnet50().parameters()`: 25,557,032 numbers in 161 tensors; its buffers hold
-/// 53,120 running means and variances.
+/// Torchvision 0.20's `resnet50().parameters()`: 25,557,032 numbers in 161 tensors; its buffers
+/// hold 53,120 running means and variances.
 #[test]
 fn resnet50_has_the_published_parameters() {
     assert_eq!(sizes(ResNetPreset::ResNet50, 1000, [3, 224, 224]), (25_557_032, 161, 53_120));
 }
 
-/// With `zero_init_last_scale` the scale of the last norm in each block starts at 0, and no other leaf does that
-/// otherwise does not: each block starts as its shortcut. Goyal et al. (2017), section 5.1.
+/// With `zero_init_last_scale` the scale of the last norm in each block starts at 0, and no other
+/// leaf does that otherwise does not: each block starts as its shortcut. Goyal et al. (2017),
+/// section 5.1.
 #[test]
 fn the_last_scale_of_each_block_starts_at_zero_if_asked_for() {
     for (preset, image, last, num_blocks) in [
@@ -65,9 +66,9 @@ fn the_last_scale_of_each_block_starts_at_zero_if_asked_for() {
     }
 }
 
-/// Table 6 of the paper says 0.27 and 0.85 million. By hand for 3n blocks of two convolutions each: stem
-/// `27 * 16`; stages `9 w^2` a convolution, the first of a stage from `w / 2`; two numbers a norm channel;
-/// head `65 * 10`.
+/// Table 6 of the paper says 0.27 and 0.85 million. By hand for 3n blocks of two convolutions each:
+/// stem `27 * 16`; stages `9 w^2` a convolution, the first of a stage from `w / 2`; two numbers a
+/// norm channel; head `65 * 10`.
 #[test]
 fn the_networks_for_small_images_have_the_published_parameters() {
     for (preset, n, published) in

@@ -1,5 +1,5 @@
-//! Blocks with dropout and with batch norm: however they are run, they draw the same numbers and observe
-//! the same statistics.
+//! Blocks with dropout and with batch norm: however they are run, they draw the same numbers and
+//! observe the same statistics.
 
 use hlo::random::{Key, threefry2x32};
 use hlo::{Axis, DType, Graph, LeafSpec, Literal, Mesh, StackedRow, Tensor, TensorType, Tree};
@@ -80,7 +80,8 @@ fn unstacked<'g>(leaves: &Tree<LeafSpec>, values: &Tree<Tensor<'g>>) -> Tree<Ten
     })
 }
 
-/// Loss, gradients and what is observed on two replicas, by name; inputs by name too. Both are the rows of stacked leaves.
+/// Loss, gradients and what is observed on two replicas, by name; inputs by name too. Both are the
+/// rows of stacked leaves.
 fn training(block: Block, dims: &[usize], scan: bool, remat: bool) -> Graph {
     let (declared, means) = declared(block, dims, scan);
     let graph = trace(Mesh::data(2), |t| {

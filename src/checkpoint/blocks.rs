@@ -9,7 +9,8 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::manifest::hex;
 use super::{PieceRecord, SourceFile};
 
-/// About how many bytes are read at a time: several blocks, so that a request to an object store is worth its latency.
+/// About how many bytes are read at a time: several blocks, so that a request to an object store is
+/// worth its latency.
 pub const WINDOW_BYTES: usize = 8 << 20;
 
 /// A piece in its file.
@@ -30,8 +31,9 @@ pub enum Unreadable {
 }
 
 impl StoredPiece<'_> {
-    /// Reads what `runs` cover, which count bytes from the start of the piece and in `out`, do not overlap and are sorted
-    /// by where they are read. Only the blocks that they touch are read, each once.
+    /// Reads what `runs` cover, which count bytes from the start of the piece and in `out`, do not
+    /// overlap and are sorted by where they are read. Only the blocks that they touch are read,
+    /// each once.
     pub fn read(&self, runs: &[ContiguousRun], out: &mut [u8]) -> Result<(), Unreadable> {
         let mut rest = runs.to_vec();
         if let &[run] = runs {

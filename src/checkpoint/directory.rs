@@ -80,8 +80,9 @@ pub(super) trait Claim: fmt::Debug + Send + Sync {
 }
 
 impl CheckpointDir {
-    /// Creates the directory if needed, locks it, and removes what a killed process has left unfinished. In an object store, it
-    /// is taken from a process that has claimed it before, whose next save then fails.
+    /// Creates the directory if needed, locks it, and removes what a killed process has left
+    /// unfinished. In an object store, it is taken from a process that has claimed it before, whose
+    /// next save then fails.
     ///
     /// # Errors
     /// A place that cannot be written, or a directory that another process writes into.
@@ -99,11 +100,12 @@ impl CheckpointDir {
         &self.location
     }
 
-    /// Saves a checkpoint and returns its place. It exists when all of it is stored; an earlier one of the same step is
-    /// replaced.
+    /// Saves a checkpoint and returns its place. It exists when all of it is stored; an earlier one
+    /// of the same step is replaced.
     ///
     /// # Errors
-    /// What could not be written, or in an object store, that another process has claimed the place.
+    /// What could not be written, or in an object store, that another process has claimed the
+    /// place.
     pub fn save(&self, leaves: &[HostLeaf], run: RunRecord) -> Result<Location, Error> {
         self.save_together(leaves, run, &NoOthers)
     }
@@ -142,9 +144,10 @@ impl CheckpointDir {
         Ok(found)
     }
 
-    /// What has the name of a checkpoint, but no manifest, oldest first. In a directory it has lost it: a save that has not ended, and
-    /// a checkpoint that is being removed, have other names. In an object store it is also what is left of a save that was cut
-    /// off, or one that is in progress.
+    /// What has the name of a checkpoint, but no manifest, oldest first. In a directory it has lost
+    /// it: a save that has not ended, and a checkpoint that is being removed, have other names. In
+    /// an object store it is also what is left of a save that was cut off, or one that is in
+    /// progress.
     ///
     /// # Errors
     /// A place that cannot be read.
@@ -177,8 +180,8 @@ impl CheckpointDir {
         }
     }
 
-    /// Removes the checkpoints after more than `step` steps: a run that continues from there takes those steps again.
-    /// Returns how many there were.
+    /// Removes the checkpoints after more than `step` steps: a run that continues from there takes
+    /// those steps again. Returns how many there were.
     ///
     /// # Errors
     /// What could not be removed.
@@ -193,7 +196,8 @@ impl CheckpointDir {
         Ok(later.len())
     }
 
-    /// Removes all checkpoints but the `keep` newest and those after a number of steps for which `is_kept` is `true`.
+    /// Removes all checkpoints but the `keep` newest and those after a number of steps for which
+    /// `is_kept` is `true`.
     ///
     /// # Errors
     /// What could not be removed.

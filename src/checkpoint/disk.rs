@@ -6,7 +6,8 @@ use std::path::Path;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-/// A file system. Each operation may fail, or be the last before a crash: tests use that to stop a save anywhere.
+/// A file system. Each operation may fail, or be the last before a crash: tests use that to stop a
+/// save anywhere.
 pub trait Disk: Send + Sync {
     /// A file that is being written.
     type File: Write;

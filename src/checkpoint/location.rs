@@ -16,7 +16,8 @@ pub enum Location {
     Url(ObjectUrl),
 }
 
-/// A URL `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`, and how it is accessed.
+/// A URL `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`, and how it is
+/// accessed.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectUrl {
     url: String,
@@ -26,8 +27,8 @@ pub struct ObjectUrl {
 /// How an object store is accessed.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectOptions {
-    /// Settings with the names of environment variables in lower case, such as `aws_endpoint_url`. Others come from the
-    /// environment.
+    /// Settings with the names of environment variables in lower case, such as `aws_endpoint_url`.
+    /// Others come from the environment.
     pub settings: BTreeMap<String, String>,
     /// Time limit of a connection attempt.
     pub connect_timeout: Duration,

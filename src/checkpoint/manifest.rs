@@ -14,7 +14,8 @@ const FORMAT: &str = "lockstep checkpoint";
 /// The newest format version, which is written.
 const VERSION: u32 = 1;
 
-/// Bytes with a checksum of their own. Small enough to still be in the processor's cache after they were hashed or read.
+/// Bytes with a checksum of their own. Small enough to still be in the processor's cache after they
+/// were hashed or read.
 pub(super) const BLOCK_BYTES: usize = 1 << 20;
 
 /// The contents of `manifest.json`.
@@ -24,7 +25,8 @@ pub struct Manifest {
     pub format: String,
     /// The version of the format.
     pub version: u32,
-    /// XXH3-128 of the manifest's own text with this field's digits replaced by zeros, 32 hexadecimal digits.
+    /// XXH3-128 of the manifest's own text with this field's digits replaced by zeros, 32
+    /// hexadecimal digits.
     pub checksum: String,
     /// The run.
     pub run: RunRecord,
@@ -39,7 +41,8 @@ pub struct Manifest {
 pub struct RunRecord {
     /// Steps taken.
     pub step: u64,
-    /// Where the next step reads the training data. It follows from `step`, and is checked against it.
+    /// Where the next step reads the training data. It follows from `step`, and is checked against
+    /// it.
     pub position: DataPosition,
     /// Examples per step.
     pub global_batch: usize,
@@ -58,7 +61,8 @@ pub struct RunRecord {
     pub data: Option<DataRecord>,
     /// What the run has come to so far: losses, evaluations.
     pub progress: Value,
-    /// Hexadecimal hash of everything that the compiled step depends on: an equal one computes the same bits.
+    /// Hexadecimal hash of everything that the compiled step depends on: an equal one computes the
+    /// same bits.
     pub program: String,
     /// The backend, as the configuration names it.
     pub backend: String,
@@ -104,11 +108,13 @@ pub struct FileRecord {
     pub name: String,
     /// Its size.
     pub num_bytes: u64,
-    /// The size of its safetensors header, with the 8 bytes that say how long it is. The values follow.
+    /// The size of its safetensors header, with the 8 bytes that say how long it is. The values
+    /// follow.
     pub header_bytes: u64,
     /// XXH3-128 of these bytes.
     pub header_checksum: String,
-    /// Size of the blocks of a piece that have a checksum each; the last block of a piece may be shorter.
+    /// Size of the blocks of a piece that have a checksum each; the last block of a piece may be
+    /// shorter.
     pub block_bytes: u64,
 }
 

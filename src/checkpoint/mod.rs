@@ -1,9 +1,10 @@
-//! Checkpoints: the whole state of a run on disk, from which it continues. Written and read through [`LeafSpec`]s; knows
-//! nothing of devices.
+//! Checkpoints: the whole state of a run on disk, from which it continues. Written and read through
+//! [`LeafSpec`]s; knows nothing of devices.
 //!
-//! A checkpoint is a directory `step_00000500` with one safetensors file per process and `manifest.json`, which is
-//! written last. The directory is renamed into place when everything in it is on the disk, so one under another name is not a
-//! checkpoint, and one without a manifest was damaged later. In an object store, putting the manifest makes it one. `docs/checkpoints.md`
+//! A checkpoint is a directory `step_00000500` with one safetensors file per process and
+//! `manifest.json`, which is written last. The directory is renamed into place when everything in
+//! it is on the disk, so one under another name is not a checkpoint, and one without a manifest was
+//! damaged later. In an object store, putting the manifest makes it one. `docs/checkpoints.md`
 //! describes the files.
 
 mod blocks;

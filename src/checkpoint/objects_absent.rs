@@ -1,4 +1,5 @@
-//! What stands for the module `objects` in a program that was built without object stores: every use is an error.
+//! What stands for the module `objects` in a program that was built without object stores: every
+//! use is an error.
 
 use std::io;
 

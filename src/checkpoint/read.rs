@@ -105,13 +105,13 @@ impl Checkpoint {
         self.read(path, spec, &vec![0; spec.dims.len()], &spec.dims)
     }
 
-    /// Reads the rectangle of these `dims` whose first element is at `start` of the leaf `path`, which this run declares as
-    /// `spec`. It may have been saved in any pieces, as rows of a stack or as a stack of rows. Only the blocks that hold its
-    /// bytes are read, each once.
+    /// Reads the rectangle of these `dims` whose first element is at `start` of the leaf `path`,
+    /// which this run declares as `spec`. It may have been saved in any pieces, as rows of a stack
+    /// or as a stack of rows. Only the blocks that hold its bytes are read, each once.
     ///
     /// # Errors
-    /// A leaf that was not saved or has another dtype or other dims, a rectangle that is not in it, damaged bytes, or files
-    /// that cannot be read.
+    /// A leaf that was not saved or has another dtype or other dims, a rectangle that is not in it,
+    /// damaged bytes, or files that cannot be read.
     pub fn read(
         &self,
         path: &str,
@@ -150,8 +150,8 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Checks that the leaves that were saved are those that `specs` declare. A stack may have been saved as its rows, and
-    /// rows as a stack.
+    /// Checks that the leaves that were saved are those that `specs` declare. A stack may have been
+    /// saved as its rows, and rows as a stack.
     ///
     /// # Errors
     /// A leaf that was not saved, has another dtype or other dims, or is not declared.

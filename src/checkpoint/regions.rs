@@ -1,12 +1,12 @@
-//! Which parts of the saved leaves make up a rectangle of a leaf as it is declared now: the same leaf, a row of a stack, or
-//! the rows of one.
+//! Which parts of the saved leaves make up a rectangle of a leaf as it is declared now: the same
+//! leaf, a row of a stack, or the rows of one.
 
 use hlo::{ContiguousRun, Corner, LeafSpec, StackedRow, Tree, contiguous_runs, row_paths, unravel};
 
 use super::PieceRecord;
 
-/// A rectangle of a saved leaf, and its place in the values that are read. All vectors have the same number of dims:
-/// where the leaf or the values have fewer, dims of size 1 are in front.
+/// A rectangle of a saved leaf, and its place in the values that are read. All vectors have the
+/// same number of dims: where the leaf or the values have fewer, dims of size 1 are in front.
 #[derive(Debug)]
 pub struct SavedRegion {
     /// Index of the saved leaf.
@@ -18,8 +18,9 @@ pub struct SavedRegion {
     to_start: Vec<usize>,
 }
 
-/// The regions of the rectangle of these `dims` at `start` in the leaf `path`, declared as `spec`. `saved` are the leaves of
-/// the checkpoint, and `rows` their rows. The error is the path of a row that was not saved.
+/// The regions of the rectangle of these `dims` at `start` in the leaf `path`, declared as `spec`.
+/// `saved` are the leaves of the checkpoint, and `rows` their rows. The error is the path of a row
+/// that was not saved.
 pub fn regions(
     saved: &Tree<LeafSpec>,
     rows: &Tree<StackedRow>,
@@ -66,7 +67,8 @@ pub fn regions(
     Ok(found)
 }
 
-/// What the regions have in common with a piece of their leaf, in bytes, sorted by where it is read.
+/// What the regions have in common with a piece of their leaf, in bytes, sorted by where it is
+/// read.
 pub fn runs_in(
     piece: &PieceRecord,
     regions: &[SavedRegion],

@@ -1,4 +1,5 @@
-//! A checkpoint that several processes save together: each writes a shard, and the first one also the manifest.
+//! A checkpoint that several processes save together: each writes a shard, and the first one also
+//! the manifest.
 
 use std::fs;
 use std::io;
@@ -26,7 +27,8 @@ pub struct SavedShard {
     pub(super) leaves: Vec<LeafRecord>,
 }
 
-/// The processes of a run other than the first, as the first one sees them when it saves a checkpoint.
+/// The processes of a run other than the first, as the first one sees them when it saves a
+/// checkpoint.
 pub trait OtherProcesses {
     /// Has each of them write its shard, with [`ShardPlace::save`]. Does not wait.
     ///
@@ -58,7 +60,8 @@ impl ShardPlace {
     /// Writes the shard of process `process_index`, not the first one.
     ///
     /// # Errors
-    /// What could not be written; also if the directory is not the one that the first process has made.
+    /// What could not be written; also if the directory is not the one that the first process has
+    /// made.
     pub fn save(&self, leaves: &[HostLeaf], process_index: usize) -> Result<SavedShard, Error> {
         match Location::from(Path::new(&self.location)) {
             Location::Path(dir) => {

@@ -22,9 +22,9 @@ pub(super) fn shard_name(process_index: usize) -> String {
     format!("shard_{process_index:05}.safetensors")
 }
 
-/// Writes `DIR/step_00000500` and returns its path. It appears when everything is on the disk; a save that fails or is
-/// killed leaves at most a directory whose name begins with a dot, which the next run removes. An earlier checkpoint of the
-/// same step is replaced.
+/// Writes `DIR/step_00000500` and returns its path. It appears when everything is on the disk; a
+/// save that fails or is killed leaves at most a directory whose name begins with a dot, which the
+/// next run removes. An earlier checkpoint of the same step is replaced.
 ///
 /// # Errors
 /// What could not be written.
@@ -121,7 +121,8 @@ fn put_in_place<D: Disk>(
     disk.sync_dir(dir).map_err(failed)
 }
 
-/// The pieces of all leaves in the order in which a file holds them: wide dtypes first, so that all are aligned.
+/// The pieces of all leaves in the order in which a file holds them: wide dtypes first, so that all
+/// are aligned.
 fn in_order(leaves: &[HostLeaf]) -> Vec<(usize, usize)> {
     let pieces =
         |(leaf, of): (usize, &HostLeaf)| (0..of.pieces.len()).map(move |piece| (leaf, piece));
@@ -198,14 +199,16 @@ pub(super) fn write_shard(
     Ok(SavedShard { file, leaves: leaves.iter().zip(records).map(of_leaf).collect() })
 }
 
-/// The header of a safetensors file: its length, then JSON, padded with spaces so that the values are aligned.
+/// The header of a safetensors file: its length, then JSON, padded with spaces so that the values
+/// are aligned.
 fn header(tensors: &Map<String, Value>) -> io::Result<Vec<u8>> {
     let mut text = serde_json::to_vec(tensors)?;
     text.resize(text.len().next_multiple_of(8), b' ');
     Ok([&(text.len() as u64).to_le_bytes(), &text[..]].concat())
 }
 
-/// The leaf's path, followed by the piece's ranges if it is not the whole leaf: `params.weight[0:16,0:10]`.
+/// The leaf's path, followed by the piece's ranges if it is not the whole leaf:
+/// `params.weight[0:16,0:10]`.
 fn tensor_name(leaf: &HostLeaf, piece: &HostPiece) -> String {
     if piece.values.dims() == leaf.spec.dims {
         return leaf.path.clone();

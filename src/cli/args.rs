@@ -28,7 +28,8 @@ pub struct Args {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Messages")]
 pub struct LogArgs {
-    /// Say what the program does (-v), and what its libraries do (-vv, -vvv); RUST_LOG chooses exactly
+    /// Say what the program does (-v), and what its libraries do (-vv, -vvv); RUST_LOG chooses
+    /// exactly
     #[arg(short, long, global = true, action = clap::ArgAction::Count, conflicts_with = "quiet")]
     pub verbose: u8,
     /// Say nothing but warnings and errors
@@ -81,7 +82,8 @@ pub enum Command {
         /// Print the list as one line of JSON
         #[arg(long, conflicts_with = "name")]
         json: bool,
-        /// Print a table with what `schedule --check` finds in each, or in this one; `--table=markdown` for Markdown
+        /// Print a table with what `schedule --check` finds in each, or in this one;
+        /// `--table=markdown` for Markdown
         #[arg(
             long,
             value_name = "FORM",
@@ -96,7 +98,8 @@ pub enum Command {
     Compile(CompileArgs),
     /// Predict step time and efficiency from one device to the whole target, without compiling
     Plan(PlanArgs),
-    /// Answer before a run: does it fit, does communication hide, is the recipe sound, does the input keep up, what does it cost?
+    /// Answer before a run: does it fit, does communication hide, is the recipe sound, does the
+    /// input keep up, what does it cost?
     Preflight(PreflightArgs),
     /// Compile the program that another process has put into a directory
     #[command(hide = true)]
@@ -161,19 +164,19 @@ pub enum Command {
 pub struct TrainArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Directory for metrics.jsonl, summary.json, params.safetensors and the resolved configuration; it must not
-    /// contain another run
+    /// Directory for metrics.jsonl, summary.json, params.safetensors and the resolved
+    /// configuration; it must not contain another run
     #[arg(long, value_name = "DIR", value_parser = path())]
     pub out: Option<PathBuf>,
     /// Replace the run in --out; its files are kept in DIR/replaced-run until this run is done
     #[arg(long, requires = "out")]
     pub overwrite: bool,
-    /// Continue from the newest checkpoint of the run in --out, or from this one, or the newest in this directory or of this
-    /// run; without any, start
+    /// Continue from the newest checkpoint of the run in --out, or from this one, or the newest in
+    /// this directory or of this run; without any, start
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "auto", conflicts_with_all = ["overwrite", "init"])]
     pub resume: Option<PathBuf>,
-    /// Start from these parameters instead of random ones: a safetensors file, a checkpoint, the --out of a run, or a
-    /// Hugging Face folder
+    /// Start from these parameters instead of random ones: a safetensors file, a checkpoint, the
+    /// --out of a run, or a Hugging Face folder
     #[arg(long, value_name = "PATH", value_parser = path())]
     pub init: Option<PathBuf>,
     /// Print the summary as one line of JSON
@@ -234,7 +237,8 @@ pub struct LaunchArgs {
     /// Number of processes, on all hosts; by default one per core of this host, on each
     #[arg(long, value_name = "N")]
     pub num_processes: Option<NonZeroUsize>,
-    /// Number of hosts; on each, start `lockstep launch` with the same arguments but for --host-index
+    /// Number of hosts; on each, start `lockstep launch` with the same arguments but for
+    /// --host-index
     #[arg(long, value_name = "N", default_value = "1")]
     pub hosts: NonZeroUsize,
     /// Index of this host, from 0
@@ -243,13 +247,16 @@ pub struct LaunchArgs {
     /// Where the coordinator listens, on host 0; needed with several hosts
     #[arg(long, value_name = "HOST:PORT")]
     pub coordinator: Option<HostPort>,
-    /// etcd://HOST:PORT[,...]: keep values in etcd instead of the coordinator; hosts find the coordinator there too
+    /// etcd://HOST:PORT[,...]: keep values in etcd instead of the coordinator; hosts find the
+    /// coordinator there too
     #[arg(long, value_name = "URL", default_value = "builtin")]
     pub store: StoreUrl,
-    /// File with the token that all hosts share: at least 32 hexadecimal digits. Or set LOCKSTEP_TOKEN
+    /// File with the token that all hosts share: at least 32 hexadecimal digits. Or set
+    /// LOCKSTEP_TOKEN
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub token_file: Option<PathBuf>,
-    /// PEM file with the authority that has signed the coordinator's certificate: TLS to the coordinator; on all hosts
+    /// PEM file with the authority that has signed the coordinator's certificate: TLS to the
+    /// coordinator; on all hosts
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub tls_ca: Option<PathBuf>,
     /// PEM file with the coordinator's certificate; on host 0
@@ -264,7 +271,8 @@ pub struct LaunchArgs {
     /// Seconds between two reports of a worker; without one for 4 times as long it counts as dead
     #[arg(long, value_name = "SECS", default_value_t = 2.0)]
     pub heartbeat_secs: f64,
-    /// Seconds that a phase of a step may last, after which the process is stuck; by default 20 times a step, at least 30
+    /// Seconds that a phase of a step may last, after which the process is stuck; by default 20
+    /// times a step, at least 30
     #[arg(long, value_name = "SECS")]
     pub stuck_after_secs: Option<f64>,
     /// Directory for flight_recorder.jsonl: what each process did last, written when some fail
@@ -355,17 +363,20 @@ pub struct PlanArgs {
     /// Target, as for `compile`
     #[arg(long)]
     pub target: String,
-    /// Rank ways of sharding (fsdp, ZeRO), remat and microbatches that fit on the whole target; compiles the step and the best
+    /// Rank ways of sharding (fsdp, ZeRO), remat and microbatches that fit on the whole target;
+    /// compiles the step and the best
     #[arg(long, conflicts_with_all = ["csv", "plot", "network", "what_if", "mtbf", "stragglers"])]
     pub search: bool,
-    /// Another network between hosts or slices than the target's: ib-hdr, roce-v2-400, ethernet-25, ...; options follow:
-    /// ib-hdr:oversubscription=2:devices_per_port=4:multipath
+    /// Another network between hosts or slices than the target's: ib-hdr, roce-v2-400, ethernet-25,
+    /// ...; options follow: ib-hdr:oversubscription=2:devices_per_port=4:multipath
     #[arg(long)]
     pub network: Option<NamedNetwork>,
-    /// A change of that network: alpha=+20us,beta=x0.5 adds to the latency of a hop and halves the time of a byte
+    /// A change of that network: alpha=+20us,beta=x0.5 adds to the latency of a hop and halves the
+    /// time of a byte
     #[arg(long, value_name = "CHANGE")]
     pub what_if: Option<WhatIf>,
-    /// Mean time between failures of one device, for the best interval between checkpoints and what failures cost
+    /// Mean time between failures of one device, for the best interval between checkpoints and what
+    /// failures cost
     #[arg(long, value_name = "HOURS", value_parser = positive)]
     pub mtbf: Option<f64>,
     /// Seconds for which a checkpoint stalls the run
@@ -374,8 +385,9 @@ pub struct PlanArgs {
     /// Seconds from a failure to the first new step
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = positive, requires = "mtbf")]
     pub restart_secs: f64,
-    /// Simulate backup workers on the whole target (Lockstep runs none), by default with the variation of step times that the
-    /// column jitter has; slow=0.01,factor=2.0 makes one step of a device in 100 twice as long. Other keys: cv, backups, steps, seed
+    /// Simulate backup workers on the whole target (Lockstep runs none), by default with the
+    /// variation of step times that the column jitter has; slow=0.01,factor=2.0 makes one step of a
+    /// device in 100 twice as long. Other keys: cv, backups, steps, seed
     #[arg(
         long,
         value_name = "KEYS",
@@ -388,7 +400,8 @@ pub struct PlanArgs {
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
-    /// Plot step times, and all_reduce times by algorithm, to a file that ends in .svg or .png; an earlier plot is replaced
+    /// Plot step times, and all_reduce times by algorithm, to a file that ends in .svg or .png; an
+    /// earlier plot is replaced
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub plot: Option<PathBuf>,
     /// Replace the file of --plot, whatever it is
@@ -413,7 +426,8 @@ pub struct PreflightArgs {
     /// Most device hours that the run may take
     #[arg(long, value_name = "HOURS", value_parser = positive)]
     pub max_device_hours: Option<f64>,
-    /// Plot step times and learning rates to a file that ends in .svg or .png; an earlier plot is replaced
+    /// Plot step times and learning rates to a file that ends in .svg or .png; an earlier plot is
+    /// replaced
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub plot: Option<PathBuf>,
     /// Replace the file of --plot, whatever it is
@@ -433,13 +447,14 @@ pub enum PluginCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Download a plugin (cpu, cuda, cuda-compiler or tpu) with your pip, and unpack it into your cache. An installed
-    /// plugin is verified, and installed again if it is damaged
+    /// Download a plugin (cpu, cuda, cuda-compiler or tpu) with your pip, and unpack it into your
+    /// cache. An installed plugin is verified, and installed again if it is damaged
     Install {
         /// cpu, cuda, cuda-compiler (for `compile` without a GPU) or tpu
         name: String,
     },
-    /// Compare the hashes of the files of installed plugins with those at installation; exit with 1 if one is damaged
+    /// Compare the hashes of the files of installed plugins with those at installation; exit with 1
+    /// if one is damaged
     Verify {
         /// The plugin (default: all installed)
         name: Option<String>,
@@ -454,8 +469,8 @@ pub enum PluginCommand {
     },
 }
 
-/// The commands of `checkpoint`. DIR is a checkpoint, a directory of checkpoints, of which the newest is used, or the --out of a
-/// run.
+/// The commands of `checkpoint`. DIR is a checkpoint, a directory of checkpoints, of which the
+/// newest is used, or the --out of a run.
 #[derive(Debug, Subcommand)]
 pub enum CheckpointCommand {
     /// List the checkpoints in a directory
@@ -500,11 +515,13 @@ pub enum CheckpointCommand {
 pub struct CompileArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// tpu:v4|v5e|v5p|v6e|tpu7x:TOPOLOGY[xSLICES], as in tpu:v5e:4x4; an accelerator type, as in tpu:v5litepod-16; or
-    /// gpu:a100|a100-40gb|l4|l40s|h100|h100-pcie|h200|b200|gb200:HOSTSxGPUS, as in gpu:h100:4x8
+    /// tpu:v4|v5e|v5p|v6e|tpu7x:TOPOLOGY[xSLICES], as in tpu:v5e:4x4; an accelerator type, as in
+    /// tpu:v5litepod-16; or gpu:a100|a100-40gb|l4|l40s|h100|h100-pcie|h200|b200|gb200:HOSTSxGPUS,
+    /// as in gpu:h100:4x8
     #[arg(long)]
     pub target: String,
-    /// Directory for the program, its optimized form and the executable; an earlier dump is replaced
+    /// Directory for the program, its optimized form and the executable; an earlier dump is
+    /// replaced
     #[arg(long, value_name = "DIR", value_parser = path())]
     pub dump: Option<PathBuf>,
     /// Replace files of the same names in the directory of --dump

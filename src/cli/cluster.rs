@@ -71,8 +71,8 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
     Ok(Some(member?))
 }
 
-/// The GPU of this process, if it is one of several on its host. `None` if it may use all that it sees: it is alone, its launcher
-/// shows it only its own, or the configuration chooses.
+/// The GPU of this process, if it is one of several on its host. `None` if it may use all that it
+/// sees: it is alone, its launcher shows it only its own, or the configuration chooses.
 fn own_gpus(config: &Config, environment: &Environment) -> Option<Vec<usize>> {
     const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
     let shares_its_host = environment.num_local_processes.as_ref()?.value > 1;
@@ -137,7 +137,8 @@ fn follow_supervisor() -> Result<bool> {
     Ok(true)
 }
 
-/// What must be the same in all processes: this program, and the configuration without what tells the processes apart.
+/// What must be the same in all processes: this program, and the configuration without what tells
+/// the processes apart.
 fn program(config: &Config) -> Result<Vec<(String, String)>> {
     let shared = Config { cluster: Default::default(), ..config.clone() };
     let named = |name: &str, value: String| (name.to_owned(), value);

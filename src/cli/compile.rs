@@ -1,4 +1,5 @@
-//! `lockstep compile`: the step of a configuration, compiled for hardware that need not be attached.
+//! `lockstep compile`: the step of a configuration, compiled for hardware that need not be
+//! attached.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -53,8 +54,8 @@ pub fn run(args: &CompileArgs) -> Result<ExitCode> {
     Ok(if report.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Compiles what is advised. What does not fit is followed by what is advised then, until something fits, which then comes
-/// first.
+/// Compiles what is advised. What does not fit is followed by what is advised then, until something
+/// fits, which then comes first.
 pub(super) fn check_advice(
     config: &ConfigArgs,
     target: &Target,
@@ -104,7 +105,8 @@ fn smallest_mesh(args: &ConfigArgs) -> Result<usize> {
     })
 }
 
-/// The steps on every part of a target that has one, smallest first, and why the largest part without one has none.
+/// The steps on every part of a target that has one, smallest first, and why the largest part
+/// without one has none.
 ///
 /// # Errors
 /// A configuration that cannot be read.
@@ -131,9 +133,9 @@ pub(super) struct TargetStep {
 }
 
 impl TargetStep {
-    /// Reads the configuration with the target's backend, for a number of its devices: `mesh.fsdp` is as many as
-    /// `mesh.data` leaves if it is `"auto"`, otherwise `mesh.data` is as many as `mesh.fsdp` leaves.
-    /// `more` are further keys to set.
+    /// Reads the configuration with the target's backend, for a number of its devices: `mesh.fsdp`
+    /// is as many as `mesh.data` leaves if it is `"auto"`, otherwise `mesh.data` is as many as
+    /// `mesh.fsdp` leaves. `more` are further keys to set.
     pub fn new(
         args: &ConfigArgs,
         more: &[String],

@@ -8,11 +8,12 @@ use crate::config::{ClassificationConfig, Config, DataConfig, shorten};
 use crate::data;
 use crate::train::params_file::{SavedClasses, saved_classes};
 
-/// Sets `data.labels` to the order of the classes in the model that the run starts from, `init` or `model.from`, if its names
-/// are those of the data. Returns warnings.
+/// Sets `data.labels` to the order of the classes in the model that the run starts from, `init` or
+/// `model.from`, if its names are those of the data. Returns warnings.
 ///
 /// # Errors
-/// A model whose head has another number of classes, or other kinds of labels; and files that cannot be read.
+/// A model whose head has another number of classes, or other kinds of labels; and files that
+/// cannot be read.
 pub(super) fn settle(config: &mut Config, init: Option<&Path>) -> Result<Vec<String>> {
     let folder = config.model.folder().filter(|folder| folder.exists());
     let Some(path) = init.or(folder).map(Path::to_owned) else { return Ok(vec![]) };
@@ -125,8 +126,8 @@ fn order(found: &[String], saved: &SavedClasses) -> Order {
     }
 }
 
-/// The labels of a file in the order of `names`, among which they are, in capital letters or not; and names that the file
-/// lacks.
+/// The labels of a file in the order of `names`, among which they are, in capital letters or not;
+/// and names that the file lacks.
 fn in_order(found: &[String], names: &[String]) -> Option<Vec<String>> {
     let mut labels = names.to_vec();
     let mut taken = vec![false; names.len()];

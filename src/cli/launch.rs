@@ -130,7 +130,8 @@ fn seconds(secs: f64, name: &str) -> Result<Duration> {
     }
 }
 
-/// From now on a first signal is passed on to the workers, which save and end. A second one ends this process, and so them.
+/// From now on a first signal is passed on to the workers, which save and end. A second one ends
+/// this process, and so them.
 fn watch() -> Result<Requests> {
     let requests = Requests::default();
     flag::register(SIGUSR1, requests.save.clone())?;

@@ -1,4 +1,5 @@
-//! What the program says about its work, on stderr: messages, and events and spans of `tracing`, of this program and of its libraries.
+//! What the program says about its work, on stderr: messages, and events and spans of `tracing`, of
+//! this program and of its libraries.
 
 use std::env;
 use std::io;

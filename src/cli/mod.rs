@@ -1,7 +1,8 @@
 //! The command line: one module per command.
 //!
-//! Results go to stdout, progress and errors to stderr. Exit codes: 0; 1 for errors and for runs that end with values
-//! that are not finite; 2 for wrong usage; 128 plus the number of the signal for runs that a signal stopped.
+//! Results go to stdout, progress and errors to stderr. Exit codes: 0; 1 for errors and for runs
+//! that end with values that are not finite; 2 for wrong usage; 128 plus the number of the signal
+//! for runs that a signal stopped.
 
 pub mod allocator;
 mod args;
@@ -52,15 +53,15 @@ use args::{Args, Command, ConfigArgs};
 
 pub use schedule::{findings, parameter_ranks};
 
-/// Stack of the thread that runs the command, in bytes: as much as the first thread of a process usually has. Only what is
-/// used takes memory.
+/// Stack of the thread that runs the command, in bytes: as much as the first thread of a process
+/// usually has. Only what is used takes memory.
 const STACK_BYTES: usize = 8 << 20;
 
 /// Exit code of a process that panics.
 const PANICKED: u8 = 101;
 
-/// Runs the command in the arguments of this process, which was started at `started`, on a thread of its own: the stack of
-/// the first one is as small as `ulimit -s` makes it.
+/// Runs the command in the arguments of this process, which was started at `started`, on a thread
+/// of its own: the stack of the first one is as small as `ulimit -s` makes it.
 pub fn main(started: Instant) -> ExitCode {
     let thread = thread::Builder::new().name("main".to_owned()).stack_size(STACK_BYTES);
     match thread.spawn(move || run_command(started)).map(JoinHandle::join) {

@@ -1,6 +1,6 @@
-//! Files that the user names for what a command writes. One rule for all of them: what is there already is not replaced unless
-//! the user says `--overwrite`, or it is recognized as what the same option has written before and anyone can draw or compile
-//! again.
+//! Files that the user names for what a command writes. One rule for all of them: what is there
+//! already is not replaced unless the user says `--overwrite`, or it is recognized as what the same
+//! option has written before and anyone can draw or compile again.
 
 use std::fs;
 use std::io::{self, Read};
@@ -19,7 +19,8 @@ pub struct OutputFile<'a> {
     pub path: &'a Path,
     /// `true` with `--overwrite`.
     pub overwrite: bool,
-    /// Is this the beginning of a file that the option has written before, and that may be replaced?
+    /// Is this the beginning of a file that the option has written before, and that may be
+    /// replaced?
     pub is_own: fn(&[u8]) -> bool,
 }
 
@@ -35,7 +36,8 @@ impl OutputFile<'_> {
     /// Checks that the file may be written. Call this before anything that takes long.
     ///
     /// # Errors
-    /// A file that is there and not to be replaced; a directory; a directory for it that is missing.
+    /// A file that is there and not to be replaced; a directory; a directory for it that is
+    /// missing.
     pub fn check(&self) -> Result<()> {
         let Self { option, path, overwrite, .. } = *self;
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
@@ -72,7 +74,8 @@ impl OutputFile<'_> {
         written.with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    /// `true` if nothing would be lost: there is no such file, or it is empty or one of our own, or a pipe or a device.
+    /// `true` if nothing would be lost: there is no such file, or it is empty or one of our own, or
+    /// a pipe or a device.
     fn may_write(&self) -> bool {
         let is_free = self.path.symlink_metadata().is_err();
         let is_stream = fs::metadata(self.path).is_ok_and(|found| !found.is_file());
@@ -88,8 +91,8 @@ fn head(path: &Path) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// Checks that files of these names may be written into a directory: it has none of them, or the first of them is one that
-/// `is_own` recognizes, and the others are of the same command.
+/// Checks that files of these names may be written into a directory: it has none of them, or the
+/// first of them is one that `is_own` recognizes, and the others are of the same command.
 ///
 /// # Errors
 /// Something of one of these names that is not to be replaced, or is not a file.

@@ -69,8 +69,8 @@ fn scenario(args: &PlanArgs) -> Scenario {
 /// A curve's name, and its value in a row.
 type Column<T> = (&'static str, fn(&T) -> f64);
 
-/// What a step of the configuration `source` is made of by the number of devices, and below it an all_reduce on
-/// all of them by its bytes: the lowest curve is the algorithm that wins.
+/// What a step of the configuration `source` is made of by the number of devices, and below it an
+/// all_reduce on all of them by its bytes: the lowest curve is the algorithm that wins.
 fn plot(file: OutputFile<'_>, source: &Path, plan: &ScalingPrediction) -> Result<()> {
     let of_step: [Column<Row>; 4] = [
         ("whole step", |row| row.step_ms),

@@ -86,7 +86,8 @@ fn of_run(mut config: Config, truncate: bool) -> Result<(Config, Classes)> {
     Ok((config, Classes { labels, is_multi_label: false }))
 }
 
-/// The configuration that a Hugging Face folder stands for, and the classes that its `config.json` has.
+/// The configuration that a Hugging Face folder stands for, and the classes that its `config.json`
+/// has.
 fn of_folder(args: &PredictArgs) -> Result<(Config, Classes)> {
     let folder = std::path::absolute(&args.model)?;
     let Some(from) = folder.to_str().map(toml::Value::from) else {
@@ -160,8 +161,9 @@ fn read(
 }
 
 impl Classes {
-    /// What is printed about a text: the class with the highest score, and the probability of each: shares of 1, or, if a text has
-    /// any number of them, each by itself, and those of at least one half.
+    /// What is printed about a text: the class with the highest score, and the probability of each:
+    /// shares of 1, or, if a text has any number of them, each by itself, and those of at least one
+    /// half.
     fn line(&self, row: &TextRow, scores: &[f32]) -> Value {
         let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let probabilities: Vec<f64> = match self.is_multi_label {

@@ -1,4 +1,5 @@
-//! `lockstep plan --search`: which way of sharding, rematerialising and splitting the batch is fastest among those that fit.
+//! `lockstep plan --search`: which way of sharding, rematerialising and splitting the batch is
+//! fastest among those that fit.
 
 use std::process::ExitCode;
 

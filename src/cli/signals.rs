@@ -25,8 +25,8 @@ pub struct Received {
 }
 
 impl Received {
-    /// The exit code of a run that was stopped; waits until the signal has been answered. It may have reached another
-    /// process of the run only: then it counts as SIGTERM.
+    /// The exit code of a run that was stopped; waits until the signal has been answered. It may
+    /// have reached another process of the run only: then it counts as SIGTERM.
     pub fn exit_code(self) -> u8 {
         let signal = match self.signal.load(Ordering::Relaxed) {
             0 => SIGTERM as usize,
@@ -41,7 +41,8 @@ impl Received {
     }
 }
 
-/// From now on, exceeding the file size limit is an error of the write and does not end the process.
+/// From now on, exceeding the file size limit is an error of the write and does not end the
+/// process.
 ///
 /// # Errors
 /// A handler that cannot be set up.
@@ -49,9 +50,9 @@ pub fn keep_on_long_files() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
-/// From now on, the first signal stops the run, with a message, and the second ends the process: the run may
-/// hang. Signals that the process was started to ignore, as `nohup` does, stay
-/// ignored. SIGUSR1 asks for a checkpoint.
+/// From now on, the first signal stops the run, with a message, and the second ends the process:
+/// the run may hang. Signals that the process was started to ignore, as `nohup` does, stay ignored.
+/// SIGUSR1 asks for a checkpoint.
 ///
 /// # Errors
 /// A handler that cannot be set up, or no thread.
@@ -69,8 +70,8 @@ pub fn watch(stop: &Stop) -> io::Result<Received> {
     let mut signals = Signals::new(watched.iter().map(|(signal, _)| signal))?;
     let (stop, first) = (stop.clone(), received.clone());
     let answer = move || {
-        // One that came while the handlers were being set up has left its number. A second one ends the
-        // process and does not come here.
+        // One that came while the handlers were being set up has left its number. A second one ends
+        // the process and does not come here.
         let signal = match first.load(Ordering::Relaxed) {
             0 => signals.forever().next(),
             signal => i32::try_from(signal).ok(),

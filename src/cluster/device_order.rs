@@ -1,21 +1,23 @@
 //! Device order: which device runs which replica, in a run and in ahead-of-time compilation alike.
 //!
-//! Replicas that differ along an inner mesh axis have neighbouring numbers, so neighbours in this order
-//! should be neighbours on the fastest links: first within a host, then along a torus dimension, last over
-//! the network between slices. Plugins list devices by process or as a ring, and on some generations their
-//! ids follow neither rule, so the order is computed here and sent to the compiler.
+//! Replicas that differ along an inner mesh axis have neighbouring numbers, so neighbours in this
+//! order should be neighbours on the fastest links: first within a host, then along a torus
+//! dimension, last over the network between slices. Plugins list devices by process or as a ring,
+//! and on some generations their ids follow neither rule, so the order is computed here and sent to
+//! the compiler.
 //!
-//! On a torus each host is a block of chips (usually 2x2). The order visits the blocks boustrophedon, every
-//! other row backwards, so that each block touches the next one. Within a block each chip is a neighbour of
-//! the previous one.
+//! On a torus each host is a block of chips (usually 2x2). The order visits the blocks
+//! boustrophedon, every other row backwards, so that each block touches the next one. Within a
+//! block each chip is a neighbour of the previous one.
 //!
-//! If state is sharded over several whole lines of a two-dimensional torus, the order is row by row instead. Then
-//! each line is a part of the groups along `fsdp`, and so is each row across lines: a compiler that has a reduce_scatter
-//! along one dim only can be given one per dim ([`fsdp_line`]). Such a group covers as many links as in the other order.
-//! One of a line or less would not: 4 chips in a line have half the bandwidth of a block of 2x2.
+//! If state is sharded over several whole lines of a two-dimensional torus, the order is row by row
+//! instead. Then each line is a part of the groups along `fsdp`, and so is each row across lines: a
+//! compiler that has a reduce_scatter along one dim only can be given one per dim ([`fsdp_line`]).
+//! Such a group covers as many links as in the other order. One of a line or less would not: 4
+//! chips in a line have half the bandwidth of a block of 2x2.
 //!
-//! Devices without coordinates are ordered by process, then by id. On the CPU backend and on the GPUs of one
-//! host this is the plugin's own order.
+//! Devices without coordinates are ordered by process, then by id. On the CPU backend and on the
+//! GPUs of one host this is the plugin's own order.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,15 +40,16 @@ pub struct PlacedDevice {
     pub core_on_chip: i64,
 }
 
-/// The devices in the order of the replicas, of which `fsdp` neighbours share the state: slice by slice, in each slice
-/// host by host, in each host chip by chip, on each chip core by core; or row by row if [`fsdp_line`] finds lines. The
-/// order does not depend on that of `devices`.
+/// The devices in the order of the replicas, of which `fsdp` neighbours share the state: slice by
+/// slice, in each slice host by host, in each host chip by chip, on each chip core by core; or row
+/// by row if [`fsdp_line`] finds lines. The order does not depend on that of `devices`.
 pub fn device_order<'a>(
     devices: impl IntoIterator<Item = &'a DeviceDescription>,
     fsdp: usize,
 ) -> Vec<PlacedDevice> {
     let mut placed: Vec<PlacedDevice> = devices.into_iter().map(place).collect();
-    // All hosts hold blocks of one size; which host it is read from must not depend on the plugin's order.
+    // All hosts hold blocks of one size; which host it is read from must not depend on the plugin's
+    // order.
     placed.sort_by_key(|device| (device.slice_index, device.process_index, device.id));
     let block = host_block(&placed);
     let by_line = fsdp_line(&placed, fsdp).is_some();
@@ -61,8 +64,9 @@ pub fn device_order<'a>(
     placed
 }
 
-/// The number of devices along the last dim of the torus, if `fsdp` neighbours in the device order are several of its
-/// lines, all in one slice. `None` on other tori than two-dimensional ones with one device on each chip.
+/// The number of devices along the last dim of the torus, if `fsdp` neighbours in the device order
+/// are several of its lines, all in one slice. `None` on other tori than two-dimensional ones with
+/// one device on each chip.
 pub fn fsdp_line(devices: &[PlacedDevice], fsdp: usize) -> Option<usize> {
     let first = devices.first()?;
     let slice: Vec<_> =
@@ -115,8 +119,8 @@ fn host_block(devices: &[PlacedDevice]) -> Vec<i64> {
     (0..first.coords.len()).map(|dim| side(&same_host, dim) as i64).collect()
 }
 
-/// Position of the host's block on the path through the slice, then position in the block on a path of
-/// the same form, which in a block of 2x2 is a ring.
+/// Position of the host's block on the path through the slice, then position in the block on a path
+/// of the same form, which in a block of 2x2 is a ring.
 fn torus_key(coords: &[i64], block: &[i64]) -> Vec<i64> {
     let sizes = |dim: usize| block.get(dim).copied().unwrap_or(1).max(1);
     let blocks: Vec<i64> = coords.iter().enumerate().map(|(dim, at)| at / sizes(dim)).collect();
@@ -126,8 +130,8 @@ fn torus_key(coords: &[i64], block: &[i64]) -> Vec<i64> {
     key
 }
 
-/// A sort key that visits the points of a box without jumps: the last dim varies slowest, and a dim runs
-/// backwards where the sum of the slower coordinates is odd.
+/// A sort key that visits the points of a box without jumps: the last dim varies slowest, and a dim
+/// runs backwards where the sum of the slower coordinates is odd.
 fn snake(coords: &[i64]) -> Vec<i64> {
     let mut key = Vec::with_capacity(coords.len());
     let mut slower = 0;
@@ -190,7 +194,8 @@ mod tests {
         devices.swap(1, 6);
         assert_eq!(ids(&devices), expected);
     }
-    /// A slice of a two-dimensional torus with hosts of 2x2 chips, with ids by host as plugins number them.
+    /// A slice of a two-dimensional torus with hosts of 2x2 chips, with ids by host as plugins
+    /// number them.
     fn torus(sides: [i64; 2], slice: i64) -> Vec<DeviceDescription> {
         let chips = (0..sides[0]).flat_map(|x| (0..sides[1]).map(move |y| (x, y)));
         let host = |x: i64, y: i64| x / 2 * (sides[1] / 2) + y / 2;

@@ -1,14 +1,15 @@
 //! The last phase changes of each process, written down when a job fails.
 //!
-//! The file is `flight_recorder.jsonl`, in JSON lines. Each process has a line about itself, followed by a line for each of its
-//! last phase changes, oldest first:
+//! The file is `flight_recorder.jsonl`, in JSON lines. Each process has a line about itself,
+//! followed by a line for each of its last phase changes, oldest first:
 //! ```json
 //! {"process":1,"host":"node0","pid":812,"first_replica":4,"num_replicas":4,"num_changes":2,"last_report":1764000012.5}
 //! {"process":1,"time":1764000010.25,"phase":"compute","step":511}
 //! {"process":1,"time":1764000010.5,"phase":"data","step":512}
 //! ```
-//! Times are Unix times in seconds, on the clock of the host that writes the file; those of other hosts are late by the time of a
-//! message. `num_changes` counts the lines that follow, `last_report` is null if the process never reported.
+//! Times are Unix times in seconds, on the clock of the host that writes the file; those of other
+//! hosts are late by the time of a message. `num_changes` counts the lines that follow,
+//! `last_report` is null if the process never reported.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -65,7 +66,8 @@ struct ChangeLine {
 }
 
 impl FlightRecorder {
-    /// A recorder of these processes, in the order of their indices. `now` is the same moment on both clocks.
+    /// A recorder of these processes, in the order of their indices. `now` is the same moment on
+    /// both clocks.
     pub fn new(names: Vec<WorkerName>, now: (Instant, SystemTime)) -> Self {
         let processes = names.into_iter();
         let empty = |name| Recorded { name, changes: VecDeque::new(), last_report: None };
@@ -87,11 +89,13 @@ impl FlightRecorder {
         process.changes.drain(..surplus);
     }
 
-    /// Writes the file into `dir`, which is created if necessary. Lines of the processes in `first` come first, so that they
-    /// are there if the disk is full. With many processes, fewer changes of each are written, at most 64 MiB in total.
+    /// Writes the file into `dir`, which is created if necessary. Lines of the processes in `first`
+    /// come first, so that they are there if the disk is full. With many processes, fewer changes
+    /// of each are written, at most 64 MiB in total.
     ///
     /// # Errors
-    /// A message with the path, for the user: that a record cannot be written is no failure of the job.
+    /// A message with the path, for the user: that a record cannot be written is no failure of the
+    /// job.
     pub fn write(&self, dir: &Path, first: &[usize]) -> Result<PathBuf, String> {
         let path = dir.join(FILE);
         let written = std::fs::create_dir_all(dir).and_then(|()| {

@@ -16,8 +16,8 @@ use super::{
 use crate::config::HostPort;
 use crate::pjrt::{KeyValueStore, Process};
 
-/// How long replicas wait for those of other processes in a collective. Long before that, a process that is gone closes its
-/// connections, and one that is stuck is found by its reports.
+/// How long replicas wait for those of other processes in a collective. Long before that, a process
+/// that is gone closes its connections, and one that is stuck is found by its reports.
 const COLLECTIVE_DEADLINE: Duration = Duration::from_secs(1800);
 /// How long the end of a process may take that waits for what it has sent to arrive.
 const CLOSE: Duration = Duration::from_secs(5);
@@ -27,8 +27,8 @@ pub const DEAD_AFTER: u32 = 4;
 const CHECK: Duration = Duration::from_millis(250);
 /// A process that waits in a collective for longer than this reports it.
 const LATE: Duration = Duration::from_millis(200);
-/// The user hears that a process still waits for a host's address, or for the others, after this time, and from then on
-/// every minute.
+/// The user hears that a process still waits for a host's address, or for the others, after this
+/// time, and from then on every minute.
 const PATIENCE_FOR_ADDRESS: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(10);
 const REMINDER: Duration = Duration::from_secs(60);
@@ -46,7 +46,8 @@ pub struct MemberOptions {
     pub secret: Secret,
     /// Certificates of the coordinator.
     pub tls: Tls,
-    /// The attempt at the job that this process was started for; `None` for the one that is forming.
+    /// The attempt at the job that this process was started for; `None` for the one that is
+    /// forming.
     pub generation: Option<u64>,
     /// This process.
     pub process: Process,
@@ -118,7 +119,8 @@ impl Member {
     /// Joins the job and waits until all its processes have.
     ///
     /// # Errors
-    /// If the coordinator does not answer or refuses this process, or if another process is missing at the deadline.
+    /// If the coordinator does not answer or refuses this process, or if another process is missing
+    /// at the deadline.
     pub fn join(options: MemberOptions) -> Result<Self, MemberError> {
         let process = options.process;
         let began = Instant::now();
@@ -210,7 +212,8 @@ impl Member {
         Arc::new(self.session.clone())
     }
 
-    /// Connects to the other processes, for the collectives of the CPU backend. Once it has, it returns the same again.
+    /// Connects to the other processes, for the collectives of the CPU backend. Once it has, it
+    /// returns the same again.
     ///
     /// # Errors
     /// If not all are connected at the deadline.
@@ -254,8 +257,8 @@ impl Member {
         self.session.set_phase(phase, step);
     }
 
-    /// Reports steps that have ended, which took `duration` each. Time in which this process waited for others is told
-    /// apart, as far as it is known.
+    /// Reports steps that have ended, which took `duration` each. Time in which this process waited
+    /// for others is told apart, as far as it is known.
     pub fn steps_done(&self, steps: Range<u64>, duration: Duration) {
         let waits = self.rendezvous.get().map(|rendezvous| rendezvous.take_waits());
         let waited: Duration = waits.iter().flatten().map(|launch| launch.waited).sum();
@@ -288,8 +291,8 @@ impl Member {
         thread::Builder::new().name("waits".to_owned()).spawn(report).map(drop)
     }
 
-    /// Ends this process's part of the job: `outcome` says how the run ended. The last of the job's processes to do so ends
-    /// the job.
+    /// Ends this process's part of the job: `outcome` says how the run ended. The last of the job's
+    /// processes to do so ends the job.
     ///
     /// # Errors
     /// If the job has failed meanwhile.
@@ -369,7 +372,8 @@ impl OwnCoordinator {
     }
 }
 
-/// This machine's address on the way to `remote`. Waits for the name of a host that is still being started.
+/// This machine's address on the way to `remote`. Waits for the name of a host that is still being
+/// started.
 fn address_on_the_way(
     remote: &str,
     options: &MemberOptions,

@@ -1,8 +1,9 @@
-//! Messages between workers, supervisors and the coordinator: protocol buffers, written by hand so that nothing
-//! needs `protoc`.
+//! Messages between workers, supervisors and the coordinator: protocol buffers, written by hand so
+//! that nothing needs `protoc`.
 //!
-//! A connection begins with [`Challenge`] and [`Hello`]. Everything after that is a [`CallBody`] in a [`Sealed`] envelope,
-//! answered by a [`ReplyBody`] in another one. The paths of the three gRPC methods are in [`method`].
+//! A connection begins with [`Challenge`] and [`Hello`]. Everything after that is a [`CallBody`] in
+//! a [`Sealed`] envelope, answered by a [`ReplyBody`] in another one. The paths of the three gRPC
+//! methods are in [`method`].
 
 use std::ops::Range;
 use std::time::Duration;
@@ -56,7 +57,8 @@ pub(super) struct Welcome {
     pub proof: Vec<u8>,
 }
 
-/// A request or response with the proof that its sender has the session's key. A response has the counter of its request.
+/// A request or response with the proof that its sender has the session's key. A response has the
+/// counter of its request.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Sealed {
     #[prost(fixed64, tag = "1")]
@@ -519,7 +521,8 @@ impl Heartbeat {
         first..first + self.num_replicas as usize
     }
 
-    /// The report of process `process_index`. A phase of another version of the program counts as [`Phase::Start`].
+    /// The report of process `process_index`. A phase of another version of the program counts as
+    /// [`Phase::Start`].
     pub fn report(&self, process_index: usize) -> Report {
         let phase = |code| Phase::from_code(code).unwrap_or(Phase::Start);
         let micros = Duration::from_micros;

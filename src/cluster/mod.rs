@@ -1,5 +1,5 @@
-//! The processes of a run: how they find each other, what they agree on, and the collectives of the CPU backend between
-//! them.
+//! The processes of a run: how they find each other, what they agree on, and the collectives of the
+//! CPU backend between them.
 //!
 //! | | |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! What a coordinator's owner does with what it hears: messages, the watchdog's verdicts, the flight recorder.
+//! What a coordinator's owner does with what it hears: messages, the watchdog's verdicts, the
+//! flight recorder.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -15,7 +16,8 @@ use super::{
 /// How often the watchdog is asked.
 const CHECK: Duration = Duration::from_millis(250);
 
-/// Follows a job: fails a generation that cannot go on, names who is slow, and keeps what happened last.
+/// Follows a job: fails a generation that cannot go on, names who is slow, and keeps what happened
+/// last.
 pub struct Overseer {
     say: Arc<dyn Fn(&str) + Send + Sync>,
     limits: Limits,

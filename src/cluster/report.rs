@@ -1,7 +1,7 @@
 //! What a worker reports about itself with each heartbeat.
 //!
-//! All times are durations, measured by the worker on its own monotonic clock. The receiver subtracts them from the time at
-//! which the report arrived, so the clocks of hosts need not agree.
+//! All times are durations, measured by the worker on its own monotonic clock. The receiver
+//! subtracts them from the time at which the report arrived, so the clocks of hosts need not agree.
 
 use std::fmt;
 use std::ops::Range;
@@ -120,16 +120,19 @@ pub struct Report {
     pub step: u64,
     /// How long it has been in this phase.
     pub in_phase: Duration,
-    /// In a collective: the processes whose data is missing, if this process knows them. Otherwise empty.
+    /// In a collective: the processes whose data is missing, if this process knows them. Otherwise
+    /// empty.
     pub waits_for: Vec<usize>,
     /// Steps finished since the last report, in order; [`thin`] bounds their number.
     pub steps: Vec<StepTimes>,
-    /// Phase changes since the last report, in order. The sender bounds their number and drops the oldest.
+    /// Phase changes since the last report, in order. The sender bounds their number and drops the
+    /// oldest.
     pub changes: Vec<PhaseChange>,
 }
 
-/// Reduces a list of steps, in order, to at most `max`. Steps of all processes must stay comparable, whenever each sends its
-/// report: so it keeps the multiples of a power of two, not the newest.
+/// Reduces a list of steps, in order, to at most `max`. Steps of all processes must stay
+/// comparable, whenever each sends its report: so it keeps the multiples of a power of two, not the
+/// newest.
 pub fn thin(steps: &mut Vec<StepTimes>, max: usize) {
     let mut stride = 1;
     while steps.len() > max {

@@ -1,8 +1,9 @@
-//! How workers, supervisors and the coordinator prove to each other that they share the secret of the job.
+//! How workers, supervisors and the coordinator prove to each other that they share the secret of
+//! the job.
 //!
-//! The secret never goes over a connection. A session begins with a nonce of each side; both derive the session's key from
-//! the secret and the nonces, and every later message carries a proof over that key, its direction, a counter and its
-//! body. The coordinator accepts each counter once.
+//! The secret never goes over a connection. A session begins with a nonce of each side; both derive
+//! the session's key from the secret and the nonces, and every later message carries a proof over
+//! that key, its direction, a counter and its body. The coordinator accepts each counter once.
 
 use prost::Message;
 

@@ -1,4 +1,5 @@
-//! The secret that the processes of a job share. It never goes over a connection: a process proves that it has it.
+//! The secret that the processes of a job share. It never goes over a connection: a process proves
+//! that it has it.
 
 use std::path::{Path, PathBuf};
 use std::{env, fmt, fs, io};
@@ -11,7 +12,8 @@ const NUM_BYTES: usize = 32;
 /// A shorter secret could be guessed.
 const MIN_BYTES: usize = 16;
 
-/// A secret shared by the processes of a job. Written as hexadecimal digits in files and environment variables.
+/// A secret shared by the processes of a job. Written as hexadecimal digits in files and
+/// environment variables.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Vec<u8>);
 
@@ -105,7 +107,8 @@ impl Secret {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// A proof that its maker has the secret, and said `parts`: HMAC-SHA256 over them, each after its length.
+    /// A proof that its maker has the secret, and said `parts`: HMAC-SHA256 over them, each after
+    /// its length.
     pub fn proof(&self, parts: &[&[u8]]) -> [u8; NUM_BYTES] {
         self.mac(parts).map_or([0; NUM_BYTES], |mac| mac.finalize().into_bytes().into())
     }
@@ -148,7 +151,8 @@ mod tests {
 
     #[test]
     fn a_proof_is_hmac_sha256_over_parts_after_their_lengths() {
-        // Python: hmac.new(bytes(range(16)), (3).to_bytes(8, "little") + b"job" + bytes(8), "sha256")
+        // Python: hmac.new(bytes(range(16)), (3).to_bytes(8, "little") + b"job" + bytes(8),
+        // "sha256")
         let secret = Secret::new((0..16).collect());
         let proof = secret.proof(&[b"job", b""]);
         let hex: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();

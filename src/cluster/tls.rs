@@ -6,9 +6,11 @@ use std::{fmt, fs, io};
 /// Files with certificates, in PEM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The authority that has signed the coordinator's certificate; all processes need it. `None`: without TLS.
+    /// The authority that has signed the coordinator's certificate; all processes need it. `None`:
+    /// without TLS.
     pub authority: Option<PathBuf>,
-    /// The coordinator's certificate, where it runs, with the names or addresses by which it is reached.
+    /// The coordinator's certificate, where it runs, with the names or addresses by which it is
+    /// reached.
     pub certificate: Option<PathBuf>,
     /// The certificate's private key.
     pub key: Option<PathBuf>,

@@ -8,8 +8,8 @@ use std::str::FromStr;
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
 
-/// A host and a port: `node1:61400`, `10.0.0.1:61400`, `[2001:db8::1]:61400`. Is written with one pair of brackets around
-/// an IPv6 address.
+/// A host and a port: `node1:61400`, `10.0.0.1:61400`, `[2001:db8::1]:61400`. Is written with one
+/// pair of brackets around an IPv6 address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPort {
     /// A name or an address, without brackets.
@@ -23,13 +23,15 @@ pub struct HostPort {
 pub struct NotHostPort;
 
 impl HostPort {
-    /// `text` is a name, or an IP address with or without brackets. `None` for anything else, and for port 0.
+    /// `text` is a name, or an IP address with or without brackets. `None` for anything else, and
+    /// for port 0.
     pub fn new(text: &str, port: u16) -> Option<Self> {
         let host = host(text)?.to_owned();
         (port > 0).then_some(Self { host, port })
     }
 
-    /// The host of a text whose port, if it has one, is of no interest: `node1`, `node1:80`, `[fd00::1]:80`, `fd00::1`.
+    /// The host of a text whose port, if it has one, is of no interest: `node1`, `node1:80`,
+    /// `[fd00::1]:80`, `fd00::1`.
     pub fn host_of(text: &str) -> Option<&str> {
         host(text).or_else(|| Some(split(text)?.0))
     }
@@ -64,7 +66,8 @@ impl FromStr for HostPort {
     }
 }
 
-/// Host and port of `HOST:PORT`. An IPv6 address must be in brackets, or its last group could be the port.
+/// Host and port of `HOST:PORT`. An IPv6 address must be in brackets, or its last group could be
+/// the port.
 fn split(text: &str) -> Option<(&str, u16)> {
     let (host_text, port) = text.rsplit_once(':')?;
     let is_plain = port.bytes().all(|byte| byte.is_ascii_digit());

@@ -88,7 +88,8 @@ impl BatchSplit {
         self.num_batch_shards
     }
 
-    /// `true` if microbatches can be made of whole groups of neighbouring examples: several on one replica, or one on several.
+    /// `true` if microbatches can be made of whole groups of neighbouring examples: several on one
+    /// replica, or one on several.
     pub fn makes_groups_of(&self, num_examples: usize) -> bool {
         let microbatch = self.microbatch;
         num_examples > 0

@@ -11,7 +11,8 @@ use super::keys::{Reader, Section, field_names};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CheckConfig {
-    /// Rules whose findings are left out, each with the reason. The checker refuses names that are not rules.
+    /// Rules whose findings are left out, each with the reason. The checker refuses names that are
+    /// not rules.
     #[serde(rename = "ignore")]
     pub ignored_rules: BTreeMap<String, String>,
 }

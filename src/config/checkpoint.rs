@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 use super::error::require;
 use super::keys::{Reader, Section, field_names};
 
-/// `[checkpoint]`. A run with a place for checkpoints saves one when it ends or is stopped, and as often as this says.
+/// `[checkpoint]`. A run with a place for checkpoints saves one when it ends or is stopped, and as
+/// often as this says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CheckpointConfig {
-    /// The directory of the checkpoints; a relative one is in the output directory. Or a URL in an object store. Default
-    /// `checkpoints`.
+    /// The directory of the checkpoints; a relative one is in the output directory. Or a URL in an
+    /// object store. Default `checkpoints`.
     pub dir: PathBuf,
     /// Steps between checkpoints; 0, the default, for none.
     pub every_steps: u64,
@@ -22,7 +23,8 @@ pub struct CheckpointConfig {
     pub keep: usize,
     /// Checkpoints after a multiple of this many steps are kept too; 0, the default, for none.
     pub keep_every: u64,
-    /// `true` if a checkpoint is saved after each evaluation that is better than all before, and kept until a better one.
+    /// `true` if a checkpoint is saved after each evaluation that is better than all before, and
+    /// kept until a better one.
     pub keep_best: bool,
 }
 
@@ -47,7 +49,8 @@ impl CheckpointConfig {
 /// The schemes of URLs in object stores.
 pub const OBJECT_SCHEMES: [&str; 3] = ["s3", "gs", "az"];
 
-/// `true` for a URL in an object store with a bucket and a prefix without empty, `.` and `..` parts.
+/// `true` for a URL in an object store with a bucket and a prefix without empty, `.` and `..`
+/// parts.
 fn is_object_url(path: &Path) -> bool {
     let url = path.to_str().and_then(|text| text.split_once("://"));
     url.is_some_and(|(scheme, rest)| {

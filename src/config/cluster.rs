@@ -22,7 +22,8 @@ pub struct ClusterConfig {
     pub num_processes: AutoOr<usize>,
     /// Index of this process, from 0. Default: as the environment says.
     pub process_index: AutoOr<usize>,
-    /// A file with the token that all processes share. Default: the environment variable `LOCKSTEP_TOKEN`.
+    /// A file with the token that all processes share. Default: the environment variable
+    /// `LOCKSTEP_TOKEN`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
     /// PEM file with the authority that has signed the coordinator's certificate. Default: no TLS.

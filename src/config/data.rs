@@ -32,15 +32,16 @@ choices! {
     }
 }
 
-// Every path below is made absolute when it is read, so that the copy of the configuration in a run's directory
-// names the same file.
+// Every path below is made absolute when it is read, so that the copy of the configuration in a
+// run's directory names the same file.
 
 /// Images of handwritten digits, from a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DigitsConfig {
     /// The `.csv.gz` file.
     pub path: PathBuf,
-    /// Number of training examples, for commands that run without the data; if they are present, it must match.
+    /// Number of training examples, for commands that run without the data; if they are present, it
+    /// must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
@@ -59,7 +60,8 @@ pub struct TextConfig {
     /// Share of the text, taken from its end, that is held out for evaluation. Default 0.1.
     #[serde(default = "tenth")]
     pub eval_fraction: f64,
-    /// Number of training examples, for commands that run without the data; if they are present, it must match.
+    /// Number of training examples, for commands that run without the data; if they are present, it
+    /// must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
@@ -72,7 +74,8 @@ pub struct TokensConfig {
     /// The file for evaluation; without it the end of `path` is held out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<PathBuf>,
-    /// Share of `path`, taken from its end, that is held out for evaluation without `eval_path`. Default 0.1.
+    /// Share of `path`, taken from its end, that is held out for evaluation without `eval_path`.
+    /// Default 0.1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_fraction: Option<f64>,
     /// `u16` or `u32`. Default `u16`.
@@ -83,7 +86,8 @@ pub struct TokensConfig {
     /// Maximum number of tokens that a prediction sees; an example has one more. Default 1024.
     #[serde(default = "token_context")]
     pub context: usize,
-    /// Number of training examples, for commands that run without the data; if they are present, it must match.
+    /// Number of training examples, for commands that run without the data; if they are present, it
+    /// must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
@@ -95,7 +99,8 @@ impl TokensConfig {
     }
 }
 
-/// Texts with labels: rows of `.tsv`, `.csv` or `.jsonl` files with named columns, as GLUE has them.
+/// Texts with labels: rows of `.tsv`, `.csv` or `.jsonl` files with named columns, as GLUE has
+/// them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClassificationConfig {
     /// The file.
@@ -103,7 +108,8 @@ pub struct ClassificationConfig {
     /// The file for evaluation; without it a part of `path` is held out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<PathBuf>,
-    /// Share of each class in `path`, drawn by the seed, that is held out for evaluation without `eval_path`. Default 0.1.
+    /// Share of each class in `path`, drawn by the seed, that is held out for evaluation without
+    /// `eval_path`. Default 0.1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_fraction: Option<f64>,
     /// The column of the text. Default `sentence`.
@@ -115,8 +121,8 @@ pub struct ClassificationConfig {
     /// The column of the label. Default `label`.
     #[serde(default = "label")]
     pub label: String,
-    /// The labels in the order of the classes. Default: the order of the head that a run starts from if `path` has its names,
-    /// otherwise the labels of `path`, sorted.
+    /// The labels in the order of the classes. Default: the order of the head that a run starts
+    /// from if `path` has its names, otherwise the labels of `path`, sorted.
     #[serde(default)]
     pub labels: Vec<String>,
     /// A folder with `tokenizer.json` or `vocab.txt`, or such a file.
@@ -125,13 +131,15 @@ pub struct ClassificationConfig {
     /// Tokens of an example, special ones included. Default 128.
     #[serde(default = "max_length")]
     pub max_length: usize,
-    /// Lengths below `max_length`, ascending, that batches of shorter texts are padded to. Default: none.
+    /// Lengths below `max_length`, ascending, that batches of shorter texts are padded to. Default:
+    /// none.
     #[serde(default)]
     pub pad_to: Vec<usize>,
     /// `true` if longer texts lose their end, instead of being errors. Default false.
     #[serde(default)]
     pub truncate: bool,
-    /// Number of training examples, for commands that run without the data; if they are present, it must match.
+    /// Number of training examples, for commands that run without the data; if they are present, it
+    /// must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
@@ -164,7 +172,8 @@ impl TokenType {
     }
 }
 
-/// Images and labels in the format of MNIST. A file may also be gzipped, with `.gz` appended to its name.
+/// Images and labels in the format of MNIST. A file may also be gzipped, with `.gz` appended to its
+/// name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IdxConfig {
     /// The folder with the four files.
@@ -187,7 +196,8 @@ pub struct IdxConfig {
     /// `true` if an image is `[H * W]`, as an MLP takes it, instead of `[1, H, W]`. Default false.
     #[serde(default)]
     pub flat: bool,
-    /// Number of training examples, for commands that run without the data; if they are present, it must match.
+    /// Number of training examples, for commands that run without the data; if they are present, it
+    /// must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
@@ -200,18 +210,20 @@ pub struct Cifar10Config {
     /// `true` if training images are cropped and mirrored at random. Default true.
     #[serde(default = "yes")]
     pub augment: bool,
-    /// Number of training examples, for commands that run without the data; if they are present, it must match.
+    /// Number of training examples, for commands that run without the data; if they are present, it
+    /// must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
 
-/// A folder of JPEG and PNG images for each class; classes are numbered in the order of their names.
+/// A folder of JPEG and PNG images for each class; classes are numbered in the order of their
+/// names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ImageFolderConfig {
     /// The folder with the classes' folders, such as ImageNet's `train`.
     pub path: PathBuf,
-    /// The same for evaluation, such as ImageNet's `val`; without it a part of each class in `path` is
-    /// held out.
+    /// The same for evaluation, such as ImageNet's `val`; without it a part of each class in `path`
+    /// is held out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<PathBuf>,
     /// Share of each class, taken from its end, that is held out without `eval_path`. Default 0.1.
@@ -220,8 +232,8 @@ pub struct ImageFolderConfig {
     /// Rows and columns of an example. Default 224.
     #[serde(default = "image_size")]
     pub image_size: usize,
-    /// The shorter side that an image is scaled to for evaluation, before the centre is taken. Default
-    /// 8/7 of `image_size`, as 256 of 224.
+    /// The shorter side that an image is scaled to for evaluation, before the centre is taken.
+    /// Default 8/7 of `image_size`, as 256 of 224.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_resize: Option<usize>,
     /// `true` if training images are cropped and mirrored at random. Default true.
@@ -230,7 +242,8 @@ pub struct ImageFolderConfig {
     /// What to do about a file that cannot be decoded. Default `stop`.
     #[serde(default)]
     pub on_broken: OnBroken,
-    /// Number of training examples, for commands that run without the data; if they are present, it must match.
+    /// Number of training examples, for commands that run without the data; if they are present, it
+    /// must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_examples: Option<usize>,
 }
@@ -254,8 +267,8 @@ pub enum OnBroken {
     /// The run stops, naming the file.
     #[default]
     Stop,
-    /// In training the next example takes its place, in evaluation it does not count; the run reports
-    /// how many and which at its end.
+    /// In training the next example takes its place, in evaluation it does not count; the run
+    /// reports how many and which at its end.
     Skip,
 }
 
@@ -263,7 +276,8 @@ pub enum OnBroken {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyntheticConfig {
-    /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
+    /// Training examples; a fifth as many others, but at least one, are for evaluation. Default
+    /// 4096.
     pub num_examples: usize,
     /// Numbers in an example. Default 64.
     pub features: usize,
@@ -282,7 +296,8 @@ impl Default for SyntheticConfig {
 /// Sequences of tokens that are computed from the seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SyntheticTokensConfig {
-    /// Training examples; a fifth as many others, but at least one, are for evaluation. Default 4096.
+    /// Training examples; a fifth as many others, but at least one, are for evaluation. Default
+    /// 4096.
     #[serde(default = "num_examples")]
     pub num_examples: usize,
     /// Size of the vocabulary; token ids are smaller.

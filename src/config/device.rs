@@ -67,8 +67,8 @@ pub enum PluginOption {
 /// The share of a GPU's memory that its plugin may use, and allocates at the start.
 const MEMORY_FRACTION: &str = "memory_fraction";
 
-/// With this option the CUDA plugin takes one host's GPUs for those of many, of which these options say how many: for
-/// measurements of a large program's step on few GPUs.
+/// With this option the CUDA plugin takes one host's GPUs for those of many, of which these options
+/// say how many: for measurements of a large program's step on few GPUs.
 const MOCK_NCCL: &str = "enable_mock_nccl";
 const MOCK_OPTIONS: [&str; 2] = ["node_id", "num_nodes"];
 
@@ -80,8 +80,9 @@ const OWN_OPTIONS: [(&str, &str); 3] = [
 ];
 
 impl PluginOption {
-    /// Refuses options that would be ignored, would hang, or are known to be wrong. The plugin itself refuses
-    /// other names that it does not know. Converts an integer where the plugin expects a floating-point number.
+    /// Refuses options that would be ignored, would hang, or are known to be wrong. The plugin
+    /// itself refuses other names that it does not know. Converts an integer where the plugin
+    /// expects a floating-point number.
     fn check(&mut self, backend: &Backend, name: &str) -> Result<(), KeyError> {
         if let Some((_, reason)) = OWN_OPTIONS.iter().find(|(own, _)| *own == name) {
             let problem = format!("this program sets it: {reason}");

@@ -184,8 +184,9 @@ impl KeyError {
 
 /// The errors of a section, or of all sections.
 ///
-/// Each key is reported once: reading continues with a default or a substitute for a wrong value, whose own
-/// errors are meaningless. A check that involves several keys asks [`Self::none_of`] first.
+/// Each key is reported once: reading continues with a default or a substitute for a wrong value,
+/// whose own errors are meaningless. A check that involves several keys asks [`Self::none_of`]
+/// first.
 #[derive(Debug, Default)]
 pub(super) struct KeyErrors(Vec<KeyError>);
 
@@ -253,8 +254,8 @@ pub(super) fn require_positive(key: &str, value: f64) -> Result<(), KeyError> {
     require(value.is_finite() && value > 0.0, key, value, POSITIVE)
 }
 
-/// [`require`] that a number above 0 is neither 0 nor infinite in `dtype`. Devices flush numbers below the least normal
-/// one to 0.
+/// [`require`] that a number above 0 is neither 0 nor infinite in `dtype`. Devices flush numbers
+/// below the least normal one to 0.
 pub(super) fn require_positive_in(dtype: DType, key: &str, value: f64) -> Result<(), KeyError> {
     require_positive(key, value)?;
     let (least, greatest) = range(dtype);
@@ -295,8 +296,9 @@ pub(super) fn nearest(word: &str, candidates: &[&str]) -> Option<String> {
         .map(|(_, candidate)| candidate.to_owned())
 }
 
-/// The names that may be meant by `word`: those that begin with it, those that contain it, both with the shortest first, and
-/// then those that are spelled like it, the most similar first. Case does not matter.
+/// The names that may be meant by `word`: those that begin with it, those that contain it, both
+/// with the shortest first, and then those that are spelled like it, the most similar first. Case
+/// does not matter.
 ///
 /// ```
 /// use lockstep::config::near_names;

@@ -6,11 +6,12 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Opens a regular file for reading. Anything else could return bytes forever, or block until another process
-/// writes.
+/// Opens a regular file for reading. Anything else could return bytes forever, or block until
+/// another process writes.
 ///
 /// # Errors
-/// A file that does not exist, that may not be read, or that is not regular: a directory, a pipe, a device.
+/// A file that does not exist, that may not be read, or that is not regular: a directory, a pipe, a
+/// device.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     // Before opening it: opening a pipe waits for its writer.
     let metadata = fs::metadata(path)?;
@@ -51,8 +52,8 @@ fn kind(metadata: &Metadata) -> &'static str {
     }
 }
 
-/// The user's cache directory for this program, unless `LOCKSTEP_CACHE` names another. `None` if there is neither a home
-/// directory nor that variable.
+/// The user's cache directory for this program, unless `LOCKSTEP_CACHE` names another. `None` if
+/// there is neither a home directory nor that variable.
 pub fn cache_dir() -> Option<PathBuf> {
     let named = std::env::var_os("LOCKSTEP_CACHE").filter(|value| !value.is_empty());
     named.map(PathBuf::from).or_else(|| {
@@ -61,8 +62,8 @@ pub fn cache_dir() -> Option<PathBuf> {
     })
 }
 
-/// The path with a leading `~/` replaced by the home directory: shells do this at the start of a word only,
-/// not in `--set data.path=~/x` or `--out=~/x`. `./~` is the file of that name.
+/// The path with a leading `~/` replaced by the home directory: shells do this at the start of a
+/// word only, not in `--set data.path=~/x` or `--out=~/x`. `./~` is the file of that name.
 pub fn expand_home(path: &Path) -> PathBuf {
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
     under_home(path, home.as_deref())

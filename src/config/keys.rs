@@ -1,5 +1,5 @@
-//! Reading sections. The key names come from serde, so that the reader, `--set` and the suggestions know a field
-//! as soon as it is in its struct.
+//! Reading sections. The key names come from serde, so that the reader, `--set` and the suggestions
+//! know a field as soon as it is in its struct.
 
 use serde::de::value::SeqDeserializer;
 use serde::de::{
@@ -28,13 +28,14 @@ pub(super) trait Section: Sized {
     /// The keys for a choice, without the tag.
     fn keys(choice: &str) -> Vec<&'static str>;
 
-    /// The range of an integer, or of each one in a list, under a key; `None` if all from 0 on are allowed.
+    /// The range of an integer, or of each one in a list, under a key; `None` if all from 0 on are
+    /// allowed.
     fn range(_choice: &str, _key: &str) -> Option<Range> {
         None
     }
 
-    /// Reads a table without unknown keys. `None` after an error without a substitute value. Other errors are
-    /// collected in the reader; if there are any, the result is not used.
+    /// Reads a table without unknown keys. `None` after an error without a substitute value. Other
+    /// errors are collected in the reader; if there are any, the result is not used.
     fn read(reader: &mut Reader<'_>) -> Option<Self>;
 }
 
@@ -51,8 +52,8 @@ pub(super) struct Reader<'a> {
 impl Reader<'_> {
     /// The fields of `T`; other keys are ignored.
     ///
-    /// serde stops at the first error. So a wrong value is reported and left out, and the rest is read again; if
-    /// it has no default, a substitute takes its place.
+    /// serde stops at the first error. So a wrong value is reported and left out, and the rest is
+    /// read again; if it has no default, a substitute takes its place.
     pub fn keys<T: DeserializeOwned>(&mut self) -> Option<T> {
         self.keys_by(|keys| T::deserialize(keys))
     }
@@ -129,8 +130,8 @@ pub(super) const fn info<S: Section>() -> SectionInfo {
     }
 }
 
-/// Reads one section of the file. A missing section is read as an empty one: keys without a default are
-/// then reported.
+/// Reads one section of the file. A missing section is read as an empty one: keys without a default
+/// are then reported.
 pub(super) fn read_section<S: Section>(file: &Table, errors: &mut KeyErrors) -> Option<S> {
     let empty = Table::new();
     let table = match file.get(S::NAME) {
@@ -423,8 +424,8 @@ fn unexpected(value: &Value) -> Unexpected<'_> {
     }
 }
 
-/// Declares an enum whose variant is selected by a tag key: one line per variant, with the struct of its
-/// keys. It serializes as the keys of that struct and the tag.
+/// Declares an enum whose variant is selected by a tag key: one line per variant, with the struct
+/// of its keys. It serializes as the keys of that struct and the tag.
 macro_rules! choices {
     ($(#[$meta:meta])* pub enum $Enum:ident by $tag:literal {
         $($(#[$doc:meta])* $name:literal => $Variant:ident($Keys:ty),)*

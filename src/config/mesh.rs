@@ -11,9 +11,11 @@ use super::sections::{AutoOr, MAX_REPLICAS};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MeshConfig {
-    /// Number of replicas that hold the same state; the batch is divided over them. Default `"auto"`.
+    /// Number of replicas that hold the same state; the batch is divided over them. Default
+    /// `"auto"`.
     pub data: AutoOr<usize>,
-    /// Number of replicas that the state is sharded over; the batch is divided over them too. Default 1.
+    /// Number of replicas that the state is sharded over; the batch is divided over them too.
+    /// Default 1.
     pub fsdp: AutoOr<usize>,
 }
 
@@ -68,8 +70,8 @@ impl MeshConfig {
         Ok(self.on_virtual_devices(num_devices))
     }
 
-    /// The mesh of virtual devices, of which there are as many as asked for: `"auto"` is as many as keeps the replicas within
-    /// `num_cores`, and at least 1.
+    /// The mesh of virtual devices, of which there are as many as asked for: `"auto"` is as many as
+    /// keeps the replicas within `num_cores`, and at least 1.
     pub fn on_virtual_devices(&self, num_cores: usize) -> Mesh {
         let rest = |size: usize| (num_cores / size.max(1)).max(1);
         let (data, fsdp) = match (self.data, self.fsdp) {

@@ -1,9 +1,11 @@
-//! The configuration of a run: plain typed data, validated once, with errors that say what to change.
+//! The configuration of a run: plain typed data, validated once, with errors that say what to
+//! change.
 //!
-//! A configuration is a TOML file of sections, and `--set section.key=value` and `--unset section.key` reach every key of
-//! it. [`Config::load`] reads both and checks each key by itself; what needs the data or the number of
-//! devices is checked where these are known: [`BatchSplit::new`] and [`RunLength::new`] here,
-//! `optim::Schedule::new` for the rates. Unknown keys are errors that name the nearest known one.
+//! A configuration is a TOML file of sections, and `--set section.key=value` and
+//! `--unset section.key` reach every key of it. [`Config::load`] reads both and checks each key by
+//! itself; what needs the data or the number of devices is checked where these are known:
+//! [`BatchSplit::new`] and [`RunLength::new`] here, `optim::Schedule::new` for the rates. Unknown
+//! keys are errors that name the nearest known one.
 //!
 //! ```
 //! let text = r#"
@@ -86,7 +88,8 @@ use error::{KeyError, KeyErrors};
 use keys::{SectionInfo, info, read_section};
 use overrides::Override;
 
-/// A validated configuration. Serializes to the TOML that it would be read from, defaults written out.
+/// A validated configuration. Serializes to the TOML that it would be read from, defaults written
+/// out.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Config {
     /// `[model]`.
@@ -137,7 +140,8 @@ const NORM_GROUP: &str = "batch_norm_group";
 /// The key of the folder that a model is taken from.
 const MODEL_FROM: &str = "model.from";
 
-/// The path under `key`: relative to the current directory if it was given as an argument, otherwise to `dir`.
+/// The path under `key`: relative to the current directory if it was given as an argument,
+/// otherwise to `dir`.
 fn absolute(path: &Path, key: &str, dir: &Path, overrides: &[Override<'_>]) -> PathBuf {
     let last = overrides.iter().rev().find(|set| sets_key(set, key));
     let is_typed = last.is_some_and(Override::is_set);
@@ -146,8 +150,8 @@ fn absolute(path: &Path, key: &str, dir: &Path, overrides: &[Override<'_>]) -> P
     std::path::absolute(&joined).unwrap_or(joined)
 }
 
-/// Where `[model]` names a folder and no architecture, adds what the folder says. Written-out configurations have both, so
-/// that they can be read where the folder is not.
+/// Where `[model]` names a folder and no architecture, adds what the folder says. Written-out
+/// configurations have both, so that they can be read where the folder is not.
 fn fill_from_folder(
     file: &mut Table,
     dir: &Path,
@@ -174,8 +178,8 @@ fn fill_from_folder(
 const MAX_BYTES: u64 = 1 << 20;
 
 impl Config {
-    /// Reads the file, applies the arguments in order, and validates. An argument is `section.key=value`, or [`UNSET`]
-    /// with `section.key`, which takes a key back.
+    /// Reads the file, applies the arguments in order, and validates. An argument is
+    /// `section.key=value`, or [`UNSET`] with `section.key`, which takes a key back.
     ///
     /// # Errors
     /// A file that cannot be read or is not TOML, arguments of another form, and all keys that are
@@ -192,8 +196,8 @@ impl Config {
         Self::parse(&text, path, sets)
     }
 
-    /// [`Self::parse`] of the configuration of a run whose model is only evaluated, so that `sets` may ask for any mesh, whatever the
-    /// run's batch and stage of ZeRO were.
+    /// [`Self::parse`] of the configuration of a run whose model is only evaluated, so that `sets`
+    /// may ask for any mesh, whatever the run's batch and stage of ZeRO were.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -217,8 +221,9 @@ impl Config {
         Self::parse(&keys.to_string(), path, sets)
     }
 
-    /// [`Self::load`] from a text; `path` is what errors name. Paths in the text are relative to that file's
-    /// directory, those in `sets` to the current one; in both a leading `~/` is the home directory.
+    /// [`Self::load`] from a text; `path` is what errors name. Paths in the text are relative to
+    /// that file's directory, those in `sets` to the current one; in both a leading `~/` is the
+    /// home directory.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -334,8 +339,8 @@ impl Config {
         })
     }
 
-    /// Makes paths absolute: those in arguments are relative to the current directory, those in a file to
-    /// that file's directory.
+    /// Makes paths absolute: those in arguments are relative to the current directory, those in a
+    /// file to that file's directory.
     fn resolve_paths(&mut self, dir: &Path, overrides: &[Override<'_>]) {
         let backend = match &mut self.device.backend {
             Backend::Path(path) => Some(("device.backend", path)),
@@ -442,7 +447,8 @@ fn check_pad_to(train: &TrainConfig, data: &DataConfig, errors: &mut KeyErrors) 
     }
 }
 
-/// A stage of ZeRO without sharded state has no meaning: the run would keep whole copies where shards were asked for.
+/// A stage of ZeRO without sharded state has no meaning: the run would keep whole copies where
+/// shards were asked for.
 fn check_zero(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
     if let Some(stage) = parallel.zero
         && mesh.fsdp == AutoOr::Value(1)
@@ -471,7 +477,8 @@ fn check_scatter_line(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut
     }
 }
 
-/// Other backends have collectives of their own. What a plugin given by path is, is known when it is loaded.
+/// Other backends have collectives of their own. What a plugin given by path is, is known when it
+/// is loaded.
 fn check_host_collectives(
     parallel: &ParallelConfig,
     device: &DeviceConfig,
@@ -498,7 +505,8 @@ const SYNONYMS: [(&str, &str); 3] = [
     ("batch_size", "train.global_batch"),
 ];
 
-/// Suggests, for an unknown key, the key of the same name in another section, if there is exactly one.
+/// Suggests, for an unknown key, the key of the same name in another section, if there is exactly
+/// one.
 fn in_other_sections(mut error: KeyError) -> KeyError {
     let Problem::Unknown { nearest, .. } = &mut error.problem else { return error };
     let (section, key) = error.key.split_once('.').unwrap_or(("", &error.key));

@@ -13,13 +13,14 @@ use super::patterns::{PatternNumbers, Patterns};
 pub struct OptimizerConfig {
     /// The update rule, selected by `name`.
     pub rule: UpdateRule,
-    /// Patterns of the parameters without weight decay. Default: those of rank below 2, which are biases
-    /// and the scales of norms. An empty list excludes none.
+    /// Patterns of the parameters without weight decay. Default: those of rank below 2, which are
+    /// biases and the scales of norms. An empty list excludes none.
     pub weight_decay_exclude: Option<Patterns>,
-    /// The largest norm of the gradient over all parameters; a larger one is scaled down. Default: no limit.
+    /// The largest norm of the gradient over all parameters; a larger one is scaled down. Default:
+    /// no limit.
     pub clip_grad_norm: Option<f64>,
-    /// Decay of a running mean of the parameters, which is evaluated and saved in their place. Default: no
-    /// running mean.
+    /// Decay of a running mean of the parameters, which is evaluated and saved in their place.
+    /// Default: no running mean.
     pub ema_decay: Option<f64>,
     /// Factors of the learning rate, by the parameters' patterns. Default: 1 for all.
     pub lr_factors: PatternNumbers,
@@ -121,8 +122,8 @@ pub struct Lars {
     pub weight_decay: f64,
     /// Norm of an update relative to the norm of its parameter, above 0. Default 0.001.
     pub trust_coefficient: f64,
-    /// Patterns of the parameters without a trust ratio. Default: those of rank below 2, which are biases and
-    /// the scales of norms. An empty list excludes none.
+    /// Patterns of the parameters without a trust ratio. Default: those of rank below 2, which are
+    /// biases and the scales of norms. An empty list excludes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_exclude: Option<Patterns>,
 }
@@ -150,10 +151,11 @@ pub struct Lamb {
     pub beta2: f64,
     /// Added to the square root of the mean square, above 0. Default 1e-6.
     pub epsilon: f64,
-    /// This times the parameter is added to its update, before the trust ratio is applied. Default 0.01.
+    /// This times the parameter is added to its update, before the trust ratio is applied. Default
+    /// 0.01.
     pub weight_decay: f64,
-    /// Patterns of the parameters without a trust ratio. Default: those of rank below 2, which are biases and
-    /// the scales of norms. An empty list excludes none.
+    /// Patterns of the parameters without a trust ratio. Default: those of rank below 2, which are
+    /// biases and the scales of norms. An empty list excludes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_exclude: Option<Patterns>,
 }
@@ -239,8 +241,8 @@ impl Section for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// Checks the constants that must not round to 0 or infinity in the dtype of the parameters, in which
-    /// updates are computed, because updates are divided by them.
+    /// Checks the constants that must not round to 0 or infinity in the dtype of the parameters, in
+    /// which updates are computed, because updates are divided by them.
     pub(super) fn check_in(&self, dtype: DType, errors: &mut KeyErrors) {
         let divisor = match &self.rule {
             UpdateRule::Sgd(_) => None,

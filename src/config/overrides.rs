@@ -1,11 +1,13 @@
-//! `--set section.key=value` and `--unset section.key`: changes to the file's tables before they are read.
+//! `--set section.key=value` and `--unset section.key`: changes to the file's tables before they
+//! are read.
 
 use toml::{Table, Value};
 
 use super::error::{KeyError, Problem, nearest};
 use super::keys::SectionInfo;
 
-/// What an argument that takes a key back begins with; the key follows. Other arguments are `section.key=value`.
+/// What an argument that takes a key back begins with; the key follows. Other arguments are
+/// `section.key=value`.
 pub const UNSET: &str = "--unset ";
 
 /// One `--set` or `--unset` argument.
@@ -60,8 +62,8 @@ fn path(key: &str) -> Option<Vec<&str>> {
     ((2..=3).contains(&path.len()) && path.iter().all(|part| !part.is_empty())).then_some(path)
 }
 
-/// A TOML value, or a bare word as a string. `None` if it opens like a list, a table or a string and
-/// does not end like one.
+/// A TOML value, or a bare word as a string. `None` if it opens like a list, a table or a string
+/// and does not end like one.
 fn parse_value(text: &str) -> Option<Value> {
     if let Ok(mut table) = toml::from_str::<Table>(&format!("value = {text}"))
         && table.len() == 1
@@ -72,9 +74,10 @@ fn parse_value(text: &str) -> Option<Value> {
     if text.starts_with(['[', '{', '"', '\'']) { None } else { Some(text.into()) }
 }
 
-/// Puts the values into the file's tables and takes keys back, later arguments after earlier ones. Setting one side of
-/// an exclusive pair clears the other; setting a section's `name` or `source` clears the keys in the file
-/// that belong to other choices only. Returns what could not be done, by the argument's index.
+/// Puts the values into the file's tables and takes keys back, later arguments after earlier ones.
+/// Setting one side of an exclusive pair clears the other; setting a section's `name` or `source`
+/// clears the keys in the file that belong to other choices only. Returns what could not be done,
+/// by the argument's index.
 pub(super) fn apply(
     file: &mut Table,
     overrides: &[Override<'_>],
@@ -160,7 +163,8 @@ fn remove(file: &mut Table, path: &[&str]) -> Option<Value> {
     table?.remove(*last)
 }
 
-/// What is wrong with taking a key back that is not there: the nearest key that is, or that could be.
+/// What is wrong with taking a key back that is not there: the nearest key that is, or that could
+/// be.
 fn not_set(file: &Table, unset: &Override<'_>, sections: &[SectionInfo]) -> Problem {
     let (name, key) = (unset.path[0], unset.path[1]);
     let Some(section) = sections.iter().find(|section| section.name == name) else {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Patterns such as `*.norm?.*`: `*` matches any characters, including dots, `?` matches one, `[ab]` one of
-/// these. A pattern must match the whole path.
+/// Patterns such as `*.norm?.*`: `*` matches any characters, including dots, `?` matches one,
+/// `[ab]` one of these. A pattern must match the whole path.
 ///
 /// ```
 /// let patterns = lockstep::config::Patterns::new(["*.bias", "*norm*"])?;

@@ -13,8 +13,8 @@ const HEADER: &str = "\
 ";
 
 impl Config {
-    /// Writes out values that follow from other keys: the sizes of a preset, and what is held out or scaled by
-    /// default. So what is read is what [`Self::to_toml`] writes.
+    /// Writes out values that follow from other keys: the sizes of a preset, and what is held out
+    /// or scaled by default. So what is read is what [`Self::to_toml`] writes.
     pub(super) fn write_out(&mut self) {
         self.model.resolve();
         if let DataConfig::Classification(texts) = &mut self.data
@@ -40,11 +40,12 @@ impl Config {
         }
     }
 
-    /// The resolved configuration as TOML: every key with its value, defaults written out, and keys that are
-    /// not set as comments that say what holds then. Read again, it is the same configuration.
+    /// The resolved configuration as TOML: every key with its value, defaults written out, and keys
+    /// that are not set as comments that say what holds then. Read again, it is the same
+    /// configuration.
     ///
-    /// Paths are absolute, so the text can be kept anywhere on this machine, for example with the results
-    /// of a run. On another machine, or if the data have moved, set the paths again.
+    /// Paths are absolute, so the text can be kept anywhere on this machine, for example with the
+    /// results of a run. On another machine, or if the data have moved, set the paths again.
     ///
     /// # Errors
     /// If a path is not Unicode, or a number does not fit into TOML's 64-bit signed integers.

@@ -20,9 +20,9 @@ pub struct RunLength {
 }
 
 impl RunLength {
-    /// Resolves a length against the data: an epoch has `num_examples / global_batch` steps, and what
-    /// remains of it is dropped. `num_examples` is `None` if it is not known: then nothing may be counted in
-    /// epochs.
+    /// Resolves a length against the data: an epoch has `num_examples / global_batch` steps, and
+    /// what remains of it is dropped. `num_examples` is `None` if it is not known: then nothing may
+    /// be counted in epochs.
     ///
     /// # Errors
     /// If an epoch does not have one whole batch, or there are more than [`MAX_STEPS`] steps.
@@ -67,7 +67,8 @@ impl RunLength {
         self.global_batch
     }
 
-    /// A span in steps, rounded to the nearest; saturates. `key` is the key that set it, for the error.
+    /// A span in steps, rounded to the nearest; saturates. `key` is the key that set it, for the
+    /// error.
     ///
     /// # Errors
     /// Epochs, if the number of examples is not known.

@@ -58,8 +58,8 @@ pub struct Warmup {
     pub length: Span,
     /// `warmup`: its shape. Default `linear` if there is a length.
     pub kind: WarmupKind,
-    /// `warmup_factor`: the share of the peak that a linear warm-up starts from (default 0) or that a
-    /// constant one stays at. Not used with [`WarmupFrom::Base`].
+    /// `warmup_factor`: the share of the peak that a linear warm-up starts from (default 0) or that
+    /// a constant one stays at. Not used with [`WarmupFrom::Base`].
     pub factor: f64,
     /// `warmup_from`: what it starts from.
     pub from: WarmupFrom,
@@ -250,7 +250,8 @@ fn read_warmup(keys: &RateKeys, shape: &Shape, errors: &mut KeyErrors) -> Warmup
         }
         (_, None) => {}
     }
-    // The published form: Goyal et al. start at the base rate, and BERT, whose decay counts from the start, at 0.
+    // The published form: Goyal et al. start at the base rate, and BERT, whose decay counts from
+    // the start, at 0.
     let peak_at = match (keys.warmup, from, shape.decay_from()) {
         (WarmupKind::Linear, WarmupFrom::Base, _) => ReachedAt::NextStep,
         (WarmupKind::Linear, _, Some(DecayFrom::Start)) => ReachedAt::NextStep,

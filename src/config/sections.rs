@@ -46,13 +46,15 @@ pub struct ParallelConfig {
     /// [`Self::DEFAULT_ZERO`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zero: Option<usize>,
-    /// Size in bytes of the buckets in which gradients are reduced; 0 reduces each by itself. Default
-    /// `"auto"`: what is fastest on the backend.
+    /// Size in bytes of the buckets in which gradients are reduced; 0 reduces each by itself.
+    /// Default `"auto"`: what is fastest on the backend.
     pub bucket_bytes: AutoOr<usize>,
-    /// The replicas of a line of the torus, if gradients are scattered along one dim of it at a time; 0 or 1 scatters
-    /// each in one collective. Default `"auto"`: one collective, and `lockstep compile` looks whether two are better.
+    /// The replicas of a line of the torus, if gradients are scattered along one dim of it at a
+    /// time; 0 or 1 scatters each in one collective. Default `"auto"`: one collective, and
+    /// `lockstep compile` looks whether two are better.
     pub scatter_line: AutoOr<usize>,
-    /// `true` if this process computes the collectives of the CPU backend, `false` if XLA does. Default `"auto"`: XLA.
+    /// `true` if this process computes the collectives of the CPU backend, `false` if XLA does.
+    /// Default `"auto"`: XLA.
     pub host_collectives: AutoOr<bool>,
 }
 
@@ -190,7 +192,8 @@ pub struct CompileConfig {
     pub kernels: KernelsConfig,
 }
 
-/// Who computes the ops that there are kernels for: on the CPU backend those of this program, on CUDA cuDNN's attention.
+/// Who computes the ops that there are kernels for: on the CPU backend those of this program, on
+/// CUDA cuDNN's attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KernelsConfig {

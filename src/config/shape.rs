@@ -258,7 +258,8 @@ pub enum DecayFrom {
     /// The end of the warm-up.
     #[default]
     Warmup,
-    /// The start of the run, so that the rate drops at the end of the warm-up, to where the decay is by then.
+    /// The start of the run, so that the rate drops at the end of the warm-up, to where the decay
+    /// is by then.
     Start,
 }
 

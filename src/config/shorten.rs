@@ -19,9 +19,9 @@ pub fn shorten(text: &str) -> Cow<'_, str> {
     shortened_to(text, MAX_QUOTED)
 }
 
-/// The text with every word that is far too long for a terminal shortened, and with control characters
-/// escaped, which could change what a terminal shows: the last filter, for text quoted by libraries and the
-/// operating system.
+/// The text with every word that is far too long for a terminal shortened, and with control
+/// characters escaped, which could change what a terminal shows: the last filter, for text quoted
+/// by libraries and the operating system.
 pub fn shorten_words(text: &str) -> Cow<'_, str> {
     let is_control = |c: char| c.is_control() && !c.is_whitespace();
     let is_fine = |word: &str| word.len() <= MAX_WORD && !word.contains(is_control);

@@ -18,15 +18,16 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Steps between evaluations; 0, the default, evaluates at the end only.
     pub eval_every: u64,
-    /// Evaluations in a row without a better one after which the run ends; 0, the default, for none.
+    /// Evaluations in a row without a better one after which the run ends; 0, the default, for
+    /// none.
     pub patience: u64,
-    /// `loss` or the metric of the model that says which evaluation is the best. Default: the accuracy or, if the model
-    /// has none, the loss.
+    /// `loss` or the metric of the model that says which evaluation is the best. Default: the
+    /// accuracy or, if the model has none, the loss.
     pub best_metric: Option<String>,
     /// Microbatches whose gradients are summed, at most [`MAX_ROUNDS`]. Default 1.
     pub num_microbatches: usize,
-    /// Steps in one launch of a program, at most [`MAX_ROUNDS`]. Launches end at evaluations and proofs.
-    /// Default 1.
+    /// Steps in one launch of a program, at most [`MAX_ROUNDS`]. Launches end at evaluations and
+    /// proofs. Default 1.
     pub steps_per_launch: usize,
     /// Steps between checks that all replicas hold the same state; 0 disables them. Default 50.
     pub check_lockstep_every: u64,
@@ -40,7 +41,8 @@ pub struct TrainConfig {
 pub const MAX_BATCH: usize = 1 << 24;
 /// Largest number of steps in a run: `schedule` evaluates the rate at each of them.
 pub const MAX_STEPS: u64 = 100_000_000;
-/// Largest number of microbatches in a step and of steps in a launch: their data are in memory together.
+/// Largest number of microbatches in a step and of steps in a launch: their data are in memory
+/// together.
 pub const MAX_ROUNDS: usize = 1 << 16;
 
 /// Examples per step, before the number of replicas is known.
@@ -63,7 +65,8 @@ pub enum Length {
     Examples(u64),
 }
 
-/// What to do if the loss, a gradient or the next state is not finite; all replicas decide the same.
+/// What to do if the loss, a gradient or the next state is not finite; all replicas decide the
+/// same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnNonfinite {
@@ -81,8 +84,8 @@ pub enum PrecisionConfig {
     /// binary32.
     #[default]
     F32,
-    /// bfloat16 for activations and matrix products; parameters, optimizer state, norms, softmax, loss
-    /// and all sums stay binary32.
+    /// bfloat16 for activations and matrix products; parameters, optimizer state, norms, softmax,
+    /// loss and all sums stay binary32.
     Bf16,
     /// binary64: slow, for comparing results.
     F64,

@@ -1,5 +1,5 @@
-//! Random numbers for data augmentation. They depend on seed, epoch and example id only, so that an example is augmented
-//! in the same way on any number of replicas and after a restart.
+//! Random numbers for data augmentation. They depend on seed, epoch and example id only, so that an
+//! example is augmented in the same way on any number of replicas and after a restart.
 
 use hlo::random::threefry2x32;
 
@@ -36,8 +36,9 @@ impl Draws {
         f64::from(self.word()) / 2f64.powi(32)
     }
 
-    /// `low * (high / low)^u` with u uniform in [0, 1): the logarithm is uniform. Computed with one square root per binary
-    /// digit of u: unlike a library's exponential, square roots are rounded the same on all machines.
+    /// `low * (high / low)^u` with u uniform in [0, 1): the logarithm is uniform. Computed with one
+    /// square root per binary digit of u: unlike a library's exponential, square roots are rounded
+    /// the same on all machines.
     pub fn log_uniform(&mut self, low: f64, high: f64) -> f64 {
         let word = self.word();
         let (mut value, mut factor) = (low, high / low);
@@ -88,7 +89,8 @@ mod tests {
         assert!((sum / 4000.0).abs() < 0.01, "{sum}");
     }
 
-    /// Chi-square over 9000 examples, 8 degrees of freedom; 32 is exceeded once in ten thousand tries.
+    /// Chi-square over 9000 examples, 8 degrees of freedom; 32 is exceeded once in ten thousand
+    /// tries.
     #[test]
     fn draws_are_even() {
         let mut counts = [0f64; 9];

@@ -15,12 +15,14 @@ pub struct HostBatch {
     pub index: u64,
     /// Number of consecutive batches, one per step of the launch.
     pub num_steps: usize,
-    /// Its size: the place of its fields in [`Source::smaller_fields`], or their number if it has [`Source::fields`].
+    /// Its size: the place of its fields in [`Source::smaller_fields`], or their number if it has
+    /// [`Source::fields`].
     pub size: usize,
     /// The batch shards that the fields hold, ascending: all of them, or those that were asked for.
     pub shards: Arc<[usize]>,
-    /// Per field, one literal per shard: `[global_batch / num_batch_shards, ...]`, or for several steps
-    /// `[num_steps, global_batch / num_batch_shards, ...]`. Shards are contiguous pieces of a global batch, in order.
+    /// Per field, one literal per shard: `[global_batch / num_batch_shards, ...]`, or for several
+    /// steps `[num_steps, global_batch / num_batch_shards, ...]`. Shards are contiguous pieces of a
+    /// global batch, in order.
     pub fields: Tree<Vec<Arc<Literal>>>,
 }
 
@@ -117,9 +119,10 @@ impl TrainBatches {
     }
 }
 
-/// The batches of one evaluation: every example once, in the order of the source. The last batch is padded with copies of
-/// the last example. The field `weight` (f32, `[global_batch / num_batch_shards]`) is 1 for an example, and 0 for padding and
-/// for a broken example that is left out, so that weighted sums are exact on any number of replicas.
+/// The batches of one evaluation: every example once, in the order of the source. The last batch is
+/// padded with copies of the last example. The field `weight` (f32,
+/// `[global_batch / num_batch_shards]`) is 1 for an example, and 0 for padding and for a broken
+/// example that is left out, so that weighted sums are exact on any number of replicas.
 #[derive(Clone)]
 pub struct EvalBatches {
     source: Arc<dyn Source>,
@@ -228,8 +231,8 @@ fn size_of(source: &dyn Source, mut examples: impl Iterator<Item = u64>) -> usiz
     }
 }
 
-/// Upper limit for the bytes of one launch, far above practical sizes. An allocation that exceeds the memory would end the
-/// process without an error message.
+/// Upper limit for the bytes of one launch, far above practical sizes. An allocation that exceeds
+/// the memory would end the process without an error message.
 const MAX_BYTES: u128 = 1 << 36;
 
 fn check_bytes(source: &dyn Source, num_examples: u64) -> Result<(), Error> {
@@ -255,8 +258,8 @@ struct Assembled {
     is_there: Vec<bool>,
 }
 
-/// Reads the examples, shard by shard, into one literal `[dims.., field dims..]` per field and shard. The number of examples
-/// is the product of `num_shards` and `dims`, and they fit in `size`.
+/// Reads the examples, shard by shard, into one literal `[dims.., field dims..]` per field and
+/// shard. The number of examples is the product of `num_shards` and `dims`, and they fit in `size`.
 fn assemble(
     source: &dyn Source,
     examples: &[Example],
@@ -304,11 +307,13 @@ fn assemble(
     Ok(Assembled { fields: fields.collect(), is_there })
 }
 
-/// The number of consecutive broken examples that is tolerated. More mean that something else is wrong with the folder.
+/// The number of consecutive broken examples that is tolerated. More mean that something else is
+/// wrong with the folder.
 const MAX_BROKEN_RUN: u64 = 64;
 
-/// Reads an example, and returns `false` if it is left out. If an example is broken and the source tolerates that, training
-/// takes the next intact one: it depends on the id alone, and is usually of the same class. Evaluation leaves it out.
+/// Reads an example, and returns `false` if it is left out. If an example is broken and the source
+/// tolerates that, training takes the next intact one: it depends on the id alone, and is usually
+/// of the same class. Evaluation leaves it out.
 fn read_one(
     source: &dyn Source,
     Example { id, epoch }: Example,

@@ -3,9 +3,10 @@
 //! ```text
 //! label (1 byte, 0 to 9), 32 x 32 bytes of red, 32 x 32 of green, 32 x 32 of blue;   label, ...
 //! ```
-//! A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). Augmentation follows He et al., "Deep
-//! Residual Learning for Image Recognition" (2015), section 4.2: pad each side with 4 black pixels, take a random crop of
-//! 32 x 32, and flip it horizontally with probability 1/2.
+//! A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). Augmentation
+//! follows He et al., "Deep Residual Learning for Image Recognition" (2015), section 4.2: pad each
+//! side with 4 black pixels, take a random crop of 32 x 32, and flip it horizontally with
+//! probability 1/2.
 
 use std::path::Path;
 
@@ -38,8 +39,9 @@ const TEST_FILES: [&str; 1] = ["test_batch.bin"];
 const MEAN: [f32; 3] = [0.4914, 0.4822, 0.4465];
 const STD: [f32; 3] = [0.2470, 0.2435, 0.2616];
 
-/// One split. Field `x` is f32 `[3, 32, 32]`, normalized so that each color has mean 0 and variance 1 over the training
-/// images; `y` is i32 `[]`, 0 to 9. If an epoch is given, a training image is augmented.
+/// One split. Field `x` is f32 `[3, 32, 32]`, normalized so that each color has mean 0 and variance
+/// 1 over the training images; `y` is i32 `[]`, 0 to 9. If an epoch is given, a training image is
+/// augmented.
 pub struct Cifar10 {
     records: Vec<u8>,
     /// `None` if images are not augmented.

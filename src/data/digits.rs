@@ -17,13 +17,16 @@ const NUM_PIXELS: usize = 64;
 const MAX_PIXEL: u8 = 16;
 const NUM_CLASSES: usize = 10;
 const NUM_EXAMPLES: usize = 1797;
-/// Upper limit for the unpacked bytes, more than a hundred times those of the rows. A small gzip file can unpack to gigabytes.
+/// Upper limit for the unpacked bytes, more than a hundred times those of the rows. A small gzip
+/// file can unpack to gigabytes.
 const MAX_BYTES: u64 = 64 << 20;
-/// Every fifth row is a test row, beginning with the first. The file is ordered by writer: rows at its end would be by
-/// writers that training has not seen, a harder task than that of a random split.
+/// Every fifth row is a test row, beginning with the first. The file is ordered by writer: rows at
+/// its end would be by writers that training has not seen, a harder task than that of a random
+/// split.
 const TEST_EVERY: usize = 5;
 
-/// One split of the digits. Field `x` is f32 `[64]`, row-major pixels scaled to 0..1; `y` is i32 `[]`, 0 to 9.
+/// One split of the digits. Field `x` is f32 `[64]`, row-major pixels scaled to 0..1; `y` is i32
+/// `[]`, 0 to 9.
 pub struct Digits {
     rows: Arc<Rows>,
     /// The split's rows in the file.
@@ -38,8 +41,8 @@ struct Rows {
 }
 
 impl Digits {
-    /// Reads the file, gzipped CSV: each line has 64 pixels (0 to 16) and a label (0 to 9). Returns the training split
-    /// (1437 rows) and the test split (360 rows).
+    /// Reads the file, gzipped CSV: each line has 64 pixels (0 to 16) and a label (0 to 9). Returns
+    /// the training split (1437 rows) and the test split (360 rows).
     ///
     /// # Errors
     /// If the file cannot be read, is not gzip or is truncated, or a line is not such a row.

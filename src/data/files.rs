@@ -14,11 +14,11 @@ pub(super) struct ListedFile {
     pub num_bytes: u64,
 }
 
-/// The file itself, or all files of the folder and its subfolders, sorted by path. With `extensions` (`rs` or `.rs`, in
-/// upper or lower case), only files that end in one of them.
+/// The file itself, or all files of the folder and its subfolders, sorted by path. With
+/// `extensions` (`rs` or `.rs`, in upper or lower case), only files that end in one of them.
 ///
-/// Left out are hidden names (such as `.git`), links to folders, because they can form cycles, and anything that is not a
-/// regular file or folder: sockets, pipes, broken links.
+/// Left out are hidden names (such as `.git`), links to folders, because they can form cycles, and
+/// anything that is not a regular file or folder: sockets, pipes, broken links.
 ///
 /// # Errors
 /// A missing path, or a folder that cannot be listed. The message says to set `key`.

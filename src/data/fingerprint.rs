@@ -1,4 +1,5 @@
-//! Fingerprints: hashes by which the same examples are recognized, wherever their files are and whenever they were copied.
+//! Fingerprints: hashes by which the same examples are recognized, wherever their files are and
+//! whenever they were copied.
 
 use std::path::Path;
 
@@ -11,8 +12,9 @@ use crate::config::open_regular;
 /// Bytes that are hashed at a time, by one thread.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// Hashes what a part of a data set consists of: XXH3-128 of all values in the order in which they are added. Like any hash that
-/// is not cryptographic, it finds what has changed by accident, not by intent.
+/// Hashes what a part of a data set consists of: XXH3-128 of all values in the order in which they
+/// are added. Like any hash that is not cryptographic, it finds what has changed by accident, not
+/// by intent.
 pub(super) struct Fingerprinter(Xxh3);
 
 impl Fingerprinter {
@@ -44,8 +46,9 @@ impl Fingerprinter {
         self
     }
 
-    /// Adds the files of a folder: the path below `root` and the size of each, and the first [`SAMPLE_BYTES`] of at most
-    /// [`NUM_SAMPLES`], spread evenly over them. To read all of a folder of images would take as long as an epoch.
+    /// Adds the files of a folder: the path below `root` and the size of each, and the first
+    /// [`SAMPLE_BYTES`] of at most [`NUM_SAMPLES`], spread evenly over them. To read all of a
+    /// folder of images would take as long as an epoch.
     pub fn files(mut self, root: &Path, files: &[&ListedFile]) -> std::io::Result<Self> {
         for file in files {
             let name = file.path.strip_prefix(root).unwrap_or(&file.path);

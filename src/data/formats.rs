@@ -24,7 +24,8 @@ const BZIP2: &str = "compressed with bzip2";
 const UNPACK: &str = "unpack it, and name the file that was in it";
 const WRITE: &str = "write what is in it as the bare values";
 
-/// Formats with fixed bytes. Two bytes can be any token, so the short ones have more of the header that always follows.
+/// Formats with fixed bytes. Two bytes can be any token, so the short ones have more of the header
+/// that always follows.
 const MAGICS: [Magic; 30] = [
     (0, b"\x93NUMPY", of("a NumPy array with a header (.npy)", NUMPY)),
     (0, b"\x1f\x8b\x08", of(GZIP, "unpack it with gunzip")),
@@ -76,8 +77,8 @@ const fn of(name: &'static str, advice: &'static str) -> Format {
     Format { name, advice }
 }
 
-/// The format of a file that is not plain text or bare numbers. `head` is its start, of at most [`HEAD_BYTES`] bytes; it has
-/// `num_bytes` in all.
+/// The format of a file that is not plain text or bare numbers. `head` is its start, of at most
+/// [`HEAD_BYTES`] bytes; it has `num_bytes` in all.
 pub(super) fn recognize(head: &[u8], num_bytes: u64) -> Option<Format> {
     let has = |(at, magic, _): &&Magic| head.get(*at..).is_some_and(|rest| rest.starts_with(magic));
     let length = |at: usize| {

@@ -3,8 +3,8 @@
 //! ```text
 //! images   00 00 08 03  N  H  W  then N x H x W bytes        labels   00 00 08 01  N  then N bytes
 //! ```
-//! Sizes are 32-bit and big-endian; a file may be gzipped. Y. LeCun, C. Cortes and C. Burges, "The MNIST
-//! database of handwritten digits" (1998). Both files are held in memory, as bytes.
+//! Sizes are 32-bit and big-endian; a file may be gzipped. Y. LeCun, C. Cortes and C. Burges, "The
+//! MNIST database of handwritten digits" (1998). Both files are held in memory, as bytes.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,8 @@ use super::source::checked_index;
 use super::{Error, Field, Source};
 use crate::config::{self, open_regular};
 
-/// One split. Field `x` is f32 `[1, H, W]`, or `[H * W]` if `flat` is configured, scaled to 0..1; `y` is i32 `[]`.
+/// One split. Field `x` is f32 `[1, H, W]`, or `[H * W]` if `flat` is configured, scaled to 0..1;
+/// `y` is i32 `[]`.
 pub struct Idx {
     pixels: Vec<u8>,
     labels: Vec<u8>,
@@ -30,8 +31,9 @@ impl Idx {
     /// Reads the four files of a folder: training split and evaluation split.
     ///
     /// # Errors
-    /// A file that is missing, is not IDX or does not have the size that its header gives; different numbers of images and
-    /// labels; a label that is not a class; splits with images of different sizes.
+    /// A file that is missing, is not IDX or does not have the size that its header gives;
+    /// different numbers of images and labels; a label that is not a class; splits with images of
+    /// different sizes.
     pub fn load(config: &config::IdxConfig) -> Result<(Self, Self), Error> {
         let keys = ["data.path or data.train_images", "data.path or data.train_labels"];
         let train = Self::split(config, [&config.train_images, &config.train_labels], keys)?;
@@ -140,8 +142,8 @@ impl IdxFile {
         Self { path, key }
     }
 
-    /// Returns the sizes in the header and the bytes after it. Reads no more bytes than the sizes give, however much a gzip
-    /// file unpacks to.
+    /// Returns the sizes in the header and the bytes after it. Reads no more bytes than the sizes
+    /// give, however much a gzip file unpacks to.
     fn read<const DIMS: usize>(&self) -> Result<([usize; DIMS], Vec<u8>), Error> {
         let unreadable = |source| unreadable(&self.path, self.key, source);
         let file = open_regular(&self.path).map_err(unreadable)?;

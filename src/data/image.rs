@@ -21,8 +21,9 @@ pub(super) struct Image {
 /// Upper limit for the bytes of an image file, far above practical sizes.
 pub(super) const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// Upper limit for the pixels of an image, before and after resizing: 400 MB. A header of a few bytes can announce billions
-/// of pixels, and their memory would be allocated before anything is decoded.
+/// Upper limit for the pixels of an image, before and after resizing: 400 MB. A header of a few
+/// bytes can announce billions of pixels, and their memory would be allocated before anything is
+/// decoded.
 const MAX_PIXELS: u64 = 1 << 27;
 
 fn check_size(width: u64, height: u64) -> Result<(), String> {
@@ -32,8 +33,8 @@ fn check_size(width: u64, height: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Decodes JPEG or PNG, recognized by the first bytes and not by the file's name. Gray becomes RGB, and transparency is
-/// dropped. The EXIF orientation is ignored.
+/// Decodes JPEG or PNG, recognized by the first bytes and not by the file's name. Gray becomes RGB,
+/// and transparency is dropped. The EXIF orientation is ignored.
 ///
 /// # Errors
 /// A description, if the bytes are neither or are damaged.
@@ -100,9 +101,10 @@ const SCALE: (f64, f64) = (0.08, 1.0);
 const RATIO: (f64, f64) = (3.0 / 4.0, 4.0 / 3.0);
 
 impl Rect {
-    /// A random crop: its area is uniform in 0.08 to 1 of the image's, and the logarithm of its aspect ratio is uniform
-    /// between those of 3/4 and 4/3. After ten tries that do not fit, the largest central crop with such a ratio. The
-    /// method of torchvision's `RandomResizedCrop`; Szegedy et al., "Going Deeper with Convolutions" (2014).
+    /// A random crop: its area is uniform in 0.08 to 1 of the image's, and the logarithm of its
+    /// aspect ratio is uniform between those of 3/4 and 4/3. After ten tries that do not fit, the
+    /// largest central crop with such a ratio. The method of torchvision's `RandomResizedCrop`;
+    /// Szegedy et al., "Going Deeper with Convolutions" (2014).
     pub fn random(draws: &mut Draws, width: u32, height: u32) -> Self {
         let area = f64::from(width) * f64::from(height);
         for _ in 0..10 {
@@ -173,7 +175,8 @@ impl Image {
         self.resize(Rect::whole(self), width, height)
     }
 
-    /// Writes a rectangle as f32 `[3, height, width]`. `tables` map the bytes of each color to values.
+    /// Writes a rectangle as f32 `[3, height, width]`. `tables` map the bytes of each color to
+    /// values.
     pub fn write(&self, rect: Rect, mirrored: bool, tables: &[[f32; 256]; 3], out: &mut [u8]) {
         let (words, _) = out.as_chunks_mut::<4>();
         let (width, height) = (rect.width as usize, rect.height as usize);
@@ -209,8 +212,8 @@ mod tests {
         }
         assert!(areas.iter().all(|area| (0.078..=1.0).contains(area)));
         let mean = areas.iter().sum::<f64>() / 2000.0;
-        // An area s above 9/16 fits into 4:3 with probability -ln(s) / 2 ln(4/3), a smaller one always:
-        // the mean of those that fit is 0.432, and its deviation here 0.006.
+        // An area s above 9/16 fits into 4:3 with probability -ln(s) / 2 ln(4/3), a smaller one
+        // always: the mean of those that fit is 0.432, and its deviation here 0.006.
         assert!((mean - 0.432).abs() < 0.02, "{mean}");
     }
 

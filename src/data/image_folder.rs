@@ -1,8 +1,8 @@
 //! `image_folder`: a folder of images for each class, the layout of ImageNet.
 //!
-//! Training takes a random resized crop and flips it horizontally with probability 1/2; evaluation resizes the shorter side
-//! and takes the center crop. Colors are normalized with ImageNet's mean and standard deviation. Files are decoded on
-//! demand, on all cores.
+//! Training takes a random resized crop and flips it horizontally with probability 1/2; evaluation
+//! resizes the shorter side and takes the center crop. Colors are normalized with ImageNet's mean
+//! and standard deviation. Files are decoded on demand, on all cores.
 
 use std::ffi::OsString;
 use std::fs;
@@ -27,8 +27,8 @@ const EVAL_PATH: &str = "data.eval_path";
 
 const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
 
-/// One split. Field `x` is f32 `[3, image_size, image_size]`; `y` is i32 `[]`, the index of the class in the sorted names of
-/// the training folders.
+/// One split. Field `x` is f32 `[3, image_size, image_size]`; `y` is i32 `[]`, the index of the
+/// class in the sorted names of the training folders.
 pub struct ImageFolder {
     files: Vec<Labelled>,
     /// The folder of the class folders.
@@ -53,12 +53,12 @@ struct Labelled {
 }
 
 impl ImageFolder {
-    /// Lists the files, and returns the training split and the evaluation split: all of `eval_path`, or the last files of
-    /// each class.
+    /// Lists the files, and returns the training split and the evaluation split: all of
+    /// `eval_path`, or the last files of each class.
     ///
     /// # Errors
-    /// A folder that cannot be listed, has no class folders, or has one without images; or a class for evaluation that
-    /// training does not have. Images are not read yet.
+    /// A folder that cannot be listed, has no class folders, or has one without images; or a class
+    /// for evaluation that training does not have. Images are not read yet.
     pub fn open(config: &config::ImageFolderConfig, seed: u64) -> Result<(Self, Self), Error> {
         let classes = classes(&config.path, PATH)?;
         let (mut train, mut eval) = (vec![], vec![]);
@@ -179,7 +179,8 @@ impl Source for ImageFolder {
         Ok(())
     }
 
-    /// If broken images are to be left out: that at least one of some that are spread over all of them is intact.
+    /// If broken images are to be left out: that at least one of some that are spread over all of
+    /// them is intact.
     fn check(&self, _tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
         const MAX_TRIED: usize = 64;
         let tried = self.files.len().min(MAX_TRIED);

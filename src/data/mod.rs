@@ -1,8 +1,10 @@
-//! Examples: where they come from, the order in which they are used, and how they become batches (phase: run).
+//! Examples: where they come from, the order in which they are used, and how they become batches
+//! (phase: run).
 //!
-//! A [`Source`] reads single examples. A [`Sampler`] computes the ids of step `k`'s batch from the seed alone, not from
-//! the number of replicas. [`TrainBatches`] and [`EvalBatches`] assemble the examples into one literal per replica and
-//! field; [`Prefetch`] does so on a thread, ahead of the loop.
+//! A [`Source`] reads single examples. A [`Sampler`] computes the ids of step `k`'s batch from the
+//! seed alone, not from the number of replicas. [`TrainBatches`] and [`EvalBatches`] assemble the
+//! examples into one literal per replica and field; [`Prefetch`] does so on a thread, ahead of the
+//! loop.
 
 mod augment;
 mod batch;
@@ -89,11 +91,12 @@ impl Splits {
     }
 }
 
-/// Opens the source that a configuration names. `seed` is `train.seed`, which determines synthetic data, the augmentation of
-/// training images, and which labelled texts are held out.
+/// Opens the source that a configuration names. `seed` is `train.seed`, which determines synthetic
+/// data, the augmentation of training images, and which labelled texts are held out.
 ///
 /// # Errors
-/// A file that cannot be read or has the wrong format; or a number of training examples other than the configured one.
+/// A file that cannot be read or has the wrong format; or a number of training examples other than
+/// the configured one.
 pub fn open(config: &config::DataConfig, seed: u64) -> Result<Splits, Error> {
     let splits = open_source(config, seed)?;
     let found = splits.train.num_examples();

@@ -8,8 +8,8 @@ use std::{error, io, thread};
 
 use super::{Error, HostBatch};
 
-/// A thread that assembles the next batches and passes each to a closure, which starts the transfer to the devices. At most
-/// `depth` finished batches wait for the loop.
+/// A thread that assembles the next batches and passes each to a closure, which starts the transfer
+/// to the devices. At most `depth` finished batches wait for the loop.
 ///
 /// Dropping it stops the thread after the current batch, and joins it.
 pub struct Prefetch<T, E> {
@@ -48,8 +48,8 @@ where
     T: Send + 'static,
     E: error::Error + Send + 'static,
 {
-    /// Starts the thread on `batches`, for example [`super::TrainBatches::range`]. A depth of 1 keeps the transfer one step
-    /// ahead; 0 counts as 1.
+    /// Starts the thread on `batches`, for example [`super::TrainBatches::range`]. A depth of 1
+    /// keeps the transfer one step ahead; 0 counts as 1.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -102,7 +102,8 @@ impl<T, E> Drop for Prefetch<T, E> {
         // The receiver goes first: that wakes a thread that waits for space in the channel.
         self.receiver = None;
         if let Some(thread) = self.thread.take() {
-            // Panics in the thread were caught, except one in the destructor of a batch, which is ignored.
+            // Panics in the thread were caught, except one in the destructor of a batch, which is
+            // ignored.
             let _ = thread.join();
         }
     }

@@ -2,14 +2,16 @@
 
 use hlo::random::threefry2x32;
 
-/// The order of training examples: a new permutation of all of them in each epoch, cut into batches. The remainder of an
-/// epoch that does not fill a batch is dropped; the permutation makes it a different one each time.
+/// The order of training examples: a new permutation of all of them in each epoch, cut into
+/// batches. The remainder of an epoch that does not fill a batch is dropped; the permutation makes
+/// it a different one each time.
 ///
-/// Nothing is stored: batch `k` is computed from (seed, number of examples, global batch, k). A run can therefore continue
-/// at any batch, on any number of replicas.
+/// Nothing is stored: batch `k` is computed from (seed, number of examples, global batch, k). A run
+/// can therefore continue at any batch, on any number of replicas.
 ///
-/// The permutation is a Feistel network over the smallest even number of bits that holds every id, with threefry as round
-/// function, and cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+/// The permutation is a Feistel network over the smallest even number of bits that holds every id,
+/// with threefry as round function, and cycle walking (Black and Rogaway, "Ciphers with Arbitrary
+/// Finite Domains", CT-RSA 2002).
 ///
 /// ```
 /// use lockstep::data::Sampler;
@@ -67,8 +69,9 @@ impl Sampler {
         let half_bits = bits.div_ceil(2).max(1);
         let mask = (1u64 << half_bits) - 1;
         let mut value = place;
-        // The network permutes at most four times as many values as there are ids, and a cycle that starts at an id
-        // returns to one. So the loop ends, after at most four iterations on average.
+        // The network permutes at most four times as many values as there are ids, and a cycle that
+        // starts at an id returns to one. So the loop ends, after at most four iterations on
+        // average.
         loop {
             let (mut left, mut right) = (value >> half_bits, value & mask);
             for round in 0..NUM_ROUNDS {
@@ -86,7 +89,8 @@ impl Sampler {
 /// Separates the order from other random numbers with the same seed.
 const ORDER: u32 = 0x4f524452;
 
-/// Four rounds are enough for large domains (Luby and Rackoff, 1988); small ones need more to mix well.
+/// Four rounds are enough for large domains (Luby and Rackoff, 1988); small ones need more to mix
+/// well.
 const NUM_ROUNDS: u32 = 8;
 
 #[cfg(test)]

@@ -22,8 +22,8 @@ impl Field {
     }
 }
 
-/// Examples with the ids 0 to [`Self::num_examples`] - 1. What is read depends on id and epoch only, so that any process can
-/// read any example in any order, and repeatedly.
+/// Examples with the ids 0 to [`Self::num_examples`] - 1. What is read depends on id and epoch
+/// only, so that any process can read any example in any order, and repeatedly.
 pub trait Source: Send + Sync {
     /// Number of examples.
     fn num_examples(&self) -> u64;
@@ -44,13 +44,14 @@ pub trait Source: Send + Sync {
     /// The fields of every example.
     fn fields(&self) -> &[Field];
 
-    /// The same fields with smaller dims, ascending, for batches whose examples all fit in them. Empty if all batches have the
-    /// same dims.
+    /// The same fields with smaller dims, ascending, for batches whose examples all fit in them.
+    /// Empty if all batches have the same dims.
     fn smaller_fields(&self) -> &[Vec<Field>] {
         &[]
     }
 
-    /// The place in [`Self::smaller_fields`] of the first that an example fits in; their number if it fits in none.
+    /// The place in [`Self::smaller_fields`] of the first that an example fits in; their number if
+    /// it fits in none.
     fn size_of(&self, _example: u64) -> usize {
         self.smaller_fields().len()
     }
@@ -60,17 +61,19 @@ pub trait Source: Send + Sync {
         self.smaller_fields().get(size).map_or(self.fields(), |fields| fields)
     }
 
-    /// Writes one example. `out` has one slice of [`Field::num_bytes`] bytes per field, in order, of a size that the example
-    /// fits in; elements are row-major and in the host's byte order. With an `epoch` (training) the example may be augmented, at random but determined by the
+    /// Writes one example. `out` has one slice of [`Field::num_bytes`] bytes per field, in order,
+    /// of a size that the example fits in; elements are row-major and in the host's byte order.
+    /// With an `epoch` (training) the example may be augmented, at random but determined by the
     /// epoch; without one (evaluation) it is not.
     ///
     /// # Errors
     /// If there is no such example, or it cannot be read.
     fn read(&self, example: u64, epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error>;
 
-    /// Finds what is wrong with examples that would otherwise be read hours later: what takes longer than opening the files, but
-    /// no longer than reading them once. `tell` gets lines for the user: what takes long, and, after `warning: `, what is doubtful.
-    /// Told and checked once, however often this is called.
+    /// Finds what is wrong with examples that would otherwise be read hours later: what takes
+    /// longer than opening the files, but no longer than reading them once. `tell` gets lines for
+    /// the user: what takes long, and, after `warning: `, what is doubtful. Told and checked once,
+    /// however often this is called.
     ///
     /// # Errors
     /// What is wrong.
@@ -78,8 +81,9 @@ pub trait Source: Send + Sync {
         Ok(())
     }
 
-    /// A hash of the examples, by which a run that is continued recognizes its data: equal for the same examples at any path and on
-    /// any machine, different if they differ. By default there is none, and only the number of examples is compared.
+    /// A hash of the examples, by which a run that is continued recognizes its data: equal for the
+    /// same examples at any path and on any machine, different if they differ. By default there is
+    /// none, and only the number of examples is compared.
     ///
     /// # Errors
     /// What cannot be read.

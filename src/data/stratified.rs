@@ -17,9 +17,10 @@ pub struct StratifiedSplit {
 }
 
 impl StratifiedSplit {
-    /// Holds out `share` of the examples, above 0 and below 1, where `classes` has the class of each. The number is
-    /// rounded to the nearest; each class has its share of it, by largest remainders, but keeps at least one example. Which
-    /// examples these are follows from `seed` alone, not from a mesh.
+    /// Holds out `share` of the examples, above 0 and below 1, where `classes` has the class of
+    /// each. The number is rounded to the nearest; each class has its share of it, by largest
+    /// remainders, but keeps at least one example. Which examples these are follows from `seed`
+    /// alone, not from a mesh.
     ///
     /// ```
     /// use lockstep::data::StratifiedSplit;
@@ -134,8 +135,8 @@ mod tests {
         assert_eq!(StratifiedSplit::draw(&[], 0.5, 0).kept, Vec::<usize>::new());
     }
 
-    /// Every example is equally likely to be held out: chi-square over 2000 seeds, 20 examples, 19 degrees of freedom; 50
-    /// is exceeded once in eight thousand tries.
+    /// Every example is equally likely to be held out: chi-square over 2000 seeds, 20 examples, 19
+    /// degrees of freedom; 50 is exceeded once in eight thousand tries.
     #[test]
     fn draws_are_even() {
         let classes: Vec<_> = (0..20).map(|row| i32::from(row < 5)).collect();

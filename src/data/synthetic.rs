@@ -1,8 +1,9 @@
 //! `synthetic`: a generated classification task of any size, for experiments.
 //!
-//! Each class has a center, and each example is the center of its class plus noise; both depend on the seed. Noise is a sum
-//! of four uniform values, which approximates a normal distribution. Unlike a method that needs a library's logarithm, it is
-//! exact in f32: every machine generates the same examples.
+//! Each class has a center, and each example is the center of its class plus noise; both depend on
+//! the seed. Noise is a sum of four uniform values, which approximates a normal distribution.
+//! Unlike a method that needs a library's logarithm, it is exact in f32: every machine generates
+//! the same examples.
 
 use hlo::DType;
 use hlo::random::threefry2x32;
@@ -11,8 +12,8 @@ use super::fingerprint::Fingerprinter;
 use super::source::checked_index;
 use super::{Error, Field, Source};
 
-/// One split of a synthetic task. Field `x` is f32 with the given dims: center plus noise, each with variance 1. `y` is i32
-/// `[]`.
+/// One split of a synthetic task. Field `x` is f32 with the given dims: center plus noise, each
+/// with variance 1. `y` is i32 `[]`.
 pub struct Synthetic {
     centres_key: [u32; 2],
     noise_key: [u32; 2],
@@ -23,9 +24,11 @@ pub struct Synthetic {
 }
 
 impl Synthetic {
-    /// A training split of `num_examples`, and an evaluation split of a fifth as many other examples, at least one.
+    /// A training split of `num_examples`, and an evaluation split of a fifth as many other
+    /// examples, at least one.
     ///
-    /// Examples, features and classes are counted in 32 bits; the configuration limits them to that.
+    /// Examples, features and classes are counted in 32 bits; the configuration limits them to
+    /// that.
     pub fn splits(
         seed: u64,
         num_examples: usize,
@@ -91,7 +94,8 @@ const SYNTHETIC: u32 = 0x53594e54;
 /// The sum of four uniform values, with mean 0 and variance 1 (to within 1e-9).
 fn bell(bits: [u32; 2]) -> f32 {
     let sum: u32 = bits.iter().map(|word| (word & 0xffff) + (word >> 16)).sum();
-    // Each half word has mean 65535/2 and variance 65536^2/12; the sum of four has standard deviation 65536/sqrt(3).
+    // Each half word has mean 65535/2 and variance 65536^2/12; the sum of four has standard
+    // deviation 65536/sqrt(3).
     (sum as f32 - 131_070.0) * (1.732_050_8 / 65_536.0)
 }
 

@@ -3,8 +3,8 @@
 //! ```text
 //! t0 = random token      t_(i+1) = successor(t_i) with probability 1/2, else a random token
 //! ```
-//! Each token has one successor, which depends on the seed. So the task can be learned down to a known loss: with a large
-//! vocabulary of v tokens, it is `ln 2 + ln(v) / 2` nats per token.
+//! Each token has one successor, which depends on the seed. So the task can be learned down to a
+//! known loss: with a large vocabulary of v tokens, it is `ln 2 + ln(v) / 2` nats per token.
 
 use hlo::DType;
 use hlo::random::threefry2x32;
@@ -13,7 +13,8 @@ use super::fingerprint::Fingerprinter;
 use super::source::checked_index;
 use super::{Error, Field, Source, windows};
 
-/// One split of a synthetic task. Fields `x` and `y` are i32 `[context]`; `y` is `x` shifted by one token.
+/// One split of a synthetic task. Fields `x` and `y` are i32 `[context]`; `y` is `x` shifted by one
+/// token.
 pub struct SyntheticTokens {
     successors_key: [u32; 2],
     tokens_key: [u32; 2],
@@ -24,9 +25,11 @@ pub struct SyntheticTokens {
 }
 
 impl SyntheticTokens {
-    /// A training split of `num_examples`, and an evaluation split of a fifth as many other examples, at least one.
+    /// A training split of `num_examples`, and an evaluation split of a fifth as many other
+    /// examples, at least one.
     ///
-    /// Examples, positions and tokens are counted in 32 bits; the configuration limits them to that.
+    /// Examples, positions and tokens are counted in 32 bits; the configuration limits them to
+    /// that.
     pub fn splits(
         seed: u64,
         num_examples: usize,
@@ -123,7 +126,8 @@ mod tests {
         assert!(train.read(100, None, &mut [&mut [0; 32], &mut [0; 32]]).is_err());
     }
 
-    /// Half of the tokens, and of the others one in fifty by chance, are successors, in either split.
+    /// Half of the tokens, and of the others one in fifty by chance, are successors, in either
+    /// split.
     #[test]
     fn every_second_token_is_a_successor() {
         let (train, eval) = SyntheticTokens::splits(0, 100, 512, 50);

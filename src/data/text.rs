@@ -1,7 +1,7 @@
 //! `text`: a file, or the concatenated files of a folder, as a sequence of bytes.
 //!
-//! A token is a byte, 0 to 255, so that no preparation is needed and no token is unknown. All of it is held in memory;
-//! larger text can be tokenized once and read as `tokens`.
+//! A token is a byte, 0 to 255, so that no preparation is needed and no token is unknown. All of it
+//! is held in memory; larger text can be tokenized once and read as `tokens`.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -17,7 +17,8 @@ use crate::config::{self, open_regular};
 const NUM_BYTES: usize = 256;
 const KEY: &str = "data.path";
 
-/// One split of a text. Field `x` is i32 `[context]`, a window of bytes; `y` is i32 `[context]`, the byte after each of them.
+/// One split of a text. Field `x` is i32 `[context]`, a window of bytes; `y` is i32 `[context]`,
+/// the byte after each of them.
 pub struct Text {
     bytes: Arc<Vec<u8>>,
     windows: Windows,
@@ -26,11 +27,12 @@ pub struct Text {
 }
 
 impl Text {
-    /// Reads the files, and returns the training split and the evaluation split, which is the end of the text.
+    /// Reads the files, and returns the training split and the evaluation split, which is the end
+    /// of the text.
     ///
     /// # Errors
-    /// A path that cannot be read, a folder with no file of the given extensions, a file that is compressed or of another format
-    /// that is no text, or a text shorter than two windows.
+    /// A path that cannot be read, a folder with no file of the given extensions, a file that is
+    /// compressed or of another format that is no text, or a text shorter than two windows.
     pub fn load(config: &config::TextConfig) -> Result<(Self, Self), Error> {
         let mut bytes = vec![];
         let paths = list(&config.path, KEY, &config.extensions)?;

@@ -1,4 +1,5 @@
-//! What a file of tokens should not be: a file with a header, one of another format, one with tokens of another width.
+//! What a file of tokens should not be: a file with a header, one of another format, one with
+//! tokens of another width.
 
 use std::fs::File;
 use std::io::Read;
@@ -47,9 +48,10 @@ pub(super) fn check(
 /// Bytes of the header of llm.c's files.
 const LLM_C_HEADER: u64 = 1024;
 
-/// The files of llm.c (`dev/data/data_common.py` there): 256 numbers of 32 bits, which are a magic number, a version, the number of
-/// tokens, and zeros; then the tokens, of 2 bytes in the format for GPT-2 and of 4 bytes in the one for Llama 3. Its files for
-/// multiple choice have another magic number.
+/// The files of llm.c (`dev/data/data_common.py` there): 256 numbers of 32 bits, which are a magic
+/// number, a version, the number of tokens, and zeros; then the tokens, of 2 bytes in the format
+/// for GPT-2 and of 4 bytes in the one for Llama 3. Its files for multiple choice have another
+/// magic number.
 fn llm_c(head: &[u8], num_bytes: u64) -> Option<(String, String)> {
     let (words, _) = head.get(..LLM_C_HEADER as usize)?.as_chunks::<4>();
     let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
@@ -122,7 +124,8 @@ pub(super) struct Doubt {
 /// Fewer tokens show no pattern.
 const ENOUGH: u64 = 32;
 
-/// Judges by the largest tokens at even and at odd places: ids of twice the width have a second half that is 0, or very small.
+/// Judges by the largest tokens at even and at odd places: ids of twice the width have a second
+/// half that is 0, or very small.
 pub(super) fn doubt(dtype: TokenType, [even, odd]: [u32; 2], num_tokens: u64) -> Option<Doubt> {
     let (bytes, wider) = match dtype {
         TokenType::U16 => (4, "set data.dtype = \"u32\""),

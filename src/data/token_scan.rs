@@ -1,5 +1,5 @@
-//! Reads a file of tokens once from end to end: its largest tokens, and its fingerprint. What was found in a large file is
-//! remembered in the user's cache, for as long as the file is not changed.
+//! Reads a file of tokens once from end to end: its largest tokens, and its fingerprint. What was
+//! found in a large file is remembered in the user's cache, for as long as the file is not changed.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -15,8 +15,8 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::fingerprint::Fingerprinter;
 use crate::config::{TokenType, cache_dir};
 
-/// Bytes that a thread reads at a time: they stay in its processor's cache until they have been looked at. A whole number of
-/// pairs of tokens.
+/// Bytes that a thread reads at a time: they stay in its processor's cache until they have been
+/// looked at. A whole number of pairs of tokens.
 const BLOCK_BYTES: u64 = 1 << 20;
 /// Smaller files are read again each time.
 const REMEMBERED_BYTES: u64 = 16 << 20;
@@ -39,7 +39,8 @@ struct Remembered {
     token_bytes: usize,
     num_bytes: u64,
     inode: u64,
-    /// When contents, and when anything about the file was changed, in nanoseconds. The second cannot be set back.
+    /// When contents, and when anything about the file was changed, in nanoseconds. The second
+    /// cannot be set back.
     modified: i128,
     changed: i128,
     hash: String,
@@ -139,8 +140,8 @@ struct Lock {
 }
 
 impl Lock {
-    /// Waits for as long as another process may need to read `num_bytes` from a slow disk. `None` if the file system has no
-    /// locks, or the other process takes longer: then both read.
+    /// Waits for as long as another process may need to read `num_bytes` from a slow disk. `None`
+    /// if the file system has no locks, or the other process takes longer: then both read.
     fn wait(path: &Path, num_bytes: u64) -> Option<Self> {
         const SLOW: u64 = 50_000_000;
         fs::create_dir_all(path.parent()?).ok()?;

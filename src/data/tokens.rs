@@ -1,5 +1,5 @@
-//! `tokens`: tokenized text, a file of little-endian u16 or u32 numbers without a header. Files can be larger than memory:
-//! examples are read on demand.
+//! `tokens`: tokenized text, a file of little-endian u16 or u32 numbers without a header. Files can
+//! be larger than memory: examples are read on demand.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,8 +16,8 @@ use super::windows::{self, Windows};
 use super::{Error, Field, Source};
 use crate::config::{self, TokenType, open_regular};
 
-/// One split of a tokenized text. Field `x` is i32 `[context]`, a window of tokens; `y` is i32 `[context]`, the token after
-/// each of them.
+/// One split of a tokenized text. Field `x` is i32 `[context]`, a window of tokens; `y` is i32
+/// `[context]`, the token after each of them.
 pub struct Tokens {
     file: Arc<TokenFile>,
     windows: Windows,
@@ -41,11 +41,12 @@ const BLOCK_TOKENS: u64 = 1 << 18;
 const NUM_FIRST: usize = 64;
 
 impl Tokens {
-    /// Opens the file, and returns the training split and the evaluation split: all of `eval_path`, or the end of the file.
+    /// Opens the file, and returns the training split and the evaluation split: all of `eval_path`,
+    /// or the end of the file.
     ///
     /// # Errors
-    /// A file that cannot be read, ends within a token, has too few tokens, or is of a known format that is not this one. Ids
-    /// beyond the vocabulary are found by [`Source::check`].
+    /// A file that cannot be read, ends within a token, has too few tokens, or is of a known format
+    /// that is not this one. Ids beyond the vocabulary are found by [`Source::check`].
     pub fn open(config: &config::TokensConfig) -> Result<(Self, Self), Error> {
         let split = |file: &Arc<TokenFile>, windows| Self {
             file: file.clone(),

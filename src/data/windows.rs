@@ -3,7 +3,8 @@
 //! ```text
 //! t0 t1 t2 t3 | t4 t5 t6 t7 | t8 ...      context 3: x = t0 t1 t2, y = t1 t2 t3; x = t4 t5 t6, ...
 //! ```
-//! Windows do not overlap, so that the splits share no token. Tokens after the last whole window are not used.
+//! Windows do not overlap, so that the splits share no token. Tokens after the last whole window
+//! are not used.
 
 use std::ops::Range;
 
@@ -30,8 +31,8 @@ impl Windows {
         Self { context, first: 0, num_windows, fields: [field("x"), field("y")] }
     }
 
-    /// Splits off the last `eval_fraction` for evaluation, rounded to whole windows. Neither part is empty; `None` if there
-    /// are less than two windows.
+    /// Splits off the last `eval_fraction` for evaluation, rounded to whole windows. Neither part
+    /// is empty; `None` if there are less than two windows.
     pub fn split(self, eval_fraction: f64) -> Option<(Self, Self)> {
         let total = self.num_windows;
         if total < 2 {
@@ -47,7 +48,8 @@ impl Windows {
         self.num_windows
     }
 
-    /// Which part of the whole sequence these windows are: tokens of a window, windows before the split, windows.
+    /// Which part of the whole sequence these windows are: tokens of a window, windows before the
+    /// split, windows.
     pub fn extent(&self) -> [u64; 3] {
         [self.context as u64 + 1, self.first, self.num_windows]
     }

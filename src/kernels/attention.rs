@@ -6,9 +6,9 @@ use kernels::{Attention, Dropout, Element, Forward, Gradients, Heads, Pool, Quer
 use super::{elements, elements_mut};
 use crate::pjrt::{AttentionSite, KernelCall};
 
-/// Computes a call. Operands are q, k and v in one matrix or in three; if there is a mask, a number for each key,
-/// 0 if it is hidden; if there is dropout, the words of the key and the first row. The gradient's are followed by the result, the logarithms and
-/// the cotangent.
+/// Computes a call. Operands are q, k and v in one matrix or in three; if there is a mask, a number
+/// for each key, 0 if it is hidden; if there is dropout, the words of the key and the first row.
+/// The gradient's are followed by the result, the logarithms and the cotangent.
 pub(super) fn run<T: Element + Pod>(
     pool: &Pool<'_>,
     site: AttentionSite,

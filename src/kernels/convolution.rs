@@ -6,7 +6,8 @@ use kernels::{Convolution, Element, Pool};
 use super::{elements, elements_mut, strides};
 use crate::pjrt::{ConvolutionSite, KernelCall};
 
-/// Computes a call: from images and a kernel to images, or from images and a cotangent to the gradient of the kernel.
+/// Computes a call: from images and a kernel to images, or from images and a cotangent to the
+/// gradient of the kernel.
 pub(super) fn run<T: Element + Pod>(
     pool: &Pool<'_>,
     site: ConvolutionSite,

@@ -35,8 +35,8 @@ struct Merged {
     stride: usize,
 }
 
-/// The product of `a` and `b` as products of matrices at strides. Batch dims become loops, and so do free dims that do not merge
-/// with the last of them.
+/// The product of `a` and `b` as products of matrices at strides. Batch dims become loops, and so
+/// do free dims that do not merge with the last of them.
 fn product(dims: &DotDims, a: &[usize], b: &[usize], out: &[usize]) -> Result<Product, String> {
     let misfit = || format!("{a:?} and {b:?} do not give {out:?} by {dims:?}");
     let is_inside = |dims: &[usize], rank: usize| dims.iter().all(|dim| *dim < rank);
@@ -70,7 +70,8 @@ fn product(dims: &DotDims, a: &[usize], b: &[usize], out: &[usize]) -> Result<Pr
         _ => Err(format!("contracting dims {dims:?} are not neighbours")),
     };
     let (a_k, b_k) = (one(a, &dims.lhs_contracting)?, one(b, &dims.rhs_contracting)?);
-    // Free dims have the strides of a row-major tensor in the result, so those that merge in an operand merge there.
+    // Free dims have the strides of a row-major tensor in the result, so those that merge in an
+    // operand merge there.
     let width: usize = sizes(b, &b_free).iter().product();
     let mut rows = merge(a, &a_free);
     let mut columns = merge(b, &b_free);

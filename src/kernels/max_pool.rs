@@ -6,7 +6,8 @@ use kernels::{Element, MaxPool, Pool};
 use super::{elements, elements_mut};
 use crate::pjrt::{KernelCall, MaxPoolSite};
 
-/// Computes a call: from images to the maxima, or from images and a cotangent of the maxima to that of the images.
+/// Computes a call: from images to the maxima, or from images and a cotangent of the maxima to that
+/// of the images.
 pub(super) fn run<T: Element + Pod>(
     pool: &Pool<'_>,
     site: MaxPoolSite,

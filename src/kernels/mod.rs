@@ -1,4 +1,5 @@
-//! The kernels of this process, for programs on the CPU backend that leave ops to it ([`hlo::HostCalls`]).
+//! The kernels of this process, for programs on the CPU backend that leave ops to it
+//! ([`hlo::HostCalls`]).
 //!
 //! The crate `kernels` computes on slices; this module reads what a program asks for.
 

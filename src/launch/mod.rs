@@ -1,11 +1,12 @@
-//! The supervisor of a host: starts workers, passes on what they write, and starts them again after a failure.
+//! The supervisor of a host: starts workers, passes on what they write, and starts them again after
+//! a failure.
 //!
 //! ```text
 //! lockstep launch --num-processes 4 -- train run.toml --out run --resume
 //!   coordinator (in the supervisor of the first host) <- heartbeats, wishes, values -> 4 x lockstep train run.toml ...
 //! ```
-//! The coordinator decides: it directs every supervisor to start the processes of a generation, to end them, and to end
-//! itself. A worker ends when its supervisor does, however that ends.
+//! The coordinator decides: it directs every supervisor to start the processes of a generation, to
+//! end them, and to end itself. A worker ends when its supervisor does, however that ends.
 
 mod supervisor;
 mod worker;
@@ -66,9 +67,11 @@ pub struct LaunchOptions {
     pub num_hosts: usize,
     /// Index of this host.
     pub host_index: usize,
-    /// Where the coordinator listens, `HOST:PORT`, if there are several hosts. It runs on the first.
+    /// Where the coordinator listens, `HOST:PORT`, if there are several hosts. It runs on the
+    /// first.
     pub coordinator: Option<String>,
-    /// etcd as the store of the job, and its URL for the workers; `None`: the coordinator keeps the values.
+    /// etcd as the store of the job, and its URL for the workers; `None`: the coordinator keeps the
+    /// values.
     pub etcd: Option<(Etcd, String)>,
     /// Restarts in a row without a new checkpoint.
     pub max_restarts: usize,

@@ -32,8 +32,8 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 /// Runs the workers of this host until the job ends.
 ///
 /// # Errors
-/// If the options contradict each other, a worker cannot be started, or the coordinator cannot be reached. No worker is left
-/// then.
+/// If the options contradict each other, a worker cannot be started, or the coordinator cannot be
+/// reached. No worker is left then.
 pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd, LaunchError> {
     let LaunchOptions { num_processes, num_hosts, host_index, .. } = *options;
     if !num_processes.is_multiple_of(num_hosts) {
@@ -108,8 +108,8 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     ended
 }
 
-/// Registers this host. Waits for the coordinator, and while another supervisor has this one's place: that one may have been
-/// killed a moment ago. `None`: a signal stopped it before.
+/// Registers this host. Waits for the coordinator, and while another supervisor has this one's
+/// place: that one may have been killed a moment ago. `None`: a signal stopped it before.
 fn register(
     own: &SupervisorOptions,
     requests: &Requests,
@@ -287,8 +287,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Another session with the coordinator after `lost`: the network may come back, or the first host's supervisor be
-    /// started again.
+    /// Another session with the coordinator after `lost`: the network may come back, or the first
+    /// host's supervisor be started again.
     fn register_again(&mut self, lost: cluster::Error) -> Result<SupervisorSession, LaunchError> {
         let within = self.options.start_within;
         if self.overseen.is_some() {
@@ -390,7 +390,8 @@ impl Supervisor<'_> {
         if stop != self.forwarded && stop > 0 {
             self.forwarded = stop;
             if self.workers.is_empty() {
-                // Between generations, or before the first. A coordinator that does not answer is noticed by the session.
+                // Between generations, or before the first. A coordinator that does not answer is
+                // noticed by the session.
                 let _ = self.session.give_up("stopped by a signal");
             }
             self.signal(match stop {

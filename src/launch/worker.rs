@@ -29,8 +29,9 @@ pub(super) struct WorkerEnd {
     pub status: io::Result<ExitStatus>,
 }
 
-/// A worker that was started. It has a process group of its own, so that signals of a terminal reach it through the supervisor
-/// only, and that it can be ended with everything that it has started.
+/// A worker that was started. It has a process group of its own, so that signals of a terminal
+/// reach it through the supervisor only, and that it can be ended with everything that it has
+/// started.
 #[derive(Debug)]
 pub(super) struct Worker {
     group: Option<Pid>,
@@ -57,7 +58,8 @@ impl Worker {
         let name = |what: &str| thread::Builder::new().name(format!("{what}-{process_index}"));
         let wait = move |mut child: Child, passing: Vec<thread::JoinHandle<()>>| {
             let status = child.wait();
-            // What it has written last comes before the news of its end, unless a process that it has started holds the pipe.
+            // What it has written last comes before the news of its end, unless a process that it
+            // has started holds the pipe.
             let until = Instant::now() + DRAIN;
             while passing.iter().any(|thread| !thread.is_finished()) && Instant::now() < until {
                 thread::sleep(Duration::from_millis(1));

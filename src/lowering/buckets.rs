@@ -1,17 +1,19 @@
 //! Bucketing: combining the all_reduces of a finished graph.
 //!
-//! The step has one all_reduce per parameter. TPUs and GPUs keep them, since XLA's own combiner groups them and
-//! overlaps them with the backward pass. On the CPU each collective is a rendezvous of threads, so a few variadic
-//! ones are fastest.
+//! The step has one all_reduce per parameter. TPUs and GPUs keep them, since XLA's own combiner
+//! groups them and overlaps them with the backward pass. On the CPU each collective is a rendezvous
+//! of threads, so a few variadic ones are fastest.
 
 use std::collections::HashMap;
 
 use hlo::{DType, Graph, Groups, Op, Reduction, Rewriter};
 
-/// Combines independent summing all_reduces over the same whole groups and of the same dtype into variadic ones of up
-/// to `bucket_bytes` operand bytes, in program order. One that is larger by itself gets its own bucket.
+/// Combines independent summing all_reduces over the same whole groups and of the same dtype into
+/// variadic ones of up to `bucket_bytes` operand bytes, in program order. One that is larger by
+/// itself gets its own bucket.
 ///
-/// Each element and the order in which replicas are summed stay the same, so results are equal bit for bit.
+/// Each element and the order in which replicas are summed stay the same, so results are equal bit
+/// for bit.
 pub fn group_all_reduces(graph: &Graph, bucket_bytes: u64) -> Graph {
     let bucket_of = assign(graph, bucket_bytes);
     let mut members: HashMap<usize, Vec<usize>> = HashMap::new();
@@ -34,8 +36,9 @@ pub fn group_all_reduces(graph: &Graph, bucket_bytes: u64) -> Graph {
     builder.copy.finish()
 }
 
-/// The bucket of each node that is an all_reduce to be grouped. On the longest path to each member of a bucket there
-/// are equally many such nodes, so no member depends on another and grouping creates no cycle.
+/// The bucket of each node that is an all_reduce to be grouped. On the longest path to each member
+/// of a bucket there are equally many such nodes, so no member depends on another and grouping
+/// creates no cycle.
 fn assign(graph: &Graph, bucket_bytes: u64) -> Vec<Option<usize>> {
     let mut level = vec![0usize; graph.num_values()];
     let mut open: HashMap<(Groups, DType, usize), (usize, u64)> = HashMap::new();
@@ -86,7 +89,8 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Copies a node after the producers of its operands. For a member of a bucket, copies all members at once.
+    /// Copies a node after the producers of its operands. For a member of a bucket, copies all
+    /// members at once.
     fn emit(&mut self, target: usize) {
         // An explicit stack: a graph may be deeper than the thread's stack allows.
         let mut stack = vec![target];

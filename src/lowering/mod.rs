@@ -1,5 +1,5 @@
-//! Rewrites a finished graph into the form that a backend compiles to a fast program, with the same maths, and
-//! lowers it.
+//! Rewrites a finished graph into the form that a backend compiles to a fast program, with the same
+//! maths, and lowers it.
 
 mod buckets;
 
@@ -9,34 +9,38 @@ use crate::pjrt::Platform;
 
 pub use buckets::group_all_reduces;
 
-/// Backend-specific choices that a traced graph leaves open. `benches/README.md` has the measurements.
+/// Backend-specific choices that a traced graph leaves open. `benches/README.md` has the
+/// measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lowering {
     /// Independent all_reduces are combined up to this many bytes; 0 combines none.
     pub bucket_bytes: u64,
-    /// `true` keeps the layers' fusion barriers, which keep XLA from fusing a value into several users and so computing
-    /// it several times.
+    /// `true` keeps the layers' fusion barriers, which keep XLA from fusing a value into several
+    /// users and so computing it several times.
     pub fusion_barriers: bool,
-    /// `true` writes the next value of a leaf first, and everything computed from it reads the written value.
+    /// `true` writes the next value of a leaf first, and everything computed from it reads the
+    /// written value.
     pub in_place_updates: bool,
-    /// `true` makes collectives wait for the loops with collectives before them, on a backend that would start them sooner.
+    /// `true` makes collectives wait for the loops with collectives before them, on a backend that
+    /// would start them sooner.
     pub order_collectives: bool,
-    /// Reductions of whole large tensors start with groups of at most this many elements; 0 leaves them as one op.
+    /// Reductions of whole large tensors start with groups of at most this many elements; 0 leaves
+    /// them as one op.
     pub reduction_group: usize,
-    /// reduce_scatters over more replicas than this are written as two, along one dim of a torus each: see
-    /// [`rewrites::scatter_by_line`]. 0 leaves them as one op.
+    /// reduce_scatters over more replicas than this are written as two, along one dim of a torus
+    /// each: see [`rewrites::scatter_by_line`]. 0 leaves them as one op.
     pub scatter_line: usize,
     /// A number of processes writes collectives as calls to the host, for so many: see
-    /// [`hlo::HostCalls::collectives`]. They are matched by site, not by order, so `order_collectives` does nothing
-    /// then.
+    /// [`hlo::HostCalls::collectives`]. They are matched by site, not by order, so
+    /// `order_collectives` does nothing then.
     pub host_collectives: Option<usize>,
-    /// `true` leaves ops to kernels of the process: see [`hlo::HostCalls::kernels`]. For clients with kernels
-    /// ([`crate::pjrt::Client::use_host_kernels`]).
+    /// `true` leaves ops to kernels of the process: see [`hlo::HostCalls::kernels`]. For clients
+    /// with kernels ([`crate::pjrt::Client::use_host_kernels`]).
     pub host_kernels: bool,
 }
 
-/// XLA's CPU backend vectorises reductions of up to this many elements. It turns longer ones into windows, which
-/// it does not vectorise.
+/// XLA's CPU backend vectorises reductions of up to this many elements. It turns longer ones into
+/// windows, which it does not vectorise.
 const CPU_REDUCTION_GROUP: usize = 32;
 
 impl Lowering {
@@ -73,7 +77,8 @@ impl Lowering {
         self.emit(self.run_passes(graph), name)
     }
 
-    /// Writes the program of a graph that is in the backend's form already, such as several lowered steps in one graph.
+    /// Writes the program of a graph that is in the backend's form already, such as several lowered
+    /// steps in one graph.
     pub fn emit(self, graph: Graph, name: &str) -> Lowered {
         let calls = HostCalls { collectives: self.host_collectives, kernels: self.host_kernels };
         let program = hlo::lower_with_host_calls(&graph, name, calls);

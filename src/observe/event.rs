@@ -8,8 +8,8 @@ use serde::{Serialize, Serializer};
 
 use super::Status;
 
-/// Something that happened in a run. The events of a run come in this order: `Started`; then those of its steps;
-/// `StepsEnded`; `Ended`. A `Message` may come at any time.
+/// Something that happened in a run. The events of a run come in this order: `Started`; then those
+/// of its steps; `StepsEnded`; `Ended`. A `Message` may come at any time.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RunEvent {
     /// The first step is next.
@@ -88,8 +88,8 @@ pub struct RunInfo {
     pub resumed_from: Option<String>,
     /// Earlier attempts at the job under the same supervisor, all of which have failed.
     pub failed_generations: Vec<FailedGeneration>,
-    /// `loss` or the metric that says which evaluation is the best; `None` for the accuracy or, if the model has none,
-    /// the loss.
+    /// `loss` or the metric that says which evaluation is the best; `None` for the accuracy or, if
+    /// the model has none, the loss.
     pub best_metric: Option<String>,
     /// What the run had come to there.
     pub progress: RunProgress,
@@ -126,11 +126,13 @@ pub struct RunProgress {
 /// A launch that has ended, and the metrics of its steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LaunchMetrics {
-    /// One element per step that counts: after a step that stops the run, those of the same launch do not.
+    /// One element per step that counts: after a step that stops the run, those of the same launch
+    /// do not.
     pub steps: Vec<StepMetrics>,
     /// Steps that were launched.
     pub num_steps: usize,
-    /// Time from the end of the previous launch to the end of this one, without evaluations and proofs.
+    /// Time from the end of the previous launch to the end of this one, without evaluations and
+    /// proofs.
     pub duration: Duration,
     /// Seconds from the start of the process to the end of the launch.
     pub elapsed_secs: f64,
@@ -167,14 +169,15 @@ pub struct StepMetrics {
     pub examples_per_sec: f64,
 }
 
-/// Means over the evaluation split. In JSON each is a field: `eval_loss`, and `eval_NAME` for each metric.
+/// Means over the evaluation split. In JSON each is a field: `eval_loss`, and `eval_NAME` for each
+/// metric.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EvalResult {
     /// Mean loss.
     pub loss: f64,
-    /// The model's metrics by name. A classifier has `accuracy`, the share of examples that are classified
-    /// correctly, and may have `top5_accuracy`, the share whose label has one of the five highest scores; both are
-    /// from 0 to 1.
+    /// The model's metrics by name. A classifier has `accuracy`, the share of examples that are
+    /// classified correctly, and may have `top5_accuracy`, the share whose label has one of the
+    /// five highest scores; both are from 0 to 1.
     pub metrics: BTreeMap<&'static str, f64>,
 }
 
@@ -184,8 +187,8 @@ impl EvalResult {
     /// The name of the loss where a metric can be named.
     pub const LOSS: &'static str = "loss";
 
-    /// `true` if this is better than `other` by a metric, of which more is better, or by the loss; see
-    /// [`RunInfo::best_metric`].
+    /// `true` if this is better than `other` by a metric, of which more is better, or by the loss;
+    /// see [`RunInfo::best_metric`].
     pub fn is_better(&self, other: &Self, by: Option<&str>) -> bool {
         let metric = by.unwrap_or("accuracy");
         match (self.metrics.get(metric), other.metrics.get(metric)) {

@@ -8,9 +8,10 @@ use std::path::Path;
 
 use tempfile::NamedTempFile;
 
-/// Creates or replaces a file. It is written under another name in the same directory, synced to disk and renamed, so
-/// that a reader gets all of the old contents or all of the new. A pipe or a device, such as `/dev/null`, is written to
-/// instead: a file in its place would break what else uses it.
+/// Creates or replaces a file. It is written under another name in the same directory, synced to
+/// disk and renamed, so that a reader gets all of the old contents or all of the new. A pipe or a
+/// device, such as `/dev/null`, is written to instead: a file in its place would break what else
+/// uses it.
 ///
 /// # Errors
 /// If the file cannot be written, or `path` is a directory.

@@ -14,9 +14,10 @@ use super::{Error, EvalResult, FlushLater, RunEvent, Sink, StepEval, StepMetrics
 
 /// Writes `DIR/metrics.jsonl`: a line per step, with the evaluation after it if there was one.
 ///
-/// A thread writes the lines, so that a slow disk does not delay a step. They reach the file within a second, and at
-/// the end. If they cannot be written, that is said on stderr; the file then ends with its last whole line, and the
-/// others are kept in memory and tried again every second and at the end.
+/// A thread writes the lines, so that a slow disk does not delay a step. They reach the file within
+/// a second, and at the end. If they cannot be written, that is said on stderr; the file then ends
+/// with its last whole line, and the others are kept in memory and tried again every second and at
+/// the end.
 pub struct Jsonl {
     path: PathBuf,
     writer: Option<Writer>,
@@ -117,7 +118,8 @@ enum Message {
 }
 
 impl Writer {
-    /// Makes an empty file or, for a run that is resumed after `first_step` steps, keeps the lines before them.
+    /// Makes an empty file or, for a run that is resumed after `first_step` steps, keeps the lines
+    /// before them.
     fn create(path: &Path, first_step: Option<u64>) -> Result<Self, Error> {
         let failed = |source| Error::Write { path: path.to_owned(), source };
         let (file, last) = match first_step.filter(|_| path.exists()) {
@@ -208,8 +210,8 @@ fn write_lines(mut lines: Lines<impl Append>, messages: &Receiver<Message>) {
 
 /// Where lines go.
 trait Append {
-    /// Appends `bytes`, which are whole lines. An error comes with the number of bytes that were written, all of
-    /// them in whole lines.
+    /// Appends `bytes`, which are whole lines. An error comes with the number of bytes that were
+    /// written, all of them in whole lines.
     fn append(&mut self, bytes: &[u8]) -> Result<(), (usize, io::Error)>;
 
     /// Lets the next lines take the place of the last `num_bytes` bytes.
@@ -223,8 +225,8 @@ struct WholeLines {
 }
 
 impl WholeLines {
-    /// A file that is there, without its lines from `first_step` on: those steps are taken again. Its last line is returned:
-    /// an evaluation may be added to it.
+    /// A file that is there, without its lines from `first_step` on: those steps are taken again.
+    /// Its last line is returned: an evaluation may be added to it.
     fn continued(path: &Path, first_step: u64) -> io::Result<(Self, Vec<u8>)> {
         let text = std::fs::read(path)?;
         // A line that cannot be read is not one of those steps.
@@ -313,7 +315,8 @@ impl<A: Append> Lines<A> {
         self.pending.push(b'\n');
     }
 
-    /// Adds an evaluation to the last line of a file that is continued, if it is of that step and has none.
+    /// Adds an evaluation to the last line of a file that is continued, if it is of that step and
+    /// has none.
     fn add_to_last(&mut self, found: &StepEval) {
         let mut last = std::mem::take(&mut self.last);
         let line: serde_json::Value = serde_json::from_slice(&last).unwrap_or_default();

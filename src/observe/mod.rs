@@ -1,10 +1,12 @@
-//! What happens in a run ([`RunEvent`]), and where it goes ([`Sink`]): a line per step in `metrics.jsonl`, one object in
-//! `summary.json`, and a progress bar or lines on stderr (phase: run).
+//! What happens in a run ([`RunEvent`]), and where it goes ([`Sink`]): a line per step in
+//! `metrics.jsonl`, one object in `summary.json`, and a progress bar or lines on stderr (phase:
+//! run).
 //!
-//! Between the start and the end of the steps, a sink can neither stop nor slow a run. [`Sinks::start`] has the list
-//! of all sinks.
+//! Between the start and the end of the steps, a sink can neither stop nor slow a run.
+//! [`Sinks::start`] has the list of all sinks.
 //!
-//! JSON has no numbers that are not finite: they are written as `null`. `docs/outputs.md` explains the fields to users.
+//! JSON has no numbers that are not finite: they are written as `null`. `docs/outputs.md` explains
+//! the fields to users.
 
 mod event;
 mod file;

@@ -38,7 +38,8 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 const REDRAWS_PER_SEC: u8 = 10;
 
 impl Progress {
-    /// A bar if stderr is a terminal, else a line every five seconds. `first_step` is not 0 if the run continues another.
+    /// A bar if stderr is a terminal, else a line every five seconds. `first_step` is not 0 if the
+    /// run continues another.
     pub fn new(first_step: u64, total_steps: u64, global_batch: usize) -> Self {
         if !io::stderr().is_terminal() || !is_text() {
             return Self::lines(Box::new(Said), LINE_EVERY, first_step, total_steps, global_batch);
@@ -66,8 +67,9 @@ impl Progress {
         Self { view, rate, global_batch, total_steps, last: None }
     }
 
-    /// Shows that a launch has ended, after `num_steps` steps in all, the last with this mean loss. The rate is measured
-    /// between calls, so this must be called once per launch and not once per step.
+    /// Shows that a launch has ended, after `num_steps` steps in all, the last with this mean loss.
+    /// The rate is measured between calls, so this must be called once per launch and not once per
+    /// step.
     pub fn launch(&mut self, num_steps: u64, loss: f64) {
         let now = Instant::now();
         self.rate.update(num_steps, now);
@@ -149,8 +151,8 @@ fn draw(bar: &ProgressBar, last_width: &mut Option<BarWidth>, parts: &[&str]) {
     bar.set_message(text);
 }
 
-/// As many of the parts as a line has place for, the first ones first, and a bar in what remains. The last column stays free, so
-/// that no terminal wraps.
+/// As many of the parts as a line has place for, the first ones first, and a bar in what remains.
+/// The last column stays free, so that no terminal wraps.
 fn fitted(columns: usize, parts: &[&str]) -> (BarWidth, String) {
     let columns = columns.saturating_sub(1);
     let mut text = String::new();
@@ -190,7 +192,8 @@ struct Rate {
 impl Rate {
     /// Time constant of the average.
     const SECS: f64 = 5.0;
-    /// The least time per sample: single short steps are noisy, and several launches may end at once.
+    /// The least time per sample: single short steps are noisy, and several launches may end at
+    /// once.
     const SAMPLE: Duration = Duration::from_millis(100);
 
     fn new(first_step: u64) -> Self {

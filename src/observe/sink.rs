@@ -9,11 +9,12 @@ pub type FlushLater = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
 /// Receives the events of a run.
 pub trait Sink {
-    /// Handles an event. Between `Started` and `StepsEnded` this must not wait for a disk or a network, because it is
-    /// called between two launches. Errors are kept for [`Self::flush`].
+    /// Handles an event. Between `Started` and `StepsEnded` this must not wait for a disk or a
+    /// network, because it is called between two launches. Errors are kept for [`Self::flush`].
     fn event(&mut self, event: &RunEvent);
 
-    /// Waits until everything so far has been written. Called after `Started`, `StepsEnded` and `Ended`.
+    /// Waits until everything so far has been written. Called after `Started`, `StepsEnded` and
+    /// `Ended`.
     ///
     /// # Errors
     /// What could not be written. The run fails: it does not start, or ends with this error.
@@ -21,8 +22,8 @@ pub trait Sink {
         Ok(())
     }
 
-    /// Like [`Self::flush`], between two launches: does not wait, but returns what waits. `None` if nothing is written
-    /// before the run ends.
+    /// Like [`Self::flush`], between two launches: does not wait, but returns what waits. `None` if
+    /// nothing is written before the run ends.
     fn flush_later(&mut self) -> Option<FlushLater> {
         None
     }
@@ -49,7 +50,8 @@ impl Sinks {
         Self::begin(out, others, info)
     }
 
-    /// Only keeps what the run has come to. For processes of which another one reports about the run.
+    /// Only keeps what the run has come to. For processes of which another one reports about the
+    /// run.
     ///
     /// # Errors
     /// None at present.

@@ -50,7 +50,8 @@ pub struct Summary {
     pub first_step_secs: Option<f64>,
     /// Seconds from the start of the process to the writing of this.
     pub wall_secs: f64,
-    /// Examples per second over all replicas, in all launches but the first, without the time of evaluations.
+    /// Examples per second over all replicas, in all launches but the first, without the time of
+    /// evaluations.
     pub examples_per_sec: Option<f64>,
     /// Checkpoints saved by this process.
     pub num_checkpoints: u64,
@@ -135,7 +136,8 @@ impl Summary {
     }
 }
 
-/// Keeps a [`Summary`] up to date, and writes it to `DIR/summary.json` when the run starts and when it has ended.
+/// Keeps a [`Summary`] up to date, and writes it to `DIR/summary.json` when the run starts and when
+/// it has ended.
 pub struct SummaryFile {
     dir: Option<PathBuf>,
     summary: Summary,

@@ -23,8 +23,8 @@ pub struct StepTimer {
 }
 
 impl StepTimer {
-    /// Adds a launch of `num_steps` steps, which share its duration evenly. It ended `elapsed_secs` seconds after the
-    /// process started.
+    /// Adds a launch of `num_steps` steps, which share its duration evenly. It ended `elapsed_secs`
+    /// seconds after the process started.
     pub fn record(&mut self, duration: Duration, num_steps: usize, elapsed_secs: f64) {
         match self.first_step_secs {
             None => self.first_step_secs = Some(elapsed_secs),
@@ -44,7 +44,8 @@ impl StepTimer {
         median(&self.step_ms)
     }
 
-    /// Steps per second in all launches but the first, which warms up; `None` if there was no other.
+    /// Steps per second in all launches but the first, which warms up; `None` if there was no
+    /// other.
     pub fn steps_per_sec(&self) -> Option<f64> {
         let (num_steps, time) = self.later;
         (!time.is_zero()).then(|| num_steps as f64 / time.as_secs_f64())

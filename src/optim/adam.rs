@@ -1,12 +1,13 @@
-//! `m = b1 m + (1 - b1) u; v = b2 v + (1 - b2) u^2`, result `(m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)`
+//! `m = b1 m + (1 - b1) u; v = b2 v + (1 - b2) u^2`, result
+//! `(m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)`
 
 use hlo::{LeafSpec, Tensor, Tree};
 
 use super::{Context, Transformation, like_params, one_minus_power, scalar_for};
 
-/// Adam's scaling, with bias correction for update number t = 1, 2, ..; state `first_moment.PATH` and
-/// `second_moment.PATH`. The epsilon is added after the correction, as in PyTorch and optax. Kingma and
-/// Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1.
+/// Adam's scaling, with bias correction for update number t = 1, 2, ..; state `first_moment.PATH`
+/// and `second_moment.PATH`. The epsilon is added after the correction, as in PyTorch and optax.
+/// Kingma and Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Tree};

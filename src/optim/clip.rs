@@ -4,8 +4,9 @@ use hlo::{Tensor, Tree};
 
 use super::{Context, Transformation, global_norm, scalar_for};
 
-/// Scales all updates by one factor so that their global norm is at most `max_norm`. Pascanu, Mikolov
-/// and Bengio, "On the difficulty of training recurrent neural networks" (2013), algorithm 1.
+/// Scales all updates by one factor so that their global norm is at most `max_norm`. Pascanu,
+/// Mikolov and Bengio, "On the difficulty of training recurrent neural networks" (2013), algorithm
+/// 1.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Literal, Mesh, Tree, interpret, trace};

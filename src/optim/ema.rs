@@ -8,8 +8,9 @@ use super::{Context, EMA, Transformation, like_params, one_minus_power, scalar_f
 /// updates unchanged, and must be the last link. Polyak and Juditsky, "Acceleration of stochastic
 /// approximation by averaging" (1992), with exponential weights.
 ///
-/// The parameters after updates 1 to t are weighted as in `mean = decay mean + (1 - decay) w`, with the
-/// same bias correction as in Adam. The initial parameters have no weight, so early means are useful.
+/// The parameters after updates 1 to t are weighted as in `mean = decay mean + (1 - decay) w`, with
+/// the same bias correction as in Adam. The initial parameters have no weight, so early means are
+/// useful.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Tree};

@@ -5,8 +5,8 @@ use hlo::{LeafSpec, Tensor, Tree};
 use super::mask::{Included, InvalidPattern};
 use super::{Context, Mask, Transformation};
 
-/// `inner` for the parameters of the mask. The others keep their values, and no state is kept for them. A stacked leaf of
-/// which some rows are trained has state for all of them.
+/// `inner` for the parameters of the mask. The others keep their values, and no state is kept for
+/// them. A stacked leaf of which some rows are trained has state for all of them.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Tree};

@@ -8,9 +8,9 @@ use crate::config::Patterns;
 /// A subset of the parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Mask {
-    /// Parameters of rank 2 or more, which excludes biases and the scales of normalization layers. Decaying
-    /// these hurts (He et al., "Bag of tricks for image classification", 2019, section 3.1), and their norms
-    /// are too small for adaptive rates (You et al., 2017).
+    /// Parameters of rank 2 or more, which excludes biases and the scales of normalization layers.
+    /// Decaying these hurts (He et al., "Bag of tricks for image classification", 2019, section
+    /// 3.1), and their norms are too small for adaptive rates (You et al., 2017).
     #[default]
     Matrices,
     /// All parameters except those whose path matches.
@@ -59,8 +59,8 @@ impl Mask {
         }
     }
 
-    /// Replaces the update of each included parameter by `f(update, parameter, leaf)`, where `f` acts on each row of a
-    /// stacked leaf separately.
+    /// Replaces the update of each included parameter by `f(update, parameter, leaf)`, where `f`
+    /// acts on each row of a stacked leaf separately.
     pub(super) fn map<'g>(
         &self,
         updates: Tree<Tensor<'g>>,
@@ -75,8 +75,9 @@ impl Mask {
         })
     }
 
-    /// Checks that every pattern matches a parameter, that is, a row of one of the leaves. One that matches none is
-    /// probably misspelled, and parameters meant to be excluded would be decayed silently.
+    /// Checks that every pattern matches a parameter, that is, a row of one of the leaves. One that
+    /// matches none is probably misspelled, and parameters meant to be excluded would be decayed
+    /// silently.
     ///
     /// # Errors
     /// The pattern, and the parameters with the most similar paths.
@@ -115,8 +116,8 @@ pub(super) enum Included {
 }
 
 impl Included {
-    /// `included()` for the parameters that are included, and `other` for the rest. Both have the dims of the leaf, or the
-    /// stack sizes alone.
+    /// `included()` for the parameters that are included, and `other` for the rest. Both have the
+    /// dims of the leaf, or the stack sizes alone.
     pub fn choose<'g>(
         &self,
         included: impl FnOnce() -> Tensor<'g>,

@@ -1,9 +1,10 @@
-//! Optimizers: chains of gradient transformations. Everything except schedules belongs to the trace phase.
+//! Optimizers: chains of gradient transformations. Everything except schedules belongs to the trace
+//! phase.
 //!
-//! A [`Transformation`] is `{init, update}`, as in optax: the state that it keeps, and how it transforms the
-//! gradients. An optimizer is a [`chain`] of them that ends in [`scale_by_learning_rate`]; the result is
-//! added to the parameters. The learning rate is an input of the step, so changing the schedule does not
-//! recompile it.
+//! A [`Transformation`] is `{init, update}`, as in optax: the state that it keeps, and how it
+//! transforms the gradients. An optimizer is a [`chain`] of them that ends in
+//! [`scale_by_learning_rate`]; the result is added to the parameters. The learning rate is an input
+//! of the step, so changing the schedule does not recompile it.
 
 mod adam;
 mod clip;
@@ -34,19 +35,20 @@ pub use rules::{adam, adamw, from_config, lamb, lars, sgd};
 pub use trust_ratio::scale_by_trust_ratio;
 pub use weight_decay::add_decayed_weights;
 
-/// Prefix, in the optimizer's state, of the running mean of the parameters. If it exists, evaluation uses it
-/// and `params.safetensors` holds it. It starts as the parameters, not as zeros.
+/// Prefix, in the optimizer's state, of the running mean of the parameters. If it exists,
+/// evaluation uses it and `params.safetensors` holds it. It starts as the parameters, not as zeros.
 pub const EMA: &str = "ema";
 
 /// One link of an optimizer.
 pub trait Transformation {
-    /// The state leaves that it keeps for these parameters; none by default. They start as zeros, except
-    /// those under [`EMA`].
+    /// The state leaves that it keeps for these parameters; none by default. They start as zeros,
+    /// except those under [`EMA`].
     fn init(&self, _params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
         Tree::new()
     }
 
-    /// Checks its patterns against these parameters. A stacked leaf is not a parameter: its rows are.
+    /// Checks its patterns against these parameters. A stacked leaf is not a parameter: its rows
+    /// are.
     ///
     /// # Errors
     /// If a pattern matches none of them, or two contradict each other.
@@ -64,8 +66,8 @@ pub trait Transformation {
         gradient
     }
 
-    /// Transforms `updates` (the gradients, or the result of the previous link), and replaces `state` by the
-    /// next one. Paths and types of both stay the same.
+    /// Transforms `updates` (the gradients, or the result of the previous link), and replaces
+    /// `state` by the next one. Paths and types of both stay the same.
     fn update<'g>(
         &self,
         updates: Tree<Tensor<'g>>,
@@ -138,8 +140,8 @@ fn like_params(name: &str, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
     params.clone().prefixed(name)
 }
 
-/// A scalar that is the same on all replicas, converted to the dtype of `leaf` and typed as varying over the same
-/// axes, so that the two can be combined.
+/// A scalar that is the same on all replicas, converted to the dtype of `leaf` and typed as varying
+/// over the same axes, so that the two can be combined.
 fn scalar_for<'g>(scalar: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
     scalar.convert(leaf.dtype()).vary(leaf.varying())
 }

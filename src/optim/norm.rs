@@ -2,8 +2,8 @@
 
 use hlo::{LeafSpec, Reduction, Tensor, Tree};
 
-/// `sum x^2` of a leaf: a scalar of dtype f32 or wider. The sum includes all shards of a sharded leaf, so the
-/// norm does not depend on the number of replicas.
+/// `sum x^2` of a leaf: a scalar of dtype f32 or wider. The sum includes all shards of a sharded
+/// leaf, so the norm does not depend on the number of replicas.
 fn squared_norm(leaf: Tensor<'_>) -> Tensor<'_> {
     squared_norms(leaf, 0)
 }

@@ -6,8 +6,8 @@ use super::mask::{InvalidPattern, check_matches};
 use super::{Context, Mask, Transformation, of_rows_for};
 use crate::config::PatternNumbers;
 
-/// Which parameters are decayed, and by how much: those of the mask by the decay of the update rule, those that a pattern
-/// matches by its own.
+/// Which parameters are decayed, and by how much: those of the mask by the decay of the update
+/// rule, those that a pattern matches by its own.
 ///
 /// ```
 /// use lockstep::{config::PatternNumbers, optim::{Decayed, Mask}};
@@ -77,8 +77,8 @@ impl LeafNumbers {
         }
     }
 
-    /// `x` times the number of each parameter; `None` if all numbers are 0. `x` has the dims of the leaf, or the stack
-    /// sizes alone.
+    /// `x` times the number of each parameter; `None` if all numbers are 0. `x` has the dims of the
+    /// leaf, or the stack sizes alone.
     pub fn times<'g>(&self, x: Tensor<'g>) -> Option<Tensor<'g>> {
         match self {
             Self::Same(0.0) => None,
@@ -91,11 +91,13 @@ impl LeafNumbers {
     }
 }
 
-/// Factors of the learning rate: for patterns of parameters, and from each layer to the one below it.
+/// Factors of the learning rate: for patterns of parameters, and from each layer to the one below
+/// it.
 ///
-/// The last link of an update rule: it multiplies the updates, which contain the rate. Layer-wise decay: Clark, Luong, Le
-/// and Manning, "ELECTRA" (2020), appendix B. What precedes the first block, such as embeddings, is layer 0, the blocks
-/// follow in order, and what follows them has the rate itself.
+/// The last link of an update rule: it multiplies the updates, which contain the rate. Layer-wise
+/// decay: Clark, Luong, Le and Manning, "ELECTRA" (2020), appendix B. What precedes the first
+/// block, such as embeddings, is layer 0, the blocks follow in order, and what follows them has the
+/// rate itself.
 ///
 /// ```
 /// use lockstep::{config::PatternNumbers, optim::scale_rates};

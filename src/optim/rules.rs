@@ -9,8 +9,8 @@ use crate::config::{self, UpdateRule};
 
 type Links = Vec<Box<dyn Transformation>>;
 
-/// The optimizer of a configuration: gradient clipping, the update rule, the factors of its rates, the running mean of the
-/// parameters; all of this for the parameters that are trained.
+/// The optimizer of a configuration: gradient clipping, the update rule, the factors of its rates,
+/// the running mean of the parameters; all of this for the parameters that are trained.
 pub fn from_config(config: &config::OptimizerConfig) -> Box<dyn Transformation> {
     let mask = Mask::new("weight_decay_exclude", config.weight_decay_exclude.as_ref());
     let decayed = Decayed { mask, own: config.weight_decays.clone() };
@@ -35,13 +35,13 @@ pub fn from_config(config: &config::OptimizerConfig) -> Box<dyn Transformation> 
     }
 }
 
-/// Stochastic gradient descent: `g = grad + decay w; m = mu m + g; w -= lr m` (Nesterov: `w -= lr (g +
-/// mu m)`), which is PyTorch's `SGD`. Sutskever, Martens, Dahl and Hinton (2013).
+/// Stochastic gradient descent: `g = grad + decay w; m = mu m + g; w -= lr m` (Nesterov:
+/// `w -= lr (g + mu m)`), which is PyTorch's `SGD`. Sutskever, Martens, Dahl and Hinton (2013).
 ///
-/// Here `m` is not scaled by the learning rate, so a changed rate applies to all of `m` at once. In the other
-/// form, `m = mu m + lr g; w -= m`, `m` contains the rates of earlier steps; Goyal et al. (2017), section 3,
-/// remark 2, multiply it by `lr_now / lr_before`, which gives the first form. `momentum_correction = false`
-/// is the second form without that correction.
+/// Here `m` is not scaled by the learning rate, so a changed rate applies to all of `m` at once. In
+/// the other form, `m = mu m + lr g; w -= m`, `m` contains the rates of earlier steps; Goyal et al.
+/// (2017), section 3, remark 2, multiply it by `lr_now / lr_before`, which gives the first form.
+/// `momentum_correction = false` is the second form without that correction.
 ///
 /// ```
 /// use lockstep::{config::Sgd, optim::{Mask, Transformation, sgd}};
@@ -90,9 +90,9 @@ pub fn adamw(config: &config::AdamW, decayed: Decayed) -> impl Transformation + 
     ])
 }
 
-/// LARS: `m = mu m + lr trust (grad + decay w); w -= m` with the trust ratio of [`scale_by_lars`]. You,
-/// Gitman and Ginsburg (2017), algorithm 1: the momentum contains the rate, unless `momentum_correction`
-/// moves the rate out of it, as in [`sgd`].
+/// LARS: `m = mu m + lr trust (grad + decay w); w -= m` with the trust ratio of [`scale_by_lars`].
+/// You, Gitman and Ginsburg (2017), algorithm 1: the momentum contains the rate, unless
+/// `momentum_correction` moves the rate out of it, as in [`sgd`].
 ///
 /// ```
 /// use lockstep::{config::Lars, optim::{Mask, Transformation, lars}};
@@ -109,8 +109,8 @@ pub fn lars(config: &config::Lars, decayed: Decayed) -> impl Transformation + us
     with_momentum(scaled, momentum, nesterov, momentum_correction)
 }
 
-/// LAMB: `w -= lr trust (adam(grad) + decay w)` with the trust ratio of [`scale_by_trust_ratio`]. You et
-/// al. (2020), algorithm 2.
+/// LAMB: `w -= lr trust (adam(grad) + decay w)` with the trust ratio of [`scale_by_trust_ratio`].
+/// You et al. (2020), algorithm 2.
 ///
 /// ```
 /// use lockstep::{config::Lamb, optim::{Mask, Transformation, lamb}};
@@ -127,8 +127,8 @@ pub fn lamb(config: &config::Lamb, decayed: Decayed) -> impl Transformation + us
     ])
 }
 
-/// `first`, then momentum and learning rate, in this order if `corrected`: a changed rate then applies to all of
-/// the momentum. Otherwise the rate comes before the momentum.
+/// `first`, then momentum and learning rate, in this order if `corrected`: a changed rate then
+/// applies to all of the momentum. Otherwise the rate comes before the momentum.
 fn with_momentum(
     first: Box<dyn Transformation>,
     mu: f64,

@@ -5,9 +5,9 @@ use hlo::{LeafSpec, Tensor, Tree};
 use super::norm::{param_norm, ratio};
 use super::{Context, InvalidPattern, Mask, Transformation, of_rows_for};
 
-/// Scales the update of each parameter in `adapted` to the parameter's norm; if either norm is 0, the
-/// update is unchanged. You et al., "Large batch optimization for deep learning: training BERT in 76
-/// minutes" (2020), algorithm 2, where phi is the identity here.
+/// Scales the update of each parameter in `adapted` to the parameter's norm; if either norm is 0,
+/// the update is unchanged. You et al., "Large batch optimization for deep learning: training BERT
+/// in 76 minutes" (2020), algorithm 2, where phi is the identity here.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Literal, Mesh, Tree, interpret, trace};

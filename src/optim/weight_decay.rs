@@ -4,8 +4,8 @@ use hlo::{LeafSpec, Tensor, Tree};
 
 use super::{Context, Decayed, InvalidPattern, Transformation};
 
-/// Adds `decay` times the parameter to its update, or what `decayed` says in its place. Krogh and Hertz, "A
-/// simple weight decay can improve generalization" (1991).
+/// Adds `decay` times the parameter to its update, or what `decayed` says in its place. Krogh and
+/// Hertz, "A simple weight decay can improve generalization" (1991).
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Mesh, TensorType, Tree, trace};

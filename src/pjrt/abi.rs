@@ -1,12 +1,13 @@
 //! The part of the PJRT C ABI that this crate calls.
 //!
-//! Structs and fields are named as in `pjrt_c_api.h`. One macro declares a struct together with its row of
-//! [`LAYOUTS`], so no struct can be used without being checked: a test compiles a few lines of C against
-//! the header that the CPU plugin ships and compares every size and offset with these rows.
+//! Structs and fields are named as in `pjrt_c_api.h`. One macro declares a struct together with its
+//! row of [`LAYOUTS`], so no struct can be used without being checked: a test compiles a few lines
+//! of C against the header that the CPU plugin ships and compares every size and offset with these
+//! rows.
 //!
-//! The first word of a struct is its size as the caller knows it. Versions only append fields. Plugins accept
-//! structs that are longer than their own, and shorter ones that lack what later versions appended, so one
-//! declaration serves older and newer plugins of the same major version.
+//! The first word of a struct is its size as the caller knows it. Versions only append fields.
+//! Plugins accept structs that are longer than their own, and shorter ones that lack what later
+//! versions appended, so one declaration serves older and newer plugins of the same major version.
 
 #![allow(non_camel_case_types, non_snake_case)]
 
@@ -75,8 +76,9 @@ macro_rules! structs {
 
             impl CStruct for $name {
                 fn new() -> Self {
-                    // SAFETY: every field is an integer, a bool, a raw pointer, an optional function
-                    // pointer, or a struct or union of these: all zero bits is a value of each.
+                    // SAFETY: every field is an integer, a bool, a raw pointer, an optional
+                    // function pointer, or a struct or union of these: all zero bits is a value of
+                    // each.
                     let zeroed: Self = unsafe { std::mem::zeroed() };
                     Self { struct_size: Self::LAYOUT.struct_size, ..zeroed }
                 }
@@ -117,8 +119,8 @@ opaque! {
     PJRT_LoadedExecutable PJRT_Buffer PJRT_SerializedExecutable PJRT_ExecuteContext PJRT_TopologyDescription
 }
 
-/// A link of the extension chain. Unlike in the structs below its second word is the extension's type, so it
-/// is not in their table, and the test checks it by name.
+/// A link of the extension chain. Unlike in the structs below its second word is the extension's
+/// type, so it is not in their table, and the test checks it by name.
 #[repr(C)]
 pub(super) struct PJRT_Extension_Base {
     pub struct_size: usize,

@@ -18,23 +18,24 @@ pub(super) struct ValueType {
     pub dims: Box<[usize]>,
 }
 
-/// One value on all replicas: one device buffer for each replica of this process, of the same dtype and
-/// dims, not necessarily of the same content.
+/// One value on all replicas: one device buffer for each replica of this process, of the same dtype
+/// and dims, not necessarily of the same content.
 ///
-/// It keeps its client alive. It is not `Clone`, so that a value given to [`super::Arg::Donate`] is moved.
+/// It keeps its client alive. It is not `Clone`, so that a value given to [`super::Arg::Donate`] is
+/// moved.
 pub struct Buffers {
     block: Arc<Block>,
     index: usize,
 }
 
-/// All values of one launch or upload. They share one allocation for their pointers and one reference to the
-/// client, because a step makes and destroys hundreds of small values.
+/// All values of one launch or upload. They share one allocation for their pointers and one
+/// reference to the client, because a step makes and destroys hundreds of small values.
 pub(super) struct Block {
     pub client: Client,
     pub types: Arc<[ValueType]>,
     pub placement: Placement,
-    /// `[pair of the placement][value]`, the order in which PJRT fills them in. Each value's pointers
-    /// belong to the one [`Buffers`] with its index.
+    /// `[pair of the placement][value]`, the order in which PJRT fills them in. Each value's
+    /// pointers belong to the one [`Buffers`] with its index.
     pub pointers: Box<[*mut PJRT_Buffer]>,
 }
 
@@ -45,7 +46,8 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// One `Buffers` for each value of the block. Must be called once: the results own the pointers.
+    /// One `Buffers` for each value of the block. Must be called once: the results own the
+    /// pointers.
     pub fn into_values(self) -> Vec<Buffers> {
         let block = Arc::new(self);
         (0..block.types.len()).map(|index| Buffers { block: block.clone(), index }).collect()
@@ -101,8 +103,8 @@ impl Buffers {
         &self.block.client
     }
 
-    /// `true` if the value is available on every addressable replica, `false` while the program that
-    /// computes it runs.
+    /// `true` if the value is available on every addressable replica, `false` while the program
+    /// that computes it runs.
     ///
     /// # Errors
     /// What the plugin reports.
@@ -199,15 +201,16 @@ impl Buffers {
     /// Copies one replica's value to the host and waits for it.
     ///
     /// # Errors
-    /// As [`Self::to_host`], and [`Error::Replica`] when the program that computes the value failed.
+    /// As [`Self::to_host`], and [`Error::Replica`] when the program that computes the value
+    /// failed.
     pub fn read(&self, replica: usize) -> Result<Literal> {
         self.to_host(replica)?
             .wait()
             .map_err(|source| Error::Replica { replica, source: Box::new(source) })
     }
 
-    /// The address of one replica's bytes, if the plugin has one. To compare whether two values share memory,
-    /// not to read from.
+    /// The address of one replica's bytes, if the plugin has one. To compare whether two values
+    /// share memory, not to read from.
     ///
     /// # Errors
     /// As [`Self::to_host`].
@@ -263,7 +266,8 @@ impl Pending {
     /// Blocks until the copy has finished.
     ///
     /// # Errors
-    /// What the plugin reports: a failed copy, or the failure of the program that computes the value.
+    /// What the plugin reports: a failed copy, or the failure of the program that computes the
+    /// value.
     pub fn wait(mut self) -> Result<Literal> {
         self.event.wait()?;
         Ok(self.literal.take().unwrap_or_else(|| unreachable!("taken only here")))

@@ -1,11 +1,11 @@
 //! The compile cache: compiled programs on disk.
 //!
-//! The key of an entry is a hash of everything that the compiler's output depends on: the program without
-//! source locations, the options with the device assignment, the plugin and its libraries and tools, the
-//! devices, the host's processor, `XLA_FLAGS` and `LIBTPU_INIT_ARGS`. Entries have a checksum and are renamed
-//! into place, so that neither a crash nor two processes at once can leave a partial one. Entries are never
-//! removed; the directory may be deleted at any time. Of several processes that need the same program, one compiles
-//! it, and the others wait for its entry.
+//! The key of an entry is a hash of everything that the compiler's output depends on: the program
+//! without source locations, the options with the device assignment, the plugin and its libraries
+//! and tools, the devices, the host's processor, `XLA_FLAGS` and `LIBTPU_INIT_ARGS`. Entries have a
+//! checksum and are renamed into place, so that neither a crash nor two processes at once can leave
+//! a partial one. Entries are never removed; the directory may be deleted at any time. Of several
+//! processes that need the same program, one compiles it, and the others wait for its entry.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -20,8 +20,8 @@ use sha2::{Digest, Sha256};
 use super::install::{files_below, hex, nvidia_packages};
 use super::{Client, CompileOptions, Error, Executable, Result};
 
-/// The longest wait for another process that compiles the same program. After it this one compiles it too: the other may be
-/// stopped.
+/// The longest wait for another process that compiles the same program. After it this one compiles
+/// it too: the other may be stopped.
 const MAX_WAIT: Duration = Duration::from_secs(600);
 const POLL: Duration = Duration::from_millis(20);
 
@@ -46,8 +46,8 @@ pub enum CacheOutcome {
     },
 }
 
-/// [`Client::compile`] with a cache in `cache_dir`. Problems with the cache are not errors: the program is
-/// compiled, and the outcome says what the problem was.
+/// [`Client::compile`] with a cache in `cache_dir`. Problems with the cache are not errors: the
+/// program is compiled, and the outcome says what the problem was.
 ///
 /// # Errors
 /// As [`Client::compile`].
@@ -98,8 +98,8 @@ enum Loaded {
     Absent,
 }
 
-/// The right to compile a program: a lock on a file beside the entry, which the system releases when the process ends. It only
-/// saves work: without it each process compiles by itself.
+/// The right to compile a program: a lock on a file beside the entry, which the system releases
+/// when the process ends. It only saves work: without it each process compiles by itself.
 struct Turn {
     path: PathBuf,
     _locked: File,
@@ -107,8 +107,8 @@ struct Turn {
 }
 
 impl Turn {
-    /// Waits until no other process compiles for this entry. `None` if that takes longer than `max_wait`, or the file system has
-    /// no locks.
+    /// Waits until no other process compiles for this entry. `None` if that takes longer than
+    /// `max_wait`, or the file system has no locks.
     fn wait(cache_dir: &Path, entry: &Path, max_wait: Duration) -> Option<Self> {
         fs::create_dir_all(cache_dir).ok()?;
         let path = entry.with_extension("lock");
@@ -135,11 +135,12 @@ impl Drop for Turn {
     }
 }
 
-/// The environment variables that compilers read. If `XLA_FLAGS` named a file, its contents have replaced the name.
+/// The environment variables that compilers read. If `XLA_FLAGS` named a file, its contents have
+/// replaced the name.
 const ENVIRONMENT: [&str; 2] = ["XLA_FLAGS", "LIBTPU_INIT_ARGS"];
 
-/// A hexadecimal hash of everything that the compiled program depends on. Each field is preceded by its length, so that
-/// different lists of fields never give the same bytes.
+/// A hexadecimal hash of everything that the compiled program depends on. Each field is preceded by
+/// its length, so that different lists of fields never give the same bytes.
 ///
 /// # Errors
 /// A plugin that cannot be read, or options that do not fit the client.
@@ -159,7 +160,8 @@ pub fn program_key(client: &Client, program: &Program, options: &CompileOptions)
     for device in client.devices() {
         add(device.kind.as_bytes());
     }
-    // Read once, so that what a process compiled before it was bound to fewer processors is found afterwards.
+    // Read once, so that what a process compiled before it was bound to fewer processors is found
+    // afterwards.
     static PROCESSOR: LazyLock<String> = LazyLock::new(processor);
     add(PROCESSOR.as_bytes());
     for name in ENVIRONMENT {
@@ -168,8 +170,9 @@ pub fn program_key(client: &Client, program: &Program, options: &CompileOptions)
     Ok(hex(&hasher.finalize()))
 }
 
-/// Identifies a plugin by path, size and modification time: hashing 260 MB would take longer than many
-/// compilations. Includes NVIDIA's libraries, assembler and device code, which a CUDA plugin compiles with.
+/// Identifies a plugin by path, size and modification time: hashing 260 MB would take longer than
+/// many compilations. Includes NVIDIA's libraries, assembler and device code, which a CUDA plugin
+/// compiles with.
 fn plugin_identity(path: &Path) -> Result<String> {
     let unreadable = |source| Error::UnreadablePlugin { path: path.to_path_buf(), source };
     let mut files = vec![path.to_path_buf()];
@@ -185,7 +188,8 @@ fn plugin_identity(path: &Path) -> Result<String> {
     Ok(identity)
 }
 
-/// `true` for libraries, tools and device code, but not for the thousands of headers in Python packages.
+/// `true` for libraries, tools and device code, but not for the thousands of headers in Python
+/// packages.
 fn is_used_by_compilers(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     name.contains(".so")
@@ -193,8 +197,8 @@ fn is_used_by_compilers(file: &Path) -> bool {
         || file.parent().is_some_and(|dir| dir.ends_with("bin"))
 }
 
-/// Model and features of the first processor, for which a CPU compiler generates code, and the number of processors
-/// that this process may use, among which compiled loops are divided.
+/// Model and features of the first processor, for which a CPU compiler generates code, and the
+/// number of processors that this process may use, among which compiled loops are divided.
 fn processor() -> String {
     const FIELDS: [&str; 8] = [
         "vendor_id",

@@ -54,16 +54,18 @@ unsafe impl Sync for Inner {}
 #[derive(Default)]
 struct LaunchQueue {
     launches: VecDeque<Completion>,
-    /// Launches of programs with host collectives so far. Unlike launch ids it is the same in all processes.
+    /// Launches of programs with host collectives so far. Unlike launch ids it is the same in all
+    /// processes.
     num_host_launches: u64,
     scratch: Scratch,
 }
 
-/// Launches of this process so far. XLA's CPU backend tells collectives apart by launch id alone: with equal ids,
-/// replicas of two clients would meet and read each other's memory.
+/// Launches of this process so far. XLA's CPU backend tells collectives apart by launch id alone:
+/// with equal ids, replicas of two clients would meet and read each other's memory.
 static NUM_LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
-/// The next unused launch id: 1 to 2^31 - 1, then again from 1. 0 would mean that the launch has none.
+/// The next unused launch id: 1 to 2^31 - 1, then again from 1. 0 would mean that the launch has
+/// none.
 fn next_launch_id() -> i32 {
     let before = NUM_LAUNCHES.fetch_add(1, Ordering::Relaxed) % i32::MAX as u64;
     before as i32 + 1
@@ -89,8 +91,8 @@ pub(super) struct Scratch {
 }
 
 impl Client {
-    /// Makes a client. `options` are plugin specific. Through `store` the plugin's instances in several
-    /// processes find each other; it is called until the client is dropped.
+    /// Makes a client. `options` are plugin specific. Through `store` the plugin's instances in
+    /// several processes find each other; it is called until the client is dropped.
     ///
     /// # Errors
     /// [`Error::ClientOption`] for options that the CPU plugin would ignore or abort on; otherwise
@@ -111,8 +113,8 @@ impl Client {
         Self::cpu_with(plugin, num_devices, CpuWaits::default())
     }
 
-    /// [`Self::cpu`] for programs that may wait for more than collectives. The additional workers make a step
-    /// slower.
+    /// [`Self::cpu`] for programs that may wait for more than collectives. The additional workers
+    /// make a step slower.
     ///
     /// # Errors
     /// As [`Self::cpu`].
@@ -120,9 +122,9 @@ impl Client {
         Self::cpu_split(plugin, num_devices, waits, Process::ONLY)
     }
 
-    /// [`Self::cpu_with`] for one of several processes, each with `num_devices`. Their devices are numbered process by
-    /// process. Programs for all of them have host collectives ([`Self::use_host_collectives`]), which connect the
-    /// processes.
+    /// [`Self::cpu_with`] for one of several processes, each with `num_devices`. Their devices are
+    /// numbered process by process. Programs for all of them have host collectives
+    /// ([`Self::use_host_collectives`]), which connect the processes.
     ///
     /// # Errors
     /// As [`Self::cpu`].
@@ -149,11 +151,11 @@ impl Client {
     ) -> Result<Self> {
         let num_cpu_devices = cpu::device_count(options)?;
         let mut inner = match num_cpu_devices {
-            // The number of workers follows that of devices, so more devices may be created than requested. The
-            // additional ones are never used.
+            // The number of workers follows that of devices, so more devices may be created than
+            // requested. The additional ones are never used.
             Some(num_devices) => {
-                // Matrix products are divided among the workers, sums included. So that P processes compute the bits of one with
-                // all devices, each has as many workers as that one.
+                // Matrix products are divided among the workers, sums included. So that P processes
+                // compute the bits of one with all devices, each has as many workers as that one.
                 let num_devices = num_devices * split.num_processes;
                 let num_workers = cpu::num_workers(num_devices, cpu_waits);
                 let mut options = options.to_vec();
@@ -174,7 +176,8 @@ impl Client {
                 });
             }
             let Some(num_devices) = num_cpu_devices else {
-                // The platform is known now: create as many devices again, with the workers that they need.
+                // The platform is known now: create as many devices again, with the workers that
+                // they need.
                 let count = Value::Int64(inner.devices.len() as i64);
                 drop(inner);
                 return Self::open(plugin, &[(cpu::DEVICE_COUNT, count)], store, cpu_waits, split);
@@ -220,19 +223,20 @@ impl Client {
         &self.0.devices
     }
 
-    /// The devices of all processes that form one client, in the plugin's order. With one process they
-    /// are [`Self::devices`]. A device assignment may name any of them.
+    /// The devices of all processes that form one client, in the plugin's order. With one process
+    /// they are [`Self::devices`]. A device assignment may name any of them.
     pub fn global_devices(&self) -> &[DeviceDescription] {
         &self.0.global_devices
     }
 
-    /// Where a program runs by default that has as many replicas as there are [`Self::global_devices`].
+    /// Where a program runs by default that has as many replicas as there are
+    /// [`Self::global_devices`].
     pub fn placement(&self) -> &Placement {
         &self.0.placement
     }
 
-    /// The placement of an executable that was compiled for `assignment` and runs on `devices`. Equal
-    /// placements of a client share one allocation, so that comparing them compares pointers.
+    /// The placement of an executable that was compiled for `assignment` and runs on `devices`.
+    /// Equal placements of a client share one allocation, so that comparing them compares pointers.
     ///
     /// # Errors
     /// [`Error::DeviceAssignment`] where the devices are not those of the assignment, in its order.
@@ -281,12 +285,12 @@ impl Client {
         found.memory_stats(self.plugin())
     }
 
-    /// Lets programs with host collectives ([`hlo::HostCalls`]) be compiled and run on this client of the
-    /// CPU plugin.
+    /// Lets programs with host collectives ([`hlo::HostCalls`]) be compiled and run on this client
+    /// of the CPU plugin.
     ///
     /// # Errors
-    /// [`Error::HostCalls`] on another platform, for a plugin that cannot call functions, or if the client has some
-    /// already.
+    /// [`Error::HostCalls`] on another platform, for a plugin that cannot call functions, or if the
+    /// client has some already.
     pub fn use_host_collectives(&self, collectives: Arc<dyn HostCollectives>) -> Result<()> {
         let refused = |reason: String| Err(Error::HostCalls { reason });
         if self.platform() != Platform::Cpu {
@@ -302,8 +306,8 @@ impl Client {
         }
     }
 
-    /// Lets programs with kernels ([`hlo::HostCalls`]) be compiled and run on this client of the CPU plugin. All clients of the
-    /// process have the same kernels: those of the first call.
+    /// Lets programs with kernels ([`hlo::HostCalls`]) be compiled and run on this client of the
+    /// CPU plugin. All clients of the process have the same kernels: those of the first call.
     ///
     /// # Errors
     /// [`Error::HostCalls`] on another platform, or for a plugin that cannot call functions.
@@ -333,7 +337,8 @@ impl Client {
         self.0.split.num_processes > 1
     }
 
-    /// The plugin's own ids of the devices in an assignment. If the client is split, of those in this process.
+    /// The plugin's own ids of the devices in an assignment. If the client is split, of those in
+    /// this process.
     pub(super) fn plugin_ids(&self, assignment: &[i32]) -> Vec<i32> {
         let offset = self.0.id_offset();
         let is_here = |id: &&i32| !self.is_split() || self.0.index_of(**id).is_some();
@@ -357,8 +362,9 @@ impl Client {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Runs `launch` with a unique launch id. A client starts one launch at a time, so that every device
-    /// gets them in the same order. Blocks while too many are in flight. Those with `has_host_collectives` get a number too.
+    /// Runs `launch` with a unique launch id. A client starts one launch at a time, so that every
+    /// device gets them in the same order. Blocks while too many are in flight. Those with
+    /// `has_host_collectives` get a number too.
     pub(super) fn launch(
         &self,
         has_host_collectives: bool,
@@ -406,8 +412,8 @@ impl Inner {
         if let Some(store) = &store {
             key_value::attach(store, &mut args);
         }
-        // SAFETY: the options live through the call; the key-value store lives, boxed at one address,
-        // until the client is destroyed.
+        // SAFETY: the options live through the call; the key-value store lives, boxed at one
+        // address, until the client is destroyed.
         unsafe { call!(plugin, PJRT_Client_Create, args) }?;
         let mut inner = Self {
             plugin: *plugin,

@@ -17,9 +17,10 @@ impl Client {
     /// Compiles a program for as many of this client's devices as it has replicas.
     ///
     /// # Errors
-    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`], [`Error::SignatureMismatch`],
-    /// [`Error::HostCalls`] without [`Self::use_host_collectives`] or [`Self::use_host_kernels`] for a program that needs
-    /// them, or what the compiler reports, which for an unknown override is INVALID_ARGUMENT.
+    /// [`Error::TooFewDevices`], [`Error::DeviceAssignment`], [`Error::TooFewWorkers`],
+    /// [`Error::SignatureMismatch`], [`Error::HostCalls`] without [`Self::use_host_collectives`] or
+    /// [`Self::use_host_kernels`] for a program that needs them, or what the compiler reports,
+    /// which for an unknown override is INVALID_ARGUMENT.
     pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Executable> {
         signature_check::check_inputs(program)?;
         self.check_host_calls(program)?;
@@ -38,12 +39,13 @@ impl Client {
         Executable::new(self, args.executable, program, &assignment)
     }
 
-    /// Loads an executable that was serialized with [`Compiled::serialize`]. Program, options, plugin and
-    /// kind of machine must be the same, which [`super::compile_cached`] ensures.
+    /// Loads an executable that was serialized with [`Compiled::serialize`]. Program, options,
+    /// plugin and kind of machine must be the same, which [`super::compile_cached`] ensures.
     ///
     /// # Errors
-    /// [`Error::Serialized`] when the bytes are damaged or of another program, [`Error::DeviceAssignment`] when
-    /// they were compiled for other devices, [`Error::TooFewDevices`], or what the plugin reports.
+    /// [`Error::Serialized`] when the bytes are damaged or of another program,
+    /// [`Error::DeviceAssignment`] when they were compiled for other devices,
+    /// [`Error::TooFewDevices`], or what the plugin reports.
     pub fn deserialize(
         &self,
         program: &Program,

@@ -13,14 +13,16 @@ use super::{Client, DeviceDescription, Error, Platform, Result, cpu};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CompileOptions {
     /// The device id of each replica, over all processes. By default the first of
-    /// [`Client::global_devices`] in their order. It is always sent: plugins' own defaults differ (a
-    /// TPU's is a ring).
+    /// [`Client::global_devices`] in their order. It is always sent: plugins' own defaults differ
+    /// (a TPU's is a ring).
     pub device_assignment: Option<Vec<i32>>,
-    /// XLA options by name, as in `XLA_FLAGS` but only for this compilation; and `optimization_level`, `"O0"` to `"O3"`.
+    /// XLA options by name, as in `XLA_FLAGS` but only for this compilation; and
+    /// `optimization_level`, `"O0"` to `"O3"`.
     pub overrides: BTreeMap<String, OverrideValue>,
 }
 
-/// The override that is not one of `XLA_FLAGS`, and its values as `xla.ExecutionOptions.EffortLevel`.
+/// The override that is not one of `XLA_FLAGS`, and its values as
+/// `xla.ExecutionOptions.EffortLevel`.
 const OPTIMIZATION_LEVEL: &str = "optimization_level";
 const LEVELS: [(&str, i32); 4] = [("O0", 9), ("O1", 19), ("O2", 29), ("O3", 39)];
 

@@ -1,20 +1,23 @@
-//! Options of XLA's CPU backend that prevent deadlocks: enough workers for everything that may wait, and compile
-//! options without what could wait forever.
+//! Options of XLA's CPU backend that prevent deadlocks: enough workers for everything that may
+//! wait, and compile options without what could wait forever.
 //!
-//! The plugin runs the ops of all replicas on one pool of workers. An op that waits blocks its worker. Two kinds do:
+//! The plugin runs the ops of all replicas on one pool of workers. An op that waits blocks its
+//! worker. Two kinds do:
 //!
-//! - **Collectives**, until all replicas have arrived. The collectives of a program run one after another, and so do
-//!   launches of programs that have any. The last replica to arrive does not wait, so of N replicas at most N - 1 wait
-//!   at once.
-//! - **XNNPACK fusions** (`xla_cpu_use_xnnpack`, which XLA enables by default for some processors): before it runs
-//!   again, a fusion waits until tasks that it has left in the pool have been run by other workers. A replica runs on at
-//!   most [`WORKERS_PER_REPLICA`] workers, each of which may be in such a fusion. XLA may briefly exceed that limit, so
-//!   this bound is less certain than that of collectives.
+//! - **Collectives**, until all replicas have arrived. The collectives of a program run one after
+//!   another, and so do launches of programs that have any. The last replica to arrive does not
+//!   wait, so of N replicas at most N - 1 wait at once.
+//! - **XNNPACK fusions** (`xla_cpu_use_xnnpack`, which XLA enables by default for some processors):
+//!   before it runs again, a fusion waits until tasks that it has left in the pool have been run by
+//!   other workers. A replica runs on at most [`WORKERS_PER_REPLICA`] workers, each of which may be
+//!   in such a fusion. XLA may briefly exceed that limit, so this bound is less certain than that
+//!   of collectives.
 //!
-//! If every worker waits, the process hangs until XLA's timeout ends it. So [`num_workers`] makes the pool larger than
-//! everything that can wait at once, by as many workers as there are processors, which keep working while the others
-//! wait. A larger pool is slower (work is split into a piece per worker), so XNNPACK is off unless a compilation asks
-//! for it, and only a client with enough workers accepts that.
+//! If every worker waits, the process hangs until XLA's timeout ends it. So [`num_workers`] makes
+//! the pool larger than everything that can wait at once, by as many workers as there are
+//! processors, which keep working while the others wait. A larger pool is slower (work is split
+//! into a piece per worker), so XNNPACK is off unless a compilation asks for it, and only a client
+//! with enough workers accepts that.
 //!
 //! The other defaults preserve a program's semantics: see [`defaults`].
 
@@ -24,8 +27,9 @@ use std::thread;
 use super::value::Value;
 use super::{Error, OverrideValue, Result};
 
-/// The client option for the number of devices. The plugin creates at least as many workers as devices in each of its
-/// two pools, and has no other option for them (an environment variable would affect the whole process).
+/// The client option for the number of devices. The plugin creates at least as many workers as
+/// devices in each of its two pools, and has no other option for them (an environment variable
+/// would affect the whole process).
 pub(super) const DEVICE_COUNT: &str = "cpu_device_count";
 
 /// Options of the CPU plugin. It silently ignores others, so they are rejected here.
@@ -34,8 +38,8 @@ pub(super) const OPTIONS: [&str; 1] = [DEVICE_COUNT];
 /// The XLA option that runs dots, convolutions and elementwise ops with XNNPACK.
 const XNNPACK: &str = "xla_cpu_use_xnnpack";
 
-/// XLA's executor uses up to 4 workers per replica besides the thread that starts it, and that thread's work may continue
-/// on a worker too (`Thunk::ExecuteSession::kMaxWorkers`).
+/// XLA's executor uses up to 4 workers per replica besides the thread that starts it, and that
+/// thread's work may continue on a worker too (`Thunk::ExecuteSession::kMaxWorkers`).
 const WORKERS_PER_REPLICA: usize = 5;
 
 /// What the programs of a CPU client may wait for on a worker of the plugin's pool.
@@ -61,9 +65,9 @@ impl CpuWaits {
     }
 }
 
-/// The number of workers that the pool needs for `num_devices` replicas: one for each op that can wait at once, and one
-/// per processor. See the module's documentation. XLA limits it to 256, which leaves a worker that does not wait for up
-/// to 256 replicas, and with XNNPACK for up to about 50.
+/// The number of workers that the pool needs for `num_devices` replicas: one for each op that can
+/// wait at once, and one per processor. See the module's documentation. XLA limits it to 256, which
+/// leaves a worker that does not wait for up to 256 replicas, and with XNNPACK for up to about 50.
 pub(super) fn num_workers(num_devices: usize, waits: CpuWaits) -> usize {
     let num_waiting = match waits {
         CpuWaits::Collectives => num_devices.saturating_sub(1),
@@ -72,8 +76,8 @@ pub(super) fn num_workers(num_devices: usize, waits: CpuWaits) -> usize {
     num_waiting + thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The number of devices in a client's options, if given. Rejects values on which the plugin aborts. The platform is
-/// known only once a client exists, so this goes by the option's name.
+/// The number of devices in a client's options, if given. Rejects values on which the plugin
+/// aborts. The platform is known only once a client exists, so this goes by the option's name.
 pub(super) fn device_count(options: &[(&str, Value)]) -> Result<Option<usize>> {
     let invalid = |reason: String| Error::ClientOption { name: DEVICE_COUNT.to_owned(), reason };
     let count = |(_, value): &(&str, Value)| match value {
@@ -89,23 +93,26 @@ pub(super) fn device_count(options: &[(&str, Value)]) -> Result<Option<usize>> {
 /// Passes that XLA's CPU backend does not run, by name and separated by commas.
 const DISABLED_PASSES: &str = "xla_disable_hlo_passes";
 
-/// The pass that removes barriers. Barriers keep what is to be recomputed apart from the original, which common
-/// subexpression elimination would merge again, and collectives in order ([`hlo::rewrites::order_collectives`]).
+/// The pass that removes barriers. Barriers keep what is to be recomputed apart from the original,
+/// which common subexpression elimination would merge again, and collectives in order
+/// ([`hlo::rewrites::order_collectives`]).
 const REMOVES_BARRIERS: &str = "cse_barrier_expander";
 
 /// Default overrides of a compilation.
 fn defaults() -> [(&'static str, OverrideValue); 3] {
     [
         (XNNPACK, OverrideValue::Bool(false)),
-        // By default a clamp, or a maximum over a dim, drops NaN. A run must see them. The measured cost is zero.
+        // By default a clamp, or a maximum over a dim, drops NaN. A run must see them. The measured
+        // cost is zero.
         ("xla_cpu_enable_fast_min_max", OverrideValue::Bool(false)),
-        // By default XLA verifies the IR of each kernel again after each of its passes: 7 % of a GPT's cold start on an AMD
-        // EPYC (Zen 4).
+        // By default XLA verifies the IR of each kernel again after each of its passes: 7 % of a
+        // GPT's cold start on an AMD EPYC (Zen 4).
         ("xla_cpu_emitter_verification_level", OverrideValue::Int(0)),
     ]
 }
 
-/// The overrides of a compilation, with this platform's defaults, for a client that has workers for `waits`.
+/// The overrides of a compilation, with this platform's defaults, for a client that has workers for
+/// `waits`.
 ///
 /// # Errors
 /// [`Error::TooFewWorkers`] if they ask for XNNPACK and the client has no workers for it.

@@ -140,8 +140,8 @@ pub(super) unsafe fn describe(
         device_description,
         ..PJRT_DeviceDescription_Attributes_Args::new()
     };
-    // SAFETY: by this function's contract; strings and array live as long as the description and are
-    // copied here.
+    // SAFETY: by this function's contract; strings and array live as long as the description and
+    // are copied here.
     unsafe {
         call!(plugin, PJRT_DeviceDescription_Id, id)?;
         call!(plugin, PJRT_DeviceDescription_ProcessIndex, process)?;

@@ -1,5 +1,5 @@
-//! The file format of a serialized executable: the plugin's bytes with a header that identifies the program and
-//! has a checksum. Plugins do not validate the bytes that they load.
+//! The file format of a serialized executable: the plugin's bytes with a header that identifies the
+//! program and has a checksum. Plugins do not validate the bytes that they load.
 
 use hlo::Program;
 use sha2::{Digest, Sha256};

@@ -14,15 +14,16 @@ const XLA_FLAGS: &str = "XLA_FLAGS";
 /// A flag name that is in every library that stores XLA's flags as plain text.
 const FLAG_OF_EVERY_XLA: &str = "xla_force_host_platform_device_count";
 
-/// Timeouts of the CPU backend's collectives in seconds: until it warns, and until it ends the process. XLA's defaults of
-/// 20 and 40 are reached on a machine that is merely busy, or was asleep.
+/// Timeouts of the CPU backend's collectives in seconds: until it warns, and until it ends the
+/// process. XLA's defaults of 20 and 40 are reached on a machine that is merely busy, or was
+/// asleep.
 const CPU_COLLECTIVE_TIMEOUTS: [(&str, u32); 2] = [
     ("xla_cpu_collective_call_warn_stuck_timeout_seconds", 60),
     ("xla_cpu_collective_call_terminate_timeout_seconds", 1800),
 ];
 
-/// Prepares the environment for the library at `path`. Variables are set for the first library only: later its threads
-/// may be reading them.
+/// Prepares the environment for the library at `path`. Variables are set for the first library
+/// only: later its threads may be reading them.
 ///
 /// # Errors
 /// [`Error::UnknownXlaFlag`] for a flag on which XLA would abort, [`Error::UnreadableXlaFlags`].
@@ -60,12 +61,13 @@ pub(super) fn prepare(path: &Path, is_first: bool) -> Result<()> {
 }
 
 fn set(name: &str, value: &str) {
-    // SAFETY: Rust's own reads of the environment are synchronised with this. Code that reads it without
-    // synchronisation is C code on another thread, and no plugin is loaded yet.
+    // SAFETY: Rust's own reads of the environment are synchronised with this. Code that reads it
+    // without synchronisation is C code on another thread, and no plugin is loaded yet.
     unsafe { env::set_var(name, value) };
 }
 
-/// The flags in `XLA_FLAGS`, or in the file that it names. Like XLA, takes a value without a leading dash as a file name.
+/// The flags in `XLA_FLAGS`, or in the file that it names. Like XLA, takes a value without a
+/// leading dash as a file name.
 fn xla_flags() -> Result<String> {
     let Some(value) = env::var_os(XLA_FLAGS) else { return Ok(String::new()) };
     match value.to_str() {
@@ -82,8 +84,8 @@ fn names(flags: &str) -> Vec<&str> {
     tokens.map(|token| token.split('=').next().unwrap_or(token)).collect()
 }
 
-/// Which of the names occur in a library as C strings; XLA registers its flags from string literals. Stops reading once
-/// all are found.
+/// Which of the names occur in a library as C strings; XLA registers its flags from string
+/// literals. Stops reading once all are found.
 fn literals_in(path: &Path, names: &[&str]) -> io::Result<Vec<bool>> {
     const CHUNK: usize = 4 << 20;
     let needles: Vec<Vec<u8>> =

@@ -105,7 +105,8 @@ pub enum Error {
         /// The plugin.
         path: PathBuf,
     },
-    /// `XLA_FLAGS` does not begin with a dash and so names a file, which is unreadable. XLA would abort.
+    /// `XLA_FLAGS` does not begin with a dash and so names a file, which is unreadable. XLA would
+    /// abort.
     #[error(
         "XLA_FLAGS names the file {path}, which cannot be read: {source}; flags themselves begin with --"
     )]
@@ -153,7 +154,8 @@ pub enum Error {
         /// Devices of the client, in all processes.
         available: usize,
     },
-    /// A list of devices is not one distinct device of the client per replica, or has none of this process.
+    /// A list of devices is not one distinct device of the client per replica, or has none of this
+    /// process.
     #[error("device assignment {assignment:?}: {reason}")]
     DeviceAssignment {
         /// The device ids that were given.
@@ -276,7 +278,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// `true` if a device or the host had no memory left, by the code or, where a plugin reports that as an internal failure, by its words.
+    /// `true` if a device or the host had no memory left, by the code or, where a plugin reports
+    /// that as an internal failure, by its words.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Self::Pjrt { code: Code::ResourceExhausted, .. } => true,

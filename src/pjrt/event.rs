@@ -55,7 +55,8 @@ impl Event {
         self.on_ready(move |_| drop(value))
     }
 
-    /// Calls `callback` with the result of the work once the event is ready, on a thread of the plugin or on this one.
+    /// Calls `callback` with the result of the work once the event is ready, on a thread of the
+    /// plugin or on this one.
     pub fn on_ready<F: FnOnce(Result<()>) + Send + 'static>(&self, callback: F) -> Result<()> {
         if self.raw.is_null() {
             callback(Ok(()));
@@ -70,7 +71,8 @@ impl Event {
         };
         // SAFETY: the callback is called exactly once with `user_arg`, whether or not this event
         // object still exists then; it is the only one to free it. When the registration fails
-        // nobody will call it, and what it owns is leaked rather than freed under a running transfer.
+        // nobody will call it, and what it owns is leaked rather than freed under a running
+        // transfer.
         unsafe { call!(self.plugin, PJRT_Event_OnReady, args) }
     }
 }
@@ -112,8 +114,8 @@ impl Completion {
         Self(Arc::new(Launched { events, placement, finished: AtomicBool::new(false) }))
     }
 
-    /// Blocks until every addressable device has finished. If a replica fails while others wait for it in a
-    /// collective of XLA, its CPU backend ends the process after its own timeout.
+    /// Blocks until every addressable device has finished. If a replica fails while others wait for
+    /// it in a collective of XLA, its CPU backend ends the process after its own timeout.
     ///
     /// # Errors
     /// [`Error::Replica`] for the first replica that failed.

@@ -17,7 +17,8 @@ use super::{Compiled, Error, Placement, Result};
 
 /// A program that is compiled for a client's devices and loaded. It keeps its client alive.
 pub struct Executable {
-    /// The view of `loaded` for queries. It must be dropped before the client, so it is the first field.
+    /// The view of `loaded` for queries. It must be dropped before the client, so it is the first
+    /// field.
     pub(super) compiled: Compiled,
     pub(super) client: Client,
     pub(super) loaded: *mut PJRT_LoadedExecutable,
@@ -40,8 +41,8 @@ unsafe impl Sync for Executable {}
 /// One argument of a launch.
 #[derive(Debug)]
 pub enum Arg<'a> {
-    /// Given away. If the program donates this input, a result reuses its memory; otherwise it is freed once
-    /// the launch no longer needs it.
+    /// Given away. If the program donates this input, a result reuses its memory; otherwise it is
+    /// freed once the launch no longer needs it.
     Donate(Buffers),
     /// Borrowed: unchanged and usable afterwards, even if the program donates this input.
     Borrow(&'a Buffers),
@@ -63,8 +64,8 @@ pub struct Launch {
     pub outputs: Vec<Buffers>,
     /// The end of the launch on all devices.
     pub done: Completion,
-    /// Handles of the arguments that were given away. XLA's CPU backend waits for the launch when one of them
-    /// is freed; keep them until it is done to avoid that.
+    /// Handles of the arguments that were given away. XLA's CPU backend waits for the launch when
+    /// one of them is freed; keep them until it is done to avoid that.
     pub spent: Vec<Buffers>,
 }
 
@@ -94,15 +95,17 @@ impl Executable {
         &self.placement
     }
 
-    /// Starts the program on all its addressable devices and returns without waiting, unless several launches
-    /// are still in flight. One [`Buffers`] holds an argument or result of all these replicas.
+    /// Starts the program on all its addressable devices and returns without waiting, unless
+    /// several launches are still in flight. One [`Buffers`] holds an argument or result of all
+    /// these replicas.
     ///
     /// An input that the program donates is not donated if it is passed as [`Arg::Borrow`].
     ///
     /// # Errors
     /// Before anything is started: [`Error::ArgumentCount`], [`Error::ArgumentType`],
-    /// [`Error::ArgumentDevices`], [`Error::ArgumentClient`]. The client stays usable; arguments that
-    /// were given away are freed. Failures while the program runs are reported by [`Launch::done`].
+    /// [`Error::ArgumentDevices`], [`Error::ArgumentClient`]. The client stays usable; arguments
+    /// that were given away are freed. Failures while the program runs are reported by
+    /// [`Launch::done`].
     pub fn execute(&self, arguments: Vec<Arg<'_>>) -> Result<Launch> {
         self.validate(&arguments)?;
         let num_devices = self.placement.num_addressable();
@@ -125,9 +128,9 @@ impl Executable {
         Ok(Launch { outputs, done, spent: spent.collect() })
     }
 
-    /// Checks everything for which the plugin would reject the launch: after a rejected launch of several
-    /// replicas XLA's CPU client hangs forever. Liveness needs no check, since [`Buffers`] that were given away
-    /// no longer exist.
+    /// Checks everything for which the plugin would reject the launch: after a rejected launch of
+    /// several replicas XLA's CPU client hangs forever. Liveness needs no check, since [`Buffers`]
+    /// that were given away no longer exist.
     fn validate(&self, arguments: &[Arg<'_>]) -> Result<()> {
         if arguments.len() != self.inputs.len() {
             return Err(Error::ArgumentCount {
@@ -208,8 +211,8 @@ impl Executable {
             ..PJRT_LoadedExecutable_Execute_Args::new()
         };
         let host_launch = self.host_launch(id);
-        // SAFETY: the executable is live; there is one list of arguments per device it runs on, with
-        // as many live buffers as the program takes, of its types, on that device; one list of
+        // SAFETY: the executable is live; there is one list of arguments per device it runs on,
+        // with as many live buffers as the program takes, of its types, on that device; one list of
         // results per device with room for as many as the executable itself says that it gives; one
         // event per device. All arrays live through the call.
         let started = unsafe { call!(plugin, PJRT_LoadedExecutable_Execute, args) };
@@ -269,7 +272,8 @@ impl Drop for Executable {
             executable: self.loaded,
             ..PJRT_LoadedExecutable_Destroy_Args::new()
         };
-        // SAFETY: it is owned by `self` and not used afterwards. Launches in flight keep what they need.
+        // SAFETY: it is owned by `self` and not used afterwards. Launches in flight keep what they
+        // need.
         let _ = unsafe { call!(self.client.plugin(), PJRT_LoadedExecutable_Destroy, loaded) };
     }
 }

@@ -46,8 +46,8 @@ impl Drop for Compiled {
             executable: self.raw,
             ..PJRT_Executable_Destroy_Args::new()
         };
-        // SAFETY: this owns the executable, and nothing uses it afterwards. An error, which no version
-        // gives, could not be handled.
+        // SAFETY: this owns the executable, and nothing uses it afterwards. An error, which no
+        // version gives, could not be handled.
         let _ = unsafe { call!(self.plugin, PJRT_Executable_Destroy, args) };
     }
 }
@@ -91,7 +91,8 @@ impl Compiled {
         })
     }
 
-    /// The compiler's estimates by name: `flops`, `bytes accessed` and so on. Loop bodies count once.
+    /// The compiler's estimates by name: `flops`, `bytes accessed` and so on. Loop bodies count
+    /// once.
     ///
     /// # Errors
     /// What the plugin reports; GPU plugins have no such analysis.
@@ -115,8 +116,8 @@ impl Compiled {
             .collect())
     }
 
-    /// The optimised program with the name of its format. For XLA's own backends that is `hlo_with_config`, a
-    /// protocol buffer whose field 1 is the HloModuleProto.
+    /// The optimised program with the name of its format. For XLA's own backends that is
+    /// `hlo_with_config`, a protocol buffer whose field 1 is the HloModuleProto.
     ///
     /// # Errors
     /// What the plugin reports.
@@ -156,8 +157,8 @@ impl Compiled {
         }
     }
 
-    /// Serializes the compiled program for [`Client::deserialize`](super::Client::deserialize) with the same plugin on
-    /// the same kind of machine.
+    /// Serializes the compiled program for [`Client::deserialize`](super::Client::deserialize) with
+    /// the same plugin on the same kind of machine.
     ///
     /// # Errors
     /// What the plugin reports.

@@ -114,8 +114,8 @@ fn guarded<T>(call: impl FnOnce() -> Result<T, KeyValueError>) -> Result<T, KeyV
 
 const LENGTH_BYTES: usize = size_of::<usize>();
 
-/// A copy of `value` that [`delete`] frees. The deleter only gets the pointer, so the length is stored in
-/// front of the value.
+/// A copy of `value` that [`delete`] frees. The deleter only gets the pointer, so the length is
+/// stored in front of the value.
 fn lend(value: &[u8]) -> *mut c_char {
     let mut block = Vec::with_capacity(LENGTH_BYTES + value.len());
     block.extend_from_slice(&value.len().to_ne_bytes());
@@ -137,8 +137,9 @@ unsafe extern "C" fn delete(value: *mut c_char) {
 /// Makes an error object of the plugin to return to it.
 ///
 /// # Panics
-/// Without a callback, which aborts the process in a function that the plugin calls. There is no other way to make an
-/// error object, and null would mean success: the plugin would continue with a missing value.
+/// Without a callback, which aborts the process in a function that the plugin calls. There is no
+/// other way to make an error object, and null would mean success: the plugin would continue with a
+/// missing value.
 ///
 /// # Safety
 /// `callback` must be null or point to the plugin's function that makes an error object.

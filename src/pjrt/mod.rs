@@ -1,22 +1,23 @@
 //! The runtime: the only module that talks to devices, and the only one with unsafe code.
 //!
-//! PJRT is the C API of XLA's compilers and runtimes for CPU, TPU and GPU. Each comes as a plugin, a shared
-//! library loaded at run time. In the order of use:
+//! PJRT is the C API of XLA's compilers and runtimes for CPU, TPU and GPU. Each comes as a plugin,
+//! a shared library loaded at run time. In the order of use:
 //!
 //! 1. [`find_or_install`] locates a plugin, [`Plugin::load`] loads it once per process.
 //! 2. A [`Client`] has the devices. [`Client::compile`], or [`compile_cached`] with a directory for
 //!    compiled programs, compiles a program's text to an [`Executable`] (the **compile** phase).
-//! 3. [`Client::upload`] copies values to the devices. [`Executable::execute`] starts a program on all
-//!    replicas and returns immediately with [`Buffers`], which may be arguments of further launches.
-//!    [`Launch::done`] waits for the end, [`Buffers::to_host`] copies values back (the **run** phase).
+//! 3. [`Client::upload`] copies values to the devices. [`Executable::execute`] starts a program on
+//!    all replicas and returns immediately with [`Buffers`], which may be arguments of further
+//!    launches. [`Launch::done`] waits for the end, [`Buffers::to_host`] copies values back (the
+//!    **run** phase).
 //!
-//! Replicas are numbered over all processes of a run. A [`Placement`] lists the replicas that run in this
-//! process and their devices.
+//! Replicas are numbered over all processes of a run. A [`Placement`] lists the replicas that run
+//! in this process and their devices.
 //!
-//! The types guarantee that a value given away with [`Arg::Donate`] cannot be used again, that everything made
-//! through a client keeps the client alive, and that handles may move between threads. Everything on which a
-//! plugin would abort the process or hang is checked first, see [`Executable::execute`] and
-//! [`Client::compile`].
+//! The types guarantee that a value given away with [`Arg::Donate`] cannot be used again, that
+//! everything made through a client keeps the client alive, and that handles may move between
+//! threads. Everything on which a plugin would abort the process or hang is checked first, see
+//! [`Executable::execute`] and [`Client::compile`].
 //!
 //! ```
 //! use std::sync::Arc;

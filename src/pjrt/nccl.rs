@@ -1,7 +1,7 @@
 //! The version of NCCL, which the CUDA plugin loads for collectives.
 //!
-//! The plugin finds it by its own path, as `libnccl.so.2` in NVIDIA's Python package installed with it. So it is
-//! looked up by path here too, not through the system's loader.
+//! The plugin finds it by its own path, as `libnccl.so.2` in NVIDIA's Python package installed with
+//! it. So it is looked up by path here too, not through the system's loader.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -23,8 +23,8 @@ pub struct NcclVersion {
 }
 
 impl NcclVersion {
-    /// From the number in NCCL's header: 2804 is 2.8.4. From 2.9 on the minor version has two digits, as in
-    /// 22703.
+    /// From the number in NCCL's header: 2804 is 2.8.4. From 2.9 on the minor version has two
+    /// digits, as in 22703.
     fn from_code(code: i32) -> Self {
         let factor = if code < 10_000 { 1000 } else { 10_000 };
         Self { major: code / factor, minor: code % factor / 100, patch: code % 100 }
@@ -46,7 +46,8 @@ pub fn nccl_library(plugin: &Path) -> PathBuf {
 /// The version that an NCCL library reports. It needs neither GPU nor driver.
 ///
 /// # Errors
-/// [`Error::NotNccl`] for a file that cannot be loaded, or is something else; [`super::InstallError::Damaged`].
+/// [`Error::NotNccl`] for a file that cannot be loaded, or is something else;
+/// [`super::InstallError::Damaged`].
 pub fn nccl_version(library: &Path) -> Result<NcclVersion> {
     type GetVersion = unsafe extern "C" fn(version: *mut c_int) -> c_int;
     let error = |reason: String| Error::NotNccl { path: library.to_path_buf(), reason };
@@ -55,12 +56,13 @@ pub fn nccl_version(library: &Path) -> Result<NcclVersion> {
     if missing.map_err(|source| error(source.to_string()))? > 0 {
         return Err(error("it is cut off".into()));
     }
-    // SAFETY: NCCL's initialisers set up its own tables only, and it stays loaded as long as `loaded` lives.
+    // SAFETY: NCCL's initialisers set up its own tables only, and it stays loaded as long as
+    // `loaded` lives.
     let loaded = unsafe { libloading::Library::new(library) };
     let loaded = loaded.map_err(|source| error(source.to_string()))?;
     let mut code: c_int = 0;
-    // SAFETY: NCCL declares `ncclResult_t ncclGetVersion(int *version)`, where the result is an enum of C; it
-    // writes one int, and the library is loaded for the time of the call.
+    // SAFETY: NCCL declares `ncclResult_t ncclGetVersion(int *version)`, where the result is an
+    // enum of C; it writes one int, and the library is loaded for the time of the call.
     let status = unsafe {
         let get_version = loaded.get::<GetVersion>(b"ncclGetVersion\0");
         get_version.map_err(|source| error(source.to_string()))?(&raw mut code)

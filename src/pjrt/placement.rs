@@ -17,14 +17,15 @@ impl Process {
     pub const ONLY: Self = Self { index: 0, num_processes: 1 };
 }
 
-/// The replicas of a program that run in this process, each with its addressable device. A value that
-/// is an argument or a result of the program lies on the same devices.
+/// The replicas of a program that run in this process, each with its addressable device. A value
+/// that is an argument or a result of the program lies on the same devices.
 ///
 /// Replicas are numbered over all processes; with one process every replica is here.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Placement {
     num_replicas: usize,
-    /// `(replica, index into [`super::Client::devices`])`, in the order in which PJRT takes arguments.
+    /// `(replica, index into [`super::Client::devices`])`, in the order in which PJRT takes
+    /// arguments.
     pairs: Arc<[(usize, usize)]>,
 }
 
@@ -73,8 +74,8 @@ impl Placement {
     }
 }
 
-/// `[2, 0]`: the devices of replicas 0 and 1. Where these are not all replicas in order, they are named:
-/// `{4: 2, 5: 0} of 8`.
+/// `[2, 0]`: the devices of replicas 0 and 1. Where these are not all replicas in order, they are
+/// named: `{4: 2, 5: 0} of 8`.
 impl fmt::Debug for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_whole = self.replicas().eq(0..self.num_replicas);

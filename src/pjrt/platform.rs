@@ -1,7 +1,7 @@
 //! The platform of a plugin.
 
-/// The kind of a client's devices, as named by its plugin. Whatever is lowered or compiled differently depends on
-/// this, never on the name or path by which the plugin was requested.
+/// The kind of a client's devices, as named by its plugin. Whatever is lowered or compiled
+/// differently depends on this, never on the name or path by which the plugin was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Platform {
     /// XLA on the host's processors.

@@ -24,8 +24,9 @@ struct Loaded {
     attributes: BTreeMap<String, Value>,
 }
 
-// SAFETY: the function pointers of the API may be called from any thread, and `api` is never written
-// after it was filled in. Its raw pointers are to static data of a library that is never unloaded.
+// SAFETY: the function pointers of the API may be called from any thread, and `api` is never
+// written after it was filled in. Its raw pointers are to static data of a library that is never
+// unloaded.
 unsafe impl Send for Loaded {}
 // SAFETY: as above.
 unsafe impl Sync for Loaded {}
@@ -37,9 +38,10 @@ impl Plugin {
     /// Loads the shared library at `path` and initialises it. The same file gives the same plugin.
     ///
     /// # Errors
-    /// If the file cannot be read, is not a complete shared library for this processor, has been changed since this
-    /// program installed it ([`super::InstallError::Damaged`], by sizes and times of all files of the plugin), has no
-    /// `GetPjrtApi`, has another major version of the C API, or would abort on a flag in `XLA_FLAGS`.
+    /// If the file cannot be read, is not a complete shared library for this processor, has been
+    /// changed since this program installed it ([`super::InstallError::Damaged`], by sizes and
+    /// times of all files of the plugin), has no `GetPjrtApi`, has another major version of the C
+    /// API, or would abort on a flag in `XLA_FLAGS`.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let given = path.as_ref();
         let path = given
@@ -102,8 +104,8 @@ impl Plugin {
     }
 }
 
-/// Calls `$function` of the plugin's API with `&mut $args` and returns a `Result<()>`. Must be used in an
-/// unsafe block: every pointer in the arguments must be valid for that function.
+/// Calls `$function` of the plugin's API with `&mut $args` and returns a `Result<()>`. Must be used
+/// in an unsafe block: every pointer in the arguments must be valid for that function.
 macro_rules! call {
     ($plugin:expr, $function:ident, $args:expr) => {{
         let plugin: &$crate::pjrt::Plugin = &$plugin;
@@ -152,7 +154,8 @@ fn load_library(path: &Path) -> Result<Plugin> {
     // process is what naming it as a plugin means; nothing better can be checked.
     let library = unsafe { libloading::Library::new(path) }
         .map_err(|error| not_a_plugin(error.to_string()))?;
-    // Never unloaded, also if it is no plugin: its threads, and objects with destructors, outlive any scope here.
+    // Never unloaded, also if it is no plugin: its threads, and objects with destructors, outlive
+    // any scope here.
     let library = ManuallyDrop::new(library);
     // SAFETY: every PJRT plugin exports this symbol with this type.
     let get_api =

@@ -1,8 +1,9 @@
 //! Checks that a program's text has the declared signature.
 //!
-//! A launch of several replicas that the plugin rejects leaves its client hanging forever, and an argument
-//! that only the text donates would be freed while its owner still uses it. So arguments are checked against
-//! the declared signature before every launch, and the signature against the text once.
+//! A launch of several replicas that the plugin rejects leaves its client hanging forever, and an
+//! argument that only the text donates would be freed while its owner still uses it. So arguments
+//! are checked against the declared signature before every launch, and the signature against the
+//! text once.
 
 use hlo::{DType, Program};
 
@@ -66,8 +67,9 @@ pub(super) fn check_inputs(program: &Program) -> Result<()> {
     Ok(())
 }
 
-/// Programs run as replicas with one partition. In this mode XLA's CPU compiler aborts the process on a
-/// collective with a device channel, and `stablehlo.rng` draws different numbers on every replica.
+/// Programs run as replicas with one partition. In this mode XLA's CPU compiler aborts the process
+/// on a collective with a device channel, and `stablehlo.rng` draws different numbers on every
+/// replica.
 fn check_mode(text: &str) -> Result<()> {
     let forbidden = |reason: &str| Err(Error::ForbiddenProgram { reason: reason.into() });
     if number_after(text, "mhlo.num_partitions =").is_some_and(|partitions| partitions != 1) {

@@ -14,8 +14,8 @@ use super::{CompileOptions, Compiled, Plugin, Result, envelope};
 
 /// A description of the devices of a TPU slice or a GPU cluster.
 ///
-/// Plugins abort the process on some descriptions that they cannot compile for, so this belongs in a
-/// child process.
+/// Plugins abort the process on some descriptions that they cannot compile for, so this belongs in
+/// a child process.
 pub struct Topology {
     plugin: Plugin,
     raw: *mut PJRT_TopologyDescription,
@@ -50,7 +50,8 @@ impl Topology {
             topology: topology.raw,
             ..PJRT_TopologyDescription_GetDeviceDescriptions_Args::new()
         };
-        // SAFETY: the topology is live and owns the array and the descriptions, which are copied here.
+        // SAFETY: the topology is live and owns the array and the descriptions, which are copied
+        // here.
         unsafe {
             call!(plugin, PJRT_TopologyDescription_GetDeviceDescriptions, list)?;
             for description in slice(list.descriptions, list.num_descriptions) {
@@ -65,11 +66,12 @@ impl Topology {
         &self.devices
     }
 
-    /// Compiles a program for as many of these devices as it has replicas. Only the program's text and number
-    /// of replicas are used, since it is not launched.
+    /// Compiles a program for as many of these devices as it has replicas. Only the program's text
+    /// and number of replicas are used, since it is not launched.
     ///
     /// # Errors
-    /// [`super::Error::TooFewDevices`], [`super::Error::DeviceAssignment`], or what the compiler reports.
+    /// [`super::Error::TooFewDevices`], [`super::Error::DeviceAssignment`], or what the compiler
+    /// reports.
     pub fn compile(&self, program: &Program, options: &CompileOptions) -> Result<Compiled> {
         let encoded = options.encode_on(&self.devices, program.num_replicas)?;
         let c_program = mlir(program);
@@ -81,7 +83,8 @@ impl Topology {
             client: ptr::null_mut(),
             ..PJRT_Compile_Args::new()
         };
-        // SAFETY: the topology is live; program and options live through the call, which reads them.
+        // SAFETY: the topology is live; program and options live through the call, which reads
+        // them.
         unsafe { call!(self.plugin, PJRT_Compile, args) }?;
         // SAFETY: the call made the executable, for us to own.
         Ok(unsafe { Compiled::new(self.plugin, args.executable, envelope::digest(program)) })
@@ -94,8 +97,8 @@ impl Drop for Topology {
             topology: self.raw,
             ..PJRT_TopologyDescription_Destroy_Args::new()
         };
-        // SAFETY: this owns the topology; compiled programs keep what they need of it. An error, which
-        // no version gives, could not be handled.
+        // SAFETY: this owns the topology; compiled programs keep what they need of it. An error,
+        // which no version gives, could not be handled.
         let _ = unsafe { call!(self.plugin, PJRT_TopologyDescription_Destroy, args) };
     }
 }

@@ -13,9 +13,9 @@ use super::plugin::call;
 use super::{Error, Placement, Result};
 
 impl Client {
-    /// Puts one literal on each addressable device, in the order of [`Self::placement`]. All must have
-    /// one dtype and dims. Where the plugin can use host memory in place, literals are lent to it rather than
-    /// copied, which takes about a microsecond regardless of size.
+    /// Puts one literal on each addressable device, in the order of [`Self::placement`]. All must
+    /// have one dtype and dims. Where the plugin can use host memory in place, literals are lent to
+    /// it rather than copied, which takes about a microsecond regardless of size.
     ///
     /// # Errors
     /// [`Error::Upload`] when number, dtypes or dims do not fit, or what the plugin reports.
@@ -70,7 +70,8 @@ fn upload(client: &Client, placement: &Placement, literals: &[Arc<Literal>]) -> 
     let value_type = ValueType { dtype: first.dtype(), dims: first.dims().into() };
     let pointers = vec![ptr::null_mut(); literals.len()].into_boxed_slice();
     let (client, placement, types) = (client.clone(), placement.clone(), Arc::new([value_type]));
-    // Made first, so that it frees the earlier buffers if an upload fails. Destroying null is allowed.
+    // Made first, so that it frees the earlier buffers if an upload fails. Destroying null is
+    // allowed.
     let mut block = Block { client, types, placement, pointers };
     for (position, literal) in literals.iter().enumerate() {
         let (_, device) = block.placement.pairs()[position];
@@ -83,7 +84,8 @@ fn upload(client: &Client, placement: &Placement, literals: &[Arc<Literal>]) -> 
     Ok(block.into_value())
 }
 
-/// Puts a literal on a device. `buffer` is set as soon as the buffer exists, even if a later call fails.
+/// Puts a literal on a device. `buffer` is set as soon as the buffer exists, even if a later call
+/// fails.
 fn upload_one(
     client: &Client,
     device: usize,
@@ -101,9 +103,9 @@ fn upload_one(
         device: client.raw_device(device),
         ..PJRT_Client_BufferFromHostBuffer_Args::new()
     };
-    // SAFETY: client and device are live; dims live through the call; the literal has the bytes that
-    // dtype and dims say, and is kept, unchanged since behind an `Arc`, until the event says that the
-    // plugin has no more use for it.
+    // SAFETY: client and device are live; dims live through the call; the literal has the bytes
+    // that dtype and dims say, and is kept, unchanged since behind an `Arc`, until the event says
+    // that the plugin has no more use for it.
     unsafe { call!(client.plugin(), PJRT_Client_BufferFromHostBuffer, args) }?;
     *buffer = args.buffer;
     let done = Event::new(*client.plugin(), args.done_with_host_buffer);

@@ -115,7 +115,8 @@ pub(super) unsafe fn string(data: *const c_char, size: usize) -> String {
     String::from_utf8_lossy(unsafe { slice(data.cast::<u8>(), size) }).into_owned()
 }
 
-/// An array of the plugin as a slice. For an empty array plugins give null, which a slice must not be.
+/// An array of the plugin as a slice. For an empty array plugins give null, which a slice must not
+/// be.
 ///
 /// # Safety
 /// `first` must be null or point to `count` values that live, unchanged, for `'a`.

@@ -34,8 +34,9 @@ pub(super) struct Advice {
     pub effects: Vec<String>,
 }
 
-/// Adds to a change whatever resolves the findings of other rules that it causes, so that it can be followed as it is.
-/// `known` are the findings before the change. No `--set` arguments remain if the configuration does not take them.
+/// Adds to a change whatever resolves the findings of other rules that it causes, so that it can be
+/// followed as it is. `known` are the findings before the change. No `--set` arguments remain if
+/// the configuration does not take them.
 pub(super) fn complete(
     recipe: &Recipe<'_>,
     rule: &str,
@@ -81,8 +82,9 @@ pub fn merged<'s>(earlier: &[String], later: impl IntoIterator<Item = &'s String
     sets
 }
 
-/// Makes the changes of errors and warnings ones that can be followed together, the worst first: a change that others make
-/// unnecessary becomes theirs, and one that should be another after them includes them.
+/// Makes the changes of errors and warnings ones that can be followed together, the worst first: a
+/// change that others make unnecessary becomes theirs, and one that should be another after them
+/// includes them.
 pub(super) fn reconcile(recipe: &Recipe<'_>, findings: &mut [Finding]) {
     let known: Vec<_> = findings.iter().map(|found| (found.rule, found.severity)).collect();
     let known = &known[..];
@@ -125,8 +127,8 @@ pub(super) fn reconcile(recipe: &Recipe<'_>, findings: &mut [Finding]) {
     }
 }
 
-/// What a rule advises after a change; the inner `None` if it finds nothing then, the outer if the configuration does not take the
-/// change.
+/// What a rule advises after a change; the inner `None` if it finds nothing then, the outer if the
+/// configuration does not take the change.
 fn sets_after(
     recipe: &Recipe<'_>,
     rule: &str,

@@ -129,7 +129,8 @@ pub(super) fn long_memory(recipe: &Recipe<'_>) -> Vec<Found> {
     let total = recipe.total_steps();
     let optimizer = &recipe.config.optimizer;
     let is_long = |decay: f64| 2.0 / (1.0 - decay) > total as f64;
-    // Means of parameters are often corrected for their start by a decay that grows, which is not said here.
+    // Means of parameters are often corrected for their start by a decay that grows, which is not
+    // said here.
     let severity = |key: &str, decay: f64| match key {
         "ema_decay" if 1.0 / (1.0 - decay) <= total as f64 => Severity::Note,
         _ => Severity::Warning,

@@ -18,7 +18,8 @@ fn end_with_run(recipe: &Recipe<'_>) -> Vec<String> {
     vec![format!("schedule.total_steps={}", recipe.total_steps())]
 }
 
-/// The boundaries in proportion, so that the last is at 90 % of the run. A cosine if they do not fit.
+/// The boundaries in proportion, so that the last is at 90 % of the run. A cosine if they do not
+/// fit.
 fn rescaled(recipe: &Recipe<'_>) -> Vec<String> {
     let Ok(schedule) = &recipe.schedule else { return cosine() };
     let (total, boundaries) = (recipe.total_steps() as f64, schedule.boundaries());
@@ -200,7 +201,8 @@ fn first_boundary(recipe: &Recipe<'_>, schedule: &Schedule) -> Option<Found> {
     Some(Found::new(Severity::Warning, reason, "move the boundary", cosine()))
 }
 
-/// The share of the run before which the last published boundary of `step` never is, if little of the rate is left after it.
+/// The share of the run before which the last published boundary of `step` never is, if little of
+/// the rate is left after it.
 const MIN_LAST: f64 = 0.45;
 
 /// After the last boundary of `step` most of the run is left, at next to no rate.
@@ -230,7 +232,8 @@ pub(super) fn never(recipe: &Recipe<'_>) -> Vec<Found> {
     // Published floors are up to 0.33, and inverse square roots end higher in short runs.
     let most =
         if matches!(recipe.config.schedule.shape, Shape::InverseSqrt(_)) { 0.5 } else { 0.35 };
-    // Averaging the parameters takes the noise out as a decay would, and so does a gradient of all data.
+    // Averaging the parameters takes the noise out as a decay would, and so does a gradient of all
+    // data.
     let is_averaged = recipe.config.optimizer.ema_decay.is_some_and(|decay| decay >= 0.99)
         && (matches!(recipe.config.schedule.shape, Shape::Constant(_)) || rates.last < 0.6);
     if rates.last <= most || is_late || is_averaged || recipe.is_full_batch() {

@@ -6,7 +6,8 @@ use crate::config::{
 };
 use crate::optim::schedule::Schedule;
 
-/// Steps at which the rate is evaluated one by one, and the number of those that are sampled from the rest.
+/// Steps at which the rate is evaluated one by one, and the number of those that are sampled from
+/// the rest.
 const NUM_SAMPLES: u64 = 4096;
 
 /// The resolved learning rates of a run.
@@ -20,8 +21,8 @@ pub(super) struct Rates {
     pub mean: f64,
     /// The rate of the last step, as a share of the highest.
     pub last: f64,
-    /// Length in steps of the linear warm-up that reaches half of the highest rate at the same step. 0 if the run starts
-    /// with more than that.
+    /// Length in steps of the linear warm-up that reaches half of the highest rate at the same
+    /// step. 0 if the run starts with more than that.
     pub ramp_steps: u64,
 }
 
@@ -177,13 +178,14 @@ impl Recipe<'_> {
         matches!(self.config.optimizer.rule, UpdateRule::Adam(_) | UpdateRule::AdamW(_))
     }
 
-    /// SGD's lasting step for each 256 examples: 1 in the recipe of Goyal et al. (2017), whatever the batch.
+    /// SGD's lasting step for each 256 examples: 1 in the recipe of Goyal et al. (2017), whatever
+    /// the batch.
     pub(super) fn rate_per_256(&self, rates: &Rates) -> f64 {
         rates.max * self.momentum_gain() * 256.0 / self.batch()
     }
 
-    /// `true` if an image model is trained from its initial values, as far as data and length show it: fine-tuning
-    /// takes fewer epochs, or a small data set of large images.
+    /// `true` if an image model is trained from its initial values, as far as data and length show
+    /// it: fine-tuning takes fewer epochs, or a small data set of large images.
     pub(super) fn is_from_scratch(&self) -> bool {
         let epochs = self.epochs().unwrap_or(0.0);
         match self.kind {

@@ -1,12 +1,13 @@
 //! Checks of a recipe before it is run.
 //!
-//! A rule is a function from a [`Recipe`] to its [`Finding`]s. Rules judge what the step does, not what the configuration
-//! declares: the resolved rates, the size of an update relative to its parameter, and the length of the run in steps,
-//! epochs and tokens. Limits come from arithmetic where there is any, and otherwise lie well outside the range of
-//! [`published`] recipes. `RULES` is the table of rules. No rule looks at data or devices.
+//! A rule is a function from a [`Recipe`] to its [`Finding`]s. Rules judge what the step does, not
+//! what the configuration declares: the resolved rates, the size of an update relative to its
+//! parameter, and the length of the run in steps, epochs and tokens. Limits come from arithmetic
+//! where there is any, and otherwise lie well outside the range of [`published`] recipes. `RULES`
+//! is the table of rules. No rule looks at data or devices.
 //!
-//! Every warning and error has a change as data: `--set` arguments. [`check`] applies them and checks again, so that a
-//! change causes no finding of another rule.
+//! Every warning and error has a change as data: `--set` arguments. [`check`] applies them and
+//! checks again, so that a change causes no finding of another rule.
 
 mod advice;
 mod batch;
@@ -150,7 +151,8 @@ pub struct Finding {
     pub source: &'static str,
     /// What to change.
     pub change: String,
-    /// The change as `--set` arguments; empty if there is none to apply. Those of all errors and warnings can be given together.
+    /// The change as `--set` arguments; empty if there is none to apply. Those of all errors and
+    /// warnings can be given together.
     pub sets: Vec<String>,
     /// What these do to the rest of the recipe.
     pub effects: Vec<String>,

@@ -1,4 +1,5 @@
-//! The rate beside those that are published for the same optimizer and kind of model at about the same batch.
+//! The rate beside those that are published for the same optimizer and kind of model at about the
+//! same batch.
 
 use std::sync::LazyLock;
 
@@ -9,7 +10,8 @@ use super::published::{PublishedRecipe, recipes};
 use super::{Found, Recipe, Severity, rate, short, trust};
 use crate::config::{Lars, Scaling, UpdateRule};
 
-/// Published batches are compared up to this ratio to ours. For transformers batches are counted in tokens.
+/// Published batches are compared up to this ratio to ours. For transformers batches are counted in
+/// tokens.
 const MAX_BATCH_RATIO: f64 = 16.0;
 /// The same for transformers with Adam, of which more recipes are published.
 const MAX_BATCH_RATIO_OF_ADAM: f64 = 8.0;
@@ -17,13 +19,15 @@ const MAX_BATCH_RATIO_OF_ADAM: f64 = 8.0;
 const MAX_SIZE_RATIO: f64 = 16.0;
 /// The same with Adam.
 const MAX_SIZE_RATIO_OF_ADAM: f64 = 8.0;
-/// Ratio to the second highest published rate from which a rate is reported. The highest is often a single unusual recipe.
+/// Ratio to the second highest published rate from which a rate is reported. The highest is often a
+/// single unusual recipe.
 const MAX_ABOVE: f64 = 2.5;
 /// Ratio of the lowest published rate to ours from which ours is reported.
 const MAX_BELOW: f64 = 4.0;
 /// Rates of Adam for images up to this one, twice its default, are usual at any batch.
 const USUAL_OF_ADAM: f64 = 2e-3;
-/// Tokens per parameter above which a transformer is trained from scratch, and below which it is fine-tuned.
+/// Tokens per parameter above which a transformer is trained from scratch, and below which it is
+/// fine-tuned.
 const TOKENS_FROM_SCRATCH: f64 = 2.0;
 /// Up to this factor from it, a run is compared with both.
 const DOUBTFUL: f64 = 4.0;
@@ -109,8 +113,8 @@ impl Neighbour {
     }
 }
 
-/// How far a gradient moves the parameters in the end, for a rate of this recipe: the share of a layer's norm for LARS and
-/// LAMB, the rate for Adam.
+/// How far a gradient moves the parameters in the end, for a rate of this recipe: the share of a
+/// layer's norm for LARS and LAMB, the rate for Adam.
 fn effective_rate(recipe: &Recipe<'_>) -> Option<f64> {
     let is_compared =
         matches!(recipe.kind, ModelKind::Convolutional { .. } | ModelKind::Transformer { .. });

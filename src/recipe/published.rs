@@ -93,8 +93,9 @@ pub fn find(name: &str) -> Option<&'static PublishedRecipe> {
     recipes().iter().find(|recipe| recipe.name == name)
 }
 
-/// The published recipe with the largest batch for a configuration's kind of model, and that batch: in tokens if the
-/// configuration has texts, otherwise in examples. `None` if there is no recipe for it.
+/// The published recipe with the largest batch for a configuration's kind of model, and that batch:
+/// in tokens if the configuration has texts, otherwise in examples. `None` if there is no recipe
+/// for it.
 pub fn largest_batch(config: &Config) -> Option<(&'static PublishedRecipe, usize)> {
     let kind = ModelKind::of(config).name();
     let has_texts = config.data.tokens_per_example().is_some();
@@ -110,7 +111,8 @@ pub fn largest_batch(config: &Config) -> Option<(&'static PublishedRecipe, usize
         .max_by_key(|(_, size)| *size)
 }
 
-/// The published recipe for the same kind of model and optimizer whose batch and size are the nearest by their ratios.
+/// The published recipe for the same kind of model and optimizer whose batch and size are the
+/// nearest by their ratios.
 pub(super) fn nearest(recipe: &Recipe<'_>) -> Option<&'static PublishedRecipe> {
     let distance = |published: &PublishedRecipe| {
         let log_ratio = |a: f64, b: f64| (a / b).ln().abs();
@@ -174,8 +176,8 @@ impl PublishedRecipe {
         Config::parse(&self.config, Path::new(&format!("/{}.toml", self.name)), &sets)
     }
 
-    /// The configuration for another batch: the rate is scaled as its papers do it, and lengths in steps keep the number of
-    /// examples.
+    /// The configuration for another batch: the rate is scaled as its papers do it, and lengths in
+    /// steps keep the number of examples.
     ///
     /// # Errors
     /// A configuration that is not TOML, which the test of the table excludes.

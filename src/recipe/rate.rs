@@ -7,20 +7,22 @@ use crate::config::{AutoOr, BatchSize, Peak, Scaling, UpdateRule};
 /// From this multiple of the limit on, a rate is certain to diverge.
 const CERTAIN: f64 = 6.0;
 
-/// SGD's rate / (1 - momentum) on images: Goyal et al. have 32 at a batch of 8192, and no published recipe has more than 40.
+/// SGD's rate / (1 - momentum) on images: Goyal et al. have 32 at a batch of 8192, and no published
+/// recipe has more than 40.
 const MAX_LASTING: f64 = 60.0;
 
 /// Parameters from which published rates times widths are lower.
 const LARGE_TRANSFORMER: f64 = 1e11;
 
-/// The rate times the width of a transformer: Adam moves each of the W inputs of a sum by the rate, and the sum by up to
-/// W times as much.
+/// The rate times the width of a transformer: Adam moves each of the W inputs of a sum by the rate,
+/// and the sum by up to W times as much.
 fn limit_of_adam(width: f64, num_parameters: f64) -> f64 {
     let product = if num_parameters >= LARGE_TRANSFORMER { 3.0 } else { 4.5 };
     product / width
 }
 
-/// A rate for Adam that is in the range of published ones for this size, as GPT-3's table 2.1 extrapolates it.
+/// A rate for Adam that is in the range of published ones for this size, as GPT-3's table 2.1
+/// extrapolates it.
 pub(super) fn usual_of_adam(recipe: &Recipe<'_>) -> f64 {
     let ModelKind::Transformer { width, num_parameters } = recipe.kind else { return 1e-3 };
     let by_size = 6e-4 * (1.25e8 / num_parameters).cbrt();
@@ -82,7 +84,8 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
                 "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)), above 2 / sharpness of such a model",
                 short(rates.max * gain)
             );
-            // Clipping bounds how far a step goes: with it, a large step is a doubt, not a certainty.
+            // Clipping bounds how far a step goes: with it, a large step is a doubt, not a
+            // certainty.
             let clip = recipe.config.optimizer.clip_grad_norm.unwrap_or(1.0).min(1.0);
             (rates.max * gain * clip / limit, usual_of_sgd(recipe), reason)
         }
@@ -127,7 +130,8 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// Tokens of a step below which rates of pre-training are not published.
 const FEW_TOKENS: f64 = 15_000.0;
-/// Tokens of a step up to which the limit of rate x width grows with their root, as the noise of the mean gradient falls.
+/// Tokens of a step up to which the limit of rate x width grows with their root, as the noise of
+/// the mean gradient falls.
 const MANY_TOKENS: f64 = 250_000.0;
 /// Smaller transformers are trained at higher rates, of which few are published.
 pub(super) const SMALL_TRANSFORMER: f64 = 5e6;
@@ -253,8 +257,8 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
     vec![Found::new(Severity::Warning, reason, "raise the rate", sets).beside_published()]
 }
 
-/// `true` if data and steps are those of training a transformer from scratch. Vision transformers are fine-tuned on
-/// ImageNet for up to 100 epochs.
+/// `true` if data and steps are those of training a transformer from scratch. Vision transformers
+/// are fine-tuned on ImageNet for up to 100 epochs.
 fn is_long_for_fine_tuning(recipe: &Recipe<'_>) -> bool {
     let Some(num_parameters) = recipe.kind.num_parameters() else { return false };
     let data = recipe.tokens_of_data().unwrap_or(0.0);
@@ -362,7 +366,8 @@ pub(super) fn sgd_on_transformer(recipe: &Recipe<'_>) -> Vec<Found> {
     else {
         return vec![];
     };
-    // Vision transformers are fine-tuned with SGD on data sets that are small beside their parameters.
+    // Vision transformers are fine-tuned with SGD on data sets that are small beside their
+    // parameters.
     let is_from_scratch = recipe.total_tokens() >= 20.0 * num_parameters
         && recipe.tokens_of_data().is_some_and(|data| data >= 2.0 * num_parameters);
     let reason = "SGD trains transformers from scratch far more slowly than Adam".to_owned();
@@ -378,7 +383,8 @@ pub(super) fn sgd_on_transformer(recipe: &Recipe<'_>) -> Vec<Found> {
     vec![Found::new(severity, reason, change, sets)]
 }
 
-/// The rate times the width from which a transformer is trained from scratch: fine-tuning has 0.005 to 0.05.
+/// The rate times the width from which a transformer is trained from scratch: fine-tuning has 0.005
+/// to 0.05.
 pub(super) fn limit_of_scratch(recipe: &Recipe<'_>) -> f64 {
     if recipe.is_adam() { 0.07 } else { f64::INFINITY }
 }

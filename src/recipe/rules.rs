@@ -140,7 +140,8 @@ const RULES: [RuleInfo; 42] = [
         about: "Notes: epochs of fewer than 8 steps, and 64 or more microbatches of a single example." },
 ];
 
-/// What `lockstep train` refuses. It is no rule, as it is found without a recipe: a run that is refused cannot be left out of a check.
+/// What `lockstep train` refuses. It is no rule, as it is found without a recipe: a run that is
+/// refused cannot be left out of a check.
 pub const REFUSED: RuleInfo = RuleInfo {
     name: "refused-by-train",
     about: "`lockstep train` refuses the configuration for a reason that no rule has given, such as batch-norm groups that cannot be made \

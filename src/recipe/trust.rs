@@ -6,7 +6,8 @@ use super::{Found, Recipe, Severity, short};
 use crate::config::{Lamb, Lars, UpdateRule};
 use crate::optim::Mask;
 
-/// The share of its norm that a layer moves in one step at the highest rate: `(in one step, over the momentum)`.
+/// The share of its norm that a layer moves in one step at the highest rate:
+/// `(in one step, over the momentum)`.
 pub(super) fn shares(recipe: &Recipe<'_>) -> Option<(f64, f64)> {
     let rate = recipe.rates?.max;
     match recipe.config.optimizer.rule {

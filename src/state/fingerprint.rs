@@ -3,7 +3,8 @@
 use hlo::{Literal, Tree};
 use sha2::{Digest, Sha256};
 
-/// SHA-256, in hex, of the paths and bits of whole leaves, in order. It does not depend on the mesh.
+/// SHA-256, in hex, of the paths and bits of whole leaves, in order. It does not depend on the
+/// mesh.
 pub fn fingerprint(leaves: &Tree<Literal>) -> String {
     let mut hash = Sha256::new();
     for (path, literal) in leaves.iter() {

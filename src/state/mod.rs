@@ -1,7 +1,7 @@
 //! The training state on the devices: `params.*`, `model_state.*`, `opt_state.*` and the counters.
 //!
-//! A [`State`] has the [`LeafSpec`] of each leaf, so no code derives a global shape from a local buffer. It gathers
-//! whole leaves for files and fingerprints, and scatters them, on any mesh.
+//! A [`State`] has the [`LeafSpec`] of each leaf, so no code derives a global shape from a local
+//! buffer. It gathers whole leaves for files and fingerprints, and scatters them, on any mesh.
 
 mod fingerprint;
 mod shards;
@@ -114,8 +114,9 @@ impl State {
         Ok(PendingLeaf { spec, mesh: &self.mesh, pieces: pieces.collect::<Result<_, Error>>()? })
     }
 
-    /// Copies the pieces of a leaf that this process holds first of all processes to the host, each once: their first
-    /// elements in the whole leaf, and their values. The transfers of all leaves should be started before the first is waited for.
+    /// Copies the pieces of a leaf that this process holds first of all processes to the host, each
+    /// once: their first elements in the whole leaf, and their values. The transfers of all leaves
+    /// should be started before the first is waited for.
     ///
     /// # Errors
     /// If the state has no leaf at `path`, or a transfer cannot be started.
@@ -144,7 +145,8 @@ impl State {
     /// Replaces a leaf by `whole`, which has the leaf's global dims.
     ///
     /// # Errors
-    /// If the state has no leaf at `path`, the dtype or dims differ from the leaf's, or an upload fails.
+    /// If the state has no leaf at `path`, the dtype or dims differ from the leaf's, or an upload
+    /// fails.
     pub fn scatter(&mut self, path: &str, whole: &Literal) -> Result<(), Error> {
         let spec = self.specs.get(path).ok_or_else(|| no_such_leaf(path))?;
         if (whole.dtype(), whole.dims()) != (spec.dtype, &spec.dims[..]) {
@@ -154,12 +156,13 @@ impl State {
         self.fill(path, |start, dims| Ok(whole.slice(start, dims)))
     }
 
-    /// Replaces a leaf by the pieces that `read` returns, given the index of a piece's first element in the whole leaf, for
-    /// each dim, and its dims. It is called once for each piece that this process holds.
+    /// Replaces a leaf by the pieces that `read` returns, given the index of a piece's first
+    /// element in the whole leaf, for each dim, and its dims. It is called once for each piece that
+    /// this process holds.
     ///
     /// # Errors
-    /// If the state has no leaf at `path`, a piece has another dtype or other dims, or an upload fails; and the errors of
-    /// `read`.
+    /// If the state has no leaf at `path`, a piece has another dtype or other dims, or an upload
+    /// fails; and the errors of `read`.
     pub fn fill<E: From<Error>>(
         &mut self,
         path: &str,
@@ -189,11 +192,12 @@ impl State {
         Ok(())
     }
 
-    /// Replaces a leaf by one piece per replica. The pieces may differ where the leaf must be the same, to test that
-    /// the lockstep proof detects it.
+    /// Replaces a leaf by one piece per replica. The pieces may differ where the leaf must be the
+    /// same, to test that the lockstep proof detects it.
     ///
     /// # Errors
-    /// If the state has no leaf at `path`, a dtype or dims differ from the leaf's local type, or an upload fails.
+    /// If the state has no leaf at `path`, a dtype or dims differ from the leaf's local type, or an
+    /// upload fails.
     pub fn replace(&mut self, path: &str, per_replica: &[Arc<Literal>]) -> Result<(), Error> {
         let index = self.specs.index_of(path).ok_or_else(|| no_such_leaf(path))?;
         let ty = self.specs[path].local_type(&self.mesh);

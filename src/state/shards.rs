@@ -2,8 +2,8 @@
 
 use hlo::{LeafSpec, Literal, Mesh};
 
-/// The first of `replicas` that holds each of a leaf's pieces, in the order of the pieces. `None` if one of the pieces is
-/// on none of them.
+/// The first of `replicas` that holds each of a leaf's pieces, in the order of the pieces. `None`
+/// if one of the pieces is on none of them.
 pub fn holders(
     leaf: &LeafSpec,
     mesh: &Mesh,

@@ -1,5 +1,5 @@
-//! The specification of a step, and the parameters and state that follow from it. Both are determined once,
-//! before any program is traced.
+//! The specification of a step, and the parameters and state that follow from it. Both are
+//! determined once, before any program is traced.
 
 use std::fmt;
 use std::rc::Rc;
@@ -49,7 +49,8 @@ pub struct StepSpec<'a> {
     pub attention: AttentionKernels,
 }
 
-/// A step whose model has been traced once to discover its parameters. All programs of a run are traced from it.
+/// A step whose model has been traced once to discover its parameters. All programs of a run are
+/// traced from it.
 pub struct DeclaredStep<'a> {
     pub(super) spec: StepSpec<'a>,
     pub(super) params: Tree<Parameter>,
@@ -59,12 +60,12 @@ pub struct DeclaredStep<'a> {
 }
 
 impl<'a> StepSpec<'a> {
-    /// Traces the model to discover its parameters and running means, and determines how they and the optimizer's
-    /// state are sharded over the mesh.
+    /// Traces the model to discover its parameters and running means, and determines how they and
+    /// the optimizer's state are sharded over the mesh.
     ///
     /// # Errors
-    /// If the model does not trace, the optimizer does not fit it, or a leaf cannot be sharded as the policy
-    /// requires.
+    /// If the model does not trace, the optimizer does not fit it, or a leaf cannot be sharded as
+    /// the policy requires.
     pub fn declare(self) -> Result<DeclaredStep<'a>, StepError> {
         let (mut params, mut running_means) = (Tree::new(), Tree::new());
         trace(self.mesh, |t| {
@@ -141,8 +142,8 @@ pub(super) fn local_types(
 }
 
 impl DeclaredStep<'_> {
-    /// The leaves of the state, in the order of the programs' inputs. They are the only definition of the dtypes,
-    /// global dims and shardings of the state.
+    /// The leaves of the state, in the order of the programs' inputs. They are the only definition
+    /// of the dtypes, global dims and shardings of the state.
     pub fn leaves(&self) -> &Tree<LeafSpec> {
         &self.leaves
     }
@@ -157,9 +158,10 @@ impl DeclaredStep<'_> {
         &self.params
     }
 
-    /// The paths in the state of the leaves that evaluation reads and whose rows files hold, under their paths in the
-    /// model: parameters, or their running means if the optimizer keeps them, and model state. No parameter has the name of a
-    /// running mean of the model state, because [`Scope`] rejects it.
+    /// The paths in the state of the leaves that evaluation reads and whose rows files hold, under
+    /// their paths in the model: parameters, or their running means if the optimizer keeps them,
+    /// and model state. No parameter has the name of a running mean of the model state, because
+    /// [`Scope`] rejects it.
     pub fn model_leaves(&self) -> Tree<String> {
         let params = self.params.paths().map(|name| {
             let averaged = ema_path(name);
@@ -170,8 +172,8 @@ impl DeclaredStep<'_> {
         params.chain(means.map(|name| (name.to_owned(), format!("{MODEL_STATE}.{name}")))).collect()
     }
 
-    /// The names of those inputs of [`super::trace_eval`] that are leaves of the state, in the order of
-    /// [`Self::model_leaves`].
+    /// The names of those inputs of [`super::trace_eval`] that are leaves of the state, in the
+    /// order of [`Self::model_leaves`].
     pub fn eval_inputs(&self) -> impl Iterator<Item = String> {
         let params = self.params.paths().map(|name| format!("{PARAMS}.{name}"));
         params.chain(self.running_means.paths().map(|name| format!("{MODEL_STATE}.{name}")))
@@ -203,7 +205,8 @@ impl DeclaredStep<'_> {
         })
     }
 
-    /// `true` if the optimizer leaves all of the leaf of the parameter with this path in the model as it is.
+    /// `true` if the optimizer leaves all of the leaf of the parameter with this path in the model
+    /// as it is.
     pub(super) fn freezes(&self, path: &str) -> bool {
         self.spec.optimizer.freezes(path, self.param_leaf(path))
     }
@@ -218,7 +221,8 @@ impl DeclaredStep<'_> {
         &self.leaves[&*format!("{PARAMS}.{path}")]
     }
 
-    /// Applies [`Policy::for_use`] where the model uses a parameter; in a scan, that is a row of the leaf.
+    /// Applies [`Policy::for_use`] where the model uses a parameter; in a scan, that is a row of
+    /// the leaf.
     pub(super) fn at_use(&self) -> Rc<dyn ParamUse> {
         let shardings = self.params.map(|path, _| self.param_leaf(path).row().sharding);
         Rc::new(AtUse { policy: self.spec.policy.clone(), shardings })
@@ -235,7 +239,8 @@ pub(super) struct Held<'g> {
 }
 
 impl Held<'_> {
-    /// The parameter in the body of a loop that carries `value`: what is computed once per step, or else the tensor.
+    /// The parameter in the body of a loop that carries `value`: what is computed once per step, or
+    /// else the tensor.
     pub(super) fn in_loop<'b>(&self, value: Tensor<'b>) -> Held<'b> {
         match self.once_per_step {
             None => Held { tensor: value, once_per_step: None },
@@ -269,7 +274,8 @@ impl ParamUse for AtUse {
     fn apply<'g>(&self, path: &str, held: Tensor<'g>, parameter: &Parameter) -> Tensor<'g> {
         match self.shardings.get(path) {
             Some(sharding) => self.policy.for_use(held, sharding, use_dtypes(parameter)),
-            // Not a parameter of the declared model: the scope has no value for it and reports that.
+            // Not a parameter of the declared model: the scope has no value for it and reports
+            // that.
             None => held,
         }
     }

@@ -23,9 +23,10 @@ impl EvalSums {
 
 /// Sums over an evaluation batch: params, model_state, batch, batch.weight -> sums.
 ///
-/// `batch.weight` is f32 `[b]`, 0 for padding. `sums` is a vector of the parameters' dtype, the same on
-/// every replica: the global sums of the loss, of the weights, of each of the model's metrics, and its class
-/// counts, as is returned. The host adds up the sums of all batches and divides once.
+/// `batch.weight` is f32 `[b]`, 0 for padding. `sums` is a vector of the parameters' dtype, the
+/// same on every replica: the global sums of the loss, of the weights, of each of the model's
+/// metrics, and its class counts, as is returned. The host adds up the sums of all batches and
+/// divides once.
 ///
 /// # Errors
 /// If the model does not trace.
@@ -64,7 +65,8 @@ pub(super) fn eval_as_traced(step: &DeclaredStep<'_>) -> Result<(Graph, EvalSums
 
 /// The scores of a batch: params, model_state, batch -> scores.
 ///
-/// `scores` is f32 `[b, num_classes]` on each replica, of its own examples. `None` if the model does not classify examples.
+/// `scores` is f32 `[b, num_classes]` on each replica, of its own examples. `None` if the model
+/// does not classify examples.
 ///
 /// # Errors
 /// If the model does not trace.

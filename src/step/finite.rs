@@ -5,19 +5,19 @@
 //! apply = the norm and all of next are finite
 //! again = f(state, gradients if apply)                  the same values, written over the state
 //! ```
-//! Whether to apply the update is known only after all of it has been computed. Storing it until then would need
-//! the memory of a second state. Instead the update's elementwise ops run twice, and the state is updated in
-//! place.
+//! Whether to apply the update is known only after all of it has been computed. Storing it until
+//! then would need the memory of a second state. Instead the update's elementwise ops run twice,
+//! and the state is updated in place.
 
 use hlo::{DType, Reduction, Tensor, TensorType, Tracer, Tree};
 
 use super::{OPT_STATE, PARAMS};
 
-/// 1 plus the index of the first leaf of `next` with a value that is not finite, or 0 if all values are finite:
-/// an i32 scalar, the same on every replica.
+/// 1 plus the index of the first leaf of `next` with a value that is not finite, or 0 if all values
+/// are finite: an i32 scalar, the same on every replica.
 ///
-/// The leaves of one parameter are computed from the same values, so they are tested together, which reads these
-/// values once.
+/// The leaves of one parameter are computed from the same values, so they are tested together,
+/// which reads these values once.
 pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>) -> Tensor<'g> {
     let mut groups: Vec<Group<'_, 'g>> = vec![];
     for (place, (path, leaf)) in next.iter().enumerate() {
@@ -32,7 +32,8 @@ pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>) -> Tensor<'g>
     let num_leaves = next.len() as f64;
     let none = t.scalar(DType::I32, 0.0);
     let greatest = groups.iter().fold(none, |greatest, group| {
-        // Codes within the group: parameters of the same shape then have the same kernel, which is compiled once.
+        // Codes within the group: parameters of the same shape then have the same kernel, which is
+        // compiled once.
         let like_leaf = |code: f64| t.full(DType::I32, &group.ty.dims, code).vary(group.ty.varying);
         let leaves = || (1..).map(f64::from).zip(group.leaves.iter().rev());
         let codes = leaves().fold(like_leaf(0.0), |codes, (code, (_, leaf))| {
@@ -60,12 +61,13 @@ struct Group<'a, 'g> {
     leaves: Vec<(usize, Tensor<'g>)>,
 }
 
-/// Recomputes `next` from the gradients `mean = totals * scale` if `apply` is true; otherwise the values are
-/// unspecified. The recomputation depends on `apply` through `scale`, so that compilers cannot merge it with the
-/// first computation.
+/// Recomputes `next` from the gradients `mean = totals * scale` if `apply` is true; otherwise the
+/// values are unspecified. The recomputation depends on `apply` through `scale`, so that compilers
+/// cannot merge it with the first computation.
 ///
-/// Both computations apply the same ops to the same values. They differ at most in which multiply-adds the compiler
-/// fuses, which could change finiteness only for a sum on the edge of overflow.
+/// Both computations apply the same ops to the same values. They differ at most in which
+/// multiply-adds the compiler fuses, which could change finiteness only for a sum on the edge of
+/// overflow.
 pub fn recompute_if<'g>(
     apply: Tensor<'g>,
     next: &Tree<Tensor<'g>>,

@@ -6,8 +6,8 @@ use models::{Initializer, Parameter};
 
 use super::{DeclaredStep, MODEL_STATE, PARAMS, SEED, StepError, ema_path, finish};
 
-/// seed -> state. Every replica draws its own shards. Values depend only on the seed and the elements' global
-/// indices, so no broadcast is needed and the values do not depend on the mesh.
+/// seed -> state. Every replica draws its own shards. Values depend only on the seed and the
+/// elements' global indices, so no broadcast is needed and the values do not depend on the mesh.
 ///
 /// # Errors
 /// If the graph is rejected.
@@ -34,9 +34,10 @@ pub(super) fn init_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
     })?)
 }
 
-/// The initial values of all parameters. Parameters with the same shape, sharding and initializer share one random
-/// draw, because each draw is a large program to compile: the 20 kernels of ResNet-20 take 9 s one by one on XLA's
-/// CPU backend, and 1 s as 7 kinds. Each row of a stacked leaf is drawn with the key of its own path.
+/// The initial values of all parameters. Parameters with the same shape, sharding and initializer
+/// share one random draw, because each draw is a large program to compile: the 20 kernels of
+/// ResNet-20 take 9 s one by one on XLA's CPU backend, and 1 s as 7 kinds. Each row of a stacked
+/// leaf is drawn with the key of its own path.
 fn draw<'a, 'g>(
     key: Key<'g>,
     parameters: &Tree<Parameter>,
@@ -68,7 +69,8 @@ fn draw<'a, 'g>(
         let paths = names.iter().flat_map(|name| row_paths(name, leaf(name)));
         let paths = paths.map(|name| format!("{PARAMS}.{name}"));
         let together = initializer.draw(key.fold_in_paths(paths), &window.as_rows(), row.dtype);
-        // Without the barrier, XLA would unroll the draw over a kernel's 3 x 3 and repeat it for each parameter.
+        // Without the barrier, XLA would unroll the draw over a kernel's 3 x 3 and repeat it for
+        // each parameter.
         let together = together.fusion_barrier();
         let mut start = 0;
         for name in names {

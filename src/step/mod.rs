@@ -8,8 +8,9 @@
 //! proof:   state                                      -> fingerprints, their minimum and maximum
 //! forward: params, model_state, x                     -> y
 //! ```
-//! `state` is `params.*`, `model_state.*`, `opt_state.*`, `step` and `num_skipped`, under the same paths in all graphs, in
-//! checkpoints and in messages. [`StepSpec::declare`] determines them, [`Signature`] orders them.
+//! `state` is `params.*`, `model_state.*`, `opt_state.*`, `step` and `num_skipped`, under the same
+//! paths in all graphs, in checkpoints and in messages. [`StepSpec::declare`] determines them,
+//! [`Signature`] orders them.
 
 mod declare;
 mod eval;
@@ -63,7 +64,8 @@ pub enum StepError {
     },
 }
 
-/// Traces and verifies the programs of a run. They are not simplified, which takes most of the time of tracing them and cannot fail.
+/// Traces and verifies the programs of a run. They are not simplified, which takes most of the time
+/// of tracing them and cannot fail.
 ///
 /// # Errors
 /// If the model does not trace, or the optimizer or the mesh does not fit it.
@@ -85,8 +87,8 @@ fn finish(graph: Graph) -> Result<Graph, StepError> {
 }
 
 impl DeclaredStep<'_> {
-    /// [`finish`] of a graph that runs the model: where the policy gathers parameters at use, their gathers are timed by
-    /// the model's blocks.
+    /// [`finish`] of a graph that runs the model: where the policy gathers parameters at use, their
+    /// gathers are timed by the model's blocks.
     fn finish(&self, graph: Graph) -> Result<Graph, StepError> {
         if !self.spec.policy.gathers_at_use() {
             return finish(graph);

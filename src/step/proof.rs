@@ -7,10 +7,11 @@ use super::{FINGERPRINTS, MAX, MIN, StepError, finish};
 
 /// state -> fingerprints, min, max; each u32 `[leaves]`, in the order of the state's leaves.
 ///
-/// `fingerprints` are each replica's own. `min` and `max` are taken over the replicas that hold the same shard of
-/// the leaf, those along the axes [`LeafSpec::held_alike`]. If they are equal for every leaf on every replica, the
-/// replicas are in lockstep. A difference in a single element always changes the leaf's fingerprint; differences in
-/// several elements cancel with probability 2^-32.
+/// `fingerprints` are each replica's own. `min` and `max` are taken over the replicas that hold the
+/// same shard of the leaf, those along the axes [`LeafSpec::held_alike`]. If they are equal for
+/// every leaf on every replica, the replicas are in lockstep. A difference in a single element
+/// always changes the leaf's fingerprint; differences in several elements cancel with probability
+/// 2^-32.
 ///
 /// # Errors
 /// If a leaf cannot be sharded over the mesh.
@@ -24,7 +25,8 @@ pub(super) fn proof_as_traced(mesh: Mesh, leaves: &Tree<LeafSpec>) -> Result<Gra
     Ok(trace(mesh, |t| {
         let state = types.map(|path, ty| t.input(path, ty.clone()));
         let prints: Vec<_> = state.values().map(|leaf| fingerprint(*leaf).reshape(&[1])).collect();
-        // Typed as varying even if the leaf's type says that it is the same everywhere: that is what is being proved.
+        // Typed as varying even if the leaf's type says that it is the same everywhere: that is
+        // what is being proved.
         let all = AxisSet::ALL;
         let prints: Vec<_> = prints.into_iter().map(|x| x.vary(all)).collect();
         let Some(together) = concatenate(&prints) else { return };
@@ -37,8 +39,8 @@ pub(super) fn proof_as_traced(mesh: Mesh, leaves: &Tree<LeafSpec>) -> Result<Gra
     })?)
 }
 
-/// Each leaf's fingerprint, reduced over the replicas that hold the same shard of it. Leaves that are replicated along
-/// the same axes share an all_reduce. The result varies over `varying`.
+/// Each leaf's fingerprint, reduced over the replicas that hold the same shard of it. Leaves that
+/// are replicated along the same axes share an all_reduce. The result varies over `varying`.
 fn reduce_where_alike<'g>(
     leaves: &Tree<LeafSpec>,
     prints: &[Tensor<'g>],
@@ -75,8 +77,8 @@ fn concatenate<'g>(vectors: &[Tensor<'g>]) -> Option<Tensor<'g>> {
     vectors.split_first().map(|(first, rest)| first.concatenate(rest, 0))
 }
 
-/// `sum_i mix(bits_i + i * golden)` modulo 2^32, where `mix` is a bijection on 32 bits, so one changed
-/// element changes the sum. 64-bit elements count as two of 32.
+/// `sum_i mix(bits_i + i * golden)` modulo 2^32, where `mix` is a bijection on 32 bits, so one
+/// changed element changes the sum. 64-bit elements count as two of 32.
 fn fingerprint(leaf: Tensor<'_>) -> Tensor<'_> {
     let words = words(leaf.reshape(&[leaf.num_elements()]));
     let position = leaf.tracer().iota(DType::U32, &words.shape(), 0);

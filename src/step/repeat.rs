@@ -15,12 +15,12 @@ enum Source {
     Const(usize),
 }
 
-/// Repeats a step's graph `num_steps` times in one launch: state, seed, batches, rates -> state, metrics,
-/// replica_loss.
+/// Repeats a step's graph `num_steps` times in one launch: state, seed, batches, rates -> state,
+/// metrics, replica_loss.
 ///
 /// The fields of the batch, the learning rate, `metrics` and `replica_loss` have a leading dim of
-/// `num_steps`; the state is the one after the last step. Each iteration runs the given graph as it is,
-/// including its grouped all_reduces.
+/// `num_steps`; the state is the one after the last step. Each iteration runs the given graph as it
+/// is, including its grouped all_reduces.
 ///
 /// # Errors
 /// Never for a graph from [`super::trace_step`].

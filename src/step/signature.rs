@@ -8,11 +8,13 @@ use crate::optim::EMA;
 pub const SEED: &str = "seed";
 /// Prefix of the names of the inputs that hold the batch, one for each field.
 pub const BATCH: &str = "batch.";
-/// Name of the input that holds the learning rate: f32 scalar, or `[steps]` in a program of several steps.
+/// Name of the input that holds the learning rate: f32 scalar, or `[steps]` in a program of several
+/// steps.
 pub const LEARNING_RATE: &str = "learning_rate";
 /// Prefix of the parameters' paths in the state.
 pub const PARAMS: &str = "params";
-/// Prefix of the model state's paths in the state: running means that training observes and evaluation uses.
+/// Prefix of the model state's paths in the state: running means that training observes and
+/// evaluation uses.
 pub const MODEL_STATE: &str = "model_state";
 /// Prefix of the optimizer state's paths in the state.
 pub const OPT_STATE: &str = "opt_state";
@@ -45,8 +47,8 @@ pub fn ema_path(name: &str) -> String {
     format!("{OPT_STATE}.{EMA}.{name}")
 }
 
-/// The names of a program's inputs and outputs, in order. Leaves of the state are passed as a group, everything
-/// else by name.
+/// The names of a program's inputs and outputs, in order. Leaves of the state are passed as a
+/// group, everything else by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
     inputs: Vec<Slot>,
@@ -87,8 +89,8 @@ impl Signature {
         })
     }
 
-    /// The arguments of a launch in the program's order. `leaves` are those that the program takes, in order; `other`
-    /// returns every other argument by name.
+    /// The arguments of a launch in the program's order. `leaves` are those that the program takes,
+    /// in order; `other` returns every other argument by name.
     ///
     /// # Errors
     /// If an input has no argument, or there are too many leaves.
@@ -125,7 +127,8 @@ impl Signature {
     }
 }
 
-/// Marks the names that are leaves. These must be in order; other names may be before, between or after them.
+/// Marks the names that are leaves. These must be in order; other names may be before, between or
+/// after them.
 fn slots<'a>(
     verb: &str,
     names: impl Iterator<Item = &'a str>,

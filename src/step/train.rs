@@ -13,10 +13,10 @@ use super::{
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
 
-/// The elements of the step's `metrics` output, in order: `[5]` of the parameters' dtype, the same on every
-/// replica. The loss is the mean over the global batch; `num_skipped` counts the updates skipped so far;
-/// `nonfinite_leaf` is 1 plus the index of the first leaf of the state whose next value is not finite, or 0 if
-/// all are finite.
+/// The elements of the step's `metrics` output, in order: `[5]` of the parameters' dtype, the same
+/// on every replica. The loss is the mean over the global batch; `num_skipped` counts the updates
+/// skipped so far; `nonfinite_leaf` is 1 plus the index of the first leaf of the state whose next
+/// value is not finite, or 0 if all are finite.
 pub const METRICS: [&str; 5] = ["loss", "grad_norm", "weight", "num_skipped", "nonfinite_leaf"];
 
 /// The mean loss of a batch: the state without `opt_state`, seed, batch -> loss.
@@ -32,7 +32,8 @@ pub fn trace_loss(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     })?)
 }
 
-/// The gradient of the mean loss of a batch: the state without `opt_state`, seed, batch -> loss, gradients.
+/// The gradient of the mean loss of a batch: the state without `opt_state`, seed, batch -> loss,
+/// gradients.
 ///
 /// # Errors
 /// If the model does not trace or would lose lockstep.
@@ -50,11 +51,12 @@ pub fn trace_grad(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 
 /// One step of training: state, seed, batch, learning rate -> state, metrics, replica_loss.
 ///
-/// The state's buffers are donated to the next state. If the loss, the norm of the gradients or any value of the
-/// next state is not finite, the state is unchanged except for `step` and `num_skipped`. With
-/// [`OnNonfinite::Stop`] all later steps leave it unchanged too, so that launches already enqueued have no effect.
-/// All replicas decide from the same values, so they decide alike. `replica_loss` is each replica's own mean loss,
-/// not reduced: it shows which replica was not finite.
+/// The state's buffers are donated to the next state. If the loss, the norm of the gradients or any
+/// value of the next state is not finite, the state is unchanged except for `step` and
+/// `num_skipped`. With [`OnNonfinite::Stop`] all later steps leave it unchanged too, so that
+/// launches already enqueued have no effect. All replicas decide from the same values, so they
+/// decide alike. `replica_loss` is each replica's own mean loss, not reduced: it shows which
+/// replica was not finite.
 ///
 /// # Errors
 /// If the model does not trace or would lose lockstep.
@@ -77,9 +79,10 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
         let Gradients { totals, mean, scale, .. } = &gradients;
         let next_if = |apply| recompute_if(apply, &next, mean, totals, *scale);
         let is_mean_finite = loss.is_finite().and(grad_norm.is_finite());
-        // The test depends on the norm of all gradients. If a leaf were tested as soon as its gradient is known,
-        // compilers would overlap the all_reduces with the tests instead of the backward pass.
-        // The barriers keep XLA's CPU backend from computing `apply` again for each leaf, from the tests of all leaves.
+        // The test depends on the norm of all gradients. If a leaf were tested as soon as its
+        // gradient is known, compilers would overlap the all_reduces with the tests instead of the
+        // backward pass. The barriers keep XLA's CPU backend from computing `apply` again for each
+        // leaf, from the tests of all leaves.
         let nonfinite_leaf = first_nonfinite(t, &next_if(is_mean_finite)).fusion_barrier();
         let finite = is_mean_finite.and(nonfinite_leaf.equal(0.0));
         let apply = match spec.on_nonfinite {
@@ -126,8 +129,8 @@ fn next_state<'g>(
     next
 }
 
-/// Adds the update to the parameter. An update that varies over more axes than the parameter would break lockstep,
-/// so it is rejected here, where the error can name the parameter.
+/// Adds the update to the parameter. An update that varies over more axes than the parameter would
+/// break lockstep, so it is rejected here, where the error can name the parameter.
 fn apply_update<'g>(path: &str, param: Tensor<'g>, update: Tensor<'g>) -> Tensor<'g> {
     let excess = update.varying().minus(param.varying());
     if !excess.is_empty() {
@@ -194,8 +197,8 @@ struct Gradients<'g> {
 fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>) -> Gradients<'g> {
     let spec = &step.spec;
     let Sums { loss, weight, held, gradients, observed } = accumulate(step, inputs, true);
-    // This inserts the reduction of the gradients: `Policy::for_step` gives each replica its copy of a parameter with
-    // `vary`, whose VJP sums the gradients of the copies.
+    // This inserts the reduction of the gradients: `Policy::for_step` gives each replica its copy
+    // of a parameter with `vary`, whose VJP sums the gradients of the copies.
     let params = inputs.params();
     let kept: Vec<_> = params.values().copied().collect();
     // Nothing is reduced for a leaf that is not trained.
@@ -222,7 +225,8 @@ fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>) -> Gradients<'g> 
     }
 }
 
-/// Means over replicas and microbatches, from each replica's sums, in one collective for all of them.
+/// Means over replicas and microbatches, from each replica's sums, in one collective for all of
+/// them.
 fn observed_everywhere<'g>(
     spec: &StepSpec<'_>,
     inputs: &Inputs<'g>,
@@ -249,7 +253,8 @@ struct Sums<'g> {
     weight: Tensor<'g>,
     /// The tensors that gradients are taken with respect to.
     held: Vec<Tensor<'g>>,
-    /// Gradients of `loss` with respect to `held`, before the reduction that is the VJP of `Policy::for_step`.
+    /// Gradients of `loss` with respect to `held`, before the reduction that is the VJP of
+    /// `Policy::for_step`.
     gradients: Vec<Tensor<'g>>,
     /// What was observed of each running mean, added up over microbatches.
     observed: Vec<Tensor<'g>>,
@@ -317,7 +322,8 @@ impl<'g> Sums<'g> {
     }
 }
 
-/// Loss, weight, gradients if `differentiate`, and observed values of the running means, of one microbatch.
+/// Loss, weight, gradients if `differentiate`, and observed values of the running means, of one
+/// microbatch.
 fn microbatch<'g>(
     step: &DeclaredStep<'_>,
     params: &Tree<Held<'g>>,

@@ -13,7 +13,8 @@ pub struct Knobs {
     pub microbatch: usize,
     /// Microbatches per step.
     pub num_microbatches: usize,
-    /// `true` if blocks are recomputed in the backward pass; `None` if the model has no such option.
+    /// `true` if blocks are recomputed in the backward pass; `None` if the model has no such
+    /// option.
     pub remat: Option<bool>,
     /// The mesh.
     pub mesh: Mesh,
@@ -51,7 +52,8 @@ pub struct Suggestion {
 }
 
 impl Suggestion {
-    /// The keys to set. With another `mesh.fsdp`, `mesh.data` takes the other devices, whatever the file says.
+    /// The keys to set. With another `mesh.fsdp`, `mesh.data` takes the other devices, whatever the
+    /// file says.
     pub fn all_sets(&self) -> Vec<String> {
         let mut sets = self.sets.clone();
         if sets.iter().any(|set| set.starts_with("mesh.fsdp=")) {
@@ -95,13 +97,14 @@ impl MemoryAdvice {
 
 /// Maximum number of suggestions.
 const MAX_ADVICE: usize = 4;
-/// The fraction of activations that remain with `model.remat`. Blocks differ; the largest part of most is recomputed.
+/// The fraction of activations that remain with `model.remat`. Blocks differ; the largest part of
+/// most is recomputed.
 const REMAT_SHARE: f64 = 1.0 / 3.0;
-/// The fraction of whole parameters and gradients that is in memory at once in stage 3, and of whole gradients in stage
-/// 2: those of two blocks and the largest single parameters.
+/// The fraction of whole parameters and gradients that is in memory at once in stage 3, and of
+/// whole gradients in stage 2: those of two blocks and the largest single parameters.
 const BLOCKS_SHARE: f64 = 0.25;
-/// The largest fraction of a GPU's memory that is suggested for the program. The rest is for the driver, the libraries and
-/// their workspaces.
+/// The largest fraction of a GPU's memory that is suggested for the program. The rest is for the
+/// driver, the libraries and their workspaces.
 const MAX_FRACTION: f64 = 0.92;
 
 impl Choice {
@@ -110,7 +113,8 @@ impl Choice {
         Self { fsdp: knobs.mesh.size(Axis::Fsdp), zero: knobs.zero, remat, parts: 1 }
     }
 
-    /// Temporaries that do not depend on the batch: whole parameters in the compute dtype, and gradients.
+    /// Temporaries that do not depend on the batch: whole parameters in the compute dtype, and
+    /// gradients.
     fn fixed_bytes(self, knobs: &Knobs) -> f64 {
         let (gathered, gradients) = (knobs.gathered_bytes as f64, knobs.parameters_bytes as f64);
         let shard = gradients / self.fsdp as f64;
@@ -170,9 +174,9 @@ impl Choice {
     }
 }
 
-/// What to change so that the step is estimated to fit; only choices that are estimated to fit, and otherwise the one that
-/// needs least. The estimate takes for activations whatever else the compiler holds whole, such as updates and their copies, so
-/// that one may fit all the same.
+/// What to change so that the step is estimated to fit; only choices that are estimated to fit, and
+/// otherwise the one that needs least. The estimate takes for activations whatever else the
+/// compiler holds whole, such as updates and their copies, so that one may fit all the same.
 pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> MemoryAdvice {
     let now = Choice::now(knobs);
     let mut suggestions: Vec<Suggestion> = larger_fraction(memory).into_iter().collect();
@@ -225,8 +229,8 @@ fn larger_fraction(memory: &Memory) -> Option<Suggestion> {
     })
 }
 
-/// The settings that are estimated to fit, as they are among them: each way of sharding and remat, with the fewest microbatches
-/// that fit. And the number of those that are estimated not to.
+/// The settings that are estimated to fit, as they are among them: each way of sharding and remat,
+/// with the fewest microbatches that fit. And the number of those that are estimated not to.
 pub fn candidates(memory: &Memory, knobs: &Knobs) -> (Vec<Suggestion>, usize) {
     let now = Choice::now(knobs);
     let mut found: Vec<(Choice, Suggestion)> = vec![];
@@ -251,7 +255,8 @@ pub fn candidates(memory: &Memory, knobs: &Knobs) -> (Vec<Suggestion>, usize) {
     (found.into_iter().map(|(_, suggestion)| suggestion).collect(), num_too_large)
 }
 
-/// Every combination of the settings that the mesh and the batch allow, from these shards and this stage on.
+/// Every combination of the settings that the mesh and the batch allow, from these shards and this
+/// stage on.
 fn choices(least: Choice, remats: &[bool], knobs: &Knobs) -> Vec<Choice> {
     let num_replicas = knobs.mesh.num_replicas();
     let shards = (least.fsdp..=num_replicas).filter(|fsdp| num_replicas.is_multiple_of(*fsdp));
@@ -321,7 +326,8 @@ mod tests {
     fn state_that_does_not_fit_is_sharded_over_as_few_replicas_as_do() {
         // 6 GiB of parameters and gradients, 12 of optimizer state, 1 of activations.
         let found = lines(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 16));
-        // On two, 9 of state, 12 of whole parameters and gradients, and 1: too much. On eight, 2.25 + 12 + 1.
+        // On two, 9 of state, 12 of whole parameters and gradients, and 1: too much.
+        // On eight, 2.25 + 12 + 1.
         assert!(found[0].starts_with("--set mesh.fsdp=8 --set mesh.data=auto ("), "{found:?}");
         // On four, stage 1 takes 4.5 + 12 + 1.
         let few = lines(&memory(18 * GIB, 7 * GIB), &knobs(18 * GIB, 4));

@@ -35,7 +35,8 @@ pub struct BackupSimulation {
 }
 
 impl BackupSimulation {
-    /// Simulates the step of a row. The global batch stays that of its devices: the gradients of the slowest are dropped.
+    /// Simulates the step of a row. The global batch stays that of its devices: the gradients of
+    /// the slowest are dropped.
     pub(super) fn of(stragglers: &Stragglers, row: &Row) -> Self {
         let num_devices = row.num_devices;
         let steps = stragglers.simulate(num_devices, row.compute_ms / 1e3, row.exposed_ms / 1e3);

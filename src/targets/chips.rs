@@ -1,8 +1,9 @@
 //! The supported chips, with a source for each figure.
 //!
-//! Figures are vendors' peaks per PJRT *device*, which on TPU7x is half a chip. `f32` is the peak of a binary32
-//! matmul at XLA's default precision: one bfloat16 pass on a TPU, TF32 on an NVIDIA GPU. Where a vendor gives peaks
-//! with sparsity only, half of them are taken. Memory of GPUs is what the driver reports, which is less than their names say.
+//! Figures are vendors' peaks per PJRT *device*, which on TPU7x is half a chip. `f32` is the peak
+//! of a binary32 matmul at XLA's default precision: one bfloat16 pass on a TPU, TF32 on an NVIDIA
+//! GPU. Where a vendor gives peaks with sparsity only, half of them are taken. Memory of GPUs is
+//! what the driver reports, which is less than their names say.
 
 use std::fmt;
 
@@ -11,12 +12,14 @@ use std::fmt;
 pub struct Chip {
     /// The name in a target: `v5e`, `h100`.
     pub name: &'static str,
-    /// Other names for it in a target, in lower case: those of accelerator types (`v5litepod`) and of makers (`h100-sxm`), and
-    /// those that Google Kubernetes Engine gives its node pools (`tpu-v5-lite-podslice`, `nvidia-h100-80gb`).
+    /// Other names for it in a target, in lower case: those of accelerator types (`v5litepod`) and
+    /// of makers (`h100-sxm`), and those that Google Kubernetes Engine gives its node pools
+    /// (`tpu-v5-lite-podslice`, `nvidia-h100-80gb`).
     pub aliases: &'static [&'static str],
     /// The vendor's name.
     pub title: &'static str,
-    /// How the device kinds that PJRT reports begin; a GPU's first is the name that its driver reports.
+    /// How the device kinds that PJRT reports begin; a GPU's first is the name that its driver
+    /// reports.
     pub kinds: &'static [&'static str],
     /// TPU or GPU, and the figures that only one of them has.
     pub family: Family,
@@ -34,8 +37,8 @@ pub struct Chip {
     pub source: &'static str,
 }
 
-/// What published steps say about a chip. `cargo test --test cost_model` fits the share again; `docs/cost-model.md` lists the
-/// steps.
+/// What published steps say about a chip. `cargo test --test cost_model` fits the share again;
+/// `docs/cost-model.md` lists the steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calibration {
     /// The chip of the steps to which the share is fitted.
@@ -44,7 +47,8 @@ pub struct Calibration {
     pub matmul_share: f64,
     /// Published steps to which the share is fitted; 0 if it is that of a similar chip.
     pub num_steps: usize,
-    /// Mean absolute relative error of the throughput of each of these steps, as predicted with a share that is fitted to the others.
+    /// Mean absolute relative error of the throughput of each of these steps, as predicted with a
+    /// share that is fitted to the others.
     pub error: f64,
 }
 
@@ -53,7 +57,8 @@ pub struct Calibration {
 pub enum Family {
     /// A Google TPU; chips are connected as a torus.
     Tpu(TpuSpec),
-    /// An NVIDIA GPU; connected by NVLink or PCI Express within a host, and by a network between hosts.
+    /// An NVIDIA GPU; connected by NVLink or PCI Express within a host, and by a network between
+    /// hosts.
     Gpu(GpuSpec),
 }
 
@@ -66,7 +71,8 @@ pub struct TpuSpec {
     pub has_single_chips: bool,
     /// PJRT devices per chip.
     pub devices_per_chip: usize,
-    /// What Cloud's accelerator types count per chip: its TensorCores (`v5p-8` is 4 chips), or 1 if they count chips.
+    /// What Cloud's accelerator types count per chip: its TensorCores (`v5p-8` is 4 chips), or 1 if
+    /// they count chips.
     pub type_units_per_chip: usize,
     /// libtpu's name for a configuration of the chip that is not its default.
     pub chip_config: Option<&'static str>,
@@ -74,8 +80,8 @@ pub struct TpuSpec {
     pub host_bounds: [usize; 2],
     /// Slices of at most so many chips are on one host.
     pub max_chips_per_host: usize,
-    /// Device memory that a program may use, in bytes: what libtpu 0.0.51 says, from a little less to a little more than the
-    /// documented memory.
+    /// Device memory that a program may use, in bytes: what libtpu 0.0.51 says, from a little less
+    /// to a little more than the documented memory.
     pub usable_bytes: u64,
     /// The shortest side that has wrap-around links.
     pub ring_from: usize,
@@ -90,7 +96,8 @@ pub struct TpuSpec {
 /// An NVIDIA GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuSpec {
-    /// Maximum number of GPUs per host; for a GB200 per rack, whose GPUs are connected as those of a host are.
+    /// Maximum number of GPUs per host; for a GB200 per rack, whose GPUs are connected as those of
+    /// a host are.
     pub max_per_host: usize,
     /// What its architecture determines.
     pub architecture: GpuArchitecture,
@@ -100,20 +107,21 @@ pub struct GpuSpec {
     pub l2_bytes: u64,
     /// Clock rate in GHz.
     pub clock_ghz: f64,
-    /// Bandwidth between the GPUs of a host, per GPU and direction, in bytes/s: NVLink's, or PCI Express's where there is
-    /// no NVLink.
+    /// Bandwidth between the GPUs of a host, per GPU and direction, in bytes/s: NVLink's, or PCI
+    /// Express's where there is no NVLink.
     pub host_link_bytes_per_sec: f64,
     /// Bandwidth of the network between hosts, per GPU and direction, in bytes/s.
     pub network_bytes_per_sec: f64,
 }
 
-/// Limits of a streaming multiprocessor: CUDA C++ Programming Guide, "Compute Capabilities", table of technical
-/// specifications per compute capability.
+/// Limits of a streaming multiprocessor: CUDA C++ Programming Guide, "Compute Capabilities", table
+/// of technical specifications per compute capability.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuArchitecture {
     /// Compute capability.
     pub compute_capability: (u32, u32),
-    /// `true` if code may use the instructions that only this compute capability has, such as those of `sm_90a`.
+    /// `true` if code may use the instructions that only this compute capability has, such as those
+    /// of `sm_90a`.
     pub has_accelerated_features: bool,
     /// Resident threads.
     pub max_threads: u32,
@@ -213,7 +221,8 @@ pub const CHIPS: &[Chip] = &[
             has_single_chips: false,
             devices_per_chip: 1,
             type_units_per_chip: 2,
-            // Both TensorCores as one device, which is what Cloud runs; libtpu's default is a device each.
+            // Both TensorCores as one device, which is what Cloud runs; libtpu's default is a
+            // device each.
             chip_config: Some("megacore"),
             host_bounds: [2, 2],
             max_chips_per_host: 4,
@@ -522,8 +531,8 @@ impl Chip {
         CHIPS.iter().find(|chip| chip.name == name || chip.aliases.contains(&name))
     }
 
-    /// The chip with this device kind: `TPU v5 lite` is a v5e, `TPU v5` a v5p. Words are compared whole: an `NVIDIA L40`
-    /// is not an L4.
+    /// The chip with this device kind: `TPU v5 lite` is a v5e, `TPU v5` a v5p. Words are compared
+    /// whole: an `NVIDIA L40` is not an L4.
     pub fn of_kind(kind: &str) -> Option<&'static Chip> {
         let begins = |words: &str| {
             let rest = kind.strip_prefix(words);
@@ -629,8 +638,9 @@ mod tests {
         assert_ne!(Chip::named("h100-pcie"), Chip::named("h100"));
     }
 
-    /// Peak FLOP/s are cores x tensor cores x FLOPs a cycle x clock: multiply-adds of bfloat16 a core and cycle are 512 on
-    /// Ada, 1024 on Ampere, 2048 on Hopper and 4096 on Blackwell. Tensor cores may have a lower clock than the highest.
+    /// Peak FLOP/s are cores x tensor cores x FLOPs a cycle x clock: multiply-adds of bfloat16 a
+    /// core and cycle are 512 on Ada, 1024 on Ampere, 2048 on Hopper and 4096 on Blackwell. Tensor
+    /// cores may have a lower clock than the highest.
     #[test]
     fn peaks_of_gpus_agree_with_their_cores_and_clock() {
         for chip in CHIPS {

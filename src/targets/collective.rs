@@ -13,8 +13,8 @@ pub struct Collective {
     pub kind: String,
     /// What it is for.
     pub phase: CollectivePhase,
-    /// Bytes of its operands on one replica, in one execution. For an all_reduce, bytes of its result if that is larger:
-    /// TPU compilers take operands rounded to bf16 and sum them in f32.
+    /// Bytes of its operands on one replica, in one execution. For an all_reduce, bytes of its
+    /// result if that is larger: TPU compilers take operands rounded to bf16 and sum them in f32.
     pub bytes: u64,
     /// Executions in a step: the product of the trip counts of the loops around it.
     pub count: u64,
@@ -41,7 +41,8 @@ pub enum CollectivePhase {
     BackwardGather,
     /// A reduce_scatter.
     Scatter,
-    /// An all_reduce of the backward pass: of gradients, or of what a compiler makes of a reduce_scatter.
+    /// An all_reduce of the backward pass: of gradients, or of what a compiler makes of a
+    /// reduce_scatter.
     Reduction,
     /// Anything else: losses, norms, batch statistics.
     Other,
@@ -93,7 +94,8 @@ impl Collective {
         self.bytes.saturating_mul(self.count)
     }
 
-    /// Bytes that the group shares, in one execution: of an all_gather the result, otherwise the operands.
+    /// Bytes that the group shares, in one execution: of an all_gather the result, otherwise the
+    /// operands.
     pub fn whole_bytes(&self) -> u64 {
         match self.kind.as_str() {
             "all_gather" => self.bytes.saturating_mul(self.group_size as u64),
@@ -125,7 +127,8 @@ pub struct CollectiveSum {
     pub predicted_ms: f64,
 }
 
-/// The sums of collectives, in the order in which each first appears. `secs` is the predicted time of one in all its executions.
+/// The sums of collectives, in the order in which each first appears. `secs` is the predicted time
+/// of one in all its executions.
 pub(super) fn sums(
     collectives: &[Collective],
     mut secs: impl FnMut(&Collective) -> f64,
@@ -162,7 +165,8 @@ pub(super) fn sums(
     sums
 }
 
-/// The fraction of the bytes of these kinds whose collective overlaps with a matmul; `None` if there are none.
+/// The fraction of the bytes of these kinds whose collective overlaps with a matmul; `None` if
+/// there are none.
 pub(super) fn overlapped_fraction(collectives: &[Collective], kinds: &[&str]) -> Option<f64> {
     let of_kinds = collectives.iter().filter(|c| kinds.contains(&c.kind.as_str()));
     let (mut all, mut overlapped) = (0u64, 0u64);

@@ -38,7 +38,8 @@ pub struct Step<'a> {
     pub element_bytes: usize,
     /// What can be changed if the step does not fit.
     pub knobs: Knobs,
-    /// The fraction of a GPU's memory that the plugin is configured to allocate; `None` for its default.
+    /// The fraction of a GPU's memory that the plugin is configured to allocate; `None` for its
+    /// default.
     pub memory_fraction: Option<f64>,
     /// The user's XLA options, which override the chip's.
     pub overrides: &'a BTreeMap<String, OverrideValue>,
@@ -53,8 +54,9 @@ pub struct ByLine<'a> {
     pub program: &'a Program,
 }
 
-/// The replicas of a line, if reduce_scatters over `fsdp` replicas of a target may be better in two collectives each: on
-/// TPU v5e, whose compiler makes a whole all_reduce of one that spans two dims of the torus.
+/// The replicas of a line, if reduce_scatters over `fsdp` replicas of a target may be better in two
+/// collectives each: on TPU v5e, whose compiler makes a whole all_reduce of one that spans two dims
+/// of the torus.
 pub fn scatter_line(target: &Target, fsdp: usize) -> Option<usize> {
     (target.chip.name == "v5e").then(|| DeviceLayout::sharded(target, fsdp).line()).flatten()
 }
@@ -116,12 +118,14 @@ pub enum Error {
     },
 }
 
-/// The files that a dump consists of: the program, its optimised form as text and as it is, and the executable.
+/// The files that a dump consists of: the program, its optimised form as text and as it is, and the
+/// executable.
 pub const DUMPED: [&str; 4] = ["step.mlir", "optimized.txt", "optimized.pb", "executable.bin"];
 
-/// Compiles a step for a target in a child process that runs `binary`. With `dump`, that directory is created
-/// if needed and gets the program, its optimised form and the executable. If the step has a second form, both are
-/// compiled, and the report and these files are of the one that fits, or of the one that is predicted to be faster.
+/// Compiles a step for a target in a child process that runs `binary`. With `dump`, that directory
+/// is created if needed and gets the program, its optimised form and the executable. If the step
+/// has a second form, both are compiled, and the report and these files are of the one that fits,
+/// or of the one that is predicted to be faster.
 ///
 /// # Errors
 /// See [`Error`]. A step that does not fit in memory is not an error; the report says so.
@@ -310,8 +314,8 @@ impl CompileReport {
         Ok(())
     }
 
-    /// `true` if the step fits and the other's does not, is predicted to be faster if both fit, or lacks less memory if
-    /// neither does.
+    /// `true` if the step fits and the other's does not, is predicted to be faster if both fit, or
+    /// lacks less memory if neither does.
     fn is_better_than(&self, other: &Self) -> bool {
         match (self.fits, other.fits) {
             (true, true) => self.predicted_step_ms < other.predicted_step_ms,
@@ -351,9 +355,9 @@ impl Links<'_> {
     }
 }
 
-/// The step time of the compiled schedule, with each collective on the links of its own group. Synchronous collectives
-/// are exposed. Those that overlap with matmuls are hidden, up to the time of the compute of their pass: beside the matmuls
-/// there are other kernels.
+/// The step time of the compiled schedule, with each collective on the links of its own group.
+/// Synchronous collectives are exposed. Those that overlap with matmuls are hidden, up to the time
+/// of the compute of their pass: beside the matmuls there are other kernels.
 fn scheduled(
     collectives: &[Collective],
     work: &Work,

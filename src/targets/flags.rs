@@ -1,9 +1,10 @@
 //! XLA options for each chip that overlap collectives with matmuls.
 //!
-//! By default TPU compilers combine all all_reduces into a few that do not overlap with anything. These options
-//! were chosen by compiling and reading the schedule; nothing was run on the hardware. Fractions are of the
-//! gradients' bytes whose reduction overlaps with matmuls or convolutions. `compile.overrides` of the configuration
-//! takes precedence. Experiments, on 12 layers with 24 gradients of 16 MiB and on GPT-2 124M:
+//! By default TPU compilers combine all all_reduces into a few that do not overlap with anything.
+//! These options were chosen by compiling and reading the schedule; nothing was run on the
+//! hardware. Fractions are of the gradients' bytes whose reduction overlaps with matmuls or
+//! convolutions. `compile.overrides` of the configuration takes precedence. Experiments, on 12
+//! layers with 24 gradients of 16 MiB and on GPT-2 124M:
 //!
 //! | chip | options | what the schedule showed |
 //! |---|---|---|
@@ -27,9 +28,9 @@
 //! | GB200 | defaults; up to 4 or 32 at a time | GPT-2: 0.06; 0.23, 0.94: XLA has no measurements of its matmuls, and takes times of the same few sizes as on the A100 |
 //! | v4 | SparseCore offload, or `xla_enable_async_all_reduce`, each with the combiner at 4 MiB | synchronous: no option found |
 //!
-//! With sharded state at stage 3: fractions of gathered and of scattered bytes beside matmuls, of a GPT with 6 blocks of
-//! width 2048 on 16 devices, one sequence of 1024 tokens each unless it is said otherwise. `tests/targets/sharded.rs`
-//! holds the chosen ones.
+//! With sharded state at stage 3: fractions of gathered and of scattered bytes beside matmuls, of a
+//! GPT with 6 blocks of width 2048 on 16 devices, one sequence of 1024 tokens each unless it is
+//! said otherwise. `tests/targets/sharded.rs` holds the chosen ones.
 //!
 //! | chip | options | what the schedule showed |
 //! |---|---|---|
@@ -75,8 +76,8 @@ const SPARSE_CORE: [(&str, Setting); 2] = [
     ("xla_jf_crs_combiner_threshold_in_bytes", Int(64 * MIB)),
 ];
 const TPU7X: [(&str, Setting); 1] = [("xla_jf_crs_combiner_threshold_in_bytes", Int(64 * MIB))];
-/// Where state is sharded. With all five, a reduce_scatter is native and asynchronous over any number of the torus's
-/// dims; with fewer nothing changes.
+/// Where state is sharded. With all five, a reduce_scatter is native and asynchronous over any
+/// number of the torus's dims; with fewer nothing changes.
 const SPARSE_CORE_SHARDED: [(&str, Setting); 5] = [
     ("xla_tpu_enable_sparse_core_collective_offload_all_gather", Bool(true)),
     ("xla_tpu_enable_sparse_core_collective_offload_2d_all_gather", Bool(true)),
@@ -86,8 +87,8 @@ const SPARSE_CORE_SHARDED: [(&str, Setting); 5] = [
 ];
 /// Off by default before compute capability 9.0, where no collective is asynchronous without it.
 const LATENCY_HIDING: (&str, Setting) = ("xla_gpu_enable_latency_hiding_scheduler", Bool(true));
-/// Where XLA does not know the times of matmuls, it keeps a collective open to the end of the step, so that only as many as
-/// are allowed at a time overlap.
+/// Where XLA does not know the times of matmuls, it keeps a collective open to the end of the step,
+/// so that only as many as are allowed at a time overlap.
 const ALL_AT_A_TIME: (&str, Setting) =
     ("xla_gpu_experimental_parallel_collective_overlap_limit", Int(32));
 const BEFORE_HOPPER: [(&str, Setting); 2] = [LATENCY_HIDING, ALL_AT_A_TIME];
@@ -146,8 +147,8 @@ pub fn with_overrides(
     options
 }
 
-/// The size in bytes up to which the chip's compiler is taken to combine collectives of a kind (StableHLO's name). On v5p
-/// and v6e with sharded state no option sets it.
+/// The size in bytes up to which the chip's compiler is taken to combine collectives of a kind
+/// (StableHLO's name). On v5p and v6e with sharded state no option sets it.
 pub fn bucket_bytes(chip: &Chip, kind: &str) -> u64 {
     match (chip.name, &chip.family, kind) {
         ("v5e", ..) => 1 << 20,
@@ -161,7 +162,8 @@ pub fn bucket_bytes(chip: &Chip, kind: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// XLA's combiner compares results, which are shards, so the gradients of a scatter are as many times larger.
+    /// XLA's combiner compares results, which are shards, so the gradients of a scatter are as many
+    /// times larger.
     #[test]
     fn scatters_on_gpus_are_combined_to_the_same_size_of_gradients_for_any_number_of_shards() {
         let threshold = |name: &str, fsdp: usize| {

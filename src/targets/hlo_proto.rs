@@ -1,5 +1,5 @@
-//! The fields of XLA's `HloModuleProto` that are needed, named as in `hlo.proto` and `xla_data.proto`. Other
-//! fields are skipped.
+//! The fields of XLA's `HloModuleProto` that are needed, named as in `hlo.proto` and
+//! `xla_data.proto`. Other fields are skipped.
 
 use std::collections::HashMap;
 
@@ -208,8 +208,9 @@ impl HloModule {
         self.computations.iter().find(|computation| computation.id == id)
     }
 
-    /// The number of iterations of a `while`, if it is known: by the compiler, or from a condition of the form that
-    /// `hlo` writes, `counter < constant` of a u32 counter that starts at 0 and is incremented by 1.
+    /// The number of iterations of a `while`, if it is known: by the compiler, or from a condition
+    /// of the form that `hlo` writes, `counter < constant` of a u32 counter that starts at 0 and is
+    /// incremented by 1.
     pub fn trip_count(&self, of: &HloInstruction) -> Option<u64> {
         let from_condition = || {
             let called = of.called_computation_ids.iter().filter_map(|id| self.computation(*id));
@@ -218,8 +219,8 @@ impl HloModule {
         of.known_trip_count().or_else(from_condition)
     }
 
-    /// The instructions in scheduled order, or in stored order where there is no schedule, as inside
-    /// fusions.
+    /// The instructions in scheduled order, or in stored order where there is no schedule, as
+    /// inside fusions.
     pub fn scheduled<'a>(&self, computation: &'a HloComputation) -> Vec<&'a HloInstruction> {
         let sequence =
             self.schedule.as_ref().and_then(|schedule| schedule.sequences.get(&computation.id));
@@ -281,7 +282,8 @@ impl HloInstruction {
 }
 
 impl IotaReplicaGroupList {
-    /// The numbers from 0 in an array of `iota_reshape_dims`, transposed, are the replicas group by group.
+    /// The numbers from 0 in an array of `iota_reshape_dims`, transposed, are the replicas group by
+    /// group.
     fn groups(&self) -> Option<ReplicaGroups> {
         let size = |value: i64| usize::try_from(value).ok();
         let (num_groups, group_size) =

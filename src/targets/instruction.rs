@@ -19,8 +19,9 @@ pub struct Instruction {
     pub source: Option<String>,
 }
 
-/// All instructions of the program that [`Compiled::optimized_program`](crate::pjrt::Compiled::optimized_program)
-/// returns, including those in fusions and loop bodies.
+/// All instructions of the program that
+/// [`Compiled::optimized_program`](crate::pjrt::Compiled::optimized_program) returns, including
+/// those in fusions and loop bodies.
 ///
 /// # Errors
 /// If the bytes are not a wrapped `HloModuleProto`.

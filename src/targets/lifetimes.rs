@@ -14,7 +14,8 @@ pub(super) struct Gathered {
     pub value: i64,
     /// Its size.
     pub bytes: u64,
-    /// `true` if it is no longer in memory after the instruction at `start`, such as the peak inside a loop.
+    /// `true` if it is no longer in memory after the instruction at `start`, such as the peak
+    /// inside a loop.
     pub ends: bool,
 }
 
@@ -44,7 +45,8 @@ const SAME_VALUE: [&str; 9] = [
     "tuple",
 ];
 
-/// The largest sum of the values that are in memory at once, each from the start of its all_gather to its last use.
+/// The largest sum of the values that are in memory at once, each from the start of its all_gather
+/// to its last use.
 pub(super) fn peak_bytes(sequence: &[&HloInstruction], gathered: &[Gathered]) -> u64 {
     let mut last_use: Vec<usize> = gathered.iter().map(|value| value.start).collect();
     let mut holds: HashMap<i64, Vec<usize>> = HashMap::new();

@@ -7,9 +7,9 @@ use hlo::counted;
 
 use super::hlo_proto::{HloComputation, HloModule, ReplicaGroups};
 
-/// The computations, entry first, with instructions in scheduled order if there is one. Attributes are
-/// limited to those that show what overlaps: fusion kinds, called computations, custom call targets and
-/// replica groups.
+/// The computations, entry first, with instructions in scheduled order if there is one. Attributes
+/// are limited to those that show what overlaps: fusion kinds, called computations, custom call
+/// targets and replica groups.
 pub(super) fn listing(module: &HloModule) -> String {
     let names: HashMap<i64, &str> =
         module.computations.iter().map(|called| (called.id, called.name.as_str())).collect();

@@ -17,15 +17,18 @@ pub struct Memory {
     pub optimizer_bytes: u64,
     /// Intermediate values: activations, gradients, workspace.
     pub temporaries_bytes: u64,
-    /// The largest sum of whole gathered parameters that are in memory at once, which is part of the temporaries.
+    /// The largest sum of whole gathered parameters that are in memory at once, which is part of
+    /// the temporaries.
     pub gathered_bytes: u64,
-    /// Peak use: the compiler's, on GPUs at least arguments, outputs and temporaries without what they share.
+    /// Peak use: the compiler's, on GPUs at least arguments, outputs and temporaries without what
+    /// they share.
     pub peak_bytes: u64,
     /// The memory that a program may use, by the table of chips.
     pub limit_bytes: u64,
     /// The memory of the device.
     pub device_bytes: u64,
-    /// The memory of the device that the plugin describes, of which programs may use as much on a TPU.
+    /// The memory of the device that the plugin describes, of which programs may use as much on a
+    /// TPU.
     pub described_bytes: Option<u64>,
 }
 
@@ -143,7 +146,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// The step of GPT-2 124M with 128 examples and remat on an H100, as the CUDA compiler reported it.
+    /// The step of GPT-2 124M with 128 examples and remat on an H100, as the CUDA compiler reported
+    /// it.
     #[test]
     fn the_peak_is_at_least_what_is_allocated() {
         let memory = CompiledMemory {

@@ -1,9 +1,10 @@
-//! Ahead-of-time compilation: compiling the exact step for a TPU slice or a GPU cluster without the hardware,
-//! and predicting its memory and time.
+//! Ahead-of-time compilation: compiling the exact step for a TPU slice or a GPU cluster without the
+//! hardware, and predicting its memory and time.
 //!
-//! A [`Target`] names a chip and how many are connected how. [`compile`] does no lowering: it takes the step's
-//! program as `train` would build it for that many replicas, runs the chip's own compiler in a child process
-//! ([`worker`]), and reads memory and schedule from the result. [`cost`] predicts times.
+//! A [`Target`] names a chip and how many are connected how. [`compile`] does no lowering: it takes
+//! the step's program as `train` would build it for that many replicas, runs the chip's own
+//! compiler in a child process ([`worker`]), and reads memory and schedule from the result.
+//! [`cost`] predicts times.
 
 mod advice;
 mod backups;

@@ -5,9 +5,10 @@ use std::collections::{HashMap, HashSet};
 use super::hlo_proto::{HloComputation, HloInstruction, HloModule};
 use super::schedule::KINDS;
 
-/// The loops (or branches) with collectives inside, each with the name of another collective of the same computation that
-/// neither reads what the loop writes nor writes what the loop reads, so that XLA's CPU backend may run them in different
-/// orders on different replicas. See [`hlo::rewrites::order_collectives`]. Takes the bytes that
+/// The loops (or branches) with collectives inside, each with the name of another collective of the
+/// same computation that neither reads what the loop writes nor writes what the loop reads, so that
+/// XLA's CPU backend may run them in different orders on different replicas. See
+/// [`hlo::rewrites::order_collectives`]. Takes the bytes that
 /// [`Compiled::optimized_program`](crate::pjrt::Compiled::optimized_program) returns.
 ///
 /// # Errors
@@ -47,8 +48,8 @@ fn communicates(module: &HloModule, instruction: &HloInstruction) -> bool {
             .any(|inner| communicates(module, inner))
 }
 
-/// Which instructions of a computation read what others have written. Tuples and barriers write nothing, and a loop does
-/// not write what it only passes on.
+/// Which instructions of a computation read what others have written. Tuples and barriers write
+/// nothing, and a loop does not write what it only passes on.
 struct Data<'m> {
     module: &'m HloModule,
     by_id: HashMap<i64, &'m HloInstruction>,

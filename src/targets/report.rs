@@ -29,12 +29,14 @@ pub struct CompileReport {
     pub collective_sums: Vec<CollectiveSum>,
     /// `true` if a collective is in a loop with an unknown trip count, which is counted as 1.
     pub has_unknown_loops: bool,
-    /// Bytes of gradients that each device reduces per step: the operands of every all_reduce and reduce_scatter of the
-    /// traced graph.
+    /// Bytes of gradients that each device reduces per step: the operands of every all_reduce and
+    /// reduce_scatter of the traced graph.
     pub gradient_bytes: u64,
-    /// The fraction of all_reduced and reduce_scattered bytes whose collective overlaps with a matmul.
+    /// The fraction of all_reduced and reduce_scattered bytes whose collective overlaps with a
+    /// matmul.
     pub overlapped_gradient_fraction: f64,
-    /// The fraction of gathered bytes whose all_gather overlaps with a matmul; `None` if nothing is gathered.
+    /// The fraction of gathered bytes whose all_gather overlaps with a matmul; `None` if nothing is
+    /// gathered.
     pub overlapped_gather_fraction: Option<f64>,
     /// FLOPs of a step on one device, counting every loop iteration.
     pub flops_per_device: u64,
@@ -42,12 +44,13 @@ pub struct CompileReport {
     pub traffic_bytes: u64,
     /// FLOPs per byte of estimated memory traffic.
     pub arithmetic_intensity: f64,
-    /// Step time predicted by the cost model, in milliseconds: compute, the exposed part of collectives, and waiting for the
-    /// slowest device.
+    /// Step time predicted by the cost model, in milliseconds: compute, the exposed part of
+    /// collectives, and waiting for the slowest device.
     pub predicted_step_ms: f64,
     /// The part of it for compute.
     pub compute_ms: f64,
-    /// The part of the compute that is in the backward pass, which collectives of gradients can overlap with.
+    /// The part of the compute that is in the backward pass, which collectives of gradients can
+    /// overlap with.
     pub backward_ms: f64,
     /// All collectives, including those that are hidden behind compute.
     pub communication_ms: f64,
@@ -61,11 +64,14 @@ pub struct CompileReport {
     pub predicted_utilization: f64,
     /// The XLA options that were set, by name.
     pub options: Vec<(String, String)>,
-    /// The forms in which reduce_scatters were compiled, if there is a choice; everything else is of the chosen one.
+    /// The forms in which reduce_scatters were compiled, if there is a choice; everything else is
+    /// of the chosen one.
     pub scatter_forms: Vec<ScatterForm>,
-    /// Calls of cuDNN's attention, forward and backward, in the program's text; one in a loop counts once.
+    /// Calls of cuDNN's attention, forward and backward, in the program's text; one in a loop
+    /// counts once.
     pub num_cudnn_calls: usize,
-    /// The step with cuDNN's attention, which it has, and with attention as ops; empty if it has no cuDNN's.
+    /// The step with cuDNN's attention, which it has, and with attention as ops; empty if it has no
+    /// cuDNN's.
     pub attention_forms: Vec<AttentionForm>,
     /// Compile time in seconds, of all forms.
     pub compile_secs: f64,
@@ -78,7 +84,8 @@ fn as_lines<S: Serializer>(advice: &MemoryAdvice, serializer: S) -> Result<S::Ok
 /// A form of the step's reduce_scatters.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ScatterForm {
-    /// Replicas of a line, if each is two collectives, along one dim of the torus each; 0 if it is one.
+    /// Replicas of a line, if each is two collectives, along one dim of the torus each; 0 if it is
+    /// one.
     pub scatter_line: usize,
     /// `true` if the report is about this form.
     pub is_chosen: bool,
@@ -88,7 +95,8 @@ pub struct ScatterForm {
     pub peak_bytes: u64,
     /// Intermediate values, in bytes.
     pub temporaries_bytes: u64,
-    /// Predicted step time in milliseconds. If the compiler has refused the step, not of a schedule.
+    /// Predicted step time in milliseconds. If the compiler has refused the step, not of a
+    /// schedule.
     pub predicted_step_ms: f64,
 }
 

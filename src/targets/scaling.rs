@@ -28,7 +28,8 @@ pub struct Row {
     pub exposed_ms: f64,
     /// Expected time that a device waits for the slowest in milliseconds.
     pub jitter_ms: f64,
-    /// Step time in milliseconds: compute, the exposed part of collectives, and waiting for the slowest.
+    /// Step time in milliseconds: compute, the exposed part of collectives, and waiting for the
+    /// slowest.
     pub step_ms: f64,
     /// Examples per second and device, relative to the smallest size.
     pub efficiency: f64,
@@ -36,10 +37,12 @@ pub struct Row {
     pub examples_per_sec: f64,
     /// Bytes of parameters, running means and optimizer state on each device.
     pub state_bytes: u64,
-    /// Bytes of the tensors that a device all_reduces in a step, over the groups of the largest all_reduce: gradients or
-    /// shards of gradients, and scalars. With sharded state and `mesh.data = 1`, only the gradients of what is kept whole.
+    /// Bytes of the tensors that a device all_reduces in a step, over the groups of the largest
+    /// all_reduce: gradients or shards of gradients, and scalars. With sharded state and
+    /// `mesh.data = 1`, only the gradients of what is kept whole.
     pub all_reduced_bytes: u64,
-    /// The fastest algorithm for an all_reduce of all these bytes at once; `none` if nothing is all_reduced.
+    /// The fastest algorithm for an all_reduce of all these bytes at once; `none` if nothing is
+    /// all_reduced.
     pub algorithm: &'static str,
     /// With failures: the best interval between checkpoints in seconds.
     pub checkpoint_secs: Option<f64>,
@@ -56,7 +59,8 @@ pub struct AllReduce {
     pub ring_ms: f64,
     /// Milliseconds with two trees.
     pub tree_ms: f64,
-    /// Milliseconds for reduce_scatter in the group, all_reduce over the network, all_gather in the group.
+    /// Milliseconds for reduce_scatter in the group, all_reduce over the network, all_gather in the
+    /// group.
     pub hierarchical_ms: f64,
 }
 
@@ -158,7 +162,8 @@ impl Scenario {
 const NOTICEABLE: f64 = 0.1;
 
 impl ScalingPrediction {
-    /// Predicts from the steps at several sizes, smallest first. `refused` says why there is none for more devices.
+    /// Predicts from the steps at several sizes, smallest first. `refused` says why there is none
+    /// for more devices.
     pub fn new(
         target: &Target,
         steps: &[Measured],
@@ -211,7 +216,8 @@ impl ScalingPrediction {
         }
     }
 
-    /// Compares the batches with the largest of a published recipe, in tokens for texts and otherwise in examples.
+    /// Compares the batches with the largest of a published recipe, in tokens for texts and
+    /// otherwise in examples.
     pub fn compare_batches(&mut self, largest: usize, recipe: &str) {
         let size = |row: &Row| row.num_tokens.unwrap_or(row.global_batch);
         let larger = self.rows.iter().filter(|row| size(row) > largest);

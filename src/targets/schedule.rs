@@ -1,14 +1,15 @@
-//! Reads the collectives of a scheduled program: which there are, which overlap with other work, and how many
-//! matmuls each one spans. This is overlap in the schedule; nothing is run.
+//! Reads the collectives of a scheduled program: which there are, which overlap with other work,
+//! and how many matmuls each one spans. This is overlap in the schedule; nothing is run.
 //!
 //! Compilers express it in three ways:
 //! * a plain collective is synchronous;
-//! * `async-start`, `async-update`, `async-done` (or `all-reduce-start` and `-done`) overlap with everything
-//!   scheduled between the last start or update and the done. A start may be hoisted to the top of the
-//!   program while the transfer begins at the update, so the last one counts. NVIDIA's backend marks those
-//!   that it runs synchronously anyway with `is_sync`;
-//! * on v5e there is a fusion `async-collective-start`, then fusions that contain a step of the collective and
-//!   other work, such as a matmul or a softmax, then `async-collective-done`. Each of them repeats the op.
+//! * `async-start`, `async-update`, `async-done` (or `all-reduce-start` and `-done`) overlap with
+//!   everything scheduled between the last start or update and the done. A start may be hoisted to
+//!   the top of the program while the transfer begins at the update, so the last one counts.
+//!   NVIDIA's backend marks those that it runs synchronously anyway with `is_sync`;
+//! * on v5e there is a fusion `async-collective-start`, then fusions that contain a step of the
+//!   collective and other work, such as a matmul or a softmax, then `async-collective-done`. Each
+//!   of them repeats the op.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -16,8 +17,8 @@ use super::collective::{Collective, CollectivePhase};
 use super::hlo_proto::{HloComputation, HloInstruction, HloModule, OpMetadata, ReplicaGroups};
 use super::lifetimes::{Gathered, peak_bytes};
 
-/// The name of the computations in which TPU compilers write a reduce_scatter as an all_reduce and a slice, and which they
-/// emit as one op.
+/// The name of the computations in which TPU compilers write a reduce_scatter as an all_reduce and
+/// a slice, and which they emit as one op.
 const TPU_SCATTER: &str = "all-reduce-scatter";
 
 /// The name of the computations that hold a step of a started collective on v5e.
@@ -177,8 +178,8 @@ impl Walk<'_> {
         self.found.extend(ended);
     }
 
-    /// The collectives that an instruction is, or that the computations it calls contain. `wrapper` is the metadata of
-    /// the instruction that calls `of`.
+    /// The collectives that an instruction is, or that the computations it calls contain. `wrapper`
+    /// is the metadata of the instruction that calls `of`.
     fn inside(
         &self,
         of: &HloComputation,

@@ -1,13 +1,15 @@
 //! The slices that Cloud TPU has, by topology (`2x4`) and by accelerator type (`v5litepod-8`).
 //!
-//! Sources: Cloud TPU documentation, the pages on v4, v5e, v5p, v6e and TPU7x. The topology of an accelerator type of
-//! a three-dimensional generation is the one closest to a cube, as in the table of XPK, Google's tool for clusters.
+//! Sources: Cloud TPU documentation, the pages on v4, v5e, v5p, v6e and TPU7x. The topology of an
+//! accelerator type of a three-dimensional generation is the one closest to a cube, as in the table
+//! of XPK, Google's tool for clusters.
 
 use super::chips::{Chip, TpuSpec};
 
 /// Slices of two dims, largest side first.
 const FLAT: [[usize; 2]; 8] = [[1, 1], [2, 2], [4, 2], [4, 4], [8, 4], [8, 8], [16, 8], [16, 16]];
-/// Slices of three dims that are less than a cube of 4; the sides of larger ones are multiples of 4.
+/// Slices of three dims that are less than a cube of 4; the sides of larger ones are multiples of
+/// 4.
 const SMALL: [[usize; 3]; 5] = [[1, 1, 1], [2, 2, 1], [2, 2, 2], [4, 2, 2], [4, 4, 2]];
 /// The side of the cubes that larger slices consist of.
 const CUBE: usize = 4;
@@ -19,7 +21,8 @@ pub(super) fn joined(sizes: &[usize]) -> String {
     sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
 }
 
-/// `true` if Cloud has slices with these sides, largest first. Whether they are too large is not considered.
+/// `true` if Cloud has slices with these sides, largest first. Whether they are too large is not
+/// considered.
 pub(super) fn exists(tpu: &TpuSpec, sides: &[usize]) -> bool {
     let is_small = match sides.len() {
         2 => return FLAT.iter().any(|slice| slice == sides),
@@ -57,8 +60,8 @@ fn in_order(sides: &[usize]) -> Vec<usize> {
     sides
 }
 
-/// The bounds that Cloud gives an accelerator type: `v5litepod-16` is 4x4, `v5p-16` 2x2x2. `size` is the
-/// number after the hyphen and counts TensorCores or chips, as the type does.
+/// The bounds that Cloud gives an accelerator type: `v5litepod-16` is 4x4, `v5p-16` 2x2x2. `size`
+/// is the number after the hyphen and counts TensorCores or chips, as the type does.
 ///
 /// # Errors
 /// If there is no such type, with the types that there are.

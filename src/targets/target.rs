@@ -1,9 +1,10 @@
 //! A target: the hardware that a program is compiled for, given by name.
 //!
-//! `tpu:v5e:16x16` is a slice of 256 chips, `tpu:v5e:16x16x2` two such slices, `tpu:v4:4x4x4x2` two slices
-//! of a generation with a three-dimensional torus, `tpu:v5litepod-16` the slice that Cloud makes for this accelerator
-//! type, `gpu:h100:4x8` four hosts with eight GPUs each, `gpu:h100` one GPU. Capitals mean the same as small letters, and a
-//! chip may have the name of its node pools in Google Kubernetes Engine: `tpu-v5-lite-podslice:4x4`.
+//! `tpu:v5e:16x16` is a slice of 256 chips, `tpu:v5e:16x16x2` two such slices, `tpu:v4:4x4x4x2` two
+//! slices of a generation with a three-dimensional torus, `tpu:v5litepod-16` the slice that Cloud
+//! makes for this accelerator type, `gpu:h100:4x8` four hosts with eight GPUs each, `gpu:h100` one
+//! GPU. Capitals mean the same as small letters, and a chip may have the name of its node pools in
+//! Google Kubernetes Engine: `tpu-v5-lite-podslice:4x4`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -83,8 +84,9 @@ impl Target {
         }
     }
 
-    /// `true` if a job on all of it can have so many hosts: [`Self::num_hosts`], or machines with four chips each, in which
-    /// Google Kubernetes Engine also offers slices that would fit into one host.
+    /// `true` if a job on all of it can have so many hosts: [`Self::num_hosts`], or machines with
+    /// four chips each, in which Google Kubernetes Engine also offers slices that would fit into
+    /// one host.
     pub fn may_have_hosts(&self, num_hosts: usize) -> bool {
         const CHIPS_OF_SMALL_HOST: usize = 4;
         let is_in_small_hosts = match &self.arrangement {

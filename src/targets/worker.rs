@@ -1,9 +1,9 @@
-//! Compiling in a child process: compilers abort the process on some topologies, and a plugin that was loaded
-//! only to compile for absent hardware cannot be unloaded.
+//! Compiling in a child process: compilers abort the process on some topologies, and a plugin that
+//! was loaded only to compile for absent hardware cannot be unloaded.
 //!
-//! The parent writes `request.json` and `program.mlir` into a directory and runs its own binary on it. The
-//! child writes `answer.json`, the optimised program and the serialized executable, or `error.txt`. If the
-//! compiler aborted there is neither, and the last lines on stderr say why.
+//! The parent writes `request.json` and `program.mlir` into a directory and runs its own binary on
+//! it. The child writes `answer.json`, the optimised program and the serialized executable, or
+//! `error.txt`. If the compiler aborted there is neither, and the last lines on stderr say why.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,8 +34,8 @@ const EXECUTABLE: &str = "executable.bin";
 /// How the names of the directories begin, for a program and for devices.
 const PREFIXES: [&str; 2] = ["lockstep-compile-", "lockstep-describe-"];
 
-/// Keeps the TPU plugin from querying the cloud's metadata server, from detecting chips, and from insisting on
-/// being the only process that has it loaded.
+/// Keeps the TPU plugin from querying the cloud's metadata server, from detecting chips, and from
+/// insisting on being the only process that has it loaded.
 const TPU_ENVIRONMENT: [(&str, &str); 4] = [
     ("TPU_SKIP_MDS_QUERY", "1"),
     ("TPU_ACCELERATOR_TYPE", "v5litepod-8"),
@@ -151,8 +151,8 @@ pub fn compile(
     })
 }
 
-/// The devices of a target in the order of the replicas, as its plugin describes them, with state sharded over `fsdp` of
-/// them.
+/// The devices of a target in the order of the replicas, as its plugin describes them, with state
+/// sharded over `fsdp` of them.
 ///
 /// # Errors
 /// See [`WorkerError`].
@@ -192,8 +192,8 @@ fn ask(binary: &Path, request: &Request, dir: &Path) -> Result<Answer, WorkerErr
     Err(WorkerError::Aborted { status: output.status, last_lines: last_words(&said) })
 }
 
-/// Prepares a child process that loads a plugin on a machine without its hardware. Variables that the user has
-/// set are kept.
+/// Prepares a child process that loads a plugin on a machine without its hardware. Variables that
+/// the user has set are kept.
 pub fn without_hardware(command: &mut Command) {
     for (name, value) in TPU_ENVIRONMENT {
         if std::env::var_os(name).is_none() {
@@ -205,8 +205,9 @@ pub fn without_hardware(command: &mut Command) {
 /// The name of the hidden command that [`compile`] runs.
 pub const COMMAND: &str = "compile-worker";
 
-/// Serves a request in the child process. Failures are written to a file for the parent. If the parent ends before, so does
-/// this process, and removes the directory, which the parent would have removed.
+/// Serves a request in the child process. Failures are written to a file for the parent. If the
+/// parent ends before, so does this process, and removes the directory, which the parent would have
+/// removed.
 ///
 /// # Errors
 /// If that file cannot be written.
@@ -285,8 +286,8 @@ pub fn find_plugin(names: &[&'static str]) -> Result<PathBuf, WorkerError> {
 /// What the GPU compiler runs and reads, relative to its data directory.
 const CUDA_TOOLS: [&str; 2] = ["bin/ptxas", "nvvm/libdevice/libdevice.10.bc"];
 
-/// Points the GPU compiler to NVIDIA's tools that are installed with the plugin, unless the options name a
-/// directory.
+/// Points the GPU compiler to NVIDIA's tools that are installed with the plugin, unless the options
+/// name a directory.
 ///
 /// # Errors
 /// [`WorkerError::NoCudaTool`]: without them the compiler omits the kernels or aborts.

@@ -16,14 +16,16 @@ const NUM_CLASSES: usize = 10;
 /// `"auto"` in `[mesh]` is tried with up to two to this power of devices.
 const MAX_LOG2_DEVICES: u32 = 12;
 
-/// Checks that [`train`](super::train) accepts a configuration, with the functions that `train` itself calls before it
-/// compiles: the batch over the mesh, the length of the run, the schedule, the optimizer's patterns and the sharding of
-/// parameters, and tracing, which finds batch-norm groups that do not fit. `num_examples` is that of the training data;
-/// without it, a configuration that counts epochs is refused.
+/// Checks that [`train`](super::train) accepts a configuration, with the functions that `train`
+/// itself calls before it compiles: the batch over the mesh, the length of the run, the schedule,
+/// the optimizer's patterns and the sharding of parameters, and tracing, which finds batch-norm
+/// groups that do not fit. `num_examples` is that of the training data; without it, a configuration
+/// that counts epochs is refused.
 ///
-/// It opens no files and no plugin. So it does not see what depends on the machine or on what is in the data: how many
-/// devices there are, options of the plugin and its compiler, directories, other processes, and, except for synthetic
-/// data, whether the model takes the examples. A mesh with `"auto"` is accepted if it would be for some number of devices.
+/// It opens no files and no plugin. So it does not see what depends on the machine or on what is in
+/// the data: how many devices there are, options of the plugin and its compiler, directories, other
+/// processes, and, except for synthetic data, whether the model takes the examples. A mesh with
+/// `"auto"` is accepted if it would be for some number of devices.
 ///
 /// # Errors
 /// What `train` would refuse the configuration with.

@@ -23,8 +23,8 @@ pub(super) struct Beginning {
     differences: Differences,
     /// Its data.
     data: DataRecord,
-    /// Where its checkpoints go, and the claim to that place, unless it may be moved aside with a run that is replaced: then it
-    /// is claimed after that. Only the first process has them.
+    /// Where its checkpoints go, and the claim to that place, unless it may be moved aside with a
+    /// run that is replaced: then it is claimed after that. Only the first process has them.
     place: Option<(Location, Option<CheckpointDir>)>,
     decision: Decision,
 }
@@ -34,7 +34,8 @@ pub(super) struct Beginning {
 struct Decision {
     /// The checkpoint that the run continues from.
     checkpoint: Option<String>,
-    /// `true` if the run continues the one in its directories. Otherwise it is a new one, or a branch of another.
+    /// `true` if the run continues the one in its directories. Otherwise it is a new one, or a
+    /// branch of another.
     continues: bool,
     /// `true` if it saves checkpoints.
     saves: bool,
@@ -67,10 +68,12 @@ impl Beginning {
         Ok((Self { checkpoint, differences, data, place: None, decision }, None))
     }
 
-    /// Finds the checkpoint to continue from, and claims the output directory and the directory of the checkpoints.
+    /// Finds the checkpoint to continue from, and claims the output directory and the directory of
+    /// the checkpoints.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read, another configuration, other data, or a directory that cannot be used.
+    /// A checkpoint that cannot be read, another configuration, other data, or a directory that
+    /// cannot be used.
     fn find(
         config: &Config,
         options: &Options,
@@ -130,7 +133,8 @@ impl Beginning {
         Ok((Self { checkpoint, differences, data, place, decision }, dir))
     }
 
-    /// Says how the run differs from the one that it continues. Before it is compiled, which takes long.
+    /// Says how the run differs from the one that it continues. Before it is compiled, which takes
+    /// long.
     pub fn say_differences(&self, processes: Processes<'_>) {
         for difference in &self.differences.shown {
             processes.say(&format!("configuration: {difference}"));
@@ -138,7 +142,8 @@ impl Beginning {
         self.differences.notes.iter().for_each(|note| processes.say(note));
     }
 
-    /// Checks that the run, with these leaves of its state, can continue from the checkpoint, if there is one.
+    /// Checks that the run, with these leaves of its state, can continue from the checkpoint, if
+    /// there is one.
     ///
     /// # Errors
     /// A state that does not fit, or another position in the data.
@@ -158,8 +163,8 @@ impl Beginning {
         Ok(())
     }
 
-    /// Saves the checkpoints of the run from its first step on. Those of later steps are removed. `None` if the run has no
-    /// place for them.
+    /// Saves the checkpoints of the run from its first step on. Those of later steps are removed.
+    /// `None` if the run has no place for them.
     ///
     /// # Errors
     /// A directory that cannot be used.
@@ -197,7 +202,8 @@ impl Beginning {
     }
 }
 
-/// If this is another attempt at a job, the run in the directory is that of an attempt before, and what ended that comes first.
+/// If this is another attempt at a job, the run in the directory is that of an attempt before, and
+/// what ended that comes first.
 fn after_failures(error: Error, processes: Processes<'_>) -> Error {
     match (error, processes.failed_generations().into_iter().next()) {
         (Error::RunDir(RunDirError::Occupied { dir, .. }), Some(first)) => {
@@ -207,8 +213,8 @@ fn after_failures(error: Error, processes: Processes<'_>) -> Error {
     }
 }
 
-/// Checks that no other run saves its checkpoints in `place`. Those under the usual name belong to the run in the output
-/// directory.
+/// Checks that no other run saves its checkpoints in `place`. Those under the usual name belong to
+/// the run in the output directory.
 fn check_is_free(place: &Location, config: &Config) -> Result<(), Error> {
     if config.checkpoint.dir.as_os_str() != CheckpointConfig::DIR
         && let Some(newest) = CheckpointDir::list(place)?.pop()

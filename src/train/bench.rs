@@ -18,8 +18,8 @@ pub struct BenchOptions<'a> {
     pub num_steps: usize,
     /// When the process started.
     pub started: Instant,
-    /// For profiling: makes a command that calls [`super::profile::serve_ops`] with the given mesh. `None` omits startup
-    /// spans, parts and ops.
+    /// For profiling: makes a command that calls [`super::profile::serve_ops`] with the given mesh.
+    /// `None` omits startup spans, parts and ops.
     pub worker: Option<&'a dyn Fn(Mesh) -> io::Result<Command>>,
 }
 

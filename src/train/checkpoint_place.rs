@@ -9,8 +9,8 @@ use crate::checkpoint::{self, Checkpoint, CheckpointDir, Location, Manifest};
 use crate::config::CheckpointConfig;
 use crate::observe::say;
 
-/// Where the checkpoints are that a path or URL leads to: the `--out` of a run leads to those of the run, wherever its
-/// `checkpoint.dir` has them. Anything else leads to itself.
+/// Where the checkpoints are that a path or URL leads to: the `--out` of a run leads to those of
+/// the run, wherever its `checkpoint.dir` has them. Anything else leads to itself.
 pub fn checkpoint_place(path: &Path) -> Location {
     let place = Location::from(path);
     let Location::Path(dir) = &place else { return place };
@@ -21,7 +21,8 @@ pub fn checkpoint_place(path: &Path) -> Location {
     }
 }
 
-/// The newest of the checkpoints that a path or URL leads to, see [`checkpoint_place`]. A message names those that are passed over.
+/// The newest of the checkpoints that a path or URL leads to, see [`checkpoint_place`]. A message
+/// names those that are passed over.
 ///
 /// # Errors
 /// No checkpoint, or one that cannot be read or is damaged.
@@ -31,10 +32,12 @@ pub fn newest_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
     Ok(CheckpointDir::open(place)?)
 }
 
-/// Warns of checkpoints without a manifest that are newer than the newest one that can be used: it is not the run's last.
+/// Warns of checkpoints without a manifest that are newer than the newest one that can be used: it
+/// is not the run's last.
 ///
 /// # Errors
-/// A place that cannot be read; no other checkpoint, so that the run would begin again without a word.
+/// A place that cannot be read; no other checkpoint, so that the run would begin again without a
+/// word.
 pub(super) fn warn_of_incomplete(place: &Location) -> Result<(), checkpoint::Error> {
     let newest = CheckpointDir::list(place)?.pop();
     let incomplete = CheckpointDir::incomplete(place)?;

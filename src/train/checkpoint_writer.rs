@@ -9,7 +9,8 @@ use crate::checkpoint::{
 };
 use crate::cluster::{self, Session};
 
-/// How long processes wait for each other while they save. If one of them ends, the wait ends sooner.
+/// How long processes wait for each other while they save. If one of them ends, the wait ends
+/// sooner.
 const DEADLINE: Duration = Duration::from_secs(1800);
 
 /// What this process writes of each checkpoint.
@@ -19,7 +20,8 @@ pub(super) enum CheckpointWriter {
     First {
         dir: Arc<CheckpointDir>,
         others: Option<(Session, usize)>,
-        /// Steps whose messages are still there: of checkpoints that failed, before or after others read them.
+        /// Steps whose messages are still there: of checkpoints that failed, before or after others
+        /// read them.
         failed: Arc<Mutex<Vec<u64>>>,
     },
     /// Its shard.
@@ -148,7 +150,8 @@ impl Others<'_> {
         }
     }
 
-    /// Tells the others that this checkpoint is not saved. If that does not reach them, the job has failed anyway.
+    /// Tells the others that this checkpoint is not saved. If that does not reach them, the job has
+    /// failed anyway.
     fn give_up(&self, reason: &str) {
         let place: Result<ShardPlace, &str> = Err(reason);
         let text = serde_json::to_vec(&place).unwrap_or_default();

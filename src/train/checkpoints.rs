@@ -16,8 +16,8 @@ use crate::config::{CheckpointConfig, MeshConfig};
 use crate::observe::{EvalResult, RunProgress, SavedCheckpoint, StepEval};
 use crate::state::State;
 
-/// The place of a run's checkpoints: a relative directory is in the output directory. `None` without one, and if none are
-/// to be kept.
+/// The place of a run's checkpoints: a relative directory is in the output directory. `None`
+/// without one, and if none are to be kept.
 pub(super) fn place(config: &CheckpointConfig, out: Option<&Path>) -> Option<Location> {
     match (config.keep, is_outside(config), out) {
         (0, ..) => None,
@@ -31,7 +31,8 @@ pub(super) fn is_outside(config: &CheckpointConfig) -> bool {
     config.dir.is_absolute() || matches!(Location::from(&config.dir), Location::Url(_))
 }
 
-/// Saves the state of a run. One save is in flight at most; the loop waits only for the copy of the state.
+/// Saves the state of a run. One save is in flight at most; the loop waits only for the copy of the
+/// state.
 pub(super) struct Saver {
     shards: CheckpointWriter,
     every: Option<Duration>,
@@ -49,7 +50,8 @@ pub(super) struct Saver {
 }
 
 impl Saver {
-    /// A saver for a run whose state has been initialized or restored. Its newest checkpoint is after `last_step` steps.
+    /// A saver for a run whose state has been initialized or restored. Its newest checkpoint is
+    /// after `last_step` steps.
     pub fn new(
         shards: CheckpointWriter,
         job: &Job<'_>,
@@ -93,8 +95,9 @@ impl Saver {
         self.every.is_some_and(|every| self.last.elapsed() >= every)
     }
 
-    /// Copies the state and starts to save it, unless it is saved already. A save that is still in flight is waited for
-    /// if `must_save`, or if this one is kept for good; otherwise this one is skipped.
+    /// Copies the state and starts to save it, unless it is saved already. A save that is still in
+    /// flight is waited for if `must_save`, or if this one is kept for good; otherwise this one is
+    /// skipped.
     ///
     /// # Errors
     /// If the state cannot be copied.
@@ -202,7 +205,8 @@ fn progress_to_json(progress: &RunProgress) -> Value {
     })
 }
 
-/// What [`progress_to_json`] wrote after `num_steps` steps. Metrics that the model no longer has are left out.
+/// What [`progress_to_json`] wrote after `num_steps` steps. Metrics that the model no longer has
+/// are left out.
 pub(super) fn progress_of(num_steps: u64, value: &Value, metrics: &[&'static str]) -> RunProgress {
     // Values that are not finite are `null` in JSON.
     let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);

@@ -1,4 +1,5 @@
-//! The data of a run, as checkpoints record them: they are compared when a run is continued, and among its processes.
+//! The data of a run, as checkpoints record them: they are compared when a run is continued, and
+//! among its processes.
 
 use super::Error;
 use super::processes::Processes;

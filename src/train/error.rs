@@ -283,7 +283,8 @@ pub enum Error {
         /// What differs.
         differences: String,
     },
-    /// A job was started again after a failure, but its command does not continue the run that it has left.
+    /// A job was started again after a failure, but its command does not continue the run that it
+    /// has left.
     #[error(
         "generation {generation} of this job has failed: {reason}; its run in {} cannot be continued, because the command of \
          lockstep launch has no --resume: add it, or replace the run with --overwrite",
@@ -335,7 +336,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// `true` for an error that all processes of a run come to at the same step, because it follows from reduced values.
+    /// `true` for an error that all processes of a run come to at the same step, because it follows
+    /// from reduced values.
     pub(super) fn is_common(&self) -> bool {
         matches!(
             self,

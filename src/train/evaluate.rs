@@ -14,11 +14,12 @@ const F1: &str = "f1";
 const MATTHEWS: &str = "matthews";
 
 impl Trainer {
-    /// Checks that every metric of the model can have its own field in the files of a run, and that the best evaluation
-    /// is chosen by one of them or by the loss.
+    /// Checks that every metric of the model can have its own field in the files of a run, and that
+    /// the best evaluation is chosen by one of them or by the loss.
     ///
     /// # Errors
-    /// If a metric has a reserved name, two have the same name, or the model has no metric called `best`.
+    /// If a metric has a reserved name, two have the same name, or the model has no metric called
+    /// `best`.
     pub(super) fn check_metrics(&self, best: Option<&str>) -> Result<(), Error> {
         let names = self.eval_metrics();
         check_metric_names(&names)?;
@@ -42,7 +43,8 @@ impl Trainer {
         }
     }
 
-    /// Like [`Self::evaluate`], but calls `is_ended` before each batch and returns `None` if that is `true`.
+    /// Like [`Self::evaluate`], but calls `is_ended` before each batch and returns `None` if that
+    /// is `true`.
     pub(super) fn evaluate_unless(
         &self,
         source: &Arc<dyn Source>,
@@ -61,8 +63,8 @@ impl Trainer {
     }
 }
 
-/// Means over `batches`, by programs of [`crate::step::trace_eval`] for each size, whose leaves these are. `None` if `is_ended`
-/// before one of them.
+/// Means over `batches`, by programs of [`crate::step::trace_eval`] for each size, whose leaves
+/// these are. `None` if `is_ended` before one of them.
 pub(super) fn evaluate_with<'p>(
     (program, sender): (&dyn Fn(usize) -> Result<&'p Callable, Error>, &BatchSender),
     leaves: &[&Buffers],
@@ -114,8 +116,9 @@ fn result_of(of: &EvalSums, sums: &[f64]) -> EvalResult {
     EvalResult { loss: loss / weight, metrics: metrics.into_iter().collect() }
 }
 
-/// F1 from [`models::loss::class_counts`]: of class 1 if there are two, as GLUE and scikit-learn report it, otherwise the
-/// unweighted mean over classes. 0 for a class that is neither a label nor predicted.
+/// F1 from [`models::loss::class_counts`]: of class 1 if there are two, as GLUE and scikit-learn
+/// report it, otherwise the unweighted mean over classes. 0 for a class that is neither a label nor
+/// predicted.
 fn f1(counts: &[f64]) -> f64 {
     let num_classes = counts.len() / 3;
     let of_class = |class: usize| {
@@ -128,8 +131,9 @@ fn f1(counts: &[f64]) -> f64 {
     }
 }
 
-/// Matthews' correlation coefficient from [`models::loss::class_counts`]; 0 if only one class is predicted or labelled.
-/// Gorodkin, "Comparing two K-category assignments by a K-category correlation coefficient" (2004).
+/// Matthews' correlation coefficient from [`models::loss::class_counts`]; 0 if only one class is
+/// predicted or labelled. Gorodkin, "Comparing two K-category assignments by a K-category
+/// correlation coefficient" (2004).
 fn matthews(counts: &[f64]) -> f64 {
     let num_classes = counts.len() / 3;
     let (correct, rest) = counts.split_at(num_classes);

@@ -71,8 +71,8 @@ impl<'a> EvalSpec<'a> {
         })
     }
 
-    /// Means over examples. `open` gets the specifications of parameters and model state under the model's own paths, and
-    /// returns what has their values.
+    /// Means over examples. `open` gets the specifications of parameters and model state under the
+    /// model's own paths, and returns what has their values.
     ///
     /// # Errors
     /// If the model does not trace, values do not fit, or the compiler or a transfer fails.
@@ -88,7 +88,8 @@ impl<'a> EvalSpec<'a> {
         }
     }
 
-    /// Scores of examples; `None` if the model does not classify them. `open` as for [`Self::evaluator`].
+    /// Scores of examples; `None` if the model does not classify them. `open` as for
+    /// [`Self::evaluator`].
     ///
     /// # Errors
     /// As [`Self::evaluator`].

@@ -1,5 +1,5 @@
-//! What is due after a step. It depends on the number of steps alone, so that every process launches the same programs
-//! in the same order.
+//! What is due after a step. It depends on the number of steps alone, so that every process
+//! launches the same programs in the same order.
 
 use std::ops::Range;
 
@@ -53,7 +53,8 @@ impl DueSteps {
         self.proof_every > 0
     }
 
-    /// What is due after `num_steps` steps. All are after the last step, and what is saved has been proved.
+    /// What is due after `num_steps` steps. All are after the last step, and what is saved has been
+    /// proved.
     pub fn after(&self, num_steps: u64) -> Due {
         let is_last = num_steps == self.total_steps;
         let is_at = |every: u64| every > 0 && num_steps.is_multiple_of(every);
@@ -65,7 +66,8 @@ impl DueSteps {
         Due { proof, evaluation, checkpoint }
     }
 
-    /// The steps of each launch from `first` on, of at most `steps_per_launch` steps: something is due only after the last step of one.
+    /// The steps of each launch from `first` on, of at most `steps_per_launch` steps: something is
+    /// due only after the last step of one.
     pub fn launches(
         &self,
         first: u64,

@@ -9,14 +9,14 @@ use super::{Error, Trainer};
 use crate::pjrt::Arg;
 use crate::step::{self, GATHERED};
 
-/// Programs that gather a leaf on every replica, by what the leaf is. Leaves are gathered one after the other, so that only
-/// one is whole at a time.
+/// Programs that gather a leaf on every replica, by what the leaf is. Leaves are gathered one after
+/// the other, so that only one is whole at a time.
 #[derive(Default)]
 pub(super) struct Gathers(HashMap<String, Callable>);
 
 impl Trainer {
-    /// The whole value of a leaf. All processes must call it for the same leaves in the same order, if a leaf is spread
-    /// over them.
+    /// The whole value of a leaf. All processes must call it for the same leaves in the same order,
+    /// if a leaf is spread over them.
     ///
     /// # Errors
     /// If the state has no such leaf, or a launch or a transfer fails.

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-/// The launches of the given steps of a run, as ranges of steps. A launch never runs past the end or past a multiple of one of `stops` (0 for
-/// none). It has `steps_per_launch` steps if that many are left before the next such place, else one step.
+/// The launches of the given steps of a run, as ranges of steps. A launch never runs past the end
+/// or past a multiple of one of `stops` (0 for none). It has `steps_per_launch` steps if that many
+/// are left before the next such place, else one step.
 ///
 /// ```
 /// use lockstep::train::launches;

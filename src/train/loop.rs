@@ -3,8 +3,9 @@
 //! ```text
 //! data thread: batch k+1 -> devices      loop: batch k, rate k -> launch -> state, metrics of step k
 //! ```
-//! Launches are asynchronous. The loop launches up to [`MAX_UNRECORDED`] of them ahead of the metrics that it records,
-//! and waits only where it needs a value. With `steps_per_launch`, a launch is several steps on as many batches.
+//! Launches are asynchronous. The loop launches up to [`MAX_UNRECORDED`] of them ahead of the
+//! metrics that it records, and waits only where it needs a value. With `steps_per_launch`, a
+//! launch is several steps on as many batches.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -19,8 +20,8 @@ use crate::cluster::Phase;
 use crate::data::{Prefetch, Prefetched, TrainBatches};
 use crate::pjrt;
 
-/// Launches whose metrics may be outstanding. More would not make the devices busier, and would let the host run far
-/// ahead of a step that stops the run.
+/// Launches whose metrics may be outstanding. More would not make the devices busier, and would let
+/// the host run far ahead of a step that stops the run.
 const MAX_UNRECORDED: usize = 2;
 
 /// How the steps ended, if no error ended them.
@@ -100,7 +101,8 @@ impl<'a> Loop<'a> {
     /// Takes all steps, or those before a requested stop, and does what is due after them.
     ///
     /// # Errors
-    /// What ends the run. The launches before it have been recorded, unless it is one of them that failed.
+    /// What ends the run. The launches before it have been recorded, unless it is one of them that
+    /// failed.
     pub fn run(mut self) -> Result<End, Error> {
         let ended = self.take_steps();
         self.processes.phase(Phase::Checkpoint, self.trainer.steps_taken());
@@ -244,8 +246,8 @@ impl<'a> Loop<'a> {
         Ok(())
     }
 
-    /// `true` if the last `train.patience` evaluations were not better than the best one. Follows from what checkpoints
-    /// hold, and is alike in all processes.
+    /// `true` if the last `train.patience` evaluations were not better than the best one. Follows
+    /// from what checkpoints hold, and is alike in all processes.
     fn ends_early(&self) -> bool {
         let config = &self.job.config.train;
         let progress = self.recorder.progress();
@@ -265,14 +267,16 @@ impl<'a> Loop<'a> {
         ));
     }
 
-    /// `true` if the state of the best evaluation so far is to be saved, and that is the current one.
+    /// `true` if the state of the best evaluation so far is to be saved, and that is the current
+    /// one.
     fn is_best(&self) -> bool {
         let best = self.recorder.progress().best_eval;
         self.job.config.checkpoint.keep_best
             && best.is_some_and(|best| best.step + 1 == self.trainer.steps_taken())
     }
 
-    /// Starts to save a checkpoint. One that is not needed is skipped if the one before is still being written.
+    /// Starts to save a checkpoint. One that is not needed is skipped if the one before is still
+    /// being written.
     fn save(&mut self, must_save: bool) -> Result<(), Error> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         self.processes.phase(Phase::Checkpoint, self.trainer.steps_taken());

@@ -22,7 +22,8 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// What is known of a step before it is compiled: its state. Not all gradients need to be there at the same time.
+    /// What is known of a step before it is compiled: its state. Not all gradients need to be there
+    /// at the same time.
     pub fn of_state(leaves: &Tree<LeafSpec>, mesh: &Mesh) -> Self {
         // A leaf that the mesh does not divide is refused elsewhere.
         let bytes =
@@ -39,7 +40,8 @@ impl Need {
         Ok(Self { is_evaluation: true, ..Self::of_programs([program])? })
     }
 
-    /// What the largest of some programs needs, by the compiler's figures. A plugin without figures needs nothing.
+    /// What the largest of some programs needs, by the compiler's figures. A plugin without figures
+    /// needs nothing.
     ///
     /// # Errors
     /// If the plugin fails otherwise.
@@ -77,8 +79,8 @@ impl Need {
     }
 }
 
-/// Refuses what is larger than the memory of a client's devices, and says if it is larger than what is free. Where neither the plugin nor
-/// the system says how much there is, everything is accepted.
+/// Refuses what is larger than the memory of a client's devices, and says if it is larger than what
+/// is free. Where neither the plugin nor the system says how much there is, everything is accepted.
 ///
 /// # Errors
 /// [`Error::Memory`], which says what to change.
@@ -122,8 +124,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// The memory of the devices of a client: on the CPU backend, all replicas of this process share that of the host. `None` if the plugin
-    /// or the system does not say how much there is.
+    /// The memory of the devices of a client: on the CPU backend, all replicas of this process
+    /// share that of the host. `None` if the plugin or the system does not say how much there is.
     fn of(client: &Client, mesh: &Mesh) -> Option<Self> {
         let is_sharded = mesh.size(Axis::Fsdp) > 1;
         if client.platform() != Platform::Cpu {
@@ -141,7 +143,8 @@ impl Memory {
         Readings::now()?.memory(num_replicas, is_sharded)
     }
 
-    /// Refuses what is larger than the memory. The answer is a warning if a compiled program needs more than is free.
+    /// Refuses what is larger than the memory. The answer is a warning if a compiled program needs
+    /// more than is free.
     fn check(&self, need: Need) -> Result<Option<String>, Error> {
         let needed = need.total().saturating_mul(self.num_replicas);
         if needed > self.total_bytes {
@@ -214,7 +217,8 @@ struct Readings {
     host_total: u64,
     host_swap: u64,
     host_available: u64,
-    /// The limit of the control group of this process, and what its processes have allocated. Pages of files that it has read count as free.
+    /// The limit of the control group of this process, and what its processes have allocated. Pages
+    /// of files that it has read count as free.
     group: Option<(u64, u64)>,
 }
 
@@ -233,7 +237,8 @@ impl Readings {
         })
     }
 
-    /// The control group if it has less than the host. Whether it may use the host's swap is not known, so that is not counted.
+    /// The control group if it has less than the host. Whether it may use the host's swap is not
+    /// known, so that is not counted.
     fn memory(&self, num_replicas: u64, is_sharded: bool) -> Option<Memory> {
         let (place, total_bytes, free_bytes) = match self.group {
             Some((limit, used)) if limit < self.host_total => {

@@ -1,5 +1,5 @@
-//! Training: from a configuration to compiled programs and a state on devices, through the loop ([`train`]), to the
-//! files that a run leaves. Belongs to the run phase.
+//! Training: from a configuration to compiled programs and a state on devices, through the loop
+//! ([`train`]), to the files that a run leaves. Belongs to the run phase.
 
 mod accept;
 mod begin;
@@ -84,7 +84,8 @@ pub struct Options {
     pub started: Instant,
     /// Directory for metrics, summary and parameters; `None` writes no files.
     pub out: Option<PathBuf>,
-    /// `true` if the run may replace another one in that directory. The other one's files are removed when this run is done.
+    /// `true` if the run may replace another one in that directory. The other one's files are
+    /// removed when this run is done.
     pub overwrite: bool,
     /// File with the parameters to start from; `None` draws them from the seed.
     pub init: Option<PathBuf>,
@@ -115,7 +116,8 @@ impl Default for Options {
 pub struct Outcome {
     /// The contents of `summary.json`.
     pub summary: Summary,
-    /// Why it failed: what ended it before its last step, what is not finite at its end, or which file could not be written.
+    /// Why it failed: what ended it before its last step, what is not finite at its end, or which
+    /// file could not be written.
     pub failure: Option<Error>,
 }
 
@@ -132,14 +134,16 @@ impl Outcome {
     }
 }
 
-/// Trains from the first step to the last: opens the devices, compiles, runs the loop, evaluates, and writes
-/// `metrics.jsonl`, `params.safetensors` and `summary.json` if there is a directory for them.
+/// Trains from the first step to the last: opens the devices, compiles, runs the loop, evaluates,
+/// and writes `metrics.jsonl`, `params.safetensors` and `summary.json` if there is a directory for
+/// them.
 ///
-/// A run that reaches its first step has an outcome, whatever ends it: the metrics up to there, the summary and, if they are
-/// sound, the parameters have been written.
+/// A run that reaches its first step has an outcome, whatever ends it: the metrics up to there, the
+/// summary and, if they are sound, the parameters have been written.
 ///
 /// # Errors
-/// What keeps a run from starting. The directory is then unchanged, unless the first write to it failed.
+/// What keeps a run from starting. The directory is then unchanged, unless the first write to it
+/// failed.
 pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let Options { started, init, stop, member, .. } = options;
     let processes = Processes::of(member.as_ref());
@@ -237,7 +241,8 @@ fn how_to_go_on(config: &Config, options: &Options, num_steps: u64) -> String {
     format!("saved after {} in {place}; {how} goes on from there", counted(num_steps, "step"))
 }
 
-/// `true` if the parameters can be saved, whatever ended the steps. After a failed proof or launch they are not sound.
+/// `true` if the parameters can be saved, whatever ended the steps. After a failed proof or launch
+/// they are not sound.
 fn is_sound(
     failure: Option<&Error>,
     is_proved: bool,

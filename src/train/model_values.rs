@@ -6,13 +6,14 @@ use super::Error;
 use crate::state;
 use crate::step::PARAMS;
 
-/// Values of parameters and model state under the model's own paths. Where the state stacks parameters, these are the rows.
+/// Values of parameters and model state under the model's own paths. Where the state stacks
+/// parameters, these are the rows.
 pub trait ModelValues {
     /// The paths that have a value.
     fn paths(&self) -> Vec<&str>;
 
-    /// The rectangle of these `dims`, whose first element is at `start`, of the value at `path`, which the model declares as
-    /// `spec`.
+    /// The rectangle of these `dims`, whose first element is at `start`, of the value at `path`,
+    /// which the model declares as `spec`.
     ///
     /// # Errors
     /// A path without a value, a value of another type, or one that cannot be read.

@@ -7,7 +7,8 @@ use crate::observe::RunProgress;
 /// Follows which updates are skipped, and stops the run at the first one unless it is to go on.
 pub(super) struct SkippedUpdates {
     on_nonfinite: OnNonfinite,
-    /// If the update of the last step was skipped: which value was not finite, and how many were skipped so far.
+    /// If the update of the last step was skipped: which value was not finite, and how many were
+    /// skipped so far.
     last: Option<(String, u64)>,
 }
 
@@ -18,11 +19,12 @@ impl SkippedUpdates {
         Self { on_nonfinite, last }
     }
 
-    /// Checks the steps of the next launch, and calls `report` with each whose update was skipped and with the value
-    /// that was not finite.
+    /// Checks the steps of the next launch, and calls `report` with each whose update was skipped
+    /// and with the value that was not finite.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] for a step that stops the run. The steps after it have changed nothing: they are removed.
+    /// [`Error::NonFinite`] for a step that stops the run. The steps after it have changed nothing:
+    /// they are removed.
     pub fn check(
         &mut self,
         results: &mut Vec<StepResult>,
@@ -52,7 +54,8 @@ impl SkippedUpdates {
     }
 }
 
-/// Which value was not finite: the loss of some replicas, the mean loss, the gradient, or else a leaf of the next state.
+/// Which value was not finite: the loss of some replicas, the mean loss, the gradient, or else a
+/// leaf of the next state.
 fn describe(result: &StepResult) -> String {
     let replicas: Vec<_> = result.nonfinite_replicas.iter().map(usize::to_string).collect();
     match (&replicas[..], &result.nonfinite_leaf) {

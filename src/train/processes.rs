@@ -11,12 +11,13 @@ use crate::cluster::{GenerationEnd, Member, Phase, Session, Wish};
 use crate::observe::{FailedGeneration, say};
 use crate::pjrt::{Placement, Process};
 
-/// How long a process waits for what another one does before the first step or while it saves. If that process ends, the wait
-/// ends sooner.
+/// How long a process waits for what another one does before the first step or while it saves. If
+/// that process ends, the wait ends sooner.
 const DEADLINE: Duration = Duration::from_secs(1800);
 
-/// The processes of a run, as one of them sees them. All launch the same programs in the same order, so whatever decides
-/// what is launched must be the same in all: it follows from the number of steps, from reduced values, or is agreed on here.
+/// The processes of a run, as one of them sees them. All launch the same programs in the same
+/// order, so whatever decides what is launched must be the same in all: it follows from the number
+/// of steps, from reduced values, or is agreed on here.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Processes<'a> {
     member: Option<&'a Member>,
@@ -150,8 +151,8 @@ pub(super) struct Agreed {
     pub must_save: bool,
 }
 
-/// Requests to stop or save a run, which reach its processes at different times, and become something that all do after the same
-/// step.
+/// Requests to stop or save a run, which reach its processes at different times, and become
+/// something that all do after the same step.
 pub(super) struct Agreement<'a> {
     stop: &'a Stop,
     processes: Processes<'a>,
@@ -164,13 +165,14 @@ impl<'a> Agreement<'a> {
         Self { stop, processes, has_wished_to_stop: false, has_wished_to_save: false }
     }
 
-    /// `true` if the run is to end before the next launch. Only a run of one process can decide that at once.
+    /// `true` if the run is to end before the next launch. Only a run of one process can decide
+    /// that at once.
     pub fn stops_now(&self) -> bool {
         self.processes.member.is_none() && self.stop.is_requested()
     }
 
-    /// What is agreed on after `num_steps` steps. Called once after each launch, and before the first one. `is_due` says
-    /// whether this process wants a checkpoint, by its clock.
+    /// What is agreed on after `num_steps` steps. Called once after each launch, and before the
+    /// first one. `is_due` says whether this process wants a checkpoint, by its clock.
     ///
     /// # Errors
     /// If the coordinator does not answer, or the job has failed.

@@ -19,7 +19,8 @@ use crate::pjrt::{
 use crate::step::{self, DeclaredStep, EvalSums, Results, Signature};
 use crate::targets::{Chip, flags};
 
-/// The XLA option by which the processes of a run divide the measuring of kernels among them while they compile.
+/// The XLA option by which the processes of a run divide the measuring of kernels among them while
+/// they compile.
 const SHARD_AUTOTUNING: &str = "xla_gpu_shard_autotuning";
 
 /// How programs are compiled.
@@ -32,9 +33,9 @@ pub struct CompileSettings {
 }
 
 impl CompileSettings {
-    /// Completes the settings for a client's devices: assigns a device to each replica of the mesh, and adds the XLA options for
-    /// the devices' chip if it is known, so that a run compiles what `lockstep compile` showed. Options set before
-    /// take precedence.
+    /// Completes the settings for a client's devices: assigns a device to each replica of the mesh,
+    /// and adds the XLA options for the devices' chip if it is known, so that a run compiles what
+    /// `lockstep compile` showed. Options set before take precedence.
     #[must_use]
     pub fn for_devices(mut self, client: &Client, mesh: &Mesh) -> Self {
         let devices = device_order(client.global_devices(), mesh.size(Axis::Fsdp));
@@ -47,15 +48,16 @@ impl CompileSettings {
         let is_elsewhere =
             |device: &DeviceDescription| device.process_index != client.process_index();
         if client.platform() == Platform::Cuda && client.global_devices().iter().any(is_elsewhere) {
-            // Otherwise compiling waits for all processes to compile too, but most of them wait for the cache.
+            // Otherwise compiling waits for all processes to compile too, but most of them wait for
+            // the cache.
             let overrides = &mut self.options.overrides;
             overrides.entry(SHARD_AUTOTUNING.to_owned()).or_insert(OverrideValue::Bool(false));
         }
         self
     }
 
-    /// Compiles a program or loads it from the cache, in which case the flag is `true`. A cache that cannot be written
-    /// is reported once and is no error.
+    /// Compiles a program or loads it from the cache, in which case the flag is `true`. A cache
+    /// that cannot be written is reported once and is no error.
     pub(super) fn compile(
         &self,
         client: &Client,
@@ -125,7 +127,8 @@ impl UncompiledProgram {
     }
 }
 
-/// The compiled programs of a run. Those that the first step does not need are compiled later, on other threads.
+/// The compiled programs of a run. Those that the first step does not need are compiled later, on
+/// other threads.
 pub struct Programs {
     /// seed -> state.
     pub init: Callable,
@@ -141,13 +144,13 @@ pub struct Programs {
     pub proof: Background,
     /// What the sums of `eval` are of.
     pub eval_sums: EvalSums,
-    /// The paths in the state of the leaves that evaluation reads and whose rows files hold, under their paths in the
-    /// model.
+    /// The paths in the state of the leaves that evaluation reads and whose rows files hold, under
+    /// their paths in the model.
     pub model_leaves: Tree<String>,
     /// The graph of the step that was compiled, for reports.
     pub step_graph: Graph,
-    /// Hexadecimal hashes of everything that the compiled step depends on, and the programs of several steps and of smaller
-    /// batches.
+    /// Hexadecimal hashes of everything that the compiled step depends on, and the programs of
+    /// several steps and of smaller batches.
     pub step_key: String,
 }
 

@@ -22,11 +22,12 @@ struct Difference {
 }
 
 impl Trainer {
-    /// Compares the replicas that hold the same piece of each leaf. A shard that only one replica holds has nothing to be
-    /// compared with.
+    /// Compares the replicas that hold the same piece of each leaf. A shard that only one replica
+    /// holds has nothing to be compared with.
     ///
     /// # Errors
-    /// [`Error::LockstepLost`] with the first leaf that differs and the replicas on which it differs.
+    /// [`Error::LockstepLost`] with the first leaf that differs and the replicas on which it
+    /// differs.
     pub fn prove_lockstep(&self) -> Result<(), Error> {
         self.prove_among(Processes::default())
     }
@@ -47,7 +48,8 @@ impl Trainer {
         })
     }
 
-    /// The first leaf of which replicas of this process hold other bits than the rest of their group.
+    /// The first leaf of which replicas of this process hold other bits than the rest of their
+    /// group.
     fn first_difference(&self) -> Result<Option<Difference>, Error> {
         let proof = self.programs.proof.get()?;
         let mut results = proof.call(self.state.leaves().map(Arg::Borrow), |_| None)?.results;
@@ -80,7 +82,8 @@ impl Trainer {
     }
 }
 
-/// The replicas whose value is not that of the majority; without a majority, all groups of replicas that agree.
+/// The replicas whose value is not that of the majority; without a majority, all groups of replicas
+/// that agree.
 fn odd_ones_out(values: &[(usize, u32)]) -> String {
     let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (replica, value) in values {
@@ -95,7 +98,8 @@ fn odd_ones_out(values: &[(usize, u32)]) -> String {
             list(&odd)
         }
         None => {
-            // In the order of replicas: that of the values would differ from one processor to another.
+            // In the order of replicas: that of the values would differ from one processor to
+            // another.
             let mut groups: Vec<_> = groups.into_values().collect();
             groups.sort_unstable();
             let groups: Vec<_> =

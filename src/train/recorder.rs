@@ -1,4 +1,5 @@
-//! Turns what the loop learns into [`RunEvent`]s for the sinks of the run, and writes the final parameters.
+//! Turns what the loop learns into [`RunEvent`]s for the sinks of the run, and writes the final
+//! parameters.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -103,7 +104,8 @@ impl Recorder {
         })
     }
 
-    /// Records the steps of a launch. `is_evaluated` says whether an evaluation follows the last of them.
+    /// Records the steps of a launch. `is_evaluated` says whether an evaluation follows the last of
+    /// them.
     pub fn launch(&mut self, results: &[StepResult], times: LaunchTimes, is_evaluated: bool) {
         let ms = |time: Duration| time.as_secs_f64() * 1e3 / times.num_steps as f64;
         let (step_ms, host_ms, data_wait_ms) =
@@ -174,8 +176,9 @@ impl Recorder {
         self.sinks.send(&RunEvent::Message(text.to_owned()));
     }
 
-    /// Writes the parameters, if they are sound, the last lines and the summary. An error does not keep the rest from
-    /// being written: it becomes the run's failure, or a message if there is a failure already.
+    /// Writes the parameters, if they are sound, the last lines and the summary. An error does not
+    /// keep the rest from being written: it becomes the run's failure, or a message if there is a
+    /// failure already.
     pub fn end(
         mut self,
         is_interrupted: bool,

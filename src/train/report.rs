@@ -13,7 +13,8 @@ use crate::step::{OPT_STATE, PARAMS};
 /// Classes that a message lists.
 const MAX_CLASSES: usize = 10;
 
-/// The sizes that make up the global batch, the length of the run, and the sizes that examples are padded to.
+/// The sizes that make up the global batch, the length of the run, and the sizes that examples are
+/// padded to.
 pub fn describe_batch(run: &Run) -> String {
     let (length, batch) = (&run.length, &run.batch);
     let epoch =
@@ -59,8 +60,8 @@ fn describe_padding(run: &Run) -> Option<String> {
     })
 }
 
-/// The sizes of the state, what is sharded, and the cost of synchronization: bytes per step, collectives and replica
-/// groups.
+/// The sizes of the state, what is sharded, and the cost of synchronization: bytes per step,
+/// collectives and replica groups.
 pub fn describe_synchronisation(trainer: &Trainer, parallel: &ParallelConfig) -> String {
     let state = trainer.state();
     let bytes = |prefix: &str| -> usize {
@@ -102,7 +103,8 @@ fn describe_all_reduces(step: &Graph) -> String {
     )
 }
 
-/// How a sharded state is held: the stage of ZeRO, and bytes of parameters sharded and whole, and why.
+/// How a sharded state is held: the stage of ZeRO, and bytes of parameters sharded and whole, and
+/// why.
 fn describe_sharding(state: &Tree<LeafSpec>, mesh: &Mesh, parallel: &ParallelConfig) -> String {
     let report = ShardingReport::new(&state.subtree(PARAMS), state, mesh);
     let total = |LeafTotals { num_leaves, bytes }| {
@@ -140,8 +142,8 @@ struct CollectiveTotal {
     sent_bytes: u64,
 }
 
-/// The collectives of a graph by kind and groups, in the order in which each kind first occurs. Collectives among one
-/// replica, which move nothing, are left out.
+/// The collectives of a graph by kind and groups, in the order in which each kind first occurs.
+/// Collectives among one replica, which move nothing, are left out.
 fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
     let mut totals: Vec<CollectiveTotal> = vec![];
     for found in hlo::communication(graph).into_iter().filter(|found| found.group_size > 1) {
@@ -173,7 +175,8 @@ fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
     totals
 }
 
-/// How a sharded state is held: the stage of ZeRO, a line for each parameter, and the totals in bytes.
+/// How a sharded state is held: the stage of ZeRO, a line for each parameter, and the totals in
+/// bytes.
 pub fn list_sharding(
     state: &Tree<LeafSpec>,
     mesh: &Mesh,

@@ -23,7 +23,8 @@ pub enum Resume {
     Never,
     /// At its newest checkpoint, if it has one.
     Newest,
-    /// At this checkpoint, or at the newest one in this directory or of the run in it; a path or a URL.
+    /// At this checkpoint, or at the newest one in this directory or of the run in it; a path or a
+    /// URL.
     From(PathBuf),
 }
 
@@ -63,7 +64,8 @@ enum Meaning {
     Refuse,
 }
 
-/// Keys, or sections, and what another value means. The first that matches counts; others are warned of.
+/// Keys, or sections, and what another value means. The first that matches counts; others are
+/// warned of.
 const MEANINGS: [(&str, Meaning); 31] = [
     ("model.remat", Meaning::Same),
     ("model.scan_layers", Meaning::Same),
@@ -260,7 +262,8 @@ fn counts(before: &SplitRecord, now: &SplitRecord) -> String {
     }
 }
 
-/// `true` if both configurations make the same number of steps of the same batch, however they say it.
+/// `true` if both configurations make the same number of steps of the same batch, however they say
+/// it.
 fn has_same_length(saved: &RunRecord, now: Now<'_>) -> bool {
     let num_examples = usize::try_from(now.data.train.num_examples).ok();
     let total = |text: &str| {
@@ -301,10 +304,12 @@ fn flat(table: &Table) -> BTreeMap<String, Value> {
     keys
 }
 
-/// Checks that a checkpoint can be continued, before anything is compiled. `leaves` are those of the run.
+/// Checks that a checkpoint can be continued, before anything is compiled. `leaves` are those of
+/// the run.
 ///
 /// # Errors
-/// Another batch, another position in the data, more steps than the run has, or a state that does not fit.
+/// Another batch, another position in the data, more steps than the run has, or a state that does
+/// not fit.
 pub(super) fn check(
     checkpoint: &Checkpoint,
     differences: &Differences,

@@ -51,8 +51,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// Resolves a configuration for a mesh of devices of a platform, which is [`Client::platform`], or
-    /// [`platform_on_host`] before there is a client.
+    /// Resolves a configuration for a mesh of devices of a platform, which is [`Client::platform`],
+    /// or [`platform_on_host`] before there is a client.
     ///
     /// [`Client::platform`]: crate::pjrt::Client::platform
     /// [`platform_on_host`]: super::platform_on_host
@@ -72,8 +72,8 @@ impl Run {
         Ok(Self { smaller_fields: smaller_fields_of(&*splits.train), compile, ..run })
     }
 
-    /// [`Self::new`] for data that need not be there: the fields of a batch, which is of full size, and the number of training
-    /// examples if it is known. Nothing is cached.
+    /// [`Self::new`] for data that need not be there: the fields of a batch, which is of full size,
+    /// and the number of training examples if it is known. Nothing is cached.
     pub(super) fn resolve(
         config: &Config,
         fields: Vec<BatchField>,

@@ -1,9 +1,9 @@
-//! The output directory of a run. Only that run writes into it, and its files always belong to one run, even if a process
-//! is killed.
+//! The output directory of a run. Only that run writes into it, and its files always belong to one
+//! run, even if a process is killed.
 //!
-//! A run that replaces another first moves the other's files to `replaced-run`, and removes them when it is done. So a run
-//! that fails or is stopped destroys nothing. If such a run is replaced in turn while `replaced-run` still holds another,
-//! the better one is kept: see `worth`.
+//! A run that replaces another first moves the other's files to `replaced-run`, and removes them
+//! when it is done. So a run that fails or is stopped destroys nothing. If such a run is replaced
+//! in turn while `replaced-run` still holds another, the better one is kept: see `worth`.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -125,12 +125,13 @@ pub enum RunDirError {
 }
 
 impl RunDir {
-    /// Creates the directory if needed, and checks that a run can be written into it, without changing its contents. Call
-    /// this before anything that takes time: a run whose files cannot be written does not start.
+    /// Creates the directory if needed, and checks that a run can be written into it, without
+    /// changing its contents. Call this before anything that takes time: a run whose files cannot
+    /// be written does not start.
     ///
     /// # Errors
-    /// A directory that cannot be written into, that another process is writing into, or that holds another run which
-    /// is to be refused.
+    /// A directory that cannot be written into, that another process is writing into, or that holds
+    /// another run which is to be refused.
     pub fn claim(path: &Path, existing: Existing) -> Result<Self, RunDirError> {
         let dir = path.to_owned();
         let open = || {
@@ -202,7 +203,8 @@ impl RunDir {
         Ok(())
     }
 
-    /// Removes the files of this run, which did not reach its first step. Those of a run that it continues stay.
+    /// Removes the files of this run, which did not reach its first step. Those of a run that it
+    /// continues stay.
     pub fn give_up(&self) {
         if self.existing == Existing::Continue {
             return;
@@ -213,7 +215,8 @@ impl RunDir {
         self.end(false);
     }
 
-    /// Removes the run that this one has replaced if it `is_done`, and otherwise says where that is.
+    /// Removes the run that this one has replaced if it `is_done`, and otherwise says where that
+    /// is.
     pub fn end(&self, is_done: bool) {
         let Some(place) = self.replaced() else { return };
         if !is_done {
@@ -262,8 +265,8 @@ pub(super) fn summary_in(dir: &Path) -> Value {
     serde_json::from_slice(&summary).unwrap_or_default()
 }
 
-/// `true` if a directory holds no run, or one that was killed or failed before it saved anything: it may begin again. Its
-/// checkpoints may be elsewhere, as its configuration says.
+/// `true` if a directory holds no run, or one that was killed or failed before it saved anything:
+/// it may begin again. Its checkpoints may be elsewhere, as its configuration says.
 pub fn has_nothing_saved(dir: &Path, config: &Config) -> bool {
     let summary = summary_in(dir);
     let has_ended = ["done", "interrupted"].iter().any(|status| summary["status"] == *status);
@@ -278,8 +281,8 @@ fn has_checkpoints(dir: &Path) -> bool {
     CheckpointDir::list(dir.join(CheckpointConfig::DIR)).is_ok_and(|found| !found.is_empty())
 }
 
-/// How the run in a directory differs from the one of `config` in what tells their checkpoints apart; empty if it does not, or if
-/// there is no such run.
+/// How the run in a directory differs from the one of `config` in what tells their checkpoints
+/// apart; empty if it does not, or if there is no such run.
 pub fn differences(dir: &Path, config: &Config) -> Vec<String> {
     let Some((place, seed)) = keys_of(dir) else { return vec![] };
     let (new_place, new_seed) = is_identified_by(config);
@@ -295,7 +298,8 @@ pub fn differences(dir: &Path, config: &Config) -> Vec<String> {
     found
 }
 
-/// `true` unless a directory holds a run that saves its checkpoints elsewhere or has another seed than `config`.
+/// `true` unless a directory holds a run that saves its checkpoints elsewhere or has another seed
+/// than `config`.
 pub fn may_be_run_of(dir: &Path, config: &Config) -> bool {
     keys_of(dir).is_none_or(|keys| keys == is_identified_by(config))
 }
@@ -325,8 +329,8 @@ fn files_in(dir: &Path) -> Vec<&'static str> {
     FILES.into_iter().filter(|name| dir.join(name).exists()).collect()
 }
 
-/// Ranks the run in a directory: a run that is done is worth more than one that was stopped after some steps, and that more
-/// than one that failed, was killed, or has no parameters.
+/// Ranks the run in a directory: a run that is done is worth more than one that was stopped after
+/// some steps, and that more than one that failed, was killed, or has no parameters.
 fn worth(dir: &Path) -> u32 {
     let summary = summary_in(dir);
     match summary["status"].as_str() {

@@ -1,4 +1,5 @@
-//! Startup, shared by `train` and `bench`: opens the devices, compiles the programs, initializes the state.
+//! Startup, shared by `train` and `bench`: opens the devices, compiles the programs, initializes
+//! the state.
 
 use std::sync::Arc;
 use std::thread;
@@ -53,8 +54,8 @@ fn open(plugin: &Plugin, device: &DeviceConfig, processes: Processes<'_>) -> Res
     })
 }
 
-/// The platform of the configured backend, if its name determines it. `None` for a plugin given by path, which has to
-/// be loaded to find out.
+/// The platform of the configured backend, if its name determines it. `None` for a plugin given by
+/// path, which has to be loaded to find out.
 pub fn platform_on_host(config: &Config) -> Option<Platform> {
     match config.device.backend {
         Backend::Cpu => Some(Platform::Cpu),
@@ -64,12 +65,14 @@ pub fn platform_on_host(config: &Config) -> Option<Platform> {
     }
 }
 
-/// The mesh as known without a plugin: `"auto"` is the number of the host's cores, as on the CPU backend.
+/// The mesh as known without a plugin: `"auto"` is the number of the host's cores, as on the CPU
+/// backend.
 pub fn mesh_on_host(config: &Config) -> Mesh {
     config.mesh.on_virtual_devices(thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// [`mesh_on_host`] for one of several processes: `"auto"` is then a replica per process on the CPU backend.
+/// [`mesh_on_host`] for one of several processes: `"auto"` is then a replica per process on the CPU
+/// backend.
 fn mesh_among(config: &Config, processes: Processes<'_>) -> Result<Mesh, Error> {
     let num_processes = processes.this().num_processes;
     if num_processes == 1 {
@@ -86,8 +89,8 @@ fn mesh_among(config: &Config, processes: Processes<'_>) -> Result<Mesh, Error> 
     }
 }
 
-/// Finds the plugin and opens the devices of the mesh. Installs the CPU plugin if it is missing, and reports that
-/// through `say`.
+/// Finds the plugin and opens the devices of the mesh. Installs the CPU plugin if it is missing,
+/// and reports that through `say`.
 ///
 /// # Errors
 /// If there is no plugin, or the devices do not fit the mesh.
@@ -178,9 +181,10 @@ fn with_overrides(error: Error, config: &Config) -> Error {
     }
 }
 
-/// The whole startup, from a job to a state on the devices. `check` is called between the phases, and its error ends
-/// the startup. `load` gets the run, the leaves of its state and the specifications of what files of a model hold, and returns the
-/// model to start from if it is not drawn; it is called before anything is compiled, so that what does not fit is known at once.
+/// The whole startup, from a job to a state on the devices. `check` is called between the phases,
+/// and its error ends the startup. `load` gets the run, the leaves of its state and the
+/// specifications of what files of a model hold, and returns the model to start from if it is not
+/// drawn; it is called before anything is compiled, so that what does not fit is known at once.
 pub(super) fn start(
     job: &Job<'_>,
     processes: Processes<'_>,

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Error;
 
-/// A request to end a run: after the launches in flight, or before the first step if there are none yet. A run that goes on
-/// can be asked to save a checkpoint. Clones share the requests.
+/// A request to end a run: after the launches in flight, or before the first step if there are none
+/// yet. A run that goes on can be asked to save a checkpoint. Clones share the requests.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     requested: Arc<AtomicBool>,

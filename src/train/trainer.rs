@@ -26,7 +26,8 @@ use crate::step::{
     ema_path,
 };
 
-/// The batches of a launch, whose transfer to the devices has started: the step's `batch.*` inputs by name.
+/// The batches of a launch, whose transfer to the devices has started: the step's `batch.*` inputs
+/// by name.
 pub struct DeviceBatch {
     /// Index, in the run, of the first batch.
     pub index: u64,
@@ -38,8 +39,8 @@ pub struct DeviceBatch {
 }
 
 impl DeviceBatch {
-    /// The argument for the input `name`, if it is a field of the batch. It is borrowed, because destroying the buffer
-    /// before the launch has ended would block.
+    /// The argument for the input `name`, if it is a field of the batch. It is borrowed, because
+    /// destroying the buffer before the launch has ended would block.
     pub(super) fn arg(&self, name: &str) -> Option<Arg<'_>> {
         self.fields.get(name).map(Arg::Borrow)
     }
@@ -107,7 +108,8 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Compiles the programs and initializes the state from the seed, without communication between replicas.
+    /// Compiles the programs and initializes the state from the seed, without communication between
+    /// replicas.
     ///
     /// # Errors
     /// If the model does not trace, the compiler fails, or a launch fails.
@@ -117,7 +119,8 @@ impl Trainer {
         Self::with_programs(client, run, lowered, seed, &spans)
     }
 
-    /// [`Self::new`] with lowered programs. Refuses what is larger than the memory before anything of that size is allocated.
+    /// [`Self::new`] with lowered programs. Refuses what is larger than the memory before anything
+    /// of that size is allocated.
     pub(super) fn with_programs(
         client: &Client,
         run: &Run,
@@ -150,10 +153,12 @@ impl Trainer {
         &mut self.state
     }
 
-    /// Replaces parameters, their running means if the optimizer keeps them, and model state by the values that there are.
+    /// Replaces parameters, their running means if the optimizer keeps them, and model state by the
+    /// values that there are.
     ///
     /// # Errors
-    /// A value that the model does not have, that does not fit, or that cannot be read; see [`State::fill`].
+    /// A value that the model does not have, that does not fit, or that cannot be read; see
+    /// [`State::fill`].
     pub fn set_model(&mut self, values: &dyn ModelValues) -> Result<(), Error> {
         let specs = self.model_leaf_specs();
         let rows = rows(&specs);
@@ -184,8 +189,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// The specifications of parameters and model state under the model's own paths: what files hold. Where the state
-    /// stacks parameters, these are the rows.
+    /// The specifications of parameters and model state under the model's own paths: what files
+    /// hold. Where the state stacks parameters, these are the rows.
     pub fn model_specs(&self) -> Tree<LeafSpec> {
         row_specs(&self.model_leaf_specs())
     }
@@ -195,8 +200,8 @@ impl Trainer {
         self.programs.model_leaves.map(|_, path| self.state.specs()[path].clone())
     }
 
-    /// The whole values of what evaluation needs: model state and parameters, or the parameters' running means if the
-    /// optimizer keeps them, under the model's own paths.
+    /// The whole values of what evaluation needs: model state and parameters, or the parameters'
+    /// running means if the optimizer keeps them, under the model's own paths.
     ///
     /// # Errors
     /// If a launch or a transfer fails.
@@ -209,9 +214,10 @@ impl Trainer {
         Ok(split_rows(&self.model_leaf_specs(), whole))
     }
 
-    /// Starts to compile the programs that the first step does not need: those of smaller batches, the evaluation, and, with
-    /// `proof`, the lockstep proof. Best called after the first step: while it runs, compiling would take its processors. A program
-    /// that is needed before is compiled then.
+    /// Starts to compile the programs that the first step does not need: those of smaller batches,
+    /// the evaluation, and, with `proof`, the lockstep proof. Best called after the first step:
+    /// while it runs, compiling would take its processors. A program that is needed before is
+    /// compiled then.
     pub fn compile_later(&self, proof: bool) {
         let proof = proof.then_some(&self.programs.proof);
         self.programs.background().chain(proof).for_each(Background::start);
@@ -232,8 +238,8 @@ impl Trainer {
         specs.values().map(|leaf| leaf.num_elements() as u64).sum()
     }
 
-    /// Replaces the whole state by that of a checkpoint, which may have been saved on another mesh, and with or without
-    /// stacked blocks.
+    /// Replaces the whole state by that of a checkpoint, which may have been saved on another mesh,
+    /// and with or without stacked blocks.
     ///
     /// # Errors
     /// A leaf that is missing, does not fit or is damaged, or one that this run does not have.
@@ -302,7 +308,8 @@ impl Trainer {
         self.launch(batch, vec![lr])
     }
 
-    /// Launches one step per rate, 1 or `steps_per_launch`, on as many batches, without waiting for them.
+    /// Launches one step per rate, 1 or `steps_per_launch`, on as many batches, without waiting for
+    /// them.
     ///
     /// # Errors
     /// If the batches do not fit, or the launch fails. The state is then lost.
@@ -337,7 +344,8 @@ impl Trainer {
     /// If a launch or a transfer failed.
     pub fn finish(&self, pending: PendingSteps) -> Result<Vec<StepResult>, Error> {
         let PendingSteps { first, rates, metrics, replica_loss, .. } = pending;
-        // The copy is not requested earlier, because XLA's CPU backend would block there until the step ends.
+        // The copy is not requested earlier, because XLA's CPU backend would block there until the
+        // step ends.
         let metrics = metrics.first_to_host()?.wait()?.to_f64();
         let steps = rates.into_iter().zip(metrics.chunks(METRICS.len())).enumerate();
         let result = |(i, (lr, metrics)): (usize, (f64, &[f64]))| {

@@ -1,5 +1,5 @@
-//! What is refused: in words that say what to change, with exit code 1 (2 for wrong usage), and without
-//! touching what an earlier run left, which they were told to replace.
+//! What is refused: in words that say what to change, with exit code 1 (2 for wrong usage), and
+//! without touching what an earlier run left, which they were told to replace.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -33,8 +33,9 @@ fn num_kills(default: u64) -> u64 {
     std::env::var("LOCKSTEP_NUM_KILLS").map_or(default, |number| number.parse().unwrap())
 }
 
-/// Ends a run by a signal several times in a row, at moments that differ: while it starts, trains and saves. What is left
-/// at the end is the run that nobody ended, and nothing else. Returns its directory.
+/// Ends a run by a signal several times in a row, at moments that differ: while it starts, trains
+/// and saves. What is left at the end is the run that nobody ended, and nothing else. Returns its
+/// directory.
 fn survives(signal: &str, dir: &Path, config: &str, sets: &[&str], default_kills: u64) -> PathBuf {
     let (whole, killed) = (dir.join("whole"), dir.join("killed"));
     let args = |more: &[&str]| {
@@ -277,7 +278,8 @@ fn what_cannot_be_continued_or_saved_is_said_and_costs_nothing() {
     assert_eq!(shorter.code, Some(1));
     let expected = "the checkpoint was made after 22 steps, but the configuration asks for 9";
     assert!(shorter.stderr.contains(expected), "{}", shorter.stderr);
-    // Checkpoints of the run in --out are not lost by looking for them elsewhere, nor is another run.
+    // Checkpoints of the run in --out are not lost by looking for them elsewhere, nor is another
+    // run.
     let own = dir.path().join("own");
     run(&[], &["--out", text(&own)]).succeeded();
     fs::remove_file(own.join("params.safetensors")).unwrap();
@@ -377,7 +379,8 @@ fn checkpoints_are_listed_checked_compared_and_exported() {
     assert!(damaged.stderr.contains("has other bytes than were written"), "{}", damaged.stderr);
 }
 
-/// A directory gets the name of a checkpoint after its manifest: without one it is damaged, and never passed over silently.
+/// A directory gets the name of a checkpoint after its manifest: without one it is damaged, and
+/// never passed over silently.
 #[test]
 fn a_checkpoint_without_its_manifest_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Folders of transformers' as a user meets them: whatever in one changes results is read, or refused by name.
+//! Folders of transformers' as a user meets them: whatever in one changes results is read, or
+//! refused by name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,8 @@ fn golden() -> Value {
     serde_json::from_slice(&fs::read(format!("{REFERENCE}/folder_scores.json")).unwrap()).unwrap()
 }
 
-/// A classifier of three classes with a tokenizer, whose `config.json` has other `keys`; `null` removes one.
+/// A classifier of three classes with a tokenizer, whose `config.json` has other `keys`; `null`
+/// removes one.
 fn folder(dir: &Path, keys: &Value) -> PathBuf {
     let folder = dir.join("folder");
     fs::create_dir_all(&folder).unwrap();
@@ -58,7 +60,8 @@ fn predict(dir: &Path, folder: &Path) -> Outcome {
     lockstep(&["predict", text(folder), text(&table)])
 }
 
-/// A configuration that fine-tunes the folder for one step on rows with these labels, four or more, without dropout.
+/// A configuration that fine-tunes the folder for one step on rows with these labels, four or more,
+/// without dropout.
 fn config(dir: &Path, labels: &[&str]) -> PathBuf {
     let rows = labels.iter().enumerate().map(|(row, label)| format!("w{row} w5\t{label}\n"));
     file(dir, "train.tsv", format!("sentence\tlabel\n{}", rows.collect::<String>()).as_bytes());
@@ -107,7 +110,8 @@ fn probabilities_are_those_of_transformers_and_have_the_names_of_the_folder() {
     }
 }
 
-/// The head means what it did: the same loss as with the order in `data.labels`, and another one in another order.
+/// The head means what it did: the same loss as with the order in `data.labels`, and another one in
+/// another order.
 #[test]
 fn a_run_has_the_classes_of_the_model_that_it_starts_from() {
     let dir = tempfile::tempdir().unwrap();
@@ -127,7 +131,8 @@ fn a_run_has_the_classes_of_the_model_that_it_starts_from() {
     assert!((other - expected).abs() > 1e-3, "{other} {expected}");
     assert!(said.contains("warning: data.labels is \"neg\", \"neu\", \"pos\", but"), "{said}");
 
-    // So do runs from a folder with --init, or from another run, which keeps the order without the folder.
+    // So do runs from a folder with --init, or from another run, which keeps the order without the
+    // folder.
     let out = dir.path().join("out");
     train(&run, &["--out", text(&out), "--set", "data.label=label"]).succeeded();
     fs::rename(&of_folder, dir.path().join("moved")).unwrap();

@@ -1,4 +1,5 @@
-//! Files that the user names for what commands write: nothing is replaced that could be somebody's data.
+//! Files that the user names for what commands write: nothing is replaced that could be somebody's
+//! data.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! Plugins that are not what was installed are refused before they are loaded, which would end the process.
+//! Plugins that are not what was installed are refused before they are loaded, which would end the
+//! process.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -53,7 +53,8 @@ fn every_gradient_goes_through_an_all_reduce() {
     }
 }
 
-/// What is done for the CPU depends on the plugin's platform, not on the name that it was asked for by.
+/// What is done for the CPU depends on the plugin's platform, not on the name that it was asked for
+/// by.
 #[test]
 fn a_cpu_plugin_by_its_path_is_the_cpu_backend() {
     let listed = lockstep(&["plugin", "list", "--json"]).succeeded().json();
@@ -111,7 +112,8 @@ fn bench_prints_a_line_of_json() {
     assert!(text.contains("median of 2, each waited for"), "{text}");
 }
 
-/// Without communication, the gathers and scatters of sharded parameters become local ops of the same shapes.
+/// Without communication, the gathers and scatters of sharded parameters become local ops of the
+/// same shapes.
 #[test]
 fn bench_times_sharded_steps() {
     let mesh = ["--set", "mesh.data=2", "--set", "mesh.fsdp=2"];
@@ -154,8 +156,8 @@ fn bench_says_where_the_time_goes() {
     assert_eq!(launches, ops["num_launches"].as_u64().unwrap());
 }
 
-/// In each stage of ZeRO the ops are those of one replica's shards. It repeats them where the mesh would gather, and cuts them
-/// from gradients where it would scatter.
+/// In each stage of ZeRO the ops are those of one replica's shards. It repeats them where the mesh
+/// would gather, and cuts them from gradients where it would scatter.
 #[test]
 fn a_profile_of_a_sharded_mesh_has_the_ops_of_one_replica() {
     for stage in ["1", "2", "3"] {

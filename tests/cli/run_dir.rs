@@ -1,4 +1,5 @@
-//! A directory holds one run, whole: whatever becomes of the run, of the one before it, and of the disk.
+//! A directory holds one run, whole: whatever becomes of the run, of the one before it, and of the
+//! disk.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Fine-tuning on texts from end to end: train, evaluate, predict, export, and start from what was exported.
+//! Fine-tuning on texts from end to end: train, evaluate, predict, export, and start from what was
+//! exported.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,8 @@ fn labels() -> Vec<String> {
     file.lines().skip(1).map(|line| line.rsplit('\t').next().unwrap().to_owned()).collect()
 }
 
-/// A run on a mesh whose metrics are those of its predictions, and the folder that is exported from it.
+/// A run on a mesh whose metrics are those of its predictions, and the folder that is exported from
+/// it.
 #[test]
 fn what_was_trained_evaluates_predicts_and_is_exported() {
     let dir = tempfile::tempdir().unwrap();
@@ -114,7 +116,8 @@ fn what_was_trained_evaluates_predicts_and_is_exported() {
     );
 }
 
-/// The run ends when evaluations are no longer better, also after it was continued, and the best state is kept.
+/// The run ends when evaluations are no longer better, also after it was continued, and the best
+/// state is kept.
 #[test]
 fn a_run_that_no_longer_improves_ends_early() {
     let dir = tempfile::tempdir().unwrap();
@@ -159,7 +162,8 @@ fn a_run_that_no_longer_improves_ends_early() {
     assert_eq!(super::summary(&run)["steps"], steps);
 }
 
-/// Padding to several lengths changes no loss beyond rounding, and a continued run has the same bits.
+/// Padding to several lengths changes no loss beyond rounding, and a continued run has the same
+/// bits.
 #[test]
 fn batches_of_several_lengths_train_as_padded_ones() {
     let dir = tempfile::tempdir().unwrap();

@@ -180,8 +180,8 @@ fn a_run_leaves_metrics_summary_and_parameters() {
     assert_eq!(again.json()["params_fingerprint"], summary["params_fingerprint"]);
     assert_eq!(super::names(&other), super::RUN_NAMES);
 
-    // A rate below half of the smallest difference between two f32 changes no parameter, so that what
-    // is evaluated is what was read; and on other meshes.
+    // A rate below half of the smallest difference between two f32 changes no parameter, so that
+    // what is evaluated is what was read; and on other meshes.
     let still =
         ["optimizer.name=sgd", "schedule.peak=1e-30", "schedule.warmup=none", "train.steps=1"];
     let params = out.join("params.safetensors");
@@ -200,7 +200,8 @@ const SHARDED: [&str; 2] = ["mesh.data=2", "mesh.fsdp=2"];
 fn a_sharded_run_says_what_is_sharded_and_what_it_sends() {
     let sets = ["train.steps=2", "schedule.warmup=none", "parallel.zero=3"];
     let done = lockstep(&train_args(&[&sets[..], &SHARDED].concat(), &["--json"])).succeeded();
-    // Weights of 64 -> 256 -> 256 -> 10, and biases and norms. AdamW keeps two more of each, and there are two counters.
+    // Weights of 64 -> 256 -> 256 -> 10, and biases and norms. AdamW keeps two more of each, and
+    // there are two counters.
     let said = "sharding: 3 leaves, 330.00 KiB over 2 replicas (zero = 3); whole: 7 leaves, 6.04 KiB \
                 (a vector of fewer than 65536 elements); state: 513.12 KiB of 1008.12 KiB on each replica\n";
     assert!(done.stderr.contains(said), "{}", done.stderr);

@@ -26,7 +26,8 @@ fn digits_on_four_replicas() {
     compare(dir.path(), "digits", DIGITS, &sets, &[2, 4]);
 }
 
-/// Text, attention, a bf16 computation; sharded state of every stage, over processes and within them.
+/// Text, attention, a bf16 computation; sharded state of every stage, over processes and within
+/// them.
 #[test]
 fn a_gpt_on_sharded_meshes() {
     let _alone = alone();

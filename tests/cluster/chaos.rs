@@ -1,5 +1,6 @@
-//! Events in a row, each during a run of two or four processes on one host or two: the run goes on, and what it computes at the end is what
-//! an undisturbed run computes, bit for bit. Every kind of event occurs once, in random order; `LOCKSTEP_NUM_EVENTS` is for more, random ones.
+//! Events in a row, each during a run of two or four processes on one host or two: the run goes on,
+//! and what it computes at the end is what an undisturbed run computes, bit for bit. Every kind of
+//! event occurs once, in random order; `LOCKSTEP_NUM_EVENTS` is for more, random ones.
 
 use std::path::Path;
 use std::thread;
@@ -157,7 +158,8 @@ fn a_run_survives_events_of_every_kind() {
     let events = events(&mut random, num_events as usize);
     eprintln!("seed {seed}: {events:?}");
     let hosts = Hosts::new();
-    // One host with two or four processes, or two hosts, as long as events of the network between them are to come.
+    // One host with two or four processes, or two hosts, as long as events of the network between
+    // them are to come.
     let start = |random: &mut Random, rest: &[Event]| {
         let is_of_network = |event: &Event| matches!(event, Event::Delay | Event::Cut);
         let num_processes = 2 * (1 + random.below(2));

@@ -1,4 +1,5 @@
-//! The coordinator and its sessions over the loopback interface, several processes' sessions in this one process.
+//! The coordinator and its sessions over the loopback interface, several processes' sessions in
+//! this one process.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -568,7 +569,8 @@ fn oversized_and_replayed_messages_are_refused() {
     session.delete(b"once").unwrap();
     let refused = || cluster.log.refused.lock().unwrap().clone();
     assert_eq!(refused(), [""; 0]);
-    // The whole recording again: greeting, joining, the put. The same bytes are a valid HTTP/2 connection.
+    // The whole recording again: greeting, joining, the put. The same bytes are a valid HTTP/2
+    // connection.
     let recording = recorded.lock().unwrap().clone();
     let mut replay = TcpStream::connect(cluster.address).unwrap();
     replay.write_all(&recording).unwrap();
@@ -590,7 +592,8 @@ fn oversized_and_replayed_messages_are_refused() {
     session.put(b"once", b"2", false).unwrap();
 }
 
-/// `tests/support/tls`: an authority and a certificate of 127.0.0.1 made with openssl for this test, valid until 2126.
+/// `tests/support/tls`: an authority and a certificate of 127.0.0.1 made with openssl for this
+/// test, valid until 2126.
 #[test]
 fn with_a_certificate_the_connection_is_encrypted() {
     let file = |name: &str| {

@@ -199,8 +199,8 @@ fn processes_that_differ_or_are_missing_are_named() {
     assert_eq!(summary(&dir.path().join("out"))["num_processes"], 2);
 }
 
-/// A launcher gave index 0 to another host than the one that it names. A service could still lead here, so that is a warning
-/// at once; it is repeated when nobody has come.
+/// A launcher gave index 0 to another host than the one that it names. A service could still lead
+/// here, so that is a warning at once; it is repeated when nobody has come.
 #[test]
 fn process_0_says_that_the_others_look_for_it_elsewhere() {
     let dir = tempfile::tempdir().unwrap();
@@ -288,8 +288,8 @@ fn the_coordinator_is_reached_through_tls() {
     assert!(partial.stderr.contains("tls_key is missing"), "{}", partial.stderr);
 }
 
-/// A directory that cannot be made stands for a disk that is full: each save fails at once in process 0, whether or not the
-/// other one has begun with it.
+/// A directory that cannot be made stands for a disk that is full: each save fails at once in
+/// process 0, whether or not the other one has begun with it.
 #[test]
 fn a_checkpoint_that_cannot_be_written_stops_nobody() {
     let _alone = alone();

@@ -1,11 +1,13 @@
 //! Runs of several processes, from end to end, on the CPU backend:
 //!
 //! - `bits`: however many processes share the replicas, a run computes the same bits
-//! - `failures`: processes that are killed, stopped, missing or different, and what becomes of the run
+//! - `failures`: processes that are killed, stopped, missing or different, and what becomes of the
+//!   run
 //! - `hosts`: two hosts, whose network is cut and whose supervisors are killed
 //! - `coordinator`: the coordinator and its sessions, without processes
 //! - `etcd`: jobs with etcd as their store
-//! - `chaos`: events of every kind in a row; `LOCKSTEP_NUM_EVENTS` and `LOCKSTEP_SEED` set how many and which
+//! - `chaos`: events of every kind in a row; `LOCKSTEP_NUM_EVENTS` and `LOCKSTEP_SEED` set how many
+//!   and which
 //!
 //! All traffic stays on loopback addresses and in network namespaces.
 

@@ -1,4 +1,5 @@
-//! FLOPs of a step's matmuls and convolutions, which predictions start from, against closed formulas.
+//! FLOPs of a step's matmuls and convolutions, which predictions start from, against closed
+//! formulas.
 
 use std::path::Path;
 
@@ -28,8 +29,8 @@ fn check(what: &str, found: f64, expected: f64) {
     assert!((found / expected - 1.0).abs() < 0.01, "{what}: {found:.4e}, not {expected:.4e}");
 }
 
-/// A layer from `a` to `b` features takes `2 a b` FLOPs for an example, its gradient with respect to the weights as many, and
-/// that with respect to its input, too, except for the first layer.
+/// A layer from `a` to `b` features takes `2 a b` FLOPs for an example, its gradient with respect
+/// to the weights as many, and that with respect to its input, too, except for the first layer.
 #[test]
 fn of_an_mlp() {
     let layers = [64.0 * 256.0, 256.0 * 256.0, 256.0 * 10.0];
@@ -37,8 +38,9 @@ fn of_an_mlp() {
     check("digits", counted("digits.toml", 32, &[]), 2.0 * 32.0 * (3.0 * sum - layers[0]));
 }
 
-/// With `N = 12 L d^2` weights in the blocks, a token takes `2 N` FLOPs for them, `4 L T d` for the scores of attention and what
-/// they weigh, and `2 V d` for the head; the backward pass twice as much. Narayanan et al. (2021), appendix.
+/// With `N = 12 L d^2` weights in the blocks, a token takes `2 N` FLOPs for them, `4 L T d` for the
+/// scores of attention and what they weigh, and `2 V d` for the head; the backward pass twice as
+/// much. Narayanan et al. (2021), appendix.
 #[test]
 fn of_a_gpt() {
     for (preset, num_layers, width) in [("gpt2-124m", 12.0, 768.0), ("gpt2-1558m", 48.0, 1600.0)] {
@@ -54,7 +56,8 @@ fn of_a_gpt() {
     }
 }
 
-/// A convolution, without what it would multiply with padding: FLOPs of the outputs along a dim of `size` elements.
+/// A convolution, without what it would multiply with padding: FLOPs of the outputs along a dim of
+/// `size` elements.
 fn taps(size: usize, kernel: usize, stride: usize) -> f64 {
     let before = (kernel - 1) / 2;
     let inside = |out: usize| {

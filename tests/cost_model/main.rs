@@ -1,5 +1,5 @@
-//! Compares the cost model with published scaling and published steps, and its counts of one step in several forms with each
-//! other. The tables in `docs/cost-model.md` are computed here.
+//! Compares the cost model with published scaling and published steps, and its counts of one step
+//! in several forms with each other. The tables in `docs/cost-model.md` are computed here.
 
 mod communication;
 mod flops;
@@ -30,14 +30,15 @@ fn a_tiny_step_takes_as_long_as_its_kernels_take_to_start() {
     assert!(launches < 1e-3, "{launches}");
 }
 
-/// GPT-2's matmuls, counted by hand: on all chips those of attention take as long as their bytes, and the others of a block as their
-/// FLOPs. The longer of the sums would be less.
+/// GPT-2's matmuls, counted by hand: on all chips those of attention take as long as their bytes,
+/// and the others of a block as their FLOPs. The longer of the sums would be less.
 #[test]
 fn each_matmul_takes_the_longer_of_its_flops_and_its_bytes() {
     let work = Work::of(&gpt2_step(&["mesh.data=1"]), 2);
     let (batch, positions, width, vocabulary) = (8.0, 1024.0, 768.0, 50_257.0);
     let (num_layers, num_heads) = (12.0, 12.0);
-    // How often, and the sizes of as many products as there are heads: forward, and for both gradients.
+    // How often, and the sizes of as many products as there are heads: forward, and for both
+    // gradients.
     let (tokens, pairs) = (batch * positions, batch * num_heads);
     let mut products = vec![(3.0, 1.0, tokens, width, vocabulary)];
     products.extend(
@@ -139,9 +140,9 @@ fn gpt2_step(sets: &[&str]) -> Graph {
     step_of("gpt2-124m", sets)
 }
 
-/// Of the stacks of parameters and residuals, an iteration moves its own slices. So with remat, where only the blocks'
-/// inputs are kept, a scan takes about as long as unrolled layers. Without, it writes and reads the residuals that a
-/// compiler would recompute from others.
+/// Of the stacks of parameters and residuals, an iteration moves its own slices. So with remat,
+/// where only the blocks' inputs are kept, a scan takes about as long as unrolled layers. Without,
+/// it writes and reads the residuals that a compiler would recompute from others.
 #[test]
 fn scanned_layers_take_about_as_long_as_unrolled_ones() {
     let remat = "model.remat=true";
@@ -161,7 +162,8 @@ fn scanned_layers_take_about_as_long_as_unrolled_ones() {
         assert_eq!(scanned.matmul_bytes(), unrolled.matmul_bytes(), "{more:?}");
         for target in ["gpu:h100:1x8", "tpu:v5e:4x4", "tpu:v5p:2x2x4"] {
             let chip = target.parse::<Target>().unwrap().chip;
-            // Stacked parameters are updated by fewer kernels, which would hide what is read and written.
+            // Stacked parameters are updated by fewer kernels, which would hide what is read and
+            // written.
             let secs = |work: &Work| work.seconds(chip) - work.launch_seconds(chip);
             let ratio = secs(&scanned) / secs(&unrolled);
             assert!((0.99..slowest).contains(&ratio), "{target} {more:?}: {ratio}");
@@ -169,7 +171,8 @@ fn scanned_layers_take_about_as_long_as_unrolled_ones() {
     }
 }
 
-/// With one replica along `data` no shard is all_reduced. The parameters that stay whole still are, over `fsdp`.
+/// With one replica along `data` no shard is all_reduced. The parameters that stay whole still are,
+/// over `fsdp`.
 #[test]
 fn a_plan_says_what_sharded_state_leaves_to_all_reduce() {
     let target: Target = "gpu:h100:1x8".parse().unwrap();

@@ -1,6 +1,7 @@
 //! Steps that others published: how many tokens or images a device trained on a second.
 //!
-//! A published language model is taken as a GPT with as many parameters, whose blocks are 12 squares of its width.
+//! A published language model is taken as a GPT with as many parameters, whose blocks are 12
+//! squares of its width.
 
 use lockstep::targets::{Chip, Target};
 
@@ -65,8 +66,9 @@ const MPT: [(&str, usize, usize, usize); 9] = [
     ("70B", 80, 8192, 64),
 ];
 
-/// MosaicML, llm-foundry, `scripts/train/benchmarking/README.md`: the model, its context, where it ran, examples of a microbatch,
-/// microbatches, whether blocks are recomputed, and tokens per second and GPU.
+/// MosaicML, llm-foundry, `scripts/train/benchmarking/README.md`: the model, its context, where it
+/// ran, examples of a microbatch, microbatches, whether blocks are recomputed, and tokens per
+/// second and GPU.
 type MptRow = (&'static str, usize, &'static str, usize, usize, bool, f64);
 const MPT_ROWS: [MptRow; 36] = [
     ("125M", 2048, "gpu:a100:1x8", 40, 2, false, 142_830.0),
@@ -149,8 +151,8 @@ fn published(
     }
 }
 
-/// MaxText, `configs/tpu/*/README.md`: TFLOP/s of a chip, which counts 6 for each parameter and 12 for each pair of positions in an
-/// attention of the model's width. With `remat_policy=full`.
+/// MaxText, `configs/tpu/*/README.md`: TFLOP/s of a chip, which counts 6 for each parameter and 12
+/// for each pair of positions in an attention of the model's width. With `remat_policy=full`.
 fn maxtext(what: &str, target: &'static str, batch: usize, tflops: f64, model: Model) -> Published {
     let per_second = tflops * 1e12 / model.flops_per_item();
     Published { model, remat: true, ..published("MaxText", what, target, batch, per_second) }
@@ -174,8 +176,9 @@ const LLAMA_405B: Model = gpt(126, 16_384, 128, 8192, 128_256);
 /// All of them. `shared/cases` of the project's issues has none that is not here.
 pub fn all() -> Vec<Published> {
     let mut rows: Vec<_> = MPT_ROWS.into_iter().map(mpt).collect();
-    // karpathy/llm.c, discussion 481: 10 billion tokens in 90 minutes on 8 A100; README of modded-nanogpt: in 45 on 8 H100;
-    // discussion 677: 32000 steps of 1048576 tokens in 24 hours, from memory.
+    // karpathy/llm.c, discussion 481: 10 billion tokens in 90 minutes on 8 A100; README of
+    // modded-nanogpt: in 45 on 8 H100; discussion 677: 32000 steps of 1048576 tokens in 24 hours,
+    // from memory.
     let llm_c = |what, target, batch, per_second, model| Published {
         model,
         zero: 0,
@@ -205,8 +208,8 @@ pub fn all() -> Vec<Published> {
         model: gpt(24, 4096, 32, 2048, 50_304),
         ..published("Paxml", "GPT 5B", "gpu:a100:32x8", 8, 4790.64)
     });
-    // Narayanan et al. 2021, table 1: 137 TFLOP/s a GPU, with the paper's count of a step with recomputation; the microbatch is
-    // assumed.
+    // Narayanan et al. 2021, table 1: 137 TFLOP/s a GPU, with the paper's count of a step with
+    // recomputation; the microbatch is assumed.
     rows.push(Published {
         model: gpt(24, 2304, 24, 2048, 51_200),
         num_microbatches: 4,
@@ -215,7 +218,8 @@ pub fn all() -> Vec<Published> {
         attention: Ops,
         ..published("Megatron-LM", "GPT 1.7B", "gpu:a100:4x8", 16, 9287.935)
     });
-    // torchtitan, `docs/performance.md` of 2024; the TorchTitan paper, table 1, from memory: H100s of 500 W and 2.4 TB/s.
+    // torchtitan, `docs/performance.md` of 2024; the TorchTitan paper, table 1, from memory: H100s
+    // of 500 W and 2.4 TB/s.
     rows.push(Published {
         model: LLAMA_8B,
         ..published("torchtitan", "Llama 3 8B", "gpu:a100:8x8", 1, 2973.0)
@@ -244,8 +248,8 @@ pub fn all() -> Vec<Published> {
         remat: false,
         ..maxtext("Llama 2 7B", "gpu:h100:1x8", 4, 492.0, LLAMA_7B)
     });
-    // NVIDIA, DeepLearningExamples, `PyTorch/Classification/ConvNets/resnet50v1.5`, on a DGX A100; MLPerf Training 3.0: 35 epochs
-    // in 13.466 minutes, from memory.
+    // NVIDIA, DeepLearningExamples, `PyTorch/Classification/ConvNets/resnet50v1.5`, on a DGX A100;
+    // MLPerf Training 3.0: 35 epochs in 13.466 minutes, from memory.
     let resnet = |who, target, num_devices, batch, per_second| Published {
         num_devices,
         zero: 0,
@@ -280,8 +284,8 @@ pub fn all() -> Vec<Published> {
         ..published("MaxText", what, target, batch, per_second)
     };
     rows.push(recipe(LLAMA2_70B, "Llama 2 70B", "tpu:v5p:8x8x8", 4, 692.0));
-    // Google, tpu-recipes, `training/trillium` and `training/ironwood`. All but GPT-3 and Llama 2 keep the inputs and projections of
-    // attention in the host's memory.
+    // Google, tpu-recipes, `training/trillium` and `training/ironwood`. All but GPT-3 and Llama 2
+    // keep the inputs and projections of attention in the host's memory.
     rows.push(recipe(GPT3, "GPT-3 175B", "tpu:v6e:16x16", 3, 357.58));
     rows.push(recipe(LLAMA_8B, "Llama 3.1 8B", "tpu:v6e:2x4", 3, 7138.89));
     rows.push(recipe(LLAMA_8B, "Llama 3.1 8B", "tpu:v6e:16x16", 4, 7207.336));

@@ -17,8 +17,8 @@ fn random_below(seed: u64) -> impl FnMut(usize) -> usize {
     }
 }
 
-/// 300 random targets, networks and sizes: nothing panics, is slower with more bandwidth or fewer bytes, or is faster than
-/// light or the links allow.
+/// 300 random targets, networks and sizes: nothing panics, is slower with more bandwidth or fewer
+/// bytes, or is faster than light or the links allow.
 #[test]
 fn random_fabrics_are_monotone_and_within_physical_limits() {
     let mut below = random_below(42);
@@ -62,7 +62,8 @@ fn random_fabrics_are_monotone_and_within_physical_limits() {
             );
             last = secs;
         }
-        // No step is faster than its FLOPs at peak, its bytes at full bandwidth, or the start of its kernels.
+        // No step is faster than its FLOPs at peak, its bytes at full bandwidth, or the start of
+        // its kernels.
         let chip = parsed.chip;
         let compute = step.seconds(chip);
         let limits = [
@@ -76,7 +77,8 @@ fn random_fabrics_are_monotone_and_within_physical_limits() {
     }
 }
 
-/// The step of an example with a fixed batch per device, on each number of devices, with this many bytes an element.
+/// The step of an example with a fixed batch per device, on each number of devices, with this many
+/// bytes an element.
 fn steps_of(example: &str, more: &[&str], element_bytes: usize) -> Vec<Measured> {
     let step = |num_devices: usize| {
         let (data, batch) = (
@@ -96,8 +98,8 @@ fn steps_of(example: &str, more: &[&str], element_bytes: usize) -> Vec<Measured>
     [1, 2, 4, 8].map(step).into()
 }
 
-/// Tables of 300 random targets, networks and configurations: no row is above the peak of its devices or as many times as fast as one,
-/// and a slower network makes no row faster.
+/// Tables of 300 random targets, networks and configurations: no row is above the peak of its
+/// devices or as many times as fast as one, and a slower network makes no row faster.
 #[test]
 fn random_tables_are_within_physical_limits() {
     let configurations = [

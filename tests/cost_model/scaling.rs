@@ -1,4 +1,5 @@
-//! Published scaling: what a run lost from a smaller to a larger size. The table in `docs/cost-model.md` is computed here.
+//! Published scaling: what a run lost from a smaller to a larger size. The table in
+//! `docs/cost-model.md` is computed here.
 
 use lockstep::targets::cost::{
     Fabric, Group, STEP_VARIATION, Timeline, Wire, all_reduce, expected_maximum, waiting_secs,
@@ -63,8 +64,9 @@ fn card(gbits_per_sec: f64, latency_secs: f64, devices: usize) -> Wire {
 }
 
 fn published() -> Vec<Published> {
-    // MLPerf Training, ResNet-50 on H100: minutes to train by number of GPUs. The efficiency is that of the time to
-    // train. A step has 408 images per GPU at about 6900 per second and GPU: 35 epochs in 13.466 minutes.
+    // MLPerf Training, ResNet-50 on H100: minutes to train by number of GPUs. The efficiency is
+    // that of the time to train. A step has 408 images per GPU at about 6900 per second and GPU: 35
+    // epochs in 13.466 minutes.
     let mlperf = |what, num_gpus: usize, minutes: f64| Published {
         what,
         purpose: Use::Shown,
@@ -77,8 +79,9 @@ fn published() -> Vec<Published> {
         step_secs: 408.0 / 6900.0,
         efficiency: 13.466 * 8.0 / (minutes * num_gpus as f64),
     };
-    // 128 or 32 servers with 4 Pascal GPUs each and RoCE at 25 Gb/s: Horovod's `docs/benchmarks` and README. Speeds of one GPU
-    // are from TensorFlow's benchmarks of the time, in batches of 64; the fabric in a host is assumed to be PCIe.
+    // 128 or 32 servers with 4 Pascal GPUs each and RoCE at 25 Gb/s: Horovod's `docs/benchmarks`
+    // and README. Speeds of one GPU are from TensorFlow's benchmarks of the time, in batches of 64;
+    // the fabric in a host is assumed to be PCIe.
     let horovod =
         |what, purpose, num_groups, parameters: f64, images_per_sec: f64, efficiency| Published {
             what,
@@ -92,8 +95,9 @@ fn published() -> Vec<Published> {
             step_secs: 64.0 / images_per_sec,
             efficiency,
         };
-    // 16 hosts with 16 K80 dies each and 20 Gb/s: MXNet, `example/image-classification/README.md`, images per second on 16 and
-    // on 256. Each host also holds its share of the parameters, so its card carries as much as a ring's.
+    // 16 hosts with 16 K80 dies each and 20 Gb/s: MXNet, `example/image-classification/README.md`,
+    // images per second on 16 and on 256. Each host also holds its share of the parameters, so its
+    // card carries as much as a ring's.
     let mxnet = |what, purpose, bytes, batch: f64, from: f64, to: f64| Published {
         what,
         purpose,
@@ -106,8 +110,9 @@ fn published() -> Vec<Published> {
         step_secs: 16.0 * batch / from,
         efficiency: to / (16.0 * from),
     };
-    // 8 hosts with 8 K80 dies each and 10 Gb/s: TensorFlow, `performance/benchmarks.md`, images per second on 8 and on 64. With
-    // fewer than 8 parameter servers, a server's card carries more than a ring's: `servers` of 8.
+    // 8 hosts with 8 K80 dies each and 10 Gb/s: TensorFlow, `performance/benchmarks.md`, images per
+    // second on 8 and on 64. With fewer than 8 parameter servers, a server's card carries more than
+    // a ring's: `servers` of 8.
     let tensorflow =
         |what, purpose, parameters: f64, servers: f64, batch: f64, from: f64, to: f64| Published {
             what,
@@ -121,8 +126,8 @@ fn published() -> Vec<Published> {
             step_secs: 8.0 * batch / from,
             efficiency: to / (8.0 * from),
         };
-    // BytePS, README: 32 hosts with 8 V100 and NVLink, RDMA at 100 Gb/s, mixed precision, 64 sequences per GPU. About 100
-    // sequences of 128 tokens per second and V100, from memory.
+    // BytePS, README: 32 hosts with 8 V100 and NVLink, RDMA at 100 Gb/s, mixed precision, 64
+    // sequences per GPU. About 100 sequences of 128 tokens per second and V100, from memory.
     let bert = |what, purpose, efficiency| Published {
         what,
         purpose,
@@ -135,7 +140,8 @@ fn published() -> Vec<Published> {
         step_secs: 64.0 / 100.0,
         efficiency,
     };
-    // Seconds of a step on one device: its images in 90 epochs that took `secs` on `num_gpus` at this efficiency.
+    // Seconds of a step on one device: its images in 90 epochs that took `secs` on `num_gpus` at
+    // this efficiency.
     let step = |images: f64, num_gpus: f64, secs: f64, efficiency: f64| {
         efficiency * images * num_gpus * secs / (90.0 * IMAGES)
     };
@@ -293,8 +299,8 @@ fn published() -> Vec<Published> {
             // Parameters are sharded over a slice: between slices each chip reduces its shard.
             gradient_bytes: 4.0 * 16e9 / 256.0,
             overlaps: true,
-            // 6 FLOPs per parameter and token at 61.1 % of 197 TFLOP/s; MaxText, configs/v5e/16b.sh: 6 sequences
-            // of 2048 tokens per chip.
+            // 6 FLOPs per parameter and token at 61.1 % of 197 TFLOP/s; MaxText,
+            // configs/v5e/16b.sh: 6 sequences of 2048 tokens per chip.
             step_secs: 6.0 * 16e9 * 12_288.0 / (0.611 * 197e12),
             efficiency: 54.7 / 61.1,
         },
@@ -389,7 +395,8 @@ fn predictions_are_within_15_percent_and_better_than_perfect_scaling_except_for_
     }
 }
 
-/// The variation is the one with the least squared relative errors on the runs that are there to fit it.
+/// The variation is the one with the least squared relative errors on the runs that are there to
+/// fit it.
 #[test]
 fn the_variation_of_step_times_is_fitted_to_half_of_the_runs() {
     let runs = published();

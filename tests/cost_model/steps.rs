@@ -1,8 +1,8 @@
-//! Published steps against predicted ones. The share of the peak that matmuls reach is fitted to them here, and the tables in
-//! `docs/cost-model.md` are computed.
+//! Published steps against predicted ones. The share of the peak that matmuls reach is fitted to
+//! them here, and the tables in `docs/cost-model.md` are computed.
 //!
-//! A step of many equal blocks is extrapolated from steps of a few, which `extrapolated_steps_are_the_whole_steps` compares with the
-//! whole.
+//! A step of many equal blocks is extrapolated from steps of a few, which
+//! `extrapolated_steps_are_the_whole_steps` compares with the whole.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -135,8 +135,8 @@ impl Step {
         })
     }
 
-    /// Seconds by a simpler roofline: the longer of the times for the FLOPs and for the bytes of all matmuls, at 0.7 of a GPU's peak
-    /// or 0.8 of a TPU's, and the slowest of all devices.
+    /// Seconds by a simpler roofline: the longer of the times for the FLOPs and for the bytes of
+    /// all matmuls, at 0.7 of a GPU's peak or 0.8 of a TPU's, and the slowest of all devices.
     fn secs_of_sums(&self) -> f64 {
         let target: Target = self.published.target.parse().unwrap();
         let matmul_share = if matches!(target.chip.family, Family::Tpu(_)) { 0.8 } else { 0.7 };
@@ -237,7 +237,8 @@ impl Comparison {
         Self { steps, roofline, constant }
     }
 
-    /// The mean absolute error in percent of the steps to which the parameter is fitted, or of those that are held out, and their number.
+    /// The mean absolute error in percent of the steps to which the parameter is fitted, or of
+    /// those that are held out, and their number.
     fn mean(&self, errors: &[f64], held_out: bool) -> (f64, usize) {
         let chosen = self.steps.iter().zip(errors);
         let chosen = chosen.filter(|(step, _)| step.published.is_held_out == held_out);
@@ -304,7 +305,8 @@ fn the_shares_of_chips_are_those_of_published_steps() {
     }
 }
 
-/// Chips whose published steps are of so similar models that one fraction of the peak is closer; `docs/cost-model.md` says so.
+/// Chips whose published steps are of so similar models that one fraction of the peak is closer;
+/// `docs/cost-model.md` says so.
 const CLOSER_BY_MFU: [&str; 2] = ["v5p", "v6e"];
 
 #[test]

@@ -1,4 +1,5 @@
-//! Texts with labels: tokens like those of Hugging Face's `tokenizers`, and what is wrong with files.
+//! Texts with labels: tokens like those of Hugging Face's `tokenizers`, and what is wrong with
+//! files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -166,7 +167,8 @@ fn examples_are_padded_and_held_out_by_seed() {
     assert!(held_out.len() > 1, "every seed holds out the same row");
 }
 
-/// All shards of a batch have the shortest length that holds each of its texts, in training and in evaluation.
+/// All shards of a batch have the shortest length that holds each of its texts, in training and in
+/// evaluation.
 #[test]
 fn batches_are_padded_to_the_shortest_length_that_holds_them() {
     let words =
@@ -381,7 +383,8 @@ fn folder_of(files: &serde_json::Value) -> tempfile::TempDir {
     dir
 }
 
-/// Folders that differ in what stands beside the vocabulary: see `tests/reference/tokenizer_folders.py`.
+/// Folders that differ in what stands beside the vocabulary: see
+/// `tests/reference/tokenizer_folders.py`.
 #[test]
 fn folders_have_the_tokens_of_transformers() {
     let path = reference("../tokenizer_folders.json");

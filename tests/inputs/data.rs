@@ -54,7 +54,8 @@ fn a_resumed_run_continues_with_the_same_batches() {
     assert_eq!(rest.iter().map(|batch| whole(batch, "x")).collect::<Vec<_>>(), elsewhere);
 }
 
-/// Random augmentation depends on the example and the epoch, not on the replica or where a run resumed.
+/// Random augmentation depends on the example and the epoch, not on the replica or where a run
+/// resumed.
 #[test]
 fn augmented_pixels_are_the_same_on_any_number_of_replicas_and_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();

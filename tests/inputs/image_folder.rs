@@ -1,4 +1,5 @@
-//! Folders of images: the pixels that are read, on any number of replicas, and the handling of broken files.
+//! Folders of images: the pixels that are read, on any number of replicas, and the handling of
+//! broken files.
 
 use std::fs;
 use std::path::Path;

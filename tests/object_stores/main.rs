@@ -16,7 +16,8 @@ use lockstep::checkpoint::{
 };
 use server::{BUCKET, Fault, KEY, Proxy, SECRET, Server};
 
-/// A place in the bucket, reached through `address`, with limits that suit a server on this machine.
+/// A place in the bucket, reached through `address`, with limits that suit a server on this
+/// machine.
 fn location(address: SocketAddr, prefix: &str) -> Location {
     let endpoint = format!("http://{address}");
     let settings = [
@@ -130,8 +131,8 @@ fn a_checkpoint_is_the_same_as_a_local_one() {
     assert!(error.contains("some/nothing is not a checkpoint"), "{error}");
 }
 
-/// Every request of a save fails in turn. Whatever happens, the newest checkpoint can be read, and the next process leaves
-/// nothing over.
+/// Every request of a save fails in turn. Whatever happens, the newest checkpoint can be read, and
+/// the next process leaves nothing over.
 fn check_faults(server: &Server, num_large: usize, faults: &[Fault], replaces: &[u64]) {
     let proxy = Proxy::start(server);
     let (mut num_saved, mut num_uploads) = (0, 0);
@@ -169,8 +170,8 @@ fn check_faults(server: &Server, num_large: usize, faults: &[Fault], replaces: &
             let num_checkpoints = steps(&direct).len();
             let objects = server.objects(&prefix);
             assert_eq!(objects.len(), 1 + 2 * num_checkpoints, "{what}: {objects:?}");
-            // An upload whose name in the store was lost cannot be aborted. The requests of a save in parts are: the
-            // owner, a list, the upload's begin, its record, ..
+            // An upload whose name in the store was lost cannot be aborted. The requests of a save
+            // in parts are: the owner, a list, the upload's begin, its record, ..
             let uploads = server.num_uploads();
             assert!(
                 uploads == num_uploads || num_large > 1 << 20 && [2, 3].contains(&failing),

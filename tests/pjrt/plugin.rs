@@ -83,8 +83,9 @@ fn another_processor_and_another_abi_are_told_apart() {
     assert!(matches!(error, Error::IncompatibleAbi { major: 7, .. }), "{error}");
 }
 
-/// Loads the plugin with `XLA_FLAGS` set to `flags`, compiles and runs a program, and gives the variable as it is then, or
-/// the error. The environment belongs to the whole process, so a child does it: the test `test`, run again.
+/// Loads the plugin with `XLA_FLAGS` set to `flags`, compiles and runs a program, and gives the
+/// variable as it is then, or the error. The environment belongs to the whole process, so a child
+/// does it: the test `test`, run again.
 fn load_with(test: &str, flags: &str) -> String {
     const IN_CHILD: &str = "LOCKSTEP_TEST_FLAGS";
     const MARK: &str = "flags: ";

@@ -1,5 +1,5 @@
-//! Arguments that XLA's CPU client would answer with a hang of the next launch are refused before it
-//! sees them.
+//! Arguments that XLA's CPU client would answer with a hang of the next launch are refused before
+//! it sees them.
 
 use std::sync::Arc;
 

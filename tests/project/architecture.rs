@@ -1,8 +1,8 @@
-//! Checks the sources against ARCHITECTURE.md: imports between modules, places of unsafe code, lengths of files,
-//! and forbidden code.
+//! Checks the sources against ARCHITECTURE.md: imports between modules, places of unsafe code,
+//! lengths of files, and forbidden code.
 //!
-//! Sources are parsed, so comments and strings are ignored, and examples in doc comments may use any modules.
-//! Arguments of macros are not parsed but read as a list of words.
+//! Sources are parsed, so comments and strings are ignored, and examples in doc comments may use
+//! any modules. Arguments of macros are not parsed but read as a list of words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,12 +12,16 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-/// The other packages that modules import. The compiler enforces the boundaries between them: `models` depends on `hlo`, and `hlo` on
-/// neither of the other two. The crate `kernels` depends on none and is used by the module of that name only.
+/// The other packages that modules import. The compiler enforces the boundaries between them:
+/// `models` depends on `hlo`, and `hlo` on neither of the other two. The crate `kernels` depends on
+/// none and is used by the module of that name only.
 const PACKAGES: [&str; 2] = ["models", "hlo"];
 
 /// The sources of all packages, without their tests.
 const SOURCES: [&str; 4] = ["src", "hlo/src", "kernels/src", "models/src"];
+
+/// All sources.
+const EVERYWHERE: [&str; 7] = ["src", "hlo", "kernels", "models", "tests", "benches", "examples"];
 
 /// Places of unsafe code: the C interface of plugins, and products on strides.
 const UNSAFE: [&str; 2] = ["src/pjrt/", "kernels/src/gemm.rs"];
@@ -30,9 +34,12 @@ const SHARED_NAMES: [&str; 1] = ["Error"];
 
 /// A longer file must be split, unless it is a flat table.
 const MAX_LINES: usize = 700;
+/// Longest lines of comments, which rustfmt does not wrap. Tables, code and addresses may be longer.
+const MAX_COMMENT: usize = 100;
 const FLAT_TABLES: [&str; 1] = ["src/pjrt/abi.rs"];
 
-/// Calls of `unwrap` and `expect` outside of tests: file, number of calls, and why they cannot panic.
+/// Calls of `unwrap` and `expect` outside of tests: file, number of calls, and why they cannot
+/// panic.
 const UNWRAPS: [(&str, usize, &str); 6] = [
     (
         "hlo/src/rewriter.rs",
@@ -121,9 +128,32 @@ fn files_are_short() {
 }
 
 #[test]
+fn comments_are_wrapped() {
+    let found = failures(&files(&EVERYWHERE), |file| {
+        let mut is_code = false;
+        let mut found = vec![];
+        for (index, line) in file.text.lines().enumerate() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else {
+                is_code = false;
+                continue;
+            };
+            let comment = comment.trim_start_matches(['/', '!']).trim_start();
+            is_code ^= comment.starts_with("```");
+            let is_path = !comment.contains(' ');
+            let may_be_long =
+                is_code || is_path || comment.starts_with('|') || comment.contains("://");
+            if !may_be_long && line.chars().count() > MAX_COMMENT {
+                found.push((index + 1, format!("is a comment of more than {MAX_COMMENT} columns")));
+            }
+        }
+        found
+    });
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
 fn nothing_is_unfinished_or_ignored() {
-    let everywhere = ["src", "hlo", "kernels", "models", "tests", "benches", "examples"];
-    let found = failures(&files(&everywhere), |file| {
+    let found = failures(&files(&EVERYWHERE), |file| {
         [put_off(&file.text), has_word(file, &["todo", "unimplemented", "ignore"])].concat()
     });
     assert!(found.is_empty(), "{}", found.join("\n"));
@@ -374,13 +404,15 @@ fn module_name(path: &str) -> String {
     inside.split('/').next().unwrap().trim_end_matches(".rs").to_owned()
 }
 
-/// The number of modules that contain a file's items: `src/optim/adam.rs` -> 2, `src/optim/mod.rs` -> 1, `src/main.rs` -> 0.
+/// The number of modules that contain a file's items: `src/optim/adam.rs` -> 2, `src/optim/mod.rs`
+/// -> 1, `src/main.rs` -> 0.
 fn depth_of(path: &str) -> usize {
     let inside = path.strip_prefix("src/").unwrap().trim_end_matches(".rs");
     inside.split('/').filter(|name| !["mod", "lib", "main"].contains(name)).count()
 }
 
-/// `true` if this is the `tests` module of the module whose folder it is in, compiled only for tests.
+/// `true` if this is the `tests` module of the module whose folder it is in, compiled only for
+/// tests.
 fn is_of_tests(path: &str) -> bool {
     let Some(folder) = path.strip_suffix("/tests.rs") else { return false };
     let parent = fs::read_to_string(root().join(folder).join("mod.rs")).unwrap();
@@ -401,9 +433,9 @@ impl Table {
         Self::parse(block.expect("ARCHITECTURE.md has a block with a line `main > ..`"))
     }
 
-    /// Rows are `left > right`: each module on the left may import each on the right; `nothing` stands for none. A
-    /// chain `a > b > c` means `a > b` and `b > c`. A line may have several rows, separated by two spaces or more, and
-    /// remarks in parentheses.
+    /// Rows are `left > right`: each module on the left may import each on the right; `nothing`
+    /// stands for none. A chain `a > b > c` means `a > b` and `b > c`. A line may have several
+    /// rows, separated by two spaces or more, and remarks in parentheses.
     fn parse(text: &str) -> Self {
         let mut rows = BTreeMap::<_, BTreeSet<_>>::new();
         for line in text.lines() {
@@ -482,7 +514,8 @@ struct Import {
     name: Option<String>,
 }
 
-/// All paths that begin with `crate`, `lockstep`, `super`, `hlo` or `models`, in `use` items and elsewhere.
+/// All paths that begin with `crate`, `lockstep`, `super`, `hlo` or `models`, in `use` items and
+/// elsewhere.
 fn imports(file: &File) -> Vec<Import> {
     let mut finder = ImportFinder { depth: depth_of(&file.path), found: vec![] };
     finder.visit_file(&file.syntax);
@@ -514,7 +547,8 @@ impl ImportFinder {
         }
     }
 
-    /// Adds the paths in the arguments of a macro or an attribute: each begins at a word not preceded by `::` or `.`.
+    /// Adds the paths in the arguments of a macro or an attribute: each begins at a word not
+    /// preceded by `::` or `.`.
     fn add_words(&mut self, words: &[Word]) {
         for (at, word) in words.iter().enumerate() {
             let text = |at: usize| words.get(at).map_or("", |word| word.text.as_str());
@@ -720,8 +754,8 @@ fn put_off(text: &str) -> Vec<(usize, String)> {
     marked.map(|(index, line)| (index + 1, line.trim().to_owned())).collect()
 }
 
-/// Unsafe blocks and implementations without `SAFETY:` directly above their statement, and unsafe functions
-/// whose documentation has no section on safety.
+/// Unsafe blocks and implementations without `SAFETY:` directly above their statement, and unsafe
+/// functions whose documentation has no section on safety.
 fn undocumented_unsafe(file: &File) -> Vec<(usize, String)> {
     let lines: Vec<&str> = file.text.lines().map(str::trim).collect();
     let words = file.words.windows(3).filter(|words| words[0].text == "unsafe");

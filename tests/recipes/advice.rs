@@ -1,5 +1,5 @@
-//! Advice can be followed: the changes of all findings are arguments that the configuration takes, and after them nothing
-//! is found.
+//! Advice can be followed: the changes of all findings are arguments that the configuration takes,
+//! and after them nothing is found.
 
 use lockstep::recipe::{apply, merged, repair};
 use proptest::prelude::*;
@@ -8,7 +8,8 @@ use proptest::strategy::ValueTree;
 
 use super::{Loaded, is_flagged, sets};
 
-/// Follows the change of each finding by itself, then those of all together, and then one after the other.
+/// Follows the change of each finding by itself, then those of all together, and then one after the
+/// other.
 fn assert_advice_holds(loaded: &Loaded, about: &str) {
     let recipe = loaded.recipe();
     let mut flagged = loaded.findings();

@@ -1,6 +1,9 @@
-//! `schedule --check`: each rule with a case that it finds and one just beside it that it does not, advice that can be
-//! followed, and how many published and faulty recipes are judged right. The faulty ones are changes to published ones.
+//! `schedule --check`: each rule with a case that it finds and one just beside it that it does not,
+//! advice that can be followed, and how many published and faulty recipes are judged right. The
+//! faulty ones are changes to published ones. `acceptance`: the check agrees with what `train`
+//! accepts.
 
+mod acceptance;
 mod advice;
 mod commands;
 mod measured;

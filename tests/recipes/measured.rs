@@ -1,4 +1,5 @@
-//! Published and faulty recipes: what the checker says about them, counts as `README.md` and `docs/recipes.md` have them.
+//! Published and faulty recipes: what the checker says about them, counts as `README.md` and
+//! `docs/recipes.md` have them.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,8 +14,8 @@ use serde_json::Value;
 use super::page::{page, tables};
 use super::sets::{self, About, Case, Fault};
 
-/// The sets, and what must hold of them. The rules were written with all but `fourth`: `README.md` says what was found when the
-/// others were first looked at.
+/// The sets, and what must hold of them. The rules were written with all but `fourth`: `README.md`
+/// says what was found when the others were first looked at.
 const SETS: [Aim; 5] = [
     Aim { set: "build", min_found: 0.95, max_flagged: 0.1, max_errors: 0 },
     Aim { set: "heldout", min_found: 0.94, max_flagged: 0.1, max_errors: 0 },
@@ -172,7 +173,8 @@ impl Judged {
         }
     }
 
-    /// The findings above a note (or all, for a fault that deserves no more) that are about the fault.
+    /// The findings above a note (or all, for a fault that deserves no more) that are about the
+    /// fault.
     fn about_fault(&self) -> impl Iterator<Item = &Finding> {
         let Fault { kind, severity, .. } = self.fault();
         let least = if severity == "note" { Severity::Note } else { Severity::Warning };
@@ -270,7 +272,8 @@ fn published_recipes_pass_and_faulty_ones_are_found() {
     assert!(known == page, "docs/recipes.md is out of date: copy {} over it", written.display());
 }
 
-/// The command says of a recipe what [`cli::findings`] returns, and its exit code is 1 for an error and a refusal.
+/// The command says of a recipe what [`cli::findings`] returns, and its exit code is 1 for an error
+/// and a refusal.
 #[test]
 fn the_command_prints_the_findings_and_exits_with_1_for_errors() {
     let mut judged = sets::faulty("build").into_iter().map(Judged::of);

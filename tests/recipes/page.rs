@@ -85,7 +85,8 @@ fn by_kind(all: &[RecipeSet], columns: &[RecipeSet]) -> String {
     text
 }
 
-/// What each rule looks for, how often it is wrong about published recipes, and how many faults are found by it.
+/// What each rule looks for, how often it is wrong about published recipes, and how many faults are
+/// found by it.
 fn by_rule(sets: &[RecipeSet]) -> String {
     let mut text = format!(
         "\n## By rule\n\n\

@@ -19,7 +19,8 @@ const PROBE: &str = "moco-lincls-lr30";
 
 use Severity::{Error, Note, Warning};
 
-/// The rule, the recipe, how it is broken, the severity, words of the reason, and a change beside it that is not found.
+/// The rule, the recipe, how it is broken, the severity, words of the reason, and a change beside
+/// it that is not found.
 type Case = (
     &'static str,
     &'static str,

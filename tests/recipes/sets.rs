@@ -1,5 +1,5 @@
-//! The test sets: published recipes, most of them from the program's own table, and faulty ones, each of which is a published
-//! one with changes.
+//! The test sets: published recipes, most of them from the program's own table, and faulty ones,
+//! each of which is a published one with changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -36,7 +36,8 @@ pub struct Fault {
     pub severity: String,
 }
 
-/// A published recipe that the program does not have: a configuration, or changes to one that it has.
+/// A published recipe that the program does not have: a configuration, or changes to one that it
+/// has.
 #[derive(Deserialize)]
 struct Other {
     name: String,

@@ -1,6 +1,8 @@
-//! Checkpoints of other programs, loaded by their own names: the model's logits match those of the program.
+//! Checkpoints of other programs, loaded by their own names: the model's logits match those of the
+//! program.
 //!
-//! `gpt2_hf.py` and `resnet50_torchvision.py` created them; with `--full` they compare the published sizes.
+//! `gpt2_hf.py` and `resnet50_torchvision.py` created them; with `--full` they compare the
+//! published sizes.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Pseudo-random numbers that the Python scripts compute too, so that fixtures need not contain them. `drawn.py`
-//! has the same formulas.
+//! Pseudo-random numbers that the Python scripts compute too, so that fixtures need not contain
+//! them. `drawn.py` has the same formulas.
 
 use hlo::{DType, Literal};
 use serde_json::Value;
@@ -29,8 +29,8 @@ pub fn integers(name: &str, below: u32) -> impl Iterator<Item = f64> + use<> {
 /// Last path components of scales and variances.
 const AROUND_ONE: [&str; 3] = [".weight", ".variance", ".running_var"];
 
-/// A parameter or running mean: matrices and kernels are scaled to preserve the variance; scales and variances
-/// are around 1, the rest around 0.
+/// A parameter or running mean: matrices and kernels are scaled to preserve the variance; scales
+/// and variances are around 1, the rest around 0.
 pub fn leaf(path: &str, dtype: DType, dims: &[usize]) -> Literal {
     let count = dims.iter().product();
     let (around, scale) = match dims {
@@ -45,8 +45,9 @@ pub fn leaf(path: &str, dtype: DType, dims: &[usize]) -> Literal {
     Literal::from_f64(dtype, dims, &values)
 }
 
-/// Compares a leaf with a fixture, which contains its norm, its product with a fixed direction, and some of its
-/// elements. The tolerance is relative to the value or to the leaf's root mean square, whichever is larger.
+/// Compares a leaf with a fixture, which contains its norm, its product with a fixed direction, and
+/// some of its elements. The tolerance is relative to the value or to the leaf's root mean square,
+/// whichever is larger.
 pub fn assert_digest(what: &str, path: &str, got: &Literal, digest: &Value, tolerance: f64) {
     let number = |key: &str| digest[key].as_f64().unwrap();
     let dims: Vec<_> = got.dims().iter().map(|dim| Value::from(*dim)).collect();

@@ -1,5 +1,5 @@
-//! BERT and DistilBERT from Hugging Face folders: logits and five steps of fine-tuning against transformers
-//! (`encoder_hf.py`), and the way back.
+//! BERT and DistilBERT from Hugging Face folders: logits and five steps of fine-tuning against
+//! transformers (`encoder_hf.py`), and the way back.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -180,7 +180,8 @@ fn fine_tune(
     (losses, trainer.model().unwrap())
 }
 
-/// Losses and parameters, in f32 and f64, replicated and sharded, with blocks as a loop and without.
+/// Losses and parameters, in f32 and f64, replicated and sharded, with blocks as a loop and
+/// without.
 #[test]
 fn five_steps_of_fine_tuning_match_pytorch() {
     let reference = reference();
@@ -226,7 +227,8 @@ fn five_steps_of_fine_tuning_match_pytorch() {
     }
 }
 
-/// More padding changes neither the loss nor, seen in the update of plain gradient descent, any gradient.
+/// More padding changes neither the loss nor, seen in the update of plain gradient descent, any
+/// gradient.
 #[test]
 fn padding_changes_no_loss_and_no_gradient() {
     let reference = reference();
@@ -262,7 +264,8 @@ fn padding_changes_no_loss_and_no_gradient() {
     }
 }
 
-/// What is read is written again, bit for bit, in f32 and bf16, and with the configuration that was read.
+/// What is read is written again, bit for bit, in f32 and bf16, and with the configuration that was
+/// read.
 #[test]
 fn folders_are_written_as_they_were_read() {
     for name in [
@@ -337,7 +340,8 @@ fn folders_are_written_as_they_were_read() {
     }
 }
 
-/// The files of a folder are as many as the limit asks for, and its index names the one that has a tensor.
+/// The files of a folder are as many as the limit asks for, and its index names the one that has a
+/// tensor.
 fn check_parts(folder: &Path, values: &Tree<Literal>, max_file_bytes: Option<usize>) {
     let index = folder.join("model.safetensors.index.json");
     let Some(max) = max_file_bytes else {

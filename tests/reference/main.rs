@@ -8,9 +8,9 @@
 //! | `optimizers` | ten updates of each optimizer | optax |
 //! | `schedules` | learning rates at every step | optax, Hugging Face, PyTorch |
 //!
-//! The `.py` files next to them compute the numbers and record the versions; their output is there, too. `drawn`
-//! computes the parameters and batches that both sides start from. `exported_gpt2.py` is run by hand: it loads a GPT that
-//! Lockstep has trained in transformers.
+//! The `.py` files next to them compute the numbers and record the versions; their output is there,
+//! too. `drawn` computes the parameters and batches that both sides start from. `exported_gpt2.py`
+//! is run by hand: it loads a GPT that Lockstep has trained in transformers.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,9 +1,9 @@
 //! Two training steps of an MLP against values computed by JAX and optax.
 //!
-//! `mlp_step.py` computes the values and records the versions; its output is next to it. The model there is
-//! written in plain formulas and differentiated by JAX, and the updates are optax's. Our side is the step used in
-//! training: traced from `models::mlp`, on several numbers of replicas and microbatches, in the interpreter
-//! in f64 and on the CPU plugin in f32.
+//! `mlp_step.py` computes the values and records the versions; its output is next to it. The model
+//! there is written in plain formulas and differentiated by JAX, and the updates are optax's. Our
+//! side is the step used in training: traced from `models::mlp`, on several numbers of replicas and
+//! microbatches, in the interpreter in f64 and on the CPU plugin in f32.
 
 use std::sync::Arc;
 

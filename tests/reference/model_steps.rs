@@ -1,4 +1,5 @@
-//! A training step of a small GPT and of ResNet-20 against PyTorch's: `gpt_step.py`, `resnet20_step.py`.
+//! A training step of a small GPT and of ResNet-20 against PyTorch's: `gpt_step.py`,
+//! `resnet20_step.py`.
 //!
 //! On the CPU plugin, in f64 and in f32, on one replica and on several; parameters and batches are
 //! [`drawn`](super::drawn). Gradients are also compared with finite differences of the loss.
@@ -142,8 +143,8 @@ impl Case<'_> {
         f(&spec.declare().unwrap())
     }
 
-    /// Compares the product of the gradient and a direction over all parameters with the slope of the loss along
-    /// that direction, from central differences: in f64, on two replicas.
+    /// Compares the product of the gradient and a direction over all parameters with the slope of
+    /// the loss along that direction, from central differences: in f64, on two replicas.
     fn check_direction(&self) {
         const STEP: f64 = 1e-5;
         let graph = self.with_spec(2, DType::F64, |step| trace_grad(step).unwrap());

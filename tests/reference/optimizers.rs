@@ -1,7 +1,8 @@
-//! Ten updates of each optimizer against values computed by optax, and norms that do not depend on how a
-//! parameter is sharded. Everything runs in the interpreter, in f64.
+//! Ten updates of each optimizer against values computed by optax, and norms that do not depend on
+//! how a parameter is sharded. Everything runs in the interpreter, in f64.
 //!
-//! `reference/optimizers.py` computes the values and records the versions; its output is next to it.
+//! `reference/optimizers.py` computes the values and records the versions; its output is next to
+//! it.
 
 use std::path::Path;
 
@@ -58,8 +59,8 @@ fn optimizer(keys: &[&str]) -> Box<dyn Transformation> {
     from_config(&Config::parse(text, Path::new("a.toml"), &sets).unwrap().optimizer)
 }
 
-/// One update on `mesh`: params, state, gradients, number of updates, rate -> params, state, with parameters
-/// sharded as `params` specifies.
+/// One update on `mesh`: params, state, gradients, number of updates, rate -> params, state, with
+/// parameters sharded as `params` specifies.
 fn update_graph(
     optimizer: &dyn Transformation,
     params: &Tree<LeafSpec>,
@@ -145,8 +146,8 @@ fn ten_updates_match_optax() {
     }
 }
 
-/// A parameter sharded over eight replicas gets the same update as the whole one: norms, trust ratios and the
-/// global norm are summed over the axes of its type.
+/// A parameter sharded over eight replicas gets the same update as the whole one: norms, trust
+/// ratios and the global norm are summed over the axes of its type.
 #[test]
 fn norms_and_trust_ratios_are_the_same_on_1_and_8_replicas() {
     const ROWS: usize = 8;
@@ -186,8 +187,8 @@ fn norms_and_trust_ratios_are_the_same_on_1_and_8_replicas() {
     }
 }
 
-/// The rows of a stacked leaf get the updates of parameters of their own: norms are taken and patterns matched row by
-/// row.
+/// The rows of a stacked leaf get the updates of parameters of their own: norms are taken and
+/// patterns matched row by row.
 #[test]
 fn rows_of_a_stack_are_updated_like_parameters_of_their_own() {
     let values = |row: usize, seed: usize| -> Vec<f64> {

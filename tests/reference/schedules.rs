@@ -1,5 +1,6 @@
-//! Learning rates at every step against optax, Hugging Face, PyTorch and papers (`reference/schedules.py`), and against
-//! independent implementations of their formulas; continuity; and a resumed run, which must continue with the same rates.
+//! Learning rates at every step against optax, Hugging Face, PyTorch and papers
+//! (`reference/schedules.py`), and against independent implementations of their formulas;
+//! continuity; and a resumed run, which must continue with the same rates.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,7 +24,8 @@ fn schedule(shape: Shape, peak: Peak, warmup: Warmup, total: u64) -> Result<Sche
     Schedule::new(&config::ScheduleConfig { shape, peak, warmup }, &run(total, 64))
 }
 
-/// A shape, its fraction of the peak after the warm-up as a formula of the step, and whether it jumps.
+/// A shape, its fraction of the peak after the warm-up as a formula of the step, and whether it
+/// jumps.
 type Case = (Shape, fn(f64) -> f64, bool);
 
 fn cases() -> Vec<Case> {

@@ -24,15 +24,16 @@ pub fn client() -> &'static Client {
     })
 }
 
-/// Compiles a graph with StableHLO's exact semantics. By default, XLA's CPU backend keeps bf16 values in f32
-/// between ops.
+/// Compiles a graph with StableHLO's exact semantics. By default, XLA's CPU backend keeps bf16
+/// values in f32 between ops.
 pub fn compile(graph: &Graph) -> Result<Executable> {
     let exact = ("xla_allow_excess_precision".to_owned(), OverrideValue::Bool(false));
     let options = CompileOptions { overrides: [exact].into(), ..CompileOptions::default() };
     client().compile(&lower(graph, "test"), &options)
 }
 
-/// Like `hlo::interpret`, on the plugin: `inputs[i][r]` is input `i` on replica `r`; outputs likewise.
+/// Like `hlo::interpret`, on the plugin: `inputs[i][r]` is input `i` on replica `r`; outputs
+/// likewise.
 pub fn run(executable: &Executable, inputs: &[Vec<Literal>]) -> Result<Vec<Vec<Literal>>> {
     let mut arguments = vec![];
     for input in inputs {

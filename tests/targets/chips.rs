@@ -1,4 +1,5 @@
-//! The tables of chips: every chip compiles, with the memory that the table says, and the documentation agrees.
+//! The tables of chips: every chip compiles, with the memory that the table says, and the
+//! documentation agrees.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +11,8 @@ use super::{BINARY, FEATURES, compile, config, lockstep};
 
 const SMALL_MLP: &str = "name = \"mlp\"\nhidden = [64]";
 
-/// Compiles a small step for a chip and returns the memory that programs may use, and that the plugin describes. `plan` knows
-/// as much.
+/// Compiles a small step for a chip and returns the memory that programs may use, and that the
+/// plugin describes. `plan` knows as much.
 fn memory(dir: &Path, target: &str) -> (u64, u64) {
     let path = config(dir, SMALL_MLP, FEATURES, 8);
     let (code, report) = compile(&path, target, &[]);
@@ -148,7 +149,8 @@ fn the_page_on_gpus_has_the_figures_of_the_table() {
     assert!(found == expected, "docs/gpu.md should have:\n{}", lines(&expected));
 }
 
-/// The largest type of one host has as many chips and devices as the page says, and the next one is of several hosts.
+/// The largest type of one host has as many chips and devices as the page says, and the next one is
+/// of several hosts.
 #[test]
 fn the_page_on_tpus_has_types_that_exist() {
     let rows = rows("docs/tpu.md", |cell| {

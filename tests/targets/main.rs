@@ -4,16 +4,17 @@
 //! - `attention`: what cuDNN's attention saves
 //! - `chips`: every chip of the table compiles, and the documentation has its figures
 //! - `order`: the order of devices on the topologies that the plugins describe
-//! - `programs`: collectives, groups, bytes and overlap of an MLP, a ResNet-50 and GPT-2, and one that does
-//!   not fit until the advice is followed
-//! - `sharded`: gathers and scatters of a GPT at ZeRO stage 3, and GPT-2 1558M, which fits only sharded
+//! - `programs`: collectives, groups, bytes and overlap of an MLP, a ResNet-50 and GPT-2, and one
+//!   that does not fit until the advice is followed
+//! - `sharded`: gathers and scatters of a GPT at ZeRO stage 3, and GPT-2 1558M, which fits only
+//!   sharded
 //! - `plan`: scaling by the cost model
 //! - `preflight`: the answers before a run
 //! - `several_processes`: the options and the store of a client that is one of several
 //! - `workers`: processes that compile end with their program
 //!
-//! The tests install the plugins once, into the user's cache: downloads of some 200 MB for TPUs and 150 MB for
-//! GPUs.
+//! The tests install the plugins once, into the user's cache: downloads of some 200 MB for TPUs and
+//! 150 MB for GPUs.
 
 mod attention;
 mod chips;
@@ -57,8 +58,8 @@ fn lockstep(args: &[&str], env: &[(&str, &Path)]) -> Outcome {
     Outcome { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// Exit code and report of `compile --json` for a configuration. Compilers use little more than one core, so each
-/// target is a separate test, and tests compile in parallel.
+/// Exit code and report of `compile --json` for a configuration. Compilers use little more than one
+/// core, so each target is a separate test, and tests compile in parallel.
 fn compile(config: &Path, target: &str, more: &[&str]) -> (Option<i32>, Value) {
     install(if target.starts_with("tpu") { "tpu" } else { "cuda-compiler" });
     let config = config.to_str().unwrap();

@@ -20,7 +20,8 @@ fn placed(target: &str, fsdp: usize) -> Vec<PlacedDevice> {
     devices
 }
 
-/// Number of runs of equal keys. It equals the number of keys only if the devices of each key are contiguous.
+/// Number of runs of equal keys. It equals the number of keys only if the devices of each key are
+/// contiguous.
 fn num_runs<K: PartialEq>(devices: &[PlacedDevice], key: impl Fn(&PlacedDevice) -> K) -> usize {
     1 + devices.windows(2).filter(|pair| key(&pair[0]) != key(&pair[1])).count()
 }

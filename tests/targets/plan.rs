@@ -27,7 +27,8 @@ fn a_plan_ranges_from_one_device_to_the_whole_target() {
         assert!(of("efficiency") <= 1.0 + 1e-9);
     }
     assert_eq!(rows[0]["communication_ms"], 0.0);
-    // 32 examples are little computation for 56 MiB of gradients, so the network between hosts has an effect.
+    // 32 examples are little computation for 56 MiB of gradients, so the network between hosts has
+    // an effect.
     assert!(rows[6]["efficiency"].as_f64() < rows[3]["efficiency"].as_f64(), "{plan}");
 
     let csv = lockstep(&[&args[..], &["--csv"]].concat(), &[]).stdout;
@@ -240,8 +241,8 @@ fn a_plan_takes_another_network_and_failures() {
     }
 }
 
-/// ResNet-20 on 32 GPUs has 4 examples on each, so that batch norm's groups of 32 lie on 8: 57 all_reduces, one after the other
-/// within a host.
+/// ResNet-20 on 32 GPUs has 4 examples on each, so that batch norm's groups of 32 lie on 8: 57
+/// all_reduces, one after the other within a host.
 #[test]
 fn a_plan_counts_the_all_reduces_of_batch_statistics() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/resnet20-synthetic.toml");
@@ -281,7 +282,8 @@ fn a_plan_says_whether_the_state_fits() {
     assert!(plan(&[]).contains("memory: the state takes up to"));
 }
 
-/// With 8 shards, a host holds the state once: gathers and scatters stay on NVLink, and only shards cross the network.
+/// With 8 shards, a host holds the state once: gathers and scatters stay on NVLink, and only shards
+/// cross the network.
 #[test]
 fn a_plan_of_sharded_state_grows_by_whole_groups() {
     let dir = tempfile::tempdir().unwrap();

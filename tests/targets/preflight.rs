@@ -1,4 +1,5 @@
-//! `lockstep preflight` on shipped examples: one that is ready, and one for each question that has the answer no.
+//! `lockstep preflight` on shipped examples: one that is ready, and one for each question that has
+//! the answer no.
 
 use serde_json::Value;
 

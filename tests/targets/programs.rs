@@ -75,8 +75,8 @@ fn all_reduces_of_an_mlp_overlap_with_matmuls_on_h100() {
     check_mlp("gpu:h100:4x8", 32);
 }
 
-/// On a mesh of data = 2 and fsdp = 4: a device holds a quarter of the state, gathers parameters and scatters gradients
-/// in groups of 4, and reduces shards over the other axis.
+/// On a mesh of data = 2 and fsdp = 4: a device holds a quarter of the state, gathers parameters
+/// and scatters gradients in groups of 4, and reduces shards over the other axis.
 fn check_sharded_mlp(target: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = config(dir.path(), MLP, FEATURES, 256);
@@ -104,8 +104,8 @@ fn check_sharded_mlp(target: &str) {
         rows.map(|row| row[key].as_u64().unwrap()).sum()
     };
     let parameters = 4 * of_bytes(&sharded, "parameters_bytes");
-    // Shards are gathered in f32, or in bf16 where the compiler converts them first. Gradients are scattered whole and
-    // reduced as shards.
+    // Shards are gathered in f32, or in bf16 where the compiler converts them first. Gradients are
+    // scattered whole and reduced as shards.
     let gathered = of_phase("forward_gather", 4, "bytes");
     let margin = parameters / 64;
     assert!(gathered + margin > parameters / 8, "{gathered}: {sums:?}");
@@ -161,17 +161,20 @@ fn all_reduces_of_a_resnet50_overlap_with_convolutions_on_h100() {
 
 #[test]
 fn all_reduces_of_a_resnet50_overlap_with_convolutions_on_v5e() {
-    // Measured: 0.85. Images of 64 x 64: the parameters are the same, and it compiles in half the time.
+    // Measured: 0.85. Images of 64 x 64: the parameters are the same, and it compiles in half the
+    // time.
     check_resnet50("tpu:v5e:4x4", 16, 64, 0.6);
 }
 
-/// Parameters of a block of GPT-2, and those that are final only at the end: the tied embedding and the positions.
+/// Parameters of a block of GPT-2, and those that are final only at the end: the tied embedding and
+/// the positions.
 const GPT2_BLOCK: u64 = 12 * 768 * 768 + 13 * 768;
 const GPT2_EMBEDDINGS: u64 = (50257 + 1024) * 768;
 const GPT2_LAST_NORM: u64 = 2 * 768;
 
-/// All gradients except those of the embeddings are final before the last block's backward pass ends. Nine tenths of them must be
-/// overlapped. Measured with all 12 layers: 0.68 of all gradients on v5e, 0.69 on all others.
+/// All gradients except those of the embeddings are final before the last block's backward pass
+/// ends. Nine tenths of them must be overlapped. Measured with all 12 layers: 0.68 of all gradients
+/// on v5e, 0.69 on all others.
 fn check_gpt2(target: &str, num_devices: u64, num_layers: u64, batch_per_replica: usize) {
     let dir = tempfile::tempdir().unwrap();
     let model = format!("name = \"gpt\"\npreset = \"gpt2-124m\"\nnum_layers = {num_layers}");
@@ -185,7 +188,8 @@ fn check_gpt2(target: &str, num_devices: u64, num_layers: u64, batch_per_replica
     assert!(overlapped as f64 >= 0.9 * 4.0 * early as f64, "{target}: {overlapped} of {early}");
 }
 
-// One sequence per TPU: the schedule is the same as with eight, and it compiles in three quarters of the time.
+// One sequence per TPU: the schedule is the same as with eight, and it compiles in three quarters
+// of the time.
 
 #[test]
 fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_v5e_4x4() {

@@ -140,7 +140,8 @@ fn a_dump_that_cannot_be_written_is_reported() {
     assert!(done.stderr.contains("cannot write"), "{}", done.stderr);
 }
 
-/// Too large by the scores of attention alone: examples * 24 heads * 1024 * 1024, some of them in f32.
+/// Too large by the scores of attention alone: examples * 24 heads * 1024 * 1024, some of them in
+/// f32.
 const LARGE: &str =
     "name = \"gpt\"\nnum_layers = 1\nwidth = 384\nnum_heads = 24\ncontext = 1024\nvocabulary = 256";
 

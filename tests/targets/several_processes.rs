@@ -37,7 +37,8 @@ impl KeyValueStore for Counting {
     }
 }
 
-/// The options are checked before the devices are looked for: a wrong name or type is another error.
+/// The options are checked before the devices are looked for: a wrong name or type is another
+/// error.
 #[test]
 fn the_options_of_several_processes_are_those_of_the_gpu_plugin() {
     install("cuda-compiler");

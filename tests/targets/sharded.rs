@@ -39,8 +39,8 @@ fn report(case: &Case) -> Value {
     report
 }
 
-/// The step that `plan` predicts from the traced graph, without waiting for the slowest device, is within 15 % of that of the
-/// compiled schedule.
+/// The step that `plan` predicts from the traced graph, without waiting for the slowest device, is
+/// within 15 % of that of the compiled schedule.
 fn check_plan(args: &[&str], report: &Value) {
     let done = lockstep(args, &[]);
     assert_eq!(done.code, Some(0), "{}", done.stderr);
@@ -63,8 +63,9 @@ fn sums(report: &Value, kind: &str, group_size: u64) -> (f64, f64) {
     })
 }
 
-/// Each parameter is gathered in bf16 for the forward and again for the backward pass, and its gradient scattered in f32
-/// by a native reduce_scatter. 0.85 of both overlap with matmuls, and at most `max_blocks` blocks are whole at once.
+/// Each parameter is gathered in bf16 for the forward and again for the backward pass, and its
+/// gradient scattered in f32 by a native reduce_scatter. 0.85 of both overlap with matmuls, and at
+/// most `max_blocks` blocks are whole at once.
 fn check(case: &Case) -> Value {
     let report = report(case);
     let Case { target, num_layers, fsdp, .. } = case;
@@ -105,9 +106,11 @@ fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_v5p() {
 
 #[test]
 fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_v6e() {
-    // Measured: 0.95 and 0.99. Without remat and with one sequence the matmuls are too short: 0.78 and 0.91.
+    // Measured: 0.95 and 0.99. Without remat and with one sequence the matmuls are too short: 0.78
+    // and 0.91.
     let target = "tpu:v6e:4x4";
-    // SparseCore starts some gathers earlier than XLA's schedule needs them: two blocks and two fifths.
+    // SparseCore starts some gathers earlier than XLA's schedule needs them: two blocks and two
+    // fifths.
     let max_blocks = 3;
     check(&Case { target, num_layers: 6, batch_per_replica: 2, fsdp: 16, remat: true, max_blocks });
 }
@@ -143,7 +146,8 @@ fn report_on_v5e(num_layers: u64, scan: bool, sets: &[&str]) -> Value {
     report
 }
 
-/// There a scatter over both dims of the torus becomes a whole all_reduce, which overlaps with matmuls.
+/// There a scatter over both dims of the torus becomes a whole all_reduce, which overlaps with
+/// matmuls.
 #[test]
 fn two_blocks_are_whole_at_once_on_v5e() {
     let num_layers = 4;
@@ -157,8 +161,8 @@ fn two_blocks_are_whole_at_once_on_v5e() {
     assert!((2 * NARROW_BLOCK / 3..=most).contains(&whole), "{whole} bytes at once, not {most}");
 }
 
-/// Native scatters, along one dim of the torus each, need no whole gradients in memory. `compile` reports both forms and
-/// chooses the one with the shorter predicted step, as both fit.
+/// Native scatters, along one dim of the torus each, need no whole gradients in memory. `compile`
+/// reports both forms and chooses the one with the shorter predicted step, as both fit.
 #[test]
 fn scatters_have_two_forms_on_v5e() {
     let num_layers = 2;

@@ -1,5 +1,5 @@
-//! Faults that no configuration can express: a wrong model, one bad example, a data source that fails.
-//! Errors name the fault, and the run's results up to then are kept.
+//! Faults that no configuration can express: a wrong model, one bad example, a data source that
+//! fails. Errors name the fault, and the run's results up to then are kept.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! GPT on real devices: replicas and all ways to run blocks agree, and rematerialization saves memory.
+//! GPT on real devices: replicas and all ways to run blocks agree, and rematerialization saves
+//! memory.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +39,8 @@ name = "constant"
 peak = 3e-3
 "#;
 
-/// A GPT on the synthetic task's numbers, quantized to 16 levels: 17 numbers are 16 tokens and their successors.
+/// A GPT on the synthetic task's numbers, quantized to 16 levels: 17 numbers are 16 tokens and
+/// their successors.
 struct OnLevels(Gpt);
 
 impl Model for OnLevels {
@@ -145,8 +147,9 @@ fn gpt2_124m_has_the_published_number_of_parameters() {
     assert_eq!(sizes.sum::<usize>(), 124_439_808);
 }
 
-/// With one of its layers, the initial loss is near that of guessing among all tokens, plus half the variance of the logits: their
-/// standard deviation is `0.02 sqrt(768)`, however many layers come before the last norm.
+/// With one of its layers, the initial loss is near that of guessing among all tokens, plus half
+/// the variance of the logits: their standard deviation is `0.02 sqrt(768)`, however many layers
+/// come before the last norm.
 #[test]
 fn gpt2_124m_starts_at_the_loss_of_guessing() {
     let (model, config) = gpt2_124m(&["model.num_layers=1"]);
@@ -225,8 +228,9 @@ fn temporaries(scan_layers: bool, remat: bool) -> u64 {
     gradients(config, &[]).1.memory().unwrap().temporary_bytes
 }
 
-/// The same bits if each op is compiled by itself. With fusion, XLA may contract a product and a sum to a fused
-/// multiply-add in only one of the two programs; then they agree to a few units in the last place of f32.
+/// The same bits if each op is compiled by itself. With fusion, XLA may contract a product and a
+/// sum to a fused multiply-add in only one of the two programs; then they agree to a few units in
+/// the last place of f32.
 #[test]
 fn rematerialization_changes_no_gradient() {
     let run = |scan_layers: bool, remat: bool, disabled_passes: &str| {

@@ -1,4 +1,5 @@
-//! Collectives that this process computes for the CPU backend: values, matching, failures, and trainings.
+//! Collectives that this process computes for the CPU backend: values, matching, failures, and
+//! trainings.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -186,8 +187,8 @@ fn long_sums(dtype: DType, len: usize) -> Graph {
     graph.unwrap()
 }
 
-/// Sums are added replica by replica in order; bf16 and f16 in f32, rounded once. Also prints how many elements differ
-/// from XLA's own sums.
+/// Sums are added replica by replica in order; bf16 and f16 in f32, rounded once. Also prints how
+/// many elements differ from XLA's own sums.
 fn check_sums<T: Element + PartialEq + std::fmt::Debug>(sum: impl Fn([T; 4]) -> T) {
     const LEN: usize = 4 * 40_009;
     let dtype = T::DTYPE;
@@ -268,8 +269,8 @@ fn collectives_need_no_order() {
     assert_empty(&rendezvous);
 }
 
-/// Programs of the CPU backend treat denormals as zero. So must the threads on which replicas continue, or replicas drift
-/// apart.
+/// Programs of the CPU backend treat denormals as zero. So must the threads on which replicas
+/// continue, or replicas drift apart.
 #[test]
 fn denormals_are_zero_on_every_replica() {
     let (client, _) = client();
@@ -457,7 +458,8 @@ fn train(text: &str, sets: &[&str], num_steps: u64) -> (Vec<f64>, String) {
     (losses, state::fingerprint(&trainer.model().unwrap()))
 }
 
-/// Trains twice with host collectives, which must give the same bits, and once with XLA's, which must be close.
+/// Trains twice with host collectives, which must give the same bits, and once with XLA's, which
+/// must be close.
 fn check_training(text: &str, sets: &[&str], num_steps: u64) {
     let on_host: Vec<_> = sets.iter().copied().chain(["parallel.host_collectives=true"]).collect();
     let found = train(text, &on_host, num_steps);

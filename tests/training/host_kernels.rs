@@ -208,7 +208,8 @@ fn maxima_over_windows_and_their_gradients_are_those_of_the_interpreter() {
             check(&client, &graph.unwrap(), num_kernels);
         }
     }
-    // Among equal elements the first has the gradient. XLA takes another one in the first two cases.
+    // Among equal elements the first has the gradient. XLA takes another one in the first two
+    // cases.
     for (x, size, y) in [
         ([2, 8, 8, 1], 2, [2, 5, 5, 1]),
         ([1, 6, 4, 1], 2, [1, 4, 3, 1]),
@@ -468,7 +469,8 @@ fn train(text: &str, sets: &[&str], num_steps: u64) -> (Vec<f64>, String) {
     (losses, state::fingerprint(&trainer.model().unwrap()))
 }
 
-/// Trains with kernels, twice with the same bits, and compares the losses with those of XLA's ops: their relative difference.
+/// Trains with kernels, twice with the same bits, and compares the losses with those of XLA's ops:
+/// their relative difference.
 fn check_training(text: &str, sets: &[&str], num_steps: u64, tolerance: f64) {
     let with = |kernels: &'static str| [sets, &[kernels]].concat();
     let xla = train(text, &with("compile.kernels=\"xla\""), num_steps);
@@ -497,7 +499,8 @@ fn a_gpt_trains_with_kernels_on_every_mesh() {
 #[test]
 fn a_resnet_trains_with_kernels() {
     check_training(RESNET, &["mesh.data=2", "train.precision=\"f64\""], 3, 1e-9);
-    // At this rate the steps amplify rounding: on one processor XLA's f32 ops were 8e-3 from those in f64, the kernels 7e-6.
+    // At this rate the steps amplify rounding: on one processor XLA's f32 ops were 8e-3 from those
+    // in f64, the kernels 7e-6.
     check_training(RESNET, &["mesh.data=2"], 3, 3e-2);
 }
 

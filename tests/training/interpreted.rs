@@ -1,5 +1,6 @@
-//! The same two steps for every model, way to run blocks, optimizer and number of microbatches, on any mesh and in every stage, against one
-//! replica: in the interpreter, which computes the collectives of all replicas without XLA.
+//! The same two steps for every model, way to run blocks, optimizer and number of microbatches, on
+//! any mesh and in every stage, against one replica: in the interpreter, which computes the
+//! collectives of all replicas without XLA.
 //!
 //! Each test covers every pair of settings. `LOCKSTEP_FULL=1` covers the whole product.
 
@@ -145,8 +146,8 @@ fn check(what: &str, one: &Trained, other: &Trained) {
     }
 }
 
-/// Indices of settings, of which there are `sizes`, such that each pair of settings of different kinds occurs: greedily, the most new
-/// pairs first. With `LOCKSTEP_FULL` all combinations.
+/// Indices of settings, of which there are `sizes`, such that each pair of settings of different
+/// kinds occurs: greedily, the most new pairs first. With `LOCKSTEP_FULL` all combinations.
 fn combinations(sizes: &[usize]) -> Vec<Vec<usize>> {
     let mut all = vec![vec![]];
     for size in sizes {

@@ -1,5 +1,6 @@
-//! The project's promises, on real devices and data: N replicas compute what one machine computes on the whole
-//! batch, runs are reproducible bit for bit, and a replica that leaves lockstep is found.
+//! The project's promises, on real devices and data: N replicas compute what one machine computes
+//! on the whole batch, runs are reproducible bit for bit, and a replica that leaves lockstep is
+//! found.
 
 use std::path::Path;
 use std::sync::{Arc, Barrier};
@@ -165,8 +166,8 @@ fn adaptive_rates_agree_on_any_number_of_replicas() {
     }
 }
 
-/// Evaluation and saved files use the running mean of the parameters if the optimizer keeps one. It starts as
-/// the parameters, also if these are given.
+/// Evaluation and saved files use the running mean of the parameters if the optimizer keeps one. It
+/// starts as the parameters, also if these are given.
 #[test]
 fn the_running_mean_takes_the_place_of_the_parameters() {
     let path = "head.bias";
@@ -195,8 +196,8 @@ fn the_running_mean_takes_the_place_of_the_parameters() {
     assert_eq!((value(&two, "params"), value(&two, mean)), (zeros.to_f64(), zeros.to_f64()));
 }
 
-/// bf16 rounds the terms of a sum, and how often depends on how the batch is split. The sums themselves are
-/// f32.
+/// bf16 rounds the terms of a sum, and how often depends on how the batch is split. The sums
+/// themselves are f32.
 #[test]
 fn bf16_learns_what_f32_learns() {
     let last_losses = |set: &str, num_replicas: usize| {

@@ -1,12 +1,16 @@
 //! Trainings in this process, on the CPU plugin, which is installed if need be:
 //!
-//! - `lockstep`: N replicas compute what one computes on the whole batch, bit for bit alike in each run
-//! - `meshes`: the same training on any mesh, replicated and sharded; `zero`: what the stages send and hold
-//! - `interpreted`: every pair of mesh, stage, model and optimizer in the interpreter; `LOCKSTEP_FULL=1` for the whole product
+//! - `lockstep`: N replicas compute what one computes on the whole batch, bit for bit alike in each
+//!   run
+//! - `meshes`: the same training on any mesh, replicated and sharded; `zero`: what the stages send
+//!   and hold
+//! - `interpreted`: every pair of mesh, stage, model and optimizer in the interpreter;
+//!   `LOCKSTEP_FULL=1` for the whole product
 //! - `gpt`, `resnet`, `stacked`: the ways to run blocks, batch norm over replicas, scanned blocks
 //! - `host_collectives`, `host_kernels`: what this process computes for the CPU backend
 //! - `checkpoints`: a run that is continued is the run that was not interrupted
-//! - `nonfinite`, `faults`, `model_metrics`: steps that are skipped, what ends a run, metrics of a model
+//! - `nonfinite`, `faults`, `model_metrics`: steps that are skipped, what ends a run, metrics of a
+//!   model
 //! - `xnnpack`: fusions that block workers of the plugin
 
 #[path = "../support/mod.rs"]

@@ -1,7 +1,8 @@
-//! The same training on any mesh: replicated, sharded, and both, against one replica, as XLA computes it.
+//! The same training on any mesh: replicated, sharded, and both, against one replica, as XLA
+//! computes it.
 //!
-//! Each case runs on one mesh, and each mesh with some case. `LOCKSTEP_FULL=1` runs the cases on more meshes. The product of settings is
-//! in `interpreted`.
+//! Each case runs on one mesh, and each mesh with some case. `LOCKSTEP_FULL=1` runs the cases on
+//! more meshes. The product of settings is in `interpreted`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ struct Case {
     tolerance: f64,
 }
 
-/// XLA's lowest level compiles in half the time. Not for convolutions in f64, which are loops that take most of the time.
+/// XLA's lowest level compiles in half the time. Not for convolutions in f64, which are loops that
+/// take most of the time.
 const QUICK: &str = "compile.overrides.xla_backend_optimization_level=0";
 
 const DIGITS: &str = include_str!("../../examples/digits.toml");
@@ -84,7 +86,8 @@ impl Mesh {
     }
 }
 
-/// Every way to run a model's blocks, every optimizer that takes norms, microbatches and running means.
+/// Every way to run a model's blocks, every optimizer that takes norms, microbatches and running
+/// means.
 const MLP: [Case; 4] = [
     Case {
         name: "mlp, clipped AdamW, EMA",
@@ -315,7 +318,8 @@ fn check_against(reference: Mesh, case: &Case, meshes: &[Mesh]) {
     }
 }
 
-/// `fsdp` reduces the bytes that a replica holds, in its buffers and in the compiler's size of the step's arguments.
+/// `fsdp` reduces the bytes that a replica holds, in its buffers and in the compiler's size of the
+/// step's arguments.
 fn check_memory(what: &str, num_shards: usize, one: &Trained, other: &Trained) {
     let ((whole, held), argument_bytes) = (other.state_bytes, other.argument_bytes);
     assert_eq!(whole, one.state_bytes.0, "{what}");
@@ -352,9 +356,10 @@ fn gpt_agrees_on_any_mesh() {
     [1, 2, 3, 5, 6].iter().for_each(|case| check(&GPTS[*case], &[HYBRID]));
 }
 
-/// Against as many replicas with whole state, since what bf16 rounds depends on the number of replicas. Gradients are
-/// accumulated over microbatches, and parameters rounded before they are sent. Where XLA rounds depends on the mesh on some processors.
-/// So not with Adam: the gradients of the keys' biases are rounding errors alone, and Adam would turn them into steps of full size.
+/// Against as many replicas with whole state, since what bf16 rounds depends on the number of
+/// replicas. Gradients are accumulated over microbatches, and parameters rounded before they are
+/// sent. Where XLA rounds depends on the mesh on some processors. So not with Adam: the gradients
+/// of the keys' biases are rounding errors alone, and Adam would turn them into steps of full size.
 #[test]
 fn bf16_agrees_on_as_many_replicas() {
     let sets = &[
@@ -379,8 +384,8 @@ fn resnet20_agrees_on_any_mesh() {
     check(&RESNET20S[1], &[HYBRID]);
 }
 
-/// `params.safetensors` holds whole leaves. The file does not depend on the mesh that wrote it, and on any mesh that
-/// reads it, the model evaluates to the same loss.
+/// `params.safetensors` holds whole leaves. The file does not depend on the mesh that wrote it, and
+/// on any mesh that reads it, the model evaluates to the same loss.
 #[test]
 fn files_do_not_depend_on_the_mesh() {
     let dir = tempfile::tempdir().unwrap();
@@ -403,8 +408,8 @@ fn files_do_not_depend_on_the_mesh() {
     assert!(files.iter().all(|file| *file == sharded));
 }
 
-/// On data = 2 and fsdp = 2 each shard has one copy: a flipped bit in it is found, and the replicas that disagree are
-/// named.
+/// On data = 2 and fsdp = 2 each shard has one copy: a flipped bit in it is found, and the replicas
+/// that disagree are named.
 #[test]
 fn a_flipped_bit_in_a_shard_is_found() {
     let case = Case { num_steps: 2, ..MLP[0] };
@@ -424,8 +429,8 @@ fn a_flipped_bit_in_a_shard_is_found() {
     }
 }
 
-/// A value in one shard that makes the next state of that shard infinite keeps every replica from updating, although
-/// loss and gradients are finite on all of them.
+/// A value in one shard that makes the next state of that shard infinite keeps every replica from
+/// updating, although loss and gradients are finite on all of them.
 #[test]
 fn a_nonfinite_value_in_one_shard_skips_the_update_of_all() {
     let sets = &["train.precision=f64", "train.on_nonfinite=skip", "optimizer.name=sgd"];

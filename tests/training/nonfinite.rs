@@ -1,5 +1,5 @@
-//! A step whose next state would not be finite is skipped as a whole and reports the leaf: for all optimizers,
-//! in the interpreter and compiled.
+//! A step whose next state would not be finite is skipped as a whole and reports the leaf: for all
+//! optimizers, in the interpreter and compiled.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -191,7 +191,8 @@ impl Case {
     }
 }
 
-/// The step of a model, with the number of examples, the keys of `[optimizer]`, and a case's replicas and precision.
+/// The step of a model, with the number of examples, the keys of `[optimizer]`, and a case's
+/// replicas and precision.
 fn graph(model: &dyn Model, num_examples: usize, keys: &[&str], case: &Case) -> Graph {
     let text = "model = { name = \"mlp\" }\n data = { source = \"synthetic\" }\n\
                 train = { global_batch = 8, steps = 10 }\n optimizer = { name = \"sgd\" }\n\
@@ -250,8 +251,9 @@ fn nonfinite_updates_are_skipped_compiled() {
     }
 }
 
-/// The next state is written over the current one although it is tested first. Other memory is only for gradients,
-/// a few activations, and the updates that LAMB stores; a copied leaf would exceed the limit.
+/// The next state is written over the current one although it is tested first. Other memory is only
+/// for gradients, a few activations, and the updates that LAMB stores; a copied leaf would exceed
+/// the limit.
 #[test]
 fn the_update_stays_in_place() {
     let optimizers =

@@ -1,5 +1,6 @@
-//! Convolutional networks with batch norm on real devices: N replicas compute what one machine computes on the
-//! whole batch, and the running statistics are part of the state that all replicas share.
+//! Convolutional networks with batch norm on real devices: N replicas compute what one machine
+//! computes on the whole batch, and the running statistics are part of the state that all replicas
+//! share.
 
 use hlo::{Literal, Mesh, Tree};
 use lockstep::config::Config;
@@ -106,15 +107,15 @@ fn agree_on_any_mesh(
     }
 }
 
-/// Groups of 8 out of 32: several per replica, one per replica, one over two replicas; and microbatches of
-/// whole groups.
+/// Groups of 8 out of 32: several per replica, one per replica, one over two replicas; and
+/// microbatches of whole groups.
 #[test]
 fn batch_norm_over_groups_does_not_depend_on_replicas_or_microbatches() {
     agree_on_any_mesh(&small, 12, &[(2, 1), (4, 1), (8, 1), (2, 2)], &[], 1e-9);
 }
 
-/// In f32, the dtype it is trained in, for only three steps: each about doubles the differences from rounding
-/// (`docs/performance.md`). XLA's lowest optimization level halves the compile time.
+/// In f32, the dtype it is trained in, for only three steps: each about doubles the differences
+/// from rounding (`docs/performance.md`). XLA's lowest optimization level halves the compile time.
 #[test]
 fn resnet20_agrees_on_any_number_of_replicas() {
     let config = resnet::ResNetConfig { batch_norm_group: 8, ..resnet::ResNetConfig::default() };

@@ -1,5 +1,5 @@
-//! Blocks that run as a scan keep their parameters as stacks. They train like unrolled blocks, on any mesh, and files hold
-//! the same parameters under the same names.
+//! Blocks that run as a scan keep their parameters as stacks. They train like unrolled blocks, on
+//! any mesh, and files hold the same parameters under the same names.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -147,7 +147,8 @@ fn lars_with_a_mask_for_one_block_trains_alike() {
     check("lars", &lars);
 }
 
-/// Rates that fall from block to block, a rate of its own for one block, and parameters that are not trained.
+/// Rates that fall from block to block, a rate of its own for one block, and parameters that are
+/// not trained.
 #[test]
 fn blocks_with_their_own_rates_train_alike() {
     let rates = "optimizer.lr_factors={ 'blocks.1.*' = 2, 'norm.*' = 5 }";

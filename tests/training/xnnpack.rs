@@ -1,5 +1,6 @@
-//! XNNPACK's fusions block workers of the CPU plugin, as collectives do. XLA enables them by default on some processors.
-//! Lockstep disables them unless they are requested, and then no run may hang.
+//! XNNPACK's fusions block workers of the CPU plugin, as collectives do. XLA enables them by
+//! default on some processors. Lockstep disables them unless they are requested, and then no run
+//! may hang.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,14 +10,17 @@ use lockstep::data;
 use lockstep::step::trace_step;
 use lockstep::train::{Run, open_devices};
 
-/// The compiler option that requests them. `xla_cpu_experimental_xnn_graph_fusion_mode`, which fuses more ops, is not
-/// set, because with it version 0.0.1 of the plugin corrupts its own memory on several replicas.
+/// The compiler option that requests them. `xla_cpu_experimental_xnn_graph_fusion_mode`, which
+/// fuses more ops, is not set, because with it version 0.0.1 of the plugin corrupts its own memory
+/// on several replicas.
 const FORCED: &str = "compile.overrides.xla_cpu_use_xnnpack=true";
 
-/// Leaves dots to XLA. Kernels of the process compute them otherwise, and no fusion of XNNPACK is left in these programs.
+/// Leaves dots to XLA. Kernels of the process compute them otherwise, and no fusion of XNNPACK is
+/// left in these programs.
 const XLA_DOTS: &str = r#"compile.kernels="xla""#;
 
-/// Both have dots that XLA runs in XNNPACK. The first is the smallest GPT that hung on two replicas.
+/// Both have dots that XLA runs in XNNPACK. The first is the smallest GPT that hung on two
+/// replicas.
 const CONFIGS: [(&str, &str); 2] = [
     (
         "gpt",
@@ -40,8 +44,8 @@ const CONFIGS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Number of ops in the compiled step of a configuration that run in XNNPACK. XLA decides that after optimising the
-/// program, so only the serialized executable shows it.
+/// Number of ops in the compiled step of a configuration that run in XNNPACK. XLA decides that
+/// after optimising the program, so only the serialized executable shows it.
 fn num_fusions(text: &str, sets: &[&str], num_replicas: usize) -> usize {
     let mut sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
     sets.push(format!("mesh.data={num_replicas}"));
@@ -58,8 +62,9 @@ fn num_fusions(text: &str, sets: &[&str], num_replicas: usize) -> usize {
     executable.windows(kind.len()).filter(|window| window == kind).count()
 }
 
-/// `true` on AMD's Zen 3 and Zen 4, where XLA is known to run dots of both programs in XNNPACK. It decides from rules measured
-/// per processor, and takes none of these dots on Zen 5, and fewer or none where there is a matrix unit.
+/// `true` on AMD's Zen 3 and Zen 4, where XLA is known to run dots of both programs in XNNPACK. It
+/// decides from rules measured per processor, and takes none of these dots on Zen 5, and fewer or
+/// none where there is a matrix unit.
 fn has_fusions_if_asked() -> bool {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has = |key: &str, value: &str| {

@@ -55,8 +55,8 @@ fn step_graph(sets: &[String]) -> (Graph, u64) {
     (step::trace_step(&declared).unwrap(), sharded)
 }
 
-/// The step that XLA's CPU backend compiles, and its number of replicas. The collectives of a program are ordered around
-/// loops only if `in_order`.
+/// The step that XLA's CPU backend compiles, and its number of replicas. The collectives of a
+/// program are ordered around loops only if `in_order`.
 fn compiled(sets: &[String], in_order: bool) -> (Vec<u8>, usize) {
     let (config, splits) = loaded(sets);
     let model = config.model.build(splits.train.num_classes());
@@ -80,9 +80,10 @@ fn whole_bytes(collectives: &[Communication], kind: &str) -> u64 {
     collectives.iter().filter(of_kind).map(|c| c.whole_bytes * c.count).sum()
 }
 
-/// With P parameters and M microbatches, stage 1 gathers P and scatters P, stage 2 gathers P and scatters M P, stage 3
-/// gathers 2 M P and scatters M P; on the wire, each is (F-1)/F of that. Gathers are in the compute dtype, scatters in
-/// f32. Over `data`, one shard of each is all_reduced per step.
+/// With P parameters and M microbatches, stage 1 gathers P and scatters P, stage 2 gathers P and
+/// scatters M P, stage 3 gathers 2 M P and scatters M P; on the wire, each is (F-1)/F of that.
+/// Gathers are in the compute dtype, scatters in f32. Over `data`, one shard of each is all_reduced
+/// per step.
 #[test]
 fn bytes_on_the_wire_are_those_of_the_papers() {
     for (precision, gather_bytes) in [("f32", 4), ("bf16", 2)] {
@@ -140,8 +141,8 @@ fn stage_2_and_3_accumulate_shards() {
     }
 }
 
-/// In the compiled step of a 12-layer GPT, at most two blocks and the embedding are whole at once: one block if they run
-/// in a loop. Stage 1 holds everything whole.
+/// In the compiled step of a 12-layer GPT, at most two blocks and the embedding are whole at once:
+/// one block if they run in a loop. Stage 1 holds everything whole.
 #[test]
 fn two_blocks_are_whole_at_once_in_the_compiled_step() {
     let (width, vocabulary) = (32u64, 64);
@@ -162,7 +163,8 @@ fn two_blocks_are_whole_at_once_in_the_compiled_step() {
     }
 }
 
-/// No collective of the compiled step can overtake a loop with collectives inside on one replica and not on another.
+/// No collective of the compiled step can overtake a loop with collectives inside on one replica
+/// and not on another.
 #[test]
 fn collectives_keep_their_order_around_loops() {
     let unordered = |stage: &str, blocks: [bool; 2], num_microbatches: &str, in_order| {
@@ -188,6 +190,7 @@ fn collectives_keep_their_order_around_loops() {
             }
         }
     }
-    // As traced, the gathers of parameters outside the blocks do not wait for the loop over the blocks.
+    // As traced, the gathers of parameters outside the blocks do not wait for the loop over the
+    // blocks.
     assert!(!unordered("3", scans[0], "1", false).is_empty());
 }

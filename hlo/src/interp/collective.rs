@@ -1,4 +1,5 @@
-//! Collectives: from an operand on each replica of a group, in the order of the group, to the result on each.
+//! Collectives: from an operand on each replica of a group, in the order of the group, to the
+//! result on each.
 
 use std::sync::Arc;
 

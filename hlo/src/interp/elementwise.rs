@@ -154,8 +154,8 @@ pub(super) fn clamp(low: &Literal, x: &Literal, high: &Literal) -> Literal {
     binary(Binary::Minimum, &raised, &everywhere(high))
 }
 
-/// Floats to integers: truncated towards zero and clamped to the range; NaN becomes 0. Integers to integers:
-/// wrapped. To `pred`: nonzero is true.
+/// Floats to integers: truncated towards zero and clamped to the range; NaN becomes 0. Integers to
+/// integers: wrapped. To `pred`: nonzero is true.
 pub(super) fn convert(x: &Literal, dtype: DType) -> Literal {
     match (x.dtype().is_float(), dtype.is_float()) {
         (true, true) => Literal::from_f64(dtype, x.dims(), &x.to_f64()),
@@ -181,8 +181,8 @@ pub(super) fn convert(x: &Literal, dtype: DType) -> Literal {
     }
 }
 
-/// An integer as an f64 that rounds to f32 or narrower as the integer itself would: low bits that f64 cannot
-/// represent set a sticky bit, so that rounding to f64 does not create a tie.
+/// An integer as an f64 that rounds to f32 or narrower as the integer itself would: low bits that
+/// f64 cannot represent set a sticky bit, so that rounding to f64 does not create a tie.
 fn without_ties(x: i128) -> f64 {
     const LOW: i128 = (1 << 16) - 1;
     if x.unsigned_abs() >> 53 == 0 || x & LOW == 0 {

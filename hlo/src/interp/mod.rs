@@ -1,11 +1,11 @@
 //! Evaluates a graph slowly and exactly with N simulated replicas: the reference for tests.
 //!
-//! Nodes are evaluated in order, each on all replicas, so that the operands of a collective are available.
-//! Every value is stored in its dtype; an op computes in f64, or in integers wide enough for all dtypes,
-//! and rounds (or wraps) its result once. A sum, also inside a dot, is accumulated in f64 and rounded at
-//! the end; an all_reduce adds replicas in the order of their group and rounds after each, bitwise like XLA's CPU
-//! backend (except for bf16, which XLA adds in f32). No plugin is needed. The root package's `tests/pjrt/ops`
-//! compares every op with that backend.
+//! Nodes are evaluated in order, each on all replicas, so that the operands of a collective are
+//! available. Every value is stored in its dtype; an op computes in f64, or in integers wide enough
+//! for all dtypes, and rounds (or wraps) its result once. A sum, also inside a dot, is accumulated
+//! in f64 and rounded at the end; an all_reduce adds replicas in the order of their group and
+//! rounds after each, bitwise like XLA's CPU backend (except for bf16, which XLA adds in f32). No
+//! plugin is needed. The root package's `tests/pjrt/ops` compares every op with that backend.
 //!
 //! Each op is a line in [`eval`]; its arithmetic is in one module per family.
 
@@ -63,8 +63,8 @@ pub enum InterpError {
         /// Type of the value.
         got: TensorType,
     },
-    /// A collective in a loop that some replicas of a group have left, or in a branch that they did not take.
-    /// On devices it would wait forever.
+    /// A collective in a loop that some replicas of a group have left, or in a branch that they did
+    /// not take. On devices it would wait forever.
     #[error(
         "{op} at {location}: some of replicas {group:?} have left the loop or taken another branch, so that the \
          others wait for them"
@@ -99,8 +99,8 @@ pub enum InterpError {
     },
 }
 
-/// Evaluates `graph` on all replicas of its mesh. `inputs[i][r]` is input `i` on replica `r`; outputs are
-/// indexed in the same way.
+/// Evaluates `graph` on all replicas of its mesh. `inputs[i][r]` is input `i` on replica `r`;
+/// outputs are indexed in the same way.
 ///
 /// ```
 /// use hlo::{Axis, DType, Literal, Mesh, Reduction, TensorType, interpret, trace};
@@ -115,14 +115,15 @@ pub enum InterpError {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A loop whose condition always holds never ends. Replicas whose condition is false keep their values while
-/// others continue the loop.
+/// A loop whose condition always holds never ends. Replicas whose condition is false keep their
+/// values while others continue the loop.
 ///
-/// An input may differ between replicas even if its type does not vary, which simulates a loss of lockstep.
+/// An input may differ between replicas even if its type does not vary, which simulates a loss of
+/// lockstep.
 ///
 /// # Errors
-/// Inputs that do not match the graph, a value of more than 2^26 elements, a custom_call, and a collective
-/// inside a loop or branch that only some replicas of a group run.
+/// Inputs that do not match the graph, a value of more than 2^26 elements, a custom_call, and a
+/// collective inside a loop or branch that only some replicas of a group run.
 pub fn interpret(graph: &Graph, inputs: &[Vec<Literal>]) -> Result<Vec<Vec<Literal>>, InterpError> {
     check_inputs(graph, inputs)?;
     let inputs: Vec<Replicas> =
@@ -156,7 +157,8 @@ fn check_inputs(graph: &Graph, inputs: &[Vec<Literal>]) -> Result<(), InterpErro
     Ok(())
 }
 
-/// The outputs of a graph or of a loop's region. Results of replicas that are not `running` are meaningless.
+/// The outputs of a graph or of a loop's region. Results of replicas that are not `running` are
+/// meaningless.
 fn run(graph: &Graph, inputs: &[Replicas], running: &[bool]) -> Result<Vec<Replicas>, InterpError> {
     let mut values: Vec<Replicas> = Vec::with_capacity(graph.num_values());
     for node in graph.nodes() {
@@ -346,7 +348,8 @@ fn ints(x: &Literal) -> Vec<i128> {
     }
 }
 
-/// An integer tensor of the values modulo 2^width, or a `pred` tensor that is true where they are not 0.
+/// An integer tensor of the values modulo 2^width, or a `pred` tensor that is true where they are
+/// not 0.
 fn from_ints(dtype: DType, dims: &[usize], values: &[i128]) -> Literal {
     macro_rules! wrap {
         ($ty:ty) => {

@@ -1,6 +1,7 @@
 //! Ops that move elements bitwise, including the payloads of NaNs.
 //!
-//! Elements of operands and results are addressed by [`offsets`]: a first offset and a stride per dim.
+//! Elements of operands and results are addressed by [`offsets`]: a first offset and a stride per
+//! dim.
 
 use super::{from_ints, ints};
 use crate::{DType, Literal, TensorType};

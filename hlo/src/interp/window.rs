@@ -68,7 +68,8 @@ fn products(
     indices(result).map(products).collect()
 }
 
-/// `(index in the base, index in the window)` for each window element that covers an element of the base.
+/// `(index in the base, index in the window)` for each window element that covers an element of the
+/// base.
 fn covered(window: &WindowDim, position: usize, size: usize, base: usize) -> Vec<(usize, usize)> {
     (0..size).filter_map(|k| Some((window.base_index(position, k, base)?, k))).collect()
 }
@@ -81,7 +82,8 @@ fn indices(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> {
     })
 }
 
-/// For each position of the window, row-major, the offsets of the elements that it covers, row-major.
+/// For each position of the window, row-major, the offsets of the elements that it covers,
+/// row-major.
 fn covered_at_each_position(
     base: &[usize],
     window: &Window,
@@ -122,7 +124,8 @@ pub(super) fn reduce_window(
     }
 }
 
-/// Among equals the first is selected. A comparison with NaN is false and selects the later element.
+/// Among equals the first is selected. A comparison with NaN is false and selects the later
+/// element.
 pub(super) fn select_and_scatter(x: &Literal, source: &Literal, window: &Window) -> Literal {
     let (values, source_values) = (x.to_f64(), source.to_f64());
     let mut result = vec![0.0; values.len()];

@@ -2,7 +2,8 @@
 
 use crate::{AxisSet, Error, Graph, Tensor, TensorType, Tracer};
 
-/// Traces a region with inputs of the given types; no gradient flows into those for which `is_free` is true.
+/// Traces a region with inputs of the given types; no gradient flows into those for which `is_free`
+/// is true.
 pub(super) fn region(
     outer: &Tracer,
     types: &[TensorType],
@@ -17,8 +18,8 @@ pub(super) fn region(
     t.finish()
 }
 
-/// The carried values with which a loop's body is traced. Their types, and whether gradients flow into them, depend
-/// on their initial values and on the body's results.
+/// The carried values with which a loop's body is traced. Their types, and whether gradients flow
+/// into them, depend on their initial values and on the body's results.
 pub(super) struct Carried<'g> {
     pub(super) starts: Vec<Tensor<'g>>,
     /// For each value, `true` if no gradient flows into it in any iteration.
@@ -31,9 +32,10 @@ impl<'g> Carried<'g> {
         Self { starts: starts.to_vec(), is_free }
     }
 
-    /// Updates the carried values from the first results of the traced body: a value that is initially constant may
-    /// vary, or have gradients flow into it, after the first iteration; then `vary` is applied to its initial value
-    /// too. Returns `true` if the body must be traced again. Each call adds an axis or clears a flag, so this ends.
+    /// Updates the carried values from the first results of the traced body: a value that is
+    /// initially constant may vary, or have gradients flow into it, after the first iteration; then
+    /// `vary` is applied to its initial value too. Returns `true` if the body must be traced again.
+    /// Each call adds an axis or clears a flag, so this ends.
     pub(super) fn follow(&mut self, body: &Graph) -> bool {
         let mut changed = false;
         let carried = self.starts.iter_mut().zip(&mut self.is_free);

@@ -11,13 +11,13 @@ use crate::{AxisSet, DType, Graph, Mesh, Op, Tensor, TensorType, Tracer};
 pub type Branch<'f> = &'f dyn for<'b> Fn(&[Tensor<'b>]) -> Vec<Tensor<'b>>;
 
 impl Tracer {
-    /// `branches[index](x)`; only this branch runs. `index` is an i32 or u32 scalar; an index out of range, negative
-    /// or too large, takes the last branch. The branches return values of the same types and see outer
-    /// values only through their arguments.
+    /// `branches[index](x)`; only this branch runs. `index` is an i32 or u32 scalar; an index out
+    /// of range, negative or too large, takes the last branch. The branches return values of the
+    /// same types and see outer values only through their arguments.
     ///
-    /// If the index varies, each replica takes its own branch: the operands must vary over the index's
-    /// axes too, and no branch may contain a collective over them (checked by [`crate::verify`]). The VJP is also a
-    /// case, which recomputes the branch.
+    /// If the index varies, each replica takes its own branch: the operands must vary over the
+    /// index's axes too, and no branch may contain a collective over them (checked by
+    /// [`crate::verify`]). The VJP is also a case, which recomputes the branch.
     ///
     /// ```
     /// use hlo::{DType, Literal, Mesh, TensorType, grad, interpret, trace};
@@ -147,7 +147,8 @@ pub(crate) fn infer(
     }
 }
 
-/// A case of the branches' VJPs on the operands and the nonzero cotangents, for the `wanted` operands.
+/// A case of the branches' VJPs on the operands and the nonzero cotangents, for the `wanted`
+/// operands.
 pub(crate) fn case_vjp<'g>(
     branches: &[Arc<Region>],
     operands: &[Tensor<'g>],

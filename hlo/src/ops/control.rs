@@ -8,8 +8,9 @@ use crate::op::Regions;
 use crate::{DType, Op, Tensor, Tracer};
 
 impl Tracer {
-    /// Repeats `body` on the carried values while `cond` holds. Both see outer values only if they are
-    /// carried. Not reverse-differentiable: use [`Self::scan`], or take gradients inside the body.
+    /// Repeats `body` on the carried values while `cond` holds. Both see outer values only if they
+    /// are carried. Not reverse-differentiable: use [`Self::scan`], or take gradients inside the
+    /// body.
     #[track_caller]
     pub fn while_loop<'g>(
         &'g self,
@@ -84,8 +85,8 @@ impl Tracer {
 }
 
 impl<'g> Tensor<'g> {
-    /// The tensor, unchanged; so is its cotangent. A hint that writing it to memory once is cheaper than
-    /// computing it in each of its users, as a backend that fuses without limit would.
+    /// The tensor, unchanged; so is its cotangent. A hint that writing it to memory once is cheaper
+    /// than computing it in each of its users, as a backend that fuses without limit would.
     /// [`crate::rewrites::without_fusion_barriers`] removes the hint for other backends.
     #[must_use]
     #[track_caller]
@@ -93,9 +94,9 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::FusionBarrier, &[self])
     }
 
-    /// The tensor, unchanged; so is its cotangent. Marks where one block of a model ends and the next begins, in the
-    /// backward pass too. [`crate::rewrites::tie_gathers`] times the gathers of parameters by it;
-    /// [`crate::rewrites::without_block_boundaries`] removes the mark.
+    /// The tensor, unchanged; so is its cotangent. Marks where one block of a model ends and the
+    /// next begins, in the backward pass too. [`crate::rewrites::tie_gathers`] times the gathers of
+    /// parameters by it; [`crate::rewrites::without_block_boundaries`] removes the mark.
     #[must_use]
     #[track_caller]
     pub fn block_boundary(self) -> Tensor<'g> {

@@ -1,12 +1,13 @@
 //! Convolutions of any number of spatial dims, and their gradients, which are convolutions too.
 //!
-//! `y[n, o, s] = sum over i, k of x[n, i, s * stride + k * rhs_dilation - low] * w[o, i, k]`: the kernel is not
-//! flipped. The order of dims is free ([`ConvolutionDims`]), so that gradients need no transposes:
+//! `y[n, o, s] = sum over i, k of x[n, i, s * stride + k * rhs_dilation - low] * w[o, i, k]`: the
+//! kernel is not flipped. The order of dims is free ([`ConvolutionDims`]), so that gradients need
+//! no transposes:
 //!
-//! - **input gradient**: the cotangent, dilated by the stride (`base_dilation`), convolved with the kernel, which is
-//!   reversed and has its two feature dims exchanged;
-//! - **kernel gradient**: the input convolved with the cotangent as kernel, with batch and feature exchanged in both.
-//!   Feature groups become batch groups, and vice versa.
+//! - **input gradient**: the cotangent, dilated by the stride (`base_dilation`), convolved with the
+//!   kernel, which is reversed and has its two feature dims exchanged;
+//! - **kernel gradient**: the input convolved with the cotangent as kernel, with batch and feature
+//!   exchanged in both. Feature groups become batch groups, and vice versa.
 //!
 //! Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016), chapter 4.
 
@@ -31,17 +32,17 @@ pub struct Convolution {
     pub dims: ConvolutionDims,
     /// The window of each spatial dim.
     pub window: Vec<WindowDim>,
-    /// Input and output features are divided into this many groups; a group of outputs depends only on its group
-    /// of inputs.
+    /// Input and output features are divided into this many groups; a group of outputs depends only
+    /// on its group of inputs.
     pub feature_group_count: usize,
-    /// The batch and the output features are divided into this many groups; a group of outputs depends only on its
-    /// part of the batch.
+    /// The batch and the output features are divided into this many groups; a group of outputs
+    /// depends only on its part of the batch.
     pub batch_group_count: usize,
 }
 
 impl Convolution {
-    /// Input and result `[batch, feature, spatial..]`, kernel `[output, input, spatial..]` (for images
-    /// NCHW and OIHW), stride 1, no padding.
+    /// Input and result `[batch, feature, spatial..]`, kernel `[output, input, spatial..]` (for
+    /// images NCHW and OIHW), stride 1, no padding.
     pub fn new(num_spatial_dims: usize) -> Self {
         let in_order: Vec<_> = (0..num_spatial_dims + 2).collect();
         let [lhs, rhs, result] = [in_order.clone(), in_order.clone(), in_order];
@@ -53,7 +54,8 @@ impl Convolution {
         }
     }
 
-    /// Input and result `[batch, spatial.., feature]` (for images NHWC); the kernel's layout is unchanged.
+    /// Input and result `[batch, spatial.., feature]` (for images NHWC); the kernel's layout is
+    /// unchanged.
     #[must_use]
     pub fn features_last(mut self) -> Self {
         let num_spatial_dims = self.window.len();
@@ -144,8 +146,8 @@ impl Convolution {
         Ok(lhs.with_dims(&result))
     }
 
-    /// Number of multiplications with elements of the input, for one output feature, one input feature and one
-    /// example. Products with padding and dilation zeros are not counted.
+    /// Number of multiplications with elements of the input, for one output feature, one input
+    /// feature and one example. Products with padding and dilation zeros are not counted.
     pub(crate) fn num_products(&self, lhs: &TensorType, rhs: &TensorType, y: &TensorType) -> u64 {
         let along = |(i, window): (usize, &WindowDim)| {
             let size = |ty: &TensorType, roles: &[usize]| ty.dims[roles[i + 2]];
@@ -205,8 +207,9 @@ fn input_cotangent<'g>(
 ) -> Tensor<'g> {
     let ConvolutionDims { lhs: lhs_dims, rhs: rhs_dims, result: result_dims } = &forward.dims;
     let Convolution { feature_group_count, batch_group_count, .. } = forward;
-    // One of the counts is 1. A group of inputs only affects its group of outputs, so the kernel's output features
-    // are divided into groups, which move to its input features: the outputs of this convolution.
+    // One of the counts is 1. A group of inputs only affects its group of outputs, so the kernel's
+    // output features are divided into groups, which move to its input features: the outputs of
+    // this convolution.
     let groups = feature_group_count * batch_group_count;
     let kernel = regroup(rhs, rhs_dims[0], rhs_dims[1], groups);
     // A separate op, since XLA's CPU backend has no fast path for reversed windows.
@@ -282,8 +285,8 @@ fn sorted(dims: &[usize]) -> Vec<usize> {
     dims
 }
 
-/// Splits `groups` off dim `from` and merges them into dim `to` as its major part: `[groups * f]` and `[t]`
-/// become `[f]` and `[groups * t]`.
+/// Splits `groups` off dim `from` and merges them into dim `to` as its major part: `[groups * f]`
+/// and `[t]` become `[f]` and `[groups * t]`.
 fn regroup<'g>(x: Tensor<'g>, from: usize, to: usize, groups: usize) -> Tensor<'g> {
     let mut dims = x.shape();
     // After an error the rank is 0.

@@ -12,12 +12,14 @@ pub struct CustomCall {
     /// The function's compile-time configuration: any text in versions 1 to 3, an MLIR dictionary
     /// (`{rank = 7 : i64}`) or nothing in version 4.
     pub backend_config: String,
-    /// StableHLO's calling convention, 1 to 4: original, status-returning, status-returning unified, typed FFI.
+    /// StableHLO's calling convention, 1 to 4: original, status-returning, status-returning
+    /// unified, typed FFI.
     pub api_version: i32,
-    /// `true` if the function has a side effect. Then calls are kept even if nothing uses their results, and equal
-    /// calls are not merged. A [`Tracer::remat`] around a call runs it twice.
+    /// `true` if the function has a side effect. Then calls are kept even if nothing uses their
+    /// results, and equal calls are not merged. A [`Tracer::remat`] around a call runs it twice.
     pub has_side_effect: bool,
-    /// Types of the results on one replica, at least one. The results also vary over the axes of the operands.
+    /// Types of the results on one replica, at least one. The results also vary over the axes of
+    /// the operands.
     pub results: Vec<TensorType>,
     /// Memory layouts of operands and results, if not row-major.
     pub layouts: Option<Layouts>,
@@ -25,8 +27,8 @@ pub struct CustomCall {
     pub flops: u64,
 }
 
-/// The layout of each operand and result of a [`CustomCall`]: its dims from minor to major. `[1, 0]` is a row-major
-/// matrix.
+/// The layout of each operand and result of a [`CustomCall`]: its dims from minor to major.
+/// `[1, 0]` is a row-major matrix.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layouts {
     /// One for each operand.

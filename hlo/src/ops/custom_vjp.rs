@@ -15,14 +15,15 @@ pub struct CustomVjp {
     pub forward: Arc<Region>,
     /// From operands, results and the results' cotangents to the cotangents of the float operands.
     pub backward: Arc<Region>,
-    /// `true` if the results are not kept for the backward pass, which computes them again from the operands.
+    /// `true` if the results are not kept for the backward pass, which computes them again from the
+    /// operands.
     pub recompute: bool,
 }
 
 impl Tracer {
-    /// `forward(x)`, with the VJP `backward(x, y, cotangents)`: from the operands, the results y and
-    /// a cotangent for each result, it returns a cotangent for each float operand, in its type. The results must be
-    /// floats. Both functions see outer values only through their arguments.
+    /// `forward(x)`, with the VJP `backward(x, y, cotangents)`: from the operands, the results y
+    /// and a cotangent for each result, it returns a cotangent for each float operand, in its type.
+    /// The results must be floats. Both functions see outer values only through their arguments.
     ///
     /// Nothing checks that `backward` is the VJP of `forward`: test it against finite differences.
     ///
@@ -51,13 +52,15 @@ impl Tracer {
         self.record_custom_vjp(x, false, forward, backward)
     }
 
-    /// [`Self::custom_vjp`] whose results are not kept for the backward pass. Where a VJP needs them, reshaped or
-    /// converted or not, `forward` runs again on the operands, after a barrier with the cotangent. So the second run does
-    /// not begin before the backward pass gets there, and no compiler merges it with the first. Inside [`Self::remat`],
-    /// whose body runs again anyway, it does not run a third time.
+    /// [`Self::custom_vjp`] whose results are not kept for the backward pass. Where a VJP needs
+    /// them, reshaped or converted or not, `forward` runs again on the operands, after a barrier
+    /// with the cotangent. So the second run does not begin before the backward pass gets there,
+    /// and no compiler merges it with the first. Inside [`Self::remat`], whose body runs again
+    /// anyway, it does not run a third time.
     ///
-    /// For results that are much larger than the operands, such as a parameter gathered from its shards. `backward` should
-    /// not use the results: it gets those of the first run, which then stay in memory.
+    /// For results that are much larger than the operands, such as a parameter gathered from its
+    /// shards. `backward` should not use the results: it gets those of the first run, which then
+    /// stay in memory.
     #[track_caller]
     pub fn custom_vjp_recomputed<'g>(
         &'g self,
@@ -148,8 +151,8 @@ pub(crate) fn vjp<'g>(
     x.iter().map(|x| if x.dtype().is_float() { found.next() } else { None }).collect()
 }
 
-/// What the backward pass computes again: results of [`Tracer::custom_vjp_recomputed`], and values derived from them by
-/// ops that only move or convert elements.
+/// What the backward pass computes again: results of [`Tracer::custom_vjp_recomputed`], and values
+/// derived from them by ops that only move or convert elements.
 pub(crate) struct Recomputed<'g> {
     tracer: &'g Tracer,
     /// For each value of the forward pass, `true` if it is computed again.
@@ -176,8 +179,8 @@ impl<'g> Recomputed<'g> {
         Self { tracer, is_recomputed, again: HashMap::new() }
     }
 
-    /// Replaces the operands of a node that are to be computed again. The barrier that holds back the computation
-    /// holds a cotangent too, which is replaced by the barrier's result.
+    /// Replaces the operands of a node that are to be computed again. The barrier that holds back
+    /// the computation holds a cotangent too, which is replaced by the barrier's result.
     #[track_caller]
     pub(crate) fn replace(
         &mut self,
@@ -220,7 +223,8 @@ impl<'g> Recomputed<'g> {
     }
 }
 
-/// `true` for ops with one operand whose elements they only move, repeat or convert. Their VJPs do not need its values.
+/// `true` for ops with one operand whose elements they only move, repeat or convert. Their VJPs do
+/// not need its values.
 pub(crate) fn moves_elements(op: &Op) -> bool {
     matches!(
         op,

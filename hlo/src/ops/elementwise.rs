@@ -8,7 +8,8 @@ use crate::{Binary, Comparison, DType, Literal, Op, Tensor, Unary};
 pub enum Operand<'g> {
     /// A tensor.
     Tensor(Tensor<'g>),
-    /// A number, converted to the other operand's dtype; for its range see [`crate::Tracer::scalar`].
+    /// A number, converted to the other operand's dtype; for its range see
+    /// [`crate::Tracer::scalar`].
     Number(f64),
 }
 
@@ -25,7 +26,8 @@ impl From<f64> for Operand<'_> {
 }
 
 impl<'g> Operand<'g> {
-    /// The operand of `op` as a tensor; a number becomes a constant of `like`'s dtype, which must represent it.
+    /// The operand of `op` as a tensor; a number becomes a constant of `like`'s dtype, which must
+    /// represent it.
     #[track_caller]
     pub(super) fn tensor_like(self, like: Tensor<'g>, op: &'static str) -> Tensor<'g> {
         let number = match self {

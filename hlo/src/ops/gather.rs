@@ -1,7 +1,7 @@
 //! Indexing with integer tensors: gather, and scatter with sums.
 //!
-//! Both have the same shape rule: `batch` are the leading dims that operand and indices share, `n` is the dim that
-//! is indexed, and `slice` are the dims after it:
+//! Both have the same shape rule: `batch` are the leading dims that operand and indices share, `n`
+//! is the dim that is indexed, and `slice` are the dims after it:
 //! ```text
 //! gather(x [batch.., n, slice..], indices [batch.., index..]) -> [batch.., index.., slice..]
 //! scatter(x [batch.., n, slice..], indices [batch.., index..], updates [batch.., index.., slice..]) -> x
@@ -13,8 +13,8 @@ use std::fmt::Write as _;
 use crate::{DType, Op, Tensor, TensorType};
 
 impl<'g> Tensor<'g> {
-    /// Rows of this table: `[n, slice..]` at integers `[index..]` gives `[index.., slice..]`. Indices
-    /// out of range are clamped. The VJP is a [`Self::scatter_add`].
+    /// Rows of this table: `[n, slice..]` at integers `[index..]` gives `[index.., slice..]`.
+    /// Indices out of range are clamped. The VJP is a [`Self::scatter_add`].
     ///
     /// ```
     /// use hlo::{DType, Literal, Mesh, TensorType, interpret, trace};
@@ -42,8 +42,8 @@ impl<'g> Tensor<'g> {
     }
 
     /// This tensor `[batch.., n, slice..]` with `updates` `[batch.., index.., slice..]` added at
-    /// `indices` `[batch.., index..]`. Updates at equal indices are summed, in f32 for narrower floats.
-    /// Indices out of range are ignored.
+    /// `indices` `[batch.., index..]`. Updates at equal indices are summed, in f32 for narrower
+    /// floats. Indices out of range are ignored.
     #[must_use]
     #[track_caller]
     pub fn scatter_add(
@@ -77,8 +77,8 @@ impl<'g> Tensor<'g> {
     }
 }
 
-/// Converts a tensor and its updates to the dtype of their sums. If their dtypes differ, they are unchanged, so that
-/// the op reports the error.
+/// Converts a tensor and its updates to the dtype of their sums. If their dtypes differ, they are
+/// unchanged, so that the op reports the error.
 #[track_caller]
 pub(super) fn accumulated<'g>(x: Tensor<'g>, updates: Tensor<'g>) -> [Tensor<'g>; 2] {
     let dtype = x.dtype();
@@ -133,7 +133,8 @@ pub(crate) fn gather_vjp<'g>(
     x.full_like(0.0).scatter_add(wide.clamp(0.0, last), ct, num_batch)
 }
 
-/// The cotangent of a scatter's updates: that of the rows they were added to, zero where they were ignored.
+/// The cotangent of a scatter's updates: that of the rows they were added to, zero where they were
+/// ignored.
 pub(crate) fn scatter_vjp<'g>(
     x: Tensor<'g>,
     indices: Tensor<'g>,

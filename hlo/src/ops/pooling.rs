@@ -16,8 +16,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// A window of `size` by `size` over the last two dims of `[n, c, h, w]`, with the same stride and the same
-    /// padding on all sides.
+    /// A window of `size` by `size` over the last two dims of `[n, c, h, w]`, with the same stride
+    /// and the same padding on all sides.
     pub fn nchw(size: usize, stride: usize, padding: i64) -> Self {
         let spatial = WindowDim { stride, low: padding, high: padding, ..WindowDim::default() };
         let one = WindowDim::default();
@@ -56,8 +56,9 @@ impl Window {
         (0..self.dims.len()).map(along).fold(1, u64::saturating_mul)
     }
 
-    /// The elements that negative padding leaves of a base, and the window over them, which has the same positions and no negative
-    /// padding. Compilers mishandle that: XLA's simplifier aborts the process if the window has one element.
+    /// The elements that negative padding leaves of a base, and the window over them, which has the
+    /// same positions and no negative padding. Compilers mishandle that: XLA's simplifier aborts
+    /// the process if the window has one element.
     fn without_cuts(self, base: &[usize]) -> (Kept, Self) {
         let has_cuts = self.dims.iter().any(|dim| dim.low < 0 || dim.high < 0);
         if !has_cuts || self.positions(base).is_err() {
@@ -119,12 +120,13 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::ReduceWindow { reduction, window }, &[x]).convert(dtype)
     }
 
-    /// For each position of the window, adds `source`'s element at the position of this tensor's greatest
-    /// element in the window, the first if several are equal. Sums are accumulated in f32 for narrower floats.
-    /// The gradient of a maximum over windows.
+    /// For each position of the window, adds `source`'s element at the position of this tensor's
+    /// greatest element in the window, the first if several are equal. Sums are accumulated in f32
+    /// for narrower floats. The gradient of a maximum over windows.
     ///
-    /// The interpreter and the CPU kernels (images `[n, h, w, c]` in f32 and f64) take the first. XLA does too, but for some padded windows
-    /// with several equal elements, where it may take another one of them.
+    /// The interpreter and the CPU kernels (images `[n, h, w, c]` in f32 and f64) take the first.
+    /// XLA does too, but for some padded windows with several equal elements, where it may take
+    /// another one of them.
     #[must_use]
     #[track_caller]
     pub fn select_and_scatter(self, source: Tensor<'g>, window: Window) -> Tensor<'g> {
@@ -155,8 +157,8 @@ pub(crate) fn reduce_window_vjp<'g>(
     }
 }
 
-/// Each element contributes to all positions whose window covers it: the VJP is a sum over windows of the cotangent,
-/// dilated by the stride.
+/// Each element contributes to all positions whose window covers it: the VJP is a sum over windows
+/// of the cotangent, dilated by the stride.
 fn sum_vjp<'g>(window: &Window, x: Tensor<'g>, ct: Tensor<'g>) -> Tensor<'g> {
     let (mut low, mut high, mut interior, mut dims) = (vec![], vec![], vec![], vec![]);
     for (i, dim) in window.dims.iter().enumerate() {
@@ -179,8 +181,9 @@ fn sum_vjp<'g>(window: &Window, x: Tensor<'g>, ct: Tensor<'g>) -> Tensor<'g> {
 /// The largest window for [`source_cotangent`], which records a few nodes per element.
 const MAX_UNROLLED: usize = 1 << 16;
 
-/// The cotangent of a `source` that was scattered: `ct` at the positions to which the source's elements were added.
-/// Unrolled over the window's elements, in the op's order, with the selection so far.
+/// The cotangent of a `source` that was scattered: `ct` at the positions to which the source's
+/// elements were added. Unrolled over the window's elements, in the op's order, with the selection
+/// so far.
 pub(crate) fn source_cotangent<'g>(
     window: &Window,
     x: Tensor<'g>,

@@ -5,13 +5,13 @@ use crate::region::{Region, Scan};
 use crate::{Op, Tensor, Tracer};
 
 impl Tracer {
-    /// Runs `body(consts, carried, slices) -> (carried, ys)` `length` times, with slice `i` of each of
-    /// `xs` `[length, ..]` in iteration `i`. Returns the last carried values, and the `ys` of all iterations
-    /// stacked to `[length, ..]`. The body sees outer values only through its arguments, and must return at least one
-    /// value.
+    /// Runs `body(consts, carried, slices) -> (carried, ys)` `length` times, with slice `i` of each
+    /// of `xs` `[length, ..]` in iteration `i`. Returns the last carried values, and the `ys` of
+    /// all iterations stacked to `[length, ..]`. The body sees outer values only through its
+    /// arguments, and must return at least one value.
     ///
-    /// Its gradient is a scan in the opposite direction, for which the forward pass keeps the residuals of
-    /// every iteration; with [`Self::remat`] in the body, only the carried values.
+    /// Its gradient is a scan in the opposite direction, for which the forward pass keeps the
+    /// residuals of every iteration; with [`Self::remat`] in the body, only the carried values.
     ///
     /// ```
     /// use hlo::{DType, Literal, Mesh, TensorType, grad, interpret, trace};
@@ -93,8 +93,8 @@ impl Tracer {
         (results, ys)
     }
 
-    /// `body(x)`, of which only `x` is kept for the backward pass, which recomputes the rest. Saves memory at
-    /// the cost of time; values and gradients are bitwise the same.
+    /// `body(x)`, of which only `x` is kept for the backward pass, which recomputes the rest. Saves
+    /// memory at the cost of time; values and gradients are bitwise the same.
     ///
     /// ```
     /// use hlo::{DType, Mesh, TensorType, grad, trace};

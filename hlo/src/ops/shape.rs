@@ -3,8 +3,8 @@
 use crate::{DType, Op, Tensor};
 
 impl<'g> Tensor<'g> {
-    /// Dim `i` becomes dim `broadcast_dims[i]` of `dims`; size 1 is stretched, other dims are new. Returns the
-    /// tensor itself if nothing changes.
+    /// Dim `i` becomes dim `broadcast_dims[i]` of `dims`; size 1 is stretched, other dims are new.
+    /// Returns the tensor itself if nothing changes.
     #[must_use]
     #[track_caller]
     pub fn broadcast_in_dim(self, dims: &[usize], broadcast_dims: &[usize]) -> Tensor<'g> {
@@ -22,7 +22,8 @@ impl<'g> Tensor<'g> {
         self.broadcast_in_dim(&other.shape(), broadcast_dims)
     }
 
-    /// The same elements in row-major order, with other dims. Returns the tensor itself if the dims are equal.
+    /// The same elements in row-major order, with other dims. Returns the tensor itself if the dims
+    /// are equal.
     #[must_use]
     #[track_caller]
     pub fn reshape(self, dims: &[usize]) -> Tensor<'g> {
@@ -61,7 +62,8 @@ impl<'g> Tensor<'g> {
         self.slice(&starts, &limits, &strides)
     }
 
-    /// `sizes` elements from `start` (integer scalars, one per dim), which is clamped to stay in bounds.
+    /// `sizes` elements from `start` (integer scalars, one per dim), which is clamped to stay in
+    /// bounds.
     #[must_use]
     #[track_caller]
     pub fn dynamic_slice(self, start: &[Tensor<'g>], sizes: &[usize]) -> Tensor<'g> {
@@ -69,8 +71,8 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::DynamicSlice { sizes: sizes.to_vec() }, &operands)
     }
 
-    /// This tensor with `update` written at `start` (integer scalars, one per dim), which is clamped to stay in
-    /// bounds.
+    /// This tensor with `update` written at `start` (integer scalars, one per dim), which is
+    /// clamped to stay in bounds.
     #[must_use]
     #[track_caller]
     pub fn dynamic_update_slice(self, update: Tensor<'g>, start: &[Tensor<'g>]) -> Tensor<'g> {
@@ -94,7 +96,8 @@ impl<'g> Tensor<'g> {
         self.dynamic_slice(&start, &sizes).reshape(rest)
     }
 
-    /// Puts `value` (a number or scalar tensor) around and between the elements. Negative edges cut elements off.
+    /// Puts `value` (a number or scalar tensor) around and between the elements. Negative edges cut
+    /// elements off.
     #[must_use]
     #[track_caller]
     pub fn pad(
@@ -125,11 +128,11 @@ impl<'g> Tensor<'g> {
         self.matches_index(num_classes).convert(dtype)
     }
 
-    /// One element per row: `out[..] = self[.., indices[..]]`, with `indices` of the leading dims of this tensor.
-    /// 0 where an index is out of range.
+    /// One element per row: `out[..] = self[.., indices[..]]`, with `indices` of the leading dims
+    /// of this tensor. 0 where an index is out of range.
     ///
-    /// Computed as a masked sum, which XLA fuses into the producer. Its gradient is a select, while that of a gather
-    /// would be a scatter.
+    /// Computed as a masked sum, which XLA fuses into the producer. Its gradient is a select, while
+    /// that of a gather would be a scatter.
     #[must_use]
     #[track_caller]
     pub fn take_along_last_dim(self, indices: Tensor<'g>) -> Tensor<'g> {

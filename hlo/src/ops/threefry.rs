@@ -4,8 +4,9 @@ use crate::{DType, Graph, Mesh, Op, Origin, Tensor, TensorType, Tracer};
 
 /// `threefry(key0, key1, counter0, counter1)`: Threefry-2x32 with 20 rounds, in u32.
 ///
-/// Operands are scalars, or `[num_streams]` for several streams, which gives a leading dim. The element at index `i` is of the counter
-/// `counter0 + i[0]`, `counter1 + i[1] strides[0] + i[2] strides[1] + ..`, in wrapping arithmetic.
+/// Operands are scalars, or `[num_streams]` for several streams, which gives a leading dim. The
+/// element at index `i` is of the counter `counter0 + i[0]`,
+/// `counter1 + i[1] strides[0] + i[2] strides[1] + ..`, in wrapping arithmetic.
 ///
 /// Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -18,8 +19,8 @@ pub struct Threefry {
     pub num_words: usize,
 }
 
-/// Operations on integers for each element: in each of 20 rounds an addition, a rotation (two shifts and an or) and an xor; three
-/// additions after every fourth.
+/// Operations on integers for each element: in each of 20 rounds an addition, a rotation (two
+/// shifts and an or) and an xor; three additions after every fourth.
 pub(crate) const THREEFRY_FLOPS: u64 = 20 * 5 + 5 * 3;
 
 const PARITY: u32 = 0x1BD1_1BDA;
@@ -40,7 +41,8 @@ pub fn threefry2x32(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
     [x0, x1]
 }
 
-/// [`threefry2x32`] in other ops, of u32 tensors of the same shape, except that key words may be scalars.
+/// [`threefry2x32`] in other ops, of u32 tensors of the same shape, except that key words may be
+/// scalars.
 #[track_caller]
 fn threefry2x32_ops<'g>(key: [Tensor<'g>; 2], counter: [Tensor<'g>; 2]) -> [Tensor<'g>; 2] {
     let schedule = [key[0], key[1], key[0].xor(key[1]).xor(f64::from(PARITY))];
@@ -142,7 +144,8 @@ impl Threefry {
     }
 }
 
-/// A word for each stream, or one for all, with `dims`, of which the first is the streams. One word stays a scalar.
+/// A word for each stream, or one for all, with `dims`, of which the first is the streams. One word
+/// stays a scalar.
 #[track_caller]
 fn of_streams<'g>(word: Tensor<'g>, dims: &[usize]) -> Tensor<'g> {
     if word.rank() == 0 { word } else { word.broadcast_in_dim(dims, &[0]) }

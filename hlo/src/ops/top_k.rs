@@ -3,12 +3,12 @@
 use crate::{DType, Op, Tensor, TensorType};
 
 impl<'g> Tensor<'g> {
-    /// The `k` greatest elements along the last dim, in decreasing order, and their i32 indices: `[.., n]`
-    /// gives two tensors `[.., k]`. Equal elements keep their order.
+    /// The `k` greatest elements along the last dim, in decreasing order, and their i32 indices:
+    /// `[.., n]` gives two tensors `[.., k]`. Equal elements keep their order.
     ///
-    /// Floats are compared in IEEE 754's total order: -0 is below 0, NaN is above infinity, and NaN with its sign bit
-    /// set is below -infinity. So the bits determine the indices. The VJP adds the cotangents of the values at
-    /// their indices.
+    /// Floats are compared in IEEE 754's total order: -0 is below 0, NaN is above infinity, and NaN
+    /// with its sign bit set is below -infinity. So the bits determine the indices. The VJP adds
+    /// the cotangents of the values at their indices.
     ///
     /// ```
     /// use hlo::{Literal, Mesh, interpret, trace};
@@ -54,7 +54,8 @@ pub(crate) fn infer(x: &TensorType, k: usize) -> Result<Vec<TensorType>, String>
     Ok(vec![values, indices])
 }
 
-/// The cotangent of the operand: that of the values at their indices, which are distinct; zeros elsewhere.
+/// The cotangent of the operand: that of the values at their indices, which are distinct; zeros
+/// elsewhere.
 pub(crate) fn vjp<'g>(x: Tensor<'g>, indices: Tensor<'g>, ct: Tensor<'g>) -> Tensor<'g> {
     x.full_like(0.0).scatter_add(indices, ct, x.rank().saturating_sub(1))
 }

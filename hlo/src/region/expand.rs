@@ -38,8 +38,8 @@ fn needs_expansion(graph: &Graph) -> bool {
     })
 }
 
-/// Appends a graph's nodes, with these values as its inputs. Returns its outputs. With `is_backward`, the nodes belong to
-/// the backward pass.
+/// Appends a graph's nodes, with these values as its inputs. Returns its outputs. With
+/// `is_backward`, the nodes belong to the backward pass.
 pub(crate) fn inline(
     new: &mut Graph,
     graph: &Graph,
@@ -61,8 +61,8 @@ pub(crate) fn inline(
     graph.outputs().iter().map(|output| map[output.value.index()]).collect()
 }
 
-/// The loop carries a counter, the constants, the carried values, the stacks that are read and those that are
-/// written. Returns the scan's results.
+/// The loop carries a counter, the constants, the carried values, the stacks that are read and
+/// those that are written. Returns the scan's results.
 fn as_while(new: &mut Graph, scan: &Scan, node: &Node, operands: &[ValueId]) -> Vec<ValueId> {
     let (num_operands, num_carried) = (operands.len(), scan.num_carried);
     let body = expand(&scan.body.graph);

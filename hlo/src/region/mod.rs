@@ -1,8 +1,8 @@
-//! Differentiable ops with a body: `scan` repeats it, the VJP of `remat` recomputes it, `custom_vjp` has
-//! its own VJP.
+//! Differentiable ops with a body: `scan` repeats it, the VJP of `remat` recomputes it,
+//! `custom_vjp` has its own VJP.
 //!
-//! None is an op of StableHLO. [`expand`] rewrites them as `while` and as the body's ops, before lowering and
-//! counting. The interpreter evaluates them directly.
+//! None is an op of StableHLO. [`expand`] rewrites them as `while` and as the body's ops, before
+//! lowering and counting. The interpreter evaluates them directly.
 //!
 //! A region sees outer values only through its operands.
 
@@ -25,7 +25,8 @@ pub(crate) use vjp::{remat_vjp, scan_vjp};
 pub struct Region {
     /// From operands to results.
     pub graph: Graph,
-    /// The body that this one extends by more results, for the forward pass of a VJP with residuals.
+    /// The body that this one extends by more results, for the forward pass of a VJP with
+    /// residuals.
     pub(crate) extends: Option<Arc<Region>>,
 }
 
@@ -49,9 +50,9 @@ impl Hash for Region {
     }
 }
 
-/// `scan(consts.., init.., xs..) -> carried.., ys..`: runs the body `length` times. The body takes the constants,
-/// the carried values and slice `i` of each of `xs`, and returns the next carried values and slice `i`
-/// of each of `ys`.
+/// `scan(consts.., init.., xs..) -> carried.., ys..`: runs the body `length` times. The body takes
+/// the constants, the carried values and slice `i` of each of `xs`, and returns the next carried
+/// values and slice `i` of each of `ys`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scan {
     /// The body.

@@ -8,10 +8,12 @@ use super::{Region, Scan};
 use crate::rewriter::rebuild_values;
 use crate::{Graph, Node, Op, ValueId};
 
-/// Replaces remats and custom VJPs by their bodies' ops, and merges each scan with the scans that extend it, so that
-/// the forward pass runs once and keeps the residuals. In loops and branches too.
+/// Replaces remats and custom VJPs by their bodies' ops, and merges each scan with the scans that
+/// extend it, so that the forward pass runs once and keeps the residuals. In loops and branches
+/// too.
 ///
-/// Each recomputation follows a barrier of its own, so later passes do not merge it with the original.
+/// Each recomputation follows a barrier of its own, so later passes do not merge it with the
+/// original.
 pub(crate) fn prepare(graph: &Graph) -> Graph {
     let has = |is: fn(&Op) -> bool| graph.nodes().iter().any(|node| is(&node.op));
     if !has(|op| !op.regions().is_empty()) {
@@ -51,7 +53,8 @@ pub(crate) fn prepare(graph: &Graph) -> Graph {
 fn extended(graph: &Graph) -> HashMap<ValueId, &Node> {
     let mut of_body: HashMap<(*const Region, &[ValueId]), &Node> = HashMap::new();
     let mut longest: HashMap<ValueId, &Node> = HashMap::new();
-    // Extensions follow the scans that they extend, so in reverse order the rest of a chain is known.
+    // Extensions follow the scans that they extend, so in reverse order the rest of a chain is
+    // known.
     for node in graph.nodes().iter().rev() {
         let Op::Scan(scan) = &node.op else { continue };
         if let Some(extension) = of_body.get(&(Arc::as_ptr(&scan.body), &*node.operands)) {

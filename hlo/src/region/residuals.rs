@@ -2,11 +2,12 @@
 
 use crate::{Binary, Graph, Op, Unary, ValueId};
 
-/// The values that the backward pass recomputes: residuals that cheap ops compute from other values that it has, and
-/// the intermediate values. `at_hand` is true for values that the backward pass has without keeping anything.
+/// The values that the backward pass recomputes: residuals that cheap ops compute from other values
+/// that it has, and the intermediate values. `at_hand` is true for values that the backward pass
+/// has without keeping anything.
 ///
-/// A residual is written in one loop and read in another, once per iteration, and its stack lives from
-/// one loop to the other. Elementwise ops without transcendentals are fused into their users.
+/// A residual is written in one loop and read in another, once per iteration, and its stack lives
+/// from one loop to the other. Elementwise ops without transcendentals are fused into their users.
 pub(super) fn recomputed(graph: &Graph, at_hand: &[bool], is_residual: &[bool]) -> Vec<ValueId> {
     let mut available = at_hand.to_vec();
     let mut is_dropped = vec![false; graph.num_values()];
@@ -19,7 +20,8 @@ pub(super) fn recomputed(graph: &Graph, at_hand: &[bool], is_residual: &[bool]) 
             available[result] |= is_residual[result] || follows;
         }
     }
-    // Adds the values from which the dropped residuals are computed, back to values at hand or kept.
+    // Adds the values from which the dropped residuals are computed, back to values at hand or
+    // kept.
     let mut again = is_dropped;
     for node in graph.nodes().iter().rev() {
         let result = node.result().index();

@@ -11,9 +11,9 @@ use crate::rewriter::Rewriter;
 use crate::tensor::Tracer;
 use crate::{AxisSet, Binary, Graph, Op, Tensor, ValueId, vjp};
 
-/// The body, recomputed after a barrier on its operands, and its VJP. The cotangents go through the same barrier, so
-/// that nothing is recomputed before it is needed, and in a scan the recomputation is not part of the forward pass.
-/// Only the `wanted` operands get cotangents.
+/// The body, recomputed after a barrier on its operands, and its VJP. The cotangents go through the
+/// same barrier, so that nothing is recomputed before it is needed, and in a scan the recomputation
+/// is not part of the forward pass. Only the `wanted` operands get cotangents.
 pub(crate) fn remat_vjp<'g>(
     body: &Region,
     x: &[Tensor<'g>],
@@ -35,14 +35,14 @@ pub(crate) fn remat_vjp<'g>(
     Ok(wanted.iter().map(|wanted| if *wanted { found.next() } else { None }).collect())
 }
 
-/// A scan in the opposite direction. The body and its VJP are traced in one graph, which is then cut in two: the
-/// forward pass does not depend on cotangents, and its values that the backward pass needs are the
-/// **residuals**. The forward scan is extended by a stack of each residual; `prepare` then removes the original
-/// scan.
+/// A scan in the opposite direction. The body and its VJP are traced in one graph, which is then
+/// cut in two: the forward pass does not depend on cotangents, and its values that the backward
+/// pass needs are the **residuals**. The forward scan is extended by a stack of each residual;
+/// `prepare` then removes the original scan.
 ///
-/// Values are not kept if the backward pass has them anyway (constants, stacks that were read), if they depend on
-/// constants alone, or if they are a reshape or a cheap function of kept values. Nothing is carried or
-/// stacked for operands that are not `wanted`.
+/// Values are not kept if the backward pass has them anyway (constants, stacks that were read), if
+/// they depend on constants alone, or if they are a reshape or a cheap function of kept values.
+/// Nothing is carried or stacked for operands that are not `wanted`.
 pub(crate) fn scan_vjp<'g>(
     scan: &Scan,
     x: &[Tensor<'g>],
@@ -103,8 +103,9 @@ pub(crate) fn scan_vjp<'g>(
     Ok(found)
 }
 
-/// For each input of the body, `true` if it depends on operands that are `wanted`. A carried value does from some
-/// iteration on if its initial value does, or the value that the body returns for it.
+/// For each input of the body, `true` if it depends on operands that are `wanted`. A carried value
+/// does from some iteration on if its initial value does, or the value that the body returns for
+/// it.
 fn active_inputs(scan: &Scan, wanted: &[bool]) -> Vec<bool> {
     let body = &scan.body.graph;
     let mut active_inputs = wanted.to_vec();
@@ -122,8 +123,9 @@ fn active_inputs(scan: &Scan, wanted: &[bool]) -> Vec<bool> {
     }
 }
 
-/// The body and its VJP in one graph. Inputs: the body's, cotangents of `wanted_carried`, of `given_ys`.
-/// Outputs: the body's, then cotangents of `wanted_consts`, `wanted_carried` and `wanted_xs`.
+/// The body and its VJP in one graph. Inputs: the body's, cotangents of `wanted_carried`, of
+/// `given_ys`. Outputs: the body's, then cotangents of `wanted_consts`, `wanted_carried` and
+/// `wanted_xs`.
 struct Joint {
     graph: Graph,
     num_consts: usize,
@@ -291,8 +293,8 @@ impl Joint {
         finish(copy, outputs)
     }
 
-    /// The backward pass. Inputs: constants, the sums of the constants' cotangents in f32 or wider, the carried
-    /// values' cotangents, slices of `xs`, residuals, cotangents of slices of `ys`.
+    /// The backward pass. Inputs: constants, the sums of the constants' cotangents in f32 or wider,
+    /// the carried values' cotangents, slices of `xs`, residuals, cotangents of slices of `ys`.
     fn backward(&self, parts: &Parts) -> Graph {
         let mut copy = Rewriter::new(&self.graph);
         parts.used_consts.iter().for_each(|i| copy.input(*i));

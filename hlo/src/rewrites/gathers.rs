@@ -7,20 +7,23 @@ use crate::passes::eliminate_dead_code;
 use crate::rewriter::{Rewriter, push, rebuild, rebuild_values};
 use crate::{Graph, Groups, Node, Op, ValueId};
 
-/// Times the all_gathers of inputs by the marks of [`crate::Tensor::block_boundary`], in the forward and in the
-/// backward pass, so that the parameters of at most two blocks are whole at a time:
+/// Times the all_gathers of inputs by the marks of [`crate::Tensor::block_boundary`], in the
+/// forward and in the backward pass, so that the parameters of at most two blocks are whole at a
+/// time:
 ///
-/// - An input is gathered for each block that uses it, unless the block before does too. The gather waits for the
-///   start of the block before. So it overlaps with that block, and does not begin any earlier.
-/// - A reduce_scatter over the same groups ends before the second block after its own begins. So it overlaps with one
-///   block, and whole gradients do not wait for the end of the backward pass.
+/// - An input is gathered for each block that uses it, unless the block before does too. The gather
+///   waits for the start of the block before. So it overlaps with that block, and does not begin
+///   any earlier.
+/// - A reduce_scatter over the same groups ends before the second block after its own begins. So it
+///   overlaps with one block, and whole gradients do not wait for the end of the backward pass.
 ///
 /// The barriers that order this replace the marks, and those that [`crate::Tracer::remat`] and
-/// [`crate::Tracer::custom_vjp_recomputed`] put before such gathers. Bodies of loops and branches are treated in the same
-/// way. Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel" (2023), section 3.3, call this
-/// prefetching and rate limiting.
+/// [`crate::Tracer::custom_vjp_recomputed`] put before such gathers. Bodies of loops and branches
+/// are treated in the same way. Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded
+/// data parallel" (2023), section 3.3, call this prefetching and rate limiting.
 pub fn tie_gathers(graph: &Graph) -> Graph {
-    // Without boundaries, the barriers that are there keep the gathers of the backward pass apart from the others.
+    // Without boundaries, the barriers that are there keep the gathers of the backward pass apart
+    // from the others.
     if !graph.nodes().iter().any(|node| node.op == Op::BlockBoundary) {
         return rebuild(graph, |new, node, operands| {
             let op = node.op.with_regions(tie_gathers).unwrap_or_else(|| node.op.clone());
@@ -50,12 +53,14 @@ pub fn tie_gathers(graph: &Graph) -> Graph {
     without_unused_barriers(&eliminate_dead_code(&tied.copy.finish()))
 }
 
-/// The gathers and scatters of each block. Blocks are numbered from 0, and a boundary begins the next.
+/// The gathers and scatters of each block. Blocks are numbered from 0, and a boundary begins the
+/// next.
 #[derive(Default)]
 struct Blocks<'a> {
     /// The distinct gathers of inputs.
     gathers: Vec<Gather<'a>>,
-    /// The gather that a value is the result of, directly or through ops that only move or convert elements.
+    /// The gather that a value is the result of, directly or through ops that only move or convert
+    /// elements.
     gather_of: HashMap<ValueId, usize>,
     /// The blocks that use each gather.
     used_in: Vec<Vec<usize>>,
@@ -169,8 +174,8 @@ struct Tied<'a> {
     block: usize,
     /// The operands of gathers, as returned by the barrier of their boundary.
     shards: HashMap<usize, ValueId>,
-    /// The latest value of each gather and of what is derived from it, and the last block that used it. Equal gathers
-    /// share one.
+    /// The latest value of each gather and of what is derived from it, and the last block that used
+    /// it. Equal gathers share one.
     whole: HashMap<ValueId, (usize, ValueId)>,
 }
 
@@ -192,7 +197,8 @@ impl Tied<'_> {
         }
     }
 
-    /// A gathered value in the current block: that of the block before, if it used it, or a new one.
+    /// A gathered value in the current block: that of the block before, if it used it, or a new
+    /// one.
     fn gathered(&mut self, value: ValueId, gather: usize) -> ValueId {
         let node = self.copy.old().node_of(value);
         let is_gather = matches!(node.op, Op::AllGather { .. });
@@ -219,8 +225,8 @@ impl Tied<'_> {
         gather.prepared_by.iter().fold(input, prepare)
     }
 
-    /// A barrier in place of a mark: for the marked value, the operands of gathers that may begin after it, and
-    /// scatters that end before it.
+    /// A barrier in place of a mark: for the marked value, the operands of gathers that may begin
+    /// after it, and scatters that end before it.
     fn boundary(&mut self, node: &Node) {
         let marked = self.mapped(node.operands[0]);
         self.block += 1;
@@ -243,7 +249,8 @@ impl Tied<'_> {
     }
 }
 
-/// Removes values that no later op uses from the barriers of a graph, and barriers with a single value left.
+/// Removes values that no later op uses from the barriers of a graph, and barriers with a single
+/// value left.
 fn without_unused_barriers(graph: &Graph) -> Graph {
     let mut is_used = vec![false; graph.num_values()];
     for node in graph.nodes() {

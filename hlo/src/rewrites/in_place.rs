@@ -7,11 +7,12 @@ use crate::{Graph, Node, Op, ValueId};
 
 /// Makes all users of a leaf's next value read the value after `select`.
 ///
-/// If an update may be skipped, a leaf becomes `select(apply, next, before)`. Other users of `next`, such as a
-/// parameter that is updated from its momentum, would be fused with `next` and read `before` again: then the leaf
-/// cannot overwrite `before`, and XLA's CPU backend copies it first. So the select is moved before a fusion barrier,
-/// and the other users read its result. For them it equals `next` only if `apply` is true, so a leaf is skipped
-/// unless the results of all users of `next` are discarded if `apply` is false.
+/// If an update may be skipped, a leaf becomes `select(apply, next, before)`. Other users of
+/// `next`, such as a parameter that is updated from its momentum, would be fused with `next` and
+/// read `before` again: then the leaf cannot overwrite `before`, and XLA's CPU backend copies it
+/// first. So the select is moved before a fusion barrier, and the other users read its result. For
+/// them it equals `next` only if `apply` is true, so a leaf is skipped unless the results of all
+/// users of `next` are discarded if `apply` is false.
 pub fn update_in_place(graph: &Graph) -> Graph {
     let leaves = leaves(graph);
     // The new values of each scalar `apply`, once copied, and of each leaf's select.
@@ -109,7 +110,8 @@ mod tests {
     use super::*;
     use crate::{DType, Literal, Mesh, Reduction, TensorType, interpret, trace, verify};
 
-    /// Momentum, a parameter that is updated from it, and optionally an output that depends on the momentum.
+    /// Momentum, a parameter that is updated from it, and optionally an output that depends on the
+    /// momentum.
     fn step(outputs_momentum: bool) -> Graph {
         let graph = trace(Mesh::SINGLE, |t| {
             let ty = TensorType::new(DType::F32, &[4]);

@@ -4,8 +4,8 @@ use super::everywhere;
 use crate::rewriter::push;
 use crate::{Graph, Node, Op, TensorType, ValueId};
 
-/// Replaces collectives by local ops of the same shapes, to measure the time of everything else. The results are not
-/// those of the program.
+/// Replaces collectives by local ops of the same shapes, to measure the time of everything else.
+/// The results are not those of the program.
 ///
 /// | collective | becomes |
 /// |---|---|
@@ -14,8 +14,8 @@ use crate::{Graph, Node, Op, TensorType, ValueId};
 /// | all_to_all | a reshape |
 /// | collective_permute | the operand |
 ///
-/// A barrier follows or precedes them, so that the compiler does not shrink the ops around them. An all_reduce remains:
-/// [`crate::lower_isolated`] writes it with groups of one replica.
+/// A barrier follows or precedes them, so that the compiler does not shrink the ops around them. An
+/// all_reduce remains: [`crate::lower_isolated`] writes it with groups of one replica.
 pub(crate) fn isolate(graph: &Graph) -> Graph {
     everywhere(graph, &alone)
 }

@@ -1,5 +1,5 @@
-//! Passes that rewrite a graph into an equivalent form that some backend runs faster. The caller chooses the
-//! passes for its backend.
+//! Passes that rewrite a graph into an equivalent form that some backend runs faster. The caller
+//! chooses the passes for its backend.
 
 mod gathers;
 mod in_place;
@@ -19,7 +19,8 @@ pub use order::order_collectives;
 pub use reductions::stage_reductions;
 pub use scatters::scatter_by_line;
 
-/// Removes the hints of [`crate::Tensor::fusion_barrier`], for backends that fuse well without them.
+/// Removes the hints of [`crate::Tensor::fusion_barrier`], for backends that fuse well without
+/// them.
 pub fn without_fusion_barriers(graph: &Graph) -> Graph {
     everywhere(graph, &|_, node, operands, _| match node.op {
         Op::FusionBarrier => Some(operands[0]),
@@ -29,14 +30,16 @@ pub fn without_fusion_barriers(graph: &Graph) -> Graph {
 
 /// Removes the marks of [`crate::Tensor::block_boundary`].
 pub fn without_block_boundaries(graph: &Graph) -> Graph {
-    // Merges a scan with the one that extends it, which names it by its identity. A copy has another.
+    // Merges a scan with the one that extends it, which names it by its identity. A copy has
+    // another.
     everywhere(&prepare(graph), &|_, node, operands, _| match node.op {
         Op::BlockBoundary => Some(operands[0]),
         _ => None,
     })
 }
 
-/// Returns a node's replacement, if any, from the new graph, the node, its new operands and its result's type.
+/// Returns a node's replacement, if any, from the new graph, the node, its new operands and its
+/// result's type.
 type Replace<'a> = dyn Fn(&mut Graph, &Node, &[ValueId], &TensorType) -> Option<ValueId> + 'a;
 
 /// Replaces nodes with one result, in loops and branches too.

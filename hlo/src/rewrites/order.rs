@@ -1,4 +1,5 @@
-//! The order of collectives around loops, for a backend that runs ops as soon as their operands are there.
+//! The order of collectives around loops, for a backend that runs ops as soon as their operands are
+//! there.
 
 use std::sync::Arc;
 
@@ -6,16 +7,17 @@ use crate::region::expand;
 use crate::rewriter::Rewriter;
 use crate::{Comparison, DType, Graph, Literal, Node, Op, ValueId};
 
-/// Orders the collectives of a graph around each loop (or branch) that has some inside: what the loop does not need waits
-/// for its end, and the loop waits for what it needs. In loops and branches too. Scans are written as `while`. Values do
-/// not change.
+/// Orders the collectives of a graph around each loop (or branch) that has some inside: what the
+/// loop does not need waits for its end, and the loop waits for what it needs. In loops and
+/// branches too. Scans are written as `while`. Values do not change.
 ///
-/// XLA's CPU backend runs an op as soon as its operands are there. It starts the collectives of one computation in the
-/// order of its schedule, but not those of a loop and those beside it. A rendezvous is identified by launch and devices
-/// alone, so on different replicas two different collectives could meet: the launch hangs, or overwrites memory. What
-/// orders them is a dependence that is computed, since barriers do not exist at run time. So an operand `x` of the later
-/// one becomes `select(p, x, barrier(x))`, where `p` is computed from a result of the earlier one. It is `x` whatever `p`
-/// is, but the compiler cannot know.
+/// XLA's CPU backend runs an op as soon as its operands are there. It starts the collectives of one
+/// computation in the order of its schedule, but not those of a loop and those beside it. A
+/// rendezvous is identified by launch and devices alone, so on different replicas two different
+/// collectives could meet: the launch hangs, or overwrites memory. What orders them is a dependence
+/// that is computed, since barriers do not exist at run time. So an operand `x` of the later one
+/// becomes `select(p, x, barrier(x))`, where `p` is computed from a result of the earlier one. It
+/// is `x` whatever `p` is, but the compiler cannot know.
 pub fn order_collectives(graph: &Graph) -> Graph {
     ordered(&expand(graph))
 }

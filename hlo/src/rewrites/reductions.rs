@@ -13,14 +13,15 @@ const MIN_REDUCED: usize = 1 << 14;
 const MIN_LANES: usize = 8;
 /// Number of lanes beyond which longer rows gain nothing.
 const MANY_LANES: usize = 64;
-/// Reductions into which more elementwise ops than this are fused get groups of a quarter of the size: the loop over
-/// a group is unrolled together with these ops. Measured: parameter updates took a third of the time.
+/// Reductions into which more elementwise ops than this are fused get groups of a quarter of the
+/// size: the loop over a group is unrolled together with these ops. Measured: parameter updates
+/// took a third of the time.
 const MAX_SIMPLE_OPS: usize = 4;
 
-/// Reduces each large tensor that is reduced to a scalar in stages: first in groups of at most `max_group` elements
-/// along one of its dims, many groups in parallel, and again while the result is large. For a backend that turns
-/// longer reductions into windows and computes those one element at a time. Unchanged if no reduced dim has a
-/// suitable divisor.
+/// Reduces each large tensor that is reduced to a scalar in stages: first in groups of at most
+/// `max_group` elements along one of its dims, many groups in parallel, and again while the result
+/// is large. For a backend that turns longer reductions into windows and computes those one element
+/// at a time. Unchanged if no reduced dim has a suitable divisor.
 ///
 /// The order of summation changes, but is the same on every replica and in every run.
 pub fn stage_reductions(graph: &Graph, max_group: usize) -> Graph {
@@ -45,7 +46,8 @@ pub fn stage_reductions(graph: &Graph, max_group: usize) -> Graph {
     })
 }
 
-/// `true` if a value is computed from values in memory by at most [`MAX_SIMPLE_OPS`] elementwise ops.
+/// `true` if a value is computed from values in memory by at most [`MAX_SIMPLE_OPS`] elementwise
+/// ops.
 fn is_simple(graph: &Graph, value: ValueId) -> bool {
     let mut seen = HashSet::new();
     let mut num_ops = 0;
@@ -72,7 +74,8 @@ struct Split {
     group: usize,
     /// Neighbours in memory that are reduced in parallel.
     lanes: usize,
-    /// `true` if a group's elements are contiguous along the dim, `false` if they are evenly spread.
+    /// `true` if a group's elements are contiguous along the dim, `false` if they are evenly
+    /// spread.
     is_inner: bool,
 }
 

@@ -4,12 +4,14 @@ use super::everywhere;
 use crate::rewriter::push;
 use crate::{Graph, Groups, Op};
 
-/// Writes each reduce_scatter over whole groups of `A * line` replicas as two: over the `A` replicas at the same place in
-/// each line of `line` neighbours, then over the replicas of a line. Each replica gets the same shard as before, of a sum
-/// that is taken in another order. The second step moves `1/A` of the bytes. Unchanged are groups of a line or less, and
-/// those that do not divide into lines.
+/// Writes each reduce_scatter over whole groups of `A * line` replicas as two: over the `A`
+/// replicas at the same place in each line of `line` neighbours, then over the replicas of a line.
+/// Each replica gets the same shard as before, of a sum that is taken in another order. The second
+/// step moves `1/A` of the bytes. Unchanged are groups of a line or less, and those that do not
+/// divide into lines.
 ///
-/// For compilers that have a reduce_scatter along one dim of a torus only, with replicas laid out row by row.
+/// For compilers that have a reduce_scatter along one dim of a torus only, with replicas laid out
+/// row by row.
 pub fn scatter_by_line(graph: &Graph, line: usize) -> Graph {
     let mesh = *graph.mesh();
     everywhere(graph, &|new, node, operands, _| {

@@ -56,8 +56,8 @@ fn elements(literal: &Literal) -> Vec<String> {
     }
 }
 
-/// The shortest decimal that reads back as the same f64, and so as the same narrower float. MLIR requires
-/// a point before the exponent, and the bits of infinities and NaN.
+/// The shortest decimal that reads back as the same f64, and so as the same narrower float. MLIR
+/// requires a point before the exponent, and the bits of infinities and NaN.
 fn decimal(value: f64, bits: String) -> String {
     if !value.is_finite() {
         return bits;

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::RegionContext;
 use crate::{CustomCall, Layouts, Node, ValueId};
 
-/// A call of a function of the process, with row-major operands and results of the types `results`, without the `=` and
-/// what precedes it. `attributes` is an MLIR dictionary.
+/// A call of a function of the process, with row-major operands and results of the types `results`,
+/// without the `=` and what precedes it. `attributes` is an MLIR dictionary.
 pub(super) fn host_call(
     context: &RegionContext<'_>,
     node: &Node,
@@ -16,7 +16,8 @@ pub(super) fn host_call(
     results: &str,
 ) -> String {
     let row_major = |value: ValueId| (0..context.graph.ty(value).rank()).rev().collect();
-    // Without layouts a backend may choose others than row-major, of which a handler is not informed.
+    // Without layouts a backend may choose others than row-major, of which a handler is not
+    // informed.
     let layouts = Layouts {
         operands: node.operands.iter().map(|operand| row_major(*operand)).collect(),
         results: node.results().map(row_major).collect(),

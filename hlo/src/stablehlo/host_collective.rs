@@ -8,7 +8,8 @@ use crate::{Groups, Mesh, Node, Op};
 /// The target of the custom calls by which [`super::HostCalls`] leaves collectives to the process.
 pub const HOST_COLLECTIVE_TARGET: &str = "lockstep_collective";
 
-/// The target of the custom calls by which a replica of such a program asks for its number among those of all processes.
+/// The target of the custom calls by which a replica of such a program asks for its number among
+/// those of all processes.
 pub const HOST_REPLICA_ID_TARGET: &str = "lockstep_replica_id";
 
 /// The form of collectives in a program.
@@ -28,7 +29,8 @@ impl Collectives {
     }
 }
 
-/// The call, without the `=` and what precedes it. `site` distinguishes it from the other collectives of the program.
+/// The call, without the `=` and what precedes it. `site` distinguishes it from the other
+/// collectives of the program.
 ///
 /// | attribute | |
 /// |---|---|

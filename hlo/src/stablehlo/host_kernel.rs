@@ -7,16 +7,17 @@ use crate::{Convolution, ConvolutionDims, DType, DotDims, Node, Op, Threefry, Wi
 /// The target of the custom calls by which [`super::HostCalls`] leaves ops to the process.
 pub const HOST_KERNEL_TARGET: &str = "lockstep_kernel";
 
-/// The version of the kernels' results: raised with every change of a kernel that changes bits, so that the programs that call it differ, and
-/// with them their fingerprints.
+/// The version of the kernels' results: raised with every change of a kernel that changes bits, so
+/// that the programs that call it differ, and with them their fingerprints.
 pub const HOST_KERNELS_VERSION: usize = 4;
 
-/// Products of fewer floating-point operations are left to XLA: a call would take as long as the product.
+/// Products of fewer floating-point operations are left to XLA: a call would take as long as the
+/// product.
 const MIN_DOT_FLOPS: usize = 1 << 18;
 
-/// `true` if a kernel computes the product: of f32 or f64, large enough, and contracting dims that are neighbours in both operands, in
-/// the same order, so that they are one dim of a matrix. Products of bf16 are faster in XLA, which uses the processor's instructions
-/// for them.
+/// `true` if a kernel computes the product: of f32 or f64, large enough, and contracting dims that
+/// are neighbours in both operands, in the same order, so that they are one dim of a matrix.
+/// Products of bf16 are faster in XLA, which uses the processor's instructions for them.
 pub(super) fn has_dot(context: &RegionContext<'_>, node: &Node, dims: &DotDims) -> bool {
     let ty = |i: usize| context.graph.ty(node.operands[i]);
     let are_neighbours = |dims: &[usize]| dims.windows(2).all(|pair| pair[1] == pair[0] + 1);
@@ -29,7 +30,8 @@ pub(super) fn has_dot(context: &RegionContext<'_>, node: &Node, dims: &DotDims) 
         && flops >= MIN_DOT_FLOPS
 }
 
-/// The call for a product, without the `=` and what precedes it. `result` is the result type in the text.
+/// The call for a product, without the `=` and what precedes it. `result` is the result type in the
+/// text.
 pub(super) fn dot_general(
     context: &RegionContext<'_>,
     node: &Node,
@@ -82,11 +84,12 @@ pub(super) fn sum(context: &RegionContext<'_>, node: &Node) -> String {
     custom_call::host_call(context, node, HOST_KERNEL_TARGET, &attributes, false, &results)
 }
 
-/// Maxima over windows of fewer elements are left to XLA, but not gradients of padded windows: there XLA's choice among equal elements is
-/// not always the first.
+/// Maxima over windows of fewer elements are left to XLA, but not gradients of padded windows:
+/// there XLA's choice among equal elements is not always the first.
 const MIN_MAX_POOL: usize = 1 << 14;
 
-/// `true` if a kernel computes the maximum over windows, or its gradient: windows of rows and columns of images NHWC of f32 or f64.
+/// `true` if a kernel computes the maximum over windows, or its gradient: windows of rows and
+/// columns of images NHWC of f32 or f64.
 pub(super) fn has_max_pool(context: &RegionContext<'_>, node: &Node, window: &Window) -> bool {
     let x = context.graph.ty(node.operands[0]);
     let one = WindowDim::default();
@@ -123,13 +126,15 @@ const MIN_CONVOLUTION: usize = 1 << 18;
 /// What a kernel computes of convolutions of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ImageConvolution {
-    /// From images NHWC and a kernel in any order to images NHWC. The input may be dilated: then it is the gradient of one with strides.
+    /// From images NHWC and a kernel in any order to images NHWC. The input may be dilated: then it
+    /// is the gradient of one with strides.
     Images,
     /// The gradient of the kernel, in any order, from the input and the cotangent, NHWC.
     KernelGradient,
 }
 
-/// The kernel for a convolution, if there is one: with two spatial dims, of f32 or f64, in one group.
+/// The kernel for a convolution, if there is one: with two spatial dims, of f32 or f64, in one
+/// group.
 pub(super) fn image_convolution(
     context: &RegionContext<'_>,
     node: &Node,
@@ -157,7 +162,8 @@ pub(super) fn image_convolution(
     is_gradient.then_some(ImageConvolution::KernelGradient)
 }
 
-/// The call for a convolution, without the `=` and what precedes it. `stride` is that of windows over the input.
+/// The call for a convolution, without the `=` and what precedes it. `stride` is that of windows
+/// over the input.
 pub(super) fn convolution(
     context: &RegionContext<'_>,
     node: &Node,

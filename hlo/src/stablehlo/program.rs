@@ -10,8 +10,8 @@ pub struct Program {
     pub text: String,
     /// The number of replicas that the replica groups were written for.
     pub num_replicas: usize,
-    /// The number of processes that run it, each as many replicas; 1 if it was not written for several. Each compiles it
-    /// for its own replicas only.
+    /// The number of processes that run it, each as many replicas; 1 if it was not written for
+    /// several. Each compiles it for its own replicas only.
     pub num_processes: usize,
     /// Arguments of `@main`, in order.
     pub inputs: Vec<ProgramInput>,
@@ -26,7 +26,8 @@ pub struct ProgramInput {
     pub name: String,
     /// Type on one replica.
     pub ty: TensorType,
-    /// `true` if a result reuses the argument's memory, so that the argument is consumed by execution.
+    /// `true` if a result reuses the argument's memory, so that the argument is consumed by
+    /// execution.
     pub donated: bool,
 }
 
@@ -40,8 +41,8 @@ pub struct ProgramOutput {
 }
 
 impl Program {
-    /// The text without source locations: the key of a compile cache, so that moving a source line does not
-    /// cause recompilation. Locations are ` loc(...)` at the ends of lines, and their
+    /// The text without source locations: the key of a compile cache, so that moving a source line
+    /// does not cause recompilation. Locations are ` loc(...)` at the ends of lines, and their
     /// definitions are lines that begin with `#loc`.
     pub fn text_without_locations(&self) -> String {
         let mut out = String::with_capacity(self.text.len());

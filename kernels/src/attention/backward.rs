@@ -226,7 +226,8 @@ impl<T: Real> Head<T> {
         multiply(queries, ds, k, first_key > 0);
     }
 
-    /// From scores to weights, and from cotangents of weights to those of products of queries and keys.
+    /// From scores to weights, and from cotangents of weights to those of products of queries and
+    /// keys.
     fn differentiate(&mut self, pass: &Pass<'_, T>, place: Place) {
         let Pass { attention, forward, mask, .. } = pass;
         let Attention { num_positions, num_heads, head_width: d, dropout, .. } = **attention;

@@ -2,11 +2,11 @@
 
 use crate::threefry::threefry2x32;
 
-/// Dropout of attention weights: a weight is kept, divided by `1 - rate`, if the random number of its global index is less than
-/// `1 - rate`.
+/// Dropout of attention weights: a weight is kept, divided by `1 - rate`, if the random number of
+/// its global index is less than `1 - rate`.
 ///
-/// Random numbers are threefry2x32 of the key and of two words: the row, which is `first_row` plus the number of example and head, and
-/// the number of query and key within it.
+/// Random numbers are threefry2x32 of the key and of two words: the row, which is `first_row` plus
+/// the number of example and head, and the number of query and key within it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     /// The probability of dropping, in `[0, 1)`.
@@ -23,7 +23,8 @@ impl Dropout {
         1.0 / (1.0 - self.rate)
     }
 
-    /// `true` in `keep` for the weights to keep, of local row `row` and neighbouring indices from `first` on.
+    /// `true` in `keep` for the weights to keep, of local row `row` and neighbouring indices from
+    /// `first` on.
     #[inline(always)]
     pub(super) fn keep(&self, keep: &mut [bool], row: usize, first: usize) {
         // A random number is the upper 24 bits of a word as a fraction. It is compared in f32.

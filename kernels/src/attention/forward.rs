@@ -7,9 +7,10 @@ use crate::vectors::vectorized;
 use crate::{Element, Pool};
 
 impl Attention {
-    /// Writes `y`, rows of heads `[batch * num_positions, num_heads * d]`, and for the backward pass the logarithms of the sums of the
-    /// exponentials of each head's scores, `[batch * num_positions, num_heads]`. `mask` has a number for each row, 0 for a key that
-    /// is hidden from all queries. A query from which all keys are hidden weights them equally.
+    /// Writes `y`, rows of heads `[batch * num_positions, num_heads * d]`, and for the backward
+    /// pass the logarithms of the sums of the exponentials of each head's scores,
+    /// `[batch * num_positions, num_heads]`. `mask` has a number for each row, 0 for a key that is
+    /// hidden from all queries. A query from which all keys are hidden weights them equally.
     ///
     /// # Panics
     /// If a slice has another length.
@@ -145,7 +146,8 @@ impl<T: Real> Block<T> {
         }
     }
 
-    /// Replaces scores by their exponentials relative to the greatest, and scales what was summed relative to another.
+    /// Replaces scores by their exponentials relative to the greatest, and scales what was summed
+    /// relative to another.
     fn exponentials(
         &mut self,
         attention: &Attention,

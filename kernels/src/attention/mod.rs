@@ -1,8 +1,9 @@
 //! Self-attention in blocks: nothing of size positions x positions is in memory.
 //!
-//! Dao, Fu, Ermon, Rudra and Ré, "FlashAttention" (2022), and Dao, "FlashAttention-2" (2023): the softmax of a row of scores is
-//! computed block by block with the greatest score so far, and the backward pass computes the weights again from the
-//! logarithm of their sum. Blocks in which a causal mask hides everything are left out.
+//! Dao, Fu, Ermon, Rudra and Ré, "FlashAttention" (2022), and Dao, "FlashAttention-2" (2023): the
+//! softmax of a row of scores is computed block by block with the greatest score so far, and the
+//! backward pass computes the weights again from the logarithm of their sum. Blocks in which a
+//! causal mask hides everything are left out.
 
 mod backward;
 mod dropout;
@@ -19,10 +20,12 @@ const QUERIES: usize = 64;
 /// The keys that a block has at most, which are columns of its scores.
 const KEYS: usize = 256;
 
-/// `y = dropout(softmax(q k^T / sqrt(d))) v` in each head of each example, where the scores of hidden keys are the least finite number.
+/// `y = dropout(softmax(q k^T / sqrt(d))) v` in each head of each example, where the scores of
+/// hidden keys are the least finite number.
 ///
-/// Rows of all operands are positions, of all examples in order. Scratch memory of a task is 3 blocks of `64 x 256` scores, and in the
-/// backward pass also the gradients of one head: `2 num_positions * d`.
+/// Rows of all operands are positions, of all examples in order. Scratch memory of a task is 3
+/// blocks of `64 x 256` scores, and in the backward pass also the gradients of one head:
+/// `2 num_positions * d`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// Number of examples.
@@ -31,7 +34,8 @@ pub struct Attention {
     pub num_positions: usize,
     /// Number of query heads.
     pub num_heads: usize,
-    /// Number of key and value heads, each shared by equally many query heads, which are neighbours.
+    /// Number of key and value heads, each shared by equally many query heads, which are
+    /// neighbours.
     pub num_kv_heads: usize,
     /// d: the width of a head.
     pub head_width: usize,

@@ -6,7 +6,8 @@ use crate::Scalar;
 
 /// Arithmetic that kernels are written in.
 ///
-/// Functions are inlined into [`vectorized`](crate::vectors::vectorized) loops, so that they are compiled for their instruction set.
+/// Functions are inlined into [`vectorized`](crate::vectors::vectorized) loops, so that they are
+/// compiled for their instruction set.
 pub trait Real:
     Scalar
     + PartialOrd
@@ -58,7 +59,8 @@ impl Real for f32 {
         const ROUND: f32 = 12_582_912.0;
         /// ln 2 as a sum, so that products of the first part with small integers are exact.
         const LN2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-        /// Coefficients of r^2 to r^7: those of the series of e^r, the last ones adjusted for the interval.
+        /// Coefficients of r^2 to r^7: those of the series of e^r, the last ones adjusted for the
+        /// interval.
         const POLYNOMIAL: [f32; 6] =
             [0.5, 0.166_666_67, 0.041_666_67, 0.008_333_334, 0.001_388_926, 1.984_49e-4];
         let shifted = self * std::f32::consts::LOG2_E + ROUND;

@@ -46,7 +46,8 @@ impl Case {
         QueriesKeysValues { queries: heads(0), keys: heads(q), values: heads(q + kv) }
     }
 
-    /// Weights before and after dropout of a head of an example, `[positions, positions]`, and y, by definition.
+    /// Weights before and after dropout of a head of an example, `[positions, positions]`, and y,
+    /// by definition.
     fn plain(&self) -> (Vec<f64>, Vec<f64>) {
         let Attention {
             batch, num_positions: t, num_heads, head_width: d, causal, dropout, ..
@@ -263,7 +264,8 @@ fn scores_may_be_huge_and_nan_shows() {
     }
     assert!(before == of_visible(&moved));
     case.mask = None;
-    // A key is seen by its own query and by later ones. Gradients of others in its block may show it, too: 0 times NaN.
+    // A key is seen by its own query and by later ones. Gradients of others in its block may show
+    // it, too: 0 times NaN.
     case.qkv[64 * width + 16] = f64::NAN;
     let (y, _) = case.forward(&pool, &case.qkv);
     let is_nan = |row: usize| y[row * 16..][..16].iter().all(|y| y.is_nan());

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-/// Output positions `start + period * i` for `i < count`. They see the same taps of the kernel: those that do not fall between the
-/// elements of a dilated input.
+/// Output positions `start + period * i` for `i < count`. They see the same taps of the kernel:
+/// those that do not fall between the elements of a dilated input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
     pub start: usize,
@@ -12,7 +12,8 @@ pub struct Phase {
     pub taps: Vec<(usize, i64)>,
 }
 
-/// An axis of a convolution: position `i` of a phase sees input `i * stride + offset` through a tap.
+/// An axis of a convolution: position `i` of a phase sees input `i * stride + offset` through a
+/// tap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Axis {
     /// Size of the input.
@@ -30,7 +31,8 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// Position `p` sees input `(p * stride + k - low) / dilation` through tap `k` of `kernel`, if that is whole.
+    /// Position `p` sees input `(p * stride + k - low) / dilation` through tap `k` of `kernel`, if
+    /// that is whole.
     pub fn new(
         [input, output]: [usize; 2],
         kernel: usize,

@@ -17,12 +17,13 @@ const PARTIAL_BYTES: usize = 8 << 20;
 /// The size that a task's packed blocks should have, in bytes.
 const BLOCK_BYTES: usize = 384 << 10;
 
-/// Positions of a cotangent with at most so many features are read in place. More would have many of them share few sets of the
-/// first-level cache.
+/// Positions of a cotangent with at most so many features are read in place. More would have many
+/// of them share few sets of the first-level cache.
 const MAX_IN_PLACE: usize = 128;
 
-/// How the work is cut: into chunks of the positions, whose partial sums are added, panels of output features, and groups of
-/// input channels. Each task keeps its sums as `[panel, group, tap, LANE, width]`.
+/// How the work is cut: into chunks of the positions, whose partial sums are added, panels of
+/// output features, and groups of input channels. Each task keeps its sums as
+/// `[panel, group, tap, LANE, width]`.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     processor: Processor,
@@ -166,7 +167,8 @@ impl Convolution {
         let positions = max_chunks * self.output[1];
         let cost = |cut: &Cut| {
             let num_tasks = cut.chunks * cut.panel_parts * cut.group_parts;
-            // Each part packs its positions once for all parts of the other operand, and sums are written, read and added.
+            // Each part packs its positions once for all parts of the other operand, and sums are
+            // written, read and added.
             let packed = cut.panel_parts * layout.channels + cut.group_parts * self.out_features;
             let sums = cut.chunks * cut.chunk();
             (wanted.saturating_sub(num_tasks), 2 * positions * packed + 3 * sums)
@@ -184,7 +186,8 @@ impl Convolution {
         .unwrap_or(cut(1, 1, 1))
     }
 
-    /// The sums of some blocks, of at most `max_rows` rows, for a range of output features. `layout` is that of the task's channels.
+    /// The sums of some blocks, of at most `max_rows` rows, for a range of output features.
+    /// `layout` is that of the task's channels.
     fn gradient_task<T: Scalar>(
         &self,
         layout: &Layout,
@@ -253,7 +256,8 @@ impl Convolution {
     }
 }
 
-/// Copies `sums[features[o] + places[i, tap]]` to the places of a kernel's gradient. Taps are numbered row by row.
+/// Copies `sums[features[o] + places[i, tap]]` to the places of a kernel's gradient. Taps are
+/// numbered row by row.
 fn scatter<T: Scalar>(
     pool: &Pool,
     dw: &mut [T],

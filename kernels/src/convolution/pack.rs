@@ -9,8 +9,9 @@ use crate::{Pool, Scalar};
 /// Channels of a group. The innermost loops address them as arrays.
 pub const LANE: usize = 16;
 
-/// How a block of rows of an input is packed: `[row, group, column, LANE]`, with zeros where a tap sees padding. Columns are sorted by
-/// their place within a stride, so that neighbours in the output have their inputs side by side.
+/// How a block of rows of an input is packed: `[row, group, column, LANE]`, with zeros where a tap
+/// sees padding. Columns are sorted by their place within a stride, so that neighbours in the
+/// output have their inputs side by side.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub rows: Axis,
@@ -129,8 +130,9 @@ impl Layout {
         row + (self.places[column % stride].unwrap_or(0) + column / stride) * LANE
     }
 
-    /// Packs the inputs of rows `first..first + rows` of each phase. `image` is `[rows, columns, channels]`. What is beyond the columns
-    /// of the image must be zero in `block` before.
+    /// Packs the inputs of rows `first..first + rows` of each phase. `image` is
+    /// `[rows, columns, channels]`. What is beyond the columns of the image must be zero in `block`
+    /// before.
     pub fn pack<T: Scalar>(&self, block: &mut [T], image: &[T], first: usize, rows: usize) {
         let (row_len, stride) = (self.row(), self.rows.stride);
         if row_len == 0 || rows == 0 {
@@ -298,8 +300,8 @@ impl Kernel {
     }
 }
 
-/// Copies elements to and from the sums of an outer and an inner offset. A chunk of inner ones at a time, so that neither side leaves the
-/// first-level cache, whatever the strides.
+/// Copies elements to and from the sums of an outer and an inner offset. A chunk of inner ones at a
+/// time, so that neither side leaves the first-level cache, whatever the strides.
 pub fn copy<'a, T: Copy>(
     to: &mut [T],
     from: &[T],
@@ -316,7 +318,8 @@ pub fn copy<'a, T: Copy>(
     }
 }
 
-/// Packs positions `[position, features]` as panels `[panel, position, width]`. What is beyond the last feature must be zero before.
+/// Packs positions `[position, features]` as panels `[panel, position, width]`. What is beyond the
+/// last feature must be zero before.
 pub fn pack_panels<T: Scalar>(
     packed: &mut [T],
     positions: &[T],

@@ -1,4 +1,5 @@
-//! The innermost loops of convolutions: tiles of a result that are kept in the processor's registers.
+//! The innermost loops of convolutions: tiles of a result that are kept in the processor's
+//! registers.
 
 use std::cmp::Reverse;
 
@@ -37,7 +38,8 @@ impl Processor {
 
     /// The positions of a tile, for rows of so many: the fewest idle ones, then the fewest tiles.
     pub fn tile_positions(self, positions: usize, vectors: usize) -> usize {
-        // Besides the sums, each vector of weights takes a register, and inputs some: with fewer, sums are moved to memory.
+        // Besides the sums, each vector of weights takes a register, and inputs some: with fewer,
+        // sums are moved to memory.
         let fitting = |m: &usize| m * vectors + vectors + 4 < self.registers;
         let cost = |m: usize| positions.div_ceil(m) * (m * vectors + 2);
         let best = SIZES.into_iter().filter(fitting).min_by_key(|m| (cost(*m), Reverse(*m)));
@@ -59,8 +61,8 @@ pub struct Tap {
     pub channels: usize,
 }
 
-/// Some rows of output positions, of some output features: `out[position, feature] = sum(input[position + tap, channel] * weights[tap,
-/// channel, feature])`.
+/// Some rows of output positions, of some output features:
+/// `out[position, feature] = sum(input[position + tap, channel] * weights[tap, channel, feature])`.
 #[derive(Debug)]
 pub struct Forward<'a, T> {
     /// The packed input, from that of the first position.
@@ -153,11 +155,12 @@ impl<T: Scalar, const M: usize, const N: usize> WithSimd for ForwardTiles<'_, T,
     }
 }
 
-/// Adds to a block of a kernel's gradient, over some rows of positions: `sums[channel, feature] += sum(input[position, channel] *
-/// cotangent[position, feature])`.
+/// Adds to a block of a kernel's gradient, over some rows of positions:
+/// `sums[channel, feature] += sum(input[position, channel] * cotangent[position, feature])`.
 #[derive(Debug)]
 pub struct Gradient<'a, T> {
-    /// The packed input for the tap, from that of the first position, and the distance between its rows.
+    /// The packed input for the tap, from that of the first position, and the distance between its
+    /// rows.
     pub input: &'a [T],
     pub input_row: usize,
     /// A panel of the cotangent, and the distance between its positions.
@@ -172,14 +175,16 @@ pub struct Gradient<'a, T> {
 }
 
 impl<T: Scalar> Gradient<'_, T> {
-    /// Computes with panels of `vectors`, 1 or 2, and as many channels at a time as there are registers for.
+    /// Computes with panels of `vectors`, 1 or 2, and as many channels at a time as there are
+    /// registers for.
     pub fn run(mut self, processor: Processor, vectors: usize) {
         let arch = Arch::new();
         let mut first = 0;
         while first < self.channels {
             let rest = self.channels - first;
             let many = processor.registers > 16;
-            // The first channel of a block is a multiple of its size, so that blocks end within the group.
+            // The first channel of a block is a multiple of its size, so that blocks end within the
+            // group.
             let size = match vectors {
                 1 if many && rest > 12 => arch.dispatch(GradientTile::<T, 16, 1>(&mut self, first)),
                 1 if many && rest > 8 => arch.dispatch(GradientTile::<T, 12, 1>(&mut self, first)),

@@ -1,5 +1,5 @@
-//! BERT and DistilBERT as Hugging Face's transformers has them, without a head, or with the one for classifying sequences or
-//! for masked tokens.
+//! BERT and DistilBERT as Hugging Face's transformers has them, without a head, or with the one for
+//! classifying sequences or for masked tokens.
 
 use serde::Serialize;
 

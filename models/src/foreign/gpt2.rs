@@ -36,11 +36,12 @@ pub(super) static GPT2: ForeignFormat = ForeignFormat {
     tied: &[Tied { copy: "lm_head.weight", of: "wte.weight", used_with: None }],
 };
 
-/// The vocabulary of GPT-2's own tokenizer, and its token for the end of a text, which also starts one.
+/// The vocabulary of GPT-2's own tokenizer, and its token for the end of a text, which also starts
+/// one.
 const TOKENIZER: (usize, usize) = (50257, 50256);
 
-/// `config.json`: the fields of transformers' `GPT2Config` that describe one of our models. The others have defaults that
-/// fit.
+/// `config.json`: the fields of transformers' `GPT2Config` that describe one of our models. The
+/// others have defaults that fit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpt2Config {
     architectures: [&'static str; 1],
@@ -84,7 +85,8 @@ impl Gpt2Config {
     pub const SAME_ACTIVATION: [&'static str; 4] =
         ["gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"];
 
-    /// Token ids are given only for the vocabulary of GPT-2's own tokenizer: no other one says what its ids mean.
+    /// Token ids are given only for the vocabulary of GPT-2's own tokenizer: no other one says what
+    /// its ids mean.
     pub(crate) fn of(model: &Gpt) -> Self {
         // Every field is named: a new one must be expressed here, or the model has no counterpart.
         let Gpt {

@@ -1,7 +1,8 @@
-//! Parameter files of other programs: one table per format maps names and layouts, for reading and for writing.
+//! Parameter files of other programs: one table per format maps names and layouts, for reading and
+//! for writing.
 //!
-//! In a table `*` is a number, the same on both sides, and `+` is one more than ours. Belongs to the trace
-//! phase: nothing here reads or writes a file.
+//! In a table `*` is a number, the same on both sides, and `+` is one more than ours. Belongs to
+//! the trace phase: nothing here reads or writes a file.
 //!
 //! ```
 //! use models::{ForeignFormat, Layout};
@@ -54,9 +55,11 @@ pub struct ForeignFormat {
     prefix: &'static str,
     /// Our path, their name.
     rows: &'static [(&'static str, &'static str, Layout)],
-    /// The same for what stands on top of the model, whose names have no prefix. A file may lack them, or have others.
+    /// The same for what stands on top of the model, whose names have no prefix. A file may lack
+    /// them, or have others.
     heads: &'static [(&'static str, &'static str, Layout)],
-    /// Those of our paths in `rows` that a file may lack or have too many of, as if they were in `heads`.
+    /// Those of our paths in `rows` that a file may lack or have too many of, as if they were in
+    /// `heads`.
     optional: &'static [&'static str],
     /// Tensors in a file that are not parameters: masks, counters.
     ignored: &'static [&'static str],
@@ -95,8 +98,8 @@ pub enum TransformersConfig {
 }
 
 impl TransformersConfig {
-    /// The keys that decide what is computed: a file for the same model has the same values, or leaves them out. Rates of dropout and
-    /// ids of tokens are not among them.
+    /// The keys that decide what is computed: a file for the same model has the same values, or
+    /// leaves them out. Rates of dropout and ids of tokens are not among them.
     pub fn computed_with(&self) -> &'static [&'static str] {
         match self {
             Self::Gpt2(_) => &Gpt2Config::COMPUTED_WITH,
@@ -168,7 +171,8 @@ impl ForeignFormat {
         find(self.rows, path).map(prefixed).or_else(|| find(self.heads, path))
     }
 
-    /// A name in a file without the prefix, as [`Self::tensor`] has it. Files of early versions have `gamma` and `beta`.
+    /// A name in a file without the prefix, as [`Self::tensor`] has it. Files of early versions
+    /// have `gamma` and `beta`.
     pub fn without_prefix<'a>(&self, name: &'a str) -> Cow<'a, str> {
         let name = name.strip_prefix(self.prefix).unwrap_or(name);
         let early = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")];
@@ -178,14 +182,15 @@ impl ForeignFormat {
         renamed.unwrap_or(Cow::Borrowed(name))
     }
 
-    /// `true` if our parameter `path` stands on top of the model, so that a file may lack it: one that was trained for
-    /// something else.
+    /// `true` if our parameter `path` stands on top of the model, so that a file may lack it: one
+    /// that was trained for something else.
     pub fn is_of_head(&self, path: &str) -> bool {
         self.optional.contains(&path) || find(self.heads, path).is_some()
     }
 
-    /// `true` if a tensor of a file belongs to what stands on top of another model than the one with `ours`. Names of the model
-    /// itself have the prefix in a file that `has_prefixes`, and names of heads have none.
+    /// `true` if a tensor of a file belongs to what stands on top of another model than the one
+    /// with `ours`. Names of the model itself have the prefix in a file that `has_prefixes`, and
+    /// names of heads have none.
     pub fn is_of_other_head(&self, name: &str, ours: &[&str], has_prefixes: bool) -> bool {
         let is_bare = has_prefixes && !name.starts_with(self.prefix);
         let name = self.without_prefix(name);

@@ -1,5 +1,5 @@
-//! `y = softmax(q k^T / sqrt(d)) v`, in heads, between two linear layers, where scores of hidden positions are replaced by the least
-//! finite number
+//! `y = softmax(q k^T / sqrt(d)) v`, in heads, between two linear layers, where scores of hidden
+//! positions are replaced by the least finite number
 //!
 //! Legend: b batch, t position, n = b * t, m = b * heads, w width, d width of a head.
 
@@ -31,12 +31,12 @@ pub struct Attention {
 }
 
 /// Multi-head attention of `[n, w]` within each example's positions, with parameters `qkv.*`
-/// `[(num_heads + 2 num_kv_heads) * d, w]` (queries, keys, values) and `out.*` `[w, w]`. Softmax is in f32
-/// or wider.
+/// `[(num_heads + 2 num_kv_heads) * d, w]` (queries, keys, values) and `out.*` `[w, w]`. Softmax is
+/// in f32 or wider.
 ///
-/// Vaswani et al., "Attention is all you need" (2017); grouped queries: Ainslie et al., "GQA" (2023).
-/// Activations have two dims except inside the heads, and queries are scaled instead of scores: this form was the fastest in
-/// measurements on XLA's CPU backend.
+/// Vaswani et al., "Attention is all you need" (2017); grouped queries: Ainslie et al., "GQA"
+/// (2023). Activations have two dims except inside the heads, and queries are scaled instead of
+/// scores: this form was the fastest in measurements on XLA's CPU backend.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
@@ -116,9 +116,10 @@ pub fn attention<'g>(scope: &Scope<'g>, x_nw: Tensor<'g>, parts: Attention) -> T
     linear(&scope.at("out"), y_bthd.reshape(&[n, width]), width, parts.out)
 }
 
-/// Multi-head attention of `[n, w]` over the positions of each example that are not padding, with parameters `query.*`,
-/// `key.*`, `value.*` and `out.*`, `[w, w]` each. `mask_bs` is integer `[b, s]`, 0 for padding; there are `n / b` positions.
-/// Softmax is in f32 or wider. Devlin, Chang, Lee and Toutanova, "BERT" (2019), section 3.
+/// Multi-head attention of `[n, w]` over the positions of each example that are not padding, with
+/// parameters `query.*`, `key.*`, `value.*` and `out.*`, `[w, w]` each. `mask_bs` is integer
+/// `[b, s]`, 0 for padding; there are `n / b` positions. Softmax is in f32 or wider. Devlin, Chang,
+/// Lee and Toutanova, "BERT" (2019), section 3.
 #[track_caller]
 pub fn masked_attention<'g>(
     scope: &Scope<'g>,
@@ -163,11 +164,12 @@ fn into_heads(x_nw: Tensor<'_>, t: usize, num_heads: usize) -> Tensor<'_> {
     x_bthd.transpose(&[0, 2, 1, 3]).reshape(&[batch * num_heads, t, d])
 }
 
-/// `softmax(q k^T / sqrt(d)) v` in each head, all `[m, t, d]`. `visible` gets the scores `[m, t, s]`, and returns which of them count,
-/// pred of that shape.
+/// `softmax(q k^T / sqrt(d)) v` in each head, all `[m, t, d]`. `visible` gets the scores
+/// `[m, t, s]`, and returns which of them count, pred of that shape.
 ///
-/// The others are replaced, because no number is small enough to be added to scores of any size. The least finite number, unlike infinity,
-/// gives equal weights to a query that sees nothing, and not NaN.
+/// The others are replaced, because no number is small enough to be added to scores of any size.
+/// The least finite number, unlike infinity, gives equal weights to a query that sees nothing, and
+/// not NaN.
 #[track_caller]
 fn attend<'g>(
     scope: &Scope<'g>,
@@ -204,8 +206,8 @@ fn not_later(tracer: &Tracer, t: usize) -> Tensor<'_> {
     row.greater_equal(column)
 }
 
-/// Softmax over the last dim. Its VJP `p * (dp - sum(p * dp))` needs only the result p, which is kept anyway
-/// for the product with the values.
+/// Softmax over the last dim. Its VJP `p * (dp - sum(p * dp))` needs only the result p, which is
+/// kept anyway for the product with the values.
 #[track_caller]
 fn softmax(x_mts: Tensor<'_>) -> Tensor<'_> {
     let results = x_mts.tracer().custom_vjp(
@@ -241,8 +243,9 @@ mod tests {
         (0..count).map(|i| f64::from(word(i)) / 2f64.powi(31) - 1.0).collect()
     }
 
-    /// The rows of y, of two examples of 4 positions, then those of the gradient of x, where the positions in `wanted` have a
-    /// cotangent. Weights of queries and keys are so large that scores are far beyond 1e4.
+    /// The rows of y, of two examples of 4 positions, then those of the gradient of x, where the
+    /// positions in `wanted` have a cotangent. Weights of queries and keys are so large that scores
+    /// are far beyond 1e4.
     fn outputs(x: &[f64], mask: Option<[i32; N]>, wanted: &[usize]) -> [Vec<Vec<f64>>; 2] {
         let graph = trace(Mesh::SINGLE, |t| {
             let f64s =

@@ -1,10 +1,12 @@
-//! Attention as calls of kernels, forward and backward: nothing of size positions x positions is in memory. Here by the process.
+//! Attention as calls of kernels, forward and backward: nothing of size positions x positions is in
+//! memory. Here by the process.
 
 use hlo::{CustomCall, HOST_KERNEL_TARGET, HOST_KERNELS_VERSION, Layouts, Tensor, TensorType};
 
 use crate::{AttentionKernels, Scope};
 
-/// What the kernels compute: `dropout(softmax(q k^T / sqrt(d))) v` in each head, without what a mask hides.
+/// What the kernels compute: `dropout(softmax(q k^T / sqrt(d))) v` in each head, without what a
+/// mask hides.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttentionCall {
     /// Positions of an example.
@@ -20,14 +22,15 @@ pub(super) struct AttentionCall {
 }
 
 impl AttentionCall {
-    /// `true` if the process has kernels for tensors like `x`: f32 and f64. Between ops a backend may keep values of narrower types
-    /// unrounded, but not what it hands to a kernel, so results would depend on what it fuses.
+    /// `true` if the process has kernels for tensors like `x`: f32 and f64. Between ops a backend
+    /// may keep values of narrower types unrounded, but not what it hands to a kernel, so results
+    /// would depend on what it fuses.
     pub fn is_for(scope: &Scope<'_>, x: Tensor<'_>) -> bool {
         scope.attention() == AttentionKernels::Host && x.dtype() == x.dtype().accumulation()
     }
 
-    /// From queries, keys and values, as one `[n, (heads + 2 kv_heads) * d]` or as three, to `[n, heads * d]`. `mask_bs` is 0 for
-    /// padding.
+    /// From queries, keys and values, as one `[n, (heads + 2 kv_heads) * d]` or as three, to
+    /// `[n, heads * d]`. `mask_bs` is 0 for padding.
     #[track_caller]
     pub fn attend<'g>(
         self,
@@ -84,8 +87,8 @@ impl AttentionCall {
         2 * num_products * heads * scores * head_width as u64
     }
 
-    /// What dropout depends on, if there is any: two words of the key, and the first row of the plain form's weights
-    /// `[examples * heads, ..]` in the global batch.
+    /// What dropout depends on, if there is any: two words of the key, and the first row of the
+    /// plain form's weights `[examples * heads, ..]` in the global batch.
     #[track_caller]
     fn random<'g>(&self, scope: &Scope<'g>, num_rows: usize) -> Option<Tensor<'g>> {
         let training = scope.training().filter(|_| self.rate > 0.0)?;

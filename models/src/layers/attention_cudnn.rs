@@ -1,4 +1,5 @@
-//! Attention by cuDNN, forward and backward, as custom calls of XLA's CUDA backend: nothing of size positions x positions is in memory.
+//! Attention by cuDNN, forward and backward, as custom calls of XLA's CUDA backend: nothing of size
+//! positions x positions is in memory.
 //!
 //! Legend: b batch, t position, h head, d width of a head.
 
@@ -13,13 +14,15 @@ const MAX_HEAD_WIDTH: usize = 128;
 const FORWARD: &str = "__cudnn$fmhaSoftmax";
 const BACKWARD: &str = "__cudnn$fmhaSoftmaxBackward";
 
-/// Dims from minor to major of `[b, t, h, d]` row by row, and of `[b, h, t, d]` that lies in memory as `[b, t, h, d]`.
+/// Dims from minor to major of `[b, t, h, d]` row by row, and of `[b, h, t, d]` that lies in memory
+/// as `[b, t, h, d]`.
 const BTHD: [usize; 4] = [3, 2, 1, 0];
 const BHTD_AS_BTHD: [usize; 4] = [3, 1, 2, 0];
 
 impl AttentionCall {
-    /// `true` if cuDNN has kernels for tensors like `x` in heads of width `d`. It draws dropout by a generator of its own, whose masks would
-    /// depend on the number of devices, so attention with dropout is written as ops.
+    /// `true` if cuDNN has kernels for tensors like `x` in heads of width `d`. It draws dropout by
+    /// a generator of its own, whose masks would depend on the number of devices, so attention with
+    /// dropout is written as ops.
     pub fn is_for_cudnn(&self, scope: &Scope<'_>, x: Tensor<'_>, d: usize) -> bool {
         let has_dropout = scope.training().is_some() && self.rate > 0.0;
         scope.attention() == AttentionKernels::Cudnn
@@ -29,7 +32,8 @@ impl AttentionCall {
             && !has_dropout
     }
 
-    /// From queries `[b, t, num_heads, d]`, keys and values `[b, t, num_kv_heads, d]` to `[b, t, num_heads, d]`.
+    /// From queries `[b, t, num_heads, d]`, keys and values `[b, t, num_kv_heads, d]` to
+    /// `[b, t, num_heads, d]`.
     #[track_caller]
     pub fn attend_by_cudnn<'g>(self, qkv_bthd: [Tensor<'g>; 3]) -> Tensor<'g> {
         let [batch, t, num_heads, d] = qkv_bthd[0].dims();
@@ -61,7 +65,8 @@ impl AttentionCall {
         y[0]
     }
 
-    /// The configuration of a call: `xla.gpu.GpuBackendConfig` as JSON, with 64-bit integers as strings.
+    /// The configuration of a call: `xla.gpu.GpuBackendConfig` as JSON, with 64-bit integers as
+    /// strings.
     fn cudnn_config(&self, dtype: DType, batch: usize, d: usize, gradient: bool) -> String {
         let Self { num_positions: t, num_heads, causal, .. } = *self;
         let element = if dtype == DType::F16 { "F16" } else { "BF16" };

@@ -18,15 +18,16 @@ pub struct BatchNorm {
     pub weight: Initializer,
 }
 
-/// Batch norm of images `[n, h, w, c]` over the examples of a group, h and w, with parameters `weight` and
-/// `bias` (zeros), both `[c]`, and running means `mean` and `variance` `[c]`, with which evaluation
-/// normalizes. Computed in f32 or wider for any dtype of x.
+/// Batch norm of images `[n, h, w, c]` over the examples of a group, h and w, with parameters
+/// `weight` and `bias` (zeros), both `[c]`, and running means `mean` and `variance` `[c]`, with
+/// which evaluation normalizes. Computed in f32 or wider for any dtype of x.
 ///
-/// A group is a fixed number of consecutive examples of the global batch. A replica with more examples has
-/// several groups ("ghost batches"; Hoffer, Hubara and Soudry, "Train longer, generalize better", 2017);
-/// one with fewer shares a group with its neighbors. So the result does not depend on the number of
-/// replicas, nor on microbatches if each has whole groups. Variances are biased, but unbiased in the running
-/// mean, as in PyTorch. Ioffe and Szegedy, "Batch normalization" (2015).
+/// A group is a fixed number of consecutive examples of the global batch. A replica with more
+/// examples has several groups ("ghost batches"; Hoffer, Hubara and Soudry, "Train longer,
+/// generalize better", 2017); one with fewer shares a group with its neighbors. So the result does
+/// not depend on the number of replicas, nor on microbatches if each has whole groups. Variances
+/// are biased, but unbiased in the running mean, as in PyTorch. Ioffe and Szegedy, "Batch
+/// normalization" (2015).
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
@@ -96,9 +97,10 @@ fn group_of(x_nhwc: Tensor<'_>, size: usize, training: &Training<'_>) -> Group {
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` within each group.
 ///
-/// With `r = 1 / sqrt(variance + eps)` and means over the group, the cotangent of x is `weight * r * (dy -
-/// mean(dy) - (x - mean(x)) * r^2 * mean(dy * (x - mean(x))))` (Ioffe and Szegedy, section 3): two sums and
-/// one loop over the image, fewer of both than in the gradient from automatic differentiation.
+/// With `r = 1 / sqrt(variance + eps)` and means over the group, the cotangent of x is
+/// `weight * r * (dy - mean(dy) - (x - mean(x)) * r^2 * mean(dy * (x - mean(x))))` (Ioffe and
+/// Szegedy, section 3): two sums and one loop over the image, fewer of both than in the gradient
+/// from automatic differentiation.
 fn in_groups<'g>(
     scope: &Scope<'g>,
     x_weight_bias: [Tensor<'g>; 3],
@@ -115,8 +117,8 @@ fn in_groups<'g>(
             let mean_gc = over_group(sum(x_gpc), axes, num_replicas) / count;
             let mean_gc = mean_gc.fusion_barrier();
             let centered_gpc = x_gpc - mean_gc.broadcast_like(x_gpc, &[0, 2]);
-            // Computed from centered values: the mean of squares minus the squared mean would cancel if the
-            // mean is large.
+            // Computed from centered values: the mean of squares minus the squared mean would
+            // cancel if the mean is large.
             let squares_gc = over_group(sum(centered_gpc * centered_gpc), axes, num_replicas);
             let variance_gc = (squares_gc / count).fusion_barrier();
             let root_gc = (variance_gc + EPSILON).rsqrt();

@@ -15,10 +15,11 @@ pub struct Conv2d {
     pub stride: usize,
 }
 
-/// Convolution of images `[n, h, w, c]`, with parameter `weight` `[out, c, size, size]`, no bias (a norm
-/// follows) and zero padding of `(size - 1) / 2`, so that an odd kernel with stride 1 keeps h and w. The
-/// weights' initial values are normal with variance `2 / (out * size * size)`, which keeps the variance of
-/// gradients through ReLU: He, Zhang, Ren and Sun, "Delving deep into rectifiers" (2015), section 2.2, backward case.
+/// Convolution of images `[n, h, w, c]`, with parameter `weight` `[out, c, size, size]`, no bias (a
+/// norm follows) and zero padding of `(size - 1) / 2`, so that an odd kernel with stride 1 keeps h
+/// and w. The weights' initial values are normal with variance `2 / (out * size * size)`, which
+/// keeps the variance of gradients through ReLU: He, Zhang, Ren and Sun, "Delving deep into
+/// rectifiers" (2015), section 2.2, backward case.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};

@@ -5,10 +5,10 @@ use hlo::random::GlobalSlice;
 
 use crate::{AttentionKernels, Scope};
 
-/// Dropout of `[rows, ..]`, with equally many rows for each example of the batch, in order. The mask depends
-/// on (seed, step, the scope's path, the example's index in the global batch), not on the replica. The
-/// identity in evaluation. Srivastava et al., "Dropout" (2014), but the result is scaled by `1 / (1 - rate)`
-/// in training, so that evaluation needs no scaling.
+/// Dropout of `[rows, ..]`, with equally many rows for each example of the batch, in order. The
+/// mask depends on (seed, step, the scope's path, the example's index in the global batch), not on
+/// the replica. The identity in evaluation. Srivastava et al., "Dropout" (2014), but the result is
+/// scaled by `1 / (1 - rate)` in training, so that evaluation needs no scaling.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
@@ -29,7 +29,8 @@ pub fn dropout<'g>(scope: &Scope<'g>, x: Tensor<'g>, rate: f64) -> Tensor<'g> {
     let Some(key) = scope.random_key("dropout") else { return x };
     let keep = key.bernoulli(1.0 - rate, &GlobalSlice::rows(first_row, &x.shape()));
     let keep = match scope.attention() {
-        // The kernel writes random bits to memory, 4 bytes an element. The backward pass needs the mask alone, 1 byte.
+        // The kernel writes random bits to memory, 4 bytes an element. The backward pass needs the
+        // mask alone, 1 byte.
         AttentionKernels::Host => keep.fusion_barrier(),
         AttentionKernels::None | AttentionKernels::Cudnn => keep,
     };

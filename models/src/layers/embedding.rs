@@ -14,8 +14,8 @@ pub struct Embedding<'g> {
 
 /// An embedding with the parameter `weight` `[vocabulary, d]`.
 ///
-/// The table serves both ends of a model: [`Embedding::embed`] at the input, [`Embedding::logits`] at the
-/// output. Press and Wolf, "Using the output embedding to improve language models" (2017).
+/// The table serves both ends of a model: [`Embedding::embed`] at the input, [`Embedding::logits`]
+/// at the output. Press and Wolf, "Using the output embedding to improve language models" (2017).
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
@@ -46,7 +46,8 @@ impl<'g> Embedding<'g> {
     #[must_use]
     #[track_caller]
     pub fn embed(self, ids: Tensor<'g>) -> Tensor<'g> {
-        // Taken before the conversion, so that a row's gradients are summed in the dtype of parameters.
+        // Taken before the conversion, so that a row's gradients are summed in the dtype of
+        // parameters.
         self.table_vd.take(ids).convert(self.dtype)
     }
 

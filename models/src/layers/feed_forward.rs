@@ -5,8 +5,8 @@ use hlo::{DType, DotDims, Tensor, vjp};
 use crate::layers::linear;
 use crate::{Initializer, Scope};
 
-/// GELU in its tanh form: `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, as in GPT-2. Hendrycks
-/// and Gimpel, "Gaussian error linear units" (2016), section 2.
+/// GELU in its tanh form: `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, as in GPT-2.
+/// Hendrycks and Gimpel, "Gaussian error linear units" (2016), section 2.
 ///
 /// ```
 /// use hlo::{Literal, Mesh, interpret, trace};
@@ -27,8 +27,8 @@ pub fn gelu(x: Tensor<'_>) -> Tensor<'_> {
     })
 }
 
-/// Exact GELU, `x / 2 * (1 + erf(x / sqrt(2)))`: x times the standard normal distribution function at
-/// x. Hendrycks and Gimpel, "Gaussian error linear units" (2016), equation 1.
+/// Exact GELU, `x / 2 * (1 + erf(x / sqrt(2)))`: x times the standard normal distribution function
+/// at x. Hendrycks and Gimpel, "Gaussian error linear units" (2016), equation 1.
 ///
 /// ```
 /// use hlo::{Literal, Mesh, interpret, trace};
@@ -46,11 +46,13 @@ pub fn gelu_exact(x: Tensor<'_>) -> Tensor<'_> {
     recomputed(x, |x| x * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0))
 }
 
-/// `f(x)` of an elementwise `f`, of which only `x` is kept for the backward pass. The result, as large as the greatest activations of
-/// a transformer, and all between are computed again, in ops that read and write little more than those they replace.
+/// `f(x)` of an elementwise `f`, of which only `x` is kept for the backward pass. The result, as
+/// large as the greatest activations of a transformer, and all between are computed again, in ops
+/// that read and write little more than those they replace.
 ///
-/// Narrower floats than f32 are kept: XLA rounds what is between to their precision or not, as it fuses the ops, so values that are
-/// computed again could differ from those of the forward pass, and from mesh to mesh.
+/// Narrower floats than f32 are kept: XLA rounds what is between to their precision or not, as it
+/// fuses the ops, so values that are computed again could differ from those of the forward pass,
+/// and from mesh to mesh.
 #[track_caller]
 fn recomputed<'g>(x: Tensor<'g>, f: impl for<'b> Fn(Tensor<'b>) -> Tensor<'b>) -> Tensor<'g> {
     if !matches!(x.dtype(), DType::F32 | DType::F64) {
@@ -75,8 +77,9 @@ pub fn silu(x: Tensor<'_>) -> Tensor<'_> {
     x * x.logistic()
 }
 
-/// Two linear layers with GELU in between: `[b, d] -> [b, d]`, with parameters `up.*` `[num_hidden, d]` and
-/// `down.*` `[d, num_hidden]`. Vaswani et al., "Attention is all you need" (2017), section 3.3.
+/// Two linear layers with GELU in between: `[b, d] -> [b, d]`, with parameters `up.*`
+/// `[num_hidden, d]` and `down.*` `[d, num_hidden]`. Vaswani et al., "Attention is all you need"
+/// (2017), section 3.3.
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};
@@ -102,9 +105,9 @@ pub fn feed_forward<'g>(
     linear(&scope.at("down"), hidden_bh, x_bd.dim(1), down)
 }
 
-/// SwiGLU: a gated pair of linear layers without biases: `[b, d] -> [b, d]`, with parameters `gate.weight` and
-/// `up.weight` `[num_hidden, d]`, and `down.weight` `[d, num_hidden]`. Shazeer, "GLU variants improve
-/// transformer" (2020).
+/// SwiGLU: a gated pair of linear layers without biases: `[b, d] -> [b, d]`, with parameters
+/// `gate.weight` and `up.weight` `[num_hidden, d]`, and `down.weight` `[d, num_hidden]`. Shazeer,
+/// "GLU variants improve transformer" (2020).
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};

@@ -7,9 +7,9 @@ use crate::{Initializer, Scope};
 /// Added to the variance.
 pub(crate) const LAYER_NORM_EPSILON: f64 = 1e-5;
 
-/// Layer norm of `[b, d]` over d, with parameters `weight` `[d]` (ones) and `bias` `[d]` (zeros). The
-/// variance is biased. Computed in f32 or wider for any dtype of x. Ba, Kiros and Hinton, "Layer
-/// normalization" (2016).
+/// Layer norm of `[b, d]` over d, with parameters `weight` `[d]` (ones) and `bias` `[d]` (zeros).
+/// The variance is biased. Computed in f32 or wider for any dtype of x. Ba, Kiros and Hinton,
+/// "Layer normalization" (2016).
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};

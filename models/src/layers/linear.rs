@@ -4,7 +4,8 @@ use hlo::{DotDims, Tensor};
 
 use crate::{Initializer, Scope};
 
-/// Linear layer: `[b, in] -> [b, out]`, with parameters `weight` `[out, in]` and `bias` `[out]` (zeros).
+/// Linear layer: `[b, in] -> [b, out]`, with parameters `weight` `[out, in]` and `bias` `[out]`
+/// (zeros).
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};

@@ -2,8 +2,8 @@
 
 use hlo::{Reduction, Tensor, Window};
 
-/// Maximum of each window of images `[n, h, w, c]`; padding is ignored. Among equal elements the first has the gradient, within the limits
-/// that [`Tensor::select_and_scatter`] names.
+/// Maximum of each window of images `[n, h, w, c]`; padding is ignored. Among equal elements the
+/// first has the gradient, within the limits that [`Tensor::select_and_scatter`] names.
 ///
 /// ```
 /// use hlo::{DType, Mesh, TensorType, trace};
@@ -23,7 +23,8 @@ pub fn max_pool(x_nhwc: Tensor<'_>, size: usize, stride: usize, padding: i64) ->
     x_nhwc.reduce_window(Reduction::Max, Window::nhwc(size, stride, padding))
 }
 
-/// Mean of each window of images `[n, h, w, c]`; padding is ignored (PyTorch's `count_include_pad=False`).
+/// Mean of each window of images `[n, h, w, c]`; padding is ignored (PyTorch's
+/// `count_include_pad=False`).
 #[must_use]
 #[track_caller]
 pub fn avg_pool(x_nhwc: Tensor<'_>, size: usize, stride: usize, padding: i64) -> Tensor<'_> {

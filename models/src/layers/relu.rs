@@ -2,9 +2,11 @@
 
 use hlo::Tensor;
 
-/// Rectified linear unit, with gradient 0 at 0. Nair and Hinton (2010); Glorot, Bordes and Bengio (2011).
+/// Rectified linear unit, with gradient 0 at 0. Nair and Hinton (2010); Glorot, Bordes and Bengio
+/// (2011).
 ///
-/// Its gradient is computed from the result, which is usually kept for the next op anyway, so x is not kept.
+/// Its gradient is computed from the result, which is usually kept for the next op anyway, so x is
+/// not kept.
 ///
 /// ```
 /// use hlo::{Literal, Mesh, grad, interpret, trace};

@@ -5,9 +5,10 @@ use hlo::{Tensor, Tracer};
 /// The base of the angles' wavelengths.
 const BASE: f64 = 10_000.0;
 
-/// Rotary position embedding of `[b, t, d]` with even d: rotates each pair of dims `(i, i + d/2)` by an angle
-/// proportional to the position, so that products of two such vectors depend only on their distance. Su et
-/// al., "RoFormer: enhanced transformer with rotary position embedding" (2021); pairs as in GPT-NeoX.
+/// Rotary position embedding of `[b, t, d]` with even d: rotates each pair of dims `(i, i + d/2)`
+/// by an angle proportional to the position, so that products of two such vectors depend only on
+/// their distance. Su et al., "RoFormer: enhanced transformer with rotary position embedding"
+/// (2021); pairs as in GPT-NeoX.
 ///
 /// ```
 /// use hlo::{Literal, Mesh, interpret, trace};

@@ -29,8 +29,8 @@ pub fn claim(url: &ObjectUrl) -> Result<Box<dyn Claim>, Error> {
     Ok(Box::new(ObjectPrefix::claim(url)?))
 }
 
-/// Uploads the shard of process `process_index` into the folder at a URL, as part of an attempt to save that another
-/// process has begun.
+/// Uploads the shard of process `process_index` into the folder at a URL, as part of an attempt to
+/// save that another process has begun.
 pub fn save_shard(
     url: &ObjectUrl,
     attempt: &str,
@@ -48,7 +48,8 @@ pub fn list(url: &ObjectUrl) -> Result<Vec<(u64, String)>, Error> {
     folders(url, |files| files.contains_key(Manifest::FILE))
 }
 
-/// The folders below a URL with shards of checkpoints that were not committed: their steps and names.
+/// The folders below a URL with shards of checkpoints that were not committed: their steps and
+/// names.
 pub fn unfinished(url: &ObjectUrl) -> Result<Vec<(u64, String)>, Error> {
     folders(url, |files| {
         let is_ours = |name: &String| prefix::is_of_save(name);

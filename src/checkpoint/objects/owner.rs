@@ -1,5 +1,5 @@
-//! The process that saves below a prefix. The last one to claim the prefix owns it, so a killed process does not block its
-//! successor. An earlier owner that still runs fails at its next save.
+//! The process that saves below a prefix. The last one to claim the prefix owns it, so a killed
+//! process does not block its successor. An earlier owner that still runs fails at its next save.
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -72,7 +72,8 @@ impl ObjectPrefix {
 }
 
 impl Claim for ObjectPrefix {
-    /// The checkpoint exists when its manifest does, which replaces an earlier one of the same step.
+    /// The checkpoint exists when its manifest does, which replaces an earlier one of the same
+    /// step.
     fn save(
         &self,
         leaves: &[HostLeaf],

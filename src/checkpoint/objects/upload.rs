@@ -14,8 +14,9 @@ const MAX_IN_FLIGHT: usize = 4;
 /// The most parts that an upload may have in every store.
 const MAX_PARTS: u64 = 10_000;
 
-/// An upload that has begun in parts. It is recorded beside the shard until it has ended, so that the next process can abort it
-/// if this one is killed: stores keep the parts of such an upload, and charge for them.
+/// An upload that has begun in parts. It is recorded beside the shard until it has ended, so that
+/// the next process can abort it if this one is killed: stores keep the parts of such an upload,
+/// and charge for them.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct UploadRecord {
     /// The name of the shard below the prefix.
@@ -80,7 +81,8 @@ impl<'a> Upload<'a> {
         self.client.delete([self.record.clone()])
     }
 
-    /// Gives the upload up. What cannot be removed now is removed by the next process that claims the prefix.
+    /// Gives the upload up. What cannot be removed now is removed by the next process that claims
+    /// the prefix.
     pub fn abort(&mut self) {
         let Some(id) = self.id.take() else { return };
         // A part that arrives after the upload was aborted would stay.

@@ -31,7 +31,8 @@ pub fn run(command: &CheckpointCommand) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The checkpoints in a directory or of a run, or the one that it is; and what has lost its manifest, or never had one.
+/// The checkpoints in a directory or of a run, or the one that it is; and what has lost its
+/// manifest, or never had one.
 fn stored(dir: &Path) -> Result<(Vec<StoredCheckpoint>, Vec<StoredCheckpoint>)> {
     let place = checkpoint_place(dir);
     let (found, incomplete) = (CheckpointDir::list(&place)?, CheckpointDir::incomplete(&place)?);
@@ -42,7 +43,8 @@ fn stored(dir: &Path) -> Result<(Vec<StoredCheckpoint>, Vec<StoredCheckpoint>)> 
     Ok((vec![StoredCheckpoint { step, location: place }], vec![]))
 }
 
-/// What is wrong with a checkpoint without a manifest; `None` in an object store, where saves in progress have none.
+/// What is wrong with a checkpoint without a manifest; `None` in an object store, where saves in
+/// progress have none.
 fn damage(incomplete: &StoredCheckpoint) -> Option<Error> {
     let path = incomplete.location.clone();
     matches!(path, Location::Path(_)).then_some(Error::Incomplete { path })

@@ -1,5 +1,5 @@
-//! Queries in a child process. Drivers and plugins may hang or crash if their device is broken or in use; the
-//! report must survive that.
+//! Queries in a child process. Drivers and plugins may hang or crash if their device is broken or
+//! in use; the report must survive that.
 
 use std::process::{Command, Stdio};
 use std::thread;

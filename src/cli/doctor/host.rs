@@ -1,5 +1,5 @@
-//! The operating system: memory, pages, limits, and devices. Read from the files of Linux; elsewhere little is
-//! known.
+//! The operating system: memory, pages, limits, and devices. Read from the files of Linux;
+//! elsewhere little is known.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! NVIDIA's GPUs as their driver describes them through NVML, which comes with it and is loaded at run time,
-//! and the NCCL that the plugin would use.
+//! NVIDIA's GPUs as their driver describes them through NVML, which comes with it and is loaded at
+//! run time, and the NCCL that the plugin would use.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -62,8 +62,8 @@ pub struct NvidiaGpu {
 }
 
 impl Nvidia {
-    /// Queries in a child process, with the NCCL of the CUDA plugin if it is installed. `None` without a device and
-    /// without a plugin.
+    /// Queries in a child process, with the NCCL of the CUDA plugin if it is installed. `None`
+    /// without a device and without a plugin.
     pub fn here(has_device: bool, plugin: Option<&Path>) -> Option<Self> {
         let nccl = plugin.map(pjrt::nccl_library).filter(|library| library.is_file());
         if !has_device && nccl.is_none() {

@@ -1,5 +1,6 @@
-//! The plugins on this machine. They are loaded in a child process: the TPU plugin looks for hardware and for the cloud's
-//! metadata server when it is loaded, and a plugin may crash if its device is broken or in use, or if it is damaged.
+//! The plugins on this machine. They are loaded in a child process: the TPU plugin looks for
+//! hardware and for the cloud's metadata server when it is loaded, and a plugin may crash if its
+//! device is broken or in use, or if it is damaged.
 
 use std::fs;
 use std::path::Path;
@@ -102,8 +103,8 @@ fn api_version(plugin: &Plugin) -> String {
     format!("{major}.{minor}")
 }
 
-/// Files of devices, as the beginnings of their names: NVIDIA's driver, also under WSL and on Jetson; TPUs, whose later
-/// generations are passed through as numbered files.
+/// Files of devices, as the beginnings of their names: NVIDIA's driver, also under WSL and on
+/// Jetson; TPUs, whose later generations are passed through as numbered files.
 const CUDA_FILES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu"];
 const TPU_DIRS: [(&str, &str); 2] = [("/dev", "accel"), ("/dev/vfio", "")];
 
@@ -136,7 +137,8 @@ fn probe_in_child(name: &str, path: &Path) -> Result<ProbedPlugin> {
     said?.map_err(anyhow::Error::msg)
 }
 
-/// Runs in the child: prints one line of JSON, the answer or the error. `trial`: of the CPU plugin, with an all_reduce.
+/// Runs in the child: prints one line of JSON, the answer or the error. `trial`: of the CPU plugin,
+/// with an all_reduce.
 pub fn probe_here(path: &Path, open: bool, trial: bool) -> Result<()> {
     let probe = || -> Result<ProbedPlugin> {
         if trial {

@@ -1,7 +1,7 @@
 //! Curves in a picture file, for the commands that can draw what they print.
 //!
-//! SVG and PNG are drawn by the same code, with text measured in the built-in font. An SVG names that font and one of
-//! the same widths, which viewers use in its place.
+//! SVG and PNG are drawn by the same code, with text measured in the built-in font. An SVG names
+//! that font and one of the same widths, which viewers use in its place.
 
 #[cfg(test)]
 mod tests;
@@ -91,16 +91,16 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
-/// Dashes and gaps of the curves after the first, which is solid: where one lies on another, that shows through
-/// the gaps.
+/// Dashes and gaps of the curves after the first, which is solid: where one lies on another, that
+/// shows through the gaps.
 const DASHES: [(i32, i32); 4] = [(12, 12), (5, 9), (20, 10), (2, 8)];
 
 /// By which a picture is recognized as one that was drawn here.
 const SVG_MARK: &str = "<!-- drawn by lockstep -->";
 const PNG_MARK: (&str, &str) = ("Software", "lockstep");
 
-/// The file of `--plot`, if there is one: it may be written. An earlier picture of ours is replaced. Call this before anything
-/// that takes long.
+/// The file of `--plot`, if there is one: it may be written. An earlier picture of ours is
+/// replaced. Call this before anything that takes long.
 ///
 /// # Errors
 /// As [`OutputFile::check`]; a name with another extension.
@@ -320,8 +320,8 @@ where
     legend.draw(&lower, &small, scale)
 }
 
-/// Which points a curve needs: all others lie on the lines between these, to half a pixel. What is drawn starts and
-/// ends on whole pixels, so that many short lines would be ragged.
+/// Which points a curve needs: all others lie on the lines between these, to half a pixel. What is
+/// drawn starts and ends on whole pixels, so that many short lines would be ragged.
 fn corners(places: &[(f64, f64)]) -> Vec<usize> {
     const NEAR: f64 = 0.5;
     let mut corners: Vec<usize> = places.len().checked_sub(1).map_or(vec![], |last| vec![0, last]);

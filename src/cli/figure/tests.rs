@@ -14,7 +14,8 @@ fn figure(scale: Scale, curves: &[(&str, &[(f64, f64)])]) -> Figure {
     Figure { title: "long ".repeat(60), subtitle: "b".into(), panels: vec![panel] }
 }
 
-/// The text elements of an SVG: where the first letter is, where the last one ends, how high, and the text.
+/// The text elements of an SVG: where the first letter is, where the last one ends, how high, and
+/// the text.
 fn texts(svg: &str) -> Vec<(f64, f64, f64, String)> {
     let number = |attributes: &str, name: &str| -> f64 {
         let (_, rest) = attributes.split_once(&format!(" {name}=\"")).expect(attributes);

@@ -1,7 +1,7 @@
 //! Ticks of axes and their labels.
 
-/// Places from 0 to `high` at a distance of 1, 2 or 5 times a power of ten, `at_most` of them and 0; whole
-/// numbers only if so asked.
+/// Places from 0 to `high` at a distance of 1, 2 or 5 times a power of ten, `at_most` of them and
+/// 0; whole numbers only if so asked.
 pub fn linear(high: f64, at_most: usize, is_whole: bool) -> Vec<f64> {
     let least = high / at_most as f64;
     let power = 10f64.powf(least.log10().floor());
@@ -12,8 +12,8 @@ pub fn linear(high: f64, at_most: usize, is_whole: bool) -> Vec<f64> {
     (0..=count).map(|index| index as f64 * step).collect()
 }
 
-/// The ends of a logarithmic axis around these values: powers of `base`, or of ten also twice and five times
-/// these; never the same.
+/// The ends of a logarithmic axis around these values: powers of `base`, or of ten also twice and
+/// five times these; never the same.
 pub fn around(low: f64, high: f64, base: f64) -> (f64, f64) {
     let round = |value: f64, up: bool| {
         let power = base.powf((value.ln() / base.ln() + 1e-9).floor());
@@ -30,8 +30,8 @@ pub fn around(low: f64, high: f64, base: f64) -> (f64, f64) {
     }
 }
 
-/// Powers of `base` from `low` to `high`, `at_most` of them. Where there are fewer than three powers of ten,
-/// twice and five times these too.
+/// Powers of `base` from `low` to `high`, `at_most` of them. Where there are fewer than three
+/// powers of ten, twice and five times these too.
 pub fn logarithmic(low: f64, high: f64, base: f64, at_most: usize) -> Vec<f64> {
     let exponent = |value: f64| value.ln() / base.ln();
     let first = (exponent(low) - 1e-9).floor() as i32;
@@ -47,8 +47,8 @@ pub fn logarithmic(low: f64, high: f64, base: f64, at_most: usize) -> Vec<f64> {
     powers.into_iter().step_by(stride).collect()
 }
 
-/// Labels of the ticks of one axis: as many decimals as tell them apart, the same for all of them, and with an
-/// exponent where they are very small or very large.
+/// Labels of the ticks of one axis: as many decimals as tell them apart, the same for all of them,
+/// and with an exponent where they are very small or very large.
 pub fn numbers(ticks: &[f64]) -> Vec<String> {
     let largest = ticks.iter().copied().fold(0.0, f64::max);
     let is_plain = largest == 0.0 || (1e-3..1e7).contains(&largest);

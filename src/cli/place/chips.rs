@@ -90,7 +90,8 @@ pub(super) fn chips(
     found
 }
 
-/// Whether the slice of a TPU has as many hosts as its type says. With fewer, the chips wait for the missing ones.
+/// Whether the slice of a TPU has as many hosts as its type says. With fewer, the chips wait for
+/// the missing ones.
 pub(super) fn slice_hosts(
     slice: &SliceHosts,
     wanted: &Wanted<'_>,

@@ -1,5 +1,5 @@
-//! Where this process is to run: its place among others, and what is wrong with it. `train` asks before it waits for the
-//! others, `doctor` reports it.
+//! Where this process is to run: its place among others, and what is wrong with it. `train` asks
+//! before it waits for the others, `doctor` reports it.
 
 mod chips;
 
@@ -113,7 +113,8 @@ pub fn of_any_run(host: &Host) -> OwnPlace {
     here(&Wanted::default(), host, asks)
 }
 
-/// Why a supervisor that is told of one host only may be one of several that would each train alone.
+/// Why a supervisor that is told of one host only may be one of several that would each train
+/// alone.
 pub fn ignored_by_supervisor() -> Option<String> {
     with_probe(false, ignored_hosts)
 }

@@ -7,7 +7,8 @@ use super::*;
 const TOKEN: &str = "LOCKSTEP_TOKEN=0123456789abcdef0123456789abcdef";
 const TWO: [&str; 3] = [TOKEN, "LOCKSTEP_PROCESS_INDEX=1", "LOCKSTEP_NUM_PROCESSES=2"];
 
-/// Hosts that begin with `here` are this machine, `home` is loopback, `none` has no address, others are elsewhere.
+/// Hosts that begin with `here` are this machine, `home` is loopback, `none` has no address, others
+/// are elsewhere.
 fn whereabouts(host: &str) -> io::Result<Whereabouts> {
     match host {
         "home" | "localhost" => Ok(Whereabouts::Here(IpAddr::from([127, 0, 1, 1]))),
@@ -17,7 +18,8 @@ fn whereabouts(host: &str) -> io::Result<Whereabouts> {
     }
 }
 
-/// `NAME=value`, and `@name=value` for attributes of the metadata server; on a machine with these chips.
+/// `NAME=value`, and `@name=value` for attributes of the metadata server; on a machine with these
+/// chips.
 fn place(recorded: &[&str], wanted: &Wanted<'_>, chips: &str) -> OwnPlace {
     let look = |name: &str| {
         let mut pairs = recorded.iter().filter_map(|line| line.split_once('='));

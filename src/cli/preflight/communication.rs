@@ -128,7 +128,8 @@ impl Trials<'_> {
         is_scanned.then(|| self.helps("model.scan_layers=false".to_owned())).flatten()
     }
 
-    /// The largest group of batch norm, on fewer replicas than now, with which the step waits for less.
+    /// The largest group of batch norm, on fewer replicas than now, with which the step waits for
+    /// less.
     fn smaller_norm_group(&self) -> Option<(String, f64)> {
         let group = self.step.loaded.config.model.batch_norm_group()?;
         let microbatch = self.step.run.batch.microbatch();
@@ -142,7 +143,8 @@ impl Trials<'_> {
             BatchSize::Global(batch) => ("train.global_batch", batch),
             BatchSize::PerReplica(batch) => ("train.batch_per_replica", batch),
         };
-        // What the compiled schedule does not hide although the graph would let it is not hidden then either.
+        // What the compiled schedule does not hide although the graph would let it is not hidden
+        // then either.
         let more_ms = (self.exposed_ms - self.whole?.exposed_ms).max(0.0);
         LARGER.into_iter().find_map(|factor| {
             let set = format!("{key}={}", now.checked_mul(factor)?);

@@ -1,5 +1,6 @@
-//! `lockstep preflight`: the questions to answer before paying for a target. Does the step fit, do the collectives hide behind the
-//! arithmetic, is the recipe sound, does the input keep up, and what does the run cost?
+//! `lockstep preflight`: the questions to answer before paying for a target. Does the step fit, do
+//! the collectives hide behind the arithmetic, is the recipe sound, does the input keep up, and
+//! what does the run cost?
 
 mod communication;
 mod page;

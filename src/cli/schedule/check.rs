@@ -48,11 +48,12 @@ pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(report.findings.iter().any(is_error))))
 }
 
-/// The findings that `schedule --check` prints, the worst first: those of the rules, and what `train` would refuse the recipe
-/// with.
+/// The findings that `schedule --check` prints, the worst first: those of the rules, and what
+/// `train` would refuse the recipe with.
 ///
 /// # Errors
-/// A recipe without a report: a batch that does not divide, a run whose length is not known, an ignored rule that does not exist.
+/// A recipe without a report: a batch that does not divide, a run whose length is not known, an
+/// ignored rule that does not exist.
 pub fn findings(config: &Config) -> Result<Vec<Finding>> {
     check_ignored(config)?;
     let examples = Examples::of(config);
@@ -193,7 +194,8 @@ fn wrapped(first: &str, text: &str) -> Vec<String> {
     wrapped_to(stdout_columns().map_or(WIDTH, |columns| columns.min(WIDTH)), first, text)
 }
 
-/// Wraps text to lines of at most `width`; the lines after the first are indented by as much as `first`. Longer words remain whole.
+/// Wraps text to lines of at most `width`; the lines after the first are indented by as much as
+/// `first`. Longer words remain whole.
 pub fn wrapped_to(width: usize, first: &str, text: &str) -> Vec<String> {
     let indent = " ".repeat(first.len());
     let mut lines = vec![first.to_owned()];
@@ -212,8 +214,8 @@ pub fn wrapped_to(width: usize, first: &str, text: &str) -> Vec<String> {
     lines
 }
 
-/// The rank of each parameter of the model. Names and ranks do not depend on the data, so the model's own example
-/// and a fixed number of classes take their place.
+/// The rank of each parameter of the model. Names and ranks do not depend on the data, so the
+/// model's own example and a fixed number of classes take their place.
 pub fn parameter_ranks(config: &Config) -> Result<Tree<usize>> {
     const NUM_EXAMPLES: usize = 2;
     let model = config.model.build(10);

@@ -1,7 +1,7 @@
 //! `lockstep schedule`: the learning rate over the run, from the configuration alone.
 //!
-//! It uses the same [`Schedule`] as `train`, so it prints what `metrics.jsonl` records. It opens the data only if
-//! the configuration does not have the number of examples.
+//! It uses the same [`Schedule`] as `train`, so it prints what `metrics.jsonl` records. It opens
+//! the data only if the configuration does not have the number of examples.
 
 mod against;
 mod check;

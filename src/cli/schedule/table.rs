@@ -40,8 +40,9 @@ fn exact(rate: f64) -> String {
     serde_json::Number::from_f64(rate).map_or_else(|| rate.to_string(), |rate| rate.to_string())
 }
 
-/// The arithmetic of each schedule, rates at telling steps, and a plot of each, in lines of at most `width` characters if that
-/// is 40 or more. Schedules that do not stand side by side have several tables.
+/// The arithmetic of each schedule, rates at telling steps, and a plot of each, in lines of at most
+/// `width` characters if that is 40 or more. Schedules that do not stand side by side have several
+/// tables.
 pub fn table(config: &Config, columns: &[Column], width: usize) -> Vec<String> {
     let mut lines = vec![];
     for column in columns {
@@ -147,7 +148,8 @@ fn longest(columns: &[Column]) -> u64 {
     columns.iter().map(|column| column.run.total_steps()).max().unwrap_or(0)
 }
 
-/// The rate over the steps in braille dots, two across and four down in each of at most `num_columns` characters.
+/// The rate over the steps in braille dots, two across and four down in each of at most
+/// `num_columns` characters.
 fn plot(column: &Column, num_columns: usize) -> Vec<String> {
     let num_columns = num_columns.clamp(*PLOT_COLUMNS.start(), *PLOT_COLUMNS.end());
     let (width, height) = (num_columns * 2, PLOT_ROWS * 4);
@@ -179,7 +181,8 @@ fn plot(column: &Column, num_columns: usize) -> Vec<String> {
     rows.chain([steps]).collect()
 }
 
-/// The bit of a dot in a braille pattern: the first three rows count down each column, the fourth is last.
+/// The bit of a dot in a braille pattern: the first three rows count down each column, the fourth
+/// is last.
 fn braille_bit(x: usize, y: usize) -> u8 {
     match y {
         3 => 0x40 << x,

@@ -16,7 +16,8 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// A connection must begin to speak within this time. A stranger that is silent keeps its place no longer.
+/// A connection must begin to speak within this time. A stranger that is silent keeps its place no
+/// longer.
 const MAX_SILENCE: Duration = Duration::from_secs(10);
 /// A client sends more than this at once: the preface, settings and its first request.
 const MIN_BYTES: usize = 64;
@@ -50,8 +51,9 @@ pub fn incoming(
     ReceiverStream::new(receiver)
 }
 
-/// Prepares for `num_connections`, many of which come at once, as far as the system allows it. The queue of connections to
-/// be accepted has only 128 places otherwise, and often a process may have only 1,024 files open unless it asks for more.
+/// Prepares for `num_connections`, many of which come at once, as far as the system allows it. The
+/// queue of connections to be accepted has only 128 places otherwise, and often a process may have
+/// only 1,024 files open unless it asks for more.
 pub fn allow_connections(listener: &std::net::TcpListener, num_connections: usize) {
     let _ = listen(listener, i32::try_from(num_connections).unwrap_or(i32::MAX));
     let needed = (num_connections as u64).saturating_add(OTHER_FILES);

@@ -1,8 +1,10 @@
-//! How far processes may go, and after which steps the events come that all of them must see at the same place.
+//! How far processes may go, and after which steps the events come that all of them must see at the
+//! same place.
 //!
-//! A process may leave the boundary after `b` steps, that is, launch what follows, if it was granted a horizon beyond `b`.
-//! A wish becomes an event at the largest horizon that was granted to anyone: no process has left that boundary, and
-//! none can before it is granted more, together with the event. So all processes see an event at the same boundary.
+//! A process may leave the boundary after `b` steps, that is, launch what follows, if it was
+//! granted a horizon beyond `b`. A wish becomes an event at the largest horizon that was granted to
+//! anyone: no process has left that boundary, and none can before it is granted more, together with
+//! the event. So all processes see an event at the same boundary.
 
 use crate::cluster::wish::{AgreedWish, Wish};
 
@@ -25,7 +27,8 @@ pub struct Granted {
 }
 
 impl Horizon {
-    /// Makes an event of a wish, and returns it. A wish that is still waiting is not repeated, and one stop is enough.
+    /// Makes an event of a wish, and returns it. A wish that is still waiting is not repeated, and
+    /// one stop is enough.
     pub fn wish(&mut self, wish: Wish) -> AgreedWish {
         let is_same = |event: &&AgreedWish| {
             event.wish == wish && (wish == Wish::Stop || event.step == self.granted)
@@ -38,7 +41,8 @@ impl Horizon {
         event
     }
 
-    /// Grants the horizon `wanted`, or a larger one granted before, to a process that knows `num_known` events.
+    /// Grants the horizon `wanted`, or a larger one granted before, to a process that knows
+    /// `num_known` events.
     pub fn extend(&mut self, wanted: u64, num_known: usize) -> Granted {
         self.granted = self.granted.max(wanted);
         let first_event = num_known.min(self.events.len());

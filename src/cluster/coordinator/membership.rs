@@ -71,7 +71,8 @@ impl Membership {
         self.members.get_mut(process_index)?.as_mut()
     }
 
-    /// Process `process_index` of what it believes to be `num_processes` wants to join, or asks again.
+    /// Process `process_index` of what it believes to be `num_processes` wants to join, or asks
+    /// again.
     pub fn join(
         &mut self,
         process_index: usize,

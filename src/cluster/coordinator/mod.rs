@@ -1,8 +1,9 @@
-//! The coordinator of a job: keeps membership, the key-value store and the horizon, and directs the supervisors.
+//! The coordinator of a job: keeps membership, the key-value store and the horizon, and directs the
+//! supervisors.
 //!
-//! One runs per job, in the first supervisor or in process 0. The state of the job is a state machine without IO
-//! ([`job`]); around it is a gRPC service ([`service`]) that answers only those who prove that they have the secret
-//! ([`door`]).
+//! One runs per job, in the first supervisor or in process 0. The state of the job is a state
+//! machine without IO ([`job`]); around it is a gRPC service ([`service`]) that answers only those
+//! who prove that they have the secret ([`door`]).
 
 mod accept;
 mod door;
@@ -47,8 +48,8 @@ pub struct CoordinatorOptions {
     pub secret: Secret,
     /// Number of worker processes.
     pub num_processes: usize,
-    /// Number of supervisors; `None` if there are none, so that the job has one generation and the coordinator directs
-    /// nobody.
+    /// Number of supervisors; `None` if there are none, so that the job has one generation and the
+    /// coordinator directs nobody.
     pub num_hosts: Option<usize>,
     /// Interval of heartbeats: 2 s.
     pub heartbeat: Duration,
@@ -88,7 +89,8 @@ impl CoordinatorOptions {
     }
 }
 
-/// What the owner of a coordinator is told. Calls come from the coordinator's threads and must not block.
+/// What the owner of a coordinator is told. Calls come from the coordinator's threads and must not
+/// block.
 pub trait Watcher: Send + Sync {
     /// A worker's heartbeat.
     fn report(&self, report: &Report, arrived: Instant) {
@@ -201,8 +203,8 @@ impl Coordinator {
         self.shared.with_job(|now, job| job.fail(now, failure));
     }
 
-    /// The lease of a process in the store has ended: it has shown no sign of life for `silent`. Fails the generation, unless
-    /// the process has left it or another one runs.
+    /// The lease of a process in the store has ended: it has shown no sign of life for `silent`.
+    /// Fails the generation, unless the process has left it or another one runs.
     pub fn lost_lease(&self, generation: u64, process_index: usize, silent: Duration) {
         self.shared.with_job(|now, job| {
             let member = job.membership.member(process_index);

@@ -1,4 +1,5 @@
-//! The log of refused callers: one line for each address in a while, so that a stranger cannot fill the log.
+//! The log of refused callers: one line for each address in a while, so that a stranger cannot fill
+//! the log.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -30,7 +30,8 @@ use crate::cluster::wish::{AgreedWish, Wish};
 
 /// A call waits at most this long; the caller asks again.
 const MAX_WAIT: Duration = Duration::from_secs(20);
-/// Calls that are signs of life wait at most this part of the time after which their caller is dead.
+/// Calls that are signs of life wait at most this part of the time after which their caller is
+/// dead.
 const SIGNS_OF_LIFE: u32 = 4;
 
 /// The coordinator's state, shared by all calls.
@@ -121,7 +122,8 @@ impl Shared {
         }
     }
 
-    /// Asks until there is an answer, each time when `topic` or the job has changed; the last time after `wait`.
+    /// Asks until there is an answer, each time when `topic` or the job has changed; the last time
+    /// after `wait`.
     async fn wait(
         &self,
         topic: Topic,

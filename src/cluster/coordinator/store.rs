@@ -29,8 +29,8 @@ pub enum StoreError {
     OutOfStep { process_index: usize, name: String, round: u64, current: u64 },
 }
 
-/// The rounds of the gathers of one name: a process enters a round when it has the result of the one before, so that only
-/// two are needed at a time.
+/// The rounds of the gathers of one name: a process enters a round when it has the result of the
+/// one before, so that only two are needed at a time.
 #[derive(Debug, Default)]
 struct Gather {
     round: u64,
@@ -75,8 +75,8 @@ impl Store {
         true
     }
 
-    /// Contributes the value of a process to a round of a gather. `true` if that completes the round. A repeated
-    /// contribution is ignored.
+    /// Contributes the value of a process to a round of a gather. `true` if that completes the
+    /// round. A repeated contribution is ignored.
     pub fn contribute(
         &mut self,
         name: &str,

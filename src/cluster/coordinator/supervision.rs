@@ -30,8 +30,8 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// The supervisor of `num_local` processes from `first_process` on, none of which runs. Directives from
-    /// `first_directive` on concern it.
+    /// The supervisor of `num_local` processes from `first_process` on, none of which runs.
+    /// Directives from `first_directive` on concern it.
     pub fn new(
         session: u64,
         host: String,
@@ -161,7 +161,8 @@ impl Supervision {
         }
     }
 
-    /// A process has ended. `false` if it is not one of this supervisor, or was known to have ended.
+    /// A process has ended. `false` if it is not one of this supervisor, or was known to have
+    /// ended.
     pub fn child_ended(&mut self, session: u64, process_index: usize) -> bool {
         let mut hosts = self.hosts.iter_mut().flatten();
         let Some(host) = hosts.find(|host| host.session == session) else { return false };
@@ -190,7 +191,8 @@ impl Supervision {
         self.registered().flat_map(running).collect()
     }
 
-    /// Hosts whose supervisor was not heard of since `dead_after` before `now`, each named once, with their processes.
+    /// Hosts whose supervisor was not heard of since `dead_after` before `now`, each named once,
+    /// with their processes.
     pub fn take_silent(
         &mut self,
         now: Duration,

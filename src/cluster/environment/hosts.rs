@@ -8,11 +8,13 @@ type Result<T> = std::result::Result<T, EnvironmentError>;
 /// Expanded lists are not longer than this; the largest Slurm clusters have a tenth as many nodes.
 const MAX_HOSTS: usize = 1 << 17;
 
-/// Expands Slurm's list of nodes: `login,node[1-2,007-009]-ib,rack[1-2]n[1-2]` are 9 nodes. A range is padded with zeros to
-/// the width of its lower end. Several brackets in a name are combined, the last one varying fastest.
+/// Expands Slurm's list of nodes: `login,node[1-2,007-009]-ib,rack[1-2]n[1-2]` are 9 nodes. A range
+/// is padded with zeros to the width of its lower end. Several brackets in a name are combined, the
+/// last one varying fastest.
 ///
 /// # Errors
-/// Brackets that do not match, ranges that are not numbers or run backwards, and lists that are too long.
+/// Brackets that do not match, ranges that are not numbers or run backwards, and lists that are too
+/// long.
 pub(super) fn expand(list: &str, variable: &str) -> Result<Vec<String>> {
     let wrong = || invalid(variable, list, "a list of nodes such as node[1-4],login");
     let mut hosts = vec![];

@@ -1,8 +1,9 @@
 //! Pods of indexed Jobs and of JobSets.
 //!
-//! An indexed Job knows its index only; the number of pods must be given, since Kubernetes does not say it. JobSets with several
-//! Jobs need `JOB_INDEX` and `REPLICATED_JOB_REPLICAS`, from the pod's annotations `jobset.sigs.k8s.io/job-index` and
-//! `jobset.sigs.k8s.io/replicatedjob-replicas`: each Job counts its pods from 0.
+//! An indexed Job knows its index only; the number of pods must be given, since Kubernetes does not
+//! say it. JobSets with several Jobs need `JOB_INDEX` and `REPLICATED_JOB_REPLICAS`, from the pod's
+//! annotations `jobset.sigs.k8s.io/job-index` and `jobset.sigs.k8s.io/replicatedjob-replicas`: each
+//! Job counts its pods from 0.
 
 use std::path::Path;
 
@@ -69,8 +70,9 @@ pub(super) fn complete(probe: &Probe, explicit: &Launched, found: &mut Launched)
     Ok(())
 }
 
-/// Without `JOB_INDEX`, a pod of the second Job of a JobSet has the index of one of the first. `job` is the name of the pod's
-/// Job, `domain` that of its headless service, which is named as the JobSet.
+/// Without `JOB_INDEX`, a pod of the second Job of a JobSet has the index of one of the first.
+/// `job` is the name of the pod's Job, `domain` that of its headless service, which is named as the
+/// JobSet.
 fn check_job(
     job: &str,
     hostname: &str,

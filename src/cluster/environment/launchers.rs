@@ -1,10 +1,11 @@
 //! The launchers that are known, and the variables that they set.
 //!
-//! Sources: `srun(1)`, output environment variables; Kubernetes, "Indexed Job" and "Job with Pod-to-Pod Communication"; JobSet's
-//! `api/jobset/v1alpha2`; Cloud TPU and GKE, "TPU multislice", and the attributes of TPU machines as JAX reads them; `torchrun`,
-//! "Environment Variables", and its options as variables, which Kubeflow Trainer sets; SkyPilot, "Distributed multi-node jobs"; JAX,
-//! `jax.distributed`, and Kubeflow's JAXJob; Open MPI, "Environment variables set for MPI applications"; MPICH's Hydra and Cray's
-//! PMI.
+//! Sources: `srun(1)`, output environment variables; Kubernetes, "Indexed Job" and "Job with
+//! Pod-to-Pod Communication"; JobSet's `api/jobset/v1alpha2`; Cloud TPU and GKE, "TPU multislice",
+//! and the attributes of TPU machines as JAX reads them; `torchrun`, "Environment Variables", and
+//! its options as variables, which Kubeflow Trainer sets; SkyPilot, "Distributed multi-node jobs";
+//! JAX, `jax.distributed`, and Kubeflow's JAXJob; Open MPI, "Environment variables set for MPI
+//! applications"; MPICH's Hydra and Cray's PMI.
 
 use super::error::EnvironmentError;
 use super::hosts::{expand, tasks_of_node};
@@ -76,7 +77,8 @@ pub(super) const LAUNCHERS: [Launcher; 10] = [
     Launcher {
         name: "Slurm",
         role: Role::Scheduler,
-        // A batch script also has SLURM_PROCID and SLURM_NTASKS, but is one process: only srun starts a step.
+        // A batch script also has SLURM_PROCID and SLURM_NTASKS, but is one process: only srun
+        // starts a step.
         needs: Some("SLURM_STEP_NODELIST"),
         index: &["SLURM_PROCID"],
         // That of the step: a shell in an allocation is one task, whatever the allocation has.
@@ -117,7 +119,8 @@ pub(super) const LAUNCHERS: [Launcher; 10] = [
         complete: skypilot,
     },
     Launcher {
-        // Options of torchrun, as variables: what it would start in this pod, or has started, has its own.
+        // Options of torchrun, as variables: what it would start in this pod, or has started, has
+        // its own.
         name: "Kubeflow",
         role: Role::Scheduler,
         needs: None,
@@ -182,7 +185,8 @@ pub(super) const LAUNCHERS: [Launcher; 10] = [
 ];
 
 impl Launcher {
-    /// What this launcher says; `None` if the process was not started by it. `explicit` has the values that were given.
+    /// What this launcher says; `None` if the process was not started by it. `explicit` has the
+    /// values that were given.
     pub(super) fn find(&self, probe: &Probe, explicit: &Launched) -> Result<Option<Launched>> {
         if self.needs.is_some_and(|variable| probe.text(variable).is_none()) {
             return Ok(None);
@@ -244,7 +248,8 @@ fn slurm(probe: &Probe, _: &Launched, found: &mut Launched) -> Result<()> {
     Ok(())
 }
 
-/// `true` if a variable of another launcher identifies this process, so that the metadata need not be asked.
+/// `true` if a variable of another launcher identifies this process, so that the metadata need not
+/// be asked.
 pub(super) fn is_launched_otherwise(probe: &Probe) -> bool {
     let others = LAUNCHERS
         .iter()

@@ -1,18 +1,20 @@
-//! The metadata server of Google's cloud, which tells a TPU machine its place among the workers of its slice.
+//! The metadata server of Google's cloud, which tells a TPU machine its place among the workers of
+//! its slice.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// What `metadata.google.internal` is on every machine. Elsewhere a name server may be slow not to know that name.
+/// What `metadata.google.internal` is on every machine. Elsewhere a name server may be slow not to
+/// know that name.
 const ADDRESS: &str = "169.254.169.254";
 /// The server answers in milliseconds where it exists.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Attributes are short; `tpu-env` has about 2 KB.
 const MAX_BYTES: usize = 1 << 20;
 
-/// An attribute of this machine, `None` if there is no server or no such attribute. May take some seconds where there is no
-/// server, so ask only on machines with TPUs.
+/// An attribute of this machine, `None` if there is no server or no such attribute. May take some
+/// seconds where there is no server, so ask only on machines with TPUs.
 pub fn metadata(attribute: &str) -> Option<String> {
     let host = std::env::var("GCE_METADATA_IP").unwrap_or_else(|_| ADDRESS.to_owned());
     let address = (host.as_str(), 80).to_socket_addrs().ok()?.next()?;

@@ -1,14 +1,16 @@
-//! Which process of a job this one is: its index, the number of processes, and the coordinator's address, from what a
-//! launcher has set.
+//! Which process of a job this one is: its index, the number of processes, and the coordinator's
+//! address, from what a launcher has set.
 //!
 //! In order of precedence:
-//! 1. `LOCKSTEP_COORDINATOR`, `LOCKSTEP_PROCESS_INDEX`, `LOCKSTEP_NUM_PROCESSES`: set by `lockstep launch`, or by hand;
+//! 1. `LOCKSTEP_COORDINATOR`, `LOCKSTEP_PROCESS_INDEX`, `LOCKSTEP_NUM_PROCESSES`: set by
+//!    `lockstep launch`, or by hand;
 //! 2. flags and the configuration ([`Given`]);
 //! 3. the launchers in the table of `launchers.rs`.
 //!
-//! Launchers nest: `mpirun` or `torchrun` in a Slurm step, one per node. The inner one then has a multiple of the outer one's
-//! processes and is right. Where two sources cannot both be true, [`Environment::contradictions`] says which and what to
-//! change; if none of them can be used, it is an error.
+//! Launchers nest: `mpirun` or `torchrun` in a Slurm step, one per node. The inner one then has a
+//! multiple of the outer one's processes and is right. Where two sources cannot both be true,
+//! [`Environment::contradictions`] says which and what to change; if none of them can be used, it
+//! is an error.
 
 mod error;
 mod hosts;
@@ -31,8 +33,8 @@ use launchers::{LAUNCHERS, Launched};
 
 type Result<T> = std::result::Result<T, EnvironmentError>;
 
-/// The port of the coordinator where nothing else follows from the environment. Outside the ranges from which systems
-/// choose ports themselves.
+/// The port of the coordinator where nothing else follows from the environment. Outside the ranges
+/// from which systems choose ports themselves.
 pub const DEFAULT_PORT: u16 = 61_400;
 
 const COORDINATOR: &str = "LOCKSTEP_COORDINATOR";
@@ -50,7 +52,8 @@ pub struct Known<T> {
     pub from: String,
 }
 
-/// The hosts of a TPU slice, and its type, such as `v5litepod-16`. The two may contradict each other.
+/// The hosts of a TPU slice, and its type, such as `v5litepod-16`. The two may contradict each
+/// other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceHosts {
     /// The accelerator type, or the name of the node pool's accelerators.
@@ -99,8 +102,9 @@ impl Environment {
     /// Finds the place of this process. `None` if nothing says that it is one of several.
     ///
     /// # Errors
-    /// A value that cannot be read, an index that is not below the number of processes, an index without a number of
-    /// processes or the reverse, and sources that contradict each other so that none can be used.
+    /// A value that cannot be read, an index that is not below the number of processes, an index
+    /// without a number of processes or the reverse, and sources that contradict each other so that
+    /// none can be used.
     pub fn find(probe: &Probe, given: &Given) -> Result<Option<Self>> {
         let mut contradictions = vec![];
         let index = first(
@@ -243,7 +247,8 @@ fn launchers(probe: &Probe, explicit: &Launched) -> Result<Vec<Launched>> {
     Ok(found)
 }
 
-/// The launcher to believe: the first one whose values are complete, or the innermost of those that nest in it.
+/// The launcher to believe: the first one whose values are complete, or the innermost of those that
+/// nest in it.
 fn choose<'a>(launched: &'a [Launched], contradictions: &mut Vec<String>) -> Option<&'a Launched> {
     let mut complete =
         launched.iter().filter_map(|launched| Some((launched.identity()?, launched)));
@@ -273,8 +278,8 @@ fn choose<'a>(launched: &'a [Launched], contradictions: &mut Vec<String>) -> Opt
     Some(chosen)
 }
 
-/// `true` if process `inner` of a launcher can be process `outer` of another one, or one of several that this has started.
-/// Both are (index, number of processes).
+/// `true` if process `inner` of a launcher can be process `outer` of another one, or one of several
+/// that this has started. Both are (index, number of processes).
 fn nests(inner: (usize, usize), outer: (usize, usize)) -> bool {
     inner == outer || (inner.1 > outer.1 && inner.1.is_multiple_of(outer.1))
 }
@@ -282,7 +287,8 @@ fn nests(inner: (usize, usize), outer: (usize, usize)) -> bool {
 /// Checks explicit values against a launcher's.
 ///
 /// # Errors
-/// [`EnvironmentError::Mixed`] if one value is explicit and the other is not, and they do not belong together.
+/// [`EnvironmentError::Mixed`] if one value is explicit and the other is not, and they do not
+/// belong together.
 fn explicit_agrees(
     explicit: &Launched,
     launched: &Launched,

@@ -16,8 +16,9 @@ pub struct Probe<'a> {
     pub names: &'a dyn Fn() -> Vec<String>,
     /// The contents of a text file.
     pub file: &'a dyn Fn(&Path) -> Option<String>,
-    /// An attribute of this machine from the cloud's metadata server; asked only if no variable identifies the process.
-    /// Pass a function that returns `None` on machines without TPUs: elsewhere the server may be slow not to exist.
+    /// An attribute of this machine from the cloud's metadata server; asked only if no variable
+    /// identifies the process. Pass a function that returns `None` on machines without TPUs:
+    /// elsewhere the server may be slow not to exist.
     pub metadata: &'a dyn Fn(&str) -> Option<String>,
 }
 

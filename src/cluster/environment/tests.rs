@@ -454,7 +454,8 @@ fn pods_and_nodes_that_would_start_torchrun_are_found() {
     check(&cluster, "SkyPilot 1/2 at 10.0.0.1:61400, ?/? here");
 }
 
-/// Slurm's 8 processes are not inside one of torchrun's two: the variables were left over in the shell.
+/// Slurm's 8 processes are not inside one of torchrun's two: the variables were left over in the
+/// shell.
 #[test]
 fn a_step_of_slurm_is_not_inside_a_process_of_torchrun() {
     let slurm = ["SLURM_PROCID=5", "SLURM_STEP_NUM_TASKS=8", "SLURM_STEP_NODELIST=n[1-2]"];

@@ -1,4 +1,5 @@
-//! Hosts of Cloud TPU slices: from the variables of Google Kubernetes Engine, or from the machine's metadata.
+//! Hosts of Cloud TPU slices: from the variables of Google Kubernetes Engine, or from the machine's
+//! metadata.
 
 use std::path::Path;
 

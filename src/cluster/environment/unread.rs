@@ -1,11 +1,12 @@
-//! Variables that say that a job has several processes, but that are not read: a process that would be alone then says so,
-//! instead of training alone beside the others.
+//! Variables that say that a job has several processes, but that are not read: a process that would
+//! be alone then says so, instead of training alone beside the others.
 //!
-//! Sources: AWS Batch, "Multi-node parallel job environment variables"; Azure Batch, "Compute node environment variables"; dstack,
-//! "Distributed tasks"; LeaderWorkerSet, `pkg/utils/pod`; MVAPICH2, IBM's jsrun, Flux, PMIx and HPE's PALS, manuals; Horovod,
-//! `horovod/runner`; PaddlePaddle, `fleet`; PyTorch Lightning, `LightningEnvironment`; SageMaker training toolkit,
-//! `ENVIRONMENT_VARIABLES.md`; TensorFlow, `TFConfigClusterResolver`; Vertex AI, "Distributed training"; Volcano, "env and svc
-//! plugins"; Ray, `worker_pool.cc`.
+//! Sources: AWS Batch, "Multi-node parallel job environment variables"; Azure Batch, "Compute node
+//! environment variables"; dstack, "Distributed tasks"; LeaderWorkerSet, `pkg/utils/pod`; MVAPICH2,
+//! IBM's jsrun, Flux, PMIx and HPE's PALS, manuals; Horovod, `horovod/runner`; PaddlePaddle,
+//! `fleet`; PyTorch Lightning, `LightningEnvironment`; SageMaker training toolkit,
+//! `ENVIRONMENT_VARIABLES.md`; TensorFlow, `TFConfigClusterResolver`; Vertex AI, "Distributed
+//! training"; Volcano, "env and svc plugins"; Ray, `worker_pool.cc`.
 
 use serde_json::Value;
 
@@ -66,7 +67,8 @@ const LISTS: [(&str, &str, Count); 7] = [
     ("Cloud TPU", "TPU_HOST_BOUNDS", product),
 ];
 
-/// What says that this process, for which nothing that is read says so, is one of several. Each ends in `: ` and what to change.
+/// What says that this process, for which nothing that is read says so, is one of several. Each
+/// ends in `: ` and what to change.
 pub fn unread(probe: &Probe) -> Vec<String> {
     let mut found: Vec<String> = NUMBERED.iter().filter_map(|row| numbered(probe, row)).collect();
     let several = |name: &str, variable: &str, number: usize| {
@@ -153,8 +155,8 @@ fn product(bounds: &str) -> usize {
     sizes.map_or(0, |sizes| sizes.iter().fold(1, |product, size| product.saturating_mul(*size)))
 }
 
-/// The hosts of `["a", "b"]`, or of `{"cluster": {"worker": ["a:1", "b:1"]}}`. Parameter servers and evaluators count too: they are
-/// processes that would run the same command.
+/// The hosts of `["a", "b"]`, or of `{"cluster": {"worker": ["a:1", "b:1"]}}`. Parameter servers
+/// and evaluators count too: they are processes that would run the same command.
 fn in_json(text: &str) -> usize {
     match serde_json::from_str(text) {
         Ok(Value::Array(hosts)) => hosts.len(),

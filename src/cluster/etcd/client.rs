@@ -1,4 +1,5 @@
-//! A client of etcd's v3 API. All calls block, have a deadline, and try the endpoints in turn while none answers.
+//! A client of etcd's v3 API. All calls block, have a deadline, and try the endpoints in turn while
+//! none answers.
 
 use std::fmt;
 use std::future::Future;
@@ -92,8 +93,8 @@ impl fmt::Debug for Etcd {
 pub type KeyAndValue = (Vec<u8>, Vec<u8>);
 
 impl Etcd {
-    /// A client of the etcd cluster with these endpoints, `HOST:PORT`, without TLS. Connects with the first call. A call
-    /// fails after `deadline`.
+    /// A client of the etcd cluster with these endpoints, `HOST:PORT`, without TLS. Connects with
+    /// the first call. A call fails after `deadline`.
     ///
     /// # Errors
     /// An endpoint that cannot be used.
@@ -163,7 +164,8 @@ impl Etcd {
         self.call("setting a key", method::PUT, request).map(|_: wire::PutResponse| ())
     }
 
-    /// Sets a key unless it is set. `false` if it is, to another value: a repeated call is no difference.
+    /// Sets a key unless it is set. `false` if it is, to another value: a repeated call is no
+    /// difference.
     ///
     /// # Errors
     /// See [`Self::get`].
@@ -201,7 +203,8 @@ impl Etcd {
         Ok(response.deleted > 0)
     }
 
-    /// Makes a lease that ends `ttl` (whole seconds) after it was last kept alive. `id` 0: etcd chooses. Returns the id.
+    /// Makes a lease that ends `ttl` (whole seconds) after it was last kept alive. `id` 0: etcd
+    /// chooses. Returns the id.
     ///
     /// # Errors
     /// See [`Self::get`].

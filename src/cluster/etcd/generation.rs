@@ -3,7 +3,8 @@
 use super::kept_key::{KeptKey, Say};
 use super::{Etcd, EtcdError, TTL, escaped, prefix};
 
-/// One process's view of the keys of its generation. Keeps a key that says that the process is alive.
+/// One process's view of the keys of its generation. Keeps a key that says that the process is
+/// alive.
 pub struct GenerationStore {
     etcd: Etcd,
     prefix: String,
@@ -50,8 +51,8 @@ impl GenerationStore {
         self.etcd.delete(&self.key(key))
     }
 
-    /// Contributes the value of this process to a round of a gather. All have the result of the round before the last: this
-    /// process's part of that is removed.
+    /// Contributes the value of this process to a round of a gather. All have the result of the
+    /// round before the last: this process's part of that is removed.
     pub fn contribute(&self, name: &str, round: u64, value: &[u8]) -> Result<(), EtcdError> {
         if let Some(old) = round.checked_sub(2) {
             self.etcd.delete(self.part(name, old).as_bytes())?;

@@ -84,7 +84,8 @@ impl KeptKey {
     }
 }
 
-/// Keeps the lease alive. If it has ended, because this process or etcd stood still, it is made again, and the key with it.
+/// Keeps the lease alive. If it has ended, because this process or etcd stood still, it is made
+/// again, and the key with it.
 fn renew(
     etcd: &Etcd,
     key: &[u8],

@@ -1,5 +1,5 @@
-//! The messages of etcd's v3 API that Lockstep uses, written by hand from `rpc.proto` and `kv.proto` of etcd 3.5.
-//! Fields that are not needed are left out.
+//! The messages of etcd's v3 API that Lockstep uses, written by hand from `rpc.proto` and
+//! `kv.proto` of etcd 3.5. Fields that are not needed are left out.
 
 use prost::{Message, Oneof};
 

@@ -1,5 +1,5 @@
-//! etcd as the store of a job: the key-value store of its generations, the address of its coordinator, and leases that end
-//! with their processes.
+//! etcd as the store of a job: the key-value store of its generations, the address of its
+//! coordinator, and leases that end with their processes.
 //!
 //! ```text
 //! /lockstep/JOB/coordinator                      its address, under the lease of the job, which its owner keeps alive
@@ -23,7 +23,8 @@ pub(super) use registration::find_coordinator;
 
 use std::time::Duration;
 
-/// A lease that is not kept alive ends after this long. etcd rounds shorter ones up to its election timeout.
+/// A lease that is not kept alive ends after this long. etcd rounds shorter ones up to its election
+/// timeout.
 const TTL: Duration = Duration::from_secs(8);
 
 /// The first part of all keys of a job.

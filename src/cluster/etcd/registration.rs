@@ -20,7 +20,8 @@ const LOOK: Duration = Duration::from_millis(200);
 /// A coordinator whose address is published answers within this time.
 const HELLO: Duration = Duration::from_secs(3);
 
-/// The coordinator's entry in etcd, held by the process that runs it. When dropped, all keys of the job are removed.
+/// The coordinator's entry in etcd, held by the process that runs it. When dropped, all keys of the
+/// job are removed.
 pub struct Registration {
     etcd: Etcd,
     prefix: String,
@@ -41,8 +42,8 @@ struct Lost {
 }
 
 impl Registration {
-    /// Publishes the address of the coordinator of a job. An address of an earlier run that was killed ends with its lease,
-    /// which is waited for.
+    /// Publishes the address of the coordinator of a job. An address of an earlier run that was
+    /// killed ends with its lease, which is waited for.
     ///
     /// # Errors
     /// If another run holds the name of the job, or etcd does not answer.
@@ -82,7 +83,8 @@ impl Registration {
         Ok(Self { etcd, prefix, generation, lost, stop, thread, _address: address })
     }
 
-    /// Tells the coordinator which processes have lost their lease. Does not wait. To be called again and again.
+    /// Tells the coordinator which processes have lost their lease. Does not wait. To be called
+    /// again and again.
     pub fn check(&self, coordinator: &Coordinator) {
         self.generation.store(coordinator.generation(), Ordering::Relaxed);
         let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,7 +148,8 @@ impl Watch {
         }
     }
 
-    /// The processes that have a key. If the address of the coordinator is missing too, etcd has lost its data.
+    /// The processes that have a key. If the address of the coordinator is missing too, etcd has
+    /// lost its data.
     fn alive(&self, generation: u64) -> Result<Vec<usize>, EtcdError> {
         if self.etcd.get(format!("{}coordinator", self.prefix).as_bytes())?.is_none() {
             return Err(EtcdError::Setup {
@@ -190,8 +193,8 @@ pub fn published_address(
     find_coordinator(etcd, job, secret, tls, deadline).map(|found| found.address)
 }
 
-/// Waits until the coordinator of a job has published its address and answers there with the secret of the job. An address
-/// of an earlier run may be there until its lease ends.
+/// Waits until the coordinator of a job has published its address and answers there with the secret
+/// of the job. An address of an earlier run may be there until its lease ends.
 ///
 /// # Errors
 /// If there is none at the deadline, or etcd does not answer.

@@ -1,4 +1,5 @@
-//! The results of a collective from the operands of all replicas of a group, and the messages between its processes.
+//! The results of a collective from the operands of all replicas of a group, and the messages
+//! between its processes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -166,8 +167,8 @@ fn places<'p>(segments: &[Segment], mut rest: &'p mut [u8]) -> Vec<&'p mut [u8]>
     places
 }
 
-/// Writes the results of all calls from their operands and the first messages of the others. With slices only this
-/// process's slice of them, which is returned: the second message.
+/// Writes the results of all calls from their operands and the first messages of the others. With
+/// slices only this process's slice of them, which is returned: the second message.
 pub(super) fn combine(
     calls: &mut [impl ReplicaCall],
     plan: &Plan,
@@ -178,7 +179,8 @@ pub(super) fn combine(
     let Plan { site, types, span, is_sliced } = plan;
     let own = span.own;
     let mut memories: Vec<CallBuffers<'_>> = calls.iter_mut().map(ReplicaCall::buffers).collect();
-    // What came from others: by operand and position, the pieces in the order of the positions here.
+    // What came from others: by operand and position, the pieces in the order of the positions
+    // here.
     let mut remote: HashMap<(usize, usize), Vec<&[u8]>> = HashMap::new();
     for (index, part) in span.others() {
         let Some(payload) = received.get(&part.process) else { continue };

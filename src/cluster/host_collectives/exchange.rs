@@ -1,4 +1,4 @@
-//! Matches the calls of replicas, here and in other processes, and completes them with their results.
+//! Matches calls of replicas, here and in other processes, and completes them with results.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -169,7 +169,8 @@ impl<C: ReplicaCall> Exchange<C> {
         self.lock().waits.take()
     }
 
-    /// Ends the threads when they have nothing left to do. Does not wait for them, since this may be one of them.
+    /// Ends the threads when they have nothing left to do. Does not wait for them, since this may
+    /// be one of them.
     pub fn close(&self) {
         self.lock().is_closed = true;
         self.closed.notify_all();
@@ -297,8 +298,8 @@ impl<C: ReplicaCall> Exchange<C> {
         }
     }
 
-    /// All replicas of a group that are in this process have arrived, `replica` last, whose program may continue on this
-    /// thread.
+    /// All replicas of a group that are in this process have arrived, `replica` last, whose program
+    /// may continue on this thread.
     fn meet(
         self: &Arc<Self>,
         launch: i64,
@@ -360,8 +361,9 @@ impl<C: ReplicaCall> Exchange<C> {
         }
     }
 
-    /// Does what can be done for a collective across processes with the frames that are there. The program of the replica
-    /// `here` may continue on this thread, or of any replica if this is a thread of the resumer.
+    /// Does what can be done for a collective across processes with the frames that are there. The
+    /// program of the replica `here` may continue on this thread, or of any replica if this is a
+    /// thread of the resumer.
     fn advance(
         self: &Arc<Self>,
         launch: i64,
@@ -573,7 +575,8 @@ impl<C: ReplicaCall> Exchange<C> {
         });
     }
 
-    /// Fails a launch that has failed in another process. Told to all others, since that process may not reach them.
+    /// Fails a launch that has failed in another process. Told to all others, since that process
+    /// may not reach them.
     fn fail_as_told(&self, launch_id: i64, reason: &str) {
         self.fail_and_tell(launch_id, reason, || reason.to_owned());
     }
@@ -622,8 +625,8 @@ impl<C: ReplicaCall> Exchange<C> {
         calls.into_iter().for_each(|call| call.complete(Err(reason)));
     }
 
-    /// Completes calls. The program of the replica `here`, or of the last one, continues on this thread, those of the
-    /// others on the resumer's.
+    /// Completes calls. The program of the replica `here`, or of the last one, continues on this
+    /// thread, those of the others on the resumer's.
     fn complete(&self, calls: Vec<C>, here: Option<usize>) {
         let mut own = None;
         for call in calls {

@@ -29,7 +29,8 @@ pub(super) enum FrameKind {
     Goodbye,
 }
 
-/// What the replicas of a group have in common: the site, how often they were there before, and which group it is.
+/// What the replicas of a group have in common: the site, how often they were there before, and
+/// which group it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Meeting {
     pub site: usize,
@@ -104,7 +105,8 @@ impl Header {
     }
 }
 
-/// Memory of payloads that is used again: for long ones the system takes longer to provide it than to send it.
+/// Memory of payloads that is used again: for long ones the system takes longer to provide it than
+/// to send it.
 #[derive(Debug, Default)]
 pub(super) struct PayloadBuffers(Mutex<Vec<Vec<u64>>>);
 
@@ -113,7 +115,8 @@ impl PayloadBuffers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The smallest buffer of at least `num_words`, if there is one that is not much longer; otherwise an empty one.
+    /// The smallest buffer of at least `num_words`, if there is one that is not much longer;
+    /// otherwise an empty one.
     fn take(&self, num_words: usize) -> Vec<u64> {
         let mut free = self.lock();
         let fits = |words: &Vec<u64>| (num_words..=2 * num_words).contains(&words.len());

@@ -1,23 +1,26 @@
 //! Collectives of the CPU backend, computed in this process and others instead of by XLA.
 //!
-//! A replica that arrives at a collective leaves its [`HostCall`] here and blocks no thread. If its group is in this
-//! process, the last replica to arrive computes the results of all of them on its thread, long ones together with a pool,
-//! and continues; the others are continued by threads that do nothing else. So none of XLA's workers ever waits for a
-//! replica, and XLA cannot run out of them, whatever else waits in its pool.
+//! A replica that arrives at a collective leaves its [`HostCall`] here and blocks no thread. If its
+//! group is in this process, the last replica to arrive computes the results of all of them on its
+//! thread, long ones together with a pool, and continues; the others are continued by threads that
+//! do nothing else. So none of XLA's workers ever waits for a replica, and XLA cannot run out of
+//! them, whatever else waits in its pool.
 //!
-//! A call is matched by launch, collective and how often the replica was there before in this launch. No order of
-//! different collectives is assumed: a replica may arrive at independent ones in any order.
+//! A call is matched by launch, collective and how often the replica was there before in this
+//! launch. No order of different collectives is assumed: a replica may arrive at independent ones
+//! in any order.
 //!
-//! If the group spans processes, each one sends what the others need of its replicas' operands once all of them have
-//! arrived, and computes the results of its own replicas when theirs are there: see [`span`]. Messages are matched like
-//! calls, by the number of the launch, and wait for replicas that are late. Threads of [`links`] send and receive them.
+//! If the group spans processes, each one sends what the others need of its replicas' operands once
+//! all of them have arrived, and computes the results of its own replicas when theirs are there:
+//! see [`span`]. Messages are matched like calls, by the number of the launch, and wait for
+//! replicas that are late. Threads of [`links`] send and receive them.
 //!
-//! Sums are added replica by replica, in the order of the group: ((x0 + x1) + x2) + x3. For bf16 and f16 they are
-//! accumulated in f32 and rounded once. Denormal numbers are zero, as in all programs of this backend. Neither the number
-//! of threads or processes nor timing changes a bit.
+//! Sums are added replica by replica, in the order of the group: ((x0 + x1) + x2) + x3. For bf16
+//! and f16 they are accumulated in f32 and rounded once. Denormal numbers are zero, as in all
+//! programs of this backend. Neither the number of threads or processes nor timing changes a bit.
 //!
-//! If a replica fails, or does not arrive before a deadline, all calls of the launch are completed with an error, in all
-//! processes. XLA's own collectives end the process in this case.
+//! If a replica fails, or does not arrive before a deadline, all calls of the launch are completed
+//! with an error, in all processes. XLA's own collectives end the process in this case.
 
 mod call;
 mod compute;
@@ -46,7 +49,8 @@ pub use waits::{LastProcess, LaunchWaits};
 /// How long replicas wait for the others by default: as long as XLA's own collectives do here.
 const DEADLINE: Duration = Duration::from_secs(1800);
 
-/// Matches the calls of the replicas in this process, and in others to which it is linked, and computes their results.
+/// Matches the calls of the replicas in this process, and in others to which it is linked, and
+/// computes their results.
 pub struct Rendezvous(Arc<Exchange<HostCall>>);
 
 impl Rendezvous {
@@ -66,7 +70,8 @@ impl Rendezvous {
         Exchange::new(deadline, None).map(Self)
     }
 
-    /// The rendezvous of one of several processes, whose replicas wait at most about `deadline` for each other.
+    /// The rendezvous of one of several processes, whose replicas wait at most about `deadline` for
+    /// each other.
     ///
     /// # Errors
     /// If its threads cannot be started.
@@ -89,14 +94,14 @@ impl Rendezvous {
         self.0.awaited(longer_than)
     }
 
-    /// How long this process waited for others in the launches that have ended since the last call; at most the last
-    /// 1,024. Empty in a job of one process.
+    /// How long this process waited for others in the launches that have ended since the last call;
+    /// at most the last 1,024. Empty in a job of one process.
     pub fn take_waits(&self) -> Vec<LaunchWaits> {
         self.0.take_waits()
     }
 
-    /// Sends what is left to be sent, and tells the other processes that this one has ended. Without it they take its end
-    /// for a failure. `false` if that takes longer than `timeout`.
+    /// Sends what is left to be sent, and tells the other processes that this one has ended.
+    /// Without it they take its end for a failure. `false` if that takes longer than `timeout`.
     pub fn close(&self, timeout: Duration) -> bool {
         self.0.say_goodbye(timeout)
     }
@@ -120,7 +125,8 @@ impl HostCollectives for Rendezvous {
     }
 }
 
-/// Ends the threads when they have nothing left to do. Does not wait for them, since this may be one of them.
+/// Ends the threads when they have nothing left to do. Does not wait for them, since this may be
+/// one of them.
 impl Drop for Rendezvous {
     fn drop(&mut self) {
         self.0.close();

@@ -3,7 +3,8 @@
 use super::compute::KnownOperand;
 use crate::pjrt::{CollectiveKind, HostTensor};
 
-/// Writes the result at `position` of a group from the operands of all positions, which are of type `ty`.
+/// Writes the result at `position` of a group from the operands of all positions, which are of type
+/// `ty`.
 pub(super) fn write(
     kind: &CollectiveKind,
     ty: &HostTensor,
@@ -43,8 +44,8 @@ fn all_gather(ty: &HostTensor, dim: usize, operands: &[&[u8]], result: &mut [u8]
     }
 }
 
-/// Copies runs of elements that are neighbours in both the operand and the result: the dims from the later of the two
-/// on.
+/// Copies runs of elements that are neighbours in both the operand and the result: the dims from
+/// the later of the two on.
 fn all_to_all(
     ty: &HostTensor,
     split_dim: usize,
@@ -62,7 +63,8 @@ fn all_to_all(
     let size = |dims: &[usize]| dims[last..].iter().product::<usize>() * ty.dtype.size_bytes();
     let run = size(&piece);
     let num_runs: usize = piece[..last].iter().product();
-    // Bytes from the start of a tensor with these dims to run `index`, in the piece with number `shift` along `cut`.
+    // Bytes from the start of a tensor with these dims to run `index`, in the piece with number
+    // `shift` along `cut`.
     let offset = |dims: &[usize], mut index: usize, cut: usize, shift: usize| {
         let (mut offset, mut stride) = (0, size(dims));
         if cut == last {

@@ -7,9 +7,10 @@ use std::{io, thread};
 
 use crate::pjrt::flush_denormals;
 
-/// A few threads that do jobs: completing calls, and computing results when the message of another process arrives. XLA
-/// runs the ops after a collective on the thread that completes it, until the next one, so replicas whose calls one
-/// thread completed would run one after another; and a thread that reads messages must not run them at all.
+/// A few threads that do jobs: completing calls, and computing results when the message of another
+/// process arrives. XLA runs the ops after a collective on the thread that completes it, until the
+/// next one, so replicas whose calls one thread completed would run one after another; and a thread
+/// that reads messages must not run them at all.
 pub(super) struct Resumer<J>(Arc<Queue<J>>);
 
 /// What a [`Resumer`]'s threads do.

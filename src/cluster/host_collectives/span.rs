@@ -1,17 +1,18 @@
 //! Which process holds which replicas of a group, and which bytes go from one process to another.
 //!
-//! Two schemes reduce. *Whole*: every process gets all operands and computes its own results, one message each way.
-//! *Sliced*: the elements are cut into one slice per process, which gets that slice of all operands, reduces it, and
-//! sends the result to the others. Less is sent and added, but each pair of processes exchanges two messages, the second
-//! after the first.
+//! Two schemes reduce. *Whole*: every process gets all operands and computes its own results, one
+//! message each way. *Sliced*: the elements are cut into one slice per process, which gets that
+//! slice of all operands, reduces it, and sends the result to the others. Less is sent and added,
+//! but each pair of processes exchanges two messages, the second after the first.
 
 use std::ops::Range;
 
 use super::reduce::Rows;
 use crate::pjrt::{CollectiveKind, CollectiveSite, HostTensor};
 
-/// An all_reduce of fewer bytes than this, counted over the whole group, is exchanged whole. Over the loopback interface,
-/// the second message costs more up to about this size, among 2 and 4 processes.
+/// An all_reduce of fewer bytes than this, counted over the whole group, is exchanged whole. Over
+/// the loopback interface, the second message costs more up to about this size, among 2 and 4
+/// processes.
 const MIN_SLICED_BYTES: usize = 1 << 18;
 
 /// Where the replicas of a group are.
@@ -32,7 +33,8 @@ pub(super) struct Part {
 }
 
 impl GroupSpan {
-    /// Where the replicas of a group are if each process holds as many as this one, which are `local`.
+    /// Where the replicas of a group are if each process holds as many as this one, which are
+    /// `local`.
     ///
     /// # Errors
     /// If `local` is not what one of several processes holds, or the group does not fit.
@@ -142,8 +144,8 @@ impl Plan {
         }
     }
 
-    /// The segments of the first message from one process to another, and the length of its payload. Both by index in
-    /// the span.
+    /// The segments of the first message from one process to another, and the length of its
+    /// payload. Both by index in the span.
     pub fn operands(&self, from: usize, to: usize) -> (Vec<Segment>, usize) {
         let mut layout = Layout::default();
         let to_positions = &self.span.parts[to].positions;
@@ -181,7 +183,8 @@ impl Plan {
         (layout.segments, layout.num_bytes)
     }
 
-    /// The segments of the second message, which a process sends to all others, and the length of its payload.
+    /// The segments of the second message, which a process sends to all others, and the length of
+    /// its payload.
     pub fn totals(&self, from: usize) -> (Vec<Segment>, usize) {
         let mut layout = Layout::default();
         for (operand, ty) in self.types.iter().enumerate() {

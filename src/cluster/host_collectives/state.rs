@@ -1,4 +1,5 @@
-//! What an exchange knows: the launches of this process, the calls that wait, and messages that came early.
+//! What an exchange knows: the launches of this process, the calls that wait, and messages that
+//! came early.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

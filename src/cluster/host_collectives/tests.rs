@@ -290,8 +290,8 @@ fn fill(dtype: DType, random: &mut Random, bytes: &mut [u8]) {
     }
 }
 
-/// Runs a program on all replicas of a process, each with a thread that starts one call after the other. What each replica
-/// got at each site.
+/// Runs a program on all replicas of a process, each with a thread that starts one call after the
+/// other. What each replica got at each site.
 pub(super) fn launch(
     exchange: &Arc<Exchange<TestCall>>,
     launch: LaunchInfo,
@@ -449,7 +449,8 @@ fn several_processes_compute_the_bits_of_one() {
     }
 }
 
-/// Two processes of one replica each, in which the first one runs `programs.0`, the second `programs.1`.
+/// Two processes of one replica each, in which the first one runs `programs.0`, the second
+/// `programs.1`.
 fn launch_two(
     exchanges: &[Arc<Exchange<TestCall>>],
     digests: [u64; 2],

@@ -11,10 +11,11 @@ const MAX_LAUNCHES: usize = 1024;
 pub struct LaunchWaits {
     /// The number of the launch, equal in all processes.
     pub launch_number: u64,
-    /// The time in which the replicas of this process had arrived at some collective and data of another process was
-    /// missing. Time in which this is so for several collectives counts once.
+    /// The time in which the replicas of this process had arrived at some collective and data of
+    /// another process was missing. Time in which this is so for several collectives counts once.
     pub waited: Duration,
-    /// The processes whose operands arrived last at a collective, after this process had waited for them.
+    /// The processes whose operands arrived last at a collective, after this process had waited for
+    /// them.
     pub last: Vec<LastProcess>,
 }
 

@@ -1,4 +1,5 @@
-//! A process's side of the horizon: which launch boundaries it may leave, and how much it should ask for.
+//! A process's side of the horizon: which launch boundaries it may leave, and how much it should
+//! ask for.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -56,8 +57,8 @@ impl Boundaries {
         }
     }
 
-    /// The events that are due at the boundary after `step` steps and were not returned before, or `None` if the
-    /// process must wait for a larger horizon.
+    /// The events that are due at the boundary after `step` steps and were not returned before, or
+    /// `None` if the process must wait for a larger horizon.
     pub fn leave(&mut self, step: u64) -> Option<Vec<AgreedWish>> {
         if self.horizon <= step {
             return None;
@@ -80,8 +81,8 @@ impl Boundaries {
         self.horizon = self.horizon.max(horizon);
     }
 
-    /// The horizon that the process should have now: the boundary where it is, the next one, and as many as it passes
-    /// in `ahead` at its pace. 0 before the first boundary.
+    /// The horizon that the process should have now: the boundary where it is, the next one, and as
+    /// many as it passes in `ahead` at its pace. 0 before the first boundary.
     pub fn wanted(&self) -> u64 {
         self.last.map_or(0, |(_, step)| step.saturating_add(1 + self.lead()))
     }
@@ -93,8 +94,9 @@ impl Boundaries {
         (left <= self.lead() / 2).then(|| self.wanted()).filter(|&wanted| wanted > self.horizon)
     }
 
-    /// Steps that the process has launched in the last `ahead`: at least one launch. It is not extrapolated from fewer, because
-    /// the first launches of a run take no time: they are only queued.
+    /// Steps that the process has launched in the last `ahead`: at least one launch. It is not
+    /// extrapolated from fewer, because the first launches of a run take no time: they are only
+    /// queued.
     fn lead(&self) -> u64 {
         let (Some((_, last)), Some((_, first))) = (self.last, self.samples.front()) else {
             return self.launch;

@@ -137,8 +137,8 @@ impl Connection {
             .ok_or_else(|| CallError::Lost("an answer of another version".to_owned()))
     }
 
-    /// Asks until there is an answer. The coordinator may take `wait` for it; after `patience` without one, that is an
-    /// error.
+    /// Asks until there is an answer. The coordinator may take `wait` for it; after `patience`
+    /// without one, that is an error.
     pub async fn insist(
         &self,
         ask: Ask,

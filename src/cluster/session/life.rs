@@ -1,4 +1,5 @@
-//! What a session does in the background: heartbeats, listening for the end of the generation, asking ahead.
+//! What a session does in the background: heartbeats, listening for the end of the generation,
+//! asking ahead.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -74,8 +75,8 @@ impl Life {
         lock(&self.progress)
     }
 
-    /// A checkpoint is complete. The coordinator hears of the first one at once: a process that fails soon after it has made
-    /// progress, and is started again without delay.
+    /// A checkpoint is complete. The coordinator hears of the first one at once: a process that
+    /// fails soon after it has made progress, and is started again without delay.
     pub fn saved(&self, step: u64) {
         let mut progress = self.progress();
         if progress.saved_step().is_none() {
@@ -96,7 +97,8 @@ impl Life {
         }
     }
 
-    /// Asks the coordinator, which may take `wait` for the answer. Returns at once when the generation ends.
+    /// Asks the coordinator, which may take `wait` for the answer. Returns at once when the
+    /// generation ends.
     pub async fn ask(&self, ask: Ask, wait: Duration) -> Result<Reply, Error> {
         let mut end = self.end.subscribe();
         let answer = tokio::select! {

@@ -1,4 +1,5 @@
-//! A worker's session with the coordinator, and a supervisor's. All calls block and may come from any thread.
+//! A worker's session with the coordinator, and a supervisor's. All calls block and may come from
+//! any thread.
 
 mod activity;
 pub(super) mod boundaries;
@@ -57,7 +58,8 @@ pub struct JoinOptions {
     pub host: String,
     /// Where this process accepts connections of the others: `host:port`, or empty.
     pub data_address: String,
-    /// Names and values in which all processes must agree, e.g. digests of binary and configuration.
+    /// Names and values in which all processes must agree, e.g. digests of binary and
+    /// configuration.
     pub program: Vec<(String, String)>,
     /// All processes must have joined within this time.
     pub deadline: Duration,
@@ -74,8 +76,8 @@ pub enum Cause {
     Final,
 }
 
-/// A worker's session. Clones share it; when the last is dropped without [`Self::leave`], the coordinator takes the
-/// process for dead after a while.
+/// A worker's session. Clones share it; when the last is dropped without [`Self::leave`], the
+/// coordinator takes the process for dead after a while.
 #[derive(Clone)]
 pub struct Session(Arc<Handle>);
 
@@ -127,7 +129,8 @@ impl Session {
         })))
     }
 
-    /// Keeps the values and gathers of this generation in etcd. `lease` is that of the job. To be called before they are used.
+    /// Keeps the values and gathers of this generation in etcd. `lease` is that of the job. To be
+    /// called before they are used.
     pub(super) fn use_etcd(
         &self,
         etcd: Etcd,
@@ -201,9 +204,9 @@ impl Session {
         });
     }
 
-    /// To be called at each launch boundary: after `step` steps, before what comes next is launched. Returns the events
-    /// that are due and were not returned before: the same in all processes. Waits if the coordinator has not allowed
-    /// to go on, which it does ahead of time.
+    /// To be called at each launch boundary: after `step` steps, before what comes next is
+    /// launched. Returns the events that are due and were not returned before: the same in all
+    /// processes. Waits if the coordinator has not allowed to go on, which it does ahead of time.
     ///
     /// # Errors
     /// If the generation has ended.
@@ -278,8 +281,8 @@ impl Session {
         }
     }
 
-    /// The values of all processes, by index. All must call it, with the same name; the k-th call of one meets the k-th
-    /// of the others.
+    /// The values of all processes, by index. All must call it, with the same name; the k-th call
+    /// of one meets the k-th of the others.
     ///
     /// # Errors
     /// If some do not within `deadline`; if a value is too large; if the generation has ended.
@@ -382,8 +385,9 @@ impl Session {
         self.gather(name, Vec::new(), deadline).map(|_| ())
     }
 
-    /// Calls `callback` with the reason when the generation ends before this process leaves it: another process failed,
-    /// or the coordinator does not answer. At once if it has ended. Runs on a thread of its own.
+    /// Calls `callback` with the reason when the generation ends before this process leaves it:
+    /// another process failed, or the coordinator does not answer. At once if it has ended. Runs on
+    /// a thread of its own.
     pub fn on_end(&self, callback: impl FnOnce(&str) + Send + 'static) {
         self.life().on_end(Box::new(callback));
     }
@@ -404,7 +408,8 @@ impl Session {
         let _ = block(async move { life.last(ask, LAST_PATIENCE).await });
     }
 
-    /// Leaves the job in good order: `outcome` says how the run ended, e.g. "done". The session ends.
+    /// Leaves the job in good order: `outcome` says how the run ended, e.g. "done". The session
+    /// ends.
     ///
     /// # Errors
     /// If the generation has ended.

@@ -70,7 +70,8 @@ impl SupervisorSession {
                         result(reply)?;
                         return Ok(Arc::new(connection));
                     }
-                    // The coordinator that has opened the session is gone; another one may have its place.
+                    // The coordinator that has opened the session is gone; another one may have its
+                    // place.
                     Err(_) if Instant::now() < until => tokio::time::sleep(AGAIN).await,
                     Err(error) => return Err(error),
                 }
@@ -95,7 +96,8 @@ impl SupervisorSession {
         }
     }
 
-    /// A process of this host has ended: `status` says how, e.g. "killed by signal 9". `exit_code` is `None` then.
+    /// A process of this host has ended: `status` says how, e.g. "killed by signal 9". `exit_code`
+    /// is `None` then.
     ///
     /// # Errors
     /// If the coordinator does not answer for 10 s.

@@ -16,7 +16,8 @@ pub struct Limits {
     pub dead_after: Duration,
     /// A phase of a step may last this long. `None`: 20 times the median step, at least 30 seconds.
     pub stuck_after: Option<Duration>,
-    /// Limit of the phases of a step until one step is finished by all: connections are made, memory is allocated.
+    /// Limit of the phases of a step until one step is finished by all: connections are made,
+    /// memory is allocated.
     pub first_step: Duration,
     /// Limit of `Start`.
     pub start: Duration,
@@ -50,8 +51,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// How long `phase` may last, given the median time of a step, if any is finished. No limit is shorter than that of a
-    /// step.
+    /// How long `phase` may last, given the median time of a step, if any is finished. No limit is
+    /// shorter than that of a step.
     pub fn of(&self, phase: Phase, median_step: Option<Duration>) -> Duration {
         let automatic = |step: Duration| step.saturating_mul(STEPS).max(SHORTEST);
         let step = match (self.stuck_after, median_step) {

@@ -1,7 +1,9 @@
-//! Who is dead, stuck or slow, from the reports of the workers. Slow ones are found on the CPU backend only: elsewhere the
-//! plugin waits for the others inside its collectives, and the steps of all take equally long.
+//! Who is dead, stuck or slow, from the reports of the workers. Slow ones are found on the CPU
+//! backend only: elsewhere the plugin waits for the others inside its collectives, and the steps of
+//! all take equally long.
 //!
-//! Nothing here reads a clock or does IO: reports and times are passed in, so tests simulate hours in milliseconds.
+//! Nothing here reads a clock or does IO: reports and times are passed in, so tests simulate hours
+//! in milliseconds.
 
 mod limits;
 mod screen;
@@ -30,7 +32,8 @@ pub struct Watchdog {
     names: Vec<WorkerName>,
     last: Vec<Last>,
     slow: SlowTest,
-    /// Times of recent steps, of any process: all take the same time, since they wait for each other.
+    /// Times of recent steps, of any process: all take the same time, since they wait for each
+    /// other.
     steps: VecDeque<Duration>,
     median_step: Option<Duration>,
 }
@@ -105,7 +108,8 @@ impl Watchdog {
         self.median_step
     }
 
-    /// What is wrong at `now`: the dead; if nobody is dead, the stuck; and the slow. They stay as long as it is so.
+    /// What is wrong at `now`: the dead; if nobody is dead, the stuck; and the slow. They stay as
+    /// long as it is so.
     pub fn verdicts(&self, now: Instant) -> Vec<Verdict> {
         let silent = |last: &Last| now.saturating_duration_since(last.heard);
         let (dead, alive): (Vec<&Last>, Vec<&Last>) = self

@@ -1,4 +1,5 @@
-//! A report of one screen: the culprits, what is being done, and what all processes are doing, in groups.
+//! A report of one screen: the culprits, what is being done, and what all processes are doing, in
+//! groups.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,7 +22,8 @@ struct Group {
 }
 
 impl Watchdog {
-    /// The state of the job at `now`, in at most 25 lines of any number of processes. `action` says what is being done.
+    /// The state of the job at `now`, in at most 25 lines of any number of processes. `action` says
+    /// what is being done.
     pub fn screen(&self, now: Instant, action: &str) -> String {
         let verdicts = self.verdicts(now);
         let mut lines: Vec<String> =

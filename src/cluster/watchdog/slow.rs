@@ -1,20 +1,23 @@
 //! Finds processes whose own time is beyond the others'.
 //!
-//! All processes do the same work in a step, so a process is compared with the median of the others in the same step:
-//! `d = ln(own / median of the others' own)`. The statistic has to see a factor of 1.5 within 20 steps and never raise an
-//! alarm about noise, so it is robust at three levels:
-//! 1. Four steps are summarized as the median of their `d`, which ignores one outlier among them, such as a pause of a
-//!    garbage collector. The last four such batches are summarized in the same way: the *level* of a process.
-//! 2. The level must exceed `ln(min_factor)` and six standard errors. The error is estimated from the spread of the process's
-//!    own batches and earlier levels, so noise that lasts for several steps counts too, and of the batches of several processes. The spread is the 90th percentile of
-//!    the distances from the median: the median distance is nearly zero where processes that share a core disturb each other
-//!    now and then.
-//!    Where noise is too large for that, a process is named once most of the last 24 batches show it.
-//! 3. With four processes or more, the level must be an outlier among those of the others, by their median and median absolute
-//!    deviation: in a job of uneven hosts, a host at the end of the range is not an alarm.
+//! All processes do the same work in a step, so a process is compared with the median of the others
+//! in the same step: `d = ln(own / median of the others' own)`. The statistic has to see a factor
+//! of 1.5 within 20 steps and never raise an alarm about noise, so it is robust at three levels:
+//! 1. Four steps are summarized as the median of their `d`, which ignores one outlier among them,
+//!    such as a pause of a garbage collector. The last four such batches are summarized in the same
+//!    way: the *level* of a process.
+//! 2. The level must exceed `ln(min_factor)` and six standard errors. The error is estimated from
+//!    the spread of the process's own batches and earlier levels, so noise that lasts for several
+//!    steps counts too, and of the batches of several processes. The spread is the 90th percentile
+//!    of the distances from the median: the median distance is nearly zero where processes that
+//!    share a core disturb each other now and then. Where noise is too large for that, a process is
+//!    named once most of the last 24 batches show it.
+//! 3. With four processes or more, the level must be an outlier among those of the others, by their
+//!    median and median absolute deviation: in a job of uneven hosts, a host at the end of the
+//!    range is not an alarm.
 //!
-//! The median of *one* other process does not tell which of the two has changed. So in a job of two, a process that was once
-//! as fast as the other must also be slower than it was then.
+//! The median of *one* other process does not tell which of the two has changed. So in a job of
+//! two, a process that was once as fast as the other must also be slower than it was then.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -48,7 +51,8 @@ const NORMAL: f64 = 1.4826;
 const NORMAL_90: f64 = 1.645;
 /// A process below this factor is not slow any more, and a pair below it is balanced.
 const BALANCED: f64 = 1.15;
-/// Seconds added to both times that are compared, so that the jitter of very short steps does not count.
+/// Seconds added to both times that are compared, so that the jitter of very short steps does not
+/// count.
 const NEGLIGIBLE: f64 = 0.2e-3;
 /// Steps that wait for reports of other processes.
 const MAX_PENDING: usize = 512;
@@ -235,7 +239,8 @@ impl Past {
         median(self.last().map(|batch| batch.value).collect())
     }
 
-    /// How far its batches are from their median. Those that are judged are left out once there are enough.
+    /// How far its batches are from their median. Those that are judged are left out once there are
+    /// enough.
     fn batch_distances(&self) -> Vec<f64> {
         let judged = if self.batches.len() < ENOUGH { 0 } else { WINDOW };
         distances(self.batches.iter().rev().skip(judged).map(|batch| batch.value).collect())

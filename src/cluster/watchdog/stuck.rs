@@ -28,10 +28,11 @@ pub enum Standstill {
     Unexplained,
 }
 
-/// Finds who is stuck among the processes that are alive, if any is. `limit` is how long a phase may last.
+/// Finds who is stuck among the processes that are alive, if any is. `limit` is how long a phase
+/// may last.
 ///
-/// 1. Phases of a process alone (not `Compute`, in which a device may wait for others) that last too long, while others
-///    wait or last too long as well.
+/// 1. Phases of a process alone (not `Compute`, in which a device may wait for others) that last
+///    too long, while others wait or last too long as well.
 /// 2. If all are computing or waiting: those that compute for too long while others wait.
 /// 3. If all wait too long: those that others wait for, and that wait for nobody themselves.
 /// 4. Those that wait for the coordinator, if others wait in a collective.

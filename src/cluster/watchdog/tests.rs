@@ -32,7 +32,8 @@ struct Noise {
     memory: f64,
     /// Probability and factor of a pause.
     pauses: (f64, f64),
-    /// Probability that pairs of processes compete for a core in a step: one of them takes twice as long.
+    /// Probability that pairs of processes compete for a core in a step: one of them takes twice as
+    /// long.
     shared_core: f64,
 }
 
@@ -319,7 +320,8 @@ fn names(num_processes: usize) -> Vec<WorkerName> {
     (0..num_processes).map(name).collect()
 }
 
-/// A watchdog that has seen a second of every process in every step, and the time of the last report.
+/// A watchdog that has seen a second of every process in every step, and the time of the last
+/// report.
 fn watchdog(num_processes: usize) -> (Watchdog, Instant) {
     let start = Instant::now();
     let mut watchdog = Watchdog::new(names(num_processes), Limits::default(), start);

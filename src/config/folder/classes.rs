@@ -9,7 +9,8 @@ use crate::config::shorten;
 /// The classes of a folder's model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FolderClasses {
-    /// Their names in order. `None` if the file has none, or only those that transformers makes up: `LABEL_0` and so on.
+    /// Their names in order. `None` if the file has none, or only those that transformers makes up:
+    /// `LABEL_0` and so on.
     pub names: Option<Vec<String>>,
     /// Their number, if the file says it.
     pub num_classes: Option<usize>,

@@ -5,7 +5,8 @@ pub(super) struct FolderKind {
     pub model_type: &'static str,
     /// `model.name`.
     pub name: &'static str,
-    /// The preset with the sizes that hold where the file has none, if that is not the usual preset.
+    /// The preset with the sizes that hold where the file has none, if that is not the usual
+    /// preset.
     pub preset: Option<&'static str>,
     /// Key of the file, key of `[model]`: whole numbers from 1 on.
     pub sizes: &'static [(&'static str, &'static str)],

@@ -1,4 +1,5 @@
-//! `[model] from = "FOLDER"`: the architecture and its sizes from the `config.json` of a Hugging Face folder.
+//! `[model] from = "FOLDER"`: the architecture and its sizes from the `config.json` of a Hugging
+//! Face folder.
 
 mod classes;
 mod kinds;
@@ -28,7 +29,8 @@ pub struct FolderError {
     reason: String,
 }
 
-/// The `config.json` of a Hugging Face folder, of a model that computes what one of this program does.
+/// The `config.json` of a Hugging Face folder, of a model that computes what one of this program
+/// does.
 pub struct FolderConfig {
     path: PathBuf,
     keys: Map<String, Json>,
@@ -39,8 +41,8 @@ impl FolderConfig {
     /// Reads the file in `folder`.
     ///
     /// # Errors
-    /// A file that cannot be read or is no JSON object, a model that is none of this program's, and a key with a value that no such model can
-    /// have.
+    /// A file that cannot be read or is no JSON object, a model that is none of this program's, and
+    /// a key with a value that no such model can have.
     pub fn read(folder: &Path) -> Result<Self, FolderError> {
         let path = folder.join(CONFIG);
         match Self::of_file(&path) {

@@ -1,5 +1,6 @@
-//! The reference of all keys: one table, from which `docs/configuration.md` and the comments of a resolved
-//! configuration are generated. Tests compare its names, defaults and ranges with what is actually accepted.
+//! The reference of all keys: one table, from which `docs/configuration.md` and the comments of a
+//! resolved configuration are generated. Tests compare its names, defaults and ranges with what is
+//! actually accepted.
 
 mod rows;
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The table: one row per key. A key with different meanings for different choices has a row for each.
+//! The table: one row per key. A key with different meanings for different choices has a row for
+//! each.
 
 use std::ops::Bound::{Excluded, Included, Unbounded};
 

@@ -30,14 +30,16 @@ pub struct TextEncoder {
 }
 
 impl TextEncoder {
-    /// Opens a `tokenizer.json`, a `vocab.txt` of BERT's WordPiece, or a folder with either, as `AutoTokenizer` of transformers opens the
-    /// folder: with what `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json` and `config.json` beside it say
-    /// of tokens. `max_length` is in tokens, special ones included. With `truncate`, longer texts lose their end (or their start,
-    /// if the files say so), the longer one of a pair first; without it they are errors. `key` names the path in messages.
+    /// Opens a `tokenizer.json`, a `vocab.txt` of BERT's WordPiece, or a folder with either, as
+    /// `AutoTokenizer` of transformers opens the folder: with what `tokenizer_config.json`,
+    /// `special_tokens_map.json`, `added_tokens.json` and `config.json` beside it say of tokens.
+    /// `max_length` is in tokens, special ones included. With `truncate`, longer texts lose their
+    /// end (or their start, if the files say so), the longer one of a pair first; without it they
+    /// are errors. `key` names the path in messages.
     ///
     /// # Errors
-    /// A file that is missing, damaged or of another kind, files that contradict each other, padding that is not in the
-    /// vocabulary, or a `max_length` that the special tokens alone fill.
+    /// A file that is missing, damaged or of another kind, files that contradict each other,
+    /// padding that is not in the vocabulary, or a `max_length` that the special tokens alone fill.
     pub fn open(
         path: &Path,
         key: &'static str,
@@ -92,8 +94,8 @@ impl TextEncoder {
     /// Tokenizes a text, or two.
     ///
     /// # Errors
-    /// What is wrong with the text: it has no token, or more than `max_length` and is not to be truncated. Also a token or
-    /// a segment that the tokenizer should not have.
+    /// What is wrong with the text: it has no token, or more than `max_length` and is not to be
+    /// truncated. Also a token or a segment that the tokenizer should not have.
     pub fn encode(&self, text: &str, pair: Option<&str>) -> Result<EncodedText, String> {
         let encoding = match pair {
             Some(pair) => self.tokenizer.encode_fast((text, pair), true),
@@ -111,7 +113,8 @@ impl TextEncoder {
             ));
         }
         let (ids, segments) = (encoding.get_ids(), encoding.get_type_ids());
-        // A post-processor has its own ids of special tokens; the program would read another row of the embedding.
+        // A post-processor has its own ids of special tokens; the program would read another row of
+        // the embedding.
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab_size) {
             let size = self.vocab_size;
             return Err(format!(

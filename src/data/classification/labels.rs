@@ -19,11 +19,12 @@ pub(super) struct Labels {
 }
 
 impl Labels {
-    /// The `given` names; without any, those in the last cell of the training `rows`: numbers in their order, which
-    /// must be 0, 1, 2 and so on, or else names in alphabetical order.
+    /// The `given` names; without any, those in the last cell of the training `rows`: numbers in
+    /// their order, which must be 0, 1, 2 and so on, or else names in alphabetical order.
     ///
     /// # Errors
-    /// Labels that are not so, numbers among names, negative numbers, empty labels, or fewer than two classes.
+    /// Labels that are not so, numbers among names, negative numbers, empty labels, or fewer than
+    /// two classes.
     pub(super) fn new(given: &[String], rows: &[TextRow], path: &Path) -> Result<Self, Error> {
         let problem = |problem| Error::Table { path: path.to_owned(), problem };
         if !given.is_empty() {
@@ -85,7 +86,8 @@ impl Labels {
         })
     }
 
-    /// What looks like a mistake in names that a file has: classes that differ in capital letters and blanks only.
+    /// What looks like a mistake in names that a file has: classes that differ in capital letters
+    /// and blanks only.
     pub(super) fn doubts(&self) -> Vec<String> {
         let mut alike: BTreeMap<String, Vec<&String>> = BTreeMap::new();
         for name in &self.names {
@@ -180,7 +182,8 @@ impl Kind {
     }
 }
 
-/// Refuses labels that no file has on purpose: an empty one, a negative number, or one of another kind than most.
+/// Refuses labels that no file has on purpose: an empty one, a negative number, or one of another
+/// kind than most.
 fn check_kinds(rows: &[TextRow], path: &Path) -> Result<(), Error> {
     let at = |row: &TextRow, problem| Error::Row { path: path.to_owned(), line: row.line, problem };
     if let Some(row) = rows.iter().find(|row| label(row).trim().is_empty()) {

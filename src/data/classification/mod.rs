@@ -1,4 +1,5 @@
-//! Texts, or pairs of texts, with a label each: `.tsv`, `.csv` and `.jsonl` files, as GLUE has them.
+//! Texts, or pairs of texts, with a label each: `.tsv`, `.csv` and `.jsonl` files, as GLUE has
+//! them.
 
 mod encoder;
 mod labels;
@@ -21,9 +22,9 @@ use labels::Labels;
 pub use table::{TextRow, read_text_rows};
 pub use tokenizer::TokenizerClass;
 
-/// One part of a data set of labeled texts, with `T` of `data.pad_to` or `data.max_length`. Field `x` is i32 `[T]`, the ids of tokens;
-/// `segments` i32 `[T]`, 0 for the first text and 1 for the second; `mask` i32 `[T]`, 1 for a token and 0 for padding;
-/// `y` i32 `[]`, the class.
+/// One part of a data set of labeled texts, with `T` of `data.pad_to` or `data.max_length`. Field
+/// `x` is i32 `[T]`, the ids of tokens; `segments` i32 `[T]`, 0 for the first text and 1 for the
+/// second; `mask` i32 `[T]`, 1 for a token and 0 for padding; `y` i32 `[]`, the class.
 ///
 /// All texts are tokenized when the files are opened, on all cores.
 pub struct Classification {
@@ -56,12 +57,13 @@ pub struct ClassificationSplits {
 }
 
 impl Classification {
-    /// Reads and tokenizes the training and the evaluation examples. Without `data.eval_path`, `seed` draws those that are held out:
-    /// see [`StratifiedSplit`].
+    /// Reads and tokenizes the training and the evaluation examples. Without `data.eval_path`,
+    /// `seed` draws those that are held out: see [`StratifiedSplit`].
     ///
     /// # Errors
-    /// A file that cannot be read or is not such a table; a column that it lacks; a label that is not a class; a text
-    /// without a token, or with more than `data.max_length` if they are not to be truncated; no tokenizer, or a damaged one.
+    /// A file that cannot be read or is not such a table; a column that it lacks; a label that is
+    /// not a class; a text without a token, or with more than `data.max_length` if they are not to
+    /// be truncated; no tokenizer, or a damaged one.
     pub fn load(config: &ClassificationConfig, seed: u64) -> Result<ClassificationSplits, Error> {
         let tokenizer = config.tokenizer.as_deref().ok_or(Error::NoTokenizer)?;
         let encoder =
@@ -123,8 +125,9 @@ impl Classification {
         Ok(ClassificationSplits { train, eval, warnings })
     }
 
-    /// Texts to predict the labels of: rows of a text and, if `has_pairs`, of a second one. All have class 0. Batches are padded
-    /// to those of the lengths `pad_to`, ascending, that are below the longest text, or to its length.
+    /// Texts to predict the labels of: rows of a text and, if `has_pairs`, of a second one. All
+    /// have class 0. Batches are padded to those of the lengths `pad_to`, ascending, that are below
+    /// the longest text, or to its length.
     ///
     /// # Errors
     /// A text without a token, or with too many. `path` names the file.
@@ -227,7 +230,8 @@ impl Texts {
     }
 }
 
-/// The names of the classes: `data.labels` or, without it, the labels in `data.path`. Nothing is tokenized.
+/// The names of the classes: `data.labels` or, without it, the labels in `data.path`. Nothing is
+/// tokenized.
 ///
 /// # Errors
 /// If the labels are in `data.path`: as [`Classification::load`], for this column.

@@ -11,7 +11,8 @@ use crate::data::Error;
 use crate::data::files::unreadable;
 use crate::data::formats::{self, HEAD_BYTES};
 
-/// Follows a CSV file, to tell whether its last record ended: a quote that is not closed would take this in.
+/// Follows a CSV file, to tell whether its last record ended: a quote that is not closed would take
+/// this in.
 const SENTINEL: &str = "\n\u{0}end of file";
 
 /// One row of a file.
@@ -24,15 +25,17 @@ pub struct TextRow {
 }
 
 /// Reads the named columns of all rows of a UTF-8 file. Its extension is its format:
-/// - `.tsv`: cells between tabs; quotes are ordinary characters, as in GLUE's files. The first line names the columns.
-/// - `.csv`: cells between commas, which may be in double quotes (RFC 4180). The first line names the columns.
+/// - `.tsv`: cells between tabs; quotes are ordinary characters, as in GLUE's files. The first line
+///   names the columns.
+/// - `.csv`: cells between commas, which may be in double quotes (RFC 4180). The first line names
+///   the columns.
 /// - `.jsonl`: an object on each line, its values strings or whole numbers.
 ///
 /// A byte order mark and blank lines are skipped; lines may end in CR LF.
 ///
 /// # Errors
-/// A file that cannot be read, or that has another format; a column that is missing or named twice; a row with more or
-/// fewer cells than the first line. `key` names the file in messages.
+/// A file that cannot be read, or that has another format; a column that is missing or named twice;
+/// a row with more or fewer cells than the first line. `key` names the file in messages.
 pub fn read_text_rows(
     path: &Path,
     key: &'static str,

@@ -129,8 +129,9 @@ impl Curve {
     }
 }
 
-/// The fraction of a decay over the steps from `start` to before `end`: 0 up to `start`, and 1 from the step on at which
-/// it reaches its floor. A decay of one step that reaches the floor there has no step at the peak.
+/// The fraction of a decay over the steps from `start` to before `end`: 0 up to `start`, and 1 from
+/// the step on at which it reaches its floor. A decay of one step that reaches the floor there has
+/// no step at the peak.
 fn fraction(
     start: u64,
     end: u64,
@@ -178,8 +179,8 @@ fn origin(from: BoundariesFrom, warmup_steps: u64) -> u64 {
     }
 }
 
-/// The boundaries, given relative to step `origin`, in steps of the run. They must be increasing after rounding to whole
-/// steps, too.
+/// The boundaries, given relative to step `origin`, in steps of the run. They must be increasing
+/// after rounding to whole steps, too.
 fn places(boundaries: &[Span], run: &RunLength, origin: u64) -> Result<Vec<u64>, Error> {
     let key = match boundaries.first() {
         Some(Span::Epochs(_)) => "boundary_epochs",

@@ -6,11 +6,13 @@
 //! lr(s) = peak * factor                                       for s < warmup     (constant)
 //! lr(s) = peak * shape(s)                                     from then on
 //! ```
-//! with steps counted from 0. `factor` is `warmup_factor`, or `base_lr / peak` with `warmup_from = "base"`. The rate is an input of the compiled
-//! step: changing the schedule does not recompile it, and the printed rate is the one used. It is a function
-//! of the step only, so a resumed run continues with the same rates.
+//! with steps counted from 0. `factor` is `warmup_factor`, or `base_lr / peak` with
+//! `warmup_from = "base"`. The rate is an input of the compiled step: changing the schedule does
+//! not recompile it, and the printed rate is the one used. It is a function of the step only, so a
+//! resumed run continues with the same rates.
 //!
-//! The peak is given, or computed from the global batch B and the batch b that the base rate was tuned for:
+//! The peak is given, or computed from the global batch B and the batch b that the base rate was
+//! tuned for:
 //!
 //! ```text
 //! peak = base_lr * B / b          scaling = "linear"     Goyal et al. (2017), section 2.1: SGD
@@ -18,9 +20,10 @@
 //! peak = base_lr                  scaling = "none"
 //! ```
 //!
-//! A shape is a function in `shapes.rs` and a line in `Curve::new`. Decays are functions of the fraction
-//! `t = (s - start) / (end - start)`, where `start` is the end of the warm-up (0 with `decay_from = "start"`), and `end`
-//! the end of the decay, so that the last step is just above the floor (the last step with `floor_at = "last_step"`).
+//! A shape is a function in `shapes.rs` and a line in `Curve::new`. Decays are functions of the
+//! fraction `t = (s - start) / (end - start)`, where `start` is the end of the warm-up (0 with
+//! `decay_from = "start"`), and `end` the end of the decay, so that the last step is just above the
+//! floor (the last step with `floor_at = "last_step"`).
 //!
 //! ```
 //! use lockstep::config::{self, Decay, Length, Peak, RunLength, Scaling, Shape, Span, Warmup};
@@ -69,9 +72,9 @@ impl Schedule {
     /// Resolves a configuration for the length and global batch of a run.
     ///
     /// # Errors
-    /// A rate that is negative, or not finite as an f32; a warm-up or a decay that is too long for the run, or shorter
-    /// than a step; boundaries that do not increase; a fraction outside its range; epochs if the number of
-    /// examples is unknown.
+    /// A rate that is negative, or not finite as an f32; a warm-up or a decay that is too long for
+    /// the run, or shorter than a step; boundaries that do not increase; a fraction outside its
+    /// range; epochs if the number of examples is unknown.
     pub fn new(config: &config::ScheduleConfig, run: &RunLength) -> Result<Self, Error> {
         let total_steps = run.total_steps();
         let peak = peak(config.peak, run.global_batch());
@@ -92,8 +95,8 @@ impl Schedule {
         };
         let schedule =
             Self { peak, warmup_steps, warmup_kind, warmup_factor, peak_at, total_steps, curve };
-        // Only `step` and `piecewise` can exceed the peak. Their maximum is at a boundary, or where the warm-up or the
-        // run ends.
+        // Only `step` and `piecewise` can exceed the peak. Their maximum is at a boundary, or where
+        // the warm-up or the run ends.
         let ends = [0, warmup_steps, total_steps.saturating_sub(1)];
         let places = schedule.boundaries().iter().copied().chain(ends);
         for step in places.filter(|step| *step < total_steps) {
@@ -153,8 +156,9 @@ impl Schedule {
     }
 }
 
-/// The length of the warm-up in steps, at most that of the run. Where the configuration says where the schedule ends, the run
-/// may be the first part of a longer one; [`Curve::new`] then compares the warm-up with that end.
+/// The length of the warm-up in steps, at most that of the run. Where the configuration says where
+/// the schedule ends, the run may be the first part of a longer one; [`Curve::new`] then compares
+/// the warm-up with that end.
 fn warmup_steps(config: &config::ScheduleConfig, run: &RunLength) -> Result<u64, Error> {
     let warmup = config.warmup;
     if warmup.kind == WarmupKind::None {

@@ -1,15 +1,17 @@
-//! The formulas. Each is a pure function of the step, or of the fraction of the decay that has passed, and
-//! returns a fraction of the peak rate.
+//! The formulas. Each is a pure function of the step, or of the fraction of the decay that has
+//! passed, and returns a fraction of the peak rate.
 
 use std::f64::consts::PI;
 
 use crate::config::ReachedAt;
 
-/// Linear ("gradual") warm-up from `factor`, for `step < warmup_steps`: `factor + (1 - factor) * n / warmup_steps`.
+/// Linear ("gradual") warm-up from `factor`, for `step < warmup_steps`:
+/// `factor + (1 - factor) * n / warmup_steps`.
 ///
-/// `n = step + 1` if the last step has the peak, as in Vaswani et al., "Attention Is All You Need" (2017), equation 3.
-/// `n = step` if the first step has `factor`, as in Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in
-/// 1 Hour" (2017), section 2.2, where `factor` is the ratio of the base rate to the peak.
+/// `n = step + 1` if the last step has the peak, as in Vaswani et al., "Attention Is All You Need"
+/// (2017), equation 3. `n = step` if the first step has `factor`, as in Goyal et al., "Accurate,
+/// Large Minibatch SGD: Training ImageNet in 1 Hour" (2017), section 2.2, where `factor` is the
+/// ratio of the base rate to the peak.
 ///
 /// ```
 /// use lockstep::{config::ReachedAt, optim::schedule::warmup};
@@ -78,8 +80,9 @@ pub fn polynomial(t: f64, power: f64, floor: f64) -> f64 {
     floor + (1.0 - floor) * (1.0 - t).powf(power)
 }
 
-/// Inverse square root: `sqrt(scale / n)`, at most 1; `scale` is the length of the warm-up, so that the curve continues
-/// it. `n` is `step + 1`, or `step` if the warm-up reaches the peak at the step after it.
+/// Inverse square root: `sqrt(scale / n)`, at most 1; `scale` is the length of the warm-up, so that
+/// the curve continues it. `n` is `step + 1`, or `step` if the warm-up reaches the peak at the step
+/// after it.
 ///
 /// Vaswani et al., "Attention Is All You Need" (2017), equation 3, counts steps from 1.
 ///
@@ -94,7 +97,8 @@ pub fn inverse_sqrt(step: u64, scale: u64, peak_at: ReachedAt) -> f64 {
 
 /// Step decay: `factor ^ (number of boundaries at or before the step)`. Boundaries are ascending.
 ///
-/// He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), section 4.2, with factor 0.1.
+/// He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), section 4.2, with factor
+/// 0.1.
 ///
 /// ```
 /// use lockstep::optim::schedule::step_decay;
@@ -105,10 +109,11 @@ pub fn step_decay(step: u64, boundaries: &[u64], factor: f64) -> f64 {
     (0..num_passed).fold(1.0, |rate, _| rate * factor)
 }
 
-/// Inverse-root decay, for the end of a [`Wsd`](crate::config::Wsd) schedule: `floor + (1 - floor) * (1 -
-/// sqrt(t))`.
+/// Inverse-root decay, for the end of a [`Wsd`](crate::config::Wsd) schedule:
+/// `floor + (1 - floor) * (1 - sqrt(t))`.
 ///
-/// Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024).
+/// Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations"
+/// (2024).
 ///
 /// ```
 /// use lockstep::optim::schedule::one_minus_sqrt;
@@ -118,8 +123,8 @@ pub fn one_minus_sqrt(t: f64, floor: f64) -> f64 {
     floor + (1.0 - floor) * (1.0 - t.sqrt())
 }
 
-/// Linear interpolation between points `(boundary, factor)` of increasing boundaries: the first factor
-/// before the first point, the last factor after the last point; 1 without points.
+/// Linear interpolation between points `(boundary, factor)` of increasing boundaries: the first
+/// factor before the first point, the last factor after the last point; 1 without points.
 ///
 /// ```
 /// use lockstep::optim::schedule::piecewise_linear;
@@ -138,8 +143,8 @@ pub fn piecewise_linear(step: u64, points: &[(u64, f64)]) -> f64 {
     }
 }
 
-/// The factor of the last point at or before the step; the first factor before the first point; 1 without
-/// points.
+/// The factor of the last point at or before the step; the first factor before the first point; 1
+/// without points.
 ///
 /// ```
 /// use lockstep::optim::schedule::piecewise_constant;

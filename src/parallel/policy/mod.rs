@@ -15,32 +15,37 @@ pub use zero::{WhyWhole, Zero, ZeroStage};
 pub struct UseDTypes {
     /// Element type of the tensor that the layer gets.
     pub used_in: DType,
-    /// Element type to which its values may be rounded before that, and in which they are therefore gathered.
+    /// Element type to which its values may be rounded before that, and in which they are therefore
+    /// gathered.
     pub rounded_to: DType,
 }
 
 /// How a step is distributed over the mesh.
 ///
 /// A parameter has four forms: *kept* in the state, sharded by [`Self::place`]; *held* for one step
-/// ([`Self::for_step`], once, before the microbatches), in the form that gradients are accumulated in; *bound* for a
-/// microbatch ([`Self::for_microbatch`]); and *used* by a layer ([`Self::for_use`], wherever the model requests the
-/// parameter, including in the body of a scan or remat). The gradient's collectives are the vector-Jacobian products of
-/// the last three functions, so no model can omit them.
+/// ([`Self::for_step`], once, before the microbatches), in the form that gradients are accumulated
+/// in; *bound* for a microbatch ([`Self::for_microbatch`]); and *used* by a layer
+/// ([`Self::for_use`], wherever the model requests the parameter, including in the body of a scan
+/// or remat). The gradient's collectives are the vector-Jacobian products of the last three
+/// functions, so no model can omit them.
 pub trait Policy: fmt::Debug + Send + Sync {
     /// The axes over which the batch is split.
     fn batch_axes(&self) -> AxisSet;
 
-    /// The sharding of the parameter at `path`, with these global dims, and of its optimizer state. It must be the same
-    /// for all blocks of a stack. Parameters that are stored as the rows of one leaf have one: `dims` are those of a row,
-    /// and `path` has a `*` in place of the block's index.
+    /// The sharding of the parameter at `path`, with these global dims, and of its optimizer state.
+    /// It must be the same for all blocks of a stack. Parameters that are stored as the rows of one
+    /// leaf have one: `dims` are those of a row, and `path` has a `*` in place of the block's
+    /// index.
     fn place(&self, path: &str, dims: &[usize], mesh: &Mesh) -> Sharding;
 
-    /// The tensor that a step holds, from the one kept in the state: a parameter, or the stack of the parameters of all
-    /// scanned blocks, sharded as `sharding` says. Its type varies over [`Self::batch_axes`].
+    /// The tensor that a step holds, from the one kept in the state: a parameter, or the stack of
+    /// the parameters of all scanned blocks, sharded as `sharding` says. Its type varies over
+    /// [`Self::batch_axes`].
     fn for_step<'g>(&self, kept: Tensor<'g>, sharding: &Sharding) -> Tensor<'g>;
 
-    /// The whole parameter, rounded as its use allows, if it is computed once per step and without a gradient.
-    /// [`Self::for_microbatch`] then takes only the gradient from the held tensor, and only the value from this one.
+    /// The whole parameter, rounded as its use allows, if it is computed once per step and without
+    /// a gradient. [`Self::for_microbatch`] then takes only the gradient from the held tensor, and
+    /// only the value from this one.
     fn once_per_step<'g>(
         &self,
         _kept: Tensor<'g>,
@@ -61,7 +66,8 @@ pub trait Policy: fmt::Debug + Send + Sync {
         held
     }
 
-    /// The whole parameter, from what the microbatch binds: the same tensor, unless the policy gathers at use.
+    /// The whole parameter, from what the microbatch binds: the same tensor, unless the policy
+    /// gathers at use.
     fn for_use<'g>(
         &self,
         bound: Tensor<'g>,

@@ -4,8 +4,8 @@ use hlo::{Axis, AxisSet, Mesh, Sharding, Tensor};
 
 use super::Policy;
 
-/// The batch is split over `data`; every replica keeps every parameter whole. The VJP of `vary` is the gradient's
-/// all_reduce.
+/// The batch is split over `data`; every replica keeps every parameter whole. The VJP of `vary` is
+/// the gradient's all_reduce.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Replicated;
 

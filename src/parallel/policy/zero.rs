@@ -6,25 +6,25 @@ use hlo::{Axis, AxisSet, Mesh, Sharding, Tensor};
 
 use super::{Policy, UseDTypes};
 
-/// What a step holds whole. Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory optimizations toward training trillion
-/// parameter models" (2020), section 5. M is the number of microbatches.
+/// What a step holds whole. Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory optimizations toward
+/// training trillion parameter models" (2020), section 5. M is the number of microbatches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ZeroStage {
     /// Parameters and gradients are whole during a step: one gather and one scatter per step.
     #[default]
     One,
-    /// Parameters are whole, gradients are scattered in each microbatch and accumulated as shards: one gather and M
-    /// scatters per step.
+    /// Parameters are whole, gradients are scattered in each microbatch and accumulated as shards:
+    /// one gather and M scatters per step.
     Two,
-    /// A parameter is gathered where a layer uses it, in the forward and again in the backward pass, and its gradient is
-    /// scattered there: 2 M gathers and M scatters per step.
+    /// A parameter is gathered where a layer uses it, in the forward and again in the backward
+    /// pass, and its gradient is scattered there: 2 M gathers and M scatters per step.
     Three,
 }
 
-/// ZeRO over `fsdp`, hybrid with `data`. Parameters and their optimizer state are kept sharded over `fsdp` in every
-/// stage. The batch is split over both axes. Gradients are summed in the parameters' dtype: a reduce_scatter over
-/// `fsdp`, and once per step an all_reduce of the shard over `data`. Gathers are in the dtype to which layers round the
-/// parameter.
+/// ZeRO over `fsdp`, hybrid with `data`. Parameters and their optimizer state are kept sharded over
+/// `fsdp` in every stage. The batch is split over both axes. Gradients are summed in the
+/// parameters' dtype: a reduce_scatter over `fsdp`, and once per step an all_reduce of the shard
+/// over `data`. Gathers are in the dtype to which layers round the parameter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Zero {
     /// What a step holds whole.
@@ -32,10 +32,11 @@ pub struct Zero {
 }
 
 impl Zero {
-    /// Parameters with fewer elements are not sharded: the memory saved is not worth two more collectives per step.
+    /// Parameters with fewer elements are not sharded: the memory saved is not worth two more
+    /// collectives per step.
     pub const MIN_ELEMENTS: usize = 1024;
-    /// The same limit for vectors. A model has many, of few elements each: the biases and norms of GPT-2 1558M are a
-    /// thousandth of its parameters and two thirds of its leaves.
+    /// The same limit for vectors. A model has many, of few elements each: the biases and norms of
+    /// GPT-2 1558M are a thousandth of its parameters and two thirds of its leaves.
     pub const MIN_VECTOR_ELEMENTS: usize = 1 << 16;
 
     /// ZeRO at this stage.
@@ -43,9 +44,10 @@ impl Zero {
         Self { stage }
     }
 
-    /// The dim that is cut: the largest that the number of shards divides; of equal ones the first. Dims whose shards are
-    /// whole tiles of a TPU's layout come before others: on TPUs, XLA overlaps only their scatters with matmuls, and may
-    /// sum a gradient with other shards whole before it cuts it.
+    /// The dim that is cut: the largest that the number of shards divides; of equal ones the first.
+    /// Dims whose shards are whole tiles of a TPU's layout come before others: on TPUs, XLA
+    /// overlaps only their scatters with matmuls, and may sum a gradient with other shards whole
+    /// before it cuts it.
     fn dim(dims: &[usize], num_shards: usize) -> Result<usize, WhyWhole> {
         let num_elements = dims.iter().fold(1usize, |n, dim| n.saturating_mul(*dim));
         let is_vector = dims.len() < 2;
@@ -70,7 +72,8 @@ impl Zero {
     }
 }
 
-/// Elements of a tile in f32: along the second to last dim, required here of all dims but the last, and along the last.
+/// Elements of a tile in f32: along the second to last dim, required here of all dims but the last,
+/// and along the last.
 const TPU_TILE: [usize; 2] = [8, 128];
 
 /// Why every replica holds a parameter whole.
@@ -117,8 +120,8 @@ impl Policy for Zero {
         Sharding::new(&axes)
     }
 
-    /// `vary` comes before the gather, so that their VJPs run in the reverse order: reduce_scatter over `fsdp`, then
-    /// all_reduce of only a shard over `data`.
+    /// `vary` comes before the gather, so that their VJPs run in the reverse order: reduce_scatter
+    /// over `fsdp`, then all_reduce of only a shard over `data`.
     #[track_caller]
     fn for_step<'g>(&self, kept: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
         let kept = kept.vary(self.batch_axes());
@@ -194,7 +197,8 @@ fn gather<'g>(shard: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
     cut.fold(shard, |x, (dim, axes)| axes.iter().fold(x, |x, axis| x.all_gather(dim, axis)))
 }
 
-/// The sum over the replicas that hold the shards, of which each keeps its shard. The VJP of [`gather`].
+/// The sum over the replicas that hold the shards, of which each keeps its shard. The VJP of
+/// [`gather`].
 #[track_caller]
 fn scatter<'g>(whole: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
     let cut: Vec<_> = sharding.dims().iter().enumerate().collect();

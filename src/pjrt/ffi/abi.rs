@@ -1,7 +1,8 @@
-//! The part of XLA's FFI that handlers of custom calls use, and the PJRT extension that registers them.
+//! The part of XLA's FFI that handlers of custom calls use, and the PJRT extension that registers
+//! them.
 //!
-//! Structs are named as in `xla/ffi/api/c_api.h`, without their prefix. The header does not come with the plugin, so the
-//! offsets that were found in it are asserted at compile time.
+//! Structs are named as in `xla/ffi/api/c_api.h`, without their prefix. The header does not come
+//! with the plugin, so the offsets that were found in it are asserted at compile time.
 
 #![allow(non_snake_case)]
 
@@ -147,8 +148,8 @@ pub(super) struct ErrorDestroyArgs {
     pub error: *mut FfiError,
 }
 
-/// The arguments of `Future_Create`, which sets `future`, and of `Future_SetAvailable`. The former's size ends before
-/// `future`.
+/// The arguments of `Future_Create`, which sets `future`, and of `Future_SetAvailable`. The
+/// former's size ends before `future`.
 #[repr(C)]
 pub(super) struct FutureArgs {
     pub struct_size: usize,

@@ -44,7 +44,8 @@ pub struct CallBuffers<'c> {
 /// The memory of operands and results.
 ///
 /// # Safety
-/// It must be valid as long as the references to it, and be written by nobody else. That of results must overlap no other.
+/// It must be valid as long as the references to it, and be written by nobody else. That of results
+/// must overlap no other.
 pub(super) unsafe fn buffers<'c>(
     operands: &'c [TensorMemory],
     results: &'c mut [TensorMemory],
@@ -65,8 +66,8 @@ pub(super) unsafe fn buffers<'c>(
     }
 }
 
-/// A replica has arrived at a collective and its program waits for the results. Dropping the call completes it with an
-/// error.
+/// A replica has arrived at a collective and its program waits for the results. Dropping the call
+/// completes it with an error.
 pub struct HostCall {
     launch: Arc<HostLaunch>,
     replica: usize,
@@ -83,13 +84,14 @@ pub(super) struct PendingCall {
     pub future: *mut abi::Future,
 }
 
-// SAFETY: XLA keeps the memory of operands and results, and the future, until the call is completed, on whatever thread.
-// The API is static. All other fields can be sent.
+// SAFETY: XLA keeps the memory of operands and results, and the future, until the call is
+// completed, on whatever thread. The API is static. All other fields can be sent.
 unsafe impl Send for HostCall {}
 
 impl HostCall {
     /// # Safety
-    /// Each memory must be valid until `pending` is completed, written by nobody else, and that of results overlap no other.
+    /// Each memory must be valid until `pending` is completed, written by nobody else, and that of
+    /// results overlap no other.
     pub(super) unsafe fn new(
         launch: Arc<HostLaunch>,
         replica: usize,
@@ -106,7 +108,8 @@ impl HostCall {
         self.launch.info().id
     }
 
-    /// The launch's number among those of the client with host collectives, from 0. It is the same in all processes.
+    /// The launch's number among those of the client with host collectives, from 0. It is the same
+    /// in all processes.
     pub fn launch_number(&self) -> u64 {
         self.launch.info().number
     }
@@ -143,13 +146,13 @@ impl HostCall {
 
     /// The memory of operands and results.
     pub fn buffers(&mut self) -> CallBuffers<'_> {
-        // SAFETY: by the contract of `new`, valid and not written until the call is completed, which takes `self`, which
-        // is borrowed mutably.
+        // SAFETY: by the contract of `new`, valid and not written until the call is completed,
+        // which takes `self`, which is borrowed mutably.
         unsafe { buffers(&self.operands, &mut self.results) }
     }
 
-    /// Completes the call: the results are written, or the program of this replica fails with `reason`. An error also
-    /// fails the launch: see [`super::HostCollectives::fail`].
+    /// Completes the call: the results are written, or the program of this replica fails with
+    /// `reason`. An error also fails the launch: see [`super::HostCollectives::fail`].
     pub fn complete(mut self, result: Result<(), &str>) {
         self.finish(result);
     }
@@ -165,7 +168,8 @@ impl HostCall {
         }
         // The program may continue on this thread.
         let _flushed = super::flush_denormals();
-        // SAFETY: the API is static, and the future is live until it is completed, here and only once.
+        // SAFETY: the API is static, and the future is live until it is completed, here and only
+        // once.
         unsafe { frame::finish(api, future, result) };
     }
 }

@@ -1,5 +1,6 @@
-//! XLA's CPU runtime treats denormal numbers as zero: all of its threads set their processor's control register so. A
-//! program that continues on a thread of ours must find it set, or its bits depend on which thread that is.
+//! XLA's CPU runtime treats denormal numbers as zero: all of its threads set their processor's
+//! control register so. A program that continues on a thread of ours must find it set, or its bits
+//! depend on which thread that is.
 
 use std::marker::PhantomData;
 
@@ -18,8 +19,8 @@ pub struct FlushedDenormals {
     _not_send: PhantomData<*const ()>,
 }
 
-/// Treats denormal operands and results as zero on the current thread, as XLA's threads do. No effect on processors other
-/// than x86-64 and aarch64.
+/// Treats denormal operands and results as zero on the current thread, as XLA's threads do. No
+/// effect on processors other than x86-64 and aarch64.
 pub fn flush_denormals() -> FlushedDenormals {
     let previous = control::read();
     control::write(previous | control::FLUSH);
@@ -49,7 +50,8 @@ mod control {
     }
 
     pub(super) fn write(value: Register) {
-        // SAFETY: loads MXCSR from `value`, which was read from it but for the two bits of FLUSH: no exception is unmasked.
+        // SAFETY: loads MXCSR from `value`, which was read from it but for the two bits of FLUSH:
+        // no exception is unmasked.
         unsafe {
             asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack, preserves_flags))
         };
@@ -73,7 +75,8 @@ mod control {
     }
 
     pub(super) fn write(value: Register) {
-        // SAFETY: writes FPCR, whose value was read from it but for the bit of FLUSH: no exception is unmasked.
+        // SAFETY: writes FPCR, whose value was read from it but for the bit of FLUSH: no exception
+        // is unmasked.
         unsafe { asm!("msr fpcr, {}", in(reg) value, options(nomem, nostack, preserves_flags)) };
     }
 }

@@ -14,19 +14,21 @@ use super::site::{Attribute, Attributes};
 use super::workers::Workers;
 use crate::pjrt::value::slice;
 
-/// Answers the question for the version that XLA asks a handler at registration; `false` for a call.
+/// Answers the question for the version that XLA asks a handler at registration; `false` for a
+/// call.
 ///
 /// # Safety
 /// `frame` must be a valid frame.
 pub(super) unsafe fn answer_version(frame: *mut CallFrame) -> bool {
-    // SAFETY: by this function's contract, extensions are a list of live objects that begin as `Extension` does, and the
-    // one of this type is a `MetadataExtension`.
+    // SAFETY: by this function's contract, extensions are a list of live objects that begin as
+    // `Extension` does, and the one of this type is a `MetadataExtension`.
     unsafe {
         let mut extension = (*frame).extension_start;
         while !extension.is_null() {
             if (*extension).kind == abi::METADATA_EXTENSION {
                 let metadata = (*extension.cast::<abi::MetadataExtension>()).metadata;
-                // What is used here has been the same in all versions, so XLA's own is the right one.
+                // What is used here has been the same in all versions, so XLA's own is the right
+                // one.
                 let api = &*(*frame).api;
                 (*metadata).api_version.major_version = api.api_version.major_version;
                 (*metadata).api_version.minor_version = api.api_version.minor_version;
@@ -39,7 +41,8 @@ pub(super) unsafe fn answer_version(frame: *mut CallFrame) -> bool {
     }
 }
 
-/// Reads a call, and checks everything that its memory safety rests on. The call's future goes into the frame.
+/// Reads a call, and checks everything that its memory safety rests on. The call's future goes into
+/// the frame.
 ///
 /// # Errors
 /// A frame of another form. Then the launch has failed.
@@ -63,7 +66,8 @@ pub(super) unsafe fn read(frame: *mut CallFrame) -> Result<HostCall, String> {
 /// # Safety
 /// `frame` must be a valid frame in the stage of execution.
 pub(super) unsafe fn write_replica_id(frame: *mut CallFrame) -> Result<(), String> {
-    // SAFETY: by this function's contract. The result is a `u32` at an aligned address, as `memories` has checked.
+    // SAFETY: by this function's contract. The result is a `u32` at an aligned address, as
+    // `memories` has checked.
     unsafe {
         let launch = launch(frame)?;
         let replica = replica(frame, &launch)?;
@@ -116,8 +120,9 @@ unsafe fn check_frame(frame: *mut CallFrame) -> Result<(), String> {
 /// # Safety
 /// `frame` must be a valid frame in the stage of execution. The call must not outlive it.
 pub(super) unsafe fn read_kernel<'c>(frame: *mut CallFrame) -> Result<KernelCall<'c>, String> {
-    // SAFETY: by this function's contract: arrays have as many elements as the frame says, each of its type. The memory
-    // of operands and results is valid during the call, and nobody else writes it.
+    // SAFETY: by this function's contract: arrays have as many elements as the frame says, each of
+    // its type. The memory of operands and results is valid during the call, and nobody else writes
+    // it.
     unsafe {
         check_frame(frame)?;
         let kernel = attributes(&(*frame).attrs)?.kernel()?;
@@ -143,7 +148,8 @@ unsafe fn replica(frame: *mut CallFrame, launch: &HostLaunch) -> Result<usize, S
 /// # Safety
 /// As [`read`].
 unsafe fn read_call(frame: *mut CallFrame, launch: &Arc<HostLaunch>) -> Result<HostCall, String> {
-    // SAFETY: by this function's contract: arrays have as many elements as the frame says, each of its type.
+    // SAFETY: by this function's contract: arrays have as many elements as the frame says, each of
+    // its type.
     unsafe {
         let api = (*frame).api;
         let replica = replica(frame, launch)?;
@@ -236,7 +242,8 @@ fn dtype_of(raw: i32) -> Option<DType> {
 unsafe fn attributes(attrs: &abi::Attrs) -> Result<Attributes, String> {
     let size = usize::try_from(attrs.size).map_err(|_| "a negative number of attributes")?;
     let mut found = Vec::with_capacity(size);
-    // SAFETY: by this function's contract: names are byte spans, and each value is of the type that goes with it.
+    // SAFETY: by this function's contract: names are byte spans, and each value is of the type that
+    // goes with it.
     unsafe {
         let (types, names) = (slice(attrs.types, size), slice(attrs.names, size));
         for ((ty, name), value) in types.iter().zip(names).zip(slice(attrs.attrs, size)) {
@@ -348,7 +355,8 @@ pub(super) unsafe fn check(api: &Api, error: *mut FfiError, name: &str) -> Resul
 /// An error object with a message, for a handler to return or a future to be completed with.
 ///
 /// # Panics
-/// Without the function that makes one, which aborts the process in a function that XLA calls. Null would mean success.
+/// Without the function that makes one, which aborts the process in a function that XLA calls. Null
+/// would mean success.
 ///
 /// # Safety
 /// `api` must be that of a frame.
@@ -374,8 +382,8 @@ pub(super) unsafe fn error(api: *const Api, message: &str) -> *mut FfiError {
 /// # Safety
 /// `api` must be that of a frame, and `future` live. It must not be used afterwards.
 pub(super) unsafe fn finish(api: *const Api, future: *mut abi::Future, result: Result<(), &str>) {
-    // SAFETY: by this function's contract. XLA takes ownership of the error. `create_future` has checked that both
-    // functions exist. Neither fails on arguments of the right size.
+    // SAFETY: by this function's contract. XLA takes ownership of the error. `create_future` has
+    // checked that both functions exist. Neither fails on arguments of the right size.
     unsafe {
         match result {
             Ok(()) => {

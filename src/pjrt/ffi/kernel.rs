@@ -13,10 +13,11 @@ use super::frame;
 use super::site::Attributes;
 use super::workers::Workers;
 
-/// Computes ops for programs that leave them to the process. XLA calls it on several threads at once.
+/// Computes ops for programs that leave them to the process. XLA calls it on several threads at
+/// once.
 pub trait HostKernels: Send + Sync {
-    /// Writes the results of a call. It runs on a worker of XLA's pool, or on a replica's own thread, and may wait for nothing
-    /// but [`Workers::join`].
+    /// Writes the results of a call. It runs on a worker of XLA's pool, or on a replica's own
+    /// thread, and may wait for nothing but [`Workers::join`].
     ///
     /// # Errors
     /// If there is no kernel for what is called. The program fails on this replica.
@@ -51,7 +52,8 @@ pub enum Kernel {
 /// A convolution of two spatial dims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvolutionSite {
-    /// The dims of the kernel that are output features, input features, rows and columns: each once.
+    /// The dims of the kernel that are output features, input features, rows and columns: each
+    /// once.
     pub kernel: [usize; 4],
     /// Distance of windows, at least 1.
     pub stride: [usize; 2],
@@ -107,7 +109,8 @@ pub struct KernelCall<'c> {
 
 impl<'c> KernelCall<'c> {
     /// # Safety
-    /// Each memory must be valid as long as the call, written by nobody else, and that of results overlap no other.
+    /// Each memory must be valid as long as the call, written by nobody else, and that of results
+    /// overlap no other.
     pub(super) unsafe fn new(
         kernel: Kernel,
         operands: Vec<TensorMemory>,

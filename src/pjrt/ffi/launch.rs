@@ -75,8 +75,9 @@ impl HostLaunch {
         }
     }
 
-    /// Fails the launch if its program fails on a replica, and forgets it once it has ended on all of them. `events` are
-    /// the ends on each. The other replicas would wait for a replica that has failed.
+    /// Fails the launch if its program fails on a replica, and forgets it once it has ended on all
+    /// of them. `events` are the ends on each. The other replicas would wait for a replica that has
+    /// failed.
     pub fn watch(self: &Arc<Self>, events: &[Event]) -> Result<()> {
         let replicas = self.placement.replicas().zip(events);
         let registered = replicas.map(|(replica, event)| {
@@ -91,7 +92,8 @@ impl HostLaunch {
             })
         });
         let registered: Vec<_> = registered.collect();
-        // Without a callback nobody would notice that a replica fails. The launch stays listed for calls yet to come.
+        // Without a callback nobody would notice that a replica fails. The launch stays listed for
+        // calls yet to come.
         let registered = registered.into_iter().collect::<Result<()>>();
         registered.inspect_err(|error| self.fail(&format!("cannot watch the launch: {error}")))
     }

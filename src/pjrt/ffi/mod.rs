@@ -1,16 +1,21 @@
-//! Collectives and kernels that this process computes, called from XLA programs through its typed FFI.
+//! Collectives and kernels that this process computes, called from XLA programs through its typed
+//! FFI.
 //!
-//! On the CPU backend a program with [`hlo::HostCalls`] has custom calls where others have collectives. XLA calls [`handle`]
-//! for each of them on each replica, which makes a [`HostCall`] of it: what is to be computed, the operands, and memory for
-//! the results. The call goes to the [`HostCollectives`] of the client, and the handler returns without waiting. XLA
-//! continues with ops that need the results once the call is completed.
+//! On the CPU backend a program with [`hlo::HostCalls`] has custom calls where others have
+//! collectives. XLA calls [`handle`] for each of them on each replica, which makes a [`HostCall`]
+//! of it: what is to be computed, the operands, and memory for the results. The call goes to the
+//! [`HostCollectives`] of the client, and the handler returns without waiting. XLA continues with
+//! ops that need the results once the call is completed.
 //!
-//! Kernels are simpler: a call is computed before its handler returns, by the [`HostKernels`] of the process.
+//! Kernels are simpler: a call is computed before its handler returns, by the [`HostKernels`] of
+//! the process.
 //!
-//! A program for several processes also asks for the number of its replica, with a call of [`replica_id`].
+//! A program for several processes also asks for the number of its replica, with a call of
+//! [`replica_id`].
 //!
-//! A handler is registered once per plugin and gets nothing but the launch id, so the launches in flight are listed in
-//! one table per process. An entry is removed once the launch has ended on all replicas.
+//! A handler is registered once per plugin and gets nothing but the launch id, so the launches in
+//! flight are listed in one table per process. An entry is removed once the launch has ended on all
+//! replicas.
 
 mod abi;
 mod call;
@@ -45,25 +50,29 @@ pub use workers::Workers;
 pub struct LaunchInfo {
     /// Unique among the launches in flight of this process.
     pub id: i64,
-    /// Its number among the client's launches with host collectives, from 0: the same in all processes.
+    /// Its number among the client's launches with host collectives, from 0: the same in all
+    /// processes.
     pub number: u64,
     /// Identifies the program: the same in all processes that launch the same one.
     pub program_digest: u64,
 }
 
-/// Computes the collectives of programs that leave them to the host. XLA calls it on several threads.
+/// Computes the collectives of programs that leave them to the host. XLA calls it on several
+/// threads.
 pub trait HostCollectives: Send + Sync {
     /// A launch is about to start on all replicas of this process.
     fn begin(&self, launch: LaunchInfo);
 
-    /// One replica has arrived at a collective. Must not wait: it runs on a worker of XLA's pool. The call is completed
-    /// later, from any thread, when the other replicas of the group have arrived.
+    /// One replica has arrived at a collective. Must not wait: it runs on a worker of XLA's pool.
+    /// The call is completed later, from any thread, when the other replicas of the group have
+    /// arrived.
     ///
-    /// Completing the call of another replica continues that replica's program on the calling thread.
+    /// Completing the call of another replica continues that replica's program on the calling
+    /// thread.
     fn start(&self, call: HostCall);
 
-    /// The launch has failed on some replica. All of its calls that wait, and those that arrive later, are to be completed
-    /// with an error.
+    /// The launch has failed on some replica. All of its calls that wait, and those that arrive
+    /// later, are to be completed with an error.
     fn fail(&self, launch_id: i64, reason: &str);
 
     /// The launch has ended on all replicas of this process: no more calls of it arrive.
@@ -111,8 +120,8 @@ fn register(plugin: &Plugin, handlers: &[(&'static str, abi::Handler)]) -> Resul
             platform_name_size: PLATFORM.len(),
             traits: 0,
         };
-        // SAFETY: an extension of this type begins as `FfiExtension` does, and is static. The function copies the names,
-        // and the handler is a function, which stays.
+        // SAFETY: an extension of this type begins as `FfiExtension` does, and is static. The
+        // function copies the names, and the handler is a function, which stays.
         let error = unsafe {
             let extension = &*extension.cast::<abi::FfiExtension>();
             extension.register_handler.ok_or_else(missing)?(&raw mut args)
@@ -123,7 +132,8 @@ fn register(plugin: &Plugin, handlers: &[(&'static str, abi::Handler)]) -> Resul
     Ok(())
 }
 
-/// Called by XLA when a replica arrives at a collective; and once at registration, to ask for the version.
+/// Called by XLA when a replica arrives at a collective; and once at registration, to ask for the
+/// version.
 unsafe extern "C" fn handle(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: XLA calls with a frame that is valid during the call.
     let read = catch_unwind(AssertUnwindSafe(|| unsafe {
@@ -146,7 +156,8 @@ unsafe extern "C" fn handle(frame: *mut CallFrame) -> *mut FfiError {
     ptr::null_mut()
 }
 
-/// Called by XLA when a replica asks for its number; and once at registration, to ask for the version.
+/// Called by XLA when a replica asks for its number; and once at registration, to ask for the
+/// version.
 unsafe extern "C" fn replica_id(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: XLA calls with a frame that is valid during the call.
     let answered = catch_unwind(AssertUnwindSafe(|| unsafe {

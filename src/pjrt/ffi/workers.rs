@@ -1,7 +1,7 @@
 //! Help from the workers of XLA's pool.
 //!
-//! They are there for the ops of the program, and idle while a kernel runs. Threads of our own would compete with them: an idle
-//! worker looks for work for a while before it sleeps.
+//! They are there for the ops of the program, and idle while a kernel runs. Threads of our own
+//! would compete with them: an idle worker looks for work for a while before it sleeps.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -35,7 +35,8 @@ struct Help {
     has_panicked: AtomicBool,
 }
 
-// SAFETY: `work` may be called on any thread, and is called only while it lives: see `Workers::join`.
+// SAFETY: `work` may be called on any thread, and is called only while it lives: see
+// `Workers::join`.
 unsafe impl Send for Help {}
 // SAFETY: as above.
 unsafe impl Sync for Help {}
@@ -52,11 +53,12 @@ impl Workers<'_> {
         Self { api, ctx, _call: PhantomData }
     }
 
-    /// Calls `work` on this thread, and on up to `num_helpers` workers that have nothing else to do meanwhile. Returns when all calls
-    /// that have begun have returned. A worker that is busy for longer does not call it, and is not waited for.
+    /// Calls `work` on this thread, and on up to `num_helpers` workers that have nothing else to do
+    /// meanwhile. Returns when all calls that have begun have returned. A worker that is busy for
+    /// longer does not call it, and is not waited for.
     pub fn join(&self, num_helpers: usize, work: &(dyn Fn() + Sync)) {
-        // SAFETY: only the lifetime changes. Helpers call it between `begin` and `end`, and this function does not return
-        // before it has closed it and all that have begun have ended.
+        // SAFETY: only the lifetime changes. Helpers call it between `begin` and `end`, and this
+        // function does not return before it has closed it and all that have begun have ended.
         let work_for_helpers: *const (dyn Fn() + Sync) = unsafe {
             std::mem::transmute::<*const (dyn Fn() + Sync), *const (dyn Fn() + Sync + 'static)>(
                 work,
@@ -90,7 +92,8 @@ impl Workers<'_> {
             task: Some(run),
             data: data.cast(),
         };
-        // SAFETY: by the contract of `new`. The task takes ownership of `data`, unless the function fails.
+        // SAFETY: by the contract of `new`. The task takes ownership of `data`, unless the function
+        // fails.
         unsafe {
             let scheduled = (*self.api).ThreadPool_Schedule.is_some_and(|schedule| {
                 frame::check(&*self.api, schedule(&raw mut args), "ThreadPool_Schedule").is_ok()

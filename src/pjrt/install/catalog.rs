@@ -1,13 +1,14 @@
 //! The plugins that can be installed, with the versions and hashes of their wheels.
 //!
-//! The hashes are those of the wheels that `pip` selected for Linux on 2026-11-20. The CPU plugin's wheels were
-//! inspected for both processors, and the tests run the x86-64 one. The TPU plugin was installed and loaded
-//! without a TPU. The CUDA set of several gigabytes was never downloaded completely: of the x86-64 wheels the
-//! plugin itself was loaded without a GPU, and two of NVIDIA's were inspected; the other hashes come from pip's
-//! report.
+//! The hashes are those of the wheels that `pip` selected for Linux on 2026-11-20. The CPU plugin's
+//! wheels were inspected for both processors, and the tests run the x86-64 one. The TPU plugin was
+//! installed and loaded without a TPU. The CUDA set of several gigabytes was never downloaded
+//! completely: of the x86-64 wheels the plugin itself was loaded without a GPU, and two of NVIDIA's
+//! were inspected; the other hashes come from pip's report.
 //!
-//! The CUDA plugin finds NVIDIA's libraries through its run path (`../../nvidia/cu13/lib` and similar). The set
-//! holds what is on that path, so it does not include NVSHMEM, which `jax` lists too.
+//! The CUDA plugin finds NVIDIA's libraries through its run path (`../../nvidia/cu13/lib` and
+//! similar). The set holds what is on that path, so it does not include NVSHMEM, which `jax` lists
+//! too.
 
 /// A plugin that can be installed.
 #[derive(Debug)]
@@ -33,7 +34,8 @@ pub(super) struct Package {
     pub distribution: &'static str,
     /// The pinned version.
     pub version: &'static str,
-    /// The prefix of the files that are unpacked. NVIDIA's C headers and static libraries are omitted.
+    /// The prefix of the files that are unpacked. NVIDIA's C headers and static libraries are
+    /// omitted.
     pub keep: &'static str,
     /// The wheel's hash by processor.
     pub sha256: &'static [(&'static str, &'static str)],
@@ -212,8 +214,8 @@ pub(super) const PLUGINS: &[CatalogEntry] = &[
             CUDA_NVVM,
         ],
     },
-    // For compiling for GPUs on a machine without one: half a gigabyte instead of several. In this layout the
-    // plugin finds the assembler and the device library.
+    // For compiling for GPUs on a machine without one: half a gigabyte instead of several. In this
+    // layout the plugin finds the assembler and the device library.
     CatalogEntry {
         name: "cuda-compiler",
         python_version: None,

@@ -1,7 +1,7 @@
 //! Checks of a shared library's ELF header.
 //!
-//! They run before the dynamic loader: its messages do not name the processor, and with a truncated file the process
-//! ends with SIGBUS as soon as it touches the missing part.
+//! They run before the dynamic loader: its messages do not name the processor, and with a truncated
+//! file the process ends with SIGBUS as soon as it touches the missing part.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -22,7 +22,8 @@ const SEGMENT: u64 = 56;
 /// Checks that a file is a complete shared library for this processor.
 ///
 /// # Errors
-/// [`Error::UnreadablePlugin`], [`Error::NotAPlugin`], [`Error::WrongArchitecture`], [`Error::IncompletePlugin`].
+/// [`Error::UnreadablePlugin`], [`Error::NotAPlugin`], [`Error::WrongArchitecture`],
+/// [`Error::IncompletePlugin`].
 pub(in crate::pjrt) fn check_library(path: &Path) -> Result<()> {
     let unreadable = |source| Error::UnreadablePlugin { path: path.to_path_buf(), source };
     let not_a_plugin =
@@ -56,8 +57,8 @@ pub(in crate::pjrt) fn check_library(path: &Path) -> Result<()> {
     }
 }
 
-/// A lower bound of the bytes that are missing at the end of a 64-bit ELF file, from the segments and the section table
-/// in its header. 0 for other kinds of files, about which nothing is known.
+/// A lower bound of the bytes that are missing at the end of a 64-bit ELF file, from the segments
+/// and the section table in its header. 0 for other kinds of files, about which nothing is known.
 pub(in crate::pjrt) fn missing_bytes(file: &File) -> io::Result<u64> {
     let header = header(file)?;
     let is_elf64 = header.starts_with(MAGIC) && header.get(4..6).is_none_or(|kind| kind == [2, 1]);

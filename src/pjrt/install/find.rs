@@ -1,9 +1,9 @@
 //! Finding plugins on this machine.
 //!
-//! A path is used directly. A name is looked up in our own cache first: that takes microseconds, while asking
-//! Python for a package takes 30 to 50 ms of every start, and the cache has the version that this program was
-//! tested with. Then installed Python packages are searched, so that a machine with `jax` or `libtpu` needs no
-//! download.
+//! A path is used directly. A name is looked up in our own cache first: that takes microseconds,
+//! while asking Python for a package takes 30 to 50 ms of every start, and the cache has the
+//! version that this program was tested with. Then installed Python packages are searched, so that
+//! a machine with `jax` or `libtpu` needs no download.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,8 +12,8 @@ use super::InstallError;
 use super::catalog::{CatalogEntry, catalog_entry};
 use super::location::{FoundPlugin, InstallOptions, PluginSource, installed};
 
-/// The plugin called `name` (`cpu`, `cuda`, `tpu`, or the path of a .so file) if it is on this machine. Whether
-/// it is a complete plugin is checked when it is loaded.
+/// The plugin called `name` (`cpu`, `cuda`, `tpu`, or the path of a .so file) if it is on this
+/// machine. Whether it is a complete plugin is checked when it is loaded.
 ///
 /// # Errors
 /// [`InstallError::UnknownName`] for other names.
@@ -32,8 +32,9 @@ pub fn find(name: &str, options: &InstallOptions) -> Result<Option<FoundPlugin>,
     Ok(installed(plugin, options).or_else(|| in_python(plugin, &options.python)))
 }
 
-/// The directory of NVIDIA's libraries and tools that a CUDA plugin uses: PACKAGES/nvidia for a plugin at
-/// PACKAGES/jax_plugins/xla_cuda13/xla_cuda_plugin.so, installed by this program or in a Python environment.
+/// The directory of NVIDIA's libraries and tools that a CUDA plugin uses: PACKAGES/nvidia for a
+/// plugin at PACKAGES/jax_plugins/xla_cuda13/xla_cuda_plugin.so, installed by this program or in a
+/// Python environment.
 pub fn nvidia_packages(plugin: &Path) -> PathBuf {
     plugin.ancestors().nth(3).unwrap_or(Path::new("")).join("nvidia")
 }

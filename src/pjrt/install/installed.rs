@@ -34,8 +34,8 @@ pub struct Verified {
     pub num_files: usize,
     /// Total size of its files in bytes.
     pub num_bytes: u64,
-    /// `true` if there was a record of them. Older versions of this program made none: then no library is truncated,
-    /// and the files have been recorded without further checks.
+    /// `true` if there was a record of them. Older versions of this program made none: then no
+    /// library is truncated, and the files have been recorded without further checks.
     pub was_recorded: bool,
 }
 
@@ -90,7 +90,8 @@ pub(super) fn verify_files(
     let record = match recorded {
         Some(mut record) => {
             if record.check(&dir, Hashed::All).map_err(damaged)? {
-                // If it cannot be written, the same files are hashed at every start. That is not an error.
+                // If it cannot be written, the same files are hashed at every start. That is not an
+                // error.
                 let _ = record.write(&dir);
             }
             record
@@ -107,8 +108,8 @@ pub(super) fn verify_files(
     Ok(Verified { found, num_files, num_bytes, was_recorded })
 }
 
-/// Removes a plugin that this program has installed, in all versions for this processor, and returns the removed
-/// directories. Processes that have loaded it are not affected.
+/// Removes a plugin that this program has installed, in all versions for this processor, and
+/// returns the removed directories. Processes that have loaded it are not affected.
 ///
 /// # Errors
 /// [`InstallError::UnknownName`], [`InstallError::NotInstalled`], [`InstallError::OfPython`], and

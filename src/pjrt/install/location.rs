@@ -19,7 +19,8 @@ pub struct InstallOptions {
 }
 
 impl InstallOptions {
-    /// The user's cache directory and `python3`, unless `LOCKSTEP_CACHE` and `LOCKSTEP_PYTHON` name others.
+    /// The user's cache directory and `python3`, unless `LOCKSTEP_CACHE` and `LOCKSTEP_PYTHON` name
+    /// others.
     ///
     /// # Errors
     /// [`InstallError::NoCacheDir`] if there is neither a home directory nor `LOCKSTEP_CACHE`.
@@ -85,7 +86,8 @@ pub(super) fn library(plugin: &CatalogEntry, options: &InstallOptions) -> PathBu
     install_dir(plugin, options).join(plugin.library_path())
 }
 
-/// The directory of an installed plugin. Its name has the processor because machines may share a home directory.
+/// The directory of an installed plugin. Its name has the processor because machines may share a
+/// home directory.
 pub(super) fn install_dir(plugin: &CatalogEntry, options: &InstallOptions) -> PathBuf {
     let name = format!("{}-{}-{}", plugin.name, plugin.version(), std::env::consts::ARCH);
     options.plugins_dir().join(name)

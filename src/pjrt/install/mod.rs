@@ -1,9 +1,10 @@
 //! Installing plugins with the user's own `pip`.
 //!
-//! Plugins are published as Python wheels. `pip` respects the user's mirrors, proxies and certificates and
-//! needs no root. Python is not used afterwards. Wheels are pinned by version and hash (`catalog.rs`), and only
-//! the plugin's part of each is unpacked, into `plugins/NAME-VERSION-PROCESSOR` of the cache directory. The
-//! directory has a record of its files (`record.rs`), which are checked before a library is loaded (`elf.rs`).
+//! Plugins are published as Python wheels. `pip` respects the user's mirrors, proxies and
+//! certificates and needs no root. Python is not used afterwards. Wheels are pinned by version and
+//! hash (`catalog.rs`), and only the plugin's part of each is unpacked, into
+//! `plugins/NAME-VERSION-PROCESSOR` of the cache directory. The directory has a record of its files
+//! (`record.rs`), which are checked before a library is loaded (`elf.rs`).
 
 mod catalog;
 mod elf;
@@ -34,13 +35,14 @@ pub(super) use record::{
     check_before_load, check_library_to_load, explain_load_failure, files_below,
 };
 
-/// Installs the plugin called `name` (`cpu`, `cuda`, `tpu`) unless it is installed with all files unchanged, and
-/// returns where it is. A damaged one is reported through `say` and installed again. Concurrent installs are
-/// safe: the second waits for the first. The CPU plugin takes 260 MB of disk space, the CUDA plugin with NVIDIA's
-/// libraries several gigabytes.
+/// Installs the plugin called `name` (`cpu`, `cuda`, `tpu`) unless it is installed with all files
+/// unchanged, and returns where it is. A damaged one is reported through `say` and installed again.
+/// Concurrent installs are safe: the second waits for the first. The CPU plugin takes 260 MB of
+/// disk space, the CUDA plugin with NVIDIA's libraries several gigabytes.
 ///
 /// # Errors
-/// See [`InstallError`]. A failed install leaves no files and does not change an existing installation.
+/// See [`InstallError`]. A failed install leaves no files and does not change an existing
+/// installation.
 pub fn install(
     name: &str,
     options: &InstallOptions,
@@ -113,8 +115,8 @@ pub fn install(
     })
 }
 
-/// [`find`], but installs the CPU plugin if it is missing and reports that through `say`. The other plugins are
-/// large and need their hardware, so they are only installed on request.
+/// [`find`], but installs the CPU plugin if it is missing and reports that through `say`. The other
+/// plugins are large and need their hardware, so they are only installed on request.
 ///
 /// # Errors
 /// [`InstallError::NotInstalled`], or those of [`install`] for the CPU plugin.

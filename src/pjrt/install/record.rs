@@ -1,8 +1,8 @@
 //! The record of an installed plugin's files, in the directory of the plugin.
 //!
-//! A plugin is mapped into memory, so a truncated or modified one ends the process or worse. Hashing it at every start
-//! would take longer than many runs, so the record holds modification times: a start compares sizes and times, and only
-//! hashes files whose time has changed.
+//! A plugin is mapped into memory, so a truncated or modified one ends the process or worse.
+//! Hashing it at every start would take longer than many runs, so the record holds modification
+//! times: a start compares sizes and times, and only hashes files whose time has changed.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -21,8 +21,8 @@ use crate::pjrt::Error;
 /// File name of the record.
 const FILE: &str = ".lockstep-files.json";
 
-/// How many directories above a library its record may be. `nvidia/nccl/lib` is the deepest; `nvidia/cu13/nvvm/lib64`
-/// has no library that is loaded on its own.
+/// How many directories above a library its record may be. `nvidia/nccl/lib` is the deepest;
+/// `nvidia/cu13/nvvm/lib64` has no library that is loaded on its own.
 const MAX_DEPTH: usize = 5;
 
 /// The lock file in the directory of all plugins, locked while installed plugins are changed.
@@ -100,8 +100,8 @@ impl Record {
         Ok(())
     }
 
-    /// Compares the record with the files below `dir` and updates the times of those that were hashed. Returns `true` if
-    /// a time has changed.
+    /// Compares the record with the files below `dir` and updates the times of those that were
+    /// hashed. Returns `true` if a time has changed.
     ///
     /// # Errors
     /// A message about the first file that is missing or has changed.
@@ -141,15 +141,16 @@ impl Record {
     }
 }
 
-/// Checks the files of the plugin in `dir` without reading those whose time is unchanged. Does nothing if there is no
-/// record.
+/// Checks the files of the plugin in `dir` without reading those whose time is unchanged. Does
+/// nothing if there is no record.
 ///
 /// # Errors
 /// A message about what is damaged.
 pub(super) fn check(dir: &Path) -> Result<(), String> {
     let Some(mut record) = Record::read(dir)? else { return Ok(()) };
     if record.check(dir, Hashed::Changed)? {
-        // Otherwise the same files are hashed again next time. Not while another process changes installed plugins.
+        // Otherwise the same files are hashed again next time. Not while another process changes
+        // installed plugins.
         let lock = dir.parent().map(|plugins| File::create(plugins.join(LOCK)));
         if let Some(Ok(lock)) = lock
             && lock.try_lock().is_ok()
@@ -173,8 +174,8 @@ pub(in crate::pjrt) fn check_before_load(library: &Path) -> Result<(), InstallEr
     })
 }
 
-/// [`check_library`] for a library that is about to be loaded. If it stands where this program installs plugins, the error
-/// says so, whether or not there is a record.
+/// [`check_library`] for a library that is about to be loaded. If it stands where this program
+/// installs plugins, the error says so, whether or not there is a record.
 ///
 /// # Errors
 /// [`InstallError::Damaged`]; those of [`check_library`] for other libraries.
@@ -185,7 +186,8 @@ pub(in crate::pjrt) fn check_library_to_load(library: &Path) -> Result<(), Error
     })
 }
 
-/// The error that `library` cannot be loaded, with its cause if it is damaged: then all of its plugin's files are read.
+/// The error that `library` cannot be loaded, with its cause if it is damaged: then all of its
+/// plugin's files are read.
 pub(in crate::pjrt) fn explain_load_failure(library: &Path, error: Error) -> Error {
     let Some((dir, plugin)) = installed_plugin(library) else { return error };
     let damaged = |reason| InstallError::Damaged { name: plugin.name.to_owned(), reason }.into();
@@ -202,7 +204,8 @@ pub(in crate::pjrt) fn explain_load_failure(library: &Path, error: Error) -> Err
     }
 }
 
-/// The directory of the plugin that a library belongs to, if it stands where this program installs plugins.
+/// The directory of the plugin that a library belongs to, if it stands where this program installs
+/// plugins.
 fn installed_plugin(library: &Path) -> Option<(&Path, &'static CatalogEntry)> {
     let mut dirs = library.ancestors().skip(1).take(MAX_DEPTH);
     let is_of_plugins = |dir: &&Path| dir.parent().is_some_and(|dir| dir.ends_with(PLUGINS_DIR));

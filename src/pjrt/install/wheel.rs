@@ -92,7 +92,8 @@ pub(super) fn download(
     })
 }
 
-/// Parses pip's message: the requirement, then `Expected sha256 ...` and `Got ...` on separate lines.
+/// Parses pip's message: the requirement, then `Expected sha256 ...` and `Got ...` on separate
+/// lines.
 fn hash_mismatch(said: &str) -> InstallError {
     let after = |word: &str| {
         said.lines()
@@ -106,8 +107,8 @@ fn hash_mismatch(said: &str) -> InstallError {
     InstallError::WrongHash { file, expected: after("Expected sha256"), found: after("Got") }
 }
 
-/// The wheel of `package` among the downloaded ones. Its name begins with the distribution's name, with
-/// underscores for dashes.
+/// The wheel of `package` among the downloaded ones. Its name begins with the distribution's name,
+/// with underscores for dashes.
 pub(super) fn wheel_of(package: &Package, wheels: &Path) -> Option<PathBuf> {
     let prefix = format!("{}-{}-", package.distribution.replace('-', "_"), package.version);
     fs::read_dir(wheels).ok()?.flatten().map(|entry| entry.path()).find(|path| {

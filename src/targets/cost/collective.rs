@@ -1,5 +1,5 @@
-//! Time of collectives by algorithm, in seconds. `n` is the bytes per device, `p` the number of devices, `alpha`
-//! the latency of a hop and `beta` the seconds per byte:
+//! Time of collectives by algorithm, in seconds. `n` is the bytes per device, `p` the number of
+//! devices, `alpha` the latency of a hop and `beta` the seconds per byte:
 //!
 //! ```text
 //! ring all_reduce      2 (p-1) alpha + 2 (p-1)/p n beta     reduce_scatter, then all_gather
@@ -7,12 +7,13 @@
 //! tree all_reduce      2 ceil(log2 p) alpha + 2 n beta      two pipelined trees with half the bytes each
 //! hierarchical         reduce_scatter in the group, all_reduce of n/g over the network, all_gather
 //! ```
-//! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005);
-//! Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009).
-//! The ring's cost is often given without the factor 2, which is the cost of one of its two halves.
+//! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH"
+//! (2005); Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
+//! and scan" (2009). The ring's cost is often given without the factor 2, which is the cost of one
+//! of its two halves.
 //!
-//! On a torus both directions of all dimensions are used at once: bandwidths add up, and so do the hops of the
-//! dimensions. A line has no wrap-around link, so it has half the bandwidth of a ring.
+//! On a torus both directions of all dimensions are used at once: bandwidths add up, and so do the
+//! hops of the dimensions. A line has no wrap-around link, so it has half the bandwidth of a ring.
 
 use std::fmt;
 
@@ -53,7 +54,8 @@ impl Algorithm {
             Algorithm::Hierarchical => 2.0 * reduce_scatter(fabric, bytes),
             Algorithm::Ring if *num_groups == 1 => 2.0 * in_group(group, bytes),
             Algorithm::Ring => {
-                // The slowest link of the ring decides; the rings of a group share its links to the network.
+                // The slowest link of the ring decides; the rings of a group share its links to the
+                // network.
                 let slowest = bandwidth(group).min(network.bytes_per_sec * group.size() as f64);
                 let p = devices as f64;
                 let hops = *num_groups as f64 * network.latency_secs
@@ -62,8 +64,8 @@ impl Algorithm {
             }
             Algorithm::Tree => {
                 let depth = |count: usize| (count as f64).log2().ceil();
-                // A torus links neighbors only: a tree is as deep as the torus is wide, and uses one link of
-                // each device.
+                // A torus links neighbors only: a tree is as deep as the torus is wide, and uses
+                // one link of each device.
                 let (depth_in_group, in_group) = match group {
                     Group::Switch { size, wire } => {
                         (depth(*size) * wire.latency_secs, wire.bytes_per_sec)
@@ -116,8 +118,8 @@ pub fn all_gather(fabric: &Fabric, bytes: f64) -> f64 {
 }
 
 /// Seconds of a collective by StableHLO's name, with `whole_bytes` shared by the group as in
-/// [`hlo::Communication::whole_bytes`]. An all_to_all takes as long as a reduce_scatter, a collective_permute sends to the
-/// next device; 0 for an unknown name.
+/// [`hlo::Communication::whole_bytes`]. An all_to_all takes as long as a reduce_scatter, a
+/// collective_permute sends to the next device; 0 for an unknown name.
 pub fn seconds(fabric: &Fabric, kind: &str, whole_bytes: f64) -> f64 {
     if fabric.num_devices() <= 1 {
         return 0.0;
@@ -154,7 +156,8 @@ fn in_group(group: &Group, bytes: f64) -> f64 {
         Group::Switch { size, wire } => ring_pass(*size, bytes, *wire),
         Group::Torus { die, bounds, link, .. } => {
             let p = bounds.iter().product::<usize>() as f64;
-            // The two devices of a chip first; then each has a half to send over the links that they share.
+            // The two devices of a chip first; then each has a half to send over the links that
+            // they share.
             let (of_chip, bytes) = match die {
                 Some(wire) => (ring_pass(2, bytes, *wire), bytes / 2.0),
                 None => (0.0, bytes),

@@ -34,7 +34,8 @@ pub enum Group {
     },
     /// Links between neighbors along each dimension.
     Torus {
-        /// The link between the two devices of a chip, if the group has both; they share the links of the chip.
+        /// The link between the two devices of a chip, if the group has both; they share the links
+        /// of the chip.
         die: Option<Wire>,
         /// Chips along each dimension.
         bounds: Vec<usize>,
@@ -45,13 +46,15 @@ pub enum Group {
     },
 }
 
-/// An ICI hop, and for want of a published figure one between the two chiplets of a chip: Austin et al., "How to Scale Your Model" (2025), part 3, takes about a microsecond.
+/// An ICI hop, and for want of a published figure one between the two chiplets of a chip: Austin et
+/// al., "How to Scale Your Model" (2025), part 3, takes about a microsecond.
 const ICI_LATENCY_SECS: f64 = 1e-6;
-/// A hop over NVLink and over the network: NCCL's own model, `src/graph/tuning.cc`, table of hardware
-/// latencies, protocol Simple: 3.4 and 14 microseconds for rings.
+/// A hop over NVLink and over the network: NCCL's own model, `src/graph/tuning.cc`, table of
+/// hardware latencies, protocol Simple: 3.4 and 14 microseconds for rings.
 const NVLINK_LATENCY_SECS: f64 = 3.4e-6;
 const NETWORK_LATENCY_SECS: f64 = 14e-6;
-/// The fraction of a wire's bandwidth that remains after protocol overhead. NCCL's tests reach 360 to 370 GB/s on the H100's 450 GB/s of NVLink.
+/// The fraction of a wire's bandwidth that remains after protocol overhead. NCCL's tests reach 360
+/// to 370 GB/s on the H100's 450 GB/s of NVLink.
 const WIRE_SHARE: f64 = 0.8;
 
 impl Group {

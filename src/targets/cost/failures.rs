@@ -1,14 +1,16 @@
-//! Failures: a synchronous run stops when any of its devices fails, and goes back to its last checkpoint.
+//! Failures: a synchronous run stops when any of its devices fails, and goes back to its last
+//! checkpoint.
 //!
-//! With exponential times between failures of mean `M` (`mtbf` of one device over their number), a checkpoint that stalls the
-//! run for `d` and a restart that takes `r`, Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps"
-//! (2006), has the expected time of a run of useful time `T`, cut in intervals of `w`:
+//! With exponential times between failures of mean `M` (`mtbf` of one device over their number), a
+//! checkpoint that stalls the run for `d` and a restart that takes `r`, Daly, "A higher order
+//! estimate of the optimum checkpoint interval for restart dumps" (2006), has the expected time of
+//! a run of useful time `T`, cut in intervals of `w`:
 //!
 //! ```text
 //! M e^(r/M) (e^((w+d)/M) - 1) T / w
 //! ```
-//! and the interval that is shortest, to a higher order than `sqrt(2 d M)` of Young, "A first order approximation to the optimum
-//! checkpoint interval" (1974):
+//! and the interval that is shortest, to a higher order than `sqrt(2 d M)` of Young, "A first order
+//! approximation to the optimum checkpoint interval" (1974):
 //!
 //! ```text
 //! w = sqrt(2 d M) (1 + sqrt(d / (2 M)) / 3 + d / (18 M)) - d    for d < 2 M, otherwise M

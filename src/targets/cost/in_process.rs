@@ -1,13 +1,14 @@
-//! An all_reduce inside one process, as XLA's CPU backend does it. The replicas' threads meet at a barrier; each
-//! sums its slice of all `p` buffers into replica 0's result and copies it to the other results. With `n` bytes
-//! per replica it touches
+//! An all_reduce inside one process, as XLA's CPU backend does it. The replicas' threads meet at a
+//! barrier; each sums its slice of all `p` buffers into replica 0's result and copies it to the
+//! other results. With `n` bytes per replica it touches
 //!
 //! ```text
 //! (2p-1) n    streams: p operands read once, p-1 results written once
 //!     3p n    the sum: zeroed, read and written for each operand, read for each copy
 //! ```
-//! and the time per byte depends on where it is. All operands and results together have `2p n` bytes: if they
-//! fit in the cache, everything is fast. If only the sum fits, `n` bytes, the streams come from memory.
+//! and the time per byte depends on where it is. All operands and results together have `2p n`
+//! bytes: if they fit in the cache, everything is fast. If only the sum fits, `n` bytes, the
+//! streams come from memory.
 
 /// A machine that all replicas share.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,7 +24,8 @@ pub struct InProcess {
 }
 
 impl InProcess {
-    /// Seconds of an all_reduce of `bytes` on each of `num_replicas`; their threads take `meeting_secs` to meet.
+    /// Seconds of an all_reduce of `bytes` on each of `num_replicas`; their threads take
+    /// `meeting_secs` to meet.
     ///
     /// ```
     /// use lockstep::targets::cost::InProcess;
@@ -46,8 +48,9 @@ impl InProcess {
         meeting_secs + bytes * (streams * of_streams + sum * of_sum)
     }
 
-    /// Fits the machine to three measurements of (replicas, bytes per replica, seconds without the meeting): one
-    /// that fits in the cache, one in memory, and one of which only the sum fits in the cache.
+    /// Fits the machine to three measurements of (replicas, bytes per replica, seconds without the
+    /// meeting): one that fits in the cache, one in memory, and one of which only the sum fits in
+    /// the cache.
     pub fn calibrate(
         cache_bytes: f64,
         in_cache: (usize, f64, f64),

@@ -1,22 +1,26 @@
 //! Waiting for the slowest: a synchronous step ends when the last of its devices has finished.
 //!
-//! The time of one device's step varies with its clock, the operating system, its input and its neighbors. With normal,
-//! independent times of mean `t` and standard deviation `cv * t`, the last of `n` devices is expected after
+//! The time of one device's step varies with its clock, the operating system, its input and its
+//! neighbors. With normal, independent times of mean `t` and standard deviation `cv * t`, the last
+//! of `n` devices is expected after
 //!
 //! ```text
 //! t (1 + cv m(n)),   m(n) = Phi^-1((n - 0.375) / (n + 0.25))
 //! ```
-//! where `Phi^-1` is the quantile of the normal distribution and `m(n)` Blom's approximation of the expected maximum of `n`
-//! standard normal values: Blom, "Statistical Estimates and Transformed Beta-Variables" (1958). It grows with
-//! `sqrt(2 ln n)`: from 8 to 8192 devices it grows from 1.4 to 3.8.
+//! where `Phi^-1` is the quantile of the normal distribution and `m(n)` Blom's approximation of the
+//! expected maximum of `n` standard normal values: Blom, "Statistical Estimates and Transformed
+//! Beta-Variables" (1958). It grows with `sqrt(2 ln n)`: from 8 to 8192 devices it grows from 1.4
+//! to 3.8.
 
 use crate::targets::{Arrangement, Target};
 
-/// The coefficient of variation of a device's compute time: standard deviation over mean. Fitted to half of the published
-/// runs of `docs/cost-model.md`, which `cargo test --test cost_model` fits again.
+/// The coefficient of variation of a device's compute time: standard deviation over mean. Fitted to
+/// half of the published runs of `docs/cost-model.md`, which `cargo test --test cost_model` fits
+/// again.
 pub const STEP_VARIATION: f64 = 0.036;
 
-/// Expected maximum of `n` standard normal values, by Blom's approximation; 0 for one value or none.
+/// Expected maximum of `n` standard normal values, by Blom's approximation; 0 for one value or
+/// none.
 ///
 /// ```
 /// use lockstep::targets::cost::expected_maximum;
@@ -34,14 +38,16 @@ pub fn expected_maximum(n: usize) -> f64 {
     normal_quantile((n - 0.375) / (n + 0.25))
 }
 
-/// Seconds that `num_devices` wait for the slowest of them in a step whose compute takes `compute_secs` on average.
+/// Seconds that `num_devices` wait for the slowest of them in a step whose compute takes
+/// `compute_secs` on average.
 pub fn waiting_secs(compute_secs: f64, variation: f64, num_devices: usize) -> f64 {
     compute_secs * variation * expected_maximum(num_devices)
 }
 
-/// The number of devices, among `num_devices` of a target, that take different times: every GPU, but of TPUs one for each
-/// slice. TPUs keep their clock, run a program without their host and meet the others of their slice at each collective; what
-/// varies is when slices reach the collectives between them. MaxText's tables have steps of one slice and of up to 32.
+/// The number of devices, among `num_devices` of a target, that take different times: every GPU,
+/// but of TPUs one for each slice. TPUs keep their clock, run a program without their host and meet
+/// the others of their slice at each collective; what varies is when slices reach the collectives
+/// between them. MaxText's tables have steps of one slice and of up to 32.
 pub fn num_varying(target: &Target, num_devices: usize) -> usize {
     match target.arrangement {
         Arrangement::Slices { num_slices, .. } => {
@@ -51,8 +57,8 @@ pub fn num_varying(target: &Target, num_devices: usize) -> usize {
     }
 }
 
-/// The quantile of the standard normal distribution for `0.5 <= p < 1`, by Abramowitz and Stegun, "Handbook of Mathematical
-/// Functions" (1964), 26.2.23, whose error is below 4.5e-4.
+/// The quantile of the standard normal distribution for `0.5 <= p < 1`, by Abramowitz and Stegun,
+/// "Handbook of Mathematical Functions" (1964), 26.2.23, whose error is below 4.5e-4.
 fn normal_quantile(p: f64) -> f64 {
     let t = (-2.0 * (1.0 - p).max(f64::MIN_POSITIVE).ln()).sqrt();
     let above = 2.515_517 + t * (0.802_853 + t * 0.010_328);
@@ -83,7 +89,8 @@ mod tests {
         assert_eq!(varying("tpu:v5e:16x16x4", 300), 2);
     }
 
-    /// The expected maximum, from uniform numbers of a linear congruential generator through the same quantile.
+    /// The expected maximum, from uniform numbers of a linear congruential generator through the
+    /// same quantile.
     #[test]
     fn the_expected_maximum_is_that_of_a_simulation() {
         let mut state = 1u64;

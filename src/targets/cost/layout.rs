@@ -26,7 +26,8 @@ struct Place {
 }
 
 impl DeviceLayout {
-    /// The layout of all replicas of a target, in the order that `train` and `compile` use if the state is whole.
+    /// The layout of all replicas of a target, in the order that `train` and `compile` use if the
+    /// state is whole.
     pub fn of(target: &Target) -> Self {
         Self::sharded(target, 1)
     }
@@ -63,8 +64,8 @@ impl DeviceLayout {
 
     /// What connects the replicas of a group. Replicas that the target does not have are ignored.
     ///
-    /// On a torus the group is taken as a box. Where it takes only every `s`-th chip of a dim, `s` groups share the links,
-    /// and a hop passes `s` of them.
+    /// On a torus the group is taken as a box. Where it takes only every `s`-th chip of a dim, `s`
+    /// groups share the links, and a hop passes `s` of them.
     pub fn fabric(&self, group: &[usize]) -> Fabric {
         let mut islands: BTreeMap<usize, Vec<&Place>> = BTreeMap::new();
         for place in group.iter().filter_map(|replica| self.places.get(*replica)) {
@@ -236,7 +237,8 @@ mod tests {
         // Six links of 100 GB/s, of which each core has half.
         assert!((between / link - 12.0).abs() < 1e-9, "{between} {link}");
         assert_eq!(layout.first(16).num_devices(), 16);
-        // Each core sends half of the bytes to the other, then the two send a half each over the links of the chip.
+        // Each core sends half of the bytes to the other, then the two send a half each over the
+        // links of the chip.
         let (n, whole) = (1e12, layout.first(16));
         let expected = 0.5 * n / between + 7.0 / 8.0 * (n / 2.0) / (3.0 * link);
         let found = reduce_scatter(&whole, n);

@@ -3,11 +3,12 @@
 //! * Collectives: latency per hop and time per byte (alpha and beta), by algorithm
 //!   ([`Algorithm`]) on a described [`Fabric`].
 //! * Collectives within one process: caches and memory instead of wires ([`InProcess`]).
-//! * Compute: a roofline. Each matmul takes the longer of the times for its FLOPs and for its bytes, everything
-//!   else the time for its bytes ([`Work::seconds`]).
-//! * Groups: what connects the replicas of a group, from where a target's replicas are ([`DeviceLayout`]).
-//! * Overlap: collectives run one after another, each as soon as its operands are known ([`Timeline`]), or as scheduled in
-//!   the compiled program.
+//! * Compute: a roofline. Each matmul takes the longer of the times for its FLOPs and for its
+//!   bytes, everything else the time for its bytes ([`Work::seconds`]).
+//! * Groups: what connects the replicas of a group, from where a target's replicas are
+//!   ([`DeviceLayout`]).
+//! * Overlap: collectives run one after another, each as soon as its operands are known
+//!   ([`Timeline`]), or as scheduled in the compiled program.
 //!
 //! * Waiting for the slowest device, by the spread of step times ([`expected_maximum`]).
 //! * Other networks than the target's, by name ([`NamedNetwork`]), and changed ones ([`WhatIf`]).

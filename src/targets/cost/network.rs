@@ -43,20 +43,24 @@ pub struct NetworkError {
     reason: String,
 }
 
-/// NCCL's own model of a hop over a network card, `src/graph/tuning.cc`, hardware latencies, protocol Simple: 14
-/// microseconds. It is a hop of a collective, with its copies and flags, not of a packet: that takes 1 to 5.
+/// NCCL's own model of a hop over a network card, `src/graph/tuning.cc`, hardware latencies,
+/// protocol Simple: 14 microseconds. It is a hop of a collective, with its copies and flags, not of
+/// a packet: that takes 1 to 5.
 const RDMA_SECS: f64 = 14e-6;
-/// A hop through the kernels of both hosts: an assumption, from round trips of 50 to 100 microseconds over Ethernet.
+/// A hop through the kernels of both hosts: an assumption, from round trips of 50 to 100
+/// microseconds over Ethernet.
 const TCP_SECS: f64 = 50e-6;
-/// RDMA leaves 0.8 of a port (`fabric.rs`), and so do the published runs over TCP with 10 to 50 Gb/s.
+/// RDMA leaves 0.8 of a port (`fabric.rs`), and so do the published runs over TCP with 10 to 50
+/// Gb/s.
 const SHARE: f64 = 0.8;
-/// Packets of one flow over all paths: no two large flows meet on one link while others are idle. Equal-cost multipath,
-/// which hashes flows to links, loses 5 to 40 % to such collisions at full load (Hopps, RFC 2992; Al-Fares et al.,
-/// "Hedera", NSDI 2010); a scenario, not a measurement.
+/// Packets of one flow over all paths: no two large flows meet on one link while others are idle.
+/// Equal-cost multipath, which hashes flows to links, loses 5 to 40 % to such collisions at full
+/// load (Hopps, RFC 2992; Al-Fares et al., "Hedera", NSDI 2010); a scenario, not a measurement.
 const SPRAYED_SHARE: f64 = 0.9;
 
-/// Names, bandwidths in Gb/s after line coding, and whether RDMA is used. InfiniBand: 4 lanes, InfiniBand Trade Association,
-/// roadmap; SDR to QDR lose a fifth to 8b/10b, FDR to NDR 3 % to 64b/66b, which the names of EDR and later leave out.
+/// Names, bandwidths in Gb/s after line coding, and whether RDMA is used. InfiniBand: 4 lanes,
+/// InfiniBand Trade Association, roadmap; SDR to QDR lose a fifth to 8b/10b, FDR to NDR 3 % to
+/// 64b/66b, which the names of EDR and later leave out.
 const NETWORKS: [(&str, f64, bool); 16] = [
     ("ib-sdr", 8.0, true),
     ("ib-ddr", 16.0, true),
@@ -84,7 +88,8 @@ impl NamedNetwork {
 
     /// One device's share of it.
     pub fn wire(&self) -> Wire {
-        // Two tiers instead of three: one hop of switches less, of about a microsecond there and back.
+        // Two tiers instead of three: one hop of switches less, of about a microsecond there and
+        // back.
         let latency_secs =
             if self.is_multipath { self.latency_secs - 1e-6 } else { self.latency_secs };
         let shared_by = self.oversubscription * self.devices_per_port as f64;

@@ -1,11 +1,12 @@
 //! The roofline model: an op takes the longer of its compute time and its memory time.
 //!
-//! Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
-//! architectures" (2009).
+//! Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for
+//! multicore architectures" (2009).
 //!
-//! Each kernel also takes a constant time to start, to fill the chip and to drain it, and each step a constant time to be
-//! sent to the device. With the constant, a matmul's speed grows with its size as in Hockney, "Parallel Computers" (1981): one
-//! whose FLOPs take as long as the constant reaches half of the asymptotic speed.
+//! Each kernel also takes a constant time to start, to fill the chip and to drain it, and each step
+//! a constant time to be sent to the device. With the constant, a matmul's speed grows with its
+//! size as in Hockney, "Parallel Computers" (1981): one whose FLOPs take as long as the constant
+//! reaches half of the asymptotic speed.
 
 use hlo::{Cost, Graph, MatmulCost};
 
@@ -26,9 +27,9 @@ pub struct Work {
     pub element_bytes: usize,
 }
 
-/// What fused attention reaches of the speed of matmuls. It computes exponentials between its two products: FlashAttention
-/// reaches 25 to 40 % of an A100's peak and FlashAttention-2 50 to 73 %, where matmuls reach 80 to 90 % (Dao, "FlashAttention-2",
-/// 2023).
+/// What fused attention reaches of the speed of matmuls. It computes exponentials between its two
+/// products: FlashAttention reaches 25 to 40 % of an A100's peak and FlashAttention-2 50 to 73 %,
+/// where matmuls reach 80 to 90 % (Dao, "FlashAttention-2", 2023).
 const ATTENTION_SHARE: f64 = 0.45;
 /// The fraction of memory bandwidth that streaming kernels reach: an assumption for all chips.
 const MEMORY_SHARE: f64 = 0.85;
@@ -43,11 +44,12 @@ struct Constants {
     kernel: f64,
 }
 
-/// A kernel of a CUDA graph starts 1 to 2 microseconds after the one before; launched one by one, 2 to 5. A matmul fills and
-/// drains the multiprocessors too: with 4 microseconds, one of 1100 x 1100 x 1100 reaches half of an H100's asymptotic
-/// speed. Assumptions, not measurements.
+/// A kernel of a CUDA graph starts 1 to 2 microseconds after the one before; launched one by one, 2
+/// to 5. A matmul fills and drains the multiprocessors too: with 4 microseconds, one of 1100 x 1100
+/// x 1100 reaches half of an H100's asymptotic speed. Assumptions, not measurements.
 const GPU_CONSTANTS: Constants = Constants { step: 30e-6, matmul: 4e-6, kernel: 2e-6 };
-/// A TPU runs the ops of a program without the host, which sends the program once. Assumptions, not measurements.
+/// A TPU runs the ops of a program without the host, which sends the program once. Assumptions, not
+/// measurements.
 const TPU_CONSTANTS: Constants = Constants { step: 20e-6, matmul: 0.8e-6, kernel: 0.4e-6 };
 
 impl Work {
@@ -97,7 +99,8 @@ impl Work {
         self.matmul_seconds(chip) + other_bytes / bandwidth(chip) + self.launch_seconds(chip)
     }
 
-    /// Seconds that do not depend on the sizes of tensors: to send the step to the device, and to start its kernels.
+    /// Seconds that do not depend on the sizes of tensors: to send the step to the device, and to
+    /// start its kernels.
     pub fn launch_seconds(&self, chip: &Chip) -> f64 {
         let constants = match chip.family {
             Family::Tpu(_) => TPU_CONSTANTS,
@@ -108,7 +111,8 @@ impl Work {
             + self.num_other_kernels * constants.kernel
     }
 
-    /// Seconds of the matmuls alone: each takes the longer of the times for its FLOPs and for its bytes.
+    /// Seconds of the matmuls alone: each takes the longer of the times for its FLOPs and for its
+    /// bytes.
     pub fn matmul_seconds(&self, chip: &Chip) -> f64 {
         let has_epilogues = has_epilogues(chip);
         self.of_matmuls(|matmul| {
@@ -132,8 +136,9 @@ impl Work {
     }
 }
 
-/// `true` if the chip's compiler makes the kernels that follow a matmul part of it. XLA does on TPUs: in a GPT of 4 blocks for
-/// v5e, fusions with a matmul move nearly twice the bytes of the matmuls alone; for an H100 they move exactly these.
+/// `true` if the chip's compiler makes the kernels that follow a matmul part of it. XLA does on
+/// TPUs: in a GPT of 4 blocks for v5e, fusions with a matmul move nearly twice the bytes of the
+/// matmuls alone; for an H100 they move exactly these.
 fn has_epilogues(chip: &Chip) -> bool {
     matches!(chip.family, Family::Tpu(_))
 }

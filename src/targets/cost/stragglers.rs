@@ -1,11 +1,14 @@
-//! Backup workers, simulated: `N + b` devices compute, and a step ends when the first `N` of them have finished. The gradients of the
-//! others are dropped: Chen, Pan, Monga, Bengio and Jozefowicz, "Revisiting Distributed Synchronous SGD" (2016).
+//! Backup workers, simulated: `N + b` devices compute, and a step ends when the first `N` of them
+//! have finished. The gradients of the others are dropped: Chen, Pan, Monga, Bengio and Jozefowicz,
+//! "Revisiting Distributed Synchronous SGD" (2016).
 //!
-//! The time of a device's step is `t (1 + cv z)` with a standard normal `z`, as in [`waiting_secs`](super::waiting_secs); with
-//! probability `slow` it is `factor` times as long. Devices and steps are independent. The time that `N` of `M = N + b` devices have
-//! finished is the `b + 1`-th largest of `M` times. Its probability in the distribution is the `b + 1`-th largest of `M` uniform
-//! numbers, which are drawn from the largest on, each as `V^(1/k)` of the one before with `k = M, M - 1, ...`: Devroye, "Non-Uniform
-//! Random Variate Generation" (1986), V.3.2. So a step costs `b + 1` draws, whatever the number of devices.
+//! The time of a device's step is `t (1 + cv z)` with a standard normal `z`, as in
+//! [`waiting_secs`](super::waiting_secs); with probability `slow` it is `factor` times as long.
+//! Devices and steps are independent. The time that `N` of `M = N + b` devices have finished is the
+//! `b + 1`-th largest of `M` times. Its probability in the distribution is the `b + 1`-th largest
+//! of `M` uniform numbers, which are drawn from the largest on, each as `V^(1/k)` of the one before
+//! with `k = M, M - 1, ...`: Devroye, "Non-Uniform Random Variate Generation" (1986), V.3.2. So a
+//! step costs `b + 1` draws, whatever the number of devices.
 
 use std::str::FromStr;
 
@@ -136,8 +139,8 @@ impl Stragglers {
         )
     }
 
-    /// Steps of `num_devices` and 0, 1, 2, ... backups, whose compute takes `compute_secs` on average if no device is slow, and which
-    /// wait `exposed_secs` for collectives.
+    /// Steps of `num_devices` and 0, 1, 2, ... backups, whose compute takes `compute_secs` on
+    /// average if no device is slow, and which wait `exposed_secs` for collectives.
     pub fn simulate(
         &self,
         num_devices: usize,
@@ -145,7 +148,8 @@ impl Stragglers {
         exposed_secs: f64,
     ) -> Vec<BackupStep> {
         let mut random = SplitMix64(self.seed);
-        // The same random numbers for every number of backups, so that they differ by the backups only.
+        // The same random numbers for every number of backups, so that they differ by the backups
+        // only.
         let draws: Vec<Vec<f64>> = (0..self.steps)
             .map(|_| (0..=self.backups).map(|_| -random.uniform().ln()).collect())
             .collect();
@@ -171,7 +175,8 @@ impl Stragglers {
         (0..=self.backups).map(with).collect()
     }
 
-    /// The time, relative to the mean of a device that is not slow, that a share of all steps of a device exceeds.
+    /// The time, relative to the mean of a device that is not slow, that a share of all steps of a
+    /// device exceeds.
     fn time_exceeded_by(&self, share: f64) -> f64 {
         let cv = self.cv.max(1e-9);
         let exceeded = |time: f64| {
@@ -193,8 +198,8 @@ impl Stragglers {
     }
 }
 
-/// The probability that a standard normal value exceeds `x`, by Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964),
-/// 26.2.17, whose error is below 7.5e-8.
+/// The probability that a standard normal value exceeds `x`, by Abramowitz and Stegun, "Handbook of
+/// Mathematical Functions" (1964), 26.2.17, whose error is below 7.5e-8.
 fn normal_tail(x: f64) -> f64 {
     if x < 0.0 {
         return 1.0 - normal_tail(-x);

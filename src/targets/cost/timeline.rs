@@ -1,5 +1,6 @@
-//! Overlap of collectives with compute: one queue, each collective as soon as its operands are known. Compute waits for a
-//! result where it is needed: a gathered parameter before its first use, a gradient at the end.
+//! Overlap of collectives with compute: one queue, each collective as soon as its operands are
+//! known. Compute waits for a result where it is needed: a gathered parameter before its first use,
+//! a gradient at the end.
 
 use std::collections::HashMap;
 
@@ -39,8 +40,8 @@ impl Timeline {
         Self { mesh: *graph.mesh(), transfers: transfers(graph) }
     }
 
-    /// A timeline for models of which only the size is known: gradients become final evenly over the backward
-    /// pass, which is the last two thirds of the compute, and are all_reduced.
+    /// A timeline for models of which only the size is known: gradients become final evenly over
+    /// the backward pass, which is the last two thirds of the compute, and are all_reduced.
     pub fn even(gradient_bytes: f64) -> Self {
         const PARTS: usize = 64;
         let part = |at: usize| {
@@ -55,8 +56,8 @@ impl Timeline {
         &self.mesh
     }
 
-    /// Bytes of gradients that a device reduces, over all microbatches: the operands of every all_reduce and
-    /// reduce_scatter.
+    /// Bytes of gradients that a device reduces, over all microbatches: the operands of every
+    /// all_reduce and reduce_scatter.
     pub fn gradient_bytes(&self) -> u64 {
         self.reductions().map(|transfer| transfer.whole_bytes).sum()
     }
@@ -80,8 +81,8 @@ impl Timeline {
         })
     }
 
-    /// The groups of the all_reduce with the most bytes, and the bytes of all all_reduces over these groups. All_reduces
-    /// among one replica, which move nothing, are left out.
+    /// The groups of the all_reduce with the most bytes, and the bytes of all all_reduces over
+    /// these groups. All_reduces among one replica, which move nothing, are left out.
     pub fn all_reduced(&self) -> Option<(Groups, u64)> {
         let moves = |groups: Groups| groups.size(&self.mesh) != Ok(1);
         let all = self.reductions().filter(|t| t.kind == "all_reduce" && moves(t.groups));
@@ -104,8 +105,8 @@ impl Timeline {
         self.simulate(work.seconds(chip), bucket_bytes, secs)
     }
 
-    /// Predicted time for a known compute time, with all collectives on the same fabric: buckets of at least
-    /// `bucket_bytes` wait for their last gradient and for the previous bucket.
+    /// Predicted time for a known compute time, with all collectives on the same fabric: buckets of
+    /// at least `bucket_bytes` wait for their last gradient and for the previous bucket.
     pub fn overlapped(&self, compute_secs: f64, fabric: &Fabric, bucket_bytes: f64) -> StepTime {
         let secs = |transfer: &Transfer, bytes: f64| seconds(fabric, transfer.kind, bytes);
         self.simulate(compute_secs, |_| bucket_bytes, secs)
@@ -164,7 +165,8 @@ impl Timeline {
     }
 }
 
-/// All_reduces of activations that are ready at the same time and do not depend on each other are one, as compilers combine them.
+/// All_reduces of activations that are ready at the same time and do not depend on each other are
+/// one, as compilers combine them.
 fn combined(transfers: Vec<Transfer>) -> Vec<Transfer> {
     let mut found: Vec<Transfer> = vec![];
     for transfer in transfers {
@@ -274,7 +276,8 @@ mod tests {
         assert!((late.exposed_secs - 0.2).abs() < 1e-9, "{late:?}");
     }
 
-    /// Batch statistics: the variance depends on the mean, and their cotangents do not depend on each other.
+    /// Batch statistics: the variance depends on the mean, and their cotangents do not depend on
+    /// each other.
     #[test]
     fn all_reduces_of_activations_run_one_after_the_other_unless_they_are_independent() {
         let wire = Wire { latency_secs: 1e-6, bytes_per_sec: 1e12 };

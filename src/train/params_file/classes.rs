@@ -21,12 +21,12 @@ pub struct SavedClasses {
     pub is_multi_label: bool,
 }
 
-/// The classes of the model that `path` leads to, see [`SavedModel::find`]. `None` if nothing there says what they are: a file by
-/// itself, or a run on other data.
+/// The classes of the model that `path` leads to, see [`SavedModel::find`]. `None` if nothing there
+/// says what they are: a file by itself, or a run on other data.
 ///
 /// # Errors
-/// What cannot be read, and a folder whose `config.json` contradicts itself or the head, or is of a model without
-/// classes.
+/// What cannot be read, and a folder whose `config.json` contradicts itself or the head, or is of a
+/// model without classes.
 pub fn saved_classes(path: &Path) -> Result<Option<SavedClasses>, Error> {
     let saved = SavedModel::find(path)?;
     if let Some((text, path)) = saved.config()? {

@@ -65,7 +65,8 @@ impl StoredLeaf {
 /// The model's leaves, in the order of `specs`. Tensors of other heads may stand beside them.
 ///
 /// # Errors
-/// A leaf that is missing or does not fit, or a tensor that belongs neither to the model nor to another head.
+/// A leaf that is missing or does not fit, or a tensor that belongs neither to the model nor to
+/// another head.
 pub(super) fn fit(
     tensors: &Tensors,
     specs: &Tree<LeafSpec>,
@@ -129,7 +130,8 @@ fn stands_for_another(tensors: &Tensors, format: &ForeignFormat, name: &str) -> 
     tied.is_some_and(|tied| !tensors.keys().any(|name| format.without_prefix(name) == tied.of))
 }
 
-/// What puts a model into another, and the name that parameters get in front of theirs, or in between.
+/// What puts a model into another, and the name that parameters get in front of theirs, or in
+/// between.
 const WRAPPERS: [(&str, &str); 6] = [
     ("_fsdp_wrapped_module.", "FullyShardedDataParallel"),
     ("_checkpoint_wrapped_module.", "checkpoint_wrapper"),
@@ -220,7 +222,8 @@ pub(super) fn check_finite(name: &str, literal: &Literal) -> Result<(), String> 
     }
 }
 
-/// Converts a finite literal of floats to another float dtype, in which its values must be finite, too.
+/// Converts a finite literal of floats to another float dtype, in which its values must be finite,
+/// too.
 fn rounded(name: &str, literal: &Literal, dtype: DType) -> Result<Literal, String> {
     let values = literal.to_f64();
     match values.iter().find(|value| !dtype.round(**value).is_finite()) {
@@ -254,7 +257,8 @@ fn sources(
     specs.paths().map(source).collect()
 }
 
-/// Checks that every tensor in the file was used, except those that its format holds besides parameters.
+/// Checks that every tensor in the file was used, except those that its format holds besides
+/// parameters.
 fn check_rest(
     tensors: &Tensors,
     format: Option<&ForeignFormat>,

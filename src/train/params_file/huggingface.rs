@@ -38,14 +38,15 @@ const MAX_TOKENIZER: u64 = 1 << 28;
 /// The parameter with a number for each class.
 const CLASSIFIER: &str = "classifier.bias";
 
-/// Writes parameters, given under the model's own names, as the library of its counterpart has them: for transformers a
-/// folder with `model.safetensors`, or several files and `model.safetensors.index.json`, `config.json` and, if the token that
-/// ends a text is known, `generation_config.json`; for torchvision a safetensors file. It appears under its name when it is
-/// complete and on the disk.
+/// Writes parameters, given under the model's own names, as the library of its counterpart has
+/// them: for transformers a folder with `model.safetensors`, or several files and
+/// `model.safetensors.index.json`, `config.json` and, if the token that ends a text is known,
+/// `generation_config.json`; for torchvision a safetensors file. It appears under its name when it
+/// is complete and on the disk.
 ///
 /// # Errors
-/// If a parameter has no name there, a value is not finite, or something cannot be written. A folder that is there and
-/// not empty is not replaced.
+/// If a parameter has no name there, a value is not finite, or something cannot be written. A
+/// folder that is there and not empty is not replaced.
 pub fn save_for_library(
     path: &Path,
     params: &Tree<Literal>,
@@ -86,8 +87,8 @@ pub fn save_for_library(
     written.and_then(|()| folder.finish(path)).map_err(|error| failed(error.to_string()))
 }
 
-/// The parameters of each file, in order, with its name: one file, or several named as transformers does. None has more
-/// than `max_bytes` of values, unless it has one tensor only.
+/// The parameters of each file, in order, with its name: one file, or several named as transformers
+/// does. None has more than `max_bytes` of values, unless it has one tensor only.
 fn in_parts(tensors: Tree<Literal>, max_bytes: Option<usize>) -> Vec<(String, Tree<Literal>)> {
     let mut parts = vec![Tree::new()];
     let mut num_bytes = 0usize;
@@ -138,8 +139,8 @@ pub struct FolderOptions {
 }
 
 impl FolderOptions {
-    /// The files of the tokenizer. `tokenizer_config.json` gets what it does not say: another `config.json` beside it would
-    /// stand for another tokenizer. `has_segments` if the model does.
+    /// The files of the tokenizer. `tokenizer_config.json` gets what it does not say: another
+    /// `config.json` beside it would stand for another tokenizer. `has_segments` if the model does.
     fn tokenizer_files(&self, has_segments: bool) -> Result<Vec<(&'static str, Vec<u8>)>, String> {
         let Some(path) = &self.tokenizer else { return Ok(vec![]) };
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
@@ -173,11 +174,12 @@ impl FolderOptions {
     }
 }
 
-/// Checks that a Hugging Face folder is of a model that computes the same as `model`. Anything else that parameters are
-/// loaded from passes.
+/// Checks that a Hugging Face folder is of a model that computes the same as `model`. Anything else
+/// that parameters are loaded from passes.
 ///
 /// # Errors
-/// A key of its `config.json` that differs, or that no model of this program can have; and a file that cannot be read.
+/// A key of its `config.json` that differs, or that no model of this program can have; and a file
+/// that cannot be read.
 pub fn check_counterpart(path: &Path, model: &ModelConfig) -> Result<(), Error> {
     let counterpart = model.counterpart().and_then(|counterpart| counterpart.config);
     let Some(ours) = counterpart.filter(|_| FolderConfig::is_in(path)) else { return Ok(()) };
@@ -234,7 +236,8 @@ fn transformers_files(
     files
 }
 
-/// A folder that is written under another name beside its own, which it gets when everything is on the disk.
+/// A folder that is written under another name beside its own, which it gets when everything is on
+/// the disk.
 struct NewFolder {
     dir: TempDir,
 }

@@ -1,5 +1,6 @@
-//! Parameters on disk, with the model state that evaluation needs: safetensors files under the model's own paths.
-//! Reading also accepts checkpoints, runs, and the names that other programs use; writing can use those names too.
+//! Parameters on disk, with the model state that evaluation needs: safetensors files under the
+//! model's own paths. Reading also accepts checkpoints, runs, and the names that other programs
+//! use; writing can use those names too.
 
 mod classes;
 mod fit;
@@ -40,17 +41,19 @@ pub fn save(path: &Path, params: &Tree<Literal>) -> Result<(), Error> {
     replace_file(path, &bytes).map_err(|error| failed(error.to_string()))
 }
 
-/// Opens parameters of the given types in what `path` leads to, see [`SavedModel::find`]: a file, a checkpoint, a run, or
-/// a Hugging Face folder. If it is a directory, or holds another head too, a message says what is taken.
+/// Opens parameters of the given types in what `path` leads to, see [`SavedModel::find`]: a file, a
+/// checkpoint, a run, or a Hugging Face folder. If it is a directory, or holds another head too, a
+/// message says what is taken.
 ///
-/// Names are the model's own paths or those of a [foreign format](models::ForeignFormat), which is recognized by them.
-/// Floats of any width are converted to the model's dtype, rounded once, to nearest, ties to even. A value too large for
-/// that dtype is an error; one too small for it becomes 0, as with any other rounding. Other dtypes must match the
-/// model's.
+/// Names are the model's own paths or those of a [foreign format](models::ForeignFormat), which is
+/// recognized by them. Floats of any width are converted to the model's dtype, rounded once, to
+/// nearest, ties to even. A value too large for that dtype is an error; one too small for it
+/// becomes 0, as with any other rounding. Other dtypes must match the model's.
 ///
 /// # Errors
-/// If something cannot be read or is damaged, or if a parameter is missing, has other dims or another dtype, or belongs neither to
-/// the model nor to another head on top of it. That a value is not finite or too large is found when it is read.
+/// If something cannot be read or is damaged, or if a parameter is missing, has other dims or
+/// another dtype, or belongs neither to the model nor to another head on top of it. That a value is
+/// not finite or too large is found when it is read.
 pub fn open(path: &Path, specs: &Tree<LeafSpec>) -> Result<OpenModel, Error> {
     let saved = SavedModel::find(path)?;
     let (model, unmatched) = saved.open(specs)?;
@@ -60,7 +63,8 @@ pub fn open(path: &Path, specs: &Tree<LeafSpec>) -> Result<OpenModel, Error> {
     Ok(model)
 }
 
-/// Like [`open`], but of a model that was found before, and always with a message that says what is taken.
+/// Like [`open`], but of a model that was found before, and always with a message that says what is
+/// taken.
 ///
 /// # Errors
 /// As [`open`].
@@ -70,8 +74,8 @@ pub fn open_saved(saved: &SavedModel, specs: &Tree<LeafSpec>) -> Result<OpenMode
     Ok(model)
 }
 
-/// The parameters that a model starts from where its configuration names a folder: those that the folder has. A message
-/// says what it lacks, which is drawn, and what is not used.
+/// The parameters that a model starts from where its configuration names a folder: those that the
+/// folder has. A message says what it lacks, which is drawn, and what is not used.
 ///
 /// # Errors
 /// As [`open`], for everything but the head.

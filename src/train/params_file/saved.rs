@@ -45,8 +45,9 @@ pub enum SavedModel {
     Checkpoint(Arc<Checkpoint>),
 }
 
-/// The leaves of a model in files or a checkpoint, which have been found to fit. Values are read, checked and converted when
-/// they are asked for, so that a process reads the pieces that it holds, one at a time.
+/// The leaves of a model in files or a checkpoint, which have been found to fit. Values are read,
+/// checked and converted when they are asked for, so that a process reads the pieces that it holds,
+/// one at a time.
 #[derive(Debug)]
 pub struct OpenModel {
     path: PathBuf,
@@ -88,13 +89,14 @@ impl SavedModel {
     /// What `path` leads to:
     ///
     /// - a checkpoint, or a directory or prefix of checkpoints, whose newest one is meant;
-    /// - the output directory of a run: its parameters at the end if it is done, otherwise its newest checkpoint, otherwise
-    ///   the parameters that it left;
+    /// - the output directory of a run: its parameters at the end if it is done, otherwise its
+    ///   newest checkpoint, otherwise the parameters that it left;
     /// - a Hugging Face folder, with `model.safetensors` or several files and their index;
     /// - anything else: a safetensors file.
     ///
     /// # Errors
-    /// A path that leads nowhere, a directory that is none of these or cannot be read, and a damaged checkpoint.
+    /// A path that leads nowhere, a directory that is none of these or cannot be read, and a
+    /// damaged checkpoint.
     pub fn find(path: &Path) -> Result<Self, Error> {
         if let place @ Location::Url(_) = Location::from(path) {
             return Ok(Self::Checkpoint(Arc::new(CheckpointDir::open(place)?)));
@@ -132,8 +134,8 @@ impl SavedModel {
         }
     }
 
-    /// The checkpoint at `path`, the newest one in a directory of checkpoints, or the newest one of the run in an output
-    /// directory.
+    /// The checkpoint at `path`, the newest one in a directory of checkpoints, or the newest one of
+    /// the run in an output directory.
     ///
     /// # Errors
     /// A directory that cannot be read, and a damaged checkpoint.
@@ -174,7 +176,8 @@ impl SavedModel {
         }
     }
 
-    /// Finds the model's leaves, and says what of the file is not used. Values are read when they are asked for.
+    /// Finds the model's leaves, and says what of the file is not used. Values are read when they
+    /// are asked for.
     ///
     /// # Errors
     /// As [`open`](super::open).
@@ -185,8 +188,8 @@ impl SavedModel {
         Ok((OpenModel { path, leaves }, unmatched))
     }
 
-    /// [`Self::open`] of a model that may have been trained with another head, or without one; and what of either the
-    /// other lacks.
+    /// [`Self::open`] of a model that may have been trained with another head, or without one; and
+    /// what of either the other lacks.
     ///
     /// # Errors
     /// As [`open`](super::open), for everything but heads.
@@ -200,8 +203,8 @@ impl SavedModel {
         Ok((OpenModel { path, leaves }, unmatched))
     }
 
-    /// All values under the names that they were saved with. With `means`, the running means of the parameters where the
-    /// optimizer keeps them; a run's file has these only.
+    /// All values under the names that they were saved with. With `means`, the running means of the
+    /// parameters where the optimizer keeps them; a run's file has these only.
     ///
     /// # Errors
     /// What cannot be read.
@@ -266,8 +269,8 @@ impl fmt::Display for SavedModel {
     }
 }
 
-/// What evaluation needs: under each of the model's own names the path of a leaf in the checkpoint. With `means`, the
-/// running means of parameters where there are any.
+/// What evaluation needs: under each of the model's own names the path of a leaf in the checkpoint.
+/// With `means`, the running means of parameters where there are any.
 fn leaves_of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Tree<(String, &LeafSpec)> {
     let mut leaves = Tree::new();
     for (path, spec) in checkpoint.specs().iter() {

@@ -4,12 +4,13 @@
 //! I0000 00:00:1795267393.205734   27248 dot_thunk.cc:87] Dot operation: lhs_batch_dims=[], ..
 //! I0000 00:00:1795267393.205746   27248 dot_thunk.cc:95]   lhs: f32[2048,256]{1,0} in slice {index:1, ..
 //! ```
-//! Each op has one line, followed by indented lines of the same thread for its operands. The op runs after the last of
-//! them.
+//! Each op has one line, followed by indented lines of the same thread for its operands. The op
+//! runs after the last of them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Makes XLA's CPU runtime log the ops that it starts. Logging is enabled for each kind of op separately.
+/// Makes XLA's CPU runtime log the ops that it starts. Logging is enabled for each kind of op
+/// separately.
 pub const ENVIRONMENT: [(&str, &str); 2] = [
     ("TF_CPP_MIN_LOG_LEVEL", "0"),
     (

@@ -1,10 +1,10 @@
 //! The time of each op of a step. Belongs to the run phase.
 //!
-//! XLA's CPU plugin has no profiler extension. But environment variables make its runtime log a line on stderr
-//! for each op that it starts, with the time in microseconds. So a child process runs a few steps of one
-//! replica on a single processor, where ops run one after the other and the time from one start to the next
-//! is that of the op. The sum is processor time: on several processors the step takes less, and the ratio shows
-//! how well the program is parallelized.
+//! XLA's CPU plugin has no profiler extension. But environment variables make its runtime log a
+//! line on stderr for each op that it starts, with the time in microseconds. So a child process
+//! runs a few steps of one replica on a single processor, where ops run one after the other and the
+//! time from one start to the next is that of the op. The sum is processor time: on several
+//! processors the step takes less, and the ratio shows how well the program is parallelized.
 
 mod launch_log;
 mod table;
@@ -58,7 +58,8 @@ impl From<pjrt::Error> for ProfileError {
     }
 }
 
-/// Runs `worker`, a command that calls [`serve_ops`] and ends when its stdin does, and summarizes the ops of its steps.
+/// Runs `worker`, a command that calls [`serve_ops`] and ends when its stdin does, and summarizes
+/// the ops of its steps.
 ///
 /// # Errors
 /// See [`ProfileError`].

@@ -17,8 +17,8 @@ pub struct OpTimes {
     pub num_launches: usize,
     /// By kind, the longest first.
     pub kinds: Vec<Share>,
-    /// By op, the longest first. Ops that the log does not distinguish are counted as one: kernels that share
-    /// their code, dots of the same sizes.
+    /// By op, the longest first. Ops that the log does not distinguish are counted as one: kernels
+    /// that share their code, dots of the same sizes.
     pub ops: Vec<OpTime>,
 }
 
@@ -49,7 +49,8 @@ pub struct OpTime {
 }
 
 impl OpTimes {
-    /// Sums the launches of some steps; `None` if there are none. `instructions` are those of the program.
+    /// Sums the launches of some steps; `None` if there are none. `instructions` are those of the
+    /// program.
     pub(super) fn new(steps: &[Vec<ThunkLaunch>], instructions: &[Instruction]) -> Option<Self> {
         let names: Vec<Vec<(String, String)>> =
             steps.iter().map(|step| step.iter().map(name).collect()).collect();
@@ -73,8 +74,8 @@ impl OpTimes {
     }
 }
 
-/// For each key, the median of its milliseconds over the steps, and its number of launches in the first step; the
-/// longest first.
+/// For each key, the median of its milliseconds over the steps, and its number of launches in the
+/// first step; the longest first.
 fn sums<K: Clone + Eq + Ord + std::hash::Hash>(
     steps: &[Vec<ThunkLaunch>],
     names: &[Vec<(String, String)>],
@@ -96,8 +97,8 @@ fn sums<K: Clone + Eq + Ord + std::hash::Hash>(
     medians
 }
 
-/// Kind and name of an op. A kernel has a name, which begins with `wrapped_` for a single instruction; other
-/// kernels are fusions. Other ops are distinguished by their types.
+/// Kind and name of an op. A kernel has a name, which begins with `wrapped_` for a single
+/// instruction; other kernels are fusions. Other ops are distinguished by their types.
 fn name(launch: &ThunkLaunch) -> (String, String) {
     const KERNEL: &str = "Launch host kernel ";
     if let Some(rest) = launch.head.strip_prefix(KERNEL) {
@@ -125,7 +126,8 @@ fn value_type(detail: &str) -> Option<&str> {
     Some(ty.split('{').next().unwrap_or(ty))
 }
 
-/// The places in the code that an op comes from, found by its name, or by the types of its operands and result.
+/// The places in the code that an op comes from, found by its name, or by the types of its operands
+/// and result.
 fn sources(kind: &str, op: &str, instructions: &[Instruction]) -> Vec<String> {
     let is_meant = |instruction: &&Instruction| {
         let types = format!("{} -> {}", instruction.operands.join(" * "), instruction.result);

@@ -20,9 +20,10 @@ use crate::train::{Error, Job, Run, Trainer, open_devices};
 /// Steps before the timed ones.
 const WARMUP: usize = 1;
 
-/// Runs steps of the first replica of a mesh on one processor, marks them in the log on stderr, and writes the optimized
-/// program to `out`. The replica has its shards of the state and of the batch, and does not communicate: see
-/// [`hlo::lower_isolated`]. The program is compiled as for all processors.
+/// Runs steps of the first replica of a mesh on one processor, marks them in the log on stderr, and
+/// writes the optimized program to `out`. The replica has its shards of the state and of the batch,
+/// and does not communicate: see [`hlo::lower_isolated`]. The program is compiled as for all
+/// processors.
 ///
 /// # Errors
 /// See [`train`](crate::train::train).
@@ -37,8 +38,9 @@ pub fn serve_ops(
     let (compiling, _) = open_devices(&config, say)?;
     let mut run = Run::new(&config, job.splits, mesh, compiling.platform())?;
     run.steps_per_launch = 1;
-    // The program is passed to the second client through the compile cache, because a program loaded from the
-    // cache cannot be serialized again. Without a configured cache, a temporary one is used.
+    // The program is passed to the second client through the compile cache, because a program
+    // loaded from the cache cannot be serialized again. Without a configured cache, a temporary one
+    // is used.
     let own_cache = tempfile::tempdir().map_err(|source| ProfileError::Start { source })?;
     run.compile.cache_dir.get_or_insert_with(|| own_cache.path().to_owned());
     let spans = StartupSpans::new(Instant::now());
@@ -77,8 +79,8 @@ pub fn serve_ops(
     Ok(())
 }
 
-/// Pins the thread to one processor. Where that is not possible, several ops run at once and their times are too
-/// long.
+/// Pins the thread to one processor. Where that is not possible, several ops run at once and their
+/// times are too long.
 #[cfg(target_os = "linux")]
 fn stay_on_one_processor() {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

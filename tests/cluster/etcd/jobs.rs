@@ -17,7 +17,8 @@ use crate::{BINARY, alone};
 const SECOND: Duration = Duration::from_secs(1);
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/digits.toml");
 
-/// The members of a job of `num_processes`, in threads of this process. Process 0 runs the coordinator.
+/// The members of a job of `num_processes`, in threads of this process. Process 0 runs the
+/// coordinator.
 fn members(etcd: &Etcd, job: &str, num_processes: usize) -> Vec<Member> {
     let join = |index: usize| {
         let options = MemberOptions {
@@ -201,7 +202,8 @@ fn without_etcd_a_run_ends_with_its_name() {
     assert!(run.said().contains(&format!("no etcd answered at {endpoint}")), "{}", run.said());
 }
 
-/// A process that does not keep its lease alive is named, though heartbeats would take longer to miss.
+/// A process that does not keep its lease alive is named, though heartbeats would take longer to
+/// miss.
 #[test]
 fn a_process_without_its_lease_is_dead() {
     let server = Server::start();

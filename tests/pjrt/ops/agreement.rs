@@ -7,10 +7,11 @@ use hlo::{DType, Literal};
 pub enum Agreement {
     /// Equal bits: ops that only move elements, and all ops on integers and `pred`.
     Bits,
-    /// Equal bits, except that any NaN equals any other: ops that IEEE 754 requires to be rounded correctly.
+    /// Equal bits, except that any NaN equals any other: ops that IEEE 754 requires to be rounded
+    /// correctly.
     Exact,
-    /// At most this many units in the last place, of the value or of `floor` if that is greater: approximated
-    /// functions, and sums in another order.
+    /// At most this many units in the last place, of the value or of `floor` if that is greater:
+    /// approximated functions, and sums in another order.
     Ulps {
         /// Number of units in the last place.
         ulps: f64,

@@ -1,10 +1,11 @@
 //! Random graphs: combinations of ops, fused and reordered by XLA.
 //!
-//! A graph is a list of random steps. Each step takes randomly chosen tensors from a pool and puts one back, so
-//! any list is a valid graph, and a failing list can be shrunk. There are two kinds. **Exact** graphs compute
-//! with small integers in f32 and i32. On these, even discontinuous ops (comparisons, floor, conversions)
-//! have one right answer for any order of additions, so results must be equal. **Smooth** graphs compute with
-//! fractions, use only continuous functions, and are differentiated; results and gradients must be close.
+//! A graph is a list of random steps. Each step takes randomly chosen tensors from a pool and puts
+//! one back, so any list is a valid graph, and a failing list can be shrunk. There are two kinds.
+//! **Exact** graphs compute with small integers in f32 and i32. On these, even discontinuous ops
+//! (comparisons, floor, conversions) have one right answer for any order of additions, so results
+//! must be equal. **Smooth** graphs compute with fractions, use only continuous functions, and are
+//! differentiated; results and gradients must be close.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -243,7 +244,8 @@ impl Recipe {
         (result.num_elements() <= MAX_ELEMENTS).then_some(result)
     }
 
-    /// Limits growing values to a range in which f32 represents every integer and errors do not grow.
+    /// Limits growing values to a range in which f32 represents every integer and errors do not
+    /// grow.
     fn bounded<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
         match x.dtype().is_float() {
             true if self.exact => x.clamp(-16.0, 16.0),

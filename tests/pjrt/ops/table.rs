@@ -1,5 +1,5 @@
-//! One table of cases for all ops. All cases that take a dtype form one program for that dtype, which runs on
-//! one replica, on four along `data`, and on two along `data` by two along `tensor`.
+//! One table of cases for all ops. All cases that take a dtype form one program for that dtype,
+//! which runs on one replica, on four along `data`, and on two along `data` by two along `tensor`.
 
 use std::collections::BTreeSet;
 use std::panic::Location;
@@ -255,7 +255,8 @@ fn moving_cases() -> Vec<Case> {
             &[small(&[2, 3, 2]), small(&[2, 2, 2])],
             |x| x[0].scatter_add(indices(x[0], &[2, 2], &[2, 2, -1, 0]), x[1], 1),
         ),
-        // Eight rows of corners, including NaN since bits are compared, then a row long enough for any algorithm.
+        // Eight rows of corners, including NaN since bits are compared, then a row long enough for
+        // any algorithm.
         case("top_k", numeric, Bits, &[Input { dims: &[8, 8], values: Values::Corners }], |x| {
             x[0].top_k(8).0
         }),
@@ -519,8 +520,8 @@ fn collective_cases() -> Vec<Case> {
     ]
 }
 
-/// Replicas are added in order and rounded after each addition, so bits are equal, except for bf16, which XLA adds
-/// in f32.
+/// Replicas are added in order and rounded after each addition, so bits are equal, except for bf16,
+/// which XLA adds in f32.
 fn collective_sums() -> Vec<Case> {
     let both = AxisSet::of(&[Axis::Data, Axis::Tensor]);
     let in_f32 = |dtype| dtype == DType::Bf16;
@@ -747,9 +748,9 @@ enum Values {
 }
 
 impl Input {
-    /// The values of input number `position` of a case on one replica. Corners are ordered so that two operands
-    /// have each pair: the first operand's value changes with every element, the second's with every eighth, and
-    /// a third's is shifted against both.
+    /// The values of input number `position` of a case on one replica. Corners are ordered so that
+    /// two operands have each pair: the first operand's value changes with every element, the
+    /// second's with every eighth, and a third's is shifted against both.
     fn values(&self, dtype: DType, position: usize, replica: usize) -> Literal {
         let num_elements: usize = self.dims.iter().product();
         let stream = (replica * 10 + position) as u32;
@@ -776,9 +777,9 @@ impl Input {
     }
 }
 
-/// Eight numbers. For integers, both ends of the range and values around zero. (The greatest i64 and u64 are not
-/// representable in f64; the conversion clamps to them.) Subnormal floats are not included, because XLA's CPU
-/// backend flushes them to zero.
+/// Eight numbers. For integers, both ends of the range and values around zero. (The greatest i64
+/// and u64 are not representable in f64; the conversion clamps to them.) Subnormal floats are not
+/// included, because XLA's CPU backend flushes them to zero.
 fn corners(dtype: DType) -> [f64; 8] {
     match dtype {
         DType::I64 => [0.0, 1.0, -1.0, 7.0, -13.0, 1e12, -9.3e18, 9.3e18],

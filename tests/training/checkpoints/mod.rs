@@ -1,5 +1,6 @@
-//! Checkpoints: a run that is continued is the run that was not interrupted, on any mesh; and no failure while saving, and
-//! no damage afterwards, goes unnoticed. `resumed` has what a continued run must not differ in.
+//! Checkpoints: a run that is continued is the run that was not interrupted, on any mesh; and no
+//! failure while saving, and no damage afterwards, goes unnoticed. `resumed` has what a continued
+//! run must not differ in.
 
 mod resumed;
 
@@ -83,8 +84,8 @@ fn numbers(line: &Value) -> Vec<Option<f64>> {
     NUMBERS.iter().map(|name| line.get(name).and_then(Value::as_f64)).collect()
 }
 
-/// Stopped after each of these numbers of steps, and continued on the same mesh: the same bits. With a running mean,
-/// dropout, microbatches, several steps per launch, bf16.
+/// Stopped after each of these numbers of steps, and continued on the same mesh: the same bits.
+/// With a running mean, dropout, microbatches, several steps per launch, bf16.
 #[test]
 fn a_continued_run_is_the_same_bit_for_bit() {
     for sets in [
@@ -125,7 +126,8 @@ fn a_continued_run_is_the_same_bit_for_bit() {
     }
 }
 
-/// Saved on one mesh, ZeRO stage and storage of blocks, continued on another: the same run up to rounding.
+/// Saved on one mesh, ZeRO stage and storage of blocks, continued on another: the same run up to
+/// rounding.
 #[test]
 fn a_run_continues_on_any_mesh() {
     const ONE: &[&str] = &["mesh.data=1"];
@@ -288,7 +290,8 @@ fn large_leaves() -> Vec<HostLeaf> {
     ]
 }
 
-/// The path, its declaration, the start and the dims of a rectangle, its first value, and the bytes that are read.
+/// The path, its declaration, the start and the dims of a rectangle, its first value, and the bytes
+/// that are read.
 type Read<'a> = (&'a str, LeafSpec, &'a [usize], &'a [usize], usize, usize);
 
 #[test]
@@ -392,8 +395,8 @@ fn damage_in_a_block_that_is_read_is_named() {
     }
 }
 
-/// Every operation of a save fails in turn, alone or with all that follow, as in a crash; so does every write that is cut
-/// short, and a disk that is full after some bytes.
+/// Every operation of a save fails in turn, alone or with all that follow, as in a crash; so does
+/// every write that is cut short, and a disk that is full after some bytes.
 #[test]
 fn no_failure_while_saving_costs_the_checkpoint_before() {
     let mut num_saved = 0;
@@ -441,7 +444,8 @@ fn no_failure_while_saving_costs_the_checkpoint_before() {
     assert!(num_saved > 10, "{num_saved}");
 }
 
-/// One flipped bit, and a file that ends early, anywhere: found, or without effect. `LOCKSTEP_NUM_DAMAGES` says how many.
+/// One flipped bit, and a file that ends early, anywhere: found, or without effect.
+/// `LOCKSTEP_NUM_DAMAGES` says how many.
 #[test]
 fn damage_is_found_or_harmless() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! What must not differ when a run is continued: the configuration as far as the state depends on it, and the data.
+//! What must not differ when a run is continued: the configuration as far as the state depends on
+//! it, and the data.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The network between hosts with GPUs: interfaces, InfiniBand and RoCE adapters, and NCCL's variables. Read from Linux's sysfs;
-//! what a driver does not show there is not judged.
+//! The network between hosts with GPUs: interfaces, InfiniBand and RoCE adapters, and NCCL's
+//! variables. Read from Linux's sysfs; what a driver does not show there is not judged.
 
 mod nccl_variables;
 #[cfg(test)]
@@ -79,7 +79,8 @@ impl Network {
         }
     }
 
-    /// What is wrong, given NCCL's variables and the number of GPUs. Without GPUs, NCCL is not used.
+    /// What is wrong, given NCCL's variables and the number of GPUs. Without GPUs, NCCL is not
+    /// used.
     pub fn findings(
         &self,
         variables: &BTreeMap<String, String>,
@@ -289,7 +290,8 @@ fn is_selected(list: &str, name: &str) -> bool {
     list.split(',').map(str::trim).filter(|item| !item.is_empty()).any(matches) != is_excluded
 }
 
-/// Names that are nearly those of variables. Plugins of NCCL have variables of their own, which are not known here.
+/// Names that are nearly those of variables. Plugins of NCCL have variables of their own, which are
+/// not known here.
 fn misspelled(variables: &BTreeMap<String, String>) -> Vec<Diagnosis> {
     let unknown = variables.keys().filter_map(|variable| {
         let name = variable.strip_prefix("NCCL_")?;

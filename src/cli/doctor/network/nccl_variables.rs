@@ -1,4 +1,5 @@
-//! The environment variables of NCCL 2.30, without the prefix `NCCL_`: those that its sources read, and those in its user guide.
+//! The environment variables of NCCL 2.30, without the prefix `NCCL_`: those that its sources read,
+//! and those in its user guide.
 
 /// In alphabetical order.
 pub const VARIABLES: [&str; 274] = [

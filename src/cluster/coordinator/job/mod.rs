@@ -1,5 +1,5 @@
-//! The state of a job: its generations, why they ended, and what the supervisors are to do. Without IO and without a
-//! clock: the time since the start of the coordinator is passed in.
+//! The state of a job: its generations, why they ended, and what the supervisors are to do. Without
+//! IO and without a clock: the time since the start of the coordinator is passed in.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -188,7 +188,8 @@ impl JobState {
         self.stage == Stage::Ended
     }
 
-    /// The process of a session, if it is a member of the running generation. Its call is a sign of life.
+    /// The process of a session, if it is a member of the running generation. Its call is a sign of
+    /// life.
     ///
     /// # Errors
     /// As [`Self::member`].
@@ -200,8 +201,8 @@ impl JobState {
         Ok(process_index)
     }
 
-    /// The process of a session, if it is a member of the running generation. For calls that have waited: that they have is
-    /// no sign of life.
+    /// The process of a session, if it is a member of the running generation. For calls that have
+    /// waited: that they have is no sign of life.
     ///
     /// # Errors
     /// The answer to give: its generation has ended, or it has not joined.
@@ -301,7 +302,8 @@ impl JobState {
         })
     }
 
-    /// A heartbeat of a process: its step, its replicas, and the newest checkpoint that it knows of.
+    /// A heartbeat of a process: its step, its replicas, and the newest checkpoint that it knows
+    /// of.
     pub fn heartbeat(&mut self, process_index: usize, heartbeat: &wire::Heartbeat) {
         if let Some(member) = self.membership.member_mut(process_index) {
             member.step = member.step.max(heartbeat.step);
@@ -330,7 +332,8 @@ impl JobState {
         }
     }
 
-    /// The generation has failed. The first explanation counts, except that a lost connection waits for a better one.
+    /// The generation has failed. The first explanation counts, except that a lost connection waits
+    /// for a better one.
     pub fn fail(&mut self, now: Duration, mut failure: Failure) {
         if failure.reason.chars().count() > MAX_REASON_CHARS {
             failure.reason = failure.reason.chars().take(MAX_REASON_CHARS).collect();
@@ -661,7 +664,8 @@ impl JobState {
         }
     }
 
-    /// `true` when all supervisors have received all directives, in particular the last: that the job has ended.
+    /// `true` when all supervisors have received all directives, in particular the last: that the
+    /// job has ended.
     pub fn all_were_told(&self) -> bool {
         let supervision = self.supervision.as_ref();
         supervision.is_none_or(|supervision| supervision.all_know(self.directives.len()))

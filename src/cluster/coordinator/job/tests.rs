@@ -19,7 +19,8 @@ fn options(num_processes: usize, num_hosts: Option<usize>) -> JobOptions {
     }
 }
 
-/// A job of `num_hosts` supervisors, sessions 100 and up, and its processes, in generation g sessions 1000 g and up.
+/// A job of `num_hosts` supervisors, sessions 100 and up, and its processes, in generation g
+/// sessions 1000 g and up.
 struct World {
     job: JobState,
     now: Duration,

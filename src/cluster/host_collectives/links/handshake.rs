@@ -1,8 +1,9 @@
 //! How two processes prove to each other that they belong to the same generation of a job.
 //!
-//! The connecting process sends a hello with its index and a nonce; the other answers with a nonce; the connecting one
-//! proves that it has the secret, then the other one does. Proofs cover the role, the job, the generation, both indices
-//! and both nonces, so none can be used again, by whomever and for whatever. A stranger learns nothing but a nonce.
+//! The connecting process sends a hello with its index and a nonce; the other answers with a nonce;
+//! the connecting one proves that it has the secret, then the other one does. Proofs cover the
+//! role, the job, the generation, both indices and both nonces, so none can be used again, by
+//! whomever and for whatever. A stranger learns nothing but a nonce.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};

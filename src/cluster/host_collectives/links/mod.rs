@@ -27,7 +27,8 @@ const POLL: Duration = Duration::from_millis(1);
 /// The longest pause before another attempt to connect.
 const MAX_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// How the processes of a job find and recognise each other. Equal in all of them, but for `process_index` and `report`.
+/// How the processes of a job find and recognise each other. Equal in all of them, but for
+/// `process_index` and `report`.
 #[derive(Clone)]
 pub struct LinkOptions {
     /// The name of the job.
@@ -94,9 +95,10 @@ pub struct Links {
 type Attempt = (usize, io::Result<TcpStream>);
 
 impl Links {
-    /// Connects to the processes with a lower index, and accepts the others at `listener`, which listens at this process's
-    /// address. Processes may start in any order. A connection that does not prove within 5 s that it belongs to the job
-    /// is closed and reported, and keeps nobody else waiting.
+    /// Connects to the processes with a lower index, and accepts the others at `listener`, which
+    /// listens at this process's address. Processes may start in any order. A connection that does
+    /// not prove within 5 s that it belongs to the job is closed and reported, and keeps nobody
+    /// else waiting.
     ///
     /// # Errors
     /// If a process is still missing at the deadline, or the system refuses sockets or threads.
@@ -133,7 +135,8 @@ impl Links {
     }
 }
 
-/// Tries to connect to each process with a lower index until that succeeds, on a thread for each. Failures are sent, too.
+/// Tries to connect to each process with a lower index until that succeeds, on a thread for each.
+/// Failures are sent, too.
 fn connect_to_lower(
     options: &LinkOptions,
     is_over: &Arc<AtomicBool>,
@@ -236,7 +239,8 @@ impl<'o> Lobby<'o> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    // The system is short of something, which may pass. Once for each kind of error in a row.
+                    // The system is short of something, which may pass. Once for each kind of error
+                    // in a row.
                     if self.accept_error.replace(error.kind()) != Some(error.kind()) {
                         (self.options.report)(&format!("cannot accept connections: {error}"));
                     }

@@ -123,7 +123,8 @@ fn send(mut stream: &TcpStream, outgoing: &Outgoing, joined: &mut Vec<u8>) -> io
     stream.write_all(joined)
 }
 
-/// Delivers the frames of a process until it says goodbye, or the connection breaks, or the exchange is gone.
+/// Delivers the frames of a process until it says goodbye, or the connection breaks, or the
+/// exchange is gone.
 pub(super) fn receive<C: ReplicaCall>(
     exchange: &Weak<Exchange<C>>,
     process: usize,

@@ -24,7 +24,8 @@ const BERT_SPECIAL: [(&str, &str); 5] = [
 ];
 /// Names of the token for padding where nothing says which it is.
 const PADDING: [&str; 2] = ["[PAD]", "<pad>"];
-/// What BERT's tokenizer fixes: the mark of a piece that continues a word, and the longest word that it takes apart.
+/// What BERT's tokenizer fixes: the mark of a piece that continues a word, and the longest word
+/// that it takes apart.
 const CONTINUES: &str = "##";
 const MAX_WORD: usize = 100;
 
@@ -124,7 +125,8 @@ fn special(settings: &Settings, name: &str) -> String {
     found.map_or_else(|| usual().unwrap_or_default().to_owned(), |(_, token)| token.content.clone())
 }
 
-/// Refuses a `tokenizer.json` whose parts `BertTokenizer` replaces by others: transformers 5 does so, and 4 does not.
+/// Refuses a `tokenizer.json` whose parts `BertTokenizer` replaces by others: transformers 5 does
+/// so, and 4 does not.
 fn check_replaced(
     place: &Place<'_>,
     theirs: &Tokenizer,
@@ -156,7 +158,8 @@ fn check_replaced(
     Err(place.wrong(place.vocabulary, reason))
 }
 
-/// The ids and segments of a text, and of a pair, each of one token, with the special tokens around them.
+/// The ids and segments of a text, and of a pair, each of one token, with the special tokens around
+/// them.
 fn around(tokenizer: &Tokenizer) -> Option<[(Vec<u32>, Vec<u32>); 2]> {
     let text = || Encoding::from_tokens(vec![Token::new(0, String::new(), (0, 0))], 0);
     let post = tokenizer.get_post_processor()?;
@@ -217,8 +220,8 @@ fn note_contradictions(place: &Place<'_>, json: &Value, settings: &mut Settings)
     }
 }
 
-/// Adds the tokens beyond the vocabulary, as transformers does: those with an id in the order of ids, then special ones that are
-/// not there yet.
+/// Adds the tokens beyond the vocabulary, as transformers does: those with an id in the order of
+/// ids, then special ones that are not there yet.
 fn finish(
     place: &Place<'_>,
     mut tokenizer: Tokenizer,
@@ -239,7 +242,8 @@ fn finish(
         tokens.iter().any(|token| token.content == content)
             || tokenizer.get_added_vocabulary().get_vocab().contains_key(content)
     };
-    // One of the usual names whose token is in no file gets an id, but models have no row for it: a text with it is refused.
+    // One of the usual names whose token is in no file gets an id, but models have no row for it: a
+    // text with it is refused.
     let mut without_row = vec![];
     let mut unordered = vec![];
     for (name, token) in named {

@@ -5,8 +5,8 @@ use crate::config::shorten;
 /// How a tokenizer comes from its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// BERT's, made anew from the vocabulary and the settings. Parts of a `tokenizer.json` other than the vocabulary and the added tokens
-    /// are replaced.
+    /// BERT's, made anew from the vocabulary and the settings. Parts of a `tokenizer.json` other
+    /// than the vocabulary and the added tokens are replaced.
     Bert {
         /// `true` if its models get segments.
         has_segments: bool,
@@ -15,7 +15,8 @@ pub(super) enum Class {
     Whole,
 }
 
-/// Classes that are BERT's tokenizer under another name, without `Fast` at their end, and whether their models get segments.
+/// Classes that are BERT's tokenizer under another name, without `Fast` at their end, and whether
+/// their models get segments.
 const BERT: [(&str, bool); 8] = [
     ("BertTokenizer", true),
     ("ConvBertTokenizer", true),
@@ -42,7 +43,8 @@ const BERT_MODELS: [&str; 9] = [
 const WHOLE: [&str; 3] = ["PreTrainedTokenizer", "PythonBackend", "TokenizersBackend"];
 
 impl Class {
-    /// The class for the name in `tokenizer_class` and for a `model_type`. `is_whole` if there is a `tokenizer.json`.
+    /// The class for the name in `tokenizer_class` and for a `model_type`. `is_whole` if there is a
+    /// `tokenizer.json`.
     ///
     /// # Errors
     /// A vocabulary of another kind than BERT's.

@@ -60,7 +60,8 @@ impl Place<'_> {
     }
 }
 
-/// What `tokenizer_config.json` must say in another folder, beside another `config.json`, for the same tokens.
+/// What `tokenizer_config.json` must say in another folder, beside another `config.json`, for the
+/// same tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenizerClass {
     /// `tokenizer_class`, if it does not say it.
@@ -79,12 +80,12 @@ impl TokenizerClass {
     }
 }
 
-/// Opens a `tokenizer.json`, a `vocab.txt`, or a folder with either, and reads what stands beside it. `key` names the path in
-/// messages.
+/// Opens a `tokenizer.json`, a `vocab.txt`, or a folder with either, and reads what stands beside
+/// it. `key` names the path in messages.
 ///
 /// # Errors
-/// A file that is missing, damaged or of another kind; and files that contradict each other where versions of transformers
-/// follow different ones.
+/// A file that is missing, damaged or of another kind; and files that contradict each other where
+/// versions of transformers follow different ones.
 pub(super) fn open(path: &Path, key: &'static str) -> Result<FolderTokenizer, Error> {
     let vocabulary = file_of(path, key)?;
     let place = Place { vocabulary: &vocabulary, key };

@@ -1,8 +1,9 @@
-//! What stands beside a vocabulary and changes tokens: `tokenizer_config.json`, `special_tokens_map.json`,
-//! `added_tokens.json`, and the kind of model in `config.json`.
+//! What stands beside a vocabulary and changes tokens: `tokenizer_config.json`,
+//! `special_tokens_map.json`, `added_tokens.json`, and the kind of model in `config.json`.
 //!
 //! Read as `AutoTokenizer` of transformers 5.24 reads them (`tokenization_utils_base.py`,
-//! `models/auto/tokenization_auto.py`). `tests/reference/tokenizer_folders.py` makes the expected tokens with it.
+//! `models/auto/tokenization_auto.py`). `tests/reference/tokenizer_folders.py` makes the expected
+//! tokens with it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ pub(super) const NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// A list of more of them; the first is the older name.
 const MORE: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
-/// A key of `tokenizer_config.json` with tokens by id. With it, transformers reads no other file of tokens.
+/// A key of `tokenizer_config.json` with tokens by id. With it, transformers reads no other file of
+/// tokens.
 const DECODER: &str = "added_tokens_decoder";
 /// Keys that say what is special, or that are read below.
 const READ: [&str; 13] = [
@@ -42,7 +44,8 @@ const READ: [&str; 13] = [
     "do_basic_tokenize",
     "fast_tokenizer_files",
 ];
-/// Keys that change no token of a text: of decoding, of chats, of padding, and records of how the file came to be.
+/// Keys that change no token of a text: of decoding, of chats, of padding, and records of how the
+/// file came to be.
 const WITHOUT_EFFECT: [&str; 28] = [
     "_commit_hash",
     "add_bos_token",
@@ -113,11 +116,12 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Reads the files beside `vocabulary`, which is a `tokenizer.json` if it `is_whole` and otherwise a `vocab.txt`.
-    /// `in_file` are the `added_tokens` of a `tokenizer.json`.
+    /// Reads the files beside `vocabulary`, which is a `tokenizer.json` if it `is_whole` and
+    /// otherwise a `vocab.txt`. `in_file` are the `added_tokens` of a `tokenizer.json`.
     ///
     /// # Errors
-    /// A file that cannot be read or is no JSON object, and a key that changes tokens in a way that is not known here.
+    /// A file that cannot be read or is no JSON object, and a key that changes tokens in a way that
+    /// is not known here.
     pub fn read(
         place: &Place<'_>,
         is_whole: bool,

@@ -1,5 +1,5 @@
-//! `schedule --check` agrees with what `train` accepts: generated configurations, checked without data and devices, and
-//! some of them trained on the CPU plugin.
+//! `schedule --check` agrees with what `train` accepts: generated configurations, checked without
+//! data and devices, and some of them trained on the CPU plugin.
 
 use std::path::Path;
 use std::process::Command;
@@ -107,7 +107,8 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// The first of a fixed sequence of cases that can be read: reading refuses batches that do not divide over a fixed mesh.
+/// The first of a fixed sequence of cases that can be read: reading refuses batches that do not
+/// divide over a fixed mesh.
 fn sequence(num_cases: usize) -> Vec<(String, Config)> {
     let mut runner = TestRunner::deterministic();
     let texts = std::iter::repeat_with(|| cases().new_tree(&mut runner).unwrap().current().text());
