@@ -1,12 +1,16 @@
 //! What `train` achieves, prints and writes.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
-use super::{BINARY, install_plugin, keys, lockstep, metrics, set, summary, text, train_args};
+use super::{
+    BINARY, DIGITS, install_plugin, keys, lockstep, lockstep_with, metrics, set, summary, text,
+    train_args,
+};
 
 const STEP_FIELDS: [&str; 12] = [
     "step",
@@ -510,4 +514,33 @@ fn an_evaluation_that_is_not_finite_is_no_success() {
     let summary = done.json();
     assert!(summary["final_loss"].is_number() && summary["eval_loss"].is_null(), "{summary}");
     assert_eq!(summary["num_skipped"], 0);
+}
+
+/// Messages on stderr: all, none but problems, as JSON, and with what the program does.
+#[test]
+fn messages_are_as_many_as_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = |more: &[&str]| {
+        let out = dir.path().join("run");
+        let args = ["train", DIGITS, "--set", "train.steps=30", "--out", text(&out), "--overwrite"];
+        lockstep(&[&args[..], more].concat()).succeeded().stderr
+    };
+    assert!(train(&[]).contains("\nstep 30/30 loss "));
+    assert_eq!(train(&["-q"]), "");
+    let events = train(&["--log-json"]);
+    let events: Vec<Value> = events.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let message = |event: &Value| event["message"].as_str().unwrap().to_owned();
+    assert!(events.iter().any(|event| message(event).starts_with("step 30/30 loss ")));
+    assert!(events.iter().all(|event| event["level"] == "INFO"), "{events:?}");
+    let more = train(&["-v"]);
+    assert!(more.contains("what=trace the step}") && more.contains("\nstep 30/30 loss "), "{more}");
+
+    let failed = lockstep(&["train", "nothing.toml", "--log-json"]);
+    let error: Value = serde_json::from_str(&failed.stderr).unwrap();
+    assert_eq!((failed.code, &error["level"]), (Some(1), &"ERROR".into()));
+    assert!(message(&error).starts_with("cannot read the configuration nothing.toml"));
+    let wrong = Path::new("lockstep=loud");
+    let failed = lockstep_with(&["config", DIGITS], &[("RUST_LOG", wrong)]);
+    assert_eq!(failed.code, Some(1));
+    assert!(failed.stderr.contains("RUST_LOG is no filter"), "{}", failed.stderr);
 }

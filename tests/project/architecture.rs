@@ -34,7 +34,8 @@ const SHARED_NAMES: [&str; 1] = ["Error"];
 
 /// A longer file must be split, unless it is a flat table.
 const MAX_LINES: usize = 700;
-/// Longest lines of comments, which rustfmt does not wrap. Tables, code and addresses may be longer.
+/// Longest lines of comments, which rustfmt does not wrap. Tables, code and addresses may be
+/// longer.
 const MAX_COMMENT: usize = 100;
 const FLAT_TABLES: [&str; 1] = ["src/pjrt/abi.rs"];
 
