@@ -68,7 +68,7 @@ pub fn write_line(text: &str) {
     }
 }
 
-/// Says each line that is written to it.
+/// Says each line that is written to it. A line is written at once.
 pub(super) struct Said;
 
 impl Write for Said {

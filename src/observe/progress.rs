@@ -90,7 +90,8 @@ impl Progress {
                     *last = Some(now);
                     // A closed stderr is not an error.
                     let (state, left) = (state(), left());
-                    let _ = writeln!(out, "step {num_steps}/{} {state}{left}", self.total_steps);
+                    let line = format!("step {num_steps}/{} {state}{left}\n", self.total_steps);
+                    let _ = out.write_all(line.as_bytes());
                 }
             }
         }
@@ -102,7 +103,7 @@ impl Progress {
             View::Bar(..) => say(text),
             View::Lines { out, .. } => {
                 // As above.
-                let _ = writeln!(out, "{text}");
+                let _ = out.write_all(format!("{text}\n").as_bytes());
             }
         }
     }

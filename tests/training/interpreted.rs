@@ -27,13 +27,14 @@ model = { name = "gpt", num_layers = 2, width = 32, num_heads = 2, context = 8, 
 data = { source = "synthetic_tokens", vocab_size = 32, context = 8 }
 "#;
 const RESNET: &str = r#"
-model = { name = "resnet20", batch_norm_group = 4 }
+model = { name = "resnet", batch_norm_group = 4 }
 data = { source = "synthetic", image = [3, 4, 4], num_examples = 64 }
 "#;
 const REST: &str = r#"
 train = { global_batch = 16, steps = 10, precision = "f64" }
 optimizer = { name = "sgd" }
 schedule = { name = "constant", peak = 0.01 }
+compile = { kernels = "xla" }
 "#;
 
 const MODELS: [(&str, &[&str]); 5] = [
@@ -90,7 +91,7 @@ fn train(model: &str, sets: &[&str]) -> Trained {
     let declared = run.spec(&*model).declare().unwrap();
     let step = step::trace_step(&declared).unwrap();
     let alike = |value: Literal| vec![value; mesh.num_replicas()];
-    let seed = alike(Literal::scalar(config.train.seed as u32));
+    let seed = alike(Literal::from_slice(&[2], &[0, config.train.seed as u32]));
     let seed = BTreeMap::from([(step::SEED.to_owned(), seed)]);
     let mut values = run_graph(&step::trace_init(&declared).unwrap(), &seed);
     values.extend(seed);
