@@ -170,12 +170,13 @@ impl Memory {
         let (state, temporaries) = (bytes(need.state_bytes), bytes(need.temporary_bytes));
         let parts = match (need.is_evaluation, need.is_measured) {
             (true, _) => {
-                format!("{state} of parameters and batch and {temporaries} of temporaries")
+                format!(", {state} of parameters and batch and {temporaries} of temporaries")
             }
             (false, true) => {
                 format!(", {state} of state and batch and {temporaries} of temporaries")
             }
-            (false, false) => " for its state".to_owned(),
+            (false, false) if self.num_replicas == 1 => " for its state".to_owned(),
+            (false, false) => format!(", {state} of state"),
         };
         let what = if need.is_evaluation { "the evaluation" } else { "the step" };
         let at_least = if need.is_measured { "" } else { " at least" };

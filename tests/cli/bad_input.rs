@@ -363,7 +363,7 @@ fn a_loss_that_is_not_finite_stops_the_run_and_keeps_what_there_is() {
 #[test]
 fn wrong_usage_exits_with_2() {
     let cases: &[(&[&str], &str)] = &[
-        (&[], "Usage: lockstep <COMMAND>"),
+        (&[], "Usage: lockstep [OPTIONS] <COMMAND>"),
         (&["tran", DIGITS], "'train'"),
         (&["train"], "<CONFIG>"),
         (&["train", DIGITS, "--set"], "SECTION.KEY=VALUE"),

@@ -461,7 +461,7 @@ fn an_update_that_is_not_finite_is_not_kept_though_loss_and_gradients_are() {
             &["mesh.data=2", "train.on_nonfinite=skip"],
             6,
             6,
-            "error: the last update of the run was left",
+            "error: the last update of the run was skipped",
         ),
         (
             &["mesh.data=1", "train.on_nonfinite=skip", "train.steps_per_launch=3"],
