@@ -13,6 +13,8 @@
 //! - `several_processes`: the options and the store of a client that is one of several
 //! - `workers`: processes that compile end with their program
 //!
+//! Ignored tests are of the full set, see `tests/README.md`: they compile for minutes.
+//!
 //! The tests install the plugins once, into the user's cache: downloads of some 200 MB for TPUs and
 //! 150 MB for GPUs.
 
