@@ -14,10 +14,11 @@
 //! assert!(model.check_example(hlo::DType::F32, &[64], 10).is_ok());
 //! ```
 
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use hlo::TensorType;
+use schemars::Schema;
+use schemars::generate::SchemaSettings;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -63,9 +64,20 @@ macro_rules! architectures {
                 }
             }
 
-            /// [`Architecture::range`] of the architecture called `name`.
-            pub fn range(name: &str, key: &str) -> Option<RangeInclusive<i64>> {
-                match name { $($name => <$Config>::range(key),)* _ => None }
+            /// The JSON Schema of the keys of the architecture called `name`, without references;
+            /// `None` for an unknown name.
+            ///
+            /// Extensions: `values` and `unit` say in words what a key takes, `absent` or `depends`
+            /// what holds if it is not set, and `resume` what another value means for a run that is
+            /// continued: `same` run, or `warn` of another.
+            pub fn schema(name: &str) -> Option<Schema> {
+                let mut settings = SchemaSettings::default();
+                settings.inline_subschemas = true;
+                let generator = settings.into_generator();
+                match name {
+                    $($name => Some(generator.into_root_schema_for::<$Config>()),)*
+                    _ => None,
+                }
             }
 
             /// [`Architecture::build`].
@@ -162,6 +174,9 @@ mod tests {
     #[test]
     fn every_architecture_builds_a_model_that_takes_its_own_example() {
         for name in ModelConfig::NAMES {
+            assert!(
+                ModelConfig::schema(name).is_some_and(|schema| schema.get("properties").is_some())
+            );
             let keys = MapDeserializer::<_, Error>::new(std::iter::empty::<(&str, usize)>());
             let mut config = ModelConfig::deserialize(name, keys).unwrap();
             assert_eq!(config.name(), *name);
@@ -192,11 +207,10 @@ mod tests {
 
     #[test]
     fn values_that_no_range_can_refuse_are_refused() {
-        let dropout = ModelConfig::Mlp(MlpConfig { dropout: 1.0, ..MlpConfig::default() });
         let heads = ModelConfig::Gpt(GptConfig { num_heads: Some(3), ..GptConfig::default() });
         let hidden = vec![1; MAX_LAYERS + 1];
         let layers = ModelConfig::Mlp(MlpConfig { hidden, ..MlpConfig::default() });
-        let cases = [(dropout, "dropout"), (heads, "num_heads"), (layers, "hidden")];
+        let cases = [(heads, "num_heads"), (layers, "hidden")];
         for (config, key) in cases {
             let keys: Vec<_> = config.check().iter().map(|invalid| invalid.key).collect();
             assert_eq!(keys, [key]);

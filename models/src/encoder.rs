@@ -6,17 +6,18 @@
 //!
 //! Legend: b batch, t position, n = b * t, w width, c class, v entry of the vocabulary.
 
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use hlo::{DType, Tensor, TensorType};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 use crate::layers::{
     Embedding, dropout, embedding, gelu_exact, layer_norm_with, linear, masked_attention, relu,
 };
 use crate::loss::{class_counts, cross_entropy};
-use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_share};
+use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Scope, Stack, stack_with};
 
 /// Standard deviation of the weights at the start.
@@ -34,7 +35,7 @@ pub enum EncoderFamily {
 }
 
 /// Published sizes, and a small one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EncoderPreset {
     /// 2 layers of width 128, 2 heads, 128 positions.
@@ -47,7 +48,7 @@ pub enum EncoderPreset {
 }
 
 /// What stands on top of the encoder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Head {
     /// Scores of classes, from the first position.
@@ -58,77 +59,90 @@ pub enum Head {
 }
 
 /// The keys of both: a preset, and the sizes that override it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct EncoderConfig {
-    /// A Hugging Face folder with the parameters to start from.
+    /// A Hugging Face folder, with `config.json` and `model.safetensors` or several files and their
+    /// index: the parameters to start from. Without `name`, the architecture and its sizes come
+    /// from there too; keys that are set replace them.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "path", "absent" = "parameters are drawn"))]
     pub from: Option<PathBuf>,
-    /// The sizes; the keys below override them one by one. Default `base`.
+    /// The sizes; the keys below override them one by one. `mini` has 2 layers of width 128.
     pub preset: EncoderPreset,
-    /// Number of blocks.
+    /// Number of transformer blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = MAX_LAYERS),
+        extend("unit" = "blocks", "depends" = "the preset's"),
+    )]
     pub num_layers: Option<usize>,
     /// Width of the residual stream.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = MAX_SIZE),
+        extend("unit" = "features", "depends" = "the preset's"),
+    )]
     pub width: Option<usize>,
-    /// Number of attention heads; it divides the width.
+    /// Number of attention heads. It must divide the width.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = MAX_SIZE),
+        extend("unit" = "heads", "depends" = "the preset's"),
+    )]
     pub num_heads: Option<usize>,
-    /// Width between the two layers of the feed-forward part. Default: 4 times the width.
+    /// Width between the two layers of the feed-forward part.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = 4 * MAX_SIZE),
+        extend("unit" = "features", "depends" = "4 times the width"),
+    )]
     pub num_hidden: Option<usize>,
-    /// Maximum number of positions; examples may be shorter.
+    /// Maximum number of positions. Examples may be shorter.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = MAX_SIZE),
+        extend("unit" = "tokens", "depends" = "the preset's"),
+    )]
     pub context: Option<usize>,
     /// Number of different tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = MAX_SIZE), extend("unit" = "tokens", "depends" = "30522"))]
     pub vocabulary: Option<usize>,
-    /// Rate of dropout in training: of the embeddings, and of the output of each half of a block.
-    /// Default 0.1.
+    /// Probability of dropout in training: of the embeddings, and of the output of each half of a
+    /// block.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "resume" = "warn"))]
+    #[default(0.1)]
     pub dropout: f64,
-    /// Rate of dropout of the attention weights. Default 0.1.
+    /// Probability of dropout of the attention weights in training.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
+    #[default(0.1)]
     pub attention_dropout: f64,
-    /// Rate of dropout before the last layer of the classifier. Default 0.1; DistilBERT 0.2.
+    /// Probability of dropout before the last layer of the classifier in training.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend("minimum" = 0, "exclusiveMaximum" = 1, "depends" = "0.1; 0.2 for `distilbert`"),
+    )]
     pub classifier_dropout: Option<f64>,
-    /// What stands on top. Default `classification`.
+    /// What stands on top: scores of classes, from the first position, or scores of the vocabulary
+    /// at each position.
     pub head: Head,
-    /// `true` if the blocks are a loop in the program. Default false.
+    /// Write the blocks as a loop. It compiles faster, but less communication overlaps with
+    /// compute.
+    #[schemars(extend("resume" = "same"))]
     pub scan_layers: bool,
-    /// `true` if the backward pass recomputes each block instead of keeping its activations.
-    /// Default false.
+    /// Recompute each block in the backward pass instead of keeping its activations.
+    #[schemars(extend("resume" = "same"))]
     pub remat: bool,
 }
 
-impl Default for EncoderConfig {
-    fn default() -> Self {
-        Self {
-            from: None,
-            preset: EncoderPreset::default(),
-            num_layers: None,
-            width: None,
-            num_heads: None,
-            num_hidden: None,
-            context: None,
-            vocabulary: None,
-            dropout: 0.1,
-            attention_dropout: 0.1,
-            classifier_dropout: None,
-            head: Head::default(),
-            scan_layers: false,
-            remat: false,
-        }
-    }
-}
-
 /// `name = "bert"`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct BertConfig(pub EncoderConfig);
 
 /// `name = "distilbert"`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct DistilBertConfig(pub EncoderConfig);
 
@@ -176,12 +190,7 @@ impl EncoderConfig {
             ..InvalidValue::new("num_heads", num_heads, allowed)
         };
         let divides = num_heads == 0 || width.is_multiple_of(num_heads);
-        let rates = [
-            check_share("dropout", self.dropout),
-            check_share("attention_dropout", self.attention_dropout),
-            self.classifier_dropout.and_then(|rate| check_share("classifier_dropout", rate)),
-        ];
-        (!divides).then_some(heads).into_iter().chain(rates.into_iter().flatten()).collect()
+        (!divides).then_some(heads).into_iter().collect()
     }
 
     fn resolve(&mut self, family: EncoderFamily) {
@@ -193,16 +202,6 @@ impl EncoderConfig {
         self.context = Some(sizes.context);
         self.vocabulary = Some(sizes.vocabulary);
         self.classifier_dropout = Some(sizes.classifier_dropout);
-    }
-
-    fn range(key: &str) -> Option<RangeInclusive<i64>> {
-        match key {
-            "num_layers" => Some(1..=MAX_LAYERS as i64),
-            "width" | "num_heads" | "context" | "vocabulary" => Some(1..=MAX_SIZE as i64),
-            // So that the default has no width at which it is refused.
-            "num_hidden" => Some(1..=4 * MAX_SIZE as i64),
-            _ => None,
-        }
     }
 
     fn example(&self) -> Vec<(&'static str, TensorType)> {
@@ -232,10 +231,6 @@ macro_rules! encoder {
 
             fn example(&self) -> Vec<(&'static str, TensorType)> {
                 self.0.example()
-            }
-
-            fn range(key: &str) -> Option<RangeInclusive<i64>> {
-                EncoderConfig::range(key)
             }
 
             fn check(&self) -> Vec<InvalidValue> {

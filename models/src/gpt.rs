@@ -5,22 +5,22 @@
 //! block, weights from N(0, 0.02), those that write to the residual stream scaled by
 //! `1 / sqrt(2 num_layers)`.
 
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use hlo::{DType, Tensor, TensorType};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::layers::{Attention, attention, dropout, embedding, feed_forward, layer_norm};
 use crate::loss::cross_entropy;
-use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_share};
+use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Scope, Stack, stack};
 
 /// Standard deviation of the weights at the start.
 const STD: f64 = 0.02;
 
 /// Published sizes, and a small one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum GptPreset {
     /// 4 layers of width 128, 4 heads, 128 bytes.
     #[default]
@@ -60,37 +60,62 @@ impl GptPreset {
 }
 
 /// Configuration of a GPT: a preset, and the sizes that override it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
 #[serde(default, deny_unknown_fields)]
 pub struct GptConfig {
-    /// A Hugging Face folder with the parameters to start from.
+    /// A Hugging Face folder, with `config.json` and `model.safetensors` or several files and their
+    /// index: the parameters to start from. Without `name`, the architecture and its sizes come
+    /// from there too; keys that are set replace them.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "path", "absent" = "parameters are drawn"))]
     pub from: Option<PathBuf>,
-    /// The sizes; the keys below override them one by one. Default `gpt-bytes`.
+    /// The sizes; the keys below override them one by one.
     pub preset: GptPreset,
     /// Number of transformer blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = MAX_LAYERS),
+        extend("unit" = "blocks", "depends" = "the preset's"),
+    )]
     pub num_layers: Option<usize>,
     /// Width of the residual stream.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = MAX_SIZE),
+        extend("unit" = "features", "depends" = "the preset's"),
+    )]
     pub width: Option<usize>,
-    /// Number of attention heads; it divides the width.
+    /// Number of attention heads. It must divide the width.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = MAX_SIZE),
+        extend("unit" = "heads", "depends" = "the preset's"),
+    )]
     pub num_heads: Option<usize>,
-    /// Maximum number of positions; examples may be shorter.
+    /// Maximum number of positions. Examples may be shorter.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = MAX_SIZE),
+        extend("unit" = "tokens", "depends" = "the preset's"),
+    )]
     pub context: Option<usize>,
     /// Number of different tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = MAX_SIZE),
+        extend("unit" = "tokens", "depends" = "the preset's"),
+    )]
     pub vocabulary: Option<usize>,
-    /// Rate of dropout in training: of the embeddings, of the attention weights, and of the output
-    /// of each half of a block. Default 0; GPT-2's code has 0.1.
+    /// Probability of dropout in training: of the embeddings, of the attention weights, and of the
+    /// output of each half of a block.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "resume" = "warn"))]
     pub dropout: f64,
-    /// `true` if the blocks are a loop in the program. Default false: gradients cannot be
-    /// all_reduced while the loop runs.
+    /// Write the blocks as a loop. It compiles faster, but less communication overlaps with
+    /// compute.
+    #[schemars(extend("resume" = "same"))]
     pub scan_layers: bool,
-    /// `true` if the backward pass recomputes each block instead of keeping its activations.
-    /// Default false.
+    /// Recompute each block in the backward pass instead of keeping its activations.
+    #[schemars(extend("resume" = "same"))]
     pub remat: bool,
 }
 
@@ -127,24 +152,15 @@ impl Architecture for GptConfig {
         vec![("x", tokens.clone()), ("y", tokens)]
     }
 
-    fn range(key: &str) -> Option<RangeInclusive<i64>> {
-        match key {
-            "num_layers" => Some(1..=MAX_LAYERS as i64),
-            "width" | "num_heads" | "context" | "vocabulary" => Some(1..=MAX_SIZE as i64),
-            _ => None,
-        }
-    }
-
     fn check(&self) -> Vec<InvalidValue> {
-        let Gpt { width, num_heads, dropout, .. } = self.model();
+        let Gpt { width, num_heads, .. } = self.model();
         let allowed = format!("a number that divides the width, {width}");
         let heads = InvalidValue {
             depends_on: &["preset", "width"],
             ..InvalidValue::new("num_heads", num_heads, allowed)
         };
         let divides = num_heads == 0 || width.is_multiple_of(num_heads);
-        let heads = (!divides).then_some(heads);
-        heads.into_iter().chain(check_share("dropout", dropout)).collect()
+        (!divides).then_some(heads).into_iter().collect()
     }
 
     fn resolve(&mut self) {

@@ -1,34 +1,36 @@
 //! `mlp`: a stack of fully connected layers that ends in a classifier.
 
-use std::ops::RangeInclusive;
-
 use hlo::{DType, TensorType};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 use crate::layers::{MlpBlock, linear, mlp_block};
 use crate::loss::smoothed_cross_entropy;
-use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, check_share};
+use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS};
 use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
 
 /// Configuration of an MLP. The size of the input and the number of classes come from the data.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct MlpConfig {
-    /// Features of each hidden layer, in order; an empty list is a linear classifier.
+    /// Features of each hidden layer, in order. An empty list is a linear classifier.
+    #[schemars(
+        inner(range(min = 1)),
+        extend("values" = "list of up to 1024 whole numbers, each 1 or more", "unit" = "features"),
+    )]
+    #[default(vec![256, 256])]
     pub hidden: Vec<usize>,
-    /// Probability, 0 to below 1, with which a hidden feature is dropped in training.
+    /// Probability with which a hidden feature is dropped in training.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "resume" = "warn"))]
     pub dropout: f64,
-    /// `true` if each hidden layer is normalized before its activation.
+    /// Normalize each hidden layer before its activation.
+    #[default(true)]
     pub layer_norm: bool,
-    /// Share of each label that is spread evenly over all classes in training, 0 to below 1.
-    /// Evaluation uses the labels unchanged.
+    /// Label smoothing: the share that is spread evenly over all classes in training. Evaluation
+    /// uses the labels unchanged.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "unit" = "share of a label"))]
     pub label_smoothing: f64,
-}
-
-impl Default for MlpConfig {
-    fn default() -> Self {
-        Self { hidden: vec![256, 256], dropout: 0.0, layer_norm: true, label_smoothing: 0.0 }
-    }
 }
 
 impl Architecture for MlpConfig {
@@ -41,19 +43,12 @@ impl Architecture for MlpConfig {
         vec![("x", x), ("y", TensorType::new(DType::I32, &[]))]
     }
 
-    fn range(key: &str) -> Option<RangeInclusive<i64>> {
-        (key == "hidden").then_some(1..=i64::MAX)
-    }
-
     fn check(&self) -> Vec<InvalidValue> {
         let num_layers = self.hidden.len();
         let found = format!("{num_layers} of them");
         let allowed = format!("at most {MAX_LAYERS} layers");
         let depth = InvalidValue::new("hidden", found, allowed);
-        let depth = (num_layers > MAX_LAYERS).then_some(depth);
-        let shares = [("dropout", self.dropout), ("label_smoothing", self.label_smoothing)];
-        let shares = shares.into_iter().filter_map(|(key, value)| check_share(key, value));
-        depth.into_iter().chain(shares).collect()
+        (num_layers > MAX_LAYERS).then_some(depth).into_iter().collect()
     }
 
     fn label_smoothing(&self) -> Option<f64> {

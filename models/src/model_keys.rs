@@ -2,10 +2,10 @@
 //! its keys may have.
 
 use std::fmt::Display;
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use hlo::TensorType;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -18,8 +18,11 @@ pub const MAX_LAYERS: usize = 1024;
 pub const MAX_SIZE: usize = 1 << 20;
 
 /// What a configuration says about one kind of model: plain data, whose fields are the keys of
-/// `[model]`.
-pub trait Architecture: Serialize + DeserializeOwned {
+/// `[model]`. Their schema has everything that a reader must know about a key: the documentation of
+/// the field, its range and default, and the extensions of [`ModelConfig::schema`].
+///
+/// [`ModelConfig::schema`]: crate::ModelConfig::schema
+pub trait Architecture: Serialize + DeserializeOwned + JsonSchema {
     /// The model for data with `num_classes` classes, which for text are the tokens.
     fn build(&self, num_classes: usize) -> Box<dyn Model>;
 
@@ -27,12 +30,8 @@ pub trait Architecture: Serialize + DeserializeOwned {
     /// Parameters have the same names and ranks for every other example that it takes.
     fn example(&self) -> Vec<(&'static str, TensorType)>;
 
-    /// The whole numbers allowed under a key, or in its list; `None` if all from 0 on are.
-    fn range(_key: &str) -> Option<RangeInclusive<i64>> {
-        None
-    }
-
-    /// Values that are not allowed although their types and [ranges](Self::range) are right.
+    /// Values that are not allowed although their types, and the ranges that the fields declare, are
+    /// right.
     fn check(&self) -> Vec<InvalidValue> {
         vec![]
     }
@@ -102,10 +101,4 @@ impl InvalidValue {
     pub(crate) fn new(key: &'static str, found: impl Display, allowed: impl Into<String>) -> Self {
         Self { key, found: found.to_string(), allowed: allowed.into(), depends_on: &[] }
     }
-}
-
-/// Rates and shares: from 0 to below 1.
-pub(crate) fn check_share(key: &'static str, value: f64) -> Option<InvalidValue> {
-    let invalid = || InvalidValue::new(key, value, "a number from 0 to below 1");
-    (!(0.0..1.0).contains(&value)).then(invalid)
 }

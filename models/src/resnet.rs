@@ -10,20 +10,20 @@
 //! are those of table 6), and the large ones project with a 1x1 convolution and a norm (option B,
 //! as all published ResNet-50 weights do).
 
-use std::ops::RangeInclusive;
-
 use hlo::{DType, Tensor, TensorType};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 use crate::layers::{
     BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool, relu,
 };
 use crate::loss::smoothed_cross_entropy;
-use crate::model_keys::{Architecture, InvalidValue, check_share};
+use crate::model_keys::Architecture;
 use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Scope};
 
 /// Published networks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ResNetPreset {
     /// 20 layers, for 32x32 images: 0.27 million parameters.
@@ -36,30 +36,21 @@ pub enum ResNetPreset {
 }
 
 /// Configuration of a ResNet. The number of classes comes from the data.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct ResNetConfig {
-    /// Which network.
+    /// The network: 20 or 56 layers for images of 32x32, 50 (v1.5) for images of 224x224.
     pub preset: ResNetPreset,
     /// Number of examples that batch norm normalizes together.
+    #[schemars(range(min = 1), extend("unit" = "examples"))]
+    #[default(32)]
     pub batch_norm_group: usize,
-    /// `true` if the last norm of each block starts with scale 0, so that the block starts as its
-    /// shortcut: Goyal et al., "Accurate, large minibatch SGD" (2017), section 5.1.
+    /// Start the last norm of each block with scale 0, so that the block starts as its shortcut.
     pub zero_init_last_scale: bool,
-    /// Share of each label that is spread evenly over all classes in training, 0 to below 1.
-    /// Evaluation uses the labels unchanged.
+    /// Label smoothing: the share that is spread evenly over all classes in training. Evaluation
+    /// uses the labels unchanged.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "unit" = "share of a label"))]
     pub label_smoothing: f64,
-}
-
-impl Default for ResNetConfig {
-    fn default() -> Self {
-        Self {
-            preset: ResNetPreset::default(),
-            batch_norm_group: 32,
-            zero_init_last_scale: false,
-            label_smoothing: 0.0,
-        }
-    }
 }
 
 impl Architecture for ResNetConfig {
@@ -70,14 +61,6 @@ impl Architecture for ResNetConfig {
     fn example(&self) -> Vec<(&'static str, TensorType)> {
         let x = TensorType::new(DType::F32, &[3, 64, 64]);
         vec![("x", x), ("y", TensorType::new(DType::I32, &[]))]
-    }
-
-    fn range(key: &str) -> Option<RangeInclusive<i64>> {
-        (key == "batch_norm_group").then_some(1..=i64::MAX)
-    }
-
-    fn check(&self) -> Vec<InvalidValue> {
-        check_share("label_smoothing", self.label_smoothing).into_iter().collect()
     }
 
     fn batch_norm_group(&self) -> Option<usize> {

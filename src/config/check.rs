@@ -2,26 +2,31 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::{KeyError, Problem};
-use super::keys::{Reader, Section, field_names};
+use super::key::{Key, OnResume};
+use super::keys::{Reader, Section};
 
 /// `[check]`. Training does not use it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
 #[serde(default)]
 pub struct CheckConfig {
-    /// Rules whose findings are left out, each with the reason. The checker refuses names that are
-    /// not rules.
+    /// Rules whose findings are left out, each with the reason: `ignore = { rate-too-low =
+    /// "distillation" }`. `lockstep schedule --explain RULE` describes a rule.
     #[serde(rename = "ignore")]
+    #[schemars(extend("values" = "table of reasons by rule"))]
     pub ignored_rules: BTreeMap<String, String>,
 }
 
 impl Section for CheckConfig {
     const NAME: &'static str = "check";
+    const ABOUT: &str = "\
+        What `lockstep schedule --check` leaves out. Training does not use it.";
 
-    fn keys(_choice: &str) -> Vec<&'static str> {
-        field_names::<Self>().to_vec()
+    fn keys(_choice: &str) -> Vec<Key> {
+        Key::shared::<Self>(OnResume::Warn)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {

@@ -2,43 +2,41 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 use super::error::require;
-use super::keys::{Reader, Section, field_names};
+use super::key::{Key, OnResume};
+use super::keys::{Reader, Section};
 
 /// `[checkpoint]`. A run with a place for checkpoints saves one when it ends or is stopped, and as
 /// often as this says.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct CheckpointConfig {
-    /// The directory of the checkpoints; a relative one is in the output directory. Or a URL in an
-    /// object store. Default `checkpoints`.
+    /// The directory of the checkpoints. A relative path is in the output directory; without
+    /// `--out` nothing is saved there. Or a URL in an object store: `s3://BUCKET/PREFIX`,
+    /// `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`.
+    #[schemars(extend("values" = "path"))]
+    #[default(Self::DIR.into())]
     pub dir: PathBuf,
-    /// Steps between checkpoints; 0, the default, for none.
+    /// Steps between checkpoints; 0 for none on the way.
+    #[schemars(extend("unit" = "steps"))]
     pub every_steps: u64,
-    /// Seconds between checkpoints; 0, the default, for none.
+    /// Seconds between checkpoints; 0 for none on the way.
+    #[schemars(extend("unit" = "seconds"))]
     pub every_secs: u64,
-    /// How many of the newest are kept; 0 saves none at all. Default 3.
+    /// How many of the newest checkpoints are kept; 0 saves none at all.
+    #[schemars(extend("unit" = "checkpoints"))]
+    #[default(3)]
     pub keep: usize,
-    /// Checkpoints after a multiple of this many steps are kept too; 0, the default, for none.
+    /// Checkpoints after a multiple of this many steps are kept as well; 0 for none.
+    #[schemars(extend("unit" = "steps"))]
     pub keep_every: u64,
-    /// `true` if a checkpoint is saved after each evaluation that is better than all before, and
-    /// kept until a better one.
+    /// Save a checkpoint after each evaluation that is better than all before, and keep it until a
+    /// better one. `train.best_metric` says which is better.
     pub keep_best: bool,
-}
-
-impl Default for CheckpointConfig {
-    fn default() -> Self {
-        Self {
-            dir: Self::DIR.into(),
-            every_steps: 0,
-            every_secs: 0,
-            keep: 3,
-            keep_every: 0,
-            keep_best: false,
-        }
-    }
 }
 
 impl CheckpointConfig {
@@ -63,9 +61,12 @@ fn is_object_url(path: &Path) -> bool {
 
 impl Section for CheckpointConfig {
     const NAME: &'static str = "checkpoint";
+    const ABOUT: &str = "\
+        When the state of a run is saved. A run with `--out` always saves a checkpoint when \
+        it ends or is stopped. See [Checkpoints](checkpoints.md).";
 
-    fn keys(_choice: &str) -> Vec<&'static str> {
-        field_names::<Self>().to_vec()
+    fn keys(_choice: &str) -> Vec<Key> {
+        Key::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {

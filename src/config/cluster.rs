@@ -2,42 +2,67 @@
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 use super::address::HostPort;
-use super::error::{Range, require};
-use super::keys::{Reader, Section, field_names};
+use super::error::require;
+use super::key::{Key, OnResume};
+use super::keys::{Reader, Section};
 use super::sections::AutoOr;
 
 /// `[cluster]`. A run of one process uses none of it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct ClusterConfig {
-    /// The coordinator, `HOST:PORT`. Default: as the environment says.
+    /// The coordinator through which the processes find each other. If no `lockstep launch` runs
+    /// it, process 0 does.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "`HOST:PORT`", "absent" = "as the environment says"))]
     pub coordinator: Option<String>,
-    /// Where processes exchange values. Default `builtin`.
+    /// Where the processes exchange values: the coordinator, or an etcd cluster. With etcd they
+    /// also find the coordinator there, so that `coordinator` need not be set.
+    #[schemars(
+        extend("values" = "`\"builtin\"` or `\"etcd://HOST:PORT[,HOST:PORT...]\"`"),
+        with = "String",
+    )]
     pub store: StoreUrl,
-    /// Number of processes. Default: as the environment says, or 1.
+    /// Number of processes; `"auto"` is as the environment says, or 1. It must divide the replicas
+    /// of the mesh.
+    #[schemars(range(min = 1, max = MAX_PROCESSES), extend("unit" = "processes"))]
     pub num_processes: AutoOr<usize>,
-    /// Index of this process, from 0. Default: as the environment says.
+    /// Index of this process, below `num_processes`; `"auto"` is as the environment says.
     pub process_index: AutoOr<usize>,
-    /// A file with the token that all processes share. Default: the environment variable
-    /// `LOCKSTEP_TOKEN`.
+    /// A file with the token that the processes share: at least 32 hexadecimal digits, the same in
+    /// all. Without it nobody is answered.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "path", "absent" = "the environment variable `LOCKSTEP_TOKEN`"))]
     pub token_file: Option<PathBuf>,
-    /// PEM file with the authority that has signed the coordinator's certificate. Default: no TLS.
+    /// A PEM file with the authority that has signed the coordinator's certificate: the connection
+    /// to the coordinator is encrypted.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "path", "absent" = "no TLS"))]
     pub tls_ca: Option<PathBuf>,
-    /// PEM file with the certificate of the coordinator, for process 0 if it runs the coordinator.
+    /// A PEM file with the coordinator's certificate, in process 0 if it runs the coordinator. It
+    /// must have the host of `coordinator` as a name or an address.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "path", "absent" = "none"))]
     pub tls_certificate: Option<PathBuf>,
-    /// PEM file with the key of the certificate.
+    /// A PEM file with the private key of `tls_certificate`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "path", "absent" = "none"))]
     pub tls_key: Option<PathBuf>,
-    /// Seconds within which all processes must have started. Default 300.
+    /// Time within which all processes must have started.
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = MAX_TIMEOUT_SECS, "unit" = "seconds"))]
+    #[default(300.0)]
     pub join_timeout_secs: f64,
-    /// Seconds between two reports of a process to the coordinator. Default 2.
+    /// Time between two reports of a process to the coordinator, if process 0 runs it. A process
+    /// that sends none for 4 times as long counts as dead.
+    #[schemars(
+        extend("minimum" = MIN_HEARTBEAT_SECS, "maximum" = MAX_HEARTBEAT_SECS, "unit" = "seconds"),
+    )]
+    #[default(2.0)]
     pub heartbeat_secs: f64,
 }
 
@@ -87,42 +112,25 @@ impl std::str::FromStr for StoreUrl {
     }
 }
 
-impl Default for ClusterConfig {
-    fn default() -> Self {
-        Self {
-            coordinator: None,
-            store: StoreUrl::Builtin,
-            num_processes: AutoOr::Auto,
-            process_index: AutoOr::Auto,
-            token_file: None,
-            tls_ca: None,
-            tls_certificate: None,
-            tls_key: None,
-            join_timeout_secs: 300.0,
-            heartbeat_secs: 2.0,
-        }
-    }
-}
-
 /// The longest `join_timeout_secs`.
-pub(super) const MAX_TIMEOUT_SECS: f64 = 1e6;
+const MAX_TIMEOUT_SECS: f64 = 1e6;
 /// The shortest `heartbeat_secs`.
-pub(super) const MIN_HEARTBEAT_SECS: f64 = 0.01;
+const MIN_HEARTBEAT_SECS: f64 = 0.01;
 /// The longest `heartbeat_secs`.
-pub(super) const MAX_HEARTBEAT_SECS: f64 = 3600.0;
+const MAX_HEARTBEAT_SECS: f64 = 3600.0;
 
 /// The most processes that a run may have.
-pub(super) const MAX_PROCESSES: i64 = 1 << 17;
+const MAX_PROCESSES: i64 = 1 << 17;
 
 impl Section for ClusterConfig {
     const NAME: &'static str = "cluster";
+    const ABOUT: &str = "\
+        The processes of a run. A run of one process needs none of these keys, and under \
+        `lockstep launch`, Slurm, Kubernetes or on a TPU slice they follow from the \
+        environment. See [Cluster](cluster.md).";
 
-    fn keys(_choice: &str) -> Vec<&'static str> {
-        field_names::<Self>().to_vec()
-    }
-
-    fn range(_choice: &str, key: &str) -> Option<Range> {
-        (key == "num_processes").then_some(1..=MAX_PROCESSES)
+    fn keys(_choice: &str) -> Vec<Key> {
+        Key::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
@@ -136,13 +144,6 @@ impl Section for ClusterConfig {
                 allowed,
             ));
         }
-        let (timeout, heartbeat) = (keys.join_timeout_secs, keys.heartbeat_secs);
-        let is_time = timeout > 0.0 && timeout <= MAX_TIMEOUT_SECS;
-        let allowed = format!("above 0, to {MAX_TIMEOUT_SECS}");
-        reader.errors.check(require(is_time, "join_timeout_secs", timeout, &allowed));
-        let is_time = (MIN_HEARTBEAT_SECS..=MAX_HEARTBEAT_SECS).contains(&heartbeat);
-        let allowed = format!("{MIN_HEARTBEAT_SECS} to {MAX_HEARTBEAT_SECS}");
-        reader.errors.check(require(is_time, "heartbeat_secs", heartbeat, &allowed));
         if let (AutoOr::Value(index), AutoOr::Value(count)) =
             (keys.process_index, keys.num_processes)
         {

@@ -3,10 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
-use super::error::{KeyErrors, Range, require};
-use super::keys::{Exclusive, Reader, Section, choices};
+use super::error::{KeyErrors, require};
+use super::key::{Key, OnResume};
+use super::keys::{Exclusive, Reader, Section, Tag, choices};
 
 choices! {
     /// `[data]`: where the examples come from, selected by `source`.
@@ -36,123 +39,213 @@ choices! {
 // run's directory names the same file.
 
 /// Images of handwritten digits, from a file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
+#[serde(default)]
 pub struct DigitsConfig {
     /// The `.csv.gz` file.
+    #[schemars(extend("values" = "path", "required" = true, "resume" = "place"))]
     pub path: PathBuf,
-    /// Number of training examples, for commands that run without the data; if they are present, it
-    /// must match.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Number of training examples, for commands that run without the data. If the data are
+    /// present, it must match them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = u32::MAX),
+        extend("unit" = "examples", "absent" = "counted in the data", "resume" = "place"),
+    )]
     pub num_examples: Option<usize>,
 }
 
 /// The bytes of a file, or of all files in a folder: each byte is a token.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(default)]
 pub struct TextConfig {
-    /// The file or the folder.
+    /// A file, or a folder that is read recursively. Each byte is a token. A file that is
+    /// compressed or of another known format is refused; in a folder such files are warned of.
+    #[schemars(extend("values" = "path", "required" = true, "resume" = "place"))]
     pub path: PathBuf,
-    /// In a folder, read only files with these extensions, such as `["rs", "md"]`. Default: all.
-    #[serde(default)]
+    /// In a folder, read only files with these extensions, such as `["rs", "md"]`. An empty list
+    /// reads all.
+    #[schemars(extend("values" = "list of strings", "resume" = "place"))]
     pub extensions: Vec<String>,
-    /// Maximum number of tokens that a prediction sees; an example has one more. Default 256.
-    #[serde(default = "text_context")]
+    /// Maximum number of tokens that a prediction sees. An example has one token more.
+    #[schemars(range(min = 1, max = MAX_CONTEXT), extend("unit" = "tokens"))]
+    #[default(256)]
     pub context: usize,
-    /// Share of the text, taken from its end, that is held out for evaluation. Default 0.1.
-    #[serde(default = "tenth")]
+    /// Share of the text, taken from its end, that is held out for evaluation.
+    #[schemars(
+        extend(
+            "exclusiveMinimum" = 0,
+            "exclusiveMaximum" = 1,
+            "unit" = "share of the text",
+            "resume" = "place",
+        ),
+    )]
+    #[default(0.1)]
     pub eval_fraction: f64,
-    /// Number of training examples, for commands that run without the data; if they are present, it
-    /// must match.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Number of training examples, for commands that run without the data. If the data are
+    /// present, it must match them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = u32::MAX),
+        extend("unit" = "examples", "absent" = "counted in the data", "resume" = "place"),
+    )]
     pub num_examples: Option<usize>,
 }
 
 /// Text that is already tokenized: little-endian integers without a header.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(default)]
 pub struct TokensConfig {
-    /// The file.
+    /// The file: little-endian integers without a header. `train` reads all of it once, to find ids
+    /// beyond the vocabulary and tokens of another width before the first step; what it finds in a
+    /// file of 16 MiB or more is kept in the cache directory until the file changes. Files of other
+    /// formats, such as those of llm.c and NumPy, are recognized and refused.
+    #[schemars(extend("values" = "path", "required" = true, "resume" = "place"))]
     pub path: PathBuf,
-    /// The file for evaluation; without it the end of `path` is held out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The file for evaluation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "values" = "path",
+            "depends" = "none: `eval_fraction` is held out",
+            "resume" = "place",
+        ),
+    )]
     pub eval_path: Option<PathBuf>,
-    /// Share of `path`, taken from its end, that is held out for evaluation without `eval_path`.
-    /// Default 0.1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Share of the tokens, taken from the end, that is held out for evaluation. Only without
+    /// `eval_path`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "exclusiveMinimum" = 0,
+            "exclusiveMaximum" = 1,
+            "unit" = "share of the tokens",
+            "depends" = "`0.1`",
+            "resume" = "place",
+        ),
+    )]
     pub eval_fraction: Option<f64>,
-    /// `u16` or `u32`. Default `u16`.
-    #[serde(default)]
+    /// The type of a stored token.
     pub dtype: TokenType,
-    /// Size of the vocabulary; token ids are smaller.
+    /// Number of different tokens. With `dtype = "u32"` it may be up to 2147483647.
+    #[schemars(
+        range(min = 1, max = i32::MAX),
+        extend("values" = "whole number, 1 to 65536", "unit" = "tokens", "required" = true),
+    )]
     pub vocab_size: usize,
-    /// Maximum number of tokens that a prediction sees; an example has one more. Default 1024.
-    #[serde(default = "token_context")]
+    /// Maximum number of tokens that a prediction sees. An example has one token more.
+    #[schemars(range(min = 1, max = MAX_CONTEXT), extend("unit" = "tokens"))]
+    #[default(1024)]
     pub context: usize,
-    /// Number of training examples, for commands that run without the data; if they are present, it
-    /// must match.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Number of training examples, for commands that run without the data. If the data are
+    /// present, it must match them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = u32::MAX),
+        extend("unit" = "examples", "absent" = "counted in the data", "resume" = "place"),
+    )]
     pub num_examples: Option<usize>,
 }
 
 impl TokensConfig {
     /// [`Self::eval_fraction`], or its default.
     pub fn eval_fraction(&self) -> f64 {
-        self.eval_fraction.unwrap_or_else(tenth)
+        self.eval_fraction.unwrap_or(HELD_OUT)
     }
 }
 
 /// Texts with labels: rows of `.tsv`, `.csv` or `.jsonl` files with named columns, as GLUE has
 /// them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(default)]
 pub struct ClassificationConfig {
-    /// The file.
+    /// The file: `.tsv` (quotes are ordinary characters), `.csv` or `.jsonl`. The first line of
+    /// `.tsv` and `.csv` names the columns.
+    #[schemars(extend("values" = "path", "required" = true, "resume" = "place"))]
     pub path: PathBuf,
-    /// The file for evaluation; without it a part of `path` is held out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The file for evaluation, with the same columns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "values" = "path",
+            "depends" = "none: `eval_fraction` is held out",
+            "resume" = "place",
+        ),
+    )]
     pub eval_path: Option<PathBuf>,
-    /// Share of each class in `path`, drawn by the seed, that is held out for evaluation without
-    /// `eval_path`. Default 0.1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Share of the rows of each class, drawn by `train.seed`, that is held out for evaluation.
+    /// Each class keeps at least one row. Only without `eval_path`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "exclusiveMinimum" = 0,
+            "exclusiveMaximum" = 1,
+            "unit" = "share of the rows",
+            "depends" = "`0.1`",
+            "resume" = "place",
+        ),
+    )]
     pub eval_fraction: Option<f64>,
-    /// The column of the text. Default `sentence`.
-    #[serde(default = "sentence")]
+    /// The column of the text.
+    #[schemars(extend("values" = "column name"))]
+    #[default("sentence".to_owned())]
     pub text: String,
-    /// The column of a second text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The column of the second text of a pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "column name", "absent" = "none: an example is one text"))]
     pub text_pair: Option<String>,
-    /// The column of the label. Default `label`.
-    #[serde(default = "label")]
+    /// The column of the label.
+    #[schemars(extend("values" = "column name"))]
+    #[default("label".to_owned())]
     pub label: String,
-    /// The labels in the order of the classes. Default: the order of the head that a run starts
-    /// from if `path` has its names, otherwise the labels of `path`, sorted.
-    #[serde(default)]
+    /// The labels in the order of the classes. A label in the file may then also be the number of a
+    /// class, from 0 on. An empty list takes those of the head that the run starts from, if `path`
+    /// has their names (see [folders](folders.md#classes)), otherwise the labels of `path`, sorted.
+    /// Negative numbers, empty labels and numbers among names must be listed here.
+    #[schemars(extend("values" = "list of different strings, none or two or more"))]
     pub labels: Vec<String>,
-    /// A folder with `tokenizer.json` or `vocab.txt`, or such a file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// A folder with `tokenizer.json` or BERT's `vocab.txt`, or such a file. What stands beside it
+    /// is read as transformers does: see [folders](folders.md#tokens).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend("values" = "path", "absent" = "it must be set to read the data", "resume" = "place"),
+    )]
     pub tokenizer: Option<PathBuf>,
-    /// Tokens of an example, special ones included. Default 128.
-    #[serde(default = "max_length")]
+    /// Tokens of an example, special ones included. Shorter texts are padded to it.
+    #[schemars(range(min = 1, max = MAX_CONTEXT), extend("unit" = "tokens"))]
+    #[default(128)]
     pub max_length: usize,
-    /// Lengths below `max_length`, ascending, that batches of shorter texts are padded to. Default:
-    /// none.
-    #[serde(default)]
+    /// More lengths that batches are padded to: the shortest that holds all texts of the global
+    /// batch. Each is one more program of the step and of the evaluation to compile.
+    #[schemars(
+        extend(
+            "values" = "list of at most 16 ascending whole numbers below `max_length`",
+            "unit" = "tokens",
+        ),
+    )]
     pub pad_to: Vec<usize>,
-    /// `true` if longer texts lose their end, instead of being errors. Default false.
-    #[serde(default)]
+    /// Cut off the end of longer texts (the start, if the tokenizer's folder says so), that of the
+    /// longer text in a pair. Without it a longer text is an error.
     pub truncate: bool,
-    /// Number of training examples, for commands that run without the data; if they are present, it
-    /// must match.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Number of training examples, for commands that run without the data. If the data are
+    /// present, it must match them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = u32::MAX),
+        extend("unit" = "examples", "absent" = "counted in the data", "resume" = "place"),
+    )]
     pub num_examples: Option<usize>,
 }
 
 impl ClassificationConfig {
     /// [`Self::eval_fraction`], or its default.
     pub fn eval_fraction(&self) -> f64 {
-        self.eval_fraction.unwrap_or_else(tenth)
+        self.eval_fraction.unwrap_or(HELD_OUT)
     }
 }
 
 /// How a token is stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenType {
     /// Two bytes.
@@ -174,84 +267,131 @@ impl TokenType {
 
 /// Images and labels in the format of MNIST. A file may also be gzipped, with `.gz` appended to its
 /// name.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(default)]
 pub struct IdxConfig {
-    /// The folder with the four files.
+    /// The folder with the four files. Each may be gzipped, with `.gz` at the end of its name.
+    #[schemars(extend("values" = "path", "required" = true, "resume" = "place"))]
     pub path: PathBuf,
-    /// Default `train-images-idx3-ubyte`.
-    #[serde(default = "train_images")]
+    /// Images for training.
+    #[schemars(extend("values" = "file name", "resume" = "place"))]
+    #[default("train-images-idx3-ubyte".to_owned())]
     pub train_images: String,
-    /// Default `train-labels-idx1-ubyte`.
-    #[serde(default = "train_labels")]
+    /// Labels for training.
+    #[schemars(extend("values" = "file name", "resume" = "place"))]
+    #[default("train-labels-idx1-ubyte".to_owned())]
     pub train_labels: String,
-    /// Default `t10k-images-idx3-ubyte`.
-    #[serde(default = "eval_images")]
+    /// Images for evaluation.
+    #[schemars(extend("values" = "file name", "resume" = "place"))]
+    #[default("t10k-images-idx3-ubyte".to_owned())]
     pub eval_images: String,
-    /// Default `t10k-labels-idx1-ubyte`.
-    #[serde(default = "eval_labels")]
+    /// Labels for evaluation.
+    #[schemars(extend("values" = "file name", "resume" = "place"))]
+    #[default("t10k-labels-idx1-ubyte".to_owned())]
     pub eval_labels: String,
-    /// Number of classes; labels are smaller. Default 10.
-    #[serde(default = "ten")]
+    /// Number of classes. Labels are smaller than this.
+    #[schemars(range(min = 1, max = 256), extend("unit" = "classes"))]
+    #[default(10)]
     pub classes: usize,
-    /// `true` if an image is `[H * W]`, as an MLP takes it, instead of `[1, H, W]`. Default false.
-    #[serde(default)]
+    /// Make an image a row of pixels, as an MLP takes it.
     pub flat: bool,
-    /// Number of training examples, for commands that run without the data; if they are present, it
-    /// must match.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Number of training examples, for commands that run without the data. If the data are
+    /// present, it must match them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = u32::MAX),
+        extend("unit" = "examples", "absent" = "counted in the data", "resume" = "place"),
+    )]
     pub num_examples: Option<usize>,
 }
 
 /// The binary version of CIFAR-10.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(default)]
 pub struct Cifar10Config {
     /// The folder with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
+    #[schemars(extend("values" = "path", "required" = true, "resume" = "place"))]
     pub path: PathBuf,
-    /// `true` if training images are cropped and mirrored at random. Default true.
-    #[serde(default = "yes")]
+    /// Crop and mirror training images at random.
+    #[default(true)]
     pub augment: bool,
-    /// Number of training examples, for commands that run without the data; if they are present, it
-    /// must match.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Number of training examples, for commands that run without the data. If the data are
+    /// present, it must match them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = u32::MAX),
+        extend("unit" = "examples", "absent" = "counted in the data", "resume" = "place"),
+    )]
     pub num_examples: Option<usize>,
 }
 
 /// A folder of JPEG and PNG images for each class; classes are numbered in the order of their
 /// names.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(default)]
 pub struct ImageFolderConfig {
-    /// The folder with the classes' folders, such as ImageNet's `train`.
+    /// The folder with a folder of JPEG and PNG images for each class.
+    #[schemars(extend("values" = "path", "required" = true, "resume" = "place"))]
     pub path: PathBuf,
-    /// The same for evaluation, such as ImageNet's `val`; without it a part of each class in `path`
-    /// is held out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The folder for evaluation, with the same layout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "values" = "path",
+            "depends" = "none: `eval_fraction` is held out",
+            "resume" = "place",
+        ),
+    )]
     pub eval_path: Option<PathBuf>,
-    /// Share of each class, taken from its end, that is held out without `eval_path`. Default 0.1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Share of each class, taken from its end, that is held out for evaluation. Only without
+    /// `eval_path`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "exclusiveMinimum" = 0,
+            "exclusiveMaximum" = 1,
+            "unit" = "share of a class",
+            "depends" = "`0.1`",
+            "resume" = "place",
+        ),
+    )]
     pub eval_fraction: Option<f64>,
-    /// Rows and columns of an example. Default 224.
-    #[serde(default = "image_size")]
+    /// Rows and columns of an example.
+    #[schemars(range(min = 1, max = MAX_SIDE), extend("unit" = "pixels"))]
+    #[default(224)]
     pub image_size: usize,
-    /// The shorter side that an image is scaled to for evaluation, before the centre is taken.
-    /// Default 8/7 of `image_size`, as 256 of 224.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Length of the shorter side to which images are scaled for evaluation, before the center is
+    /// cropped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = 2 * MAX_SIDE),
+        extend(
+            "values" = "whole number, `image_size` to 16384",
+            "unit" = "pixels",
+            "depends" = "8/7 of `image_size`",
+        ),
+    )]
     pub eval_resize: Option<usize>,
-    /// `true` if training images are cropped and mirrored at random. Default true.
-    #[serde(default = "yes")]
+    /// Crop and mirror training images at random.
+    #[default(true)]
     pub augment: bool,
-    /// What to do about a file that cannot be decoded. Default `stop`.
-    #[serde(default)]
+    /// What to do about a file that cannot be decoded. With `"skip"` the next example takes its
+    /// place, and the run lists the skipped files.
     pub on_broken: OnBroken,
-    /// Number of training examples, for commands that run without the data; if they are present, it
-    /// must match.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Number of training examples, for commands that run without the data. If the data are
+    /// present, it must match them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = u32::MAX),
+        extend("unit" = "examples", "absent" = "counted in the data", "resume" = "place"),
+    )]
     pub num_examples: Option<usize>,
 }
 
 impl ImageFolderConfig {
     /// [`Self::eval_fraction`], or its default.
     pub fn eval_fraction(&self) -> f64 {
-        self.eval_fraction.unwrap_or_else(tenth)
+        self.eval_fraction.unwrap_or(HELD_OUT)
     }
 
     /// [`Self::eval_resize`], or its default.
@@ -261,7 +401,7 @@ impl ImageFolderConfig {
 }
 
 /// What to do about an example that cannot be decoded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnBroken {
     /// The run stops, naming the file.
@@ -273,94 +413,44 @@ pub enum OnBroken {
 }
 
 /// A classification task that is computed from the seed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct SyntheticConfig {
-    /// Training examples; a fifth as many others, but at least one, are for evaluation. Default
-    /// 4096.
+    /// Number of training examples. A fifth as many more, at least one, are for evaluation.
+    #[schemars(range(min = 1, max = u32::MAX), extend("unit" = "examples", "resume" = "place"))]
+    #[default(4096)]
     pub num_examples: usize,
-    /// Numbers in an example. Default 64.
+    /// Length of an example.
+    #[schemars(range(min = 1, max = MAX_FEATURES), extend("unit" = "numbers"))]
+    #[default(64)]
     pub features: usize,
-    /// Dims of an example, like `[3, 32, 32]` for an image. Default none: a row of `features`.
+    /// Dims of an example, such as `[3, 32, 32]`. An empty list makes it a row of `features`.
+    #[schemars(
+        inner(range(min = 1, max = MAX_FEATURES)),
+        extend("values" = "list of whole numbers with a product from 1 to 1048576"),
+    )]
     pub image: Vec<usize>,
-    /// Default 10.
+    /// Number of classes. Labels are smaller than this.
+    #[schemars(range(min = 2, max = MAX_FEATURES), extend("unit" = "classes"))]
+    #[default(10)]
     pub classes: usize,
 }
 
-impl Default for SyntheticConfig {
-    fn default() -> Self {
-        Self { num_examples: 4096, features: 64, image: vec![], classes: 10 }
-    }
-}
-
 /// Sequences of tokens that are computed from the seed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(default)]
 pub struct SyntheticTokensConfig {
-    /// Training examples; a fifth as many others, but at least one, are for evaluation. Default
-    /// 4096.
-    #[serde(default = "num_examples")]
+    /// Number of training examples. A fifth as many more, at least one, are for evaluation.
+    #[schemars(range(min = 1, max = u32::MAX), extend("unit" = "examples", "resume" = "place"))]
+    #[default(4096)]
     pub num_examples: usize,
-    /// Size of the vocabulary; token ids are smaller.
+    /// Number of different tokens.
+    #[schemars(range(min = 1, max = i32::MAX), extend("unit" = "tokens", "required" = true))]
     pub vocab_size: usize,
-    /// Tokens that a prediction sees at most. Default 1024.
-    #[serde(default = "token_context")]
+    /// Maximum number of tokens that a prediction sees. An example has one token more.
+    #[schemars(range(min = 1, max = MAX_CONTEXT), extend("unit" = "tokens"))]
+    #[default(1024)]
     pub context: usize,
-}
-
-fn num_examples() -> usize {
-    SyntheticConfig::default().num_examples
-}
-
-fn text_context() -> usize {
-    256
-}
-
-fn token_context() -> usize {
-    1024
-}
-
-fn sentence() -> String {
-    "sentence".to_owned()
-}
-
-fn label() -> String {
-    "label".to_owned()
-}
-
-fn max_length() -> usize {
-    128
-}
-
-fn train_images() -> String {
-    "train-images-idx3-ubyte".to_owned()
-}
-
-fn train_labels() -> String {
-    "train-labels-idx1-ubyte".to_owned()
-}
-
-fn eval_images() -> String {
-    "t10k-images-idx3-ubyte".to_owned()
-}
-
-fn eval_labels() -> String {
-    "t10k-labels-idx1-ubyte".to_owned()
-}
-
-fn image_size() -> usize {
-    224
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn ten() -> usize {
-    10
-}
-
-fn tenth() -> f64 {
-    0.1
 }
 
 impl DataConfig {
@@ -441,10 +531,14 @@ impl DataConfig {
         }
     }
 
-    /// Checks that involve several keys, and those of fractions.
+    /// Checks that involve several keys.
     fn check(&self, errors: &mut KeyErrors) {
         match self {
-            Self::Cifar10(_) | Self::Digits(_) | Self::Idx(_) | Self::SyntheticTokens(_) => {}
+            Self::Cifar10(_)
+            | Self::Digits(_)
+            | Self::Idx(_)
+            | Self::Text(_)
+            | Self::SyntheticTokens(_) => {}
             Self::Classification(texts) => {
                 let labels = &texts.labels;
                 let different: BTreeSet<_> = labels.iter().collect();
@@ -458,7 +552,6 @@ impl DataConfig {
                 );
                 let fits = texts.pad_to.len() <= MAX_LENGTHS && ends.is_sorted_by(|a, b| a < b);
                 errors.check(require(fits, "pad_to", format!("{:?}", texts.pad_to), &allowed));
-                check_fraction(texts.eval_fraction(), errors);
             }
             Self::ImageFolder(images) => {
                 if errors.none_of(&["image_size"]) {
@@ -469,16 +562,13 @@ impl DataConfig {
                     let fits = (least..=most).contains(&resize);
                     errors.check(require(fits, "eval_resize", resize, &allowed));
                 }
-                check_fraction(images.eval_fraction(), errors);
             }
             Self::Tokens(tokens) => {
                 let fits = tokens.dtype == TokenType::U32 || tokens.vocab_size <= 1 << 16;
                 let allowed =
                     "a whole number from 1 to 65536, the ids that data.dtype = \"u16\" has";
                 errors.check(require(fits, "vocab_size", tokens.vocab_size, allowed));
-                check_fraction(tokens.eval_fraction(), errors);
             }
-            Self::Text(text) => check_fraction(text.eval_fraction, errors),
             Self::Synthetic(SyntheticConfig { image, .. }) => {
                 let size = image.iter().try_fold(1usize, |size, dim| size.checked_mul(*dim));
                 let fits = size.is_some_and(|size| (1..=MAX_FEATURES).contains(&size));
@@ -491,28 +581,17 @@ impl DataConfig {
 
 impl Section for DataConfig {
     const NAME: &'static str = "data";
-    const TAG: Option<&'static str> = Some(Self::TAG);
-    const CHOICES: &'static [&'static str] = Self::NAMES;
-
+    const ABOUT: &str = "Where the examples come from, selected by `source`.";
+    const TAG: Option<Tag> = Some(Tag {
+        name: Self::TAG,
+        choices: Self::NAMES,
+        meaning: "Where the examples come from.",
+        on_resume: OnResume::Warn,
+    });
     const EXCLUSIVE: &'static [Exclusive] = &[(&["eval_path"], &["eval_fraction"])];
 
-    fn keys(choice: &str) -> Vec<&'static str> {
-        Self::keys_of(choice)
-    }
-
-    fn range(choice: &str, key: &str) -> Option<Range> {
-        let max = match (key, choice) {
-            ("num_examples", _) => u32::MAX as usize,
-            ("image_size", _) => MAX_SIDE,
-            ("eval_resize", _) => 2 * MAX_SIDE,
-            ("vocab_size", _) => i32::MAX as usize,
-            ("context" | "max_length", _) => MAX_CONTEXT,
-            ("classes", "idx") => 256,
-            ("classes", _) => return Some(2..=MAX_FEATURES as i64),
-            ("features" | "image", _) => MAX_FEATURES,
-            _ => return None,
-        };
-        Some(1..=max as i64)
+    fn keys(choice: &str) -> Vec<Key> {
+        Self::keys_of(choice, OnResume::Warn)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
@@ -522,15 +601,12 @@ impl Section for DataConfig {
     }
 }
 
+/// The share that is held out by default.
+const HELD_OUT: f64 = 0.1;
+
 /// Generous limits, so that a typing error does not allocate terabytes.
 const MAX_FEATURES: usize = 1 << 20;
 const MAX_CONTEXT: usize = 1 << 24;
 const MAX_SIDE: usize = 1 << 13;
 /// Each length is a program to compile.
 const MAX_LENGTHS: usize = 16;
-
-/// Neither split may be empty: a run ends with an evaluation.
-fn check_fraction(value: f64, errors: &mut KeyErrors) {
-    let holds = value > 0.0 && value < 1.0;
-    errors.check(require(holds, "eval_fraction", value, "a number above 0 and below 1"));
-}

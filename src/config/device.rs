@@ -4,29 +4,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::de;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::{KeyError, Problem, nearest, require};
-use super::keys::{Reader, Section, field_names};
+use super::key::{Key, OnResume};
+use super::keys::{Reader, Section};
 use super::shorten::shorten;
 
 /// `[device]`: the hardware to run on.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
 #[serde(default)]
 pub struct DeviceConfig {
-    /// The PJRT plugin. Default `cpu`.
+    /// The PJRT plugin.
+    #[schemars(
+        extend(
+            "values" =
+                "`\"cpu\"`, `\"cuda\"`, `\"tpu\"`, or the path of a plugin, with a `/` in it",
+        ),
+        with = "String",
+    )]
     pub backend: Backend,
-    /// Options of the plugin by name, passed to it when it opens its devices. Default none. See
-    /// `docs/gpu.md` and `docs/tpu.md`.
+    /// Options of the plugin, passed to it when it opens its devices: `true`, `false`, numbers,
+    /// strings or lists of whole numbers. The `cpu` backend has none. See [GPU](gpu.md) and
+    /// [TPU](tpu.md).
+    #[schemars(extend("values" = "table of options"))]
     pub options: BTreeMap<String, PluginOption>,
 }
 
 impl Section for DeviceConfig {
     const NAME: &'static str = "device";
+    const ABOUT: &str = "The hardware to run on.";
 
-    fn keys(_choice: &str) -> Vec<&'static str> {
-        field_names::<Self>().to_vec()
+    fn keys(_choice: &str) -> Vec<Key> {
+        Key::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
@@ -46,7 +58,7 @@ impl Section for DeviceConfig {
 }
 
 /// The value of a plugin's option.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     untagged,
     expecting = "an option is true, false, a number, a string or a list of whole numbers"

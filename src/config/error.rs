@@ -363,9 +363,6 @@ pub(super) const COUNT: &str = "a whole number, 0 or more";
 /// The range of an integer.
 pub(super) type Range = std::ops::RangeInclusive<i64>;
 
-/// Integers from 1 on.
-pub(super) const AT_LEAST_ONE: Range = 1..=i64::MAX;
-
 /// A range in words.
 pub(super) fn allowed_in(range: &Range) -> String {
     match *range.end() {

@@ -1,5 +1,8 @@
-//! Reading sections. The key names come from serde, so that the reader, `--set` and the suggestions
-//! know a field as soon as it is in its struct.
+//! Reading sections, whose fields declare their keys: the reader, `--set`, the suggestions and the
+//! reference know a field as soon as it is in its struct.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use serde::de::value::SeqDeserializer;
 use serde::de::{
@@ -9,30 +12,35 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use toml::{Table, Value};
 
-use super::error::{COUNT, KeyError, KeyErrors, Problem, Range, allowed_in};
+use super::error::{COUNT, KeyError, KeyErrors, Problem};
+use super::key::{Fallback, Key, Limits, OnResume};
 
 /// Alternative keys for the same thing: either those on the left or those on the right.
 pub(super) type Exclusive = (&'static [&'static str], &'static [&'static str]);
+
+/// The key that selects the other keys of a section, and its values.
+#[derive(Clone, Copy)]
+pub(super) struct Tag {
+    pub name: &'static str,
+    pub choices: &'static [&'static str],
+    /// What it is about, as a sentence.
+    pub meaning: &'static str,
+    pub on_resume: OnResume,
+}
 
 /// One `[section]` of the file.
 pub(super) trait Section: Sized {
     /// The section's name.
     const NAME: &'static str;
-    /// The key that selects one of [`Self::CHOICES`], in sections that have one.
-    const TAG: Option<&'static str> = None;
-    /// The values of the tag.
-    const CHOICES: &'static [&'static str] = &[];
+    /// What the section is about, in sentences.
+    const ABOUT: &'static str;
+    /// The key that selects what the section has, in sections that have one.
+    const TAG: Option<Tag> = None;
     /// Pairs of which only one side may be set.
     const EXCLUSIVE: &'static [Exclusive] = &[];
 
-    /// The keys for a choice, without the tag.
-    fn keys(choice: &str) -> Vec<&'static str>;
-
-    /// The range of an integer, or of each one in a list, under a key; `None` if all from 0 on are
-    /// allowed.
-    fn range(_choice: &str, _key: &str) -> Option<Range> {
-        None
-    }
+    /// The keys for a choice, without the tag, in the order in which they are shown.
+    fn keys(choice: &str) -> Vec<Key>;
 
     /// Reads a table without unknown keys. `None` after an error without a substitute value. Other
     /// errors are collected in the reader; if there are any, the result is not used.
@@ -46,7 +54,7 @@ pub(super) struct Reader<'a> {
     /// The errors so far.
     pub errors: KeyErrors,
     table: &'a Table,
-    range: fn(&str, &str) -> Option<Range>,
+    keys: &'static [Key],
 }
 
 impl Reader<'_> {
@@ -63,34 +71,40 @@ impl Reader<'_> {
         &mut self,
         deserialize: impl Fn(Keys<'_, '_>) -> Result<T, KeyError>,
     ) -> Option<T> {
-        let (mut left_out, mut stand_ins) = (vec![], vec![]);
+        let mut wrong = vec![];
         loop {
-            let range = |key: &str| (self.range)(self.choice, key);
-            let keys = Keys {
-                table: self.table,
-                range: &range,
-                left_out: &left_out,
-                stand_ins: &stand_ins,
-            };
+            let keys = Keys { table: self.table, keys: self.keys, wrong: &wrong };
             let mut error = match deserialize(keys) {
                 Ok(fields) => return Some(fields),
                 Err(error) => error,
             };
             let key = error.key.split('.').next().unwrap_or_default().to_owned();
-            match (&mut error.problem, range(&key)) {
-                (Problem::Value { allowed, .. }, Some(range)) => {
-                    *allowed = allowed.replace(COUNT, &allowed_in(&range));
-                }
-                (Problem::Missing { allowed }, Some(range)) => *allowed = allowed_in(&range),
-                _ => {}
+            let limits = self.keys.iter().find(|known| known.name == key);
+            let allowed_here = limits.and_then(|key| key.limits.in_words());
+            if let (Problem::Value { allowed, .. }, Some(words)) =
+                (&mut error.problem, allowed_here)
+            {
+                *allowed = allowed.replace(COUNT, &words);
             }
             self.errors.push(error);
-            let is_missing = left_out.contains(&key) || !self.table.contains_key(&key);
-            match is_missing {
-                false => left_out.push(key),
-                true if key.is_empty() || stand_ins.contains(&key) => return None,
-                true => stand_ins.push(key),
+            if key.is_empty() || wrong.contains(&key) {
+                return None;
             }
+            wrong.push(key);
+        }
+    }
+
+    /// Reports the keys that must be set, and neither are nor exclude another one.
+    fn check_required(&mut self, exclusive: &[Exclusive]) {
+        let is_missing = |key: &&Key| {
+            key.fallback == Fallback::Required
+                && !self.table.contains_key(key.name)
+                && !exclusive.iter().any(|(a, b)| a.contains(&key.name) || b.contains(&key.name))
+        };
+        for key in self.keys.iter().filter(is_missing) {
+            let allowed = key.limits.in_words();
+            let allowed = allowed.unwrap_or_else(|| "a value, for it has no default".to_owned());
+            self.errors.push(KeyError::missing(key.name, &allowed));
         }
     }
 }
@@ -99,21 +113,34 @@ impl Reader<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct SectionInfo {
     pub name: &'static str,
-    pub tag: Option<&'static str>,
-    pub choices: &'static [&'static str],
+    pub about: &'static str,
+    pub tag: Option<Tag>,
     pub exclusive: &'static [Exclusive],
-    pub keys: fn(&str) -> Vec<&'static str>,
+    keys: fn(&str) -> Vec<Key>,
 }
 
 impl SectionInfo {
-    /// The keys for all choices, and the tag.
+    /// The values of the tag; one empty choice without a tag.
+    pub fn choices(&self) -> &'static [&'static str] {
+        self.tag.map_or(&[""], |tag| tag.choices)
+    }
+
+    /// The keys for a choice, without the tag, in the order in which they are shown.
+    pub fn keys(&self, choice: &'static str) -> &'static [Key] {
+        type Known = BTreeMap<(&'static str, &'static str), &'static [Key]>;
+        static KNOWN: Mutex<Known> = Mutex::new(BTreeMap::new());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        // Computed once for each, so that nothing grows.
+        known.entry((self.name, choice)).or_insert_with(|| Vec::leak((self.keys)(choice)))
+    }
+
+    /// The names of the keys for all choices, and of the tag.
     pub fn all_keys(&self) -> Vec<&'static str> {
-        let choices = if self.choices.is_empty() { &[""] } else { self.choices };
-        let keys = choices.iter().flat_map(|choice| (self.keys)(choice));
-        let mut known = vec![];
-        for key in self.tag.into_iter().chain(keys) {
-            if !known.contains(&key) {
-                known.push(key);
+        let keys = self.choices().iter().flat_map(|choice| self.keys(choice));
+        let mut known: Vec<_> = self.tag.iter().map(|tag| tag.name).collect();
+        for key in keys {
+            if !known.contains(&key.name) {
+                known.push(key.name);
             }
         }
         known
@@ -123,8 +150,8 @@ impl SectionInfo {
 pub(super) const fn info<S: Section>() -> SectionInfo {
     SectionInfo {
         name: S::NAME,
+        about: S::ABOUT,
         tag: S::TAG,
-        choices: S::CHOICES,
         exclusive: S::EXCLUSIVE,
         keys: S::keys,
     }
@@ -146,7 +173,7 @@ pub(super) fn read_section<S: Section>(file: &Table, errors: &mut KeyErrors) -> 
             return None;
         }
     };
-    let mut reader = Reader { choice: "", errors: KeyErrors::default(), table, range: S::range };
+    let mut reader = Reader { choice: "", errors: KeyErrors::default(), table, keys: &[] };
     let section = read_table::<S>(&mut reader);
     errors.extend_from(S::NAME, reader.errors);
     section
@@ -154,22 +181,19 @@ pub(super) fn read_section<S: Section>(file: &Table, errors: &mut KeyErrors) -> 
 
 fn read_table<S: Section>(reader: &mut Reader<'_>) -> Option<S> {
     let Reader { table, errors, .. } = reader;
-    let choice = match S::TAG {
+    let section = info::<S>();
+    let choice = match section.tag {
         None => Some(""),
-        Some(tag) => chosen(tag, S::CHOICES, table, errors),
+        Some(tag) => chosen(&tag, table, errors),
     };
     // Without a choice, the keys of all choices are known.
-    let mut known = vec![];
-    for key in choice
-        .map_or(S::CHOICES, |_| &[""])
-        .iter()
-        .flat_map(|other| S::keys(choice.unwrap_or(other)))
-    {
-        if !known.contains(&key) {
-            known.push(key);
-        }
-    }
-    known.extend(S::TAG);
+    let names = |choice| section.keys(choice).iter().map(|key| key.name);
+    let mut known = match choice {
+        Some(choice) => names(choice).collect(),
+        None => section.all_keys(),
+    };
+    known.retain(|name| section.tag.is_none_or(|tag| tag.name != *name));
+    known.extend(section.tag.map(|tag| tag.name));
     for key in table.keys().filter(|key| !known.contains(&key.as_str())) {
         errors.push(KeyError::unknown(key, known.clone()));
     }
@@ -182,80 +206,35 @@ fn read_table<S: Section>(reader: &mut Reader<'_>) -> Option<S> {
         }
     }
     reader.choice = choice?;
+    reader.keys = section.keys(reader.choice);
+    reader.check_required(S::EXCLUSIVE);
     S::read(reader)
 }
 
-fn chosen(
-    tag: &str,
-    choices: &'static [&'static str],
-    table: &Table,
-    errors: &mut KeyErrors,
-) -> Option<&'static str> {
+fn chosen(tag: &Tag, table: &Table, errors: &mut KeyErrors) -> Option<&'static str> {
+    let choices = tag.choices;
     let allowed = || choices.iter().map(|c| format!("{c:?}")).collect::<Vec<_>>().join(", ");
-    let error = match table.get(tag) {
-        None => KeyError::missing(tag, &allowed()),
+    let error = match table.get(tag.name) {
+        None => KeyError::missing(tag.name, &allowed()),
         Some(Value::String(word)) => match choices.iter().find(|choice| *choice == word) {
             Some(choice) => return Some(choice),
-            None => KeyError::choice(tag, word, choices),
+            None => KeyError::choice(tag.name, word, choices),
         },
         Some(other) => {
             let found = unexpected(other).to_string();
-            KeyError::new(tag, Problem::Value { found, allowed: allowed() })
+            KeyError::new(tag.name, Problem::Value { found, allowed: allowed() })
         }
     };
     errors.push(error);
     None
 }
 
-/// The names of the fields of `T`.
-pub(super) fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
-    field_names_by(|names| T::deserialize(names))
-}
-
-/// [`field_names`] of a type that is selected at run time.
-pub(super) fn field_names_by<T>(
-    deserialize: impl FnOnce(FieldNames<'_>) -> Result<T, KeyError>,
-) -> &'static [&'static str] {
-    let mut names: &'static [&'static str] = &[];
-    // Always an error: only the names are wanted.
-    let _ = deserialize(FieldNames(&mut names));
-    names
-}
-
-/// Notes the fields of the struct that is deserialized from it, and fails.
-pub(super) struct FieldNames<'a>(&'a mut &'static [&'static str]);
-
-impl<'de> Deserializer<'de> for FieldNames<'_> {
-    type Error = KeyError;
-
-    fn deserialize_struct<V: Visitor<'de>>(
-        self,
-        _name: &'static str,
-        fields: &'static [&'static str],
-        _visitor: V,
-    ) -> Result<V::Value, KeyError> {
-        *self.0 = fields;
-        Err(KeyError::custom("names only"))
-    }
-
-    fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, KeyError> {
-        Err(KeyError::custom("names only"))
-    }
-
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit
-        unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
-    }
-}
-
 /// Deserializes a struct from a table.
 pub(super) struct Keys<'de, 'a> {
     table: &'de Table,
-    range: &'a dyn Fn(&str) -> Option<Range>,
+    keys: &'static [Key],
     /// Keys with wrong values.
-    left_out: &'a [String],
-    /// Keys that need a substitute.
-    stand_ins: &'a [String],
+    wrong: &'a [String],
 }
 
 impl<'de> Deserializer<'de> for Keys<'de, '_> {
@@ -268,14 +247,12 @@ impl<'de> Deserializer<'de> for Keys<'de, '_> {
         visitor: V,
     ) -> Result<V::Value, KeyError> {
         let is_read =
-            |key: &str| fields.contains(&key) && !self.left_out.iter().any(|left| left == key);
-        let entries = self.table.iter().filter(|(key, _)| is_read(key));
-        let entries =
-            entries.map(|(key, value)| (key.as_str(), Entry::new(value, (self.range)(key))));
-        let stand_ins =
-            fields.iter().filter(|field| self.stand_ins.iter().any(|key| key == **field));
-        let stand_ins = stand_ins.map(|field| (*field, Entry { value: None, range: None }));
-        visitor.visit_map(Entries { entries: entries.chain(stand_ins), current: None })
+            |key: &str| fields.contains(&key) && !self.wrong.iter().any(|wrong| wrong == key);
+        let limits = |name: &str| self.keys.iter().find(|key| key.name == name);
+        let entries = self.table.iter().filter(|(key, _)| is_read(key)).map(|(key, value)| {
+            (key.as_str(), Entry { value, limits: limits(key).map(|key| &key.limits) })
+        });
+        visitor.visit_map(Entries { entries, current: None })
     }
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyError> {
@@ -295,7 +272,8 @@ struct Entries<'de, I> {
 }
 
 fn entries(table: &Table) -> Entries<'_, impl Iterator<Item = (&str, Entry<'_>)>> {
-    let entries = table.iter().map(|(key, value)| (key.as_str(), Entry::new(value, None)));
+    let entry = |value| Entry { value, limits: None };
+    let entries = table.iter().map(move |(key, value)| (key.as_str(), entry(value)));
     Entries { entries, current: None }
 }
 
@@ -318,17 +296,10 @@ impl<'de, I: Iterator<Item = (&'de str, Entry<'de>)>> MapAccess<'de> for Entries
     }
 }
 
-/// A value; wrong types and integers out of range are reported as a [`KeyError`].
+/// A value; wrong types and numbers beyond their limits are reported as a [`KeyError`].
 struct Entry<'de> {
-    /// `None` for a substitute.
-    value: Option<&'de Value>,
-    range: Option<Range>,
-}
-
-impl<'de> Entry<'de> {
-    fn new(value: &'de Value, range: Option<Range>) -> Self {
-        Self { value: Some(value), range }
-    }
+    value: &'de Value,
+    limits: Option<&'static Limits>,
 }
 
 impl<'de> IntoDeserializer<'de, KeyError> for Entry<'de> {
@@ -342,45 +313,22 @@ impl<'de> Deserializer<'de> for Entry<'de> {
     type Error = KeyError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyError> {
-        let Some(value) = self.value else { return visitor.visit_unit() };
+        let Self { value, limits } = self;
+        if let Some(limits) = limits.filter(|limits| !limits.allow(value)) {
+            let allowed = limits.in_words().unwrap_or_default();
+            return Err(KeyError::new("", Problem::Value { found: value.to_string(), allowed }));
+        }
         match value {
             Value::String(value) => visitor.visit_str(value),
-            Value::Integer(value)
-                if self.range.as_ref().is_some_and(|range| !range.contains(value)) =>
-            {
-                let KeyError { key, problem } =
-                    KeyError::invalid_value(Unexpected::Signed(*value), &visitor);
-                let problem = match problem {
-                    Problem::Value { allowed, .. } => {
-                        Problem::Value { found: value.to_string(), allowed }
-                    }
-                    other => other,
-                };
-                Err(KeyError { key, problem })
-            }
             Value::Integer(value) => visitor.visit_i64(*value),
             Value::Float(value) => visitor.visit_f64(*value),
             Value::Boolean(value) => visitor.visit_bool(*value),
             Value::Datetime(_) => Err(KeyError::invalid_type(unexpected(value), &visitor)),
             Value::Array(values) => {
-                let entries = values.iter().map(|value| Entry::new(value, self.range.clone()));
+                let entries = values.iter().map(|value| Entry { value, limits });
                 visitor.visit_seq(SeqDeserializer::new(entries))
             }
             Value::Table(table) => visitor.visit_map(entries(table)),
-        }
-    }
-
-    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyError> {
-        match self.value {
-            None => visitor.visit_str(""),
-            Some(_) => self.deserialize_any(visitor),
-        }
-    }
-
-    fn deserialize_u64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyError> {
-        match self.value {
-            None => visitor.visit_u64(1),
-            Some(_) => self.deserialize_any(visitor),
         }
     }
 
@@ -395,9 +343,8 @@ impl<'de> Deserializer<'de> for Entry<'de> {
         visitor: V,
     ) -> Result<V::Value, KeyError> {
         match self.value {
-            None => visitor.visit_unit(),
-            Some(Value::String(word)) => visitor.visit_enum(word.as_str().into_deserializer()),
-            Some(other) => {
+            Value::String(word) => visitor.visit_enum(word.as_str().into_deserializer()),
+            other => {
                 let allowed: Vec<_> =
                     variants.iter().map(|variant| format!("{variant:?}")).collect();
                 let (found, allowed) = (unexpected(other).to_string(), allowed.join(", "));
@@ -407,8 +354,8 @@ impl<'de> Deserializer<'de> for Entry<'de> {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 u8 u16 u32 f32 f64 char str bytes byte_buf unit unit_struct
-        newtype_struct seq tuple tuple_struct map struct identifier ignored_any
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf unit
+        unit_struct newtype_struct seq tuple tuple_struct map struct identifier ignored_any
     }
 }
 
@@ -445,9 +392,12 @@ macro_rules! choices {
                 match self { $(Self::$Variant(_) => $name,)* }
             }
 
-            pub(in crate::config) fn keys_of(name: &str) -> Vec<&'static str> {
+            pub(in crate::config) fn keys_of(
+                name: &str,
+                on_resume: $crate::config::OnResume,
+            ) -> Vec<$crate::config::key::Key> {
                 match name {
-                    $($name => $crate::config::keys::field_names::<$Keys>().to_vec(),)*
+                    $($name => $crate::config::key::Key::of::<$Keys>(on_resume),)*
                     _ => vec![],
                 }
             }

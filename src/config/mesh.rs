@@ -1,28 +1,29 @@
 //! `[mesh]`: the number of replicas along each axis.
 
 use hlo::{Axis, Mesh, counted};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
-use super::error::{KeyErrors, Range, require};
-use super::keys::{Reader, Section, field_names};
+use super::error::{KeyErrors, require};
+use super::key::{Key, OnResume};
+use super::keys::{Reader, Section};
 use super::sections::{AutoOr, MAX_REPLICAS};
 
 /// `[mesh]`: the number of replicas along each axis.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct MeshConfig {
-    /// Number of replicas that hold the same state; the batch is divided over them. Default
-    /// `"auto"`.
+    /// Number of replicas that hold the same state; the batch is divided over them. `"auto"` uses
+    /// all devices that `fsdp` leaves.
+    #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas"))]
     pub data: AutoOr<usize>,
-    /// Number of replicas that the state is sharded over; the batch is divided over them too.
-    /// Default 1.
+    /// Number of replicas that parameters and optimizer state are sharded over; the batch is
+    /// divided over them too. `"auto"` uses all devices that `data` leaves, or all if `data` is
+    /// `"auto"` too. See [Parallelism](parallelism.md).
+    #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas"))]
+    #[default(AutoOr::Value(1))]
     pub fsdp: AutoOr<usize>,
-}
-
-impl Default for MeshConfig {
-    fn default() -> Self {
-        Self { data: AutoOr::Auto, fsdp: AutoOr::Value(1) }
-    }
 }
 
 /// A mesh that does not fit the devices.
@@ -87,13 +88,10 @@ impl MeshConfig {
 
 impl Section for MeshConfig {
     const NAME: &'static str = "mesh";
+    const ABOUT: &str = "The number of replicas along each axis.";
 
-    fn keys(_choice: &str) -> Vec<&'static str> {
-        field_names::<Self>().to_vec()
-    }
-
-    fn range(_choice: &str, _key: &str) -> Option<Range> {
-        Some(1..=MAX_REPLICAS)
+    fn keys(_choice: &str) -> Vec<Key> {
+        Key::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {

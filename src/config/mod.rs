@@ -29,8 +29,10 @@ mod cluster;
 mod data;
 mod device;
 mod error;
+mod field_names;
 mod file;
 mod folder;
+mod key;
 mod keys;
 mod lines;
 mod mesh;
@@ -66,6 +68,7 @@ pub use device::{Backend, DeviceConfig, PluginOption, UnknownBackend};
 pub use error::{Complaint, Error, Place, Problem, near_names};
 pub use file::{cache_dir, expand_home, open_regular, read_regular};
 pub use folder::{FolderClasses, FolderConfig, FolderError};
+pub use key::OnResume;
 pub use mesh::{MeshConfig, UnevenMesh};
 pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
 pub use overrides::UNSET;
@@ -529,4 +532,25 @@ pub fn known_keys() -> Vec<String> {
         section.all_keys().into_iter().map(move |key| format!("{}.{key}", section.name))
     };
     SECTIONS.into_iter().flat_map(of_section).collect()
+}
+
+/// What another value of a key, `section.key` or below it, means for a run that is resumed. One
+/// that no section has is that of another run.
+///
+/// ```
+/// use lockstep::config::{OnResume, on_resume};
+/// assert_eq!(on_resume("model.width"), OnResume::Refuse);
+/// assert_eq!(on_resume("compile.overrides.xla_a"), OnResume::Same);
+/// ```
+pub fn on_resume(path: &str) -> OnResume {
+    let mut parts = path.split('.');
+    let (name, key) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let Some(section) = SECTIONS.into_iter().find(|section| section.name == name) else {
+        return OnResume::Warn;
+    };
+    if let Some(tag) = section.tag.filter(|tag| tag.name == key) {
+        return tag.on_resume;
+    }
+    let mut keys = section.choices().iter().flat_map(|choice| section.keys(choice));
+    keys.find(|known| known.name == key).map_or(OnResume::Warn, |known| known.on_resume)
 }

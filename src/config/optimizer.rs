@@ -1,34 +1,62 @@
 //! `[optimizer]`: the update rule, its constants, and the options that all rules share.
 
 use hlo::DType;
-use serde::{Deserialize, Serialize, Serializer};
-use toml::Table;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
-use super::error::{KeyError, KeyErrors, require, require_not_negative_in, require_positive_in};
-use super::keys::{Reader, Section, choices, field_names};
+use super::error::{KeyErrors, require, require_not_negative_in, require_positive_in};
+use super::key::{Key, OnResume, POSITIVE_F32};
+use super::keys::{Reader, Section, Tag, choices};
 use super::patterns::{PatternNumbers, Patterns};
 
 /// `[optimizer]`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(default)]
 pub struct OptimizerConfig {
     /// The update rule, selected by `name`.
+    #[serde(flatten, skip_deserializing)]
+    #[schemars(skip)]
+    #[default(UpdateRule::Sgd(Sgd::default()))]
     pub rule: UpdateRule,
-    /// Patterns of the parameters without weight decay. Default: those of rank below 2, which are
-    /// biases and the scales of norms. An empty list excludes none.
+    /// Patterns of the parameters without weight decay, such as `["*.bias", "*norm*"]`. An empty
+    /// list excludes none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend("absent" = "parameters of rank below 2, which are biases and the scales of norms"),
+    )]
     pub weight_decay_exclude: Option<Patterns>,
-    /// The largest norm of the gradient over all parameters; a larger one is scaled down. Default:
-    /// no limit.
+    /// The largest norm of the gradient over all parameters. A larger gradient is scaled down to
+    /// it. With `train.precision = "f64"` the range is that of f64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "exclusiveMinimum" = 0,
+            "values" = POSITIVE_F32,
+            "absent" = "gradients are not clipped",
+        ),
+    )]
     pub clip_grad_norm: Option<f64>,
-    /// Decay of a running mean of the parameters, which is evaluated and saved in their place.
-    /// Default: no running mean.
+    /// Decay of a running mean of the parameters, which is then evaluated and saved in their place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "absent" = "no running mean is kept"))]
     pub ema_decay: Option<f64>,
-    /// Factors of the learning rate, by the parameters' patterns. Default: 1 for all.
+    /// Factors of the learning rate for the parameters that a pattern matches: `lr_factors = {
+    /// "classifier.*" = 10 }`. A pattern must match a parameter, and no parameter may have two
+    /// factors.
+    #[schemars(extend("values" = "table of numbers above 0, up to 1e6, by pattern"))]
     pub lr_factors: PatternNumbers,
-    /// Factor of the learning rate from each layer to the one below it, above 0 to 1. Default 1.
+    /// Factor of the learning rate from each layer to the one below it. Layers are the blocks and
+    /// what precedes them, such as embeddings; what follows the blocks has the rate itself.
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
+    #[default(1.0)]
     pub layer_decay: f64,
-    /// Weight decays that replace the rule's, by the parameters' patterns. Default: none.
+    /// Weight decays for the parameters that a pattern matches, in place of `weight_decay` and
+    /// `weight_decay_exclude`: `weight_decays = { "embed.*" = 0 }`.
+    #[schemars(extend("values" = "table of numbers, 0 or more, by pattern"))]
     pub weight_decays: PatternNumbers,
-    /// Patterns of the parameters that are not trained. Default: none.
+    /// Patterns of the parameters that are not trained: they have no gradients, no weight decay and
+    /// no optimizer state.
     pub freeze: Patterns,
 }
 
@@ -49,175 +77,149 @@ choices! {
 }
 
 /// Stochastic gradient descent.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct Sgd {
-    /// Factor for the running sum of gradients at each step, 0 to below 1. Default 0.9.
+    /// Factor by which the running sum of gradients is multiplied at each step.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
+    #[default(0.9)]
     pub momentum: f64,
-    /// `true` for Nesterov momentum. Default false.
+    /// Use Nesterov momentum. Requires `momentum` above 0.
     pub nesterov: bool,
-    /// `true` if a new learning rate applies to the whole momentum. Default true, as in PyTorch.
+    /// With `true`, a new learning rate applies to the whole momentum, as in PyTorch. With `false`,
+    /// past gradients keep the rate of their step.
+    #[default(true)]
     pub momentum_correction: bool,
-    /// This times the parameter is added to its gradient. Default 0.
+    /// This times the parameter is added to its gradient.
+    #[schemars(range(min = 0))]
     pub weight_decay: f64,
-}
-
-impl Default for Sgd {
-    fn default() -> Self {
-        Self { momentum: 0.9, nesterov: false, momentum_correction: true, weight_decay: 0.0 }
-    }
 }
 
 /// Adam.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct Adam {
-    /// Decay of the running mean of gradients, 0 to below 1. Default 0.9.
+    /// Decay of the running mean of gradients.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
+    #[default(0.9)]
     pub beta1: f64,
-    /// Decay of the running mean of squared gradients, 0 to below 1. Default 0.999.
+    /// Decay of the running mean of squared gradients.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
+    #[default(0.999)]
     pub beta2: f64,
-    /// Added to the square root of the mean square, above 0. Default 1e-8.
+    /// Added to the square root of the mean square. With `train.precision = "f64"` the range is
+    /// that of f64.
+    #[schemars(extend("exclusiveMinimum" = 0, "values" = POSITIVE_F32))]
+    #[default(1e-8)]
     pub epsilon: f64,
-    /// This times the parameter is added to its gradient. Default 0.
+    /// This times the parameter is added to its gradient.
+    #[schemars(range(min = 0))]
     pub weight_decay: f64,
-}
-
-impl Default for Adam {
-    fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 }
-    }
 }
 
 /// Adam with decoupled weight decay.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct AdamW {
-    /// Decay of the running mean of gradients, 0 to below 1. Default 0.9.
+    /// Decay of the running mean of gradients.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
+    #[default(0.9)]
     pub beta1: f64,
-    /// Decay of the running mean of squared gradients, 0 to below 1. Default 0.999.
+    /// Decay of the running mean of squared gradients.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
+    #[default(0.999)]
     pub beta2: f64,
-    /// Added to the square root of the mean square, above 0. Default 1e-8.
+    /// Added to the square root of the mean square. With `train.precision = "f64"` the range is
+    /// that of f64.
+    #[schemars(extend("exclusiveMinimum" = 0, "values" = POSITIVE_F32))]
+    #[default(1e-8)]
     pub epsilon: f64,
-    /// Share of a parameter, per unit of learning rate, that each step subtracts. Default 0.01.
+    /// Share of a parameter, per unit of learning rate, that each step subtracts.
+    #[schemars(range(min = 0), extend("unit" = "share per unit of rate"))]
+    #[default(0.01)]
     pub weight_decay: f64,
-}
-
-impl Default for AdamW {
-    fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 }
-    }
 }
 
 /// SGD with layer-wise adaptive rates.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct Lars {
-    /// Factor for the running sum at each step, 0 to below 1. Default 0.9.
+    /// Factor by which the running sum of gradients is multiplied at each step.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
+    #[default(0.9)]
     pub momentum: f64,
-    /// `true` for Nesterov momentum. Default false.
+    /// Use Nesterov momentum. Requires `momentum` above 0.
     pub nesterov: bool,
-    /// `true` if a new learning rate applies to the whole momentum. Default false, as in the paper.
+    /// With `true`, a new learning rate applies to the whole momentum. With `false`, as in the
+    /// paper, past gradients keep the rate of their step.
     pub momentum_correction: bool,
-    /// This times the parameter is added to its gradient. Default 0.
+    /// This times the parameter is added to its gradient.
+    #[schemars(range(min = 0))]
     pub weight_decay: f64,
-    /// Norm of an update relative to the norm of its parameter, above 0. Default 0.001.
+    /// Norm of an update relative to the norm of its parameter.
+    #[schemars(extend("exclusiveMinimum" = 0, "values" = POSITIVE_F32))]
+    #[default(0.001)]
     pub trust_coefficient: f64,
-    /// Patterns of the parameters without a trust ratio. Default: those of rank below 2, which are
-    /// biases and the scales of norms. An empty list excludes none.
+    /// Patterns of the parameters without a trust ratio, such as `["*.bias", "*norm*"]`. An empty
+    /// list excludes none.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend("absent" = "parameters of rank below 2, which are biases and the scales of norms"),
+    )]
     pub trust_exclude: Option<Patterns>,
-}
-
-impl Default for Lars {
-    fn default() -> Self {
-        Self {
-            momentum: 0.9,
-            nesterov: false,
-            momentum_correction: false,
-            weight_decay: 0.0,
-            trust_coefficient: 0.001,
-            trust_exclude: None,
-        }
-    }
 }
 
 /// AdamW with layer-wise adaptive rates.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct Lamb {
-    /// Decay of the running mean of gradients, 0 to below 1. Default 0.9.
+    /// Decay of the running mean of gradients.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
+    #[default(0.9)]
     pub beta1: f64,
-    /// Decay of the running mean of squared gradients, 0 to below 1. Default 0.999.
+    /// Decay of the running mean of squared gradients.
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
+    #[default(0.999)]
     pub beta2: f64,
-    /// Added to the square root of the mean square, above 0. Default 1e-6.
+    /// Added to the square root of the mean square. With `train.precision = "f64"` the range is
+    /// that of f64.
+    #[schemars(extend("exclusiveMinimum" = 0, "values" = POSITIVE_F32))]
+    #[default(1e-6)]
     pub epsilon: f64,
-    /// This times the parameter is added to its update, before the trust ratio is applied. Default
-    /// 0.01.
+    /// This times the parameter is added to its update, before the trust ratio is applied.
+    #[schemars(range(min = 0))]
+    #[default(0.01)]
     pub weight_decay: f64,
-    /// Patterns of the parameters without a trust ratio. Default: those of rank below 2, which are
-    /// biases and the scales of norms. An empty list excludes none.
+    /// Patterns of the parameters without a trust ratio, such as `["*.bias", "*norm*"]`. An empty
+    /// list excludes none.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend("absent" = "parameters of rank below 2, which are biases and the scales of norms"),
+    )]
     pub trust_exclude: Option<Patterns>,
-}
-
-impl Default for Lamb {
-    fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.01, trust_exclude: None }
-    }
-}
-
-/// The keys that all rules share.
-#[derive(Serialize, Deserialize)]
-#[serde(default)]
-struct SharedKeys {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    weight_decay_exclude: Option<Patterns>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    clip_grad_norm: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ema_decay: Option<f64>,
-    lr_factors: PatternNumbers,
-    layer_decay: f64,
-    weight_decays: PatternNumbers,
-    freeze: Patterns,
-}
-
-impl Default for SharedKeys {
-    fn default() -> Self {
-        Self {
-            weight_decay_exclude: None,
-            clip_grad_norm: None,
-            ema_decay: None,
-            lr_factors: PatternNumbers::default(),
-            layer_decay: 1.0,
-            weight_decays: PatternNumbers::default(),
-            freeze: Patterns::default(),
-        }
-    }
 }
 
 impl Section for OptimizerConfig {
     const NAME: &'static str = "optimizer";
-    const TAG: Option<&'static str> = Some(UpdateRule::TAG);
-    const CHOICES: &'static [&'static str] = UpdateRule::NAMES;
+    const ABOUT: &str = "\
+        The update rule, selected by `name`, and options that all rules share.";
+    const TAG: Option<Tag> = Some(Tag {
+        name: UpdateRule::TAG,
+        choices: UpdateRule::NAMES,
+        meaning: "The update rule.",
+        on_resume: OnResume::Refuse,
+    });
 
-    fn keys(choice: &str) -> Vec<&'static str> {
-        let mut keys = UpdateRule::keys_of(choice);
-        keys.extend(field_names::<SharedKeys>());
-        keys
+    fn keys(choice: &str) -> Vec<Key> {
+        let shared = Key::shared::<Self>(OnResume::Warn);
+        [UpdateRule::keys_of(choice, OnResume::Warn), shared].concat()
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
         let rule = UpdateRule::read_choice(reader)?;
         rule.check(&mut reader.errors);
-        let keys: SharedKeys = reader.keys()?;
-        if let Some(decay) = keys.ema_decay {
-            reader.errors.check(decay_rate("ema_decay", decay));
-        }
-        let is_share = keys.layer_decay > 0.0 && keys.layer_decay <= 1.0;
-        let allowed = "a number above 0, at most 1";
-        reader.errors.check(require(is_share, "layer_decay", keys.layer_decay, allowed));
-        for (pattern, factor) in keys.lr_factors.iter() {
+        let config = Self { rule, ..reader.keys()? };
+        for (pattern, factor) in config.lr_factors.iter() {
             // What a rate of 0 means is said more clearly, and costs less, with `freeze`.
             let found = format!("{pattern:?} = {factor}");
             let allowed =
@@ -225,18 +227,7 @@ impl Section for OptimizerConfig {
             let is_factor = factor > 0.0 && factor <= 1e6;
             reader.errors.check(require(is_factor, "lr_factors", found, allowed));
         }
-        let SharedKeys { weight_decay_exclude, clip_grad_norm, ema_decay, .. } = keys;
-        let SharedKeys { lr_factors, layer_decay, weight_decays, freeze, .. } = keys;
-        Some(Self {
-            rule,
-            weight_decay_exclude,
-            clip_grad_norm,
-            ema_decay,
-            lr_factors,
-            layer_decay,
-            weight_decays,
-            freeze,
-        })
+        Some(config)
     }
 }
 
@@ -276,47 +267,14 @@ impl UpdateRule {
         }
     }
 
-    /// Checks each key by itself.
+    /// Checks keys together.
     fn check(&self, errors: &mut KeyErrors) {
-        match self {
-            Self::Sgd(Sgd { momentum, nesterov, .. })
-            | Self::Lars(Lars { momentum, nesterov, .. }) => {
-                errors.check(decay_rate("momentum", *momentum));
-                let has_momentum = !nesterov || *momentum > 0.0 || !errors.none_of(&["momentum"]);
-                errors.check(require(
-                    has_momentum,
-                    "nesterov",
-                    nesterov,
-                    "false while momentum is 0",
-                ));
-            }
-            Self::Adam(Adam { beta1, beta2, .. })
-            | Self::AdamW(AdamW { beta1, beta2, .. })
-            | Self::Lamb(Lamb { beta1, beta2, .. }) => {
-                errors.check(decay_rate("beta1", *beta1));
-                errors.check(decay_rate("beta2", *beta2));
-            }
+        if let Self::Sgd(Sgd { momentum, nesterov, .. })
+        | Self::Lars(Lars { momentum, nesterov, .. }) = self
+        {
+            let has_momentum = !nesterov || *momentum > 0.0 || !errors.none_of(&["momentum"]);
+            let allowed = "false while momentum is 0";
+            errors.check(require(has_momentum, "nesterov", nesterov, allowed));
         }
     }
-}
-
-impl Serialize for OptimizerConfig {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let keys = SharedKeys {
-            weight_decay_exclude: self.weight_decay_exclude.clone(),
-            clip_grad_norm: self.clip_grad_norm,
-            ema_decay: self.ema_decay,
-            lr_factors: self.lr_factors.clone(),
-            layer_decay: self.layer_decay,
-            weight_decays: self.weight_decays.clone(),
-            freeze: self.freeze.clone(),
-        };
-        let mut table = Table::try_from(&self.rule).map_err(serde::ser::Error::custom)?;
-        table.extend(Table::try_from(&keys).map_err(serde::ser::Error::custom)?);
-        table.serialize(serializer)
-    }
-}
-
-fn decay_rate(key: &str, value: f64) -> Result<(), KeyError> {
-    require((0.0..1.0).contains(&value), key, value, "a number from 0 to below 1")
 }

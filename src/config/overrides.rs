@@ -88,9 +88,10 @@ pub(super) fn apply(
         if let (Some(section), Some(Value::String(choice))) = (tagged(set, sections), &set.value)
             && let Some(Value::Table(table)) = file.get_mut(section.name)
         {
-            let kept = (section.keys)(choice);
-            let elsewhere: Vec<_> =
-                section.choices.iter().flat_map(|choice| (section.keys)(choice)).collect();
+            let of = |choice: &&'static str| section.keys(choice).iter().map(|key| key.name);
+            let chosen = section.choices().iter().find(|known| **known == choice.as_str());
+            let kept: Vec<_> = chosen.into_iter().flat_map(of).collect();
+            let elsewhere: Vec<_> = section.choices().iter().flat_map(of).collect();
             let foreign = |key: &str| elsewhere.contains(&key) && !kept.contains(&key);
             table.retain(|key, _| !foreign(key));
         }
@@ -124,7 +125,8 @@ pub(super) fn apply(
 /// The section whose tag is set.
 fn tagged<'a>(set: &Override<'_>, sections: &'a [SectionInfo]) -> Option<&'a SectionInfo> {
     let section = sections.iter().find(|section| section.name == set.path[0])?;
-    (set.path.len() == 2 && section.tag == Some(set.path[1])).then_some(section)
+    (set.path.len() == 2 && section.tag.is_some_and(|tag| tag.name == set.path[1]))
+        .then_some(section)
 }
 
 fn insert(file: &mut Table, set: &Override<'_>, value: &Value) -> Result<(), Problem> {

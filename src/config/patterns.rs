@@ -1,7 +1,9 @@
 //! Patterns for the paths of parameters.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Patterns such as `*.norm?.*`: `*` matches any characters, including dots, `?` matches one,
@@ -41,6 +43,17 @@ impl Patterns {
         let is_unmatched =
             |pattern: &&glob::Pattern| !paths.iter().any(|path| pattern.matches(path));
         self.0.iter().find(is_unmatched).map(glob::Pattern::as_str)
+    }
+}
+
+impl JsonSchema for Patterns {
+    fn schema_name() -> Cow<'static, str> {
+        "Patterns".into()
+    }
+
+    fn json_schema(_generator: &mut SchemaGenerator) -> Schema {
+        let items = json_schema!({ "type": "string" });
+        json_schema!({ "type": "array", "items": items, "values": "list of patterns" })
     }
 }
 
@@ -114,6 +127,16 @@ impl PatternNumbers {
 impl FromIterator<(glob::Pattern, f64)> for PatternNumbers {
     fn from_iter<I: IntoIterator<Item = (glob::Pattern, f64)>>(numbers: I) -> Self {
         Self(numbers.into_iter().collect())
+    }
+}
+
+impl JsonSchema for PatternNumbers {
+    fn schema_name() -> Cow<'static, str> {
+        "PatternNumbers".into()
+    }
+
+    fn json_schema(_generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "object", "additionalProperties": { "type": "number" } })
     }
 }
 

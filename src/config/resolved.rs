@@ -4,8 +4,8 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
+use super::key::{Fallback, Key};
 use super::keys::SectionInfo;
-use super::reference::{Fallback, KeyRow, keys_of};
 use super::{Config, DataConfig, SECTIONS};
 
 const HEADER: &str = "\
@@ -60,15 +60,19 @@ impl Config {
 }
 
 fn lines(section: &SectionInfo, table: &Table) -> String {
-    let choice = section.tag.and_then(|tag| table.get(tag)).and_then(Value::as_str);
-    let line = |key: &KeyRow| match (table.get(key.name), key.fallback) {
-        (Some(value), _) => Some(format!("{} = {}\n", key.name, literal(value))),
+    let named = |key: &str| table.get(key).map(|value| format!("{key} = {}\n", literal(value)));
+    let tag = section.tag.map(|tag| tag.name);
+    let choice = tag.and_then(|tag| table.get(tag)).and_then(Value::as_str).unwrap_or_default();
+    let choice = section.choices().iter().find(|known| **known == choice);
+    let line = |key: &Key| match (named(key.name), &key.fallback) {
+        (Some(line), _) => Some(line),
         (None, Fallback::Absent(text)) if !is_said_otherwise(section, key.name, table) => {
             Some(format!("# {} is not set: {}\n", key.name, text.replace('`', "")))
         }
         (None, _) => None,
     };
-    keys_of(section.name, choice.unwrap_or_default()).filter_map(line).collect()
+    let keys = choice.map_or(&[][..], |choice| section.keys(choice));
+    tag.and_then(named).into_iter().chain(keys.iter().filter_map(line)).collect()
 }
 
 /// Is the other key of an exclusive pair set?
@@ -80,7 +84,7 @@ fn is_said_otherwise(section: &SectionInfo, name: &str, table: &Table) -> bool {
 }
 
 /// A value in TOML. Numbers far from 1 have an exponent: `1e-8`, not `0.00000001`.
-fn literal(value: &Value) -> String {
+pub(super) fn literal(value: &Value) -> String {
     match value {
         Value::Float(number) if number.is_finite() => format!("{number:?}"),
         other => other.to_string(),

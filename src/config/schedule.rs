@@ -1,13 +1,13 @@
 //! `[schedule]`: the learning rate over the run. `optim::schedule` has the formulas.
 
 use hlo::DType;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
-use super::error::{
-    AT_LEAST_ONE, KeyError, KeyErrors, POSITIVE, Problem, Range, require, require_positive_in,
-};
-use super::keys::{Exclusive, Reader, Section, field_names};
+use super::error::{KeyError, KeyErrors, POSITIVE, Problem, require_positive_in};
+use super::key::{Key, OnResume, POSITIVE_F32};
+use super::keys::{Exclusive, Reader, Section, Tag};
 use super::shape::{DecayFrom, ReachedAt, Shape};
 use super::span::Span;
 
@@ -39,7 +39,7 @@ pub enum Peak {
 }
 
 /// How the peak rate scales with the global batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Scaling {
     /// `base_lr * global_batch / base_batch`.
@@ -84,7 +84,7 @@ impl Warmup {
 }
 
 /// What a warm-up starts from, or stays at if it is constant.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WarmupFrom {
     /// 0, or `warmup_factor`.
@@ -95,7 +95,7 @@ pub enum WarmupFrom {
 }
 
 /// Shape of a warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WarmupKind {
     /// Increases linearly.
@@ -108,36 +108,89 @@ pub enum WarmupKind {
 }
 
 /// The keys that all shapes share.
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, JsonSchema, Default)]
 #[serde(default)]
 struct RateKeys {
+    /// The peak learning rate.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("exclusiveMinimum" = 0, "values" = POSITIVE_F32, "required" = true))]
     peak: Option<f64>,
+    /// The learning rate for a global batch of `base_batch`, from which the peak is computed.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend("exclusiveMinimum" = 0, "values" = POSITIVE_F32, "depends" = "instead of `peak`"),
+    )]
     base_lr: Option<f64>,
+    /// The global batch for which `base_lr` was tuned.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1),
+        extend("unit" = "examples", "depends" = "must be set with `base_lr`"),
+    )]
     base_batch: Option<usize>,
+    /// How the peak scales with the global batch: in proportion, with the square root, or not at
+    /// all.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("depends" = "`\"linear\"`, with `base_lr`"))]
     scaling: Option<Scaling>,
+    /// Length of the warm-up. 0 disables it.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("unit" = "steps", "absent" = "no warm-up"))]
     warmup_steps: Option<u64>,
+    /// The same in epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0), extend("unit" = "epochs", "depends" = "instead of `warmup_steps`"))]
     warmup_epochs: Option<f64>,
+    /// The same in examples.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("unit" = "examples", "depends" = "instead of `warmup_steps`"))]
     warmup_examples: Option<u64>,
+    /// Shape of the warm-up. `"none"` disables one whose length is set.
+    #[schemars(extend("depends" = "`\"linear\"`, where there is a length"))]
     warmup: WarmupKind,
+    /// Where a linear warm-up starts, or the rate of a constant one.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 0, max = 1),
+        extend(
+            "unit" = "fraction of the peak",
+            "depends" = "0 if it rises; must be set if it stays",
+        ),
+    )]
     warmup_factor: Option<f64>,
+    /// Where a linear warm-up starts, or the rate of a constant one: 0, or `base_lr`, which must
+    /// then be set. Never above the peak.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("depends" = "`\"zero\"`; instead of `warmup_factor`"))]
     warmup_from: Option<WarmupFrom>,
+    /// Where a linear warm-up of W steps reaches the peak: at its last step W-1, so that step s has
+    /// the share (s+1)/W of the way, or at step W after it, with the share s/W.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "depends" =
+                "`\"last_step\"`, or `\"next_step\"` with `warmup_from = \"base\"` or `decay_from \
+                = \"start\"`",
+        ),
+    )]
     peak_at: Option<ReachedAt>,
 }
 
 impl Section for ScheduleConfig {
     const NAME: &'static str = "schedule";
-    const TAG: Option<&'static str> = Some(Shape::TAG);
-    const CHOICES: &'static [&'static str] = Shape::NAMES;
+    const ABOUT: &str = "\
+        The learning rate over the run. `name` selects its shape after the warm-up. Each \
+        length may be given in steps, epochs or examples. One in epochs or examples is \
+        rounded to the nearest step, and half a step up: with 2104 steps per epoch, \
+        `warmup_epochs = 0.3` is 631.2 steps and becomes 631. (Hugging Face's Trainer rounds \
+        `warmup_ratio` up, here to 632.) A warm-up or a decay that would become 0 steps is \
+        an error. `peak`, or `base_lr` with `base_batch`, must be set.";
+    const TAG: Option<Tag> = Some(Tag {
+        name: Shape::TAG,
+        choices: Shape::NAMES,
+        meaning: "Shape of the learning rate after the warm-up.",
+        on_resume: OnResume::Warn,
+    });
     const EXCLUSIVE: &'static [Exclusive] = &[
         (&["peak"], &["base_lr", "base_batch", "scaling"]),
         (&["warmup_steps"], &["warmup_epochs"]),
@@ -155,16 +208,9 @@ impl Section for ScheduleConfig {
         (&["decay_epochs"], &["decay_examples"]),
     ];
 
-    fn keys(choice: &str) -> Vec<&'static str> {
-        let mut keys = field_names::<RateKeys>().to_vec();
-        keys.extend(Shape::keys_of(choice));
-        keys
-    }
-
-    fn range(_choice: &str, key: &str) -> Option<Range> {
-        let is_length =
-            ["base_batch", "decay_steps", "decay_examples", "total_steps", "total_examples"];
-        is_length.contains(&key).then_some(AT_LEAST_ONE)
+    fn keys(choice: &str) -> Vec<Key> {
+        let shared = Key::shared::<RateKeys>(OnResume::Warn);
+        [shared, Shape::keys_of(choice, OnResume::Warn)].concat()
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
@@ -239,16 +285,11 @@ fn read_warmup(keys: &RateKeys, shape: &Shape, errors: &mut KeyErrors) -> Warmup
         let problem = "a constant warm-up reaches the peak after its last step; leave this key out";
         errors.push(KeyError::new("peak_at", Problem::Inconsistent(problem.to_owned())));
     }
-    match (keys.warmup, keys.warmup_factor) {
-        (_, Some(factor)) => {
-            let holds = (0.0..=1.0).contains(&factor);
-            errors.check(require(holds, "warmup_factor", factor, "a share of the peak, 0 to 1"));
-        }
-        (WarmupKind::Constant, None) if from != WarmupFrom::Base => {
-            let allowed = "the share of the peak that a constant warm-up stays at, 0 to 1";
-            errors.push(KeyError::missing("warmup_factor", allowed));
-        }
-        (_, None) => {}
+    if (keys.warmup, keys.warmup_factor, from) == (WarmupKind::Constant, None, WarmupFrom::Zero)
+        && errors.none_of(&["warmup_factor"])
+    {
+        let allowed = "the share of the peak that a constant warm-up stays at, 0 to 1";
+        errors.push(KeyError::missing("warmup_factor", allowed));
     }
     // The published form: Goyal et al. start at the base rate, and BERT, whose decay counts from
     // the start, at 0.

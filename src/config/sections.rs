@@ -1,26 +1,35 @@
 //! The short sections: `[model]`, `[mesh]`, `[parallel]`, `[compile]`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
 use models::{InvalidValue, ModelConfig};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::json;
+use smart_default::SmartDefault;
 
-use super::error::{KeyError, Problem, Range};
-use super::keys::{Reader, Section, field_names, field_names_by};
+use super::error::{KeyError, Problem};
+use super::field_names::field_names_by;
+use super::key::{AUTO_PATTERN, Key, OnResume};
+use super::keys::{Reader, Section, Tag};
 
 impl Section for ModelConfig {
     const NAME: &'static str = "model";
-    const TAG: Option<&'static str> = Some(Self::TAG);
-    const CHOICES: &'static [&'static str] = Self::NAMES;
+    const ABOUT: &str = "The architecture, selected by `name`.";
+    const TAG: Option<Tag> = Some(Tag {
+        name: Self::TAG,
+        choices: Self::NAMES,
+        meaning: "The architecture.",
+        on_resume: OnResume::Refuse,
+    });
 
-    fn keys(choice: &str) -> Vec<&'static str> {
-        field_names_by(|names| Self::deserialize(choice, names)).to_vec()
-    }
-
-    fn range(choice: &str, key: &str) -> Option<Range> {
-        Self::range(choice, key)
+    fn keys(choice: &str) -> Vec<Key> {
+        let Some(schema) = Self::schema(choice) else { return vec![] };
+        let names = field_names_by(|names| Self::deserialize(choice, names));
+        Key::of_schema(names, &schema, OnResume::Refuse)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
@@ -39,34 +48,33 @@ impl Section for ModelConfig {
 pub(super) const MAX_REPLICAS: i64 = 1 << 17;
 
 /// `[parallel]`: how the step is distributed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
 #[serde(default)]
 pub struct ParallelConfig {
-    /// Stage of ZeRO: 1, 2 or 3. Only set if `mesh.fsdp` is more than 1 or `"auto"`. Default
-    /// [`Self::DEFAULT_ZERO`].
+    /// Stage of ZeRO. Allowed only if `mesh.fsdp` is more than 1 or `"auto"`. Every stage keeps
+    /// parameters and optimizer state sharded. Stage 1 gathers each parameter and reduces each
+    /// gradient once a step. Stage 2 reduces the gradient of each microbatch, and accumulates
+    /// shards of it. Stage 3 gathers each parameter where the model uses it, in the forward and
+    /// again in the backward pass. See [Parallelism](parallelism.md).
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 3), extend("absent" = "stage 1 if `mesh.fsdp` is more than 1"))]
     pub zero: Option<usize>,
-    /// Size in bytes of the buckets in which gradients are reduced; 0 reduces each by itself.
-    /// Default `"auto"`: what is fastest on the backend.
+    /// Size of the buckets in which gradients are reduced. 0 reduces each by itself; `"auto"` is
+    /// what is fastest on the backend.
+    #[schemars(extend("unit" = "bytes"))]
     pub bucket_bytes: AutoOr<usize>,
-    /// The replicas of a line of the torus, if gradients are scattered along one dim of it at a
-    /// time; 0 or 1 scatters each in one collective. Default `"auto"`: one collective, and
-    /// `lockstep compile` looks whether two are better.
+    /// Replicas of a line of the torus, a divisor of `mesh.fsdp`: each gradient is scattered in two
+    /// collectives, across the lines and then along them. 0 and 1 scatter it in one. `"auto"` is
+    /// one in `train`; `lockstep compile` compares both for TPU v5e, and says which to set. With
+    /// `mesh.fsdp = "auto"` a value that does not divide it has no effect. See
+    /// [TPU](tpu.md#sharded-state-on-v5e).
+    #[schemars(extend("unit" = "replicas"))]
     pub scatter_line: AutoOr<usize>,
-    /// `true` if this process computes the collectives of the CPU backend, `false` if XLA does.
-    /// Default `"auto"`: XLA.
+    /// On the `cpu` backend: whether this process computes the collectives (`true`) or XLA does
+    /// (`false`, and `"auto"`). Sums over replicas are then added in the order of the replicas,
+    /// those of bf16 in f32. A replica that fails ends the run with an error, not the process.
+    #[schemars(extend("values" = "`\"auto\"`, `true` or `false`"))]
     pub host_collectives: AutoOr<bool>,
-}
-
-impl Default for ParallelConfig {
-    fn default() -> Self {
-        Self {
-            zero: None,
-            bucket_bytes: AutoOr::Auto,
-            scatter_line: AutoOr::Auto,
-            host_collectives: AutoOr::Auto,
-        }
-    }
 }
 
 impl ParallelConfig {
@@ -81,13 +89,10 @@ impl ParallelConfig {
 
 impl Section for ParallelConfig {
     const NAME: &'static str = "parallel";
+    const ABOUT: &str = "How the step is distributed over the replicas.";
 
-    fn keys(_choice: &str) -> Vec<&'static str> {
-        field_names::<Self>().to_vec()
-    }
-
-    fn range(_choice: &str, key: &str) -> Option<Range> {
-        (key == "zero").then_some(1..=3)
+    fn keys(_choice: &str) -> Vec<Key> {
+        Key::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
@@ -121,6 +126,21 @@ impl<T: Serialize> Serialize for AutoOr<T> {
             Self::Auto => serializer.serialize_str("auto"),
             Self::Value(value) => value.serialize(serializer),
         }
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for AutoOr<T> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("AutoOr{}", T::schema_name()).into()
+    }
+
+    /// The schema of the value, and the only string beside it.
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let mut schema = generator.subschema_for::<T>();
+        let own = schema.remove("type");
+        schema.insert("type".to_owned(), json!([own, "string"]));
+        schema.insert("pattern".to_owned(), json!(AUTO_PATTERN));
+        schema
     }
 }
 
@@ -181,20 +201,27 @@ impl<'de> Deserialize<'de> for AutoOr<bool> {
 }
 
 /// `[compile]`: options for XLA.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct CompileConfig {
-    /// XLA options by name. Default none.
+    /// XLA options by name: `true`, `false`, numbers or strings. `optimization_level`, `"O0"` to
+    /// `"O3"`, is the compiler's effort.
+    #[schemars(extend("values" = "table of XLA options"))]
     pub overrides: BTreeMap<String, OptionValue>,
-    /// `true` if compiled programs are cached on disk. Default true.
+    /// Cache compiled programs on disk.
+    #[default(true)]
     pub cache: bool,
-    /// Which kernels are used. Default `auto`.
+    /// Whether kernels compute ops in the place of XLA: those that were measured to be faster on
+    /// the backend, all that there are, or none. On `cpu` the first two are the same: matrix
+    /// products, attention, convolutions, maxima over windows, large sums over leading dims, and
+    /// random bits are computed by kernels of this program. On `cuda` there is one kernel, with
+    /// `"all"`: attention by cuDNN, see [GPU](gpu.md). Results differ by rounding.
     pub kernels: KernelsConfig,
 }
 
 /// Who computes the ops that there are kernels for: on the CPU backend those of this program, on
 /// CUDA cuDNN's attention.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KernelsConfig {
     /// The kernels that were measured to be faster on the backend.
@@ -206,14 +233,8 @@ pub enum KernelsConfig {
     Xla,
 }
 
-impl Default for CompileConfig {
-    fn default() -> Self {
-        Self { overrides: BTreeMap::new(), cache: true, kernels: KernelsConfig::Auto }
-    }
-}
-
 /// The value of an XLA option.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "an XLA option is true, false, a number or a string")]
 pub enum OptionValue {
     /// `true` or `false`.
@@ -228,9 +249,10 @@ pub enum OptionValue {
 
 impl Section for CompileConfig {
     const NAME: &'static str = "compile";
+    const ABOUT: &str = "Options for XLA.";
 
-    fn keys(_choice: &str) -> Vec<&'static str> {
-        field_names::<Self>().to_vec()
+    fn keys(_choice: &str) -> Vec<Key> {
+        Key::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {

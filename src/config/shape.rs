@@ -1,9 +1,11 @@
 //! Shapes of the learning rate after the warm-up: the choices of `[schedule] name` and their keys.
 
 use hlo::counted;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
-use super::error::{KeyError, KeyErrors, Problem, require, require_positive};
+use super::error::{KeyError, KeyErrors, Problem, require};
 use super::keys::choices;
 use super::span::Span;
 
@@ -30,32 +32,40 @@ choices! {
 }
 
 /// No keys of its own.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Constant {}
 
 /// No keys of its own: the warm-up's length is the scale.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct InverseSqrt {}
 
 /// A decay to `floor`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
 #[serde(default)]
 pub struct Decay {
-    /// The final rate, as a fraction of the peak, 0 to 1: a fraction, so that it keeps its
-    /// meaning when the peak is scaled with the batch. Default 0.
+    /// The rate at the end of the decay.
+    #[schemars(range(min = 0, max = 1), extend("unit" = "fraction of the peak"))]
     pub floor: f64,
-    /// The step at which the rate reaches `floor`. Default `next_step`.
+    /// Where the decay reaches `floor`: at its last step, or at the one after it, which may be the
+    /// end of the run.
     pub floor_at: ReachedAt,
-    /// Where the decay is counted from. Default `warmup`.
+    /// Where the decay is counted from: the end of the warm-up, where it is at the peak, or the
+    /// start of the run. Then the rate drops at the end of the warm-up to where the decay is by
+    /// that step.
     pub decay_from: DecayFrom,
-    /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
+    /// The step at which the decay ends, counted from the start of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1), extend("unit" = "steps", "absent" = "the end of the run"))]
     pub total_steps: Option<u64>,
     /// The same in epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend("exclusiveMinimum" = 0, "unit" = "epochs", "depends" = "instead of `total_steps`"),
+    )]
     pub total_epochs: Option<f64>,
     /// The same in examples.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1), extend("unit" = "examples", "depends" = "instead of `total_steps`"))]
     pub total_examples: Option<u64>,
 }
 
@@ -67,34 +77,37 @@ impl Decay {
 }
 
 /// A polynomial decay to `floor`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct Polynomial {
-    /// The exponent, above 0: 1 is linear. Default 2.
+    /// The exponent. 1 is linear.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[default(2.0)]
     pub power: f64,
-    /// The final rate, as a fraction of the peak, 0 to 1. Default 0.
+    /// The rate at the end of the decay.
+    #[schemars(range(min = 0, max = 1), extend("unit" = "fraction of the peak"))]
     pub floor: f64,
-    /// The step at which the rate reaches `floor`. Default `next_step`.
+    /// Where the decay reaches `floor`: at its last step, or at the one after it, which may be the
+    /// end of the run.
     pub floor_at: ReachedAt,
-    /// Where the decay is counted from. Default `warmup`.
+    /// Where the decay is counted from: the end of the warm-up, where it is at the peak, or the
+    /// start of the run. Then the rate drops at the end of the warm-up to where the decay is by
+    /// that step.
     pub decay_from: DecayFrom,
-    /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
+    /// The step at which the decay ends, counted from the start of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1), extend("unit" = "steps", "absent" = "the end of the run"))]
     pub total_steps: Option<u64>,
     /// The same in epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend("exclusiveMinimum" = 0, "unit" = "epochs", "depends" = "instead of `total_steps`"),
+    )]
     pub total_epochs: Option<f64>,
     /// The same in examples.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1), extend("unit" = "examples", "depends" = "instead of `total_steps`"))]
     pub total_examples: Option<u64>,
-}
-
-impl Default for Polynomial {
-    fn default() -> Self {
-        let Decay { floor, floor_at, decay_from, .. } = Decay::default();
-        let (total_steps, total_epochs, total_examples) = (None, None, None);
-        Self { power: 2.0, floor, floor_at, decay_from, total_steps, total_epochs, total_examples }
-    }
 }
 
 impl Polynomial {
@@ -112,30 +125,46 @@ impl Polynomial {
 }
 
 /// A drop by `factor` at each boundary; boundaries increase.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default)]
 pub struct StepDecay {
-    /// Steps at which the rate drops.
+    /// Steps at which the rate drops (`step`) or is given (`piecewise`); or set one of the next
+    /// two.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "values" = "list of 1 to 1000 whole numbers from 0 on, rising",
+            "unit" = "steps",
+            "required" = true,
+        ),
+    )]
     pub boundaries: Option<Vec<u64>>,
     /// The same in epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "values" = "list of 1 to 1000 numbers from 0 on, rising",
+            "unit" = "epochs",
+            "depends" = "instead of `boundaries`",
+        ),
+    )]
     pub boundary_epochs: Option<Vec<f64>>,
     /// The same in examples.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "values" = "list of 1 to 1000 whole numbers from 0 on, rising",
+            "unit" = "examples",
+            "depends" = "instead of `boundaries`",
+        ),
+    )]
     pub boundary_examples: Option<Vec<u64>>,
-    /// Factor for the rate at each boundary. Default 0.1.
+    /// Factor for the rate at each boundary.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[default(0.1)]
     pub factor: f64,
-    /// Where boundaries are counted from. Default `start`.
+    /// Where boundaries are counted from: the start of the run, or the end of the warm-up.
     pub boundaries_from: BoundariesFrom,
-}
-
-impl Default for StepDecay {
-    fn default() -> Self {
-        let (boundaries, boundary_epochs, boundary_examples) = (None, None, None);
-        let boundaries_from = BoundariesFrom::Start;
-        Self { boundaries, boundary_epochs, boundary_examples, factor: 0.1, boundaries_from }
-    }
 }
 
 impl StepDecay {
@@ -146,32 +175,44 @@ impl StepDecay {
 }
 
 /// The peak, and a decay to `floor` over the last steps. One of the three lengths must be set.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
 #[serde(default)]
 pub struct Wsd {
-    /// Length of the decay in steps.
+    /// Length of the decay at the end; or set one of the next two.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1), extend("unit" = "steps", "required" = true))]
     pub decay_steps: Option<u64>,
     /// The same in epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend("exclusiveMinimum" = 0, "unit" = "epochs", "depends" = "instead of `decay_steps`"),
+    )]
     pub decay_epochs: Option<f64>,
     /// The same in examples.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1), extend("unit" = "examples", "depends" = "instead of `decay_steps`"))]
     pub decay_examples: Option<u64>,
-    /// Shape of the decay. Default `linear`.
+    /// Shape of the decay: linear, half a cosine, or 1 - sqrt(x) for the elapsed share x.
     pub decay_shape: DecayShape,
-    /// The final rate, as a fraction of the peak, 0 to 1. Default 0.
+    /// The rate at the end of the decay.
+    #[schemars(range(min = 0, max = 1), extend("unit" = "fraction of the peak"))]
     pub floor: f64,
-    /// The step at which the rate reaches `floor`. Default `next_step`.
+    /// Where the decay reaches `floor`: at its last step, or at the one after it, which may be the
+    /// end of the run.
     pub floor_at: ReachedAt,
-    /// Where it ends in steps, counted from the start of the run. Default: at the end of the run.
+    /// The step at which the decay ends, counted from the start of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1), extend("unit" = "steps", "absent" = "the end of the run"))]
     pub total_steps: Option<u64>,
     /// The same in epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend("exclusiveMinimum" = 0, "unit" = "epochs", "depends" = "instead of `total_steps`"),
+    )]
     pub total_epochs: Option<f64>,
     /// The same in examples.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1), extend("unit" = "examples", "depends" = "instead of `total_steps`"))]
     pub total_examples: Option<u64>,
 }
 
@@ -189,7 +230,7 @@ impl Wsd {
 }
 
 /// Shape of the decay of [`Wsd`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DecayShape {
     /// Linear.
@@ -202,23 +243,52 @@ pub enum DecayShape {
 }
 
 /// A curve through the points (boundary, factor), constant before the first and after the last.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
 #[serde(default)]
 pub struct Piecewise {
-    /// Steps at which the rate is given, rising.
+    /// Steps at which the rate drops (`step`) or is given (`piecewise`); or set one of the next
+    /// two.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "values" = "list of 1 to 1000 whole numbers from 0 on, rising",
+            "unit" = "steps",
+            "required" = true,
+        ),
+    )]
     pub boundaries: Option<Vec<u64>>,
     /// The same in epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "values" = "list of 1 to 1000 numbers from 0 on, rising",
+            "unit" = "epochs",
+            "depends" = "instead of `boundaries`",
+        ),
+    )]
     pub boundary_epochs: Option<Vec<f64>>,
     /// The same in examples.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "values" = "list of 1 to 1000 whole numbers from 0 on, rising",
+            "unit" = "examples",
+            "depends" = "instead of `boundaries`",
+        ),
+    )]
     pub boundary_examples: Option<Vec<u64>>,
-    /// The rate at each of them, as a fraction of the peak.
+    /// The rate at each of the boundaries.
+    #[schemars(
+        extend(
+            "values" = "list of numbers, 0 or more, one for each boundary",
+            "unit" = "fraction of the peak",
+            "required" = true,
+        ),
+    )]
     pub factors: Vec<f64>,
-    /// How the rate changes between them. Default `linear`.
+    /// How the rate changes between boundaries: linearly, or not.
     pub interpolation: Interpolation,
-    /// Where boundaries are counted from. Default `start`.
+    /// Where boundaries are counted from: the start of the run, or the end of the warm-up.
     pub boundaries_from: BoundariesFrom,
 }
 
@@ -230,7 +300,7 @@ impl Piecewise {
 }
 
 /// How a rate changes between two points.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Interpolation {
     /// Linearly.
@@ -241,7 +311,7 @@ pub enum Interpolation {
 }
 
 /// The step at which a warm-up reaches the peak (`peak_at`), or a decay `floor` (`floor_at`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReachedAt {
     /// Its last step.
@@ -252,7 +322,7 @@ pub enum ReachedAt {
 }
 
 /// Where a decay is counted from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DecayFrom {
     /// The end of the warm-up.
@@ -264,7 +334,7 @@ pub enum DecayFrom {
 }
 
 /// Where the boundaries of [`StepDecay`] and [`Piecewise`] are counted from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BoundariesFrom {
     /// The start of the run.
@@ -294,23 +364,13 @@ impl Shape {
         }
     }
 
-    /// Checks each key, and that lists have the same length.
+    /// Checks what must be set, and that lists have the same length.
     pub(super) fn check(&self, errors: &mut KeyErrors) {
         match self {
             Self::Constant(_) | Self::InverseSqrt(_) => {}
-            Self::Cosine(decay) | Self::Linear(decay) => {
-                check_fall(decay.floor, decay.total(), errors);
-            }
-            Self::Polynomial(decay) => {
-                errors.check(require_positive("power", decay.power));
-                check_fall(decay.floor, decay.total(), errors);
-            }
-            Self::Step(step) => {
-                errors.check(require_positive("factor", step.factor));
-                check_boundaries(&step.boundaries(), errors);
-            }
+            Self::Cosine(_) | Self::Linear(_) | Self::Polynomial(_) => {}
+            Self::Step(step) => check_boundaries(&step.boundaries(), errors),
             Self::Wsd(wsd) => {
-                check_fall(wsd.floor, wsd.total(), errors);
                 if !errors.none_of(&["decay_steps", "decay_epochs", "decay_examples"]) {
                     return;
                 }
@@ -318,20 +378,10 @@ impl Shape {
                     let allowed = "the length of the decay, 1 or more; or set schedule.decay_epochs \
                                    or schedule.decay_examples instead";
                     errors.push(KeyError::missing("decay_steps", allowed));
-                } else {
-                    wsd.decay().check("decay", errors);
                 }
             }
             Self::Piecewise(piecewise) => check_points(piecewise, errors),
         }
-    }
-}
-
-fn check_fall(floor: f64, total: Option<Span>, errors: &mut KeyErrors) {
-    let holds = (0.0..=1.0).contains(&floor);
-    errors.check(require(holds, "floor", floor, "a fraction of the peak, 0 to 1"));
-    if let Some(total) = total {
-        total.check("total", errors);
     }
 }
 

@@ -1,40 +1,108 @@
 //! `[train]`: the batch, the length of the run, and its checks.
 
 use hlo::DType;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
-use super::error::{AT_LEAST_ONE, KeyError, KeyErrors, Range, require};
-use super::keys::{Exclusive, Reader, Section, field_names};
+use super::error::{KeyError, KeyErrors, require};
+use super::key::{Key, OnResume};
+use super::keys::{Exclusive, Reader, Section};
 
 /// `[train]`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(into = "TrainKeys")]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(default)]
 pub struct TrainConfig {
     /// `global_batch` or `batch_per_replica`.
+    #[serde(flatten, skip_deserializing)]
+    #[schemars(skip)]
+    #[default(BatchSize::Global(1))]
     pub batch: BatchSize,
     /// `steps`, `epochs` or `examples`.
+    #[serde(flatten, skip_deserializing)]
+    #[schemars(skip)]
+    #[default(Length::Steps(1))]
     pub length: Length,
-    /// Seed of all random numbers: initial parameters, order of data, dropout. Default 0.
+    /// Seed of all random numbers: initial parameters, order of data, dropout.
     pub seed: u64,
-    /// Steps between evaluations; 0, the default, evaluates at the end only.
+    /// Steps between evaluations. 0 evaluates at the end only.
+    #[schemars(extend("unit" = "steps", "resume" = "same"))]
     pub eval_every: u64,
-    /// Evaluations in a row without a better one after which the run ends; 0, the default, for
-    /// none.
+    /// The run ends after this many evaluations in a row that are not better than the best before.
+    /// 0 never ends it early. Requires `eval_every`.
+    #[schemars(extend("unit" = "evaluations"))]
     pub patience: u64,
-    /// `loss` or the metric of the model that says which evaluation is the best. Default: the
-    /// accuracy or, if the model has none, the loss.
+    /// What says which evaluation is the best, for `patience` and `checkpoint.keep_best`: the
+    /// lowest loss, or the highest value of a metric.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend(
+            "values" = "`\"loss\"`, or a metric of the model",
+            "absent" = "the accuracy or, if the model has none, the loss",
+        ),
+    )]
     pub best_metric: Option<String>,
-    /// Microbatches whose gradients are summed, at most [`MAX_ROUNDS`]. Default 1.
+    /// Microbatches on each replica. Their gradients are summed, and then reduced over the
+    /// replicas; with `parallel.zero` 2 or 3, those of each microbatch are reduced first.
+    #[schemars(
+        range(min = 1, max = MAX_ROUNDS),
+        extend("unit" = "microbatches", "resume" = "same"),
+    )]
+    #[default(1)]
     pub num_microbatches: usize,
-    /// Steps in one launch of a program, at most [`MAX_ROUNDS`]. Launches end at evaluations and
-    /// proofs. Default 1.
+    /// Steps in one launch of a program: at most `eval_every` and `check_lockstep_every`, unless
+    /// these are 0.
+    #[schemars(range(min = 1, max = MAX_ROUNDS), extend("unit" = "steps", "resume" = "same"))]
+    #[default(1)]
     pub steps_per_launch: usize,
-    /// Steps between checks that all replicas hold the same state; 0 disables them. Default 50.
+    /// Steps between checks that all replicas hold the same state. 0 disables them.
+    #[schemars(extend("unit" = "steps", "resume" = "same"))]
+    #[default(50)]
     pub check_lockstep_every: u64,
-    /// What to do if the loss, a gradient or the next state is not finite. Default `stop`.
+    /// What to do if the loss, a gradient or the next state is not finite: stop the run, or skip
+    /// the update.
+    #[schemars(extend("resume" = "same"))]
     pub on_nonfinite: OnNonfinite,
-    /// The dtypes of parameters and computation. Default `f32`.
+    /// The dtypes of parameters and computation. With `"bf16"` parameters, optimizer state, norms,
+    /// softmax, loss and all sums stay f32. `"f64"` is slow; use it to compare results.
     pub precision: PrecisionConfig,
+}
+
+/// The keys of [`TrainConfig::batch`] and [`TrainConfig::length`].
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default)]
+struct LengthKeys {
+    /// Examples per step, over all replicas and microbatches.
+    #[schemars(
+        range(min = 1, max = MAX_BATCH),
+        extend("unit" = "examples", "required" = true, "resume" = "batch"),
+    )]
+    global_batch: Option<usize>,
+    /// Examples per step on each replica: the global batch grows with the number of replicas.
+    #[schemars(
+        range(min = 1, max = MAX_BATCH),
+        extend("unit" = "examples", "depends" = "instead of `global_batch`", "resume" = "batch"),
+    )]
+    batch_per_replica: Option<usize>,
+    /// Length of the run.
+    #[schemars(
+        range(min = 1, max = MAX_STEPS),
+        extend("unit" = "steps", "required" = true, "resume" = "length"),
+    )]
+    steps: Option<u64>,
+    /// Length of the run. An epoch has as many steps as there are whole batches of training
+    /// examples; what remains is left out.
+    #[schemars(
+        range(min = 1),
+        extend("unit" = "epochs", "depends" = "instead of `steps`", "resume" = "length"),
+    )]
+    epochs: Option<u64>,
+    /// Length of the run, rounded down to whole batches.
+    #[schemars(
+        range(min = 1),
+        extend("unit" = "examples", "depends" = "instead of `steps`", "resume" = "length"),
+    )]
+    examples: Option<u64>,
 }
 
 /// Largest number of examples in a step.
@@ -46,16 +114,19 @@ pub const MAX_STEPS: u64 = 100_000_000;
 pub const MAX_ROUNDS: usize = 1 << 16;
 
 /// Examples per step, before the number of replicas is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum BatchSize {
     /// `global_batch`: over all replicas, at most [`MAX_BATCH`].
+    #[serde(rename = "global_batch")]
     Global(usize),
     /// `batch_per_replica`: the global batch grows with the replicas.
+    #[serde(rename = "batch_per_replica")]
     PerReplica(usize),
 }
 
 /// A number of steps, of passes over the data, or of examples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Length {
     /// `steps`, at most [`MAX_STEPS`].
     Steps(u64),
@@ -67,7 +138,7 @@ pub enum Length {
 
 /// What to do if the loss, a gradient or the next state is not finite; all replicas decide the
 /// same.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnNonfinite {
     /// Stop the run with an error that names the step and the value.
@@ -78,7 +149,7 @@ pub enum OnNonfinite {
 }
 
 /// The dtypes of parameters and computation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PrecisionConfig {
     /// binary32.
@@ -102,55 +173,11 @@ impl PrecisionConfig {
     }
 }
 
-/// The keys of the section as they are written.
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(default)]
-struct TrainKeys {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    global_batch: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    batch_per_replica: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    steps: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    epochs: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    examples: Option<u64>,
-    seed: u64,
-    eval_every: u64,
-    patience: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    best_metric: Option<String>,
-    num_microbatches: usize,
-    steps_per_launch: usize,
-    check_lockstep_every: u64,
-    on_nonfinite: OnNonfinite,
-    precision: PrecisionConfig,
-}
-
-impl Default for TrainKeys {
-    fn default() -> Self {
-        Self {
-            global_batch: None,
-            batch_per_replica: None,
-            steps: None,
-            epochs: None,
-            examples: None,
-            seed: 0,
-            eval_every: 0,
-            patience: 0,
-            best_metric: None,
-            num_microbatches: 1,
-            steps_per_launch: 1,
-            check_lockstep_every: 50,
-            on_nonfinite: OnNonfinite::default(),
-            precision: PrecisionConfig::default(),
-        }
-    }
-}
-
 impl Section for TrainConfig {
     const NAME: &'static str = "train";
+    const ABOUT: &str = "\
+        The batch, the length of the run, and its checks. One of the two batch keys and one \
+        of the three length keys must be set.";
     const EXCLUSIVE: &'static [Exclusive] = &[
         (&["global_batch"], &["batch_per_replica"]),
         (&["steps"], &["epochs"]),
@@ -158,58 +185,39 @@ impl Section for TrainConfig {
         (&["epochs"], &["examples"]),
     ];
 
-    fn keys(_choice: &str) -> Vec<&'static str> {
-        field_names::<TrainKeys>().to_vec()
-    }
-
-    fn range(_choice: &str, key: &str) -> Option<Range> {
-        match key {
-            "global_batch" | "batch_per_replica" => Some(1..=MAX_BATCH as i64),
-            "steps" => Some(1..=MAX_STEPS as i64),
-            "epochs" | "examples" => Some(AT_LEAST_ONE),
-            "num_microbatches" | "steps_per_launch" => Some(1..=MAX_ROUNDS as i64),
-            _ => None,
-        }
+    fn keys(_choice: &str) -> Vec<Key> {
+        [Key::shared::<LengthKeys>(OnResume::Warn), Key::shared::<Self>(OnResume::Warn)].concat()
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        let keys: TrainKeys = reader.keys()?;
+        let (keys, train): (LengthKeys, Self) = (reader.keys()?, reader.keys()?);
         let errors = &mut reader.errors;
-        let train = Self {
-            batch: read_batch(&keys, errors),
-            length: read_length(&keys, errors),
-            seed: keys.seed,
-            eval_every: keys.eval_every,
-            patience: keys.patience,
-            best_metric: keys.best_metric,
-            num_microbatches: keys.num_microbatches,
-            steps_per_launch: keys.steps_per_launch,
-            check_lockstep_every: keys.check_lockstep_every,
-            on_nonfinite: keys.on_nonfinite,
-            precision: keys.precision,
-        };
+        let (batch, length) = (read_batch(&keys, errors), read_length(&keys, errors));
+        let train = Self { batch, length, ..train };
         // Otherwise the keys would silently have no effect.
         if errors.none_of(&["eval_every", "patience"]) {
-            let has_evaluations = keys.patience == 0 || keys.eval_every > 0;
+            let has_evaluations = train.patience == 0 || train.eval_every > 0;
             let allowed = "0 while train.eval_every is 0: without evaluations no run ends early";
-            errors.check(require(has_evaluations, "patience", keys.patience, allowed));
+            errors.check(require(has_evaluations, "patience", train.patience, allowed));
         }
-        let stops =
-            [("check_lockstep_every", keys.check_lockstep_every), ("eval_every", keys.eval_every)];
+        let stops = [
+            ("check_lockstep_every", train.check_lockstep_every),
+            ("eval_every", train.eval_every),
+        ];
         for (key, every) in stops {
             if every == 0 || !errors.none_of(&[key]) {
                 continue;
             }
             let allowed =
                 format!("at most {every}, which is train.{key}: no launch goes past such a step");
-            let found = keys.steps_per_launch;
+            let found = train.steps_per_launch;
             errors.check(require(found as u64 <= every, "steps_per_launch", found, &allowed));
         }
         Some(train)
     }
 }
 
-fn read_batch(keys: &TrainKeys, errors: &mut KeyErrors) -> BatchSize {
+fn read_batch(keys: &LengthKeys, errors: &mut KeyErrors) -> BatchSize {
     match (keys.global_batch, keys.batch_per_replica) {
         (Some(size), _) => return BatchSize::Global(size),
         (None, Some(size)) => return BatchSize::PerReplica(size),
@@ -222,7 +230,7 @@ fn read_batch(keys: &TrainKeys, errors: &mut KeyErrors) -> BatchSize {
     BatchSize::Global(1)
 }
 
-fn read_length(keys: &TrainKeys, errors: &mut KeyErrors) -> Length {
+fn read_length(keys: &LengthKeys, errors: &mut KeyErrors) -> Length {
     match (keys.steps, keys.epochs, keys.examples) {
         (Some(steps), _, _) => return Length::Steps(steps),
         (None, Some(epochs), _) => return Length::Epochs(epochs),
@@ -235,31 +243,4 @@ fn read_length(keys: &TrainKeys, errors: &mut KeyErrors) -> Length {
         (None, None, None) => {}
     }
     Length::Steps(1)
-}
-
-impl From<TrainConfig> for TrainKeys {
-    fn from(train: TrainConfig) -> Self {
-        let mut keys = Self {
-            seed: train.seed,
-            eval_every: train.eval_every,
-            patience: train.patience,
-            best_metric: train.best_metric,
-            num_microbatches: train.num_microbatches,
-            steps_per_launch: train.steps_per_launch,
-            check_lockstep_every: train.check_lockstep_every,
-            on_nonfinite: train.on_nonfinite,
-            precision: train.precision,
-            ..Self::default()
-        };
-        match train.batch {
-            BatchSize::Global(size) => keys.global_batch = Some(size),
-            BatchSize::PerReplica(size) => keys.batch_per_replica = Some(size),
-        }
-        match train.length {
-            Length::Steps(steps) => keys.steps = Some(steps),
-            Length::Epochs(epochs) => keys.epochs = Some(epochs),
-            Length::Examples(examples) => keys.examples = Some(examples),
-        }
-        keys
-    }
 }

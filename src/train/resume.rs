@@ -13,7 +13,7 @@ use super::{Error, Run, Trainer};
 use crate::checkpoint::{
     self, Checkpoint, CheckpointDir, DataRecord, Location, RunRecord, SplitRecord,
 };
-use crate::config::{Length, RunLength};
+use crate::config::{Length, OnResume, RunLength, on_resume};
 
 /// Where a run begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,59 +46,6 @@ impl Resume {
         }
     }
 }
-
-/// What a difference between two configurations means for a run that is continued.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Meaning {
-    /// The same run, run in another way.
-    Same,
-    /// The size of the batch, in one of two ways.
-    Batch,
-    /// A longer or shorter run, whose rates may differ.
-    Length,
-    /// Where the data are: the same run if they are the same data.
-    Place,
-    /// Another run from here on.
-    Warn,
-    /// The state has no meaning in it.
-    Refuse,
-}
-
-/// Keys, or sections, and what another value means. The first that matches counts; others are
-/// warned of.
-const MEANINGS: [(&str, Meaning); 31] = [
-    ("model.remat", Meaning::Same),
-    ("model.scan_layers", Meaning::Same),
-    ("model.dropout", Meaning::Warn),
-    ("model", Meaning::Refuse),
-    ("data.path", Meaning::Place),
-    ("data.eval_path", Meaning::Place),
-    ("data.eval_fraction", Meaning::Place),
-    ("data.tokenizer", Meaning::Place),
-    ("data.extensions", Meaning::Place),
-    ("data.train_images", Meaning::Place),
-    ("data.train_labels", Meaning::Place),
-    ("data.eval_images", Meaning::Place),
-    ("data.eval_labels", Meaning::Place),
-    (NUM_EXAMPLES, Meaning::Place),
-    ("optimizer.name", Meaning::Refuse),
-    ("train.global_batch", Meaning::Batch),
-    ("train.batch_per_replica", Meaning::Batch),
-    ("train.steps_per_launch", Meaning::Same),
-    ("train.num_microbatches", Meaning::Same),
-    ("train.eval_every", Meaning::Same),
-    ("train.check_lockstep_every", Meaning::Same),
-    ("train.on_nonfinite", Meaning::Same),
-    ("train.steps", Meaning::Length),
-    ("train.epochs", Meaning::Length),
-    ("train.examples", Meaning::Length),
-    ("mesh", Meaning::Same),
-    ("parallel", Meaning::Same),
-    ("device", Meaning::Same),
-    ("compile", Meaning::Same),
-    ("checkpoint", Meaning::Same),
-    ("cluster", Meaning::Same),
-];
 
 /// The number of training examples, which the data must have.
 const NUM_EXAMPLES: &str = "data.num_examples";
@@ -171,19 +118,18 @@ fn compare(saved: &RunRecord, now: Now<'_>) -> Result<Differences, Error> {
         if alters_leaves(name, old, new) {
             found.of_state.push(difference.clone());
         }
-        let row = MEANINGS.iter().find(|(key, _)| is_of(key));
-        let note = match row.map_or(Meaning::Warn, |row| row.1) {
-            Meaning::Same => "",
-            Meaning::Place if has_same_data => "",
+        let note = match on_resume(name) {
+            OnResume::Same => "",
+            OnResume::Place if has_same_data => "",
             // In the other way the number of replicas decides, see `check`.
-            Meaning::Batch if old.is_none() || new.is_none() => "",
-            Meaning::Batch if name.ends_with("per_replica") => "",
-            Meaning::Length if has_same_length || !follows_length => "",
-            Meaning::Length => {
+            OnResume::Batch if old.is_none() || new.is_none() => "",
+            OnResume::Batch if name.ends_with("per_replica") => "",
+            OnResume::Length if has_same_length || !follows_length => "",
+            OnResume::Length => {
                 " (the learning rates follow it, as schedule.total_steps is not set)"
             }
-            Meaning::Place | Meaning::Warn => " (the run is another one from here on)",
-            Meaning::Batch | Meaning::Refuse => {
+            OnResume::Place | OnResume::Warn => " (the run is another one from here on)",
+            OnResume::Batch | OnResume::Refuse => {
                 refused.push(difference);
                 continue;
             }

@@ -143,7 +143,7 @@ impl<'a> Job<'a> {
 }
 
 fn sets() -> [&'static str; 3] {
-    ["train.epochs=600", "checkpoint.every_steps=40", "model.hidden=[64]"]
+    ["train.epochs=250", "checkpoint.every_steps=40", "model.hidden=[64]"]
 }
 
 #[test]

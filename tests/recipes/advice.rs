@@ -97,7 +97,8 @@ fn advice_for_generated_recipes_ends_without_findings() {
     };
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let (mut num_taken, mut num_flagged) = (0, 0);
-    for _ in 0..400 {
+    let num_cases = if std::env::var_os("LOCKSTEP_FULL").is_some() { 400 } else { 120 };
+    for _ in 0..num_cases {
         let (base, chosen) = case().new_tree(&mut runner).unwrap().current();
         let sets: Vec<_> = chosen
             .iter()
@@ -112,5 +113,8 @@ fn advice_for_generated_recipes_ends_without_findings() {
         num_flagged += usize::from(loaded.findings().iter().any(is_flagged));
         assert_advice_holds(&loaded, &format!("{base} {sets:?}"));
     }
-    assert!(num_taken > 100 && num_flagged > 80, "{num_taken} taken, {num_flagged} flagged");
+    assert!(
+        num_taken > num_cases / 4 && num_flagged > num_cases / 5,
+        "{num_taken} taken, {num_flagged} flagged"
+    );
 }

@@ -9,8 +9,9 @@ use proptest::sample::select;
 use proptest::strategy::ValueTree;
 use toml::{Table, Value};
 
-use super::rows::{KEYS, SECTIONS as ABOUT};
-use super::{Fallback, KeyRow, Kind, keys_of, reference};
+use super::reference;
+use crate::config::key::{Fallback, Key, Kind, POSITIVE_F32};
+use crate::config::keys::SectionInfo;
 use crate::config::{Config, SECTIONS};
 
 /// What stands for [`Kind::Other`]: some values that are taken, and some that are not.
@@ -35,6 +36,8 @@ const SAMPLES: &[(&str, &[&str], &[&str])] = &[
         &["[128]", "[0]", "[16, 8]", "[16, 16]", "16"],
     ),
     ("file name", &["\"a\""], &["1"]),
+    ("whole number, 1 to 65536", &["1", "65536"], &["0", "65537", "1.5", "2147483648"]),
+    (POSITIVE_F32, &["1.2e-38", "3.4e38"], &["0", "-1", "1.1e-38", "3.5e38", "inf", "nan"]),
     ("list of patterns", &["[]", "[\"*.bias\", \"a?\"]"], &["[\"[\"]", "\"*\""]),
     ("list of strings", &["[]", "[\"rs\", \"md\"]"], &["\"rs\"", "[1]"]),
     ("list of up to 1024 whole numbers, each 1 or more", &["[]", "[1, 7]"], &["[0]", "[1.5]", "1"]),
@@ -115,30 +118,29 @@ const COMPANIONS: [(&str, &[&str]); 14] = [
 
 /// The sections and what picks their keys: every choice of every section.
 fn every_choice() -> impl Iterator<Item = (&'static str, &'static str)> {
-    SECTIONS.into_iter().flat_map(|section| {
-        let none: &[&str] = &[""];
-        let choices = if section.choices.is_empty() { none } else { section.choices };
-        choices.iter().map(move |choice| (section.name, *choice))
-    })
+    SECTIONS
+        .into_iter()
+        .flat_map(|section| section.choices().iter().map(move |choice| (section.name, *choice)))
 }
 
-fn is_tag(key: &KeyRow) -> bool {
-    SECTIONS.iter().any(|section| section.name == key.section && section.tag == Some(key.name))
+fn info(name: &str) -> SectionInfo {
+    SECTIONS.into_iter().find(|info| info.name == name).unwrap()
+}
+
+fn keys_of(section: &str, choice: &'static str) -> impl Iterator<Item = &'static Key> {
+    info(section).keys(choice).iter()
 }
 
 /// The fewest keys: each section with the choice that is given for it, or its first.
-fn smallest(choices: &[(&str, &str)]) -> Table {
-    let section = |info: crate::config::keys::SectionInfo| {
+fn smallest(choices: &[(&'static str, &'static str)]) -> Table {
+    let section = |info: SectionInfo| {
         let chosen = choices.iter().find(|(name, _)| *name == info.name).map(|row| row.1);
-        let chosen = chosen.or(info.choices.first().copied()).unwrap_or_default();
-        let mut table = Table::new();
-        for key in keys_of(info.name, chosen) {
+        let chosen = chosen.unwrap_or(info.choices()[0]);
+        let tag = info.tag.iter().map(|tag| (tag.name.to_owned(), chosen.into()));
+        let mut table: Table = tag.collect();
+        for key in info.keys(chosen).iter().filter(|key| key.fallback == Fallback::Required) {
             let needed = NEEDED.iter().find(|row| row.0 == key.name);
-            match key.fallback {
-                Fallback::Required if is_tag(key) => table.insert(key.name.into(), chosen.into()),
-                Fallback::Required => table.insert(key.name.into(), value(needed.unwrap().1)),
-                _ => None,
-            };
+            table.insert(key.name.into(), value(needed.unwrap().1));
         }
         (info.name.to_owned(), Value::Table(table))
     };
@@ -201,23 +203,22 @@ fn samples(kind: &Kind) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn every_key_that_is_read_has_one_row_and_no_other_has() {
+fn every_key_is_declared_in_full() {
     for (section, choice) in every_choice() {
-        let info = SECTIONS.into_iter().find(|info| info.name == section).unwrap();
-        let read: BTreeSet<_> = (info.keys)(choice).into_iter().chain(info.tag).collect();
-        let rows: Vec<_> = keys_of(section, choice).map(|key| key.name).collect();
-        let different: BTreeSet<_> = rows.iter().copied().collect();
-        let place = format!("[{section}] {choice}: what is read, and rows in reference/rows.rs");
-        assert_eq!(read, different, "{place}");
-        assert_eq!(rows.len(), different.len(), "{place}: {rows:?}");
+        let mut names = BTreeSet::new();
+        for key in keys_of(section, choice) {
+            let place = format!("[{section}] {choice}, {}: {key:?}", key.name);
+            assert!(names.insert(key.name), "twice: {place}");
+            let ends = key.meaning.ends_with(['.', '?']);
+            assert!(ends && !key.meaning.contains('|'), "{place}");
+            assert!(key.kind != Kind::Other(String::new()), "{place}");
+            assert!(
+                NEEDED.iter().any(|row| row.0 == key.name) || key.fallback != Fallback::Required,
+                "{place}"
+            );
+        }
+        assert!(info(section).about.ends_with('.'));
     }
-    for key in KEYS {
-        let is_there = |choice: &&str| every_choice().any(|row| row == (key.section, *choice));
-        assert!(key.choices.iter().all(is_there), "{}: choices", key.name);
-        let ends = key.meaning.ends_with(['.', '?']);
-        assert!(ends && !key.meaning.contains('|'), "{}: {}", key.name, key.meaning);
-    }
-    assert_eq!(ABOUT.map(|row| row.0), SECTIONS.map(|section| section.name));
 }
 
 #[test]
@@ -229,9 +230,9 @@ fn defaults_are_what_is_read() {
         for key in keys_of(section, choice) {
             let (name, found) = (key.name, table.get(key.name));
             let place = format!("[{section}] {choice}, {name}:\n{text}");
-            match key.fallback {
+            match &key.fallback {
                 Fallback::Required => assert!(found.is_some(), "{place}"),
-                Fallback::Value(default) => assert_eq!(found, Some(&value(default)), "{place}"),
+                Fallback::Value(default) => assert_eq!(found, Some(default), "{place}"),
                 Fallback::Absent(_) => {
                     let says = text.contains(&format!("\n# {name} is not set: "));
                     assert!(found.is_none() && says, "{place}");
@@ -257,10 +258,7 @@ fn ranges_are_what_is_taken() {
             };
             let (good, bad) = samples(&key.kind);
             for value in good {
-                // Another choice needs other keys.
-                if !is_tag(key) || value == format!("{choice:?}") {
-                    read(&value).unwrap_or_else(|error| panic!("{path} = {value}: {error}"));
-                }
+                read(&value).unwrap_or_else(|error| panic!("{path} = {value}: {error}"));
             }
             for value in bad {
                 let error = read(&value).expect_err(&format!("[{choice}] {path} = {value}"));
@@ -278,8 +276,8 @@ fn ranges_are_what_is_taken() {
 #[test]
 fn what_must_be_set_must_be_set() {
     for (section, choice) in every_choice() {
-        let info = SECTIONS.into_iter().find(|info| info.name == section).unwrap();
-        for key in keys_of(section, choice) {
+        let info = info(section);
+        for key in info.keys(choice) {
             let is_in_a_pair =
                 info.exclusive.iter().any(|(a, b)| a.contains(&key.name) || b.contains(&key.name));
             if matches!(key.fallback, Fallback::Required) && !is_in_a_pair {
@@ -295,7 +293,7 @@ fn what_must_be_set_must_be_set() {
 
 /// `--set` arguments for some of the keys of a section, with values out of their ranges.
 fn some_sets(section: &'static str, choice: &'static str) -> impl Strategy<Value = Vec<String>> {
-    let keys: Vec<_> = keys_of(section, choice).filter(|key| !is_tag(key)).collect();
+    let keys: Vec<_> = keys_of(section, choice).collect();
     let values = keys.into_iter().map(move |key| {
         let path = format!("{section}.{}", key.name);
         let at_the_ends = select(samples(&key.kind).0);
@@ -347,7 +345,9 @@ fn whatever_is_set_survives_being_written_and_read_again() {
 #[test]
 fn the_page_names_every_key() {
     let page = reference();
-    for key in KEYS {
-        assert!(page.contains(&format!("| `{}` | {} |", key.name, key.kind)), "{}", key.name);
+    for (section, choice) in every_choice() {
+        for key in keys_of(section, choice) {
+            assert!(page.contains(&format!("| `{}` | {} |", key.name, key.kind)), "{}", key.name);
+        }
     }
 }
