@@ -30,8 +30,8 @@ pub trait Architecture: Serialize + DeserializeOwned + JsonSchema {
     /// Parameters have the same names and ranks for every other example that it takes.
     fn example(&self) -> Vec<(&'static str, TensorType)>;
 
-    /// Values that are not allowed although their types, and the ranges that the fields declare, are
-    /// right.
+    /// Values that are not allowed although their types, and the ranges that the fields declare,
+    /// are right.
     fn check(&self) -> Vec<InvalidValue> {
         vec![]
     }

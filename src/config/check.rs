@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::{KeyError, Problem};
-use super::key::{Key, OnResume};
+use super::key::{KeyInfo, OnResume};
 use super::keys::{Reader, Section};
 
 /// `[check]`. Training does not use it.
@@ -25,8 +25,8 @@ impl Section for CheckConfig {
     const ABOUT: &str = "\
         What `lockstep schedule --check` leaves out. Training does not use it.";
 
-    fn keys(_choice: &str) -> Vec<Key> {
-        Key::shared::<Self>(OnResume::Warn)
+    fn keys(_choice: &str) -> Vec<KeyInfo> {
+        KeyInfo::shared::<Self>(OnResume::Warn)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {

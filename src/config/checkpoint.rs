@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use super::error::require;
-use super::key::{Key, OnResume};
+use super::key::{KeyInfo, OnResume};
 use super::keys::{Reader, Section};
 
 /// `[checkpoint]`. A run with a place for checkpoints saves one when it ends or is stopped, and as
@@ -65,8 +65,8 @@ impl Section for CheckpointConfig {
         When the state of a run is saved. A run with `--out` always saves a checkpoint when \
         it ends or is stopped. See [Checkpoints](checkpoints.md).";
 
-    fn keys(_choice: &str) -> Vec<Key> {
-        Key::shared::<Self>(OnResume::Same)
+    fn keys(_choice: &str) -> Vec<KeyInfo> {
+        KeyInfo::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {

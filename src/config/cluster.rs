@@ -8,7 +8,7 @@ use smart_default::SmartDefault;
 
 use super::address::HostPort;
 use super::error::require;
-use super::key::{Key, OnResume};
+use super::key::{KeyInfo, OnResume};
 use super::keys::{Reader, Section};
 use super::sections::AutoOr;
 
@@ -129,8 +129,8 @@ impl Section for ClusterConfig {
         `lockstep launch`, Slurm, Kubernetes or on a TPU slice they follow from the \
         environment. See [Cluster](cluster.md).";
 
-    fn keys(_choice: &str) -> Vec<Key> {
-        Key::shared::<Self>(OnResume::Same)
+    fn keys(_choice: &str) -> Vec<KeyInfo> {
+        KeyInfo::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use super::error::{KeyErrors, require};
-use super::key::{Key, OnResume};
+use super::key::{KeyInfo, OnResume};
 use super::keys::{Exclusive, Reader, Section, Tag, choices};
 
 choices! {
@@ -590,7 +590,7 @@ impl Section for DataConfig {
     });
     const EXCLUSIVE: &'static [Exclusive] = &[(&["eval_path"], &["eval_fraction"])];
 
-    fn keys(choice: &str) -> Vec<Key> {
+    fn keys(choice: &str) -> Vec<KeyInfo> {
         Self::keys_of(choice, OnResume::Warn)
     }
 

@@ -9,7 +9,7 @@ use serde::de;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::{KeyError, Problem, nearest, require};
-use super::key::{Key, OnResume};
+use super::key::{KeyInfo, OnResume};
 use super::keys::{Reader, Section};
 use super::shorten::shorten;
 
@@ -37,8 +37,8 @@ impl Section for DeviceConfig {
     const NAME: &'static str = "device";
     const ABOUT: &str = "The hardware to run on.";
 
-    fn keys(_choice: &str) -> Vec<Key> {
-        Key::shared::<Self>(OnResume::Same)
+    fn keys(_choice: &str) -> Vec<KeyInfo> {
+        KeyInfo::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {

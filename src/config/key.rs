@@ -58,12 +58,12 @@ const ATTRIBUTES: &[&str] = &[
 
 /// One key of a section.
 #[derive(Clone, Debug)]
-pub(super) struct Key {
+pub(super) struct KeyInfo {
     pub name: &'static str,
     /// `true` if the section has it whatever the value of its tag is.
     pub is_shared: bool,
     pub kind: Kind,
-    pub limits: Limits,
+    pub limits: KeyLimits,
     /// The unit of a number; may be empty.
     pub unit: String,
     pub fallback: Fallback,
@@ -89,7 +89,7 @@ pub(super) enum Kind {
 
 /// The numbers that a key takes, or that each element of its list is.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Limits {
+pub(super) enum KeyLimits {
     /// It takes no numbers, or any.
     None,
     Integer(Range),
@@ -137,7 +137,7 @@ impl OnResume {
     ];
 }
 
-impl Key {
+impl KeyInfo {
     /// The keys of a struct that a section has for one value of its tag, in the order of its
     /// fields.
     pub fn of<T: JsonSchema + DeserializeOwned>(on_resume: OnResume) -> Vec<Self> {
@@ -183,7 +183,7 @@ impl Key {
             name,
             is_shared: false,
             kind: Kind::of(schema),
-            limits: Limits::of(schema),
+            limits: KeyLimits::of(schema),
             unit: text("unit").unwrap_or_default().to_owned(),
             fallback,
             meaning: text("description").unwrap_or_default().replace('\n', " "),
@@ -262,7 +262,7 @@ impl Kind {
     }
 }
 
-impl Limits {
+impl KeyLimits {
     fn of(schema: &Map<String, Value>) -> Self {
         if let Some(items) = schema.get("items").and_then(Value::as_object) {
             return Self::of(items);
@@ -293,7 +293,7 @@ impl Limits {
         }
     }
 
-    /// What is allowed, in words; `None` without limits.
+    /// The numbers that are allowed, in words; `None` without limits.
     pub fn in_words(&self) -> Option<String> {
         let (low, high) = match self {
             Self::None => return None,
@@ -318,6 +318,17 @@ impl Limits {
             }
             (Bound::Unbounded, Bound::Included(high)) => format!("a number, at most {high}"),
             (Bound::Unbounded, Bound::Excluded(high)) => format!("a number below {high}"),
+        })
+    }
+}
+
+impl KeyInfo {
+    /// What is allowed, in words; `None` if nothing says which numbers are.
+    pub fn allowed(&self) -> Option<String> {
+        let numbers = self.limits.in_words()?;
+        Some(match self.kind {
+            Kind::AutoOrInteger(..) => format!("\"auto\" or {numbers}"),
+            _ => numbers,
         })
     }
 }

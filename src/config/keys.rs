@@ -13,7 +13,7 @@ use serde::forward_to_deserialize_any;
 use toml::{Table, Value};
 
 use super::error::{COUNT, KeyError, KeyErrors, Problem};
-use super::key::{Fallback, Key, Limits, OnResume};
+use super::key::{Fallback, KeyInfo, OnResume};
 
 /// Alternative keys for the same thing: either those on the left or those on the right.
 pub(super) type Exclusive = (&'static [&'static str], &'static [&'static str]);
@@ -40,7 +40,7 @@ pub(super) trait Section: Sized {
     const EXCLUSIVE: &'static [Exclusive] = &[];
 
     /// The keys for a choice, without the tag, in the order in which they are shown.
-    fn keys(choice: &str) -> Vec<Key>;
+    fn keys(choice: &str) -> Vec<KeyInfo>;
 
     /// Reads a table without unknown keys. `None` after an error without a substitute value. Other
     /// errors are collected in the reader; if there are any, the result is not used.
@@ -54,7 +54,7 @@ pub(super) struct Reader<'a> {
     /// The errors so far.
     pub errors: KeyErrors,
     table: &'a Table,
-    keys: &'static [Key],
+    keys: &'static [KeyInfo],
 }
 
 impl Reader<'_> {
@@ -96,13 +96,13 @@ impl Reader<'_> {
 
     /// Reports the keys that must be set, and neither are nor exclude another one.
     fn check_required(&mut self, exclusive: &[Exclusive]) {
-        let is_missing = |key: &&Key| {
+        let is_missing = |key: &&KeyInfo| {
             key.fallback == Fallback::Required
                 && !self.table.contains_key(key.name)
                 && !exclusive.iter().any(|(a, b)| a.contains(&key.name) || b.contains(&key.name))
         };
         for key in self.keys.iter().filter(is_missing) {
-            let allowed = key.limits.in_words();
+            let allowed = key.allowed();
             let allowed = allowed.unwrap_or_else(|| "a value, for it has no default".to_owned());
             self.errors.push(KeyError::missing(key.name, &allowed));
         }
@@ -116,7 +116,7 @@ pub(super) struct SectionInfo {
     pub about: &'static str,
     pub tag: Option<Tag>,
     pub exclusive: &'static [Exclusive],
-    keys: fn(&str) -> Vec<Key>,
+    keys: fn(&str) -> Vec<KeyInfo>,
 }
 
 impl SectionInfo {
@@ -126,8 +126,8 @@ impl SectionInfo {
     }
 
     /// The keys for a choice, without the tag, in the order in which they are shown.
-    pub fn keys(&self, choice: &'static str) -> &'static [Key] {
-        type Known = BTreeMap<(&'static str, &'static str), &'static [Key]>;
+    pub fn keys(&self, choice: &'static str) -> &'static [KeyInfo] {
+        type Known = BTreeMap<(&'static str, &'static str), &'static [KeyInfo]>;
         static KNOWN: Mutex<Known> = Mutex::new(BTreeMap::new());
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         // Computed once for each, so that nothing grows.
@@ -232,7 +232,7 @@ fn chosen(tag: &Tag, table: &Table, errors: &mut KeyErrors) -> Option<&'static s
 /// Deserializes a struct from a table.
 pub(super) struct Keys<'de, 'a> {
     table: &'de Table,
-    keys: &'static [Key],
+    keys: &'static [KeyInfo],
     /// Keys with wrong values.
     wrong: &'a [String],
 }
@@ -248,10 +248,12 @@ impl<'de> Deserializer<'de> for Keys<'de, '_> {
     ) -> Result<V::Value, KeyError> {
         let is_read =
             |key: &str| fields.contains(&key) && !self.wrong.iter().any(|wrong| wrong == key);
-        let limits = |name: &str| self.keys.iter().find(|key| key.name == name);
-        let entries = self.table.iter().filter(|(key, _)| is_read(key)).map(|(key, value)| {
-            (key.as_str(), Entry { value, limits: limits(key).map(|key| &key.limits) })
-        });
+        let known = |name: &str| self.keys.iter().find(|key| key.name == name);
+        let entries = self
+            .table
+            .iter()
+            .filter(|(key, _)| is_read(key))
+            .map(|(key, value)| (key.as_str(), Entry { value, key: known(key) }));
         visitor.visit_map(Entries { entries, current: None })
     }
 
@@ -272,7 +274,7 @@ struct Entries<'de, I> {
 }
 
 fn entries(table: &Table) -> Entries<'_, impl Iterator<Item = (&str, Entry<'_>)>> {
-    let entry = |value| Entry { value, limits: None };
+    let entry = |value| Entry { value, key: None };
     let entries = table.iter().map(move |(key, value)| (key.as_str(), entry(value)));
     Entries { entries, current: None }
 }
@@ -299,7 +301,8 @@ impl<'de, I: Iterator<Item = (&'de str, Entry<'de>)>> MapAccess<'de> for Entries
 /// A value; wrong types and numbers beyond their limits are reported as a [`KeyError`].
 struct Entry<'de> {
     value: &'de Value,
-    limits: Option<&'static Limits>,
+    /// `None` below a key.
+    key: Option<&'static KeyInfo>,
 }
 
 impl<'de> IntoDeserializer<'de, KeyError> for Entry<'de> {
@@ -313,9 +316,9 @@ impl<'de> Deserializer<'de> for Entry<'de> {
     type Error = KeyError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyError> {
-        let Self { value, limits } = self;
-        if let Some(limits) = limits.filter(|limits| !limits.allow(value)) {
-            let allowed = limits.in_words().unwrap_or_default();
+        let Self { value, key } = self;
+        if let Some(key) = key.filter(|key| !key.limits.allow(value)) {
+            let allowed = key.allowed().unwrap_or_default();
             return Err(KeyError::new("", Problem::Value { found: value.to_string(), allowed }));
         }
         match value {
@@ -325,7 +328,7 @@ impl<'de> Deserializer<'de> for Entry<'de> {
             Value::Boolean(value) => visitor.visit_bool(*value),
             Value::Datetime(_) => Err(KeyError::invalid_type(unexpected(value), &visitor)),
             Value::Array(values) => {
-                let entries = values.iter().map(|value| Entry { value, limits });
+                let entries = values.iter().map(|value| Entry { value, key });
                 visitor.visit_seq(SeqDeserializer::new(entries))
             }
             Value::Table(table) => visitor.visit_map(entries(table)),
@@ -395,9 +398,9 @@ macro_rules! choices {
             pub(in crate::config) fn keys_of(
                 name: &str,
                 on_resume: $crate::config::OnResume,
-            ) -> Vec<$crate::config::key::Key> {
+            ) -> Vec<$crate::config::key::KeyInfo> {
                 match name {
-                    $($name => $crate::config::key::Key::of::<$Keys>(on_resume),)*
+                    $($name => $crate::config::key::KeyInfo::of::<$Keys>(on_resume),)*
                     _ => vec![],
                 }
             }

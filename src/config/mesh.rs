@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use super::error::{KeyErrors, require};
-use super::key::{Key, OnResume};
+use super::key::{KeyInfo, OnResume};
 use super::keys::{Reader, Section};
 use super::sections::{AutoOr, MAX_REPLICAS};
 
@@ -90,8 +90,8 @@ impl Section for MeshConfig {
     const NAME: &'static str = "mesh";
     const ABOUT: &str = "The number of replicas along each axis.";
 
-    fn keys(_choice: &str) -> Vec<Key> {
-        Key::shared::<Self>(OnResume::Same)
+    fn keys(_choice: &str) -> Vec<KeyInfo> {
+        KeyInfo::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {

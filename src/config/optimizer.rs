@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use super::error::{KeyErrors, require, require_not_negative_in, require_positive_in};
-use super::key::{Key, OnResume, POSITIVE_F32};
+use super::key::{KeyInfo, OnResume, POSITIVE_F32};
 use super::keys::{Reader, Section, Tag, choices};
 use super::patterns::{PatternNumbers, Patterns};
 
@@ -210,8 +210,8 @@ impl Section for OptimizerConfig {
         on_resume: OnResume::Refuse,
     });
 
-    fn keys(choice: &str) -> Vec<Key> {
-        let shared = Key::shared::<Self>(OnResume::Warn);
+    fn keys(choice: &str) -> Vec<KeyInfo> {
+        let shared = KeyInfo::shared::<Self>(OnResume::Warn);
         [UpdateRule::keys_of(choice, OnResume::Warn), shared].concat()
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::key::{Fallback, Key};
+use super::key::{Fallback, KeyInfo};
 use super::keys::SectionInfo;
 use super::{Config, DataConfig, SECTIONS};
 
@@ -64,7 +64,7 @@ fn lines(section: &SectionInfo, table: &Table) -> String {
     let tag = section.tag.map(|tag| tag.name);
     let choice = tag.and_then(|tag| table.get(tag)).and_then(Value::as_str).unwrap_or_default();
     let choice = section.choices().iter().find(|known| **known == choice);
-    let line = |key: &Key| match (named(key.name), &key.fallback) {
+    let line = |key: &KeyInfo| match (named(key.name), &key.fallback) {
         (Some(line), _) => Some(line),
         (None, Fallback::Absent(text)) if !is_said_otherwise(section, key.name, table) => {
             Some(format!("# {} is not set: {}\n", key.name, text.replace('`', "")))

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
 use super::error::{KeyError, KeyErrors, POSITIVE, Problem, require_positive_in};
-use super::key::{Key, OnResume, POSITIVE_F32};
+use super::key::{KeyInfo, OnResume, POSITIVE_F32};
 use super::keys::{Exclusive, Reader, Section, Tag};
 use super::shape::{DecayFrom, ReachedAt, Shape};
 use super::span::Span;
@@ -208,8 +208,8 @@ impl Section for ScheduleConfig {
         (&["decay_epochs"], &["decay_examples"]),
     ];
 
-    fn keys(choice: &str) -> Vec<Key> {
-        let shared = Key::shared::<RateKeys>(OnResume::Warn);
+    fn keys(choice: &str) -> Vec<KeyInfo> {
+        let shared = KeyInfo::shared::<RateKeys>(OnResume::Warn);
         [shared, Shape::keys_of(choice, OnResume::Warn)].concat()
     }
 

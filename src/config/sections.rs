@@ -13,7 +13,7 @@ use smart_default::SmartDefault;
 
 use super::error::{KeyError, Problem};
 use super::field_names::field_names_by;
-use super::key::{AUTO_PATTERN, Key, OnResume};
+use super::key::{AUTO_PATTERN, KeyInfo, OnResume};
 use super::keys::{Reader, Section, Tag};
 
 impl Section for ModelConfig {
@@ -26,10 +26,10 @@ impl Section for ModelConfig {
         on_resume: OnResume::Refuse,
     });
 
-    fn keys(choice: &str) -> Vec<Key> {
+    fn keys(choice: &str) -> Vec<KeyInfo> {
         let Some(schema) = Self::schema(choice) else { return vec![] };
         let names = field_names_by(|names| Self::deserialize(choice, names));
-        Key::of_schema(names, &schema, OnResume::Refuse)
+        KeyInfo::of_schema(names, &schema, OnResume::Refuse)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
@@ -91,8 +91,8 @@ impl Section for ParallelConfig {
     const NAME: &'static str = "parallel";
     const ABOUT: &str = "How the step is distributed over the replicas.";
 
-    fn keys(_choice: &str) -> Vec<Key> {
-        Key::shared::<Self>(OnResume::Same)
+    fn keys(_choice: &str) -> Vec<KeyInfo> {
+        KeyInfo::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
@@ -251,8 +251,8 @@ impl Section for CompileConfig {
     const NAME: &'static str = "compile";
     const ABOUT: &str = "Options for XLA.";
 
-    fn keys(_choice: &str) -> Vec<Key> {
-        Key::shared::<Self>(OnResume::Same)
+    fn keys(_choice: &str) -> Vec<KeyInfo> {
+        KeyInfo::shared::<Self>(OnResume::Same)
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {

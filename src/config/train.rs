@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use super::error::{KeyError, KeyErrors, require};
-use super::key::{Key, OnResume};
+use super::key::{KeyInfo, OnResume};
 use super::keys::{Exclusive, Reader, Section};
 
 /// `[train]`.
@@ -185,8 +185,9 @@ impl Section for TrainConfig {
         (&["epochs"], &["examples"]),
     ];
 
-    fn keys(_choice: &str) -> Vec<Key> {
-        [Key::shared::<LengthKeys>(OnResume::Warn), Key::shared::<Self>(OnResume::Warn)].concat()
+    fn keys(_choice: &str) -> Vec<KeyInfo> {
+        [KeyInfo::shared::<LengthKeys>(OnResume::Warn), KeyInfo::shared::<Self>(OnResume::Warn)]
+            .concat()
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {

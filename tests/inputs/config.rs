@@ -487,7 +487,7 @@ fn bad_files_say_what_to_change() {
         ("peak = 6e-4", "base_batch = 2", &["schedule.base_lr: missing"]),
         ("peak = 6e-4", "", &["schedule.peak: missing", "schedule.base_lr"]),
         ("peak = 6e-4", "peak = -1.0", &["schedule.peak: found -1", "above 0"]),
-        ("peak = 6e-4", "peak = nan", &["schedule.peak: found NaN"]),
+        ("peak = 6e-4", "peak = nan", &["schedule.peak: found nan"]),
         ("floor = 0.1", "floor = 1.5", &["schedule.floor: found 1.5", "0 to 1"]),
         (
             "warmup_steps = 100",
@@ -580,7 +580,7 @@ fn bad_set_arguments_say_what_to_change() {
             &["--set schedule.peak=1e400: the number is larger than 64 bits"],
         ),
         (&["schedule.peak=-1_0e4_00"], &["the number is larger than 64 bits"]),
-        (&["train.eval_every=-1"], &["train.eval_every: found integer `-1`", "number, 0 or more"]),
+        (&["train.eval_every=-1"], &["train.eval_every: found -1", "number, 0 or more"]),
         (&["train.lr=5"], &["train.lr: unknown key, did you mean \"schedule.peak\"?"]),
         (&["train.batch_size=5"], &["did you mean \"train.global_batch\"?"]),
         (&["schedule.epochs=5"], &["did you mean \"train.epochs\"?"]),
@@ -674,7 +674,7 @@ fn bad_set_arguments_say_what_to_change() {
         (&["schedule.name=wsd"], &["schedule.decay_steps: missing", "schedule.decay_epochs"]),
         (
             &["schedule.name=wsd", "schedule.decay_epochs=nan"],
-            &["schedule.decay_epochs: found NaN"],
+            &["schedule.decay_epochs: found nan"],
         ),
         (&["schedule.name=piecewise"], &["schedule.boundaries: missing"]),
         (

@@ -153,9 +153,16 @@ fn comments_are_wrapped() {
 }
 
 #[test]
-fn nothing_is_unfinished_or_ignored() {
+fn nothing_is_unfinished_or_ignored_but_by_the_full_set() {
     let found = failures(&files(&EVERYWHERE), |file| {
-        [put_off(&file.text), has_word(file, &["todo", "unimplemented", "ignore"])].concat()
+        let mut words = has_word(file, &["todo", "unimplemented", "ignore"]);
+        // `tests/README.md` says how these run.
+        let is_of_full_set = |line: usize| {
+            let text = file.text.lines().nth(line - 1).unwrap_or_default();
+            file.path.starts_with("tests/targets/") && text.contains("; of the full set\"]")
+        };
+        words.retain(|(line, _)| !is_of_full_set(*line));
+        [put_off(&file.text), words].concat()
     });
     assert!(found.is_empty(), "{}", found.join("\n"));
 }

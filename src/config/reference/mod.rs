@@ -5,7 +5,7 @@
 mod tests;
 
 use super::SECTIONS;
-use super::key::Key;
+use super::key::KeyInfo;
 use super::keys::{SectionInfo, Tag};
 
 /// The page's top.
@@ -62,8 +62,8 @@ fn tag_row(tag: &Tag) -> String {
     format!("| `{name}` | {} |  | must be set | {meaning} |\n", words.join(", "))
 }
 
-fn row(key: &Key) -> String {
-    let Key { name, kind, unit, fallback, meaning, .. } = key;
+fn row(key: &KeyInfo) -> String {
+    let KeyInfo { name, kind, unit, fallback, meaning, .. } = key;
     format!("| `{name}` | {kind} | {unit} | {fallback} | {meaning} |\n")
 }
 

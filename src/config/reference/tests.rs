@@ -10,7 +10,7 @@ use proptest::strategy::ValueTree;
 use toml::{Table, Value};
 
 use super::reference;
-use crate::config::key::{Fallback, Key, Kind, POSITIVE_F32};
+use crate::config::key::{Fallback, KeyInfo, Kind, POSITIVE_F32};
 use crate::config::keys::SectionInfo;
 use crate::config::{Config, SECTIONS};
 
@@ -127,7 +127,7 @@ fn info(name: &str) -> SectionInfo {
     SECTIONS.into_iter().find(|info| info.name == name).unwrap()
 }
 
-fn keys_of(section: &str, choice: &'static str) -> impl Iterator<Item = &'static Key> {
+fn keys_of(section: &str, choice: &'static str) -> impl Iterator<Item = &'static KeyInfo> {
     info(section).keys(choice).iter()
 }
 
