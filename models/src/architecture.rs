@@ -17,8 +17,7 @@
 use std::path::{Path, PathBuf};
 
 use hlo::TensorType;
-use schemars::Schema;
-use schemars::generate::SchemaSettings;
+use schemars::{Schema, SchemaGenerator};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -64,16 +63,13 @@ macro_rules! architectures {
                 }
             }
 
-            /// The JSON Schema of the keys of the architecture called `name`, without references;
-            /// `None` for an unknown name.
+            /// The JSON Schema of the keys of the architecture called `name`; `None` for an unknown
+            /// name.
             ///
             /// Extensions: `values` and `unit` say in words what a key takes, `absent` or `depends`
-            /// what holds if it is not set, and `resume` what another value means for a run that is
-            /// continued: `same` run, or `warn` of another.
-            pub fn schema(name: &str) -> Option<Schema> {
-                let mut settings = SchemaSettings::default();
-                settings.inline_subschemas = true;
-                let generator = settings.into_generator();
+            /// what holds if it is not set, and `resume` whether another value is still the `same`
+            /// run, or a reason to `warn`, for a run that is continued.
+            pub fn schema(name: &str, generator: SchemaGenerator) -> Option<Schema> {
                 match name {
                     $($name => Some(generator.into_root_schema_for::<$Config>()),)*
                     _ => None,
@@ -166,6 +162,7 @@ impl ModelConfig {
 #[cfg(test)]
 mod tests {
     use hlo::{AxisSet, DType, Mesh, trace};
+    use schemars::generate::SchemaSettings;
     use serde::de::value::{Error, MapDeserializer};
 
     use super::*;
@@ -174,9 +171,10 @@ mod tests {
     #[test]
     fn every_architecture_builds_a_model_that_takes_its_own_example() {
         for name in ModelConfig::NAMES {
-            assert!(
-                ModelConfig::schema(name).is_some_and(|schema| schema.get("properties").is_some())
-            );
+            let mut settings = SchemaSettings::default();
+            settings.inline_subschemas = true;
+            let schema = ModelConfig::schema(name, settings.into_generator());
+            assert!(schema.is_some_and(|schema| schema.get("properties").is_some()));
             let keys = MapDeserializer::<_, Error>::new(std::iter::empty::<(&str, usize)>());
             let mut config = ModelConfig::deserialize(name, keys).unwrap();
             assert_eq!(config.name(), *name);

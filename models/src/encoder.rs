@@ -91,6 +91,7 @@ pub struct EncoderConfig {
         extend("unit" = "heads", "depends" = "the preset's"),
     )]
     pub num_heads: Option<usize>,
+    // Up to four times the largest width, so that the default is always allowed.
     /// Width between the two layers of the feed-forward part.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(

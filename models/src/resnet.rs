@@ -45,6 +45,7 @@ pub struct ResNetConfig {
     #[schemars(range(min = 1), extend("unit" = "examples"))]
     #[default(32)]
     pub batch_norm_group: usize,
+    // Goyal et al., "Accurate, large minibatch SGD" (2017), section 5.1.
     /// Start the last norm of each block with scale 0, so that the block starts as its shortcut.
     pub zero_init_last_scale: bool,
     /// Label smoothing: the share that is spread evenly over all classes in training. Evaluation

@@ -18,7 +18,7 @@ use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
 use schemars::generate::SchemaSettings;
-use schemars::{JsonSchema, Schema};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -72,17 +72,17 @@ pub(super) struct KeyInfo {
     pub on_resume: OnResume,
 }
 
-/// The values that a key takes, for its reader.
+/// The values that a key takes, for the user who reads about it; [`KeyLimits`] has the range of a
+/// number.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Kind {
     Bool,
-    /// From the first on, up to the second if there is one.
-    Integer(i64, Option<i64>),
-    Number(Bound<f64>, Bound<f64>),
+    Integer,
+    Number,
     /// One of these words.
     OneOf(Vec<String>),
-    /// `"auto"`, or a whole number as in [`Self::Integer`].
-    AutoOrInteger(i64, Option<i64>),
+    /// `"auto"`, or a whole number.
+    AutoOrInteger,
     /// Described in words.
     Other(String),
 }
@@ -141,9 +141,7 @@ impl KeyInfo {
     /// The keys of a struct that a section has for one value of its tag, in the order of its
     /// fields.
     pub fn of<T: JsonSchema + DeserializeOwned>(on_resume: OnResume) -> Vec<Self> {
-        let mut settings = SchemaSettings::default();
-        settings.inline_subschemas = true;
-        let schema = settings.into_generator().into_root_schema_for::<T>();
+        let schema = generator().into_root_schema_for::<T>();
         Self::of_schema(field_names::<T>(), &schema, on_resume)
     }
 
@@ -154,7 +152,7 @@ impl KeyInfo {
         keys
     }
 
-    /// The keys with these names, in a schema without references.
+    /// The keys with these names, in a schema of [`generator`].
     pub fn of_schema(names: &[&'static str], schema: &Schema, on_resume: OnResume) -> Vec<Self> {
         let empty = Map::new();
         let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&empty);
@@ -163,6 +161,29 @@ impl KeyInfo {
             Self::declared(name, declared, on_resume)
         };
         names.iter().map(of).collect()
+    }
+
+    /// The values, for the reference.
+    pub fn values(&self) -> String {
+        match &self.kind {
+            Kind::Bool => "`true` or `false`".to_owned(),
+            Kind::Integer | Kind::Number => self.limits.to_string(),
+            Kind::AutoOrInteger => format!("`\"auto\"` or a {}", self.limits),
+            Kind::OneOf(words) => {
+                let words: Vec<_> = words.iter().map(|word| format!("`{word:?}`")).collect();
+                words.join(", ")
+            }
+            Kind::Other(text) => text.clone(),
+        }
+    }
+
+    /// What is allowed, in words, for an error; `None` if nothing says which numbers are.
+    pub fn allowed(&self) -> Option<String> {
+        let numbers = self.limits.in_words()?;
+        Some(match self.kind {
+            Kind::AutoOrInteger => format!("\"auto\" or {numbers}"),
+            _ => numbers,
+        })
     }
 
     fn declared(name: &'static str, schema: &Map<String, Value>, on_resume: OnResume) -> Self {
@@ -192,6 +213,13 @@ impl KeyInfo {
     }
 }
 
+/// Of schemas without references.
+pub(super) fn generator() -> SchemaGenerator {
+    let mut settings = SchemaSettings::default();
+    settings.inline_subschemas = true;
+    settings.into_generator()
+}
+
 /// The subschemas if one of several holds; that of an absent value is among them.
 fn alternatives(schema: &Map<String, Value>) -> Vec<&Map<String, Value>> {
     let any = ["anyOf", "oneOf"].iter().find_map(|key| schema.get(*key)?.as_array());
@@ -215,43 +243,17 @@ fn words(schema: &Map<String, Value>) -> Vec<String> {
     own.chain(constant).chain(below).collect()
 }
 
-fn integers(schema: &Map<String, Value>) -> (i64, Option<i64>) {
-    let bound = |key: &str| schema.get(key).and_then(Value::as_i64);
-    (bound("minimum").unwrap_or(0), bound("maximum"))
-}
-
-fn numbers(schema: &Map<String, Value>) -> (Bound<f64>, Bound<f64>) {
-    let bound = |included: &str, excluded: &str| {
-        let number = |key: &str| schema.get(key).and_then(Value::as_f64);
-        match (number(included), number(excluded)) {
-            (_, Some(number)) => Bound::Excluded(number),
-            (Some(number), None) => Bound::Included(number),
-            (None, None) => Bound::Unbounded,
-        }
-    };
-    (bound("minimum", "exclusiveMinimum"), bound("maximum", "exclusiveMaximum"))
-}
-
 impl Kind {
     fn of(schema: &Map<String, Value>) -> Self {
         let words = words(schema);
         let takes_auto = schema.get("pattern").is_some_and(|pattern| pattern == AUTO_PATTERN);
         match schema.get("values").and_then(Value::as_str) {
             Some(text) => Self::Other(text.to_owned()),
-            None if takes_auto && is_type(schema, "integer") => {
-                let (low, high) = integers(schema);
-                Self::AutoOrInteger(low, high)
-            }
+            None if takes_auto && is_type(schema, "integer") => Self::AutoOrInteger,
             None if !words.is_empty() => Self::OneOf(words),
             None if is_type(schema, "boolean") => Self::Bool,
-            None if is_type(schema, "integer") => {
-                let (low, high) = integers(schema);
-                Self::Integer(low, high)
-            }
-            None if is_type(schema, "number") => {
-                let (low, high) = numbers(schema);
-                Self::Number(low, high)
-            }
+            None if is_type(schema, "integer") => Self::Integer,
+            None if is_type(schema, "number") => Self::Number,
             // A type that describes itself, and may be absent.
             None => {
                 let below =
@@ -267,16 +269,20 @@ impl KeyLimits {
         if let Some(items) = schema.get("items").and_then(Value::as_object) {
             return Self::of(items);
         }
-        match (is_type(schema, "integer"), is_type(schema, "number")) {
-            (true, _) => {
-                let (low, high) = integers(schema);
-                Self::Integer(low..=high.unwrap_or(i64::MAX))
-            }
-            (false, true) => {
-                let (low, high) = numbers(schema);
-                Self::Number(low, high)
-            }
-            (false, false) => Self::None,
+        let number = |key: &str| schema.get(key).and_then(Value::as_f64);
+        let bound = |included: &str, excluded: &str| match (number(included), number(excluded)) {
+            (_, Some(number)) => Bound::Excluded(number),
+            (Some(number), None) => Bound::Included(number),
+            (None, None) => Bound::Unbounded,
+        };
+        if is_type(schema, "integer") {
+            let integer = |key: &str| schema.get(key).and_then(Value::as_i64);
+            let (low, high) = (integer("minimum"), integer("maximum"));
+            Self::Integer(low.unwrap_or(0)..=high.unwrap_or(i64::MAX))
+        } else if is_type(schema, "number") {
+            Self::Number(bound("minimum", "exclusiveMinimum"), bound("maximum", "exclusiveMaximum"))
+        } else {
+            Self::None
         }
     }
 
@@ -322,51 +328,32 @@ impl KeyLimits {
     }
 }
 
-impl KeyInfo {
-    /// What is allowed, in words; `None` if nothing says which numbers are.
-    pub fn allowed(&self) -> Option<String> {
-        let numbers = self.limits.in_words()?;
-        Some(match self.kind {
-            Kind::AutoOrInteger(..) => format!("\"auto\" or {numbers}"),
-            _ => numbers,
-        })
-    }
-}
-
-impl fmt::Display for Kind {
+/// A range, for the reference.
+impl fmt::Display for KeyLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bool => f.write_str("`true` or `false`"),
-            Self::Integer(low, None) => write!(f, "whole number, {low} or more"),
-            Self::Integer(low, Some(high)) => write!(f, "whole number, {low} to {high}"),
-            Self::Number(low, high) => write_range(f, *low, *high),
-            Self::OneOf(words) => {
-                let words: Vec<_> = words.iter().map(|word| format!("`{word:?}`")).collect();
-                f.write_str(&words.join(", "))
+        let (low, high) = match self {
+            Self::None => return Ok(()),
+            Self::Integer(range) if *range.end() == i64::MAX => {
+                return write!(f, "whole number, {} or more", range.start());
             }
-            Self::AutoOrInteger(low, high) => {
-                write!(f, "`\"auto\"` or a {}", Self::Integer(*low, *high))
+            Self::Integer(range) => {
+                return write!(f, "whole number, {} to {}", range.start(), range.end());
             }
-            Self::Other(text) => f.write_str(text),
+            Self::Number(low, high) => (*low, *high),
+        };
+        f.write_str("number")?;
+        match low {
+            Bound::Included(low) if high == Bound::Unbounded => {
+                return write!(f, ", {low} or more");
+            }
+            Bound::Included(low) => write!(f, ", {low}")?,
+            Bound::Excluded(low) => write!(f, " above {low}")?,
+            Bound::Unbounded => {}
         }
-    }
-}
-
-fn write_range(f: &mut fmt::Formatter<'_>, low: Bound<f64>, high: Bound<f64>) -> fmt::Result {
-    f.write_str("number")?;
-    match (low, high) {
-        (Bound::Included(low), Bound::Unbounded) => write!(f, ", {low} or more"),
-        (low, high) => {
-            match low {
-                Bound::Included(low) => write!(f, ", {low}")?,
-                Bound::Excluded(low) => write!(f, " above {low}")?,
-                Bound::Unbounded => {}
-            }
-            match high {
-                Bound::Included(high) => write!(f, " to {high}"),
-                Bound::Excluded(high) => write!(f, " to below {high}"),
-                Bound::Unbounded => Ok(()),
-            }
+        match high {
+            Bound::Included(high) => write!(f, " to {high}"),
+            Bound::Excluded(high) => write!(f, " to below {high}"),
+            Bound::Unbounded => Ok(()),
         }
     }
 }

@@ -60,8 +60,8 @@ pub(super) struct Reader<'a> {
 impl Reader<'_> {
     /// The fields of `T`; other keys are ignored.
     ///
-    /// serde stops at the first error. So a wrong value is reported and left out, and the rest is
-    /// read again; if it has no default, a substitute takes its place.
+    /// serde stops at the first error. So a wrong value is reported, and the rest is read again
+    /// with the default in its place.
     pub fn keys<T: DeserializeOwned>(&mut self) -> Option<T> {
         self.keys_by(|keys| T::deserialize(keys))
     }
@@ -79,12 +79,10 @@ impl Reader<'_> {
                 Err(error) => error,
             };
             let key = error.key.split('.').next().unwrap_or_default().to_owned();
-            let limits = self.keys.iter().find(|known| known.name == key);
-            let allowed_here = limits.and_then(|key| key.limits.in_words());
-            if let (Problem::Value { allowed, .. }, Some(words)) =
-                (&mut error.problem, allowed_here)
-            {
-                *allowed = allowed.replace(COUNT, &words);
+            let known = self.keys.iter().find(|known| known.name == key);
+            let numbers = known.and_then(|key| key.limits.in_words());
+            if let (Problem::Value { allowed, .. }, Some(numbers)) = (&mut error.problem, numbers) {
+                *allowed = allowed.replace(COUNT, &numbers);
             }
             self.errors.push(error);
             if key.is_empty() || wrong.contains(&key) {
@@ -94,7 +92,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Reports the keys that must be set, and neither are nor exclude another one.
+    /// Reports the keys that must be set and are not. Of keys that exclude each other, the section
+    /// itself checks that one is set.
     fn check_required(&mut self, exclusive: &[Exclusive]) {
         let is_missing = |key: &&KeyInfo| {
             key.fallback == Fallback::Required
@@ -130,7 +129,7 @@ impl SectionInfo {
         type Known = BTreeMap<(&'static str, &'static str), &'static [KeyInfo]>;
         static KNOWN: Mutex<Known> = Mutex::new(BTreeMap::new());
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        // Computed once for each, so that nothing grows.
+        // Once for each choice, so that the memory is bounded.
         known.entry((self.name, choice)).or_insert_with(|| Vec::leak((self.keys)(choice)))
     }
 

@@ -41,9 +41,9 @@ pub struct OptimizerConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "absent" = "no running mean is kept"))]
     pub ema_decay: Option<f64>,
-    /// Factors of the learning rate for the parameters that a pattern matches: `lr_factors = {
-    /// "classifier.*" = 10 }`. A pattern must match a parameter, and no parameter may have two
-    /// factors.
+    /// Factors of the learning rate for the parameters that a pattern matches:
+    /// `lr_factors = { "classifier.*" = 10 }`. A pattern must match a parameter, and no parameter
+    /// may have two factors.
     #[schemars(extend("values" = "table of numbers above 0, up to 1e6, by pattern"))]
     pub lr_factors: PatternNumbers,
     /// Factor of the learning rate from each layer to the one below it. Layers are the blocks and

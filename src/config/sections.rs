@@ -13,7 +13,7 @@ use smart_default::SmartDefault;
 
 use super::error::{KeyError, Problem};
 use super::field_names::field_names_by;
-use super::key::{AUTO_PATTERN, KeyInfo, OnResume};
+use super::key::{AUTO_PATTERN, KeyInfo, OnResume, generator};
 use super::keys::{Reader, Section, Tag};
 
 impl Section for ModelConfig {
@@ -27,7 +27,7 @@ impl Section for ModelConfig {
     });
 
     fn keys(choice: &str) -> Vec<KeyInfo> {
-        let Some(schema) = Self::schema(choice) else { return vec![] };
+        let Some(schema) = Self::schema(choice, generator()) else { return vec![] };
         let names = field_names_by(|names| Self::deserialize(choice, names));
         KeyInfo::of_schema(names, &schema, OnResume::Refuse)
     }

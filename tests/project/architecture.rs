@@ -153,7 +153,7 @@ fn comments_are_wrapped() {
 }
 
 #[test]
-fn nothing_is_unfinished_or_ignored_but_by_the_full_set() {
+fn nothing_is_unfinished_and_only_the_full_set_is_ignored() {
     let found = failures(&files(&EVERYWHERE), |file| {
         let mut words = has_word(file, &["todo", "unimplemented", "ignore"]);
         // `tests/README.md` says how these run.

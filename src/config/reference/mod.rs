@@ -63,8 +63,8 @@ fn tag_row(tag: &Tag) -> String {
 }
 
 fn row(key: &KeyInfo) -> String {
-    let KeyInfo { name, kind, unit, fallback, meaning, .. } = key;
-    format!("| `{name}` | {kind} | {unit} | {fallback} | {meaning} |\n")
+    let KeyInfo { name, unit, fallback, meaning, .. } = key;
+    format!("| `{name}` | {} | {unit} | {fallback} | {meaning} |\n", key.values())
 }
 
 fn table(rows: impl Iterator<Item = String>) -> String {

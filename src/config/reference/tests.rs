@@ -10,7 +10,7 @@ use proptest::strategy::ValueTree;
 use toml::{Table, Value};
 
 use super::reference;
-use crate::config::key::{Fallback, KeyInfo, Kind, POSITIVE_F32};
+use crate::config::key::{Fallback, KeyInfo, KeyLimits, Kind, POSITIVE_F32};
 use crate::config::keys::SectionInfo;
 use crate::config::{Config, SECTIONS};
 
@@ -158,19 +158,33 @@ fn parse(file: &Table, sets: &[String]) -> Result<Config, String> {
 }
 
 /// Values at the ends of what a key takes, and just beyond them.
-fn samples(kind: &Kind) -> (Vec<String>, Vec<String>) {
+fn samples(key: &KeyInfo) -> (Vec<String>, Vec<String>) {
     let texts = |texts: &[&str]| texts.iter().map(|text| text.to_string()).collect::<Vec<_>>();
     let numbers =
         |numbers: &[f64]| numbers.iter().map(|number| format!("{number:?}")).collect::<Vec<_>>();
-    match kind {
-        Kind::Bool => (texts(&["true", "false"]), texts(&["1", "\"yes\""])),
-        Kind::Integer(low, high) => {
-            let beyond = high.map(|high| (high + 1).to_string());
-            let good = vec![low.to_string(), high.unwrap_or(low + 7).to_string()];
-            let bad = texts(&["1.5", "\"many\""]).into_iter().chain(beyond);
-            (good, bad.chain([(low - 1).to_string()]).collect())
+    match (&key.kind, &key.limits) {
+        (Kind::Bool, _) => (texts(&["true", "false"]), texts(&["1", "\"yes\""])),
+        (Kind::OneOf(words), _) => {
+            (words.iter().map(|word| format!("{word:?}")).collect(), texts(&["\"zzz\"", "1"]))
         }
-        Kind::Number(low, high) => {
+        (Kind::Other(text), _) => {
+            let row = SAMPLES.iter().find(|row| row.0 == *text);
+            let (_, good, bad) = row.unwrap_or_else(|| panic!("no samples of {text:?}"));
+            (texts(good), texts(bad))
+        }
+        (kind, KeyLimits::Integer(range)) => {
+            let (low, high) = (*range.start(), *range.end());
+            let beyond = high.checked_add(1).map(|beyond| beyond.to_string());
+            let last = if beyond.is_some() { high } else { low + 7 };
+            let mut good = vec![low.to_string(), last.to_string()];
+            let mut bad = texts(&["1.5", "\"many\""]);
+            bad.extend(beyond.into_iter().chain([(low - 1).to_string()]));
+            if *kind == Kind::AutoOrInteger {
+                good.push("\"auto\"".to_owned());
+            }
+            (good, bad)
+        }
+        (_, KeyLimits::Number(low, high)) => {
             let (low_good, low_bad) = match *low {
                 Bound::Included(low) => (Some(low), Some(low.next_down())),
                 Bound::Excluded(low) => (Some(low + f64::MIN_POSITIVE), Some(low)),
@@ -185,20 +199,7 @@ fn samples(kind: &Kind) -> (Vec<String>, Vec<String>) {
             let bad: Vec<_> = low_bad.into_iter().chain(high_bad).collect();
             (numbers(&good), [numbers(&bad), texts(&["nan", "inf", "true", "\"x\""])].concat())
         }
-        Kind::OneOf(words) => {
-            (words.iter().map(|word| format!("{word:?}")).collect(), texts(&["\"zzz\"", "1"]))
-        }
-        Kind::AutoOrInteger(low, high) => {
-            let beyond = high.map(|high| (high + 1).to_string());
-            let good = vec!["\"auto\"".to_owned(), low.to_string()];
-            let bad = ["\"all\"".to_owned(), (low - 1).to_string()].into_iter().chain(beyond);
-            (good.into_iter().chain(high.map(|high| high.to_string())).collect(), bad.collect())
-        }
-        Kind::Other(text) => {
-            let row = SAMPLES.iter().find(|row| row.0 == *text);
-            let (_, good, bad) = row.unwrap_or_else(|| panic!("no samples of {text:?}"));
-            (texts(good), texts(bad))
-        }
+        (kind, KeyLimits::None) => panic!("{}: {kind:?} without limits", key.name),
     }
 }
 
@@ -256,7 +257,7 @@ fn ranges_are_what_is_taken() {
                 let sets: Vec<_> = companions.chain([format!("{path}={value}")]).collect();
                 parse(&file, &sets)
             };
-            let (good, bad) = samples(&key.kind);
+            let (good, bad) = samples(key);
             for value in good {
                 read(&value).unwrap_or_else(|error| panic!("{path} = {value}: {error}"));
             }
@@ -296,13 +297,14 @@ fn some_sets(section: &'static str, choice: &'static str) -> impl Strategy<Value
     let keys: Vec<_> = keys_of(section, choice).collect();
     let values = keys.into_iter().map(move |key| {
         let path = format!("{section}.{}", key.name);
-        let at_the_ends = select(samples(&key.kind).0);
-        let value = match key.kind {
-            Kind::Integer(low, high) => {
-                let high = high.unwrap_or(i64::MAX).min(low + 1000);
-                prop_oneof![(low..=high).prop_map(|value| value.to_string()), at_the_ends].boxed()
+        let at_the_ends = select(samples(key).0);
+        let value = match (&key.kind, &key.limits) {
+            (Kind::Integer, KeyLimits::Integer(range)) => {
+                let high = (*range.end()).min(range.start() + 1000);
+                let within = (*range.start()..=high).prop_map(|value| value.to_string());
+                prop_oneof![within, at_the_ends].boxed()
             }
-            Kind::Number(..) => {
+            (Kind::Number, _) => {
                 let within = (0.0..1.0f64).prop_map(|value| format!("{value:?}"));
                 prop_oneof![within, at_the_ends].boxed()
             }
@@ -347,7 +349,11 @@ fn the_page_names_every_key() {
     let page = reference();
     for (section, choice) in every_choice() {
         for key in keys_of(section, choice) {
-            assert!(page.contains(&format!("| `{}` | {} |", key.name, key.kind)), "{}", key.name);
+            assert!(
+                page.contains(&format!("| `{}` | {} |", key.name, key.values())),
+                "{}",
+                key.name
+            );
         }
     }
 }
